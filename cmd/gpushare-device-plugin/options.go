@@ -28,6 +28,7 @@ type options struct {
 	memoryUnit string
 	cardMemory string
 	isolation  string
+	mpsPipes   string
 	// disableHealthChecks and enableHealthChecks are lists of Xids.
 	disableHealthChecks string
 	enableHealthChecks  string
@@ -71,6 +72,8 @@ flag takes precedence over the variable, and both over the file of --config.`
 		return serve(command.Context(), o)
 	}
 	o.addFlags(command.Flags())
+	command.CompletionOptions.DisableDefaultCmd = true
+	command.AddCommand(newMPSCommand(environment))
 	return command
 }
 
@@ -82,9 +85,10 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "amount of memory that one aliyun.com/gpu-mem stands for: GiB, MiB, or a multiple such as 256MiB. Use the same unit on all nodes, and change it only while no GPU pod runs on the node")
 	f.StringVar((*string)(&o.plugin.VisibleDevices), "visible-devices", string(deviceplugin.VisibleByUUID), "identifier of a card in NVIDIA_VISIBLE_DEVICES: uuid or index; set index for software that needs indices. With index, a container that restarts after the driver has renumbered the cards can start on another card")
 	f.StringVar((*string)(&o.plugin.DeviceList), "device-list-strategy", string(deviceplugin.ListByEnv), "how a container gets its card: envvar relies on NVIDIA's container runtime; cdi-cri also names a CDI device (nvidia.com/gpu=, identified as --visible-devices sets). Set cdi-cri if the runtime injects devices by CDI")
-	f.StringVar(&o.isolation, "isolation", string(isolation.None), "how shares of cards are enforced: none, or driver (NVIDIA's driver limits the memory of each container; experimental; needs the R615 driver, cgroup v2 and NVIDIA's container toolkit 1.20.1). The node's label gpushare.aliyun.com/isolation takes precedence")
+	f.StringVar(&o.isolation, "isolation", string(isolation.None), "how shares of cards are enforced: none; driver (NVIDIA's driver limits the memory of each container; experimental; needs the R615 driver, cgroup v2 and NVIDIA's container toolkit 1.20.1); or mps (NVIDIA's Multi-Process Service limits the memory of each process; experimental; needs the command mps on the node and cards since Volta). The node's label gpushare.aliyun.com/isolation takes precedence")
 	f.StringVar(&o.plugin.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "`directory` of the machine's cgroups; for measured use and limits by the driver")
 	f.StringSliceVar(&o.plugin.CDIDirectories, "cdi-directories", []string{"/etc/cdi", "/var/run/cdi"}, "`directories` in which the container runtime looks for CDI specifications. With --isolation=driver the plugin writes a specification into the last one")
+	f.StringVar(&o.mpsPipes, "mps-pipe-directory", defaultMPSDirectory, "`directory` of the MPS daemons of the command mps, for isolation mode mps; the same path on the machine")
 	f.BoolVar(&o.plugin.ErrorEnv, "compat-error-env", false, "start a container without a card if none can be allocated, with an environment that names no card, as the original gpushare plugin does; by default its pod fails")
 	f.StringVar(&o.plugin.Directory, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; a constant of the kubelet, which doesn't depend on its --root-dir")
 	f.StringVar(&o.plugin.PodResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` of the kubelet's PodResources API, which reports the pod that the kubelet is admitting; change it if the kubelet has another --root-dir. If empty or missing, the plugin infers the pod from the order of scheduling")
@@ -168,6 +172,8 @@ func (o *options) validate() error {
 		return fmt.Errorf("--overuse-grace: must not be negative, got %v", p.Overuse.Grace)
 	case !filepath.IsAbs(p.CgroupRoot):
 		return fmt.Errorf("--cgroup-root: %q is not an absolute path", p.CgroupRoot)
+	case !filepath.IsAbs(o.mpsPipes):
+		return fmt.Errorf("--mps-pipe-directory: %q is not an absolute path", o.mpsPipes)
 	case len(p.CDIDirectories) == 0:
 		return errors.New("--cdi-directories: no directory")
 	case p.PodResourcesSocket != "" && !filepath.IsAbs(p.PodResourcesSocket):
@@ -177,6 +183,7 @@ func (o *options) validate() error {
 			return fmt.Errorf("--listen-address: %w", err)
 		}
 	}
+	p.MPSDirectory = isolation.MPSDirectory(o.mpsPipes)
 	p.UsageMetrics = p.UsageMetrics || o.authorizeMetrics
 	return nil
 }

@@ -45,7 +45,12 @@ func TestBadFlags(t *testing.T) {
 		"a short flag, no variable": {nil, map[string]string{"V": "x", "H": "x"}, "--node-name"},
 		"an unknown log format":     {[]string{"--node-name=a", "--logging-format=xml"}, nil, `--logging-format, -v: format: Invalid value: "xml"`},
 		"HELP sets no flag":         {nil, map[string]string{"HELP": "true", "VERSION": "true"}, "--node-name"},
-		"unknown isolation":         {[]string{"--node-name=a", "--isolation=mps"}, nil, `--isolation: isolation mode "mps": want none or driver`},
+		"unknown isolation":         {[]string{"--node-name=a", "--isolation=vgpu"}, nil, `--isolation: isolation mode "vgpu": want none, driver or mps`},
+		"relative MPS directory":    {[]string{"--node-name=a", "--mps-pipe-directory=x"}, nil, `--mps-pipe-directory: "x" is not an absolute path`},
+		"mps, a relative directory": {[]string{"mps", "--mps-pipe-directory=x"}, nil, `--mps-pipe-directory: "x" is not an absolute path`},
+		"mps, no size":              {[]string{"mps"}, map[string]string{"MOUNT_SHARED_MEMORY": "much"}, "--mount-shared-memory: quantities must match"},
+		"mps, a negative size":      {[]string{"mps", "--mount-shared-memory=-1Gi"}, nil, "--mount-shared-memory: must be positive, got -1Gi"},
+		"mps without the library":   {[]string{"mps", "--nvml-library=/nowhere/libnvidia-ml.so.1"}, nil, "no NVIDIA driver library"},
 		"relative cgroups":          {[]string{"--node-name=a", "--cgroup-root=x"}, nil, `--cgroup-root: "x" is not an absolute path`},
 		"no CDI directory":          {[]string{"--node-name=a", "--cdi-directories="}, nil, "--cdi-directories: no directory"},
 		"a negative tolerance":      {[]string{"--node-name=a", "--overuse-tolerance=-1"}, nil, "--overuse-tolerance: must not be negative, got -1"},
@@ -79,7 +84,7 @@ func TestHelp(t *testing.T) {
 	for _, flag := range []string{
 		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
 		"nvml-library", "health-quiet-period", "card-memory", "config", "default-config", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
-		"usage-interval", "isolation", "cgroup-root", "cdi-directories", "overuse-tolerance", "overuse-grace", "usage-listen-address", "usage-metrics",
+		"usage-interval", "isolation", "cgroup-root", "cdi-directories", "mps-pipe-directory", "overuse-tolerance", "overuse-grace", "usage-listen-address", "usage-metrics",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {
 			t.Errorf("help lacks --%s", flag)

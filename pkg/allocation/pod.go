@@ -49,6 +49,8 @@ type Container struct {
 	Init bool
 	// Running is true if the container runs, or is an init container that has ended, because a container after it runs.
 	Running bool
+	// SharedMemory is true if the container mounts a volume of its pod at /dev/shm.
+	SharedMemory bool
 }
 
 // ContainerKey identifies a container of a node.

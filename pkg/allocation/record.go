@@ -28,6 +28,8 @@ type Allocation struct {
 	Request    gpu.Memory
 	// Limit is the limit in bytes that the container was given; 0 if its share isn't enforced.
 	Limit uint64
+	// MPS is true if the container's processes are limited by the MPS daemon of its card.
+	MPS bool
 	// Devices are the fake devices in the kubelet's call.
 	Devices DeviceSet
 	// At is the time of the allocation, or if only the checkpoint shows it, the time at which the checkpoint was written.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -47,10 +48,18 @@ type PodInfo struct {
 	// if they are invalid; then PlacementErr is why.
 	Placement    gpu.Placement
 	PlacementErr error
+	// RequestError is why no node can give the pod what it asks for, see protocol.CheckRequest; empty if one can, and for a pod that
+	// has a node.
+	RequestError string
+	// Containers are the requests of the app containers of a pod that asks for several cards, in the order of the spec; nil for
+	// other pods.
+	Containers []gpu.Memory
 	// AssumeTime is when the extender chose the card, according to the annotations; zero if unknown.
 	AssumeTime time.Time
 	// Overuse is what the annotation reports of a pod that uses more GPU memory than it requests; nil for other pods.
 	Overuse *protocol.Overuse
+	// LimitProblem is which limit of the pod is not in force and why, as the annotation reports it; empty if none is reported.
+	LimitProblem string
 	// Member is the pod as a member of its gang; nil if the pod names no group.
 	Member *gang.Member
 	// Pending is what the diagnosis needs; nil if the pod has a node, has ended, is being deleted, or asks for no GPU memory.
@@ -73,6 +82,9 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 	p.RequestProblem, _ = diagnosis.RequestProblem(pod)
 	if p.Node == "" {
 		p.NominatedNode = pod.Status.NominatedNodeName
+		if err := protocol.CheckRequest(pod); err != nil {
+			p.RequestError = err.Error()
+		}
 	}
 	if p.Leaving {
 		p.DeletionTime = pod.DeletionTimestamp.Time
@@ -83,12 +95,18 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 	if p.Request == 0 {
 		return p
 	}
+	if p.Node == "" && p.NumCards() > 1 {
+		for i := range pod.Spec.Containers {
+			p.Containers = append(p.Containers, protocol.ContainerRequest(&pod.Spec.Containers[i]))
+		}
+	}
 	p.Labels = maps.Clone(pod.Labels)
 	p.Placement, p.PlacementErr = protocol.PodPlacement(pod)
 	if errors.Is(p.PlacementErr, protocol.ErrNotAssumed) {
 		p.PlacementErr = nil
 	}
 	p.Overuse, _ = protocol.ParseOveruse(pod.Annotations) // An invalid annotation reports nothing.
+	p.LimitProblem = strings.Clone(protocol.ParsePodIsolation(pod.Annotations).Problem)
 	assignment, _ := protocol.ParseAssignment(pod.Annotations)
 	p.AssumeTime = assignment.AssumeTime
 	if p.Node == "" && !p.Leaving && !p.Ended {

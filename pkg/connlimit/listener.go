@@ -4,9 +4,13 @@ package connlimit
 
 import (
 	"container/list"
+	"context"
+	"errors"
 	"net"
+	"net/http"
 	"net/netip"
 	"sync"
+	"time"
 )
 
 // Limits are the maximum numbers of open connections.
@@ -113,4 +117,18 @@ func sourceOf(address net.Addr) netip.Addr {
 		return tcp.AddrPort().Addr().Unmap()
 	}
 	return netip.Addr{}
+}
+
+// Serve answers HTTP requests until ctx ends, within time limits that slow and idle clients can't exceed. It closes the listener.
+func Serve(ctx context.Context, listener net.Listener, limits Limits, handler http.Handler) error {
+	server := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10,
+	}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	if err := server.Serve(New(listener, limits)); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 )
 
 // allocator answers Allocate and GetPreferredAllocation. It takes a snapshot, has package allocation decide, and acts.
@@ -48,7 +49,9 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 	defer release()
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
 	decision := a.decide(ctx, request, a.takePreference(devices))
-	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit().Bytes(request))
+	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit().Bytes(request), func(card int) int {
+		return a.snapshots.containers(card, allocation.ContainerKey{UID: decision.Pod.UID, Name: decision.Container.Name})
+	})
 	a.metrics.count(decision, ids)
 	a.remember(decision, request, devices, limitation)
 	a.responses.report(ctx, decision, request)
@@ -149,7 +152,7 @@ func (a *allocator) remember(d allocation.Decision, request gpu.Memory, devices 
 		return
 	}
 	given := allocation.Allocation{
-		Card: d.Card.Index, CardMemory: d.Card.Memory, Request: request, Limit: l.limit, Devices: devices, At: time.Now(),
+		Card: d.Card.Index, CardMemory: d.Card.Memory, Request: request, Limit: l.limit, MPS: l.mode == isolation.MPS, Devices: devices, At: time.Now(),
 	}
 	if withoutCard {
 		given.Card, given.CardMemory = allocation.NoCard, 0
@@ -205,6 +208,36 @@ func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	maps.DeleteFunc(s.met, func(uid gpu.PodUID, _ bool) bool { return given[uid] == nil })
 	maps.DeleteFunc(given, func(uid gpu.PodUID, _ allocation.PodAllocations) bool { return s.met[uid] && !present[uid] })
 	return allocation.Snapshot{Cards: cards, Pods: pods, Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered)}
+}
+
+// containers returns how many containers have a share of a card, with one that is being added. Of a pod's init containers only one runs at
+// a time, and before the others.
+func (s *snapshots) containers(card int, added allocation.ContainerKey) int {
+	snapshot, total, counted := s.Cached(), 0, false
+	for i := range snapshot.Pods {
+		pod := &snapshot.Pods[i]
+		if pod.Terminal {
+			continue
+		}
+		given, inits, others := snapshot.Given[pod.UID], 0, 0
+		for _, c := range pod.Containers {
+			isAdded := added == allocation.ContainerKey{UID: pod.UID, Name: c.Name}
+			if a, served := given[c.Name]; !isAdded && (!served || a.Card != card) {
+				continue
+			}
+			counted = counted || isAdded
+			if c.Init {
+				inits = 1
+			} else {
+				others++
+			}
+		}
+		total += max(inits, others)
+	}
+	if !counted {
+		total++ // The informer doesn't know its pod yet.
+	}
+	return total
 }
 
 func (s *snapshots) kubeletStarted() {

@@ -29,9 +29,9 @@ type cardState struct {
 	// not known.
 	excluded nodeconfig.Cards
 	holders  map[int]gpu.Memory
-	// mode is the isolation mode in force. notReady maps the index of a card to the reason why it isn't ready for the mode.
+	// mode is the isolation mode in force, and isolated what it means for each card, by index.
 	mode     isolation.Mode
-	notReady map[int]string
+	isolated map[int]cardIsolation
 	// driver is why no card can be used; empty otherwise. The known cards are still reported to the kubelet, as unhealthy ones.
 	driver string
 	// problem is why the cards can't be reported to the kubelet at all.
@@ -62,15 +62,15 @@ func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, moved map[int]int, prob
 	s.update()
 }
 
-// Isolate sets the isolation mode, and why cards are not ready for it, by index. In a mode that limits memory, cards have only the
+// Isolate sets the isolation mode, and what it means for each card, by index. In a mode that limits memory, cards have only the
 // memory that can be allocated.
-func (s *cardState) Isolate(mode isolation.Mode, notReady map[int]string) {
+func (s *cardState) Isolate(mode isolation.Mode, cards map[int]cardIsolation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mode == mode && maps.Equal(s.notReady, notReady) {
+	if s.mode == mode && maps.Equal(s.isolated, cards) {
 		return
 	}
-	s.mode, s.notReady = mode, notReady
+	s.mode, s.isolated = mode, cards
 	if !errors.Is(s.problem, errNoCardsYet) {
 		s.update()
 	}
@@ -143,7 +143,8 @@ func (s *cardState) report() []gpu.Card {
 	cards := reported(s.all, s.excluded, s.holders)
 	for i := range cards {
 		card := &cards[i]
-		card.Unhealthy = cmp.Or(card.Unhealthy, s.notReady[card.Index])
+		card.Unhealthy = cmp.Or(card.Unhealthy, s.isolated[card.Index].notReady)
+		card.MaxContainers = s.isolated[card.Index].maxContainers
 		if s.mode.Limits() {
 			card.Memory = card.Memory.Sub(card.Reserved)
 		}

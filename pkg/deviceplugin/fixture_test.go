@@ -125,12 +125,13 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	}
 	if o := b.isolation; o != nil {
 		options.Config.Flags.Isolation, options.CgroupRoot, options.CDIDirectories = &o.mode, o.cgroups, []string{o.specs}
+		options.MPSDirectory = o.mps
 	}
 	p, err := New(options)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	p.registrar.settle = time.Millisecond
+	p.registrar.cleanup = time.Millisecond
 	p.service.interval = time.Millisecond
 	p.service.admitting = b.admitting
 	if cards != nil {
@@ -231,7 +232,7 @@ func (b *fixture) awaitAssigned(name string, card int) protocol.Assignment {
 	await(b.t, fmt.Sprintf("pod %s to be assigned card %d", name, card), func() bool {
 		var err error
 		got, err = protocol.ParseAssignment(b.pod(name).Annotations)
-		return err == nil && got.Assigned && got.Card == card
+		return err == nil && got.Assigned && len(got.Cards) == 1 && got.Cards[0].Index == card
 	})
 	return got
 }

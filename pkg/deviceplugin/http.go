@@ -3,12 +3,10 @@ package deviceplugin
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/klog/v2"
@@ -90,14 +88,8 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, wha
 	if listener == nil {
 		return nil
 	}
-	server := &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
-		IdleTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10,
-	}
-	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	klog.FromContext(ctx).Info("Serving", "what", what, "address", listener.Addr().String())
-	if err := server.Serve(connlimit.New(listener, connections)); !errors.Is(err, http.ErrServerClosed) {
+	if err := connlimit.Serve(ctx, listener, connections, handler); err != nil {
 		return fmt.Errorf("serving %s: %w", what, err)
 	}
 	return nil

@@ -18,6 +18,29 @@ import (
 // errNotAsked is the reason for a card of which the driver has not said yet whether it can limit its memory.
 var errNotAsked = errors.New("the driver has not been asked yet whether it can limit memory")
 
+// Driver is what the plugin asks the driver about memory and limits; inventory.Session implements it.
+type Driver interface {
+	usage.Driver
+	Compute(uuid string) (inventory.Compute, error)
+}
+
+// answer is what the driver says about a card.
+type answer struct {
+	// unlimitable is why it can't limit memory of the card.
+	unlimitable error
+	compute     inventory.Compute
+	// unreadable is why compute isn't known.
+	unreadable error
+}
+
+// cardIsolation is what an isolation mode means for a card.
+type cardIsolation struct {
+	// notReady is why no container can start there; empty if one can.
+	notReady string
+	// maxContainers is how many containers can have a share of the card; 0 if there is no such bound.
+	maxContainers int
+}
+
 // isolator decides in which isolation mode new containers start, and which cards are ready for it. A change of the mode counts for
 // new containers only: the kubelet starts a container again with what it was given first.
 type isolator struct {
@@ -38,8 +61,8 @@ type isolator struct {
 	labelled bool
 	// invalid is why the node's label names no mode. No new container can start then.
 	invalid error
-	// unlimitable are the cards that the driver was asked about, with the reason why it can't limit their memory, by UUID.
-	unlimitable map[string]error
+	// answers are those of the driver, by the card's UUID.
+	answers map[string]answer
 }
 
 // SetNode reads the node's label and versions.
@@ -70,19 +93,21 @@ func (i *isolator) Configure(mode isolation.Mode) {
 	i.check()
 }
 
-// Ask asks the driver whether it can limit memory of each card.
-func (i *isolator) Ask(driver usage.Driver) {
-	answers := map[string]error{}
+// Ask asks the driver about each card.
+func (i *isolator) Ask(driver Driver) {
+	answers := map[string]answer{}
 	for _, uuid := range driver.Cards() {
-		_, err := driver.Limit(uuid, i.cgroups)
-		if errors.Is(err, inventory.ErrUnsupported) {
-			err = errors.New("the driver can't limit its memory: R615 or later is needed")
+		var a answer
+		_, a.unlimitable = driver.Limit(uuid, i.cgroups)
+		if errors.Is(a.unlimitable, inventory.ErrUnsupported) {
+			a.unlimitable = errors.New("the driver can't limit its memory: R615 or later is needed")
 		}
-		answers[uuid] = err
+		a.compute, a.unreadable = driver.Compute(uuid)
+		answers[uuid] = a
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.unlimitable = answers
+	i.answers = answers
 	i.check()
 }
 
@@ -98,13 +123,15 @@ func (i *isolator) check() {
 	if !i.known {
 		return
 	}
-	notReady := map[int]string{}
+	states := map[int]cardIsolation{}
 	for _, card := range i.cards.Listed() {
+		state := cardIsolation{maxContainers: i.backends[i.mode].MaxContainers(i.card(card))}
 		if err := i.ready(card); err != nil {
-			notReady[card.Index] = err.Error()
+			state.notReady = err.Error()
 		}
+		states[card.Index] = state
 	}
-	i.cards.Isolate(i.mode, notReady)
+	i.cards.Isolate(i.mode, states)
 }
 
 // ready returns why no new container may start on a card; nil if one may. The caller holds mu.
@@ -120,42 +147,65 @@ func (i *isolator) ready(card gpu.Card) error {
 
 // card returns what a backend needs to know. The caller holds mu.
 func (i *isolator) card(card gpu.Card) isolation.Card {
-	unlimitable, asked := i.unlimitable[card.UUID]
+	a, asked := i.answers[card.UUID]
 	if !asked {
-		unlimitable = errNotAsked
+		a = answer{unlimitable: errNotAsked, unreadable: errNotAsked}
 	}
-	return isolation.Card{UUID: card.UUID, Device: i.visible.name(card, i.cards.Position(card.Index)), Unlimitable: unlimitable}
+	return isolation.Card{
+		UUID: card.UUID, Device: i.visible.name(card, i.cards.Position(card.Index)), Unlimitable: a.unlimitable,
+		Compute:    isolation.Compute{Major: a.compute.Major, Minor: a.compute.Minor, Mode: a.compute.Mode.String()},
+		Unreadable: a.unreadable,
+	}
 }
 
 // limitation is what enforces a container's share.
 type limitation struct {
-	// devices are CDI devices, and limit is in bytes; none and 0 if the share isn't enforced.
-	devices []string
-	limit   uint64
+	isolation.Edits
+	// mode is the mode that enforces it; empty if none does.
+	mode isolation.Mode
+	// limit is what the driver enforces for the container's cgroup, in bytes; 0 for none.
+	limit uint64
 }
 
-// Isolate returns what enforces a share in bytes of the decision's card, or the decision with a rejection if that fails. It checks
-// again whether the card is ready, because the decision's cards can be older than the mode and the node's files.
-func (i *isolator) Isolate(d allocation.Decision, share uint64) (allocation.Decision, limitation) {
+// Isolate returns what enforces a share in bytes of the decision's card, or the decision with a rejection if that fails. The mode in
+// force now counts, also if it has changed since the decision: the container gets its environment, its CDI devices and its record from
+// this one answer. For the same reason it checks again whether the card is ready. containers returns how many containers have a share
+// of a card, with this one.
+func (i *isolator) Isolate(d allocation.Decision, share uint64, containers func(card int) int) (allocation.Decision, limitation) {
 	if d.Rejection != nil {
 		return d, limitation{}
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	err := i.ready(d.Card)
-	if err == nil && !i.mode.Limits() {
+	if err := i.ready(d.Card); err != nil {
+		return refuse(d, allocation.RefusedUnavailable, err.Error()), limitation{}
+	}
+	if !i.mode.Limits() {
 		return d, limitation{}
 	}
-	var devices []string
-	if err == nil {
-		if devices, err = i.backends[i.mode].Apply(i.card(d.Card), share); err != nil {
-			err = fmt.Errorf("isolation mode %s: %w", i.mode, err)
+	card, backend := i.card(d.Card), i.backends[i.mode]
+	if most := backend.MaxContainers(card); most > 0 && containers(d.Card.Index) > most {
+		return refuse(d, allocation.RefusedFull, fmt.Sprintf("isolation mode %s: card %d has %d containers, and it can have no more", i.mode, d.Card.Index, most)), limitation{}
+	}
+	edits, err := backend.Apply([]isolation.Share{{Card: card, Limit: share}})
+	if err != nil {
+		return refuse(d, allocation.RefusedUnavailable, fmt.Sprintf("isolation mode %s: %v", i.mode, err)), limitation{}
+	}
+	for _, mount := range edits.Mounts {
+		if mount.ContainerPath == isolation.SharedMemory && d.Container.SharedMemory {
+			return refuse(d, allocation.RefusedInvalid, fmt.Sprintf("isolation mode %s: the container mounts a volume at %s, where it needs that of its MPS daemon: "+
+				"remove the mount", i.mode, mount.ContainerPath)), limitation{}
 		}
 	}
-	if err != nil {
-		d.Result = allocation.RefusedUnavailable
-		d.Rejection = &allocation.Rejection{Result: d.Result, Text: err.Error()}
-		return d, limitation{}
+	l := limitation{Edits: edits, mode: i.mode}
+	if i.mode == isolation.Driver {
+		l.limit = share
 	}
-	return d, limitation{devices: devices, limit: share}
+	return d, l
+}
+
+// refuse returns the decision with a rejection.
+func refuse(d allocation.Decision, result allocation.Result, text string) allocation.Decision {
+	d.Result, d.Rejection = result, &allocation.Rejection{Result: result, Text: text, NoRoom: result == allocation.RefusedFull}
+	return d
 }

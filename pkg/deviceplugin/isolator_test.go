@@ -27,15 +27,16 @@ import (
 type isolationOptions struct {
 	mode           isolation.Mode
 	cgroups, specs string
+	mps            isolation.MPSDirectory
 }
 
 // containerID is the ID of the only running container.
 var containerID = strings.Repeat("c0", 32)
 
 // newIsolation makes a node's files: cgroup v2 with one container, and a CDI specification with NVIDIA's hook for both cards.
-func newIsolation(t *testing.T, mode isolation.Mode) *isolationOptions {
+func newIsolation(t testing.TB, mode isolation.Mode) *isolationOptions {
 	t.Helper()
-	o := &isolationOptions{mode, t.TempDir(), t.TempDir()}
+	o := &isolationOptions{mode, t.TempDir(), t.TempDir(), isolation.MPSDirectory(t.TempDir())}
 	device := func(uuid string) string {
 		return `{"name": "` + uuid + `", "containerEdits": {"hooks": [{"hookName": "createRuntime", "path": "/h", "args": ["h", "apply-cuda-memory-limits", "--gpu-id", "` + uuid + `"]}]}}`
 	}
@@ -54,6 +55,7 @@ func newIsolation(t *testing.T, mode isolation.Mode) *isolationOptions {
 type limiter struct {
 	hard    uint64
 	problem error
+	compute inventory.Compute
 }
 
 func (limiter) Cards() []string                               { return []string{"GPU-0", "GPU-1"} }
@@ -63,6 +65,7 @@ func (limiter) Limits() bool                                  { return true }
 func (l limiter) Limit(string, string) (inventory.MemoryLimit, error) {
 	return inventory.MemoryLimit{Hard: l.hard}, l.problem
 }
+func (l limiter) Compute(string) (inventory.Compute, error) { return l.compute, l.problem }
 
 // reservedCards returns two cards of 16 units, of which the driver keeps one.
 func reservedCards() []gpu.Card {
@@ -85,22 +88,28 @@ func (b *fixture) isolate(t *testing.T, value *string) {
 	}
 }
 
-// devicesOf returns the CDI devices that the kubelet's checkpoint has for the last container.
-func (k *kubelet) devicesOf(t *testing.T, pod *corev1.Pod) (devices []string) {
+// responseOf returns the response that the kubelet's checkpoint has for a pod's only container.
+func (k *kubelet) responseOf(t *testing.T, pod *corev1.Pod) *pluginapi.ContainerAllocateResponse {
 	t.Helper()
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	var response pluginapi.ContainerAllocateResponse
 	for _, e := range k.entries {
-		var response pluginapi.ContainerAllocateResponse
 		if e.PodUID != string(pod.UID) {
 			continue
 		}
 		if err := proto.Unmarshal(e.AllocResp, &response); err != nil {
 			t.Fatal(err)
 		}
-		for _, device := range response.CdiDevices {
-			devices = append(devices, device.Name)
-		}
+	}
+	return &response
+}
+
+// devicesOf returns the CDI devices of a pod's only container.
+func (k *kubelet) devicesOf(t *testing.T, pod *corev1.Pod) (devices []string) {
+	t.Helper()
+	for _, device := range k.responseOf(t, pod).CdiDevices {
+		devices = append(devices, device.Name)
 	}
 	return devices
 }
@@ -187,7 +196,7 @@ func TestIsolationNotReady(t *testing.T) {
 		"the driver is too old":      {nil, &limiter{problem: inventory.ErrUnsupported}, nil, "isolation mode driver: the driver can't limit its memory: R615 or later is needed"},
 		"the driver fails":           {nil, &limiter{problem: errors.New("unknown error")}, nil, "isolation mode driver: unknown error"},
 		"the toolkit has no hook":    {nil, &limiter{}, func(o *isolationOptions) { _ = os.Remove(filepath.Join(o.specs, "nvidia.json")) }, "isolation mode driver: no CDI specification"},
-		"a label that names no mode": {new("strict"), &limiter{}, nil, `label gpushare.aliyun.com/isolation of the node: isolation mode "strict": want none or driver`},
+		"a label that names no mode": {new("strict"), &limiter{}, nil, `label gpushare.aliyun.com/isolation of the node: isolation mode "strict": want none, driver or mps`},
 		"the label switches it off":  {new("none"), nil, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -235,8 +244,11 @@ func TestIsolationChanges(t *testing.T) {
 		change   func(*isolator, *isolationOptions)
 		// rejected is the begin of the rejection, unhealthy that of the card's reason; empty if there is none.
 		rejected, unhealthy string
+		// unlimited is true if the container gets no limit.
+		unlimited bool
 	}{
-		"nothing": {},
+		"nothing":                       {},
+		"the label switches limits off": {change: func(i *isolator, _ *isolationOptions) { i.SetNode(labelled("none")) }, unlimited: true},
 		"the toolkit's specification is gone": {change: func(_ *isolator, o *isolationOptions) { _ = os.Remove(filepath.Join(o.specs, "nvidia.json")) },
 			rejected: "isolation mode driver: no CDI specification"},
 		"the label names no mode": {change: func(i *isolator, _ *isolationOptions) { i.SetNode(labelled("strict")) },
@@ -261,7 +273,11 @@ func TestIsolationChanges(t *testing.T) {
 			if got := p.cards.All()[0].Unhealthy; !strings.HasPrefix(got, test.unhealthy) || (got == "") != (test.unhealthy == "") {
 				t.Errorf("the card is unhealthy: %q", got)
 			}
-			decision, _ := p.isolator.Isolate(allocation.Decision{Card: reservedCards()[0]}, 2<<30)
+			// The decision's card has the memory that it has without limits: the decision is older than the mode.
+			decision, limitation := p.isolator.Isolate(allocation.Decision{Card: reservedCards()[0]}, 2<<30, nil)
+			if limited := limitation.limit == 2<<30 && len(limitation.Devices) == 2; limited == (test.unlimited || test.rejected != "") {
+				t.Errorf("the container gets %+v", limitation)
+			}
 			got := ""
 			if decision.Rejection != nil {
 				got = decision.Rejection.Text

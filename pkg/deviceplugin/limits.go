@@ -17,6 +17,7 @@ import (
 // without its limit if it can't read the container's configuration, and a runtime that ignores CDI devices runs no hook at all.
 type limitWatch struct {
 	pods    *podSource
+	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
 	// changed is called for each pod whose annotation may have to change.
@@ -68,11 +69,23 @@ func (w *limitWatch) Check(report protocol.Usage) {
 		}
 		found[uid] = state
 	}
+	w.addMPS(found)
 	w.found, w.notRead = found, notRead
 	w.mu.Unlock()
 	w.metrics.limits.WithLabelValues("in_force").Set(float64(limited - failed))
 	w.metrics.limits.WithLabelValues("not_in_force").Set(float64(failed))
 	w.report(before, found)
+}
+
+// addMPS adds the pods whose containers are limited by MPS. Nothing can be read back there: the daemon keeps the limits.
+func (w *limitWatch) addMPS(found map[gpu.PodUID]protocol.PodIsolation) {
+	for uid, containers := range w.record.Snapshot() {
+		for _, given := range containers {
+			if _, has := found[uid]; !has && given.MPS {
+				found[uid] = protocol.PodIsolation{Mode: string(isolation.MPS)}
+			}
+		}
+	}
 }
 
 // report sends an Event for each pod with a new problem, and has the annotations of changed pods written.

@@ -50,6 +50,8 @@ type Options struct {
 	// CDI specifications; the specification of limits is written to the last one. Modes that limit memory need both.
 	CgroupRoot     string
 	CDIDirectories []string
+	// MPSDirectory is the directory of the MPS daemons, for mode mps.
+	MPSDirectory isolation.MPSDirectory
 	// UsageInterval is the time between two calls of Measure, for the report. UsageAddress is the loopback address of /usage; empty
 	// disables it. UsageMetrics adds measured use by container to the metrics.
 	UsageInterval time.Duration
@@ -108,9 +110,9 @@ func New(o Options) (*Plugin, error) {
 	}
 	record := allocation.NewRecord(nil)
 	queue := newAnnotationQueue()
-	p.limits = &limitWatch{pods: p.pods, events: o.Events, metrics: p.metrics, changed: queue.Add}
+	p.limits = &limitWatch{pods: p.pods, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add}
 	p.overuse = &overuseWatch{
-		pods: p.pods, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
+		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
 	}
 	p.annotator = &annotator{
 		client: o.Client, pods: p.pods, record: record, events: o.Events, metrics: p.metrics, limits: p.limits, overuse: p.overuse, queue: queue,
@@ -141,13 +143,17 @@ func New(o Options) (*Plugin, error) {
 	p.meter = usage.NewMeter(usage.Options{
 		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.All, Cgroups: o.CgroupRoot,
 		Containers: containerSource{p.pods, record, p.cards}.Containers,
+		Servers: func(uuid string) []int {
+			status, _ := o.MPSDirectory.ReadStatus(uuid) // Without MPS there is none.
+			return status.Servers
+		},
 	})
 	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
 	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
 	p.registrar = &registrar{
 		dir: o.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
-		refused: p.reporter.Refused, wake: make(chan struct{}, 1), settle: settle,
+		refused: p.reporter.Refused, wake: make(chan struct{}, 1), cleanup: cleanup,
 	}
 	return p, nil
 }
@@ -162,8 +168,10 @@ func (p *Plugin) newIsolator() {
 	p.limitSpec = isolation.NewLimitSpec(directory)
 	p.isolator = &isolator{
 		cards: p.cards, visible: cmp.Or(o.VisibleDevices, VisibleByUUID), configured: isolation.None, mode: isolation.None,
-		cgroups:  o.CgroupRoot,
-		backends: isolation.Backends(isolation.Options{CgroupRoot: o.CgroupRoot, SpecDirs: o.CDIDirectories, Limits: p.limitSpec}),
+		cgroups: o.CgroupRoot,
+		backends: isolation.Backends(isolation.Options{
+			CgroupRoot: o.CgroupRoot, SpecDirs: o.CDIDirectories, Limits: p.limitSpec, MPS: o.MPSDirectory,
+		}),
 	}
 }
 

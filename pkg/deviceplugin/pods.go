@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -72,8 +74,12 @@ func readPod(object *corev1.Pod) allocation.Pod {
 	}
 	add := func(c *corev1.Container, init bool) {
 		if request := protocol.ContainerRequest(c); request > 0 {
-			pod.Containers = append(pod.Containers,
-				allocation.Container{Name: c.Name, Request: request, Init: init, Running: running[c.Name] || init && mainRuns})
+			pod.Containers = append(pod.Containers, allocation.Container{
+				Name: c.Name, Request: request, Init: init, Running: running[c.Name] || init && mainRuns,
+				SharedMemory: slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+					return path.Clean(m.MountPath) == isolation.SharedMemory
+				}),
+			})
 		}
 	}
 	for i := range object.Spec.InitContainers {
@@ -84,7 +90,7 @@ func readPod(object *corev1.Pod) allocation.Pod {
 		add(&object.Spec.Containers[i], false)
 	}
 	// An assignment that can't be read counts as none: the plugin selects a card for the pod and reports it on the pod.
-	if assignment, err := protocol.ParseAssignment(object.Annotations); err == nil {
+	if assignment, err := protocol.ParseAssignment(object.Annotations); err == nil && len(assignment.Cards) == 1 {
 		pod.Assumed, pod.Assignment = true, assignment
 	}
 	pod.Assigned = object.Annotations[protocol.AnnotationAssigned] == "true"

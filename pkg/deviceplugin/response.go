@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strconv"
 
 	"google.golang.org/grpc/codes"
@@ -83,11 +84,15 @@ func (r *responses) report(ctx context.Context, d allocation.Decision, request g
 func (r *responses) withCard(card gpu.Card, pod, container gpu.Memory, l limitation) *pluginapi.ContainerAllocateResponse {
 	name := r.visibleBy.name(card, r.cards.Position(card.Index))
 	response := &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
-		Card: card, VisibleAs: name,
+		Cards: []gpu.Card{card}, VisibleAs: []string{name},
 		PodRequest: pod, ContainerRequest: container,
 		DisableIsolation: r.disableIsolation(),
 	}.Variables()}
-	devices := l.devices
+	maps.Copy(response.Envs, l.Env)
+	for _, mount := range l.Mounts {
+		response.Mounts = append(response.Mounts, &pluginapi.Mount{HostPath: mount.HostPath, ContainerPath: mount.ContainerPath})
+	}
+	devices := l.Devices
 	if len(devices) == 0 && r.strategy == ListByCDI {
 		devices = []string{isolation.CardKind + "=" + name}
 	}
@@ -106,7 +111,8 @@ func (r *responses) withoutCard(pod, container gpu.Memory) *pluginapi.ContainerA
 		total = cards[0].Memory
 	}
 	return &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
-		Card: gpu.Card{Index: allocation.NoCard, Memory: total}, VisibleAs: fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.cards.Unit()),
+		Cards:      []gpu.Card{{Index: allocation.NoCard, Memory: total}},
+		VisibleAs:  []string{fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.cards.Unit())},
 		PodRequest: pod, ContainerRequest: container,
 	}.Variables()}
 }

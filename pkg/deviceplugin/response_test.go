@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 )
 
 func TestResponse(t *testing.T) {
@@ -23,6 +24,7 @@ func TestResponse(t *testing.T) {
 			"ALIYUN_COM_GPU_MEM_CONTAINER": "2", "ALIYUN_COM_GPU_MEM_DEV": "64",
 		}
 	}
+	limited := limitation{Edits: isolation.Edits{Devices: []string{"nvidia.com/gpu=GPU-3", "limit=2"}}}
 	for name, test := range map[string]struct {
 		by       VisibleDevices
 		strategy DeviceListStrategy
@@ -37,8 +39,8 @@ func TestResponse(t *testing.T) {
 		"CDI by index":               {VisibleByIndex, ListByCDI, card, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
 		"CDI, a card without a UUID": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
 		"the driver's current index": {VisibleByIndex, ListByCDI, card, 2, env("2"), []string{"nvidia.com/gpu=2"}, limitation{}},
-		"a limit brings the card":    {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3", "limit=2"}, limitation{devices: []string{"nvidia.com/gpu=GPU-3", "limit=2"}}},
-		"and only once":              {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3", "limit=2"}, limitation{devices: []string{"nvidia.com/gpu=GPU-3", "limit=2"}}},
+		"a limit brings the card":    {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3", "limit=2"}, limited},
+		"and only once":              {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3", "limit=2"}, limited},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cards := newCardState()

@@ -47,7 +47,7 @@ func (s containerSource) Containers() []usage.Container {
 //
 // Until SetCards has set cards it only asks which cards can be limited. The pods and what they were given are known by then too
 // (KnownCards); before, a measurement would show that no pod uses memory, and the reports of an earlier plugin would be withdrawn.
-func (p *Plugin) Measure(driver usage.Driver) {
+func (p *Plugin) Measure(driver Driver) {
 	p.isolator.Ask(driver)
 	if len(p.cards.All()) == 0 {
 		return

@@ -21,6 +21,9 @@ type stubUsage struct{}
 func (stubUsage) Cards() []string             { return []string{"GPU-0"} }
 func (stubUsage) Used(string) (uint64, error) { return 50, nil }
 func (stubUsage) Limits() bool                { return false }
+func (stubUsage) Compute(string) (inventory.Compute, error) {
+	return inventory.Compute{}, inventory.ErrUnsupported
+}
 func (stubUsage) Processes(string) ([]inventory.Process, error) {
 	return []inventory.Process{{PID: 1 << 30, Bytes: 9}}, nil
 }

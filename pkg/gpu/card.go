@@ -16,8 +16,13 @@ type Card struct {
 	// Reserved is the part of Memory that can't be allocated because the driver keeps it, rounded up. Only modes that limit memory
 	// subtract it: without limits, a request is no promise to the last byte.
 	Reserved Memory
+	// MaxContainers is how many containers can have a share of the card; 0 if only its memory bounds them.
+	MaxContainers int
 	// NUMANode is the card's NUMA node, or NoNUMANode.
 	NUMANode int
+	// NVLink and PCIeSwitch are equal for cards of a node that NVLink connects, or that are behind the same PCIe switch. They are
+	// counted from 1; 0 means that nothing is known, or that there is no such connection.
+	NVLink, PCIeSwitch int
 	// Unhealthy is the reason why no new pod may be placed on the card; empty for a healthy card.
 	Unhealthy string
 }

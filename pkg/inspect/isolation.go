@@ -17,7 +17,9 @@ func (p *Pod) addIsolation(object *corev1.Pod) {
 		p.Notes = append(p.Notes, "limit not in force: "+isolation.Problem)
 	}
 	if overuse, err := protocol.ParseOveruse(object.Annotations); err == nil && overuse != nil {
-		p.Notes = append(p.Notes, fmt.Sprintf("uses %d MiB, requests %d MiB, since %s", overuse.Used, overuse.Requested, overuse.Since.UTC().Format(time.RFC3339)))
+		// Without its device plugin the annotation stays, so the note has the time of the measurement.
+		p.Notes = append(p.Notes, fmt.Sprintf("uses %d MiB, requests %d MiB, since %s, measured %s",
+			overuse.Used, overuse.Requested, overuse.Since.UTC().Format(time.RFC3339), overuse.At.UTC().Format(time.RFC3339)))
 	}
 }
 
@@ -27,7 +29,7 @@ func (n *Node) addIsolation(mode string) {
 	for i := range n.Pods {
 		switch pod := &n.Pods[i]; {
 		case pod.Isolation != "" && pod.Isolation != mode:
-			pod.Notes = append(pod.Notes, "started with limits by the "+pod.Isolation)
+			pod.Notes = append(pod.Notes, "started with limits by "+pod.Isolation)
 		case pod.Isolation == "" && mode != "" && pod.Phase == string(corev1.PodRunning):
 			pod.Notes = append(pod.Notes, "started without a limit, or not checked yet")
 		}

@@ -274,12 +274,12 @@ func usageRows(report UsageReport) rows {
 
 // otherRows returns the cards that something else than pods uses, or with all of them every card.
 func otherRows(report UsageReport, all bool) rows {
-	table := rows{{bold, []string{"NODE", "CARD", "USED(MiB)", "PODS(MiB)", "HOST(MiB)", "UNRESOLVED(MiB)"}}}
+	table := rows{{bold, []string{"NODE", "CARD", "USED(MiB)", "PODS(MiB)", "HOST(MiB)", "UNRESOLVED(MiB)", "MPS(MiB)"}}}
 	for _, node := range report.Nodes {
 		for _, card := range node.Cards {
-			if all || card.Host > 0 || card.Unresolved > 0 {
+			if all || card.Host > 0 || card.Unresolved > 0 || card.MPS > 0 {
 				table.add(plain, node.Node, fmt.Sprintf("GPU%d", card.Index), mebibytes(card.Used), mebibytes(card.Pods),
-					mebibytes(card.Host), mebibytes(card.Unresolved))
+					mebibytes(card.Host), mebibytes(card.Unresolved), mebibytes(card.MPS))
 			}
 		}
 	}

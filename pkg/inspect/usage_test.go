@@ -51,7 +51,7 @@ func TestUsageTable(t *testing.T) {
 		protocol.ContainerUsage{UID: "static", Processes: 1, Used: 300 * mib},
 		protocol.ContainerUsage{Namespace: "team", Pod: "loose", UID: "3", Container: "main", Requested: 512 * mib, NotInForce: "its cgroup has no limit"})
 	b := usageOf("n2")
-	b.Cards[0].Host, b.Cards[0].Unresolved = 20*mib, 1
+	b.Cards[0].Host, b.Cards[0].Unresolved, b.Cards[0].MPS = 20*mib, 1, 30*mib
 	b.Cards = append(b.Cards, protocol.CardUsage{Index: 1, UUID: "GPU-1", Problem: "reading its memory: GPU is lost"})
 	b.Problems = []string{"no hostPID"}
 	report := UsageReport{Nodes: []protocol.Usage{a, b}}
@@ -68,8 +68,8 @@ team       small       main       n1    GPU0  101        512             512    
 team       loose       main       n1    GPU0  0          512             not held    -
 
 Other Use:
-NODE  CARD  USED(MiB)  PODS(MiB)  HOST(MiB)  UNRESOLVED(MiB)
-n2    GPU0  900        500        20         1
+NODE  CARD  USED(MiB)  PODS(MiB)  HOST(MiB)  UNRESOLVED(MiB)  MPS(MiB)
+n2    GPU0  900        500        20         1                30
 
 Problems:
 NODE  PROBLEM
@@ -87,8 +87,8 @@ team  loose       main  n1  GPU0  0      512  not held  -
 No container uses GPU memory or has a card.
 
 Other Use:
-NODE  CARD  USED(MiB)  PODS(MiB)  HOST(MiB)  UNRESOLVED(MiB)
-n3    GPU0  900        500        0          0
+NODE  CARD  USED(MiB)  PODS(MiB)  HOST(MiB)  UNRESOLVED(MiB)  MPS(MiB)
+n3    GPU0  900        500        0          0                0
 `},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -96,9 +96,13 @@ const (
 	symbolSetLimits      = "nvmlDeviceSetMemoryLimits_v1"
 )
 
-// Functions of which each driver has one version at least. The bindings call the newest one that the library has.
+// symbolsMode are the functions for MPS.
+var symbolsMode = []string{"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode"}
+
+// Functions of which each driver has one version at least; old ones have none for clients of MPS. The bindings call the newest one that the library has.
 var (
 	symbolsCompute  = []string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"}
+	symbolsMPS      = []string{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"}
 	symbolsGraphics = []string{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"}
 )
 
@@ -125,7 +129,7 @@ type device struct {
 type driver struct {
 	lib nvml.Interface
 	// hasAffinity, hasMIG, … report whether the library has the function.
-	hasAffinity, hasMIG, hasFields, hasMemoryInfo, hasLimits, hasCompute, hasGraphics bool
+	hasAffinity, hasMIG, hasFields, hasMemoryInfo, hasLimits, hasModes, hasCompute, hasGraphics, hasMPS bool
 
 	// watched holds the UUIDs of the cards for which a watch was set up; nil without a watch. set is its event set; nil if
 	// none of the cards reports events. uuids maps the handles of the cards in set to their UUIDs.
@@ -161,8 +165,10 @@ func openDriver(path string) (*driver, error) {
 		hasFields:     has(symbolFieldValues),
 		hasMemoryInfo: has(symbolMemoryInfo),
 		hasLimits:     has(symbolGetLimits) && has(symbolSetLimits),
+		hasModes:      !slices.ContainsFunc(symbolsMode, func(symbol string) bool { return !has(symbol) }),
 		hasCompute:    slices.ContainsFunc(symbolsCompute, has),
 		hasGraphics:   slices.ContainsFunc(symbolsGraphics, has),
+		hasMPS:        slices.ContainsFunc(symbolsMPS, has),
 	}
 	switch ret := d.lib.Init(); ret {
 	case nvml.SUCCESS:

@@ -82,7 +82,7 @@ func (s *Session) Used(uuid string) (uint64, error) {
 	return memory.Used, problem("reading its memory", ret)
 }
 
-// Processes returns the processes that use a card. One that computes and draws is returned once.
+// Processes returns the processes that use a card, clients of MPS too. One that computes and draws is returned once.
 func (s *Session) Processes(uuid string) ([]Process, error) {
 	handle, err := s.card(uuid)
 	if err != nil {
@@ -97,6 +97,7 @@ func (s *Session) Processes(uuid string) ([]Process, error) {
 	}{
 		{"listing its compute processes", s.driver.hasCompute, handle.GetComputeRunningProcesses},
 		{"listing its graphics processes", s.driver.hasGraphics, handle.GetGraphicsRunningProcesses},
+		{"listing its clients of MPS", s.driver.hasMPS, handle.GetMPSComputeRunningProcesses},
 	} {
 		if !list.has {
 			continue
@@ -109,7 +110,7 @@ func (s *Session) Processes(uuid string) ([]Process, error) {
 			return nil, err
 		}
 		for _, info := range infos {
-			// NVML_VALUE_NOT_AVAILABLE is the largest value, as UnknownBytes is. Both lists have the process's whole memory.
+			// NVML_VALUE_NOT_AVAILABLE is the largest value, as UnknownBytes is. The lists have the process's whole memory.
 			i, twice := index[info.Pid]
 			if !twice {
 				index[info.Pid] = len(out)

@@ -44,7 +44,7 @@ func TestSession(t *testing.T) {
 			fakenvml.Process{Card: "GPU-a", PID: 7, MiB: 30}, fakenvml.Process{Card: "GPU-a", PID: 8, MiB: -1},
 			fakenvml.Process{Card: "GPU-a", PID: 9, MiB: 5, Graphics: true},
 			fakenvml.Process{Card: "GPU-a", PID: 7, MiB: 32, Graphics: true}, fakenvml.Process{Card: "GPU-a", PID: 8, MiB: 2, Graphics: true},
-			fakenvml.Process{Card: "GPU-wants", PID: 7, MiB: 1},
+			fakenvml.Process{Card: "GPU-wants", PID: 7, MiB: 1}, fakenvml.Process{Card: "GPU-wants", PID: 8, MiB: 2, MPS: true},
 		); err != nil {
 			t.Fatal(err)
 		}
@@ -57,6 +57,9 @@ func TestSession(t *testing.T) {
 			used, err := s.Used("GPU-a")
 			expect(t, "what the driver reserves isn't in use", uint64(30+2+5+32)<<20, used)
 			expect(t, "error", nil, err)
+			processes, err = s.Processes("GPU-wants")
+			expect(t, "a client of MPS", []Process{{7, 1 << 20}, {8, 2 << 20}}, processes)
+			expect(t, "error", nil, err)
 			_, err = s.Processes("GPU-denied")
 			expect(t, "no permission", true, errors.Is(err, nvml.ERROR_NO_PERMISSION))
 			processes, err = s.Processes("GPU-none")
@@ -64,6 +67,12 @@ func TestSession(t *testing.T) {
 			expect(t, "error", nil, err)
 			_, err = s.Processes("GPU-lost")
 			expect(t, "a lost card", true, errors.Is(err, errNoSuchCard))
+
+			compute, err := s.Compute("GPU-a")
+			expect(t, "compute", Compute{Major: 7, Mode: ComputeDefault}, compute)
+			expect(t, "error", nil, err)
+			_, err = s.Compute("GPU-mig")
+			expect(t, "a card in MIG mode", true, errors.Is(err, errNoSuchCard))
 
 			expect(t, "limits", true, s.Limits())
 			limit, err := s.Limit("GPU-a", cgroup)

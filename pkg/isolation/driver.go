@@ -24,6 +24,8 @@ type Options struct {
 	SpecDirs []string
 	// Limits is the specification of limits, in one of SpecDirs.
 	Limits *LimitSpec
+	// MPS is the directory of the MPS daemons.
+	MPS MPSDirectory
 }
 
 // CardKind is the device kind in the specifications that NVIDIA's container toolkit generates (nvidia-ctk cdi generate). They name
@@ -42,16 +44,25 @@ type driver struct {
 func newDriver(o Options) *driver { return &driver{options: o, specs: specFiles{}} }
 
 // Apply implements Backend.
-func (d *driver) Apply(card Card, limit uint64) ([]string, error) {
-	device, err := LimitDevice(limit)
-	if err != nil {
-		return nil, err
+func (d *driver) Apply(shares []Share) (edits Edits, err error) {
+	for _, share := range shares {
+		device, err := LimitDevice(share.Limit)
+		if err != nil {
+			return Edits{}, err
+		}
+		if err := d.options.Limits.Add(share.Limit); err != nil {
+			return Edits{}, err
+		}
+		edits.Devices = append(edits.Devices, CardKind+"="+share.Card.Device)
+		if !slices.Contains(edits.Devices, device) { // It is the same for each card.
+			edits.Devices = append(edits.Devices, device)
+		}
 	}
-	if err := d.options.Limits.Add(limit); err != nil {
-		return nil, err
-	}
-	return []string{CardKind + "=" + card.Device, device}, nil
+	return edits, nil
 }
+
+// MaxContainers implements Backend.
+func (d *driver) MaxContainers(Card) int { return 0 }
 
 // Ready implements Backend. Only one goroutine may call it at a time.
 func (d *driver) Ready(node Node, card Card) error {

@@ -144,16 +144,21 @@ func TestSpecFilesForgetRemoved(t *testing.T) {
 
 func TestApply(t *testing.T) {
 	m := newMachine(t)
-	devices, err := m.backend.Apply(m.card, 1<<30)
-	if diff := cmp.Diff([]string{"nvidia.com/gpu=GPU-a", "gpushare.aliyun.com/memory-limit=1024Mi"}, devices); diff != "" || err != nil {
+	share := []Share{{Card: m.card, Limit: 1 << 30}}
+	edits, err := m.backend.Apply(share)
+	if diff := cmp.Diff(Edits{Devices: []string{"nvidia.com/gpu=GPU-a", "gpushare.aliyun.com/memory-limit=1024Mi"}}, edits); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
 	if diff := cmp.Diff(map[string][]string{"1024Mi": oneGiB}, specOf(t, m.run)); diff != "" {
 		t.Error(diff)
 	}
-	devices, err = Backends(Options{})[None].Apply(m.card, 1<<30)
-	if len(devices) > 0 || err != nil {
-		t.Errorf("mode none gives %v, %v", devices, err)
+	edits, err = m.backend.Apply(append(share, Share{Card: Card{Device: "GPU-b"}, Limit: 1 << 30}))
+	if diff := cmp.Diff([]string{"nvidia.com/gpu=GPU-a", "gpushare.aliyun.com/memory-limit=1024Mi", "nvidia.com/gpu=GPU-b"}, edits.Devices); diff != "" || err != nil {
+		t.Errorf("several cards: %v\n%s", err, diff)
+	}
+	edits, err = Backends(Options{})[None].Apply(share)
+	if diff := cmp.Diff(Edits{}, edits); diff != "" || err != nil {
+		t.Errorf("mode none gives %v, %s", err, diff)
 	}
 }
 
@@ -163,7 +168,7 @@ func TestParseMode(t *testing.T) {
 			t.Errorf("%q, %v", got, err)
 		}
 	}
-	for _, name := range []string{"", "Driver", "mps"} {
+	for _, name := range []string{"", "Driver", "vgpu"} {
 		if mode, err := ParseMode(name); err == nil {
 			t.Errorf("%q is %q", name, mode)
 		}

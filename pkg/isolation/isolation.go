@@ -14,10 +14,12 @@ const (
 	None Mode = "none"
 	// Driver has NVIDIA's driver limit the memory of each container's cgroup (R615 and later).
 	Driver Mode = "driver"
+	// MPS has a daemon of NVIDIA's Multi-Process Service for each card, which limits the memory of each process.
+	MPS Mode = "mps"
 )
 
 // Modes returns all modes.
-func Modes() []Mode { return []Mode{None, Driver} }
+func Modes() []Mode { return []Mode{None, Driver, MPS} }
 
 // ParseMode returns the mode with this name.
 func ParseMode(name string) (Mode, error) {
@@ -28,7 +30,8 @@ func ParseMode(name string) (Mode, error) {
 	for _, mode := range Modes() {
 		names = append(names, string(mode))
 	}
-	return "", fmt.Errorf("isolation mode %.32q: want %s", name, strings.Join(names, " or "))
+	last := len(names) - 1
+	return "", fmt.Errorf("isolation mode %.32q: want %s or %s", name, strings.Join(names[:last], ", "), names[last])
 }
 
 // Limits reports whether the mode limits memory. A node's cards then have only the memory that can be allocated.
@@ -40,7 +43,36 @@ type Card struct {
 	UUID, Device string
 	// Unlimitable is why the driver can't limit memory of this card; nil if it can.
 	Unlimitable error
+	// Compute is what mode mps needs to know. Unreadable is why it isn't known.
+	Compute    Compute
+	Unreadable error
 }
+
+// Compute are a card's properties that matter for MPS.
+type Compute struct {
+	// Major and Minor are the compute capability.
+	Major, Minor int
+	// Mode is NVML's name of the compute mode.
+	Mode string
+}
+
+// Share is a container's share of a card.
+type Share struct {
+	Card Card
+	// Limit is the share of the card's memory in bytes.
+	Limit uint64
+}
+
+// Edits are what a container gets in addition to the environment that names its cards.
+type Edits struct {
+	Env    map[string]string
+	Mounts []Mount
+	// Devices are CDI devices.
+	Devices []string
+}
+
+// Mount is a directory of the machine in a container.
+type Mount struct{ HostPath, ContainerPath string }
 
 // Node is what a backend knows of the node from its Node object.
 type Node struct{ KubeletVersion, Runtime string }
@@ -49,17 +81,19 @@ type Node struct{ KubeletVersion, Runtime string }
 type Backend interface {
 	// Ready returns why a container on this card would not be limited; nil if it would be.
 	Ready(node Node, card Card) error
-	// Apply returns the CDI devices that a container gets in addition to its environment. limit is the container's share of the
-	// card in bytes.
-	Apply(card Card, limit uint64) (devices []string, err error)
+	// Apply returns what a container with these shares gets.
+	Apply(shares []Share) (Edits, error)
+	// MaxContainers returns how many containers can have a share of the card; 0 if there is no such bound.
+	MaxContainers(card Card) int
 }
 
 // Backends returns the backends by mode.
 func Backends(o Options) map[Mode]Backend {
-	return map[Mode]Backend{None: none{}, Driver: newDriver(o)}
+	return map[Mode]Backend{None: none{}, Driver: newDriver(o), MPS: mps{o.MPS}}
 }
 
 type none struct{}
 
-func (none) Ready(Node, Card) error               { return nil }
-func (none) Apply(Card, uint64) ([]string, error) { return nil, nil }
+func (none) Ready(Node, Card) error       { return nil }
+func (none) Apply([]Share) (Edits, error) { return Edits{}, nil }
+func (none) MaxContainers(Card) int       { return 0 }

@@ -13,7 +13,7 @@ func (l *Ledger) FitsEmpty(pod gpu.Pod, names []string) bool {
 	defer l.mu.RUnlock()
 	return slices.ContainsFunc(names, func(name string) bool {
 		n := l.nodes[name]
-		return n != nil && n.shareable() == placement.Fits && placement.Fit(n.emptyCards(), pod.Request) == placement.Fits
+		return n != nil && n.shareable() == placement.Fits && placement.Fit(n.emptyCards(), pod.Demand()) == placement.Fits
 	})
 }
 

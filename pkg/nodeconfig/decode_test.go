@@ -104,7 +104,7 @@ func TestDecodeErrors(t *testing.T) {
 		"an unknown inner":       {header + "healthChecks: {xids: [48]}", "healthChecks.xids: unknown key" + health},
 		"an unknown item":        {header + "excludedCards: [{name: a}]", "excludedCards[0].name: unknown key" + cards},
 		"a key twice":            {header + "memoryUnit: MiB\nmemoryUnit: GiB", "yaml: unmarshal errors:\n  line 4: key \"memoryUnit\" already set in map"},
-		"a wrong isolation mode": {header + "isolation: mps", `isolation: isolation mode "mps": want none or driver; for example isolation: driver`},
+		"a wrong isolation mode": {header + "isolation: vgpu", `isolation: isolation mode "vgpu": want none, driver or mps; for example isolation: driver`},
 		"a wrong unit":           {header + "memoryUnit: GB", `memoryUnit: memory unit "GB": want GiB, MiB, or a number of them such as 256MiB` + unit},
 		"a number as unit":       {header + "memoryUnit: 256", "memoryUnit: a value can't be a JSON number here" + unit},
 		"no selector":            {header + "excludedCards: [{}]", "excludedCards[0]: must have exactly one of index, uuid and model, got 0 of them" + cards},

@@ -37,6 +37,8 @@ type CardUsage struct {
 	Pods       uint64 `json:"pods"`
 	Host       uint64 `json:"host"`
 	Unresolved uint64 `json:"unresolved"`
+	// MPS is what the driver attributes to the card's MPS server and not to a client.
+	MPS uint64 `json:"mps,omitempty"`
 	// Problem is why the card could not be measured; empty if it was.
 	Problem string `json:"problem,omitempty"`
 }

@@ -24,6 +24,7 @@ type eventHandlers struct {
 	groups  *groups
 	fair    *fairShare
 	free    *freeResources
+	counts  *counts
 	synced  func()
 }
 
@@ -75,6 +76,7 @@ func (h *eventHandlers) podGone(uid gpu.PodUID) {
 func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.requeue.Forget(uid)
 	h.evictor.Forget(uid)
+	h.counts.forget(uid)
 	h.ledger.RemoveNomination(uid)
 }
 

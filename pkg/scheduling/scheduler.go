@@ -94,6 +94,7 @@ type clusterCache interface {
 	WatchVersions() map[string]uint64
 	NodesWithoutPlugin() int
 	RequestProblems() []*clustercache.PodInfo
+	Reported() []*clustercache.PodInfo
 }
 
 // Scheduler answers kube-scheduler's calls. Its methods are safe for concurrent use.
@@ -113,6 +114,7 @@ type Scheduler struct {
 	fair      *fairShare
 	free      *freeResources
 	explainer explainer
+	counts    counts
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
@@ -147,9 +149,6 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.EvictFragmented {
 		s.evictor = eviction.New(evictions)
 	}
-	if o.EvictOverusers {
-		s.overusers = eviction.NewOverusers(evictions, s.cache)
-	}
 	if o.Gangs.Hold > 0 || o.FairShare.On {
 		s.free = newFreeResources(s.cache)
 	}
@@ -159,6 +158,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	if o.FairShare.On {
 		s.fair = s.newFairShare(o.FairShare)
+	}
+	if o.EvictOverusers {
+		s.overusers = eviction.NewOverusers(evictions, s.cache, s.groups)
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
 	s.ledger.AddFreedListener(s.groups.memoryFreed)
@@ -174,7 +176,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
-		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, free: s.free, synced: synced,
+		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, free: s.free, counts: &s.counts, synced: synced,
 	}
 }
 

@@ -35,6 +35,8 @@ type Options struct {
 	// Cards returns the node's cards, and Containers its running containers.
 	Cards      func() []gpu.Card
 	Containers func() []Container
+	// Servers returns the processes of a card's MPS server, which belong to no container's use. It can be nil.
+	Servers func(uuid string) []int
 	// Proc is the mounted proc file system, /proc by default. Cgroups is the mounted hierarchy of cgroup v2, /sys/fs/cgroup by
 	// default; the figures of cgroups are omitted if it isn't one, or shows only the caller's own cgroup.
 	Proc, Cgroups string
@@ -90,7 +92,7 @@ func (m *Meter) read(driver Driver) reading {
 		if !ok {
 			continue // The card was just found. The next measurement has it.
 		}
-		card := readCard(driver, uuid, processes{proc})
+		card := m.readCard(driver, uuid, processes{proc})
 		card.index = i
 		r.cards = append(r.cards, card)
 	}
@@ -106,7 +108,7 @@ func (m *Meter) read(driver Driver) reading {
 func (m *Meter) seesHost() bool { return m.options.Proc != "/proc" || os.Getpid() != 1 }
 
 // readCard reads what the driver says about a card, and the owners of its processes.
-func readCard(driver Driver, uuid string, processes processes) cardReading {
+func (m *Meter) readCard(driver Driver, uuid string, processes processes) cardReading {
 	card := cardReading{uuid: uuid}
 	var err error
 	if card.used, err = driver.Used(uuid); err != nil && !errors.Is(err, inventory.ErrUnsupported) {
@@ -123,7 +125,15 @@ func readCard(driver Driver, uuid string, processes processes) cardReading {
 		card.problem = err
 		return card
 	}
+	var servers []int
+	if m.options.Servers != nil {
+		servers = m.options.Servers(uuid)
+	}
 	for _, p := range listed {
+		if slices.Contains(servers, p.PID) {
+			card.mps += knownBytes(p.Bytes)
+			continue
+		}
 		owner, err := processes.Owner(p.PID, before)
 		card.processes = append(card.processes, process{p, owner, err})
 	}

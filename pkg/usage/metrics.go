@@ -29,7 +29,7 @@ func NewCollector(report func() protocol.Usage, containers bool) prometheus.Coll
 		report: report, containers: containers,
 		time: desc("usage_timestamp_seconds", "When the memory in use was last measured; 0 if it has not been measured yet."),
 		card: desc("card_memory_used_bytes", "Memory of the card in use, by what uses it: pods, host (processes of no pod), "+
-			"unresolved (processes that were not found), driver (the rest).", "card", "by"),
+			"unresolved (processes that were not found), mps (the MPS server), driver (the rest).", "card", "by"),
 		used:      desc("container_memory_used_bytes", "Memory of a card that a container uses.", container...),
 		requested: desc("container_memory_requested_bytes", "Memory of a card that a container requests; 0 on a card that it was not given.", container...),
 		limit:     desc("container_memory_limit_bytes", "Limit that the driver enforces for a container on a card.", container...),
@@ -58,10 +58,11 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		if card.Problem != "" {
 			continue
 		}
-		name, known := strconv.Itoa(card.Index), card.Pods+card.Host+card.Unresolved
+		name, known := strconv.Itoa(card.Index), card.Pods+card.Host+card.Unresolved+card.MPS
 		gauge(c.card, float64(card.Pods), name, "pods")
 		gauge(c.card, float64(card.Host), name, "host")
 		gauge(c.card, float64(card.Unresolved), name, "unresolved")
+		gauge(c.card, float64(card.MPS), name, "mps")
 		gauge(c.card, float64(card.Used-min(known, card.Used)), name, "driver")
 	}
 	if !c.containers {

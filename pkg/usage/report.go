@@ -46,6 +46,8 @@ type cardReading struct {
 	// problem is why the card could not be read.
 	problem   error
 	processes []process
+	// mps is the memory that the driver attributes to the card's MPS server.
+	mps uint64
 	// limits are what the driver says about the cgroups of containers, by container ID.
 	limits map[string]limitReading
 }
@@ -71,16 +73,13 @@ func build(r reading) protocol.Usage {
 	}
 	known := index(r.containers)
 	for _, card := range r.cards {
-		sum := protocol.CardUsage{Index: card.index, UUID: card.uuid, Used: card.used}
+		sum := protocol.CardUsage{Index: card.index, UUID: card.uuid, Used: card.used, MPS: card.mps}
 		if card.problem != nil {
 			sum.Problem = card.problem.Error()
 		}
 		rows := known.rows(card)
 		for _, p := range card.processes {
-			bytes := p.Bytes
-			if bytes == inventory.UnknownBytes {
-				bytes = 0
-			}
+			bytes := knownBytes(p.Bytes)
 			switch row := rows.of(p.owner); {
 			case p.problem != nil:
 				sum.Unresolved += bytes
@@ -111,6 +110,14 @@ func build(r reading) protocol.Usage {
 			cmp.Compare(a.UID, b.UID), cmp.Compare(a.Container, b.Container))
 	})
 	return report
+}
+
+// knownBytes returns the memory of a process, 0 if the driver reports none.
+func knownBytes(bytes uint64) uint64 {
+	if bytes == inventory.UnknownBytes {
+		return 0
+	}
+	return bytes
 }
 
 // pods finds containers by their ID, and pods by the UID under which the kubelet knows them.

@@ -30,6 +30,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/metrics"
+	"github.com/gpushare/gpushare/pkg/mps"
 	"github.com/gpushare/gpushare/pkg/usage"
 	"github.com/gpushare/gpushare/test/await"
 )
@@ -159,6 +160,7 @@ func allSeries(t *testing.T) series {
 	maps.Copy(all, pluginSeries(pluginMetrics(t)))
 	d := described{prometheus.NewRegistry(), all}
 	d.MustRegister(usage.NewCollector(nil, true))
+	mps.NewMetrics(d)
 	if len(all) < 20 {
 		t.Fatalf("too few metrics: %d: %v", len(all), all)
 	}

@@ -62,6 +62,8 @@ type Process struct {
 	// PID is the process in the namespace of the machine that runs the driver, whatever the caller's namespace.
 	PID      int
 	Graphics bool
+	// MPS is true for a client of an MPS server.
+	MPS bool
 	// MiB is the memory that it uses; negative if the driver can't tell.
 	MiB int64
 	// Cgroup is the path of its cgroup, for the use of limited cgroups; empty if that doesn't matter.
@@ -75,6 +77,9 @@ func (m Machine) SetProcesses(processes ...Process) error {
 		kind, memory := "compute", "-"
 		if p.Graphics {
 			kind = "graphics"
+		}
+		if p.MPS {
+			kind = "mps"
 		}
 		if p.MiB >= 0 {
 			memory = strconv.FormatInt(p.MiB, 10)

@@ -94,6 +94,7 @@ func TestHelmLint(t *testing.T) {
 		"network policies": "networkPolicy.enabled=true",
 		"a pool of nodes":  "mode=devicePlugin,fullnameOverride=pool-b,monitoring.enabled=true",
 		"configurations":   "devicePlugin.config.default=a,devicePlugin.config.map.a.memoryUnit=MiB",
+		"MPS":              "mps.enabled=true,devicePlugin.isolation=mps",
 		"with monitoring":  "monitoring.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -117,7 +118,11 @@ func TestWrongValues(t *testing.T) {
 		"evictions without the guard":       {"extender.overusePolicy=evict,guard.enabled=false", "extender.overusePolicy: evict believes an annotation of pods"},
 		"fair sharing without the guard":    {"extender.fairShare.mode=dispatch,guard.enabled=false", "extender.fairShare.mode: fair sharing needs the right to patch pods"},
 		"a tenant that is no label":         {"extender.fairShare.by=label:", `extender.fairShare.by: "label:" is invalid: give namespace, or label: and the key of a label`},
-		"an unknown isolation mode":         {"devicePlugin.isolation=mps", "at '/devicePlugin/isolation': value must be one of 'none', 'driver'"},
+		"an unknown isolation mode":         {"devicePlugin.isolation=vgpu", "at '/devicePlugin/isolation': value must be one of 'none', 'driver', 'mps'"},
+		"MPS without daemons":               {"devicePlugin.isolation=mps", "devicePlugin.isolation: mps needs the MPS daemons: set mps.enabled=true"},
+		"MPS daemons for no node":           {"mps.enabled=true", "mps.enabled: no node would use the MPS daemons: set devicePlugin.isolation=mps, or"},
+		"MPS daemons and a node affinity":   {"mps.enabled=true,devicePlugin.isolation=mps,devicePlugin.affinity.nodeAffinity.x=y", "devicePlugin.affinity: with devicePlugin.isolation=mps the chart sets the node affinity"},
+		"shared memory in other units":      {"mps.sharedMemory=1GB", `mps.sharedMemory: "1GB" is invalid: a size is a whole number of Ki, Mi or Gi, such as 1Gi`},
 		"an unknown mode":                   {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler', 'devicePlugin'"},
 		"a misspelt name":                   {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
 		"an unknown unit":                   {"devicePlugin.memoryUnit=GB", `devicePlugin.memoryUnit: "GB" is invalid: ` + unitMistake},
@@ -641,6 +646,7 @@ func TestIsolation(t *testing.T) {
 		"devicePlugin.isolationByLabel=true": {true, false},
 		"devicePlugin.isolation=driver":      {true, true},
 		"devicePlugin.config.default=a,devicePlugin.config.map.a.isolation=driver": {true, false},
+		"devicePlugin.isolation=mps,mps.enabled=true":                              {false, false},
 	} {
 		pod := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"])
 		container := pod.Spec.Containers[0]
@@ -653,9 +659,49 @@ func TestIsolation(t *testing.T) {
 				t.Errorf("%q: %s is mounted %t, writable %t", values, path, mounted, got)
 			}
 		}
+		if write, mounted := writable["/run/gpushare/mps"]; write || mounted != strings.Contains(values, "mps") {
+			t.Errorf("%q: the directory of MPS is mounted %t, writable %t", values, mounted, write)
+		}
 		if slices.Contains(container.Args, "--isolation=driver") != want.flag {
 			t.Errorf("%q: arguments %q", values, container.Args)
 		}
+	}
+}
+
+// TestMPSDaemons: an upgrade ends no program that uses a card, no daemon runs on a node in another mode, and only the container that mounts
+// the shared memory is privileged.
+func TestMPSDaemons(t *testing.T) {
+	h := newHelm(t, "")
+	for values, want := range map[string]struct{ label, affinity bool }{
+		"mps.enabled=true,devicePlugin.isolation=mps":         {false, true},
+		"mps.enabled=true,devicePlugin.isolationByLabel=true": {true, false},
+	} {
+		object := h.render(t, values)["DaemonSet/gpushare-mps"]
+		if object == nil {
+			t.Fatalf("%q: no DaemonSet", values)
+		}
+		if strategy, _, _ := unstructured.NestedString(object.Object, "spec", "updateStrategy", "type"); strategy != "OnDelete" {
+			t.Errorf("%q: the update strategy is %s", values, strategy)
+		}
+		pod := podTemplate(t, object).Spec
+		if (pod.NodeSelector[protocol.LabelIsolation] == "mps") != want.label || (pod.Affinity != nil) != want.affinity || pod.NodeSelector["gpushare"] != "true" {
+			t.Errorf("%q: node selector %v, affinity %v", values, pod.NodeSelector, pod.Affinity)
+		}
+		if privileged := pod.Containers[0].SecurityContext.Privileged; privileged != nil || !pod.HostPID || *pod.AutomountServiceAccountToken {
+			t.Errorf("%q: privileged %v, hostPID %t", values, privileged, pod.HostPID)
+		}
+		propagation := map[string]corev1.MountPropagationMode{}
+		for _, mount := range slices.Concat(pod.InitContainers[0].VolumeMounts, pod.Containers[0].VolumeMounts) {
+			if mount.MountPropagation != nil {
+				propagation[mount.MountPath] = *mount.MountPropagation
+			}
+		}
+		if diff := cmp.Diff(map[string]corev1.MountPropagationMode{"/run/gpushare/mps": corev1.MountPropagationBidirectional}, propagation); diff != "" {
+			t.Errorf("%q: propagation (-want +got):\n%s", values, diff)
+		}
+	}
+	if h.render(t, "")["DaemonSet/gpushare-mps"] != nil {
+		t.Error("the daemons are installed without being switched on")
 	}
 }
 
@@ -682,6 +728,10 @@ func TestNetworkPolicies(t *testing.T) {
 			"Deployment/gpushare-scheduler": "health from app=prometheus", "DaemonSet/gpushare-device-plugin": "metrics from app=prometheus",
 		}},
 		"on the host's network": {"extender.reach=host,extender.replicas=1", map[string]string{"DaemonSet/gpushare-device-plugin": ""}},
+		"with MPS daemons": {"mps.enabled=true,devicePlugin.isolation=mps," + prometheus, map[string]string{
+			"Deployment/gpushare-extender": "extender from anywhere, health from app=prometheus", "DaemonSet/gpushare-device-plugin": "metrics from app=prometheus",
+			"DaemonSet/gpushare-mps": "metrics from app=prometheus",
+		}},
 		"without device plugin": {"devicePlugin.enabled=false", map[string]string{"Deployment/gpushare-extender": "extender from anywhere"}},
 	} {
 		t.Run(name, func(t *testing.T) {

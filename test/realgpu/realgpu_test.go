@@ -1,5 +1,6 @@
 // Package realgpu tests the node's programs with the real NVIDIA driver library on a machine that has one: the inventory of
-// the cards, their registration with a simulated kubelet, and a container that gets a card.
+// the cards, their registration with a simulated kubelet, a container that gets a card, measured use, and limits by the driver and by MPS.
+// It skips with the reason what the machine can't do.
 package realgpu
 
 import (

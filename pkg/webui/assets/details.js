@@ -2,6 +2,7 @@
 import { help } from "./causes.js";
 import { amount, h, number } from "./dom.js";
 import { bar, kind, problem, tone } from "./cards.js";
+import { remark } from "./model.js";
 
 export class Details {
   /** search(text) searches the table of pods. close() is called when the reader closes the box. */
@@ -49,7 +50,7 @@ export class Details {
     const pods = card.pods.map((pod) => {
       const find = h("button", { type: "button", class: "link", "aria-label": "Find " + pod.namespace + "/" + pod.name + " in the table" }, pod.namespace + "/" + pod.name);
       find.addEventListener("click", () => this.search(pod.namespace + "/" + pod.name));
-      return h("li", {}, h("i", { class: tone(pod) }), h("span", {}, find, pod.state ? h("small", { class: "warn" }, " " + pod.state) : ""), h("span", {}, amount(pod.memory, node.unit)));
+      return h("li", {}, h("i", { class: tone(pod) }), h("span", {}, find, pod.state ? h("small", { class: "warn" }, " " + pod.state) : "", pod.report ? h("small", { class: "warn" }, " " + remark(pod, true)) : ""), h("span", {}, amount(pod.memory, node.unit)));
     });
     return [
       wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",

@@ -126,7 +126,7 @@ export class Pods extends Head {
       h("td", {}, row.node),
       h("td", { class: "right" }, row.card < 0 ? where
         : h("button", { type: "button", class: "link", "data-card": row.node + "/" + row.card, "aria-label": where + " of " + row.node }, where)),
-      h("td", { class: row.state ? "warn" : "dim" }, row.state || "bound"));
+      h("td", { class: row.state ? "warn" : "dim", title: row.title || undefined }, row.state || "bound"));
   }
 
   show(model, state) {

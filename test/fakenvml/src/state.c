@@ -4,7 +4,7 @@
  *
  *     limits/UUID/INODE    a cgroup's limits on a card: soft and hard in bytes, and the cgroup's path, which may have been removed
  *     modes/UUID           a card's compute mode
- *     processes            one process per line: UUID, PID, "compute" or "graphics", memory in MiB or "-" [, path of its cgroup]
+ *     processes            one process per line: UUID, PID, "compute", "graphics" or "mps", memory in MiB or "-" [, path of its cgroup]
  *
  * The library writes the first two; a test writes the third, by rename. Without the variable nothing can be set, and no card has
  * a process. As with the real driver, a cgroup's limits end with it: INODE is the inode of its folder, and the kernel
@@ -125,11 +125,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMem
 
 #endif
 
+static const char compute[] = "compute", graphics[] = "graphics", mps[] = "mps";
+
 /* A line of the processes file. */
 struct process {
 	char *uuid, *cgroup; /* cgroup is empty if unknown */
 	unsigned int pid;
-	bool graphics;
+	const char *kind;
 	unsigned long long memory;
 };
 
@@ -142,8 +144,8 @@ static bool parse_process(char *line, struct process *process)
 	if (n < 4 || n > 5 || !parse_number(fields[1], 1ULL << 31, &pid))
 		return false;
 	*process = (struct process){.uuid = fields[0], .pid = (unsigned int)pid, .cgroup = n == 5 ? fields[4] : fields[0] + strlen(fields[0])};
-	process->graphics = strcmp(fields[2], "graphics") == 0;
-	if (!process->graphics && strcmp(fields[2], "compute") != 0)
+	process->kind = strcmp(fields[2], "graphics") == 0 ? graphics : strcmp(fields[2], "mps") == 0 ? mps : compute;
+	if (strcmp(fields[2], process->kind) != 0)
 		return false;
 	if (strcmp(fields[3], "-") == 0) {
 		process->memory = NVML_VALUE_NOT_AVAILABLE;
@@ -208,7 +210,7 @@ unsigned long long used_by_processes(const struct card *card, const char *cgroup
 }
 
 struct listing {
-	bool graphics;
+	const char *kind;
 	unsigned int size, count;
 	nvmlProcessInfo_t *infos;
 };
@@ -217,7 +219,7 @@ static void add_to_listing(const struct process *process, void *argument)
 {
 	struct listing *listing = argument;
 
-	if (process->graphics != listing->graphics)
+	if (process->kind != listing->kind)
 		return;
 	if (listing->count < listing->size)
 		listing->infos[listing->count] = (nvmlProcessInfo_t){
@@ -227,13 +229,13 @@ static void add_to_listing(const struct process *process, void *argument)
 	listing->count++;
 }
 
-static nvmlReturn_t list_processes(nvmlDevice_t device, bool graphics, unsigned int *count, nvmlProcessInfo_t *infos)
+static nvmlReturn_t list_processes(nvmlDevice_t device, const char *kind, unsigned int *count, nvmlProcessInfo_t *infos)
 {
 	struct card card;
 
 	if (count == NULL || (infos == NULL && *count > 0))
 		return NVML_ERROR_INVALID_ARGUMENT;
-	struct listing listing = {.graphics = graphics, .size = *count, .infos = infos};
+	struct listing listing = {.kind = kind, .size = *count, .infos = infos};
 	nvmlReturn_t ret = query(device, CALL_PROCESSES, &card);
 	if (ret == NVML_SUCCESS)
 		ret = each_process(&card, add_to_listing, &listing);
@@ -245,12 +247,17 @@ static nvmlReturn_t list_processes(nvmlDevice_t device, bool graphics, unsigned 
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
 {
-	return list_processes(device, false, count, infos);
+	return list_processes(device, compute, count, infos);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
 {
-	return list_processes(device, true, count, infos);
+	return list_processes(device, graphics, count, infos);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
+{
+	return list_processes(device, mps, count, infos);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int *mode)

@@ -1,5 +1,5 @@
 // recordenv is the program in the containers of the node's tests. It writes its environment to a new file in /records. Then
-// it runs until it gets a signal or for a set time.
+// it runs until it gets a signal or for a set time, or becomes another program.
 package main
 
 import (
@@ -23,6 +23,7 @@ func run(args []string) int {
 	pause := flags.Bool("pause", false, "write no file: the process of a pod's sandbox")
 	ignore := flags.Bool("ignore-sigterm", false, "ignore SIGTERM")
 	duration := flags.Duration("for", 0, "end after this time; 0 means never")
+	program := flags.String("exec", "", "program to run instead of waiting")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
@@ -38,6 +39,10 @@ func run(args []string) int {
 			fmt.Fprintln(os.Stderr, "recordenv:", err)
 			return 1
 		}
+	}
+	if *program != "" {
+		fmt.Fprintln(os.Stderr, "recordenv:", syscall.Exec(*program, []string{*program}, os.Environ()))
+		return 1
 	}
 	var end <-chan time.Time
 	if *duration > 0 {

@@ -17,6 +17,7 @@ has one line per mistake, with an example of a correct value.
   (list "extender.fairShare.by" $v.extender.fairShare.by (list "^(namespace|label:([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)$" "give namespace, or label: and the key of a label of namespaces, such as label:team"))
   (list "monitoring.interval" $v.monitoring.interval $duration)
   (list "devicePlugin.memoryUnit" $v.devicePlugin.memoryUnit $unit)
+  (list "mps.sharedMemory" $v.mps.sharedMemory (list "^[1-9][0-9]*(Ki|Mi|Gi)$" "a size is a whole number of Ki, Mi or Gi, such as 1Gi"))
   (list "devicePlugin.maxUnavailable" $v.devicePlugin.maxUnavailable (list "^([1-9][0-9]*|([1-9][0-9]?|100)%)$" "give a number of nodes above 0, such as 1, or a share of them, such as 10%"))
   (list "devicePlugin.devicePluginDirectory" $v.devicePlugin.devicePluginDirectory $directory)
   (list "devicePlugin.podResourcesDirectory" $v.devicePlugin.podResourcesDirectory $directory)
@@ -64,7 +65,7 @@ secondScheduler.name: default-scheduler is the name of the cluster's own schedul
 {{- if or (not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $fullname)) (gt (len $fullname) 40) }}
 fullnameOverride: the objects' names would begin with {{ quote $fullname }}: give at most 40 lower-case letters, digits and -, and begin with a letter, such as pool-b
 {{- end -}}
-{{- range $part := list "extender" "devicePlugin" -}}
+{{- range $part := list "extender" "devicePlugin" "mps" -}}
 {{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/component" -}}
 {{- if hasKey (index $v $part "podLabels" | default dict) $key }}
 {{ $part }}.podLabels: {{ $key }} is the chart's own label, by which it finds the pods: choose another key, such as team
@@ -92,6 +93,15 @@ extender.overusePolicy: evict believes an annotation of pods, which without the 
 {{- end -}}
 {{- if and (include "gpushare.fairShare" .) (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
 extender.fairShare.mode: fair sharing needs the right to patch pods, which the guard restricts to the scheduling gate: set guard.enabled=true, on Kubernetes 1.30 or later
+{{- end -}}
+{{- if and (eq $v.devicePlugin.isolation "mps") (not $v.mps.enabled) }}
+devicePlugin.isolation: mps needs the MPS daemons: set mps.enabled=true
+{{- end -}}
+{{- if and $v.mps.enabled (ne $v.devicePlugin.isolation "mps") (not $v.devicePlugin.isolationByLabel) }}
+mps.enabled: no node would use the MPS daemons: set devicePlugin.isolation=mps, or devicePlugin.isolationByLabel=true and label nodes
+{{- end -}}
+{{- if and $v.mps.enabled (eq $v.devicePlugin.isolation "mps") (hasKey ($v.devicePlugin.affinity | default dict) "nodeAffinity") }}
+devicePlugin.affinity: with devicePlugin.isolation=mps the chart sets the node affinity of the MPS daemons: use devicePlugin.nodeSelector, or devicePlugin.isolationByLabel=true and label nodes
 {{- end -}}
 {{- if eq $v.mode "devicePlugin" -}}
 {{- if eq $fullname "gpushare" }}

@@ -73,6 +73,26 @@ registry, which has a dot or a port in its name.
 {{- if include "gpushare.withExtender" . }}true{{ else }}{{ include "gpushare.fullname" . }}{{ end -}}
 {{- end }}
 
+{{/* The selector of the nodes that share their cards. */}}
+{{- define "gpushare.cardNodes" -}}
+{{- if eq .Values.devicePlugin.nodes "labelled" -}}
+gpushare: {{ include "gpushare.nodeLabel" . | quote }}
+{{- else -}}
+feature.node.kubernetes.io/pci-10de.present: "true"
+{{- end }}
+{{- with .Values.devicePlugin.nodeSelector }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The annotations with which a container gets the driver library and every card by CDI; the argument is (list . container). */}}
+{{- define "gpushare.driverAnnotations" -}}
+{{- if eq (index . 0).Values.devicePlugin.driverAccess "cdi" -}}
+cdi.k8s.io/gpushare: nvidia.com/gpu=all
+nvidia.cdi.k8s.io/container.{{ index . 1 }}: nvidia.com/gpu=all
+{{- end -}}
+{{- end }}
+
 {{- define "gpushare.secondScheduler" -}}
 {{- if eq .Values.mode "secondScheduler" }}yes{{ end -}}
 {{- end }}

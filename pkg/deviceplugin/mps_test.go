@@ -1,0 +1,178 @@
+package deviceplugin
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// writeStatus writes what the supervisor of the MPS daemons knows of both cards.
+func (o *isolationOptions) writeStatus(t *testing.T, status isolation.MPSStatus) {
+	t.Helper()
+	status.At = time.Now()
+	for _, uuid := range []string{"GPU-0", "GPU-1"} {
+		if err := os.MkdirAll(filepath.Join(string(o.mps), uuid), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.mps.WriteStatus(uuid, status); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// volta is a driver for MPS: its cards have the compute capability 7.0.
+var volta = limiter{hard: inventory.NoLimit, compute: inventory.Compute{Major: 7, Mode: inventory.ComputeExclusiveProcess}}
+
+// startMPS starts a plugin in mode mps on a node whose daemons are ready.
+func startMPS(t *testing.T, driver limiter, cards []gpu.Card) (*fixture, *kubelet, *Plugin, func()) {
+	t.Helper()
+	b := newFixture(t)
+	b.isolation = newIsolation(t, isolation.MPS)
+	b.isolation.writeStatus(t, isolation.MPSStatus{State: isolation.MPSReady, Servers: []int{os.Getpid()}})
+	k := startKubelet(t, b.dir)
+	p, stop := b.start(nil)
+	p.Measure(driver)
+	p.SetCards(gpu.GiB, cards, nil, "")
+	healthy := 0
+	for _, card := range cards {
+		healthy += int(card.Memory - card.Reserved)
+	}
+	k.awaitDevices(healthy, healthy)
+	return b, k, p, stop
+}
+
+// TestMPS follows a share from Allocate to the pod's annotation, through a restart of the plugin.
+func TestMPS(t *testing.T) {
+	b, k, p, stop := startMPS(t, volta, reservedCards())
+	node, err := protocol.ParseInventory(b.node().Annotations)
+	if err != nil || node.Isolation != "mps" || node.Cards[0].MaxContainers != 16 {
+		t.Errorf("the inventory has the mode %q and %+v, %v", node.Isolation, node.Cards, err)
+	}
+	pod := newPod("a", main(2), assumed(1, 1))
+	b.create(p, pod)
+	k.mustAdmit(pod)
+	response := k.responseOf(t, pod)
+	root := string(b.isolation.mps)
+	mounts := map[string]string{}
+	for _, mount := range response.Mounts {
+		mounts[mount.ContainerPath] = mount.HostPath
+	}
+	if diff := cmp.Diff(map[string]string{root + "/GPU-1/pipe": root + "/GPU-1/pipe", "/dev/shm": root + "/shm"}, mounts); diff != "" {
+		t.Errorf("mounts: -want +got:\n%s", diff)
+	}
+	for name, want := range map[string]string{"CUDA_MPS_PIPE_DIRECTORY": root + "/GPU-1/pipe", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "GPU-1=2048M"} {
+		if got := response.Envs[name]; got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	b.awaitAssigned("a", 1)
+	stop()
+	p, _ = b.start(reservedCards())
+	await(t, "the annotation", func() bool {
+		p.Measure(volta)
+		return b.pod("a").Annotations[protocol.AnnotationIsolation] == "mps" && p.allocator.snapshots.record.Pod("uid-a")["main"].MPS
+	})
+}
+
+// TestMPSChanges: no container starts on a card whose daemon or compute mode has changed since the cards were checked.
+func TestMPSChanges(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*isolator, *isolationOptions)
+		want   string
+	}{
+		"nothing": {func(*isolator, *isolationOptions) {}, ""},
+		"the daemon hangs": {func(_ *isolator, o *isolationOptions) {
+			o.writeStatus(t, isolation.MPSStatus{State: "failing", Reason: "no answer"})
+		}, "isolation mode mps: its MPS daemon is failing: no answer"},
+		"the compute mode": {func(i *isolator, _ *isolationOptions) {
+			i.Ask(limiter{compute: inventory.Compute{Major: 8}})
+		}, "isolation mode mps: its compute mode is DEFAULT, not EXCLUSIVE_PROCESS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := newIsolation(t, isolation.MPS)
+			o.writeStatus(t, isolation.MPSStatus{State: isolation.MPSReady})
+			p := &Plugin{cards: newCardState(), options: Options{MPSDirectory: o.mps}}
+			p.newIsolator()
+			p.cards.Set(gpu.GiB, reservedCards(), nil, "")
+			p.isolator.Configure(isolation.MPS)
+			p.isolator.SetNode(&corev1.Node{})
+			p.isolator.Ask(volta)
+			test.change(p.isolator, o)
+			decision, _ := p.isolator.Isolate(allocation.Decision{Card: reservedCards()[0]}, 2<<30, func(int) int { return 1 })
+			if got := decision.Rejection; (got == nil) != (test.want == "") || got != nil && got.Text != test.want {
+				t.Errorf("got %+v, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestMPSSharedMemory: a pod with its own /dev/shm could not reach its daemon.
+func TestMPSSharedMemory(t *testing.T) {
+	b, k, p, _ := startMPS(t, volta, reservedCards())
+	pod := newPod("a", main(2), assumed(0, 1))
+	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "shm", MountPath: "/dev/shm/"}}
+	b.create(p, pod)
+	want := "isolation mode mps: the container mounts a volume at /dev/shm"
+	if _, err := k.admit(pod); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+	b.awaitEvent("GPUCardRefused container main: " + want)
+}
+
+// TestMPSContainers: a card takes as many containers as its daemon takes clients. Init containers run one after the other.
+func TestMPSContainers(t *testing.T) {
+	for name, test := range map[string]struct{ major, minor, most int }{"Volta": {7, 0, 16}, "since Turing": {7, 5, 48}} {
+		t.Run(name, func(t *testing.T) {
+			driver := volta
+			driver.compute.Major, driver.compute.Minor = test.major, test.minor
+			b, k, p, _ := startMPS(t, driver, []gpu.Card{{Index: 0, UUID: "GPU-0", Memory: 128}, {Index: 1, UUID: "GPU-1", Memory: 128}})
+			for i := range test.most {
+				pod := newPod(fmt.Sprint("pod-", i), initStep(1), main(1), assumed(0, i))
+				b.create(p, pod)
+				k.mustAdmit(pod)
+			}
+			one, elsewhere := newPod("one-more", main(1), assumed(0, test.most)), newPod("elsewhere", main(1), assumed(1, test.most+1))
+			b.create(p, one)
+			want := fmt.Sprintf("isolation mode mps: card 0 has %d containers, and it can have no more", test.most)
+			if _, err := k.admit(one); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %q", err, want)
+			}
+			b.create(p, elsewhere)
+			k.mustAdmit(elsewhere)
+			b.delete(p, newPod("pod-0"))
+			k.removePod(newPod("pod-0"))
+			again := newPod("again", main(1), assumed(0, test.most+2))
+			b.create(p, again)
+			k.mustAdmit(again)
+		})
+	}
+}
+
+// TestMPSServerUse: what the driver attributes to the MPS server isn't the use of a container.
+func TestMPSServerUse(t *testing.T) {
+	_, _, p, _ := startMPS(t, volta, reservedCards())
+	p.Measure(serverOnly{volta})
+	report := p.meter.Report()
+	if card := report.Cards[0]; card.MPS != 7 || card.Host != 0 || card.Unresolved != 0 || len(report.Containers) > 0 {
+		t.Errorf("%+v, %+v", card, report.Containers)
+	}
+}
+
+// serverOnly is a driver that lists only the MPS server on each card.
+type serverOnly struct{ limiter }
+
+func (serverOnly) Processes(string) ([]inventory.Process, error) {
+	return []inventory.Process{{PID: os.Getpid(), Bytes: 7}}, nil
+}

@@ -1,0 +1,166 @@
+package isolation
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+// Variables of MPS clients (NVIDIA, Multi-Process Service, "Environment Variables").
+const (
+	// EnvMPSPipeDirectory is the directory of the sockets of the client's daemon.
+	EnvMPSPipeDirectory = "CUDA_MPS_PIPE_DIRECTORY"
+	// EnvMPSMemoryLimit has entries CARD=SIZE. One that names a card that the process doesn't see makes MPS ignore all of them, so the
+	// card is named by its UUID: an index would be that of another card if the runtime shows more than one.
+	EnvMPSMemoryLimit = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+)
+
+// SharedMemory is where programs expect shared memory. A client and its daemon need the same one, so no pod can have its own.
+const SharedMemory = "/dev/shm"
+
+// MPSDirectory is the directory of a node's MPS daemons. It has the same path on the machine, in the containers of gpushare, and
+// (the pipe directories alone) in those of clients.
+type MPSDirectory string
+
+// Pipe returns the directory with the sockets of a card's daemon.
+func (d MPSDirectory) Pipe(uuid string) string { return filepath.Join(string(d), uuid, "pipe") }
+
+// Log returns the directory with the log files of a card's daemon.
+func (d MPSDirectory) Log(uuid string) string { return filepath.Join(string(d), uuid, "log") }
+
+// SharedMemory returns the directory that daemons and clients have as /dev/shm.
+func (d MPSDirectory) SharedMemory() string { return filepath.Join(string(d), "shm") }
+
+func (d MPSDirectory) status(uuid string) string {
+	return filepath.Join(string(d), uuid, "status.json")
+}
+
+// MPSStatus is what the supervisor knows of a card's daemon. Clients can't write it.
+type MPSStatus struct {
+	// State is the daemon's state, and Reason why it isn't MPSReady.
+	State  string `json:"state"`
+	Reason string `json:"reason,omitempty"`
+	// At is when the daemon was asked last.
+	At time.Time `json:"at"`
+	// Servers are the process IDs of its servers on the machine. The driver attributes the memory of all clients to them.
+	Servers []int `json:"servers,omitempty"`
+	// FormerMode is the compute mode (NVML's number) to which the card is set back when it is no longer needed for MPS. Served is true
+	// once a daemon has taken clients since.
+	FormerMode int  `json:"formerMode"`
+	Served     bool `json:"served"`
+}
+
+// MPSReady is the state of a daemon that takes clients.
+const MPSReady = "ready"
+
+// statusLifetime is the age from which a status doesn't count: the supervisor renews it every few seconds.
+const statusLifetime = 15 * time.Second
+
+// WriteStatus replaces the status of a card's daemon, whose directory must exist.
+func (d MPSDirectory) WriteStatus(uuid string, status MPSStatus) error {
+	data, err := json.Marshal(status)
+	if err != nil {
+		return err
+	}
+	path := d.status(uuid)
+	if err := os.WriteFile(path+".new", data, 0o644); err != nil {
+		return fmt.Errorf("writing the status of an MPS daemon: %w", err)
+	}
+	return os.Rename(path+".new", path)
+}
+
+// RemoveStatus removes the status of a card without a daemon.
+func (d MPSDirectory) RemoveStatus(uuid string) error {
+	if err := os.Remove(d.status(uuid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// ReadStatus returns the status of a card's daemon. It returns fs.ErrNotExist if there is none.
+func (d MPSDirectory) ReadStatus(uuid string) (status MPSStatus, err error) {
+	if d == "" {
+		return status, fs.ErrNotExist
+	}
+	data, err := os.ReadFile(d.status(uuid))
+	if err == nil {
+		err = json.Unmarshal(data, &status)
+	}
+	return status, err
+}
+
+// mps has a container use the MPS daemon of its card.
+type mps struct{ directory MPSDirectory }
+
+// MPSCapable returns why MPS can't limit memory on a card with this compute capability: it can since Volta.
+func MPSCapable(major, minor int) error {
+	if major < 7 {
+		return fmt.Errorf("its compute capability is %d.%d, and 7.0 (Volta) is needed", major, minor)
+	}
+	return nil
+}
+
+// exclusive is NVML's name of the compute mode in which only the MPS server uses the card. In others, a process that doesn't find
+// the daemon uses the card without a limit.
+const exclusive = "EXCLUSIVE_PROCESS"
+
+// Ready implements Backend.
+func (m mps) Ready(_ Node, card Card) error {
+	switch {
+	case card.Unreadable != nil:
+		return card.Unreadable
+	case card.UUID == "":
+		return errors.New("its UUID is unknown")
+	}
+	if err := MPSCapable(card.Compute.Major, card.Compute.Minor); err != nil {
+		return err
+	}
+	status, err := m.directory.ReadStatus(card.UUID)
+	age := time.Since(status.At)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("it has no MPS daemon: %s has no status of one", m.directory)
+	case err != nil:
+		return fmt.Errorf("reading the status of its MPS daemon: %w", err)
+	case age > statusLifetime || age < -statusLifetime:
+		return errors.New("the supervisor of its MPS daemon doesn't run")
+	case status.State != MPSReady:
+		return fmt.Errorf("its MPS daemon is %s: %s", status.State, status.Reason)
+	case card.Compute.Mode != exclusive:
+		return fmt.Errorf("its compute mode is %s, not %s", card.Compute.Mode, exclusive)
+	}
+	return nil
+}
+
+// Apply implements Backend. A client has one daemon, and so one card.
+func (m mps) Apply(shares []Share) (Edits, error) {
+	if len(shares) != 1 {
+		return Edits{}, fmt.Errorf("a container can have one card, not %d", len(shares))
+	}
+	share := shares[0]
+	if share.Limit == 0 || share.Limit%mebibyte != 0 {
+		return Edits{}, fmt.Errorf("a limit of %d bytes is no positive number of MiB", share.Limit)
+	}
+	pipe := m.directory.Pipe(share.Card.UUID)
+	return Edits{
+		Env: map[string]string{
+			EnvMPSPipeDirectory: pipe,
+			EnvMPSMemoryLimit:   share.Card.UUID + "=" + strconv.FormatUint(share.Limit/mebibyte, 10) + "M",
+		},
+		Mounts: []Mount{{pipe, pipe}, {m.directory.SharedMemory(), SharedMemory}},
+	}, nil
+}
+
+// MaxContainers implements Backend. MPS counts processes (NVIDIA, Multi-Process Service, "Client-Server Connection Limits"), so a
+// container with several can still be refused by the daemon.
+func (m mps) MaxContainers(card Card) int {
+	if c := card.Compute; c.Major < 7 || c.Major == 7 && c.Minor < 5 {
+		return 16
+	}
+	return 48
+}

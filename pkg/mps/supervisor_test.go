@@ -1,0 +1,417 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/fakemps"
+	"github.com/gpushare/gpushare/test/fakenvml"
+)
+
+// The cards of each test.
+const card0, card1 = "GPU-0", "GPU-1"
+
+// NVML's numbers of compute modes.
+const modeDefault, modeProhibited, modeExclusive = 0, 2, 3
+
+// machine is a machine with two cards, on which the stub of MPS runs.
+type machine struct {
+	*testing.T
+	fakemps.Service
+	driver    fakenvml.Machine
+	directory isolation.MPSDirectory
+	proc      string
+	options   Options
+}
+
+// library is compiled once: a process can load only one.
+var library = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "nvml")
+	if err != nil {
+		return "", err
+	}
+	return fakenvml.Build(dir)
+})
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED, not tested: only root can set a compute mode")
+	}
+	path, err := library()
+	if errors.Is(err, fakenvml.ErrNoCompiler) {
+		t.Skipf("SKIPPED, not tested: %v", err)
+	}
+	must(t, err)
+	dir, err := os.MkdirTemp("", "mps") // The paths of sockets must be short.
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	m := &machine{T: t, driver: fakenvml.NewMachine(dir), directory: isolation.MPSDirectory(filepath.Join(dir, "run")), proc: filepath.Join(dir, "proc")}
+	m.Service, err = fakemps.Build(dir)
+	must(t, errors.Join(err, os.Chmod(dir, 0o755), m.driver.SetCards(
+		fakenvml.Card{UUID: card0, MiB: 16384, Options: []string{"capability=8.0"}}, fakenvml.Card{UUID: card1, MiB: 16384},
+		fakenvml.Card{UUID: "GPU-old", MiB: 16384, Options: []string{"capability=6.1"}}, fakenvml.Card{UUID: "GPU-mig", MiB: 16384, State: "mig"},
+	)))
+	for _, variable := range append(m.driver.Env(), m.Env()...) {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value)
+	}
+	session, err := inventory.OpenSession(path)
+	must(t, err)
+	t.Cleanup(func() { must(t, session.Close()) })
+	m.options = Options{
+		Directory: m.directory, Driver: session, Control: m.Control, Proc: m.proc, Interval: 10 * time.Millisecond,
+		Patience: 4 * time.Second, Backoff: wait.Backoff{Duration: time.Millisecond, Factor: 2, Steps: 10, Cap: 50 * time.Millisecond},
+	}
+	return m
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// supervise runs a supervisor until the test ends or stop is called.
+func (m *machine) supervise() (s *Supervisor, stop func()) {
+	m.Helper()
+	s, err := New(m.options)
+	must(m.T, err)
+	ctx, cancel := context.WithCancel(m.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			m.Error(err)
+		}
+	})
+	m.Cleanup(stop)
+	return s, stop
+}
+
+// status returns the state of a card's daemon for the device plugin, or why there is none.
+func (m *machine) status(card string) string {
+	status, err := m.directory.ReadStatus(card)
+	if err != nil {
+		return err.Error()
+	}
+	return status.State + ": " + status.Reason
+}
+
+func (m *machine) await(card, state string) {
+	m.Helper()
+	await.True(m.T, "the daemon of "+card+" is "+state, func() bool { return strings.HasPrefix(m.status(card), state+": ") })
+}
+
+func (m *machine) mode(card string) int {
+	m.Helper()
+	mode, err := m.driver.ComputeMode(card)
+	must(m.T, err)
+	return mode
+}
+
+// client runs a program in a container with a share of the card, as the device plugin starts it.
+func (m *machine) client(card string) (*fakemps.Process, error) {
+	m.Helper()
+	share := isolation.Share{Card: isolation.Card{UUID: card}, Limit: 2 << 30}
+	edits, err := isolation.Backends(isolation.Options{MPS: m.directory})[isolation.MPS].Apply([]isolation.Share{share})
+	must(m.T, err)
+	env := []string{"NVIDIA_VISIBLE_DEVICES=" + card}
+	for name, value := range edits.Env {
+		env = append(env, name+"="+value)
+	}
+	return m.StartClient(m.T, env...)
+}
+
+func (m *machine) mustRun(card string) *fakemps.Process {
+	m.Helper()
+	process, err := m.client(card)
+	must(m.T, err)
+	return process
+}
+
+// last returns the process ID of the last program of this kind on a card, and how many there were.
+func (m *machine) last(program, card string) (pid, count int) {
+	m.Helper()
+	lines, err := m.Journal()
+	must(m.T, err)
+	for _, line := range lines {
+		if line.Program == program && line.Card == card && line.Text == "starts" {
+			pid = line.PID
+			count++
+		}
+	}
+	return pid, count
+}
+
+// checkLimits checks that no client ran without its limit.
+func (m *machine) checkLimits() {
+	m.Helper()
+	lines, err := m.Journal()
+	must(m.T, err)
+	for _, line := range lines {
+		if strings.HasPrefix(line.Text, "runs") && line.Text != "runs 2048M" {
+			m.Errorf("a client ran with the wrong limit: %+v", line)
+		}
+	}
+}
+
+func running(p *fakemps.Process) bool {
+	select {
+	case <-p.Ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// TestDaemonsKilled kills daemons and servers of one card while containers start there. The daemon comes back by itself, no
+// program runs without its limit meanwhile, and the clients of the other card notice nothing.
+func TestDaemonsKilled(t *testing.T) {
+	m := newMachine(t)
+	s, _ := m.supervise()
+	m.await(card0, "ready")
+	m.await(card1, "ready")
+	if modes := [2]int{m.mode(card0), m.mode(card1)}; modes != [2]int{modeExclusive, modeExclusive} {
+		t.Errorf("the compute modes are %v", modes)
+	}
+	neighbour := m.mustRun(card1)
+	ctx, stop := context.WithCancel(t.Context())
+	starting := make(chan int)
+	go func() { // Containers that start again and again.
+		started := 0
+		for ctx.Err() == nil {
+			if _, err := m.client(card0); err == nil {
+				started++
+			}
+		}
+		starting <- started
+	}()
+	for i := range 6 {
+		client := m.mustRun(card0)
+		program := []string{"control", "server"}[i%2]
+		pid, before := m.last(program, card0)
+		must(t, syscall.Kill(pid, syscall.SIGKILL))
+		<-client.Ended
+		await.True(t, "there is another "+program, func() bool {
+			_, now := m.last(program, card0)
+			return now > before
+		})
+		m.await(card0, "ready")
+	}
+	stop()
+	if started := <-starting; started == 0 {
+		t.Error("no client has started meanwhile")
+	}
+	m.checkLimits()
+	if _, started := m.last("control", card1); started != 1 || !running(neighbour) {
+		t.Errorf("the other card's daemon was started %d times, its client runs: %t", started, running(neighbour))
+	}
+	recorder := httptest.NewRecorder()
+	s.Handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	for _, want := range []string{`gpushare_mps_daemon_state{state="ready",uuid="GPU-0"} 1`, `gpushare_mps_daemon_restarts_total{uuid="GPU-1"} 0`} {
+		if !strings.Contains(recorder.Body.String(), want+"\n") {
+			t.Errorf("the metrics lack %s", want)
+		}
+	}
+}
+
+// TestDaemonHangs: a daemon that doesn't answer takes no new containers, and is killed if it stays so.
+func TestDaemonHangs(t *testing.T) {
+	m := newMachine(t)
+	m.options.Timeout = time.Second
+	s, _ := m.supervise()
+	m.await(card0, "ready")
+	m.await(card1, "ready")
+	client, neighbour := m.mustRun(card0), m.mustRun(card1)
+	must(t, m.SetFault(card0, fakemps.FaultHang, true))
+	m.await(card0, "failing")
+	if got := s.NotReady(); len(got) != 1 || !strings.Contains(got[0], "GPU-0: the MPS daemon is failing: get_server_list: no answer within 1s") {
+		t.Errorf("not ready: %q", got)
+	}
+	<-client.Ended // It has been killed.
+	must(t, m.SetFault(card0, fakemps.FaultHang, false))
+	m.await(card0, "ready")
+	m.mustRun(card0)
+	m.checkLimits()
+	if !running(neighbour) {
+		t.Error("the other card's client has ended")
+	}
+}
+
+// TestDaemonFails: while a card has no daemon, no program can use it. The card's daemon is started again and again, and the reason is
+// shown.
+func TestDaemonFails(t *testing.T) {
+	for name, test := range map[string]struct {
+		fault fakemps.Fault
+		want  string
+	}{
+		"the daemon ends at once": {fakemps.FaultStart, "the daemon has ended: exit status 1"},
+		"the server ends at once": {fakemps.FaultServer, "it has no server on the card"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.options.Patience = 100 * time.Millisecond
+			must(t, m.SetFault(card0, test.fault, true))
+			m.supervise()
+			m.await(card1, "ready")
+			await.True(t, "the reason is shown", func() bool { return strings.HasPrefix(m.status(card0), "waiting: ") })
+			if got := m.status(card0); !strings.Contains(got, test.want) {
+				t.Errorf("the status is %q, want %q", got, test.want)
+			}
+			if process, err := m.client(card0); err == nil {
+				t.Errorf("client %d runs without a daemon", process.PID)
+			}
+			must(t, m.SetFault(card0, test.fault, false))
+			m.await(card0, "ready")
+			m.mustRun(card0)
+			m.checkLimits()
+		})
+	}
+}
+
+// TestServerFaults: a server whose client has failed recovers by itself, so the daemon isn't killed however long that takes.
+func TestServerFaults(t *testing.T) {
+	m := newMachine(t)
+	m.options.Patience = 200 * time.Millisecond
+	m.supervise()
+	m.await(card0, "ready")
+	_, before := m.last("control", card0)
+	must(t, m.SetFault(card0, fakemps.FaultServes, true))
+	m.await(card0, "failing")
+	since := time.Now()
+	await.True(t, "the fault lasts", func() bool {
+		status, err := m.directory.ReadStatus(card0)
+		return err == nil && status.State != "ready" && status.At.Sub(since) > 2*m.options.Patience
+	})
+	must(t, m.SetFault(card0, fakemps.FaultServes, false))
+	m.await(card0, "ready")
+	if _, started := m.last("control", card0); started != before {
+		t.Errorf("the daemon was started %d times, before the fault %d times", started, before)
+	}
+}
+
+// TestModeChanged: an administrator's change of the compute mode doesn't last.
+func TestModeChanged(t *testing.T) {
+	m := newMachine(t)
+	m.supervise()
+	m.await(card0, "ready")
+	must(t, m.options.Driver.SetComputeMode(card0, inventory.ComputeDefault))
+	await.True(t, "the mode is restored", func() bool { return m.mode(card0) == modeExclusive })
+}
+
+// TestStop: the former compute mode is restored, but not while containers have the card: their programs would run without a limit. The
+// next supervisor still knows the former mode.
+func TestStop(t *testing.T) {
+	m := newMachine(t)
+	_, stop := m.supervise()
+	m.await(card0, "ready")
+	m.await(card1, "ready")
+	client := m.mustRun(card0)
+	container := filepath.Join(m.proc, strconv.Itoa(client.PID))
+	must(t, errors.Join(os.MkdirAll(container, 0o755), os.WriteFile(filepath.Join(container, "mountinfo"), fmt.Appendf(nil,
+		"36 35 0:31 / / rw - overlay overlay rw\n37 36 0:26 /mps/GPU-0/pipe %s rw - tmpfs tmpfs rw\n", m.directory.Pipe(card0)), 0o600)))
+	stop()
+	<-client.Ended
+	if modes := [2]int{m.mode(card0), m.mode(card1)}; modes != [2]int{modeProhibited, modeDefault} {
+		t.Errorf("the compute modes are %v", modes)
+	}
+	if _, err := m.directory.ReadStatus(card1); !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(m.status(card0), "stopped: containers") {
+		t.Errorf("%v, %s", err, m.status(card0))
+	}
+	if process, err := m.client(card0); err == nil {
+		t.Errorf("client %d runs without a daemon", process.PID)
+	}
+	must(t, os.RemoveAll(m.proc))
+	_, stop = m.supervise()
+	m.await(card0, "ready")
+	m.mustRun(card0)
+	stop()
+	if mode := m.mode(card0); mode != modeDefault {
+		t.Errorf("the compute mode is %d", mode)
+	}
+	m.checkLimits()
+}
+
+// TestStopWhileWaiting: whether containers wait for their daemon is not known, so the former compute mode is restored only if the card never
+// had a daemon.
+func TestStopWhileWaiting(t *testing.T) {
+	for name, test := range map[string]struct {
+		served bool
+		mode   int
+	}{"it has had one": {true, modeProhibited}, "it never had one": {false, modeDefault}} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			if test.served {
+				_, stop := m.supervise()
+				m.await(card0, "ready")
+				must(t, m.SetFault(card0, fakemps.FaultStart, true))
+				pid, _ := m.last("control", card0)
+				must(t, syscall.Kill(pid, syscall.SIGKILL))
+				m.await(card0, "waiting")
+				stop()
+			} else {
+				must(t, m.SetFault(card0, fakemps.FaultStart, true))
+				_, stop := m.supervise()
+				m.await(card0, "waiting")
+				stop()
+			}
+			if mode := m.mode(card0); mode != test.mode {
+				t.Errorf("the compute mode is %d, want %d", mode, test.mode)
+			}
+		})
+	}
+}
+
+// TestCards: cards that can't have a daemon get none, and one that is put into MIG mode loses its own.
+func TestCards(t *testing.T) {
+	m := newMachine(t)
+	s, _ := m.supervise()
+	m.await(card0, "ready")
+	m.await(card1, "ready")
+	for _, card := range []string{"GPU-old", "GPU-mig"} {
+		if _, err := os.Stat(filepath.Join(string(m.directory), card)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("card %s has a daemon: %v", card, err)
+		}
+	}
+	must(t, m.driver.SetCards(fakenvml.Card{UUID: card0, MiB: 16384, State: "mig"}, fakenvml.Card{UUID: card1, MiB: 16384}))
+	must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+	await.True(t, "the daemon has ended", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.daemons[card0] == nil
+	})
+	if notReady := s.NotReady(); slices.ContainsFunc(notReady, func(reason string) bool { return strings.Contains(reason, card0) }) {
+		t.Errorf("not ready: %q", notReady)
+	}
+}
+
+// TestUsers: a container's user doesn't matter.
+func TestUsers(t *testing.T) {
+	m := newMachine(t)
+	m.supervise()
+	m.await(card0, "ready")
+	must(t, os.Chmod(m.Dir, 0o777))
+	m.User = 65534
+	m.mustRun(card0)
+}

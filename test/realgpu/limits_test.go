@@ -1,0 +1,264 @@
+package realgpu
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/pkg/mps"
+	"github.com/gpushare/gpushare/test/framework"
+)
+
+// skip skips a test with a visible message.
+func skip(t *testing.T, reason string, args ...any) {
+	t.Helper()
+	text := fmt.Sprintf(reason, args...)
+	fmt.Fprintf(os.Stderr, "SKIPPED %s: %s\n", t.Name(), text)
+	t.Skip(text)
+}
+
+// healthyCard returns a healthy card that no process uses, and a session with the driver.
+func healthyCard(t *testing.T) (gpu.Card, *inventory.Session) {
+	t.Helper()
+	cards := listCards(t)
+	session, err := inventory.OpenSession("")
+	framework.Must(t, err)
+	t.Cleanup(func() { framework.Must(t, session.Close()) })
+	for _, card := range cards {
+		if !card.Healthy() {
+			continue
+		}
+		if processes, err := session.Processes(card.UUID); err == nil && len(processes) == 0 {
+			return card, session
+		}
+	}
+	skip(t, "no healthy card is without processes")
+	return gpu.Card{}, nil
+}
+
+// buildProgram compiles the CUDA program.
+var buildProgram = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "cudaprogram-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "cudaprogram")
+	if out, err := exec.Command("cc", "-Wall", "-Werror", "-o", path, "cudaprogram/main.c", "-ldl").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("compiling the CUDA program: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+// running is a CUDA program that has its memory.
+type running struct {
+	pid int
+	// free and total are what cuMemGetInfo reported before the allocation, in MiB.
+	free, total int
+	// ended is closed when it has ended.
+	ended chan struct{}
+}
+
+// run starts the CUDA program in a cgroup, or in its own one if that is empty, and has it allocate memory. It ends with the test.
+func run(t *testing.T, cgroup string, mib int, env ...string) (*running, error) {
+	t.Helper()
+	program, err := buildProgram()
+	if err != nil {
+		skip(t, "%v", err)
+	}
+	command := exec.Command("sh", "-c", `[ -z "$1" ] || echo $$ >"$1/cgroup.procs"; exec "$2" "$3"`, "sh", cgroup, program, fmt.Sprint(mib))
+	command.Env = append(os.Environ(), env...)
+	in, err := command.StdinPipe()
+	framework.Must(t, err)
+	out, err := command.StdoutPipe()
+	framework.Must(t, err)
+	framework.Must(t, command.Start())
+	reader := bufio.NewReader(out)
+	line, _ := reader.ReadString('\n')
+	p := &running{pid: command.Process.Pid, ended: make(chan struct{})}
+	go func() {
+		defer close(p.ended)
+		_, _ = io.Copy(io.Discard, reader)
+		_ = command.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = in.Close()
+		<-p.ended
+	})
+	if _, err := fmt.Sscanf(line, "runs %d %d", &p.free, &p.total); err != nil {
+		return nil, fmt.Errorf("the program ends: %s", strings.TrimSpace(line))
+	}
+	return p, nil
+}
+
+// outOfMemory reports whether the program could not allocate its memory (CUDA_ERROR_OUT_OF_MEMORY).
+func outOfMemory(err error) bool {
+	return err != nil && strings.HasSuffix(err.Error(), "cuMemAlloc: 2")
+}
+
+// TestUse: measured use has a real process with the memory that it allocated.
+func TestUse(t *testing.T) {
+	card, session := healthyCard(t)
+	before, err := session.Used(card.UUID)
+	framework.Must(t, err)
+	p, err := run(t, "", 512, "CUDA_VISIBLE_DEVICES="+card.UUID)
+	framework.Must(t, err)
+	processes, err := session.Processes(card.UUID)
+	framework.Must(t, err)
+	i := slices.IndexFunc(processes, func(listed inventory.Process) bool { return listed.PID == p.pid })
+	if i < 0 {
+		skip(t, "the driver lists %+v and not process %d: this isn't the machine's PID namespace", processes, p.pid)
+	}
+	if bytes := processes[i].Bytes; bytes != inventory.UnknownBytes && bytes < 512<<20 {
+		t.Errorf("the process uses %d bytes", bytes)
+	}
+	if after, err := session.Used(card.UUID); err != nil || after < before+512<<20 {
+		t.Errorf("the card used %d bytes before, %d now, %v", before, after, err)
+	}
+}
+
+// TestDriverLimit: the driver's limit of a cgroup holds for a process in it, and can be read back.
+func TestDriverLimit(t *testing.T) {
+	card, session := healthyCard(t)
+	const root = "/sys/fs/cgroup"
+	if _, err := os.Stat(root + "/cgroup.controllers"); err != nil || os.Geteuid() != 0 {
+		skip(t, "it needs root and cgroup v2 at %s", root)
+	}
+	if _, err := session.Limit(card.UUID, root); err != nil {
+		skip(t, "%v", err)
+	}
+	cgroup := filepath.Join(root, "gpushare-test")
+	framework.Must(t, os.Mkdir(cgroup, 0o755))
+	t.Cleanup(func() { _ = os.Remove(cgroup) })
+	// gpushare never sets limits itself; NVIDIA's hook does it like this.
+	library := nvml.New()
+	if ret := library.Init(); ret != nvml.SUCCESS {
+		t.Fatal(ret)
+	}
+	defer func() { _ = library.Shutdown() }()
+	handle, ret := library.DeviceGetHandleByUUID(card.UUID)
+	if ret == nvml.SUCCESS {
+		ret = handle.SetMemoryLimits_v1(cgroup, 0, 1<<30)
+	}
+	if ret != nvml.SUCCESS {
+		t.Fatalf("setting the limit: %v", ret)
+	}
+	if limit, err := session.Limit(card.UUID, cgroup); err != nil || limit.Hard != 1<<30 {
+		t.Errorf("the limit is read back as %+v, %v", limit, err)
+	}
+	visible := "CUDA_VISIBLE_DEVICES=" + card.UUID
+	p, err := run(t, cgroup, 256, visible)
+	framework.Must(t, err)
+	t.Logf("cuMemGetInfo reports %d MiB free of %d", p.free, p.total)
+	if _, err := run(t, cgroup, 1024, visible); !outOfMemory(err) {
+		t.Errorf("above the limit: %v", err)
+	}
+	if limit, err := session.Limit(card.UUID, cgroup); err != nil || limit.Used < 256<<20 {
+		t.Errorf("the cgroup's use is read as %+v, %v", limit, err)
+	}
+}
+
+// TestMPS: a real control daemon, which the supervisor runs, limits the memory of its clients. Killed, it takes its clients along and is
+// started again. At the end the card has its former compute mode.
+func TestMPS(t *testing.T) {
+	card, session := healthyCard(t)
+	compute, err := session.Compute(card.UUID)
+	framework.Must(t, err)
+	control, err := exec.LookPath("nvidia-cuda-mps-control")
+	switch {
+	case err != nil:
+		skip(t, "%v", err)
+	case os.Geteuid() != 0:
+		skip(t, "only root can set a compute mode")
+	case isolation.MPSCapable(compute.Major, compute.Minor) != nil:
+		skip(t, "%v", isolation.MPSCapable(compute.Major, compute.Minor))
+	case compute.Mode != inventory.ComputeDefault:
+		skip(t, "the card's compute mode is %s: an MPS daemon may run already", compute.Mode)
+	}
+	root, err := os.MkdirTemp("", "mps") // The path is short because it contains sockets.
+	framework.Must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	directory := isolation.MPSDirectory(root)
+	own, err := inventory.OpenSession("") // A session is for one goroutine.
+	framework.Must(t, err)
+	t.Cleanup(func() { framework.Must(t, own.Close()) })
+	supervisor, err := mps.New(mps.Options{Directory: directory, Driver: oneCard{own, card.UUID}, Control: control})
+	framework.Must(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- supervisor.Run(ctx) }()
+	end := sync.OnceValue(func() error {
+		stop()
+		return <-ended
+	})
+	defer func() { framework.Must(t, end()) }()
+	ready := func() (status isolation.MPSStatus) {
+		t.Helper()
+		framework.Eventually(t, "the daemon is ready", func(context.Context) error {
+			var err error
+			if status, err = directory.ReadStatus(card.UUID); err == nil && status.State != isolation.MPSReady {
+				err = errors.New(strings.Join(supervisor.NotReady(), ", "))
+			}
+			return err
+		})
+		return status
+	}
+	status := ready()
+	edits, err := isolation.Backends(isolation.Options{MPS: directory})[isolation.MPS].Apply(
+		[]isolation.Share{{Card: isolation.Card{UUID: card.UUID}, Limit: 1 << 30}})
+	framework.Must(t, err)
+	env := []string{"CUDA_VISIBLE_DEVICES=" + card.UUID}
+	for name, value := range edits.Env {
+		env = append(env, name+"="+value)
+	}
+	client, err := run(t, "", 256, env...)
+	framework.Must(t, err)
+	t.Logf("cuMemGetInfo reports %d MiB free of %d", client.free, client.total)
+	if _, err := run(t, "", 2048, env...); !outOfMemory(err) {
+		t.Errorf("above the limit: %v", err)
+	}
+	if p, err := run(t, "", 256, "CUDA_VISIBLE_DEVICES="+card.UUID, "CUDA_MPS_PIPE_DIRECTORY="+t.TempDir()); err == nil {
+		t.Errorf("process %d uses the card without MPS", p.pid)
+	}
+	processes, err := session.Processes(card.UUID)
+	t.Logf("server %v; the driver lists %+v, %v", status.Servers, processes, err)
+
+	server, err := os.FindProcess(status.Servers[0])
+	framework.Must(t, err)
+	framework.Must(t, server.Kill())
+	<-client.ended
+	framework.Eventually(t, "there is another server", func(context.Context) error {
+		if now := ready(); len(now.Servers) == 0 || now.Servers[0] == status.Servers[0] {
+			return fmt.Errorf("servers %v", now.Servers)
+		}
+		return nil
+	})
+	_, err = run(t, "", 256, env...)
+	framework.Must(t, err)
+	framework.Must(t, end())
+	if after, err := session.Compute(card.UUID); err != nil || after.Mode != inventory.ComputeDefault {
+		t.Errorf("the compute mode is %s, %v", after.Mode, err)
+	}
+}
+
+// oneCard shows the supervisor a single card.
+type oneCard struct {
+	*inventory.Session
+	uuid string
+}
+
+// Cards implements mps.Driver.
+func (c oneCard) Cards() []string { return []string{c.uuid} }
