@@ -98,7 +98,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, label string, 
 			ungated.Spec.SchedulingGates, ungated.CreationTimestamp = nil, metav1.Time{}
 			pending[pod.UID] = diagnosis.NewPod(&ungated)
 			pod.Constraints = unique.Make(pending[pod.UID].Constraints())
-			pod.Likeness = unique.Make(fmt.Sprint(pod.Request, " ", pending[pod.UID].Constraints()))
+			pod.Likeness = unique.Make(fmt.Sprint(pod.Demand(), " ", pending[pod.UID].Constraints()))
 		}
 		pods = append(pods, pod)
 	}

@@ -145,7 +145,8 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 		f.manager.RemovePod(pod.UID)
 		return
 	}
-	p := dispatch.Pod{Pod: pod.Pod, Node: pod.Node, Ended: pod.Ended, Gated: pod.Gated, GatedOtherwise: pod.GatedOtherwise}
+	p := dispatch.Pod{Pod: pod.Pod, Node: pod.Node, Ended: pod.Ended, Gated: pod.Gated}
+	p.GatedOtherwise = pod.GatedOtherwise || pod.RequestError != "" // No node can give it what it asks for.
 	if pod.Pending != nil {
 		p.Created = pod.Pending.Created
 		p.Constraints, p.Likeness = unique.Make(pod.Pending.Constraints()), unique.Make(likeness(pod))
@@ -159,7 +160,7 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 // likeness is equal for pods that fit the same free resources.
 func likeness(pod *clustercache.PodInfo) string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%d %d %s", pod.Request, pod.Priority, pod.Pending.Constraints())
+	fmt.Fprintf(&text, "%v %d %s", pod.Demand(), pod.Priority, pod.Pending.Constraints())
 	for _, name := range slices.Sorted(maps.Keys(pod.Requests)) {
 		amount := pod.Requests[name]
 		fmt.Fprintf(&text, " %s=%s", name, amount.String())

@@ -23,9 +23,8 @@ type FilterResult struct {
 	Reasons []placement.Reason
 	// ReservedFor names the group for which memory is held back, if any is: the reason placement.Reserved is due to it.
 	ReservedFor string
-	// Message is why no node passes for a member of a gang, for a pod that waits for its turn, or for one whose request is invalid; empty
-	// for other pods. No
-	// preemption can help such a pod.
+	// Message is why no node passes for a member of a gang, for a pod whose request is invalid, and for one that waits for its
+	// turn; empty for other pods. No preemption can help such a pod.
 	Message string
 	// Demand is what the pod asks for. The texts of reasons depend on it.
 	Demand gpu.Demand

@@ -156,11 +156,11 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
 		s.groups = s.newGroups()
 	}
-	if o.EvictOverusers {
-		s.overusers = eviction.NewOverusers(evictions, s.cache, s.groups)
-	}
 	if o.FairShare.On {
 		s.fair = s.newFairShare(o.FairShare)
+	}
+	if o.EvictOverusers {
+		s.overusers = eviction.NewOverusers(evictions, s.cache, s.groups)
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
 	s.ledger.AddFreedListener(s.groups.memoryFreed)
