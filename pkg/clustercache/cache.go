@@ -3,6 +3,7 @@ package clustercache
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -57,7 +58,7 @@ func New(o Options) *Cache {
 	factory := informers.NewSharedInformerFactoryWithOptions(o.Client, 0,
 		informers.WithTransform(new(sharing).transform), informers.WithTweakListOptions(consistent))
 	pods := factory.InformerFor(&corev1.Pod{}, func(client kubernetes.Interface, _ time.Duration) cache.SharedIndexInformer {
-		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{nodeIndex: indexByNode, overuseIndex: indexByOveruse}, consistent)
+		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{nodeIndex: indexByNode, reportIndex: indexByReport}, consistent)
 	})
 	nodes, budgets := factory.Core().V1().Nodes(), factory.Policy().V1().PodDisruptionBudgets()
 	return &Cache{
@@ -93,7 +94,16 @@ func (c *Cache) Pod(namespace, name string) (*PodInfo, bool) {
 func (c *Cache) PodsOn(node string) []*PodInfo { return c.indexed(nodeIndex, node) }
 
 // Overusing returns the bound pods that use more GPU memory than they request, according to their annotations.
-func (c *Cache) Overusing() []*PodInfo { return c.indexed(overuseIndex, overuseIndex) }
+func (c *Cache) Overusing() []*PodInfo {
+	return slices.DeleteFunc(c.indexed(reportIndex, reportIndex), func(p *PodInfo) bool { return p.Overuse == nil })
+}
+
+// Reported returns the bound pods whose annotations report over-use or a limit that is not in force, ordered by namespace and name.
+func (c *Cache) Reported() []*PodInfo {
+	pods := c.indexed(reportIndex, reportIndex)
+	slices.SortFunc(pods, byName)
+	return pods
+}
 
 // indexed returns the pods that an index has for a value.
 func (c *Cache) indexed(index, value string) []*PodInfo {
@@ -107,12 +117,12 @@ func (c *Cache) indexed(index, value string) []*PodInfo {
 	return pods
 }
 
-// overuseIndex is the name of the index of Overusing, and its only value.
-const overuseIndex = "overuse"
+// reportIndex is the name of the index of Reported, and its only value.
+const reportIndex = "report"
 
-func indexByOveruse(object any) ([]string, error) {
-	if pod, ok := object.(*PodInfo); ok && pod.Overuse != nil && pod.Node != "" && !pod.Ended {
-		return []string{overuseIndex}, nil
+func indexByReport(object any) ([]string, error) {
+	if pod, ok := object.(*PodInfo); ok && (pod.Overuse != nil || pod.LimitProblem != "") && pod.Node != "" && !pod.Ended {
+		return []string{reportIndex}, nil
 	}
 	return nil, nil
 }

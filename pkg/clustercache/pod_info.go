@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"math"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,6 +55,8 @@ type PodInfo struct {
 	AssumeTime time.Time
 	// Overuse is what the annotation reports of a pod that uses more GPU memory than it requests; nil for other pods.
 	Overuse *protocol.Overuse
+	// LimitProblem is which limit of the pod is not in force and why, as the annotation reports it; empty if none is reported.
+	LimitProblem string
 	// Member is the pod as a member of its gang; nil if the pod names no group.
 	Member *gang.Member
 	// Pending is what the diagnosis needs; nil if the pod has a node, has ended, is being deleted, or asks for no GPU memory.
@@ -99,6 +102,7 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 		p.PlacementErr = nil
 	}
 	p.Overuse, _ = protocol.ParseOveruse(pod.Annotations) // An invalid annotation reports nothing.
+	p.LimitProblem = strings.Clone(protocol.ParsePodIsolation(pod.Annotations).Problem)
 	assignment, _ := protocol.ParseAssignment(pod.Annotations)
 	p.AssumeTime = assignment.AssumeTime
 	if p.Node == "" && !p.Leaving && !p.Ended {

@@ -7,7 +7,31 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
+
+// A pod is reported while it is bound and its annotations report over-use or a limit that is not in force.
+func TestReported(t *testing.T) {
+	over := fake.Annotation(protocol.AnnotationOveruse, `{"usedMiB":3,"requestedMiB":2,"cards":{"0":{"usedMiB":3,"requestedMiB":2}}}`)
+	unlimited := fake.Annotation(protocol.AnnotationIsolation, "driver: container c: its cgroup has no limit")
+	f := start(t, fake.Pod("b", 1, fake.Bound("n1", 0), over), fake.Pod("a", 1, fake.Bound("n2", 0), unlimited), fake.Pod("pending", 1, over),
+		fake.Pod("limited", 1, fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationIsolation, "driver")),
+		fake.Pod("ended", 1, fake.Bound("n1", 0), fake.Phase(corev1.PodSucceeded), over))
+	for range 5 {
+		<-f.got.pods
+	}
+	names := func(pods []*PodInfo) (names []string) {
+		for _, pod := range pods {
+			names = append(names, pod.Name)
+		}
+		return names
+	}
+	wantEqual(t, "reported pods", []string{"a", "b"}, names(f.Reported()))
+	wantEqual(t, "pods that use more than they request", []string{"b"}, names(f.Overusing()))
+	f.publish(fake.Pod("b", 1, fake.Bound("n1", 0)))
+	f.want(f.got.pods, "uid-b becomes uid-b")
+	wantEqual(t, "pods that are still reported", []string{"a"}, names(f.Reported()))
+}
 
 // A pod with a request problem is listed while it exists, has not ended and isn't being deleted.
 func TestRequestProblems(t *testing.T) {

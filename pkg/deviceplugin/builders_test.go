@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -123,3 +124,8 @@ func newCards(sizes ...gpu.Memory) []gpu.Card {
 }
 
 func newQuantity(n int64) *resource.Quantity { return resource.NewQuantity(n, resource.DecimalSI) }
+
+// giveOne returns the allocation of this memory on a card of 16 units.
+func giveOne(card int, memory gpu.Memory) allocation.Allocation {
+	return allocation.Give(allocation.Container{Request: memory}, []gpu.Card{{Index: card, Memory: 16}})
+}

@@ -131,7 +131,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	p.registrar.settle = time.Millisecond
+	p.registrar.cleanup = time.Millisecond
 	p.service.interval = time.Millisecond
 	p.service.admitting = b.admitting
 	if cards != nil {

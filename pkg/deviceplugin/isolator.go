@@ -167,30 +167,33 @@ type limitation struct {
 	limit uint64
 }
 
-// Isolate returns what enforces the container's share of the decision's cards, or the decision with a rejection if that fails. It checks
-// again whether the cards are ready, because the decision's can be older than the mode and the node's files. containers returns how many
-// containers have a share of a card, with this one.
+// Isolate returns what enforces the container's share of the decision's cards, or the decision with a rejection if that fails. The mode in
+// force now counts, also if it has changed since the decision: the container gets its environment, its CDI devices and its record from
+// this one answer. For the same reason it checks again whether the cards are ready. containers returns how many containers have a share of
+// a card, with this one.
 func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit, containers func(card int) int) (allocation.Decision, limitation) {
 	if d.Rejection != nil {
 		return d, limitation{}
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	each := d.Container.Share(len(d.Cards))
-	share := isolation.Share{Limit: unit.Bytes(each.Memory), Cores: int(each.Cores)}
-	var shares []isolation.Share
 	for _, card := range d.Cards {
 		if err := i.ready(card); err != nil {
 			return refuse(d, allocation.RefusedUnavailable, err.Error()), limitation{}
 		}
+	}
+	if !i.mode.Limits() {
+		return d, limitation{}
+	}
+	each := d.Container.Share(len(d.Cards))
+	share := isolation.Share{Limit: unit.Bytes(each.Memory), Cores: int(each.Cores)}
+	var shares []isolation.Share
+	for _, card := range d.Cards {
 		share.Card = i.card(card)
 		shares = append(shares, share)
 		if most := i.backends[i.mode].MaxContainers(share.Card); most > 0 && containers(card.Index) > most {
 			return refuse(d, allocation.RefusedFull, fmt.Sprintf("isolation mode %s: card %d has %d containers, and it can have no more", i.mode, card.Index, most)), limitation{}
 		}
-	}
-	if !i.mode.Limits() {
-		return d, limitation{}
 	}
 	edits, err := i.backends[i.mode].Apply(shares)
 	if err != nil {

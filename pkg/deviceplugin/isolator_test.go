@@ -34,7 +34,7 @@ type isolationOptions struct {
 var containerID = strings.Repeat("c0", 32)
 
 // newIsolation makes a node's files: cgroup v2 with one container, and a CDI specification with NVIDIA's hook for both cards.
-func newIsolation(t *testing.T, mode isolation.Mode) *isolationOptions {
+func newIsolation(t testing.TB, mode isolation.Mode) *isolationOptions {
 	t.Helper()
 	o := &isolationOptions{mode, t.TempDir(), t.TempDir(), isolation.MPSDirectory(t.TempDir())}
 	device := func(uuid string) string {
@@ -244,8 +244,11 @@ func TestIsolationChanges(t *testing.T) {
 		change   func(*isolator, *isolationOptions)
 		// rejected is the begin of the rejection, unhealthy that of the card's reason; empty if there is none.
 		rejected, unhealthy string
+		// unlimited is true if the container gets no limit.
+		unlimited bool
 	}{
-		"nothing": {},
+		"nothing":                       {},
+		"the label switches limits off": {change: func(i *isolator, _ *isolationOptions) { i.SetNode(labelled("none")) }, unlimited: true},
 		"the toolkit's specification is gone": {change: func(_ *isolator, o *isolationOptions) { _ = os.Remove(filepath.Join(o.specs, "nvidia.json")) },
 			rejected: "isolation mode driver: no CDI specification"},
 		"the label names no mode": {change: func(i *isolator, _ *isolationOptions) { i.SetNode(labelled("strict")) },
@@ -270,7 +273,11 @@ func TestIsolationChanges(t *testing.T) {
 			if got := p.cards.All()[0].Unhealthy; !strings.HasPrefix(got, test.unhealthy) || (got == "") != (test.unhealthy == "") {
 				t.Errorf("the card is unhealthy: %q", got)
 			}
-			decision, _ := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB, nil)
+			// The decision's card has the memory that it has without limits: the decision is older than the mode.
+			decision, limitation := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB, nil)
+			if limited := limitation.limit == 2<<30 && len(limitation.Devices) == 2; limited == (test.unlimited || test.rejected != "") {
+				t.Errorf("the container gets %+v", limitation)
+			}
 			got := ""
 			if decision.Rejection != nil {
 				got = decision.Rejection.Text

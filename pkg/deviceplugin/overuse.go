@@ -16,6 +16,7 @@ import (
 // overuseWatch reports pods that request GPU memory and use more than that. It has no right to evict them: the extender decides.
 type overuseWatch struct {
 	pods    *podSource
+	cards   *cardState
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
@@ -41,14 +42,32 @@ func (w *overuseWatch) Annotation(uid gpu.PodUID) (value string, measured bool, 
 	return value, true, err
 }
 
+// Annotated implements usage.OverusePods.
+func (w *overuseWatch) Annotated(uid gpu.PodUID) *protocol.Overuse {
+	pod, _ := w.pods.ByUID(uid)
+	overuse, _ := protocol.ParseOveruse(map[string]string{protocol.AnnotationOveruse: pod.Overuse}) // An invalid one doesn't count.
+	return overuse
+}
+
+// Held implements usage.OverusePods. Init containers that have ended have a record too, so it is at most the pod's share of
+// the card.
+func (w *overuseWatch) Held(uid gpu.PodUID, card int) uint64 {
+	pod, _ := w.pods.ByUID(uid)
+	var held gpu.Memory
+	for _, given := range w.record.Pod(uid) {
+		for _, share := range given.Cards {
+			if share.Card == card {
+				held = held.Add(share.Memory)
+			}
+		}
+	}
+	return w.cards.Unit().Bytes(min(held, pod.Demand().Memory))
+}
+
 // Check finds the pods that use more than they request. Pods that request none are not reported: measured use shows them. Nor are
 // pods of which it is not known what they were given, because the kubelet has lost its checkpoint.
 func (w *overuseWatch) Check(measured protocol.Usage) {
-	reports := w.tracker.Update(measured, func(uid gpu.PodUID) *protocol.Overuse {
-		pod, _ := w.pods.ByUID(uid)
-		overuse, _ := protocol.ParseOveruse(map[string]string{protocol.AnnotationOveruse: pod.Overuse}) // An invalid one doesn't count.
-		return overuse
-	})
+	reports := w.tracker.Update(measured, w)
 	maps.DeleteFunc(reports, func(uid gpu.PodUID, _ protocol.Overuse) bool {
 		_, requests := w.pods.ByUID(uid)
 		return !requests || len(w.record.Pod(uid)) == 0

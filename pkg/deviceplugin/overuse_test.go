@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -19,11 +20,18 @@ func TestOveruse(t *testing.T) {
 	pod, none := newPod("greedy", main(2)), newPod("none", main(0))
 	stale := newPod("stale", main(2), annotation(protocol.AnnotationOveruse, `{"usedMiB":3,"requestedMiB":2,"cards":{"0":{"usedMiB":3,"requestedMiB":2}}}`))
 	lost := newPod("lost", main(2))
-	b.create(p, pod, none, stale, lost)
-	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-greedy", Name: "main"}, allocation.Allocation{})
+	// Its second container, which requests more, doesn't run now, so the measurement has only the first one.
+	restarting := newPod("restarting", main(2), container("second", 3))
+	b.create(p, pod, none, stale, lost, restarting)
+	give := func(uid gpu.PodUID, container string, request gpu.Memory) {
+		p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: uid, Name: container}, giveOne(0, request))
+	}
+	give("uid-greedy", "main", 2)
+	give("uid-restarting", "main", 2)
+	give("uid-restarting", "second", 3)
 	measure := func(at time.Time, used uint64) {
 		report := protocol.Usage{Time: at}
-		for _, name := range []string{"greedy", "none", "lost"} {
+		for _, name := range []string{"greedy", "none", "lost", "restarting"} {
 			report.Containers = append(report.Containers, protocol.ContainerUsage{UID: "uid-" + name, Container: "main", Used: used << 20, Requested: 2 << 30})
 		}
 		p.overuse.Check(report)
@@ -40,7 +48,7 @@ func TestOveruse(t *testing.T) {
 		t.Errorf("the annotation is %+v", got)
 	}
 	b.awaitEvent("GPUMemoryOveruse The pod uses 4096 MiB of GPU memory and requests 2048 MiB")
-	for name, what := range map[string]string{"none": "requests nothing", "lost": "was given what is not known"} {
+	for name, what := range map[string]string{"none": "requests nothing", "lost": "was given what is not known", "restarting": "is within the requests of all its containers"} {
 		if _, has := b.pod(name).Annotations[protocol.AnnotationOveruse]; has {
 			t.Errorf("a pod that %s is annotated", what)
 		}

@@ -112,7 +112,7 @@ func New(o Options) (*Plugin, error) {
 	queue := newAnnotationQueue()
 	p.limits = &limitWatch{pods: p.pods, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add}
 	p.overuse = &overuseWatch{
-		pods: p.pods, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
+		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
 	}
 	p.annotator = &annotator{
 		client: o.Client, pods: p.pods, record: record, events: o.Events, metrics: p.metrics, limits: p.limits, overuse: p.overuse, queue: queue,
@@ -153,7 +153,7 @@ func New(o Options) (*Plugin, error) {
 	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
 	p.registrar = &registrar{
 		dir: o.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
-		refused: p.reporter.Refused, wake: make(chan struct{}, 1), settle: settle,
+		refused: p.reporter.Refused, wake: make(chan struct{}, 1), cleanup: cleanup,
 	}
 	return p, nil
 }

@@ -134,7 +134,7 @@ func TestDeletedPods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one := allocation.PodAllocations{"main": {Cards: gpu.On(0, 1)}}
+	one := allocation.PodAllocations{"main": giveOne(0, 1)}
 	s := &snapshots{
 		pods: pods, cards: newCardState(), met: map[gpu.PodUID]bool{}, rejected: map[gpu.PodUID]bool{},
 		record: allocation.NewRecord(allocation.Allocations{"uid-stays": one, "uid-goes": one, "uid-unseen": one}),

@@ -26,9 +26,9 @@ const (
 	// socketName is the plugin's socket, in the kubelet's directory.
 	socketName        = "gpushare.sock"
 	kubeletSocketName = "kubelet.sock"
-	// settle is the pause after a stream to the kubelet has ended. The kubelet cleans up after the old stream, and cuts a
+	// cleanup is the pause after a stream to the kubelet has ended. The kubelet cleans up after the old stream, and cuts a
 	// new stream that starts meanwhile.
-	settle = time.Second
+	cleanup = time.Second
 	// registerTimeout bounds a registration, with the kubelet's dial back, for which it allows itself ten seconds.
 	registerTimeout = 15 * time.Second
 	// listenGrace is how long a kubelet may have no ListAndWatch stream after the registration.
@@ -48,7 +48,7 @@ type registrar struct {
 	// refused is called with the reason why the kubelet rejects the plugin.
 	refused func(reason error)
 	wake    chan struct{}
-	settle  time.Duration
+	cleanup time.Duration
 	// tried is the kubelet's socket at the last attempt.
 	tried fs.FileInfo
 }
@@ -76,7 +76,7 @@ func (r *registrar) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		delay := r.settle
+		delay := r.cleanup
 		if registered {
 			backoff, refusal = newRegistrationBackoff(), ""
 		} else {

@@ -76,14 +76,14 @@ func TestKubeletRestartsDuringRegistration(t *testing.T) {
 	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
-	settle, next := p.registrar.before, make(chan *kubelet, 1)
+	before, next := p.registrar.before, make(chan *kubelet, 1)
 	p.registrar.before = func(ctx context.Context) {
 		if k != nil {
 			k.stop()
 			k = nil
 			next <- startKubelet(t, b.dir)
 		}
-		settle(ctx)
+		before(ctx)
 	}
 	p.SetCards(gpu.GiB, newCards(16), nil, "")
 	k2 := <-next

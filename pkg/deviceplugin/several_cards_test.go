@@ -83,6 +83,11 @@ func TestSeveralCards(t *testing.T) {
 	if n := testutil.ToFloat64(p.metrics.otherDevices); n != 0 {
 		t.Errorf("counted %v allocations with devices of another card", n)
 	}
+	for card, want := range []uint64{0, 6 << 30, 0, 6 << 30} {
+		if held := p.overuse.Held("uid-two", card); held != want {
+			t.Errorf("pod two holds %d of card %d, want %d", held, card, want)
+		}
+	}
 	for _, pod := range []*corev1.Pod{one, two, four} {
 		await(t, "pod "+pod.Name+" to be assigned", func() bool { return b.pod(pod.Name).Annotations[protocol.AnnotationAssigned] == "true" })
 		after := b.pod(pod.Name).Annotations

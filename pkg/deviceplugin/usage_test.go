@@ -50,7 +50,7 @@ func TestUsage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-given", Name: "main"}, allocation.Allocation{Cards: gpu.On(0, 2)})
+	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-given", Name: "main"}, giveOne(0, 2))
 	p.Measure(stubUsage{})
 
 	server := httptest.NewServer(p.usageHandler())

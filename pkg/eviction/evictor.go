@@ -56,7 +56,7 @@ const (
 	callTimeout     = 5 * time.Second
 )
 
-// The results of a round of evictions, as labels of metrics.
+// The results of a round of evictions, or of the eviction of an over-user, as labels of metrics.
 const (
 	EvictedAll      = "evicted"
 	EvictionRefused = "refused"
@@ -79,6 +79,8 @@ type API interface {
 type Observer interface {
 	// Evicted reports the result of a round of evictions.
 	Evicted(result string)
+	// OveruserEvicted reports the result of the eviction of a pod that uses more than it requests.
+	OveruserEvicted(result string)
 	// APIWrite counts the evictions ("eviction").
 	APIWrite(kind string)
 }

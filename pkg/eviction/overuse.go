@@ -33,14 +33,25 @@ type OveruseCache interface {
 	Overusing() []*clustercache.PodInfo
 }
 
+// OveruseGroups reports about groups of pods.
+type OveruseGroups interface {
+	// Membership reports whether a pod is a member of a group, and whether all members that the group needs are bound.
+	Membership(uid gpu.PodUID) (member, whole bool)
+}
+
 // Overusers evicts pods that use more GPU memory than they request, where a card can't keep its promises otherwise: where what they
 // use and what the other pods of the card request is more than the card has. Memory that is promised to no pod may be used.
 //
 // It evicts one pod at a time, the youngest first, and waits until the watch shows that. A pod that a disruption budget protects is
 // skipped for a while.
+//
+// A member of a group is evicted alone: the others may be within their requests. Pods without a group come first, because without
+// one of its members a group usually makes no progress. A group that isn't bound completely is left to package gang, which would
+// evict its other members if it lost one.
 type Overusers struct {
 	Options
-	cache OveruseCache
+	cache  OveruseCache
+	groups OveruseGroups
 	// Only Run uses the fields below.
 
 	// requested is the pod whose eviction was requested last, at a time, until the watch shows it.
@@ -50,8 +61,8 @@ type Overusers struct {
 }
 
 // NewOverusers returns an Overusers. It evicts nothing before Run.
-func NewOverusers(o Options, cache OveruseCache) *Overusers {
-	return &Overusers{Options: o, cache: cache, spared: pauses{}}
+func NewOverusers(o Options, cache OveruseCache, groups OveruseGroups) *Overusers {
+	return &Overusers{Options: o, cache: cache, groups: groups, spared: pauses{}}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -125,6 +136,8 @@ type share struct {
 	needs uint64
 	// over is true for a pod that uses more than it requests. spared is true if it is not to be evicted now.
 	over, spared bool
+	// member is true for a member of a group.
+	member bool
 }
 
 // shareOf returns a pod's share of a card; ok is false for a pod that has none, or that is being deleted.
@@ -143,6 +156,11 @@ func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, 
 			s.needs, s.over = used, true
 		}
 	}
+	if s.over {
+		var whole bool
+		s.member, whole = o.groups.Membership(pod.UID)
+		s.spared = s.spared || s.member && !whole
+	}
 	return s, s.needs > 0
 }
 
@@ -153,8 +171,9 @@ func mebibytes(n int64) uint64 {
 	return uint64(n) << 20
 }
 
-// chooseOverusers returns the pods to evict from a card with this memory so that it can keep its promises, the youngest first. It
-// returns no pod that is within its request.
+// chooseOverusers returns the pods to evict from a card with this memory so that it can keep its promises: first those without a
+// group, and of these the youngest first. It returns no pod that is within its request, also if the others need more than the card
+// has.
 func chooseOverusers(memory uint64, shares []share) []share {
 	var sum uint64
 	for _, s := range shares {
@@ -162,6 +181,12 @@ func chooseOverusers(memory uint64, shares []share) []share {
 	}
 	candidates := slices.DeleteFunc(slices.Clone(shares), func(s share) bool { return !s.over || s.spared })
 	slices.SortFunc(candidates, func(a, b share) int {
+		switch {
+		case a.member && !b.member:
+			return 1
+		case b.member && !a.member:
+			return -1
+		}
 		return cmp.Or(b.pod.AssumeTime.Compare(a.pod.AssumeTime), cmp.Compare(a.pod.UID, b.pod.UID))
 	})
 	for i, s := range candidates {
@@ -183,6 +208,7 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 	o.Observer.APIWrite("eviction")
 	switch {
 	case err == nil:
+		o.Observer.OveruserEvicted(EvictedAll)
 		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", v.use.Used, "requestedMiB", v.use.Requested)
 		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
 			"Evicted from GPU card %d of node %s: it uses %d MiB and requests %d MiB, and other pods can't get what they request", v.card, v.node, v.use.Used, v.use.Requested))
@@ -192,9 +218,15 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 	case answered(err):
 		o.requested = ""
 		o.spared.extend(v.pod.UID, o.Clock.Now(), firstPause, longestPause)
-		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted")
+		result := EvictionFailed
+		if apierrors.IsTooManyRequests(err) {
+			result = EvictionRefused
+		}
+		o.Observer.OveruserEvicted(result)
+		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted", "result", result)
 		return false
 	}
+	o.Observer.OveruserEvicted(EvictionFailed)
 	logger.Error(err, "Pod that uses more GPU memory than it requests not evicted: the API server doesn't answer")
 	return true
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,12 +35,16 @@ type tenant struct {
 	// eviction of a protected one.
 	bound                       time.Time
 	evicted, leaving, protected bool
+	// grouped is true for a member of a group, partial if that isn't bound completely.
+	grouped, partial bool
 }
 
-// overuseModel is a node with two cards of 16 GiB whose pods use what they like. A device plugin measures them, and an extender
-// evicts. The model checks each eviction by what the pods really use.
+// overuseModel is a node with two cards whose pods use what they like. A device plugin measures them, and an extender evicts. The
+// model checks each eviction by what the pods really use.
 type overuseModel struct {
-	t        *testing.T
+	t *testing.T
+	// cards is the memory of the cards in GiB. An administrator can lower it while pods run there.
+	cards    [2]int64
 	random   *rand.Rand
 	clock    *clocktesting.FakeClock
 	tracker  *usage.Overuse
@@ -55,22 +61,28 @@ const (
 	modelCard      = 16
 )
 
+// unknownPods implements usage.OverusePods.
+type unknownPods struct{}
+
+func (unknownPods) Annotated(gpu.PodUID) *protocol.Overuse { return nil }
+func (unknownPods) Held(gpu.PodUID, int) uint64            { return 0 }
+
 func newOveruseModel(t *testing.T, seed uint64) *overuseModel {
 	m := &overuseModel{
-		t: t, random: rand.New(rand.NewPCG(seed, 1)), clock: clocktesting.NewFakeClock(begin),
+		t: t, cards: [2]int64{modelCard, modelCard}, random: rand.New(rand.NewPCG(seed, 1)), clock: clocktesting.NewFakeClock(begin),
 		tracker: usage.NewOveruse(usage.OveruseOptions{Tolerance: modelTolerance, Grace: modelGrace}),
 	}
 	m.overuser = NewOverusers(Options{
 		API: m, Recorder: record.NewFakeRecorder(1 << 16), Observer: &m.observer, AnswerLost: 30 * time.Second,
 		Leading: func() error { return nil }, Clock: m.clock,
-	}, m)
+	}, m, m)
 	return m
 }
 
 func (m *overuseModel) Ready() error { return nil }
 
 func (m *overuseModel) Node(string) (*corev1.Node, bool) {
-	inventory := protocol.Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: modelCard}, {Index: 1, Memory: modelCard}}}
+	inventory := protocol.Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: gpu.Memory(m.cards[0])}, {Index: 1, Memory: gpu.Memory(m.cards[1])}}}
 	text, err := inventory.Annotation()
 	if err != nil {
 		m.t.Fatal(err)
@@ -93,6 +105,11 @@ func (m *overuseModel) PodsOn(string) (pods []*clustercache.PodInfo) {
 		pods = append(pods, info)
 	}
 	return pods
+}
+
+func (m *overuseModel) Membership(uid gpu.PodUID) (member, whole bool) {
+	i := slices.IndexFunc(m.tenants, func(t *tenant) bool { return t.name == string(uid) })
+	return m.tenants[i].grouped, !m.tenants[i].partial
 }
 
 func (m *overuseModel) Overusing() []*clustercache.PodInfo {
@@ -127,13 +144,18 @@ func (m *overuseModel) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
 		m.t.Errorf("%+v is evicted within its request", *tenant)
 	case tenant.over.IsZero() || now.Sub(tenant.over) < modelGrace:
 		m.t.Errorf("%+v is evicted within its grace period, at %v", *tenant, now)
-	case m.needs(tenant.card) <= modelCard:
-		m.t.Errorf("%+v is evicted from a card that keeps its promises: %d of %d", *tenant, m.needs(tenant.card), modelCard)
+	case m.needs(tenant.card) <= m.cards[tenant.card]:
+		m.t.Errorf("%+v is evicted from a card that keeps its promises: %d of %d", *tenant, m.needs(tenant.card), m.cards[tenant.card])
+	case tenant.partial:
+		m.t.Errorf("%+v is evicted from a group that is bound in part", *tenant)
 	}
 	for _, other := range m.tenants {
 		_, reported := m.reports[gpu.PodUID(other.name)]
-		if reported && other.card == tenant.card && !other.evicted && !other.protected && other.bound.After(tenant.bound) {
-			m.t.Errorf("%+v is evicted before the younger %+v", *tenant, *other)
+		if !reported || other.card != tenant.card || other.evicted || other.protected || other.partial {
+			continue
+		}
+		if tenant.grouped && !other.grouped || tenant.grouped == other.grouped && other.bound.After(tenant.bound) {
+			m.t.Errorf("%+v is evicted before %+v", *tenant, *other)
 		}
 	}
 	switch {
@@ -163,15 +185,18 @@ func (m *overuseModel) measure() {
 		report.Containers = append(report.Containers, protocol.ContainerUsage{
 			UID: t.name, Container: "c", Card: t.card, Used: uint64(t.used) << 30, Requested: uint64(t.requested) << 30})
 	}
-	m.reports = m.tracker.Update(report, func(gpu.PodUID) *protocol.Overuse { return nil })
+	m.reports = m.tracker.Update(report, unknownPods{})
 }
 
 // round lets ten seconds pass: pods come and go and change their use, the plugin measures, and the extender makes its steps.
 func (m *overuseModel) round() {
 	m.watch()
 	m.tenants = slices.DeleteFunc(m.tenants, func(t *tenant) bool { return t.leaving && m.random.IntN(3) == 0 || m.random.IntN(40) == 0 })
-	for card := range 2 {
-		free := int64(modelCard)
+	for card := range m.cards {
+		if m.random.IntN(10) == 0 {
+			m.cards[card] = modelCard - m.random.Int64N(2)*m.random.Int64N(modelCard)
+		}
+		free := m.cards[card]
 		for _, t := range m.tenants {
 			if t.card == card {
 				free -= t.requested
@@ -180,12 +205,13 @@ func (m *overuseModel) round() {
 		if free > 0 && m.random.IntN(4) == 0 {
 			m.tenants = append(m.tenants, &tenant{
 				name: fmt.Sprint("p", m.random.Uint64()), card: card, requested: 1 + m.random.Int64N(free), bound: m.clock.Now().Add(time.Duration(m.random.IntN(1000))),
-				protected: m.random.IntN(5) == 0,
+				protected: m.random.IntN(5) == 0, grouped: m.random.IntN(3) == 0,
 			})
 		}
 	}
 	m.clock.Step(5 * time.Second)
 	for _, t := range m.tenants {
+		t.partial = t.grouped && m.random.IntN(3) == 0
 		if m.random.IntN(8) == 0 {
 			if t.used = m.random.Int64N(t.requested + 1); m.random.IntN(2) == 0 {
 				t.used = t.requested + m.random.Int64N(8)
@@ -207,7 +233,8 @@ func (m *overuseModel) watch() {
 }
 
 // TestOverusersModel: in a thousand random rounds no pod is evicted that is within its request or its grace period, none from a card
-// that keeps its promises, and none before a younger one. When the pods come to rest, no card is left to over-users.
+// that keeps its promises, none from a group that is bound in part, and none before one that comes first. Also if a card's memory
+// is lowered until requests alone exceed it. When the pods come to rest, no such card is left to over-users.
 func TestOverusersModel(t *testing.T) {
 	evicted := 0
 	for seed := range uint64(10) {
@@ -220,15 +247,17 @@ func TestOverusersModel(t *testing.T) {
 			m.watch()
 			m.tenants = slices.DeleteFunc(m.tenants, func(t *tenant) bool { return t.leaving })
 			for _, t := range m.tenants {
-				t.protected = false
+				t.protected, t.partial = false, false
 			}
 			m.measure()
 			m.overuser.spared = pauses{}
 			m.overuser.step(t.Context())
 		}
-		for card := range 2 {
-			if m.needs(card) > modelCard {
-				t.Errorf("seed %d: card %d is left with %d of %d", seed, card, m.needs(card), modelCard)
+		for card, memory := range m.cards {
+			if m.needs(card) > memory && slices.ContainsFunc(m.PodsOn(""), func(p *clustercache.PodInfo) bool {
+				return p.Overuse != nil && p.Placement[0].Card == card && !p.Leaving
+			}) {
+				t.Errorf("seed %d: card %d is left with %d of %d", seed, card, m.needs(card), memory)
 			}
 		}
 		evicted += m.evicted
@@ -242,19 +271,33 @@ func TestOverusersModel(t *testing.T) {
 func TestOverusersStep(t *testing.T) {
 	for name, test := range map[string]struct {
 		change  func(*overuseModel)
-		evicted int
+		evicted []string
 	}{
-		"a card that can't keep its promises": {func(*overuseModel) {}, 1},
+		"a card that can't keep its promises": {func(*overuseModel) {}, []string{"greedy"}},
 		"a report that wasn't renewed": {func(m *overuseModel) {
 			m.clock.Step(protocol.OveruseLife + time.Second)
-		}, 0},
+		}, nil},
 		"a report from the future": {func(m *overuseModel) {
 			m.clock.SetTime(begin.Add(-protocol.OveruseLife - time.Second))
-		}, 0},
+		}, nil},
 		"another replica leads": {func(m *overuseModel) {
 			m.overuser.Leading = func() error { return errors.New("standby") }
-		}, 0},
-		"memory that is promised to no pod": {func(m *overuseModel) { m.tenants[1].requested = 2 }, 0},
+		}, nil},
+		"memory that is promised to no pod":                    {func(m *overuseModel) { m.tenants[1].requested = 2 }, nil},
+		"requests alone exceed the lowered memory of the card": {func(m *overuseModel) { m.cards[0] = 4 }, []string{"greedy"}},
+		"the same, and the reported pod is within the request of all its containers": {func(m *overuseModel) {
+			m.cards[0], m.tenants[0].requested = 4, 12
+		}, nil},
+		"a budget forbids it":                          {func(m *overuseModel) { m.tenants[0].protected = true }, nil},
+		"a member of a group that is bound completely": {func(m *overuseModel) { m.tenants[0].grouped = true }, []string{"greedy"}},
+		"a member of a group that is bound in part": {func(m *overuseModel) {
+			m.tenants[0].grouped, m.tenants[0].partial = true, true
+		}, nil},
+		"an older pod without a group before a member": {func(m *overuseModel) {
+			m.tenants[0].grouped = true
+			m.tenants[1].used, m.tenants[1].over, m.tenants[1].bound = 10, begin.Add(-time.Hour), begin.Add(-time.Minute)
+			m.reports["modest"] = protocol.Overuse{Since: begin, At: begin, Cards: map[int]protocol.CardOveruse{0: {Used: 10 << 10, Requested: 8 << 10}}}
+		}, []string{"modest"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newOveruseModel(t, 1)
@@ -262,11 +305,26 @@ func TestOverusersStep(t *testing.T) {
 				{name: "greedy", requested: 8, used: 12, over: begin.Add(-time.Hour), bound: begin}, {name: "modest", requested: 8, used: 1, bound: begin},
 			}
 			m.reports = map[gpu.PodUID]protocol.Overuse{"greedy": {Since: begin, At: begin, Cards: map[int]protocol.CardOveruse{0: {Used: 12 << 10, Requested: 8 << 10}}}}
-			m.random = rand.New(rand.NewPCG(7, 7))
+			m.random = rand.New(rand.NewPCG(1, 2))
 			test.change(m)
 			m.overuser.step(t.Context())
-			if m.evicted != test.evicted {
-				t.Errorf("%d pods were evicted, want %d", m.evicted, test.evicted)
+			var evicted []string
+			for _, tenant := range m.tenants {
+				if tenant.evicted {
+					evicted = append(evicted, tenant.name)
+				}
+			}
+			if diff := cmp.Diff(test.evicted, evicted); diff != "" {
+				t.Errorf("evicted: -want +got:\n%s", diff)
+			}
+			want := map[string]int{}
+			if len(test.evicted) > 0 {
+				want = map[string]int{"overuser evicted": 1, "write eviction": 1}
+			} else if m.tenants[0].protected {
+				want = map[string]int{"overuser refused": 1, "write eviction": 1}
+			}
+			if diff := cmp.Diff(want, m.observer.Counts(), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("counted: -want +got:\n%s", diff)
 			}
 		})
 	}

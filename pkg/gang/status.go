@@ -74,6 +74,17 @@ func (mgr *Manager) InPendingGang(uid gpu.PodUID) bool {
 	return !m.Cardless && (m.run == nil || m.run.phase != PhaseRunning)
 }
 
+// Membership reports whether the pod is a member of a run, and whether that run is whole: all members that it needs are bound.
+func (mgr *Manager) Membership(uid gpu.PodUID) (member, whole bool) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
+	if m == nil || m.run == nil {
+		return false, false
+	}
+	return true, m.run.phase == PhaseRunning
+}
+
 // HeldBinds counts the held binds.
 func (mgr *Manager) HeldBinds() int {
 	mgr.mu.Lock()

@@ -47,8 +47,17 @@ func TestStatus(t *testing.T) {
 	mgr.SetMember(newMember("a", 0, sized(2), inRun("", 9)), at)
 	want("a", "doesn't wait")
 	want("b", "broken since 1m0s, gang: only 1 of 2 members are bound, there is no room for all members at once")
+	if member, whole := mgr.Membership("a"); !member || whole {
+		t.Errorf("a bound member of a broken group: member %t, whole %t", member, whole)
+	}
 	mgr.SetMember(newMember("b", 0, sized(2), inRun("", 9)), at)
 	want("b", "doesn't wait")
+	if member, whole := mgr.Membership("a"); !member || !whole {
+		t.Errorf("a member of a running group: member %t, whole %t", member, whole)
+	}
+	if member, _ := mgr.Membership("unknown"); member {
+		t.Error("a pod without a group is a member")
+	}
 	mgr.StopLeading(at)
 	mgr.SetMember(newMember("d", 0), at)
 	want("d", "doesn't wait")

@@ -18,7 +18,9 @@ func (p *Pod) addIsolation(object *corev1.Pod) {
 		p.Notes = append(p.Notes, "limit not in force: "+isolation.Problem)
 	}
 	if overuse, err := protocol.ParseOveruse(object.Annotations); err == nil && overuse != nil {
-		p.Notes = append(p.Notes, fmt.Sprintf("uses %d MiB, requests %d MiB, since %s", overuse.Used, overuse.Requested, overuse.Since.UTC().Format(time.RFC3339)))
+		// Without its device plugin the annotation stays, so the note has the time of the measurement.
+		p.Notes = append(p.Notes, fmt.Sprintf("uses %d MiB, requests %d MiB, since %s, measured %s",
+			overuse.Used, overuse.Requested, overuse.Since.UTC().Format(time.RFC3339), overuse.At.UTC().Format(time.RFC3339)))
 	}
 }
 

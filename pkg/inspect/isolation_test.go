@@ -51,7 +51,7 @@ func TestIsolation(t *testing.T) {
 
 // TestOveruse: a pod that uses more than it requests is marked.
 func TestOveruse(t *testing.T) {
-	text, err := protocol.Overuse{Used: 3000, Requested: 1024, Since: measuredAt, At: measuredAt}.Annotation()
+	text, err := protocol.Overuse{Used: 3000, Requested: 1024, Since: measuredAt, At: measuredAt.Add(time.Minute)}.Annotation()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestOveruse(t *testing.T) {
 	for _, pod := range report.Nodes[0].Pods {
 		got[pod.Name] = pod.Notes
 	}
-	want := map[string][]string{"greedy": {"uses 3000 MiB, requests 1024 MiB, since 2026-07-01T12:00:00Z"}, "broken": nil}
+	want := map[string][]string{"greedy": {"uses 3000 MiB, requests 1024 MiB, since 2026-07-01T12:00:00Z, measured 2026-07-01T12:01:00Z"}, "broken": nil}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -22,6 +22,7 @@ type Extender struct {
 	resolved *prometheus.CounterVec
 	writes   *prometheus.CounterVec
 	evicted  *prometheus.CounterVec
+	overuse  *prometheus.CounterVec
 	synced   prometheus.Gauge
 	requeues prometheus.Counter
 	expiry   *prometheus.GaugeVec
@@ -46,6 +47,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 		resolved: counter("resolved_binds_total", "Number of resolved binds whose answer was lost, by the state of the pod in the API server.", "outcome"),
 		writes:   counter("api_writes_total", "Number of writes to the API server without Events, by kind of object.", "kind"),
 		evicted:  counter("eviction_rounds_total", "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.", "result"),
+		overuse:  counter("overuse_evictions_total", "Number of attempts to evict a pod that uses more GPU memory than it requests, by result.", "result"),
 		synced:   gauge("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
 		requeues: counter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods.").WithLabelValues(),
 		expiry:   gauge("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
@@ -59,7 +61,10 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	for _, reason := range placement.Reasons() {
 		e.filtered.WithLabelValues(reason.Label())
 	}
-	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.synced, e.requeues, e.expiry)
+	for _, result := range []string{"evicted", "refused", "failed"} {
+		e.overuse.WithLabelValues(result)
+	}
+	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.synced, e.requeues, e.expiry)
 	return e
 }
 
@@ -86,6 +91,9 @@ func (e *Extender) BindResolved(outcome string) { e.resolved.WithLabelValues(out
 
 // Evicted implements scheduling.Observer.
 func (e *Extender) Evicted(result string) { e.evicted.WithLabelValues(result).Inc() }
+
+// OveruserEvicted implements scheduling.Observer.
+func (e *Extender) OveruserEvicted(result string) { e.overuse.WithLabelValues(result).Inc() }
 
 // CacheSynced implements scheduling.Observer.
 func (e *Extender) CacheSynced(took time.Duration) { e.synced.Set(took.Seconds()) }

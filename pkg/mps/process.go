@@ -110,7 +110,7 @@ func (d *daemon) servers(ctx context.Context) (pids []int, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, word := range strings.Fields(answer) {
+	for word := range strings.FieldsSeq(answer) {
 		pid, err := strconv.Atoi(word)
 		if err != nil {
 			return nil, fmt.Errorf("get_server_list: %.100q", answer)

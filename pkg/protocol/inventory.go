@@ -117,8 +117,8 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	out := Inventory{Unit: unit, BootID: in.BootID, Isolation: in.Isolation, Features: in.Features}
 	for _, c := range in.Cards {
 		card := gpu.Card{
-			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory,
-			NUMANode: gpu.NoNUMANode, NVLink: max(c.NVLink, 0), PCIeSwitch: max(c.PCIeSwitch, 0), MaxContainers: max(c.MaxContainers, 0),
+			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, MaxContainers: max(c.MaxContainers, 0),
+			NUMANode: gpu.NoNUMANode, NVLink: max(c.NVLink, 0), PCIeSwitch: max(c.PCIeSwitch, 0),
 		}
 		if c.NUMANode != nil {
 			card.NUMANode = max(*c.NUMANode, gpu.NoNUMANode)

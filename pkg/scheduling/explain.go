@@ -19,6 +19,9 @@ type Explanation struct {
 	// RequestProblems are the pods that get no GPU memory although they seem to ask for some, ordered by namespace and name:
 	// see PodInfo.RequestProblem. Most of them run.
 	RequestProblems []*clustercache.PodInfo
+	// Reported are the bound pods of which a device plugin reports over-use, or a limit that is not in force, ordered by namespace
+	// and name.
+	Reported []*clustercache.PodInfo
 }
 
 const (
@@ -48,7 +51,9 @@ func (s *Scheduler) Explain() *Explanation {
 		return e.last
 	}
 	pods, _ := s.cache.Pending(0)
-	e.last = &Explanation{At: begin, Pending: pods, Diagnoses: s.diagnose(pods), RequestProblems: s.cache.RequestProblems()}
+	e.last = &Explanation{
+		At: begin, Pending: pods, Diagnoses: s.diagnose(pods), RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(),
+	}
 	e.next = begin.Add(explainPause(s.Clock.Since(begin)))
 	return e.last
 }

@@ -98,6 +98,14 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 // holds reports whether the pod's bind needs a permit.
 func (g *groups) holds(pod *clustercache.PodInfo) bool { return g != nil && pod.Member != nil }
 
+// Membership implements eviction.OveruseGroups.
+func (g *groups) Membership(uid gpu.PodUID) (member, whole bool) {
+	if g == nil {
+		return false, false
+	}
+	return g.manager.Membership(uid)
+}
+
 // incomplete reports whether the pod is a member of a gang that isn't whole.
 func (g *groups) incomplete(pod *corev1.Pod) bool {
 	return g != nil && protocol.InGroup(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID))

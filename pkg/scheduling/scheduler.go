@@ -90,6 +90,7 @@ type clusterCache interface {
 	WatchVersions() map[string]uint64
 	NodesWithoutPlugin() int
 	RequestProblems() []*clustercache.PodInfo
+	Reported() []*clustercache.PodInfo
 }
 
 // Scheduler answers kube-scheduler's calls. Its methods are safe for concurrent use.
@@ -138,13 +139,13 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.EvictFragmented {
 		s.evictor = eviction.New(evictions)
 	}
-	if o.EvictOverusers {
-		s.overusers = eviction.NewOverusers(evictions, s.cache)
-	}
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
 		s.free = newFreeResources(s.cache)
 		s.groups = s.newGroups()
+	}
+	if o.EvictOverusers {
+		s.overusers = eviction.NewOverusers(evictions, s.cache, s.groups)
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
 	s.ledger.AddFreedListener(s.groups.memoryFreed)

@@ -399,6 +399,7 @@ func (c *simCache) Ready() error                                   { return nil 
 func (c *simCache) BudgetsSynced() bool                            { return true }
 func (c *simCache) Budgets(string) []*policyv1.PodDisruptionBudget { return nil }
 func (c *simCache) PodsOn(node string) []*clustercache.PodInfo     { return slices.Clone(c.byNode[node]) }
+func (c *simCache) Reported() []*clustercache.PodInfo              { return nil }
 func (c *simCache) Overusing() []*clustercache.PodInfo             { return nil }
 func (c *simCache) Nodes() []*corev1.Node                          { return c.nodes }
 func (c *simCache) WatchVersions() map[string]uint64               { return nil }
@@ -444,6 +445,7 @@ func (nullObserver) BindResolved(string)            {}
 func (nullObserver) APIWrite(string)                {}
 func (nullObserver) Requeued()                      {}
 func (nullObserver) Evicted(string)                 {}
+func (nullObserver) OveruserEvicted(string)         {}
 func (nullObserver) Filtered(placement.Reason, int) {}
 func (nullObserver) BindFinished(string)            {}
 func (nullObserver) CacheSynced(time.Duration)      {}

@@ -25,6 +25,14 @@ type OveruseOptions struct {
 	Grace time.Duration
 }
 
+// OverusePods is what is known about pods, besides the measurement.
+type OverusePods interface {
+	// Annotated returns what the pod's annotation reports; nil if nothing. After a restart of the plugin an over-use goes on.
+	Annotated(uid gpu.PodUID) *protocol.Overuse
+	// Held returns what the containers of the pod were given of a card, in bytes. A measurement has only containers that run.
+	Held(uid gpu.PodUID, card int) uint64
+}
+
 // Overuse finds the pods that use more memory than they request, from measurement to measurement. Only one goroutine may use it at
 // a time.
 type Overuse struct {
@@ -46,10 +54,8 @@ func NewOveruse(o OveruseOptions) *Overuse { return &Overuse{options: o} }
 
 // Update adds a measurement and returns the reports by pod. A report keeps its value until it is due for renewal, or until it
 // has changed much: each change is written to the API server. A card that could not be read changes nothing.
-//
-// annotated returns what a pod's annotation reports, nil if nothing: after a restart of the plugin an over-use goes on.
-func (o *Overuse) Update(report protocol.Usage, annotated func(gpu.PodUID) *protocol.Overuse) map[gpu.PodUID]protocol.Overuse {
-	since, reports := o.find(report, annotated)
+func (o *Overuse) Update(report protocol.Usage, pods OverusePods) map[gpu.PodUID]protocol.Overuse {
+	since, reports := o.find(report, pods)
 	o.keepUnread(report.Cards, since, reports)
 	for uid, next := range reports {
 		last, known := o.reports[uid]
@@ -62,7 +68,7 @@ func (o *Overuse) Update(report protocol.Usage, annotated func(gpu.PodUID) *prot
 }
 
 // find returns since when containers exceed their requests, and the pods for which that is longer than the grace period.
-func (o *Overuse) find(report protocol.Usage, annotated func(gpu.PodUID) *protocol.Overuse) (since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
+func (o *Overuse) find(report protocol.Usage, pods OverusePods) (since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
 	now := report.Time
 	since, reports = map[excess]time.Time{}, map[gpu.PodUID]protocol.Overuse{}
 	for _, row := range report.Containers {
@@ -73,13 +79,13 @@ func (o *Overuse) find(report protocol.Usage, annotated func(gpu.PodUID) *protoc
 		began, known := o.since[key]
 		if !known {
 			began = now
-			if before := annotated(key.pod); before.Current(now) && before.Since.Before(now) && before.Cards[key.card].Used > 0 {
+			if before := pods.Annotated(key.pod); before.Current(now) && before.Since.Before(now) && before.Cards[key.card].Used > 0 {
 				began = before.Since
 			}
 		}
 		since[key] = began
 		if now.Sub(began) >= o.options.Grace {
-			if pod := o.add(reports[key.pod], report, key, began); len(pod.Cards) > 0 {
+			if pod := o.add(reports[key.pod], report, key, began, pods.Held(key.pod, key.card)); len(pod.Cards) > 0 {
 				reports[key.pod] = pod
 			}
 		}
@@ -113,8 +119,8 @@ func similar(before, now protocol.CardOveruse) bool {
 }
 
 // add adds a card to a pod's report, with the use of all of the pod's containers there. A pod whose containers together are within
-// their requests takes nothing from its neighbours.
-func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, over excess, began time.Time) protocol.Overuse {
+// their requests takes nothing from its neighbours. held is what they were given of the card, also those that don't run now.
+func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, over excess, began time.Time, held uint64) protocol.Overuse {
 	if _, counted := pod.Cards[over.card]; counted {
 		if began.Before(pod.Since) {
 			pod.Since = began
@@ -127,7 +133,7 @@ func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, over excess, 
 			used, requested = used+row.Used, requested+row.Requested
 		}
 	}
-	card := protocol.CardOveruse{Used: int64(used >> 20), Requested: int64(requested >> 20)}
+	card := protocol.CardOveruse{Used: int64(used >> 20), Requested: int64(max(requested, held) >> 20)}
 	if card.Used <= card.Requested {
 		return pod
 	}

@@ -24,6 +24,15 @@ func failed(second int) protocol.Usage {
 	return protocol.Usage{Time: time.Unix(int64(second), 0), Cards: []protocol.CardUsage{{Index: 0, Problem: "reading its memory: Unknown Error"}}}
 }
 
+// knownPod implements OverusePods. All pods are the same.
+type knownPod struct {
+	annotated *protocol.Overuse
+	held      uint64
+}
+
+func (p knownPod) Annotated(gpu.PodUID) *protocol.Overuse { return p.annotated }
+func (p knownPod) Held(gpu.PodUID, int) uint64            { return p.held * mib }
+
 // TestOveruse: a tolerance of 10% and a grace period of 60 s.
 func TestOveruse(t *testing.T) {
 	type reports = map[gpu.PodUID]protocol.Overuse
@@ -31,11 +40,11 @@ func TestOveruse(t *testing.T) {
 	one := func(since, now int, card int, used, requested int64) reports {
 		return reports{"a": {Used: used, Requested: requested, Since: at(since), At: at(now), Cards: map[int]protocol.CardOveruse{card: {Used: used, Requested: requested}}}}
 	}
-	nothing := func(gpu.PodUID) *protocol.Overuse { return nil }
+	nothing := knownPod{}
 	for name, test := range map[string]struct {
-		annotated func(gpu.PodUID) *protocol.Overuse
-		steps     []protocol.Usage
-		want      reports
+		pod   knownPod
+		steps []protocol.Usage
+		want  reports
 	}{
 		"within the grace period":                 {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(59, uses("a", "c", 0, 200, 100))}, reports{}},
 		"after the grace period":                  {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 150, 100)), measured(60, uses("a", "c", 0, 200, 100))}, one(0, 60, 0, 200, 100)},
@@ -52,6 +61,12 @@ func TestOveruse(t *testing.T) {
 			measured(0, uses("a", "c", 0, 10, 100), uses("a", "c", 1, 150, 100)), measured(60, uses("a", "c", 0, 10, 100), uses("a", "c", 1, 150, 100))}, one(0, 60, 1, 150, 100)},
 		"another container of the pod makes room": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100)), measured(60, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100))}, reports{}},
+		"another container of the pod makes room, and doesn't run now": {knownPod{held: 200}, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100))}, reports{}},
+		"another container was started again, and the API server doesn't show it yet": {knownPod{held: 200}, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 120, 100), uses("a", "", 0, 80, 0)), measured(60, uses("a", "c", 0, 120, 100), uses("a", "", 0, 80, 0))}, reports{}},
+		"the request of a container that doesn't run counts": {knownPod{held: 200}, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 300, 100)), measured(60, uses("a", "c", 0, 300, 100))}, one(0, 60, 0, 300, 200)},
 		"a container that the API server doesn't show": {nothing, []protocol.Usage{measured(0, uses("a", "", 0, 200, 0)), measured(60, uses("a", "", 0, 200, 0))}, reports{}},
 		"two containers count together": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 300, 100)), measured(60, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 300, 100))}, one(0, 60, 0, 500, 200)},
@@ -62,17 +77,17 @@ func TestOveruse(t *testing.T) {
 		"it is renewed": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), measured(120, uses("a", "c", 0, 200, 100))}, one(0, 120, 0, 200, 100)},
 		"after a restart of the plugin it goes on": {
-			func(gpu.PodUID) *protocol.Overuse { report := one(5, 950, 0, 200, 100)["a"]; return &report },
+			knownPod{annotated: new(one(5, 950, 0, 200, 100)["a"])},
 			[]protocol.Usage{measured(1000, uses("a", "c", 0, 200, 100))}, one(5, 1000, 0, 200, 100)},
 		"an old annotation doesn't count": {
-			func(gpu.PodUID) *protocol.Overuse { report := one(5, 10, 0, 200, 100)["a"]; return &report },
+			knownPod{annotated: new(one(5, 10, 0, 200, 100)["a"])},
 			[]protocol.Usage{measured(1000, uses("a", "c", 0, 200, 100))}, reports{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tracker := NewOveruse(OveruseOptions{Tolerance: 10, Grace: time.Minute})
 			var got reports
 			for _, step := range test.steps {
-				got = tracker.Update(step, test.annotated)
+				got = tracker.Update(step, test.pod)
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)

@@ -74,8 +74,10 @@ type delta struct {
 	Removed []string          `json:"removed,omitempty"`
 	Pending json.RawMessage   `json:"pending,omitempty"`
 	// Problems are the pods that share nothing by mistake.
-	Problems json.RawMessage   `json:"problems,omitempty"`
-	Groups   []json.RawMessage `json:"groups,omitempty"`
+	Problems json.RawMessage `json:"problems,omitempty"`
+	// Reports are what the device plugins report of pods.
+	Reports json.RawMessage   `json:"reports,omitempty"`
+	Groups  []json.RawMessage `json:"groups,omitempty"`
 	// GroupsGone are groups as namespace/name.
 	GroupsGone []string `json:"groupsGone,omitempty"`
 	Sample     *sample  `json:"sample,omitempty"`
@@ -83,7 +85,7 @@ type delta struct {
 }
 
 func (d *delta) empty() bool {
-	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Problems == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
+	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Problems == nil && d.Reports == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
 }
 
 // whole is the complete state.
@@ -96,6 +98,7 @@ type whole struct {
 	Nodes       []json.RawMessage           `json:"nodes"`
 	Pending     json.RawMessage             `json:"pending"`
 	Problems    json.RawMessage             `json:"problems"`
+	Reports     json.RawMessage             `json:"reports"`
 	Groups      []json.RawMessage           `json:"groups"`
 	SampleEvery int                         `json:"sampleEverySeconds"`
 	Samples     []sample                    `json:"samples"`
@@ -118,9 +121,10 @@ type Board struct {
 	refreshed time.Time
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
-	explained *scheduling.Explanation // The one that is in pending and problems; nil if there was no viewer.
+	explained *scheduling.Explanation // The one that is in pending, problems and reports; nil if there was no viewer.
 	pending   json.RawMessage
 	problems  json.RawMessage
+	reports   json.RawMessage
 	groups    map[string][]byte // By namespace/name, as last encoded.
 	history   history
 	status    status
@@ -135,7 +139,7 @@ type Board struct {
 // NewBoard returns a Board. Run updates it, and so does each request.
 func NewBoard(o Options) *Board {
 	b := &Board{
-		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, pending: json.RawMessage("[]"), problems: json.RawMessage("[]"), changed: make(chan struct{}), seq: 1,
+		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, pending: json.RawMessage("[]"), problems: json.RawMessage("[]"), reports: json.RawMessage("[]"), changed: make(chan struct{}), seq: 1,
 		status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
 	}
 	b.stopping, b.stop = context.WithCancel(context.Background())
@@ -260,7 +264,7 @@ func (b *Board) read(d *delta, watched bool) error {
 	return b.readGroups(d)
 }
 
-// readPending adds the pending pods, and those that share nothing by mistake, to the board and to the delta.
+// readPending adds the pending pods, those that share nothing by mistake, and what is reported of pods to the board and to the delta.
 func (b *Board) readPending(d *delta) error {
 	pending, err := json.Marshal(viewPending(b.explained))
 	if err != nil {
@@ -269,6 +273,13 @@ func (b *Board) readPending(d *delta) error {
 	problems, err := json.Marshal(viewProblems(b.explained))
 	if err != nil {
 		return fmt.Errorf("encoding the pods that share nothing for the page: %w", err)
+	}
+	reports, err := json.Marshal(viewReports(b.explained))
+	if err != nil {
+		return fmt.Errorf("encoding the reports of the device plugins for the page: %w", err)
+	}
+	if !bytes.Equal(reports, b.reports) {
+		b.reports, d.Reports = reports, reports
 	}
 	if !bytes.Equal(pending, b.pending) {
 		b.pending, d.Pending = pending, pending
@@ -355,7 +366,7 @@ func (b *Board) wholeFrame() (*frame, error) {
 	}
 	w := whole{
 		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Words: map[diagnosis.Reason]string{}, Nodes: make([]json.RawMessage, 0, len(b.nodes)),
-		Pending: b.pending, Problems: b.problems, Groups: make([]json.RawMessage, 0, len(b.groups)), SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
+		Pending: b.pending, Problems: b.problems, Reports: b.reports, Groups: make([]json.RawMessage, 0, len(b.groups)), SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
 	}
 	for _, reason := range diagnosis.Reasons() {
 		w.Words[reason] = reason.Words()

@@ -34,6 +34,7 @@ type source struct {
 	notReady error
 	pending  []*clustercache.PodInfo
 	problems []*clustercache.PodInfo
+	reported []*clustercache.PodInfo
 	groups   []gang.Report
 	noGroups error
 }
@@ -65,6 +66,12 @@ func (s *source) setPending(pods ...*clustercache.PodInfo) {
 	}
 }
 
+func (s *source) setReported(pods ...*clustercache.PodInfo) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reported = pods
+}
+
 func (s *source) Groups() ([]gang.Report, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +88,7 @@ func (s *source) setGroups(err error, groups ...gang.Report) {
 func (s *source) Explain() *scheduling.Explanation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := &scheduling.Explanation{Pending: s.pending, RequestProblems: s.problems}
+	e := &scheduling.Explanation{At: time.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported}
 	for range s.pending {
 		e.Diagnoses = append(e.Diagnoses, diagnosis.Diagnosis{Reason: diagnosis.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))})
 	}
@@ -166,6 +173,7 @@ type page struct {
 	Nodes    []nodeView        `json:"nodes"`
 	Pending  []pendingView     `json:"pending"`
 	Problems []problemView     `json:"problems"`
+	Reports  []reportView      `json:"reports"`
 	Groups   []groupView       `json:"groups"`
 	Words    map[string]string `json:"words"`
 	Samples  [][]int64         `json:"samples"`
@@ -314,6 +322,7 @@ func (f *follower) take(t *testing.T, e event) {
 			Removed    []string
 			Pending    *[]pendingView
 			Problems   *[]problemView
+			Reports    *[]reportView
 			Groups     []groupView
 			GroupsGone []string
 			Sample     []int64
@@ -339,6 +348,9 @@ func (f *follower) take(t *testing.T, e event) {
 		}
 		if d.Problems != nil {
 			f.Problems = *d.Problems
+		}
+		if d.Reports != nil {
+			f.Reports = *d.Reports
 		}
 		if d.Sample != nil {
 			f.Samples = append(f.Samples, d.Sample)

@@ -81,6 +81,20 @@ type problemView struct {
 	Problem   string `json:"problem"`
 }
 
+// reportView is the JSON form of what a device plugin reports of a pod: over-use, or a limit that is not in force.
+type reportView struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	Node      string `json:"node"`
+	// Used is what the pod uses of the cards on which it uses more than it requests, in MiB; 0 if it doesn't. Since is in Unix
+	// milliseconds.
+	Used      int64 `json:"usedMiB,omitempty"`
+	Requested int64 `json:"requestedMiB,omitempty"`
+	Since     int64 `json:"since,omitempty"`
+	// Limit is which limit is not in force, and why.
+	Limit string `json:"limit,omitempty"`
+}
+
 // groupView is the JSON form of a group of pods. Each of its runs has a row on the page.
 type groupView struct {
 	Namespace string    `json:"namespace"`
@@ -176,6 +190,21 @@ func viewProblems(e *scheduling.Explanation) []problemView {
 	views := make([]problemView, len(e.RequestProblems))
 	for i, pod := range e.RequestProblems {
 		views[i] = problemView{Name: pod.Name, Namespace: pod.Namespace, Problem: pod.RequestProblem}
+	}
+	return views
+}
+
+// viewReports returns what is reported and still counts.
+func viewReports(e *scheduling.Explanation) []reportView {
+	views := []reportView{}
+	for _, pod := range e.Reported {
+		view := reportView{Name: pod.Name, Namespace: pod.Namespace, Node: pod.Node, Limit: pod.LimitProblem}
+		if pod.Overuse.Current(e.At) {
+			view.Used, view.Requested, view.Since = pod.Overuse.Used, pod.Overuse.Requested, milliseconds(pod.Overuse.Since)
+		}
+		if view.Used > 0 || view.Limit != "" {
+			views = append(views, view)
+		}
 	}
 	return views
 }

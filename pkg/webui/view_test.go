@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
@@ -111,6 +112,25 @@ func TestViewNodeUnit(t *testing.T) {
 		if got := viewNode(node); got.Unit != test.want || got.UnitMiB != test.mib {
 			t.Errorf("%s: %q of %v MiB, want %q of %v", name, got.Unit, got.UnitMiB, test.want, test.mib)
 		}
+	}
+}
+
+func TestViewReports(t *testing.T) {
+	at := time.UnixMilli(1_800_000_000_000)
+	overuse := func(measured time.Time) *protocol.Overuse {
+		return &protocol.Overuse{Used: 12288, Requested: 8192, Since: at.Add(-time.Hour), At: measured}
+	}
+	got := viewReports(&scheduling.Explanation{At: at, Reported: []*clustercache.PodInfo{
+		{Pod: pod("above", 8), Node: "n0", Overuse: overuse(at.Add(-time.Minute))},
+		{Pod: pod("no longer measured", 8), Node: "n0", Overuse: overuse(at.Add(-time.Hour))},
+		{Pod: pod("without its limit", 8), Node: "n1", LimitProblem: "its cgroup has no limit", Overuse: overuse(at.Add(-time.Hour))},
+	}})
+	want := []reportView{
+		{Name: "above", Namespace: "default", Node: "n0", Used: 12288, Requested: 8192, Since: at.Add(-time.Hour).UnixMilli()},
+		{Name: "without its limit", Namespace: "default", Node: "n1", Limit: "its cgroup has no limit"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 

@@ -35,6 +35,7 @@ type source struct {
 	mu       sync.Mutex
 	pending  []*clustercache.PodInfo
 	problems []*clustercache.PodInfo
+	reported []*clustercache.PodInfo
 	groups   []gang.Report
 	noGroups error
 }
@@ -56,7 +57,7 @@ func (s *source) Explain() *scheduling.Explanation {
 	for _, pod := range s.pending {
 		pending = append(pending, pod.Pending)
 	}
-	e := &scheduling.Explanation{Pending: s.pending, RequestProblems: s.problems}
+	e := &scheduling.Explanation{At: s.clock.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported}
 	diagnoser := diagnosis.NewDiagnoser(nodes, pending, s.clock.Now())
 	for _, pod := range pending {
 		e.Diagnoses = append(e.Diagnoses, diagnoser.Diagnose(pod, nil))

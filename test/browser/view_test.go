@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // rows are the names of what the page lists.
@@ -170,6 +171,41 @@ func TestNothingFound(t *testing.T) {
 			t.Errorf("%s: still no rows", view)
 		}
 	}
+	tab.WantNoComplaints()
+}
+
+// TestReports: what device plugins report of a pod is shown with the pod, its card and its node, until it is reported no longer.
+func TestReports(t *testing.T) {
+	s := somePods()
+	url, _ := show(t, newBoard(s))
+	tab := Start(t, 1280, 800)
+	tab.Do(chromedp.Navigate(url + "#cards?problems=only"))
+	tab.Await("the page", `document.getElementById("shown").innerText`)
+	wantRows(t, tab, "nothing is reported")
+	since := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	s.change(func() {
+		s.reported = []*clustercache.PodInfo{
+			{Pod: gpu.Pod{Namespace: "ns", Name: "bound-n0"}, Node: "n0", Overuse: &protocol.Overuse{Used: 17000, Requested: 16000, Since: since, At: time.Now()}},
+			{Pod: gpu.Pod{Namespace: "ns", Name: "bound-n2"}, Node: "n2", LimitProblem: "container <b>: its cgroup has no limit"},
+		}
+	})
+	tab.Await("both nodes", `document.querySelectorAll("#view-cards .line").length === 2`)
+	wantRows(t, tab, "two pods are reported", "n0", "n2")
+	if got, want := tab.Text("#cards-problems"), "1 pod above its request · 1 pod without its limit"; got != want {
+		t.Errorf("the sums have %q, want %q", got, want)
+	}
+	tab.Do(chromedp.Navigate(url + "#pods?q=in+force&card=n0/0"))
+	tab.Await("the pod", `document.querySelectorAll("#view-pods tbody tr:not([aria-hidden])").length === 1`)
+	if got, want := Eval[string](tab, `document.querySelector("#view-pods tbody tr:not([aria-hidden]) td:last-child").title`), "limit not in force: container <b>: its cgroup has no limit"; got != want {
+		t.Errorf("the pod without its limit has %q, want %q", got, want)
+	}
+	for _, want := range []string{"⚠ 1 pod above its request", "uses 17000 MiB, requests 16000 MiB, since 2026-07-01T12:00:00Z"} {
+		if got := tab.Text("#details"); !strings.Contains(got, want) {
+			t.Errorf("the card's details don't have %q:\n%s", want, got)
+		}
+	}
+	s.change(func() { s.reported = nil })
+	tab.Await("the card without a problem", `!document.querySelector("#details .warn") && document.getElementById("cards-problems").innerText === ""`)
 	tab.WantNoComplaints()
 }
 

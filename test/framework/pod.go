@@ -99,9 +99,11 @@ func (p *PodWrapper) GPUMem(memory int64) *PodWrapper {
 }
 
 // Cards sets the number of cards over which the pod's request is divided.
-func (p *PodWrapper) Cards(n int) *PodWrapper { return p.Label(protocol.LabelCount, strconv.Itoa(n)) }
+func (p *PodWrapper) Cards(n int) *PodWrapper {
+	return p.Label(protocol.LabelCount, strconv.Itoa(n))
+}
 
-// Cores sets the computing that the first container asks for, in percent of one card.
+// Cores sets the computing that the first container requests, in percent of one card.
 func (p *PodWrapper) Cores(percent int64) *PodWrapper {
 	return p.Limit(protocol.ResourceCores, percent)
 }

@@ -300,6 +300,7 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationAllocation: `{"0":{"0":1,"1":1}}`})))
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationIsolation: "driver"})))
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationIsolation: nil})))
+	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationOveruse: "{}"})))
 	must(t, onNode(bound, node, inventory))
 	must(t, onNode(bound, node, count, "status"))
 	must(t, onNode(bound, node, patch(map[string]any{"gpushare.aliyun.com/test": nil})))

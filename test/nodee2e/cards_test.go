@@ -20,16 +20,12 @@ func TestSeveralCards(t *testing.T) {
 
 	c.run(t, "a burst of pods with the same total and different numbers of cards", func(s *scenario) {
 		before := s.allocations()
-		pods := repeat(6, func() *framework.PodWrapper { return s.withCards(s.pod(4), 0) })
-		containers := len(pods)
-		for range 2 {
-			pods = append(pods, s.withCards(s.pod(4).Container("second", 4), 0))
-			containers += 2
-		}
+		// Each card has room for the shares of all pods, so that they fit in any order.
+		pods := append(s.ofTotal4(1, 2, 2, 2, 4, 4, 4), s.withCards(s.pod(4).Container("second", 4), 4))
 		s.createAndWait(pods...)
 		// The kubelet calls Allocate once for a container, whether it asks for cores or not.
-		if got := s.allocations() - before; got != float64(containers) {
-			s.Errorf("%v calls of Allocate for %d containers", got, containers)
+		if got, want := s.allocations()-before, float64(len(pods)+1); got != want {
+			s.Errorf("%v calls of Allocate for %v containers", got, want)
 		}
 	})
 	c.run(t, "cores are used up before memory", func(s *scenario) {
@@ -57,7 +53,7 @@ func TestSeveralCards(t *testing.T) {
 		}
 		s.delete(s.names()...)
 		s.waitTerminated()
-		s.createAndWait(s.onNode(repeat(6, func() *framework.PodWrapper { return s.withCards(s.pod(4), 0) }))...)
+		s.createAndWait(s.onNode(s.ofTotal4(1, 1, 2, 2, 4, 4))...)
 	})
 	for _, percent := range []int64{75, 95} {
 		c.run(t, fmt.Sprintf("pods are created and deleted, %d%% of the memory is in use", percent), func(s *scenario) {
@@ -139,13 +135,17 @@ func setCards(pod *framework.PodWrapper, cards int, cores int64) *framework.PodW
 	return pod
 }
 
-// withCards gives a pod, whose containers' requests can be divided by four, a random number of cards. One in two asks for up to five
-// percent of each: then cores are never scarcer than memory.
+// withCards sets the number of cards of a pod. One in two asks for five percent of each: then cores are never scarcer than memory.
 func (s *scenario) withCards(pod *framework.PodWrapper, cards int) *framework.PodWrapper {
-	if cards == 0 {
-		cards = []int{1, 2, 4}[s.random.IntN(3)]
-	}
 	return setCards(pod, cards, []int64{0, 5}[s.random.IntN(2)])
+}
+
+// ofTotal4 returns pods with the same total request and these numbers of cards.
+func (s *scenario) ofTotal4(cards ...int) (pods []*framework.PodWrapper) {
+	for _, n := range cards {
+		pods = append(pods, s.withCards(s.pod(4), n))
+	}
+	return pods
 }
 
 // randomCards returns pods with random numbers of cards and shares of one or two units on each, with this total at most.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/fakenvml"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -23,8 +25,7 @@ import (
 func TestLimits(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
 	framework.Must(t, c.node.addCDISpecification())
-	framework.Must(t, c.node.restartPlugin(t.Context(), "--isolation=driver", "--usage-interval=200ms",
-		"--cgroup-root="+c.node.machine.path("sys/fs/cgroup"), "--cdi-directories="+c.node.machine.path("run/cdi")))
+	c.limit(t)
 	c.waitCards(t)
 
 	for title, fault := range map[string]func(s *scenario) error{
@@ -51,8 +52,76 @@ func TestLimits(t *testing.T) {
 	}
 	c.run(t, "a pod that sets the variables itself gains nothing", (*scenario).testOwnVariables)
 	c.run(t, "no container starts where its limit would not hold", (*scenario).testNoHook)
+	for title, test := range map[string]notReady{
+		"a card in MIG mode":                                  {state: "mig", reason: "MIG mode is on"},
+		"a card whose memory the driver can't limit":          {option: "limits=unsupported", reason: "isolation mode driver: the driver can't limit its memory"},
+		"a card that fails when the driver limits its memory": {option: "limits=failing", reason: "isolation mode driver: "},
+		"a driver before R615":                                {flag: "--nvml-library=" + fakenvml.BuildForTest(t, fakenvml.BeforeR615), reason: "isolation mode driver: the driver can't limit its memory: R615 or later is needed"},
+		"cgroup version 1":                                    {flag: "--cgroup-root=" + t.TempDir(), reason: " is not cgroup v2"},
+	} {
+		c.run(t, "no container starts without a limit: "+title, test.play)
+	}
 	c.run(t, "a limit that the driver ignores is reported", (*scenario).testIgnoredLimit)
 	c.run(t, "a change of the mode counts for new containers", (*scenario).testModeChange)
+}
+
+// limit starts the plugin again in isolation mode driver, with additional flags.
+func (c *cluster) limit(t testing.TB, flags ...string) {
+	t.Helper()
+	framework.Must(t, c.node.restartPlugin(t.Context(), append([]string{
+		"--isolation=driver", "--usage-interval=200ms",
+		"--cgroup-root=" + c.node.machine.path("sys/fs/cgroup"), "--cdi-directories=" + c.node.machine.path("run/cdi"),
+	}, flags...)...))
+}
+
+// notReady is a reason for which a limit would not hold: a state or an option of one card, or another flag of the plugin, which
+// concerns all cards.
+type notReady struct{ state, option, flag, reason string }
+
+// play: the cards are unhealthy with the reason, no container starts there, and other cards go on.
+func (n notReady) play(s *scenario) {
+	const one = 1
+	cards := s.node.driverCards()
+	if n.flag == "" {
+		cards[one].State = n.state
+		if n.option != "" {
+			cards[one].Options = []string{n.option}
+		}
+	}
+	framework.Must(s, s.node.driver.SetCards(cards...))
+	s.limit(s, slices.DeleteFunc([]string{n.flag}, func(flag string) bool { return flag == "" })...)
+	s.Eventually("the reason is in the node's inventory", func(ctx context.Context) error {
+		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, card := range protocol.ParseNode(node).Cards {
+			if concerned := n.flag != "" || card.Index == one; concerned != strings.Contains(card.Unhealthy, n.reason) || concerned == card.Healthy() {
+				return fmt.Errorf("card %d: %q", card.Index, card.Unhealthy)
+			}
+		}
+		return nil
+	})
+	s.waitHealth(one, false)
+	others := 5 // Pods of 7 units that fit the other cards, of 15, 7 and 15.
+	if n.flag != "" {
+		others = 0
+	}
+	s.createAndWait(s.pods(others, 7)...)
+	s.waitLimits("driver")
+	s.checkShares()
+	pending := s.pod(7)
+	s.create(pending)
+	s.WaitUnschedulable(pending.Name, "0/1 nodes are available")
+	if running, err := s.node.running(); err != nil || len(running) != others {
+		s.Errorf("%d containers run, want %d; %v", len(running), others, err)
+	}
+	framework.Must(s, s.node.setCards())
+	s.limit(s)
+	s.waitCards(s)
+	s.waitHealth(one, true)
+	s.waitLimits("driver")
+	s.checkShares()
 }
 
 // waitLimits waits until the pods run and the plugin has read their limits back, and compares the limits with the requests.

@@ -49,7 +49,10 @@ func startMachine(ctx context.Context, dir string) (*machine, error) {
 			return err
 		},
 	}
-	return m, m.anchor.Start(ctx)
+	if err := m.anchor.Start(ctx); err != nil {
+		return m, err
+	}
+	return m, m.sweepStale()
 }
 
 // process returns a process that runs in the machine when it is started. It ends with the process that represents it
@@ -98,11 +101,6 @@ func (m *machine) path(inside ...string) string {
 
 // stop stops the machine and removes the cgroups of its containers, which the kernel keeps.
 func (m *machine) stop() error {
-	// A container that is removed in the meantime does no harm.
-	containers, err := filepath.Glob(filepath.Join(m.dir, "var/lib/containerd/io.containerd.runtime.v2.task/k8s.io/*"))
-	if err != nil {
-		return err
-	}
 	cgroups, err := os.OpenRoot(m.path("sys/fs/cgroup")) // It stays valid when the machine's mounts end.
 	if err != nil {
 		return errors.Join(err, m.anchor.Kill())
@@ -111,25 +109,57 @@ func (m *machine) stop() error {
 	if err := m.anchor.Kill(); err != nil {
 		return err
 	}
+	containers, err := filepath.Glob(filepath.Join(m.dir, "runtimes", "created", "*"))
+	if err != nil {
+		return err
+	}
 	return sweepCgroups(cgroups, containers)
 }
+
+// staleAge is longer than any container of a machine starts without a process in its cgroup.
+const staleAge = time.Hour
+
+// sweepStale removes the empty cgroups of machines whose test was killed, so that none was left to remove them.
+func (m *machine) sweepStale() error {
+	cgroups, err := os.OpenRoot(m.path("sys/fs/cgroup"))
+	if err != nil {
+		return err
+	}
+	defer cgroups.Close()
+	entries, err := fs.ReadDir(cgroups.FS(), cgroupParent)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err != nil || !info.IsDir() || time.Since(info.ModTime()) < staleAge {
+			continue // It is gone, or too young.
+		}
+		if err := removeCgroup(cgroups, filepath.Join(cgroupParent, entry.Name())); err != nil && !errors.Is(err, syscall.EBUSY) {
+			return err
+		}
+	}
+	return nil
+}
+
+// cgroupParent is containerd's cgroup for the containers of the kubelet. All machines share it.
+const cgroupParent = "k8s.io"
 
 // sweepCgroups removes the cgroups of these containers. They are empty as soon as the kernel has removed the last process.
 // It also removes the parent cgroup, unless another containerd has cgroups in it.
 func sweepCgroups(cgroups *os.Root, containers []string) error {
-	const parent = "k8s.io"
 	var last error
 	err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
 		last = nil
 		for _, container := range containers {
-			last = errors.Join(last, removeCgroup(cgroups, filepath.Join(parent, filepath.Base(container))))
+			last = errors.Join(last, removeCgroup(cgroups, filepath.Join(cgroupParent, filepath.Base(container))))
 		}
 		return last == nil, nil
 	})
 	if err != nil {
 		return fmt.Errorf("removing the machine's cgroups: %w", errors.Join(err, last))
 	}
-	if err := removeCgroup(cgroups, parent); err != nil && !errors.Is(err, syscall.EBUSY) {
+	if err := removeCgroup(cgroups, cgroupParent); err != nil && !errors.Is(err, syscall.EBUSY) {
 		return fmt.Errorf("removing the machine's cgroups: %w", err)
 	}
 	return nil

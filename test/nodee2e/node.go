@@ -90,11 +90,19 @@ func (n *node) startMachine(ctx context.Context, dir string) (err error) {
 
 // setCards makes the driver report the node's cards, with these options of the fake driver.
 func (n *node) setCards(options ...string) error {
-	var cards []fakenvml.Card
-	for i, memory := range n.cards {
-		cards = append(cards, fakenvml.Card{UUID: cardUUID(i), Model: "Tesla V100-SXM2-16GB", MiB: memory, NUMANode: i % 2, Options: options})
+	cards := n.driverCards()
+	for i := range cards {
+		cards[i].Options = options
 	}
 	return n.driver.SetCards(cards...)
+}
+
+// driverCards returns the node's cards as the driver reports them.
+func (n *node) driverCards() (cards []fakenvml.Card) {
+	for i, memory := range n.cards {
+		cards = append(cards, fakenvml.Card{UUID: cardUUID(i), Model: "Tesla V100-SXM2-16GB", MiB: memory, NUMANode: i % 2})
+	}
+	return cards
 }
 
 func cardUUID(index int) string { return fmt.Sprintf("GPU-%08d-0000-4000-8000-000000000000", index) }

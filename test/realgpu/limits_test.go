@@ -148,7 +148,7 @@ func TestDriverLimit(t *testing.T) {
 	if ret := library.Init(); ret != nvml.SUCCESS {
 		t.Fatal(ret)
 	}
-	defer library.Shutdown()
+	defer func() { _ = library.Shutdown() }()
 	handle, ret := library.DeviceGetHandleByUUID(card.UUID)
 	if ret == nvml.SUCCESS {
 		ret = handle.SetMemoryLimits_v1(cgroup, 0, 1<<30)

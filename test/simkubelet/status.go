@@ -3,6 +3,8 @@ package simkubelet
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -228,7 +230,8 @@ func containerStatus(container *corev1.Container, state containerState, waiting 
 		cs.State.Terminated = &corev1.ContainerStateTerminated{ExitCode: state.ExitCode, Reason: reason}
 	}
 	if state.known {
-		cs.ContainerID = "sim://" + string(state.PodUID) + "/" + container.Name
+		id := sha256.Sum256(fmt.Append(nil, state.PodUID, container.Name, state.Restarts)) // As long as a runtime's.
+		cs.ContainerID = "sim://" + hex.EncodeToString(id[:])
 		cs.ImageID = container.Image
 	}
 	return cs

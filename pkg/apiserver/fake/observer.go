@@ -50,6 +50,9 @@ func (o *Observer) CacheSynced(time.Duration) { o.add("synced", 1) }
 // Evicted counts "evicted" and the result.
 func (o *Observer) Evicted(result string) { o.add("evicted "+result, 1) }
 
+// OveruserEvicted counts "overuser" and the result.
+func (o *Observer) OveruserEvicted(result string) { o.add("overuser "+result, 1) }
+
 // Requeued counts "requeued".
 func (o *Observer) Requeued() { o.add("requeued", 1) }
 

@@ -1,6 +1,6 @@
 // The list of nodes: a row per node, a bar per card, a segment per pod.
 import { amount, byId, h, number, part, plural } from "./dom.js";
-import { haystack, matches, over, terms } from "./model.js";
+import { haystack, matches, over, remark, reported, terms } from "./model.js";
 import { VirtualRows } from "./virtual.js";
 
 const rowHeight = 50;
@@ -40,6 +40,7 @@ export function problem(node, card) {
   if (card.vanished) return "the node doesn't report this card any more";
   if (card.unhealthy) return "unhealthy: " + card.unhealthy;
   if (over(card)) return "more is allocated than the card has";
+  if (card.reports.length) return reported(card.reports).join(", ");
   if (node.closed) return node.closed + ": no new pod is placed here";
   return "";
 }
@@ -136,7 +137,7 @@ export class Cards {
           "aria-label": node.name + " GPU " + card.id + ": " + number(card.used) + " of " + amount(card.total, unit) + " allocated, " + (card.usedCores ? cores(node, card) + ", " : "") +
             plural(card.pods.length, "pod", "pods") + (wrong ? ", " + wrong : ""),
         }, bar(card), h("span", { class: "caption" },
-          h("span", {}, "GPU" + card.id), h("span", {}, (how ? "⚠ " : "") + number(card.used) + "/" + number(card.total)))));
+          h("span", {}, "GPU" + card.id), h("span", {}, (how || card.reports.length ? "⚠ " : "") + number(card.used) + "/" + number(card.total)))));
     });
     const line = h("div", { class: "line", role: "row", "data-node": node.name }, name, ...cards);
     line.style.setProperty("--cards", Math.max(cards.length, 4));
@@ -223,7 +224,7 @@ export class Cards {
       card.usedCores ? h("p", {}, cores(node, card)) : "",
       wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",
       h("ul", {}, ...card.pods.slice(from, from + most).map((p, i) => h("li", { class: from + i === pod ? "pointed" : "" },
-        h("i", { class: tone(p) }), h("span", {}, p.namespace + "/" + p.name + notes(p)), h("span", {}, part(p.memory, p.cores, node.unit))))),
+        h("i", { class: tone(p) }), h("span", {}, p.namespace + "/" + p.name + notes(p) + (p.report ? " (" + remark(p) + ")" : "")), h("span", {}, part(p.memory, p.cores, node.unit))))),
       card.pods.length > most ? h("p", {}, "and " + number(card.pods.length - most) + " more") : "",
       card.pods.length === 0 ? h("p", { class: "dim" }, "no pods") : "",
     );

@@ -2,6 +2,7 @@
 import { help } from "./causes.js";
 import { amount, h, number, part } from "./dom.js";
 import { bar, cores, kind, notes, problem, tone } from "./cards.js";
+import { remark } from "./model.js";
 
 export class Details {
   /** search(text) searches the table of pods. close() is called when the reader closes the box. */
@@ -50,7 +51,7 @@ export class Details {
     const pods = card.pods.map((pod) => {
       const find = h("button", { type: "button", class: "link", "aria-label": "Find " + pod.namespace + "/" + pod.name + " in the table" }, pod.namespace + "/" + pod.name);
       find.addEventListener("click", () => this.search(pod.namespace + "/" + pod.name));
-      return h("li", {}, h("i", { class: tone(pod) }), h("span", {}, find, notes(pod) ? h("small", { class: pod.state ? "warn" : "dim" }, notes(pod)) : ""), h("span", {}, part(pod.memory, pod.cores, node.unit)));
+      return h("li", {}, h("i", { class: tone(pod) }), h("span", {}, find, notes(pod) ? h("small", { class: pod.state ? "warn" : "dim" }, notes(pod)) : "", pod.report ? h("small", { class: "warn" }, " " + remark(pod, true)) : ""), h("span", {}, part(pod.memory, pod.cores, node.unit)));
     });
     return [
       wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",

@@ -12,6 +12,7 @@ export class Model {
     this.names = [];
     this.pending = [];
     this.problems = []; // Pods that share nothing by mistake.
+    this.reports = new Map(); // What device plugins report of pods, by node.
     this.groups = new Map();
     this.words = {}; // The causes in words.
     this.samples = [];
@@ -35,7 +36,8 @@ export class Model {
     for (const group of message.groups) this.groups.set(group.namespace + "/" + group.name, group);
     this.samples = message.samples;
     this.sampleEvery = message.sampleEverySeconds;
-    for (const node of message.nodes) this.nodes.set(node.name, prepare(node));
+    this.reports = byNode(message.reports);
+    for (const node of message.nodes) this.setNode(node);
     this.names = message.nodes.map((node) => node.name);
   }
 
@@ -52,11 +54,12 @@ export class Model {
     }
     for (const node of message.nodes ?? []) {
       named ||= !this.nodes.has(node.name);
-      this.nodes.set(node.name, prepare(node));
+      this.setNode(node);
     }
     if (named) this.names = [...this.nodes.keys()].sort();
     if (message.pending) this.setPending(message.pending);
     if (message.problems) this.problems = message.problems;
+    if (message.reports) this.setReports(message.reports);
     for (const key of message.groupsGone ?? []) this.groups.delete(key);
     for (const group of message.groups ?? []) this.groups.set(group.namespace + "/" + group.name, group);
     if (message.status) this.status = message.status;
@@ -69,6 +72,21 @@ export class Model {
   setPending(pods) {
     for (const pod of pods) pod.words = this.words[pod.reason] ?? pod.reason;
     this.pending = pods;
+  }
+
+  setNode(node) {
+    this.nodes.set(node.name, prepare(node, this.reports.get(node.name) ?? []));
+  }
+
+  /** setReports replaces the reports, and the nodes that they concern: what is drawn of a node is kept as long as it is the same object. */
+  setReports(reports) {
+    const before = this.reports;
+    this.reports = byNode(reports);
+    for (const name of new Set([...before.keys(), ...this.reports.keys()])) {
+      const node = this.nodes.get(name);
+      const pods = (list) => list?.map((pod) => ({ ...pod }));
+      if (node) this.setNode({ ...node, cards: node.cards.map((card) => ({ ...card, pods: pods(card.pods) })), cardless: pods(node.cardless) });
+    }
   }
 
   /** runs returns the runs of all groups. */
@@ -86,13 +104,14 @@ export class Model {
   /** sums returns the cluster's sums in MiB. */
   sums() {
     if (this.summed) return this.summed;
-    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, cards: 0, ill: 0, over: 0, pods: 0, largest: 0, where: undefined, unit: undefined };
+    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, cards: 0, ill: 0, over: 0, reports: [], pods: 0, largest: 0, where: undefined, unit: undefined };
     for (const node of this.nodes.values()) {
       if (!node.gone) {
         if (s.unit === undefined) s.unit = { name: node.unit, mib: node.unitMiB };
         else if (s.unit && s.unit.name !== node.unit) s.unit = null; // Mixed.
       }
       s.pods += node.podCount;
+      s.reports.push(...node.reports);
       for (const card of node.cards) {
         if (card.vanished) continue;
         s.cards++;
@@ -122,22 +141,54 @@ export class Model {
 /** over is true for a card of which more memory or cores are allocated than it has. */
 export const over = (card) => card.used > card.total || card.usedCores > 100;
 
-/** prepare adds derived data that is used often to a node. */
-function prepare(node) {
+function byNode(reports) {
+  const found = new Map();
+  for (const report of reports) found.set(report.node, [...(found.get(report.node) ?? []), report]);
+  return found;
+}
+
+/** prepare adds the reports about its pods, and derived data that is used often, to a node. */
+function prepare(node, reports) {
+  const of = new Map(reports.map((report) => [report.namespace + "/" + report.name, report]));
+  const mark = (pods) => pods.map((pod) => (pod.report = of.get(pod.namespace + "/" + pod.name))).filter(Boolean);
+  mark(node.cardless ?? []);
+  node.reports = reports;
+  node.rows = node.haystack = undefined;
   node.total = 0;
   node.used = 0;
   node.largest = 0;
   node.podCount = (node.cardless ?? []).length;
-  node.problem = Boolean(node.closed || node.gone || node.cardless);
+  node.problem = Boolean(node.closed || node.gone || node.cardless || reports.length);
   for (const card of node.cards) {
     node.total += card.total;
     node.used += card.used;
     for (const pod of card.pods) node.podCount += 1 / (pod.cards ?? 1); // A pod counts once, not on each of its cards.
+    card.reports = mark(card.pods);
     if (card.unhealthy || card.vanished || over(card)) node.problem = true;
     if (!card.unhealthy && !card.vanished && !node.closed) node.largest = Math.max(node.largest, card.total - card.used);
   }
   node.podCount = Math.round(node.podCount);
   return node;
+}
+
+/** remark returns what is reported of a pod, in short or in full; "" if nothing is. */
+export function remark({ report }, full) {
+  if (!report) return "";
+  const remarks = [];
+  if (report.usedMiB) {
+    remarks.push("uses " + report.usedMiB + " MiB, requests " + report.requestedMiB + " MiB" + (full ? ", since " + new Date(report.since).toISOString().replace(/\.\d+/, "") : ""));
+  }
+  if (report.limit) remarks.push("limit not in force" + (full ? ": " + report.limit : ""));
+  return remarks.join("; ");
+}
+
+/** reported counts reports in words. */
+export function reported(reports) {
+  const count = (field, one, many) => {
+    const n = reports.filter((report) => report[field]).length;
+    return n ? [n + " " + (n === 1 ? one : many)] : [];
+  };
+  return [...count("usedMiB", "pod above its request", "pods above their request"), ...count("limit", "pod without its limit", "pods without their limit")];
 }
 
 /** haystack returns the searched text of a node. */
@@ -160,9 +211,10 @@ export function rows(node) {
     node.rows = [];
     const add = (card, pod) =>
       node.rows.push({
-        namespace: pod.namespace, name: pod.name, memory: pod.memory, cores: pod.cores, cards: pod.cards, state: pod.state ?? "", node: node.name, card,
+        namespace: pod.namespace, name: pod.name, memory: pod.memory, cores: pod.cores, cards: pod.cards,
+        state: [pod.state, remark(pod)].filter(Boolean).join(", "), title: remark(pod, true), node: node.name, card,
         unit: node.unit, mib: pod.memory * node.unitMiB,
-        haystack: (pod.namespace + "/" + pod.name + "\n" + node.name + "\n" + (pod.state ?? "")).toLowerCase(),
+        haystack: (pod.namespace + "/" + pod.name + "\n" + node.name + "\n" + (pod.state ?? "") + "\n" + remark(pod, true)).toLowerCase(),
       });
     for (const card of node.cards) for (const pod of card.pods) add(card.id, pod);
     for (const pod of node.cardless ?? []) add(-1, pod);

@@ -1,5 +1,6 @@
 // The cluster's sums at the top of the page.
 import { byId, h, number, plural, setText, share, sum } from "./dom.js";
+import { reported } from "./model.js";
 
 const parts = ["allocated", "pieces", "whole", "out"];
 
@@ -26,6 +27,7 @@ export class Summary {
     const wrong = [];
     if (s.ill) wrong.push(number(s.ill) + " unhealthy");
     if (s.over) wrong.push(number(s.over) + " overfull");
+    wrong.push(...reported(s.reports));
     setText(byId("cards-problems"), wrong.join(" · "));
     setText(byId("count-pods"), number(s.pods));
     setText(byId("count-pending"), number(model.pending.length) + (model.problems.length ? " ⚠" : ""));

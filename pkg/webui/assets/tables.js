@@ -127,7 +127,7 @@ export class Pods extends Head {
       h("td", { class: "right" }, row.card < 0 ? where
         : h("button", { type: "button", class: "link", "data-card": row.node + "/" + row.card, "aria-label": where + " of " + row.node }, where),
         row.cards ? h("small", { class: "dim" }, " of " + row.cards) : ""),
-      h("td", { class: row.state ? "warn" : "dim" }, row.state || "bound"));
+      h("td", { class: row.state ? "warn" : "dim", title: row.title || undefined }, row.state || "bound"));
   }
 
   show(model, state) {

@@ -30,7 +30,7 @@ func runControl() error {
 	for lines.Scan() {
 		answer, err := send(filepath.Join(pipeDirectory(), "control_privileged"), lines.Text())
 		if err != nil {
-			return errors.New("Cannot find MPS control daemon process")
+			return errors.New("cannot find MPS control daemon process")
 		}
 		fmt.Print(answer)
 	}
@@ -77,7 +77,7 @@ func (c *control) run() error {
 		return err
 	}
 	if syscall.Flock(int(pid.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		return errors.New("An instance of this daemon is already running")
+		return errors.New("an instance of this daemon is already running")
 	}
 	fmt.Fprintln(pid, os.Getpid())
 	if c.log, err = os.OpenFile(filepath.Join(logs, "control.log"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644); err != nil {

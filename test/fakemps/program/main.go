@@ -39,7 +39,7 @@ func journal(words ...any) {
 		return
 	}
 	defer file.Close()
-	_, _ = file.WriteString(fmt.Sprintln(words...))
+	_, _ = fmt.Fprintln(file, words...) // In one write.
 }
 
 // faulty reports whether a test has created this fault of a card.

@@ -4,6 +4,8 @@
 //   - On a machine without the controllers of cgroup version 2 it drops the container's resources, which runc couldn't apply. Its
 //     cgroup is made all the same.
 //   - It drops the seccomp profile, because runc is built without the C library for it.
+//   - It records the ID of each container that it creates, as a file in the folder "created" beside it: containerd forgets a container
+//     whose start fails, and then its cgroup can stay.
 //   - With a DRIVER, the driver's folder, it replaces NVIDIA's container runtime: it mounts the driver library into each
 //     container whose environment requests cards. Here this is the fake library with the files that it reads.
 package main
@@ -11,6 +13,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -34,8 +37,21 @@ func run(runc, driver string, args []string) error {
 		if err := change(filepath.Join(args[bundle+1], "config.json"), driver); err != nil {
 			return err
 		}
+		if err := record(args[len(args)-1]); err != nil {
+			return err
+		}
 	}
 	return syscall.Exec(runc, append([]string{runc}, args...), os.Environ())
+}
+
+// record records a container's ID.
+func record(id string) error {
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	created := filepath.Join(filepath.Dir(program), "created")
+	return errors.Join(os.MkdirAll(created, 0o755), os.WriteFile(filepath.Join(created, id), nil, 0o600))
 }
 
 // change changes the specification of a container in a file.
