@@ -189,24 +189,27 @@ func TestPreemptAnswer(t *testing.T) {
 }
 
 // The test compares the exact text, because scripts of existing users read it. A card that no longer exists is shown as
-// long as a pod holds memory on it, and so is a deleted node; a node that has only a nomination is not.
+// long as a pod holds memory on it, and so is a deleted node; a node that has only a nomination is not. A pod with several cards is on
+// each of them with its part, and cores aren't shown.
 func TestInspect(t *testing.T) {
 	allocation := func(name string, card int, memory gpu.Memory) ledger.Allocation {
 		return ledger.Allocation{Pod: gpu.Pod{Namespace: "default", Name: name, Request: memory}, Placement: gpu.On(card, memory)}
 	}
+	pair := allocation("pair", 0, 8)
+	pair.Placement = gpu.Placement{{Card: 0, Memory: 4, Cores: 50}, {Card: 7, Memory: 4, Cores: 50}}
 	cards := func(memory gpu.Memory) ledger.NodeSpec { return ledger.NodeSpec{Cards: []gpu.Card{{Memory: memory}}} }
 	h := newServer(&fakeScheduler{nodes: []ledger.Node{
 		{Name: "deleted", Allocations: []ledger.Allocation{allocation("left", 1, 60)}},
-		{Name: "n1", NodeSpec: cards(100), Allocations: []ledger.Allocation{allocation("a", 0, 60), allocation("b", 7, 10)}},
+		{Name: "n1", NodeSpec: cards(100), Allocations: []ledger.Allocation{allocation("a", 0, 60), allocation("b", 7, 10), pair}},
 		{Name: "n2", NodeSpec: cards(50)},
 		{Name: "nominated"},
 		{Name: "whole", NodeSpec: ledger.NodeSpec{WholeCards: true}},
 	}}).Handler()
 	const (
 		deleted = `{"name":"deleted","totalGPU":0,"usedGPU":60,"devs":[{"id":1,"totalGPU":0,"usedGPU":60,"pods":[{"name":"left","namespace":"default","usedGPU":60}]}]}`
-		n1      = `{"name":"n1","totalGPU":100,"usedGPU":70,"devs":[` +
-			`{"id":0,"totalGPU":100,"usedGPU":60,"pods":[{"name":"a","namespace":"default","usedGPU":60}]},` +
-			`{"id":7,"totalGPU":0,"usedGPU":10,"pods":[{"name":"b","namespace":"default","usedGPU":10}]}]}`
+		n1      = `{"name":"n1","totalGPU":100,"usedGPU":78,"devs":[` +
+			`{"id":0,"totalGPU":100,"usedGPU":64,"pods":[{"name":"a","namespace":"default","usedGPU":60},{"name":"pair","namespace":"default","usedGPU":4}]},` +
+			`{"id":7,"totalGPU":0,"usedGPU":14,"pods":[{"name":"b","namespace":"default","usedGPU":10},{"name":"pair","namespace":"default","usedGPU":4}]}]}`
 		n2    = `{"name":"n2","totalGPU":50,"usedGPU":0,"devs":[{"id":0,"totalGPU":50,"usedGPU":0,"pods":[]}]}`
 		whole = `{"name":"whole","totalGPU":0,"usedGPU":0,"devs":[]}`
 	)

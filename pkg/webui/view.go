@@ -121,7 +121,7 @@ type runView struct {
 func viewNode(node ledger.Node) nodeView {
 	view := nodeView{
 		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed, Isolation: node.Isolation,
-		CountsCores: len(node.Cards) > 0 && node.NodeSpec.Cores == placement.Fits,
+		CountsCores: len(node.Cards) > 0 && node.Cores == placement.Fits,
 		Gone:        len(node.Cards) == 0 && !node.WholeCards, Cards: make([]cardView, len(node.Cards)),
 	}
 	if node.Unit > 0 {

@@ -91,6 +91,9 @@ extender.overusePolicy: evict needs the right to evict: set extender.allowEvicti
 {{- if and (eq $v.extender.overusePolicy "evict") (not $v.guard.enabled) }}
 extender.overusePolicy: evict believes an annotation of pods, which without the guard tenants can write: set guard.enabled=true
 {{- end -}}
+{{- if and (include "gpushare.fairShare" .) (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
+extender.fairShare.mode: fair sharing needs the right to patch pods, which the guard restricts to the scheduling gate: set guard.enabled=true, on Kubernetes 1.30 or later
+{{- end -}}
 {{- if and (eq $v.devicePlugin.isolation "mps") (not $v.mps.enabled) }}
 devicePlugin.isolation: mps needs the MPS daemons: set mps.enabled=true
 {{- end -}}
