@@ -26,9 +26,9 @@ func DueAnnotations(pod *Pod, given PodAllocations) (annotations map[string]any,
 		}
 	}
 	annotations = map[string]any{}
-	repair = has && pod.Assumed && pod.Assignment.Card != lasting.Card
+	repair = has && pod.Assumed && pod.Assignment.Cards[0].Index != lasting.Card
 	if has && (!pod.Assumed || repair) {
-		right := protocol.Assignment{Card: lasting.Card, Request: pod.Request, CardMemory: lasting.CardMemory, AssumeTime: lasting.At}
+		right := protocol.Assignment{Cards: protocol.OneCard(lasting.Card, lasting.CardMemory), Request: pod.Request, AssumeTime: lasting.At}
 		for key, value := range right.Annotations() {
 			annotations[key] = value
 		}

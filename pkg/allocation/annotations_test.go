@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 func TestDueAnnotations(t *testing.T) {
@@ -126,7 +128,7 @@ func TestDueAnnotations(t *testing.T) {
 			}
 			if value, ok := got["IDX"]; ok {
 				card, _ := strconv.Atoi(value.(string))
-				written.Assumed, written.HasAssumeTime, written.Assignment.Card = true, true, card
+				written.Assumed, written.HasAssumeTime, written.Assignment.Cards = true, true, protocol.OneCard(card, 0)
 			}
 			if more, _ := DueAnnotations(&written, test.given); more != nil {
 				t.Errorf("%v is due after the write", more)

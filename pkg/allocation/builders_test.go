@@ -29,7 +29,7 @@ func newPod(name string, options ...podOption) Pod {
 	}
 	pod.Request = max(pod.Request, init)
 	if pod.Assumed && pod.Placement == nil {
-		pod.Placement = gpu.On(pod.Assignment.Card, pod.Request)
+		pod.Placement = gpu.On(pod.Assignment.Cards[0].Index, pod.Request)
 	}
 	return pod
 }
@@ -52,7 +52,7 @@ func initStep(memory gpu.Memory) podOption {
 func assumed(card, at int) podOption {
 	return func(pod *Pod) {
 		pod.Assumed, pod.HasAssumeTime = true, true
-		pod.Assignment = protocol.Assignment{Card: card, AssumeTime: start.Add(time.Duration(at) * time.Second)}
+		pod.Assignment = protocol.Assignment{Cards: protocol.OneCard(card, 0), AssumeTime: start.Add(time.Duration(at) * time.Second)}
 	}
 }
 

@@ -79,7 +79,7 @@ func (s *Snapshot) expected(pod *Pod, container string) (card int, own bool) {
 		return other.Card, true
 	}
 	if pod.Assumed {
-		return pod.Assignment.Card, false
+		return pod.Assignment.Cards[0].Index, false
 	}
 	return NoCard, false
 }
@@ -93,7 +93,7 @@ func (s *Snapshot) has(uid gpu.PodUID, container string, card int) bool {
 // one for this container, and that card still has room.
 func (s *Snapshot) preferredOther(pod *Pod, container string) bool {
 	card, room := s.preferred(pod.UID, pod.Request)
-	return room && s.Preferred.Container == ContainerKey{pod.UID, container} && card.Index != pod.Assignment.Card
+	return room && s.Preferred.Container == ContainerKey{pod.UID, container} && card.Index != pod.Assignment.Cards[0].Index
 }
 
 // preferred returns the card of the devices that the preceding GetPreferredAllocation call returned. It returns false if there
@@ -117,7 +117,7 @@ func (s *Snapshot) place(uid gpu.PodUID, request gpu.Memory) (gpu.Card, placemen
 	for i, c := range s.Cards {
 		cards[i] = placement.NewCard(c, used[c.Index])
 	}
-	placed, reason := placement.Place(placement.Expected, cards, request)
+	placed, reason := placement.Place(placement.Expected, cards, gpu.Demand{Cards: 1, Memory: request})
 	if reason != placement.Fits {
 		return gpu.Card{}, reason
 	}
@@ -128,7 +128,7 @@ func (s *Snapshot) place(uid gpu.PodUID, request gpu.Memory) (gpu.Card, placemen
 // fits reports whether a card has room for a request beside the memory that all pods but except hold. If annotated is set, the
 // memory that annotations name counts too.
 func (s *Snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, annotated bool) bool {
-	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, annotated)[card.Index])}, request) == placement.Fits
+	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, annotated)[card.Index])}, gpu.Demand{Cards: 1, Memory: request}) == placement.Fits
 }
 
 // Held returns the memory that pods hold on each card, with what the annotations of pods name that were not served yet.

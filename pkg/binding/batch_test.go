@@ -168,7 +168,7 @@ func TestCompletingBindDoesNotWait(t *testing.T) {
 	if _, err := f.bind(a, "n1"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(b)}, Membership{Run: "uid-a", Whole: true}); err != nil {
+	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(b)}, nil, Membership{Run: "uid-a", Whole: true}); err != nil {
 		t.Error(err)
 	}
 	want := map[string]string{protocol.AnnotationGroupRun: "uid-a", protocol.AnnotationGroupWhole: "true"}

@@ -41,6 +41,8 @@ const (
 	NotReady   Result = "not_ready"
 	NotLeading Result = "not_leading"
 	BadRequest Result = "bad_request"
+	// InvalidRequest means that the pod no longer asks for what filter saw: its number of cards has changed, or can't be given.
+	InvalidRequest Result = "invalid_request"
 	// Unreachable means that the pod or the pods of its node could not be read, or that no time was left for the write.
 	// Nothing was written.
 	Unreachable Result = "unreachable"
@@ -160,10 +162,11 @@ func (b *Binder) ReadPod(ctx context.Context, pod gpu.Pod) (*clustercache.PodInf
 }
 
 // Write binds the pod to the node in one write that carries the annotations of the allocation, which the ledger assumes for
-// the pod on that node; it has no placement if the pod asks for no GPU memory. Write updates the ledger with the outcome.
-func (b *Binder) Write(ctx context.Context, node string, allocation ledger.Allocation, member Membership) (Result, error) {
+// the pod on that node; it has no placement if the pod asks for no GPU memory. containers are the requests of the pod's app
+// containers if it asks for several cards. Write updates the ledger with the outcome.
+func (b *Binder) Write(ctx context.Context, node string, allocation ledger.Allocation, containers []gpu.Memory, member Membership) (Result, error) {
 	pod := allocation.Pod
-	card, err := b.card(node, allocation)
+	cards, _, err := b.cards(node, allocation)
 	if err != nil {
 		b.open.abandon(pod.UID)
 		return NoRoom, err
@@ -185,7 +188,7 @@ func (b *Binder) Write(ctx context.Context, node string, allocation ledger.Alloc
 	b.open.begin(pod, node)
 	err = b.API.Bind(ctx, &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID), Annotations: annotations(allocation, card, member),
+			Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID), Annotations: annotations(allocation, cards, containers, member),
 		},
 		Target: corev1.ObjectReference{Kind: "Node", Name: node},
 	})
@@ -262,24 +265,21 @@ func setBound(l *ledger.Ledger, pod *clustercache.PodInfo) {
 	l.SetBound(pod.Node, pod.Pod, pod.Placement, pod.AssumeTime)
 }
 
-// cardOfNode is a card with the unit of its node.
-type cardOfNode struct {
-	gpu.Card
-	unit gpu.Unit
-}
-
-// card returns the card of the allocation. It returns an error if the node no longer has the card, or if the pod is on the
-// node without a card.
-func (b *Binder) card(node string, allocation ledger.Allocation) (cardOfNode, error) {
+// cards returns the cards of the allocation and the unit of their node. It returns an error if the node no longer has one of the
+// cards, or if the pod is on the node without a card.
+func (b *Binder) cards(node string, allocation ledger.Allocation) (cards []protocol.AssignedCard, unit gpu.Unit, err error) {
 	if allocation.Request == 0 {
-		return cardOfNode{}, nil
+		return nil, 0, nil
 	}
+	missing := len(allocation.Placement) == 0
 	for _, share := range allocation.Placement {
-		if card, unit, ok := b.Ledger.Card(node, share.Card); ok {
-			return cardOfNode{card, unit}, nil
-		}
+		card, u, ok := b.Ledger.Card(node, share.Card)
+		cards, unit, missing = append(cards, protocol.AssignedCard{Index: card.Index, Memory: card.Memory}), u, missing || !ok
 	}
-	return cardOfNode{}, &ledger.NoRoomError{Node: node, Reason: placement.Full}
+	if missing {
+		return nil, 0, &ledger.NoRoomError{Node: node, Reason: placement.Full}
+	}
+	return cards, unit, nil
 }
 
 // Membership is what a Binding records about the pod's gang. The zero value is for a pod without a gang.
@@ -291,11 +291,11 @@ type Membership struct {
 }
 
 // annotations returns the annotations of a Binding.
-func annotations(allocation ledger.Allocation, card cardOfNode, member Membership) map[string]string {
+func annotations(allocation ledger.Allocation, cards []protocol.AssignedCard, containers []gpu.Memory, member Membership) map[string]string {
 	out := map[string]string{}
 	if allocation.Request > 0 {
 		out = protocol.Assignment{
-			Card: card.Index, Request: allocation.Request, CardMemory: card.Memory, AssumeTime: allocation.AssumeTime,
+			Cards: cards, Request: allocation.Request, Containers: containers, AssumeTime: allocation.AssumeTime,
 		}.Annotations()
 	}
 	if member.Run != "" {
@@ -336,17 +336,21 @@ const (
 // pods are bound, at once or continuously, Events are left out: an Event is one more write per bind, costs as much as
 // the bind itself, and repeats the pod's annotations.
 func (b *Binder) report(logger klog.Logger, node string, allocation ledger.Allocation) {
-	card, err := b.card(node, allocation)
+	cards, unit, err := b.cards(node, allocation)
 	if allocation.Request == 0 || err != nil {
 		return
 	}
-	request := card.unit.Format(allocation.Request)
-	logger.Info("Pod bound", "card", card.Index, "memory", request)
+	request := unit.Format(allocation.Request)
+	logger.Info("Pod bound", "cards", allocation.Placement.Cards(), "memory", request)
 	if !b.events.AllowN(b.Clock.Now(), 1) {
 		return
 	}
-	b.Recorder.Eventf(apiserver.Reference(allocation.Pod), corev1.EventTypeNormal, EventAssumed, "Assumed GPU card %d of node %s: %s of its %s",
-		card.Index, node, request, card.unit.Format(card.Memory))
+	what := request + " in total"
+	if len(cards) == 1 {
+		what = request + " of its " + unit.Format(cards[0].Memory)
+	}
+	b.Recorder.Eventf(apiserver.Reference(allocation.Pod), corev1.EventTypeNormal, EventAssumed, "Assumed GPU %s of node %s: %s",
+		allocation.Placement, node, what)
 }
 
 // inFlight are the pods with a bind call in progress. mu guards pods.

@@ -219,7 +219,7 @@ func TestRetryAfterLostAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	assignment, err := protocol.ParseAssignment(f.server.Get(pod).Annotations)
-	if err != nil || assignment.Card != 0 || !assignment.AssumeTime.Equal(begin) {
+	if err != nil || assignment.Cards[0].Index != 0 || !assignment.AssumeTime.Equal(begin) {
 		t.Errorf("the retry wrote %+v (%v), want card 0 assumed at %s", assignment, err, begin)
 	}
 }

@@ -100,7 +100,7 @@ func (f *fixture) bindUntil(ctx context.Context, pod *corev1.Pod, node string) (
 	if err != nil {
 		return NoRoom, err
 	}
-	return f.Write(ctx, node, allocation, Membership{})
+	return f.Write(ctx, node, allocation, nil, Membership{})
 }
 
 // commit makes the write of a Binding.

@@ -82,7 +82,7 @@ func TestListener(t *testing.T) {
 			whole := fake.Pod("whole", 0)
 			f.server.Set(whole)
 			f.loseAnswers(true)
-			_, _ = f.Write(f.t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(whole)}, Membership{})
+			_, _ = f.Write(f.t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(whole)}, nil, Membership{})
 			f.server.Answer(fake.Answers{})
 			f.resolve(resolveInterval)
 			f.want(whole, "none")

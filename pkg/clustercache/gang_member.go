@@ -29,6 +29,8 @@ func memberOf(pod *corev1.Pod) *gang.Member {
 	}
 	if err != nil {
 		m.Problem, m.Size = err.Error(), 0
+	} else if err := protocol.CheckRequest(pod); err != nil && m.Node == "" {
+		m.Problem = err.Error() // It would hold up a plan of the others.
 	}
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		m.Controller = string(owner.UID)
@@ -50,9 +52,9 @@ func memberOf(pod *corev1.Pod) *gang.Member {
 // foreign reports whether the gate is not that of fair shares, which the extender itself removes.
 func foreign(gate corev1.PodSchedulingGate) bool { return gate.Name != protocol.GateFairShare }
 
-// shortOfMemory reports whether kube-scheduler found that nodes lack GPU memory for the pod. It doesn't offer such nodes to the
+// shortOfMemory reports whether kube-scheduler found that nodes lack GPU memory or cores for the pod. It doesn't offer such nodes to the
 // extender.
 func shortOfMemory(condition *corev1.PodCondition) bool {
 	return condition.Status == corev1.ConditionFalse && condition.Reason == corev1.PodReasonUnschedulable &&
-		strings.Contains(condition.Message, diagnosis.InsufficientMemory)
+		(strings.Contains(condition.Message, diagnosis.InsufficientMemory) || strings.Contains(condition.Message, diagnosis.InsufficientCores))
 }

@@ -45,6 +45,12 @@ type PodInfo struct {
 	// if they are invalid; then PlacementErr is why.
 	Placement    gpu.Placement
 	PlacementErr error
+	// RequestError is why no node can give the pod what it asks for, see protocol.CheckRequest; empty if one can, and for a pod that
+	// has a node.
+	RequestError string
+	// Containers are the requests of the app containers of a pod that asks for several cards, in the order of the spec; nil for
+	// other pods.
+	Containers []gpu.Memory
 	// AssumeTime is when the extender chose the card, according to the annotations; zero if unknown.
 	AssumeTime time.Time
 	// Overuse is what the annotation reports of a pod that uses more GPU memory than it requests; nil for other pods.
@@ -72,6 +78,9 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 	p.RequestProblem, _ = diagnosis.RequestProblem(pod)
 	if p.Node == "" {
 		p.NominatedNode = pod.Status.NominatedNodeName
+		if err := protocol.CheckRequest(pod); err != nil {
+			p.RequestError = err.Error()
+		}
 	}
 	if p.Leaving {
 		p.DeletionTime = pod.DeletionTimestamp.Time
@@ -81,6 +90,11 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 	}
 	if p.Request == 0 {
 		return p
+	}
+	if p.Node == "" && p.NumCards() > 1 {
+		for i := range pod.Spec.Containers {
+			p.Containers = append(p.Containers, protocol.ContainerRequest(&pod.Spec.Containers[i]))
+		}
 	}
 	p.Labels = maps.Clone(pod.Labels)
 	p.Placement, p.PlacementErr = protocol.PodPlacement(pod)

@@ -35,7 +35,7 @@ func TestAllocate(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := map[string]string{
-			"NVIDIA_VISIBLE_DEVICES":       fmt.Sprintf("GPU-%d", assignment.Card),
+			"NVIDIA_VISIBLE_DEVICES":       fmt.Sprintf("GPU-%d", assignment.Cards[0].Index),
 			"ALIYUN_COM_GPU_MEM_IDX":       before.Annotations["ALIYUN_COM_GPU_MEM_IDX"],
 			"ALIYUN_COM_GPU_MEM_POD":       before.Annotations["ALIYUN_COM_GPU_MEM_POD"],
 			"ALIYUN_COM_GPU_MEM_DEV":       before.Annotations["ALIYUN_COM_GPU_MEM_DEV"],
@@ -44,7 +44,7 @@ func TestAllocate(t *testing.T) {
 		if diff := cmp.Diff(want, env); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", name, diff)
 		}
-		after := b.awaitAssigned(name, assignment.Card)
+		after := b.awaitAssigned(name, assignment.Cards[0].Index)
 		if !after.AssumeTime.Equal(assignment.AssumeTime) || after.AssignTime.IsZero() {
 			t.Errorf("%s: assumed %v, before %v; assigned %v", name, after.AssumeTime, assignment.AssumeTime, after.AssignTime)
 		}

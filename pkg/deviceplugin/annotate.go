@@ -140,8 +140,8 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 		a.metrics.repairs.Inc()
 		card := annotations[protocol.AnnotationIndex]
 		a.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventRepaired,
-			"the annotations named card %d, the containers got card %v", pod.Assignment.Card, card)
-		klog.FromContext(ctx).Info("Repaired annotations", "pod", klog.KRef(pod.Namespace, pod.Name), "card", card, "was", pod.Assignment.Card)
+			"the annotations named card %d, the containers got card %v", pod.Assignment.Cards[0].Index, card)
+		klog.FromContext(ctx).Info("Repaired annotations", "pod", klog.KRef(pod.Namespace, pod.Name), "card", card, "was", pod.Assignment.Cards[0].Index)
 	}
 	return nil
 }

@@ -71,7 +71,7 @@ func main(memory int64) podOption { return container("main", memory) }
 func assumed(card int, at int) podOption {
 	return func(pod *corev1.Pod) {
 		annotate(pod, protocol.Assignment{
-			Card: card, Request: protocol.PodRequest(pod), CardMemory: 16, AssumeTime: start.Add(time.Duration(at) * time.Second),
+			Cards: protocol.OneCard(card, 16), Request: protocol.PodRequest(pod), AssumeTime: start.Add(time.Duration(at) * time.Second),
 		}.Annotations())
 	}
 }

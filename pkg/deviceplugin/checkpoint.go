@@ -81,8 +81,8 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 				}
 			}
 			entry.MPS = response.Envs[isolation.EnvMPSPipeDirectory] != ""
-			if assignment, err := protocol.ParseAssignment(response.Envs); err == nil {
-				entry.Card, entry.CardMemory = assignment.Card, assignment.CardMemory
+			if assignment, err := protocol.ParseAssignment(response.Envs); err == nil && len(assignment.Cards) == 1 {
+				entry.Card, entry.CardMemory = assignment.Cards[0].Index, assignment.Cards[0].Memory
 			} else if response.Envs[protocol.AnnotationIndex] == strconv.Itoa(allocation.NoCard) {
 				entry.Card = allocation.NoCard
 			}

@@ -26,7 +26,7 @@ type entry struct {
 func newEntry(t testing.TB, uid, container string, card int, ids ...string) entry {
 	t.Helper()
 	response, err := proto.Marshal(&pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
-		Card: gpu.Card{Index: card, Memory: 16}, VisibleAs: "GPU-x", ContainerRequest: gpu.Memory(len(ids)),
+		Cards: []gpu.Card{{Index: card, Memory: 16}}, VisibleAs: []string{"GPU-x"}, ContainerRequest: gpu.Memory(len(ids)),
 	}.Variables()})
 	if err != nil {
 		t.Fatal(err)

@@ -232,7 +232,7 @@ func (b *fixture) awaitAssigned(name string, card int) protocol.Assignment {
 	await(b.t, fmt.Sprintf("pod %s to be assigned card %d", name, card), func() bool {
 		var err error
 		got, err = protocol.ParseAssignment(b.pod(name).Annotations)
-		return err == nil && got.Assigned && got.Card == card
+		return err == nil && got.Assigned && len(got.Cards) == 1 && got.Cards[0].Index == card
 	})
 	return got
 }

@@ -169,8 +169,8 @@ type limitation struct {
 
 // Isolate returns what enforces a share in bytes of the decision's card, or the decision with a rejection if that fails. The mode in
 // force now counts, also if it has changed since the decision: the container gets its environment, its CDI devices and its record from
-// this one answer. For the same reason it checks again whether the card is ready. containers returns how many containers have a share of
-// a card, with this one.
+// this one answer. For the same reason it checks again whether the card is ready. containers returns how many containers have a share
+// of a card, with this one.
 func (i *isolator) Isolate(d allocation.Decision, share uint64, containers func(card int) int) (allocation.Decision, limitation) {
 	if d.Rejection != nil {
 		return d, limitation{}

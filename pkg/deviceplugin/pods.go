@@ -90,7 +90,7 @@ func readPod(object *corev1.Pod) allocation.Pod {
 		add(&object.Spec.Containers[i], false)
 	}
 	// An assignment that can't be read counts as none: the plugin selects a card for the pod and reports it on the pod.
-	if assignment, err := protocol.ParseAssignment(object.Annotations); err == nil {
+	if assignment, err := protocol.ParseAssignment(object.Annotations); err == nil && len(assignment.Cards) == 1 {
 		pod.Assumed, pod.Assignment = true, assignment
 	}
 	pod.Assigned = object.Annotations[protocol.AnnotationAssigned] == "true"

@@ -78,7 +78,7 @@ func lostCheckpoint(t *testing.T, started time.Duration, running ...*corev1.Pod)
 			t.Fatal(err)
 		}
 		for n, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-			b.entries = append(b.entries, newEntry(t, string(pod.UID), c.Name, assignment.Card, deviceID(assignment.Card, gpu.Memory(8*i+n))))
+			b.entries = append(b.entries, newEntry(t, string(pod.UID), c.Name, assignment.Cards[0].Index, deviceID(assignment.Cards[0].Index, gpu.Memory(8*i+n))))
 		}
 	}
 	k, p := b.up(16, 16)
@@ -137,8 +137,8 @@ func TestConcurrentRestarts(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			got[i] = assignment.Card
-			after[i] = newEntry(t, before[i].PodUID, "main", assignment.Card, ids...)
+			got[i] = assignment.Cards[0].Index
+			after[i] = newEntry(t, before[i].PodUID, "main", assignment.Cards[0].Index, ids...)
 		})
 	}
 	group.Wait()

@@ -84,7 +84,7 @@ func (r *responses) report(ctx context.Context, d allocation.Decision, request g
 func (r *responses) withCard(card gpu.Card, pod, container gpu.Memory, l limitation) *pluginapi.ContainerAllocateResponse {
 	name := r.visibleBy.name(card, r.cards.Position(card.Index))
 	response := &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
-		Card: card, VisibleAs: name,
+		Cards: []gpu.Card{card}, VisibleAs: []string{name},
 		PodRequest: pod, ContainerRequest: container,
 		DisableIsolation: r.disableIsolation(),
 	}.Variables()}
@@ -111,7 +111,8 @@ func (r *responses) withoutCard(pod, container gpu.Memory) *pluginapi.ContainerA
 		total = cards[0].Memory
 	}
 	return &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
-		Card: gpu.Card{Index: allocation.NoCard, Memory: total}, VisibleAs: fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.cards.Unit()),
+		Cards:      []gpu.Card{{Index: allocation.NoCard, Memory: total}},
+		VisibleAs:  []string{fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.cards.Unit())},
 		PodRequest: pod, ContainerRequest: container,
 	}.Variables()}
 }

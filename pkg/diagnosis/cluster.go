@@ -1,12 +1,14 @@
 package diagnosis
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -17,6 +19,15 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 		return ledger.NodeSpec{}, false
 	}
 	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation}
+	switch {
+	case !slices.Contains(node.Features, protocol.FeatureCards):
+		spec.SeveralCards = placement.OldForCards
+	case node.Isolation == protocol.IsolationMPS:
+		spec.SeveralCards = placement.OneCardOnly
+	}
+	if !slices.Contains(node.Features, protocol.FeatureCores) {
+		spec.Cores = placement.OldForCores
+	}
 	if reasons := Closed(object, node.WholeCards); len(reasons) > 0 {
 		spec.Closed = reasons[0]
 	}
@@ -59,7 +70,10 @@ func Nodes(l *ledger.Ledger, object func(name string) (*corev1.Node, bool), dele
 		if !ok {
 			continue
 		}
-		node := Node{Object: o, Unit: n.Unit, Cards: n.Cards, Closed: n.Closed, Requested: n.Requested, Nominees: n.Nominees}
+		node := Node{
+			Object: o, Unit: n.Unit, Cards: n.Cards, SeveralCards: n.SeveralCards, Cores: n.Cores,
+			Closed: n.Closed, Requested: n.Requested, Nominees: n.Nominees,
+		}
 		for _, allocation := range n.Leaving {
 			since, due := deletion(allocation.Pod)
 			node.Terminating = append(node.Terminating, Terminating{allocation.Pod, allocation.Placement, since, due})

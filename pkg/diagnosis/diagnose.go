@@ -93,7 +93,7 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 	}
 	if node, found := d.nodes.named(pod.NominatedNode); found {
 		c.nominated = NominationValid(pod, node, d.now)
-		c.nomineeFits = placement.Fit(node.Cards, pod.Request) == placement.Fits
+		c.nomineeFits = placement.Fit(node.Cards, pod.Demand()) == placement.Fits
 	}
 	c.room, c.rejection = d.room(pod), d.rejection(pod.Message)
 	if !pod.Tried && !pod.Created.IsZero() {
@@ -127,6 +127,9 @@ type rule struct {
 var rules = []rule{
 	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 }, func(c *podCase) string {
 		return "the pod is held back by its scheduling gates: " + strings.Join(c.Gates, ", ")
+	}},
+	{InvalidRequest, func(c *podCase) bool { return c.RequestError != "" }, func(c *podCase) string {
+		return "no node can give the pod what it asks for: " + c.RequestError
 	}},
 	{InvalidGroup, func(c *podCase) bool { return c.wait.invalid() }, func(c *podCase) string { return c.wait.String() }},
 	{Nominated, func(c *podCase) bool { return c.nominated && !c.callFailed() }, (*podCase).nominatedText},
@@ -259,14 +262,14 @@ func EligibleNodes(nodes []Node, pod *Pod) []string {
 	return names
 }
 
-// NominationValid reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits one
-// of its cards or a pod of lower priority is terminating there. kube-scheduler doesn't always clear an invalid nomination:
+// NominationValid reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits its
+// cards or a pod of lower priority is terminating there. kube-scheduler doesn't always clear an invalid nomination:
 // nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).
 func NominationValid(pod *Pod, node *Node, now time.Time) bool {
 	if node.rejection(pod) != "" {
 		return false
 	}
-	return placement.Fit(node.Cards, pod.Request) == placement.Fits ||
+	return placement.Fit(node.Cards, pod.Demand()) == placement.Fits ||
 		slices.ContainsFunc(node.Terminating, func(t Terminating) bool { return t.Priority < pod.Priority && !t.Overdue(now) })
 }
 

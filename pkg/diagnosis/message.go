@@ -69,13 +69,16 @@ func rejectionIn(message string) (rejection, bool) {
 	return rejection{text, strings.Join(others, ", ")}, true
 }
 
-// InsufficientMemory is kube-scheduler's reason for nodes that lack GPU memory in sum (k8s.io/kubernetes
-// pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
-const InsufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
+// InsufficientMemory and InsufficientCores are kube-scheduler's reasons for nodes that lack one of our resources in sum
+// (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
+const (
+	InsufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
+	InsufficientCores  = "Insufficient " + string(protocol.ResourceCores)
+)
 
-// aboutMemory reports whether the reason is one of the extender's, or kube-scheduler's that a node lacks GPU memory.
+// aboutMemory reports whether the reason is one of the extender's, or kube-scheduler's that a node lacks GPU memory or cores.
 func aboutMemory(reason string) bool {
-	return reason == InsufficientMemory || strings.HasPrefix(reason, reasonPrefix) || placement.IsText(reason)
+	return reason == InsufficientMemory || reason == InsufficientCores || strings.HasPrefix(reason, reasonPrefix) || placement.IsText(reason)
 }
 
 // checkedHere reports whether the reason is one that Node.rejection checks (the constants of the plugins TaintToleration,

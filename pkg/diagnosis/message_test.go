@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -45,9 +46,11 @@ func TestRejectionIn(t *testing.T) {
 // kube-scheduler's message contains the extender's reasons unchanged.
 func TestReasonsAreAboutMemory(t *testing.T) {
 	for _, reason := range placement.Reasons() {
-		message := "0/5 nodes are available: 2 " + reason.TextFor("default/train") + ", 3 Insufficient aliyun.com/gpu-mem."
-		if got, ok := rejectionIn(message); !ok || got.others != "" {
-			t.Errorf("%s: %+v", message, got)
+		for _, text := range append(reason.AllTexts(), reason.TextFor(gpu.Demand{Cards: 1}, "default/train")) {
+			message := "0/5 nodes are available: 1 " + text + ", 3 Insufficient aliyun.com/gpu-mem, 1 Insufficient aliyun.com/gpu-core.percentage."
+			if got, ok := rejectionIn(message); !ok || got.others != "" {
+				t.Errorf("%s: %+v", message, got)
+			}
 		}
 	}
 }

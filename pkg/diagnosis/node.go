@@ -21,6 +21,9 @@ type Node struct {
 	// Unit is the unit of the cards' memory.
 	Unit  gpu.Unit
 	Cards []placement.Card
+	// SeveralCards is why no pod with several cards can use the node, Cores why none that asks for cores can; placement.Fits if
+	// they can.
+	SeveralCards, Cores placement.Reason
 	// Closed is the reason why no new pod can run on the node, see the function Closed; empty if pods can.
 	Closed string
 	// Requested is the sum of the requests of the node's pods, with those on failed or missing cards.
@@ -43,7 +46,7 @@ type Terminating struct {
 // Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.
 func (t *Terminating) Overdue(now time.Time) bool { return now.Sub(t.Due) > protocol.OverdueMargin }
 
-// rejection returns why the pod can't use the node, independent of GPU memory; empty if it can. It is the same text for all
+// rejection returns why the pod can't use the node, independent of what its cards have free; empty if it can. It is the same text for all
 // nodes with the same reason.
 func (n *Node) rejection(pod *Pod) string {
 	if ok, err := pod.affinity.Match(n.Object); err != nil || !ok {
@@ -51,6 +54,13 @@ func (n *Node) rejection(pod *Pod) string {
 	}
 	if n.Closed != "" && (Disconnected(n.Object) || !pod.toleratesClosed(n.Closed)) {
 		return n.Closed
+	}
+	demand := pod.Demand()
+	if demand.Cards > 1 && n.SeveralCards != placement.Fits {
+		return n.SeveralCards.String()
+	}
+	if demand.Cores > 0 && n.Cores != placement.Fits {
+		return n.Cores.String()
 	}
 	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.Object.Spec.Taints, pod.constraints.Tolerations,
 		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, true)

@@ -33,6 +33,8 @@ type Pod struct {
 	// don't fit (the condition's reason is SchedulerError; k8s.io/kubernetes pkg/scheduler/schedule_one.go,
 	// handleSchedulingFailure).
 	Failed bool
+	// RequestError is why no node can give the pod what it asks for, see protocol.CheckRequest; empty if one can.
+	RequestError string
 	// Created is the pod's creation time.
 	Created time.Time
 	// Rejected is true if kube-scheduler has marked the pod as unschedulable.
@@ -59,6 +61,9 @@ func NewPod(pod *corev1.Pod) *Pod {
 		Scheduler: scheduler, Message: fmt.Sprintf("scheduler %q has not tried it yet", scheduler),
 		Created: pod.CreationTimestamp.Time, constraints: constraints.Spec, affinity: nodeaffinity.GetRequiredNodeAffinity(constraints),
 	}
+	if err := protocol.CheckRequest(pod); err != nil {
+		p.RequestError = err.Error()
+	}
 	p.asks, p.largest = amounts(pod)
 	for _, gate := range pod.Spec.SchedulingGates {
 		p.Gates = append(p.Gates, gate.Name)
@@ -73,8 +78,9 @@ func NewPod(pod *corev1.Pod) *Pod {
 		}
 	}
 	if text, err := constraints.Spec.Marshal(); err == nil {
-		p.constraintsKey = string(text)
-		p.roomKey = fmt.Sprintf("%d %d %s", p.Request, p.Priority, text)
+		demand := p.Demand()
+		p.constraintsKey = fmt.Sprintf("%t %t %s", demand.Cards > 1, demand.Cores > 0, text)
+		p.roomKey = fmt.Sprintf("%v %d %s", demand, p.Priority, text)
 	} else { // Unreachable; the pod would share nothing with others.
 		p.constraintsKey, p.roomKey = string(p.UID), string(p.UID)
 	}

@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,15 +22,15 @@ func PodsOnly(pods []*corev1.Pod, now time.Time) *Diagnoser {
 // reportedReasons are the reasons that kube-scheduler's message gives by these texts, the best one of any node first, as in
 // cardReasons. The first text that the message contains counts: that of Full is the beginning of that of Fragmented.
 var reportedReasons = []struct {
-	text   string
+	texts  []string
 	reason Reason
 }{
-	{reasonPrefix, WaitsForGroup},
-	{placement.Fragmented.String(), Fragmented},
-	{placement.Full.String(), Full},
-	{InsufficientMemory, Full},
-	{placement.Unhealthy.String(), Unhealthy},
-	{placement.TooLarge.String(), TooLarge},
+	{[]string{reasonPrefix}, WaitsForGroup},
+	{placement.Fragmented.AllTexts(), Fragmented},
+	{placement.Full.AllTexts(), Full},
+	{[]string{InsufficientMemory, InsufficientCores}, Full},
+	{placement.Unhealthy.AllTexts(), Unhealthy},
+	{placement.TooLarge.AllTexts(), TooLarge},
 }
 
 // reportedRoom returns what kube-scheduler's message says about the nodes.
@@ -44,7 +45,7 @@ func reportedRoom(pod *Pod) room {
 		return made
 	}
 	for _, reported := range reportedReasons {
-		if strings.Contains(rejected.text, reported.text) {
+		if slices.ContainsFunc(reported.texts, func(text string) bool { return strings.Contains(rejected.text, text) }) {
 			made.reason = reported.reason
 			if made.reason != WaitsForGroup && strings.HasSuffix(pod.largest.written, "i") { // As in "2Gi".
 				made.message += fmt.Sprintf("; the request %s is %s units: write a plain number", pod.largest.written, pod.largest.amount)

@@ -13,6 +13,8 @@ const (
 	SchedulerError Reason = "scheduler_error"
 	// Nominated: pods are being evicted to make room for it.
 	Nominated Reason = "nominated"
+	// InvalidRequest: no node can give the pod what it asks for, for example because its memory can't be divided over its cards.
+	InvalidRequest Reason = "invalid_request"
 	// InvalidGroup: the annotations or labels that name the pod's group are invalid, or those of its members contradict each
 	// other.
 	InvalidGroup Reason = "invalid_group"
@@ -53,6 +55,7 @@ var words = []struct {
 	{NotTried, "no scheduler has tried it"},
 	{SchedulerError, "kube-scheduler reports an error"},
 	{Nominated, "other pods are leaving for it"},
+	{InvalidRequest, "its request is invalid"},
 	{InvalidGroup, "its group is invalid"},
 	{WaitsForGroup, "waits for its group"},
 	{Fits, "about to be tried"},

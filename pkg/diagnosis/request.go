@@ -20,11 +20,16 @@ func RequestProblem(pod *corev1.Pod) (problem string, found bool) {
 	}
 	switch memory := protocol.PodRequest(pod); {
 	case memory > 0:
+		if problem, found = misplacedCount(pod); found {
+			return problem, true
+		}
 		return misplacedGroup(pod)
 	case names(pod, protocol.ResourceMemory):
 		return fmt.Sprintf("the pod asks for 0 of %s, so it gets no card", protocol.ResourceMemory), true
 	case names(pod, protocol.ResourceCount):
 		return fmt.Sprintf("%s alone reserves neither memory nor a card: ask for %s", protocol.ResourceCount, protocol.ResourceMemory), true
+	case names(pod, protocol.ResourceCores):
+		return fmt.Sprintf("%s alone gives the pod no card: ask for %s too", protocol.ResourceCores, protocol.ResourceMemory), true
 	}
 	return misplacedRequest(pod)
 }
@@ -56,22 +61,28 @@ func misspelledResource(pod *corev1.Pod) (problem string, found bool) {
 
 const ourDomain = "aliyun.com/"
 
+// ours are our resources.
+var ours = []corev1.ResourceName{protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceCores}
+
 // looksLikeOurs reports whether the resource is not ours, but is in our domain and about GPUs, or has nearly the same name.
 func looksLikeOurs(name string) bool {
-	if name == string(protocol.ResourceMemory) || name == string(protocol.ResourceCount) || !strings.Contains(strings.ToLower(name), "gpu") {
+	if slices.Contains(ours, corev1.ResourceName(name)) || !strings.Contains(strings.ToLower(name), "gpu") {
 		return false
 	}
 	return strings.HasPrefix(strings.ToLower(name), ourDomain) || nearest(name) != ""
 }
 
-// nearest returns the resource of ours that the name is a misspelling of; empty if it is too different from both.
+// nearest returns the resource of ours that the name is a misspelling of; empty if it is too different from all.
 func nearest(name string) string {
 	const mistakes = 4
 	name = strings.ToLower(name)
+	if strings.HasPrefix(name, ourDomain+"gpu-core") {
+		return string(protocol.ResourceCores) // "gpu-core" is nearer to "gpu-count".
+	}
 	meant, least := "", mistakes+1
-	for _, ours := range []corev1.ResourceName{protocol.ResourceMemory, protocol.ResourceCount} {
-		if d := distance(name, string(ours)); d < least {
-			meant, least = string(ours), d
+	for _, resource := range ours {
+		if d := distance(name, string(resource)); d < least {
+			meant, least = string(resource), d
 		}
 	}
 	if meant == "" && strings.HasPrefix(name, ourDomain+"gpu") && strings.Contains(name, "mem") {
@@ -123,12 +134,36 @@ func names(pod *corev1.Pod, resource corev1.ResourceName) bool {
 
 // misplacedRequest reports a resource of ours that is an annotation or a label of a pod that asks for none.
 func misplacedRequest(pod *corev1.Pod) (problem string, found bool) {
-	for _, name := range []corev1.ResourceName{protocol.ResourceMemory, protocol.ResourceCount} {
+	if _, label := pod.Labels[protocol.LabelCount]; label {
+		return fmt.Sprintf("the label %s alone reserves nothing: ask for %s", protocol.LabelCount, protocol.ResourceMemory), true
+	}
+	for _, name := range ours {
 		if kind := kindOf(pod, string(name)); kind != "" {
 			return fmt.Sprintf("%s is %s of the pod, where it has no effect: it belongs to resources.limits of a container", name, kind), true
 		}
 	}
 	return "", false
+}
+
+// misplacedCount reports a number of cards that is not a label of a pod that asks for GPU memory.
+func misplacedCount(pod *corev1.Pod) (problem string, found bool) {
+	if _, label := pod.Labels[protocol.LabelCount]; label {
+		return "", false
+	}
+	kind := ""
+	if _, annotation := pod.Annotations[protocol.LabelCount]; annotation {
+		kind = "an annotation of the pod"
+	}
+	for i := range pod.Spec.Containers {
+		quantity := pod.Spec.Containers[i].Resources.Limits[protocol.ResourceCount]
+		if quantity.CmpInt64(1) > 0 {
+			kind = "a resource of container " + pod.Spec.Containers[i].Name
+		}
+	}
+	if kind == "" {
+		return "", false
+	}
+	return fmt.Sprintf("%s is %s, and must be a label of the pod: the pod gets one card", protocol.LabelCount, kind), true
 }
 
 // misplacedGroup reports annotations of a group that are labels, and the other way round, on a pod that is in no group.

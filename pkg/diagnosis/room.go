@@ -154,7 +154,11 @@ func (d *Diagnoser) findRoom(pod *Pod) room {
 type finding struct {
 	node   *Node
 	totals *placement.Totals
-	reason Reason
+	demand gpu.Demand
+	// roomy is the number of cards with room for the demand, and large of those that would have room if they were empty. They are
+	// counted only if the pod asks for several cards or for cores.
+	roomy, large int
+	reason       Reason
 	// nominee is the pod for which the node keeps its room; failed is what happened to a card; waitsFor are the pods on
 	// the card that has room once they have ended. Each is only set for its reason.
 	nominee  gpu.Pod
@@ -164,8 +168,9 @@ type finding struct {
 
 // find returns what a node has for the pod, which can use it.
 func (d *Diagnoser) find(i int, pod *Pod) finding {
-	f := finding{node: &d.nodes.nodes[i], totals: &d.nodes.totals[i]}
-	switch f.totals.Fit(pod.Request) {
+	f := finding{node: &d.nodes.nodes[i], totals: &d.nodes.totals[i], demand: pod.Demand()}
+	f.count()
+	switch f.totals.Fit(f.node.Cards, &f.demand) {
 	case placement.Fits:
 		f.reason = Fits
 		if card, failed := f.node.failedCard(pod.Request); failed {
@@ -185,6 +190,26 @@ func (d *Diagnoser) find(i int, pod *Pod) finding {
 		f.reason = TooLarge
 	}
 	return f
+}
+
+// several reports whether the pod asks for more than memory of one card.
+func (f *finding) several() bool { return f.demand.Cards > 1 || f.demand.Cores > 0 }
+
+func (f *finding) count() {
+	if !f.several() {
+		return
+	}
+	one := f.demand
+	one.Cards = 1
+	for i := range f.node.Cards {
+		switch placement.Fit(f.node.Cards[i:i+1], one) {
+		case placement.Fits:
+			f.roomy, f.large = f.roomy+1, f.large+1
+		case placement.TooLarge:
+		default:
+			f.large++
+		}
+	}
 }
 
 // failedCard returns what has happened to a card, if because of it kube-scheduler finds too little memory on the node in sum: a
@@ -217,8 +242,8 @@ func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept 
 		if candidate.Priority < pod.Priority || candidate.UID == pod.UID {
 			continue
 		}
-		cards = withUsed(cards, candidate.Placement, gpu.Memory.Add)
-		if placement.Fit(cards, pod.Request) != placement.Fits {
+		cards = withUsed(cards, candidate.Placement, gpu.Memory.Add, gpu.Cores.Add)
+		if placement.Fit(cards, pod.Demand()) != placement.Fits {
 			return candidate.Pod, true
 		}
 	}
@@ -233,9 +258,9 @@ func (f *finding) afterTermination(pod *Pod) {
 	}
 	cards := f.node.Cards
 	for i := range f.node.Terminating {
-		cards = withUsed(cards, f.node.Terminating[i].Placement, gpu.Memory.Sub)
+		cards = withUsed(cards, f.node.Terminating[i].Placement, gpu.Memory.Sub, gpu.Cores.Sub)
 	}
-	where, reason := placement.Place(placement.Spread, cards, pod.Request)
+	where, reason := placement.Place(placement.Spread, cards, f.demand)
 	if reason != placement.Fits {
 		return
 	}
@@ -244,20 +269,20 @@ func (f *finding) afterTermination(pod *Pod) {
 	}
 	f.reason = WaitsForTermination
 	for _, terminating := range f.node.Terminating {
-		if slices.ContainsFunc(terminating.Placement, func(s gpu.Share) bool { return s.Card == where[0].Card }) {
+		if slices.ContainsFunc(terminating.Placement, func(s gpu.Share) bool { return slices.Contains(where.Cards(), s.Card) }) {
 			f.waitsFor = append(f.waitsFor, terminating)
 		}
 	}
 	slices.SortStableFunc(f.waitsFor, func(a, b Terminating) int { return b.Due.Compare(a.Due) }) // The last one to end.
 }
 
-// withUsed returns a copy of the cards on which the used memory is changed by the placement.
-func withUsed(cards []placement.Card, where gpu.Placement, change func(used, by gpu.Memory) gpu.Memory) []placement.Card {
+// withUsed returns a copy of the cards on which what is used is changed by the placement.
+func withUsed(cards []placement.Card, where gpu.Placement, memory func(used, by gpu.Memory) gpu.Memory, cores func(used, by gpu.Cores) gpu.Cores) []placement.Card {
 	cards = slices.Clone(cards)
 	for i := range cards {
 		for _, share := range where {
 			if share.Card == cards[i].Index {
-				cards[i].Used = change(cards[i].Used, share.Memory)
+				cards[i].Used, cards[i].UsedCores = memory(cards[i].Used, share.Memory), cores(cards[i].UsedCores, share.Cores)
 			}
 		}
 	}
@@ -272,9 +297,9 @@ func (n *Node) bytes(m gpu.Memory) gpu.Memory {
 	return m * gpu.Memory(n.Unit)
 }
 
-// compare compares what two nodes have free: first the largest piece, then the sum.
+// compare compares what two nodes have free: first the number of cards with room, then the largest piece, then the sum.
 func (f *finding) compare(o *finding) int {
-	return cmp.Or(cmp.Compare(f.node.bytes(f.totals.MostFree), o.node.bytes(o.totals.MostFree)),
+	return cmp.Or(cmp.Compare(f.roomy, o.roomy), cmp.Compare(f.node.bytes(f.totals.MostFree), o.node.bytes(o.totals.MostFree)),
 		cmp.Compare(f.node.bytes(f.totals.FreeHealthy), o.node.bytes(o.totals.FreeHealthy)))
 }
 
@@ -299,7 +324,7 @@ func (s *summary) add(f *finding) {
 	case order == 0:
 		s.alike++
 	}
-	if s.n == 1 || f.node.bytes(f.totals.Largest) > s.largest.node.bytes(s.largest.totals.Largest) {
+	if s.n == 1 || cmp.Or(cmp.Compare(f.large, s.largest.large), cmp.Compare(f.node.bytes(f.totals.Largest), s.largest.node.bytes(s.largest.totals.Largest))) > 0 {
 		s.largest = *f
 	}
 }
@@ -321,6 +346,13 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 	free, piece := f.totals.FreeHealthy, f.totals.MostFree
 	has := fmt.Sprintf("%s has room for it, %s on one card", name, amount(piece))
 	made := room{reason: reason}
+	if f.several() {
+		has = fmt.Sprintf("%s has room for it, %s", name, f.roomText(f.roomy))
+		if text := s.severalText(reason); text != "" {
+			made.message = text + rejected
+			return made
+		}
+	}
 	switch reason {
 	case Fits:
 		if made.has = has; s.alike > 0 {
@@ -352,6 +384,44 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 	}
 	made.message += rejected
 	return made
+}
+
+// severalText explains the reason for a pod that asks for several cards or for cores, if the reason needs words of its own.
+func (s *summary) severalText(reason Reason) string {
+	f, name := &s.best, s.best.node.Object.Name
+	needs := fmt.Sprintf("%s needed on one node", f.needsText(f.demand.Cards))
+	switch reason {
+	case Fragmented:
+		return fmt.Sprintf("%s: %s has %s, though enough in sum%s", needs, name, count(f.roomy, "such card", "such cards"), s.others())
+	case Full:
+		return fmt.Sprintf("%s: %s has %s%s", needs, name, count(f.roomy, "such card", "such cards"), s.others())
+	case Unhealthy:
+		return fmt.Sprintf("%s: too few of the cards that are large enough are healthy, on %s", needs, name)
+	case TooLarge:
+		return fmt.Sprintf("%s: no node has as many cards that are large enough; %s has %d", needs, s.largest.node.Object.Name, s.largest.large)
+	}
+	return ""
+}
+
+// needsText describes the cards that the pod needs, such as "2 cards with 4 GiB free each are".
+func (f *finding) needsText(n int) string {
+	share := f.node.Unit.Format(f.demand.Memory)
+	if f.demand.Cores > 0 {
+		share += fmt.Sprintf(" and %d%% of its computing", f.demand.Cores)
+	}
+	if n == 1 {
+		return fmt.Sprintf("a card with %s free is", share)
+	}
+	return fmt.Sprintf("%d cards with %s free each are", n, share)
+}
+
+// roomText describes cards with room for the pod's share.
+func (f *finding) roomText(n int) string {
+	share := f.node.Unit.Format(f.demand.Memory)
+	if f.demand.Cores > 0 {
+		share += fmt.Sprintf(" and %d%% of the computing", f.demand.Cores)
+	}
+	return fmt.Sprintf("%s on %s", share, count(n, "card", "cards"))
 }
 
 // waitsText names the pods that must end first.

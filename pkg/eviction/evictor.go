@@ -22,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
@@ -99,13 +100,13 @@ type Options struct {
 	Clock   clock.WithTicker
 }
 
-// Evictor frees a card for a pod that is pending only because of fragmentation: the node's sum has room for it, but no
-// card has. kube-scheduler counts by node, finds no victim that would help, and never sends a preempt call. The rules
+// Evictor frees cards for a pod that is pending only because of fragmentation: the node's sum has room for it, but too few
+// cards have, mostly none. kube-scheduler counts by node, finds no victim that would help, and never sends a preempt call. The rules
 // are those of preemption, but no disruption budget is violated.
 //
-// A round evicts the pods that occupy one card, and reserves that card for one pod as for a nominated pod. A round ends
-// when its pod is bound or deleted, when the pod doesn't take the card, when another pod takes it, when a victim stays,
-// or when the leader's term ends. The next leader then finds the victims terminating and continues with the same card.
+// A round evicts the pods that occupy as many cards as one pod needs, and reserves these cards for the pod as for a nominated
+// one. A round ends when its pod is bound or deleted, when the pod doesn't take the cards, when another pod takes them, when a
+// victim stays, or when the leader's term ends. The next leader then finds the victims terminating and continues with the same cards.
 //
 // Its methods are safe for concurrent use; mu guards the fields below it. A nil Evictor does nothing.
 type Evictor struct {
@@ -132,7 +133,7 @@ type blockedPod struct {
 	asked, at time.Time
 }
 
-// round is the freeing of one card for one pod.
+// round is the freeing of cards for one pod.
 type round struct {
 	pod     gpu.Pod
 	node    string
@@ -368,16 +369,17 @@ func (e *Evictor) postpone(uid gpu.PodUID, most time.Duration) {
 	e.postponed.extend(uid, e.Clock.Now(), firstPause, most)
 }
 
-// plan says which pods to evict from one card of a node.
+// plan says which pods to evict from cards of a node.
 type plan struct {
 	node string
-	card int
-	// evict are the victims that aren't terminating yet. victims are all pods that must be gone before the card is free.
-	evict   []gpu.Pod
+	// where is what the pod is to get.
+	where gpu.Placement
+	// evict are the victims that aren't terminating yet. victims are all pods that must be gone before the cards are free.
+	evict   []ledger.Allocation
 	victims []gpu.PodUID
 }
 
-// choosePlan chooses the victims on one of the candidate nodes. It returns false if no card can be freed within all budgets.
+// choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
 func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (plan, bool) {
 	s := NewSurvey(e.Ledger, e.Cache, pod, e.Clock.Now())
 	var names []string
@@ -399,10 +401,10 @@ func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (pl
 	if !ok || chosen.Violations > 0 {
 		return plan{}, false
 	}
-	out := plan{node: names[chosen.Node], card: chosen.Card, victims: chosen.Pods}
+	out := plan{node: names[chosen.Node], where: pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...), victims: chosen.Pods}
 	for _, uid := range chosen.Pods {
 		if _, allocation, held := e.Ledger.Lookup(uid); held && !allocation.Leaving {
-			out.evict = append(out.evict, allocation.Pod)
+			out.evict = append(out.evict, allocation)
 		}
 	}
 	return out, true

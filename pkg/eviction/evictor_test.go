@@ -81,6 +81,28 @@ func TestEvictorRounds(t *testing.T) {
 	}
 }
 
+// A pod that asks for two cards gets them freed both at once: the second card is the one that is in pieces.
+func TestEvictorOfSeveralCards(t *testing.T) {
+	f := newFixture(t, func(f *fixture) {
+		f.b12 = fake.Pod("b15", 15, fake.Bound("n1", 1), fake.Priority(2))
+		f.pending = fake.Pod("pending", 4, fake.Cards(2), fake.Priority(9))
+	})
+	f.startRound()
+	f.wantEvicted("?b15", "b15")
+	for _, want := range []string{
+		"Normal GPUCardEvicted Evicted from GPU card 1 of node n1 for pod default/pending of higher priority",
+		"Normal GPUCardEvicting Evicting 1 pod(s) of lower priority from GPU cards 0, 1 of node n1: the node has enough free GPU memory, but too few cards have",
+	} {
+		if got := <-f.events; got != want {
+			t.Errorf("Event %q, want %q", got, want)
+		}
+	}
+	f.delete(f.b12)
+	if !f.fitsFor(9, 14) || f.fitsFor(9, 15) { // Two of each card are kept for it.
+		t.Error("the freed cards aren't reserved against pods of equal priority")
+	}
+}
+
 func TestNoEviction(t *testing.T) {
 	for name, test := range map[string]struct {
 		// before changes the pods of the cluster. after happens after the rejection.

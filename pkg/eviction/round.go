@@ -16,11 +16,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// begin reserves the card and evicts the victims. It reports whether this step must not try another pod: a round is in
+// begin reserves the cards and evicts the victims. It reports whether this step must not try another pod: a round is in
 // progress, or the API server doesn't answer.
 func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan plan) (done bool) {
 	pod := info.Pod
-	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "card", plan.card)
+	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
 	e.mu.Lock()
 	e.rounds[pod.UID] = round{pod: pod, node: plan.node, victims: plan.victims, nominated: info.NominatedNode}
 	e.mu.Unlock()
@@ -40,8 +40,16 @@ func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan pl
 	}
 	logger.Info("Freeing a card for a pod that only fragmentation keeps pending", "evicted", len(plan.evict))
 	e.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicting,
-		"Evicting %d pod(s) of lower priority from GPU card %d of node %s: the node has enough free GPU memory, but no card has", len(plan.evict), plan.card, plan.node)
+		"Evicting %d pod(s) of lower priority from GPU %s of node %s: the node has enough free GPU memory, but %s", len(plan.evict), plan.where, plan.node, lacking(plan.where))
 	return true
+}
+
+// lacking returns which cards have too little free for a pod that is to get these.
+func lacking(where gpu.Placement) string {
+	if len(where) == 1 {
+		return "no card has"
+	}
+	return "too few cards have"
 }
 
 // evict evicts the victims, after a dry run for each of them has succeeded. If the API server rejects an eviction, that
@@ -52,7 +60,7 @@ func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result str
 			if err := e.Leading(); err != nil {
 				return EvictionFailed, err
 			}
-			if err := e.evictOne(ctx, victim, dryRun); err != nil {
+			if err := e.evictOne(ctx, victim.Pod, dryRun); err != nil {
 				if answered(err) {
 					e.spare(victim.UID)
 				}
@@ -63,8 +71,8 @@ func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result str
 				return result, fmt.Errorf("evicting pod %s: %w", victim, err)
 			}
 			if !dryRun {
-				e.Recorder.Eventf(apiserver.Reference(victim), corev1.EventTypeNormal, EventEvicted,
-					"Evicted from GPU card %d of node %s for pod %s/%s of higher priority", plan.card, plan.node, pod.Namespace, pod.Name)
+				e.Recorder.Eventf(apiserver.Reference(victim.Pod), corev1.EventTypeNormal, EventEvicted,
+					"Evicted from GPU %s of node %s for pod %s/%s of higher priority", victim.Placement, plan.node, pod.Namespace, pod.Name)
 			}
 		}
 	}

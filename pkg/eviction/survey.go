@@ -55,7 +55,7 @@ func NewSurvey(l Ledger, cache Cache, preemptor *clustercache.PodInfo, now time.
 		s.resources = append(s.resources, name)
 	}
 	s.resources = append(s.resources, protocol.ResourceMemory, corev1.ResourcePods)
-	s.request = preemption.Request{Memory: preemptor.Request, Resources: s.resources.Uses(preemptor)}
+	s.request = preemption.Request{Demand: preemptor.Demand(), Resources: s.resources.Uses(preemptor)}
 	return s
 }
 

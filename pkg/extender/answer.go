@@ -21,7 +21,7 @@ type filterAnswer struct {
 // texts returns the text of each reason.
 func (a filterAnswer) texts() (texts placement.Texts) {
 	for _, reason := range placement.Reasons() {
-		texts[reason] = reason.TextFor(a.ReservedFor)
+		texts[reason] = reason.TextFor(a.Demand, a.ReservedFor)
 	}
 	return texts
 }

@@ -29,7 +29,7 @@ type Member struct {
 	Run string
 	// Size is the size of the group according to this pod.
 	Size int
-	// Problem is why the group or its size can't be read; empty if they can.
+	// Problem is why the group or its size can't be read, or why no node can give the pod what it asks for; empty if all is well.
 	Problem string
 	// Created is truncated to seconds.
 	Created time.Time

@@ -129,7 +129,8 @@ func (n *needs) build(r *run) {
 	like, count := "", 0
 	for i, m := range n.requesters {
 		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
-		this := m.Request.String() + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id) + " " + m.shape()
+		demand := m.Demand()
+		this := strconv.Itoa(demand.Cards) + " " + demand.Memory.String() + " " + demand.Cores.String() + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id) + " " + m.shape()
 		if this != like {
 			n.mixed = i > 0
 			text.WriteString(strconv.Itoa(count) + ";" + this + "*")

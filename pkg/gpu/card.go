@@ -20,6 +20,9 @@ type Card struct {
 	MaxContainers int
 	// NUMANode is the card's NUMA node, or NoNUMANode.
 	NUMANode int
+	// NVLink and PCIeSwitch are equal for cards of a node that NVLink connects, or that are behind the same PCIe switch. They are
+	// counted from 1; 0 means that nothing is known, or that there is no such connection.
+	NVLink, PCIeSwitch int
 	// Unhealthy is the reason why no new pod may be placed on the card; empty for a healthy card.
 	Unhealthy string
 }

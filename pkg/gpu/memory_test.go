@@ -19,8 +19,8 @@ func TestMemoryArithmetic(t *testing.T) {
 		"a difference that would be negative is zero":        {Memory(4069).Sub(8138), 0},
 		"zero minus the largest amount is zero":              {Memory(0).Sub(math.MaxInt64), 0},
 		"the largest amount minus itself is zero":            {Memory(math.MaxInt64).Sub(math.MaxInt64), 0},
-		"a placement's total is the sum over its cards":      {Placement{{0, 4069}, {3, 4069}}.Total(), 8138},
-		"a placement's total saturates":                      {Placement{{0, math.MaxInt64}, {1, 1}}.Total(), math.MaxInt64},
+		"a placement's total is the sum over its cards":      {Placement{{Card: 0, Memory: 4069}, {Card: 3, Memory: 4069}}.Total(), 8138},
+		"a placement's total saturates":                      {Placement{{Card: 0, Memory: math.MaxInt64}, {Card: 1, Memory: 1}}.Total(), math.MaxInt64},
 		"an empty placement has a total of zero":             {Placement(nil).Total(), 0},
 	} {
 		expect(t, name, tc.want, tc.got)
@@ -31,7 +31,7 @@ func TestString(t *testing.T) {
 	for name, tc := range map[string]struct{ got, want string }{
 		"memory":        {Memory(8138).String(), "8138"},
 		"one card":      {On(1, 8138).String(), "card 1"},
-		"several cards": {Placement{{0, 1}, {2, 1}}.String(), "cards 0, 2"},
+		"several cards": {Placement{{Card: 0, Memory: 1}, {Card: 2, Memory: 1}}.String(), "cards 0, 2"},
 		"no card":       {Placement{}.String(), "no card"},
 		"a pod":         {Pod{UID: "u", Namespace: "default", Name: "binpack-1"}.String(), "default/binpack-1"},
 	} {
@@ -47,10 +47,10 @@ func TestPlacementEqual(t *testing.T) {
 		"the same card and memory":        {On(1, 8138), On(1, 8138), true},
 		"another card":                    {On(1, 8138), On(2, 8138), false},
 		"other memory":                    {On(1, 8138), On(1, 4069), false},
-		"the same cards in another order": {Placement{{0, 1}, {1, 1}}, Placement{{1, 1}, {0, 1}}, false},
+		"the same cards in another order": {Placement{{Card: 0, Memory: 1}, {Card: 1, Memory: 1}}, Placement{{Card: 1, Memory: 1}, {Card: 0, Memory: 1}}, false},
 		"a nil and an empty placement":    {nil, Placement{}, true},
 		"a placement and nil":             {On(0, 0), nil, false},
-		"an additional card":              {On(0, 1), Placement{{0, 1}, {1, 1}}, false},
+		"an additional card":              {On(0, 1), Placement{{Card: 0, Memory: 1}, {Card: 1, Memory: 1}}, false},
 	} {
 		expect(t, name, tc.want, tc.a.Equal(tc.b))
 		expect(t, name+", with swapped arguments", tc.want, tc.b.Equal(tc.a))

@@ -6,18 +6,19 @@ import (
 	"strings"
 )
 
-// Share is an amount of memory on one card.
+// Share is a part of one card.
 type Share struct {
 	// Card is the card's index on its node.
 	Card   int
 	Memory Memory
+	// Cores is zero for a pod that doesn't ask for computing: it is not limited and charged nothing.
+	Cores Cores
 }
 
-// Placement lists the cards of its node that a pod uses, with the memory on each. This extender places each pod on one
-// card; other schedulers can use several.
+// Placement lists the cards of its node that a pod uses, with its share of each.
 type Placement []Share
 
-// On returns a placement on a single card.
+// On returns a placement on a single card, without cores.
 func On(card int, memory Memory) Placement {
 	return Placement{{Card: card, Memory: memory}}
 }
@@ -31,7 +32,16 @@ func (p Placement) Total() Memory {
 	return sum
 }
 
-// Equal reports whether both name the same cards with the same memory, in the same order.
+// Cards returns the indexes of the cards.
+func (p Placement) Cards() []int {
+	cards := make([]int, len(p))
+	for i, s := range p {
+		cards[i] = s.Card
+	}
+	return cards
+}
+
+// Equal reports whether both name the same cards with the same shares, in the same order.
 func (p Placement) Equal(o Placement) bool { return slices.Equal(p, o) }
 
 // String returns the cards, such as "card 1" or "cards 0, 2".

@@ -3,13 +3,18 @@ package gpu
 // PodUID is a pod's metadata.uid. Names can be reused, UIDs can't.
 type PodUID string
 
-// Pod holds the fields of a pod that decisions about GPU memory use.
+// Pod holds the fields of a pod that decisions about cards use.
 type Pod struct {
 	UID       PodUID
 	Namespace string
 	Name      string
 	// Request is the sum over the pod's containers, in the unit of the node that the pod runs on.
 	Request Memory
+	// Cards is the number of distinct cards of one node over which Request and Cores are divided evenly. 0 and 1 both mean one
+	// card, see NumCards.
+	Cards int
+	// Cores is the sum over the pod's containers of the computing that they ask for; zero if the pod asks for none.
+	Cores Cores
 	// Priority is spec.priority. A pod can preempt pods of lower priority.
 	Priority int32
 	// Leaving is true if the pod is terminating. It keeps its allocation until it has ended.

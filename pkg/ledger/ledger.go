@@ -48,7 +48,7 @@ func (s State) String() string {
 	return "bound"
 }
 
-// Allocation is the memory that a pod holds on a node. The ledger returns copies.
+// Allocation is what a pod holds of a node's cards. The ledger returns copies.
 type Allocation struct {
 	gpu.Pod
 	State State
@@ -69,6 +69,9 @@ type NodeSpec struct {
 	Cards []gpu.Card
 	// WholeCards is true if the node also offers whole cards to pods. No pod is placed on such a node.
 	WholeCards bool
+	// SeveralCards is the reason why no pod with several cards can be placed on the node, and Cores why none that asks for cores
+	// can; placement.Fits if they can.
+	SeveralCards, Cores placement.Reason
 	// Isolation is the node's isolation mode, for display only; empty if shares are not enforced.
 	Isolation string
 	// Closed is the reason why no new pod can run on the node at present (cordoned, not ready). It is for display only:
@@ -80,9 +83,10 @@ type NodeSpec struct {
 type Node struct {
 	Name string
 	NodeSpec
-	// Used is the allocated memory of each card, in the order of Cards. It can exceed the card's memory if pods were bound
-	// without this ledger.
-	Used []gpu.Memory
+	// Used and UsedCores are what is allocated of each card, in the order of Cards. They can exceed what the card has if pods were
+	// bound without this ledger.
+	Used      []gpu.Memory
+	UsedCores []gpu.Cores
 	// Allocations are the node's allocations by namespace and name, including those on cards that no longer exist.
 	Allocations []Allocation
 }
@@ -120,7 +124,7 @@ func New() *Ledger {
 	}
 }
 
-// AddFreedListener adds a function that is called after a change that lets more memory be allocated on a card of the node: an
+// AddFreedListener adds a function that is called after a change that lets more be allocated on a card of the node: an
 // allocation, a nomination or a starvation reservation ended, or a card was added, grew or became healthy. The call is made without the lock, from the goroutine that
 // made the change. Listeners are added before the ledger is used by several goroutines.
 func (l *Ledger) AddFreedListener(listener func(node string)) {
@@ -156,6 +160,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
+	demand := pod.Demand()
 	for _, name := range names {
 		switch {
 		case allocated && home == name:
@@ -163,7 +168,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 		case allocated:
 			visit(name, placement.Elsewhere)
 		default:
-			visit(name, l.fit(l.nodes[name], pod))
+			visit(name, l.fit(l.nodes[name], &pod, &demand))
 		}
 	}
 }
@@ -194,8 +199,9 @@ func (l *Ledger) eachFit(pod gpu.Pod, visit func(node string) bool) {
 		visit(home)
 		return
 	}
+	demand := pod.Demand()
 	for name, n := range l.nodes {
-		if l.fit(n, pod) == placement.Fits && !visit(name) {
+		if l.fit(n, &pod, &demand) == placement.Fits && !visit(name) {
 			return
 		}
 	}
@@ -216,6 +222,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
+	demand := pod.Demand()
 	l.each(names, func(i int, n *node) {
 		switch {
 		case allocated && home == names[i]:
@@ -223,14 +230,14 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 		case allocated:
 			visit(i, 0, placement.Elsewhere)
 		default:
-			suits, reason := l.suit(n, view, pod)
+			suits, reason := l.suit(n, &view, &pod, &demand)
 			visit(i, suits, reason)
 		}
 	})
 	return l.tentative.anyCounts(view)
 }
 
-// Reserve chooses a card of the node for the pod and adds an assumed allocation, in one step. If the pod already has an
+// Reserve chooses cards of the node for the pod and adds an assumed allocation, in one step. If the pod already has an
 // allocation on this node, Reserve returns that one unchanged, so that retries are safe; a presumed one may have no
 // placement. The error is a *NoRoomError if the pod doesn't fit.
 func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (Allocation, error) {
@@ -244,12 +251,13 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 		}
 		return n.allocations[pod.UID].copy(), nil
 	}
-	where, reason := gpu.Placement(nil), n.shareable()
+	demand := pod.Demand()
+	where, reason := gpu.Placement(nil), n.accepts(&demand)
 	if reason == placement.Fits {
-		where, reason = placement.Place(policy, l.cardsFor(n, pod), pod.Request)
+		where, reason = placement.Place(policy, l.cardsFor(n, &pod), demand)
 	}
 	if reason != placement.Fits {
-		return Allocation{}, &NoRoomError{name, l.orReserved(n, pod, reason)}
+		return Allocation{}, &NoRoomError{name, l.orReserved(n, &pod, reason)}
 	}
 	return l.assume(name, pod, where, at).copy(), nil
 }
@@ -377,6 +385,8 @@ type NodeCards struct {
 	Unit   gpu.Unit
 	Closed string
 	Cards  []placement.Card
+	// SeveralCards and Cores are those of NodeSpec.
+	SeveralCards, Cores placement.Reason
 	// Requested is the sum of the allocations' requests, with those whose card is unknown or gone.
 	Requested gpu.Memory
 	// Leaving are the allocations of pods that are being deleted, by namespace and name.
@@ -412,7 +422,10 @@ func (l *Ledger) unsortedNodeCards() []NodeCards {
 
 // nodeCards returns the node's NodeCards. The caller holds the lock.
 func (l *Ledger) nodeCards(name string, n *node) NodeCards {
-	out := NodeCards{Name: name, Unit: gpu.UnitOf(n.unit, n.inventory), Closed: n.closed, Cards: slices.Clone(n.cards), Requested: n.requested}
+	out := NodeCards{
+		Name: name, Unit: gpu.UnitOf(n.unit, n.inventory), Closed: n.closed, Cards: slices.Clone(n.cards),
+		SeveralCards: n.severalCards, Cores: n.cores, Requested: n.requested,
+	}
 	if n.leaving > 0 {
 		for _, a := range n.allocations {
 			if a.Leaving {

@@ -15,11 +15,13 @@ type node struct {
 	// known is true if the Node object exists. Otherwise the node has allocations only.
 	known      bool
 	wholeCards bool
+	// severalCards and cores are those of NodeSpec.
+	severalCards, cores placement.Reason
 	// cachePosition is the node's position in the name cache, guarded by the cache's lock.
 	cachePosition int
 	// totals are the sums over cards.
 	totals placement.Totals
-	// cards are in the order of inventory, with the memory that the allocations use: recount and assume maintain it.
+	// cards are in the order of inventory, with what the allocations use: recount and assume maintain it.
 	cards []placement.Card
 	// nominees are the pods nominated to this node, see Nominate, highest priority first.
 	nominees []nominee
@@ -44,7 +46,7 @@ type node struct {
 // setSpec sets what the Node object determines. The cards count as unused until recount.
 func (n *node) setSpec(spec NodeSpec) {
 	n.known, n.unit, n.wholeCards, n.closed = true, spec.Unit, spec.WholeCards, spec.Closed
-	n.isolation = spec.Isolation
+	n.isolation, n.severalCards, n.cores = spec.Isolation, spec.SeveralCards, spec.Cores
 	n.inventory = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
 	n.cards = make([]placement.Card, len(n.inventory))
 	for i, c := range n.inventory {
@@ -55,7 +57,7 @@ func (n *node) setSpec(spec NodeSpec) {
 // clearSpec undoes setSpec.
 func (n *node) clearSpec() {
 	n.known, n.unit, n.wholeCards, n.closed, n.inventory, n.cards = false, 0, false, "", nil, nil
-	n.isolation = ""
+	n.isolation, n.severalCards, n.cores = "", placement.Fits, placement.Fits
 }
 
 // shareable returns Fits if the node shares its cards, else the reason why not. n may be nil.
@@ -69,14 +71,27 @@ func (n *node) shareable() placement.Reason {
 	return placement.Fits
 }
 
-// recount sums the used memory of each card from the allocations. A full recount is cheap at the number of pods that a
+// accepts returns Fits if pods with this demand can be placed on the node at all, else the reason why not. n may be nil.
+func (n *node) accepts(demand *gpu.Demand) placement.Reason {
+	switch reason := n.shareable(); {
+	case reason != placement.Fits:
+		return reason
+	case demand.Cards > 1 && n.severalCards != placement.Fits:
+		return n.severalCards
+	case demand.Cores > 0:
+		return n.cores
+	}
+	return placement.Fits
+}
+
+// recount sums what is used of each card from the allocations. A full recount is cheap at the number of pods that a
 // node runs, and sums can't drift.
 //
 // Allocations with a known card count first. A presumed one keeps its placement while that has room, because the node may
 // have placed the pod there; otherwise it is placed again.
 func (n *node) recount() {
 	for i := range n.cards {
-		n.cards[i].Used = 0
+		n.cards[i].Used, n.cards[i].UsedCores = 0, 0
 	}
 	n.requested, n.leaving = 0, 0
 	var presumed []*Allocation
@@ -98,10 +113,19 @@ func (n *node) recount() {
 		}
 	}
 	for _, a := range moving {
-		a.Placement, _ = placement.Place(placement.Expected, n.cards, a.Request)
+		a.Placement, _ = placement.Place(placement.Expected, n.cards, n.presumed(a.Pod))
 		add(n.cards, a.Placement)
 	}
 	n.totals = placement.Sum(n.cards)
+}
+
+// presumed returns what the node gives a pod whose annotations name no card. A node that doesn't take pods with several cards gives
+// it one.
+func (n *node) presumed(pod gpu.Pod) gpu.Demand {
+	if n.severalCards != placement.Fits {
+		pod.Cards = 1
+	}
+	return pod.Demand()
 }
 
 // request counts an allocation in the sums over all of them.
@@ -112,11 +136,11 @@ func (n *node) request(a *Allocation) {
 	}
 }
 
-// hasRoom reports whether each card of the placement exists and has enough free memory. Health doesn't matter: a running
+// hasRoom reports whether each card of the placement exists and has enough free. Health doesn't matter: a running
 // pod stays on its card when the card becomes unhealthy.
 func (n *node) hasRoom(where gpu.Placement) bool {
 	for _, share := range where {
-		if i, ok := n.position(share.Card); !ok || n.cards[i].Free() < share.Memory {
+		if i, ok := n.position(share.Card); !ok || n.cards[i].Free() < share.Memory || n.cards[i].FreeCores() < share.Cores {
 			return false
 		}
 	}
@@ -131,11 +155,20 @@ func position(cards []placement.Card, index int) (int, bool) {
 	return slices.BinarySearchFunc(cards, index, func(c placement.Card, index int) int { return c.Index - index })
 }
 
-// add counts a placement as used memory of cards.
+// add counts a placement as used.
 func add(cards []placement.Card, where gpu.Placement) {
 	for _, share := range where {
 		if i, ok := position(cards, share.Card); ok {
-			cards[i].Used = cards[i].Used.Add(share.Memory)
+			cards[i].Used, cards[i].UsedCores = cards[i].Used.Add(share.Memory), cards[i].UsedCores.Add(share.Cores)
+		}
+	}
+}
+
+// subtract undoes add.
+func subtract(cards []placement.Card, where gpu.Placement) {
+	for _, share := range where {
+		if i, ok := position(cards, share.Card); ok {
+			cards[i].Used, cards[i].UsedCores = cards[i].Used.Sub(share.Memory), cards[i].UsedCores.Sub(share.Cores)
 		}
 	}
 }
@@ -148,22 +181,25 @@ func (n *node) room() []placement.Card {
 	return slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy })
 }
 
-// roomierThan reports whether some card has more free memory than in before.
+// roomierThan reports whether some card has more free than in before, of memory or of cores.
 func (n *node) roomierThan(before []placement.Card) bool {
 	return slices.ContainsFunc(n.room(), func(c placement.Card) bool {
 		i, ok := position(before, c.Index)
-		return c.Free() > 0 && (!ok || c.Free() > before[i].Free())
+		return c.Free() > 0 && (!ok || c.Free() > before[i].Free() || c.FreeCores() > before[i].FreeCores())
 	})
 }
 
 func (n *node) copy(name string) Node {
 	out := Node{
-		Name:        name,
-		NodeSpec:    NodeSpec{Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, Closed: n.closed, Isolation: n.isolation},
+		Name: name,
+		NodeSpec: NodeSpec{
+			Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, SeveralCards: n.severalCards, Cores: n.cores,
+			Closed: n.closed, Isolation: n.isolation,
+		},
 		Allocations: n.copyAllocations(),
 	}
 	for _, c := range n.cards {
-		out.Used = append(out.Used, c.Used)
+		out.Used, out.UsedCores = append(out.Used, c.Used), append(out.UsedCores, c.UsedCores)
 	}
 	slices.SortFunc(out.Allocations, compareAllocations)
 	return out

@@ -84,7 +84,8 @@ func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, placement
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
-	reason := l.fit(n, pod)
+	demand := pod.Demand()
+	reason := l.fit(n, &pod, &demand)
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		reason = placement.Elsewhere
 		if home == name {
@@ -94,7 +95,7 @@ func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, placement
 	if n.shareable() != placement.Fits {
 		return Availability{}, reason
 	}
-	return Availability{Cards: slices.Clone(l.cardsFor(n, pod)), Allocations: n.copyAllocations()}, reason
+	return Availability{Cards: slices.Clone(l.cardsFor(n, &pod)), Allocations: n.copyAllocations()}, reason
 }
 
 // Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can
@@ -121,42 +122,45 @@ func (n *node) outranked(priority int32) bool {
 
 // fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller
 // holds the lock.
-func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
-	if reason := n.shareable(); reason != placement.Fits {
+func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) placement.Reason {
+	if reason := n.accepts(demand); reason != placement.Fits {
 		return reason
 	}
-	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod), pod.Request))
+	if len(n.starvation) == 0 && len(n.nominees) == 0 {
+		return n.totals.Fit(n.cards, demand)
+	}
+	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod), *demand))
 }
 
 // orReserved returns placement.Reserved instead of the reason if the pod would fit the node without the starvation
 // reservation.
-func (l *Ledger) orReserved(n *node, pod gpu.Pod, reason placement.Reason) placement.Reason {
-	if reason.Resolvable() && l.seesStarvationReservation(n, pod) && placement.Fit(l.withNominees(n, pod, n.cards, false), pod.Request) == placement.Fits {
+func (l *Ledger) orReserved(n *node, pod *gpu.Pod, reason placement.Reason) placement.Reason {
+	if reason.Resolvable() && l.seesStarvationReservation(n, pod) && placement.Fit(l.withNominees(n, pod, n.cards, false), pod.Demand()) == placement.Fits {
 		return placement.Reserved
 	}
 	return reason
 }
 
 // suit is fit with the node's suitability.
-func (l *Ledger) suit(n *node, view View, pod gpu.Pod) (placement.Suitability, placement.Reason) {
-	if reason := n.shareable(); reason != placement.Fits {
+func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand) (placement.Suitability, placement.Reason) {
+	if reason := n.accepts(demand); reason != placement.Fits {
 		return 0, reason
 	}
 	if len(n.starvation) == 0 && len(n.nominees) == 0 && len(n.tentative) == 0 {
-		return placement.Suit(view.Card, view.Node, n.cards, &n.totals, pod.Request)
+		return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
 	}
 	cards := l.cardsFor(n, pod)
 	if !view.TentativeAt.IsZero() {
 		cards = n.withTentative(cards, view, pod)
 	}
 	totals := placement.Sum(cards)
-	suits, reason := placement.Suit(view.Card, view.Node, cards, &totals, pod.Request)
+	suits, reason := placement.Suit(&view.Card, &view.Node, cards, &totals, demand)
 	return suits, l.orReserved(n, pod, reason)
 }
 
 // cardsFor returns the node's cards as the pod sees them: a copy if nominations or the starvation reservation take
 // precedence over the pod. The caller holds the lock, and the node is open.
-func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
+func (l *Ledger) cardsFor(n *node, pod *gpu.Pod) []placement.Card {
 	if !l.seesStarvationReservation(n, pod) {
 		return l.withNominees(n, pod, n.cards, false)
 	}
@@ -167,7 +171,7 @@ func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 
 // withNominees returns the cards with what nominated pods are likely to get counted as used. It changes cards if they are
 // copied already.
-func (l *Ledger) withNominees(n *node, pod gpu.Pod, cards []placement.Card, copied bool) []placement.Card {
+func (l *Ledger) withNominees(n *node, pod *gpu.Pod, cards []placement.Card, copied bool) []placement.Card {
 	for _, nominee := range n.nominees {
 		if nominee.Priority < pod.Priority {
 			break
@@ -183,25 +187,20 @@ func (l *Ledger) withNominees(n *node, pod gpu.Pod, cards []placement.Card, copi
 	return cards
 }
 
-// placeNominee returns the card that a nominated pod is likely to get: one with room, else one that has room once the
-// terminating pods and the nominee's victims have ended. It can be none: kube-scheduler's victims are unknown until they are
+// placeNominee returns the cards that a nominated pod is likely to get: ones with room, else ones that have room once the
+// terminating pods and the nominee's victims have ended. There can be none: kube-scheduler's victims are unknown until they are
 // terminating.
 func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placement {
-	where, reason := placement.Place(placement.Expected, cards, nominee.Request)
+	where, reason := placement.Place(placement.Expected, cards, nominee.Demand())
 	if !reason.Resolvable() {
 		return where
 	}
 	cards = slices.Clone(cards)
 	for _, a := range n.allocations {
-		if !a.Leaving && !slices.Contains(nominee.victims, a.UID) {
-			continue
-		}
-		for _, share := range a.Placement {
-			if i, ok := position(cards, share.Card); ok {
-				cards[i].Used = cards[i].Used.Sub(share.Memory)
-			}
+		if a.Leaving || slices.Contains(nominee.victims, a.UID) {
+			subtract(cards, a.Placement)
 		}
 	}
-	where, _ = placement.Place(placement.Expected, cards, nominee.Request)
+	where, _ = placement.Place(placement.Expected, cards, nominee.Demand())
 	return where
 }

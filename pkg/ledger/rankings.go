@@ -29,7 +29,7 @@ type rankings struct {
 // rankingKey is equal for requests that share a ranking.
 type rankingKey struct {
 	list     listKey
-	request  gpu.Memory
+	demand   gpu.Demand
 	priority int32
 	// starving is true for pods to which the starvation reservation belongs.
 	starving bool
@@ -80,7 +80,7 @@ const maxRankings = 64
 
 // of returns the ranking for the request.
 func (r *rankings) of(request *Request) *ranking {
-	key := rankingKey{list: keyOf(request.Nodes), request: request.Pod.Request, priority: request.Pod.Priority}
+	key := rankingKey{list: keyOf(request.Nodes), demand: request.Pod.Demand(), priority: request.Pod.Priority}
 	if r.ledger.starvation != nil {
 		_, key.starving = r.ledger.starvation.pods[request.Pod.UID]
 	}

@@ -70,20 +70,21 @@ func (l *Ledger) Move(request Request, view View, capacity Capacity, at time.Tim
 	return node, ok
 }
 
-// FitsWithoutAssumed reports whether a card of one of the nodes would have room for the pod if no assumed allocations were
+// FitsWithoutAssumed reports whether the cards of one of the nodes would have room for the pod if no assumed allocations were
 // there. If not, ReserveAll can't place the pod there whatever yields, and need not be tried: it releases and restores
 // allocations one by one.
 func (l *Ledger) FitsWithoutAssumed(pod gpu.Pod, names []string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
+	demand := pod.Demand()
 	return slices.ContainsFunc(names, func(name string) bool {
 		n := l.nodes[name]
-		return n != nil && n.shareable() == placement.Fits && n.fitsWithoutAssumed(pod.Request)
+		return n.accepts(&demand) == placement.Fits && n.fitsWithoutAssumed(demand)
 	})
 }
 
-func (n *node) fitsWithoutAssumed(request gpu.Memory) bool {
-	if reason := n.totals.Fit(request); !reason.Resolvable() {
+func (n *node) fitsWithoutAssumed(demand gpu.Demand) bool {
+	if reason := n.totals.Fit(n.cards, &demand); !reason.Resolvable() {
 		return reason == placement.Fits
 	}
 	bound := make([]placement.Card, len(n.inventory))
@@ -95,12 +96,12 @@ func (n *node) fitsWithoutAssumed(request gpu.Memory) bool {
 			add(bound, a.Placement)
 		}
 	}
-	return placement.Fit(bound, request) == placement.Fits
+	return placement.Fit(bound, demand) == placement.Fits
 }
 
 // StillUsable reports whether the pod can still be bound with its allocation: the node shares its cards, and the cards
-// of the allocation exist, are healthy, and have no more allocated than they have memory. A card can have more
-// allocated if another scheduler bound a pod there, or if the card became smaller.
+// of the allocation exist, are healthy, and have no more allocated than they have. A card can have more allocated
+// if another scheduler bound a pod there, or if the card became smaller.
 func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -109,11 +110,12 @@ func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 		return false
 	}
 	n := l.nodes[l.nodeOf[uid]]
-	if n.shareable() != placement.Fits || len(a.Placement) == 0 {
+	demand := a.Demand()
+	if n.accepts(&demand) != placement.Fits || len(a.Placement) == 0 {
 		return false
 	}
 	for _, share := range a.Placement {
-		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy || n.cards[i].Used > n.cards[i].Memory {
+		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy || n.cards[i].Used > n.cards[i].Memory || n.cards[i].UsedCores > gpu.CardCores {
 			return false
 		}
 	}
@@ -253,13 +255,14 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 
 // rate returns the suitability of the node for the request, and whether the request fits the node's cards.
 func (t *trial) rate(n *node, request *Request) (float64, bool) {
-	suits, reason := t.suit(n, t.view, request.Pod)
+	demand := request.Pod.Demand()
+	suits, reason := t.suit(n, &t.view, &request.Pod, &demand)
 	return float64(suits), reason == placement.Fits
 }
 
 // put adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
 func (t *trial) put(name string, n *node, pod gpu.Pod) bool {
-	where, reason := placement.Place(t.view.Card, t.cardsFor(n, pod), pod.Request)
+	where, reason := placement.Place(t.view.Card, t.cardsFor(n, &pod), pod.Demand())
 	if reason != placement.Fits || t.capacity != nil && !t.capacity.Take(name, pod.UID) {
 		return false
 	}

@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -9,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -48,35 +49,75 @@ func (m *model) uids(node string) []gpu.PodUID {
 	return uids
 }
 
-// used returns the sum of the allocations of a card.
-func (m *model) used(node string, index int) (sum gpu.Memory) {
-	for _, uid := range m.uids(node) {
-		for _, share := range m.allocations[uid].Placement {
-			if share.Card == index {
-				sum += share.Memory
-			}
+// amount is memory and cores of a card or of a demand. It can be negative.
+type amount struct{ memory, cores int64 }
+
+func (a amount) plus(o amount) amount  { return amount{a.memory + o.memory, a.cores + o.cores} }
+func (a amount) minus(o amount) amount { return amount{a.memory - o.memory, a.cores - o.cores} }
+func (a amount) atLeast(o amount) bool { return a.memory >= o.memory && a.cores >= o.cores }
+
+// some returns the amount with zero in place of what is negative.
+func (a amount) some() amount { return amount{max(a.memory, 0), max(a.cores, 0)} }
+
+// each returns what the pod asks for of each of its cards, and of how many.
+func each(pod gpu.Pod) (amount, int) {
+	n := int64(max(pod.Cards, 1))
+	return amount{(int64(pod.Request) + n - 1) / n, (int64(pod.Cores) + n - 1) / n}, int(n)
+}
+
+func on(cards []int, of amount) (where gpu.Placement) {
+	for _, card := range cards {
+		where = append(where, gpu.Share{Card: card, Memory: gpu.Memory(of.memory), Cores: gpu.Cores(of.cores)})
+	}
+	return where
+}
+
+func sum(where gpu.Placement, index int) (sum amount) {
+	for _, share := range where {
+		if share.Card == index {
+			sum = sum.plus(amount{int64(share.Memory), int64(share.Cores)})
 		}
 	}
 	return sum
 }
 
-// keptOn returns what the starvation reservation holds of a card.
-func (m *model) keptOn(node string, index int) (sum gpu.Memory) {
-	for _, share := range m.kept[node] {
-		if share.Card == index {
-			sum += share.Memory
-		}
+// used returns the sum of the allocations of a card.
+func (m *model) used(node string, index int) (used amount) {
+	for _, uid := range m.uids(node) {
+		used = used.plus(sum(m.allocations[uid].Placement, index))
 	}
-	return sum
+	return used
 }
+
+func size(c gpu.Card) amount { return amount{int64(c.Memory), 100} }
 
 // left returns what a card has free, negative if it is over-full. If kept is true, the starvation reservation counts.
-func (m *model) left(node string, c gpu.Card, kept bool) gpu.Memory {
-	left := c.Memory - m.used(node, c.Index)
+func (m *model) left(node string, c gpu.Card, kept bool) amount {
+	left := size(c).minus(m.used(node, c.Index))
 	if kept {
-		left -= m.keptOn(node, c.Index)
+		left = left.minus(sum(m.kept[node], c.Index))
 	}
 	return left
+}
+
+// room is what a card has free in the scarcer dimension.
+func room(c gpu.Card, left amount) int64 {
+	left = left.some()
+	return min(left.memory, int64(c.Memory)*left.cores/100)
+}
+
+// sorted returns the indexes of the n cards with the least (or most) room, or none if there are fewer cards.
+func sorted(rooms map[int]int64, n int, most bool) []int {
+	cards := slices.SortedFunc(maps.Keys(rooms), func(a, b int) int {
+		if most {
+			return cmp.Or(cmp.Compare(rooms[b], rooms[a]), a-b)
+		}
+		return cmp.Or(cmp.Compare(rooms[a], rooms[b]), a-b)
+	})
+	if len(cards) < n {
+		return nil
+	}
+	return cards[:n]
 }
 
 // seesKept reports whether the starvation reservation counts for the pod.
@@ -85,40 +126,63 @@ func (m *model) seesKept(pod gpu.Pod) bool {
 	return !mine && pod.Priority <= m.keptPriority
 }
 
-// reserveForStarving reserves memory on the cards with the most free memory, or nothing.
+// accepts returns the reason why no pod like this can be placed on the node, Fits if there is none.
+func (m *model) accepts(node string, pod gpu.Pod) placement.Reason {
+	nodeSpec, known := m.specs[node]
+	switch {
+	case !known:
+		return placement.NotShared
+	case nodeSpec.WholeCards:
+		return placement.WholeCards
+	case pod.Cards > 1 && nodeSpec.SeveralCards != placement.Fits:
+		return nodeSpec.SeveralCards
+	case pod.Cores > 0:
+		return nodeSpec.Cores
+	}
+	return placement.Fits
+}
+
+// reserveForStarving reserves shares of the cards with the most room, or nothing.
 func (m *model) reserveForStarving(requests []ledger.Request, priority int32) bool {
 	m.kept, m.keptFor, m.keptPriority = map[string]gpu.Placement{}, map[gpu.PodUID]string{}, priority
 	for _, request := range requests {
 		if m.allocations[request.Pod.UID] != nil {
 			continue
 		}
-		best, card, most := "", 0, gpu.Memory(-1)
+		share, n := each(request.Pod)
+		best, cards, most := "", []int(nil), int64(-1)
 		for _, node := range request.Nodes {
+			if m.accepts(node, request.Pod) != placement.Fits {
+				continue
+			}
+			rooms := map[int]int64{}
 			for _, c := range m.specs[node].Cards {
-				free := max(max(m.left(node, c, false), 0)-m.keptOn(node, c.Index), 0)
-				if !m.specs[node].WholeCards && c.Unhealthy == "" && c.Memory-m.keptOn(node, c.Index) >= request.Pod.Request && free > most {
-					best, card, most = node, c.Index, free
+				if c.Unhealthy == "" && size(c).minus(sum(m.kept[node], c.Index)).atLeast(share) {
+					rooms[c.Index] = room(c, m.left(node, c, true))
 				}
+			}
+			if chosen := sorted(rooms, n, true); chosen != nil && rooms[chosen[n-1]] > most {
+				best, cards, most = node, chosen, rooms[chosen[n-1]]
 			}
 		}
 		if best == "" {
 			m.kept, m.keptFor = nil, nil
 			return false
 		}
-		m.kept[best] = append(m.kept[best], gpu.Share{Card: card, Memory: request.Pod.Request})
+		m.kept[best] = append(m.kept[best], on(cards, share)...)
 		m.keptFor[request.Pod.UID] = best
 	}
 	return true
 }
 
 // idle returns what the starvation reservation keeps of free memory.
-func (m *model) idle() (sum gpu.Memory) {
+func (m *model) idle() (idle gpu.Memory) {
 	for node, nodeSpec := range m.specs {
 		for _, c := range nodeSpec.Cards {
-			sum += min(m.keptOn(node, c.Index), max(m.left(node, c, false), 0))
+			idle += gpu.Memory(min(sum(m.kept[node], c.Index).memory, m.left(node, c, false).some().memory))
 		}
 	}
-	return sum
+	return idle
 }
 
 // endStarvation ends the starvation reservation and returns its nodes.
@@ -128,46 +192,48 @@ func (m *model) endStarvation() []string {
 	return nodes
 }
 
-// best returns the index of the healthy card on which the request leaves the least (or most) memory, or -1 if there is
-// none.
-func (m *model) best(node string, request gpu.Memory, most, kept bool) int {
-	best, bestLeft := -1, gpu.Memory(0)
+// best returns the healthy cards on which the pod fits that have the least (or most) room, by index; none if there are too few.
+func (m *model) best(node string, pod gpu.Pod, most, kept bool) []int {
+	share, n := each(pod)
+	rooms := map[int]int64{}
 	for _, c := range m.specs[node].Cards {
-		left := m.left(node, c, kept) - request
-		if c.Unhealthy != "" || left < 0 {
-			continue
-		}
-		if best < 0 || !most && left < bestLeft || most && left > bestLeft {
-			best, bestLeft = c.Index, left
+		if left := m.left(node, c, kept); c.Unhealthy == "" && left.some().atLeast(share) {
+			rooms[c.Index] = room(c, left)
 		}
 	}
-	return best
+	cards := sorted(rooms, n, most)
+	slices.Sort(cards)
+	return cards
 }
 
-func (m *model) reason(node string, request gpu.Memory, kept bool) placement.Reason {
-	nodeSpec, known := m.specs[node]
-	large, healthy, free := false, false, gpu.Memory(0)
+func (m *model) reason(node string, pod gpu.Pod, kept bool) placement.Reason {
+	nodeSpec := m.specs[node]
+	share, n := each(pod)
+	large, healthy, free := 0, 0, amount{}
 	for _, c := range nodeSpec.Cards {
-		large = large || c.Memory >= request
-		healthy = healthy || c.Memory >= request && c.Unhealthy == ""
-		if left := m.left(node, c, kept); c.Unhealthy == "" && left > 0 {
-			free += left
+		if size(c).atLeast(share) {
+			large++
+			if c.Unhealthy == "" {
+				healthy++
+			}
+		}
+		if c.Unhealthy == "" {
+			free = free.plus(m.left(node, c, kept).some())
 		}
 	}
+	reason := m.accepts(node, pod)
 	switch {
-	case !known:
-		return placement.NotShared
-	case nodeSpec.WholeCards:
-		return placement.WholeCards
+	case reason != placement.Fits:
+		return reason
 	case len(nodeSpec.Cards) == 0:
 		return placement.NotShared
-	case m.best(node, request, false, kept) >= 0:
+	case m.best(node, pod, false, kept) != nil:
 		return placement.Fits
-	case !large:
+	case large < n:
 		return placement.TooLarge
-	case !healthy:
+	case healthy < n:
 		return placement.Unhealthy
-	case free >= request:
+	case free.atLeast(amount{share.memory * int64(n), share.cores * int64(n)}):
 		return placement.Fragmented
 	}
 	return placement.Full
@@ -179,8 +245,8 @@ func (m *model) check(pod gpu.Pod, node string) placement.Reason {
 	} else if h != nil {
 		return placement.Elsewhere
 	}
-	reason := m.reason(node, pod.Request, m.seesKept(pod))
-	if (reason == placement.Full || reason == placement.Fragmented) && m.reason(node, pod.Request, false) == placement.Fits {
+	reason := m.reason(node, pod, m.seesKept(pod))
+	if (reason == placement.Full || reason == placement.Fragmented) && m.reason(node, pod, false) == placement.Fits {
 		return placement.Reserved
 	}
 	return reason
@@ -199,7 +265,7 @@ func (m *model) presume(node string) {
 		fits := len(before[uid]) > 0
 		for _, share := range before[uid] {
 			i := slices.IndexFunc(m.specs[node].Cards, func(c gpu.Card) bool { return c.Index == share.Card })
-			fits = fits && i >= 0 && m.used(node, share.Card)+share.Memory <= m.specs[node].Cards[i].Memory
+			fits = fits && i >= 0 && m.left(node, m.specs[node].Cards[i], false).some().atLeast(amount{int64(share.Memory), int64(share.Cores)})
 		}
 		if fits {
 			m.allocations[uid].Placement = before[uid]
@@ -210,32 +276,35 @@ func (m *model) presume(node string) {
 		if len(h.Placement) > 0 {
 			continue
 		}
-		if card := m.best(node, h.Request, false, false); card >= 0 {
-			h.Placement = gpu.On(card, h.Request)
+		pod := h.Pod
+		if m.specs[node].SeveralCards != placement.Fits {
+			pod.Cards = 1 // The node gives it one card.
 		}
+		share, _ := each(pod)
+		h.Placement = on(m.best(node, pod, false, false), share)
 	}
 }
 
-// room returns the free memory of each card by node.
-func (m *model) room() map[string]map[int]gpu.Memory {
-	room := map[string]map[int]gpu.Memory{}
+// free returns what each card has free by node.
+func (m *model) free() map[string]map[int]amount {
+	free := map[string]map[int]amount{}
 	for node, nodeSpec := range m.specs {
-		room[node] = map[int]gpu.Memory{}
+		free[node] = map[int]amount{}
 		for _, c := range nodeSpec.Cards {
 			if c.Unhealthy == "" && !nodeSpec.WholeCards {
-				room[node][c.Index] = max(c.Memory-m.used(node, c.Index), 0)
+				free[node][c.Index] = m.left(node, c, false).some()
 			}
 		}
 	}
-	return room
+	return free
 }
 
-// grown returns the nodes on which a card has more free memory than before.
-func (m *model) grown(before map[string]map[int]gpu.Memory) []string {
+// grown returns the nodes on which a card with free memory has more free than before.
+func (m *model) grown(before map[string]map[int]amount) []string {
 	var grown []string
-	for node, cards := range m.room() {
-		for index, room := range cards {
-			if room > before[node][index] {
+	for node, cards := range m.free() {
+		for index, free := range cards {
+			if free.memory > 0 && !before[node][index].atLeast(free) {
 				grown = append(grown, node)
 				break
 			}
@@ -256,7 +325,8 @@ func (m *model) nodes() []ledger.Node {
 	for _, name := range slices.Compact(names) {
 		n := ledger.Node{Name: name, NodeSpec: m.specs[name], Allocations: []ledger.Allocation{}}
 		for _, c := range n.Cards {
-			n.Used = append(n.Used, m.used(name, c.Index))
+			used := m.used(name, c.Index)
+			n.Used, n.UsedCores = append(n.Used, gpu.Memory(used.memory)), append(n.UsedCores, gpu.Cores(used.cores))
 		}
 		for _, uid := range m.uids(name) { // UIDs have the same order as names here.
 			n.Allocations = append(n.Allocations, m.allocations[uid].Allocation)
@@ -305,7 +375,7 @@ func (s *simulation) step() (operation string, got, want any) {
 		s.modelRemove(pod.UID)
 		return fmt.Sprintf("Remove(%s)", pod), s.fixture.Remove(pod.UID), before != nil
 	case n < 85:
-		where := s.where(pod.Request)
+		where := s.where(pod)
 		s.fixture.SetBound(node, pod, where, s.clock)
 		s.modelSetBound(node, pod, where)
 		return fmt.Sprintf("SetBound(%s, %s of %d, %v)", node, pod, pod.Request, where), nil, nil
@@ -347,8 +417,9 @@ func (s *simulation) modelReserve(node string, pod gpu.Pod, policy placement.Pol
 	if reason := s.model.check(pod, node); reason != placement.Fits {
 		return []any{ledger.Allocation{}, error(&ledger.NoRoomError{Node: node, Reason: reason})}
 	}
-	card := s.model.best(node, pod.Request, policy.String() == "spread", s.model.seesKept(pod))
-	h := ledger.Allocation{Pod: pod, Placement: gpu.On(card, pod.Request), AssumeTime: s.clock}
+	share, _ := each(pod)
+	cards := s.model.best(node, pod, policy.String() == "spread", s.model.seesKept(pod))
+	h := ledger.Allocation{Pod: pod, Placement: on(cards, share), AssumeTime: s.clock}
 	s.model.allocations[pod.UID] = &allocation{node, h}
 	return []any{h, error(nil)}
 }
@@ -373,23 +444,28 @@ func (s *simulation) modelRemove(uid gpu.PodUID) {
 	}
 }
 
-// where returns a random content of annotations: mostly one card, sometimes none, two cards, or an unknown one.
-func (s *simulation) where(request gpu.Memory) gpu.Placement {
+// where returns a random content of annotations: mostly as many cards as the pod asks for, sometimes none, two cards with different
+// shares, or an unknown one.
+func (s *simulation) where(pod gpu.Pod) gpu.Placement {
 	switch s.random.IntN(6) {
 	case 0, 1:
 		return nil
 	case 2:
-		if request < 2 {
+		if pod.Request < 2 {
 			return nil // A share of zero doesn't occur: package protocol drops it.
 		}
-		return gpu.Placement{{Card: 0, Memory: request / 2}, {Card: 2, Memory: request - request/2}}
+		half := (pod.Cores + 1) / 2
+		return gpu.Placement{{Card: 0, Memory: pod.Request / 2, Cores: half}, {Card: 2, Memory: pod.Request - pod.Request/2, Cores: half}}
 	}
-	return gpu.On(s.random.IntN(5), request)
+	share, n := each(pod)
+	return on(s.random.Perm(5)[:n], share)
 }
 
 // nodeSpec returns a random node with up to four cards, with gaps between their indexes.
 func (s *simulation) nodeSpec() ledger.NodeSpec {
 	nodeSpec := ledger.NodeSpec{Unit: []gpu.Unit{gpu.MiB, gpu.GiB}[s.random.IntN(2)], WholeCards: s.random.IntN(10) == 0}
+	nodeSpec.SeveralCards = []placement.Reason{placement.Fits, placement.Fits, placement.Fits, placement.OldForCards, placement.OneCardOnly}[s.random.IntN(5)]
+	nodeSpec.Cores = []placement.Reason{placement.Fits, placement.Fits, placement.Fits, placement.OldForCores}[s.random.IntN(4)]
 	for index := range 4 {
 		if s.random.IntN(4) == 0 {
 			continue
@@ -403,6 +479,20 @@ func (s *simulation) nodeSpec() ledger.NodeSpec {
 	return nodeSpec
 }
 
+// pod returns a random pod: a third asks for several cards, a third for cores. Some can't be divided evenly, as those that were bound
+// without the extender.
+func (s *simulation) pod(name string) gpu.Pod {
+	p := pod(name, gpu.Memory(1+s.random.IntN(13)))
+	if s.random.IntN(3) == 0 {
+		p.Cards = 2 + s.random.IntN(2)
+		p.Request *= gpu.Memory(s.random.IntN(p.Cards) + 1)
+	}
+	if s.random.IntN(3) == 0 {
+		p.Cores = gpu.Cores((1 + s.random.IntN(60)) * p.NumCards())
+	}
+	return p
+}
+
 // TestSimulation compares the ledger with the model after each of many random operations: results, nodes, calls of freed,
 // the reasons of Check and Rank, Lookup, and the copy of a reader that follows the changes.
 func TestSimulation(t *testing.T) {
@@ -411,18 +501,18 @@ func TestSimulation(t *testing.T) {
 		seeds = 15
 	}
 	reached := map[placement.Reason]int{}
-	presumed, over, freed := 0, 0, 0
+	presumed, over, overCores, freed := 0, 0, 0, 0
 	for seed := range seeds {
 		s := &simulation{
 			random: rand.New(rand.NewPCG(seed, 1)), fixture: newFixture(t), model: newModel(), nodes: []string{"n0", "n1", "n2"}, clock: at,
 		}
 		for i := range 14 {
-			s.pods = append(s.pods, pod(fmt.Sprintf("p%02d", i), gpu.Memory(1+s.random.IntN(13))))
+			s.pods = append(s.pods, s.pod(fmt.Sprintf("p%02d", i)))
 		}
 		reader, asked := &follower{}, append(s.nodes, "n9")
 		var history []string
 		for range steps {
-			before := s.model.room()
+			before := s.model.free()
 			operation, got, want := s.step()
 			history = append(history, operation)
 			compare := func(what string, want, got any) {
@@ -430,7 +520,7 @@ func TestSimulation(t *testing.T) {
 				if reflect.DeepEqual(want, got) {
 					return // cmp is much slower and is only needed for the message.
 				}
-				if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+				if diff := gocmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 					t.Fatalf("seed %d, after %d steps, the last of them\n%s\n%s (-model +ledger):\n%s",
 						seed, len(history), history[max(0, len(history)-12):], what, diff)
 				}
@@ -452,7 +542,7 @@ func TestSimulation(t *testing.T) {
 
 			asking := s.pods[s.random.IntN(len(s.pods))]
 			if s.random.IntN(2) == 0 {
-				asking = pod("unknown", asking.Request)
+				asking.UID, asking.Name = "unknown", "unknown"
 			}
 			var reasons []placement.Reason
 			for _, node := range asked {
@@ -485,6 +575,9 @@ func TestSimulation(t *testing.T) {
 					if n.Used[i] > c.Memory {
 						over++
 					}
+					if n.UsedCores[i] > 100 {
+						overCores++
+					}
 				}
 			}
 		}
@@ -495,7 +588,7 @@ func TestSimulation(t *testing.T) {
 			t.Errorf("the simulation never reached %q", reason)
 		}
 	}
-	if presumed == 0 || over == 0 || freed == 0 {
-		t.Errorf("too few special cases: %d presumed allocations, %d overcommitted cards, %d freed nodes", presumed, over, freed)
+	if presumed == 0 || over == 0 || overCores == 0 || freed == 0 {
+		t.Errorf("too few special cases: %d presumed allocations, %d and %d overcommitted cards, %d freed nodes", presumed, over, overCores, freed)
 	}
 }

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -17,8 +18,8 @@ type starvationReservation struct {
 	label    string
 }
 
-// ReserveForStarving reserves memory for all requests, each on the card with the most free memory, until
-// EndStarvationReservation. The memory may still be in use: it becomes available as pods end. It reserves nothing and
+// ReserveForStarving reserves shares of cards for all requests, each on the emptiest cards, until
+// EndStarvationReservation. The cards may still be in use: they become available as pods end. It reserves nothing and
 // returns false if the requests don't fit even on empty cards, or don't fit by capacity. The pods are counted in capacity
 // if all fit. label names the pods for users.
 func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label string, capacity Capacity) bool {
@@ -31,8 +32,10 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 		if capacity != nil && !capacity.Take(name, pod.UID) {
 			return false
 		}
-		card, _, _ := n.emptiest(pod.Request)
-		n.starvation = append(n.starvation, gpu.Share{Card: card, Memory: pod.Request})
+		demand := pod.Demand()
+		for _, card := range n.emptiest(&demand, nil) {
+			n.starvation = append(n.starvation, demand.On(card.Index)...)
+		}
 		made.pods[pod.UID] = name
 		l.markChanged(n)
 		return true
@@ -100,42 +103,50 @@ func (l *Ledger) endStarvationReservation() (nodes []string) {
 	return nodes
 }
 
+// rateEmptiest rates a node by the room of the card that has the least of those that emptiest returns.
 func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
-	_, free, fits := n.emptiest(request.Pod.Request)
-	return float64(free), fits
+	var buffer [8]placement.Card
+	demand := request.Pod.Demand()
+	cards := n.emptiest(&demand, buffer[:0])
+	if len(cards) == 0 {
+		return 0, false
+	}
+	return float64(cards[len(cards)-1].Room()), true
 }
 
-// emptiest returns the card with the most free memory among those that could hold the request if they were empty, and how
-// much it has free beside the starvation reservation.
-func (n *node) emptiest(request gpu.Memory) (card int, most gpu.Memory, ok bool) {
-	if n.shareable() != placement.Fits {
-		return 0, 0, false
+// emptiest returns the cards with the most room for the demand among those that could hold it if they were empty, the emptiest
+// first, with the starvation reservation counted as used. It returns none if there are too few. It appends to buffer.
+func (n *node) emptiest(demand *gpu.Demand, buffer []placement.Card) []placement.Card {
+	if n.accepts(demand) != placement.Fits {
+		return nil
 	}
-	for i := range n.cards {
-		c := &n.cards[i]
-		reserved := n.reserved(c)
-		if c.Unhealthy || c.Memory.Sub(reserved) < request {
+	for _, c := range n.cards {
+		memory, cores := n.reserved(c.Index)
+		if c.Unhealthy || c.Memory.Sub(memory) < demand.Memory || gpu.CardCores.Sub(cores) < demand.Cores {
 			continue
 		}
-		if free := c.Free().Sub(reserved); !ok || free > most {
-			card, most, ok = c.Index, free, true
-		}
+		c.Used, c.UsedCores = c.Used.Add(memory), c.UsedCores.Add(cores)
+		buffer = append(buffer, c)
 	}
-	return card, most, ok
+	if len(buffer) < demand.Cards {
+		return nil
+	}
+	slices.SortStableFunc(buffer, func(a, b placement.Card) int { return cmp.Compare(b.Room(), a.Room()) })
+	return buffer[:demand.Cards]
 }
 
-// reserved returns what the starvation reservation has of the card.
-func (n *node) reserved(c *placement.Card) (memory gpu.Memory) {
+// reserved returns what the starvation reservation has of the card with this index.
+func (n *node) reserved(index int) (memory gpu.Memory, cores gpu.Cores) {
 	for _, share := range n.starvation {
-		if share.Card == c.Index {
-			memory = memory.Add(share.Memory)
+		if share.Card == index {
+			memory, cores = memory.Add(share.Memory), cores.Add(share.Cores)
 		}
 	}
-	return memory
+	return memory, cores
 }
 
 // seesStarvationReservation reports whether the starvation reservation on the node counts as used for the pod.
-func (l *Ledger) seesStarvationReservation(n *node, pod gpu.Pod) bool {
+func (l *Ledger) seesStarvationReservation(n *node, pod *gpu.Pod) bool {
 	if len(n.starvation) == 0 || pod.Priority > l.starvation.priority {
 		return false
 	}
@@ -152,8 +163,9 @@ func (l *Ledger) StarvationIdle() (idle gpu.Memory) {
 	}
 	for _, name := range l.starvation.nodes() {
 		if n := l.nodes[name]; n != nil {
-			for i := range n.cards {
-				idle = idle.Add(min(n.reserved(&n.cards[i]), n.cards[i].Free()))
+			for _, c := range n.cards {
+				memory, _ := n.reserved(c.Index)
+				idle = idle.Add(min(memory, c.Free()))
 			}
 		}
 	}

@@ -77,7 +77,7 @@ func (p *tentativePlacements) anyCounts(view View) bool {
 func (v View) counts(at time.Time) bool { return v.TentativeAt.Sub(at) <= tentativeLifetime }
 
 // withTentative returns the cards with the tentative placements of other pods counted as used. The caller holds the lock.
-func (n *node) withTentative(cards []placement.Card, view View, pod gpu.Pod) []placement.Card {
+func (n *node) withTentative(cards []placement.Card, view *View, pod *gpu.Pod) []placement.Card {
 	copied := false
 	for _, other := range n.tentative {
 		if other.UID == pod.UID || !view.counts(other.at) {
@@ -86,7 +86,7 @@ func (n *node) withTentative(cards []placement.Card, view View, pod gpu.Pod) []p
 		if !copied {
 			cards, copied = slices.Clone(cards), true
 		}
-		where, _ := placement.Place(view.Card, cards, other.Request)
+		where, _ := placement.Place(view.Card, cards, other.Demand())
 		add(cards, where)
 	}
 	return cards

@@ -1,5 +1,5 @@
-// Package placement chooses the card of a node for a request. It is pure: the input is the cards with their free memory
-// and the request, the output is a placement or the reason why there is none.
+// Package placement chooses the cards of a node for a demand. It is pure: the input is the cards with what they have free and
+// the demand, the output is a placement or the reason why there is none.
 //
 // The extender calls it for every node at filter, and again at bind or for the plan of a gang. The device plugin calls it
 // for pods that were not scheduled by the extender, and for pods whose card has no room. Only starvation reservations

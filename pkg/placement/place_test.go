@@ -64,12 +64,12 @@ func TestPlace(t *testing.T) {
 		"no cards":                                                          {Binpack, nil, 1, nil, NotShared},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, reason := Place(tc.policy, tc.cards, tc.request)
+			got, reason := Place(tc.policy, tc.cards, units(tc.request))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("placement (-want +got):\n%s", diff)
 			}
-			_, suited := suit(tc.policy, Spread, tc.cards, tc.request)
-			if fit := Fit(tc.cards, tc.request); reason != tc.reason || fit != tc.reason || suited != tc.reason {
+			_, suited := suit(tc.policy, Spread, tc.cards, units(tc.request))
+			if fit := Fit(tc.cards, units(tc.request)); reason != tc.reason || fit != tc.reason || suited != tc.reason {
 				t.Errorf("Place returns %q, Fit %q, Suit %q; want %q", reason, fit, suited, tc.reason)
 			}
 		})
@@ -82,7 +82,7 @@ func TestPolicies(t *testing.T) {
 	var all []Card
 	for memory := range gpu.Memory(9) {
 		for used := range memory + 2 {
-			all = append(all, Card{Index: len(all), Memory: memory, Used: used})
+			all = append(all, Card{Index: len(all), Memory: memory, Used: used, UsedCores: gpu.Cores(used) * 17 % 130, Links: Links{NUMANode: uint8(used % 3)}})
 		}
 	}
 	random := rand.New(rand.NewPCG(1, 2))
@@ -96,15 +96,15 @@ func TestPolicies(t *testing.T) {
 			if p.better(&c[0], &c[1]) && (p.better(&c[1], &c[0]) || !p.better(&c[0], &c[2]) && !p.better(&c[2], &c[1])) {
 				t.Fatalf("%s is no strict order of %v", p, c)
 			}
-			request := 1 + random.Int64N(9)
-			want, _ := Place(p, c, gpu.Memory(request))
+			demand := gpu.Demand{Cards: 1 + random.IntN(2), Memory: gpu.Memory(1 + random.Int64N(9)), Cores: gpu.Cores(10 * random.IntN(6))}
+			want, _ := Place(p, c, demand)
 			random.Shuffle(len(c), func(i, j int) { c[i], c[j] = c[j], c[i] })
-			if got, _ := Place(p, c, gpu.Memory(request)); !got.Equal(want) {
-				t.Fatalf("%s chooses %v or %v of %v for %d, depending on their order", p, want, got, c, request)
+			if got, _ := Place(p, c, demand); !got.Equal(want) {
+				t.Fatalf("%s chooses %v or %v of %v for %v, depending on their order", p, want, got, c, demand)
 			}
 			for _, card := range Policies() {
-				if suits, _ := suit(card, p, c, gpu.Memory(request)); suits < 0 || suits > MaxScore {
-					t.Fatalf("%s scores %v with %v for %d", p, c, suits, request)
+				if suits, _ := suit(card, p, c, demand); suits < 0 || suits > MaxScore {
+					t.Fatalf("%s scores %v with %v for %v", p, c, suits, demand)
 				}
 			}
 		}
@@ -155,8 +155,13 @@ func TestReasons(t *testing.T) {
 		TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has", true},
 		WholeCards: {"whole_cards", "the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other", true},
 		NotShared:  {"not_shared", "the node shares no GPU memory", true},
-		255:        {"unknown", "unknown reason", true},
-		99:         {"unknown", "unknown reason", true},
+
+		OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards", true},
+		OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage", true},
+		OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", true},
+
+		255: {"unknown", "unknown reason", true},
+		99:  {"unknown", "unknown reason", true},
 	}
 	got := map[Reason]words{}
 	for _, r := range append(Reasons(), Fits, 99, 255) {
@@ -168,7 +173,7 @@ func TestReasons(t *testing.T) {
 }
 
 func TestReservedFor(t *testing.T) {
-	text := Reserved.TextFor("default/train.v1")
+	text := Reserved.TextFor(units(1), "default/train.v1")
 	for message, want := range map[string]string{
 		"0/3 nodes are available: 2 " + text + ", 1 no GPU card has enough free memory. preemption: none": "default/train.v1",
 		"0/3 nodes are available: 1 x, 2 " + text + ". preemption: 0/3 nodes are available":               "default/train.v1",
@@ -180,13 +185,13 @@ func TestReservedFor(t *testing.T) {
 			t.Errorf("%q names %q, %t", message, got, ok)
 		}
 	}
-	if got := Full.TextFor("default/train") + Reserved.TextFor(""); got != Full.String()+Reserved.String() {
+	if got := Full.TextFor(units(1), "default/train") + Reserved.TextFor(units(1), ""); got != Full.String()+Reserved.String() {
 		t.Error(got)
 	}
 }
 
 func score(cardPolicy, nodePolicy Policy, cards []Card, request gpu.Memory) int {
-	suits, _ := suit(cardPolicy, nodePolicy, cards, request)
+	suits, _ := suit(cardPolicy, nodePolicy, cards, units(request))
 	return suits.Score()
 }
 
@@ -223,7 +228,7 @@ func TestBinpackScore(t *testing.T) {
 	for used := range gpu.Memory(16) {
 		for request := range 16 - used {
 			card, fuller := []Card{{Memory: 16, Used: used}}, []Card{{Memory: 16, Used: used + 1}}
-			if Fit(fuller, request) == Fits && score(Binpack, Binpack, fuller, request) < score(Binpack, Binpack, card, request) {
+			if Fit(fuller, units(request)) == Fits && score(Binpack, Binpack, fuller, request) < score(Binpack, Binpack, card, request) {
 				t.Errorf("used %d, request %d: the fuller card has a lower score", used, request)
 			}
 		}
@@ -231,12 +236,15 @@ func TestBinpackScore(t *testing.T) {
 }
 
 // suit calls Suit with the totals of the cards.
-func suit(cardPolicy, nodePolicy Policy, cards []Card, request gpu.Memory) (Suitability, Reason) {
+func suit(cardPolicy, nodePolicy Policy, cards []Card, demand gpu.Demand) (Suitability, Reason) {
 	totals := Sum(cards)
-	return Suit(cardPolicy, nodePolicy, cards, &totals, request)
+	return Suit(&cardPolicy, &nodePolicy, cards, &totals, &demand)
 }
 
-func best(candidates []Candidate, k int) []Candidate {
+// units returns the demand of a pod that asks for memory of one card.
+func units(memory gpu.Memory) gpu.Demand { return gpu.Demand{Cards: 1, Memory: memory} }
+
+func bestOf(candidates []Candidate, k int) []Candidate {
 	best := Best{K: k}
 	for _, c := range candidates {
 		best.Add(c)
@@ -263,7 +271,7 @@ func TestBest(t *testing.T) {
 			candidates = append(candidates, Candidate{i, s})
 		}
 		var got []int
-		for _, c := range best(candidates, tc.k) {
+		for _, c := range bestOf(candidates, tc.k) {
 			got = append(got, c.Node)
 		}
 		slices.Sort(got)
@@ -285,7 +293,7 @@ func TestBestRandom(t *testing.T) {
 		sorted := slices.SortedFunc(slices.Values(candidates), bySuitability)
 		want := slices.DeleteFunc(slices.Clone(sorted), func(c Candidate) bool { return c.Suits.Score() < sorted[0].Suits.Score() })
 		want = want[:min(k, len(want))]
-		if diff := cmp.Diff(want, best(candidates, k)); diff != "" {
+		if diff := cmp.Diff(want, bestOf(candidates, k)); diff != "" {
 			t.Fatalf("the best %d (-want +got):\n%s", k, diff)
 		}
 	}
@@ -302,8 +310,14 @@ func full() []Card {
 
 func TestFitAllocations(t *testing.T) {
 	cards := full()
-	if allocations := testing.AllocsPerRun(100, func() { Fit(cards, 1024) }); allocations != 0 {
-		t.Errorf("Fit makes %v allocations", allocations)
+	totals := Sum(cards)
+	for _, demand := range []gpu.Demand{units(1024), {Cards: 3, Memory: 700, Cores: 20}} {
+		if allocations := testing.AllocsPerRun(100, func() { Fit(cards, demand) }); allocations != 0 {
+			t.Errorf("Fit makes %v allocations for %v", allocations, demand)
+		}
+		if allocations := testing.AllocsPerRun(100, func() { Suit(&Binpack, &Binpack, cards, &totals, &demand) }); allocations != 0 {
+			t.Errorf("Suit makes %v allocations for %v", allocations, demand)
+		}
 	}
 }
 
@@ -311,7 +325,7 @@ func BenchmarkFit(b *testing.B) {
 	cards := full()
 	b.ReportAllocs()
 	for b.Loop() {
-		if Fit(cards, 2000) != Fits {
+		if Fit(cards, units(2000)) != Fits {
 			b.Fatal("no room")
 		}
 	}
@@ -321,7 +335,7 @@ func BenchmarkPlace(b *testing.B) {
 	cards := full()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, reason := Place(Binpack, cards, 2000); reason != Fits {
+		if _, reason := Place(Binpack, cards, units(2000)); reason != Fits {
 			b.Fatal(reason)
 		}
 	}
@@ -330,8 +344,9 @@ func BenchmarkPlace(b *testing.B) {
 func BenchmarkSuit(b *testing.B) {
 	cards := full()
 	totals := Sum(cards)
+	demand := units(2000)
 	b.ReportAllocs()
 	for b.Loop() {
-		Suit(Binpack, Binpack, cards, &totals, 2000)
+		Suit(&Binpack, &Binpack, cards, &totals, &demand)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Policy is a preference among the cards of a node, or among nodes, that have room for a request.
+// Policy is a preference among the cards of a node, or among nodes, that have room for a demand.
 //
 // To add a policy, add a value below and list it in policies: the command line and its help take it from there.
 // Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json), docs/install.md and docs/glossary.md. Add
@@ -13,14 +13,14 @@ import (
 // CHANGELOG.md. TestPolicies (place_test.go) checks for each policy what other code relies on:
 //
 //   - better is a strict order, so that the choice depends neither on the order of the cards nor on which function asks:
-//     Suit rates the card that Place then chooses. Equal cards are ordered by index.
+//     Suit rates the cards that Place then chooses, or others that are packed equally. Equal cards are ordered by index.
 //   - rate stays within 0 to 1, so that scores stay within MaxScore.
 type Policy struct {
 	name, help string
 	// better reports whether card a is preferred to card b.
 	better func(a, b *Card) bool
-	// rate rates a card or a node by the fraction of its memory that is used after the placement, 0 to 1. The highest rate
-	// is best.
+	// rate rates cards or a node by the fraction that is used after the placement, in the scarcer dimension, 0 to 1. The highest
+	// rate is best.
 	rate func(used float64) float64
 }
 
@@ -28,13 +28,13 @@ var (
 	// Binpack prefers the card with the least free memory, which keeps whole cards free for large pods.
 	Binpack = Policy{
 		name: "binpack", help: "least free memory",
-		better: func(a, b *Card) bool { return a.Free() < b.Free() },
+		better: func(a, b *Card) bool { return a.Room() < b.Room() },
 		rate:   func(used float64) float64 { return used },
 	}
 	// Spread prefers the card with the most free memory.
 	Spread = Policy{
 		name: "spread", help: "most free memory",
-		better: func(a, b *Card) bool { return a.Free() > b.Free() },
+		better: func(a, b *Card) bool { return a.Room() > b.Room() },
 		rate:   func(used float64) float64 { return 1 - used },
 	}
 )

@@ -1,6 +1,11 @@
 package placement
 
-import "strings"
+import (
+	"slices"
+	"strings"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
 
 // Reason is why a request doesn't fit a node. The zero value is Fits.
 //
@@ -10,24 +15,30 @@ type Reason uint8
 
 // The reasons, from Fits to those that can't change on this node.
 const (
-	// Fits: a card has enough free memory.
+	// Fits: enough cards, mostly one, have enough free memory and cores.
 	Fits Reason = iota
 	// Reserved: a card has enough free memory, but some of it is held back for a gang that has waited too long.
 	Reserved
-	// Fragmented: no card has enough free memory, but the healthy cards together have.
+	// Fragmented: too few cards have enough free memory and cores, but the healthy cards together have.
 	Fragmented
-	// Full: a healthy card is large enough, but all healthy cards together have too little free memory.
+	// Full: enough healthy cards are large enough, but all healthy cards together have too little free memory or cores.
 	Full
-	// Unhealthy: only unhealthy cards are large enough.
+	// Unhealthy: too few healthy cards are large enough, but with the unhealthy ones there are enough.
 	Unhealthy
 	// Elsewhere: the pod has an allocation on another node: it is bound there, or its bind is in flight or unconfirmed.
 	Elsewhere
-	// TooLarge: the request is larger than any card.
+	// TooLarge: the node has too few cards that are large enough.
 	TooLarge
 	// WholeCards: the node also offers whole cards (nvidia.com/gpu), which excludes sharing by memory.
 	WholeCards
 	// NotShared: the node shares no GPU memory, or is unknown.
 	NotShared
+	// OldForCards: the node's device plugin doesn't understand pods with several cards.
+	OldForCards
+	// OldForCores: the node's device plugin doesn't understand cores.
+	OldForCores
+	// OneCardOnly: the node's isolation mode allows one card for each pod.
+	OneCardOnly
 )
 
 // words holds each reason's label for metrics and text for users.
@@ -41,7 +52,32 @@ var words = [...]struct{ label, text string }{
 	TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has"},
 	WholeCards: {"whole_cards", "the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other"},
 	NotShared:  {"not_shared", "the node shares no GPU memory"},
+
+	OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards"},
+	OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage"},
+	OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod"},
 }
+
+// demanding are the texts of reasons that differ for pods with cores, with several cards, or with both.
+var demanding = map[Reason]struct{ cores, cards, both string }{
+	Fragmented: {
+		cores: "no GPU card has enough free memory and cores, though the node's cards together have",
+		cards: "too few GPU cards have enough free memory, though the node's cards together have",
+		both:  "too few GPU cards have enough free memory and cores, though the node's cards together have",
+	},
+	Full: {
+		cores: "no GPU card has enough free memory and cores",
+		cards: "too few GPU cards have enough free memory",
+		both:  "too few GPU cards have enough free memory and cores",
+	},
+	Unhealthy: {words[Unhealthy].text, tooFewHealthy, tooFewHealthy},
+	TooLarge:  {words[TooLarge].text, tooFewLarge, tooFewLarge},
+}
+
+const (
+	tooFewHealthy = "too few of the GPU cards that are large enough are healthy"
+	tooFewLarge   = "the pod asks for more GPU cards than the node has that are large enough"
+)
 
 // Counts counts nodes by reason.
 type Counts [len(words)]int
@@ -51,10 +87,10 @@ type Texts [len(words)]string
 
 // Reasons returns all reasons except Fits.
 func Reasons() []Reason {
-	return []Reason{Reserved, Fragmented, Full, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared}
+	return []Reason{Reserved, Fragmented, Full, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared, OldForCards, OldForCores, OneCardOnly}
 }
 
-// String returns the text for users.
+// String returns the text for users whose pod asks for memory of one card.
 func (r Reason) String() string {
 	if int(r) >= len(words) {
 		return "unknown reason"
@@ -64,12 +100,31 @@ func (r Reason) String() string {
 
 const keptFor = "free GPU memory is kept for group "
 
-// TextFor is String, but names the group for which the memory is kept if the reason is Reserved and group isn't empty.
-func (r Reason) TextFor(group string) string {
-	if r == Reserved && group != "" {
+// TextFor returns the text for a pod with this demand. It names the group for which the memory is kept if the reason is Reserved
+// and group isn't empty.
+func (r Reason) TextFor(demand gpu.Demand, group string) string {
+	texts, differs := demanding[r]
+	switch {
+	case r == Reserved && group != "":
 		return keptFor + group
+	case differs && demand.Cards > 1 && demand.Cores > 0:
+		return texts.both
+	case differs && demand.Cards > 1:
+		return texts.cards
+	case differs && demand.Cores > 0:
+		return texts.cores
 	}
 	return r.String()
+}
+
+// AllTexts returns every text of the reason except one that names a group: String, and those for other demands.
+func (r Reason) AllTexts() []string {
+	texts := []string{r.String()}
+	if other, differs := demanding[r]; differs {
+		texts = append(texts, other.cores, other.cards, other.both)
+	}
+	slices.Sort(texts)
+	return slices.Compact(texts)
 }
 
 // ReservedFor returns the group that the text of Reserved names in a message of kube-scheduler, which lists reasons
@@ -82,13 +137,18 @@ func ReservedFor(message string) (group string, ok bool) {
 
 // IsText reports whether the text is that of a reason, as String or TextFor return it.
 func IsText(text string) bool {
-	for _, w := range words {
-		if w.text == text {
-			return true
+	return allTexts[text] || strings.HasPrefix(text, keptFor)
+}
+
+var allTexts = func() map[string]bool {
+	all := map[string]bool{}
+	for r := range words {
+		for _, text := range Reason(r).AllTexts() {
+			all[text] = true
 		}
 	}
-	return strings.HasPrefix(text, keptFor)
-}
+	return all
+}()
 
 // Label returns the label for metrics.
 func (r Reason) Label() string {

@@ -11,23 +11,40 @@ import (
 // (k8s.io/kube-scheduler/extender/v1 MaxExtenderPriority).
 const MaxScore = 10
 
-// Suitability rates a node for a request, from 0 to MaxScore. It is 0 if the request doesn't fit, but not only then.
+// Suitability rates a node for a demand, from 0 to MaxScore. It is 0 if the demand doesn't fit, but not only then.
 type Suitability float64
 
 // Score returns the suitability in kube-scheduler's whole points. Nodes with the same score count as equally good, so that
 // kube-scheduler's other scores decide among them.
 func (s Suitability) Score() int { return int(s) }
 
-// Suit returns the suitability of a node, and Fits or the reason why the request doesn't fit. cardPolicy chooses the card,
-// as Place does. nodePolicy rates the memory that stays free: up to eight points for that card, up to two for the node.
-// totals must be Sum(cards).
-func Suit(cardPolicy, nodePolicy Policy, cards []Card, totals *Totals, request gpu.Memory) (Suitability, Reason) {
-	if reason := totals.Fit(request); reason != Fits {
+// Suit returns the suitability of a node, and Fits or the reason why the demand doesn't fit. cardPolicy chooses the cards,
+// as Place does. nodePolicy rates what stays free in the scarcer dimension: up to eight points for these cards, up to two for the
+// node. totals must be Sum(cards).
+func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *gpu.Demand) (Suitability, Reason) {
+	if reason := totals.Fit(cards, demand); reason != Fits {
 		return 0, reason
 	}
-	card := cardPolicy.choose(cards, request)
-	used := func(memory, free gpu.Memory) float64 { return 1 - float64(free.Sub(request))/float64(memory) }
-	return Suitability(8*nodePolicy.rate(used(card.Memory, card.Free())) + 2*nodePolicy.rate(used(totals.Memory, totals.Free))), Fits
+	var buffer [8]int // Most pods ask for no more cards.
+	var memory, free gpu.Memory
+	var cores gpu.Cores
+	for _, i := range cardPolicy.choose(cards, demand, buffer[:0]) {
+		c := &cards[i]
+		memory, free, cores = memory.Add(c.Memory), free.Add(c.Free()), cores+c.FreeCores()
+	}
+	onCards := usedWith(demand, memory, free, cores, demand.Cards)
+	onNode := usedWith(demand, totals.Memory, totals.Free, totals.FreeCores, totals.Cards)
+	return Suitability(8*nodePolicy.rate(onCards) + 2*nodePolicy.rate(onNode)), Fits
+}
+
+// usedWith returns the fraction of n cards with this memory, of which that much is free, that is used after a placement, in the
+// scarcer dimension.
+func usedWith(demand *gpu.Demand, memory, free gpu.Memory, cores gpu.Cores, n int) float64 {
+	used := 1 - float64(free.Sub(demand.Total()))/float64(memory)
+	if all := gpu.CardCores * gpu.Cores(n); demand.Cores > 0 || cores < all {
+		used = max(used, 1-float64(cores.Sub(demand.Cores*gpu.Cores(demand.Cards)))/float64(all))
+	}
+	return used
 }
 
 // Candidate is a node that fits, by its position in the list of candidate nodes.

@@ -13,29 +13,42 @@ type Totals struct {
 	Largest, LargestHealthy gpu.Memory
 	// MostFree is the free memory of the healthy card that has the most.
 	MostFree gpu.Memory
+	// Cards is the number of cards, FreeCores the sum of what they have free, FreeCoresHealthy that of the healthy ones.
+	Cards                       int
+	FreeCores, FreeCoresHealthy gpu.Cores
 }
 
 // Sum returns the totals of the cards.
 func Sum(cards []Card) Totals {
-	var t Totals
+	t := Totals{Cards: len(cards)}
+	var used, usedHealthy gpu.Cores
+	healthy := 0
 	for i := range cards {
 		c := &cards[i]
-		free := c.Free()
+		free, cores := c.Free(), min(c.UsedCores, gpu.CardCores)
 		t.Memory, t.Free = t.Memory.Add(c.Memory), t.Free.Add(free)
 		t.Largest = max(t.Largest, c.Memory)
+		used += cores
 		if c.Unhealthy {
 			continue
 		}
+		healthy, usedHealthy = healthy+1, usedHealthy+cores
 		t.FreeHealthy = t.FreeHealthy.Add(free)
 		t.MostFree = max(t.MostFree, free)
 		t.LargestHealthy = max(t.LargestHealthy, c.Memory)
 	}
+	t.FreeCores, t.FreeCoresHealthy = gpu.CardCores*gpu.Cores(len(cards))-used, gpu.CardCores*gpu.Cores(healthy)-usedHealthy
 	return t
 }
 
-// Fit returns Fits if a card has room for the request, which must be positive, else the least severe reason.
-func (t *Totals) Fit(request gpu.Memory) Reason {
-	switch {
+// Fit returns Fits if enough cards have room for the demand, whose memory must be positive, else the least severe reason. t must
+// be Sum(cards).
+func (t *Totals) Fit(cards []Card, demand *gpu.Demand) Reason {
+	if demand.Cards > 1 || demand.Cores > 0 {
+		return t.fitCards(cards, demand)
+	}
+	// The sums suffice.
+	switch request := demand.Memory; {
 	case t.Largest == 0:
 		return NotShared
 	case request <= t.MostFree:
@@ -45,6 +58,37 @@ func (t *Totals) Fit(request gpu.Memory) Reason {
 	case request <= t.LargestHealthy:
 		return Full
 	case request <= t.Largest:
+		return Unhealthy
+	}
+	return TooLarge
+}
+
+// fitCards is Fit for any demand. It reads the cards.
+func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) Reason {
+	room, healthy, large := 0, 0, 0
+	for i := range cards {
+		c := &cards[i]
+		if c.Memory < demand.Memory || gpu.CardCores < demand.Cores {
+			continue
+		}
+		large++
+		if !c.Unhealthy {
+			healthy++
+		}
+		if c.fits(demand) {
+			room++
+		}
+	}
+	switch n := demand.Cards; {
+	case t.Largest == 0:
+		return NotShared
+	case room >= n:
+		return Fits
+	case healthy >= n && demand.Total() <= t.FreeHealthy && demand.Cores*gpu.Cores(n) <= t.FreeCoresHealthy:
+		return Fragmented
+	case healthy >= n:
+		return Full
+	case large >= n:
 		return Unhealthy
 	}
 	return TooLarge

@@ -9,18 +9,18 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Choose returns the victims to evict so that the request fits a card of the node. It returns false if the node is not a
-// candidate: no card can be freed, or no victim is needed.
+// Choose returns the victims to evict so that the request fits the node. It returns false if the node is not a
+// candidate: not enough cards can be freed, or no victim is needed.
 //
-// If a card already has room, Choose returns kube-scheduler's proposal, whose victims free another resource. This
-// guarantees that attempts end: once a card is free, kube-scheduler alone decides.
+// If enough cards already have room, Choose returns kube-scheduler's proposal, whose victims free another resource. This
+// guarantees that attempts end: once the cards are free, kube-scheduler alone decides.
 //
-// Otherwise Choose returns the cheapest set of pods that frees a card. The order is the one of kube-scheduler between
+// Otherwise Choose returns the cheapest set of pods whose end frees as many cards as the request needs, all at once. The order is the one of kube-scheduler between
 // nodes (k8s.io/kubernetes pkg/scheduler/framework/preemption, pickOneNodeForPreemption): fewest violated disruption
 // budgets, lowest highest priority, smallest sum of priorities (in general the fewest victims). Then follow: least GPU
 // memory, fewest terminating pods, lowest card index.
 func Choose(node Node, request Request) (Victims, bool) {
-	if placement.Fit(node.Cards, request.Memory) == placement.Fits {
+	if placement.Fit(node.Cards, request.Demand) == placement.Fits {
 		return node.proposal()
 	}
 	best := node.cheapest(request)
@@ -30,16 +30,58 @@ func Choose(node Node, request Request) (Victims, bool) {
 	return best.victims(), true
 }
 
-// cheapest returns the cheapest plan that frees a card, or nil.
+// maxSets limits the sets of cards that are tried: all sets of 4 cards out of 11. On a node with more, only the first sets are tried,
+// which have the card that is cheapest to free.
+const maxSets = 330
+
+// cheapest returns the cheapest plan that frees as many cards as the request needs, or nil.
 func (n Node) cheapest(request Request) (best *plan) {
-	for i := range n.Cards {
-		card := &n.Cards[i]
-		if card.Unhealthy || card.Memory < request.Memory {
+	cards, tried := n.freeable(request), 0
+	var extend func(set []placement.Card, from int)
+	extend = func(set []placement.Card, from int) {
+		if len(set) == request.Demand.Cards {
+			tried++
+			best = n.cheapestOn(set, request, best)
+			return
+		}
+		for i := from; i < len(cards) && tried < maxSets; i++ {
+			extend(append(slices.Clip(set), cards[i]), i+1)
+		}
+	}
+	extend(nil, 0)
+	return best
+}
+
+// freeable returns the cards that can be freed for their share of the demand. If several are needed, those that are cheapest to free
+// come first.
+func (n Node) freeable(request Request) []placement.Card {
+	type freeable struct {
+		placement.Card
+		plan *plan
+	}
+	var cards []freeable
+	one := request
+	one.Demand.Cards = 1
+	for _, c := range n.Cards {
+		if c.Unhealthy || c.Memory < request.Demand.Memory {
 			continue
 		}
-		best = n.cheapestOn(card, request, best)
+		f := freeable{Card: c}
+		if request.Demand.Cards > 1 {
+			if f.plan = n.cheapestOn([]placement.Card{c}, one, nil); f.plan == nil {
+				continue
+			}
+		}
+		cards = append(cards, f)
 	}
-	return best
+	if request.Demand.Cards > 1 {
+		slices.SortStableFunc(cards, func(a, b freeable) int { return a.plan.compareCost(b.plan) })
+	}
+	out := make([]placement.Card, len(cards))
+	for i, f := range cards {
+		out[i] = f.Card
+	}
+	return out
 }
 
 // proposal returns kube-scheduler's victims unchanged.
@@ -53,26 +95,31 @@ func (n Node) proposal() (Victims, bool) {
 	return out, len(out.Pods) > 0
 }
 
-// potentialVictim is a pod with its memory on the card that is to be freed.
+// potentialVictim is a pod with its part of the cards that are to be freed.
 type potentialVictim struct {
 	*Pod
-	onCard   gpu.Memory
+	// onCards are its shares of these cards, with their positions in place of their indexes, and memory is their sum.
+	onCards  gpu.Placement
+	memory   gpu.Memory
 	violates bool
 }
 
-// cheapestOn returns the cheapest plan that frees the card, or best if none is cheaper.
-func (n Node) cheapestOn(card *placement.Card, request Request, best *plan) *plan {
-	pool := n.potentialVictims(card)
+// cheapestOn returns the cheapest plan that frees all of the cards, or best if none is cheaper.
+func (n Node) cheapestOn(cards []placement.Card, request Request, best *plan) *plan {
+	pool := n.potentialVictims(cards)
 	s := search{
 		node: &n, request: request, pool: pool, best: best, steps: maxSteps,
-		card: *card, free: slices.Clone(n.Free), allowed: slices.Clone(n.Budgets),
-		plan: plan{card: card.Index, highest: math.MinInt64},
+		cards: slices.Clone(cards), free: slices.Clone(n.Free), allowed: slices.Clone(n.Budgets),
+		plan: plan{highest: math.MinInt64},
+	}
+	for _, c := range cards {
+		s.plan.cards = append(s.plan.cards, c.Index)
 	}
 	for _, c := range pool {
-		s.card.Used = s.card.Used.Sub(c.onCard)
+		s.leave(c)
 		s.free.add(c.Requests)
 	}
-	if s.card.Free() < request.Memory {
+	if !s.room(nil) {
 		return best
 	}
 	s.feasible = s.free.cover(request.Resources, nil)
@@ -80,25 +127,26 @@ func (n Node) cheapestOn(card *placement.Card, request Request, best *plan) *pla
 	return s.best
 }
 
-// potentialVictims returns the pods on the card and the proposed ones, in the order in which the search tries to keep
+// potentialVictims returns the pods on the cards and the proposed ones, in the order in which the search tries to keep
 // them: first pods whose eviction violates a budget, last terminating pods. In between, higher priority comes first, then
 // less memory, to need few victims. It is kube-scheduler's order (k8s.io/kubernetes
 // pkg/scheduler/framework/plugins/defaultpreemption, SelectVictimsOnNode).
-func (n Node) potentialVictims(card *placement.Card) []*potentialVictim {
+func (n Node) potentialVictims(cards []placement.Card) []*potentialVictim {
 	var pool []*potentialVictim
 	for i := range n.Pods {
 		c := &potentialVictim{Pod: &n.Pods[i]}
 		for _, share := range c.Placement {
-			if share.Card == card.Index {
-				c.onCard = c.onCard.Add(share.Memory)
+			share.Card = slices.IndexFunc(cards, func(c placement.Card) bool { return c.Index == share.Card })
+			if share.Card >= 0 {
+				c.onCards, c.memory = append(c.onCards, share), c.memory.Add(share.Memory)
 			}
 		}
-		if c.onCard > 0 || c.Proposed {
+		if len(c.onCards) > 0 || c.Proposed {
 			pool = append(pool, c)
 		}
 	}
 	slices.SortFunc(pool, func(a, b *potentialVictim) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.onCard, b.onCard), cmp.Compare(a.UID, b.UID))
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.memory, b.memory), cmp.Compare(a.UID, b.UID))
 	})
 	n.markViolations(pool)
 	slices.SortStableFunc(pool, func(a, b *potentialVictim) int {
@@ -138,11 +186,11 @@ func refund(allowed, budgets []int) {
 	}
 }
 
-// maxSteps limits the search on one card. It is enough to try all sets of a dozen pods, most of which are pruned. With many
+// maxSteps limits the search on one set of cards. It is enough to try all sets of a dozen pods, most of which are pruned. With many
 // more pods, the search returns the best set that it has found.
 const maxSteps = 5000
 
-// search finds the cheapest plan for one card by branch and bound. It starts with the whole pool evicted and decides on one
+// search finds the cheapest plan for one set of cards by branch and bound. It starts with the whole pool evicted and decides on one
 // pod after the other: the pod is kept, if there is enough room without its eviction, or evicted. Both branches are tried.
 // A branch ends once it costs as much as the best plan so far, because each further victim only adds cost.
 type search struct {
@@ -155,8 +203,8 @@ type search struct {
 	best     *plan
 	steps    int
 
-	// The state of the branch: the card and the resources with all undecided pods evicted, and the victims so far.
-	card    placement.Card
+	// The state of the branch: the cards and the resources with all undecided pods evicted, and the victims so far.
+	cards   []placement.Card
 	free    Amounts
 	allowed []int
 	plan    plan
@@ -176,11 +224,11 @@ func (s *search) decide(i int) {
 	s.steps--
 	c := s.pool[i]
 	if s.canStay(c) {
-		s.card.Used = s.card.Used.Add(c.onCard)
+		s.stay(c)
 		s.free.sub(c.Requests)
 		s.decide(i + 1)
 		s.free.add(c.Requests)
-		s.card.Used = s.card.Used.Sub(c.onCard)
+		s.leave(c)
 	}
 	before := s.plan
 	s.evict(c)
@@ -196,7 +244,33 @@ func (s *search) canStay(c *potentialVictim) bool {
 	if c.MustEvict || c.Proposed && !s.feasible {
 		return false
 	}
-	return s.card.Free().Sub(c.onCard) >= s.request.Memory && (!s.feasible || s.free.cover(s.request.Resources, c.Requests))
+	return s.room(c) && (!s.feasible || s.free.cover(s.request.Resources, c.Requests))
+}
+
+// room reports whether each card has room for its share of the demand if the pod stays. c can be nil.
+func (s *search) room(c *potentialVictim) bool {
+	if c != nil {
+		s.stay(c)
+		defer s.leave(c)
+	}
+	return !slices.ContainsFunc(s.cards, func(card placement.Card) bool {
+		return card.Free() < s.request.Demand.Memory || card.FreeCores() < s.request.Demand.Cores
+	})
+}
+
+// stay counts the pod on the cards, and leave undoes that.
+func (s *search) stay(c *potentialVictim) {
+	for _, share := range c.onCards {
+		card := &s.cards[share.Card]
+		card.Used, card.UsedCores = card.Used.Add(share.Memory), card.UsedCores.Add(share.Cores)
+	}
+}
+
+func (s *search) leave(c *potentialVictim) {
+	for _, share := range c.onCards {
+		card := &s.cards[share.Card]
+		card.Used, card.UsedCores = card.Used.Sub(share.Memory), card.UsedCores.Sub(share.Cores)
+	}
 }
 
 // evict adds a victim and its cost to the plan. Terminating pods cost nothing.
@@ -218,10 +292,11 @@ func (s *search) evict(c *potentialVictim) {
 	p.memory = p.memory.Add(c.Placement.Total())
 }
 
-// plan is a set of victims that frees a card, with its cost.
+// plan is a set of victims that frees cards, with its cost.
 type plan struct {
-	card int
-	pods []*potentialVictim
+	// cards are the indexes of the cards.
+	cards []int
+	pods  []*potentialVictim
 
 	violations int
 	// uncounted is the number of violations attributed to pods with unknown budgets, see Node.Violations.

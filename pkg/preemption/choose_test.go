@@ -61,6 +61,9 @@ func node(size gpu.Memory, others []gpu.Memory, cpu int64, pods ...preemption.Po
 	return n
 }
 
+// units returns the demand of a pod that asks for memory of one card.
+func units(memory gpu.Memory) gpu.Demand { return gpu.Demand{Cards: 1, Memory: memory} }
+
 func TestChoose(t *testing.T) {
 	none := []gpu.Memory{0, 0, 0}
 	type pods = []preemption.Pod
@@ -208,7 +211,7 @@ func TestChoose(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, ok := preemption.Choose(test.node, preemption.Request{
-				Memory: test.request, Resources: preemption.Amounts{test.cpu, int64(test.request)},
+				Demand: units(test.request), Resources: preemption.Amounts{test.cpu, int64(test.request)},
 			})
 			if ok != (len(test.want) > 0) {
 				t.Errorf("found: %v", ok)

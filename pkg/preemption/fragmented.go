@@ -3,20 +3,21 @@ package preemption
 import "github.com/gpushare/gpushare/pkg/placement"
 
 // Fragmented reports whether only fragmentation keeps the request off the node: the node's free resources cover the
-// request, and no card has room, although one would be large enough.
+// request, and too few cards have room, although they would be large enough.
 func Fragmented(node Node, request Request) bool {
-	return node.Free.cover(request.Resources, nil) && placement.Fit(node.Cards, request.Memory).Resolvable()
+	return node.Free.cover(request.Resources, nil) && placement.Fit(node.Cards, request.Demand).Resolvable()
 }
 
-// Candidate is a node with the victims that free one of its cards.
+// Candidate is a node with the victims that free some of its cards.
 type Candidate struct {
-	// Node is the node's position in the list of nodes, Card the index of the card.
-	Node, Card int
+	// Node is the node's position in the list of nodes, Cards the indexes of the cards.
+	Node  int
+	Cards []int
 	Victims
 }
 
 // ChooseNode returns the cheapest victims over all nodes, by the order of Choose; among equal ones, those of the first
-// node. No pod may be marked as proposed. ChooseNode returns false if no card can be freed.
+// node. No pod may be marked as proposed. ChooseNode returns false if not enough cards can be freed.
 func ChooseNode(nodes []Node, request Request) (Candidate, bool) {
 	var best *plan
 	at := 0
@@ -29,5 +30,5 @@ func ChooseNode(nodes []Node, request Request) (Candidate, bool) {
 	if best == nil {
 		return Candidate{}, false
 	}
-	return Candidate{Node: at, Card: best.card, Victims: best.victims()}, true
+	return Candidate{Node: at, Cards: best.cards, Victims: best.victims()}, true
 }

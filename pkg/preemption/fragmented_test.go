@@ -10,7 +10,7 @@ import (
 )
 
 func TestFragmented(t *testing.T) {
-	request := preemption.Request{Memory: 8, Resources: preemption.Amounts{2, 8}}
+	request := preemption.Request{Demand: units(8), Resources: preemption.Amounts{2, 8}}
 	for name, tc := range map[string]struct {
 		node preemption.Node
 		want bool
@@ -28,7 +28,7 @@ func TestFragmented(t *testing.T) {
 }
 
 func TestChooseNode(t *testing.T) {
-	request := preemption.Request{Memory: 8, Resources: preemption.Amounts{0, 8}}
+	request := preemption.Request{Demand: units(8), Resources: preemption.Amounts{0, 8}}
 	onlyCard := func(card int, uid gpu.PodUID, edits ...edit) preemption.Node {
 		others := []gpu.Memory{12, 12}
 		others[card] = 0
@@ -38,7 +38,7 @@ func TestChooseNode(t *testing.T) {
 	guarded, stuck := onlyCard(1, "guarded", budgeted(0)), node(16, []gpu.Memory{12, 12}, 0)
 	guarded.Budgets = []int{0}
 	victims := func(at, card, violations int, uid gpu.PodUID) preemption.Candidate {
-		return preemption.Candidate{Node: at, Card: card, Victims: preemption.Victims{Pods: []gpu.PodUID{uid}, Violations: violations}}
+		return preemption.Candidate{Node: at, Cards: []int{card}, Victims: preemption.Victims{Pods: []gpu.PodUID{uid}, Violations: violations}}
 	}
 	type nodes = []preemption.Node
 	for name, tc := range map[string]struct {

@@ -10,8 +10,9 @@ type Amounts []int64
 
 // Request is the preemptor's request.
 type Request struct {
-	Memory gpu.Memory
-	// Resources are all resources that must fit the node. They include the node's sum of GPU memory.
+	// Demand is what it needs of the cards.
+	Demand gpu.Demand
+	// Resources are all resources that must fit the node. They include the node's sums of GPU memory and cores.
 	Resources Amounts
 }
 
@@ -25,7 +26,7 @@ type Pod struct {
 	Proposed bool
 	// MustEvict is true for a proposed pod that may conflict with the preemptor in an unknown way. It is always a victim.
 	MustEvict bool
-	// Placement is the GPU memory that is certain to become free when the pod ends.
+	// Placement is what is certain to become free of the cards when the pod ends.
 	Placement gpu.Placement
 	// Requests are the resources that become free when the pod ends, in the order of Request.Resources; nil for none.
 	Requests Amounts

@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -33,12 +36,21 @@ func TestAssignmentAnnotations(t *testing.T) {
 		in   Assignment
 		want map[string]string
 	}{
-		"at bind":                   {Assignment{Card: 1, Request: 8138, CardMemory: 16276, AssumeTime: assumed}, atBind},
-		"once the card is assigned": {Assignment{Card: 1, Request: 8138, CardMemory: 16276, AssumeTime: assumed, Assigned: true, AssignTime: assigned}, onNode},
-		"an unknown time":           {Assignment{Card: 1, Request: 8138, CardMemory: 16276}, unknownTime},
+		"at bind":                   {Assignment{Cards: OneCard(1, 16276), Request: 8138, AssumeTime: assumed}, atBind},
+		"once the card is assigned": {Assignment{Cards: OneCard(1, 16276), Request: 8138, AssumeTime: assumed, Assigned: true, AssignTime: assigned}, onNode},
+		"several cards": {
+			Assignment{Cards: []AssignedCard{{3, 16}, {0, 24}}, Request: 12, Containers: []gpu.Memory{8, 0, 4}, AssumeTime: assumed},
+			map[string]string{
+				"ALIYUN_COM_GPU_MEM_IDX": "3,0", "ALIYUN_COM_GPU_MEM_POD": "12", "ALIYUN_COM_GPU_MEM_DEV": "16,24",
+				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000123456789", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+				"scheduler.framework.gpushare.allocation": `{"0":{"0":4,"3":4},"2":{"0":2,"3":2}}`,
+			},
+		},
+		"an unknown time": {Assignment{Cards: OneCard(1, 16276), Request: 8138}, unknownTime},
 	} {
 		expect(t, name+": written", tc.want, tc.in.Annotations())
 		again, err := ParseAssignment(tc.want)
+		tc.in.Containers = nil // Not read.
 		expect(t, name+": read back", tc.in, again)
 		expect(t, name+": error", "", message(err))
 	}
@@ -52,24 +64,30 @@ func TestParseAssignment(t *testing.T) {
 	}{
 		"no annotations":         {err: "the pod has no card assignment"},
 		"a request alone":        {annotations: map[string]string{AnnotationPod: "8"}, err: "the pod has no card assignment"},
-		"a card alone":           {annotations: map[string]string{AnnotationIndex: "1"}, want: Assignment{Card: 1}},
-		"a card with spaces":     {annotations: map[string]string{AnnotationIndex: " 1 "}, want: Assignment{Card: 1}},
+		"a card alone":           {annotations: map[string]string{AnnotationIndex: "1"}, want: Assignment{Cards: OneCard(1, 0)}},
+		"a card with spaces":     {annotations: map[string]string{AnnotationIndex: " 1 "}, want: Assignment{Cards: OneCard(1, 0)}},
 		"no card":                {annotations: map[string]string{AnnotationIndex: ""}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "" is not a card index`},
 		"no number":              {annotations: map[string]string{AnnotationIndex: "GPU-1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "GPU-1" is not a card index`},
 		"a negative card":        {annotations: map[string]string{AnnotationIndex: "-1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "-1" is not a card index`},
-		"the largest card index": {annotations: map[string]string{AnnotationIndex: "65536"}, want: Assignment{Card: 65536}},
+		"the largest card index": {annotations: map[string]string{AnnotationIndex: "65536"}, want: Assignment{Cards: OneCard(65536, 0)}},
 		"a card index too large": {annotations: map[string]string{AnnotationIndex: "65537"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "65537" is not a card index`},
-		"several cards":          {annotations: map[string]string{AnnotationIndex: "0,1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "0,1" is not a card index`},
+		"several cards":          {annotations: map[string]string{AnnotationIndex: "0, 1", AnnotationDevice: "16,24"}, want: Assignment{Cards: []AssignedCard{{0, 16}, {1, 24}}}},
+		"several cards with another number of amounts": {
+			annotations: map[string]string{AnnotationIndex: "0,1", AnnotationDevice: "16"}, want: Assignment{Cards: []AssignedCard{{0, 0}, {1, 0}}},
+		},
+		"a card twice":   {annotations: map[string]string{AnnotationIndex: "0,1,0"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: card 0 is listed twice`},
+		"a missing card": {annotations: map[string]string{AnnotationIndex: "0,"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "" is not a card index`},
+		"too many cards": {annotations: map[string]string{AnnotationIndex: strings.Repeat("0,", 64) + "0"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: 65 cards, want 64 at most`},
 		"invalid amounts and times are unknown": {
 			annotations: map[string]string{
 				AnnotationIndex: "2", AnnotationPod: "much", AnnotationDevice: "-1", AnnotationAssumeTime: "yesterday",
 				AnnotationAssigned: "yes", AnnotationAssignTime: "-5",
 			},
-			want: Assignment{Card: 2},
+			want: Assignment{Cards: OneCard(2, 0)},
 		},
 		"amounts and times past 64 bits are unknown": {
 			annotations: map[string]string{AnnotationIndex: "2", AnnotationPod: "18446744073709551616", AnnotationAssumeTime: "18446744073709551616"},
-			want:        Assignment{Card: 2},
+			want:        Assignment{Cards: OneCard(2, 0)},
 		},
 	} {
 		got, err := ParseAssignment(tc.annotations)
@@ -89,6 +107,7 @@ func TestPodPlacement(t *testing.T) {
 	const allocation = "annotation scheduler.framework.gpushare.allocation: "
 	for name, tc := range map[string]struct {
 		index, allocation string // "" leaves the annotation out.
+		cores, init       string // Of the first container, and of an init container.
 		want              gpu.Placement
 		err               string
 	}{
@@ -112,15 +131,35 @@ func TestPodPlacement(t *testing.T) {
 			allocation: `{"0":{"0":9223372036854775807},"1":{"0":9223372036854775807},"2":{"1":10}}`,
 			err:        allocation + "9223372036854775807 in total, the pod requests 8",
 		},
-		"a share of nothing isn't one":       {allocation: `{"0":{"0":0,"1":8}}`, want: gpu.On(1, 8)},
-		"an allocation of nothing":           {allocation: `{"0":{"0":0}}`, err: "the pod has no card assignment"},
-		"an empty allocation":                {allocation: `{}`, err: "the pod has no card assignment"},
-		"an allocation that is null":         {allocation: `null`, err: "the pod has no card assignment"},
-		"an allocation with a negative":      {allocation: `{"0":{"0":-1}}`, err: allocation + "negative memory on card 0"},
-		"an allocation of a negative card":   {allocation: `{"0":{"-1":8}}`, err: allocation + `"-1" is not a card index`},
-		"an allocation that isn't an object": {allocation: `[1]`, err: allocation + "json: cannot unmarshal array into Go value of type map[string]map[string]int64"},
-		"an allocation that is cut off":      {allocation: `{"0":{"0":8}`, err: allocation + "unexpected end of JSON input"},
-		"a list of cards and no allocation":  {index: "0,1", err: `annotation ALIYUN_COM_GPU_MEM_IDX: "0,1" is not a card index`},
+		"a share of nothing isn't one":                  {allocation: `{"0":{"0":0,"1":8}}`, want: gpu.On(1, 8)},
+		"an allocation of nothing":                      {allocation: `{"0":{"0":0}}`, err: "the pod has no card assignment"},
+		"an empty allocation":                           {allocation: `{}`, err: "the pod has no card assignment"},
+		"an allocation that is null":                    {allocation: `null`, err: "the pod has no card assignment"},
+		"an allocation with a negative":                 {allocation: `{"0":{"0":-1}}`, err: allocation + "negative memory on card 0"},
+		"an allocation of a negative card":              {allocation: `{"0":{"-1":8}}`, err: allocation + `"-1" is not a card index`},
+		"an allocation that isn't an object":            {allocation: `[1]`, err: allocation + "json: cannot unmarshal array into Go value of type map[string]map[string]int64"},
+		"an allocation that is cut off":                 {allocation: `{"0":{"0":8}`, err: allocation + "unexpected end of JSON input"},
+		"a list of cards and no allocation":             {index: "2,0", want: gpu.Placement{{Card: 0, Memory: 4}, {Card: 2, Memory: 4}}},
+		"a list of cards and an empty allocation":       {index: "2,0", allocation: `{}`, want: gpu.Placement{{Card: 0, Memory: 4}, {Card: 2, Memory: 4}}},
+		"a list of cards that don't divide the request": {index: "0,1,2", err: `annotation ALIYUN_COM_GPU_MEM_IDX: 3 cards, the request is 8`},
+		"a list of cards beside an invalid allocation":  {index: "0,1", allocation: `{"0":{"0":1,"1":1}}`, err: allocation + "2 in total, the pod requests 8"},
+		"keys that are names of containers":             {allocation: `{"main":{"0":3,"1":3},"side":{"0":1,"1":1}}`, want: gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 4}}},
+		"cores on one card":                             {index: "1", cores: "30", want: gpu.Placement{{Card: 1, Memory: 8, Cores: 30}}},
+		"cores on several cards": {
+			index: "0,1", allocation: `{"0":{"0":4,"1":4}}`, cores: "60", want: gpu.Placement{{Card: 0, Memory: 4, Cores: 30}, {Card: 1, Memory: 4, Cores: 30}},
+		},
+		"cores that the cards don't divide are rounded up": {
+			allocation: `{"0":{"0":4,"1":4}}`, cores: "61", want: gpu.Placement{{Card: 0, Memory: 4, Cores: 31}, {Card: 1, Memory: 4, Cores: 31}},
+		},
+		"initialization that needs more than the containers": {
+			index: "0,1", allocation: `{"0":{"0":3,"1":3},"1":{"0":1,"1":1}}`, init: "12", want: gpu.Placement{{Card: 0, Memory: 6}, {Card: 1, Memory: 6}},
+		},
+		"an uneven allocation beside initialization that needs more": {
+			allocation: `{"0":{"0":2,"1":6}}`, init: "12", err: allocation + "8 in total, the pod requests 12",
+		},
+		"initialization that can't be divided over the cards": {
+			allocation: `{"0":{"0":4,"1":4}}`, init: "13", err: allocation + "8 in total, the pod requests 13",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			annotations := map[string]string{
@@ -132,7 +171,14 @@ func TestPodPlacement(t *testing.T) {
 			if tc.allocation != "" {
 				annotations[AnnotationAllocation] = tc.allocation
 			}
-			got, err := PodPlacement(annotated(annotations, asks("6"), asks("2")))
+			pod := annotated(annotations, asks("6"), asks("2"))
+			if tc.cores != "" {
+				pod.Spec.Containers[0].Resources.Limits[ResourceCores] = resource.MustParse(tc.cores)
+			}
+			if tc.init != "" {
+				pod.Spec.InitContainers = []corev1.Container{asks(tc.init)}
+			}
+			got, err := PodPlacement(pod)
 			expect(t, "placement", tc.want, got)
 			expect(t, "error", tc.err, message(err))
 			expect(t, "ErrNotAssumed", tc.err == ErrNotAssumed.Error(), errors.Is(err, ErrNotAssumed))
@@ -146,8 +192,8 @@ func TestPodPlacement(t *testing.T) {
 
 func TestContainerEnv(t *testing.T) {
 	env := ContainerEnv{
-		Card:      gpu.Card{Index: 1, UUID: "GPU-1", Memory: 16276},
-		VisibleAs: "GPU-1", PodRequest: 8138, ContainerRequest: 4069,
+		Cards:     []gpu.Card{{Index: 1, UUID: "GPU-1", Memory: 16276}},
+		VisibleAs: []string{"GPU-1"}, PodRequest: 8138, ContainerRequest: 4069,
 	}
 	want := map[string]string{
 		"NVIDIA_VISIBLE_DEVICES": "GPU-1", "ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "8138",
@@ -156,6 +202,13 @@ func TestContainerEnv(t *testing.T) {
 	expect(t, "variables", want, env.Variables())
 	env.DisableIsolation, want["CGPU_DISABLE"] = true, "true"
 	expect(t, "without isolation", want, env.Variables())
+	several := ContainerEnv{
+		Cards: []gpu.Card{{Index: 3, Memory: 16}, {Index: 0, Memory: 24}}, VisibleAs: []string{"GPU-3", "GPU-0"}, PodRequest: 12, ContainerRequest: 8,
+	}
+	expect(t, "several cards", map[string]string{
+		"NVIDIA_VISIBLE_DEVICES": "GPU-3,GPU-0", "ALIYUN_COM_GPU_MEM_IDX": "3,0", "ALIYUN_COM_GPU_MEM_POD": "12",
+		"ALIYUN_COM_GPU_MEM_DEV": "16,24", "ALIYUN_COM_GPU_MEM_CONTAINER": "4",
+	}, several.Variables())
 }
 
 // FuzzParseAssignment checks for arbitrary annotations that the result is within bounds and survives a round trip.
@@ -172,7 +225,14 @@ func FuzzParseAssignment(f *testing.F) {
 			expect(t, "beside an error", Assignment{}, got)
 			return
 		}
-		if got.Card < 0 || got.Card > maxCard || got.Request < 0 || got.CardMemory < 0 {
+		seen := map[int]bool{}
+		for _, card := range got.Cards {
+			if card.Index < 0 || card.Index > maxCard || card.Memory < 0 || seen[card.Index] {
+				t.Errorf("out of bounds, or twice: %+v", got)
+			}
+			seen[card.Index] = true
+		}
+		if len(got.Cards) == 0 || len(got.Cards) > gpu.MaxCards || got.Request < 0 {
 			t.Errorf("out of bounds: %+v", got)
 		}
 		if !got.Assigned {
@@ -191,6 +251,7 @@ func FuzzParseAssignment(f *testing.F) {
 func FuzzPodPlacement(f *testing.F) {
 	f.Fuzz(func(t *testing.T, index, allocation string, request int64) {
 		pod := annotated(map[string]string{AnnotationIndex: index, AnnotationAllocation: allocation}, asks(fmt.Sprint(request)))
+		pod.Spec.InitContainers = []corev1.Container{asks(fmt.Sprint(request / 2))}
 		got, err := PodPlacement(pod)
 		if err != nil {
 			if !errors.Is(err, ErrNotAssumed) && !strings.HasPrefix(err.Error(), "annotation ") {

@@ -2,16 +2,17 @@ package protocol
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// ContainerEnv determines the environment variables of a GPU container.
+// ContainerEnv determines the environment variables of a GPU container. It has one card at least.
 type ContainerEnv struct {
-	Card gpu.Card
-	// VisibleAs identifies the card to NVIDIA's container runtime: its UUID or its index.
-	VisibleAs string
-	// PodRequest is the pod's total request, ContainerRequest this container's part of it.
+	Cards []gpu.Card
+	// VisibleAs identifies each of the cards to NVIDIA's container runtime: its UUID or its index.
+	VisibleAs []string
+	// PodRequest is the pod's total request, ContainerRequest this container's part of it, over all cards.
 	PodRequest, ContainerRequest gpu.Memory
 	// DisableIsolation is set on nodes labelled LabelDisableIsolation.
 	DisableIsolation bool
@@ -19,12 +20,16 @@ type ContainerEnv struct {
 
 // Variables returns the environment variables.
 func (e ContainerEnv) Variables() map[string]string {
+	indexes, memories := make([]string, len(e.Cards)), make([]string, len(e.Cards))
+	for i, card := range e.Cards {
+		indexes[i], memories[i] = strconv.Itoa(card.Index), card.Memory.String()
+	}
 	env := map[string]string{
-		EnvVisibleDevices: e.VisibleAs,
-		AnnotationIndex:   strconv.Itoa(e.Card.Index),
+		EnvVisibleDevices: strings.Join(e.VisibleAs, separator),
+		AnnotationIndex:   strings.Join(indexes, separator),
 		AnnotationPod:     e.PodRequest.String(),
-		AnnotationDevice:  e.Card.Memory.String(),
-		EnvContainer:      e.ContainerRequest.String(),
+		AnnotationDevice:  strings.Join(memories, separator),
+		EnvContainer:      (e.ContainerRequest / gpu.Memory(max(len(e.Cards), 1))).String(),
 	}
 	if e.DisableIsolation {
 		env[EnvDisableIsolation] = "true"

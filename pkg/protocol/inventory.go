@@ -40,7 +40,17 @@ type Inventory struct {
 	BootID string
 	// Isolation is the mode in which new containers get their share of a card; empty if shares are not enforced.
 	Isolation string
+	// Features are what the device plugin understands, such as FeatureCards. A plugin that writes none is older than all of them.
+	Features []string
 }
+
+// The features of a device plugin without which a pod that needs them doesn't go to its node.
+const (
+	// FeatureCards is the allocation of several cards to a pod.
+	FeatureCards = "cards"
+	// FeatureCores is ResourceCores.
+	FeatureCores = "cores"
+)
 
 // inventoryJSON is the annotation's value.
 type inventoryJSON struct {
@@ -48,17 +58,20 @@ type inventoryJSON struct {
 	Unit      string     `json:"unit"`
 	BootID    string     `json:"bootID,omitempty"`
 	Isolation string     `json:"isolation,omitempty"`
+	Features  []string   `json:"features,omitempty"`
 	Cards     []cardJSON `json:"cards"`
 }
 
 type cardJSON struct {
-	Index    int        `json:"index"`
-	UUID     string     `json:"uuid,omitempty"`
-	Model    string     `json:"model,omitempty"`
-	Memory   gpu.Memory `json:"memory"`
-	NUMANode *int       `json:"numaNode,omitempty"`
-	Healthy  bool       `json:"healthy"`
-	Reason   string     `json:"reason,omitempty"`
+	Index      int        `json:"index"`
+	UUID       string     `json:"uuid,omitempty"`
+	Model      string     `json:"model,omitempty"`
+	Memory     gpu.Memory `json:"memory"`
+	NUMANode   *int       `json:"numaNode,omitempty"`
+	NVLink     int        `json:"nvlink,omitempty"`
+	PCIeSwitch int        `json:"pcieSwitch,omitempty"`
+	Healthy    bool       `json:"healthy"`
+	Reason     string     `json:"reason,omitempty"`
 	// MaxContainers was added for isolation mode mps.
 	MaxContainers int `json:"maxContainers,omitempty"`
 }
@@ -71,11 +84,13 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	if err := inv.check(); err != nil {
 		return nil, err
 	}
-	out := inventoryJSON{Version: InventoryVersion, Unit: inv.Unit.String(), BootID: inv.BootID, Isolation: inv.Isolation, Cards: []cardJSON{}}
+	out := inventoryJSON{
+		Version: InventoryVersion, Unit: inv.Unit.String(), BootID: inv.BootID, Isolation: inv.Isolation, Features: inv.Features, Cards: []cardJSON{},
+	}
 	for _, c := range inv.Cards {
 		card := cardJSON{
-			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, Healthy: c.Healthy(), Reason: c.Unhealthy,
-			MaxContainers: c.MaxContainers,
+			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, NVLink: c.NVLink, PCIeSwitch: c.PCIeSwitch,
+			Healthy: c.Healthy(), Reason: c.Unhealthy, MaxContainers: c.MaxContainers,
 		}
 		if c.NUMANode != gpu.NoNUMANode {
 			card.NUMANode = &c.NUMANode
@@ -99,10 +114,11 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	if err != nil {
 		return err
 	}
-	out := Inventory{Unit: unit, BootID: in.BootID, Isolation: in.Isolation}
+	out := Inventory{Unit: unit, BootID: in.BootID, Isolation: in.Isolation, Features: in.Features}
 	for _, c := range in.Cards {
 		card := gpu.Card{
-			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, NUMANode: gpu.NoNUMANode, MaxContainers: max(c.MaxContainers, 0),
+			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, MaxContainers: max(c.MaxContainers, 0),
+			NUMANode: gpu.NoNUMANode, NVLink: max(c.NVLink, 0), PCIeSwitch: max(c.PCIeSwitch, 0),
 		}
 		if c.NUMANode != nil {
 			card.NUMANode = max(*c.NUMANode, gpu.NoNUMANode)
@@ -177,6 +193,8 @@ type Node struct {
 	WholeCards bool
 	// Isolation is the inventory's; empty if shares are not enforced, or if the inventory isn't used.
 	Isolation string
+	// Features are the inventory's; nil if it isn't used.
+	Features []string
 	// Problem is not nil if the inventory is invalid or contradicts the capacity. It names both, and which of them is used.
 	Problem error
 }
@@ -206,7 +224,7 @@ func ParseNode(node *corev1.Node) Node {
 				inventory.memory(), ResourceMemory, memory, counts)
 		}
 		if !equalCards {
-			out.Unit, out.Cards, out.Isolation = inventory.Unit, inventory.Cards, inventory.Isolation
+			out.Unit, out.Cards, out.Isolation, out.Features = inventory.Unit, inventory.Cards, inventory.Isolation, inventory.Features
 			return out
 		}
 	} else if !errors.Is(err, ErrNoInventory) {

@@ -42,6 +42,13 @@ func TestInventoryRoundTrip(t *testing.T) {
 			Inventory{Unit: gpu.GiB, Isolation: "driver"},
 			`{"version":1,"unit":"GiB","isolation":"driver","cards":[]}`,
 		},
+		"features, and cards that are connected": {
+			Inventory{Unit: gpu.GiB, Features: []string{FeatureCards, FeatureCores}, Cards: []gpu.Card{
+				{Index: 0, Memory: 8, NUMANode: 0, NVLink: 1, PCIeSwitch: 2}, {Index: 1, Memory: 8, NUMANode: 0, NVLink: 1},
+			}},
+			`{"version":1,"unit":"GiB","features":["cards","cores"],"cards":[` +
+				`{"index":0,"memory":8,"numaNode":0,"nvlink":1,"pcieSwitch":2,"healthy":true},{"index":1,"memory":8,"numaNode":0,"nvlink":1,"healthy":true}]}`,
+		},
 		"a model that JSON has to escape": {
 			Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Model: "<\"A100\" & \u00e9>", Memory: 1, NUMANode: gpu.NoNUMANode}}},
 			`{"version":1,"unit":"GiB","cards":[{"index":0,"model":"\u003c\"A100\" \u0026 é\u003e","memory":1,"healthy":true}]}`,
@@ -85,6 +92,7 @@ func TestParseInventory(t *testing.T) {
 		"no cards":                              {text: `{"version":1,"unit":"GiB"}`, want: Inventory{Unit: gpu.GiB}},
 		"a card without its health":             {text: cards(`{"index":0,"memory":16}`), want: unhealthy},
 		"a reason on a healthy card is ignored": {text: cards(`{"index":0,"memory":16,"healthy":true,"reason":"Xid 79"}`), want: one},
+		"negative connections are none":         {text: cards(`{"index":0,"memory":16,"healthy":true,"nvlink":-1,"pcieSwitch":-2}`), want: one},
 		"a negative NUMA node is none":          {text: cards(`{"index":0,"memory":16,"healthy":true,"numaNode":-7}`), want: one},
 		"a later version":                       {text: `{"version":2,"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 2: this program reads versions 1 to 1"},
 		"no version":                            {text: `{"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 0"},

@@ -2,6 +2,10 @@ package protocol
 
 import "strings"
 
+// IsolationMPS is the isolation mode of a node whose containers share each card by a control daemon of its own (MPS). A container
+// can be a client of one daemon only.
+const IsolationMPS = "mps"
+
 // PodIsolation is the value of a pod's AnnotationIsolation. The zero value is that of a pod without the annotation.
 type PodIsolation struct {
 	// Mode is the isolation mode in which the pod's containers were started.

@@ -13,6 +13,8 @@ const (
 	ResourceMemory corev1.ResourceName = "aliyun.com/gpu-mem"
 	// ResourceCount is the number of cards.
 	ResourceCount corev1.ResourceName = "aliyun.com/gpu-count"
+	// ResourceCores is computing, in percent of one card.
+	ResourceCores corev1.ResourceName = "aliyun.com/gpu-core.percentage"
 	// ResourceWholeCard is NVIDIA's resource for whole cards. A node with ResourceMemory too would allocate its cards twice.
 	ResourceWholeCard corev1.ResourceName = "nvidia.com/gpu"
 )
@@ -25,12 +27,12 @@ const (
 
 // The pod annotations. AnnotationIndex, AnnotationPod and AnnotationDevice name environment variables too; see ContainerEnv.
 const (
-	// AnnotationIndex is the index of the card. Related schedulers write several indices, separated by commas; such pods
-	// are read from AnnotationAllocation instead.
+	// AnnotationIndex is the index of the card, or the indexes of several, separated by commas: then AnnotationAllocation has
+	// the pod's share of each.
 	AnnotationIndex = "ALIYUN_COM_GPU_MEM_IDX"
 	// AnnotationPod is the pod's total request, for display and for the original plugin. gpushare itself never trusts it.
 	AnnotationPod = "ALIYUN_COM_GPU_MEM_POD"
-	// AnnotationDevice is the card's total memory.
+	// AnnotationDevice is the card's total memory, or that of each card in the order of AnnotationIndex.
 	AnnotationDevice = "ALIYUN_COM_GPU_MEM_DEV"
 	// AnnotationAssumeTime is when the extender chose the card, in Unix nanoseconds. It is written once.
 	AnnotationAssumeTime = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
@@ -38,19 +40,24 @@ const (
 	AnnotationAssigned = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 	// AnnotationAssignTime is when AnnotationAssigned became "true", in Unix nanoseconds.
 	AnnotationAssignTime = "ALIYUN_COM_GPU_MEM_ASSIGN_TIME"
-	// AnnotationAllocation lists the cards of each container. Related schedulers write it.
+	// AnnotationAllocation is the memory of each container on each card, in JSON: {"container": {"card": memory}}. A container's key
+	// is its position in the spec. It is written for pods with several cards only; related schedulers write it for all.
 	AnnotationAllocation = "scheduler.framework.gpushare.allocation"
 )
 
 // The environment variables that have no annotation of the same name.
 const (
-	// EnvContainer is the container's request.
+	// EnvContainer is the container's request, divided by its number of cards: the share of AnnotationDevice.
 	EnvContainer = "ALIYUN_COM_GPU_MEM_CONTAINER"
-	// EnvVisibleDevices names the card that NVIDIA's container runtime mounts.
+	// EnvVisibleDevices names the cards that NVIDIA's container runtime mounts, separated by commas.
 	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	// EnvDisableIsolation turns off cGPU's memory isolation.
 	EnvDisableIsolation = "CGPU_DISABLE"
 )
+
+// LabelCount is the number of cards over which a pod's GPU memory is divided. It counts until the pod is bound; then the pod's
+// annotations do.
+const LabelCount = "aliyun.com/gpu-count"
 
 // AnnotationGroupRun names the run of its gang in which a member was bound: the UID of one of the run's members. Members that
 // were bound together have the same value, and later members of a run that still goes on get it too.

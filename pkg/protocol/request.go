@@ -15,33 +15,42 @@ import (
 // (k8s.io/component-helpers/resource, PodRequests): the sum over app containers and sidecars, or the largest step of
 // initialization if that is more. It depends on the containers' spec alone, which is immutable. A runtime class's
 // overhead isn't counted, since no container gets it.
-func PodRequest(pod *corev1.Pod) gpu.Memory {
+func PodRequest(pod *corev1.Pod) gpu.Memory { return podTotal(pod, ResourceMemory) }
+
+// PodCores returns the computing that the pod asks for, by the same rule.
+func PodCores(pod *corev1.Pod) gpu.Cores { return gpu.NewCores(int64(podTotal(pod, ResourceCores))) }
+
+func podTotal(pod *corev1.Pod, name corev1.ResourceName) gpu.Memory {
+	request := func(c *corev1.Container) gpu.Memory { return requestOf(c, name) }
 	if len(pod.Spec.InitContainers) == 0 { // A fast path for most pods: the request is the sum.
-		var sum gpu.Memory
-		for i := range pod.Spec.Containers {
-			sum = sum.Add(ContainerRequest(&pod.Spec.Containers[i]))
-		}
-		return sum
+		return sumOf(pod.Spec.Containers, request)
 	}
-	if !anyContainer(pod, func(c *corev1.Container) bool { return ContainerRequest(c) > 0 }) {
+	if !anyContainer(pod, func(c *corev1.Container) bool { return request(c) > 0 }) {
 		return 0
 	}
 	bare := corev1.Pod{Spec: corev1.PodSpec{
-		Containers:     bareContainers(pod.Spec.Containers),
-		InitContainers: bareContainers(pod.Spec.InitContainers),
+		Containers:     bareContainers(pod.Spec.Containers, name),
+		InitContainers: bareContainers(pod.Spec.InitContainers, name),
 	}}
-	return memoryOf(resourcehelper.PodRequests(&bare, resourcehelper.PodResourcesOptions{}), ResourceMemory)
+	return memoryOf(resourcehelper.PodRequests(&bare, resourcehelper.PodResourcesOptions{}), name)
 }
 
-// bareContainers returns the containers with only their restart policy and their GPU memory as a request. A pod before the
+func sumOf(containers []corev1.Container, request func(*corev1.Container) gpu.Memory) (sum gpu.Memory) {
+	for i := range containers {
+		sum = sum.Add(request(&containers[i]))
+	}
+	return sum
+}
+
+// bareContainers returns the containers with only their restart policy and the resource as a request. A pod before the
 // API server's defaulting may have limits only, so the request is set here.
-func bareContainers(containers []corev1.Container) []corev1.Container {
+func bareContainers(containers []corev1.Container, name corev1.ResourceName) []corev1.Container {
 	bare := make([]corev1.Container, len(containers))
 	for i := range containers {
 		bare[i].RestartPolicy = containers[i].RestartPolicy
-		if request := ContainerRequest(&containers[i]); request > 0 {
+		if request := requestOf(&containers[i], name); request > 0 {
 			quantity := resource.NewQuantity(int64(request), resource.DecimalSI)
-			bare[i].Resources.Requests = corev1.ResourceList{ResourceMemory: *quantity}
+			bare[i].Resources.Requests = corev1.ResourceList{name: *quantity}
 		}
 	}
 	return bare
@@ -62,7 +71,7 @@ func Managed(pod *corev1.Pod) bool {
 }
 
 func namesCards(resources *corev1.ResourceRequirements) bool {
-	for _, name := range [...]corev1.ResourceName{ResourceMemory, ResourceCount, ResourceWholeCard} {
+	for _, name := range [...]corev1.ResourceName{ResourceMemory, ResourceCount, ResourceCores, ResourceWholeCard} {
 		_, requested := resources.Requests[name]
 		_, limited := resources.Limits[name]
 		if requested || limited {
@@ -75,6 +84,11 @@ func namesCards(resources *corev1.ResourceRequirements) bool {
 // ContainerRequest returns the GPU memory that one container requests.
 func ContainerRequest(container *corev1.Container) gpu.Memory {
 	return requestOf(container, ResourceMemory)
+}
+
+// ContainerCores returns the computing that one container asks for.
+func ContainerCores(container *corev1.Container) gpu.Cores {
+	return gpu.NewCores(int64(requestOf(container, ResourceCores)))
 }
 
 // requestOf returns the amount of an extended resource that a container requests. Requests and limits must be equal, and the
@@ -111,14 +125,19 @@ func anyContainer(pod *corev1.Pod, is func(*corev1.Container) bool) bool {
 	return false
 }
 
-// Pod returns the fields of a pod that the scheduling of GPU memory depends on.
+// Pod returns the fields of a pod that the scheduling of cards depends on. A pod whose label is invalid counts as one with one
+// card; no such pod is scheduled (CheckRequest).
 func Pod(pod *corev1.Pod) gpu.Pod {
 	out := gpu.Pod{
 		UID:       gpu.PodUID(pod.UID),
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
 		Request:   PodRequest(pod),
+		Cores:     PodCores(pod),
 		Leaving:   pod.DeletionTimestamp != nil,
+	}
+	if cards, err := PodCards(pod); err == nil && cards > 1 && out.Request > 0 {
+		out.Cards = cards
 	}
 	if pod.Spec.Priority != nil {
 		out.Priority = *pod.Spec.Priority

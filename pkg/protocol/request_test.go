@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -70,6 +71,7 @@ func TestManaged(t *testing.T) {
 		"memory":                              {corev1.PodSpec{Containers: containers{other, asks("4")}}, true, true},
 		"a request of zero":                   {corev1.PodSpec{Containers: containers{requesting("0")}}, true, false},
 		"an init container":                   {corev1.PodSpec{InitContainers: containers{limited("4")}}, true, true},
+		"computing alone":                     {corev1.PodSpec{Containers: containers{limitedTo(ResourceCores, "5")}}, true, false},
 		"whole cards":                         {corev1.PodSpec{Containers: containers{other, whole}}, true, true},
 		"whole cards for initialization only": {corev1.PodSpec{InitContainers: containers{whole}}, true, false},
 		"the pod's own request":               {corev1.PodSpec{Resources: &corev1.ResourceRequirements{Requests: list(ResourceWholeCard, "1")}}, true, false},
@@ -87,7 +89,9 @@ func TestPod(t *testing.T) {
 	expect(t, "without priority", want, Pod(object))
 	object.Spec.Priority, object.DeletionTimestamp = ptr.To[int32](7), new(metav1.Now())
 	want.Priority, want.Leaving = 7, true
-	expect(t, "with priority, terminating", want, Pod(object))
+	object.Labels, want.Cards = map[string]string{LabelCount: "2"}, 2
+	object.Spec.Containers[0].Resources.Limits[ResourceCores], want.Cores = resource.MustParse("60"), 60
+	expect(t, "with priority, terminating, with two cards and cores", want, Pod(object))
 }
 
 // TestTerminal checks that only the phase counts: a pod that is being deleted runs until the end of its grace period.

@@ -206,11 +206,14 @@ func (r *Requeuer) Inherit(pods []gpu.Pod) {
 }
 
 // leastOf returns a pod that stands for all of the pods in one check: a node that it doesn't fit, none of them fits. It has
-// their smallest request, and a priority above their highest: no more nominations limit it than any of them.
+// their smallest demand of one card, and a priority above their highest: no more nominations limit it than any of them.
 func leastOf(pods []gpu.Pod) gpu.Pod {
-	least := gpu.Pod{Request: pods[0].Request, Priority: math.MinInt32}
+	first := pods[0].Demand()
+	least := gpu.Pod{Request: first.Memory, Cores: first.Cores, Priority: math.MinInt32}
 	for _, pod := range pods {
-		least.Request, least.Priority = min(least.Request, pod.Request), max(least.Priority, pod.Priority)
+		demand := pod.Demand()
+		least.Request, least.Cores = min(least.Request, demand.Memory), min(least.Cores, demand.Cores)
+		least.Priority = max(least.Priority, pod.Priority)
 	}
 	if least.Priority < math.MaxInt32 {
 		least.Priority++ // A pod ignores its own nomination, which has its own priority.

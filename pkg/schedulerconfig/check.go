@@ -228,6 +228,10 @@ func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManage
 	found := false
 	for i, resource := range managed {
 		switch {
+		case resource.Name == string(protocol.ResourceCores):
+			if resource.IgnoredByScheduler {
+				c.add(Error, path.Index(i).Child("ignoredByScheduler"), "true: kube-scheduler doesn't count a node's cores, and doesn't preempt for them; set false")
+			}
 		case resource.Name != string(protocol.ResourceMemory):
 			c.add(Warning, path.Index(i), "%s: the extender doesn't manage it, but kube-scheduler lets it bind pods that ask for it; remove the entry", resource.Name)
 		case resource.IgnoredByScheduler:

@@ -68,6 +68,8 @@ func TestCheck(t *testing.T) {
 		"ignorable":                      {old: "nodeCacheCapable: true", new: "nodeCacheCapable: true\n  ignorable: true", want: []string{"error: extenders[0].ignorable"}},
 		"no managed resources":           {old: "managedResources:\n  - name: aliyun.com/gpu-mem", new: "", want: []string{"error: extenders[0].managedResources"}},
 		"another managed resource":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: example.com/fpga", want: []string{"warning: extenders[0].managedResources[1]"}},
+		"cores":                          {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-core.percentage"},
+		"cores ignored by the scheduler": {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-core.percentage\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[1].ignoredByScheduler"}},
 		"ignored by the scheduler":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[0].ignoredByScheduler"}},
 		"a sample of the nodes":          {old: "ToScore: 100", new: "ToScore: 99", want: []string{"warning: percentageOfNodesToScore"}},
 		"kube-scheduler's own sample":    {old: "percentageOfNodesToScore: 100", new: "", want: []string{"warning: percentageOfNodesToScore"}},

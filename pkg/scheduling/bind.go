@@ -25,8 +25,8 @@ const EventNotAssumed = "GPUCardNotAssumed"
 
 // errUnmanaged rejects pods that kube-scheduler binds without the extender. Otherwise a caller could bind any pod of
 // the cluster with the extender's permissions.
-var errUnmanaged = fmt.Errorf("%w: the pod asks for none of %s, %s and %s; set them as managedResources of the extender in kube-scheduler's configuration",
-	binding.ErrBadRequest, protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceWholeCard)
+var errUnmanaged = fmt.Errorf("%w: the pod asks for none of %s, %s, %s and %s; set them as managedResources of the extender in kube-scheduler's configuration",
+	binding.ErrBadRequest, protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceCores, protocol.ResourceWholeCard)
 
 // BindRequest is kube-scheduler's bind call.
 type BindRequest struct {
@@ -35,7 +35,7 @@ type BindRequest struct {
 	Node            string
 }
 
-// Bind assumes a card of the node for the pod and binds the pod in one write that carries the annotations. It succeeds
+// Bind assumes cards of the node for the pod, mostly one, and binds the pod in one write that carries the annotations. It succeeds
 // for a pod that is already bound to this node, so retries are safe. A member of a gang first waits until its gang permits
 // the bind; if ctx ends before the barrier opens, the bind is given up. After that the end of ctx has no effect: the bind
 // runs until its own deadline, because a write is not undone if kube-scheduler disconnects.
@@ -126,13 +126,16 @@ func (s *Scheduler) bind(ctx context.Context, request BindRequest, permit permit
 	case !pod.Managed:
 		return binding.BadRequest, errUnmanaged
 	}
+	if err := s.checkBind(pod); err != nil {
+		return binding.InvalidRequest, err
+	}
 	if err := s.binder.ConfirmNode(ctx, request.Node); err != nil {
 		return binding.Unreachable, err
 	}
 	result := binding.NoRoom
 	allocation, err := s.assumeCard(pod.Pod, request.Node)
 	if err == nil {
-		result, err = s.binder.Write(ctx, request.Node, allocation, permit.membership)
+		result, err = s.binder.Write(ctx, request.Node, allocation, pod.Containers, permit.membership)
 	}
 	if result == binding.NoRoom {
 		s.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventNotAssumed, "No GPU card could be assumed: %v", err)
@@ -140,7 +143,16 @@ func (s *Scheduler) bind(ctx context.Context, request BindRequest, permit permit
 	return result, err
 }
 
-// assumeCard chooses a card of the node for the pod and assumes it in the ledger. A pod that asks for no GPU memory gets none.
+// checkBind returns why the pod can't be bound with what it asks for: its request has become invalid, or its number of cards has
+// changed, since filter passed it.
+func (s *Scheduler) checkBind(pod *clustercache.PodInfo) error {
+	if pod.RequestError != "" {
+		return errors.New(pod.RequestError)
+	}
+	return s.counts.check(pod.Pod)
+}
+
+// assumeCard chooses cards of the node for the pod and assumes them in the ledger. A pod that asks for no GPU memory gets none.
 func (s *Scheduler) assumeCard(pod gpu.Pod, node string) (ledger.Allocation, error) {
 	if pod.Request == 0 {
 		return ledger.Allocation{Pod: pod}, nil

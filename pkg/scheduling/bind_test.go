@@ -32,7 +32,7 @@ func TestBind(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := f.server.Get(pod)
-	want := protocol.Assignment{Card: 1, Request: 8138, CardMemory: 16276, AssumeTime: begin}.Annotations()
+	want := protocol.Assignment{Cards: protocol.OneCard(1, 16276), Request: 8138, AssumeTime: begin}.Annotations()
 	if diff := cmp.Diff(want, got.Annotations); diff != "" || got.Spec.NodeName != "n1" {
 		t.Errorf("bound to %q, annotations (-want +got):\n%s", got.Spec.NodeName, diff)
 	}
@@ -90,7 +90,7 @@ func TestBadBindRequests(t *testing.T) {
 		"unknown pod":           {edited(func(r *BindRequest) { r.Name = "x" }), binding.ErrBadRequest, "there is no pod default/x with UID uid-p"},
 		"wrong UID":             {edited(func(r *BindRequest) { r.UID = "other" }), binding.ErrBadRequest, "there is no pod default/p with UID other"},
 		"unknown node":          {edited(func(r *BindRequest) { r.Node = "x" }), ledger.ErrNoRoom, "shares no GPU memory"},
-		"unmanaged pod":         {request(unmanaged, "n1"), binding.ErrBadRequest, "the pod asks for none of aliyun.com/gpu-mem, aliyun.com/gpu-count and nvidia.com/gpu"},
+		"unmanaged pod":         {request(unmanaged, "n1"), binding.ErrBadRequest, "the pod asks for none of aliyun.com/gpu-mem, aliyun.com/gpu-count, aliyun.com/gpu-core.percentage and nvidia.com/gpu"},
 		"bound to another node": {request(bound, "n1"), binding.ErrBadRequest, "bound to node n2 already"},
 	} {
 		if err := f.Bind(t.Context(), test.request); !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
@@ -156,7 +156,7 @@ func TestBindWithoutGPUMemory(t *testing.T) {
 // The annotations that a user writes on a pod don't decide about its card.
 func TestForgedAnnotations(t *testing.T) {
 	pod := fake.Pod("p", 60, fake.Annotation(protocol.AnnotationAllocation, `{"main":{"0":1}}`))
-	for key, value := range (protocol.Assignment{Request: 1, CardMemory: 9, AssumeTime: time.Unix(1, 0), Assigned: true}).Annotations() {
+	for key, value := range (protocol.Assignment{Cards: protocol.OneCard(0, 9), Request: 1, AssumeTime: time.Unix(1, 0), Assigned: true}).Annotations() {
 		fake.Annotation(key, value)(pod)
 	}
 	f := start(t, Options{}, fake.Node("n1", 100, 100), fake.Pod("a", 50, fake.Bound("n1", 0)), pod)
@@ -168,7 +168,7 @@ func TestForgedAnnotations(t *testing.T) {
 	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Node == "n1" })
 	f.want(pod, "bound n1 card 1")
 	assignment, err := protocol.ParseAssignment(f.server.Get(pod).Annotations)
-	if err != nil || assignment.Card != 1 || assignment.Request != 60 || assignment.Assigned || !assignment.AssumeTime.Equal(begin) {
+	if err != nil || assignment.Cards[0].Index != 1 || assignment.Request != 60 || assignment.Assigned || !assignment.AssumeTime.Equal(begin) {
 		t.Errorf("the pod has %+v (%v)", assignment, err)
 	}
 	if used := f.ledger.Nodes()[0].Used; !cmp.Equal(used, []gpu.Memory{50, 60}) {

@@ -23,6 +23,7 @@ type eventHandlers struct {
 	evictor *eviction.Evictor
 	groups  *groups
 	free    *freeResources
+	counts  *counts
 	synced  func()
 }
 
@@ -68,6 +69,7 @@ func (h *eventHandlers) podGone(uid gpu.PodUID) {
 func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.requeue.Forget(uid)
 	h.evictor.Forget(uid)
+	h.counts.forget(uid)
 	h.ledger.RemoveNomination(uid)
 }
 

@@ -23,8 +23,11 @@ type FilterResult struct {
 	Reasons []placement.Reason
 	// ReservedFor names the group for which memory is held back, if any is: the reason placement.Reserved is due to it.
 	ReservedFor string
-	// Message is why no node passes for a member of a gang; empty for other pods. No preemption can help such a pod.
+	// Message is why no node passes for a member of a gang, or for a pod whose request is invalid; empty for other pods. No
+	// preemption can help such a pod.
 	Message string
+	// Demand is what the pod asks for. The texts of reasons depend on it.
+	Demand gpu.Demand
 }
 
 // Names returns the names of the nodes that pass.
@@ -38,7 +41,7 @@ func names(nodes []string, candidates []placement.Candidate) []string {
 	return out
 }
 
-// full returns the names of the nodes on which no card has room now.
+// full returns the names of the nodes on which too few cards have room now.
 func (r FilterResult) full() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for i, reason := range r.Reasons {
@@ -49,10 +52,15 @@ func (r FilterResult) full() iter.Seq[string] {
 	}
 }
 
-// Filter returns the candidate nodes that have a card with room for the pod, or the best of them (see
+// Filter returns the candidate nodes whose cards have room for the pod, or the best of them (see
 // Options.FilterBest). It creates no allocation. A pod that asks for no GPU memory passes on every node.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
 	pod := protocol.Pod(object)
+	if err := s.checkRequest(object, pod); err != nil {
+		s.requeue.ForgetRejection(pod.UID) // No memory that comes free helps it.
+		s.evictor.Passed(pod.UID)
+		return FilterResult{Nodes: nodes, Message: err.Error()}, nil
+	}
 	if result, decided := s.groups.filter(object, nodes); decided {
 		return result, nil
 	}
@@ -83,7 +91,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 // fit checks the pod against each node. The result has all nodes that fit and the reasons of the others, or only the best
 // nodes. It also returns the number of nodes that fit.
 func (s *Scheduler) fit(pod gpu.Pod, nodes []string, now time.Time) (result FilterResult, fitting int) {
-	result.Nodes = nodes
+	result.Nodes, result.Demand = nodes, pod.Demand()
 	// With few candidate nodes, an answer with fewer names saves nothing, and the full answer is useful to users and to
 	// other extenders.
 	every := s.FilterBest == 0 || len(nodes) <= s.few() || s.requeue.NameAll(pod.UID)

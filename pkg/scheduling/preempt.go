@@ -16,11 +16,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Preempt corrects the victims of kube-scheduler's proposal for a pod, node by node, so that their eviction frees a
-// card. It omits the nodes on which no card can be freed. It has no side effects: kube-scheduler chooses the node and
+// Preempt corrects the victims of kube-scheduler's proposal for a pod, node by node, so that their eviction frees the
+// cards that the pod needs. It omits the nodes on which too few can be freed. It has no side effects: kube-scheduler chooses the node and
 // evicts the victims.
 func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error) {
 	switch {
+	case s.checkRequest(object, protocol.Pod(object)) != nil:
+		return nil, nil // No eviction helps.
 	case neverPreempts(object):
 		return nil, nil
 	case s.groups.incomplete(object):

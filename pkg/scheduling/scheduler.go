@@ -109,6 +109,7 @@ type Scheduler struct {
 	groups    *groups
 	free      *freeResources
 	explainer explainer
+	counts    counts
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
@@ -159,7 +160,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
-		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, free: s.free, synced: synced,
+		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, free: s.free, counts: &s.counts, synced: synced,
 	}
 }
 

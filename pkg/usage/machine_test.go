@@ -236,7 +236,8 @@ func checkAgreement(t *testing.T, report protocol.Usage) {
 	want := map[string]float64{"usage_timestamp_seconds ": float64(report.Time.UnixMilli()) / 1000}
 	for _, card := range report.Cards {
 		for by, bytes := range map[string]uint64{
-			"pods": card.Pods, "host": card.Host, "unresolved": card.Unresolved, "mps": card.MPS, "driver": card.Used - card.Pods - card.Host - card.Unresolved - card.MPS,
+			"pods": card.Pods, "host": card.Host, "mps": card.MPS, "unresolved": card.Unresolved,
+			"driver": card.Used - card.Pods - card.Host - card.MPS - card.Unresolved,
 		} {
 			want[fmt.Sprintf("card_memory_used_bytes %s %d", by, card.Index)] = float64(bytes)
 		}

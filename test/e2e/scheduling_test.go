@@ -53,7 +53,7 @@ func TestScheduling(t *testing.T) {
 		s.WantCard(pod, n1, 1)
 		assignment, err := protocol.ParseAssignment(pod.Annotations)
 		must(s, err)
-		if assignment.Request != 8138 || assignment.CardMemory != cardMiB || assignment.Assigned || assignment.AssumeTime.Before(pod.CreationTimestamp.Time) {
+		if assignment.Request != 8138 || assignment.Cards[0].Memory != cardMiB || assignment.Assigned || assignment.AssumeTime.Before(pod.CreationTimestamp.Time) {
 			s.Errorf("the annotations are %v", pod.Annotations)
 		}
 		s.WaitEvent("pod", "GPUCardAssumed", "card 1 of node "+n1, "8138 MiB of its 16276 MiB")
@@ -69,6 +69,30 @@ func TestScheduling(t *testing.T) {
 		}
 		s.Delete("n1-1")
 		s.WantCard(s.WaitBound("pending"), s.NodeName("n1"), 1)
+	})
+
+	play(t, c, "two cards for one pod, and a share of computing", func(s *scene) {
+		s.AddNodes(node("n1", cardMiB, cardMiB, cardMiB))
+		n1 := s.NodeName("n1")
+		s.WantCard(s.Place(s.Pod("one", 12207).Cores(80)), n1, 0)
+		two := s.Place(s.Pod("two", 8138).Cards(2).Cores(60)) // Card 0 has room for 4069 MiB, and none for 30%.
+		want := map[string]string{
+			protocol.AnnotationIndex: "1,2", protocol.AnnotationDevice: "16276,16276", protocol.AnnotationPod: "8138",
+			protocol.AnnotationAllocation: `{"0":{"1":4069,"2":4069}}`,
+		}
+		for key, value := range want {
+			if two.Annotations[key] != value {
+				s.Errorf("annotation %s is %q, want %q", key, two.Annotations[key], value)
+			}
+		}
+		s.CheckLedger()
+		s.Create(s.Pod("three", 3*4100).Cards(3), s.Pod("invalid", 4069).Cards(2), s.Pod("computing", 1024).Cores(90))
+		s.rejected("three", "1 too few GPU cards have enough free memory, though the node's cards together have")
+		s.rejected("invalid", "container main: aliyun.com/gpu-mem 4069 can't be divided evenly over 2 cards")
+		s.rejected("computing", "1 no GPU card has enough free memory and cores, though the node's cards together have")
+		s.Delete("one")
+		s.WaitBound("computing")
+		s.CheckLedger()
 	})
 
 	play(t, c, "a node that also has nvidia.com/gpu is rejected", func(s *scene) {
@@ -92,7 +116,7 @@ func TestScheduling(t *testing.T) {
 		s.WantCard(pod, n1, 1)
 		assignment, err := protocol.ParseAssignment(pod.Annotations)
 		must(s, err)
-		if assignment.Request != 12207 || assignment.CardMemory != cardMiB || assignment.Assigned || assignment.AssumeTime.Before(pod.CreationTimestamp.Time) {
+		if assignment.Request != 12207 || assignment.Cards[0].Memory != cardMiB || assignment.Assigned || assignment.AssumeTime.Before(pod.CreationTimestamp.Time) {
 			s.Errorf("the forged annotations became %v", pod.Annotations)
 		}
 		// Annotations that are forged after the bind have no effect either.

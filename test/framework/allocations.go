@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -104,16 +105,19 @@ func (c *Cluster) Allocations(ctx context.Context) (Allocations, error) {
 		if pod.Spec.NodeName == "" || memory == 0 || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			continue
 		}
-		index, err := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
-		if err != nil {
-			return nil, fmt.Errorf("pod %s/%s is on node %s without a card: %w", pod.Namespace, pod.Name, pod.Spec.NodeName, err)
+		indexes := strings.Split(pod.Annotations[protocol.AnnotationIndex], ",")
+		for _, text := range indexes {
+			index, err := strconv.Atoi(text)
+			if err != nil {
+				return nil, fmt.Errorf("pod %s/%s is on node %s without a card: %w", pod.Namespace, pod.Name, pod.Spec.NodeName, err)
+			}
+			card, ok := sum[pod.Spec.NodeName][index]
+			if !ok {
+				return nil, fmt.Errorf("pod %s/%s is on card %d of node %s, which has no such card", pod.Namespace, pod.Name, index, pod.Spec.NodeName)
+			}
+			card.Add(pod.Namespace, pod.Name, memory/int64(len(indexes)))
+			sum[pod.Spec.NodeName][index] = card
 		}
-		card, ok := sum[pod.Spec.NodeName][index]
-		if !ok {
-			return nil, fmt.Errorf("pod %s/%s is on card %d of node %s, which has no such card", pod.Namespace, pod.Name, index, pod.Spec.NodeName)
-		}
-		card.Add(pod.Namespace, pod.Name, memory)
-		sum[pod.Spec.NodeName][index] = card
 	}
 	return sum, nil
 }

@@ -98,6 +98,16 @@ func (p *PodWrapper) GPUMem(memory int64) *PodWrapper {
 	return p.Limit(protocol.ResourceMemory, memory)
 }
 
+// Cards sets the number of cards over which the pod's request is divided.
+func (p *PodWrapper) Cards(n int) *PodWrapper {
+	return p.Label(protocol.LabelCount, strconv.Itoa(n))
+}
+
+// Cores sets the computing that the first container requests, in percent of one card.
+func (p *PodWrapper) Cores(percent int64) *PodWrapper {
+	return p.Limit(protocol.ResourceCores, percent)
+}
+
 // WholeCards sets the number of whole cards (nvidia.com/gpu) that the first container requests.
 func (p *PodWrapper) WholeCards(n int64) *PodWrapper {
 	return p.Limit(protocol.ResourceWholeCard, n)

@@ -77,6 +77,30 @@ func memory(container int, amount string) fake.PodEdit {
 	}
 }
 
+// cards divides the pod's request over cards.
+func cards(n string) fake.PodEdit { return label(protocol.LabelCount, n) }
+
+// coresOf makes a container ask for computing.
+func coresOf(container int, percent string) fake.PodEdit {
+	return func(p *corev1.Pod) {
+		p.Spec.Containers[container].Resources.Limits[protocol.ResourceCores] = resource.MustParse(percent)
+	}
+}
+
+// inventoried returns a node with n cards of this size, and a change of its inventory.
+func inventoried(name string, memory gpu.Memory, n int, change func(*protocol.Inventory)) *corev1.Node {
+	inventory := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores}}
+	var sizes []int64
+	for i := range n {
+		sizes = append(sizes, int64(memory))
+		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: memory, NUMANode: gpu.NoNUMANode})
+	}
+	change(&inventory)
+	out := node(name, sizes...)
+	out.Annotations[protocol.AnnotationInventory], _ = inventory.Annotation()
+	return out
+}
+
 // initContainer adds an init container.
 func initContainer(name string, amount int64) fake.PodEdit {
 	return func(p *corev1.Pod) {
@@ -149,7 +173,7 @@ func edited(n *corev1.Node, change func(*corev1.Node)) *corev1.Node {
 // brokenCard returns a node whose card 1 has failed; the kubelet takes its memory out of allocatable.
 func brokenCard(name string, first, second int64) *corev1.Node {
 	n := node(name, first, second)
-	inventory := protocol.Inventory{Unit: gpu.MiB, Cards: []gpu.Card{
+	inventory := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores}, Cards: []gpu.Card{
 		{Index: 0, Memory: gpu.Memory(first), NUMANode: gpu.NoNUMANode},
 		{Index: 1, Memory: gpu.Memory(second), NUMANode: gpu.NoNUMANode, Unhealthy: "Xid 79"},
 	}}

@@ -4,6 +4,7 @@ package fake
 import (
 	"fmt"
 	"maps"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,13 +43,30 @@ func Edited(pod *corev1.Pod, edits ...PodEdit) *corev1.Pod {
 	return pod
 }
 
-// Bound binds the pod to the node, with the annotations of a card.
-func Bound(node string, card int) PodEdit {
+// Cards sets the number of cards over which the pod's request is divided.
+func Cards(n int) PodEdit {
+	return func(pod *corev1.Pod) { metav1.SetMetaDataLabel(&pod.ObjectMeta, protocol.LabelCount, strconv.Itoa(n)) }
+}
+
+// Cores makes the pod ask for computing, in percent of one card.
+func Cores(percent int64) PodEdit {
+	return func(pod *corev1.Pod) {
+		maps.Copy(pod.Spec.Containers[0].Resources.Limits, Amount(protocol.ResourceCores, percent))
+	}
+}
+
+// Bound binds the pod to the node, with the annotations of these cards.
+func Bound(node string, cards ...int) PodEdit {
 	return func(pod *corev1.Pod) {
 		On(node)(pod)
-		maps.Copy(annotations(pod), protocol.Assignment{
-			Card: card, Request: protocol.PodRequest(pod), AssumeTime: time.Unix(1, 0),
-		}.Annotations())
+		assignment := protocol.Assignment{Request: protocol.PodRequest(pod), AssumeTime: time.Unix(1, 0)}
+		for _, card := range cards {
+			assignment.Cards = append(assignment.Cards, protocol.AssignedCard{Index: card})
+		}
+		for i := range pod.Spec.Containers {
+			assignment.Containers = append(assignment.Containers, protocol.ContainerRequest(&pod.Spec.Containers[i]))
+		}
+		maps.Copy(annotations(pod), assignment.Annotations())
 	}
 }
 
@@ -115,7 +133,7 @@ func Amount(name corev1.ResourceName, n int64) corev1.ResourceList {
 
 // Node returns a node with cards of the given sizes in MiB, as the device plugin reports it. It allows 8 CPUs and 100 pods.
 func Node(name string, cards ...int64) *corev1.Node {
-	inventory, sum := protocol.Inventory{Unit: gpu.MiB}, int64(0)
+	inventory, sum := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores}}, int64(0)
 	for i, memory := range cards {
 		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: gpu.Memory(memory), NUMANode: gpu.NoNUMANode})
 		sum += memory
@@ -129,6 +147,7 @@ func Node(name string, cards ...int64) *corev1.Node {
 	}}
 	node.Status.Capacity = Amount(protocol.ResourceMemory, sum)
 	maps.Copy(node.Status.Capacity, Amount(protocol.ResourceCount, int64(len(cards))))
+	maps.Copy(node.Status.Capacity, Amount(protocol.ResourceCores, 100*int64(len(cards))))
 	maps.Copy(node.Status.Capacity, Amount(corev1.ResourceCPU, 8))
 	maps.Copy(node.Status.Capacity, Amount(corev1.ResourcePods, 100))
 	node.Status.Allocatable = node.Status.Capacity.DeepCopy()

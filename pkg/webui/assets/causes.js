@@ -10,6 +10,8 @@ const explanations = {
     "Check that the extender runs and that kube-scheduler's configuration has its address."],
   nominated: ["wait", "The pod is nominated to a node, and pods of lower priority are leaving it or have left.",
     "Wait. The pods that leave have a grace period."],
+  invalid_request: ["wrong", "No node can give the pod what it asks for, for example because its memory can't be divided evenly over its cards. The message names the container or the label.",
+    "Correct it on the template of the pods."],
   invalid_group: ["wrong", "The annotations or labels of the pod's group can't be read, or those of its pods contradict each other. The message names pod, key and value.",
     "Correct them on the template of the pods."],
   waits_for_group: ["wait", "The pod is a member of a group that is bound all together or not at all. The message says what the group waits for.",

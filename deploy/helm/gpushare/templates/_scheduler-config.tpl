@@ -58,4 +58,6 @@ extenders:
       # Only pods that request these resources reach the extender. The scheduler itself still checks the node's sum.
       - name: aliyun.com/gpu-mem
         ignoredByScheduler: false
+      - name: aliyun.com/gpu-core.percentage
+        ignoredByScheduler: false
 {{- end }}

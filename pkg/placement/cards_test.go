@@ -1,0 +1,235 @@
+package placement
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// shared returns cards of 16 units each, with these amounts of memory and cores free.
+func shared(amounts ...[2]int) []Card {
+	cards := make([]Card, len(amounts))
+	for i, amount := range amounts {
+		cards[i] = Card{Index: i, Memory: 16, Used: gpu.Memory(16 - amount[0]), UsedCores: gpu.Cores(100 - amount[1])}
+	}
+	return cards
+}
+
+// linked returns the cards with these NVLink groups.
+func linked(cards []Card, groups ...uint8) []Card {
+	for i, group := range groups {
+		cards[i].Links.NVLink = group
+	}
+	return cards
+}
+
+func TestPlaceSeveral(t *testing.T) {
+	memory := func(free ...int) (cards []Card) {
+		for _, amount := range free {
+			cards = append(cards, shared([2]int{amount, 100})...)
+			cards[len(cards)-1].Index = len(cards) - 1
+		}
+		return cards
+	}
+	for name, tc := range map[string]struct {
+		policy Policy
+		cards  []Card
+		demand gpu.Demand
+		want   []int
+		reason Reason
+	}{
+		"binpack: the two fullest that fit":         {Binpack, memory(16, 4, 8, 3, 10), gpu.Demand{Cards: 2, Memory: 4}, []int{1, 2}, Fits},
+		"spread: the two emptiest":                  {Spread, memory(16, 4, 8, 3, 10), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 4}, Fits},
+		"all cards":                                 {Binpack, memory(16, 4, 8), gpu.Demand{Cards: 3, Memory: 4}, []int{0, 1, 2}, Fits},
+		"one card has room, the sum has":            {Binpack, memory(16, 4, 4), gpu.Demand{Cards: 2, Memory: 8}, nil, Fragmented},
+		"one card has room, and there is no more":   {Binpack, memory(10, 0, 0), gpu.Demand{Cards: 2, Memory: 8}, nil, Full},
+		"too few cards":                             {Binpack, memory(16, 16), gpu.Demand{Cards: 3, Memory: 1}, nil, TooLarge},
+		"too few healthy cards":                     {Binpack, unhealthy(1, memory(16, 16)), gpu.Demand{Cards: 2, Memory: 1}, nil, Unhealthy},
+		"an unhealthy card is skipped":              {Binpack, unhealthy(1, memory(16, 4, 16)), gpu.Demand{Cards: 2, Memory: 1}, []int{0, 2}, Fits},
+		"cores: the card that has them":             {Binpack, shared([2]int{4, 20}, [2]int{16, 60}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, []int{1}, Fits},
+		"cores: none has them, the sum has":         {Binpack, shared([2]int{16, 20}, [2]int{16, 20}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, nil, Fragmented},
+		"cores: memory here, cores there":           {Binpack, shared([2]int{16, 20}, [2]int{2, 100}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, nil, Fragmented},
+		"cores: used up":                            {Binpack, shared([2]int{16, 10}, [2]int{16, 10}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, nil, Full},
+		"more cores than a card has":                {Binpack, shared([2]int{16, 100}, [2]int{16, 100}), gpu.Demand{Cards: 1, Memory: 4, Cores: 101}, nil, TooLarge},
+		"binpack: a card whose cores are scarcer":   {Binpack, shared([2]int{8, 100}, [2]int{16, 25}), gpu.Demand{Cards: 1, Memory: 4}, []int{1}, Fits},
+		"spread: the other one":                     {Spread, shared([2]int{8, 100}, [2]int{16, 25}), gpu.Demand{Cards: 1, Memory: 4}, []int{0}, Fits},
+		"over-full cores":                           {Binpack, []Card{{Memory: 16, UsedCores: 130}}, gpu.Demand{Cards: 1, Memory: 4, Cores: 1}, nil, Full},
+		"over-full cores don't matter without":      {Binpack, []Card{{Memory: 16, UsedCores: 130}}, gpu.Demand{Cards: 1, Memory: 4}, []int{0}, Fits},
+		"equally packed cards: the connected ones":  {Binpack, linked(memory(16, 16, 16, 16), 0, 1, 2, 1), gpu.Demand{Cards: 2, Memory: 4}, []int{1, 3}, Fits},
+		"connections don't outweigh the policy":     {Binpack, linked(memory(16, 16, 16, 8), 1, 1, 2, 2), gpu.Demand{Cards: 2, Memory: 4}, []int{2, 3}, Fits},
+		"no connections: the lowest indexes":        {Spread, memory(16, 16, 16, 16), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 1}, Fits},
+		"equal connections: the lowest indexes":     {Spread, linked(memory(16, 16, 16, 16), 1, 2, 2, 1), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 3}, Fits},
+		"memory that a multiplication would exceed": {Binpack, []Card{{Memory: 1 << 62, UsedCores: 50}, {Index: 1, Memory: 1 << 60}}, gpu.Demand{Cards: 1, Memory: 1}, []int{1}, Fits},
+	} {
+		got, reason := Place(tc.policy, tc.cards, tc.demand)
+		var want gpu.Placement
+		if tc.want != nil {
+			want = tc.demand.On(tc.want...)
+		}
+		if diff := cmp.Diff(want, got); diff != "" || reason != tc.reason {
+			t.Errorf("%s: %q, want %q (-want +got):\n%s", name, reason, tc.reason, diff)
+		}
+		if _, suited := suit(tc.policy, Spread, tc.cards, tc.demand); suited != tc.reason || Fit(tc.cards, tc.demand) != tc.reason {
+			t.Errorf("%s: Suit returns %q, Fit %q, want %q", name, suited, Fit(tc.cards, tc.demand), tc.reason)
+		}
+	}
+}
+
+// TestPlaceBruteForce compares Place with a search of all sets of cards: the policy's order counts first, then the index, except
+// that of equally packed cards the connections decide.
+func TestPlaceBruteForce(t *testing.T) {
+	random, ties := rand.New(rand.NewPCG(3, 4)), 0
+	for range 3000 {
+		cards := make([]Card, 1+random.IntN(8))
+		byNVLink := random.IntN(2) == 0
+		for i := range cards {
+			pciSwitch := uint8(random.IntN(4))
+			cards[i] = Card{
+				Index: i, Memory: 8, Used: gpu.Memory(random.IntN(3)), UsedCores: gpu.Cores(40 * random.IntN(2)), Unhealthy: random.IntN(9) == 0,
+				Links: Links{PCIeSwitch: 1 + pciSwitch, NUMANode: 1 + pciSwitch/2},
+			}
+			if byNVLink {
+				cards[i].Links.NVLink = pciSwitch / 2
+			}
+		}
+		random.Shuffle(len(cards), func(i, j int) { cards[i], cards[j] = cards[j], cards[i] })
+		demand := gpu.Demand{Cards: 1 + random.IntN(4), Memory: gpu.Memory(1 + random.IntN(8)), Cores: gpu.Cores(30 * random.IntN(3))}
+		policy := policies[random.IntN(len(policies))]
+		got, reason := Place(policy, cards, demand)
+		sets := equallyPacked(policy, cards, demand)
+		if (reason == Fits) != (len(sets) > 0) {
+			t.Fatalf("%v in %+v: %s, the search finds %v", demand, cards, reason, sets)
+		}
+		if len(sets) == 0 {
+			continue
+		}
+		if len(sets) > 1 {
+			ties++
+		}
+		values := map[string]int{} // By the cards.
+		for _, set := range sets {
+			var indexes []int
+			value := 0
+			for i, c := range set {
+				indexes = append(indexes, c.Index)
+				for _, other := range set[:i] {
+					value += c.Links.to(other.Links)
+				}
+			}
+			slices.Sort(indexes)
+			values[demand.On(indexes...).String()] = value
+		}
+		value, known := values[got.String()]
+		if best := slices.Max(slices.Collect(maps.Values(values))); !known || value != best || !slices.IsSortedFunc(got, func(a, b gpu.Share) int { return a.Card - b.Card }) {
+			t.Fatalf("%s places %v in %+v on %v, the search on one of %v", policy, demand, cards, got, values)
+		}
+	}
+	if ties < 100 {
+		t.Errorf("connections decided only %d times", ties)
+	}
+}
+
+// equallyPacked returns the set of cards that the policy prefers, and those that differ from it only by cards that are packed like
+// the last one in the policy's order.
+func equallyPacked(policy Policy, cards []Card, demand gpu.Demand) (sets [][]*Card) {
+	var fitting []*Card
+	for i := range cards {
+		if c := &cards[i]; !c.Unhealthy && c.Memory-c.Used >= demand.Memory && 100-c.UsedCores >= demand.Cores {
+			fitting = append(fitting, c)
+		}
+	}
+	if len(fitting) < demand.Cards {
+		return nil
+	}
+	slices.SortFunc(fitting, func(a, b *Card) int {
+		if policy.better(a, b) || !policy.better(b, a) && a.Index < b.Index {
+			return -1
+		}
+		return 1
+	})
+	last := fitting[demand.Cards-1]
+	asLast := func(c *Card) bool {
+		return c.Memory == last.Memory && c.Used == last.Used && c.UsedCores == last.UsedCores
+	}
+	for bits := range 1 << len(fitting) {
+		var set []*Card
+		for i, c := range fitting {
+			if chosen := bits>>i&1 == 1; chosen {
+				set = append(set, c)
+			}
+			if chosen := bits>>i&1 == 1; !asLast(c) && chosen != (i < demand.Cards) {
+				set = nil
+				break
+			}
+		}
+		if len(set) == demand.Cards {
+			sets = append(sets, set)
+		}
+	}
+	return sets
+}
+
+func TestLinks(t *testing.T) {
+	card := func(nvlink, pciSwitch, numa int) Links {
+		return NewCard(gpu.Card{NVLink: nvlink, PCIeSwitch: pciSwitch, NUMANode: numa}, 0).Links
+	}
+	for name, tc := range map[string]struct {
+		a, b Links
+		want int
+	}{
+		"NVLink":                        {card(1, 1, 0), card(1, 2, 1), sameNVLink},
+		"a PCIe switch":                 {card(1, 1, 0), card(2, 1, 0), samePCIeSwitch},
+		"NUMA node 0":                   {card(0, 0, 0), card(0, 0, 0), sameNUMANode},
+		"nothing known":                 {card(0, 0, gpu.NoNUMANode), card(0, 0, gpu.NoNUMANode), 0},
+		"different everything":          {card(1, 1, 0), card(2, 2, 1), 0},
+		"numbers that no machine has":   {card(256, 512, 255), card(256, 512, 255), 0},
+		"numbers that are equal by 256": {card(1, 1, 0), card(257, 257, 256), 0},
+	} {
+		if got := tc.a.to(tc.b); got != tc.want || tc.b.to(tc.a) != tc.want {
+			t.Errorf("%s: %d, want %d", name, got, tc.want)
+		}
+	}
+}
+
+func TestTextFor(t *testing.T) {
+	cores, cards := gpu.Demand{Cards: 1, Memory: 1, Cores: 5}, gpu.Demand{Cards: 2, Memory: 1}
+	both := gpu.Demand{Cards: 2, Memory: 1, Cores: 5}
+	for text, demands := range map[string]map[Reason][]gpu.Demand{
+		"no GPU card has enough free memory and cores":                                               {Full: {cores}},
+		"too few GPU cards have enough free memory":                                                  {Full: {cards}},
+		"too few GPU cards have enough free memory and cores":                                        {Full: {both}},
+		"no GPU card has enough free memory and cores, though the node's cards together have":        {Fragmented: {cores}},
+		"too few GPU cards have enough free memory, though the node's cards together have":           {Fragmented: {cards}},
+		"too few GPU cards have enough free memory and cores, though the node's cards together have": {Fragmented: {both}},
+		"too few of the GPU cards that are large enough are healthy":                                 {Unhealthy: {cards, both}},
+		"the pod asks for more GPU cards than the node has that are large enough":                    {TooLarge: {cards, both}},
+		"the pod asks for more GPU memory than any card of the node has":                             {TooLarge: {units(1), cores}},
+		"the node shares no GPU memory":                                                              {NotShared: {units(1), cores, cards, both}},
+	} {
+		if !IsText(text) {
+			t.Errorf("%q isn't known as a text", text)
+		}
+		for reason, demands := range demands {
+			for _, demand := range demands {
+				if got := reason.TextFor(demand, "default/train"); got != text || !slices.Contains(reason.AllTexts(), text) {
+					t.Errorf("%v: got %q, want %q", demand, got, text)
+				}
+			}
+		}
+	}
+}
+
+func BenchmarkSuitSeveral(b *testing.B) {
+	cards := linked(full(), 1, 1, 1, 1, 2, 2, 2, 2)
+	totals := Sum(cards)
+	demand := gpu.Demand{Cards: 4, Memory: 900}
+	b.ReportAllocs()
+	for b.Loop() {
+		Suit(&Binpack, &Binpack, cards, &totals, &demand)
+	}
+}

@@ -1,0 +1,236 @@
+package scheduling
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/binding"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// inventoried returns a node with two cards of 16 and a change of its inventory.
+func inventoried(t *testing.T, name string, change func(*protocol.Inventory)) *corev1.Node {
+	t.Helper()
+	node := fake.Node(name, 16, 16)
+	inventory, err := protocol.ParseInventory(node.Annotations)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(&inventory)
+	if node.Annotations[protocol.AnnotationInventory], err = inventory.Annotation(); err != nil {
+		t.Fatal(err)
+	}
+	return node
+}
+
+// Filter gives each node the reason that keeps a pod with several cards or with cores off it.
+func TestFilterCards(t *testing.T) {
+	f := start(t, Options{},
+		fake.Node("fits", 16, 16, 16), fake.Node("one-card", 16),
+		fake.Node("one-free", 16, 16), fake.Pod("a", 14, fake.Bound("one-free", 0)),
+		fake.Node("cores", 16, 16), fake.Pod("b", 2, fake.Cores(80), fake.Bound("cores", 0)), fake.Pod("c", 2, fake.Cores(70), fake.Bound("cores", 1)),
+		inventoried(t, "old", func(i *protocol.Inventory) { i.Features = nil }),
+		inventoried(t, "mps", func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS }),
+	)
+	nodes := []string{"fits", "one-card", "one-free", "cores", "old", "mps"}
+	const fits = placement.Fits
+	for name, test := range map[string]struct {
+		pod  *corev1.Pod
+		want []placement.Reason
+	}{
+		"one card": {fake.Pod("one", 8), []placement.Reason{fits, fits, fits, fits, fits, fits}},
+		"two cards": {fake.Pod("two", 16, fake.Cards(2)), []placement.Reason{
+			fits, placement.TooLarge, placement.Fragmented, fits, placement.OldForCards, placement.OneCardOnly,
+		}},
+		"cores of one card": {fake.Pod("cores", 8, fake.Cores(40)), []placement.Reason{
+			fits, fits, fits, placement.Fragmented, placement.OldForCores, fits,
+		}},
+		"cores of two cards": {fake.Pod("both", 8, fake.Cards(2), fake.Cores(60)), []placement.Reason{
+			fits, placement.TooLarge, placement.Fragmented, placement.Full, placement.OldForCards, placement.OneCardOnly,
+		}},
+	} {
+		if diff := cmp.Diff(test.want, f.filter(test.pod, nodes...).Reasons); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// A pod that no node can give what it asks for is rejected on all nodes, and no eviction is tried for it. Package protocol tests
+// which requests are invalid.
+func TestInvalidRequest(t *testing.T) {
+	const want = "container main: aliyun.com/gpu-mem 7 can't be divided evenly over 2 cards"
+	pod := fake.Pod("p", 7, fake.Cards(2), fake.Priority(5))
+	f := start(t, Options{EvictFragmented: true}, fake.Node("n1", 16, 16), fake.Pod("a", 1, fake.Bound("n1", 0)), pod)
+	if result := f.filter(pod, "n1"); result.Message != want || len(result.Passed) > 0 || result.Reasons != nil {
+		t.Errorf("filter: %+v", result)
+	}
+	victims := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}}
+	if got, err := f.Preempt(t.Context(), pod, victims); len(got) > 0 || err != nil {
+		t.Errorf("preempt: %v, %v", got, err)
+	}
+	if err := f.bind(pod); err == nil || err.Error() != want || f.observer.Count("bind "+string(binding.InvalidRequest)) != 1 {
+		t.Errorf("bind: %v", err)
+	}
+	f.want(pod, "none")
+}
+
+// The number of cards is the one that filter saw first, whatever the label says later.
+func TestCountIsFixed(t *testing.T) {
+	pod := fake.Pod("p", 12, fake.Cards(2))
+	f := start(t, Options{}, fake.Node("n1", 16, 16, 16), pod)
+	f.filter(pod, "n1")
+	changed := fake.Edited(pod, fake.Cards(3))
+	f.server.Set(changed)
+	f.publish(changed)
+	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Cards == 3 })
+	const want = "label aliyun.com/gpu-count of the pod has changed since kube-scheduler first tried it: it asked for 2 and now asks for 3; set it back, or create the pod again"
+	if err := f.bind(changed); !errors.Is(err, errCountChanged) || err.Error() != want || f.observer.Count("bind "+string(binding.InvalidRequest)) != 1 {
+		t.Errorf("bind: %v", err)
+	}
+	if result := f.filter(changed, "n1"); result.Message != want {
+		t.Errorf("filter: %+v", result)
+	}
+	f.want(pod, "none")
+
+	f.server.Set(pod)
+	f.publish(pod)
+	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Cards == 2 })
+	if err := f.bind(pod); err != nil {
+		t.Errorf("bind with the first number: %v", err)
+	}
+	f.want(pod, "bound n1 cards 0, 1")
+	f.publish(pod)
+	f.await("the number to be forgotten", func() bool { return f.counts.check(gpu.Pod{UID: "uid-p", Cards: 9}) == nil })
+
+	for i := range maxCounts + 1 { // Requests for pods that don't exist take no more memory.
+		if err := f.counts.fix(gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(f.counts.pods); n != maxCounts {
+		t.Errorf("%d pods are remembered", n)
+	}
+}
+
+// Bind writes all cards of the pod. An extender that starts later has the same allocations, in both dimensions.
+func TestBindCards(t *testing.T) {
+	pod := fake.Pod("p", 8, fake.Cards(2), fake.Cores(60), func(pod *corev1.Pod) {
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{
+			Name: "side", Resources: corev1.ResourceRequirements{Limits: fake.Amount(protocol.ResourceMemory, 4)},
+		})
+	})
+	other := fake.Pod("other", 3, fake.Cores(10), fake.Bound("n1", 1))
+	forged := fake.Pod("forged", 6, fake.Cards(2), fake.Bound("n2", 0, 1), fake.Annotation(protocol.AnnotationAllocation, `{"0":{"0":1,"1":1}}`))
+	objects := []runtime.Object{fake.Node("n1", 16, 24, 16), fake.Node("n2", 16, 16), other, forged}
+	f := start(t, Options{}, append(objects, pod)...)
+	if err := f.bind(pod); err != nil {
+		t.Fatal(err)
+	}
+	f.wantEvent("Normal GPUCardAssumed Assumed GPU cards 0, 2 of node n1: 12 MiB in total")
+	want := map[string]string{
+		"ALIYUN_COM_GPU_MEM_IDX": "0,2", "ALIYUN_COM_GPU_MEM_DEV": "16,16", "ALIYUN_COM_GPU_MEM_POD": "12", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+		"ALIYUN_COM_GPU_MEM_ASSUME_TIME":          fmt.Sprint(begin.UnixNano()),
+		"scheduler.framework.gpushare.allocation": `{"0":{"0":4,"2":4},"1":{"0":2,"2":2}}`,
+	}
+	bound := f.server.Get(pod)
+	if diff := cmp.Diff(want, bound.Annotations); diff != "" {
+		t.Errorf("annotations (-want +got):\n%s", diff)
+	}
+
+	restarted := start(t, Options{}, append(objects, bound)...)
+	wantShares := gpu.Placement{{Card: 0, Memory: 6, Cores: 30}, {Card: 2, Memory: 6, Cores: 30}}
+	for name, s := range map[string]*fixture{"the extender that bound it": f, "one that starts later": restarted} {
+		s.awaitAllocation(pod, "bound n1 cards 0, 2")
+		_, allocation, _ := s.ledger.Lookup("uid-p")
+		node, _ := s.ledger.Node("n1")
+		if diff := cmp.Diff(wantShares, allocation.Placement); diff != "" {
+			t.Errorf("%s: shares (-want +got):\n%s", name, diff)
+		}
+		if !slices.Equal(node.Used, []gpu.Memory{6, 3, 6}) || !slices.Equal(node.UsedCores, []gpu.Cores{30, 10, 30}) {
+			t.Errorf("%s: %v and %v are used", name, node.Used, node.UsedCores)
+		}
+		if _, allocation, _ = s.ledger.Lookup("uid-forged"); !allocation.Presumed || len(allocation.Placement) != 2 || allocation.Placement.Total() != 6 {
+			t.Errorf("%s: annotations that don't add up to the spec: %+v", name, allocation)
+		}
+	}
+}
+
+// Two pods that are filtered at the same time don't choose the same cards.
+func TestTentativeCards(t *testing.T) {
+	f := start(t, Options{FilterBest: 1}, fake.Node("n1", 16, 16, 16), fake.Node("n2", 16, 16))
+	first, second := fake.Pod("first", 32, fake.Cards(2)), fake.Pod("second", 32, fake.Cards(2))
+	if got := f.filter(first, "n1", "n2").Names(); !slices.Equal(got, []string{"n2"}) {
+		t.Errorf("the first pod: %q", got)
+	}
+	if got := f.filter(second, "n1", "n2").Names(); !slices.Equal(got, []string{"n1"}) {
+		t.Errorf("the second pod: %q", got)
+	}
+}
+
+// The victims free all cards of one set.
+func TestPreemptCards(t *testing.T) {
+	f := start(t, Options{}, fake.Node("n1", 16, 16, 16),
+		fake.Pod("a", 9, fake.Bound("n1", 0)), fake.Pod("b", 10, fake.Bound("n1", 1)), fake.Pod("c", 11, fake.Bound("n1", 2), fake.Priority(1)))
+	got, err := f.Preempt(t.Context(), fake.Pod("p", 32, fake.Cards(2), fake.Priority(5)), map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-c"}}})
+	want := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a", "uid-b"}}}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+// The members of a group with two cards each are placed together, or not at all.
+func TestGroupOfSeveralCards(t *testing.T) {
+	for name, test := range map[string]struct {
+		// other is the memory of a pod on one of the two cards.
+		other int64
+		want  int
+	}{
+		"there is room for both members": {8, 2}, "there is room for one": {9, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pods := []*corev1.Pod{member(2, 0, fake.Cards(2)), member(2, 1, fake.Cards(2))}
+			g := startGroups(t, GangOptions{}, pods[0], pods[1], fake.Pod("other", test.other, fake.Bound("n1", 0)))
+			g.awaitState(gang.PhasePending)
+			g.filter(pods[0], "n1")
+			g.filter(pods[1], "n1")
+			placed := 0
+			for _, pod := range pods {
+				if _, allocation, ok := g.ledger.Lookup(gpu.PodUID(pod.UID)); ok && len(allocation.Placement) == 2 {
+					placed++
+				}
+			}
+			if placed != test.want {
+				t.Errorf("%d members have a place, want %d", placed, test.want)
+			}
+		})
+	}
+}
+
+// A pod for two cards is requeued when the second one comes free, not before.
+func TestRequeueCards(t *testing.T) {
+	pod := fake.Pod("p", 16, fake.Cards(2))
+	a, b := fake.Pod("a", 16, fake.Bound("n1", 0)), fake.Pod("b", 16, fake.Bound("n1", 1))
+	f := start(t, Options{}, fake.Node("n1", 16, 16), a, b, pod)
+	f.filter(pod, "n1")
+	f.server.Remove(a)
+	f.publishGone(a)
+	f.awaitAllocation(a, "none")
+	f.requeue.Requeue(t.Context())
+	if got := f.requeued(); len(got) > 0 {
+		t.Errorf("requeued by %v", got)
+	}
+	f.server.Remove(b)
+	f.publishGone(b)
+	f.pass("the requeue", func() bool { return len(f.requeued()) == 1 })
+}

@@ -1,0 +1,80 @@
+package scheduling
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// errCountChanged rejects a pod whose number of cards has changed since filter first saw the pod. It is the number for which the
+// nodes were filtered, and for which the places of the pod's group are planned.
+var errCountChanged = errors.New("label " + protocol.LabelCount + " of the pod has changed since kube-scheduler first tried it")
+
+// checkRequest returns why no node can give the pod what it asks for; nil if one can. The pod's number of cards is fixed at the
+// first call.
+func (s *Scheduler) checkRequest(object *corev1.Pod, pod gpu.Pod) error {
+	if err := protocol.CheckRequest(object); err != nil {
+		return err
+	}
+	if pod.Request == 0 {
+		return nil
+	}
+	return s.counts.fix(pod)
+}
+
+// counts are the numbers of cards of pending pods, as filter first saw them. mu guards pods. The zero value is ready for use.
+type counts struct {
+	mu   sync.Mutex
+	pods map[gpu.PodUID]int
+}
+
+// maxCounts limits the pods that are remembered, so that requests for pods that do not exist cannot exhaust memory. It is far above
+// the number of pending pods in a large cluster.
+const maxCounts = 100_000
+
+// fix remembers the pod's number of cards. It returns an error if it has remembered another one.
+func (c *counts) fix(pod gpu.Pod) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, known := c.pods[pod.UID]; known {
+		return c.compare(pod)
+	}
+	if c.pods == nil {
+		c.pods = map[gpu.PodUID]int{}
+	}
+	if len(c.pods) >= maxCounts {
+		for uid := range c.pods {
+			delete(c.pods, uid) // Any of them: with so many, most are not pending pods.
+			break
+		}
+	}
+	c.pods[pod.UID] = pod.NumCards()
+	return nil
+}
+
+// check returns an error if another number of cards is remembered for the pod.
+func (c *counts) check(pod gpu.Pod) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.compare(pod)
+}
+
+// compare is check for callers that hold the lock.
+func (c *counts) compare(pod gpu.Pod) error {
+	if fixed, known := c.pods[pod.UID]; known && fixed != pod.NumCards() {
+		return fmt.Errorf("%w: it asked for %d and now asks for %d; set it back, or create the pod again", errCountChanged, fixed, pod.NumCards())
+	}
+	return nil
+}
+
+// forget removes a pod that is no longer pending.
+func (c *counts) forget(uid gpu.PodUID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.pods, uid)
+}
