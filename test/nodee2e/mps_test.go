@@ -192,7 +192,7 @@ func (m *mpsNode) onCard(s *scenario, card int) (ids []string) {
 
 // testDaemonKilled: the containers of the daemon's card start again, with their limits. Those of the other card notice nothing.
 func (m *mpsNode) testDaemonKilled(s *scenario) {
-	m.create(s, s.pod(8), s.pod(7), s.pod(9), s.pod(6))
+	m.create(s, s.pods(4, 5)...) // Three fill a card, in whatever order they come.
 	m.waitPrograms(s)
 	before, others := m.onCard(s, 0), m.onCard(s, 1)
 	m.expectRestarts(s, 0)
