@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"maps"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,9 +25,7 @@ func counted(label string, containers ...corev1.Container) *corev1.Pod {
 func wants(name, memory, cores string) corev1.Container {
 	limits := corev1.ResourceList{}
 	for resource, amount := range map[corev1.ResourceName]string{ResourceMemory: memory, ResourceCores: cores} {
-		for name, quantity := range list(resource, amount) {
-			limits[name] = quantity
-		}
+		maps.Copy(limits, list(resource, amount))
 	}
 	return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Limits: limits}}
 }
