@@ -69,6 +69,7 @@ func (p *apiPod) live() bool { return p.bound() && !p.info.Ended }
 // podSpec is what doesn't change of a pod.
 type podSpec struct {
 	memory   int64
+	twoCards bool
 	cpu      int64
 	priority int32
 	// zone is the only zone in which the pod may run; empty for any.
@@ -212,7 +213,7 @@ func (a *apiServer) create(name string, spec podSpec, controller string, j *job,
 	if spec.memory > 0 {
 		limits[protocol.ResourceMemory] = quantity(spec.memory)
 	}
-	if spec.memory%2 == 0 && a.serial%5 == 0 { // A part of the pods asks for two cards.
+	if spec.twoCards {
 		object.Labels = map[string]string{protocol.LabelCount: "2"}
 	}
 	if spec.cpu > 0 {

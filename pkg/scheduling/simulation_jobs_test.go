@@ -176,6 +176,8 @@ func (w *world) randomJob() {
 			spec.memory, spec.cpu = 0, 1+int64(w.random.IntN(4))
 		case w.chance(0.3):
 			spec.memory = 1 + int64(w.random.IntN(16))
+		case spec.memory%2 == 0:
+			spec.twoCards = w.chance(0.2)
 		}
 		w.single(name, spec)
 		return
@@ -189,6 +191,7 @@ func (w *world) randomJob() {
 	spec.group, spec.size = name, size
 	for i := range count {
 		member, controller := spec, "a"
+		member.twoCards = w.chance(0.2)
 		j.specs, j.controllers = append(j.specs, member), append(j.controllers, controller)
 		if i > 0 && w.chance(0.05) {
 			j.specs[i].cpu++ // Another template.
