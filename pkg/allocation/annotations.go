@@ -33,6 +33,9 @@ func DueAnnotations(pod *Pod, given PodAllocations) (annotations map[string]any,
 		for key, value := range right.Annotations() {
 			annotations[key] = value
 		}
+		if len(lasting.Cards) == 1 && len(pod.Assignment.Cards) > 1 {
+			annotations[protocol.AnnotationAllocation] = nil // It is for pods with several cards only.
+		}
 		if pod.HasAssumeTime {
 			delete(annotations, protocol.AnnotationAssumeTime)
 		}

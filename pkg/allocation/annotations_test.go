@@ -113,6 +113,10 @@ func TestDueAnnotations(t *testing.T) {
 				protocol.AnnotationAllocation: `{"0":{"0":2,"2":2}}`,
 			},
 		},
+		"one card in place of several": {
+			pod: newPod("a", main(4), assumedOn(0, 1), assigned), given: PodAllocations{"main": onCard(0)}, repair: true,
+			want: map[string]any{"IDX": "0", "POD": "4", "DEV": "16", protocol.AnnotationAllocation: nil},
+		},
 		"the annotated cards, of which the pod has several": {
 			pod: newPod("a", main(4), assumedOn(0, 1), assigned), given: PodAllocations{"main": onCards([]int{0, 1})},
 		},

@@ -51,7 +51,7 @@ func (s *Snapshot) selectCards(d Decision) Decision {
 // selectOther selects cards for a pod that can't have the expected ones, or for which none are expected.
 func (s *Snapshot) selectOther(d Decision, expected []int) Decision {
 	pod := d.Pod
-	if pod.Invalid != nil {
+	if pod.Invalid != nil && len(expected) == 0 {
 		return d.reject(RefusedInvalid, "pod %s: %v", pod, pod.Invalid)
 	}
 	demand := pod.Demand()

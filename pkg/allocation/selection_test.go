@@ -293,6 +293,11 @@ func TestSelectSeveralCards(t *testing.T) {
 			pod:    newPod("a", main(3), func(pod *Pod) { pod.Invalid = errors.New("container main: 3 can't be divided") }),
 			result: RefusedInvalid, text: "pod default/a: container main: 3 can't be divided",
 		},
+		"a label that became invalid after the bind, and one of the annotated cards has no room": {
+			pod:    newPod("a", main(24), assumedOn(0, 1), func(pod *Pod) { pod.Invalid = errors.New("label: not a number") }),
+			others: []Pod{newPod("b", main(6))}, given: Allocations{"uid-b": {"main": holding(0, 6)}},
+			want: []int{1, 2}, result: ResultMoved,
+		},
 		"a container that runs with other cards than the rest of its pod holds both": {
 			pod:    newPod("a", main(20), assumedOn(0, 1)),
 			others: []Pod{newPod("b", container("x", 8), container("y", 8), assumedOn(1, 2), running)},

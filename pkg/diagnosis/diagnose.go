@@ -135,11 +135,11 @@ type rule struct {
 // kube-scheduler tries the pod at all, then its group, then what kube-scheduler says. A pod for which none matches has the
 // reason that nodes and cards give.
 var rules = []rule{
-	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil }, func(c *podCase) string {
-		return "the pod is held back by its scheduling gates: " + strings.Join(c.Gates, ", ")
-	}},
 	{InvalidRequest, func(c *podCase) bool { return c.RequestError != "" }, func(c *podCase) string {
 		return "no node can give the pod what it asks for: " + c.RequestError
+	}},
+	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil }, func(c *podCase) string {
+		return "the pod is held back by its scheduling gates: " + strings.Join(c.Gates, ", ")
 	}},
 	{InvalidGroup, func(c *podCase) bool { return c.wait.invalid() }, func(c *podCase) string { return c.wait.String() }},
 	{Nominated, func(c *podCase) bool { return c.nominated && !c.callFailed() }, (*podCase).nominatedText},

@@ -63,6 +63,9 @@ func condition(reason, message string) func(*corev1.Pod) {
 	}
 }
 
+// overTwo has the pod ask for two cards.
+func overTwo(p *corev1.Pod) { p.Labels = map[string]string{protocol.LabelCount: "2"} }
+
 func gated(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }
 
 func node(name string, unit gpu.Unit, cards ...placement.Card) Node {
@@ -104,6 +107,7 @@ func TestDiagnose(t *testing.T) {
 		{"and tolerated", pod(13, required(named("tainted")), tolerant), Fits},
 		{"too large for the usable nodes", pod(9000), TooLarge},
 		{"gated", pod(12, onto("a"), gated), Gated},
+		{"gated, with an invalid request", pod(13, gated, overTwo), InvalidRequest},
 		{"nominated, and a pod of lower priority is terminating", pod(12, onto("a"), nominated("a", 4)), Nominated},
 		{"nominated, and only pods of higher priority are terminating", pod(12, onto("a"), nominated("a", 3)), Fragmented},
 		{"nominated, and no pod is terminating", pod(9000, nominated("b", 9)), TooLarge},

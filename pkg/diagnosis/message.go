@@ -47,24 +47,31 @@ func rejectionIn(message string) (rejection, bool) {
 	unexplained, _ := strconv.Atoi(match[1])
 	text := match[2]
 	var others []string
+	short := map[string]int{}
 	counts := nodesBefore.FindAllStringSubmatchIndex(text, -1)
 	for i, at := range counts {
 		end := len(text)
 		if i+1 < len(counts) {
 			end = counts[i+1][0]
 		}
-		// No node has two of these reasons: the extender isn't called for a node that lacks GPU memory in sum.
-		if nodes, _ := strconv.Atoi(text[at[2]:at[3]]); aboutMemory(text[at[1]:end]) || checkedHere(text[at[1]:end]) {
+		// No node has two of these reasons, except that one can lack both memory and cores: the extender isn't called for it.
+		nodes, _ := strconv.Atoi(text[at[2]:at[3]])
+		switch reason := text[at[1]:end]; {
+		case reason == InsufficientMemory, reason == InsufficientCores:
+			short[reason] = nodes
+		case aboutMemory(reason), checkedHere(reason):
 			unexplained -= nodes
-		} else {
+		default:
 			others = append(others, text[at[2]:end])
 		}
 	}
+	// As many nodes as possible lack both, so that no node's other reason is left out.
+	unexplained -= max(short[InsufficientMemory], short[InsufficientCores])
 	switch {
-	case unexplained <= 0 && len(counts) > 0: // A node that lacks GPU memory can have other reasons too.
-		return rejection{text: text}, true
-	case len(others) == 0:
+	case len(counts) == 0:
 		return rejection{text, text}, true
+	case unexplained <= 0 || len(others) == 0: // A node that lacks GPU memory can have other reasons too.
+		return rejection{text: text}, true
 	}
 	return rejection{text, strings.Join(others, ", ")}, true
 }

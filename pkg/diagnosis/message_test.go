@@ -20,6 +20,13 @@ func TestRejectionIn(t *testing.T) {
 		// Two nodes lack CPU as well, but each of the three lacks GPU memory.
 		"0/3 nodes are available: 2 Insufficient cpu, 3 Insufficient aliyun.com/gpu-mem.": {"2 Insufficient cpu, 3 Insufficient aliyun.com/gpu-mem", ""},
 		"0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient aliyun.com/gpu-mem.": {"1 Insufficient cpu, 2 Insufficient aliyun.com/gpu-mem", "1 Insufficient cpu"},
+		// A node can lack memory and cores.
+		"0/2 nodes are available: 1 Insufficient cpu, 1 Insufficient aliyun.com/gpu-core.percentage, 1 Insufficient aliyun.com/gpu-mem.": {
+			"1 Insufficient cpu, 1 Insufficient aliyun.com/gpu-core.percentage, 1 Insufficient aliyun.com/gpu-mem", "1 Insufficient cpu"},
+		"0/2 nodes are available: 1 Insufficient aliyun.com/gpu-core.percentage, 2 Insufficient aliyun.com/gpu-mem.": {
+			"1 Insufficient aliyun.com/gpu-core.percentage, 2 Insufficient aliyun.com/gpu-mem", ""},
+		"0/2 nodes are available: 1 Insufficient aliyun.com/gpu-core.percentage, 1 Insufficient aliyun.com/gpu-mem.": {
+			"1 Insufficient aliyun.com/gpu-core.percentage, 1 Insufficient aliyun.com/gpu-mem", ""},
 		"0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 free GPU memory is kept for group default/a.b.": {
 			"1 node(s) had untolerated taint(s), 2 free GPU memory is kept for group default/a.b", ""},
 		"0/3 nodes are available: 1 node(s) were unschedulable, 1 node(s) didn't match Pod's node affinity/selector, 1 gang: 1 of 2 members exist.": {
@@ -32,7 +39,7 @@ func TestRejectionIn(t *testing.T) {
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(rejection{})); !ok || diff != "" {
 			t.Errorf("%s: %v (-want +got):\n%s", message, ok, diff)
 		}
-		if got, want := WithoutPreemption(message), "0/3 nodes are available: "+want.text+"."; got != want {
+		if got, want := WithoutPreemption(message), message[:len("0/3 nodes are available: ")]+want.text+"."; got != want {
 			t.Errorf("without preemption %q, want %q", got, want)
 		}
 	}

@@ -347,7 +347,10 @@ func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
 	if !ok {
 		return false // The node was deleted in the meantime.
 	}
-	available, _ := e.Ledger.Availability(name, pod.Pod) // It has no cards if the node offers whole cards.
+	available, reason := e.Ledger.Availability(name, pod.Pod)
+	if reason.Unresolvable() {
+		return false
+	}
 	node := diagnosis.Node{Object: object, Cards: available.Cards,
 		Terminating: clustercache.Terminating(e.Cache.PodsOn(name))}
 	if reasons := diagnosis.Closed(object, false); len(reasons) > 0 {

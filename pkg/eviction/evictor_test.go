@@ -225,6 +225,19 @@ func TestEvictionForInvalidNomination(t *testing.T) {
 	}
 }
 
+// A node that takes no pods with several cards any more, as after a switch of its isolation mode, keeps no nomination of one valid.
+func TestEvictionForNominationToChangedNode(t *testing.T) {
+	f := newFixture(t, func(f *fixture) {
+		f.b12 = fake.Pod("b15", 15, fake.Bound("n1", 1), fake.Priority(2))
+		f.pending = fake.Pod("pending", 4, fake.Cards(2), fake.Priority(9), fake.Nominated("n2"))
+	}, fake.Node("n2", 16, 16))
+	n2, _ := f.ledger.Node("n2")
+	n2.SeveralCards = placement.OneCardOnly
+	f.ledger.SetNode("n2", n2.NodeSpec)
+	f.startRound()
+	f.wantEvicted("?b15", "b15")
+}
+
 // With more guarded nodes than maxPlans, the node on which a card can be freed still gets its turn.
 func TestEvictionBehindManyGuardedNodes(t *testing.T) {
 	names, objects := []string{"n1"}, []runtime.Object{fake.Budget("all", "x", 0)}

@@ -73,8 +73,9 @@ func TestPause(t *testing.T) {
 			s.delete(s.created[3])
 			s.create("job", 4, 16, "t")
 		},
-		"a member's priority is edited": func(s *fixture) { s.created[1].Priority = 5; s.report(s.created[1]) },
-		"a node is added":               func(s *fixture) { s.manager.NodesChanged(); s.manager.Tick(s.now) },
+		"a member's priority is edited":             func(s *fixture) { s.created[1].Priority = 5; s.report(s.created[1]) },
+		"a member asks for another number of cards": func(s *fixture) { s.created[1].Cards = 2; s.report(s.created[1]) },
+		"a node is added":                           func(s *fixture) { s.manager.NodesChanged(); s.manager.Tick(s.now) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)

@@ -116,7 +116,7 @@ func merge(known, next Member) Member {
 // relevantChange reports whether the owner changed the member so that a group that failed before may fit now.
 func relevantChange(known, next *Member) bool {
 	return known.Size != next.Size || known.Priority != next.Priority || known.Template != next.Template ||
-		known.Problem != next.Problem || known.Gated != next.Gated
+		known.NumCards() != next.NumCards() || known.Problem != next.Problem || known.Gated != next.Gated
 }
 
 // member is a Member with the state that a Manager keeps of it.

@@ -147,3 +147,17 @@ func TestFreedCallsLedger(t *testing.T) {
 func TestStateString(t *testing.T) {
 	expect(t, "states", "assumed bound", ledger.Assumed.String()+" "+ledger.Bound.String())
 }
+
+// A node with an old device plugin gives a pod that names no card memory of one card, whatever the pod's label and cores. The memory
+// counts there.
+func TestPresumedOnOldNode(t *testing.T) {
+	old := spec(16, 16)
+	old.SeveralCards, old.Cores = placement.OldForCards, placement.OldForCores
+	f := newFixture(t, old)
+	several := pod("several", 12)
+	several.Cards, several.Cores = 2, 160
+	f.SetBound("n1", several, nil, at)
+	node, _ := f.Node("n1")
+	expect(t, "used", []gpu.Memory{12, 0}, node.Used)
+	expect(t, "used cores", []gpu.Cores{0, 0}, node.UsedCores)
+}

@@ -120,10 +120,13 @@ func (n *node) recount() {
 }
 
 // presumed returns what the node gives a pod whose annotations name no card. A node that doesn't take pods with several cards gives
-// it one.
+// it one, and an old device plugin counts no cores.
 func (n *node) presumed(pod gpu.Pod) gpu.Demand {
 	if n.severalCards != placement.Fits {
 		pod.Cards = 1
+	}
+	if n.cores != placement.Fits {
+		pod.Cores = 0
 	}
 	return pod.Demand()
 }

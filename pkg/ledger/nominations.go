@@ -191,7 +191,11 @@ func (l *Ledger) withNominees(n *node, pod *gpu.Pod, cards []placement.Card, cop
 // terminating pods and the nominee's victims have ended. There can be none: kube-scheduler's victims are unknown until they are
 // terminating.
 func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placement {
-	where, reason := placement.Place(placement.Expected, cards, nominee.Demand())
+	demand := nominee.Demand()
+	if n.accepts(&demand) != placement.Fits {
+		return nil // The node has changed since.
+	}
+	where, reason := placement.Place(placement.Expected, cards, demand)
 	if !reason.Resolvable() {
 		return where
 	}
@@ -201,6 +205,6 @@ func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placeme
 			subtract(cards, a.Placement)
 		}
 	}
-	where, _ = placement.Place(placement.Expected, cards, nominee.Demand())
+	where, _ = placement.Place(placement.Expected, cards, demand)
 	return where
 }

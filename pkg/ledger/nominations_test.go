@@ -41,11 +41,20 @@ func TestNomination(t *testing.T) {
 			}
 		}
 	}
+	oneCardOnly := func(f *fixture) {
+		over := pod("over", 32, 5)
+		over.Cards = 2
+		f.Nominate("n1", over)
+		changed := spec(16, 16)
+		changed.SeveralCards = placement.OneCardOnly
+		f.SetNode("n1", changed)
+	}
 	for name, tc := range map[string]struct {
 		before func(f *fixture)
 		pod    gpu.Pod
 		want   placement.Reason
 	}{
+		"nothing is kept for a pod that the node takes no more": {oneCardOnly, x(16, 5), placement.Fits},
 		"the nominated pod":                                     {nominated, nominee, placement.Fits},
 		"a lower priority":                                      {nominated, x(7, 4), placement.Full},
 		"an equal priority":                                     {nominated, x(7, 5), placement.Full},

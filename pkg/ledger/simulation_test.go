@@ -280,6 +280,9 @@ func (m *model) presume(node string) {
 		if m.specs[node].SeveralCards != placement.Fits {
 			pod.Cards = 1 // The node gives it one card.
 		}
+		if m.specs[node].Cores != placement.Fits {
+			pod.Cores = 0
+		}
 		share, _ := each(pod)
 		h.Placement = on(m.best(node, pod, false, false), share)
 	}

@@ -44,7 +44,9 @@ func (n Node) cheapest(request Request) (best *plan) {
 			best = n.cheapestOn(set, request, best)
 			return
 		}
-		for i := from; i < len(cards) && tried < maxSets; i++ {
+		// The cards from i on must complete the set. Otherwise the sets that are too small for the request would all be visited, which
+		// maxSets doesn't limit.
+		for i := from; i <= len(cards)-request.Demand.Cards+len(set) && tried < maxSets; i++ {
 			extend(append(slices.Clip(set), cards[i]), i+1)
 		}
 	}

@@ -1,6 +1,7 @@
 package preemption_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -220,5 +221,24 @@ func TestChoose(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The sets of cards that are too small for the request aren't visited: of 64 cards there are 2⁶⁴, and the test would not end.
+func TestChooseOfManyCards(t *testing.T) {
+	var pods []preemption.Pod
+	var want []gpu.PodUID
+	for card := range gpu.MaxCards {
+		uid := gpu.PodUID(fmt.Sprintf("%02d", card))
+		pods, want = append(pods, on(card, 16, uid)), append(want, uid)
+	}
+	n := node(16, make([]gpu.Memory, gpu.MaxCards), 0, pods...)
+	got, ok := preemption.Choose(n, preemption.Request{Demand: gpu.Demand{Cards: gpu.MaxCards, Memory: 16}})
+	if diff := cmp.Diff(want, got.Pods); diff != "" || !ok {
+		t.Errorf("all cards: %v (-want +got):\n%s", ok, diff)
+	}
+	n.Cards[0].Used, n.Pods = 16, n.Pods[1:]
+	if got, ok := preemption.Choose(n, preemption.Request{Demand: gpu.Demand{Cards: gpu.MaxCards, Memory: 16}}); ok {
+		t.Errorf("one of them can't be freed: %v", got)
 	}
 }

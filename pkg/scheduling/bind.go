@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -157,7 +158,17 @@ func (s *Scheduler) assumeCard(pod gpu.Pod, node string) (ledger.Allocation, err
 	if pod.Request == 0 {
 		return ledger.Allocation{Pod: pod}, nil
 	}
-	return s.ledger.Reserve(node, pod, s.CardPolicy, s.Clock.Now())
+	now := s.Clock.Now()
+	allocation, err := s.ledger.Reserve(node, pod, s.CardPolicy, now)
+	if err != nil || allocation.State != ledger.Assumed || allocation.NumCards() == pod.NumCards() {
+		return allocation, err
+	}
+	// The place by a group or by fair sharing is older than the number of cards that filter saw.
+	request := ledger.Request{Pod: pod, Nodes: []string{node}}
+	if _, ok := s.ledger.Move(request, ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nil, now); !ok {
+		return ledger.Allocation{}, &ledger.NoRoomError{Node: node, Reason: placement.Full}
+	}
+	return s.ledger.Reserve(node, pod, s.CardPolicy, now)
 }
 
 // readPod returns the pod that the request names. It reads from the cache if the cache has the pod, otherwise from the API

@@ -123,6 +123,33 @@ func TestCountIsFixed(t *testing.T) {
 	}
 }
 
+// The place that a group or fair sharing gives a pod before filter has seen the pod has another number of cards if the label changes
+// meanwhile. Bind gives the pod the number that filter saw, if the node has room for it.
+func TestPlaceOfAnotherCount(t *testing.T) {
+	for name, test := range map[string]struct {
+		planned, filtered int
+		other             int64
+		want              string
+	}{
+		"fewer cards":                      {2, 1, 1, "bound n1 card 0"},
+		"more cards":                       {1, 2, 8, "bound n1 cards 0, 1"},
+		"more cards than there is room on": {1, 2, 13, "assumed n1 card 1"},
+	} {
+		pod := fake.Pod("p", 8, fake.Cards(test.filtered))
+		f := start(t, Options{}, fake.Node("n1", 16, 16), fake.Pod("other", test.other, fake.Bound("n1", 0)), pod)
+		planned := protocol.Pod(pod)
+		planned.Cards = test.planned
+		if _, err := f.ledger.Reserve("n1", planned, placement.Binpack, begin); err != nil {
+			t.Fatal(err)
+		}
+		f.filter(pod, "n1")
+		if err := f.bind(pod); (err != nil) != (test.want[0] == 'a') {
+			t.Errorf("%s: bind: %v", name, err)
+		}
+		f.want(pod, test.want)
+	}
+}
+
 // Bind writes all cards of the pod. An extender that starts later has the same allocations, in both dimensions.
 func TestBindCards(t *testing.T) {
 	pod := fake.Pod("p", 8, fake.Cards(2), fake.Cores(60), func(pod *corev1.Pod) {
