@@ -57,7 +57,7 @@ func TestNewPodInfo(t *testing.T) {
 		},
 		"bound by another scheduler, on several cards": {
 			[]fake.PodEdit{fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationIndex, "0,1"), fake.Annotation(protocol.AnnotationAllocation, `{"c":{"0":2,"1":3}}`)},
-			PodInfo{Pod: p, Node: "n1", Placement: gpu.Placement{{Card: 0, Memory: 2}, {Card: 1, Memory: 3}}, AssumeTime: time.Unix(1, 0)},
+			PodInfo{Pod: p, Node: "n1", Placement: gpu.Placement{{Card: 0, Memory: 2, Containers: 1}, {Card: 1, Memory: 3, Containers: 1}}, AssumeTime: time.Unix(1, 0)},
 		},
 		"bound without a card": {
 			[]fake.PodEdit{fake.On("n1")}, PodInfo{Pod: p, Node: "n1"},

@@ -211,31 +211,41 @@ func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 }
 
 // containers returns how many containers have a share of a card, with one that is being added. Of a pod's init containers only one runs at
-// a time, and before the others.
+// a time, and before the others. Of a pod that the informer doesn't know yet, all count: which of them are init containers is unknown.
 func (s *snapshots) containers(card int, added allocation.ContainerKey) int {
-	snapshot, total, counted := s.Cached(), 0, false
+	snapshot := s.Cached()
+	has := func(key allocation.ContainerKey) bool {
+		a, served := snapshot.Given[key.UID][key.Name]
+		return key == added || served && slices.Contains(a.Cards.Cards(), card)
+	}
+	total, known := 0, map[gpu.PodUID]bool{}
 	for i := range snapshot.Pods {
 		pod := &snapshot.Pods[i]
+		known[pod.UID] = true
 		if pod.Terminal {
 			continue
 		}
-		given, inits, others := snapshot.Given[pod.UID], 0, 0
+		inits, others := 0, 0
 		for _, c := range pod.Containers {
-			isAdded := added == allocation.ContainerKey{UID: pod.UID, Name: c.Name}
-			if a, served := given[c.Name]; !isAdded && (!served || !slices.Contains(a.Cards.Cards(), card)) {
-				continue
-			}
-			counted = counted || isAdded
-			if c.Init {
+			switch {
+			case !has(allocation.ContainerKey{UID: pod.UID, Name: c.Name}):
+			case c.Init:
 				inits = 1
-			} else {
+			default:
 				others++
 			}
 		}
 		total += max(inits, others)
 	}
-	if !counted {
-		total++ // The informer doesn't know its pod yet.
+	for uid, given := range snapshot.Given {
+		for name := range given {
+			if key := (allocation.ContainerKey{UID: uid, Name: name}); !known[uid] && key != added && has(key) {
+				total++
+			}
+		}
+	}
+	if !known[added.UID] {
+		total++
 	}
 	return total
 }

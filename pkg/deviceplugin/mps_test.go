@@ -160,6 +160,26 @@ func TestMPSContainers(t *testing.T) {
 	}
 }
 
+// TestMPSUnseenContainers: containers count before the informer knows their pod, as after a restart of the plugin.
+func TestMPSUnseenContainers(t *testing.T) {
+	_, _, p, _ := startMPS(t, volta, reservedCards())
+	release, err := p.allocator.lock(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	s := p.allocator.snapshots
+	main, side := allocation.ContainerKey{UID: "unseen", Name: "main"}, allocation.ContainerKey{UID: "unseen", Name: "side"}
+	for key, card := range map[allocation.ContainerKey]int{main: 1, side: 1, {UID: "unseen-too", Name: "main"}: 0} {
+		s.record.Add(key, allocation.Allocation{Cards: gpu.On(card, 1)})
+	}
+	for added, want := range map[allocation.ContainerKey]int{{UID: "new", Name: "main"}: 3, main: 2} {
+		if got := s.containers(1, added); got != want {
+			t.Errorf("with %v, card 1 has %d containers, want %d", added, got, want)
+		}
+	}
+}
+
 // TestMPSServerUse: what the driver attributes to the MPS server isn't the use of a container.
 func TestMPSServerUse(t *testing.T) {
 	_, _, p, _ := startMPS(t, volta, reservedCards())

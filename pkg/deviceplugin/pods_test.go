@@ -30,13 +30,13 @@ func TestReadPod(t *testing.T) {
 	}{
 		"containers in the order of admission": {
 			newPod("a", container("x", 2), container("none", 0), container("y", 1), initStep(9), sidecar("s", 2), revision("17")),
-			allocation.Pod{Pod: gpu.Pod{Request: 9}, Version: 17, Containers: []allocation.Container{
+			allocation.Pod{Pod: gpu.Pod{Request: 9, Containers: 3}, Version: 17, Containers: []allocation.Container{
 				{Name: "i", Request: 9, Init: true}, {Name: "s", Request: 2}, {Name: "x", Request: 2}, {Name: "y", Request: 1},
 			}, AppRequests: []gpu.Memory{2, 0, 1}},
 		},
 		"an init container has ended if a container runs": {
 			newPod("a", initStep(2), main(2), container("y", 1), runs("main")),
-			allocation.Pod{Pod: gpu.Pod{Request: 3}, Ran: true, Containers: []allocation.Container{
+			allocation.Pod{Pod: gpu.Pod{Request: 3, Containers: 2}, Ran: true, Containers: []allocation.Container{
 				{Name: "i", Request: 2, Init: true, Running: true}, {Name: "main", Request: 2, Running: true}, {Name: "y", Request: 1},
 			}, AppRequests: []gpu.Memory{2, 1}},
 		},

@@ -26,6 +26,7 @@ var reportedReasons = []struct {
 	reason Reason
 }{
 	{[]string{reasonPrefix}, WaitsForGroup},
+	{placement.Crowded.AllTexts(), Crowded},
 	{placement.Fragmented.AllTexts(), Fragmented},
 	{placement.Full.AllTexts(), Full},
 	{[]string{InsufficientMemory, InsufficientCores}, Full},

@@ -40,6 +40,8 @@ const (
 	Fragmented Reason = "fragmented"
 	// Full: a card would be large enough, but other pods use too much of it.
 	Full Reason = "full"
+	// Crowded: a card has room, but it takes no more containers.
+	Crowded Reason = "crowded"
 	// Unhealthy: only unhealthy cards would be large enough.
 	Unhealthy Reason = "unhealthy"
 	// TooLarge: no card is large enough, even if empty.
@@ -69,6 +71,7 @@ var words = []struct {
 	{WaitsForTermination, "waits for pods to terminate"},
 	{Fragmented, "free memory is in pieces"},
 	{Full, "cards are full"},
+	{Crowded, "cards take no more containers"},
 	{Unhealthy, "cards are unhealthy"},
 	{TooLarge, "no card is large enough"},
 	{NoNode, "no node can be used"},

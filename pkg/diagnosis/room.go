@@ -112,7 +112,7 @@ type room struct {
 }
 
 // cardReasons are the reasons that depend on a node's cards, the best one first: the pod's reason is the best one of any node.
-var cardReasons = []Reason{Fits, KeptForNominated, FailedCard, WaitsForTermination, Fragmented, Full, Unhealthy, TooLarge}
+var cardReasons = []Reason{Fits, KeptForNominated, FailedCard, WaitsForTermination, Crowded, Fragmented, Full, Unhealthy, TooLarge}
 
 // room returns what the nodes have for the pod.
 func (d *Diagnoser) room(pod *Pod) room {
@@ -185,6 +185,9 @@ func (d *Diagnoser) find(i int, pod *Pod) finding {
 	case placement.Full:
 		f.reason = Full
 		f.afterTermination(pod)
+	case placement.Crowded:
+		f.reason = Crowded
+		f.afterTermination(pod)
 	case placement.Unhealthy:
 		f.reason = Unhealthy
 	default:
@@ -243,7 +246,7 @@ func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept 
 		if candidate.Priority < pod.Priority || candidate.UID == pod.UID {
 			continue
 		}
-		cards = withUsed(cards, candidate.Placement, gpu.Memory.Add, gpu.Cores.Add)
+		cards = withUsed(cards, candidate.Placement, (*placement.Card).Add)
 		if placement.Fit(cards, pod.Demand()) != placement.Fits {
 			return candidate.Pod, true
 		}
@@ -259,7 +262,7 @@ func (f *finding) afterTermination(pod *Pod) {
 	}
 	cards := f.node.Cards
 	for i := range f.node.Terminating {
-		cards = withUsed(cards, f.node.Terminating[i].Placement, gpu.Memory.Sub, gpu.Cores.Sub)
+		cards = withUsed(cards, f.node.Terminating[i].Placement, (*placement.Card).Subtract)
 	}
 	where, reason := placement.Place(placement.Spread, cards, f.demand)
 	if reason != placement.Fits {
@@ -278,12 +281,12 @@ func (f *finding) afterTermination(pod *Pod) {
 }
 
 // withUsed returns a copy of the cards on which what is used is changed by the placement.
-func withUsed(cards []placement.Card, where gpu.Placement, memory func(used, by gpu.Memory) gpu.Memory, cores func(used, by gpu.Cores) gpu.Cores) []placement.Card {
+func withUsed(cards []placement.Card, where gpu.Placement, change func(*placement.Card, gpu.Share)) []placement.Card {
 	cards = slices.Clone(cards)
 	for i := range cards {
 		for _, share := range where {
 			if share.Card == cards[i].Index {
-				cards[i].Used, cards[i].UsedCores = memory(cards[i].Used, share.Memory), cores(cards[i].UsedCores, share.Cores)
+				change(&cards[i], share)
 			}
 		}
 	}
@@ -366,6 +369,8 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 			has, f.failed)
 	case WaitsForTermination:
 		made.message = f.waitsText(now)
+	case Crowded:
+		made.message = fmt.Sprintf("the cards that have room, on %s%s, take no more containers by MPS", name, s.others())
 	case Fragmented:
 		made.message = fmt.Sprintf("%s free on %s, but the largest piece is %s%s: a pod gets one card", amount(free), name, amount(piece), s.others())
 	case Full:

@@ -16,7 +16,7 @@ type Card struct {
 	// Reserved is the part of Memory that can't be allocated because the driver keeps it, rounded up. Only modes that limit memory
 	// subtract it: without limits, a request is no promise to the last byte.
 	Reserved Memory
-	// MaxContainers is how many containers can have a share of the card; 0 if only its memory bounds them.
+	// MaxContainers is how many containers can have a share of the card; 0 if there is no such limit.
 	MaxContainers int
 	// NUMANode is the card's NUMA node, or NoNUMANode.
 	NUMANode int

@@ -12,16 +12,18 @@ type Demand struct {
 	// Memory and Cores are for each card.
 	Memory Memory
 	Cores  Cores
+	// Containers is the number of containers that have a share of each card.
+	Containers int32
 }
 
 // Demand returns what the pod asks for of each card. Amounts that can't be divided evenly are rounded up, so that a pod with an
 // invalid request, which may be bound all the same, is never counted with less than it asks for.
 func (p Pod) Demand() Demand {
-	n := p.NumCards()
+	n, containers := p.NumCards(), max(p.Containers, 1)
 	if n == 1 {
-		return Demand{1, p.Request, p.Cores}
+		return Demand{1, p.Request, p.Cores, containers}
 	}
-	return Demand{n, p.Request.perCard(n), p.Cores.PerCard(n)}
+	return Demand{n, p.Request.perCard(n), p.Cores.PerCard(n), containers}
 }
 
 // NumCards returns the number of cards that the pod asks for, at least 1.
@@ -31,7 +33,7 @@ func (p Pod) NumCards() int { return max(p.Cards, 1) }
 func (d Demand) On(cards ...int) Placement {
 	where := make(Placement, len(cards))
 	for i, card := range cards {
-		where[i] = Share{card, d.Memory, d.Cores}
+		where[i] = Share{card, d.Memory, d.Cores, d.Containers}
 	}
 	return where
 }

@@ -13,14 +13,16 @@ type Share struct {
 	Memory Memory
 	// Cores is zero for a pod that doesn't ask for computing: it is not limited and charged nothing.
 	Cores Cores
+	// Containers is the number of the pod's containers that have a part of it.
+	Containers int32
 }
 
 // Placement lists the cards of its node that a pod uses, with its share of each.
 type Placement []Share
 
-// On returns a placement on a single card, without cores.
+// On returns a placement of one container on a single card, without cores.
 func On(card int, memory Memory) Placement {
-	return Placement{{Card: card, Memory: memory}}
+	return Placement{{Card: card, Memory: memory, Containers: 1}}
 }
 
 // Total returns the memory over all cards.

@@ -15,6 +15,8 @@ type Pod struct {
 	Cards int
 	// Cores is the sum over the pod's containers of the computing that they ask for; zero if the pod asks for none.
 	Cores Cores
+	// Containers is how many of its containers have a share of its cards at the same time. 0 and 1 both mean one container.
+	Containers int32
 	// Priority is spec.priority. A pod can preempt pods of lower priority.
 	Priority int32
 	// Leaving is true if the pod is terminating. It keeps its allocation until it has ended.

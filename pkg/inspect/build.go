@@ -222,7 +222,7 @@ func buildPod(object *corev1.Pod) Pod {
 	pod.addIsolation(object)
 	pod.unknownCard = pod.Request
 	for _, share := range shares {
-		pod.Shares = append(pod.Shares, Share(share))
+		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory, Cores: share.Cores})
 	}
 	return pod
 }
@@ -237,7 +237,7 @@ func (n *Node) presume(l *ledger.Ledger) {
 		}
 		_, allocation, _ := l.Lookup(gpu.PodUID(pod.UID))
 		for _, share := range allocation.Placement {
-			pod.Presumed, pod.Shares = true, append(pod.Shares, Share(share))
+			pod.Presumed, pod.Shares = true, append(pod.Shares, Share{Card: share.Card, Memory: share.Memory, Cores: share.Cores})
 			pod.Notes = append(pod.Notes, fmt.Sprintf("counted on GPU%d", share.Card))
 		}
 	}

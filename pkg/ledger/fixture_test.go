@@ -39,6 +39,15 @@ func unhealthy(card int, s ledger.NodeSpec) ledger.NodeSpec {
 	return s
 }
 
+// limited returns the node with this limit of containers for each card.
+func limited(s ledger.NodeSpec, containers int) ledger.NodeSpec {
+	s.Cards = slices.Clone(s.Cards)
+	for i := range s.Cards {
+		s.Cards[i].MaxContainers = containers
+	}
+	return s
+}
+
 // wholeCards returns the node as one that also allocates whole cards.
 func wholeCards(s ledger.NodeSpec) ledger.NodeSpec {
 	s.WholeCards = true

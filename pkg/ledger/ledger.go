@@ -83,10 +83,11 @@ type NodeSpec struct {
 type Node struct {
 	Name string
 	NodeSpec
-	// Used and UsedCores are what is allocated of each card, in the order of Cards. They can exceed what the card has if pods were
+	// Used, UsedCores and Containers are what is allocated of each card, in the order of Cards. They can exceed what the card has if pods were
 	// bound without this ledger.
-	Used      []gpu.Memory
-	UsedCores []gpu.Cores
+	Used       []gpu.Memory
+	UsedCores  []gpu.Cores
+	Containers []int32
 	// Allocations are the node's allocations by namespace and name, including those on cards that no longer exist.
 	Allocations []Allocation
 }

@@ -91,7 +91,7 @@ func (n *node) accepts(demand *gpu.Demand) placement.Reason {
 // have placed the pod there; otherwise it is placed again.
 func (n *node) recount() {
 	for i := range n.cards {
-		n.cards[i].Used, n.cards[i].UsedCores = 0, 0
+		n.cards[i] = n.cards[i].Empty()
 	}
 	n.requested, n.leaving = 0, 0
 	var presumed []*Allocation
@@ -143,7 +143,7 @@ func (n *node) request(a *Allocation) {
 // pod stays on its card when the card becomes unhealthy.
 func (n *node) hasRoom(where gpu.Placement) bool {
 	for _, share := range where {
-		if i, ok := n.position(share.Card); !ok || n.cards[i].Free() < share.Memory || n.cards[i].FreeCores() < share.Cores {
+		if i, ok := n.position(share.Card); !ok || !n.cards[i].Has(share) {
 			return false
 		}
 	}
@@ -162,7 +162,7 @@ func position(cards []placement.Card, index int) (int, bool) {
 func add(cards []placement.Card, where gpu.Placement) {
 	for _, share := range where {
 		if i, ok := position(cards, share.Card); ok {
-			cards[i].Used, cards[i].UsedCores = cards[i].Used.Add(share.Memory), cards[i].UsedCores.Add(share.Cores)
+			cards[i].Add(share)
 		}
 	}
 }
@@ -171,7 +171,7 @@ func add(cards []placement.Card, where gpu.Placement) {
 func subtract(cards []placement.Card, where gpu.Placement) {
 	for _, share := range where {
 		if i, ok := position(cards, share.Card); ok {
-			cards[i].Used, cards[i].UsedCores = cards[i].Used.Sub(share.Memory), cards[i].UsedCores.Sub(share.Cores)
+			cards[i].Subtract(share)
 		}
 	}
 }
@@ -184,11 +184,11 @@ func (n *node) room() []placement.Card {
 	return slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy })
 }
 
-// roomierThan reports whether some card has more free than in before, of memory or of cores.
+// roomierThan reports whether some card has more free than in before, of memory, of cores, or for containers.
 func (n *node) roomierThan(before []placement.Card) bool {
 	return slices.ContainsFunc(n.room(), func(c placement.Card) bool {
 		i, ok := position(before, c.Index)
-		return c.Free() > 0 && (!ok || c.Free() > before[i].Free() || c.FreeCores() > before[i].FreeCores())
+		return c.Free() > 0 && (!ok || c.Free() > before[i].Free() || c.FreeCores() > before[i].FreeCores() || c.FreeContainers() > before[i].FreeContainers())
 	})
 }
 
@@ -202,7 +202,7 @@ func (n *node) copy(name string) Node {
 		Allocations: n.copyAllocations(),
 	}
 	for _, c := range n.cards {
-		out.Used, out.UsedCores = append(out.Used, c.Used), append(out.UsedCores, c.UsedCores)
+		out.Used, out.UsedCores, out.Containers = append(out.Used, c.Used), append(out.UsedCores, c.UsedCores), append(out.Containers, c.Containers)
 	}
 	slices.SortFunc(out.Allocations, compareAllocations)
 	return out

@@ -112,7 +112,7 @@ func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 		return false
 	}
 	for _, share := range a.Placement {
-		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy || n.cards[i].Used > n.cards[i].Memory || n.cards[i].UsedCores > gpu.CardCores {
+		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy || n.cards[i].Overfull() {
 			return false
 		}
 	}

@@ -142,6 +142,14 @@ func TestStillUsable(t *testing.T) {
 			f.bind("n1", 0, pod("other", 16))
 			f.Move(ledger.Request{Pod: pod("w", 16), Nodes: []string{"n1"}}, binpack, nil, at)
 		}, true},
+		"another scheduler's container came": {func(f *fixture) {
+			f.bind("n1", 0, pod("other", 0))
+			f.SetNode("n1", limited(spec(16, 16), 1))
+		}, false},
+		"the card takes both containers": {func(f *fixture) {
+			f.bind("n1", 0, pod("other", 0))
+			f.SetNode("n1", limited(spec(16, 16), 2))
+		}, true},
 		"the card became smaller":    {func(f *fixture) { f.SetNode("n1", spec(8, 16)) }, false},
 		"presumed, and fits no card": {func(f *fixture) { f.SetNode("n1", spec(8)); f.Release("w"); f.SetBound("n1", pod("w", 16), nil, at) }, false},
 	} {

@@ -49,33 +49,48 @@ func (m *model) uids(node string) []gpu.PodUID {
 	return uids
 }
 
-// amount is memory and cores of a card or of a demand. It can be negative.
-type amount struct{ memory, cores int64 }
+// amount is memory, cores and containers of a card or of a demand. It can be negative.
+type amount struct{ memory, cores, containers int64 }
 
-func (a amount) plus(o amount) amount  { return amount{a.memory + o.memory, a.cores + o.cores} }
-func (a amount) minus(o amount) amount { return amount{a.memory - o.memory, a.cores - o.cores} }
-func (a amount) atLeast(o amount) bool { return a.memory >= o.memory && a.cores >= o.cores }
+func (a amount) plus(o amount) amount {
+	return amount{a.memory + o.memory, a.cores + o.cores, a.containers + o.containers}
+}
+func (a amount) minus(o amount) amount {
+	return amount{a.memory - o.memory, a.cores - o.cores, a.containers - o.containers}
+}
+func (a amount) atLeast(o amount) bool {
+	return a.memory >= o.memory && a.cores >= o.cores && a.containers >= o.containers
+}
 
 // some returns the amount with zero in place of what is negative.
-func (a amount) some() amount { return amount{max(a.memory, 0), max(a.cores, 0)} }
+func (a amount) some() amount { return amount{max(a.memory, 0), max(a.cores, 0), max(a.containers, 0)} }
+
+// times returns the memory and the cores of n cards.
+func (a amount) times(n int) amount {
+	return amount{memory: a.memory * int64(n), cores: a.cores * int64(n)}
+}
 
 // each returns what the pod asks for of each of its cards, and of how many.
 func each(pod gpu.Pod) (amount, int) {
 	n := int64(max(pod.Cards, 1))
-	return amount{(int64(pod.Request) + n - 1) / n, (int64(pod.Cores) + n - 1) / n}, int(n)
+	return amount{(int64(pod.Request) + n - 1) / n, (int64(pod.Cores) + n - 1) / n, int64(max(pod.Containers, 1))}, int(n)
 }
 
 func on(cards []int, of amount) (where gpu.Placement) {
 	for _, card := range cards {
-		where = append(where, gpu.Share{Card: card, Memory: gpu.Memory(of.memory), Cores: gpu.Cores(of.cores)})
+		where = append(where, gpu.Share{Card: card, Memory: gpu.Memory(of.memory), Cores: gpu.Cores(of.cores), Containers: int32(of.containers)})
 	}
 	return where
+}
+
+func amountOf(share gpu.Share) amount {
+	return amount{int64(share.Memory), int64(share.Cores), int64(share.Containers)}
 }
 
 func sum(where gpu.Placement, index int) (sum amount) {
 	for _, share := range where {
 		if share.Card == index {
-			sum = sum.plus(amount{int64(share.Memory), int64(share.Cores)})
+			sum = sum.plus(amountOf(share))
 		}
 	}
 	return sum
@@ -89,13 +104,21 @@ func (m *model) used(node string, index int) (used amount) {
 	return used
 }
 
-func size(c gpu.Card) amount { return amount{int64(c.Memory), 100} }
+// unlimited is more containers than there are.
+const unlimited = 1 << 20
+
+func size(c gpu.Card) amount {
+	return amount{int64(c.Memory), 100, int64(cmp.Or(c.MaxContainers, unlimited))}
+}
 
 // left returns what a card has free, negative if it is over-full. If kept is true, the starvation reservation counts.
 func (m *model) left(node string, c gpu.Card, kept bool) amount {
 	left := size(c).minus(m.used(node, c.Index))
 	if kept {
 		left = left.minus(sum(m.kept[node], c.Index))
+	}
+	if c.MaxContainers == 0 {
+		left.containers = unlimited
 	}
 	return left
 }
@@ -209,16 +232,20 @@ func (m *model) best(node string, pod gpu.Pod, most, kept bool) []int {
 func (m *model) reason(node string, pod gpu.Pod, kept bool) placement.Reason {
 	nodeSpec := m.specs[node]
 	share, n := each(pod)
-	large, healthy, free := 0, 0, amount{}
+	large, healthy, roomy, free := 0, 0, 0, amount{}
 	for _, c := range nodeSpec.Cards {
-		if size(c).atLeast(share) {
+		if size(c).atLeast(share.times(1)) {
 			large++
 			if c.Unhealthy == "" {
 				healthy++
 			}
 		}
 		if c.Unhealthy == "" {
-			free = free.plus(m.left(node, c, kept).some())
+			left := m.left(node, c, kept).some()
+			free = free.plus(left)
+			if left.atLeast(share.times(1)) {
+				roomy++
+			}
 		}
 	}
 	reason := m.accepts(node, pod)
@@ -229,11 +256,13 @@ func (m *model) reason(node string, pod gpu.Pod, kept bool) placement.Reason {
 		return placement.NotShared
 	case m.best(node, pod, false, kept) != nil:
 		return placement.Fits
+	case roomy >= n:
+		return placement.Crowded
 	case large < n:
 		return placement.TooLarge
 	case healthy < n:
 		return placement.Unhealthy
-	case free.atLeast(amount{share.memory * int64(n), share.cores * int64(n)}):
+	case free.atLeast(share.times(n)):
 		return placement.Fragmented
 	}
 	return placement.Full
@@ -246,7 +275,7 @@ func (m *model) check(pod gpu.Pod, node string) placement.Reason {
 		return placement.Elsewhere
 	}
 	reason := m.reason(node, pod, m.seesKept(pod))
-	if (reason == placement.Full || reason == placement.Fragmented) && m.reason(node, pod, false) == placement.Fits {
+	if (reason == placement.Full || reason == placement.Fragmented || reason == placement.Crowded) && m.reason(node, pod, false) == placement.Fits {
 		return placement.Reserved
 	}
 	return reason
@@ -265,7 +294,7 @@ func (m *model) presume(node string) {
 		fits := len(before[uid]) > 0
 		for _, share := range before[uid] {
 			i := slices.IndexFunc(m.specs[node].Cards, func(c gpu.Card) bool { return c.Index == share.Card })
-			fits = fits && i >= 0 && m.left(node, m.specs[node].Cards[i], false).some().atLeast(amount{int64(share.Memory), int64(share.Cores)})
+			fits = fits && i >= 0 && m.left(node, m.specs[node].Cards[i], false).some().atLeast(amountOf(share))
 		}
 		if fits {
 			m.allocations[uid].Placement = before[uid]
@@ -330,6 +359,7 @@ func (m *model) nodes() []ledger.Node {
 		for _, c := range n.Cards {
 			used := m.used(name, c.Index)
 			n.Used, n.UsedCores = append(n.Used, gpu.Memory(used.memory)), append(n.UsedCores, gpu.Cores(used.cores))
+			n.Containers = append(n.Containers, int32(used.containers))
 		}
 		for _, uid := range m.uids(name) { // UIDs have the same order as names here.
 			n.Allocations = append(n.Allocations, m.allocations[uid].Allocation)
@@ -457,8 +487,10 @@ func (s *simulation) where(pod gpu.Pod) gpu.Placement {
 		if pod.Request < 2 {
 			return nil // A share of zero doesn't occur: package protocol drops it.
 		}
-		half := (pod.Cores + 1) / 2
-		return gpu.Placement{{Card: 0, Memory: pod.Request / 2, Cores: half}, {Card: 2, Memory: pod.Request - pod.Request/2, Cores: half}}
+		half := gpu.Share{Memory: pod.Request / 2, Cores: (pod.Cores + 1) / 2, Containers: max(pod.Containers, 1)}
+		other := half
+		other.Card, other.Memory = 2, pod.Request-half.Memory
+		return gpu.Placement{half, other}
 	}
 	share, n := each(pod)
 	return on(s.random.Perm(5)[:n], share)
@@ -477,12 +509,15 @@ func (s *simulation) nodeSpec() ledger.NodeSpec {
 		if s.random.IntN(6) == 0 {
 			card.Unhealthy = "Xid 79"
 		}
+		if s.random.IntN(3) == 0 {
+			card.MaxContainers = 1 + s.random.IntN(5)
+		}
 		nodeSpec.Cards = append(nodeSpec.Cards, card)
 	}
 	return nodeSpec
 }
 
-// pod returns a random pod: a third asks for several cards, a third for cores. Some can't be divided evenly, as those that were bound
+// pod returns a random pod: a third asks for several cards, a third for cores, a third has several containers. Some can't be divided evenly, as those that were bound
 // without the extender.
 func (s *simulation) pod(name string) gpu.Pod {
 	p := pod(name, gpu.Memory(1+s.random.IntN(13)))
@@ -492,6 +527,9 @@ func (s *simulation) pod(name string) gpu.Pod {
 	}
 	if s.random.IntN(3) == 0 {
 		p.Cores = gpu.Cores((1 + s.random.IntN(95)) * p.NumCards())
+	}
+	if s.random.IntN(3) == 0 {
+		p.Containers = int32(2 + s.random.IntN(2))
 	}
 	return p
 }
@@ -504,7 +542,7 @@ func TestSimulation(t *testing.T) {
 		seeds = 15
 	}
 	reached := map[placement.Reason]int{}
-	presumed, over, overCores, freed := 0, 0, 0, 0
+	presumed, over, overCores, overContainers, freed := 0, 0, 0, 0, 0
 	for seed := range seeds {
 		s := &simulation{
 			random: rand.New(rand.NewPCG(seed, 1)), fixture: newFixture(t), model: newModel(), nodes: []string{"n0", "n1", "n2"}, clock: at,
@@ -581,6 +619,9 @@ func TestSimulation(t *testing.T) {
 					if n.UsedCores[i] > 100 {
 						overCores++
 					}
+					if most := c.MaxContainers; most > 0 && int(n.Containers[i]) > most {
+						overContainers++
+					}
 				}
 			}
 		}
@@ -591,7 +632,7 @@ func TestSimulation(t *testing.T) {
 			t.Errorf("the simulation never reached %q", reason)
 		}
 	}
-	if presumed == 0 || over == 0 || overCores == 0 || freed == 0 {
-		t.Errorf("too few special cases: %d presumed allocations, %d and %d overcommitted cards, %d freed nodes", presumed, over, overCores, freed)
+	if presumed == 0 || over == 0 || overCores == 0 || overContainers == 0 || freed == 0 {
+		t.Errorf("too few special cases: %d presumed allocations, %d, %d and %d overcommitted cards, %d freed nodes", presumed, over, overCores, overContainers, freed)
 	}
 }

@@ -121,11 +121,11 @@ func (n *node) emptiest(demand *gpu.Demand, buffer []placement.Card) []placement
 		return nil
 	}
 	for _, c := range n.cards {
-		memory, cores := n.reserved(c.Index)
-		if c.Unhealthy || c.Memory.Sub(memory) < demand.Memory || gpu.CardCores.Sub(cores) < demand.Cores {
+		empty, reserved := c.Empty(), n.reserved(c.Index)
+		if empty.Add(reserved); !empty.Fits(demand) {
 			continue
 		}
-		c.Used, c.UsedCores = c.Used.Add(memory), c.UsedCores.Add(cores)
+		c.Add(reserved)
 		buffer = append(buffer, c)
 	}
 	if len(buffer) < demand.Cards {
@@ -136,13 +136,13 @@ func (n *node) emptiest(demand *gpu.Demand, buffer []placement.Card) []placement
 }
 
 // reserved returns what the starvation reservation has of the card with this index.
-func (n *node) reserved(index int) (memory gpu.Memory, cores gpu.Cores) {
+func (n *node) reserved(index int) (sum gpu.Share) {
 	for _, share := range n.starvation {
 		if share.Card == index {
-			memory, cores = memory.Add(share.Memory), cores.Add(share.Cores)
+			sum.Memory, sum.Cores, sum.Containers = sum.Memory.Add(share.Memory), sum.Cores.Add(share.Cores), sum.Containers+share.Containers
 		}
 	}
-	return memory, cores
+	return sum
 }
 
 // seesStarvationReservation reports whether the starvation reservation on the node counts as used for the pod.
@@ -164,8 +164,7 @@ func (l *Ledger) StarvationIdle() (idle gpu.Memory) {
 	for _, name := range l.starvation.nodes() {
 		if n := l.nodes[name]; n != nil {
 			for _, c := range n.cards {
-				memory, _ := n.reserved(c.Index)
-				idle = idle.Add(min(memory, c.Free()))
+				idle = idle.Add(min(n.reserved(c.Index).Memory, c.Free()))
 			}
 		}
 	}

@@ -77,6 +77,7 @@ gpushare_extender_binds_total{result="bound"} 1
 gpushare_extender_binds_total{result="no_room"} 2
 # HELP gpushare_extender_filtered_nodes_total Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.
 # TYPE gpushare_extender_filtered_nodes_total counter
+gpushare_extender_filtered_nodes_total{reason="crowded"} 0
 gpushare_extender_filtered_nodes_total{reason="elsewhere"} 0
 gpushare_extender_filtered_nodes_total{reason="fragmented"} 0
 gpushare_extender_filtered_nodes_total{reason="full"} 5

@@ -28,6 +28,14 @@ func linked(cards []Card, groups ...uint8) []Card {
 	return cards
 }
 
+// limited returns the cards with room for these numbers of further containers each, of 4.
+func limited(cards []Card, free ...int32) []Card {
+	for i, n := range free {
+		cards[i].Containers, cards[i].MaxContainers = 4-n, 4
+	}
+	return cards
+}
+
 func TestPlaceSeveral(t *testing.T) {
 	memory := func(free ...int) (cards []Card) {
 		for _, amount := range free {
@@ -64,6 +72,16 @@ func TestPlaceSeveral(t *testing.T) {
 		"connections don't outweigh the policy":     {Binpack, linked(memory(16, 16, 16, 8), 1, 1, 2, 2), gpu.Demand{Cards: 2, Memory: 4}, []int{2, 3}, Fits},
 		"no connections: the lowest indexes":        {Spread, memory(16, 16, 16, 16), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 1}, Fits},
 		"equal connections: the lowest indexes":     {Spread, linked(memory(16, 16, 16, 16), 1, 2, 2, 1), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 3}, Fits},
+		"containers: the card that takes them":      {Binpack, limited(memory(4, 8, 16), 0, 2, 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 2}, []int{1}, Fits},
+		"containers: with cores":                    {Binpack, limited(memory(4, 8, 16), 1, 1, 4), gpu.Demand{Cards: 1, Memory: 4, Cores: 1, Containers: 2}, []int{2}, Fits},
+		"containers: a card without a limit":        {Binpack, limited(memory(4, 8), 0), gpu.Demand{Cards: 1, Memory: 4, Containers: 9}, []int{1}, Fits},
+		"containers: only they are missing":         {Binpack, limited(memory(16, 2), 1, 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 2}, nil, Crowded},
+		"containers: too many already":              {Binpack, limited(memory(16), -1), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Crowded},
+		"containers: memory is missing too":         {Binpack, limited(memory(2, 2), 0, 0), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Fragmented},
+		"containers: memory without a limit":        {Binpack, limited(memory(2, 1), 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Full},
+		"containers: the card is unhealthy":         {Binpack, unhealthy(0, limited(memory(16), 0)), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Unhealthy},
+		"containers: the card is too small":         {Binpack, limited(memory(16), 4), gpu.Demand{Cards: 1, Memory: 17, Containers: 1}, nil, TooLarge},
+		"containers: a connected card without room": {Binpack, limited(linked(memory(16, 16, 16), 1, 2, 1), 1, 1, 0), gpu.Demand{Cards: 2, Memory: 4, Containers: 1}, []int{0, 1}, Fits},
 		"memory that a multiplication would exceed": {Binpack, []Card{{Memory: 1 << 62, UsedCores: 50}, {Index: 1, Memory: 1 << 60}}, gpu.Demand{Cards: 1, Memory: 1}, []int{1}, Fits},
 	} {
 		got, reason := Place(tc.policy, tc.cards, tc.demand)
@@ -91,6 +109,7 @@ func TestPlaceBruteForce(t *testing.T) {
 			pciSwitch := uint8(random.IntN(4))
 			cards[i] = Card{
 				Index: i, Memory: 8, Used: gpu.Memory(random.IntN(3)), UsedCores: gpu.Cores(40 * random.IntN(2)), Unhealthy: random.IntN(9) == 0,
+				Containers: random.Int32N(4), MaxContainers: 3 * random.Int32N(2),
 				Links: Links{PCIeSwitch: 1 + pciSwitch, NUMANode: 1 + pciSwitch/2},
 			}
 			if byNVLink {
@@ -98,7 +117,7 @@ func TestPlaceBruteForce(t *testing.T) {
 			}
 		}
 		random.Shuffle(len(cards), func(i, j int) { cards[i], cards[j] = cards[j], cards[i] })
-		demand := gpu.Demand{Cards: 1 + random.IntN(4), Memory: gpu.Memory(1 + random.IntN(8)), Cores: gpu.Cores(30 * random.IntN(3))}
+		demand := gpu.Demand{Cards: 1 + random.IntN(4), Memory: gpu.Memory(1 + random.IntN(8)), Cores: gpu.Cores(30 * random.IntN(3)), Containers: 1 + random.Int32N(2)}
 		policy := policies[random.IntN(len(policies))]
 		got, reason := Place(policy, cards, demand)
 		sets := equallyPacked(policy, cards, demand)
@@ -139,7 +158,7 @@ func TestPlaceBruteForce(t *testing.T) {
 func equallyPacked(policy Policy, cards []Card, demand gpu.Demand) (sets [][]*Card) {
 	var fitting []*Card
 	for i := range cards {
-		if c := &cards[i]; !c.Unhealthy && c.Memory-c.Used >= demand.Memory && 100-c.UsedCores >= demand.Cores {
+		if c := &cards[i]; !c.Unhealthy && c.Memory-c.Used >= demand.Memory && 100-c.UsedCores >= demand.Cores && (c.MaxContainers == 0 || c.Containers+demand.Containers <= c.MaxContainers) {
 			fitting = append(fitting, c)
 		}
 	}

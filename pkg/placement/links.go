@@ -43,11 +43,11 @@ func (l Links) to(o Links) int {
 }
 
 // connect replaces cards at the end of chosen by better connected ones that are packed equally. chosen has the positions of the
-// preferred cards in order.
-func connect(cards []Card, chosen []int) {
+// preferred cards for the demand in order.
+func connect(cards []Card, chosen []int, demand *gpu.Demand) {
 	last := cards[chosen[len(chosen)-1]]
 	equal := func(c *Card) bool {
-		return !c.Unhealthy && c.Memory == last.Memory && c.Used == last.Used && c.UsedCores == last.UsedCores
+		return c.Fits(demand) && c.Memory == last.Memory && c.Used == last.Used && c.UsedCores == last.UsedCores
 	}
 	fixed := slices.DeleteFunc(slices.Clone(chosen), func(i int) bool { return equal(&cards[i]) })
 	s := search{cards: cards, n: len(chosen), most: -1}

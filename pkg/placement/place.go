@@ -12,13 +12,35 @@ type Card struct {
 	Index        int
 	Memory, Used gpu.Memory
 	UsedCores    gpu.Cores
-	Links        Links
-	Unhealthy    bool
+	// Containers is the number of containers that have a share of the card, MaxContainers how many can have one; 0 if there is no
+	// such limit.
+	Containers, MaxContainers int32
+	Links                     Links
+	Unhealthy                 bool
 }
 
-// NewCard returns the card with the given used memory, and no used cores.
+// NewCard returns the card with the given used memory, and no used cores or containers.
 func NewCard(card gpu.Card, used gpu.Memory) Card {
-	return Card{Index: card.Index, Memory: card.Memory, Used: used, Links: linksOf(card), Unhealthy: !card.Healthy()}
+	return Card{
+		Index: card.Index, Memory: card.Memory, Used: used, Links: linksOf(card), Unhealthy: !card.Healthy(),
+		MaxContainers: int32(min(max(card.MaxContainers, 0), math.MaxInt32)),
+	}
+}
+
+// Add counts a share as used.
+func (c *Card) Add(s gpu.Share) {
+	c.Used, c.UsedCores, c.Containers = c.Used.Add(s.Memory), c.UsedCores.Add(s.Cores), c.Containers+s.Containers
+}
+
+// Subtract undoes Add.
+func (c *Card) Subtract(s gpu.Share) {
+	c.Used, c.UsedCores, c.Containers = c.Used.Sub(s.Memory), c.UsedCores.Sub(s.Cores), max(c.Containers-s.Containers, 0)
+}
+
+// Empty returns the card with nothing used.
+func (c Card) Empty() Card {
+	c.Used, c.UsedCores, c.Containers = 0, 0, 0
+	return c
 }
 
 // Free returns the memory that can still be allocated; zero if more is allocated than the card has.
@@ -27,9 +49,27 @@ func (c Card) Free() gpu.Memory { return c.Memory.Sub(c.Used) }
 // FreeCores returns the computing that can still be allocated; zero if more is allocated than the card has.
 func (c Card) FreeCores() gpu.Cores { return gpu.CardCores.Sub(c.UsedCores) }
 
-// fits reports whether the card has room for its share of the demand.
-func (c *Card) fits(d *gpu.Demand) bool {
-	return !c.Unhealthy && c.Free() >= d.Memory && c.FreeCores() >= d.Cores
+// FreeContainers returns how many more containers can have a share of the card.
+func (c *Card) FreeContainers() int32 {
+	if c.MaxContainers == 0 {
+		return math.MaxInt32
+	}
+	return max(c.MaxContainers-c.Containers, 0)
+}
+
+// Has reports whether a share is free, on a healthy card or not.
+func (c *Card) Has(s gpu.Share) bool {
+	return c.Free() >= s.Memory && c.FreeCores() >= s.Cores && c.FreeContainers() >= s.Containers
+}
+
+// Overfull reports whether more is allocated than the card has.
+func (c *Card) Overfull() bool {
+	return c.Used > c.Memory || c.UsedCores > gpu.CardCores || c.MaxContainers > 0 && c.Containers > c.MaxContainers
+}
+
+// Fits reports whether the card has room for its share of the demand.
+func (c *Card) Fits(d *gpu.Demand) bool {
+	return !c.Unhealthy && c.Has(gpu.Share{Memory: d.Memory, Cores: d.Cores, Containers: d.Containers})
 }
 
 // Room returns what is free in the scarcer dimension: the free memory, or the same fraction of the card's memory as of its cores
@@ -58,7 +98,7 @@ func Place(policy Policy, cards []Card, demand gpu.Demand) (gpu.Placement, Reaso
 	}
 	chosen := policy.choose(cards, &demand, nil)
 	if demand.Cards > 1 {
-		connect(cards, chosen)
+		connect(cards, chosen, &demand)
 	}
 	for i, position := range chosen {
 		chosen[i] = cards[position].Index
@@ -72,11 +112,11 @@ func Place(policy Policy, cards []Card, demand gpu.Demand) (gpu.Placement, Reaso
 func (p *Policy) choose(cards []Card, demand *gpu.Demand, chosen []int) []int {
 	better := p.better
 	if demand.Cards == 1 && demand.Cores == 0 {
-		return append(chosen, best(cards, demand.Memory, better))
+		return append(chosen, best(cards, demand, better))
 	}
 	for i := range cards {
 		c := &cards[i]
-		if !c.fits(demand) {
+		if !c.Fits(demand) {
 			continue
 		}
 		at, room := len(chosen), c.Room()
@@ -99,12 +139,12 @@ func (p *Policy) choose(cards []Card, demand *gpu.Demand, chosen []int) []int {
 }
 
 // best is choose for memory of one card, which is faster: it runs for thousands of nodes per pod.
-func best(cards []Card, request gpu.Memory, better func(a, b gpu.Memory) bool) int {
+func best(cards []Card, demand *gpu.Demand, better func(a, b gpu.Memory) bool) int {
 	chosen, most := -1, gpu.Memory(0)
 	for i := range cards {
 		c := &cards[i]
 		room := c.Memory.Sub(c.Used) // Room is too long to be inlined.
-		if c.Unhealthy || room < request {
+		if c.Unhealthy || room < demand.Memory || c.MaxContainers != 0 && c.FreeContainers() < demand.Containers {
 			continue
 		}
 		if c.UsedCores != 0 {

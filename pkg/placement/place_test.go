@@ -150,6 +150,7 @@ func TestReasons(t *testing.T) {
 		Reserved:   {"reserved", "free GPU memory is kept for a group that has waited long", false},
 		Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", false},
 		Full:       {"full", "no GPU card has enough free memory", false},
+		Crowded:    {"crowded", "no GPU card with enough free memory takes more containers by MPS", false},
 		Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy", true},
 		Elsewhere:  {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed", true},
 		TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has", true},
@@ -242,7 +243,7 @@ func suit(cardPolicy, nodePolicy Policy, cards []Card, demand gpu.Demand) (Suita
 }
 
 // units returns the demand of a pod that asks for memory of one card.
-func units(memory gpu.Memory) gpu.Demand { return gpu.Demand{Cards: 1, Memory: memory} }
+func units(memory gpu.Memory) gpu.Demand { return gpu.Demand{Cards: 1, Memory: memory, Containers: 1} }
 
 func bestOf(candidates []Candidate, k int) []Candidate {
 	best := Best{K: k}

@@ -23,6 +23,8 @@ const (
 	Fragmented
 	// Full: enough healthy cards are large enough, but all healthy cards together have too little free memory or cores.
 	Full
+	// Crowded: enough cards have enough free memory and cores, but too few of them take more containers.
+	Crowded
 	// Unhealthy: too few healthy cards are large enough, but with the unhealthy ones there are enough.
 	Unhealthy
 	// Elsewhere: the pod has an allocation on another node: it is bound there, or its bind is in flight or unconfirmed.
@@ -47,6 +49,7 @@ var words = [...]struct{ label, text string }{
 	Reserved:   {"reserved", "free GPU memory is kept for a group that has waited long"},
 	Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have"},
 	Full:       {"full", "no GPU card has enough free memory"},
+	Crowded:    {"crowded", "no GPU card with enough free memory takes more containers by MPS"},
 	Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy"},
 	Elsewhere:  {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed"},
 	TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has"},
@@ -87,7 +90,7 @@ type Texts [len(words)]string
 
 // Reasons returns all reasons except Fits.
 func Reasons() []Reason {
-	return []Reason{Reserved, Fragmented, Full, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared, OldForCards, OldForCores, OneCardOnly}
+	return []Reason{Reserved, Fragmented, Full, Crowded, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared, OldForCards, OldForCores, OneCardOnly}
 }
 
 // String returns the text for users whose pod asks for memory of one card.
@@ -159,7 +162,9 @@ func (r Reason) Label() string {
 }
 
 // Resolvable reports whether the request could fit if other pods left the node.
-func (r Reason) Resolvable() bool { return r == Reserved || r == Fragmented || r == Full }
+func (r Reason) Resolvable() bool {
+	return r == Reserved || r == Fragmented || r == Full || r == Crowded
+}
 
 // Unresolvable reports whether evicting pods from the node can't help, so that kube-scheduler must not try.
 func (r Reason) Unresolvable() bool { return r != Fits && !r.Resolvable() }

@@ -13,6 +13,8 @@ type Totals struct {
 	Largest, LargestHealthy gpu.Memory
 	// MostFree is the free memory of the healthy card that has the most.
 	MostFree gpu.Memory
+	// Limited is true if some card has a limit of containers.
+	Limited bool
 	// Cards is the number of cards, FreeCores the sum of what they have free, FreeCoresHealthy that of the healthy ones.
 	Cards                       int
 	FreeCores, FreeCoresHealthy gpu.Cores
@@ -27,6 +29,7 @@ func Sum(cards []Card) Totals {
 		c := &cards[i]
 		free, cores := c.Free(), min(c.UsedCores, gpu.CardCores)
 		t.Memory, t.Free = t.Memory.Add(c.Memory), t.Free.Add(free)
+		t.Limited = t.Limited || c.MaxContainers != 0
 		t.Largest = max(t.Largest, c.Memory)
 		used += cores
 		if c.Unhealthy {
@@ -44,7 +47,7 @@ func Sum(cards []Card) Totals {
 // Fit returns Fits if enough cards have room for the demand, whose memory must be positive, else the least severe reason. t must
 // be Sum(cards).
 func (t *Totals) Fit(cards []Card, demand *gpu.Demand) Reason {
-	if demand.Cards > 1 || demand.Cores > 0 {
+	if demand.Cards > 1 || demand.Cores > 0 || t.Limited {
 		return t.fitCards(cards, demand)
 	}
 	// The sums suffice.
@@ -65,7 +68,7 @@ func (t *Totals) Fit(cards []Card, demand *gpu.Demand) Reason {
 
 // fitCards is Fit for any demand. It reads the cards.
 func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) Reason {
-	room, healthy, large := 0, 0, 0
+	room, crowded, healthy, large := 0, 0, 0, 0
 	for i := range cards {
 		c := &cards[i]
 		if c.Memory < demand.Memory || gpu.CardCores < demand.Cores {
@@ -75,8 +78,11 @@ func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) Reason {
 		if !c.Unhealthy {
 			healthy++
 		}
-		if c.fits(demand) {
+		switch {
+		case c.Fits(demand):
 			room++
+		case !c.Unhealthy && c.Has(gpu.Share{Memory: demand.Memory, Cores: demand.Cores}):
+			crowded++
 		}
 	}
 	switch n := demand.Cards; {
@@ -84,6 +90,8 @@ func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) Reason {
 		return NotShared
 	case room >= n:
 		return Fits
+	case room+crowded >= n:
+		return Crowded
 	case healthy >= n && demand.Total() <= t.FreeHealthy && demand.Cores*gpu.Cores(n) <= t.FreeCoresHealthy:
 		return Fragmented
 	case healthy >= n:

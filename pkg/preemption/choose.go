@@ -256,22 +256,20 @@ func (s *search) room(c *potentialVictim) bool {
 		defer s.leave(c)
 	}
 	return !slices.ContainsFunc(s.cards, func(card placement.Card) bool {
-		return card.Free() < s.request.Demand.Memory || card.FreeCores() < s.request.Demand.Cores
+		return !card.Fits(&s.request.Demand)
 	})
 }
 
 // stay counts the pod on the cards, and leave undoes that.
 func (s *search) stay(c *potentialVictim) {
 	for _, share := range c.onCards {
-		card := &s.cards[share.Card]
-		card.Used, card.UsedCores = card.Used.Add(share.Memory), card.UsedCores.Add(share.Cores)
+		s.cards[share.Card].Add(share)
 	}
 }
 
 func (s *search) leave(c *potentialVictim) {
 	for _, share := range c.onCards {
-		card := &s.cards[share.Card]
-		card.Used, card.UsedCores = card.Used.Sub(share.Memory), card.UsedCores.Sub(share.Cores)
+		s.cards[share.Card].Subtract(share)
 	}
 }
 

@@ -84,7 +84,7 @@ func randomNode(random *rand.Rand, pods, largest int) (preemption.Node, preempti
 	cards := 1 + random.IntN(4)
 	n := preemption.Node{Free: preemption.Amounts{int64(random.IntN(3))}}
 	for i := range cards {
-		n.Cards = append(n.Cards, placement.Card{Index: i, Memory: size, Used: gpu.Memory(random.IntN(3)), UsedCores: gpu.Cores(random.IntN(2) * 30)})
+		n.Cards = append(n.Cards, placement.Card{Index: i, Memory: size, Used: gpu.Memory(random.IntN(3)), UsedCores: gpu.Cores(random.IntN(2) * 30), MaxContainers: 3 * random.Int32N(2)})
 	}
 	if random.IntN(2) == 0 {
 		n.Budgets = []int{random.IntN(3), random.IntN(2)}
@@ -94,11 +94,12 @@ func randomNode(random *rand.Rand, pods, largest int) (preemption.Node, preempti
 		if len(n.Budgets) > 0 && random.IntN(3) > 0 {
 			p.Budgets = []int{random.IntN(2)}
 		}
+		containers := 1 + random.Int32N(2)
 		memory, cores := gpu.Memory(1+random.IntN(largest)), gpu.Cores(max(0, random.IntN(60)-30))
 		for _, card := range random.Perm(cards)[:1+random.IntN(cards)*random.IntN(3)/2%cards] {
 			if c := &n.Cards[card]; c.Used+memory <= size && c.UsedCores+cores <= 100 {
-				c.Used, c.UsedCores = c.Used+memory, c.UsedCores+cores
-				p.Placement = append(p.Placement, gpu.Share{Card: card, Memory: memory, Cores: cores})
+				c.Used, c.UsedCores, c.Containers = c.Used+memory, c.UsedCores+cores, c.Containers+containers
+				p.Placement = append(p.Placement, gpu.Share{Card: card, Memory: memory, Cores: cores, Containers: containers})
 			}
 		}
 		if p.Placement == nil || random.IntN(4) == 0 {
@@ -115,7 +116,10 @@ func randomNode(random *rand.Rand, pods, largest int) (preemption.Node, preempti
 			wanted += p.Requests[0]
 		}
 	}
-	demand := gpu.Demand{Cards: 1 + random.IntN(2)*random.IntN(3), Memory: gpu.Memory(1 + random.IntN(int(size))), Cores: gpu.Cores(max(0, random.IntN(120)-60))}
+	demand := gpu.Demand{
+		Cards: 1 + random.IntN(2)*random.IntN(3), Memory: gpu.Memory(1 + random.IntN(int(size))), Cores: gpu.Cores(max(0, random.IntN(120)-60)),
+		Containers: 1 + random.Int32N(3),
+	}
 	return n, preemption.Request{Demand: demand, Resources: preemption.Amounts{int64(random.IntN(int(wanted) + 1))}}
 }
 
@@ -183,15 +187,15 @@ func enough(n preemption.Node, request preemption.Request, mask int, cards []int
 		}
 	}
 	for _, card := range cards {
-		used, usedCores := n.Cards[card].Used, n.Cards[card].UsedCores
+		used, usedCores, containers, most := n.Cards[card].Used, n.Cards[card].UsedCores, n.Cards[card].Containers, n.Cards[card].MaxContainers
 		for i, p := range n.Pods {
 			for _, share := range p.Placement {
 				if share.Card == card && mask&(1<<i) != 0 {
-					used, usedCores = used-share.Memory, usedCores-share.Cores
+					used, usedCores, containers = used-share.Memory, usedCores-share.Cores, containers-share.Containers
 				}
 			}
 		}
-		if n.Cards[card].Memory-used < request.Demand.Memory || 100-usedCores < request.Demand.Cores {
+		if n.Cards[card].Memory-used < request.Demand.Memory || 100-usedCores < request.Demand.Cores || most > 0 && most-containers < request.Demand.Containers {
 			return false
 		}
 	}

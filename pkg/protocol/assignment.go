@@ -158,21 +158,21 @@ func parseCards(index, device string) ([]AssignedCard, error) {
 // if the annotations name no card, and another error if they are invalid.
 //
 // Annotations determine the cards, never the amount: the placement's total is always the request in the pod's spec. Nor does the
-// pod's label count any more, which can change at any time. The cores are divided evenly over the cards.
+// pod's label count any more, which can change at any time. The cores are divided evenly over the cards, and each
+// container counts on all of them.
 func PodPlacement(pod *corev1.Pod) (gpu.Placement, error) {
 	where, err := memoryPlacement(pod)
 	if err != nil {
 		return nil, err
 	}
-	if cores := PodCores(pod); cores > 0 {
-		for i := range where {
-			where[i].Cores = cores.PerCard(len(where))
-		}
+	cores, containers := PodCores(pod), podContainers(pod)
+	for i := range where {
+		where[i].Cores, where[i].Containers = cores.PerCard(len(where)), containers
 	}
 	return where, nil
 }
 
-// memoryPlacement is PodPlacement without cores.
+// memoryPlacement is PodPlacement without cores and containers.
 func memoryPlacement(pod *corev1.Pod) (gpu.Placement, error) {
 	assignment, err := ParseAssignment(pod.Annotations)
 	if err == nil && len(assignment.Cards) == 1 {

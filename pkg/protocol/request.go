@@ -56,6 +56,23 @@ func bareContainers(containers []corev1.Container, name corev1.ResourceName) []c
 	return bare
 }
 
+// podContainers returns how many containers of the pod have a share of its cards at the same time: those with a request among its app
+// containers and sidecars, at least one, since other init containers run one after the other.
+func podContainers(pod *corev1.Pod) (n int32) {
+	for i := range pod.Spec.Containers {
+		if requestOf(&pod.Spec.Containers[i], ResourceMemory) > 0 {
+			n++
+		}
+	}
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		if requestOf(c, ResourceMemory) > 0 && c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			n++
+		}
+	}
+	return max(n, 1)
+}
+
 // RequestsCards reports whether the pod requests GPU memory, or whole cards (ResourceWholeCard) for an app container.
 func RequestsCards(pod *corev1.Pod) bool {
 	whole := func(c corev1.Container) bool { return requestOf(&c, ResourceWholeCard) > 0 }
@@ -138,6 +155,9 @@ func Pod(pod *corev1.Pod) gpu.Pod {
 	}
 	if cards, err := PodCards(pod); err == nil && cards > 1 && out.Request > 0 {
 		out.Cards = cards
+	}
+	if n := podContainers(pod); n > 1 {
+		out.Containers = n
 	}
 	if pod.Spec.Priority != nil {
 		out.Priority = *pod.Spec.Priority

@@ -94,6 +94,23 @@ func TestPod(t *testing.T) {
 	expect(t, "with priority, terminating, with two cards and cores", want, Pod(object))
 }
 
+// TestPodContainers: those that have a share of a card at the same time count.
+func TestPodContainers(t *testing.T) {
+	type containers = []corev1.Container
+	for name, tc := range map[string]struct {
+		init, app containers
+		want      int32
+	}{
+		"one":                            {app: containers{asks("8")}},
+		"one of two":                     {app: containers{asks("8"), limitedTo(corev1.ResourceCPU, "2"), asks("0")}},
+		"several":                        {app: containers{asks("8"), asks("4"), asks("1")}, want: 3},
+		"init containers run before":     {init: containers{asks("8"), asks("4")}, app: containers{asks("8")}},
+		"sidecars run beside the others": {init: containers{sidecar(asks("2")), asks("9")}, app: containers{asks("8")}, want: 2},
+	} {
+		expect(t, name, tc.want, Pod(&corev1.Pod{Spec: corev1.PodSpec{InitContainers: tc.init, Containers: tc.app}}).Containers)
+	}
+}
+
 // TestTerminal checks that only the phase counts: a pod that is being deleted runs until the end of its grace period.
 func TestTerminal(t *testing.T) {
 	for phase, want := range map[corev1.PodPhase]bool{

@@ -209,10 +209,11 @@ func (r *Requeuer) Inherit(pods []gpu.Pod) {
 // their smallest demand of one card, and a priority above their highest: no more nominations limit it than any of them.
 func leastOf(pods []gpu.Pod) gpu.Pod {
 	first := pods[0].Demand()
-	least := gpu.Pod{Request: first.Memory, Cores: first.Cores, Priority: math.MinInt32}
+	least := gpu.Pod{Request: first.Memory, Cores: first.Cores, Containers: first.Containers, Priority: math.MinInt32}
 	for _, pod := range pods {
 		demand := pod.Demand()
 		least.Request, least.Cores = min(least.Request, demand.Memory), min(least.Cores, demand.Cores)
+		least.Containers = min(least.Containers, demand.Containers)
 		least.Priority = max(least.Priority, pod.Priority)
 	}
 	if least.Priority < math.MaxInt32 {

@@ -228,6 +228,14 @@ func TestLeastOf(t *testing.T) {
 	}
 }
 
+// The pod of leastOf has the fewest containers.
+func TestLeastOfContainers(t *testing.T) {
+	least := leastOf([]gpu.Pod{{Request: 1, Containers: 3}, {Request: 1, Containers: 2}, {Request: 1, Containers: 4}})
+	if least.Containers != 2 {
+		t.Errorf("it has %d containers, want 2", least.Containers)
+	}
+}
+
 // Nodes may fit the pod of leastOf and none of the pods. Then the other nodes count as well.
 func TestInheritChecksEveryNode(t *testing.T) {
 	f := newFixture(t, fake.Node("room", 100))

@@ -176,7 +176,7 @@ func TestBindCards(t *testing.T) {
 	}
 
 	restarted := start(t, Options{}, append(objects, bound)...)
-	wantShares := gpu.Placement{{Card: 0, Memory: 6, Cores: 30}, {Card: 2, Memory: 6, Cores: 30}}
+	wantShares := gpu.Placement{{Card: 0, Memory: 6, Cores: 30, Containers: 2}, {Card: 2, Memory: 6, Cores: 30, Containers: 2}}
 	for name, s := range map[string]*fixture{"the extender that bound it": f, "one that starts later": restarted} {
 		s.awaitAllocation(pod, "bound n1 cards 0, 2")
 		_, allocation, _ := s.ledger.Lookup("uid-p")

@@ -34,6 +34,8 @@ const explanations = {
     "Request at most the largest free piece, or end or move a pod."],
   full: ["lack", "Cards are large enough, but other pods hold too much of their memory or cores.",
     "Wait for a pod to end, or add a node."],
+  crowded: ["lack", "A card has enough free memory, but it takes no more containers: NVIDIA's MPS has a limit.",
+    "Wait for a pod to end, add a node, or use one with another isolation mode."],
   unhealthy: ["wrong", "Without unhealthy cards, too few are large enough.",
     "See the card's details in the list of cards, and the node's Events."],
   too_large: ["wrong", "No card is large enough, even when empty, or no node has as many such cards as the pod asks for. A pod's containers share their cards, so their sum counts. The request is a plain whole number, in the node's unit.",
