@@ -38,7 +38,7 @@ type Options struct {
 	View    ledger.View
 	// Groups says which members of a group are granted together; nil if members are granted like any other pod.
 	Groups Groups
-	// EligibleNodes returns the nodes that the pod can run on regardless of free resources.
+	// EligibleNodes returns the nodes that the pod can run on regardless of free resources; nil if it doesn't know the pod.
 	EligibleNodes func(gpu.PodUID) []string
 	// Capacity returns a new count of what nodes have free besides GPU memory; planned returns the pods that have a place on
 	// a node. If Capacity is nil, only GPU memory counts.
@@ -208,6 +208,9 @@ func (m *Manager) SetNamespace(name string, next Namespace) {
 			if p.Namespace == name {
 				m.withdraw(p)
 				m.refresh(p)
+				if next.Free && !p.Gated && p.awaitsBind() {
+					m.effects.Requeue = true // Until now filter has rejected it.
+				}
 			}
 		}
 	}
@@ -218,12 +221,17 @@ func (m *Manager) SetNamespace(name string, next Namespace) {
 	m.changed = true
 }
 
-// RemoveNamespace removes a namespace that was deleted. Its pods are deleted before.
+// RemoveNamespace removes a namespace that was deleted. Its pods are deleted before, but the watch can report that later.
 func (m *Manager) RemoveNamespace(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	former := m.namespaces[name]
 	delete(m.namespaces, name)
+	for _, p := range m.pods {
+		if p.Namespace == name {
+			m.withdraw(p)
+		}
+	}
 	m.setTerms(former.Tenant)
 }
 
@@ -254,6 +262,9 @@ func (m *Manager) SetPod(next Pod) {
 		return // Something else changed, such as a condition.
 	default:
 		m.withdraw(p)
+	}
+	if next.Node == "" && next.Demand() != p.Demand() {
+		m.endCharge(p) // The place is for what the pod asked for then: users can change its number of cards.
 	}
 	p.Pod = next
 	if !p.awaitsBind() {
@@ -311,9 +322,13 @@ func (m *Manager) waits(p *pod) bool {
 	return known && p.awaitsBind() && !p.charged && !p.GatedOtherwise && !m.needsNoTurn(p.Pod.Pod)
 }
 
-// count makes the queue count the amount for the pod, as memory of its present tenant.
+// count makes the queue count the amount for the pod, as memory of its present tenant, which is the last one if its namespace is
+// gone already.
 func (m *Manager) count(p *pod, amount gpu.Memory) {
-	ns := m.namespaces[p.Namespace]
+	ns, known := m.namespaces[p.Namespace]
+	if !known && p.counted > 0 {
+		ns.Tenant = p.countedFor
+	}
 	if ns.Free {
 		amount = 0
 	}

@@ -333,8 +333,10 @@ func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
 func (m *Manager) nodesFor(p *pod) *eligibleNodes {
 	nodes, known := m.eligible[p.Constraints]
 	if !known {
-		nodes = newEligibleNodes(m.EligibleNodes(p.UID))
-		m.eligible[p.Constraints] = nodes
+		names := m.EligibleNodes(p.UID)
+		if nodes = newEligibleNodes(names); names != nil { // Otherwise the pod was just deleted, and others with its constraints have nodes.
+			m.eligible[p.Constraints] = nodes
+		}
 	}
 	return nodes
 }

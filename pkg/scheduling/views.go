@@ -64,13 +64,17 @@ func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
 	return diagnosis.ReportedWait(pod.Member.Gang.String(), pod.Pending) // Only the leader knows the state of groups.
 }
 
-// eligibleNodes returns the nodes that the pending pod can use, independent of their free memory.
+// eligibleNodes returns the nodes that the pending pod can use, independent of their free memory; nil if the cache has no such
+// pending pod.
 func (s *Scheduler) eligibleNodes(uid gpu.PodUID) []string {
 	pod, pending := s.cache.PendingPod(uid)
 	if !pending {
 		return nil
 	}
-	return diagnosis.EligibleNodes(s.diagnosisNodes(), pod.Pending)
+	if names := diagnosis.EligibleNodes(s.diagnosisNodes(), pod.Pending); names != nil {
+		return names
+	}
+	return []string{}
 }
 
 func (s *Scheduler) diagnosisNodes() []diagnosis.Node {

@@ -1,0 +1,72 @@
+package dispatch
+
+import (
+	"testing"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// A pod is deleted while a round asks for its nodes. The answer must not count for the pods with the same constraints.
+func TestPodUnknownToTheCache(t *testing.T) {
+	gone := true
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
+		o.EligibleNodes = func(gpu.PodUID) []string {
+			if gone {
+				return nil
+			}
+			return []string{"n0"}
+		}
+	})
+	f.pod("alice/deleted", 2)
+	f.tick(0)
+	f.delete("alice/deleted")
+	gone = false
+	f.pod("alice/1", 2)
+	f.tick(retryInterval)
+	want(t, "granted", []string{"alice/1"}, f.admitted())
+}
+
+// The place of a pod is for what it asked for then: a pod whose number of cards changes gets another turn.
+func TestDemandChanges(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}}})
+	f.pod("alice/1", 4)
+	f.tick(0)
+	f.pod("alice/1", 0, func(p *Pod) { p.Cards = 2 })
+	want(t, "the former place", 0, allocations(f))
+	want(t, "charged meanwhile", map[string]gpu.Memory{"alice": 0}, f.allocated())
+	f.tick(0)
+	if _, a, _ := f.ledger.Lookup("alice/1"); len(a.Placement) != 2 {
+		t.Errorf("its place is %v", a.Placement)
+	}
+	f.pod("alice/1", 0, priority(1))
+	want(t, "the place after another change", 1, allocations(f))
+}
+
+// kube-scheduler doesn't know by itself that a rejected pod needs no turn any more.
+func TestNamespaceLeaves(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/1", 5, open)
+	f.tick(0)
+	want(t, "requeues", 0, f.requeues)
+	f.SetNamespace("alice", Namespace{Tenant: "alice", Free: true})
+	f.tick(0)
+	want(t, "requeues", 1, f.requeues)
+	f.tick(retryInterval)
+	want(t, "requeues", 1, f.requeues)
+}
+
+// The watch of namespaces can be ahead of that of pods.
+func TestNamespaceDeletedBeforeItsPods(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/bound", 1, on("n0"))
+	f.pod("alice/waiting", 5)
+	f.pod("bob/waiting", 5)
+	f.RemoveNamespace("alice")
+	f.RemoveNamespace("bob")
+	f.tick(0)
+	f.pod("alice/bound", 0, func(p *Pod) { p.Leaving = true })
+	f.delete("alice/bound", "alice/waiting", "bob/waiting")
+	want(t, "tenants left", 0, len(f.queue.Standings()))
+}
