@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -69,4 +70,34 @@ func TestNamespaceDeletedBeforeItsPods(t *testing.T) {
 	f.pod("alice/bound", 0, func(p *Pod) { p.Leaving = true })
 	f.delete("alice/bound", "alice/waiting", "bob/waiting")
 	want(t, "tenants left", 0, len(f.queue.Standings()))
+}
+
+// A pod that was granted for an autoscaler gets the room that this adds, before others do.
+func TestProvisionedPodGetsTheNewRoom(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = 1 })
+	f.pod("alice/1", 4, on("n0"))
+	f.pod("bob/provisioned", 3)
+	f.tick(0)
+	f.pod("alice/2", 3)
+	f.pod("bob/3", 3, age(1))
+	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 8}}})
+	f.NodesChanged()
+	f.tick(0)
+	want(t, "places", []gpu.PodUID{"bob/provisioned"}, f.PlacesOn("n0"))
+	want(t, "granted, also the next one for the autoscaler", []string{"bob/3", "bob/provisioned"}, f.admitted())
+	f.tick(chargeLife)
+	want(t, "its charge ends like any other", Paused, f.Turns()["bob/provisioned"].Obstacle)
+}
+
+// However many pods are granted for an autoscaler, those that fit get their turns.
+func TestManyProvisionedPods(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = maxOpen })
+	f.pod("alice/1", 2, on("n0"))
+	for i := range maxOpen {
+		f.pod(fmt.Sprint("alice/large-", i), 4)
+	}
+	f.tick(0)
+	f.pod("bob/1", 2)
+	f.tick(0)
+	want(t, "places", []gpu.PodUID{"bob/1"}, f.PlacesOn("n0"))
 }

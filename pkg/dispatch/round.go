@@ -197,7 +197,7 @@ func (m *Manager) Tick(now time.Time) {
 		for _, nodes := range m.eligible {
 			nodes.setFreed(freed)
 		}
-		m.round(now)
+		m.round(all, now)
 	}
 	m.openGates(now)
 }
@@ -235,8 +235,8 @@ func (m *Manager) endCharge(p *pod) {
 	delete(m.charged, p.UID)
 }
 
-// round grants what fits, in the order of the queue.
-func (m *Manager) round(now time.Time) {
+// round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
+func (m *Manager) round(all bool, now time.Time) {
 	m.gatherGroups()
 	var capacity ledger.Capacity
 	if m.Capacity != nil {
@@ -245,8 +245,9 @@ func (m *Manager) round(now time.Time) {
 	m.resume = time.Time{}
 	clear(m.holding)
 	failed, first := map[unique.Handle[string]]bool{}, map[string]*unit{}
+	withoutPlace := m.placeProvisioned(all, capacity, now)
 	r := m.queue.Round()
-	for item, ok := r.Next(); ok && len(m.charged) < maxOpen; item, ok = r.Next() {
+	for item, ok := r.Next(); ok && len(m.charged)-withoutPlace < maxOpen; item, ok = r.Next() {
 		if failed[item.Kind] && first[item.Tenant] != nil {
 			r.Pass() // There can be thousands of these.
 			continue
@@ -278,6 +279,41 @@ func (m *Manager) round(now time.Time) {
 		r.Pass()
 	}
 	m.provision(now)
+}
+
+// placeProvisioned reserves places for pods that were granted without one, before others take the nodes that were added for them. From
+// then on their charges expire. It leaves members of groups, whose plans place them together, and returns the number of pods that
+// have no place yet.
+func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.Time) (withoutPlace int) {
+	provisioned := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.expires.IsZero() })
+	slices.SortFunc(provisioned, func(a, b *pod) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.UID, b.UID)) })
+	for _, p := range provisioned {
+		nodes := m.nodesFor(p)
+		request := ledger.Request{Pod: p.Pod.Pod, Nodes: nodes.freed}
+		if all {
+			request.Nodes = nodes.names
+		}
+		if m.Groups != nil && p.Group != (gang.Key{}) || len(request.Nodes) == 0 {
+			withoutPlace++
+			continue
+		}
+		places, _ := m.Ledger.ReserveAll([]ledger.Request{request}, nil, m.View, capacity, now)
+		if places == nil {
+			withoutPlace++
+			continue
+		}
+		m.place(p, places[0], now)
+		m.effects.Requeue = true
+	}
+	return withoutPlace
+}
+
+// place records the place of a granted pod, with which its charge expires.
+func (m *Manager) place(p *pod, where ledger.Reservation, now time.Time) {
+	p.expires = now.Add(chargeLife)
+	if !where.Existing {
+		m.places.add(p.UID, where.Node)
+	}
 }
 
 // try reserves places for the pods of a unit. It returns nil if they don't fit now. failed are the kinds of units that have not
@@ -358,16 +394,13 @@ func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
 	return true
 }
 
-// grant charges the pods of a unit, whose places are in their order. Without places they go wherever kube-scheduler finds
-// room, and their charges don't expire.
+// grant charges the pods of a unit, whose places are in their order. Without places their charges don't
+// expire until they get one, see placeProvisioned.
 func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 	m.removeUnit(u)
 	for i, p := range u.pods {
 		if places != nil {
-			p.expires = now.Add(chargeLife)
-			if !places[i].Existing {
-				m.places.add(p.UID, places[i].Node)
-			}
+			m.place(p, places[i], now)
 		}
 		m.leaveGroup(p)
 		p.charged = true
