@@ -310,7 +310,14 @@ func (m *Manager) refresh(p *pod) {
 	m.changed = true
 }
 
-// needsNoTurn reports whether the pod may be scheduled without a charge.
+// NeedsNoTurn reports whether the pod may be scheduled without a charge.
+func (m *Manager) NeedsNoTurn(pod gpu.Pod) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.needsNoTurn(pod)
+}
+
+// needsNoTurn is NeedsNoTurn for callers that hold the lock.
 func (m *Manager) needsNoTurn(p gpu.Pod) bool {
 	ns, known := m.namespaces[p.Namespace]
 	return p.Request == 0 || p.Priority >= m.PriorityCutoff || known && ns.Free
