@@ -101,3 +101,17 @@ func TestManyProvisionedPods(t *testing.T) {
 	f.tick(0)
 	want(t, "places", []gpu.PodUID{"bob/1"}, f.PlacesOn("n0"))
 }
+
+// A pause that is over is no obstacle any more, also for a pod that isn't tried because others like it don't fit.
+func TestPauseEnds(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/paused", 4, age(1))
+	f.tick(0)
+	f.tick(chargeLife)
+	f.pod("bob/1", 4, on("n0"))
+	f.pod("alice/first", 4)
+	f.tick(0)
+	want(t, "during the pause", Paused, f.Turns()["alice/paused"].Obstacle)
+	f.tick(minPause)
+	want(t, "after it", NoRoom, f.Turns()["alice/paused"].Obstacle)
+}

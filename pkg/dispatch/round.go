@@ -21,7 +21,7 @@ type unit struct {
 	pods []*pod
 	// notBefore is the time before which it must not be granted.
 	notBefore time.Time
-	// paused is true if it was not granted in the latest round because of notBefore.
+	// paused is true if the latest round passed it over because of notBefore.
 	paused bool
 	// overtaken is when a later unit of the tenant was first granted although this one, the first, had no room; zero if none was.
 	overtaken time.Time
@@ -242,7 +242,7 @@ func (m *Manager) round(all bool, now time.Time) {
 	if m.Capacity != nil {
 		capacity = m.Capacity()
 	}
-	m.resume = time.Time{}
+	m.pause(now)
 	clear(m.holding)
 	failed, first := map[unique.Handle[string]]bool{}, map[string]*unit{}
 	withoutPlace := m.placeProvisioned(all, capacity, now)
@@ -253,10 +253,7 @@ func (m *Manager) round(all bool, now time.Time) {
 			continue
 		}
 		u := m.units[item.ID]
-		if u.paused = now.Before(u.notBefore); u.paused {
-			if m.resume.IsZero() || u.notBefore.Before(m.resume) {
-				m.resume = u.notBefore
-			}
+		if u.paused {
 			r.Pass()
 			continue
 		}
@@ -279,6 +276,16 @@ func (m *Manager) round(all bool, now time.Time) {
 		r.Pass()
 	}
 	m.provision(now)
+}
+
+// pause marks the units that pause, and notes when the first pause ends.
+func (m *Manager) pause(now time.Time) {
+	m.resume = time.Time{}
+	for _, u := range m.units {
+		if u.paused = now.Before(u.notBefore); u.paused && (m.resume.IsZero() || u.notBefore.Before(m.resume)) {
+			m.resume = u.notBefore
+		}
+	}
 }
 
 // placeProvisioned reserves places for pods that were granted without one, before others take the nodes that were added for them. From
