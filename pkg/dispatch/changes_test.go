@@ -2,7 +2,9 @@ package dispatch
 
 import (
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -114,4 +116,24 @@ func TestPauseEnds(t *testing.T) {
 	want(t, "during the pause", Paused, f.Turns()["alice/paused"].Obstacle)
 	f.tick(minPause)
 	want(t, "after it", NoRoom, f.Turns()["alice/paused"].Obstacle)
+}
+
+// A pod for which there will never be room, for its CPU for example, doesn't block its tenant most of the time.
+func TestUselessWaitsGetRare(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/large", 4)
+	f.pod("bob/1", 1, on("n0"))
+	granted, hours := 0, 4
+	for i := range hours * 60 {
+		name := fmt.Sprint("alice/", i)
+		f.pod(name, 1, age(1+i))
+		f.tick(time.Minute)
+		if slices.Contains(f.admitted(), name) {
+			granted++
+		}
+		f.delete(name)
+	}
+	if granted < hours*60/2 {
+		t.Errorf("in %d of %d minutes a pod behind it was granted", granted, hours*60)
+	}
 }

@@ -26,7 +26,9 @@ const (
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
 	// patience is how long a tenant's later pods may overtake one that doesn't fit. Then they wait for it, for maxWait at most.
+	// If that was in vain, patience doubles, maxDoublings times at most.
 	patience, maxWait = time.Minute, 10 * time.Minute
+	maxDoublings      = 5
 )
 
 // Options configure a Manager.

@@ -25,6 +25,8 @@ type unit struct {
 	paused bool
 	// overtaken is when a later unit of the tenant was first granted although this one, the first, had no room; zero if none was.
 	overtaken time.Time
+	// waits counts the times that later units have waited for this one in vain.
+	waits int
 }
 
 // Obstacle is why a unit isn't granted.
@@ -94,7 +96,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 	first := pods[0]
 	u := &unit{pods: pods, item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created}}
 	if former != nil {
-		u.overtaken = former.overtaken
+		u.overtaken, u.waits = former.overtaken, former.waits
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.likeness(), b.likeness()), cmp.Compare(a.UID, b.UID))
@@ -389,13 +391,16 @@ func (m *Manager) everFits(u *unit) bool {
 	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return !m.Ledger.FitsEmpty(p.Pod.Pod, m.nodesFor(p).names) })
 }
 
-// holdsOthers reports whether the tenant's later units wait for this one, which has no room.
+// holdsOthers reports whether the tenant's later units wait for this one, which has no room. Each time that this hasn't helped they
+// overtake it for longer: perhaps there will never be room, for its CPU for example.
 func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
+	patience := patience << min(u.waits, maxDoublings)
 	if u.overtaken.IsZero() || now.Sub(u.overtaken) < patience {
 		return false
 	}
 	if now.Sub(u.overtaken) >= patience+maxWait {
 		u.overtaken = time.Time{} // It begins again with the next unit that overtakes it.
+		u.waits++
 		return false
 	}
 	return true
