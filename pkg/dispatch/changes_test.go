@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -136,4 +137,33 @@ func TestUselessWaitsGetRare(t *testing.T) {
 	if granted < hours*60/2 {
 		t.Errorf("in %d of %d minutes a pod behind it was granted", granted, hours*60)
 	}
+}
+
+// A round is short, however different the pods are, and the next ticks go on where it ended, whatever changes meanwhile.
+func TestManyConstraints(t *testing.T) {
+	asked := 0
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
+		o.EligibleNodes = func(gpu.PodUID) []string {
+			asked++
+			return []string{"n0"}
+		}
+	})
+	for i := range 100 {
+		name := fmt.Sprint("alice/", i)
+		f.pod(name, 5, age(-1))
+		p := f.pods[name]
+		p.Constraints, p.Likeness = unique.Make(name), unique.Make(name)
+		f.SetPod(p)
+	}
+	f.pod("alice/last", 4)
+	ticks := 0
+	for ; len(f.admitted()) == 0 && ticks < 100; ticks++ {
+		asked = 0
+		f.NodesChanged()
+		f.tick(100 * time.Millisecond)
+		if asked > maxEffort/constraintsEffort {
+			t.Fatalf("one tick asked for the nodes of %d pods", asked)
+		}
+	}
+	want(t, "granted", []string{"alice/last"}, f.admitted())
 }

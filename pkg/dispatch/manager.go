@@ -25,6 +25,9 @@ const (
 	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
+	// maxEffort limits the attempts of one round, since filter calls wait for it: after it the next tick goes on. An attempt on all
+	// nodes counts as one, and finding the eligible nodes of some constraints as constraintsEffort.
+	maxEffort, constraintsEffort = 1024, 128
 	// patience is how long a tenant's later pods may overtake one that doesn't fit. Then they wait for it, for maxWait at most.
 	// If that was in vain, patience doubles, maxDoublings times at most.
 	patience, maxWait = time.Minute, 10 * time.Minute
@@ -147,7 +150,10 @@ type Manager struct {
 	// none pauses.
 	changed bool
 	resume  time.Time
-	effects Effects
+	// effort counts the attempts of the present round. incomplete is true if the latest one ended before it had tried all units.
+	effort     int
+	incomplete bool
+	effects    Effects
 }
 
 // pod is a Pod with the state that a Manager keeps of it.

@@ -182,24 +182,32 @@ func (m *Manager) Tick(now time.Time) {
 	defer m.mu.Unlock()
 	m.expire(now)
 	freed, all := m.freed.take()
-	if m.nodesChanged.Swap(false) {
-		clear(m.eligible)
-		all = true
+	if all {
+		m.retryAll = time.Time{}
 	}
-	if all || !now.Before(m.retryAll) {
+	if !m.incomplete && m.nodesChanged.Swap(false) {
+		clear(m.eligible)
+		m.retryAll = time.Time{}
+	}
+	// A round that was cut short goes on first: otherwise its last units would never get their turn.
+	if all = !m.incomplete && !now.Before(m.retryAll); all {
 		clear(m.noRoom)
-		all, m.retryAll = true, now.Add(retryInterval)
+		m.retryAll = now.Add(retryInterval)
 		if len(m.eligible) > maxConstraints {
 			clear(m.eligible) // Most are those of pods that are gone.
 		}
 	}
 	paused := !m.resume.IsZero() && !now.Before(m.resume)
-	if m.changed || paused || len(m.units)+len(m.members) > 0 && (all || len(freed) > 0) {
+	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || len(freed) > 0) {
 		m.changed = false
 		for _, nodes := range m.eligible {
 			nodes.setFreed(freed)
 		}
-		m.round(all, now)
+		if m.round(all, now); m.incomplete {
+			for node := range freed {
+				m.freed.add(node) // For the units that were not tried.
+			}
+		}
 	}
 	m.openGates(now)
 }
@@ -245,11 +253,13 @@ func (m *Manager) round(all bool, now time.Time) {
 		capacity = m.Capacity()
 	}
 	m.pause(now)
+	m.effort = 0
 	clear(m.holding)
 	failed, first := map[unique.Handle[string]]bool{}, map[string]*unit{}
 	withoutPlace := m.placeProvisioned(all, capacity, now)
 	r := m.queue.Round()
-	for item, ok := r.Next(); ok && len(m.charged)-withoutPlace < maxOpen; item, ok = r.Next() {
+	item, ok := r.Next()
+	for ; ok && len(m.charged)-withoutPlace < maxOpen && m.effort < maxEffort; item, ok = r.Next() {
 		if failed[item.Kind] && first[item.Tenant] != nil {
 			r.Pass() // There can be thousands of these.
 			continue
@@ -277,6 +287,7 @@ func (m *Manager) round(all bool, now time.Time) {
 		}
 		r.Pass()
 	}
+	m.incomplete = ok && m.effort >= maxEffort
 	m.provision(now)
 }
 
@@ -333,6 +344,9 @@ func (m *Manager) try(u *unit, failed map[unique.Handle[string]]bool, capacity l
 		return nil
 	}
 	_, hadNoRoom := m.noRoom[kind]
+	if !hadNoRoom {
+		m.effort++
+	}
 	if requests := m.requests(u, hadNoRoom); requests != nil {
 		places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
 	}
@@ -378,6 +392,7 @@ func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
 func (m *Manager) nodesFor(p *pod) *eligibleNodes {
 	nodes, known := m.eligible[p.Constraints]
 	if !known {
+		m.effort += constraintsEffort
 		names := m.EligibleNodes(p.UID)
 		if nodes = newEligibleNodes(names); names != nil { // Otherwise the pod was just deleted, and others with its constraints have nodes.
 			m.eligible[p.Constraints] = nodes
