@@ -46,6 +46,10 @@ func TestDemandChanges(t *testing.T) {
 	}
 	f.pod("alice/1", 0, priority(1))
 	want(t, "the place after another change", 1, allocations(f))
+	p := f.pods["alice/1"]
+	p.Constraints = unique.Make("other nodes")
+	f.SetPod(p)
+	want(t, "the place after a change of the node selector", 0, allocations(f))
 }
 
 // kube-scheduler doesn't know by itself that a rejected pod needs no turn any more.
@@ -90,6 +94,25 @@ func TestProvisionedPodGetsTheNewRoom(t *testing.T) {
 	want(t, "granted, also the next one for the autoscaler", []string{"bob/3", "bob/provisioned"}, f.admitted())
 	f.tick(chargeLife)
 	want(t, "its charge ends like any other", Paused, f.Turns()["bob/provisioned"].Obstacle)
+}
+
+// So do the members of a group, all at once.
+func TestProvisionedGroupGetsTheNewRoom(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = 2 })
+	f.groups.sizes["job"] = 2
+	f.pod("alice/1", 4, on("n0"))
+	f.pod("bob/job-0", 4, inGroup("job"))
+	f.pod("bob/job-1", 4, inGroup("job"))
+	f.tick(0)
+	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}}})
+	f.NodesChanged()
+	f.tick(0)
+	want(t, "room for one", nil, f.PlacesOn("n0"))
+	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}, {Index: 2, Memory: 4}}})
+	f.NodesChanged()
+	f.pod("alice/2", 4)
+	f.tick(0)
+	want(t, "room for both", []gpu.PodUID{"bob/job-0", "bob/job-1"}, f.PlacesOn("n0"))
 }
 
 // However many pods are granted for an autoscaler, those that fit get their turns.

@@ -271,8 +271,8 @@ func (m *Manager) SetPod(next Pod) {
 	default:
 		m.withdraw(p)
 	}
-	if next.Node == "" && next.Demand() != p.Demand() {
-		m.endCharge(p) // The place is for what the pod asked for then: users can change its number of cards.
+	if next.Node == "" && (next.Demand() != p.Demand() || next.Constraints != p.Constraints) {
+		m.endCharge(p) // The place is for what the pod asked for then. Users can change its number of cards, and its node selector while it is gated.
 	}
 	p.Pod = next
 	if !p.awaitsBind() {

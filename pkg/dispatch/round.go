@@ -302,30 +302,39 @@ func (m *Manager) pause(now time.Time) {
 }
 
 // placeProvisioned reserves places for pods that were granted without one, before others take the nodes that were added for them. From
-// then on their charges expire. It leaves members of groups, whose plans place them together, and returns the number of pods that
-// have no place yet.
+// then on their charges expire. It returns the number of pods that have no place yet.
 func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.Time) (withoutPlace int) {
-	provisioned := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.expires.IsZero() })
-	slices.SortFunc(provisioned, func(a, b *pod) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.UID, b.UID)) })
-	for _, p := range provisioned {
-		nodes := m.nodesFor(p)
-		request := ledger.Request{Pod: p.Pod.Pod, Nodes: nodes.freed}
-		if all {
-			request.Nodes = nodes.names
+	for _, u := range m.provisioned() {
+		var places []ledger.Reservation
+		if requests := m.requests(u, !all); requests != nil {
+			places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
 		}
-		if m.Groups != nil && p.Group != (gang.Key{}) || len(request.Nodes) == 0 {
-			withoutPlace++
-			continue
-		}
-		places, _ := m.Ledger.ReserveAll([]ledger.Request{request}, nil, m.View, capacity, now)
 		if places == nil {
-			withoutPlace++
+			withoutPlace += len(u.pods)
 			continue
 		}
-		m.place(p, places[0], now)
+		for i, p := range u.pods {
+			m.place(p, places[i], now)
+		}
 		m.effects.Requeue = true
 	}
 	return withoutPlace
+}
+
+// provisioned returns the pods that were granted without a place, the oldest first, and members of a group together.
+func (m *Manager) provisioned() (units []*unit) {
+	pods := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.expires.IsZero() })
+	slices.SortFunc(pods, func(a, b *pod) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.UID, b.UID)) })
+	groups := map[gang.Key]*unit{}
+	for _, p := range pods {
+		u := groups[p.Group]
+		if u == nil || m.Groups == nil || p.Group == (gang.Key{}) {
+			u = &unit{}
+			units, groups[p.Group] = append(units, u), u
+		}
+		u.pods = append(u.pods, p)
+	}
+	return units
 }
 
 // place records the place of a granted pod, with which its charge expires.
