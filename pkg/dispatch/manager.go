@@ -29,7 +29,7 @@ const (
 	// nodes counts as one, and finding the eligible nodes of some constraints as constraintsEffort.
 	maxEffort, constraintsEffort = 1024, 128
 	// patience is how long a tenant's later pods may overtake one that doesn't fit. Then they wait for it, for maxWait at most.
-	// If that was in vain, patience doubles, maxDoublings times at most.
+	// If it still has no room then, patience doubles, maxDoublings times at most.
 	patience, maxWait = time.Minute, 10 * time.Minute
 	maxDoublings      = 5
 )

@@ -25,7 +25,7 @@ type unit struct {
 	paused bool
 	// overtaken is when a later unit of the tenant was first granted although this one, the first, had no room; zero if none was.
 	overtaken time.Time
-	// waits counts the times that later units have waited for this one in vain.
+	// waits counts the times that later units have waited for this one and it got no room.
 	waits int
 }
 
