@@ -71,10 +71,7 @@ func (s *Scheduler) eligibleNodes(uid gpu.PodUID) []string {
 	if !pending {
 		return nil
 	}
-	if names := diagnosis.EligibleNodes(s.diagnosisNodes(), pod.Pending); names != nil {
-		return names
-	}
-	return []string{}
+	return diagnosis.EligibleNodes(s.diagnosisNodes(), pod.Pending)
 }
 
 func (s *Scheduler) diagnosisNodes() []diagnosis.Node {
