@@ -263,9 +263,9 @@ func (c *podCase) waitText() string {
 	return "; " + c.wait.String()
 }
 
-// EligibleNodes returns the names of the nodes that the pod may use, independent of their free memory.
+// EligibleNodes returns the names of the nodes that the pod may use, independent of their free memory; not nil.
 func EligibleNodes(nodes []Node, pod *Pod) []string {
-	var names []string
+	names := []string{}
 	for i := range nodes {
 		if nodes[i].rejection(pod) == "" {
 			names = append(names, nodes[i].Object.Name)

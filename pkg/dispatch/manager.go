@@ -25,8 +25,13 @@ const (
 	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
+	// maxEffort limits the attempts of one round, since filter calls wait for it: after it the next tick goes on. An attempt on all
+	// nodes counts as one, and finding the eligible nodes of some constraints as constraintsEffort.
+	maxEffort, constraintsEffort = 1024, 128
 	// patience is how long a tenant's later pods may overtake one that doesn't fit. Then they wait for it, for maxWait at most.
+	// If it still has no room then, patience doubles, maxDoublings times at most.
 	patience, maxWait = time.Minute, 10 * time.Minute
+	maxDoublings      = 5
 )
 
 // Options configure a Manager.
@@ -38,7 +43,7 @@ type Options struct {
 	View    ledger.View
 	// Groups says which members of a group are granted together; nil if members are granted like any other pod.
 	Groups Groups
-	// EligibleNodes returns the nodes that the pod can run on regardless of free resources.
+	// EligibleNodes returns the nodes that the pod can run on regardless of free resources; nil if it doesn't know the pod.
 	EligibleNodes func(gpu.PodUID) []string
 	// Capacity returns a new count of what nodes have free besides GPU memory; planned returns the pods that have a place on
 	// a node. If Capacity is nil, only GPU memory counts.
@@ -145,7 +150,10 @@ type Manager struct {
 	// none pauses.
 	changed bool
 	resume  time.Time
-	effects Effects
+	// effort counts the attempts of the present round. incomplete is true if the latest one ended before it had tried all units.
+	effort     int
+	incomplete bool
+	effects    Effects
 }
 
 // pod is a Pod with the state that a Manager keeps of it.
@@ -208,6 +216,9 @@ func (m *Manager) SetNamespace(name string, next Namespace) {
 			if p.Namespace == name {
 				m.withdraw(p)
 				m.refresh(p)
+				if next.Free && !p.Gated && p.awaitsBind() {
+					m.effects.Requeue = true // Until now filter has rejected it.
+				}
 			}
 		}
 	}
@@ -218,12 +229,17 @@ func (m *Manager) SetNamespace(name string, next Namespace) {
 	m.changed = true
 }
 
-// RemoveNamespace removes a namespace that was deleted. Its pods are deleted before.
+// RemoveNamespace removes a namespace that was deleted. Its pods are deleted before, but the watch can report that later.
 func (m *Manager) RemoveNamespace(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	former := m.namespaces[name]
 	delete(m.namespaces, name)
+	for _, p := range m.pods {
+		if p.Namespace == name {
+			m.withdraw(p)
+		}
+	}
 	m.setTerms(former.Tenant)
 }
 
@@ -254,6 +270,9 @@ func (m *Manager) SetPod(next Pod) {
 		return // Something else changed, such as a condition.
 	default:
 		m.withdraw(p)
+	}
+	if next.Node == "" && (next.Demand() != p.Demand() || next.Constraints != p.Constraints) {
+		m.endCharge(p) // The place is for what the pod asked for then. Users can change its number of cards, and its node selector while it is gated.
 	}
 	p.Pod = next
 	if !p.awaitsBind() {
@@ -299,7 +318,14 @@ func (m *Manager) refresh(p *pod) {
 	m.changed = true
 }
 
-// needsNoTurn reports whether the pod may be scheduled without a charge.
+// NeedsNoTurn reports whether the pod may be scheduled without a charge.
+func (m *Manager) NeedsNoTurn(pod gpu.Pod) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.needsNoTurn(pod)
+}
+
+// needsNoTurn is NeedsNoTurn for callers that hold the lock.
 func (m *Manager) needsNoTurn(p gpu.Pod) bool {
 	ns, known := m.namespaces[p.Namespace]
 	return p.Request == 0 || p.Priority >= m.PriorityCutoff || known && ns.Free
@@ -311,9 +337,13 @@ func (m *Manager) waits(p *pod) bool {
 	return known && p.awaitsBind() && !p.charged && !p.GatedOtherwise && !m.needsNoTurn(p.Pod.Pod)
 }
 
-// count makes the queue count the amount for the pod, as memory of its present tenant.
+// count makes the queue count the amount for the pod, as memory of its present tenant, which is the last one if its namespace is
+// gone already.
 func (m *Manager) count(p *pod, amount gpu.Memory) {
-	ns := m.namespaces[p.Namespace]
+	ns, known := m.namespaces[p.Namespace]
+	if !known && p.counted > 0 {
+		ns.Tenant = p.countedFor
+	}
 	if ns.Free {
 		amount = 0
 	}

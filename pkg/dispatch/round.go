@@ -21,10 +21,12 @@ type unit struct {
 	pods []*pod
 	// notBefore is the time before which it must not be granted.
 	notBefore time.Time
-	// paused is true if it was not granted in the latest round because of notBefore.
+	// paused is true if the latest round passed it over because of notBefore.
 	paused bool
 	// overtaken is when a later unit of the tenant was first granted although this one, the first, had no room; zero if none was.
 	overtaken time.Time
+	// waits counts the times that later units have waited for this one and it got no room.
+	waits int
 }
 
 // Obstacle is why a unit isn't granted.
@@ -94,7 +96,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 	first := pods[0]
 	u := &unit{pods: pods, item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created}}
 	if former != nil {
-		u.overtaken = former.overtaken
+		u.overtaken, u.waits = former.overtaken, former.waits
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.likeness(), b.likeness()), cmp.Compare(a.UID, b.UID))
@@ -180,24 +182,32 @@ func (m *Manager) Tick(now time.Time) {
 	defer m.mu.Unlock()
 	m.expire(now)
 	freed, all := m.freed.take()
-	if m.nodesChanged.Swap(false) {
-		clear(m.eligible)
-		all = true
+	if all {
+		m.retryAll = time.Time{}
 	}
-	if all || !now.Before(m.retryAll) {
+	if !m.incomplete && m.nodesChanged.Swap(false) {
+		clear(m.eligible)
+		m.retryAll = time.Time{}
+	}
+	// A round that was cut short goes on first: otherwise its last units would never get their turn.
+	if all = !m.incomplete && !now.Before(m.retryAll); all {
 		clear(m.noRoom)
-		all, m.retryAll = true, now.Add(retryInterval)
+		m.retryAll = now.Add(retryInterval)
 		if len(m.eligible) > maxConstraints {
 			clear(m.eligible) // Most are those of pods that are gone.
 		}
 	}
 	paused := !m.resume.IsZero() && !now.Before(m.resume)
-	if m.changed || paused || len(m.units)+len(m.members) > 0 && (all || len(freed) > 0) {
+	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || len(freed) > 0) {
 		m.changed = false
 		for _, nodes := range m.eligible {
 			nodes.setFreed(freed)
 		}
-		m.round(now)
+		if m.round(all, now); m.incomplete {
+			for node := range freed {
+				m.freed.add(node) // For the units that were not tried.
+			}
+		}
 	}
 	m.openGates(now)
 }
@@ -235,27 +245,27 @@ func (m *Manager) endCharge(p *pod) {
 	delete(m.charged, p.UID)
 }
 
-// round grants what fits, in the order of the queue.
-func (m *Manager) round(now time.Time) {
+// round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
+func (m *Manager) round(all bool, now time.Time) {
 	m.gatherGroups()
 	var capacity ledger.Capacity
 	if m.Capacity != nil {
 		capacity = m.Capacity()
 	}
-	m.resume = time.Time{}
+	m.pause(now)
+	m.effort = 0
 	clear(m.holding)
 	failed, first := map[unique.Handle[string]]bool{}, map[string]*unit{}
+	withoutPlace := m.placeProvisioned(all, capacity, now)
 	r := m.queue.Round()
-	for item, ok := r.Next(); ok && len(m.charged) < maxOpen; item, ok = r.Next() {
+	item, ok := r.Next()
+	for ; ok && len(m.charged)-withoutPlace < maxOpen && m.effort < maxEffort; item, ok = r.Next() {
 		if failed[item.Kind] && first[item.Tenant] != nil {
 			r.Pass() // There can be thousands of these.
 			continue
 		}
 		u := m.units[item.ID]
-		if u.paused = now.Before(u.notBefore); u.paused {
-			if m.resume.IsZero() || u.notBefore.Before(m.resume) {
-				m.resume = u.notBefore
-			}
+		if u.paused {
 			r.Pass()
 			continue
 		}
@@ -277,7 +287,62 @@ func (m *Manager) round(now time.Time) {
 		}
 		r.Pass()
 	}
+	m.incomplete = ok && m.effort >= maxEffort
 	m.provision(now)
+}
+
+// pause marks the units that pause, and notes when the first pause ends.
+func (m *Manager) pause(now time.Time) {
+	m.resume = time.Time{}
+	for _, u := range m.units {
+		if u.paused = now.Before(u.notBefore); u.paused && (m.resume.IsZero() || u.notBefore.Before(m.resume)) {
+			m.resume = u.notBefore
+		}
+	}
+}
+
+// placeProvisioned reserves places for pods that were granted without one, before others take the nodes that were added for them. From
+// then on their charges expire. It returns the number of pods that have no place yet.
+func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.Time) (withoutPlace int) {
+	for _, u := range m.provisioned() {
+		var places []ledger.Reservation
+		if requests := m.requests(u, !all); requests != nil {
+			places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+		}
+		if places == nil {
+			withoutPlace += len(u.pods)
+			continue
+		}
+		for i, p := range u.pods {
+			m.place(p, places[i], now)
+		}
+		m.effects.Requeue = true
+	}
+	return withoutPlace
+}
+
+// provisioned returns the pods that were granted without a place, the oldest first, and members of a group together.
+func (m *Manager) provisioned() (units []*unit) {
+	pods := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.expires.IsZero() })
+	slices.SortFunc(pods, func(a, b *pod) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.UID, b.UID)) })
+	groups := map[gang.Key]*unit{}
+	for _, p := range pods {
+		u := groups[p.Group]
+		if u == nil || m.Groups == nil || p.Group == (gang.Key{}) {
+			u = &unit{}
+			units, groups[p.Group] = append(units, u), u
+		}
+		u.pods = append(u.pods, p)
+	}
+	return units
+}
+
+// place records the place of a granted pod, with which its charge expires.
+func (m *Manager) place(p *pod, where ledger.Reservation, now time.Time) {
+	p.expires = now.Add(chargeLife)
+	if !where.Existing {
+		m.places.add(p.UID, where.Node)
+	}
 }
 
 // try reserves places for the pods of a unit. It returns nil if they don't fit now. failed are the kinds of units that have not
@@ -288,6 +353,9 @@ func (m *Manager) try(u *unit, failed map[unique.Handle[string]]bool, capacity l
 		return nil
 	}
 	_, hadNoRoom := m.noRoom[kind]
+	if !hadNoRoom {
+		m.effort++
+	}
 	if requests := m.requests(u, hadNoRoom); requests != nil {
 		places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
 	}
@@ -333,8 +401,11 @@ func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
 func (m *Manager) nodesFor(p *pod) *eligibleNodes {
 	nodes, known := m.eligible[p.Constraints]
 	if !known {
-		nodes = newEligibleNodes(m.EligibleNodes(p.UID))
-		m.eligible[p.Constraints] = nodes
+		m.effort += constraintsEffort
+		names := m.EligibleNodes(p.UID)
+		if nodes = newEligibleNodes(names); names != nil { // Otherwise the pod was just deleted, and others with its constraints have nodes.
+			m.eligible[p.Constraints] = nodes
+		}
 	}
 	return nodes
 }
@@ -344,28 +415,28 @@ func (m *Manager) everFits(u *unit) bool {
 	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return !m.Ledger.FitsEmpty(p.Pod.Pod, m.nodesFor(p).names) })
 }
 
-// holdsOthers reports whether the tenant's later units wait for this one, which has no room.
+// holdsOthers reports whether the tenant's later units wait for this one, which has no room. Each time that this hasn't helped they
+// overtake it for longer: perhaps there will never be room, for its CPU for example.
 func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
+	patience := patience << min(u.waits, maxDoublings)
 	if u.overtaken.IsZero() || now.Sub(u.overtaken) < patience {
 		return false
 	}
 	if now.Sub(u.overtaken) >= patience+maxWait {
 		u.overtaken = time.Time{} // It begins again with the next unit that overtakes it.
+		u.waits++
 		return false
 	}
 	return true
 }
 
-// grant charges the pods of a unit, whose places are in their order. Without places they go wherever kube-scheduler finds
-// room, and their charges don't expire.
+// grant charges the pods of a unit, whose places are in their order. Without places their charges don't
+// expire until they get one, see placeProvisioned.
 func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 	m.removeUnit(u)
 	for i, p := range u.pods {
 		if places != nil {
-			p.expires = now.Add(chargeLife)
-			if !places[i].Existing {
-				m.places.add(p.UID, places[i].Node)
-			}
+			m.place(p, places[i], now)
 		}
 		m.leaveGroup(p)
 		p.charged = true

@@ -18,6 +18,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -193,4 +195,18 @@ func TestFairShareNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.await("the deletion", func() bool { return f.InvalidNamespaces() == 0 })
+}
+
+// Priorities count within a tenant only: a pod with a turn evicts no pods, one that needs none does.
+func TestFairShareEvictsNothing(t *testing.T) {
+	pod, urgent := fake.Pod("p", 16, gated, fake.Priority(5), inNamespace("bob")), fake.Pod("urgent", 16, fake.Priority(1000), inNamespace("bob"))
+	f := startFair(t, FairShareOptions{Provisioning: 1}, nil, namespace("default", nil), namespace("bob", nil), fake.Pod("a", 16, fake.Bound("n1", 0)), pod)
+	f.passUntilOpened("p") // For an autoscaler: it has no place.
+	proposed := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}}
+	if got, err := f.Preempt(t.Context(), pod, proposed); len(got) > 0 || err != nil {
+		t.Errorf("victims %v, %v", got, err)
+	}
+	if got, err := f.Preempt(t.Context(), urgent, proposed); !cmp.Equal(proposed, got) || err != nil {
+		t.Errorf("victims of the pod above the cutoff: %v, %v", got, err)
+	}
 }

@@ -155,7 +155,7 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, fits func(p
 // recordRejection keeps what later requeues and evictions for the rejected pod need.
 func (s *Scheduler) recordRejection(object *corev1.Pod, pod gpu.Pod, result FilterResult, now time.Time) {
 	s.requeue.Rejected(pod, len(result.Nodes), now)
-	if !neverPreempts(object) {
+	if !neverPreempts(object) && s.fair.evicts(pod) {
 		s.evictor.Rejected(pod, object.Status.NominatedNodeName, result.full(), now)
 	}
 }

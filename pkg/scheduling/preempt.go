@@ -39,6 +39,9 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if node, _, allocated := s.ledger.Lookup(gpu.PodUID(object.UID)); allocated {
 		return s.withCard(node, proposed), nil
 	}
+	if !s.fair.evicts(protocol.Pod(object)) {
+		return nil, nil
+	}
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}

@@ -193,12 +193,13 @@ func TestScenes(t *testing.T) {
 		}},
 		"one important member doesn't lift its group": {1, func(w *world) {
 			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
-			w.group("first", 4, podSpec{memory: 16, lasts: 2 * minute})
+			// Each member needs a card of its own: only pods with an even amount ask for two.
+			w.group("first", 4, podSpec{memory: 15, lasts: 2 * minute})
 			w.runFor(30 * time.Second)
-			lifted := w.group("lifted", 4, podSpec{memory: 16})
+			lifted := w.group("lifted", 4, podSpec{memory: 15})
 			lifted.specs[0].priority = 1000
 			w.runFor(10 * time.Second)
-			w.group("honest", 4, podSpec{memory: 16, priority: 500})
+			w.group("honest", 4, podSpec{memory: 15, priority: 500})
 			w.runFor(5 * minute)
 			w.wantWhole("honest", 4)
 		}},

@@ -64,7 +64,8 @@ func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
 	return diagnosis.ReportedWait(pod.Member.Gang.String(), pod.Pending) // Only the leader knows the state of groups.
 }
 
-// eligibleNodes returns the nodes that the pending pod can use, independent of their free memory.
+// eligibleNodes returns the nodes that the pending pod can use, independent of their free memory; nil if the cache has no such
+// pending pod.
 func (s *Scheduler) eligibleNodes(uid gpu.PodUID) []string {
 	pod, pending := s.cache.PendingPod(uid)
 	if !pending {

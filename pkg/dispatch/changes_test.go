@@ -1,0 +1,192 @@
+package dispatch
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// A pod is deleted while a round asks for its nodes. The answer must not count for the pods with the same constraints.
+func TestPodUnknownToTheCache(t *testing.T) {
+	gone := true
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
+		o.EligibleNodes = func(gpu.PodUID) []string {
+			if gone {
+				return nil
+			}
+			return []string{"n0"}
+		}
+	})
+	f.pod("alice/deleted", 2)
+	f.tick(0)
+	f.delete("alice/deleted")
+	gone = false
+	f.pod("alice/1", 2)
+	f.tick(retryInterval)
+	want(t, "granted", []string{"alice/1"}, f.admitted())
+}
+
+// The place of a pod is for what it asked for then: a pod whose number of cards changes gets another turn.
+func TestDemandChanges(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}}})
+	f.pod("alice/1", 4)
+	f.tick(0)
+	f.pod("alice/1", 0, func(p *Pod) { p.Cards = 2 })
+	want(t, "the former place", 0, allocations(f))
+	want(t, "charged meanwhile", map[string]gpu.Memory{"alice": 0}, f.allocated())
+	f.tick(0)
+	if _, a, _ := f.ledger.Lookup("alice/1"); len(a.Placement) != 2 {
+		t.Errorf("its place is %v", a.Placement)
+	}
+	f.pod("alice/1", 0, priority(1))
+	want(t, "the place after another change", 1, allocations(f))
+	p := f.pods["alice/1"]
+	p.Constraints = unique.Make("other nodes")
+	f.SetPod(p)
+	want(t, "the place after a change of the node selector", 0, allocations(f))
+}
+
+// kube-scheduler doesn't know by itself that a rejected pod needs no turn any more.
+func TestNamespaceLeaves(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/1", 5, open)
+	f.tick(0)
+	want(t, "requeues", 0, f.requeues)
+	f.SetNamespace("alice", Namespace{Tenant: "alice", Free: true})
+	f.tick(0)
+	want(t, "requeues", 1, f.requeues)
+	f.tick(retryInterval)
+	want(t, "requeues", 1, f.requeues)
+}
+
+// The watch of namespaces can be ahead of that of pods.
+func TestNamespaceDeletedBeforeItsPods(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/bound", 1, on("n0"))
+	f.pod("alice/waiting", 5)
+	f.pod("bob/waiting", 5)
+	f.RemoveNamespace("alice")
+	f.RemoveNamespace("bob")
+	f.tick(0)
+	f.pod("alice/bound", 0, func(p *Pod) { p.Leaving = true })
+	f.delete("alice/bound", "alice/waiting", "bob/waiting")
+	want(t, "tenants left", 0, len(f.queue.Standings()))
+}
+
+// A pod that was granted for an autoscaler gets the room that this adds, before others do.
+func TestProvisionedPodGetsTheNewRoom(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = 1 })
+	f.pod("alice/1", 4, on("n0"))
+	f.pod("bob/provisioned", 3)
+	f.tick(0)
+	f.pod("alice/2", 3)
+	f.pod("bob/3", 3, age(1))
+	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 8}}})
+	f.NodesChanged()
+	f.tick(0)
+	want(t, "places", []gpu.PodUID{"bob/provisioned"}, f.PlacesOn("n0"))
+	want(t, "granted, also the next one for the autoscaler", []string{"bob/3", "bob/provisioned"}, f.admitted())
+	f.tick(chargeLife)
+	want(t, "its charge ends like any other", Paused, f.Turns()["bob/provisioned"].Obstacle)
+}
+
+// So do the members of a group, all at once.
+func TestProvisionedGroupGetsTheNewRoom(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = 2 })
+	f.groups.sizes["job"] = 2
+	f.pod("alice/1", 4, on("n0"))
+	f.pod("bob/job-0", 4, inGroup("job"))
+	f.pod("bob/job-1", 4, inGroup("job"))
+	f.tick(0)
+	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}}})
+	f.NodesChanged()
+	f.tick(0)
+	want(t, "room for one", nil, f.PlacesOn("n0"))
+	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}, {Index: 2, Memory: 4}}})
+	f.NodesChanged()
+	f.pod("alice/2", 4)
+	f.tick(0)
+	want(t, "room for both", []gpu.PodUID{"bob/job-0", "bob/job-1"}, f.PlacesOn("n0"))
+}
+
+// However many pods are granted for an autoscaler, those that fit get their turns.
+func TestManyProvisionedPods(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = maxOpen })
+	f.pod("alice/1", 2, on("n0"))
+	for i := range maxOpen {
+		f.pod(fmt.Sprint("alice/large-", i), 4)
+	}
+	f.tick(0)
+	f.pod("bob/1", 2)
+	f.tick(0)
+	want(t, "places", []gpu.PodUID{"bob/1"}, f.PlacesOn("n0"))
+}
+
+// A pause that is over is no obstacle any more, also for a pod that isn't tried because others like it don't fit.
+func TestPauseEnds(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/paused", 4, age(1))
+	f.tick(0)
+	f.tick(chargeLife)
+	f.pod("bob/1", 4, on("n0"))
+	f.pod("alice/first", 4)
+	f.tick(0)
+	want(t, "during the pause", Paused, f.Turns()["alice/paused"].Obstacle)
+	f.tick(minPause)
+	want(t, "after it", NoRoom, f.Turns()["alice/paused"].Obstacle)
+}
+
+// A pod for which there will never be room, for its CPU for example, doesn't block its tenant most of the time.
+func TestUselessWaitsGetRare(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/large", 4)
+	f.pod("bob/1", 1, on("n0"))
+	granted, hours := 0, 4
+	for i := range hours * 60 {
+		name := fmt.Sprint("alice/", i)
+		f.pod(name, 1, age(1+i))
+		f.tick(time.Minute)
+		if slices.Contains(f.admitted(), name) {
+			granted++
+		}
+		f.delete(name)
+	}
+	if granted < hours*60/2 {
+		t.Errorf("in %d of %d minutes a pod behind it was granted", granted, hours*60)
+	}
+}
+
+// A round is short, however different the pods are, and the next ticks go on where it ended, whatever changes meanwhile.
+func TestManyConstraints(t *testing.T) {
+	asked := 0
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
+		o.EligibleNodes = func(gpu.PodUID) []string {
+			asked++
+			return []string{"n0"}
+		}
+	})
+	for i := range 100 {
+		name := fmt.Sprint("alice/", i)
+		f.pod(name, 5, age(-1))
+		p := f.pods[name]
+		p.Constraints, p.Likeness = unique.Make(name), unique.Make(name)
+		f.SetPod(p)
+	}
+	f.pod("alice/last", 4)
+	ticks := 0
+	for ; len(f.admitted()) == 0 && ticks < 100; ticks++ {
+		asked = 0
+		f.NodesChanged()
+		f.tick(100 * time.Millisecond)
+		if asked > maxEffort/constraintsEffort {
+			t.Fatalf("one tick asked for the nodes of %d pods", asked)
+		}
+	}
+	want(t, "granted", []string{"alice/last"}, f.admitted())
+}
