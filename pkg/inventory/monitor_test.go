@@ -34,11 +34,12 @@ type testClock struct {
 }
 
 func (c testClock) Now() time.Time {
+	now := c.FakePassiveClock.Now() // Before the test may advance it.
 	select {
 	case c.read <- struct{}{}:
 	default:
 	}
-	return c.FakePassiveClock.Now()
+	return now
 }
 
 func (c testClock) step(d time.Duration) { c.SetTime(c.FakePassiveClock.Now().Add(d)) }
@@ -109,11 +110,11 @@ func (m *monitored) next(why string, want State) {
 }
 
 // round waits for a complete step of the monitor that began after the call. It fails if something was published. The
-// monitor reads the clock twice in each step. round waits for four reads, because the first step may have begun before the
-// call.
+// monitor reads the clock twice in each step. round waits for five reads: the first step may have read the clock before the call,
+// and the fifth read shows that the second one is complete.
 func (m *monitored) round() {
 	m.t.Helper()
-	for range 4 {
+	for range 5 {
 		select {
 		case <-m.clock.read:
 		case <-time.After(time.Minute):
