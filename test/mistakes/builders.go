@@ -87,8 +87,8 @@ func coresOf(container int, percent string) fake.PodEdit {
 	}
 }
 
-// inventoried returns a node with n cards of this size, and a change of its inventory.
-func inventoried(name string, memory gpu.Memory, n int, change func(*protocol.Inventory)) *corev1.Node {
+// inventoried returns the node n1 with n cards of this size, and a change of its inventory.
+func inventoried(memory gpu.Memory, n int, change func(*protocol.Inventory)) *corev1.Node {
 	inventory := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores}}
 	var sizes []int64
 	for i := range n {
@@ -96,7 +96,7 @@ func inventoried(name string, memory gpu.Memory, n int, change func(*protocol.In
 		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: memory, NUMANode: gpu.NoNUMANode})
 	}
 	change(&inventory)
-	out := node(name, sizes...)
+	out := node("n1", sizes...)
 	out.Annotations[protocol.AnnotationInventory], _ = inventory.Annotation()
 	return out
 }
