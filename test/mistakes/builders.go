@@ -87,16 +87,14 @@ func coresOf(container int, percent string) fake.PodEdit {
 	}
 }
 
-// inventoried returns the node n1 with n cards of this size, and a change of its inventory.
-func inventoried(memory gpu.Memory, n int, change func(*protocol.Inventory)) *corev1.Node {
+// inventoried returns the node n1 with two cards of 8000 MiB, and a change of its inventory.
+func inventoried(change func(*protocol.Inventory)) *corev1.Node {
 	inventory := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores}}
-	var sizes []int64
-	for i := range n {
-		sizes = append(sizes, int64(memory))
-		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: memory, NUMANode: gpu.NoNUMANode})
+	for i := range 2 {
+		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: 8000, NUMANode: gpu.NoNUMANode})
 	}
 	change(&inventory)
-	out := node("n1", sizes...)
+	out := node("n1", 8000, 8000)
 	out.Annotations[protocol.AnnotationInventory], _ = inventory.Annotation()
 	return out
 }

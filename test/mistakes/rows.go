@@ -117,16 +117,16 @@ func severalCards() []Mistake {
 			Cause: diagnosis.Unhealthy, Words: "2 cards with 2000 MiB free each are needed on one node: too few of the cards that are large enough are healthy, on n1"},
 		{Name: "computing that no card has left", Nodes: two(), Pods: list(pod("p", 2000, fake.Cores(30)), pod("u0", 1000, fake.Cores(80), fake.Bound("n1", 0)), pod("u1", 1000, fake.Cores(90), fake.Bound("n1", 1)), pod("u2", 1000, fake.Cores(90), fake.Bound("n2", 0))), Pod: "p",
 			Cause: diagnosis.Fragmented, Words: "a card with 2000 MiB and 30% of its computing free is needed: n1 has none, though enough in sum"},
-		{Name: "two cards on nodes whose device plugin is too old", Nodes: []*corev1.Node{inventoried(8000, 2, func(i *protocol.Inventory) { i.Features = nil })}, Pods: list(pod("p", 4000, cards("2"))), Pod: "p",
+		{Name: "two cards on nodes whose device plugin is too old", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) { i.Features = nil })}, Pods: list(pod("p", 4000, cards("2"))), Pod: "p",
 			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node's GPU device plugin is too old for pods with several cards"},
-		{Name: "computing on nodes whose device plugin is too old", Nodes: []*corev1.Node{inventoried(8000, 2, func(i *protocol.Inventory) { i.Features = nil })}, Pods: list(pod("p", 4000, fake.Cores(30))), Pod: "p",
+		{Name: "computing on nodes whose device plugin is too old", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) { i.Features = nil })}, Pods: list(pod("p", 4000, fake.Cores(30))), Pod: "p",
 			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage"},
-		{Name: "more containers than cards take by MPS", Nodes: []*corev1.Node{inventoried(8000, 2, func(i *protocol.Inventory) {
+		{Name: "more containers than cards take by MPS", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) {
 			i.Isolation = protocol.IsolationMPS
 			i.Cards[0].MaxContainers, i.Cards[1].MaxContainers = 3, 3
 		})}, Pods: list(pod("p", 0, containers(1000, 1000)), pod("u0", 0, containers(1000, 1000), fake.Bound("n1", 0)), pod("u1", 0, containers(1000, 1000), fake.Bound("n1", 1))), Pod: "p",
 			Cause: diagnosis.Crowded, Words: "the cards that have room, on n1, take no more containers by MPS"},
-		{Name: "two cards on a node with MPS", Nodes: []*corev1.Node{inventoried(8000, 2, func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS })}, Pods: list(pod("p", 4000, cards("2"))), Pod: "p",
+		{Name: "two cards on a node with MPS", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS })}, Pods: list(pod("p", 4000, cards("2"))), Pod: "p",
 			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node enforces GPU memory by MPS, which allows one card for each pod"},
 	}
 }
