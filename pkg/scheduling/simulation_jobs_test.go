@@ -189,9 +189,9 @@ func (w *world) randomJob() {
 		count += w.random.IntN(3)
 	}
 	spec.group, spec.size = name, size
+	spec.twoCards = w.chance(0.2) // All members alike, as their memory is: the oldest members are planned, whether or not others would fit.
 	for i := range count {
 		member, controller := spec, "a"
-		member.twoCards = w.chance(0.2)
 		j.specs, j.controllers = append(j.specs, member), append(j.controllers, controller)
 		if i > 0 && w.chance(0.05) {
 			j.specs[i].cpu++ // Another template.
