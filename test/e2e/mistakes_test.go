@@ -29,7 +29,7 @@ type mistake struct {
 // causes are read. The table of `kubectl inspect gpushare --pending` must have each pod's cause and words; its JSON, the page
 // and the metrics must agree. The mistakes that need no control plane are in pkg/diagnosis.
 func TestMistakes(t *testing.T) {
-	c := mib.Start(t)
+	c := shared.Start(t)
 	s := &scene{c.DefaultNamespace(t)}
 	s.nodesForMistakes()
 	var all []mistake

@@ -10,8 +10,7 @@ import (
 // and gangs whose priority is between: neither by its starvation reservation nor when it competes for the same cards.
 func TestLowestPriorityCounts(t *testing.T) {
 	c := hasty.Start(t)
-	setStarvationAfter(t, c, "8s")
-	defer setStarvationAfter(t, c, "0")
+	c.RestartExtenderWith(t, flagStarvationAfter+"4s")
 	between, high := priorityClass(t, c, 500), priorityClass(t, c, 1000)
 	f := newFixture(t, c, 4, 4)
 	f.Place(f.Pod("blocker", card).PriorityClass(between))

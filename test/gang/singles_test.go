@@ -103,7 +103,7 @@ func TestNeverComplete(t *testing.T) {
 			for _, gang := range []string{"a", "b"} {
 				f.waitAnyRejected(gang, test.held)
 			}
-			f.placeSingles(30, samePod)
+			f.placeSingles(20, samePod)
 		})
 	}
 }
@@ -111,8 +111,7 @@ func TestNeverComplete(t *testing.T) {
 // TestNeverRun runs single pods beside gangs that can't run, and that wait for long enough to get a starvation reservation.
 func TestNeverRun(t *testing.T) {
 	c := hasty.Start(t)
-	setStarvationAfter(t, c, "8s")
-	defer setStarvationAfter(t, c, "0")
+	c.RestartExtenderWith(t, flagStarvationAfter+"4s")
 	f := newFixture(t, c, 4, 4)
 	for gang, change := range map[string]func(*framework.PodWrapper){
 		"cpu":       func(pod *framework.PodWrapper) { pod.CPU(100_000) },
@@ -124,7 +123,7 @@ func TestNeverRun(t *testing.T) {
 		}
 		f.Create(members...)
 	}
-	f.placeSingles(controlplane.Times(16, 240)*singlesPerSecond, samePod)
+	f.placeSingles(controlplane.Times(10, 240)*singlesPerSecond, samePod)
 	f.CheckLedger()
 }
 
