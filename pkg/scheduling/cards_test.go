@@ -123,6 +123,43 @@ func TestCountIsFixed(t *testing.T) {
 	}
 }
 
+// An extender that starts between filter and bind has not seen the number of cards that filter saw. It goes by the label as it is: the
+// pod gets all that its spec and the label ask for, on a node that takes such a pod, or nothing.
+func TestCountAcrossRestart(t *testing.T) {
+	for name, test := range map[string]struct {
+		node       *corev1.Node
+		from, to   int
+		bound      string
+		wantResult binding.Result
+	}{
+		"more cards":                              {fake.Node("n1", 16, 16, 16), 2, 3, "bound n1 cards 0, 1, 2", binding.Bound},
+		"fewer cards":                             {fake.Node("n1", 16, 16, 16), 3, 2, "bound n1 cards 0, 1", binding.Bound},
+		"more cards than the node has":            {fake.Node("n1", 16, 16), 2, 3, "none", binding.NoRoom},
+		"fewer cards than have room for it all":   {fake.Node("n1", 8, 8), 2, 1, "none", binding.NoRoom},
+		"a number that doesn't divide the memory": {fake.Node("n1", 16, 16, 16, 16, 16), 2, 5, "none", binding.InvalidRequest},
+		"several cards on a node that gives each pod one": {
+			inventoried(t, "n1", func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS }), 1, 2, "none", binding.NoRoom,
+		},
+		"several cards on a node whose device plugin is too old": {
+			inventoried(t, "n1", func(i *protocol.Inventory) { i.Features = nil }), 1, 2, "none", binding.NoRoom,
+		},
+	} {
+		pod := fake.Pod("p", 12, fake.Cards(test.from))
+		before := start(t, Options{}, test.node, pod)
+		before.filter(pod, "n1")
+		changed := fake.Edited(pod, fake.Cards(test.to))
+		after := start(t, Options{}, test.node, changed)
+		err := after.bind(changed)
+		if (err == nil) != (test.wantResult == binding.Bound) || after.observer.Count("bind "+string(test.wantResult)) != 1 {
+			t.Errorf("%s: bind: %v, %v", name, err, after.observer.Counts())
+		}
+		after.want(pod, test.bound)
+		if _, allocation, ok := after.ledger.Lookup("uid-p"); ok && allocation.Placement.Total() != 12 {
+			t.Errorf("%s: %v of 12 are allocated", name, allocation.Placement)
+		}
+	}
+}
+
 // The place that a group or fair sharing gives a pod before filter has seen the pod has another number of cards if the label changes
 // meanwhile. Bind gives the pod the number that filter saw, if the node has room for it.
 func TestPlaceOfAnotherCount(t *testing.T) {
