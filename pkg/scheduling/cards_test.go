@@ -3,11 +3,15 @@ package scheduling
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
@@ -83,6 +87,63 @@ func TestInvalidRequest(t *testing.T) {
 		t.Errorf("bind: %v", err)
 	}
 	f.want(pod, "none")
+}
+
+// Nodes that share their cards stand beside nodes that give out whole ones, and a node moves from one kind to the other.
+func TestWholeAndSharedCards(t *testing.T) {
+	offering := func(name string, whole int64, cards ...int64) *corev1.Node {
+		node := fake.Node(name, cards...)
+		if whole > 0 {
+			maps.Copy(node.Status.Capacity, fake.Amount(protocol.ResourceWholeCard, whole))
+		}
+		if len(cards) == 0 {
+			node.Annotations = nil
+			maps.DeleteFunc(node.Status.Capacity, func(name corev1.ResourceName, _ resource.Quantity) bool {
+				return strings.HasPrefix(string(name), "aliyun.com/")
+			})
+		}
+		return node
+	}
+	whole := fake.Pod("whole", 0, func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Resources.Limits = fake.Amount(protocol.ResourceWholeCard, 1)
+	})
+	f := start(t, Options{}, offering("shared", 0, 16, 16), offering("other", 2), fake.Pod("a", 4, fake.Bound("shared", 0)), whole)
+	small, large := fake.Pod("small", 4), fake.Pod("large", 16)
+	reasons := func(what string, pod *corev1.Pod, want ...placement.Reason) {
+		t.Helper()
+		if diff := cmp.Diff(want, f.filter(pod, "shared", "other").Reasons); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	reasons("memory of a card", large, placement.Fits, placement.NotShared)
+	if got := f.filter(whole, "shared", "other").Names(); len(got) != 2 {
+		t.Errorf("a pod that asks for a whole card: %q, want both, since kube-scheduler counts whole cards", got)
+	}
+	for _, pod := range []*corev1.Pod{small, large} {
+		f.server.Set(pod)
+		if err := f.Bind(t.Context(), request(pod, "shared")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.want(small, "bound shared card 0") // The card in use, so that the other one stays empty.
+	f.want(large, "bound shared card 1")
+	reasons("another whole card's memory", fake.Pod("larger", 16), placement.Full, placement.NotShared)
+
+	for _, step := range []struct {
+		what string
+		node *corev1.Node
+		want placement.Reason
+	}{
+		{"the kubelet still reports whole cards", offering("other", 2, 16, 16), placement.WholeCards},
+		{"the node has moved", offering("other", 0, 16, 16), placement.Fits},
+		{"NVIDIA's plugin started too early", offering("other", 2, 16, 16), placement.WholeCards},
+		{"the node has moved back", offering("other", 2), placement.NotShared},
+	} {
+		if _, err := f.client.CoreV1().Nodes().Update(t.Context(), step.node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.await(step.what, func() bool { return f.filter(fake.Pod("next", 16), "other").Reasons[0] == step.want })
+	}
 }
 
 // The number of cards is the one that filter saw first, whatever the label says later.
