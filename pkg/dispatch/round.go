@@ -48,6 +48,24 @@ const (
 	Incomplete
 )
 
+// String returns the obstacle in words, as a part of a sentence about the pod; empty if nothing is known.
+func (o Obstacle) String() string {
+	switch o {
+	case NoRoom:
+		return "no card has room for it now"
+	case NeverFits:
+		return "no node that it can use is large enough for it"
+	case Paused:
+		return "it was not scheduled after its last turn, and gets the next one after a pause"
+	case Behind:
+		return "it waits for an older pod of its tenant that smaller ones have overtaken for long"
+	}
+	return ""
+}
+
+// infeasible reports whether a unit with this obstacle is no demand.
+func (o Obstacle) infeasible() bool { return o == NeverFits || o == Paused }
+
 // enlist adds a pod that waits to its unit.
 func (m *Manager) enlist(p *pod) {
 	if m.Groups == nil || p.Group == (gang.Key{}) {

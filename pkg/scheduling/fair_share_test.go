@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -94,9 +95,9 @@ func TestFairShare(t *testing.T) {
 	f.publish(alice)
 	f.await("the tenants", func() bool {
 		return cmp.Equal(f.Tenants(), []dispatch.Tenant{
-			{Terms: fairshare.DefaultTerms, Name: "bob", Share: 8, Allocated: 6, Waiting: 1, WaitingMemory: 6, PassedOver: 1},
-			{Terms: fairshare.DefaultTerms, Name: "default", Share: 8, Allocated: 10},
-		})
+			{Terms: fairshare.DefaultTerms, Name: "bob", Share: 8, Allocated: 6, Waiting: 1, WaitingMemory: 6, PassedOver: 1, Obstacle: dispatch.NoRoom},
+			{Terms: fairshare.DefaultTerms, Name: "default", Share: 8, Allocated: 10, Before: 1},
+		}, cmpopts.IgnoreFields(dispatch.Tenant{}, "Next"))
 	})
 	d := f.diagnose(f.pendingPods("bob-2"))
 	want := []diagnosis.Diagnosis{{Reason: diagnosis.WaitsForTurn, Message: "waits for its turn: tenant bob has 6 of its share of 8; no card has room for it now"}}
