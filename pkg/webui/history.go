@@ -17,7 +17,7 @@ const (
 	samplesKept = 360
 )
 
-// maxSampledTenants limits the tenants that a sample has one by one: those that have most.
+// maxSampledTenants limits the tenants that a sample has one by one: those that have or deserve most.
 const maxSampledTenants = 8
 
 // sample is the cluster's memory at one moment, in MiB.
@@ -48,13 +48,13 @@ type shareSample struct {
 	others gpu.Memory
 }
 
-// sampleShares returns the tenants that have most; nil if fair sharing is off.
+// sampleShares returns the tenants that have or deserve most; nil if fair sharing is off.
 func sampleShares(tenants []dispatch.Tenant) *shareSample {
 	if tenants == nil {
 		return nil
 	}
 	largest := slices.SortedFunc(slices.Values(tenants), func(a, b dispatch.Tenant) int {
-		return cmp.Or(cmp.Compare(b.Allocated, a.Allocated), cmp.Compare(b.Share, a.Share), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(max(b.Allocated, b.Share), max(a.Allocated, a.Share)), cmp.Compare(a.Name, b.Name))
 	})
 	s := &shareSample{tenants: largest[:min(len(largest), maxSampledTenants)]}
 	for _, t := range largest[len(s.tenants):] {
