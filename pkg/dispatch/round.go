@@ -203,8 +203,10 @@ func (m *Manager) Tick(now time.Time) {
 	if all {
 		m.retryAll = time.Time{}
 	}
+	m.feasible.expire(now)
 	if !m.incomplete && m.nodesChanged.Swap(false) {
 		clear(m.eligible)
+		clear(m.feasible.results)
 		m.retryAll = time.Time{}
 	}
 	// A round that was cut short goes on first: otherwise its last units would never get their turn.
@@ -426,11 +428,6 @@ func (m *Manager) nodesFor(p *pod) *eligibleNodes {
 		}
 	}
 	return nodes
-}
-
-// everFits reports whether each pod of the unit would fit an empty card of a node that it can use.
-func (m *Manager) everFits(u *unit) bool {
-	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return !m.Ledger.FitsEmpty(p.Pod.Pod, m.nodesFor(p).names) })
 }
 
 // holdsOthers reports whether the tenant's later units wait for this one, which has no room. Each time that this hasn't helped they

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -160,6 +161,7 @@ func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	for _, pod := range pods {
 		m.SetPod(pod)
 	}
+	m.feasible.expire(time.Time{})
 	for _, u := range m.units {
 		if !m.everFits(u) {
 			m.noRoom[u.item.Kind] = NeverFits

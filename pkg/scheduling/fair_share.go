@@ -94,6 +94,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions) *fairShare {
 		}
 		return s.free.capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }), false)
 	}
+	options.EmptyCapacity = func() ledger.Capacity { return s.free.capacity(nil, true) }
 	f.manager = dispatch.New(options)
 	return f
 }
