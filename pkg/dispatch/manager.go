@@ -48,6 +48,9 @@ type Options struct {
 	// Capacity returns a new count of what nodes have free besides GPU memory; planned returns the pods that have a place on
 	// a node. If Capacity is nil, only GPU memory counts.
 	Capacity func() ledger.Capacity
+	// EmptyCapacity returns a new count of what nodes would have besides GPU memory if no pod had GPU memory. If it is nil, only
+	// GPU memory counts.
+	EmptyCapacity func() ledger.Capacity
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
 	// PriorityCutoff is the priority from which on pods need no turn.
@@ -63,7 +66,7 @@ type Options struct {
 type Ledger interface {
 	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
-	FitsEmpty(pod gpu.Pod, nodes []string) bool
+	FitsEmpty(requests []ledger.Request, capacity ledger.Capacity) bool
 }
 
 // Groups is the part of package gang that a Manager uses.
@@ -146,6 +149,8 @@ type Manager struct {
 	// something was freed since, until retryAll.
 	noRoom   map[unique.Handle[string]]Obstacle
 	retryAll time.Time
+	// feasible keeps the results of everFits.
+	feasible feasible
 	// holding are the units for which the later ones of their tenants wait, by tenant.
 	holding map[string]*unit
 	// changed is true if a pod or a tenant changed since the latest round. resume is when the first pause of a unit ends; zero if

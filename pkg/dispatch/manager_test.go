@@ -39,9 +39,10 @@ func TestAlternate(t *testing.T) {
 	want(t, "after some have ended", []string{"alice/4", "alice/5", "bob/4"}, f.admitted())
 	tenants := f.Tenants()
 	want(t, "what waits", []Tenant{
-		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 4, Allocated: 4},
-		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4, Waiting: 15, WaitingMemory: 15, PassedOver: 15},
+		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 4, Allocated: 4, Before: 1},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4, Waiting: 15, WaitingMemory: 15, PassedOver: 15, Next: f.pods["bob/5"].Pod, Obstacle: NoRoom},
 	}, tenants)
+	want(t, "the reason", "bob/5: no card has room for it now", tenants[1].Reason())
 	turns := f.Turns()
 	want(t, "a turn", Turn{Tenant: "bob", Share: 4, Allocated: 4, Obstacle: NoRoom}, turns["bob/9"])
 	want(t, "turns", 15, len(turns))
@@ -237,8 +238,8 @@ func TestProvisioning(t *testing.T) {
 	f.tick(0)
 	want(t, "granted", []string{"bob/2"}, f.admitted())
 	want(t, "tenants", []Tenant{
-		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 2, Allocated: 4},
-		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1},
+		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 2, Allocated: 4, Before: 1},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1, Next: f.pods["bob/3"].Pod, Obstacle: NoRoom},
 	}, f.Tenants())
 	f.tick(time.Hour)
 	want(t, "it keeps its charge", []string{"bob/2"}, f.admitted())

@@ -48,6 +48,24 @@ const (
 	Incomplete
 )
 
+// String returns the obstacle in words, as a part of a sentence about the pod; empty if nothing is known.
+func (o Obstacle) String() string {
+	switch o {
+	case NoRoom:
+		return "no card has room for it now"
+	case NeverFits:
+		return "no node that it can use is large enough for it"
+	case Paused:
+		return "it was not scheduled after its last turn, and gets the next one after a pause"
+	case Behind:
+		return "it waits for an older pod of its tenant that smaller ones have overtaken for long"
+	}
+	return ""
+}
+
+// infeasible reports whether a unit with this obstacle is no demand.
+func (o Obstacle) infeasible() bool { return o == NeverFits || o == Paused }
+
 // enlist adds a pod that waits to its unit.
 func (m *Manager) enlist(p *pod) {
 	if m.Groups == nil || p.Group == (gang.Key{}) {
@@ -188,8 +206,10 @@ func (m *Manager) Tick(now time.Time) {
 	if all {
 		m.retryAll = time.Time{}
 	}
+	m.feasible.expire(now)
 	if !m.incomplete && m.nodesChanged.Swap(false) {
 		clear(m.eligible)
+		clear(m.feasible.results)
 		m.retryAll = time.Time{}
 	}
 	// A round that was cut short goes on first: otherwise its last units would never get their turn.
@@ -411,11 +431,6 @@ func (m *Manager) nodesFor(p *pod) *eligibleNodes {
 		}
 	}
 	return nodes
-}
-
-// everFits reports whether each pod of the unit would fit an empty card of a node that it can use.
-func (m *Manager) everFits(u *unit) bool {
-	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return !m.Ledger.FitsEmpty(p.Pod.Pod, m.nodesFor(p).names) })
 }
 
 // holdsOthers reports whether the tenant's later units wait for this one, which has no room. Each time that this hasn't helped they
