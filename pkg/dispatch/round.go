@@ -450,7 +450,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 		} else {
 			m.effects.Requeue = true
 		}
-		m.Observer.PodGranted(now.Sub(p.Created))
+		m.Observer.PodGranted(max(now.Sub(p.Created), 0)) // The API server's clock can be ahead.
 	}
 }
 
