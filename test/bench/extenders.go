@@ -156,6 +156,10 @@ func readMetrics(ctx context.Context, url string, t *result) error {
 			t.gates += int(value)
 		case "gpushare_extender_fair_share_charges_expired_total":
 			t.expired += int(value)
+		case `gpushare_extender_fair_share_reclaims_total{result="evicted"}`:
+			t.attempts += int(value)
+		case "gpushare_extender_fair_share_reclaimed_unneeded_units_total":
+			t.unneeded += int(value)
 		}
 	}
 	return lines.Err()

@@ -75,38 +75,42 @@ func measureFairness(ctx context.Context, s *bench) error {
 		}
 	}
 	for _, k := range kinds {
-		samples, site, err := s.share(ctx, k)
+		samples, site, t, err := s.share(ctx, k)
 		if err != nil {
 			return fmt.Errorf("%s: %w", k.name, err)
 		}
 		f := judge(samples, site.teams, fairnessRoom(s.options), s.reclaimAfter+adaptation)
-		fmt.Printf("%-9s Jain's index: mean %.3f, least %.3f   late tenants have 90%% of their shares after %s   %.1f%% of the memory in use   %d pods of %d units evicted%s\n",
-			k.name, f.mean, f.least, f.adapted, 100*f.used, site.evicted, site.evictedUnits, site.reclaimed)
+		fmt.Printf("%-9s Jain's index: mean %.3f, least %.3f   late tenants have 90%% of their shares after %s   %.1f%% of the memory in use\n",
+			k.name, f.mean, f.least, f.adapted, 100*f.used)
 		fmt.Printf("          lowest: %s\n", f.lowest)
+		if site.evicted > 0 {
+			fmt.Printf("          %d pods of %d units evicted by %d attempts, %d units beyond what was missing on the cards\n",
+				site.evicted, site.evictedUnits, t.attempts, t.unneeded)
+		}
 	}
 	return nil
 }
 
 // share runs the teams with one kind of scheduler, and returns samples from the time at which the late ones come.
-func (s *bench) share(ctx context.Context, k *kind) (samples []sample, c *site, err error) {
+func (s *bench) share(ctx context.Context, k *kind) (samples []sample, c *site, t result, err error) {
 	extender, err := k.start(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, t, err
 	}
 	if err := s.startScheduler(ctx, extender, k.edits); err != nil {
-		return nil, nil, err
+		return nil, nil, t, err
 	}
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	teams := newTeams(s.tenants, s.pods, s.seed)
 	if c, err = newSite(running, s, teams, k.waiting); err != nil {
-		return nil, nil, err
+		return nil, nil, t, err
 	}
 	if err := c.come(teams[:s.tenants/2]); err != nil {
-		return nil, nil, err
+		return nil, nil, t, err
 	}
 	if err := c.wait(warmUp); err != nil {
-		return nil, nil, err
+		return nil, nil, t, err
 	}
 	start := time.Now()
 	late := make(chan error, 1)
@@ -114,21 +118,20 @@ func (s *bench) share(ctx context.Context, k *kind) (samples []sample, c *site, 
 	for time.Since(start) < s.fairness {
 		samples = append(samples, c.sample(time.Since(start)))
 		if err := c.wait(sampleInterval); err != nil {
-			return nil, nil, err
+			return nil, nil, t, err
 		}
 	}
 	if err := <-late; err != nil {
-		return nil, nil, err
+		return nil, nil, t, err
 	}
 	stop()
 	if err := c.group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-		return nil, nil, err
+		return nil, nil, t, err
 	}
-	var t result
 	if err := errors.Join(extender.finish(ctx, &t), s.plane.Scheduler.Kill()); err != nil {
-		return nil, nil, err
+		return nil, nil, t, err
 	}
-	return samples, c, s.clear(ctx, tenantNames(s.tenants)...)
+	return samples, c, t, s.clear(ctx, tenantNames(s.tenants)...)
 }
 
 // wait lets time pass, unless a call has failed.

@@ -87,8 +87,6 @@ type site struct {
 	// evicted counts the evicted pods, evictedUnits is their memory.
 	evicted      int
 	evictedUnits int64
-	// reclaimed describes the extender's attempts.
-	reclaimed string
 }
 
 // sitePod is a pod that exists.
