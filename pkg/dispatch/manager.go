@@ -20,8 +20,10 @@ const (
 	extension = 5 * time.Second
 	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
 	minPause, maxPause = 10 * time.Second, 10 * time.Minute
-	// retryInterval is how often all pods are tried on all nodes again, without a change that is known to help.
-	retryInterval = 5 * time.Second
+	// retryInterval is how often all pods are tried on all nodes again, without a change that is known to help: leastRetries of
+	// their kinds in a round at least, and so many that all have their turn in half of the interval.
+	retryInterval             = 5 * time.Second
+	leastRetries, retryRounds = 4, 25
 	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
@@ -146,8 +148,9 @@ type Manager struct {
 	// eligible are the eligible nodes by Pod.Constraints.
 	eligible map[unique.Handle[string]]*eligibleNodes
 	// noRoom are the kinds of units for which there was no room at the latest attempt. They are tried only on nodes on which
-	// something was freed since, until retryAll.
+	// something was freed since. At retryAll they become due to be tried on all nodes, some in each round.
 	noRoom   map[unique.Handle[string]]Obstacle
+	due      []unique.Handle[string]
 	retryAll time.Time
 	// feasible keeps the results of everFits.
 	feasible feasible

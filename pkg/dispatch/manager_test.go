@@ -277,7 +277,7 @@ func allocations(f *fixture) (n int) {
 }
 
 // TestFaults makes random changes: pods come, go and end at any moment, users remove gates, the writes that open gates fail, binds
-// fail, leaders change, namespaces change. When it is over, no pod waits that fits, no tenant is charged for a pod that
+// fail, leaders change, namespaces change, the clock steps. When it is over, no pod waits that fits, no tenant is charged for a pod that
 // isn't there, and no place stays reserved. No card is ever over its size.
 func TestFaults(t *testing.T) {
 	for seed := range uint64(300) {
@@ -294,7 +294,7 @@ func TestFaults(t *testing.T) {
 			if len(names) > 0 {
 				name = names[random.IntN(len(names))]
 			}
-			switch what := random.IntN(14); {
+			switch what := random.IntN(15); {
 			case what < 4:
 				var edits []edit
 				if random.IntN(4) == 0 {
@@ -325,6 +325,8 @@ func TestFaults(t *testing.T) {
 						}
 					}
 				}
+			case what == 12: // A process's clock does this only if its times lose their monotonic part.
+				f.tick(time.Duration(random.IntN(1200)-600) * time.Second)
 			default:
 				f.tick(time.Duration(random.IntN(20)) * time.Second)
 			}
@@ -336,7 +338,7 @@ func TestFaults(t *testing.T) {
 		}
 		f.gatesFail = false
 		f.SetNamespace("bob", Namespace{Tenant: "bob", Terms: fairshare.DefaultTerms})
-		for range 200 { // Longer than any pause.
+		for range 600 { // Longer than any pause, and than all steps back.
 			f.tick(10 * time.Second)
 			for name, p := range f.pods {
 				if _, ok := f.Admit(p.Pod); ok && p.Node == "" && !p.Gated {

@@ -213,15 +213,17 @@ func (m *Manager) Tick(now time.Time) {
 		m.retryAll = time.Time{}
 	}
 	// A round that was cut short goes on first: otherwise its last units would never get their turn.
+	atOnce := m.retryAll.IsZero()
 	if all = !m.incomplete && !now.Before(m.retryAll); all {
-		clear(m.noRoom)
+		m.due = slices.Collect(maps.Keys(m.noRoom))
 		m.retryAll = now.Add(retryInterval)
 		if len(m.eligible) > maxConstraints {
 			clear(m.eligible) // Most are those of pods that are gone.
 		}
 	}
+	retries := !m.incomplete && m.retry(atOnce)
 	paused := !m.resume.IsZero() && !now.Before(m.resume)
-	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || len(freed) > 0) {
+	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || retries || len(freed) > 0) {
 		m.changed = false
 		for _, nodes := range m.eligible {
 			nodes.setFreed(freed)
@@ -233,6 +235,19 @@ func (m *Manager) Tick(now time.Time) {
 		}
 	}
 	m.openGates(now)
+}
+
+// retry makes the next kinds that are due be tried on all nodes, or all of them at once. It reports whether there is one.
+func (m *Manager) retry(atOnce bool) bool {
+	n := min(len(m.due), max(leastRetries, len(m.noRoom)/retryRounds))
+	if atOnce {
+		n = len(m.due)
+	}
+	for _, kind := range m.due[:n] {
+		delete(m.noRoom, kind)
+	}
+	m.due = m.due[n:]
+	return n > 0
 }
 
 // expire ends the charges of pods that were not bound in time.
@@ -465,7 +480,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 		} else {
 			m.effects.Requeue = true
 		}
-		m.Observer.PodGranted(now.Sub(p.Created))
+		m.Observer.PodGranted(max(now.Sub(p.Created), 0)) // The API server's clock can be ahead.
 	}
 }
 
