@@ -132,6 +132,8 @@ type Manager struct {
 	pods       map[gpu.PodUID]*pod
 	queue      fairshare.Queue
 	units      map[string]*unit
+	// pausing are the units that have a notBefore, of which there are few.
+	pausing map[string]*unit
 	// members are the pods that wait in groups.
 	members map[gang.Key]map[gpu.PodUID]*pod
 	// charged are the pods with a charge, none of which is bound as far as is known.
@@ -180,7 +182,7 @@ type pod struct {
 // New returns a Manager without pods.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{},
+		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, noRoom: map[unique.Handle[string]]Obstacle{},
 	}

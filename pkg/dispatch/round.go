@@ -119,7 +119,9 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		likeness.WriteByte(0)
 	}
 	u.item.Kind = unique.Make(likeness.String())
-	m.units[id] = u
+	if m.units[id] = u; !u.notBefore.IsZero() {
+		m.pausing[id] = u
+	}
 	m.queue.Add(u.item)
 }
 
@@ -131,6 +133,7 @@ func (m *Manager) removeUnit(u *unit) {
 	}
 	if m.units[u.item.ID] == u {
 		delete(m.units, u.item.ID)
+		delete(m.pausing, u.item.ID)
 		m.queue.Remove(u.item.ID)
 	}
 }
@@ -294,7 +297,7 @@ func (m *Manager) round(all bool, now time.Time) {
 // pause marks the units that pause, and notes when the first pause ends.
 func (m *Manager) pause(now time.Time) {
 	m.resume = time.Time{}
-	for _, u := range m.units {
+	for _, u := range m.pausing {
 		if u.paused = now.Before(u.notBefore); u.paused && (m.resume.IsZero() || u.notBefore.Before(m.resume)) {
 			m.resume = u.notBefore
 		}

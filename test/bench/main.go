@@ -32,7 +32,7 @@ func run() int {
 	flag.IntVar(&o.pods, "pods", 3000, "pods in each run, of 512 to 16276 MiB")
 	flag.IntVar(&o.rounds, "rounds", 3, "runs of each kind")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the pods' sizes")
-	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: least, some, some-unscored, all, all-unscored")
+	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: several (a fifth of the pods have two or four cards), least, some, some-unscored, all, all-unscored")
 	full := flag.String("full", "", "count binds that fail because the card was taken, at these fill levels of all cards, such as 0.8,0.9,0.95; use it with -kinds ours")
 	flag.Parse()
 	if *full != "" {
