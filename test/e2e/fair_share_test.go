@@ -34,7 +34,9 @@ func gateWrites(r *http.Request) bool {
 // TestFairShareFaults injects a fault while the gates of two tenants' pods are opened. Afterwards both have their half, all other
 // pods get their turn when these end, no card is over its size, and no tenant is charged for pods that are gone.
 func TestFairShareFaults(t *testing.T) {
-	c := startFaulty(t, framework.Options{MemoryUnit: "GiB", Replicas: 2, ExtenderArgs: append([]string{"--fair-share=dispatch"}, shortLease...)})
+	c := framework.StartForTest(t, faulty(framework.Options{
+		MemoryUnit: "GiB", Replicas: 2, ExtenderArgs: append([]string{"--fair-share=dispatch"}, shortLease...),
+	}))
 	allowFairShare(t, c)
 	for title, fault := range map[string]func(f *fairScene, round int){
 		// Of every other round the write takes effect, although the leader doesn't see its answer.
