@@ -82,16 +82,20 @@ func TestNeverComplete(t *testing.T) {
 		change func(i int, pod *framework.PodWrapper)
 		// held is what kube-scheduler's message on a member contains once single pods must not be held up any more.
 		held string
+		long bool
 	}{
-		"by CPU": {func(_ int, pod *framework.PodWrapper) { pod.CPU(9) }, "nodes are available"}, // Of 64.
+		"by CPU": {func(_ int, pod *framework.PodWrapper) { pod.CPU(9) }, "nodes are available", false}, // Of 64.
 		// The extender doesn't count ports. So it tries each gang, until the budget of gangs that failed is used up.
 		"by ports": {func(i int, pod *framework.PodWrapper) {
 			if i >= 6 {
 				pod.HostPort(8080)
 			}
-		}, "used up"},
+		}, "used up", true},
 	} {
 		t.Run(title, func(t *testing.T) {
+			if test.long && !controlplane.Long() {
+				t.Skip("it waits long; pkg/scheduling has the same scene, make test-long runs it here")
+			}
 			f := newFixture(t, c, 8)
 			for _, gang := range []string{"a", "b"} {
 				members := f.members(gang, 8, 0, 8)
