@@ -37,8 +37,47 @@ type Tab struct {
 	complaints []string
 }
 
-// Start opens a browser with one tab until the test ends. Without a browser it skips the test, or fails it if RequireEnv is
-// set.
+// browser runs for all tests of the package, because a start takes seconds.
+var browser struct {
+	ctx  context.Context
+	stop func()
+}
+
+// startBrowser starts the browser, unless it runs.
+func startBrowser(path string) error {
+	if browser.ctx != nil {
+		return nil
+	}
+	dir, err := os.MkdirTemp("", "gpushare-browser-")
+	if err != nil {
+		return err
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:],
+		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WSURLReadTimeout(patience), chromedp.UserDataDir(dir))
+	allocator, stop := chromedp.NewExecAllocator(context.Background(), options...)
+	ctx, cancel := chromedp.NewContext(allocator)
+	browser.ctx = ctx
+	browser.stop = func() {
+		if err := chromedp.Cancel(ctx); err != nil && !errors.Is(err, context.Canceled) {
+			fmt.Fprintln(os.Stderr, "closing the browser:", err)
+		}
+		cancel()
+		stop()
+		_ = os.RemoveAll(dir)
+	}
+	// The browser ends with the context of the first call. So that context has no deadline.
+	return chromedp.Do(ctx)
+}
+
+// stopBrowser stops the browser, if it runs.
+func stopBrowser() {
+	if browser.ctx != nil {
+		browser.stop()
+	}
+}
+
+// Start opens a tab that shares no state with others until the test ends. Without a browser it skips the test, or fails it
+// if RequireEnv is set.
 func Start(t testing.TB, width, height int64) *Tab {
 	t.Helper()
 	path, err := findBrowser()
@@ -49,18 +88,11 @@ func Start(t testing.TB, width, height int64) *Tab {
 		fmt.Fprintf(os.Stderr, "SKIPPED %s: %v\n", t.Name(), err)
 		t.Skip(err)
 	}
-	options := append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WindowSize(int(width), int(height)),
-		chromedp.WSURLReadTimeout(patience), chromedp.UserDataDir(t.TempDir()))
-	allocator, stop := chromedp.NewExecAllocator(context.Background(), options...)
-	t.Cleanup(stop)
-	ctx, cancel := chromedp.NewContext(allocator)
-	t.Cleanup(func() {
-		if err := chromedp.Cancel(ctx); err != nil && !errors.Is(err, context.Canceled) {
-			t.Logf("closing the browser: %v", err)
-		}
-		cancel()
-	})
+	if err := startBrowser(path); err != nil {
+		t.Fatalf("starting the browser: %v", err)
+	}
+	ctx, cancel := chromedp.NewContext(browser.ctx, chromedp.WithNewBrowserContext())
+	t.Cleanup(cancel)
 	tab := &Tab{t: t, ctx: ctx}
 	tab.begin(width, height)
 	return tab
@@ -68,9 +100,8 @@ func Start(t testing.TB, width, height int64) *Tab {
 
 func (b *Tab) begin(width, height int64) {
 	b.t.Helper()
-	// This starts the browser, which ends with the context of the first call. So that context has no deadline.
 	if err := chromedp.Listen(b.ctx, b.heard); err != nil {
-		b.t.Fatalf("starting the browser: %v", err)
+		b.t.Fatalf("opening a tab: %v", err)
 	}
 	if _, err := chromedp.Call(b.ctx, performance.Enable, performance.EnableParams{}); err != nil {
 		b.t.Fatal(err)

@@ -31,7 +31,11 @@ var live = &framework.Shared{Options: framework.Options{MemoryUnit: "GiB"}}
 
 var must = framework.Must
 
-func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, live)) }
+func TestMain(m *testing.M) {
+	code := framework.RunShared(m, live)
+	stopBrowser()
+	os.Exit(code)
+}
 
 func node(name string, cards int, memory int64) *framework.NodeWrapper {
 	return framework.MakeNode(name).Unit(gpu.GiB).Cards(cards, memory)
