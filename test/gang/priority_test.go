@@ -14,7 +14,7 @@ func TestLowestPriorityCounts(t *testing.T) {
 		t.Skip("pkg/scheduling has the same scene; make test-long runs it here")
 	}
 	c := hasty.Start(t)
-	c.RestartExtenderWith(t, flagStarvationAfter+"4s")
+	c.RestartExtenderWith(t, flagStarvationAfter+"8s")
 	between, high := priorityClass(t, c, 500), priorityClass(t, c, 1000)
 	f := newFixture(t, c, 4, 4)
 	f.Place(f.Pod("blocker", card).PriorityClass(between))

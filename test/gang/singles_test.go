@@ -107,7 +107,7 @@ func TestNeverComplete(t *testing.T) {
 			for _, gang := range []string{"a", "b"} {
 				f.waitAnyRejected(gang, test.held)
 			}
-			f.placeSingles(20, samePod)
+			f.placeSingles(controlplane.Times(20, 30), samePod)
 		})
 	}
 }
@@ -115,7 +115,7 @@ func TestNeverComplete(t *testing.T) {
 // TestNeverRun runs single pods beside gangs that can't run, and that wait for long enough to get a starvation reservation.
 func TestNeverRun(t *testing.T) {
 	c := hasty.Start(t)
-	c.RestartExtenderWith(t, flagStarvationAfter+"4s")
+	c.RestartExtenderWith(t, fmt.Sprintf("%s%ds", flagStarvationAfter, controlplane.Times(4, 8)))
 	f := newFixture(t, c, 4, 4)
 	for gang, change := range map[string]func(*framework.PodWrapper){
 		"cpu":       func(pod *framework.PodWrapper) { pod.CPU(100_000) },
