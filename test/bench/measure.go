@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -62,30 +63,40 @@ type running struct {
 
 // kinds returns the named kinds, in the order of the command line.
 func (s *bench) kinds(named []string) ([]*kind, error) {
-	every := []*kind{
+	var chosen []*kind
+	for _, name := range named {
+		base, args, _ := strings.Cut(name, ":")
+		every := s.allKinds(strings.Fields(args))
+		at := slices.IndexFunc(every, func(k *kind) bool { return k.name == base })
+		if at < 0 {
+			return nil, fmt.Errorf("-kinds: unknown kind %q", base)
+		}
+		every[at].name = name
+		chosen = append(chosen, every[at])
+	}
+	return chosen, nil
+}
+
+// allKinds returns every kind. Those with our extender run it with additional arguments.
+func (s *bench) allKinds(args []string) []*kind {
+	ours := func(own ...string) func(context.Context) (running, error) {
+		return s.startOurs(append(own, args...)...)
+	}
+	return []*kind{
 		{name: "none"},
 		{name: "noop", start: s.startNoop(everyNode)},
 		{name: "least", start: s.startNoop(roundRobin())},
 		// A single replica with plain HTTP on the host network, as in deploy/manifests.
-		{name: "ours", start: s.startOurs()},
+		{name: "ours", start: ours()},
 		// Two replicas with leader election and mutual TLS, as the chart installs them.
-		{name: "shipped", start: s.startShipped},
+		{name: "shipped", start: func(ctx context.Context) (running, error) { return s.startShipped(ctx, args) }},
 		// Filter returns the 32 best nodes; kube-scheduler's own plugins score them, with or without a prioritize call.
-		{name: "some", start: s.startOurs("--filter-best=32")},
-		{name: "some-unscored", start: s.startOurs("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
+		{name: "some", start: ours("--filter-best=32")},
+		{name: "some-unscored", start: ours("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
 		// Filter returns all fitting nodes, with or without a prioritize call.
-		{name: "all", start: s.startOurs("--filter-best=0")},
-		{name: "all-unscored", start: s.startOurs("--filter-best=0"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
+		{name: "all", start: ours("--filter-best=0")},
+		{name: "all-unscored", start: ours("--filter-best=0"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
 	}
-	var chosen []*kind
-	for _, name := range named {
-		at := slices.IndexFunc(every, func(k *kind) bool { return k.name == name })
-		if at < 0 {
-			return nil, fmt.Errorf("-kinds: unknown kind %q", name)
-		}
-		chosen = append(chosen, every[at])
-	}
-	return chosen, nil
 }
 
 func prioritizeVerb(verb string) controlplane.ConfigEdit {
@@ -128,11 +139,14 @@ func measure(ctx context.Context, o options) (err error) {
 	if len(o.full) > 0 {
 		return measureRaces(ctx, bench, kinds, o)
 	}
+	if len(o.rates) > 0 {
+		return measureLatency(ctx, bench, kinds, o)
+	}
 	for round := range o.rounds {
 		// All kinds get the same pods in a round; the next round has others.
 		requests := sizes(o.pods, o.seed+int64(round))
 		for _, k := range kinds {
-			t, err := bench.run(ctx, k, requests)
+			t, err := bench.run(ctx, k, requests, 0)
 			if err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
 			}
@@ -159,9 +173,9 @@ func (t result) extra() string {
 // report prints the medians and their ratios to the first kind.
 func report(kinds []*kind) {
 	fmt.Printf("\nMedians of %d, and ratio to %q:\n", len(kinds[0].results), kinds[0].name)
-	base := median(kinds[0].results, func(t result) float64 { return t.rate })
+	base := kinds[0].middle(func(t result) float64 { return t.rate })
 	for _, k := range kinds {
-		middle := func(of func(result) float64) float64 { return median(k.results, of) }
+		middle := k.middle
 		rate := middle(func(t result) float64 { return t.rate })
 		t := result{
 			cards:      int(middle(func(t result) float64 { return float64(t.cards) })),
@@ -180,9 +194,10 @@ func report(kinds []*kind) {
 	}
 }
 
-func median(results []result, of func(result) float64) float64 {
-	values := make([]float64, len(results))
-	for i, t := range results {
+// middle returns the median of one figure of the results.
+func (k *kind) middle(of func(result) float64) float64 {
+	values := make([]float64, len(k.results))
+	for i, t := range k.results {
 		values[i] = of(t)
 	}
 	slices.Sort(values)

@@ -31,10 +31,9 @@ type bench struct {
 // creators is the number of concurrent creations: enough that they are not the bottleneck.
 const creators = 16
 
-// run measures one kind: it starts the extender and the scheduler, creates the pods, waits until they are bound, and
-// deletes everything.
-func (s *bench) run(ctx context.Context, k *kind, requests []gpu.Memory) (t result, err error) {
-	before := spent()
+// run measures one kind: it starts the extender and the scheduler, creates the pods (rate per second, or as fast as possible if
+// it is 0), waits until they are bound, and deletes everything.
+func (s *bench) run(ctx context.Context, k *kind, requests []gpu.Memory, rate float64) (t result, err error) {
 	extender := running{finish: func(context.Context, *result) error { return nil }}
 	if k.start != nil {
 		if extender, err = k.start(ctx); err != nil {
@@ -44,7 +43,8 @@ func (s *bench) run(ctx context.Context, k *kind, requests []gpu.Memory) (t resu
 	if err := s.startScheduler(ctx, extender, k.edits); err != nil {
 		return t, err
 	}
-	if t, err = s.bindAll(ctx, requests); err != nil {
+	before := spent()
+	if t, err = s.bindAll(ctx, requests, rate); err != nil {
 		return t, err
 	}
 	t.everything = spent().since(before)
@@ -70,7 +70,7 @@ func (s *bench) startScheduler(ctx context.Context, extender running, edits []co
 }
 
 // bindAll creates the pods and waits until all are bound.
-func (s *bench) bindAll(ctx context.Context, requests []gpu.Memory) (result, error) {
+func (s *bench) bindAll(ctx context.Context, requests []gpu.Memory, rate float64) (result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	times := newTimes(len(requests))
@@ -94,7 +94,9 @@ func (s *bench) bindAll(ctx context.Context, requests []gpu.Memory) (result, err
 	start := time.Now()
 	g, creating := errgroup.WithContext(ctx)
 	g.SetLimit(creators)
+	next := pace(creating, rate)
 	for i, request := range requests {
+		next()
 		g.Go(func() error {
 			pod := newPod(i, request)
 			times.created(pod.Name)

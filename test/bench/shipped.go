@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/gpushare/gpushare/pkg/webui"
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
@@ -29,7 +32,7 @@ const (
 // startShipped installs the chart with its default values and runs the extender's replicas with the arguments of the
 // Deployment and the certificates of the Secrets. kube-scheduler gets the chart's configuration with the leader's
 // address in place of the Service's: kube-proxy forwards in the kernel, and a proxy in this process would cost more.
-func (s *bench) startShipped(ctx context.Context) (running, error) {
+func (s *bench) startShipped(ctx context.Context, args []string) (running, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return running{}, err
@@ -57,7 +60,7 @@ func (s *bench) startShipped(ctx context.Context) (running, error) {
 	}
 	var replicas []*replica
 	for i := range int(*deployment.Spec.Replicas) {
-		r, err := newReplica(i, deployment.Spec.Template.Spec.Containers[0].Args, certificates)
+		r, err := newReplica(i, append(deployment.Spec.Template.Spec.Containers[0].Args, args...), certificates)
 		if err != nil {
 			return running{}, err
 		}
@@ -76,9 +79,17 @@ func (s *bench) startShipped(ctx context.Context) (running, error) {
 	if err != nil {
 		return running{}, err
 	}
+	readers, stopReading := context.WithCancel(context.WithoutCancel(ctx))
+	for _, r := range replicas {
+		go r.scrape(readers)
+	}
+	go leader.view(readers)
 	return running{
 		url: leader.url, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
-		finish: func(ctx context.Context, t *result) error { return s.finishShipped(ctx, root, replicas, t) },
+		finish: func(ctx context.Context, t *result) error {
+			stopReading()
+			return s.finishShipped(ctx, root, replicas, t)
+		},
 	}, nil
 }
 
@@ -161,10 +172,10 @@ type replica struct {
 	// advertised is the address in the EndpointSlice. The API server rejects loopback addresses there, so this is one
 	// for documentation (RFC 5737). It is never connected to.
 	advertised string
-	// url is the address for kube-scheduler, health that of probes and metrics.
-	url, health string
-	ports       []*controlplane.Port
-	process     *controlplane.Process
+	// url is the address for kube-scheduler, health that of probes and metrics, page that of the web page.
+	url, health, page string
+	ports             []*controlplane.Port
+	process           *controlplane.Process
 }
 
 // newReplica translates a container's arguments to this machine: each listen address becomes a free port on loopback,
@@ -188,6 +199,8 @@ func newReplica(i int, args []string, certificates string) (*replica, error) {
 				r.url = port.URL("https")
 			case "--health-address":
 				r.health = port.URL("http")
+			case "--ui-listen-address":
+				r.page = port.URL("http")
 			}
 		case strings.HasPrefix(value, "/tls/"):
 			arg = flag + "=" + filepath.Join(certificates, strings.TrimPrefix(value, "/tls/"))
@@ -198,4 +211,49 @@ func newReplica(i int, args []string, certificates string) (*replica, error) {
 		return nil, fmt.Errorf("the Deployment has no --listen-address or no --health-address: %q", args)
 	}
 	return r, nil
+}
+
+// scrapeInterval is how often Prometheus scrapes by default.
+const scrapeInterval = 15 * time.Second
+
+// scrape reads the replica's metrics until ctx ends.
+func (r *replica) scrape(ctx context.Context) {
+	for ; ctx.Err() == nil; sleep(ctx, scrapeInterval) {
+		_ = readAll(ctx, r.health+"/metrics") // readMetrics reports errors at the end.
+	}
+}
+
+// view reads what an open web page reads, until ctx ends.
+func (r *replica) view(ctx context.Context) {
+	for ; ctx.Err() == nil; sleep(ctx, time.Second) {
+		if err := readAll(ctx, r.page+webui.Path+"/events"); err != nil && ctx.Err() == nil {
+			fmt.Fprintln(os.Stderr, "bench: the page:", err)
+		}
+	}
+}
+
+// readAll reads an answer to its end, compressed as a browser requests it.
+func readAll(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Accept-Encoding", "gzip")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, response.Status)
+	}
+	_, err = io.Copy(io.Discard, response.Body)
+	return err
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
 }
