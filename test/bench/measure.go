@@ -34,6 +34,8 @@ type result struct {
 	// our extender.
 	cpu    time.Duration
 	memory int64
+	// ready is the time from the extender's start until it is ready; of the slowest replica.
+	ready time.Duration
 	// everything is the processor time of the control plane and the benchmark by process, all its sum.
 	everything spending
 	all        time.Duration
@@ -57,6 +59,8 @@ type running struct {
 	url string
 	// schedulerConfig is kube-scheduler's configuration file to start from; if it is empty, the repository's own.
 	schedulerConfig string
+	// ready is the time from the extender's start until it was ready.
+	ready time.Duration
 	// finish adds the extender's metrics to the result and stops the extender.
 	finish func(ctx context.Context, t *result) error
 }
@@ -166,8 +170,8 @@ func (t result) extra() string {
 	if t.cards == 0 {
 		return out
 	}
-	return out + fmt.Sprintf("   %d cards %.0f%% used   cpu %.1f s   rss %d MB   conflicts %d",
-		t.cards, 100*t.packing, t.cpu.Seconds(), t.memory>>20, t.conflicts)
+	return out + fmt.Sprintf("   %d cards %.0f%% used   cpu %.1f s   rss %d MB   ready %.1f s   conflicts %d",
+		t.cards, 100*t.packing, t.cpu.Seconds(), t.memory>>20, t.ready.Seconds(), t.conflicts)
 }
 
 // report prints the medians and their ratios to the first kind.
@@ -182,6 +186,7 @@ func report(kinds []*kind) {
 			packing:    middle(func(t result) float64 { return t.packing }),
 			cpu:        time.Duration(middle(func(t result) float64 { return float64(t.cpu) })),
 			memory:     int64(middle(func(t result) float64 { return float64(t.memory) })),
+			ready:      time.Duration(middle(func(t result) float64 { return float64(t.ready) })),
 			all:        time.Duration(middle(func(t result) float64 { return float64(t.all) })),
 			everything: spending{},
 			conflicts:  int(middle(func(t result) float64 { return float64(t.conflicts) })),

@@ -47,6 +47,7 @@ func (s *bench) run(ctx context.Context, k *kind, requests []gpu.Memory, rate fl
 	if t, err = s.bindAll(ctx, requests, rate); err != nil {
 		return t, err
 	}
+	t.ready = extender.ready
 	t.everything = spent().since(before)
 	t.all = t.everything.total()
 	if extender.url != "" {

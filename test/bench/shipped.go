@@ -54,26 +54,10 @@ func (s *bench) startShipped(ctx context.Context, args []string) (running, error
 	if err != nil {
 		return running{}, err
 	}
-	kubeconfig, err := s.plane.ServiceAccountKubeconfig(ctx, namespace, extenderName)
+	container := deployment.Spec.Template.Spec.Containers[0]
+	replicas, ready, err := s.startReplicas(ctx, root, int(*deployment.Spec.Replicas), append(container.Args, args...), certificates)
 	if err != nil {
 		return running{}, err
-	}
-	var replicas []*replica
-	for i := range int(*deployment.Spec.Replicas) {
-		r, err := newReplica(i, append(deployment.Spec.Template.Spec.Containers[0].Args, args...), certificates)
-		if err != nil {
-			return running{}, err
-		}
-		r.process = &controlplane.Process{
-			Name: r.name, Path: filepath.Join(root, "bin", "gpushare-extender"),
-			Args:    append(r.args, "--kubeconfig="+kubeconfig),
-			LogPath: filepath.Join(s.dir, r.name+".log"),
-			Ready:   controlplane.HTTPReady(r.health + "/readyz"),
-		}
-		if err := r.process.Start(ctx); err != nil {
-			return running{}, err
-		}
-		replicas = append(replicas, r)
 	}
 	leader, err := s.awaitLeader(ctx, replicas)
 	if err != nil {
@@ -85,12 +69,39 @@ func (s *bench) startShipped(ctx context.Context, args []string) (running, error
 	}
 	go leader.view(readers)
 	return running{
-		url: leader.url, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
+		url: leader.url, ready: ready, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
 		finish: func(ctx context.Context, t *result) error {
 			stopReading()
 			return s.finishShipped(ctx, root, replicas, t)
 		},
 	}, nil
+}
+
+// startReplicas starts the extenders, one after another. ready is how long the slowest took until it was ready.
+func (s *bench) startReplicas(ctx context.Context, root string, n int, args []string, certificates string) (replicas []*replica, ready time.Duration, err error) {
+	kubeconfig, err := s.plane.ServiceAccountKubeconfig(ctx, namespace, extenderName)
+	if err != nil {
+		return nil, 0, err
+	}
+	for i := range n {
+		r, err := newReplica(i, args, certificates)
+		if err != nil {
+			return nil, 0, err
+		}
+		r.process = &controlplane.Process{
+			Name: r.name, Path: filepath.Join(root, "bin", "gpushare-extender"),
+			Args:    append(r.args, "--kubeconfig="+kubeconfig),
+			LogPath: filepath.Join(s.dir, r.name+".log"),
+			Ready:   controlplane.HTTPReady(r.health + "/readyz"),
+		}
+		start := time.Now()
+		if err := r.process.Start(ctx); err != nil {
+			return nil, 0, err
+		}
+		ready = max(ready, time.Since(start))
+		replicas = append(replicas, r)
+	}
+	return replicas, ready, nil
 }
 
 // finishShipped adds the metrics of all replicas to the result, stops them and uninstalls the chart.
