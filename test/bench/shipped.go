@@ -218,6 +218,14 @@ func newReplica(i int, args []string, certificates string) (*replica, error) {
 		}
 		r.args = append(r.args, arg)
 	}
+	if r.page == "" { // On its default port, which the replicas would share here.
+		page, err := controlplane.ReservePort()
+		if err != nil {
+			return nil, err
+		}
+		r.ports, r.page = append(r.ports, page), page.URL("http")
+		r.args = append(r.args, "--ui-listen-address="+page.Address())
+	}
 	if r.url == "" || r.health == "" {
 		return nil, fmt.Errorf("the Deployment has no --listen-address or no --health-address: %q", args)
 	}
