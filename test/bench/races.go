@@ -65,7 +65,10 @@ func (s *bench) races(ctx context.Context, k *kind, full float64, capacity gpu.M
 	if err := extender.finish(ctx, &t); err != nil {
 		return t, err
 	}
-	return t, s.clear(ctx)
+	if err := s.plane.Scheduler.Kill(); err != nil {
+		return t, err
+	}
+	return t, s.clear(ctx, metav1.NamespaceDefault)
 }
 
 // churn creates and deletes pods and counts their requests.

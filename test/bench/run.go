@@ -26,6 +26,7 @@ import (
 
 // bench holds the control plane on which all kinds run.
 type bench struct {
+	options
 	plane *controlplane.ControlPlane
 	dir   string
 }
@@ -36,6 +37,11 @@ const creators = 16
 // run measures one kind: it starts the extender and the scheduler, creates the pods, waits until they are bound, and
 // deletes everything.
 func (s *bench) run(ctx context.Context, k *kind, pods []podSize) (t result, err error) {
+	if k.waiting {
+		if err := s.createWaiting(ctx); err != nil {
+			return t, err
+		}
+	}
 	before := spent()
 	extender := running{finish: func(context.Context, *result) error { return nil }}
 	if k.start != nil {
@@ -46,7 +52,7 @@ func (s *bench) run(ctx context.Context, k *kind, pods []podSize) (t result, err
 	if err := s.startScheduler(ctx, extender, k.edits); err != nil {
 		return t, err
 	}
-	if t, err = s.bindAll(ctx, pods); err != nil {
+	if t, err = s.bindAll(ctx, pods, k.waiting); err != nil {
 		return t, err
 	}
 	t.everything = spent().since(before)
@@ -59,7 +65,15 @@ func (s *bench) run(ctx context.Context, k *kind, pods []podSize) (t result, err
 	if err := extender.finish(ctx, &t); err != nil {
 		return t, err
 	}
-	return t, s.clear(ctx)
+	if err := s.plane.Scheduler.Kill(); err != nil {
+		return t, err
+	}
+	if k.waiting {
+		if err := s.clear(ctx, append(tenantNames(s.tenants), namespaceFull)...); err != nil {
+			return t, err
+		}
+	}
+	return t, s.clear(ctx, metav1.NamespaceDefault)
 }
 
 // startScheduler starts kube-scheduler with this extender, with a client rate limit high enough not to be the
@@ -71,8 +85,8 @@ func (s *bench) startScheduler(ctx context.Context, extender running, edits []co
 	})
 }
 
-// bindAll creates the pods and waits until all are bound.
-func (s *bench) bindAll(ctx context.Context, sizes []podSize) (result, error) {
+// bindAll creates the pods and waits until all are bound. If gated is true, they have the gate of fair sharing.
+func (s *bench) bindAll(ctx context.Context, sizes []podSize, gated bool) (result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	times := newTimes(len(sizes))
@@ -99,6 +113,9 @@ func (s *bench) bindAll(ctx context.Context, sizes []podSize) (result, error) {
 	for i, size := range sizes {
 		g.Go(func() error {
 			pod := newPod(i, size)
+			if gated {
+				pod.Spec.SchedulingGates = fairShareGate
+			}
 			times.created(pod.Name)
 			_, err := pods.Create(creating, pod, metav1.CreateOptions{})
 			return err
@@ -192,19 +209,22 @@ func (s *bench) countCards(ctx context.Context, t *result) error {
 	return nil
 }
 
-// clear stops the scheduler, deletes all pods and waits until they are gone.
-func (s *bench) clear(ctx context.Context) error {
-	pods := s.plane.Client.CoreV1().Pods(metav1.NamespaceDefault)
-	if err := s.plane.Scheduler.Kill(); err != nil {
-		return err
-	}
-	err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}, metav1.ListOptions{})
-	if err != nil {
-		return err
+// clear deletes all pods of the namespaces and waits until they are gone.
+func (s *bench) clear(ctx context.Context, namespaces ...string) error {
+	for _, namespace := range namespaces {
+		err := s.plane.Client.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
 	}
 	return wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		list, err := pods.List(ctx, metav1.ListOptions{Limit: 1})
-		return err == nil && len(list.Items) == 0, err
+		for _, namespace := range namespaces {
+			list, err := s.plane.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{Limit: 1})
+			if err != nil || len(list.Items) > 0 {
+				return false, err
+			}
+		}
+		return true, nil
 	})
 }
 
