@@ -204,7 +204,7 @@ func (s *scenario) testFailingCard() {
 	stillRunning()
 	s.delete(before[:2]...)
 	s.waitTerminated()
-	s.createAndWait(s.pods(9, 3)...) // The other cards have room for six.
+	s.createAndWait(s.pods(7, 3)...) // The other cards have room for six at most.
 	if after := s.onFirstCard(); len(after) <= len(before)-2 {
 		s.Errorf("the recovered card has only the pods %v", after)
 	}
