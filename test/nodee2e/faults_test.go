@@ -31,8 +31,9 @@ func TestKubelet(t *testing.T) {
 		stillRunning()
 	})
 	c.run(t, "the kubelet loses its checkpoint", func(s *scenario) {
-		several := []*framework.PodWrapper{setCards(s.pod(4), 2, 20), setCards(s.pod(8), 4, 0), setCards(s.pod(2), 2, 0)}
-		s.createAndWait(append(several, s.pods(6, 2)...)...)
+		// Those with one card come later: they would fill the smallest card.
+		s.createAndWait(setCards(s.pod(4), 2, 20), setCards(s.pod(8), 4, 0), setCards(s.pod(2), 2, 0))
+		s.createAndWait(s.pods(6, 2)...)
 		stillRunning := s.expectRunning()
 		s.restartWithoutCheckpoint(func() {})
 		s.otherDevices = true
@@ -143,7 +144,8 @@ func (c *cluster) testFaults(t *testing.T, mode string) {
 			// A restarted kubelet admits pods before it has freed the devices of deleted pods. All its remaining free devices
 			// may then belong to another card.
 			s.otherDevices = true
-			s.createAndWait(append(s.randomPods(s.total()/8), s.randomCards(s.total()/8)...)...)
+			s.createAndWait(s.randomCards(s.total() / 8)...)
+			s.createAndWait(s.randomPods(s.total() / 8)...) // They would fill the smallest card.
 			for range inLong(4, 1) {
 				s.makeRoom(s.total() / 4)
 				s.waitTerminated()
