@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -146,7 +147,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	s := &o.fairShare
 	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster: off, or dispatch: pods with the scheduling gate gpushare.aliyun.com/fair-share are scheduled in an order that gives each tenant its share; dispatch needs the permissions to patch pods and to list namespaces")
 	f.StringVar(&s.by, "fair-share-by", byNamespace, "what a tenant is: namespace, or label:KEY for all namespaces with the same value of that label")
-	f.Int32Var(&s.cutoff, "fair-share-priority-cutoff", defaultPriorityCutoff, "priority from which on pods are scheduled without waiting for their turn; by default that of the class system-cluster-critical")
+	f.Int32Var(&s.cutoff, "fair-share-priority-cutoff", dispatch.DefaultPriorityCutoff, "priority from which on pods are scheduled without waiting for their turn; by default that of the class system-cluster-critical")
 	f.IntVar(&s.provisioning, "fair-share-provisioning", 0, "number of pods that may be scheduled at one time although they fit nowhere, so that cluster-autoscaler adds nodes for them")
 	e := &o.election
 	f.BoolVar(&e.elect, "leader-elect", false, "elect a leader among several replicas by a Lease; the leader answers kube-scheduler, the others are standbys. Set it on all replicas if there is more than one")
@@ -170,9 +171,6 @@ const (
 	defaultBindTimeout = 4 * time.Second
 	defaultGangHold    = 10 * time.Second
 )
-
-// defaultPriorityCutoff is the default of --fair-share-priority-cutoff.
-const defaultPriorityCutoff = 2_000_000_000
 
 const (
 	// maxHold is the maximum of --gang-hold and of --bind-timeout. Their sum stays within the server's timeout of a call.
