@@ -2,39 +2,51 @@ package reclaim
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Choose returns the victims whose end makes room for all pods of the need, and the places of these pods. It returns false if it
-// finds none.
+// Choose returns the victims whose end makes room for units of the need, and the places of their pods. Without any, the second result
+// is false.
 //
 // Each pod that fits nowhere gets the place for which the least memory must be evicted; of equal ones that with the fewest
-// victims, and then that whose oldest victim is the newest. At last each victim is dropped without which the pods fit too. So no
-// victim is unneeded; the least memory for several pods together is not searched for.
+// victims, and then that whose oldest victim is the newest. At last each victim is dropped without which its unit fits too. The least
+// memory for several pods together is not searched for.
 func Choose(need Need, cluster Cluster) (Plan, bool) {
 	t := newTrial(need, cluster)
 	defer t.undo()
-	for i := range need.Pods {
-		if t.placeSomewhere(i) {
-			continue
-		}
-		best := t.cheapest(i)
-		if best == nil {
-			return Plan{}, false
-		}
-		for _, v := range best.victims {
-			t.evict(v)
-		}
-		if !t.place(i, best.node) {
-			return Plan{}, false // Not reached: the search has tried it.
-		}
+	for i := range need.Units {
+		t.serve(i)
 	}
 	t.dropUnneeded()
-	return t.plan(), true
+	plan := t.plan()
+	return plan, len(plan.Served) > 0
+}
+
+// serve makes room for all pods of a unit, or for none.
+func (t *trial) serve(unit int) {
+	before := len(t.evicted)
+	for i, pod := range t.need.Units[unit].Pods {
+		if t.placeSomewhere(unit, i) {
+			continue
+		}
+		best := t.cheapest(pod)
+		if best != nil {
+			for _, v := range best.victims {
+				t.evict(v)
+				t.unitOf[v] = unit
+			}
+		}
+		if best == nil || !t.place(unit, i, best.node) {
+			t.unplace(unit)
+			for _, v := range slices.Clone(t.evicted[before:]) {
+				t.restore(v)
+			}
+			return
+		}
+	}
 }
 
 // trial is a change of the cluster that can be undone.
@@ -49,9 +61,11 @@ type trial struct {
 	memory  []gpu.Memory
 	excess  map[string]gpu.Memory
 	allowed []int
-	// evicted are the victims so far, in order.
+	// evicted are the victims so far, in order. unitOf is the unit for which each was chosen.
 	evicted []int
-	places  []Place
+	unitOf  map[int]int
+	// places are those of each unit's pods; nil for a unit that has none.
+	places [][]Place
 	// steps is how many steps all searches together have left.
 	steps int
 }
@@ -59,7 +73,7 @@ type trial struct {
 func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
 		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, memory: make([]gpu.Memory, len(need.Victims)),
-		excess: map[string]gpu.Memory{}, allowed: slices.Clone(cluster.Allowed), places: make([]Place, len(need.Pods)), steps: maxSteps,
+		excess: map[string]gpu.Memory{}, allowed: slices.Clone(cluster.Allowed), unitOf: map[int]int{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
 	}
 	for name, standing := range need.Tenants {
 		t.excess[name] = standing.Excess
@@ -118,17 +132,22 @@ func (t *trial) evict(v int) {
 	}
 }
 
-// restore undoes evict.
-func (t *trial) restore(v int) {
+// restore undoes evict. It reports whether there is still room for the candidate where it is.
+func (t *trial) restore(v int) (fits bool) {
 	t.evicted = slices.DeleteFunc(t.evicted, func(e int) bool { return e == v })
 	t.count(v, 1)
+	fits = true
 	for _, p := range t.need.Victims[v].Pods {
 		place := t.cluster.Places[p.UID]
-		change(t.cardsOf(place.Node), place.On, (*placement.Card).Add)
+		change(t.cardsOf(place.Node), place.On, func(c *placement.Card, share gpu.Share) {
+			fits = fits && c.Has(share)
+			c.Add(share)
+		})
 		if t.cluster.Capacity != nil {
-			t.cluster.Capacity.Restore(place.Node, p.UID)
+			fits = t.cluster.Capacity.Restore(place.Node, p.UID) && fits
 		}
 	}
+	return fits
 }
 
 // count adds the candidate to what may still be evicted, times sign.
@@ -149,110 +168,136 @@ func change(cards []placement.Card, where gpu.Placement, how func(*placement.Car
 	}
 }
 
-// placeSomewhere gives the pod a place on the first node that has room, and reports whether one has.
-func (t *trial) placeSomewhere(i int) bool {
-	return slices.ContainsFunc(t.need.Pods[i].Nodes, func(node string) bool { return t.place(i, node) })
+// placeSomewhere gives a pod of a unit a place on the first node that has room, and reports whether one has.
+func (t *trial) placeSomewhere(unit, i int) bool {
+	return slices.ContainsFunc(t.need.Units[unit].Pods[i].Nodes, func(node string) bool { return t.place(unit, i, node) })
 }
 
-// place gives the pod a place on the node, if that has room.
-func (t *trial) place(i int, node string) bool {
+// place gives the pod a place on the node, if that has room. The pods before it have theirs.
+func (t *trial) place(unit, i int, node string) bool {
 	cards := t.cluster.Cards[node]
 	if changed, copied := t.cards[node]; copied {
 		cards = changed
 	}
-	pod := t.need.Pods[i]
+	pod := t.need.Units[unit].Pods[i]
 	where, reason := placement.Place(placement.Expected, cards, pod.Demand())
 	if reason != placement.Fits || t.cluster.Capacity != nil && !t.cluster.Capacity.Take(node, pod.UID) {
 		return false
 	}
 	change(t.cardsOf(node), where, (*placement.Card).Add)
-	t.places[i] = Place{node, where}
+	t.places[unit] = append(t.places[unit], Place{node, where})
 	return true
 }
 
-// unplace takes the places of all pods.
-func (t *trial) unplace() {
-	for i, place := range t.places {
-		if place.Node == "" {
-			continue
-		}
+// unplace takes the places of a unit's pods, and returns them.
+func (t *trial) unplace(unit int) []Place {
+	former := t.places[unit]
+	t.places[unit] = nil
+	for i, place := range former {
 		change(t.cardsOf(place.Node), place.On, (*placement.Card).Subtract)
 		if t.cluster.Capacity != nil {
-			t.cluster.Capacity.Return(place.Node, t.need.Pods[i].UID)
+			t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
 		}
-		t.places[i] = Place{}
+	}
+	return former
+}
+
+// placeAgain gives a unit's pods the places that they had.
+func (t *trial) placeAgain(unit int, places []Place) {
+	t.places[unit] = places
+	for i, place := range places {
+		if t.cluster.Capacity != nil {
+			t.cluster.Capacity.Take(place.Node, t.need.Units[unit].Pods[i].UID)
+		}
+		change(t.cardsOf(place.Node), place.On, (*placement.Card).Add)
 	}
 }
 
-// dropUnneeded drops the victims without which the pods fit too: those with the most memory first, and of equal ones the oldest.
+// dropUnneeded drops the victims without which their units fit too: those with the most memory first, and of equal ones the oldest.
 func (t *trial) dropUnneeded() {
 	order := slices.Sorted(slices.Values(t.evicted))
 	slices.Reverse(order)
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(t.memory[b], t.memory[a]) })
 	for _, v := range order {
-		before := slices.Clone(t.places)
-		t.unplace()
-		t.restore(v)
-		if t.placeAll() {
+		unit := t.unitOf[v]
+		before := t.unplace(unit)
+		if t.restore(v) && t.placeAll(unit) {
 			continue
 		}
-		t.unplace()
+		t.unplace(unit)
 		t.evict(v)
-		for i, place := range before {
-			t.placeAgain(i, place)
-		}
+		t.placeAgain(unit, before)
 	}
 }
 
-func (t *trial) placeAll() bool {
-	for i := range t.need.Pods {
-		if !t.placeSomewhere(i) {
+func (t *trial) placeAll(unit int) bool {
+	for i := range t.need.Units[unit].Pods {
+		if !t.placeSomewhere(unit, i) {
 			return false
 		}
 	}
 	return true
 }
 
-// placeAgain gives the pod a place that it had.
-func (t *trial) placeAgain(i int, place Place) {
-	if t.cluster.Capacity != nil {
-		t.cluster.Capacity.Take(place.Node, t.need.Pods[i].UID)
-	}
-	change(t.cardsOf(place.Node), place.On, (*placement.Card).Add)
-	t.places[i] = place
-}
-
 // undo restores the capacity. The cards are copies.
 func (t *trial) undo() {
-	t.unplace()
+	for unit := range t.places {
+		t.unplace(unit)
+	}
 	for _, v := range slices.Clone(t.evicted) {
 		t.restore(v)
 	}
 }
 
-func (t *trial) plan() Plan {
-	out := Plan{Places: slices.Clone(t.places)}
-	var evicted, missing gpu.Memory
+func (t *trial) plan() (out Plan) {
+	var evicted gpu.Memory
+	awaited := map[string][]gpu.PodUID{}
 	for _, v := range slices.Sorted(slices.Values(t.evicted)) {
-		out.Victims = append(out.Victims, t.need.Victims[v])
+		victim := t.need.Victims[v]
+		out.Victims = append(out.Victims, Eviction{victim, t.need.Units[t.unitOf[v]]})
 		evicted = evicted.Add(t.memory[v])
-	}
-	wanted := map[string][]placement.Card{} // What the pods get of each card, as Used.
-	for _, place := range t.places {
-		if wanted[place.Node] == nil {
-			cards := slices.Clone(t.cluster.Cards[place.Node])
-			for i := range cards {
-				cards[i] = cards[i].Empty()
-			}
-			wanted[place.Node] = cards
+		for _, p := range victim.Pods {
+			node := t.cluster.Places[p.UID].Node
+			awaited[node] = append(awaited[node], p.UID)
 		}
-		change(wanted[place.Node], place.On, (*placement.Card).Add)
 	}
-	for node := range maps.Keys(wanted) {
-		for i, c := range wanted[node] {
+	for i, places := range t.places {
+		if places == nil {
+			continue
+		}
+		served := Served{Unit: t.need.Units[i], Places: places}
+		nodes := map[string]bool{}
+		for _, place := range places {
+			if !nodes[place.Node] {
+				nodes[place.Node] = true
+				served.Awaited = append(served.Awaited, awaited[place.Node]...)
+			}
+		}
+		out.Served = append(out.Served, served)
+	}
+	out.Beyond = evicted.Sub(t.missing())
+	return out
+}
+
+// missing returns how much memory the cards lack for the places.
+func (t *trial) missing() (missing gpu.Memory) {
+	wanted := map[string][]placement.Card{} // What the places take of each card, as Used.
+	for _, places := range t.places {
+		for _, place := range places {
+			if wanted[place.Node] == nil {
+				cards := slices.Clone(t.cluster.Cards[place.Node])
+				for i := range cards {
+					cards[i] = cards[i].Empty()
+				}
+				wanted[place.Node] = cards
+			}
+			change(wanted[place.Node], place.On, (*placement.Card).Add)
+		}
+	}
+	for node, cards := range wanted {
+		for i, c := range cards {
 			missing = missing.Add(c.Used.Sub(t.cluster.Cards[node][i].Free()))
 		}
 	}
-	out.Beyond = evicted.Sub(missing)
-	return out
+	return missing
 }

@@ -25,7 +25,7 @@ type scene struct {
 // newScene returns nodes n0, n1 … with cards of 8, as many as the numbers say.
 func newScene(cards ...int) *scene {
 	s := &scene{
-		Need:    Need{Tenant: "alice", Tenants: map[string]Standing{}},
+		Need:    Need{Tenants: map[string]Standing{}},
 		Cluster: Cluster{Cards: map[string][]placement.Card{}, Places: map[gpu.PodUID]Place{}, Budgets: map[gpu.PodUID][]int{}},
 	}
 	for i, n := range cards {
@@ -38,13 +38,17 @@ func newScene(cards ...int) *scene {
 
 func node(i int) string { return fmt.Sprint("n", i) }
 
-// wants adds a pod that gets room, on any node.
-func (s *scene) wants(memory gpu.Memory, cards int) *scene {
-	pod := Pod{Pod: gpu.Pod{UID: gpu.PodUID(fmt.Sprint("new-", len(s.Pods))), Request: memory, Cards: cards}}
-	for i := range len(s.Cards) {
-		pod.Nodes = append(pod.Nodes, node(i))
+// wants adds a pod that gets room, on any node, and with further numbers of cards a group of such pods.
+func (s *scene) wants(memory gpu.Memory, cards ...int) *scene {
+	unit := Unit{Tenant: "alice"}
+	for i, n := range cards {
+		pod := Pod{Pod: gpu.Pod{UID: gpu.PodUID(fmt.Sprintf("new-%d.%d", len(s.Units), i)), Request: memory, Cards: n}}
+		for i := range len(s.Cards) {
+			pod.Nodes = append(pod.Nodes, node(i))
+		}
+		unit.Pods = append(unit.Pods, pod)
 	}
-	s.Pods = append(s.Pods, pod)
+	s.Units = append(s.Units, unit)
 	return s
 }
 
@@ -81,7 +85,7 @@ func (s *scene) budget(victim int, allowed int) *scene {
 }
 
 // names returns the first pods of the victims.
-func names(victims []Victim) (out []gpu.PodUID) {
+func names(victims []Eviction) (out []gpu.PodUID) {
 	for _, v := range victims {
 		out = append(out, v.Pods[0].UID)
 	}
@@ -108,16 +112,19 @@ func TestChoose(t *testing.T) {
 		"the budget allows none":                     {newScene(1).has("bob", at{0, 0, 8}).budget(0, 0).wants(8, 1).excess("bob", 8), nil, 0, true},
 		"the budget allows one of two members":       {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 8}).budget(0, 1).wants(8, 1).excess("bob", 16), nil, 0, true},
 		"several cards become free at once":          {newScene(3).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 4}).has("bob", at{0, 2, 4}).used(at{0, 1, 4}).used(at{0, 2, 4}).wants(8, 2).excess("bob", 16), []gpu.PodUID{"bob-1.0", "bob-2.0"}, 0, false},
-		"room for all members of a group, or none":   {newScene(1, 1).has("bob", at{0, 0, 8}).used(at{1, 0, 8}).wants(8, 1).wants(8, 1).excess("bob", 16), nil, 0, true},
-		"a member that fits without victims":         {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1).wants(8, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"room for all members of a group, or none":   {newScene(1, 1).has("bob", at{0, 0, 8}).used(at{1, 0, 8}).wants(8, 1, 1).excess("bob", 16), nil, 0, true},
+		"a member that fits without victims":         {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
 		"pods that are being deleted make room":      {newScene(1).wants(8, 1), nil, 0, false},
 		"the first victim turns out to be unneeded":  {newScene(1, 1).has("bob", at{0, 0, 4}).has("bob", at{0, 0, 4}, at{1, 0, 8}).used(at{0, 0, 4}).wants(8, 1).excess("bob", 16), []gpu.PodUID{"bob-1.0"}, 4, false},
-		"a member frees what a second pod can use":   {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 8}).wants(8, 1).wants(8, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"a member frees what a second pod can use":   {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 8}).wants(8, 1, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
 		"a node that the pod can't use stays":        {newScene(1, 1).has("bob", at{1, 0, 8}).used(at{0, 0, 8}).wants(8, 1).only("n0").excess("bob", 8), nil, 0, true},
 		"the node whose CPU is taken by others":      {newScene(1, 1).has("bob", at{0, 0, 8}).has("bob", at{1, 0, 8}).wants(8, 1).excess("bob", 16).cpuFor("n1", 1), []gpu.PodUID{"bob-1.0"}, 0, false},
-		"CPU is missing for one of two members":      {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).wants(8, 1).wants(8, 1).excess("bob", 16).cpuFor("n0", -1), nil, 0, true},
+		"CPU is missing for one of two members":      {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).wants(8, 1, 1).excess("bob", 16).cpuFor("n0", -1), nil, 0, true},
 		"a pod whose place is unknown is no victim":  {newScene(1).has("bob", at{0, 0, 8}).wants(8, 1).excess("bob", 8).unknown("bob-0.0"), nil, 0, true},
 		"a card on which others leave too little":    {newScene(1).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).wants(8, 1).excess("bob", 8), nil, 0, true},
+		"the second pod takes what the first leaves": {newScene(1).has("bob", at{0, 0, 8}).wants(5, 1).wants(3, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"only the second pod can be served":          {newScene(1).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).wants(5, 1).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"the second victim is enough for both pods":  {newScene(2).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).has("bob", at{0, 1, 8}).wants(3, 1).wants(5, 1).excess("bob", 12), []gpu.PodUID{"bob-1.0"}, 0, false},
 		"the smallest set, though the newest is big": {newScene(1).has("bob", at{0, 0, 3}).has("bob", at{0, 0, 2}).has("bob", at{0, 0, 2}).used(at{0, 0, 1}).wants(4, 1).excess("bob", 4), []gpu.PodUID{"bob-1.0", "bob-2.0"}, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -131,7 +138,7 @@ func TestChoose(t *testing.T) {
 }
 
 func (s *scene) only(nodes ...string) *scene {
-	s.Pods[0].Nodes = nodes
+	s.Units[0].Pods[0].Nodes = nodes
 	return s
 }
 
@@ -160,9 +167,14 @@ func (c fakeCapacity) Take(node string, _ gpu.PodUID) bool {
 	c.cpu[node]--
 	return true
 }
-func (c fakeCapacity) Return(node string, _ gpu.PodUID)  { c.cpu[node]++ }
-func (c fakeCapacity) Evict(node string, _ gpu.PodUID)   { c.cpu[node]++ }
-func (c fakeCapacity) Restore(node string, _ gpu.PodUID) { c.cpu[node]-- }
+
+func (c fakeCapacity) Return(node string, _ gpu.PodUID) { c.cpu[node]++ }
+func (c fakeCapacity) Evict(node string, _ gpu.PodUID)  { c.cpu[node]++ }
+
+func (c fakeCapacity) Restore(node string, _ gpu.PodUID) bool {
+	c.cpu[node]--
+	return c.cpu[node] >= 0
+}
 
 // checkRestored checks that a decision leaves the capacity as it was.
 func (s *scene) checkRestored(t *testing.T) {
@@ -192,9 +204,10 @@ func TestRandom(t *testing.T) {
 		} else {
 			none++
 		}
-		if single := len(s.Pods) == 1; single && (ok != possible || ok && sum(plan.Victims) != least) {
-			t.Fatalf("seed %d: %v, %v with %d; the least is %d, %v", seed, names(plan.Victims), ok, sum(plan.Victims), least, possible)
-		} else if ok && !possible {
+		evicted := sum(victims(plan))
+		if single := len(s.Units) == 1 && len(s.Units[0].Pods) == 1; single && (ok != possible || ok && evicted != least) {
+			t.Fatalf("seed %d: %v, %v with %d; the least is %d, %v", seed, names(plan.Victims), ok, evicted, least, possible)
+		} else if ok && !possible && len(s.Units) == 1 {
 			t.Fatalf("seed %d: %v is not possible", seed, names(plan.Victims))
 		}
 	}
@@ -242,10 +255,18 @@ func randomScene(random *rand.Rand) *scene {
 	}
 	s.excess("bob", gpu.Memory(random.IntN(16))).excess("carol", gpu.Memory(random.IntN(16)))
 	memory := gpu.Memory(1 + random.IntN(8))
-	for range 1 + max(random.IntN(5)-2, 0) {
+	s.wants(memory, slices.Repeat([]int{1}, 1+max(random.IntN(5)-2, 0))...)
+	if random.IntN(4) == 0 {
 		s.wants(memory, 1)
 	}
 	return s
+}
+
+func victims(plan Plan) (out []Victim) {
+	for _, v := range plan.Victims {
+		out = append(out, v.Victim)
+	}
+	return out
 }
 
 func sum(victims []Victim) (memory gpu.Memory) {
@@ -258,21 +279,27 @@ func sum(victims []Victim) (memory gpu.Memory) {
 // check checks a plan: no tenant gets below its share, no budget is violated, the places exist, no victim is unneeded.
 func (s *scene) check(t *testing.T, seed uint64, plan Plan) {
 	t.Helper()
-	if !s.allowed(plan.Victims) {
+	evicted := victims(plan)
+	if !s.allowed(evicted) {
 		t.Fatalf("seed %d: %v may not be evicted", seed, names(plan.Victims))
 	}
-	cards := s.without(plan.Victims)
-	for _, place := range plan.Places {
-		for _, share := range place.On {
-			if c := &cards[place.Node][share.Card]; !c.Has(share) {
-				t.Fatalf("seed %d: %v has no room for %v", seed, place.Node, share)
+	cards := s.without(evicted)
+	for _, served := range plan.Served {
+		if len(served.Places) != len(served.Pods) {
+			t.Fatalf("seed %d: %d places for %d pods", seed, len(served.Places), len(served.Pods))
+		}
+		for _, place := range served.Places {
+			for _, share := range place.On {
+				if c := &cards[place.Node][share.Card]; !c.Has(share) {
+					t.Fatalf("seed %d: %v has no room for %v", seed, place.Node, share)
+				}
+				cards[place.Node][share.Card].Add(share)
 			}
-			cards[place.Node][share.Card].Add(share)
 		}
 	}
-	for i := range plan.Victims {
-		if s.fit(slices.Delete(slices.Clone(plan.Victims), i, i+1)) {
-			t.Fatalf("seed %d: of %v, %v is unneeded", seed, names(plan.Victims), plan.Victims[i].Pods[0].UID)
+	for i := range evicted {
+		if len(s.Units) == 1 && s.fit(slices.Delete(slices.Clone(evicted), i, i+1)) {
+			t.Fatalf("seed %d: of %v, %v is unneeded", seed, names(plan.Victims), evicted[i].Pods[0].UID)
 		}
 	}
 }
@@ -315,10 +342,10 @@ func (s *scene) fit(victims []Victim) bool {
 	room := 0
 	for _, cards := range s.without(victims) {
 		for _, c := range cards {
-			room += int(c.Free() / s.Pods[0].Request)
+			room += int(c.Free() / s.Units[0].Pods[0].Request)
 		}
 	}
-	return room >= len(s.Pods)
+	return room >= len(s.Units[0].Pods)
 }
 
 // least returns the least memory whose eviction makes room, of all sets of candidates that may be evicted.

@@ -7,17 +7,23 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Need is the room that a tenant needs, with the pods that may be evicted for it.
+// Need is the room that tenants below their share need, with the pods that may be evicted for it.
 type Need struct {
 	// Attempt is the number of the attempt to make this room.
 	Attempt uint64
-	Tenant  string
-	// Pods are those that get the room together, the largest first.
-	Pods []Pod
+	// Units are served in this order. Those for which no room can be made are skipped.
+	Units []Unit
 	// Victims are the candidates, the newest first.
 	Victims []Victim
-	// Tenants are the tenant and those of the candidates, by name.
+	// Tenants are those of the units and of the candidates, by name.
 	Tenants map[string]Standing
+}
+
+// Unit is what gets room as a whole or not at all: a pod, or the members of a group that must be bound together.
+type Unit struct {
+	Tenant string
+	// Pods are ordered: the largest first.
+	Pods []Pod
 }
 
 // Pod is a pod that gets room.
@@ -76,17 +82,32 @@ type Capacity interface {
 	// Take reports whether the pod fits the node, and if so counts it there. Return undoes that.
 	Take(node string, uid gpu.PodUID) bool
 	Return(node string, uid gpu.PodUID)
-	// Evict removes a bound pod from the count of its node. Restore undoes that.
+	// Evict removes a bound pod from the count of its node. Restore undoes that, and reports whether there is still room for it.
 	Evict(node string, uid gpu.PodUID)
-	Restore(node string, uid gpu.PodUID)
+	Restore(node string, uid gpu.PodUID) bool
 }
 
 // Plan is the decision.
 type Plan struct {
-	// Victims are evicted. There are none if pods that are being deleted make enough room.
-	Victims []Victim
-	// Places are those of the need's pods once the victims are gone, in the order of the pods.
-	Places []Place
+	// Victims are evicted, the newest first.
+	Victims []Eviction
+	// Served are the units that get room.
+	Served []Served
 	// Beyond is how much more memory the victims have than was missing on the cards.
 	Beyond gpu.Memory
+}
+
+// Eviction is a victim with the unit for which it was chosen.
+type Eviction struct {
+	Victim
+	For Unit
+}
+
+// Served is a unit that gets room.
+type Served struct {
+	Unit
+	// Places are those of its pods once the victims are gone.
+	Places []Place
+	// Awaited are the victims' pods on these nodes. There are none if pods that are being deleted make enough room.
+	Awaited []gpu.PodUID
 }

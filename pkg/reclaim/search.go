@@ -30,8 +30,7 @@ func (o *option) compare(other *option) int {
 }
 
 // cheapest returns the option for the pod with the least cost; nil if there is none.
-func (t *trial) cheapest(i int) (best *option) {
-	pod := t.need.Pods[i]
+func (t *trial) cheapest(pod Pod) (best *option) {
 	demand := pod.Demand()
 	for _, node := range pod.Nodes {
 		if len(t.on[node]) > 0 && t.steps > 0 {
