@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -31,6 +32,11 @@ type fixture struct {
 	// granted are the names of the pods in the order in which they were granted; requeues counts the requeues.
 	granted           []string
 	requeues, expired int
+	// failed counts the reclaims in vain.
+	failed int
+	// evicted are the names of the pods whose eviction was requested, in order. evictionsFail makes such requests fail.
+	evicted       []string
+	evictionsFail bool
 	// gatesFail makes the writes fail that open gates.
 	gatesFail bool
 }
@@ -98,6 +104,7 @@ func (g fakeGroups) Startable(key gang.Key) (together, alone []gpu.PodUID) {
 
 func (f *fixture) PodGranted(time.Duration) {}
 func (f *fixture) ChargeExpired()           { f.expired++ }
+func (f *fixture) ReclaimFailed()           { f.failed++ }
 
 type edit func(*Pod)
 
@@ -144,6 +151,9 @@ func (f *fixture) tick(pass time.Duration) {
 	effects := f.TakeEffects()
 	if effects.Requeue {
 		f.requeues++
+	}
+	if effects.Reclaim != nil {
+		f.reclaimFor(*effects.Reclaim)
 	}
 	for _, opened := range effects.Open {
 		f.GateOpened(opened.UID, !f.gatesFail, f.now)
@@ -200,4 +210,49 @@ func (f *fixture) admitted() (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// reclaimFor does what the caller of a Manager does: it makes a plan, has its places held, and evicts. Evicted pods stay until finish
+// is called.
+func (f *fixture) reclaimFor(need reclaim.Need) {
+	plan, ok := reclaim.Choose(need, f.cluster())
+	made := ok && f.Hold(need.Attempt, plan, f.now) && !f.evictionsFail
+	if made {
+		for _, v := range plan.Victims {
+			for _, pod := range v.Pods {
+				f.evicted = append(f.evicted, pod.String())
+				f.pod(pod.String(), 0, func(p *Pod) { p.Leaving = true })
+			}
+		}
+	}
+	f.Reclaimed(need.Attempt, made, f.now)
+}
+
+// cluster returns the state of the ledger, with the pods gone that are being deleted.
+func (f *fixture) cluster() reclaim.Cluster {
+	c := reclaim.Cluster{Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{}}
+	for _, node := range f.ledger.Nodes() {
+		for i, card := range node.Cards {
+			c.Cards[node.Name] = append(c.Cards[node.Name], placement.NewCard(card, node.Used[i]))
+		}
+		for _, a := range node.Allocations {
+			switch {
+			case a.Leaving:
+				reclaim.Free(c.Cards[node.Name], a.Placement)
+				c.Leaving[node.Name] = append(c.Leaving[node.Name], a.UID)
+			case a.State == ledger.Bound:
+				c.Places[a.UID] = reclaim.Place{Node: node.Name, On: a.Placement}
+			}
+		}
+	}
+	return c
+}
+
+// finish deletes the pods that are being deleted.
+func (f *fixture) finish() {
+	for name, p := range f.pods {
+		if p.Leaving {
+			f.delete(name)
+		}
+	}
 }

@@ -30,7 +30,7 @@ func (h HeldPlace) equal(o HeldPlace) bool {
 }
 
 // Hold holds the places, instead of those that it held before. The cards may still be in use: they become available as pods end.
-// Other pods whose priority is not higher than priority see the places as used.
+// Other pods whose priority is not higher than priority see the places as used. A pod's place counts until the pod has an allocation.
 func (l *Ledger) Hold(places []HeldPlace, priority int32) {
 	l.mu.Lock()
 	freed := l.hold(places, priority)
@@ -55,7 +55,7 @@ func (l *Ledger) hold(places []HeldPlace, priority int32) (freed []string) {
 		}
 	}
 	for name, held := range next {
-		if n := l.nodes[name]; n != nil {
+		if n := l.nodes[name]; n != nil && !slices.EqualFunc(held, n.held, HeldPlace.equal) {
 			n.held = held
 			l.markChanged(n)
 		}
@@ -71,7 +71,7 @@ func (l *Ledger) withHold(n *node, pod *gpu.Pod) (cards []placement.Card, copied
 	}
 	cards = slices.Clone(n.cards)
 	for _, place := range n.held {
-		if place.Unit != l.held.unitOf[pod.UID] {
+		if _, allocated := l.nodeOf[place.UID]; !allocated && place.Unit != l.held.unitOf[pod.UID] {
 			add(cards, place.On)
 		}
 	}

@@ -125,7 +125,7 @@ func (t *trial) evict(v int) {
 	t.count(v, -1)
 	for _, p := range t.need.Victims[v].Pods {
 		place := t.cluster.Places[p.UID]
-		change(t.cardsOf(place.Node), place.On, (*placement.Card).Subtract)
+		Free(t.cardsOf(place.Node), place.On)
 		if t.cluster.Capacity != nil {
 			t.cluster.Capacity.Evict(place.Node, p.UID)
 		}
@@ -158,6 +158,11 @@ func (t *trial) count(v, sign int) {
 			t.allowed[budget] += sign
 		}
 	}
+}
+
+// Free subtracts a placement from what is used of the cards, which are ordered by index.
+func Free(cards []placement.Card, where gpu.Placement) {
+	change(cards, where, (*placement.Card).Subtract)
 }
 
 func change(cards []placement.Card, where gpu.Placement, how func(*placement.Card, gpu.Share)) {
@@ -194,7 +199,7 @@ func (t *trial) unplace(unit int) []Place {
 	former := t.places[unit]
 	t.places[unit] = nil
 	for i, place := range former {
-		change(t.cardsOf(place.Node), place.On, (*placement.Card).Subtract)
+		Free(t.cardsOf(place.Node), place.On)
 		if t.cluster.Capacity != nil {
 			t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
 		}
@@ -270,12 +275,12 @@ func (t *trial) plan() (out Plan) {
 		for _, place := range places {
 			if !nodes[place.Node] {
 				nodes[place.Node] = true
-				served.Awaited = append(served.Awaited, awaited[place.Node]...)
+				served.Awaited = append(append(served.Awaited, t.cluster.Leaving[place.Node]...), awaited[place.Node]...)
 			}
 		}
 		out.Served = append(out.Served, served)
 	}
-	out.Beyond = evicted.Sub(t.missing())
+	out.Beyond, out.Tenants = evicted.Sub(t.missing()), t.need.Tenants
 	return out
 }
 

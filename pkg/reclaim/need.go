@@ -1,6 +1,7 @@
 package reclaim
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -57,10 +58,15 @@ type Standing struct {
 	Excess gpu.Memory
 }
 
+// String returns such as "8 of its share of 16".
+func (s Standing) String() string { return fmt.Sprintf("%v of its share of %v", s.Allocated, s.Share) }
+
 // Cluster is the state in which the decision is made.
 type Cluster struct {
 	// Cards are the cards of the nodes as the pods of the need see them, with the pods gone that are being deleted.
 	Cards map[string][]placement.Card
+	// Leaving are the pods of each node that are being deleted.
+	Leaving map[string][]gpu.PodUID
 	// Places are those of the candidates' pods. A candidate is no victim if one of its pods has no place here.
 	Places map[gpu.PodUID]Place
 	// Capacity counts everything else; nil if nothing else counts.
@@ -95,6 +101,8 @@ type Plan struct {
 	Served []Served
 	// Beyond is how much more memory the victims have than was missing on the cards.
 	Beyond gpu.Memory
+	// Tenants are those of the need.
+	Tenants map[string]Standing
 }
 
 // Eviction is a victim with the unit for which it was chosen.
@@ -108,6 +116,6 @@ type Served struct {
 	Unit
 	// Places are those of its pods once the victims are gone.
 	Places []Place
-	// Awaited are the victims' pods on these nodes. There are none if pods that are being deleted make enough room.
+	// Awaited are the victims' pods on these nodes, and the pods there that are being deleted.
 	Awaited []gpu.PodUID
 }
