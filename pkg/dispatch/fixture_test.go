@@ -32,7 +32,7 @@ type fixture struct {
 	// granted are the names of the pods in the order in which they were granted; requeues counts the requeues.
 	granted           []string
 	requeues, expired int
-	// failed counts the reclaims in vain.
+	// failed counts the reclaims without success.
 	failed int
 	// evicted are the names of the pods whose eviction was requested, in order. evictionsFail makes such requests fail.
 	evicted       []string

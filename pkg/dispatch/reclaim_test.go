@@ -52,5 +52,5 @@ func TestReclaim(t *testing.T) {
 	f.run(time.Hour)
 	want(t, "evictions", 4, len(f.evicted))
 	want(t, "tenants", map[string]gpu.Memory{"alice": 4, "bob": 4}, f.allocated())
-	want(t, "in vain", 0, f.failed)
+	want(t, "reclaims without success", 0, f.failed)
 }

@@ -18,7 +18,7 @@ type FairShare struct {
 	gates    *prometheus.CounterVec
 	reclaims *prometheus.CounterVec
 	// evicted counts pods; reclaimed and beyond are amounts of memory.
-	evicted, reclaimed, beyond, inVain prometheus.Counter
+	evicted, reclaimed, beyond, useless prometheus.Counter
 }
 
 // NewFairShare registers the collectors of fair sharing.
@@ -51,8 +51,8 @@ func NewFairShare(registry prometheus.Registerer) *FairShare {
 	f.evicted = counter("evicted_pods_total", "Number of pods evicted for tenants below their share.")
 	f.reclaimed = counter("reclaimed_units_total", "GPU memory of the pods that were evicted for tenants below their share.")
 	f.beyond = counter("reclaimed_unneeded_units_total", "GPU memory of evicted pods beyond what was missing on the cards.")
-	f.inVain = counter("reclaims_in_vain_total", "Number of pods and groups that got no room although pods were evicted for them.")
-	registry.MustRegister(f.waited, f.expired, f.gates, f.reclaims, f.evicted, f.reclaimed, f.beyond, f.inVain)
+	f.useless = counter("useless_reclaims_total", "Number of pods and groups that got no room although pods were evicted for them.")
+	registry.MustRegister(f.waited, f.expired, f.gates, f.reclaims, f.evicted, f.reclaimed, f.beyond, f.useless)
 	return f
 }
 
@@ -105,4 +105,4 @@ func (f *FairShare) ReclaimEvicted(pods int, memory, beyond gpu.Memory) {
 }
 
 // ReclaimFailed implements dispatch.Observer.
-func (f *FairShare) ReclaimFailed() { f.inVain.Inc() }
+func (f *FairShare) ReclaimFailed() { f.useless.Inc() }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -120,6 +121,68 @@ func TestFairShare(t *testing.T) {
 	if left := c.gated(t); len(left) > 0 {
 		t.Errorf("still gated: %v", left)
 	}
+}
+
+// TestReclaim has Bob fill the cluster before Alice comes: exactly the excess of his pods is evicted, and then nothing more.
+func TestReclaim(t *testing.T) {
+	c := start(t)
+	c.helm.run(t, "install", "gpushare", chart, "--namespace="+namespace, "--set=extender.fairShare.mode=reclaim",
+		"--set=extender.fairShare.reclaimAfter=2s", "--set=extender.fairShare.minRuntime=1s", "--set=extender.fairShare.addGate=false")
+	c.newNamespace("alice", nil)
+	c.newNamespace("bob", nil)
+	c.runPlugin()
+	c.giveToScheduler(c.runExtender())
+	for i := range 10 {
+		c.submit(c.fairPod("bob", fmt.Sprintf("bob-%02d", i), 4, true))
+	}
+	c.waitShares(t, map[string]int{"bob": 8})
+	for i := range 6 {
+		c.submit(c.fairPod("alice", fmt.Sprintf("alice-%d", i), 4, true))
+	}
+	leaving := func(ctx context.Context) (names []string, err error) {
+		pods, err := c.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+		for i := range pods.Items {
+			if pods.Items[i].DeletionTimestamp != nil {
+				names = append(names, pods.Items[i].Name)
+			}
+		}
+		return names, err
+	}
+	var evicted []string
+	c.until("the excess of Bob's pods is evicted", func(ctx context.Context) (ok bool, err error) {
+		evicted, err = leaving(ctx)
+		return len(evicted) == 4, err
+	})
+	c.waitShares(t, map[string]int{"bob": 8}) // No kubelet ends them, and Alice waits meanwhile.
+	for _, name := range evicted {
+		must(t, c.Client.CoreV1().Pods("bob").Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	}
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
+	c.wantEvents(t, evicted)
+	time.Sleep(10 * time.Second)
+	if names, err := leaving(t.Context()); len(names) > 0 || err != nil {
+		t.Errorf("evicted later: %v, %v", names, err)
+	}
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
+	c.mustHaveForbiddenNothing()
+}
+
+// wantEvents checks that each evicted pod has an Event that names both tenants.
+func (c *cluster) wantEvents(t *testing.T, evicted []string) {
+	t.Helper()
+	c.until("the Events of the evicted pods", func(ctx context.Context) (bool, error) {
+		events, err := c.Client.CoreV1().Events("bob").List(ctx, metav1.ListOptions{FieldSelector: "reason=FairShareEvicted"})
+		if err != nil {
+			return false, err
+		}
+		named := map[string]bool{}
+		for _, e := range events.Items {
+			if strings.Contains(e.Message, ": tenant alice has 0 of its share of 16, and tenant bob has 32 of its share of 16") {
+				named[e.InvolvedObject.Name] = true
+			}
+		}
+		return !slices.ContainsFunc(evicted, func(name string) bool { return !named[name] }), nil
+	})
 }
 
 func (c *cluster) newNamespace(name string, labels map[string]string) {
