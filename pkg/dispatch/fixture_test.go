@@ -37,6 +37,8 @@ type fixture struct {
 	// evicted are the names of the pods whose eviction was requested, in order. evictionsFail makes such requests fail.
 	evicted       []string
 	evictionsFail bool
+	// meanwhile, if not nil, is called before a plan is made.
+	meanwhile func()
 	// gatesFail makes the writes fail that open gates.
 	gatesFail bool
 }
@@ -215,10 +217,24 @@ func (f *fixture) admitted() (names []string) {
 // reclaimFor does what the caller of a Manager does: it makes a plan, has its places held, and evicts. Evicted pods stay until finish
 // is called.
 func (f *fixture) reclaimFor(need reclaim.Need) {
+	if f.meanwhile != nil {
+		f.meanwhile()
+	}
 	plan, ok := reclaim.Choose(need, f.cluster())
 	made := ok && f.Hold(need.Attempt, plan, f.now) && !f.evictionsFail
 	if made {
+		tenants, running := map[string]Tenant{}, f.running()
+		for _, t := range f.Tenants() {
+			tenants[t.Name] = t
+		}
 		for _, v := range plan.Victims {
+			tenant := tenants[v.Tenant]
+			if running[v.Tenant] -= v.Memory(); running[v.Tenant] < tenant.Share {
+				f.t.Errorf("%s gets %d of its share of %d by the eviction of %v", v.Tenant, running[v.Tenant], tenant.Share, v.Pods)
+			}
+			if beneficiary := tenants[v.For.Tenant]; beneficiary.Allocated >= beneficiary.Share {
+				f.t.Errorf("%v are evicted for %s, which has %d of its share of %d", v.Pods, v.For.Tenant, beneficiary.Allocated, beneficiary.Share)
+			}
 			for _, pod := range v.Pods {
 				f.evicted = append(f.evicted, pod.String())
 				f.pod(pod.String(), 0, func(p *Pod) { p.Leaving = true })
@@ -226,6 +242,17 @@ func (f *fixture) reclaimFor(need reclaim.Need) {
 		}
 	}
 	f.Reclaimed(need.Attempt, made, f.now)
+}
+
+// running returns what the bound pods of each tenant have that are not being deleted.
+func (f *fixture) running() map[string]gpu.Memory {
+	out := map[string]gpu.Memory{}
+	for _, p := range f.pods {
+		if ns := f.namespaces[p.Namespace]; p.Node != "" && !p.Leaving && !ns.Free {
+			out[ns.Tenant] += p.Request
+		}
+	}
+	return out
 }
 
 // cluster returns the state of the ledger, with the pods gone that are being deleted.

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
@@ -139,50 +140,35 @@ func TestReclaim(t *testing.T) {
 	for i := range 6 {
 		c.submit(c.fairPod("alice", fmt.Sprintf("alice-%d", i), 4, true))
 	}
-	leaving := func(ctx context.Context) (names []string, err error) {
-		pods, err := c.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
-		for i := range pods.Items {
-			if pods.Items[i].DeletionTimestamp != nil {
-				names = append(names, pods.Items[i].Name)
-			}
-		}
-		return names, err
-	}
-	var evicted []string
-	c.until("the excess of Bob's pods is evicted", func(ctx context.Context) (ok bool, err error) {
-		evicted, err = leaving(ctx)
-		return len(evicted) == 4, err
-	})
-	c.waitShares(t, map[string]int{"bob": 8}) // No kubelet ends them, and Alice waits meanwhile.
-	for _, name := range evicted {
-		must(t, c.Client.CoreV1().Pods("bob").Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
-	}
 	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
-	c.wantEvents(t, evicted)
-	time.Sleep(10 * time.Second)
-	if names, err := leaving(t.Context()); len(names) > 0 || err != nil {
-		t.Errorf("evicted later: %v, %v", names, err)
+	c.until("the Events of the evicted pods", func(context.Context) (bool, error) {
+		evicted := c.evictedFor(t, "Evicted for pod alice/alice-", ": tenant alice has 0 of its share of 16, and tenant bob has 32 of its share of 16")
+		return len(evicted) == 4, nil
+	})
+	c.end(t, "alice", 1)
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4}) // Her next pod.
+	c.end(t, "bob", 1)
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4}) // One that has waited since the beginning.
+	time.Sleep(5 * time.Second)                           // More than reclaimAfter and minRuntime together.
+	if again := c.evictedFor(t, ""); len(again) != 4 {
+		t.Errorf("evicted in the end: %v", again)
 	}
 	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
 	c.mustHaveForbiddenNothing()
 }
 
-// wantEvents checks that each evicted pod has an Event that names both tenants.
-func (c *cluster) wantEvents(t *testing.T, evicted []string) {
+// evictedFor returns Bob's pods with an Event of their eviction for another tenant, whose message has the texts.
+func (c *cluster) evictedFor(t *testing.T, texts ...string) (names []string) {
 	t.Helper()
-	c.until("the Events of the evicted pods", func(ctx context.Context) (bool, error) {
-		events, err := c.Client.CoreV1().Events("bob").List(ctx, metav1.ListOptions{FieldSelector: "reason=FairShareEvicted"})
-		if err != nil {
-			return false, err
+	events, err := c.Client.CoreV1().Events("bob").List(t.Context(), metav1.ListOptions{FieldSelector: "reason=" + eviction.EventReclaimed})
+	must(t, err)
+	for _, e := range events.Items {
+		if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(e.Message, text) }) {
+			names = append(names, e.InvolvedObject.Name)
 		}
-		named := map[string]bool{}
-		for _, e := range events.Items {
-			if strings.Contains(e.Message, ": tenant alice has 0 of its share of 16, and tenant bob has 32 of its share of 16") {
-				named[e.InvolvedObject.Name] = true
-			}
-		}
-		return !slices.ContainsFunc(evicted, func(name string) bool { return !named[name] }), nil
-	})
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func (c *cluster) newNamespace(name string, labels map[string]string) {
