@@ -200,7 +200,7 @@ func TestReclaimNeedsCPU(t *testing.T) {
 	want(t, "evictions", 0, len(f.evicted))
 	want(t, "its obstacle", NeverFits, f.Turns()["alice/1"].Obstacle)
 	want(t, "tenants", []Tenant{
-		{Terms: fairshare.DefaultTerms, Name: "alice", Waiting: 1, WaitingMemory: 2, Infeasible: 1},
+		{Terms: fairshare.DefaultTerms, Name: "alice", Waiting: 1, WaitingMemory: 2, Infeasible: 1, Next: f.pods["alice/1"].Pod, Obstacle: NeverFits},
 		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4},
 	}, f.Tenants())
 }

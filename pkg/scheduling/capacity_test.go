@@ -166,7 +166,11 @@ func TestCapacityEvict(t *testing.T) {
 	}{
 		{"it fits after an eviction", func() bool { c.Evict("n1", "uid-victim"); c.Evict("n1", "uid-unknown"); return c.Take("n1", "uid-w") }, true},
 		{"both fit", func() bool { return c.Restore("n1", "uid-victim") }, false},
-		{"the victim alone", func() bool { c.Evict("n1", "uid-victim"); c.Return("n1", "uid-w"); return c.Restore("n1", "uid-victim") }, true},
+		{"the victim alone", func() bool {
+			c.Evict("n1", "uid-victim")
+			c.Return("n1", "uid-w")
+			return c.Restore("n1", "uid-victim")
+		}, true},
 		{"a pod that isn't there", func() bool { return c.Restore("n1", "uid-unknown") }, true},
 		{"a node that isn't there", func() bool { c.Evict("n9", "uid-victim"); return c.Restore("n9", "uid-victim") }, false},
 	} {

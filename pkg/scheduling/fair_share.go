@@ -339,13 +339,6 @@ func (f *fairShare) openGate(ctx context.Context, pod gpu.Pod) {
 	f.Observer.GateOpened(opened)
 }
 
-// obstacles are the texts of diagnosis.Turn.Obstacle. What never fits is explained by the diagnosis itself.
-var obstacles = map[dispatch.Obstacle]string{
-	dispatch.NoRoom: "no card has room for it now",
-	dispatch.Paused: "it was not scheduled after its last turn, and gets the next one after a pause",
-	dispatch.Behind: "it waits for an older pod of its tenant that smaller ones have overtaken for long",
-}
-
 // turns returns the turns of the pods that wait for one.
 func (f *fairShare) turns() map[gpu.PodUID]diagnosis.Turn {
 	if f == nil {
@@ -353,10 +346,7 @@ func (f *fairShare) turns() map[gpu.PodUID]diagnosis.Turn {
 	}
 	turns := map[gpu.PodUID]diagnosis.Turn{}
 	for uid, turn := range f.manager.Turns() {
-		turns[uid] = diagnosis.Turn{
-			Tenant: turn.Tenant, Allocated: turn.Allocated, Share: turn.Share, Before: turn.Before,
-			Incomplete: turn.Obstacle == dispatch.Incomplete, Obstacle: obstacles[turn.Obstacle],
-		}
+		turns[uid] = diagnosis.Turn{Text: turn.String(), Incomplete: turn.Obstacle == dispatch.Incomplete}
 	}
 	return turns
 }
