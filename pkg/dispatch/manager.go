@@ -17,6 +17,9 @@ const (
 	// chargeLife is how long a pod that isn't bound keeps its charge and its place: much longer than kube-scheduler takes for a
 	// new pod, and longer than its longest back-off by default (podMaxBackoffSeconds).
 	chargeLife = 30 * time.Second
+	// provisionLife is how long a pod that was granted for an autoscaler keeps its charge without a place: longer than
+	// cluster-autoscaler waits for a node (max-node-provision-time).
+	provisionLife = 20 * time.Minute
 	// extension is how long a charge goes on if the pod is about to be bound when it ends.
 	extension = 5 * time.Second
 	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
@@ -188,10 +191,9 @@ type pod struct {
 	countedFor string
 	// unit is the unit in which the pod waits; nil if it doesn't.
 	unit *unit
-	// charged is true if the pod was granted and isn't bound yet. expires is when the charge ends; zero if it doesn't end by
-	// itself.
-	charged bool
-	expires time.Time
+	// charged is true if the pod was granted and isn't bound yet, unplaced if it has got no place yet. expires is when the charge ends.
+	charged, unplaced bool
+	expires           time.Time
 	// started is when the pod was bound, see startedAt.
 	started time.Time
 	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.

@@ -241,8 +241,13 @@ func TestProvisioning(t *testing.T) {
 		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 2, Allocated: 4, Before: 1},
 		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1, Next: f.pods["bob/3"].Pod, Obstacle: NoRoom},
 	}, f.Tenants())
-	f.tick(time.Hour)
-	want(t, "it keeps its charge", []string{"bob/2"}, f.admitted())
+	f.tick(provisionLife - time.Second)
+	want(t, "it keeps its charge for long", []string{"bob/2"}, f.admitted())
+	f.tick(time.Second)
+	want(t, "no node has come: the next one", []string{"bob/3"}, f.admitted())
+	f.delete("bob/3")
+	f.tick(minPause)
+	want(t, "after a pause", []string{"bob/2"}, f.admitted())
 	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 8}}})
 	f.NodesChanged()
 	f.bind("bob/2")
