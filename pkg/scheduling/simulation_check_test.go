@@ -1,6 +1,7 @@
 package scheduling
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -233,6 +234,10 @@ func (w *world) fitsAndWaits() string {
 		if w.bound(name) > 0 || slices.ContainsFunc(w.api.order, func(p *apiPod) bool { return p.exists && p.group == name && p.size != pods[0].size }) {
 			continue // Replacements and surplus members; members that disagree.
 		}
+		// The oldest members are planned, whether or not others would fit: see "Surplus members" in docs/gangs.md.
+		slices.SortFunc(pods, func(a, b *apiPod) int {
+			return cmp.Or(a.object.CreationTimestamp.Compare(b.object.CreationTimestamp.Time), strings.Compare(a.name(), b.name()))
+		})
 		if size := pods[0].size; len(pods) >= size && w.fits(pods[:size]...) {
 			return fmt.Sprintf("group %s of %d", name, size)
 		}

@@ -54,7 +54,9 @@ type kind struct {
 	// start starts an extender; nil means none.
 	start func(ctx context.Context) (running, error)
 	// edits change the shipped configuration of kube-scheduler.
-	edits   []controlplane.ConfigEdit
+	edits []controlplane.ConfigEdit
+	// several is true if a fifth of the pods have two or four cards.
+	several bool
 	results []result
 }
 
@@ -76,6 +78,8 @@ func (s *bench) kinds(named []string) ([]*kind, error) {
 		{name: "least", start: s.startNoop(roundRobin())},
 		// A single replica with plain HTTP on the host network, as in deploy/manifests.
 		{name: "ours", start: s.startOurs()},
+		// The same with pods of several cards, for comparison with "ours".
+		{name: "several", start: s.startOurs(), several: true},
 		// Two replicas with leader election and mutual TLS, as the chart installs them.
 		{name: "shipped", start: s.startShipped()},
 		// The same with fair sharing, while other tenants' pods wait.
@@ -151,9 +155,9 @@ func measure(ctx context.Context, o options) (err error) {
 	}
 	for round := range o.rounds {
 		// All kinds get the same pods in a round; the next round has others.
-		requests := sizes(o.pods, o.seed+int64(round))
+		memory := sizes(o.pods, o.seed+int64(round))
 		for _, k := range kinds {
-			t, err := bench.run(ctx, k, requests)
+			t, err := bench.run(ctx, k, requests(memory, k.several))
 			if err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
 			}
@@ -225,4 +229,22 @@ func sizes(n int, seed int64) []gpu.Memory {
 		out[i] = 512 + gpu.Memory(random.Int64N(int64(cardMemory)-512+1))
 	}
 	return out
+}
+
+// podSize is what a pod asks for: memory on each of its cards.
+type podSize struct {
+	memory gpu.Memory
+	cards  int
+}
+
+// requests returns pods with one card each of these sizes. With several, every fifth pod asks for as much of two cards, or of four.
+func requests(memory []gpu.Memory, several bool) []podSize {
+	pods := make([]podSize, len(memory))
+	for i := range memory {
+		pods[i] = podSize{memory[i], 1}
+		if several && i%5 == 0 {
+			pods[i].cards = 2 + 2*(i/5%2)
+		}
+	}
+	return pods
 }

@@ -111,7 +111,7 @@ func (c *churn) createPods(ctx context.Context, pods int) error {
 	g, creating := errgroup.WithContext(ctx)
 	for range pods {
 		request := 512 + gpu.Memory(c.random.Int64N(int64(cardMemory)/2-512))
-		pod := newPod(c.made, request)
+		pod := newPod(c.made, podSize{memory: request, cards: 1})
 		c.made++
 		c.requests[pod.Name] = request
 		c.sum = c.sum.Add(request)

@@ -68,12 +68,12 @@ func (s *bench) createWaiting(ctx context.Context) error {
 		})
 	}
 	for i := range fullNodes(s.nodes) * s.cards {
-		pod := newPod(i, cardMemory)
+		pod := newPod(i, podSize{cardMemory, 1})
 		pod.Spec.NodeName = nodeName(i / s.cards)
 		create(namespaceFull, pod)
 	}
 	for i, request := range sizes(s.waiting, s.seed) {
-		pod := newPod(i, request)
+		pod := newPod(i, podSize{request, 1})
 		pod.Spec.SchedulingGates, pod.Spec.NodeSelector = fairShareGate, map[string]string{labelPool: poolFull}
 		create(names[i%len(names)], pod)
 	}
