@@ -11,8 +11,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -34,8 +32,7 @@ func gateWrites(r *http.Request) bool {
 // TestFairShareFaults injects a fault while the gates of two tenants' pods are opened. Afterwards both have their half, all other
 // pods get their turn when these end, no card is over its size, and no tenant is charged for pods that are gone.
 func TestFairShareFaults(t *testing.T) {
-	c := startFaulty(t, framework.Options{MemoryUnit: "GiB", Replicas: 2, ExtenderArgs: append([]string{"--fair-share=dispatch"}, shortLease...)})
-	allowFairShare(t, c)
+	c := startFaulty(t, framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", ExtenderArgs: shortLease})
 	for title, fault := range map[string]func(f *fairScene, round int){
 		// Of every other round the write takes effect, although the leader doesn't see its answer.
 		"the leader is killed between charge and gate": func(f *fairScene, round int) {
@@ -92,23 +89,6 @@ func TestFairShareFaults(t *testing.T) {
 			}
 		})
 	}
-}
-
-// allowFairShare gives the extender the rights that the chart gives it for fair sharing.
-func allowFairShare(t *testing.T, c *framework.Cluster) {
-	t.Helper()
-	meta := metav1.ObjectMeta{Name: "gpushare-fair-share"}
-	_, err := c.Client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
-		{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
-	}}, metav1.CreateOptions{})
-	must(t, err)
-	_, err = c.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: meta,
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: "gpushare-extender"}},
-	}, metav1.CreateOptions{})
-	must(t, err)
 }
 
 // fairScene has two tenants: its own namespace and another one, whose pods use the same nodes.
