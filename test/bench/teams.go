@@ -167,7 +167,8 @@ func (s *site) updated(pod *corev1.Pod) {
 		p.bound = true
 		s.endAfter(p.run, pod)
 	}
-	if pod.DeletionTimestamp != nil && !p.leaving {
+	// A deletion without grace period is that of a pod that has ended.
+	if grace := pod.DeletionGracePeriodSeconds; grace != nil && *grace > 0 && !p.leaving {
 		p.leaving = true
 		s.evicted, s.evictedUnits = s.evicted+1, s.evictedUnits+p.memory
 		s.endAfter(gracePeriod*time.Second, pod)
