@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 const (
@@ -57,6 +58,9 @@ type Options struct {
 	// Provisioning is how many pods are granted that fit nowhere now, and would fit an empty node, so that an autoscaler sees
 	// them.
 	Provisioning int
+	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
+	// Pods that have run for less than MinRuntime are not evicted.
+	ReclaimAfter, MinRuntime time.Duration
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
 	Observer Observer
 }
@@ -66,6 +70,7 @@ type Ledger interface {
 	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
 	FitsEmpty(pod gpu.Pod, nodes []string) bool
+	Hold(places []ledger.HeldPlace, priority int32)
 }
 
 // Groups is the part of package gang that a Manager uses.
@@ -81,6 +86,8 @@ type Observer interface {
 	PodGranted(waited time.Duration)
 	// ChargeExpired counts the charges that ended without a bind.
 	ChargeExpired()
+	// ReclaimFailed counts the units that got no room although pods were evicted for them.
+	ReclaimFailed()
 }
 
 // Pod is a pod that asks for GPU memory, or has the gate.
@@ -88,7 +95,9 @@ type Pod struct {
 	gpu.Pod
 	Created time.Time
 	// Node is the node that the pod is bound to; empty if it isn't bound.
-	Node  string
+	Node string
+	// Bound is when it was bound, according to the extender that did it; zero if that is unknown.
+	Bound time.Time
 	Ended bool
 	// Gated is true if the pod has the gate of fair shares, GatedOtherwise if it has others.
 	Gated, GatedOtherwise bool
@@ -116,6 +125,8 @@ type Effects struct {
 	Open []gpu.Pod
 	// Requeue is true if kube-scheduler must retry rejected pods: some of them have no gate, and were granted.
 	Requeue bool
+	// Reclaim is the room that must be made by evictions; nil for none. The result is passed to Reclaimed.
+	Reclaim *reclaim.Need
 }
 
 // Manager holds the pods of all tenants. mu guards the fields below it and is held for in-memory work only.
@@ -158,7 +169,10 @@ type Manager struct {
 	// effort counts the attempts of the present round. incomplete is true if the latest one ended before it had tried all units.
 	effort     int
 	incomplete bool
-	effects    Effects
+	reclaims   reclaims
+	// now is the time of the latest Tick as leader.
+	now     time.Time
+	effects Effects
 }
 
 // pod is a Pod with the state that a Manager keeps of it.
@@ -173,6 +187,8 @@ type pod struct {
 	// itself.
 	charged bool
 	expires time.Time
+	// started is when the pod was bound, see startedAt.
+	started time.Time
 	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
 	failures  int
 	notBefore time.Time
@@ -188,6 +204,7 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, noRoom: map[unique.Handle[string]]Obstacle{},
+		reclaims: reclaims{pauses: map[reclaimKind]reclaimPause{}},
 	}
 }
 
@@ -277,11 +294,16 @@ func (m *Manager) SetPod(next Pod) {
 		m.withdraw(p)
 	}
 	if next.Node == "" && (next.Demand() != p.Demand() || next.Constraints != p.Constraints) {
+		m.dropHold(p.UID)
 		m.endCharge(p) // The place is for what the pod asked for then. Users can change its number of cards, and its node selector while it is gated.
 	}
 	p.Pod = next
 	if !p.awaitsBind() {
+		m.dropHold(p.UID)
 		m.endCharge(p)
+	}
+	if p.Node != "" && p.started.IsZero() {
+		p.started = m.now
 	}
 	m.refresh(p)
 }
@@ -295,6 +317,7 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 		return
 	}
 	m.withdraw(p)
+	m.dropHold(uid)
 	m.endCharge(p)
 	tenant := p.countedFor
 	m.count(p, 0)
@@ -392,7 +415,10 @@ func (m *Manager) StopLeading() {
 	if !m.leading {
 		return
 	}
-	m.leading, m.effects = false, Effects{}
+	m.endAttempt()
+	m.leading, m.effects, m.now, m.reclaims.below = false, Effects{}, time.Time{}, nil
+	m.reclaims.since = time.Time{}
+	clear(m.reclaims.pauses)
 	for _, p := range m.charged {
 		m.endCharge(p)
 		m.refresh(p)

@@ -214,6 +214,7 @@ func (m *Manager) Tick(now time.Time) {
 			}
 		}
 	}
+	m.reclaim(now)
 	m.openGates(now)
 }
 
@@ -266,6 +267,7 @@ func (m *Manager) endCharge(p *pod) {
 // round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
 func (m *Manager) round(all bool, now time.Time) {
 	m.gatherGroups()
+	m.grantHeld(now)
 	var capacity ledger.Capacity
 	if m.Capacity != nil {
 		capacity = m.Capacity()
