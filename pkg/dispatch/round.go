@@ -195,7 +195,7 @@ func (m *Manager) Tick(now time.Time) {
 	// A round that was cut short goes on first: otherwise its last units would never get their turn.
 	atOnce := m.retryAll.IsZero()
 	if all = !m.incomplete && !now.Before(m.retryAll); all {
-		m.due = slices.Collect(maps.Keys(m.noRoom))
+		m.due = slices.SortedFunc(maps.Keys(m.noRoom), func(a, b unique.Handle[string]) int { return cmp.Compare(a.Value(), b.Value()) })
 		m.retryAll = now.Add(retryInterval)
 		if len(m.eligible) > maxConstraints {
 			clear(m.eligible) // Most are those of pods that are gone.
