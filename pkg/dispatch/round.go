@@ -205,8 +205,9 @@ func (m *Manager) Tick(now time.Time) {
 	paused := !m.resume.IsZero() && !now.Before(m.resume)
 	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || retries || len(freed) > 0) {
 		m.changed = false
+		names := slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
 		for _, nodes := range m.eligible {
-			nodes.setFreed(freed)
+			nodes.setFreed(names)
 		}
 		if m.round(all, now); m.incomplete {
 			for node := range freed {
