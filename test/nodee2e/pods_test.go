@@ -98,7 +98,7 @@ func (s *scenario) churn(pods int, limit int64) {
 	// If a quarter of four cards is free, at least one card has room for the largest pod.
 	const largest = 4
 	for s.made < pods {
-		size := 8 + s.random.Int64N(33)
+		size := min(8+s.random.Int64N(33), int64(max(pods-s.made, 8)))
 		next := func() *framework.PodWrapper { return s.randomPod(1 + s.random.Int64N(largest)) }
 		if s.random.IntN(2) == 0 {
 			one := 1 + s.random.Int64N(min(largest, limit/size))
