@@ -36,7 +36,7 @@ func gateWrites(r *http.Request) bool {
 // TestFairShareFaults injects a fault while the gates of two tenants' pods are opened. Afterwards both have their half, all other
 // pods get their turn when these end, no card is over its size, and no tenant is charged for pods that are gone.
 func TestFairShareFaults(t *testing.T) {
-	c := startFaulty(t, framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", ExtenderArgs: shortLease})
+	c := framework.StartForTest(t, faulty(framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", ExtenderArgs: shortLease}))
 	for title, fault := range map[string]func(f *fairScene, round int){
 		// Of every other round the write takes effect, although the leader doesn't see its answer.
 		"the leader is killed between charge and gate": func(f *fairScene, round int) {
@@ -97,10 +97,10 @@ func TestFairShareFaults(t *testing.T) {
 // TestReclaimFaults kills the leader between the evictions for a tenant that comes when another one has filled the cards. Afterwards
 // both have their half, and no more pods were evicted than that takes.
 func TestReclaimFaults(t *testing.T) {
-	c := startFaulty(t, framework.Options{
+	c := framework.StartForTest(t, faulty(framework.Options{
 		MemoryUnit: "GiB", Replicas: 2, FairShare: "reclaim",
 		ExtenderArgs: append([]string{"--fair-share-reclaim-after=2s", "--fair-share-min-runtime=0s"}, shortLease...),
-	})
+	}))
 	play(t, c, "the leader is killed between evictions", func(s *scene) {
 		f := newFairScene(s)
 		for round := range controlplane.Times(1, 20) {
