@@ -20,8 +20,10 @@ const (
 	extension = 5 * time.Second
 	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
 	minPause, maxPause = 10 * time.Second, 10 * time.Minute
-	// retryInterval is how often all pods are tried on all nodes again, without a change that is known to help.
-	retryInterval = 5 * time.Second
+	// retryInterval is how often all pods are tried on all nodes again, without a change that is known to help: leastRetries of
+	// their kinds in a round at least, and so many that all have their turn in half of the interval.
+	retryInterval             = 5 * time.Second
+	leastRetries, retryRounds = 4, 25
 	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
@@ -48,6 +50,9 @@ type Options struct {
 	// Capacity returns a new count of what nodes have free besides GPU memory; planned returns the pods that have a place on
 	// a node. If Capacity is nil, only GPU memory counts.
 	Capacity func() ledger.Capacity
+	// EmptyCapacity returns a new count of what nodes would have besides GPU memory if no pod had GPU memory. If it is nil, only
+	// GPU memory counts.
+	EmptyCapacity func() ledger.Capacity
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
 	// PriorityCutoff is the priority from which on pods need no turn.
@@ -63,7 +68,7 @@ type Options struct {
 type Ledger interface {
 	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
-	FitsEmpty(pod gpu.Pod, nodes []string) bool
+	FitsEmpty(requests []ledger.Request, capacity ledger.Capacity) bool
 }
 
 // Groups is the part of package gang that a Manager uses.
@@ -132,6 +137,8 @@ type Manager struct {
 	pods       map[gpu.PodUID]*pod
 	queue      fairshare.Queue
 	units      map[string]*unit
+	// pausing are the units that have a notBefore, of which there are few.
+	pausing map[string]*unit
 	// members are the pods that wait in groups.
 	members map[gang.Key]map[gpu.PodUID]*pod
 	// charged are the pods with a charge, none of which is bound as far as is known.
@@ -141,9 +148,12 @@ type Manager struct {
 	// eligible are the eligible nodes by Pod.Constraints.
 	eligible map[unique.Handle[string]]*eligibleNodes
 	// noRoom are the kinds of units for which there was no room at the latest attempt. They are tried only on nodes on which
-	// something was freed since, until retryAll.
+	// something was freed since. At retryAll they become due to be tried on all nodes, some in each round.
 	noRoom   map[unique.Handle[string]]Obstacle
+	due      []unique.Handle[string]
 	retryAll time.Time
+	// feasible keeps the results of everFits.
+	feasible feasible
 	// holding are the units for which the later ones of their tenants wait, by tenant.
 	holding map[string]*unit
 	// changed is true if a pod or a tenant changed since the latest round. resume is when the first pause of a unit ends; zero if
@@ -180,7 +190,7 @@ type pod struct {
 // New returns a Manager without pods.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{},
+		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, noRoom: map[unique.Handle[string]]Obstacle{},
 	}

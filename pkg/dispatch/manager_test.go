@@ -39,9 +39,10 @@ func TestAlternate(t *testing.T) {
 	want(t, "after some have ended", []string{"alice/4", "alice/5", "bob/4"}, f.admitted())
 	tenants := f.Tenants()
 	want(t, "what waits", []Tenant{
-		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 4, Allocated: 4},
-		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4, Waiting: 15, WaitingMemory: 15, PassedOver: 15},
+		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 4, Allocated: 4, Before: 1},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4, Waiting: 15, WaitingMemory: 15, PassedOver: 15, Next: f.pods["bob/5"].Pod, Obstacle: NoRoom},
 	}, tenants)
+	want(t, "the reason", "bob/5: no card has room for it now", tenants[1].Reason())
 	turns := f.Turns()
 	want(t, "a turn", Turn{Tenant: "bob", Share: 4, Allocated: 4, Obstacle: NoRoom}, turns["bob/9"])
 	want(t, "turns", 15, len(turns))
@@ -237,8 +238,8 @@ func TestProvisioning(t *testing.T) {
 	f.tick(0)
 	want(t, "granted", []string{"bob/2"}, f.admitted())
 	want(t, "tenants", []Tenant{
-		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 2, Allocated: 4},
-		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1},
+		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 2, Allocated: 4, Before: 1},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1, Next: f.pods["bob/3"].Pod, Obstacle: NoRoom},
 	}, f.Tenants())
 	f.tick(time.Hour)
 	want(t, "it keeps its charge", []string{"bob/2"}, f.admitted())
@@ -276,7 +277,7 @@ func allocations(f *fixture) (n int) {
 }
 
 // TestFaults makes random changes: pods come, go and end at any moment, users remove gates, the writes that open gates fail, binds
-// fail, leaders change, namespaces change. When it is over, no pod waits that fits, no tenant is charged for a pod that
+// fail, leaders change, namespaces change, the clock steps. When it is over, no pod waits that fits, no tenant is charged for a pod that
 // isn't there, and no place stays reserved. No card is ever over its size.
 func TestFaults(t *testing.T) {
 	for seed := range uint64(300) {
@@ -293,7 +294,7 @@ func TestFaults(t *testing.T) {
 			if len(names) > 0 {
 				name = names[random.IntN(len(names))]
 			}
-			switch what := random.IntN(14); {
+			switch what := random.IntN(15); {
 			case what < 4:
 				var edits []edit
 				if random.IntN(4) == 0 {
@@ -324,6 +325,8 @@ func TestFaults(t *testing.T) {
 						}
 					}
 				}
+			case what == 12: // A process's clock does this only if its times lose their monotonic part.
+				f.tick(time.Duration(random.IntN(1200)-600) * time.Second)
 			default:
 				f.tick(time.Duration(random.IntN(20)) * time.Second)
 			}
@@ -335,7 +338,7 @@ func TestFaults(t *testing.T) {
 		}
 		f.gatesFail = false
 		f.SetNamespace("bob", Namespace{Tenant: "bob", Terms: fairshare.DefaultTerms})
-		for range 200 { // Longer than any pause.
+		for range 600 { // Longer than any pause, and than all steps back.
 			f.tick(10 * time.Second)
 			for name, p := range f.pods {
 				if _, ok := f.Admit(p.Pod); ok && p.Node == "" && !p.Gated {

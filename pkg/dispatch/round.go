@@ -48,6 +48,24 @@ const (
 	Incomplete
 )
 
+// String returns the obstacle in words, as a part of a sentence about the pod; empty if nothing is known.
+func (o Obstacle) String() string {
+	switch o {
+	case NoRoom:
+		return "no card has room for it now"
+	case NeverFits:
+		return "no node that it can use is large enough for it"
+	case Paused:
+		return "it was not scheduled after its last turn, and gets the next one after a pause"
+	case Behind:
+		return "it waits for an older pod of its tenant that smaller ones have overtaken for long"
+	}
+	return ""
+}
+
+// infeasible reports whether a unit with this obstacle is no demand.
+func (o Obstacle) infeasible() bool { return o == NeverFits || o == Paused }
+
 // enlist adds a pod that waits to its unit.
 func (m *Manager) enlist(p *pod) {
 	if m.Groups == nil || p.Group == (gang.Key{}) {
@@ -119,7 +137,9 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		likeness.WriteByte(0)
 	}
 	u.item.Kind = unique.Make(likeness.String())
-	m.units[id] = u
+	if m.units[id] = u; !u.notBefore.IsZero() {
+		m.pausing[id] = u
+	}
 	m.queue.Add(u.item)
 }
 
@@ -131,6 +151,7 @@ func (m *Manager) removeUnit(u *unit) {
 	}
 	if m.units[u.item.ID] == u {
 		delete(m.units, u.item.ID)
+		delete(m.pausing, u.item.ID)
 		m.queue.Remove(u.item.ID)
 	}
 }
@@ -185,20 +206,24 @@ func (m *Manager) Tick(now time.Time) {
 	if all {
 		m.retryAll = time.Time{}
 	}
+	m.feasible.expire(now)
 	if !m.incomplete && m.nodesChanged.Swap(false) {
 		clear(m.eligible)
+		clear(m.feasible.results)
 		m.retryAll = time.Time{}
 	}
 	// A round that was cut short goes on first: otherwise its last units would never get their turn.
+	atOnce := m.retryAll.IsZero()
 	if all = !m.incomplete && !now.Before(m.retryAll); all {
-		clear(m.noRoom)
+		m.due = slices.Collect(maps.Keys(m.noRoom))
 		m.retryAll = now.Add(retryInterval)
 		if len(m.eligible) > maxConstraints {
 			clear(m.eligible) // Most are those of pods that are gone.
 		}
 	}
+	retries := !m.incomplete && m.retry(atOnce)
 	paused := !m.resume.IsZero() && !now.Before(m.resume)
-	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || len(freed) > 0) {
+	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || retries || len(freed) > 0) {
 		m.changed = false
 		for _, nodes := range m.eligible {
 			nodes.setFreed(freed)
@@ -210,6 +235,19 @@ func (m *Manager) Tick(now time.Time) {
 		}
 	}
 	m.openGates(now)
+}
+
+// retry makes the next kinds that are due be tried on all nodes, or all of them at once. It reports whether there is one.
+func (m *Manager) retry(atOnce bool) bool {
+	n := min(len(m.due), max(leastRetries, len(m.noRoom)/retryRounds))
+	if atOnce {
+		n = len(m.due)
+	}
+	for _, kind := range m.due[:n] {
+		delete(m.noRoom, kind)
+	}
+	m.due = m.due[n:]
+	return n > 0
 }
 
 // expire ends the charges of pods that were not bound in time.
@@ -294,7 +332,7 @@ func (m *Manager) round(all bool, now time.Time) {
 // pause marks the units that pause, and notes when the first pause ends.
 func (m *Manager) pause(now time.Time) {
 	m.resume = time.Time{}
-	for _, u := range m.units {
+	for _, u := range m.pausing {
 		if u.paused = now.Before(u.notBefore); u.paused && (m.resume.IsZero() || u.notBefore.Before(m.resume)) {
 			m.resume = u.notBefore
 		}
@@ -410,11 +448,6 @@ func (m *Manager) nodesFor(p *pod) *eligibleNodes {
 	return nodes
 }
 
-// everFits reports whether each pod of the unit would fit an empty card of a node that it can use.
-func (m *Manager) everFits(u *unit) bool {
-	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return !m.Ledger.FitsEmpty(p.Pod.Pod, m.nodesFor(p).names) })
-}
-
 // holdsOthers reports whether the tenant's later units wait for this one, which has no room. Each time that this hasn't helped they
 // overtake it for longer: perhaps there will never be room, for its CPU for example.
 func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
@@ -447,7 +480,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 		} else {
 			m.effects.Requeue = true
 		}
-		m.Observer.PodGranted(now.Sub(p.Created))
+		m.Observer.PodGranted(max(now.Sub(p.Created), 0)) // The API server's clock can be ahead.
 	}
 }
 

@@ -94,6 +94,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions) *fairShare {
 		}
 		return s.free.capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }), false)
 	}
+	options.EmptyCapacity = func() ledger.Capacity { return s.free.capacity(nil, true) }
 	f.manager = dispatch.New(options)
 	return f
 }
@@ -321,13 +322,6 @@ func (f *fairShare) openGate(ctx context.Context, pod gpu.Pod) {
 	f.Observer.GateOpened(opened)
 }
 
-// obstacles are the texts of diagnosis.Turn.Obstacle. What never fits is explained by the diagnosis itself.
-var obstacles = map[dispatch.Obstacle]string{
-	dispatch.NoRoom: "no card has room for it now",
-	dispatch.Paused: "it was not scheduled after its last turn, and gets the next one after a pause",
-	dispatch.Behind: "it waits for an older pod of its tenant that smaller ones have overtaken for long",
-}
-
 // turns returns the turns of the pods that wait for one.
 func (f *fairShare) turns() map[gpu.PodUID]diagnosis.Turn {
 	if f == nil {
@@ -335,10 +329,7 @@ func (f *fairShare) turns() map[gpu.PodUID]diagnosis.Turn {
 	}
 	turns := map[gpu.PodUID]diagnosis.Turn{}
 	for uid, turn := range f.manager.Turns() {
-		turns[uid] = diagnosis.Turn{
-			Tenant: turn.Tenant, Allocated: turn.Allocated, Share: turn.Share, Before: turn.Before,
-			Incomplete: turn.Obstacle == dispatch.Incomplete, Obstacle: obstacles[turn.Obstacle],
-		}
+		turns[uid] = diagnosis.Turn{Text: turn.String(), Incomplete: turn.Obstacle == dispatch.Incomplete}
 	}
 	return turns
 }

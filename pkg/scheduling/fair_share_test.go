@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -94,9 +95,9 @@ func TestFairShare(t *testing.T) {
 	f.publish(alice)
 	f.await("the tenants", func() bool {
 		return cmp.Equal(f.Tenants(), []dispatch.Tenant{
-			{Terms: fairshare.DefaultTerms, Name: "bob", Share: 8, Allocated: 6, Waiting: 1, WaitingMemory: 6, PassedOver: 1},
-			{Terms: fairshare.DefaultTerms, Name: "default", Share: 8, Allocated: 10},
-		})
+			{Terms: fairshare.DefaultTerms, Name: "bob", Share: 8, Allocated: 6, Waiting: 1, WaitingMemory: 6, PassedOver: 1, Obstacle: dispatch.NoRoom},
+			{Terms: fairshare.DefaultTerms, Name: "default", Share: 8, Allocated: 10, Before: 1},
+		}, cmpopts.IgnoreFields(dispatch.Tenant{}, "Next"))
 	})
 	d := f.diagnose(f.pendingPods("bob-2"))
 	want := []diagnosis.Diagnosis{{Reason: diagnosis.WaitsForTurn, Message: "waits for its turn: tenant bob has 6 of its share of 8; no card has room for it now"}}
@@ -209,4 +210,16 @@ func TestFairShareEvictsNothing(t *testing.T) {
 	if got, err := f.Preempt(t.Context(), urgent, proposed); !cmp.Equal(proposed, got) || err != nil {
 		t.Errorf("victims of the pod above the cutoff: %v, %v", got, err)
 	}
+}
+
+// A pod for whose CPU no node is large enough is no demand. What pods with GPU memory use doesn't count, since it can become free.
+func TestFairShareNeverFits(t *testing.T) {
+	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil),
+		fake.Pod("full", 16, fake.Bound("n1", 0), fake.CPU(4)), fake.Pod("daemon", 0, fake.On("n1"), fake.CPU(1)),
+		fake.Pod("never", 1, gated, fake.CPU(8), inNamespace("bob")), fake.Pod("waits", 1, gated, fake.CPU(7), inNamespace("bob")))
+	f.pass("the tenants", func() bool {
+		return slices.ContainsFunc(f.Tenants(), func(t dispatch.Tenant) bool {
+			return t.Name == "bob" && t.Share == 1 && t.Infeasible == 1 && t.PassedOver == 1 && t.Next.Name == "waits"
+		})
+	})
 }
