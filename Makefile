@@ -76,7 +76,7 @@ test-long: build kube kube-node fake-nvml ## run the long form of all tests: mor
 	@GPUSHARE_TEST_LONG=1 hack/node-e2e.sh
 
 .PHONY: test-versions
-test-versions: build kube fake-nvml ## run some tests on the other Kubernetes versions that hack/kube pins, or on VERSIONS="v1.33" (builds each the first time: 5 minutes)
+test-versions: build kube fake-nvml ## run some tests on the other Kubernetes versions that hack/kube pins, or on VERSIONS="v1.34" (builds each the first time: 5 minutes)
 	@hack/versions.sh $(VERSIONS)
 
 .PHONY: e2e-node

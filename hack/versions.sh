@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a selection of the control-plane tests on the other Kubernetes versions that hack/kube pins: scheduling, nodes,
 # preemption, the chart with its policies, the plain manifests, kubeadm's static pod, the second scheduler. kubeadm
-# itself is always that of `make kube`. Arguments select versions: hack/versions.sh v1.33. As with `make kube`, built
+# itself is always that of `make kube`. Arguments select versions: hack/versions.sh v1.34. As with `make kube`, built
 # binaries are kept.
 set -euo pipefail
 cd "$(dirname "$0")/.."
