@@ -6,4 +6,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export GPUSHARE_REQUIRE_CONTROL_PLANE=1
-go test -count=1 -v -parallel 2 -timeout 30m "$@" ./test/nodee2e
+# The tests wait for most of their time: two of them use a fifth of two cores.
+go test -count=1 -v -parallel 3 -timeout 30m "$@" ./test/nodee2e

@@ -167,7 +167,7 @@ func (o *options) validate() error {
 		return errors.New("--node-name (or NODE_NAME) is missing")
 	case !filepath.IsAbs(p.Directory):
 		return fmt.Errorf("--device-plugin-dir: %q is not an absolute path", p.Directory)
-	case !(p.Overuse.Tolerance >= 0) || math.IsInf(p.Overuse.Tolerance, 0): // NaN is neither above 0 nor below.
+	case p.Overuse.Tolerance < 0 || math.IsNaN(p.Overuse.Tolerance) || math.IsInf(p.Overuse.Tolerance, 0):
 		return fmt.Errorf("--overuse-tolerance: must be a number of percent that is not negative, got %v", p.Overuse.Tolerance)
 	case p.Overuse.Grace < 0:
 		return fmt.Errorf("--overuse-grace: must not be negative, got %v", p.Overuse.Grace)

@@ -236,6 +236,18 @@ func (s *cardState) Taken(cards []gpu.Card) {
 	s.taken = cards
 }
 
+// Better reports whether a card is healthy here of which the kubelet doesn't have all healthy devices.
+func (s *cardState) Better(cards []gpu.Card) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(cards, func(c gpu.Card) bool { return c.Healthy() && !s.takenAs(c) })
+}
+
+// takenAs reports whether the kubelet has all devices of the card as healthy ones. The caller holds mu.
+func (s *cardState) takenAs(card gpu.Card) bool {
+	return slices.ContainsFunc(s.taken, func(c gpu.Card) bool { return c.Index == card.Index && c.Healthy() && c.Memory >= card.Memory })
+}
+
 // reasonNotTaken is the reason of a healthy card in the inventory until the kubelet has its devices.
 const reasonNotTaken = "the kubelet doesn't have its devices yet"
 
@@ -249,9 +261,7 @@ func (s *cardState) Inventory() protocol.Inventory {
 		Features: []string{protocol.FeatureCards, protocol.FeatureCores},
 	}
 	for i := range inventory.Cards {
-		card := &inventory.Cards[i]
-		taken := slices.ContainsFunc(s.taken, func(c gpu.Card) bool { return c.Index == card.Index && c.Healthy() && c.Memory >= card.Memory })
-		if !taken {
+		if card := &inventory.Cards[i]; !s.takenAs(*card) {
 			card.Unhealthy = cmp.Or(card.Unhealthy, reasonNotTaken)
 		}
 	}

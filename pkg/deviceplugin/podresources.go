@@ -41,12 +41,12 @@ const (
 	pauseUseless     = 10 * time.Minute
 	uselessAfter     = 2 * allocation.MaxQuestions
 	// A kubelet takes a list of devices within milliseconds, unless the machine is very busy.
-	takeInterval = 20 * time.Millisecond
+	takeInterval = 100 * time.Millisecond
 	takeTimeout  = 5 * time.Second
 )
 
 // podResources asks the kubelet's PodResources service about single pods. It never calls List, which changes the
-// kubelet's bookkeeping. A nil podResources answers unknown. The allocator's turn guards its fields, except the client, which any
+// kubelet's bookkeeping. A nil podResources answers unknown. The allocator's turn guards its fields, except client and limiter, which any
 // goroutine may use.
 type podResources struct {
 	connection *grpc.ClientConn
@@ -158,6 +158,9 @@ func (p *podResources) AwaitDevices(ctx context.Context, sent []*pluginapi.Devic
 		}
 	}
 	_ = wait.PollUntilContextTimeout(ctx, takeInterval, takeTimeout, true, func(ctx context.Context) (bool, error) {
+		if err := p.limiter.Wait(ctx); err != nil {
+			return false, err
+		}
 		response, err := p.client.GetAllocatableResources(ctx, &podresourcesv1.AllocatableResourcesRequest{})
 		if status.Code(err) == codes.ResourceExhausted {
 			return false, nil // Other clients use the same limit.

@@ -122,7 +122,9 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 			return err
 		}
 		s.logger.V(2).Info("Reported the cards to the kubelet", "cards", len(cards))
-		s.kubelet.AwaitDevices(stream.Context(), message.Devices)
+		if s.cards.Better(cards) { // Not after a restart of the kubelet, which is busy with its pods.
+			s.kubelet.AwaitDevices(stream.Context(), message.Devices)
+		}
 		s.taken(cards)
 		if !next(stream.Context(), s.ending, changed) || !next(stream.Context(), s.ending, time.After(s.interval)) {
 			return nil

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakenvml"
@@ -164,13 +166,14 @@ func (c *Cluster) proxiedClient(ctx context.Context) (kubernetes.Interface, *con
 	return client, proxy, nil
 }
 
-// awaitNode waits until the Node object has the cards and their memory.
+// awaitNode waits until the Node object has the cards and their memory, and a card takes pods: the kubelet has the plugin's devices.
 func (c *Cluster) awaitNode(ctx context.Context, node *Node, cards int) error {
 	err := c.awaitObject(ctx, node, func(object *corev1.Node) bool {
 		count := object.Status.Allocatable[protocol.ResourceCount]
 		memory := object.Status.Allocatable[protocol.ResourceMemory]
 		inventory, err := protocol.ParseInventory(object.Annotations)
-		return err == nil && len(inventory.Cards) == cards && count.Value() == int64(cards) && !memory.IsZero()
+		healthy := slices.ContainsFunc(inventory.Cards, func(c gpu.Card) bool { return c.Healthy() })
+		return err == nil && healthy && len(inventory.Cards) == cards && count.Value() == int64(cards) && !memory.IsZero()
 	})
 	if err != nil {
 		return fmt.Errorf("cards not reported: %w\n%s", err, node.Plugin.Tail(10))
