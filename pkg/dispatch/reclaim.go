@@ -125,7 +125,7 @@ func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (ou
 // reclaimable reports whether nothing but memory seems to keep the unit from running. One that was not bound after an earlier turn
 // counts only much later: others would be evicted for it again and again.
 func (m *Manager) reclaimable(u *unit, now time.Time) bool {
-	if o := m.obstacle(u); o != NoRoom && o != Untried {
+	if o := m.obstacle(u); o == NeverFits || o == Paused {
 		return false
 	}
 	return !slices.ContainsFunc(u.pods, func(p *pod) bool {
