@@ -172,12 +172,12 @@ func (m *Manager) beginAttempt(tenants []Tenant, starving []starvingTenant, now 
 func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units []*unit) {
 	pods := 0
 	for i := 0; ; i++ {
-		any := false
+		more := false
 		for _, s := range starving {
 			if i >= len(s.units) {
 				continue
 			}
-			any = true
+			more = true
 			u := s.units[i]
 			if now.Before(m.reclaims.pauses[reclaimKind{s.Name, u.item.Kind}].until) || m.obstacle(u) != NoRoom {
 				continue
@@ -187,7 +187,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			}
 			units = append(units, u)
 		}
-		if !any {
+		if !more {
 			return units
 		}
 	}
