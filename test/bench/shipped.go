@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -71,11 +73,15 @@ func (s *bench) serveShipped(ctx context.Context, values, args []string) (runnin
 	if err != nil {
 		return running{}, err
 	}
+	browser, err := pageClient(certificates)
+	if err != nil {
+		return running{}, err
+	}
 	readers, stopReading := context.WithCancel(context.WithoutCancel(ctx))
 	for _, r := range replicas {
 		go r.scrape(readers)
 	}
-	go leader.view(readers)
+	go leader.view(readers, browser)
 	return running{
 		url: leader.url, metrics: leader.health + "/metrics", ready: ready, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
 		finish: func(ctx context.Context, t *result) error {
@@ -219,7 +225,7 @@ func newReplica(i int, args []string, certificates string) (*replica, error) {
 			case "--health-address":
 				r.health = port.URL("http")
 			case "--ui-listen-address":
-				r.page = port.URL("http")
+				r.page = port.URL("https")
 			}
 		case strings.HasPrefix(value, "/tls/"):
 			arg = flag + "=" + filepath.Join(certificates, strings.TrimPrefix(value, "/tls/"))
@@ -231,7 +237,7 @@ func newReplica(i int, args []string, certificates string) (*replica, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.ports, r.page = append(r.ports, page), page.URL("http")
+		r.ports, r.page = append(r.ports, page), page.URL("https")
 		r.args = append(r.args, "--ui-listen-address="+page.Address())
 	}
 	if r.url == "" || r.health == "" {
@@ -246,27 +252,39 @@ const scrapeInterval = 15 * time.Second
 // scrape reads the replica's metrics until ctx ends.
 func (r *replica) scrape(ctx context.Context) {
 	for ; ctx.Err() == nil; sleep(ctx, scrapeInterval) {
-		_ = readAll(ctx, r.health+"/metrics") // readMetrics reports errors at the end.
+		_ = readAll(ctx, http.DefaultClient, r.health+"/metrics") // readMetrics reports errors at the end.
 	}
 }
 
 // view reads what an open web page reads, until ctx ends.
-func (r *replica) view(ctx context.Context) {
+func (r *replica) view(ctx context.Context, browser *http.Client) {
 	for ; ctx.Err() == nil; sleep(ctx, time.Second) {
-		if err := readAll(ctx, r.page+webui.Path+"/events"); err != nil && ctx.Err() == nil {
+		if err := readAll(ctx, browser, r.page+webui.Path+"/events"); err != nil && ctx.Err() == nil {
 			fmt.Fprintln(os.Stderr, "bench: the page:", err)
 		}
 	}
 }
 
+// pageClient returns a client that trusts the chart's CA, for the page.
+func pageClient(certificates string) (*http.Client, error) {
+	ca, err := os.ReadFile(filepath.Join(certificates, "ca.crt"))
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	name := extenderName + "." + namespace + ".svc"
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: name}}}, nil
+}
+
 // readAll reads an answer to its end, compressed as a browser requests it.
-func readAll(ctx context.Context, url string) error {
+func readAll(ctx context.Context, client *http.Client, url string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
 	request.Header.Set("Accept-Encoding", "gzip")
-	response, err := http.DefaultClient.Do(request)
+	response, err := client.Do(request)
 	if err != nil {
 		return err
 	}
