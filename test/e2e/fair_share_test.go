@@ -28,6 +28,15 @@ const (
 	metricTenantWaiting   = "gpushare_extender_tenant_waiting_pods"
 )
 
+// faultRounds is how often each fault is injected. These tests run in the long form only.
+const faultRounds = 20
+
+func longOnly(t *testing.T) {
+	if !controlplane.Long() {
+		t.Skip("only in the long form")
+	}
+}
+
 // gateWrites matches the requests that open gates.
 func gateWrites(r *http.Request) bool {
 	return r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/pods/") && !strings.HasSuffix(r.URL.Path, "/status")
@@ -36,6 +45,7 @@ func gateWrites(r *http.Request) bool {
 // TestFairShareFaults injects a fault while the gates of two tenants' pods are opened. Afterwards both have their half, all other
 // pods get their turn when these end, no card is over its size, and no tenant is charged for pods that are gone.
 func TestFairShareFaults(t *testing.T) {
+	longOnly(t)
 	c := startFaulty(t, framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", ExtenderArgs: shortLease})
 	for title, fault := range map[string]func(f *fairScene, round int){
 		// Of every other round the write takes effect, although the leader doesn't see its answer.
@@ -80,7 +90,7 @@ func TestFairShareFaults(t *testing.T) {
 	} {
 		play(t, c, title, func(s *scene) {
 			f := newFairScene(s)
-			for round := range controlplane.Times(1, 20) {
+			for round := range faultRounds {
 				fault(f, round)
 				f.waitShares(4, 4)
 				f.CheckLedger()
@@ -97,13 +107,14 @@ func TestFairShareFaults(t *testing.T) {
 // TestReclaimFaults kills the leader between the evictions for a tenant that comes when another one has filled the cards. Afterwards
 // both have their half, and no more pods were evicted than that takes.
 func TestReclaimFaults(t *testing.T) {
+	longOnly(t)
 	c := startFaulty(t, framework.Options{
 		MemoryUnit: "GiB", Replicas: 2, FairShare: "reclaim",
 		ExtenderArgs: append([]string{"--fair-share-reclaim-after=2s", "--fair-share-min-runtime=0s"}, shortLease...),
 	})
 	play(t, c, "the leader is killed between evictions", func(s *scene) {
 		f := newFairScene(s)
-		for round := range controlplane.Times(1, 20) {
+		for round := range faultRounds {
 			for i := range 12 {
 				f.other.Create(f.gated(i))
 			}
