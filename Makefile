@@ -90,6 +90,11 @@ bench: build kube ## run the benchmarks, with and without the extender (BENCH="-
 	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/ledger ./pkg/extender ./pkg/deviceplugin ./pkg/dispatch
 	$(GO) run ./test/bench $(BENCH)
 
+.PHONY: soak
+soak: build kube fake-nvml ## run a simulated week under load and faults and report whether anything grows (three hours; SOAK="-for 3m")
+	@$(GO) build -o $(BIN)/soak ./test/soak
+	@exec $(BIN)/soak $(SOAK)
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@hack/fuzz.sh

@@ -147,7 +147,7 @@ var rules = []rule{
 	{TooLarge, roomIs(TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
 	{Unhealthy, roomIs(Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
 	{WaitsForGroup, func(c *podCase) bool { return c.turn != nil && c.turn.Incomplete && c.wait != nil }, func(c *podCase) string { return c.wait.String() }},
-	{WaitsForTurn, func(c *podCase) bool { return c.turn != nil }, func(c *podCase) string { return c.turn.String() }},
+	{WaitsForTurn, func(c *podCase) bool { return c.turn != nil }, func(c *podCase) string { return c.turn.Text }},
 	{NotTried, (*podCase).notTried, func(c *podCase) string {
 		return c.untriedText() + ": is a scheduler of this name running?" + c.waitText()
 	}},

@@ -21,20 +21,15 @@ func TestTurn(t *testing.T) {
 	}{
 		"nothing is known": {1, nil, nil, Diagnosis{Gated, "the pod is held back by its scheduling gates: gpushare.aliyun.com/fair-share"}},
 		"its turn comes": {
-			1, &Turn{Tenant: "vision", Allocated: 40, Share: 32, Before: 2}, nil,
-			Diagnosis{WaitsForTurn, "waits for its turn: tenant vision has 40 of its share of 32; 2 tenants are before it"},
+			1, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{WaitsForTurn, "waits for its turn: …"},
 		},
-		"it has no room": {
-			1, &Turn{Tenant: "vision", Allocated: 1, Share: 32, Before: 1, Obstacle: "no card has room for it now"}, nil,
-			Diagnosis{WaitsForTurn, "waits for its turn: tenant vision has 1 of its share of 32; 1 tenant is before it; no card has room for it now"},
-		},
-		"it never fits": {17, &Turn{Tenant: "vision"}, nil, Diagnosis{TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
+		"it never fits": {17, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
 		"a member is missing": {
-			1, &Turn{Tenant: "vision", Incomplete: true}, &GroupWait{Group: "default/train", Reason: "gang: 1 of 2 members exist"},
+			1, &Turn{Text: "its group isn't complete", Incomplete: true}, &GroupWait{Group: "default/train", Reason: "gang: 1 of 2 members exist"},
 			Diagnosis{WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
 		},
 		"a member is missing of a group that isn't known": {
-			1, &Turn{Tenant: "vision", Incomplete: true}, nil, Diagnosis{WaitsForTurn, "its group isn't complete: it gets its turn when all members exist"},
+			1, &Turn{Text: "its group isn't complete", Incomplete: true}, nil, Diagnosis{WaitsForTurn, "its group isn't complete"},
 		},
 	} {
 		p := pod(test.request, func(pod *corev1.Pod) {

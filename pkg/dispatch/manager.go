@@ -17,6 +17,9 @@ const (
 	// chargeLife is how long a pod that isn't bound keeps its charge and its place: much longer than kube-scheduler takes for a
 	// new pod, and longer than its longest back-off by default (podMaxBackoffSeconds).
 	chargeLife = 30 * time.Second
+	// provisionLife is how long a pod that was granted for an autoscaler keeps its charge without a place: longer than
+	// cluster-autoscaler waits for a node (max-node-provision-time).
+	provisionLife = 20 * time.Minute
 	// extension is how long a charge goes on if the pod is about to be bound when it ends.
 	extension = 5 * time.Second
 	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
@@ -51,6 +54,9 @@ type Options struct {
 	// Capacity returns a new count of what nodes have free besides GPU memory; planned returns the pods that have a place on
 	// a node. If Capacity is nil, only GPU memory counts.
 	Capacity func() ledger.Capacity
+	// EmptyCapacity returns a new count of what nodes would have besides GPU memory if no pod had GPU memory. If it is nil, only
+	// GPU memory counts.
+	EmptyCapacity func() ledger.Capacity
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
 	// PriorityCutoff is the priority from which on pods need no turn.
@@ -69,7 +75,7 @@ type Options struct {
 type Ledger interface {
 	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
-	FitsEmpty(pod gpu.Pod, nodes []string) bool
+	FitsEmpty(requests []ledger.Request, capacity ledger.Capacity) bool
 	Hold(places []ledger.HeldPlace, priority int32)
 }
 
@@ -160,6 +166,8 @@ type Manager struct {
 	noRoom   map[unique.Handle[string]]Obstacle
 	due      []unique.Handle[string]
 	retryAll time.Time
+	// feasible keeps the results of everFits.
+	feasible feasible
 	// holding are the units for which the later ones of their tenants wait, by tenant.
 	holding map[string]*unit
 	// changed is true if a pod or a tenant changed since the latest round. resume is when the first pause of a unit ends; zero if
@@ -183,10 +191,9 @@ type pod struct {
 	countedFor string
 	// unit is the unit in which the pod waits; nil if it doesn't.
 	unit *unit
-	// charged is true if the pod was granted and isn't bound yet. expires is when the charge ends; zero if it doesn't end by
-	// itself.
-	charged bool
-	expires time.Time
+	// charged is true if the pod was granted and isn't bound yet, unplaced if it has got no place yet. expires is when the charge ends.
+	charged, unplaced bool
+	expires           time.Time
 	// started is when the pod was bound, see startedAt.
 	started time.Time
 	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.

@@ -39,9 +39,10 @@ func TestAlternate(t *testing.T) {
 	want(t, "after some have ended", []string{"alice/4", "alice/5", "bob/4"}, f.admitted())
 	tenants := f.Tenants()
 	want(t, "what waits", []Tenant{
-		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 4, Allocated: 4},
-		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4, Waiting: 15, WaitingMemory: 15, PassedOver: 15},
+		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 4, Allocated: 4, Before: 1},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4, Waiting: 15, WaitingMemory: 15, PassedOver: 15, Next: f.pods["bob/5"].Pod, Obstacle: NoRoom},
 	}, tenants)
+	want(t, "the reason", "bob/5: no card has room for it now", tenants[1].Reason())
 	turns := f.Turns()
 	want(t, "a turn", Turn{Tenant: "bob", Share: 4, Allocated: 4, Obstacle: NoRoom}, turns["bob/9"])
 	want(t, "turns", 15, len(turns))
@@ -237,11 +238,16 @@ func TestProvisioning(t *testing.T) {
 	f.tick(0)
 	want(t, "granted", []string{"bob/2"}, f.admitted())
 	want(t, "tenants", []Tenant{
-		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 2, Allocated: 4},
-		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1},
+		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 2, Allocated: 4, Before: 1},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1, Next: f.pods["bob/3"].Pod, Obstacle: NoRoom},
 	}, f.Tenants())
-	f.tick(time.Hour)
-	want(t, "it keeps its charge", []string{"bob/2"}, f.admitted())
+	f.tick(provisionLife - time.Second)
+	want(t, "it keeps its charge for long", []string{"bob/2"}, f.admitted())
+	f.tick(time.Second)
+	want(t, "no node has come: the next one", []string{"bob/3"}, f.admitted())
+	f.delete("bob/3")
+	f.tick(minPause)
+	want(t, "after a pause", []string{"bob/2"}, f.admitted())
 	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 8}}})
 	f.NodesChanged()
 	f.bind("bob/2")
@@ -330,12 +336,12 @@ func TestFaults(t *testing.T) {
 						}
 					}
 				}
-			case what < 13:
-				f.finish()
-			case what == 13:
-				f.evictionsFail = !f.evictionsFail
-			case what == 14: // A process's clock does this only if its times lose their monotonic part.
+			case what == 12: // A process's clock does this only if its times lose their monotonic part.
 				f.tick(time.Duration(random.IntN(1200)-600) * time.Second)
+			case what == 13:
+				f.finish()
+			case what == 14:
+				f.evictionsFail = !f.evictionsFail
 			default:
 				f.tick(time.Duration(random.IntN(20)) * time.Second)
 			}

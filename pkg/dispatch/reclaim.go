@@ -125,7 +125,7 @@ func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (ou
 // reclaimable reports whether nothing but memory seems to keep the unit from running. One that was not bound after an earlier turn
 // counts only much later: others would be evicted for it again and again.
 func (m *Manager) reclaimable(u *unit, now time.Time) bool {
-	if o := m.obstacle(u); o != NoRoom && o != Untried {
+	if o := m.obstacle(u); o == NeverFits || o == Paused {
 		return false
 	}
 	return !slices.ContainsFunc(u.pods, func(p *pod) bool {
@@ -242,9 +242,9 @@ func (m *Manager) victims(tenants map[string]reclaim.Standing, now time.Time) (v
 	for _, p := range m.pods {
 		inGroup := m.Groups != nil && p.Group != (gang.Key{})
 		switch {
-		case p.Node == "" || p.Leaving || p.counted == 0:
-		case p.Priority >= m.PriorityCutoff:
-			spared[p.Group] = inGroup
+		case inGroup && (p.charged || p.Priority >= m.PriorityCutoff): // It is still being bound, or one of it needs no turn.
+			spared[p.Group] = true
+		case p.Node == "" || p.Leaving || p.counted == 0 || p.Priority >= m.PriorityCutoff:
 		case inGroup:
 			groups[p.Group] = append(groups[p.Group], p)
 		default:

@@ -48,6 +48,24 @@ const (
 	Incomplete
 )
 
+// String returns the obstacle in words, as a part of a sentence about the pod; empty if nothing is known.
+func (o Obstacle) String() string {
+	switch o {
+	case NoRoom:
+		return "no card has room for it now"
+	case NeverFits:
+		return "no node that it can use is large enough for it"
+	case Paused:
+		return "it was not scheduled after its last turn, and gets the next one after a pause"
+	case Behind:
+		return "it waits for an older pod of its tenant that smaller ones have overtaken for long"
+	}
+	return ""
+}
+
+// infeasible reports whether a unit with this obstacle is no demand.
+func (o Obstacle) infeasible() bool { return o == NeverFits || o == Paused }
+
 // enlist adds a pod that waits to its unit.
 func (m *Manager) enlist(p *pod) {
 	if m.Groups == nil || p.Group == (gang.Key{}) {
@@ -188,8 +206,10 @@ func (m *Manager) Tick(now time.Time) {
 	if all {
 		m.retryAll = time.Time{}
 	}
+	m.feasible.expire(now)
 	if !m.incomplete && m.nodesChanged.Swap(false) {
 		clear(m.eligible)
+		clear(m.feasible.results)
 		m.retryAll = time.Time{}
 	}
 	// A round that was cut short goes on first: otherwise its last units would never get their turn.
@@ -235,7 +255,7 @@ func (m *Manager) retry(atOnce bool) bool {
 // expire ends the charges of pods that were not bound in time.
 func (m *Manager) expire(now time.Time) {
 	for _, p := range m.charged {
-		if p.expires.IsZero() || now.Before(p.expires) {
+		if now.Before(p.expires) {
 			continue
 		}
 		m.GiveUpPlace(p.UID)
@@ -261,7 +281,7 @@ func (m *Manager) endCharge(p *pod) {
 	} else {
 		m.places.remove(p.UID) // The bound allocation has replaced it.
 	}
-	p.charged, p.expires = false, time.Time{}
+	p.charged, p.unplaced, p.expires = false, false, time.Time{}
 	delete(m.charged, p.UID)
 }
 
@@ -323,7 +343,7 @@ func (m *Manager) pause(now time.Time) {
 }
 
 // placeProvisioned reserves places for pods that were granted without one, before others take the nodes that were added for them. From
-// then on their charges expire. It returns the number of pods that have no place yet.
+// then on their charges end like others. It returns the number of pods that have no place yet.
 func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.Time) (withoutPlace int) {
 	for _, u := range m.provisioned() {
 		var places []ledger.Reservation
@@ -344,7 +364,7 @@ func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.
 
 // provisioned returns the pods that were granted without a place, the oldest first, and members of a group together.
 func (m *Manager) provisioned() (units []*unit) {
-	pods := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.expires.IsZero() })
+	pods := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.unplaced })
 	slices.SortFunc(pods, func(a, b *pod) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.UID, b.UID)) })
 	groups := map[gang.Key]*unit{}
 	for _, p := range pods {
@@ -358,9 +378,9 @@ func (m *Manager) provisioned() (units []*unit) {
 	return units
 }
 
-// place records the place of a granted pod, with which its charge expires.
+// place records the place of a granted pod.
 func (m *Manager) place(p *pod, where ledger.Reservation, now time.Time) {
-	p.expires = now.Add(chargeLife)
+	p.unplaced, p.expires = false, now.Add(chargeLife)
 	if !where.Existing {
 		m.places.add(p.UID, where.Node)
 	}
@@ -431,11 +451,6 @@ func (m *Manager) nodesFor(p *pod) *eligibleNodes {
 	return nodes
 }
 
-// everFits reports whether each pod of the unit would fit an empty card of a node that it can use.
-func (m *Manager) everFits(u *unit) bool {
-	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return !m.Ledger.FitsEmpty(p.Pod.Pod, m.nodesFor(p).names) })
-}
-
 // holdsOthers reports whether the tenant's later units wait for this one, which has no room. Each time that this hasn't helped they
 // overtake it for longer: perhaps there will never be room, for its CPU for example.
 func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
@@ -451,12 +466,11 @@ func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
 	return true
 }
 
-// grant charges the pods of a unit, whose places are in their order. Without places their charges don't
-// expire until they get one, see placeProvisioned.
+// grant charges the pods of a unit, whose places are in their order. Without places they get them later, see placeProvisioned.
 func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 	m.removeUnit(u)
 	for i, p := range u.pods {
-		if places != nil {
+		if p.unplaced, p.expires = true, now.Add(provisionLife); places != nil {
 			m.place(p, places[i], now)
 		}
 		m.leaveGroup(p)
@@ -476,7 +490,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 func (m *Manager) provision(now time.Time) {
 	free := m.Provisioning
 	for _, p := range m.charged {
-		if p.expires.IsZero() {
+		if p.unplaced {
 			free--
 		}
 	}
@@ -520,7 +534,7 @@ func (m *Manager) openGates(now time.Time) {
 	}
 }
 
-// expiry returns when the pod's charge ends; a late time if it doesn't, or if there is none.
+// expiry returns when the pod's charge ends; a late time if there is none.
 func (p *pod) expiry(now time.Time) time.Time {
 	if p.expires.IsZero() {
 		return now.Add(time.Hour)

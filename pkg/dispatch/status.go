@@ -2,7 +2,10 @@ package dispatch
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -19,9 +22,15 @@ type Tenant struct {
 	WaitingMemory gpu.Memory
 	// PassedOver counts those of them that fit nowhere now, and Infeasible those that are no demand.
 	PassedOver, Infeasible int
+	// Before counts the tenants whose turn is before this one's and that have pods that wait.
+	Before int
+	// Next is the first of the pods that wait, zero if none does: the first one that is demand, if there is one. Obstacle is why it
+	// isn't granted.
+	Next     gpu.Pod
+	Obstacle Obstacle
 }
 
-// Tenants returns the tenants that have or want something, by name.
+// Tenants returns the tenants that have or want something, by name. The list is never nil.
 func (m *Manager) Tenants() []Tenant {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -32,28 +41,36 @@ func (m *Manager) Tenants() []Tenant {
 
 // standings returns the tenants in the order of their turns, and the units of each.
 func (m *Manager) standings() ([]Tenant, [][]*unit) {
-	var tenants []Tenant
+	tenants := []Tenant{}
 	var claims []fairshare.Claim
 	var units [][]*unit
+	before := 0
 	for _, s := range m.queue.Standings() {
 		if s.Allocated == 0 && len(s.Waiting) == 0 {
 			continue
 		}
-		t := Tenant{Terms: s.Terms, Name: s.Name, Allocated: s.Allocated}
+		t := Tenant{Terms: s.Terms, Name: s.Name, Allocated: s.Allocated, Before: before}
 		claim := fairshare.Claim{Terms: s.Terms, Name: s.Name, Demand: s.Allocated}
 		own := make([]*unit, len(s.Waiting))
 		for i, item := range s.Waiting {
 			u := m.units[item.ID]
 			own[i] = u
 			t.Waiting, t.WaitingMemory = t.Waiting+len(u.pods), t.WaitingMemory.Add(item.Memory)
-			switch m.obstacle(u) {
-			case NoRoom:
-				t.PassedOver += len(u.pods)
-			case NeverFits, Paused:
+			obstacle := m.obstacle(u)
+			if i == 0 || t.Obstacle.infeasible() && !obstacle.infeasible() {
+				t.Next, t.Obstacle = u.pods[0].Pod.Pod, obstacle
+			}
+			switch {
+			case obstacle.infeasible():
 				t.Infeasible += len(u.pods)
 				continue
+			case obstacle == NoRoom:
+				t.PassedOver += len(u.pods)
 			}
 			claim.Demand = claim.Demand.Add(item.Memory)
+		}
+		if t.Waiting > t.Infeasible {
+			before++
 		}
 		tenants, claims, units = append(tenants, t), append(claims, claim), append(units, own)
 	}
@@ -72,6 +89,42 @@ type Turn struct {
 	Obstacle Obstacle
 }
 
+// String returns the sentence that is shown to users.
+func (t Turn) String() string {
+	if t.Obstacle == Incomplete {
+		return "its group isn't complete: it gets its turn when all members exist"
+	}
+	text := fmt.Sprintf("waits for its turn: tenant %s has %d of its share of %d", cmp.Or(t.Tenant, "<none>"), t.Allocated, t.Share)
+	return strings.Join(append([]string{text}, waits(t.Before, t.Obstacle)...), "; ")
+}
+
+// Reason returns why the tenant's next pod waits, as it is shown to users; empty if none does.
+func (t Tenant) Reason() string {
+	if t.Waiting == 0 {
+		return ""
+	}
+	reasons := waits(t.Before, t.Obstacle)
+	if len(reasons) == 0 {
+		reasons = []string{"its turn is next"}
+	}
+	return t.Next.String() + ": " + strings.Join(reasons, "; ")
+}
+
+// waits returns why a pod waits that isn't granted for the obstacle, and before whose tenant others are.
+func waits(before int, obstacle Obstacle) (reasons []string) {
+	switch {
+	case obstacle.infeasible(): // Then the order of the tenants doesn't matter.
+	case before == 1:
+		reasons = []string{"1 tenant is before it"}
+	case before > 1:
+		reasons = []string{fmt.Sprintf("%d tenants are before it", before)}
+	}
+	if text := obstacle.String(); text != "" {
+		reasons = append(reasons, text)
+	}
+	return reasons
+}
+
 // Turns returns the turns of all pods that wait for one.
 func (m *Manager) Turns() map[gpu.PodUID]Turn {
 	m.mu.Lock()
@@ -80,16 +133,12 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 	if !m.leading {
 		return turns
 	}
-	before := 0
 	tenants, units := m.standings()
 	for i, t := range tenants {
 		for _, u := range units[i] {
 			for _, p := range u.pods {
-				turns[p.UID] = Turn{t.Name, t.Share, t.Allocated, before, m.obstacle(u)}
+				turns[p.UID] = Turn{t.Name, t.Share, t.Allocated, t.Before, m.obstacle(u)}
 			}
-		}
-		if t.Waiting > t.Infeasible {
-			before++
 		}
 	}
 	for _, members := range m.members {
@@ -112,6 +161,7 @@ func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	for _, pod := range pods {
 		m.SetPod(pod)
 	}
+	m.feasible.expire(time.Time{})
 	for _, u := range m.units {
 		if !m.everFits(u) {
 			m.noRoom[u.item.Kind] = NeverFits

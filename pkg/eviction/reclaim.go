@@ -2,6 +2,7 @@ package eviction
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -27,6 +28,9 @@ const (
 
 // maxReclaimPlans limits the plans of one attempt: after each, dry runs have shown which victims can't be evicted.
 const maxReclaimPlans = 3
+
+// errEvictionLost is wrapped by the error of an eviction that may have been made.
+var errEvictionLost = errors.New("the answer is lost")
 
 // ReclaimAPI is the part of package apiserver that a Reclaimer uses.
 type ReclaimAPI interface {
@@ -85,7 +89,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	}
 	r.observer.Reclaimed(resultOf(err))
 	logger.Error(err, "Not all pods evicted from which memory was to be reclaimed", "result", resultOf(err))
-	return pods > 0 || apiserver.OutcomeOf(err) != apiserver.Rejected
+	return pods > 0 || errors.Is(err, errEvictionLost)
 }
 
 func resultOf(err error) string {
@@ -103,6 +107,9 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 	if !r.Cache.BudgetsSynced() {
 		return plan, false, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
+	r.mu.Lock()
+	r.spared.prune(r.Clock.Now())
+	r.mu.Unlock()
 	need = r.withUsableNodes(need)
 	for range maxReclaimPlans {
 		if plan, ok = reclaim.Choose(need, r.cluster(need)); !ok {
@@ -216,6 +223,9 @@ func (r *Reclaimer) evictOne(ctx context.Context, plan reclaim.Plan, v reclaim.E
 	case err != nil:
 		if answered(err) {
 			r.spare(v)
+		}
+		if !dryRun && apiserver.OutcomeOf(err) != apiserver.Rejected {
+			err = fmt.Errorf("%w: %w", errEvictionLost, err)
 		}
 		return fmt.Errorf("evicting pod %s: %w", pod, err)
 	case dryRun:

@@ -1,21 +1,58 @@
 package ledger
 
-import (
-	"slices"
+import "github.com/gpushare/gpushare/pkg/placement"
 
-	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
-)
-
-// FitsEmpty reports whether the pod would fit the cards of one of the nodes if the node had no pods.
-func (l *Ledger) FitsEmpty(pod gpu.Pod, names []string) bool {
+// FitsEmpty reports whether the pods would fit their nodes together if all cards were empty. They are tried in their order, each on
+// the first node that has room. Those that fit are counted in capacity.
+func (l *Ledger) FitsEmpty(requests []Request, capacity Capacity) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	demand := pod.Demand()
-	return slices.ContainsFunc(names, func(name string) bool {
-		n := l.nodes[name]
-		return n.accepts(&demand) == placement.Fits && placement.Fit(n.emptyCards(), demand) == placement.Fits
-	})
+	trial := emptyTrial{ledger: l, capacity: capacity, cards: map[string][]placement.Card{}}
+	from := 0
+	for i, request := range requests {
+		if i > 0 && keyOf(request.Nodes) != keyOf(requests[i-1].Nodes) {
+			from = 0
+		}
+		place, ok := trial.place(request, from) // Most pods are like the one before, which the earlier nodes have no room for.
+		if !ok && from > 0 {
+			place, ok = trial.place(request, 0)
+		}
+		if !ok {
+			return false
+		}
+		from = place
+	}
+	return true
+}
+
+// emptyTrial places pods on empty nodes. cards are those of the nodes that have some of the pods.
+type emptyTrial struct {
+	ledger   *Ledger
+	capacity Capacity
+	cards    map[string][]placement.Card
+}
+
+// place places the pod on the first of its nodes, from that position on, that has room, and returns the node's position.
+func (t *emptyTrial) place(request Request, from int) (position int, ok bool) {
+	demand := request.Pod.Demand()
+	for i, name := range request.Nodes[from:] {
+		n := t.ledger.nodes[name]
+		if n.accepts(&demand) != placement.Fits {
+			continue
+		}
+		cards, used := t.cards[name]
+		if !used {
+			cards = n.emptyCards()
+		}
+		where, reason := placement.Place(placement.Binpack, cards, demand)
+		if reason != placement.Fits || t.capacity != nil && !t.capacity.Take(name, request.Pod.UID) {
+			continue
+		}
+		add(cards, where)
+		t.cards[name] = cards
+		return from + i, true
+	}
+	return 0, false
 }
 
 // emptyCards returns the node's cards without allocations.

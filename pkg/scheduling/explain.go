@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 )
 
 // Explanation is what is wrong with the pods of the cluster at one moment. It is shared by all readers, which must not change
@@ -22,6 +23,8 @@ type Explanation struct {
 	// Reported are the bound pods of which a device plugin reports over-use, or a limit that is not in force, ordered by namespace
 	// and name.
 	Reported []*clustercache.PodInfo
+	// Tenants are the tenants, by name; nil if fair sharing is off.
+	Tenants []dispatch.Tenant
 }
 
 const (
@@ -53,6 +56,7 @@ func (s *Scheduler) Explain() *Explanation {
 	pods, _ := s.cache.Pending(0)
 	e.last = &Explanation{
 		At: begin, Pending: pods, Diagnoses: s.diagnose(pods), RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(),
+		Tenants: s.Tenants(),
 	}
 	e.next = begin.Add(explainPause(s.Clock.Since(begin)))
 	return e.last

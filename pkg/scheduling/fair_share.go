@@ -103,6 +103,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 		return s.free.capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }), false)
 	}
 	options.Capacity = func() ledger.Capacity { return newCapacity() }
+	options.EmptyCapacity = func() ledger.Capacity { return s.free.capacity(nil, true) }
 	f.manager = dispatch.New(options)
 	f.reclaimer = eviction.NewReclaimer(evictions, s.API, o.Observer, func() reclaim.Capacity { return newCapacity() })
 	return f
@@ -140,8 +141,8 @@ func (f *fairShare) awaitsTurn(pod gpu.Pod) bool {
 	return decided
 }
 
-// evicts reports whether other pods may be evicted to make room on a card for the pod. Priorities count within a tenant only, so a
-// pod that needs a turn waits for room instead.
+// evicts reports whether kube-scheduler and fragmentation eviction may evict other pods for the pod. Priorities count within a tenant
+// only, so a pod that needs a turn waits for room instead.
 func (f *fairShare) evicts(pod gpu.Pod) bool { return f == nil || f.manager.NeedsNoTurn(pod) }
 
 // giveUpPlace releases the place of a granted pod that kube-scheduler can't use. It reports whether there was one.
@@ -338,13 +339,6 @@ func (f *fairShare) openGate(ctx context.Context, pod gpu.Pod) {
 	f.Observer.GateOpened(opened)
 }
 
-// obstacles are the texts of diagnosis.Turn.Obstacle. What never fits is explained by the diagnosis itself.
-var obstacles = map[dispatch.Obstacle]string{
-	dispatch.NoRoom: "no card has room for it now",
-	dispatch.Paused: "it was not scheduled after its last turn, and gets the next one after a pause",
-	dispatch.Behind: "it waits for an older pod of its tenant that smaller ones have overtaken for long",
-}
-
 // turns returns the turns of the pods that wait for one.
 func (f *fairShare) turns() map[gpu.PodUID]diagnosis.Turn {
 	if f == nil {
@@ -352,10 +346,7 @@ func (f *fairShare) turns() map[gpu.PodUID]diagnosis.Turn {
 	}
 	turns := map[gpu.PodUID]diagnosis.Turn{}
 	for uid, turn := range f.manager.Turns() {
-		turns[uid] = diagnosis.Turn{
-			Tenant: turn.Tenant, Allocated: turn.Allocated, Share: turn.Share, Before: turn.Before,
-			Incomplete: turn.Obstacle == dispatch.Incomplete, Obstacle: obstacles[turn.Obstacle],
-		}
+		turns[uid] = diagnosis.Turn{Text: turn.String(), Incomplete: turn.Obstacle == dispatch.Incomplete}
 	}
 	return turns
 }

@@ -76,7 +76,9 @@ type delta struct {
 	// Problems are the pods that share nothing by mistake.
 	Problems json.RawMessage `json:"problems,omitempty"`
 	// Reports are what the device plugins report of pods.
-	Reports json.RawMessage   `json:"reports,omitempty"`
+	Reports json.RawMessage `json:"reports,omitempty"`
+	// Tenants are null if fair sharing is off.
+	Tenants json.RawMessage   `json:"tenants,omitempty"`
 	Groups  []json.RawMessage `json:"groups,omitempty"`
 	// GroupsGone are groups as namespace/name.
 	GroupsGone []string `json:"groupsGone,omitempty"`
@@ -85,7 +87,7 @@ type delta struct {
 }
 
 func (d *delta) empty() bool {
-	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Problems == nil && d.Reports == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
+	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Problems == nil && d.Reports == nil && d.Tenants == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
 }
 
 // whole is the complete state.
@@ -99,6 +101,7 @@ type whole struct {
 	Pending     json.RawMessage             `json:"pending"`
 	Problems    json.RawMessage             `json:"problems"`
 	Reports     json.RawMessage             `json:"reports"`
+	Tenants     json.RawMessage             `json:"tenants"`
 	Groups      []json.RawMessage           `json:"groups"`
 	SampleEvery int                         `json:"sampleEverySeconds"`
 	Samples     []sample                    `json:"samples"`
@@ -121,10 +124,11 @@ type Board struct {
 	refreshed time.Time
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
-	explained *scheduling.Explanation // The one that is in pending, problems and reports; nil if there was no viewer.
+	explained *scheduling.Explanation // The one that is in pending, problems, reports and tenants; nil if there was no viewer.
 	pending   json.RawMessage
 	problems  json.RawMessage
 	reports   json.RawMessage
+	tenants   json.RawMessage
 	groups    map[string][]byte // By namespace/name, as last encoded.
 	history   history
 	status    status
@@ -139,7 +143,7 @@ type Board struct {
 // NewBoard returns a Board. Run updates it, and so does each request.
 func NewBoard(o Options) *Board {
 	b := &Board{
-		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, pending: json.RawMessage("[]"), problems: json.RawMessage("[]"), reports: json.RawMessage("[]"), changed: make(chan struct{}), seq: 1,
+		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, pending: json.RawMessage("[]"), problems: json.RawMessage("[]"), reports: json.RawMessage("[]"), tenants: json.RawMessage("null"), changed: make(chan struct{}), seq: 1,
 		status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
 	}
 	b.stopping, b.stop = context.WithCancel(context.Background())
@@ -195,7 +199,8 @@ func (b *Board) refresh(watched bool) error {
 			return err
 		}
 		if b.history.due(now) {
-			s := sample{at: now, pending: len(b.Source.Explain().Pending)}
+			explanation := b.Source.Explain()
+			s := sample{at: now, pending: len(explanation.Pending), shares: sampleShares(explanation.Tenants)}
 			for _, e := range b.nodes {
 				s.tally = s.add(e.tally)
 			}
@@ -264,28 +269,26 @@ func (b *Board) read(d *delta, watched bool) error {
 	return b.readGroups(d)
 }
 
-// readPending adds the pending pods, those that share nothing by mistake, and what is reported of pods to the board and to the delta.
+// readPending adds the pending pods, those that share nothing by mistake, what is reported of pods, and the tenants to the board and
+// to the delta.
 func (b *Board) readPending(d *delta) error {
-	pending, err := json.Marshal(viewPending(b.explained))
-	if err != nil {
-		return fmt.Errorf("encoding the pending pods for the page: %w", err)
-	}
-	problems, err := json.Marshal(viewProblems(b.explained))
-	if err != nil {
-		return fmt.Errorf("encoding the pods that share nothing for the page: %w", err)
-	}
-	reports, err := json.Marshal(viewReports(b.explained))
-	if err != nil {
-		return fmt.Errorf("encoding the reports of the device plugins for the page: %w", err)
-	}
-	if !bytes.Equal(reports, b.reports) {
-		b.reports, d.Reports = reports, reports
-	}
-	if !bytes.Equal(pending, b.pending) {
-		b.pending, d.Pending = pending, pending
-	}
-	if !bytes.Equal(problems, b.problems) {
-		b.problems, d.Problems = problems, problems
+	for _, part := range []struct {
+		what         string
+		view         any
+		known, delta *json.RawMessage
+	}{
+		{"the pending pods", viewPending(b.explained), &b.pending, &d.Pending},
+		{"the pods that share nothing", viewProblems(b.explained), &b.problems, &d.Problems},
+		{"the reports of the device plugins", viewReports(b.explained), &b.reports, &d.Reports},
+		{"the tenants", viewTenants(b.explained), &b.tenants, &d.Tenants},
+	} {
+		text, err := json.Marshal(part.view)
+		if err != nil {
+			return fmt.Errorf("encoding %s for the page: %w", part.what, err)
+		}
+		if !bytes.Equal(text, *part.known) {
+			*part.known, *part.delta = text, text
+		}
 	}
 	return nil
 }
@@ -366,7 +369,7 @@ func (b *Board) wholeFrame() (*frame, error) {
 	}
 	w := whole{
 		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Words: map[diagnosis.Reason]string{}, Nodes: make([]json.RawMessage, 0, len(b.nodes)),
-		Pending: b.pending, Problems: b.problems, Reports: b.reports, Groups: make([]json.RawMessage, 0, len(b.groups)), SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
+		Pending: b.pending, Problems: b.problems, Reports: b.reports, Tenants: b.tenants, Groups: make([]json.RawMessage, 0, len(b.groups)), SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
 	}
 	for _, reason := range diagnosis.Reasons() {
 		w.Words[reason] = reason.Words()

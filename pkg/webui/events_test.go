@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -52,6 +53,7 @@ func TestViewersFollowChanges(t *testing.T) {
 				s.setGroups(nil, someGroups(random)...)
 				s.setPending(pending(fmt.Sprintf("pending-%d", round), 9, "no room"), wrong(fmt.Sprintf("wrong-%d", round/2)))
 				s.setReported(&clustercache.PodInfo{Pod: pod("unlimited", 3), Node: "n0", LimitProblem: fmt.Sprint("round ", round/2)})
+				s.setTenants(dispatch.Tenant{Name: "vision", Allocated: gpu.Memory(round / 2)})
 				standby.Store(int64(round))
 				want := fmt.Sprintf("another replica leads since round %d", round)
 				f.await(v, func() bool {
@@ -66,7 +68,7 @@ func TestViewersFollowChanges(t *testing.T) {
 				if diff := cmp.Diff(truth.Groups, groups, cmpopts.EquateEmpty()); diff != "" {
 					t.Fatalf("round %d: groups (-data.json +viewer):\n%s", round, diff)
 				}
-				if diff := cmp.Diff([]any{truth.Pending, truth.Problems, truth.Reports, truth.Status, truth.Samples, truth.Seq}, []any{f.Pending, f.Problems, f.Reports, f.Status, f.Samples, f.Seq}); diff != "" {
+				if diff := cmp.Diff([]any{truth.Pending, truth.Problems, truth.Reports, truth.Tenants, truth.Status, truth.Samples, truth.Seq}, []any{f.Pending, f.Problems, f.Reports, f.Tenants, f.Status, f.Samples, f.Seq}); diff != "" {
 					t.Fatalf("round %d (-data.json +viewer):\n%s", round, diff)
 				}
 			}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -35,6 +36,7 @@ type source struct {
 	pending  []*clustercache.PodInfo
 	problems []*clustercache.PodInfo
 	reported []*clustercache.PodInfo
+	tenants  []dispatch.Tenant
 	groups   []gang.Report
 	noGroups error
 }
@@ -72,6 +74,12 @@ func (s *source) setReported(pods ...*clustercache.PodInfo) {
 	s.reported = pods
 }
 
+func (s *source) setTenants(tenants ...dispatch.Tenant) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tenants = tenants
+}
+
 func (s *source) Groups() ([]gang.Report, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +96,7 @@ func (s *source) setGroups(err error, groups ...gang.Report) {
 func (s *source) Explain() *scheduling.Explanation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := &scheduling.Explanation{At: time.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported}
+	e := &scheduling.Explanation{At: time.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported, Tenants: s.tenants}
 	for range s.pending {
 		e.Diagnoses = append(e.Diagnoses, diagnosis.Diagnosis{Reason: diagnosis.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))})
 	}
@@ -174,9 +182,10 @@ type page struct {
 	Pending  []pendingView     `json:"pending"`
 	Problems []problemView     `json:"problems"`
 	Reports  []reportView      `json:"reports"`
+	Tenants  []tenantView      `json:"tenants"`
 	Groups   []groupView       `json:"groups"`
 	Words    map[string]string `json:"words"`
-	Samples  [][]int64         `json:"samples"`
+	Samples  []json.RawMessage `json:"samples"`
 }
 
 // data returns the decoded data.json.
@@ -323,9 +332,10 @@ func (f *follower) take(t *testing.T, e event) {
 			Pending    *[]pendingView
 			Problems   *[]problemView
 			Reports    *[]reportView
+			Tenants    *[]tenantView
 			Groups     []groupView
 			GroupsGone []string
-			Sample     []int64
+			Sample     json.RawMessage
 			Status     *status
 		}
 		if err := json.Unmarshal([]byte(e.data), &d); err != nil {
@@ -351,6 +361,9 @@ func (f *follower) take(t *testing.T, e event) {
 		}
 		if d.Reports != nil {
 			f.Reports = *d.Reports
+		}
+		if d.Tenants != nil {
+			f.Tenants = *d.Tenants
 		}
 		if d.Sample != nil {
 			f.Samples = append(f.Samples, d.Sample)

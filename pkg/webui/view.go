@@ -194,6 +194,31 @@ func viewProblems(e *scheduling.Explanation) []problemView {
 	return views
 }
 
+// tenantView is the JSON form of a tenant. Amounts are in units.
+type tenantView struct {
+	Name        string     `json:"name"`
+	Weight      int64      `json:"weight"`
+	Guaranteed  gpu.Memory `json:"guaranteed"`
+	Share       gpu.Memory `json:"share"`
+	Allocated   gpu.Memory `json:"allocated"`
+	Waiting     gpu.Memory `json:"waiting"`
+	WaitingPods int        `json:"waitingPods"`
+	// Reason is why the tenant's next pod waits; empty if none does.
+	Reason string `json:"reason"`
+}
+
+// viewTenants returns nil if fair sharing is off.
+func viewTenants(e *scheduling.Explanation) []tenantView {
+	if e.Tenants == nil {
+		return nil
+	}
+	views := make([]tenantView, len(e.Tenants))
+	for i, t := range e.Tenants {
+		views[i] = tenantView{t.Name, t.Weight, t.Guaranteed, t.Share, t.Allocated, t.WaitingMemory, t.Waiting, t.Reason()}
+	}
+	return views
+}
+
 // viewReports returns what is reported and still counts.
 func viewReports(e *scheduling.Explanation) []reportView {
 	views := []reportView{}

@@ -2,6 +2,8 @@ package webui
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -11,6 +13,8 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -154,6 +158,48 @@ func TestViewGroups(t *testing.T) {
 	}
 }
 
+// Without fair sharing the page has nothing of it. With it, a sample has the tenants that have or deserve most, and the sum of the others.
+func TestShares(t *testing.T) {
+	s := &source{ledger: ledger.New()}
+	s.ledger.SetNode("n0", spec(16, 16))
+	clock := clocktesting.NewFakeClock(time.Unix(1_800_000_000, 0))
+	b := NewBoard(Options{Source: s, Clock: clock})
+	read := func() (got page) {
+		t.Helper()
+		clock.Step(sampleEvery)
+		b.tick(klog.Background())
+		text, err := b.Whole()
+		if err := errors.Join(err, json.Unmarshal(text, &got)); err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	off := read()
+	if sample := string(off.Samples[0]); off.Tenants != nil || sample != "[1800000010,32768,0,32768,0,0]" {
+		t.Errorf("without fair sharing: tenants %v, sample %s", off.Tenants, sample)
+	}
+	tenants := []dispatch.Tenant{
+		{Name: "starved", Terms: fairshare.Terms{Weight: 2, Guaranteed: 4}, Share: 9, Waiting: 2, WaitingMemory: 9, Next: pod("p", 8), Obstacle: dispatch.NoRoom},
+		{Name: "", Terms: fairshare.DefaultTerms, Share: 8, Allocated: 20},
+	}
+	for i := range 8 {
+		tenants = append(tenants, dispatch.Tenant{Name: fmt.Sprint("small-", i), Allocated: 1})
+	}
+	s.setTenants(tenants...)
+	on := read()
+	want := []tenantView{
+		{Name: "starved", Weight: 2, Guaranteed: 4, Share: 9, Waiting: 9, WaitingPods: 2, Reason: "default/p: no card has room for it now"},
+		{Weight: 1, Share: 8, Allocated: 20}, {Name: "small-0", Allocated: 1},
+	}
+	if diff := cmp.Diff(want, on.Tenants[:3]); diff != "" {
+		t.Errorf("tenants (-want +got):\n%s", diff)
+	}
+	const sample = `[1800000020,32768,0,32768,0,0,[2,"",20,8,"starved",0,9,"small-0",1,0,"small-1",1,0,"small-2",1,0,"small-3",1,0,"small-4",1,0,"small-5",1,0]]`
+	if got := string(on.Samples[1]); got != sample {
+		t.Errorf("sample %s, want %s", got, sample)
+	}
+}
+
 func TestHistoryLength(t *testing.T) {
 	s := &source{ledger: ledger.New()}
 	s.ledger.SetNode("n0", spec(16, 16))
@@ -178,11 +224,14 @@ func TestHistoryLength(t *testing.T) {
 	if len(got.Samples) != samplesKept || cap(b.history.samples) > 2*samplesKept {
 		t.Fatalf("%d samples, capacity %d", len(got.Samples), cap(b.history.samples))
 	}
-	last := got.Samples[samplesKept-1]
+	var first, last []int64
+	if err := errors.Join(json.Unmarshal(got.Samples[0], &first), json.Unmarshal(got.Samples[samplesKept-1], &last)); err != nil {
+		t.Fatal(err)
+	}
 	if want := []int64{clock.Now().Unix(), 32 << 10, 4 << 10, 16 << 10, 12 << 10, 0}; !cmp.Equal(last, want) {
 		t.Errorf("last sample %v, want %v", last, want)
 	}
-	if took := last[0] - got.Samples[0][0]; took != int64((samplesKept-1)*sampleEvery/time.Second) {
+	if took := last[0] - first[0]; took != int64((samplesKept-1)*sampleEvery/time.Second) {
 		t.Errorf("the samples cover %d s", took)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/gpushare/gpushare/test/fairness"
 )
 
-// The seed decides who asks for what, and in which order.
+// The seed decides which team asks for what, and in which order.
 func TestNewTeams(t *testing.T) {
 	draw := func(seed int64) (all []string, jobs []job) {
 		for _, t := range newTeams(8, 400, seed) {

@@ -142,7 +142,7 @@ func (s *site) create(t *team, j job) error {
 	return err
 }
 
-// come creates the pods of the teams, in turns.
+// come creates the pods of the teams alternately.
 func (s *site) come(teams []*team) error {
 	group := new(errgroup.Group)
 	group.SetLimit(creators)

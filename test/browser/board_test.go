@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -36,6 +37,7 @@ type source struct {
 	pending  []*clustercache.PodInfo
 	problems []*clustercache.PodInfo
 	reported []*clustercache.PodInfo
+	tenants  []dispatch.Tenant
 	groups   []gang.Report
 	noGroups error
 }
@@ -57,7 +59,7 @@ func (s *source) Explain() *scheduling.Explanation {
 	for _, pod := range s.pending {
 		pending = append(pending, pod.Pending)
 	}
-	e := &scheduling.Explanation{At: s.clock.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported}
+	e := &scheduling.Explanation{At: s.clock.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported, Tenants: s.tenants}
 	diagnoser := diagnosis.NewDiagnoser(nodes, pending, s.clock.Now())
 	for _, pod := range pending {
 		e.Diagnoses = append(e.Diagnoses, diagnoser.Diagnose(pod, nil))

@@ -103,10 +103,7 @@ func TestLook(t *testing.T) {
 	for i := range 360 {
 		step(100 + i)
 		clock.Step(10 * time.Second)
-		want := fmt.Sprint(clock.Now().Unix())
-		for !strings.Contains(whole(t, board), "["+want+",") {
-			time.Sleep(time.Millisecond)
-		}
+		awaitSample(t, board, clock)
 	}
 	// In kube-scheduler's words: 4 l40s and 4 t4 don't have the sum, the extender rejects the other 8.
 	says := func(ours string, helpless int) string {
@@ -193,6 +190,15 @@ func TestLook(t *testing.T) {
 		tab.Screenshot("narrow-" + view)
 	}
 	tab.WantNoComplaints()
+}
+
+// awaitSample waits until the history has a sample of the clock's time.
+func awaitSample(t *testing.T, board *webui.Board, clock *clocktesting.FakeClock) {
+	t.Helper()
+	want := fmt.Sprintf("[%d,", clock.Now().Unix())
+	for !strings.Contains(whole(t, board), want) {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func whole(t *testing.T, board *webui.Board) string {

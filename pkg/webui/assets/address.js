@@ -1,6 +1,6 @@
 // What is shown, as the page's address has it: a reload, a link and the back button show the same view.
 
-export const views = ["cards", "pods", "pending", "groups"];
+export const views = ["cards", "pods", "pending", "groups", "shares"];
 
 const defaults = { view: "cards", q: "", group: "", room: "", problems: "", order: "name", sort: "", card: "", help: "" };
 

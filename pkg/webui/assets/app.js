@@ -1,10 +1,11 @@
 // The page: applies the stream's messages to the model and draws the visible part, at most once per frame.
 import { Address, views } from "./address.js";
 import { Cards } from "./cards.js";
-import { Chart } from "./chart.js";
+import { FreeMemory } from "./chart.js";
 import { Details } from "./details.js";
 import { byId, clock, h, number, plural, setText } from "./dom.js";
 import { Model } from "./model.js";
+import { Shares } from "./shares.js";
 import { Stream } from "./stream.js";
 import { Summary } from "./summary.js";
 import { Groups, Pending, Pods } from "./tables.js";
@@ -14,12 +15,13 @@ const address = new Address(moved);
 const { state } = address;
 
 const summary = new Summary();
-const chart = new Chart(byId("chart"));
+const chart = new FreeMemory(byId("chart"));
 const details = new Details(byId("details"), (pod) => go({ view: "pods", q: pod }), closeDetails);
 const cards = new Cards(byId("view-cards"), (card) => openDetails({ card, help: "" }));
 const sorted = (sort) => go({ sort });
 const tables = {
   pods: new Pods(byId("view-pods"), sorted), pending: new Pending(byId("view-pending"), sorted), groups: new Groups(byId("view-groups"), sorted),
+  shares: new Shares(byId("view-shares"), sorted),
 };
 
 // --- Drawing -----------------------------------------------------------------------------------------------------
@@ -57,6 +59,7 @@ function drawControls() {
   for (const name of views) {
     const tab = byId("tab-" + name);
     tab.setAttribute("aria-selected", name === state.view);
+    if (name === "shares") tab.hidden = !model.tenants && state.view !== name;
     tab.tabIndex = name === state.view ? 0 : -1;
   }
   byId("panel").setAttribute("aria-labelledby", "tab-" + state.view);
@@ -102,6 +105,7 @@ function list() {
     return [pods + wrong, of(pods, model.pending.length, "pending pod", "pending pods")];
   }
   const n = table.show(model, state);
+  if (state.view === "shares") return [n, of(n, model.tenants.length, "tenant", "tenants")];
   return [n, state.view === "pods" ? of(n, model.sums().pods, "pod", "pods") : of(n, model.runs().length, "group", "groups")];
 }
 
@@ -119,13 +123,17 @@ function missing() {
     case "pending":
       return model.pending.length + model.problems.length ? undefined : text("No pending pods", "Every pod that requests GPU memory has a node.");
   }
+  if (state.view === "shares") {
+    if (!model.tenants) return text("Tenants don't share the cluster", "With the extender's flag --fair-share, each tenant gets its share of the GPU memory.");
+    return model.tenants.length ? undefined : text("No tenants", "No pod of a tenant has or asks for GPU memory.");
+  }
   if (model.status.noGroups) return text("No groups to show", model.status.noGroups + ".", "kubectl inspect gpushare --groups shows what the API server knows of them.");
   return model.groups.size ? undefined : text("No groups", "Pods with the annotation scheduling.k8s.io/group-name are bound all together or not at all, and are listed here.");
 }
 
 /** notFound returns the text if nothing matches the filters, with a button that clears them. */
 function notFound() {
-  const what = { cards: "node", pods: "pod", pending: "pending pod", groups: "group" }[state.view];
+  const what = { cards: "node", pods: "pod", pending: "pending pod", groups: "group", shares: "tenant" }[state.view];
   const filters = [];
   if (state.q) filters.push("the search “" + state.q + "”");
   if (state.group && ["pods", "pending"].includes(state.view)) filters.push("the group " + state.group);
@@ -210,13 +218,14 @@ function closeDetails() {
   else byId("panel").focus();
 }
 
-views.forEach((view, i) => {
+views.forEach((view) => {
   const tab = byId("tab-" + view);
   tab.addEventListener("click", () => go({ view }));
   tab.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    const next = views[(i + step + views.length) % views.length];
+    let next = view;
+    do next = views[(views.indexOf(next) + step + views.length) % views.length]; while (byId("tab-" + next).hidden);
     go({ view: next });
     byId("tab-" + next).focus();
   });

@@ -1,16 +1,17 @@
-// Free memory over the last hour: on partly used cards and on unused cards.
+// The charts of the last hour: areas on each other.
 import { byId, clock, plural, setText, sum, svg } from "./dom.js";
 
 const hour = 3600;
 
-export class Chart {
-  constructor(root) {
-    this.root = root;
-    this.whole = svg("path", { class: "whole" });
-    this.pieces = svg("path", { class: "pieces" });
+/** Areas draws samples, each a list that begins with its time in Unix seconds. */
+export class Areas {
+  /** words(sample) describes a sample; it is shown in the element reading for the one at which a reader points. */
+  constructor(root, reading, words) {
+    Object.assign(this, { root, reading, words, areas: [] });
+    this.line = svg("path", { class: "line-of-shares" });
     this.cursor = svg("line", { class: "cursor", y1: 0, y2: 100 });
     root.setAttribute("viewBox", "0 0 " + hour + " 100");
-    root.append(this.pieces, this.whole, this.cursor);
+    root.append(this.line, this.cursor);
     this.at = undefined; // The index of the selected sample.
     root.addEventListener("pointermove", (event) => {
       const box = root.getBoundingClientRect();
@@ -27,45 +28,43 @@ export class Chart {
     });
   }
 
-  show(model) {
-    this.samples = model.samples;
-    this.unit = model.sums().unit;
-    if (this.drawn === model.samples.at(-1) && this.length === model.samples.length) return;
-    this.drawn = model.samples.at(-1);
-    this.length = model.samples.length;
-    if (!this.drawn) {
-      this.whole.setAttribute("d", "");
-      this.pieces.setAttribute("d", "");
-      return;
+  /**
+   * draw draws the samples, which were taken that often. layers are the areas from the bottom on: a class, and value(sample). lines are
+   * functions of a sample for lines of their own. Nothing is above top(sample).
+   */
+  draw(samples, every, layers, lines, top) {
+    this.samples = samples;
+    while (this.areas.length > layers.length) this.areas.pop().remove();
+    while (this.areas.length < layers.length) {
+      this.areas.push(svg("path", {}));
+      this.root.insertBefore(this.areas.at(-1), this.line);
     }
-    const now = this.drawn[0];
+    const now = samples.at(-1)?.[0] ?? 0;
     this.from = now - hour;
-    const top = Math.max(1, ...model.samples.map((s) => s[1]));
-    const y = (value) => (100 - (96 * value) / top).toFixed(2);
+    const highest = Math.max(1, ...samples.map(top));
+    const y = (value) => (100 - (96 * value) / highest).toFixed(2);
+    const x = (s) => s[0] - this.from;
     // Nothing is drawn for times without the extender: one area per run of samples.
     const runs = [];
     let before = -Infinity;
-    for (const s of model.samples) {
-      if (s[0] - before > 6 * model.sampleEvery) runs.push([]);
+    for (const s of samples) {
+      if (s[0] - before > 6 * every) runs.push([]);
       runs.at(-1).push(s);
       before = s[0];
     }
-    const area = (upper, lower) => runs.map((run) => {
-      const x = (s) => s[0] - this.from;
-      const from = run.length === 1 ? [[...run[0]]] : [];
-      if (from.length) from[0][0] -= model.sampleEvery;
-      const all = [...from, ...run];
-      return "M" + all.map((s) => x(s) + "," + y(upper(s))).join("L") + "L" + all.toReversed().map((s) => x(s) + "," + y(lower(s))).join("L") + "Z";
-    }).join("");
-    this.pieces.setAttribute("d", area((s) => s[3] + s[4], (s) => s[3]));
-    this.whole.setAttribute("d", area((s) => s[3], () => 0));
-    this.root.setAttribute("aria-label", "Free memory over the last hour. Now " + this.words(this.drawn) + ". Arrow keys read earlier values");
-    setText(byId("chart-since"), "kept since " + clock(model.status.since) + ", lost when the extender restarts");
+    for (const run of runs) {
+      if (run.length > 1) continue;
+      run.unshift([...run[0]]);
+      run[0][0] -= every;
+    }
+    const path = (run, value) => run.map((s) => x(s) + "," + y(value(s))).join("L");
+    const sum = (n) => (s) => layers.slice(0, n).reduce((all, layer) => all + layer.value(s), 0);
+    layers.forEach((layer, i) => {
+      this.areas[i].setAttribute("class", layer.class);
+      this.areas[i].setAttribute("d", runs.map((run) => "M" + path(run, sum(i + 1)) + "L" + path(run.toReversed(), sum(i)) + "Z").join(""));
+    });
+    this.line.setAttribute("d", lines.flatMap((line) => runs.map((run) => "M" + path(run, line))).join(""));
     this.read(this.at);
-  }
-
-  words(s) {
-    return sum(s[3] + s[4], this.unit) + " free, " + sum(s[4], this.unit) + " of it in pieces, " + plural(s[5], "pod", "pods") + " pending";
   }
 
   nearest(time) {
@@ -84,6 +83,25 @@ export class Chart {
       this.cursor.setAttribute("x1", s[0] - this.from);
       this.cursor.setAttribute("x2", s[0] - this.from);
     }
-    setText(byId("chart-reading"), s ? clock(s[0] * 1000) + ": " + this.words(s) : "");
+    setText(this.reading, s ? clock(s[0] * 1000) + ": " + this.words(s) : "");
+  }
+}
+
+/** FreeMemory is the chart of the free memory: on partly used cards and on unused cards. */
+export class FreeMemory extends Areas {
+  constructor(root) {
+    super(root, byId("chart-reading"), (s) => sum(s[3] + s[4], this.unit) + " free, " + sum(s[4], this.unit) + " of it in pieces, " + plural(s[5], "pod", "pods") + " pending");
+  }
+
+  show(model) {
+    this.unit = model.sums().unit;
+    const last = model.samples.at(-1);
+    if (this.drawn === last && this.length === model.samples.length) return;
+    this.drawn = last;
+    this.length = model.samples.length;
+    this.draw(model.samples, model.sampleEvery, [{ class: "whole", value: (s) => s[3] }, { class: "pieces", value: (s) => s[4] }], [], (s) => s[1]);
+    if (!last) return;
+    this.root.setAttribute("aria-label", "Free memory over the last hour. Now " + this.words(last) + ". Arrow keys read earlier values");
+    setText(byId("chart-since"), "kept since " + clock(model.status.since) + ", lost when the extender restarts");
   }
 }

@@ -14,6 +14,7 @@ export class Model {
     this.problems = []; // Pods that share nothing by mistake.
     this.reports = new Map(); // What device plugins report of pods, by node.
     this.groups = new Map();
+    this.tenants = null; // Null if fair sharing is off.
     this.words = {}; // The causes in words.
     this.samples = [];
     this.sampleEvery = 10;
@@ -34,6 +35,7 @@ export class Model {
     this.setPending(message.pending);
     this.problems = message.problems;
     for (const group of message.groups) this.groups.set(group.namespace + "/" + group.name, group);
+    this.tenants = message.tenants;
     this.samples = message.samples;
     this.sampleEvery = message.sampleEverySeconds;
     this.reports = byNode(message.reports);
@@ -59,6 +61,7 @@ export class Model {
     if (named) this.names = [...this.nodes.keys()].sort();
     if (message.pending) this.setPending(message.pending);
     if (message.problems) this.problems = message.problems;
+    if (message.tenants) this.tenants = message.tenants;
     if (message.reports) this.setReports(message.reports);
     for (const key of message.groupsGone ?? []) this.groups.delete(key);
     for (const group of message.groups ?? []) this.groups.set(group.namespace + "/" + group.name, group);

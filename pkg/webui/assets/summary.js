@@ -32,6 +32,7 @@ export class Summary {
     setText(byId("count-pods"), number(s.pods));
     setText(byId("count-pending"), number(model.pending.length) + (model.problems.length ? " ⚠" : ""));
     byId("count-pending").classList.toggle("some", model.pending.length + model.problems.length > 0);
+    setText(byId("count-shares"), model.tenants ? number(model.tenants.length) : "");
     setText(byId("count-groups"), model.status.noGroups ? "" : number(model.groups.size));
   }
 }

@@ -53,7 +53,7 @@ class Head {
 const most = 500; // Rows of a List have any height, so longer lists need a search.
 
 /** List is a table whose rows have any height. Unchanged rows stay in place, so that a text selection in them is kept. */
-class List extends Head {
+export class List extends Head {
   /** row(item) makes a row, which is kept while the item has the same key(item). */
   constructor(root, label, columns, order, changed, key, row) {
     super(root, label, columns, order, changed);

@@ -1,0 +1,58 @@
+package dispatch
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// cpu is a Capacity in which some pods fit no node.
+type cpu struct{ tooLarge []gpu.PodUID }
+
+func (c cpu) Take(_ string, uid gpu.PodUID) bool { return !slices.Contains(c.tooLarge, uid) }
+func (c cpu) Return(string, gpu.PodUID)          {}
+
+// What never fits, by its cards, for its CPU, or as a whole group, is no demand until the nodes change.
+func TestNeverFits(t *testing.T) {
+	large := cpu{[]gpu.PodUID{"bob/cpu"}}
+	f := newFixture(t, []gpu.Memory{4, 4}, func(o *Options) {
+		o.Capacity = func() ledger.Capacity { return large }
+		o.EmptyCapacity = o.Capacity
+	})
+	f.pod("alice/1", 4)
+	f.pod("alice/2", 4)
+	f.tick(0)
+	f.bindAll()
+	f.groups.sizes["job"] = 3
+	for _, name := range []string{"bob/job-0", "bob/job-1", "bob/job-2"} {
+		f.pod(name, 4, inGroup("job"), priority(2))
+	}
+	f.pod("bob/cpu", 3, priority(1))
+	f.pod("bob/card", 5)
+	f.pod("bob/fits", 2, age(1))
+	f.tick(0)
+	want(t, "the tenants", []Tenant{
+		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 6, Allocated: 8, Before: 1},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Waiting: 6, WaitingMemory: 22, PassedOver: 1, Infeasible: 5, Next: f.pods["bob/fits"].Pod, Obstacle: NoRoom},
+	}, f.Tenants())
+	large.tooLarge[0] = ""
+	f.delete("bob/fits")
+	f.tick(time.Second)
+	want(t, "the share while no node has changed", 0, f.share("bob"))
+	f.NodesChanged()
+	f.tick(time.Second)
+	want(t, "the share with larger nodes", 3, f.share("bob"))
+	f.groups.sizes["job"] = 2
+	f.delete("bob/job-2")
+	f.tick(time.Second)
+	want(t, "the share with a smaller group", 4, f.share("bob"))
+}
+
+func (f *fixture) share(tenant string) gpu.Memory {
+	tenants := f.Tenants()
+	return tenants[slices.IndexFunc(tenants, func(t Tenant) bool { return t.Name == tenant })].Share
+}
