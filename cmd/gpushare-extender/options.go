@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -138,7 +139,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.IntVar(&o.filterBest, "filter-best", 1, "maximum number of nodes that filter returns if there are more than --filter-best-above candidate nodes: the most suitable ones of those with the best score. 0 returns all nodes that fit; set it if other extenders filter after this one")
 	f.IntVar(&o.bestAbove, "filter-best-above", 32, "number of candidate nodes up to which filter returns all nodes that fit, with the reasons why the others don't")
 	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "maximum duration of a bind, without the time for which a group is held; more than 0, 1m at most, and less than the httpTimeout in kube-scheduler's configuration. Increase it if binds time out because the API server is slow")
-	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "maximum time for which binds that arrive close together are collected and then sent together; 500ms and a quarter of --bind-timeout at most. 0 sends each bind immediately")
+	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "maximum time for which binds are collected, while pods queue, and then sent together; a bind waits for a tenth at most of the time for which its pod has been pending. 500ms and a quarter of --bind-timeout at most; 0 sends each bind immediately")
 	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card for a pod that only fragmentation keeps pending: a node has enough free GPU memory in total, and no card has; needs the permission to create pods/eviction")
 	f.StringVar(&o.overusePolicy, "overuse-policy", overuseReport, "what happens to pods that use more GPU memory than they request, as the device plugins report them: report, or evict them, the youngest first, on cards that can't keep their promises otherwise; evict needs the permission to create pods/eviction")
 	g := &o.gangs
@@ -149,7 +150,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	s := &o.fairShare
 	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster: off; dispatch: pods with the scheduling gate gpushare.aliyun.com/fair-share are scheduled in an order that gives each tenant its share; or reclaim: in addition, pods of tenants above their share are evicted for those below theirs. Both need the permissions to patch pods and to list namespaces, reclaim also that to create pods/eviction")
 	f.StringVar(&s.by, "fair-share-by", byNamespace, "what a tenant is: namespace, or label:KEY for all namespaces with the same value of that label")
-	f.Int32Var(&s.cutoff, "fair-share-priority-cutoff", defaultPriorityCutoff, "priority from which on pods are scheduled without waiting for their turn; by default that of the class system-cluster-critical")
+	f.Int32Var(&s.cutoff, "fair-share-priority-cutoff", dispatch.DefaultPriorityCutoff, "priority from which on pods are scheduled without waiting for their turn; by default that of the class system-cluster-critical")
 	f.IntVar(&s.provisioning, "fair-share-provisioning", 0, "number of pods that may be scheduled at one time although they fit nowhere, so that cluster-autoscaler adds nodes for them")
 	f.DurationVar(&s.reclaimAfter, "fair-share-reclaim-after", 5*time.Minute, "time for which a tenant must be below its share before pods of others are evicted for it; only with --fair-share=reclaim")
 	f.DurationVar(&s.minRuntime, "fair-share-min-runtime", 10*time.Minute, "time for which a pod must have run before it can be evicted for another tenant; only with --fair-share=reclaim")
@@ -175,9 +176,6 @@ const (
 	defaultBindTimeout = 4 * time.Second
 	defaultGangHold    = 10 * time.Second
 )
-
-// defaultPriorityCutoff is the default of --fair-share-priority-cutoff.
-const defaultPriorityCutoff = 2_000_000_000
 
 const (
 	// maxHold is the maximum of --gang-hold and of --bind-timeout. Their sum stays within the server's timeout of a call.

@@ -27,11 +27,10 @@ const (
 // fairnessKinds returns the schedulers that share the cluster, in the order of the command line.
 func (s *bench) fairnessKinds(named []string) (chosen []*kind, err error) {
 	every := map[string]*kind{
-		"stock":    {start: s.startShipped()}, // First come, first served.
-		"dispatch": {start: s.startShipped(fairShareMode + "dispatch"), waiting: true},
-		"reclaim": {waiting: true, start: func(ctx context.Context) (running, error) {
-			return s.serveShipped(ctx, []string{fairShareMode + "reclaim"}, []string{"--fair-share-reclaim-after=" + s.reclaimAfter.String(), "--fair-share-min-runtime=0s"})
-		}},
+		"stock":    {start: s.startShipped(nil, nil)}, // First come, first served.
+		"dispatch": {start: s.startShipped([]string{fairShareMode + "dispatch"}, nil), waiting: true},
+		"reclaim": {waiting: true, start: s.startShipped([]string{fairShareMode + "reclaim"},
+			[]string{"--fair-share-reclaim-after=" + s.reclaimAfter.String(), "--fair-share-min-runtime=0s"})},
 	}
 	for _, name := range named {
 		k := every[name]

@@ -46,7 +46,7 @@ func gateWrites(r *http.Request) bool {
 // pods get their turn when these end, no card is over its size, and no tenant is charged for pods that are gone.
 func TestFairShareFaults(t *testing.T) {
 	longOnly(t)
-	c := startFaulty(t, framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", ExtenderArgs: shortLease})
+	c := framework.StartForTest(t, faulty(framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", ExtenderArgs: shortLease}))
 	for title, fault := range map[string]func(f *fairScene, round int){
 		// Of every other round the write takes effect, although the leader doesn't see its answer.
 		"the leader is killed between charge and gate": func(f *fairScene, round int) {
@@ -108,10 +108,10 @@ func TestFairShareFaults(t *testing.T) {
 // both have their half, and no more pods were evicted than that takes.
 func TestReclaimFaults(t *testing.T) {
 	longOnly(t)
-	c := startFaulty(t, framework.Options{
+	c := framework.StartForTest(t, faulty(framework.Options{
 		MemoryUnit: "GiB", Replicas: 2, FairShare: "reclaim",
 		ExtenderArgs: append([]string{"--fair-share-reclaim-after=2s", "--fair-share-min-runtime=0s"}, shortLease...),
-	})
+	}))
 	play(t, c, "the leader is killed between evictions", func(s *scene) {
 		f := newFairScene(s)
 		for round := range faultRounds {

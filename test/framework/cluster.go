@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -148,6 +149,19 @@ func (c *Cluster) startExtender(ctx context.Context) error {
 		Ready:   controlplane.HTTPReady(c.ExtenderURL + "/readyz"),
 	}
 	return c.Extender.Start(ctx)
+}
+
+// RestartExtenderWith restarts the extender with more flags for the rest of the test. A flag replaces an earlier one of its
+// name.
+func (c *Cluster) RestartExtenderWith(t testing.TB, flags ...string) {
+	t.Helper()
+	before := c.Extender.Args
+	restart := func(args []string) {
+		c.Extender.Args = args
+		Must(t, c.Extender.Restart(context.WithoutCancel(t.Context())))
+	}
+	restart(slices.Concat(before, flags))
+	t.Cleanup(func() { restart(before) })
 }
 
 // throughProxy returns a kubeconfig that uses a proxy, if the options ask for one.
