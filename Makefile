@@ -87,8 +87,13 @@ test-gpu: ## run the node tests with the real NVIDIA driver, if this machine has
 
 .PHONY: bench
 bench: build kube ## run the benchmarks, with and without the extender (BENCH="-nodes 5000" sets flags)
-	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/ledger ./pkg/extender ./pkg/deviceplugin
+	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/ledger ./pkg/extender ./pkg/deviceplugin ./pkg/dispatch
 	$(GO) run ./test/bench $(BENCH)
+
+.PHONY: soak
+soak: build kube fake-nvml ## run a simulated week under load and faults and report whether anything grows (three hours; SOAK="-for 3m")
+	@$(GO) build -o $(BIN)/soak ./test/soak
+	@exec $(BIN)/soak $(SOAK)
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s)

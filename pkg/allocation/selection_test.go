@@ -289,6 +289,9 @@ func TestSelectSeveralCards(t *testing.T) {
 			pod: newPod("a", main(20), labelled(2)), others: []Pod{newPod("b", main(14))}, given: Allocations{"uid-b": {"main": onCards([]int{0, 1}, make([]string, 14)...)}},
 			result: RefusedFull, text: "pod default/a: no card for 10 units of GPU memory on each of 2 cards",
 		},
+		"an older extender gave the pod one card, whatever its label says": {
+			pod: newPod("a", main(8), labelled(2), assumedOn(1)), want: []int{1}, result: ResultKept,
+		},
 		"an invalid request": {
 			pod:    newPod("a", main(3), func(pod *Pod) { pod.Invalid = errors.New("container main: 3 can't be divided") }),
 			result: RefusedInvalid, text: "pod default/a: container main: 3 can't be divided",

@@ -8,13 +8,18 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// windowPerBind is the time by which each bind that was sent delays the next ones. If binds arrive faster than that,
-// the batches grow, up to what arrives in one window. If they arrive more slowly, the batches shrink.
-const windowPerBind = 20 * time.Millisecond
+const (
+	// windowPerBind is the time by which each bind that was sent delays the next ones. If binds arrive faster than that,
+	// the batches grow, up to what arrives in one window. If they arrive more slowly, the batches shrink.
+	windowPerBind = 20 * time.Millisecond
+	// patience is the part of a pod's time as a pending pod by which its bind may prolong it: 1/patience.
+	patience = 10
+)
 
-// batch sends binds together when many arrive close together. The API server and etcd then need less work per bind
-// (etcd writes its log once for all requests that it receives at a time), watchers wake up less often, and binds
-// compete less with each other.
+// batch sends binds together while pods arrive faster than they are bound. The API server and etcd then need less work per bind
+// (etcd writes its log once for all requests that it receives at a time), watchers wake up less often, and binds compete less
+// with each other. What shows that pods queue is their time as pending pods: a bind waits only if the wait is short beside it.
+// So a pod that is tried as soon as it is created is bound without a wait.
 type batch struct {
 	clock clock.WithTicker
 	// window is the longest time for which binds are collected. Zero sends each at once.
@@ -23,15 +28,15 @@ type batch struct {
 	mu sync.Mutex
 	// open is the time from which a bind is sent at once.
 	open time.Time
-	// next is closed to send the waiting binds; nil if none waits.
+	// next is closed to send the waiting binds, at the time open; nil if none waits.
 	next chan struct{}
 	// waiting is the number of waiting binds.
 	waiting int
 }
 
-// wait blocks until the bind may be sent: for one window at most, or until ctx ends.
-func (b *batch) wait(ctx context.Context) {
-	next := b.join()
+// wait blocks until the bind of a pod that has been pending for this time may be sent, or until ctx ends.
+func (b *batch) wait(ctx context.Context, pending time.Duration) {
+	next := b.join(pending)
 	if next == nil {
 		return
 	}
@@ -42,21 +47,20 @@ func (b *batch) wait(ctx context.Context) {
 }
 
 // join returns the channel to wait for, or nil if the bind may be sent at once.
-func (b *batch) join() <-chan struct{} {
-	if b.window == 0 {
-		return nil
-	}
+func (b *batch) join(pending time.Duration) <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.next == nil {
-		now := b.clock.Now()
-		left := b.open.Sub(now)
-		if left <= 0 {
-			b.gone(now, 1)
-			return nil
-		}
+	now := b.clock.Now()
+	left := min(b.open.Sub(now), b.window) // A clock that was set back must not lengthen the wait.
+	switch {
+	case left > pending/patience:
+		return nil
+	case b.next == nil && left <= 0:
+		b.sent(now, 1)
+		return nil
+	case b.next == nil:
 		b.next = make(chan struct{})
-		timer := b.clock.NewTimer(min(left, b.window)) // A clock that was set back must not lengthen the wait.
+		timer := b.clock.NewTimer(left)
 		go func() {
 			<-timer.C()
 			b.release()
@@ -70,12 +74,12 @@ func (b *batch) join() <-chan struct{} {
 func (b *batch) release() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.gone(b.clock.Now(), b.waiting)
+	b.sent(b.clock.Now(), b.waiting)
 	close(b.next)
 	b.next, b.waiting = nil, 0
 }
 
-// gone records that n binds were sent. The caller holds mu.
-func (b *batch) gone(now time.Time, n int) {
+// sent records that n binds were sent. The caller holds mu.
+func (b *batch) sent(now time.Time, n int) {
 	b.open = now.Add(min(time.Duration(n)*windowPerBind, b.window))
 }

@@ -45,9 +45,15 @@ func (g *batchFixture) wantSent(want bool, all ...<-chan struct{}) {
 	}
 }
 
+// queued is a time as a pending pod that allows every wait.
+const queued = time.Minute
+
+// bind adds the bind of a pod that was pending for long.
+func (g *batchFixture) bind() <-chan struct{} { return g.join(queued) }
+
 func (g *batchFixture) wantAtOnce() {
 	g.t.Helper()
-	if g.join() != nil {
+	if g.bind() != nil {
 		g.t.Error("the bind waits, want that it is sent at once")
 	}
 }
@@ -56,20 +62,20 @@ func TestBatch(t *testing.T) {
 	g := newBatch(t, 50*time.Millisecond)
 	g.wantAtOnce()
 	g.clock.Step(windowPerBind / 2)
-	first, second := g.join(), g.join()
+	first, second := g.bind(), g.bind()
 	g.wantSent(false, first, second)
 	g.clock.Step(windowPerBind / 2)
 	g.wantSent(true, first, second)
 
 	// After two binds the wait is twice as long.
-	third, fourth, fifth := g.join(), g.join(), g.join()
+	third, fourth, fifth := g.bind(), g.bind(), g.bind()
 	g.clock.Step(2*windowPerBind - time.Millisecond)
 	g.wantSent(false, third, fourth, fifth)
 	g.clock.Step(time.Millisecond)
 	g.wantSent(true, third, fourth, fifth)
 
 	// The wait is never longer than the window.
-	sixth := g.join()
+	sixth := g.bind()
 	g.clock.Step(49 * time.Millisecond)
 	g.wantSent(false, sixth)
 	g.clock.Step(time.Millisecond)
@@ -91,11 +97,32 @@ func TestBatchFewBinds(t *testing.T) {
 	}
 }
 
+// The wait is short beside the time for which the pod has been pending.
+func TestBatchPatience(t *testing.T) {
+	g := newBatch(t, time.Second)
+	for range 3 { // Pods that are tried when they are created.
+		if g.join(5*time.Millisecond) != nil {
+			t.Error("the bind waits, want that it is sent at once")
+		}
+	}
+	const enough = patience * windowPerBind
+	if g.join(enough-patience) != nil {
+		t.Error("the bind waits longer than its pod allows")
+	}
+	next := g.join(enough)
+	g.wantSent(false, next)
+	if g.join(0) != nil {
+		t.Error("the bind of a new pod waits beside others")
+	}
+	g.clock.Step(windowPerBind)
+	g.wantSent(true, next)
+}
+
 func TestBatchClockSetBack(t *testing.T) {
 	g := newBatch(t, windowPerBind)
 	g.wantAtOnce()
 	g.clock.SetTime(begin.Add(-time.Hour))
-	next := g.join()
+	next := g.bind()
 	g.clock.Step(windowPerBind)
 	g.wantSent(true, next)
 }
@@ -105,7 +132,7 @@ func TestBatchContext(t *testing.T) {
 	g.wantAtOnce()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	g.wait(ctx) // If wait ignored ctx, it would block forever.
+	g.wait(ctx, queued) // If wait ignored ctx, it would block forever.
 	g.clock.Step(windowPerBind)
 }
 
@@ -161,18 +188,16 @@ func TestWriteInBatch(t *testing.T) {
 	}
 }
 
-// All other members wait for the bind that completes their gang. This one asks for no GPU memory.
-func TestCompletingBindDoesNotWait(t *testing.T) {
-	a, b := fake.Pod("a", 4), fake.Pod("b", 0)
-	f := newFixture(t, windowPerBind, a, b)
-	if _, err := f.bind(a, "n1"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(b)}, nil, Membership{Run: "uid-a", Whole: true}); err != nil {
+// TestWriteMembership writes the bind of a member that asks for no GPU memory.
+func TestWriteMembership(t *testing.T) {
+	pod := fake.Pod("p", 0)
+	f := newFixture(t, 0, pod)
+	member := Membership{Run: "uid-a", Whole: true}
+	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(pod)}, nil, member); err != nil {
 		t.Error(err)
 	}
 	want := map[string]string{protocol.AnnotationGroupRun: "uid-a", protocol.AnnotationGroupWhole: "true"}
-	if diff := cmp.Diff(want, f.server.Get(b).Annotations); diff != "" {
+	if diff := cmp.Diff(want, f.server.Get(pod).Annotations); diff != "" {
 		t.Errorf("annotations (-want +got):\n%s", diff)
 	}
 }

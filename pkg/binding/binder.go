@@ -1,6 +1,6 @@
 // Package binding writes Bindings and keeps the ledger in step with their outcomes.
 //
-// A pod has at most one bind in flight (inFlight). Binds that arrive close together are sent together (batch). Each write is
+// A pod has at most one bind in flight (inFlight). While pods queue, binds are sent together (batch). Each write is
 // open from its begin until the watch reports the pod; a bind whose answer was lost is unconfirmed until a live read resolves
 // it (open.go). A new leader lists the pods of a node from the API server before its first bind there (term.go). What live reads
 // show reaches the ledger and the listeners (read.go).
@@ -94,7 +94,7 @@ type Options struct {
 	Observer Observer
 	// Timeout bounds one bind with all its calls.
 	Timeout time.Duration
-	// Window is the longest time for which binds that arrive close together are collected. Zero sends each bind at once.
+	// Window is the longest time for which Gather collects binds. Zero sends each bind at once.
 	Window time.Duration
 	// Leading is called right before each write; an error prevents the write.
 	Leading func() error
@@ -161,6 +161,10 @@ func (b *Binder) ReadPod(ctx context.Context, pod gpu.Pod) (*clustercache.PodInf
 	return found, nil
 }
 
+// Gather waits for other binds to be sent together with that of a pod that has been pending for this time, as long as pods arrive
+// faster than they are bound. It returns at once for other pods.
+func (b *Binder) Gather(ctx context.Context, pending time.Duration) { b.batch.wait(ctx, pending) }
+
 // Write binds the pod to the node in one write that carries the annotations of the allocation, which the ledger assumes for
 // the pod on that node; it has no placement if the pod asks for no GPU memory. containers are the requests of the pod's app
 // containers if it asks for several cards. Write updates the ledger with the outcome.
@@ -170,9 +174,6 @@ func (b *Binder) Write(ctx context.Context, node string, allocation ledger.Alloc
 	if err != nil {
 		b.open.abandon(pod.UID)
 		return NoRoom, err
-	}
-	if !member.Whole { // The bind that completes a gang is not delayed: all other members wait for it.
-		b.batch.wait(ctx)
 	}
 	if err := ctx.Err(); err != nil { // Nothing would be sent, and the answer would count as lost.
 		b.open.abandon(pod.UID)

@@ -87,7 +87,7 @@ func (f *fixture) wantHeard(want ...string) {
 	f.heard = nil
 }
 
-// bind makes the steps of package scheduling: it confirms the node, assumes a card and writes the Binding.
+// bind makes the steps of package scheduling: it confirms the node, assumes a card, waits for other binds, and writes the Binding.
 func (f *fixture) bind(pod *corev1.Pod, node string) (Result, error) {
 	return f.bindUntil(f.t.Context(), pod, node)
 }
@@ -100,6 +100,7 @@ func (f *fixture) bindUntil(ctx context.Context, pod *corev1.Pod, node string) (
 	if err != nil {
 		return NoRoom, err
 	}
+	f.Gather(ctx, queued)
 	return f.Write(ctx, node, allocation, nil, Membership{})
 }
 

@@ -157,7 +157,20 @@ func indexByNode(object any) ([]string, error) {
 func (c *Cache) Pending(known uint64) ([]*PodInfo, uint64) { return c.pending.list(known) }
 
 // PendingPod returns the pod if it is pending.
-func (c *Cache) PendingPod(uid gpu.PodUID) (*PodInfo, bool) { return c.pending.get(uid) }
+func (c *Cache) PendingPod(uid gpu.PodUID) (*PodInfo, bool) {
+	pod, ok := c.pending.get(uid)
+	return pod.info, ok
+}
+
+// PendingFor returns for how long kube-scheduler could have tried the pending pod: since the watch first reported the pod, or
+// reported its last scheduling gate removed. It returns 0 if the pod isn't pending.
+func (c *Cache) PendingFor(uid gpu.PodUID) time.Duration {
+	pod, ok := c.pending.get(uid)
+	if !ok {
+		return 0
+	}
+	return c.Clock.Now().Sub(pod.since)
+}
 
 // RequestProblems returns the pods that have not ended and have a RequestProblem, ordered by namespace and name.
 func (c *Cache) RequestProblems() []*PodInfo { return c.problems.list() }

@@ -33,7 +33,7 @@ func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) {
 			if pod, ok := object.(*PodInfo); ok {
-				c.pending.update(pod)
+				c.pending.update(pod, c.Clock.Now())
 				c.problems.update(pod)
 				h.PodUpdated(nil, pod)
 			}
@@ -48,7 +48,7 @@ func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
 				c.pending.remove(old.UID)
 				c.problems.remove(old.UID)
 			}
-			c.pending.update(pod)
+			c.pending.update(pod, c.Clock.Now())
 			c.problems.update(pod)
 			h.PodUpdated(old, pod)
 		},

@@ -1,9 +1,9 @@
 package clustercache
 
 import (
-	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -12,8 +12,14 @@ import (
 // its methods are safe for concurrent use.
 type pendingPods struct {
 	mu       sync.RWMutex
-	pods     map[gpu.PodUID]*PodInfo
+	pods     map[gpu.PodUID]pendingPod
 	revision uint64 // It increases with each change that list shows.
+}
+
+type pendingPod struct {
+	info *PodInfo
+	// since is when the watch first reported the pod, or reported its last scheduling gate removed.
+	since time.Time
 }
 
 func (p *pendingPods) list(known uint64) ([]*PodInfo, uint64) {
@@ -22,18 +28,23 @@ func (p *pendingPods) list(known uint64) ([]*PodInfo, uint64) {
 	if known == p.revision {
 		return nil, known
 	}
-	return slices.SortedFunc(maps.Values(p.pods), byName), p.revision
+	pods := make([]*PodInfo, 0, len(p.pods))
+	for _, pod := range p.pods {
+		pods = append(pods, pod.info)
+	}
+	slices.SortFunc(pods, byName)
+	return pods, p.revision
 }
 
-func (p *pendingPods) get(uid gpu.PodUID) (*PodInfo, bool) {
+func (p *pendingPods) get(uid gpu.PodUID) (pod pendingPod, ok bool) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	pod, ok := p.pods[uid]
+	pod, ok = p.pods[uid]
 	return pod, ok
 }
 
 // update adds the pod, or removes it if it isn't pending.
-func (p *pendingPods) update(pod *PodInfo) {
+func (p *pendingPods) update(pod *PodInfo, now time.Time) {
 	if pod.Pending == nil {
 		p.remove(pod.UID)
 		return
@@ -41,10 +52,14 @@ func (p *pendingPods) update(pod *PodInfo) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pods == nil {
-		p.pods = map[gpu.PodUID]*PodInfo{}
+		p.pods = map[gpu.PodUID]pendingPod{}
 	}
-	before, known := p.pods[pod.UID]
-	p.pods[pod.UID] = pod
+	former, known := p.pods[pod.UID]
+	before, since := former.info, now
+	if known && (pod.gated() || !before.gated()) {
+		since = former.since
+	}
+	p.pods[pod.UID] = pendingPod{info: pod, since: since}
 	if !known || before.Pod != pod.Pod || before.Pending.Message != pod.Pending.Message || !before.Pending.Created.Equal(pod.Pending.Created) {
 		p.revision++
 	}

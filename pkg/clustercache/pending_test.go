@@ -1,12 +1,14 @@
 package clustercache
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 )
@@ -81,5 +83,39 @@ func TestPending(t *testing.T) {
 	fifth := want()
 	if first >= second || second >= third || third >= fourth || fourth >= fifth {
 		t.Errorf("the list changed, its revision did not: %d %d %d %d %d", first, second, third, fourth, fifth)
+	}
+}
+
+// TestPendingFor checks that the time counts from the pod's creation, or from the removal of its last gate.
+func TestPendingFor(t *testing.T) {
+	gates := func(names ...string) fake.PodEdit {
+		return func(pod *corev1.Pod) {
+			for _, name := range names {
+				pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: name})
+			}
+		}
+	}
+	f := start(t, fake.Pod("plain", 10), fake.Pod("gated", 10, gates("a", "b")))
+	for range 2 {
+		<-f.got.pods
+	}
+	clock := f.Clock.(*clocktesting.FakeClock)
+	// A second after each change, the pods have been pending for these times.
+	for _, step := range []struct {
+		change        *corev1.Pod
+		plain, opened time.Duration
+	}{
+		{fake.Pod("plain", 10, fake.Priority(7)), time.Second, time.Second},
+		{fake.Pod("gated", 10, gates("b")), 2 * time.Second, 2 * time.Second},
+		{fake.Pod("gated", 10), 3 * time.Second, time.Second},
+		{fake.Pod("gated", 10, fake.Priority(7)), 4 * time.Second, 2 * time.Second},
+		{fake.Pod("plain", 10, fake.Bound("n1", 0)), 0, 3 * time.Second},
+	} {
+		f.publish(step.change)
+		f.want(f.got.pods, fmt.Sprintf("%s becomes %[1]s", step.change.UID))
+		clock.Step(time.Second)
+		if plain, opened := f.PendingFor("uid-plain"), f.PendingFor("uid-gated"); plain != step.plain || opened != step.opened {
+			t.Errorf("pending for %v and %v, want %v and %v", plain, opened, step.plain, step.opened)
+		}
 	}
 }

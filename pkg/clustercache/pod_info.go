@@ -115,6 +115,9 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 	return p
 }
 
+// gated reports whether a scheduling gate keeps kube-scheduler from trying the pod.
+func (p *PodInfo) gated() bool { return p.Gated || p.GatedOtherwise }
+
 // podRequests returns what the pod uses of its node except GPU memory, by the rule of kube-scheduler (k8s.io/kubernetes
 // pkg/scheduler/framework/types.go, calculateResource).
 func podRequests(pod *corev1.Pod) corev1.ResourceList {

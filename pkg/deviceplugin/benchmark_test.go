@@ -33,7 +33,7 @@ type crowd struct {
 func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 	b.Helper()
 	o := Options{
-		Client: fakeClient(b, fake.NewClientset()), Events: &events.FakeRecorder{}, NodeName: testNode,
+		Client: fakeClient(fake.NewClientset()), Events: &events.FakeRecorder{}, NodeName: testNode,
 		VisibleDevices: VisibleByUUID, Directory: b.TempDir(),
 	}
 	c := &crowd{kubelet: newKubelet(b, o.Directory), free: map[int][]string{}, given: allocation.Allocations{}, request: int(memory) / 13}

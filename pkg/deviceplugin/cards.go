@@ -32,6 +32,8 @@ type cardState struct {
 	// mode is the isolation mode in force, and isolated what it means for each card, by index.
 	mode     isolation.Mode
 	isolated map[int]cardIsolation
+	// taken are the cards of the last message that the kubelet has taken; nil before the first.
+	taken []gpu.Card
 	// driver is why no card can be used; empty otherwise. The known cards are still reported to the kubelet, as unhealthy ones.
 	driver string
 	// problem is why the cards can't be reported to the kubelet at all.
@@ -227,13 +229,31 @@ func (s *cardState) Position(card int) int {
 	return card
 }
 
-// Inventory returns the inventory for the node's annotation.
+// Taken sets the cards of the last message that the kubelet has taken.
+func (s *cardState) Taken(cards []gpu.Card) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.taken = cards
+}
+
+// reasonNotTaken is the reason of a healthy card in the inventory until the kubelet has its devices.
+const reasonNotTaken = "the kubelet doesn't have its devices yet"
+
+// Inventory returns the inventory for the node's annotation. It lists no card as healthy of which the kubelet doesn't have all healthy
+// devices: the extender would bind pods to the card, and the kubelet would reject them for good.
 func (s *cardState) Inventory() protocol.Inventory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inventory := protocol.Inventory{
 		Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID,
 		Features: []string{protocol.FeatureCards, protocol.FeatureCores},
+	}
+	for i := range inventory.Cards {
+		card := &inventory.Cards[i]
+		taken := slices.ContainsFunc(s.taken, func(c gpu.Card) bool { return c.Index == card.Index && c.Healthy() && c.Memory >= card.Memory })
+		if !taken {
+			card.Unhealthy = cmp.Or(card.Unhealthy, reasonNotTaken)
+		}
 	}
 	if s.mode.Limits() {
 		inventory.Isolation = string(s.mode)

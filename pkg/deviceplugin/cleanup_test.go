@@ -25,7 +25,7 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // A second cleanup does no harm.
-		if err := Cleanup(t.Context(), fakeClient(t, b.client), testNode); err != nil {
+		if err := Cleanup(t.Context(), fakeClient(b.client), testNode); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -38,7 +38,7 @@ func TestCleanup(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"example.com/other": "kept"}, after.Annotations); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	if err := Cleanup(t.Context(), fakeClient(t, b.client), "nowhere"); err == nil {
+	if err := Cleanup(t.Context(), fakeClient(b.client), "nowhere"); err == nil {
 		t.Error("no error for a missing node")
 	}
 }
@@ -47,7 +47,8 @@ func TestCleanup(t *testing.T) {
 func TestKnownCards(t *testing.T) {
 	b := newFixture(t)
 	_, stop := b.start(newCards(16, 16))
-	startKubelet(t, b.dir).awaitDevices(32, 32)
+	startKubelet(t, b.dir)
+	b.awaitHealthy(2)
 	stop()
 	p, stop := b.start(nil)
 	cards, boot := p.KnownCards(t.Context())
@@ -62,13 +63,13 @@ func TestKnownCards(t *testing.T) {
 		t.Errorf("16 GiB are %d units of 4 GiB, want 4", cards[0].Memory)
 	}
 
-	p, _ = newFixture(t).start(nil)
+	p, _ = newFixtureAlone(t).start(nil)
 	if got, boot := p.KnownCards(t.Context()); len(got) > 0 || boot != "" {
 		t.Errorf("a node without an inventory has %v of boot %q", got, boot)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
+	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
 	if err != nil {
 		t.Fatal(err)
 	}

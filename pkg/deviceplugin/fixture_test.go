@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/features"
-	featurestesting "k8s.io/client-go/features/testing"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	events "k8s.io/client-go/tools/record"
@@ -69,20 +68,34 @@ type fixture struct {
 	config     nodeconfig.Source
 	// isolation has the plugins' options for limits; nil for none.
 	isolation *isolationOptions
-	// admitting is the plugins' field of the same name. It is much shorter than in production unless a test is about it.
-	admitting time.Duration
+	// admitting and arriving are the plugins' fields of the same names. They are much shorter than in production unless a test is about
+	// them.
+	admitting, arriving time.Duration
+}
+
+// TestMain switches a feature of client-go off: a fake clientset can't send a list as a watch.
+func TestMain(m *testing.M) {
+	_ = os.Setenv("KUBE_FEATURE_"+string(features.WatchListClient), "false") // client-go reads it at its first use.
+	os.Exit(m.Run())
 }
 
 // fakeClient returns the plugin's client for a fake clientset.
-func fakeClient(t testing.TB, api *fake.Clientset) Client {
-	featurestesting.SetFeatureDuringTest(t, features.WatchListClient, false) // A fake clientset can't send a list as a watch.
+func fakeClient(api *fake.Clientset) Client {
 	return Client{
 		Pods:  func(namespace string) Objects[*corev1.Pod, *corev1.PodList] { return api.CoreV1().Pods(namespace) },
 		Nodes: api.CoreV1().Nodes(),
 	}
 }
 
+// newFixture makes a fixture for a test that runs beside others, because many tests wait.
 func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
+	t.Helper()
+	t.Parallel()
+	return newFixtureAlone(t, objects...)
+}
+
+// newFixtureAlone makes a fixture for a test that runs alone.
+func newFixtureAlone(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
 	// The path of a socket must be short.
 	dir, err := os.MkdirTemp("", "gpushare")
@@ -91,7 +104,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}
-	b := &fixture{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), admitting: 10 * time.Millisecond}
+	b := &fixture{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), admitting: 10 * time.Millisecond, arriving: time.Millisecond}
 	b.client = fake.NewClientset(append(objects, node)...)
 	b.client.PrependReactor("patch", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if b.away.Load() {
@@ -114,7 +127,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 // start runs a plugin until the test ends or stop is called.
 func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	b.t.Helper()
-	client := fakeClient(b.t, b.client)
+	client := fakeClient(b.client)
 	if b.hanging != nil {
 		client = b.hanging.around(client)
 	}
@@ -133,7 +146,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	}
 	p.registrar.cleanup = time.Millisecond
 	p.service.interval = time.Millisecond
-	p.service.admitting = b.admitting
+	p.service.admitting, p.service.arriving = b.admitting, b.arriving
 	if cards != nil {
 		p.SetCards(gpu.GiB, cards, nil, "")
 	}
@@ -223,6 +236,15 @@ func (b *fixture) node() *corev1.Node {
 		b.t.Fatal(err)
 	}
 	return node
+}
+
+// awaitHealthy waits until the node's inventory has this number of healthy cards.
+func (b *fixture) awaitHealthy(n int) {
+	b.t.Helper()
+	await(b.t, fmt.Sprintf("an inventory with %d healthy cards", n), func() bool {
+		cards := protocol.ParseNode(b.node()).Cards
+		return n == len(slices.DeleteFunc(cards, func(c gpu.Card) bool { return !c.Healthy() }))
+	})
 }
 
 // awaitAssigned waits until the pod's annotations name this card as assigned.

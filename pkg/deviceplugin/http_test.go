@@ -71,7 +71,7 @@ func TestIdleConnections(t *testing.T) {
 
 func TestBadAddress(t *testing.T) {
 	b := newFixture(t)
-	p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir, ListenAddress: "127.0.0.1:nowhere"})
+	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir, ListenAddress: "127.0.0.1:nowhere"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -301,7 +301,7 @@ func TestLimitNotRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)
-			p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
+			p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -17,7 +17,7 @@ import (
 // TestNoneCostsNothing: in mode none a container gets exactly the environment that it got before there were modes, cards have all of
 // their memory, pods within their requests get no annotation, no file is written, and the decision takes no memory.
 func TestNoneCostsNothing(t *testing.T) {
-	b := newFixture(t)
+	b := newFixtureAlone(t)
 	b.isolation = newIsolation(t, isolation.None)
 	p, _ := b.start(reservedCards())
 	await(t, "the node", func() bool { return p.node.informer.HasSynced() })

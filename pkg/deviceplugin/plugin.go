@@ -93,7 +93,7 @@ func New(o Options) (*Plugin, error) {
 	}
 	o.Events = capitalized{o.Events}
 	p := &Plugin{options: o, cards: newCardState(), service: &service{
-		logger: klog.Background(), interval: time.Second, admitting: time.Second, ending: make(chan struct{}),
+		logger: klog.Background(), interval: time.Second, admitting: time.Second, arriving: 100 * time.Millisecond, ending: make(chan struct{}),
 	}}
 	p.cards.bootID = o.BootID
 	p.metrics = newMetrics(p.service.Listening)
@@ -150,7 +150,11 @@ func New(o Options) (*Plugin, error) {
 	})
 	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
-	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
+	p.service.allocator, p.service.cards, p.service.metrics, p.service.kubelet = p.allocator, p.cards, p.metrics, p.resources
+	p.service.taken = func(cards []gpu.Card) {
+		p.cards.Taken(cards)
+		poke(p.node.wake)
+	}
 	p.registrar = &registrar{
 		dir: o.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
 		refused: p.reporter.Refused, wake: make(chan struct{}, 1), cleanup: cleanup,
@@ -320,7 +324,7 @@ func (p *Plugin) follow(ctx context.Context) error {
 func (p *Plugin) waitForAPI(ctx context.Context) bool {
 	for {
 		bounded, cancel := context.WithTimeout(ctx, 10*time.Second)
-		synced := cache.WaitForCacheSync(bounded.Done(), p.pods.informer.HasSynced, p.node.informer.HasSynced)
+		synced := cache.WaitFor(bounded, "", p.pods.informer.HasSyncedChecker(), p.node.informer.HasSyncedChecker())
 		cancel()
 		if synced || ctx.Err() != nil {
 			return synced

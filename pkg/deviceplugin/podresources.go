@@ -13,7 +13,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
@@ -38,10 +40,14 @@ const (
 	pauseSilent      = 5 * time.Second
 	pauseUseless     = 10 * time.Minute
 	uselessAfter     = 2 * allocation.MaxQuestions
+	// A kubelet takes a list of devices within milliseconds, unless the machine is very busy.
+	takeInterval = 20 * time.Millisecond
+	takeTimeout  = 5 * time.Second
 )
 
 // podResources asks the kubelet's PodResources service about single pods. It never calls List, which changes the
-// kubelet's bookkeeping. A nil podResources answers unknown. The allocator's turn guards it.
+// kubelet's bookkeeping. A nil podResources answers unknown. The allocator's turn guards its fields, except the client, which any
+// goroutine may use.
 type podResources struct {
 	connection *grpc.ClientConn
 	client     podresourcesv1.PodResourcesListerClient
@@ -137,6 +143,33 @@ func (p *podResources) State(ctx context.Context, c allocation.Candidate) alloca
 		}
 	}
 	return allocation.StateUnknown
+}
+
+// AwaitDevices waits until the kubelet has as many healthy devices as the plugin has sent it. It returns at once if the kubelet can't
+// answer, and after takeTimeout in any case. Any goroutine may call it.
+func (p *podResources) AwaitDevices(ctx context.Context, sent []*pluginapi.Device) {
+	if p == nil {
+		return
+	}
+	want := 0
+	for _, device := range sent {
+		if device.Health == pluginapi.Healthy {
+			want++
+		}
+	}
+	_ = wait.PollUntilContextTimeout(ctx, takeInterval, takeTimeout, true, func(ctx context.Context) (bool, error) {
+		response, err := p.client.GetAllocatableResources(ctx, &podresourcesv1.AllocatableResourcesRequest{})
+		if status.Code(err) == codes.ResourceExhausted {
+			return false, nil // Other clients use the same limit.
+		}
+		has := 0
+		for _, devices := range response.GetDevices() {
+			if corev1.ResourceName(devices.ResourceName) == protocol.ResourceMemory {
+				has += len(devices.DeviceIds)
+			}
+		}
+		return has == want, err
+	})
 }
 
 // stateOf reads the state of a candidate from the kubelet's answer about an admitted pod.

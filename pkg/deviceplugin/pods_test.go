@@ -130,7 +130,7 @@ func TestTransformPod(t *testing.T) {
 
 // TestDeletedPods: the list of pods can lack a pod before the record learns of the pod's deletion.
 func TestDeletedPods(t *testing.T) {
-	pods, err := newPodSource(fakeClient(t, fake.NewClientset()), testNode)
+	pods, err := newPodSource(fakeClient(fake.NewClientset()), testNode)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // service serves the kubelet's calls.
@@ -21,6 +23,10 @@ type service struct {
 	cards     *cardState
 	metrics   *metrics
 	logger    klog.Logger
+	// kubelet shows which devices the kubelet has.
+	kubelet *podResources
+	// taken is called with the cards of each message that the kubelet has taken, as far as it can be known.
+	taken func([]gpu.Card)
 	// listening counts the open ListAndWatch streams.
 	listening atomic.Int32
 	// interval is the minimum time between two messages of a stream. The kubelet writes its checkpoint at each message,
@@ -30,8 +36,9 @@ type service struct {
 	// ending is closed when ListAndWatch must return.
 	ending chan struct{}
 
-	// admitting is longer than the time between two calls for one pod, see finish.
-	admitting time.Duration
+	// admitting is longer than the time between two calls for one pod, and arriving longer than the time that a call takes from the
+	// kubelet to the plugin, see finish.
+	admitting, arriving time.Duration
 	// calls guards underWay, the number of the kubelet's calls in progress, and ended, when a call last ended.
 	calls    sync.Mutex
 	underWay int
@@ -43,8 +50,6 @@ const (
 	finishTimeout = 5 * time.Second
 	// drainTimeout is how long it then waits for calls that were sent before the kubelet learned of the stop.
 	drainTimeout = 2 * time.Second
-	// arriving is longer than the time that a call takes from the kubelet to the plugin.
-	arriving = 100 * time.Millisecond
 )
 
 // count is an interceptor that counts the calls in progress for finish.
@@ -84,10 +89,10 @@ func (s *service) finish(server *grpc.Server) {
 // pod the kubelet writes its checkpoint, which can be slow on a busy machine.
 func (s *service) awaitQuiet(timeout time.Duration) {
 	from := time.Now()
-	_ = wait.PollUntilContextTimeout(context.Background(), arriving/5, timeout, true, func(context.Context) (bool, error) {
+	_ = wait.PollUntilContextTimeout(context.Background(), s.arriving/5, timeout, true, func(context.Context) (bool, error) {
 		s.calls.Lock()
 		defer s.calls.Unlock()
-		return s.underWay == 0 && time.Since(s.ended) > s.admitting && time.Since(from) > arriving, nil
+		return s.underWay == 0 && time.Since(s.ended) > s.admitting && time.Since(from) > s.arriving, nil
 	})
 }
 
@@ -112,10 +117,13 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 		if problem != nil {
 			return status.Error(codes.FailedPrecondition, problem.Error())
 		}
-		if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: devices(cards)}); err != nil {
+		message := &pluginapi.ListAndWatchResponse{Devices: devices(cards)}
+		if err := stream.Send(message); err != nil {
 			return err
 		}
 		s.logger.V(2).Info("Reported the cards to the kubelet", "cards", len(cards))
+		s.kubelet.AwaitDevices(stream.Context(), message.Devices)
+		s.taken(cards)
 		if !next(stream.Context(), s.ending, changed) || !next(stream.Context(), s.ending, time.After(s.interval)) {
 			return nil
 		}

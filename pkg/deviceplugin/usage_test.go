@@ -36,7 +36,7 @@ func (stubUsage) Limit(string, string) (inventory.MemoryLimit, error) {
 func TestUsage(t *testing.T) {
 	given, other := newPod("given", main(2), ran(true)), newPod("other", main(0), ran(true))
 	b := newFixture(t)
-	p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir, UsageMetrics: true})
+	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir, UsageMetrics: true})
 	if err != nil {
 		t.Fatal(err)
 	}

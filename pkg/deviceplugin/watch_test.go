@@ -26,7 +26,7 @@ func TestDeletedMount(t *testing.T) {
 		t.Error("an existing directory counts as deleted")
 	}
 	p, err := New(Options{
-		Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir,
+		Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir,
 		PodResourcesSocket: filepath.Join(path, "kubelet.sock"),
 	})
 	if err != nil {

@@ -350,6 +350,10 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 	free, piece := f.totals.FreeHealthy, f.totals.MostFree
 	has := fmt.Sprintf("%s has room for it, %s on one card", name, amount(piece))
 	made := room{reason: reason}
+	if text := s.containersText(reason); text != "" {
+		made.message = text + rejected
+		return made
+	}
 	if f.several() {
 		has = fmt.Sprintf("%s has room for it, %s", name, f.roomText(f.roomy))
 		if text := s.severalText(reason); text != "" {
@@ -390,6 +394,23 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 	}
 	made.message += rejected
 	return made
+}
+
+// containersText explains why the pod is too large if its number of containers is the reason.
+func (s *summary) containersText(reason Reason) string {
+	if reason != TooLarge {
+		return ""
+	}
+	most, containers := int32(0), s.largest.demand.Containers
+	for i := range s.largest.node.Cards {
+		if empty := s.largest.node.Cards[i].Empty(); empty.Memory >= s.largest.demand.Memory && empty.FreeContainers() < containers {
+			most = max(most, empty.FreeContainers())
+		}
+	}
+	if most == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the pod has %d containers with GPU memory, and a card takes %d by MPS, on %s", containers, most, s.largest.node.Object.Name)
 }
 
 // severalText explains the reason for a pod that asks for several cards or for cores, if the reason needs words of its own.

@@ -67,10 +67,11 @@ func newBench() (*Manager, *ledger.Ledger, *time.Time) {
 }
 
 // BenchmarkTick frees a card and lets the Manager grant what fits: the time of an iteration is that of a round, in which one pod
-// or some are granted.
+// or some are granted. It reports the 99th percentile of a round, and of the time per pod.
 func BenchmarkTick(b *testing.B) {
 	m, l, now := newBench()
 	granted, i := 0, 0
+	var rounds, decisions []time.Duration
 	for b.Loop() {
 		n := i * 7919 % (benchNodes * 8)
 		freed := gpu.PodUID(fmt.Sprint("full-", n))
@@ -79,8 +80,11 @@ func BenchmarkTick(b *testing.B) {
 		m.RemovePod(freed)
 		m.Freed(fmt.Sprint("n", n/8))
 		*now = now.Add(100 * time.Millisecond)
+		start := time.Now()
 		m.Tick(*now)
-		for _, pod := range m.TakeEffects().Open {
+		took, open := time.Since(start), m.TakeEffects().Open
+		rounds, decisions = append(rounds, took), append(decisions, took/time.Duration(max(len(open), 1)))
+		for _, pod := range open {
 			granted++
 			node, allocation, _ := l.Lookup(pod.UID)
 			l.SetBound(node, pod, allocation.Placement, *now)
@@ -90,6 +94,10 @@ func BenchmarkTick(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(granted)/float64(b.N), "pods/op")
+	for unit, times := range map[string][]time.Duration{"p99-µs/round": rounds, "p99-µs/pod": decisions} {
+		slices.Sort(times)
+		b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds())/1000, unit)
+	}
 }
 
 // BenchmarkIdleTick is a tick in which nothing has changed.
@@ -97,5 +105,20 @@ func BenchmarkIdleTick(b *testing.B) {
 	m, _, now := newBench()
 	for b.Loop() {
 		m.Tick(*now)
+	}
+}
+
+// BenchmarkReclaim is a tick in which room is requested for tenants below their share.
+func BenchmarkReclaim(b *testing.B) {
+	m, _, now := newBench()
+	m.ReclaimAfter = time.Second
+	m.Tick(*now)
+	for b.Loop() {
+		*now = now.Add(time.Minute)
+		m.reclaims.attempt = nil
+		m.Tick(*now)
+		if m.TakeEffects().Reclaim == nil {
+			b.Fatal("nothing is requested")
+		}
 	}
 }

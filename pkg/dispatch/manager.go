@@ -17,12 +17,17 @@ const (
 	// chargeLife is how long a pod that isn't bound keeps its charge and its place: much longer than kube-scheduler takes for a
 	// new pod, and longer than its longest back-off by default (podMaxBackoffSeconds).
 	chargeLife = 30 * time.Second
+	// provisionLife is how long a pod that was granted for an autoscaler keeps its charge without a place: longer than
+	// cluster-autoscaler waits for a node (max-node-provision-time).
+	provisionLife = 20 * time.Minute
 	// extension is how long a charge goes on if the pod is about to be bound when it ends.
 	extension = 5 * time.Second
 	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
 	minPause, maxPause = 10 * time.Second, 10 * time.Minute
-	// retryInterval is how often all pods are tried on all nodes again, without a change that is known to help.
-	retryInterval = 5 * time.Second
+	// retryInterval is how often all pods are tried on all nodes again, without a change that is known to help: leastRetries of
+	// their kinds in a round at least, and so many that all have their turn in half of the interval.
+	retryInterval             = 5 * time.Second
+	leastRetries, retryRounds = 4, 25
 	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
@@ -146,6 +151,8 @@ type Manager struct {
 	pods       map[gpu.PodUID]*pod
 	queue      fairshare.Queue
 	units      map[string]*unit
+	// pausing are the units that have a notBefore, of which there are few.
+	pausing map[string]*unit
 	// members are the pods that wait in groups.
 	members map[gang.Key]map[gpu.PodUID]*pod
 	// charged are the pods with a charge, none of which is bound as far as is known.
@@ -155,8 +162,9 @@ type Manager struct {
 	// eligible are the eligible nodes by Pod.Constraints.
 	eligible map[unique.Handle[string]]*eligibleNodes
 	// noRoom are the kinds of units for which there was no room at the latest attempt. They are tried only on nodes on which
-	// something was freed since, until retryAll.
+	// something was freed since. At retryAll they become due to be tried on all nodes, some in each round.
 	noRoom   map[unique.Handle[string]]Obstacle
+	due      []unique.Handle[string]
 	retryAll time.Time
 	// feasible keeps the results of everFits.
 	feasible feasible
@@ -183,10 +191,9 @@ type pod struct {
 	countedFor string
 	// unit is the unit in which the pod waits; nil if it doesn't.
 	unit *unit
-	// charged is true if the pod was granted and isn't bound yet. expires is when the charge ends; zero if it doesn't end by
-	// itself.
-	charged bool
-	expires time.Time
+	// charged is true if the pod was granted and isn't bound yet, unplaced if it has got no place yet. expires is when the charge ends.
+	charged, unplaced bool
+	expires           time.Time
 	// started is when the pod was bound, see startedAt.
 	started time.Time
 	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
@@ -201,7 +208,7 @@ type pod struct {
 // New returns a Manager without pods.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{},
+		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, noRoom: map[unique.Handle[string]]Obstacle{},
 		reclaims: reclaims{pauses: map[reclaimKind]reclaimPause{}},

@@ -242,9 +242,9 @@ func (m *Manager) victims(tenants map[string]reclaim.Standing, now time.Time) (v
 	for _, p := range m.pods {
 		inGroup := m.Groups != nil && p.Group != (gang.Key{})
 		switch {
-		case p.Node == "" || p.Leaving || p.counted == 0:
-		case p.Priority >= m.PriorityCutoff:
-			spared[p.Group] = inGroup
+		case inGroup && (p.charged || p.Priority >= m.PriorityCutoff): // It is still being bound, or one of it needs no turn.
+			spared[p.Group] = true
+		case p.Node == "" || p.Leaving || p.counted == 0 || p.Priority >= m.PriorityCutoff:
 		case inGroup:
 			groups[p.Group] = append(groups[p.Group], p)
 		default:

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
 const after, minRuntime = 5 * time.Minute, 10 * time.Minute
@@ -190,3 +191,22 @@ func TestReclaimWithinShare(t *testing.T) {
 	want(t, "evictions", 3, len(f.evicted))
 	want(t, "tenants", map[string]gpu.Memory{"alice": 3, "bob": 5}, f.allocated())
 }
+
+// A pod that no node could run, for its CPU, is no demand: nothing is evicted for it.
+func TestReclaimNeedsCPU(t *testing.T) {
+	f := newReclaimFixture(t, 4)
+	f.EmptyCapacity = func() ledger.Capacity { return noCapacity{} }
+	f.pod("alice/1", 2)
+	f.run(time.Hour)
+	want(t, "evictions", 0, len(f.evicted))
+	want(t, "its obstacle", NeverFits, f.Turns()["alice/1"].Obstacle)
+	want(t, "tenants", []Tenant{
+		{Terms: fairshare.DefaultTerms, Name: "alice", Waiting: 1, WaitingMemory: 2, Infeasible: 1, Next: f.pods["alice/1"].Pod, Obstacle: NeverFits},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4},
+	}, f.Tenants())
+}
+
+type noCapacity struct{}
+
+func (noCapacity) Take(string, gpu.PodUID) bool { return false }
+func (noCapacity) Return(string, gpu.PodUID)    {}

@@ -141,7 +141,9 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		likeness.WriteByte(0)
 	}
 	u.item.Kind = unique.Make(likeness.String())
-	m.units[id] = u
+	if m.units[id] = u; !u.notBefore.IsZero() {
+		m.pausing[id] = u
+	}
 	m.queue.Add(u.item)
 }
 
@@ -153,6 +155,7 @@ func (m *Manager) removeUnit(u *unit) {
 	}
 	if m.units[u.item.ID] == u {
 		delete(m.units, u.item.ID)
+		delete(m.pausing, u.item.ID)
 		m.queue.Remove(u.item.ID)
 	}
 }
@@ -214,15 +217,17 @@ func (m *Manager) Tick(now time.Time) {
 		m.retryAll = time.Time{}
 	}
 	// A round that was cut short goes on first: otherwise its last units would never get their turn.
+	atOnce := m.retryAll.IsZero()
 	if all = !m.incomplete && !now.Before(m.retryAll); all {
-		clear(m.noRoom)
+		m.due = slices.Collect(maps.Keys(m.noRoom))
 		m.retryAll = now.Add(retryInterval)
 		if len(m.eligible) > maxConstraints {
 			clear(m.eligible) // Most are those of pods that are gone.
 		}
 	}
+	retries := !m.incomplete && m.retry(atOnce)
 	paused := !m.resume.IsZero() && !now.Before(m.resume)
-	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || len(freed) > 0) {
+	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || retries || len(freed) > 0) {
 		m.changed = false
 		for _, nodes := range m.eligible {
 			nodes.setFreed(freed)
@@ -237,10 +242,23 @@ func (m *Manager) Tick(now time.Time) {
 	m.openGates(now)
 }
 
+// retry makes the next kinds that are due be tried on all nodes, or all of them at once. It reports whether there is one.
+func (m *Manager) retry(atOnce bool) bool {
+	n := min(len(m.due), max(leastRetries, len(m.noRoom)/retryRounds))
+	if atOnce {
+		n = len(m.due)
+	}
+	for _, kind := range m.due[:n] {
+		delete(m.noRoom, kind)
+	}
+	m.due = m.due[n:]
+	return n > 0
+}
+
 // expire ends the charges of pods that were not bound in time.
 func (m *Manager) expire(now time.Time) {
 	for _, p := range m.charged {
-		if p.expires.IsZero() || now.Before(p.expires) {
+		if now.Before(p.expires) {
 			continue
 		}
 		m.GiveUpPlace(p.UID)
@@ -266,7 +284,7 @@ func (m *Manager) endCharge(p *pod) {
 	} else {
 		m.places.remove(p.UID) // The bound allocation has replaced it.
 	}
-	p.charged, p.expires = false, time.Time{}
+	p.charged, p.unplaced, p.expires = false, false, time.Time{}
 	delete(m.charged, p.UID)
 }
 
@@ -320,7 +338,7 @@ func (m *Manager) round(all bool, now time.Time) {
 // pause marks the units that pause, and notes when the first pause ends.
 func (m *Manager) pause(now time.Time) {
 	m.resume = time.Time{}
-	for _, u := range m.units {
+	for _, u := range m.pausing {
 		if u.paused = now.Before(u.notBefore); u.paused && (m.resume.IsZero() || u.notBefore.Before(m.resume)) {
 			m.resume = u.notBefore
 		}
@@ -328,7 +346,7 @@ func (m *Manager) pause(now time.Time) {
 }
 
 // placeProvisioned reserves places for pods that were granted without one, before others take the nodes that were added for them. From
-// then on their charges expire. It returns the number of pods that have no place yet.
+// then on their charges end like others. It returns the number of pods that have no place yet.
 func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.Time) (withoutPlace int) {
 	for _, u := range m.provisioned() {
 		var places []ledger.Reservation
@@ -349,7 +367,7 @@ func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.
 
 // provisioned returns the pods that were granted without a place, the oldest first, and members of a group together.
 func (m *Manager) provisioned() (units []*unit) {
-	pods := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.expires.IsZero() })
+	pods := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.unplaced })
 	slices.SortFunc(pods, func(a, b *pod) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.UID, b.UID)) })
 	groups := map[gang.Key]*unit{}
 	for _, p := range pods {
@@ -363,9 +381,9 @@ func (m *Manager) provisioned() (units []*unit) {
 	return units
 }
 
-// place records the place of a granted pod, with which its charge expires.
+// place records the place of a granted pod.
 func (m *Manager) place(p *pod, where ledger.Reservation, now time.Time) {
-	p.expires = now.Add(chargeLife)
+	p.unplaced, p.expires = false, now.Add(chargeLife)
 	if !where.Existing {
 		m.places.add(p.UID, where.Node)
 	}
@@ -451,12 +469,11 @@ func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
 	return true
 }
 
-// grant charges the pods of a unit, whose places are in their order. Without places their charges don't
-// expire until they get one, see placeProvisioned.
+// grant charges the pods of a unit, whose places are in their order. Without places they get them later, see placeProvisioned.
 func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 	m.removeUnit(u)
 	for i, p := range u.pods {
-		if places != nil {
+		if p.unplaced, p.expires = true, now.Add(provisionLife); places != nil {
 			m.place(p, places[i], now)
 		}
 		m.leaveGroup(p)
@@ -468,7 +485,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 		} else {
 			m.effects.Requeue = true
 		}
-		m.Observer.PodGranted(now.Sub(p.Created))
+		m.Observer.PodGranted(max(now.Sub(p.Created), 0)) // The API server's clock can be ahead.
 	}
 }
 
@@ -476,7 +493,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 func (m *Manager) provision(now time.Time) {
 	free := m.Provisioning
 	for _, p := range m.charged {
-		if p.expires.IsZero() {
+		if p.unplaced {
 			free--
 		}
 	}
@@ -520,7 +537,7 @@ func (m *Manager) openGates(now time.Time) {
 	}
 }
 
-// expiry returns when the pod's charge ends; a late time if it doesn't, or if there is none.
+// expiry returns when the pod's charge ends; a late time if there is none.
 func (p *pod) expiry(now time.Time) time.Time {
 	if p.expires.IsZero() {
 		return now.Add(time.Hour)

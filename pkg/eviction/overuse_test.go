@@ -355,3 +355,89 @@ func TestOverusersGone(t *testing.T) {
 		t.Errorf("spared: %v", m.overuser.spared)
 	}
 }
+
+// TestOverusersOfSeveralCards: a pod with a share of both cards is judged by each card for itself, and evicted once.
+func TestOverusersOfSeveralCards(t *testing.T) {
+	type pod struct {
+		name  string
+		cards []int
+		// used is what it uses of each of its cards, in GiB. It requests 8.
+		used []int64
+		age  time.Duration
+	}
+	two := func(used ...int64) pod { return pod{"two", []int{0, 1}, used, time.Hour} }
+	for name, test := range map[string]struct {
+		pods []pod
+		want []string
+	}{
+		"over on a card that is promised to another pod": {
+			[]pod{two(8, 12), {"other", []int{1}, []int64{1}, 0}}, []string{"two from card 1: 12 of 8 GiB"},
+		},
+		"over on a card that no other pod has": {[]pod{two(12, 8), {"other", []int{1}, []int64{1}, 0}}, nil},
+		"over on both cards, and both are promised": {
+			[]pod{two(12, 13), {"a", []int{0}, []int64{1}, 0}, {"b", []int{1}, []int64{1}, 0}}, []string{"two from card 0: 12 of 8 GiB"},
+		},
+		"another pod is over": {[]pod{two(8, 8), {"other", []int{1}, []int64{12}, 0}}, []string{"other from card 1: 12 of 8 GiB"}},
+		"another one is too, and is younger": {
+			[]pod{two(8, 12), {"other", []int{1}, []int64{12}, 0}}, []string{"other from card 1: 12 of 8 GiB"},
+		},
+		"another one is too, and is older": {
+			[]pod{two(8, 12), {"other", []int{1}, []int64{12}, 2 * time.Hour}}, []string{"two from card 1: 12 of 8 GiB"},
+		},
+	} {
+		c := &overuseCluster{overuseModel: newOveruseModel(t, 1)}
+		for _, p := range test.pods {
+			info := &clustercache.PodInfo{Pod: gpu.Pod{UID: gpu.PodUID(p.name), Name: p.name, Request: 8 * gpu.Memory(len(p.cards))}, Node: "n", AssumeTime: begin.Add(-p.age)}
+			over := map[int]protocol.CardOveruse{}
+			for i, card := range p.cards {
+				info.Placement = append(info.Placement, gpu.Share{Card: card, Memory: 8})
+				if p.used[i] > 8 {
+					over[card] = protocol.CardOveruse{Used: p.used[i] << 10, Requested: 8 << 10}
+				}
+			}
+			if len(over) > 0 {
+				info.Overuse = &protocol.Overuse{Since: begin, At: begin, Cards: over}
+			}
+			c.pods = append(c.pods, info)
+		}
+		events := record.NewFakeRecorder(10)
+		c.overuser.API, c.overuser.cache, c.overuser.groups, c.overuser.Recorder = c, c, c, events
+		for range 3 {
+			c.overuser.step(t.Context())
+		}
+		var got []string
+		for range c.evicted {
+			var card int
+			var used, requested int64
+			if _, err := fmt.Sscanf(<-events.Events, "Warning GPUMemoryOveruseEvicted Evicted from GPU card %d of node n: it uses %d MiB and requests %d MiB", &card, &used, &requested); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, fmt.Sprintf("%s from card %d: %d of %d GiB", c.evicted[len(got)], card, used>>10, requested>>10))
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s: evicted (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// overuseCluster is a node with these pods. The watch shows an eviction at once.
+type overuseCluster struct {
+	*overuseModel
+	pods    []*clustercache.PodInfo
+	evicted []gpu.PodUID
+}
+
+func (c *overuseCluster) PodsOn(string) []*clustercache.PodInfo { return c.pods }
+
+func (c *overuseCluster) Overusing() []*clustercache.PodInfo {
+	return slices.DeleteFunc(slices.Clone(c.pods), func(p *clustercache.PodInfo) bool { return p.Overuse == nil })
+}
+
+func (c *overuseCluster) Membership(gpu.PodUID) (member, whole bool) { return false, false }
+
+// Evict implements API.
+func (c *overuseCluster) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
+	c.evicted = append(c.evicted, pod.UID)
+	c.pods = slices.DeleteFunc(c.pods, func(p *clustercache.PodInfo) bool { return p.UID == pod.UID })
+	return nil
+}

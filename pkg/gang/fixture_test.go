@@ -90,8 +90,15 @@ func newFixture(t *testing.T) *fixture {
 	return s
 }
 
-func (s *fixture) addNode(name string) {
-	s.ledger.SetNode(name, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 16}, {Index: 1, Memory: 16}}})
+func (s *fixture) addNode(name string) { s.setNode(name, placement.Fits, 16, 16) }
+
+// setNode sets a node's cards, and why it takes no pods with several cards.
+func (s *fixture) setNode(name string, several placement.Reason, cards ...gpu.Memory) {
+	spec := ledger.NodeSpec{Unit: gpu.GiB, SeveralCards: several}
+	for i, memory := range cards {
+		spec.Cards = append(spec.Cards, gpu.Card{Index: i, Memory: memory})
+	}
+	s.ledger.SetNode(name, spec)
 }
 
 // GangFailed implements Observer.

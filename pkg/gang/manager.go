@@ -70,6 +70,7 @@ type Ledger interface {
 	FitsWithoutAssumed(pod gpu.Pod, nodes []string) bool
 	ReserveForStarving(requests []ledger.Request, priority int32, label string, capacity ledger.Capacity) bool
 	EndStarvationReservation()
+	StarvationUsable() bool
 	StarvationIdle() gpu.Memory
 }
 
@@ -353,7 +354,8 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	}
 }
 
-// checkNodes ends the plans whose cards or nodes are gone, and lets the runs that failed before try again.
+// checkNodes ends the plans whose cards or nodes are gone, and the starvation reservation if its own are. It lets the runs that failed
+// before try again.
 func (mgr *Manager) checkNodes(now time.Time) {
 	for _, r := range slices.Clone(mgr.placed) {
 		for uid, pm := range r.plan.all() {
@@ -362,6 +364,9 @@ func (mgr *Manager) checkNodes(now time.Time) {
 				break
 			}
 		}
+	}
+	if mgr.starvation.run != nil && !mgr.Ledger.StarvationUsable() {
+		mgr.endStarvation(now)
 	}
 	for _, r := range slices.Clone(mgr.waiting) {
 		if r.failures > 0 {

@@ -3,6 +3,8 @@ package gang
 import (
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // runBesideSingles creates an endless sequence of single pods of half a card, each of which runs for a minute, and a
@@ -106,6 +108,40 @@ func TestFruitlessReservation(t *testing.T) {
 			if last.Node == "" {
 				s.scheduleSingle(last, s.fitting(last, s.nodes))
 			}
+		}
+	}
+}
+
+// A starvation reservation ends at once when a node that it needs takes its pods no more.
+func TestStarvationReservationUnusable(t *testing.T) {
+	for name, change := range map[string]func(s *fixture){
+		"the node takes one card for each pod": func(s *fixture) { s.setNode(s.nodes[0], placement.OneCardOnly, 16, 16) },
+		"a card is smaller":                    func(s *fixture) { s.setNode(s.nodes[0], placement.Fits, 16, 15) },
+		"a card is gone":                       func(s *fixture) { s.setNode(s.nodes[0], placement.Fits, 16) },
+		"the node is gone":                     func(s *fixture) { s.ledger.DeleteNode(s.nodes[0]) },
+		"nothing that matters":                 nil,
+	} {
+		s := newFixture(t)
+		s.createMany(8, "", 0, 16, "")
+		for _, p := range s.created {
+			s.scheduleSingle(p, s.nodes)
+		}
+		s.createMany(4, "big", 4, 32, "t")
+		for _, p := range s.created[8:] {
+			p.ShortOfMemory, p.Cards = true, 2
+			s.report(p)
+		}
+		s.advance(s.manager.StarvationAfter + time.Second)
+		if s.ledger.StarvationLabel() == "" {
+			t.Fatal("no reservation")
+		}
+		if change != nil {
+			change(s)
+		}
+		s.manager.NodesChanged()
+		s.advance(100 * time.Millisecond)
+		if ended := s.ledger.StarvationLabel() == ""; ended != (change != nil) {
+			t.Errorf("%s: the reservation has ended: %v", name, ended)
 		}
 	}
 }

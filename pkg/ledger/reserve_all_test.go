@@ -256,9 +256,10 @@ func TestReserveAllRandom(t *testing.T) {
 		if t.Failed() {
 			t.Fatalf("with seed %d", seed)
 		}
-		reached[fmt.Sprintf("placed %t, some yielded %t", places != nil, yielded > 0)]++
+		several := slices.ContainsFunc(s.requests, func(r ledger.Request) bool { return r.Pod.Cards > 1 })
+		reached[fmt.Sprintf("placed %t, some yielded %t, several cards %t", places != nil, yielded > 0, several)]++
 	}
-	if len(reached) < 3 {
+	if len(reached) < 6 {
 		t.Errorf("only %v", reached)
 	}
 }
@@ -288,14 +289,14 @@ func randomRequests(t *testing.T, seed uint64) (*ledger.Ledger, *slots, []ledger
 	f, free, nodes := newFixture(t), map[string]int{}, make([]string, 2+random.IntN(4))
 	for i := range nodes {
 		nodes[i] = fmt.Sprint("n", i)
-		f.SetNode(nodes[i], spec(16, 8+memory()))
+		f.SetNode(nodes[i], limited(spec(16, 8+memory(), 8+memory()), random.IntN(8))) // Mostly with a limit of containers.
 		free[nodes[i]] = random.IntN(8)
 	}
 	c, yielding := newSlots(t, free), [][]gpu.PodUID(nil)
 	for i := range random.IntN(4 * len(nodes)) {
-		p, node := pod(fmt.Sprint("r", i), memory()), nodes[random.IntN(len(nodes))]
+		p, node := like(pod(fmt.Sprint("r", i), memory()), random.IntN(6)), nodes[random.IntN(len(nodes))]
 		if random.IntN(4) == 0 {
-			f.bind(node, random.IntN(2), p)
+			f.SetBound(node, p, p.Demand().On(random.Perm(3)[:p.NumCards()]...), at)
 		} else if _, err := f.Reserve(node, p, placement.Binpack, at); err == nil {
 			c.free[node] += c.need(p.UID)
 			c.Take(node, p.UID)
@@ -306,15 +307,35 @@ func randomRequests(t *testing.T, seed uint64) (*ledger.Ledger, *slots, []ledger
 		f.Nominate(nodes[0], pod("nominee", memory(), int32(random.IntN(3))))
 	}
 	lists, amounts := [][]string{nodes, slices.Clone(nodes[1:]), {nodes[1], nodes[0]}}, []gpu.Memory{memory(), memory()}
+	kinds := []int{random.IntN(6), random.IntN(6)}
 	var requests []ledger.Request
 	for i := range 1 + random.IntN(3*len(nodes)) {
-		p := pod(fmt.Sprint("w", i), amounts[random.IntN(2)], int32(random.IntN(2)))
+		p := like(pod(fmt.Sprint("w", i), amounts[random.IntN(2)], int32(random.IntN(2))), kinds[random.IntN(2)])
 		requests = append(requests, ledger.Request{Pod: p, Nodes: lists[random.IntN(len(lists))]})
 	}
 	if random.IntN(3) == 0 {
 		f.ReserveForStarving(requests[:1+random.IntN(len(requests))], 0, "", nil)
 	}
 	return f.Ledger, c, requests, yielding
+}
+
+// like returns the pod with one of six kinds of demand: memory of one card, or several cards, cores, containers, or all of these.
+func like(pod gpu.Pod, kind int) gpu.Pod {
+	if kind == 1 || kind == 5 {
+		pod.Cards = 2
+		pod.Request *= 2
+	}
+	if kind == 2 {
+		pod.Cards = 3
+		pod.Request *= 3
+	}
+	if kind == 3 || kind == 5 {
+		pod.Cores = 30 * gpu.Cores(pod.NumCards())
+	}
+	if kind == 4 || kind == 5 {
+		pod.Containers = 2
+	}
+	return pod
 }
 
 // oneByOne does what ReserveAll does, on the second ledger.

@@ -26,6 +26,7 @@ type model struct {
 	// kept is the starvation reservation by node, of the pods in keptFor.
 	kept         map[string]gpu.Placement
 	keptFor      map[gpu.PodUID]string
+	keptPods     map[gpu.PodUID]gpu.Pod
 	keptPriority int32
 }
 
@@ -168,6 +169,7 @@ func (m *model) accepts(node string, pod gpu.Pod) placement.Reason {
 // reserveForStarving reserves shares of the cards with the most room, or nothing.
 func (m *model) reserveForStarving(requests []ledger.Request, priority int32) bool {
 	m.kept, m.keptFor, m.keptPriority = map[string]gpu.Placement{}, map[gpu.PodUID]string{}, priority
+	m.keptPods = map[gpu.PodUID]gpu.Pod{}
 	for _, request := range requests {
 		if m.allocations[request.Pod.UID] != nil {
 			continue
@@ -193,7 +195,7 @@ func (m *model) reserveForStarving(requests []ledger.Request, priority int32) bo
 			return false
 		}
 		m.kept[best] = append(m.kept[best], on(cards, share)...)
-		m.keptFor[request.Pod.UID] = best
+		m.keptFor[request.Pod.UID], m.keptPods[request.Pod.UID] = best, request.Pod
 	}
 	return true
 }
@@ -206,6 +208,22 @@ func (m *model) idle() (idle gpu.Memory) {
 		}
 	}
 	return idle
+}
+
+// usable reports whether the pods of the starvation reservation could be placed on its cards if these were empty.
+func (m *model) usable() bool {
+	for uid, node := range m.keptFor {
+		if m.accepts(node, m.keptPods[uid]) != placement.Fits || len(m.kept[node]) == 0 {
+			return false
+		}
+		for _, share := range m.kept[node] {
+			i := slices.IndexFunc(m.specs[node].Cards, func(c gpu.Card) bool { return c.Index == share.Card && c.Unhealthy == "" })
+			if i < 0 || !size(m.specs[node].Cards[i]).atLeast(sum(m.kept[node], share.Card)) {
+				return false
+			}
+		}
+	}
+	return m.keptFor != nil
 }
 
 // endStarvation ends the starvation reservation and returns its nodes.
@@ -234,7 +252,7 @@ func (m *model) reason(node string, pod gpu.Pod, kept bool) placement.Reason {
 	share, n := each(pod)
 	large, healthy, roomy, free := 0, 0, 0, amount{}
 	for _, c := range nodeSpec.Cards {
-		if size(c).atLeast(share.times(1)) {
+		if size(c).atLeast(share) {
 			large++
 			if c.Unhealthy == "" {
 				healthy++
@@ -243,7 +261,7 @@ func (m *model) reason(node string, pod gpu.Pod, kept bool) placement.Reason {
 		if c.Unhealthy == "" {
 			left := m.left(node, c, kept).some()
 			free = free.plus(left)
-			if left.atLeast(share.times(1)) {
+			if size(c).atLeast(share) && left.atLeast(share.times(1)) {
 				roomy++
 			}
 		}
@@ -578,6 +596,7 @@ func TestSimulation(t *testing.T) {
 			}
 			freedNodes := s.fixture.takeFreed()
 			compare("StarvationIdle", s.model.idle(), s.fixture.StarvationIdle())
+			compare("StarvationUsable", s.model.usable(), s.fixture.StarvationUsable())
 			compare("freed nodes", slices.Compact(slices.Sorted(slices.Values(append(s.model.grown(before), s.ended...)))), freedNodes)
 			freed += len(freedNodes)
 

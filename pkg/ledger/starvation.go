@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -12,10 +11,15 @@ import (
 // starvationReservation is memory on certain cards that is held back for certain pods. Running pods on these cards go on.
 // Other pods of equal or lower priority see the reserved memory as used. There is at most one at a time.
 type starvationReservation struct {
-	// pods maps each pod to the node on which memory is reserved for it.
-	pods     map[gpu.PodUID]string
+	pods     map[gpu.PodUID]starvingPod
 	priority int32
 	label    string
+}
+
+// starvingPod is a pod for which memory is reserved on a node.
+type starvingPod struct {
+	node   string
+	demand gpu.Demand
 }
 
 // ReserveForStarving reserves shares of cards for all requests, each on the emptiest cards, until
@@ -26,7 +30,7 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.endStarvationReservation()
-	made := &starvationReservation{pods: map[gpu.PodUID]string{}, priority: priority, label: label}
+	made := &starvationReservation{pods: map[gpu.PodUID]starvingPod{}, priority: priority, label: label}
 	l.starvation = made
 	ranks := rankings{ledger: l, rate: rateEmptiest, put: func(name string, n *node, pod gpu.Pod) bool {
 		if capacity != nil && !capacity.Take(name, pod.UID) {
@@ -36,7 +40,7 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 		for _, card := range n.emptiest(&demand, nil) {
 			n.starvation = append(n.starvation, demand.On(card.Index)...)
 		}
-		made.pods[pod.UID] = name
+		made.pods[pod.UID] = starvingPod{name, demand}
 		l.markChanged(n)
 		return true
 	}}
@@ -56,7 +60,12 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 
 // nodes returns the names of the nodes, sorted. Those that have been deleted since are among them.
 func (s *starvationReservation) nodes() []string {
-	return slices.Compact(slices.Sorted(maps.Values(s.pods)))
+	names := make([]string, 0, len(s.pods))
+	for _, pod := range s.pods {
+		names = append(names, pod.node)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // returnTo returns what the pods took of the capacity, which can be nil.
@@ -64,9 +73,40 @@ func (s *starvationReservation) returnTo(capacity Capacity) {
 	if capacity == nil {
 		return
 	}
-	for uid, node := range s.pods {
-		capacity.Return(node, uid)
+	for uid, pod := range s.pods {
+		capacity.Return(pod.node, uid)
 	}
+}
+
+// StarvationUsable reports whether the nodes of the starvation reservation still take its pods, and its cards exist, are healthy, and
+// would hold what is reserved on them if they were empty. It returns false if there is no reservation.
+func (l *Ledger) StarvationUsable() bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.starvation == nil {
+		return false
+	}
+	for _, pod := range l.starvation.pods {
+		n := l.nodes[pod.node]
+		if n.accepts(&pod.demand) != placement.Fits || !n.holdsReserved() {
+			return false
+		}
+	}
+	return true
+}
+
+// holdsReserved reports whether the node's cards would hold its part of the starvation reservation if they were empty.
+func (n *node) holdsReserved() bool {
+	for _, share := range n.starvation {
+		i, ok := n.position(share.Card)
+		if !ok || n.cards[i].Unhealthy {
+			return false
+		}
+		if empty := n.cards[i].Empty(); !empty.Has(n.reserved(share.Card)) {
+			return false
+		}
+	}
+	return len(n.starvation) > 0
 }
 
 // StarvationLabel returns the label of the starvation reservation; empty if there is none.

@@ -27,7 +27,7 @@ func NewLedger(registry prometheus.Registerer, l interface{ Nodes() []ledger.Nod
 		synced:      gaugeDesc("cache_synced", "1 once the caches are synced and the extender can answer kube-scheduler, 0 before."),
 		allocations: gaugeDesc("allocations", "Number of allocations of GPU memory, one for each pod that holds some, by state.", "state"),
 		cards:       gaugeDesc("cards", "Number of cards of all nodes, by health.", "health"),
-		overfull:    gaugeDesc("overfull_cards", "Number of cards with more allocated memory or cores than they have. It must be 0."),
+		overfull:    gaugeDesc("overfull_cards", "Number of cards with more memory, cores or containers allocated than they can have. It must be 0."),
 		total:       gaugeDesc("card_memory_units", "Total memory of a card, in the unit of its node.", "node", "card"),
 		allocated:   gaugeDesc("card_memory_allocated_units", "Allocated memory of a card, in the unit of its node.", "node", "card"),
 		assumed:     gaugeDesc("card_memory_assumed_units", "Allocated memory of a card that is assumed because the API server has not confirmed the bind yet, in the unit of its node.", "node", "card"),
@@ -62,7 +62,7 @@ func (g *ledgerGauges) read(nodes []ledger.Node, eachCard bool, set setGauge) {
 		}
 		for i, card := range node.Cards {
 			cards[card.Healthy()]++
-			if node.Used[i] > card.Memory || node.UsedCores[i] > gpu.CardCores {
+			if node.Used[i] > card.Memory || node.UsedCores[i] > gpu.CardCores || card.MaxContainers > 0 && int(node.Containers[i]) > card.MaxContainers {
 				overfull++
 			}
 			if !eachCard {

@@ -161,7 +161,7 @@ gpushare_extender_allocations{state="assumed"} 1
 # HELP gpushare_extender_cache_synced 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
 # TYPE gpushare_extender_cache_synced gauge
 gpushare_extender_cache_synced 1
-# HELP gpushare_extender_overfull_cards Number of cards with more allocated memory or cores than they have. It must be 0.
+# HELP gpushare_extender_overfull_cards Number of cards with more memory, cores or containers allocated than they can have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
 gpushare_extender_overfull_cards 0
 `)
@@ -169,26 +169,28 @@ gpushare_extender_overfull_cards 0
 
 func TestLedgerMetricsWithoutEachCard(t *testing.T) {
 	l := filledLedger(t)
-	// Another scheduler has bound more to the cards than they have, of memory and of cores.
+	l.SetNode("n2", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Index: 0, Memory: 100, MaxContainers: 2}}})
+	// Another scheduler has bound more to the cards than they can have, of memory, of cores and of containers.
 	l.SetBound("n1", gpu.Pod{UID: "c", Name: "c", Request: 41}, gpu.On(0, 41), time.Unix(1, 0))
 	l.SetBound("n1", gpu.Pod{UID: "d", Name: "d", Request: 1, Cores: 101}, gpu.Placement{{Card: 3, Memory: 1, Cores: 101}}, time.Unix(1, 0))
+	l.SetBound("n2", gpu.Pod{UID: "e", Name: "e", Request: 3, Containers: 3}, gpu.Placement{{Card: 0, Memory: 3, Containers: 3}}, time.Unix(1, 0))
 	registry := prometheus.NewPedanticRegistry()
 	NewLedger(registry, l, func() error { return nil }, false)
 	err := testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP gpushare_extender_cards Number of cards of all nodes, by health.
 # TYPE gpushare_extender_cards gauge
-gpushare_extender_cards{health="healthy"} 1
+gpushare_extender_cards{health="healthy"} 2
 gpushare_extender_cards{health="unhealthy"} 1
 # HELP gpushare_extender_allocations Number of allocations of GPU memory, one for each pod that holds some, by state.
 # TYPE gpushare_extender_allocations gauge
-gpushare_extender_allocations{state="bound"} 3
+gpushare_extender_allocations{state="bound"} 4
 gpushare_extender_allocations{state="assumed"} 1
 # HELP gpushare_extender_cache_synced 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
 # TYPE gpushare_extender_cache_synced gauge
 gpushare_extender_cache_synced 1
-# HELP gpushare_extender_overfull_cards Number of cards with more allocated memory or cores than they have. It must be 0.
+# HELP gpushare_extender_overfull_cards Number of cards with more memory, cores or containers allocated than they can have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
-gpushare_extender_overfull_cards 2
+gpushare_extender_overfull_cards 3
 `))
 	if err != nil {
 		t.Error(err)

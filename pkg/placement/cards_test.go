@@ -79,6 +79,8 @@ func TestPlaceSeveral(t *testing.T) {
 		"containers: too many already":              {Binpack, limited(memory(16), -1), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Crowded},
 		"containers: memory is missing too":         {Binpack, limited(memory(2, 2), 0, 0), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Fragmented},
 		"containers: memory without a limit":        {Binpack, limited(memory(2, 1), 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Full},
+		"containers: more than any card takes":      {Binpack, limited(memory(16, 17), 2, 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 5}, nil, TooLarge},
+		"containers: the card that could take them": {Binpack, limited(memory(16, 2), 2, 4)[:1:1], gpu.Demand{Cards: 1, Memory: 4, Containers: 4}, nil, Crowded},
 		"containers: the card is unhealthy":         {Binpack, unhealthy(0, limited(memory(16), 0)), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Unhealthy},
 		"containers: the card is too small":         {Binpack, limited(memory(16), 4), gpu.Demand{Cards: 1, Memory: 17, Containers: 1}, nil, TooLarge},
 		"containers: a connected card without room": {Binpack, limited(linked(memory(16, 16, 16), 1, 2, 1), 1, 1, 0), gpu.Demand{Cards: 2, Memory: 4, Containers: 1}, []int{0, 1}, Fits},
@@ -217,7 +219,7 @@ func TestLinks(t *testing.T) {
 
 func TestTextFor(t *testing.T) {
 	cores, cards := gpu.Demand{Cards: 1, Memory: 1, Cores: 5}, gpu.Demand{Cards: 2, Memory: 1}
-	both := gpu.Demand{Cards: 2, Memory: 1, Cores: 5}
+	both, containers := gpu.Demand{Cards: 2, Memory: 1, Cores: 5}, gpu.Demand{Cards: 1, Memory: 1, Containers: 2}
 	for text, demands := range map[string]map[Reason][]gpu.Demand{
 		"no GPU card has enough free memory and cores":                                               {Full: {cores}},
 		"too few GPU cards have enough free memory":                                                  {Full: {cards}},
@@ -228,6 +230,7 @@ func TestTextFor(t *testing.T) {
 		"too few of the GPU cards that are large enough are healthy":                                 {Unhealthy: {cards, both}},
 		"the pod asks for more GPU cards than the node has that are large enough":                    {TooLarge: {cards, both}},
 		"the pod asks for more GPU memory than any card of the node has":                             {TooLarge: {units(1), cores}},
+		"the pod asks for more GPU memory, or has more containers, than any card of the node takes":  {TooLarge: {containers}},
 		"the node shares no GPU memory":                                                              {NotShared: {units(1), cores, cards, both}},
 	} {
 		if !IsText(text) {

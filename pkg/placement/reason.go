@@ -29,7 +29,7 @@ const (
 	Unhealthy
 	// Elsewhere: the pod has an allocation on another node: it is bound there, or its bind is in flight or unconfirmed.
 	Elsewhere
-	// TooLarge: the node has too few cards that are large enough.
+	// TooLarge: the node has too few cards that are large enough, or that take as many containers.
 	TooLarge
 	// WholeCards: the node also offers whole cards (nvidia.com/gpu), which excludes sharing by memory.
 	WholeCards
@@ -60,6 +60,9 @@ var words = [...]struct{ label, text string }{
 	OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage"},
 	OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod"},
 }
+
+// tooLarge is the text of TooLarge for pods with several containers.
+const tooLarge = "the pod asks for more GPU memory, or has more containers, than any card of the node takes"
 
 // demanding are the texts of reasons that differ for pods with cores, with several cards, or with both.
 var demanding = map[Reason]struct{ cores, cards, both string }{
@@ -110,6 +113,8 @@ func (r Reason) TextFor(demand gpu.Demand, group string) string {
 	switch {
 	case r == Reserved && group != "":
 		return keptFor + group
+	case r == TooLarge && demand.Cards == 1 && demand.Containers > 1:
+		return tooLarge
 	case differs && demand.Cards > 1 && demand.Cores > 0:
 		return texts.both
 	case differs && demand.Cards > 1:
@@ -125,6 +130,9 @@ func (r Reason) AllTexts() []string {
 	texts := []string{r.String()}
 	if other, differs := demanding[r]; differs {
 		texts = append(texts, other.cores, other.cards, other.both)
+	}
+	if r == TooLarge {
+		texts = append(texts, tooLarge)
 	}
 	slices.Sort(texts)
 	return slices.Compact(texts)

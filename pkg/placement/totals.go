@@ -68,10 +68,11 @@ func (t *Totals) Fit(cards []Card, demand *gpu.Demand) Reason {
 
 // fitCards is Fit for any demand. It reads the cards.
 func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) Reason {
+	share := gpu.Share{Memory: demand.Memory, Cores: demand.Cores, Containers: demand.Containers}
 	room, crowded, healthy, large := 0, 0, 0, 0
 	for i := range cards {
 		c := &cards[i]
-		if c.Memory < demand.Memory || gpu.CardCores < demand.Cores {
+		if empty := c.Empty(); !empty.Has(share) {
 			continue
 		}
 		large++

@@ -11,8 +11,8 @@ import (
 // Choose returns the victims whose end makes room for units of the need, and the places of their pods. Without any, the second result
 // is false.
 //
-// Each pod that fits nowhere gets the place for which the least memory must be evicted; of equal ones that with the fewest
-// victims, and then that whose oldest victim is the newest. At last each victim is dropped without which its unit fits too. The least
+// Each pod that fits nowhere gets the place for which the least memory must be evicted; of equal ones that whose oldest victim is the
+// newest, and then that with the fewest victims. At last each victim is dropped without which its unit fits too. The least
 // memory for several pods together is not searched for.
 func Choose(need Need, cluster Cluster) (Plan, bool) {
 	t := newTrial(need, cluster)
@@ -55,8 +55,12 @@ type trial struct {
 	cluster Cluster
 	// cards are copies of the cluster's, made when a node is first changed or searched.
 	cards map[string][]placement.Card
-	// on are the positions of the candidates that have a pod on the node, in their order.
-	on map[string][]int
+	// on are the positions of the candidates that have a pod on the node, in their order. order are these nodes, that with the newest
+	// candidate first.
+	on    map[string][]int
+	order []string
+	// sets are slices of nodes as sets, by their first element.
+	sets map[*string]map[string]bool
 	// memory is what each candidate has.
 	memory  []gpu.Memory
 	excess  map[string]gpu.Memory
@@ -72,7 +76,7 @@ type trial struct {
 
 func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
-		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, memory: make([]gpu.Memory, len(need.Victims)),
+		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, sets: map[*string]map[string]bool{}, memory: make([]gpu.Memory, len(need.Victims)),
 		excess: map[string]gpu.Memory{}, allowed: slices.Clone(cluster.Allowed), unitOf: map[int]int{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
 	}
 	for name, standing := range need.Tenants {
@@ -85,7 +89,11 @@ func newTrial(need Need, cluster Cluster) *trial {
 		}
 		for _, p := range v.Pods {
 			node := cluster.Places[p.UID].Node
-			if on := t.on[node]; len(on) == 0 || on[len(on)-1] != i {
+			on := t.on[node]
+			if len(on) == 0 {
+				t.order = append(t.order, node)
+			}
+			if len(on) == 0 || on[len(on)-1] != i {
 				t.on[node] = append(on, i)
 			}
 		}
@@ -108,9 +116,12 @@ func (t *trial) may(v int) bool {
 	if t.memory[v] > t.excess[t.need.Victims[v].Tenant] {
 		return false
 	}
-	uses := map[int]int{}
+	var uses map[int]int
 	for _, p := range t.need.Victims[v].Pods {
 		for _, budget := range t.cluster.Budgets[p.UID] {
+			if uses == nil {
+				uses = map[int]int{}
+			}
 			if uses[budget]++; uses[budget] > t.allowed[budget] {
 				return false
 			}

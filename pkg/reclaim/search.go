@@ -26,18 +26,41 @@ type option struct {
 
 // compare returns a negative number if o costs less than other, and a positive one if it costs more.
 func (o *option) compare(other *option) int {
-	return cmp.Or(cmp.Compare(o.memory, other.memory), cmp.Compare(len(o.victims), len(other.victims)), other.oldest.Compare(o.oldest))
+	return cmp.Or(cmp.Compare(o.memory, other.memory), other.oldest.Compare(o.oldest), cmp.Compare(len(o.victims), len(other.victims)))
+}
+
+// excludes reports whether no option can cost less than o that needs at least this memory, of victims that are not newer than newest. o
+// can be nil.
+func (o *option) excludes(memory gpu.Memory, newest time.Time) bool {
+	return o != nil && (memory > o.memory || memory == o.memory && newest.Before(o.oldest))
 }
 
 // cheapest returns the option for the pod with the least cost; nil if there is none.
 func (t *trial) cheapest(pod Pod) (best *option) {
 	demand := pod.Demand()
-	for _, node := range pod.Nodes {
-		if len(t.on[node]) > 0 && t.steps > 0 {
+	usable := t.usable(pod.Nodes)
+	for _, node := range t.order {
+		if t.steps > 0 && usable[node] {
 			best = t.cheapestOn(node, pod.UID, demand, best)
 		}
 	}
 	return best
+}
+
+// usable returns the nodes as a set. Pods that are alike share the slice.
+func (t *trial) usable(nodes []string) map[string]bool {
+	if len(nodes) == 0 {
+		return nil
+	}
+	set := t.sets[&nodes[0]]
+	if set == nil {
+		set = make(map[string]bool, len(nodes))
+		for _, node := range nodes {
+			set[node] = true
+		}
+		t.sets[&nodes[0]] = set
+	}
+	return set
 }
 
 // cheapestOn returns the cheapest option on the node if that costs less than best, else best. For several cards it considers those
@@ -50,8 +73,11 @@ func (t *trial) cheapestOn(node string, uid gpu.PodUID, demand gpu.Demand, best 
 	var cards []freeable
 	one := demand
 	one.Cards = 1
-	for i, c := range t.cardsOf(node) {
-		if empty := c.Empty(); c.Unhealthy || !empty.Fits(&one) {
+	newest := t.need.Victims[t.on[node][0]].Started
+	all := t.cardsOf(node)
+	for i := range all {
+		c := &all[i]
+		if c.Unhealthy || c.Memory < one.Memory || demand.Cards == 1 && best.excludes(one.Memory.Sub(c.Free()), newest) {
 			continue
 		}
 		if demand.Cards == 1 {
@@ -81,19 +107,22 @@ type search struct {
 	demand *gpu.Demand
 	pool   []int
 	// rest is what the candidates from each position on have of the first card.
-	rest    []gpu.Memory
-	steps   int
-	best    *option
-	chosen  []int
-	memory  gpu.Memory
-	forCard int
+	rest  []gpu.Memory
+	steps int
+	best  *option
+	// chosen are the victims so far, and memory is what they have.
+	chosen []int
+	memory gpu.Memory
 }
 
 // search returns the cheapest option on the cards, by their positions, if that costs less than best, else best. Without a uid only
 // the cards count.
 func (t *trial) search(node string, uid gpu.PodUID, cards []int, demand *gpu.Demand, best *option) *option {
 	s := &search{trial: t, node: node, uid: uid, cards: cards, demand: demand, best: best, steps: maxStepsOnCards}
-	s.forCard = t.cardsOf(node)[cards[0]].Index
+	var indexes []int
+	for _, c := range cards {
+		indexes = append(indexes, t.cardsOf(node)[c].Index)
+	}
 	var shares []gpu.Memory
 	for _, v := range t.on[node] {
 		if slices.Contains(t.evicted, v) {
@@ -106,8 +135,8 @@ func (t *trial) search(node string, uid gpu.PodUID, cards []int, demand *gpu.Dem
 				continue
 			}
 			for _, share := range place.On {
-				onAny = onAny || slices.ContainsFunc(cards, func(c int) bool { return t.cardsOf(node)[c].Index == share.Card })
-				if share.Card == s.forCard {
+				onAny = onAny || slices.Contains(indexes, share.Card)
+				if share.Card == indexes[0] {
 					onFirst = onFirst.Add(share.Memory)
 				}
 			}
@@ -137,6 +166,8 @@ func (s *search) decide(i int) {
 	case i == len(s.pool), s.steps <= 0, s.trial.steps <= 0:
 		return
 	case s.best != nil && s.memory >= s.best.memory: // One more victim costs more.
+		return
+	case s.best.excludes(s.memory.Add(s.demand.Memory.Sub(first.Free())), s.need.Victims[s.pool[i]].Started):
 		return
 	case first.Memory.Sub(s.demand.Memory) < first.Used.Sub(s.rest[i]): // All others are too few.
 		return

@@ -136,6 +136,9 @@ func (s *Scheduler) bind(ctx context.Context, request BindRequest, permit permit
 	result := binding.NoRoom
 	allocation, err := s.assumeCard(pod.Pod, request.Node)
 	if err == nil {
+		if permit.member == nil { // The binds of a gang's members arrive together.
+			s.binder.Gather(ctx, s.cache.PendingFor(pod.UID))
+		}
 		result, err = s.binder.Write(ctx, request.Node, allocation, pod.Containers, permit.membership)
 	}
 	if result == binding.NoRoom {

@@ -206,6 +206,32 @@ func TestBindInFlight(t *testing.T) {
 	}
 }
 
+// A pod that has queued waits for other binds, with its card assumed; a new pod does not.
+func TestBindWaitsForOthers(t *testing.T) {
+	first, queued := fake.Pod("first", 10), fake.Pod("queued", 10)
+	f := start(t, Options{BindWindow: 100 * time.Millisecond}, fake.Node("n1", 100), first, queued)
+	f.clock.Step(time.Second)
+	if err := f.bind(first); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- f.bind(queued) }()
+	f.awaitAllocation(queued, "assumed n1 card 0")
+	recent := fake.Pod("new", 10)
+	f.server.Set(recent)
+	f.publish(recent)
+	f.await("the watch", func() bool { _, known := f.cache.Pod("default", "new"); return known })
+	if err := f.bind(recent); err != nil {
+		t.Error(err)
+	}
+	f.want(queued, "assumed n1 card 0")
+	f.clock.Step(100 * time.Millisecond)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	f.want(queued, "bound n1 card 0")
+}
+
 // A new leader learns of the last binds of the former one before its own.
 func TestBindAfterTakeOver(t *testing.T) {
 	theirs, ours := fake.Pod("theirs", 60), fake.Pod("ours", 60)

@@ -3,11 +3,15 @@ package scheduling
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
@@ -85,6 +89,63 @@ func TestInvalidRequest(t *testing.T) {
 	f.want(pod, "none")
 }
 
+// Nodes that share their cards stand beside nodes that give out whole ones, and a node moves from one kind to the other.
+func TestWholeAndSharedCards(t *testing.T) {
+	offering := func(name string, whole int64, cards ...int64) *corev1.Node {
+		node := fake.Node(name, cards...)
+		if whole > 0 {
+			maps.Copy(node.Status.Capacity, fake.Amount(protocol.ResourceWholeCard, whole))
+		}
+		if len(cards) == 0 {
+			node.Annotations = nil
+			maps.DeleteFunc(node.Status.Capacity, func(name corev1.ResourceName, _ resource.Quantity) bool {
+				return strings.HasPrefix(string(name), "aliyun.com/")
+			})
+		}
+		return node
+	}
+	whole := fake.Pod("whole", 0, func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Resources.Limits = fake.Amount(protocol.ResourceWholeCard, 1)
+	})
+	f := start(t, Options{}, offering("shared", 0, 16, 16), offering("other", 2), fake.Pod("a", 4, fake.Bound("shared", 0)), whole)
+	small, large := fake.Pod("small", 4), fake.Pod("large", 16)
+	reasons := func(what string, pod *corev1.Pod, want ...placement.Reason) {
+		t.Helper()
+		if diff := cmp.Diff(want, f.filter(pod, "shared", "other").Reasons); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	reasons("memory of a card", large, placement.Fits, placement.NotShared)
+	if got := f.filter(whole, "shared", "other").Names(); len(got) != 2 {
+		t.Errorf("a pod that asks for a whole card: %q, want both, since kube-scheduler counts whole cards", got)
+	}
+	for _, pod := range []*corev1.Pod{small, large} {
+		f.server.Set(pod)
+		if err := f.Bind(t.Context(), request(pod, "shared")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.want(small, "bound shared card 0") // The card in use, so that the other one stays empty.
+	f.want(large, "bound shared card 1")
+	reasons("another whole card's memory", fake.Pod("larger", 16), placement.Full, placement.NotShared)
+
+	for _, step := range []struct {
+		what string
+		node *corev1.Node
+		want placement.Reason
+	}{
+		{"the kubelet still reports whole cards", offering("other", 2, 16, 16), placement.WholeCards},
+		{"the node has moved", offering("other", 0, 16, 16), placement.Fits},
+		{"NVIDIA's plugin started too early", offering("other", 2, 16, 16), placement.WholeCards},
+		{"the node has moved back", offering("other", 2), placement.NotShared},
+	} {
+		if _, err := f.client.CoreV1().Nodes().Update(t.Context(), step.node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.await(step.what, func() bool { return f.filter(fake.Pod("next", 16), "other").Reasons[0] == step.want })
+	}
+}
+
 // The number of cards is the one that filter saw first, whatever the label says later.
 func TestCountIsFixed(t *testing.T) {
 	pod := fake.Pod("p", 12, fake.Cards(2))
@@ -120,6 +181,43 @@ func TestCountIsFixed(t *testing.T) {
 	}
 	if n := len(f.counts.pods); n != maxCounts {
 		t.Errorf("%d pods are remembered", n)
+	}
+}
+
+// An extender that starts between filter and bind has not seen the number of cards that filter saw. It goes by the label as it is: the
+// pod gets all that its spec and the label ask for, on a node that takes such a pod, or nothing.
+func TestCountAcrossRestart(t *testing.T) {
+	for name, test := range map[string]struct {
+		node       *corev1.Node
+		from, to   int
+		bound      string
+		wantResult binding.Result
+	}{
+		"more cards":                              {fake.Node("n1", 16, 16, 16), 2, 3, "bound n1 cards 0, 1, 2", binding.Bound},
+		"fewer cards":                             {fake.Node("n1", 16, 16, 16), 3, 2, "bound n1 cards 0, 1", binding.Bound},
+		"more cards than the node has":            {fake.Node("n1", 16, 16), 2, 3, "none", binding.NoRoom},
+		"fewer cards than have room for it all":   {fake.Node("n1", 8, 8), 2, 1, "none", binding.NoRoom},
+		"a number that doesn't divide the memory": {fake.Node("n1", 16, 16, 16, 16, 16), 2, 5, "none", binding.InvalidRequest},
+		"several cards on a node that gives each pod one": {
+			inventoried(t, "n1", func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS }), 1, 2, "none", binding.NoRoom,
+		},
+		"several cards on a node whose device plugin is too old": {
+			inventoried(t, "n1", func(i *protocol.Inventory) { i.Features = nil }), 1, 2, "none", binding.NoRoom,
+		},
+	} {
+		pod := fake.Pod("p", 12, fake.Cards(test.from))
+		before := start(t, Options{}, test.node, pod)
+		before.filter(pod, "n1")
+		changed := fake.Edited(pod, fake.Cards(test.to))
+		after := start(t, Options{}, test.node, changed)
+		err := after.bind(changed)
+		if (err == nil) != (test.wantResult == binding.Bound) || after.observer.Count("bind "+string(test.wantResult)) != 1 {
+			t.Errorf("%s: bind: %v, %v", name, err, after.observer.Counts())
+		}
+		after.want(pod, test.bound)
+		if _, allocation, ok := after.ledger.Lookup("uid-p"); ok && allocation.Placement.Total() != 12 {
+			t.Errorf("%s: %v of 12 are allocated", name, allocation.Placement)
+		}
 	}
 }
 

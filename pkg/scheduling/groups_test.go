@@ -83,6 +83,7 @@ func (g *gangFixture) start(o Options, objects ...runtime.Object) *gangFixture {
 		gangs.Observer = g.gangs
 	}
 	o.BindTimeout = cmp.Or(o.BindTimeout, 10*time.Minute)
+	o.BindWindow = time.Second
 	g.fixture = start(g.t, o, append(objects, fake.Node("n1", 16, 16))...)
 	return g
 }
@@ -202,6 +203,7 @@ func (g *gangFixture) marked() (n int) {
 
 func TestGangIsBoundTogether(t *testing.T) {
 	g := startGang(t, GangOptions{})
+	g.clock.Step(time.Second) // The binds of single pods would now wait for each other, until the clock moves.
 	g.startBinds(t.Context(), 0, 1)
 	g.awaitHeld(2)
 	if n := g.server.Calls().Binds; n != 0 {

@@ -51,8 +51,8 @@ type Options struct {
 	FilterBest, FilterBestAbove int
 	// BindTimeout bounds one bind with all its calls. It must be less than kube-scheduler's httpTimeout.
 	BindTimeout time.Duration
-	// BindWindow is the longest time for which binds that arrive close together are collected before they are sent
-	// together. Zero sends each bind at once. At most a quarter of BindTimeout is used for it.
+	// BindWindow is the longest time for which binds are collected, while pods queue, before they are sent together. Zero
+	// sends each bind at once. At most a quarter of BindTimeout is used for it.
 	BindWindow time.Duration
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
 	// eviction.Evictor.
@@ -91,6 +91,7 @@ type clusterCache interface {
 	AddHandler(h clustercache.Handler) error
 	Run(ctx context.Context) error
 	Pending(known uint64) ([]*clustercache.PodInfo, uint64)
+	PendingFor(uid gpu.PodUID) time.Duration
 	WatchVersions() map[string]uint64
 	NodesWithoutPlugin() int
 	RequestProblems() []*clustercache.PodInfo

@@ -50,6 +50,8 @@ type apiPod struct {
 	// member is the pod's index in the job. replaced is true once the controller has created another pod in its place.
 	member, generation int
 	replaced           bool
+	// counts are the numbers of cards that the pod's label has asked for, nil if it has never changed.
+	counts map[int]bool
 	// late is true if the answer to a Binding of the pod was lost.
 	late bool
 	// rejections are the versions of the pod with the messages that it had since its last other change.
@@ -70,6 +72,7 @@ func (p *apiPod) live() bool { return p.bound() && !p.info.Ended }
 type podSpec struct {
 	memory   int64
 	twoCards bool
+	extras
 	cpu      int64
 	priority int32
 	// zone is the only zone in which the pod may run; empty for any.
@@ -99,6 +102,7 @@ type apiNode struct {
 	largest []int64
 	used    []int64
 	version int
+	nodeMode
 }
 
 // change is a change of a pod or a node.
@@ -216,6 +220,7 @@ func (a *apiServer) create(name string, spec podSpec, controller string, j *job,
 	if spec.twoCards {
 		object.Labels = map[string]string{protocol.LabelCount: "2"}
 	}
+	spec.extras.apply(&object.Spec)
 	if spec.cpu > 0 {
 		limits[corev1.ResourceCPU] = quantity(spec.cpu)
 		object.Spec.Containers[0].Resources.Requests = fake.Amount(corev1.ResourceCPU, spec.cpu)
@@ -335,6 +340,7 @@ func (a *apiServer) release(p *apiPod) {
 	if node := a.node(p.info.Node); node != nil {
 		for _, share := range p.info.Placement {
 			node.used[share.Card] -= int64(share.Memory)
+			node.count(share, -1)
 		}
 	}
 }
@@ -362,6 +368,7 @@ func (a *apiServer) setNode(n *apiNode) {
 		sum += memory
 		n.largest[i] = max(n.largest[i], memory)
 	}
+	n.nodeMode.apply(&inventory)
 	annotation, err := inventory.Annotation()
 	if err != nil {
 		panic(err)
@@ -374,6 +381,9 @@ func (a *apiServer) setNode(n *apiNode) {
 	n.object.Status.Capacity = corev1.ResourceList{
 		protocol.ResourceMemory: quantity(sum), protocol.ResourceCount: quantity(int64(len(n.cards))),
 		corev1.ResourceCPU: quantity(n.cpu), corev1.ResourcePods: quantity(110),
+	}
+	if slices.Contains(inventory.Features, protocol.FeatureCores) {
+		n.object.Status.Capacity[protocol.ResourceCores] = quantity(100 * int64(len(n.cards)))
 	}
 	n.object.Status.Allocatable = maps.Clone(n.object.Status.Capacity)
 	n.object.Status.Allocatable[protocol.ResourceMemory] = quantity(healthy)
@@ -450,7 +460,9 @@ func (a *apiServer) bind(b *corev1.Binding, by string) error {
 			if size := n.largest[share.Card]; n.used[share.Card] > size {
 				a.w.fail("card %d of %s has %d of %d bound: the last is %s", share.Card, n.name, n.used[share.Card], size, p.name())
 			}
+			n.count(share, 1)
 		}
+		a.w.checkCards(p, n)
 	}
 	a.w.stats.binds++
 	if p.group == "" {

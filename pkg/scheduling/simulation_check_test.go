@@ -1,14 +1,17 @@
 package scheduling
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // reservation is the memory that a member keeps without being bound, as a leader's ledger shows it.
@@ -107,6 +110,9 @@ func (w *world) checkPromise(r *replica, request BindRequest) {
 		if slices.Contains(a.Placement.Cards(), card.Index) && node.Used[i] > card.Memory {
 			w.fail("%s promises %d of %d on card %d of %s: the last is %s", r.name, node.Used[i], card.Memory, card.Index, name, request.Name)
 		}
+		if slices.Contains(a.Placement.Cards(), card.Index) && (a.Cores > 0 && node.UsedCores[i] > gpu.CardCores || card.MaxContainers > 0 && int(node.Containers[i]) > card.MaxContainers) {
+			w.fail("%s promises %d%% and %d containers on card %d of %s: the last is %s", r.name, node.UsedCores[i], node.Containers[i], card.Index, name, request.Name)
+		}
 	}
 }
 
@@ -151,6 +157,9 @@ func (w *world) truth() (*ledger.Ledger, simCapacity) {
 				c.memory[n.name] += memory
 			}
 			spec.Cards = append(spec.Cards, card)
+		}
+		if w.mixed {
+			spec, _ = diagnosis.Spec(n.object, protocol.ParseNode(n.object))
 		}
 		l.SetNode(n.name, spec)
 		c.cpu[n.name] = n.cpu
@@ -216,7 +225,7 @@ func (w *world) fitsAndWaits() string {
 	var names []string
 	for _, p := range w.api.order {
 		switch {
-		case !p.waits(), p.memory == 0, p.port > 0:
+		case !p.waits(), p.memory == 0, p.port > 0, p.info.RequestError != "":
 		case p.group == "":
 			if w.fits(p) {
 				return fmt.Sprintf("single pod %s", p.name())
@@ -233,6 +242,10 @@ func (w *world) fitsAndWaits() string {
 		if w.bound(name) > 0 || slices.ContainsFunc(w.api.order, func(p *apiPod) bool { return p.exists && p.group == name && p.size != pods[0].size }) {
 			continue // Replacements and surplus members; members that disagree.
 		}
+		// The oldest members are planned, whether or not others would fit: see "Surplus members" in docs/gangs.md.
+		slices.SortFunc(pods, func(a, b *apiPod) int {
+			return cmp.Or(a.object.CreationTimestamp.Compare(b.object.CreationTimestamp.Time), strings.Compare(a.name(), b.name()))
+		})
 		if size := pods[0].size; len(pods) >= size && w.fits(pods[:size]...) {
 			return fmt.Sprintf("group %s of %d", name, size)
 		}

@@ -402,6 +402,7 @@ func (c *simCache) PodsOn(node string) []*clustercache.PodInfo     { return slic
 func (c *simCache) Reported() []*clustercache.PodInfo              { return nil }
 func (c *simCache) Overusing() []*clustercache.PodInfo             { return nil }
 func (c *simCache) Nodes() []*corev1.Node                          { return c.nodes }
+func (c *simCache) PendingFor(gpu.PodUID) time.Duration            { return 0 }
 func (c *simCache) WatchVersions() map[string]uint64               { return nil }
 func (c *simCache) NodesWithoutPlugin() int                        { return 0 }
 func (c *simCache) RequestProblems() []*clustercache.PodInfo       { return nil }

@@ -144,7 +144,7 @@ func (w *world) randomNodes() {
 		for c := range cards {
 			cards[c] = 16
 		}
-		w.api.addNode(fmt.Sprintf("n%d", i), []string{"a", "b"}[w.random.IntN(2)], 3+int64(w.random.IntN(10)), cards...)
+		w.randomMode(w.api.addNode(fmt.Sprintf("n%d", i), []string{"a", "b"}[w.random.IntN(2)], 3+int64(w.random.IntN(10)), cards...))
 	}
 }
 
@@ -179,6 +179,7 @@ func (w *world) randomJob() {
 		case spec.memory%2 == 0:
 			spec.twoCards = w.chance(0.2)
 		}
+		w.randomDemand(&spec)
 		w.single(name, spec)
 		return
 	}
@@ -190,6 +191,7 @@ func (w *world) randomJob() {
 	}
 	spec.group, spec.size = name, size
 	spec.twoCards = w.chance(0.2) // All members alike, as their memory is: the oldest members are planned, whether or not others would fit.
+	w.randomDemand(&spec)
 	for i := range count {
 		member, controller := spec, "a"
 		j.specs, j.controllers = append(j.specs, member), append(j.controllers, controller)

@@ -19,17 +19,19 @@ import (
 
 // TestSimulation runs clusters with groups and single pods under disturbances, each from one seed, until a million steps were
 // made. GPUSHARE_SIM_SEED=7 begins with seed 7, and GPUSHARE_SIM_STEPS sets the number of steps.
-func TestSimulation(t *testing.T) {
-	steps := int64(1_000_000)
+func TestSimulation(t *testing.T) { simulate(t, 1_000_000, false) }
+
+// simulate runs worlds until the steps were made, a hundred times as many in the long form, and returns what happened in them.
+func simulate(t *testing.T, steps int64, mixed bool) stats {
 	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
-		steps = 100_000_000
+		steps *= 100
 	}
 	first := envInt("GPUSHARE_SIM_SEED", 0)
 	steps = envInt("GPUSHARE_SIM_STEPS", steps)
 
 	var mu sync.Mutex
 	var made int64
-	next, total, failed := uint64(first), stats{failed: map[string]int{}}, []*world{}
+	next, total, failed := uint64(first), stats{failed: map[string]int{}, cards: map[string]int{}}, []*world{}
 	worker := func() {
 		for {
 			mu.Lock()
@@ -40,7 +42,7 @@ func TestSimulation(t *testing.T) {
 			seed := next
 			next++
 			mu.Unlock()
-			w := runSeed(seed, false)
+			w := runSeed(seed, mixed, false)
 			mu.Lock()
 			made += int64(w.steps)
 			total.add(w.stats)
@@ -57,18 +59,19 @@ func TestSimulation(t *testing.T) {
 	group.Wait()
 	for _, w := range failed {
 		t.Errorf("seed %d: %s", w.seed, w.violation)
-		if again := runSeed(w.seed, true); again.violation != w.violation {
+		if again := runSeed(w.seed, mixed, true); again.violation != w.violation {
 			t.Errorf("seed %d isn't deterministic: %s", w.seed, again.violation)
 		} else {
 			t.Logf("seed %d:\n%s\n%s", w.seed, strings.Join(again.history[max(0, len(again.history)-maxHistory):], "\n"), again.final)
 		}
 	}
 	t.Logf("%d steps, %d seeds: %+v", made, next-uint64(first), total)
+	return total
 }
 
 // TestSimulationRepeats checks that a seed decides all that happens.
 func TestSimulationRepeats(t *testing.T) {
-	a, b := runSeed(4, false), runSeed(4, true)
+	a, b := runSeed(4, true, false), runSeed(4, true, true)
 	if diff := cmp.Diff(a.stats, b.stats, cmp.AllowUnexported(stats{})); diff != "" || a.steps != b.steps || a.violation != b.violation {
 		t.Errorf("%d and %d steps, violations %q and %q (-first +second):\n%s", a.steps, b.steps, a.violation, b.violation, diff)
 	}
@@ -89,11 +92,16 @@ func (s *stats) add(o stats) {
 	for reason, n := range o.failed {
 		s.failed[reason] += n
 	}
+	for what, n := range o.cards {
+		s.cards[what] += n
+	}
 }
 
 // runSeed runs the world of one seed.
-func runSeed(seed uint64, tracing bool) *world {
-	w := newWorld(seed, worldOptions{hold: 10 * time.Second, patience: 30 * time.Second, starving: 2 * time.Minute, maxBackoff: 5 * time.Second})
+func runSeed(seed uint64, mixed, tracing bool) *world {
+	w := newWorld(seed, worldOptions{
+		hold: 10 * time.Second, patience: 30 * time.Second, starving: 2 * time.Minute, maxBackoff: 5 * time.Second, mixed: mixed,
+	})
 	defer w.close()
 	w.tracing = tracing
 	w.worldOptions.replicas = 1 + w.random.IntN(2)
@@ -111,6 +119,9 @@ func runSeed(seed uint64, tracing bool) *world {
 			unreachable: 0.05 * much * w.random.Float64(), slow: 0.05 * w.random.Float64(), moment: 0.05 * much * w.random.Float64(),
 		}
 		w.after(time.Second, w.disturbAgain)
+	}
+	if mixed {
+		w.after(time.Second, w.mix)
 	}
 	w.after(time.Second, w.work)
 	w.runFor(20 * time.Minute)

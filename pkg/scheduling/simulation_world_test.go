@@ -62,12 +62,16 @@ type worldOptions struct {
 	// popFromBackoff lets kube-scheduler try pods before their back-off is over if no other pod waits.
 	popFromBackoff bool
 	keepPartial    bool
+	// mixed has nodes of all kinds and pods that ask for more than memory, see simulation_cards_test.go.
+	mixed bool
 }
 
 // stats counts what happened, to show that the simulation reaches the states that it is for.
 type stats struct {
 	binds, lost, rejected, singles, whole, evictions, evicted, preempted, leaders, restarts int
 	failed                                                                                  map[string]int
+	// cards counts what only mixed worlds have.
+	cards map[string]int
 }
 
 const (
@@ -76,7 +80,7 @@ const (
 )
 
 func newWorld(seed uint64, o worldOptions) *world {
-	w := &world{worldOptions: o, seed: seed, random: rand.New(rand.NewPCG(seed, 15)), stats: stats{failed: map[string]int{}}}
+	w := &world{worldOptions: o, seed: seed, random: rand.New(rand.NewPCG(seed, 15)), stats: stats{failed: map[string]int{}, cards: map[string]int{}}}
 	w.api = newAPIServer(w)
 	w.scheduler = newKubeScheduler(w)
 	return w

@@ -152,6 +152,14 @@ func readMetrics(ctx context.Context, url string, t *result) error {
 			t.memory += int64(value)
 		case `gpushare_extender_binds_total{result="no_room"}`:
 			t.conflicts += int(value)
+		case `gpushare_extender_fair_share_gate_writes_total{result="opened"}`:
+			t.gates += int(value)
+		case "gpushare_extender_fair_share_charges_expired_total":
+			t.expired += int(value)
+		case `gpushare_extender_fair_share_reclaims_total{result="evicted"}`:
+			t.attempts += int(value)
+		case "gpushare_extender_fair_share_reclaimed_unneeded_units_total":
+			t.unneeded += int(value)
 		}
 	}
 	return lines.Err()

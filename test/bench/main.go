@@ -12,13 +12,19 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // options configure the benchmark.
 type options struct {
 	nodes, cards, pods, rounds int
 	seed                       int64
-	kinds                      []string
+	// kindNames are the names of the kinds.
+	kindNames []string
+	// waiting is the number of pods that wait in the kind "gated", tenants that of the tenants that share the cluster.
+	waiting, tenants int
+	// fairness is how long teams share the cluster; 0 means that this isn't measured. reclaimAfter is the extender's flag then.
+	fairness, reclaimAfter time.Duration
 	// full are the fill levels at which conflicts are counted. If it is empty, the kinds are compared.
 	full []float64
 }
@@ -32,7 +38,11 @@ func run() int {
 	flag.IntVar(&o.pods, "pods", 3000, "pods in each run, of 512 to 16276 MiB")
 	flag.IntVar(&o.rounds, "rounds", 3, "runs of each kind")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the pods' sizes")
-	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: least, some, some-unscored, all, all-unscored")
+	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: several (a fifth of the pods have two or four cards), least, some, some-unscored, all, all-unscored, gated")
+	flag.IntVar(&o.waiting, "waiting", 10_000, "pods that wait for their turn meanwhile, in the kind gated")
+	flag.IntVar(&o.tenants, "tenants", 50, "tenants of the pods that wait, or that share the cluster")
+	flag.DurationVar(&o.fairness, "fairness", 0, "measure how evenly tenants share the cluster, for this long; use it with -nodes 100 -pods 2000 -tenants 20 -kinds stock,dispatch,reclaim")
+	flag.DurationVar(&o.reclaimAfter, "reclaim-after", 5*time.Second, "the extender's --fair-share-reclaim-after, with -fairness")
 	full := flag.String("full", "", "count binds that fail because the card was taken, at these fill levels of all cards, such as 0.8,0.9,0.95; use it with -kinds ours")
 	flag.Parse()
 	if *full != "" {
@@ -45,7 +55,7 @@ func run() int {
 			o.full = append(o.full, level)
 		}
 	}
-	o.kinds = strings.Split(*kinds, ",")
+	o.kindNames = strings.Split(*kinds, ",")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := measure(ctx, o); err != nil {

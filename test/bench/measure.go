@@ -36,6 +36,12 @@ type result struct {
 	// everything is the processor time of the control plane and the benchmark by process, all its sum.
 	everything spending
 	all        time.Duration
+	// gates and expired are the numbers of gates that were opened, and of charges that ended without a bind; only with fair
+	// sharing.
+	gates, expired int
+	// attempts is the number of attempts to evict pods for tenants below their share, unneeded the memory of the evicted pods beyond
+	// what was missing on the cards.
+	attempts, unneeded int
 	// binds is the number of binds, conflicts the number of those that failed because the card was taken.
 	binds, conflicts int
 }
@@ -43,17 +49,21 @@ type result struct {
 // kind is a scheduler configuration to compare.
 type kind struct {
 	name string
+	// waiting is true if pods of other tenants wait for their turn meanwhile, and if the pods have the gate of fair sharing.
+	waiting bool
 	// start starts an extender; nil means none.
 	start func(ctx context.Context) (running, error)
 	// edits change the shipped configuration of kube-scheduler.
-	edits   []controlplane.ConfigEdit
+	edits []controlplane.ConfigEdit
+	// several is true if a fifth of the pods have two or four cards.
+	several bool
 	results []result
 }
 
 // running is a started extender.
 type running struct {
-	// url is its address for kube-scheduler.
-	url string
+	// url is its address for kube-scheduler, metrics that of its metrics, which can be empty.
+	url, metrics string
 	// schedulerConfig is kube-scheduler's configuration file to start from; if it is empty, the repository's own.
 	schedulerConfig string
 	// finish adds the extender's metrics to the result and stops the extender.
@@ -68,8 +78,12 @@ func (s *bench) kinds(named []string) ([]*kind, error) {
 		{name: "least", start: s.startNoop(roundRobin())},
 		// A single replica with plain HTTP on the host network, as in deploy/manifests.
 		{name: "ours", start: s.startOurs()},
+		// The same with pods of several cards, for comparison with "ours".
+		{name: "several", start: s.startOurs(), several: true},
 		// Two replicas with leader election and mutual TLS, as the chart installs them.
-		{name: "shipped", start: s.startShipped},
+		{name: "shipped", start: s.startShipped()},
+		// The same with fair sharing, while other tenants' pods wait.
+		{name: "gated", start: s.startShipped(fairShareMode + "dispatch"), waiting: true},
 		// Filter returns the 32 best nodes; kube-scheduler's own plugins score them, with or without a prioritize call.
 		{name: "some", start: s.startOurs("--filter-best=32")},
 		{name: "some-unscored", start: s.startOurs("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
@@ -106,7 +120,7 @@ func measure(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	fmt.Printf("%d nodes of %d cards of %d MiB, %d pods, %d runs of each kind\n\n", o.nodes, o.cards, cardMemory, o.pods, o.rounds)
+	fmt.Printf("%d nodes of %d cards, %d pods, %d runs of each kind, seed %d\n\n", o.nodes, o.cards, o.pods, o.rounds, o.seed)
 	plane, err := controlplane.Start(ctx, controlplane.Options{Dir: filepath.Join(dir, "control-plane"), WithoutScheduler: true})
 	if err != nil {
 		return err
@@ -114,14 +128,25 @@ func measure(ctx context.Context, o options) (err error) {
 	defer func() { err = errors.Join(err, plane.Stop()) }()
 	var nodes []*corev1.Node
 	for i := range o.nodes {
-		nodes = append(nodes, framework.MakeNode(fmt.Sprintf("node-%05d", i)).Cards(o.cards, int64(cardMemory)).Obj())
+		if o.fairness > 0 {
+			nodes = append(nodes, fairnessNode(i, o))
+			continue
+		}
+		node := framework.MakeNode(nodeName(i)).Cards(o.cards, int64(cardMemory))
+		if i < fullNodes(o.nodes) {
+			node.Label(labelPool, poolFull)
+		}
+		nodes = append(nodes, node.Obj())
 	}
 	if err := plane.CreateNodes(ctx, nodes...); err != nil {
 		return err
 	}
 
-	bench := &bench{plane: plane, dir: dir}
-	kinds, err := bench.kinds(o.kinds)
+	bench := &bench{plane: plane, dir: dir, options: o}
+	if o.fairness > 0 {
+		return measureFairness(ctx, bench)
+	}
+	kinds, err := bench.kinds(o.kindNames)
 	if err != nil {
 		return err
 	}
@@ -130,9 +155,9 @@ func measure(ctx context.Context, o options) (err error) {
 	}
 	for round := range o.rounds {
 		// All kinds get the same pods in a round; the next round has others.
-		requests := sizes(o.pods, o.seed+int64(round))
+		memory := sizes(o.pods, o.seed+int64(round))
 		for _, k := range kinds {
-			t, err := bench.run(ctx, k, requests)
+			t, err := bench.run(ctx, k, requests(memory, k.several))
 			if err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
 			}
@@ -151,6 +176,9 @@ func (t result) extra() string {
 	}
 	if t.cards == 0 {
 		return out
+	}
+	if t.gates > 0 {
+		out += fmt.Sprintf("   %d gates opened, %d charges expired", t.gates, t.expired)
 	}
 	return out + fmt.Sprintf("   %d cards %.0f%% used   cpu %.1f s   rss %d MB   conflicts %d",
 		t.cards, 100*t.packing, t.cpu.Seconds(), t.memory>>20, t.conflicts)
@@ -171,6 +199,8 @@ func report(kinds []*kind) {
 			all:        time.Duration(middle(func(t result) float64 { return float64(t.all) })),
 			everything: spending{},
 			conflicts:  int(middle(func(t result) float64 { return float64(t.conflicts) })),
+			gates:      int(middle(func(t result) float64 { return float64(t.gates) })),
+			expired:    int(middle(func(t result) float64 { return float64(t.expired) })),
 		}
 		for name := range k.results[0].everything {
 			t.everything[name] = time.Duration(middle(func(t result) float64 { return float64(t.everything[name]) }))
@@ -179,6 +209,8 @@ func report(kinds []*kind) {
 			middle(func(t result) float64 { return t.p50.Seconds() }), middle(func(t result) float64 { return t.p99.Seconds() }), t.extra())
 	}
 }
+
+func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
 
 func median(results []result, of func(result) float64) float64 {
 	values := make([]float64, len(results))
@@ -197,4 +229,22 @@ func sizes(n int, seed int64) []gpu.Memory {
 		out[i] = 512 + gpu.Memory(random.Int64N(int64(cardMemory)-512+1))
 	}
 	return out
+}
+
+// podSize is what a pod asks for: memory on each of its cards.
+type podSize struct {
+	memory gpu.Memory
+	cards  int
+}
+
+// requests returns pods with one card each of these sizes. With several, every fifth pod asks for as much of two cards, or of four.
+func requests(memory []gpu.Memory, several bool) []podSize {
+	pods := make([]podSize, len(memory))
+	for i := range memory {
+		pods[i] = podSize{memory[i], 1}
+		if several && i%5 == 0 {
+			pods[i].cards = 2 + 2*(i/5%2)
+		}
+	}
+	return pods
 }

@@ -65,7 +65,10 @@ func (s *bench) races(ctx context.Context, k *kind, full float64, capacity gpu.M
 	if err := extender.finish(ctx, &t); err != nil {
 		return t, err
 	}
-	return t, s.clear(ctx)
+	if err := s.plane.Scheduler.Kill(); err != nil {
+		return t, err
+	}
+	return t, s.clear(ctx, metav1.NamespaceDefault)
 }
 
 // churn creates and deletes pods and counts their requests.
@@ -108,7 +111,7 @@ func (c *churn) createPods(ctx context.Context, pods int) error {
 	g, creating := errgroup.WithContext(ctx)
 	for range pods {
 		request := 512 + gpu.Memory(c.random.Int64N(int64(cardMemory)/2-512))
-		pod := newPod(c.made, request)
+		pod := newPod(c.made, podSize{memory: request, cards: 1})
 		c.made++
 		c.requests[pod.Name] = request
 		c.sum = c.sum.Add(request)

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -24,6 +26,7 @@ import (
 
 // bench holds the control plane on which all kinds run.
 type bench struct {
+	options
 	plane *controlplane.ControlPlane
 	dir   string
 }
@@ -33,7 +36,12 @@ const creators = 16
 
 // run measures one kind: it starts the extender and the scheduler, creates the pods, waits until they are bound, and
 // deletes everything.
-func (s *bench) run(ctx context.Context, k *kind, requests []gpu.Memory) (t result, err error) {
+func (s *bench) run(ctx context.Context, k *kind, pods []podSize) (t result, err error) {
+	if k.waiting {
+		if err := s.createWaiting(ctx); err != nil {
+			return t, err
+		}
+	}
 	before := spent()
 	extender := running{finish: func(context.Context, *result) error { return nil }}
 	if k.start != nil {
@@ -44,7 +52,7 @@ func (s *bench) run(ctx context.Context, k *kind, requests []gpu.Memory) (t resu
 	if err := s.startScheduler(ctx, extender, k.edits); err != nil {
 		return t, err
 	}
-	if t, err = s.bindAll(ctx, requests); err != nil {
+	if t, err = s.bindAll(ctx, pods, k.waiting); err != nil {
 		return t, err
 	}
 	t.everything = spent().since(before)
@@ -57,7 +65,15 @@ func (s *bench) run(ctx context.Context, k *kind, requests []gpu.Memory) (t resu
 	if err := extender.finish(ctx, &t); err != nil {
 		return t, err
 	}
-	return t, s.clear(ctx)
+	if err := s.plane.Scheduler.Kill(); err != nil {
+		return t, err
+	}
+	if k.waiting {
+		if err := s.clear(ctx, append(tenantNames(s.tenants), namespaceFull)...); err != nil {
+			return t, err
+		}
+	}
+	return t, s.clear(ctx, metav1.NamespaceDefault)
 }
 
 // startScheduler starts kube-scheduler with this extender, with a client rate limit high enough not to be the
@@ -69,11 +85,11 @@ func (s *bench) startScheduler(ctx context.Context, extender running, edits []co
 	})
 }
 
-// bindAll creates the pods and waits until all are bound.
-func (s *bench) bindAll(ctx context.Context, requests []gpu.Memory) (result, error) {
+// bindAll creates the pods and waits until all are bound. If gated is true, they have the gate of fair sharing.
+func (s *bench) bindAll(ctx context.Context, sizes []podSize, gated bool) (result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	times := newTimes(len(requests))
+	times := newTimes(len(sizes))
 	factory := informers.NewSharedInformerFactoryWithOptions(s.plane.Client, 0, informers.WithNamespace(metav1.NamespaceDefault))
 	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, after any) {
@@ -94,9 +110,12 @@ func (s *bench) bindAll(ctx context.Context, requests []gpu.Memory) (result, err
 	start := time.Now()
 	g, creating := errgroup.WithContext(ctx)
 	g.SetLimit(creators)
-	for i, request := range requests {
+	for i, size := range sizes {
 		g.Go(func() error {
-			pod := newPod(i, request)
+			pod := newPod(i, size)
+			if gated {
+				pod.Spec.SchedulingGates = fairShareGate
+			}
 			times.created(pod.Name)
 			_, err := pods.Create(creating, pod, metav1.CreateOptions{})
 			return err
@@ -112,7 +131,7 @@ func (s *bench) bindAll(ctx context.Context, requests []gpu.Memory) (result, err
 	}
 	sorted := times.sorted()
 	return result{
-		rate: float64(len(requests)) / time.Since(start).Seconds(),
+		rate: float64(len(sizes)) / time.Since(start).Seconds(),
 		p50:  sorted[len(sorted)/2], p99: sorted[len(sorted)*99/100],
 	}, nil
 }
@@ -166,9 +185,15 @@ func (s *bench) countCards(ctx context.Context, t *result) error {
 	used := map[string]gpu.Memory{}
 	for i := range list.Items {
 		pod := &list.Items[i]
-		if card, ok := pod.Annotations[protocol.AnnotationIndex]; ok {
-			key := pod.Spec.NodeName + "/" + card
-			used[key] = used[key].Add(protocol.PodRequest(pod))
+		where, err := protocol.PodPlacement(pod)
+		if errors.Is(err, protocol.ErrNotAssumed) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("pod %s: %w", pod.Name, err)
+		}
+		for _, share := range where {
+			key := fmt.Sprintf("%s/%d", pod.Spec.NodeName, share.Card)
+			used[key] = used[key].Add(share.Memory)
 		}
 	}
 	var sum gpu.Memory
@@ -184,30 +209,37 @@ func (s *bench) countCards(ctx context.Context, t *result) error {
 	return nil
 }
 
-// clear stops the scheduler, deletes all pods and waits until they are gone.
-func (s *bench) clear(ctx context.Context) error {
-	pods := s.plane.Client.CoreV1().Pods(metav1.NamespaceDefault)
-	if err := s.plane.Scheduler.Kill(); err != nil {
-		return err
-	}
-	err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}, metav1.ListOptions{})
-	if err != nil {
-		return err
+// clear deletes all pods of the namespaces and waits until they are gone.
+func (s *bench) clear(ctx context.Context, namespaces ...string) error {
+	for _, namespace := range namespaces {
+		err := s.plane.Client.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
 	}
 	return wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		list, err := pods.List(ctx, metav1.ListOptions{Limit: 1})
-		return err == nil && len(list.Items) == 0, err
+		for _, namespace := range namespaces {
+			list, err := s.plane.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{Limit: 1})
+			if err != nil || len(list.Items) > 0 {
+				return false, err
+			}
+		}
+		return true, nil
 	})
 }
 
-func newPod(i int, request gpu.Memory) *corev1.Pod {
-	return &corev1.Pod{
+func newPod(i int, size podSize) *corev1.Pod {
+	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%05d", i)},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "main", Image: "none",
 			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
-				protocol.ResourceMemory: *resource.NewQuantity(int64(request), resource.DecimalSI),
+				protocol.ResourceMemory: *resource.NewQuantity(int64(size.memory)*int64(size.cards), resource.DecimalSI),
 			}},
 		}}},
 	}
+	if size.cards > 1 {
+		pod.Labels = map[string]string{protocol.LabelCount: strconv.Itoa(size.cards)}
+	}
+	return pod
 }

@@ -26,17 +26,25 @@ const (
 	configSecret   = "gpushare-scheduler-config"
 )
 
-// startShipped installs the chart with its default values and runs the extender's replicas with the arguments of the
-// Deployment and the certificates of the Secrets. kube-scheduler gets the chart's configuration with the leader's
-// address in place of the Service's: kube-proxy forwards in the kernel, and a proxy in this process would cost more.
-func (s *bench) startShipped(ctx context.Context) (running, error) {
+// startShipped installs the chart with its default values but for those given as NAME=VALUE, and runs the extender's replicas
+// with the arguments of the Deployment and the certificates of the Secrets. kube-scheduler gets the chart's configuration with
+// the leader's address in place of the Service's: kube-proxy forwards in the kernel, and a proxy in this process would cost more.
+func (s *bench) startShipped(values ...string) func(context.Context) (running, error) {
+	return func(ctx context.Context) (running, error) { return s.serveShipped(ctx, values, nil) }
+}
+
+// serveShipped is startShipped with additional arguments of the extender.
+func (s *bench) serveShipped(ctx context.Context, values, args []string) (running, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return running{}, err
 	}
-	if err := s.helm(ctx, root, "install", "gpushare", filepath.Join(root, "deploy", "helm", "gpushare"),
-		// Other kinds have applied some of the same objects.
-		"--take-ownership", "--force-conflicts"); err != nil {
+	install := []string{"install", "gpushare", filepath.Join(root, "deploy", "helm", "gpushare"),
+		"--take-ownership", "--force-conflicts"} // Other kinds have applied some of the same objects.
+	for _, value := range values {
+		install = append(install, "--set="+value)
+	}
+	if err := s.helm(ctx, root, install...); err != nil {
 		return running{}, err
 	}
 	deployment, err := s.plane.Client.AppsV1().Deployments(namespace).Get(ctx, extenderName, metav1.GetOptions{})
@@ -63,7 +71,7 @@ func (s *bench) startShipped(ctx context.Context) (running, error) {
 		}
 		r.process = &controlplane.Process{
 			Name: r.name, Path: filepath.Join(root, "bin", "gpushare-extender"),
-			Args:    append(r.args, "--kubeconfig="+kubeconfig),
+			Args:    slices.Concat(r.args, []string{"--kubeconfig=" + kubeconfig}, args),
 			LogPath: filepath.Join(s.dir, r.name+".log"),
 			Ready:   controlplane.HTTPReady(r.health + "/readyz"),
 		}
@@ -77,7 +85,7 @@ func (s *bench) startShipped(ctx context.Context) (running, error) {
 		return running{}, err
 	}
 	return running{
-		url: leader.url, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
+		url: leader.url, metrics: leader.health + "/metrics", schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
 		finish: func(ctx context.Context, t *result) error { return s.finishShipped(ctx, root, replicas, t) },
 	}, nil
 }

@@ -142,14 +142,14 @@ func TestFaults(t *testing.T) {
 		"the API server is away": func(s *stream) {
 			s.next(6)
 			must(s, c.APIServer.Kill())
-			pass(s, outage)
+			pass(s.Context(), outage)
 			must(s, c.APIServer.Start(s.Context()))
 			must(s, c.Scheduler.Restart(s.Context())) // See framework.Patience.
 		},
 		"etcd is away": func(s *stream) {
 			s.next(6)
 			must(s, c.Etcd.Kill())
-			pass(s, outage)
+			pass(s.Context(), outage)
 			must(s, c.Etcd.Start(s.Context()))
 			must(s, c.Scheduler.Restart(s.Context()))
 		},
@@ -204,10 +204,9 @@ func TestFaults(t *testing.T) {
 var outage = time.Duration(controlplane.Times(3, 20)) * time.Second
 
 // pass lets time pass, because the test needs an outage of that length.
-func pass(s *stream, d time.Duration) {
-	s.Helper()
+func pass(ctx context.Context, d time.Duration) {
 	select {
-	case <-s.Context().Done():
+	case <-ctx.Done():
 	case <-time.After(d):
 	}
 }

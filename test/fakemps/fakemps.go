@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 )
@@ -27,15 +28,30 @@ type Service struct {
 	User uint32
 }
 
-// Build compiles the programs into dir, which is also the folder that they share.
-func Build(dir string) (Service, error) {
-	s := Service{Control: filepath.Join(dir, "nvidia-cuda-mps-control"), Client: filepath.Join(dir, "cuda-client"), Dir: dir}
-	build := exec.Command("go", "build", "-o", s.Control, "github.com/gpushare/gpushare/test/fakemps/program")
+// program compiles the programs, which are one file, and returns it. The tests of a package share it.
+var program = sync.OnceValues(func() ([]byte, error) {
+	dir, err := os.MkdirTemp("", "fakemps")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "program")
+	build := exec.Command("go", "build", "-o", path, "github.com/gpushare/gpushare/test/fakemps/program")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		return s, fmt.Errorf("compiling the stub of MPS: %w: %s", err, out)
+		return nil, fmt.Errorf("compiling the stub of MPS: %w: %s", err, out)
 	}
-	return s, errors.Join(os.Mkdir(filepath.Join(dir, "faults"), 0o755), os.Symlink(filepath.Base(s.Control), s.Client))
+	return os.ReadFile(path)
+})
+
+// Build writes the programs into dir, which is also the folder that they share.
+func Build(dir string) (Service, error) {
+	s := Service{Control: filepath.Join(dir, "nvidia-cuda-mps-control"), Client: filepath.Join(dir, "cuda-client"), Dir: dir}
+	content, err := program()
+	if err != nil {
+		return s, err
+	}
+	return s, errors.Join(os.WriteFile(s.Control, content, 0o755), os.Mkdir(filepath.Join(dir, "faults"), 0o755), os.Symlink(filepath.Base(s.Control), s.Client))
 }
 
 // Env returns the variables with which the programs find the folder. They also need those of the fake driver.

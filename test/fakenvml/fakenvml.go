@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -58,17 +59,37 @@ func Build(dir string, flags ...string) (string, error) {
 	return library, nil
 }
 
-// BuildForTest compiles the library into a temporary folder. It skips the test if there is no C compiler.
+// compiled holds a function for each set of flags that returns the library. The tests of a package share what it has compiled.
+var compiled sync.Map
+
+func compile(flags []string) func() ([]byte, error) {
+	return sync.OnceValues(func() ([]byte, error) {
+		dir, err := os.MkdirTemp("", "fakenvml")
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+		library, err := Build(dir, flags...)
+		if err != nil {
+			return nil, err
+		}
+		return os.ReadFile(library)
+	})
+}
+
+// BuildForTest writes the library into a temporary folder. It skips the test if there is no C compiler.
 func BuildForTest(t testing.TB, flags ...string) string {
 	t.Helper()
-	library, err := Build(t.TempDir(), flags...)
+	library, _ := compiled.LoadOrStore(strings.Join(flags, " "), compile(flags))
+	content, err := library.(func() ([]byte, error))()
 	if errors.Is(err, ErrNoCompiler) {
 		t.Skipf("SKIPPED, not tested: %v", err)
 	}
-	if err != nil {
+	path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
+	if err := errors.Join(err, os.WriteFile(path, content, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	return library
+	return path
 }
 
 // Card is one line of the cards file. Its index is its position in the list.

@@ -33,8 +33,8 @@ func (c *Card) Add(namespace, name string, memory int64) {
 	slices.Sort(c.Pods)
 }
 
-// overfull returns the cards that have allocated more than their memory.
-func (a Allocations) overfull() (out []string) {
+// Overfull returns the cards that have allocated more than their memory.
+func (a Allocations) Overfull() (out []string) {
 	for node, cards := range a {
 		for index, card := range cards {
 			if card.Used > card.Total {
@@ -50,7 +50,7 @@ func (c *Cluster) CheckCards(t testing.TB) {
 	t.Helper()
 	allocations, err := c.Allocations(t.Context())
 	Must(t, err)
-	for _, card := range allocations.overfull() {
+	for _, card := range allocations.Overfull() {
 		t.Error(card)
 	}
 }
@@ -64,7 +64,7 @@ func (c *Cluster) CheckLedger(t testing.TB) {
 		if err != nil {
 			return err
 		}
-		if cards := want.overfull(); len(cards) > 0 {
+		if cards := want.Overfull(); len(cards) > 0 {
 			t.Fatal(cards)
 		}
 		got, err := c.LedgerAllocations(ctx)

@@ -126,6 +126,11 @@ func severalCards() []Mistake {
 			i.Cards[0].MaxContainers, i.Cards[1].MaxContainers = 3, 3
 		})}, Pods: list(pod("p", 0, containers(1000, 1000)), pod("u0", 0, containers(1000, 1000), fake.Bound("n1", 0)), pod("u1", 0, containers(1000, 1000), fake.Bound("n1", 1))), Pod: "p",
 			Cause: diagnosis.Crowded, Words: "the cards that have room, on n1, take no more containers by MPS"},
+		{Name: "more containers than a card ever takes by MPS", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) {
+			i.Isolation = protocol.IsolationMPS
+			i.Cards[0].MaxContainers, i.Cards[1].MaxContainers = 2, 2
+		})}, Pods: list(pod("p", 0, containers(10, 10, 10))), Pod: "p",
+			Cause: diagnosis.TooLarge, Words: "the pod has 3 containers with GPU memory, and a card takes 2 by MPS, on n1"},
 		{Name: "two cards on a node with MPS", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS })}, Pods: list(pod("p", 4000, cards("2"))), Pod: "p",
 			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node enforces GPU memory by MPS, which allows one card for each pod"},
 	}

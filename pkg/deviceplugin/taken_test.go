@@ -1,0 +1,80 @@
+package deviceplugin
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// awaitReason waits until the node's inventory has this reason for each of its cards.
+func (b *fixture) awaitReason(reasons ...string) {
+	b.t.Helper()
+	await(b.t, "the reasons in the inventory", func() bool {
+		cards := protocol.ParseNode(b.node()).Cards
+		for i, reason := range reasons {
+			if len(cards) != len(reasons) || cards[i].Unhealthy != reason {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// TestInventoryFollowsKubelet: the extender sees no card as healthy before the kubelet has its devices. A pod that is bound earlier fails
+// for good.
+func TestInventoryFollowsKubelet(t *testing.T) {
+	for name, test := range map[string]struct {
+		podResources bool
+		// late is called before the plugin starts, and returns what lets the kubelet take the devices.
+		late func(b *fixture) (take func())
+	}{
+		"the kubelet isn't there": {late: func(b *fixture) func() {
+			return func() { startKubelet(b.t, b.dir) }
+		}},
+		"the kubelet has not read the message yet": {podResources: true, late: func(b *fixture) func() {
+			k := startKubelet(b.t, b.dir)
+			k.podResources(b.socket)
+			k.reading.Lock()
+			return k.reading.Unlock
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			if test.podResources {
+				b.servePodResources()
+			}
+			// An earlier plugin has left its inventory.
+			_, stop := b.start(newCards(16, 24))
+			k := startKubelet(t, b.dir)
+			b.awaitHealthy(2)
+			stop()
+			k.stop()
+
+			take := test.late(b)
+			b.start(newCards(16, 24))
+			b.awaitReason(reasonNotTaken, reasonNotTaken)
+			take()
+			b.awaitHealthy(2)
+		})
+	}
+}
+
+// TestRecoveredCardFollowsKubelet: so does a card that recovers or grows while the plugin runs. One that fails is unhealthy at once.
+func TestRecoveredCardFollowsKubelet(t *testing.T) {
+	b := newFixture(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(nil)
+	p.service.interval = time.Hour // The kubelet gets no second message.
+	failed := newCards(16, 16, 16)
+	failed[1].Unhealthy = "Xid 79"
+	p.SetCards(gpu.GiB, failed, nil, "")
+	k.awaitDevices(32, 48)
+	b.awaitHealthy(2)
+
+	next := newCards(16, 16, 24)
+	next[0].Unhealthy = "Xid 48"
+	p.SetCards(gpu.GiB, next, nil, "")
+	b.awaitReason("Xid 48", reasonNotTaken, reasonNotTaken)
+}

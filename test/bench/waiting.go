@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// fairShareMode is the chart's value that turns fair sharing on.
+const fairShareMode = "extender.fairShare.mode="
+
+// fairShareGate are the gates of a pod that waits for its turn. The chart's policy would add them, but only some time after it was
+// installed.
+var fairShareGate = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
+
+// labelPool is the label of nodes that only some pods can use.
+const labelPool = "gpushare.test/pool"
+
+// poolFull are nodes whose cards pods of namespaceFull fill, which takes no part in fair sharing.
+const poolFull, namespaceFull = "full", "full"
+
+// fullNodes is the number of nodes of poolFull.
+func fullNodes(nodes int) int { return max(nodes/100, 1) }
+
+// tenantNames are the namespaces of the tenants.
+func tenantNames(tenants int) (names []string) {
+	for i := range tenants {
+		names = append(names, fmt.Sprintf("tenant-%02d", i))
+	}
+	return names
+}
+
+// createNamespace creates a namespace unless it exists.
+func (s *bench) createNamespace(ctx context.Context, meta metav1.ObjectMeta) error {
+	_, err := s.plane.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: meta}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// createWaiting creates pods of all tenants that wait for their turn: they can use poolFull only, which is full.
+func (s *bench) createWaiting(ctx context.Context) error {
+	names := tenantNames(s.tenants)
+	for i, name := range names {
+		weight := map[string]string{protocol.AnnotationFairShareWeight: strconv.Itoa(1 + i%4)}
+		if err := s.createNamespace(ctx, metav1.ObjectMeta{Name: name, Annotations: weight}); err != nil {
+			return err
+		}
+	}
+	noPart := map[string]string{protocol.LabelFairShare: protocol.FairShareOff}
+	if err := s.createNamespace(ctx, metav1.ObjectMeta{Name: namespaceFull, Labels: noPart}); err != nil {
+		return err
+	}
+	g, creating := errgroup.WithContext(ctx)
+	g.SetLimit(creators)
+	create := func(namespace string, pod *corev1.Pod) {
+		g.Go(func() error {
+			_, err := s.plane.Client.CoreV1().Pods(namespace).Create(creating, pod, metav1.CreateOptions{})
+			return err
+		})
+	}
+	for i := range fullNodes(s.nodes) * s.cards {
+		pod := newPod(i, podSize{cardMemory, 1})
+		pod.Spec.NodeName = nodeName(i / s.cards)
+		create(namespaceFull, pod)
+	}
+	for i, request := range sizes(s.waiting, s.seed) {
+		pod := newPod(i, podSize{request, 1})
+		pod.Spec.SchedulingGates, pod.Spec.NodeSelector = fairShareGate, map[string]string{labelPool: poolFull}
+		create(names[i%len(names)], pod)
+	}
+	return g.Wait()
+}

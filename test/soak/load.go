@@ -1,0 +1,330 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpushare/gpushare/test/framework"
+	"github.com/gpushare/gpushare/test/simkubelet"
+)
+
+// load creates jobs and stands for their controllers: it deletes pods that have ended, and replaces those that failed or
+// disappeared before their end.
+type load struct {
+	options
+	pods typedcorev1.PodInterface
+	all  informers.SharedInformerFactory
+
+	mu       sync.Mutex
+	random   *rand.Rand
+	serial   int
+	members  map[string]*member
+	services []*job
+	counts   counts
+	// waits are the times from creation to binding since the last sample.
+	waits []time.Duration
+	// failure is the first unexpected answer of the API server.
+	failure error
+}
+
+// counts are totals of the run.
+type counts struct{ created, ended, failed, lost int }
+
+// job is a set of pods that are created together.
+type job struct {
+	name    string
+	members []*member
+	// over is true once the job's pods aren't replaced any more.
+	over bool
+}
+
+// member is one pod of a job, whatever the number of its replacements.
+type member struct {
+	job     *job
+	index   int
+	pod     *framework.PodWrapper
+	created time.Time
+	bound   bool
+	// failed is true once the pod has failed, until it is replaced.
+	failed bool
+	serial int
+}
+
+func newLoad(o options, client kubernetes.Interface, random *rand.Rand) *load {
+	return &load{
+		options: o, pods: client.CoreV1().Pods(metav1.NamespaceDefault), random: random, members: map[string]*member{},
+		all: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(metav1.NamespaceDefault)),
+	}
+}
+
+// follow creates jobs until the week is over, and then waits until all pods have ended.
+func (l *load) follow(ctx context.Context, over <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	handler, err := l.all.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(_, after any) { l.changed(ctx, after.(*corev1.Pod)) },
+		DeleteFunc: func(last any) {
+			if unknown, ok := last.(cache.DeletedFinalStateUnknown); ok {
+				last = unknown.Obj
+			}
+			l.gone(ctx, last.(*corev1.Pod).Name)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	l.all.StartWithContext(ctx)
+	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+		return ctx.Err()
+	}
+	started := time.Now()
+	for !isClosed(over) && l.err() == nil {
+		l.arrive(ctx, time.Since(started))
+		select {
+		case <-time.After(l.pause(time.Since(started))):
+		case <-over:
+		}
+	}
+	return errors.Join(l.err(), l.drain(ctx))
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *load) err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failure
+}
+
+// podsPerArrival is the mean number of pods that arrive creates.
+const podsPerArrival = 2.7
+
+// pause returns the time until the next arrival: exponentially distributed, and by night five times as long as by day.
+func (l *load) pause(since time.Duration) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	daylight := 1 - 2.0/3*math.Cos(2*math.Pi*since.Seconds()/l.day().Seconds())
+	return time.Duration(l.random.ExpFloat64() * podsPerArrival / (l.rate * daylight) * float64(time.Second))
+}
+
+// arrive creates the pods of one arrival.
+func (l *load) arrive(ctx context.Context, since time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch kind := l.random.Float64(); {
+	case kind < 0.80:
+		l.start(ctx, 1, l.anyPod())
+	case kind < 0.93: // A group.
+		l.startGroup(ctx, 2+l.random.IntN(7))
+	case kind < 0.97: // A burst of single pods.
+		for range 10 + l.random.IntN(20) {
+			l.start(ctx, 1, l.anyPod())
+		}
+	case len(l.services) < 6:
+		l.services = append(l.services, l.startService(ctx))
+	default: // A deployment is updated: the new pods are created before the old ones are deleted.
+		i := l.random.IntN(len(l.services))
+		old := l.services[i]
+		l.services[i] = l.startService(ctx)
+		l.stop(ctx, old)
+	}
+}
+
+// fill is the part of all memory that pods would use on average if they never waited.
+const fill = 0.8
+
+// runTime returns how long a pod runs: some run ten times as long as most.
+func (l *load) runTime() time.Duration {
+	const meanMemory, spread = 5000, 1.0
+	mean := fill * float64(l.nodes*l.cards*cardMemory) / meanMemory / l.rate
+	return time.Duration(mean * math.Exp(spread*l.random.NormFloat64()-spread*spread/2) * float64(time.Second))
+}
+
+var sizes = []int64{1000, 2000, 2000, 4000, 4000, 8000, 8138, 12000, cardMemory}
+
+func (l *load) anyPod() *framework.PodWrapper {
+	pod := framework.MakePod("").Namespace(metav1.NamespaceDefault).GPUMem(sizes[l.random.IntN(len(sizes))]).
+		Annotation(simkubelet.AnnotationExitAfter, l.runTime().Round(time.Millisecond).String())
+	switch kind := l.random.Float64(); {
+	case kind < 0.08:
+		pod.Cards(2)
+	case kind < 0.16:
+		pod.Cores(5 + 5*l.random.Int64N(10))
+	case kind < 0.20:
+		pod.Container("second", 500)
+	}
+	return pod
+}
+
+func (l *load) startGroup(ctx context.Context, size int) {
+	pod := l.anyPod()
+	l.start(ctx, size, pod.Group("g"+strconv.Itoa(l.serial), size).ControlledBy("g"+strconv.Itoa(l.serial)))
+}
+
+func (l *load) startService(ctx context.Context) *job {
+	pod := framework.MakePod("").Namespace(metav1.NamespaceDefault).GPUMem(2000)
+	return l.start(ctx, 1+l.random.IntN(4), pod)
+}
+
+// start creates a job of equal pods. l.mu is locked, as in all functions below unless they say so.
+func (l *load) start(ctx context.Context, size int, pod *framework.PodWrapper) *job {
+	j := &job{name: "j" + strconv.Itoa(l.serial)}
+	l.serial++
+	for i := range size {
+		m := &member{job: j, index: i, pod: pod}
+		j.members = append(j.members, m)
+		l.create(ctx, m)
+	}
+	return j
+}
+
+func (l *load) create(ctx context.Context, m *member) {
+	pod := m.pod.Clone().Obj()
+	pod.Name = fmt.Sprintf("%s-%d-%d", m.job.name, m.index, m.serial)
+	m.serial++
+	m.created, m.bound, m.failed = time.Now(), false, false
+	l.members[pod.Name] = m
+	l.counts.created++
+	go func() {
+		_, err := l.pods.Create(ctx, pod, metav1.CreateOptions{})
+		l.fail(ctx, err)
+	}()
+}
+
+func (l *load) delete(ctx context.Context, name string, grace *int64) {
+	go func() {
+		err := l.pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: grace})
+		if !apierrors.IsNotFound(err) {
+			l.fail(ctx, err)
+		}
+	}()
+}
+
+// fail notes an unexpected answer. l.mu must not be locked.
+func (l *load) fail(ctx context.Context, err error) {
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failure = errors.Join(l.failure, err)
+}
+
+// changed handles a pod that was changed. l.mu must not be locked.
+func (l *load) changed(ctx context.Context, pod *corev1.Pod) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m := l.members[pod.Name]
+	if m == nil || m.failed || pod.DeletionTimestamp != nil {
+		return
+	}
+	if pod.Spec.NodeName != "" && !m.bound {
+		m.bound = true
+		l.waits = append(l.waits, time.Since(m.created))
+	}
+	switch pod.Status.Phase {
+	case corev1.PodSucceeded:
+		l.counts.ended++
+		delete(l.members, pod.Name)
+		l.delete(ctx, pod.Name, ptr.To[int64](0))
+	case corev1.PodFailed: // The kubelet rejected it, because the device plugin or a card was away.
+		m.failed = true
+		l.counts.failed++
+		l.delete(ctx, pod.Name, ptr.To[int64](0))
+	}
+}
+
+// gone handles a pod that was deleted: one that hasn't succeeded is replaced. l.mu must not be locked.
+func (l *load) gone(ctx context.Context, name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m := l.members[name]
+	if m == nil {
+		return
+	}
+	delete(l.members, name)
+	if !m.job.over {
+		l.counts.lost++
+		l.create(ctx, m)
+	}
+}
+
+// stop deletes the pods of a job.
+func (l *load) stop(ctx context.Context, j *job) {
+	j.over = true
+	for name, m := range l.members {
+		if m.job == j {
+			l.delete(ctx, name, nil)
+		}
+	}
+}
+
+// drain ends the deployments and waits until all other pods have run to their end. l.mu must not be locked.
+func (l *load) drain(ctx context.Context) error {
+	l.mu.Lock()
+	for _, j := range l.services {
+		l.stop(ctx, j)
+	}
+	l.mu.Unlock()
+	for end := time.Now().Add(drainTime); time.Now().Before(end); {
+		if left := l.left(); len(left) == 0 || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		time.Sleep(time.Second)
+	}
+	left := l.left()
+	return fmt.Errorf("%d pods have not ended %v after the last arrival, such as %s", len(left), drainTime, left[0])
+}
+
+func (l *load) left() (names []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for name := range l.members {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// takeWaits returns the waiting times since the last call, and the number of pods that wait. l.mu must not be locked.
+func (l *load) takeWaits() (waits []time.Duration, waiting int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	waits, l.waits = l.waits, nil
+	for _, m := range l.members {
+		if !m.bound {
+			waiting++
+		}
+	}
+	return waits, waiting
+}
+
+// totals returns the counts. l.mu must not be locked.
+func (l *load) totals() counts {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.counts
+}

@@ -1,0 +1,100 @@
+// Command soak runs gpushare for a simulated week under a realistic load and reports whether anything grows: a real control plane,
+// two replicas of the extender, and simulated GPU nodes with the real device plugin. Pods arrive by day and by night, in bursts,
+// groups and deployments; every few minutes something fails, and every simulated hour a program is updated. Exit status 0 means that
+// no card was ever over its size, nothing was left behind, and in a run of an hour or more that nothing grew.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
+)
+
+// options configure a run.
+type options struct {
+	// length is the real time that the simulated week takes.
+	length       time.Duration
+	nodes, cards int
+	// rate is the mean number of pods that are created per second.
+	rate   float64
+	seed   uint64
+	report string
+}
+
+// day and hour are the real time that a simulated day and hour take.
+func (o options) day() time.Duration  { return o.length / 7 }
+func (o options) hour() time.Duration { return o.day() / 24 }
+
+// cardMemory is the memory of each card in MiB.
+const cardMemory = 16276
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	var o options
+	flag.DurationVar(&o.length, "for", 3*time.Hour, "how long the simulated week takes; growth is judged from an hour on")
+	flag.IntVar(&o.nodes, "nodes", 16, "number of nodes, at least two")
+	flag.IntVar(&o.cards, "cards", 4, "cards on each node, of 16276 MiB")
+	flag.Float64Var(&o.rate, "rate", 10, "mean number of pods per second")
+	flag.Uint64Var(&o.seed, "seed", 1, "seed of the load and of the faults")
+	flag.StringVar(&o.report, "report", "bin/soak.html", "`file` for the report")
+	flag.Parse()
+	if o.length < time.Minute || o.nodes < 2 || o.cards < 2 || o.rate <= 0 || flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "soak: wants at least a minute, two nodes, two cards, a rate above 0, and no other arguments")
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := soak(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "soak:", err)
+		return 1
+	}
+	return 0
+}
+
+// soak starts the cluster, runs the week, and writes the report. It keeps the logs of a run that failed.
+func soak(ctx context.Context, o options) (err error) {
+	dir, err := os.MkdirTemp("", "gpushare-soak-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "The logs are in", dir)
+			return
+		}
+		err = os.RemoveAll(dir)
+	}()
+	cluster, err := framework.Start(ctx, framework.Options{
+		Dir: dir, Replicas: 2, ThroughProxy: true,
+		ControlPlane: controlplane.Options{Scheduler: controlplane.SchedulerOptions{Edits: []controlplane.ConfigEdit{controlplane.ClientLimits(500, 1000)}}},
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cluster.Stop()) }()
+
+	w := &week{options: o, cluster: cluster}
+	if err := w.addNodes(ctx); err != nil {
+		return err
+	}
+	result := w.run(ctx)
+	if err := os.MkdirAll(filepath.Dir(o.report), 0o755); err != nil {
+		return err
+	}
+	if err := writeReport(o.report, w, result); err != nil {
+		return fmt.Errorf("writing the report: %w", err)
+	}
+	fmt.Print(summary(w))
+	fmt.Println("The report is in", o.report)
+	return result
+}
