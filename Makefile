@@ -9,6 +9,8 @@ GO      ?= go
 BIN     ?= bin
 # The bindings of the driver library have all of its functions, and the compiler would warn of each deprecated one.
 export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
+# With one setting for programs, tests and linter, packages are compiled once for all of them.
+export GOFLAGS ?= -trimpath
 # The linter and the test runner are pinned in a separate module.
 TOOL    := $(GO) -C hack/tools tool -n
 
@@ -74,7 +76,7 @@ test-long: build kube kube-node fake-nvml ## run the long form of all tests: mor
 	@GPUSHARE_TEST_LONG=1 hack/node-e2e.sh
 
 .PHONY: test-versions
-test-versions: build kube fake-nvml ## run some tests on the other Kubernetes versions that hack/kube pins, or on VERSIONS="v1.33" (builds each the first time: 5 minutes)
+test-versions: build kube fake-nvml ## run some tests on the other Kubernetes versions that hack/kube pins, or on VERSIONS="v1.34" (builds each the first time: 5 minutes)
 	@hack/versions.sh $(VERSIONS)
 
 .PHONY: e2e-node

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a selection of the control-plane tests on the other Kubernetes versions that hack/kube pins: scheduling, nodes,
 # preemption, the chart with its policies, the plain manifests, kubeadm's static pod, the second scheduler. kubeadm
-# itself is always that of `make kube`. Arguments select versions: hack/versions.sh v1.33. As with `make kube`, built
+# itself is always that of `make kube`. Arguments select versions: hack/versions.sh v1.34. As with `make kube`, built
 # binaries are kept.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,7 +10,7 @@ export GPUSHARE_REQUIRE_CONTROL_PLANE=1
 [ $# -gt 0 ] || set -- $(cd hack/kube && ls -d v*)
 tests=$(mktemp -d)
 trap 'rm -rf "$tests"' EXIT
-go test -c -o "$tests/" -ldflags "-extldflags=-Wl,-z,lazy" ./test/e2e ./test/preemption ./test/install
+go test -c -o "$tests/" -ldflags "-w -extldflags=-Wl,-z,lazy" ./test/e2e ./test/preemption ./test/install
 
 run() {
   for package; do

@@ -2,7 +2,7 @@
 # Builds pinned binaries of other projects, once:
 #
 #   hack/kube/build.sh          etcd and Kubernetes, into bin/kube
-#   hack/kube/build.sh v1.33    the control plane of a minor version that hack/kube/VERSION pins, into bin/kube-VERSION,
+#   hack/kube/build.sh v1.34    the control plane of a minor version that hack/kube/VERSION pins, into bin/kube-VERSION,
 #                               with the same etcd
 #   hack/kube/build.sh node     what a node runs below the kubelet (hack/kube/node), into bin/kube
 #

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Pins another Kubernetes version for `make test-versions` in its own module: hack/kube/pin.sh v1.33.13 writes
-# hack/kube/v1.33. Run it to add or update a version and commit the result.
+# Pins another Kubernetes version for `make test-versions` in its own module: hack/kube/pin.sh v1.34.4 writes
+# hack/kube/v1.34. Run it to add or update a version and commit the result.
 set -euo pipefail
 cd "$(dirname "$0")"
 export GOFLAGS=-mod=mod GOWORK=off
 
-version=${1:?which version: hack/kube/pin.sh v1.33.13}
+version=${1:?which version: hack/kube/pin.sh v1.34.4}
 staging=v0.${version#v1.}
 folder=${version%.*}
 upstream=$(cd / && go mod download -json "k8s.io/kubernetes@$version" | awk -F'"' '$2 == "GoMod" {print $4}')

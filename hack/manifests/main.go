@@ -138,7 +138,7 @@ func run(helm string, check bool) error {
 
 // template renders one of the chart's templates.
 func template(helm, name string, values []string) (string, error) {
-	args := []string{"template", "gpushare", chart, "--namespace=kube-system", "--kube-version=v1.36.3", "--show-only=templates/" + name + ".yaml"}
+	args := []string{"template", "gpushare", chart, "--namespace=kube-system", "--kube-version=v1.37.2", "--show-only=templates/" + name + ".yaml"}
 	for _, value := range values {
 		args = append(args, "--set="+value)
 	}

@@ -12,7 +12,8 @@ import (
 //     (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning). After a restart of the machine
 //     none runs, but the API server still reports them as running.
 //   - For each container that it starts again, from several workers at once (manager.go, GetDeviceRunContainerOptions).
-//   - For each container of a pod that is resized in place, although it runs (pkg/kubelet/allocation/allocation_manager.go).
+//   - For each container of a pod that is resized in place, although it runs (pkg/kubelet/allocation/allocation_manager.go); not
+//     since 1.37 (pkg/kubelet/cm/devicemanager/manager.go, Allocate).
 //
 // The container must keep its cards in all cases. PodResources shows every container of such a kubelet without devices until it
 // is allocated again, so an answer "waiting" identifies a container only among those for which a call is possible.

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -52,6 +53,9 @@ type kubelet struct {
 	answered   int
 	// refuses is the error with which registrations are answered.
 	refuses error
+	// endpoints are the sockets that were registered. Each is refused from then on, as by a kubelet 1.37 whose record of
+	// connected plugins is stale.
+	endpoints sets.Set[string]
 	// showsRejected makes Get show rejected pods, as kubelets 1.34 and 1.35 do.
 	showsRejected bool
 	// between, if set, is called between GetPreferredAllocation and Allocate.
@@ -64,15 +68,19 @@ func newKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 		t: t, dir: dir, asked: rate.NewLimiter(100, 10), resources: grpc.NewServer(),
 		// A server that stops waits for connections on which no request has come yet.
 		server:  grpc.NewServer(grpc.ConnectionTimeout(100 * time.Millisecond)),
-		entries: entries, admitted: map[string]*corev1.Pod{},
+		entries: entries, admitted: map[string]*corev1.Pod{}, endpoints: sets.New[string](),
 	}
 }
 
 // startKubelet starts a kubelet in the directory, with the entries of its predecessor's checkpoint.
 func startKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 	t.Helper()
-	for _, name := range []string{socketName, kubeletSocketName} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	sockets, err := filepath.Glob(filepath.Join(dir, "*.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, socket := range sockets {
+		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
 		}
 	}
@@ -133,6 +141,10 @@ func (k *kubelet) Register(_ context.Context, r *pluginapi.RegisterRequest) (*pl
 	}
 	k.mu.Lock()
 	refuses := k.refuses
+	if k.endpoints.Has(r.Endpoint) {
+		refuses = fmt.Errorf("device plugin already connected: %s", r.Endpoint)
+	}
+	k.endpoints.Insert(r.Endpoint)
 	k.mu.Unlock()
 	if refuses != nil {
 		return nil, refuses

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -23,8 +24,11 @@ import (
 )
 
 const (
-	// socketName is the plugin's socket, in the kubelet's directory.
-	socketName        = "gpushare.sock"
+	// socketPattern matches the plugin's sockets, in the kubelet's directory. Each registration has its own: a kubelet 1.37
+	// refuses a socket that it takes for connected, and if one is registered while its old stream is ending, it takes it for
+	// connected until the kubelet restarts (k8s.io/kubernetes v1.37 pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go,
+	// connectClient and runClient).
+	socketPattern     = "gpushare*.sock"
 	kubeletSocketName = "kubelet.sock"
 	// cleanup is the pause after a stream to the kubelet has ended. The kubelet cleans up after the old stream, and cuts a
 	// new stream that starts meanwhile.
@@ -126,7 +130,7 @@ func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool)
 // seconds and meanwhile fails the pods that ask for a device (k8s.io/kubernetes
 // pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start).
 func (r *registrar) session(ctx context.Context) (registered bool, err error) {
-	kubeletSocket, socket := filepath.Join(r.dir, kubeletSocketName), filepath.Join(r.dir, socketName)
+	kubeletSocket, socket := filepath.Join(r.dir, kubeletSocketName), filepath.Join(r.dir, "gpushare-"+rand.String(5)+".sock")
 	kubelet, err := os.Stat(kubeletSocket)
 	if err != nil {
 		return false, fmt.Errorf("looking for the kubelet: %w", err)
@@ -141,8 +145,8 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 		return false, errRestarted
 	}
 
-	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("removing the old socket: %w", err)
+	if err := removeSockets(r.dir); err != nil {
+		return false, err
 	}
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
@@ -167,7 +171,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 
 	// The plugin serves before it registers, because the kubelet dials back during the registration.
 	r.before(ctx)
-	if err := register(ctx, connection); err != nil {
+	if err := register(ctx, connection, filepath.Base(socket)); err != nil {
 		return false, err
 	}
 	r.service.metrics.registrations.Inc()
@@ -221,9 +225,27 @@ func unchanged(path string, was fs.FileInfo) bool {
 	return err == nil && sameFile(was, now)
 }
 
-// register registers the plugin with the kubelet at the other end of the connection. If another kubelet takes its place
+// removeSockets removes the plugin's sockets that nothing serves, because the process was killed.
+func removeSockets(dir string) error {
+	sockets, _ := filepath.Glob(filepath.Join(dir, socketPattern)) // The pattern is well-formed.
+	for _, socket := range sockets {
+		connection, err := net.Dial("unix", socket)
+		if err == nil {
+			_ = connection.Close()
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			continue
+		}
+		if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("removing an old socket: %w", err)
+		}
+	}
+	return nil
+}
+
+// register registers the plugin's socket with the kubelet at the other end of the connection. If another kubelet takes its place
 // meanwhile, that one isn't dialed: it has removed the plugin's socket.
-func register(ctx context.Context, kubelet net.Conn) error {
+func register(ctx context.Context, kubelet net.Conn, socket string) error {
 	once := make(chan net.Conn, 1)
 	once <- kubelet
 	dial := func(context.Context, string) (net.Conn, error) {
@@ -243,7 +265,7 @@ func register(ctx context.Context, kubelet net.Conn) error {
 	defer cancel()
 	_, err = pluginapi.NewRegistrationClient(connection).Register(ctx, &pluginapi.RegisterRequest{
 		Version:      pluginapi.Version,
-		Endpoint:     socketName,
+		Endpoint:     socket,
 		ResourceName: string(protocol.ResourceMemory),
 		Options:      options(),
 	})

@@ -2,7 +2,10 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
+	"net"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -92,6 +95,32 @@ func TestKubeletRestartsDuringRegistration(t *testing.T) {
 	defer k2.mu.Unlock()
 	if k2.unreached > 0 || k2.registrations != 1 {
 		t.Errorf("%d registrations without a reachable plugin, %d others, want 0 and 1", k2.unreached, k2.registrations)
+	}
+}
+
+// A socket that a killed plugin has left is removed, and one that another plugin serves is kept.
+func TestOldSockets(t *testing.T) {
+	b := newFixture(t)
+	k := startKubelet(t, b.dir)
+	dead, served := filepath.Join(b.dir, "gpushare-dead.sock"), filepath.Join(b.dir, "gpushare-served.sock")
+	for _, socket := range []string{dead, served} {
+		listener, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		if socket == dead {
+			listener.(*net.UnixListener).SetUnlinkOnClose(false)
+			_ = listener.Close()
+		}
+	}
+	b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	if _, err := os.Stat(dead); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s: %v", dead, err)
+	}
+	if _, err := os.Stat(served); err != nil {
+		t.Error(err)
 	}
 }
 

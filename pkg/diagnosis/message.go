@@ -10,7 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// What kube-scheduler writes into a pod's condition PodScheduled (k8s.io/kubernetes 1.36, pkg/scheduler):
+// What kube-scheduler writes into a pod's condition PodScheduled (k8s.io/kubernetes 1.37, pkg/scheduler):
 //
 //   - Reason Unschedulable: the text of a FitError (framework/types.go, FitError.Error): "0/5 nodes are available: ", then either
 //     the text of a PreFilter plugin or the nodes by reason ("2 Insufficient cpu, 3 no GPU card has enough free memory"), a full

@@ -39,6 +39,8 @@ type fixture struct {
 	evictionsFail bool
 	// meanwhile, if not nil, is called before a plan is made.
 	meanwhile func()
+	// planned, if not nil, is called with each plan before its victims are evicted.
+	planned func(reclaim.Plan)
 	// gatesFail makes the writes fail that open gates.
 	gatesFail bool
 }
@@ -222,6 +224,9 @@ func (f *fixture) reclaimFor(need reclaim.Need) {
 	}
 	plan, ok := reclaim.Choose(need, f.cluster())
 	made := ok && f.Hold(need.Attempt, plan, f.now) && !f.evictionsFail
+	if made && f.planned != nil {
+		f.planned(plan)
+	}
 	if made {
 		tenants, running := map[string]Tenant{}, f.running()
 		for _, t := range f.Tenants() {

@@ -282,9 +282,8 @@ func allocations(f *fixture) (n int) {
 }
 
 // TestFaults makes random changes: pods come, go and end at any moment, users remove gates, the writes that open gates fail, binds
-// fail, leaders change, namespaces change, the clock steps, and pods are evicted for tenants below their share. When it is over, no
-// pod waits that fits, no tenant is charged for a pod that
-// isn't there, and no place stays reserved. No card is ever over its size.
+// fail, leaders change, namespaces change, the clock steps, and pods are evicted for tenants below their share. When it is over, no pod
+// waits that fits, no tenant is charged for a pod that isn't there, and no place stays reserved. No card is ever over its size.
 func TestFaults(t *testing.T) {
 	evictions := 0
 	for seed := range uint64(300) {
@@ -354,8 +353,8 @@ func TestFaults(t *testing.T) {
 		}
 		f.gatesFail, f.evictionsFail = false, false
 		f.SetNamespace("bob", Namespace{Tenant: "bob", Terms: fairshare.DefaultTerms})
-		for range 600 { // Longer than any pause, and than all steps back.
-			f.tick(10 * time.Second)
+		for range 200 { // Longer than any pause, and than all steps back.
+			f.tick(20 * time.Second)
 			f.finish()
 			for name, p := range f.pods {
 				if _, ok := f.Admit(p.Pod); ok && p.Node == "" && !p.Gated {

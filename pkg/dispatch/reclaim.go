@@ -125,7 +125,7 @@ func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (ou
 // reclaimable reports whether nothing but memory seems to keep the unit from running. One that was not bound after an earlier turn
 // counts only much later: others would be evicted for it again and again.
 func (m *Manager) reclaimable(u *unit, now time.Time) bool {
-	if o := m.obstacle(u); o != NoRoom && o != Untried {
+	if o := m.obstacle(u); o == NeverFits || o == Paused {
 		return false
 	}
 	return !slices.ContainsFunc(u.pods, func(p *pod) bool {
@@ -172,12 +172,12 @@ func (m *Manager) beginAttempt(tenants []Tenant, starving []starvingTenant, now 
 func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units []*unit) {
 	pods := 0
 	for i := 0; ; i++ {
-		any := false
+		more := false
 		for _, s := range starving {
 			if i >= len(s.units) {
 				continue
 			}
-			any = true
+			more = true
 			u := s.units[i]
 			if now.Before(m.reclaims.pauses[reclaimKind{s.Name, u.item.Kind}].until) || m.obstacle(u) != NoRoom {
 				continue
@@ -187,7 +187,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			}
 			units = append(units, u)
 		}
-		if !any {
+		if !more {
 			return units
 		}
 	}

@@ -219,7 +219,7 @@ func (m *Manager) Tick(now time.Time) {
 	// A round that was cut short goes on first: otherwise its last units would never get their turn.
 	atOnce := m.retryAll.IsZero()
 	if all = !m.incomplete && !now.Before(m.retryAll); all {
-		m.due = slices.Collect(maps.Keys(m.noRoom))
+		m.due = slices.SortedFunc(maps.Keys(m.noRoom), func(a, b unique.Handle[string]) int { return cmp.Compare(a.Value(), b.Value()) })
 		m.retryAll = now.Add(retryInterval)
 		if len(m.eligible) > maxConstraints {
 			clear(m.eligible) // Most are those of pods that are gone.
@@ -229,8 +229,9 @@ func (m *Manager) Tick(now time.Time) {
 	paused := !m.resume.IsZero() && !now.Before(m.resume)
 	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || retries || len(freed) > 0) {
 		m.changed = false
+		names := slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
 		for _, nodes := range m.eligible {
-			nodes.setFreed(freed)
+			nodes.setFreed(names)
 		}
 		if m.round(all, now); m.incomplete {
 			for node := range freed {

@@ -48,7 +48,7 @@ func (o Options) Binaries() error {
 }
 
 // VersionEnv is the environment variable that selects another Kubernetes version for the tests, one that hack/kube
-// pins, such as v1.33.
+// pins, such as v1.34.
 const VersionEnv = "GPUSHARE_TEST_KUBERNETES"
 
 // KubeDir returns the folder of the Kubernetes binaries in the repository.

@@ -310,7 +310,7 @@ func TestFlags(t *testing.T) {
 // TestKubernetesVersions: clusters before 1.30 get no policies, and the second scheduler has the cluster's version.
 func TestKubernetesVersions(t *testing.T) {
 	h := newHelm(t, "")
-	for version, want := range map[string]bool{"v1.29.0": false, "v1.30.0-gke.100": true, "v1.36.3": true} {
+	for version, want := range map[string]bool{"v1.29.0": false, "v1.30.0-gke.100": true, "v1.37.2": true} {
 		out := h.run(t, "template", "gpushare", chart, "--kube-version="+version, "--set=mode=secondScheduler")
 		if got := strings.Contains(out, "kind: ValidatingAdmissionPolicy\n"); got != want {
 			t.Errorf("%s: policies %v, want %v", version, got, want)

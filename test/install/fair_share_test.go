@@ -64,7 +64,7 @@ func TestFairShare(t *testing.T) {
 	c.giveToScheduler(extender)
 	t.Run("the tenants end equal", func(t *testing.T) { c.waitShares(t, map[string]int{"alice": 4, "bob": 4}) })
 	t.Run("what becomes free goes to the one that has less, also while no extender ran", func(t *testing.T) {
-		must(t, extender.process.Kill())
+		must(t, extender.process.Terminate(t.Context())) // Thus it gives its Lease up, and the next one leads at once.
 		c.end(t, "alice", 2)
 		gated := len(c.gated(t))
 		must(t, extender.process.Start(t.Context()))

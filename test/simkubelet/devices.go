@@ -40,6 +40,8 @@ type devices struct {
 // deviceResource is a resource of a plugin that has registered with this kubelet or with its predecessor.
 type deviceResource struct {
 	plugin *plugin // The latest registration; nil until the first.
+	// connected are the plugins that the kubelet takes for connected, by socket.
+	connected map[string]*plugin
 	// devices are the plugin's devices, true if healthy; nil until the plugin has listed them.
 	devices map[string]bool
 	// gone is true while no plugin is connected. Then no device counts as healthy.
@@ -80,29 +82,41 @@ func newDevices(checkpoint string) *devices {
 // resource returns the resource's state, which it creates if necessary. The caller holds the lock.
 func (d *devices) resource(name string) *deviceResource {
 	if d.resources[name] == nil {
-		d.resources[name] = &deviceResource{allocated: sets.New[string]()}
+		d.resources[name] = &deviceResource{allocated: sets.New[string](), connected: map[string]*plugin{}}
 	}
 	return d.resources[name]
 }
 
-// registered sets the resource's plugin and replaces an earlier one.
-func (d *devices) registered(p *plugin) {
+// registered makes the plugin the resource's. A plugin whose socket is connected is refused (PluginConnected).
+func (d *devices) registered(p *plugin) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.resource(p.resource).plugin = p
+	r := d.resource(p.resource)
+	if r.connected[p.socket] != nil {
+		return fmt.Errorf("device plugin already connected: %s", p.socket)
+	}
+	r.plugin, r.connected[p.socket] = p, p
+	return nil
 }
 
-// pluginGone marks all devices of the resource unhealthy. The kubelet removes the capacity five minutes later, which no
-// test waits for.
-func (d *devices) pluginGone(name string) {
+// pluginGone takes the plugin for disconnected. Another one that is connected takes its place; without one all devices of the
+// resource become unhealthy (PluginDisconnected). The kubelet removes the capacity five minutes later, which no test waits for.
+func (d *devices) pluginGone(p *plugin) {
 	d.mu.Lock()
-	r := d.resource(name)
-	r.gone = true
-	if r.devices == nil {
-		r.devices = map[string]bool{}
+	r := d.resource(p.resource)
+	gone := r.connected[p.socket]
+	if gone == nil {
+		d.mu.Unlock()
+		return
 	}
-	if r.plugin != nil {
-		r.plugin.stopped.Store(true)
+	gone.stopped.Store(true)
+	delete(r.connected, p.socket)
+	r.gone = len(r.connected) == 0
+	for _, other := range r.connected {
+		r.plugin = other
+	}
+	if r.gone && r.devices == nil {
+		r.devices = map[string]bool{}
 	}
 	d.mu.Unlock()
 	d.changed(nil)

@@ -23,7 +23,7 @@ import (
 
 const (
 	// version is the simulated kubelet version.
-	version = "v1.36.3"
+	version = "v1.37.2"
 	// leaseDuration is how long a node without a renewed Lease counts as alive, in seconds.
 	leaseDuration = 40
 )

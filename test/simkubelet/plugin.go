@@ -1,6 +1,7 @@
 package simkubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,7 +37,7 @@ type registration struct {
 	wg      sync.WaitGroup
 
 	mu      sync.Mutex
-	plugins map[string]*plugin // The latest registration by resource.
+	plugins map[string][]*plugin // The registrations by resource, the oldest first.
 }
 
 // serveRegistration removes the sockets of earlier plugins and kubelets and starts the server.
@@ -50,7 +52,7 @@ func serveRegistration(ctx context.Context, options *Options, devices *devices) 
 	}
 	r := &registration{
 		dir: dir, devices: devices, trace: options.Trace, ctx: ctx,
-		server: grpc.NewServer(grpc.WaitForHandlers(true)), plugins: map[string]*plugin{},
+		server: grpc.NewServer(grpc.WaitForHandlers(true)), plugins: map[string][]*plugin{},
 	}
 	pluginapi.RegisterRegistrationServer(r.server, r)
 	r.wg.Go(func() {
@@ -67,10 +69,12 @@ func (r *registration) stop() {
 	r.server.Stop()
 	r.mu.Lock()
 	plugins := r.plugins
-	r.plugins = map[string]*plugin{}
+	r.plugins = map[string][]*plugin{}
 	r.mu.Unlock()
-	for _, p := range plugins {
-		r.disconnect(p)
+	for _, registered := range plugins {
+		for _, p := range registered {
+			r.disconnect(p)
+		}
 	}
 	r.wg.Wait()
 }
@@ -80,24 +84,28 @@ func (r *registration) Register(ctx context.Context, request *pluginapi.Register
 	if request.Version != pluginapi.Version {
 		return nil, fmt.Errorf("requested API version %q is not supported by kubelet", request.Version)
 	}
-	p := &plugin{resource: request.ResourceName, trace: r.trace}
-	if err := p.open(filepath.Join(r.dir, request.Endpoint)); err != nil {
+	p := &plugin{resource: request.ResourceName, socket: filepath.Join(r.dir, request.Endpoint), trace: r.trace}
+	if err := p.open(); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
-	r.plugins[p.resource] = p
+	r.plugins[p.resource] = append(r.plugins[p.resource], p)
 	r.mu.Unlock()
-	if err := p.connect(ctx); err != nil {
-		r.forget(p.resource)
+	err := p.connect(ctx)
+	if err == nil {
+		err = r.devices.registered(p)
+	}
+	if err != nil {
+		r.forget(p)
 		return nil, errors.Join(err, p.conn.Close())
 	}
-	r.devices.registered(p)
 	r.wg.Go(func() {
 		r.watch(p)
-		// The kubelet disconnects the resource's latest registration, even one that came while the old stream was ending
-		// (server.runClient). Real plugins meet that race, so it is simulated.
-		if latest := r.forget(p.resource); latest != nil {
-			r.disconnect(latest)
+		// The kubelet forgets all registrations with this socket, and disconnects the oldest (server.runClient). If a second
+		// one with the same socket was refused meanwhile, none is left: then the kubelet takes the old one for connected until
+		// the kubelet restarts, and refuses this socket. Real plugins can meet that race, so it is simulated.
+		if oldest := r.forget(p); oldest != nil {
+			r.disconnect(oldest)
 		}
 		_ = p.conn.Close() // It may be closed.
 	})
@@ -121,23 +129,29 @@ func (r *registration) watch(p *plugin) {
 	}
 }
 
-// forget removes and returns the resource's registration, or nil if there is none.
-func (r *registration) forget(resource string) *plugin {
+// forget removes the registrations of the plugin's resource with its socket, and returns the oldest; nil if there is none.
+func (r *registration) forget(p *plugin) (oldest *plugin) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := r.plugins[resource]
-	delete(r.plugins, resource)
-	return p
+	r.plugins[p.resource] = slices.DeleteFunc(r.plugins[p.resource], func(other *plugin) bool {
+		if other.socket != p.socket {
+			return false
+		}
+		oldest = cmp.Or(oldest, other)
+		return true
+	})
+	return oldest
 }
 
 func (r *registration) disconnect(p *plugin) {
 	_ = p.conn.Close() // It may be closed.
-	r.devices.pluginGone(p.resource)
+	r.devices.pluginGone(p)
 }
 
 // plugin is one registration of a device plugin.
 type plugin struct {
 	resource string
+	socket   string
 	trace    func(Event)
 	conn     *grpc.ClientConn
 	api      pluginapi.DevicePluginClient
@@ -146,12 +160,12 @@ type plugin struct {
 	stopped atomic.Bool
 }
 
-func (p *plugin) open(socket string) (err error) {
-	p.conn, err = grpc.NewClient("passthrough:///"+socket,
+func (p *plugin) open() (err error) {
+	p.conn, err = grpc.NewClient("passthrough:///"+p.socket,
 		grpc.WithAuthority("localhost"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+			return (&net.Dialer{}).DialContext(ctx, "unix", p.socket)
 		}))
 	if err != nil {
 		return fmt.Errorf("failed to dial device plugin: %w", err)
