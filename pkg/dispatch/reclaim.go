@@ -445,6 +445,14 @@ func (m *Manager) unitOfHeld(h *heldUnit) *unit {
 	return m.unitOf(s)
 }
 
+// makesRoom reports whether pods were evicted for the unit and its places are held.
+func (m *Manager) makesRoom(u *unit) bool {
+	a := m.reclaims.attempt
+	return a != nil && slices.ContainsFunc(a.held, func(h *heldUnit) bool {
+		return slices.ContainsFunc(h.places, func(place ledger.HeldPlace) bool { return place.UID == u.pods[0].UID })
+	})
+}
+
 // holdsMemory reports whether the pod is bound and hasn't ended.
 func (m *Manager) holdsMemory(uid gpu.PodUID) bool {
 	p := m.pods[uid]

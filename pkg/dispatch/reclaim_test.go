@@ -47,6 +47,7 @@ func TestReclaim(t *testing.T) {
 	f.pod("bob/again", 1) // As their controller creates them.
 	f.run(30 * time.Second)
 	want(t, "while they end", []string(nil), f.admitted())
+	want(t, "alice's reason", "alice/0: pods of tenants above their share are evicted for it", f.Tenants()[0].Reason())
 	f.finish()
 	f.run(time.Second)
 	want(t, "alice gets the room", []string{"alice/0", "alice/1", "alice/2", "alice/3"}, f.admitted())

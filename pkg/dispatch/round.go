@@ -44,6 +44,8 @@ const (
 	Paused
 	// Behind means that it waits for a pod of its own tenant that was overtaken for too long.
 	Behind
+	// MakingRoom means that it has no room yet, and pods of other tenants are evicted for it.
+	MakingRoom
 	// Incomplete means that too few members of its group exist.
 	Incomplete
 )
@@ -53,6 +55,8 @@ func (o Obstacle) String() string {
 	switch o {
 	case NoRoom:
 		return "no card has room for it now"
+	case MakingRoom:
+		return "pods of tenants above their share are evicted for it"
 	case NeverFits:
 		return "no node that it can use is large enough for it"
 	case Paused:

@@ -58,7 +58,7 @@ func (m *Manager) standings() ([]Tenant, [][]*unit) {
 			t.Waiting, t.WaitingMemory = t.Waiting+len(u.pods), t.WaitingMemory.Add(item.Memory)
 			obstacle := m.obstacle(u)
 			if i == 0 || t.Obstacle.infeasible() && !obstacle.infeasible() {
-				t.Next, t.Obstacle = u.pods[0].Pod.Pod, obstacle
+				t.Next, t.Obstacle = u.pods[0].Pod.Pod, m.shownObstacle(u)
 			}
 			switch {
 			case obstacle.infeasible():
@@ -78,6 +78,14 @@ func (m *Manager) standings() ([]Tenant, [][]*unit) {
 		tenants[i].Share = share
 	}
 	return tenants, units
+}
+
+// shownObstacle is obstacle for users.
+func (m *Manager) shownObstacle(u *unit) Obstacle {
+	if m.makesRoom(u) {
+		return MakingRoom
+	}
+	return m.obstacle(u)
 }
 
 // Turn is where a pod is in the queue.
@@ -137,7 +145,7 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 	for i, t := range tenants {
 		for _, u := range units[i] {
 			for _, p := range u.pods {
-				turns[p.UID] = Turn{t.Name, t.Share, t.Allocated, t.Before, m.obstacle(u)}
+				turns[p.UID] = Turn{t.Name, t.Share, t.Allocated, t.Before, m.shownObstacle(u)}
 			}
 		}
 	}
