@@ -9,6 +9,8 @@ GO      ?= go
 BIN     ?= bin
 # The bindings of the driver library have all of its functions, and the compiler would warn of each deprecated one.
 export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
+# With one setting for programs, tests and linter, packages are compiled once for all of them.
+export GOFLAGS ?= -trimpath
 # The linter and the test runner are pinned in a separate module.
 TOOL    := $(GO) -C hack/tools tool -n
 

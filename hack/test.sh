@@ -1,32 +1,43 @@
 #!/usr/bin/env bash
-# Runs all tests with the race detector. The packages that start a control plane run last and two at a time: each of them
-# waits most of the time and uses half a core. Skipped tests are listed with their reasons at the end of each part.
+# Runs all tests. The programs' packages are tested with the race detector. The suites in test/ wait for the programs that
+# they start most of the time: each uses half a core, and no race detector, because those programs are built without it. So
+# several suites run at a time, and the packages beside them. Skipped tests are listed with their reasons at the end of
+# each part. `make lint` vets the code.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 runner=$(go -C hack/tools tool -n gotestsum)
 # The callers of this script build the binaries, so a missing one is an error.
 export GPUSHARE_REQUIRE_CONTROL_PLANE=1
-# go-nvml relies on lazy binding of the driver library; the toolchain's default can be different.
-flags=(-race -count=1 -ldflags "-extldflags=-Wl,-z,lazy")
+# go-nvml relies on lazy binding of the driver library; the toolchain's default can be different. Without the debugger's
+# tables (-w), linking takes two thirds of the time.
+flags=(-count=1 -vet=off -ldflags "-w -extldflags=-Wl,-z,lazy")
 
 test_packages() {
   "$runner" --format pkgname --format-hide-empty-pkg -- "${flags[@]}" "$@"
 }
 
-go vet ./...
-# hack/images is a separate module.
-go -C hack/images vet ./...
-(cd hack/images && test_packages ./...)
-all=$(go list ./...)
-control_plane='/test/(browser|controlplane|e2e|gang|install|preemption)'
-# Needs a real kubelet, root, and system packages: make e2e-node.
-real_node='/test/nodee2e$'
-# The simulation runs in one goroutine, and the race detector makes it slow. So most of its steps are made without it.
-go test -count=1 -timeout 60m -run '^TestSimulation$' ./pkg/scheduling
+packages() {
+  # hack/images is a separate module, which the linter doesn't read.
+  go -C hack/images vet ./...
+  (cd hack/images && test_packages ./...)
+  # The simulation runs in one goroutine, and the race detector makes it slow. So most of its steps are made without it.
+  go test "${flags[@]}" -timeout 60m -run '^TestSimulation$' ./pkg/scheduling
+  GPUSHARE_SIM_STEPS=100000 test_packages -race ./cmd/... ./pkg/...
+  hack/alerts.sh
+}
+
+# A process group of its own, so that it can be ended as a whole.
+set -m
+packages &
+running=$!
+set +m
+trap 'kill -- "-$running" 2>/dev/null || true' EXIT
+
+status=0
+# test/nodee2e needs a real kubelet, root, and system packages: make e2e-node.
 # shellcheck disable=SC2046 # one word per package is intended
-GPUSHARE_SIM_STEPS=100000 test_packages $(grep -vE "$control_plane|$real_node" <<<"$all")
-# shellcheck disable=SC2046
-test_packages -p 2 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(grep -E "$control_plane" <<<"$all")
-hack/alerts.sh
+test_packages -p 4 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(go list ./test/... | grep -v '/test/nodee2e$') || status=$?
+wait "$running" || status=$?
 echo "NOT RUN: the tests on a real kubelet, which need root and containerd: make e2e-node"
+exit "$status"

@@ -10,7 +10,7 @@ export GPUSHARE_REQUIRE_CONTROL_PLANE=1
 [ $# -gt 0 ] || set -- $(cd hack/kube && ls -d v*)
 tests=$(mktemp -d)
 trap 'rm -rf "$tests"' EXIT
-go test -c -o "$tests/" -ldflags "-extldflags=-Wl,-z,lazy" ./test/e2e ./test/preemption ./test/install
+go test -c -o "$tests/" -ldflags "-w -extldflags=-Wl,-z,lazy" ./test/e2e ./test/preemption ./test/install
 
 run() {
   for package; do

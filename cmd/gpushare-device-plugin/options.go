@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"path/filepath"
 	"time"
@@ -166,8 +167,8 @@ func (o *options) validate() error {
 		return errors.New("--node-name (or NODE_NAME) is missing")
 	case !filepath.IsAbs(p.Directory):
 		return fmt.Errorf("--device-plugin-dir: %q is not an absolute path", p.Directory)
-	case p.Overuse.Tolerance < 0:
-		return fmt.Errorf("--overuse-tolerance: must not be negative, got %v", p.Overuse.Tolerance)
+	case !(p.Overuse.Tolerance >= 0) || math.IsInf(p.Overuse.Tolerance, 0): // NaN is neither above 0 nor below.
+		return fmt.Errorf("--overuse-tolerance: must be a number of percent that is not negative, got %v", p.Overuse.Tolerance)
 	case p.Overuse.Grace < 0:
 		return fmt.Errorf("--overuse-grace: must not be negative, got %v", p.Overuse.Grace)
 	case !filepath.IsAbs(p.CgroupRoot):

@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/tokenauth"
 	"github.com/gpushare/gpushare/pkg/version"
@@ -38,13 +39,24 @@ func printInventory(ctx context.Context, out io.Writer, o options) error {
 	if len(state.Cards) == 0 && state.Problem != "" {
 		return fmt.Errorf("listing the cards: %s", state.Problem)
 	}
-	cards := slices.DeleteFunc(state.Cards, selected.Settings.Excluded.Has)
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(protocol.Inventory{Unit: state.Unit, Cards: cards}); err != nil {
+	if err := encoder.Encode(inventoryOf(state, selected.Settings)); err != nil {
 		return fmt.Errorf("printing the inventory: %w", err)
 	}
 	return nil
+}
+
+// inventoryOf returns the inventory of these cards. It doesn't check what an isolation mode needs.
+func inventoryOf(state inventory.State, settings nodeconfig.Settings) protocol.Inventory {
+	out := protocol.Inventory{Unit: state.Unit, Cards: slices.DeleteFunc(state.Cards, settings.Excluded.Has)}
+	if settings.Isolation.Limits() {
+		out.Isolation = string(settings.Isolation)
+		for i := range out.Cards {
+			out.Cards[i] = out.Cards[i].Unreserved()
+		}
+	}
+	return out
 }
 
 // cleanUp removes from the Node object what a removed plugin has left.

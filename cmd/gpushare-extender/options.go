@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -62,12 +63,15 @@ type fairShare struct {
 	by           string
 	cutoff       int32
 	provisioning int
+	reclaimAfter time.Duration
+	minRuntime   time.Duration
 }
 
 // The values of --fair-share and of --fair-share-by.
 const (
 	fairShareOff      = "off"
 	fairShareDispatch = "dispatch"
+	fairShareReclaim  = "reclaim"
 	byNamespace       = "namespace"
 	byLabel           = "label:"
 )
@@ -135,7 +139,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.IntVar(&o.filterBest, "filter-best", 1, "maximum number of nodes that filter returns if there are more than --filter-best-above candidate nodes: the most suitable ones of those with the best score. 0 returns all nodes that fit; set it if other extenders filter after this one")
 	f.IntVar(&o.bestAbove, "filter-best-above", 32, "number of candidate nodes up to which filter returns all nodes that fit, with the reasons why the others don't")
 	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "maximum duration of a bind, without the time for which a group is held; more than 0, 1m at most, and less than the httpTimeout in kube-scheduler's configuration. Increase it if binds time out because the API server is slow")
-	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "maximum time for which binds that arrive close together are collected and then sent together; 500ms and a quarter of --bind-timeout at most. 0 sends each bind immediately")
+	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "maximum time for which binds are collected, while pods queue, and then sent together; a bind waits for a tenth at most of the time for which its pod has been pending. 500ms and a quarter of --bind-timeout at most; 0 sends each bind immediately")
 	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card for a pod that only fragmentation keeps pending: a node has enough free GPU memory in total, and no card has; needs the permission to create pods/eviction")
 	f.StringVar(&o.overusePolicy, "overuse-policy", overuseReport, "what happens to pods that use more GPU memory than they request, as the device plugins report them: report, or evict them, the youngest first, on cards that can't keep their promises otherwise; evict needs the permission to create pods/eviction")
 	g := &o.gangs
@@ -144,10 +148,12 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.DurationVar(&g.starvation, "gang-claim-after", 2*time.Minute, "time for which a group must be pending before it gets a starvation reservation: freed memory is reserved for it, for a limited time; 0 turns these reservations off")
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
 	s := &o.fairShare
-	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster: off, or dispatch: pods with the scheduling gate gpushare.aliyun.com/fair-share are scheduled in an order that gives each tenant its share; dispatch needs the permissions to patch pods and to list namespaces")
+	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster: off; dispatch: pods with the scheduling gate gpushare.aliyun.com/fair-share are scheduled in an order that gives each tenant its share; or reclaim: in addition, pods of tenants above their share are evicted for those below theirs. Both need the permissions to patch pods and to list namespaces, reclaim also that to create pods/eviction")
 	f.StringVar(&s.by, "fair-share-by", byNamespace, "what a tenant is: namespace, or label:KEY for all namespaces with the same value of that label")
-	f.Int32Var(&s.cutoff, "fair-share-priority-cutoff", defaultPriorityCutoff, "priority from which on pods are scheduled without waiting for their turn; by default that of the class system-cluster-critical")
+	f.Int32Var(&s.cutoff, "fair-share-priority-cutoff", dispatch.DefaultPriorityCutoff, "priority from which on pods are scheduled without waiting for their turn; by default that of the class system-cluster-critical")
 	f.IntVar(&s.provisioning, "fair-share-provisioning", 0, "number of pods that may be scheduled at one time although they fit nowhere, so that cluster-autoscaler adds nodes for them")
+	f.DurationVar(&s.reclaimAfter, "fair-share-reclaim-after", 5*time.Minute, "time for which a tenant must be below its share before pods of others are evicted for it; only with --fair-share=reclaim")
+	f.DurationVar(&s.minRuntime, "fair-share-min-runtime", 10*time.Minute, "time for which a pod must have run before it can be evicted for another tenant; only with --fair-share=reclaim")
 	e := &o.election
 	f.BoolVar(&e.elect, "leader-elect", false, "elect a leader among several replicas by a Lease; the leader answers kube-scheduler, the others are standbys. Set it on all replicas if there is more than one")
 	f.StringVar(&e.options.Namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease and of --publish-service")
@@ -170,9 +176,6 @@ const (
 	defaultBindTimeout = 4 * time.Second
 	defaultGangHold    = 10 * time.Second
 )
-
-// defaultPriorityCutoff is the default of --fair-share-priority-cutoff.
-const defaultPriorityCutoff = 2_000_000_000
 
 const (
 	// maxHold is the maximum of --gang-hold and of --bind-timeout. Their sum stays within the server's timeout of a call.
@@ -217,12 +220,16 @@ func (o options) validate() error {
 		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", o.gangs.failurePolicy, gang.Evict, gang.Keep)
 	case o.overusePolicy != overuseReport && o.overusePolicy != overuseEvict:
 		return fmt.Errorf("--overuse-policy: unknown policy %q: want %s or %s", o.overusePolicy, overuseReport, overuseEvict)
-	case o.fairShare.mode != fairShareOff && o.fairShare.mode != fairShareDispatch:
-		return fmt.Errorf("--fair-share: unknown mode %q: want %s or %s", o.fairShare.mode, fairShareOff, fairShareDispatch)
+	case !slices.Contains([]string{fairShareOff, fairShareDispatch, fairShareReclaim}, o.fairShare.mode):
+		return fmt.Errorf("--fair-share: unknown mode %q: want %s, %s or %s", o.fairShare.mode, fairShareOff, fairShareDispatch, fairShareReclaim)
 	case !o.fairShare.validBy():
 		return fmt.Errorf("--fair-share-by: want %s or %sKEY with the key of a label, got %q", byNamespace, byLabel, o.fairShare.by)
 	case o.fairShare.provisioning < 0:
 		return errors.New("--fair-share-provisioning must not be negative")
+	case o.fairShare.reclaimAfter <= 0:
+		return errors.New("--fair-share-reclaim-after must be positive")
+	case o.fairShare.minRuntime < 0:
+		return errors.New("--fair-share-min-runtime must not be negative")
 	case o.election.elect && o.bindTimeout >= o.election.options.RenewDeadline:
 		return errors.New("--bind-timeout must be less than --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
 	case o.qps <= 0 || o.burst <= 0:

@@ -107,7 +107,10 @@ func serve(ctx context.Context, o options) error {
 		leading, answer = elector.Leading, elector.Answer
 	}
 	fair := scheduling.FairShareOptions{
-		On: o.fairShare.mode == fairShareDispatch, Label: o.fairShare.label(), PriorityCutoff: o.fairShare.cutoff, Provisioning: o.fairShare.provisioning,
+		On: o.fairShare.mode != fairShareOff, Label: o.fairShare.label(), PriorityCutoff: o.fairShare.cutoff, Provisioning: o.fairShare.provisioning,
+	}
+	if o.fairShare.mode == fairShareReclaim {
+		fair.ReclaimAfter, fair.MinRuntime = o.fairShare.reclaimAfter, o.fairShare.minRuntime
 	}
 	var fairObserver *metrics.FairShare
 	if fair.On {

@@ -148,7 +148,7 @@ func (s *cardState) report() []gpu.Card {
 		card.Unhealthy = cmp.Or(card.Unhealthy, s.isolated[card.Index].notReady)
 		card.MaxContainers = s.isolated[card.Index].maxContainers
 		if s.mode.Limits() {
-			card.Memory = card.Memory.Sub(card.Reserved)
+			*card = card.Unreserved()
 		}
 	}
 	return cards

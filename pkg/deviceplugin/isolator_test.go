@@ -20,7 +20,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/usage"
 )
 
 // isolationOptions are the options of a plugin for limits.
@@ -168,14 +167,20 @@ func TestIsolation(t *testing.T) {
 		t.Errorf("in mode none a container gets %v", devices)
 	}
 
-	// The first container can still be started again.
+	// The first container can still be started again. The plugin tries until it can write the specification.
 	stop()
-	if err := os.Remove(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json")); err != nil {
+	specification := filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json")
+	inTheWay := filepath.Join(specification, "file")
+	if err := errors.Join(os.Remove(specification), os.Mkdir(specification, 0o755), os.WriteFile(inTheWay, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	next, _ := b.start(reservedCards())
+	await(t, "the start", func() bool { return next.node.Written() })
+	if err := os.RemoveAll(specification); err != nil {
+		t.Fatal(err)
+	}
 	await(t, "the specification of its limit", func() bool {
-		text, _ := os.ReadFile(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"))
+		text, _ := os.ReadFile(specification)
 		return strings.Contains(string(text), "NVIDIA_GPU_MEMORY_LIMIT=2048")
 	})
 	if got := next.allocator.snapshots.record.Pod("uid-limited")["main"].Limit; got != 2<<30 {
@@ -296,7 +301,7 @@ func TestLimitNotRead(t *testing.T) {
 		edit podOption
 		want protocol.PodIsolation
 	}{
-		"running":       {func(*corev1.Pod) {}, protocol.PodIsolation{Mode: "driver", Problem: "container main: " + usage.ErrNotRead.Error()}},
+		"running":       {func(*corev1.Pod) {}, protocol.PodIsolation{Mode: "driver", Problem: "container main: no cgroup"}},
 		"being deleted": {func(pod *corev1.Pod) { pod.DeletionTimestamp = new(metav1.Now()) }, protocol.PodIsolation{Mode: "driver"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -312,8 +317,8 @@ func TestLimitNotRead(t *testing.T) {
 			if err := p.pods.informer.GetStore().Add(info); err != nil {
 				t.Fatal(err)
 			}
-			for i, problem := range []string{"", usage.ErrNotRead.Error(), usage.ErrNotRead.Error(), usage.ErrNotRead.Error()} {
-				p.limits.Check(protocol.Usage{Containers: []protocol.ContainerUsage{{UID: "uid-a", Container: "main", Given: new(uint64), NotInForce: problem}}})
+			for i, problem := range []string{"", "no cgroup", "no cgroup", "no cgroup"} {
+				p.limits.Check(protocol.Usage{Containers: []protocol.ContainerUsage{{UID: "uid-a", Container: "main", Given: new(uint64), NotInForce: problem, NotRead: problem != ""}}})
 				want := test.want
 				if i < 2 {
 					want.Problem = ""
@@ -341,7 +346,7 @@ func TestIsolationFails(t *testing.T) {
 	}
 	pod := newPod("a", main(2), assumed(0, 1))
 	b.create(p, pod)
-	if _, err := k.admit(pod); err == nil || !strings.Contains(err.Error(), "isolation mode driver: writing the CDI specification of limits") {
+	if _, err := k.admit(pod); err == nil || !strings.Contains(err.Error(), "isolation mode driver: reading the CDI specification of limits") {
 		t.Errorf("got %v", err)
 	}
 	b.awaitEvent("GPUCardRefused container main: isolation mode driver")

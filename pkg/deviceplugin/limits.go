@@ -11,7 +11,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/usage"
 )
 
 // limitWatch compares the limits that containers were given with those that the driver has. NVIDIA's hook lets a container start
@@ -54,7 +53,7 @@ func (w *limitWatch) Check(report protocol.Usage) {
 		}
 		uid, key := gpu.PodUID(row.UID), allocation.ContainerKey{UID: gpu.PodUID(row.UID), Name: row.Container}
 		pod, _ := w.pods.ByUID(uid)
-		if row.NotInForce == usage.ErrNotRead.Error() && (pod.Leaving || !w.notRead[key]) {
+		if row.NotRead && (pod.Leaving || !w.notRead[key]) {
 			notRead[key] = true
 			if last, ok := before[uid]; ok && found[uid].Mode == "" {
 				found[uid] = last
@@ -65,7 +64,7 @@ func (w *limitWatch) Check(report protocol.Usage) {
 		state := protocol.PodIsolation{Mode: string(isolation.Driver), Problem: found[uid].Problem}
 		if row.NotInForce != "" {
 			failed++
-			notRead[key] = row.NotInForce == usage.ErrNotRead.Error()
+			notRead[key] = row.NotRead
 			state.Problem = "container " + row.Container + w.cardOf(uid, row) + ": " + row.NotInForce
 		}
 		found[uid] = state

@@ -245,7 +245,6 @@ func (p *Plugin) work(ctx context.Context) error {
 	}
 	p.checkpoint.Sync(ctx)
 	p.configurator.Check(ctx)
-	p.keepLimits(ctx)
 	// The checkpoint's reader and the annotator process the results of the kubelet's calls, so they end after the last call.
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	group, ctx := errgroup.WithContext(ctx)
@@ -253,6 +252,7 @@ func (p *Plugin) work(ctx context.Context) error {
 	group.Go(func() error { return p.annotator.Run(serving) })
 	group.Go(func() error { return p.node.Run(ctx) })
 	group.Go(func() error { return p.configurator.Run(ctx) })
+	group.Go(func() error { return p.keepLimits(ctx) })
 	group.Go(func() error { return p.follow(ctx) })
 	group.Go(func() error {
 		defer end()
@@ -267,8 +267,9 @@ func (p *Plugin) work(ctx context.Context) error {
 	return group.Wait()
 }
 
-// keepLimits makes sure that the containers that were given a limit can be started again with it, in whatever mode the node is now.
-func (p *Plugin) keepLimits(ctx context.Context) {
+// keepLimits makes sure that the containers that were given a limit can be started again with it, in whatever mode the node is now. It
+// tries until that succeeds or ctx ends.
+func (p *Plugin) keepLimits(ctx context.Context) error {
 	var limits []uint64
 	for _, containers := range p.allocator.snapshots.record.Snapshot() {
 		for _, given := range containers {
@@ -277,9 +278,21 @@ func (p *Plugin) keepLimits(ctx context.Context) {
 			}
 		}
 	}
-	if err := p.limitSpec.Add(limits...); err != nil && len(limits) > 0 {
-		klog.FromContext(ctx).Error(err, "Containers that restart won't find their limit")
+	backoff := newBackoff()
+	for len(limits) > 0 {
+		err := p.limitSpec.Add(limits...)
+		if err == nil {
+			break
+		}
+		delay := backoff.Step()
+		klog.FromContext(ctx).Error(err, "Containers that restart won't find their limit, trying again", "delay", delay)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(delay):
+		}
 	}
+	return nil
 }
 
 // countCards keeps the metrics of the cards and the mode up to date until ctx ends.

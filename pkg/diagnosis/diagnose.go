@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // Diagnosis is why a pod is pending.
@@ -138,9 +139,7 @@ var rules = []rule{
 	{InvalidRequest, func(c *podCase) bool { return c.RequestError != "" }, func(c *podCase) string {
 		return "no node can give the pod what it asks for: " + c.RequestError
 	}},
-	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil }, func(c *podCase) string {
-		return "the pod is held back by its scheduling gates: " + strings.Join(c.Gates, ", ")
-	}},
+	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil }, (*podCase).gatedText},
 	{InvalidGroup, func(c *podCase) bool { return c.wait.invalid() }, func(c *podCase) string { return c.wait.String() }},
 	{Nominated, func(c *podCase) bool { return c.nominated && !c.callFailed() }, (*podCase).nominatedText},
 	{NoNode, roomIs(NoNode), func(c *podCase) string { return c.room.message + c.more() }},
@@ -304,4 +303,13 @@ func count(n int, one, many string) string {
 // compareRejections orders rejections by their number of nodes, the most frequent one first.
 func compareRejections(a, b *rejectedNodes) int {
 	return cmp.Or(cmp.Compare(b.n, a.n), cmp.Compare(a.why, b.why))
+}
+
+// gatedText is shown of a pod with scheduling gates of which nothing else is known.
+func (c *podCase) gatedText() string {
+	text := "the pod is held back by its scheduling gates: " + strings.Join(c.Gates, ", ")
+	if slices.Contains(c.Gates, protocol.GateFairShare) {
+		text += "; the extender removes " + protocol.GateFairShare + " at the pod's turn: kubectl inspect gpushare --shares"
+	}
+	return text
 }

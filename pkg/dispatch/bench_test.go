@@ -107,3 +107,18 @@ func BenchmarkIdleTick(b *testing.B) {
 		m.Tick(*now)
 	}
 }
+
+// BenchmarkReclaim is a tick in which room is requested for tenants below their share.
+func BenchmarkReclaim(b *testing.B) {
+	m, _, now := newBench()
+	m.ReclaimAfter = time.Second
+	m.Tick(*now)
+	for b.Loop() {
+		*now = now.Add(time.Minute)
+		m.reclaims.attempt = nil
+		m.Tick(*now)
+		if m.TakeEffects().Reclaim == nil {
+			b.Fatal("nothing is requested")
+		}
+	}
+}

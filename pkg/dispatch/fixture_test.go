@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -31,6 +32,15 @@ type fixture struct {
 	// granted are the names of the pods in the order in which they were granted; requeues counts the requeues.
 	granted           []string
 	requeues, expired int
+	// failed counts the reclaims without success.
+	failed int
+	// evicted are the names of the pods whose eviction was requested, in order. evictionsFail makes such requests fail.
+	evicted       []string
+	evictionsFail bool
+	// meanwhile, if not nil, is called before a plan is made.
+	meanwhile func()
+	// planned, if not nil, is called with each plan before its victims are evicted.
+	planned func(reclaim.Plan)
 	// gatesFail makes the writes fail that open gates.
 	gatesFail bool
 }
@@ -98,6 +108,7 @@ func (g fakeGroups) Startable(key gang.Key) (together, alone []gpu.PodUID) {
 
 func (f *fixture) PodGranted(time.Duration) {}
 func (f *fixture) ChargeExpired()           { f.expired++ }
+func (f *fixture) ReclaimFailed()           { f.failed++ }
 
 type edit func(*Pod)
 
@@ -144,6 +155,9 @@ func (f *fixture) tick(pass time.Duration) {
 	effects := f.TakeEffects()
 	if effects.Requeue {
 		f.requeues++
+	}
+	if effects.Reclaim != nil {
+		f.reclaimFor(*effects.Reclaim)
 	}
 	for _, opened := range effects.Open {
 		f.GateOpened(opened.UID, !f.gatesFail, f.now)
@@ -200,4 +214,77 @@ func (f *fixture) admitted() (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// reclaimFor does what the caller of a Manager does: it makes a plan, has its places held, and evicts. Evicted pods stay until finish
+// is called.
+func (f *fixture) reclaimFor(need reclaim.Need) {
+	if f.meanwhile != nil {
+		f.meanwhile()
+	}
+	plan, ok := reclaim.Choose(need, f.cluster())
+	made := ok && f.Hold(need.Attempt, plan, f.now) && !f.evictionsFail
+	if made && f.planned != nil {
+		f.planned(plan)
+	}
+	if made {
+		tenants, running := map[string]Tenant{}, f.running()
+		for _, t := range f.Tenants() {
+			tenants[t.Name] = t
+		}
+		for _, v := range plan.Victims {
+			tenant := tenants[v.Tenant]
+			if running[v.Tenant] -= v.Memory(); running[v.Tenant] < tenant.Share {
+				f.t.Errorf("%s gets %d of its share of %d by the eviction of %v", v.Tenant, running[v.Tenant], tenant.Share, v.Pods)
+			}
+			if beneficiary := tenants[v.For.Tenant]; beneficiary.Allocated >= beneficiary.Share {
+				f.t.Errorf("%v are evicted for %s, which has %d of its share of %d", v.Pods, v.For.Tenant, beneficiary.Allocated, beneficiary.Share)
+			}
+			for _, pod := range v.Pods {
+				f.evicted = append(f.evicted, pod.String())
+				f.pod(pod.String(), 0, func(p *Pod) { p.Leaving = true })
+			}
+		}
+	}
+	f.Reclaimed(need.Attempt, made, f.now)
+}
+
+// running returns what the bound pods of each tenant have that are not being deleted.
+func (f *fixture) running() map[string]gpu.Memory {
+	out := map[string]gpu.Memory{}
+	for _, p := range f.pods {
+		if ns := f.namespaces[p.Namespace]; p.Node != "" && !p.Leaving && !ns.Free {
+			out[ns.Tenant] += p.Request
+		}
+	}
+	return out
+}
+
+// cluster returns the state of the ledger, with the pods gone that are being deleted.
+func (f *fixture) cluster() reclaim.Cluster {
+	c := reclaim.Cluster{Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{}}
+	for _, node := range f.ledger.Nodes() {
+		for i, card := range node.Cards {
+			c.Cards[node.Name] = append(c.Cards[node.Name], placement.NewCard(card, node.Used[i]))
+		}
+		for _, a := range node.Allocations {
+			switch {
+			case a.Leaving:
+				reclaim.Free(c.Cards[node.Name], a.Placement)
+				c.Leaving[node.Name] = append(c.Leaving[node.Name], a.UID)
+			case a.State == ledger.Bound:
+				c.Places[a.UID] = reclaim.Place{Node: node.Name, On: a.Placement}
+			}
+		}
+	}
+	return c
+}
+
+// finish deletes the pods that are being deleted.
+func (f *fixture) finish() {
+	for name, p := range f.pods {
+		if p.Leaving {
+			f.delete(name)
+		}
+	}
 }

@@ -10,12 +10,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 const (
 	// chargeLife is how long a pod that isn't bound keeps its charge and its place: much longer than kube-scheduler takes for a
 	// new pod, and longer than its longest back-off by default (podMaxBackoffSeconds).
 	chargeLife = 30 * time.Second
+	// provisionLife is how long a pod that was granted for an autoscaler keeps its charge without a place: longer than
+	// cluster-autoscaler waits for a node (max-node-provision-time).
+	provisionLife = 20 * time.Minute
 	// extension is how long a charge goes on if the pod is about to be bound when it ends.
 	extension = 5 * time.Second
 	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
@@ -60,6 +64,9 @@ type Options struct {
 	// Provisioning is how many pods are granted that fit nowhere now, and would fit an empty node, so that an autoscaler sees
 	// them.
 	Provisioning int
+	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
+	// Pods that have run for less than MinRuntime are not evicted.
+	ReclaimAfter, MinRuntime time.Duration
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
 	Observer Observer
 }
@@ -69,6 +76,7 @@ type Ledger interface {
 	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
 	FitsEmpty(requests []ledger.Request, capacity ledger.Capacity) bool
+	Hold(places []ledger.HeldPlace, priority int32)
 }
 
 // Groups is the part of package gang that a Manager uses.
@@ -84,6 +92,8 @@ type Observer interface {
 	PodGranted(waited time.Duration)
 	// ChargeExpired counts the charges that ended without a bind.
 	ChargeExpired()
+	// ReclaimFailed counts the units that got no room although pods were evicted for them.
+	ReclaimFailed()
 }
 
 // Pod is a pod that asks for GPU memory, or has the gate.
@@ -91,7 +101,9 @@ type Pod struct {
 	gpu.Pod
 	Created time.Time
 	// Node is the node that the pod is bound to; empty if it isn't bound.
-	Node  string
+	Node string
+	// Bound is when it was bound, according to the extender that did it; zero if that is unknown.
+	Bound time.Time
 	Ended bool
 	// Gated is true if the pod has the gate of fair shares, GatedOtherwise if it has others.
 	Gated, GatedOtherwise bool
@@ -119,6 +131,8 @@ type Effects struct {
 	Open []gpu.Pod
 	// Requeue is true if kube-scheduler must retry rejected pods: some of them have no gate, and were granted.
 	Requeue bool
+	// Reclaim is the room that must be made by evictions; nil for none. The result is passed to Reclaimed.
+	Reclaim *reclaim.Need
 }
 
 // Manager holds the pods of all tenants. mu guards the fields below it and is held for in-memory work only.
@@ -163,7 +177,10 @@ type Manager struct {
 	// effort counts the attempts of the present round. incomplete is true if the latest one ended before it had tried all units.
 	effort     int
 	incomplete bool
-	effects    Effects
+	reclaims   reclaims
+	// now is the time of the latest Tick as leader.
+	now     time.Time
+	effects Effects
 }
 
 // pod is a Pod with the state that a Manager keeps of it.
@@ -174,10 +191,11 @@ type pod struct {
 	countedFor string
 	// unit is the unit in which the pod waits; nil if it doesn't.
 	unit *unit
-	// charged is true if the pod was granted and isn't bound yet. expires is when the charge ends; zero if it doesn't end by
-	// itself.
-	charged bool
-	expires time.Time
+	// charged is true if the pod was granted and isn't bound yet, unplaced if it has got no place yet. expires is when the charge ends.
+	charged, unplaced bool
+	expires           time.Time
+	// started is when the pod was bound, see startedAt.
+	started time.Time
 	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
 	failures  int
 	notBefore time.Time
@@ -193,6 +211,7 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, noRoom: map[unique.Handle[string]]Obstacle{},
+		reclaims: reclaims{pauses: map[reclaimKind]reclaimPause{}},
 	}
 }
 
@@ -282,11 +301,16 @@ func (m *Manager) SetPod(next Pod) {
 		m.withdraw(p)
 	}
 	if next.Node == "" && (next.Demand() != p.Demand() || next.Constraints != p.Constraints) {
+		m.dropHold(p.UID)
 		m.endCharge(p) // The place is for what the pod asked for then. Users can change its number of cards, and its node selector while it is gated.
 	}
 	p.Pod = next
 	if !p.awaitsBind() {
+		m.dropHold(p.UID)
 		m.endCharge(p)
+	}
+	if p.Node != "" && p.started.IsZero() {
+		p.started = m.now
 	}
 	m.refresh(p)
 }
@@ -300,6 +324,7 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 		return
 	}
 	m.withdraw(p)
+	m.dropHold(uid)
 	m.endCharge(p)
 	tenant := p.countedFor
 	m.count(p, 0)
@@ -397,7 +422,10 @@ func (m *Manager) StopLeading() {
 	if !m.leading {
 		return
 	}
-	m.leading, m.effects = false, Effects{}
+	m.endAttempt()
+	m.leading, m.effects, m.now, m.reclaims.below = false, Effects{}, time.Time{}, nil
+	m.reclaims.since = time.Time{}
+	clear(m.reclaims.pauses)
 	for _, p := range m.charged {
 		m.endCharge(p)
 		m.refresh(p)

@@ -241,8 +241,13 @@ func TestProvisioning(t *testing.T) {
 		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 2, Allocated: 4, Before: 1},
 		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1, Next: f.pods["bob/3"].Pod, Obstacle: NoRoom},
 	}, f.Tenants())
-	f.tick(time.Hour)
-	want(t, "it keeps its charge", []string{"bob/2"}, f.admitted())
+	f.tick(provisionLife - time.Second)
+	want(t, "it keeps its charge for long", []string{"bob/2"}, f.admitted())
+	f.tick(time.Second)
+	want(t, "no node has come: the next one", []string{"bob/3"}, f.admitted())
+	f.delete("bob/3")
+	f.tick(minPause)
+	want(t, "after a pause", []string{"bob/2"}, f.admitted())
 	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 8}}})
 	f.NodesChanged()
 	f.bind("bob/2")
@@ -277,12 +282,18 @@ func allocations(f *fixture) (n int) {
 }
 
 // TestFaults makes random changes: pods come, go and end at any moment, users remove gates, the writes that open gates fail, binds
-// fail, leaders change, namespaces change, the clock steps. When it is over, no pod waits that fits, no tenant is charged for a pod that
-// isn't there, and no place stays reserved. No card is ever over its size.
+// fail, leaders change, namespaces change, the clock steps, and pods are evicted for tenants below their share. When it is over, no pod
+// waits that fits, no tenant is charged for a pod that isn't there, and no place stays reserved. No card is ever over its size.
 func TestFaults(t *testing.T) {
+	evictions := 0
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		f := newFixture(t, []gpu.Memory{8, 8, 4}, func(o *Options) { o.Provisioning = int(seed % 3) })
+		f := newFixture(t, []gpu.Memory{8, 8, 4}, func(o *Options) {
+			o.Provisioning = int(seed % 3)
+			if seed%2 == 0 {
+				o.ReclaimAfter, o.MinRuntime = 10*time.Second, 20*time.Second
+			}
+		})
 		f.groups.sizes["g"] = 3
 		for step := range 150 {
 			names := make([]string, 0, len(f.pods))
@@ -294,7 +305,7 @@ func TestFaults(t *testing.T) {
 			if len(names) > 0 {
 				name = names[random.IntN(len(names))]
 			}
-			switch what := random.IntN(15); {
+			switch what := random.IntN(17); {
 			case what < 4:
 				var edits []edit
 				if random.IntN(4) == 0 {
@@ -327,6 +338,10 @@ func TestFaults(t *testing.T) {
 				}
 			case what == 12: // A process's clock does this only if its times lose their monotonic part.
 				f.tick(time.Duration(random.IntN(1200)-600) * time.Second)
+			case what == 13:
+				f.finish()
+			case what == 14:
+				f.evictionsFail = !f.evictionsFail
 			default:
 				f.tick(time.Duration(random.IntN(20)) * time.Second)
 			}
@@ -336,10 +351,11 @@ func TestFaults(t *testing.T) {
 				}
 			}
 		}
-		f.gatesFail = false
+		f.gatesFail, f.evictionsFail = false, false
 		f.SetNamespace("bob", Namespace{Tenant: "bob", Terms: fairshare.DefaultTerms})
-		for range 600 { // Longer than any pause, and than all steps back.
-			f.tick(10 * time.Second)
+		for range 200 { // Longer than any pause, and than all steps back.
+			f.tick(20 * time.Second)
+			f.finish()
 			for name, p := range f.pods {
 				if _, ok := f.Admit(p.Pod); ok && p.Node == "" && !p.Gated {
 					if _, fits := f.ledger.AnyFit(p.Pod); fits {
@@ -369,8 +385,12 @@ func TestFaults(t *testing.T) {
 		for name := range f.pods {
 			f.delete(name)
 		}
-		if n := allocations(f); n > 0 || len(f.charged)+len(f.units)+len(f.members)+len(f.gated)+len(f.places.nodeOf) > 0 {
+		evictions += len(f.evicted)
+		if n := allocations(f); n > 0 || f.reclaims.attempt != nil || len(f.places.held) > 0 || len(f.charged)+len(f.units)+len(f.members)+len(f.gated)+len(f.places.nodeOf) > 0 {
 			t.Fatalf("seed %d: something is left: %d allocations, charged %v, units %v, members %v, gated %v, places %v", seed, n, f.charged, f.units, f.members, f.gated, f.places.nodeOf)
 		}
+	}
+	if evictions < 50 {
+		t.Errorf("only %d evictions", evictions)
 	}
 }

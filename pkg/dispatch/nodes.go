@@ -52,9 +52,9 @@ func newEligibleNodes(names []string) *eligibleNodes {
 }
 
 // setFreed sets the nodes on which resources were freed.
-func (e *eligibleNodes) setFreed(names map[string]struct{}) {
+func (e *eligibleNodes) setFreed(names []string) {
 	e.freed = nil
-	for name := range names {
+	for _, name := range names {
 		if _, eligible := e.set[name]; eligible {
 			e.freed = append(e.freed, name)
 		}

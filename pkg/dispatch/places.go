@@ -6,13 +6,25 @@ import (
 	"sync"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// places are the reserved places of granted pods, by node. mu guards its fields. No other lock is taken while it is held.
+// places are the reserved places of granted pods, and those held for pods whose victims end, by node. mu guards its fields. No other lock is taken while it is held.
 type places struct {
 	mu     sync.Mutex
 	nodeOf map[gpu.PodUID]string
 	on     map[string]map[gpu.PodUID]struct{}
+	held   map[string][]gpu.PodUID
+}
+
+// hold sets the held places.
+func (p *places) hold(places []ledger.HeldPlace) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held = map[string][]gpu.PodUID{}
+	for _, place := range places {
+		p.held[place.Node] = append(p.held[place.Node], place.UID)
+	}
 }
 
 func (p *places) add(uid gpu.PodUID, node string) {
@@ -43,12 +55,12 @@ func (p *places) remove(uid gpu.PodUID) bool {
 	return true
 }
 
-// PlacesOn returns the pods that have a reserved place on the node and are not bound yet. It takes no lock under which other
+// PlacesOn returns the pods that have a reserved or held place on the node and are not bound yet. It takes no lock under which other
 // locks are taken.
 func (m *Manager) PlacesOn(node string) []gpu.PodUID {
 	m.places.mu.Lock()
 	defer m.places.mu.Unlock()
-	return slices.Sorted(maps.Keys(m.places.on[node]))
+	return slices.Concat(slices.Sorted(maps.Keys(m.places.on[node])), m.places.held[node])
 }
 
 // GiveUpPlace releases the reserved place of a pod that is about to be placed otherwise: its group's plan places it, or

@@ -215,7 +215,7 @@ func (m *Manager) Tick(now time.Time) {
 	// A round that was cut short goes on first: otherwise its last units would never get their turn.
 	atOnce := m.retryAll.IsZero()
 	if all = !m.incomplete && !now.Before(m.retryAll); all {
-		m.due = slices.Collect(maps.Keys(m.noRoom))
+		m.due = slices.SortedFunc(maps.Keys(m.noRoom), func(a, b unique.Handle[string]) int { return cmp.Compare(a.Value(), b.Value()) })
 		m.retryAll = now.Add(retryInterval)
 		if len(m.eligible) > maxConstraints {
 			clear(m.eligible) // Most are those of pods that are gone.
@@ -225,8 +225,9 @@ func (m *Manager) Tick(now time.Time) {
 	paused := !m.resume.IsZero() && !now.Before(m.resume)
 	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || retries || len(freed) > 0) {
 		m.changed = false
+		names := slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
 		for _, nodes := range m.eligible {
-			nodes.setFreed(freed)
+			nodes.setFreed(names)
 		}
 		if m.round(all, now); m.incomplete {
 			for node := range freed {
@@ -234,6 +235,7 @@ func (m *Manager) Tick(now time.Time) {
 			}
 		}
 	}
+	m.reclaim(now)
 	m.openGates(now)
 }
 
@@ -253,7 +255,7 @@ func (m *Manager) retry(atOnce bool) bool {
 // expire ends the charges of pods that were not bound in time.
 func (m *Manager) expire(now time.Time) {
 	for _, p := range m.charged {
-		if p.expires.IsZero() || now.Before(p.expires) {
+		if now.Before(p.expires) {
 			continue
 		}
 		m.GiveUpPlace(p.UID)
@@ -279,13 +281,14 @@ func (m *Manager) endCharge(p *pod) {
 	} else {
 		m.places.remove(p.UID) // The bound allocation has replaced it.
 	}
-	p.charged, p.expires = false, time.Time{}
+	p.charged, p.unplaced, p.expires = false, false, time.Time{}
 	delete(m.charged, p.UID)
 }
 
 // round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
 func (m *Manager) round(all bool, now time.Time) {
 	m.gatherGroups()
+	m.grantHeld(now)
 	var capacity ledger.Capacity
 	if m.Capacity != nil {
 		capacity = m.Capacity()
@@ -340,7 +343,7 @@ func (m *Manager) pause(now time.Time) {
 }
 
 // placeProvisioned reserves places for pods that were granted without one, before others take the nodes that were added for them. From
-// then on their charges expire. It returns the number of pods that have no place yet.
+// then on their charges end like others. It returns the number of pods that have no place yet.
 func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.Time) (withoutPlace int) {
 	for _, u := range m.provisioned() {
 		var places []ledger.Reservation
@@ -361,7 +364,7 @@ func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.
 
 // provisioned returns the pods that were granted without a place, the oldest first, and members of a group together.
 func (m *Manager) provisioned() (units []*unit) {
-	pods := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.expires.IsZero() })
+	pods := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.unplaced })
 	slices.SortFunc(pods, func(a, b *pod) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.UID, b.UID)) })
 	groups := map[gang.Key]*unit{}
 	for _, p := range pods {
@@ -375,9 +378,9 @@ func (m *Manager) provisioned() (units []*unit) {
 	return units
 }
 
-// place records the place of a granted pod, with which its charge expires.
+// place records the place of a granted pod.
 func (m *Manager) place(p *pod, where ledger.Reservation, now time.Time) {
-	p.expires = now.Add(chargeLife)
+	p.unplaced, p.expires = false, now.Add(chargeLife)
 	if !where.Existing {
 		m.places.add(p.UID, where.Node)
 	}
@@ -463,12 +466,11 @@ func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
 	return true
 }
 
-// grant charges the pods of a unit, whose places are in their order. Without places their charges don't
-// expire until they get one, see placeProvisioned.
+// grant charges the pods of a unit, whose places are in their order. Without places they get them later, see placeProvisioned.
 func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 	m.removeUnit(u)
 	for i, p := range u.pods {
-		if places != nil {
+		if p.unplaced, p.expires = true, now.Add(provisionLife); places != nil {
 			m.place(p, places[i], now)
 		}
 		m.leaveGroup(p)
@@ -488,7 +490,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 func (m *Manager) provision(now time.Time) {
 	free := m.Provisioning
 	for _, p := range m.charged {
-		if p.expires.IsZero() {
+		if p.unplaced {
 			free--
 		}
 	}
@@ -532,7 +534,7 @@ func (m *Manager) openGates(now time.Time) {
 	}
 }
 
-// expiry returns when the pod's charge ends; a late time if it doesn't, or if there is none.
+// expiry returns when the pod's charge ends; a late time if there is none.
 func (p *pod) expiry(now time.Time) time.Time {
 	if p.expires.IsZero() {
 		return now.Add(time.Hour)

@@ -151,6 +151,9 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 	return turns
 }
 
+// DefaultPriorityCutoff is the default of Options.PriorityCutoff: the priority of the class system-cluster-critical.
+const DefaultPriorityCutoff = 2_000_000_000
+
 // Snapshot returns the tenants, by name, as they are according to the API server alone. Of the options it uses Ledger, EligibleNodes,
 // Memory and PriorityCutoff. Pods that the extender has granted count as waiting until they are bound.
 func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {

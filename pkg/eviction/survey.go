@@ -129,7 +129,9 @@ func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation
 }
 
 // frees reports whether the deletion of the pod makes room on the node.
-func (s *Survey) frees(pod *clustercache.PodInfo) bool { return !pod.Overdue(s.now) && !pod.Mirror }
+func (s *Survey) frees(pod *clustercache.PodInfo) bool { return frees(pod, s.now) }
+
+func frees(pod *clustercache.PodInfo, now time.Time) bool { return !pod.Overdue(now) && !pod.Mirror }
 
 // certain reports whether the end of the pod certainly frees the card of its allocation. For an assumed allocation,
 // kube-scheduler may not know that the pod is on the node. For a presumed allocation, the card is unknown.

@@ -127,7 +127,7 @@ func BenchmarkVerbs(b *testing.B) {
 			args := nodesRequest(usualPod("p", request), f.names...)
 			b.Run(fmt.Sprintf("filter/%s/nodes=%d", name, nodes), func(b *testing.B) { repeat(b, f.request(b, "filter", args)) })
 		}
-		two := usualPod("p", 4000)
+		two := usualPod("two", 4000)
 		two.Labels[protocol.LabelCount] = "2"
 		several := nodesRequest(two, f.names...)
 		b.Run(fmt.Sprintf("filter/two-cards/nodes=%d", nodes), func(b *testing.B) { repeat(b, f.request(b, "filter", several)) })

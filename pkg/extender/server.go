@@ -112,6 +112,7 @@ type Server struct {
 	// inFlight is the number of kube-scheduler's calls in flight.
 	inFlight atomic.Int64
 	bodies   bodies
+	pacer    pacer
 	// rejections limits the log lines about rejected requests.
 	rejections rate.Sometimes
 	// metrics answers /metrics on both addresses.
@@ -122,7 +123,7 @@ type Server struct {
 func NewServer(o Options) *Server {
 	s := &Server{
 		Options: o, stopGrace: stopGrace, readTimeout: readTimeout, bodies: newBodies(),
-		rejections: rate.Sometimes{First: 1, Interval: time.Minute},
+		rejections: rate.Sometimes{First: 1, Interval: time.Minute}, pacer: pacer{longest: maxHold},
 	}
 	s.metrics = few(maxReaders, s.getMetrics)
 	if o.AuthorizeMetrics != nil {
@@ -197,7 +198,11 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		ReadTimeout:  s.readTimeout,
 		WriteTimeout: writeTimeout,
 		IdleTimeout:  idleTimeout,
-		ConnState:    func(c net.Conn, state http.ConnState) { s.exemptClient(limited, c, state) },
+		ConnContext:  withConn,
+		ConnState: func(c net.Conn, state http.ConnState) {
+			s.exemptClient(limited, c, state)
+			s.pacer.connState(c, state)
+		},
 	})
 }
 

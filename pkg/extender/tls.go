@@ -76,6 +76,8 @@ func (f *tlsFiles) update() error {
 	if err != nil {
 		return fmt.Errorf("--tls-cert-file, --tls-key-file: %w", err)
 	}
+	// kube-scheduler would use HTTP/2. It closes a connection over HTTP/1.1 when a request times out, but one over HTTP/2 to a
+	// leader that has vanished only after 45 s (k8s.io/apimachinery pkg/util/net/http.go, configureHTTP2Transport).
 	config := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}}
 	if f.clientCA != "" {
 		config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()

@@ -25,6 +25,7 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 		// The call is counted before Answer is called: a leader that hands over stops answering and awaits the counted calls.
 		s.inFlight.Add(1)
 		defer s.inFlight.Add(-1)
+		defer s.pacer.end(r.Context())
 		standby := s.standby()
 		switch {
 		case standby != nil:

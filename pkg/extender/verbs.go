@@ -46,12 +46,14 @@ func (s *Server) prioritize(_ context.Context, args *nodesArgs) (any, error) {
 
 // bind binds the pod to the node of the request.
 func (s *Server) bind(ctx context.Context, args *extenderv1.ExtenderBindingArgs) (any, error) {
+	s.pacer.begin(ctx)
 	err := s.Scheduler.Bind(ctx, scheduling.BindRequest{
 		Namespace: args.PodNamespace, Name: args.PodName, UID: args.PodUID, Node: args.Node,
 	})
 	if err != nil {
 		return nil, err
 	}
+	s.pacer.hold(ctx)
 	return &extenderv1.ExtenderBindingResult{}, nil
 }
 

@@ -27,5 +27,11 @@ type Card struct {
 	Unhealthy string
 }
 
+// Unreserved returns the card with only the memory that can be allocated.
+func (c Card) Unreserved() Card {
+	c.Memory = c.Memory.Sub(c.Reserved)
+	return c
+}
+
 // Healthy reports whether new pods may be placed on the card.
 func (c Card) Healthy() bool { return c.Unhealthy == "" }

@@ -117,7 +117,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	flags.BoolVar(&o.groups, "groups", false, "Show the groups of pods (bound all together or not at all) instead of the nodes.")
 	flags.BoolVar(&o.usage, "usage", false, "Show the GPU memory that containers really use, as the nodes' device plugins measure it, instead of the nodes.")
 	flags.BoolVar(&o.shares, "shares", false, "Show the tenants that share the cluster, their weights, shares and use, instead of the nodes.")
-	flags.StringVar(&o.shareBy, "fair-share-by", shareByNamespace, "What a tenant is, with --shares: the value of the extender's flag, namespace or label:KEY.")
+	flags.StringVar(&o.shareBy, "fair-share-by", "", "What a tenant is, with --shares: namespace or label:KEY. The default is the value of the extender's flag, if the extender runs in a pod.")
 	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json, yaml or name. The default is a table; JSON and YAML always contain everything.")
 	flags.BoolVarP(&o.watch, "watch", "w", false, "Keep running and show every change, until Ctrl-C.")
 	flags.StringVarP(&o.scope.selector, "selector", "l", "", "Show only the nodes with these labels (for example pool=a100,zone!=b).")
@@ -175,7 +175,7 @@ func (o *options) validate() error {
 	if o.shares && (o.details || o.pending || o.groups || o.usage || o.watch || o.output == outputName || !o.scope.all()) {
 		return errors.New("--shares shows tenants: it can't be used with --details, --pending, --groups, --usage, --watch, -o name, node names or --selector")
 	}
-	if o.shareBy != shareByNamespace && (!strings.HasPrefix(o.shareBy, shareByLabel) || o.shareBy == shareByLabel) {
+	if o.shareBy != "" && o.shareBy != shareByNamespace && (!strings.HasPrefix(o.shareBy, shareByLabel) || o.shareBy == shareByLabel) {
 		return fmt.Errorf("--fair-share-by %q: want namespace or label:KEY", o.shareBy)
 	}
 	if o.scope.selector != "" && len(o.scope.nodes) > 0 {

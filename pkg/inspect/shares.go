@@ -11,6 +11,7 @@ import (
 	"time"
 	"unique"
 
+	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -63,11 +64,57 @@ func (o *options) runShares(ctx context.Context, client kubernetes.Interface) er
 	if err != nil {
 		return err
 	}
-	label, _ := strings.CutPrefix(o.shareBy, shareByLabel)
-	if o.shareBy == shareByNamespace {
-		label = ""
+	settings, err := readShareSettings(ctx, client)
+	if err != nil {
+		return err
 	}
-	return o.print(o.drawShares(BuildShares(objects, namespaces, label, time.Now())))
+	if o.shareBy != "" {
+		settings.By = o.shareBy
+	}
+	return o.print(o.drawShares(BuildShares(objects, namespaces, settings, time.Now())))
+}
+
+// ShareSettings are the extender's settings for fair sharing.
+type ShareSettings struct {
+	// By is what a tenant is: shareByNamespace, or shareByLabel and the key of a label.
+	By string
+	// PriorityCutoff is the priority from which on pods need no turn.
+	PriorityCutoff int32
+}
+
+// readShareSettings reads the settings from the arguments of the extender's newest pod. Without one, or if it has no such arguments,
+// they are the extender's defaults.
+func readShareSettings(ctx context.Context, client kubernetes.Interface) (ShareSettings, error) {
+	var newest *corev1.Pod
+	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component in (extender, scheduler)", FieldSelector: "status.phase=Running"}
+	err := each(ctx, "the extender's pods", client.CoreV1().Pods(metav1.NamespaceAll).List, options, func(pod *corev1.Pod) {
+		if newest == nil || newest.CreationTimestamp.Before(&pod.CreationTimestamp) {
+			newest = pod
+		}
+	})
+	settings := ShareSettings{By: shareByNamespace, PriorityCutoff: dispatch.DefaultPriorityCutoff}
+	if newest == nil {
+		return settings, err
+	}
+	for _, container := range newest.Spec.Containers {
+		flags := pflag.NewFlagSet(container.Name, pflag.ContinueOnError)
+		flags.ParseErrorsAllowlist.UnknownFlags = true
+		flags.StringVar(&settings.By, "fair-share-by", settings.By, "")
+		flags.Int32Var(&settings.PriorityCutoff, "fair-share-priority-cutoff", settings.PriorityCutoff, "")
+		if err := flags.Parse(container.Args); err != nil {
+			return settings, fmt.Errorf("arguments of the extender's pod %s/%s: %w", newest.Namespace, newest.Name, err)
+		}
+	}
+	return settings, err
+}
+
+// label returns the key of the label whose value names the tenant; empty if each namespace is one.
+func (s ShareSettings) label() string {
+	label, byLabel := strings.CutPrefix(s.By, shareByLabel)
+	if !byLabel {
+		return ""
+	}
+	return label
 }
 
 // The values of --fair-share-by.
@@ -76,12 +123,12 @@ const (
 	shareByLabel     = "label:"
 )
 
-// BuildShares returns the tenants. label is the key of the label whose value names the tenant; empty if each namespace is one.
-func BuildShares(objects Objects, namespaces []*corev1.Namespace, label string, now time.Time) Shares {
+// BuildShares returns the tenants.
+func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings ShareSettings, now time.Time) Shares {
 	known := map[string]dispatch.Namespace{}
 	out := Shares{APIVersion: ReportAPIVersion, Kind: SharesKind, Tenants: []Tenant{}, Problems: []string{}}
 	for _, object := range namespaces {
-		ns, problem := dispatch.ParseNamespace(object.Name, object.Labels, object.Annotations, label)
+		ns, problem := dispatch.ParseNamespace(object.Name, object.Labels, object.Annotations, settings.label())
 		if known[object.Name] = ns; problem != "" {
 			out.Problems = append(out.Problems, fmt.Sprintf("namespace %s: %s: the default value is used", object.Name, problem))
 		}
@@ -110,7 +157,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, label string, 
 	object := func(name string) (*corev1.Node, bool) { return byName[name], byName[name] != nil }
 	nodes := diagnosis.Nodes(ledger, object, func(gpu.Pod) (since, due time.Time) { return })
 	options := dispatch.Options{
-		Ledger: ledger, Memory: ledger.Memory, PriorityCutoff: int32(sharePriorityCutoff),
+		Ledger: ledger, Memory: ledger.Memory, PriorityCutoff: settings.PriorityCutoff,
 		EligibleNodes: func(uid gpu.PodUID) []string { return diagnosis.EligibleNodes(nodes, pending[uid]) },
 	}
 	out.Total = int64(ledger.Memory())
@@ -119,16 +166,13 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, label string, 
 			Name: t.Name, Weight: t.Weight, Guaranteed: int64(t.Guaranteed), Share: int64(t.Share), Allocated: int64(t.Allocated),
 			WaitingPods: t.Waiting, Waiting: int64(t.WaitingMemory),
 		}
-		if next := nextPod(pods, known, t.Name); next != nil {
-			tenant.Cause = diagnoser.Diagnose(pending[next.UID], nil).Reason.Words()
+		if next := pending[t.Next.UID]; next != nil {
+			tenant.Cause = diagnoser.Diagnose(next, nil).Reason.Words()
 		}
 		out.Tenants = append(out.Tenants, tenant)
 	}
 	return out
 }
-
-// sharePriorityCutoff is the extender's default of --fair-share-priority-cutoff.
-const sharePriorityCutoff = 2_000_000_000
 
 func sharePod(object *corev1.Pod) dispatch.Pod {
 	pod := dispatch.Pod{Pod: protocol.Pod(object), Created: object.CreationTimestamp.Time, Node: object.Spec.NodeName, Ended: protocol.Terminal(object)}
@@ -137,20 +181,6 @@ func sharePod(object *corev1.Pod) dispatch.Pod {
 		pod.GatedOtherwise = pod.GatedOtherwise || gate.Name != protocol.GateFairShare
 	}
 	return pod
-}
-
-// nextPod returns the first of the tenant's pods that wait; nil if none does.
-func nextPod(pods []dispatch.Pod, namespaces map[string]dispatch.Namespace, tenant string) (next *dispatch.Pod) {
-	for i := range pods {
-		p := &pods[i]
-		if p.Node != "" || p.Ended || p.Leaving || p.Request == 0 || p.GatedOtherwise || namespaces[p.Namespace].Free || namespaces[p.Namespace].Tenant != tenant {
-			continue
-		}
-		if next == nil || cmp.Or(cmp.Compare(next.Priority, p.Priority), p.Created.Compare(next.Created), strings.Compare(p.Name, next.Name)) < 0 {
-			next = p
-		}
-	}
-	return next
 }
 
 func (o *options) drawShares(shares Shares) (page, error) {

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"encoding/json"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -27,25 +28,46 @@ func TestShares(t *testing.T) {
 	namespace("free", map[string]string{protocol.LabelFairShare: protocol.FairShareOff}, nil)
 	problem := "namespace carol: annotation gpushare.aliyun.com/fair-share-weight: \"much\" is not a whole number from 1 to 1000000: the default value is used\n"
 
+	byLabel := `
+TENANT  WEIGHT  GUARANTEED  SHARE  ALLOCATED  WAITING  PODS WAITING  NEXT POD
+<none>  1       0           8      0          8        1             cards are full
+x       2       4           24     32         21       2             cards are full
+`
+	extender := func(created int64, args ...string) *corev1.Pod {
+		p := newPod("extender", 0).in("kube-system").bound("n1").phase(corev1.PodRunning)
+		p.Labels, p.CreationTimestamp = map[string]string{"app.kubernetes.io/component": "extender"}, metav1.Unix(created, 0)
+		p.Spec.Containers[0].Args = args
+		return p.Pod
+	}
 	for name, test := range map[string]struct {
-		args []string
-		want string
+		args      []string
+		extenders []*corev1.Pod
+		want      string
 	}{
-		"by namespace": {nil, `
+		"by namespace": {nil, nil, `
 TENANT  WEIGHT  GUARANTEED  SHARE  ALLOCATED  WAITING  PODS WAITING  NEXT POD
 alice   2       0           14     10         21       2             cards are full
 bob     1       4           11     22         0        0             -
 carol   1       0           7      0          8        1             cards are full
 `},
-		"by a label": {[]string{"--fair-share-by=label:team"}, `
+		"by a label":                    {[]string{"--fair-share-by=label:team"}, nil, byLabel},
+		"by the newest extender's flag": {nil, []*corev1.Pod{extender(2, "-v=2", "--leader-elect", "--fair-share=dispatch", "--fair-share-by=label:team"), extender(1)}, byLabel},
+		"pods above the cutoff are free": {nil, []*corev1.Pod{extender(1, "--fair-share-priority-cutoff=0")}, `
 TENANT  WEIGHT  GUARANTEED  SHARE  ALLOCATED  WAITING  PODS WAITING  NEXT POD
-<none>  1       0           8      0          8        1             cards are full
-x       2       4           24     32         21       2             cards are full
+alice   2       0           10     10         0        0             -
+bob     1       4           22     22         0        0             -
 `},
 	} {
+		for i, pod := range test.extenders {
+			pod.Name += strconv.Itoa(i)
+			api.put(pod)
+		}
 		out, errOut, err := execute(t, api, append(test.args, "--shares")...)
 		if err != nil {
 			t.Fatal(err)
+		}
+		for _, pod := range test.extenders {
+			api.remove(pod)
 		}
 		if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out); diff != "" || errOut != problem {
 			t.Errorf("%s: stderr %q (-want +got)\n%s", name, errOut, diff)

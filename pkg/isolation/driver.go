@@ -72,6 +72,9 @@ func (d *driver) Ready(node Node, card Card) error {
 	case card.Unlimitable != nil:
 		return card.Unlimitable
 	}
+	if err := card.usable(); err != nil {
+		return err
+	}
 	if err := takesCDI(node); err != nil {
 		return err
 	}

@@ -72,6 +72,7 @@ func TestDriverReady(t *testing.T) {
 		"everything is there":             {func(*machine) {}, ""},
 		"cgroup v1":                       {func(m *machine) { _ = os.Remove(filepath.Join(m.cgroups, "cgroup.controllers")) }, "is not cgroup v2"},
 		"an old driver":                   {func(m *machine) { m.card.Unlimitable = errors.New("R615 is needed") }, "R615 is needed"},
+		"a card that mode mps has left":   {func(m *machine) { m.card.Compute.Mode = prohibited }, "its compute mode is PROHIBITED"},
 		"an old kubelet":                  {func(m *machine) { m.node.KubeletVersion = "v1.28.9" }, "kubelet v1.28.9 takes no CDI devices"},
 		"an old containerd":               {func(m *machine) { m.node.Runtime = "containerd://1.6.20" }, "containerd 1.6.20 takes no CDI devices"},
 		"containerd 1.7 can":              {func(m *machine) { m.node.Runtime = "containerd://1.7.27" }, ""},

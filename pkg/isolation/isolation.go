@@ -56,6 +56,18 @@ type Compute struct {
 	Mode string
 }
 
+// prohibited is NVML's name of the compute mode in which no program can use the card.
+const prohibited = "PROHIBITED"
+
+// usable returns why no program can use the card outside of mode mps, in which the supervisor sets the compute mode.
+func (c Card) usable() error {
+	if c.Compute.Mode != prohibited {
+		return nil
+	}
+	return fmt.Errorf("its compute mode is %s, as mode mps can leave it, and no program can use it: nvidia-smi -i %s -c DEFAULT, on the node, resets it",
+		prohibited, c.UUID)
+}
+
 // Share is a container's share of a card.
 type Share struct {
 	Card Card
@@ -96,6 +108,6 @@ func Backends(o Options) map[Mode]Backend {
 
 type none struct{}
 
-func (none) Ready(Node, Card) error       { return nil }
-func (none) Apply([]Share) (Edits, error) { return Edits{}, nil }
-func (none) MaxContainers(Card) int       { return 0 }
+func (none) Ready(_ Node, card Card) error { return card.usable() }
+func (none) Apply([]Share) (Edits, error)  { return Edits{}, nil }
+func (none) MaxContainers(Card) int        { return 0 }

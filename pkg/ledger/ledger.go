@@ -107,6 +107,8 @@ type Ledger struct {
 	nodeOf map[gpu.PodUID]string
 	// starvation is the starvation reservation; nil if there is none.
 	starvation *starvationReservation
+	// held are the held places.
+	held hold
 	// nominations maps each nominated pod to its node.
 	nominations map[gpu.PodUID]string
 	tentative   tentativePlacements

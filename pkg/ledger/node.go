@@ -29,6 +29,8 @@ type node struct {
 	tentative []tentativePod
 	// starvation is the starvation reservation's part of this node, see ReserveForStarving.
 	starvation gpu.Placement
+	// held are the places on this node that are held for pods, see Hold.
+	held []HeldPlace
 
 	unit              gpu.Unit
 	closed, isolation string

@@ -126,7 +126,7 @@ func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) placement.Reason
 	if reason := n.accepts(demand); reason != placement.Fits {
 		return reason
 	}
-	if len(n.starvation) == 0 && len(n.nominees) == 0 {
+	if len(n.starvation) == 0 && len(n.held) == 0 && len(n.nominees) == 0 {
 		return n.totals.Fit(n.cards, demand)
 	}
 	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod), *demand))
@@ -135,8 +135,11 @@ func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) placement.Reason
 // orReserved returns placement.Reserved instead of the reason if the pod would fit the node without the starvation
 // reservation.
 func (l *Ledger) orReserved(n *node, pod *gpu.Pod, reason placement.Reason) placement.Reason {
-	if reason.Resolvable() && l.seesStarvationReservation(n, pod) && placement.Fit(l.withNominees(n, pod, n.cards, false), pod.Demand()) == placement.Fits {
-		return placement.Reserved
+	if reason.Resolvable() && l.seesStarvationReservation(n, pod) {
+		cards, copied := l.withHold(n, pod)
+		if placement.Fit(l.withNominees(n, pod, cards, copied), pod.Demand()) == placement.Fits {
+			return placement.Reserved
+		}
 	}
 	return reason
 }
@@ -146,7 +149,7 @@ func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand) (pl
 	if reason := n.accepts(demand); reason != placement.Fits {
 		return 0, reason
 	}
-	if len(n.starvation) == 0 && len(n.nominees) == 0 && len(n.tentative) == 0 {
+	if len(n.starvation) == 0 && len(n.held) == 0 && len(n.nominees) == 0 && len(n.tentative) == 0 {
 		return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
 	}
 	cards := l.cardsFor(n, pod)
@@ -158,15 +161,17 @@ func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand) (pl
 	return suits, l.orReserved(n, pod, reason)
 }
 
-// cardsFor returns the node's cards as the pod sees them: a copy if nominations or the starvation reservation take
+// cardsFor returns the node's cards as the pod sees them: a copy if nominations, held places or the starvation reservation take
 // precedence over the pod. The caller holds the lock, and the node is open.
 func (l *Ledger) cardsFor(n *node, pod *gpu.Pod) []placement.Card {
-	if !l.seesStarvationReservation(n, pod) {
-		return l.withNominees(n, pod, n.cards, false)
+	cards, copied := l.withHold(n, pod)
+	if l.seesStarvationReservation(n, pod) {
+		if !copied {
+			cards, copied = slices.Clone(cards), true
+		}
+		add(cards, n.starvation)
 	}
-	cards := slices.Clone(n.cards)
-	add(cards, n.starvation)
-	return l.withNominees(n, pod, cards, true)
+	return l.withNominees(n, pod, cards, copied)
 }
 
 // withNominees returns the cards with what nominated pods are likely to get counted as used. It changes cards if they are

@@ -33,6 +33,8 @@ type rankingKey struct {
 	priority int32
 	// starving is true for pods to which the starvation reservation belongs.
 	starving bool
+	// unit is the unit of a pod that has a held place.
+	unit int
 }
 
 // listKey identifies a slice of names by its memory, not by its content.
@@ -84,6 +86,7 @@ func (r *rankings) of(request *Request) *ranking {
 	if r.ledger.starvation != nil {
 		_, key.starving = r.ledger.starvation.pods[request.Pod.UID]
 	}
+	key.unit = r.ledger.held.unitOf[request.Pod.UID]
 	known := r.byKey[key]
 	if known == nil {
 		if r.byKey == nil || len(r.byKey) >= maxRankings {

@@ -6,6 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/eviction"
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // FairShare implements scheduling.FairShareObserver.
@@ -14,6 +16,9 @@ type FairShare struct {
 	waited   prometheus.Histogram
 	expired  prometheus.Counter
 	gates    *prometheus.CounterVec
+	reclaims *prometheus.CounterVec
+	// evicted counts pods; reclaimed and beyond are amounts of memory.
+	evicted, reclaimed, beyond, useless prometheus.Counter
 }
 
 // NewFairShare registers the collectors of fair sharing.
@@ -34,7 +39,20 @@ func NewFairShare(registry prometheus.Registerer) *FairShare {
 	for _, result := range []string{"opened", "failed"} {
 		f.gates.WithLabelValues(result)
 	}
-	registry.MustRegister(f.waited, f.expired, f.gates)
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: "fair_share_" + name, Help: help})
+	}
+	f.reclaims = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: namespace, Name: "fair_share_reclaims_total", Help: "Number of attempts to evict pods for tenants below their share, by result: evicted, refused or failed.",
+	}, []string{"result"})
+	for _, result := range []string{eviction.EvictedAll, eviction.EvictionRefused, eviction.EvictionFailed} {
+		f.reclaims.WithLabelValues(result)
+	}
+	f.evicted = counter("evicted_pods_total", "Number of pods evicted for tenants below their share.")
+	f.reclaimed = counter("reclaimed_units_total", "GPU memory of the pods that were evicted for tenants below their share.")
+	f.beyond = counter("reclaimed_unneeded_units_total", "GPU memory of evicted pods beyond what was missing on the cards.")
+	f.useless = counter("useless_reclaims_total", "Number of pods and groups that got no room although pods were evicted for them.")
+	registry.MustRegister(f.waited, f.expired, f.gates, f.reclaims, f.evicted, f.reclaimed, f.beyond, f.useless)
 	return f
 }
 
@@ -75,3 +93,16 @@ func (f *FairShare) GateOpened(ok bool) {
 	}
 	f.gates.WithLabelValues(result).Inc()
 }
+
+// Reclaimed implements eviction.ReclaimObserver.
+func (f *FairShare) Reclaimed(result string) { f.reclaims.WithLabelValues(result).Inc() }
+
+// ReclaimEvicted implements eviction.ReclaimObserver.
+func (f *FairShare) ReclaimEvicted(pods int, memory, beyond gpu.Memory) {
+	f.evicted.Add(float64(pods))
+	f.reclaimed.Add(float64(memory))
+	f.beyond.Add(float64(beyond))
+}
+
+// ReclaimFailed implements dispatch.Observer.
+func (f *FairShare) ReclaimFailed() { f.useless.Inc() }

@@ -22,10 +22,17 @@ func TestFairShareMetrics(t *testing.T) {
 	f.GateOpened(true)
 	f.GateOpened(false)
 	f.GateOpened(false)
+	f.Reclaimed("evicted")
+	f.Reclaimed("refused")
+	f.ReclaimEvicted(2, 12, 4)
+	f.ReclaimFailed()
 	want := `
 # HELP gpushare_extender_fair_share_charges_expired_total Number of pods that were not bound in time after their turn.
 # TYPE gpushare_extender_fair_share_charges_expired_total counter
 gpushare_extender_fair_share_charges_expired_total 1
+# HELP gpushare_extender_fair_share_evicted_pods_total Number of pods evicted for tenants below their share.
+# TYPE gpushare_extender_fair_share_evicted_pods_total counter
+gpushare_extender_fair_share_evicted_pods_total 2
 # HELP gpushare_extender_fair_share_gate_writes_total Number of writes that remove the scheduling gate of a pod, by result: opened or failed.
 # TYPE gpushare_extender_fair_share_gate_writes_total counter
 gpushare_extender_fair_share_gate_writes_total{result="failed"} 2
@@ -33,6 +40,20 @@ gpushare_extender_fair_share_gate_writes_total{result="opened"} 1
 # HELP gpushare_extender_fair_share_invalid_namespaces Number of namespaces whose annotations for fair sharing are invalid, so that default values are used.
 # TYPE gpushare_extender_fair_share_invalid_namespaces gauge
 gpushare_extender_fair_share_invalid_namespaces 1
+# HELP gpushare_extender_fair_share_reclaimed_units_total GPU memory of the pods that were evicted for tenants below their share.
+# TYPE gpushare_extender_fair_share_reclaimed_units_total counter
+gpushare_extender_fair_share_reclaimed_units_total 12
+# HELP gpushare_extender_fair_share_reclaimed_unneeded_units_total GPU memory of evicted pods beyond what was missing on the cards.
+# TYPE gpushare_extender_fair_share_reclaimed_unneeded_units_total counter
+gpushare_extender_fair_share_reclaimed_unneeded_units_total 4
+# HELP gpushare_extender_fair_share_reclaims_total Number of attempts to evict pods for tenants below their share, by result: evicted, refused or failed.
+# TYPE gpushare_extender_fair_share_reclaims_total counter
+gpushare_extender_fair_share_reclaims_total{result="evicted"} 1
+gpushare_extender_fair_share_reclaims_total{result="failed"} 0
+gpushare_extender_fair_share_reclaims_total{result="refused"} 1
+# HELP gpushare_extender_fair_share_useless_reclaims_total Number of pods and groups that got no room although pods were evicted for them.
+# TYPE gpushare_extender_fair_share_useless_reclaims_total counter
+gpushare_extender_fair_share_useless_reclaims_total 1
 # HELP gpushare_extender_tenant_allocated_units GPU memory that the pods of a tenant have, or are granted.
 # TYPE gpushare_extender_tenant_allocated_units gauge
 gpushare_extender_tenant_allocated_units{tenant="alice"} 6
@@ -46,7 +67,8 @@ gpushare_extender_tenant_waiting_pods{state="next",tenant="alice"} 3
 gpushare_extender_tenant_waiting_pods{state="passed_over",tenant="alice"} 2
 `
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "gpushare_extender_fair_share_charges_expired_total",
-		"gpushare_extender_fair_share_gate_writes_total", "gpushare_extender_fair_share_invalid_namespaces", "gpushare_extender_tenant_allocated_units",
+		"gpushare_extender_fair_share_evicted_pods_total", "gpushare_extender_fair_share_reclaimed_units_total", "gpushare_extender_fair_share_reclaimed_unneeded_units_total",
+		"gpushare_extender_fair_share_reclaims_total", "gpushare_extender_fair_share_useless_reclaims_total", "gpushare_extender_fair_share_gate_writes_total", "gpushare_extender_fair_share_invalid_namespaces", "gpushare_extender_tenant_allocated_units",
 		"gpushare_extender_tenant_share_units", "gpushare_extender_tenant_waiting_pods"); err != nil {
 		t.Error(err)
 	}

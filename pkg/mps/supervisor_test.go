@@ -532,3 +532,16 @@ func TestUsers(t *testing.T) {
 	m.User = 65534
 	m.mustRun(card0)
 }
+
+// TestEmptyFollowsNoLink: programs can write to the pipe directory of their card, so a link there must not lead elsewhere.
+func TestEmptyFollowsNoLink(t *testing.T) {
+	elsewhere, pipe := filepath.Join(t.TempDir(), "kept"), t.TempDir()
+	must(t, errors.Join(os.WriteFile(elsewhere, nil, 0o600), os.Symlink(filepath.Dir(elsewhere), filepath.Join(pipe, "dir")),
+		os.Symlink(elsewhere, filepath.Join(pipe, "file")), empty(pipe)))
+	if entries, err := os.ReadDir(pipe); err != nil || len(entries) > 0 {
+		t.Errorf("the directory has %v, %v", entries, err)
+	}
+	if _, err := os.Stat(elsewhere); err != nil {
+		t.Error(err)
+	}
+}

@@ -96,7 +96,12 @@ func Place(policy Policy, cards []Card, demand gpu.Demand) (gpu.Placement, Reaso
 	if reason := totals.Fit(cards, &demand); reason != Fits {
 		return nil, reason
 	}
-	chosen := policy.choose(cards, &demand, nil)
+	var buffer [usualCards]pick
+	picks := policy.choose(cards, &demand, buffer[:0])
+	chosen := make([]int, len(picks))
+	for i, p := range picks {
+		chosen[i] = p.position
+	}
 	if demand.Cards > 1 {
 		connect(cards, chosen, &demand)
 	}
@@ -107,35 +112,49 @@ func Place(policy Policy, cards []Card, demand gpu.Demand) (gpu.Placement, Reaso
 	return demand.On(chosen...), Fits
 }
 
-// choose appends to chosen, which must be empty, the positions of the cards that the policy prefers among those with room for
-// the demand, in order. There must be enough of them.
-func (p *Policy) choose(cards []Card, demand *gpu.Demand, chosen []int) []int {
-	better := p.better
+// pick is a card with room for the demand, by its position.
+type pick struct {
+	position int
+	room     gpu.Memory
+}
+
+// usualCards is as many cards as most pods ask for.
+const usualCards = 8
+
+// choose appends to picks, which must be empty, the cards that the policy prefers among those with room for the demand, in order. If
+// too few have room, it appends those. It runs for thousands of nodes per pod.
+func (p *Policy) choose(cards []Card, demand *gpu.Demand, picks []pick) []pick {
 	if demand.Cards == 1 && demand.Cores == 0 {
-		return append(chosen, best(cards, demand, better))
+		if i := best(cards, demand, p.better); i >= 0 {
+			picks = append(picks, pick{i, 0})
+		}
+		return picks
 	}
+	better := p.better
 	for i := range cards {
 		c := &cards[i]
-		if !c.Fits(demand) {
+		if c.Unhealthy || c.Memory.Sub(c.Used) < demand.Memory || c.FreeCores() < demand.Cores || c.MaxContainers != 0 && c.FreeContainers() < demand.Containers {
 			continue
 		}
-		at, room := len(chosen), c.Room()
-		for at > 0 {
-			other := &cards[chosen[at-1]]
-			if !better(room, other.Room()) && (c.Index > other.Index || better(other.Room(), room)) {
-				break
-			}
-			at--
+		room := c.Room()
+		precedes := func(o *pick) bool {
+			return better(room, o.room) || c.Index < cards[o.position].Index && !better(o.room, room)
 		}
+		at := len(picks)
 		switch {
-		case len(chosen) < demand.Cards:
-			chosen = slices.Insert(chosen, at, i)
 		case at < demand.Cards:
-			copy(chosen[at+1:], chosen[at:])
-			chosen[at] = i
+			picks = append(picks, pick{})
+		case precedes(&picks[at-1]):
+			at--
+		default:
+			continue
 		}
+		for ; at > 0 && precedes(&picks[at-1]); at-- {
+			picks[at] = picks[at-1]
+		}
+		picks[at] = pick{i, room}
 	}
-	return chosen
+	return picks
 }
 
 // best is choose for memory of one card, which is faster: it runs for thousands of nodes per pod.

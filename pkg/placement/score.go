@@ -22,14 +22,20 @@ func (s Suitability) Score() int { return int(s) }
 // as Place does. nodePolicy rates what stays free in the scarcer dimension: up to eight points for these cards, up to two for the
 // node. totals must be Sum(cards).
 func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *gpu.Demand) (Suitability, Reason) {
-	if reason := totals.Fit(cards, demand); reason != Fits {
-		return 0, reason
+	if memoryOnly := demand.Cards == 1 && demand.Cores == 0; memoryOnly || demand.Memory > totals.MostFree {
+		if reason := totals.Fit(cards, demand); reason != Fits { // Mostly without a look at the cards.
+			return 0, reason
+		}
 	}
-	var buffer [8]int // Most pods ask for no more cards.
+	var buffer [usualCards]pick
+	picks := cardPolicy.choose(cards, demand, buffer[:0])
+	if len(picks) < demand.Cards {
+		return 0, totals.Fit(cards, demand)
+	}
 	var memory, free gpu.Memory
 	var cores gpu.Cores
-	for _, i := range cardPolicy.choose(cards, demand, buffer[:0]) {
-		c := &cards[i]
+	for _, p := range picks {
+		c := &cards[p.position]
 		memory, free, cores = memory.Add(c.Memory), free.Add(c.Free()), cores+c.FreeCores()
 	}
 	onCards := usedWith(demand, memory, free, cores, demand.Cards)

@@ -68,21 +68,22 @@ func (t *Totals) Fit(cards []Card, demand *gpu.Demand) Reason {
 
 // fitCards is Fit for any demand. It reads the cards.
 func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) Reason {
-	share := gpu.Share{Memory: demand.Memory, Cores: demand.Cores, Containers: demand.Containers}
 	room, crowded, healthy, large := 0, 0, 0, 0
 	for i := range cards {
 		c := &cards[i]
-		if empty := c.Empty(); !empty.Has(share) {
+		if c.Memory < demand.Memory || gpu.CardCores < demand.Cores || c.MaxContainers != 0 && c.MaxContainers < demand.Containers {
 			continue
 		}
 		large++
-		if !c.Unhealthy {
-			healthy++
+		if c.Unhealthy {
+			continue
 		}
+		healthy++
 		switch {
-		case c.Fits(demand):
+		case c.Memory.Sub(c.Used) < demand.Memory || c.FreeCores() < demand.Cores:
+		case c.MaxContainers == 0 || c.FreeContainers() >= demand.Containers:
 			room++
-		case !c.Unhealthy && c.Has(gpu.Share{Memory: demand.Memory, Cores: demand.Cores}):
+		default:
 			crowded++
 		}
 	}

@@ -60,9 +60,10 @@ type ContainerUsage struct {
 	// Limit is the limit that the driver enforces for the container on this card; nil if there is none, or none is known.
 	Limit *uint64 `json:"limit,omitempty"`
 	// Given is the limit that the container was given at its start; nil if its share isn't enforced. NotInForce is why that limit
-	// is not in force; empty if it is.
+	// is not in force; empty if it is. NotRead is true if that is not known, because the limit of its cgroup could not be read.
 	Given      *uint64 `json:"given,omitempty"`
 	NotInForce string  `json:"notInForce,omitempty"`
+	NotRead    bool    `json:"notRead,omitempty"`
 	// Incomplete is true if the driver doesn't report the memory of some of its processes.
 	Incomplete bool `json:"incomplete,omitempty"`
 }

@@ -8,12 +8,11 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
 // capacity counts what nodes have free besides GPU memory, as kube-scheduler does, for plans of gangs. It is made for a
 // few decisions in a row and then thrown away: it reads a node when it is first asked about it, and doesn't notice
-// later changes. It implements ledger.Capacity, and is not safe for concurrent use.
+// later changes. It implements ledger.Capacity and reclaim.Capacity, and is not safe for concurrent use.
 type capacity struct {
 	*freeResources
 	planned func(node string) []gpu.PodUID
@@ -34,6 +33,8 @@ type nodeCapacity struct {
 	pods []*clustercache.PodInfo
 	// returned are the pods that returned what they had.
 	returned []gpu.PodUID
+	// evicted are the bound pods that count as gone.
+	evicted []*clustercache.PodInfo
 	// left is what all pods leave of the resources that were known when it was last computed.
 	left []int64
 }
@@ -41,7 +42,7 @@ type nodeCapacity struct {
 // capacity returns a capacity in which the pods on the nodes count, and the pending pods that planned, which can be
 // nil, returns for a node. If empty is true, only pods count that ask for no GPU memory, such as those of a DaemonSet:
 // they are not expected to leave.
-func (f *freeResources) capacity(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
+func (f *freeResources) capacity(planned func(node string) []gpu.PodUID, empty bool) *capacity {
 	if planned == nil || empty {
 		planned = func(string) []gpu.PodUID { return nil }
 	}
@@ -84,6 +85,38 @@ func (c *capacity) Return(name string, uid gpu.PodUID) {
 	c.count(n, n.pods[i], 1)
 	n.pods = slices.Delete(n.pods, i, i+1)
 	n.returned = append(n.returned, uid)
+}
+
+// Evict implements reclaim.Capacity.
+func (c *capacity) Evict(name string, uid gpu.PodUID) {
+	n := c.node(name)
+	if n == nil {
+		return
+	}
+	if i := indexOf(n.bound, uid); i >= 0 && indexOf(n.evicted, uid) < 0 {
+		c.count(n, n.bound[i], 1)
+		n.evicted = append(n.evicted, n.bound[i])
+	}
+}
+
+// Restore implements reclaim.Capacity.
+func (c *capacity) Restore(name string, uid gpu.PodUID) (fits bool) {
+	n := c.node(name)
+	if n == nil {
+		return false
+	}
+	i := indexOf(n.evicted, uid)
+	if i < 0 {
+		return true
+	}
+	pod := n.evicted[i]
+	n.evicted = slices.Delete(n.evicted, i, i+1)
+	c.count(n, pod, -1)
+	fits = true
+	for i := range n.left {
+		fits = fits && (n.left[i] >= 0 || c.resources.Use(i, pod) == 0)
+	}
+	return fits
 }
 
 // count adds what the pod uses to what is left on the node, times sign.
@@ -142,6 +175,9 @@ func (c *capacity) update(n *nodeCapacity) {
 		}
 		for _, pod := range n.pods {
 			free -= c.resources.Use(i, pod)
+		}
+		for _, pod := range n.evicted {
+			free += c.resources.Use(i, pod)
 		}
 		n.left = append(n.left, free)
 	}

@@ -154,6 +154,32 @@ func TestCapacityReturn(t *testing.T) {
 	}
 }
 
+// What a pod uses that counts as evicted is free for others, also of a resource that nothing has asked for before.
+func TestCapacityEvict(t *testing.T) {
+	c := newFreeResources(newCapacityObjects([]*corev1.Node{fake.Node("n1", 16)},
+		fake.Pod("victim", 1, fake.On("n1"), fake.CPU(6)), fake.Pod("w", 1, fake.CPU(4)),
+	)).capacity(nil, false)
+	for _, step := range []struct {
+		what string
+		do   func() bool
+		want bool
+	}{
+		{"it fits after an eviction", func() bool { c.Evict("n1", "uid-victim"); c.Evict("n1", "uid-unknown"); return c.Take("n1", "uid-w") }, true},
+		{"both fit", func() bool { return c.Restore("n1", "uid-victim") }, false},
+		{"the victim alone", func() bool {
+			c.Evict("n1", "uid-victim")
+			c.Return("n1", "uid-w")
+			return c.Restore("n1", "uid-victim")
+		}, true},
+		{"a pod that isn't there", func() bool { return c.Restore("n1", "uid-unknown") }, true},
+		{"a node that isn't there", func() bool { c.Evict("n9", "uid-victim"); return c.Restore("n9", "uid-victim") }, false},
+	} {
+		if got := step.do(); got != step.want {
+			t.Errorf("%s: %t", step.what, got)
+		}
+	}
+}
+
 // Two groups of eight pods fit two nodes by GPU memory. By CPU seven fit each node, or eight.
 func TestCapacityOfGroups(t *testing.T) {
 	for cpus, want := range map[int64][]bool{7: {false, false}, 8: {true, true}} {

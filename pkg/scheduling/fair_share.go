@@ -21,9 +21,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 // FairShareOptions configure fair sharing between tenants.
@@ -36,6 +38,9 @@ type FairShareOptions struct {
 	PriorityCutoff int32
 	// Provisioning is how many pods may be scheduled that fit nowhere now, so that an autoscaler sees them.
 	Provisioning int
+	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
+	// Pods that have run for less than MinRuntime are not evicted.
+	ReclaimAfter, MinRuntime time.Duration
 	// Observer receives what metrics count.
 	Observer FairShareObserver
 }
@@ -43,6 +48,7 @@ type FairShareOptions struct {
 // FairShareObserver receives what metrics count. Its methods must return at once.
 type FairShareObserver interface {
 	dispatch.Observer
+	eviction.ReclaimObserver
 	// GateOpened counts the writes that remove a gate, by whether they succeeded.
 	GateOpened(ok bool)
 }
@@ -61,41 +67,45 @@ const EventFairShareInvalid = "FairShareInvalid"
 // fairShare means that fair sharing is off.
 type fairShare struct {
 	FairShareOptions
-	manager  *dispatch.Manager
-	api      API
-	requeue  interface{ All(node string) }
-	ready    func() error
-	recorder record.EventRecorder
-	leading  func() error
-	clock    clock.WithTicker
-	writes   *errgroup.Group
-	problems namespaceProblems
+	manager   *dispatch.Manager
+	reclaimer *eviction.Reclaimer
+	api       API
+	requeue   interface{ All(node string) }
+	ready     func() error
+	recorder  record.EventRecorder
+	leading   func() error
+	clock     clock.WithTicker
+	// writes are the writes that open gates, reclaims the attempt to make room.
+	writes, reclaims *errgroup.Group
+	problems         namespaceProblems
 }
 
-func (s *Scheduler) newFairShare(o FairShareOptions) *fairShare {
+func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options) *fairShare {
 	writes := new(errgroup.Group)
 	writes.SetLimit(dispatch.MaxOpening)
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 		EligibleNodes: s.eligibleNodes, Memory: s.ledger.Memory,
-		PriorityCutoff: o.PriorityCutoff, Provisioning: o.Provisioning, Observer: o.Observer,
+		PriorityCutoff: o.PriorityCutoff, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	if s.groups != nil {
 		options.Groups = s.groups.manager
 	}
 	f := &fairShare{
 		FairShareOptions: o, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
-		clock: s.Clock, writes: writes,
+		clock: s.Clock, writes: writes, reclaims: new(errgroup.Group),
 	}
-	options.Capacity = func() ledger.Capacity {
+	newCapacity := func() *capacity {
 		planned := map[string][]gpu.PodUID{}
 		if s.groups != nil {
 			planned = s.groups.manager.Places() // Before the ledger's lock is taken: plans are made under the groups' lock.
 		}
 		return s.free.capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }), false)
 	}
+	options.Capacity = func() ledger.Capacity { return newCapacity() }
 	options.EmptyCapacity = func() ledger.Capacity { return s.free.capacity(nil, true) }
 	f.manager = dispatch.New(options)
+	f.reclaimer = eviction.NewReclaimer(evictions, s.API, o.Observer, func() reclaim.Capacity { return newCapacity() })
 	return f
 }
 
@@ -131,8 +141,8 @@ func (f *fairShare) awaitsTurn(pod gpu.Pod) bool {
 	return decided
 }
 
-// evicts reports whether other pods may be evicted to make room on a card for the pod. Priorities count within a tenant only, so a
-// pod that needs a turn waits for room instead.
+// evicts reports whether kube-scheduler and fragmentation eviction may evict other pods for the pod. Priorities count within a tenant
+// only, so a pod that needs a turn waits for room instead.
 func (f *fairShare) evicts(pod gpu.Pod) bool { return f == nil || f.manager.NeedsNoTurn(pod) }
 
 // giveUpPlace releases the place of a granted pod that kube-scheduler can't use. It reports whether there was one.
@@ -150,7 +160,7 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 		f.manager.RemovePod(pod.UID)
 		return
 	}
-	p := dispatch.Pod{Pod: pod.Pod, Node: pod.Node, Ended: pod.Ended, Gated: pod.Gated}
+	p := dispatch.Pod{Pod: pod.Pod, Node: pod.Node, Bound: pod.AssumeTime, Ended: pod.Ended, Gated: pod.Gated}
 	p.GatedOtherwise = pod.GatedOtherwise || pod.RequestError != "" // No node can give it what it asks for.
 	if pod.Pending != nil {
 		p.Created = pod.Pending.Created
@@ -257,7 +267,7 @@ func (p *namespaceProblems) count() int {
 func (f *fairShare) run(ctx context.Context) error {
 	ticker := f.clock.NewTicker(fairShareInterval)
 	defer ticker.Stop()
-	defer func() { _ = f.writes.Wait() }() // They return no errors.
+	defer func() { _, _ = f.writes.Wait(), f.reclaims.Wait() }() // They return no errors.
 	for leads := false; ; leads = f.tick(ctx, leads) {
 		select {
 		case <-ctx.Done():
@@ -290,6 +300,13 @@ func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
 	effects := f.manager.TakeEffects()
 	if effects.Requeue {
 		f.requeue.All("")
+	}
+	if need := effects.Reclaim; need != nil {
+		f.reclaims.Go(func() error {
+			made := f.reclaimer.Reclaim(ctx, *need, func(plan reclaim.Plan) bool { return f.manager.Hold(need.Attempt, plan, f.clock.Now()) })
+			f.manager.Reclaimed(need.Attempt, made, f.clock.Now())
+			return nil
+		})
 	}
 	for _, pod := range effects.Open {
 		f.writes.Go(func() error {

@@ -201,15 +201,38 @@ func TestFairShareNamespaces(t *testing.T) {
 // Priorities count within a tenant only: a pod with a turn evicts no pods, one that needs none does.
 func TestFairShareEvictsNothing(t *testing.T) {
 	pod, urgent := fake.Pod("p", 16, gated, fake.Priority(5), inNamespace("bob")), fake.Pod("urgent", 16, fake.Priority(1000), inNamespace("bob"))
-	f := startFair(t, FairShareOptions{Provisioning: 1}, nil, namespace("default", nil), namespace("bob", nil), fake.Pod("a", 16, fake.Bound("n1", 0)), pod)
-	f.passUntilOpened("p") // For an autoscaler: it has no place.
+	charged := fake.Pod("charged", 4, gated, fake.Priority(5), inNamespace("bob"))
+	f := startFair(t, FairShareOptions{Provisioning: 1}, nil, namespace("default", nil), namespace("bob", nil), fake.Node("n2", 8), fake.Pod("a", 16, fake.Bound("n1", 0)), pod, charged)
+	f.passUntilOpened("charged", "p") // The second one for an autoscaler: it has no place.
 	proposed := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}}
 	if got, err := f.Preempt(t.Context(), pod, proposed); len(got) > 0 || err != nil {
 		t.Errorf("victims %v, %v", got, err)
 	}
+	if got, err := f.Preempt(t.Context(), charged, map[string]preemption.Victims{"n2": {Pods: []gpu.PodUID{"uid-x"}}}); len(got) > 0 || err != nil {
+		t.Errorf("victims of a pod that has a place: %v, %v", got, err)
+	}
 	if got, err := f.Preempt(t.Context(), urgent, proposed); !cmp.Equal(proposed, got) || err != nil {
 		t.Errorf("victims of the pod above the cutoff: %v, %v", got, err)
 	}
+}
+
+// A tenant below its share gets room from one above: the newest pod is evicted, and its place is held until it has ended.
+func TestFairShareReclaim(t *testing.T) {
+	bobs := []*corev1.Pod{fake.Pod("b1", 8, fake.Bound("n1", 0), inNamespace("bob")), fake.Pod("b2", 8, fake.Bound("n1", 0), inNamespace("bob"))}
+	alice, small := fake.Pod("a", 8, gated), fake.Pod("small", 1, gated, inNamespace("bob"))
+	f := startFair(t, FairShareOptions{ReclaimAfter: 2 * time.Second}, nil, namespace("default", nil), namespace("bob", nil), bobs[0], bobs[1], alice, small)
+	f.server.Set(alice)
+	f.pass("an eviction", func() bool { return len(f.server.Calls().Evicted) >= 2 })
+	evicted := f.server.Calls().Evicted
+	victim := bobs[slices.IndexFunc(bobs, func(pod *corev1.Pod) bool { return pod.Name == evicted[1] })]
+	if want := []string{"?" + victim.Name, victim.Name}; !slices.Equal(want, evicted) {
+		t.Errorf("evictions %v", evicted)
+	}
+	f.wantEvent("Normal FairShareEvicted Evicted for pod default/a: tenant default has 0 of its share of 8, and tenant bob has 16 of its share of 8")
+	f.publishObject(fake.Edited(victim, fake.Terminating(f.clock.Now().Add(30*time.Second))))
+	f.publishGone(victim)
+	f.passUntilOpened("a")
+	f.want(alice, "assumed n1 card 0")
 }
 
 // A pod for whose CPU no node is large enough is no demand. What pods with GPU memory use doesn't count, since it can become free.

@@ -31,6 +31,8 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		return nil, nil // Pods would be evicted for one member of a gang that may never become whole.
 	case protocol.PodRequest(object) == 0:
 		return proposed, nil
+	case !s.fair.evicts(protocol.Pod(object)):
+		return nil, nil // It was granted because everything it needs was free.
 	}
 	if err := s.cache.Ready(); err != nil {
 		return nil, err
@@ -38,9 +40,6 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	s.displace(protocol.Pod(object), slices.Sorted(maps.Keys(proposed)), s.Clock.Now())
 	if node, _, allocated := s.ledger.Lookup(gpu.PodUID(object.UID)); allocated {
 		return s.withCard(node, proposed), nil
-	}
-	if !s.fair.evicts(protocol.Pod(object)) {
-		return nil, nil
 	}
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)

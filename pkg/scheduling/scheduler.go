@@ -158,7 +158,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		s.groups = s.newGroups()
 	}
 	if o.FairShare.On {
-		s.fair = s.newFairShare(o.FairShare)
+		s.fair = s.newFairShare(o.FairShare, evictions)
 	}
 	if o.EvictOverusers {
 		s.overusers = eviction.NewOverusers(evictions, s.cache, s.groups)

@@ -93,7 +93,7 @@ func build(r reading) protocol.Usage {
 		for _, row := range rows.list {
 			limit, ok := card.limits[row.id]
 			if !ok {
-				limit.err = ErrNotRead
+				limit.err = errNotRead
 			}
 			row.read(limit)
 			sum.Pods += row.Used
@@ -159,7 +159,7 @@ func (r *row) read(limit limitReading) {
 	switch {
 	case r.Given == nil || limit.err == nil && limit.Hard == *r.Given:
 	case limit.err != nil:
-		r.NotInForce = limit.err.Error()
+		r.NotInForce, r.NotRead = limit.err.Error(), errors.Is(limit.err, errNotRead)
 	case limit.Hard == inventory.NoLimit:
 		r.NotInForce = "its cgroup has no limit"
 	default:
@@ -167,8 +167,8 @@ func (r *row) read(limit limitReading) {
 	}
 }
 
-// ErrNotRead means that a cgroup was not read. That matters only to a container that was given a limit.
-var ErrNotRead = errors.New("the limit of its cgroup could not be read: the driver limits no memory, or its cgroup was not found")
+// errNotRead means that a cgroup was not read. That matters only to a container that was given a limit.
+var errNotRead = errors.New("the limit of its cgroup could not be read: the driver limits no memory, or its cgroup was not found")
 
 // rows returns a row for each container.
 func (p pods) rows(card cardReading) *rows {

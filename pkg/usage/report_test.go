@@ -171,7 +171,7 @@ func TestNotInForce(t *testing.T) {
 		"none was set":         {100, map[string]limitReading{"id": {inventory.MemoryLimit{Hard: inventory.NoLimit}, nil}}, "its cgroup has no limit"},
 		"another one":          {100, map[string]limitReading{"id": {inventory.MemoryLimit{Hard: 200}, nil}}, "the limit of its cgroup is 200 bytes, not 100"},
 		"the driver's failure": {100, map[string]limitReading{"id": {err: errGone}}, errGone.Error()},
-		"no cgroup":            {100, nil, ErrNotRead.Error()},
+		"no cgroup":            {100, nil, errNotRead.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			report := build(reading{

@@ -112,10 +112,11 @@ func (s *bench) serveOurs(ctx context.Context, args []string) (running, error) {
 		LogPath: filepath.Join(s.dir, "extender.log"),
 		Ready:   controlplane.HTTPReady(url + "/readyz"),
 	}
+	start := time.Now()
 	if err := process.Start(ctx); err != nil {
 		return running{}, err
 	}
-	return running{url: url, finish: func(ctx context.Context, t *result) error {
+	return running{url: url, ready: time.Since(start), finish: func(ctx context.Context, t *result) error {
 		defer port.Release()
 		return errors.Join(readMetrics(ctx, url, t), process.Kill())
 	}}, nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/fairness"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -26,11 +27,10 @@ const (
 // fairnessKinds returns the schedulers that share the cluster, in the order of the command line.
 func (s *bench) fairnessKinds(named []string) (chosen []*kind, err error) {
 	every := map[string]*kind{
-		"stock":    {start: s.startShipped()}, // First come, first served.
-		"dispatch": {start: s.startShipped(fairShareMode + "dispatch"), waiting: true},
-		"reclaim": {waiting: true, start: func(ctx context.Context) (running, error) {
-			return s.serveShipped(ctx, []string{fairShareMode + "reclaim"}, []string{"--fair-share-reclaim-after=" + s.reclaimAfter.String(), "--fair-share-min-runtime=0s"})
-		}},
+		"stock":    {start: s.startShipped(nil, nil)}, // First come, first served.
+		"dispatch": {start: s.startShipped([]string{fairShareMode + "dispatch"}, nil), waiting: true},
+		"reclaim": {waiting: true, start: s.startShipped([]string{fairShareMode + "reclaim"},
+			[]string{"--fair-share-reclaim-after=" + s.reclaimAfter.String(), "--fair-share-min-runtime=0s"})},
 	}
 	for _, name := range named {
 		k := every[name]
@@ -46,18 +46,18 @@ func (s *bench) fairnessKinds(named []string) (chosen []*kind, err error) {
 // fairnessNode returns a node of the cluster that the teams share.
 func fairnessNode(i int, o options) *corev1.Node {
 	node := framework.MakeNode(nodeName(i)).Unit(gpu.GiB).Cards(o.cards, cardUnits)
-	if pool := 1 + i*poolPart/o.nodes; pool <= int(secondPool) {
+	if pool := 1 + i*poolPart/o.nodes; pool <= int(fairness.SecondPool) {
 		node.Label(labelPool, strconv.Itoa(pool))
 	}
 	return node.Obj()
 }
 
 // fairnessRoom is the room of all nodes.
-func fairnessRoom(o options) (r room) {
+func fairnessRoom(o options) (r fairness.Room) {
 	for i := range o.nodes {
-		pool := min(i*poolPart/o.nodes, pools-1)
-		r.memory[pool] += int64(o.cards) * cardUnits
-		r.cpu[pool] += min(nodeCPUs/cpuPerUnit, int64(o.cards)*cardUnits)
+		pool := min(i*poolPart/o.nodes, fairness.Pools-1)
+		r.Memory[pool] += int64(o.cards) * cardUnits
+		r.CPU[pool] += min(nodeCPUs/cpuPerUnit, int64(o.cards)*cardUnits)
 	}
 	return r
 }
@@ -144,8 +144,8 @@ func (s *site) wait(d time.Duration) error {
 	}
 }
 
-// fairness is how evenly the teams shared.
-type fairness struct {
+// verdict is how evenly the teams shared.
+type verdict struct {
 	// mean and least are of Jain's index of what the teams have in proportion to what they deserve.
 	mean, least float64
 	// adapted is when the late teams together first had 90% of what they deserve.
@@ -157,16 +157,16 @@ type fairness struct {
 }
 
 // judge computes the figures from the samples; those of the first part count for adapted only.
-func judge(samples []sample, teams []*team, r room, from time.Duration) (f fairness) {
+func judge(samples []sample, teams []*team, r fairness.Room, from time.Duration) (f verdict) {
 	f.least, f.adapted = 1, "more than "+samples[len(samples)-1].at.Round(time.Second).String()
 	adapted, counted := false, 0
 	ratios := make([]float64, len(teams)) // Sums over the samples.
 	var all int64
-	for _, memory := range r.memory {
+	for _, memory := range r.Memory {
 		all += memory
 	}
 	for _, s := range samples {
-		shares := fairShares(r, claims(teams, s))
+		shares := fairness.Shares(r, claims(teams, s))
 		var have, deserve, used int64
 		parts := make([]float64, len(teams))
 		for i := range teams {
@@ -183,7 +183,7 @@ func judge(samples []sample, teams []*team, r room, from time.Duration) (f fairn
 			continue
 		}
 		counted++
-		index := jain(parts)
+		index := fairness.Jain(parts)
 		f.mean, f.least, f.used = f.mean+index, min(f.least, index), f.used+float64(used)/float64(all)
 		for i := range parts {
 			ratios[i] += parts[i]
@@ -195,9 +195,9 @@ func judge(samples []sample, teams []*team, r room, from time.Duration) (f fairn
 	return f
 }
 
-func claims(teams []*team, s sample) (out []claim) {
+func claims(teams []*team, s sample) (out []fairness.Claim) {
 	for i, t := range teams {
-		out = append(out, claim{t.weight, s.demand[i], t.restriction})
+		out = append(out, fairness.Claim{Weight: t.weight, Demand: s.demand[i], Restriction: t.restriction})
 	}
 	return out
 }
@@ -211,6 +211,3 @@ func lowest(teams []*team, sums []float64, n float64) string {
 	}
 	return fmt.Sprintf("%s with weight %d, restricted by %s: %.2f of what it deserves", teams[at].name, teams[at].weight, teams[at].restriction, sums[at]/n)
 }
-
-// String implements fmt.Stringer.
-func (r restriction) String() string { return [...]string{"nothing", "pool 1", "pool 2", "CPU"}[r] }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/test/fairness"
 )
 
 // The seed decides which team asks for what, and in which order.
@@ -38,18 +40,18 @@ func TestNewTeams(t *testing.T) {
 
 func TestJudge(t *testing.T) {
 	teams := []*team{{name: "a", weight: 1}, {name: "b", weight: 1}}
-	r := room{memory: [pools]int64{0, 0, 20}}
+	r := fairness.Room{Memory: [fairness.Pools]int64{0, 0, 20}}
 	got := judge([]sample{
 		{0, []int64{20, 0}, []int64{20, 20}},
 		{time.Second, []int64{11, 9}, []int64{20, 20}},
 		{2 * time.Second, []int64{10, 10}, []int64{20, 20}},
 		{3 * time.Second, []int64{15, 5}, []int64{20, 20}},
 	}, teams, r, 2*time.Second)
-	want := fairness{
+	want := verdict{
 		mean: 0.9, least: 0.8, adapted: "1.0 s", used: 1,
 		lowest: "b with weight 1, restricted by nothing: 0.75 of what it deserves",
 	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(fairness{})); diff != "" {
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(verdict{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -25,6 +25,9 @@ type options struct {
 	waiting, tenants int
 	// fairness is how long teams share the cluster; 0 means that this isn't measured. reclaimAfter is the extender's flag then.
 	fairness, reclaimAfter time.Duration
+	// rates are the pods created per second for which the time until a pod is bound is compared. If it is empty, pods are created as
+	// fast as possible, and the rates at which they are bound are compared.
+	rates []float64
 	// full are the fill levels at which conflicts are counted. If it is empty, the kinds are compared.
 	full []float64
 }
@@ -38,22 +41,21 @@ func run() int {
 	flag.IntVar(&o.pods, "pods", 3000, "pods in each run, of 512 to 16276 MiB")
 	flag.IntVar(&o.rounds, "rounds", 3, "runs of each kind")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the pods' sizes")
-	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: several (a fifth of the pods have two or four cards), least, some, some-unscored, all, all-unscored, gated")
+	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: several (a fifth of the pods have two or four cards), least, some, some-unscored, all, all-unscored, gated. A kind with gpushare takes further arguments of the extender, such as ours:--bind-window=0")
 	flag.IntVar(&o.waiting, "waiting", 10_000, "pods that wait for their turn meanwhile, in the kind gated")
 	flag.IntVar(&o.tenants, "tenants", 50, "tenants of the pods that wait, or that share the cluster")
 	flag.DurationVar(&o.fairness, "fairness", 0, "measure how evenly tenants share the cluster, for this long; use it with -nodes 100 -pods 2000 -tenants 20 -kinds stock,dispatch,reclaim")
 	flag.DurationVar(&o.reclaimAfter, "reclaim-after", 5*time.Second, "the extender's --fair-share-reclaim-after, with -fairness")
 	full := flag.String("full", "", "count binds that fail because the card was taken, at these fill levels of all cards, such as 0.8,0.9,0.95; use it with -kinds ours")
+	rates := flag.String("rates", "", "create so many pods per second, such as 5,40,100, and compare how long a pod waits until it is bound")
 	flag.Parse()
-	if *full != "" {
-		for text := range strings.SplitSeq(*full, ",") {
-			level, err := strconv.ParseFloat(text, 64)
-			if err != nil || level <= 0 || level > 1 {
-				fmt.Fprintf(os.Stderr, "bench: -full: must be above 0 and at most 1, got %q\n", text)
-				return 2
-			}
-			o.full = append(o.full, level)
-		}
+	var err error
+	if o.full, err = numbers("full", *full, 1); err == nil {
+		o.rates, err = numbers("rates", *rates, 1000)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		return 2
 	}
 	o.kindNames = strings.Split(*kinds, ",")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -63,4 +65,19 @@ func run() int {
 		return 1
 	}
 	return 0
+}
+
+// numbers parses a flag with a list of numbers above 0.
+func numbers(name, text string, most float64) (list []float64, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		number, err := strconv.ParseFloat(part, 64)
+		if err != nil || number <= 0 || number > most {
+			return nil, fmt.Errorf("-%s: must be above 0 and at most %v, got %q", name, most, part)
+		}
+		list = append(list, number)
+	}
+	return list, nil
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,6 +34,8 @@ type result struct {
 	// our extender.
 	cpu    time.Duration
 	memory int64
+	// ready is the time from the extender's start until it is ready; of the slowest replica.
+	ready time.Duration
 	// everything is the processor time of the control plane and the benchmark by process, all its sum.
 	everything spending
 	all        time.Duration
@@ -66,40 +69,52 @@ type running struct {
 	url, metrics string
 	// schedulerConfig is kube-scheduler's configuration file to start from; if it is empty, the repository's own.
 	schedulerConfig string
+	// ready is the time from the extender's start until it was ready.
+	ready time.Duration
 	// finish adds the extender's metrics to the result and stops the extender.
 	finish func(ctx context.Context, t *result) error
 }
 
 // kinds returns the named kinds, in the order of the command line.
 func (s *bench) kinds(named []string) ([]*kind, error) {
-	every := []*kind{
+	var chosen []*kind
+	for _, name := range named {
+		base, args, _ := strings.Cut(name, ":")
+		every := s.allKinds(strings.Fields(args))
+		at := slices.IndexFunc(every, func(k *kind) bool { return k.name == base })
+		if at < 0 {
+			return nil, fmt.Errorf("-kinds: unknown kind %q", base)
+		}
+		every[at].name = name
+		chosen = append(chosen, every[at])
+	}
+	return chosen, nil
+}
+
+// allKinds returns every kind. Those with our extender run it with additional arguments.
+func (s *bench) allKinds(args []string) []*kind {
+	ours := func(own ...string) func(context.Context) (running, error) {
+		return s.startOurs(append(own, args...)...)
+	}
+	return []*kind{
 		{name: "none"},
 		{name: "noop", start: s.startNoop(everyNode)},
 		{name: "least", start: s.startNoop(roundRobin())},
 		// A single replica with plain HTTP on the host network, as in deploy/manifests.
-		{name: "ours", start: s.startOurs()},
+		{name: "ours", start: ours()},
 		// The same with pods of several cards, for comparison with "ours".
-		{name: "several", start: s.startOurs(), several: true},
+		{name: "several", start: ours(), several: true},
 		// Two replicas with leader election and mutual TLS, as the chart installs them.
-		{name: "shipped", start: s.startShipped()},
+		{name: "shipped", start: s.startShipped(nil, args)},
 		// The same with fair sharing, while other tenants' pods wait.
-		{name: "gated", start: s.startShipped(fairShareMode + "dispatch"), waiting: true},
+		{name: "gated", start: s.startShipped([]string{fairShareMode + "dispatch"}, args), waiting: true},
 		// Filter returns the 32 best nodes; kube-scheduler's own plugins score them, with or without a prioritize call.
-		{name: "some", start: s.startOurs("--filter-best=32")},
-		{name: "some-unscored", start: s.startOurs("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
+		{name: "some", start: ours("--filter-best=32")},
+		{name: "some-unscored", start: ours("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
 		// Filter returns all fitting nodes, with or without a prioritize call.
-		{name: "all", start: s.startOurs("--filter-best=0")},
-		{name: "all-unscored", start: s.startOurs("--filter-best=0"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
+		{name: "all", start: ours("--filter-best=0")},
+		{name: "all-unscored", start: ours("--filter-best=0"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
 	}
-	var chosen []*kind
-	for _, name := range named {
-		at := slices.IndexFunc(every, func(k *kind) bool { return k.name == name })
-		if at < 0 {
-			return nil, fmt.Errorf("-kinds: unknown kind %q", name)
-		}
-		chosen = append(chosen, every[at])
-	}
-	return chosen, nil
 }
 
 func prioritizeVerb(verb string) controlplane.ConfigEdit {
@@ -153,11 +168,14 @@ func measure(ctx context.Context, o options) (err error) {
 	if len(o.full) > 0 {
 		return measureRaces(ctx, bench, kinds, o)
 	}
+	if len(o.rates) > 0 {
+		return measureLatency(ctx, bench, kinds, o)
+	}
 	for round := range o.rounds {
 		// All kinds get the same pods in a round; the next round has others.
 		memory := sizes(o.pods, o.seed+int64(round))
 		for _, k := range kinds {
-			t, err := bench.run(ctx, k, requests(memory, k.several))
+			t, err := bench.run(ctx, k, requests(memory, k.several), 0)
 			if err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
 			}
@@ -180,22 +198,23 @@ func (t result) extra() string {
 	if t.gates > 0 {
 		out += fmt.Sprintf("   %d gates opened, %d charges expired", t.gates, t.expired)
 	}
-	return out + fmt.Sprintf("   %d cards %.0f%% used   cpu %.1f s   rss %d MB   conflicts %d",
-		t.cards, 100*t.packing, t.cpu.Seconds(), t.memory>>20, t.conflicts)
+	return out + fmt.Sprintf("   %d cards %.0f%% used   cpu %.1f s   rss %d MB   ready %.1f s   conflicts %d",
+		t.cards, 100*t.packing, t.cpu.Seconds(), t.memory>>20, t.ready.Seconds(), t.conflicts)
 }
 
 // report prints the medians and their ratios to the first kind.
 func report(kinds []*kind) {
 	fmt.Printf("\nMedians of %d, and ratio to %q:\n", len(kinds[0].results), kinds[0].name)
-	base := median(kinds[0].results, func(t result) float64 { return t.rate })
+	base := kinds[0].middle(func(t result) float64 { return t.rate })
 	for _, k := range kinds {
-		middle := func(of func(result) float64) float64 { return median(k.results, of) }
+		middle := k.middle
 		rate := middle(func(t result) float64 { return t.rate })
 		t := result{
 			cards:      int(middle(func(t result) float64 { return float64(t.cards) })),
 			packing:    middle(func(t result) float64 { return t.packing }),
 			cpu:        time.Duration(middle(func(t result) float64 { return float64(t.cpu) })),
 			memory:     int64(middle(func(t result) float64 { return float64(t.memory) })),
+			ready:      time.Duration(middle(func(t result) float64 { return float64(t.ready) })),
 			all:        time.Duration(middle(func(t result) float64 { return float64(t.all) })),
 			everything: spending{},
 			conflicts:  int(middle(func(t result) float64 { return float64(t.conflicts) })),
@@ -212,9 +231,10 @@ func report(kinds []*kind) {
 
 func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
 
-func median(results []result, of func(result) float64) float64 {
-	values := make([]float64, len(results))
-	for i, t := range results {
+// middle returns the median of one figure of the results.
+func (k *kind) middle(of func(result) float64) float64 {
+	values := make([]float64, len(k.results))
+	for i, t := range k.results {
 		values[i] = of(t)
 	}
 	slices.Sort(values)

@@ -34,15 +34,14 @@ type bench struct {
 // creators is the number of concurrent creations: enough that they are not the bottleneck.
 const creators = 16
 
-// run measures one kind: it starts the extender and the scheduler, creates the pods, waits until they are bound, and
-// deletes everything.
-func (s *bench) run(ctx context.Context, k *kind, pods []podSize) (t result, err error) {
+// run measures one kind: it starts the extender and the scheduler, creates the pods (rate per second, or as fast as possible if
+// it is 0), waits until they are bound, and deletes everything.
+func (s *bench) run(ctx context.Context, k *kind, pods []podSize, rate float64) (t result, err error) {
 	if k.waiting {
 		if err := s.createWaiting(ctx); err != nil {
 			return t, err
 		}
 	}
-	before := spent()
 	extender := running{finish: func(context.Context, *result) error { return nil }}
 	if k.start != nil {
 		if extender, err = k.start(ctx); err != nil {
@@ -52,9 +51,11 @@ func (s *bench) run(ctx context.Context, k *kind, pods []podSize) (t result, err
 	if err := s.startScheduler(ctx, extender, k.edits); err != nil {
 		return t, err
 	}
-	if t, err = s.bindAll(ctx, pods, k.waiting); err != nil {
+	before := spent()
+	if t, err = s.bindAll(ctx, pods, k.waiting, rate); err != nil {
 		return t, err
 	}
+	t.ready = extender.ready
 	t.everything = spent().since(before)
 	t.all = t.everything.total()
 	if extender.url != "" {
@@ -86,7 +87,7 @@ func (s *bench) startScheduler(ctx context.Context, extender running, edits []co
 }
 
 // bindAll creates the pods and waits until all are bound. If gated is true, they have the gate of fair sharing.
-func (s *bench) bindAll(ctx context.Context, sizes []podSize, gated bool) (result, error) {
+func (s *bench) bindAll(ctx context.Context, sizes []podSize, gated bool, rate float64) (result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	times := newTimes(len(sizes))
@@ -110,7 +111,9 @@ func (s *bench) bindAll(ctx context.Context, sizes []podSize, gated bool) (resul
 	start := time.Now()
 	g, creating := errgroup.WithContext(ctx)
 	g.SetLimit(creators)
+	next := pace(creating, rate)
 	for i, size := range sizes {
+		next()
 		g.Go(func() error {
 			pod := newPod(i, size)
 			if gated {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/gpushare/gpushare/pkg/webui"
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
@@ -27,13 +30,13 @@ const (
 )
 
 // startShipped installs the chart with its default values but for those given as NAME=VALUE, and runs the extender's replicas
-// with the arguments of the Deployment and the certificates of the Secrets. kube-scheduler gets the chart's configuration with
-// the leader's address in place of the Service's: kube-proxy forwards in the kernel, and a proxy in this process would cost more.
-func (s *bench) startShipped(values ...string) func(context.Context) (running, error) {
-	return func(ctx context.Context) (running, error) { return s.serveShipped(ctx, values, nil) }
+// with the arguments of the Deployment and further ones, and the certificates of the Secrets. kube-scheduler gets the chart's
+// configuration with the leader's address in place of the Service's: kube-proxy forwards in the kernel, and a proxy in this process
+// would cost more.
+func (s *bench) startShipped(values, args []string) func(context.Context) (running, error) {
+	return func(ctx context.Context) (running, error) { return s.serveShipped(ctx, values, args) }
 }
 
-// serveShipped is startShipped with additional arguments of the extender.
 func (s *bench) serveShipped(ctx context.Context, values, args []string) (running, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
@@ -59,35 +62,54 @@ func (s *bench) serveShipped(ctx context.Context, values, args []string) (runnin
 	if err != nil {
 		return running{}, err
 	}
-	kubeconfig, err := s.plane.ServiceAccountKubeconfig(ctx, namespace, extenderName)
+	container := deployment.Spec.Template.Spec.Containers[0]
+	replicas, ready, err := s.startReplicas(ctx, root, int(*deployment.Spec.Replicas), append(container.Args, args...), certificates)
 	if err != nil {
 		return running{}, err
-	}
-	var replicas []*replica
-	for i := range int(*deployment.Spec.Replicas) {
-		r, err := newReplica(i, deployment.Spec.Template.Spec.Containers[0].Args, certificates)
-		if err != nil {
-			return running{}, err
-		}
-		r.process = &controlplane.Process{
-			Name: r.name, Path: filepath.Join(root, "bin", "gpushare-extender"),
-			Args:    slices.Concat(r.args, []string{"--kubeconfig=" + kubeconfig}, args),
-			LogPath: filepath.Join(s.dir, r.name+".log"),
-			Ready:   controlplane.HTTPReady(r.health + "/readyz"),
-		}
-		if err := r.process.Start(ctx); err != nil {
-			return running{}, err
-		}
-		replicas = append(replicas, r)
 	}
 	leader, err := s.awaitLeader(ctx, replicas)
 	if err != nil {
 		return running{}, err
 	}
+	readers, stopReading := context.WithCancel(context.WithoutCancel(ctx))
+	for _, r := range replicas {
+		go r.scrape(readers)
+	}
+	go leader.view(readers)
 	return running{
-		url: leader.url, metrics: leader.health + "/metrics", schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
-		finish: func(ctx context.Context, t *result) error { return s.finishShipped(ctx, root, replicas, t) },
+		url: leader.url, metrics: leader.health + "/metrics", ready: ready, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
+		finish: func(ctx context.Context, t *result) error {
+			stopReading()
+			return s.finishShipped(ctx, root, replicas, t)
+		},
 	}, nil
+}
+
+// startReplicas starts the extenders, one after another. ready is how long the slowest took until it was ready.
+func (s *bench) startReplicas(ctx context.Context, root string, n int, args []string, certificates string) (replicas []*replica, ready time.Duration, err error) {
+	kubeconfig, err := s.plane.ServiceAccountKubeconfig(ctx, namespace, extenderName)
+	if err != nil {
+		return nil, 0, err
+	}
+	for i := range n {
+		r, err := newReplica(i, args, certificates)
+		if err != nil {
+			return nil, 0, err
+		}
+		r.process = &controlplane.Process{
+			Name: r.name, Path: filepath.Join(root, "bin", "gpushare-extender"),
+			Args:    append(r.args, "--kubeconfig="+kubeconfig),
+			LogPath: filepath.Join(s.dir, r.name+".log"),
+			Ready:   controlplane.HTTPReady(r.health + "/readyz"),
+		}
+		start := time.Now()
+		if err := r.process.Start(ctx); err != nil {
+			return nil, 0, err
+		}
+		ready = max(ready, time.Since(start))
+		replicas = append(replicas, r)
+	}
+	return replicas, ready, nil
 }
 
 // finishShipped adds the metrics of all replicas to the result, stops them and uninstalls the chart.
@@ -169,10 +191,10 @@ type replica struct {
 	// advertised is the address in the EndpointSlice. The API server rejects loopback addresses there, so this is one
 	// for documentation (RFC 5737). It is never connected to.
 	advertised string
-	// url is the address for kube-scheduler, health that of probes and metrics.
-	url, health string
-	ports       []*controlplane.Port
-	process     *controlplane.Process
+	// url is the address for kube-scheduler, health that of probes and metrics, page that of the web page.
+	url, health, page string
+	ports             []*controlplane.Port
+	process           *controlplane.Process
 }
 
 // newReplica translates a container's arguments to this machine: each listen address becomes a free port on loopback,
@@ -196,14 +218,69 @@ func newReplica(i int, args []string, certificates string) (*replica, error) {
 				r.url = port.URL("https")
 			case "--health-address":
 				r.health = port.URL("http")
+			case "--ui-listen-address":
+				r.page = port.URL("http")
 			}
 		case strings.HasPrefix(value, "/tls/"):
 			arg = flag + "=" + filepath.Join(certificates, strings.TrimPrefix(value, "/tls/"))
 		}
 		r.args = append(r.args, arg)
 	}
+	if r.page == "" { // On its default port, which the replicas would share here.
+		page, err := controlplane.ReservePort()
+		if err != nil {
+			return nil, err
+		}
+		r.ports, r.page = append(r.ports, page), page.URL("http")
+		r.args = append(r.args, "--ui-listen-address="+page.Address())
+	}
 	if r.url == "" || r.health == "" {
 		return nil, fmt.Errorf("the Deployment has no --listen-address or no --health-address: %q", args)
 	}
 	return r, nil
+}
+
+// scrapeInterval is how often Prometheus scrapes by default.
+const scrapeInterval = 15 * time.Second
+
+// scrape reads the replica's metrics until ctx ends.
+func (r *replica) scrape(ctx context.Context) {
+	for ; ctx.Err() == nil; sleep(ctx, scrapeInterval) {
+		_ = readAll(ctx, r.health+"/metrics") // readMetrics reports errors at the end.
+	}
+}
+
+// view reads what an open web page reads, until ctx ends.
+func (r *replica) view(ctx context.Context) {
+	for ; ctx.Err() == nil; sleep(ctx, time.Second) {
+		if err := readAll(ctx, r.page+webui.Path+"/events"); err != nil && ctx.Err() == nil {
+			fmt.Fprintln(os.Stderr, "bench: the page:", err)
+		}
+	}
+}
+
+// readAll reads an answer to its end, compressed as a browser requests it.
+func readAll(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Accept-Encoding", "gzip")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, response.Status)
+	}
+	_, err = io.Copy(io.Discard, response.Body)
+	return err
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
 }

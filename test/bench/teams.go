@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpushare/gpushare/test/fairness"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -38,7 +39,7 @@ const (
 type team struct {
 	name        string
 	weight      int64
-	restriction restriction
+	restriction fairness.Restriction
 	pods        int
 	random      *rand.Rand
 }
@@ -51,7 +52,9 @@ type job struct {
 
 // newTeams returns the teams. The first half of them has three quarters of the pods and comes first.
 func newTeams(n, pods int, seed int64) (teams []*team) {
-	restrictions := []restriction{anywhere, byCPU, anywhere, firstPool, anywhere, byCPU, anywhere, secondPool}
+	restrictions := []fairness.Restriction{
+		fairness.Anywhere, fairness.ByCPU, fairness.Anywhere, fairness.FirstPool, fairness.Anywhere, fairness.ByCPU, fairness.Anywhere, fairness.SecondPool,
+	}
 	random := rand.New(rand.NewPCG(uint64(seed), 2))
 	for i, name := range tenantNames(n) {
 		part := 3
@@ -127,9 +130,9 @@ func (s *site) create(t *team, j job) error {
 	s.pods[pod.Name] = &sitePod{job: j, team: t}
 	s.mu.Unlock()
 	switch t.restriction {
-	case byCPU:
+	case fairness.ByCPU:
 		pod.CPU(cpuPerUnit * j.memory)
-	case firstPool, secondPool:
+	case fairness.FirstPool, fairness.SecondPool:
 		pod.NodeSelector(labelPool, strconv.Itoa(int(t.restriction)))
 	}
 	if s.gated {
@@ -167,7 +170,8 @@ func (s *site) updated(pod *corev1.Pod) {
 		p.bound = true
 		s.endAfter(p.run, pod)
 	}
-	if pod.DeletionTimestamp != nil && !p.leaving {
+	// A deletion without grace period is that of a pod that has ended.
+	if grace := pod.DeletionGracePeriodSeconds; grace != nil && *grace > 0 && !p.leaving {
 		p.leaving = true
 		s.evicted, s.evictedUnits = s.evicted+1, s.evictedUnits+p.memory
 		s.endAfter(gracePeriod*time.Second, pod)

@@ -344,11 +344,13 @@ func shown(tab *Tab) []string {
 	return lines
 }
 
-// TestViewersCost logs the extender's CPU time without viewers and with three, on cards that are 90% full, while pods that fit
+// TestViewersCost, of the long form only, logs the extender's CPU time without viewers and with three, on cards that are 90% full, while pods that fit
 // nowhere are pending and others are created and deleted.
 func TestViewersCost(t *testing.T) {
-	const held, onCard = 3, 24
-	size, seconds := controlplane.Times(60, 1000), controlplane.Times(2, 30)
+	if !controlplane.Long() {
+		t.Skip("it measures; make test-long runs it")
+	}
+	const held, onCard, size, seconds = 3, 24, 1000, 30
 	c := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
 	ns := c.DefaultNamespace(t)
 	var nodes []*framework.NodeWrapper

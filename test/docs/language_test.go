@@ -42,19 +42,29 @@ var checkedFiles = regexp.MustCompile(`\.(go|md|sh|ya?ml|tpl|txt|html|js|css|c|h
 var skippedFolders = []string{".git", "bin", "testdata", "node_modules", "shared"}
 
 // language finds the phrases in a text. A phrase can go on in the next line, behind the marker of a comment.
-type language struct{ expressions []*regexp.Regexp }
+type language struct {
+	expressions []*regexp.Regexp
+	// any matches what one of the expressions matches. Nearly no text does, and one expression takes less time than all.
+	any *regexp.Regexp
+}
 
 func newLanguage() language {
 	var l language
+	var patterns []string
 	for _, p := range phrases {
 		pattern := strings.ReplaceAll(p.pattern, " ", `[\s/#*]+`)
 		l.expressions = append(l.expressions, regexp.MustCompile(`(?i)\b(?:`+pattern+`)\b`))
+		patterns = append(patterns, pattern)
 	}
+	l.any = regexp.MustCompile(`(?i)\b(?:` + strings.Join(patterns, "|") + `)\b`)
 	return l
 }
 
 // find returns a message for each phrase in the text, sorted by line.
 func (l language) find(name, text string) []string {
+	if !l.any.MatchString(text) {
+		return nil
+	}
 	type finding struct {
 		line    int
 		message string

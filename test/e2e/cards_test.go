@@ -27,8 +27,8 @@ func (s *scene) inventory(ctx context.Context, m machine) (protocol.Inventory, e
 // TestFailedCard shows what docs/operations.md says of a failed card: the node has the memory of its healthy cards, and
 // kube-scheduler still subtracts the requests of the pods on the failed card from it.
 func TestFailedCard(t *testing.T) {
-	c := gib.Start(t)
-	m := addMachine(t, c, framework.NodeSpec{Name: "node", Cards: []uint64{16384, 16384}})
+	c := shared.Start(t)
+	m := addMachine(t, c, framework.NodeSpec{Name: "node", MemoryUnit: "GiB", Cards: []uint64{16384, 16384}})
 	playOn(t, c, m, "a pod is pending although the healthy card is free", func(s *scene) {
 		s.Place(s.Pod("first", 16).OnNode(m.Name))
 		first := s.WaitAssigned("first")
@@ -46,9 +46,9 @@ func TestFailedCard(t *testing.T) {
 // TestMissingCard removes a card while the plugin is away, so that NVML renumbers the others. The card stays in the inventory
 // until the plugin has left the node and --cleanup has removed what it wrote there.
 func TestMissingCard(t *testing.T) {
-	c := gib.Start(t)
+	c := shared.Start(t)
 	m := addMachine(t, c, framework.NodeSpec{
-		Name: "node", Cards: []uint64{16384, 16384, 16384}, PluginArgs: []string{"--visible-devices=index", "--health-quiet-period=1s"},
+		Name: "node", MemoryUnit: "GiB", Cards: []uint64{16384, 16384, 16384}, PluginArgs: []string{"--visible-devices=index", "--health-quiet-period=1s"},
 	})
 
 	playOn(t, c, m, "the other cards keep their index, and NVIDIA's runtime gets the driver's", func(s *scene) {

@@ -28,9 +28,9 @@ func TestNodeConfiguration(t *testing.T) {
 	}
 	write("standard", "")
 	write("half", "excludedCards: [{index: 1}]")
-	c := gib.Start(t)
+	c := shared.Start(t)
 	m := addMachine(t, c, framework.NodeSpec{
-		Name: "node", Cards: []uint64{16384, 16384}, PluginArgs: []string{"--config=" + configs, "--default-config=standard"},
+		Name: "node", MemoryUnit: "GiB", Cards: []uint64{16384, 16384}, PluginArgs: []string{"--config=" + configs, "--default-config=standard"},
 	})
 	playOn(t, c, m, "a card is excluded and comes back", func(s *scene) {
 		// cards waits until the node reports these cards: their memory by index, 0 if no new pod can use them.

@@ -25,8 +25,8 @@ const pluginMemoryKB = 40_000
 // TestDevicePluginCost checks the device plugin's memory on a node with eight cards in GiB, idle and with a hundred pods, and
 // logs how long the kubelet waited for it: `go test -v -run TestDevicePluginCost ./test/e2e`.
 func TestDevicePluginCost(t *testing.T) {
-	c := gib.Start(t)
-	m := addMachine(t, c, framework.NodeSpec{Name: "node", Cards: slices.Repeat([]uint64{81920}, 8)})
+	c := shared.Start(t)
+	m := addMachine(t, c, framework.NodeSpec{Name: "node", MemoryUnit: "GiB", Cards: slices.Repeat([]uint64{81920}, 8)})
 	playOn(t, c, m, "with a hundred pods", func(s *scene) {
 		s.checkMemory(m, "idle")
 		create := func(from, to int, memory func(i int) int64) {

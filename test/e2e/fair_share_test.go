@@ -1,8 +1,11 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -11,7 +14,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -34,8 +36,7 @@ func gateWrites(r *http.Request) bool {
 // TestFairShareFaults injects a fault while the gates of two tenants' pods are opened. Afterwards both have their half, all other
 // pods get their turn when these end, no card is over its size, and no tenant is charged for pods that are gone.
 func TestFairShareFaults(t *testing.T) {
-	c := startFaulty(t, framework.Options{MemoryUnit: "GiB", Replicas: 2, ExtenderArgs: append([]string{"--fair-share=dispatch"}, shortLease...)})
-	allowFairShare(t, c)
+	c := framework.StartForTest(t, faulty(framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", ExtenderArgs: shortLease}))
 	for title, fault := range map[string]func(f *fairScene, round int){
 		// Of every other round the write takes effect, although the leader doesn't see its answer.
 		"the leader is killed between charge and gate": func(f *fairScene, round int) {
@@ -78,8 +79,7 @@ func TestFairShareFaults(t *testing.T) {
 		},
 	} {
 		play(t, c, title, func(s *scene) {
-			f := &fairScene{scene: s, other: c.NewNamespace(s.T), random: rand.New(rand.NewPCG(1, uint64(len(title))))}
-			s.AddNodes(framework.MakeNode("n1").Unit(gpu.GiB).Cards(4, 16))
+			f := newFairScene(s)
 			for round := range controlplane.Times(1, 20) {
 				fault(f, round)
 				f.waitShares(4, 4)
@@ -94,21 +94,68 @@ func TestFairShareFaults(t *testing.T) {
 	}
 }
 
-// allowFairShare gives the extender the rights that the chart gives it for fair sharing.
-func allowFairShare(t *testing.T, c *framework.Cluster) {
-	t.Helper()
-	meta := metav1.ObjectMeta{Name: "gpushare-fair-share"}
-	_, err := c.Client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
-		{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
-	}}, metav1.CreateOptions{})
-	must(t, err)
-	_, err = c.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: meta,
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: "gpushare-extender"}},
-	}, metav1.CreateOptions{})
-	must(t, err)
+// TestReclaimFaults kills the leader between the evictions for a tenant that comes when another one has filled the cards. Afterwards
+// both have their half, and no more pods were evicted than that takes.
+func TestReclaimFaults(t *testing.T) {
+	c := framework.StartForTest(t, faulty(framework.Options{
+		MemoryUnit: "GiB", Replicas: 2, FairShare: "reclaim",
+		ExtenderArgs: append([]string{"--fair-share-reclaim-after=2s", "--fair-share-min-runtime=0s"}, shortLease...),
+	}))
+	play(t, c, "the leader is killed between evictions", func(s *scene) {
+		f := newFairScene(s)
+		for round := range controlplane.Times(1, 20) {
+			for i := range 12 {
+				f.other.Create(f.gated(i))
+			}
+			f.waitShares(0, 8)
+			held, lift := f.holdEvictions(1+round%3, []controlplane.Fault{controlplane.Hold, controlplane.HoldAnswer}[round%2])
+			for i := range 4 {
+				f.Create(f.gated(i))
+			}
+			f.Eventually("evictions are held", func(context.Context) error {
+				if held.Load() == 0 {
+					return errors.New("none is")
+				}
+				return nil
+			})
+			leader := f.waitLeader(-1)
+			must(f, c.Replicas[leader].Kill())
+			lift()
+			f.waitLeader(leader)
+			must(f, c.Replicas[leader].Start(f.Context()))
+			f.waitShares(4, 4)
+			if f.evicted != 4 {
+				f.Errorf("%d pods were evicted, want 4", f.evicted)
+			}
+			f.CheckLedger()
+			must(f, f.DeleteAll(f.Context()))
+			must(f, f.other.DeleteAll(f.Context()))
+			f.waitNoCharge()
+			f.evicted = 0
+		}
+	})
+}
+
+// holdEvictions lets the first n evictions pass, and applies the fault to the others until lift is called. held counts these.
+func (f *fairScene) holdEvictions(n int, fault controlplane.Fault) (held *atomic.Int64, lift func()) {
+	var made atomic.Int64
+	held = new(atomic.Int64)
+	injection := f.Cluster.Proxy.Inject(func(r *http.Request) bool {
+		return r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/eviction")
+	}, 0, func(w http.ResponseWriter, r *http.Request, next http.Handler, lifted <-chan struct{}) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		if bytes.Contains(body, []byte(metav1.DryRunAll)) || made.Add(1) <= int64(n) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		held.Add(1)
+		fault(w, r, next, lifted)
+	})
+	return held, injection.Lift
 }
 
 // fairScene has two tenants: its own namespace and another one, whose pods use the same nodes.
@@ -116,28 +163,48 @@ type fairScene struct {
 	*scene
 	other  *framework.Namespace
 	random *rand.Rand
+	// evicted counts the evicted pods.
+	evicted int
+}
+
+// newFairScene returns a scene with a node of four cards.
+func newFairScene(s *scene) *fairScene {
+	s.AddNodes(framework.MakeNode("n1").Unit(gpu.GiB).Cards(4, 16))
+	return &fairScene{scene: s, other: s.Cluster.NewNamespace(s.T), random: rand.New(rand.NewPCG(1, 2))}
+}
+
+// gated builds a pod with the gate that asks for half of a card.
+func (f *fairScene) gated(i int) *framework.PodWrapper {
+	pod := f.Pod(fmt.Sprintf("pod-%d", i), 8)
+	pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
+	return pod
 }
 
 func (f *fairScene) tenants() []*framework.Namespace {
 	return []*framework.Namespace{f.Namespace, f.other}
 }
 
-// submit creates six gated pods of each tenant, each half as large as a card, in random order. Eight of them fit.
+// submit creates six pods of each tenant, in random order. Eight of them fit.
 func (f *fairScene) submit() {
 	f.Helper()
 	for _, i := range f.random.Perm(12) {
-		pod := f.Pod(fmt.Sprintf("pod-%d", i/2), 8)
-		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
-		f.tenants()[i%2].Create(pod)
+		f.tenants()[i%2].Create(f.gated(i / 2))
 	}
 }
 
-// bound returns the names of a tenant's bound pods.
+// bound returns the names of a tenant's bound pods. It ends evicted ones, since there is no kubelet that does.
 func (f *fairScene) bound(ctx context.Context, tenant *framework.Namespace) (names []string, err error) {
 	pods, err := tenant.List(ctx)
 	for i := range pods {
-		if pods[i].Spec.NodeName != "" {
+		switch {
+		case pods[i].Spec.NodeName == "":
+		case pods[i].DeletionTimestamp == nil:
 			names = append(names, pods[i].Name)
+		default:
+			if err := tenant.Pods().Delete(ctx, pods[i].Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+				return nil, err
+			}
+			f.evicted++
 		}
 	}
 	return names, err

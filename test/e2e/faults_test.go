@@ -18,18 +18,17 @@ import (
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-// startFaulty starts a cluster for injected faults. kube-scheduler waits for a frozen extender only a little longer than a
-// bind may take, and retries pods soon.
-func startFaulty(t *testing.T, o framework.Options) *framework.Cluster {
-	t.Helper()
+// faulty returns the options of a cluster for injected faults. kube-scheduler waits for a frozen extender only a little
+// longer than a bind may take, and retries pods soon.
+func faulty(o framework.Options) framework.Options {
 	o.ThroughProxy = true
 	o.ControlPlane.Scheduler.Edits = []controlplane.ConfigEdit{controlplane.ExtenderTimeout(6 * time.Second), controlplane.MaxBackoff(1)}
-	return framework.StartForTest(t, o)
+	return o
 }
 
 // TestFaults cuts connections, loses answers, and kills programs. The ledger must stay correct.
 func TestFaults(t *testing.T) {
-	c := startFaulty(t, framework.Options{})
+	c := framework.StartForTest(t, faulty(framework.Options{}))
 
 	for title, test := range map[string]struct {
 		fault controlplane.Fault
@@ -102,7 +101,7 @@ func TestFaults(t *testing.T) {
 
 	for title, disturb := range map[string]func(s *stream){
 		"the extender is killed repeatedly": func(s *stream) {
-			for range controlplane.Times(3, 50) {
+			for range controlplane.Times(2, 50) {
 				s.next(6)
 				must(s, c.Extender.Kill())
 				s.next(3)
@@ -111,7 +110,7 @@ func TestFaults(t *testing.T) {
 		},
 		// Half of the Bindings that are sent arrive without an answer, half of them never arrive.
 		"the extender is killed while it waits for the answer to a Binding": func(s *stream) {
-			for i := range controlplane.Times(4, 50) {
+			for i := range controlplane.Times(2, 50) {
 				fault := controlplane.Hold
 				if i%2 == 1 {
 					fault = controlplane.HoldAnswer
@@ -154,7 +153,7 @@ func TestFaults(t *testing.T) {
 			must(s, c.Scheduler.Restart(s.Context()))
 		},
 		"a node is deleted and created again": func(s *stream) {
-			for range controlplane.Times(2, 20) {
+			for range controlplane.Times(1, 20) {
 				s.next(6)
 				must(s, c.Client.CoreV1().Nodes().Delete(s.Context(), s.NodeName("n1"), metav1.DeleteOptions{}))
 				s.next(3)

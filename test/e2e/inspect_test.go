@@ -22,7 +22,7 @@ import (
 // deleted, and its reasons for pending pods with those of the extender's page and metric. That the extender's ledger equals
 // the API server is checked after every scene.
 func TestInspect(t *testing.T) {
-	c := gib.Start(t)
+	c := shared.Start(t)
 	play(t, c, "under churn", func(s *scene) {
 		for n := range 4 {
 			s.AddNodes(framework.MakeNode(fmt.Sprintf("n%d", n)).Unit(1<<30).Cards(2, 16))
@@ -49,7 +49,7 @@ func TestInspect(t *testing.T) {
 
 // TestInspectOneNamespace checks that a user who may list the pods of one namespace, and nothing else, gets an answer about them.
 func TestInspectOneNamespace(t *testing.T) {
-	c := gib.Start(t)
+	c := shared.Start(t)
 	play(t, c, "with rights in one namespace", func(s *scene) {
 		s.AddNodes(framework.MakeNode("n").Unit(1<<30).Cards(2, 16))
 		s.fill("n", 10, 10)

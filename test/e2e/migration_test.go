@@ -14,7 +14,7 @@ import (
 
 // TestMigration replaces the halves of Alibaba's gpushare, in either order, while its pods run.
 func TestMigration(t *testing.T) {
-	c := mib.Start(t)
+	c := shared.Start(t)
 	start := func(t *testing.T, name string) machine {
 		return addMachine(t, c, framework.NodeSpec{Name: name, WithoutPlugin: true, Kubelet: simkubelet.Options{OmitResourceHealth: true}})
 	}

@@ -29,7 +29,7 @@ type mistake struct {
 // causes are read. The table of `kubectl inspect gpushare --pending` must have each pod's cause and words; its JSON, the page
 // and the metrics must agree. The mistakes that need no control plane are in pkg/diagnosis.
 func TestMistakes(t *testing.T) {
-	c := mib.Start(t)
+	c := shared.Start(t)
 	s := &scene{c.DefaultNamespace(t)}
 	s.nodesForMistakes()
 	var all []mistake
@@ -99,7 +99,6 @@ func (s *scene) mistakenRequests() []mistake {
 
 func (s *scene) mistakenPlaces() []mistake {
 	return []mistake{
-		{s.Pod("no-scheduler", 8000).Scheduler("absent"), "not_tried", []string{`scheduler "absent" has not tried it`, "is a scheduler of this name running?"}},
 		{s.Pod("selector", 8000).NodeSelector("zone", "mars"), "no_node", []string{"node selector (zone=mars)"}},
 		{s.Pod("on-cordoned", 8000).OnNode("cordoned"), "no_node", []string{"cordoned: the node is cordoned"}},
 		{s.Pod("on-full", 8000).OnNode("full"), "full", nil},

@@ -15,7 +15,7 @@ import (
 
 // TestNode follows pods from the API server to their containers' environment, on nodes with the real device plugin.
 func TestNode(t *testing.T) {
-	c := mib.Start(t)
+	c := shared.Start(t)
 	m := addMachine(t, c, framework.NodeSpec{Name: "node", Kubelet: simkubelet.Options{OmitResourceHealth: true}})
 
 	playOn(t, c, m, "pods of one size get the cards in their annotations, in whatever order the kubelet sees them", func(s *scene) {

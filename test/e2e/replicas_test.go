@@ -27,7 +27,7 @@ var shortLease = []string{
 
 // TestReplicas changes the leader during a stream of pods. No pod may be lost and no card allocated twice.
 func TestReplicas(t *testing.T) {
-	c := startFaulty(t, framework.Options{Replicas: 3, ExtenderArgs: shortLease})
+	c := replicated.Start(t)
 
 	play(t, c, "all replicas are ready, and one answers", func(s *scene) {
 		leader := s.waitLeader(-1)
@@ -60,7 +60,7 @@ func TestReplicas(t *testing.T) {
 
 	play(t, c, "a rolling update", func(s *scene) {
 		pods := newStream(s, 6)
-		for range controlplane.Times(3, 20) { // The leader first each time, which is the worst order.
+		for range controlplane.Times(2, 20) { // The leader first each time, which is the worst order.
 			leader := s.waitLeader(-1)
 			pods.next(5)
 			start := time.Now()
@@ -93,7 +93,7 @@ func TestReplicas(t *testing.T) {
 // TestLateBinding freezes a leader between its last check of the Lease and its write. The write arrives when the next leader
 // has given the card to another pod. The node rejects the late pod.
 func TestLateBinding(t *testing.T) {
-	c := startFaulty(t, framework.Options{Replicas: 2, ExtenderArgs: shortLease})
+	c := replicated.Start(t)
 	gpu := addMachine(t, c, framework.NodeSpec{Name: "node"})
 	playOn(t, c, gpu, "the node rejects the late pod", func(s *scene) {
 		leader := s.waitLeader(-1)

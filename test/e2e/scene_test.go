@@ -21,15 +21,15 @@ const cardMiB = 16276
 // manifests.
 const stopWithin = 2 * time.Second
 
-// Clusters without faults, one for each memory unit. Starting one takes seconds.
+// shared is a cluster without faults, replicated one with three extenders. Starting one takes seconds.
 var (
-	mib = &framework.Shared{}
-	gib = &framework.Shared{Options: framework.Options{MemoryUnit: "GiB"}}
+	shared     = &framework.Shared{}
+	replicated = &framework.Shared{Options: faulty(framework.Options{Replicas: 3, ExtenderArgs: shortLease})}
 )
 
 var must = framework.Must
 
-func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, mib, gib)) }
+func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared, replicated)) }
 
 // scene is a part of a test in its own namespace.
 type scene struct{ *framework.Namespace }

@@ -10,7 +10,7 @@ import (
 
 // TestScheduling shows kube-scheduler and the extender together, on nodes on which nothing needs to run.
 func TestScheduling(t *testing.T) {
-	c := mib.Start(t)
+	c := shared.Start(t)
 	fragmented := func(s *scene) float64 {
 		return c.Metric(s, framework.MetricFilteredNodes, "reason", "fragmented")
 	}

@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
 )
@@ -20,6 +24,8 @@ type Options struct {
 	MemoryUnit string
 	// ExtenderArgs are additional flags.
 	ExtenderArgs []string
+	// FairShare is the extenders' --fair-share, with the rights that it needs; if it is empty, fair sharing is off.
+	FairShare string
 	// Replicas is the number of extenders with leader election, or 0 for a single extender without it.
 	Replicas int
 	// ThroughProxy puts a proxy between the extenders and the API server, so that a test can inject faults.
@@ -92,6 +98,12 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	if err = c.Apply(ctx, filepath.Join(root, "deploy", "manifests")); err != nil {
 		return nil, err
 	}
+	if o.FairShare != "" {
+		c.options.ExtenderArgs = append([]string{"--fair-share=" + o.FairShare}, o.ExtenderArgs...)
+		if err = c.allowFairShare(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if c.pluginKubeconfig, err = c.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-device-plugin"); err != nil {
 		return nil, err
 	}
@@ -99,6 +111,25 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 		return c, c.startReplicas(ctx)
 	}
 	return c, c.startExtender(ctx)
+}
+
+// allowFairShare gives the extender the rights that the chart gives it for fair sharing. The guard, which the chart installs with
+// them, isn't there.
+func (c *Cluster) allowFairShare(ctx context.Context) error {
+	meta := metav1.ObjectMeta{Name: "gpushare-fair-share"}
+	role := &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
+		{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
+	}}
+	if _, err := c.Client.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	_, err := c.Client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: "gpushare-extender"}},
+	}, metav1.CreateOptions{})
+	return err
 }
 
 func (c *Cluster) startExtender(ctx context.Context) error {
@@ -118,6 +149,19 @@ func (c *Cluster) startExtender(ctx context.Context) error {
 		Ready:   controlplane.HTTPReady(c.ExtenderURL + "/readyz"),
 	}
 	return c.Extender.Start(ctx)
+}
+
+// RestartExtenderWith restarts the extender with more flags for the rest of the test. A flag replaces an earlier one of its
+// name.
+func (c *Cluster) RestartExtenderWith(t testing.TB, flags ...string) {
+	t.Helper()
+	before := c.Extender.Args
+	restart := func(args []string) {
+		c.Extender.Args = args
+		Must(t, c.Extender.Restart(context.WithoutCancel(t.Context())))
+	}
+	restart(slices.Concat(before, flags))
+	t.Cleanup(func() { restart(before) })
 }
 
 // throughProxy returns a kubeconfig that uses a proxy, if the options ask for one.

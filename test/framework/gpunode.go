@@ -1,6 +1,7 @@
 package framework
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,8 @@ import (
 // NodeSpec describes a GPU node.
 type NodeSpec struct {
 	Name string
+	// MemoryUnit is the device plugin's --memory-unit; by default that of the cluster.
+	MemoryUnit string
 	// Cards is the memory of each card in MiB.
 	Cards  []uint64
 	Labels map[string]string
@@ -99,7 +102,7 @@ func (c *Cluster) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	node.Plugin = &controlplane.Process{
 		Name: "gpushare-device-plugin " + spec.Name, Path: c.Binary("gpushare-device-plugin"),
 		Args: append([]string{
-			"--kubeconfig=" + c.pluginKubeconfig, "--node-name=" + spec.Name, "--memory-unit=" + c.options.MemoryUnit,
+			"--kubeconfig=" + c.pluginKubeconfig, "--node-name=" + spec.Name, "--memory-unit=" + cmp.Or(spec.MemoryUnit, c.options.MemoryUnit),
 			"--device-plugin-dir=" + filepath.Join(dir, "device-plugins"),
 			"--pod-resources-socket=" + filepath.Join(dir, "pod-resources", "kubelet.sock"),
 			"--nvml-library=" + c.Binary("fake-nvml/libnvidia-ml.so.1"),

@@ -23,8 +23,8 @@ import (
 // in the end.
 func TestChurn(t *testing.T) {
 	c := shared.Start(t)
-	gangs, largest := controlplane.Times(14, 50), controlplane.Times(16, 64)
-	cards := controlplane.Times(48, 160)
+	gangs, largest := controlplane.Times(8, 50), controlplane.Times(16, 64)
+	cards := controlplane.Times(32, 160)
 	f := newFixture(t, c, cardsOf(cards)...)
 	grouped := f.churn(cards, gangs, largest, true)
 	t.Logf("%d gangs of 2 to %d: %s", gangs, largest, grouped)

@@ -23,7 +23,7 @@ const faultySize = 6
 // whole, and nothing is assumed.
 func TestFaults(t *testing.T) {
 	c := hasty.Start(t)
-	rounds := controlplane.Times(2, 20)
+	rounds := controlplane.Times(1, 20)
 	for title, test := range map[string]struct {
 		cards  []int
 		inject func(f *fixture, gang string)
@@ -108,7 +108,8 @@ func TestFaults(t *testing.T) {
 // TestPolicyKeep rejects the binds of one member. With --gang-failure-policy=keep the bound members stay, and that one
 // follows once it can be bound.
 func TestPolicyKeep(t *testing.T) {
-	c := startFaulty(t, 0, "--gang-failure-policy=keep")
+	c := hasty.Start(t)
+	c.RestartExtenderWith(t, "--gang-failure-policy=keep")
 	f := newFixture(t, c, 4, 4)
 	for round := range controlplane.Times(1, 20) {
 		gang := fmt.Sprintf("g%d", round)
@@ -141,16 +142,23 @@ func TestPolicyKeep(t *testing.T) {
 // continues.
 func TestLeaders(t *testing.T) {
 	// kube-scheduler's timeout can pass twice: for a bind and for a filter call that the frozen leader doesn't answer.
-	c := startFaulty(t, 2, "--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
-		"--gang-patience=45s")
+	c := framework.StartForTest(t, framework.Options{
+		MemoryUnit: "GiB", Replicas: 2, ThroughProxy: true, ControlPlane: controlplane.Options{Scheduler: faultyScheduler},
+		ExtenderArgs: append([]string{
+			"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
+		}, append(shortTimeouts, "--gang-patience=45s")...),
+	})
 	random := rand.New(rand.NewPCG(5, 5))
 	start := func(leader *controlplane.Process) error { return leader.Start(t.Context()) }
 	for title, test := range map[string]struct {
 		inject, restore func(leader *controlplane.Process) error
+		// acts is the time within which the former leader can still act when it is back.
+		acts time.Duration
 	}{
-		"the leader is killed":     {(*controlplane.Process).Kill, start},
-		"the leader is terminated": {func(leader *controlplane.Process) error { return leader.Terminate(t.Context()) }, start},
-		"the leader is frozen":     {(*controlplane.Process).Pause, (*controlplane.Process).Resume},
+		"the leader is killed":     {(*controlplane.Process).Kill, start, 0},
+		"the leader is terminated": {func(leader *controlplane.Process) error { return leader.Terminate(t.Context()) }, start, 0},
+		// Its Lease and a bind's timeout are 4 s.
+		"the leader is frozen": {(*controlplane.Process).Pause, (*controlplane.Process).Resume, 5 * time.Second},
 	} {
 		t.Run(title, func(t *testing.T) {
 			f := newFixture(t, c, 4, 4)
@@ -172,8 +180,7 @@ func TestLeaders(t *testing.T) {
 				f.waitBound(map[string]int{gang: faultySize})
 				must(t, test.restore(leader))
 				must(t, leader.WaitReady(t.Context()))
-				// The former leader can still act within its Lease and a bind's timeout, here 4 s.
-				f.staysBound(5*time.Second, map[string]int{gang: faultySize})
+				f.staysBound(test.acts, map[string]int{gang: faultySize})
 				f.CheckLedger()
 				f.endGang(gang)
 			}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -29,9 +30,17 @@ const card = 16
 // shortTimeouts are extender flags that shorten the tests from minutes to seconds.
 var shortTimeouts = []string{"--bind-timeout=1s", "--gang-hold=3s", "--gang-patience=8s"}
 
-// faultyScheduler waits for a frozen extender only a little longer than a bind may take, and retries pods soon.
+// faultyScheduler waits for a frozen extender only a little longer than a bind may take, and retries pods soon. It also asks
+// the extender about pods that request whole cards.
 var faultyScheduler = controlplane.SchedulerOptions{
-	Edits: []controlplane.ConfigEdit{controlplane.ExtenderTimeout(6 * time.Second), controlplane.MaxBackoff(1)},
+	Edits: []controlplane.ConfigEdit{controlplane.ExtenderTimeout(6 * time.Second), controlplane.MaxBackoff(1), manageWholeCards},
+}
+
+func manageWholeCards(config map[string]any) error {
+	extender := config["extenders"].([]any)[0].(map[string]any)
+	extender["managedResources"] = append(extender["managedResources"].([]any),
+		map[string]any{"name": string(protocol.ResourceWholeCard), "ignoredByScheduler": false})
+	return nil
 }
 
 // shared is a cluster with the extender's defaults, controlled one with kube-controller-manager, hasty one with short timeouts
@@ -54,18 +63,6 @@ var must = framework.Must
 
 func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared, controlled, hasty)) }
 
-// setStarvationAfter restarts the extender with another value of flagStarvationAfter, which it was started with.
-func setStarvationAfter(t testing.TB, c *framework.Cluster, value string) {
-	t.Helper()
-	must(t, c.Extender.Kill())
-	for i, arg := range c.Extender.Args {
-		if strings.HasPrefix(arg, flagStarvationAfter) {
-			c.Extender.Args[i] = flagStarvationAfter + value
-		}
-	}
-	must(t, c.Extender.Start(context.WithoutCancel(t.Context())))
-}
-
 // priorityClass creates the priority class with this value if the cluster has none, and returns its name.
 func priorityClass(t testing.TB, c *framework.Cluster, value int32) string {
 	t.Helper()
@@ -77,15 +74,6 @@ func priorityClass(t testing.TB, c *framework.Cluster, value int32) string {
 		must(t, err)
 	}
 	return name
-}
-
-// startFaulty starts a cluster for injected faults, with short timeouts.
-func startFaulty(t *testing.T, replicas int, args ...string) *framework.Cluster {
-	t.Helper()
-	return framework.StartForTest(t, framework.Options{
-		MemoryUnit: "GiB", Replicas: replicas, ThroughProxy: true, ExtenderArgs: append(append([]string{}, shortTimeouts...), args...),
-		ControlPlane: controlplane.Options{Scheduler: faultyScheduler},
-	})
 }
 
 // fixture is the namespace and the nodes of one test.

@@ -18,7 +18,7 @@ import (
 func TestOutageDuringBinds(t *testing.T) {
 	c := hasty.Start(t)
 	f := newFixture(t, c, 4, 4)
-	outage := time.Duration(controlplane.Times(15, 120)) * time.Second
+	outage := time.Duration(controlplane.Times(11, 120)) * time.Second
 	evictions := c.Metric(t, framework.MetricGangEvictions)
 	away, restore := cutDuringBinds(f, 3)
 	f.createGang("job", faultySize)
@@ -41,7 +41,7 @@ func TestOutageDuringBinds(t *testing.T) {
 	})
 	c.Proxy.SetWatchDelay(0)
 	f.CheckLedger()
-	f.staysBound(5*time.Second, map[string]int{"job": faultySize})
+	f.staysBound(2*time.Second, map[string]int{"job": faultySize})
 	if n := c.Metric(t, framework.MetricGangEvictions) - evictions; n > 0 {
 		t.Errorf("the extender tried to evict members (%v times)", n)
 	}

@@ -3,15 +3,18 @@ package gang
 import (
 	"testing"
 
+	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestLowestPriorityCounts creates a gang of seven members of low priority and one of high priority. It must not hold up pods
 // and gangs whose priority is between: neither by its starvation reservation nor when it competes for the same cards.
 func TestLowestPriorityCounts(t *testing.T) {
+	if !controlplane.Long() {
+		t.Skip("pkg/scheduling has the same scene; make test-long runs it here")
+	}
 	c := hasty.Start(t)
-	setStarvationAfter(t, c, "8s")
-	defer setStarvationAfter(t, c, "0")
+	c.RestartExtenderWith(t, flagStarvationAfter+"4s")
 	between, high := priorityClass(t, c, 500), priorityClass(t, c, 1000)
 	f := newFixture(t, c, 4, 4)
 	f.Place(f.Pod("blocker", card).PriorityClass(between))

@@ -82,16 +82,20 @@ func TestNeverComplete(t *testing.T) {
 		change func(i int, pod *framework.PodWrapper)
 		// held is what kube-scheduler's message on a member contains once single pods must not be held up any more.
 		held string
+		long bool
 	}{
-		"by CPU": {func(_ int, pod *framework.PodWrapper) { pod.CPU(9) }, "nodes are available"}, // Of 64.
+		"by CPU": {func(_ int, pod *framework.PodWrapper) { pod.CPU(9) }, "nodes are available", false}, // Of 64.
 		// The extender doesn't count ports. So it tries each gang, until the budget of gangs that failed is used up.
 		"by ports": {func(i int, pod *framework.PodWrapper) {
 			if i >= 6 {
 				pod.HostPort(8080)
 			}
-		}, "used up"},
+		}, "used up", true},
 	} {
 		t.Run(title, func(t *testing.T) {
+			if test.long && !controlplane.Long() {
+				t.Skip("it waits long; pkg/scheduling has the same scene, make test-long runs it here")
+			}
 			f := newFixture(t, c, 8)
 			for _, gang := range []string{"a", "b"} {
 				members := f.members(gang, 8, 0, 8)
@@ -103,7 +107,7 @@ func TestNeverComplete(t *testing.T) {
 			for _, gang := range []string{"a", "b"} {
 				f.waitAnyRejected(gang, test.held)
 			}
-			f.placeSingles(30, samePod)
+			f.placeSingles(20, samePod)
 		})
 	}
 }
@@ -111,8 +115,7 @@ func TestNeverComplete(t *testing.T) {
 // TestNeverRun runs single pods beside gangs that can't run, and that wait for long enough to get a starvation reservation.
 func TestNeverRun(t *testing.T) {
 	c := hasty.Start(t)
-	setStarvationAfter(t, c, "8s")
-	defer setStarvationAfter(t, c, "0")
+	c.RestartExtenderWith(t, flagStarvationAfter+"4s")
 	f := newFixture(t, c, 4, 4)
 	for gang, change := range map[string]func(*framework.PodWrapper){
 		"cpu":       func(pod *framework.PodWrapper) { pod.CPU(100_000) },
@@ -124,7 +127,7 @@ func TestNeverRun(t *testing.T) {
 		}
 		f.Create(members...)
 	}
-	f.placeSingles(controlplane.Times(16, 240)*singlesPerSecond, samePod)
+	f.placeSingles(controlplane.Times(10, 240)*singlesPerSecond, samePod)
 	f.CheckLedger()
 }
 

@@ -18,24 +18,25 @@ import (
 // starvation reservation, a gang that needs six whole cards stays pending forever.
 func TestStarvation(t *testing.T) {
 	const (
-		starvationAfter = 5 * time.Second
-		life            = 4 * time.Second
+		starvationAfter = 3 * time.Second
+		life            = 2 * time.Second
 	)
-	c := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB", ExtenderArgs: []string{flagStarvationAfter + "0"}})
+	c := shared.Start(t)
+	c.RestartExtenderWith(t, flagStarvationAfter+"0")
 	f := newFixture(t, c, 2, 2, 2, 2)
 	stop := f.runSinglePods(16, life)
 	f.waitCounts("the cards are full", func(counts map[string]int) bool { return counts[""] >= 16 })
 
 	// In this time all single pods have been replaced at least once.
 	f.createGang("big", 6)
-	until := time.Now().Add(time.Duration(controlplane.Times(8, 90)) * time.Second)
+	until := time.Now().Add(time.Duration(controlplane.Times(5, 90)) * time.Second)
 	f.waitCounts("the time without starvation reservations is over", func(counts map[string]int) bool {
 		if counts["big"] > 0 {
 			t.Fatalf("%d members were bound without a starvation reservation: the test shows nothing", counts["big"])
 		}
 		return time.Now().After(until)
 	})
-	setStarvationAfter(t, c, starvationAfter.String())
+	c.RestartExtenderWith(t, flagStarvationAfter+starvationAfter.String())
 
 	var took []time.Duration
 	rounds := controlplane.Times(1, 10)
@@ -51,8 +52,8 @@ func TestStarvation(t *testing.T) {
 	}
 	reservations, ended := c.Metric(t, framework.MetricGangReservations), stop()
 	slices.Sort(took)
-	t.Logf("%d rounds with %v starvation reservations, each after %v, beside %d single pods of 4s: half of the gangs were bound within %v, all within %v",
-		len(took), reservations, starvationAfter, ended, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
+	t.Logf("%d rounds with %v starvation reservations, each after %v, beside %d single pods of %v: half of the gangs were bound within %v, all within %v",
+		len(took), reservations, starvationAfter, ended, life, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 	if reservations == 0 {
 		t.Error("no starvation reservation was made")
 	}

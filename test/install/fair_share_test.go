@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
@@ -62,7 +64,7 @@ func TestFairShare(t *testing.T) {
 	c.giveToScheduler(extender)
 	t.Run("the tenants end equal", func(t *testing.T) { c.waitShares(t, map[string]int{"alice": 4, "bob": 4}) })
 	t.Run("what becomes free goes to the one that has less, also while no extender ran", func(t *testing.T) {
-		must(t, extender.process.Kill())
+		must(t, extender.process.Terminate(t.Context())) // Thus it gives its Lease up, and the next one leads at once.
 		c.end(t, "alice", 2)
 		gated := len(c.gated(t))
 		must(t, extender.process.Start(t.Context()))
@@ -120,6 +122,53 @@ func TestFairShare(t *testing.T) {
 	if left := c.gated(t); len(left) > 0 {
 		t.Errorf("still gated: %v", left)
 	}
+}
+
+// TestReclaim has Bob fill the cluster before Alice comes: exactly the excess of his pods is evicted, and then nothing more.
+func TestReclaim(t *testing.T) {
+	c := start(t)
+	c.helm.run(t, "install", "gpushare", chart, "--namespace="+namespace, "--set=extender.fairShare.mode=reclaim",
+		"--set=extender.fairShare.reclaimAfter=2s", "--set=extender.fairShare.minRuntime=1s", "--set=extender.fairShare.addGate=false")
+	c.newNamespace("alice", nil)
+	c.newNamespace("bob", nil)
+	c.runPlugin()
+	c.giveToScheduler(c.runExtender())
+	for i := range 10 {
+		c.submit(c.fairPod("bob", fmt.Sprintf("bob-%02d", i), 4, true))
+	}
+	c.waitShares(t, map[string]int{"bob": 8})
+	for i := range 6 {
+		c.submit(c.fairPod("alice", fmt.Sprintf("alice-%d", i), 4, true))
+	}
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
+	c.until("the Events of the evicted pods", func(context.Context) (bool, error) {
+		evicted := c.evictedFor(t, "Evicted for pod alice/alice-", ": tenant alice has 0 of its share of 16, and tenant bob has 32 of its share of 16")
+		return len(evicted) == 4, nil
+	})
+	c.end(t, "alice", 1)
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4}) // Her next pod.
+	c.end(t, "bob", 1)
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4}) // One that has waited since the beginning.
+	time.Sleep(5 * time.Second)                           // More than reclaimAfter and minRuntime together.
+	if again := c.evictedFor(t, ""); len(again) != 4 {
+		t.Errorf("evicted in the end: %v", again)
+	}
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
+	c.mustHaveForbiddenNothing()
+}
+
+// evictedFor returns Bob's pods with an Event of their eviction for another tenant, whose message has the texts.
+func (c *cluster) evictedFor(t *testing.T, texts ...string) (names []string) {
+	t.Helper()
+	events, err := c.Client.CoreV1().Events("bob").List(t.Context(), metav1.ListOptions{FieldSelector: "reason=" + eviction.EventReclaimed})
+	must(t, err)
+	for _, e := range events.Items {
+		if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(e.Message, text) }) {
+			names = append(names, e.InvolvedObject.Name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func (c *cluster) newNamespace(name string, labels map[string]string) {

@@ -58,68 +58,9 @@ func TestSeveralCards(t *testing.T) {
 	for _, percent := range []int64{75, 95} {
 		c.run(t, fmt.Sprintf("pods are created and deleted, %d%% of the memory is in use", percent), func(s *scenario) {
 			s.otherDevices = true // The kubelet counts the devices of deleted pods until the next pod is admitted.
-			s.churnCards(inLong(400, 80), s.total()*percent/100)
+			s.churnCards(inLong(400, 30), s.total()*percent/100)
 		})
 	}
-}
-
-// TestSeveralCardsFaults kills the node's programs while pods with one, two and four cards start.
-func TestSeveralCardsFaults(t *testing.T) {
-	c := startCluster(t, cardMiB, cardMiB, 24268, cardMiB)
-	for title, fault := range map[string]func(s *scenario){
-		"the plugin is killed":  func(s *scenario) { framework.Must(s, s.node.plugin.Restart(s.Context())) },
-		"the kubelet is killed": func(s *scenario) { framework.Must(s, s.node.kubelet.Restart(s.Context())) },
-		"both are killed": func(s *scenario) {
-			framework.Must(s, s.node.plugin.Kill())
-			framework.Must(s, s.node.kubelet.Restart(s.Context()))
-			framework.Must(s, s.node.plugin.Start(s.Context()))
-		},
-	} {
-		c.run(t, title, func(s *scenario) {
-			s.otherDevices = true
-			s.createAndWait(s.randomCards(s.total() / 4)...)
-			for range inLong(6, 2) {
-				s.makeRoom(s.total() / 4)
-				s.waitTerminated()
-				stillRunning := s.expectRunning()
-				s.create(s.randomCards(s.total() / 3)...)
-				s.sleepRandomly()
-				fault(s)
-				s.waitCards(s)
-				s.waitTerminated()
-				s.deleteUnschedulable()
-				s.deleteRejected(s.made)
-				s.waitConsistent()
-				stillRunning()
-			}
-		})
-	}
-	c.run(t, "the kubelet loses its checkpoint", func(s *scenario) {
-		s.createAndWait(setCards(s.pod(4), 2, 20), setCards(s.pod(8), 4, 0), setCards(s.pod(6), 1, 30), setCards(s.pod(2), 2, 0))
-		stillRunning := s.expectRunning()
-		s.restartWithoutCheckpoint(func() {})
-		s.otherDevices = true
-		s.waitConsistent()
-		stillRunning()
-		for _, name := range s.names() {
-			s.killContainer(name)
-		}
-	})
-}
-
-// TestSeveralCardsLimits: with isolation mode driver each card is limited to the container's share of it.
-func TestSeveralCardsLimits(t *testing.T) {
-	c := startCluster(t, cardMiB, cardMiB, cardMiB)
-	framework.Must(t, c.node.addCDISpecification())
-	framework.Must(t, c.node.restartPlugin(t.Context(), "--isolation=driver", "--usage-interval=200ms",
-		"--cgroup-root="+c.node.machine.path("sys/fs/cgroup"), "--cdi-directories="+c.node.machine.path("run/cdi")))
-	c.waitCards(t)
-	c.run(t, "limits of each card", func(s *scenario) {
-		s.createAndWait(setCards(s.pod(6), 3, 0), setCards(s.pod(4).Container("second", 2), 2, 0), setCards(s.pod(4), 1, 0))
-		s.waitLimits("driver")
-		s.checkShares()
-		s.checkDevices()
-	})
 }
 
 // setCards sets the number of cards of a pod, and the percentage of each that each container asks for.

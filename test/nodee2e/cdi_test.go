@@ -32,12 +32,11 @@ const (
 // injectedEnv is the variable that the test's CDI specification sets for a card.
 func injectedEnv(card int) string { return fmt.Sprintf("INJECTED_CARD_%d", card) }
 
-// TestCDI: with --device-list-strategy=cdi-cri each container gets its card as a CDI device. containerd adds to the container
+// testCDI: with --device-list-strategy=cdi-cri each container gets its card as a CDI device. containerd adds to the container
 // what the host's specification says of that device, and NVIDIA's hook sets the memory limit of the container's own cgroup
 // on its card, and on no other cgroup and card.
-func TestCDI(t *testing.T) {
-	c := startCluster(t, cardMiB, cardMiB)
-	framework.Must(t, c.node.addCDISpecification())
+func (c *cluster) testCDI(t *testing.T) {
+	t.Helper()
 	framework.Must(t, c.node.restartPlugin(t.Context(), "--device-list-strategy=cdi-cri"))
 	c.waitCards(t)
 	c.run(t, "each container gets the device of its card", func(s *scenario) {

@@ -7,13 +7,14 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-// TestKubelet restarts the kubelet, with and without its checkpoint.
+// TestKubelet restarts the kubelet, above all without its checkpoint. TestFaults kills it while pods start.
 func TestKubelet(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
 
@@ -29,18 +30,10 @@ func TestKubelet(t *testing.T) {
 		s.waitConsistent()
 		stillRunning()
 	})
-	c.run(t, "the kubelet restarts repeatedly", func(s *scenario) {
-		s.createAndWait(repeat(6, func() *framework.PodWrapper { return s.pod(2).Container("second", 1) })...)
-		stillRunning := s.expectRunning()
-		for range 2 {
-			framework.Must(s, s.node.kubelet.Restart(s.Context()))
-			s.waitCards(s)
-			s.createAndWait(s.pods(4, 1)...)
-		}
-		stillRunning()
-	})
 	c.run(t, "the kubelet loses its checkpoint", func(s *scenario) {
-		s.createAndWait(s.pods(8, 2)...)
+		// Those with one card come later: they would fill the smallest card.
+		s.createAndWait(setCards(s.pod(4), 2, 20), setCards(s.pod(8), 4, 0), setCards(s.pod(2), 2, 0))
+		s.createAndWait(s.pods(6, 2)...)
 		stillRunning := s.expectRunning()
 		s.restartWithoutCheckpoint(func() {})
 		s.otherDevices = true
@@ -48,7 +41,7 @@ func TestKubelet(t *testing.T) {
 		stillRunning()
 		// The kubelet calls Allocate again for the containers that it restarts. The others keep running without an entry in
 		// the checkpoint.
-		for _, name := range s.names()[:3] {
+		for _, name := range s.names()[1:5] {
 			s.killContainer(name)
 		}
 		stillRunning = s.expectRunning()
@@ -89,77 +82,103 @@ func TestKubelet(t *testing.T) {
 	})
 }
 
-// TestFaults kills the node's programs and the API server while pods start, and makes a card fail.
+// TestFaults makes a card fail, and kills the node's programs and the API server while pods with one, two and four cards start. In
+// isolation mode driver the limit of each container is compared too; the long form repeats the scenes in mode none.
 func TestFaults(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
+	framework.Must(t, c.node.addCDISpecification())
+	c.limit(t)
+	c.waitCards(t)
+	c.run(t, "a card fails and recovers", (*scenario).testFailingCard)
+	for _, mode := range []string{"driver", "none"}[:inLong(2, 1)] {
+		c.limit(t, "--isolation="+mode)
+		c.waitCards(t)
+		c.testFaults(t, mode)
+	}
+}
 
-	for title, fault := range map[string]func(s *scenario){
-		"the plugin is killed three times": func(s *scenario) {
+// testFaults plays each fault in an isolation mode. The API server's comes last: its clients come back late.
+func (c *cluster) testFaults(t *testing.T, mode string) {
+	kubelet := func(s *scenario) { framework.Must(s, s.node.kubelet.Restart(s.Context())) }
+	plugin := func(s *scenario) { framework.Must(s, s.node.plugin.Restart(s.Context())) }
+	for _, test := range []struct {
+		title string
+		fault func(s *scenario)
+	}{
+		{"the plugin is killed three times", func(s *scenario) {
 			for range 3 {
 				s.sleepRandomly()
-				framework.Must(s, s.node.plugin.Restart(s.Context()))
+				plugin(s)
 			}
-		},
-		"the kubelet is killed three times": func(s *scenario) {
+		}},
+		{"the kubelet is killed three times", func(s *scenario) {
 			for range 3 {
 				s.sleepRandomly()
-				framework.Must(s, s.node.kubelet.Restart(s.Context()))
+				kubelet(s)
 			}
-		},
-		"the plugin and the kubelet are killed, and pods are created and deleted before they restart": func(s *scenario) {
+		}},
+		{"the plugin and the kubelet are killed, and pods are created and deleted before they restart", func(s *scenario) {
 			s.sleepRandomly()
 			framework.Must(s, s.node.plugin.Kill())
 			framework.Must(s, s.node.kubelet.Kill())
 			s.makeRoom(s.used() - 4)
 			s.create(s.pods(8, 1)...)
-			s.waitBound()
+			s.waitOneCardBound()
 			framework.Must(s, s.node.kubelet.Start(s.Context()))
 			framework.Must(s, s.node.plugin.Start(s.Context()))
-		},
-		"the plugin is killed while the API server is stopped": func(s *scenario) {
+		}},
+		{"containerd is killed", func(s *scenario) {
+			s.sleepRandomly()
+			framework.Must(s, s.node.containerd.Restart(s.Context()))
+		}},
+		{"the plugin is killed while the API server is stopped", func(s *scenario) {
 			s.sleepRandomly()
 			framework.Must(s, s.APIServer.Kill())
 			s.sleepRandomly()
-			framework.Must(s, s.node.plugin.Restart(s.Context()))
+			plugin(s)
 			time.Sleep(3 * time.Second) // The plugin and the kubelet fail to reach the API server several times.
 			framework.Must(s, s.APIServer.Start(s.Context()))
-		},
+		}},
 	} {
-		c.run(t, title, func(s *scenario) {
+		c.run(t, test.title+" (mode "+mode+")", func(s *scenario) {
 			// A restarted kubelet admits pods before it has freed the devices of deleted pods. All its remaining free devices
 			// may then belong to another card.
 			s.otherDevices = true
-			s.createAndWait(s.randomPods(s.total() / 4)...)
+			s.createAndWait(s.randomCards(s.total() / 8)...)
+			s.createAndWait(s.randomPods(s.total() / 8)...) // They would fill the smallest card.
 			for range inLong(4, 1) {
 				s.makeRoom(s.total() / 4)
 				s.waitTerminated()
 				stillRunning := s.expectRunning()
-				s.create(s.randomPods(s.total() / 2)...)
-				fault(s)
+				s.create(append(s.randomPods(s.total()/4), s.randomCards(s.total()/4)...)...)
+				test.fault(s)
 				s.waitCards(s)
+				s.waitOneCardBound()
+				s.deleteUnschedulable() // Pods with several cards of which no set has room.
 				s.deleteRejected(s.made)
+				if mode == "driver" {
+					s.waitLimits(mode)
+					s.checkShares()
+				}
 				s.waitConsistent()
 				stillRunning()
 			}
 		})
 	}
-	c.run(t, "the API server is killed and restarts", func(s *scenario) {
-		s.createAndWait(s.pods(4, 2)...)
-		stillRunning := s.expectRunning()
-		s.create(repeat(8, func() *framework.PodWrapper { return s.pod(1).Container("second", 1) })...)
-		framework.Must(s, s.APIServer.Kill())
-		framework.Must(s, s.APIServer.Start(s.Context()))
-		// A pod is rejected if the kubelet had received it just before and the plugin had not.
-		s.deleteRejected(4)
-		s.waitConsistent()
-		stillRunning()
+}
+
+// waitOneCardBound waits until every pod with one card has a node.
+func (s *scenario) waitOneCardBound() {
+	s.Helper()
+	s.waitNone("with one card is without a node", func(pod *corev1.Pod) bool {
+		return pod.Labels[protocol.LabelCount] == "" && pod.Spec.NodeName == ""
 	})
-	c.run(t, "a card fails and recovers", (*scenario).testFailingCard)
 }
 
 // testFailingCard: a card that fails keeps its pods and gets no others until it has recovered.
 func (s *scenario) testFailingCard() {
-	s.CheckLedger() // After a restart of the API server the extender sees late that the earlier pods are gone.
+	s.limit(s, "--health-quiet-period=1h")
+	s.waitCards(s)
 	s.createAndWait(s.pods(8, 3)...)
 	before := s.onFirstCard()
 	// The deletion makes this card the best fit for the next pods.
@@ -181,12 +200,13 @@ func (s *scenario) testFailingCard() {
 	if after := s.onFirstCard(); !slices.Equal(before, after) {
 		s.Errorf("the failed card has the pods %v, and had %v", after, before)
 	}
+	s.limit(s)
 	s.waitHealth(0, true)
 	s.waitCards(s)
 	stillRunning()
 	s.delete(before[:2]...)
 	s.waitTerminated()
-	s.createAndWait(s.pods(int(s.total()-s.used()), 1)...)
+	s.createAndWait(s.pods(7, 3)...) // The other cards have room for six at most.
 	if after := s.onFirstCard(); len(after) <= len(before)-2 {
 		s.Errorf("the recovered card has only the pods %v", after)
 	}

@@ -20,44 +20,25 @@ import (
 )
 
 // TestLimits: in isolation mode driver NVIDIA's own hook sets exactly the limit of each container, on the container's own cgroup and
-// its card. The programs of the node are killed while pods start. Only the driver is simulated: checkLimits reads what the
-// hook has set from the driver's files, not through the plugin.
+// its cards. Only the driver is simulated: checkLimits reads what the hook has set from the driver's files, not through the plugin.
+// TestFaults compares the limits while the node's programs are killed.
 func TestLimits(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
 	framework.Must(t, c.node.addCDISpecification())
+	c.testCDI(t)
 	c.limit(t)
 	c.waitCards(t)
-
-	for title, fault := range map[string]func(s *scenario) error{
-		"the plugin is killed":  func(s *scenario) error { return s.node.plugin.Restart(s.Context()) },
-		"the kubelet is killed": func(s *scenario) error { return s.node.kubelet.Restart(s.Context()) },
-		"containerd is killed":  func(s *scenario) error { return s.node.containerd.Restart(s.Context()) },
-	} {
-		c.run(t, title+" while pods start", func(s *scenario) {
-			s.otherDevices = true
-			for s.made < inLong(70, 20) {
-				s.makeRoom(s.total() / 4)
-				s.waitTerminated()
-				stillRunning := s.expectRunning()
-				s.create(s.randomPods(s.total() / 2)...)
-				s.sleepRandomly()
-				framework.Must(s, fault(s))
-				s.waitCards(s)
-				s.deleteRejected(s.made)
-				s.waitLimits("driver")
-				s.checkShares()
-				stillRunning()
-			}
-		})
-	}
+	c.run(t, "limits of each of several cards", func(s *scenario) {
+		s.createAndWait(setCards(s.pod(6), 3, 0), setCards(s.pod(4).Container("second", 2), 2, 0), setCards(s.pod(4), 1, 0))
+		s.waitLimits("driver")
+		s.checkShares()
+		s.checkDevices()
+	})
 	c.run(t, "a pod that sets the variables itself gains nothing", (*scenario).testOwnVariables)
 	c.run(t, "no container starts where its limit would not hold", (*scenario).testNoHook)
-	for title, test := range map[string]notReady{
-		"a card in MIG mode":                                  {state: "mig", reason: "MIG mode is on"},
-		"a card whose memory the driver can't limit":          {option: "limits=unsupported", reason: "isolation mode driver: the driver can't limit its memory"},
-		"a card that fails when the driver limits its memory": {option: "limits=failing", reason: "isolation mode driver: "},
-		"a driver before R615":                                {flag: "--nvml-library=" + fakenvml.BuildForTest(t, fakenvml.BeforeR615), reason: "isolation mode driver: the driver can't limit its memory: R615 or later is needed"},
-		"cgroup version 1":                                    {flag: "--cgroup-root=" + t.TempDir(), reason: " is not cgroup v2"},
+	for title, test := range map[string]notReady{ // Other reasons: pkg/isolation and pkg/deviceplugin.
+		"a card whose memory the driver can't limit": {option: "limits=unsupported", reason: "isolation mode driver: the driver can't limit its memory"},
+		"a driver before R615":                       {flag: "--nvml-library=" + fakenvml.BuildForTest(t, fakenvml.BeforeR615), reason: "isolation mode driver: the driver can't limit its memory: R615 or later is needed"},
 	} {
 		c.run(t, "no container starts without a limit: "+title, test.play)
 	}
@@ -74,19 +55,15 @@ func (c *cluster) limit(t testing.TB, flags ...string) {
 	}, flags...)...))
 }
 
-// notReady is a reason for which a limit would not hold: a state or an option of one card, or another flag of the plugin, which
-// concerns all cards.
-type notReady struct{ state, option, flag, reason string }
+// notReady is a reason for which a limit would not hold: an option of one card, or another flag of the plugin, which concerns all cards.
+type notReady struct{ option, flag, reason string }
 
 // play: the cards are unhealthy with the reason, no container starts there, and other cards go on.
 func (n notReady) play(s *scenario) {
 	const one = 1
 	cards := s.node.driverCards()
-	if n.flag == "" {
-		cards[one].State = n.state
-		if n.option != "" {
-			cards[one].Options = []string{n.option}
-		}
+	if n.option != "" {
+		cards[one].Options = []string{n.option}
 	}
 	framework.Must(s, s.node.driver.SetCards(cards...))
 	s.limit(s, slices.DeleteFunc([]string{n.flag}, func(flag string) bool { return flag == "" })...)
@@ -116,13 +93,9 @@ func (n notReady) play(s *scenario) {
 	if running, err := s.node.running(); err != nil || len(running) != others {
 		s.Errorf("%d containers run, want %d; %v", len(running), others, err)
 	}
-	// A pod that is bound before the kubelet has the restarted plugin's devices fails for good.
-	s.delete(pending.Name)
+	// The pod starts when the plugin is ready. It would fail for good if it was bound before the kubelet has the plugin's devices.
 	framework.Must(s, s.node.setCards())
 	s.limit(s)
-	s.waitCards(s)
-	s.waitHealth(one, true)
-	s.createAndWait(s.pod(7))
 	s.waitLimits("driver")
 	s.checkShares()
 }

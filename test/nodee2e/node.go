@@ -19,6 +19,7 @@ import (
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakenvml"
@@ -252,8 +253,8 @@ func (n *node) configureKubelet() error {
 	return nil
 }
 
-// quietPeriod is the plugin's quiet period. It is long enough for a test's work with an unhealthy card.
-const quietPeriod = 15 * time.Second
+// quietPeriod is the plugin's quiet period, unless a test sets another one.
+const quietPeriod = time.Second
 
 // startPlugin starts the device plugin outside of the machine, with the access that its pod would have: the kubelet's
 // folders only, and the rights of its ServiceAccount.
@@ -288,7 +289,7 @@ func (n *node) restartPlugin(ctx context.Context, flags ...string) error {
 	return n.plugin.Start(ctx)
 }
 
-// awaitCards waits until the kubelet has all of the node's memory, the Node object shows the memory and the inventory, and
+// awaitCards waits until the kubelet has all of the node's memory, the Node object shows the memory and all cards as healthy, and
 // no taint prevents pods from being scheduled to the node.
 func (n *node) awaitCards(ctx context.Context) error {
 	var last error
@@ -311,7 +312,8 @@ func (n *node) awaitCards(ctx context.Context) error {
 		count, memory := object.Status.Allocatable[protocol.ResourceCount], object.Status.Allocatable[protocol.ResourceMemory]
 		last = errors.Join(fmt.Errorf("count %s, memory %s, taints %v, inventory %v",
 			count.String(), memory.String(), object.Spec.Taints, inventory), err)
-		return err == nil && len(inventory.Cards) == len(n.cards) && count.Value() == int64(len(n.cards)) &&
+		healthy := !slices.ContainsFunc(inventory.Cards, func(c gpu.Card) bool { return !c.Healthy() })
+		return err == nil && healthy && len(inventory.Cards) == len(n.cards) && count.Value() == int64(len(n.cards)) &&
 			memory.Value() == total && len(object.Spec.Taints) == 0, nil
 	})
 	if err != nil {

@@ -27,7 +27,7 @@ func inLong(long, short int) int {
 func TestPods(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, cardMiB, cardMiB)
 
-	c.run(t, "40 pods of one size at once", func(s *scenario) { s.create(s.pods(40, 1)...) })
+	c.run(t, "pods of one size at once", func(s *scenario) { s.create(s.pods(inLong(60, 30), 1)...) })
 	c.run(t, "init containers, sidecars, several containers", func(s *scenario) {
 		s.create(
 			s.pod(2).Container("second", 2).Container("third", 1), s.pod(2).Container("second", 2).Container("third", 1),
@@ -38,19 +38,16 @@ func TestPods(t *testing.T) {
 		)
 	})
 	c.run(t, "pods that ignore SIGTERM keep their card through their grace period", func(s *scenario) {
-		s.createAndWait(repeat(4, func() *framework.PodWrapper { return ignoreSIGTERM(s.pod(15), 5) })...)
+		s.createAndWait(repeat(4, func() *framework.PodWrapper { return ignoreSIGTERM(s.pod(15), 3) })...)
 		s.delete(s.names()...)
 		s.create(s.pods(8, 7)...)
-	})
-	c.run(t, "pods with nodeName", func(s *scenario) {
-		s.create(s.onNode(s.pods(6, 3))...)
 	})
 	c.run(t, "pods with nodeName and scheduled pods at once fill the node", func(s *scenario) {
 		s.otherDevices = true
 		s.create(append(s.onNode(s.pods(6, 5)), s.pods(6, 5)...)...)
 	})
 	c.run(t, "pods of all shapes are created and deleted, a quarter of the node is free", func(s *scenario) {
-		s.churn(inLong(300, 60), s.total()*3/4)
+		s.churn(inLong(300, 40), s.total()*3/4)
 	})
 	c.run(t, "a static pod is rejected, also by a kubelet that starts with it", (*scenario).testStaticPod)
 }
@@ -70,7 +67,7 @@ func TestFullNode(t *testing.T) {
 		s.waitBound()
 		names := s.names()
 		s.createAndWait(s.pods(int(s.total())-fit*request, 1)...)
-		for s.made < inLong(200, 45) {
+		for s.made < inLong(200, 35) {
 			s.random.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 			replaced := 8 + s.random.IntN(len(names)-8)
 			s.delete(names[:replaced]...)
@@ -101,7 +98,7 @@ func (s *scenario) churn(pods int, limit int64) {
 	// If a quarter of four cards is free, at least one card has room for the largest pod.
 	const largest = 4
 	for s.made < pods {
-		size := 8 + s.random.Int64N(33)
+		size := min(8+s.random.Int64N(33), int64(max(pods-s.made, 8)))
 		next := func() *framework.PodWrapper { return s.randomPod(1 + s.random.Int64N(largest)) }
 		if s.random.IntN(2) == 0 {
 			one := 1 + s.random.Int64N(min(largest, limit/size))
@@ -193,6 +190,6 @@ func TestWithoutPodResources(t *testing.T) {
 	})
 	c.run(t, "pods of all shapes are created and deleted", func(s *scenario) {
 		s.guesses = true
-		s.churn(inLong(100, 25), s.total()*3/4)
+		s.churn(inLong(100, 20), s.total()*3/4)
 	})
 }

@@ -43,7 +43,6 @@ type scenario struct {
 // one starts on an empty node.
 func (c *cluster) scenario(t *testing.T) *scenario {
 	t.Helper()
-	s := &scenario{cluster: c, random: rand.New(rand.NewPCG(1, uint64(len(t.Name())))), deleted: map[string]bool{}}
 	t.Cleanup(func() { // After the removal of the pods.
 		if t.Failed() {
 			return // No scenario follows.
@@ -54,6 +53,13 @@ func (c *cluster) scenario(t *testing.T) *scenario {
 				return len(running) == 0, err
 			}))
 	})
+	return c.scenarioBeside(t)
+}
+
+// scenarioBeside creates a scenario that runs beside another one.
+func (c *cluster) scenarioBeside(t *testing.T) *scenario {
+	t.Helper()
+	s := &scenario{cluster: c, random: rand.New(rand.NewPCG(1, uint64(len(t.Name())))), deleted: map[string]bool{}}
 	s.Namespace = c.NewNamespace(t)
 	s.Kubelets = true
 	s.Eventually("the namespace has its ServiceAccount", func(ctx context.Context) error {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -28,14 +29,15 @@ import (
 func TestTrace(t *testing.T) {
 	c := newCluster(t, cardMiB)
 	sim := startSimulated(t, c)
-	got := map[string][]string{}
-	for _, k := range []tracedKubelet{realKubelet(c), sim} {
-		t.Run(k.nodeName, func(t *testing.T) { got[k.nodeName] = runTrace(t, c, k) })
-	}
-	if diff := cmp.Diff(got["real"], got["simulated"]); diff != "" {
+	var onReal, onSimulated []string
+	var both sync.WaitGroup // At the same time, because both wait for most of it.
+	both.Go(func() { t.Run("real", func(t *testing.T) { onReal = runTrace(t, c, realKubelet(c)) }) })
+	both.Go(func() { t.Run("simulated", func(t *testing.T) { onSimulated = runTrace(t, c, sim) }) })
+	both.Wait()
+	if diff := cmp.Diff(onReal, onSimulated); diff != "" {
 		t.Errorf("the simulated kubelet (+) differs from the real one (-):\n%s", diff)
 	}
-	t.Logf("the real kubelet's trace:\n%s", strings.Join(got["real"], "\n"))
+	t.Logf("the real kubelet's trace:\n%s", strings.Join(onReal, "\n"))
 }
 
 // tracedKubelet is a kubelet on which the trace is run.
@@ -88,7 +90,7 @@ func startSimulated(t *testing.T, c *cluster) tracedKubelet {
 // runTrace runs the trace and returns the record, without the names that differ between runs.
 func runTrace(t *testing.T, c *cluster, k tracedKubelet) []string {
 	r := &recorder{dir: k.devicePlugins, podResources: k.podResources}
-	s := &traceRun{scenario: c.scenario(t), tracedKubelet: k, recorder: r}
+	s := &traceRun{scenario: c.scenarioBeside(t), tracedKubelet: k, recorder: r}
 	t.Cleanup(r.stop)
 	s.register()
 

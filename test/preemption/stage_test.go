@@ -3,6 +3,7 @@ package preemption
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -24,10 +25,18 @@ const never = "never"
 
 var must = framework.Must
 
-// start starts a cluster with the priority classes that pods use: "p5" has the value 5.
-func start(t *testing.T, args ...string) *framework.Cluster {
+var shared = &framework.Shared{Options: framework.Options{MemoryUnit: "GiB"}}
+
+func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared)) }
+
+// start returns a cluster whose extender has these flags for the rest of the test, with the priority classes that pods use:
+// "p5" has the value 5.
+func start(t *testing.T, flags ...string) *framework.Cluster {
 	t.Helper()
-	c := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB", ExtenderArgs: args})
+	c := shared.Start(t)
+	if len(flags) > 0 {
+		c.RestartExtenderWith(t, flags...)
+	}
 	classes := []schedulingv1.PriorityClass{
 		{ObjectMeta: metav1.ObjectMeta{Name: never}, Value: 9, PreemptionPolicy: ptr.To(corev1.PreemptNever)},
 	}
@@ -36,7 +45,9 @@ func start(t *testing.T, args ...string) *framework.Cluster {
 	}
 	for i := range classes {
 		_, err := c.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &classes[i], metav1.CreateOptions{})
-		must(t, err)
+		if !apierrors.IsAlreadyExists(err) {
+			must(t, err)
+		}
 	}
 	return c
 }

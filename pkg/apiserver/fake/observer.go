@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -65,6 +66,19 @@ func (o *Observer) PodGranted(time.Duration) { o.add("granted", 1) }
 
 // ChargeExpired counts "charge expired".
 func (o *Observer) ChargeExpired() { o.add("charge expired", 1) }
+
+// ReclaimFailed counts "reclaim failed".
+func (o *Observer) ReclaimFailed() { o.add("reclaim failed", 1) }
+
+// Reclaimed counts "reclaimed" and the result.
+func (o *Observer) Reclaimed(result string) { o.add("reclaimed "+result, 1) }
+
+// ReclaimEvicted counts "reclaimed memory", "unneeded memory" and "reclaimed pods".
+func (o *Observer) ReclaimEvicted(pods int, memory, beyond gpu.Memory) {
+	o.add("reclaimed pods", pods)
+	o.add("reclaimed memory", int(memory))
+	o.add("unneeded memory", int(beyond))
+}
 
 // GateOpened counts "gate opened" and the result.
 func (o *Observer) GateOpened(ok bool) { o.add(fmt.Sprintf("gate opened %v", ok), 1) }

@@ -16,9 +16,10 @@ read from the Secrets of the release, unless the extender's address has changed.
   "scheduler" (dict "crt" (index $theirs.data "tls.crt") "key" (index $theirs.data "tls.key")) | toJson -}}
 {{- else -}}
 {{- $name := printf "%s-extender.%s.svc" $fullname .Release.Namespace -}}
-{{- $ca := genCA "gpushare" 3650 -}}
-{{- $extender := genSignedCert $name (list .address) (list $name) 3650 $ca -}}
-{{- $scheduler := genSignedCert "kube-scheduler" nil nil 3650 $ca -}}
+{{- /* ECDSA: a handshake with RSA keys takes both sides several times as long, and kube-scheduler opens many connections. */}}
+{{- $ca := genCAWithKey "gpushare" 3650 (genPrivateKey "ecdsa") -}}
+{{- $extender := genSignedCertWithKey $name (list .address) (list $name) 3650 $ca (genPrivateKey "ecdsa") -}}
+{{- $scheduler := genSignedCertWithKey "kube-scheduler" nil nil 3650 $ca (genPrivateKey "ecdsa") -}}
 {{- dict "ca" ($ca.Cert | b64enc)
   "extender" (dict "crt" ($extender.Cert | b64enc) "key" ($extender.Key | b64enc))
   "scheduler" (dict "crt" ($scheduler.Cert | b64enc) "key" ($scheduler.Key | b64enc)) | toJson -}}

@@ -53,6 +53,10 @@ args:
   - --fair-share-by={{ .Values.extender.fairShare.by }}
   - --fair-share-priority-cutoff={{ int64 .Values.extender.fairShare.priorityCutoff }}
   - --fair-share-provisioning={{ .Values.extender.fairShare.provisioning }}
+  {{- if eq .Values.extender.fairShare.mode "reclaim" }}
+  - --fair-share-reclaim-after={{ .Values.extender.fairShare.reclaimAfter }}
+  - --fair-share-min-runtime={{ .Values.extender.fairShare.minRuntime }}
+  {{- end }}
   {{- end }}
   {{- if not .Values.extender.ui.enabled }}
   - --ui=false

@@ -15,6 +15,8 @@ has one line per mistake, with an example of a correct value.
   (list "extender.bindTimeout" $v.extender.bindTimeout $duration)
   (list "scheduler.httpTimeout" $v.scheduler.httpTimeout $duration)
   (list "extender.fairShare.by" $v.extender.fairShare.by (list "^(namespace|label:([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)$" "give namespace, or label: and the key of a label of namespaces, such as label:team"))
+  (list "extender.fairShare.reclaimAfter" $v.extender.fairShare.reclaimAfter $duration)
+  (list "extender.fairShare.minRuntime" $v.extender.fairShare.minRuntime $duration)
   (list "monitoring.interval" $v.monitoring.interval $duration)
   (list "devicePlugin.memoryUnit" $v.devicePlugin.memoryUnit $unit)
   (list "mps.sharedMemory" $v.mps.sharedMemory (list "^[1-9][0-9]*(Ki|Mi|Gi)$" "a size is a whole number of Ki, Mi or Gi, such as 1Gi"))
@@ -93,6 +95,9 @@ extender.overusePolicy: evict believes an annotation of pods, which without the 
 {{- end -}}
 {{- if and (include "gpushare.fairShare" .) (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
 extender.fairShare.mode: fair sharing needs the right to patch pods, which the guard restricts to the scheduling gate: set guard.enabled=true, on Kubernetes 1.30 or later
+{{- end -}}
+{{- if and (eq $v.extender.fairShare.mode "reclaim") (not $v.extender.allowEvictions) }}
+extender.fairShare.mode: reclaim needs the right to evict: set extender.allowEvictions=true
 {{- end -}}
 {{- if and (eq $v.devicePlugin.isolation "mps") (not $v.mps.enabled) }}
 devicePlugin.isolation: mps needs the MPS daemons: set mps.enabled=true

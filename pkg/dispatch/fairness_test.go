@@ -1,0 +1,245 @@
+package dispatch
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reclaim"
+	"github.com/gpushare/gpushare/test/fairness"
+)
+
+// The crowd: tenants that keep pods of 1 to 16 units on cards of 16. Half of the tenants can use only those of one of two pools.
+const (
+	crowdTenants      = 20
+	crowdStep         = 500 * time.Millisecond
+	crowdReclaimAfter = 5 * time.Second
+)
+
+// crowdSize is the number of pods and of cards, and of the cards in each pool.
+type crowdSize struct{ total, cards, pool int }
+
+// crowd is a fixture with many tenants. When a pod has ended another one takes its place.
+type crowd struct {
+	*fixture
+	crowdSize
+	tenants []crowdTenant
+	made    int
+	// ends is when each bound pod ends, runs how long each one runs.
+	ends map[string]time.Time
+	runs map[string]time.Duration
+	// attempts counts the plans, lost is the memory of their victims that no place needed, limit that of the largest victim of each.
+	attempts    int
+	lost, limit int64
+}
+
+type crowdTenant struct {
+	name        string
+	weight      int64
+	restriction fairness.Restriction
+	pods        int
+	random      *rand.Rand
+}
+
+// newCrowd returns a crowd without pods. With alone all pods belong to one tenant: first come, first served.
+func newCrowd(t *testing.T, size crowdSize, seed uint64, alone bool, reclaimAfter time.Duration) *crowd {
+	c := &crowd{crowdSize: size, ends: map[string]time.Time{}, runs: map[string]time.Duration{}}
+	var all []string
+	for i := range c.cards {
+		all = append(all, fmt.Sprint("n", i))
+	}
+	pools := [][]string{all, all[:c.pool], all[c.pool : 2*c.pool]}
+	c.fixture = newFixture(t, slices.Repeat([]gpu.Memory{16}, c.cards), func(o *Options) {
+		o.ReclaimAfter = reclaimAfter
+		o.EligibleNodes = func(uid gpu.PodUID) []string {
+			var pool int
+			_, _ = fmt.Sscan(c.Manager.pods[uid].Constraints.Value(), &pool)
+			return pools[pool]
+		}
+	})
+	c.planned = c.judge
+	random := rand.New(rand.NewPCG(seed, 0))
+	for i := range crowdTenants {
+		tenant := crowdTenant{name: fmt.Sprintf("t%02d", i), weight: 1 + random.Int64N(4), pods: c.total / (2 * crowdTenants), random: rand.New(rand.NewPCG(seed, uint64(1+i)))}
+		if i < crowdTenants/2 {
+			tenant.pods *= 3
+		}
+		if i%2 == 1 {
+			tenant.restriction = []fairness.Restriction{fairness.FirstPool, fairness.SecondPool}[i/2%2]
+		}
+		c.tenants = append(c.tenants, tenant)
+		ns := Namespace{Tenant: tenant.name, Terms: fairshare.Terms{Weight: tenant.weight}}
+		if alone {
+			ns = Namespace{Tenant: "all", Terms: fairshare.DefaultTerms}
+		}
+		c.SetNamespace(tenant.name, ns)
+	}
+	return c
+}
+
+// come creates the tenant's next pod. Run times are distributed by Pareto, from 15 s to 5 minutes.
+func (c *crowd) come(tenant *crowdTenant) {
+	memory := gpu.Memory(1 + tenant.random.IntN(16))
+	run := min(time.Duration(float64(15*time.Second)*math.Pow(1-tenant.random.Float64(), -1/1.5)), 5*time.Minute)
+	c.submit(tenant, memory, run)
+}
+
+func (c *crowd) submit(tenant *crowdTenant, memory gpu.Memory, run time.Duration) {
+	name := fmt.Sprintf("%s/%05d", tenant.name, c.made)
+	c.made++
+	c.runs[name] = run
+	c.pod(name, memory, func(p *Pod) { p.Created, p.Node, p.GatedOtherwise = c.now, "", true })
+	p := c.pods[name]
+	p.GatedOtherwise = false
+	pool := int(tenant.restriction)
+	p.Constraints, p.Likeness = unique.Make(fmt.Sprint(pool)), unique.Make(fmt.Sprint(pool, " ", memory))
+	c.pods[name] = p
+	c.SetPod(p)
+}
+
+// step ends pods, lets time pass, and binds what was granted, in the order of names.
+func (c *crowd) step() {
+	for _, name := range c.names() {
+		p := c.pods[name]
+		tenant := &c.tenants[slices.IndexFunc(c.tenants, func(t crowdTenant) bool { return t.name == p.Namespace })]
+		switch end := c.ends[name]; {
+		case p.Node == "":
+		case p.Leaving: // Evicted in the former step: it begins again.
+			c.delete(name)
+			c.submit(tenant, p.Request, c.runs[name])
+		case end.IsZero():
+			c.ends[name] = c.now.Add(c.runs[name])
+		case !c.now.Before(end):
+			c.delete(name)
+			c.come(tenant)
+		}
+	}
+	c.tick(crowdStep)
+	for _, name := range c.names() {
+		if p := c.pods[name]; p.Node == "" && !p.Gated {
+			if _, ok := c.Admit(p.Pod); ok {
+				c.bind(name)
+			}
+		}
+	}
+}
+
+func (c *crowd) names() (names []string) {
+	for name := range c.pods {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, strings.Compare)
+	return names
+}
+
+// judge compares the memory of a plan's victims with what the cards lack for its places.
+func (c *crowd) judge(plan reclaim.Plan) {
+	free, largest := map[string]gpu.Memory{}, gpu.Memory(0)
+	for node, cards := range c.cluster().Cards {
+		free[node] = cards[0].Free()
+	}
+	for _, served := range plan.Served {
+		for i, place := range served.Places {
+			request := served.Pods[i].Request
+			if missing := request.Sub(free[place.Node]); missing > 0 {
+				c.lost -= int64(missing) // It may be below 0 until the victims are added.
+			}
+			free[place.Node] = free[place.Node].Sub(request)
+		}
+	}
+	for _, v := range plan.Victims {
+		c.lost += int64(v.Memory())
+		largest = max(largest, v.Memory())
+	}
+	c.attempts++
+	c.limit += int64(largest)
+}
+
+// measure returns Jain's index of what the tenants have in proportion to what they deserve, and the used part of the memory.
+func (c *crowd) measure() (index, used float64) {
+	room := fairness.Room{Memory: [fairness.Pools]int64{int64(c.pool) * 16, int64(c.pool) * 16, int64(c.cards-2*c.pool) * 16}}
+	claims, have := make([]fairness.Claim, len(c.tenants)), map[string]int64{}
+	demand := map[string]int64{}
+	for _, p := range c.pods {
+		demand[p.Namespace] += int64(p.Request)
+		if p.Node != "" {
+			have[p.Namespace] += int64(p.Request)
+			used += float64(p.Request) / float64(c.cards*16)
+		}
+	}
+	for i, t := range c.tenants {
+		claims[i] = fairness.Claim{Weight: t.weight, Demand: demand[t.name], Restriction: t.restriction}
+	}
+	var parts []float64
+	for i, share := range fairness.Shares(room, claims) {
+		parts = append(parts, float64(have[c.tenants[i].name])/float64(share))
+	}
+	return fairness.Jain(parts), used
+}
+
+// crowdResult is what happened after the second half of the tenants came: the mean and the least index, and the mean use of memory,
+// from ten seconds after ReclaimAfter on.
+type crowdResult struct{ mean, least, used float64 }
+
+func (c *crowd) run() (r crowdResult) {
+	comes := func(tenants []crowdTenant) {
+		for i := range tenants {
+			for range tenants[i].pods {
+				c.come(&tenants[i])
+			}
+		}
+	}
+	pass := func(d time.Duration, each func()) {
+		for range int(d / crowdStep) {
+			c.step()
+			each()
+		}
+	}
+	comes(c.tenants[:crowdTenants/2])
+	pass(20*time.Second, func() {})
+	comes(c.tenants[crowdTenants/2:])
+	pass(crowdReclaimAfter+10*time.Second, func() {})
+	n := 0.0
+	r.least = 1
+	pass(time.Minute, func() {
+		index, used := c.measure()
+		r.mean, r.used, r.least = r.mean+index, r.used+used, min(r.least, index)
+		n++
+	})
+	r.mean, r.used = r.mean/n, r.used/n
+	return r
+}
+
+// TestCrowd compares what tenants have with what they deserve, and the use of the cluster with that of first come, first served. The long
+// form prints the figures in docs/performance.md.
+func TestCrowd(t *testing.T) {
+	size, seeds, even, close := crowdSize{total: 500, cards: 200, pool: 60}, 1, 0.95, 0.05
+	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
+		size, seeds, even, close = crowdSize{total: 2000, cards: 800, pool: 240}, 5, 0.97, 0.03
+	}
+	for seed := range uint64(seeds) {
+		first := newCrowd(t, size, seed, true, 0).run()
+		dispatched := newCrowd(t, size, seed, false, 0).run()
+		c := newCrowd(t, size, seed, false, crowdReclaimAfter)
+		reclaimed := c.run()
+		t.Logf("seed %d: first come, first served %.3f; dispatch %.3f; reclaim %.3f, %d victims by %d attempts, %d units too many",
+			seed, first, dispatched, reclaimed, len(c.evicted), c.attempts, c.lost)
+		if reclaimed.mean < even || first.mean > 0.9 {
+			t.Errorf("seed %d: Jain's index with reclaim is %.3f, want %.2f at least; without fair sharing it is %.3f, so the tenants ask for too little", seed, reclaimed.mean, even, first.mean)
+		}
+		if min(dispatched.used, reclaimed.used) < first.used-close {
+			t.Errorf("seed %d: used %.3f with dispatch and %.3f with reclaim; first come, first served %.3f", seed, dispatched.used, reclaimed.used, first.used)
+		}
+		if c.attempts == 0 || c.lost >= c.limit {
+			t.Errorf("seed %d: %d attempts evicted %d units too many, want less than one victim for each, %d", seed, c.attempts, c.lost, c.limit)
+		}
+	}
+}

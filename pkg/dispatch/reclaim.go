@@ -1,0 +1,505 @@
+package dispatch
+
+import (
+	"cmp"
+	"slices"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reclaim"
+)
+
+const (
+	// reclaimInterval is the interval at which tenants below their share are looked for.
+	reclaimInterval = time.Second
+	// maxReclaim limits the pods that get room by one attempt: not more than can be granted at one time.
+	maxReclaim = maxOpen
+	// holdLife is how long places are held for pods whose victims don't end, freedLife for how long after the victims are gone.
+	holdLife, freedLife = 10 * time.Minute, 10 * time.Second
+	// evictionLag is how long after an attempt the watch must show that the victims are being deleted.
+	evictionLag = time.Minute
+	// minReclaimPause is the pause of a tenant's units of one kind after an attempt without success; it doubles each time, up to maxPause.
+	minReclaimPause = 10 * time.Second
+	// maxDelays limits how often a unit's wait for a reclaim doubles because it wasn't bound after its turn.
+	maxDelays = 6
+)
+
+// reclaims is the state of reclaiming, guarded by the Manager's lock. At most one attempt is made at a time. A new leader forgets
+// what the former one did, and sees it in the pods that are being deleted.
+type reclaims struct {
+	checked time.Time
+	// since is when this process began to lead.
+	since time.Time
+	// below is since when each tenant has been below its share with a unit that has no room.
+	below    map[string]time.Time
+	pauses   map[reclaimKind]reclaimPause
+	attempts uint64
+	// attempt is nil if none is in progress.
+	attempt *attempt
+}
+
+// reclaimKind is a kind of units of a tenant.
+type reclaimKind struct {
+	tenant string
+	kind   unique.Handle[string]
+}
+
+type reclaimPause struct {
+	until  time.Time
+	length time.Duration
+}
+
+// attempt is the attempt to make room for units.
+type attempt struct {
+	number uint64
+	// kinds are those of its units.
+	kinds []reclaimKind
+	// working is true while the caller evicts.
+	working bool
+	// held are the units for which places are held.
+	held []*heldUnit
+}
+
+// heldUnit is a unit for which places are held until its victims are gone.
+type heldUnit struct {
+	reclaimKind
+	places []ledger.HeldPlace
+	// awaited are the victims on its nodes.
+	awaited []gpu.PodUID
+	// evicted is when the evictions were made, freed when the last of them was gone.
+	evicted, freed time.Time
+}
+
+// reclaim looks for tenants below their share, and requests what makes room for them.
+func (m *Manager) reclaim(now time.Time) {
+	if m.now = now; m.reclaims.since.IsZero() {
+		m.reclaims.since = now
+	}
+	if m.ReclaimAfter <= 0 || now.Sub(m.reclaims.checked) < reclaimInterval {
+		return
+	}
+	m.reclaims.checked = now
+	tenants, units := m.standings()
+	starving := m.starving(tenants, units, now)
+	m.endHolds(starving, now)
+	if m.reclaims.attempt == nil {
+		m.beginAttempt(tenants, starving, now)
+	}
+}
+
+// starvingTenant is a tenant below its share.
+type starvingTenant struct {
+	Tenant
+	// units are those with which it would still have no more than its share. A tenant that has nothing gets its first one in any case.
+	units []*unit
+}
+
+// starving returns the tenants that are below their share although something of theirs could run, in the order of their turns.
+func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (out []starvingTenant) {
+	below := map[string]time.Time{}
+	for i, t := range tenants {
+		s := starvingTenant{Tenant: t}
+		left := t.Share.Sub(t.Allocated)
+		for _, u := range units[i] {
+			first := t.Allocated == 0 && len(s.units) == 0
+			if left == 0 || !m.reclaimable(u, now) || u.item.Memory > left && !first {
+				continue
+			}
+			s.units, left = append(s.units, u), left.Sub(u.item.Memory)
+		}
+		if len(s.units) > 0 {
+			below[t.Name] = now
+			if since, known := m.reclaims.below[t.Name]; known {
+				below[t.Name] = since
+			}
+			out = append(out, s)
+		}
+	}
+	m.reclaims.below = below
+	return out
+}
+
+// reclaimable reports whether nothing but memory seems to keep the unit from running. One that was not bound after an earlier turn
+// counts only much later: others would be evicted for it again and again.
+func (m *Manager) reclaimable(u *unit, now time.Time) bool {
+	if o := m.obstacle(u); o != NoRoom && o != Untried {
+		return false
+	}
+	return !slices.ContainsFunc(u.pods, func(p *pod) bool {
+		return p.failures > 0 && now.Sub(p.notBefore) < m.ReclaimAfter<<min(p.failures, maxDelays)
+	})
+}
+
+// beginAttempt requests room for the tenants that have been below their share for long enough.
+//
+// The former leader may have evicted pods that are still being deleted. So a new leader evicts none for ReclaimAfter, but it holds
+// what they free.
+func (m *Manager) beginAttempt(tenants []Tenant, starving []starvingTenant, now time.Time) {
+	ripe := slices.DeleteFunc(slices.Clone(starving), func(s starvingTenant) bool {
+		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter
+	})
+	evicts := len(ripe) > 0
+	if !evicts && now.Sub(m.reclaims.since) < m.ReclaimAfter && m.anyLeaving() {
+		ripe = starving
+	}
+	units := m.reclaimUnits(ripe, now)
+	if len(units) == 0 {
+		return
+	}
+	need := reclaim.Need{Tenants: m.excess(tenants)}
+	if evicts {
+		need.Victims = m.victims(need.Tenants, now)
+	}
+	r := &m.reclaims
+	r.attempts++
+	need.Attempt = r.attempts
+	r.attempt = &attempt{number: r.attempts, working: true}
+	for _, u := range units {
+		out := reclaim.Unit{Tenant: u.item.Tenant}
+		for _, p := range u.pods {
+			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.nodesFor(p).names})
+		}
+		need.Units = append(need.Units, out)
+		r.attempt.kinds = append(r.attempt.kinds, reclaimKind{u.item.Tenant, u.item.Kind})
+	}
+	m.effects.Reclaim = &need
+}
+
+// reclaimUnits returns the units that get room by the next attempt: those of each tenant alternately.
+func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units []*unit) {
+	pods := 0
+	for i := 0; ; i++ {
+		any := false
+		for _, s := range starving {
+			if i >= len(s.units) {
+				continue
+			}
+			any = true
+			u := s.units[i]
+			if now.Before(m.reclaims.pauses[reclaimKind{s.Name, u.item.Kind}].until) || m.obstacle(u) != NoRoom {
+				continue
+			}
+			if pods += len(u.pods); pods > maxReclaim && len(units) > 0 {
+				return units
+			}
+			units = append(units, u)
+		}
+		if !any {
+			return units
+		}
+	}
+}
+
+func (m *Manager) anyLeaving() bool {
+	for _, p := range m.pods {
+		if p.Node != "" && p.Leaving && !p.Ended {
+			return true
+		}
+	}
+	return false
+}
+
+// excess returns what each tenant has and deserves, and how much of it can be evicted. Pods that are granted and not bound yet
+// don't count for that.
+func (m *Manager) excess(tenants []Tenant) map[string]reclaim.Standing {
+	out := map[string]reclaim.Standing{}
+	for _, t := range tenants {
+		out[t.Name] = reclaim.Standing{Share: t.Share, Allocated: t.Allocated}
+	}
+	running := map[string]gpu.Memory{}
+	for _, p := range m.pods {
+		if p.Node != "" && !p.Leaving && p.counted > 0 {
+			running[p.countedFor] = running[p.countedFor].Add(p.counted)
+		}
+	}
+	for name, amount := range running {
+		s := out[name]
+		s.Excess = amount.Sub(s.Share)
+		out[name] = s
+	}
+	return out
+}
+
+// victims returns the pods and groups that may be evicted, the newest first.
+func (m *Manager) victims(tenants map[string]reclaim.Standing, now time.Time) (victims []reclaim.Victim) {
+	groups, spared := map[gang.Key][]*pod{}, map[gang.Key]bool{}
+	add := func(pods []*pod) {
+		v := reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(now)}
+		for _, p := range pods {
+			v.Pods = append(v.Pods, p.Pod.Pod)
+			if started := p.startedAt(now); started.Before(v.Started) {
+				v.Started = started
+			}
+		}
+		if now.Sub(v.Started) >= m.MinRuntime && v.Memory() <= tenants[v.Tenant].Excess {
+			slices.SortFunc(v.Pods, func(a, b gpu.Pod) int { return cmp.Compare(a.UID, b.UID) })
+			victims = append(victims, v)
+		}
+	}
+	for _, p := range m.pods {
+		inGroup := m.Groups != nil && p.Group != (gang.Key{})
+		switch {
+		case inGroup && (p.charged || p.Priority >= m.PriorityCutoff): // It is still being bound, or one of it needs no turn.
+			spared[p.Group] = true
+		case p.Node == "" || p.Leaving || p.counted == 0 || p.Priority >= m.PriorityCutoff:
+		case inGroup:
+			groups[p.Group] = append(groups[p.Group], p)
+		default:
+			add([]*pod{p})
+		}
+	}
+	for key, pods := range groups {
+		if !spared[key] {
+			add(pods)
+		}
+	}
+	slices.SortFunc(victims, func(a, b reclaim.Victim) int {
+		return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.Pods[0].UID, b.Pods[0].UID))
+	})
+	return victims
+}
+
+// startedAt returns when the pod was bound, as far as this process knows. Its result stays the same if the clock is set.
+func (p *pod) startedAt(now time.Time) time.Time {
+	if p.started.IsZero() {
+		p.started = now
+		if !p.Bound.IsZero() {
+			p.started = now.Add(-max(now.Sub(p.Bound), 0))
+		}
+	}
+	return p.started
+}
+
+// Hold holds the places of a plan for an attempt, before anything is evicted. It reports whether the plan is still right: the units
+// still wait, their tenants are still below their share, and those of the victims above theirs.
+func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := m.reclaims.attempt
+	if !m.leading || a == nil || a.number != attempt || a.held != nil {
+		return false
+	}
+	tenants, units := m.standings()
+	eligible := unitsOf(m.starving(tenants, units, now))
+	evicted, standings := map[string]gpu.Memory{}, m.excess(tenants)
+	for _, v := range plan.Victims {
+		if evicted[v.Tenant] = evicted[v.Tenant].Add(v.Memory()); evicted[v.Tenant] > standings[v.Tenant].Excess {
+			return false
+		}
+	}
+	served := map[reclaimKind]bool{}
+	for i, s := range plan.Served {
+		u := m.unitOf(s)
+		if u == nil || !eligible[u] {
+			a.held = nil
+			return false
+		}
+		h := &heldUnit{reclaimKind: reclaimKind{u.item.Tenant, u.item.Kind}, awaited: s.Awaited}
+		for j, place := range s.Places {
+			h.places = append(h.places, ledger.HeldPlace{UID: s.Pods[j].UID, Node: place.Node, On: place.On, Unit: i + 1})
+		}
+		a.held, served[h.reclaimKind] = append(a.held, h), true
+	}
+	for _, kind := range a.kinds {
+		if !served[kind] {
+			m.pauseReclaim(kind, now)
+		}
+	}
+	m.updateHold()
+	return true
+}
+
+// unitsOf returns the tenants' units.
+func unitsOf(starving []starvingTenant) map[*unit]bool {
+	out := map[*unit]bool{}
+	for _, s := range starving {
+		for _, u := range s.units {
+			out[u] = true
+		}
+	}
+	return out
+}
+
+// unitOf returns the unit that consists of these pods and waits; nil if there is none.
+func (m *Manager) unitOf(s reclaim.Served) *unit {
+	var u *unit
+	for _, served := range s.Pods {
+		p := m.pods[served.UID]
+		if p == nil || p.unit == nil || u != nil && p.unit != u {
+			return nil
+		}
+		u = p.unit
+	}
+	if len(u.pods) != len(s.Pods) {
+		return nil
+	}
+	return u
+}
+
+// Reclaimed records that the work on an attempt has ended: the victims were evicted, or nothing was, or less. made is true if at
+// least one eviction was made, or none was necessary.
+func (m *Manager) Reclaimed(attempt uint64, made bool, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := m.reclaims.attempt
+	if a == nil || a.number != attempt {
+		return
+	}
+	a.working = false
+	for _, h := range a.held {
+		h.evicted = now
+	}
+	if !made || len(a.held) == 0 {
+		for _, kind := range a.kinds {
+			m.pauseReclaim(kind, now)
+		}
+		m.endAttempt()
+	}
+}
+
+// pauseReclaim pauses the units of a kind.
+func (m *Manager) pauseReclaim(kind reclaimKind, now time.Time) {
+	last := m.reclaims.pauses[kind]
+	if now.Before(last.until) {
+		return // Several units of this kind fail at the same time.
+	}
+	length := min(max(minReclaimPause, 2*last.length), maxPause)
+	m.reclaims.pauses[kind] = reclaimPause{now.Add(length), length}
+}
+
+// endAttempt ends the attempt, if there is one, and what is held for it.
+func (m *Manager) endAttempt() {
+	if m.reclaims.attempt == nil {
+		return
+	}
+	m.reclaims.attempt.held = nil
+	m.updateHold()
+	m.reclaims.attempt = nil
+}
+
+// updateHold makes the ledger hold the places of the attempt's units. What they need besides GPU memory counts as taken too.
+func (m *Manager) updateHold() {
+	var places []ledger.HeldPlace
+	for _, h := range m.reclaims.attempt.held {
+		places = append(places, h.places...)
+	}
+	m.places.hold(places)
+	m.Ledger.Hold(places, m.PriorityCutoff-1)
+}
+
+// grantHeld grants the units for which there is room now at their held places.
+func (m *Manager) grantHeld(now time.Time) {
+	a := m.reclaims.attempt
+	if a == nil || a.working {
+		return
+	}
+	m.places.hold(nil) // The plan has counted what all of them need.
+	var capacity ledger.Capacity
+	if m.Capacity != nil {
+		capacity = m.Capacity()
+	}
+	a.held = slices.DeleteFunc(a.held, func(h *heldUnit) bool { return m.grantUnit(h, capacity, now) })
+	m.updateHold()
+	if len(a.held) == 0 {
+		m.reclaims.attempt = nil
+	}
+}
+
+// grantUnit grants a unit at its held places, if there is room.
+func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time) (granted bool) {
+	u := m.unitOfHeld(h)
+	if u == nil {
+		return false
+	}
+	nodeOf := map[gpu.PodUID]string{}
+	for _, place := range h.places {
+		nodeOf[place.UID] = place.Node
+	}
+	requests := make([]ledger.Request, len(u.pods))
+	for i, p := range u.pods {
+		node := nodeOf[p.UID]
+		if _, eligible := m.nodesFor(p).set[node]; !eligible {
+			return false
+		}
+		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: []string{node}}
+	}
+	places, _ := m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+	if places == nil {
+		return false
+	}
+	m.queue.Charge(u.item.Tenant, u.item.Memory)
+	m.grant(u, places, now)
+	delete(m.reclaims.pauses, h.reclaimKind)
+	return true
+}
+
+// unitOfHeld returns the unit for which the places are held, if it still waits.
+func (m *Manager) unitOfHeld(h *heldUnit) *unit {
+	var s reclaim.Served
+	for _, place := range h.places {
+		s.Pods = append(s.Pods, reclaim.Pod{Pod: gpu.Pod{UID: place.UID}})
+	}
+	return m.unitOf(s)
+}
+
+// holdsMemory reports whether the pod is bound and hasn't ended.
+func (m *Manager) holdsMemory(uid gpu.PodUID) bool {
+	p := m.pods[uid]
+	return p != nil && p.Node != "" && !p.Ended
+}
+
+// endHolds ends what is held for units that don't wait any more or whose tenants are not below their share, and for those whose
+// victims don't end in time or didn't help.
+func (m *Manager) endHolds(starving []starvingTenant, now time.Time) {
+	a := m.reclaims.attempt
+	if a == nil || a.working {
+		return
+	}
+	eligible := unitsOf(starving)
+	before := len(a.held)
+	a.held = slices.DeleteFunc(a.held, func(h *heldUnit) bool {
+		if u := m.unitOfHeld(h); u == nil || !eligible[u] {
+			return true
+		}
+		if h.freed.IsZero() && !slices.ContainsFunc(h.awaited, m.holdsMemory) {
+			h.freed = now
+		}
+		stays := now.Sub(h.evicted) >= evictionLag && slices.ContainsFunc(h.awaited, m.stays)
+		failed := stays || now.Sub(h.evicted) >= holdLife || !h.freed.IsZero() && now.Sub(h.freed) >= freedLife
+		if failed {
+			m.pauseReclaim(h.reclaimKind, now)
+			m.Observer.ReclaimFailed()
+		}
+		return failed
+	})
+	if len(a.held) < before {
+		m.updateHold()
+	}
+	if len(a.held) == 0 {
+		m.reclaims.attempt = nil
+	}
+}
+
+// stays reports whether the pod is bound and isn't being deleted.
+func (m *Manager) stays(uid gpu.PodUID) bool { return m.holdsMemory(uid) && !m.pods[uid].Leaving }
+
+// dropHold ends what is held for a unit of which the pod is part, if there is anything.
+func (m *Manager) dropHold(uid gpu.PodUID) {
+	a := m.reclaims.attempt
+	if a == nil {
+		return
+	}
+	before := len(a.held)
+	a.held = slices.DeleteFunc(a.held, func(h *heldUnit) bool {
+		return slices.ContainsFunc(h.places, func(p ledger.HeldPlace) bool { return p.UID == uid })
+	})
+	if len(a.held) < before {
+		m.updateHold()
+		if len(a.held) == 0 && !a.working {
+			m.reclaims.attempt = nil
+		}
+	}
+}

@@ -1,0 +1,211 @@
+package dispatch
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+const after, minRuntime = 5 * time.Minute, 10 * time.Minute
+
+// newReclaimFixture returns a fixture that reclaims, in which bob's pods of 1 fill the nodes, the lowest numbers on the first one. They
+// have run for an hour, and the higher the number the younger they are.
+func newReclaimFixture(t *testing.T, cards ...gpu.Memory) *fixture {
+	f := newFixture(t, cards, func(o *Options) { o.ReclaimAfter, o.MinRuntime = after, minRuntime })
+	n := 0
+	for i, memory := range cards {
+		for range memory {
+			f.pod(fmt.Sprint("bob/", n), 1, on(fmt.Sprint("n", i)), func(p *Pod) { p.Bound = begin.Add(time.Duration(n)*time.Second - time.Hour) })
+			n++
+		}
+	}
+	f.tick(0)
+	return f
+}
+
+// run lets time pass in steps of a second.
+func (f *fixture) run(d time.Duration) {
+	for range d / time.Second {
+		f.tick(time.Second)
+	}
+}
+
+// Bob fills the cluster, and Alice comes: exactly the excess of Bob's pods goes, and nothing more happens then.
+func TestReclaim(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	for i := range 6 {
+		f.pod(fmt.Sprint("alice/", i), 1, age(i))
+	}
+	f.run(after)
+	want(t, "before the time", []string(nil), f.evicted)
+	f.run(2 * time.Second)
+	want(t, "the excess, the newest first", []string{"bob/7", "bob/6", "bob/5", "bob/4"}, f.evicted)
+	f.pod("bob/again", 1) // As their controller creates them.
+	f.run(30 * time.Second)
+	want(t, "while they end", []string(nil), f.admitted())
+	f.finish()
+	f.run(time.Second)
+	want(t, "alice gets the room", []string{"alice/0", "alice/1", "alice/2", "alice/3"}, f.admitted())
+	f.bindAll()
+	f.run(time.Hour)
+	want(t, "evictions", 4, len(f.evicted))
+	want(t, "tenants", map[string]gpu.Memory{"alice": 4, "bob": 4}, f.allocated())
+	want(t, "reclaims without success", 0, f.failed)
+}
+
+// A new leader doesn't know what the former one has evicted. It evicts nothing for the same need, and holds what becomes free for it.
+func TestReclaimLeaderChanges(t *testing.T) {
+	f := newReclaimFixture(t, 4)
+	f.pod("alice/large", 2)
+	f.pod("bob/small", 1)
+	f.meanwhile = func() { f.StopLeading(); f.StartLeading() }
+	f.run(after + 2*time.Second)
+	want(t, "evicted by a leader that isn't one any more", []string(nil), f.evicted)
+	f.meanwhile = nil
+	f.run(after)
+	want(t, "evicted by the next one", []string{"bob/3", "bob/2"}, f.evicted)
+	f.StopLeading()
+	f.StartLeading()
+	f.run(2 * time.Second)
+	f.delete("bob/3")
+	f.run(time.Second)
+	want(t, "what the first victim has freed is held", []string(nil), f.admitted())
+	f.delete("bob/2")
+	f.run(time.Second)
+	want(t, "the room is for what it was made", []string{"alice/large"}, f.admitted())
+	f.run(after)
+	want(t, "evictions", 2, len(f.evicted))
+}
+
+// What happens while places are held.
+func TestReclaimHold(t *testing.T) {
+	for name, tc := range map[string]struct {
+		meanwhile func(f *fixture)
+		// admitted are admitted in the end, and the number of pods is evicted.
+		admitted []string
+		evicted  int
+		failed   int
+	}{
+		"the victims end":    {func(*fixture) {}, []string{"alice/1"}, 2, 0},
+		"the pod is deleted": {func(f *fixture) { f.delete("alice/1") }, []string{"bob/small"}, 2, 0},
+		"the pod changes":    {func(f *fixture) { f.pod("alice/1", 0, func(p *Pod) { p.Cards = 2 }) }, []string{"bob/small"}, 2, 0},
+		"its tenant has no share any more": {func(f *fixture) {
+			f.SetNamespace("bob", Namespace{Tenant: "bob", Terms: fairshare.Terms{Weight: 1, Guaranteed: 4}})
+		}, []string{"bob/small"}, 2, 0},
+		"its namespace is free":                   {func(f *fixture) { f.SetNamespace("alice", Namespace{Tenant: "alice", Free: true}) }, []string{"alice/1", "bob/small"}, 2, 0},
+		"the victims stay for long, and end then": {func(f *fixture) { f.run(holdLife + 2*after) }, []string{"alice/1"}, 2, 1},
+		"an eviction has no effect":               {func(f *fixture) { f.pod("bob/3", 0, func(p *Pod) { p.Leaving = false }); f.run(evictionLag) }, []string{"bob/small"}, 2, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newReclaimFixture(t, 4)
+			f.pod("alice/1", 2)
+			f.pod("bob/small", 1)
+			f.run(after + 2*time.Second)
+			tc.meanwhile(f)
+			f.tick(time.Second)
+			f.finish()
+			f.run(2 * time.Second)
+			want(t, "admitted", tc.admitted, f.admitted())
+			want(t, "evictions", tc.evicted, len(f.evicted))
+			want(t, "without success", tc.failed, f.failed)
+		})
+	}
+}
+
+// The API server refuses, or doesn't answer: the attempt ends, and the next one comes later each time.
+func TestReclaimRefused(t *testing.T) {
+	f := newReclaimFixture(t, 4)
+	attempts := 0
+	f.meanwhile = func() { attempts++ }
+	f.evictionsFail = true
+	f.pod("alice/1", 2)
+	f.run(after + time.Hour)
+	want(t, "attempts in an hour", 11, attempts)
+	want(t, "what bob's pods have", 4, f.running()["bob"])
+	f.pod("bob/small", 1)
+	f.delete("bob/3")
+	f.run(time.Second)
+	want(t, "nothing stays held", []string{"bob/small"}, f.admitted())
+	f.evictionsFail = false
+	f.run(maxPause)
+	want(t, "evictions", 1, len(f.evicted))
+}
+
+// Which pods may be evicted.
+func TestReclaimVictims(t *testing.T) {
+	young := func(p *Pod) { p.Bound = begin }
+	old := func(n int) edit {
+		return func(p *Pod) { p.Bound = begin.Add(-time.Duration(n) * time.Hour) }
+	}
+	f := newFixture(t, []gpu.Memory{8, 8}, func(o *Options) { o.ReclaimAfter, o.MinRuntime = after, minRuntime })
+	f.groups.sizes["job"] = 2
+	f.SetNamespace("free", Namespace{Tenant: "free", Free: true})
+	f.pod("bob/young", 4, on("n0"), young)
+	f.pod("bob/urgent", 4, on("n0"), old(1), priority(1000))
+	f.pod("free/other", 2, on("n1"), old(1))
+	f.pod("bob/job-0", 3, on("n1"), old(2), inGroup("job"))
+	f.pod("bob/job-1", 3, on("n1"), young, inGroup("job"))
+	f.pod("alice/1", 4)
+	f.pod("alice/2", 4, age(1))
+	f.run(after + 2*time.Second)
+	want(t, "a group as a whole, since its first member is old", []string{"bob/job-0", "bob/job-1"}, f.evicted)
+	f.finish()
+	f.run(time.Second)
+	want(t, "admitted", []string{"alice/1"}, f.admitted())
+}
+
+// A pod that was not bound after its turn isn't worth evictions for long.
+func TestReclaimAfterFailures(t *testing.T) {
+	f := newReclaimFixture(t, 4)
+	f.delete("bob/3", "bob/2")
+	f.pod("alice/stuck", 2)
+	f.run(time.Second)
+	want(t, "it has its turn", []string{"alice/stuck"}, f.admitted())
+	f.run(chargeLife)
+	for i := range 2 {
+		f.pod(fmt.Sprint("bob/new-", i), 1, on("n0"), func(p *Pod) { p.Bound = begin.Add(-time.Hour) })
+	}
+	f.run(2 * after)
+	want(t, "evicted early", []string(nil), f.evicted)
+	f.run(after + minPause)
+	want(t, "evicted in the end", 2, len(f.evicted))
+}
+
+// A tenant gets no room for pods with which it would have more than its share, except for its first.
+func TestReclaimWithinShare(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	for i := range 3 {
+		f.pod(fmt.Sprint("alice/", i), 3, age(i))
+	}
+	f.run(after + 2*time.Second)
+	want(t, "for one of three", 3, len(f.evicted))
+	f.finish()
+	f.run(time.Second)
+	f.bindAll()
+	f.run(time.Hour)
+	want(t, "evictions", 3, len(f.evicted))
+	want(t, "tenants", map[string]gpu.Memory{"alice": 3, "bob": 5}, f.allocated())
+}
+
+// A pod that no node could run, for its CPU, is no demand: nothing is evicted for it.
+func TestReclaimNeedsCPU(t *testing.T) {
+	f := newReclaimFixture(t, 4)
+	f.EmptyCapacity = func() ledger.Capacity { return noCapacity{} }
+	f.pod("alice/1", 2)
+	f.run(time.Hour)
+	want(t, "evictions", 0, len(f.evicted))
+	want(t, "its obstacle", NeverFits, f.Turns()["alice/1"].Obstacle)
+	want(t, "tenants", []Tenant{
+		{Terms: fairshare.DefaultTerms, Name: "alice", Waiting: 1, WaitingMemory: 2, Infeasible: 1, Next: f.pods["alice/1"].Pod, Obstacle: NeverFits},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4},
+	}, f.Tenants())
+}
+
+type noCapacity struct{}
+
+func (noCapacity) Take(string, gpu.PodUID) bool { return false }
+func (noCapacity) Return(string, gpu.PodUID)    {}

@@ -1,0 +1,343 @@
+package eviction
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reclaim"
+)
+
+// The reasons of the Events of a reclaim: EventReclaimed on the victim, EventReclaiming on the pods for which it is evicted.
+const (
+	EventReclaimed  = "FairShareEvicted"
+	EventReclaiming = "FairShareEvicting"
+)
+
+// maxReclaimPlans limits the plans of one attempt: after each, dry runs have shown which victims can't be evicted.
+const maxReclaimPlans = 3
+
+// errEvictionLost is wrapped by the error of an eviction that may have been made.
+var errEvictionLost = errors.New("the answer is lost")
+
+// ReclaimAPI is the part of package apiserver that a Reclaimer uses.
+type ReclaimAPI interface {
+	API
+	// Pod reads a pod.
+	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+}
+
+// ReclaimObserver receives what metrics count. Its methods must return at once.
+type ReclaimObserver interface {
+	// Reclaimed reports the result of an attempt to reclaim memory that had a plan.
+	Reclaimed(result string)
+	// ReclaimEvicted reports how many pods an attempt has evicted, what they had, and how much of that was not needed.
+	ReclaimEvicted(pods int, memory, beyond gpu.Memory)
+}
+
+// Reclaimer evicts pods of tenants above their share for pods of tenants below theirs. Package reclaim decides which; budgets hold.
+// It makes one attempt at a time, and keeps nothing but the pods whose eviction was refused.
+type Reclaimer struct {
+	Options
+	api      ReclaimAPI
+	observer ReclaimObserver
+	capacity func() reclaim.Capacity
+
+	mu     sync.Mutex
+	spared pauses
+}
+
+// NewReclaimer returns a Reclaimer. capacity returns a new count of what nodes have besides GPU memory.
+func NewReclaimer(o Options, api ReclaimAPI, observer ReclaimObserver, capacity func() reclaim.Capacity) *Reclaimer {
+	return &Reclaimer{Options: o, api: api, observer: observer, capacity: capacity, spared: pauses{}}
+}
+
+// Reclaim evicts pods so that units of the need get room. hold is called with the plan before the first eviction, and returns false if
+// the plan is not right any more. Reclaim reports whether the places must be held now: pods were evicted, or may have been, or none
+// need be.
+func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(reclaim.Plan) bool) (made bool) {
+	logger := klog.FromContext(ctx)
+	plan, ok, err := r.plan(ctx, need)
+	switch {
+	case err != nil:
+		r.observer.Reclaimed(resultOf(err))
+		logger.Error(err, "No memory reclaimed for tenants below their share", "result", resultOf(err))
+		return false
+	case !ok || r.Leading() != nil || !hold(plan):
+		return false
+	}
+	pods, memory, err := r.evict(ctx, plan)
+	if pods > 0 {
+		r.observer.ReclaimEvicted(pods, memory, plan.Beyond)
+		logger.Info("Evicted pods of tenants above their share", "pods", pods, "memory", memory.String(), "units", len(plan.Served))
+	}
+	if err == nil {
+		r.observer.Reclaimed(EvictedAll)
+		return true
+	}
+	r.observer.Reclaimed(resultOf(err))
+	logger.Error(err, "Not all pods evicted from which memory was to be reclaimed", "result", resultOf(err))
+	return pods > 0 || errors.Is(err, errEvictionLost)
+}
+
+func resultOf(err error) string {
+	if apierrors.IsTooManyRequests(err) {
+		return EvictionRefused
+	}
+	return EvictionFailed
+}
+
+// plan returns a plan for pods that still wait, according to live reads, of which each eviction would be granted.
+func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.Plan, ok bool, err error) {
+	if err := r.Cache.Ready(); err != nil {
+		return plan, false, err
+	}
+	if !r.Cache.BudgetsSynced() {
+		return plan, false, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
+	}
+	r.mu.Lock()
+	r.spared.prune(r.Clock.Now())
+	r.mu.Unlock()
+	need = r.withUsableNodes(need)
+	for range maxReclaimPlans {
+		if plan, ok = reclaim.Choose(need, r.cluster(need)); !ok {
+			return plan, false, err // The refusals after which there is no plan any more.
+		}
+		var gone bool
+		if need.Units, gone, err = r.stillWaiting(ctx, need.Units, plan); err != nil {
+			return plan, false, err
+		} else if gone {
+			continue
+		}
+		if err = r.dryRun(ctx, plan); err == nil {
+			return plan, true, nil
+		} else if !answered(err) {
+			return plan, false, err
+		}
+	}
+	return plan, false, err
+}
+
+// stillWaiting reads the pods of the plan, and returns the units without those of which a pod is gone or bound. gone reports whether
+// there are any.
+func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan reclaim.Plan) (left []reclaim.Unit, gone bool, err error) {
+	var mu sync.Mutex
+	lost := map[gpu.PodUID]bool{}
+	group := new(errgroup.Group)
+	group.SetLimit(maxConcurrent)
+	for _, served := range plan.Served {
+		for _, pod := range served.Pods {
+			group.Go(func() error {
+				ctx, cancel := context.WithTimeout(ctx, callTimeout)
+				defer cancel()
+				live, err := r.api.Pod(ctx, pod.Namespace, pod.Name)
+				if err != nil && !apierrors.IsNotFound(err) {
+					return fmt.Errorf("reading pod %s: %w", pod, err)
+				}
+				if err != nil || gpu.PodUID(live.UID) != pod.UID || live.Spec.NodeName != "" || live.DeletionTimestamp != nil || protocol.Terminal(live) {
+					mu.Lock()
+					defer mu.Unlock()
+					lost[pod.UID] = true
+				}
+				return nil
+			})
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return units, false, err
+	}
+	left = slices.DeleteFunc(slices.Clone(units), func(u reclaim.Unit) bool {
+		return slices.ContainsFunc(u.Pods, func(p reclaim.Pod) bool { return lost[p.UID] })
+	})
+	return left, len(lost) > 0, nil
+}
+
+// dryRun asks whether each eviction of the plan would be granted. The victims for which it wouldn't are spared for a while.
+func (r *Reclaimer) dryRun(ctx context.Context, plan reclaim.Plan) error {
+	return r.each(plan, func(v reclaim.Eviction, pod gpu.Pod) error { return r.evictOne(ctx, plan, v, pod, true) })
+}
+
+// each calls what for each pod that is to be evicted, some at a time, and returns the first error.
+func (r *Reclaimer) each(plan reclaim.Plan, what func(reclaim.Eviction, gpu.Pod) error) error {
+	group := new(errgroup.Group)
+	group.SetLimit(maxConcurrent)
+	for _, v := range plan.Victims {
+		for _, pod := range v.Pods {
+			group.Go(func() error { return what(v, pod) })
+		}
+	}
+	return group.Wait()
+}
+
+// evict makes the evictions. It returns how many were made, of which memory, and the first error.
+func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan) (pods int, memory gpu.Memory, err error) {
+	var mu sync.Mutex
+	evicted := map[gpu.PodUID]int{}
+	err = r.each(plan, func(v reclaim.Eviction, pod gpu.Pod) error {
+		if err := r.evictOne(ctx, plan, v, pod, false); err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		pods, memory = pods+1, memory.Add(pod.Request)
+		evicted[v.For.Pods[0].UID]++
+		return nil
+	})
+	for _, served := range plan.Served {
+		if n := evicted[served.Pods[0].UID]; n > 0 {
+			for _, pod := range served.Pods {
+				r.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeNormal, EventReclaiming,
+					"Evicting %d pod(s) of tenants above their share: tenant %s has %s", n, served.Tenant, plan.Tenants[served.Tenant])
+			}
+		}
+	}
+	return pods, memory, err
+}
+
+// evictOne requests one eviction. A pod that is gone is no error.
+func (r *Reclaimer) evictOne(ctx context.Context, plan reclaim.Plan, v reclaim.Eviction, pod gpu.Pod, dryRun bool) error {
+	if err := r.Leading(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := r.API.Evict(ctx, pod, dryRun)
+	if !dryRun {
+		r.Observer.APIWrite("eviction")
+	}
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return nil // The watch will show it soon.
+	case err != nil:
+		if answered(err) {
+			r.spare(v)
+		}
+		if !dryRun && apiserver.OutcomeOf(err) != apiserver.Rejected {
+			err = fmt.Errorf("%w: %w", errEvictionLost, err)
+		}
+		return fmt.Errorf("evicting pod %s: %w", pod, err)
+	case dryRun:
+		return nil
+	}
+	why := "Evicted"
+	if len(v.Pods) > 1 {
+		why = "Evicted with its group"
+	}
+	r.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventReclaimed, "%s for pod %s: tenant %s has %s, and tenant %s has %s",
+		why, v.For.Pods[0], v.For.Tenant, plan.Tenants[v.For.Tenant], v.Tenant, plan.Tenants[v.Tenant])
+	return nil
+}
+
+// spare keeps a victim out of plans for a while.
+func (r *Reclaimer) spare(v reclaim.Eviction) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, pod := range v.Pods {
+		if !r.spared.has(pod.UID, r.Clock.Now()) { // Another member of its group may have been refused too.
+			r.spared.extend(pod.UID, r.Clock.Now(), victimPause, longestPause)
+		}
+	}
+}
+
+// cluster returns the state in which the decision is made: of the nodes that could hold one of the pods.
+func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
+	out := reclaim.Cluster{
+		Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{},
+		Capacity: r.capacity(), Budgets: map[gpu.PodUID][]int{},
+	}
+	budgets := budgets{cache: r.Cache, namespaces: map[string][]budget{}}
+	for _, v := range need.Victims {
+		for _, pod := range v.Pods {
+			if place, numbers, ok := r.candidate(pod, &budgets); ok {
+				out.Places[pod.UID], out.Budgets[pod.UID] = place, numbers
+			}
+		}
+	}
+	out.Allowed = budgets.allowed
+	seen := map[*string]bool{}
+	for _, u := range need.Units {
+		for _, pod := range u.Pods {
+			if len(pod.Nodes) == 0 || seen[&pod.Nodes[0]] {
+				continue // Pods that are alike share the slice.
+			}
+			seen[&pod.Nodes[0]] = true
+			for _, name := range pod.Nodes {
+				if _, known := out.Cards[name]; !known {
+					out.Cards[name] = r.cards(name, pod.Pod, &out)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// withUsableNodes returns the need with only those nodes of each pod on which evictions can make room for it.
+func (r *Reclaimer) withUsableNodes(need reclaim.Need) reclaim.Need {
+	type like struct {
+		nodes  *string
+		demand gpu.Demand
+	}
+	usable := map[like][]string{}
+	need.Units = slices.Clone(need.Units)
+	for i, u := range need.Units {
+		need.Units[i].Pods = slices.Clone(u.Pods)
+		for j, pod := range u.Pods {
+			if len(pod.Nodes) == 0 {
+				continue
+			}
+			key := like{&pod.Nodes[0], pod.Demand()}
+			if _, known := usable[key]; !known {
+				r.Ledger.Check(pod.Pod, pod.Nodes, func(name string, reason placement.Reason) {
+					if !reason.Unresolvable() {
+						usable[key] = append(usable[key], name)
+					}
+				})
+			}
+			need.Units[i].Pods[j].Nodes = usable[key]
+		}
+	}
+	return need
+}
+
+// candidate returns where a pod is that may be evicted, and the numbers of its budgets. ok is false if its end would free nothing for
+// certain, or its eviction is likely to be rejected: see Evictor.evictable.
+func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, numbers []int, ok bool) {
+	info, known := r.Cache.Pod(pod.Namespace, pod.Name)
+	node, allocation, held := r.Ledger.Lookup(pod.UID)
+	if !known || info.UID != pod.UID || info.Mirror || !held || !certain(&allocation) {
+		return place, nil, false
+	}
+	numbers = b.of(info)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, len(numbers) < 2 && !r.spared.has(pod.UID, r.Clock.Now())
+}
+
+// cards returns the cards of a node as the pod sees them, with the pods gone that are being deleted. It returns none if the node
+// doesn't share its cards.
+func (r *Reclaimer) cards(name string, pod gpu.Pod, cluster *reclaim.Cluster) []placement.Card {
+	available, _ := r.Ledger.Availability(name, pod)
+	for i := range available.Allocations {
+		a := &available.Allocations[i]
+		if info, known := r.Cache.Pod(a.Namespace, a.Name); !a.Leaving || !certain(a) || known && info.UID == a.UID && !frees(info, r.Clock.Now()) {
+			continue
+		}
+		reclaim.Free(available.Cards, a.Placement)
+		cluster.Capacity.Evict(name, a.UID)
+		cluster.Leaving[name] = append(cluster.Leaving[name], a.UID)
+	}
+	slices.Sort(cluster.Leaving[name])
+	return available.Cards
+}

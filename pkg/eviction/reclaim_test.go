@@ -1,0 +1,216 @@
+package eviction
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/record"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reclaim"
+)
+
+// reclaimFixture is a Reclaimer with two nodes of one card of 16. Of the tenant bob, b1 and b2 of 8 fill n1, of which b2 is the newer
+// one, and b3 of 16 fills n2. Of the tenant alice, a of 8 waits.
+type reclaimFixture struct {
+	*Reclaimer
+	cluster  *cluster
+	server   *fake.Server
+	observer *fake.Observer
+	clock    *clocktesting.FakeClock
+	events   chan string
+	standby  error
+	// holds are the plans for which hold was called, after which it refuses or not.
+	holds      []reclaim.Plan
+	holdFails  bool
+	b          []*corev1.Pod
+	a          *corev1.Pod
+	meanwhile  func(f *reclaimFixture)
+	noCapacity map[string]bool
+}
+
+func newReclaimFixture() *reclaimFixture {
+	recorder := record.NewFakeRecorder(100)
+	f := &reclaimFixture{
+		server: fake.NewServer(), observer: &fake.Observer{}, clock: clocktesting.NewFakeClock(begin), events: recorder.Events,
+		b: []*corev1.Pod{
+			fake.Pod("b1", 8, fake.Bound("n1", 0)), fake.Pod("b2", 8, fake.Bound("n1", 0)), fake.Pod("b3", 16, fake.Bound("n2", 0)),
+		},
+		a: fake.Pod("a", 8),
+	}
+	f.cluster = newCluster(fake.Node("n1", 16), fake.Node("n2", 16), f.b[0], f.b[1], f.b[2], f.a)
+	for _, pod := range append(slices.Clone(f.b), f.a) {
+		f.server.Set(pod)
+	}
+	f.Reclaimer = NewReclaimer(Options{
+		API: f.server, Ledger: f.cluster.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
+		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock,
+	}, f.server, f.observer, func() reclaim.Capacity { return anyCapacity{f} })
+	return f
+}
+
+// anyCapacity has room for everything, except on nodes without.
+type anyCapacity struct{ f *reclaimFixture }
+
+func (c anyCapacity) Take(node string, _ gpu.PodUID) bool    { return !c.f.noCapacity[node] }
+func (c anyCapacity) Return(string, gpu.PodUID)              {}
+func (c anyCapacity) Evict(string, gpu.PodUID)               {}
+func (c anyCapacity) Restore(string, gpu.PodUID) (fits bool) { return true }
+
+// need returns what alice needs.
+func (f *reclaimFixture) need() reclaim.Need {
+	need := reclaim.Need{
+		Units:   []reclaim.Unit{{Tenant: "alice", Pods: []reclaim.Pod{{Pod: protocol.Pod(f.a), Nodes: []string{"n1", "n2"}}}}},
+		Tenants: map[string]reclaim.Standing{"alice": {Share: 16}, "bob": {Share: 16, Allocated: 32, Excess: 16}},
+	}
+	for i, pod := range f.b {
+		need.Victims = append(need.Victims, reclaim.Victim{Tenant: "bob", Started: begin.Add(time.Duration(i) * time.Hour), Pods: []gpu.Pod{protocol.Pod(pod)}})
+	}
+	slices.Reverse(need.Victims)
+	return need
+}
+
+func (f *reclaimFixture) reclaim(need reclaim.Need) bool {
+	return f.Reclaim(context.Background(), need, func(plan reclaim.Plan) bool {
+		f.holds = append(f.holds, plan)
+		if f.meanwhile != nil {
+			f.meanwhile(f)
+		}
+		return !f.holdFails
+	})
+}
+
+// The answers of the API server to evictions.
+func refuses(names ...string) func(gpu.Pod, bool) error {
+	return func(pod gpu.Pod, _ bool) error {
+		if slices.Contains(names, pod.Name) {
+			return apierrors.NewTooManyRequests("budget", 0)
+		}
+		return nil
+	}
+}
+
+func TestReclaimer(t *testing.T) {
+	really := func(answer func(gpu.Pod, bool) error) func(gpu.Pod, bool) error {
+		return func(pod gpu.Pod, dryRun bool) error {
+			if dryRun {
+				return nil
+			}
+			return answer(pod, false)
+		}
+	}
+	lost := func(gpu.Pod, bool) error { return errLost }
+	for name, tc := range map[string]struct {
+		change  func(f *reclaimFixture)
+		made    bool
+		evicted []string
+		counts  map[string]int
+	}{
+		"a dry run, and then the eviction of the newest": {nil, true, []string{"?b2", "b2"}, map[string]int{"reclaimed evicted": 1, "reclaimed memory": 8}},
+		"a refused victim is replaced":                   {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: refuses("b2")}) }, true, []string{"?b2", "?b1", "b1"}, map[string]int{"reclaimed evicted": 1}},
+		"all are refused": {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: refuses("b1", "b2", "b3")}) }, false,
+			[]string{"?b2", "?b1", "?b3"}, map[string]int{"reclaimed refused": 1}},
+		"the API server is away":             {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: lost}) }, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
+		"the answer to the eviction is lost": {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: really(lost)}) }, true, []string{"?b2", "b2"}, map[string]int{"reclaimed failed": 1}},
+		"a budget changes after the dry run": {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: really(refuses("b2"))}) }, false, []string{"?b2", "b2"}, map[string]int{"reclaimed refused": 1}},
+		"the victim is gone": {func(f *reclaimFixture) {
+			f.server.Answer(fake.Answers{Evict: really(func(gpu.Pod, bool) error { return apierrors.NewNotFound(fake.PodResource, "b2") })})
+		}, true, []string{"?b2", "b2"}, nil},
+		"reads fail":                         {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Read: errors.New("away")}) }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"the pod is gone, says a live read":  {func(f *reclaimFixture) { f.server.Remove(f.a) }, false, nil, nil},
+		"the pod is bound, says a live read": {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, fake.Bound("n2", 0))) }, false, nil, nil},
+		"another pod has its name":           {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, func(p *corev1.Pod) { p.UID = "other" })) }, false, nil, nil},
+		"this process doesn't lead":          {func(f *reclaimFixture) { f.standby = errors.New("standby") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"it stops leading before it evicts":  {func(f *reclaimFixture) { f.meanwhile = func(f *reclaimFixture) { f.standby = errors.New("standby") } }, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
+		"the plan isn't right any more":      {func(f *reclaimFixture) { f.holdFails = true }, false, []string{"?b2"}, nil},
+		"the cache isn't synced":             {func(f *reclaimFixture) { f.cluster.notReady = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"budgets are not listed yet":         {func(f *reclaimFixture) { f.cluster.budgetsNotSynced = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"a pod that is being deleted is enough": {func(f *reclaimFixture) { f.cluster.report(fake.Edited(f.b[0], fake.Terminating(begin))) }, true, nil,
+			map[string]int{"reclaimed evicted": 1, "reclaimed memory": 0}},
+		"one that should have ended long ago isn't": {func(f *reclaimFixture) {
+			f.cluster.report(fake.Edited(f.b[0], fake.Terminating(begin.Add(-time.Hour))))
+		}, true, []string{"?b2", "b2"}, nil},
+		"a node without CPU": {func(f *reclaimFixture) { f.noCapacity = map[string]bool{"n1": true} }, true, []string{"?b3", "b3"}, map[string]int{"unneeded memory": 8}},
+		"a mirror pod stays": {func(f *reclaimFixture) { f.cluster.report(fake.Edited(f.b[1], fake.Mirror)) }, true, []string{"?b1", "b1"}, nil},
+		"a budget allows none": {func(f *reclaimFixture) {
+			f.cluster.report(fake.Edited(f.b[1], fake.Label("x")))
+			f.cluster.budgets = append(f.cluster.budgets, fake.Budget("x", "x", 0))
+		}, true, []string{"?b1", "b1"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newReclaimFixture()
+			if tc.change != nil {
+				tc.change(f)
+			}
+			if made := f.reclaim(f.need()); made != tc.made {
+				t.Errorf("made: %v", made)
+			}
+			if diff := cmp.Diff(tc.evicted, f.server.Calls().Evicted); diff != "" {
+				t.Errorf("evictions: (-want +got)\n%s", diff)
+			}
+			for what, want := range tc.counts {
+				if got := f.observer.Count(what); got != want {
+					t.Errorf("%s: %d, want %d", what, got, want)
+				}
+			}
+		})
+	}
+}
+
+// The Events name tenants, shares, and what the tenants have.
+func TestReclaimerEvents(t *testing.T) {
+	f := newReclaimFixture()
+	f.reclaim(f.need())
+	var got []string
+	for len(f.events) > 0 {
+		got = append(got, <-f.events)
+	}
+	want := []string{
+		"Normal FairShareEvicted Evicted for pod default/a: tenant alice has 0 of its share of 16, and tenant bob has 32 of its share of 16",
+		"Normal FairShareEvicting Evicting 1 pod(s) of tenants above their share: tenant alice has 0 of its share of 16",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// A refused victim stays out of the next plans for a while.
+func TestReclaimerSpares(t *testing.T) {
+	f := newReclaimFixture()
+	f.server.Answer(fake.Answers{Evict: refuses("b2")})
+	f.holdFails = true
+	var mu sync.Mutex
+	victims := func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		f.holds = nil
+		f.reclaim(f.need())
+		var names []string
+		for _, v := range f.holds[0].Victims {
+			names = append(names, v.Pods[0].Name)
+		}
+		return strings.Join(names, " ")
+	}
+	if got := victims(); got != "b1" {
+		t.Errorf("victims %s", got)
+	}
+	f.server.Answer(fake.Answers{})
+	if got := victims(); got != "b1" {
+		t.Errorf("victims soon after the refusal: %s", got)
+	}
+	f.clock.Step(victimPause)
+	if got := victims(); got != "b2" {
+		t.Errorf("victims later: %s", got)
+	}
+}

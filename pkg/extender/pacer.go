@@ -1,0 +1,116 @@
+package extender
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// keptIdle is the number of idle connections that kube-scheduler keeps. If an answer leaves it with another one, it closes
+	// that, and opens a new one for a later bind (net/http, DefaultMaxIdleConnsPerHost).
+	keptIdle = 2
+	// maxHold is the longest time for which the answer to a bind is held: longer than binds are collected by default
+	// (--bind-window), so that the next ones need the connections.
+	maxHold = 300 * time.Millisecond
+)
+
+// pacer holds answers to successful binds until later binds need their connections. Binds that are written together would
+// otherwise be answered together, and nearly each of the next ones would begin with a TLS handshake, which costs about as much as
+// the bind itself. A pod doesn't wait for the answer: it is bound already.
+type pacer struct {
+	// longest is maxHold, except in tests.
+	longest time.Duration
+
+	mu sync.Mutex
+	// clients are the connections by the client's host. A client without spare connections and held answers has no entry.
+	clients map[string]*pacedClient
+}
+
+// pacedClient is a host with kube-scheduler.
+type pacedClient struct {
+	// spare are the connections without a bind in flight. Those with other calls count: they are answered at once.
+	spare map[net.Conn]struct{}
+	// held are the held answers, the oldest first.
+	held []heldAnswer
+}
+
+type heldAnswer struct {
+	conn    net.Conn
+	release chan struct{}
+}
+
+// connKey is the key of a request's connection in its context.
+type connKey struct{}
+
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// begin records that a bind has arrived.
+func (p *pacer) begin(ctx context.Context) {
+	if conn, ok := ctx.Value(connKey{}).(net.Conn); ok {
+		p.update(conn, func(c *pacedClient) { delete(c.spare, conn) })
+	}
+}
+
+// end records that a call of kube-scheduler has been answered, or is about to be.
+func (p *pacer) end(ctx context.Context) {
+	if conn, ok := ctx.Value(connKey{}).(net.Conn); ok {
+		p.update(conn, func(c *pacedClient) { c.spare[conn] = struct{}{} })
+	}
+}
+
+// connState records connections that are closed.
+func (p *pacer) connState(conn net.Conn, state http.ConnState) {
+	if state == http.StateClosed {
+		p.update(conn, func(c *pacedClient) { delete(c.spare, conn) })
+	}
+}
+
+// hold blocks until the client has a use for the connection of a bind, the longest time has passed, or ctx ends.
+func (p *pacer) hold(ctx context.Context) {
+	conn, ok := ctx.Value(connKey{}).(net.Conn)
+	if !ok {
+		return
+	}
+	answer := heldAnswer{conn: conn, release: make(chan struct{})}
+	p.update(conn, func(c *pacedClient) { c.held = append(c.held, answer) })
+	timer := time.NewTimer(p.longest)
+	defer timer.Stop()
+	select {
+	case <-answer.release:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	p.update(conn, func(c *pacedClient) {
+		c.held = slices.DeleteFunc(c.held, func(h heldAnswer) bool { return h.release == answer.release })
+	})
+}
+
+// update applies a change to the connection's client, and releases the answers whose connections the client keeps.
+func (p *pacer) update(conn net.Conn, change func(c *pacedClient)) {
+	host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.clients[host]
+	if c == nil {
+		c = &pacedClient{spare: map[net.Conn]struct{}{}}
+	}
+	change(c)
+	for len(c.held) > 0 && len(c.spare) < keptIdle {
+		c.spare[c.held[0].conn] = struct{}{}
+		close(c.held[0].release)
+		c.held = c.held[1:]
+	}
+	if p.clients == nil {
+		p.clients = map[string]*pacedClient{}
+	}
+	p.clients[host] = c
+	if len(c.spare)+len(c.held) == 0 {
+		delete(p.clients, host)
+	}
+}

@@ -1,0 +1,47 @@
+package ledger_test
+
+import (
+	"testing"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// Places are held on cards that are still in use.
+func TestHold(t *testing.T) {
+	const fits, full, reserved = placement.Fits, placement.Full, placement.Reserved
+	f := newFixture(t, spec(16), spec(16))
+	f.bind("n1", 0, pod("victim", 8), pod("stays", 8))
+	f.bind("n2", 0, pod("other", 8))
+	held := []ledger.HeldPlace{{"a", "n1", gpu.On(0, 4), 1}, {"b", "n1", gpu.On(0, 4), 1}, {"c", "n2", gpu.On(0, 4), 2}}
+	f.Hold(held, 5)
+	expect(t, "a pod that has a held place", []placement.Reason{full, fits}, f.check(pod("a", 4), "n1", "n2"))
+	expect(t, "another pod", []placement.Reason{full, fits}, f.check(pod("x", 4), "n1", "n2"))
+	expect(t, "a larger pod", []placement.Reason{full, full}, f.check(pod("x", 8), "n1", "n2"))
+	f.Remove("victim")
+	expect(t, "another pod when the victim is gone", []placement.Reason{full, fits}, f.rank(binpack, pod("x", 4, 5), "n1", "n2"))
+	expect(t, "one of higher priority", []placement.Reason{fits, fits}, f.rank(binpack, pod("x", 4, 6), "n1", "n2"))
+	if _, err := f.Reserve("n1", pod("x", 1), placement.Binpack, at); err == nil {
+		t.Error("another pod gets a held place by Reserve")
+	}
+	places, _ := f.ReserveAll(requests([]string{"n1", "n2"}, 4, 4, 4), nil, binpack, nil, at)
+	expect(t, "others get places at once", 0, len(places))
+	nodes := []string{"n1", "n2"}
+	both := []ledger.Request{{Pod: pod("x", 4), Nodes: nodes}, {Pod: pod("a", 4), Nodes: nodes}}
+	places, _ = f.ReserveAll(both, nil, binpack, nil, at)
+	expect(t, "in one step, each pod has its own view", []ledger.Reservation{{Node: "n2"}, {Node: "n1"}}, places)
+	f.Release("x")
+	f.Release("a")
+	f.takeFreed()
+	f.Hold(held[1:], 5)
+	expect(t, "freed by a smaller hold", []string{"n1"}, f.takeFreed())
+	expect(t, "the smaller hold", []placement.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
+	expect(t, "reserved", true, f.ReserveForStarving(requests([]string{"n2"}, 16), 1, "default/train", nil))
+	expect(t, "with a starvation reservation", []placement.Reason{fits, reserved}, f.check(pod("x", 4), "n1", "n2"))
+	f.EndStarvationReservation()
+	f.takeFreed()
+	f.Hold(nil, 5)
+	expect(t, "freed at the end", []string{"n1", "n2"}, f.takeFreed())
+	expect(t, "after the end", []placement.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
+}

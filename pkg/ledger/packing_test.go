@@ -1,0 +1,54 @@
+package ledger_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// TestPacking places 3,000 random pods on 1,000 nodes of eight cards, one after the other. If every fifth of them asks for as much of two
+// cards, or of four, nearly as much of the memory of the cards in use is allocated.
+func TestPacking(t *testing.T) {
+	one, several := packed(t, false), packed(t, true)
+	t.Logf("allocated of the cards in use: %.1f%% by pods with one card, %.1f%% if a fifth has several", 100*one, 100*several)
+	if one < 0.9 || several < one-0.02 {
+		t.Errorf("too little is allocated of the cards in use: %.3f and %.3f", one, several)
+	}
+}
+
+// packed returns the part of the memory of the cards in use that is allocated.
+func packed(t *testing.T, several bool) float64 {
+	const card = 16276
+	f, random := newFixture(t), rand.New(rand.NewPCG(1, 0))
+	names := make([]string, 1000)
+	for i := range names {
+		names[i] = fmt.Sprint("n", i)
+		f.SetNode(names[i], spec(card, card, card, card, card, card, card, card))
+	}
+	for i := range 3000 {
+		p := pod(fmt.Sprint("p", i), 512+gpu.Memory(random.Int64N(card-512+1)))
+		if several && i%5 == 0 {
+			p.Cards = 2 + 2*(i/5%2)
+			p.Request *= gpu.Memory(p.Cards)
+		}
+		best := placement.Best{K: 1}
+		f.Rank(binpack, p, names, func(i int, suits placement.Suitability, reason placement.Reason) {
+			if reason == placement.Fits {
+				best.Add(placement.Candidate{Node: i, Suits: suits})
+			}
+		})
+		f.reserve(names[best.Candidates()[0].Node], p)
+	}
+	var used, cards gpu.Memory
+	for _, node := range f.Nodes() {
+		for _, amount := range node.Used {
+			if amount > 0 {
+				used, cards = used+amount, cards+card
+			}
+		}
+	}
+	return float64(used) / float64(cards)
+}

@@ -1,0 +1,319 @@
+package reclaim
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// Choose returns the victims whose end makes room for units of the need, and the places of their pods. Without any, the second result
+// is false.
+//
+// Each pod that fits nowhere gets the place for which the least memory must be evicted; of equal ones that whose oldest victim is the
+// newest, and then that with the fewest victims. At last each victim is dropped without which its unit fits too. The least
+// memory for several pods together is not searched for.
+func Choose(need Need, cluster Cluster) (Plan, bool) {
+	t := newTrial(need, cluster)
+	defer t.undo()
+	for i := range need.Units {
+		t.serve(i)
+	}
+	t.dropUnneeded()
+	plan := t.plan()
+	return plan, len(plan.Served) > 0
+}
+
+// serve makes room for all pods of a unit, or for none.
+func (t *trial) serve(unit int) {
+	before := len(t.evicted)
+	for i, pod := range t.need.Units[unit].Pods {
+		if t.placeSomewhere(unit, i) {
+			continue
+		}
+		best := t.cheapest(pod)
+		if best != nil {
+			for _, v := range best.victims {
+				t.evict(v)
+				t.unitOf[v] = unit
+			}
+		}
+		if best == nil || !t.place(unit, i, best.node) {
+			t.unplace(unit)
+			for _, v := range slices.Clone(t.evicted[before:]) {
+				t.restore(v)
+			}
+			return
+		}
+	}
+}
+
+// trial is a change of the cluster that can be undone.
+type trial struct {
+	need    Need
+	cluster Cluster
+	// cards are copies of the cluster's, made when a node is first changed or searched.
+	cards map[string][]placement.Card
+	// on are the positions of the candidates that have a pod on the node, in their order. order are these nodes, that with the newest
+	// candidate first.
+	on    map[string][]int
+	order []string
+	// sets are slices of nodes as sets, by their first element.
+	sets map[*string]map[string]bool
+	// memory is what each candidate has.
+	memory  []gpu.Memory
+	excess  map[string]gpu.Memory
+	allowed []int
+	// evicted are the victims so far, in order. unitOf is the unit for which each was chosen.
+	evicted []int
+	unitOf  map[int]int
+	// places are those of each unit's pods; nil for a unit that has none.
+	places [][]Place
+	// steps is how many steps all searches together have left.
+	steps int
+}
+
+func newTrial(need Need, cluster Cluster) *trial {
+	t := &trial{
+		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, sets: map[*string]map[string]bool{}, memory: make([]gpu.Memory, len(need.Victims)),
+		excess: map[string]gpu.Memory{}, allowed: slices.Clone(cluster.Allowed), unitOf: map[int]int{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
+	}
+	for name, standing := range need.Tenants {
+		t.excess[name] = standing.Excess
+	}
+	for i, v := range need.Victims {
+		t.memory[i] = v.Memory()
+		if slices.ContainsFunc(v.Pods, func(p gpu.Pod) bool { _, known := cluster.Places[p.UID]; return !known }) {
+			continue
+		}
+		for _, p := range v.Pods {
+			node := cluster.Places[p.UID].Node
+			on := t.on[node]
+			if len(on) == 0 {
+				t.order = append(t.order, node)
+			}
+			if len(on) == 0 || on[len(on)-1] != i {
+				t.on[node] = append(on, i)
+			}
+		}
+	}
+	return t
+}
+
+// cardsOf returns the node's cards, which the caller may change.
+func (t *trial) cardsOf(node string) []placement.Card {
+	cards, copied := t.cards[node]
+	if !copied {
+		cards = slices.Clone(t.cluster.Cards[node])
+		t.cards[node] = cards
+	}
+	return cards
+}
+
+// may reports whether the candidate may be evicted beside the victims so far.
+func (t *trial) may(v int) bool {
+	if t.memory[v] > t.excess[t.need.Victims[v].Tenant] {
+		return false
+	}
+	var uses map[int]int
+	for _, p := range t.need.Victims[v].Pods {
+		for _, budget := range t.cluster.Budgets[p.UID] {
+			if uses == nil {
+				uses = map[int]int{}
+			}
+			if uses[budget]++; uses[budget] > t.allowed[budget] {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// evict makes the candidate a victim.
+func (t *trial) evict(v int) {
+	t.evicted = append(t.evicted, v)
+	t.count(v, -1)
+	for _, p := range t.need.Victims[v].Pods {
+		place := t.cluster.Places[p.UID]
+		Free(t.cardsOf(place.Node), place.On)
+		if t.cluster.Capacity != nil {
+			t.cluster.Capacity.Evict(place.Node, p.UID)
+		}
+	}
+}
+
+// restore undoes evict. It reports whether there is still room for the candidate where it is.
+func (t *trial) restore(v int) (fits bool) {
+	t.evicted = slices.DeleteFunc(t.evicted, func(e int) bool { return e == v })
+	t.count(v, 1)
+	fits = true
+	for _, p := range t.need.Victims[v].Pods {
+		place := t.cluster.Places[p.UID]
+		change(t.cardsOf(place.Node), place.On, func(c *placement.Card, share gpu.Share) {
+			fits = fits && c.Has(share)
+			c.Add(share)
+		})
+		if t.cluster.Capacity != nil {
+			fits = t.cluster.Capacity.Restore(place.Node, p.UID) && fits
+		}
+	}
+	return fits
+}
+
+// count adds the candidate to what may still be evicted, times sign.
+func (t *trial) count(v, sign int) {
+	t.excess[t.need.Victims[v].Tenant] += gpu.Memory(sign) * t.memory[v]
+	for _, p := range t.need.Victims[v].Pods {
+		for _, budget := range t.cluster.Budgets[p.UID] {
+			t.allowed[budget] += sign
+		}
+	}
+}
+
+// Free subtracts a placement from what is used of the cards, which are ordered by index.
+func Free(cards []placement.Card, where gpu.Placement) {
+	change(cards, where, (*placement.Card).Subtract)
+}
+
+func change(cards []placement.Card, where gpu.Placement, how func(*placement.Card, gpu.Share)) {
+	for _, share := range where {
+		if i, ok := slices.BinarySearchFunc(cards, share.Card, func(c placement.Card, index int) int { return c.Index - index }); ok {
+			how(&cards[i], share)
+		}
+	}
+}
+
+// placeSomewhere gives a pod of a unit a place on the first node that has room, and reports whether one has.
+func (t *trial) placeSomewhere(unit, i int) bool {
+	return slices.ContainsFunc(t.need.Units[unit].Pods[i].Nodes, func(node string) bool { return t.place(unit, i, node) })
+}
+
+// place gives the pod a place on the node, if that has room. The pods before it have theirs.
+func (t *trial) place(unit, i int, node string) bool {
+	cards := t.cluster.Cards[node]
+	if changed, copied := t.cards[node]; copied {
+		cards = changed
+	}
+	pod := t.need.Units[unit].Pods[i]
+	where, reason := placement.Place(placement.Expected, cards, pod.Demand())
+	if reason != placement.Fits || t.cluster.Capacity != nil && !t.cluster.Capacity.Take(node, pod.UID) {
+		return false
+	}
+	change(t.cardsOf(node), where, (*placement.Card).Add)
+	t.places[unit] = append(t.places[unit], Place{node, where})
+	return true
+}
+
+// unplace takes the places of a unit's pods, and returns them.
+func (t *trial) unplace(unit int) []Place {
+	former := t.places[unit]
+	t.places[unit] = nil
+	for i, place := range former {
+		Free(t.cardsOf(place.Node), place.On)
+		if t.cluster.Capacity != nil {
+			t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
+		}
+	}
+	return former
+}
+
+// placeAgain gives a unit's pods the places that they had.
+func (t *trial) placeAgain(unit int, places []Place) {
+	t.places[unit] = places
+	for i, place := range places {
+		if t.cluster.Capacity != nil {
+			t.cluster.Capacity.Take(place.Node, t.need.Units[unit].Pods[i].UID)
+		}
+		change(t.cardsOf(place.Node), place.On, (*placement.Card).Add)
+	}
+}
+
+// dropUnneeded drops the victims without which their units fit too: those with the most memory first, and of equal ones the oldest.
+func (t *trial) dropUnneeded() {
+	order := slices.Sorted(slices.Values(t.evicted))
+	slices.Reverse(order)
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(t.memory[b], t.memory[a]) })
+	for _, v := range order {
+		unit := t.unitOf[v]
+		before := t.unplace(unit)
+		if t.restore(v) && t.placeAll(unit) {
+			continue
+		}
+		t.unplace(unit)
+		t.evict(v)
+		t.placeAgain(unit, before)
+	}
+}
+
+func (t *trial) placeAll(unit int) bool {
+	for i := range t.need.Units[unit].Pods {
+		if !t.placeSomewhere(unit, i) {
+			return false
+		}
+	}
+	return true
+}
+
+// undo restores the capacity. The cards are copies.
+func (t *trial) undo() {
+	for unit := range t.places {
+		t.unplace(unit)
+	}
+	for _, v := range slices.Clone(t.evicted) {
+		t.restore(v)
+	}
+}
+
+func (t *trial) plan() (out Plan) {
+	var evicted gpu.Memory
+	awaited := map[string][]gpu.PodUID{}
+	for _, v := range slices.Sorted(slices.Values(t.evicted)) {
+		victim := t.need.Victims[v]
+		out.Victims = append(out.Victims, Eviction{victim, t.need.Units[t.unitOf[v]]})
+		evicted = evicted.Add(t.memory[v])
+		for _, p := range victim.Pods {
+			node := t.cluster.Places[p.UID].Node
+			awaited[node] = append(awaited[node], p.UID)
+		}
+	}
+	for i, places := range t.places {
+		if places == nil {
+			continue
+		}
+		served := Served{Unit: t.need.Units[i], Places: places}
+		nodes := map[string]bool{}
+		for _, place := range places {
+			if !nodes[place.Node] {
+				nodes[place.Node] = true
+				served.Awaited = append(append(served.Awaited, t.cluster.Leaving[place.Node]...), awaited[place.Node]...)
+			}
+		}
+		out.Served = append(out.Served, served)
+	}
+	out.Beyond, out.Tenants = evicted.Sub(t.missing()), t.need.Tenants
+	return out
+}
+
+// missing returns how much memory the cards lack for the places.
+func (t *trial) missing() (missing gpu.Memory) {
+	wanted := map[string][]placement.Card{} // What the places take of each card, as Used.
+	for _, places := range t.places {
+		for _, place := range places {
+			if wanted[place.Node] == nil {
+				cards := slices.Clone(t.cluster.Cards[place.Node])
+				for i := range cards {
+					cards[i] = cards[i].Empty()
+				}
+				wanted[place.Node] = cards
+			}
+			change(wanted[place.Node], place.On, (*placement.Card).Add)
+		}
+	}
+	for node, cards := range wanted {
+		for i, c := range cards {
+			missing = missing.Add(c.Used.Sub(t.cluster.Cards[node][i].Free()))
+		}
+	}
+	return missing
+}

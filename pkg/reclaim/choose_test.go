@@ -1,0 +1,365 @@
+package reclaim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+// scene builds a need of the tenant alice, and the cluster.
+type scene struct {
+	Need
+	Cluster
+	cpu map[string]int
+}
+
+// newScene returns nodes n0, n1 … with cards of 8, as many as the numbers say.
+func newScene(cards ...int) *scene {
+	s := &scene{
+		Need:    Need{Tenants: map[string]Standing{}},
+		Cluster: Cluster{Cards: map[string][]placement.Card{}, Places: map[gpu.PodUID]Place{}, Budgets: map[gpu.PodUID][]int{}},
+	}
+	for i, n := range cards {
+		for index := range n {
+			s.Cards[node(i)] = append(s.Cards[node(i)], placement.NewCard(gpu.Card{Index: index, Memory: 8}, 0))
+		}
+	}
+	return s
+}
+
+func node(i int) string { return fmt.Sprint("n", i) }
+
+// wants adds a pod that gets room, on any node, and with further numbers of cards a group of such pods.
+func (s *scene) wants(memory gpu.Memory, cards ...int) *scene {
+	unit := Unit{Tenant: "alice"}
+	for i, n := range cards {
+		pod := Pod{Pod: gpu.Pod{UID: gpu.PodUID(fmt.Sprintf("new-%d.%d", len(s.Units), i)), Request: memory, Cards: n}}
+		for i := range len(s.Cards) {
+			pod.Nodes = append(pod.Nodes, node(i))
+		}
+		unit.Pods = append(unit.Pods, pod)
+	}
+	s.Units = append(s.Units, unit)
+	return s
+}
+
+// has adds a candidate, older than the former ones. places are its pods, each as node, card and memory.
+func (s *scene) has(tenant string, places ...[3]int) *scene {
+	v := Victim{Tenant: tenant, Started: begin.Add(-time.Duration(len(s.Victims)) * time.Minute)}
+	for i, at := range places {
+		pod := gpu.Pod{UID: gpu.PodUID(fmt.Sprintf("%s-%d.%d", tenant, len(s.Victims), i)), Request: gpu.Memory(at[2])}
+		s.Places[pod.UID] = Place{node(at[0]), pod.Demand().On(at[1])}
+		s.used(at)
+		v.Pods = append(v.Pods, pod)
+	}
+	s.Victims = append(s.Victims, v)
+	return s
+}
+
+// used adds a pod that is no candidate.
+func (s *scene) used(at [3]int) *scene {
+	s.Cards[node(at[0])][at[1]].Add(gpu.Share{Card: at[1], Memory: gpu.Memory(at[2]), Containers: 1})
+	return s
+}
+
+func (s *scene) excess(tenant string, amount gpu.Memory) *scene {
+	s.Tenants[tenant] = Standing{Excess: amount}
+	return s
+}
+
+func (s *scene) budget(victim int, allowed int) *scene {
+	for _, p := range s.Victims[victim].Pods {
+		s.Budgets[p.UID] = []int{len(s.Allowed)}
+	}
+	s.Allowed = append(s.Allowed, allowed)
+	return s
+}
+
+// names returns the first pods of the victims.
+func names(victims []Eviction) (out []gpu.PodUID) {
+	for _, v := range victims {
+		out = append(out, v.Pods[0].UID)
+	}
+	return out
+}
+
+func TestChoose(t *testing.T) {
+	type at = [3]int
+	for name, tc := range map[string]struct {
+		scene  *scene
+		want   []gpu.PodUID
+		beyond gpu.Memory
+		none   bool
+	}{
+		"the newest of equal ones":                   {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).wants(8, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"the least memory, although it is older":     {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 4}).used(at{0, 1, 4}).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-1.0"}, 0, false},
+		"what is free already isn't evicted":         {newScene(1).has("bob", at{0, 0, 2}).has("bob", at{0, 0, 4}).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"never below the share":                      {newScene(1).has("bob", at{0, 0, 8}).wants(4, 1).excess("bob", 7), nil, 0, true},
+		"more than is missing":                       {newScene(1).has("bob", at{0, 0, 8}).wants(5, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 3, false},
+		"two tenants, since one has too little":      {newScene(1).has("bob", at{0, 0, 4}).has("carol", at{0, 0, 4}).wants(8, 1).excess("bob", 4).excess("carol", 4), []gpu.PodUID{"bob-0.0", "carol-1.0"}, 0, false},
+		"a group goes as a whole":                    {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 2}).used(at{1, 0, 6}).wants(8, 1).excess("bob", 10), []gpu.PodUID{"bob-0.0"}, 2, false},
+		"a group that has more than the excess":      {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 2}).used(at{1, 0, 6}).wants(8, 1).excess("bob", 9), nil, 0, true},
+		"a group costs what all its members have":    {newScene(1, 1).has("bob", at{0, 0, 4}, at{1, 0, 4}).has("bob", at{0, 0, 4}).used(at{1, 0, 4}).wants(4, 1).excess("bob", 12), []gpu.PodUID{"bob-1.0"}, 0, false},
+		"the budget allows none":                     {newScene(1).has("bob", at{0, 0, 8}).budget(0, 0).wants(8, 1).excess("bob", 8), nil, 0, true},
+		"the budget allows one of two members":       {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 8}).budget(0, 1).wants(8, 1).excess("bob", 16), nil, 0, true},
+		"several cards become free at once":          {newScene(3).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 4}).has("bob", at{0, 2, 4}).used(at{0, 1, 4}).used(at{0, 2, 4}).wants(8, 2).excess("bob", 16), []gpu.PodUID{"bob-1.0", "bob-2.0"}, 0, false},
+		"room for all members of a group, or none":   {newScene(1, 1).has("bob", at{0, 0, 8}).used(at{1, 0, 8}).wants(8, 1, 1).excess("bob", 16), nil, 0, true},
+		"a member that fits without victims":         {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"pods that are being deleted make room":      {newScene(1).wants(8, 1), nil, 0, false},
+		"the first victim turns out to be unneeded":  {newScene(1, 1).has("bob", at{0, 0, 4}).has("bob", at{0, 0, 4}, at{1, 0, 8}).used(at{0, 0, 4}).wants(8, 1).excess("bob", 16), []gpu.PodUID{"bob-1.0"}, 4, false},
+		"a member frees what a second pod can use":   {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 8}).wants(8, 1, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"a node that the pod can't use stays":        {newScene(1, 1).has("bob", at{1, 0, 8}).used(at{0, 0, 8}).wants(8, 1).only("n0").excess("bob", 8), nil, 0, true},
+		"the node whose CPU is taken by others":      {newScene(1, 1).has("bob", at{0, 0, 8}).has("bob", at{1, 0, 8}).wants(8, 1).excess("bob", 16).cpuFor("n1", 1), []gpu.PodUID{"bob-1.0"}, 0, false},
+		"CPU is missing for one of two members":      {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).wants(8, 1, 1).excess("bob", 16).cpuFor("n0", -1), nil, 0, true},
+		"a pod whose place is unknown is no victim":  {newScene(1).has("bob", at{0, 0, 8}).wants(8, 1).excess("bob", 8).unknown("bob-0.0"), nil, 0, true},
+		"a card on which others leave too little":    {newScene(1).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).wants(8, 1).excess("bob", 8), nil, 0, true},
+		"the second pod takes what the first leaves": {newScene(1).has("bob", at{0, 0, 8}).wants(5, 1).wants(3, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"only the second pod can be served":          {newScene(1).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).wants(5, 1).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"the second victim is enough for both pods":  {newScene(2).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).has("bob", at{0, 1, 8}).wants(3, 1).wants(5, 1).excess("bob", 12), []gpu.PodUID{"bob-1.0"}, 0, false},
+		"the smallest set, though the newest is big": {newScene(1).has("bob", at{0, 0, 3}).has("bob", at{0, 0, 2}).has("bob", at{0, 0, 2}).used(at{0, 0, 1}).wants(4, 1).excess("bob", 4), []gpu.PodUID{"bob-1.0", "bob-2.0"}, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			plan, ok := Choose(tc.scene.Need, tc.scene.Cluster)
+			if ok == tc.none || !cmp.Equal(tc.want, names(plan.Victims)) || plan.Beyond != tc.beyond {
+				t.Errorf("%v, %v, %d beyond the need; want %v, %d", names(plan.Victims), ok, plan.Beyond, tc.want, tc.beyond)
+			}
+			tc.scene.checkRestored(t)
+		})
+	}
+}
+
+func (s *scene) only(nodes ...string) *scene {
+	s.Units[0].Pods[0].Nodes = nodes
+	return s
+}
+
+func (s *scene) unknown(uid gpu.PodUID) *scene {
+	delete(s.Places, uid)
+	return s
+}
+
+// cpuFor makes each pod need one CPU, of which the node has as many free, and the others none.
+func (s *scene) cpuFor(node string, free int) *scene {
+	s.cpu, s.Capacity = map[string]int{node: free}, fakeCapacity{s}
+	for name := range s.Cards {
+		if name != node {
+			s.cpu[name] = -1
+		}
+	}
+	return s
+}
+
+type fakeCapacity struct{ *scene }
+
+func (c fakeCapacity) Take(node string, _ gpu.PodUID) bool {
+	if c.cpu[node] < 1 {
+		return false
+	}
+	c.cpu[node]--
+	return true
+}
+
+func (c fakeCapacity) Return(node string, _ gpu.PodUID) { c.cpu[node]++ }
+func (c fakeCapacity) Evict(node string, _ gpu.PodUID)  { c.cpu[node]++ }
+
+func (c fakeCapacity) Restore(node string, _ gpu.PodUID) bool {
+	c.cpu[node]--
+	return c.cpu[node] >= 0
+}
+
+// checkRestored checks that a decision leaves the capacity as it was.
+func (s *scene) checkRestored(t *testing.T) {
+	t.Helper()
+	for name, free := range s.cpu {
+		if free != 1 && free != -1 {
+			t.Errorf("node %s has %d CPUs free after the decision", name, free)
+		}
+	}
+}
+
+// TestRandom compares decisions for random clusters with all possible ones.
+func TestRandom(t *testing.T) {
+	found, none := 0, 0
+	for seed := range uint64(3000) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		s := randomScene(random)
+		plan, ok := Choose(s.Need, s.Cluster)
+		again, _ := Choose(s.Need, s.Cluster)
+		if diff := cmp.Diff(plan, again); diff != "" {
+			t.Fatalf("seed %d: another decision for the same input:\n%s", seed, diff)
+		}
+		least, possible := s.least()
+		if ok {
+			found++
+			s.check(t, seed, plan)
+		} else {
+			none++
+		}
+		evicted := sum(victims(plan))
+		if single := len(s.Units) == 1 && len(s.Units[0].Pods) == 1; single && (ok != possible || ok && evicted != least) {
+			t.Fatalf("seed %d: %v, %v with %d; the least is %d, %v", seed, names(plan.Victims), ok, evicted, least, possible)
+		} else if ok && !possible && len(s.Units) == 1 {
+			t.Fatalf("seed %d: %v is not possible", seed, names(plan.Victims))
+		}
+	}
+	if found < 500 || none < 500 {
+		t.Errorf("%d decisions, and %d times none", found, none)
+	}
+}
+
+// randomScene returns up to three nodes, up to eight candidates of two tenants, some of which are groups or have a budget, and a pod
+// or a group of equal pods that wants room.
+func randomScene(random *rand.Rand) *scene {
+	s := newScene(slices.Repeat([]int{1 + random.IntN(2)}, 1+random.IntN(3))...)
+	place := func() (at [3]int, ok bool) {
+		name := random.IntN(len(s.Cards))
+		card := random.IntN(len(s.Cards[node(name)]))
+		memory := 1 + random.IntN(6)
+		return [3]int{name, card, memory}, int(s.Cards[node(name)][card].Free()) >= memory
+	}
+	for range random.IntN(9) {
+		tenant, members := []string{"bob", "carol"}[random.IntN(2)], 1
+		if random.IntN(4) == 0 {
+			members = 2
+		}
+		var places [][3]int
+		used := map[[2]int]int{}
+		for range members {
+			at, _ := place()
+			key := [2]int{at[0], at[1]}
+			if used[key]+at[2] <= int(s.Cards[node(at[0])][at[1]].Free()) {
+				places = append(places, at)
+				used[key] += at[2]
+			}
+		}
+		if len(places) > 0 {
+			s.has(tenant, places...)
+			if random.IntN(5) == 0 {
+				s.budget(len(s.Victims)-1, random.IntN(2))
+			}
+		}
+	}
+	for range random.IntN(3) {
+		if at, ok := place(); ok {
+			s.used(at)
+		}
+	}
+	s.excess("bob", gpu.Memory(random.IntN(16))).excess("carol", gpu.Memory(random.IntN(16)))
+	memory := gpu.Memory(1 + random.IntN(8))
+	s.wants(memory, slices.Repeat([]int{1}, 1+max(random.IntN(5)-2, 0))...)
+	if random.IntN(4) == 0 {
+		s.wants(memory, 1)
+	}
+	return s
+}
+
+func victims(plan Plan) (out []Victim) {
+	for _, v := range plan.Victims {
+		out = append(out, v.Victim)
+	}
+	return out
+}
+
+func sum(victims []Victim) (memory gpu.Memory) {
+	for _, v := range victims {
+		memory += v.Memory()
+	}
+	return memory
+}
+
+// check checks a plan: no tenant gets below its share, no budget is violated, the places exist, no victim is unneeded.
+func (s *scene) check(t *testing.T, seed uint64, plan Plan) {
+	t.Helper()
+	evicted := victims(plan)
+	if !s.allowed(evicted) {
+		t.Fatalf("seed %d: %v may not be evicted", seed, names(plan.Victims))
+	}
+	cards := s.without(evicted)
+	for _, served := range plan.Served {
+		if len(served.Places) != len(served.Pods) {
+			t.Fatalf("seed %d: %d places for %d pods", seed, len(served.Places), len(served.Pods))
+		}
+		for _, place := range served.Places {
+			for _, share := range place.On {
+				if c := &cards[place.Node][share.Card]; !c.Has(share) {
+					t.Fatalf("seed %d: %v has no room for %v", seed, place.Node, share)
+				}
+				cards[place.Node][share.Card].Add(share)
+			}
+		}
+	}
+	for i := range evicted {
+		if len(s.Units) == 1 && s.fit(slices.Delete(slices.Clone(evicted), i, i+1)) {
+			t.Fatalf("seed %d: of %v, %v is unneeded", seed, names(plan.Victims), evicted[i].Pods[0].UID)
+		}
+	}
+}
+
+func (s *scene) allowed(victims []Victim) bool {
+	evicted, uses := map[string]gpu.Memory{}, map[int]int{}
+	for _, v := range victims {
+		if evicted[v.Tenant] += v.Memory(); evicted[v.Tenant] > s.Tenants[v.Tenant].Excess {
+			return false
+		}
+		for _, p := range v.Pods {
+			for _, budget := range s.Budgets[p.UID] {
+				if uses[budget]++; uses[budget] > s.Allowed[budget] {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// without returns the cards without the victims.
+func (s *scene) without(victims []Victim) map[string][]placement.Card {
+	cards := map[string][]placement.Card{}
+	for name := range s.Cards {
+		cards[name] = slices.Clone(s.Cards[name])
+	}
+	for _, v := range victims {
+		for _, p := range v.Pods {
+			for _, share := range s.Places[p.UID].On {
+				cards[s.Places[p.UID].Node][share.Card].Subtract(share)
+			}
+		}
+	}
+	return cards
+}
+
+// fit reports whether the pods, which are alike, fit without the victims.
+func (s *scene) fit(victims []Victim) bool {
+	room := 0
+	for _, cards := range s.without(victims) {
+		for _, c := range cards {
+			room += int(c.Free() / s.Units[0].Pods[0].Request)
+		}
+	}
+	return room >= len(s.Units[0].Pods)
+}
+
+// least returns the least memory whose eviction makes room, of all sets of candidates that may be evicted.
+func (s *scene) least() (least gpu.Memory, possible bool) {
+	for set := range 1 << len(s.Victims) {
+		var victims []Victim
+		for i, v := range s.Victims {
+			if set&(1<<i) != 0 {
+				victims = append(victims, v)
+			}
+		}
+		if memory := sum(victims); s.allowed(victims) && s.fit(victims) && (!possible || memory < least) {
+			least, possible = memory, true
+		}
+	}
+	return least, possible
+}

@@ -1,0 +1,212 @@
+package reclaim
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+const (
+	// maxSteps limits the searches of one decision, to some tenths of a second.
+	maxSteps = 200_000
+	// maxStepsOnCards limits the search on one set of cards. It is enough to try all sets of ten victims.
+	maxStepsOnCards = 1000
+)
+
+// option is a set of victims that makes room for a pod on a node, with its cost.
+type option struct {
+	node    string
+	victims []int
+	memory  gpu.Memory
+	// oldest is when the oldest victim started.
+	oldest time.Time
+}
+
+// compare returns a negative number if o costs less than other, and a positive one if it costs more.
+func (o *option) compare(other *option) int {
+	return cmp.Or(cmp.Compare(o.memory, other.memory), other.oldest.Compare(o.oldest), cmp.Compare(len(o.victims), len(other.victims)))
+}
+
+// excludes reports whether no option can cost less than o that needs at least this memory, of victims that are not newer than newest. o
+// can be nil.
+func (o *option) excludes(memory gpu.Memory, newest time.Time) bool {
+	return o != nil && (memory > o.memory || memory == o.memory && newest.Before(o.oldest))
+}
+
+// cheapest returns the option for the pod with the least cost; nil if there is none.
+func (t *trial) cheapest(pod Pod) (best *option) {
+	demand := pod.Demand()
+	usable := t.usable(pod.Nodes)
+	for _, node := range t.order {
+		if t.steps > 0 && usable[node] {
+			best = t.cheapestOn(node, pod.UID, demand, best)
+		}
+	}
+	return best
+}
+
+// usable returns the nodes as a set. Pods that are alike share the slice.
+func (t *trial) usable(nodes []string) map[string]bool {
+	if len(nodes) == 0 {
+		return nil
+	}
+	set := t.sets[&nodes[0]]
+	if set == nil {
+		set = make(map[string]bool, len(nodes))
+		for _, node := range nodes {
+			set[node] = true
+		}
+		t.sets[&nodes[0]] = set
+	}
+	return set
+}
+
+// cheapestOn returns the cheapest option on the node if that costs less than best, else best. For several cards it considers those
+// that are cheapest to free one by one.
+func (t *trial) cheapestOn(node string, uid gpu.PodUID, demand gpu.Demand, best *option) *option {
+	type freeable struct {
+		card   int
+		option *option
+	}
+	var cards []freeable
+	one := demand
+	one.Cards = 1
+	newest := t.need.Victims[t.on[node][0]].Started
+	all := t.cardsOf(node)
+	for i := range all {
+		c := &all[i]
+		if c.Unhealthy || c.Memory < one.Memory || demand.Cards == 1 && best.excludes(one.Memory.Sub(c.Free()), newest) {
+			continue
+		}
+		if demand.Cards == 1 {
+			best = t.search(node, uid, []int{i}, &demand, best)
+		} else if o := t.search(node, "", []int{i}, &one, nil); o != nil {
+			cards = append(cards, freeable{i, o})
+		}
+	}
+	if demand.Cards == 1 || len(cards) < demand.Cards {
+		return best
+	}
+	slices.SortStableFunc(cards, func(a, b freeable) int { return a.option.compare(b.option) })
+	positions := make([]int, demand.Cards)
+	for i := range positions {
+		positions[i] = cards[i].card
+	}
+	return t.search(node, uid, positions, &demand, best)
+}
+
+// search finds the cheapest option on a set of cards by branch and bound: it decides on one candidate after the other, the newest
+// first, whether it is evicted.
+type search struct {
+	*trial
+	node   string
+	uid    gpu.PodUID
+	cards  []int
+	demand *gpu.Demand
+	pool   []int
+	// rest is what the candidates from each position on have of the first card.
+	rest  []gpu.Memory
+	steps int
+	best  *option
+	// chosen are the victims so far, and memory is what they have.
+	chosen []int
+	memory gpu.Memory
+}
+
+// search returns the cheapest option on the cards, by their positions, if that costs less than best, else best. Without a uid only
+// the cards count.
+func (t *trial) search(node string, uid gpu.PodUID, cards []int, demand *gpu.Demand, best *option) *option {
+	s := &search{trial: t, node: node, uid: uid, cards: cards, demand: demand, best: best, steps: maxStepsOnCards}
+	var indexes []int
+	for _, c := range cards {
+		indexes = append(indexes, t.cardsOf(node)[c].Index)
+	}
+	var shares []gpu.Memory
+	for _, v := range t.on[node] {
+		if slices.Contains(t.evicted, v) {
+			continue
+		}
+		onFirst, onAny := gpu.Memory(0), false
+		for _, p := range t.need.Victims[v].Pods {
+			place := t.cluster.Places[p.UID]
+			if place.Node != node {
+				continue
+			}
+			for _, share := range place.On {
+				onAny = onAny || slices.Contains(indexes, share.Card)
+				if share.Card == indexes[0] {
+					onFirst = onFirst.Add(share.Memory)
+				}
+			}
+		}
+		if onAny {
+			s.pool, shares = append(s.pool, v), append(shares, onFirst)
+		}
+	}
+	s.rest = make([]gpu.Memory, len(s.pool)+1)
+	for i := len(s.pool) - 1; i >= 0; i-- {
+		s.rest[i] = s.rest[i+1].Add(shares[i])
+	}
+	s.decide(0)
+	return s.best
+}
+
+// decide tries the candidates from position i on.
+func (s *search) decide(i int) {
+	s.steps--
+	s.trial.steps--
+	if s.fits() {
+		s.record()
+		return
+	}
+	first := &s.cardsOf(s.node)[s.cards[0]]
+	switch {
+	case i == len(s.pool), s.steps <= 0, s.trial.steps <= 0:
+		return
+	case s.best != nil && s.memory >= s.best.memory: // One more victim costs more.
+		return
+	case s.best.excludes(s.memory.Add(s.demand.Memory.Sub(first.Free())), s.need.Victims[s.pool[i]].Started):
+		return
+	case first.Memory.Sub(s.demand.Memory) < first.Used.Sub(s.rest[i]): // All others are too few.
+		return
+	}
+	if v := s.pool[i]; s.may(v) {
+		s.evict(v)
+		s.chosen, s.memory = append(s.chosen, v), s.memory+s.trial.memory[v]
+		s.decide(i + 1)
+		s.chosen, s.memory = s.chosen[:len(s.chosen)-1], s.memory-s.trial.memory[v]
+		s.restore(v)
+	}
+	s.decide(i + 1)
+}
+
+// fits reports whether the pod fits the cards now.
+func (s *search) fits() bool {
+	cards := s.cardsOf(s.node)
+	if slices.ContainsFunc(s.cards, func(i int) bool { return !cards[i].Fits(s.demand) }) {
+		return false
+	}
+	if s.uid == "" || s.cluster.Capacity == nil {
+		return true
+	}
+	if !s.cluster.Capacity.Take(s.node, s.uid) {
+		return false
+	}
+	s.cluster.Capacity.Return(s.node, s.uid)
+	return true
+}
+
+// record makes the victims so far the best option, if they are.
+func (s *search) record() {
+	found := &option{node: s.node, victims: slices.Clone(s.chosen), memory: s.memory}
+	for i, v := range s.chosen {
+		if started := s.need.Victims[v].Started; i == 0 || started.Before(found.oldest) {
+			found.oldest = started
+		}
+	}
+	if s.best == nil || found.compare(s.best) < 0 {
+		s.best = found
+	}
+}
