@@ -182,12 +182,13 @@ func runTrace(t *testing.T, c *cluster, k tracedKubelet) []string {
 	r.log("more calls of PodResources than it answers")
 	s.exceedRateLimit()
 
-	r.log("the plugin registers again, and then its old stream ends")
+	r.log("the plugin registers again with another socket, and then its old stream ends")
 	old := r.detach()
 	framework.Must(s, r.tryRegister(s.Context(), "second.sock", makeDevices(1)))
 	s.waitAllocatable(devices - 1)
 	old.Stop()
-	s.waitAllocatable(0)
+	r.lists <- makeDevices(2)
+	s.waitAllocatable(devices - 2)
 
 	r.log("a list of devices that is too large")
 	s.register()
@@ -202,6 +203,15 @@ func runTrace(t *testing.T, c *cluster, k tracedKubelet) []string {
 	s.waitAllocatable(0)
 	s.createPod("late")
 	s.expectRejected("late")
+
+	r.log("the plugin registers again with the same socket before its old stream ends: the socket is refused also after that")
+	s.register()
+	old = r.detach()
+	s.expectRefused("recorder.sock")
+	old.Stop()
+	s.expectRefused("recorder.sock")
+	framework.Must(s, r.tryRegister(s.Context(), "third.sock", makeDevices(3)))
+	s.waitAllocatable(devices - 3)
 
 	lines := r.lines
 	for i := range lines {
@@ -242,6 +252,17 @@ func (s *traceRun) register() {
 	s.Helper()
 	s.recorder.register(s, makeDevices(0))
 	s.waitAllocatable(devices)
+}
+
+// expectRefused records why the kubelet refuses a registration with the socket.
+func (s *traceRun) expectRefused(socket string) {
+	s.Helper()
+	err := s.recorder.tryRegister(s.Context(), socket, makeDevices(0))
+	if err == nil {
+		s.Fatalf("the kubelet accepted %s", socket)
+	}
+	text, _, _ := strings.Cut(status.Convert(err).Message(), ":")
+	s.recorder.log("  refused: %s", text)
 }
 
 // restart starts the killed kubelet. The recorder registers as soon as the kubelet listens: without a plugin the kubelet rejects
