@@ -220,7 +220,7 @@ func (a *apiServer) create(name string, spec podSpec, controller string, j *job,
 	if spec.twoCards {
 		object.Labels = map[string]string{protocol.LabelCount: "2"}
 	}
-	spec.extras.apply(&object.Spec)
+	spec.apply(&object.Spec)
 	if spec.cpu > 0 {
 		limits[corev1.ResourceCPU] = quantity(spec.cpu)
 		object.Spec.Containers[0].Resources.Requests = fake.Amount(corev1.ResourceCPU, spec.cpu)
@@ -368,7 +368,7 @@ func (a *apiServer) setNode(n *apiNode) {
 		sum += memory
 		n.largest[i] = max(n.largest[i], memory)
 	}
-	n.nodeMode.apply(&inventory)
+	n.apply(&inventory)
 	annotation, err := inventory.Annotation()
 	if err != nil {
 		panic(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
 )
 
 // half is a pod's request: the six cards of the nodes have room for twelve such pods.
@@ -30,8 +32,8 @@ func (d *demo) share(ctx context.Context) error {
 	if err := errors.Join(d.submit(ctx, "bob", places+2, "high"), d.submit(ctx, "alice", 8, "")); err != nil {
 		return err
 	}
-	say("  Start the extender with --fair-share=dispatch. It removes the pods' scheduling gates in turn:")
-	if err := d.restart(ctx, append(slices.Clone(usual), "--fair-share=dispatch")); err != nil {
+	say("  Start the extender with --fair-share=reclaim. It removes the pods' scheduling gates in turn:")
+	if err := d.restart(ctx, append(slices.Clone(usual), "--fair-share=reclaim", "--fair-share-reclaim-after=1s", "--fair-share-min-runtime=0s")); err != nil {
 		return err
 	}
 	if err := d.awaitShares(ctx, places/2, places/2); err != nil {
@@ -44,8 +46,12 @@ func (d *demo) share(ctx context.Context) error {
 	if err := errors.Join(d.end(ctx, "alice"), d.awaitShares(ctx, 0, places)); err != nil {
 		return err
 	}
+	say("  Alice comes again. After a second (--fair-share-reclaim-after) the excess of Bob's pods is evicted, and no more:")
+	if err := errors.Join(d.submit(ctx, "alice", 8, ""), d.awaitShares(ctx, places/2, places/2), d.expectPods(ctx, "bob", places+2-places/2)); err != nil {
+		return err
+	}
 	say("  Delete all of them, and turn fair sharing off.")
-	if err := errors.Join(d.end(ctx, "bob"), d.awaitShares(ctx, 0, 0)); err != nil {
+	if err := errors.Join(d.end(ctx, "alice"), d.end(ctx, "bob"), d.awaitShares(ctx, 0, 0)); err != nil {
 		return err
 	}
 	return errors.Join(d.cluster.Extender.Kill(), d.restart(ctx, usual))
@@ -55,7 +61,7 @@ func (d *demo) share(ctx context.Context) error {
 func (d *demo) prepareShares(ctx context.Context) error {
 	client, meta := d.cluster.Client, metav1.ObjectMeta{Name: "demo-fair-share"}
 	_, err := client.SchedulingV1().PriorityClasses().Create(ctx, &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000}, metav1.CreateOptions{})
-	errs := []error{err}
+	errs := []error{err, d.applyEviction(ctx)}
 	for _, name := range []string{"alice", "bob"} {
 		_, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		errs = append(errs, err, d.poll(ctx, "namespace "+name+" should have its ServiceAccount", func(ctx context.Context) (bool, error) {
@@ -75,6 +81,15 @@ func (d *demo) prepareShares(ctx context.Context) error {
 	return errors.Join(append(errs, err)...)
 }
 
+// applyEviction gives the extender the right to evict pods.
+func (d *demo) applyEviction(ctx context.Context) error {
+	root, err := controlplane.RepositoryRoot()
+	if err != nil {
+		return err
+	}
+	return d.cluster.Apply(ctx, filepath.Join(root, "deploy", "eviction"))
+}
+
 // restart starts the extender with the arguments.
 func (d *demo) restart(ctx context.Context, args []string) error {
 	d.cluster.Extender.Args = args
@@ -91,6 +106,15 @@ func (d *demo) submit(ctx context.Context, tenant string, n int, priority string
 		}
 	}
 	return nil
+}
+
+// expectPods checks how many pods of the tenant exist.
+func (d *demo) expectPods(ctx context.Context, tenant string, want int) error {
+	pods, err := d.cluster.Client.CoreV1().Pods(tenant).List(ctx, metav1.ListOptions{})
+	if err == nil && len(pods.Items) != want {
+		return fmt.Errorf("%d pods of %s exist, want %d", len(pods.Items), tenant, want)
+	}
+	return err
 }
 
 // end deletes the tenant's pods.

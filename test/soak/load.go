@@ -95,7 +95,7 @@ func (l *load) follow(ctx context.Context, over <-chan struct{}) error {
 	}
 	started := time.Now()
 	for !isClosed(over) && l.err() == nil {
-		l.arrive(ctx, time.Since(started))
+		l.arrive(ctx)
 		select {
 		case <-time.After(l.pause(time.Since(started))):
 		case <-over:
@@ -131,7 +131,7 @@ func (l *load) pause(since time.Duration) time.Duration {
 }
 
 // arrive creates the pods of one arrival.
-func (l *load) arrive(ctx context.Context, since time.Duration) {
+func (l *load) arrive(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch kind := l.random.Float64(); {

@@ -99,7 +99,7 @@ func (r *record) check(ctx context.Context) error {
 		}
 	}
 	wrong := map[string]int{}
-	for _, node := range r.week.nodes {
+	for _, node := range r.running {
 		for _, c := range node.Kubelet.Containers() {
 			want, running := annotated[string(c.PodUID)]
 			if got := c.Env[protocol.AnnotationIndex]; running && got != "" && got != want {
@@ -116,7 +116,7 @@ func (r *record) check(ctx context.Context) error {
 
 // sample takes a sample of each series. One that can't be read, such as of a frozen replica, is left out.
 func (r *record) sample(ctx context.Context) {
-	watched, plugin := r.cluster.Replicas[watchedReplica], r.week.nodes[watchedNode].Plugin
+	watched, plugin := r.cluster.Replicas[watchedReplica], r.running[watchedNode].Plugin
 	r.process("extender", watched.Pid())
 	r.process("device plugin", plugin.Pid())
 

@@ -98,7 +98,7 @@ func writeReport(path string, w *week, failure error) error {
 		return err
 	}
 	err = page.Execute(file, map[string]any{
-		"Failure": failure, "Summary": summary(w), "Nodes": w.options.nodes, "Cards": w.cards, "Length": w.length,
+		"Failure": failure, "Summary": summary(w), "Nodes": w.nodes, "Cards": w.cards, "Length": w.length,
 		"Plots": plots, "Midnights": midnights, "Events": marks,
 	})
 	if closing := file.Close(); err == nil {

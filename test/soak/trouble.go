@@ -77,7 +77,7 @@ func (t *trouble) fail(ctx context.Context) error {
 // update replaces one program after the other as a rolling update does: it gets SIGTERM.
 func (t *trouble) update() error {
 	programs := []*controlplane.Process{t.cluster.Replicas[0]}
-	for _, node := range t.nodes[watchedNode+1:] {
+	for _, node := range t.running[watchedNode+1:] {
 		programs = append(programs, node.Plugin)
 	}
 	p := programs[t.updates%len(programs)]
@@ -101,7 +101,7 @@ func restart(end func() error, p *controlplane.Process) error {
 }
 
 // node returns a node whose programs may be restarted.
-func (t *trouble) node() *framework.Node { return t.nodes[1+t.random.IntN(len(t.nodes)-1)] }
+func (t *trouble) node() *framework.Node { return t.running[1+t.random.IntN(len(t.running)-1)] }
 
 func (t *trouble) freezeLeader(ctx context.Context) error {
 	leader := t.cluster.Leader(ctx)

@@ -20,7 +20,7 @@ import (
 type week struct {
 	options
 	cluster *framework.Cluster
-	nodes   []*framework.Node
+	running []*framework.Node
 	load    *load
 	trouble *trouble
 	record  *record
@@ -37,12 +37,12 @@ func (w *week) addNodes(ctx context.Context) error {
 	for i := range cards {
 		cards[i] = cardMemory
 	}
-	for i := range w.options.nodes {
+	for i := range w.nodes {
 		node, err := w.cluster.AddNode(ctx, framework.NodeSpec{Name: "n" + strconv.Itoa(i), Cards: cards})
 		if err != nil {
 			return err
 		}
-		w.nodes = append(w.nodes, node)
+		w.running = append(w.running, node)
 	}
 	return nil
 }
