@@ -118,7 +118,7 @@ func TestWrongValues(t *testing.T) {
 		"evictions without the guard":       {"extender.overusePolicy=evict,guard.enabled=false", "extender.overusePolicy: evict believes an annotation of pods"},
 		"fair sharing without the guard":    {"extender.fairShare.mode=dispatch,guard.enabled=false", "extender.fairShare.mode: fair sharing needs the right to patch pods"},
 		"a reclaim without the right":       {"extender.fairShare.mode=reclaim,extender.allowEvictions=false", "extender.fairShare.mode: reclaim needs the right to evict"},
-		"a reclaim after no duration":       {"extender.fairShare.reclaimAfter=5", `extender.fairShare.reclaimAfter: "5" is invalid: a duration needs`},
+		"a reclaim after no duration":       {"extender.fairShare.reclaimAfter=5 min", `extender.fairShare.reclaimAfter: "5 min" is invalid: a duration needs`},
 		"a tenant that is no label":         {"extender.fairShare.by=label:", `extender.fairShare.by: "label:" is invalid: give namespace, or label: and the key of a label`},
 		"an unknown isolation mode":         {"devicePlugin.isolation=vgpu", "at '/devicePlugin/isolation': value must be one of 'none', 'driver', 'mps'"},
 		"MPS without daemons":               {"devicePlugin.isolation=mps", "devicePlugin.isolation: mps needs the MPS daemons: set mps.enabled=true"},
