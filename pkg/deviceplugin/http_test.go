@@ -33,11 +33,11 @@ func TestHTTP(t *testing.T) {
 			t.Errorf("%s gave %d, want %d", path, got, want)
 		}
 	}
-	p.options.AuthorizeMetrics = func(http.Handler) http.Handler {
+	authorizing := &Plugin{metrics: p.metrics, options: Options{AuthorizeMetrics: func(http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
-	}
+	}}}
 	guarded := httptest.NewRecorder()
-	p.handler().ServeHTTP(guarded, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	authorizing.handler().ServeHTTP(guarded, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if guarded.Code != http.StatusUnauthorized {
 		t.Errorf("metrics without authorization gave %d", guarded.Code)
 	}
