@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs all tests. The programs' packages are tested with the race detector. The suites in test/ wait for the programs that
-# they start most of the time: each uses half a core, and no race detector, because those programs are built without it. So
+# they start most of the time: each uses a third of a core, and no race detector, because those programs are built without it. So
 # several suites run at a time, and the packages beside them. Skipped tests are listed with their reasons at the end of
 # each part. `make lint` vets the code.
 set -euo pipefail

@@ -309,7 +309,7 @@ func compareRejections(a, b *rejectedNodes) int {
 func (c *podCase) gatedText() string {
 	text := "the pod is held back by its scheduling gates: " + strings.Join(c.Gates, ", ")
 	if slices.Contains(c.Gates, protocol.GateFairShare) {
-		text += "; the extender removes " + protocol.GateFairShare + " at the pod's turn: kubectl inspect gpushare --shares"
+		text += "; with fair sharing the extender removes " + protocol.GateFairShare + " at the pod's turn: kubectl inspect gpushare --shares"
 	}
 	return text
 }

@@ -20,7 +20,7 @@ func TestTurn(t *testing.T) {
 		want    Diagnosis
 	}{
 		"nothing is known": {1, nil, nil, Diagnosis{Gated, "the pod is held back by its scheduling gates: gpushare.aliyun.com/fair-share; " +
-			"the extender removes gpushare.aliyun.com/fair-share at the pod's turn: kubectl inspect gpushare --shares"}},
+			"with fair sharing the extender removes gpushare.aliyun.com/fair-share at the pod's turn: kubectl inspect gpushare --shares"}},
 		"its turn comes": {
 			1, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{WaitsForTurn, "waits for its turn: …"},
 		},

@@ -219,7 +219,7 @@ func (c *crowd) run() (r crowdResult) {
 }
 
 // TestCrowd compares what tenants have with what they deserve, and the use of the cluster with that of first come, first served. The long
-// form prints the figures in docs/performance.md. Without pools the index would be 0.99: tenants that can use one pool only don't get
+// form prints the figures in docs/performance.md. Pools lower the index: tenants that can use one pool only don't get
 // the places there of tenants that aren't above their share.
 func TestCrowd(t *testing.T) {
 	size, seeds, even, close := crowdSize{total: 500, cards: 200, pool: 60}, 1, 0.95, 0.05

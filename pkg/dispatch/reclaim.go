@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 	"unique"
@@ -61,6 +62,8 @@ type attempt struct {
 	working bool
 	// held are the units for which places are held.
 	held []*heldUnit
+	// pods are the pods of held.
+	pods map[gpu.PodUID]bool
 }
 
 // heldUnit is a unit for which places are held until its victims are gone.
@@ -274,7 +277,8 @@ func (p *pod) startedAt(now time.Time) time.Time {
 }
 
 // Hold holds the places of a plan for an attempt, before anything is evicted. It reports whether the plan is still right: the units
-// still wait, their tenants are still below their share, and those of the victims above theirs.
+// still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their tenants are
+// above their share, and their groups have the same members.
 func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -285,7 +289,16 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	tenants, units := m.standings()
 	eligible := unitsOf(m.starving(tenants, units, now))
 	evicted, standings := map[string]gpu.Memory{}, m.excess(tenants)
+	victims := map[gpu.PodUID]reclaim.Victim{}
+	if len(plan.Victims) > 0 {
+		for _, v := range m.victims(standings, now) {
+			victims[v.Pods[0].UID] = v
+		}
+	}
 	for _, v := range plan.Victims {
+		if present := victims[v.Pods[0].UID]; present.Tenant != v.Tenant || !slices.Equal(present.Pods, v.Pods) {
+			return false
+		}
 		if evicted[v.Tenant] = evicted[v.Tenant].Add(v.Memory()); evicted[v.Tenant] > standings[v.Tenant].Excess {
 			return false
 		}
@@ -293,7 +306,7 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	served := map[reclaimKind]bool{}
 	for i, s := range plan.Served {
 		u := m.unitOf(s)
-		if u == nil || !eligible[u] {
+		if u == nil || !eligible[u] || !m.unchanged(s) {
 			a.held = nil
 			return false
 		}
@@ -309,6 +322,17 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 		}
 	}
 	m.updateHold()
+	return true
+}
+
+// unchanged reports whether the pods ask for what they asked for, and can still use the nodes of their places.
+func (m *Manager) unchanged(s reclaim.Served) bool {
+	for i, served := range s.Pods {
+		p := m.pods[served.UID]
+		if _, eligible := m.nodesFor(p).set[s.Places[i].Node]; !eligible || p.Pod.Pod != served.Pod {
+			return false
+		}
+	}
 	return true
 }
 
@@ -362,6 +386,9 @@ func (m *Manager) Reclaimed(attempt uint64, made bool, now time.Time) {
 
 // pauseReclaim pauses the units of a kind.
 func (m *Manager) pauseReclaim(kind reclaimKind, now time.Time) {
+	maps.DeleteFunc(m.reclaims.pauses, func(other reclaimKind, p reclaimPause) bool {
+		return other != kind && now.Sub(p.until) > 2*(maxPause+holdLife) // Most have no pods any more.
+	})
 	last := m.reclaims.pauses[kind]
 	if now.Before(last.until) {
 		return // Several units of this kind fail at the same time.
@@ -382,9 +409,14 @@ func (m *Manager) endAttempt() {
 
 // updateHold makes the ledger hold the places of the attempt's units. What they need besides GPU memory counts as taken too.
 func (m *Manager) updateHold() {
+	a := m.reclaims.attempt
 	var places []ledger.HeldPlace
-	for _, h := range m.reclaims.attempt.held {
+	for _, h := range a.held {
 		places = append(places, h.places...)
+	}
+	a.pods = make(map[gpu.PodUID]bool, len(places))
+	for _, place := range places {
+		a.pods[place.UID] = true
 	}
 	m.places.hold(places)
 	m.Ledger.Hold(places, m.PriorityCutoff-1)
@@ -448,9 +480,7 @@ func (m *Manager) unitOfHeld(h *heldUnit) *unit {
 // makesRoom reports whether pods were evicted for the unit and its places are held.
 func (m *Manager) makesRoom(u *unit) bool {
 	a := m.reclaims.attempt
-	return a != nil && slices.ContainsFunc(a.held, func(h *heldUnit) bool {
-		return slices.ContainsFunc(h.places, func(place ledger.HeldPlace) bool { return place.UID == u.pods[0].UID })
-	})
+	return a != nil && a.pods[u.pods[0].UID]
 }
 
 // holdsMemory reports whether the pod is bound and hasn't ended.

@@ -500,7 +500,7 @@ func (m *Manager) provision(now time.Time) {
 	}
 	r := m.queue.Round()
 	for item, ok := r.Next(); ok && free > 0; item, ok = r.Next() {
-		if u := m.units[item.ID]; m.obstacle(u) == NoRoom && len(u.pods) <= free {
+		if u := m.units[item.ID]; m.obstacle(u) == NoRoom && !m.makesRoom(u) && len(u.pods) <= free {
 			r.Grant()
 			m.grant(u, nil, now)
 			free -= len(u.pods)

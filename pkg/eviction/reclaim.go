@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +29,9 @@ const (
 
 // maxReclaimPlans limits the plans of one attempt: after each, dry runs have shown which victims can't be evicted.
 const maxReclaimPlans = 3
+
+// planLife limits the time for evictions after a plan was checked: shares and cards change meanwhile.
+const planLife = time.Minute
 
 // errEvictionLost is wrapped by the error of an eviction that may have been made.
 var errEvictionLost = errors.New("the answer is lost")
@@ -77,7 +81,11 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 		return false
 	case !ok || r.Leading() != nil || !hold(plan):
 		return false
+	case !r.stillFits(plan):
+		return false // Other pods were placed there before the places were held.
 	}
+	ctx, cancel := context.WithTimeout(ctx, planLife)
+	defer cancel()
 	pods, memory, err := r.evict(ctx, plan)
 	if pods > 0 {
 		r.observer.ReclaimEvicted(pods, memory, plan.Beyond)
@@ -211,6 +219,9 @@ func (r *Reclaimer) evictOne(ctx context.Context, plan reclaim.Plan, v reclaim.E
 	if err := r.Leading(); err != nil {
 		return err
 	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("evicting pod %s: %w", pod, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	err := r.API.Evict(ctx, pod, dryRun)
@@ -249,6 +260,42 @@ func (r *Reclaimer) spare(v reclaim.Eviction) {
 			r.spared.extend(pod.UID, r.Clock.Now(), victimPause, longestPause)
 		}
 	}
+}
+
+// stillFits reports whether the places of the plan, which are held now, have room once its victims are gone.
+func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
+	type victim struct {
+		uid gpu.PodUID
+		on  gpu.Placement
+	}
+	victims := map[string][]victim{}
+	for _, v := range plan.Victims {
+		for _, pod := range v.Pods {
+			if node, allocation, held := r.Ledger.Lookup(pod.UID); held {
+				victims[node] = append(victims[node], victim{pod.UID, allocation.Placement})
+			}
+		}
+	}
+	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}, Capacity: r.capacity()}
+	for _, served := range plan.Served {
+		nodes := map[string][]placement.Card{} // As the unit sees them: the places of other units count as used.
+		for i, place := range served.Places {
+			cards, known := nodes[place.Node]
+			if !known {
+				cards = r.cards(place.Node, served.Pods[i].Pod, &state)
+				for _, v := range victims[place.Node] {
+					if !slices.Contains(state.Leaving[place.Node], v.uid) {
+						reclaim.Free(cards, v.on)
+					}
+				}
+				nodes[place.Node] = cards
+			}
+			if !reclaim.Use(cards, place.On) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // cluster returns the state in which the decision is made: of the nodes that could hold one of the pods.
@@ -331,7 +378,11 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, cluster *reclaim.Cluster) []
 	available, _ := r.Ledger.Availability(name, pod)
 	for i := range available.Allocations {
 		a := &available.Allocations[i]
-		if info, known := r.Cache.Pod(a.Namespace, a.Name); !a.Leaving || !certain(a) || known && info.UID == a.UID && !frees(info, r.Clock.Now()) {
+		if !a.Leaving {
+			continue
+		}
+		delete(cluster.Places, a.UID) // A candidate that is being deleted by now would count twice.
+		if info, known := r.Cache.Pod(a.Namespace, a.Name); !certain(a) || known && info.UID == a.UID && !frees(info, r.Clock.Now()) {
 			continue
 		}
 		reclaim.Free(available.Cards, a.Placement)

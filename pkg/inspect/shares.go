@@ -82,28 +82,31 @@ type ShareSettings struct {
 	PriorityCutoff int32
 }
 
+// extenderContainer is the name of the extender's container. Other products have pods of these components too.
+const extenderContainer = "extender"
+
 // readShareSettings reads the settings from the arguments of the extender's newest pod. Without one, or if it has no such arguments,
 // they are the extender's defaults.
 func readShareSettings(ctx context.Context, client kubernetes.Interface) (ShareSettings, error) {
 	var newest *corev1.Pod
+	var args []string
 	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component in (extender, scheduler)", FieldSelector: "status.phase=Running"}
 	err := each(ctx, "the extender's pods", client.CoreV1().Pods(metav1.NamespaceAll).List, options, func(pod *corev1.Pod) {
-		if newest == nil || newest.CreationTimestamp.Before(&pod.CreationTimestamp) {
-			newest = pod
+		i := slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == extenderContainer })
+		if i >= 0 && (newest == nil || newest.CreationTimestamp.Before(&pod.CreationTimestamp)) {
+			newest, args = pod, pod.Spec.Containers[i].Args
 		}
 	})
 	settings := ShareSettings{By: shareByNamespace, PriorityCutoff: dispatch.DefaultPriorityCutoff}
 	if newest == nil {
 		return settings, err
 	}
-	for _, container := range newest.Spec.Containers {
-		flags := pflag.NewFlagSet(container.Name, pflag.ContinueOnError)
-		flags.ParseErrorsAllowlist.UnknownFlags = true
-		flags.StringVar(&settings.By, "fair-share-by", settings.By, "")
-		flags.Int32Var(&settings.PriorityCutoff, "fair-share-priority-cutoff", settings.PriorityCutoff, "")
-		if err := flags.Parse(container.Args); err != nil {
-			return settings, fmt.Errorf("arguments of the extender's pod %s/%s: %w", newest.Namespace, newest.Name, err)
-		}
+	flags := pflag.NewFlagSet(extenderContainer, pflag.ContinueOnError)
+	flags.ParseErrorsAllowlist.UnknownFlags = true
+	flags.StringVar(&settings.By, "fair-share-by", settings.By, "")
+	flags.Int32Var(&settings.PriorityCutoff, "fair-share-priority-cutoff", settings.PriorityCutoff, "")
+	if err := flags.Parse(args); err != nil {
+		return settings, fmt.Errorf("arguments of the extender's pod %s/%s: %w", newest.Namespace, newest.Name, err)
 	}
 	return settings, err
 }

@@ -36,7 +36,7 @@ x       2       4           24     32         21       2             cards are f
 	extender := func(created int64, args ...string) *corev1.Pod {
 		p := newPod("extender", 0).in("kube-system").bound("n1").phase(corev1.PodRunning)
 		p.Labels, p.CreationTimestamp = map[string]string{"app.kubernetes.io/component": "extender"}, metav1.Unix(created, 0)
-		p.Spec.Containers[0].Args = args
+		p.Spec.Containers[0].Name, p.Spec.Containers[0].Args = extenderContainer, args
 		return p.Pod
 	}
 	for name, test := range map[string]struct {

@@ -176,6 +176,16 @@ func Free(cards []placement.Card, where gpu.Placement) {
 	change(cards, where, (*placement.Card).Subtract)
 }
 
+// Use adds a placement to what is used of the cards, which are ordered by index, and reports whether they had room for it.
+func Use(cards []placement.Card, where gpu.Placement) (fits bool) {
+	found, fits := 0, true
+	change(cards, where, func(c *placement.Card, share gpu.Share) {
+		found, fits = found+1, fits && !c.Unhealthy && c.Has(share)
+		c.Add(share)
+	})
+	return fits && found == len(where)
+}
+
 func change(cards []placement.Card, where gpu.Placement, how func(*placement.Card, gpu.Share)) {
 	for _, share := range where {
 		if i, ok := slices.BinarySearchFunc(cards, share.Card, func(c placement.Card, index int) int { return c.Index - index }); ok {

@@ -56,7 +56,8 @@ func sampleShares(tenants []dispatch.Tenant) *shareSample {
 	largest := slices.SortedFunc(slices.Values(tenants), func(a, b dispatch.Tenant) int {
 		return cmp.Or(cmp.Compare(max(b.Allocated, b.Share), max(a.Allocated, a.Share)), cmp.Compare(a.Name, b.Name))
 	})
-	s := &shareSample{tenants: largest[:min(len(largest), maxSampledTenants)]}
+	// A copy, because samples are kept for an hour and the list can be long.
+	s := &shareSample{tenants: slices.Clone(largest[:min(len(largest), maxSampledTenants)])}
 	for _, t := range largest[len(s.tenants):] {
 		s.others = s.others.Add(t.Allocated)
 	}

@@ -28,11 +28,11 @@ func (d *demo) share(ctx context.Context) error {
 	if err := errors.Join(d.cluster.Extender.Kill(), d.prepareShares(ctx)); err != nil {
 		return err
 	}
-	say("  The nodes have room for %d pods of %d MiB. Bob submits %d of high priority, and then Alice 8 of none:", places, half, places+2)
+	say("  The nodes have room for %d pods of %d MiB. Bob submits %d with high priority, and then Alice 8 without a priority:", places, half, places+2)
 	if err := errors.Join(d.submit(ctx, "bob", places+2, "high"), d.submit(ctx, "alice", 8, "")); err != nil {
 		return err
 	}
-	say("  Start the extender with --fair-share=reclaim. It removes the pods' scheduling gates in turn:")
+	say("  Start the extender with --fair-share=reclaim. It removes the scheduling gates of Bob's and of Alice's pods alternately:")
 	if err := d.restart(ctx, append(slices.Clone(usual), "--fair-share=reclaim", "--fair-share-reclaim-after=1s", "--fair-share-min-runtime=0s")); err != nil {
 		return err
 	}

@@ -147,7 +147,7 @@ func (r *record) sample(ctx context.Context) {
 				before = 0
 			}
 			r.totals[key] = value
-			grown[strings.Split(name, "outcome=")[0]] += value - before
+			grown[name] += value - before
 		}
 	}
 	r.rates(grown)
@@ -177,7 +177,7 @@ func (r *record) rates(grown map[string]float64) {
 			writes += value
 		}
 	}
-	if r.pods > 0 {
+	if r.pods > 0 && len(grown) > 0 {
 		r.add("writes to the API server", "per bound pod", true, writes/float64(r.pods))
 		r.pods = 0
 	}
