@@ -12,14 +12,14 @@ const (
 	// windowPerBind is the time by which each bind that was sent delays the next ones. If binds arrive faster than that,
 	// the batches grow, up to what arrives in one window. If they arrive more slowly, the batches shrink.
 	windowPerBind = 20 * time.Millisecond
-	// patience is the part of a pod's time as a pending pod by which its bind may prolong it: 1/patience.
+	// patience limits the wait of a bind to 1/patience of the time for which its pod has been pending.
 	patience = 10
 )
 
 // batch sends binds together while pods arrive faster than they are bound. The API server and etcd then need less work per bind
 // (etcd writes its log once for all requests that it receives at a time), watchers wake up less often, and binds compete less
-// with each other. What shows that pods queue is their time as pending pods: a bind waits only if the wait is short beside it.
-// So a pod that is tried as soon as it is created is bound without a wait.
+// with each other. Pods that queue have been pending for long. So a bind waits only if the wait is short compared to that time, and
+// a pod that is tried as soon as it is created is bound without a wait.
 type batch struct {
 	clock clock.WithTicker
 	// window is the longest time for which binds are collected. Zero sends each at once.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -168,6 +169,7 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	k.warnOfWholeCards(ctx, node)
 
 	inventory := k.cards.Inventory()
+	keepHealthy(&inventory, k.Inventory())
 	annotation, err := inventory.Annotation()
 	if err != nil {
 		return err
@@ -182,6 +184,22 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 		close(k.written)
 	}
 	return nil
+}
+
+// keepHealthy lists cards as healthy of which the kubelet doesn't have the devices yet, if they were in the former inventory: a
+// plugin that restarts doesn't end reservations on its node. After a start of the machine, they count as new.
+func keepHealthy(inventory *protocol.Inventory, former protocol.Inventory) {
+	if former.BootID != inventory.BootID || former.Unit != inventory.Unit {
+		return
+	}
+	for i := range inventory.Cards {
+		card := &inventory.Cards[i]
+		if card.Unhealthy == reasonNotTaken && slices.ContainsFunc(former.Cards, func(c gpu.Card) bool {
+			return c.UUID == card.UUID && c.Index == card.Index && c.Healthy() && c.Memory >= card.Memory
+		}) {
+			card.Unhealthy = ""
+		}
+	}
 }
 
 // amounts are what the node's status has beside the memory, by resource: the number of cards and their cores. Unhealthy cards count

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -43,6 +44,9 @@ const (
 	// A kubelet takes a list of devices within milliseconds, unless the machine is very busy.
 	takeInterval = 100 * time.Millisecond
 	takeTimeout  = 5 * time.Second
+	// maxAllocatable is the size limit, in bytes, of the kubelet's list of all devices. It repeats the name of the resource for each
+	// device, so it is larger than the list that the plugin has sent, and it has the devices of other plugins too.
+	maxAllocatable = 4 * maxMessage
 )
 
 // podResources asks the kubelet's PodResources service about single pods. It never calls List, which changes the
@@ -145,34 +149,43 @@ func (p *podResources) State(ctx context.Context, c allocation.Candidate) alloca
 	return allocation.StateUnknown
 }
 
-// AwaitDevices waits until the kubelet has as many healthy devices as the plugin has sent it. It returns at once if the kubelet can't
-// answer, and after takeTimeout in any case. Any goroutine may call it.
-func (p *podResources) AwaitDevices(ctx context.Context, sent []*pluginapi.Device) {
+// AwaitDevices waits until the kubelet has the healthy devices that the plugin has sent it, and no others. It returns at once if the
+// kubelet can't answer, and after takeTimeout in any case. It returns false if the kubelet may not have them: ctx has ended, or changed
+// was closed because another list must be sent. Any goroutine may call it.
+func (p *podResources) AwaitDevices(ctx context.Context, sent []*pluginapi.Device, changed <-chan struct{}) bool {
 	if p == nil {
-		return
+		return true
 	}
-	want := 0
+	want := sets.New[string]()
 	for _, device := range sent {
 		if device.Health == pluginapi.Healthy {
-			want++
+			want.Insert(device.ID)
 		}
 	}
+	outdated := false
 	_ = wait.PollUntilContextTimeout(ctx, takeInterval, takeTimeout, true, func(ctx context.Context) (bool, error) {
+		select {
+		case <-changed:
+			outdated = true
+			return true, nil
+		default:
+		}
 		if err := p.limiter.Wait(ctx); err != nil {
 			return false, err
 		}
-		response, err := p.client.GetAllocatableResources(ctx, &podresourcesv1.AllocatableResourcesRequest{})
+		response, err := p.client.GetAllocatableResources(ctx, &podresourcesv1.AllocatableResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxAllocatable))
 		if status.Code(err) == codes.ResourceExhausted {
 			return false, nil // Other clients use the same limit.
 		}
-		has := 0
+		has := sets.New[string]()
 		for _, devices := range response.GetDevices() {
 			if corev1.ResourceName(devices.ResourceName) == protocol.ResourceMemory {
-				has += len(devices.DeviceIds)
+				has.Insert(devices.DeviceIds...)
 			}
 		}
-		return has == want, err
+		return has.Equal(want), err
 	})
+	return !outdated && ctx.Err() == nil
 }
 
 // stateOf reads the state of a candidate from the kubelet's answer about an admitted pod.

@@ -25,7 +25,7 @@ type service struct {
 	logger    klog.Logger
 	// kubelet shows which devices the kubelet has.
 	kubelet *podResources
-	// taken is called with the cards of each message that the kubelet has taken, as far as it can be known.
+	// taken is called with the cards of each message that the kubelet has processed, or has received if it can't be asked.
 	taken func([]gpu.Card)
 	// listening counts the open ListAndWatch streams.
 	listening atomic.Int32
@@ -122,10 +122,10 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 			return err
 		}
 		s.logger.V(2).Info("Reported the cards to the kubelet", "cards", len(cards))
-		if s.cards.Better(cards) { // Not after a restart of the kubelet, which is busy with its pods.
-			s.kubelet.AwaitDevices(stream.Context(), message.Devices)
+		// A kubelet that has restarted isn't asked: it is busy with its pods.
+		if !s.cards.Better(cards) || s.kubelet.AwaitDevices(stream.Context(), message.Devices, changed) {
+			s.taken(cards)
 		}
-		s.taken(cards)
 		if !next(stream.Context(), s.ending, changed) || !next(stream.Context(), s.ending, time.After(s.interval)) {
 			return nil
 		}

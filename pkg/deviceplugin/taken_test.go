@@ -45,13 +45,6 @@ func TestInventoryFollowsKubelet(t *testing.T) {
 			if test.podResources {
 				b.servePodResources()
 			}
-			// An earlier plugin has left its inventory.
-			_, stop := b.start(newCards(16, 24))
-			k := startKubelet(t, b.dir)
-			b.awaitHealthy(2)
-			stop()
-			k.stop()
-
 			take := test.late(b)
 			b.start(newCards(16, 24))
 			b.awaitReason(reasonNotTaken, reasonNotTaken)
@@ -59,6 +52,24 @@ func TestInventoryFollowsKubelet(t *testing.T) {
 			b.awaitHealthy(2)
 		})
 	}
+}
+
+// TestInventoryOutlivesRestart: the cards of a plugin that restarts stay healthy in the inventory, so that no reservation of the
+// extender ends. Those that it didn't list, or that were unhealthy, wait for the kubelet.
+func TestInventoryOutlivesRestart(t *testing.T) {
+	b := newFixture(t)
+	cards := newCards(16, 24)
+	cards[1].Unhealthy = "Xid 79"
+	_, stop := b.start(cards)
+	k := startKubelet(t, b.dir)
+	b.awaitHealthy(1)
+	stop()
+	k.stop()
+
+	b.start(newCards(16, 24, 24))
+	b.awaitReason("", reasonNotTaken, reasonNotTaken)
+	startKubelet(t, b.dir)
+	b.awaitHealthy(3)
 }
 
 // TestRecoveredCardFollowsKubelet: so does a card that recovers or grows while the plugin runs. One that fails is unhealthy at once.

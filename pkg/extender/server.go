@@ -109,7 +109,7 @@ type Server struct {
 	Options
 	// stopGrace and readTimeout are the constants, except in tests.
 	stopGrace, readTimeout time.Duration
-	// inFlight is the number of kube-scheduler's calls in flight.
+	// inFlight is the number of kube-scheduler's calls in flight, without the binds whose answers are held.
 	inFlight atomic.Int64
 	bodies   bodies
 	pacer    pacer
@@ -179,7 +179,7 @@ func (s *Server) getMetrics(w http.ResponseWriter, r *http.Request) {
 	s.Metrics.ServeHTTP(w, r)
 }
 
-// InFlight returns the number of kube-scheduler's calls that are being answered.
+// InFlight returns the number of kube-scheduler's calls in flight, without the binds whose answers are held.
 func (s *Server) InFlight() int { return int(s.inFlight.Load()) }
 
 // Serve answers on the listener until ctx ends, then waits for the requests in flight.

@@ -53,6 +53,9 @@ func (s *Server) bind(ctx context.Context, args *extenderv1.ExtenderBindingArgs)
 	if err != nil {
 		return nil, err
 	}
+	// The pod is bound, so a leader that hands over doesn't wait for the answer.
+	s.inFlight.Add(-1)
+	defer s.inFlight.Add(1)
 	s.pacer.hold(ctx)
 	return &extenderv1.ExtenderBindingResult{}, nil
 }
