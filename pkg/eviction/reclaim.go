@@ -88,7 +88,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	defer cancel()
 	pods, memory, err := r.evict(ctx, plan)
 	if pods > 0 {
-		r.observer.ReclaimEvicted(pods, memory, plan.Beyond)
+		r.observer.ReclaimEvicted(pods, memory, min(plan.Beyond, memory))
 		logger.Info("Evicted pods of tenants above their share", "pods", pods, "memory", memory.String(), "units", len(plan.Served))
 	}
 	if err == nil {

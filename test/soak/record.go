@@ -50,6 +50,8 @@ type record struct {
 	totals map[string]float64
 	// wrong counts for how many checks a container has had other cards than its pod's annotation says.
 	wrong map[string]int
+	// overfull is the number of checks in a row at which the leader has found a card over its size.
+	overfull int
 	// pods is the number of bound pods since the last sample with metrics.
 	pods int
 }
@@ -87,6 +89,14 @@ func (r *record) check(ctx context.Context) error {
 	}
 	if cards := allocations.Overfull(); len(cards) > 0 {
 		return errors.New(strings.Join(cards, "; "))
+	}
+	// The leader also counts cores and containers. Its watch can be behind, so that one value alone shows nothing.
+	if values, err := r.cluster.Metrics(ctx, metricOverfull); err == nil && values[metricOverfull] > 0 {
+		if r.overfull++; r.overfull > 3 {
+			return fmt.Errorf("%s is %v", metricOverfull, values[metricOverfull])
+		}
+	} else {
+		r.overfull = 0
 	}
 	pods, err := r.cluster.Client.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -5,6 +5,7 @@ has one line per mistake, with an example of a correct value.
 {{- define "gpushare.invalidValues" -}}
 {{- $v := .Values -}}
 {{- $duration := list "^([0-9]+(\\.[0-9]+)?(ms|s|m))+$" "a duration needs a number and a unit (ms, s or m), such as 10s or 1m30s" -}}
+{{- $long := list "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))+$" "a duration needs a number and a unit (ms, s, m or h), such as 5m" -}}
 {{- $directory := list "^/.*[^/]$" "a directory is an absolute path without a slash at its end, such as /var/lib/kubelet" -}}
 {{- $unit := list "^([1-9][0-9]*)?(MiB|GiB)$" "the unit is GiB, MiB, or a whole number of either, such as 256MiB" -}}
 {{- $octet := "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])" -}}
@@ -15,8 +16,8 @@ has one line per mistake, with an example of a correct value.
   (list "extender.bindTimeout" $v.extender.bindTimeout $duration)
   (list "scheduler.httpTimeout" $v.scheduler.httpTimeout $duration)
   (list "extender.fairShare.by" $v.extender.fairShare.by (list "^(namespace|label:([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)$" "give namespace, or label: and the key of a label of namespaces, such as label:team"))
-  (list "extender.fairShare.reclaimAfter" $v.extender.fairShare.reclaimAfter $duration)
-  (list "extender.fairShare.minRuntime" $v.extender.fairShare.minRuntime $duration)
+  (list "extender.fairShare.reclaimAfter" $v.extender.fairShare.reclaimAfter $long)
+  (list "extender.fairShare.minRuntime" $v.extender.fairShare.minRuntime $long)
   (list "monitoring.interval" $v.monitoring.interval $duration)
   (list "devicePlugin.memoryUnit" $v.devicePlugin.memoryUnit $unit)
   (list "mps.sharedMemory" $v.mps.sharedMemory (list "^[1-9][0-9]*(Ki|Mi|Gi)$" "a size is a whole number of Ki, Mi or Gi, such as 1Gi"))
@@ -40,7 +41,7 @@ has one line per mistake, with an example of a correct value.
 {{- $rows = append $rows (list "devicePlugin.config.map" $key $name) -}}
 {{- $path := printf "devicePlugin.config.map.%s" $key -}}
 {{- $rows = append $rows (list (printf "%s.memoryUnit" $path) (dig "memoryUnit" "GiB" ($config | default dict)) $unit) -}}
-{{- $rows = append $rows (list (printf "%s.healthChecks.quietPeriod" $path) (dig "healthChecks" "quietPeriod" "5m" ($config | default dict)) (list "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))+$" "a duration needs a number and a unit (ms, s, m or h), such as 5m")) -}}
+{{- $rows = append $rows (list (printf "%s.healthChecks.quietPeriod" $path) (dig "healthChecks" "quietPeriod" "5m" ($config | default dict)) $long) -}}
 {{- end -}}
 {{- range $i, $name := $v.extender.tls.clientNames -}}
 {{- $rows = append $rows (list (printf "extender.tls.clientNames[%d]" $i) $name (list "^[A-Za-z0-9]([A-Za-z0-9._:@/-]*[A-Za-z0-9])?$" "give the common name of a client's certificate, such as kube-scheduler")) -}}
