@@ -98,7 +98,8 @@ type apiNode struct {
 	closed bool
 	exists bool
 	object *corev1.Node
-	// largest is the size that each card has or had within the last minutes: an extender learns late that a card shrank.
+	// largest is the size that each card has, or had before changes that a watch hasn't reported: an extender learns late that a card
+	// shrank. The node then rejects the pod.
 	largest []int64
 	used    []int64
 	version int
@@ -390,9 +391,19 @@ func (a *apiServer) setNode(n *apiNode) {
 	n.exists = true
 	a.w.trace("api: node %s has cards %v sick %v, cpu %d, closed %v", n.name, n.cards, n.sick, n.cpu, n.closed)
 	a.publish(change{node: n, spec: n.object})
-	version := n.version
-	a.w.after(5*time.Minute, func() { // By then each extender knows it.
-		if n.version == version {
+	a.learned(n, n.version, a.base+len(a.log))
+}
+
+// learned ends the memory of larger cards once each watch has reported the first changes of the log, which end with this version of
+// the node: a new leader's watch can be behind for minutes.
+func (a *apiServer) learned(n *apiNode, version int, changes int) {
+	a.w.after(5*time.Minute, func() {
+		behind := func(t *watcher) bool { return !t.closed && t.next < changes }
+		switch {
+		case n.version != version:
+		case slices.ContainsFunc(a.watches, behind):
+			a.learned(n, version, changes)
+		default:
 			copy(n.largest, n.cards)
 		}
 	})
