@@ -222,8 +222,8 @@ func (l load) on(cards []gpu.Card) []placement.Card {
 	return out
 }
 
-// addOther adds the shares of a container that aren't among its pod's. If they are of another number of cards than the pod's, the
-// container can hold more of a card than the pod's share, and all count.
+// addOther adds what a container holds on cards that aren't the pod's. If the container has another number of cards than the pod,
+// its share of a card can exceed the pod's, so all its shares are added, also those on the pod's cards.
 func (l load) addOther(pod, container gpu.Placement) {
 	for _, share := range container {
 		if len(container) != len(pod) || !slices.Contains(pod.Cards(), share.Card) {

@@ -1,8 +1,8 @@
 // Package binding writes Bindings and keeps the ledger in step with their outcomes.
 //
 // A pod has at most one bind in flight (inFlight). While pods queue, binds are sent together (batch). Each write is
-// open from its begin until the watch reports the pod; a bind whose answer was lost is unconfirmed until a live read resolves
-// it (open.go). A new leader lists the pods of a node from the API server before its first bind there (term.go). What live reads
+// open from its begin until it is rejected or the watch reports the pod; a bind whose answer was lost is unconfirmed until a
+// live read or the watch resolves it (open.go). A new leader lists the pods of a node from the API server before its first bind there (term.go). What live reads
 // show reaches the ledger and the listeners (read.go).
 package binding
 

@@ -33,8 +33,9 @@ const (
 	OutcomeGone     = "gone"
 )
 
-// openBinds tracks every bind from its write until the watch reports the pod, and resolves unconfirmed binds by live reads.
-// Until then the card stays assumed: if it were released on a guess, two pods could get it. mu guards binds.
+// openBinds tracks each write until it is rejected or the watch reports the pod. If the answer was lost, the card stays
+// assumed until a live read or the watch shows the outcome: if it were released on a guess, two pods could get it. mu guards
+// binds.
 type openBinds struct {
 	Options
 	reader *reader

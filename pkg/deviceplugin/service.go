@@ -25,7 +25,8 @@ type service struct {
 	logger    klog.Logger
 	// kubelet shows which devices the kubelet has.
 	kubelet *podResources
-	// taken is called with the cards of each message that the kubelet has processed, or has received if it can't be asked.
+	// taken is called with the cards of each message whose devices the kubelet has, as far as is known: it listed them, it
+	// can't list them or didn't in time, or it wasn't asked because no card had become better.
 	taken func([]gpu.Card)
 	// listening counts the open ListAndWatch streams.
 	listening atomic.Int32
@@ -108,7 +109,7 @@ func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pl
 	return options(), nil
 }
 
-// ListAndWatch sends all devices, and sends them again after each cardState.Set, at most once per interval.
+// ListAndWatch sends all devices, and sends them again after each change of cardState, at most once per interval.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.listening.Add(1)
 	defer s.listening.Add(-1)
@@ -122,7 +123,8 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 			return err
 		}
 		s.logger.V(2).Info("Reported the cards to the kubelet", "cards", len(cards))
-		// A kubelet that has restarted isn't asked: it is busy with its pods.
+		// If no card became healthy or larger since the last list that was taken, as when only the kubelet restarted, there is
+		// nothing to wait for. A kubelet that starts is busy, so it isn't asked.
 		if !s.cards.Better(cards) || s.kubelet.AwaitDevices(stream.Context(), message.Devices, changed) {
 			s.taken(cards)
 		}

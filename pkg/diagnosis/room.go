@@ -238,8 +238,8 @@ func (n *Node) failedCard(request gpu.Memory) (what string, failed bool) {
 	return what, most > 0
 }
 
-// keptFor returns the nominated pod because of which the node's cards, of which one has room, have none for the pod: pods of
-// equal or higher priority come first, see ledger.Nominate.
+// keptFor counts the nominated pods of equal or higher priority one by one, and returns the first after which the pod no longer
+// fits the cards. They come first, see ledger.Nominate.
 func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept bool) {
 	for i := range n.Nominees {
 		candidate := &n.Nominees[i]

@@ -1,7 +1,8 @@
 // Package eviction evicts pods, and finds out what an eviction would free. It is the only place that evicts.
 //
 // Evictor frees a card for a pod that only fragmentation keeps pending. Members evicts the members of broken runs. Overusers
-// evicts pods that use more memory than they request. Survey collects the input for the choice of victims, also for
+// evicts pods that use more memory than they request. Reclaimer evicts pods of tenants above their share for tenants below
+// theirs. Survey collects the input for the choice of victims, also for
 // kube-scheduler's own preemption.
 package eviction
 
@@ -85,7 +86,7 @@ type Observer interface {
 	APIWrite(kind string)
 }
 
-// Options configure an Evictor, Members and Overusers.
+// Options configure an Evictor, Members, Overusers and a Reclaimer.
 type Options struct {
 	API API
 	// Ledger and Cache are those of an Evictor.

@@ -12,8 +12,9 @@
 //
 // Before the barrier opens, dropping the plan undoes everything (endRound). A round that failed puts the run behind the
 // others (fail) and costs the budget (budget.go). Afterwards binds are in flight. If some of them fail the run is broken:
-// it goes before all others, and its bound members are evicted if every missing member was read from the API server and is
-// not bound (broken.go, giveUp).
+// it goes before all others. If it is still broken after the patience, and every missing member was read from the API
+// server and is not bound, its bound members are evicted, or stay if the policy is Keep. If another leader bound them and
+// members may have been deleted since, the run counts as whole instead (broken.go, giveUp).
 //
 // Once a run is running, pods of its controllers join it alone; pods of other controllers begin the next run (run.go,
 // home). A new leader finds out which runs there are (partition.go). filter.go answers filter calls, status.go says what

@@ -92,8 +92,8 @@ type Observer interface {
 type Effects struct {
 	// Requeue is true if kube-scheduler must retry rejected pods, by a change of RequeueNode, or of any node if that is
 	// empty.
-	RequeueNode string
 	Requeue     bool
+	RequeueNode string
 	// WholePriorities are the priorities of gangs that became whole. From now on pods of higher priority can preempt
 	// their members.
 	WholePriorities []int32

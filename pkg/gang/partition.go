@@ -76,10 +76,11 @@ func (r *run) lastBound() (last time.Time) {
 }
 
 // lostMembers reports whether members must have been deleted since those of the run were bound. A run's first bind isn't
-// made before all its members exist. If too few of those that existed at the latest bind are left, the unbound members
-// replace others, and the run counts as whole although no member marks it. So it does if a controller of a bound member
-// has created another pod since: that replaces one that was lost. The opposite error would evict a running job. Therefore
-// a run that nothing is known to be missing from counts as whole too.
+// made before all its members exist. If fewer members than the group's size are left of those that existed at the latest
+// bind, some were deleted since. The unbound members then replace those, so the run was whole, even without a mark. The run
+// also counts as whole if a controller that has a running member in it created another pod after the latest bind: that pod
+// replaces a lost member. The opposite error would evict a running job. Therefore a run from which nothing is known to be
+// missing counts as whole too.
 func (r *run) lostMembers() bool {
 	if r.counts[pending] == 0 {
 		return true

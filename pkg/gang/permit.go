@@ -196,9 +196,9 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 	mgr.extend(r, now)
 }
 
-// rejectOnceMore reports whether a late member must be rejected again, so that it returns right behind the members that
-// timed out without it. If kube-scheduler takes longer than Hold for all pending pods, it would otherwise be held now
-// and time out before the others return, and so on alternately.
+// rejectOnceMore reports whether a late member must be rejected once more. The members that timed out are queued again. A
+// member that missed their hold would now be held alone and time out before they return, and then they without it. So it is
+// rejected once more, unless another member is held already.
 func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) bool {
 	if !pm.late {
 		return false

@@ -26,8 +26,8 @@ type plan struct {
 	wholeCards bool
 	// opened is when the barrier opened; zero before.
 	opened time.Time
-	// last is the member that is bound after all others, and marks the run as whole. undecided counts the others whose
-	// binds have not ended, bound those of all that succeeded.
+	// last is the member that is bound after all others, and marks the run as whole. undecided counts the members other than
+	// last for which it isn't known yet whether they were bound. bound counts the members, last included, that were bound.
 	last             gpu.PodUID
 	undecided, bound int
 	// held counts the members whose binds are held, firstHeld is since when one is.

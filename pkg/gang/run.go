@@ -134,9 +134,8 @@ func (mgr *Manager) homeOfInherited(g *group, open *run, m *member, now time.Tim
 	return open
 }
 
-// mayInclude reports whether another leader may have bound m as the first known bound pod of the run, none of whose pods were
-// bound as far as was known: a pod of the same controller is known, or one that existed when m was bound. Otherwise the run's
-// pods belong to a later run.
+// mayInclude reports whether bound pod m may belong to this run, of which no bound pod is known yet: the run has a pod of m's
+// controller, or its oldest pod was created no later than m was bound. Otherwise the run's pods belong to a later run.
 func (r *run) mayInclude(m *member) bool {
 	return r.id == "" && r.counts[running] == 0 &&
 		(m.Controller != "" && r.controllers[m.Controller] != nil || !r.created.After(m.BoundAt))

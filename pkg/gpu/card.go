@@ -11,7 +11,7 @@ type Card struct {
 	UUID string
 	// Model is the product name, for display.
 	Model string
-	// Memory is the card's total memory in the node's unit.
+	// Memory is the card's total memory in the node's unit; after Unreserved only what can be allocated of it.
 	Memory Memory
 	// Reserved is the part of Memory that can't be allocated because the driver keeps it, rounded up. Only modes that limit memory
 	// subtract it: without limits, a request is no promise to the last byte.

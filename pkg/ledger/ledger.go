@@ -33,8 +33,8 @@ func (e *NoRoomError) Unwrap() error { return ErrNoRoom }
 type State int
 
 const (
-	// Assumed means that a card is chosen and the API server has not confirmed the bind yet. The bind is in flight,
-	// unconfirmed, or waits for the permit of the pod's gang.
+	// Assumed means that a card is chosen and the API server has not confirmed the bind yet. The bind is in flight or
+	// unconfirmed, or has not begun: the card was chosen by a gang's plan or by fair sharing, or for a pod that displaced gangs.
 	Assumed State = iota
 	// Bound means that the API server has the pod on its node.
 	Bound
@@ -94,7 +94,7 @@ type Node struct {
 
 // Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything except the name
 // cache, which has its own lock. mu is held for in-memory work only. The caller's code runs under it only in the visit
-// functions of Check and Rank.
+// functions of Check and Rank, and in a Capacity.
 type Ledger struct {
 	freedListeners []func(node string)
 
@@ -128,8 +128,9 @@ func New() *Ledger {
 }
 
 // AddFreedListener adds a function that is called after a change that lets more be allocated on a card of the node: an
-// allocation, a nomination or a starvation reservation ended, or a card was added, grew or became healthy. The call is made without the lock, from the goroutine that
-// made the change. Listeners are added before the ledger is used by several goroutines.
+// allocation, a nomination, a held place or a starvation reservation ended, or a card was added, grew or became healthy. The
+// call is made without the lock, from the goroutine that made the change. Listeners are added before the ledger is used by
+// several goroutines.
 func (l *Ledger) AddFreedListener(listener func(node string)) {
 	l.freedListeners = append(l.freedListeners, listener)
 }
@@ -210,7 +211,7 @@ func (l *Ledger) eachFit(pod gpu.Pod, visit func(node string) bool) {
 	}
 }
 
-// View are the parameters of Rank.
+// View is how nodes are rated where one of them is chosen: by Rank, ReserveAll and Move.
 type View struct {
 	// Card and Node are the policies by which a node's suitability is computed.
 	Card, Node placement.Policy

@@ -22,7 +22,8 @@ func linksOf(card gpu.Card) Links {
 	return Links{NVLink: number(card.NVLink), PCIeSwitch: number(card.PCIeSwitch), NUMANode: number(card.NUMANode + 1)}
 }
 
-// The values of connections between two cards. Each is more than all pairs of MaxCards cards can have of the next.
+// The values of connections between two cards, the weakest first. One connection of a better kind outweighs the weaker
+// connections of all pairs of MaxCards cards.
 const (
 	sameNUMANode   = 1
 	samePCIeSwitch = sameNUMANode * gpu.MaxCards * gpu.MaxCards

@@ -72,8 +72,8 @@ func (c *Card) Fits(d *gpu.Demand) bool {
 	return !c.Unhealthy && c.Has(gpu.Share{Memory: d.Memory, Cores: d.Cores, Containers: d.Containers})
 }
 
-// Room returns what is free in the scarcer dimension: the free memory, or the same fraction of the card's memory as of its cores
-// is free, if that is less.
+// Room returns what is free in the scarcer dimension, as memory: the free memory, or the card's memory times the free fraction of
+// its cores, whichever is less.
 func (c *Card) Room() gpu.Memory {
 	if c.UsedCores != 0 {
 		return c.scarcer()

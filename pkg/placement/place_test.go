@@ -76,7 +76,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// TestPolicies checks for all policies what Policy promises: better is a strict order, the choice doesn't depend on the
+// TestPolicies checks for all policies what Policy promises: better is a strict weak order, the choice doesn't depend on the
 // order of the cards, and scores are between 0 and MaxScore.
 func TestPolicies(t *testing.T) {
 	var all []Card

@@ -9,12 +9,15 @@ import (
 
 // Policy is a preference among the cards of a node, or among nodes, that have room for a demand.
 //
-// To add a policy, add a value below and list it in policies: the command line and its help take it from there.
-// Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json), docs/install.md and docs/glossary.md. Add
-// a case to TestPlace (place_test.go), change the texts that cmd/gpushare-extender/main_test.go expects, and add a line to
-// CHANGELOG.md. TestPolicies (place_test.go) checks for each policy what other code relies on:
+// A policy sees nothing of a card but its Room. One that ranks by more needs a change of choose and best (place.go).
 //
-//   - better is a strict order, so that the choice depends neither on the order of the cards nor on which function asks:
+// To add a policy, add a value below and list it in policies: the command line and its help take it from there.
+// Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json) and docs/glossary.md. Add a case to TestPlace
+// (place_test.go), change the texts that TestPolicies there and cmd/gpushare-extender/main_test.go expect, and add a line to
+// CHANGELOG.md. Code that names a policy stays as it is: it doesn't depend on the user's choice (Expected; package ledger,
+// feasible.go; package diagnosis, room.go). TestPolicies checks for each policy what other code relies on:
+//
+//   - better is a strict weak order, so that the choice depends neither on the order of the cards nor on which function asks:
 //     Suit rates the cards that Place then chooses, or others that are packed equally. Equal cards are ordered by index.
 //   - rate stays within 0 to 1, so that scores stay within MaxScore.
 type Policy struct {
@@ -45,8 +48,8 @@ var (
 var policies = []Policy{Binpack, Spread}
 
 // Expected is the policy for choices that the extender only predicts: where the node puts a pod whose annotations name no
-// card, and which card a nominated pod gets. It doesn't depend on --card-policy. The device plugin must choose by it too. For
-// nominated pods it also holds back less memory than any other policy.
+// card, and which card a nominated pod gets. It doesn't depend on --card-policy. The device plugin must choose by it too. For a
+// nominated pod it predicts the fullest card that fits, which leaves the emptier cards to others.
 var Expected = Binpack
 
 // Policies returns all policies, the default first.

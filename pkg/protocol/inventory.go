@@ -25,12 +25,16 @@ var ErrNoInventory = errors.New("the node has no GPU inventory")
 // To add a field:
 //
 //  1. Add it to Inventory or gpu.Card, with its meaning and unit, and to inventoryJSON or cardJSON, with a name and
-//     omitempty: an older plugin doesn't write it, and the value for that must be safe.
-//  2. Copy it in MarshalJSON and UnmarshalJSON, and check its bounds in check.
-//  3. Fill it: package inventory reads it from the driver (driver.read) and keeps it (entry.update). What the plugin itself
-//     knows is set in cardState.Inventory (package deviceplugin, cards.go).
-//  4. Pass it on if the extender needs it. A field of the node goes through Node, ParseNode and ledger.NodeSpec. A field of
-//     the card that placement needs goes through placement.NewCard.
+//     omitempty: an older plugin doesn't write it, and the value for that must be safe. gpu.Card must stay comparable. If
+//     "unknown" isn't the zero value, set it where cards are made: UnmarshalJSON, ParseNode, roster.place (package inventory).
+//  2. Copy it in MarshalJSON and UnmarshalJSON. UnmarshalJSON replaces a value out of bounds by a safe one; check is for
+//     values with which no card can be used, because an error there makes the whole inventory unreadable.
+//  3. Fill it: package inventory reads it from the driver (driver.read; connections in topology.go) and keeps it
+//     (entry.update). What the plugin itself knows of the node is set in cardState.Inventory, and of a card in
+//     cardState.report (package deviceplugin, cards.go).
+//  4. Pass it on if the extender needs it. A field of the node goes through Node and ParseNode, diagnosis.Spec, and
+//     ledger.NodeSpec with setSpec, clearSpec and copy (package ledger, node.go). A field of the card that placement needs
+//     goes through placement.NewCard.
 //  5. Add it to TestInventoryRoundTrip, and to "The wire" in docs/design.md.
 type Inventory struct {
 	Unit  gpu.Unit

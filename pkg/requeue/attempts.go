@@ -13,7 +13,8 @@ import (
 
 const (
 	// minSample is the smallest sample of feasible nodes to which kube-scheduler limits itself
-	// (pkg/scheduler/schedule_one.go, minFeasibleNodesToFind). Fewer nodes are all that passed kube-scheduler's own filters.
+	// (pkg/scheduler/schedule_one.go, minFeasibleNodesToFind). If it sends fewer, they are
+	// no sample: they are all the nodes that passed its own filters.
 	minSample = 100
 	// attemptPause is the first pause before a pod is requeued. A bind follows a filter call much sooner, and
 	// kube-scheduler's own back-off takes about as long. maxAttemptPause is the longest pause: after that time

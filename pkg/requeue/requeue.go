@@ -1,11 +1,12 @@
 // Package requeue makes kube-scheduler retry pods.
 //
-// kube-scheduler retries a rejected pod after a change of the cluster that may help the pod, or after five minutes. An
-// earlier attempt can succeed for reasons that kube-scheduler can't know:
+// kube-scheduler retries a rejected pod after a change of the cluster that may help the pod, or after five minutes. Sometimes
+// a retry would succeed sooner than that, for a reason that kube-scheduler can't see:
 //
 //   - the extender saw freed memory later than kube-scheduler (see Requeuer);
-//   - filter answered for some nodes only (see attempts);
-//   - a gang may be placed now (see All);
+//   - kube-scheduler sent only some nodes, or filter named only some (see attempts);
+//   - a gang may be placed now, or a pod's turn by fair sharing has come (see All);
+//   - a gang became whole, whose members a pod of higher priority can preempt now (see RejectedAbove);
 //   - another extender may have rejected the pod before this one became the leader (see Inherit);
 //   - the pod was limited to one node by an unconfirmed bind that has failed (see Unrestricted).
 //
@@ -206,7 +207,8 @@ func (r *Requeuer) Inherit(pods []gpu.Pod) {
 }
 
 // leastOf returns a pod that stands for all of the pods in one check: a node that it doesn't fit, none of them fits. It has
-// their smallest demand of one card, and a priority above their highest: no more nominations limit it than any of them.
+// their smallest demand of one card. Its priority is above theirs, so every nomination that counts against it counts against
+// each of them too.
 func leastOf(pods []gpu.Pod) gpu.Pod {
 	first := pods[0].Demand()
 	least := gpu.Pod{Request: first.Memory, Cores: first.Cores, Containers: first.Containers, Priority: math.MinInt32}

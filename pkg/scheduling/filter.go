@@ -52,8 +52,9 @@ func (r FilterResult) full() iter.Seq[string] {
 	}
 }
 
-// Filter returns the candidate nodes whose cards have room for the pod, or the best of them (see
-// Options.FilterBest). It creates no allocation. A pod that asks for no GPU memory passes on every node.
+// Filter returns the candidate nodes whose cards have room for the pod, or the best of them (see Options.FilterBest). For a
+// single pod it creates no allocation, unless groups give way to the pod (displace). For a member of a group it can make the
+// group's plan. A pod that asks for no GPU memory passes on every node, unless its group rejects it.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
 	pod := protocol.Pod(object)
 	if err := s.checkRequest(object, pod); err != nil {

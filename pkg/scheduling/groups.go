@@ -180,8 +180,9 @@ func (g *groups) decided(held heldBind) (permit, error) {
 	return permit{member: &held.key, membership: membership, deadline: deadline}, nil
 }
 
-// end records the outcome of a permitted bind. err is nil if the pod is bound. Otherwise the bind is unconfirmed until the binder
-// has no open write of the pod. In this order, the outcome can't get lost that the binder finds at the same time.
+// end records the outcome of a permitted bind. err is nil if the pod is bound. Otherwise end first records the bind as
+// unconfirmed, and then asks the binder whether a write of the pod is still open; if none is, the bind has failed. In the other
+// order, the manager could ignore an outcome that the binder finds between the two steps.
 func (g *groups) end(uid gpu.PodUID, node string, p permit, err error) {
 	if err == nil {
 		g.bindDone(*p.member, uid, node, gang.BindSucceeded, p.membership.Whole)
