@@ -48,67 +48,82 @@ type attempts struct {
 	until time.Time
 }
 
-// triedPod is the state that is kept for a pod.
+// triedPod is what is kept of a pod.
 type triedPod struct {
-	// due is when the pod is requeued next; zero for never.
+	state state
+	// due is when the pod is requeued next; zero in the state allNamed.
 	due   time.Time
 	pause time.Duration
-	// sample is the number of candidate nodes of the call that rejected the pod; 0 if filter named only some of the nodes.
+	// sample is the number of candidate nodes of the call that rejected the pod, in the states with a sample.
 	sample int
 	tries  int
-	// nameAll is true if filter names every node that fits.
-	nameAll bool
 }
 
-// sampled records that filter found no node for the pod among the candidate nodes of one call.
-func (a *attempts) sampled(uid gpu.PodUID, candidates int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if known := a.pods[uid]; candidates >= minSample && known.sample == 0 {
-		a.note(uid, triedPod{pause: attemptPause, sample: candidates, nameAll: known.nameAll})
-	}
+// state is what the latest filter calls for a pod came to, until its next bind.
+type state uint8
+
+const (
+	// unknown pods aren't kept.
+	unknown state = iota
+	// fewNamed: filter named only some of the nodes that fit. The pod is requeued if kube-scheduler rejects it.
+	fewNamed
+	// allNamed: filter was called again, and from now on names every node that fits. The pod isn't requeued.
+	allNamed
+	// sampled: filter found no node in a sample. The pod is requeued if another node has room.
+	sampled
+	// sampledAll is sampled for a pod for which filter names every node that fits.
+	sampledAll
+
+	states
+)
+
+// event is what changes the state of a pod.
+type event uint8
+
+const (
+	// called: filter is called, and asks whether it must name every node that fits.
+	called event = iota
+	// noneInSample: filter found no node for the pod in a sample.
+	noneInSample
+	// passed: filter found nodes, and named all of them; passedPartly: it named some.
+	passed
+	passedPartly
+	// ended: a bind call for the pod has arrived, or the pod is bound or gone.
+	ended
+
+	events
+)
+
+// transitions are the states that follow each state.
+var transitions = [events][states]state{
+	//             unknown   fewNamed  allNamed    sampled   sampledAll
+	called:       {unknown, allNamed, allNamed, sampled, sampledAll},
+	noneInSample: {sampled, sampled, sampledAll, sampled, sampledAll},
+	passed:       {unknown, fewNamed, allNamed, unknown, allNamed},
+	passedPartly: {fewNamed, fewNamed, fewNamed, fewNamed, fewNamed},
+	ended:        {unknown, unknown, unknown, unknown, unknown},
 }
 
-// namedFew records that filter named only some of the nodes that fit the pod.
-func (a *attempts) namedFew(uid gpu.PodUID) {
+// handle changes the pod's state by an event, and returns the new state. sample is the number of candidate nodes of a sample.
+func (a *attempts) handle(uid gpu.PodUID, e event, sample int) state {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.note(uid, triedPod{pause: attemptPause})
-}
-
-// mustNameAll implements Requeuer.NameAll.
-func (a *attempts) mustNameAll(uid gpu.PodUID) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	known, again := a.pods[uid]
-	if !again || known.sample > 0 {
-		return known.nameAll
-	}
-	a.pods[uid] = triedPod{nameAll: true} // This is another filter call without a bind in between.
-	return true
-}
-
-// passed records that filter found a node for the pod.
-func (a *attempts) passed(uid gpu.PodUID) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	switch known := a.pods[uid]; {
-	case known.nameAll:
-		a.pods[uid] = triedPod{nameAll: true}
-	case known.sample > 0:
+	from := a.pods[uid].state
+	to := transitions[e][from]
+	switch {
+	case to == from:
+	case to == unknown:
 		delete(a.pods, uid)
+	case to == allNamed:
+		a.pods[uid] = triedPod{state: to}
+	default:
+		a.add(uid, triedPod{state: to, pause: attemptPause, sample: sample})
 	}
+	return to
 }
 
-// forget records that a bind call for the pod has arrived, or that the pod is bound or gone.
-func (a *attempts) forget(uid gpu.PodUID) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.pods, uid)
-}
-
-// note adds the pod, which becomes due after its pause. The caller holds mu.
-func (a *attempts) note(uid gpu.PodUID, pod triedPod) {
+// add adds the pod, which becomes due after its pause. The caller holds mu.
+func (a *attempts) add(uid gpu.PodUID, pod triedPod) {
 	if _, again := a.pods[uid]; !again && len(a.pods) >= maxRejected {
 		for other := range a.pods {
 			delete(a.pods, other) // Any of them: with so many, most do not exist.
@@ -174,47 +189,46 @@ func (a *attempts) round() {
 	due := maps.Clone(a.pods)
 	maps.DeleteFunc(due, func(_ gpu.PodUID, pod triedPod) bool { return pod.due.IsZero() || pod.due.After(now) })
 	a.mu.Unlock()
-	node, helps := a.judge(due)
-	if helps {
+	var node string
+	if node, requeued = a.judge(due); requeued {
 		a.requeue(node)
-		requeued = true
 	}
 }
 
 // judge drops due pods that a requeue cannot help, and reports whether a requeue may help one of the others. node is
 // the node to change; it is empty for any node.
 func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) {
-	var sampled []*clustercache.PodInfo
+	var inSample []*clustercache.PodInfo
 	var requests []gpu.Pod
 	for uid, was := range due {
 		pod, pending := a.Cache.PendingPod(uid)
 		switch {
 		case !pending:
-			a.end(uid, was)
-		case was.sample > 0:
-			sampled, requests = append(sampled, pod), append(requests, pod.Pod)
+			a.drop(uid, was)
+		case was.state != fewNamed:
+			inSample, requests = append(inSample, pod), append(requests, pod.Pod)
 		case pod.Pending.Rejected:
 			helps = true
 		}
 	}
-	if helps || len(sampled) == 0 {
+	if helps || len(inSample) == 0 {
 		return "", helps
 	}
 	// If none of many pods fits any node, this one check is enough.
 	_, some := a.Ledger.AnyFit(leastOf(requests))
-	for i, pod := range sampled {
+	for i, pod := range inSample {
 		if some {
 			if node, helps = a.roomFor(pod); helps {
 				return node, true
 			}
 		}
-		a.end(requests[i].UID, due[requests[i].UID])
+		a.drop(requests[i].UID, due[requests[i].UID])
 	}
 	return "", false
 }
 
-// end drops the pod, unless its state has changed since.
-func (a *attempts) end(uid gpu.PodUID, was triedPod) {
+// drop forgets the pod, unless its state has changed since.
+func (a *attempts) drop(uid gpu.PodUID, was triedPod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.pods[uid] == was {
@@ -235,7 +249,7 @@ func (a *attempts) postpone(requeued bool) {
 		pod.tries++
 		// Attempts of other pods use nodes of the same rotation. Therefore every node is likely to have been in a
 		// sample only after twice as many attempts.
-		if pod.sample == 0 || pod.tries > 2*(nodes/pod.sample+1) {
+		if pod.state == fewNamed || pod.tries > 2*(nodes/pod.sample+1) {
 			pod.pause = min(2*pod.pause, maxAttemptPause)
 		}
 		pod.due = now.Add(pod.pause)

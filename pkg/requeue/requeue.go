@@ -130,7 +130,9 @@ func (r *Requeuer) Run(ctx context.Context) error {
 // Rejected records that filter found no node for the pod among the candidate nodes of one call. They may be only some of the
 // feasible ones; if another node has room, the pod is requeued soon. at is when filter read the ledger.
 func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, at time.Time) {
-	r.attempts.sampled(pod.UID, candidates)
+	if candidates >= minSample {
+		r.attempts.handle(pod.UID, noneInSample, candidates)
+	}
 	r.add(pod, at)
 	if r.Clock.Since(at) < freedDelay {
 		return
@@ -145,23 +147,27 @@ func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, at time.Time) {
 // bind must follow, or the next call names all.
 func (r *Requeuer) Passed(uid gpu.PodUID, partly bool) {
 	r.ForgetRejection(uid)
-	r.attempts.passed(uid)
+	e := passed
 	if partly {
-		r.attempts.namedFew(uid)
+		e = passedPartly
 	}
+	r.attempts.handle(uid, e, 0)
 }
 
 // NameAll reports whether filter must name every node that fits the pod, because no bind followed the call in which it
 // named only some. If it returns true it notes that, and returns true until the pod's next bind.
-func (r *Requeuer) NameAll(uid gpu.PodUID) bool { return r.attempts.mustNameAll(uid) }
+func (r *Requeuer) NameAll(uid gpu.PodUID) bool {
+	state := r.attempts.handle(uid, called, 0)
+	return state == allNamed || state == sampledAll
+}
 
 // BindStarted records that a bind call for the pod has arrived.
-func (r *Requeuer) BindStarted(uid gpu.PodUID) { r.attempts.forget(uid) }
+func (r *Requeuer) BindStarted(uid gpu.PodUID) { r.attempts.handle(uid, ended, 0) }
 
 // Forget removes the pod: it is bound or gone.
 func (r *Requeuer) Forget(uid gpu.PodUID) {
 	r.ForgetRejection(uid)
-	r.attempts.forget(uid)
+	r.attempts.handle(uid, ended, 0)
 }
 
 // ForgetRejection removes the rejection of a pod that something else requeues.
