@@ -202,7 +202,7 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 		g.cardless++
 		return
 	}
-	r := mgr.home(g, known, now)
+	r := mgr.findOrBegin(g, known, now)
 	mgr.join(r, known)
 	if r.phase != PhaseRunning && m.Node == "" {
 		mgr.forgive(r)

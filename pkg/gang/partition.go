@@ -53,7 +53,7 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 		if open := g.open(); m.Node == "" && open != nil && open.whole() {
 			mgr.move(open, ranBefore, PhaseRunning, now)
 		}
-		mgr.join(mgr.home(g, m, now), m)
+		mgr.join(mgr.findOrBegin(g, m, now), m)
 	}
 	if open := g.open(); open != nil && open.inherited && (open.whole() || open.lostMembers()) {
 		mgr.move(open, ranBefore, PhaseRunning, now)

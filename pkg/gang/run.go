@@ -93,7 +93,9 @@ func (mgr *Manager) begin(g *group, now time.Time) *run {
 //   - a bound pod to the run that its annotation names;
 //   - an unbound pod of a controller of a running run to that run, which it joins alone;
 //   - any other unbound pod to the run that isn't running.
-func (mgr *Manager) home(g *group, m *member, now time.Time) *run {
+//
+// It returns nil if there is no such run.
+func (mgr *Manager) home(g *group, m *member) *run {
 	for _, r := range g.runs {
 		switch {
 		case m.Node != "" && m.Run == r.id && (r.id != "" || r.phase == PhaseRunning),
@@ -101,23 +103,27 @@ func (mgr *Manager) home(g *group, m *member, now time.Time) *run {
 			return r
 		}
 	}
-	open := g.open()
-	switch {
-	case m.Node != "":
-		return mgr.homeOfInherited(g, open, m, now)
-	case open == nil:
-		return mgr.begin(g, now)
+	if m.Node != "" {
+		return nil
 	}
-	return open
+	return g.open()
 }
 
-// homeOfInherited returns the run of a bound pod whose run is unknown. The watch was behind when this process became the
-// leader, and then began again with a list, whose pods come in any order: the rest of the run may follow, or be known as
-// unbound. So the pod becomes part of the run that isn't running, if it can be that, and giveUp decides later whether this
-// one lost members; then nothing of it is evicted. As in partition, of several such runs the one that was bound last can be
-// broken. A pod that can't be part of it counts as one of a whole run.
-func (mgr *Manager) homeOfInherited(g *group, open *run, m *member, now time.Time) *run {
-	if m.Run != "" && open != nil && open.phase == PhaseBroken && open.inherited && open.lastBound().Before(m.BoundAt) {
+// findOrBegin returns the member's home. If it has none, it begins a run or makes the pod part of one.
+//
+// A bound pod without a home was bound by another leader. The watch was behind when this process became the leader, and then
+// began again with a list, whose pods come in any order: the rest of the pod's run may follow, or be known as unbound. So the
+// pod becomes part of the run that isn't running, if it can be that, and giveUp decides later whether this one lost members;
+// then nothing of it is evicted. As in partition, of several such runs the one that was bound last can be broken. A pod that
+// can't be part of it counts as one of a whole run.
+func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
+	home, open := mgr.home(g, m), g.open()
+	switch {
+	case home != nil:
+		return home
+	case m.Node == "":
+		return mgr.begin(g, now)
+	case m.Run != "" && open != nil && open.phase == PhaseBroken && open.inherited && open.lastBound().Before(m.BoundAt):
 		mgr.nowRuns(open, ranBefore, now)
 		open = g.open()
 	}
@@ -270,14 +276,16 @@ func (mgr *Manager) nowRuns(r *run, why trigger, now time.Time) {
 	mgr.rehome(r, now)
 }
 
-// rehome moves the unbound members of the run that belong to another one.
+// rehome moves the unbound members of the run that belong to another one. Their new run changes, and may become running and
+// rehome its own. That ends: a run becomes running once, and the home of an unbound member depends only on which runs are
+// running and which controllers these accept.
 func (mgr *Manager) rehome(r *run, now time.Time) {
 	if r.unbound() == 0 || r.phase == PhaseRunning && r.acceptsAll() {
 		return
 	}
 	g := mgr.groups[r.key]
 	for _, m := range r.sorted((*member).awaitsBind) {
-		if next := mgr.home(g, m, now); next != r {
+		if next := mgr.findOrBegin(g, m, now); next != r {
 			mgr.leave(m)
 			next.parked = next.parked || r.parked
 			mgr.join(next, m)
