@@ -12,8 +12,8 @@ const (
 	// windowPerBind is the time by which each bind that was sent delays the next ones. If binds arrive faster than that,
 	// the batches grow, up to what arrives in one window. If they arrive more slowly, the batches shrink.
 	windowPerBind = 20 * time.Millisecond
-	// patience limits the wait of a bind to 1/patience of the time for which its pod has been pending.
-	patience = 10
+	// pendingPerWait is how many times as long as its bind waits a pod must have been pending.
+	pendingPerWait = 10
 )
 
 // batch sends binds together while pods arrive faster than they are bound. The API server and etcd then need less work per bind
@@ -26,9 +26,9 @@ type batch struct {
 	window time.Duration
 
 	mu sync.Mutex
-	// open is the time from which a bind is sent at once.
-	open time.Time
-	// next is closed to send the waiting binds, at the time open; nil if none waits.
+	// sendAt is the time from which a bind is sent at once.
+	sendAt time.Time
+	// next is closed to send the waiting binds, at the time sendAt; nil if none waits.
 	next chan struct{}
 	// waiting is the number of waiting binds.
 	waiting int
@@ -51,9 +51,9 @@ func (b *batch) join(pending time.Duration) <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.clock.Now()
-	left := min(b.open.Sub(now), b.window) // A clock that was set back must not lengthen the wait.
+	left := min(b.sendAt.Sub(now), b.window) // A clock that was set back must not lengthen the wait.
 	switch {
-	case left > pending/patience:
+	case left > pending/pendingPerWait:
 		return nil
 	case b.next == nil && left <= 0:
 		b.sent(now, 1)
@@ -81,5 +81,5 @@ func (b *batch) release() {
 
 // sent records that n binds were sent. The caller holds mu.
 func (b *batch) sent(now time.Time, n int) {
-	b.open = now.Add(min(time.Duration(n)*windowPerBind, b.window))
+	b.sendAt = now.Add(min(time.Duration(n)*windowPerBind, b.window))
 }

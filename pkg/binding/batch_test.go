@@ -105,8 +105,8 @@ func TestBatchPatience(t *testing.T) {
 			t.Error("the bind waits, want that it is sent at once")
 		}
 	}
-	const enough = patience * windowPerBind
-	if g.join(enough-patience) != nil {
+	const enough = pendingPerWait * windowPerBind
+	if g.join(enough-pendingPerWait) != nil {
 		t.Error("the bind waits longer than its pod allows")
 	}
 	next := g.join(enough)

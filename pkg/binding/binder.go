@@ -215,14 +215,14 @@ func (b *Binder) confirm(ctx context.Context, node string, allocation ledger.All
 	}
 	switch {
 	case readErr == nil && live != nil && live.Node == node:
-		b.open.found(live)
-		if found, ok := b.boundTo(pod.UID, node); ok {
+		b.open.foundBound(live)
+		if found, ok := b.boundOn(pod.UID, node); ok {
 			allocation = found // Another process may have bound the pod, to another card.
 		}
 		b.bound(ctx, node, allocation)
 		return Bound, nil
 	case conflict && readErr == nil && live != nil && live.Node != "":
-		b.open.found(live)
+		b.open.foundBound(live)
 		return Rejected, fmt.Errorf("%w: the pod is bound to node %s already", ErrBadRequest, live.Node)
 	case conflict && readErr == nil:
 		b.open.rejected(pod.UID)
@@ -230,7 +230,7 @@ func (b *Binder) confirm(ctx context.Context, node string, allocation ledger.All
 	}
 	if !b.open.answerLost(pod.UID) {
 		// The watch has reported the pod meanwhile.
-		if found, ok := b.boundTo(pod.UID, node); ok {
+		if found, ok := b.boundOn(pod.UID, node); ok {
 			b.bound(ctx, node, found)
 			return Bound, nil
 		}
@@ -246,12 +246,12 @@ func (b *Binder) Abandon(uid gpu.PodUID) (none bool) {
 
 // PodBound updates the ledger with a bound pod that the watch reports, and resolves the pod's open bind.
 func (b *Binder) PodBound(pod *clustercache.PodInfo) {
-	b.open.reported(pod.UID, OutcomeBound, func() { setBound(b.Ledger, pod) })
+	b.open.watchReported(pod.UID, OutcomeBound, func() { setBound(b.Ledger, pod) })
 }
 
 // PodGone removes a pod from the ledger that has ended or was deleted, and resolves the pod's open bind.
 func (b *Binder) PodGone(uid gpu.PodUID) {
-	b.open.reported(uid, OutcomeGone, func() { b.Ledger.Remove(uid) })
+	b.open.watchReported(uid, OutcomeGone, func() { b.Ledger.Remove(uid) })
 }
 
 // setBound sets the bound allocation of the pod in the ledger. A pod without GPU memory has none.
@@ -307,8 +307,8 @@ func annotations(allocation ledger.Allocation, cards []protocol.AssignedCard, co
 	return out
 }
 
-// boundTo returns the allocation of a pod that is bound to the node.
-func (b *Binder) boundTo(uid gpu.PodUID, node string) (ledger.Allocation, bool) {
+// boundOn returns the allocation of a pod that is bound to the node.
+func (b *Binder) boundOn(uid gpu.PodUID, node string) (ledger.Allocation, bool) {
 	home, allocation, ok := b.Ledger.Lookup(uid)
 	return allocation, ok && home == node && allocation.State == ledger.Bound
 }
@@ -321,7 +321,7 @@ func (b *Binder) bound(ctx context.Context, node string, allocation ledger.Alloc
 
 // reportLate reports the card of a pod whose unconfirmed bind turned out to have succeeded.
 func (b *Binder) reportLate(pod gpu.Pod, node string) {
-	if allocation, ok := b.boundTo(pod.UID, node); ok {
+	if allocation, ok := b.boundOn(pod.UID, node); ok {
 		b.report(klog.Background().WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", node), node, allocation)
 	}
 }

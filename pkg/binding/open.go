@@ -39,8 +39,8 @@ const (
 type openBinds struct {
 	Options
 	reader *reader
-	// bound is called for a pod whose unconfirmed bind turned out to have succeeded.
-	bound func(pod gpu.Pod, node string)
+	// onBound is called for a pod whose unconfirmed bind turned out to have succeeded.
+	onBound func(pod gpu.Pod, node string)
 
 	mu    sync.Mutex
 	binds map[gpu.PodUID]openBind
@@ -67,8 +67,8 @@ const (
 	unseen
 )
 
-func newOpenBinds(o Options, r *reader, bound func(gpu.Pod, string)) *openBinds {
-	return &openBinds{Options: o, reader: r, bound: bound, binds: map[gpu.PodUID]openBind{}}
+func newOpenBinds(o Options, r *reader, onBound func(gpu.Pod, string)) *openBinds {
+	return &openBinds{Options: o, reader: r, onBound: onBound, binds: map[gpu.PodUID]openBind{}}
 }
 
 // begin records that a write is about to be made. A pod without GPU memory has no allocation, but its gang must learn the outcome.
@@ -125,20 +125,20 @@ func (o *openBinds) rejected(uid gpu.PodUID) {
 	o.Ledger.Release(uid)
 }
 
-// found records that a live read found the pod bound, perhaps to another node. If the watch has reported the pod meanwhile,
+// foundBound records that a live read found the pod bound, perhaps to another node. If the watch has reported the pod meanwhile,
 // the watch is newer and the read is ignored.
-func (o *openBinds) found(pod *clustercache.PodInfo) {
+func (o *openBinds) foundBound(pod *clustercache.PodInfo) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if bind, ok := o.binds[pod.UID]; ok {
 		bind.node = pod.Node
-		o.enter(bind, pod)
+		o.recordBound(bind, pod)
 	}
 }
 
-// enter updates the ledger with a bound pod that a live read found. The caller holds mu. A running pod stays open until
+// recordBound updates the ledger with a bound pod that a live read found. The caller holds mu. A running pod stays open until
 // the watch reports it: if the pod ended while the watch is broken, nothing else would detect that.
-func (o *openBinds) enter(bind openBind, pod *clustercache.PodInfo) {
+func (o *openBinds) recordBound(bind openBind, pod *clustercache.PodInfo) {
 	if pod.Ended {
 		delete(o.binds, bind.pod.UID)
 		o.Ledger.Remove(bind.pod.UID)
@@ -149,26 +149,26 @@ func (o *openBinds) enter(bind openBind, pod *clustercache.PodInfo) {
 	o.binds[bind.pod.UID] = bind
 }
 
-// reported records that the watch has reported the pod, whose bind then has this outcome. update applies the report to the
-// ledger. The bind is closed before, so that the result of an earlier live read cannot be entered afterwards.
-func (o *openBinds) reported(uid gpu.PodUID, outcome string, update func()) {
+// watchReported records that the watch has reported the pod, whose bind then has this outcome. update applies the report to the
+// ledger. The bind is closed before, so that the result of an earlier live read cannot be applied afterwards.
+func (o *openBinds) watchReported(uid gpu.PodUID, outcome string, update func()) {
 	o.mu.Lock()
 	bind, open := o.binds[uid]
 	delete(o.binds, uid)
 	o.mu.Unlock()
 	update()
 	if open && bind.state == unconfirmed {
-		o.resolved(klog.Background(), bind, outcome)
+		o.reportResolved(klog.Background(), bind, outcome)
 	}
 }
 
-// resolved reports the outcome of an unconfirmed bind. The ledger must be up to date already.
-func (o *openBinds) resolved(logger klog.Logger, bind openBind, outcome string) {
+// reportResolved reports the outcome of an unconfirmed bind. The ledger must be up to date already.
+func (o *openBinds) reportResolved(logger klog.Logger, bind openBind, outcome string) {
 	logger.Info("Unconfirmed bind resolved", "pod", klog.KRef(bind.pod.Namespace, bind.pod.Name), "node", bind.node, "outcome", outcome)
 	o.Observer.BindResolved(outcome)
 	switch outcome {
 	case OutcomeBound:
-		o.bound(bind.pod, bind.node)
+		o.onBound(bind.pod, bind.node)
 	case OutcomeNotBound:
 		o.reader.notBound(bind.pod.UID, bind.node)
 	}
@@ -191,7 +191,7 @@ func (o *openBinds) run(ctx context.Context) error {
 // resolveDue reads the pods of the binds that are due.
 func (o *openBinds) resolveDue(ctx context.Context) {
 	for _, bind := range o.due() {
-		if !o.resolve(ctx, bind) {
+		if !o.readOne(ctx, bind) {
 			return // The API server is unreachable: each further read would only time out.
 		}
 	}
@@ -218,8 +218,8 @@ func (o *openBinds) due() []openBind {
 	return due
 }
 
-// resolve reads the pod of one bind. It reports whether the API server answered.
-func (o *openBinds) resolve(ctx context.Context, bind openBind) bool {
+// readOne reads the pod of one bind. It reports whether the API server answered.
+func (o *openBinds) readOne(ctx context.Context, bind openBind) bool {
 	logger := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -230,17 +230,17 @@ func (o *openBinds) resolve(ctx context.Context, bind openBind) bool {
 		logger.V(2).Info("Pod of an open bind not read, trying again", "pod", klog.KRef(bind.pod.Namespace, bind.pod.Name), "err", err)
 		return false
 	}
-	outcome := o.conclude(bind, found, asked)
+	outcome := o.applyRead(bind, found, asked)
 	o.reader.report(bind.pod.UID, found)
 	if outcome != "" && bind.state == unconfirmed {
-		o.resolved(logger, bind, outcome)
+		o.reportResolved(logger, bind, outcome)
 	}
 	return true
 }
 
-// conclude updates the ledger with the result of a read that began at asked. pod is nil if there is none. It returns the
+// applyRead updates the ledger with the result of a read that began at asked. pod is nil if there is none. It returns the
 // outcome, or "" if there is none yet.
-func (o *openBinds) conclude(bind openBind, pod *clustercache.PodInfo, asked time.Time) string {
+func (o *openBinds) applyRead(bind openBind, pod *clustercache.PodInfo, asked time.Time) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.binds[bind.pod.UID] != bind {
@@ -252,7 +252,7 @@ func (o *openBinds) conclude(bind openBind, pod *clustercache.PodInfo, asked tim
 		o.Ledger.Remove(bind.pod.UID)
 		return OutcomeGone
 	case pod.Node != "":
-		o.enter(bind, pod)
+		o.recordBound(bind, pod)
 		return OutcomeBound
 	case asked.Sub(bind.at) > Deadline(o.Timeout):
 		delete(o.binds, bind.pod.UID)
@@ -263,9 +263,9 @@ func (o *openBinds) conclude(bind openBind, pod *clustercache.PodInfo, asked tim
 	}
 }
 
-// adopt adds a pod that a live read found on a node and that the watch has not reported. The bind stays open until the
+// addUnseen adds a pod that a live read found on a node and that the watch has not reported. The bind stays open until the
 // watch reports it, so that a pod that has ended meanwhile does not stay in the ledger.
-func (o *openBinds) adopt(pod *clustercache.PodInfo) {
+func (o *openBinds) addUnseen(pod *clustercache.PodInfo) {
 	if pod.Node == "" || pod.Request == 0 || pod.Ended {
 		return
 	}
@@ -279,7 +279,7 @@ func (o *openBinds) adopt(pod *clustercache.PodInfo) {
 	if known && home == pod.Node && allocation.State == ledger.Bound || open && !known {
 		return
 	}
-	o.enter(openBind{pod: pod.Pod, node: pod.Node}, pod)
+	o.recordBound(openBind{pod: pod.Pod, node: pod.Node}, pod)
 }
 
 // idle reports whether every write has a known outcome.

@@ -143,7 +143,7 @@ func (b *Binder) VerifyPod(ctx context.Context, pod gpu.Pod) {
 // learn applies the result of a read that no open bind asked for.
 func (b *Binder) learn(uid gpu.PodUID, found *clustercache.PodInfo) {
 	if found != nil {
-		b.open.adopt(found)
+		b.open.addUnseen(found)
 	}
 	b.reader.report(uid, found)
 }

@@ -25,10 +25,10 @@ type cardState struct {
 	// all are all cards of the node as the driver reports them, and cards those that the node reports (report).
 	all, cards []gpu.Card
 	moved      map[int]int
-	// excluded selects the cards that the configuration excludes. holders has the memory of pods on each card; it is nil if it is
+	// excluded selects the cards that the configuration excludes. held is the memory that pods hold on each card; it is nil if it is
 	// not known.
 	excluded nodeconfig.Cards
-	holders  map[int]gpu.Memory
+	held     map[int]gpu.Memory
 	// mode is the isolation mode in force, and isolated what it means for each card, by index.
 	mode     isolation.Mode
 	isolated map[int]cardIsolation
@@ -78,24 +78,24 @@ func (s *cardState) Isolate(mode isolation.Mode, cards map[int]cardIsolation) {
 	}
 }
 
-// Exclude sets which cards the configuration excludes. Until Release is called, all of them are reported.
+// Exclude sets which cards the configuration excludes. Until SetHeld is called, all of them are reported.
 func (s *cardState) Exclude(excluded nodeconfig.Cards) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.Equal(excluded, s.excluded) {
 		return
 	}
-	s.excluded, s.holders = excluded, nil
+	s.excluded, s.held = excluded, nil
 	if s.all != nil {
 		s.update()
 	}
 }
 
-// Release sets the memory that pods hold on each card. Excluded cards without such memory are reported no longer.
-func (s *cardState) Release(holders map[int]gpu.Memory) {
+// SetHeld sets the memory that pods hold on each card. Excluded cards without such memory are reported no longer.
+func (s *cardState) SetHeld(held map[int]gpu.Memory) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.holders = holders
+	s.held = held
 	if s.all != nil && !slices.Equal(s.cards, s.report()) {
 		s.update()
 	}
@@ -114,13 +114,13 @@ const reasonExcluded = "excluded by the node's configuration, and still used by 
 // reported returns the cards that the node reports. An excluded card is reported, as an unhealthy one, as long as pods hold memory
 // on it, so that this memory is counted. If all cards are excluded, all are reported: without any card the node's old inventory
 // would stay.
-func reported(all []gpu.Card, excluded nodeconfig.Cards, holders map[int]gpu.Memory) []gpu.Card {
-	none := !slices.ContainsFunc(all, func(c gpu.Card) bool { return !excluded.Has(c) || holders[c.Index] > 0 })
+func reported(all []gpu.Card, excluded nodeconfig.Cards, held map[int]gpu.Memory) []gpu.Card {
+	none := !slices.ContainsFunc(all, func(c gpu.Card) bool { return !excluded.Has(c) || held[c.Index] > 0 })
 	var out []gpu.Card
 	for _, c := range all {
 		switch {
 		case !excluded.Has(c):
-		case holders == nil || holders[c.Index] > 0:
+		case held == nil || held[c.Index] > 0:
 			c.Unhealthy = cmp.Or(c.Unhealthy, reasonExcluded)
 		case none:
 			c.Unhealthy = cmp.Or(c.Unhealthy, reasonAllExcluded)
@@ -142,7 +142,7 @@ func isExcluded(c gpu.Card) bool {
 
 // report returns the cards that the node reports: those that are not excluded, in the isolation mode in force. The caller holds mu.
 func (s *cardState) report() []gpu.Card {
-	cards := reported(s.all, s.excluded, s.holders)
+	cards := reported(s.all, s.excluded, s.held)
 	for i := range cards {
 		card := &cards[i]
 		card.Unhealthy = cmp.Or(card.Unhealthy, s.isolated[card.Index].notReady)
@@ -182,14 +182,14 @@ func (s *cardState) Get() (cards []gpu.Card, changed <-chan struct{}, problem er
 	return slices.Clone(s.cards), s.changed, s.problem
 }
 
-// All returns the cards, offered or not.
-func (s *cardState) All() []gpu.Card {
+// Reported returns the cards that the node reports, healthy or not.
+func (s *cardState) Reported() []gpu.Card {
 	cards, _, _ := s.Get()
 	return cards
 }
 
-// Listed returns all cards of the node as the driver reports them, also those that the configuration excludes.
-func (s *cardState) Listed() []gpu.Card {
+// All returns all cards of the node as the driver reports them, also those that the configuration excludes.
+func (s *cardState) All() []gpu.Card {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.all)
@@ -236,8 +236,8 @@ func (s *cardState) Taken(cards []gpu.Card) {
 	s.taken = cards
 }
 
-// Better reports whether a card is healthy here of which the kubelet doesn't have all healthy devices.
-func (s *cardState) Better(cards []gpu.Card) bool {
+// AnyUntaken reports whether one of the cards is healthy although the kubelet has not yet taken all its devices as healthy.
+func (s *cardState) AnyUntaken(cards []gpu.Card) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.ContainsFunc(cards, func(c gpu.Card) bool { return c.Healthy() && !s.takenAs(c) })

@@ -144,7 +144,7 @@ func (c *configurator) release(ctx context.Context) {
 		return
 	}
 	if held, err := c.held(ctx); err == nil { // Else the context has ended.
-		c.cards.Release(held)
+		c.cards.SetHeld(held)
 	}
 }
 

@@ -25,7 +25,7 @@ func TestReportedCards(t *testing.T) {
 	for name, test := range map[string]struct {
 		all      []gpu.Card
 		excluded nodeconfig.Cards
-		holders  map[int]gpu.Memory
+		held     map[int]gpu.Memory
 		// want maps the index of each reported card to the reason why it takes no new pods.
 		want map[int]string
 	}{
@@ -40,7 +40,7 @@ func TestReportedCards(t *testing.T) {
 		"no cards":                 {nil, nodeconfig.Cards{{Index: 0}}, map[int]gpu.Memory{}, map[int]string{}},
 	} {
 		got := map[int]string{}
-		for _, c := range reported(test.all, test.excluded, test.holders) {
+		for _, c := range reported(test.all, test.excluded, test.held) {
 			got[c.Index] = c.Unhealthy
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" {
@@ -59,9 +59,9 @@ func TestExcludeAnother(t *testing.T) {
 		want []int
 	}{
 		{"one card", func() { s.Exclude(nodeconfig.Cards{{Index: 0}}) }, []int{0, 1, 2}},
-		{"no pod uses it", func() { s.Release(map[int]gpu.Memory{1: 4}) }, []int{1, 2}},
+		{"no pod uses it", func() { s.SetHeld(map[int]gpu.Memory{1: 4}) }, []int{1, 2}},
 		{"two others", func() { s.Exclude(nodeconfig.Cards{{Index: 1}, {Index: 2}}) }, []int{0, 1, 2}},
-		{"a pod uses one", func() { s.Release(map[int]gpu.Memory{1: 4}) }, []int{0, 1}},
+		{"a pod uses one", func() { s.SetHeld(map[int]gpu.Memory{1: 4}) }, []int{0, 1}},
 		{"the driver is away", func() { s.Set(gpu.GiB, nil, nil, "no driver") }, []int{0, 1}},
 		{"none", func() { s.Exclude(nil) }, []int{0, 1, 2}},
 	}

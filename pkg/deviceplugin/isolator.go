@@ -124,7 +124,7 @@ func (i *isolator) check() {
 		return
 	}
 	states := map[int]cardIsolation{}
-	for _, card := range i.cards.Listed() {
+	for _, card := range i.cards.All() {
 		state := cardIsolation{maxContainers: i.backends[i.mode].MaxContainers(i.card(card))}
 		if err := i.ready(card); err != nil {
 			state.notReady = err.Error()

@@ -231,7 +231,7 @@ func TestIsolationNotReady(t *testing.T) {
 				healthy = 0
 			}
 			k.awaitDevices(healthy, all)
-			got := p.cards.All()
+			got := p.cards.Reported()
 			if !strings.HasPrefix(got[0].Unhealthy, test.want) || (got[0].Unhealthy == "") != (test.want == "") || got[1].Unhealthy != "Xid 79" {
 				t.Errorf("the cards are unhealthy: %q, %q; want %q", got[0].Unhealthy, got[1].Unhealthy, test.want)
 			}
@@ -269,13 +269,13 @@ func TestIsolationChanges(t *testing.T) {
 			p.newIsolator()
 			p.cards.Set(gpu.GiB, reservedCards(), nil, "")
 			p.cards.Exclude(test.excluded)
-			p.cards.Release(map[int]gpu.Memory{})
+			p.cards.SetHeld(map[int]gpu.Memory{})
 			p.isolator.SetNode(labelled("driver"))
 			p.isolator.Ask(limiter{})
 			if test.change != nil {
 				test.change(p.isolator, o)
 			}
-			if got := p.cards.All()[0].Unhealthy; !strings.HasPrefix(got, test.unhealthy) || (got == "") != (test.unhealthy == "") {
+			if got := p.cards.Reported()[0].Unhealthy; !strings.HasPrefix(got, test.unhealthy) || (got == "") != (test.unhealthy == "") {
 				t.Errorf("the card is unhealthy: %q", got)
 			}
 			// The decision's card has the memory that it has without limits: the decision is older than the mode.

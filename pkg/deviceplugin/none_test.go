@@ -23,7 +23,7 @@ func TestNoneCostsNothing(t *testing.T) {
 	await(t, "the node", func() bool { return p.node.informer.HasSynced() })
 	pod := newPod("a", main(2), assumed(1, 1))
 	b.create(p, pod)
-	if got := p.cards.All()[0].Memory; got != 16 {
+	if got := p.cards.Reported()[0].Memory; got != 16 {
 		t.Errorf("the card has %d of 16 units", got)
 	}
 

@@ -141,7 +141,7 @@ func New(o Options) (*Plugin, error) {
 		return nil, err
 	}
 	p.meter = usage.NewMeter(usage.Options{
-		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.All, Cgroups: o.CgroupRoot,
+		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.Reported, Cgroups: o.CgroupRoot,
 		Containers: containerSource{p.pods, record, p.cards}.Containers,
 		Servers: func(uuid string) []int {
 			status, _ := o.MPSDirectory.ReadStatus(uuid) // Without MPS there is none.

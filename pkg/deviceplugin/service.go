@@ -125,7 +125,7 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 		s.logger.V(2).Info("Reported the cards to the kubelet", "cards", len(cards))
 		// If no card became healthy or larger since the last list that was taken, as when only the kubelet restarted, there is
 		// nothing to wait for. A kubelet that starts is busy, so it isn't asked.
-		if !s.cards.Better(cards) || s.kubelet.AwaitDevices(stream.Context(), message.Devices, changed) {
+		if !s.cards.AnyUntaken(cards) || s.kubelet.AwaitDevices(stream.Context(), message.Devices, changed) {
 			s.taken(cards)
 		}
 		if !next(stream.Context(), s.ending, changed) || !next(stream.Context(), s.ending, time.After(s.interval)) {

@@ -49,7 +49,7 @@ func (s containerSource) Containers() []usage.Container {
 // (KnownCards); before, a measurement would show that no pod uses memory, and the reports of an earlier plugin would be withdrawn.
 func (p *Plugin) Measure(driver Driver) {
 	p.isolator.Ask(driver)
-	if len(p.cards.All()) == 0 {
+	if len(p.cards.Reported()) == 0 {
 		return
 	}
 	p.meter.Measure(driver)

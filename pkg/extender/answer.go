@@ -55,7 +55,7 @@ func (a filterAnswer) appendJSON(to []byte) []byte {
 	case a.Reasons != nil:
 		texts := a.texts()
 		to = append(to, `,"FailedNodes":`...)
-		to = a.appendFailed(to, &texts, func(r placement.Reason) bool { return r != placement.Fits && !r.Unresolvable() })
+		to = a.appendFailed(to, &texts, placement.Reason.Resolvable)
 		to = append(to, `,"FailedAndUnresolvableNodes":`...)
 		to = a.appendFailed(to, &texts, placement.Reason.Unresolvable)
 	}

@@ -45,7 +45,8 @@ type plannedMember struct {
 	// is granted, the reservation belongs to the bind.
 	reserved bool
 	permit   *Permit
-	granted  bool
+	// granted is true once the permit is granted, and for a last member that was given up, which gets none any more.
+	granted bool
 	// decided is true once it is known whether the granted bind succeeded.
 	decided bool
 	// unconfirmed is true if the answer to the bind was lost.

@@ -169,7 +169,7 @@ func (r Reason) Label() string {
 	return words[r].label
 }
 
-// Resolvable reports whether the request could fit if other pods left the node.
+// Resolvable reports whether the request could fit if other pods left the node. It is false for Fits, as Unresolvable is.
 func (r Reason) Resolvable() bool {
 	return r == Reserved || r == Fragmented || r == Full || r == Crowded
 }

@@ -12,9 +12,8 @@ import (
 )
 
 const (
-	// minSample is the smallest sample of feasible nodes to which kube-scheduler limits itself
-	// (pkg/scheduler/schedule_one.go, minFeasibleNodesToFind). If it sends fewer, they are
-	// no sample: they are all the nodes that passed its own filters.
+	// minSample is the smallest sample of feasible nodes to which kube-scheduler limits itself (pkg/scheduler/schedule_one.go,
+	// minFeasibleNodesToFind). If it sends fewer, they are no sample: they are all the nodes that passed its own filters.
 	minSample = 100
 	// attemptPause is the first pause before a pod is requeued. A bind follows a filter call much sooner, and
 	// kube-scheduler's own back-off takes about as long. maxAttemptPause is the longest pause: after that time
@@ -27,7 +26,7 @@ const (
 )
 
 // attempts requeues pods whose scheduling attempt failed, or may have failed, although a node has room. The next attempt can
-// succeed without a change of the cluster, so kube-scheduler makes none for minutes. There are two causes:
+// succeed without a change of the cluster, but without one kube-scheduler makes none for minutes. There are two causes:
 //
 //   - kube-scheduler sent a sample of its nodes (percentageOfNodesToScore), and no card of these nodes has room. The
 //     next attempt uses the next nodes.
