@@ -109,11 +109,11 @@ func (a *attempts) handle(uid gpu.PodUID, e event, sample int) state {
 	defer a.mu.Unlock()
 	from := a.pods[uid].state
 	to := transitions[e][from]
-	switch {
-	case to == from:
-	case to == unknown:
+	switch to {
+	case from:
+	case unknown:
 		delete(a.pods, uid)
-	case to == allNamed:
+	case allNamed:
 		a.pods[uid] = triedPod{state: to}
 	default:
 		a.add(uid, triedPod{state: to, pause: attemptPause, sample: sample})
