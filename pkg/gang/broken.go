@@ -26,8 +26,8 @@ const verifyInterval = 5 * time.Second
 // startVerification starts the verification of a run that is broken. It goes on after a failed round, unless that bound
 // further members.
 func (mgr *Manager) startVerification(r *run, now time.Time) {
-	if r.verification.next.IsZero() || r.counts[running] > r.verification.bound {
-		r.verification = verification{bound: r.counts[running], next: now}
+	if r.verification.next.IsZero() || r.counts[bound] > r.verification.bound {
+		r.verification = verification{bound: r.counts[bound], next: now}
 		mgr.wake(r, now)
 	}
 }
@@ -38,7 +38,7 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 	switch {
 	case v.next.IsZero():
 		return
-	case r.phase == PhaseRunning, r.counts[running] == 0:
+	case r.phase == PhaseRunning, r.counts[bound] == 0:
 		r.verification = verification{}
 		return
 	case now.Before(v.next):
@@ -49,7 +49,7 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 	}
 	switch {
 	case r.phase == PhaseEvicting:
-		for _, m := range r.sorted(func(m *member) bool { return m.counted == running }) {
+		for _, m := range r.sorted(func(m *member) bool { return m.counted == bound }) {
 			mgr.effects.Evict = append(mgr.effects.Evict, m.Pod)
 		}
 	case r.phase == PhaseBinding, r.size() == 0: // It is unknown how many are missing.
@@ -67,7 +67,7 @@ func (mgr *Manager) requestReads(r *run) {
 	v := &r.verification
 	missing := r.sorted(func(m *member) bool { return m.awaitsBind() && (v.over.IsZero() || m.readAt.Before(v.over)) })
 	if len(missing) == 0 {
-		missing = r.sorted(func(m *member) bool { return m.counted == running })
+		missing = r.sorted(func(m *member) bool { return m.counted == bound })
 	}
 	if v.over.IsZero() {
 		missing = missing[:1]

@@ -208,9 +208,9 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 		mgr.forgive(r)
 	}
 	mgr.changed(r, known, now)
-	if open := g.open(); known.Node != "" && r.phase == PhaseRunning && open != nil && open.plan == nil && r.acceptsAny(open) {
-		mgr.rehome(open, now) // The pod shows that its run is alive: members of its controller join it.
-		mgr.changed(open, nil, now)
+	if starting := g.starting(); known.Node != "" && r.phase == PhaseRunning && starting != nil && starting.plan == nil && r.acceptsAny(starting) {
+		mgr.rehome(starting, now) // The pod shows that its run is alive: members of its controller join it.
+		mgr.changed(starting, nil, now)
 	}
 }
 

@@ -67,8 +67,8 @@ const (
 	other category = iota
 	// pending members are to be placed.
 	pending
-	// running members are bound, and neither ended nor terminating.
-	running
+	// bound members are on a node, and neither ended nor terminating.
+	bound
 	succeeded
 	// ineligible members exist, but can't be placed because of their gates or their problem.
 	ineligible
@@ -86,7 +86,7 @@ func (m *Member) category(ours func(scheduler string) bool) category {
 	case m.Ended, m.Leaving:
 		return other
 	case m.Node != "":
-		return running
+		return bound
 	case m.Problem != "", m.Gated:
 		return ineligible
 	case !ours(m.Scheduler):

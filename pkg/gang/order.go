@@ -57,7 +57,7 @@ func (mgr *Manager) reorder(r *run) {
 	mgr.waiting.remove(r)
 	mgr.placed.remove(r)
 	r.rank = rank{
-		broken: r.counts[running] > 0, priority: r.priority(), failedAt: r.failedAt, created: r.created, name: r.key.String(),
+		broken: r.counts[bound] > 0, priority: r.priority(), failedAt: r.failedAt, created: r.created, name: r.key.String(),
 	}
 	switch r.phase {
 	case PhasePending, PhaseBroken:

@@ -39,7 +39,7 @@ func (mgr *Manager) StartLeading(now time.Time) {
 func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 	class := func(m *member) int {
 		switch {
-		case mgr.countAs(m) == running:
+		case mgr.countAs(m) == bound:
 			return 0
 		case m.Node != "":
 			return 1
@@ -50,13 +50,13 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
 	})
 	for _, m := range members {
-		if open := g.open(); m.Node == "" && open != nil && open.whole() {
-			mgr.move(open, ranBefore, PhaseRunning, now)
+		if starting := g.starting(); m.Node == "" && starting != nil && starting.whole() {
+			mgr.move(starting, ranBefore, PhaseRunning, now)
 		}
 		mgr.join(mgr.findOrBegin(g, m, now), m)
 	}
-	if open := g.open(); open != nil && open.inherited && (open.whole() || open.lostMembers()) {
-		mgr.move(open, ranBefore, PhaseRunning, now)
+	if starting := g.starting(); starting != nil && starting.inherited && (starting.whole() || starting.lostMembers()) {
+		mgr.move(starting, ranBefore, PhaseRunning, now)
 	}
 	for _, r := range slices.Clone(g.runs) {
 		r.parked = true
@@ -65,10 +65,10 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 	}
 }
 
-// lastBound returns when a member was last bound, of those that are running.
+// lastBound returns when a member was last bound, of the members that are bound now.
 func (r *run) lastBound() (last time.Time) {
 	for _, m := range r.members {
-		if m.counted == running && m.BoundAt.After(last) {
+		if m.counted == bound && m.BoundAt.After(last) {
 			last = m.BoundAt
 		}
 	}
@@ -78,7 +78,7 @@ func (r *run) lastBound() (last time.Time) {
 // lostMembers reports whether members must have been deleted since those of the run were bound. A run's first bind isn't
 // made before all its members exist. If fewer members than the group's size are left of those that existed at the latest
 // bind, some were deleted since. The unbound members then replace those, so the run was whole, even without a mark. The run
-// also counts as whole if a controller that has a running member in it created another pod after the latest bind: that pod
+// also counts as whole if a controller that has a bound member in it created another pod after the latest bind: that pod
 // replaces a lost member. The opposite error would evict a running job. Therefore a run from which nothing is known to be
 // missing counts as whole too.
 func (r *run) lostMembers() bool {
@@ -86,17 +86,17 @@ func (r *run) lostMembers() bool {
 		return true
 	}
 	for _, m := range r.members {
-		if m.counted == running && m.BoundAt.IsZero() {
+		if m.counted == bound && m.BoundAt.IsZero() {
 			return false
 		}
 	}
-	existed, last := r.counts[running]+r.finished, r.lastBound()
+	existed, last := r.counts[bound]+r.finished, r.lastBound()
 	for _, m := range r.members {
 		switch c := r.controllers[m.Controller]; {
 		case m.counted != pending:
 		case !m.Created.After(last):
 			existed++
-		case c.running > 0:
+		case c.bound > 0:
 			return true // It replaces a member. Surplus members can't stand for that one.
 		}
 	}

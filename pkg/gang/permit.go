@@ -161,7 +161,7 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 			return
 		}
 	}
-	if r.id == "" || r.counts[running] == 0 {
+	if r.id == "" || r.counts[bound] == 0 {
 		r.id = string(p.order[0])
 	}
 	p.opened, p.undecided = now, len(p.members)-1

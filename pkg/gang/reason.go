@@ -79,7 +79,7 @@ func (r *run) arriving() Reason {
 
 // broken returns the reason for the missing members of a run that is bound in part; why is why they can't be placed.
 func (r *run) broken(why Reason) Reason {
-	text := fmt.Sprintf("gang: only %d of %d members are bound", r.counts[running]+r.finished, r.size())
+	text := fmt.Sprintf("gang: only %d of %d members are bound", r.counts[bound]+r.finished, r.size())
 	if why.Text != "" {
 		text += ", " + strings.TrimPrefix(why.Text, "gang: ")
 	}

@@ -58,11 +58,11 @@ func (mgr *Manager) reports() (out []Report, leads bool) {
 func (r *run) report() Report {
 	report := Report{
 		Group: r.key, Phase: r.phase, Size: r.size(), Counted: r.existing(), Since: r.since,
-		Bound: make([]string, 0, r.counts[running]), Pending: make([]string, 0, r.unbound()),
+		Bound: make([]string, 0, r.counts[bound]), Pending: make([]string, 0, r.unbound()),
 	}
 	for _, m := range r.ordered() {
 		switch m.counted {
-		case running:
+		case bound:
 			report.Bound = append(report.Bound, m.Name)
 		case pending, ineligible, foreign:
 			report.Pending = append(report.Pending, m.Name)

@@ -72,8 +72,8 @@ type group struct {
 	cardless int
 }
 
-// open returns the run that isn't running, or nil.
-func (g *group) open() *run {
+// starting returns the run that isn't running, or nil.
+func (g *group) starting() *run {
 	for _, r := range g.runs {
 		if r.phase != PhaseRunning {
 			return r
@@ -106,7 +106,7 @@ func (mgr *Manager) home(g *group, m *member) *run {
 	if m.Node != "" {
 		return nil
 	}
-	return g.open()
+	return g.starting()
 }
 
 // findOrBegin returns the member's home. If it has none, it begins a run or makes the pod part of one.
@@ -117,33 +117,33 @@ func (mgr *Manager) home(g *group, m *member) *run {
 // then nothing of it is evicted. As in partition, of several such runs the one that was bound last can be broken. A pod that
 // can't be part of it counts as one of a whole run.
 func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
-	home, open := mgr.home(g, m), g.open()
+	home, starting := mgr.home(g, m), g.starting()
 	switch {
 	case home != nil:
 		return home
 	case m.Node == "":
 		return mgr.begin(g, now)
-	case m.Run != "" && open != nil && open.phase == PhaseBroken && open.inherited && open.lastBound().Before(m.BoundAt):
-		mgr.nowRuns(open, ranBefore, now)
-		open = g.open()
+	case m.Run != "" && starting != nil && starting.phase == PhaseBroken && starting.inherited && starting.lastBound().Before(m.BoundAt):
+		mgr.nowRuns(starting, ranBefore, now)
+		starting = g.starting()
 	}
 	switch {
-	case m.Run == "", open == nil && (m.MarkedWhole || mgr.countAs(m) != running), open != nil && !open.mayInclude(m):
+	case m.Run == "", starting == nil && (m.MarkedWhole || mgr.countAs(m) != bound), starting != nil && !starting.mayInclude(m):
 		r := mgr.begin(g, now)
 		r.id = m.Run
 		mgr.move(r, ranBefore, PhaseRunning, now)
 		return r
-	case open == nil:
-		open = mgr.begin(g, now)
+	case starting == nil:
+		starting = mgr.begin(g, now)
 	}
-	open.id, open.inherited = m.Run, true
-	return open
+	starting.id, starting.inherited = m.Run, true
+	return starting
 }
 
 // mayInclude reports whether bound pod m may belong to this run, of which no bound pod is known yet: the run has a pod of m's
 // controller, or its oldest pod was created no later than m was bound. Otherwise the run's pods belong to a later run.
 func (r *run) mayInclude(m *member) bool {
-	return r.id == "" && r.counts[running] == 0 &&
+	return r.id == "" && r.counts[bound] == 0 &&
 		(m.Controller != "" && r.controllers[m.Controller] != nil || !r.created.After(m.BoundAt))
 }
 
@@ -182,7 +182,7 @@ func (mgr *Manager) countAs(m *member) category {
 // rest returns the phase of the run if it has no plan and isn't running.
 func (r *run) rest() Phase {
 	switch {
-	case r.counts[running] > 0:
+	case r.counts[bound] > 0:
 		return PhaseBroken
 	case r.enough():
 		return PhasePending
@@ -193,7 +193,7 @@ func (r *run) rest() Phase {
 // changed continues a run after a change of one of its members. m may have left.
 func (mgr *Manager) changed(r *run, m *member, now time.Time) {
 	r.needs = nil
-	if r.counts[running] == 0 {
+	if r.counts[bound] == 0 {
 		r.verification = verification{} // If the run is broken later, other members are missing.
 	}
 	switch {

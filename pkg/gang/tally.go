@@ -10,11 +10,11 @@ type tally struct {
 	counts [categories]int
 	// sizes counts the members that exist by the size that they name.
 	sizes map[int]int
-	// priorities counts pending and running members by priority.
+	// priorities counts pending and bound members by priority.
 	priorities map[int32]int
 	// controllers holds the controllers of all members, and those of former members whose pods the run accepts.
 	controllers map[string]*controllerTally
-	// finished counts the members that have succeeded, and whose controller also has a pending or running member.
+	// finished counts the members that have succeeded, and whose controller also has a pending or bound member.
 	finished int
 	// marked counts the members that mark the run as whole.
 	marked int
@@ -23,8 +23,8 @@ type tally struct {
 // controllerTally counts a controller's members in a run. accepted is true if one of them was ever bound, or existed when all
 // members that the run needs were bound.
 type controllerTally struct {
-	active, running, succeeded int
-	accepted                   bool
+	active, bound, succeeded int
+	accepted                 bool
 }
 
 func newTally() tally {
@@ -48,11 +48,11 @@ func (t *tally) add(m *member, n int) {
 	}
 	t.finished -= c.finished(m.Controller)
 	switch what {
-	case pending, running:
+	case pending, bound:
 		addTo(t.priorities, m.Priority, n)
 		c.active += n
-		if what == running {
-			c.running += n
+		if what == bound {
+			c.bound += n
 		}
 	case succeeded:
 		c.succeeded += n
@@ -98,14 +98,14 @@ func (t *tally) size() int {
 	return 0
 }
 
-// existing counts the members that are pending or running, or have succeeded.
-func (t *tally) existing() int { return t.counts[pending] + t.counts[running] + t.finished }
+// existing counts the members that are pending or bound, or have succeeded.
+func (t *tally) existing() int { return t.counts[pending] + t.counts[bound] + t.finished }
 
 // unbound counts the members that could be bound.
 func (t *tally) unbound() int { return t.counts[pending] + t.counts[ineligible] + t.counts[foreign] }
 
 // need is how many pending members must be bound together.
-func (t *tally) need() int { return t.size() - t.counts[running] - t.finished }
+func (t *tally) need() int { return t.size() - t.counts[bound] - t.finished }
 
 // enough reports whether the members that must be bound together exist.
 func (t *tally) enough() bool {
@@ -154,7 +154,7 @@ func (t *tally) accepts(controller string) bool {
 	case c == nil || !c.accepted:
 		return false
 	case controller == "":
-		return c.running > 0
+		return c.bound > 0
 	}
-	return t.counts[running] > 0 || c.succeeded > 0
+	return t.counts[bound] > 0 || c.succeeded > 0
 }

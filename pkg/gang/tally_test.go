@@ -18,7 +18,7 @@ func recount(members map[int]*member) map[string]any {
 		if m.counted != other && m.counted != succeeded && m.Size > 0 {
 			sizes[m.Size] = true
 		}
-		if m.counted == pending || m.counted == running {
+		if m.counted == pending || m.counted == bound {
 			active[m.Controller], priorities[m.Priority] = true, true
 		}
 	}
@@ -42,7 +42,7 @@ func recount(members map[int]*member) map[string]any {
 	}
 	return map[string]any{
 		"counts": counts, "size": size, "finished": finished, "marked": marked, "priority": lowest,
-		"whole": marked > 0 || size > 0 && counts[running]+finished >= size,
+		"whole": marked > 0 || size > 0 && counts[bound]+finished >= size,
 	}
 }
 
