@@ -17,7 +17,7 @@
 // members may have been deleted since, the run counts as whole instead (broken.go, giveUp).
 //
 // Once a run is running, pods of its controllers join it alone; pods of other controllers begin the next run (run.go,
-// home). A new leader finds out which runs there are (partition.go). filter.go answers filter calls, status.go says what
+// home and findOrBegin). A new leader finds out which runs there are (partition.go). filter.go answers filter calls, status.go says what
 // a pod waits for, starvation.go keeps single pods from starving groups.
 //
 // A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that

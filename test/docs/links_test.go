@@ -83,6 +83,23 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// What a page names in a file, as in "`Filter` in [filter.go](…)", is declared there.
+func TestNamedCode(t *testing.T) {
+	named, checked := regexp.MustCompile("`(\\w+)` in\\s+\\[[^]]+\\]\\(([^)#]+\\.go)\\)"), 0
+	for _, page := range pages(t) {
+		for _, found := range named.FindAllStringSubmatch(read(t, page), -1) {
+			checked++
+			declared := regexp.MustCompile(`(?m)^(func (\([^)]*\) )?|type )` + found[1] + `\b`)
+			if !declared.MatchString(read(t, filepath.Join(filepath.Dir(page), found[2]))) {
+				t.Errorf("%s: %s doesn't declare %s", page, found[2], found[1])
+			}
+		}
+	}
+	if checked < 30 {
+		t.Errorf("too few names: %d", checked)
+	}
+}
+
 // docs/README.md lists every page, grouped by kind of reader.
 func TestIndexComplete(t *testing.T) {
 	const index = "docs/README.md"
