@@ -47,6 +47,8 @@ type Cache struct {
 	pending                   pendingPods
 	problems                  problemPods
 	handler                   Handler
+	// podGroups is nil if PodGroups are not watched.
+	podGroups PodGroupHandler
 	// synced reports for each informer whether the handler has received its first list.
 	synced []cache.InformerSynced
 	// hindrance is why listing from the API server fails; nil if no failure is known.

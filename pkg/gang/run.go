@@ -93,9 +93,13 @@ func (mgr *Manager) begin(g *group, now time.Time) *run {
 //   - a bound pod to the run that its annotation names;
 //   - an unbound pod of a controller of a running run to that run, which it joins alone;
 //   - any other unbound pod to the run that isn't running.
+//
+// All pods of a PodGroup that places them alone belong to one run.
 func (mgr *Manager) home(g *group, m *member, now time.Time) *run {
 	for _, r := range g.runs {
 		switch {
+		case r.phase == PhaseRunning && mgr.placesAlone(g.key):
+			return r
 		case m.Node != "" && m.Run == r.id && (r.id != "" || r.phase == PhaseRunning),
 			m.Node == "" && r.phase == PhaseRunning && r.accepts(m.Controller):
 			return r
@@ -171,7 +175,11 @@ func (mgr *Manager) countAs(m *member) category {
 	if m.gone {
 		return other
 	}
-	return m.category(mgr.ours)
+	as := m.category(mgr.ours)
+	if m.groupProblem != "" && (as == pending || as == foreign) {
+		return ineligible
+	}
+	return as
 }
 
 // rest returns the phase of the run if it has no plan and isn't running.
@@ -228,6 +236,10 @@ func (mgr *Manager) review(r *run, now time.Time) {
 
 // rested continues a run without a plan.
 func (mgr *Manager) rested(r *run, now time.Time) {
+	if r.phase != PhaseEvicting && mgr.placesAlone(r.key) {
+		mgr.nowRuns(r, placedAlone, now)
+		return
+	}
 	switch r.phase {
 	case PhaseIncomplete:
 		mgr.startReport(r, now)
