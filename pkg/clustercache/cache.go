@@ -49,6 +49,8 @@ type Cache struct {
 	handler                   Handler
 	// podGroups is nil if PodGroups are not watched.
 	podGroups PodGroupHandler
+	// podGroupsSynced is nil until it is known whether the API server has PodGroups.
+	podGroupsSynced atomic.Pointer[cache.InformerSynced]
 	// synced reports for each informer whether the handler has received its first list.
 	synced []cache.InformerSynced
 	// hindrance is why listing from the API server fails; nil if no failure is known.

@@ -25,9 +25,15 @@ type PodGroupHandler interface {
 // discoveryInterval is the pause between attempts to find out whether the API server has PodGroups.
 const discoveryInterval = time.Second
 
-// AddPodGroupHandler registers a handler for PodGroups. Without it they are not watched. It must be called before Run. The cache
-// sync doesn't wait for PodGroups.
-func (c *Cache) AddPodGroupHandler(h PodGroupHandler) { c.podGroups = h }
+// AddPodGroupHandler registers a handler for PodGroups, and makes the cache sync wait for them if the API server has any. Without it
+// they are not watched. It must be called after AddHandler and before Run.
+func (c *Cache) AddPodGroupHandler(h PodGroupHandler) {
+	c.podGroups = h
+	c.synced = append(c.synced, func() bool {
+		synced := c.podGroupsSynced.Load()
+		return synced != nil && (*synced)()
+	})
+}
 
 // startPodGroups prepares the watch of PodGroups if a handler is registered and the API server has them. It waits until the API
 // server answers, or ctx ends.
@@ -36,8 +42,12 @@ func (c *Cache) startPodGroups(ctx context.Context) {
 		return
 	}
 	logger := klog.FromContext(ctx)
+	var synced cache.InformerSynced = func() bool { return true }
+	defer func() { c.podGroupsSynced.Store(&synced) }()
 	served, err := c.hasPodGroups(ctx)
 	for err != nil {
+		hindrance := err
+		c.hindrance.Store(&hindrance)
 		select {
 		case <-ctx.Done():
 			return
@@ -52,8 +62,10 @@ func (c *Cache) startPodGroups(ctx context.Context) {
 		return
 	}
 	c.podGroups.PodGroupsServed()
-	// It fails for an informer that has stopped, and this one begins later.
-	_, _ = c.factory.Scheduling().V1beta1().PodGroups().Informer().AddEventHandler(podGroupEvents(c.podGroups))
+	// It fails for an informer that has stopped only, and this one begins later.
+	if events, err := c.factory.Scheduling().V1beta1().PodGroups().Informer().AddEventHandler(podGroupEvents(c.podGroups)); err == nil {
+		synced = events.HasSynced
+	}
 	logger.Info("Native groups are on", "groupVersion", podGroupVersion)
 }
 
@@ -70,6 +82,17 @@ func (c *Cache) hasPodGroups(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("finding out whether the API server has PodGroups: %w", err)
 	}
 	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == "podgroups" }), nil
+}
+
+// listPodGroups lists one PodGroup if they are watched.
+func (c *Cache) listPodGroups(ctx context.Context, options metav1.ListOptions) error {
+	if c.podGroups == nil {
+		return nil
+	}
+	if _, err := c.Client.SchedulingV1beta1().PodGroups(metav1.NamespaceAll).List(ctx, options); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("listing podgroups: %w", err)
+	}
+	return nil
 }
 
 func podGroupEvents(h PodGroupHandler) cache.ResourceEventHandler {

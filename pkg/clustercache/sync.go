@@ -104,5 +104,5 @@ func (c *Cache) probe(ctx context.Context) error {
 	if _, err := c.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, one); err != nil {
 		return fmt.Errorf("listing pods: %w", err)
 	}
-	return nil
+	return c.listPodGroups(ctx, one)
 }

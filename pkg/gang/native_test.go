@@ -279,9 +279,15 @@ func TestPodGroups(t *testing.T) {
 	s.bindGranted()
 	s.want("it is bound", map[string]int{"late": 2}, 0)
 	s.setSize("late", 3)
+	p[2].Controller = "other"
+	s.report(p[2])
 	if !filter(p[2]).AsSingle {
-		t.Error("the PodGroup of a running group grew, and a member isn't placed alone")
+		t.Error("the PodGroup of a running group grew, and a pod of another controller isn't placed alone")
 	}
+	for _, old := range p[:2] {
+		s.delete(old)
+	}
+	want(p[2], "1 of 3 members exist")
 
 	both := s.add("both", 1, 16, "t")[0]
 	s.setSize("both", 1)

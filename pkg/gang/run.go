@@ -91,7 +91,8 @@ func (mgr *Manager) begin(g *group, now time.Time) *run {
 
 // home returns the run that a member belongs to:
 //   - a bound pod to the run that its annotation names;
-//   - an unbound pod of a controller of a running run to that run, which it joins alone;
+//   - an unbound pod of a controller of a running run to that run, which it joins alone; so does any pod of a native group while one of
+//     that run runs, since kube-scheduler counts all pods of a PodGroup together;
 //   - any other unbound pod to the run that isn't running.
 //
 // All pods of a PodGroup that places them alone belong to one run.
@@ -101,7 +102,7 @@ func (mgr *Manager) home(g *group, m *member, now time.Time) *run {
 		case r.phase == PhaseRunning && mgr.placesAlone(g.key):
 			return r
 		case m.Node != "" && m.Run == r.id && (r.id != "" || r.phase == PhaseRunning),
-			m.Node == "" && r.phase == PhaseRunning && r.accepts(m.Controller):
+			m.Node == "" && r.phase == PhaseRunning && (r.accepts(m.Controller) || g.key.Native && r.counts[running] > 0):
 			return r
 		}
 	}
