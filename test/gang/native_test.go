@@ -16,9 +16,12 @@ import (
 )
 
 // createPodGroup creates a PodGroup; minCount 0 stands for the policy basic.
-func (f *fixture) createPodGroup(name string, minCount int32) {
+func (f *fixture) createPodGroup(name string, minCount int32, edits ...func(*schedulingv1beta1.PodGroup)) {
 	f.Helper()
 	group := &schedulingv1beta1.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: f.ID}}
+	for _, edit := range edits {
+		edit(group)
+	}
 	if minCount > 0 {
 		group.Spec.SchedulingPolicy.Gang = &schedulingv1beta1.GangSchedulingPolicy{MinCount: minCount}
 	} else {
@@ -94,6 +97,38 @@ func TestNativeGroups(t *testing.T) {
 			f.DeleteGroup(names[0])
 			f.DeleteGroup(names[1])
 			f.waitBound(map[string]int{})
+		}
+	})
+
+	t.Run("a group of high priority evicts nothing from cards", func(t *testing.T) {
+		f := newFixture(t, c, 2)
+		class := priorityClass(t, c, 1000)
+		f.Place(f.Pod("low-0", card))
+		f.Place(f.Pod("low-1", card))
+		f.createPodGroup("train", 2, func(group *schedulingv1beta1.PodGroup) { group.Spec.PriorityClassName = class })
+		for _, pod := range f.nativeMembers("train", 2, card) {
+			f.Create(pod.PriorityClass(class))
+		}
+		f.staysPending(2, map[string]int{"": 2})
+		c.WaitNoneAssumed(f)
+		f.Delete("low-0", "low-1")
+		f.waitBound(map[string]int{"train": 2})
+	})
+
+	t.Run("the extender or kube-scheduler is killed", func(t *testing.T) {
+		f := newFixture(t, c, 4, 4)
+		for i, restart := range []func() error{
+			func() error { return c.Extender.Restart(t.Context()) }, func() error { return c.Scheduler.Restart(t.Context()) },
+		} {
+			slow := c.Proxy.Inject(controlplane.Bindings, 0, controlplane.Slow(200*time.Millisecond))
+			name := fmt.Sprintf("g%d", i)
+			f.createNative(name, faultySize, faultySize, card)
+			c.WaitMetric(t, 1, framework.MetricGangs, "phase", "binding")
+			must(t, restart())
+			slow.Lift()
+			f.waitBound(map[string]int{name: faultySize})
+			f.CheckLedger()
+			f.endGang(name)
 		}
 	})
 
