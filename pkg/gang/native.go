@@ -9,7 +9,7 @@ import (
 // A native group is a PodGroup of Kubernetes. kube-scheduler tries its pods in one cycle (k8s.io/kubernetes
 // pkg/scheduler/schedule_one_podgroup.go, podGroupSchedulingDefaultAlgorithm): it calls filter member by member, each as if the
 // ones before were bound, stops when too few can follow, and only then binds. It counts the sum of a node's memory, not its cards.
-// It doesn't say whether the cycle has failed, or is a trial in which the victims of a preemption count as gone. And it retries the
+// A call doesn't show that the cycle has failed, or that it is a trial in which the victims of a preemption count as gone. And it retries the
 // group by itself.
 //
 // So the first filter call of a cycle makes the plan, with candidate nodes for the other templates from their specs; no other call

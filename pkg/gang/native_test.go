@@ -170,7 +170,8 @@ func TestNativePlanEnds(t *testing.T) {
 		t.Errorf("%v was charged", spent)
 	}
 	s.wantReason(s.cycle("train", 4), Paused.Text)
-	s.advance(2 * time.Second)
+	s.setSize("train", 3) // The pause ends.
+	s.setSize("train", 4)
 	s.cycle("train", 4)
 	s.bindGranted()
 	s.want("after the pause", map[string]int{"train": 4}, 0)
@@ -178,10 +179,11 @@ func TestNativePlanEnds(t *testing.T) {
 	more := s.add("other", 4, 16, "t")
 	s.setSize("other", 4)
 	for range int(testPatience / time.Second) {
-		s.cycle("other", 4, more[0].UID)
+		s.cycle("other", 4, more[3].UID)
+		s.want("it fails again and again", map[string]int{"train": 4}, 64)
 		s.advance(time.Second)
 	}
-	s.want("it fails again and again", map[string]int{"train": 4}, 0)
+	s.want("its patience is over", map[string]int{"train": 4}, 0)
 }
 
 // TestNativeGroupsCompete: two groups of which one fits never get a half each, whatever the order of their cycles.
@@ -208,6 +210,59 @@ func TestNativeGroupsCompete(t *testing.T) {
 	}
 }
 
+// TestNativePlanBetweenCycles: memory that comes free is reserved in the next cycle, not before. A group behind one that still waits for
+// its cycle can be planned.
+func TestNativePlanBetweenCycles(t *testing.T) {
+	s := newNative(t)
+	s.createMany(8, "", 0, 12, "") // One on each card: each node has 8 free by its sum, each card 4.
+	s.scheduleAll()
+	for _, group := range []string{"first", "second"} {
+		s.setSize(group, 1)
+		s.add(group, 1, 8, "t")
+		s.wantReason(s.cycle(group, 1), NoRoom.Text)
+	}
+	bound := s.bound()
+	s.delete(s.existing()[0])
+	bound[""]--
+	s.advance(5 * time.Second)
+	s.want("no cycle", bound, 0)
+	s.cycle("second", 1)
+	s.want("the second one's cycle comes first", bound, 8)
+}
+
+// TestNativeCallGivenUp: if kube-scheduler gives up the bind call of the only member that has arrived, the plan ends soon.
+func TestNativeCallGivenUp(t *testing.T) {
+	s := newNative(t)
+	s.setSize("train", 2)
+	pods := s.add("train", 2, 16, "t")
+	s.cycle("train", 2, pods[1].UID)
+	node, _, _ := s.ledger.Lookup(pods[0].UID)
+	permit, rejection := s.manager.RequestPermit(pods[0].UID, node, s.now)
+	if rejection != nil {
+		t.Fatal(rejection)
+	}
+	s.advance(5 * time.Second)
+	s.want("one call is held", map[string]int{}, 32)
+	if !s.manager.CancelPermit(pods[0].UID, permit) {
+		t.Error("it isn't cancelled")
+	}
+	s.advance(nativePatience)
+	s.want("after that", map[string]int{}, 0)
+}
+
+// TestNativeWholeCards: kube-scheduler alone knows where members fit that request whole cards, so they need no nodes by their specs.
+func TestNativeWholeCards(t *testing.T) {
+	s := newNative(t)
+	s.manager.EligibleNodes = func(gpu.PodUID) []string { return nil }
+	s.setSize("whole", 2)
+	pods := append(s.add("whole", 1, 0, "leader"), s.add("whole", 1, 0, "worker")...)
+	for _, p := range pods {
+		if got := s.manager.Filter(p.UID, s.nodes, s.now); len(got.Nodes) != len(s.nodes) {
+			t.Errorf("%+v", got)
+		}
+	}
+}
+
 // TestNativeTemplates: the first call makes the plan for members of other templates too, on the nodes that their specs allow. If
 // kube-scheduler doesn't offer such a node, the member moves.
 func TestNativeTemplates(t *testing.T) {
@@ -221,7 +276,11 @@ func TestNativeTemplates(t *testing.T) {
 	s.manager.EligibleNodes = func(gpu.PodUID) []string { return []string{"n1", "n2"} }
 	s.advance(time.Second)
 	leader := s.existing()[0]
+	s.manager.TakeEffects()
 	s.manager.Filter(leader.UID, s.nodes, s.now)
+	if s.manager.TakeEffects().Requeue {
+		t.Error("pods are requeued, though their filter calls follow")
+	}
 	s.want("planned by one call", map[string]int{}, 48)
 	for _, p := range workers {
 		if node, _, _ := s.ledger.Lookup(p.UID); node != "n1" && node != "n2" {
@@ -264,6 +323,9 @@ func TestPodGroups(t *testing.T) {
 	}
 	p := s.add("late", 3, 16, "t")
 	want(p[0], "PodGroup late doesn't exist")
+	if reports, _ := s.manager.Reports(); reports[0].Reason != "invalid group: PodGroup late doesn't exist" {
+		t.Errorf("reported: %q", reports[0].Reason)
+	}
 	s.manager.SetPodGroup(nativeKey("late"), PodGroup{Problem: "PodGroup late: wrong"}, s.now)
 	want(p[0], "invalid group: PodGroup late: wrong")
 	s.setSize("late", 4)

@@ -15,6 +15,7 @@ func TestOrder(t *testing.T) {
 		"those that never failed":           {{created: begin.Add(1)}, {failedAt: begin, created: begin}},
 		"those that failed earlier":         {{failedAt: begin, created: begin.Add(1)}, {failedAt: begin.Add(1), created: begin}},
 		"old ones":                          {{created: begin, key: Key{Name: "b"}}, {created: begin.Add(1), key: Key{Name: "a"}}},
+		"native groups last":                {{created: begin, key: Key{Name: "a"}}, {created: begin, key: Key{Name: "a", Native: true}}},
 		"by name":                           {{created: begin, key: Key{Name: "a"}}, {created: begin, key: Key{Name: "b"}}},
 	}
 	for name, pair := range first {
