@@ -55,6 +55,7 @@ type gangs struct {
 	patience      time.Duration
 	starvation    time.Duration
 	failurePolicy string
+	native        bool
 }
 
 // fairShare are the values of the flags for fair sharing.
@@ -146,6 +147,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "maximum time for which a bind is held until all members of the pod's group have arrived; 1m at most. The sum with --bind-timeout must be less than the httpTimeout in kube-scheduler's configuration. 0 turns off groups: their members are bound one by one")
 	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "time for which a group's reserved cards are kept until its members arrive, and for which a group may stay partially bound; not less than --gang-hold")
 	f.DurationVar(&g.starvation, "gang-claim-after", 2*time.Minute, "time for which a group must be pending before it gets a starvation reservation: freed memory is reserved for it, for a limited time; 0 turns these reservations off")
+	f.BoolVar(&g.native, "native-groups", false, "place the pods of a Kubernetes PodGroup (spec.schedulingGroup) all together or not at all; needs Kubernetes 1.37 with the feature gate GenericWorkload, and the right to list and watch podgroups. Without it they are placed one by one")
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
 	s := &o.fairShare
 	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster: off; dispatch: pods with the scheduling gate gpushare.aliyun.com/fair-share are scheduled in an order that gives each tenant its share; or reclaim: in addition, pods of tenants above their share are evicted for those below theirs. Both need the permissions to patch pods and to list namespaces, reclaim also that to create pods/eviction")
@@ -214,6 +216,8 @@ func (o options) validate() error {
 		return fmt.Errorf("--gang-hold must be between 0 and %v", maxHold)
 	case o.gangs.hold > 0 && o.gangs.patience < o.gangs.hold:
 		return errors.New("--gang-patience must not be less than --gang-hold")
+	case o.gangs.native && o.gangs.hold == 0:
+		return errors.New("--native-groups needs groups: --gang-hold must not be 0")
 	case o.gangs.starvation < 0:
 		return errors.New("--gang-claim-after must not be negative")
 	case o.gangs.failurePolicy != string(gang.Evict) && o.gangs.failurePolicy != string(gang.Keep):

@@ -125,6 +125,7 @@ func serve(ctx context.Context, o options) error {
 		Leading:        leading, Clock: clock.RealClock{},
 		Gangs: scheduling.GangOptions{
 			Hold: o.gangs.hold, Patience: o.gangs.patience, StarvationAfter: o.gangs.starvation, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),
+			Native:   o.gangs.native,
 			Observer: groups, Answering: answer,
 		},
 		FairShare: fair,

@@ -47,6 +47,10 @@ type Cache struct {
 	pending                   pendingPods
 	problems                  problemPods
 	handler                   Handler
+	// podGroups is nil if PodGroups are not watched.
+	podGroups PodGroupHandler
+	// podGroupsSynced is nil until it is known whether the API server has PodGroups.
+	podGroupsSynced atomic.Pointer[cache.InformerSynced]
 	// synced reports for each informer whether the handler has received its first list.
 	synced []cache.InformerSynced
 	// hindrance is why listing from the API server fails; nil if no failure is known.

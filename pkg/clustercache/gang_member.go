@@ -12,14 +12,21 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// memberOf returns the pod as a member of its gang, or nil if it names no group.
+// memberOf returns the pod as a member of its gang, or nil if it names no group. A native group has no size here: its PodGroup
+// says it.
 func memberOf(pod *corev1.Pod) *gang.Member {
-	if !protocol.InGroup(pod) {
+	podGroup := protocol.PodGroupName(pod)
+	key, size, err := gang.Key{Namespace: pod.Namespace, Name: podGroup, Native: true}, 0, error(nil)
+	switch {
+	case protocol.InGroup(pod):
+		var group protocol.Group
+		group, err = protocol.GroupOf(pod)
+		key, size = gang.Key{Namespace: pod.Namespace, Name: group.Name}, group.Size
+	case podGroup == "":
 		return nil
 	}
-	group, err := protocol.GroupOf(pod)
 	m := &gang.Member{
-		Pod: protocol.Pod(pod), Gang: gang.Key{Namespace: pod.Namespace, Name: group.Name}, Size: group.Size,
+		Pod: protocol.Pod(pod), Gang: key, PodGroup: podGroup, Size: size,
 		Created: pod.CreationTimestamp.Time, Template: protocol.TemplateHash(pod), Shape: protocol.ShapeHash(pod),
 		Node: pod.Spec.NodeName, Run: pod.Annotations[protocol.AnnotationGroupRun],
 		MarkedWhole: pod.Spec.NodeName != "" && pod.Annotations[protocol.AnnotationGroupWhole] == "true",

@@ -127,6 +127,9 @@ func TestGangMember(t *testing.T) {
 		}
 	}
 	marked := func(value string) fake.PodEdit { return fake.Annotation(protocol.AnnotationGroupWhole, value) }
+	inPodGroup := func(pod *corev1.Pod) {
+		pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("train")}
+	}
 	type changes = func(*gang.Member)
 	for name, test := range map[string]struct {
 		edits []fake.PodEdit
@@ -156,6 +159,10 @@ func TestGangMember(t *testing.T) {
 		"with a copied mark":         {[]fake.PodEdit{marked("true")}, func(*gang.Member) {}},
 		"it asks for whole cards":    {[]fake.PodEdit{limits(fake.Amount(protocol.ResourceWholeCard, 1))}, func(m *gang.Member) { m.Request = 0 }},
 		"it asks for neither":        {[]fake.PodEdit{limits(nil)}, func(m *gang.Member) { m.Request, m.Cardless = 0, true }},
+		"in a PodGroup besides":      {[]fake.PodEdit{inPodGroup}, func(m *gang.Member) { m.PodGroup = "train" }},
+		"in a PodGroup": {[]fake.PodEdit{inPodGroup, func(pod *corev1.Pod) { pod.Labels, pod.Annotations = nil, nil }}, func(m *gang.Member) {
+			m.Gang, m.PodGroup, m.Size = gang.Key{Namespace: "default", Name: "train", Native: true}, "train", 0
+		}},
 		"by annotations, without a name": {[]fake.PodEdit{func(pod *corev1.Pod) {
 			pod.Labels, pod.Annotations = nil, map[string]string{protocol.AnnotationGroupSize: "2"}
 		}}, func(m *gang.Member) {

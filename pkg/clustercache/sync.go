@@ -57,12 +57,13 @@ func (c *Cache) BudgetsSynced() bool { return c.budgetsSynced() }
 // Run does not wait for the informers to stop: a reflector that cannot reach the API server sleeps through its back-off
 // of up to half a minute and ignores its context (k8s.io/client-go tools/cache/reflector.go, watchList).
 func (c *Cache) Run(ctx context.Context) error {
-	c.factory.StartWithContext(ctx)
 	logger := klog.FromContext(ctx)
 	start := c.Clock.Now()
 	waited := make(chan struct{})
 	go func() {
 		defer close(waited)
+		c.startPodGroups(ctx)
+		c.factory.StartWithContext(ctx)
 		cache.WaitForCacheSync(ctx.Done(), c.synced...)
 	}()
 	ticker := c.Clock.NewTicker(syncPatience)
@@ -103,5 +104,5 @@ func (c *Cache) probe(ctx context.Context) error {
 	if _, err := c.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, one); err != nil {
 		return fmt.Errorf("listing pods: %w", err)
 	}
-	return nil
+	return c.listPodGroups(ctx, one)
 }

@@ -3,6 +3,7 @@ package clustercache
 import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -22,6 +23,8 @@ func (s *sharing) transform(object any) (any, error) {
 		return trimBudget(o), nil
 	case *corev1.Namespace:
 		return trimNamespace(o), nil
+	case *schedulingv1beta1.PodGroup:
+		return trimPodGroup(o), nil
 	}
 	return object, nil // A PodInfo, or a DeletedFinalStateUnknown with an object that was transformed before.
 }

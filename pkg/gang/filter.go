@@ -64,7 +64,7 @@ func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) 
 	switch {
 	case r.phase == PhaseRunning:
 		return FilterResult{AsSingle: true}
-	case m.Problem != "":
+	case m.problem() != "":
 		return FilterResult{Reason: mgr.reportProblem(m)}
 	case r.size() == 0:
 		reason := r.disagree()
@@ -105,6 +105,9 @@ func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) 
 // nodesFromPlan answers from the plan. If the planned node isn't a candidate, for reasons that only kube-scheduler
 // knows, the member moves to another one.
 func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, nodes *candidates, now time.Time) FilterResult {
+	if r.key.Native && r.phase == PhasePlanned {
+		mgr.extend(r, now)
+	}
 	switch {
 	case mgr.rejectOnceMore(r, pm, now):
 		mgr.requeue(pm.node)
@@ -137,11 +140,12 @@ func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now 
 
 // reportProblem returns the reason why the member can't be placed however much memory is free.
 func (mgr *Manager) reportProblem(m *member) Reason {
-	if m.reportedProblem != m.Problem {
-		m.reportedProblem = m.Problem
-		mgr.effects.Events = append(mgr.effects.Events, Event{m.Pod, true, EventInvalid, "The pod can't be counted as a member: " + m.Problem})
+	problem := m.problem()
+	if m.reportedProblem != problem {
+		m.reportedProblem = problem
+		mgr.effects.Events = append(mgr.effects.Events, Event{m.Pod, true, EventInvalid, "The pod can't be counted as a member: " + problem})
 	}
-	return invalid(m.Problem)
+	return invalid(problem)
 }
 
 // offer is what kube-scheduler offers to the members of one template.

@@ -122,6 +122,8 @@ type Manager struct {
 
 	mu      sync.Mutex
 	members map[gpu.PodUID]*member
+	// podGroups are the PodGroups of native groups; nil while these are off.
+	podGroups map[Key]PodGroup
 	// leading is true between StartLeading and StopLeading. The fields from groups to starvation are used only then.
 	leading bool
 	groups  map[Key]*group
@@ -179,6 +181,7 @@ func (mgr *Manager) TakeEffects() Effects {
 func (mgr *Manager) SetMember(m Member, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
+	groupProblem := mgr.resolve(&m)
 	known := mgr.members[m.UID]
 	if known != nil && known.Gang != m.Gang {
 		mgr.removeMember(known, now)
@@ -188,7 +191,7 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 		mgr.apply(known, merge(known.Member, m), now)
 		return
 	}
-	known = &member{Member: m}
+	known = &member{Member: m, groupProblem: groupProblem}
 	mgr.members[m.UID] = known
 	_, filtered := mgr.unknownPods[m.UID]
 	if delete(mgr.unknownPods, m.UID); filtered {

@@ -9,14 +9,26 @@ import (
 )
 
 // Key identifies a group.
-type Key struct{ Namespace, Name string }
+type Key struct {
+	Namespace, Name string
+	// Native is true for a group by a PodGroup, false for one by annotations or labels. Two groups of both kinds can have the same
+	// name.
+	Native bool
+}
 
-// String returns namespace/name.
+// String returns namespace/name, for messages.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-// Compare orders keys by namespace and name.
+// Compare orders keys by namespace and name, and native groups behind others.
 func (k Key) Compare(o Key) int {
-	return cmp.Or(strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
+	order := cmp.Or(strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
+	switch {
+	case order != 0 || k.Native == o.Native:
+		return order
+	case o.Native:
+		return -1
+	}
+	return 1
 }
 
 // Member is a pod of a group, as read from its object.
@@ -25,9 +37,11 @@ type Member struct {
 	// knows where it fits.
 	gpu.Pod
 	Gang Key
+	// PodGroup is the PodGroup that the pod's spec names; empty if none. If Gang isn't native, the pod names two groups.
+	PodGroup string
 	// Run is the run that the pod was bound in, from its annotation gpushare.aliyun.com/group-run; empty if it has none.
 	Run string
-	// Size is the size of the group according to this pod.
+	// Size is the size of the group according to this pod. A Manager sets that of a native group.
 	Size int
 	// Problem is why the group or its size can't be read, or why no node can give the pod what it asks for; empty if all is well.
 	Problem string
@@ -126,6 +140,8 @@ type member struct {
 	run *run
 	// counted is what run's tally counts the member as.
 	counted category
+	// groupProblem is what is wrong with the member's native group, see Manager.resolve; empty if all is well.
+	groupProblem string
 	// gone is true if a live read found that the pod doesn't exist, and the watch has not reported it yet.
 	gone bool
 	// readAt is when a live read last found the pod unbound.
@@ -133,6 +149,9 @@ type member struct {
 	// reportedProblem is the problem for which an Event was recorded.
 	reportedProblem string
 }
+
+// problem returns why the member can't be placed however much memory is free; empty if it can.
+func (m *member) problem() string { return cmp.Or(m.groupProblem, m.Problem) }
 
 // awaitsBind reports whether the pod could still be bound.
 func (m *member) awaitsBind() bool { return m.Node == "" && !m.Ended && !m.Leaving && !m.gone }

@@ -3,7 +3,6 @@ package gang
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -15,7 +14,7 @@ type rank struct {
 	// failedAt is when the latest round failed; zero if none did since something relevant changed.
 	failedAt time.Time
 	created  time.Time
-	name     string
+	key      Key
 }
 
 // compare returns a negative number if a goes before b.
@@ -30,7 +29,7 @@ func (a rank) compare(b rank) int {
 		cmp.Compare(b.priority, a.priority),
 		a.failedAt.Compare(b.failedAt), // A zero time is before all others.
 		a.created.Compare(b.created),
-		strings.Compare(a.name, b.name),
+		a.key.Compare(b.key),
 	)
 }
 
@@ -57,7 +56,7 @@ func (mgr *Manager) reorder(r *run) {
 	mgr.waiting.remove(r)
 	mgr.placed.remove(r)
 	r.rank = rank{
-		broken: r.counts[bound] > 0, priority: r.priority(), failedAt: r.failedAt, created: r.created, name: r.key.String(),
+		broken: r.counts[bound] > 0, priority: r.priority(), failedAt: r.failedAt, created: r.created, key: r.key,
 	}
 	switch r.phase {
 	case PhasePending, PhaseBroken:

@@ -14,8 +14,9 @@ func TestOrder(t *testing.T) {
 		"important ones before old ones":    {{priority: 1, created: begin.Add(1)}, {created: begin}},
 		"those that never failed":           {{created: begin.Add(1)}, {failedAt: begin, created: begin}},
 		"those that failed earlier":         {{failedAt: begin, created: begin.Add(1)}, {failedAt: begin.Add(1), created: begin}},
-		"old ones":                          {{created: begin, name: "b"}, {created: begin.Add(1), name: "a"}},
-		"by name":                           {{created: begin, name: "a"}, {created: begin, name: "b"}},
+		"old ones":                          {{created: begin, key: Key{Name: "b"}}, {created: begin.Add(1), key: Key{Name: "a"}}},
+		"native groups last":                {{created: begin, key: Key{Name: "a"}}, {created: begin, key: Key{Name: "a", Native: true}}},
+		"by name":                           {{created: begin, key: Key{Name: "a"}}, {created: begin, key: Key{Name: "b"}}},
 	}
 	for name, pair := range first {
 		if pair[0].compare(pair[1]) >= 0 || pair[1].compare(pair[0]) <= 0 || pair[0].compare(pair[0]) != 0 {
@@ -30,7 +31,7 @@ func TestRunList(t *testing.T) {
 	var list runList
 	var all []*run
 	for i := range 300 {
-		r := &run{rank: rank{priority: int32(random.IntN(5)), created: begin.Add(time.Duration(random.IntN(20))), name: string(rune(i))}}
+		r := &run{rank: rank{priority: int32(random.IntN(5)), created: begin.Add(time.Duration(random.IntN(20))), key: Key{Name: string(rune(i))}}}
 		list.insert(r)
 		all = append(all, r)
 		if random.IntN(3) == 0 {

@@ -113,6 +113,9 @@ func (mgr *Manager) unhold(p *plan, pm *plannedMember) *Permit {
 func (mgr *Manager) checkHeld(r *run, now time.Time) {
 	if r.phase == PhasePermitting && r.plan.held == 0 {
 		mgr.move(r, noneHeld, PhasePlanned, now)
+		if r.key.Native {
+			mgr.extend(r, now)
+		}
 	}
 }
 
@@ -208,10 +211,15 @@ func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) boo
 	return r.plan.held == 0
 }
 
-// extend lets the plan's reservations last for the patience from the given time on.
+// extend lets the plan's reservations last for the patience from the given time on. Until its barrier opens, those of a native group
+// last for nativePatience, and for the patience in all.
 func (mgr *Manager) extend(r *run, from time.Time) {
-	r.plan.expires = from.Add(mgr.Patience)
-	mgr.wake(r, r.plan.expires)
+	p := r.plan
+	p.expires = from.Add(mgr.Patience)
+	if r.key.Native && !p.isOpen() {
+		p.expires = p.made.Add(min(from.Sub(p.made)+nativePatience, mgr.Patience))
+	}
+	mgr.wake(r, p.expires)
 }
 
 // CancelPermit handles a bind call that ended while its permit was pending. It reports whether the bind is cancelled.

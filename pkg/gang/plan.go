@@ -104,9 +104,14 @@ func (r *run) needed() *needs {
 	return n
 }
 
-// allOffered reports whether the candidate nodes of all members are known.
+// allOffered reports whether the candidate nodes of all members are known. kube-scheduler alone places those of native groups that
+// request whole cards.
 func (n *needs) allOffered(r *run) bool {
-	for n.offered < len(n.members) && r.offers[n.members[n.offered].Template].known() {
+	for n.offered < len(n.members) {
+		m := n.members[n.offered]
+		if !r.offers[m.Template].known() && (!r.key.Native || m.Request > 0) {
+			break
+		}
 		n.offered++
 	}
 	return n.offered == len(n.members)
@@ -174,7 +179,7 @@ func (mgr *Manager) planWaiting(now time.Time) {
 	first := mgr.resumeAt
 	mgr.resumeAt = nil
 	for _, r := range slices.Clone(mgr.waiting) {
-		if first != nil && r.rank.compare(*first) < 0 || !r.plannable(now) || r.plan != nil {
+		if first != nil && r.rank.compare(*first) < 0 || !r.plannable(now) || r.plan != nil || r.key.Native {
 			continue
 		}
 		if mgr.work >= maxWork {
@@ -191,14 +196,14 @@ func (mgr *Manager) planWaiting(now time.Time) {
 	}
 }
 
-// mayPlan reports whether all runs that go before r have been tried, see planWaiting.
+// mayPlan reports whether all runs that go before r have been tried, see planWaiting. Native groups are tried by filter alone.
 func (mgr *Manager) mayPlan(r *run, freed uint64, now time.Time) bool {
 	over := mgr.burst.observe(freed, now)
 	for _, o := range mgr.waiting {
 		switch {
 		case o == r:
 			return true
-		case !o.plannable(now):
+		case !o.plannable(now), o.key.Native:
 		case !over, o.triedFreed != freed && !o.recentlyNoRoom(freed, now):
 			return false // The next Tick tries all of them in their order.
 		}
@@ -244,7 +249,13 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	r.triedFreed = freed
 	n := r.needed()
+	if r.key.Native {
+		mgr.offerEligible(r, n, now)
+	}
 	switch {
+	case !n.allOffered(r) && r.key.Native:
+		r.wait = NoRoom
+		return r.wait, false
 	case !n.allOffered(r):
 		r.wait = AwaitsOthers
 		return r.wait, false
@@ -275,7 +286,9 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	mgr.move(r, placesReserved, PhasePlanned, now)
 	mgr.extend(r, now)
-	mgr.requeueParked(r)
+	if !r.key.Native { // Its filter calls follow.
+		mgr.requeueParked(r)
+	}
 	return Reason{}, true
 }
 

@@ -82,8 +82,8 @@ func (r *run) report() Report {
 func (r *run) common() Reason {
 	if r.counts[ineligible] > 0 {
 		for _, m := range r.ordered() {
-			if m.counted == ineligible && m.Problem != "" {
-				return invalid(m.Problem)
+			if m.counted == ineligible && m.problem() != "" {
+				return invalid(m.problem())
 			}
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // TestReports: what the web page shows of each run.
 func TestReports(t *testing.T) {
 	named := func(group string, edits ...memberEdit) []memberEdit {
-		return append(edits, func(m *Member) { m.Gang = Key{"ns", group}; m.UID = gpu.PodUID(group + m.Name) })
+		return append(edits, func(m *Member) { m.Gang = Key{Namespace: "ns", Name: group}; m.UID = gpu.PodUID(group + m.Name) })
 	}
 	cardless := func(m *Member) { m.Cardless = true }
 	invalidSize := func(m *Member) { m.Problem, m.Size = "its size is no number", 0 }
@@ -39,7 +39,7 @@ func TestReports(t *testing.T) {
 	mgr.Filter("planneda", []string{"n"}, later)
 	mgr.Filter("plannedb", []string{"n"}, later)
 	report := func(group string, r Report) Report {
-		r.Group = Key{"ns", group}
+		r.Group = Key{Namespace: "ns", Name: group}
 		return r
 	}
 	want := []Report{

@@ -91,15 +91,18 @@ func (mgr *Manager) begin(g *group, now time.Time) *run {
 
 // home returns the run that a member belongs to:
 //   - a bound pod to the run that its annotation names;
-//   - an unbound pod of a controller of a running run to that run, which it joins alone;
+//   - an unbound pod of a controller of a running run to that run, which it joins alone; so does any pod of a native group while one of
+//     that run runs, since kube-scheduler counts all pods of a PodGroup together;
 //   - any other unbound pod to the run that isn't running.
 //
-// It returns nil if there is no such run.
+// It returns nil if there is no such run. All pods of a PodGroup that places them alone belong to one run.
 func (mgr *Manager) home(g *group, m *member) *run {
 	for _, r := range g.runs {
 		switch {
+		case r.phase == PhaseRunning && mgr.placesAlone(g.key):
+			return r
 		case m.Node != "" && m.Run == r.id && (r.id != "" || r.phase == PhaseRunning),
-			m.Node == "" && r.phase == PhaseRunning && r.accepts(m.Controller):
+			m.Node == "" && r.phase == PhaseRunning && (r.accepts(m.Controller) || g.key.Native && r.counts[bound] > 0):
 			return r
 		}
 	}
@@ -176,7 +179,11 @@ func (mgr *Manager) countAs(m *member) category {
 	if m.gone {
 		return other
 	}
-	return m.category(mgr.ours)
+	as := m.category(mgr.ours)
+	if m.groupProblem != "" && (as == pending || as == foreign) {
+		return ineligible
+	}
+	return as
 }
 
 // rest returns the phase of the run if it has no plan and isn't running.
@@ -233,6 +240,10 @@ func (mgr *Manager) review(r *run, now time.Time) {
 
 // rested continues a run without a plan.
 func (mgr *Manager) rested(r *run, now time.Time) {
+	if r.phase != PhaseEvicting && mgr.placesAlone(r.key) {
+		mgr.nowRuns(r, placedAlone, now)
+		return
+	}
 	switch r.phase {
 	case PhaseIncomplete:
 		mgr.startReport(r, now)

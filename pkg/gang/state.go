@@ -52,6 +52,7 @@ const (
 	noneBound      trigger = "no bound member is left"
 	allBound       trigger = "all are bound"
 	ranBefore      trigger = "it ran before"
+	placedAlone    trigger = "its policy is basic"
 	policyKeep     trigger = "still not bound, policy keep"
 	policyEvict    trigger = "still not bound, policy evict"
 )
@@ -69,6 +70,7 @@ var transitions = []transition{
 	{PhaseIncomplete, foundBound, PhaseBroken},
 	{PhaseIncomplete, allBound, PhaseRunning},
 	{PhaseIncomplete, ranBefore, PhaseRunning},
+	{PhaseIncomplete, placedAlone, PhaseRunning},
 	{PhasePending, memberWent, PhaseIncomplete},
 	{PhasePending, placesReserved, PhasePlanned},
 	{PhasePending, foundBound, PhaseBroken},
@@ -93,6 +95,7 @@ var transitions = []transition{
 	{PhaseBroken, noneBound, PhasePending},
 	{PhaseBroken, noneBound, PhaseIncomplete},
 	{PhaseBroken, ranBefore, PhaseRunning},
+	{PhaseBroken, placedAlone, PhaseRunning},
 	{PhaseBroken, policyKeep, PhaseRunning},
 	{PhaseBroken, policyEvict, PhaseEvicting},
 	{PhaseEvicting, allBound, PhaseRunning},

@@ -29,8 +29,8 @@ func (mgr *Manager) Waits(uid gpu.PodUID) (Status, bool) {
 
 // reason returns why a member of a run that isn't running is pending.
 func (r *run) reason(m *member) Reason {
-	if m.Problem != "" {
-		return invalid(m.Problem)
+	if problem := m.problem(); problem != "" {
+		return invalid(problem)
 	}
 	switch r.phase {
 	case PhasePending:

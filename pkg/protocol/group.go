@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -71,6 +72,43 @@ func GroupOf(pod *corev1.Pod) (Group, error) {
 		return Group{Name: a.Name}, fmt.Errorf("%w: annotations say %q of %d, labels say %q of %d", ErrGroupContradictory, a.Name, a.Size, b.Name, b.Size)
 	}
 	return a, nil
+}
+
+// PodGroupName returns the name of the PodGroup to which spec.schedulingGroup assigns the pod: its native group. It is empty if
+// there is none.
+func PodGroupName(pod *corev1.Pod) string {
+	if pod.Spec.SchedulingGroup == nil || pod.Spec.SchedulingGroup.PodGroupName == nil {
+		return ""
+	}
+	return *pod.Spec.SchedulingGroup.PodGroupName
+}
+
+// The errors of a PodGroup whose pods can't be placed. The texts are shown to users.
+var (
+	ErrPodGroupPolicy    = errors.New("its policy is neither gang nor basic")
+	ErrPodGroupMinCount  = errors.New("its minCount is not a positive integer up to 100000")
+	ErrPodGroupComposite = errors.New("it is part of a CompositePodGroup, which gpushare doesn't support")
+	ErrPodGroupTopology  = errors.New("it has topology constraints, which gpushare doesn't support")
+)
+
+// ParsePodGroup returns how many pods of the PodGroup must be bound together. alone is true if they are placed like pods without a
+// group.
+func ParsePodGroup(group *schedulingv1beta1.PodGroup) (size int, alone bool, err error) {
+	spec := &group.Spec
+	switch gang := spec.SchedulingPolicy.Gang; {
+	case spec.ParentCompositePodGroupName != nil:
+		return 0, false, ErrPodGroupComposite
+	case spec.SchedulingConstraints != nil && len(spec.SchedulingConstraints.Topology) > 0:
+		return 0, false, ErrPodGroupTopology
+	case spec.SchedulingPolicy.Basic != nil:
+		return 0, true, nil
+	case gang == nil:
+		return 0, false, ErrPodGroupPolicy
+	case gang.MinCount < 1 || gang.MinCount > maxGroup:
+		return 0, false, ErrPodGroupMinCount
+	default:
+		return int(gang.MinCount), false, nil
+	}
 }
 
 // groupKeys is one of the two pairs of keys that name a group, with the map in which it counts.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
@@ -45,6 +46,34 @@ func TestGroupOf(t *testing.T) {
 		expect(t, name+": InGroup", tc.want != (Group{}) || tc.err != nil, InGroup(pod))
 		if got, err := GroupOf(pod); got != tc.want || !errors.Is(err, tc.err) {
 			t.Errorf("%s: got %+v, %v; want %+v, %v", name, got, err, tc.want, tc.err)
+		}
+	}
+}
+
+func TestParsePodGroup(t *testing.T) {
+	gang := func(n int32) schedulingv1beta1.PodGroupSchedulingPolicy {
+		return schedulingv1beta1.PodGroupSchedulingPolicy{Gang: &schedulingv1beta1.GangSchedulingPolicy{MinCount: n}}
+	}
+	type spec = schedulingv1beta1.PodGroupSpec
+	parent, topology := "parent", &schedulingv1beta1.PodGroupSchedulingConstraints{Topology: []schedulingv1beta1.TopologyConstraint{{Key: "rack"}}}
+	for name, tc := range map[string]struct {
+		spec  spec
+		size  int
+		alone bool
+		err   error
+	}{
+		"gang":                 {spec: spec{SchedulingPolicy: gang(4)}, size: 4},
+		"no constraints":       {spec: spec{SchedulingPolicy: gang(4), SchedulingConstraints: &schedulingv1beta1.PodGroupSchedulingConstraints{}}, size: 4},
+		"basic":                {spec: spec{SchedulingPolicy: schedulingv1beta1.PodGroupSchedulingPolicy{Basic: &schedulingv1beta1.BasicSchedulingPolicy{}}}, alone: true},
+		"no policy":            {err: ErrPodGroupPolicy},
+		"a minCount of zero":   {spec: spec{SchedulingPolicy: gang(0)}, err: ErrPodGroupMinCount},
+		"a very large one":     {spec: spec{SchedulingPolicy: gang(maxGroup + 1)}, err: ErrPodGroupMinCount},
+		"a composite group's":  {spec: spec{SchedulingPolicy: gang(4), ParentCompositePodGroupName: &parent}, err: ErrPodGroupComposite},
+		"topology constraints": {spec: spec{SchedulingPolicy: gang(4), SchedulingConstraints: topology}, err: ErrPodGroupTopology},
+	} {
+		size, alone, err := ParsePodGroup(&schedulingv1beta1.PodGroup{Spec: tc.spec})
+		if size != tc.size || alone != tc.alone || !errors.Is(err, tc.err) {
+			t.Errorf("%s: got %d, %v, %v; want %d, %v, %v", name, size, alone, err, tc.size, tc.alone, tc.err)
 		}
 	}
 }

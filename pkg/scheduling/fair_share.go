@@ -69,6 +69,7 @@ type fairShare struct {
 	FairShareOptions
 	manager   *dispatch.Manager
 	reclaimer *eviction.Reclaimer
+	groups    *groups
 	api       API
 	requeue   interface{ All(node string) }
 	ready     func() error
@@ -92,7 +93,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 		options.Groups = s.groups.manager
 	}
 	f := &fairShare{
-		FairShareOptions: o, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
+		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
 		clock: s.Clock, writes: writes, reclaims: new(errgroup.Group),
 	}
 	newCapacity := func() *capacity {
@@ -166,8 +167,8 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 		p.Created = pod.Pending.Created
 		p.Constraints, p.Likeness = unique.Make(pod.Pending.Constraints()), unique.Make(likeness(pod))
 	}
-	if pod.Member != nil {
-		p.Group = pod.Member.Gang
+	if m := f.groups.memberOf(pod); m != nil {
+		p.Group = m.Gang
 	}
 	f.manager.SetPod(p)
 }

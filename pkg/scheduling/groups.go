@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
@@ -31,6 +33,9 @@ type GangOptions struct {
 	StarvationAfter time.Duration
 	// OnFailure is what happens to the bound members of a run that is still broken after Patience.
 	OnFailure gang.FailurePolicy
+	// Native makes the pods of a PodGroup (spec.schedulingGroup) a gang, if the API server has PodGroups. Otherwise they are treated
+	// like pods without a group.
+	Native bool
 	// Observer receives the events of gangs, for metrics.
 	Observer gang.Observer
 	// Answering returns why this process no longer answers kube-scheduler, or nil if it does. If it doesn't, no further
@@ -68,11 +73,26 @@ type groups struct {
 	bindTimeout time.Duration
 	clock       clock.WithTicker
 	displacers  displacers
+	// native is true once it is known that the API server has PodGroups, if GangOptions.Native is.
+	native atomic.Bool
+}
+
+// memberOf returns the pod as a member of its gang; nil for a pod that is treated like one without a group.
+func (g *groups) memberOf(pod *clustercache.PodInfo) *gang.Member {
+	if g == nil || pod.Member == nil || pod.Member.Gang.Native && !g.native.Load() {
+		return nil
+	}
+	return pod.Member
+}
+
+// includes reports whether the pod is a member of a gang.
+func (g *groups) includes(pod *corev1.Pod) bool {
+	return g != nil && (protocol.InGroup(pod) || g.native.Load() && protocol.PodGroupName(pod) != "")
 }
 
 // filter answers a filter call for a member of a gang. decided is false if the pod is to be placed like any single pod.
 func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, decided bool) {
-	if g == nil || !protocol.InGroup(pod) {
+	if !g.includes(pod) {
 		return FilterResult{}, false
 	}
 	uid := gpu.PodUID(pod.UID)
@@ -96,7 +116,7 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 }
 
 // holds reports whether the pod's bind needs a permit.
-func (g *groups) holds(pod *clustercache.PodInfo) bool { return g != nil && pod.Member != nil }
+func (g *groups) holds(pod *clustercache.PodInfo) bool { return g.memberOf(pod) != nil }
 
 // Membership implements eviction.OveruseGroups.
 func (g *groups) Membership(uid gpu.PodUID) (member, whole bool) {
@@ -108,7 +128,7 @@ func (g *groups) Membership(uid gpu.PodUID) (member, whole bool) {
 
 // incomplete reports whether the pod is a member of a gang that isn't whole.
 func (g *groups) incomplete(pod *corev1.Pod) bool {
-	return g != nil && protocol.InGroup(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID))
+	return g.includes(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID))
 }
 
 // permit is what a gang allows for the bind of one pod. A pod without a gang needs none.
@@ -211,8 +231,8 @@ func (g *groups) notBound(uid gpu.PodUID, node string) {
 
 // confirmed passes the state of a pod that a live read found to the manager.
 func (g *groups) confirmed(pod *clustercache.PodInfo) {
-	if g != nil && pod.Member != nil {
-		g.manager.Confirmed(*pod.Member, g.clock.Now())
+	if m := g.memberOf(pod); m != nil {
+		g.manager.Confirmed(*m, g.clock.Now())
 		g.act()
 	}
 }
@@ -235,23 +255,48 @@ func (g *groups) nodesChanged() {
 // replaced removes the old pod from the manager if another pod now has its name, or if the pod no longer names a group. old is
 // nil for a new pod.
 func (g *groups) replaced(old, pod *clustercache.PodInfo) {
-	if g != nil && old != nil && old.Member != nil && (old.UID != pod.UID || pod.Member == nil) {
+	if old != nil && g.memberOf(old) != nil && (old.UID != pod.UID || pod.Member == nil) {
 		g.manager.RemoveMember(old.UID, g.clock.Now())
 	}
 }
 
 // updated passes the state of a pod to the manager.
 func (g *groups) updated(pod *clustercache.PodInfo) {
-	if g != nil && pod.Member != nil {
-		g.manager.SetMember(*pod.Member, g.clock.Now())
+	if m := g.memberOf(pod); m != nil {
+		g.manager.SetMember(*m, g.clock.Now())
 	}
 }
 
 // deleted removes the pod from the manager.
 func (g *groups) deleted(pod *clustercache.PodInfo) {
-	if g != nil && pod.Member != nil {
+	if g.memberOf(pod) != nil {
 		g.manager.RemoveMember(pod.UID, g.clock.Now())
 	}
+}
+
+// PodGroupsServed implements clustercache.PodGroupHandler.
+func (g *groups) PodGroupsServed() {
+	g.manager.ServePodGroups()
+	g.native.Store(true)
+}
+
+// PodGroupUpdated implements clustercache.PodGroupHandler.
+func (g *groups) PodGroupUpdated(group *schedulingv1beta1.PodGroup) {
+	size, alone, err := protocol.ParsePodGroup(group)
+	podGroup := gang.PodGroup{Size: size, Alone: alone}
+	if err != nil {
+		podGroup.Problem = fmt.Sprintf("PodGroup %s: %v", group.Name, err)
+	}
+	g.manager.SetPodGroup(podGroupKey(group.Namespace, group.Name), podGroup, g.clock.Now())
+}
+
+// PodGroupDeleted implements clustercache.PodGroupHandler.
+func (g *groups) PodGroupDeleted(namespace, name string) {
+	g.manager.RemovePodGroup(podGroupKey(namespace, name), g.clock.Now())
+}
+
+func podGroupKey(namespace, name string) gang.Key {
+	return gang.Key{Namespace: namespace, Name: name, Native: true}
 }
 
 // memoryFreed passes freed memory to the manager.

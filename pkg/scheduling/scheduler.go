@@ -127,6 +127,9 @@ func New(o Options) (*Scheduler, error) {
 	if err == nil && s.fair != nil {
 		err = cache.AddNamespaceHandler(s.fair)
 	}
+	if err == nil && s.groups != nil && o.Gangs.Native {
+		cache.AddPodGroupHandler(s.groups)
+	}
 	return s, err
 }
 

@@ -50,7 +50,8 @@ func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis
 
 // wait returns what the pending pod's group waits for; nil if the pod doesn't wait for a group.
 func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
-	if g == nil || pod.Member == nil {
+	member := g.memberOf(pod)
+	if member == nil {
 		return nil
 	}
 	if status, waits := g.manager.Waits(pod.UID); waits {
@@ -61,7 +62,7 @@ func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
 	if g.leading() == nil {
 		return nil
 	}
-	return diagnosis.ReportedWait(pod.Member.Gang.String(), pod.Pending) // Only the leader knows the state of groups.
+	return diagnosis.ReportedWait(member.Gang.String(), pod.Pending) // Only the leader knows the state of groups.
 }
 
 // eligibleNodes returns the nodes that the pending pod can use, independent of their free memory; nil if the cache has no such

@@ -237,8 +237,8 @@ func viewReports(e *scheduling.Explanation) []reportView {
 // viewGroups returns the groups of the runs, which are ordered by group.
 func viewGroups(reports []gang.Report) []groupView {
 	var views []groupView
-	for _, r := range reports {
-		if n := len(views); n == 0 || r.Group != (gang.Key{Namespace: views[n-1].Namespace, Name: views[n-1].Name}) {
+	for i, r := range reports {
+		if i == 0 || r.Group != reports[i-1].Group {
 			views = append(views, groupView{Namespace: r.Group.Namespace, Name: r.Group.Name})
 		}
 		group := &views[len(views)-1]

@@ -14,6 +14,12 @@ const (
 	controllerManager = "kube-controller-manager"
 )
 
+// NativeGroups returns the ExtraArgs that turn PodGroups on.
+func NativeGroups() map[string][]string {
+	const gate = "--feature-gates=GenericWorkload=true"
+	return map[string][]string{apiServer: {gate, "--runtime-config=scheduling.k8s.io/v1beta1=true"}, scheduler: {gate}}
+}
+
 // components returns the names of the components to run.
 func (o Options) components() []string {
 	names := []string{etcd, apiServer}

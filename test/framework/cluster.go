@@ -26,6 +26,8 @@ type Options struct {
 	ExtenderArgs []string
 	// FairShare is the extenders' --fair-share, with the rights that it needs; if it is empty, fair sharing is off.
 	FairShare string
+	// NativeGroups turns PodGroups on: in the control plane, with the gates that they need, and in the extenders, with the rights.
+	NativeGroups bool
 	// Replicas is the number of extenders with leader election, or 0 for a single extender without it.
 	Replicas int
 	// ThroughProxy puts a proxy between the extenders and the API server, so that a test can inject faults.
@@ -85,6 +87,10 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 			err = errors.Join(err, c.Stop())
 		}
 	}()
+	if o.NativeGroups {
+		o.ControlPlane.ExtraArgs = controlplane.NativeGroups()
+		c.options.ExtenderArgs = append([]string{"--native-groups"}, c.options.ExtenderArgs...)
+	}
 	o.ControlPlane.Dir = filepath.Join(o.Dir, "control-plane")
 	if !o.Bare {
 		o.ControlPlane.Scheduler.ExtenderURL = c.ExtenderURL
@@ -99,8 +105,14 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 		return nil, err
 	}
 	if o.FairShare != "" {
-		c.options.ExtenderArgs = append([]string{"--fair-share=" + o.FairShare}, o.ExtenderArgs...)
+		c.options.ExtenderArgs = append([]string{"--fair-share=" + o.FairShare}, c.options.ExtenderArgs...)
 		if err = c.allowFairShare(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if o.NativeGroups {
+		rule := rbacv1.PolicyRule{APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}}
+		if err = c.allow(ctx, "gpushare-native-groups", rule); err != nil {
 			return nil, err
 		}
 	}
@@ -116,11 +128,15 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 // allowFairShare gives the extender the rights that the chart gives it for fair sharing. The guard, which the chart installs with
 // them, isn't there.
 func (c *Cluster) allowFairShare(ctx context.Context) error {
-	meta := metav1.ObjectMeta{Name: "gpushare-fair-share"}
-	role := &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
-		{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
-	}}
+	return c.allow(ctx, "gpushare-fair-share",
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}})
+}
+
+// allow gives the extender further rights.
+func (c *Cluster) allow(ctx context.Context, name string, rules ...rbacv1.PolicyRule) error {
+	meta := metav1.ObjectMeta{Name: name}
+	role := &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}
 	if _, err := c.Client.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{}); err != nil {
 		return err
 	}

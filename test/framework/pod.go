@@ -93,6 +93,12 @@ func (p *PodWrapper) GroupLabels(name string, size int) *PodWrapper {
 		Label(protocol.LabelGroupName, name).Label(protocol.LabelGroupSize, strconv.Itoa(size))
 }
 
+// PodGroup makes the pod a member of a native group.
+func (p *PodWrapper) PodGroup(name string) *PodWrapper {
+	p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &name}
+	return p.Label(LabelGroup, name)
+}
+
 // GPUMem sets the GPU memory that the first container requests, in units of the cluster.
 func (p *PodWrapper) GPUMem(memory int64) *PodWrapper {
 	return p.Limit(protocol.ResourceMemory, memory)

@@ -44,7 +44,7 @@ func manageWholeCards(config map[string]any) error {
 }
 
 // shared is a cluster with the extender's defaults, controlled one with kube-controller-manager, hasty one with short timeouts
-// and a proxy between the extender and the API server.
+// and a proxy between the extender and the API server, native one with PodGroups besides.
 var (
 	shared     = &framework.Shared{Options: framework.Options{MemoryUnit: "GiB"}}
 	controlled = &framework.Shared{Options: framework.Options{
@@ -54,6 +54,10 @@ var (
 		MemoryUnit: "GiB", ExtenderArgs: append([]string{flagStarvationAfter + "0"}, shortTimeouts...), ThroughProxy: true,
 		ControlPlane: controlplane.Options{Scheduler: faultyScheduler},
 	}}
+	native = &framework.Shared{Options: framework.Options{
+		MemoryUnit: "GiB", ExtenderArgs: shortTimeouts, ThroughProxy: true, NativeGroups: true,
+		ControlPlane: controlplane.Options{Scheduler: faultyScheduler},
+	}}
 )
 
 // flagStarvationAfter is the extender's flag for how long a gang waits before it gets a starvation reservation; 0 disables these.
@@ -61,7 +65,7 @@ const flagStarvationAfter = "--gang-claim-after="
 
 var must = framework.Must
 
-func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared, controlled, hasty)) }
+func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared, controlled, hasty, native)) }
 
 // priorityClass creates the priority class with this value if the cluster has none, and returns its name.
 func priorityClass(t testing.TB, c *framework.Cluster, value int32) string {

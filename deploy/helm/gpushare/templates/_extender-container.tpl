@@ -45,6 +45,9 @@ args:
   - --gang-hold={{ .Values.extender.gangHold }}
   - --gang-patience={{ .Values.extender.gangPatience }}
   - --gang-failure-policy={{ ternary "evict" "keep" .Values.extender.allowEvictions }}
+  {{- if .Values.extender.nativeGroups }}
+  - --native-groups
+  {{- end }}
   {{- if ne .Values.extender.overusePolicy "report" }}
   - --overuse-policy={{ .Values.extender.overusePolicy }}
   {{- end }}

@@ -20,6 +20,9 @@
 {{- if gt $hold 60000.0 -}}
 {{- fail (printf "extender.gangHold: %s is above 1m" $e.gangHold) -}}
 {{- end -}}
+{{- if and $e.nativeGroups (eq $hold 0.0) -}}
+{{- fail "extender.nativeGroups: groups are off with extender.gangHold=0s" -}}
+{{- end -}}
 {{- if and (gt $hold 0.0) (lt $patience $hold) -}}
 {{- fail (printf "extender.gangPatience: %s lies below extender.gangHold (%s): places would be given up before the first hold is over" $e.gangPatience $e.gangHold) -}}
 {{- end -}}

@@ -1,0 +1,112 @@
+package clustercache
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// PodGroupHandler receives the changes of PodGroups, in the order of the watch.
+type PodGroupHandler interface {
+	// PodGroupsServed is called before the first pod is reported, if the API server has PodGroups. Otherwise no method is called.
+	PodGroupsServed()
+	// PodGroupUpdated reports a new or a changed PodGroup. It has only identity and spec.
+	PodGroupUpdated(group *schedulingv1beta1.PodGroup)
+	PodGroupDeleted(namespace, name string)
+}
+
+// discoveryInterval is the pause between attempts to find out whether the API server has PodGroups.
+const discoveryInterval = time.Second
+
+// AddPodGroupHandler registers a handler for PodGroups, and makes the cache sync wait for them if the API server has any. Without it
+// they are not watched. It must be called after AddHandler and before Run.
+func (c *Cache) AddPodGroupHandler(h PodGroupHandler) {
+	c.podGroups = h
+	c.synced = append(c.synced, func() bool {
+		synced := c.podGroupsSynced.Load()
+		return synced != nil && (*synced)()
+	})
+}
+
+// startPodGroups prepares the watch of PodGroups if a handler is registered and the API server has them. It waits until the API
+// server answers, or ctx ends.
+func (c *Cache) startPodGroups(ctx context.Context) {
+	if c.podGroups == nil {
+		return
+	}
+	logger := klog.FromContext(ctx)
+	var synced cache.InformerSynced = func() bool { return true }
+	defer func() { c.podGroupsSynced.Store(&synced) }()
+	served, err := c.hasPodGroups(ctx)
+	for err != nil {
+		hindrance := err
+		c.hindrance.Store(&hindrance)
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.Clock.After(discoveryInterval):
+		}
+		served, err = c.hasPodGroups(ctx)
+	}
+	if !served {
+		logger.Info("Native groups are off, because the API server has no PodGroups: pods with spec.schedulingGroup are placed one by one. "+
+			"PodGroups need the feature gate GenericWorkload, and --runtime-config="+podGroupVersion+"=true; restart the extender afterwards",
+			"groupVersion", podGroupVersion)
+		return
+	}
+	c.podGroups.PodGroupsServed()
+	// It fails for an informer that has stopped only, and this one begins later.
+	if events, err := c.factory.Scheduling().V1beta1().PodGroups().Informer().AddEventHandler(podGroupEvents(c.podGroups)); err == nil {
+		synced = events.HasSynced
+	}
+	logger.Info("Native groups are on", "groupVersion", podGroupVersion)
+}
+
+var podGroupVersion = schedulingv1beta1.SchemeGroupVersion.String()
+
+func (c *Cache) hasPodGroups(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	list, err := c.Client.Discovery().ServerResourcesForGroupVersionWithContext(ctx, podGroupVersion)
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("finding out whether the API server has PodGroups: %w", err)
+	}
+	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == "podgroups" }), nil
+}
+
+// listPodGroups lists one PodGroup if they are watched.
+func (c *Cache) listPodGroups(ctx context.Context, options metav1.ListOptions) error {
+	if c.podGroups == nil {
+		return nil
+	}
+	if _, err := c.Client.SchedulingV1beta1().PodGroups(metav1.NamespaceAll).List(ctx, options); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("listing podgroups: %w", err)
+	}
+	return nil
+}
+
+func podGroupEvents(h PodGroupHandler) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { h.PodGroupUpdated(object.(*schedulingv1beta1.PodGroup)) },
+		UpdateFunc: func(_, after any) { h.PodGroupUpdated(after.(*schedulingv1beta1.PodGroup)) },
+		DeleteFunc: func(object any) {
+			if group, ok := lastState(object).(*schedulingv1beta1.PodGroup); ok {
+				h.PodGroupDeleted(group.Namespace, group.Name)
+			}
+		},
+	}
+}
+
+func trimPodGroup(group *schedulingv1beta1.PodGroup) *schedulingv1beta1.PodGroup {
+	return &schedulingv1beta1.PodGroup{ObjectMeta: identity(&group.ObjectMeta), Spec: group.Spec}
+}

@@ -1,0 +1,162 @@
+package gang
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
+)
+
+// createPodGroup creates a PodGroup; minCount 0 stands for the policy basic.
+func (f *fixture) createPodGroup(name string, minCount int32, edits ...func(*schedulingv1beta1.PodGroup)) {
+	f.Helper()
+	group := &schedulingv1beta1.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: f.ID}}
+	for _, edit := range edits {
+		edit(group)
+	}
+	if minCount > 0 {
+		group.Spec.SchedulingPolicy.Gang = &schedulingv1beta1.GangSchedulingPolicy{MinCount: minCount}
+	} else {
+		group.Spec.SchedulingPolicy.Basic = &schedulingv1beta1.BasicSchedulingPolicy{}
+	}
+	_, err := f.Cluster.Client.SchedulingV1beta1().PodGroups(f.ID).Create(f.Context(), group, metav1.CreateOptions{})
+	must(f, err)
+}
+
+// nativeMembers builds n pods of a PodGroup.
+func (f *fixture) nativeMembers(group string, n int, memory int64) (pods []*framework.PodWrapper) {
+	for i := range n {
+		pods = append(pods, f.Pod(fmt.Sprintf("%s-%d", group, i), memory).PodGroup(group))
+	}
+	return pods
+}
+
+// createNative creates a PodGroup and its pods.
+func (f *fixture) createNative(group string, minCount int32, pods int, memory int64) {
+	f.Helper()
+	f.createPodGroup(group, minCount)
+	f.Create(f.nativeMembers(group, pods, memory)...)
+}
+
+// TestNativeGroups runs PodGroups with kube-scheduler's own cycle for groups.
+func TestNativeGroups(t *testing.T) {
+	c := native.Start(t)
+
+	t.Run("a group that fits by the sums of nodes is bound only when its cards fit", func(t *testing.T) {
+		f := newFixture(t, c, 2)
+		f.createNative("train", 3, 3, 10) // The sum takes three, the cards two.
+		f.waitAnyRejected("train", "there is no room for all members at once")
+		f.staysBound(3*time.Second, map[string]int{})
+		c.WaitNoneAssumed(f)
+		f.Place(f.Pod("single", 10)) // Nothing is kept from others.
+		f.AddNodes(f.node(1, 2))
+		f.waitBound(map[string]int{"": 1, "train": 3})
+		f.CheckLedger()
+	})
+
+	t.Run("a bind fails", func(t *testing.T) {
+		f := newFixture(t, c, 4)
+		before := c.Metric(t, framework.MetricGangFailures, "reason", "not_bound")
+		c.Proxy.Inject(func(r *http.Request) bool {
+			return controlplane.Bindings(r) && strings.Contains(r.URL.Path, "/pods/train-1/")
+		}, 1, controlplane.Answer(http.StatusUnprocessableEntity, 0))
+		f.createNative("train", 4, 4, card)
+		f.waitBound(map[string]int{"train": 4})
+		if after := c.Metric(t, framework.MetricGangFailures, "reason", "not_bound"); after <= before {
+			t.Error("no bind failed: the test shows nothing")
+		}
+		f.CheckLedger()
+	})
+
+	t.Run("two groups of which one fits", func(t *testing.T) {
+		f := newFixture(t, c, 4, 4)
+		for round := range controlplane.Times(1, 20) {
+			names := []string{fmt.Sprintf("a%d", round), fmt.Sprintf("b%d", round)}
+			var members [2][]*framework.PodWrapper
+			for i, name := range names {
+				f.createPodGroup(name, 5)
+				members[i] = f.nativeMembers(name, 5, card)
+			}
+			for i := range members[0] {
+				f.Create(members[0][i], members[1][i])
+			}
+			first := f.waitOneWhole(5)
+			f.CheckLedger()
+			f.DeleteGroup(first)
+			if second := f.waitOneWhole(5); second == first {
+				t.Fatalf("%s was bound twice", first)
+			}
+			f.DeleteGroup(names[0])
+			f.DeleteGroup(names[1])
+			f.waitBound(map[string]int{})
+		}
+	})
+
+	t.Run("a group of high priority evicts nothing from cards", func(t *testing.T) {
+		f := newFixture(t, c, 2)
+		class := priorityClass(t, c, 1000)
+		f.Place(f.Pod("low-0", card))
+		f.Place(f.Pod("low-1", card))
+		f.createPodGroup("train", 2, func(group *schedulingv1beta1.PodGroup) { group.Spec.PriorityClassName = class })
+		for _, pod := range f.nativeMembers("train", 2, card) {
+			f.Create(pod.PriorityClass(class))
+		}
+		f.staysPending(2, map[string]int{"": 2})
+		c.WaitNoneAssumed(f)
+		f.Delete("low-0", "low-1")
+		f.waitBound(map[string]int{"train": 2})
+	})
+
+	t.Run("the extender or kube-scheduler is killed", func(t *testing.T) {
+		f := newFixture(t, c, 4, 4)
+		for i, restart := range []func() error{
+			func() error { return c.Extender.Restart(t.Context()) }, func() error { return c.Scheduler.Restart(t.Context()) },
+		} {
+			slow := c.Proxy.Inject(controlplane.Bindings, 0, controlplane.Slow(200*time.Millisecond))
+			name := fmt.Sprintf("g%d", i)
+			f.createNative(name, faultySize, faultySize, card)
+			c.WaitMetric(t, 1, framework.MetricGangs, "phase", "binding")
+			must(t, restart())
+			slow.Lift()
+			f.waitBound(map[string]int{name: faultySize})
+			f.CheckLedger()
+			f.endGang(name)
+		}
+	})
+
+	t.Run("minCount shrinks, and more members than needed exist", func(t *testing.T) {
+		f := newFixture(t, c, 3)
+		f.createNative("elastic", 4, 4, card)
+		f.Create(f.Pod("other", 1)) // kube-scheduler has no room for four, and none for another pod of a card if three are bound.
+		f.WaitBound("other")
+		f.staysBound(time.Second, map[string]int{"": 1})
+		_, err := c.Client.SchedulingV1beta1().PodGroups(f.ID).Patch(t.Context(), "elastic", types.MergePatchType,
+			[]byte(`{"spec":{"schedulingPolicy":{"gang":{"minCount":2}}}}`), metav1.PatchOptions{})
+		must(t, err)
+		f.waitBound(map[string]int{"": 1, "elastic": 2})
+		f.Delete("other")
+		f.waitBound(map[string]int{"elastic": 3})
+	})
+
+	t.Run("the policy basic", func(t *testing.T) {
+		f := newFixture(t, c, 2)
+		f.createNative("basic", 0, 3, card)
+		f.waitBound(map[string]int{"basic": 2})
+	})
+
+	t.Run("a group by annotations besides", func(t *testing.T) {
+		f := newFixture(t, c, 2)
+		f.createPodGroup("both", 1)
+		f.Create(f.Pod("both-0", card).PodGroup("both").Group("both", 1))
+		f.waitAnyRejected("both", "only one of both can count")
+		f.WaitEvent("both-0", "GangInvalid", "only one of both can count")
+	})
+}
