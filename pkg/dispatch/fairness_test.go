@@ -59,9 +59,9 @@ func newCrowd(t *testing.T, size crowdSize, seed uint64, alone bool, reclaimAfte
 	pools := [][]string{all, all[:c.pool], all[c.pool : 2*c.pool]}
 	c.fixture = newFixture(t, slices.Repeat([]gpu.Memory{16}, c.cards), func(o *Options) {
 		o.ReclaimAfter = reclaimAfter
-		o.EligibleNodes = func(uid gpu.PodUID) []string {
+		o.EligibleNodes = func(constraints unique.Handle[string]) []string {
 			var pool int
-			_, _ = fmt.Sscan(c.Manager.pods[uid].Constraints.Value(), &pool)
+			_, _ = fmt.Sscan(constraints.Value(), &pool)
 			return pools[pool]
 		}
 	})

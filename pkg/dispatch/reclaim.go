@@ -40,6 +40,8 @@ type reclaims struct {
 	attempts uint64
 	// attempt is nil if none is in progress.
 	attempt *attempt
+	// moved is when pods of each tenant were last evicted that left it with less than its share: it gets other room at once.
+	moved map[string]time.Time
 }
 
 // reclaimKind is a kind of units of a tenant.
@@ -89,7 +91,7 @@ func (m *Manager) reclaim(now time.Time) {
 	starving := m.starving(tenants, units, now)
 	m.endHolds(starving, now)
 	if m.reclaims.attempt == nil {
-		m.beginAttempt(tenants, starving, now)
+		m.beginAttempt(tenants, units, starving, now)
 	}
 }
 
@@ -140,9 +142,9 @@ func (m *Manager) reclaimable(u *unit, now time.Time) bool {
 //
 // The former leader may have evicted pods that are still being deleted. So a new leader evicts none for ReclaimAfter, but it holds
 // what they free.
-func (m *Manager) beginAttempt(tenants []Tenant, starving []starvingTenant, now time.Time) {
+func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []starvingTenant, now time.Time) {
 	ripe := slices.DeleteFunc(slices.Clone(starving), func(s starvingTenant) bool {
-		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter
+		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter && !m.movedRecently(s.Name, now)
 	})
 	evicts := len(ripe) > 0
 	if !evicts && now.Sub(m.reclaims.since) < m.ReclaimAfter && m.anyLeaving() {
@@ -154,7 +156,12 @@ func (m *Manager) beginAttempt(tenants []Tenant, starving []starvingTenant, now 
 	}
 	need := reclaim.Need{Tenants: m.excess(tenants)}
 	if evicts {
-		need.Victims = m.victims(need.Tenants, now)
+		need.Victims = m.victims(now)
+		need.Regions = m.findMoves(need.Tenants, tenants, allUnits, need.Victims)
+		need.Victims = slices.DeleteFunc(need.Victims, func(v reclaim.Victim) bool {
+			none := reclaim.NewTally(need.Tenants)
+			return !none.WithinExcess(&v) && !none.CanMove(&v)
+		})
 	}
 	r := &m.reclaims
 	r.attempts++
@@ -196,6 +203,12 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 	}
 }
 
+// movedRecently reports whether the tenant has lost pods that it is to have elsewhere.
+func (m *Manager) movedRecently(tenant string, now time.Time) bool {
+	moved, known := m.reclaims.moved[tenant]
+	return known && now.Sub(moved) < holdLife
+}
+
 func (m *Manager) anyLeaving() bool {
 	for _, p := range m.pods {
 		if p.Node != "" && p.Leaving && !p.Ended {
@@ -226,8 +239,8 @@ func (m *Manager) excess(tenants []Tenant) map[string]reclaim.Standing {
 	return out
 }
 
-// victims returns the pods and groups that may be evicted, the newest first.
-func (m *Manager) victims(tenants map[string]reclaim.Standing, now time.Time) (victims []reclaim.Victim) {
+// victims returns the pods and groups that could be evicted if their tenants had enough, the newest first.
+func (m *Manager) victims(now time.Time) (victims []reclaim.Victim) {
 	groups, spared := map[gang.Key][]*pod{}, map[gang.Key]bool{}
 	add := func(pods []*pod) {
 		v := reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(now)}
@@ -237,7 +250,7 @@ func (m *Manager) victims(tenants map[string]reclaim.Standing, now time.Time) (v
 				v.Started = started
 			}
 		}
-		if now.Sub(v.Started) >= m.MinRuntime && v.Memory() <= tenants[v.Tenant].Excess {
+		if now.Sub(v.Started) >= m.MinRuntime {
 			slices.SortFunc(v.Pods, func(a, b gpu.Pod) int { return cmp.Compare(a.UID, b.UID) })
 			victims = append(victims, v)
 		}
@@ -288,20 +301,9 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	}
 	tenants, units := m.standings()
 	eligible := unitsOf(m.starving(tenants, units, now))
-	evicted, standings := map[string]gpu.Memory{}, m.excess(tenants)
-	victims := map[gpu.PodUID]reclaim.Victim{}
-	if len(plan.Victims) > 0 {
-		for _, v := range m.victims(standings, now) {
-			victims[v.Pods[0].UID] = v
-		}
-	}
-	for _, v := range plan.Victims {
-		if present := victims[v.Pods[0].UID]; present.Tenant != v.Tenant || !slices.Equal(present.Pods, v.Pods) {
-			return false
-		}
-		if evicted[v.Tenant] = evicted[v.Tenant].Add(v.Memory()); evicted[v.Tenant] > standings[v.Tenant].Excess {
-			return false
-		}
+	moved, ok := m.evictable(plan, tenants, units, now)
+	if !ok {
+		return false
 	}
 	served := map[reclaimKind]bool{}
 	for i, s := range plan.Served {
@@ -321,8 +323,46 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 			m.pauseReclaim(kind, now)
 		}
 	}
+	m.reclaims.moved = moved
 	m.updateHold()
 	return true
+}
+
+// evictable reports whether the victims of a plan may still be evicted. It returns when each tenant's pods were last moved, with the
+// victims that are to move.
+func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit, now time.Time) (moved map[string]time.Time, ok bool) {
+	moved = maps.Clone(m.reclaims.moved)
+	if len(plan.Victims) == 0 {
+		return moved, true
+	}
+	standings, candidates := m.excess(tenants), m.victims(now)
+	m.findMoves(standings, tenants, units, candidates)
+	present := map[gpu.PodUID]reclaim.Victim{}
+	for _, v := range candidates {
+		present[v.Pods[0].UID] = v
+	}
+	tally := reclaim.NewTally(standings)
+	for _, moves := range []bool{false, true} { // In the order in which the plan was made.
+		for _, e := range plan.Victims {
+			v := present[e.Pods[0].UID]
+			switch {
+			case e.Moves != moves:
+				continue
+			case v.Tenant != e.Tenant || !slices.Equal(v.Pods, e.Pods):
+				return nil, false
+			case tally.WithinExcess(&v):
+			case moves && tally.CanMove(&v):
+				if moved == nil {
+					moved = map[string]time.Time{}
+				}
+				moved[v.Tenant] = now
+			default:
+				return nil, false
+			}
+			tally.Add(&v)
+		}
+	}
+	return moved, true
 }
 
 // unchanged reports whether the pods ask for what they asked for, and can still use the nodes of their places.

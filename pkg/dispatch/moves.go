@@ -1,0 +1,136 @@
+package dispatch
+
+import (
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reclaim"
+)
+
+// findMoves finds out which pods must move to other regions so that each tenant can have its share: a tenant whose pods can use one
+// region only needs room there of tenants that can have theirs elsewhere. It sets Movable and Gains of the standings and the Spots of
+// the candidates, and returns the regions of the nodes. There is nothing to move, and the result is nil, if all pods can use the same
+// nodes.
+func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Tenant, units [][]*unit, candidates []reclaim.Victim) map[string]int {
+	r := m.regions
+	if r == nil || len(r.Sizes) < 2 {
+		return nil
+	}
+	x := &moves{Manager: m, tenants: tenants, sizes: slices.Clone(r.Sizes), holdings: map[holder]*fairshare.Holding{}, position: map[string]int{}}
+	for i, t := range tenants {
+		x.position[t.Name], x.limits = i, append(x.limits, t.Share)
+	}
+	movable := map[gpu.PodUID]bool{}
+	for i := range candidates {
+		if v := &candidates[i]; x.canMove(v) {
+			for _, pod := range v.Pods {
+				p := m.pods[pod.UID]
+				spot := x.spot(p)
+				v.Spots = append(v.Spots, spot)
+				h := x.holding(p.countedFor, spot.Class)
+				h.Demand += p.counted
+				h.Has[spot.Region] += p.counted
+				movable[p.UID] = true
+			}
+		}
+	}
+	x.pinOthers(movable)
+	for i, own := range units {
+		for _, u := range own {
+			if m.obstacle(u).infeasible() {
+				continue
+			}
+			for _, p := range u.pods {
+				x.holding(tenants[i].Name, r.classes[p.Constraints]).Demand += p.Request
+			}
+		}
+	}
+	x.assign(standings)
+	return r.of
+}
+
+// moves is the state of findMoves.
+type moves struct {
+	*Manager
+	tenants []Tenant
+	// position is that of each tenant. limits are what the tenants are to have, and sizes those of the regions, without what can't move.
+	position map[string]int
+	limits   []gpu.Memory
+	sizes    []gpu.Memory
+	holdings map[holder]*fairshare.Holding
+}
+
+// holder are the pods of a tenant of one class.
+type holder struct{ tenant, class int }
+
+func (x *moves) holding(tenant string, class int) *fairshare.Holding {
+	key := holder{x.position[tenant], class}
+	h := x.holdings[key]
+	if h == nil {
+		h = &fairshare.Holding{Tenant: key.tenant, Class: class, Has: make([]gpu.Memory, len(x.sizes))}
+		x.holdings[key] = h
+	}
+	return h
+}
+
+// spot returns where a bound pod is.
+func (x *moves) spot(p *pod) reclaim.Spot {
+	return reclaim.Spot{Region: x.regions.of[p.Node], Class: x.regions.classes[p.Constraints]}
+}
+
+// canMove reports whether the pods of a candidate are all where new pods like them could be.
+func (x *moves) canMove(v *reclaim.Victim) bool {
+	return !slices.ContainsFunc(v.Pods, func(pod gpu.Pod) bool {
+		p := x.pods[pod.UID]
+		_, known := x.regions.of[p.Node]
+		spot := x.spot(p)
+		return !known || !x.regions.usable(spot.Class, spot.Region)
+	})
+}
+
+// pinOthers subtracts what can't move: pods that must not be evicted, places of granted pods, and pods without a tenant. What pods have
+// that are being deleted will be free.
+func (x *moves) pinOthers(movable map[gpu.PodUID]bool) {
+	for _, p := range x.pods {
+		node := p.Node
+		if node == "" && p.charged {
+			node, _, _ = x.Ledger.Lookup(p.UID)
+		}
+		if node == "" || p.Ended || p.Leaving || movable[p.UID] {
+			continue
+		}
+		if region, known := x.regions.of[node]; known {
+			x.sizes[region] = x.sizes[region].Sub(p.Request)
+		}
+		if p.counted > 0 {
+			i := x.position[p.countedFor]
+			x.limits[i] = x.limits[i].Sub(p.counted)
+		}
+	}
+}
+
+// assign divides the regions, and sets Movable and Gains of the standings.
+func (x *moves) assign(standings map[string]reclaim.Standing) {
+	var holdings []fairshare.Holding
+	for i := range x.tenants {
+		for class := range x.regions.Classes {
+			if h := x.holdings[holder{i, class}]; h != nil {
+				holdings = append(holdings, *h)
+			}
+		}
+	}
+	pools := fairshare.Pools{Sizes: x.sizes, Classes: x.regions.Classes}
+	for i, assigned := range pools.Assign(x.limits, holdings) {
+		h, name := holdings[i], x.tenants[holdings[i].Tenant].Name
+		s := standings[name]
+		if s.Movable == nil {
+			s.Movable, s.Gains = map[reclaim.Spot]gpu.Memory{}, map[int]gpu.Memory{}
+			standings[name] = s
+		}
+		for region, amount := range assigned {
+			s.Gains[region] += amount.Sub(h.Has[region])
+			s.Movable[reclaim.Spot{Region: region, Class: h.Class}] = h.Has[region].Sub(amount)
+		}
+	}
+}
