@@ -9,7 +9,7 @@ import (
 )
 
 // findMoves finds out which pods must move to other regions so that each tenant can have its share: a tenant whose pods can use one
-// region only needs room there of tenants that can have theirs elsewhere. It sets Movable and Gains of the standings and the Spots of
+// region only needs room there of tenants that can have theirs elsewhere. It sets Losses, Gains and Moves of the standings, and the Spots of
 // the candidates, and returns the regions of the nodes. There is nothing to move, and the result is nil, if all pods can use the same
 // nodes.
 func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Tenant, units [][]*unit, candidates []reclaim.Victim) map[string]int {
@@ -110,7 +110,7 @@ func (x *moves) pinOthers(movable map[gpu.PodUID]bool) {
 	}
 }
 
-// assign divides the regions, and sets Movable and Gains of the standings.
+// assign divides the regions, and sets Losses, Gains and Moves of the standings.
 func (x *moves) assign(standings map[string]reclaim.Standing) {
 	var holdings []fairshare.Holding
 	for i := range x.tenants {
@@ -124,13 +124,25 @@ func (x *moves) assign(standings map[string]reclaim.Standing) {
 	for i, assigned := range pools.Assign(x.limits, holdings) {
 		h, name := holdings[i], x.tenants[holdings[i].Tenant].Name
 		s := standings[name]
-		if s.Movable == nil {
-			s.Movable, s.Gains = map[reclaim.Spot]gpu.Memory{}, map[int]gpu.Memory{}
+		if s.Losses == nil {
+			s.Losses, s.Gains = map[reclaim.Spot]gpu.Memory{}, map[int]gpu.Memory{}
 			standings[name] = s
 		}
 		for region, amount := range assigned {
 			s.Gains[region] += amount.Sub(h.Has[region])
-			s.Movable[reclaim.Spot{Region: region, Class: h.Class}] = h.Has[region].Sub(amount)
+			s.Losses[reclaim.Spot{Region: region, Class: h.Class}] = h.Has[region].Sub(amount)
 		}
 	}
+	for name, s := range standings {
+		s.Moves = min(sum(s.Losses), sum(s.Gains))
+		standings[name] = s
+	}
+}
+
+// sum returns the sum of the amounts.
+func sum[K comparable](amounts map[K]gpu.Memory) (sum gpu.Memory) {
+	for _, amount := range amounts {
+		sum = sum.Add(amount)
+	}
+	return sum
 }

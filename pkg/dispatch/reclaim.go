@@ -88,6 +88,7 @@ func (m *Manager) reclaim(now time.Time) {
 	}
 	m.reclaims.checked = now
 	tenants, units := m.standings()
+	m.steer(units)
 	starving := m.starving(tenants, units, now)
 	m.endHolds(starving, now)
 	if m.reclaims.attempt == nil {

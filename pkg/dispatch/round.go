@@ -395,7 +395,12 @@ func (m *Manager) try(u *unit, failed map[unique.Handle[string]]bool, capacity l
 		m.effort++
 	}
 	if requests := m.requests(u, hadNoRoom); requests != nil {
-		places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+		if preferred := m.preferred(u, requests); preferred != nil {
+			places, _ = m.Ledger.ReserveAll(preferred, nil, m.View, capacity, now)
+		}
+		if places == nil {
+			places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+		}
 	}
 	if failed[kind] = places == nil; places == nil && !hadNoRoom {
 		if m.noRoom[kind] = NoRoom; !m.everFits(u) {

@@ -161,7 +161,9 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	nodes := diagnosis.Nodes(ledger, object, func(gpu.Pod) (since, due time.Time) { return })
 	options := dispatch.Options{
 		Ledger: ledger, PriorityCutoff: settings.PriorityCutoff,
-		EligibleNodes: func(constraints unique.Handle[string]) []string { return diagnosis.EligibleNodesFor(nodes, constraints.Value()) },
+		EligibleNodes: func(constraints unique.Handle[string]) []string {
+			return diagnosis.EligibleNodesFor(nodes, constraints.Value())
+		},
 	}
 	out.Total = int64(ledger.Memory())
 	for _, t := range dispatch.Snapshot(options, known, pods) {

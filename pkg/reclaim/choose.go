@@ -73,9 +73,11 @@ type trial struct {
 	// evicted are the victims so far, in order. unitOf is the unit for which each was chosen.
 	evicted []int
 	unitOf  map[int]int
-	// moves are the victims whose tenants could get their share elsewhere. moving is true while such victims are searched for.
+	// moves are the victims whose tenants could get their share elsewhere. moving is true while such victims are searched for, for a pod of
+	// the tenant mover.
 	moves  map[int]bool
 	moving bool
+	mover  string
 	// gained is what the units' tenants get in each region.
 	gained map[tenantSpot]gpu.Memory
 	// places are those of each unit's pods; nil for a unit that has none.
@@ -120,7 +122,7 @@ func (t *trial) cardsOf(node string) []placement.Card {
 
 // may reports whether the candidate may be evicted beside the victims so far.
 func (t *trial) may(v int) bool {
-	if victim := &t.need.Victims[v]; !t.tally.WithinExcess(victim) && (!t.moving || !t.tally.CanMove(victim)) {
+	if victim := &t.need.Victims[v]; !t.tally.WithinExcess(victim) && (!t.moving || victim.Tenant == t.mover || !t.tally.CanMove(victim)) {
 		return false
 	}
 	var uses map[int]int

@@ -60,10 +60,11 @@ type Standing struct {
 	// Excess is how much of what its pods run with can be evicted, so that the others still have its share. Pods that are being
 	// deleted count as gone.
 	Excess gpu.Memory
-	// Movable is how much of what its pods run with in each place could be in other regions instead, if each tenant is to have
-	// its share. Gains is how much more it would have in each region then.
-	Movable map[Spot]gpu.Memory
-	Gains   map[int]gpu.Memory
+	// If each tenant is to have its share, and as much as possible stays where it is, the tenant has less in some places, and more in
+	// others. Losses and Gains are these differences, and Moves is how much it gets elsewhere for what it loses.
+	Losses map[Spot]gpu.Memory
+	Gains  map[int]gpu.Memory
+	Moves  gpu.Memory
 }
 
 // String returns such as "8 of its share of 16".

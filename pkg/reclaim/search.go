@@ -43,7 +43,7 @@ func (t *trial) cheapest(pod Pod) *option {
 // cheapestMove returns the option with the least cost for a pod of the tenant, if those can be evicted too that can move. Only what the
 // tenant is to have in a region counts there, so that each such eviction brings the tenants closer to their shares.
 func (t *trial) cheapestMove(tenant string, pod Pod) *option {
-	t.moving = true
+	t.moving, t.mover = true, tenant
 	defer func() { t.moving = false }()
 	return t.cheapestAmong(pod, func(node string) bool { return t.gains(tenant, node, pod) })
 }

@@ -30,16 +30,16 @@ func (t *Tally) WithinExcess(v *Victim) bool {
 	return t.total[v.Tenant].Add(v.Memory()) <= t.tenants[v.Tenant].Excess
 }
 
-// CanMove reports whether the victim's tenant could get its share without the victim too, because all that is evicted of it in the same
-// places is its to have elsewhere.
+// CanMove reports whether the victim's tenant could get its share without the victim too: in other places.
 func (t *Tally) CanMove(v *Victim) bool {
-	if len(t.tenants[v.Tenant].Movable) == 0 || len(v.Spots) == 0 {
+	s := t.tenants[v.Tenant]
+	if len(v.Spots) == 0 || t.total[v.Tenant].Add(v.Memory()) > s.Excess.Add(s.Moves) {
 		return false
 	}
 	t.Add(v)
 	defer t.Remove(v)
 	for _, spot := range v.Spots {
-		if t.spots[tenantSpot{v.Tenant, spot}] > t.tenants[v.Tenant].Movable[spot] {
+		if t.spots[tenantSpot{v.Tenant, spot}] > s.Losses[spot] {
 			return false
 		}
 	}
