@@ -40,6 +40,9 @@ type reclaims struct {
 	attempts uint64
 	// attempt is nil if none is in progress.
 	attempt *attempt
+	// charged is what the queue counts for the places that are held, by tenant: it isn't the turn of a tenant's later pods for what
+	// the held ones will have.
+	charged map[string]gpu.Memory
 	// moved is when pods of each tenant were last evicted that left it with less than its share: it gets other room at once.
 	moved map[string]time.Time
 }
@@ -60,6 +63,10 @@ type attempt struct {
 	number uint64
 	// kinds are those of its units.
 	kinds []reclaimKind
+	// evicts is false if it only holds what pods that are being deleted will free.
+	evicts bool
+	// allocated is what the tenants had when places were held for them.
+	allocated map[string]gpu.Memory
 	// working is true while the caller evicts.
 	working bool
 	// held are the units for which places are held.
@@ -108,14 +115,8 @@ func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (ou
 	below := map[string]time.Time{}
 	for i, t := range tenants {
 		s := starvingTenant{Tenant: t}
-		left := t.Share.Sub(t.Allocated)
-		for _, u := range units[i] {
-			first := t.Allocated == 0 && len(s.units) == 0
-			if left == 0 || !m.reclaimable(u, now) || u.item.Memory > left && !first {
-				continue
-			}
-			s.units, left = append(s.units, u), left.Sub(u.item.Memory)
-		}
+		m.addStarving(&s, units[i], true, now)
+		m.addStarving(&s, units[i], false, now)
 		if len(s.units) > 0 {
 			below[t.Name] = now
 			if since, known := m.reclaims.below[t.Name]; known {
@@ -126,6 +127,25 @@ func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (ou
 	}
 	m.reclaims.below = below
 	return out
+}
+
+// addStarving adds those of the tenant's units for which places are held, or the others. What the tenant got since the places were held
+// doesn't end that: nothing else could use it, and pods were evicted.
+func (m *Manager) addStarving(s *starvingTenant, units []*unit, held bool, now time.Time) {
+	allocated := s.Allocated
+	if held && m.reclaims.attempt != nil {
+		allocated = min(allocated, m.reclaims.attempt.allocated[s.Name])
+	}
+	for _, u := range s.units {
+		allocated = allocated.Add(u.item.Memory)
+	}
+	for _, u := range units {
+		first, left := allocated == 0, s.Share.Sub(allocated)
+		if m.makesRoom(u) != held || left == 0 || !m.reclaimable(u, now) || u.item.Memory > left && !first {
+			continue
+		}
+		s.units, allocated = append(s.units, u), allocated.Add(u.item.Memory)
+	}
 }
 
 // reclaimable reports whether nothing but memory seems to keep the unit from running. One that was not bound after an earlier turn
@@ -167,7 +187,7 @@ func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []
 	r := &m.reclaims
 	r.attempts++
 	need.Attempt = r.attempts
-	r.attempt = &attempt{number: r.attempts, working: true}
+	r.attempt = &attempt{number: r.attempts, working: true, evicts: evicts}
 	for _, u := range units {
 		out := reclaim.Unit{Tenant: u.item.Tenant}
 		for _, p := range u.pods {
@@ -321,8 +341,12 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	}
 	for _, kind := range a.kinds {
 		if !served[kind] {
-			m.pauseReclaim(kind, now)
+			m.pauseReclaim(kind, a.evicts, now)
 		}
+	}
+	a.allocated = map[string]gpu.Memory{}
+	for _, t := range tenants {
+		a.allocated[t.Name] = t.Allocated
 	}
 	m.reclaims.moved = moved
 	m.updateHold()
@@ -419,14 +443,14 @@ func (m *Manager) Reclaimed(attempt uint64, made bool, now time.Time) {
 	}
 	if !made || len(a.held) == 0 {
 		for _, kind := range a.kinds {
-			m.pauseReclaim(kind, now)
+			m.pauseReclaim(kind, a.evicts, now)
 		}
 		m.endAttempt()
 	}
 }
 
-// pauseReclaim pauses the units of a kind.
-func (m *Manager) pauseReclaim(kind reclaimKind, now time.Time) {
+// pauseReclaim pauses the units of a kind: for longer each time that nothing was achieved although pods could be evicted.
+func (m *Manager) pauseReclaim(kind reclaimKind, evicts bool, now time.Time) {
 	maps.DeleteFunc(m.reclaims.pauses, func(other reclaimKind, p reclaimPause) bool {
 		return other != kind && now.Sub(p.until) > 2*(maxPause+holdLife) // Most have no pods any more.
 	})
@@ -434,7 +458,10 @@ func (m *Manager) pauseReclaim(kind reclaimKind, now time.Time) {
 	if now.Before(last.until) {
 		return // Several units of this kind fail at the same time.
 	}
-	length := min(max(minReclaimPause, 2*last.length), maxPause)
+	length := minReclaimPause
+	if evicts {
+		length = min(max(minReclaimPause, 2*last.length), maxPause)
+	}
 	m.reclaims.pauses[kind] = reclaimPause{now.Add(length), length}
 }
 
@@ -452,8 +479,18 @@ func (m *Manager) endAttempt() {
 func (m *Manager) updateHold() {
 	a := m.reclaims.attempt
 	var places []ledger.HeldPlace
+	for name, amount := range m.reclaims.charged {
+		m.queue.Release(name, amount)
+	}
+	m.reclaims.charged = map[string]gpu.Memory{}
 	for _, h := range a.held {
 		places = append(places, h.places...)
+		for _, place := range h.places {
+			m.reclaims.charged[h.tenant] = m.reclaims.charged[h.tenant].Add(place.On.Total())
+		}
+	}
+	for name, amount := range m.reclaims.charged {
+		m.queue.Charge(name, amount)
 	}
 	a.pods = make(map[gpu.PodUID]bool, len(places))
 	for _, place := range places {
@@ -549,7 +586,7 @@ func (m *Manager) endHolds(starving []starvingTenant, now time.Time) {
 		stays := now.Sub(h.evicted) >= evictionLag && slices.ContainsFunc(h.awaited, m.stays)
 		failed := stays || now.Sub(h.evicted) >= holdLife || !h.freed.IsZero() && now.Sub(h.freed) >= freedLife
 		if failed {
-			m.pauseReclaim(h.reclaimKind, now)
+			m.pauseReclaim(h.reclaimKind, a.evicts, now)
 			m.Observer.ReclaimFailed()
 		}
 		return failed

@@ -56,7 +56,7 @@ func (o Obstacle) String() string {
 	case NoRoom:
 		return "no card has room for it now"
 	case MakingRoom:
-		return "pods of tenants above their share are evicted for it"
+		return "pods of other tenants are evicted for it"
 	case NeverFits:
 		return "no node that it can use is large enough for it"
 	case Paused:

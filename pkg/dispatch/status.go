@@ -46,6 +46,7 @@ func (m *Manager) standings() ([]Tenant, [][]*unit) {
 	var units [][]*unit
 	before := 0
 	for _, s := range m.queue.Standings() {
+		s.Allocated = s.Allocated.Sub(m.reclaims.charged[s.Name])
 		if s.Allocated == 0 && len(s.Waiting) == 0 {
 			continue
 		}

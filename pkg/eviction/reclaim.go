@@ -1,10 +1,13 @@
 package eviction
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -89,7 +92,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	pods, memory, err := r.evict(ctx, plan)
 	if pods > 0 {
 		r.observer.ReclaimEvicted(pods, memory, min(plan.Beyond, memory))
-		logger.Info("Evicted pods of tenants above their share", "pods", pods, "memory", memory.String(), "units", len(plan.Served))
+		logger.Info("Evicted pods for tenants below their share", "pods", pods, "memory", memory.String(), "units", len(plan.Served))
 	}
 	if err == nil {
 		r.observer.Reclaimed(EvictedAll)
@@ -192,7 +195,7 @@ func (r *Reclaimer) each(plan reclaim.Plan, what func(reclaim.Eviction, gpu.Pod)
 // evict makes the evictions. It returns how many were made, of which memory, and the first error.
 func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan) (pods int, memory gpu.Memory, err error) {
 	var mu sync.Mutex
-	evicted := map[gpu.PodUID]int{}
+	evicted, tenants := map[gpu.PodUID]int{}, map[gpu.PodUID]map[string]bool{}
 	err = r.each(plan, func(v reclaim.Eviction, pod gpu.Pod) error {
 		if err := r.evictOne(ctx, plan, v, pod, false); err != nil {
 			return err
@@ -200,18 +203,35 @@ func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan) (pods int, mem
 		mu.Lock()
 		defer mu.Unlock()
 		pods, memory = pods+1, memory.Add(pod.Request)
-		evicted[v.For.Pods[0].UID]++
+		beneficiary := v.For.Pods[0].UID
+		if evicted[beneficiary]++; tenants[beneficiary] == nil {
+			tenants[beneficiary] = map[string]bool{}
+		}
+		tenants[beneficiary][v.Tenant] = true
 		return nil
 	})
 	for _, served := range plan.Served {
 		if n := evicted[served.Pods[0].UID]; n > 0 {
+			var losers []string
+			for _, name := range slices.Sorted(maps.Keys(tenants[served.Pods[0].UID])) {
+				losers = append(losers, fmt.Sprintf("%s has %s", name, plan.Tenants[name]))
+			}
 			for _, pod := range served.Pods {
 				r.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeNormal, EventReclaiming,
-					"Evicting %d pod(s) of tenants above their share: tenant %s has %s", n, served.Tenant, plan.Tenants[served.Tenant])
+					"Evicting %d pod(s), since tenant %s has %s: tenant %s", n, served.Tenant, plan.Tenants[served.Tenant], listed(losers))
 			}
 		}
 	}
 	return pods, memory, err
+}
+
+// listed returns the first of the texts, and how many others there are: an Event's message has a limit of 1024 bytes.
+func listed(texts []string) string {
+	const most = 5
+	if others := len(texts) - most; others > 0 {
+		texts = append(slices.Clone(texts[:most]), fmt.Sprintf("and %d more", others))
+	}
+	return strings.Join(texts, ", ")
 }
 
 // evictOne requests one eviction. A pod that is gone is no error.
@@ -279,10 +299,11 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}, Capacity: r.capacity()}
 	for _, served := range plan.Served {
 		nodes := map[string][]placement.Card{} // As the unit sees them: the places of other units count as used.
-		for i, place := range served.Places {
+		lowest := slices.MinFunc(served.Pods, byPriority).Pod
+		for _, place := range served.Places {
 			cards, known := nodes[place.Node]
 			if !known {
-				cards = r.cards(place.Node, served.Pods[i].Pod, &state)
+				cards = r.cards(place.Node, lowest, &state)
 				for _, v := range victims[place.Node] {
 					if !slices.Contains(state.Leaving[place.Node], v.uid) {
 						reclaim.Free(cards, v.on)
@@ -313,22 +334,28 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 		}
 	}
 	out.Allowed = budgets.allowed
-	seen := map[*string]bool{}
+	var pods []reclaim.Pod
 	for _, u := range need.Units {
-		for _, pod := range u.Pods {
-			if len(pod.Nodes) == 0 || seen[&pod.Nodes[0]] {
-				continue // Pods that are alike share the slice.
-			}
-			seen[&pod.Nodes[0]] = true
-			for _, name := range pod.Nodes {
-				if _, known := out.Cards[name]; !known {
-					out.Cards[name] = r.cards(name, pod.Pod, &out)
-				}
+		pods = append(pods, u.Pods...)
+	}
+	slices.SortStableFunc(pods, byPriority) // Pods with a higher priority see at least as much room.
+	seen := map[*string]bool{}
+	for _, pod := range pods {
+		if len(pod.Nodes) == 0 || seen[&pod.Nodes[0]] {
+			continue // Pods that are alike share the slice.
+		}
+		seen[&pod.Nodes[0]] = true
+		for _, name := range pod.Nodes {
+			if _, known := out.Cards[name]; !known {
+				out.Cards[name] = r.cards(name, pod.Pod, &out)
 			}
 		}
 	}
 	return out
 }
+
+// byPriority orders pods: that with the lowest priority first.
+func byPriority(a, b reclaim.Pod) int { return cmp.Compare(a.Priority, b.Priority) }
 
 // withUsableNodes returns the need with only those nodes of each pod on which evictions can make room for it.
 func (r *Reclaimer) withUsableNodes(need reclaim.Need) reclaim.Need {

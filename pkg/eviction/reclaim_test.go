@@ -178,7 +178,7 @@ func TestReclaimerEvents(t *testing.T) {
 	}
 	want := []string{
 		"Normal FairShareEvicted Evicted for pod default/a: tenant alice has 0 of its share of 16, and tenant bob has 32 of its share of 16",
-		"Normal FairShareEvicting Evicting 1 pod(s) of tenants above their share: tenant alice has 0 of its share of 16",
+		"Normal FairShareEvicting Evicting 1 pod(s), since tenant alice has 0 of its share of 16: tenant bob has 32 of its share of 16",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
