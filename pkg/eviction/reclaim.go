@@ -36,6 +36,10 @@ const maxReclaimPlans = 3
 // planLife limits the time for evictions after a plan was checked: shares and cards change meanwhile.
 const planLife = time.Minute
 
+// errOutdated is wrapped by the error of an attempt that is not made because the API server shows other pods than the cache: the watch
+// may have stalled.
+var errOutdated = errors.New("the cache is behind the API server")
+
 // errEvictionLost is wrapped by the error of an eviction that may have been made.
 var errEvictionLost = errors.New("the answer is lost")
 
@@ -110,7 +114,8 @@ func resultOf(err error) string {
 	return EvictionFailed
 }
 
-// plan returns a plan for pods that still wait, according to live reads, of which each eviction would be granted.
+// plan returns a plan for pods that still wait, with victims that still run, according to live reads, of which each eviction would be
+// granted.
 func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.Plan, ok bool, err error) {
 	if err := r.Cache.Ready(); err != nil {
 		return plan, false, err
@@ -132,6 +137,9 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 		} else if gone {
 			continue
 		}
+		if err = r.each(plan, func(_ reclaim.Eviction, pod gpu.Pod) error { return r.stillRuns(ctx, pod) }); err != nil {
+			return plan, false, err
+		}
 		if err = r.dryRun(ctx, plan); err == nil {
 			return plan, true, nil
 		} else if !answered(err) {
@@ -151,18 +159,13 @@ func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan
 	for _, served := range plan.Served {
 		for _, pod := range served.Pods {
 			group.Go(func() error {
-				ctx, cancel := context.WithTimeout(ctx, callTimeout)
-				defer cancel()
-				live, err := r.api.Pod(ctx, pod.Namespace, pod.Name)
-				if err != nil && !apierrors.IsNotFound(err) {
-					return fmt.Errorf("reading pod %s: %w", pod, err)
-				}
-				if err != nil || gpu.PodUID(live.UID) != pod.UID || live.Spec.NodeName != "" || live.DeletionTimestamp != nil || protocol.Terminal(live) {
+				live, err := r.live(ctx, pod.Pod)
+				if err == nil && (live == nil || live.Spec.NodeName != "") {
 					mu.Lock()
 					defer mu.Unlock()
 					lost[pod.UID] = true
 				}
-				return nil
+				return err
 			})
 		}
 	}
@@ -173,6 +176,31 @@ func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan
 		return slices.ContainsFunc(u.Pods, func(p reclaim.Pod) bool { return lost[p.UID] })
 	})
 	return left, len(lost) > 0, nil
+}
+
+// stillRuns returns an error if the pod, which is bound according to the cache, is not.
+func (r *Reclaimer) stillRuns(ctx context.Context, pod gpu.Pod) error {
+	live, err := r.live(ctx, pod)
+	if err == nil && (live == nil || live.Spec.NodeName == "") {
+		return fmt.Errorf("%w: pod %s has ended or is being deleted", errOutdated, pod)
+	}
+	return err
+}
+
+// live reads a pod; nil if it is gone, has ended, or is being deleted.
+func (r *Reclaimer) live(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	live, err := r.api.Pod(ctx, pod.Namespace, pod.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading pod %s: %w", pod, err)
+	case gpu.PodUID(live.UID) != pod.UID || live.DeletionTimestamp != nil || protocol.Terminal(live):
+		return nil, nil
+	}
+	return live, nil
 }
 
 // dryRun asks whether each eviction of the plan would be granted. The victims for which it wouldn't are spared for a while.

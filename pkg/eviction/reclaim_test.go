@@ -127,15 +127,21 @@ func TestReclaimer(t *testing.T) {
 		"the victim is gone": {func(f *reclaimFixture) {
 			f.server.Answer(fake.Answers{Evict: really(func(gpu.Pod, bool) error { return apierrors.NewNotFound(fake.PodResource, "b2") })})
 		}, true, []string{"?b2", "b2"}, nil},
-		"reads fail":                         {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Read: errors.New("away")}) }, false, nil, map[string]int{"reclaimed failed": 1}},
-		"the pod is gone, says a live read":  {func(f *reclaimFixture) { f.server.Remove(f.a) }, false, nil, nil},
-		"the pod is bound, says a live read": {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, fake.Bound("n2", 0))) }, false, nil, nil},
-		"another pod has its name":           {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, func(p *corev1.Pod) { p.UID = "other" })) }, false, nil, nil},
-		"this process doesn't lead":          {func(f *reclaimFixture) { f.standby = errors.New("standby") }, false, nil, map[string]int{"reclaimed failed": 1}},
-		"it stops leading before it evicts":  {func(f *reclaimFixture) { f.meanwhile = func(f *reclaimFixture) { f.standby = errors.New("standby") } }, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
-		"the plan isn't right any more":      {func(f *reclaimFixture) { f.holdFails = true }, false, []string{"?b2"}, nil},
-		"the cache isn't synced":             {func(f *reclaimFixture) { f.cluster.notReady = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
-		"budgets are not listed yet":         {func(f *reclaimFixture) { f.cluster.budgetsNotSynced = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"reads fail":                           {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Read: errors.New("away")}) }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"the pod is gone, says a live read":    {func(f *reclaimFixture) { f.server.Remove(f.a) }, false, nil, nil},
+		"the pod is bound, says a live read":   {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, fake.Bound("n2", 0))) }, false, nil, nil},
+		"another pod has its name":             {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, func(p *corev1.Pod) { p.UID = "other" })) }, false, nil, nil},
+		"the victim is gone, says a live read": {func(f *reclaimFixture) { f.server.Remove(f.b[1]) }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"the victim has ended, says a live read": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.b[1], func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }))
+		}, false, nil, map[string]int{"reclaimed failed": 1}},
+		"the victim is being deleted, says a live read": {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.b[1], fake.Terminating(begin))) }, false, nil,
+			map[string]int{"reclaimed failed": 1}},
+		"this process doesn't lead":         {func(f *reclaimFixture) { f.standby = errors.New("standby") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"it stops leading before it evicts": {func(f *reclaimFixture) { f.meanwhile = func(f *reclaimFixture) { f.standby = errors.New("standby") } }, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
+		"the plan isn't right any more":     {func(f *reclaimFixture) { f.holdFails = true }, false, []string{"?b2"}, nil},
+		"the cache isn't synced":            {func(f *reclaimFixture) { f.cluster.notReady = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"budgets are not listed yet":        {func(f *reclaimFixture) { f.cluster.budgetsNotSynced = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
 		"a pod that is being deleted is enough": {func(f *reclaimFixture) { f.cluster.report(fake.Edited(f.b[0], fake.Terminating(begin))) }, true, nil,
 			map[string]int{"reclaimed evicted": 1, "reclaimed memory": 0}},
 		"one that should have ended long ago isn't": {func(f *reclaimFixture) {

@@ -100,7 +100,7 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	}
 	if o.FairShare != "" {
 		c.options.ExtenderArgs = append([]string{"--fair-share=" + o.FairShare}, o.ExtenderArgs...)
-		if err = c.allowFairShare(ctx); err != nil {
+		if err = c.AllowFairShare(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -113,9 +113,9 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	return c, c.startExtender(ctx)
 }
 
-// allowFairShare gives the extender the rights that the chart gives it for fair sharing. The guard, which the chart installs with
+// AllowFairShare gives the extender the rights that the chart gives it for fair sharing. The guard, which the chart installs with
 // them, isn't there.
-func (c *Cluster) allowFairShare(ctx context.Context) error {
+func (c *Cluster) AllowFairShare(ctx context.Context) error {
 	meta := metav1.ObjectMeta{Name: "gpushare-fair-share"}
 	role := &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
