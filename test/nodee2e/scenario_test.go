@@ -267,7 +267,7 @@ func (s *scenario) waitBound() {
 }
 
 // waitConsistent waits until the pods run and all sources agree. A pod that the kubelet rejected counts as an
-// inconsistency until it is deleted, except a static pod: nobody can delete it, and a kubelet that starts sometimes makes a
+// inconsistency until it is deleted, except a static pod, which no client can delete: a kubelet that starts sometimes makes a
 // mirror pod for it before the rejection (fastStaticPodsRegistration in pkg/kubelet/kubelet.go).
 func (s *scenario) waitConsistent() {
 	s.Helper()
