@@ -230,6 +230,7 @@ func TestReclaimHoldIsCharged(t *testing.T) {
 	f.delete("bob/1", "bob/2")
 	f.run(time.Second)
 	want(t, "what nothing else can use", []string{"alice/small-0", "alice/small-1", "carol/small-0"}, f.admitted())
+	want(t, "the places are still held", MakingRoom, f.Turns()["alice/1"].Obstacle)
 	f.delete("carol/1")
 	f.finish()
 	f.run(2 * time.Second)
