@@ -31,8 +31,7 @@ func newBench() (*Manager, *ledger.Ledger, *time.Time) {
 		nodes = append(nodes, name)
 	}
 	half := slices.Clone(nodes[:benchNodes/2])
-	var m *Manager
-	m = New(Options{
+	m := New(Options{
 		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, PriorityCutoff: 1 << 30,
 		Release: func(uid gpu.PodUID) { l.Release(uid) },
 		EligibleNodes: func(constraints unique.Handle[string]) []string {

@@ -12,7 +12,7 @@ import (
 // region only needs room there of tenants that can have theirs elsewhere. It sets Losses, Gains and Moves of the standings, and the Spots of
 // the candidates, and returns the regions of the nodes. There is nothing to move, and the result is nil, if all pods can use the same
 // nodes.
-func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Tenant, units [][]*unit, candidates []reclaim.Victim) map[string]int {
+func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Tenant, units [][]*unit, candidates []candidate) map[string]int {
 	r := m.regions
 	if r == nil || len(r.Sizes) < 2 {
 		return nil
@@ -21,18 +21,16 @@ func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Ten
 	for i, t := range tenants {
 		x.position[t.Name], x.limits = i, append(x.limits, t.Share)
 	}
-	movable := map[gpu.PodUID]bool{}
+	movable := map[*pod]bool{}
 	for i := range candidates {
-		if v := &candidates[i]; x.canMove(v) {
-			for _, pod := range v.Pods {
-				p := m.pods[pod.UID]
-				spot := x.spot(p)
-				v.Spots = append(v.Spots, spot)
-				h := x.holding(p.countedFor, spot.Class)
-				h.Demand += p.counted
-				h.Has[spot.Region] += p.counted
-				movable[p.UID] = true
-			}
+		c := &candidates[i]
+		c.Spots = x.spots(c.pods)
+		for j, spot := range c.Spots {
+			p := c.pods[j]
+			h := x.holding(p.countedFor, spot.Class)
+			h.Demand += p.counted
+			h.Has[spot.Region] += p.counted
+			movable[p] = true
 		}
 	}
 	x.pinOthers(movable)
@@ -74,30 +72,28 @@ func (x *moves) holding(tenant string, class int) *fairshare.Holding {
 	return h
 }
 
-// spot returns where a bound pod is.
-func (x *moves) spot(p *pod) reclaim.Spot {
-	return reclaim.Spot{Region: x.regions.of[p.Node], Class: x.regions.classes[p.Constraints]}
-}
-
-// canMove reports whether the pods of a candidate are all where new pods like them could be.
-func (x *moves) canMove(v *reclaim.Victim) bool {
-	return !slices.ContainsFunc(v.Pods, func(pod gpu.Pod) bool {
-		p := x.pods[pod.UID]
-		_, known := x.regions.of[p.Node]
-		spot := x.spot(p)
-		return !known || !x.regions.usable(spot.Class, spot.Region)
-	})
+// spots returns where bound pods are; nil if one is where no new pod like it could be.
+func (x *moves) spots(pods []*pod) []reclaim.Spot {
+	spots := make([]reclaim.Spot, len(pods))
+	for i, p := range pods {
+		region, known := x.regions.of[p.Node]
+		spots[i] = reclaim.Spot{Region: region, Class: x.regions.classes[p.Constraints]}
+		if !known || !x.regions.usable(spots[i].Class, region) {
+			return nil
+		}
+	}
+	return spots
 }
 
 // pinOthers subtracts what can't move: pods that must not be evicted, places of granted pods, and pods without a tenant. What pods have
 // that are being deleted will be free.
-func (x *moves) pinOthers(movable map[gpu.PodUID]bool) {
+func (x *moves) pinOthers(movable map[*pod]bool) {
 	for _, p := range x.pods {
 		node := p.Node
 		if node == "" && p.charged {
 			node, _, _ = x.Ledger.Lookup(p.UID)
 		}
-		if node == "" || p.Ended || p.Leaving || movable[p.UID] {
+		if node == "" || p.Ended || p.Leaving || movable[p] {
 			continue
 		}
 		if region, known := x.regions.of[node]; known {

@@ -32,11 +32,11 @@ func withSelectors(all string) func(*Options) {
 	}
 }
 
-// Alice's pods can use n0 only, which is full with those of bob, who has his share; carol has more than hers on n1. Bob's pods move.
+// Alice's pods can use n0 only, which is full with those of bob, which is at its share. Carol has more than its share on n1. Bob's pods move.
 func TestReclaimMoves(t *testing.T) {
 	for name, tc := range map[string]struct {
 		bob []edit
-		// carol is what her pods are.
+		// carol is what the pods of carol are.
 		carol   []edit
 		evicted map[string]int
 		want    map[string]gpu.Memory
@@ -172,7 +172,7 @@ func TestSharesOnClosedNodes(t *testing.T) {
 	want(t, "shares", map[string]gpu.Memory{"alice": 8, "bob": 8}, shares)
 }
 
-// Constraints that would make too many regions are not told apart, and nodes are divided as the others require.
+// Constraints that would make too many regions are not distinguished, and nodes are divided as the others require.
 func TestRegions(t *testing.T) {
 	memory := map[string]gpu.Memory{}
 	for i := range 200 {
@@ -195,6 +195,6 @@ func TestRegions(t *testing.T) {
 	}, memory)
 	want(t, "classes", 1+maxClasses, len(r.Classes))
 	want(t, "regions: one for each class, that of the last node, and the others", maxClasses+2, len(r.Sizes))
-	want(t, "one that is told apart", 3, int(r.Sizes[r.Classes[1][0]]+r.Sizes[r.Classes[1][1]]))
+	want(t, "one that is distinguished", 3, int(r.Sizes[r.Classes[1][0]]+r.Sizes[r.Classes[1][1]]))
 	want(t, "one that isn't", allNodes, r.classes[constraints[maxClasses]])
 }

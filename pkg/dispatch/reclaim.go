@@ -177,12 +177,9 @@ func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []
 	}
 	need := reclaim.Need{Tenants: m.excess(tenants)}
 	if evicts {
-		need.Victims = m.victims(now)
-		need.Regions = m.findMoves(need.Tenants, tenants, allUnits, need.Victims)
-		need.Victims = slices.DeleteFunc(need.Victims, func(v reclaim.Victim) bool {
-			none := reclaim.NewTally(need.Tenants)
-			return !none.WithinExcess(&v) && !none.CanMove(&v)
-		})
+		candidates := m.candidates(now)
+		need.Regions = m.findMoves(need.Tenants, tenants, allUnits, candidates)
+		need.Victims = victims(need.Tenants, candidates)
 	}
 	r := &m.reclaims
 	r.attempts++
@@ -260,20 +257,41 @@ func (m *Manager) excess(tenants []Tenant) map[string]reclaim.Standing {
 	return out
 }
 
-// victims returns the pods and groups that could be evicted if their tenants had enough, the newest first.
-func (m *Manager) victims(now time.Time) (victims []reclaim.Victim) {
+// candidate is a pod or a group that could be evicted if its tenant had enough.
+type candidate struct {
+	reclaim.Victim
+	// pods are in the order of Victim.Pods.
+	pods []*pod
+}
+
+// victims returns the candidates whose eviction leaves their tenants their share, there or elsewhere, the newest first.
+func victims(standings map[string]reclaim.Standing, candidates []candidate) (victims []reclaim.Victim) {
+	none := reclaim.NewTally(standings)
+	for i := range candidates {
+		if v := &candidates[i].Victim; none.WithinExcess(v) || none.CanMove(v) {
+			victims = append(victims, *v)
+		}
+	}
+	slices.SortFunc(victims, func(a, b reclaim.Victim) int {
+		return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.Pods[0].UID, b.Pods[0].UID))
+	})
+	return victims
+}
+
+// candidates returns the pods and groups that could be evicted if their tenants had enough.
+func (m *Manager) candidates(now time.Time) (candidates []candidate) {
 	groups, spared := map[gang.Key][]*pod{}, map[gang.Key]bool{}
 	add := func(pods []*pod) {
-		v := reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(now)}
+		slices.SortFunc(pods, func(a, b *pod) int { return cmp.Compare(a.UID, b.UID) })
+		c := candidate{reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(now)}, pods}
 		for _, p := range pods {
-			v.Pods = append(v.Pods, p.Pod.Pod)
-			if started := p.startedAt(now); started.Before(v.Started) {
-				v.Started = started
+			c.Pods = append(c.Pods, p.Pod.Pod)
+			if started := p.startedAt(now); started.Before(c.Started) {
+				c.Started = started
 			}
 		}
-		if now.Sub(v.Started) >= m.MinRuntime {
-			slices.SortFunc(v.Pods, func(a, b gpu.Pod) int { return cmp.Compare(a.UID, b.UID) })
-			victims = append(victims, v)
+		if now.Sub(c.Started) >= m.MinRuntime {
+			candidates = append(candidates, c)
 		}
 	}
 	for _, p := range m.pods {
@@ -293,10 +311,7 @@ func (m *Manager) victims(now time.Time) (victims []reclaim.Victim) {
 			add(pods)
 		}
 	}
-	slices.SortFunc(victims, func(a, b reclaim.Victim) int {
-		return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.Pods[0].UID, b.Pods[0].UID))
-	})
-	return victims
+	return candidates
 }
 
 // startedAt returns when the pod was bound, as far as this process knows. Its result stays the same if the clock is set.
@@ -360,11 +375,11 @@ func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit
 	if len(plan.Victims) == 0 {
 		return moved, true
 	}
-	standings, candidates := m.excess(tenants), m.victims(now)
+	standings, candidates := m.excess(tenants), m.candidates(now)
 	m.findMoves(standings, tenants, units, candidates)
 	present := map[gpu.PodUID]reclaim.Victim{}
-	for _, v := range candidates {
-		present[v.Pods[0].UID] = v
+	for _, c := range candidates {
+		present[c.Pods[0].UID] = c.Victim
 	}
 	tally := reclaim.NewTally(standings)
 	for _, moves := range []bool{false, true} { // In the order in which the plan was made.

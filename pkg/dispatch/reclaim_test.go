@@ -225,7 +225,7 @@ func TestReclaimHoldIsCharged(t *testing.T) {
 	}
 	f.delete("bob/0")
 	f.run(time.Second)
-	want(t, "the turn of carol, who has 2, and alice is about to have 3", []string{"carol/small-0"}, f.admitted())
+	want(t, "the turn of carol with 2, since alice is about to have 3", []string{"carol/small-0"}, f.admitted())
 	f.delete("carol/small-1")
 	f.delete("bob/1", "bob/2")
 	f.run(time.Second)

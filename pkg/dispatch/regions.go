@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// maxClasses limits the constraints that are told apart: those of the most memory. Pods with others count as if they could use all
+	// maxClasses limits the constraints that are distinguished: those of the most memory. Pods with others count as if they could use all
 	// nodes.
 	maxClasses = 32
-	// maxRegions limits the regions: constraints that would make more are not told apart either.
+	// maxRegions limits the regions: constraints that would make more are not distinguished either.
 	maxRegions = 64
 )
 

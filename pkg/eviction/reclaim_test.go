@@ -220,3 +220,31 @@ func TestReclaimerSpares(t *testing.T) {
 		t.Errorf("victims later: %s", got)
 	}
 }
+
+// A nomination keeps n2 from pods of lower priority. The plan must fit for these too, although another pod of it sees the room.
+func TestReclaimerPriorities(t *testing.T) {
+	f := newReclaimFixture()
+	f.cluster.ledger.Remove("uid-b3")
+	f.server.Remove(f.b[2])
+	f.b = f.b[:2]
+	high, low := fake.Pod("high", 8), fake.Pod("low", 8)
+	need := f.need()
+	need.Units = nil
+	for _, pod := range []*corev1.Pod{high, low} {
+		f.server.Set(pod)
+		p := protocol.Pod(pod)
+		if pod == high {
+			p.Priority = 10
+		}
+		need.Units = append(need.Units, reclaim.Unit{Tenant: "alice", Pods: []reclaim.Pod{{Pod: p, Nodes: []string{"n1", "n2"}}}})
+	}
+	f.cluster.ledger.Nominate("n2", gpu.Pod{UID: "uid-nominated", Name: "nominated", Request: 16, Priority: 5})
+	if made := f.reclaim(need); !made {
+		t.Error("no room was made")
+	}
+	for _, served := range f.holds[0].Served {
+		if served.Places[0].Node != "n1" {
+			t.Errorf("%s gets a place on %s", served.Pods[0].Name, served.Places[0].Node)
+		}
+	}
+}

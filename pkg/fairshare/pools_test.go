@@ -35,7 +35,7 @@ func TestPoolsShares(t *testing.T) {
 			[]Claim{{Terms: Terms{1, 20}, Name: "0"}, {Terms: Terms{1, 0}, Name: "1"}, {Terms: Terms{1, 5}, Name: "2"}},
 			[][]gpu.Memory{{0, 50, 0}, {50, 0, 0}, {50, 0, 0}}, []gpu.Memory{10, 8, 12},
 		},
-		"nobody asks": {weights(1), [][]gpu.Memory{{0, 0, 0}}, []gpu.Memory{0}},
+		"no tenant asks": {weights(1), [][]gpu.Memory{{0, 0, 0}}, []gpu.Memory{0}},
 	} {
 		for i := range test.claims {
 			test.claims[i].Demand = sum(test.demands[i])

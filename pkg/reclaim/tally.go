@@ -46,8 +46,10 @@ func (t *Tally) CanMove(v *Victim) bool {
 	return true
 }
 
-// Add counts a victim, and Remove undoes that.
-func (t *Tally) Add(v *Victim)    { t.count(v, 1) }
+// Add counts a victim.
+func (t *Tally) Add(v *Victim) { t.count(v, 1) }
+
+// Remove undoes Add.
 func (t *Tally) Remove(v *Victim) { t.count(v, -1) }
 
 func (t *Tally) count(v *Victim, sign gpu.Memory) {
