@@ -34,16 +34,9 @@ func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Ten
 		}
 	}
 	x.pinOthers(movable)
-	for i, own := range units {
-		for _, u := range own {
-			if m.obstacle(u).infeasible() {
-				continue
-			}
-			for _, p := range u.pods {
-				x.holding(tenants[i].Name, r.classes[p.Constraints]).Demand += p.Request
-			}
-		}
-	}
+	m.eachDemanded(units, func(tenant int, p *pod) {
+		x.holding(tenants[tenant].Name, r.classes[p.Constraints]).Demand += p.Request
+	})
 	x.assign(standings)
 	return r.of
 }

@@ -97,30 +97,21 @@ func (r *regions) usable(class, region int) bool {
 	return found
 }
 
-// regionsFor returns the regions, which know the constraints.
-func (m *Manager) regionsFor(amounts map[unique.Handle[string]]gpu.Memory) *regions {
+// dropOutdatedRegions drops the regions if nodes changed since they were computed.
+func (m *Manager) dropOutdatedRegions() {
 	if m.regionsOutdated.Swap(false) {
 		if m.regions = nil; !m.leading { // Otherwise Tick does it.
 			clear(m.eligible)
 		}
 	}
-	if r := m.regions; r != nil && !containsUnknown(amounts, r.classes) {
-		return r
-	}
+}
+
+// computeRegions computes the regions for the constraints, which have these amounts.
+func (m *Manager) computeRegions(amounts map[unique.Handle[string]]gpu.Memory) {
 	constraints := slices.SortedFunc(maps.Keys(amounts), func(a, b unique.Handle[string]) int {
 		return cmp.Or(cmp.Compare(amounts[b], amounts[a]), strings.Compare(text(a), text(b)))
 	})
 	m.regions = newRegions(constraints, func(c unique.Handle[string]) map[string]struct{} { return m.eligibleFor(c).set }, m.Ledger.NodeMemory())
-	return m.regions
-}
-
-func containsUnknown(amounts map[unique.Handle[string]]gpu.Memory, classes map[unique.Handle[string]]int) bool {
-	for c := range amounts {
-		if _, known := classes[c]; !known {
-			return true
-		}
-	}
-	return false
 }
 
 // text returns the value of a handle, of which the zero value has none.
@@ -134,41 +125,47 @@ func text(h unique.Handle[string]) string {
 // shares returns the shares of the claims, whose units are those that wait. The pods' constraints count: a tenant whose pods can use few
 // nodes deserves no more than there is, and others deserve the rest.
 func (m *Manager) shares(claims []fairshare.Claim, units [][]*unit) []gpu.Memory {
+	m.dropOutdatedRegions()
+	pools, demands, ok := m.demands(claims, units)
+	if !ok { // There are new constraints, or nodes have changed.
+		amounts := map[unique.Handle[string]]gpu.Memory{}
+		m.eachCounted(func(p *pod) { amounts[p.Constraints] += p.counted })
+		m.eachDemanded(units, func(_ int, p *pod) { amounts[p.Constraints] += p.Request })
+		m.computeRegions(amounts)
+		pools, demands, _ = m.demands(claims, units)
+	}
+	return pools.Shares(claims, demands)
+}
+
+// demands returns the regions as pools, and the parts of the demand of each claim by class. ok is false if there are no regions yet, or a
+// pod has constraints that they don't know.
+func (m *Manager) demands(claims []fairshare.Claim, units [][]*unit) (pools fairshare.Pools, demands [][]gpu.Memory, ok bool) {
+	r := m.regions
+	if r == nil {
+		return pools, nil, false
+	}
 	position := make(map[string]int, len(claims))
+	demands = make([][]gpu.Memory, len(claims))
 	for i, c := range claims {
-		position[c.Name] = i
+		position[c.Name], demands[i] = i, make([]gpu.Memory, len(r.Classes))
 	}
-	amounts := map[unique.Handle[string]]gpu.Memory{}
-	m.eachCounted(func(p *pod) { amounts[p.Constraints] += p.counted })
-	eachDemanded := func(visit func(claim int, p *pod)) {
-		for i, own := range units {
-			for _, u := range own {
-				if m.obstacle(u).infeasible() {
-					continue
-				}
-				for _, p := range u.pods {
-					visit(i, p)
-				}
-			}
-		}
-	}
-	eachDemanded(func(_ int, p *pod) { amounts[p.Constraints] += p.Request })
-	r := m.regionsFor(amounts)
-	demands := make([][]gpu.Memory, len(claims))
-	for i := range demands {
-		demands[i] = make([]gpu.Memory, len(r.Classes))
-	}
-	stray := make([]gpu.Memory, len(claims))
+	stray, unknown := make([]gpu.Memory, len(claims)), false
 	m.eachCounted(func(p *pod) {
-		class, claim := r.classes[p.Constraints], position[p.countedFor]
-		if region, known := r.of[p.Node]; p.Node != "" && (!known || !r.usable(class, region)) {
+		class, known := r.classes[p.Constraints]
+		claim := position[p.countedFor]
+		unknown = unknown || !known
+		if region, shared := r.of[p.Node]; p.Node != "" && (!shared || !r.usable(class, region)) {
 			stray[claim] += p.counted
 		} else {
 			demands[claim][class] += p.counted
 		}
 	})
-	eachDemanded(func(claim int, p *pod) { demands[claim][r.classes[p.Constraints]] += p.Request })
-	return r.withStray(stray, demands).Shares(claims, demands)
+	m.eachDemanded(units, func(claim int, p *pod) {
+		class, known := r.classes[p.Constraints]
+		unknown = unknown || !known
+		demands[claim][class] += p.Request
+	})
+	return r.withStray(stray, demands), demands, !unknown
 }
 
 // withStray returns the pools with one more for what each tenant has on nodes that its pods couldn't use now, such as cordoned ones. It
@@ -193,6 +190,20 @@ func (m *Manager) eachCounted(visit func(*pod)) {
 	for _, p := range m.pods {
 		if p.counted > 0 {
 			visit(p)
+		}
+	}
+}
+
+// eachDemanded calls visit for each pod of the units that is demand, with the position of its tenant.
+func (m *Manager) eachDemanded(units [][]*unit, visit func(tenant int, p *pod)) {
+	for i, own := range units {
+		for _, u := range own {
+			if m.obstacle(u).infeasible() {
+				continue
+			}
+			for _, p := range u.pods {
+				visit(i, p)
+			}
 		}
 	}
 }

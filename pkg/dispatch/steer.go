@@ -10,16 +10,7 @@ import (
 func (m *Manager) steer(units [][]*unit) {
 	r := m.regions
 	waiting := map[int]bool{}
-	for _, own := range units {
-		for _, u := range own {
-			if m.obstacle(u).infeasible() {
-				continue
-			}
-			for _, p := range u.pods {
-				waiting[r.classes[p.Constraints]] = true
-			}
-		}
-	}
+	m.eachDemanded(units, func(_ int, p *pod) { waiting[r.classes[p.Constraints]] = true })
 	for constraints, nodes := range m.eligible {
 		class, known := r.classes[constraints]
 		if !known || class == allNodes {
