@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,6 +63,8 @@ type PodInfo struct {
 	LimitProblem string
 	// Member is the pod as a member of its gang; nil if the pod names no group.
 	Member *gang.Member
+	// Constraints is diagnosis.Pod.Constraints of a pod that asks for GPU memory and hasn't ended; the zero value for other pods.
+	Constraints unique.Handle[string]
 	// Pending is what the diagnosis needs; nil if the pod has a node, has ended, is being deleted, or asks for no GPU memory.
 	Pending *diagnosis.Pod
 	// RequestProblem is why the pod gets no GPU memory although it seems to ask for some, see diagnosis.RequestProblem; empty
@@ -109,8 +112,13 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 	p.LimitProblem = strings.Clone(protocol.ParsePodIsolation(pod.Annotations).Problem)
 	assignment, _ := protocol.ParseAssignment(pod.Annotations)
 	p.AssumeTime = assignment.AssumeTime
-	if p.Node == "" && !p.Leaving && !p.Ended {
+	switch {
+	case p.Ended:
+	case p.Node == "" && !p.Leaving:
 		p.Pending = diagnosis.NewPod(pod)
+		p.Constraints = unique.Make(p.Pending.Constraints())
+	default:
+		p.Constraints = unique.Make(diagnosis.Constraints(pod))
 	}
 	return p
 }

@@ -273,6 +273,15 @@ func EligibleNodes(nodes []Node, pod *Pod) []string {
 	return names
 }
 
+// EligibleNodesFor is EligibleNodes for pods with the Constraints. The result is empty if they are none.
+func EligibleNodesFor(nodes []Node, constraints string) []string {
+	pod := podWith(constraints)
+	if pod == nil {
+		return []string{}
+	}
+	return EligibleNodes(nodes, pod)
+}
+
 // NominationValid reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits its
 // cards or a pod of lower priority is terminating there. kube-scheduler doesn't always clear an invalid nomination:
 // nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).

@@ -67,6 +67,9 @@ func TestChoice(t *testing.T) {
 		if diff := cmp.Diff(EligibleNodes(nodes, p), got, cmpopts.EquateEmpty()); diff != "" {
 			t.Fatalf("%+v (-want +got):\n%s", p.constraints, diff)
 		}
+		if diff := cmp.Diff(EligibleNodes(nodes, p), EligibleNodesFor(nodes, p.Constraints())); diff != "" {
+			t.Fatalf("%+v: eligible by the constraints alone (-want +got):\n%s", p.constraints, diff)
+		}
 	}
 	if found == 0 {
 		t.Error("no pod can use a node")

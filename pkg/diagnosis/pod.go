@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -78,9 +79,8 @@ func NewPod(pod *corev1.Pod) *Pod {
 		}
 	}
 	if text, err := constraints.Spec.Marshal(); err == nil {
-		demand := p.Demand()
-		p.constraintsKey = fmt.Sprintf("%t %t %s", demand.Cards > 1, demand.Cores > 0, text)
-		p.roomKey = fmt.Sprintf("%v %d %s", demand, p.Priority, text)
+		p.constraintsKey = constraintsKey(p.Pod, text)
+		p.roomKey = fmt.Sprintf("%v %d %s", p.Demand(), p.Priority, text)
 	} else { // Unreachable; the pod would share nothing with others.
 		p.constraintsKey, p.roomKey = string(p.UID), string(p.UID)
 	}
@@ -92,6 +92,39 @@ func NewPod(pod *corev1.Pod) *Pod {
 
 // Constraints is equal for pods that can use the same nodes, independent of free resources.
 func (p *Pod) Constraints() string { return p.constraintsKey }
+
+// Constraints returns what the Pod of this pod would return. The pod can be bound.
+func Constraints(pod *corev1.Pod) string {
+	text, err := nodeConstraints(pod).Spec.Marshal()
+	if err != nil { // Unreachable.
+		return string(pod.UID)
+	}
+	return constraintsKey(protocol.Pod(pod), text)
+}
+
+func constraintsKey(pod gpu.Pod, spec []byte) string {
+	demand := pod.Demand()
+	return fmt.Sprintf("%t %t %s", demand.Cards > 1, demand.Cores > 0, spec)
+}
+
+// podWith returns a pod with the Constraints; nil if they are none.
+func podWith(constraints string) *Pod {
+	severalCards, rest, _ := strings.Cut(constraints, " ")
+	cores, spec, found := strings.Cut(rest, " ")
+	p := &Pod{}
+	if err := p.constraints.Unmarshal([]byte(spec)); err != nil || !found {
+		return nil
+	}
+	p.affinity = nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: p.constraints})
+	p.Request, p.Cards = 1, 1
+	if severalCards == "true" {
+		p.Cards = 2
+	}
+	if cores == "true" {
+		p.Cores = 1
+	}
+	return p
+}
 
 // toleratesClosed reports whether the pod can use nodes that are closed for this reason: cordoned ones, as pods of a DaemonSet can
 // (k8s.io/kubernetes pkg/scheduler/framework/plugins/nodeunschedulable), or such that aren't ready, which kube-scheduler knows by

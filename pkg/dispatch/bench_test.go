@@ -31,12 +31,11 @@ func newBench() (*Manager, *ledger.Ledger, *time.Time) {
 		nodes = append(nodes, name)
 	}
 	half := slices.Clone(nodes[:benchNodes/2])
-	var m *Manager
-	m = New(Options{
-		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Memory: l.Memory, PriorityCutoff: 1 << 30,
+	m := New(Options{
+		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, PriorityCutoff: 1 << 30,
 		Release: func(uid gpu.PodUID) { l.Release(uid) },
-		EligibleNodes: func(uid gpu.PodUID) []string {
-			if m.pods[uid].Constraints == unique.Make("half") {
+		EligibleNodes: func(constraints unique.Handle[string]) []string {
+			if constraints == unique.Make("half") {
 				return half
 			}
 			return nodes

@@ -11,26 +11,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// A pod is deleted while a round asks for its nodes. The answer must not count for the pods with the same constraints.
-func TestPodUnknownToTheCache(t *testing.T) {
-	gone := true
-	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
-		o.EligibleNodes = func(gpu.PodUID) []string {
-			if gone {
-				return nil
-			}
-			return []string{"n0"}
-		}
-	})
-	f.pod("alice/deleted", 2)
-	f.tick(0)
-	f.delete("alice/deleted")
-	gone = false
-	f.pod("alice/1", 2)
-	f.tick(retryInterval)
-	want(t, "granted", []string{"alice/1"}, f.admitted())
-}
-
 // The place of a pod is for what it asked for then: a pod whose number of cards changes gets another turn.
 func TestDemandChanges(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
@@ -166,7 +146,7 @@ func TestUselessWaitsGetRare(t *testing.T) {
 func TestManyConstraints(t *testing.T) {
 	asked := 0
 	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
-		o.EligibleNodes = func(gpu.PodUID) []string {
+		o.EligibleNodes = func(unique.Handle[string]) []string {
 			asked++
 			return []string{"n0"}
 		}

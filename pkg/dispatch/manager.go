@@ -49,16 +49,14 @@ type Options struct {
 	View    ledger.View
 	// Groups says which members of a group are granted together; nil if members are granted like any other pod.
 	Groups Groups
-	// EligibleNodes returns the nodes that the pod can run on regardless of free resources; nil if it doesn't know the pod.
-	EligibleNodes func(gpu.PodUID) []string
+	// EligibleNodes returns the nodes that pods with these Pod.Constraints can run on regardless of free resources.
+	EligibleNodes func(constraints unique.Handle[string]) []string
 	// Capacity returns a new count of what nodes have free besides GPU memory; planned returns the pods that have a place on
 	// a node. If Capacity is nil, only GPU memory counts.
 	Capacity func() ledger.Capacity
 	// EmptyCapacity returns a new count of what nodes would have besides GPU memory if no pod had GPU memory. If it is nil, only
 	// GPU memory counts.
 	EmptyCapacity func() ledger.Capacity
-	// Memory returns the cluster's shared GPU memory.
-	Memory func() gpu.Memory
 	// PriorityCutoff is the priority from which on pods need no turn.
 	PriorityCutoff int32
 	// Provisioning is how many pods are granted that fit nowhere now, and would fit an empty node, so that an autoscaler sees
@@ -77,6 +75,7 @@ type Ledger interface {
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
 	FitsEmpty(requests []ledger.Request, capacity ledger.Capacity) bool
 	Hold(places []ledger.HeldPlace, priority int32)
+	NodeMemory() map[string]gpu.Memory
 }
 
 // Groups is the part of package gang that a Manager uses.
@@ -109,7 +108,8 @@ type Pod struct {
 	Gated, GatedOtherwise bool
 	// Group is the pod's group; zero if it has none.
 	Group gang.Key
-	// Constraints are equal for pods that can use the same nodes, Likeness for those that fit the same free resources.
+	// Constraints are equal for pods that can use the same nodes, Likeness for those that fit the same free resources. A bound pod
+	// has no Likeness, and keeps its Constraints. Pods without Constraints can use all nodes.
 	Constraints, Likeness unique.Handle[string]
 }
 
@@ -144,6 +144,8 @@ type Manager struct {
 	// freed are the nodes on which resources were freed since the latest Tick. nodesChanged is true if nodes changed since.
 	freed        freedNodes
 	nodesChanged atomic.Bool
+	// regionsOutdated is true if nodes changed since the regions were computed.
+	regionsOutdated atomic.Bool
 
 	mu         sync.Mutex
 	leading    bool
@@ -161,6 +163,8 @@ type Manager struct {
 	gated map[gpu.PodUID]*pod
 	// eligible are the eligible nodes by Pod.Constraints.
 	eligible map[unique.Handle[string]]*eligibleNodes
+	// regions are nil if they must be computed again.
+	regions *regions
 	// noRoom are the kinds of units for which there was no room at the latest attempt. They are tried only on nodes on which
 	// something was freed since. At retryAll they become due to be tried on all nodes, some in each round.
 	noRoom   map[unique.Handle[string]]Obstacle
@@ -220,7 +224,10 @@ func (m *Manager) Freed(node string) { m.freed.add(node) }
 
 // NodesChanged records that a node was added or removed, or that its labels, taints, allocatable resources or unschedulable
 // mark changed. It takes no lock.
-func (m *Manager) NodesChanged() { m.nodesChanged.Store(true) }
+func (m *Manager) NodesChanged() {
+	m.nodesChanged.Store(true)
+	m.regionsOutdated.Store(true)
+}
 
 // TakeEffects returns the effects since the last call.
 func (m *Manager) TakeEffects() Effects {
@@ -423,7 +430,7 @@ func (m *Manager) StopLeading() {
 		return
 	}
 	m.endAttempt()
-	m.leading, m.effects, m.now, m.reclaims.below = false, Effects{}, time.Time{}, nil
+	m.leading, m.effects, m.now, m.reclaims.below, m.reclaims.moved = false, Effects{}, time.Time{}, nil, nil
 	m.reclaims.since = time.Time{}
 	clear(m.reclaims.pauses)
 	for _, p := range m.charged {

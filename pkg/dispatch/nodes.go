@@ -41,6 +41,9 @@ type eligibleNodes struct {
 	set   map[string]struct{}
 	// freed are those on which resources were freed since the former round.
 	freed []string
+	// preferred are those outside of the avoided regions; nil if it makes no difference.
+	preferred map[string]struct{}
+	avoided   []int
 }
 
 func newEligibleNodes(names []string) *eligibleNodes {

@@ -40,6 +40,11 @@ type reclaims struct {
 	attempts uint64
 	// attempt is nil if none is in progress.
 	attempt *attempt
+	// charged is what the queue counts for the places that are held, by tenant: it isn't the turn of a tenant's later pods for what
+	// the held ones will have.
+	charged map[string]gpu.Memory
+	// moved is when pods of each tenant were last evicted that left it with less than its share: it gets other room at once.
+	moved map[string]time.Time
 }
 
 // reclaimKind is a kind of units of a tenant.
@@ -58,6 +63,10 @@ type attempt struct {
 	number uint64
 	// kinds are those of its units.
 	kinds []reclaimKind
+	// evicts is false if it only holds what pods that are being deleted will free.
+	evicts bool
+	// allocated is what the tenants had when places were held for them.
+	allocated map[string]gpu.Memory
 	// working is true while the caller evicts.
 	working bool
 	// held are the units for which places are held.
@@ -86,10 +95,11 @@ func (m *Manager) reclaim(now time.Time) {
 	}
 	m.reclaims.checked = now
 	tenants, units := m.standings()
+	m.steer(units)
 	starving := m.starving(tenants, units, now)
 	m.endHolds(starving, now)
 	if m.reclaims.attempt == nil {
-		m.beginAttempt(tenants, starving, now)
+		m.beginAttempt(tenants, units, starving, now)
 	}
 }
 
@@ -105,14 +115,8 @@ func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (ou
 	below := map[string]time.Time{}
 	for i, t := range tenants {
 		s := starvingTenant{Tenant: t}
-		left := t.Share.Sub(t.Allocated)
-		for _, u := range units[i] {
-			first := t.Allocated == 0 && len(s.units) == 0
-			if left == 0 || !m.reclaimable(u, now) || u.item.Memory > left && !first {
-				continue
-			}
-			s.units, left = append(s.units, u), left.Sub(u.item.Memory)
-		}
+		m.addStarving(&s, units[i], true, now)
+		m.addStarving(&s, units[i], false, now)
 		if len(s.units) > 0 {
 			below[t.Name] = now
 			if since, known := m.reclaims.below[t.Name]; known {
@@ -123,6 +127,25 @@ func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (ou
 	}
 	m.reclaims.below = below
 	return out
+}
+
+// addStarving adds those of the tenant's units for which places are held, or the others. What the tenant got since the places were held
+// doesn't end that: nothing else could use it, and pods were evicted.
+func (m *Manager) addStarving(s *starvingTenant, units []*unit, held bool, now time.Time) {
+	allocated := s.Allocated
+	if held && m.reclaims.attempt != nil {
+		allocated = min(allocated, m.reclaims.attempt.allocated[s.Name])
+	}
+	for _, u := range s.units {
+		allocated = allocated.Add(u.item.Memory)
+	}
+	for _, u := range units {
+		first, left := allocated == 0, s.Share.Sub(allocated)
+		if m.makesRoom(u) != held || left == 0 || !m.reclaimable(u, now) || u.item.Memory > left && !first {
+			continue
+		}
+		s.units, allocated = append(s.units, u), allocated.Add(u.item.Memory)
+	}
 }
 
 // reclaimable reports whether nothing but memory seems to keep the unit from running. One that was not bound after an earlier turn
@@ -140,9 +163,9 @@ func (m *Manager) reclaimable(u *unit, now time.Time) bool {
 //
 // The former leader may have evicted pods that are still being deleted. So a new leader evicts none for ReclaimAfter, but it holds
 // what they free.
-func (m *Manager) beginAttempt(tenants []Tenant, starving []starvingTenant, now time.Time) {
+func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []starvingTenant, now time.Time) {
 	ripe := slices.DeleteFunc(slices.Clone(starving), func(s starvingTenant) bool {
-		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter
+		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter && !m.movedRecently(s.Name, now)
 	})
 	evicts := len(ripe) > 0
 	if !evicts && now.Sub(m.reclaims.since) < m.ReclaimAfter && m.anyLeaving() {
@@ -154,12 +177,14 @@ func (m *Manager) beginAttempt(tenants []Tenant, starving []starvingTenant, now 
 	}
 	need := reclaim.Need{Tenants: m.excess(tenants)}
 	if evicts {
-		need.Victims = m.victims(need.Tenants, now)
+		candidates := m.candidates(now)
+		need.Regions = m.findMoves(need.Tenants, tenants, allUnits, candidates)
+		need.Victims = victims(need.Tenants, candidates)
 	}
 	r := &m.reclaims
 	r.attempts++
 	need.Attempt = r.attempts
-	r.attempt = &attempt{number: r.attempts, working: true}
+	r.attempt = &attempt{number: r.attempts, working: true, evicts: evicts}
 	for _, u := range units {
 		out := reclaim.Unit{Tenant: u.item.Tenant}
 		for _, p := range u.pods {
@@ -196,6 +221,12 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 	}
 }
 
+// movedRecently reports whether the tenant has lost pods that it is to have elsewhere.
+func (m *Manager) movedRecently(tenant string, now time.Time) bool {
+	moved, known := m.reclaims.moved[tenant]
+	return known && now.Sub(moved) < holdLife
+}
+
 func (m *Manager) anyLeaving() bool {
 	for _, p := range m.pods {
 		if p.Node != "" && p.Leaving && !p.Ended {
@@ -226,20 +257,41 @@ func (m *Manager) excess(tenants []Tenant) map[string]reclaim.Standing {
 	return out
 }
 
-// victims returns the pods and groups that may be evicted, the newest first.
-func (m *Manager) victims(tenants map[string]reclaim.Standing, now time.Time) (victims []reclaim.Victim) {
+// candidate is a pod or a group that could be evicted if its tenant had enough.
+type candidate struct {
+	reclaim.Victim
+	// pods are in the order of Victim.Pods.
+	pods []*pod
+}
+
+// victims returns the candidates whose eviction leaves their tenants their share, there or elsewhere, the newest first.
+func victims(standings map[string]reclaim.Standing, candidates []candidate) (victims []reclaim.Victim) {
+	none := reclaim.NewTally(standings)
+	for i := range candidates {
+		if v := &candidates[i].Victim; none.WithinExcess(v) || none.CanMove(v) {
+			victims = append(victims, *v)
+		}
+	}
+	slices.SortFunc(victims, func(a, b reclaim.Victim) int {
+		return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.Pods[0].UID, b.Pods[0].UID))
+	})
+	return victims
+}
+
+// candidates returns the pods and groups that could be evicted if their tenants had enough.
+func (m *Manager) candidates(now time.Time) (candidates []candidate) {
 	groups, spared := map[gang.Key][]*pod{}, map[gang.Key]bool{}
 	add := func(pods []*pod) {
-		v := reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(now)}
+		slices.SortFunc(pods, func(a, b *pod) int { return cmp.Compare(a.UID, b.UID) })
+		c := candidate{reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(now)}, pods}
 		for _, p := range pods {
-			v.Pods = append(v.Pods, p.Pod.Pod)
-			if started := p.startedAt(now); started.Before(v.Started) {
-				v.Started = started
+			c.Pods = append(c.Pods, p.Pod.Pod)
+			if started := p.startedAt(now); started.Before(c.Started) {
+				c.Started = started
 			}
 		}
-		if now.Sub(v.Started) >= m.MinRuntime && v.Memory() <= tenants[v.Tenant].Excess {
-			slices.SortFunc(v.Pods, func(a, b gpu.Pod) int { return cmp.Compare(a.UID, b.UID) })
-			victims = append(victims, v)
+		if now.Sub(c.Started) >= m.MinRuntime {
+			candidates = append(candidates, c)
 		}
 	}
 	for _, p := range m.pods {
@@ -259,10 +311,7 @@ func (m *Manager) victims(tenants map[string]reclaim.Standing, now time.Time) (v
 			add(pods)
 		}
 	}
-	slices.SortFunc(victims, func(a, b reclaim.Victim) int {
-		return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.Pods[0].UID, b.Pods[0].UID))
-	})
-	return victims
+	return candidates
 }
 
 // startedAt returns when the pod was bound, as far as this process knows. Its result stays the same if the clock is set.
@@ -288,20 +337,9 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	}
 	tenants, units := m.standings()
 	eligible := unitsOf(m.starving(tenants, units, now))
-	evicted, standings := map[string]gpu.Memory{}, m.excess(tenants)
-	victims := map[gpu.PodUID]reclaim.Victim{}
-	if len(plan.Victims) > 0 {
-		for _, v := range m.victims(standings, now) {
-			victims[v.Pods[0].UID] = v
-		}
-	}
-	for _, v := range plan.Victims {
-		if present := victims[v.Pods[0].UID]; present.Tenant != v.Tenant || !slices.Equal(present.Pods, v.Pods) {
-			return false
-		}
-		if evicted[v.Tenant] = evicted[v.Tenant].Add(v.Memory()); evicted[v.Tenant] > standings[v.Tenant].Excess {
-			return false
-		}
+	moved, ok := m.evictable(plan, tenants, units, now)
+	if !ok {
+		return false
 	}
 	served := map[reclaimKind]bool{}
 	for i, s := range plan.Served {
@@ -318,11 +356,53 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	}
 	for _, kind := range a.kinds {
 		if !served[kind] {
-			m.pauseReclaim(kind, now)
+			m.pauseReclaim(kind, a.evicts, now)
 		}
 	}
+	a.allocated = map[string]gpu.Memory{}
+	for _, t := range tenants {
+		a.allocated[t.Name] = t.Allocated
+	}
+	m.reclaims.moved = moved
 	m.updateHold()
 	return true
+}
+
+// evictable reports whether the victims of a plan may still be evicted. It returns when each tenant's pods were last moved, with the
+// victims that are to move.
+func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit, now time.Time) (moved map[string]time.Time, ok bool) {
+	moved = maps.Clone(m.reclaims.moved)
+	if len(plan.Victims) == 0 {
+		return moved, true
+	}
+	standings, candidates := m.excess(tenants), m.candidates(now)
+	m.findMoves(standings, tenants, units, candidates)
+	present := map[gpu.PodUID]reclaim.Victim{}
+	for _, c := range candidates {
+		present[c.Pods[0].UID] = c.Victim
+	}
+	tally := reclaim.NewTally(standings)
+	for _, moves := range []bool{false, true} { // In the order in which the plan was made.
+		for _, e := range plan.Victims {
+			v := present[e.Pods[0].UID]
+			switch {
+			case e.Moves != moves:
+				continue
+			case v.Tenant != e.Tenant || !slices.Equal(v.Pods, e.Pods):
+				return nil, false
+			case tally.WithinExcess(&v):
+			case moves && tally.CanMove(&v):
+				if moved == nil {
+					moved = map[string]time.Time{}
+				}
+				moved[v.Tenant] = now
+			default:
+				return nil, false
+			}
+			tally.Add(&v)
+		}
+	}
+	return moved, true
 }
 
 // unchanged reports whether the pods ask for what they asked for, and can still use the nodes of their places.
@@ -378,14 +458,14 @@ func (m *Manager) Reclaimed(attempt uint64, made bool, now time.Time) {
 	}
 	if !made || len(a.held) == 0 {
 		for _, kind := range a.kinds {
-			m.pauseReclaim(kind, now)
+			m.pauseReclaim(kind, a.evicts, now)
 		}
 		m.endAttempt()
 	}
 }
 
-// pauseReclaim pauses the units of a kind.
-func (m *Manager) pauseReclaim(kind reclaimKind, now time.Time) {
+// pauseReclaim pauses the units of a kind: for longer each time that nothing was achieved although pods could be evicted.
+func (m *Manager) pauseReclaim(kind reclaimKind, evicts bool, now time.Time) {
 	maps.DeleteFunc(m.reclaims.pauses, func(other reclaimKind, p reclaimPause) bool {
 		return other != kind && now.Sub(p.until) > 2*(maxPause+holdLife) // Most have no pods any more.
 	})
@@ -393,7 +473,10 @@ func (m *Manager) pauseReclaim(kind reclaimKind, now time.Time) {
 	if now.Before(last.until) {
 		return // Several units of this kind fail at the same time.
 	}
-	length := min(max(minReclaimPause, 2*last.length), maxPause)
+	length := minReclaimPause
+	if evicts {
+		length = min(max(minReclaimPause, 2*last.length), maxPause)
+	}
 	m.reclaims.pauses[kind] = reclaimPause{now.Add(length), length}
 }
 
@@ -411,8 +494,18 @@ func (m *Manager) endAttempt() {
 func (m *Manager) updateHold() {
 	a := m.reclaims.attempt
 	var places []ledger.HeldPlace
+	for name, amount := range m.reclaims.charged {
+		m.queue.Release(name, amount)
+	}
+	m.reclaims.charged = map[string]gpu.Memory{}
 	for _, h := range a.held {
 		places = append(places, h.places...)
+		for _, place := range h.places {
+			m.reclaims.charged[h.tenant] = m.reclaims.charged[h.tenant].Add(place.On.Total())
+		}
+	}
+	for name, amount := range m.reclaims.charged {
+		m.queue.Charge(name, amount)
 	}
 	a.pods = make(map[gpu.PodUID]bool, len(places))
 	for _, place := range places {
@@ -508,7 +601,7 @@ func (m *Manager) endHolds(starving []starvingTenant, now time.Time) {
 		stays := now.Sub(h.evicted) >= evictionLag && slices.ContainsFunc(h.awaited, m.stays)
 		failed := stays || now.Sub(h.evicted) >= holdLife || !h.freed.IsZero() && now.Sub(h.freed) >= freedLife
 		if failed {
-			m.pauseReclaim(h.reclaimKind, now)
+			m.pauseReclaim(h.reclaimKind, a.evicts, now)
 			m.Observer.ReclaimFailed()
 		}
 		return failed

@@ -47,7 +47,7 @@ func TestReclaim(t *testing.T) {
 	f.pod("bob/again", 1) // As their controller creates them.
 	f.run(30 * time.Second)
 	want(t, "while they end", []string(nil), f.admitted())
-	want(t, "alice's reason", "alice/0: pods of tenants above their share are evicted for it", f.Tenants()[0].Reason())
+	want(t, "alice's reason", "alice/0: pods of other tenants are evicted for it", f.Tenants()[0].Reason())
 	f.finish()
 	f.run(time.Second)
 	want(t, "alice gets the room", []string{"alice/0", "alice/1", "alice/2", "alice/3"}, f.admitted())
@@ -210,3 +210,44 @@ type noCapacity struct{}
 
 func (noCapacity) Take(string, gpu.PodUID) bool { return false }
 func (noCapacity) Return(string, gpu.PodUID)    {}
+
+// While places are held, the tenant's later pods get other room. That doesn't end what is held, but it is the turn of others before.
+func TestReclaimHoldIsCharged(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	f.pod("alice/1", 3)
+	f.run(after + 2*time.Second)
+	want(t, "evicted", []string{"bob/7", "bob/6", "bob/5"}, f.evicted)
+	f.pod("carol/1", 2, on("n1"), func(p *Pod) { p.Leaving = true })
+	for i := range 2 {
+		f.pod(fmt.Sprint("alice/small-", i), 1, age(1))
+		f.pod(fmt.Sprint("carol/small-", i), 1, age(2))
+	}
+	f.delete("bob/0")
+	f.run(time.Second)
+	want(t, "the turn of carol with 2, since alice is about to have 3", []string{"carol/small-0"}, f.admitted())
+	f.delete("carol/small-1")
+	f.delete("bob/1", "bob/2")
+	f.run(time.Second)
+	want(t, "what nothing else can use", []string{"alice/small-0", "alice/small-1", "carol/small-0"}, f.admitted())
+	want(t, "the places are still held", MakingRoom, f.Turns()["alice/1"].Obstacle)
+	f.delete("carol/1")
+	f.finish()
+	f.run(2 * time.Second)
+	want(t, "what was held", []string{"alice/1", "alice/small-0", "alice/small-1", "carol/small-0"}, f.admitted())
+	want(t, "what tenants have", map[string]gpu.Memory{"alice": 5, "bob": 2, "carol": 1}, f.allocated())
+}
+
+// A new leader can only hold what pods free that are being deleted. That this doesn't help is no reason to wait for longer each time.
+func TestReclaimWithoutEvictions(t *testing.T) {
+	f := newReclaimFixture(t, 4)
+	f.pod("bob/3", 0, func(p *Pod) { p.Leaving = true })
+	f.pod("alice/1", 2)
+	attempts := 0
+	f.meanwhile = func() { attempts++ }
+	f.run(after - time.Second)
+	if every := (after / minReclaimPause); attempts < int(every)-3 {
+		t.Errorf("%d attempts, want about %d", attempts, every)
+	}
+	want(t, "evicted", []string(nil), f.evicted)
+}

@@ -56,7 +56,7 @@ func (o Obstacle) String() string {
 	case NoRoom:
 		return "no card has room for it now"
 	case MakingRoom:
-		return "pods of tenants above their share are evicted for it"
+		return "pods of other tenants are evicted for it"
 	case NeverFits:
 		return "no node that it can use is large enough for it"
 	case Paused:
@@ -84,14 +84,6 @@ func (m *Manager) enlist(p *pod) {
 
 // unitID returns the ID of the unit that consists of this pod. It orders pods that were created in the same second by name.
 func (p *pod) unitID() string { return "pod " + p.String() + " " + string(p.UID) }
-
-// likeness returns the value of Likeness, of which the zero value has none.
-func (p *pod) likeness() string {
-	if p.Likeness == (unique.Handle[string]{}) {
-		return ""
-	}
-	return p.Likeness.Value()
-}
 
 // withdraw removes a pod from its unit. The other pods of the unit wait until the next round makes a new one.
 func (m *Manager) withdraw(p *pod) {
@@ -121,7 +113,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		u.overtaken, u.waits = former.overtaken, former.waits
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
-		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.likeness(), b.likeness()), cmp.Compare(a.UID, b.UID))
+		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.Likeness), text(b.Likeness)), cmp.Compare(a.UID, b.UID))
 	})
 	var likeness strings.Builder
 	for _, p := range pods {
@@ -137,7 +129,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		if p.notBefore.After(u.notBefore) {
 			u.notBefore = p.notBefore
 		}
-		likeness.WriteString(p.likeness())
+		likeness.WriteString(text(p.Likeness))
 		likeness.WriteByte(0)
 	}
 	u.item.Kind = unique.Make(likeness.String())
@@ -213,6 +205,7 @@ func (m *Manager) Tick(now time.Time) {
 	m.feasible.expire(now)
 	if !m.incomplete && m.nodesChanged.Swap(false) {
 		clear(m.eligible)
+		m.regions = nil
 		clear(m.feasible.results)
 		m.retryAll = time.Time{}
 	}
@@ -402,7 +395,12 @@ func (m *Manager) try(u *unit, failed map[unique.Handle[string]]bool, capacity l
 		m.effort++
 	}
 	if requests := m.requests(u, hadNoRoom); requests != nil {
-		places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+		if preferred := m.preferred(u, requests); preferred != nil {
+			places, _ = m.Ledger.ReserveAll(preferred, nil, m.View, capacity, now)
+		}
+		if places == nil {
+			places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+		}
 	}
 	if failed[kind] = places == nil; places == nil && !hadNoRoom {
 		if m.noRoom[kind] = NoRoom; !m.everFits(u) {
@@ -443,14 +441,15 @@ func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
 }
 
 // nodesFor returns the eligible nodes of the pod.
-func (m *Manager) nodesFor(p *pod) *eligibleNodes {
-	nodes, known := m.eligible[p.Constraints]
+func (m *Manager) nodesFor(p *pod) *eligibleNodes { return m.eligibleFor(p.Constraints) }
+
+// eligibleFor returns the eligible nodes of pods with the constraints.
+func (m *Manager) eligibleFor(constraints unique.Handle[string]) *eligibleNodes {
+	nodes, known := m.eligible[constraints]
 	if !known {
 		m.effort += constraintsEffort
-		names := m.EligibleNodes(p.UID)
-		if nodes = newEligibleNodes(names); names != nil { // Otherwise the pod was just deleted, and others with its constraints have nodes.
-			m.eligible[p.Constraints] = nodes
-		}
+		nodes = newEligibleNodes(m.EligibleNodes(constraints))
+		m.eligible[constraints] = nodes
 	}
 	return nodes
 }

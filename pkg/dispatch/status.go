@@ -46,6 +46,7 @@ func (m *Manager) standings() ([]Tenant, [][]*unit) {
 	var units [][]*unit
 	before := 0
 	for _, s := range m.queue.Standings() {
+		s.Allocated = s.Allocated.Sub(m.reclaims.charged[s.Name])
 		if s.Allocated == 0 && len(s.Waiting) == 0 {
 			continue
 		}
@@ -74,7 +75,7 @@ func (m *Manager) standings() ([]Tenant, [][]*unit) {
 		}
 		tenants, claims, units = append(tenants, t), append(claims, claim), append(units, own)
 	}
-	for i, share := range fairshare.Shares(m.Memory(), claims) {
+	for i, share := range m.shares(claims, units) {
 		tenants[i].Share = share
 	}
 	return tenants, units
@@ -162,8 +163,8 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 // DefaultPriorityCutoff is the default of Options.PriorityCutoff: the priority of the class system-cluster-critical.
 const DefaultPriorityCutoff = 2_000_000_000
 
-// Snapshot returns the tenants, by name, as they are according to the API server alone. Of the options it uses Ledger, EligibleNodes,
-// Memory and PriorityCutoff. Pods that the extender has granted count as waiting until they are bound.
+// Snapshot returns the tenants, by name, as they are according to the API server alone. Of the options it uses Ledger, EligibleNodes
+// and PriorityCutoff. Pods that the extender has granted count as waiting until they are bound.
 func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	m := New(o)
 	for name, ns := range namespaces {

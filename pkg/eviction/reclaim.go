@@ -1,10 +1,13 @@
 package eviction
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,6 +35,10 @@ const maxReclaimPlans = 3
 
 // planLife limits the time for evictions after a plan was checked: shares and cards change meanwhile.
 const planLife = time.Minute
+
+// errOutdated is wrapped by the error of an attempt that is not made because the API server shows other pods than the cache: the watch
+// may have stalled.
+var errOutdated = errors.New("the cache is behind the API server")
 
 // errEvictionLost is wrapped by the error of an eviction that may have been made.
 var errEvictionLost = errors.New("the answer is lost")
@@ -89,7 +96,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	pods, memory, err := r.evict(ctx, plan)
 	if pods > 0 {
 		r.observer.ReclaimEvicted(pods, memory, min(plan.Beyond, memory))
-		logger.Info("Evicted pods of tenants above their share", "pods", pods, "memory", memory.String(), "units", len(plan.Served))
+		logger.Info("Evicted pods for tenants below their share", "pods", pods, "memory", memory.String(), "units", len(plan.Served))
 	}
 	if err == nil {
 		r.observer.Reclaimed(EvictedAll)
@@ -107,7 +114,8 @@ func resultOf(err error) string {
 	return EvictionFailed
 }
 
-// plan returns a plan for pods that still wait, according to live reads, of which each eviction would be granted.
+// plan returns a plan for pods that still wait, with victims that still run, according to live reads, of which each eviction would be
+// granted.
 func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.Plan, ok bool, err error) {
 	if err := r.Cache.Ready(); err != nil {
 		return plan, false, err
@@ -129,6 +137,9 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 		} else if gone {
 			continue
 		}
+		if err = r.each(plan, func(_ reclaim.Eviction, pod gpu.Pod) error { return r.stillRuns(ctx, pod) }); err != nil {
+			return plan, false, err
+		}
 		if err = r.dryRun(ctx, plan); err == nil {
 			return plan, true, nil
 		} else if !answered(err) {
@@ -148,18 +159,13 @@ func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan
 	for _, served := range plan.Served {
 		for _, pod := range served.Pods {
 			group.Go(func() error {
-				ctx, cancel := context.WithTimeout(ctx, callTimeout)
-				defer cancel()
-				live, err := r.api.Pod(ctx, pod.Namespace, pod.Name)
-				if err != nil && !apierrors.IsNotFound(err) {
-					return fmt.Errorf("reading pod %s: %w", pod, err)
-				}
-				if err != nil || gpu.PodUID(live.UID) != pod.UID || live.Spec.NodeName != "" || live.DeletionTimestamp != nil || protocol.Terminal(live) {
+				live, err := r.live(ctx, pod.Pod)
+				if err == nil && (live == nil || live.Spec.NodeName != "") {
 					mu.Lock()
 					defer mu.Unlock()
 					lost[pod.UID] = true
 				}
-				return nil
+				return err
 			})
 		}
 	}
@@ -170,6 +176,31 @@ func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan
 		return slices.ContainsFunc(u.Pods, func(p reclaim.Pod) bool { return lost[p.UID] })
 	})
 	return left, len(lost) > 0, nil
+}
+
+// stillRuns returns an error if the pod, which is bound according to the cache, is not.
+func (r *Reclaimer) stillRuns(ctx context.Context, pod gpu.Pod) error {
+	live, err := r.live(ctx, pod)
+	if err == nil && (live == nil || live.Spec.NodeName == "") {
+		return fmt.Errorf("%w: pod %s has ended or is being deleted", errOutdated, pod)
+	}
+	return err
+}
+
+// live reads a pod; nil if it is gone, has ended, or is being deleted.
+func (r *Reclaimer) live(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	live, err := r.api.Pod(ctx, pod.Namespace, pod.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading pod %s: %w", pod, err)
+	case gpu.PodUID(live.UID) != pod.UID || live.DeletionTimestamp != nil || protocol.Terminal(live):
+		return nil, nil
+	}
+	return live, nil
 }
 
 // dryRun asks whether each eviction of the plan would be granted. The victims for which it wouldn't are spared for a while.
@@ -192,7 +223,7 @@ func (r *Reclaimer) each(plan reclaim.Plan, what func(reclaim.Eviction, gpu.Pod)
 // evict makes the evictions. It returns how many were made, of which memory, and the first error.
 func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan) (pods int, memory gpu.Memory, err error) {
 	var mu sync.Mutex
-	evicted := map[gpu.PodUID]int{}
+	evicted, tenants := map[gpu.PodUID]int{}, map[gpu.PodUID]map[string]bool{}
 	err = r.each(plan, func(v reclaim.Eviction, pod gpu.Pod) error {
 		if err := r.evictOne(ctx, plan, v, pod, false); err != nil {
 			return err
@@ -200,18 +231,35 @@ func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan) (pods int, mem
 		mu.Lock()
 		defer mu.Unlock()
 		pods, memory = pods+1, memory.Add(pod.Request)
-		evicted[v.For.Pods[0].UID]++
+		beneficiary := v.For.Pods[0].UID
+		if evicted[beneficiary]++; tenants[beneficiary] == nil {
+			tenants[beneficiary] = map[string]bool{}
+		}
+		tenants[beneficiary][v.Tenant] = true
 		return nil
 	})
 	for _, served := range plan.Served {
 		if n := evicted[served.Pods[0].UID]; n > 0 {
+			var losers []string
+			for _, name := range slices.Sorted(maps.Keys(tenants[served.Pods[0].UID])) {
+				losers = append(losers, fmt.Sprintf("%s has %s", name, plan.Tenants[name]))
+			}
 			for _, pod := range served.Pods {
 				r.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeNormal, EventReclaiming,
-					"Evicting %d pod(s) of tenants above their share: tenant %s has %s", n, served.Tenant, plan.Tenants[served.Tenant])
+					"Evicting %d pod(s), since tenant %s has %s: tenant %s", n, served.Tenant, plan.Tenants[served.Tenant], listed(losers))
 			}
 		}
 	}
 	return pods, memory, err
+}
+
+// listed returns the first of the texts, and how many others there are: an Event's message has a limit of 1024 bytes.
+func listed(texts []string) string {
+	const most = 5
+	if others := len(texts) - most; others > 0 {
+		texts = append(slices.Clone(texts[:most]), fmt.Sprintf("and %d more", others))
+	}
+	return strings.Join(texts, ", ")
 }
 
 // evictOne requests one eviction. A pod that is gone is no error.
@@ -279,10 +327,11 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}, Capacity: r.capacity()}
 	for _, served := range plan.Served {
 		nodes := map[string][]placement.Card{} // As the unit sees them: the places of other units count as used.
-		for i, place := range served.Places {
+		lowest := slices.MinFunc(served.Pods, byPriority).Pod
+		for _, place := range served.Places {
 			cards, known := nodes[place.Node]
 			if !known {
-				cards = r.cards(place.Node, served.Pods[i].Pod, &state)
+				cards = r.cards(place.Node, lowest, &state)
 				for _, v := range victims[place.Node] {
 					if !slices.Contains(state.Leaving[place.Node], v.uid) {
 						reclaim.Free(cards, v.on)
@@ -313,22 +362,28 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 		}
 	}
 	out.Allowed = budgets.allowed
-	seen := map[*string]bool{}
+	var pods []reclaim.Pod
 	for _, u := range need.Units {
-		for _, pod := range u.Pods {
-			if len(pod.Nodes) == 0 || seen[&pod.Nodes[0]] {
-				continue // Pods that are alike share the slice.
-			}
-			seen[&pod.Nodes[0]] = true
-			for _, name := range pod.Nodes {
-				if _, known := out.Cards[name]; !known {
-					out.Cards[name] = r.cards(name, pod.Pod, &out)
-				}
+		pods = append(pods, u.Pods...)
+	}
+	slices.SortStableFunc(pods, byPriority) // Pods with a higher priority see at least as much room.
+	seen := map[*string]bool{}
+	for _, pod := range pods {
+		if len(pod.Nodes) == 0 || seen[&pod.Nodes[0]] {
+			continue // Pods that are alike share the slice.
+		}
+		seen[&pod.Nodes[0]] = true
+		for _, name := range pod.Nodes {
+			if _, known := out.Cards[name]; !known {
+				out.Cards[name] = r.cards(name, pod.Pod, &out)
 			}
 		}
 	}
 	return out
 }
+
+// byPriority orders pods: that with the lowest priority first.
+func byPriority(a, b reclaim.Pod) int { return cmp.Compare(a.Priority, b.Priority) }
 
 // withUsableNodes returns the need with only those nodes of each pod on which evictions can make room for it.
 func (r *Reclaimer) withUsableNodes(need reclaim.Need) reclaim.Need {

@@ -127,15 +127,21 @@ func TestReclaimer(t *testing.T) {
 		"the victim is gone": {func(f *reclaimFixture) {
 			f.server.Answer(fake.Answers{Evict: really(func(gpu.Pod, bool) error { return apierrors.NewNotFound(fake.PodResource, "b2") })})
 		}, true, []string{"?b2", "b2"}, nil},
-		"reads fail":                         {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Read: errors.New("away")}) }, false, nil, map[string]int{"reclaimed failed": 1}},
-		"the pod is gone, says a live read":  {func(f *reclaimFixture) { f.server.Remove(f.a) }, false, nil, nil},
-		"the pod is bound, says a live read": {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, fake.Bound("n2", 0))) }, false, nil, nil},
-		"another pod has its name":           {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, func(p *corev1.Pod) { p.UID = "other" })) }, false, nil, nil},
-		"this process doesn't lead":          {func(f *reclaimFixture) { f.standby = errors.New("standby") }, false, nil, map[string]int{"reclaimed failed": 1}},
-		"it stops leading before it evicts":  {func(f *reclaimFixture) { f.meanwhile = func(f *reclaimFixture) { f.standby = errors.New("standby") } }, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
-		"the plan isn't right any more":      {func(f *reclaimFixture) { f.holdFails = true }, false, []string{"?b2"}, nil},
-		"the cache isn't synced":             {func(f *reclaimFixture) { f.cluster.notReady = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
-		"budgets are not listed yet":         {func(f *reclaimFixture) { f.cluster.budgetsNotSynced = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"reads fail":                           {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Read: errors.New("away")}) }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"the pod is gone, says a live read":    {func(f *reclaimFixture) { f.server.Remove(f.a) }, false, nil, nil},
+		"the pod is bound, says a live read":   {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, fake.Bound("n2", 0))) }, false, nil, nil},
+		"another pod has its name":             {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, func(p *corev1.Pod) { p.UID = "other" })) }, false, nil, nil},
+		"the victim is gone, says a live read": {func(f *reclaimFixture) { f.server.Remove(f.b[1]) }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"the victim has ended, says a live read": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.b[1], func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }))
+		}, false, nil, map[string]int{"reclaimed failed": 1}},
+		"the victim is being deleted, says a live read": {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.b[1], fake.Terminating(begin))) }, false, nil,
+			map[string]int{"reclaimed failed": 1}},
+		"this process doesn't lead":         {func(f *reclaimFixture) { f.standby = errors.New("standby") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"it stops leading before it evicts": {func(f *reclaimFixture) { f.meanwhile = func(f *reclaimFixture) { f.standby = errors.New("standby") } }, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
+		"the plan isn't right any more":     {func(f *reclaimFixture) { f.holdFails = true }, false, []string{"?b2"}, nil},
+		"the cache isn't synced":            {func(f *reclaimFixture) { f.cluster.notReady = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"budgets are not listed yet":        {func(f *reclaimFixture) { f.cluster.budgetsNotSynced = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
 		"a pod that is being deleted is enough": {func(f *reclaimFixture) { f.cluster.report(fake.Edited(f.b[0], fake.Terminating(begin))) }, true, nil,
 			map[string]int{"reclaimed evicted": 1, "reclaimed memory": 0}},
 		"one that should have ended long ago isn't": {func(f *reclaimFixture) {
@@ -178,7 +184,7 @@ func TestReclaimerEvents(t *testing.T) {
 	}
 	want := []string{
 		"Normal FairShareEvicted Evicted for pod default/a: tenant alice has 0 of its share of 16, and tenant bob has 32 of its share of 16",
-		"Normal FairShareEvicting Evicting 1 pod(s) of tenants above their share: tenant alice has 0 of its share of 16",
+		"Normal FairShareEvicting Evicting 1 pod(s), since tenant alice has 0 of its share of 16: tenant bob has 32 of its share of 16",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -212,5 +218,33 @@ func TestReclaimerSpares(t *testing.T) {
 	f.clock.Step(victimPause)
 	if got := victims(); got != "b2" {
 		t.Errorf("victims later: %s", got)
+	}
+}
+
+// A nomination keeps n2 from pods of lower priority. The plan must fit for these too, although another pod of it sees the room.
+func TestReclaimerPriorities(t *testing.T) {
+	f := newReclaimFixture()
+	f.cluster.ledger.Remove("uid-b3")
+	f.server.Remove(f.b[2])
+	f.b = f.b[:2]
+	high, low := fake.Pod("high", 8), fake.Pod("low", 8)
+	need := f.need()
+	need.Units = nil
+	for _, pod := range []*corev1.Pod{high, low} {
+		f.server.Set(pod)
+		p := protocol.Pod(pod)
+		if pod == high {
+			p.Priority = 10
+		}
+		need.Units = append(need.Units, reclaim.Unit{Tenant: "alice", Pods: []reclaim.Pod{{Pod: p, Nodes: []string{"n1", "n2"}}}})
+	}
+	f.cluster.ledger.Nominate("n2", gpu.Pod{UID: "uid-nominated", Name: "nominated", Request: 16, Priority: 5})
+	if made := f.reclaim(need); !made {
+		t.Error("no room was made")
+	}
+	for _, served := range f.holds[0].Served {
+		if served.Places[0].Node != "n1" {
+			t.Errorf("%s gets a place on %s", served.Pods[0].Name, served.Places[0].Node)
+		}
 	}
 }

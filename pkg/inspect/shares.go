@@ -142,12 +142,12 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	pending := map[gpu.PodUID]*diagnosis.Pod{}
 	for _, object := range objects.Pods {
 		pod := sharePod(object)
+		pod.Constraints = unique.Make(diagnosis.Constraints(object))
 		if pod.Request > 0 && pod.Node == "" && !pod.Leaving {
 			ungated := *object
 			// What else keeps it pending? That no scheduler has tried it says nothing.
 			ungated.Spec.SchedulingGates, ungated.CreationTimestamp = nil, metav1.Time{}
 			pending[pod.UID] = diagnosis.NewPod(&ungated)
-			pod.Constraints = unique.Make(pending[pod.UID].Constraints())
 			pod.Likeness = unique.Make(fmt.Sprint(pod.Demand(), " ", pending[pod.UID].Constraints()))
 		}
 		pods = append(pods, pod)
@@ -160,8 +160,10 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	object := func(name string) (*corev1.Node, bool) { return byName[name], byName[name] != nil }
 	nodes := diagnosis.Nodes(ledger, object, func(gpu.Pod) (since, due time.Time) { return })
 	options := dispatch.Options{
-		Ledger: ledger, Memory: ledger.Memory, PriorityCutoff: settings.PriorityCutoff,
-		EligibleNodes: func(uid gpu.PodUID) []string { return diagnosis.EligibleNodes(nodes, pending[uid]) },
+		Ledger: ledger, PriorityCutoff: settings.PriorityCutoff,
+		EligibleNodes: func(constraints unique.Handle[string]) []string {
+			return diagnosis.EligibleNodesFor(nodes, constraints.Value())
+		},
 	}
 	out.Total = int64(ledger.Memory())
 	for _, t := range dispatch.Snapshot(options, known, pods) {

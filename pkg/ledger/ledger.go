@@ -487,6 +487,19 @@ func (l *Ledger) sumMemory() gpu.Memory {
 	return sum
 }
 
+// NodeMemory returns the memory of each node that shares its cards, in the node's unit.
+func (l *Ledger) NodeMemory() map[string]gpu.Memory {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	out := make(map[string]gpu.Memory, len(l.nodes))
+	for name, n := range l.nodes {
+		if n.shareable() == placement.Fits {
+			out[name] = n.totals.Memory
+		}
+	}
+	return out
+}
+
 // change edits one node.
 func (l *Ledger) change(name string, how func(*node)) {
 	l.edit(func(alter func(string, func(*node))) { alter(name, how) })

@@ -12,7 +12,8 @@ import (
 // is false.
 //
 // Each pod that fits nowhere gets the place for which the least memory must be evicted; of equal ones that whose oldest victim is the
-// newest, and then that with the fewest victims. At last each victim is dropped without which its unit fits too. The least
+// newest, and then that with the fewest victims. If no evictions help that leave each tenant its share, pods of tenants are
+// evicted that can have their share in other regions. At last each victim is dropped without which its unit fits too. The least
 // memory for several pods together is not searched for.
 func Choose(need Need, cluster Cluster) (Plan, bool) {
 	t := newTrial(need, cluster)
@@ -33,8 +34,12 @@ func (t *trial) serve(unit int) {
 			continue
 		}
 		best := t.cheapest(pod)
+		if best == nil && t.need.Regions != nil {
+			best = t.cheapestMove(t.need.Units[unit].Tenant, pod)
+		}
 		if best != nil {
 			for _, v := range best.victims {
+				t.moves[v] = !t.tally.WithinExcess(&t.need.Victims[v])
 				t.evict(v)
 				t.unitOf[v] = unit
 			}
@@ -63,11 +68,18 @@ type trial struct {
 	sets map[*string]map[string]bool
 	// memory is what each candidate has.
 	memory  []gpu.Memory
-	excess  map[string]gpu.Memory
+	tally   *Tally
 	allowed []int
 	// evicted are the victims so far, in order. unitOf is the unit for which each was chosen.
 	evicted []int
 	unitOf  map[int]int
+	// moves are the victims whose tenants could get their share elsewhere. moving is true while such victims are searched for, for a pod of
+	// the tenant mover.
+	moves  map[int]bool
+	moving bool
+	mover  string
+	// gained is what the units' tenants get in each region.
+	gained map[tenantSpot]gpu.Memory
 	// places are those of each unit's pods; nil for a unit that has none.
 	places [][]Place
 	// steps is how many steps all searches together have left.
@@ -77,10 +89,7 @@ type trial struct {
 func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
 		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, sets: map[*string]map[string]bool{}, memory: make([]gpu.Memory, len(need.Victims)),
-		excess: map[string]gpu.Memory{}, allowed: slices.Clone(cluster.Allowed), unitOf: map[int]int{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
-	}
-	for name, standing := range need.Tenants {
-		t.excess[name] = standing.Excess
+		tally: NewTally(need.Tenants), allowed: slices.Clone(cluster.Allowed), unitOf: map[int]int{}, moves: map[int]bool{}, gained: map[tenantSpot]gpu.Memory{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
 	}
 	for i, v := range need.Victims {
 		t.memory[i] = v.Memory()
@@ -113,7 +122,7 @@ func (t *trial) cardsOf(node string) []placement.Card {
 
 // may reports whether the candidate may be evicted beside the victims so far.
 func (t *trial) may(v int) bool {
-	if t.memory[v] > t.excess[t.need.Victims[v].Tenant] {
+	if victim := &t.need.Victims[v]; !t.tally.WithinExcess(victim) && (!t.moving || victim.Tenant == t.mover || !t.tally.CanMove(victim)) {
 		return false
 	}
 	var uses map[int]int
@@ -163,7 +172,7 @@ func (t *trial) restore(v int) (fits bool) {
 
 // count adds the candidate to what may still be evicted, times sign.
 func (t *trial) count(v, sign int) {
-	t.excess[t.need.Victims[v].Tenant] += gpu.Memory(sign) * t.memory[v]
+	t.tally.count(&t.need.Victims[v], gpu.Memory(-sign))
 	for _, p := range t.need.Victims[v].Pods {
 		for _, budget := range t.cluster.Budgets[p.UID] {
 			t.allowed[budget] += sign
@@ -212,7 +221,21 @@ func (t *trial) place(unit, i int, node string) bool {
 	}
 	change(t.cardsOf(node), where, (*placement.Card).Add)
 	t.places[unit] = append(t.places[unit], Place{node, where})
+	t.gain(unit, i, node, 1)
 	return true
+}
+
+// gain counts what the tenant of a unit gets in the region of the node for one of the unit's pods, times sign.
+func (t *trial) gain(unit, i int, node string, sign gpu.Memory) {
+	u := &t.need.Units[unit]
+	t.gained[tenantSpot{u.Tenant, Spot{Region: t.need.Regions[node]}}] += sign * u.Pods[i].Request
+}
+
+// gains reports whether the tenant is to have as much as the pod requests in the region of the node, beside what it gets there
+// already.
+func (t *trial) gains(tenant, node string, pod Pod) bool {
+	region := t.need.Regions[node]
+	return t.gained[tenantSpot{tenant, Spot{Region: region}}]+pod.Request <= t.need.Tenants[tenant].Gains[region]
 }
 
 // unplace takes the places of a unit's pods, and returns them.
@@ -221,6 +244,7 @@ func (t *trial) unplace(unit int) []Place {
 	t.places[unit] = nil
 	for i, place := range former {
 		Free(t.cardsOf(place.Node), place.On)
+		t.gain(unit, i, place.Node, -1)
 		if t.cluster.Capacity != nil {
 			t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
 		}
@@ -236,6 +260,7 @@ func (t *trial) placeAgain(unit int, places []Place) {
 			t.cluster.Capacity.Take(place.Node, t.need.Units[unit].Pods[i].UID)
 		}
 		change(t.cardsOf(place.Node), place.On, (*placement.Card).Add)
+		t.gain(unit, i, place.Node, 1)
 	}
 }
 
@@ -280,7 +305,7 @@ func (t *trial) plan() (out Plan) {
 	awaited := map[string][]gpu.PodUID{}
 	for _, v := range slices.Sorted(slices.Values(t.evicted)) {
 		victim := t.need.Victims[v]
-		out.Victims = append(out.Victims, Eviction{victim, t.need.Units[t.unitOf[v]]})
+		out.Victims = append(out.Victims, Eviction{victim, t.need.Units[t.unitOf[v]], t.moves[v]})
 		evicted = evicted.Add(t.memory[v])
 		for _, p := range victim.Pods {
 			node := t.cluster.Places[p.UID].Node

@@ -18,6 +18,8 @@ type Need struct {
 	Victims []Victim
 	// Tenants are those of the units and of the candidates, by name.
 	Tenants map[string]Standing
+	// Regions are the regions of the nodes; nil if all pods can use the same nodes.
+	Regions map[string]int
 }
 
 // Unit is what gets room as a whole or not at all: a pod, or the members of a group that must be bound together.
@@ -40,6 +42,8 @@ type Victim struct {
 	// Started is when the pod was bound, or the first member of the group.
 	Started time.Time
 	Pods    []gpu.Pod
+	// Spots are those of the pods; nil if the victim can't move.
+	Spots []Spot
 }
 
 // Memory returns what the victim's pods have.
@@ -56,6 +60,11 @@ type Standing struct {
 	// Excess is how much of what its pods run with can be evicted, so that the others still have its share. Pods that are being
 	// deleted count as gone.
 	Excess gpu.Memory
+	// If each tenant is to have its share, and as much as possible stays where it is, the tenant has less in some places, and more in
+	// others. Losses and Gains are these differences, and Moves is how much it gets elsewhere for what it loses.
+	Losses map[Spot]gpu.Memory
+	Gains  map[int]gpu.Memory
+	Moves  gpu.Memory
 }
 
 // String returns such as "8 of its share of 16".
@@ -109,6 +118,8 @@ type Plan struct {
 type Eviction struct {
 	Victim
 	For Unit
+	// Moves is true if the victim's tenant may have less than its share without the victim, until it gets other room.
+	Moves bool
 }
 
 // Served is a unit that gets room.

@@ -36,11 +36,24 @@ func (o *option) excludes(memory gpu.Memory, newest time.Time) bool {
 }
 
 // cheapest returns the option for the pod with the least cost; nil if there is none.
-func (t *trial) cheapest(pod Pod) (best *option) {
+func (t *trial) cheapest(pod Pod) *option {
+	return t.cheapestAmong(pod, func(string) bool { return true })
+}
+
+// cheapestMove returns the option with the least cost for a pod of the tenant, if those can be evicted too that can move. Only what the
+// tenant is to have in a region counts there, so that each such eviction brings the tenants closer to their shares.
+func (t *trial) cheapestMove(tenant string, pod Pod) *option {
+	t.moving, t.mover = true, tenant
+	defer func() { t.moving = false }()
+	return t.cheapestAmong(pod, func(node string) bool { return t.gains(tenant, node, pod) })
+}
+
+// cheapestAmong returns the option for the pod with the least cost among the nodes; nil if there is none.
+func (t *trial) cheapestAmong(pod Pod, among func(node string) bool) (best *option) {
 	demand := pod.Demand()
 	usable := t.usable(pod.Nodes)
 	for _, node := range t.order {
-		if t.steps > 0 && usable[node] {
+		if t.steps > 0 && usable[node] && among(node) {
 			best = t.cheapestOn(node, pod.UID, demand, best)
 		}
 	}

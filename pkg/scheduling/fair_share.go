@@ -86,7 +86,9 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 	writes.SetLimit(dispatch.MaxOpening)
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
-		EligibleNodes: s.eligibleNodes, Memory: s.ledger.Memory,
+		EligibleNodes: func(constraints unique.Handle[string]) []string {
+			return diagnosis.EligibleNodesFor(s.diagnosisNodes(), constraints.Value())
+		},
 		PriorityCutoff: o.PriorityCutoff, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	if s.groups != nil {
@@ -161,11 +163,11 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 		f.manager.RemovePod(pod.UID)
 		return
 	}
-	p := dispatch.Pod{Pod: pod.Pod, Node: pod.Node, Bound: pod.AssumeTime, Ended: pod.Ended, Gated: pod.Gated}
+	p := dispatch.Pod{Pod: pod.Pod, Node: pod.Node, Bound: pod.AssumeTime, Ended: pod.Ended, Gated: pod.Gated, Constraints: pod.Constraints}
 	p.GatedOtherwise = pod.GatedOtherwise || pod.RequestError != "" // No node can give it what it asks for.
 	if pod.Pending != nil {
 		p.Created = pod.Pending.Created
-		p.Constraints, p.Likeness = unique.Make(pod.Pending.Constraints()), unique.Make(likeness(pod))
+		p.Likeness = unique.Make(likeness(pod))
 	}
 	if m := f.groups.memberOf(pod); m != nil {
 		p.Group = m.Gang

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -59,9 +58,9 @@ func (d *demo) share(ctx context.Context) error {
 
 // prepareShares creates the tenants, a priority class, and the rights that the extender needs for fair sharing, as the chart does.
 func (d *demo) prepareShares(ctx context.Context) error {
-	client, meta := d.cluster.Client, metav1.ObjectMeta{Name: "demo-fair-share"}
+	client := d.cluster.Client
 	_, err := client.SchedulingV1().PriorityClasses().Create(ctx, &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000}, metav1.CreateOptions{})
-	errs := []error{err, d.applyEviction(ctx)}
+	errs := []error{err, d.applyEviction(ctx), d.cluster.AllowFairShare(ctx)}
 	for _, name := range []string{"alice", "bob"} {
 		_, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		errs = append(errs, err, d.poll(ctx, "namespace "+name+" should have its ServiceAccount", func(ctx context.Context) (bool, error) {
@@ -69,16 +68,7 @@ func (d *demo) prepareShares(ctx context.Context) error {
 			return err == nil, nil
 		}))
 	}
-	_, err = client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
-		{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
-	}}, metav1.CreateOptions{})
-	errs = append(errs, err)
-	_, err = client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: "gpushare-extender"}},
-	}, metav1.CreateOptions{})
-	return errors.Join(append(errs, err)...)
+	return errors.Join(errs...)
 }
 
 // applyEviction gives the extender the right to evict pods.

@@ -106,7 +106,7 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	}
 	if o.FairShare != "" {
 		c.options.ExtenderArgs = append([]string{"--fair-share=" + o.FairShare}, c.options.ExtenderArgs...)
-		if err = c.allowFairShare(ctx); err != nil {
+		if err = c.AllowFairShare(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -125,9 +125,9 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	return c, c.startExtender(ctx)
 }
 
-// allowFairShare gives the extender the rights that the chart gives it for fair sharing. The guard, which the chart installs with
+// AllowFairShare gives the extender the rights that the chart gives it for fair sharing. The guard, which the chart installs with
 // them, isn't there.
-func (c *Cluster) allowFairShare(ctx context.Context) error {
+func (c *Cluster) AllowFairShare(ctx context.Context) error {
 	return c.allow(ctx, "gpushare-fair-share",
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}})

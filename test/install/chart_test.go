@@ -120,6 +120,7 @@ func TestWrongValues(t *testing.T) {
 		"fair sharing without the guard":    {"extender.fairShare.mode=dispatch,guard.enabled=false", "extender.fairShare.mode: fair sharing needs the right to patch pods"},
 		"a reclaim without the right":       {"extender.fairShare.mode=reclaim,extender.allowEvictions=false", "extender.fairShare.mode: reclaim needs the right to evict"},
 		"a reclaim after no duration":       {"extender.fairShare.reclaimAfter=5 min", `extender.fairShare.reclaimAfter: "5 min" is invalid: a duration needs`},
+		"a reclaim at once":                 {"extender.fairShare.reclaimAfter=0m0.0s", `extender.fairShare.reclaimAfter: "0m0.0s" is invalid: a duration needs a number above 0`},
 		"a tenant that is no label":         {"extender.fairShare.by=label:", `extender.fairShare.by: "label:" is invalid: give namespace, or label: and the key of a label`},
 		"an unknown isolation mode":         {"devicePlugin.isolation=vgpu", "at '/devicePlugin/isolation': value must be one of 'none', 'driver', 'mps'"},
 		"MPS without daemons":               {"devicePlugin.isolation=mps", "devicePlugin.isolation: mps needs the MPS daemons: set mps.enabled=true"},

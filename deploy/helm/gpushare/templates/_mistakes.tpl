@@ -6,6 +6,7 @@ has one line per mistake, with an example of a correct value.
 {{- $v := .Values -}}
 {{- $duration := list "^([0-9]+(\\.[0-9]+)?(ms|s|m))+$" "a duration needs a number and a unit (ms, s or m), such as 10s or 1m30s" -}}
 {{- $long := list "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))+$" "a duration needs a number and a unit (ms, s, m or h), such as 5m" -}}
+{{- $positive := list "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))*([0-9]*[1-9][0-9]*(\\.[0-9]+)?|[0-9]+\\.[0-9]*[1-9][0-9]*)(ms|s|m|h)([0-9]+(\\.[0-9]+)?(ms|s|m|h))*$" "a duration needs a number above 0 and a unit (ms, s, m or h), such as 5m" -}}
 {{- $directory := list "^/.*[^/]$" "a directory is an absolute path without a slash at its end, such as /var/lib/kubelet" -}}
 {{- $unit := list "^([1-9][0-9]*)?(MiB|GiB)$" "the unit is GiB, MiB, or a whole number of either, such as 256MiB" -}}
 {{- $octet := "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])" -}}
@@ -16,7 +17,7 @@ has one line per mistake, with an example of a correct value.
   (list "extender.bindTimeout" $v.extender.bindTimeout $duration)
   (list "scheduler.httpTimeout" $v.scheduler.httpTimeout $duration)
   (list "extender.fairShare.by" $v.extender.fairShare.by (list "^(namespace|label:([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)$" "give namespace, or label: and the key of a label of namespaces, such as label:team"))
-  (list "extender.fairShare.reclaimAfter" $v.extender.fairShare.reclaimAfter $long)
+  (list "extender.fairShare.reclaimAfter" $v.extender.fairShare.reclaimAfter $positive)
   (list "extender.fairShare.minRuntime" $v.extender.fairShare.minRuntime $long)
   (list "monitoring.interval" $v.monitoring.interval $duration)
   (list "devicePlugin.memoryUnit" $v.devicePlugin.memoryUnit $unit)

@@ -1,0 +1,137 @@
+package dispatch
+
+import (
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reclaim"
+)
+
+// findMoves finds out which pods must move to other regions so that each tenant can have its share: a tenant whose pods can use one
+// region only needs room there of tenants that can have theirs elsewhere. It sets Losses, Gains and Moves of the standings, and the Spots of
+// the candidates, and returns the regions of the nodes. There is nothing to move, and the result is nil, if all pods can use the same
+// nodes.
+func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Tenant, units [][]*unit, candidates []candidate) map[string]int {
+	r := m.regions
+	if r == nil || len(r.Sizes) < 2 {
+		return nil
+	}
+	x := &moves{Manager: m, tenants: tenants, sizes: slices.Clone(r.Sizes), holdings: map[holder]*fairshare.Holding{}, position: map[string]int{}}
+	for i, t := range tenants {
+		x.position[t.Name], x.limits = i, append(x.limits, t.Share)
+	}
+	movable := map[*pod]bool{}
+	for i := range candidates {
+		c := &candidates[i]
+		c.Spots = x.spots(c.pods)
+		for j, spot := range c.Spots {
+			p := c.pods[j]
+			h := x.holding(p.countedFor, spot.Class)
+			h.Demand += p.counted
+			h.Has[spot.Region] += p.counted
+			movable[p] = true
+		}
+	}
+	x.pinOthers(movable)
+	m.eachDemanded(units, func(tenant int, p *pod) {
+		x.holding(tenants[tenant].Name, r.classes[p.Constraints]).Demand += p.Request
+	})
+	x.assign(standings)
+	return r.of
+}
+
+// moves is the state of findMoves.
+type moves struct {
+	*Manager
+	tenants []Tenant
+	// position is that of each tenant. limits are what the tenants are to have, and sizes those of the regions, without what can't move.
+	position map[string]int
+	limits   []gpu.Memory
+	sizes    []gpu.Memory
+	holdings map[holder]*fairshare.Holding
+}
+
+// holder are the pods of a tenant of one class.
+type holder struct{ tenant, class int }
+
+func (x *moves) holding(tenant string, class int) *fairshare.Holding {
+	key := holder{x.position[tenant], class}
+	h := x.holdings[key]
+	if h == nil {
+		h = &fairshare.Holding{Tenant: key.tenant, Class: class, Has: make([]gpu.Memory, len(x.sizes))}
+		x.holdings[key] = h
+	}
+	return h
+}
+
+// spots returns where bound pods are; nil if one is where no new pod like it could be.
+func (x *moves) spots(pods []*pod) []reclaim.Spot {
+	spots := make([]reclaim.Spot, len(pods))
+	for i, p := range pods {
+		region, known := x.regions.of[p.Node]
+		spots[i] = reclaim.Spot{Region: region, Class: x.regions.classes[p.Constraints]}
+		if !known || !x.regions.usable(spots[i].Class, region) {
+			return nil
+		}
+	}
+	return spots
+}
+
+// pinOthers subtracts what can't move: pods that must not be evicted, places of granted pods, and pods without a tenant. What pods have
+// that are being deleted will be free.
+func (x *moves) pinOthers(movable map[*pod]bool) {
+	for _, p := range x.pods {
+		node := p.Node
+		if node == "" && p.charged {
+			node, _, _ = x.Ledger.Lookup(p.UID)
+		}
+		if node == "" || p.Ended || p.Leaving || movable[p] {
+			continue
+		}
+		if region, known := x.regions.of[node]; known {
+			x.sizes[region] = x.sizes[region].Sub(p.Request)
+		}
+		if p.counted > 0 {
+			i := x.position[p.countedFor]
+			x.limits[i] = x.limits[i].Sub(p.counted)
+		}
+	}
+}
+
+// assign divides the regions, and sets Losses, Gains and Moves of the standings.
+func (x *moves) assign(standings map[string]reclaim.Standing) {
+	var holdings []fairshare.Holding
+	for i := range x.tenants {
+		for class := range x.regions.Classes {
+			if h := x.holdings[holder{i, class}]; h != nil {
+				holdings = append(holdings, *h)
+			}
+		}
+	}
+	pools := fairshare.Pools{Sizes: x.sizes, Classes: x.regions.Classes}
+	for i, assigned := range pools.Assign(x.limits, holdings) {
+		h, name := holdings[i], x.tenants[holdings[i].Tenant].Name
+		s := standings[name]
+		if s.Losses == nil {
+			s.Losses, s.Gains = map[reclaim.Spot]gpu.Memory{}, map[int]gpu.Memory{}
+			standings[name] = s
+		}
+		for region, amount := range assigned {
+			s.Gains[region] += amount.Sub(h.Has[region])
+			s.Losses[reclaim.Spot{Region: region, Class: h.Class}] = h.Has[region].Sub(amount)
+		}
+	}
+	for name, s := range standings {
+		s.Moves = min(sum(s.Losses), sum(s.Gains))
+		standings[name] = s
+	}
+}
+
+// sum returns the sum of the amounts.
+func sum[K comparable](amounts map[K]gpu.Memory) (sum gpu.Memory) {
+	for _, amount := range amounts {
+		sum = sum.Add(amount)
+	}
+	return sum
+}

@@ -1,0 +1,209 @@
+package dispatch
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+const (
+	// maxClasses limits the constraints that are distinguished: those of the most memory. Pods with others count as if they could use all
+	// nodes.
+	maxClasses = 32
+	// maxRegions limits the regions: constraints that would make more are not distinguished either.
+	maxRegions = 64
+)
+
+// regions are the sets of nodes that differ in which pods can use them. They are never changed.
+type regions struct {
+	fairshare.Pools
+	// of is the region of each node that shares its cards.
+	of map[string]int
+	// classes are the positions in Pools.Classes of all constraints that were known when the regions were computed.
+	classes map[unique.Handle[string]]int
+}
+
+// allNodes is the position in Pools.Classes of the pods that can use all nodes.
+const allNodes = 0
+
+// newRegions computes the regions for pods with these constraints, the most important first.
+func newRegions(constraints []unique.Handle[string], eligible func(unique.Handle[string]) map[string]struct{}, memory map[string]gpu.Memory) *regions {
+	r := &regions{of: make(map[string]int, len(memory)), classes: map[unique.Handle[string]]int{}}
+	for node := range memory {
+		r.of[node] = 0
+	}
+	n := 1
+	var sets []map[string]struct{}
+	for _, c := range constraints {
+		if r.classes[c] = allNodes; c == (unique.Handle[string]{}) || len(sets) == maxClasses {
+			continue
+		}
+		set := eligible(c)
+		if of, parts := split(r.of, set); parts <= maxRegions {
+			r.of, n = of, parts
+			sets = append(sets, set)
+			r.classes[c] = len(sets)
+		}
+	}
+	r.Sizes, r.Classes = make([]gpu.Memory, n), make([][]int, 1+len(sets))
+	for region := range n {
+		r.Classes[allNodes] = append(r.Classes[allNodes], region)
+	}
+	seen := make([]bool, n)
+	for node, region := range r.of {
+		r.Sizes[region] = r.Sizes[region].Add(memory[node])
+		if seen[region] {
+			continue
+		}
+		seen[region] = true
+		for i, set := range sets {
+			if _, inside := set[node]; inside {
+				r.Classes[1+i] = append(r.Classes[1+i], region)
+			}
+		}
+	}
+	for _, class := range r.Classes {
+		slices.Sort(class)
+	}
+	return r
+}
+
+// split divides the regions of the nodes into those inside the set and those outside of it.
+func split(of map[string]int, set map[string]struct{}) (map[string]int, int) {
+	type part struct {
+		region int
+		inside bool
+	}
+	parts, out := map[part]int{}, make(map[string]int, len(of))
+	for _, node := range slices.Sorted(maps.Keys(of)) {
+		_, inside := set[node]
+		p := part{of[node], inside}
+		if _, known := parts[p]; !known {
+			parts[p] = len(parts)
+		}
+		out[node] = parts[p]
+	}
+	return out, len(parts)
+}
+
+// usable reports whether pods of the class can use the region.
+func (r *regions) usable(class, region int) bool {
+	_, found := slices.BinarySearch(r.Classes[class], region)
+	return found
+}
+
+// dropOutdatedRegions drops the regions if nodes changed since they were computed.
+func (m *Manager) dropOutdatedRegions() {
+	if m.regionsOutdated.Swap(false) {
+		if m.regions = nil; !m.leading { // Otherwise Tick does it.
+			clear(m.eligible)
+		}
+	}
+}
+
+// computeRegions computes the regions for the constraints, which have these amounts.
+func (m *Manager) computeRegions(amounts map[unique.Handle[string]]gpu.Memory) {
+	constraints := slices.SortedFunc(maps.Keys(amounts), func(a, b unique.Handle[string]) int {
+		return cmp.Or(cmp.Compare(amounts[b], amounts[a]), strings.Compare(text(a), text(b)))
+	})
+	m.regions = newRegions(constraints, func(c unique.Handle[string]) map[string]struct{} { return m.eligibleFor(c).set }, m.Ledger.NodeMemory())
+}
+
+// text returns the value of a handle, of which the zero value has none.
+func text(h unique.Handle[string]) string {
+	if h == (unique.Handle[string]{}) {
+		return ""
+	}
+	return h.Value()
+}
+
+// shares returns the shares of the claims, whose units are those that wait. The pods' constraints count: a tenant whose pods can use few
+// nodes deserves no more than there is, and others deserve the rest.
+func (m *Manager) shares(claims []fairshare.Claim, units [][]*unit) []gpu.Memory {
+	m.dropOutdatedRegions()
+	pools, demands, ok := m.demands(claims, units)
+	if !ok { // There are new constraints, or nodes have changed.
+		amounts := map[unique.Handle[string]]gpu.Memory{}
+		m.eachCounted(func(p *pod) { amounts[p.Constraints] += p.counted })
+		m.eachDemanded(units, func(_ int, p *pod) { amounts[p.Constraints] += p.Request })
+		m.computeRegions(amounts)
+		pools, demands, _ = m.demands(claims, units)
+	}
+	return pools.Shares(claims, demands)
+}
+
+// demands returns the regions as pools, and the parts of the demand of each claim by class. ok is false if there are no regions yet, or a
+// pod has constraints that they don't know.
+func (m *Manager) demands(claims []fairshare.Claim, units [][]*unit) (pools fairshare.Pools, demands [][]gpu.Memory, ok bool) {
+	r := m.regions
+	if r == nil {
+		return pools, nil, false
+	}
+	position := make(map[string]int, len(claims))
+	demands = make([][]gpu.Memory, len(claims))
+	for i, c := range claims {
+		position[c.Name], demands[i] = i, make([]gpu.Memory, len(r.Classes))
+	}
+	stray, unknown := make([]gpu.Memory, len(claims)), false
+	m.eachCounted(func(p *pod) {
+		class, known := r.classes[p.Constraints]
+		claim := position[p.countedFor]
+		unknown = unknown || !known
+		if region, shared := r.of[p.Node]; p.Node != "" && (!shared || !r.usable(class, region)) {
+			stray[claim] += p.counted
+		} else {
+			demands[claim][class] += p.counted
+		}
+	})
+	m.eachDemanded(units, func(claim int, p *pod) {
+		class, known := r.classes[p.Constraints]
+		unknown = unknown || !known
+		demands[claim][class] += p.Request
+	})
+	return r.withStray(stray, demands), demands, !unknown
+}
+
+// withStray returns the pools with one more for what each tenant has on nodes that its pods couldn't use now, such as cordoned ones. It
+// adds these pools' classes to the demands.
+func (r *regions) withStray(stray []gpu.Memory, demands [][]gpu.Memory) fairshare.Pools {
+	pools := fairshare.Pools{Sizes: slices.Clone(r.Sizes), Classes: slices.Clone(r.Classes)}
+	for claim, amount := range stray {
+		if amount == 0 {
+			continue
+		}
+		for other := range demands {
+			demands[other] = append(demands[other], 0)
+		}
+		demands[claim][len(pools.Classes)] = amount
+		pools.Sizes, pools.Classes = append(pools.Sizes, amount), append(pools.Classes, []int{len(pools.Sizes)})
+	}
+	return pools
+}
+
+// eachCounted calls visit for each pod that has memory of its tenant.
+func (m *Manager) eachCounted(visit func(*pod)) {
+	for _, p := range m.pods {
+		if p.counted > 0 {
+			visit(p)
+		}
+	}
+}
+
+// eachDemanded calls visit for each pod of the units that is demand, with the position of its tenant.
+func (m *Manager) eachDemanded(units [][]*unit, visit func(tenant int, p *pod)) {
+	for i, own := range units {
+		for _, u := range own {
+			if m.obstacle(u).infeasible() {
+				continue
+			}
+			for _, p := range u.pods {
+				visit(i, p)
+			}
+		}
+	}
+}

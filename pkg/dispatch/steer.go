@@ -1,0 +1,66 @@
+package dispatch
+
+import (
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// steer finds the regions for which pods wait that can use few others. Pods that can use more get places elsewhere if there are any.
+func (m *Manager) steer(units [][]*unit) {
+	r := m.regions
+	waiting := map[int]bool{}
+	m.eachDemanded(units, func(_ int, p *pod) { waiting[r.classes[p.Constraints]] = true })
+	for constraints, nodes := range m.eligible {
+		class, known := r.classes[constraints]
+		if !known || class == allNodes {
+			continue
+		}
+		var avoided []int
+		for other := range waiting {
+			if r.within(other, class) {
+				avoided = append(avoided, r.Classes[other]...)
+			}
+		}
+		slices.Sort(avoided)
+		if avoided = slices.Compact(avoided); slices.Equal(avoided, nodes.avoided) {
+			continue
+		}
+		nodes.avoided, nodes.preferred = avoided, nil
+		if len(avoided) == 0 || len(avoided) == len(r.Classes[class]) {
+			continue
+		}
+		nodes.preferred = map[string]struct{}{}
+		for _, name := range nodes.names {
+			if region, known := r.of[name]; known && !slices.Contains(avoided, region) {
+				nodes.preferred[name] = struct{}{}
+			}
+		}
+	}
+}
+
+// within reports whether the class can use fewer regions than the other one, and no others.
+func (r *regions) within(class, other int) bool {
+	return len(r.Classes[class]) < len(r.Classes[other]) && !slices.ContainsFunc(r.Classes[class], func(region int) bool { return !r.usable(other, region) })
+}
+
+// preferred returns the requests for a unit with fewer nodes; nil if there is no difference.
+func (m *Manager) preferred(u *unit, requests []ledger.Request) []ledger.Request {
+	out := slices.Clone(requests)
+	some := false
+	for i, p := range u.pods {
+		if nodes := m.nodesFor(p); nodes.preferred != nil {
+			some = true
+			out[i].Nodes = nil
+			for _, name := range requests[i].Nodes {
+				if _, ok := nodes.preferred[name]; ok {
+					out[i].Nodes = append(out[i].Nodes, name)
+				}
+			}
+		}
+	}
+	if !some {
+		return nil
+	}
+	return out
+}

@@ -1,0 +1,60 @@
+package reclaim
+
+import "github.com/gpushare/gpushare/pkg/gpu"
+
+// Spot is where a pod is, and where it could be instead.
+type Spot struct {
+	// Region is a set of nodes that the same pods can use, and Class is equal for pods that can use the same regions.
+	Region, Class int
+}
+
+// Tally counts victims, and what their tenants lose by them.
+type Tally struct {
+	tenants map[string]Standing
+	total   map[string]gpu.Memory
+	spots   map[tenantSpot]gpu.Memory
+}
+
+type tenantSpot struct {
+	tenant string
+	Spot
+}
+
+// NewTally returns a Tally without victims.
+func NewTally(tenants map[string]Standing) *Tally {
+	return &Tally{tenants, map[string]gpu.Memory{}, map[tenantSpot]gpu.Memory{}}
+}
+
+// WithinExcess reports whether the victim's tenant would keep its share without the victim too.
+func (t *Tally) WithinExcess(v *Victim) bool {
+	return t.total[v.Tenant].Add(v.Memory()) <= t.tenants[v.Tenant].Excess
+}
+
+// CanMove reports whether the victim's tenant could get its share without the victim too: in other places.
+func (t *Tally) CanMove(v *Victim) bool {
+	s := t.tenants[v.Tenant]
+	if len(v.Spots) == 0 || t.total[v.Tenant].Add(v.Memory()) > s.Excess.Add(s.Moves) {
+		return false
+	}
+	t.Add(v)
+	defer t.Remove(v)
+	for _, spot := range v.Spots {
+		if t.spots[tenantSpot{v.Tenant, spot}] > s.Losses[spot] {
+			return false
+		}
+	}
+	return true
+}
+
+// Add counts a victim.
+func (t *Tally) Add(v *Victim) { t.count(v, 1) }
+
+// Remove undoes Add.
+func (t *Tally) Remove(v *Victim) { t.count(v, -1) }
+
+func (t *Tally) count(v *Victim, sign gpu.Memory) {
+	t.total[v.Tenant] += sign * v.Memory()
+	for i, spot := range v.Spots {
+		t.spots[tenantSpot{v.Tenant, spot}] += sign * v.Pods[i].Request
+	}
+}
