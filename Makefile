@@ -79,6 +79,11 @@ test-long: build kube kube-node fake-nvml ## run the long form of all tests: mor
 test-versions: build kube fake-nvml ## run some tests on the other Kubernetes versions that hack/kube pins, or on VERSIONS="v1.34" (builds each the first time: 5 minutes)
 	@hack/versions.sh $(VERSIONS)
 
+.PHONY: test-neighbours
+test-neighbours: build kube fake-nvml ## run some tests with components of other projects: the descheduler, kinds of other operators (builds them the first time: 3 minutes)
+	@hack/kube/build.sh neighbours
+	GPUSHARE_REQUIRE_CONTROL_PLANE=1 $(GO) test -count=1 -vet=off -ldflags "-w -extldflags=-Wl,-z,lazy" ./test/neighbours
+
 .PHONY: e2e-node
 e2e-node: build kube kube-node fake-nvml ## run real pods on a real kubelet (root on Linux; hack/node-packages.sh installs the tools), or RUN=TestSeveralCards on VERSION=v1.34
 	@VERSION=$(VERSION) hack/node-e2e.sh $(if $(RUN),-run '$(RUN)')

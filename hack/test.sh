@@ -35,9 +35,11 @@ set +m
 trap 'kill -- "-$running" 2>/dev/null || true' EXIT
 
 status=0
-# test/nodee2e needs a real kubelet, root, and system packages: make e2e-node.
+# test/nodee2e needs a real kubelet, root, and system packages: make e2e-node. test/neighbours needs components of other
+# projects: make test-neighbours.
 # shellcheck disable=SC2046 # one word per package is intended
-test_packages -p 4 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(go list ./test/... | grep -v '/test/nodee2e$') || status=$?
+test_packages -p 4 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(go list ./test/... | grep -Ev '/test/(nodee2e|neighbours)$') || status=$?
 wait "$running" || status=$?
 echo "NOT RUN: the tests on a real kubelet, which need root and containerd: make e2e-node"
+echo "NOT RUN: the tests with components of other projects: make test-neighbours"
 exit "$status"

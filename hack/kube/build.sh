@@ -6,6 +6,7 @@
 #                               with the same etcd
 #   hack/kube/build.sh v1.34 kubelet     also its kubelet
 #   hack/kube/build.sh node     what a node runs below the kubelet (hack/kube/node), into bin/kube
+#   hack/kube/build.sh neighbours   the descheduler, and the kinds of other operators (hack/kube/neighbours), into bin/kube
 #
 # The binaries depend on the pinned modules, the Go toolchain and the flags below. They are kept under a hash of these
 # in the user's cache folder (or GPUSHARE_KUBE_CACHE) and linked from there, so another clone on the same machine
@@ -91,7 +92,24 @@ build_node() {
   echo "kube: containerd, runc, CNI plugins and nvidia-cdi-hook are in bin/kube"
 }
 
+build_neighbours() {
+  local module folder
+  use_cache neighbours CGO_ENABLED=0 -trimpath -ldflags "$stamp"
+
+  CGO_ENABLED=0 build descheduler sigs.k8s.io/descheduler/cmd/descheduler -ldflags "$stamp"
+  mkdir -p "$out/crds"
+  while read -r module folder; do
+    go mod download "$module"
+    ln -sfn "$(go list -m -f '{{.Dir}}' "$module")/$folder" "$out/crds/$(basename "$module")"
+  done <<'END'
+github.com/prometheus-operator/prometheus-operator example/prometheus-operator-crd
+github.com/cert-manager/cert-manager deploy/crds
+END
+  echo "kube: the descheduler and the kinds of other operators are in bin/kube"
+}
+
 case $part in
   node) build_node ;;
+  neighbours) build_neighbours ;;
   *) out+=${part:+-$part}; build_kubernetes ;;
 esac

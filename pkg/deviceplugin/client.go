@@ -9,22 +9,32 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/gentype"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	events "k8s.io/client-go/tools/record"
 )
 
-// Client is the part of the Kubernetes API that the plugin uses: three kinds of objects and four verbs. client-go's clientset
+// Client is the part of the Kubernetes API that the plugin uses: four kinds of objects and four verbs. client-go's clientset
 // links and registers every kind of Kubernetes, which costs more memory on each GPU node than the rest of the plugin.
 type Client struct {
 	// Pods returns the client for the pods of a namespace, or of all namespaces if it is empty.
 	Pods  func(namespace string) Objects[*corev1.Pod, *corev1.PodList]
 	Nodes Objects[*corev1.Node, *corev1.NodeList]
+	// Slices returns metadata of ResourceSlices. If it is nil, a DRA driver on the node is not noticed.
+	Slices SliceClient
 }
+
+// SliceClient is the client for the metadata of ResourceSlices.
+type SliceClient = Objects[*metav1.PartialObjectMetadata, *metav1.PartialObjectMetadataList]
+
+// sliceResource is the resource of ResourceSlices, which Kubernetes has since 1.34.
+var sliceResource = schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceslices"}
 
 // Objects is the client for one kind of objects. Its methods are those of client-go's clients, which therefore implement it.
 type Objects[T, L runtime.Object] interface {
@@ -40,6 +50,10 @@ func NewClient(config *rest.Config) (Client, events.EventSink, error) {
 		&corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{}, &corev1.Event{})
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
 
+	slices, err := metadata.NewForConfig(config)
+	if err != nil {
+		return Client{}, nil, fmt.Errorf("making a client for metadata: %w", err)
+	}
 	config = rest.CopyConfig(config)
 	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
@@ -57,6 +71,7 @@ func NewClient(config *rest.Config) (Client, events.EventSink, error) {
 		},
 		Nodes: gentype.NewClientWithList("nodes", client, parameters, "",
 			func() *corev1.Node { return &corev1.Node{} }, func() *corev1.NodeList { return &corev1.NodeList{} }),
+		Slices: slices.Resource(sliceResource),
 	}, &eventSink{client}, nil
 }
 

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/features"
 	"k8s.io/client-go/kubernetes/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
 	events "k8s.io/client-go/tools/record"
 
@@ -44,6 +45,8 @@ func await(t testing.TB, what string, condition func() bool) {
 type fixture struct {
 	t      *testing.T
 	client *fake.Clientset
+	// slices is the client for ResourceSlices; nil for none.
+	slices *metadatafake.FakeMetadataClient
 	dir    string
 	events *events.FakeRecorder
 	// passed are the Events that awaitEvent has read and no call has awaited yet.
@@ -87,6 +90,13 @@ func fakeClient(api *fake.Clientset) Client {
 	}
 }
 
+// fakeSlices returns a client for the metadata of objects.
+func fakeSlices(objects ...runtime.Object) *metadatafake.FakeMetadataClient {
+	scheme := metadatafake.NewTestScheme()
+	_ = metav1.AddMetaToScheme(scheme)
+	return metadatafake.NewSimpleMetadataClient(scheme, objects...)
+}
+
 // newFixture makes a fixture for a test that runs beside others, because many tests wait.
 func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
@@ -128,6 +138,9 @@ func newFixtureAlone(t *testing.T, objects ...runtime.Object) *fixture {
 func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	b.t.Helper()
 	client := fakeClient(b.client)
+	if b.slices != nil {
+		client.Slices = b.slices.Resource(sliceResource)
+	}
 	if b.hanging != nil {
 		client = b.hanging.around(client)
 	}

@@ -36,10 +36,11 @@ type nodeKeeper struct {
 	wake     chan struct{}
 	// written is closed once the inventory is on the Node.
 	written chan struct{}
-	// wholeCards lists, as text, NVIDIA's resources that the Node offered at the last check. Only Run uses it.
+	// wholeCards lists, as text, by what else the Node offered its cards at the last check. Only Run uses it.
 	wholeCards       string
 	disableIsolation atomic.Bool
 	isolator         *isolator
+	slices           *sliceWatch
 }
 
 // nodeRecheck is the interval at which the Node is checked even if no change was reported.
@@ -60,6 +61,9 @@ func newNodeKeeper(client Client, name string, cards *cardState, recorder events
 	})
 	if err != nil {
 		return nil, fmt.Errorf("following the node: %w", err)
+	}
+	if k.slices, err = newSliceWatch(client.Slices, name, func() { poke(k.wake) }); err != nil {
+		return nil, err
 	}
 	return k, nil
 }
@@ -166,10 +170,14 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	if _, _, problem := k.cards.Get(); problem != nil {
 		return nil // No inventory is written for cards that aren't offered.
 	}
-	k.warnOfWholeCards(ctx, node)
-
-	inventory := k.cards.Inventory()
-	keepHealthy(&inventory, k.Inventory())
+	inventory, former := k.cards.Inventory(), k.Inventory()
+	keepHealthy(&inventory, former)
+	driver, known := k.slices.Driver()
+	if !known {
+		driver = former.DRADriver
+	}
+	inventory.DRADriver = driver
+	k.warnOfWholeCards(ctx, node, driver)
 	annotation, err := inventory.Annotation()
 	if err != nil {
 		return err
@@ -249,12 +257,16 @@ func Cleanup(ctx context.Context, client Client, node string) error {
 	return nil
 }
 
-// warnOfWholeCards warns once if the node offers its cards both as whole cards and as shared memory.
-func (k *nodeKeeper) warnOfWholeCards(ctx context.Context, node *corev1.Node) {
-	offers := strings.Join(protocol.WholeCardResources(node.Status.Capacity), ", ")
+// warnOfWholeCards warns once if the node offers its cards both as shared memory and by NVIDIA's device plugin or DRA driver.
+func (k *nodeKeeper) warnOfWholeCards(ctx context.Context, node *corev1.Node, driver string) {
+	resources := protocol.WholeCardResources(node.Status.Capacity)
+	if driver != "" {
+		resources = append(resources, "ResourceSlices of "+driver)
+	}
+	offers := strings.Join(resources, ", ")
 	if offers != "" && offers != k.wholeCards {
-		klog.FromContext(ctx).Info("The node also offers NVIDIA's resources, so no pod is scheduled to share its cards: remove one of the two device plugins",
-			"node", k.name, "resource", offers)
+		klog.FromContext(ctx).Info("The node also offers its cards by NVIDIA's device plugin or DRA driver, so no pod is scheduled to share them: remove one of the two",
+			"node", k.name, "offers", offers)
 		k.events.Eventf(nodeReference(k.name), corev1.EventTypeWarning, eventSharedTwice,
 			"the node offers %s and %s at once, which exclude each other", offers, protocol.ResourceMemory)
 	}

@@ -24,7 +24,7 @@ import (
 
 // Options configures a Plugin.
 type Options struct {
-	// Client may list, watch and patch pods and the node, and patch the node's status.
+	// Client may list, watch and patch pods and the node, patch the node's status, and list and watch ResourceSlices.
 	Client Client
 	// Events writes Events on pods and the node.
 	Events   events.EventRecorder
@@ -227,6 +227,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	// up to half a minute, even if its context has ended (k8s.io/client-go tools/cache/reflector.go, watchList).
 	go p.pods.informer.RunWithContext(watching)
 	go p.node.informer.RunWithContext(watching)
+	go p.node.slices.Run(watching)
 	group.Go(func() error { return serve(ctx, listener, p.handler(), "health and metrics") })
 	group.Go(func() error { return serve(ctx, measured, p.usageHandler(), "measured use") })
 	group.Go(func() error { return p.reporter.Run(ctx) })

@@ -50,15 +50,15 @@ NODE    PROBLEM
 node-a  GPU0 is oversubscribed: 18 of 16 (GiB)
 node-a  GPU1 is unhealthy: Xid 79: fell off the bus
 node-a  pods whose card is not known hold 8 (GiB)
-node-b  the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
+node-b  the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them
 node-c  the node is not ready
 node-c  the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
 node-c  the node is cordoned
 
 Pending Pods:
 NAMESPACE  NAME     REQUEST  CAUSE                  WHY
-default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a; node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
-ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z; node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a; node-b: the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them; node-c: the node is not ready
+ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z; node-b: the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them; node-c: the node is not ready
 `},
 		"wide has problems in a column and unshortened reasons": {sick, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)  LARGEST FREE(GiB)  UNIT  MODEL         PROBLEMS

@@ -154,7 +154,7 @@ func TestReasons(t *testing.T) {
 		Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy", true},
 		Elsewhere:  {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed", true},
 		TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has", true},
-		WholeCards: {"whole_cards", "the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other", true},
+		WholeCards: {"whole_cards", "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them", true},
 		NotShared:  {"not_shared", "the node shares no GPU memory", true},
 
 		OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards", true},

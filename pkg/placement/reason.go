@@ -31,7 +31,7 @@ const (
 	Elsewhere
 	// TooLarge: the node has too few cards that are large enough, or that take as many containers.
 	TooLarge
-	// WholeCards: the node also offers whole cards (nvidia.com/gpu), which excludes sharing by memory.
+	// WholeCards: the node also offers its cards by NVIDIA's device plugin or DRA driver, which excludes sharing by memory.
 	WholeCards
 	// NotShared: the node shares no GPU memory, or is unknown.
 	NotShared
@@ -53,7 +53,7 @@ var words = [...]struct{ label, text string }{
 	Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy"},
 	Elsewhere:  {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed"},
 	TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has"},
-	WholeCards: {"whole_cards", "the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other"},
+	WholeCards: {"whole_cards", "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them"},
 	NotShared:  {"not_shared", "the node shares no GPU memory"},
 
 	OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards"},

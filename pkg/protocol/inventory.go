@@ -46,6 +46,8 @@ type Inventory struct {
 	Isolation string
 	// Features are what the device plugin understands, such as FeatureCards. A plugin that writes none is older than all of them.
 	Features []string
+	// DRADriver is the DRA driver that also offers the node's cards; empty if none does.
+	DRADriver string
 }
 
 // The features of a device plugin without which a pod that needs them doesn't go to its node.
@@ -63,6 +65,7 @@ type inventoryJSON struct {
 	BootID    string     `json:"bootID,omitempty"`
 	Isolation string     `json:"isolation,omitempty"`
 	Features  []string   `json:"features,omitempty"`
+	DRADriver string     `json:"draDriver,omitempty"`
 	Cards     []cardJSON `json:"cards"`
 }
 
@@ -89,7 +92,8 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 		return nil, err
 	}
 	out := inventoryJSON{
-		Version: InventoryVersion, Unit: inv.Unit.String(), BootID: inv.BootID, Isolation: inv.Isolation, Features: inv.Features, Cards: []cardJSON{},
+		Version: InventoryVersion, Unit: inv.Unit.String(), BootID: inv.BootID, Isolation: inv.Isolation, Features: inv.Features,
+		DRADriver: inv.DRADriver, Cards: []cardJSON{},
 	}
 	for _, c := range inv.Cards {
 		card := cardJSON{
@@ -118,7 +122,7 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	if err != nil {
 		return err
 	}
-	out := Inventory{Unit: unit, BootID: in.BootID, Isolation: in.Isolation, Features: in.Features}
+	out := Inventory{Unit: unit, BootID: in.BootID, Isolation: in.Isolation, Features: in.Features, DRADriver: in.DRADriver}
 	for _, c := range in.Cards {
 		card := gpu.Card{
 			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory,
@@ -193,7 +197,8 @@ type Node struct {
 	Unit gpu.Unit
 	// Cards is empty for a node that shares no cards.
 	Cards []gpu.Card
-	// WholeCards is true if the node offers NVIDIA's resources as well as aliyun.com/gpu-mem. Such a node must not be used.
+	// WholeCards is true if the node offers its cards by NVIDIA's device plugin or DRA driver as well as by aliyun.com/gpu-mem. Such
+	// a node must not be used.
 	WholeCards bool
 	// Isolation is the inventory's; empty if shares are not enforced, or if the inventory isn't used.
 	Isolation string
@@ -229,6 +234,7 @@ func ParseNode(node *corev1.Node) Node {
 		}
 		if !equalCards {
 			out.Unit, out.Cards, out.Isolation, out.Features = inventory.Unit, inventory.Cards, inventory.Isolation, inventory.Features
+			out.WholeCards = out.WholeCards || memory > 0 && inventory.DRADriver != ""
 			return out
 		}
 	} else if !errors.Is(err, ErrNoInventory) {

@@ -42,6 +42,10 @@ func TestInventoryRoundTrip(t *testing.T) {
 			Inventory{Unit: gpu.GiB, Isolation: "driver"},
 			`{"version":1,"unit":"GiB","isolation":"driver","cards":[]}`,
 		},
+		"a DRA driver": {
+			Inventory{Unit: gpu.GiB, DRADriver: DRADriver},
+			`{"version":1,"unit":"GiB","draDriver":"gpu.nvidia.com","cards":[]}`,
+		},
 		"features, and cards that are connected": {
 			Inventory{Unit: gpu.GiB, Features: []string{FeatureCards, FeatureCores}, Cards: []gpu.Card{
 				{Index: 0, Memory: 8, NUMANode: 0, NVLink: 1, PCIeSwitch: 2}, {Index: 1, Memory: 8, NUMANode: 0, NVLink: 1},
@@ -182,6 +186,10 @@ func TestParseNode(t *testing.T) {
 		},
 		"whole cards beside the original plugin's memory": {
 			memory: "32", count: "1", whole: "1", want: Node{Cards: []gpu.Card{plain(0, 32)}, WholeCards: true},
+		},
+		"a DRA driver beside memory": {
+			inventory: strings.Replace(two, `"cards"`, `"draDriver":"gpu.nvidia.com","cards"`, 1), memory: "24414", count: "2",
+			want: Node{Unit: gpu.MiB, Cards: cards, WholeCards: true},
 		},
 		"whole cards alone":                             {whole: "8", want: Node{}},
 		"whole cards that are registered, none of them": {memory: "32", count: "1", whole: "0", want: Node{Cards: []gpu.Card{plain(0, 32)}}},

@@ -25,6 +25,9 @@ const (
 	resourceMIGPrefix  = "nvidia.com/mig-"
 )
 
+// DRADriver is the name of NVIDIA's DRA driver for cards. It offers them in ResourceSlices, not in the node's capacity.
+const DRADriver = "gpu.nvidia.com"
+
 // The pod annotations. AnnotationIndex, AnnotationPod and AnnotationDevice name environment variables too; see ContainerEnv.
 const (
 	// AnnotationIndex is the index of the card, or the indexes of several, separated by commas: then AnnotationAllocation has

@@ -1,12 +1,16 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/framework"
@@ -42,6 +46,31 @@ func TestNode(t *testing.T) {
 				s.Errorf("%s was assigned at %s, before it was assumed", name, pod.Annotations[protocol.AnnotationAssignTime])
 			}
 		}
+	})
+
+	playOn(t, c, m, "while NVIDIA's DRA driver offers the cards in a ResourceSlice too, the node is rejected", func(s *scene) {
+		slices := c.Client.ResourceV1().ResourceSlices()
+		slice := &resourcev1.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: "cards-of-" + m.Name},
+			Spec: resourcev1.ResourceSliceSpec{
+				Driver: protocol.DRADriver, NodeName: &m.Name, Pool: resourcev1.ResourcePool{Name: m.Name, ResourceSliceCount: 1},
+				Devices: []resourcev1.Device{{Name: "gpu-0"}},
+			},
+		}
+		_, err := slices.Create(t.Context(), slice, metav1.CreateOptions{})
+		must(s, err)
+		s.Eventually("the node is warned about", func(ctx context.Context) error {
+			events, err := c.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=GPUCardSharedTwice"})
+			if err == nil && len(events.Items) == 0 {
+				err = errors.New("it has no Event")
+			}
+			return err
+		})
+		s.CheckLedger()
+		s.Create(s.Pod("pod", 1024).OnNode(m.Name))
+		s.rejected("pod", "1 the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them")
+		must(s, slices.Delete(t.Context(), slice.Name, metav1.DeleteOptions{}))
+		s.checkContainers(m, "pod")
 	})
 
 	// As kubelets 1.34 and 1.35.

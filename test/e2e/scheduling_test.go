@@ -98,7 +98,7 @@ func TestScheduling(t *testing.T) {
 	play(t, c, "a node that also has nvidia.com/gpu is rejected", func(s *scene) {
 		s.AddNodes(node("n1", cardMiB).Capacity(protocol.ResourceWholeCard, 1))
 		s.Create(s.Pod("pod", 1024))
-		s.rejected("pod", "1 the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other")
+		s.rejected("pod", "1 the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them")
 		s.AddNodes(node("n2", cardMiB))
 		s.WantCard(s.WaitBound("pod"), s.NodeName("n2"), 0)
 	})

@@ -13,6 +13,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -64,6 +65,48 @@ func TestControllers(t *testing.T) {
 		}
 		must(t, c.Client.AppsV1().StatefulSets(f.ID).Delete(t.Context(), "web", background))
 		must(t, f.DeleteAll(t.Context()))
+	}
+}
+
+// TestSuspendedJobs: Jobs that a queue in front of the scheduler suspends and resumes, as kueue does. A Job that is resumed starts all or
+// none of its group, also for the second time; one that is suspended gives its cards back.
+func TestSuspendedJobs(t *testing.T) {
+	c := controlled.Start(t)
+	f := newFixture(t, c, 3)
+	jobs := c.Client.BatchV1().Jobs(f.ID)
+	suspend := func(name string, suspend bool) {
+		t.Helper()
+		patch := fmt.Appendf(nil, `{"spec":{"suspend":%t}}`, suspend)
+		_, err := jobs.Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
+		must(t, err)
+	}
+	for _, name := range []string{"one", "two"} {
+		pod := f.member(name, 3, 0, card).GracePeriod(0) // No kubelet confirms that it has ended.
+		pod.Spec.RestartPolicy = corev1.RestartPolicyNever
+		_, err := jobs.Create(t.Context(), &batchv1.Job{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: batchv1.JobSpec{Suspend: new(true), Parallelism: ptr.To[int32](3), Completions: ptr.To[int32](3), Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Annotations: pod.ObjectMeta.Annotations, Labels: pod.Labels}, Spec: pod.Spec,
+			}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	suspend("one", false)
+	f.waitBound(map[string]int{"one": 3})
+	// The queue takes the quota back for the other Job.
+	suspend("one", true)
+	suspend("two", false)
+	f.waitBound(map[string]int{"two": 3})
+	// Quota can be free while cards aren't: two of three.
+	f.Create(f.Pod("single", card).Label(framework.LabelGroup, "single"))
+	suspend("two", true)
+	f.waitBound(map[string]int{"single": 1})
+	suspend("one", false)
+	f.staysPending(3, map[string]int{"single": 1})
+	f.Delete("single")
+	f.waitBound(map[string]int{"one": 3})
+	for _, name := range []string{"one", "two"} {
+		must(t, jobs.Delete(t.Context(), name, background))
 	}
 }
 

@@ -325,6 +325,37 @@ func TestKubernetesVersions(t *testing.T) {
 	}
 }
 
+// TestSameAgain: the chart renders the same text again, so tools that compare it with the cluster, such as Argo CD, find no difference.
+// They ask no cluster and know its version without the patch. In the default mode each render makes other certificates.
+func TestSameAgain(t *testing.T) {
+	h := newHelm(t, "")
+	render := func(values string) string {
+		t.Helper()
+		return h.run(t, "template", "gpushare", chart, "--kube-version=1.37", "--set=extender.service.clusterIP=10.96.0.15", "--set="+values)
+	}
+	everything := ",monitoring.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true,networkPolicy.enabled=true," +
+		"mps.enabled=true,devicePlugin.isolation=mps,devicePlugin.config.default=a,devicePlugin.config.map.a.memoryUnit=MiB,devicePlugin.config.map.b.memoryUnit=GiB"
+	for mode, values := range map[string]string{
+		"certificates by cert-manager": "extender.fairShare.mode=reclaim,extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca",
+		"certificates in a Secret":     "extender.tls.mode=secret,extender.tls.secretName=tls",
+		"no certificates":              "extender.tls.mode=none",
+		"a second scheduler":           "mode=secondScheduler,images.scheduler.tag=v1.37.2",
+		"a pool of nodes":              "mode=devicePlugin,fullnameOverride=pool-b",
+	} {
+		if diff := cmp.Diff(render(values+everything), render(values+everything)); diff != "" {
+			t.Errorf("%s: the second render differs:\n%s", mode, diff)
+		}
+	}
+	first := render("extender.tls.mode=generated")
+	if first == render("extender.tls.mode=generated") {
+		t.Error("the certificates are the same again: remove what the documentation says about them")
+	}
+	out, err := h.try("template", "gpushare", chart, "--kube-version=1.37", "--set=mode=secondScheduler")
+	if want := "images.scheduler.tag: the cluster's version is known only as v1.37"; err == nil || !strings.Contains(out, want) {
+		t.Errorf("a second scheduler without a tag: got %v, want %q in\n%s", err, want, out)
+	}
+}
+
 func TestAuthorizedMetrics(t *testing.T) {
 	h := newHelm(t, "")
 	counts := func(values string) map[string]int {

@@ -40,6 +40,8 @@ func (c *cluster) testRights(t *testing.T) {
 		{"discovery.k8s.io", "endpointslices", ""},
 		{"discovery.k8s.io", "endpointslices", "gpushare-extender"},
 		{"apps", "daemonsets", ""},
+		{"resource.k8s.io", "resourceslices", ""},
+		{"resource.k8s.io", "resourceclaims", ""},
 		{"rbac.authorization.k8s.io", "clusterroles", ""},
 		{"admissionregistration.k8s.io", "validatingadmissionpolicies", ""},
 	}
@@ -53,6 +55,7 @@ func (c *cluster) testRights(t *testing.T) {
 		},
 		"gpushare-device-plugin": {
 			"pods": "list watch patch", "nodes": "list watch patch", "nodes/status": "patch", "events": "create patch",
+			"resourceslices": "list watch",
 		},
 	} {
 		got := map[string]string{}

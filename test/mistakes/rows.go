@@ -201,7 +201,7 @@ func cluster() []Mistake {
 		{Name: "a node with NVIDIA's device plugin too", Nodes: closed(func(n *corev1.Node) {
 			n.Status.Capacity["nvidia.com/gpu"] = *resource.NewQuantity(1, resource.DecimalSI)
 		}), Pods: list(pod("p", 4000)), Pod: "p",
-			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other"},
+			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them"},
 	}
 }
 

@@ -110,6 +110,10 @@ mps.enabled: no node would use the MPS daemons: set devicePlugin.isolation=mps, 
 {{- if and $v.mps.enabled (eq $v.devicePlugin.isolation "mps") (hasKey ($v.devicePlugin.affinity | default dict) "nodeAffinity") }}
 devicePlugin.affinity: with devicePlugin.isolation=mps the chart sets the node affinity of the MPS daemons: use devicePlugin.nodeSelector, or devicePlugin.isolationByLabel=true and label nodes
 {{- end -}}
+{{- $image := $v.images.scheduler -}}
+{{- if and (eq $v.mode "secondScheduler") (not (or $image.tag $image.digest (include "gpushare.kubernetesVersion" .))) }}
+images.scheduler.tag: the cluster's version is known only as {{ .Capabilities.KubeVersion.Version }}: give the tag of its kube-scheduler's image, such as {{ .Capabilities.KubeVersion.Version }}.2
+{{- end -}}
 {{- if eq $v.mode "devicePlugin" -}}
 {{- if eq $fullname "gpushare" }}
 mode: with mode=devicePlugin the release needs a name of its own, because gpushare is that of the release with the extender: set for example fullnameOverride=pool-b

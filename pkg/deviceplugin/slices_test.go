@@ -1,0 +1,78 @@
+package deviceplugin
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// driverOf returns the DRA driver in the node's inventory; "none" if there is no inventory yet.
+func (b *fixture) driverOf() string {
+	inventory, err := protocol.ParseInventory(b.node().Annotations)
+	if err != nil {
+		return "none"
+	}
+	return inventory.DRADriver
+}
+
+func TestDRADriver(t *testing.T) {
+	b := newFixture(t)
+	b.slices = fakeSlices(&metav1.PartialObjectMetadata{
+		TypeMeta: metav1.TypeMeta{APIVersion: sliceResource.GroupVersion().String(), Kind: "ResourceSlice"}, ObjectMeta: metav1.ObjectMeta{Name: "cards"},
+	})
+	selectors := make(chan string, 10)
+	b.slices.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		selectors <- action.(clienttesting.ListAction).GetListRestrictions().Fields.String()
+		return false, nil, nil
+	})
+	b.up(16)
+	b.awaitEvent("GPUCardSharedTwice the node offers ResourceSlices of gpu.nvidia.com and aliyun.com/gpu-mem at once")
+	await(t, "the driver in the inventory", func() bool { return b.driverOf() == protocol.DRADriver })
+	if got, want := <-selectors, "spec.driver=gpu.nvidia.com,spec.nodeName="+testNode; got != want {
+		t.Errorf("the plugin lists the ResourceSlices of %q, want %q", got, want)
+	}
+	// The kubelet deletes a driver's ResourceSlices when the driver is removed.
+	if err := b.slices.Tracker().Delete(sliceResource, "", "cards"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "an inventory without the driver", func() bool { return b.driverOf() == "" })
+}
+
+// TestDRADriverUnknown: what the node had before counts until ResourceSlices can be read, and no longer if they never can.
+func TestDRADriverUnknown(t *testing.T) {
+	resource := sliceResource.GroupResource()
+	for name, test := range map[string]struct {
+		answer error
+		want   string
+	}{
+		"the API server has no ResourceSlices": {apierrors.NewNotFound(resource, ""), ""},
+		"the plugin may not read them":         {apierrors.NewForbidden(resource, "", nil), ""},
+		"the API server doesn't answer yet":    {apierrors.NewServiceUnavailable("starting"), protocol.DRADriver},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			b.slices = fakeSlices()
+			b.slices.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, test.answer })
+			node := b.node()
+			annotation, err := protocol.Inventory{Unit: 1 << 30, DRADriver: protocol.DRADriver}.Annotation()
+			if err != nil {
+				t.Fatal(err)
+			}
+			node.Annotations = map[string]string{protocol.AnnotationInventory: annotation}
+			if err := b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
+				t.Fatal(err)
+			}
+			b.up(16)
+			await(t, "the driver "+test.want+" in the inventory of the card", func() bool {
+				inventory, err := protocol.ParseInventory(b.node().Annotations)
+				return err == nil && len(inventory.Cards) == 1 && inventory.DRADriver == test.want
+			})
+		})
+	}
+}
