@@ -80,8 +80,8 @@ test-versions: build kube fake-nvml ## run some tests on the other Kubernetes ve
 	@hack/versions.sh $(VERSIONS)
 
 .PHONY: e2e-node
-e2e-node: build kube kube-node fake-nvml ## run real pods on a real kubelet (root on Linux; hack/node-packages.sh installs the tools)
-	@hack/node-e2e.sh
+e2e-node: build kube kube-node fake-nvml ## run real pods on a real kubelet (root on Linux; hack/node-packages.sh installs the tools), or RUN=TestSeveralCards on VERSION=v1.34
+	@VERSION=$(VERSION) hack/node-e2e.sh $(if $(RUN),-run '$(RUN)')
 
 .PHONY: test-gpu
 test-gpu: ## run the node tests with the real NVIDIA driver, if this machine has one

@@ -164,7 +164,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.DurationVar(&e.options.RetryPeriod, "leader-elect-retry-period", leader.DefaultRetryPeriod, "interval at which the leader renews its Lease and standbys try to acquire it")
 	f.StringVar(&e.service, "publish-service", "gpushare-extender", "`name` of a Service without selector whose only endpoint is the leader; only with --leader-elect and --advertise-address")
 	f.StringVar(&e.address, "advertise-address", "", "`IP address` of this replica, which it publishes as the endpoint of --publish-service while it is the leader; if empty, nothing is published")
-	f.BoolVar(&o.cardMetrics, "card-metrics", true, "serve series for each card on /metrics, in addition to the cluster's sums; turn it off if these are too many series")
+	f.BoolVar(&o.cardMetrics, "card-metrics", true, "serve series for each card on /metrics, in addition to the cluster's sums; a standby serves none; turn it off if these are too many series")
 	f.Float32Var(&o.qps, "kube-api-qps", 1000, "maximum number of requests per second to the API server, without Events, leader election and token reviews")
 	f.IntVar(&o.burst, "kube-api-burst", 2000, "maximum number of requests to the API server in one burst, before --kube-api-qps limits them")
 

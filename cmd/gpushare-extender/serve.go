@@ -133,7 +133,9 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	metrics.NewLedger(registry, scheduler, scheduler.Ready, o.cardMetrics)
+	metrics.NewLedger(registry, scheduler, scheduler.Ready, func() bool {
+		return o.cardMetrics && (leading == nil || leading() == nil)
+	})
 	metrics.NewCluster(registry, scheduler)
 	metrics.NewPending(registry, scheduler.Ready, func() ([]diagnosis.Diagnosis, int) {
 		explanation := scheduler.Explain()

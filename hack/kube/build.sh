@@ -4,6 +4,7 @@
 #   hack/kube/build.sh          etcd and Kubernetes, into bin/kube
 #   hack/kube/build.sh v1.34    the control plane of a minor version that hack/kube/VERSION pins, into bin/kube-VERSION,
 #                               with the same etcd
+#   hack/kube/build.sh v1.34 kubelet     also its kubelet
 #   hack/kube/build.sh node     what a node runs below the kubelet (hack/kube/node), into bin/kube
 #
 # The binaries depend on the pinned modules, the Go toolchain and the flags below. They are kept under a hash of these
@@ -11,7 +12,7 @@
 # doesn't build them again. The rest of this script isn't hashed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-part=${1:-}
+part=${1:-} extra=${2:-}
 
 cd "$here/$part"
 # The caller's -mod or GOFLAGS are meant for the main module.
@@ -63,6 +64,7 @@ build_kubernetes() {
     components+=(kubelet kube-proxy kubeadm)
   else
     ln -sf ../kube/etcd "$out/etcd"
+    components+=($extra)
   fi
   for name in "${components[@]}"; do
     build "$name" "k8s.io/kubernetes/cmd/$name" -ldflags "$stamp"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pins another Kubernetes version for `make test-versions` in its own module: hack/kube/pin.sh v1.34.4 writes
+# Pins another Kubernetes version for `make test-versions` and `make e2e-node VERSION=...` in its own module: hack/kube/pin.sh v1.34.4 writes
 # hack/kube/v1.34. Run it to add or update a version and commit the result.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -29,9 +29,9 @@ rm -f go.mod go.sum
   grep -oE 'k8s.io/[a-z-]+ => \./staging' "$upstream" | awk -v v="$staging" '{print "\t" $1 " => " $1 " " v}'
   echo ")"
 } > go.mod
-for name in kube-apiserver kube-controller-manager kube-scheduler; do
+for name in kube-apiserver kube-controller-manager kube-scheduler kubelet; do
   go get -tool "k8s.io/kubernetes/cmd/$name@$version"
 done
 # Unneeded replacements stay: a later `go get` can need them.
-go list -deps k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager k8s.io/kubernetes/cmd/kube-scheduler >/dev/null
+go list -deps k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubelet} >/dev/null
 echo "kube: hack/kube/$folder pins Kubernetes $version"

@@ -14,15 +14,15 @@ import (
 type ledgerGauges struct {
 	synced, allocations, cards, overfull *prometheus.Desc
 	// These have a series for each card.
-	total, allocated, assumed, healthy *prometheus.Desc
-	// These have a series for each card of a node that counts cores.
-	cores, allocatedCores *prometheus.Desc
+	total, allocated, healthy *prometheus.Desc
+	// cores has a series for each card of a node that counts cores.
+	cores *prometheus.Desc
 }
 
 // NewLedger registers a collector that reads the ledger at each scrape. ready returns an error until the caches are synced;
-// until then only cache_synced is reported. eachCard adds series for each card to the
-// cluster's sums: four, and two more on nodes that count cores.
-func NewLedger(registry prometheus.Registerer, l interface{ Nodes() []ledger.Node }, ready func() error, eachCard bool) {
+// until then only cache_synced is reported. If eachCard returns true, there are series for each card beside the cluster's sums: three,
+// and one more on nodes that count cores.
+func NewLedger(registry prometheus.Registerer, l interface{ Nodes() []ledger.Node }, ready func() error, eachCard func() bool) {
 	g := ledgerGauges{
 		synced:      gaugeDesc("cache_synced", "1 once the caches are synced and the extender can answer kube-scheduler, 0 before."),
 		allocations: gaugeDesc("allocations", "Number of allocations of GPU memory, one for each pod that holds some, by state.", "state"),
@@ -30,18 +30,15 @@ func NewLedger(registry prometheus.Registerer, l interface{ Nodes() []ledger.Nod
 		overfull:    gaugeDesc("overfull_cards", "Number of cards with more memory, cores or containers allocated than they can have. It must be 0."),
 		total:       gaugeDesc("card_memory_units", "Total memory of a card, in the unit of its node.", "node", "card"),
 		allocated:   gaugeDesc("card_memory_allocated_units", "Allocated memory of a card, in the unit of its node.", "node", "card"),
-		assumed:     gaugeDesc("card_memory_assumed_units", "Allocated memory of a card that is assumed because the API server has not confirmed the bind yet, in the unit of its node.", "node", "card"),
 		healthy:     gaugeDesc("card_healthy", "1 for a healthy card, 0 for an unhealthy one, which gets no new pods.", "node", "card"),
-
-		cores:          gaugeDesc("card_cores", "Computing of a card, in percent; only of nodes that count it.", "node", "card"),
-		allocatedCores: gaugeDesc("card_cores_allocated", "Computing of a card that pods ask for, in percent of the card; only of nodes that count it.", "node", "card"),
+		cores:       gaugeDesc("card_cores_allocated", "Computing of a card that pods ask for, in percent of the card; only of nodes that count it.", "node", "card"),
 	}
-	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.overfull, g.total, g.allocated, g.assumed, g.healthy, g.cores, g.allocatedCores}
+	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.overfull, g.total, g.allocated, g.healthy, g.cores}
 	registry.MustRegister(&gauges{descs, func(set setGauge) {
 		synced := ready() == nil
 		set(g.synced, toFloat(synced))
 		if synced {
-			g.read(l.Nodes(), eachCard, set)
+			g.read(l.Nodes(), eachCard(), set)
 		}
 	}})
 }
@@ -51,14 +48,8 @@ func (g *ledgerGauges) read(nodes []ledger.Node, eachCard bool, set setGauge) {
 	cards := map[bool]int{true: 0, false: 0}
 	overfull := 0
 	for _, node := range nodes {
-		assumed := map[int]gpu.Memory{}
 		for _, allocation := range node.Allocations {
 			allocations[allocation.State]++
-			if allocation.State == ledger.Assumed {
-				for _, share := range allocation.Placement {
-					assumed[share.Card] += share.Memory
-				}
-			}
 		}
 		for i, card := range node.Cards {
 			cards[card.Healthy()]++
@@ -71,11 +62,9 @@ func (g *ledgerGauges) read(nodes []ledger.Node, eachCard bool, set setGauge) {
 			labels := []string{node.Name, strconv.Itoa(card.Index)}
 			set(g.total, float64(card.Memory), labels...)
 			set(g.allocated, float64(node.Used[i]), labels...)
-			set(g.assumed, float64(assumed[card.Index]), labels...)
 			set(g.healthy, toFloat(card.Healthy()), labels...)
 			if node.Cores == placement.Fits {
-				set(g.cores, float64(gpu.CardCores), labels...)
-				set(g.allocatedCores, float64(node.UsedCores[i]), labels...)
+				set(g.cores, float64(node.UsedCores[i]), labels...)
 			}
 		}
 	}

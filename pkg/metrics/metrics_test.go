@@ -25,7 +25,7 @@ func TestMetricsLint(t *testing.T) {
 	e.Requeued()
 	e.APIWrite("binding")
 	e.CertificateExpires("server", time.Unix(1, 0))
-	NewLedger(registry, filledLedger(t), func() error { return nil }, true)
+	NewLedger(registry, filledLedger(t), func() error { return nil }, always)
 	NewCluster(registry, &fakeCluster{versions: map[string]uint64{"pods": 7}})
 	NewGangs(registry).Count(func() map[string]int { return map[string]int{"broken": 1} })
 
@@ -112,7 +112,7 @@ func TestLedgerMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	notYet := errors.New("not yet")
 	ready := notYet
-	NewLedger(registry, filledLedger(t), func() error { return ready }, true)
+	NewLedger(registry, filledLedger(t), func() error { return ready }, always)
 	compare := func(want string) {
 		t.Helper()
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(want)); err != nil {
@@ -126,10 +126,6 @@ gpushare_extender_cache_synced 0
 `)
 	ready = nil
 	compare(`
-# HELP gpushare_extender_card_cores Computing of a card, in percent; only of nodes that count it.
-# TYPE gpushare_extender_card_cores gauge
-gpushare_extender_card_cores{card="0",node="n1"} 100
-gpushare_extender_card_cores{card="3",node="n1"} 100
 # HELP gpushare_extender_card_cores_allocated Computing of a card that pods ask for, in percent of the card; only of nodes that count it.
 # TYPE gpushare_extender_card_cores_allocated gauge
 gpushare_extender_card_cores_allocated{card="0",node="n1"} 30
@@ -142,10 +138,6 @@ gpushare_extender_card_healthy{card="3",node="n1"} 0
 # TYPE gpushare_extender_card_memory_allocated_units gauge
 gpushare_extender_card_memory_allocated_units{card="0",node="n1"} 60
 gpushare_extender_card_memory_allocated_units{card="3",node="n1"} 0
-# HELP gpushare_extender_card_memory_assumed_units Allocated memory of a card that is assumed because the API server has not confirmed the bind yet, in the unit of its node.
-# TYPE gpushare_extender_card_memory_assumed_units gauge
-gpushare_extender_card_memory_assumed_units{card="0",node="n1"} 10
-gpushare_extender_card_memory_assumed_units{card="3",node="n1"} 0
 # HELP gpushare_extender_card_memory_units Total memory of a card, in the unit of its node.
 # TYPE gpushare_extender_card_memory_units gauge
 gpushare_extender_card_memory_units{card="0",node="n1"} 100
@@ -175,7 +167,7 @@ func TestLedgerMetricsWithoutEachCard(t *testing.T) {
 	l.SetBound("n1", gpu.Pod{UID: "d", Name: "d", Request: 1, Cores: 101}, gpu.Placement{{Card: 3, Memory: 1, Cores: 101}}, time.Unix(1, 0))
 	l.SetBound("n2", gpu.Pod{UID: "e", Name: "e", Request: 3, Containers: 3}, gpu.Placement{{Card: 0, Memory: 3, Containers: 3}}, time.Unix(1, 0))
 	registry := prometheus.NewPedanticRegistry()
-	NewLedger(registry, l, func() error { return nil }, false)
+	NewLedger(registry, l, func() error { return nil }, never)
 	err := testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP gpushare_extender_cards Number of cards of all nodes, by health.
 # TYPE gpushare_extender_cards gauge
@@ -202,13 +194,17 @@ func TestCoresNotCounted(t *testing.T) {
 	l := ledger.New()
 	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cores: placement.OldForCores, Cards: []gpu.Card{{Memory: 100}}})
 	registry := prometheus.NewPedanticRegistry()
-	NewLedger(registry, l, func() error { return nil }, true)
-	for name, want := range map[string]int{"card_memory_units": 1, "card_cores": 0, "card_cores_allocated": 0} {
+	NewLedger(registry, l, func() error { return nil }, always)
+	for name, want := range map[string]int{"card_memory_units": 1, "card_cores_allocated": 0} {
 		if n, err := testutil.GatherAndCount(registry, namespace+"_"+name); err != nil || n != want {
 			t.Errorf("%s: %d series, %v, want %d", name, n, err, want)
 		}
 	}
 }
+
+func always() bool { return true }
+
+func never() bool { return false }
 
 // filledLedger returns a ledger of one node with a card that two pods share, and an unhealthy card.
 func filledLedger(t *testing.T) *ledger.Ledger {

@@ -32,7 +32,7 @@ const (
 	explainEvery = time.Second
 	// explainShare limits the share of the time that explanations take: from the begin of one to that of the next pass at
 	// least that many times its duration.
-	explainShare = 20
+	explainShare = 50
 )
 
 // explainer holds the last explanation. mu guards its fields.

@@ -51,7 +51,7 @@ func (o Options) Binaries() error {
 // pins, such as v1.34.
 const VersionEnv = "GPUSHARE_TEST_KUBERNETES"
 
-// KubeDir returns the folder of the Kubernetes binaries in the repository.
+// KubeDir returns the folder of the binaries of the Kubernetes version under test, in the repository.
 func KubeDir(root string) string {
 	name := "kube"
 	if version := os.Getenv(VersionEnv); version != "" {

@@ -69,7 +69,7 @@ func extenderSeries() series {
 	metrics.NewExtender(d)
 	metrics.NewLeader(d)
 	ready := func() error { return nil }
-	metrics.NewLedger(d, ledger.New(), ready, true)
+	metrics.NewLedger(d, ledger.New(), ready, func() bool { return true })
 	metrics.NewCluster(d, nil)
 	metrics.NewPending(d, ready, func() ([]diagnosis.Diagnosis, int) { return nil, 0 })
 	metrics.NewFairShare(d).Tenants(ready, nil, nil)

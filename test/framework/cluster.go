@@ -243,6 +243,11 @@ func (c *Cluster) Processes() []*controlplane.Process {
 // Binary returns the path of a binary in bin/.
 func (c *Cluster) Binary(name string) string { return filepath.Join(c.root, "bin", name) }
 
+// KubeBinary returns the path of a binary of the Kubernetes version under test.
+func (c *Cluster) KubeBinary(name string) string {
+	return filepath.Join(controlplane.KubeDir(c.root), name)
+}
+
 // StartForTest starts a Cluster and stops it when the test ends. If a program is not built it skips the test, or fails it
 // if controlplane.RequireEnv is set.
 func StartForTest(t testing.TB, o Options) *Cluster {

@@ -226,7 +226,7 @@ func (n *node) startKubelet(ctx context.Context) error {
 		return err
 	}
 	args := []string{
-		n.cluster.Binary("kube/kubelet"), "--config=" + n.kubeletConfig(), "--kubeconfig=" + kubeconfig,
+		n.cluster.KubeBinary("kubelet"), "--config=" + n.kubeletConfig(), "--kubeconfig=" + kubeconfig,
 		"--hostname-override=" + n.name, "-v=2",
 	}
 	if !n.unlabelled {

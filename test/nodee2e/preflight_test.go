@@ -62,8 +62,8 @@ func missing(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for program, target := range map[string]string{"kubelet": "kube", "containerd": "kube-node"} {
-		if _, err := os.Stat(filepath.Join(root, "bin/kube", program)); err != nil {
+	for program, target := range map[string]string{filepath.Join(controlplane.KubeDir(root), "kubelet"): "kube", filepath.Join(root, "bin/kube/containerd"): "kube-node"} {
+		if _, err := os.Stat(program); err != nil {
 			return fmt.Errorf("%w: `make %s` builds it", err, target)
 		}
 	}
