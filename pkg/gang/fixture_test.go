@@ -329,7 +329,11 @@ func (s *fixture) performEffects() {
 	for _, evicted := range effects.Evict {
 		if p := s.pods[evicted.UID]; p != nil {
 			s.delete(p)
-			s.create(p.Gang.Name, p.Size, p.Request, p.Template) // Its controller creates a replacement.
+			if p.Gang.Native { // Its controller creates a replacement.
+				(&native{s}).add(p.Gang.Name, 1, p.Request, p.Template)
+			} else {
+				s.create(p.Gang.Name, p.Size, p.Request, p.Template)
+			}
 		}
 	}
 }

@@ -10,7 +10,8 @@ import (
 // pkg/scheduler/schedule_one_podgroup.go, podGroupSchedulingDefaultAlgorithm): it calls filter member by member, each as if the
 // ones before were bound, stops when too few can follow, and only then binds. It counts the sum of a node's memory, not its cards.
 // A call doesn't show that the cycle has failed, or that it is a trial in which the victims of a preemption count as gone. And it retries the
-// group by itself.
+// group by itself, after a back-off that no event of the cluster shortens (pkg/scheduler/backend/queue/scheduling_queue.go,
+// AddAttemptedPodGroupIfNeeded).
 //
 // So the first filter call of a cycle makes the plan, with candidate nodes for the other templates from their specs; no other call
 // would ever come without it. No plan is made between two cycles, since no call would follow soon. A plan that no bind
