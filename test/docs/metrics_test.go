@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -33,6 +32,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/mps"
 	"github.com/gpushare/gpushare/pkg/usage"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/controlplane"
 )
 
 // series are the labels of metrics by name.
@@ -82,12 +82,7 @@ var sample = regexp.MustCompile(`^(\w+)(?:\{([^}]*)\})? `)
 // pluginMetrics returns the metrics of a running device plugin.
 func pluginMetrics(t *testing.T) string {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := free.Addr().String()
-	free.Close()
+	address := controlplane.ReservePortForTest(t).Address()
 	api := fake.NewClientset()
 	featurestesting.SetFeatureDuringTest(t, features.WatchListClient, false) // api can't send a list as a watch.
 	client := deviceplugin.Client{
