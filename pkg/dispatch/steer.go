@@ -45,22 +45,21 @@ func (r *regions) within(class, other int) bool {
 }
 
 // preferred returns the requests for a unit with fewer nodes; nil if there is no difference.
-func (m *Manager) preferred(u *unit, requests []ledger.Request) []ledger.Request {
-	out := slices.Clone(requests)
-	some := false
+func (m *Manager) preferred(u *unit, requests []ledger.Request) (out []ledger.Request) {
 	for i, p := range u.pods {
-		if nodes := m.nodesFor(p); nodes.preferred != nil {
-			some = true
-			out[i].Nodes = nil
-			for _, name := range requests[i].Nodes {
-				if _, ok := nodes.preferred[name]; ok {
-					out[i].Nodes = append(out[i].Nodes, name)
-				}
+		nodes := m.nodesFor(p)
+		if nodes.preferred == nil {
+			continue
+		}
+		if out == nil {
+			out = slices.Clone(requests)
+		}
+		out[i].Nodes = nil
+		for _, name := range requests[i].Nodes {
+			if _, ok := nodes.preferred[name]; ok {
+				out[i].Nodes = append(out[i].Nodes, name)
 			}
 		}
-	}
-	if !some {
-		return nil
 	}
 	return out
 }
