@@ -85,8 +85,8 @@ test-neighbours: build kube fake-nvml ## run some tests with components of other
 	GPUSHARE_REQUIRE_CONTROL_PLANE=1 $(GO) test -count=1 -vet=off -ldflags "-w -extldflags=-Wl,-z,lazy" ./test/neighbours
 
 .PHONY: e2e-node
-e2e-node: build kube kube-node fake-nvml ## run real pods on a real kubelet (root on Linux; hack/node-packages.sh installs the tools), or RUN=TestSeveralCards on VERSION=v1.34
-	@VERSION=$(VERSION) hack/node-e2e.sh $(if $(RUN),-run '$(RUN)')
+e2e-node: build kube kube-node fake-nvml ## run real pods on a real kubelet (root on Linux; hack/node-packages.sh installs the tools), or RUN=TestSeveralCards on KUBERNETES=v1.34
+	@KUBERNETES=$(KUBERNETES) hack/node-e2e.sh $(if $(RUN),-run '$(RUN)')
 
 .PHONY: test-gpu
 test-gpu: ## run the node tests with the real NVIDIA driver, if this machine has one

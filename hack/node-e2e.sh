@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Runs real pods on a real kubelet: some hundreds, or more than a thousand with GPUSHARE_TEST_LONG=1. Needs root on
 # Linux with containerd, runc, cgroups and namespaces; otherwise the tests are skipped with the reason, or fail with
-# GPUSHARE_REQUIRE_NODE=1. Arguments are passed to `go test`: hack/node-e2e.sh -run TestPods. VERSION=v1.34 selects another
+# GPUSHARE_REQUIRE_NODE=1. Arguments are passed to `go test`: hack/node-e2e.sh -run TestPods. KUBERNETES=v1.34 selects another
 # Kubernetes version that hack/kube pins; containerd, kubeadm and kube-proxy are always those of `make kube`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export GPUSHARE_REQUIRE_CONTROL_PLANE=1
-if [ -n "${VERSION:-}" ]; then
-  hack/kube/build.sh "$VERSION" kubelet
-  export GPUSHARE_TEST_KUBERNETES=$VERSION
+if [ -n "${KUBERNETES:-}" ]; then
+  hack/kube/build.sh "$KUBERNETES" kubelet
+  export GPUSHARE_TEST_KUBERNETES=$KUBERNETES
 fi
 # The tests wait for most of their time: two of them use a fifth of two cores.
 go test -count=1 -v -parallel 3 -timeout 30m "$@" ./test/nodee2e

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pins another Kubernetes version for `make test-versions` and `make e2e-node VERSION=...` in its own module: hack/kube/pin.sh v1.34.4 writes
+# Pins another Kubernetes version for `make test-versions` and `make e2e-node KUBERNETES=...` in its own module: hack/kube/pin.sh v1.34.4 writes
 # hack/kube/v1.34. Run it to add or update a version and commit the result.
 set -euo pipefail
 cd "$(dirname "$0")"

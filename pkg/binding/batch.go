@@ -12,7 +12,7 @@ const (
 	// windowPerBind is the time by which each bind that was sent delays the next ones. If binds arrive faster than that,
 	// the batches grow, up to what arrives in one window. If they arrive more slowly, the batches shrink.
 	windowPerBind = 20 * time.Millisecond
-	// pendingPerWait is how many times as long as its bind waits a pod must have been pending.
+	// pendingPerWait limits the wait of a bind: it is at most the time for which the pod has been pending, divided by this.
 	pendingPerWait = 10
 )
 

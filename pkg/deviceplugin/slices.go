@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -62,18 +64,42 @@ func (w *sliceWatch) Driver() (name string, known bool) {
 	return protocol.DRADriver, true
 }
 
-// Run follows the ResourceSlices until ctx ends. It returns at once if there are none to follow: API servers before 1.34 don't have
-// this version of them, and an informer would ask for them without end.
+// Run follows the ResourceSlices until ctx ends. While they can't be read, it tries again, with a backoff of up to five minutes: API servers
+// before 1.34 don't have this version of them, and an informer would ask more often. Both refusals can end: the control plane is
+// upgraded, and an API server that starts can refuse a request because its authorizer doesn't know the rights yet.
 func (w *sliceWatch) Run(ctx context.Context) {
 	if w.slices == nil {
 		return
 	}
-	_, err := w.slices.List(ctx, metav1.ListOptions{FieldSelector: w.selector.String(), Limit: 1})
-	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-		klog.FromContext(ctx).Info("Can't read ResourceSlices, so a DRA driver on the node is not noticed", "err", err)
-		w.unavailable.Store(true)
-		w.changed()
-		return
+	backoff := wait.Backoff{Duration: 5 * time.Second, Factor: 3, Jitter: 0.2, Steps: 10, Cap: 5 * time.Minute}
+	for !w.readable(ctx) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(backoff.Step()):
+		}
 	}
+	w.unavailable.Store(false)
+	go func() { // Of an empty list the event handler isn't notified.
+		if cache.WaitForCacheSync(ctx.Done(), w.informer.HasSynced) {
+			w.changed()
+		}
+	}()
 	w.informer.RunWithContext(ctx)
+}
+
+// readable reports whether the plugin can read ResourceSlices.
+func (w *sliceWatch) readable(ctx context.Context) bool {
+	_, err := w.slices.List(ctx, metav1.ListOptions{FieldSelector: w.selector.String(), Limit: 1})
+	switch {
+	case err == nil:
+		return true
+	case ctx.Err() != nil:
+	case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
+		klog.FromContext(ctx).Error(err, "Could not list the ResourceSlices, trying again")
+	case !w.unavailable.Swap(true):
+		klog.FromContext(ctx).Info("Can't read ResourceSlices, so a DRA driver on the node is not noticed", "err", err)
+		w.changed()
+	}
+	return false
 }

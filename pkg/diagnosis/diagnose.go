@@ -273,7 +273,8 @@ func EligibleNodes(nodes []Node, pod *Pod) []string {
 	return names
 }
 
-// EligibleNodesFor is EligibleNodes for pods with the Constraints. The result is empty if they are none.
+// EligibleNodesFor is EligibleNodes for pods whose Constraints are equal to constraints. The result is empty if constraints can't be
+// parsed.
 func EligibleNodesFor(nodes []Node, constraints string) []string {
 	pod := podWith(constraints)
 	if pod == nil {

@@ -93,7 +93,7 @@ func NewPod(pod *corev1.Pod) *Pod {
 // Constraints is equal for pods that can use the same nodes, independent of free resources.
 func (p *Pod) Constraints() string { return p.constraintsKey }
 
-// Constraints returns what the Pod of this pod would return. The pod can be bound.
+// Constraints returns the same as NewPod(pod).Constraints(), with less work. The pod may be bound.
 func Constraints(pod *corev1.Pod) string {
 	text, err := nodeConstraints(pod).Spec.Marshal()
 	if err != nil { // Unreachable.
@@ -107,7 +107,7 @@ func constraintsKey(pod gpu.Pod, spec []byte) string {
 	return fmt.Sprintf("%t %t %s", demand.Cards > 1, demand.Cores > 0, spec)
 }
 
-// podWith returns a pod with the Constraints; nil if they are none.
+// podWith parses what Constraints returned. It returns a pod with these constraints; nil if they can't be parsed.
 func podWith(constraints string) *Pod {
 	severalCards, rest, _ := strings.Cut(constraints, " ")
 	cores, spec, found := strings.Cut(rest, " ")

@@ -58,7 +58,7 @@ type triedPod struct {
 	tries  int
 }
 
-// state is what the latest filter calls for a pod came to, until its next bind.
+// state is the result of the latest filter calls for a pod. The pod's next bind ends it.
 type state uint8
 
 const (

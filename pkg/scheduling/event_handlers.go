@@ -102,7 +102,7 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 		logger.Error(node.Problem, "The node's inventory can't be read, or its capacity disagrees with it")
 	}
 	if node.WholeCards {
-		logger.Info("The node offers whole cards and GPU memory at once: nothing is placed on it")
+		logger.Info("The node also offers its cards by NVIDIA's device plugin or DRA driver, so no pod is placed on it")
 	}
 	if spec, shares := diagnosis.Spec(object, node); shares {
 		h.ledger.SetNode(object.Name, spec)
