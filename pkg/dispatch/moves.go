@@ -2,9 +2,11 @@ package dispatch
 
 import (
 	"slices"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -17,7 +19,7 @@ func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Ten
 	if r == nil || len(r.Sizes) < 2 {
 		return nil
 	}
-	x := &moves{Manager: m, tenants: tenants, sizes: slices.Clone(r.Sizes), holdings: map[holder]*fairshare.Holding{}, position: map[string]int{}}
+	x := &moves{Manager: m, tenants: tenants, sizes: slices.Clone(r.Sizes), holdings: map[holder]*fairshare.Holding{}, position: map[string]int{}, fits: map[fit]bool{}}
 	for i, t := range tenants {
 		x.position[t.Name], x.limits = i, append(x.limits, t.Share)
 	}
@@ -35,9 +37,17 @@ func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Ten
 	}
 	x.pinOthers(movable)
 	m.eachDemanded(units, func(tenant int, p *pod) {
-		x.holding(tenants[tenant].Name, r.classes[p.Constraints]).Demand += p.Request
+		if class := r.classes[p.Constraints]; class != allNodes { // Otherwise it isn't known which regions the pod can use.
+			h := x.holding(tenants[tenant].Name, class)
+			h.Demand = h.Demand.Add(p.Request)
+		}
 	})
 	x.assign(standings)
+	for i := range candidates {
+		if c := &candidates[i]; c.Spots != nil && !x.fitsElsewhere(c, standings[c.Tenant]) {
+			c.Spots = nil
+		}
+	}
 	return r.of
 }
 
@@ -50,6 +60,15 @@ type moves struct {
 	limits   []gpu.Memory
 	sizes    []gpu.Memory
 	holdings map[holder]*fairshare.Holding
+	// fits are the results of fitsElsewhere for single pods.
+	fits map[fit]bool
+}
+
+// fit is what fitsElsewhere depends on.
+type fit struct {
+	tenant      string
+	constraints unique.Handle[string]
+	demand      gpu.Demand
 }
 
 // holder are the pods of a tenant of one class.
@@ -65,13 +84,36 @@ func (x *moves) holding(tenant string, class int) *fairshare.Holding {
 	return h
 }
 
-// spots returns where bound pods are; nil if one is where no new pod like it could be.
+// fitsElsewhere reports whether each pod of the candidate would fit an empty node in a region where its tenant is to have more: regions
+// don't regard the size of cards. Pods that are to lose nothing need not fit.
+func (x *moves) fitsElsewhere(c *candidate, s reclaim.Standing) bool {
+	for i, p := range c.pods {
+		if s.Losses[c.Spots[i]] == 0 {
+			continue
+		}
+		key := fit{c.Tenant, p.Constraints, p.Demand()}
+		fits, known := x.fits[key]
+		if !known {
+			fits = slices.ContainsFunc(x.nodesFor(p).names, func(name string) bool {
+				region, shared := x.regions.of[name]
+				return shared && s.Gains[region] > 0 && x.Ledger.FitsEmpty([]ledger.Request{{Pod: p.Pod.Pod, Nodes: []string{name}}}, nil)
+			})
+			x.fits[key] = fits
+		}
+		if !fits {
+			return false
+		}
+	}
+	return true
+}
+
+// spots returns where bound pods are; nil if one is where no new pod like it could be, or if it isn't known which regions it can use.
 func (x *moves) spots(pods []*pod) []reclaim.Spot {
 	spots := make([]reclaim.Spot, len(pods))
 	for i, p := range pods {
 		region, known := x.regions.of[p.Node]
 		spots[i] = reclaim.Spot{Region: region, Class: x.regions.classes[p.Constraints]}
-		if !known || !x.regions.usable(spots[i].Class, region) {
+		if !known || spots[i].Class == allNodes || !x.regions.usable(spots[i].Class, region) {
 			return nil
 		}
 	}

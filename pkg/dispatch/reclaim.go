@@ -67,6 +67,8 @@ type attempt struct {
 	evicts bool
 	// allocated is what the tenants had when places were held for them.
 	allocated map[string]gpu.Memory
+	// moved are the tenants of which pods are to be evicted that must move.
+	moved map[string]bool
 	// working is true while the caller evicts.
 	working bool
 	// held are the units for which places are held.
@@ -363,18 +365,18 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	for _, t := range tenants {
 		a.allocated[t.Name] = t.Allocated
 	}
-	m.reclaims.moved = moved
+	a.moved = moved
 	m.updateHold()
 	return true
 }
 
-// evictable reports whether the victims of a plan may still be evicted. It returns when each tenant's pods were last moved, with the
-// victims that are to move.
-func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit, now time.Time) (moved map[string]time.Time, ok bool) {
-	moved = maps.Clone(m.reclaims.moved)
+// evictable reports whether the victims of a plan may still be evicted. It returns the tenants of which pods must
+// move.
+func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit, now time.Time) (moved map[string]bool, ok bool) {
 	if len(plan.Victims) == 0 {
-		return moved, true
+		return nil, true
 	}
+	moved = map[string]bool{}
 	standings, candidates := m.excess(tenants), m.candidates(now)
 	m.findMoves(standings, tenants, units, candidates)
 	present := map[gpu.PodUID]reclaim.Victim{}
@@ -392,10 +394,7 @@ func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit
 				return nil, false
 			case tally.WithinExcess(&v):
 			case moves && tally.CanMove(&v):
-				if moved == nil {
-					moved = map[string]time.Time{}
-				}
-				moved[v.Tenant] = now
+				moved[v.Tenant] = true
 			default:
 				return nil, false
 			}
@@ -453,6 +452,15 @@ func (m *Manager) Reclaimed(attempt uint64, made bool, now time.Time) {
 		return
 	}
 	a.working = false
+	if made && len(a.moved) > 0 {
+		maps.DeleteFunc(m.reclaims.moved, func(_ string, at time.Time) bool { return now.Sub(at) >= holdLife })
+		if m.reclaims.moved == nil {
+			m.reclaims.moved = map[string]time.Time{}
+		}
+		for name := range a.moved {
+			m.reclaims.moved[name] = now
+		}
+	}
 	for _, h := range a.held {
 		h.evicted = now
 	}

@@ -17,6 +17,8 @@ const (
 	maxClasses = 32
 	// maxRegions limits the regions: constraints that would make more are not distinguished either.
 	maxRegions = 64
+	// maxTried limits the constraints for which eligible nodes are computed.
+	maxTried = 2 * maxClasses
 )
 
 // regions are the sets of nodes that differ in which pods can use them. They are never changed.
@@ -37,12 +39,13 @@ func newRegions(constraints []unique.Handle[string], eligible func(unique.Handle
 	for node := range memory {
 		r.of[node] = 0
 	}
-	n := 1
+	n, tried := 1, 0
 	var sets []map[string]struct{}
 	for _, c := range constraints {
-		if r.classes[c] = allNodes; c == (unique.Handle[string]{}) || len(sets) == maxClasses {
+		if r.classes[c] = allNodes; c == (unique.Handle[string]{}) || len(sets) == maxClasses || tried == maxTried {
 			continue
 		}
+		tried++
 		set := eligible(c)
 		if of, parts := split(r.of, set); parts <= maxRegions {
 			r.of, n = of, parts
@@ -108,6 +111,12 @@ func (m *Manager) dropOutdatedRegions() {
 
 // computeRegions computes the regions for the constraints, which have these amounts.
 func (m *Manager) computeRegions(amounts map[unique.Handle[string]]gpu.Memory) {
+	if !m.leading && len(m.eligible) > maxConstraints {
+		clear(m.eligible) // Otherwise Tick does it.
+	}
+	for _, nodes := range m.eligible {
+		nodes.avoided, nodes.preferred = nil, nil // The numbers of regions change.
+	}
 	constraints := slices.SortedFunc(maps.Keys(amounts), func(a, b unique.Handle[string]) int {
 		return cmp.Or(cmp.Compare(amounts[b], amounts[a]), strings.Compare(text(a), text(b)))
 	})
@@ -129,8 +138,8 @@ func (m *Manager) shares(claims []fairshare.Claim, units [][]*unit) []gpu.Memory
 	pools, demands, ok := m.demands(claims, units)
 	if !ok { // There are new constraints, or nodes have changed.
 		amounts := map[unique.Handle[string]]gpu.Memory{}
-		m.eachCounted(func(p *pod) { amounts[p.Constraints] += p.counted })
-		m.eachDemanded(units, func(_ int, p *pod) { amounts[p.Constraints] += p.Request })
+		m.eachCounted(func(p *pod) { amounts[p.Constraints] = amounts[p.Constraints].Add(p.counted) })
+		m.eachDemanded(units, func(_ int, p *pod) { amounts[p.Constraints] = amounts[p.Constraints].Add(p.Request) })
 		m.computeRegions(amounts)
 		pools, demands, _ = m.demands(claims, units)
 	}
@@ -155,15 +164,15 @@ func (m *Manager) demands(claims []fairshare.Claim, units [][]*unit) (pools fair
 		claim := position[p.countedFor]
 		unknown = unknown || !known
 		if region, shared := r.of[p.Node]; p.Node != "" && (!shared || !r.usable(class, region)) {
-			stray[claim] += p.counted
+			stray[claim] = stray[claim].Add(p.counted)
 		} else {
-			demands[claim][class] += p.counted
+			demands[claim][class] = demands[claim][class].Add(p.counted)
 		}
 	})
 	m.eachDemanded(units, func(claim int, p *pod) {
 		class, known := r.classes[p.Constraints]
 		unknown = unknown || !known
-		demands[claim][class] += p.Request
+		demands[claim][class] = demands[claim][class].Add(p.Request) // A user can request any amount.
 	})
 	return r.withStray(stray, demands), demands, !unknown
 }

@@ -30,10 +30,11 @@ func (m *Manager) steer(units [][]*unit) {
 		if len(avoided) == 0 || len(avoided) == len(r.Classes[class]) {
 			continue
 		}
-		nodes.preferred = map[string]struct{}{}
+		nodes.preferred, nodes.preferredNames = map[string]struct{}{}, nil
 		for _, name := range nodes.names {
 			if region, known := r.of[name]; known && !slices.Contains(avoided, region) {
 				nodes.preferred[name] = struct{}{}
+				nodes.preferredNames = append(nodes.preferredNames, name)
 			}
 		}
 	}
@@ -53,6 +54,10 @@ func (m *Manager) preferred(u *unit, requests []ledger.Request) (out []ledger.Re
 		}
 		if out == nil {
 			out = slices.Clone(requests)
+		}
+		if len(requests[i].Nodes) == len(nodes.names) { // Pods that are alike share the slice.
+			out[i].Nodes = nodes.preferredNames
+			continue
 		}
 		out[i].Nodes = nil
 		for _, name := range requests[i].Nodes {

@@ -211,8 +211,8 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 		mgr.forgive(r)
 	}
 	mgr.changed(r, known, now)
-	if starting := g.starting(); known.Node != "" && r.phase == PhaseRunning && starting != nil && starting.plan == nil && r.acceptsAny(starting) {
-		mgr.rehome(starting, now) // The pod shows that its run is alive: members of its controller join it.
+	if starting := g.starting(); known.Node != "" && r.phase == PhaseRunning && starting != nil && starting.plan == nil && (g.key.Native || r.acceptsAny(starting)) {
+		mgr.rehome(starting, now) // The pod shows that its run is alive: members of its controller join it, of a native group all.
 		mgr.changed(starting, nil, now)
 	}
 }

@@ -19,7 +19,7 @@ type Key struct {
 // String returns namespace/name, for messages.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-// Compare orders keys by namespace and name, and native groups behind others.
+// Compare orders keys by namespace and name, and of two groups with one name the native one is last.
 func (k Key) Compare(o Key) int {
 	order := cmp.Or(strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
 	switch {

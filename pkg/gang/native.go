@@ -78,22 +78,17 @@ func (mgr *Manager) resolve(m *Member) (problem string) {
 
 // resolveAll applies a change of a PodGroup to the members. Its runs continue once all members agree on the size.
 func (mgr *Manager) resolveAll(key Key, now time.Time) {
-	for _, m := range mgr.members {
-		if m.Gang != key {
-			continue
-		}
-		if m.run == nil {
-			m.groupProblem = mgr.resolve(&m.Member)
-			continue
-		}
-		m.run.add(m, -1)
-		m.groupProblem = mgr.resolve(&m.Member)
-		m.counted = mgr.countAs(m)
-		m.run.add(m, 1)
-	}
 	g := mgr.groups[key]
 	if g == nil {
-		return
+		return // StartLeading resolves the members.
+	}
+	for _, r := range g.runs {
+		for _, m := range r.members {
+			r.add(m, -1)
+			m.groupProblem = mgr.resolve(&m.Member)
+			m.counted = mgr.countAs(m)
+			r.add(m, 1)
+		}
 	}
 	for _, r := range slices.Clone(g.runs) {
 		if r.phase == PhaseRunning || len(r.members) == 0 {

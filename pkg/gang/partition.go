@@ -20,6 +20,7 @@ func (mgr *Manager) StartLeading(now time.Time) {
 	mgr.leading = true
 	members := map[*group][]*member{}
 	for _, m := range mgr.members {
+		m.groupProblem = mgr.resolve(&m.Member)
 		g := mgr.group(m.Gang)
 		if m.Cardless {
 			g.cardless++

@@ -191,7 +191,7 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 	}
 	p.maxHeld = p.held
 	for _, pm := range p.members {
-		pm.late = pm.permit == nil
+		pm.late = pm.permit == nil && !r.key.Native // kube-scheduler tries a native group in one cycle, which a rejection ends.
 	}
 	mgr.Observer.GangFailed(TimedOut.Label)
 	mgr.rejectHeld(p, TimedOut)

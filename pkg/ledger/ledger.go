@@ -487,14 +487,14 @@ func (l *Ledger) sumMemory() gpu.Memory {
 	return sum
 }
 
-// NodeMemory returns the memory of each node that shares its cards, in the node's unit.
+// NodeMemory returns the memory of each node that shares its cards, in the node's unit, without what is free on unhealthy cards.
 func (l *Ledger) NodeMemory() map[string]gpu.Memory {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	out := make(map[string]gpu.Memory, len(l.nodes))
 	for name, n := range l.nodes {
 		if n.shareable() == placement.Fits {
-			out[name] = n.totals.Memory
+			out[name] = n.totals.Memory.Sub(n.totals.Free.Sub(n.totals.FreeHealthy))
 		}
 	}
 	return out

@@ -2,7 +2,9 @@ package ledger_test
 
 import (
 	"errors"
+	"maps"
 	"testing"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -160,4 +162,14 @@ func TestPresumedOnOldNode(t *testing.T) {
 	node, _ := f.Node("n1")
 	expect(t, "used", []gpu.Memory{12, 0}, node.Used)
 	expect(t, "used cores", []gpu.Cores{0, 0}, node.UsedCores)
+}
+
+// TestNodeMemory: what is free on an unhealthy card is of no use, what pods have there counts.
+func TestNodeMemory(t *testing.T) {
+	l := ledger.New()
+	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 16}, {Index: 1, Memory: 16, Unhealthy: "Xid 79"}}})
+	l.SetBound("n1", gpu.Pod{UID: "a", Name: "a", Request: 6}, gpu.On(1, 6), time.Unix(1, 0))
+	if got, want := l.NodeMemory(), map[string]gpu.Memory{"n1": 22}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
 }

@@ -255,7 +255,7 @@ func (g *groups) nodesChanged() {
 // replaced removes the old pod from the manager if another pod now has its name, or if the pod no longer names a group. old is
 // nil for a new pod.
 func (g *groups) replaced(old, pod *clustercache.PodInfo) {
-	if old != nil && g.memberOf(old) != nil && (old.UID != pod.UID || pod.Member == nil) {
+	if old != nil && g.memberOf(old) != nil && (old.UID != pod.UID || g.memberOf(pod) == nil) {
 		g.manager.RemoveMember(old.UID, g.clock.Now())
 	}
 }

@@ -238,7 +238,7 @@ func viewReports(e *scheduling.Explanation) []reportView {
 func viewGroups(reports []gang.Report) []groupView {
 	var views []groupView
 	for i, r := range reports {
-		if i == 0 || r.Group != reports[i-1].Group {
+		if i == 0 || r.Group.String() != reports[i-1].Group.String() { // A native group and another one of the same name share an entry.
 			views = append(views, groupView{Namespace: r.Group.Namespace, Name: r.Group.Name})
 		}
 		group := &views[len(views)-1]

@@ -251,12 +251,16 @@ func (f *fairScene) waitCounts(what string, wanted func(got []int) bool) {
 	})
 }
 
-// end deletes the bound pods.
+// end deletes the bound pods. It finds all of them first: others are bound as soon as one is deleted.
 func (f *fairScene) end() {
 	f.Helper()
+	bound := map[*framework.Namespace][]string{}
 	for _, tenant := range f.tenants() {
 		names, err := f.bound(f.Context(), tenant)
 		must(f, err)
+		bound[tenant] = names
+	}
+	for tenant, names := range bound {
 		tenant.Delete(names...)
 	}
 }
