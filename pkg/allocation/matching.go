@@ -176,8 +176,7 @@ func (m *matching) containers(running bool) []Candidate {
 // first of the candidates that remain possible.
 //
 // Pods that have run and pods of which an allocation was rejected are candidates only if lastResort is set: the kubelet can show
-// them without devices, like a pod that is being admitted, although it asks for another pod, possibly one that is not among the
-// candidates yet. A kubelet that has lost its checkpoint shows pods that have run in this way, and kubelets 1.34 and 1.35 show
+// them without devices, like a pod that is being admitted, even while it admits another pod, which may not be known here yet. A kubelet that has lost its checkpoint shows pods that have run in this way, and kubelets 1.34 and 1.35 show
 // rejected pods so.
 func (m *matching) resolve(candidates []Candidate, lastResort bool) (Candidate, Match) {
 	if !lastResort {

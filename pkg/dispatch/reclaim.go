@@ -131,8 +131,9 @@ func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (ou
 	return out
 }
 
-// addStarving adds those of the tenant's units for which places are held, or the others. What the tenant got since the places were held
-// doesn't end that: nothing else could use it, and pods were evicted.
+// addStarving adds the units that fit into the tenant's share and lack only memory: those for which places are held if held is true,
+// else the others. For held ones, what the tenant got since the places were held doesn't count against the share. Otherwise a hold
+// would end although pods were evicted for it.
 func (m *Manager) addStarving(s *starvingTenant, units []*unit, held bool, now time.Time) {
 	allocated := s.Allocated
 	if held && m.reclaims.attempt != nil {

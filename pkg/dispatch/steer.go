@@ -6,7 +6,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// steer finds the regions for which pods wait that can use few others. Pods that can use more get places elsewhere if there are any.
+// steer keeps pods that can use many regions away from those that less flexible pods wait for. For each class it finds the regions to
+// avoid: all regions of each waiting class that can use only a part of this class's regions. Its pods are tried on the other nodes
+// first, and then on all.
 func (m *Manager) steer(units [][]*unit) {
 	r := m.regions
 	waiting := map[int]bool{}

@@ -15,9 +15,9 @@ type Pools struct {
 }
 
 // Shares divides the pools among the claims and returns the shares, like the function Shares, to about a unit. demands holds
-// the parts of each claim's demand by class. A tenant whose classes have too little room gets less than others, and they divide
-// what it can't use: no share can be raised without lowering one that is not larger in proportion. Together the shares fit the
-// pools.
+// the parts of each claim's demand by class. A tenant whose pods can use only small pools may get less than its terms would give it, and the
+// others divide the rest. The result is max-min fair: beyond the guaranteed amounts, no share can be raised without lowering one that
+// is not larger in proportion to its weight. Together the shares fit the pools.
 func (p Pools) Shares(claims []Claim, demands [][]gpu.Memory) []gpu.Memory {
 	d := division{p, claims, demands, make([]gpu.Memory, len(claims)), make([]bool, len(claims))}
 	open := make([]int, len(claims))
@@ -38,8 +38,9 @@ type division struct {
 }
 
 // divide computes the shares of the open claims, beside those that are final. It divides what these leave as if all of it could
-// be used by all. If the result doesn't fit the pools, the claims for which it doesn't are divided first, and alone: they get all that
-// they can use, since others leave it to them, and this is less than they would get beside the others. It is the decomposition algorithm
+// be used by all. If these shares can't be placed, some claims compete for pools that are too small for them. They are divided first,
+// without the other open claims, which don't need these pools: together they get all that the pools have, which is less than the
+// first division gave them. Then the other claims divide what is left. It is the decomposition algorithm
 // for polymatroids (H. Groenevelt, Two algorithms for maximizing a separable concave function over a polymatroid feasible region,
 // 1991).
 func (d *division) divide(open []int) {

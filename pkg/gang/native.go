@@ -13,8 +13,9 @@ import (
 // group by itself, after a back-off that no event of the cluster shortens (pkg/scheduler/backend/queue/scheduling_queue.go,
 // AddAttemptedPodGroupIfNeeded).
 //
-// So the first filter call of a cycle makes the plan, with candidate nodes for the other templates from their specs; no other call
-// would ever come without it. No plan is made between two cycles, since no call would follow soon. A plan that no bind
+// So the plan for all members is made in the first filter call of a cycle: if that call finds no node, kube-scheduler may give up the
+// cycle, and never call for the others. It has offered nodes only for the template of this call; for the others, the candidate nodes
+// follow from their specs (offerEligible). No plan is made between two cycles, since no call would follow soon. A plan that no bind
 // follows ends nativePatience after the latest call.
 
 // PodGroup is what a PodGroup says about its pods.

@@ -199,9 +199,9 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 	mgr.extend(r, now)
 }
 
-// rejectOnceMore reports whether a late member must be rejected once more. The members that timed out are queued again. A
-// member that missed their hold would now be held alone and time out before they return, and then they without it. So it is
-// rejected once more, unless another member is held already.
+// rejectOnceMore reports whether a late member must be rejected once more. The members that timed out are queued again. If
+// a member that missed their hold were let through now, it would be held alone and time out before they return. They would then time
+// out without it, and so on. So it is rejected once more, unless another member is held already.
 func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) bool {
 	if !pm.late {
 		return false

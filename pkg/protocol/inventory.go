@@ -30,8 +30,8 @@ var ErrNoInventory = errors.New("the node has no GPU inventory")
 //  2. Copy it in MarshalJSON and UnmarshalJSON. UnmarshalJSON replaces a value out of bounds by a safe one; check is for
 //     values with which no card can be used, because an error there makes the whole inventory unreadable.
 //  3. Fill it: package inventory reads it from the driver (driver.read; connections in topology.go) and keeps it
-//     (entry.update). What the plugin itself knows of the node is set in cardState.Inventory, and of a card in
-//     cardState.report (package deviceplugin, cards.go).
+//     (entry.update). What the plugin itself knows of the node is set in cardState.Inventory, what it learns from the
+//     API server in nodeKeeper.keep (node.go), and what it knows of a card in cardState.report (package deviceplugin, cards.go).
 //  4. Pass it on if the extender needs it. A field of the node goes through Node and ParseNode, diagnosis.Spec, and
 //     ledger.NodeSpec with setSpec, clearSpec and copy (package ledger, node.go). A field of the card that placement needs
 //     goes through placement.NewCard.

@@ -60,8 +60,8 @@ type Standing struct {
 	// Excess is how much of what its pods run with can be evicted, so that the others still have its share. Pods that are being
 	// deleted count as gone.
 	Excess gpu.Memory
-	// If each tenant is to have its share, and as much as possible stays where it is, the tenant has less in some places, and more in
-	// others. Losses and Gains are these differences, and Moves is how much it gets elsewhere for what it loses.
+	// Losses, Gains and Moves compare what the tenant has with what fairshare.Pools.Assign gives it. Losses is how much less it is to
+	// have, by region and class, Gains how much more, by region, with what its waiting pods get. Moves is the smaller of the two sums.
 	Losses map[Spot]gpu.Memory
 	Gains  map[int]gpu.Memory
 	Moves  gpu.Memory

@@ -29,8 +29,8 @@ func (o *option) compare(other *option) int {
 	return cmp.Or(cmp.Compare(o.memory, other.memory), other.oldest.Compare(o.oldest), cmp.Compare(len(o.victims), len(other.victims)))
 }
 
-// excludes reports whether an option must cost more than o: it evicts at least this memory, and its oldest victim started at newest or
-// before. It must if memory is more than o's, or equal and newest is before o's oldest victim. o can be nil.
+// excludes reports whether o is cheaper than every option that evicts at least this memory and whose oldest victim started no later than
+// newest. That is so if memory is more than o's, or equal, and o's oldest victim started after newest. A nil o excludes nothing.
 func (o *option) excludes(memory gpu.Memory, newest time.Time) bool {
 	return o != nil && (memory > o.memory || memory == o.memory && newest.Before(o.oldest))
 }

@@ -212,8 +212,8 @@ func (r *Requeuer) Inherit(pods []gpu.Pod) {
 	}
 }
 
-// leastOf returns a pod that stands for all of the pods in one check: a node that it doesn't fit, none of them fits. It has
-// their smallest demand of one card. Its priority is above theirs, so every nomination that counts against it counts against
+// leastOf returns an invented pod that is at least as easy to place as each of the pods: if it doesn't fit a node, none of them does.
+// It has their smallest demand of one card. Its priority is above theirs, so every nomination that counts against it counts against
 // each of them too.
 func leastOf(pods []gpu.Pod) gpu.Pod {
 	first := pods[0].Demand()

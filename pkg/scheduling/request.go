@@ -30,8 +30,8 @@ func (s *Scheduler) checkRequest(object *corev1.Pod, pod gpu.Pod) error {
 // counts are the numbers of cards of pending pods, as filter first saw them. mu guards pods. The zero value is ready for use.
 //
 // They are in memory only. An extender that starts between a pod's filter and its bind knows none, and binds the pod with the number
-// that the label has then. That promises nothing twice: bind checks the request by that number, reserves by it, only on a node that
-// takes such a pod, and writes it to the annotations, which alone count from then on; the total is the spec's in any case. What can be
+// that the label has then. No memory is given twice: bind uses this one number to check the request, to reserve, on a node that
+// takes such a pod, and to write the annotations, which alone count from then on. The total is always the spec's. What can be
 // wrong is the choice of the node, which was made for another number. A group's plan is in memory too, and is made again by the same
 // label. So a write for each pod would buy nothing but an error, for a label that the pod could have had from the beginning.
 type counts struct {

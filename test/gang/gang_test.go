@@ -66,7 +66,8 @@ func TestMembers(t *testing.T) {
 	f.endGang("job")
 
 	// Members that disagree on the size, annotations that contradict labels, and a launcher that requests no cards.
-	f.Create(f.member("x", 2, 0, card), f.member("x", 3, 1, card))
+	f.Create(f.member("x", 2, 0, card)) // The Event is on the oldest.
+	f.Create(f.member("x", 3, 1, card))
 	f.waitRejected("x", 2, "the members disagree on the group's size")
 	f.Create(f.Pod("y-0", card).GroupLabels("y", 1).Annotation(protocol.AnnotationGroupName, "z").Annotation(protocol.AnnotationGroupSize, "1"))
 	f.waitRejected("y", 1, "annotations and labels disagree")

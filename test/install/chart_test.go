@@ -827,6 +827,14 @@ func openPorts(t *testing.T, policy networkingv1.NetworkPolicySpec, pod corev1.P
 	return strings.Join(open, ", ")
 }
 
+func readYAML(t *testing.T, path string) (out map[string]any) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(repository(t), path))
+	must(t, err)
+	must(t, yaml.Unmarshal(data, &out))
+	return out
+}
+
 // example returns the first YAML example below a heading of a page.
 func example(t *testing.T, page, heading string) string {
 	t.Helper()

@@ -12,6 +12,8 @@ import (
 	"github.com/gpushare/gpushare/test/pages"
 )
 
+const page = "docs/install.md"
+
 // TestModes switches to the other scheduler mode and back, with the commands of docs/install.md.
 func TestModes(t *testing.T) {
 	c := start(t)
