@@ -4,6 +4,7 @@ import (
 	"time"
 	"unique"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
@@ -11,9 +12,8 @@ const (
 	// feasibleFor is how long results are kept that no change of a node ends: pods without GPU memory, whose resources count, come
 	// and go.
 	feasibleFor = time.Minute
-	// feasibleEffort is the effort of a result, see maxEffort: many of the nodes that would have room by their cards are asked for
-	// their other resources.
-	feasibleEffort = 128
+	// nodesPerEffort is how many nodes can be asked for their other resources with the effort of one attempt, see maxEffort.
+	nodesPerEffort = 32
 )
 
 // feasible keeps by kind whether units would fit if no pod had GPU memory.
@@ -36,14 +36,27 @@ func (m *Manager) everFits(u *unit) bool {
 	if known {
 		return fits
 	}
-	var capacity ledger.Capacity
-	if m.EmptyCapacity != nil {
-		capacity = m.EmptyCapacity()
-		m.effort += feasibleEffort
+	if m.EmptyCapacity == nil {
+		fits = m.Ledger.FitsEmpty(m.requests(u, false), nil)
+	} else {
+		// Mostly the first node has room. All of them are asked only for a unit that fits none.
+		counting := countingCapacity{Capacity: m.EmptyCapacity()}
+		fits = m.Ledger.FitsEmpty(m.requests(u, false), &counting)
+		m.effort += counting.asked / nodesPerEffort
 	}
-	fits = m.Ledger.FitsEmpty(m.requests(u, false), capacity)
 	if m.feasible.results != nil {
 		m.feasible.results[u.item.Kind] = fits
 	}
 	return fits
+}
+
+// countingCapacity counts the calls of Take.
+type countingCapacity struct {
+	ledger.Capacity
+	asked int
+}
+
+func (c *countingCapacity) Take(node string, uid gpu.PodUID) bool {
+	c.asked++
+	return c.Capacity.Take(node, uid)
 }

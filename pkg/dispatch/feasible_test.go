@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -50,6 +51,24 @@ func TestNeverFits(t *testing.T) {
 	f.delete("bob/job-2")
 	f.tick(time.Second)
 	want(t, "the share with a smaller group", 4, f.share("bob"))
+}
+
+// A pod gets its turn at once although another tenant waits with hundreds of pods of different sizes that come first and fit
+// nowhere now.
+func TestManySizes(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{1000, 10}, func(o *Options) {
+		o.Capacity = func() ledger.Capacity { return cpu{} }
+		o.EmptyCapacity = o.Capacity
+	})
+	f.pod("alice/large", 401)
+	f.tick(0)
+	f.bindAll()
+	for size := range gpu.Memory(400) {
+		f.pod(fmt.Sprintf("bob/%d", size), 600+size)
+	}
+	f.pod("alice/small", 5)
+	f.tick(0)
+	want(t, "the unbound pods that had their turn", []string{"alice/small"}, f.admitted())
 }
 
 func (f *fixture) share(tenant string) gpu.Memory {
