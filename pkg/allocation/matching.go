@@ -93,8 +93,8 @@ func (m *matching) find() (Candidate, Match) {
 	}
 	found, match := m.resolve(candidates, false)
 	if match == ByOrder && m.Preferred.Match != "" && preferred < 0 {
-		// GetPreferredAllocation was for a pod that isn't among the candidates, so it may not be known here yet. A match by order
-		// would be wrong.
+		// GetPreferredAllocation was matched to a container that isn't a candidate in this snapshot: perhaps its pod is not known
+		// here yet. The first candidate by order would be another pod's container.
 		return Candidate{}, ByNone
 	}
 	return found, match
@@ -175,9 +175,9 @@ func (m *matching) containers(running bool) []Candidate {
 // resolve finds the container among the candidates. It asks the kubelet as long as the answers help, and otherwise takes the
 // first of the candidates that remain possible.
 //
-// Pods that have run and pods of which an allocation was rejected are candidates only if lastResort is set: the kubelet can show
-// them without devices, like a pod that is being admitted, even while it admits another pod, which may not be known here yet. A kubelet that has lost its checkpoint shows pods that have run in this way, and kubelets 1.34 and 1.35 show
-// rejected pods so.
+// Pods that have run, and pods of which an allocation was rejected, are candidates only if lastResort is set. The kubelet can show
+// both without devices, as if they were being admitted: the former after it has lost its checkpoint, the latter in 1.34 and
+// 1.35. The pod that it really admits may not be known here yet, so a match with one of these would be wrong.
 func (m *matching) resolve(candidates []Candidate, lastResort bool) (Candidate, Match) {
 	if !lastResort {
 		candidates = slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool { return c.Pod.Ran || c.Rejected })

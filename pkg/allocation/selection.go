@@ -16,8 +16,8 @@ import (
 // at its own Allocate call. If selectCards has to choose other cards, the annotations of those pods do count. If it chose other
 // cards at GetPreferredAllocation, that choice stays, even if the annotated cards have room by now.
 //
-// All containers of a pod have the same cards: if one of them has cards, the other containers get the same or a rejection. For a
-// container that runs no card is selected, because it has its cards.
+// All containers of a pod have the same cards: if one of them has cards, the other containers get the same or a rejection. A
+// container that runs already keeps its cards: nothing is selected for it.
 func (s *Snapshot) selectCards(d Decision) Decision {
 	pod, container := d.Pod, d.Container.Name
 	expected, own := s.expected(pod, container)

@@ -273,9 +273,9 @@ func (o *openBinds) addUnseen(pod *clustercache.PodInfo) {
 	defer o.mu.Unlock()
 	_, open := o.binds[pod.UID]
 	home, allocation, known := o.Ledger.Lookup(pod.UID)
-	// Nothing is to be done for a pod that the ledger has as bound to this node, or whose open bind has no allocation. A pod
-	// that the ledger has on another node, or only assumed on this one, was bound by another leader after a bind of this
-	// process failed. The other leader may have chosen another card.
+	// Nothing is to be done for a pod that the ledger has as bound to this node, nor for one with an open bind whose allocation
+	// the ledger doesn't have any more. A pod that the ledger has on another node, or only assumed on this one, was bound by
+	// another leader after a bind of this process failed. The other leader may have chosen another card.
 	if known && home == pod.Node && allocation.State == ledger.Bound || open && !known {
 		return
 	}

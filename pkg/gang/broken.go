@@ -111,8 +111,8 @@ func (mgr *Manager) giveUp(r *run, now time.Time) {
 	}
 	switch {
 	case r.inherited && r.lostMembers():
-		// When this process became the leader, the watch had not reported a deletion, or it was not known yet whose members
-		// another scheduler owns.
+		// This was checked when the process became the leader. But then the watch may not have reported a deletion yet, or it
+		// was not known yet which members another scheduler owns.
 		mgr.nowRuns(r, ranBefore, now)
 		return
 	case mgr.OnFailure == Keep:

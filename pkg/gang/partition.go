@@ -76,9 +76,9 @@ func (r *run) lastBound() (last time.Time) {
 	return last
 }
 
-// lostMembers reports whether members must have been deleted since those of the run were bound. A run's first bind isn't
-// made before all its members exist. If fewer members than the group's size are left of those that existed at the latest
-// bind, some were deleted since. The unbound members then replace those, so the run was whole, even without a mark. The run
+// lostMembers reports whether members must have been deleted since those of the run were bound. No
+// member is bound before all exist. So if fewer than the group's size are left of the members that were created before the
+// latest bind, some were deleted after it, and the unbound members replace them: the run was whole, even without a mark. The run
 // also counts as whole if a controller that has a bound member in it created another pod after the latest bind: that pod
 // replaces a lost member. The opposite error would evict a running job. Therefore a run from which nothing is known to be
 // missing counts as whole too.

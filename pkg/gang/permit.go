@@ -199,9 +199,9 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 	mgr.extend(r, now)
 }
 
-// rejectOnceMore reports whether a late member must be rejected once more. The members that timed out are queued again. If
-// a member that missed their hold were let through now, it would be held alone and time out before they return. They would then time
-// out without it, and so on. So it is rejected once more, unless another member is held already.
+// rejectOnceMore reports whether a late member must be rejected once more. The members whose bind calls timed
+// out are back in kube-scheduler's queue. If the late member passed now, its call would be held alone and time out before they
+// return, then theirs without it, again and again. So it is rejected, unless another member is held already: all return together.
 func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) bool {
 	if !pm.late {
 		return false
@@ -211,8 +211,8 @@ func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) boo
 	return r.plan.held == 0
 }
 
-// extend lets the plan's reservations last for the patience from the given time on. Until its barrier opens, those of a native group
-// last for nativePatience, and for the patience in all.
+// extend lets the plan's reservations last for the patience from the given time on. Before its barrier opens,
+// those of a native group last for nativePatience from that time, but not longer than the patience from when the plan was made.
 func (mgr *Manager) extend(r *run, from time.Time) {
 	p := r.plan
 	p.expires = from.Add(mgr.Patience)

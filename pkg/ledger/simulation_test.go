@@ -407,7 +407,7 @@ func (s *simulation) step() (operation string, got, want any) {
 	s.ended = nil
 	switch n := s.random.IntN(106); {
 	case n < 35:
-		policy := placement.Policies()[s.random.IntN(2)]
+		policy := []placement.Policy{placement.Binpack, placement.Spread}[s.random.IntN(2)]
 		got, err := s.fixture.Reserve(node, pod, policy, s.clock)
 		return fmt.Sprintf("Reserve(%s, %s of %d, %s)", node, pod, pod.Request, policy),
 			[]any{got, err}, s.modelReserve(node, pod, policy)

@@ -12,13 +12,14 @@ import (
 // A policy sees nothing of a card but its Room. One that ranks by more needs a change of choose and best (place.go).
 //
 // To add a policy, add a value below and list it in policies: the command line and its help take it from there.
-// Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json) and docs/glossary.md. Add a case to TestPlace
-// (place_test.go), change the texts that TestPolicies there and cmd/gpushare-extender/main_test.go expect, and add a line to
+// It is offered for cards and for nodes. Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json, checked by
+// TestChartPolicies), docs/glossary.md and docs/design.md (Choice). Add a case to TestPlace (place_test.go), change the texts that
+// TestPolicies there and cmd/gpushare-extender/main_test.go expect, extend the models of pkg/ledger's tests, and add a line to
 // CHANGELOG.md. Code that names a policy stays as it is: it doesn't depend on the user's choice (Expected; package ledger,
 // feasible.go; package diagnosis, room.go). TestPolicies checks for each policy what other code relies on:
 //
-//   - better is a strict weak order, so that the choice depends neither on the order of the cards nor on which function asks:
-//     Suit rates the cards that Place then chooses, or others that are packed equally. Equal cards are ordered by index.
+//   - better is a strict weak order. So the choice doesn't depend on the order of the cards, and Suit rates the cards that
+//     Place then chooses, or others with as much room. Equal cards are ordered by index.
 //   - rate stays within 0 to 1, so that scores stay within MaxScore.
 type Policy struct {
 	name, help string

@@ -33,9 +33,10 @@ var ErrNoInventory = errors.New("the node has no GPU inventory")
 //     (entry.update). What the plugin itself knows of the node is set in cardState.Inventory, what it learns from the
 //     API server in nodeKeeper.keep (node.go), and what it knows of a card in cardState.report (package deviceplugin, cards.go).
 //  4. Pass it on if the extender needs it. A field of the node goes through Node and ParseNode, diagnosis.Spec, and
-//     ledger.NodeSpec with setSpec, clearSpec and copy (package ledger, node.go). A field of the card that placement needs
-//     goes through placement.NewCard.
-//  5. Add it to TestInventoryRoundTrip, and to "The wire" in docs/design.md.
+//     ledger.NodeSpec (ledger.go) with setSpec, clearSpec and copy (node.go). A field of the card that placement needs goes
+//     through placement.NewCard. An amount in units is converted where the unit changes (roster.go, plugin.go).
+//  5. If users shall see it: report.go and build.go of package inspect, view.go of package webui.
+//  6. Add it to TestInventoryRoundTrip, and to "The wire" in docs/design.md.
 type Inventory struct {
 	Unit  gpu.Unit
 	Cards []gpu.Card

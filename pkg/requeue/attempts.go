@@ -246,8 +246,8 @@ func (a *attempts) postpone(requeued bool) {
 			continue
 		}
 		pod.tries++
-		// Attempts of other pods use nodes of the same rotation. Therefore every node is likely to have been in a
-		// sample only after twice as many attempts.
+		// kube-scheduler begins each sample where the last one ended, whichever pod that was for. Therefore every node is
+		// likely to have been in a sample of this pod only after twice as many attempts.
 		if pod.state == fewNamed || pod.tries > 2*(nodes/pod.sample+1) {
 			pod.pause = min(2*pod.pause, maxAttemptPause)
 		}

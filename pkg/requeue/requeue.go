@@ -3,7 +3,7 @@
 // kube-scheduler retries a rejected pod after a change of the cluster that may help the pod, or after five minutes. Sometimes
 // a retry would succeed sooner than that, for a reason that kube-scheduler can't see:
 //
-//   - the extender saw freed memory later than kube-scheduler (see Requeuer);
+//   - the extender saw freed memory later than kube-scheduler (see Requeuer; the ledger calls Freed);
 //   - kube-scheduler sent only some nodes, or filter named only some (see attempts);
 //   - a gang may be placed now, or a pod's turn by fair sharing has come (see All);
 //   - a gang became whole, whose members a pod of higher priority can preempt now (see RejectedAbove);
