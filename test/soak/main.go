@@ -94,6 +94,7 @@ func soak(ctx context.Context, o options) (err error) {
 	if err := w.addNodes(ctx); err != nil {
 		return err
 	}
+	fmt.Printf("A simulated week in %v: %d nodes of %d cards, %.1f pods per second\n", o.length, o.nodes, o.cards, o.rate)
 	result := w.run(ctx)
 	r := w.report(result)
 	if err := r.write(o.report); err != nil {

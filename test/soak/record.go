@@ -52,12 +52,16 @@ func newRecord(w *week) *record {
 
 // run takes samples until the week is over.
 func (r *record) run(ctx context.Context) error {
-	ticker := time.NewTicker(r.interval)
+	ticker, day := time.NewTicker(r.interval), time.NewTicker(r.day())
 	defer ticker.Stop()
+	defer day.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-day.C:
+			fmt.Printf("%v: %d pods created, %d faults and updates\n", time.Since(r.started).Round(time.Second), r.load.totals().created, r.trouble.count())
+			continue
 		case <-ticker.C:
 		}
 		err := r.check(ctx)

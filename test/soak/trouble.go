@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -20,7 +21,8 @@ type trouble struct {
 	updates int
 	// next are the numbers of the faults that come next, so that each kind comes as often as the others.
 	next []int
-	// events is what happened.
+	// events is what happened; mu guards it.
+	mu     sync.Mutex
 	events []event
 }
 
@@ -52,6 +54,19 @@ func (t *trouble) run(ctx context.Context) error {
 	}
 }
 
+func (t *trouble) note(e event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.events = append(t.events, e)
+}
+
+// count returns the number of faults and updates.
+func (t *trouble) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.events)
+}
+
 // fail makes one thing fail, and heals it.
 func (t *trouble) fail(ctx context.Context) error {
 	faults := []struct {
@@ -74,7 +89,7 @@ func (t *trouble) fail(ctx context.Context) error {
 	}
 	f := faults[t.next[0]]
 	t.next = t.next[1:]
-	t.events = append(t.events, event{at: time.Now(), what: f.name})
+	t.note(event{at: time.Now(), what: f.name})
 	if err := f.make(context.WithoutCancel(ctx)); err != nil {
 		return fmt.Errorf("%s: %w", f.name, err)
 	}
@@ -89,7 +104,7 @@ func (t *trouble) update() error {
 	}
 	p := programs[t.updates%len(programs)]
 	t.updates++
-	t.events = append(t.events, event{time.Now(), "update of " + p.Name, true})
+	t.note(event{time.Now(), "update of " + p.Name, true})
 	return restart(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
