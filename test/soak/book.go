@@ -30,8 +30,10 @@ type place struct {
 
 // entry is what a pod has: the same memory on each of its cards.
 type entry struct {
-	places []place
-	memory int64
+	places     []place
+	memory     int64
+	annotation string
+	running    bool
 }
 
 func newBook(cards int, memory int64) *book {
@@ -49,11 +51,11 @@ func (b *book) apply(pod *corev1.Pod, deleted bool) error {
 	if deleted || memory == 0 || pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil
 	}
-	var e entry
-	for text := range strings.SplitSeq(pod.Annotations[protocol.AnnotationIndex], ",") {
+	e := entry{annotation: pod.Annotations[protocol.AnnotationIndex], running: pod.Status.Phase == corev1.PodRunning}
+	for text := range strings.SplitSeq(e.annotation, ",") {
 		card, err := strconv.Atoi(text)
 		if err != nil || card < 0 || card >= b.cards {
-			return fmt.Errorf("pod %s is on node %s with cards %q", pod.Name, pod.Spec.NodeName, pod.Annotations[protocol.AnnotationIndex])
+			return fmt.Errorf("pod %s is on node %s with cards %q", pod.Name, pod.Spec.NodeName, e.annotation)
 		}
 		e.places = append(e.places, place{pod.Spec.NodeName, card})
 	}

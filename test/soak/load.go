@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -62,10 +63,13 @@ type member struct {
 	pod     *framework.PodWrapper
 	created time.Time
 	bound   bool
-	// failed is true once the pod has failed, until it is replaced.
-	failed bool
-	serial int
+	// failed is true once the pod has failed, until it is replaced, and done once it has run to its end.
+	failed, done bool
+	serial       int
 }
+
+// name returns the name of the member's current pod.
+func (m *member) name() string { return fmt.Sprintf("%s-%d-%d", m.job.name, m.index, m.serial) }
 
 func newLoad(o options, client kubernetes.Interface, random *rand.Rand) *load {
 	return &load{
@@ -126,11 +130,11 @@ func (l *load) err() error {
 // podsPerArrival is the mean number of pods that arrive creates.
 const podsPerArrival = 2.3
 
-// pause returns the time until the next arrival: exponentially distributed, and by night five times as long as by day.
+// pause returns the time until the next arrival: exponentially distributed, and by night three times as long as by day.
 func (l *load) pause(since time.Duration) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	daylight := 1 - 2.0/3*math.Cos(2*math.Pi*since.Seconds()/l.day().Seconds())
+	daylight := 1 - 0.5*math.Cos(2*math.Pi*since.Seconds()/l.day().Seconds())
 	return time.Duration(l.random.ExpFloat64() * podsPerArrival / (l.rate * daylight) * float64(time.Second))
 }
 
@@ -157,8 +161,8 @@ func (l *load) arrive(ctx context.Context) {
 	}
 }
 
-// fill is the part of all memory that pods would use on average if they never waited.
-const fill = 0.8
+// fill is the part of all memory that pods use on average. By day it is half as much again, so that bursts and groups wait.
+const fill = 0.6
 
 // runTime returns how long a pod runs: some run ten times as long as most.
 func (l *load) runTime() time.Duration {
@@ -209,9 +213,9 @@ func (l *load) start(ctx context.Context, size int, pod *framework.PodWrapper) *
 
 func (l *load) create(ctx context.Context, m *member) {
 	pod := m.pod.Clone().Obj()
-	pod.Name = fmt.Sprintf("%s-%d-%d", m.job.name, m.index, m.serial)
 	m.serial++
-	m.created, m.bound, m.failed = time.Now(), false, false
+	pod.Name = m.name()
+	m.created, m.bound, m.failed, m.done = time.Now(), false, false, false
 	l.members[pod.Name] = m
 	l.counts.created++
 	go func() {
@@ -245,7 +249,7 @@ func (l *load) changed(ctx context.Context, pod *corev1.Pod) {
 	defer l.mu.Unlock()
 	l.failure = errors.Join(l.failure, l.book.apply(pod, false))
 	m := l.members[pod.Name]
-	if m == nil || m.failed || pod.DeletionTimestamp != nil {
+	if m == nil || m.failed || m.done || pod.DeletionTimestamp != nil {
 		return
 	}
 	if pod.Spec.NodeName != "" && !m.bound {
@@ -259,12 +263,23 @@ func (l *load) changed(ctx context.Context, pod *corev1.Pod) {
 	switch pod.Status.Phase {
 	case corev1.PodSucceeded:
 		l.counts.ended++
-		delete(l.members, pod.Name)
-		l.delete(ctx, pod.Name, ptr.To[int64](0))
+		m.done = true
+		l.finish(ctx, m.job)
 	case corev1.PodFailed: // The kubelet rejected it, because the device plugin or a card was away.
 		m.failed = true
 		l.counts.failed++
 		l.delete(ctx, pod.Name, ptr.To[int64](0))
+	}
+}
+
+// finish deletes the pods of a job of which all have run to their end. Until then they stay, as a Job's do: a group is known by them.
+func (l *load) finish(ctx context.Context, j *job) {
+	if slices.ContainsFunc(j.members, func(m *member) bool { return !m.done }) {
+		return
+	}
+	for _, m := range j.members {
+		delete(l.members, m.name())
+		l.delete(ctx, m.name(), ptr.To[int64](0))
 	}
 }
 
@@ -356,6 +371,19 @@ func (l *load) takeSample() (s loadSample) {
 	}
 	s.allocated = l.book.total()
 	return s
+}
+
+// cardsOfRunning returns the cards in the annotations of running pods. l.mu must not be locked.
+func (l *load) cardsOfRunning() map[types.UID]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := map[types.UID]string{}
+	for uid, e := range l.book.pods {
+		if e.running {
+			out[uid] = e.annotation
+		}
+	}
+	return out
 }
 
 // totals returns the counts. l.mu must not be locked.

@@ -101,6 +101,7 @@ func soak(ctx context.Context, o options) (err error) {
 		return fmt.Errorf("writing the report: %w", err)
 	}
 	fmt.Print(r.text())
+	fmt.Println(r.judged())
 	fmt.Println("The report is in", o.report)
 	return result
 }

@@ -10,9 +10,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -83,20 +80,11 @@ func (r *record) check(ctx context.Context) error {
 	} else {
 		r.overfull = 0
 	}
-	pods, err := r.cluster.Client.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	annotated := map[string]string{}
-	for i := range pods.Items {
-		if pod := &pods.Items[i]; pod.Status.Phase == corev1.PodRunning {
-			annotated[string(pod.UID)] = pod.Annotations[protocol.AnnotationIndex]
-		}
-	}
+	annotated := r.load.cardsOfRunning()
 	wrong := map[string]int{}
 	for _, node := range r.running {
 		for _, c := range node.Kubelet.Containers() {
-			want, running := annotated[string(c.PodUID)]
+			want, running := annotated[c.PodUID]
 			if got := c.Env[protocol.AnnotationIndex]; running && got != "" && got != want {
 				name := string(c.PodUID) + "/" + c.Container
 				if wrong[name] = r.wrong[name] + 1; wrong[name] > 6 {

@@ -3,9 +3,11 @@ package main
 import (
 	"fmt"
 	"html/template"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -39,15 +41,28 @@ func (r *report) judged() string {
 // text returns the result as text.
 func (r *report) text() string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%d pods created, %d ended, %d rejected by the kubelet, %d replaced; %d faults and updates\n",
-		r.counts.created, r.counts.ended, r.counts.failed, r.counts.lost, len(r.events))
+	fmt.Fprintf(&text, "%d pods created, %d ended, %d rejected by the kubelet, %d replaced\n",
+		r.counts.created, r.counts.ended, r.counts.failed, r.counts.lost)
+	fmt.Fprintf(&text, "%d faults and updates: %s\n", len(r.events), r.happened())
 	for _, s := range r.all {
 		t := s.trend(r.calendar)
 		fmt.Fprintf(&text, "%s %-33s mean %8.2f  median %8.2f %-14s slope %+6.2f%% a day, %3.0f%% of pairs rise\n",
 			mark(s, r.calendar), s.name, t.mean, t.middle, s.unit, 100*t.slope, 100*t.rising)
 	}
-	fmt.Fprintln(&text, r.judged())
 	return text.String()
+}
+
+// happened counts the events by kind.
+func (r *report) happened() string {
+	counts := map[string]int{}
+	for _, e := range r.events {
+		counts[e.what]++
+	}
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s %d", what, counts[what]))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // mark returns a star for a series that a run with this calendar judges.
@@ -98,18 +113,18 @@ var page = template.Must(template.New("report").Parse(`<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>gpushare: a simulated week</title>
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
-pre { overflow-x: auto; font-size: 12px }
+pre { white-space: pre-wrap; font-size: 12px }
 svg { width: 100%; height: auto; border: 1px solid #ccc; overflow: visible }
 polyline { fill: none; stroke: #0b57d0; stroke-width: 1.2 }
 .slope { stroke: #c60; stroke-dasharray: 6 4 }
-.day { stroke: #ddd } .event { stroke: #d33; stroke-opacity: .5 } .update { stroke: #2a2 }
+.day { stroke: #ddd } .event { stroke: #d33 } .update { stroke: #2a2 }
 .bad { color: #b00020; font-weight: 600; white-space: pre-line } h2 { font-size: 1rem; margin: 1.5rem 0 .2rem }
 </style>
 <h1>gpushare: a simulated week</h1>
 <p {{if .Failure}}class="bad"{{end}}>{{if .Failure}}Failed: {{.Failure}}{{else}}Passed.{{end}}</p>
 <p>{{.Nodes}} nodes of {{.Cards}} cards; the week took {{.Length}}, with {{.Pods}} pods. Grey lines are midnights, red marks faults, green
 ones updates. Each plot begins at 0; a dashed line is the slope of a series that is judged. Memory, goroutines and open files are those of
-programs that were never restarted.</p>
+programs that were never restarted. {{.Judged}}</p>
 <pre>{{.Text}}</pre>
 {{range .Plots}}<h2>{{.Name}}: median {{.Median}}, highest {{.Top}} {{.Unit}}</h2>
 <svg viewBox="0 0 800 120" role="img" aria-label="{{.Name}}">
@@ -148,7 +163,7 @@ func (r *report) write(path string) (err error) {
 		return err
 	}
 	err = page.Execute(file, map[string]any{
-		"Failure": r.failure, "Text": r.text(), "Nodes": r.nodes, "Cards": r.cards, "Length": r.length, "Pods": r.counts.created,
+		"Failure": r.failure, "Text": r.text(), "Judged": r.judged(), "Nodes": r.nodes, "Cards": r.cards, "Length": r.length, "Pods": r.counts.created,
 		"Plots": plots, "Midnights": midnights, "Events": ticks,
 	})
 	if closing := file.Close(); err == nil {

@@ -32,7 +32,7 @@ func TestReport(t *testing.T) {
 	}
 	html := string(text)
 	for _, want := range []string{
-		"Failed: figure grows by 3.0% a day", "<h2>figure: ", "<h2>other &lt;figure&gt;: ", "<title>card lost</title>", "<title>update of x</title>",
+		"Failed: figure grows by 3.0% a day", "<h2>figure: ", "<h2>other &lt;figure&gt;: ", "card lost 1, update of x 1", "<title>card lost</title>", "<title>update of x</title>",
 		`<polyline points="`, `<polyline class="slope" points="80.0,`,
 	} {
 		if !strings.Contains(html, want) {
