@@ -15,6 +15,10 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -31,7 +35,7 @@ type options struct {
 
 // The rate by default.
 const (
-	podsPerWeek = 105_000
+	podsPerWeek = 103_000
 	// maxRate is what two cores can do: by day it is nearly twice as much.
 	maxRate = 33
 )
@@ -47,7 +51,7 @@ func run() int {
 	flag.DurationVar(&length, "for", 3*time.Hour, "how long the simulated week takes; slopes are judged from 40 minutes on")
 	flag.IntVar(&o.nodes, "nodes", 16, "number of nodes, at least two")
 	flag.IntVar(&o.cards, "cards", 4, "cards on each node, of 16276 MiB")
-	flag.Float64Var(&o.rate, "rate", 0, "mean number of pods per second; by default there are 105,000 in the week, and 33 per second at most")
+	flag.Float64Var(&o.rate, "rate", 0, "mean number of pods per second; by default there are 103,000 in the week, and 33 per second at most")
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of the load and of the faults")
 	flag.StringVar(&o.report, "report", "bin/soak.html", "`file` for the report")
 	flag.Parse()
@@ -90,6 +94,9 @@ func soak(ctx context.Context, o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, cluster.Stop()) }()
 
+	if cluster.Client, err = protobufClient(cluster.Config); err != nil {
+		return err
+	}
 	w := newWeek(o, cluster)
 	if err := w.addNodes(ctx); err != nil {
 		return err
@@ -104,4 +111,11 @@ func soak(ctx context.Context, o options) (err error) {
 	fmt.Println(r.judged())
 	fmt.Println("The report is in", o.report)
 	return result
+}
+
+// protobufClient returns a client for the kubelets and the load. The cores are for the programs under test.
+func protobufClient(config *rest.Config) (kubernetes.Interface, error) {
+	config = rest.CopyConfig(config)
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	return kubernetes.NewForConfig(config)
 }

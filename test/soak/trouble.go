@@ -35,7 +35,7 @@ type event struct {
 
 // run makes things fail until the week is over. It returns with everything healed.
 func (t *trouble) run(ctx context.Context) error {
-	fault, update := time.NewTicker(min(max(t.length/60, 15*time.Second), 4*time.Minute)), time.NewTicker(max(t.hour(), 20*time.Second))
+	fault, update := time.NewTicker(min(max(t.length/10, 15*time.Second), 150*time.Second)), time.NewTicker(max(t.hour(), 20*time.Second))
 	defer fault.Stop()
 	defer update.Stop()
 	for {
