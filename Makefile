@@ -102,6 +102,10 @@ soak: build kube fake-nvml ## run a simulated week under load and faults and rep
 	@$(GO) build -o $(BIN)/soak ./test/soak
 	@exec $(BIN)/soak $(SOAK)
 
+.PHONY: soak-short
+soak-short: SOAK = -for 2m30s -rate 10
+soak-short: soak ## run the short form of the simulated week, in three minutes
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@hack/fuzz.sh

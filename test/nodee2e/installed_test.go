@@ -40,8 +40,8 @@ const (
 )
 
 // TestInstalled follows an administrator's steps on two real nodes, one with cards and one without: images, chart,
-// kube-scheduler's static pod, a sample, upgrade and rollback under load, a drain of the leader's node under load, uninstall.
-// It repeats all steps except the drain with the second scheduler. The commands are read from docs/install.md and
+// kube-scheduler's static pod, a sample, upgrade and rollback under load, a drain of the leader's node under load, the loss of the
+// leader's network under load, uninstall. It repeats all steps except the drain and the loss with the second scheduler. The commands are read from docs/install.md and
 // docs/operations.md; the test adds only names of images, files and nodes, and --wait.
 //
 // These programs are real: etcd, kube-apiserver, kube-controller-manager, kubelet, kube-proxy, containerd, runc and kubeadm.
@@ -262,6 +262,7 @@ func (s *installation) testInstall(t *testing.T, filesBefore []string, heading, 
 			s.onControlPlane(t, kubeadm.Restart)
 			s.awaitScheduler(t, true, 1)
 			s.drainLeader(t)
+			s.cutOffLeader(t)
 			s.onControlPlane(t, kubeadm.Undo)
 			s.awaitScheduler(t, false, 0)
 			now, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))

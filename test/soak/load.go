@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -37,9 +38,10 @@ type load struct {
 	members  map[string]*member
 	services []*job
 	counts   counts
-	// waits are the times from creation to binding since the last sample.
-	waits []time.Duration
-	// failure is the first unexpected answer of the API server.
+	// waits are the times in seconds from creation to binding since the last sample.
+	waits []float64
+	book  *book
+	// failure is what was wrong: unexpected answers of the API server, or a card with too many pods.
 	failure error
 }
 
@@ -61,15 +63,19 @@ type member struct {
 	pod     *framework.PodWrapper
 	created time.Time
 	bound   bool
-	// failed is true once the pod has failed, until it is replaced.
-	failed bool
-	serial int
+	// failed is true once the pod has failed, until it is replaced, and done once it has run to its end.
+	failed, done bool
+	serial       int
 }
+
+// name returns the name of the member's current pod.
+func (m *member) name() string { return fmt.Sprintf("%s-%d-%d", m.job.name, m.index, m.serial) }
 
 func newLoad(o options, client kubernetes.Interface, random *rand.Rand) *load {
 	return &load{
 		options: o, pods: client.CoreV1().Pods(metav1.NamespaceDefault), random: random, members: map[string]*member{},
-		all: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(metav1.NamespaceDefault)),
+		book: newBook(o.cards, cardMemory),
+		all:  informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(metav1.NamespaceDefault)),
 	}
 }
 
@@ -78,12 +84,13 @@ func (l *load) follow(ctx context.Context, over <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	handler, err := l.all.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(pod any) { l.changed(ctx, pod.(*corev1.Pod)) },
 		UpdateFunc: func(_, after any) { l.changed(ctx, after.(*corev1.Pod)) },
 		DeleteFunc: func(last any) {
 			if unknown, ok := last.(cache.DeletedFinalStateUnknown); ok {
 				last = unknown.Obj
 			}
-			l.gone(ctx, last.(*corev1.Pod).Name)
+			l.gone(ctx, last.(*corev1.Pod))
 		},
 	})
 	if err != nil {
@@ -101,7 +108,8 @@ func (l *load) follow(ctx context.Context, over <-chan struct{}) error {
 		case <-over:
 		}
 	}
-	return errors.Join(l.err(), l.drain(ctx))
+	err = l.drain(ctx)
+	return errors.Join(l.err(), err)
 }
 
 func isClosed(c <-chan struct{}) bool {
@@ -122,11 +130,11 @@ func (l *load) err() error {
 // podsPerArrival is the mean number of pods that arrive creates.
 const podsPerArrival = 2.3
 
-// pause returns the time until the next arrival: exponentially distributed, and by night five times as long as by day.
+// pause returns the time until the next arrival: exponentially distributed, and by night three times as long as by day.
 func (l *load) pause(since time.Duration) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	daylight := 1 - 2.0/3*math.Cos(2*math.Pi*since.Seconds()/l.day().Seconds())
+	daylight := 1 - 0.5*math.Cos(2*math.Pi*since.Seconds()/l.day().Seconds())
 	return time.Duration(l.random.ExpFloat64() * podsPerArrival / (l.rate * daylight) * float64(time.Second))
 }
 
@@ -153,28 +161,30 @@ func (l *load) arrive(ctx context.Context) {
 	}
 }
 
-// fill is the part of all memory that pods would use on average if they never waited.
-const fill = 0.8
+// fill is the part of all memory that pods use on average. By day it is half as much again, so that bursts and groups wait.
+const fill = 0.6
 
 // runTime returns how long a pod runs: some run ten times as long as most.
 func (l *load) runTime() time.Duration {
-	const meanMemory, spread = 6400, 1.0
+	const meanMemory, spread = 6.2, 1.0
 	mean := fill * float64(l.nodes*l.cards*cardMemory) / meanMemory / l.rate
 	return time.Duration(mean * math.Exp(spread*l.random.NormFloat64()-spread*spread/2) * float64(time.Second))
 }
 
-var sizes = []int64{1000, 2000, 2000, 4000, 4000, 8000, 8138, 12000, cardMemory}
+// sizes are what pods request, in units.
+var sizes = []int64{1, 2, 2, 4, 4, 8, 8, 12, cardMemory}
 
 func (l *load) anyPod() *framework.PodWrapper {
-	pod := framework.MakePod("").Namespace(metav1.NamespaceDefault).GPUMem(sizes[l.random.IntN(len(sizes))]).
+	size := sizes[l.random.IntN(len(sizes))]
+	pod := framework.MakePod("").Namespace(metav1.NamespaceDefault).GPUMem(size).
 		Annotation(simkubelet.AnnotationExitAfter, l.runTime().Round(time.Millisecond).String())
 	switch kind := l.random.Float64(); {
-	case kind < 0.08:
+	case kind < 0.08 && size%2 == 0:
 		pod.Cards(2)
 	case kind < 0.16:
 		pod.Cores(5 + 5*l.random.Int64N(10))
-	case kind < 0.20:
-		pod.Container("second", 500)
+	case kind < 0.20 && size < cardMemory:
+		pod.Container("second", 1)
 	}
 	return pod
 }
@@ -185,7 +195,7 @@ func (l *load) startGroup(ctx context.Context, size int) {
 }
 
 func (l *load) startService(ctx context.Context) *job {
-	pod := framework.MakePod("").Namespace(metav1.NamespaceDefault).GPUMem(2000)
+	pod := framework.MakePod("").Namespace(metav1.NamespaceDefault).GPUMem(2)
 	return l.start(ctx, 1+l.random.IntN(4), pod)
 }
 
@@ -203,9 +213,9 @@ func (l *load) start(ctx context.Context, size int, pod *framework.PodWrapper) *
 
 func (l *load) create(ctx context.Context, m *member) {
 	pod := m.pod.Clone().Obj()
-	pod.Name = fmt.Sprintf("%s-%d-%d", m.job.name, m.index, m.serial)
 	m.serial++
-	m.created, m.bound, m.failed = time.Now(), false, false
+	pod.Name = m.name()
+	m.created, m.bound, m.failed, m.done = time.Now(), false, false, false
 	l.members[pod.Name] = m
 	l.counts.created++
 	go func() {
@@ -237,19 +247,24 @@ func (l *load) fail(ctx context.Context, err error) {
 func (l *load) changed(ctx context.Context, pod *corev1.Pod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.failure = errors.Join(l.failure, l.book.apply(pod, false))
 	m := l.members[pod.Name]
-	if m == nil || m.failed || pod.DeletionTimestamp != nil {
+	if m == nil || m.failed || m.done || pod.DeletionTimestamp != nil {
 		return
 	}
 	if pod.Spec.NodeName != "" && !m.bound {
 		m.bound = true
-		l.waits = append(l.waits, time.Since(m.created))
+		l.waits = append(l.waits, time.Since(m.created).Seconds())
+	}
+	if m.job.over { // It was created while its job was stopped.
+		l.delete(ctx, pod.Name, nil)
+		return
 	}
 	switch pod.Status.Phase {
 	case corev1.PodSucceeded:
 		l.counts.ended++
-		delete(l.members, pod.Name)
-		l.delete(ctx, pod.Name, ptr.To[int64](0))
+		m.done = true
+		l.finish(ctx, m.job)
 	case corev1.PodFailed: // The kubelet rejected it, because the device plugin or a card was away.
 		m.failed = true
 		l.counts.failed++
@@ -257,15 +272,27 @@ func (l *load) changed(ctx context.Context, pod *corev1.Pod) {
 	}
 }
 
+// finish deletes the pods of a job of which all have run to their end. Until then they stay, as a Job's do: a group is known by them.
+func (l *load) finish(ctx context.Context, j *job) {
+	if slices.ContainsFunc(j.members, func(m *member) bool { return !m.done }) {
+		return
+	}
+	for _, m := range j.members {
+		delete(l.members, m.name())
+		l.delete(ctx, m.name(), ptr.To[int64](0))
+	}
+}
+
 // gone handles a pod that was deleted: one that hasn't succeeded is replaced. l.mu must not be locked.
-func (l *load) gone(ctx context.Context, name string) {
+func (l *load) gone(ctx context.Context, pod *corev1.Pod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	m := l.members[name]
+	l.failure = errors.Join(l.failure, l.book.apply(pod, true))
+	m := l.members[pod.Name]
 	if m == nil {
 		return
 	}
-	delete(l.members, name)
+	delete(l.members, pod.Name)
 	if !m.job.over {
 		l.counts.lost++
 		l.create(ctx, m)
@@ -282,14 +309,13 @@ func (l *load) stop(ctx context.Context, j *job) {
 	}
 }
 
-// drain ends the deployments and waits until all other pods have run to their end. l.mu must not be locked.
+// drainTime is the longest time after the week until all pods have been bound and have ended.
+const drainTime = 5 * time.Minute
+
+// drain deletes each job as soon as all of its pods are bound: what waits must still get a card. l.mu must not be locked.
 func (l *load) drain(ctx context.Context) error {
-	l.mu.Lock()
-	for _, j := range l.services {
-		l.stop(ctx, j)
-	}
-	l.mu.Unlock()
 	for end := time.Now().Add(drainTime); time.Now().Before(end); {
+		l.stopBound(ctx)
 		if left := l.left(); len(left) == 0 || ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -302,6 +328,17 @@ func (l *load) drain(ctx context.Context) error {
 	return fmt.Errorf("%d pods have not ended %v after the last arrival, such as %s", len(left), drainTime, left[0])
 }
 
+// stopBound stops the jobs of which all pods are bound or have ended. l.mu must not be locked.
+func (l *load) stopBound(ctx context.Context) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range l.members {
+		if !m.job.over && !slices.ContainsFunc(m.job.members, func(m *member) bool { return !m.bound }) {
+			l.stop(ctx, m.job)
+		}
+	}
+}
+
 func (l *load) left() (names []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -312,17 +349,41 @@ func (l *load) left() (names []string) {
 	return names
 }
 
-// takeWaits returns the waiting times since the last call, and the number of pods that wait. l.mu must not be locked.
-func (l *load) takeWaits() (waits []time.Duration, waiting int) {
+// loadSample is what the load shows at a moment.
+type loadSample struct {
+	// waits are the times in seconds from creation to binding since the last sample, in order.
+	waits []float64
+	// waiting is the number of pods that aren't bound, and allocated the memory that the others have.
+	waiting   int
+	allocated int64
+}
+
+// takeSample returns the waits since the last call. l.mu must not be locked.
+func (l *load) takeSample() (s loadSample) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	waits, l.waits = l.waits, nil
+	s.waits, l.waits = l.waits, nil
+	slices.Sort(s.waits)
 	for _, m := range l.members {
 		if !m.bound {
-			waiting++
+			s.waiting++
 		}
 	}
-	return waits, waiting
+	s.allocated = l.book.total()
+	return s
+}
+
+// cardsOfRunning returns the cards in the annotations of running pods. l.mu must not be locked.
+func (l *load) cardsOfRunning() map[types.UID]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := map[types.UID]string{}
+	for uid, e := range l.book.pods {
+		if e.running {
+			out[uid] = e.annotation
+		}
+	}
+	return out
 }
 
 // totals returns the counts. l.mu must not be locked.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -18,19 +19,23 @@ type trouble struct {
 	*week
 	random  *rand.Rand
 	updates int
-	// events is what happened.
+	// next are the numbers of the faults that come next, so that each kind comes as often as the others.
+	next []int
+	// events is what happened; mu guards it.
+	mu     sync.Mutex
 	events []event
 }
 
 // event is a fault or an update.
 type event struct {
-	at   time.Time
-	what string
+	at     time.Time
+	what   string
+	update bool
 }
 
 // run makes things fail until the week is over. It returns with everything healed.
 func (t *trouble) run(ctx context.Context) error {
-	fault, update := time.NewTicker(min(max(t.length/60, 15*time.Second), 4*time.Minute)), time.NewTicker(max(t.hour(), 20*time.Second))
+	fault, update := time.NewTicker(min(max(t.length/10, 15*time.Second), 150*time.Second)), time.NewTicker(max(t.hour(), 20*time.Second))
 	defer fault.Stop()
 	defer update.Stop()
 	for {
@@ -47,6 +52,19 @@ func (t *trouble) run(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+func (t *trouble) note(e event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.events = append(t.events, e)
+}
+
+// count returns the number of faults and updates.
+func (t *trouble) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.events)
 }
 
 // fail makes one thing fail, and heals it.
@@ -66,8 +84,12 @@ func (t *trouble) fail(ctx context.Context) error {
 		{"kube-scheduler restarted", func(ctx context.Context) error { return t.cluster.Scheduler.Restart(ctx) }},
 		{"card lost", t.loseCard},
 	}
-	f := faults[t.random.IntN(len(faults))]
-	t.events = append(t.events, event{time.Now(), f.name})
+	if len(t.next) == 0 {
+		t.next = t.random.Perm(len(faults))
+	}
+	f := faults[t.next[0]]
+	t.next = t.next[1:]
+	t.note(event{at: time.Now(), what: f.name})
 	if err := f.make(context.WithoutCancel(ctx)); err != nil {
 		return fmt.Errorf("%s: %w", f.name, err)
 	}
@@ -82,7 +104,7 @@ func (t *trouble) update() error {
 	}
 	p := programs[t.updates%len(programs)]
 	t.updates++
-	t.events = append(t.events, event{time.Now(), "update of " + p.Name})
+	t.note(event{time.Now(), "update of " + p.Name, true})
 	return restart(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -100,6 +122,9 @@ func restart(end func() error, p *controlplane.Process) error {
 	return p.Start(ctx)
 }
 
+// lasting returns how long a fault lasts that lasts this long in a run of ten minutes or more.
+func (t *trouble) lasting(d time.Duration) time.Duration { return min(d, t.length/30) }
+
 // node returns a node whose programs may be restarted.
 func (t *trouble) node() *framework.Node { return t.running[1+t.random.IntN(len(t.running)-1)] }
 
@@ -112,14 +137,14 @@ func (t *trouble) freezeLeader(ctx context.Context) error {
 	if err := p.Pause(); err != nil {
 		return err
 	}
-	time.Sleep(20 * time.Second)
+	time.Sleep(t.lasting(20 * time.Second))
 	return p.Resume()
 }
 
 func (t *trouble) inject(d time.Duration, match controlplane.Match, fault controlplane.Fault) func(context.Context) error {
 	return func(context.Context) error {
 		injection := t.cluster.Proxy.Inject(match, 0, fault)
-		time.Sleep(d)
+		time.Sleep(t.lasting(d))
 		injection.Lift()
 		return nil
 	}
@@ -132,7 +157,7 @@ func (t *trouble) sometimes(match controlplane.Match) controlplane.Match {
 
 func (t *trouble) delayWatch(context.Context) error {
 	t.cluster.Proxy.SetWatchDelay(3 * time.Second)
-	time.Sleep(20 * time.Second)
+	time.Sleep(t.lasting(20 * time.Second))
 	t.cluster.Proxy.SetWatchDelay(0)
 	return nil
 }
@@ -153,6 +178,6 @@ func (t *trouble) loseCard(context.Context) error {
 	if err := node.Machine.SetCards(cards...); err != nil {
 		return err
 	}
-	time.Sleep(20 * time.Second)
+	time.Sleep(t.lasting(20 * time.Second))
 	return node.Machine.SetCards(node.Cards...)
 }
