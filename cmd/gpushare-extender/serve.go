@@ -133,7 +133,7 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	metrics.NewLedger(registry, scheduler, scheduler.Ready, func() bool {
+	cards := metrics.NewLedger(registry, scheduler, scheduler.Ready, func() bool {
 		return o.cardMetrics && (leading == nil || leading() == nil)
 	})
 	metrics.NewCluster(registry, scheduler)
@@ -159,7 +159,7 @@ func serve(ctx context.Context, o options) error {
 		authorizeMetrics = reviewer.Handler
 	}
 	server := extender.NewServer(extender.Options{
-		Scheduler: scheduler, Observer: observer, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
+		Scheduler: scheduler, Observer: observer, Metrics: promhttp.HandlerFor(cards.Beside(registry), promhttp.HandlerOpts{Registry: registry}),
 		AuthorizeMetrics: authorizeMetrics,
 		TLS:              tlsConfig, ClientNames: clientNames, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
 	})

@@ -3,29 +3,70 @@ package diagnosis
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // nodeIndex finds the nodes that a pod's constraints name without reading all of them: each pod of a DaemonSet names its own
 // node.
 type nodeIndex struct {
-	// nodes are sorted by name; totals are the sums of their cards.
-	nodes  []Node
-	totals []placement.Totals
+	// nodes are sorted by name; figures are theirs, in the same order.
+	nodes   []Node
+	figures []figures
 	// byLabel holds the positions of the nodes by value of a label, for each label that a pod has named.
 	byLabel map[string]map[string][]int
 }
 
 func newNodeIndex(nodes []Node) nodeIndex {
-	x := nodeIndex{nodes: nodes, totals: make([]placement.Totals, len(nodes)), byLabel: map[string]map[string][]int{}}
+	x := nodeIndex{nodes: nodes, figures: make([]figures, len(nodes)), byLabel: map[string]map[string][]int{}}
 	for i := range nodes {
-		x.totals[i] = placement.Sum(nodes[i].Cards)
+		x.figures[i] = newFigures(&nodes[i])
 	}
 	return x
+}
+
+// figures are what the search for room reads of a node for each request. They are computed once.
+type figures struct {
+	totals placement.Totals
+	// piece, free and largest are MostFree, FreeHealthy and Largest of the totals in bytes, to compare nodes with different units.
+	piece, free, largest gpu.Memory
+	// spare is what kube-scheduler counts as free on the node; the greatest amount if the node doesn't report its allocatable memory.
+	spare gpu.Memory
+	// after are the cards once the terminating pods have ended; nil if no pod is terminating.
+	after *cardsAfter
+}
+
+type cardsAfter struct {
+	cards  []placement.Card
+	totals placement.Totals
+}
+
+func newFigures(n *Node) figures {
+	totals := placement.Sum(n.Cards)
+	f := figures{
+		totals: totals, piece: n.bytes(totals.MostFree), free: n.bytes(totals.FreeHealthy), largest: n.bytes(totals.Largest), spare: math.MaxInt64,
+	}
+	if allocatable, known := n.allocatable(); known {
+		f.spare = allocatable.Sub(n.Requested)
+	}
+	if len(n.Terminating) > 0 {
+		cards := n.Cards
+		for i := range n.Terminating {
+			cards = withUsed(cards, n.Terminating[i].Placement, (*placement.Card).Subtract)
+		}
+		f.after = &cardsAfter{cards, placement.Sum(cards)}
+	}
+	return f
+}
+
+// compare compares what two nodes have free: first the largest piece, then the sum.
+func (f *figures) compare(o *figures) int {
+	return cmp.Or(cmp.Compare(f.piece, o.piece), cmp.Compare(f.free, o.free))
 }
 
 // position returns the position of the node of that name.

@@ -16,7 +16,7 @@ import (
 
 // choice is what the nodes are to a pod's constraints, independent of memory.
 type choice struct {
-	// nodes are the positions of those that the pod can use.
+	// nodes are the positions of those that the pod can use, with the most free memory first, and of equal ones by name.
 	nodes []int
 	// rejected is why it can't use the others; empty if it can use all.
 	rejected string
@@ -97,6 +97,9 @@ func (d *Diagnoser) choice(pod *Pod) *choice {
 	if len(pinned) > 0 && len(candidates) == 0 {
 		made.rejected = fmt.Sprintf(": its node affinity names %s, which shares none", listed(pinned[:min(len(pinned), maxNames)], len(pinned)))
 	}
+	slices.SortFunc(made.nodes, func(a, b int) int {
+		return cmp.Or(d.nodes.figures[b].compare(&d.nodes.figures[a]), cmp.Compare(a, b))
+	})
 	d.choices[pod.constraintsKey] = made
 	return made
 }
@@ -135,16 +138,17 @@ func (d *Diagnoser) findRoom(pod *Pod) room {
 	if len(choice.nodes) == 0 {
 		return room{reason: NoNode, message: "no node that shares GPU memory can take the pod" + choice.rejected}
 	}
-	sums := map[Reason]*summary{}
+	var sums summaries
+	f := finding{demand: pod.Demand()}
 	for _, i := range choice.nodes {
-		found := d.find(i, pod)
-		if sums[found.reason] == nil {
-			sums[found.reason] = &summary{}
+		if fits := sums.of(Fits); fits != nil && !f.several() && d.nodes.figures[i].compare(fits.best.figures) < 0 {
+			break // All further nodes have less than the best one.
 		}
-		sums[found.reason].add(&found)
+		d.find(&f, i, pod)
+		sums.add(&f)
 	}
 	for _, reason := range cardReasons {
-		if s := sums[reason]; s != nil {
+		if s := sums.of(reason); s != nil {
 			return s.room(reason, d.now, choice.rejected)
 		}
 	}
@@ -153,28 +157,30 @@ func (d *Diagnoser) findRoom(pod *Pod) room {
 
 // finding is what one node has for a pod.
 type finding struct {
-	node   *Node
-	totals *placement.Totals
+	node *Node
+	// position is that of the node.
+	position int
+	*figures
 	demand gpu.Demand
 	// roomy is the number of cards with room for the demand, and large of those that would have room if they were empty. They are
 	// counted only if the pod asks for several cards or for cores.
 	roomy, large int
 	reason       Reason
 	// nominee is the pod for which the node keeps its room; failed is what happened to a card; waitsFor are the pods on
-	// the card that has room once they have ended. Each is only set for its reason.
+	// the card that has room once they have ended. Each is only valid for its reason.
 	nominee  gpu.Pod
 	failed   string
 	waitsFor []Terminating
 }
 
-// find returns what a node has for the pod, which can use it.
-func (d *Diagnoser) find(i int, pod *Pod) finding {
-	f := finding{node: &d.nodes.nodes[i], totals: &d.nodes.totals[i], demand: pod.Demand()}
+// find sets what a node has for the pod, which can use it. The demand is set already. It runs for thousands of nodes per pod.
+func (d *Diagnoser) find(f *finding, i int, pod *Pod) {
+	f.node, f.position, f.figures = &d.nodes.nodes[i], i, &d.nodes.figures[i]
 	f.count()
 	switch f.totals.Fit(f.node.Cards, &f.demand) {
 	case placement.Fits:
 		f.reason = Fits
-		if card, failed := f.node.failedCard(pod.Request); failed {
+		if card, failed := f.failedCard(pod.Request); failed {
 			f.reason, f.failed = FailedCard, card
 		} else if nominee, kept := f.node.keptFor(pod, f.node.Cards); kept {
 			f.reason, f.nominee = KeptForNominated, nominee
@@ -193,7 +199,6 @@ func (d *Diagnoser) find(i int, pod *Pod) finding {
 	default:
 		f.reason = TooLarge
 	}
-	return f
 }
 
 // several reports whether the pod asks for more than memory of one card.
@@ -203,6 +208,7 @@ func (f *finding) count() {
 	if !f.several() {
 		return
 	}
+	f.roomy, f.large = 0, 0
 	one := f.demand
 	one.Cards = 1
 	for i := range f.node.Cards {
@@ -219,20 +225,19 @@ func (f *finding) count() {
 // failedCard returns what has happened to a card, if because of it kube-scheduler finds too little memory on the node in sum: a
 // card that has failed or is gone is no longer part of the node's allocatable memory, and its pods still count. Of several
 // cards it is the one with the most used memory.
-func (n *Node) failedCard(request gpu.Memory) (what string, failed bool) {
-	allocatable, known := n.allocatable()
-	if !known || n.Requested.Add(request) <= allocatable {
+func (f *finding) failedCard(request gpu.Memory) (what string, failed bool) {
+	if request <= f.spare {
 		return "", false
 	}
 	var most, onCards gpu.Memory
-	for i := range n.Cards {
-		card := &n.Cards[i]
+	for i := range f.node.Cards {
+		card := &f.node.Cards[i]
 		onCards = onCards.Add(card.Used)
 		if card.Unhealthy && card.Used > most {
 			what, most = fmt.Sprintf("GPU%d has failed", card.Index), card.Used
 		}
 	}
-	if most == 0 && n.Requested > onCards {
+	if most == 0 && f.node.Requested > onCards {
 		return "a card is gone", true
 	}
 	return what, most > 0
@@ -257,21 +262,14 @@ func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept 
 // afterTermination sets the reason WaitsForTermination if a card has room once the pods that are terminating on it have ended,
 // and no nominated pod takes it.
 func (f *finding) afterTermination(pod *Pod) {
-	if len(f.node.Terminating) == 0 {
+	if f.after == nil || f.after.totals.Fit(f.after.cards, &f.demand) != placement.Fits {
 		return
 	}
-	cards := f.node.Cards
-	for i := range f.node.Terminating {
-		cards = withUsed(cards, f.node.Terminating[i].Placement, (*placement.Card).Subtract)
-	}
-	where, reason := placement.Place(placement.Spread, cards, f.demand)
-	if reason != placement.Fits {
+	where, _ := placement.Place(placement.Spread, f.after.cards, f.demand)
+	if _, kept := f.node.keptFor(pod, f.after.cards); kept {
 		return
 	}
-	if _, kept := f.node.keptFor(pod, cards); kept {
-		return
-	}
-	f.reason = WaitsForTermination
+	f.reason, f.waitsFor = WaitsForTermination, nil
 	for _, terminating := range f.node.Terminating {
 		if slices.ContainsFunc(terminating.Placement, func(s gpu.Share) bool { return slices.Contains(where.Cards(), s.Card) }) {
 			f.waitsFor = append(f.waitsFor, terminating)
@@ -301,35 +299,55 @@ func (n *Node) bytes(m gpu.Memory) gpu.Memory {
 	return m * gpu.Memory(n.Unit)
 }
 
-// compare compares what two nodes have free: first the number of cards with room, then the largest piece, then the sum.
+// compare compares what two nodes have free: first the number of cards with room, then their figures.
 func (f *finding) compare(o *finding) int {
-	return cmp.Or(cmp.Compare(f.roomy, o.roomy), cmp.Compare(f.node.bytes(f.totals.MostFree), o.node.bytes(o.totals.MostFree)),
-		cmp.Compare(f.node.bytes(f.totals.FreeHealthy), o.node.bytes(o.totals.FreeHealthy)))
+	return cmp.Or(cmp.Compare(f.roomy, o.roomy), f.figures.compare(o.figures))
+}
+
+// compareSize compares the sizes of two nodes' cards, and prefers the first of equal ones.
+func (f *finding) compareSize(o *finding) int {
+	return cmp.Or(cmp.Compare(f.large, o.large), cmp.Compare(f.figures.largest, o.figures.largest), cmp.Compare(o.position, f.position))
 }
 
 // summary is the nodes with the same reason: the one with the most free memory, and of equal ones the first.
 type summary struct {
-	best finding
+	reason Reason
+	best   finding
 	// n is the number of nodes; alike have the same figures as best, and the others less.
 	n, alike int
 	// largest is the node with the largest card.
 	largest finding
 }
 
-func (s *summary) add(f *finding) {
-	s.n++
-	order := 1
-	if s.n > 1 {
-		order = f.compare(&s.best)
+// summaries are those of the reasons that were found. They are few.
+type summaries []summary
+
+// of returns the summary of the reason; nil if there is none.
+func (s summaries) of(reason Reason) *summary {
+	for i := range s {
+		if s[i].reason == reason {
+			return &s[i]
+		}
 	}
-	switch {
+	return nil
+}
+
+// add counts a node. Nodes with the same figures must come in their order.
+func (s *summaries) add(f *finding) {
+	known := s.of(f.reason)
+	if known == nil {
+		*s = append(*s, summary{reason: f.reason, best: *f, n: 1, largest: *f})
+		return
+	}
+	known.n++
+	switch order := f.compare(&known.best); {
 	case order > 0:
-		s.best, s.alike = *f, 0
+		known.best, known.alike = *f, 0
 	case order == 0:
-		s.alike++
+		known.alike++
 	}
-	if s.n == 1 || cmp.Or(cmp.Compare(f.large, s.largest.large), cmp.Compare(f.node.bytes(f.totals.Largest), s.largest.node.bytes(s.largest.totals.Largest))) > 0 {
-		s.largest = *f
+	if f.compareSize(&known.largest) > 0 {
+		known.largest = *f
 	}
 }
 

@@ -69,7 +69,14 @@ func BenchmarkRank(b *testing.B) {
 			lists[1][i] = strings.Clone(name)
 		}
 		for i := 0; b.Loop(); i++ {
-			l.Rank(tentative, pod("asking", 1500), lists[i%2], func(int, placement.Suitability, placement.Reason) {})
+			best := placement.Best{K: 1}
+			view := tentative
+			view.Best = &best
+			l.Rank(view, pod("asking", 1500), lists[i%2], func(i int, suits placement.Suitability, reason placement.Reason) {
+				if reason == placement.Fits {
+					best.Add(placement.Candidate{Node: i, Suits: suits})
+				}
+			})
 		}
 	}, sizes...)
 }

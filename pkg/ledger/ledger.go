@@ -217,6 +217,9 @@ type View struct {
 	Card, Node placement.Policy
 	// TentativeAt is the present time if tentative placements of other pods count as allocated; zero if they don't.
 	TentativeAt time.Time
+	// Best are the best nodes so far, if the caller of Rank adds each node that fits to them, and needs the suitability of no other
+	// node. Of a node that can't be among them Rank then gives a suitability that is too high, but not above Best.Floor.
+	Best *placement.Best
 }
 
 // Rank is Check with each node's suitability; i is the position of the node in names. A node on which the pod has an

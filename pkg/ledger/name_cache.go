@@ -3,8 +3,8 @@ package ledger
 import "sync"
 
 // nameCache caches the nodes of the last list of names. kube-scheduler sends thousands of names for every pod, in nearly the
-// same order each time. Comparing a name with the one at the same position in the last list costs a fraction of a map
-// look-up, which misses the processor's caches. The zero value is ready for use.
+// same order each time. Comparing a name with a few of the last list costs a fraction of a map look-up, which misses the processor's
+// caches. The zero value is ready for use.
 type nameCache struct {
 	mu sync.Mutex
 	// membership is the value of the ledger's membership for which the cache is valid.
@@ -34,14 +34,13 @@ func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 	if r.membership != l.membership {
 		last = nil
 	}
-	called, next := r.spare[:0], 0
+	called, runs := r.spare[:0], runs{}
 	for i, name := range names {
 		var n *node
-		if next < len(last) && last[next] == name {
-			n = lastNodes[next]
-			next++
+		if at, found := runs.find(last, name); found {
+			n = lastNodes[at]
 		} else if n = l.nodes[name]; n != nil {
-			next = n.cachePosition + 1
+			runs.begin(n.cachePosition + 1)
 		}
 		if n != nil && n.cachePosition != i {
 			n.cachePosition = i
@@ -51,6 +50,30 @@ func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 	}
 	r.membership, r.names, r.nodes, r.spare = l.membership, names, called, lastNodes
 }
+
+// runs are the positions in the last list at which two runs of nodes go on, the latest first. kube-scheduler checks runs of nodes in
+// parallel, and its list interleaves them, each time in another way.
+type runs struct{ next, other int }
+
+// runWidth is how many names of the last list are compared for each run: those of another run lie between its own.
+const runWidth = 3
+
+// find returns the position of the name in the last list, if it is where one of the runs goes on.
+func (r *runs) find(last []string, name string) (at int, found bool) {
+	for range 2 {
+		for at = r.next; at < min(r.next+runWidth, len(last)); at++ {
+			if last[at] == name {
+				r.next = at + 1
+				return at, true
+			}
+		}
+		r.next, r.other = r.other, r.next
+	}
+	return 0, false
+}
+
+// begin adds a run, which goes on there, in place of the older one.
+func (r *runs) begin(next int) { r.next, r.other = next, r.next }
 
 func (l *Ledger) lookUpEach(names []string, visit func(i int, n *node)) {
 	for i, name := range names {

@@ -150,6 +150,15 @@ func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand) (pl
 		return 0, reason
 	}
 	if len(n.starvation) == 0 && len(n.held) == 0 && len(n.nominees) == 0 && len(n.tentative) == 0 {
+		if floor := view.Best.Floor(); floor >= 0 && demand.Cards == 1 && demand.Cores == 0 {
+			// Mostly this avoids a read of the cards, which costs more than all else together.
+			if reason := n.totals.Fit(n.cards, demand); reason != placement.Fits {
+				return 0, reason
+			}
+			if limit := placement.Limit(&view.Node, &n.totals, demand); limit <= floor {
+				return limit, placement.Fits
+			}
+		}
 		return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
 	}
 	cards := l.cardsFor(n, pod)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -51,4 +52,46 @@ func packed(t *testing.T, several bool) float64 {
 		}
 	}
 	return float64(used) / float64(cards)
+}
+
+// Rank finds the same best nodes, and the same reasons, if it may leave out the suitability of nodes that are not among them.
+func TestRankBest(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for range 300 {
+		f, names := newFixture(t), make([]string, 40)
+		for i := range names {
+			names[i] = fmt.Sprint("n", i)
+			s := spec(16, 16, 40, gpu.Memory(8+8*random.IntN(3)))
+			switch random.IntN(8) {
+			case 0:
+				s = unhealthy(random.IntN(4), s)
+			case 1:
+				s = limited(s, 2)
+			}
+			f.SetNode(names[i], s)
+			for card := range random.IntN(4) {
+				f.bind(names[i], card, pod(fmt.Sprint(names[i], card), gpu.Memory(1+random.IntN(16))))
+			}
+		}
+		f.AddTentative(pod("other", 3), names[:3], at)
+		asking := pod("asking", gpu.Memory(1+random.IntN(40)))
+		asking.Cards = 1 + random.IntN(2)
+		policies, k := placement.Policies(), 1+random.IntN(3)
+		view := ledger.View{Card: policies[random.IntN(len(policies))], Node: policies[random.IntN(len(policies))], TentativeAt: at}
+		rank := func(best, known *placement.Best) (reasons []placement.Reason) {
+			view.Best = known
+			f.Rank(view, asking, names, func(i int, suits placement.Suitability, reason placement.Reason) {
+				if reasons = append(reasons, reason); reason == placement.Fits {
+					best.Add(placement.Candidate{Node: i, Suits: suits})
+				}
+			})
+			return reasons
+		}
+		all, few := placement.Best{K: k}, placement.Best{K: k}
+		expect(t, "reasons", rank(&all, nil), rank(&few, &few))
+		expect(t, "best nodes", all.Candidates(), few.Candidates())
+		if t.Failed() {
+			t.Fatalf("%d best, request %v", k, asking.Demand())
+		}
+	}
 }

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -25,11 +26,11 @@ func TestMetricsLint(t *testing.T) {
 	e.Requeued()
 	e.APIWrite("binding")
 	e.CertificateExpires("server", time.Unix(1, 0))
-	NewLedger(registry, filledLedger(t), func() error { return nil }, always)
+	cards := NewLedger(registry, filledLedger(t), func() error { return nil }, always)
 	NewCluster(registry, &fakeCluster{versions: map[string]uint64{"pods": 7}})
 	NewGangs(registry).Count(func() map[string]int { return map[string]int{"broken": 1} })
 
-	problems, err := testutil.GatherAndLint(registry)
+	problems, err := testutil.GatherAndLint(cards.Beside(registry))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,10 +113,11 @@ func TestLedgerMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	notYet := errors.New("not yet")
 	ready := notYet
-	NewLedger(registry, filledLedger(t), func() error { return ready }, always)
+	l := filledLedger(t)
+	metrics := NewLedger(registry, l, func() error { return ready }, always).Beside(registry)
 	compare := func(want string) {
 		t.Helper()
-		if err := testutil.GatherAndCompare(registry, strings.NewReader(want)); err != nil {
+		if err := testutil.GatherAndCompare(metrics, strings.NewReader(want)); err != nil {
 			t.Error(err)
 		}
 	}
@@ -159,6 +161,43 @@ gpushare_extender_overfull_cards 0
 `)
 }
 
+// The series of each card follow changes of the nodes between scrapes.
+func TestCardsFollowChanges(t *testing.T) {
+	l, on := ledger.New(), true
+	cards := NewLedger(prometheus.NewRegistry(), l, func() error { return nil }, func() bool { return on })
+	set := func(node string, cards ...gpu.Card) { l.SetNode(node, ledger.NodeSpec{Unit: gpu.MiB, Cards: cards}) }
+	compare := func(what string, want ...string) {
+		t.Helper()
+		text := ""
+		if len(want) > 0 {
+			text = `
+# HELP gpushare_extender_card_memory_allocated_units Allocated memory of a card, in the unit of its node.
+# TYPE gpushare_extender_card_memory_allocated_units gauge
+` + strings.Join(want, "\n") + "\n"
+		}
+		metrics := cards.Beside(prometheus.NewRegistry())
+		if err := testutil.GatherAndCompare(metrics, strings.NewReader(text), namespace+"_card_memory_allocated_units"); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	series := func(node string, card, used int) string {
+		return fmt.Sprintf(`gpushare_extender_card_memory_allocated_units{card="%d",node="%s"} %d`, card, node, used)
+	}
+	set("n1", gpu.Card{Index: 0, Memory: 100})
+	set("n2", gpu.Card{Index: 0, Memory: 100})
+	compare("two nodes", series("n1", 0, 0), series("n2", 0, 0))
+	l.SetBound("n2", gpu.Pod{UID: "a", Name: "a", Request: 50}, gpu.On(0, 50), time.Unix(1, 0))
+	compare("a pod", series("n1", 0, 0), series("n2", 0, 50))
+	set("n2", gpu.Card{Index: 0, Memory: 100}, gpu.Card{Index: 1, Memory: 100})
+	compare("another card", series("n1", 0, 0), series("n2", 0, 50), series("n2", 1, 0))
+	l.DeleteNode("n1")
+	compare("a node is gone", series("n2", 0, 50), series("n2", 1, 0))
+	on = false
+	compare("a standby")
+	on = true
+	compare("the leader again", series("n2", 0, 50), series("n2", 1, 0))
+}
+
 func TestLedgerMetricsWithoutEachCard(t *testing.T) {
 	l := filledLedger(t)
 	l.SetNode("n2", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Index: 0, Memory: 100, MaxContainers: 2}}})
@@ -167,8 +206,8 @@ func TestLedgerMetricsWithoutEachCard(t *testing.T) {
 	l.SetBound("n1", gpu.Pod{UID: "d", Name: "d", Request: 1, Cores: 101}, gpu.Placement{{Card: 3, Memory: 1, Cores: 101}}, time.Unix(1, 0))
 	l.SetBound("n2", gpu.Pod{UID: "e", Name: "e", Request: 3, Containers: 3}, gpu.Placement{{Card: 0, Memory: 3, Containers: 3}}, time.Unix(1, 0))
 	registry := prometheus.NewPedanticRegistry()
-	NewLedger(registry, l, func() error { return nil }, never)
-	err := testutil.GatherAndCompare(registry, strings.NewReader(`
+	cards := NewLedger(registry, l, func() error { return nil }, never)
+	err := testutil.GatherAndCompare(cards.Beside(registry), strings.NewReader(`
 # HELP gpushare_extender_cards Number of cards of all nodes, by health.
 # TYPE gpushare_extender_cards gauge
 gpushare_extender_cards{health="healthy"} 2
@@ -194,9 +233,9 @@ func TestCoresNotCounted(t *testing.T) {
 	l := ledger.New()
 	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cores: placement.OldForCores, Cards: []gpu.Card{{Memory: 100}}})
 	registry := prometheus.NewPedanticRegistry()
-	NewLedger(registry, l, func() error { return nil }, always)
+	cards := NewLedger(registry, l, func() error { return nil }, always)
 	for name, want := range map[string]int{"card_memory_units": 1, "card_cores_allocated": 0} {
-		if n, err := testutil.GatherAndCount(registry, namespace+"_"+name); err != nil || n != want {
+		if n, err := testutil.GatherAndCount(cards.Beside(registry), namespace+"_"+name); err != nil || n != want {
 			t.Errorf("%s: %d series, %v, want %d", name, n, err, want)
 		}
 	}

@@ -37,6 +37,12 @@ func (c *Card) Subtract(s gpu.Share) {
 	c.Used, c.UsedCores, c.Containers = c.Used.Sub(s.Memory), c.UsedCores.Sub(s.Cores), max(c.Containers-s.Containers, 0)
 }
 
+// alike reports whether the cards are equal but for their indexes and links.
+func (c *Card) alike(o *Card) bool {
+	return c.Memory == o.Memory && c.Used == o.Used && c.UsedCores == o.UsedCores && c.Containers == o.Containers &&
+		c.MaxContainers == o.MaxContainers && c.Unhealthy == o.Unhealthy
+}
+
 // Empty returns the card with nothing used.
 func (c Card) Empty() Card {
 	c.Used, c.UsedCores, c.Containers = 0, 0, 0

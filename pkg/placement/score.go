@@ -22,10 +22,15 @@ func (s Suitability) Score() int { return int(s) }
 // as Place does. nodePolicy rates what stays free in the scarcer dimension: up to eight points for these cards, up to two for the
 // node. totals must be Sum(cards).
 func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *gpu.Demand) (Suitability, Reason) {
-	if memoryOnly := demand.Cards == 1 && demand.Cores == 0; memoryOnly || demand.Memory > totals.MostFree {
+	memoryOnly := demand.Cards == 1 && demand.Cores == 0
+	if memoryOnly || demand.Memory > totals.MostFree {
 		if reason := totals.Fit(cards, demand); reason != Fits { // Mostly without a look at the cards.
 			return 0, reason
 		}
+	}
+	if memoryOnly && totals.Alike { // Without a look at the cards, such as those of an empty node.
+		onCard := usedWith(demand, totals.Largest, totals.MostFree, totals.FreeCores/gpu.Cores(totals.Cards), 1)
+		return suitability(nodePolicy.rate(onCard), nodePolicy, totals, demand), Fits
 	}
 	var buffer [usualCards]pick
 	picks := cardPolicy.choose(cards, demand, buffer[:0])
@@ -38,9 +43,18 @@ func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *
 		c := &cards[p.position]
 		memory, free, cores = memory.Add(c.Memory), free.Add(c.Free()), cores+c.FreeCores()
 	}
-	onCards := usedWith(demand, memory, free, cores, demand.Cards)
+	return suitability(nodePolicy.rate(usedWith(demand, memory, free, cores, demand.Cards)), nodePolicy, totals, demand), Fits
+}
+
+// Limit returns a suitability that Suit doesn't exceed for a demand that fits. It depends on the totals only: that of a node whose
+// cards are rated best.
+func Limit(nodePolicy *Policy, totals *Totals, demand *gpu.Demand) Suitability {
+	return suitability(1, nodePolicy, totals, demand)
+}
+
+func suitability(rateOfCards float64, nodePolicy *Policy, totals *Totals, demand *gpu.Demand) Suitability {
 	onNode := usedWith(demand, totals.Memory, totals.Free, totals.FreeCores, totals.Cards)
-	return Suitability(8*nodePolicy.rate(onCards) + 2*nodePolicy.rate(onNode)), Fits
+	return Suitability(8*rateOfCards + 2*nodePolicy.rate(onNode))
 }
 
 // usedWith returns the fraction of n cards with this memory, of which that much is free, that is used after a placement, in the
@@ -77,6 +91,14 @@ func (b *Best) Add(c Candidate) {
 	if len(b.kept)/2 >= b.K {
 		b.sift()
 	}
+}
+
+// Floor returns the suitability above which a candidate that is added next would be kept; negative if any would be. b may be nil.
+func (b *Best) Floor() Suitability {
+	if b == nil || !b.sifted {
+		return -1
+	}
+	return b.kept[b.K-1].Suits
 }
 
 // sift sorts kept and truncates it to K.

@@ -13,8 +13,8 @@ type Totals struct {
 	Largest, LargestHealthy gpu.Memory
 	// MostFree is the free memory of the healthy card that has the most.
 	MostFree gpu.Memory
-	// Limited is true if some card has a limit of containers.
-	Limited bool
+	// Limited is true if some card has a limit of containers, Alike if all cards are equal but for their indexes and links.
+	Limited, Alike bool
 	// Cards is the number of cards, FreeCores the sum of what they have free, FreeCoresHealthy that of the healthy ones.
 	Cards                       int
 	FreeCores, FreeCoresHealthy gpu.Cores
@@ -22,7 +22,7 @@ type Totals struct {
 
 // Sum returns the totals of the cards.
 func Sum(cards []Card) Totals {
-	t := Totals{Cards: len(cards)}
+	t := Totals{Cards: len(cards), Alike: true}
 	var used, usedHealthy gpu.Cores
 	healthy := 0
 	for i := range cards {
@@ -30,6 +30,7 @@ func Sum(cards []Card) Totals {
 		free, cores := c.Free(), min(c.UsedCores, gpu.CardCores)
 		t.Memory, t.Free = t.Memory.Add(c.Memory), t.Free.Add(free)
 		t.Limited = t.Limited || c.MaxContainers != 0
+		t.Alike = t.Alike && c.alike(&cards[0])
 		t.Largest = max(t.Largest, c.Memory)
 		used += cores
 		if c.Unhealthy {

@@ -24,7 +24,7 @@ func (s *Scheduler) displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	}
 	defer s.groups.act()
 	best := placement.Best{K: 1}
-	s.rank(pod, nodes, now, best.Add)
+	s.rank(pod, nodes, now, &best, best.Add)
 	for _, node := range names(nodes, best.Candidates()) {
 		if _, err := s.ledger.Reserve(node, pod, s.CardPolicy, now); err == nil {
 			s.groups.displacers.add(displacer{pod.UID, now.Add(displacerLife)})

@@ -30,9 +30,9 @@ type Explanation struct {
 const (
 	// explainEvery is the least time between two explanations.
 	explainEvery = time.Second
-	// explainShare limits the share of the time that explanations take: from the begin of one to that of the next pass at
-	// least that many times its duration.
-	explainShare = 50
+	// ExplainShare limits the share of the time that explanations take: from the begin of one to that of the next pass at
+	// least that many times its duration. What costs processor time for each explanation is limited in the same way.
+	ExplainShare = 50
 )
 
 // explainer holds the last explanation. mu guards its fields.
@@ -63,4 +63,4 @@ func (s *Scheduler) Explain() *Explanation {
 }
 
 // explainPause returns the time from one explanation, which took that long, to the next one.
-func explainPause(took time.Duration) time.Duration { return max(explainEvery, explainShare*took) }
+func explainPause(took time.Duration) time.Duration { return max(explainEvery, ExplainShare*took) }

@@ -115,11 +115,11 @@ func (s *Scheduler) fit(pod gpu.Pod, nodes []string, now time.Time) (result Filt
 	every := s.FilterBest == 0 || len(nodes) <= s.few() || s.requeue.NameAll(pod.UID)
 	if every {
 		result.Passed = make([]placement.Candidate, 0, len(nodes))
-		result.Reasons = s.rank(pod, nodes, now, func(c placement.Candidate) { result.Passed = append(result.Passed, c) })
+		result.Reasons = s.rank(pod, nodes, now, nil, func(c placement.Candidate) { result.Passed = append(result.Passed, c) })
 		return result, s.count(result.Reasons)
 	}
 	best := placement.Best{K: s.FilterBest}
-	result.Reasons = s.rank(pod, nodes, now, best.Add)
+	result.Reasons = s.rank(pod, nodes, now, &best, best.Add)
 	result.Passed = best.Candidates()
 	fitting = s.count(result.Reasons)
 	if fitting > 0 {
@@ -131,8 +131,8 @@ func (s *Scheduler) fit(pod gpu.Pod, nodes []string, now time.Time) (result Filt
 }
 
 // rank checks whether the pod fits each node. It calls fits for each node that it fits, and returns the reason of every
-// node. Tentative placements of other pods count as allocated, see addTentative.
-func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, fits func(placement.Candidate)) []placement.Reason {
+// node. best is nil unless fits adds the nodes to it. Tentative placements of other pods count as allocated, see addTentative.
+func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *placement.Best, fits func(placement.Candidate)) []placement.Reason {
 	reasons, none := make([]placement.Reason, len(nodes)), true
 	visit := func(i int, suits placement.Suitability, reason placement.Reason) {
 		reasons[i] = reason
@@ -141,7 +141,7 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, fits func(p
 			fits(placement.Candidate{Node: i, Suits: suits})
 		}
 	}
-	view := ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}
+	view := ledger.View{Card: s.CardPolicy, Node: s.NodePolicy, Best: best}
 	if s.FilterBest > 0 {
 		view.TentativeAt = now
 	}

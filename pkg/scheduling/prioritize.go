@@ -22,7 +22,7 @@ func (s *Scheduler) Prioritize(object *corev1.Pod, nodes []string) ([]int64, err
 	if s.FilterBest > 0 {
 		best.K = s.few()
 	}
-	s.rank(pod, nodes, now, func(c placement.Candidate) {
+	s.rank(pod, nodes, now, nil, func(c placement.Candidate) {
 		scores[c.Node] = int64(c.Suits.Score())
 		best.Add(c)
 	})

@@ -125,6 +125,7 @@ type Board struct {
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
 	explained *scheduling.Explanation // The one that is in pending, problems, reports and tenants; nil if there was no viewer.
+	explain   time.Time               // When the next one may be read, see scheduling.ExplainShare.
 	pending   json.RawMessage
 	problems  json.RawMessage
 	reports   json.RawMessage
@@ -258,6 +259,10 @@ func (b *Board) read(d *delta, watched bool) error {
 		b.explained = nil
 		return nil
 	}
+	begin := b.Clock.Now()
+	if b.explained != nil && begin.Before(b.explain) {
+		return nil
+	}
 	explanation := b.Source.Explain()
 	if explanation == b.explained {
 		return nil
@@ -266,6 +271,7 @@ func (b *Board) read(d *delta, watched bool) error {
 	if err := b.readPending(d); err != nil {
 		return err
 	}
+	b.explain = begin.Add(scheduling.ExplainShare * b.Clock.Since(begin))
 	return b.readGroups(d)
 }
 
