@@ -180,7 +180,7 @@ func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []
 	need := reclaim.Need{Tenants: m.excess(tenants)}
 	if evicts {
 		candidates := m.candidates(now)
-		need.Regions = m.findMoves(need.Tenants, tenants, allUnits, candidates)
+		need.Regions, need.Classes = m.findMoves(need.Tenants, tenants, allUnits, candidates)
 		need.Victims = victims(need.Tenants, candidates)
 	}
 	r := &m.reclaims
