@@ -305,28 +305,32 @@ func (m *Manager) round(all bool, now time.Time) {
 	m.effort = 0
 	m.rounds++
 	clear(m.holding)
-	first := map[string]*unit{}
+	// first is the first unit without room of each tenant, and head that of the tenant of the latest item, nil if it has none.
+	first, tenant, head := map[string]*unit{}, "", (*unit)(nil)
 	withoutPlace := m.placeProvisioned(all, capacity, now)
 	r := m.queue.Round()
 	item, ok := r.Next()
 	for ; ok && len(m.charged)-withoutPlace < maxOpen && m.effort < maxEffort; item, ok = r.Next() {
 		u := item.Value.(*unit)
-		if u.kind.hasNoRoom(m.rounds) && first[item.Tenant] != nil || u.paused {
+		if item.Tenant != tenant {
+			tenant, head = item.Tenant, first[item.Tenant]
+		}
+		if u.kind.hasNoRoom(m.rounds) && head != nil || u.paused {
 			r.Pass() // There can be thousands of these.
 			continue
 		}
 		if places := m.try(u, capacity, now); places != nil {
 			r.Grant()
 			m.grant(u, places, now)
-			if o := first[item.Tenant]; o != nil && o.overtaken.IsZero() {
-				o.overtaken = now
+			if head != nil && head.overtaken.IsZero() {
+				head.overtaken = now
 			}
 			continue
 		}
-		if first[item.Tenant] == nil && u.kind.obstacle == NoRoom {
-			first[item.Tenant] = u
+		if head == nil && u.kind.obstacle == NoRoom {
+			head, first[tenant] = u, u
 			if m.holdsOthers(u, now) {
-				m.holding[item.Tenant] = u
+				m.holding[tenant] = u
 				r.Leave()
 				continue
 			}
