@@ -57,7 +57,7 @@ func newBench() (*Manager, *ledger.Ledger, *time.Time) {
 		p := gpu.Pod{UID: gpu.PodUID(name), Namespace: fmt.Sprint("t", i%benchTenants), Name: name, Request: gpu.Memory(1 + i%16), Priority: int32(i % 3)}
 		m.SetPod(Pod{
 			Pod: p, Gated: true, Created: begin.Add(time.Duration(i) * time.Second), Constraints: unique.Make(constraints),
-			Likeness: unique.Make(fmt.Sprint(constraints, p.Request, p.Priority)),
+			Likeness: unique.Make(fmt.Sprint(constraints, p.Priority)),
 		})
 	}
 	m.StartLeading()

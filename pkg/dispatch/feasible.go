@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"time"
-	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -18,24 +17,25 @@ const (
 
 // feasible keeps by kind whether units would fit if no pod had GPU memory.
 type feasible struct {
-	results map[unique.Handle[string]]bool
+	results map[kindKey]bool
 	until   time.Time
 }
 
 // expire drops the results if they are too old.
 func (f *feasible) expire(now time.Time) {
 	if f.results == nil || !now.Before(f.until) {
-		f.results, f.until = map[unique.Handle[string]]bool{}, now.Add(feasibleFor)
+		f.results, f.until = map[kindKey]bool{}, now.Add(feasibleFor)
 	}
 }
 
 // everFits reports whether the unit would fit the nodes that its pods can use if no pod had GPU memory: by their cards, and by all else
 // that pods request, such as CPU. A unit that wouldn't is no demand.
 func (m *Manager) everFits(u *unit) bool {
-	fits, known := m.feasible.results[u.item.Kind]
+	fits, known := m.feasible.results[u.kind.kindKey]
 	if known {
 		return fits
 	}
+	m.effort++
 	if m.EmptyCapacity == nil {
 		fits = m.Ledger.FitsEmpty(m.requests(u, false), nil)
 	} else {
@@ -45,7 +45,7 @@ func (m *Manager) everFits(u *unit) bool {
 		m.effort += counting.asked / nodesPerEffort
 	}
 	if m.feasible.results != nil {
-		m.feasible.results[u.item.Kind] = fits
+		m.feasible.results[u.kind.kindKey] = fits
 	}
 	return fits
 }

@@ -108,8 +108,9 @@ type Pod struct {
 	Gated, GatedOtherwise bool
 	// Group is the pod's group; zero if it has none.
 	Group gang.Key
-	// Constraints are equal for pods that can use the same nodes, Likeness for those that fit the same free resources. A bound pod
-	// has no Likeness, and keeps its Constraints. Pods without Constraints can use all nodes.
+	// Constraints are equal for pods that can use the same nodes, Likeness for those that differ at most in the amount of GPU memory
+	// and so fit the same free resources otherwise. A bound pod has no Likeness, and keeps its Constraints. Pods without Constraints
+	// can use all nodes.
 	Constraints, Likeness unique.Handle[string]
 }
 
@@ -165,10 +166,10 @@ type Manager struct {
 	eligible map[unique.Handle[string]]*eligibleNodes
 	// regions are nil if they must be computed again.
 	regions *regions
-	// noRoom are the kinds of units for which there was no room at the latest attempt. They are tried only on nodes on which
-	// something was freed since. At retryAll they become due to be tried on all nodes, some in each round.
-	noRoom   map[unique.Handle[string]]Obstacle
-	due      []unique.Handle[string]
+	kinds   kinds
+	// At retryAll the kinds that had no room become due to be tried on all nodes, retries of them in each round.
+	due      []*kind
+	retries  int
 	retryAll time.Time
 	// feasible keeps the results of everFits.
 	feasible feasible
@@ -178,8 +179,11 @@ type Manager struct {
 	// none pauses.
 	changed bool
 	resume  time.Time
-	// effort counts the attempts of the present round. incomplete is true if the latest one ended before it had tried all units.
+	// rounds counts the rounds, and effort the attempts of the present one. incomplete is true if the latest one ended before it had
+	// tried all units. freedAny is true if something was freed on a node since the former round.
+	rounds     uint64
 	effort     int
+	freedAny   bool
 	incomplete bool
 	reclaims   reclaims
 	// now is the time of the latest Tick as leader.
@@ -214,7 +218,7 @@ func New(o Options) *Manager {
 	return &Manager{
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, noRoom: map[unique.Handle[string]]Obstacle{},
+		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, kinds: kinds{},
 		reclaims: reclaims{pauses: map[reclaimKind]reclaimPause{}},
 	}
 }

@@ -12,12 +12,12 @@ import (
 
 // findMoves finds out which pods must move to other regions so that each tenant can have its share: a tenant whose pods can use one
 // region only needs room there of tenants that can have theirs elsewhere. It sets Losses, Gains and Moves of the standings, and the Spots of
-// the candidates, and returns the regions of the nodes. There is nothing to move, and the result is nil, if all pods can use the same
-// nodes.
-func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Tenant, units [][]*unit, candidates []candidate) map[string]int {
+// the candidates, and returns the regions of the nodes and those of each class. There is nothing to move, and the results are nil, if all
+// pods can use the same nodes.
+func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Tenant, units [][]*unit, candidates []candidate) (of map[string]int, classes [][]int) {
 	r := m.regions
 	if r == nil || len(r.Sizes) < 2 {
-		return nil
+		return nil, nil
 	}
 	x := &moves{Manager: m, tenants: tenants, sizes: slices.Clone(r.Sizes), holdings: map[holder]*fairshare.Holding{}, position: map[string]int{}, fits: map[fit]bool{}}
 	for i, t := range tenants {
@@ -48,7 +48,7 @@ func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Ten
 			c.Spots = nil
 		}
 	}
-	return r.of
+	return r.of, r.Classes
 }
 
 // moves is the state of findMoves.

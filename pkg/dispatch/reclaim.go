@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"time"
-	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -50,7 +49,7 @@ type reclaims struct {
 // reclaimKind is a kind of units of a tenant.
 type reclaimKind struct {
 	tenant string
-	kind   unique.Handle[string]
+	kind   kindKey
 }
 
 type reclaimPause struct {
@@ -181,7 +180,7 @@ func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []
 	need := reclaim.Need{Tenants: m.excess(tenants)}
 	if evicts {
 		candidates := m.candidates(now)
-		need.Regions = m.findMoves(need.Tenants, tenants, allUnits, candidates)
+		need.Regions, need.Classes = m.findMoves(need.Tenants, tenants, allUnits, candidates)
 		need.Victims = victims(need.Tenants, candidates)
 	}
 	r := &m.reclaims
@@ -194,7 +193,7 @@ func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []
 			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.nodesFor(p).names})
 		}
 		need.Units = append(need.Units, out)
-		r.attempt.kinds = append(r.attempt.kinds, reclaimKind{u.item.Tenant, u.item.Kind})
+		r.attempt.kinds = append(r.attempt.kinds, reclaimKind{u.item.Tenant, u.kind.kindKey})
 	}
 	m.effects.Reclaim = &need
 }
@@ -210,7 +209,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			}
 			more = true
 			u := s.units[i]
-			if now.Before(m.reclaims.pauses[reclaimKind{s.Name, u.item.Kind}].until) || m.obstacle(u) != NoRoom {
+			if now.Before(m.reclaims.pauses[reclaimKind{s.Name, u.kind.kindKey}].until) || m.obstacle(u) != NoRoom {
 				continue
 			}
 			if pods += len(u.pods); pods > maxReclaim && len(units) > 0 {
@@ -351,7 +350,7 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 			a.held = nil
 			return false
 		}
-		h := &heldUnit{reclaimKind: reclaimKind{u.item.Tenant, u.item.Kind}, awaited: s.Awaited}
+		h := &heldUnit{reclaimKind: reclaimKind{u.item.Tenant, u.kind.kindKey}, awaited: s.Awaited}
 		for j, place := range s.Places {
 			h.places = append(h.places, ledger.HeldPlace{UID: s.Pods[j].UID, Node: place.Node, On: place.On, Unit: i + 1})
 		}

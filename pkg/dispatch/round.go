@@ -17,6 +17,7 @@ import (
 // unit is what is granted at once: a pod, or the members of a group that must be bound together.
 type unit struct {
 	item fairshare.Item
+	kind *kind
 	// pods are ordered: the largest first, since they have the least choice.
 	pods []*pod
 	// notBefore is the time before which it must not be granted.
@@ -123,7 +124,6 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.Likeness), text(b.Likeness)), cmp.Compare(a.UID, b.UID))
 	})
-	var likeness strings.Builder
 	for _, p := range pods {
 		if p.unit != nil { // A member of a group that started meanwhile is placed alone, for example.
 			m.removeUnit(p.unit)
@@ -137,10 +137,9 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		if p.notBefore.After(u.notBefore) {
 			u.notBefore = p.notBefore
 		}
-		likeness.WriteString(text(p.Likeness))
-		likeness.WriteByte(0)
 	}
-	u.item.Kind = unique.Make(likeness.String())
+	u.kind, u.item.Value = m.kinds.kindOf(pods), u
+	u.kind.units++
 	if m.units[id] = u; !u.notBefore.IsZero() {
 		m.pausing[id] = u
 	}
@@ -154,6 +153,7 @@ func (m *Manager) removeUnit(u *unit) {
 		}
 	}
 	if m.units[u.item.ID] == u {
+		u.kind.units--
 		delete(m.units, u.item.ID)
 		delete(m.pausing, u.item.ID)
 		m.queue.Remove(u.item.ID)
@@ -220,7 +220,9 @@ func (m *Manager) Tick(now time.Time) {
 	// A round that was cut short goes on first: otherwise its last units would never get their turn.
 	atOnce := m.retryAll.IsZero()
 	if all = !m.incomplete && !now.Before(m.retryAll); all {
-		m.due = slices.SortedFunc(maps.Keys(m.noRoom), func(a, b unique.Handle[string]) int { return cmp.Compare(a.Value(), b.Value()) })
+		m.due = m.kinds.tried()
+		slices.SortFunc(m.due, func(a, b *kind) int { return a.compare(b.kindKey) })
+		m.retries = max(leastRetries, len(m.due)/retryRounds)
 		m.retryAll = now.Add(retryInterval)
 		if len(m.eligible) > maxConstraints {
 			clear(m.eligible) // Most are those of pods that are gone.
@@ -231,6 +233,7 @@ func (m *Manager) Tick(now time.Time) {
 	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || retries || len(freed) > 0) {
 		m.changed = false
 		names := slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
+		m.freedAny = len(names) > 0
 		for _, nodes := range m.eligible {
 			nodes.setFreed(names)
 		}
@@ -246,12 +249,12 @@ func (m *Manager) Tick(now time.Time) {
 
 // retry makes the next kinds that are due be tried on all nodes, or all of them at once. It reports whether there is one.
 func (m *Manager) retry(atOnce bool) bool {
-	n := min(len(m.due), max(leastRetries, len(m.noRoom)/retryRounds))
+	n := min(len(m.due), m.retries)
 	if atOnce {
 		n = len(m.due)
 	}
 	for _, kind := range m.due[:n] {
-		delete(m.noRoom, kind)
+		kind.obstacle = Untried
 	}
 	m.due = m.due[n:]
 	return n > 0
@@ -300,33 +303,34 @@ func (m *Manager) round(all bool, now time.Time) {
 	}
 	m.pause(now)
 	m.effort = 0
+	m.rounds++
 	clear(m.holding)
-	failed, first := map[unique.Handle[string]]bool{}, map[string]*unit{}
+	// first is the first unit without room of each tenant, and head that of the tenant of the latest item, nil if it has none.
+	first, tenant, head := map[string]*unit{}, "", (*unit)(nil)
 	withoutPlace := m.placeProvisioned(all, capacity, now)
 	r := m.queue.Round()
 	item, ok := r.Next()
 	for ; ok && len(m.charged)-withoutPlace < maxOpen && m.effort < maxEffort; item, ok = r.Next() {
-		if failed[item.Kind] && first[item.Tenant] != nil {
+		u := item.Value.(*unit)
+		if item.Tenant != tenant {
+			tenant, head = item.Tenant, first[item.Tenant]
+		}
+		if u.kind.hasNoRoom(m.rounds) && head != nil || u.paused {
 			r.Pass() // There can be thousands of these.
 			continue
 		}
-		u := m.units[item.ID]
-		if u.paused {
-			r.Pass()
-			continue
-		}
-		if places := m.try(u, failed, capacity, now); places != nil {
+		if places := m.try(u, capacity, now); places != nil {
 			r.Grant()
 			m.grant(u, places, now)
-			if o := first[item.Tenant]; o != nil && o.overtaken.IsZero() {
-				o.overtaken = now
+			if head != nil && head.overtaken.IsZero() {
+				head.overtaken = now
 			}
 			continue
 		}
-		if first[item.Tenant] == nil && m.noRoom[item.Kind] == NoRoom {
-			first[item.Tenant] = u
+		if head == nil && u.kind.obstacle == NoRoom {
+			head, first[tenant] = u, u
 			if m.holdsOthers(u, now) {
-				m.holding[item.Tenant] = u
+				m.holding[tenant] = u
 				r.Leave()
 				continue
 			}
@@ -391,14 +395,30 @@ func (m *Manager) place(p *pod, where ledger.Reservation, now time.Time) {
 	}
 }
 
-// try reserves places for the pods of a unit. It returns nil if they don't fit now. failed are the kinds of units that have not
-// fitted in this round.
-func (m *Manager) try(u *unit, failed map[unique.Handle[string]]bool, capacity ledger.Capacity, now time.Time) (places []ledger.Reservation) {
-	kind := u.item.Kind
-	if failed[kind] {
+// try reserves places for the pods of a unit. It returns nil if they don't fit now.
+func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Reservation) {
+	if !u.kind.hasNoRoom(m.rounds) {
+		places = m.reserve(u, capacity, now)
+	}
+	if places != nil {
+		return places
+	}
+	u.kind.fail(m.rounds)
+	if u.kind.obstacle == Untried {
+		if u.kind.obstacle = NoRoom; !m.everFits(u) {
+			u.kind.obstacle = NeverFits
+		}
+	}
+	return nil
+}
+
+// reserve reserves places for the pods of a unit on all nodes, or on those on which something was freed if the unit had no room before.
+// It returns nil if they don't fit now.
+func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Reservation) {
+	hadNoRoom := u.kind.obstacle != Untried
+	if hadNoRoom && !m.freedAny {
 		return nil
 	}
-	_, hadNoRoom := m.noRoom[kind]
 	if !hadNoRoom {
 		m.effort++
 	}
@@ -410,11 +430,6 @@ func (m *Manager) try(u *unit, failed map[unique.Handle[string]]bool, capacity l
 			places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
 		}
 	}
-	if failed[kind] = places == nil; places == nil && !hadNoRoom {
-		if m.noRoom[kind] = NoRoom; !m.everFits(u) {
-			m.noRoom[kind] = NeverFits
-		}
-	}
 	return places
 }
 
@@ -423,12 +438,12 @@ func (m *Manager) obstacle(u *unit) Obstacle {
 	switch {
 	case u.paused:
 		return Paused
-	case m.noRoom[u.item.Kind] == NeverFits:
+	case u.kind.obstacle == NeverFits:
 		return NeverFits
 	case m.holding[u.item.Tenant] != nil && m.holding[u.item.Tenant] != u:
 		return Behind
 	}
-	return m.noRoom[u.item.Kind]
+	return u.kind.obstacle
 }
 
 // requests returns what the ledger must place. If the unit had no room before, only nodes on which something was freed can have

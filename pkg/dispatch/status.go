@@ -54,7 +54,7 @@ func (m *Manager) standings() ([]Tenant, [][]*unit) {
 		claim := fairshare.Claim{Terms: s.Terms, Name: s.Name, Demand: s.Allocated}
 		own := make([]*unit, len(s.Waiting))
 		for i, item := range s.Waiting {
-			u := m.units[item.ID]
+			u := item.Value.(*unit)
 			own[i] = u
 			t.Waiting, t.WaitingMemory = t.Waiting+len(u.pods), t.WaitingMemory.Add(item.Memory)
 			obstacle := m.obstacle(u)
@@ -176,7 +176,7 @@ func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	m.feasible.expire(time.Time{})
 	for _, u := range m.units {
 		if !m.everFits(u) {
-			m.noRoom[u.item.Kind] = NeverFits
+			u.kind.obstacle = NeverFits
 		}
 	}
 	return m.Tenants()

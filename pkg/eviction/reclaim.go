@@ -347,7 +347,7 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 	return true
 }
 
-// cluster returns the state in which the decision is made: of the nodes that could hold one of the pods.
+// cluster returns the state in which the decision is made: of the nodes that could hold one of the pods, or one that moves.
 func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 	out := reclaim.Cluster{
 		Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{},
@@ -377,6 +377,11 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 			if _, known := out.Cards[name]; !known {
 				out.Cards[name] = r.cards(name, pod.Pod, &out)
 			}
+		}
+	}
+	for name := range need.Regions { // Pods may move there.
+		if _, known := out.Cards[name]; !known && len(pods) > 0 {
+			out.Cards[name] = r.cards(name, pods[0].Pod, &out)
 		}
 	}
 	return out

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -21,8 +20,8 @@ type Item struct {
 	Created  time.Time
 	// Memory is the amount that is charged for the item.
 	Memory gpu.Memory
-	// Kind is equal for items that fit the same free resources. The queue doesn't use it.
-	Kind unique.Handle[string]
+	// Value is what the caller finds by the item. It must be comparable. The queue doesn't use it.
+	Value any
 }
 
 // compareItems orders the items of one tenant.

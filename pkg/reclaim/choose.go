@@ -13,7 +13,7 @@ import (
 //
 // Each pod that fits nowhere gets the place for which the least memory must be evicted; of equal ones that whose oldest victim is the
 // newest, and then that with the fewest victims. If no evictions help that leave each tenant its share, pods of tenants are
-// evicted that can have their share in other regions. At last each victim is dropped without which its unit fits too. The least
+// evicted that can have their share in other regions, if there is room for them, or can be made by such evictions. At last each victim is dropped without which its unit fits too. The least
 // memory for several pods together is not searched for.
 func Choose(need Need, cluster Cluster) (Plan, bool) {
 	t := newTrial(need, cluster)
@@ -33,21 +33,10 @@ func (t *trial) serve(unit int) {
 		if t.placeSomewhere(unit, i) {
 			continue
 		}
-		best := t.cheapest(pod)
-		if best == nil && t.need.Regions != nil {
-			best = t.cheapestMove(t.need.Units[unit].Tenant, pod)
-		}
-		if best != nil {
-			for _, v := range best.victims {
-				t.moves[v] = !t.tally.WithinExcess(&t.need.Victims[v])
-				t.evict(v)
-				t.unitOf[v] = unit
-			}
-		}
-		if best == nil || !t.place(unit, i, best.node) {
+		if node, ok := t.makeRoom(unit, pod); !ok || !t.place(unit, i, node) {
 			t.unplace(unit)
-			for _, v := range slices.Clone(t.evicted[before:]) {
-				t.restore(v)
+			for _, v := range t.victims(before) {
+				t.keep(v)
 			}
 			return
 		}
@@ -78,6 +67,12 @@ type trial struct {
 	moves  map[int]bool
 	moving bool
 	mover  string
+	// rooms are what is counted on for victims that move, later the candidates that make these, and stuck the movers for which no room was
+	// found. nodes are all nodes by name, nil until they are needed.
+	rooms map[int]*room
+	later map[int]bool
+	stuck map[mover]bool
+	nodes []string
 	// gained is what the units' tenants get in each region.
 	gained map[tenantSpot]gpu.Memory
 	// places are those of each unit's pods; nil for a unit that has none.
@@ -89,7 +84,7 @@ type trial struct {
 func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
 		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, sets: map[*string]map[string]bool{}, memory: make([]gpu.Memory, len(need.Victims)),
-		tally: NewTally(need.Tenants), allowed: slices.Clone(cluster.Allowed), unitOf: map[int]int{}, moves: map[int]bool{}, gained: map[tenantSpot]gpu.Memory{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
+		tally: NewTally(need.Tenants), allowed: slices.Clone(cluster.Allowed), unitOf: map[int]int{}, moves: map[int]bool{}, rooms: map[int]*room{}, later: map[int]bool{}, stuck: map[mover]bool{}, gained: map[tenantSpot]gpu.Memory{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
 	}
 	for i, v := range need.Victims {
 		t.memory[i] = v.Memory()
@@ -122,7 +117,8 @@ func (t *trial) cardsOf(node string) []placement.Card {
 
 // may reports whether the candidate may be evicted beside the victims so far.
 func (t *trial) may(v int) bool {
-	if victim := &t.need.Victims[v]; !t.tally.WithinExcess(victim) && (!t.moving || victim.Tenant == t.mover || !t.tally.CanMove(victim)) {
+	if victim := &t.need.Victims[v]; !t.tally.WithinExcess(victim) &&
+		(!t.moving || victim.Tenant == t.mover || !t.tally.CanMove(victim) || t.stuck[moverOf(victim)]) {
 		return false
 	}
 	var uses map[int]int
@@ -266,13 +262,14 @@ func (t *trial) placeAgain(unit int, places []Place) {
 
 // dropUnneeded drops the victims without which their units fit too: those with the most memory first, and of equal ones the oldest.
 func (t *trial) dropUnneeded() {
-	order := slices.Sorted(slices.Values(t.evicted))
+	order := slices.Sorted(slices.Values(t.victims(0)))
 	slices.Reverse(order)
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(t.memory[b], t.memory[a]) })
 	for _, v := range order {
 		unit := t.unitOf[v]
 		before := t.unplace(unit)
 		if t.restore(v) && t.placeAll(unit) {
+			t.dropRoom(v)
 			continue
 		}
 		t.unplace(unit)
@@ -295,15 +292,15 @@ func (t *trial) undo() {
 	for unit := range t.places {
 		t.unplace(unit)
 	}
-	for _, v := range slices.Clone(t.evicted) {
-		t.restore(v)
+	for _, v := range t.victims(0) {
+		t.keep(v)
 	}
 }
 
 func (t *trial) plan() (out Plan) {
 	var evicted gpu.Memory
 	awaited := map[string][]gpu.PodUID{}
-	for _, v := range slices.Sorted(slices.Values(t.evicted)) {
+	for _, v := range slices.Sorted(slices.Values(t.victims(0))) {
 		victim := t.need.Victims[v]
 		out.Victims = append(out.Victims, Eviction{victim, t.need.Units[t.unitOf[v]], t.moves[v]})
 		evicted = evicted.Add(t.memory[v])

@@ -78,7 +78,7 @@ func (s *scene) excess(tenant string, amount gpu.Memory) *scene {
 
 // moves makes each node a region, and lets the tenant lose an amount on n0, and have as much on n1 instead.
 func (s *scene) moves(tenant string, amount gpu.Memory) *scene {
-	s.Regions = map[string]int{node(0): 0, node(1): 1}
+	s.Regions, s.Classes = map[string]int{node(0): 0, node(1): 1}, [][]int{{0, 1}}
 	for i, v := range s.Victims {
 		for _, p := range v.Pods {
 			s.Victims[i].Spots = append(s.Victims[i].Spots, Spot{Region: s.Regions[s.Places[p.UID].Node]})
@@ -149,6 +149,10 @@ func TestChoose(t *testing.T) {
 		"a pod moves that can be elsewhere":          {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1).only("n0").moves("bob", 8).gains(8), []gpu.PodUID{"bob-0.0"}, 0, false},
 		"it would have less elsewhere":               {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1).only("n0").moves("bob", 7).gains(8), nil, 0, true},
 		"there it is no tenant's turn to have more":  {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1).only("n0").moves("bob", 8).gains(7), nil, 0, true},
+		"elsewhere there is room after an eviction":  {newScene(1, 1).has("bob", at{0, 0, 8}).has("carol", at{1, 0, 8}).budget(1, 1).wants(8, 1).only("n0").moves("bob", 8).gains(8).excess("carol", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"elsewhere a budget allows no eviction":      {newScene(1, 1).has("bob", at{0, 0, 8}).has("carol", at{1, 0, 8}).budget(1, 0).wants(8, 1).only("n0").moves("bob", 8).gains(8).excess("carol", 8), nil, 0, true},
+		"elsewhere the memory is in pieces":          {newScene(1, 2).has("bob", at{0, 0, 8}).used(at{1, 0, 4}).used(at{1, 1, 4}).wants(8, 1).only("n0").moves("bob", 8).gains(8), nil, 0, true},
+		"elsewhere is room for one of two pods":      {newScene(2, 2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).has("carol", at{1, 0, 8}).has("carol", at{1, 1, 8}).budget(3, 0).wants(8, 1).wants(8, 1).only("n0").moves("bob", 16).gains(16).excess("carol", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
 		"its tenant doesn't move its own pods":       {newScene(1, 1).has("alice", at{0, 0, 8}).wants(8, 1).only("n0").moves("alice", 8).gains(8), nil, 0, true},
 		"rather the excess of another tenant":        {newScene(2, 1).has("bob", at{0, 0, 8}).has("carol", at{0, 1, 8}).wants(8, 1).only("n0").moves("bob", 8).gains(8).excess("carol", 8), []gpu.PodUID{"carol-1.0"}, 0, false},
 	} {
@@ -163,7 +167,9 @@ func TestChoose(t *testing.T) {
 }
 
 func (s *scene) only(nodes ...string) *scene {
-	s.Units[0].Pods[0].Nodes = nodes
+	for _, u := range s.Units {
+		u.Pods[0].Nodes = nodes
+	}
 	return s
 }
 

@@ -18,8 +18,9 @@ type Need struct {
 	Victims []Victim
 	// Tenants are those of the units and of the candidates, by name.
 	Tenants map[string]Standing
-	// Regions are the regions of the nodes; nil if all pods can use the same nodes.
+	// Regions are the regions of the nodes, and Classes those that the pods of each class can use; nil if all pods can use the same nodes.
 	Regions map[string]int
+	Classes [][]int
 }
 
 // Unit is what gets room as a whole or not at all: a pod, or the members of a group that must be bound together.

@@ -37,7 +37,8 @@ func (o *option) excludes(memory gpu.Memory, newest time.Time) bool {
 
 // cheapest returns the option for the pod with the least cost; nil if there is none.
 func (t *trial) cheapest(pod Pod) *option {
-	return t.cheapestAmong(pod, func(string) bool { return true })
+	usable := t.usable(pod.Nodes)
+	return t.cheapestAmong(pod.UID, pod.Demand(), func(node string) bool { return usable[node] })
 }
 
 // cheapestMove returns the option with the least cost for a pod of the tenant, if those can be evicted too that can move. Only what the
@@ -45,16 +46,16 @@ func (t *trial) cheapest(pod Pod) *option {
 func (t *trial) cheapestMove(tenant string, pod Pod) *option {
 	t.moving, t.mover = true, tenant
 	defer func() { t.moving = false }()
-	return t.cheapestAmong(pod, func(node string) bool { return t.gains(tenant, node, pod) })
+	usable := t.usable(pod.Nodes)
+	return t.cheapestAmong(pod.UID, pod.Demand(), func(node string) bool { return usable[node] && t.gains(tenant, node, pod) })
 }
 
-// cheapestAmong returns the option for the pod with the least cost among the nodes; nil if there is none.
-func (t *trial) cheapestAmong(pod Pod, among func(node string) bool) (best *option) {
-	demand := pod.Demand()
-	usable := t.usable(pod.Nodes)
+// cheapestAmong returns the option for the pod with the least cost among the nodes; nil if there is none. Without a uid only the cards
+// count.
+func (t *trial) cheapestAmong(uid gpu.PodUID, demand gpu.Demand, among func(node string) bool) (best *option) {
 	for _, node := range t.order {
-		if t.steps > 0 && usable[node] && among(node) {
-			best = t.cheapestOn(node, pod.UID, demand, best)
+		if t.steps > 0 && among(node) {
+			best = t.cheapestOn(node, uid, demand, best)
 		}
 	}
 	return best

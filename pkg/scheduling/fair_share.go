@@ -175,10 +175,12 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 	f.manager.SetPod(p)
 }
 
-// likeness is equal for pods that fit the same free resources.
+// likeness is equal for pods that differ at most in the amount of GPU memory and so fit the same free resources otherwise.
 func likeness(pod *clustercache.PodInfo) string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%v %d %s", pod.Demand(), pod.Priority, pod.Pending.Constraints())
+	demand := pod.Demand()
+	demand.Memory = 0
+	fmt.Fprintf(&text, "%v %d %s", demand, pod.Priority, pod.Pending.Constraints())
 	for _, name := range slices.Sorted(maps.Keys(pod.Requests)) {
 		amount := pod.Requests[name]
 		fmt.Fprintf(&text, " %s=%s", name, amount.String())

@@ -1,0 +1,97 @@
+package dispatch
+
+import (
+	"cmp"
+	"strings"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// kind is shared by units that fit the same free resources. An attempt for one of them answers for all.
+type kind struct {
+	kindKey
+	*likeness
+	// obstacle is why there was no room at the latest attempt: NoRoom or NeverFits. Untried means that the next attempt regards all
+	// nodes. Otherwise units are tried only on nodes on which something was freed since.
+	obstacle Obstacle
+	// units counts the units of this kind.
+	units int
+}
+
+// kindKey identifies a kind. For a unit of several pods, text has their amounts and memory is 0.
+type kindKey struct {
+	text unique.Handle[string]
+	// memory is what a pod requests of each card.
+	memory gpu.Memory
+}
+
+func (k kindKey) compare(other kindKey) int {
+	return cmp.Or(strings.Compare(text(k.text), text(other.text)), cmp.Compare(k.memory, other.memory))
+}
+
+// likeness is shared by kinds that differ in the amount of memory only: where there is no room for one of them, there is none for
+// those that request more.
+type likeness struct {
+	// kinds are those with this likeness, by their memory.
+	kinds map[gpu.Memory]*kind
+	// failed is the number of the latest round in which one of the kinds had no room, and least is the smallest of their amounts then.
+	failed uint64
+	least  gpu.Memory
+}
+
+// hasNoRoom reports whether it is known already that the kind has no room in this round.
+func (k *kind) hasNoRoom(round uint64) bool { return k.failed == round && k.memory >= k.least }
+
+// fail records that the kind has no room in this round.
+func (k *kind) fail(round uint64) {
+	if k.failed != round || k.memory < k.least {
+		k.failed, k.least = round, k.memory
+	}
+}
+
+// kinds are the kinds of the units that wait, by the text of their keys.
+type kinds map[unique.Handle[string]]*likeness
+
+// kindOf returns the kind of a unit that consists of these pods.
+func (k kinds) kindOf(pods []*pod) *kind {
+	key := kindKey{pods[0].Likeness, pods[0].Demand().Memory}
+	if len(pods) > 1 {
+		var all strings.Builder
+		for _, p := range pods {
+			all.WriteString(text(p.Likeness))
+			all.WriteByte(0)
+			all.WriteString(p.Demand().Memory.String())
+			all.WriteByte(0)
+		}
+		key = kindKey{text: unique.Make(all.String())}
+	}
+	like := k[key.text]
+	if like == nil {
+		like = &likeness{kinds: map[gpu.Memory]*kind{}}
+		k[key.text] = like
+	}
+	found := like.kinds[key.memory]
+	if found == nil {
+		found = &kind{kindKey: key, likeness: like}
+		like.kinds[key.memory] = found
+	}
+	return found
+}
+
+// tried drops the kinds that have no units left, and returns those that had no room.
+func (k kinds) tried() (tried []*kind) {
+	for key, like := range k {
+		for memory, one := range like.kinds {
+			if one.units == 0 {
+				delete(like.kinds, memory)
+			} else if one.obstacle != Untried {
+				tried = append(tried, one)
+			}
+		}
+		if len(like.kinds) == 0 {
+			delete(k, key)
+		}
+	}
+	return tried
+}

@@ -1,0 +1,142 @@
+package reclaim
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// room is what a victim that moves is counted on to get elsewhere.
+type room struct {
+	places []Place
+	// later are the candidates that make this room: a later attempt evicts them.
+	later []int
+}
+
+// mover is equal for victims that find the same room elsewhere. Of a group the first pod counts.
+type mover struct {
+	tenant string
+	spot   Spot
+	demand gpu.Demand
+	pods   int
+}
+
+func moverOf(v *Victim) mover { return mover{v.Tenant, v.Spots[0], v.Pods[0].Demand(), len(v.Pods)} }
+
+// makeRoom evicts those candidates for a pod of a unit that cost the least, and returns the node on which they are. Those that must
+// move count only if there is room for them elsewhere.
+func (t *trial) makeRoom(unit int, pod Pod) (node string, ok bool) {
+	best := t.cheapest(pod)
+	if best != nil {
+		return best.node, t.evictAll(best.victims, unit)
+	}
+	for t.need.Regions != nil {
+		if best = t.cheapestMove(t.need.Units[unit].Tenant, pod); best == nil {
+			break
+		}
+		if t.evictAll(best.victims, unit) {
+			return best.node, true
+		}
+	}
+	return "", false
+}
+
+// evictAll makes the candidates victims of a unit. If one must move for which there is no room elsewhere, it evicts none and returns
+// false.
+func (t *trial) evictAll(victims []int, unit int) bool {
+	for _, v := range victims {
+		t.moves[v] = !t.tally.WithinExcess(&t.need.Victims[v])
+		t.evict(v)
+		t.unitOf[v] = unit
+	}
+	for _, v := range victims {
+		if t.moves[v] && !t.findRoom(v) {
+			t.stuck[moverOf(&t.need.Victims[v])] = true
+			for _, v := range victims {
+				t.keep(v)
+			}
+			return false
+		}
+	}
+	return true
+}
+
+// findRoom finds places in other regions for the pods of a victim that moves: where there is room, or where it can be made by candidates
+// whose tenants have more than their share. It reports whether there is room for all of them.
+func (t *trial) findRoom(v int) bool {
+	victim := &t.need.Victims[v]
+	r := &room{}
+	t.rooms[v] = r
+	for i := range victim.Pods {
+		demand, spot := victim.Pods[i].Demand(), victim.Spots[i]
+		elsewhere := func(node string) bool {
+			region, shared := t.need.Regions[node]
+			return shared && region != spot.Region && slices.Contains(t.need.Classes[spot.Class], region)
+		}
+		if t.placeElsewhere(r, &demand, elsewhere) {
+			continue
+		}
+		best := t.cheapestAmong("", demand, elsewhere)
+		if best == nil {
+			t.dropRoom(v)
+			return false
+		}
+		for _, later := range best.victims {
+			t.evict(later)
+			t.later[later], r.later = true, append(r.later, later)
+		}
+		t.placeElsewhere(r, &demand, func(node string) bool { return node == best.node })
+	}
+	return true
+}
+
+// placeElsewhere adds a place on the first of the nodes on which the cards have room, and reports whether one has.
+func (t *trial) placeElsewhere(r *room, demand *gpu.Demand, among func(node string) bool) bool {
+	if t.nodes == nil {
+		t.nodes = slices.Sorted(maps.Keys(t.cluster.Cards))
+	}
+	for _, node := range t.nodes {
+		if !among(node) {
+			continue
+		}
+		cards := t.cluster.Cards[node]
+		if changed, copied := t.cards[node]; copied {
+			cards = changed
+		}
+		if where, reason := placement.Place(placement.Expected, cards, *demand); reason == placement.Fits {
+			change(t.cardsOf(node), where, (*placement.Card).Add)
+			r.places = append(r.places, Place{node, where})
+			return true
+		}
+	}
+	return false
+}
+
+// dropRoom undoes findRoom.
+func (t *trial) dropRoom(v int) {
+	r := t.rooms[v]
+	if r == nil {
+		return
+	}
+	delete(t.rooms, v)
+	for _, place := range r.places {
+		Free(t.cardsOf(place.Node), place.On)
+	}
+	for _, later := range r.later {
+		delete(t.later, later)
+		t.restore(later)
+	}
+}
+
+// keep undoes the eviction of a victim, with what is counted on for it elsewhere.
+func (t *trial) keep(v int) {
+	t.dropRoom(v)
+	t.restore(v)
+}
+
+// victims returns the victims from a position on, without those that only a later attempt evicts.
+func (t *trial) victims(from int) []int {
+	return slices.DeleteFunc(slices.Clone(t.evicted[from:]), func(v int) bool { return t.later[v] })
+}
