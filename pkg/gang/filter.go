@@ -86,7 +86,9 @@ func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) 
 	case r.plan == nil && now.Before(r.notBefore):
 		return FilterResult{Reason: Paused}
 	}
-	mgr.offer(r, m, nodes, now)
+	if r.plan == nil || !r.key.Native { // In later calls of a native group's cycle the members before count as bound.
+		mgr.offer(r, m, nodes, now)
+	}
 	if r.plan == nil {
 		if !mgr.mayPlan(r, mgr.freed.Load(), now) {
 			return FilterResult{Reason: NoRoom}
@@ -138,10 +140,11 @@ func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now 
 	return ok
 }
 
-// reportProblem returns the reason why the member can't be placed however much memory is free.
+// reportProblem returns the reason why the member can't be placed however much memory is free. It records an Event, but not about a
+// PodGroup that doesn't exist: the watch may report a pod first, and kube-scheduler doesn't try pods without their PodGroup.
 func (mgr *Manager) reportProblem(m *member) Reason {
 	problem := m.problem()
-	if m.reportedProblem != problem {
+	if _, exists := mgr.podGroups[m.Gang]; m.reportedProblem != problem && (exists || !m.Gang.Native) {
 		m.reportedProblem = problem
 		mgr.effects.Events = append(mgr.effects.Events, Event{m.Pod, true, EventInvalid, "The pod can't be counted as a member: " + problem})
 	}

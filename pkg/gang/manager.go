@@ -236,12 +236,12 @@ func (mgr *Manager) apply(m *member, next Member, now time.Time) {
 		return
 	}
 	relevant := relevantChange(&m.Member, &next)
-	bound := m.Node == "" && next.Node != ""
+	found := m.Node == "" && next.Node != ""
 	r.add(m, -1)
 	m.Member = next
 	m.counted = mgr.countAs(m)
 	r.add(m, 1)
-	if bound && r.id == "" && r.phase != PhaseRunning {
+	if found && r.id == "" && r.phase != PhaseRunning {
 		r.id = m.Run
 	}
 	if relevant && r.phase != PhaseRunning {

@@ -103,12 +103,12 @@ func (mgr *Manager) resolveAll(key Key, now time.Time) {
 // placesAlone reports whether the pods of the group are placed like pods without a group.
 func (mgr *Manager) placesAlone(key Key) bool { return mgr.podGroups[key].Alone }
 
-// offerEligible gives the members of a native group candidate nodes by their specs, except those of the template for which filter
-// is being called. If kube-scheduler has reasons against a node, the member moves when it is called for it.
+// offerEligible gives the members of a native group candidate nodes by their specs, except for templates that have some from this
+// cycle: that for which filter is being called, and those of earlier calls that made no plan. If kube-scheduler has reasons against a node, the member moves when it is called for it.
 func (mgr *Manager) offerEligible(r *run, n *needs, now time.Time) {
 	eligible := map[string]*candidates{}
 	for _, m := range n.members {
-		if o := r.offers[m.Template]; m.Request == 0 || o != nil && o.at.Equal(now) {
+		if o := r.offers[m.Template]; m.Request == 0 || o != nil && o.nodes != nil && now.Sub(o.at) < noRoomMin {
 			continue
 		}
 		nodes, known := eligible[m.shape()]

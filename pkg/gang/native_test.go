@@ -270,9 +270,17 @@ func TestNativeTemplates(t *testing.T) {
 	s.setSize("mixed", 3)
 	s.add("mixed", 1, 16, "leader")
 	workers := s.add("mixed", 2, 16, "worker")
-	s.manager.EligibleNodes = func(gpu.PodUID) []string { return nil }
+	asked := 0
+	s.manager.EligibleNodes = func(gpu.PodUID) []string {
+		asked++
+		return nil
+	}
 	s.wantReason(s.cycle("mixed", 3), NoRoom.Text)
+	s.manager.Filter(workers[0].UID, s.nodes[:0], s.now.Add(10*time.Millisecond)) // A later call of the same cycle.
 	s.want("no node for workers", map[string]int{}, 0)
+	if asked != 1 {
+		t.Errorf("the nodes of all members were looked for %d times in one cycle", asked)
+	}
 	s.manager.EligibleNodes = func(gpu.PodUID) []string { return []string{"n1", "n2"} }
 	s.advance(time.Second)
 	leader := s.existing()[0]
@@ -289,6 +297,9 @@ func TestNativeTemplates(t *testing.T) {
 		if got := s.manager.Filter(p.UID, []string{"n3"}, s.now).Nodes; !slices.Equal(got, []string{"n3"}) {
 			t.Errorf("nodes %v", got)
 		}
+	}
+	if got := s.manager.members[leader.UID].run.offers["worker"].nodes.names; !slices.Equal(got, []string{"n1", "n2"}) {
+		t.Errorf("a call that saw the members before as bound counts as an offer: %v", got)
 	}
 }
 
@@ -323,11 +334,17 @@ func TestPodGroups(t *testing.T) {
 	}
 	p := s.add("late", 3, 16, "t")
 	want(p[0], "PodGroup late doesn't exist")
+	if events := s.manager.TakeEffects().Events; len(events) > 0 {
+		t.Errorf("the watch reported a pod before its PodGroup: %v", events)
+	}
 	if reports, _ := s.manager.Reports(); reports[0].Reason != "invalid group: PodGroup late doesn't exist" {
 		t.Errorf("reported: %q", reports[0].Reason)
 	}
 	s.manager.SetPodGroup(nativeKey("late"), PodGroup{Problem: "PodGroup late: wrong"}, s.now)
 	want(p[0], "invalid group: PodGroup late: wrong")
+	if events := s.manager.TakeEffects().Events; len(events) != 1 || events[0].Reason != EventInvalid {
+		t.Errorf("Events %v", events)
+	}
 	s.setSize("late", 4)
 	want(p[0], "3 of 4 members exist")
 	s.setSize("late", 3)

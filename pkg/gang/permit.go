@@ -304,9 +304,9 @@ func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
 }
 
 // decide records whether a member's bind succeeded.
-func (mgr *Manager) decide(r *run, uid gpu.PodUID, pm *plannedMember, bound bool, now time.Time) {
+func (mgr *Manager) decide(r *run, uid gpu.PodUID, pm *plannedMember, success bool, now time.Time) {
 	pm.decided = true
-	if bound {
+	if success {
 		r.plan.bound++
 	}
 	if uid != r.plan.last {
