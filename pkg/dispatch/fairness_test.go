@@ -100,7 +100,7 @@ func (c *crowd) submit(tenant *crowdTenant, memory gpu.Memory, run time.Duration
 	p := c.pods[name]
 	p.GatedOtherwise = false
 	pool := int(tenant.restriction)
-	p.Constraints, p.Likeness = unique.Make(fmt.Sprint(pool)), unique.Make(fmt.Sprint(pool, " ", memory))
+	p.Constraints, p.Likeness = unique.Make(fmt.Sprint(pool)), unique.Make(fmt.Sprint(pool))
 	c.pods[name] = p
 	c.SetPod(p)
 }
