@@ -1,10 +1,12 @@
 package clustercache
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
@@ -54,6 +56,16 @@ func memberOf(pod *corev1.Pod) *gang.Member {
 		}
 	}
 	return m
+}
+
+// PodGroupOf returns what the PodGroup says about its pods, and the key of their gang.
+func PodGroupOf(group *schedulingv1beta1.PodGroup) (gang.Key, gang.PodGroup) {
+	size, alone, err := protocol.ParsePodGroup(group)
+	podGroup := gang.PodGroup{Size: size, Alone: alone}
+	if err != nil {
+		podGroup.Problem = fmt.Sprintf("PodGroup %s: %v", group.Name, err)
+	}
+	return gang.Key{Namespace: group.Namespace, Name: group.Name, Native: true}, podGroup
 }
 
 func ofFairShare(gate corev1.PodSchedulingGate) bool { return gate.Name == protocol.GateFairShare }

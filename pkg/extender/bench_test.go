@@ -178,10 +178,10 @@ func (f *bed) repeatBind(b *testing.B) {
 	}
 }
 
-// BenchmarkWithoutGroup measures filter and bind of pods without a gang in three cases: gangs are disabled; gangs are
-// enabled and there are none; fifty gangs of twenty members wait for room and are retried repeatedly.
+// BenchmarkWithoutGroup measures filter and bind of pods without a gang: gangs are disabled; gangs are enabled and there are none;
+// many gangs wait for room and are retried repeatedly.
 func BenchmarkWithoutGroup(b *testing.B) {
-	const nodes, size = 1000, 20
+	const nodes = 1000
 	gangs := func(o *scheduling.Options) {
 		o.Gangs = scheduling.GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: &fake.Observer{}}
 	}
@@ -189,19 +189,20 @@ func BenchmarkWithoutGroup(b *testing.B) {
 		name    string
 		options func(*scheduling.Options)
 		pending int
-	}{{"groups=off", func(*scheduling.Options) {}, 0}, {"groups=0", gangs, 0}, {"groups=50", gangs, 50}} {
+		size    int
+	}{{"groups=off", func(*scheduling.Options) {}, 0, 1}, {"groups=0", gangs, 0, 1}, {"groups=50", gangs, 50, 20}, {"groups=1000", gangs, 1000, 8}} {
 		f := crowded(b, nodes, 7, filterBest(32), setting.options)
 		var members []*corev1.Pod
-		for i := range setting.pending * size {
-			member := usualPod(fmt.Sprintf("member-%d-%d", i/size, i%size), cardMemory)
+		for i := range setting.pending * setting.size {
+			member := usualPod(fmt.Sprintf("member-%d-%d", i/setting.size, i%setting.size), cardMemory)
 			member.Annotations = map[string]string{
-				protocol.AnnotationGroupName: fmt.Sprint("group-", i/size), protocol.AnnotationGroupSize: fmt.Sprint(size),
+				protocol.AnnotationGroupName: fmt.Sprint("group-", i/setting.size), protocol.AnnotationGroupSize: fmt.Sprint(setting.size),
 			}
 			members = append(members, member)
 			f.addPod(member)
 		}
 		await(b, "the members are pending", func() bool { pods, _ := f.Pending(0); return len(pods) == len(members) })
-		for i := 0; i < len(members); i += size {
+		for i := 0; i < len(members); i += setting.size {
 			f.request(b, "filter", nodesRequest(members[i], f.names...))()
 		}
 		args := nodesRequest(usualPod("p", 2000), f.names...)

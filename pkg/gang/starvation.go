@@ -83,9 +83,11 @@ func (mgr *Manager) startStarvation(r *run, now time.Time) {
 
 // onlyLacksMemory reports whether nothing but memory is known to keep the members pending.
 func (r *run) onlyLacksMemory(now time.Time) bool {
-	short := map[string]bool{}
-	for _, m := range r.members {
-		short[m.Template] = short[m.Template] || m.ShortOfMemory && m.counted == pending
+	short := map[string]bool{} // By template; members with volumes have one each.
+	for _, m := range r.ordered() {
+		if m.ShortOfMemory && m.counted == pending {
+			short[m.Template] = true
+		}
 	}
 	return !slices.ContainsFunc(r.needed().members, func(m *member) bool {
 		o := r.offers[m.Template]

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -35,6 +36,8 @@ type fakeAPI struct {
 	status   int // If not zero, the status of all responses.
 	// namespace, if it isn't empty, is the only one in which the client has rights.
 	namespace string
+	// podGroups is "PodGroup" if the API server has PodGroups, else empty.
+	podGroups string
 	// stalled, if it isn't nil, makes all responses stop in the middle until the client cancels the request. Each one is
 	// announced.
 	stalled chan struct{}
@@ -128,7 +131,9 @@ func (api *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if parts := strings.Split(path, "/"); len(parts) == 6 && parts[3] == "namespaces" {
 		inNamespace, path = parts[4], "/api/v1/"+parts[5]
 	}
-	kind := map[string]string{"/api/v1/nodes": "Node", "/api/v1/pods": "Pod", "/api/v1/namespaces": "Namespace"}[path]
+	kind := map[string]string{
+		"/api/v1/nodes": "Node", "/api/v1/pods": "Pod", "/api/v1/namespaces": "Namespace", "/apis/scheduling.k8s.io/v1beta1/podgroups": api.podGroups,
+	}[path]
 	labelled, err1 := labels.Parse(query.Get("labelSelector"))
 	fielded, err2 := fields.ParseSelector(query.Get("fieldSelector"))
 	selected := func(o object) bool {
@@ -184,7 +189,11 @@ func (api *fakeAPI) list(w http.ResponseWriter, limit, from, kind string, select
 		items = items[:min(n, api.maxPage)]
 		meta["continue"] = strconv.Itoa(start + len(items))
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": "v1", "kind": kind + "List", "metadata": meta, "items": items})
+	version := "v1"
+	if kind == "PodGroup" {
+		version = schedulingv1beta1.SchemeGroupVersion.String()
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kind + "List", "metadata": meta, "items": items})
 }
 
 // watch streams the changes of one kind since the resource version of the request.

@@ -32,16 +32,21 @@ type groupRun struct {
 }
 
 // groupRuns returns the runs of all groups. Runs that have ended are left out, unless nothing else is left of the group.
-func groupRuns(pods []*corev1.Pod, now time.Time) []groupRun {
+// Pods of a PodGroup that places them one by one are in none.
+func groupRuns(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now time.Time) []groupRun {
 	var members []gang.Member
 	byUID, messages := map[gpu.PodUID]gang.Member{}, map[gpu.PodUID]string{}
 	groups := map[gang.Key][]groupRun{}
 	cardless := map[gang.Key][]gang.Member{}
 	for _, pod := range pods {
-		if !protocol.InGroup(pod) {
+		if !protocol.InGroup(pod) && (podGroups == nil || protocol.PodGroupName(pod) == "") {
 			continue
 		}
 		m := clustercache.NewPodInfo(pod).Member
+		if podGroups[m.Gang].Alone {
+			continue
+		}
+		m.Problem = cmp.Or(gang.Resolve(m, podGroups), m.Problem)
 		if m.Gang.Name == "" { // Pods of one controller were meant to be a group.
 			m.Gang.Name = unnamed + m.Controller
 		}
@@ -213,7 +218,7 @@ func (r *groupRun) since() time.Time {
 // for the pod, else for others of its run, else what the API server's objects show.
 func groupWaits(pods []*corev1.Pod, now time.Time) map[types.UID]*diagnosis.GroupWait {
 	waits := map[types.UID]*diagnosis.GroupWait{}
-	for _, run := range groupRuns(pods, now) {
+	for _, run := range groupRuns(pods, nil, now) {
 		if run.Phase == gang.PhaseRunning {
 			continue
 		}

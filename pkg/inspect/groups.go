@@ -10,9 +10,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -31,6 +35,8 @@ type Groups struct {
 type Group struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
+	// Native is true for the pods of a PodGroup of Kubernetes.
+	Native bool `json:"native,omitempty"`
 	// Pods are the names of the pods if the group has no name.
 	Pods []string `json:"pods,omitempty"`
 	// Run identifies the run; empty if no member is bound, or if no bound member has the annotation
@@ -62,24 +68,38 @@ const (
 	GroupEnded      = "Ended"      // No member runs or waits.
 )
 
-// readGroupPods reads the pods of a namespace, or of all namespaces if it is empty, that belong to groups.
-func readGroupPods(ctx context.Context, client kubernetes.Interface, namespace string) (pods []*corev1.Pod, err error) {
+// readGroupPods reads the pods of a namespace, or of all namespaces if it is empty, that belong to groups, and the PodGroups if any
+// of the pods names one. These are nil if the API server has none.
+func readGroupPods(ctx context.Context, client kubernetes.Interface, namespace string) (pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, err error) {
+	native := false
 	err = each(ctx, "pods", client.CoreV1().Pods(namespace).List, metav1.ListOptions{}, func(pod *corev1.Pod) {
-		if protocol.InGroup(pod) {
+		if protocol.InGroup(pod) || protocol.PodGroupName(pod) != "" {
 			pod.ManagedFields = nil
-			pods = append(pods, pod)
+			pods, native = append(pods, pod), native || protocol.PodGroupName(pod) != ""
 		}
 	})
-	return pods, err
+	if err != nil || !native {
+		return pods, nil, err
+	}
+	podGroups = map[gang.Key]gang.PodGroup{}
+	err = each(ctx, "podgroups", client.SchedulingV1beta1().PodGroups(namespace).List, metav1.ListOptions{}, func(group *schedulingv1beta1.PodGroup) {
+		key, podGroup := clustercache.PodGroupOf(group)
+		podGroups[key] = podGroup
+	})
+	if apierrors.IsNotFound(err) {
+		return pods, nil, nil
+	}
+	return pods, podGroups, err
 }
 
-// BuildGroups returns the groups of the pods. now is the time for which they are reported.
-func BuildGroups(pods []*corev1.Pod, now time.Time) Groups {
+// BuildGroups returns the groups of the pods. podGroups is nil if native groups don't count. now is the time for which they are
+// reported.
+func BuildGroups(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now time.Time) Groups {
 	out := Groups{APIVersion: ReportAPIVersion, Kind: GroupsKind, Groups: []Group{}}
-	for _, run := range groupRuns(pods, now) {
+	for _, run := range groupRuns(pods, podGroups, now) {
 		state, reason := run.state()
 		group := Group{
-			Namespace: run.Group.Namespace, Name: run.Group.Name, Run: run.ID, Size: run.Size, Bound: len(run.bound),
+			Namespace: run.Group.Namespace, Name: run.Group.Name, Native: run.Group.Native, Run: run.ID, Size: run.Size, Bound: len(run.bound),
 			Members: len(run.bound) + len(run.pending) + len(run.ineligible), Cardless: run.cardless, State: state, Reason: reason,
 		}
 		if group.Name == "" {
@@ -115,7 +135,11 @@ func writeGroups(out *bytes.Buffer, groups Groups, f format) {
 		if g.Since != nil {
 			since = g.Since.UTC().Format(time.RFC3339)
 		}
-		table.add(plain, g.Namespace, cmp.Or(shorten(g.Name), "<unnamed> "+someOf(g.Pods)), size, strconv.Itoa(g.Members), strconv.Itoa(g.Bound),
+		name := cmp.Or(shorten(g.Name), "<unnamed> "+someOf(g.Pods))
+		if g.Native {
+			name = "podgroup/" + name
+		}
+		table.add(plain, g.Namespace, name, size, strconv.Itoa(g.Members), strconv.Itoa(g.Bound),
 			g.State, since, cmp.Or(shorten(g.Reason), "-"))
 	}
 	table.writeAlone(out, f)

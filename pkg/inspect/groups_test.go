@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
@@ -187,7 +188,7 @@ func TestGroupRuns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, g := range BuildGroups(objects(nil, test.pods...).Pods, time.Now()).Groups {
+			for _, g := range BuildGroups(objects(nil, test.pods...).Pods, nil, time.Now()).Groups {
 				text := fmt.Sprintf("%s: %s %d/%d", g.Run, g.State, g.Bound, g.Members)
 				if g.Reason != "" {
 					text += ": " + g.Reason
@@ -198,6 +199,41 @@ func TestGroupRuns(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestNativeGroups: the pods of a PodGroup are shown like those of other groups, unless it places them one by one.
+func TestNativeGroups(t *testing.T) {
+	of := func(group string, p podBuilder) podBuilder {
+		p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &group}
+		return p
+	}
+	api := newFakeAPI(t, objects(nil,
+		of("train", newPod("a-0", 8)), of("train", newPod("a-1", 8)), newPod("b-0", 8).member("train", 1).on("n", 0),
+		of("late", newPod("c-0", 8)), of("alone", newPod("d-0", 8)), of("both", newPod("e-0", 8).member("both", 1)),
+	))
+	for name, policy := range map[string]schedulingv1beta1.PodGroupSchedulingPolicy{
+		"train": {Gang: &schedulingv1beta1.GangSchedulingPolicy{MinCount: 3}}, "alone": {Basic: &schedulingv1beta1.BasicSchedulingPolicy{}},
+	} {
+		api.put(&schedulingv1beta1.PodGroup{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: schedulingv1beta1.PodGroupSpec{SchedulingPolicy: policy},
+		})
+	}
+	const (
+		annotated = "default  train           1  1  1  Running     -  -\n"
+		both      = "default  both            ?  1  0  Invalid     -  e-0: the pod has spec.schedulingGroup and also annotations or labels of a group: only one of both can count\n"
+		late      = "default  podgroup/late   ?  1  0  Invalid     -  c-0: PodGroup late doesn't exist\n"
+		train     = "default  podgroup/train  3  2  0  Incomplete  -  2 of 3 members exist\n"
+	)
+	for podGroups, want := range map[string]string{
+		"PodGroup": both + late + annotated + train,
+		"":         "default  both   1  1  0  Pending  -  kube-scheduler hasn't tried all other members yet\ndefault  train  1  1  1  Running  -  -\n",
+	} {
+		api.podGroups = podGroups
+		out, aside, err := execute(t, api, "--groups", "--no-headers")
+		if diff := cmp.Diff(want, out); diff != "" || err != nil || aside != "" {
+			t.Errorf("PodGroups %q: stderr %q, %v (-want +got):\n%s", podGroups, aside, err, diff)
+		}
 	}
 }
 

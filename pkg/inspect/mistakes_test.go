@@ -39,7 +39,7 @@ func TestMistakes(t *testing.T) {
 			if words = mistakes.Comparable(words); words != m.Words {
 				t.Errorf("words %q, want %q", words, m.Words)
 			}
-			groups := BuildGroups(m.Pods, mistakes.Now).Groups
+			groups := BuildGroups(m.Pods, nil, mistakes.Now).Groups
 			says := func(g Group) bool {
 				return g.State == GroupInvalid && strings.HasSuffix(m.Words, strings.TrimPrefix(g.Reason, m.Pod+": "))
 			}

@@ -36,11 +36,11 @@ func (o *options) run(ctx context.Context) error {
 		return o.runShares(ctx, client)
 	}
 	if o.groups {
-		pods, err := readGroupPods(ctx, client, *o.connection.Namespace)
+		pods, podGroups, err := readGroupPods(ctx, client, *o.connection.Namespace)
 		if err != nil {
 			return err
 		}
-		return o.print(o.drawGroups(BuildGroups(pods, time.Now())))
+		return o.print(o.drawGroups(BuildGroups(pods, podGroups, time.Now())))
 	}
 	// Also before a watch, which retries forever: a failure at the start should be an error.
 	objects, err := read(ctx, client, o.scope)

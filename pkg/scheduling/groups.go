@@ -282,21 +282,13 @@ func (g *groups) PodGroupsServed() {
 
 // PodGroupUpdated implements clustercache.PodGroupHandler.
 func (g *groups) PodGroupUpdated(group *schedulingv1beta1.PodGroup) {
-	size, alone, err := protocol.ParsePodGroup(group)
-	podGroup := gang.PodGroup{Size: size, Alone: alone}
-	if err != nil {
-		podGroup.Problem = fmt.Sprintf("PodGroup %s: %v", group.Name, err)
-	}
-	g.manager.SetPodGroup(podGroupKey(group.Namespace, group.Name), podGroup, g.clock.Now())
+	key, podGroup := clustercache.PodGroupOf(group)
+	g.manager.SetPodGroup(key, podGroup, g.clock.Now())
 }
 
 // PodGroupDeleted implements clustercache.PodGroupHandler.
 func (g *groups) PodGroupDeleted(namespace, name string) {
-	g.manager.RemovePodGroup(podGroupKey(namespace, name), g.clock.Now())
-}
-
-func podGroupKey(namespace, name string) gang.Key {
-	return gang.Key{Namespace: namespace, Name: name, Native: true}
+	g.manager.RemovePodGroup(gang.Key{Namespace: namespace, Name: name, Native: true}, g.clock.Now())
 }
 
 // memoryFreed passes freed memory to the manager.

@@ -762,6 +762,8 @@ type run struct {
 	// was whole.
 	ambiguous bool
 	wholeAt   time.Duration
+	// term is the value of world.terms at the first bind.
+	term int
 	// resized is true if the group's number was changed.
 	resized bool
 	// controllers are those of the pods that were bound in it.
@@ -805,7 +807,7 @@ func (a *apiServer) joined(p *apiPod) {
 	}
 	r := a.runs[key]
 	if r == nil {
-		r = &run{key: key, controllers: map[string]bool{}}
+		r = &run{key: key, controllers: map[string]bool{}, term: a.w.terms}
 		a.runs[key] = r
 	}
 	if controller := p.info.Member.Controller; r.whole && r.proven() && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {

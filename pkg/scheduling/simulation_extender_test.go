@@ -65,6 +65,7 @@ func (w *world) newReplica(name string) *replica {
 		o.Leading = r.leading
 	} else {
 		r.leads = true
+		w.terms++
 	}
 	var err error
 	if r.scheduler, err = newScheduler(o, r.cache); err != nil {

@@ -357,6 +357,7 @@ func (w *world) takeOver(r *replica) {
 	}
 	w.trace("%s leads", r.name)
 	w.stats.leaders++
+	w.terms++
 	if err := r.scheduler.TakeOver(w.context()); err != nil {
 		panic(err)
 	}

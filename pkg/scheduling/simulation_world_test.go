@@ -44,6 +44,8 @@ type world struct {
 	faults    faults
 	// fate decides the outcome of a Binding in scenes; nil for a random one.
 	fate func(pod string) fate
+	// terms counts the extenders that have begun to lead.
+	terms int
 	// calm is true once the disturbances are over.
 	calm bool
 	// blind is until when an extender may have known less than the API server.
