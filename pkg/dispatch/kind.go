@@ -79,6 +79,13 @@ func (k kinds) kindOf(pods []*pod) *kind {
 	return found
 }
 
+// drop drops a kind that has no units left.
+func (k kinds) drop(one *kind) {
+	if delete(one.kinds, one.memory); len(one.kinds) == 0 {
+		delete(k, one.text)
+	}
+}
+
 // tried drops the kinds that have no units left, and returns those that had no room.
 func (k kinds) tried() (tried []*kind) {
 	for key, like := range k {

@@ -153,7 +153,9 @@ func (m *Manager) removeUnit(u *unit) {
 		}
 	}
 	if m.units[u.item.ID] == u {
-		u.kind.units--
+		if u.kind.units--; u.kind.units == 0 && !m.leading {
+			m.kinds.drop(u.kind) // Otherwise Tick does it.
+		}
 		delete(m.units, u.item.ID)
 		delete(m.pausing, u.item.ID)
 		m.queue.Remove(u.item.ID)
@@ -315,7 +317,7 @@ func (m *Manager) round(all bool, now time.Time) {
 		if item.Tenant != tenant {
 			tenant, head = item.Tenant, first[item.Tenant]
 		}
-		if u.kind.hasNoRoom(m.rounds) && head != nil || u.paused {
+		if u.paused || head != nil && u.kind.obstacle != Untried && u.kind.hasNoRoom(m.rounds) {
 			r.Pass() // There can be thousands of these.
 			continue
 		}

@@ -107,7 +107,8 @@ func (mgr *Manager) resolveAll(key Key, now time.Time) {
 func (mgr *Manager) placesAlone(key Key) bool { return mgr.podGroups[key].Alone }
 
 // offerEligible gives the members of a native group candidate nodes by their specs, except for templates that have some from this
-// cycle: that for which filter is being called, and those of earlier calls that made no plan. If kube-scheduler has reasons against a node, the member moves when it is called for it.
+// cycle: that for which filter is being called, and those of earlier calls that made no plan. If kube-scheduler rejects the node of a
+// member's place for other reasons, the place moves when filter is called for the member.
 func (mgr *Manager) offerEligible(r *run, n *needs, now time.Time) {
 	eligible := map[string]*candidates{}
 	for _, m := range n.members {

@@ -13,8 +13,8 @@ import (
 //
 // Each pod that fits nowhere gets the place for which the least memory must be evicted; of equal ones that whose oldest victim is the
 // newest, and then that with the fewest victims. If no evictions help that leave each tenant its share, pods of tenants are
-// evicted that can have their share in other regions, if there is room for them, or can be made by such evictions. At last each victim is dropped without which its unit fits too. The least
-// memory for several pods together is not searched for.
+// evicted that can have their share in other regions, if there is room for them, or can be made by evictions of the first sort. At last
+// each victim is dropped without which its unit fits too. The least memory for several pods together is not searched for.
 func Choose(need Need, cluster Cluster) (Plan, bool) {
 	t := newTrial(need, cluster)
 	defer t.undo()
@@ -206,6 +206,9 @@ func (t *trial) placeSomewhere(unit, i int) bool {
 
 // place gives the pod a place on the node, if that has room. The pods before it have theirs.
 func (t *trial) place(unit, i int, node string) bool {
+	if t.freedLater(node) {
+		return false
+	}
 	cards := t.cluster.Cards[node]
 	if changed, copied := t.cards[node]; copied {
 		cards = changed

@@ -153,6 +153,7 @@ func TestChoose(t *testing.T) {
 		"elsewhere a budget allows no eviction":      {newScene(1, 1).has("bob", at{0, 0, 8}).has("carol", at{1, 0, 8}).budget(1, 0).wants(8, 1).only("n0").moves("bob", 8).gains(8).excess("carol", 8), nil, 0, true},
 		"elsewhere the memory is in pieces":          {newScene(1, 2).has("bob", at{0, 0, 8}).used(at{1, 0, 4}).used(at{1, 1, 4}).wants(8, 1).only("n0").moves("bob", 8).gains(8), nil, 0, true},
 		"elsewhere is room for one of two pods":      {newScene(2, 2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).has("carol", at{1, 0, 8}).has("carol", at{1, 1, 8}).budget(3, 0).wants(8, 1).wants(8, 1).only("n0").moves("bob", 16).gains(16).excess("carol", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"what a later attempt frees is no room yet":  {newScene(1, 2).has("bob", at{0, 0, 8}).has("carol", at{1, 0, 8}, at{1, 1, 8}).wants(8, 1).only("n0").wants(8, 1).moves("bob", 8).gains(8).excess("carol", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
 		"its tenant doesn't move its own pods":       {newScene(1, 1).has("alice", at{0, 0, 8}).wants(8, 1).only("n0").moves("alice", 8).gains(8), nil, 0, true},
 		"rather the excess of another tenant":        {newScene(2, 1).has("bob", at{0, 0, 8}).has("carol", at{0, 1, 8}).wants(8, 1).only("n0").moves("bob", 8).gains(8).excess("carol", 8), []gpu.PodUID{"carol-1.0"}, 0, false},
 	} {

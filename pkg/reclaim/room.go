@@ -30,31 +30,31 @@ func moverOf(v *Victim) mover { return mover{v.Tenant, v.Spots[0], v.Pods[0].Dem
 func (t *trial) makeRoom(unit int, pod Pod) (node string, ok bool) {
 	best := t.cheapest(pod)
 	if best != nil {
-		return best.node, t.evictAll(best.victims, unit)
+		return best.node, t.evictAll(best, unit)
 	}
 	for t.need.Regions != nil {
 		if best = t.cheapestMove(t.need.Units[unit].Tenant, pod); best == nil {
 			break
 		}
-		if t.evictAll(best.victims, unit) {
+		if t.evictAll(best, unit) {
 			return best.node, true
 		}
 	}
 	return "", false
 }
 
-// evictAll makes the candidates victims of a unit. If one must move for which there is no room elsewhere, it evicts none and returns
-// false.
-func (t *trial) evictAll(victims []int, unit int) bool {
-	for _, v := range victims {
+// evictAll makes the candidates of an option victims of a unit. If one must move for which there is no room elsewhere, it evicts none and
+// returns false.
+func (t *trial) evictAll(o *option, unit int) bool {
+	for _, v := range o.victims {
 		t.moves[v] = !t.tally.WithinExcess(&t.need.Victims[v])
 		t.evict(v)
 		t.unitOf[v] = unit
 	}
-	for _, v := range victims {
-		if t.moves[v] && !t.findRoom(v) {
+	for _, v := range o.victims {
+		if t.moves[v] && !t.findRoom(v, o.node) {
 			t.stuck[moverOf(&t.need.Victims[v])] = true
-			for _, v := range victims {
+			for _, v := range o.victims {
 				t.keep(v)
 			}
 			return false
@@ -64,8 +64,8 @@ func (t *trial) evictAll(victims []int, unit int) bool {
 }
 
 // findRoom finds places in other regions for the pods of a victim that moves: where there is room, or where it can be made by candidates
-// whose tenants have more than their share. It reports whether there is room for all of them.
-func (t *trial) findRoom(v int) bool {
+// whose tenants have more than their share. It reports whether there is room for all of them. The room on the node freed is for a unit.
+func (t *trial) findRoom(v int, freed string) bool {
 	victim := &t.need.Victims[v]
 	r := &room{}
 	t.rooms[v] = r
@@ -73,7 +73,7 @@ func (t *trial) findRoom(v int) bool {
 		demand, spot := victim.Pods[i].Demand(), victim.Spots[i]
 		elsewhere := func(node string) bool {
 			region, shared := t.need.Regions[node]
-			return shared && region != spot.Region && slices.Contains(t.need.Classes[spot.Class], region)
+			return shared && node != freed && region != spot.Region && slices.Contains(t.need.Classes[spot.Class], region)
 		}
 		if t.placeElsewhere(r, &demand, elsewhere) {
 			continue
@@ -108,6 +108,17 @@ func (t *trial) placeElsewhere(r *room, demand *gpu.Demand, among func(node stri
 		if where, reason := placement.Place(placement.Expected, cards, *demand); reason == placement.Fits {
 			change(t.cardsOf(node), where, (*placement.Card).Add)
 			r.places = append(r.places, Place{node, where})
+			return true
+		}
+	}
+	return false
+}
+
+// freedLater reports whether the trial counts candidates on the node as gone that only a later attempt evicts. Until then, units can't
+// have their room.
+func (t *trial) freedLater(node string) bool {
+	for v := range t.later {
+		if slices.ContainsFunc(t.need.Victims[v].Pods, func(p gpu.Pod) bool { return t.cluster.Places[p.UID].Node == node }) {
 			return true
 		}
 	}

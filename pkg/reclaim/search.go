@@ -38,7 +38,7 @@ func (o *option) excludes(memory gpu.Memory, newest time.Time) bool {
 // cheapest returns the option for the pod with the least cost; nil if there is none.
 func (t *trial) cheapest(pod Pod) *option {
 	usable := t.usable(pod.Nodes)
-	return t.cheapestAmong(pod.UID, pod.Demand(), func(node string) bool { return usable[node] })
+	return t.cheapestAmong(pod.UID, pod.Demand(), func(node string) bool { return usable[node] && !t.freedLater(node) })
 }
 
 // cheapestMove returns the option with the least cost for a pod of the tenant, if those can be evicted too that can move. Only what the
@@ -47,7 +47,9 @@ func (t *trial) cheapestMove(tenant string, pod Pod) *option {
 	t.moving, t.mover = true, tenant
 	defer func() { t.moving = false }()
 	usable := t.usable(pod.Nodes)
-	return t.cheapestAmong(pod.UID, pod.Demand(), func(node string) bool { return usable[node] && t.gains(tenant, node, pod) })
+	return t.cheapestAmong(pod.UID, pod.Demand(), func(node string) bool {
+		return usable[node] && !t.freedLater(node) && t.gains(tenant, node, pod)
+	})
 }
 
 // cheapestAmong returns the option for the pod with the least cost among the nodes; nil if there is none. Without a uid only the cards
