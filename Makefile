@@ -94,11 +94,11 @@ test-gpu: ## run the node tests with the real NVIDIA driver, if this machine has
 
 .PHONY: bench
 bench: build kube ## run the benchmarks, with and without the extender (BENCH="-nodes 5000" sets flags)
-	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/ledger ./pkg/extender ./pkg/deviceplugin ./pkg/dispatch
+	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/ledger ./pkg/extender ./pkg/deviceplugin ./pkg/dispatch ./pkg/diagnosis ./pkg/metrics
 	$(GO) run ./test/bench $(BENCH)
 
 .PHONY: soak
-soak: build kube fake-nvml ## run a simulated week under load and faults and report whether anything grows (three hours; SOAK="-for 3m")
+soak: build kube fake-nvml ## run a simulated week under load and faults and report whether anything grows (three hours; SOAK="-for 55m")
 	@$(GO) build -o $(BIN)/soak ./test/soak
 	@exec $(BIN)/soak $(SOAK)
 

@@ -53,6 +53,22 @@ func TestNeverFits(t *testing.T) {
 	want(t, "the share with a smaller group", 4, f.share("bob"))
 }
 
+// A pod that is too large for every card is no demand, although a smaller one of the same kind is tried before it and has no room.
+func TestNeverFitsBehindSmaller(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{8}, func(o *Options) {
+		o.Capacity = func() ledger.Capacity { return cpu{} }
+		o.EmptyCapacity = o.Capacity
+	})
+	f.pod("bob/1", 8)
+	f.tick(0)
+	f.bindAll()
+	f.pod("alice/small", 4, priority(1))
+	f.pod("alice/large", 1000)
+	f.tick(0)
+	want(t, "alice's share", 4, f.share("alice"))
+	want(t, "the obstacles", []Obstacle{NoRoom, NeverFits}, []Obstacle{f.Turns()["alice/small"].Obstacle, f.Turns()["alice/large"].Obstacle})
+}
+
 // A pod gets its turn at once although another tenant waits with hundreds of pods of different sizes that come first and fit
 // nowhere now.
 func TestManySizes(t *testing.T) {

@@ -51,14 +51,14 @@ func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 	r.membership, r.names, r.nodes, r.spare = l.membership, names, called, lastNodes
 }
 
-// runs are the positions in the last list at which two runs of nodes go on, the latest first. kube-scheduler checks runs of nodes in
+// runs are the positions in the last list at which two runs of nodes continue, most recent first. kube-scheduler checks runs of nodes in
 // parallel, and its list interleaves them, each time in another way.
 type runs struct{ next, other int }
 
 // runWidth is how many names of the last list are compared for each run: those of another run lie between its own.
 const runWidth = 3
 
-// find returns the position of the name in the last list, if it is where one of the runs goes on.
+// find returns the position of the name in the last list, if it is where one of the runs continues.
 func (r *runs) find(last []string, name string) (at int, found bool) {
 	for range 2 {
 		for at = r.next; at < min(r.next+runWidth, len(last)); at++ {
@@ -72,7 +72,7 @@ func (r *runs) find(last []string, name string) (at int, found bool) {
 	return 0, false
 }
 
-// begin adds a run, which goes on there, in place of the older one.
+// begin adds a run that continues at next. It replaces the one that was used less recently.
 func (r *runs) begin(next int) { r.next, r.other = next, r.next }
 
 func (l *Ledger) lookUpEach(names []string, visit func(i int, n *node)) {

@@ -46,8 +46,8 @@ func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *
 	return suitability(nodePolicy.rate(usedWith(demand, memory, free, cores, demand.Cards)), nodePolicy, totals, demand), Fits
 }
 
-// Limit returns a suitability that Suit doesn't exceed for a demand that fits. It depends on the totals only: that of a node whose
-// cards are rated best.
+// Limit returns a suitability that Suit doesn't exceed for a demand that fits. It depends on the totals only: it is
+// the suitability of a node with these totals if the chosen cards get the best rate.
 func Limit(nodePolicy *Policy, totals *Totals, demand *gpu.Demand) Suitability {
 	return suitability(1, nodePolicy, totals, demand)
 }

@@ -30,8 +30,8 @@ type Explanation struct {
 const (
 	// explainEvery is the least time between two explanations.
 	explainEvery = time.Second
-	// ExplainShare limits the share of the time that explanations take: from the begin of one to that of the next pass at
-	// least that many times its duration. What costs processor time for each explanation is limited in the same way.
+	// ExplainShare limits the share of the time that explanations take: at least that many times the duration of one passes
+	// between its beginning and that of the next one. The web page limits in the same way how often it encodes explanations and groups.
 	ExplainShare = 50
 )
 
@@ -58,9 +58,12 @@ func (s *Scheduler) Explain() *Explanation {
 		At: begin, Pending: pods, Diagnoses: s.diagnose(pods), RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(),
 		Tenants: s.Tenants(),
 	}
-	e.next = begin.Add(explainPause(s.Clock.Since(begin)))
+	e.next = begin.Add(ExplainPause(s.Clock.Since(begin)))
 	return e.last
 }
 
-// explainPause returns the time from one explanation, which took that long, to the next one.
-func explainPause(took time.Duration) time.Duration { return max(explainEvery, ExplainShare*took) }
+// ExplainPause returns the time from the begin of one explanation, which took that long, to the next one: a minute at most, because a
+// process that was stopped meanwhile has used no processor time.
+func ExplainPause(took time.Duration) time.Duration {
+	return min(max(explainEvery, ExplainShare*took), time.Minute)
+}

@@ -26,7 +26,7 @@ func TestExplainShared(t *testing.T) {
 
 func TestExplainPause(t *testing.T) {
 	for took, want := range map[time.Duration]time.Duration{0: time.Second, 20 * time.Millisecond: time.Second, time.Second: 50 * time.Second} {
-		if got := explainPause(took); got != want {
+		if got := ExplainPause(took); got != want {
 			t.Errorf("%v after an explanation that took %v, want %v", got, took, want)
 		}
 	}

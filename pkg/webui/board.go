@@ -120,12 +120,14 @@ type Board struct {
 	stopping context.Context
 	stop     context.CancelFunc
 
-	mu        sync.Mutex
+	mu sync.Mutex
+	// nextExplain is when the next explanation may be read, see scheduling.ExplainShare.
+	nextExplain time.Time
+
 	refreshed time.Time
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
 	explained *scheduling.Explanation // The one that is in pending, problems, reports and tenants; nil if there was no viewer.
-	explain   time.Time               // When the next one may be read, see scheduling.ExplainShare.
 	pending   json.RawMessage
 	problems  json.RawMessage
 	reports   json.RawMessage
@@ -260,7 +262,7 @@ func (b *Board) read(d *delta, watched bool) error {
 		return nil
 	}
 	begin := b.Clock.Now()
-	if b.explained != nil && begin.Before(b.explain) {
+	if b.explained != nil && begin.Before(b.nextExplain) {
 		return nil
 	}
 	explanation := b.Source.Explain()
@@ -268,10 +270,10 @@ func (b *Board) read(d *delta, watched bool) error {
 		return nil
 	}
 	b.explained = explanation
+	defer func() { b.nextExplain = begin.Add(scheduling.ExplainPause(b.Clock.Since(begin))) }()
 	if err := b.readPending(d); err != nil {
 		return err
 	}
-	b.explain = begin.Add(scheduling.ExplainShare * b.Clock.Since(begin))
 	return b.readGroups(d)
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -65,7 +66,7 @@ func (s *installation) cutOffLeader(t *testing.T) {
 	s.awaitBudget(t)
 }
 
-// dropPackets drops the packets from and to an address in this process's network, which ends with the process.
+// dropPackets drops the packets from and to an address in this process's network, until heal or the end of the test.
 func dropPackets(t *testing.T, address string) (heal func()) {
 	t.Helper()
 	rules := []string{"INPUT -s", "OUTPUT -d", "FORWARD -s", "FORWARD -d"}
@@ -79,7 +80,9 @@ func dropPackets(t *testing.T, address string) (heal func()) {
 		}
 	}
 	change(t.Context(), "--insert")
-	return func() { change(t.Context(), "--delete") }
+	heal = sync.OnceFunc(func() { change(context.WithoutCancel(t.Context()), "--delete") })
+	t.Cleanup(heal)
+	return heal
 }
 
 // connectedTo reports whether a program of this network has a TCP connection to this port of an IPv4 address (man proc_net_tcp).

@@ -41,8 +41,8 @@ const (
 
 // TestInstalled follows an administrator's steps on two real nodes, one with cards and one without: images, chart,
 // kube-scheduler's static pod, a sample, upgrade and rollback under load, a drain of the leader's node under load, the loss of the
-// leader's network under load, uninstall. It repeats all steps except the drain and the loss with the second scheduler. The commands are read from docs/install.md and
-// docs/operations.md; the test adds only names of images, files and nodes, and --wait.
+// leader's network under load, uninstall. It repeats all steps except the drain and the loss with the second scheduler. The
+// commands are read from docs/install.md and docs/operations.md; the test adds only names of images, files and nodes, and --wait.
 //
 // These programs are real: etcd, kube-apiserver, kube-controller-manager, kubelet, kube-proxy, containerd, runc and kubeadm.
 // kube-scheduler is a static pod made by kubeadm. The extenders and the device plugin are pods of the project's own images.

@@ -33,10 +33,10 @@ type options struct {
 	report string
 }
 
-// The rate by default.
+// The default rate.
 const (
 	podsPerWeek = 103_000
-	// maxRate is what two cores can do: by day it is nearly twice as much.
+	// maxRate is about what two cores sustain. By day the rate is half as much again.
 	maxRate = 33
 )
 

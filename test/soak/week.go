@@ -102,7 +102,7 @@ func judgeLoad(c counts, events []event) error {
 
 // checkEmpty checks that nothing is left once all pods have ended.
 func (w *week) checkEmpty(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute) // The extender counts pending pods once a minute at least.
 	defer cancel()
 	var left error
 	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
