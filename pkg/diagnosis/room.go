@@ -18,6 +18,8 @@ import (
 type choice struct {
 	// nodes are the positions of those that the pod can use, with the most free memory first, and of equal ones by name.
 	nodes []int
+	// runs holds for each of the nodes how many from there on are the same, see figures.same.
+	runs []int
 	// rejected is why it can't use the others; empty if it can use all.
 	rejected string
 }
@@ -97,11 +99,20 @@ func (d *Diagnoser) choice(pod *Pod) *choice {
 	if len(pinned) > 0 && len(candidates) == 0 {
 		made.rejected = fmt.Sprintf(": its node affinity names %s, which shares none", listed(pinned[:min(len(pinned), maxNames)], len(pinned)))
 	}
-	slices.SortFunc(made.nodes, func(a, b int) int {
-		return cmp.Or(d.nodes.figures[b].compare(&d.nodes.figures[a]), cmp.Compare(a, b))
-	})
+	made.order(d.nodes.figures)
 	d.choices[pod.constraintsKey] = made
 	return made
+}
+
+// order sorts the nodes and counts their runs.
+func (c *choice) order(of []figures) {
+	slices.SortFunc(c.nodes, func(a, b int) int { return cmp.Or(of[b].compare(&of[a]), cmp.Compare(a, b)) })
+	c.runs = slices.Repeat([]int{1}, len(c.nodes))
+	for k := len(c.nodes) - 2; k >= 0; k-- {
+		if of[c.nodes[k]].same(&of[c.nodes[k+1]]) {
+			c.runs[k] += c.runs[k+1]
+		}
+	}
 }
 
 // room is what the nodes and their cards have for a pod. reason is one of cardReasons or NoNode.
@@ -140,12 +151,16 @@ func (d *Diagnoser) findRoom(pod *Pod) room {
 	}
 	var sums summaries
 	f := finding{demand: pod.Demand()}
-	for _, i := range choice.nodes {
-		if fits := sums.of(Fits); fits != nil && !f.several() && d.nodes.figures[i].compare(fits.best.figures) < 0 {
-			break // All further nodes have less than the best one.
+	for k, n := 0, 0; k < len(choice.nodes); k += n {
+		i := choice.nodes[k]
+		if n = 1; !f.several() {
+			if fits := sums.of(Fits); fits != nil && d.nodes.figures[i].compare(fits.best.figures) < 0 {
+				break // All further nodes have less than the best one.
+			}
+			n = choice.runs[k]
 		}
 		d.find(&f, i, pod)
-		sums.add(&f)
+		sums.add(&f, n)
 	}
 	for _, reason := range cardReasons {
 		if s := sums.of(reason); s != nil {
@@ -306,7 +321,7 @@ func (f *finding) compare(o *finding) int {
 
 // compareSize compares the sizes of two nodes' cards, and prefers the first of equal ones.
 func (f *finding) compareSize(o *finding) int {
-	return cmp.Or(cmp.Compare(f.large, o.large), cmp.Compare(f.figures.largest, o.figures.largest), cmp.Compare(o.position, f.position))
+	return cmp.Or(cmp.Compare(f.large, o.large), cmp.Compare(f.largest, o.largest), cmp.Compare(o.position, f.position))
 }
 
 // summary is the nodes with the same reason: the one with the most free memory, and of equal ones the first.
@@ -332,19 +347,19 @@ func (s summaries) of(reason Reason) *summary {
 	return nil
 }
 
-// add counts a node. Nodes with the same figures must come in their order.
-func (s *summaries) add(f *finding) {
+// add counts n nodes for which the same was found, of which f is the first. Nodes with the same figures must come in their order.
+func (s *summaries) add(f *finding, n int) {
 	known := s.of(f.reason)
 	if known == nil {
-		*s = append(*s, summary{reason: f.reason, best: *f, n: 1, largest: *f})
+		*s = append(*s, summary{reason: f.reason, best: *f, n: n, alike: n - 1, largest: *f})
 		return
 	}
-	known.n++
+	known.n += n
 	switch order := f.compare(&known.best); {
 	case order > 0:
-		known.best, known.alike = *f, 0
+		known.best, known.alike = *f, n-1
 	case order == 0:
-		known.alike++
+		known.alike += n
 	}
 	if f.compareSize(&known.largest) > 0 {
 		known.largest = *f
