@@ -271,7 +271,8 @@ func (w *world) checkRest() {
 			continue
 		}
 		shrank := p.run.resized && p.run.running()+p.run.succeeded >= p.size // It needs no further member.
-		if inherited := p.run.term != w.terms; !shrank && !(p.run.ambiguous && inherited) {
+		mistakable := p.run.ambiguous && p.run.term != w.terms
+		if !shrank && !mistakable {
 			w.fail("%v is bound in part: %d of %d", p.run.key, p.run.running(), p.run.size)
 		}
 	}
