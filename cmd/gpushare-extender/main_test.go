@@ -45,6 +45,7 @@ func TestBadFlags(t *testing.T) {
 		"bind timeout too long":   {[]string{"--bind-timeout=2m"}, "--bind-timeout must be positive, and 1m0s at most"},
 		"no bind timeout":         {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
 		"negative bind window":    {[]string{"--bind-window=-1ms"}, "--bind-window must be between 0 and 500ms"},
+		"nominations below zero":  {[]string{"--nominate-ahead=-1"}, "--nominate-ahead must be between 0 and 1000"},
 		"bind window too long":    {[]string{"--bind-window=501ms"}, "--bind-window must be between 0 and 500ms"},
 		"a duration without unit": {[]string{"--bind-timeout=4"}, `invalid argument "4" for "--bind-timeout" flag`},
 		"gang hold too long":      {[]string{"--gang-hold=2m"}, "--gang-hold must be between 0 and 1m0s"},

@@ -88,6 +88,24 @@ func (c Client) OpenGate(ctx context.Context, pod gpu.Pod, gate string) error {
 	return err
 }
 
+// Nominate sets status.nominatedNodeName of a pod, or removes it if node is empty, and changes nothing else. If the pod has another
+// resource version the API server answers with a conflict.
+func (c Client) Nominate(ctx context.Context, pod gpu.Pod, resourceVersion, node string) error {
+	status := map[string]any{"nominatedNodeName": nil}
+	if node != "" {
+		status["nominatedNodeName"] = node
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID, "resourceVersion": resourceVersion},
+		"status":   status,
+	})
+	if err != nil {
+		return fmt.Errorf("writing the patch of pod %s: %w", pod, err)
+	}
+	_, err = c.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
+}
+
 // AnnotateNode sets one annotation of a Node.
 func (c Client) AnnotateNode(ctx context.Context, node, key, value string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -195,6 +196,35 @@ func TestOpenGate(t *testing.T) {
 	}
 	if err := api.OpenGate(t.Context(), gpu.Pod{Namespace: "default", Name: "q"}, protocol.GateFairShare); !apierrors.IsNotFound(err) {
 		t.Errorf("an unknown pod: %v, want NotFound", err)
+	}
+}
+
+// The patch names nothing but the nomination. The resource version makes it fail once the pod has changed.
+func TestNominate(t *testing.T) {
+	var patches []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPatch || r.URL.Path != "/api/v1/namespaces/default/pods/p/status" || r.Header.Get("Content-Type") != string(types.MergePatchType) {
+			status(404, metav1.StatusReasonNotFound)(w, r)
+			return
+		}
+		patch, _ := io.ReadAll(r.Body)
+		patches = append(patches, string(patch))
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"kind":"Pod","apiVersion":"v1"}`)
+	}))
+	defer server.Close()
+	api := newClient(t, server.URL)
+	for _, node := range []string{"n1", ""} {
+		if err := api.Nominate(t.Context(), gpu.Pod{Namespace: "default", Name: "p", UID: "uid-p"}, "7", node); err != nil {
+			t.Errorf("Nominate: %v", err)
+		}
+	}
+	want := []string{
+		`{"metadata":{"resourceVersion":"7","uid":"uid-p"},"status":{"nominatedNodeName":"n1"}}`,
+		`{"metadata":{"resourceVersion":"7","uid":"uid-p"},"status":{"nominatedNodeName":null}}`,
+	}
+	if diff := cmp.Diff(want, patches); diff != "" {
+		t.Errorf("patches (-want +got):\n%s", diff)
 	}
 }
 

@@ -80,7 +80,8 @@ type podCase struct {
 	wait *GroupWait
 	// turn is the turn for which the pod waits; nil if it waits for none.
 	turn *Turn
-	// nominated is true if the pod has a valid nomination.
+	// nominated is true if the pod has a valid nomination, for which other pods leave. Before its first try it is mostly the extender's,
+	// for a queue.
 	nominated bool
 	// nomineeFits is true if a card of the nominated node has room: no pod that uses GPU memory has to leave any more.
 	nomineeFits bool
@@ -103,8 +104,8 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 		return c // The others don't count until the gates are removed.
 	}
 	if node, found := d.nodes.named(pod.NominatedNode); found {
-		c.nominated = NominationValid(pod, node, d.now)
 		c.nomineeFits = placement.Fit(node.Cards, pod.Demand()) == placement.Fits
+		c.nominated = (pod.Tried || !c.nomineeFits) && NominationValid(pod, node, d.now)
 	}
 	c.room, c.rejection = d.room(pod), d.rejection(pod.Message)
 	if !pod.Tried && !pod.Created.IsZero() {

@@ -32,13 +32,7 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 		if moved {
 			alter(former, func(n *node) { n.removeNominee(pod.UID) })
 		}
-		alter(name, func(n *node) {
-			n.nominees = append(n.nominees, added)
-			// Large requests first, since they find a card less easily.
-			slices.SortFunc(n.nominees, func(a, b nominee) int {
-				return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(b.Request, a.Request), cmp.Compare(a.UID, b.UID))
-			})
-		})
+		alter(name, func(n *node) { n.addNominee(added) })
 		l.nominations[pod.UID] = name
 	})
 	if moved {
@@ -54,16 +48,59 @@ func (l *Ledger) RemoveNomination(uid gpu.PodUID) {
 	if !nominated {
 		return // The common case, without the write lock.
 	}
-	name := ""
+	name, allocated := "", false
 	l.edit(func(alter func(string, func(*node))) {
+		_, allocated = l.nodeOf[uid]
 		if name, nominated = l.nominations[uid]; nominated {
 			alter(name, func(n *node) { n.removeNominee(uid) })
 			delete(l.nominations, uid)
 		}
 	})
-	if nominated {
+	if nominated && !allocated { // With an allocation the nomination didn't count any more.
 		l.freed(name)
 	}
+}
+
+// NominateAll nominates each pod to the best of its candidate nodes by the view, one after another, so that each sees those before it.
+// It returns the nodes in the order of the requests, empty for a pod that fits none. The nominated pods are counted in capacity.
+func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ranks := rankings{
+		ledger: l,
+		rate: func(n *node, request *Request) (float64, bool) {
+			pod, demand := request.Pod, request.Pod.Demand()
+			pod.UID = "" // The ranking is for all pods like this one, which sees its own nomination as free memory.
+			suits, reason := l.suit(n, &view, &pod, &demand)
+			return float64(suits), reason == placement.Fits
+		},
+		put: func(name string, n *node, pod gpu.Pod) bool {
+			if reason := placement.Fit(l.cardsFor(n, &pod), pod.Demand()); reason != placement.Fits || capacity != nil && !capacity.Take(name, pod.UID) {
+				return false
+			}
+			n.addNominee(nominee{Pod: pod})
+			l.nominations[pod.UID] = name
+			l.markChanged(n)
+			return true
+		},
+	}
+	nodes := make([]string, len(requests))
+	for i := range requests {
+		uid := requests[i].Pod.UID
+		_, known := l.nominations[uid]
+		if _, allocated := l.nodeOf[uid]; !known && !allocated {
+			nodes[i], _ = ranks.of(&requests[i]).place(requests[i].Pod)
+		}
+	}
+	return nodes
+}
+
+// addNominee adds a nominated pod: after those of higher priority, and large requests first, since they find a card less easily.
+func (n *node) addNominee(added nominee) {
+	n.nominees = append(n.nominees, added)
+	slices.SortFunc(n.nominees, func(a, b nominee) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(b.Request, a.Request), cmp.Compare(a.UID, b.UID))
+	})
 }
 
 func (n *node) removeNominee(uid gpu.PodUID) {

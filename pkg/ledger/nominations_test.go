@@ -1,9 +1,11 @@
 package ledger_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -154,4 +156,77 @@ func TestOutranked(t *testing.T) {
 	f.reserve("n3", pod("d", 4, 4))
 	expect(t, "only n1 has a bound pod of lower priority", []string{"n1"}, f.Outranked(pod("x", 16, 5), []string{"unknown", "n3", "n1", "n2", "n4"}))
 	f.DeleteNode("n1") // It would block if Outranked kept the lock.
+}
+
+// Each pod is nominated to the best node that those before it leave room on.
+func TestNominateAll(t *testing.T) {
+	nodes := []string{"n1", "n2", "n3"}
+	for name, tc := range map[string]struct {
+		before   func(f *fixture)
+		pods     []gpu.Pod
+		capacity ledger.Capacity
+		want     []string
+	}{
+		"one beside the other":            {pods: []gpu.Pod{pod("a", 10), pod("b", 6), pod("c", 16)}, want: []string{"n1", "n1", "n2"}},
+		"more than fit":                   {pods: []gpu.Pod{pod("a", 10), pod("b", 10), pod("c", 10), pod("d", 10)}, want: []string{"n1", "n2", "n3", ""}},
+		"one of higher priority":          {pods: []gpu.Pod{pod("low", 16), pod("high", 16, 1)}, want: []string{"n1", "n1"}},
+		"beside a preemptor's nomination": {before: func(f *fixture) { f.Nominate("n1", pod("preemptor", 16)) }, pods: []gpu.Pod{pod("a", 10)}, want: []string{"n2"}},
+		"the preemptor itself":            {before: func(f *fixture) { f.Nominate("n1", pod("a", 16)) }, pods: []gpu.Pod{pod("a", 16)}, want: []string{""}},
+		"a pod with an allocation":        {before: func(f *fixture) { f.reserve("n1", pod("a", 16)) }, pods: []gpu.Pod{pod("a", 16)}, want: []string{""}},
+		"one pod for each node's CPU": {
+			capacity: onePerNode{}, pods: []gpu.Pod{pod("a", 4), pod("b", 4), pod("c", 4), pod("d", 4)}, want: []string{"n1", "n2", "n3", ""},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, spec(16), spec(16), spec(16))
+			if tc.before != nil {
+				tc.before(f)
+			}
+			requests := make([]ledger.Request, len(tc.pods))
+			for i, p := range tc.pods {
+				requests[i] = ledger.Request{Pod: p, Nodes: nodes}
+			}
+			got := f.NominateAll(requests, binpack, tc.capacity)
+			expect(t, "nodes", tc.want, got)
+			for i, node := range got {
+				if reasons := f.check(tc.pods[i], "n1", "n2", "n3"); node != "" && !slices.Contains(reasons, placement.Fits) {
+					t.Errorf("pod %s is nominated to %s and fits nowhere: %v", tc.pods[i], node, reasons)
+				}
+			}
+		})
+	}
+}
+
+// onePerNode has room for one pod on each node.
+type onePerNode map[string]bool
+
+// Take implements ledger.Capacity.
+func (c onePerNode) Take(node string, _ gpu.PodUID) bool {
+	taken := c[node]
+	c[node] = true
+	return !taken
+}
+
+// Return implements ledger.Capacity.
+func (onePerNode) Return(string, gpu.PodUID) {}
+
+// The end of a nomination frees memory unless the pod has got it.
+func TestNominationEnds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		allocated bool
+		want      []string
+	}{
+		"the pod has no allocation": {want: []string{"n1"}},
+		"the pod has one":           {allocated: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, spec(16))
+			f.Nominate("n1", pod("a", 16))
+			if tc.allocated {
+				f.reserve("n1", pod("a", 16))
+			}
+			f.RemoveNomination("a")
+			expect(t, "freed", tc.want, f.takeFreed())
+		})
+	}
 }

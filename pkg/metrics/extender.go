@@ -16,16 +16,17 @@ const namespace = "gpushare_extender"
 
 // Extender implements the Observers of packages extender and scheduling.
 type Extender struct {
-	requests *prometheus.HistogramVec
-	filtered *prometheus.CounterVec
-	binds    *prometheus.CounterVec
-	resolved *prometheus.CounterVec
-	writes   *prometheus.CounterVec
-	evicted  *prometheus.CounterVec
-	overuse  *prometheus.CounterVec
-	synced   prometheus.Gauge
-	requeues prometheus.Counter
-	expiry   *prometheus.GaugeVec
+	requests  *prometheus.HistogramVec
+	filtered  *prometheus.CounterVec
+	binds     *prometheus.CounterVec
+	resolved  *prometheus.CounterVec
+	writes    *prometheus.CounterVec
+	evicted   *prometheus.CounterVec
+	overuse   *prometheus.CounterVec
+	nominated *prometheus.CounterVec
+	synced    prometheus.Gauge
+	requeues  prometheus.Counter
+	expiry    *prometheus.GaugeVec
 }
 
 // NewExtender registers the collectors.
@@ -42,15 +43,16 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 			Help:    "Duration of kube-scheduler's calls in seconds, by verb and outcome (ok, error, panic).",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 17),
 		}, []string{"verb", "outcome"}),
-		filtered: counter("filtered_nodes_total", "Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.", "reason"),
-		binds:    counter("binds_total", "Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.", "result"),
-		resolved: counter("resolved_binds_total", "Number of resolved binds whose answer was lost, by the state of the pod in the API server.", "outcome"),
-		writes:   counter("api_writes_total", "Number of writes to the API server without Events, by kind of object.", "kind"),
-		evicted:  counter("eviction_rounds_total", "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.", "result"),
-		overuse:  counter("overuse_evictions_total", "Number of attempts to evict a pod that uses more GPU memory than it requests, by result.", "result"),
-		synced:   gauge("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
-		requeues: counter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods.").WithLabelValues(),
-		expiry:   gauge("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
+		filtered:  counter("filtered_nodes_total", "Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.", "reason"),
+		binds:     counter("binds_total", "Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.", "result"),
+		resolved:  counter("resolved_binds_total", "Number of resolved binds whose answer was lost, by the state of the pod in the API server.", "outcome"),
+		writes:    counter("api_writes_total", "Number of writes to the API server without Events, by kind of object.", "kind"),
+		evicted:   counter("eviction_rounds_total", "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.", "result"),
+		overuse:   counter("overuse_evictions_total", "Number of attempts to evict a pod that uses more GPU memory than it requests, by result.", "result"),
+		nominated: counter("nominations_total", "Number of writes that nominate a pod to a node ahead of kube-scheduler, by result.", "result"),
+		synced:    gauge("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
+		requeues:  counter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods.").WithLabelValues(),
+		expiry:    gauge("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
 	}
 	// Series start at zero, so that the first event is an increase.
 	for _, verb := range []string{"filter", "prioritize", "bind", "preempt"} {
@@ -64,7 +66,10 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	for _, result := range []string{"evicted", "refused", "failed"} {
 		e.overuse.WithLabelValues(result)
 	}
-	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.synced, e.requeues, e.expiry)
+	for _, result := range []string{"made", "conflict", "failed", "removed"} {
+		e.nominated.WithLabelValues(result)
+	}
+	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.expiry)
 	return e
 }
 
@@ -100,6 +105,9 @@ func (e *Extender) CacheSynced(took time.Duration) { e.synced.Set(took.Seconds()
 
 // Requeued implements scheduling.Observer.
 func (e *Extender) Requeued() { e.requeues.Inc() }
+
+// Nominated implements scheduling.Observer.
+func (e *Extender) Nominated(result string) { e.nominated.WithLabelValues(result).Inc() }
 
 // APIWrite implements scheduling.Observer.
 func (e *Extender) APIWrite(kind string) { e.writes.WithLabelValues(kind).Inc() }

@@ -25,7 +25,9 @@ type eventHandlers struct {
 	fair    *fairShare
 	free    *freeResources
 	counts  *counts
-	synced  func()
+	// nominator is nil if no pod is nominated ahead of kube-scheduler.
+	nominator *nominator
+	synced    func()
 }
 
 // PodUpdated implements clustercache.Handler. The gang's manager comes last, when the ledger is up to date.
@@ -38,6 +40,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		// While the watch was interrupted, the old pod was deleted and another pod was created with its name.
 		h.podGone(old.UID)
 	}
+	h.nominator.updated(pod)
 	if pod.Ended && old != nil && !old.Ended {
 		h.fair.freed(pod.Node)
 	}
@@ -52,6 +55,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 	case h.evictor.KeepsCard(pod.Pod, pod.NominatedNode): // The ledger keeps that card.
 	case pod.NominatedNode != "":
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
+	case h.nominator.keeps(pod):
 	default:
 		h.ledger.RemoveNomination(pod.UID)
 	}
@@ -77,6 +81,7 @@ func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.requeue.Forget(uid)
 	h.evictor.Forget(uid)
 	h.counts.forget(uid)
+	h.nominator.gone(uid)
 	h.ledger.RemoveNomination(uid)
 }
 

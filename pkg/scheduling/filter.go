@@ -74,12 +74,12 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	if err := s.cache.Ready(); err != nil {
 		return FilterResult{}, err
 	}
-	now := s.Clock.Now()
+	now, alone := s.Clock.Now(), s.nominator.filtering(object, nodes)
 	result, fitting := s.fit(pod, nodes, now)
 	if len(result.Passed) == 0 && s.fitsOutsidePlace(pod, nodes) && s.fair.giveUpPlace(pod.UID) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
-	if len(result.Passed) == 0 && s.displace(pod, nodes, now) {
+	if len(result.Passed) == 0 && !alone && s.displace(pod, nodes, now) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	result.ReservedFor = s.ledger.StarvationLabel()

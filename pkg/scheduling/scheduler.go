@@ -32,6 +32,8 @@ type API interface {
 	AnnotateNode(ctx context.Context, node, key, value string) error
 	// OpenGate removes one scheduling gate of a pod.
 	OpenGate(ctx context.Context, pod gpu.Pod, gate string) error
+	// Nominate sets status.nominatedNodeName of a pod, or removes it if node is empty, if the pod still has the resource version.
+	Nominate(ctx context.Context, pod gpu.Pod, resourceVersion, node string) error
 }
 
 // Options configure a Scheduler.
@@ -54,6 +56,8 @@ type Options struct {
 	// BindWindow is the longest time for which binds are collected, while pods queue, before they are sent together. Zero
 	// sends each bind at once. At most a quarter of BindTimeout is used for it.
 	BindWindow time.Duration
+	// NominateAhead is how many pods may be nominated ahead of kube-scheduler; 0 means none. It needs FilterBest.
+	NominateAhead int
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
 	// eviction.Evictor.
 	EvictFragmented bool
@@ -79,6 +83,8 @@ type Observer interface {
 	Filtered(reason placement.Reason, nodes int)
 	// BindFinished reports the result of a bind, one of binding's results.
 	BindFinished(result string)
+	// Nominated counts nominations by result.
+	Nominated(result string)
 	// CacheSynced reports how long the cache sync took.
 	CacheSynced(took time.Duration)
 }
@@ -110,12 +116,15 @@ type Scheduler struct {
 	members *eviction.Members
 	// overusers is nil if no pod is evicted for its use.
 	overusers *eviction.Overusers
-	// groups is nil if members of gangs are treated like any other pod, fair if fair sharing is off, free if both are.
+	// groups is nil if members of gangs are treated like any other pod, fair if fair sharing is off, free if both are and no pod is
+	// nominated ahead.
 	groups    *groups
 	fair      *fairShare
 	free      *freeResources
 	explainer explainer
 	counts    counts
+	// nominator is nil if no pod is nominated ahead of kube-scheduler.
+	nominator *nominator
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
@@ -153,7 +162,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.EvictFragmented {
 		s.evictor = eviction.New(evictions)
 	}
-	if o.Gangs.Hold > 0 || o.FairShare.On {
+	if o.Gangs.Hold > 0 || o.FairShare.On || o.NominateAhead > 0 {
 		s.free = newFreeResources(s.cache)
 	}
 	if o.Gangs.Hold > 0 {
@@ -162,6 +171,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	if o.FairShare.On {
 		s.fair = s.newFairShare(o.FairShare, evictions)
+	}
+	if o.NominateAhead > 0 && o.FilterBest > 0 {
+		s.nominator = s.newNominator()
 	}
 	if o.EvictOverusers {
 		s.overusers = eviction.NewOverusers(evictions, s.cache, s.groups)
@@ -181,7 +193,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
 		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, free: s.free,
-		counts: &s.counts, synced: synced,
+		counts: &s.counts, nominator: s.nominator, synced: synced,
 	}
 }
 
@@ -209,6 +221,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { return s.requeue.Run(ctx) })
 	if s.evictor != nil {
 		g.Go(func() error { return s.evictor.Run(ctx) })
+	}
+	if s.nominator != nil {
+		g.Go(func() error { return s.nominator.run(ctx) })
 	}
 	if s.overusers != nil {
 		g.Go(func() error { return s.overusers.Run(ctx) })

@@ -735,6 +735,11 @@ func (c client) OpenGate(context.Context, gpu.Pod, string) error {
 	return errors.New("no pod has a gate here")
 }
 
+// Nominate implements API.
+func (c client) Nominate(context.Context, gpu.Pod, string, string) error {
+	return errors.New("no pod is nominated ahead here")
+}
+
 // AnnotateNode implements API.
 func (c client) AnnotateNode(_ context.Context, node, key, value string) error {
 	if err := c.reach(); err != nil {

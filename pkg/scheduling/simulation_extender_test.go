@@ -450,6 +450,7 @@ func (nullObserver) Evicted(string)                 {}
 func (nullObserver) OveruserEvicted(string)         {}
 func (nullObserver) Filtered(placement.Reason, int) {}
 func (nullObserver) BindFinished(string)            {}
+func (nullObserver) Nominated(string)               {}
 func (nullObserver) CacheSynced(time.Duration)      {}
 
 // gangObserver counts what happens to groups.

@@ -28,6 +28,8 @@ type Options struct {
 	FairShare string
 	// NativeGroups turns PodGroups on: in the control plane, with the gates that they need, and in the extenders, with the rights.
 	NativeGroups bool
+	// Nominations nominates pods that queue ahead of kube-scheduler, also in a small cluster.
+	Nominations bool
 	// Replicas is the number of extenders with leader election, or 0 for a single extender without it.
 	Replicas int
 	// ThroughProxy puts a proxy between the extenders and the API server, so that a test can inject faults.
@@ -113,6 +115,13 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	if o.NativeGroups {
 		rule := rbacv1.PolicyRule{APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}}
 		if err = c.allow(ctx, "gpushare-native-groups", rule); err != nil {
+			return nil, err
+		}
+	}
+	if o.Nominations {
+		c.options.ExtenderArgs = append([]string{"--nominate-ahead=200", "--filter-best-above=1"}, c.options.ExtenderArgs...)
+		rule := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"patch"}}
+		if err = c.allow(ctx, "gpushare-nominations", rule); err != nil {
 			return nil, err
 		}
 	}

@@ -80,6 +80,9 @@ func (o *Observer) ReclaimEvicted(pods int, memory, beyond gpu.Memory) {
 	o.add("unneeded memory", int(beyond))
 }
 
+// Nominated counts "nomination" and the result.
+func (o *Observer) Nominated(result string) { o.add("nomination "+result, 1) }
+
 // GateOpened counts "gate opened" and the result.
 func (o *Observer) GateOpened(ok bool) { o.add(fmt.Sprintf("gate opened %v", ok), 1) }
 

@@ -31,8 +31,9 @@ type Answers struct {
 	Bind func(ctx context.Context, binding *corev1.Binding) error
 	// Evict answers the request of an eviction.
 	Evict func(pod gpu.Pod, dryRun bool) error
-	// Read is the error of reads, Annotate that of AnnotateNode, Open that of OpenGate.
-	Read, Annotate, Open error
+	// Read is the error of reads, Annotate that of AnnotateNode, Open that of OpenGate, Nominate that
+	// of Nominate.
+	Read, Annotate, Open, Nominate error
 }
 
 // Calls are the calls that a Server has received.
@@ -45,6 +46,8 @@ type Calls struct {
 	Annotated []string
 	// Opened are the names of the pods whose gate was removed.
 	Opened []string
+	// Nominated are the nominations, as POD=NODE.
+	Nominated []string
 }
 
 // PodResource is the resource of pods, for errors.
@@ -76,6 +79,7 @@ func (s *Server) Calls() Calls {
 	defer s.mu.Unlock()
 	calls := s.calls
 	calls.Evicted, calls.Annotated, calls.Opened = slices.Clone(calls.Evicted), slices.Clone(calls.Annotated), slices.Clone(calls.Opened)
+	calls.Nominated = slices.Clone(calls.Nominated)
 	return calls
 }
 
@@ -203,6 +207,14 @@ func (s *Server) OpenGate(_ context.Context, pod gpu.Pod, gate string) error {
 	}
 	s.calls.Opened = append(s.calls.Opened, pod.Name)
 	return nil
+}
+
+// Nominate sets or removes the nomination of a pod.
+func (s *Server) Nominate(_ context.Context, pod gpu.Pod, _, node string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls.Nominated = append(s.calls.Nominated, pod.Name+"="+node)
+	return s.answers.Nominate
 }
 
 // AnnotateNode sets the annotation that requeues pods.

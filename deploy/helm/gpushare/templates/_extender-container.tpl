@@ -45,6 +45,9 @@ args:
   - --gang-hold={{ .Values.extender.gangHold }}
   - --gang-patience={{ .Values.extender.gangPatience }}
   - --gang-failure-policy={{ ternary "evict" "keep" .Values.extender.allowEvictions }}
+  {{- if include "gpushare.nominates" . }}
+  - --nominate-ahead={{ int .Values.extender.nominateAhead }}
+  {{- end }}
   {{- if .Values.extender.nativeGroups }}
   - --native-groups
   {{- end }}
