@@ -149,6 +149,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	t.Run("a pod's environment names no card", func(t *testing.T) { c.testEnvironment(t, running) })
 	t.Run("a request is a number of units", c.testQuantities)
 	t.Run("a device plugin changes only its node", func(t *testing.T) { c.testPluginsReach(t, plugin, patch) })
+	t.Run("the extender changes only the nominated node of a status", c.testExtendersReach)
 	t.Run("the list of allowed users", func(t *testing.T) {
 		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values",
 			"--set=guard.allow.users[0]=restorer,guard.allow.serviceAccounts[0]=velero/velero,guard.allow.groups[0]=restorers")
@@ -361,6 +362,36 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 	must(t, c.Client.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, "mine", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	must(t, c.Client.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, "theirs", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	must(t, c.Client.CoreV1().Nodes().Delete(ctx, "other", metav1.DeleteOptions{}))
+}
+
+// testExtendersReach uses the extender's own token for changes of the status of pods that the extender itself never makes.
+func (c *cluster) testExtendersReach(t *testing.T) {
+	ctx := t.Context()
+	pods := c.Client.CoreV1().Pods(metav1.NamespaceDefault)
+	_, err := pods.Create(ctx, gpuPod("queued", "none", 1), metav1.CreateOptions{})
+	must(t, err)
+	c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "plain"}})
+	extender := c.clientOf(c.account(c.pod("extender"))).CoreV1().Pods(metav1.NamespaceDefault)
+	status := func(pod, patch string) error {
+		_, err := extender.Patch(ctx, pod, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+		return err
+	}
+	must(t, status("queued", `{"status":{"nominatedNodeName":"gpu-1"}}`))
+	for name, test := range map[string]struct{ pod, patch, want string }{
+		"another node":            {"queued", `{"status":{"nominatedNodeName":"gpu-2"}}`, "nominates no pod that is nominated already"},
+		"a condition":             {"queued", `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`, "nothing of a pod's status but the nominated node"},
+		"the phase":               {"queued", `{"status":{"phase":"Failed"}}`, "nothing of a pod's status but the nominated node"},
+		"an annotation":           {"queued", `{"metadata":{"annotations":{"note":"mine"}}}`, "nothing of a pod's status but the nominated node"},
+		"a pod without a request": {"plain", `{"status":{"nominatedNodeName":"gpu-1"}}`, "nothing of a pod's status but the nominated node"},
+	} {
+		if err := status(test.pod, test.patch); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want it rejected: %s", name, err, test.want)
+		}
+	}
+	must(t, status("queued", `{"status":{"nominatedNodeName":null}}`))
+	for _, name := range []string{"queued", "plain"} {
+		must(t, pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	}
 }
 
 // testPolicyTypes waits for the result of kube-controller-manager's type check of the policies.

@@ -48,7 +48,7 @@ func (c *cluster) testRights(t *testing.T) {
 	verbs := []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 	for account, want := range map[string]map[string]string{
 		"gpushare-extender": {
-			"pods": "get list watch", "pods/binding": "create", "pods/eviction": "create",
+			"pods": "get list watch", "pods/status": "patch", "pods/binding": "create", "pods/eviction": "create",
 			"nodes": "list watch patch", "events": "create patch", "poddisruptionbudgets": "list watch",
 			"services gpushare-extender": "get", "leases gpushare-extender": "get list watch update",
 			"endpointslices": "create", "endpointslices gpushare-extender": "get create update delete",
