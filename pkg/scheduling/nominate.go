@@ -271,6 +271,9 @@ func (n *nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) 
 	capacity := n.free.capacity(func(node string) []gpu.PodUID { return unseen[node] }, false)
 	for i, node := range n.ledger.NominateAll(n.requests(pods), view, capacity) {
 		pod := pods[i]
+		if place, _, reserved := n.ledger.Lookup(pod.UID); reserved {
+			node = place // Fair sharing has granted it.
+		}
 		switch {
 		case n.chosen(pod.UID, node):
 			n.writes.Go(func() error {
@@ -300,7 +303,7 @@ func (n *nominator) requests(pods []*clustercache.PodInfo) []ledger.Request {
 		}
 		requests[i] = ledger.Request{Pod: pod.Pod, Nodes: names}
 		if !n.fair.evicts(pod.Pod) {
-			requests[i].Nodes = nil // Fair sharing decides when and where it may run.
+			requests[i].Nodes = nil // Fair sharing decides when it may run, and reserves its place.
 		}
 	}
 	return requests

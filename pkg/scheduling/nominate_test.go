@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -133,6 +134,11 @@ func TestNotNominated(t *testing.T) {
 		"its scheduler sends none now": {edit: plain, before: func(f *nominateFixture, _ *corev1.Pod) { f.clock.Step(time.Minute) }},
 		"kube-scheduler nominated it":  {edit: func(pod *corev1.Pod) { rejected(pod); fake.Nominated("n2")(pod) }},
 		"it has a scheduling gate":     {edit: func(pod *corev1.Pod) { pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }},
+		"fair sharing has reserved n1": {edit: plain, want: true, before: func(f *nominateFixture, pod *corev1.Pod) {
+			if _, err := f.ledger.Reserve("n1", protocol.Pod(pod), placement.Binpack, f.clock.Now()); err != nil {
+				f.t.Error(err)
+			}
+		}},
 		"it is a member of a group": {edit: func(pod *corev1.Pod) {
 			pod.Annotations = map[string]string{protocol.AnnotationGroupName: "g", protocol.AnnotationGroupSize: "2"}
 		}},
