@@ -20,7 +20,7 @@ import (
 // back, uninstall.
 func TestInstall(t *testing.T) {
 	c := start(t)
-	c.helm.run(t, "install", "gpushare", chart, "--namespace="+namespace, "--set=extender.nominateAhead=200")
+	c.helm.run(t, "install", "gpushare", chart, "--namespace="+namespace)
 
 	service, err := c.Client.CoreV1().Services(namespace).Get(t.Context(), "gpushare-extender", metav1.GetOptions{})
 	must(t, err)
