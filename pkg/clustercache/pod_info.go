@@ -35,6 +35,8 @@ type PodInfo struct {
 	Mirror bool
 	// Managed is true if kube-scheduler can send the pod to the extender, see protocol.Managed.
 	Managed bool
+	// NeverPreempts is true if spec.preemptionPolicy is Never.
+	NeverPreempts bool
 	// GraceSeconds is metadata.deletionGracePeriodSeconds, between the request for the deletion and DeletionTime.
 	GraceSeconds int32
 	// DeletionTime is metadata.deletionTimestamp, the end of the grace period; zero if the pod isn't being deleted.
@@ -80,6 +82,7 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 		Pod: protocol.Pod(pod), Node: pod.Spec.NodeName, Ended: protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
 		Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare), GatedOtherwise: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
 		Managed: protocol.Managed(pod), Requests: podRequests(pod), Conflicts: conflictsOf(&pod.Spec), Member: memberOf(pod),
+		NeverPreempts:   pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever,
 		resourceVersion: pod.ResourceVersion,
 	}
 	p.RequestProblem, _ = diagnosis.RequestProblem(pod)

@@ -87,7 +87,8 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		s.recordRejection(object, pod, result, now)
 		return result, nil
 	}
-	s.requeue.Passed(pod.UID, len(result.Passed) < fitting)
+	// If a later step rejects the nominated node, the pod is requeued, since other nodes may fit.
+	s.requeue.Passed(pod.UID, alone || len(result.Passed) < fitting)
 	s.evictor.Passed(pod.UID)
 	if result.Reasons == nil || len(result.Passed) == 1 { // kube-scheduler doesn't call prioritize for a single node.
 		s.addTentative(pod, result.Names(), now)

@@ -29,8 +29,8 @@ const (
 	schedulerActive = 30 * time.Second
 	// nominationTimeout bounds one write, and nominationUnseen is how long after its begin the watch may take to show it.
 	nominationTimeout, nominationUnseen = 5 * time.Second, 10 * time.Second
-	// nominationLife is how long a nomination may stay. kube-scheduler removes it if the pod fits nowhere, but not from a pod that
-	// may not preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), and memory is kept for the pod meanwhile.
+	// nominationLife is how long a nomination may stay, since memory is kept for the pod meanwhile. kube-scheduler removes it if the pod
+	// fits nowhere and may preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), but it may not try the pod for long.
 	nominationLife = time.Minute
 	// nominationPause is how long none are made after a write failed.
 	nominationPause = 10 * time.Second
@@ -127,11 +127,13 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if pod.Pending == nil || !pod.Managed || pod.Member != nil || pod.Gated || pod.GatedOtherwise || pod.RequestError != "" {
+	p := n.pods[pod.UID]
+	// A nominated pod can become one that isn't nominated, by its labels. Its nomination still ends after nominationLife.
+	excluded := pod.Member != nil || pod.Gated || pod.GatedOtherwise || pod.RequestError != "" || pod.NeverPreempts
+	if pod.Pending == nil || !pod.Managed || excluded && (p == nil || p.node == "") {
 		delete(n.pods, pod.UID)
 		return
 	}
-	p := n.pods[pod.UID]
 	if p == nil {
 		n.arrivals++
 		p = &queuedPod{arrival: n.arrivals}
@@ -143,8 +145,12 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 		p.state, p.node, p.at = nominated, pod.NominatedNode, n.clock.Now()
 	case p.state == waiting && (pod.Pending.Tried || pod.NominatedNode != "" || constrained(pod)):
 		p.state = done
+	case p.state == writing && pod.NominatedNode != "" && pod.NominatedNode != p.node: // By kube-scheduler: the write meets a conflict.
+		p.state = done
 	case p.state == writing && pod.NominatedNode != "":
 		p.state = nominated
+	case p.state == done && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was given up, and took effect.
+		p.state, p.at = nominated, n.clock.Now()
 	case p.state == nominated && pod.NominatedNode != p.node:
 		p.state = done
 	}
@@ -269,21 +275,36 @@ func (n *nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) 
 	view, unseen := n.view, n.unseen()
 	view.TentativeAt = n.clock.Now()
 	capacity := n.free.capacity(func(node string) []gpu.PodUID { return unseen[node] }, false)
-	for i, node := range n.ledger.NominateAll(n.requests(pods), view, capacity) {
-		pod := pods[i]
+	nodes := n.ledger.NominateAll(n.requests(pods), view, capacity)
+	for i, pod := range pods {
 		if place, _, reserved := n.ledger.Lookup(pod.UID); reserved {
-			node = place // Fair sharing has granted it.
+			nodes[i] = place // Fair sharing has granted it.
 		}
-		switch {
-		case n.chosen(pod.UID, node):
+		if nodes[i] != "" && !n.chosen(pod.UID, nodes[i]) {
+			if !n.nominatedByOthers(pod.UID) { // It was bound or deleted meanwhile.
+				n.ledger.RemoveNomination(pod.UID)
+			}
+			nodes[i] = ""
+		} else if nodes[i] == "" {
+			n.chosen(pod.UID, "")
+		}
+	}
+	for i, pod := range pods { // With a slow API server this waits, so every choice is recorded before.
+		if node := nodes[i]; node != "" {
 			n.writes.Go(func() error {
 				n.write(ctx, pod, node)
 				return nil
 			})
-		case node != "": // It was bound or deleted meanwhile.
-			n.ledger.RemoveNomination(pod.UID)
 		}
 	}
+}
+
+// nominatedByOthers reports whether the watch has shown a nomination of the pod, which then is kube-scheduler's.
+func (n *nominator) nominatedByOthers(uid gpu.PodUID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.pods[uid]
+	return p != nil && p.NominatedNode != ""
 }
 
 // requests returns the pods with their eligible nodes. There are none for a pod for which filter would name every node that fits:
@@ -339,20 +360,22 @@ func (n *nominator) chosen(uid gpu.PodUID, node string) bool {
 
 // write writes the nomination of the pod, or removes it if node is empty.
 func (n *nominator) write(ctx context.Context, pod *clustercache.PodInfo, node string) {
-	if n.leading() != nil {
+	if n.leading() != nil || ctx.Err() != nil || node != "" && !n.due(pod.UID) {
 		n.drop(pod.UID)
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, nominationTimeout)
+	limited, cancel := context.WithTimeout(ctx, nominationTimeout)
 	defer cancel()
 	n.observer.APIWrite("nomination")
-	err := n.api.Nominate(ctx, pod.Pod, pod.GetObjectMeta().GetResourceVersion(), node)
+	err := n.api.Nominate(limited, pod.Pod, pod.GetObjectMeta().GetResourceVersion(), node)
 	result := NominationMade
 	switch {
 	case err == nil && node == "":
 		result = NominationRemoved
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err): // It was tried, bound or deleted meanwhile.
 		result = NominationConflict
+	case err != nil && ctx.Err() != nil: // This process is stopping.
+		result = NominationFailed
 	case err != nil:
 		result = NominationFailed
 		klog.FromContext(ctx).Error(err, "Pod not nominated ahead of kube-scheduler, pausing", "pod", klog.KRef(pod.Namespace, pod.Name), "pause", nominationPause)
@@ -362,6 +385,15 @@ func (n *nominator) write(ctx context.Context, pod *clustercache.PodInfo, node s
 	if err != nil && node != "" {
 		n.drop(pod.UID)
 	}
+}
+
+// due reports whether the chosen node of a pod is still to be written: kube-scheduler hasn't tried the pod, and no write failed, while
+// this one waited for others.
+func (n *nominator) due(uid gpu.PodUID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.pods[uid]
+	return p != nil && p.state == writing && !p.tried && !n.clock.Now().Before(n.paused)
 }
 
 func (n *nominator) pause() {
@@ -406,8 +438,8 @@ func (n *nominator) expired() (pods []*clustercache.PodInfo) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.clock.Now()
-	leaving := func(pod *clustercache.PodInfo) bool { return pod.Leaving }
 	for _, p := range n.pods {
+		leaving := func(pod *clustercache.PodInfo) bool { return pod.Leaving && pod.Priority < p.Priority }
 		if p.state == nominated && now.Sub(p.at) > nominationLife && !slices.ContainsFunc(n.cache.PodsOn(p.node), leaving) {
 			p.at = now
 			pods = append(pods, p.PodInfo)

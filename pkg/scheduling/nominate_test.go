@@ -142,9 +142,10 @@ func TestNotNominated(t *testing.T) {
 		"it is a member of a group": {edit: func(pod *corev1.Pod) {
 			pod.Annotations = map[string]string{protocol.AnnotationGroupName: "g", protocol.AnnotationGroupSize: "2"}
 		}},
-		"its host port may be taken":    {edit: fake.HostPort(80)},
-		"it fits nowhere":               {edit: func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "none"} }},
-		"few nodes are eligible for it": {edit: func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "small"} }},
+		"kube-scheduler wouldn't end the nomination": {edit: func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = new(corev1.PreemptNever) }},
+		"its host port may be taken":                 {edit: fake.HostPort(80)},
+		"it fits nowhere":                            {edit: func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "none"} }},
+		"few nodes are eligible for it":              {edit: func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "small"} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startNominating(t, Options{})
@@ -174,6 +175,8 @@ func TestNominationOutcomes(t *testing.T) {
 			then: func(f *nominateFixture, pod *corev1.Pod) { f.report(pod) }},
 		"the watch shows it": {kept: true, again: true, result: NominationMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) { f.report(fake.Edited(pod, fake.Nominated("n1"))) }},
+		"kube-scheduler nominates it to another node": {again: true, result: NominationMade,
+			then: func(f *nominateFixture, pod *corev1.Pod) { f.report(fake.Edited(pod, fake.Nominated("n9"))) }},
 		"kube-scheduler removes it": {again: true, result: NominationMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) {
 				f.report(fake.Edited(pod, fake.Nominated("n1")), pod)
@@ -218,6 +221,9 @@ func TestExpiredNomination(t *testing.T) {
 		want     []string
 	}{
 		"kube-scheduler has rejected the pod since": {[]*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1"))}, []string{"p="}},
+		"the pod has become a member of a group": {[]*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
+			pod.Annotations = map[string]string{protocol.AnnotationGroupName: "g", protocol.AnnotationGroupSize: "2"}
+		})}, []string{"p="}},
 		"kube-scheduler nominated it": {[]*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
 			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
 		})}, nil},
@@ -245,5 +251,19 @@ func TestStandbyNominatesNothing(t *testing.T) {
 	f.wantNominated("of a standby")
 	if f.kept() {
 		t.Error("memory is kept for a pod that was not nominated")
+	}
+}
+
+// A nomination whose write got no answer can take effect: then it ends like the others.
+func TestNominationWithoutAnswerExpires(t *testing.T) {
+	f := startNominating(t, Options{})
+	f.server.Answer(fake.Answers{Nominate: errors.New("the connection is gone")})
+	pod := fake.Pod("p", 60)
+	f.report(pod)
+	f.wantNominated("at first", "p=n1")
+	f.report(fake.Edited(pod, fake.Nominated("n1")))
+	f.clock.Step(2 * nominationLife)
+	if got := f.nominator.expired(); len(got) != 1 {
+		t.Errorf("%d nominations expire, want 1", len(got))
 	}
 }
