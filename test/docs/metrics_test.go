@@ -109,14 +109,14 @@ func pluginMetrics(t *testing.T) string {
 		}
 	}()
 	var text []byte
-	await.True(t, "the plugin listens", func() bool {
+	await.True(t, "the plugin has its cards", func() bool {
 		response, err := http.Get("http://" + address + "/metrics")
 		if err != nil {
 			return false
 		}
 		defer response.Body.Close()
 		text, err = io.ReadAll(response.Body)
-		return err == nil
+		return err == nil && strings.Contains(string(text), "gpushare_device_plugin_cards")
 	})
 	return string(text)
 }
