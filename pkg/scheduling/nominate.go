@@ -68,9 +68,11 @@ type nominator struct {
 	view     ledger.View
 	// nodes returns the nodes with their objects.
 	nodes func() []diagnosis.Node
-	// ahead is the maximum number of nominated pods that kube-scheduler has not tried. few is Scheduler.few.
-	ahead, few int
-	writes     errgroup.Group
+	// ahead is the maximum number of nominated pods that kube-scheduler has not tried, head is queueHead, and few is Scheduler.few.
+	ahead, head, few int
+	writes           errgroup.Group
+	// start begins a write, which is one of writes outside the simulation.
+	start func(write func())
 
 	mu sync.Mutex
 	// pods are the pending pods that may be nominated or are.
@@ -113,10 +115,16 @@ const (
 func (s *Scheduler) newNominator() *nominator {
 	n := &nominator{
 		api: s.API, ledger: s.ledger, cache: s.cache, free: s.free, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
-		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nodes: s.diagnosisNodes, ahead: s.NominateAhead, few: s.few(),
+		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nodes: s.diagnosisNodes, ahead: s.NominateAhead, head: queueHead, few: s.few(),
 		pods: map[gpu.PodUID]*queuedPod{}, called: map[string]time.Time{},
 	}
 	n.writes.SetLimit(maxNominating)
+	n.start = func(write func()) {
+		n.writes.Go(func() error {
+			write()
+			return nil
+		})
+	}
 	return n
 }
 
@@ -228,10 +236,7 @@ func (n *nominator) tick(ctx context.Context) {
 		return
 	}
 	for _, pod := range n.expired() {
-		n.writes.Go(func() error {
-			n.write(ctx, pod, "")
-			return nil
-		})
+		n.start(func() { n.write(ctx, pod, "") })
 	}
 	if pods := n.next(); len(pods) > 0 {
 		n.nominate(ctx, pods)
@@ -255,13 +260,13 @@ func (n *nominator) next() (pods []*clustercache.PodInfo) {
 		queue = append(queue, p)
 	}
 	// Many at a time cost less than one by one, see ledger.NominateAll.
-	if ahead > n.ahead/2 || len(queue) <= queueHead || now.Before(n.paused) {
+	if ahead > n.ahead/2 || len(queue) <= n.head || now.Before(n.paused) {
 		return nil
 	}
 	slices.SortFunc(queue, func(a, b *queuedPod) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.arrival, b.arrival))
 	})
-	for _, p := range queue[queueHead:] {
+	for _, p := range queue[n.head:] {
 		if p.state == waiting && len(pods) < n.ahead-ahead {
 			p.state, p.at = writing, now
 			pods = append(pods, p.PodInfo)
@@ -291,10 +296,7 @@ func (n *nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) 
 	}
 	for i, pod := range pods { // With a slow API server this waits, so every choice is recorded before.
 		if node := nodes[i]; node != "" {
-			n.writes.Go(func() error {
-				n.write(ctx, pod, node)
-				return nil
-			})
+			n.start(func() { n.write(ctx, pod, node) })
 		}
 	}
 }

@@ -535,6 +535,23 @@ func (a *apiServer) setRejected(p *apiPod, message, nominated string) {
 	known[key], p.rejections = rejected{p.object, p.info}, known
 }
 
+// nominate is the API server's part of a nomination ahead of kube-scheduler.
+func (a *apiServer) nominate(pod gpu.Pod, version, node, by string) error {
+	p := a.pods[pod.Name]
+	switch {
+	case p == nil:
+		return apierrors.NewNotFound(fake.PodResource, pod.Name)
+	case p.uid() != pod.UID || p.object.ResourceVersion != version:
+		return apierrors.NewConflict(fake.PodResource, pod.Name, errors.New("another version"))
+	case node != "" && p.object.Status.NominatedNodeName != "", p.info.Node != "":
+		a.w.fail("%s nominates %s, which has node %q and nomination %q", by, p.name(), p.info.Node, p.object.Status.NominatedNodeName)
+	}
+	a.w.stats.nominated++
+	a.w.trace("api: %s nominates %s to %q", by, p.name(), node)
+	a.edit(p, func(object *corev1.Pod) { object.Status.NominatedNodeName = node })
+	return nil
+}
+
 // evict is the API server's part of an eviction.
 func (a *apiServer) evict(pod gpu.Pod, by string) error {
 	p := a.pods[pod.Name]
@@ -735,9 +752,17 @@ func (c client) OpenGate(context.Context, gpu.Pod, string) error {
 	return errors.New("no pod has a gate here")
 }
 
-// Nominate implements API.
-func (c client) Nominate(context.Context, gpu.Pod, string, string) error {
-	return errors.New("no pod is nominated ahead here")
+// Nominate implements API. The answer can be lost.
+func (c client) Nominate(_ context.Context, pod gpu.Pod, version, node string) error {
+	if err := c.reach(); err != nil {
+		return err
+	}
+	w := c.r.w
+	err := w.api.nominate(pod, version, node, c.r.name)
+	if w.chance(w.faults.lost) {
+		return errEOF
+	}
+	return err
 }
 
 // AnnotateNode implements API.

@@ -67,9 +67,16 @@ func (w *world) newReplica(name string) *replica {
 		r.leads = true
 		w.terms++
 	}
+	if w.nominate {
+		o.NominateAhead, o.FilterBest, o.FilterBestAbove = 6, 1, 1000 // Filter names all nodes that fit.
+	}
 	var err error
 	if r.scheduler, err = newScheduler(o, r.cache); err != nil {
 		panic(err)
+	}
+	if n := r.scheduler.nominator; n != nil {
+		n.head, n.few, n.start = 0, 0, func(write func()) { w.start(r, write) }
+		w.after(w.between(0, nominateInterval), r.nominate)
 	}
 	r.scheduler.withTimeout = w.withTimeout
 	r.scheduler.groups.members, r.scheduler.groups.reads = r, r
@@ -112,6 +119,20 @@ func (r *replica) tick() {
 	}
 	r.ticking = r.scheduler.groups.tick(r.ticking)
 	r.w.after(gangInterval, r.tick)
+}
+
+// nominate is the loop of the nominations.
+func (r *replica) nominate() {
+	r.w.steps--
+	switch {
+	case r.dead:
+		return
+	case r.frozenUntil > r.w.now:
+		r.w.after(r.frozenUntil-r.w.now, r.nominate)
+		return
+	}
+	r.scheduler.nominator.tick(r.w.context())
+	r.w.after(nominateInterval, r.nominate)
 }
 
 // second runs the other loops.

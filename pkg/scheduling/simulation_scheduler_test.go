@@ -125,6 +125,9 @@ func (k *kubeScheduler) observe(c change) {
 	case before == nil || before.Node == "" && p.state == schedNone && p.node == nil:
 		k.enqueue(p)
 	}
+	if k.w.nominate && p.attempts == 0 && p.info.Node == "" {
+		p.nominated = p.info.NominatedNode
+	}
 }
 
 func (k *kubeScheduler) observeNode(c change) {
@@ -264,7 +267,11 @@ func (k *kubeScheduler) flush() {
 func (k *kubeScheduler) kick() {
 	if !k.cycling && (len(k.active) > 0 || k.w.popFromBackoff) {
 		k.cycling = true
-		k.w.after(k.w.between(500*time.Microsecond, 3*time.Millisecond), k.cycle)
+		duration := k.w.between(500*time.Microsecond, 3*time.Millisecond)
+		if k.w.nominate { // As with thousands of nodes: pods queue.
+			duration *= 40
+		}
+		k.w.after(duration, k.cycle)
 	}
 }
 
@@ -329,6 +336,9 @@ func (k *kubeScheduler) cycle() {
 		if p.group != "" {
 			k.offered[offer{p.group, p.info.Member.Template}] = k.w.now
 		}
+		if k.takesNomination(r, p, nodes) {
+			return
+		}
 		if result, err = r.scheduler.Filter(p.object, nodes); err != nil {
 			k.again(p)
 			k.kick()
@@ -344,6 +354,22 @@ func (k *kubeScheduler) cycle() {
 	}
 	k.bind(p, names[k.w.random.IntN(len(names))])
 	k.kick()
+}
+
+// takesNomination tries the node that the pod is nominated to before all nodes, and reports whether it passes.
+func (k *kubeScheduler) takesNomination(r *replica, p *schedPod, nodes []string) bool {
+	node := p.object.Status.NominatedNodeName
+	if !k.w.nominate || !slices.Contains(nodes, node) {
+		return false
+	}
+	result, err := r.scheduler.Filter(p.object, []string{node})
+	if err != nil || len(result.Passed) == 0 {
+		return false
+	}
+	k.w.stats.taken++
+	k.bind(p, node)
+	k.kick()
+	return true
 }
 
 // extenderMessage is the part of kube-scheduler's message that comes from the extender.
@@ -388,7 +414,7 @@ func (k *kubeScheduler) fitting(p *schedPod) (names []string, short shortage) {
 	for i := range k.nodes {
 		n := k.nodes[(i+k.cursor)%len(k.nodes)]
 		cpu, memory := n.cpu-n.usedCPU, n.memory-n.usedMem
-		if k.parked > 0 {
+		if k.parked > 0 || k.w.nominate {
 			for _, o := range k.order {
 				if o.nominated == n.name && o != p && o.node == nil && o.info.Priority >= p.info.Priority {
 					cpu, memory = cpu-o.cpu, memory-o.memory

@@ -19,7 +19,11 @@ import (
 
 // TestSimulation runs clusters with groups and single pods under disturbances, each from one seed, until a million steps were
 // made. GPUSHARE_SIM_SEED=7 begins with seed 7, and GPUSHARE_SIM_STEPS sets the number of steps.
-func TestSimulation(t *testing.T) { simulate(t, 1_000_000, false) }
+func TestSimulation(t *testing.T) {
+	if total := simulate(t, 1_000_000, false); os.Getenv("GPUSHARE_SIM_STEPS") == "" && (total.nominated == 0 || total.taken == 0) {
+		t.Errorf("%d nominations ahead of kube-scheduler, of which %d were used", total.nominated, total.taken)
+	}
+}
 
 // simulate runs worlds until the steps were made, a hundred times as many in the long form, and returns what happened in them.
 func simulate(t *testing.T, steps int64, mixed bool) stats {
@@ -89,6 +93,7 @@ func (s *stats) add(o stats) {
 	s.binds, s.lost, s.rejected, s.singles, s.whole = s.binds+o.binds, s.lost+o.lost, s.rejected+o.rejected, s.singles+o.singles, s.whole+o.whole
 	s.evictions, s.evicted, s.preempted = s.evictions+o.evictions, s.evicted+o.evicted, s.preempted+o.preempted
 	s.leaders, s.restarts = s.leaders+o.leaders, s.restarts+o.restarts
+	s.nominated, s.taken = s.nominated+o.nominated, s.taken+o.taken
 	for reason, n := range o.failed {
 		s.failed[reason] += n
 	}
@@ -105,6 +110,7 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 	defer w.close()
 	w.tracing = tracing
 	w.worldOptions.replicas = 1 + w.random.IntN(2)
+	w.nominate = seed%3 == 1
 	w.popFromBackoff = w.chance(0.5)
 	if w.chance(0.3) {
 		w.maxBackoff = 10 * time.Second

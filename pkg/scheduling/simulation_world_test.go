@@ -66,11 +66,15 @@ type worldOptions struct {
 	keepPartial    bool
 	// mixed has nodes of all kinds and pods that ask for more than memory, see simulation_cards_test.go.
 	mixed bool
+	// nominate has pods nominated ahead of kube-scheduler.
+	nominate bool
 }
 
 // stats counts what happened, to show that the simulation reaches the states that it is for.
 type stats struct {
 	binds, lost, rejected, singles, whole, evictions, evicted, preempted, leaders, restarts int
+	// nominated counts the nominations ahead of kube-scheduler, taken those whose nodes passed.
+	nominated, taken int
 	failed                                                                                  map[string]int
 	// cards counts what only mixed worlds have.
 	cards map[string]int
