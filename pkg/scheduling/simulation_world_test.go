@@ -75,7 +75,7 @@ type stats struct {
 	binds, lost, rejected, singles, whole, evictions, evicted, preempted, leaders, restarts int
 	// nominated counts the nominations ahead of kube-scheduler, taken those whose nodes passed.
 	nominated, taken int
-	failed                                                                                  map[string]int
+	failed           map[string]int
 	// cards counts what only mixed worlds have.
 	cards map[string]int
 }
