@@ -134,7 +134,7 @@ func TestRequeueRejected(t *testing.T) {
 func TestEventIncomplete(t *testing.T) {
 	incompleteEvents := func(s *fixture) (n int) {
 		for _, event := range s.events {
-			if strings.HasPrefix(event, EventIncomplete+": The group needs 3 members and only ") {
+			if strings.HasPrefix(event, EventIncomplete+": The group waits: ") {
 				n++
 			}
 		}
@@ -143,7 +143,7 @@ func TestEventIncomplete(t *testing.T) {
 	s := newFixture(t)
 	s.create("web", 3, 16, "t")
 	s.runUntilIdle()
-	if n := incompleteEvents(s); n != 1 || !slices.ContainsFunc(s.events, func(s string) bool { return strings.Contains(s, "only 1 exist") }) {
+	if n := incompleteEvents(s); n != 1 || !slices.ContainsFunc(s.events, func(s string) bool { return strings.Contains(s, "1 of 3 members exist. All must be created") }) {
 		t.Errorf("events: %q", s.events)
 	}
 	s.create("web", 3, 16, "t")
@@ -191,8 +191,7 @@ func TestEventIneligibleMembers(t *testing.T) {
 			ineligible.queued = false
 			s.report(ineligible)
 			s.runUntilIdle()
-			want := []string{EventIncomplete + ": The group needs 3 members and only 2 can be placed: they wait for the others. " +
-				"Some of those exist, but have scheduling gates, can't be counted as members, or are assigned to a scheduler that doesn't call the extender"}
+			want := []string{EventIncomplete + ": The group waits: 2 of 3 members exist; not counted: 1 with scheduling gates or an invalid group, such as " + ineligible.Name}
 			if events := slices.DeleteFunc(s.events, func(s string) bool { return !strings.HasPrefix(s, EventIncomplete) }); !slices.Equal(events, want) {
 				t.Errorf("events: %q", events)
 			}

@@ -12,6 +12,9 @@ import (
 // metrics. The texts of those that are variables are constant.
 type Reason struct{ Label, Text string }
 
+// words is the text where it is known to be about a group.
+func (r Reason) words() string { return strings.TrimPrefix(r.Text, "gang: ") }
+
 // The reasons.
 var (
 	Unknown      = Reason{"unknown", "gang: the extender doesn't know this pod yet"}
@@ -81,7 +84,7 @@ func (r *run) arriving() Reason {
 func (r *run) broken(why Reason) Reason {
 	text := fmt.Sprintf("gang: only %d of %d members are bound", r.counts[bound]+r.finished, r.size())
 	if why.Text != "" {
-		text += ", " + strings.TrimPrefix(why.Text, "gang: ")
+		text += ", " + why.words()
 	}
 	return Reason{cmp.Or(why.Label, "broken"), text}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -72,7 +71,7 @@ func (r *run) report() Report {
 		report.Memory = report.Memory.Add(m.Request)
 	}
 	if r.phase != PhaseRunning {
-		report.Reason = strings.TrimPrefix(r.common().Text, "gang: ")
+		report.Reason = r.common().words()
 	}
 	return report
 }

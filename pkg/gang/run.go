@@ -2,7 +2,6 @@ package gang
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -392,13 +391,10 @@ func (mgr *Manager) reportIncomplete(r *run, now time.Time) {
 	case mgr.tooFewAskForCards(r):
 		// Filter records this Event.
 	case r.counts[ineligible]+r.counts[foreign] > 0:
-		mgr.recordEvent(r, true, EventIncomplete, fmt.Sprintf("The group needs %d members and only %d can be placed: they wait for the others. "+
-			"Some of those exist, but have scheduling gates, can't be counted as members, or are assigned to a scheduler that doesn't call the extender",
-			r.size(), r.existing()))
+		mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+r.incomplete().words())
 	default:
-		mgr.recordEvent(r, true, EventIncomplete, fmt.Sprintf("The group needs %d members and only %d exist: they wait for the others. "+
-			"All must be created at once: by a StatefulSet with podManagementPolicy Parallel, or by a Job whose parallelism is not smaller",
-			r.size(), r.existing()))
+		mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+r.incomplete().words()+". All must be created at once: "+
+			"by a StatefulSet with podManagementPolicy Parallel, or by a Job whose parallelism is not smaller")
 	}
 }
 
