@@ -63,9 +63,10 @@ registry, which has a dot or a port in its name.
 {{- if and (include "gpushare.withExtender" .) (ne .Values.extender.fairShare.mode "off") }}yes{{ end -}}
 {{- end }}
 
-{{/* Not empty if pods are nominated ahead of kube-scheduler. The guard restricts the right to patch the status of pods. */}}
+{{/* Not empty if pods are nominated ahead of kube-scheduler. The guard restricts the right to patch the status of pods. A second scheduler
+has the extender's account, so the guard would restrict it too. */}}
 {{- define "gpushare.nominates" -}}
-{{- if and (include "gpushare.withExtender" .) (gt (int .Values.extender.nominateAhead) 0) .Values.guard.enabled (include "gpushare.hasPolicies" .) }}yes{{ end -}}
+{{- if and (include "gpushare.withExtender" .) (gt (int .Values.extender.nominateAhead) 0) (not (include "gpushare.secondScheduler" .)) .Values.guard.enabled (include "gpushare.hasPolicies" .) }}yes{{ end -}}
 {{- end }}
 
 {{/* Not empty if this release has the extender. */}}
