@@ -125,7 +125,7 @@ func (k *kubeScheduler) observe(c change) {
 	case before == nil || before.Node == "" && p.state == schedNone && p.node == nil:
 		k.enqueue(p)
 	}
-	if k.w.nominate && p.attempts == 0 && p.info.Node == "" {
+	if k.w.nominate && p.attempts == 0 && p.info.Node == "" && !c.gone {
 		p.nominated = p.info.NominatedNode
 	}
 }
