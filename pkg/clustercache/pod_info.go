@@ -82,7 +82,7 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 		Pod: protocol.Pod(pod), Node: pod.Spec.NodeName, Ended: protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
 		Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare), GatedOtherwise: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
 		Managed: protocol.Managed(pod), Requests: podRequests(pod), Conflicts: conflictsOf(&pod.Spec), Member: memberOf(pod),
-		NeverPreempts:   pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever,
+		NeverPreempts:   NeverPreempts(pod),
 		resourceVersion: pod.ResourceVersion,
 	}
 	p.RequestProblem, _ = diagnosis.RequestProblem(pod)
@@ -124,6 +124,12 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 		p.Constraints = unique.Make(diagnosis.Constraints(pod))
 	}
 	return p
+}
+
+// NeverPreempts reports whether the pod's preemption policy is Never.
+func NeverPreempts(pod *corev1.Pod) bool {
+	policy := pod.Spec.PreemptionPolicy
+	return policy != nil && *policy == corev1.PreemptNever
 }
 
 // gated reports whether a scheduling gate keeps kube-scheduler from trying the pod.

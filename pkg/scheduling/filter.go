@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -157,7 +158,7 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 // recordRejection keeps what later requeues and evictions for the rejected pod need.
 func (s *Scheduler) recordRejection(object *corev1.Pod, pod gpu.Pod, result FilterResult, now time.Time) {
 	s.requeue.Rejected(pod, len(result.Nodes), now)
-	if !neverPreempts(object) && s.fair.evicts(pod) {
+	if !clustercache.NeverPreempts(object) && s.fair.evicts(pod) {
 		s.evictor.Rejected(pod, object.Status.NominatedNodeName, result.full(), now)
 	}
 }

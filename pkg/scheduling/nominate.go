@@ -157,7 +157,7 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 		p.state = done
 	case p.state == writing && pod.NominatedNode != "":
 		p.state = nominated
-	case p.state == done && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was given up, and took effect.
+	case p.state == done && !pod.Pending.Tried && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was given up, and took effect.
 		p.state, p.at = nominated, n.clock.Now()
 	case p.state == nominated && pod.NominatedNode != p.node:
 		p.state = done

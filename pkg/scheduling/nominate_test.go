@@ -221,6 +221,11 @@ func TestExpiredNomination(t *testing.T) {
 		want     []string
 	}{
 		"kube-scheduler has rejected the pod since": {[]*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1"))}, []string{"p="}},
+		"kube-scheduler nominates it to the same node later": {[]*corev1.Pod{
+			fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60), fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
+				pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+			}),
+		}, nil},
 		"the pod has become a member of a group": {[]*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
 			pod.Annotations = map[string]string{protocol.AnnotationGroupName: "g", protocol.AnnotationGroupSize: "2"}
 		})}, []string{"p="}},

@@ -23,7 +23,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	switch {
 	case s.checkRequest(object, protocol.Pod(object)) != nil:
 		return nil, nil // No eviction helps.
-	case neverPreempts(object):
+	case clustercache.NeverPreempts(object):
 		return nil, nil
 	case s.fair.awaitsTurn(protocol.Pod(object)):
 		return nil, nil
@@ -67,10 +67,4 @@ func (s *Scheduler) withCard(node string, proposed map[string]preemption.Victims
 		return nil
 	}
 	return map[string]preemption.Victims{node: proposal}
-}
-
-// neverPreempts reports whether the pod's preemption policy is Never.
-func neverPreempts(pod *corev1.Pod) bool {
-	policy := pod.Spec.PreemptionPolicy
-	return policy != nil && *policy == corev1.PreemptNever
 }
