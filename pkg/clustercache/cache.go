@@ -55,6 +55,8 @@ type Cache struct {
 	synced []cache.InformerSynced
 	// hindrance is why listing from the API server fails; nil if no failure is known.
 	hindrance atomic.Pointer[error]
+	// ready is closed when the cache is synced.
+	ready chan struct{}
 }
 
 // New returns a Cache. It reads nothing before Run.
@@ -68,6 +70,7 @@ func New(o Options) *Cache {
 	return &Cache{
 		Options: o, factory: factory, podInformer: pods, nodeInformer: nodes.Informer(),
 		nodes: nodes.Lister(), budgets: budgets.Lister(), budgetsSynced: budgets.Informer().HasSynced,
+		ready: make(chan struct{}),
 	}
 }
 

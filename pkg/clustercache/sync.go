@@ -48,10 +48,20 @@ func (c *Cache) Ready() error {
 	return nil
 }
 
+// AwaitReady waits until the cache is synced, or returns ctx's error.
+func (c *Cache) AwaitReady(ctx context.Context) error {
+	select {
+	case <-c.ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // BudgetsSynced reports whether the disruption budgets are listed. Ready doesn't wait for them.
 func (c *Cache) BudgetsSynced() bool { return c.budgetsSynced() }
 
-// Run starts the informers, which run until ctx ends, and returns once the cache is synced. If that takes long it logs
+// Run must be called once. It starts the informers, which run until ctx ends, and returns once the cache is synced. If that takes long it logs
 // the cause, which informers do not report.
 //
 // Run does not wait for the informers to stop: a reflector that cannot reach the API server sleeps through its back-off
@@ -75,6 +85,7 @@ func (c *Cache) Run(ctx context.Context) error {
 				return nil
 			}
 			c.handler.Synced()
+			close(c.ready)
 			took := c.Clock.Since(start)
 			if c.CacheSynced != nil {
 				c.CacheSynced(took)

@@ -96,6 +96,7 @@ type clusterCache interface {
 	eviction.OveruseCache
 	AddHandler(h clustercache.Handler) error
 	Run(ctx context.Context) error
+	AwaitReady(ctx context.Context) error
 	Pending(known uint64) ([]*clustercache.PodInfo, uint64)
 	PendingFor(uid gpu.PodUID) time.Duration
 	WatchVersions() map[string]uint64
@@ -240,6 +241,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 
 // Ready returns nil once the cache is synced. Before, it returns an error that wraps clustercache.ErrNotSynced.
 func (s *Scheduler) Ready() error { return s.cache.Ready() }
+
+// AwaitReady waits until Ready returns nil, or returns ctx's error.
+func (s *Scheduler) AwaitReady(ctx context.Context) error { return s.cache.AwaitReady(ctx) }
 
 // TakeOver begins a term as leader. At the time of the call, a read must show every write of former leaders.
 func (s *Scheduler) TakeOver(context.Context) error {

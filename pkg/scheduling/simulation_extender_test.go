@@ -418,6 +418,7 @@ func (c *simCache) AddHandler(h clustercache.Handler) error {
 
 func (c *simCache) Run(context.Context) error                      { return nil }
 func (c *simCache) Ready() error                                   { return nil }
+func (c *simCache) AwaitReady(context.Context) error               { return nil }
 func (c *simCache) BudgetsSynced() bool                            { return true }
 func (c *simCache) Budgets(string) []*policyv1.PodDisruptionBudget { return nil }
 func (c *simCache) PodsOn(node string) []*clustercache.PodInfo     { return slices.Clone(c.byNode[node]) }
