@@ -52,8 +52,8 @@ type result struct {
 // kind is a scheduler configuration to compare.
 type kind struct {
 	name string
-	// waiting is true if pods of other tenants wait for their turn meanwhile, and if the pods have the gate of fair sharing.
-	waiting bool
+	// waiting is true if pods of many tenants wait meanwhile. They and the measured pods have the gate of fair sharing if gated is true.
+	waiting, gated bool
 	// start starts an extender; nil means none.
 	start func(ctx context.Context) (running, error)
 	// edits change the shipped configuration of kube-scheduler.
@@ -107,7 +107,9 @@ func (s *bench) allKinds(args []string) []*kind {
 		// Two replicas with leader election and mutual TLS, as the chart installs them.
 		{name: "shipped", start: s.startShipped(nil, args)},
 		// The same with fair sharing, while other tenants' pods wait.
-		{name: "gated", start: s.startShipped([]string{fairShareMode + "dispatch"}, args), waiting: true},
+		{name: "gated", start: s.startShipped([]string{fairShareMode + "dispatch"}, args), waiting: true, gated: true},
+		// The same pods wait without fair sharing.
+		{name: "queued", start: s.startShipped(nil, args), waiting: true},
 		// Filter returns the 32 best nodes; kube-scheduler's own plugins score them, with or without a prioritize call.
 		{name: "some", start: ours("--filter-best=32")},
 		{name: "some-unscored", start: ours("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},

@@ -38,7 +38,7 @@ const creators = 16
 // it is 0), waits until they are bound, and deletes everything.
 func (s *bench) run(ctx context.Context, k *kind, pods []podSize, rate float64) (t result, err error) {
 	if k.waiting {
-		if err := s.createWaiting(ctx); err != nil {
+		if err := s.createWaiting(ctx, k.gated); err != nil {
 			return t, err
 		}
 	}
@@ -51,8 +51,13 @@ func (s *bench) run(ctx context.Context, k *kind, pods []podSize, rate float64) 
 	if err := s.startScheduler(ctx, extender, k.edits); err != nil {
 		return t, err
 	}
+	if k.waiting && !k.gated {
+		if err := s.awaitTried(ctx); err != nil {
+			return t, err
+		}
+	}
 	before := spent()
-	if t, err = s.bindAll(ctx, pods, k.waiting, rate); err != nil {
+	if t, err = s.bindAll(ctx, pods, k.gated, rate); err != nil {
 		return t, err
 	}
 	t.ready = extender.ready

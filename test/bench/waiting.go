@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -46,8 +48,8 @@ func (s *bench) createNamespace(ctx context.Context, meta metav1.ObjectMeta) err
 	return err
 }
 
-// createWaiting creates pods of all tenants that wait for their turn: they can use poolFull only, which is full.
-func (s *bench) createWaiting(ctx context.Context) error {
+// createWaiting creates pods of all tenants that wait: they can use poolFull only, which is full.
+func (s *bench) createWaiting(ctx context.Context, gated bool) error {
 	names := tenantNames(s.tenants)
 	for i, name := range names {
 		weight := map[string]string{protocol.AnnotationFairShareWeight: strconv.Itoa(1 + i%4)}
@@ -74,8 +76,28 @@ func (s *bench) createWaiting(ctx context.Context) error {
 	}
 	for i, request := range sizes(s.waiting, s.seed) {
 		pod := newPod(i, podSize{request, 1})
-		pod.Spec.SchedulingGates, pod.Spec.NodeSelector = fairShareGate, map[string]string{labelPool: poolFull}
+		if pod.Spec.NodeSelector = map[string]string{labelPool: poolFull}; gated {
+			pod.Spec.SchedulingGates = fairShareGate
+		}
 		create(names[i%len(names)], pod)
 	}
 	return g.Wait()
+}
+
+// awaitTried waits until kube-scheduler has tried each of the waiting pods.
+func (s *bench) awaitTried(ctx context.Context) error {
+	return wait.PollUntilContextCancel(ctx, 5*time.Second, false, func(ctx context.Context) (bool, error) {
+		for _, namespace := range tenantNames(s.tenants) {
+			pods, err := s.plane.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+			if err != nil {
+				return false, err
+			}
+			for i := range pods.Items {
+				if len(pods.Items[i].Status.Conditions) == 0 {
+					return false, nil
+				}
+			}
+		}
+		return true, nil
+	})
 }
