@@ -31,7 +31,7 @@ const (
 	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
-	// maxEffort limits the attempts of one round, since filter calls wait for it: after it the next tick goes on. An attempt on all
+	// maxEffort limits the attempts of one round, since the events of the watch wait for it: after it the next tick goes on. An attempt on all
 	// nodes counts as one, and finding the eligible nodes of some constraints as constraintsEffort.
 	maxEffort, constraintsEffort = 1024, 128
 	// patience is how long a tenant's later pods may overtake one that doesn't fit. Then they wait for it, for maxWait at most.
@@ -141,7 +141,8 @@ type Manager struct {
 	Options
 	// places are the reservations that belong to the Manager. They have a lock of their own, because groups and capacities read
 	// them while other locks are held.
-	places places
+	places     places
+	admissions admissions
 	// freed are the nodes on which resources were freed since the latest Tick. nodesChanged is true if nodes changed since.
 	freed        freedNodes
 	nodesChanged atomic.Bool
@@ -219,7 +220,7 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, kinds: kinds{},
-		reclaims: reclaims{pauses: map[reclaimKind]reclaimPause{}},
+		reclaims: reclaims{pauses: map[reclaimKind]reclaimPause{}}, admissions: admissions{free: map[string]bool{}, admitted: map[gpu.PodUID]bool{}},
 	}
 }
 
@@ -251,6 +252,7 @@ func (m *Manager) SetNamespace(name string, next Namespace) {
 		return
 	}
 	m.namespaces[name] = next
+	m.admissions.setFree(name, next.Free)
 	if !known || former.Tenant != next.Tenant || former.Free != next.Free {
 		for _, p := range m.pods {
 			if p.Namespace == name {
@@ -275,6 +277,7 @@ func (m *Manager) RemoveNamespace(name string) {
 	defer m.mu.Unlock()
 	former := m.namespaces[name]
 	delete(m.namespaces, name)
+	m.admissions.setFree(name, false)
 	for _, p := range m.pods {
 		if p.Namespace == name {
 			m.withdraw(p)
@@ -323,6 +326,7 @@ func (m *Manager) SetPod(next Pod) {
 	if p.Node != "" && p.started.IsZero() {
 		p.started = m.now
 	}
+	m.admissions.update(p)
 	m.refresh(p)
 }
 
@@ -341,6 +345,7 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 	m.count(p, 0)
 	delete(m.gated, uid)
 	delete(m.pods, uid)
+	m.admissions.remove(uid)
 	if _, known := m.namespaces[p.Namespace]; !known {
 		m.setTerms(tenant) // The last pod of a namespace that is gone already.
 	}
@@ -355,7 +360,7 @@ func (m *Manager) refresh(p *pod) {
 	}
 	m.count(p, amount)
 	delete(m.gated, p.UID)
-	if p.Gated && !p.opened && p.awaitsBind() && (p.charged || m.needsNoTurn(p.Pod.Pod)) {
+	if p.Gated && !p.opened && p.awaitsBind() && (p.charged || m.NeedsNoTurn(p.Pod.Pod)) {
 		m.gated[p.UID] = p
 	}
 	if m.waits(p) {
@@ -364,23 +369,10 @@ func (m *Manager) refresh(p *pod) {
 	m.changed = true
 }
 
-// NeedsNoTurn reports whether the pod may be scheduled without a charge.
-func (m *Manager) NeedsNoTurn(pod gpu.Pod) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.needsNoTurn(pod)
-}
-
-// needsNoTurn is NeedsNoTurn for callers that hold the lock.
-func (m *Manager) needsNoTurn(p gpu.Pod) bool {
-	ns, known := m.namespaces[p.Namespace]
-	return p.Request == 0 || p.Priority >= m.PriorityCutoff || known && ns.Free
-}
-
 // waits reports whether the pod waits for its turn.
 func (m *Manager) waits(p *pod) bool {
 	_, known := m.namespaces[p.Namespace]
-	return known && p.awaitsBind() && !p.charged && !p.GatedOtherwise && !m.needsNoTurn(p.Pod.Pod)
+	return known && p.awaitsBind() && !p.charged && !p.GatedOtherwise && !m.NeedsNoTurn(p.Pod.Pod)
 }
 
 // count makes the queue count the amount for the pod, as memory of its present tenant, which is the last one if its namespace is
@@ -403,21 +395,6 @@ func (m *Manager) count(p *pod, amount gpu.Memory) {
 		m.queue.Charge(ns.Tenant, amount)
 	}
 }
-
-// Admit reports whether filter may place the pod, which asks for GPU memory. If not, it returns AwaitsTurn.
-func (m *Manager) Admit(pod gpu.Pod) (reason string, ok bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	p := m.pods[pod.UID]
-	if m.needsNoTurn(pod) || p != nil && (p.charged || p.Node != "") {
-		return "", true
-	}
-	return AwaitsTurn, false
-}
-
-// AwaitsTurn is the reason for which filter rejects pods. It must not change while a pod is pending: a change of its condition
-// makes kube-scheduler retry it.
-const AwaitsTurn = "fair share: the pod waits for its turn"
 
 // StartLeading is called when this process becomes the leader.
 func (m *Manager) StartLeading() {

@@ -48,6 +48,21 @@ func TestAlternate(t *testing.T) {
 	want(t, "turns", 15, len(turns))
 }
 
+// TestAdmitDuringTick checks that filter calls don't wait for a Tick, which takes long in a large cluster.
+func TestAdmitDuringTick(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{10}, nil)
+	f.pod("alice/a", 10)
+	f.pod("bob/b", 10)
+	f.tick(0)
+	f.Manager.mu.Lock()
+	defer f.Manager.mu.Unlock()
+	for name, want := range map[string]bool{"alice/a": true, "bob/b": false} {
+		if _, ok := f.Admit(f.pods[name].Pod); ok != want {
+			t.Errorf("%s: admitted %t, want %t", name, ok, want)
+		}
+	}
+}
+
 // What filter does with pods for which it isn't called in the usual way.
 func TestAdmit(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{2}, nil)
@@ -386,7 +401,7 @@ func TestFaults(t *testing.T) {
 			f.delete(name)
 		}
 		evictions += len(f.evicted)
-		if n := allocations(f); n > 0 || f.reclaims.attempt != nil || len(f.places.held) > 0 || len(f.charged)+len(f.units)+len(f.members)+len(f.gated)+len(f.places.nodeOf) > 0 {
+		if n := allocations(f); n > 0 || f.reclaims.attempt != nil || len(f.places.held) > 0 || len(f.charged)+len(f.units)+len(f.members)+len(f.gated)+len(f.places.nodeOf)+len(f.admissions.admitted) > 0 {
 			t.Fatalf("seed %d: something is left: %d allocations, charged %v, units %v, members %v, gated %v, places %v", seed, n, f.charged, f.units, f.members, f.gated, f.places.nodeOf)
 		}
 	}

@@ -293,6 +293,7 @@ func (m *Manager) endCharge(p *pod) {
 	}
 	p.charged, p.unplaced, p.expires = false, false, time.Time{}
 	delete(m.charged, p.UID)
+	m.admissions.update(p)
 }
 
 // round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
@@ -505,6 +506,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 		p.charged = true
 		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
 		m.charged[p.UID] = p
+		m.admissions.update(p)
 		if p.Gated && !p.opened {
 			m.gated[p.UID] = p
 		} else {

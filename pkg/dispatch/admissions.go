@@ -1,0 +1,72 @@
+package dispatch
+
+import (
+	"sync"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// admissions are what filter calls ask for. They have a lock of their own, so that no call waits for a round, or for the search of pods
+// to evict, which take long in a large cluster. No other lock is taken while it is held.
+type admissions struct {
+	mu sync.RWMutex
+	// free are the namespaces that take no part in fair sharing, admitted the pods that are granted or bound.
+	free     map[string]bool
+	admitted map[gpu.PodUID]bool
+}
+
+// setFree records whether a namespace takes no part.
+func (a *admissions) setFree(namespace string, free bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	set(a.free, namespace, free)
+}
+
+// update records whether filter may place the pod, unless the pod needs no turn.
+func (a *admissions) update(p *pod) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	set(a.admitted, p.UID, p.charged || p.Node != "")
+}
+
+func (a *admissions) remove(uid gpu.PodUID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.admitted, uid)
+}
+
+func set[K comparable](keys map[K]bool, key K, in bool) {
+	if in {
+		keys[key] = true
+	} else {
+		delete(keys, key)
+	}
+}
+
+// NeedsNoTurn reports whether the pod may be scheduled without a charge. It doesn't wait for a Tick in progress.
+func (m *Manager) NeedsNoTurn(p gpu.Pod) bool {
+	if p.Request == 0 || p.Priority >= m.PriorityCutoff {
+		return true
+	}
+	m.admissions.mu.RLock()
+	defer m.admissions.mu.RUnlock()
+	return m.admissions.free[p.Namespace]
+}
+
+// Admit reports whether filter may place the pod, which asks for GPU memory. If not, it returns AwaitsTurn. It doesn't wait for a Tick in
+// progress.
+func (m *Manager) Admit(p gpu.Pod) (reason string, ok bool) {
+	if m.NeedsNoTurn(p) {
+		return "", true
+	}
+	m.admissions.mu.RLock()
+	defer m.admissions.mu.RUnlock()
+	if m.admissions.admitted[p.UID] {
+		return "", true
+	}
+	return AwaitsTurn, false
+}
+
+// AwaitsTurn is the reason for which filter rejects pods. It must not change while a pod is pending: a change of its condition
+// makes kube-scheduler retry it.
+const AwaitsTurn = "fair share: the pod waits for its turn"
