@@ -204,11 +204,34 @@ func TestJSONErrors(t *testing.T) {
 // TestLife runs the extender from start to end: it waits for an API server that isn't reachable and reports the reason, is
 // ready once the server is, and exits with status 0 on SIGTERM, even with open connections.
 func TestLife(t *testing.T) {
-	api := &apiServer{}
-	server := httptest.NewServer(api)
-	defer server.Close()
+	var up atomic.Bool
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case !up.Load():
+			http.Error(w, "not there yet", http.StatusServiceUnavailable)
+		case r.URL.Query().Get("watch") != "" && r.URL.Query().Get("sendInitialEvents") != "":
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnprocessableEntity) // A server without streaming lists: the client lists.
+			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422}`)
+		case r.URL.Query().Get("watch") != "":
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusOK)
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		case r.URL.Path == "/api/v1/pods":
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`)
+		case r.URL.Path == "/api/v1/nodes":
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"n1"},
+				"status":{"capacity":{"aliyun.com/gpu-mem":"32","aliyun.com/gpu-count":"2"}}}]}`)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer api.Close()
 
-	p := startExtender(t, 1, "--ui=false", "--kubeconfig="+writeKubeconfig(t, server.URL), "--bind-timeout=1m")
+	p := startExtender(t, 1, "--ui=false", "--kubeconfig="+writeKubeconfig(t, api.URL), "--bind-timeout=1m")
 	get := func(path string) (int, string) {
 		t.Helper()
 		code, body, err := get(http.DefaultClient, "http://"+p.verbs+path)
@@ -223,7 +246,7 @@ func TestLife(t *testing.T) {
 	if code, _ := get("/livez"); code != 200 {
 		t.Errorf("livez without an API server: %d", code)
 	}
-	api.up.Store(true)
+	up.Store(true)
 	await.True(t, "the extender is ready", func() bool {
 		code, _ := get("/readyz")
 		return code == 200
@@ -244,66 +267,5 @@ func TestLife(t *testing.T) {
 	logs := p.wait()
 	if !p.cmd.ProcessState.Success() || !strings.Contains(logs, `"Stopped"`) {
 		t.Errorf("the process ended with %v:\n%s", p.cmd.ProcessState, logs)
-	}
-}
-
-// TestElectionAfterSync checks that a replica takes no part in the election before it has listed nodes and pods. A leader that can't
-// answer yet would receive kube-scheduler's calls. It also ends in time while it waits.
-func TestElectionAfterSync(t *testing.T) {
-	for _, listed := range []bool{true, false} {
-		api := &apiServer{}
-		server := httptest.NewServer(api)
-		defer server.Close()
-		p := startExtender(t, 1, "--ui=false", "--kubeconfig="+writeKubeconfig(t, server.URL), "--leader-elect", "--leader-elect-namespace=kube-system")
-		await.True(t, "nodes and pods are listed again after a failure", func() bool { return api.failed.Load() >= 6 })
-		if n := api.elections.Load(); n != 0 {
-			t.Errorf("%d reads of the Lease before the lists", n)
-		}
-		if listed {
-			api.up.Store(true)
-			await.True(t, "the replica reads the Lease", func() bool { return api.elections.Load() > 0 })
-		}
-		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
-		if logs := p.wait(); !p.cmd.ProcessState.Success() {
-			t.Errorf("the process ended with %v:\n%s", p.cmd.ProcessState, logs)
-		}
-	}
-}
-
-// apiServer is an API server with one node and no pods, which fails until up is true.
-type apiServer struct {
-	up atomic.Bool
-	// failed counts the requests for nodes and pods that failed, elections the requests for Leases.
-	failed, elections atomic.Int64
-}
-
-func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch {
-	case strings.Contains(r.URL.Path, "/leases"):
-		s.elections.Add(1)
-		http.NotFound(w, r)
-	case !s.up.Load():
-		s.failed.Add(1)
-		http.Error(w, "not there yet", http.StatusServiceUnavailable)
-	case r.URL.Query().Get("watch") != "" && r.URL.Query().Get("sendInitialEvents") != "":
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusUnprocessableEntity) // A server without streaming lists: the client lists.
-		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422}`)
-	case r.URL.Query().Get("watch") != "":
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusOK)
-		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-	case r.URL.Path == "/api/v1/pods":
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`)
-	case r.URL.Path == "/api/v1/nodes":
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, `{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"n1"},
-			"status":{"capacity":{"aliyun.com/gpu-mem":"32","aliyun.com/gpu-count":"2"}}}]}`)
-	default:
-		http.NotFound(w, r)
 	}
 }

@@ -198,10 +198,6 @@ func runParts(ctx context.Context, elector *leader.Elector, scheduler *schedulin
 			<-leading.Done()
 			return nil
 		}
-		// A leader that can't answer yet would be named in the EndpointSlice, and each pod would be rejected and backed off.
-		if err := scheduler.AwaitReady(leading); err != nil {
-			return nil // It is stopping.
-		}
 		return elector.Run(leading, replica{scheduler, server})
 	})
 	return g.Wait()

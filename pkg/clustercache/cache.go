@@ -47,6 +47,8 @@ type Cache struct {
 	pending                   pendingPods
 	problems                  problemPods
 	handler                   Handler
+	// namespaces is true if namespaces are watched.
+	namespaces bool
 	// podGroups is nil if PodGroups are not watched.
 	podGroups PodGroupHandler
 	// podGroupsSynced is nil until it is known whether the API server has PodGroups.
@@ -97,7 +99,7 @@ func (c *Cache) AddNamespaceHandler(h NamespaceHandler) error {
 	if err != nil {
 		return fmt.Errorf("watching namespaces: %w", err)
 	}
-	c.synced = append(c.synced, namespaces.HasSynced)
+	c.namespaces, c.synced = true, append(c.synced, namespaces.HasSynced)
 	return nil
 }
 

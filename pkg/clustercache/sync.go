@@ -1,6 +1,7 @@
 package clustercache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,21 +49,21 @@ func (c *Cache) Ready() error {
 	return nil
 }
 
-// AwaitReady waits until the cache is synced, or returns ctx's error.
+// AwaitReady waits until the cache is synced. If ctx ends before, it returns the error of Ready.
 func (c *Cache) AwaitReady(ctx context.Context) error {
 	select {
 	case <-c.ready:
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return cmp.Or(c.Ready(), ctx.Err())
 	}
 }
 
 // BudgetsSynced reports whether the disruption budgets are listed. Ready doesn't wait for them.
 func (c *Cache) BudgetsSynced() bool { return c.budgetsSynced() }
 
-// Run must be called once. It starts the informers, which run until ctx ends, and returns once the cache is synced. If that takes long it logs
-// the cause, which informers do not report.
+// Run starts the informers, which run until ctx ends, and returns once the cache is synced. If that takes long it logs
+// the cause, which informers do not report. It must be called once.
 //
 // Run does not wait for the informers to stop: a reflector that cannot reach the API server sleeps through its back-off
 // of up to half a minute and ignores its context (k8s.io/client-go tools/cache/reflector.go, watchList).
@@ -70,8 +71,10 @@ func (c *Cache) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	start := c.Clock.Now()
 	waited := make(chan struct{})
+	waiting, stopWaiting := context.WithCancel(ctx)
 	go func() {
 		defer close(waited)
+		defer stopWaiting() // A probe can take long.
 		c.startPodGroups(ctx)
 		c.factory.StartWithContext(ctx)
 		cache.WaitForCacheSync(ctx.Done(), c.synced...)
@@ -97,7 +100,7 @@ func (c *Cache) Run(ctx context.Context) error {
 			return nil
 		case <-ticker.C():
 		}
-		if err := c.probe(ctx); err != nil {
+		if err := c.probe(waiting); err != nil && waiting.Err() == nil {
 			c.hindrance.Store(&err)
 			logger.Info("Waiting for the API server to list nodes and pods", "reason", err.Error())
 		}
@@ -114,6 +117,11 @@ func (c *Cache) probe(ctx context.Context) error {
 	}
 	if _, err := c.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, one); err != nil {
 		return fmt.Errorf("listing pods: %w", err)
+	}
+	if c.namespaces {
+		if _, err := c.Client.CoreV1().Namespaces().List(ctx, one); err != nil {
+			return fmt.Errorf("listing namespaces: %w", err)
+		}
 	}
 	return c.listPodGroups(ctx, one)
 }

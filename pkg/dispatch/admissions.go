@@ -6,8 +6,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// admissions are what filter calls ask for. They have a lock of their own, so that no call waits for a round, or for the search of pods
-// to evict, which take long in a large cluster. No other lock is taken while it is held.
+// admissions decide whether filter may place a pod. mu guards the fields below it. Filter calls take it and not the Manager's lock, so
+// they don't wait for a round or for the search of pods to evict, which take long in a large cluster. No other lock is taken while it
+// is held.
 type admissions struct {
 	mu sync.RWMutex
 	// free are the namespaces that take no part in fair sharing, admitted the pods that are granted or bound.
@@ -22,13 +23,14 @@ func (a *admissions) setFree(namespace string, free bool) {
 	set(a.free, namespace, free)
 }
 
-// update records whether filter may place the pod, unless the pod needs no turn.
+// update records whether the pod is granted or bound. Pods that need no turn are admitted in any case.
 func (a *admissions) update(p *pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	set(a.admitted, p.UID, p.charged || p.Node != "")
 }
 
+// remove forgets a pod that was deleted.
 func (a *admissions) remove(uid gpu.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

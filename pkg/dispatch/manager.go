@@ -31,8 +31,8 @@ const (
 	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
-	// maxEffort limits the attempts of one round, since the events of the watch wait for it: after it the next tick goes on. An attempt on all
-	// nodes counts as one, and finding the eligible nodes of some constraints as constraintsEffort.
+	// maxEffort limits the attempts of one round, since the events of the watch wait for it: after it the next tick goes on. An
+	// attempt on all nodes counts as one, and finding the eligible nodes of some constraints as constraintsEffort.
 	maxEffort, constraintsEffort = 1024, 128
 	// patience is how long a tenant's later pods may overtake one that doesn't fit. Then they wait for it, for maxWait at most.
 	// If it still has no room then, patience doubles, maxDoublings times at most.
@@ -51,9 +51,9 @@ type Options struct {
 	Groups Groups
 	// EligibleNodes returns the nodes that pods with these Pod.Constraints can run on regardless of free resources.
 	EligibleNodes func(constraints unique.Handle[string]) []string
-	// Capacity returns a new count of what nodes have free besides GPU memory; planned returns the pods that have a place on
-	// a node. If Capacity is nil, only GPU memory counts.
-	Capacity func() ledger.Capacity
+	// Capacity returns a new count of what nodes have free besides GPU memory, with or without the held places. If Capacity is nil,
+	// only GPU memory counts.
+	Capacity func(withHeld bool) ledger.Capacity
 	// EmptyCapacity returns a new count of what nodes would have besides GPU memory if no pod had GPU memory. If it is nil, only
 	// GPU memory counts.
 	EmptyCapacity func() ledger.Capacity
@@ -141,7 +141,8 @@ type Manager struct {
 	Options
 	// places are the reservations that belong to the Manager. They have a lock of their own, because groups and capacities read
 	// them while other locks are held.
-	places     places
+	places places
+	// admissions have a lock of their own, because filter calls read them.
 	admissions admissions
 	// freed are the nodes on which resources were freed since the latest Tick. nodesChanged is true if nodes changed since.
 	freed        freedNodes

@@ -194,11 +194,11 @@ func TestGiveUpPlace(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
 	f.pod("alice/1", 4)
 	f.tick(0)
-	want(t, "places", []gpu.PodUID{"alice/1"}, f.PlacesOn("n0"))
+	want(t, "places", []gpu.PodUID{"alice/1"}, f.PlacesOn("n0", true))
 	if !f.GiveUpPlace("alice/1") || f.GiveUpPlace("alice/1") {
 		t.Error("there must be one place to give up")
 	}
-	want(t, "places", nil, f.PlacesOn("n0"))
+	want(t, "places", nil, f.PlacesOn("n0", true))
 	want(t, "allocations", 0, allocations(f))
 	want(t, "the charge stays", []string{"alice/1"}, f.admitted())
 }
@@ -359,6 +359,15 @@ func TestFaults(t *testing.T) {
 				f.evictionsFail = !f.evictionsFail
 			default:
 				f.tick(time.Duration(random.IntN(20)) * time.Second)
+			}
+			admitted := map[gpu.PodUID]bool{}
+			for uid, p := range f.Manager.pods {
+				if p.charged || p.Node != "" {
+					admitted[uid] = true
+				}
+			}
+			if diff := cmp.Diff(admitted, f.admissions.admitted); diff != "" {
+				t.Fatalf("seed %d: admitted pods (-want +got):\n%s", seed, diff)
 			}
 			for _, node := range f.ledger.Nodes() {
 				if node.Used[0] > node.Cards[0].Memory {

@@ -55,12 +55,16 @@ func (p *places) remove(uid gpu.PodUID) bool {
 	return true
 }
 
-// PlacesOn returns the pods that have a reserved or held place on the node and are not bound yet. It takes no lock under which other
-// locks are taken.
-func (m *Manager) PlacesOn(node string) []gpu.PodUID {
+// PlacesOn returns the pods that have a reserved place on the node and are not bound yet, and with withHeld those for which one is held.
+// It takes no lock under which other locks are taken.
+func (m *Manager) PlacesOn(node string, withHeld bool) []gpu.PodUID {
 	m.places.mu.Lock()
 	defer m.places.mu.Unlock()
-	return slices.Concat(slices.Sorted(maps.Keys(m.places.on[node])), m.places.held[node])
+	uids := slices.Sorted(maps.Keys(m.places.on[node]))
+	if withHeld {
+		uids = append(uids, m.places.held[node]...)
+	}
+	return uids
 }
 
 // GiveUpPlace releases the reserved place of a pod that is about to be placed otherwise: its group's plan places it, or

@@ -529,10 +529,9 @@ func (m *Manager) grantHeld(now time.Time) {
 	if a == nil || a.working {
 		return
 	}
-	m.places.hold(nil) // The plan has counted what all of them need.
 	var capacity ledger.Capacity
 	if m.Capacity != nil {
-		capacity = m.Capacity()
+		capacity = m.Capacity(false) // The plan has counted what all of them need.
 	}
 	a.held = slices.DeleteFunc(a.held, func(h *heldUnit) bool { return m.grantUnit(h, capacity, now) })
 	m.updateHold()

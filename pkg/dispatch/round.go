@@ -286,14 +286,14 @@ func (m *Manager) endCharge(p *pod) {
 	if !p.charged {
 		return
 	}
+	p.charged, p.unplaced, p.expires = false, false, time.Time{}
+	delete(m.charged, p.UID)
+	m.admissions.update(p)
 	if p.Node == "" {
 		m.GiveUpPlace(p.UID)
 	} else {
 		m.places.remove(p.UID) // The bound allocation has replaced it.
 	}
-	p.charged, p.unplaced, p.expires = false, false, time.Time{}
-	delete(m.charged, p.UID)
-	m.admissions.update(p)
 }
 
 // round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
@@ -302,7 +302,7 @@ func (m *Manager) round(all bool, now time.Time) {
 	m.grantHeld(now)
 	var capacity ledger.Capacity
 	if m.Capacity != nil {
-		capacity = m.Capacity()
+		capacity = m.Capacity(true)
 	}
 	m.pause(now)
 	m.effort = 0

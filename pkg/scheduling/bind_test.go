@@ -63,8 +63,21 @@ func TestBindBeforeSync(t *testing.T) {
 	if err := f.bind(fake.Pod("p", 10)); !errors.Is(err, clustercache.ErrNotSynced) || f.observer.Count("bind not_ready") != 1 {
 		t.Errorf("%v, counted %v", err, f.observer.Counts())
 	}
-	if err := f.TakeOver(t.Context()); !errors.Is(err, clustercache.ErrNotSynced) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := f.TakeOver(ended); !errors.Is(err, clustercache.ErrNotSynced) {
 		t.Errorf("TakeOver: %v", err)
+	}
+}
+
+// A replica that gets the Lease before it has listed the pods leads as soon as it has.
+func TestTakeOverWaitsForSync(t *testing.T) {
+	f := newFixture(t, Options{}, fake.Node("n1", 100))
+	tookOver := make(chan error, 1)
+	go func() { tookOver <- f.TakeOver(t.Context()) }()
+	f.run()
+	if err := <-tookOver; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -98,27 +98,27 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
 		clock: s.Clock, writes: writes, reclaims: new(errgroup.Group),
 	}
-	newCapacity := func() *capacity {
+	newCapacity := func(withHeld bool) *capacity {
 		planned := map[string][]gpu.PodUID{}
 		if s.groups != nil {
 			planned = s.groups.manager.Places() // Before the ledger's lock is taken: plans are made under the groups' lock.
 		}
-		return s.free.capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }), false)
+		return s.free.capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }, withHeld), false)
 	}
-	options.Capacity = func() ledger.Capacity { return newCapacity() }
+	options.Capacity = func(withHeld bool) ledger.Capacity { return newCapacity(withHeld) }
 	options.EmptyCapacity = func() ledger.Capacity { return s.free.capacity(nil, true) }
 	f.manager = dispatch.New(options)
-	f.reclaimer = eviction.NewReclaimer(evictions, s.API, o.Observer, func() reclaim.Capacity { return newCapacity() })
+	f.reclaimer = eviction.NewReclaimer(evictions, s.API, o.Observer, func() reclaim.Capacity { return newCapacity(true) })
 	return f
 }
 
-// withPlaces returns planned with the pods that have a place by fair sharing.
-func (f *fairShare) withPlaces(planned func(node string) []gpu.PodUID) func(node string) []gpu.PodUID {
+// withPlaces returns planned with the pods that have a place by fair sharing, with or without those for which one is held.
+func (f *fairShare) withPlaces(planned func(node string) []gpu.PodUID, withHeld bool) func(node string) []gpu.PodUID {
 	if f == nil {
 		return planned
 	}
 	return func(node string) []gpu.PodUID {
-		uids := f.manager.PlacesOn(node)
+		uids := f.manager.PlacesOn(node, withHeld)
 		if planned != nil {
 			uids = append(uids, planned(node)...)
 		}

@@ -108,7 +108,7 @@ const (
 	writing
 	// nominated: the watch has shown the nomination.
 	nominated
-	// done: the pod isn't nominated by the extender any more, and not again.
+	// done: the pod isn't nominated by the extender any more, unless a write that was given up takes effect.
 	done
 )
 
@@ -157,7 +157,7 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 		p.state = done
 	case p.state == writing && pod.NominatedNode != "":
 		p.state = nominated
-	case p.state == done && !pod.Pending.Tried && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was given up, and took effect.
+	case p.state == done && !pod.Pending.Tried && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was given up, and took effect. Later kube-scheduler may nominate the pod.
 		p.state, p.at = nominated, n.clock.Now()
 	case p.state == nominated && pod.NominatedNode != p.node:
 		p.state = done

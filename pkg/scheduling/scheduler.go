@@ -207,7 +207,7 @@ func (s *Scheduler) newGroups() *groups {
 			Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
 			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes, GiveUpPlace: func(uid gpu.PodUID) bool { return s.fair.giveUpPlace(uid) },
 			Capacity: func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
-				return s.free.capacity(s.fair.withPlaces(planned), empty)
+				return s.free.capacity(s.fair.withPlaces(planned, true), empty)
 			},
 			Memory: s.ledger.Memory,
 		}),
@@ -242,12 +242,10 @@ func (s *Scheduler) Run(ctx context.Context) error {
 // Ready returns nil once the cache is synced. Before, it returns an error that wraps clustercache.ErrNotSynced.
 func (s *Scheduler) Ready() error { return s.cache.Ready() }
 
-// AwaitReady waits until Ready returns nil, or returns ctx's error.
-func (s *Scheduler) AwaitReady(ctx context.Context) error { return s.cache.AwaitReady(ctx) }
-
 // TakeOver begins a term as leader. At the time of the call, a read must show every write of former leaders.
-func (s *Scheduler) TakeOver(context.Context) error {
-	if err := s.cache.Ready(); err != nil {
+// It waits until the cache is synced.
+func (s *Scheduler) TakeOver(ctx context.Context) error {
+	if err := s.cache.AwaitReady(ctx); err != nil {
 		return err
 	}
 	s.binder.BeginTerm()

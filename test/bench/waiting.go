@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -84,16 +85,17 @@ func (s *bench) createWaiting(ctx context.Context, gated bool) error {
 	return g.Wait()
 }
 
-// awaitTried waits until kube-scheduler has tried each of the waiting pods.
+// awaitTried waits until kube-scheduler has rejected each of the waiting pods.
 func (s *bench) awaitTried(ctx context.Context) error {
-	return wait.PollUntilContextCancel(ctx, 5*time.Second, false, func(ctx context.Context) (bool, error) {
+	return wait.PollUntilContextTimeout(ctx, 5*time.Second, 20*time.Minute, false, func(ctx context.Context) (bool, error) {
 		for _, namespace := range tenantNames(s.tenants) {
 			pods, err := s.plane.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 			if err != nil {
 				return false, err
 			}
 			for i := range pods.Items {
-				if len(pods.Items[i].Status.Conditions) == 0 {
+				tried := func(c corev1.PodCondition) bool { return c.Reason == corev1.PodReasonUnschedulable }
+				if !slices.ContainsFunc(pods.Items[i].Status.Conditions, tried) {
 					return false, nil
 				}
 			}
