@@ -68,7 +68,8 @@ type nominator struct {
 	view     ledger.View
 	// nodes returns the nodes with their objects.
 	nodes func() []diagnosis.Node
-	// ahead is the maximum number of nominated pods that kube-scheduler has not tried, head is queueHead, and few is Scheduler.few.
+	// ahead is the maximum number of nominated pods that kube-scheduler has not tried, head is queueHead, and few the number of
+	// eligible nodes up to which a pod is left to kube-scheduler.
 	ahead, head, few int
 	writes           errgroup.Group
 	// start begins a write, which is one of writes outside the simulation.
@@ -115,7 +116,7 @@ const (
 func (s *Scheduler) newNominator() *nominator {
 	n := &nominator{
 		api: s.API, ledger: s.ledger, cache: s.cache, free: s.free, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
-		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nodes: s.diagnosisNodes, ahead: s.NominateAhead, head: queueHead, few: s.few(),
+		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nodes: s.diagnosisNodes, ahead: s.NominateAhead, head: queueHead, few: max(s.few(), s.NominateAbove),
 		pods: map[gpu.PodUID]*queuedPod{}, called: map[string]time.Time{},
 	}
 	n.writes.SetLimit(maxNominating)
@@ -309,8 +310,8 @@ func (n *nominator) nominatedByOthers(uid gpu.PodUID) bool {
 	return p != nil && p.NominatedNode != ""
 }
 
-// requests returns the pods with their eligible nodes. There are none for a pod for which filter would name every node that fits:
-// kube-scheduler's scores choose among them, and few nodes cost it little.
+// requests returns the pods with their eligible nodes. There are none for a pod with few of them: evaluating these costs kube-scheduler
+// less than a nomination costs the API server, and if filter would name every node that fits, kube-scheduler's scores choose among them.
 func (n *nominator) requests(pods []*clustercache.PodInfo) []ledger.Request {
 	nodes := n.nodes()
 	eligible := map[unique.Handle[string]][]string{}

@@ -58,6 +58,8 @@ type Options struct {
 	BindWindow time.Duration
 	// NominateAhead is how many pods may be nominated ahead of kube-scheduler; 0 means none. It needs FilterBest.
 	NominateAhead int
+	// NominateAbove is the number of eligible nodes up to which a pod isn't nominated.
+	NominateAbove int
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
 	// eviction.Evictor.
 	EvictFragmented bool

@@ -119,7 +119,7 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 		}
 	}
 	if o.Nominations {
-		c.options.ExtenderArgs = append([]string{"--nominate-ahead=200", "--filter-best-above=1"}, c.options.ExtenderArgs...)
+		c.options.ExtenderArgs = append([]string{"--nominate-ahead=200", "--nominate-above=1", "--filter-best-above=1"}, c.options.ExtenderArgs...)
 		rule := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"patch"}}
 		if err = c.allow(ctx, "gpushare-nominations", rule); err != nil {
 			return nil, err
