@@ -98,7 +98,7 @@ bench: build kube ## run the benchmarks, with and without the extender (BENCH="-
 	$(GO) run ./test/bench $(BENCH)
 
 .PHONY: soak
-soak: build kube fake-nvml ## run a simulated week under load and faults and report whether anything grows (three hours; SOAK="-for 55m")
+soak: build kube fake-nvml ## run a simulated week under load and faults and report whether anything grows (three hours; SOAK="-for 90m")
 	@$(GO) build -o $(BIN)/soak ./test/soak
 	@exec $(BIN)/soak $(SOAK)
 

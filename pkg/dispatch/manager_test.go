@@ -54,8 +54,8 @@ func TestAdmitDuringTick(t *testing.T) {
 	f.pod("alice/a", 10)
 	f.pod("bob/b", 10)
 	f.tick(0)
-	f.Manager.mu.Lock()
-	defer f.Manager.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	for name, want := range map[string]bool{"alice/a": true, "bob/b": false} {
 		if _, ok := f.Admit(f.pods[name].Pod); ok != want {
 			t.Errorf("%s: admitted %t, want %t", name, ok, want)
