@@ -68,20 +68,6 @@ func (r *recorder) log(format string, args ...any) {
 	r.lines = append(r.lines, fmt.Sprintf(format, args...))
 }
 
-// recorded returns how much is recorded.
-func (r *recorder) recorded() (lines, allocations int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.lines), len(r.allocations)
-}
-
-// truncate forgets what was recorded later than recorded returned these numbers.
-func (r *recorder) truncate(lines, allocations int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.lines, r.allocations = r.lines[:lines], r.allocations[:allocations]
-}
-
 // rejectNext makes the next Allocate return an error.
 func (r *recorder) rejectNext(err error) {
 	r.mu.Lock()

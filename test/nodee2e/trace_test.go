@@ -161,7 +161,12 @@ func runTrace(t *testing.T, c *cluster, k tracedKubelet) []string {
 	s.killAndWait("plain", 1)
 
 	r.log("the kubelet restarts: pods bound meanwhile, the newer one first")
-	s.restartWith("three", "four")
+	framework.Must(s, s.kill())
+	s.createUnbound("three", "four")
+	s.bind("four", "three")
+	s.restart()
+	s.WaitPhase("three", corev1.PodRunning)
+	s.WaitPhase("four", corev1.PodRunning)
 
 	r.log("the kubelet restarts without its checkpoint")
 	s.remove("three", "four")
@@ -269,31 +274,6 @@ func (s *traceRun) restart() {
 	s.recorder.register(s, makeDevices(0))
 	framework.Must(s, <-started)
 	s.waitAllocatable(devices)
-}
-
-// restartWith restarts the kubelet with pods that are bound meanwhile, the newer one first. The kubelet can admit a pod before the
-// recorder has registered, and then rejects it. In that case all is done again: the trace is that of a plugin that comes in time.
-func (s *traceRun) restartWith(older, newer string) {
-	s.Helper()
-	for lines, allocations := s.recorder.recorded(); ; s.recorder.truncate(lines, allocations) {
-		framework.Must(s, s.kill())
-		s.createUnbound(older, newer)
-		s.bind(newer, older)
-		s.restart()
-		if s.admitted(older) && s.admitted(newer) {
-			return
-		}
-		s.remove(older, newer)
-	}
-}
-
-// admitted waits until a pod runs or was rejected because the recorder was away.
-func (s *traceRun) admitted(name string) bool {
-	s.Helper()
-	pod := s.WaitPod(name, "runs or was rejected without a plugin", func(pod *corev1.Pod) bool {
-		return pod.Status.Phase == corev1.PodRunning || pod.Status.Phase == corev1.PodFailed && pluginAway.MatchString(pod.Status.Message)
-	})
-	return pod.Status.Phase == corev1.PodRunning
 }
 
 func (s *traceRun) waitAllocatable(want int64) {
