@@ -308,8 +308,8 @@ func conditions(pod *corev1.Pod) string {
 
 // pluginAway matches the kubelet's messages for a missing device plugin, as docs/troubleshooting.md lists them. By its own
 // rule the kubelet rejects a pod for good if it admits it before a plugin has registered.
-var pluginAway = regexp.MustCompile(`cannot allocate unregistered device aliyun\.com/gpu-mem|no healthy devices present|` +
-	`gpushare-[a-z0-9]+\.sock: connect: no such file or directory|endpoint .* has been stopped|the client connection is closing`)
+var pluginAway = regexp.MustCompile(`cannot allocate unregistered device [a-z./-]+|no healthy devices present|` +
+	`[a-z0-9-]+\.sock: connect: no such file or directory|endpoint .* has been stopped|the client connection is closing`)
 
 // deleteRejected waits until the kubelet has admitted or rejected every pod, and deletes the rejected ones. The test fails
 // if there are more than limit, without those whose message matches one of ignored.
