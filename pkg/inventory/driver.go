@@ -133,7 +133,7 @@ type driver struct {
 	// hasAffinity, hasMIG, … report whether the library has the function.
 	hasAffinity, hasMIG, hasFields, hasMemoryInfo, hasLimits, hasModes, hasCompute, hasGraphics, hasMPS, hasAncestor, hasP2P bool
 
-	// connections are those that were read in this session.
+	// connections are those that were read since the driver library was initialized.
 	connections map[pair]connection
 
 	// watched holds the UUIDs of the cards for which a watch was set up; nil without a watch. set is its event set; nil if
