@@ -560,7 +560,11 @@ func (m *Manager) openGates(now time.Time) {
 	})
 	for _, p := range due[:min(len(due), max(MaxOpening-inFlight, 0))] {
 		p.opening = true
-		m.effects.Open = append(m.effects.Open, p.Pod.Pod)
+		opening := Opening{Pod: p.Pod.Pod}
+		if nodes := m.eligible[p.Constraints]; nodes != nil {
+			opening.Eligible = len(nodes.names)
+		}
+		m.effects.Open = append(m.effects.Open, opening)
 	}
 }
 

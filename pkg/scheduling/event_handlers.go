@@ -53,7 +53,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.notPending(pod.UID)
 	case pod.Request == 0:
 	case h.evictor.KeepsCard(pod.Pod, pod.NominatedNode): // The ledger keeps that card.
-	case pod.NominatedNode != "":
+	case pod.NominatedNode != "" && !pod.Gated: // If its gate is about to be opened, it has a place. Otherwise it may wait for long.
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
 	case h.nominator.keeps(pod):
 	default:

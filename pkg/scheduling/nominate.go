@@ -137,9 +137,9 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.pods[pod.UID]
+	gated := pod.Gated && pod.NominatedNode == ""
 	// A nominated pod can become one that isn't nominated, by its labels. Its nomination still ends after nominationLife.
-	excluded := pod.Member != nil || pod.Gated || pod.GatedOtherwise || pod.RequestError != "" || pod.NeverPreempts
-	if pod.Pending == nil || !pod.Managed || excluded && (p == nil || p.node == "") {
+	if pod.Pending == nil || !pod.Managed || (gated || excluded(pod)) && (p == nil || p.node == "") {
 		delete(n.pods, pod.UID)
 		return
 	}
@@ -150,7 +150,7 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 	}
 	p.PodInfo = pod
 	switch {
-	case p.state == waiting && pod.NominatedNode != "" && !pod.Pending.Tried: // By an earlier leader.
+	case p.state == waiting && pod.NominatedNode != "" && !pod.Pending.Tried: // Before its gate was opened, or by an earlier leader.
 		p.state, p.node, p.at = nominated, pod.NominatedNode, n.clock.Now()
 	case p.state == waiting && (pod.Pending.Tried || pod.NominatedNode != "" || constrained(pod)):
 		p.state = done
@@ -163,6 +163,11 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 	case p.state == nominated && pod.NominatedNode != p.node:
 		p.state = done
 	}
+}
+
+// excluded reports whether the pod is none that kube-scheduler schedules by itself, or one whose nomination kube-scheduler wouldn't end.
+func excluded(pod *clustercache.PodInfo) bool {
+	return pod.Member != nil || pod.GatedOtherwise || pod.RequestError != "" || pod.NeverPreempts
 }
 
 // constrained reports whether the pod's node depends on other pods. It is left to kube-scheduler.
@@ -253,7 +258,7 @@ func (n *nominator) next() (pods []*clustercache.PodInfo) {
 	ahead := 0
 	for _, p := range n.pods {
 		switch {
-		case p.state == done || p.tried || now.Sub(n.called[p.Pending.Scheduler]) > schedulerActive:
+		case p.state == done || p.tried || !n.active(p.PodInfo, now):
 			continue
 		case p.state != waiting:
 			ahead++
@@ -276,16 +281,20 @@ func (n *nominator) next() (pods []*clustercache.PodInfo) {
 	return pods
 }
 
+// active reports whether the pod's scheduler has called lately. The caller holds the lock.
+func (n *nominator) active(pod *clustercache.PodInfo, now time.Time) bool {
+	return now.Sub(n.called[pod.Pending.Scheduler]) <= schedulerActive
+}
+
 // nominate chooses the pods' nodes, and begins to write them.
 func (n *nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) {
 	view, unseen := n.view, n.unseen()
 	view.TentativeAt = n.clock.Now()
 	capacity := n.free.capacity(func(node string) []gpu.PodUID { return unseen[node] }, false)
-	nodes := n.ledger.NominateAll(n.requests(pods), view, capacity)
+	requests, granted := n.requests(pods)
+	nodes := n.ledger.NominateAll(requests, view, capacity)
 	for i, pod := range pods {
-		if place, _, reserved := n.ledger.Lookup(pod.UID); reserved {
-			nodes[i] = place // Fair sharing has granted it.
-		}
+		nodes[i] = cmp.Or(nodes[i], granted[i])
 		if nodes[i] != "" && !n.chosen(pod.UID, nodes[i]) {
 			if !n.nominatedByOthers(pod.UID) { // It was bound or deleted meanwhile.
 				n.ledger.RemoveNomination(pod.UID)
@@ -310,27 +319,28 @@ func (n *nominator) nominatedByOthers(uid gpu.PodUID) bool {
 	return p != nil && p.NominatedNode != ""
 }
 
-// requests returns the pods with their eligible nodes. There are none for a pod with few of them: evaluating these costs kube-scheduler
-// less than a nomination costs the API server, and if filter would name every node that fits, kube-scheduler's scores choose among them.
-func (n *nominator) requests(pods []*clustercache.PodInfo) []ledger.Request {
+// requests returns the pods with their eligible nodes, and the places that fair sharing has granted to some. There are none for a pod
+// with few eligible nodes: evaluating these costs kube-scheduler less than a nomination costs the API server, and if filter would name
+// every node that fits, kube-scheduler's scores choose among them.
+func (n *nominator) requests(pods []*clustercache.PodInfo) (requests []ledger.Request, granted []string) {
 	nodes := n.nodes()
 	eligible := map[unique.Handle[string]][]string{}
-	requests := make([]ledger.Request, len(pods))
+	requests, granted = make([]ledger.Request, len(pods)), make([]string, len(pods))
 	for i, pod := range pods {
 		names, known := eligible[pod.Constraints]
 		if !known {
 			names = diagnosis.EligibleNodesFor(nodes, pod.Constraints.Value())
-			if len(names) <= n.few {
-				names = nil
-			}
 			eligible[pod.Constraints] = names
 		}
-		requests[i] = ledger.Request{Pod: pod.Pod, Nodes: names}
-		if !n.fair.evicts(pod.Pod) {
-			requests[i].Nodes = nil // Fair sharing decides when it may run, and reserves its place.
+		if requests[i].Pod = pod.Pod; len(names) <= n.few {
+			continue
+		}
+		granted[i], _, _ = n.ledger.Lookup(pod.UID)
+		if n.fair.evicts(pod.Pod) { // Otherwise fair sharing decides when it may run, and reserves its place.
+			requests[i].Nodes = names
 		}
 	}
-	return requests
+	return requests, granted
 }
 
 // unseen returns the pods whose nomination the watch hasn't shown, by node.
@@ -361,12 +371,39 @@ func (n *nominator) chosen(uid gpu.PodUID, node string) bool {
 	return node != ""
 }
 
+// nominateGated nominates a pod to the place that fair sharing has granted it, before its gate is opened: kube-scheduler tries a pod as
+// soon as it has no gate. eligible is the number of its eligible nodes. The watch shows the nomination before the open gate.
+func (n *nominator) nominateGated(ctx context.Context, pod gpu.Pod, eligible int) {
+	if n == nil || eligible <= n.few {
+		return
+	}
+	place, _, granted := n.ledger.Lookup(pod.UID)
+	info, known := n.cache.Pod(pod.Namespace, pod.Name)
+	if !granted || !known || info.UID != pod.UID || info.Pending == nil || info.NominatedNode != "" || excluded(info) || constrained(info) {
+		return
+	}
+	n.mu.Lock()
+	now := n.clock.Now()
+	nominates := n.active(info, now) && !now.Before(n.paused)
+	n.mu.Unlock()
+	if nominates && n.leading() == nil {
+		n.send(ctx, info, place)
+	}
+}
+
 // write writes the nomination of the pod, or removes it if node is empty.
 func (n *nominator) write(ctx context.Context, pod *clustercache.PodInfo, node string) {
 	if n.leading() != nil || ctx.Err() != nil || node != "" && !n.due(pod.UID) {
 		n.drop(pod.UID)
 		return
 	}
+	if !n.send(ctx, pod, node) && node != "" {
+		n.drop(pod.UID)
+	}
+}
+
+// send performs one write, and reports whether it succeeded.
+func (n *nominator) send(ctx context.Context, pod *clustercache.PodInfo, node string) bool {
 	limited, cancel := context.WithTimeout(ctx, nominationTimeout)
 	defer cancel()
 	n.observer.APIWrite("nomination")
@@ -385,9 +422,7 @@ func (n *nominator) write(ctx context.Context, pod *clustercache.PodInfo, node s
 		n.pause()
 	}
 	n.observer.Nominated(result)
-	if err != nil && node != "" {
-		n.drop(pod.UID)
-	}
+	return err == nil
 }
 
 // due reports whether the chosen node of a pod is still to be written: kube-scheduler hasn't tried the pod, and no write failed, while

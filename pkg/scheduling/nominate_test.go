@@ -226,6 +226,8 @@ func TestExpiredNomination(t *testing.T) {
 				pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
 			}),
 		}, nil},
+		"the leader ended before it opened the pod's gate": {[]*corev1.Pod{fake.Pod("p", 60, gated, fake.Nominated("n1"))}, []string{"p="}},
+		"the gate was opened":                              {[]*corev1.Pod{fake.Pod("p", 60, gated, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"))}, []string{"p="}},
 		"the pod has become a member of a group": {[]*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
 			pod.Annotations = map[string]string{protocol.AnnotationGroupName: "g", protocol.AnnotationGroupSize: "2"}
 		})}, []string{"p="}},
@@ -245,6 +247,21 @@ func TestExpiredNomination(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A nominated pod whose gate isn't opened may wait for long. No memory is kept for it, and none is nominated without a place.
+func TestGatedNomination(t *testing.T) {
+	f := startNominating(t, Options{})
+	pod := fake.Pod("p", 60, gated, fake.Nominated("n1"))
+	f.report(pod)
+	if f.kept() {
+		t.Error("memory is kept for a pod with a gate")
+	}
+	f.report(fake.Edited(pod, ungated))
+	if !f.kept() {
+		t.Error("no memory is kept for the nominated pod without a gate")
+	}
+	f.wantNominated("of pods that are nominated already")
 }
 
 // A standby writes nothing, and a former leader doesn't either.

@@ -177,6 +177,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	if o.NominateAhead > 0 && o.FilterBest > 0 {
 		s.nominator = s.newNominator()
+		if s.fair != nil {
+			s.fair.nominator = s.nominator
+		}
 	}
 	if o.EvictOverusers {
 		s.overusers = eviction.NewOverusers(evictions, s.cache, s.groups)

@@ -42,22 +42,28 @@ func gateWrites(r *http.Request) bool {
 	return r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/pods/") && !strings.HasSuffix(r.URL.Path, "/status")
 }
 
+// nominationWrites matches the requests that nominate pods, also before their gates are opened.
+func nominationWrites(r *http.Request) bool {
+	return r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/pods/") && strings.HasSuffix(r.URL.Path, "/status")
+}
+
 // TestFairShareFaults injects a fault while the gates of two tenants' pods are opened. Afterwards the cards are full, all other
 // pods get their turn when these end, no card is over its size, and no tenant is charged for pods that are gone.
 func TestFairShareFaults(t *testing.T) {
 	longOnly(t)
-	c := framework.StartForTest(t, faulty(framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", ExtenderArgs: shortLease}))
+	c := framework.StartForTest(t, faulty(framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", Nominations: true, ExtenderArgs: shortLease}))
 	for title, fault := range map[string]func(f *fairScene, round int){
 		// Of every other round the write takes effect, although the leader doesn't see its answer.
 		"the leader is killed between charge and gate": func(f *fairScene, round int) {
-			held := c.Proxy.Inject(gateWrites, 0, []controlplane.Fault{controlplane.Hold, controlplane.HoldAnswer}[round%2])
-			f.submit()
-			f.waitHits(held)
-			leader := f.waitLeader(-1)
-			must(f, c.Replicas[leader].Kill())
-			held.Lift()
-			f.waitLeader(leader)
-			must(f, c.Replicas[leader].Start(f.Context()))
+			f.killAt(gateWrites, []controlplane.Fault{controlplane.Hold, controlplane.HoldAnswer}[round%2])
+		},
+		// A pod that has its gate stays nominated in every other round.
+		"the leader is killed between nomination and gate": func(f *fairScene, round int) {
+			if round == 0 { // A leader nominates no pod before kube-scheduler has called it.
+				f.submit()
+				f.finish()
+			}
+			f.killAt(nominationWrites, []controlplane.Fault{controlplane.Hold, controlplane.HoldAnswer}[round%2])
 		},
 		"the API server is away": func(f *fairScene, _ int) {
 			held := c.Proxy.Inject(gateWrites, 0, controlplane.Hold)
@@ -92,13 +98,7 @@ func TestFairShareFaults(t *testing.T) {
 			f := newFairScene(s)
 			for round := range faultRounds {
 				fault(f, round)
-				f.waitBound(8)
-				f.CheckLedger()
-				f.end() // The others get their turn.
-				f.waitBound(4)
-				f.CheckLedger()
-				f.end()
-				f.waitNoCharge()
+				f.finish()
 			}
 		})
 	}
@@ -178,9 +178,9 @@ type fairScene struct {
 	evicted int
 }
 
-// newFairScene returns a scene with a node of four cards.
+// newFairScene returns a scene with two nodes of two cards.
 func newFairScene(s *scene) *fairScene {
-	s.AddNodes(framework.MakeNode("n1").Unit(gpu.GiB).Cards(4, 16))
+	s.AddNodes(framework.MakeNode("n1").Unit(gpu.GiB).Cards(2, 16), framework.MakeNode("n2").Unit(gpu.GiB).Cards(2, 16))
 	return &fairScene{scene: s, other: s.Cluster.NewNamespace(s.T), random: rand.New(rand.NewPCG(1, 2))}
 }
 
@@ -201,6 +201,31 @@ func (f *fairScene) submit() {
 	for _, i := range f.random.Perm(12) {
 		f.tenants()[i%2].Create(f.gated(i / 2))
 	}
+}
+
+// killAt submits pods, kills the leader while its first matching writes meet the fault, and starts it again.
+func (f *fairScene) killAt(writes func(*http.Request) bool, fault controlplane.Fault) {
+	f.Helper()
+	held := f.Cluster.Proxy.Inject(writes, 0, fault)
+	f.submit()
+	f.waitHits(held)
+	leader := f.waitLeader(-1)
+	must(f, f.Cluster.Replicas[leader].Kill())
+	held.Lift()
+	f.waitLeader(leader)
+	must(f, f.Cluster.Replicas[leader].Start(f.Context()))
+}
+
+// finish waits until all submitted pods have had their turn, and deletes them.
+func (f *fairScene) finish() {
+	f.Helper()
+	f.waitBound(8)
+	f.CheckLedger()
+	f.end() // The others get their turn.
+	f.waitBound(4)
+	f.CheckLedger()
+	f.end()
+	f.waitNoCharge()
 }
 
 // bound returns the names of a tenant's bound pods. It ends evicted ones, since there is no kubelet that does.
