@@ -129,7 +129,7 @@ type Namespace struct {
 // Opening is a pod whose gate must be removed.
 type Opening struct {
 	gpu.Pod
-	// Eligible is the number of nodes on which the pod can run regardless of free resources, 0 if that isn't known.
+	// Eligible is the number of nodes on which a granted pod can run regardless of free resources, and 0 for other pods.
 	Eligible int
 }
 

@@ -179,6 +179,7 @@ func TestOpenGates(t *testing.T) {
 		t.Fatalf("%d writes, the first for %v", len(first), first[0])
 	}
 	want(t, "eligible nodes of the granted pod", 1, first[0].Eligible)
+	want(t, "eligible nodes of a pod that needs no turn", 0, first[1].Eligible)
 	f.Tick(f.now)
 	want(t, "more while these are in flight", 0, len(f.TakeEffects().Open))
 	for i, pod := range first {

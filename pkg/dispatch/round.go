@@ -561,8 +561,8 @@ func (m *Manager) openGates(now time.Time) {
 	for _, p := range due[:min(len(due), max(MaxOpening-inFlight, 0))] {
 		p.opening = true
 		opening := Opening{Pod: p.Pod.Pod}
-		if nodes := m.eligible[p.Constraints]; nodes != nil {
-			opening.Eligible = len(nodes.names)
+		if p.charged {
+			opening.Eligible = len(m.nodesFor(p).names)
 		}
 		m.effects.Open = append(m.effects.Open, opening)
 	}

@@ -32,6 +32,11 @@ const (
 	// nominationLife is how long a nomination may stay, since memory is kept for the pod meanwhile. kube-scheduler removes it if the pod
 	// fits nowhere and may preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), but it may not try the pod for long.
 	nominationLife = time.Minute
+	// gatedLife is the same for a pod that has its gate still: its place may be granted to others, while kube-scheduler keeps it for
+	// this pod (k8s.io/kubernetes pkg/scheduler/backend/queue/nominator.go records gated pods too).
+	gatedLife = 10 * time.Second
+	// gatedTimeout bounds the write before a gate is opened, which waits for it.
+	gatedTimeout = time.Second
 	// nominationPause is how long none are made after a write failed.
 	nominationPause = 10 * time.Second
 	// maxSchedulers limits the schedulers that are remembered, so that requests with invented names cannot exhaust memory.
@@ -139,7 +144,7 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 	p := n.pods[pod.UID]
 	gated := pod.Gated && pod.NominatedNode == ""
 	// A nominated pod can become one that isn't nominated, by its labels. Its nomination still ends after nominationLife.
-	if pod.Pending == nil || !pod.Managed || (gated || excluded(pod)) && (p == nil || p.node == "") {
+	if pod.Pending == nil || !pod.Managed || gated || excluded(pod) && (p == nil || p.node == "") {
 		delete(n.pods, pod.UID)
 		return
 	}
@@ -372,22 +377,26 @@ func (n *nominator) chosen(uid gpu.PodUID, node string) bool {
 }
 
 // nominateGated nominates a pod to the place that fair sharing has granted it, before its gate is opened: kube-scheduler tries a pod as
-// soon as it has no gate. eligible is the number of its eligible nodes. The watch shows the nomination before the open gate.
+// soon as it has no gate. eligible is the number of its eligible nodes. The watch shows the nomination before the open gate. If the pod
+// is nominated to another node already, that nomination is removed.
 func (n *nominator) nominateGated(ctx context.Context, pod gpu.Pod, eligible int) {
 	if n == nil || eligible <= n.few {
 		return
 	}
 	place, _, granted := n.ledger.Lookup(pod.UID)
 	info, known := n.cache.Pod(pod.Namespace, pod.Name)
-	if !granted || !known || info.UID != pod.UID || info.Pending == nil || info.NominatedNode != "" || excluded(info) || constrained(info) {
+	if !granted || !known || info.UID != pod.UID || info.Pending == nil || info.NominatedNode == place || excluded(info) || constrained(info) {
 		return
+	}
+	if info.NominatedNode != "" { // By an earlier leader. One write can't move it.
+		place = ""
 	}
 	n.mu.Lock()
 	now := n.clock.Now()
 	nominates := n.active(info, now) && !now.Before(n.paused)
 	n.mu.Unlock()
 	if nominates && n.leading() == nil {
-		n.send(ctx, info, place)
+		n.send(ctx, info, place, gatedTimeout)
 	}
 }
 
@@ -397,14 +406,14 @@ func (n *nominator) write(ctx context.Context, pod *clustercache.PodInfo, node s
 		n.drop(pod.UID)
 		return
 	}
-	if !n.send(ctx, pod, node) && node != "" {
+	if !n.send(ctx, pod, node, nominationTimeout) && node != "" {
 		n.drop(pod.UID)
 	}
 }
 
 // send performs one write, and reports whether it succeeded.
-func (n *nominator) send(ctx context.Context, pod *clustercache.PodInfo, node string) bool {
-	limited, cancel := context.WithTimeout(ctx, nominationTimeout)
+func (n *nominator) send(ctx context.Context, pod *clustercache.PodInfo, node string, timeout time.Duration) bool {
+	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	n.observer.APIWrite("nomination")
 	err := n.api.Nominate(limited, pod.Pod, pod.GetObjectMeta().GetResourceVersion(), node)
@@ -477,8 +486,12 @@ func (n *nominator) expired() (pods []*clustercache.PodInfo) {
 	defer n.mu.Unlock()
 	now := n.clock.Now()
 	for _, p := range n.pods {
+		life := nominationLife
+		if p.Gated {
+			life = gatedLife
+		}
 		leaving := func(pod *clustercache.PodInfo) bool { return pod.Leaving && pod.Priority < p.Priority }
-		if p.state == nominated && now.Sub(p.at) > nominationLife && !slices.ContainsFunc(n.cache.PodsOn(p.node), leaving) {
+		if p.state == nominated && now.Sub(p.at) > life && !slices.ContainsFunc(n.cache.PodsOn(p.node), leaving) {
 			p.at = now
 			pods = append(pods, p.PodInfo)
 		}

@@ -133,6 +133,7 @@ func TestNotNominated(t *testing.T) {
 		"its scheduler sends no calls": {edit: func(pod *corev1.Pod) { pod.Spec.SchedulerName = "another" }},
 		"its scheduler sends none now": {edit: plain, before: func(f *nominateFixture, _ *corev1.Pod) { f.clock.Step(time.Minute) }},
 		"kube-scheduler nominated it":  {edit: func(pod *corev1.Pod) { rejected(pod); fake.Nominated("n2")(pod) }},
+		"it awaits its turn":           {edit: gated},
 		"it has a scheduling gate":     {edit: func(pod *corev1.Pod) { pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }},
 		"fair sharing has reserved n1": {edit: plain, want: true, before: func(f *nominateFixture, pod *corev1.Pod) {
 			if _, err := f.ledger.Reserve("n1", protocol.Pod(pod), placement.Binpack, f.clock.Now()); err != nil {
@@ -227,7 +228,10 @@ func TestExpiredNomination(t *testing.T) {
 			}),
 		}, nil},
 		"the leader ended before it opened the pod's gate": {[]*corev1.Pod{fake.Pod("p", 60, gated, fake.Nominated("n1"))}, []string{"p="}},
-		"the gate was opened":                              {[]*corev1.Pod{fake.Pod("p", 60, gated, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"))}, []string{"p="}},
+		"a gated pod is nominated for the second time": {[]*corev1.Pod{
+			fake.Pod("p", 60, gated, fake.Nominated("n1")), fake.Pod("p", 60, gated), fake.Pod("p", 60, gated, fake.Nominated("n2")),
+		}, []string{"p="}},
+		"the gate was opened": {[]*corev1.Pod{fake.Pod("p", 60, gated, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"))}, []string{"p="}},
 		"the pod has become a member of a group": {[]*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
 			pod.Annotations = map[string]string{protocol.AnnotationGroupName: "g", protocol.AnnotationGroupSize: "2"}
 		})}, []string{"p="}},
