@@ -203,6 +203,9 @@ func runParts(ctx context.Context, elector *leader.Elector, scheduler *schedulin
 	return g.Wait()
 }
 
+// recentEvents is how many Events are remembered, so that equal ones are counted in one object. Each needs 1.3 KiB.
+const recentEvents = 1024
+
 // newRecorder returns a recorder of Events with its own client: a burst of them delays no bind. The caller calls stop.
 func newRecorder(ctx context.Context, config *rest.Config) (recorder record.EventRecorder, stop func(), err error) {
 	config = rest.CopyConfig(config)
@@ -211,7 +214,7 @@ func newRecorder(ctx context.Context, config *rest.Config) (recorder record.Even
 	if err != nil {
 		return nil, nil, fmt.Errorf("creating a client of the API server: %w", err)
 	}
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: recentEvents}))
 	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component}), broadcaster.Shutdown, nil
 }
