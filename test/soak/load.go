@@ -45,8 +45,8 @@ type load struct {
 	failure error
 }
 
-// counts are totals of the run.
-type counts struct{ created, ended, failed, lost int }
+// counts are totals of the run. heldBack counts the arrivals that didn't happen, see maxWaiting.
+type counts struct{ created, ended, failed, lost, heldBack int }
 
 // job is a set of pods that are created together.
 type job struct {
@@ -138,10 +138,18 @@ func (l *load) pause(since time.Duration) time.Duration {
 	return time.Duration(l.random.ExpFloat64() * podsPerArrival / (l.rate * daylight) * float64(time.Second))
 }
 
-// arrive creates the pods of one arrival.
+// maxWaiting is the number of waiting pods from which on nothing arrives. A slow machine that binds fewer pods than arrive would
+// show the growth of its queue instead: each queued pod makes the next one dearer.
+const maxWaiting = 1000
+
+// arrive creates the pods of one arrival, unless too many pods wait.
 func (l *load) arrive(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.waiting() >= maxWaiting {
+		l.counts.heldBack++
+		return
+	}
 	switch kind := l.random.Float64(); {
 	case kind < 0.80:
 		l.start(ctx, 1, l.anyPod())
@@ -364,13 +372,18 @@ func (l *load) takeSample() (s loadSample) {
 	defer l.mu.Unlock()
 	s.waits, l.waits = l.waits, nil
 	slices.Sort(s.waits)
+	s.waiting, s.allocated = l.waiting(), l.book.total()
+	return s
+}
+
+// waiting returns the number of pods that aren't bound. l.mu must be locked.
+func (l *load) waiting() (n int) {
 	for _, m := range l.members {
 		if !m.bound {
-			s.waiting++
+			n++
 		}
 	}
-	s.allocated = l.book.total()
-	return s
+	return n
 }
 
 // cardsOfRunning returns the cards in the annotations of running pods. l.mu must not be locked.

@@ -36,8 +36,8 @@ type options struct {
 // The default rate.
 const (
 	podsPerWeek = 103_000
-	// maxRate is below what two cores sustain without other load. By day the rate is half as much again. With 31 and other load beside
-	// it, pods queued up, and thousands of queued pods make each further one dearer.
+	// maxRate is about what two cores sustain without other load; by day the rate is half as much again. On a machine that binds
+	// fewer, arrivals are held back, see maxWaiting.
 	maxRate = 20
 )
 

@@ -43,6 +43,10 @@ func (r *report) text() string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%d pods created, %d ended, %d rejected by the kubelet, %d replaced\n",
 		r.counts.created, r.counts.ended, r.counts.failed, r.counts.lost)
+	if r.counts.heldBack > 0 {
+		fmt.Fprintf(&text, "%d arrivals were held back, because %d pods waited: this machine binds fewer pods than arrive, so use a lower -rate or a longer -for\n",
+			r.counts.heldBack, maxWaiting)
+	}
 	fmt.Fprintf(&text, "%d faults and updates: %s\n", len(r.events), r.happened())
 	for _, s := range r.all {
 		t := s.trend(r.calendar)
