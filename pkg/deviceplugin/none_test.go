@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"math"
 	"os"
 	"testing"
 
@@ -30,8 +31,13 @@ func TestNoneCostsNothing(t *testing.T) {
 	known, _ := p.pods.ByUID("uid-a")
 	decision := allocation.Decision{Pod: &known, Container: known.Containers[0], Cards: reservedCards()[1:]}
 	var limited limitation
-	if allocations := testing.AllocsPerRun(100, func() { decision, limited = p.isolator.Isolate(decision, gpu.GiB, nil) }); allocations > 0 {
-		t.Errorf("the mode makes %v allocations", allocations)
+	// The count includes what informers allocate meanwhile. What the decision allocates is in every count.
+	fewest := math.Inf(1)
+	for range 50 {
+		fewest = min(fewest, testing.AllocsPerRun(1, func() { decision, limited = p.isolator.Isolate(decision, gpu.GiB, nil) }))
+	}
+	if fewest > 0 {
+		t.Errorf("the mode makes %v allocations", fewest)
 	}
 	got, err := p.allocator.responses.respond(decision, 2, limited)
 	if err != nil {
