@@ -19,11 +19,19 @@ type FilterResult struct {
 	Nodes []string
 	// Reason is why there are none.
 	Reason Reason
+	// Outside is the node of the member's place if only that is missing among the candidates, which are a sample.
+	Outside string
 }
 
 // Filter answers a filter call for a member of a group. The caller must not change candidates afterwards.
 func (mgr *Manager) Filter(uid gpu.PodUID, candidates []string, now time.Time) FilterResult {
-	set := fingerprintOf(mgr.seed, candidates) // Without the lock, since these can be thousands.
+	return mgr.FilterSample(uid, candidates, candidates, now)
+}
+
+// FilterSample is Filter for candidates that are a sample of all nodes that the member can use (percentageOfNodesToScore). The group's
+// plan can use all. A member whose place is outside the sample moves to a node of the sample if one has room.
+func (mgr *Manager) FilterSample(uid gpu.PodUID, candidates, all []string, now time.Time) FilterResult {
+	set := fingerprintOf(mgr.seed, all) // Without the lock, since these can be thousands.
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
@@ -39,7 +47,7 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates []string, now time.Time) F
 	}
 	mgr.learnScheduler(m.Scheduler, now)
 	r := m.run
-	result := mgr.filter(r, m, mgr.intern(set, candidates), now)
+	result := mgr.filter(r, m, candidates, mgr.intern(set, all), now)
 	switch {
 	case !result.AsSingle && len(result.Nodes) == 0:
 		r.parked = true
@@ -60,7 +68,7 @@ func (mgr *Manager) rememberUnknown(uid gpu.PodUID) {
 	mgr.unknownPods[uid] = struct{}{}
 }
 
-func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) FilterResult {
+func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, now time.Time) FilterResult {
 	switch {
 	case r.phase == PhaseRunning:
 		return FilterResult{AsSingle: true}
@@ -74,7 +82,7 @@ func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) 
 		return FilterResult{Reason: Evicting}
 	case r.phase == PhaseBinding:
 		if pm := r.plan.members[m.UID]; m.UID == r.plan.last && !pm.granted {
-			return mgr.nodesFromPlan(r, m, pm, nodes, now) // Its earlier call was cancelled.
+			return mgr.nodesFromPlan(r, m, pm, names, all, now) // Its earlier call was cancelled.
 		}
 		return FilterResult{Reason: Binding}
 	case r.plan == nil && !r.enough():
@@ -87,7 +95,7 @@ func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) 
 		return FilterResult{Reason: Paused}
 	}
 	if r.plan == nil || !r.key.Native { // In later calls of a native group's cycle the members before count as bound.
-		mgr.offer(r, m, nodes, now)
+		mgr.offer(r, m, all, now)
 	}
 	if r.plan == nil {
 		if !mgr.mayPlan(r, mgr.freed.Load(), now) {
@@ -101,12 +109,12 @@ func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) 
 	if pm == nil {
 		return FilterResult{Reason: Surplus}
 	}
-	return mgr.nodesFromPlan(r, m, pm, nodes, now)
+	return mgr.nodesFromPlan(r, m, pm, names, all, now)
 }
 
-// nodesFromPlan answers from the plan. If the planned node isn't a candidate, for reasons that only kube-scheduler
-// knows, the member moves to another one.
-func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, nodes *candidates, now time.Time) FilterResult {
+// nodesFromPlan answers from the plan. If the planned node isn't among the names, because they are a sample or for reasons that only
+// kube-scheduler knows, the member moves to one that is.
+func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []string, all *candidates, now time.Time) FilterResult {
 	if r.key.Native && r.phase == PhasePlanned {
 		mgr.extend(r, now)
 	}
@@ -115,11 +123,13 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, nodes *c
 		mgr.requeue(pm.node)
 		return FilterResult{Reason: TimedOut}
 	case pm.node == "":
-		return FilterResult{Nodes: nodes.names}
-	case slices.Contains(nodes.names, pm.node):
+		return FilterResult{Nodes: names}
+	case slices.Contains(names, pm.node):
 		return FilterResult{Nodes: []string{pm.node}}
-	case mgr.movePlace(m, pm, nodes.names, now):
+	case mgr.movePlace(m, pm, names, now):
 		return FilterResult{Nodes: []string{pm.node}}
+	case slices.Contains(all.names, pm.node):
+		return FilterResult{Reason: OutsideSample, Outside: pm.node}
 	case r.phase == PhaseBinding:
 		return FilterResult{Reason: Unplaced} // Its place stays until the run gives it up.
 	}

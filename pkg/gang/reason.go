@@ -27,7 +27,9 @@ var (
 	OlderFirst   = Reason{"older_first", "gang: another group that requests whole cards goes first"}
 	Surplus      = Reason{"surplus", "gang: the group has enough members; this one is placed once they are bound"}
 	Binding      = Reason{"binding", "gang: the group is being bound"}
-	Evicting     = Reason{"evicting", "gang: the group was partially bound, and is being evicted"}
+	// OutsideSample ends when the member is nominated to the node.
+	OutsideSample = Reason{"outside_sample", "gang: memory is reserved on a node that kube-scheduler has not offered yet"}
+	Evicting      = Reason{"evicting", "gang: the group was partially bound, and is being evicted"}
 
 	TimedOut  = Reason{"timed_out", "gang: not all members arrived in time"}
 	Expired   = Reason{"expired", "gang: not all members arrived before their reservations expired"}

@@ -80,12 +80,16 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	if len(result.Passed) == 0 && s.fitsOutsidePlace(pod, nodes) && s.fair.giveUpPlace(pod.UID) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
-	if len(result.Passed) == 0 && !alone && s.displace(pod, nodes, now) {
+	outside := len(result.Passed) == 0 && s.roomOutside(object, nodes)
+	if len(result.Passed) == 0 && !alone && !outside && s.displace(pod, nodes, now) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	result.ReservedFor = s.ledger.StarvationLabel()
 	if len(result.Passed) == 0 {
-		s.recordRejection(object, pod, result, now)
+		s.requeue.Rejected(pod, len(nodes), now)
+		if !outside {
+			s.recordRejection(object, pod, result, now)
+		}
 		return result, nil
 	}
 	// If a later step rejects the nominated node, the pod is requeued, since other nodes may fit.
@@ -155,9 +159,8 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 	return reasons
 }
 
-// recordRejection keeps what later requeues and evictions for the rejected pod need.
+// recordRejection keeps what later evictions for the rejected pod need.
 func (s *Scheduler) recordRejection(object *corev1.Pod, pod gpu.Pod, result FilterResult, now time.Time) {
-	s.requeue.Rejected(pod, len(result.Nodes), now)
 	if !clustercache.NeverPreempts(object) && s.fair.evicts(pod) {
 		s.evictor.Rejected(pod, object.Status.NominatedNodeName, result.full(), now)
 	}

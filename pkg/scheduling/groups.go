@@ -61,6 +61,10 @@ const (
 // means that members of gangs are treated like any other pod.
 type groups struct {
 	GangOptions
+	// offered returns the nodes that plans can use, of the candidate nodes of a filter call; steer nominates a member to a node that is
+	// not among the latter.
+	offered  func(pod *corev1.Pod, nodes []string) []string
+	steer    func(uid gpu.PodUID, node string)
 	manager  *gang.Manager
 	cache    clusterCache
 	binder   *binding.Binder
@@ -98,10 +102,13 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 	uid := gpu.PodUID(pod.UID)
 	answer := gang.FilterResult{Reason: gang.Unknown} // The pending pods are requeued after the cache sync.
 	if g.cache.Ready() == nil {
-		answer = g.manager.Filter(uid, nodes, g.clock.Now())
+		answer = g.manager.FilterSample(uid, nodes, g.offered(pod, nodes), g.clock.Now())
 		g.act()
 		if answer.AsSingle {
 			return FilterResult{}, false
+		}
+		if answer.Outside != "" {
+			g.steer(uid, answer.Outside)
 		}
 		g.requeue.ForgetRejection(uid) // The manager requeues the pod.
 	}

@@ -79,8 +79,13 @@ type nominator struct {
 	writes           errgroup.Group
 	// start begins a write, which is one of writes outside the simulation.
 	start func(write func())
+	// smallestSample is Options.SmallestSample, and requeue makes kube-scheduler retry rejected pods by a change of the node.
+	smallestSample int
+	requeue        func(node string)
 
 	mu sync.Mutex
+	// steerings are the pods to nominate to nodes outside the sample that rejected them.
+	steerings map[gpu.PodUID]steering
 	// pods are the pending pods that may be nominated or are.
 	pods map[gpu.PodUID]*queuedPod
 	// arrivals counts the pods that were added.
@@ -98,8 +103,8 @@ type queuedPod struct {
 	// within a priority (pkg/scheduler/framework/plugins/queuesort, Less).
 	arrival int
 	state   queuedState
-	// tried is true once filter was called for the pod.
-	tried bool
+	// tried is true once filter was called for the pod, steered if it is nominated after that (see steer).
+	tried, steered bool
 	// node is the nominated node, and at is when the nomination was written or first seen.
 	node string
 	at   time.Time
@@ -122,7 +127,11 @@ func (s *Scheduler) newNominator() *nominator {
 	n := &nominator{
 		api: s.API, ledger: s.ledger, cache: s.cache, free: s.free, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
 		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nodes: s.diagnosisNodes, ahead: s.NominateAhead, head: queueHead, few: max(s.few(), s.NominateAbove),
-		pods: map[gpu.PodUID]*queuedPod{}, called: map[string]time.Time{},
+		smallestSample: s.SmallestSample, requeue: s.requeue.All,
+		pods: map[gpu.PodUID]*queuedPod{}, called: map[string]time.Time{}, steerings: map[gpu.PodUID]steering{},
+	}
+	if s.FilterBest == 0 { // kube-scheduler's scores choose among all nodes that fit.
+		n.ahead = 0
 	}
 	n.writes.SetLimit(maxNominating)
 	n.start = func(write func()) {
@@ -249,8 +258,9 @@ func (n *nominator) tick(ctx context.Context) {
 	for _, pod := range n.expired() {
 		n.start(func() { n.write(ctx, pod, "") })
 	}
+	n.steerAll(ctx)
 	if pods := n.next(); len(pods) > 0 {
-		n.nominate(ctx, pods)
+		n.nominate(ctx, pods, n.few)
 	}
 }
 
@@ -258,6 +268,9 @@ func (n *nominator) tick(ctx context.Context) {
 func (n *nominator) next() (pods []*clustercache.PodInfo) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.ahead == 0 {
+		return nil
+	}
 	now := n.clock.Now()
 	var queue []*queuedPod
 	ahead := 0
@@ -291,12 +304,12 @@ func (n *nominator) active(pod *clustercache.PodInfo, now time.Time) bool {
 	return now.Sub(n.called[pod.Pending.Scheduler]) <= schedulerActive
 }
 
-// nominate chooses the pods' nodes, and begins to write them.
-func (n *nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) {
+// nominate chooses the nodes of pods that have more than few eligible ones, and begins to write them.
+func (n *nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo, few int) {
 	view, unseen := n.view, n.unseen()
 	view.TentativeAt = n.clock.Now()
 	capacity := n.free.capacity(func(node string) []gpu.PodUID { return unseen[node] }, false)
-	requests, granted := n.requests(pods)
+	requests, granted := n.requests(pods, few)
 	nodes := n.ledger.NominateAll(requests, view, capacity)
 	for i, pod := range pods {
 		nodes[i] = cmp.Or(nodes[i], granted[i])
@@ -327,7 +340,7 @@ func (n *nominator) nominatedByOthers(uid gpu.PodUID) bool {
 // requests returns the pods with their eligible nodes, and the places that fair sharing has granted to some. There are none for a pod
 // with few eligible nodes: evaluating these costs kube-scheduler less than a nomination costs the API server, and if filter would name
 // every node that fits, kube-scheduler's scores choose among them.
-func (n *nominator) requests(pods []*clustercache.PodInfo) (requests []ledger.Request, granted []string) {
+func (n *nominator) requests(pods []*clustercache.PodInfo, few int) (requests []ledger.Request, granted []string) {
 	nodes := n.nodes()
 	eligible := map[unique.Handle[string]][]string{}
 	requests, granted = make([]ledger.Request, len(pods)), make([]string, len(pods))
@@ -337,7 +350,7 @@ func (n *nominator) requests(pods []*clustercache.PodInfo) (requests []ledger.Re
 			names = diagnosis.EligibleNodesFor(nodes, pod.Constraints.Value())
 			eligible[pod.Constraints] = names
 		}
-		if requests[i].Pod = pod.Pod; len(names) <= n.few {
+		if requests[i].Pod = pod.Pod; len(names) <= few {
 			continue
 		}
 		granted[i], _, _ = n.ledger.Lookup(pod.UID)
@@ -380,7 +393,8 @@ func (n *nominator) chosen(uid gpu.PodUID, node string) bool {
 // soon as it has no gate. eligible is the number of its eligible nodes. The watch shows the nomination before the open gate. If the pod
 // is nominated to another node already, that nomination is removed.
 func (n *nominator) nominateGated(ctx context.Context, pod gpu.Pod, eligible int) {
-	if n == nil || eligible <= n.few {
+	sampled := n != nil && n.smallestSample > 0 && eligible > n.smallestSample // Its place is probably outside the sample.
+	if n == nil || eligible <= n.few && !sampled {
 		return
 	}
 	place, _, granted := n.ledger.Lookup(pod.UID)
@@ -406,8 +420,12 @@ func (n *nominator) write(ctx context.Context, pod *clustercache.PodInfo, node s
 		n.drop(pod.UID)
 		return
 	}
-	if !n.send(ctx, pod, node, nominationTimeout) && node != "" {
+	switch done := n.send(ctx, pod, node, nominationTimeout); {
+	case node == "":
+	case !done:
 		n.drop(pod.UID)
+	case n.steered(pod.UID):
+		n.requeue(node)
 	}
 }
 
@@ -440,7 +458,7 @@ func (n *nominator) due(uid gpu.PodUID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.pods[uid]
-	return p != nil && p.state == writing && !p.tried && !n.clock.Now().Before(n.paused)
+	return p != nil && p.state == writing && (!p.tried || p.steered) && !n.clock.Now().Before(n.paused)
 }
 
 func (n *nominator) pause() {
@@ -487,7 +505,7 @@ func (n *nominator) expired() (pods []*clustercache.PodInfo) {
 	now := n.clock.Now()
 	for _, p := range n.pods {
 		life := nominationLife
-		if p.Gated {
+		if p.Gated || p.Member != nil { // The place of a group's member can end sooner.
 			life = gatedLife
 		}
 		leaving := func(pod *clustercache.PodInfo) bool { return pod.Leaving && pod.Priority < p.Priority }

@@ -68,7 +68,7 @@ func (f *nominateFixture) called(pods ...*corev1.Pod) {
 func (f *nominateFixture) step() []string {
 	f.nominator.dropUnseen()
 	if pods := f.nominator.next(); len(pods) > 0 {
-		f.nominator.nominate(f.t.Context(), pods)
+		f.nominator.nominate(f.t.Context(), pods, f.nominator.few)
 	}
 	if err := f.nominator.writes.Wait(); err != nil {
 		f.t.Error(err)

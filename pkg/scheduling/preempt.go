@@ -37,6 +37,9 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if err := s.cache.Ready(); err != nil {
 		return nil, err
 	}
+	if s.aboutToBeSteered(object) {
+		return nil, nil
+	}
 	s.displace(protocol.Pod(object), slices.Sorted(maps.Keys(proposed)), s.Clock.Now())
 	if node, _, allocated := s.ledger.Lookup(gpu.PodUID(object.UID)); allocated {
 		return s.withCard(node, proposed), nil

@@ -7,6 +7,7 @@
 package scheduling
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -60,6 +61,9 @@ type Options struct {
 	NominateAhead int
 	// NominateAbove is the number of eligible nodes up to which a pod isn't nominated.
 	NominateAbove int
+	// SmallestSample is the smallest number of candidate nodes of a filter call that can be a sample, see sample.go; 0 if
+	// kube-scheduler offers every node that passes its own filters.
+	SmallestSample int
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
 	// eviction.Evictor.
 	EvictFragmented bool
@@ -126,8 +130,9 @@ type Scheduler struct {
 	free      *freeResources
 	explainer explainer
 	counts    counts
-	// nominator is nil if no pod is nominated ahead of kube-scheduler.
+	// nominator is nil if no pod is nominated.
 	nominator *nominator
+	eligible  eligibleCache
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
@@ -153,6 +158,8 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout}
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
+		MinSample: cmp.Or(o.SmallestSample, requeue.MinSample),
+		Steer:     func(pod *clustercache.PodInfo) bool { return o.SmallestSample > 0 && s.nominator.steer(pod) },
 	})
 	s.binder = binding.New(binding.Options{
 		API: o.API, Ledger: s.ledger, Recorder: o.Recorder, Observer: o.Observer,
@@ -165,7 +172,8 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.EvictFragmented {
 		s.evictor = eviction.New(evictions)
 	}
-	if o.Gangs.Hold > 0 || o.FairShare.On || o.NominateAhead > 0 {
+	nominates := o.NominateAhead > 0 && o.FilterBest > 0 || o.SmallestSample > 0
+	if o.Gangs.Hold > 0 || o.FairShare.On || nominates {
 		s.free = newFreeResources(s.cache)
 	}
 	if o.Gangs.Hold > 0 {
@@ -175,7 +183,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.FairShare.On {
 		s.fair = s.newFairShare(o.FairShare, evictions)
 	}
-	if o.NominateAhead > 0 && o.FilterBest > 0 {
+	if nominates {
 		s.nominator = s.newNominator()
 		if s.fair != nil {
 			s.fair.nominator = s.nominator
@@ -205,7 +213,7 @@ func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 
 func (s *Scheduler) newGroups() *groups {
 	return &groups{
-		GangOptions: s.Gangs, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
+		GangOptions: s.Gangs, offered: s.outsideToo, steer: func(uid gpu.PodUID, node string) { s.nominator.steerMember(uid, node) }, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
 		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock,
 		manager: gang.New(gang.Options{
 			Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},

@@ -70,6 +70,7 @@ func (w *world) newReplica(name string) *replica {
 	if w.nominate {
 		o.NominateAhead, o.FilterBest, o.FilterBestAbove = 6, 1, 1000 // Filter names all nodes that fit.
 	}
+	o.SmallestSample = w.sample
 	var err error
 	if r.scheduler, err = newScheduler(o, r.cache); err != nil {
 		panic(err)
@@ -151,6 +152,9 @@ func (r *replica) second() {
 			r.scheduler.binder.Resolve(r.w.context())
 			r.resolving = false
 		})
+	}
+	if w := r.w; w.sample > 0 && r.leading() == nil {
+		r.scheduler.requeue.RetrySamples()
 	}
 	if !r.requeuing {
 		r.requeuing = true

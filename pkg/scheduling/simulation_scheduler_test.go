@@ -125,7 +125,8 @@ func (k *kubeScheduler) observe(c change) {
 	case before == nil || before.Node == "" && p.state == schedNone && p.node == nil:
 		k.enqueue(p)
 	}
-	if k.w.nominate && p.attempts == 0 && p.info.Node == "" && !c.gone {
+	outside := k.w.sample > 0 && before != nil && before.NominatedNode != p.info.NominatedNode
+	if (k.w.nominate && p.attempts == 0 || outside) && p.info.Node == "" && !c.gone {
 		p.nominated = p.info.NominatedNode
 	}
 }
@@ -339,6 +340,10 @@ func (k *kubeScheduler) cycle() {
 		if k.takesNomination(r, p, nodes) {
 			return
 		}
+		if n := k.w.sample; n > 0 && len(nodes) > n {
+			k.cursor += n - 1 // The next sample begins where this one ends.
+			nodes = nodes[:n]
+		}
 		if result, err = r.scheduler.Filter(p.object, nodes); err != nil {
 			k.again(p)
 			k.kick()
@@ -359,7 +364,7 @@ func (k *kubeScheduler) cycle() {
 // takesNomination tries the node that the pod is nominated to before all nodes, and reports whether it passes.
 func (k *kubeScheduler) takesNomination(r *replica, p *schedPod, nodes []string) bool {
 	node := p.object.Status.NominatedNodeName
-	if !k.w.nominate || !slices.Contains(nodes, node) {
+	if !k.w.nominate && k.w.sample == 0 || !slices.Contains(nodes, node) {
 		return false
 	}
 	result, err := r.scheduler.Filter(p.object, []string{node})
@@ -414,7 +419,7 @@ func (k *kubeScheduler) fitting(p *schedPod) (names []string, short shortage) {
 	for i := range k.nodes {
 		n := k.nodes[(i+k.cursor)%len(k.nodes)]
 		cpu, memory := n.cpu-n.usedCPU, n.memory-n.usedMem
-		if k.parked > 0 || k.w.nominate {
+		if k.parked > 0 || k.w.nominate || k.w.sample > 0 {
 			for _, o := range k.order {
 				if o.nominated == n.name && o != p && o.node == nil && o.info.Priority >= p.info.Priority {
 					cpu, memory = cpu-o.cpu, memory-o.memory

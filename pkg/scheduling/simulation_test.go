@@ -111,6 +111,9 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 	w.tracing = tracing
 	w.worldOptions.replicas = 1 + w.random.IntN(2)
 	w.nominate = seed%3 == 1
+	if seed%4 == 2 {
+		w.sample = 1 + int(seed/4%3)
+	}
 	w.popFromBackoff = w.chance(0.5)
 	if w.chance(0.3) {
 		w.maxBackoff = 10 * time.Second

@@ -68,6 +68,8 @@ type worldOptions struct {
 	mixed bool
 	// nominate has pods nominated ahead of kube-scheduler.
 	nominate bool
+	// sample is the number of feasible nodes at which kube-scheduler stops looking for more; 0 if it evaluates all nodes.
+	sample int
 }
 
 // stats counts what happened, to show that the simulation reaches the states that it is for.
