@@ -47,6 +47,7 @@ func TestBadFlags(t *testing.T) {
 		"negative bind window":         {[]string{"--bind-window=-1ms"}, "--bind-window must be between 0 and 500ms"},
 		"nominations below zero":       {[]string{"--nominate-ahead=-1"}, "--nominate-ahead must be between 0 and 1000"},
 		"a number of nodes below zero": {[]string{"--nominate-above=-1"}, "--nominate-above must not be negative"},
+		"a sample of more than all":    {[]string{"--percentage-of-nodes-to-score=101"}, "--percentage-of-nodes-to-score must be between 0 and 100"},
 		"bind window too long":         {[]string{"--bind-window=501ms"}, "--bind-window must be between 0 and 500ms"},
 		"a duration without unit":      {[]string{"--bind-timeout=4"}, `invalid argument "4" for "--bind-timeout" flag`},
 		"gang hold too long":           {[]string{"--gang-hold=2m"}, "--gang-hold must be between 0 and 1m0s"},

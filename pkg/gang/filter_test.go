@@ -6,7 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // TestUnknownPodsBounded: filter calls for pods that don't exist must not exhaust the memory.
@@ -77,5 +80,31 @@ func TestWholeCardsOneAtATime(t *testing.T) {
 	}
 	if got := mgr.Phases(); got[PhasePlanned] != 1 || got[PhasePending] != 1 {
 		t.Errorf("phases %v", got)
+	}
+}
+
+// TestFilterSample: the plan uses nodes outside the sample. A member moves into the sample if that has room, and else keeps its place.
+func TestFilterSample(t *testing.T) {
+	for name, test := range map[string]struct {
+		sample []string
+		want   FilterResult
+	}{
+		"the place is in the sample":                   {[]string{"n2", "n0"}, FilterResult{Nodes: []string{"n0"}}},
+		"a node of the sample has room":                {[]string{"n2", "n3"}, FilterResult{Nodes: []string{"n2"}}},
+		"no node of the sample has room for the place": {[]string{"full"}, FilterResult{Reason: OutsideSample, Outside: "n0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			s.setNode("full", placement.Fits, 4)
+			s.createMany(2, "g", 2, 8, "a")
+			all := []string{"n0", "n1", "n2", "n3"}
+			if first := s.manager.FilterSample(s.created[0].UID, all, all, s.now); !slices.Equal(first.Nodes, []string{"n0"}) {
+				t.Fatalf("the first member passes on %v", first.Nodes)
+			}
+			got := s.manager.FilterSample(s.created[1].UID, test.sample, all, s.now)
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+		})
 	}
 }

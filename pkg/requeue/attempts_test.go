@@ -151,3 +151,23 @@ func TestNameAllWithoutRequeue(t *testing.T) {
 		t.Error("a rejection in between makes filter name few nodes again")
 	}
 }
+
+// TestSampledPodIsNominated: a pod that can be nominated to a node with room isn't requeued here, since that follows its nomination.
+// After a few attempts nodes outside the sample don't count as room.
+func TestSampledPodIsNominated(t *testing.T) {
+	f := newAttemptsFixture(t)
+	steered := 0
+	f.attempts.Steer = func(*clustercache.PodInfo) bool { steered++; return true }
+	f.rejectSampled(MinSample)
+	if !f.RejectedOnSample(podP) || !f.RoomOutside(podP, "") || f.RoomOutside(podP, "n1") {
+		t.Error("n1 has room, and no other node")
+	}
+	f.pass(attemptPause)
+	if steered != 1 || len(f.requeues) > 0 {
+		t.Errorf("nominated %d times, requeued by %v; want once, and no requeue", steered, f.requeues)
+	}
+	f.pass(time.Minute)
+	if f.RoomOutside(podP, "") {
+		t.Error("there is still room after a minute of attempts")
+	}
+}

@@ -130,7 +130,8 @@ func (s *Scheduler) newNominator() *nominator {
 		smallestSample: s.SmallestSample, requeue: s.requeue.All,
 		pods: map[gpu.PodUID]*queuedPod{}, called: map[string]time.Time{}, steerings: map[gpu.PodUID]steering{},
 	}
-	if s.FilterBest == 0 { // kube-scheduler's scores choose among all nodes that fit.
+	// Without FilterBest kube-scheduler's scores choose among all nodes that fit. To evaluate a sample costs less than a nomination.
+	if s.FilterBest == 0 || s.SmallestSample > 0 {
 		n.ahead = 0
 	}
 	n.writes.SetLimit(maxNominating)
