@@ -23,7 +23,7 @@ func newCheckCommand() *cobra.Command {
 if FILE is -, and prints the settings that are wrong or missing for gpushare: one line for each finding, with its severity,
 the field, and what to do. It exits with status 1 if a finding is an error, or if the configuration is invalid.
 
-It reads no other file and makes no network calls. Set --bind-timeout and --gang-hold to the extender's values.`,
+It reads no other file and makes no network calls. Set the flags to the extender's values.`,
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(command *cobra.Command, _ []string) error {
 			return program.SetFlags(command.Flags(), os.LookupEnv)
@@ -35,8 +35,12 @@ It reads no other file and makes no network calls. Set --bind-timeout and --gang
 	f := command.Flags()
 	f.DurationVar(&o.BindTimeout, "bind-timeout", defaultBindTimeout, "value of the extender's --bind-timeout")
 	f.DurationVar(&o.GangHold, "gang-hold", defaultGangHold, "value of the extender's --gang-hold")
+	f.IntVar(&o.NodesToScore, "percentage-of-nodes-to-score", chartNodesToScore, "value of the extender's --percentage-of-nodes-to-score; by default that of the Helm chart")
 	return command
 }
+
+// chartNodesToScore is the chart's scheduler.percentageOfNodesToScore.
+const chartNodesToScore = 10
 
 // maxConfig is the maximum number of bytes that are read, much more than any configuration has.
 const maxConfig = 16 << 20

@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	schedulerv1 "k8s.io/kube-scheduler/config/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -45,6 +46,8 @@ type Options struct {
 	Path string
 	// BindTimeout and GangHold are the extender's --bind-timeout and --gang-hold.
 	BindTimeout, GangHold time.Duration
+	// NodesToScore is the extender's --percentage-of-nodes-to-score.
+	NodesToScore int
 }
 
 const (
@@ -94,15 +97,13 @@ func (c *check) nodesToScore() {
 }
 
 func (c *check) share(path *field.Path, share *int32) {
-	const consequence = "with more than 100 nodes, kube-scheduler evaluates only a part of them, so a pod can be rejected although another " +
-		"node has room, and stays pending until a retry; set 100"
+	value := ptr.Deref(share, 0)
 	switch {
-	case share == nil:
-		c.add(Warning, path, "missing: %s", consequence)
-	case *share < 0 || *share > 100:
-		c.add(Error, path, "%d: must be between 0 and 100", *share)
-	case *share < 100:
-		c.add(Warning, path, "%d: %s", *share, consequence)
+	case value < 0 || value > 100:
+		c.add(Error, path, "%d: must be between 0 and 100", value)
+	case value < 100 && c.NodesToScore == 100:
+		c.add(Warning, path, "%d: with more than 100 nodes, kube-scheduler offers the extender only a part of them, so a pod can be rejected although "+
+			"another node has room, and stays pending until a retry; set 100, or the extender's --percentage-of-nodes-to-score to the same value", value)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var options = Options{Path: "/gpushare-scheduler", BindTimeout: 4 * time.Second, GangHold: 10 * time.Second}
+var options = Options{Path: "/gpushare-scheduler", BindTimeout: 4 * time.Second, GangHold: 10 * time.Second, NodesToScore: 100}
 
 // valid is a configuration without findings. Each test row changes one line.
 const valid = `
@@ -73,6 +73,8 @@ func TestCheck(t *testing.T) {
 		"ignored by the scheduler":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[0].ignoredByScheduler"}},
 		"a sample of the nodes":          {old: "ToScore: 100", new: "ToScore: 99", want: []string{"warning: percentageOfNodesToScore"}},
 		"kube-scheduler's own sample":    {old: "percentageOfNodesToScore: 100", new: "", want: []string{"warning: percentageOfNodesToScore"}},
+		"a sample that is expected":      {old: "ToScore: 100", new: "ToScore: 20", options: func(o *Options) { o.NodesToScore = 10 }},
+		"all nodes for a sample":         {options: func(o *Options) { o.NodesToScore = 10 }},
 		"more than all nodes":            {old: "ToScore: 100", new: "ToScore: 101", want: []string{"error: percentageOfNodesToScore"}},
 		"a sample in one profile":        {old: "extenders:", new: "profiles:\n- schedulerName: a\n- schedulerName: b\n  percentageOfNodesToScore: 0\nextenders:", want: []string{"warning: profiles[1].percentageOfNodesToScore"}},
 		"a sample that no profile uses":  {old: "percentageOfNodesToScore: 100", new: "profiles:\n- schedulerName: a\n  percentageOfNodesToScore: 100"},

@@ -87,7 +87,9 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	result.ReservedFor = s.ledger.StarvationLabel()
 	if len(result.Passed) == 0 {
 		s.requeue.Rejected(pod, len(nodes), now)
-		if !outside {
+		if outside {
+			s.steer(pod.UID)
+		} else {
 			s.recordRejection(object, pod, result, now)
 		}
 		return result, nil
@@ -95,6 +97,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	// If a later step rejects the nominated node, the pod is requeued, since other nodes may fit.
 	s.requeue.Passed(pod.UID, alone || len(result.Passed) < fitting)
 	s.evictor.Passed(pod.UID)
+	s.nominator.passed(pod.UID)
 	if result.Reasons == nil || len(result.Passed) == 1 { // kube-scheduler doesn't call prioritize for a single node.
 		s.addTentative(pod, result.Names(), now)
 	}

@@ -62,7 +62,7 @@ const (
 type groups struct {
 	GangOptions
 	// offered returns the nodes that plans can use, of the candidate nodes of a filter call; steer nominates a member to a node that is
-	// not among the latter.
+	// not among the latter, or stops that if the node is empty.
 	offered  func(pod *corev1.Pod, nodes []string) []string
 	steer    func(uid gpu.PodUID, node string)
 	manager  *gang.Manager
@@ -107,9 +107,7 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 		if answer.AsSingle {
 			return FilterResult{}, false
 		}
-		if answer.Outside != "" {
-			g.steer(uid, answer.Outside)
-		}
+		g.steer(uid, answer.Outside)
 		g.requeue.ForgetRejection(uid) // The manager requeues the pod.
 	}
 	result = FilterResult{Nodes: nodes, Message: answer.Reason.Text}

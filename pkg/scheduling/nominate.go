@@ -199,6 +199,7 @@ func (n *nominator) gone(uid gpu.PodUID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.pods, uid)
+	delete(n.steerings, uid)
 }
 
 // keeps reports whether the ledger's nomination of the pod stays although the watch shows none: its write is in progress.

@@ -27,7 +27,7 @@ const (
 	// steerDelay is how long after a rejection the pod is nominated: kube-scheduler writes the pod's condition first, and the write of
 	// the nomination would meet a conflict.
 	steerDelay = 200 * time.Millisecond
-	// steerPause is the time between two attempts to nominate a member of a group, and steerTries their maximum number.
+	// steerPause is the time between two attempts to nominate a pod, and steerTries their maximum number.
 	steerPause = 500 * time.Millisecond
 	steerTries = 8
 )
@@ -50,6 +50,13 @@ func (s *Scheduler) sampled(nodes []string) bool {
 // kube-scheduler has just rejected that node.
 func (s *Scheduler) roomOutside(object *corev1.Pod, nodes []string) bool {
 	return s.sampled(nodes) && s.requeue.RoomOutside(gpu.PodUID(object.UID), object.Status.NominatedNodeName)
+}
+
+// steer begins to nominate the pod to a node outside the sample, if it can be nominated. The requeuer tries again later.
+func (s *Scheduler) steer(uid gpu.PodUID) {
+	if pod, pending := s.cache.PendingPod(uid); pending {
+		s.nominator.steer(pod, steerDelay)
+	}
 }
 
 // aboutToBeSteered reports whether a sample had no room for the pod, and a node outside has.
@@ -103,20 +110,27 @@ func (s *Scheduler) outsideToo(object *corev1.Pod, nodes []string) []string {
 	return all
 }
 
-// steer begins to nominate a single pod to a node outside the sample that rejected it. It reports whether the pod can be nominated. It
-// implements requeue.Options.Steer.
-func (n *nominator) steer(pod *clustercache.PodInfo) bool {
+// steer begins to nominate a single pod, after the delay, to a node outside the sample that rejected it. It reports whether the pod can
+// be nominated.
+func (n *nominator) steer(pod *clustercache.PodInfo, delay time.Duration) bool {
 	if n == nil || excluded(pod) || constrained(pod) {
 		return false
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.steerings[pod.UID] = steering{due: n.clock.Now(), tries: steerTries} // Once: the requeuer calls again.
+	if _, begun := n.steerings[pod.UID]; !begun {
+		n.steerings[pod.UID] = steering{due: n.clock.Now().Add(delay)}
+	}
 	return true
 }
 
-// steerMember begins to nominate a member of a group to the node of its place, unless that is in progress.
+// steerMember begins to nominate a member of a group to the node of its place, unless that is in progress. If the node is empty, the
+// member is not nominated any more.
 func (n *nominator) steerMember(uid gpu.PodUID, node string) {
+	if node == "" {
+		n.passed(uid)
+		return
+	}
 	if n == nil {
 		return
 	}
@@ -125,6 +139,16 @@ func (n *nominator) steerMember(uid gpu.PodUID, node string) {
 	if n.steerings[uid].node != node {
 		n.steerings[uid] = steering{node: node, due: n.clock.Now().Add(steerDelay)}
 	}
+}
+
+// passed ends the attempts to nominate a pod that a filter call has found nodes for.
+func (n *nominator) passed(uid gpu.PodUID) {
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.steerings, uid)
 }
 
 // steered reports whether the pod was nominated to a node outside the sample that rejected it.
@@ -147,7 +171,7 @@ func (n *nominator) steerAll(ctx context.Context) {
 	}
 }
 
-// dueSteerings returns the pods to nominate now, and marks them. A member is tried again until it is nominated.
+// dueSteerings returns the pods to nominate now, and marks them. Each is tried again until it is nominated.
 func (n *nominator) dueSteerings() (singles, members []*clustercache.PodInfo) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -160,12 +184,13 @@ func (n *nominator) dueSteerings() (singles, members []*clustercache.PodInfo) {
 		s.due, s.tries = now.Add(steerPause), s.tries+1
 		n.steerings[uid] = s
 		pod, pending := n.cache.PendingPod(uid)
-		if !pending || s.tries > steerTries || s.node != "" && pod.NominatedNode == s.node {
-			delete(n.steerings, uid)
-		}
 		p := n.pods[uid]
 		busy := p != nil && (p.state == writing || p.state == nominated)
-		if !pending || busy || pod.NominatedNode != "" { // kube-scheduler removes a nomination to a node that it rejected.
+		if !pending || s.tries > steerTries || p != nil && p.steered && p.state == nominated && (s.node == "" || s.node == p.node) {
+			delete(n.steerings, uid)
+			continue
+		}
+		if busy || pod.NominatedNode != "" { // kube-scheduler removes a nomination to a node that it rejected.
 			continue
 		}
 		if p == nil {

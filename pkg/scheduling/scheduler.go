@@ -159,7 +159,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 		MinSample: cmp.Or(o.SmallestSample, requeue.MinSample),
-		Steer:     func(pod *clustercache.PodInfo) bool { return o.SmallestSample > 0 && s.nominator.steer(pod) },
+		Steer:     func(pod *clustercache.PodInfo) bool { return o.SmallestSample > 0 && s.nominator.steer(pod, 0) },
 	})
 	s.binder = binding.New(binding.Options{
 		API: o.API, Ledger: s.ledger, Recorder: o.Recorder, Observer: o.Observer,

@@ -98,9 +98,8 @@ func (s *bench) allKinds(args []string) []*kind {
 	}
 	return []*kind{
 		{name: "none"},
-		{name: "stock", edits: []controlplane.ConfigEdit{nodesToScore(0)}},
-		{name: "none10", edits: []controlplane.ConfigEdit{nodesToScore(10)}},
-		{name: "s10", start: s.startShipped([]string{"scheduler.percentageOfNodesToScore=10"}, args)},
+		// kube-scheduler's own percentageOfNodesToScore. "none" has that of config/, 100.
+		{name: "stock", edits: []controlplane.ConfigEdit{controlplane.NodesToScore(0)}},
 		{name: "noop", start: s.startNoop(everyNode)},
 		{name: "least", start: s.startNoop(roundRobin())},
 		// A single replica with plain HTTP on the host network, as in deploy/manifests.
@@ -119,13 +118,6 @@ func (s *bench) allKinds(args []string) []*kind {
 		// Filter returns all fitting nodes, with or without a prioritize call.
 		{name: "all", start: ours("--filter-best=0")},
 		{name: "all-unscored", start: ours("--filter-best=0"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
-	}
-}
-
-// nodesToScore sets the percentage of nodes that kube-scheduler looks for, 0 for its own default.
-func nodesToScore(percentage int64) controlplane.ConfigEdit {
-	return func(config map[string]any) error {
-		return unstructured.SetNestedField(config, percentage, "percentageOfNodesToScore")
 	}
 }
 

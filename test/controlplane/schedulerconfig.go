@@ -33,6 +33,13 @@ func ClientLimits(qps float64, burst int64) ConfigEdit {
 	}
 }
 
+// NodesToScore sets the percentage of feasible nodes at which the scheduler stops looking for more, 0 for its own default.
+func NodesToScore(percentage int64) ConfigEdit {
+	return func(config map[string]any) error {
+		return unstructured.SetNestedField(config, percentage, "percentageOfNodesToScore")
+	}
+}
+
 // ExtenderTimeout sets how long the scheduler waits for an answer of the extenders. In a test in which an extender hangs,
 // it is the time that the scheduler hangs too.
 func ExtenderTimeout(timeout time.Duration) ConfigEdit {

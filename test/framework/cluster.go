@@ -30,6 +30,8 @@ type Options struct {
 	NativeGroups bool
 	// Nominations nominates pods that queue ahead of kube-scheduler, also in a small cluster.
 	Nominations bool
+	// Samples limits kube-scheduler to samples of 100 nodes, and gives the extender the right to nominate pods to others.
+	Samples bool
 	// Replicas is the number of extenders with leader election, or 0 for a single extender without it.
 	Replicas int
 	// ThroughProxy puts a proxy between the extenders and the API server, so that a test can inject faults.
@@ -93,6 +95,12 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 		o.ControlPlane.ExtraArgs = controlplane.NativeGroups()
 		c.options.ExtenderArgs = append([]string{"--native-groups"}, c.options.ExtenderArgs...)
 	}
+	if o.Samples {
+		c.options.ExtenderArgs = append([]string{"--percentage-of-nodes-to-score=1"}, c.options.ExtenderArgs...)
+		o.ControlPlane.Scheduler.Edits = append(o.ControlPlane.Scheduler.Edits, controlplane.NodesToScore(1))
+		// Otherwise it tries rejected pods again at once if no others wait, with the next sample.
+		o.ControlPlane.ExtraArgs = map[string][]string{"kube-scheduler": {"--feature-gates=SchedulerPopFromBackoffQ=false"}}
+	}
 	o.ControlPlane.Dir = filepath.Join(o.Dir, "control-plane")
 	if !o.Bare {
 		o.ControlPlane.Scheduler.ExtenderURL = c.ExtenderURL
@@ -120,6 +128,8 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	}
 	if o.Nominations {
 		c.options.ExtenderArgs = append([]string{"--nominate-ahead=200", "--nominate-above=1", "--filter-best-above=1"}, c.options.ExtenderArgs...)
+	}
+	if o.Nominations || o.Samples {
 		rule := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"patch"}}
 		if err = c.allow(ctx, "gpushare-nominations", rule); err != nil {
 			return nil, err

@@ -19,6 +19,7 @@ const (
 	MetricGangFailures     = "gpushare_extender_gang_failures_total"
 	MetricGangReservations = "gpushare_extender_starvation_reservations_total"
 	MetricGangs            = "gpushare_extender_gangs"
+	MetricNominations      = "gpushare_extender_nominations_total"
 	MetricPendingPods      = "gpushare_extender_pending_pods"
 	MetricRequestProblems  = "gpushare_extender_request_problems"
 	MetricRequeues         = "gpushare_extender_requeues_total"

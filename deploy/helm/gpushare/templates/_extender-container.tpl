@@ -47,6 +47,7 @@ args:
   - --gang-failure-policy={{ ternary "evict" "keep" .Values.extender.allowEvictions }}
   {{- if include "gpushare.nominates" . }}
   - --nominate-ahead={{ int .Values.extender.nominateAhead }}
+  - --percentage-of-nodes-to-score={{ include "gpushare.nodesToScore" . }}
   {{- end }}
   {{- if .Values.extender.nativeGroups }}
   - --native-groups

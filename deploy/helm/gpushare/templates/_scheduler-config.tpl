@@ -20,8 +20,9 @@ profiles:
 clientConnection:
   kubeconfig: {{ .Values.scheduler.kubeconfig }}
 {{- end }}
-# With the default, kube-scheduler checks only a sample of more than 100 nodes; binpack needs all.
-percentageOfNodesToScore: {{ .Values.scheduler.percentageOfNodesToScore }}
+# How many of the nodes that fit a pod kube-scheduler looks for, but at least 100 nodes. The extender has the same value, in
+# --percentage-of-nodes-to-score: with less than 100 it nominates pods to other nodes.
+percentageOfNodesToScore: {{ include "gpushare.nodesToScore" . }}
 # Longest back-off of a rejected pod. It must be well below the time for which a bind waits for the other members of its group
 # (--gang-hold), or members miss each other; the default is as long.
 podMaxBackoffSeconds: {{ .Values.scheduler.podMaxBackoffSeconds }}
