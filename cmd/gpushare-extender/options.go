@@ -16,7 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/requeue"
+	"github.com/gpushare/gpushare/pkg/schedulerconfig"
 )
 
 // options are the values of the flags.
@@ -195,12 +195,12 @@ const (
 	maxWindow = 500 * time.Millisecond
 )
 
-// smallestSample is the number of candidate nodes from which on they can be a sample; 0 if kube-scheduler offers all nodes.
-func (o options) smallestSample() int {
+// sampleSize returns scheduling.Options.SampleSize.
+func (o options) sampleSize() func(nodes int) int {
 	if o.nodesToScore == 100 {
-		return 0
+		return nil
 	}
-	return requeue.MinSample
+	return func(nodes int) int { return schedulerconfig.SampleSize(o.nodesToScore, nodes) }
 }
 
 func (o options) validate() error {

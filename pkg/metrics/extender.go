@@ -49,7 +49,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 		writes:    counter("api_writes_total", "Number of writes to the API server without Events, by kind of object.", "kind"),
 		evicted:   counter("eviction_rounds_total", "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.", "result"),
 		overuse:   counter("overuse_evictions_total", "Number of attempts to evict a pod that uses more GPU memory than it requests, by result.", "result"),
-		nominated: counter("nominations_total", "Number of writes that nominate a pod to a node ahead of kube-scheduler, by result.", "result"),
+		nominated: counter("nominations_total", "Number of writes that nominate a pod to a node, by result.", "result"),
 		synced:    gauge("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
 		requeues:  counter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods.").WithLabelValues(),
 		expiry:    gauge("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),

@@ -11,15 +11,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// MinSample is the smallest sample of feasible nodes to which kube-scheduler limits itself (pkg/scheduler/schedule_one.go,
-// minFeasibleNodesToFind). If it sends fewer, they are no sample: they are all the nodes that passed its own filters.
-const MinSample = 100
-
 const (
-	// maxSteered is the maximum number of pods that one round nominates to nodes outside a sample.
-	maxSteered = 200
-	// fruitlessTries is the number of attempts after which a nomination isn't expected to help a pod.
-	fruitlessTries = 3
+	// minSample is the smallest sample of feasible nodes to which kube-scheduler limits itself (pkg/scheduler/schedule_one.go,
+	// minFeasibleNodesToFind). If it sends fewer, they are no sample: they are all the nodes that passed its own filters.
+	minSample = 100
 	// attemptPause is the first pause before a pod is requeued. A bind follows a filter call much sooner, and
 	// kube-scheduler's own back-off takes about as long. maxAttemptPause is the longest pause: after that time
 	// kube-scheduler retries every pod by itself (pkg/scheduler/backend/queue,
@@ -34,7 +29,7 @@ const (
 // succeed without a change of the cluster, but without one kube-scheduler makes none for minutes. There are two causes:
 //
 //   - kube-scheduler sent a sample of its nodes (percentageOfNodesToScore), and no card of these nodes has room. The
-//     pod is nominated to a node that has (Options.Steer), or the next attempt uses the next nodes.
+//     next attempt uses the next nodes.
 //   - filter named only the best of the nodes that fit, and a later step rejected them: another extender, or a plugin
 //     that runs before the bind. For the next attempt filter names every node that fits.
 //
@@ -124,21 +119,6 @@ func (a *attempts) handle(uid gpu.PodUID, e event, sample int) state {
 		a.add(uid, triedPod{state: to, pause: attemptPause, sample: sample})
 	}
 	return to
-}
-
-// rejectedOnSample reports whether the latest filter call found no node for the pod in a sample.
-func (a *attempts) rejectedOnSample(uid gpu.PodUID) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	state := a.pods[uid].state
-	return state == sampled || state == sampledAll
-}
-
-// tries returns the number of attempts since the pod was rejected.
-func (a *attempts) tries(uid gpu.PodUID) int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.pods[uid].tries
 }
 
 // add adds the pod, which becomes due after its pause. The caller holds mu.
@@ -235,23 +215,13 @@ func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) 
 	}
 	// If none of many pods fits any node, this one check is enough.
 	_, some := a.Ledger.AnyFit(leastOf(requests))
-	steered := 0
 	for i, pod := range inSample {
-		if steered == maxSteered {
-			break // The others are due again after their pause.
-		}
-		room := ""
 		if some {
-			room, _ = a.roomFor(pod, "")
+			if node, helps = a.roomFor(pod); helps {
+				return node, true
+			}
 		}
-		switch {
-		case room == "":
-			a.drop(requests[i].UID, due[requests[i].UID])
-		case a.Steer(pod):
-			steered++
-		default:
-			return room, true
-		}
+		a.drop(requests[i].UID, due[requests[i].UID])
 	}
 	return "", false
 }
@@ -286,16 +256,13 @@ func (a *attempts) postpone(requeued bool) {
 	}
 }
 
-// roomFor returns a node other than except on which the pod would find a card and that the pod's spec allows.
-func (a *attempts) roomFor(pod *clustercache.PodInfo, except string) (string, bool) {
-	var nodes []diagnosis.Node
+// roomFor returns a node on which the pod would find a card and that the pod's spec allows.
+func (a *attempts) roomFor(pod *clustercache.PodInfo) (string, bool) {
 	for _, name := range a.Ledger.Fitting(pod.Pod) {
-		if node, ok := a.Cache.Node(name); ok && name != except && len(diagnosis.Closed(node, false)) == 0 {
-			nodes = append(nodes, diagnosis.Node{Object: node})
+		node, ok := a.Cache.Node(name)
+		if ok && len(diagnosis.Closed(node, false)) == 0 && len(diagnosis.EligibleNodes([]diagnosis.Node{{Object: node}}, pod.Pending)) > 0 {
+			return name, true
 		}
-	}
-	if eligible := diagnosis.EligibleNodes(nodes, pod.Pending); len(eligible) > 0 {
-		return eligible[0], true
 	}
 	return "", false
 }

@@ -57,13 +57,13 @@ func (f *attemptsFixture) rejectSampled(n int) { f.Rejected(pod(podP, 10), n, f.
 
 func TestSampledPodIsRequeued(t *testing.T) {
 	f := newAttemptsFixture(t)
-	f.rejectSampled(MinSample)
+	f.rejectSampled(minSample)
 	f.pass(attemptPause)
 	if diff := cmp.Diff([]string{"n1"}, f.requeues); diff != "" {
 		t.Fatalf("requeues (-want +got):\n%s", diff)
 	}
 	// The pod is rejected repeatedly. Soon every node has been in a sample twice, and from then on the pauses grow.
-	f.rejectSampled(MinSample)
+	f.rejectSampled(minSample)
 	f.pass(time.Minute)
 	first := len(f.requeues)
 	f.pass(time.Hour)
@@ -80,15 +80,15 @@ func TestSampledPodIsNotRequeued(t *testing.T) {
 		sample int
 		change func(f *attemptsFixture)
 	}{
-		"no node was left out":           {MinSample - 1, func(*attemptsFixture) {}},
-		"no other node has room":         {MinSample, func(f *attemptsFixture) { f.allocate("n1", full) }},
-		"its spec excludes the node":     {MinSample, func(f *attemptsFixture) { f.setPod(elsewhere) }},
-		"the node is cordoned":           {MinSample, func(f *attemptsFixture) { f.cache.nodes[0].Spec.Unschedulable = true }},
-		"the node was deleted":           {MinSample, func(f *attemptsFixture) { f.cache.nodes = nil }},
-		"the pod passed since":           {MinSample, func(f *attemptsFixture) { f.Passed(podP, false) }},
-		"a bind of the pod has begun":    {MinSample, func(f *attemptsFixture) { f.BindStarted(podP) }},
-		"the pod isn't pending any more": {MinSample, func(f *attemptsFixture) { delete(f.cache.pending, podP) }},
-		"another replica leads":          {MinSample, func(f *attemptsFixture) { f.standby = errors.New("standby") }},
+		"no node was left out":           {minSample - 1, func(*attemptsFixture) {}},
+		"no other node has room":         {minSample, func(f *attemptsFixture) { f.allocate("n1", full) }},
+		"its spec excludes the node":     {minSample, func(f *attemptsFixture) { f.setPod(elsewhere) }},
+		"the node is cordoned":           {minSample, func(f *attemptsFixture) { f.cache.nodes[0].Spec.Unschedulable = true }},
+		"the node was deleted":           {minSample, func(f *attemptsFixture) { f.cache.nodes = nil }},
+		"the pod passed since":           {minSample, func(f *attemptsFixture) { f.Passed(podP, false) }},
+		"a bind of the pod has begun":    {minSample, func(f *attemptsFixture) { f.BindStarted(podP) }},
+		"the pod isn't pending any more": {minSample, func(f *attemptsFixture) { delete(f.cache.pending, podP) }},
+		"another replica leads":          {minSample, func(f *attemptsFixture) { f.standby = errors.New("standby") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newAttemptsFixture(t)
@@ -145,29 +145,9 @@ func TestNameAllWithoutRequeue(t *testing.T) {
 	if !f.NameAll(podP) {
 		t.Error("few nodes are to be named again")
 	}
-	f.rejectSampled(MinSample)
+	f.rejectSampled(minSample)
 	f.Passed(podP, false)
 	if !f.NameAll(podP) {
 		t.Error("a rejection in between makes filter name few nodes again")
-	}
-}
-
-// TestSampledPodIsNominated: a pod that can be nominated to a node with room isn't requeued here, since that follows its nomination.
-// After a few attempts nodes outside the sample don't count as room.
-func TestSampledPodIsNominated(t *testing.T) {
-	f := newAttemptsFixture(t)
-	steered := 0
-	f.attempts.Steer = func(*clustercache.PodInfo) bool { steered++; return true }
-	f.rejectSampled(MinSample)
-	if !f.RejectedOnSample(podP) || !f.RoomOutside(podP, "") || f.RoomOutside(podP, "n1") {
-		t.Error("n1 has room, and no other node")
-	}
-	f.pass(attemptPause)
-	if steered != 1 || len(f.requeues) > 0 {
-		t.Errorf("nominated %d times, requeued by %v; want once, and no requeue", steered, f.requeues)
-	}
-	f.pass(time.Minute)
-	if f.RoomOutside(podP, "") {
-		t.Error("there is still room after a minute of attempts")
 	}
 }

@@ -34,7 +34,6 @@ func newFixture(t *testing.T, nodes ...*corev1.Node) *fixture {
 	}
 	f.Requeuer = New(Options{
 		API: f.server, Ledger: f.ledger, Cache: f.cache, Observer: f.observer, Leading: func() error { return f.standby }, Clock: f.clock,
-		MinSample: MinSample, Steer: func(*clustercache.PodInfo) bool { return false },
 	})
 	f.ledger.AddFreedListener(f.Freed)
 	return f

@@ -60,11 +60,8 @@ type Options struct {
 	// Leading returns an error if another process does this work.
 	Leading func() error
 	Clock   clock.WithTicker
-	// MinSample is the smallest number of candidate nodes that can be a sample, MinSample outside tests.
+	// MinSample replaces minSample in tests, if it is positive.
 	MinSample int
-	// Steer begins to nominate a pod to a node outside the sample that rejected it, and to requeue it then. It reports whether the pod
-	// can be nominated.
-	Steer func(pod *clustercache.PodInfo) bool
 }
 
 // Observer receives what metrics count. Its methods must return at once.
@@ -135,7 +132,7 @@ func (r *Requeuer) Run(ctx context.Context) error {
 // Rejected records that filter found no node for the pod among the candidate nodes of one call. They may be only some of the
 // feasible ones; if another node has room, the pod is requeued soon. at is when filter read the ledger.
 func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, at time.Time) {
-	if candidates >= r.MinSample {
+	if candidates >= cmp.Or(r.MinSample, minSample) {
 		r.attempts.handle(pod.UID, noneInSample, candidates)
 	}
 	r.add(pod, at)
@@ -175,21 +172,13 @@ func (r *Requeuer) Forget(uid gpu.PodUID) {
 	r.attempts.handle(uid, ended, 0)
 }
 
-// RejectedOnSample reports whether the latest filter call found no node for the pod in a sample.
-func (r *Requeuer) RejectedOnSample(uid gpu.PodUID) bool { return r.attempts.rejectedOnSample(uid) }
-
-// RoomOutside reports whether a node other than except has room for a pending pod that the sample of a filter call has none for. After a
-// few attempts to nominate the pod it reports false: kube-scheduler rejects these nodes for a reason that is unknown here.
-func (r *Requeuer) RoomOutside(uid gpu.PodUID, except string) bool {
-	pod, pending := r.Cache.PendingPod(uid)
-	if !pending || r.attempts.tries(uid) >= fruitlessTries {
-		return false
-	}
-	_, room := r.attempts.roomFor(pod, except)
+// HasRoom reports whether any node has room for a pending pod.
+func (r *Requeuer) HasRoom(pod *clustercache.PodInfo) bool {
+	_, room := r.attempts.roomFor(pod)
 	return room
 }
 
-// RetrySamples is one round of what Run does for pods that were rejected on a sample, or passed on some nodes only. Tests call it.
+// RetrySamples is one round of what Run does for pods that were rejected on a sample, or for which only some nodes passed. Tests call it.
 func (r *Requeuer) RetrySamples() { r.attempts.round() }
 
 // ForgetRejection removes the rejection of a pod that something else requeues.

@@ -148,7 +148,7 @@ func TestRun(t *testing.T) {
 	}
 	f.clock.Step(writeInterval)
 	await.True(t, "the second write", writes(2))
-	f.Rejected(pod(podP, 10), MinSample, f.clock.Now())
+	f.Rejected(pod(podP, 10), minSample, f.clock.Now())
 	await.True(t, "the write for a sampled pod", func() bool {
 		f.clock.Step(attemptInterval)
 		return writes(3)()
@@ -203,7 +203,7 @@ func TestManyRejectionsCostLittle(t *testing.T) {
 func TestRejectionsAreBounded(t *testing.T) {
 	f := newFixture(t)
 	for i := range maxRejected + 100 {
-		f.Rejected(pod(gpu.PodUID(fmt.Sprint(i)), 10), MinSample, f.clock.Now())
+		f.Rejected(pod(gpu.PodUID(fmt.Sprint(i)), 10), minSample, f.clock.Now())
 	}
 	if len(f.rejected) != maxRejected || len(f.attempts.pods) != maxRejected {
 		t.Errorf("%d rejections and %d attempts are remembered, want %d", len(f.rejected), len(f.attempts.pods), maxRejected)

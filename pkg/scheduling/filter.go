@@ -80,15 +80,16 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	if len(result.Passed) == 0 && s.fitsOutsidePlace(pod, nodes) && s.fair.giveUpPlace(pod.UID) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
-	outside := len(result.Passed) == 0 && s.roomOutside(object, nodes)
-	if len(result.Passed) == 0 && !alone && !outside && s.displace(pod, nodes, now) {
+	steers := len(result.Passed) == 0 && !alone && s.steer(object, nodes)
+	if len(result.Passed) == 0 && !alone && !steers && s.displace(pod, nodes, now) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	result.ReservedFor = s.ledger.StarvationLabel()
 	if len(result.Passed) == 0 {
 		s.requeue.Rejected(pod, len(nodes), now)
-		if outside {
-			s.steer(pod.UID)
+		s.nominator.rejected(pod.UID, nodes)
+		if steers {
+			s.evictor.Passed(pod.UID) // No pod is evicted for it meanwhile.
 		} else {
 			s.recordRejection(object, pod, result, now)
 		}

@@ -61,18 +61,18 @@ const (
 // means that members of gangs are treated like any other pod.
 type groups struct {
 	GangOptions
-	// offered returns the nodes that plans can use, of the candidate nodes of a filter call; steer nominates a member to a node that is
-	// not among the latter, or stops that if the node is empty.
-	offered  func(pod *corev1.Pod, nodes []string) []string
-	steer    func(uid gpu.PodUID, node string)
-	manager  *gang.Manager
-	cache    clusterCache
-	binder   *binding.Binder
-	requeue  *requeue.Requeuer
-	members  interface{ Evict(pods []gpu.Pod) }
-	reads    interface{ Verify(pods []gpu.Pod) }
-	recorder record.EventRecorder
-	leading  func() error
+	// offered returns the nodes that plans can use, of a filter call with these candidate nodes. nominator nominates members to nodes
+	// that are not among the latter.
+	offered   func(pod *corev1.Pod, nodes []string) []string
+	nominator *nominator
+	manager   *gang.Manager
+	cache     clusterCache
+	binder    *binding.Binder
+	requeue   *requeue.Requeuer
+	members   interface{ Evict(pods []gpu.Pod) }
+	reads     interface{ Verify(pods []gpu.Pod) }
+	recorder  record.EventRecorder
+	leading   func() error
 	// bindTimeout limits the binds of a gang's members, from the moment in which its barrier opens.
 	bindTimeout time.Duration
 	clock       clock.WithTicker
@@ -104,10 +104,10 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 	if g.cache.Ready() == nil {
 		answer = g.manager.FilterSample(uid, nodes, g.offered(pod, nodes), g.clock.Now())
 		g.act()
+		g.nominator.steerMember(uid, answer.Outside)
 		if answer.AsSingle {
 			return FilterResult{}, false
 		}
-		g.steer(uid, answer.Outside)
 		g.requeue.ForgetRejection(uid) // The manager requeues the pod.
 	}
 	result = FilterResult{Nodes: nodes, Message: answer.Reason.Text}
@@ -116,6 +116,9 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 		if len(allowed) > 0 && name == allowed[0] {
 			result.Passed, allowed = append(result.Passed, placement.Candidate{Node: i}), allowed[1:]
 		}
+	}
+	if len(result.Passed) == 0 {
+		g.nominator.rejected(uid, nodes)
 	}
 	return result, true
 }

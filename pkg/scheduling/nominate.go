@@ -79,13 +79,17 @@ type nominator struct {
 	writes           errgroup.Group
 	// start begins a write, which is one of writes outside the simulation.
 	start func(write func())
-	// smallestSample is Options.SmallestSample, and requeue makes kube-scheduler retry rejected pods by a change of the node.
-	smallestSample int
-	requeue        func(node string)
+	// samples is true if filter calls can have samples. requeue makes kube-scheduler retry rejected pods by a change of the node, or of
+	// any node if it is empty.
+	samples bool
+	requeue func(node string)
 
 	mu sync.Mutex
-	// steerings are the pods to nominate to nodes outside the sample that rejected them.
+	// steerings are the pods to nominate to nodes outside the sample that rejected them, and searched is when they were last looked
+	// through. refused is until when such nominations are not expected to help a pod, by refusedKey.
 	steerings map[gpu.PodUID]steering
+	searched  time.Time
+	refused   map[string]time.Time
 	// pods are the pending pods that may be nominated or are.
 	pods map[gpu.PodUID]*queuedPod
 	// arrivals counts the pods that were added.
@@ -103,8 +107,9 @@ type queuedPod struct {
 	// within a priority (pkg/scheduler/framework/plugins/queuesort, Less).
 	arrival int
 	state   queuedState
-	// tried is true once filter was called for the pod, steered if it is nominated after that (see steer).
-	tried, steered bool
+	// tried is true once filter was called for the pod, steered if it is nominated after that (see sample.go), taken if filter has
+	// rejected the node since.
+	tried, steered, taken bool
 	// node is the nominated node, and at is when the nomination was written or first seen.
 	node string
 	at   time.Time
@@ -127,11 +132,11 @@ func (s *Scheduler) newNominator() *nominator {
 	n := &nominator{
 		api: s.API, ledger: s.ledger, cache: s.cache, free: s.free, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
 		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nodes: s.diagnosisNodes, ahead: s.NominateAhead, head: queueHead, few: max(s.few(), s.NominateAbove),
-		smallestSample: s.SmallestSample, requeue: s.requeue.All,
+		samples: s.SampleSize != nil, requeue: s.requeue.All, refused: map[string]time.Time{},
 		pods: map[gpu.PodUID]*queuedPod{}, called: map[string]time.Time{}, steerings: map[gpu.PodUID]steering{},
 	}
 	// Without FilterBest kube-scheduler's scores choose among all nodes that fit. To evaluate a sample costs less than a nomination.
-	if s.FilterBest == 0 || s.SmallestSample > 0 {
+	if s.FilterBest == 0 || n.samples {
 		n.ahead = 0
 	}
 	n.writes.SetLimit(maxNominating)
@@ -173,7 +178,7 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 		p.state = done
 	case p.state == writing && pod.NominatedNode != "":
 		p.state = nominated
-	case p.state == done && !pod.Pending.Tried && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was given up, and took effect. Later kube-scheduler may nominate the pod.
+	case p.state == done && (!pod.Pending.Tried || p.steered) && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was given up, and took effect. Later kube-scheduler may nominate the pod.
 		p.state, p.at = nominated, n.clock.Now()
 	case p.state == nominated && pod.NominatedNode != p.node:
 		p.state = done
@@ -255,6 +260,9 @@ func (n *nominator) run(ctx context.Context) error {
 func (n *nominator) tick(ctx context.Context) {
 	n.dropUnseen()
 	if n.leading() != nil || n.cache.Ready() != nil {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		clear(n.steerings) // Another process is called now.
 		return
 	}
 	for _, pod := range n.expired() {
@@ -395,8 +403,7 @@ func (n *nominator) chosen(uid gpu.PodUID, node string) bool {
 // soon as it has no gate. eligible is the number of its eligible nodes. The watch shows the nomination before the open gate. If the pod
 // is nominated to another node already, that nomination is removed.
 func (n *nominator) nominateGated(ctx context.Context, pod gpu.Pod, eligible int) {
-	sampled := n != nil && n.smallestSample > 0 && eligible > n.smallestSample // Its place is probably outside the sample.
-	if n == nil || eligible <= n.few && !sampled {
+	if n == nil || eligible <= n.few {
 		return
 	}
 	place, _, granted := n.ledger.Lookup(pod.UID)
@@ -507,7 +514,7 @@ func (n *nominator) expired() (pods []*clustercache.PodInfo) {
 	now := n.clock.Now()
 	for _, p := range n.pods {
 		life := nominationLife
-		if p.Gated || p.Member != nil { // The place of a group's member can end sooner.
+		if p.Gated {
 			life = gatedLife
 		}
 		leaving := func(pod *clustercache.PodInfo) bool { return pod.Leaving && pod.Priority < p.Priority }

@@ -37,8 +37,8 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if err := s.cache.Ready(); err != nil {
 		return nil, err
 	}
-	if s.aboutToBeSteered(object) {
-		return nil, nil
+	if s.nominator.steers(gpu.PodUID(object.UID)) {
+		return nil, nil // Another node has room.
 	}
 	s.displace(protocol.Pod(object), slices.Sorted(maps.Keys(proposed)), s.Clock.Now())
 	if node, _, allocated := s.ledger.Lookup(gpu.PodUID(object.UID)); allocated {

@@ -20,124 +20,163 @@ import (
 // only a sample of the nodes that it would pass (k8s.io/kubernetes pkg/scheduler/schedule_one.go, numFeasibleNodesToFind). In a large
 // cluster this saves most of its work. The sample begins where the last one ended, so every node is in one in turn.
 //
-// Mostly a sample has room. If it has none while a node outside has, the pod is rejected, nominated to that node, and requeued:
-// kube-scheduler evaluates a nominated node before all others. Until then no pod is evicted for it.
+// Mostly a sample has room. If it has none while another node has, the pod is rejected, nominated to that node, and requeued:
+// kube-scheduler evaluates a nominated node before all others. For at most steerLimit no pod is evicted for it meanwhile. If the nomination
+// isn't made in that time, or kube-scheduler rejects the node, it knows a reason that is unknown here: then for refusedLife samples count
+// as all nodes for such a pod, and it is requeued as long as any node seems to have room (see requeue.Requeuer.Rejected).
 
 const (
 	// steerDelay is how long after a rejection the pod is nominated: kube-scheduler writes the pod's condition first, and the write of
 	// the nomination would meet a conflict.
 	steerDelay = 200 * time.Millisecond
-	// steerPause is the time between two attempts to nominate a pod, and steerTries their maximum number.
-	steerPause = 500 * time.Millisecond
-	steerTries = 8
+	// steerInterval is the time between two attempts to nominate a pod, and between two searches for nodes. steerLimit is how long they
+	// are repeated.
+	steerInterval = 200 * time.Millisecond
+	steerLimit    = 4 * time.Second
+	// maxSteered is the maximum number of single pods of one search.
+	maxSteered = 200
+	// refusedLife is how long a pod isn't nominated after a nomination was refused.
+	refusedLife = 5 * time.Minute
+	// sampleLife is how long the size of a sample and eligible nodes are kept.
+	sampleLife = time.Second
 )
 
 // steering is the nomination of a pod to a node outside the sample that rejected it.
 type steering struct {
 	// node is the node of a group member's place. It is empty for a single pod, whose node is chosen when it is nominated.
 	node string
-	// due is when it is tried next.
-	due   time.Time
-	tries int
+	// due is when it is tried next, until is when it is given up.
+	due, until time.Time
 }
 
-// sampled reports whether the candidate nodes of a filter call can be a sample.
-func (s *Scheduler) sampled(nodes []string) bool {
-	return s.SmallestSample > 0 && len(nodes) >= s.SmallestSample
-}
-
-// roomOutside reports whether a node outside the sample has room for a pod that the sample has no room for. If the pod was nominated,
-// kube-scheduler has just rejected that node.
-func (s *Scheduler) roomOutside(object *corev1.Pod, nodes []string) bool {
-	return s.sampled(nodes) && s.requeue.RoomOutside(gpu.PodUID(object.UID), object.Status.NominatedNodeName)
-}
-
-// steer begins to nominate the pod to a node outside the sample, if it can be nominated. The requeuer tries again later.
-func (s *Scheduler) steer(uid gpu.PodUID) {
-	if pod, pending := s.cache.PendingPod(uid); pending {
-		s.nominator.steer(pod, steerDelay)
-	}
-}
-
-// aboutToBeSteered reports whether a sample had no room for the pod, and a node outside has.
-func (s *Scheduler) aboutToBeSteered(object *corev1.Pod) bool {
-	uid := gpu.PodUID(object.UID)
-	return s.SmallestSample > 0 && s.requeue.RejectedOnSample(uid) && s.requeue.RoomOutside(uid, object.Status.NominatedNodeName)
-}
-
-// eligibleCache keeps the eligible nodes of pods with equal constraints for a moment. mu guards the fields below it.
-type eligibleCache struct {
+// samples keeps what filter calls with samples need, for a moment. mu guards the fields below it.
+type samples struct {
 	mu    sync.Mutex
 	until time.Time
+	size  int
 	nodes []diagnosis.Node
 	names map[unique.Handle[string]][]string
 }
 
-// eligibleLife is how long eligible nodes are kept. kube-scheduler checks each node again.
-const eligibleLife = time.Second
+// refresh drops what is too old. The caller holds mu.
+func (c *samples) refresh(s *Scheduler) {
+	if now := s.Clock.Now(); !now.Before(c.until) {
+		nodes := len(s.cache.Nodes())
+		c.size = s.SampleSize(nodes - nodes/20) // The watches of kube-scheduler and of this process differ by some nodes.
+		c.nodes, c.names, c.until = nil, map[unique.Handle[string]][]string{}, now.Add(sampleLife)
+	}
+}
 
-// of returns the eligible nodes of the pod. The caller must not change them.
-func (c *eligibleCache) of(pod *clustercache.PodInfo, nodes func() []diagnosis.Node, now time.Time) []string {
+// sampled reports whether the candidate nodes of a filter call can be a sample.
+func (s *Scheduler) sampled(nodes []string) bool {
+	if s.SampleSize == nil {
+		return false
+	}
+	c := &s.samples
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !now.Before(c.until) {
-		c.nodes, c.names, c.until = nodes(), map[unique.Handle[string]][]string{}, now.Add(eligibleLife)
-	}
+	c.refresh(s)
+	return len(nodes) >= c.size
+}
+
+// eligible returns the eligible nodes of the pod. The caller must not change them.
+func (s *Scheduler) eligible(pod *clustercache.PodInfo) []string {
+	c := &s.samples
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refresh(s)
 	names, known := c.names[pod.Constraints]
 	if !known {
+		if c.nodes == nil {
+			c.nodes = s.diagnosisNodes()
+		}
 		names = diagnosis.EligibleNodesFor(c.nodes, pod.Constraints.Value())
 		c.names[pod.Constraints] = names
 	}
 	return names
 }
 
-// outsideToo returns the nodes that a plan for a member's group can use: those of the filter call, or all eligible ones if the call has
-// a sample, or only the node to which the member is nominated. If kube-scheduler has rejected the latter, it is left out.
-func (s *Scheduler) outsideToo(object *corev1.Pod, nodes []string) []string {
-	nominated := object.Status.NominatedNodeName
-	alone := len(nodes) == 1 && nodes[0] == nominated
-	if s.SmallestSample == 0 || !alone && !s.sampled(nodes) {
-		return nodes
+// steer begins to nominate a pod that a filter call has rejected, if the call had a sample and another node has room. It reports whether
+// it does.
+func (s *Scheduler) steer(object *corev1.Pod, nodes []string) bool {
+	if !s.sampled(nodes) {
+		return false
 	}
 	pod, pending := s.cache.PendingPod(gpu.PodUID(object.UID))
-	if !pending || pod.Member == nil || pod.Member.Gang.Native || constrained(pod) {
-		return nodes
+	if !pending || !s.nominator.steerable(pod, object, nodes) || excluded(pod) || !s.requeue.HasRoom(pod) {
+		return false
 	}
-	all := s.eligible.of(pod, s.diagnosisNodes, s.Clock.Now())
-	if at := slices.Index(all, nominated); at >= 0 && !slices.Contains(nodes, nominated) {
-		all = slices.Delete(slices.Clone(all), at, at+1)
-	}
-	return all
+	s.nominator.steer(pod.UID, "")
+	return true
 }
 
-// steer begins to nominate a single pod, after the delay, to a node outside the sample that rejected it. It reports whether the pod can
-// be nominated.
-func (n *nominator) steer(pod *clustercache.PodInfo, delay time.Duration) bool {
-	if n == nil || excluded(pod) || constrained(pod) {
+// outsideToo returns the nodes that a plan for a member's group can use: those of the filter call, or all eligible ones if the call has
+// a sample, or only the node to which the member was nominated for that reason.
+func (s *Scheduler) outsideToo(object *corev1.Pod, nodes []string) []string {
+	if s.SampleSize == nil {
+		return nodes
+	}
+	uid := gpu.PodUID(object.UID)
+	alone := len(nodes) == 1 && nodes[0] == object.Status.NominatedNodeName && s.nominator.steered(uid)
+	pod, pending := s.cache.PendingPod(uid)
+	if !pending || pod.Member == nil || pod.Member.Gang.Native || pod.NeverPreempts || !alone && !s.sampled(nodes) || !s.nominator.steerable(pod, object, nodes) {
+		return nodes
+	}
+	return s.eligible(pod)
+}
+
+// steerable reports whether the pod can be nominated to a node outside the sample. If it was, and the node isn't among the candidates,
+// kube-scheduler has rejected that node, or filter has because other pods took the room.
+func (n *nominator) steerable(pod *clustercache.PodInfo, object *corev1.Pod, nodes []string) bool {
+	if constrained(pod) {
 		return false
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if _, begun := n.steerings[pod.UID]; !begun {
-		n.steerings[pod.UID] = steering{due: n.clock.Now().Add(delay)}
+	p, node := n.pods[pod.UID], object.Status.NominatedNodeName
+	if p != nil && p.steered && p.node == node && node != "" && !slices.Contains(nodes, node) {
+		if p.taken {
+			p.taken = false
+		} else {
+			n.refuse(pod)
+		}
 	}
-	return true
+	return !n.clock.Now().Before(n.refused[refusedKey(pod)])
 }
 
-// steerMember begins to nominate a member of a group to the node of its place, unless that is in progress. If the node is empty, the
-// member is not nominated any more.
-func (n *nominator) steerMember(uid gpu.PodUID, node string) {
-	if node == "" {
-		n.passed(uid)
-		return
+// refusedKey is what a refused nomination holds for: all members of a group that have equal constraints, or a single pod.
+func refusedKey(pod *clustercache.PodInfo) string {
+	if pod.Member != nil {
+		return pod.Member.Gang.String() + "\n" + pod.Constraints.Value()
 	}
-	if n == nil {
-		return
-	}
+	return string(pod.UID)
+}
+
+// refuse records that nominations don't help such a pod. The caller holds the lock.
+func (n *nominator) refuse(pod *clustercache.PodInfo) {
+	now := n.clock.Now()
+	maps.DeleteFunc(n.refused, func(_ string, until time.Time) bool { return now.After(until) })
+	n.refused[refusedKey(pod)] = now.Add(refusedLife)
+	delete(n.steerings, pod.UID)
+}
+
+// steer begins to nominate a pod to the node of its place, or, if node is empty, to any node that has room, unless that is in progress.
+func (n *nominator) steer(uid gpu.PodUID, node string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.steerings[uid].node != node {
-		n.steerings[uid] = steering{node: node, due: n.clock.Now().Add(steerDelay)}
+	if s, begun := n.steerings[uid]; !begun || s.node != node {
+		now := n.clock.Now()
+		n.steerings[uid] = steering{node: node, due: now.Add(steerDelay), until: now.Add(steerLimit)}
+	}
+}
+
+// steerMember begins to nominate a group's member to the node of its place. If the node is empty, filter found no such place.
+func (n *nominator) steerMember(uid gpu.PodUID, node string) {
+	switch {
+	case node == "":
+		n.passed(uid)
+	case n != nil:
+		n.steer(uid, node)
 	}
 }
 
@@ -151,6 +190,17 @@ func (n *nominator) passed(uid gpu.PodUID) {
 	delete(n.steerings, uid)
 }
 
+// steers reports whether the pod is about to be nominated to a node outside the sample that rejected it.
+func (n *nominator) steers(uid gpu.PodUID) bool {
+	if n == nil {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	_, begun := n.steerings[uid]
+	return begun
+}
+
 // steered reports whether the pod was nominated to a node outside the sample that rejected it.
 func (n *nominator) steered(uid gpu.PodUID) bool {
 	n.mu.Lock()
@@ -159,60 +209,88 @@ func (n *nominator) steered(uid gpu.PodUID) bool {
 	return p != nil && p.steered
 }
 
-// steerAll nominates the pods that are due.
-func (n *nominator) steerAll(ctx context.Context) {
-	singles, members := n.dueSteerings()
-	for _, pod := range members {
-		node := n.nodeOf(pod.UID)
-		n.start(func() { n.write(ctx, pod, node) })
+// rejected records that filter rejects the candidate nodes. If the only one is that to which the pod was nominated, other pods have taken
+// the room, or a member's place has moved.
+func (n *nominator) rejected(uid gpu.PodUID, nodes []string) {
+	if n == nil || len(nodes) != 1 {
+		return
 	}
-	if len(singles) > 0 {
-		n.nominate(ctx, singles, 0)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p := n.pods[uid]; p != nil && p.node == nodes[0] {
+		p.taken = true
 	}
 }
 
-// dueSteerings returns the pods to nominate now, and marks them. Each is tried again until it is nominated.
-func (n *nominator) dueSteerings() (singles, members []*clustercache.PodInfo) {
+// steerAll nominates the pods that are due. Pods for which that isn't possible are requeued, since no pod was evicted for them.
+func (n *nominator) steerAll(ctx context.Context) {
+	singles, members, refused := n.dueSteerings()
+	for _, m := range members {
+		n.start(func() { n.write(ctx, m.PodInfo, m.node) })
+	}
+	if len(singles) > 0 {
+		n.nominate(ctx, singles, 0)
+		refused = n.refuseUnplaced(singles) || refused
+	}
+	if refused {
+		n.requeue("")
+	}
+}
+
+// placedMember is a member of a group with the node of its place.
+type placedMember struct {
+	*clustercache.PodInfo
+	node string
+}
+
+// dueSteerings returns the pods to nominate now, and marks them. refused is true if one was given up.
+func (n *nominator) dueSteerings() (singles []*clustercache.PodInfo, members []placedMember, refused bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.clock.Now()
+	if len(n.steerings) == 0 || now.Before(n.searched.Add(steerInterval)) {
+		return nil, nil, false
+	}
+	n.searched = now
 	for _, uid := range slices.SortedFunc(maps.Keys(n.steerings), cmp.Compare[gpu.PodUID]) {
-		s := n.steerings[uid]
-		if now.Before(s.due) {
-			continue
-		}
-		s.due, s.tries = now.Add(steerPause), s.tries+1
-		n.steerings[uid] = s
+		s, p := n.steerings[uid], n.pods[uid]
 		pod, pending := n.cache.PendingPod(uid)
-		p := n.pods[uid]
-		busy := p != nil && (p.state == writing || p.state == nominated)
-		if !pending || s.tries > steerTries || p != nil && p.steered && p.state == nominated && (s.node == "" || s.node == p.node) {
+		switch {
+		case !pending, p != nil && p.steered && p.state == nominated && (s.node == "" || s.node == p.node):
 			delete(n.steerings, uid)
 			continue
-		}
-		if busy || pod.NominatedNode != "" { // kube-scheduler removes a nomination to a node that it rejected.
+		case now.After(s.until), now.Before(n.paused):
+			n.refuse(pod)
+			refused = true
 			continue
+		case now.Before(s.due), p != nil && (p.state == writing || p.state == nominated), pod.NominatedNode != "", len(singles) == maxSteered:
+			continue // kube-scheduler removes a nomination to a node that it rejected.
 		}
+		s.due = now.Add(steerInterval)
+		n.steerings[uid] = s
 		if p == nil {
 			p = &queuedPod{}
 			n.pods[uid] = p
 		}
-		p.PodInfo, p.state, p.steered, p.node, p.at = pod, writing, true, s.node, now
+		p.PodInfo, p.state, p.steered, p.taken, p.node, p.at = pod, writing, true, false, s.node, now
 		if s.node == "" {
 			singles = append(singles, pod)
 		} else {
-			members = append(members, pod)
+			members = append(members, placedMember{pod, s.node})
 		}
 	}
-	return singles, members
+	return singles, members, refused
 }
 
-// nodeOf returns the node to which the pod is nominated.
-func (n *nominator) nodeOf(uid gpu.PodUID) string {
+// refuseUnplaced reports whether no node was found for some of the pods, whose nominations are given up then.
+func (n *nominator) refuseUnplaced(pods []*clustercache.PodInfo) (some bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if p := n.pods[uid]; p != nil {
-		return p.node
+	for _, pod := range pods {
+		if p := n.pods[pod.UID]; p != nil && p.state == done && p.node == "" {
+			n.refuse(pod)
+			some = true
+		}
 	}
-	return ""
+	return some
 }

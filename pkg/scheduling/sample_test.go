@@ -1,25 +1,30 @@
 package scheduling
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
 // sampledOptions are those of an extender to which kube-scheduler offers samples of two nodes.
-var sampledOptions = Options{SmallestSample: 2, FilterBest: 1, FilterBestAbove: 32}
+var sampledOptions = Options{SampleSize: func(int) int { return 2 }, minSample: 2, FilterBest: 1, FilterBestAbove: 32}
 
 // sampledCluster has a pod that fits neither n1 nor n2 unless a pod is evicted there, and n3, which has no pod.
 func sampledCluster(pod *corev1.Pod, more ...runtime.Object) []runtime.Object {
-	return append(more, pod, fake.Node("n1", 16), fake.Node("n2", 16), fake.Node("n3", 16),
+	empty := fake.Node("n3", 16)
+	empty.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("4")
+	return append(more, pod, fake.Node("n1", 16), fake.Node("n2", 16), empty,
 		fake.Pod("old-1", 12, fake.Bound("n1", 0)), fake.Pod("old-2", 12, fake.Bound("n2", 0)))
 }
 
@@ -68,8 +73,8 @@ func TestSampleIsAll(t *testing.T) {
 			fake.Pod("old-3", 12, fake.Bound("n3", 0)),
 		}},
 		"the pod can't use the node": {sampledOptions, fake.Pod("p", 8, fake.Priority(5), onlyFirst), nil},
-		"kube-scheduler has rejected the node": {sampledOptions, fake.Pod("p", 8, fake.Priority(5), func(pod *corev1.Pod) {
-			pod.Status.NominatedNodeName = "n3"
+		"the pod's node depends on other pods": {sampledOptions, fake.Pod("p", 8, fake.Priority(5), func(pod *corev1.Pod) {
+			pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{HostPort: 80}}
 		}), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,13 +86,70 @@ func TestSampleIsAll(t *testing.T) {
 	}
 }
 
-// TestSampleGivesUp: if nominations don't help a pod, kube-scheduler knows of a reason that is unknown here, and may evict pods for it.
+// take gives most of the node's memory to another pod.
+func (f *fixture) take(node string) {
+	f.t.Helper()
+	if _, err := f.ledger.Reserve(node, gpu.Pod{UID: "other", Priority: 9, Request: 12}, f.CardPolicy, f.clock.Now()); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// TestSampleGivesUp: if a pod isn't nominated, or kube-scheduler rejects the node, the pod is requeued, and pods may be evicted for it.
 func TestSampleGivesUp(t *testing.T) {
-	pod := fake.Pod("p", 8, fake.Priority(5))
-	f := start(t, sampledOptions, sampledCluster(pod)...)
-	f.pass("the preemption", func() bool { return f.sampledCycle(pod) != nil })
-	if n := len(f.server.Calls().Nominated); n == 0 || n > 3 {
-		t.Errorf("%d nominations, want one to three before the preemption", n)
+	large := func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1000")}
+	}
+	for name, test := range map[string]struct {
+		edit   fake.PodEdit
+		meddle func(f *fixture)
+	}{
+		"another pod takes the room": {func(*corev1.Pod) {}, func(f *fixture) {
+			f.take("n3")
+		}},
+		"the node lacks CPU": {large, func(*fixture) {}},
+		"the nomination is not written": {func(*corev1.Pod) {}, func(f *fixture) {
+			f.server.Answer(fake.Answers{Nominate: errForbidden})
+		}},
+		"the watch doesn't show the nomination": {func(*corev1.Pod) {}, func(*fixture) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := fake.Pod("p", 8, fake.Priority(5), test.edit)
+			f := start(t, sampledOptions, sampledCluster(pod)...)
+			f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
+			if victims := f.sampledCycle(pod); victims != nil {
+				t.Errorf("preemption of %v", victims)
+			}
+			test.meddle(f)
+			f.pass("a requeue", func() bool { return len(f.server.Calls().Annotated) > 1 })
+			f.pass("the preemption", func() bool { return f.sampledCycle(pod) != nil })
+		})
+	}
+}
+
+// TestSampleRefused: kube-scheduler rejects the node to which the pod was nominated, unless filter itself did because the room was taken.
+func TestSampleRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		taken bool
+		want  int
+	}{"kube-scheduler rejects the node": {false, 1}, "the room was taken": {true, 0}} {
+		t.Run(name, func(t *testing.T) {
+			pod := fake.Pod("p", 8, fake.Priority(5))
+			f := start(t, sampledOptions, append(sampledCluster(pod), fake.Node("n4", 16))...)
+			f.sampledCycle(pod)
+			f.pass("the nomination", func() bool { return len(f.server.Calls().Nominated) > 0 })
+			_, node, _ := strings.Cut(f.server.Calls().Nominated[0], "=")
+			pod.Status.NominatedNodeName = node
+			f.newEventHandlers(func() {}).PodUpdated(nil, clustercache.NewPodInfo(pod))
+			if test.taken {
+				f.take(node)
+				if result, err := f.Filter(pod, []string{node}); err != nil || len(result.Passed) > 0 {
+					t.Fatalf("filter passes %v, %v", result.Names(), err)
+				}
+			}
+			if victims := f.sampledCycle(pod); len(victims) != test.want {
+				t.Errorf("victims %v, want %d", victims, test.want)
+			}
+		})
 	}
 }
 

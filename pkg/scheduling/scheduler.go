@@ -7,7 +7,6 @@
 package scheduling
 
 import (
-	"cmp"
 	"context"
 	"time"
 
@@ -61,9 +60,9 @@ type Options struct {
 	NominateAhead int
 	// NominateAbove is the number of eligible nodes up to which a pod isn't nominated.
 	NominateAbove int
-	// SmallestSample is the smallest number of candidate nodes of a filter call that can be a sample, see sample.go; 0 if
-	// kube-scheduler offers every node that passes its own filters.
-	SmallestSample int
+	// SampleSize returns the number of candidate nodes from which on they can be a sample, in a cluster of so many nodes, see sample.go.
+	// It is nil if kube-scheduler offers every node that passes its own filters.
+	SampleSize func(nodes int) int
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
 	// eviction.Evictor.
 	EvictFragmented bool
@@ -78,6 +77,9 @@ type Options struct {
 	FairShare FairShareOptions
 	// Clock is the real clock outside tests.
 	Clock clock.WithTicker
+
+	// minSample replaces the size of the smallest sample in tests.
+	minSample int
 }
 
 // Observer receives what metrics count. Its methods are called often and must return at once.
@@ -132,7 +134,7 @@ type Scheduler struct {
 	counts    counts
 	// nominator is nil if no pod is nominated.
 	nominator *nominator
-	eligible  eligibleCache
+	samples   samples
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
@@ -158,8 +160,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout}
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
-		MinSample: cmp.Or(o.SmallestSample, requeue.MinSample),
-		Steer:     func(pod *clustercache.PodInfo) bool { return o.SmallestSample > 0 && s.nominator.steer(pod, 0) },
+		MinSample: o.minSample,
 	})
 	s.binder = binding.New(binding.Options{
 		API: o.API, Ledger: s.ledger, Recorder: o.Recorder, Observer: o.Observer,
@@ -172,7 +173,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.EvictFragmented {
 		s.evictor = eviction.New(evictions)
 	}
-	nominates := o.NominateAhead > 0 && o.FilterBest > 0 || o.SmallestSample > 0
+	nominates := o.NominateAhead > 0 && o.FilterBest > 0 || o.SampleSize != nil
 	if o.Gangs.Hold > 0 || o.FairShare.On || nominates {
 		s.free = newFreeResources(s.cache)
 	}
@@ -187,6 +188,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		s.nominator = s.newNominator()
 		if s.fair != nil {
 			s.fair.nominator = s.nominator
+		}
+		if s.groups != nil {
+			s.groups.nominator = s.nominator
 		}
 	}
 	if o.EvictOverusers {
@@ -213,7 +217,7 @@ func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 
 func (s *Scheduler) newGroups() *groups {
 	return &groups{
-		GangOptions: s.Gangs, offered: s.outsideToo, steer: func(uid gpu.PodUID, node string) { s.nominator.steerMember(uid, node) }, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
+		GangOptions: s.Gangs, offered: s.outsideToo, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
 		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock,
 		manager: gang.New(gang.Options{
 			Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},

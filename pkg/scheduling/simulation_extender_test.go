@@ -70,7 +70,9 @@ func (w *world) newReplica(name string) *replica {
 	if w.nominate {
 		o.NominateAhead, o.FilterBest, o.FilterBestAbove = 6, 1, 1000 // Filter names all nodes that fit.
 	}
-	o.SmallestSample = w.sample
+	if o.minSample = w.sample; w.sample > 0 {
+		o.SampleSize = func(int) int { return w.sample }
+	}
 	var err error
 	if r.scheduler, err = newScheduler(o, r.cache); err != nil {
 		panic(err)
