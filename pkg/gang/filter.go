@@ -19,7 +19,7 @@ type FilterResult struct {
 	Nodes []string
 	// Reason is why there are none.
 	Reason Reason
-	// Outside is the node of the member's place if only that is missing among the candidates, which are a sample.
+	// Outside is the node of the member's place, if that is outside the sample and no node of the sample has room.
 	Outside string
 }
 

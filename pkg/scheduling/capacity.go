@@ -170,7 +170,7 @@ func (c *capacity) update(n *nodeCapacity) {
 			free = n.withoutGPU[c.resources[i]]
 		case !listed:
 			// kube-scheduler has offered the node, so it doesn't count this resource: another extender or a driver
-			// provides it.
+			// provides it. If the node is outside a sample, kube-scheduler may reject it, which ends that (see sample.go).
 			free = math.MaxInt64 / 2
 		}
 		for _, pod := range n.pods {

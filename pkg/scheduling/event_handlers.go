@@ -25,7 +25,7 @@ type eventHandlers struct {
 	fair    *fairShare
 	free    *freeResources
 	counts  *counts
-	// nominator is nil if no pod is nominated ahead of kube-scheduler.
+	// nominator is nil if no pod is nominated.
 	nominator *nominator
 	synced    func()
 }

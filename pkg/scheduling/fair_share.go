@@ -76,7 +76,7 @@ type fairShare struct {
 	recorder  record.EventRecorder
 	leading   func() error
 	clock     clock.WithTicker
-	// nominator is nil if no pod is nominated ahead of kube-scheduler.
+	// nominator is nil if no pod is nominated.
 	nominator *nominator
 	// writes are the writes that open gates, reclaims the attempt to make room.
 	writes, reclaims *errgroup.Group

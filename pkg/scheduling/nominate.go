@@ -58,9 +58,9 @@ const (
 // (k8s.io/kubernetes pkg/scheduler/schedule_one.go, findNodesThatFitPod). In a large cluster it spends most of its time on evaluating
 // all nodes for each pod and on sending their names, although the extender chooses the node.
 //
-// The ledger keeps the memory of a nominated pod from pods of equal or lower priority, like that of a preemptor. Each pod is
-// nominated at most once, before kube-scheduler tries it, so that a nomination which kube-scheduler makes for a preemptor stays as it
-// is. mu guards the fields below it. The ledger is not called under it. A nil nominator does nothing.
+// The ledger keeps the memory of a nominated pod from pods of equal or lower priority, like that of a preemptor. A pod is
+// nominated once before kube-scheduler tries it, or after a sample had no room for it (see sample.go). A nomination which kube-scheduler
+// makes for a preemptor stays as it is. mu guards the fields below it. The ledger is not called under it. A nil nominator does nothing.
 type nominator struct {
 	api      API
 	ledger   *ledger.Ledger
@@ -461,8 +461,8 @@ func (n *nominator) send(ctx context.Context, pod *clustercache.PodInfo, node st
 	return err == nil
 }
 
-// due reports whether the chosen node of a pod is still to be written: kube-scheduler hasn't tried the pod, and no write failed, while
-// this one waited for others.
+// due reports whether the chosen node of a pod is still to be written: kube-scheduler hasn't tried the pod, unless it is nominated after
+// that, and no write failed, while this one waited for others.
 func (n *nominator) due(uid gpu.PodUID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
