@@ -136,11 +136,15 @@ func TestFairShareNominates(t *testing.T) {
 			f.server.Answer(fake.Answers{Nominate: test.answer})
 			pod := fake.Pod("p", 10, gated, test.edit)
 			f.server.Set(pod)
-			f.publishObject(pod)
-			f.pass("the gate to be opened", func() bool {
+			calls := func() {
 				if !test.idle {
 					f.nominator.filtering(fake.Pod("tried", 1), []string{"n1", "n2"})
 				}
+			}
+			calls() // Before the gate can be opened.
+			f.publishObject(pod)
+			f.pass("the gate to be opened", func() bool {
+				calls()
 				return len(f.opened()) > 0
 			})
 			// An unseen removal is repeated.
