@@ -103,7 +103,7 @@ soak: build kube fake-nvml ## run a simulated week under load and faults and rep
 	@exec $(BIN)/soak $(SOAK)
 
 .PHONY: soak-short
-soak-short: SOAK = -for 2m30s -rate 10
+soak-short: SOAK = -for 2m30s -rate 5
 soak-short: soak ## run the short form of the simulated week, in three minutes
 
 .PHONY: fuzz

@@ -318,7 +318,7 @@ func (l *load) stop(ctx context.Context, j *job) {
 }
 
 // drainTime is the longest time after the week until all pods have been bound and have ended.
-const drainTime = 5 * time.Minute
+const drainTime = 10 * time.Minute
 
 // drain deletes each job as soon as all of its pods are bound: what waits must still get a card. l.mu must not be locked.
 func (l *load) drain(ctx context.Context) error {
