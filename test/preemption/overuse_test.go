@@ -49,10 +49,13 @@ func TestOveruse(t *testing.T) {
 	playUse(t, c, "the youngest is evicted first, and no pod within its request", func(s *useStage) {
 		s.place("old", 4, 1, 0)
 		s.place("young", 4, 9, 0)
-		s.place("within", 8, 1, 0) // The youngest of all.
-		s.use("within", 8)
 		s.use("old", 5)
 		s.use("young", 5)
+		s.reported("old", 5, 4)
+		s.reported("young", 5, 4)
+		s.notEvicted("old", "young") // 10 of 16.
+		s.place("within", 8, 1, 0)   // The youngest of all.
+		s.use("within", 8)
 		s.evicted("young")
 		s.WaitEvent("young", "GPUMemoryOveruseEvicted", "it uses 5120 MiB and requests 4096 MiB")
 		s.end("young")
@@ -66,30 +69,36 @@ func TestOveruse(t *testing.T) {
 	})
 
 	playUse(t, c, "a member of a group is evicted alone, after pods without a group", func(s *useStage) {
-		s.place("single", 8, 1, 0) // The oldest of all.
+		s.place("single", 6, 1, 0) // The oldest of all.
 		s.Create(s.pod("member-a", 4, 1).Group("train", 2), s.pod("member-b", 4, 1).Group("train", 2))
 		s.wantCard("member-a", 0)
 		s.wantCard("member-b", 0)
-		s.use("single", 9)
+		s.use("single", 7)
 		s.use("member-a", 5)
 		s.use("member-b", 4)
+		s.reported("single", 7, 6)
+		s.reported("member-a", 5, 4)
+		s.notEvicted("single", "member-a") // 16 of 16.
+		s.place("last", 2, 1, 0)
 		s.evicted("single")
 		s.end("single")
 		s.reported("member-a", 5, 4)
-		s.place("next", 8, 1, 0)
+		s.place("next", 6, 1, 0)
 		s.evicted("single", "member-a")
 		s.WaitEvent("member-a", "GPUMemoryOveruseEvicted")
 		s.end("member-a")
-		s.notEvicted("member-b", "next")
+		s.notEvicted("member-b", "last", "next")
 	})
 
 	playUse(t, c, "a disruption budget protects, and the next one is evicted", func(s *useStage) {
 		s.guard(0)
 		s.place("old", 4, 1, 0)
 		s.placeGuarded("young", 4, 1, 0)
-		s.place("within", 8, 1, 0)
 		s.use("old", 6)
 		s.use("young", 6)
+		s.reported("old", 6, 4)
+		s.reported("young", 6, 4)
+		s.place("within", 8, 1, 0)
 		s.evicted("old")
 		s.counted("refused", 1)
 		s.notEvicted("young", "within")
