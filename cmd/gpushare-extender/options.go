@@ -39,8 +39,6 @@ type options struct {
 	bestAbove        int
 	bindTimeout      time.Duration
 	bindWindow       time.Duration
-	nominateAhead    int
-	nominateAbove    int
 	nodesToScore     int
 	gangs            gangs
 	// evictFragmented is off by default, because normally kube-scheduler decides on evictions.
@@ -144,9 +142,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.IntVar(&o.filterBest, "filter-best", 1, "with more than --filter-best-above candidate nodes, filter returns at most this many, all with the best score. 0 returns every node that fits: use 0 if another extender filters after this one")
 	f.IntVar(&o.bestAbove, "filter-best-above", 32, "number of candidate nodes up to which filter returns all nodes that fit, with the reasons why the others don't")
 	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "maximum duration of a bind, without the time for which a group is held; more than 0, 1m at most, and less than the httpTimeout in kube-scheduler's configuration. Increase it if binds time out because the API server is slow")
-	f.IntVar(&o.nominateAhead, "nominate-ahead", 0, "while pods queue, nominate up to this many of the next pods to nodes (status.nominatedNodeName), so that kube-scheduler evaluates one node for each instead of all; 0 nominates none. It needs the right to patch pods/status, and --filter-best. 1000 at most")
-	f.IntVar(&o.nominateAbove, "nominate-above", 1000, "nominate only pods that can run on more than this many nodes: for fewer, the write costs more processor time than it saves")
-	f.IntVar(&o.nodesToScore, "percentage-of-nodes-to-score", 100, "percentageOfNodesToScore in kube-scheduler's configuration. With less than 100, a pod whose room is outside the sample of nodes that kube-scheduler offers is nominated to a node that has room, and no pod is evicted for it before; this needs the right to patch pods/status. Pods aren't nominated ahead then")
+	f.IntVar(&o.nodesToScore, "percentage-of-nodes-to-score", 100, "percentageOfNodesToScore in kube-scheduler's configuration. With less than 100, a pod whose room is outside the sample of nodes that kube-scheduler offers is nominated to a node that has room, and no pod is evicted for it before; this needs the right to patch pods/status")
 	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "while pods queue, binds are collected for up to this time and sent together; 0 sends each at once. No bind waits longer than a tenth of the time for which its pod has been pending. 500ms at most; more than a quarter of --bind-timeout has no further effect")
 	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card for a pod that only fragmentation keeps pending: a node has enough free GPU memory in total, and no card has; needs the permission to create pods/eviction")
 	f.StringVar(&o.overusePolicy, "overuse-policy", overuseReport, "what happens to pods that use more GPU memory than they request, as the device plugins report them: report; or evict them, on cards whose memory is less than what these pods use plus what the other pods request. Pods outside groups go first, then the youngest. evict needs the permission to create pods/eviction")
@@ -189,8 +185,6 @@ const (
 const (
 	// maxHold is the maximum of --gang-hold and of --bind-timeout. Their sum stays within the server's timeout of a call.
 	maxHold = time.Minute
-	// maxNominateAhead is the maximum of --nominate-ahead: memory is kept for each of these pods.
-	maxNominateAhead = 1000
 	// maxWindow is the maximum of --bind-window.
 	maxWindow = 500 * time.Millisecond
 )
@@ -227,10 +221,6 @@ func (o options) validate() error {
 		return errors.New("--ui-listen-address must not be empty: set --ui=false to turn off the web page")
 	case o.bindTimeout <= 0 || o.bindTimeout > maxHold:
 		return fmt.Errorf("--bind-timeout must be positive, and %v at most", maxHold)
-	case o.nominateAhead < 0 || o.nominateAhead > maxNominateAhead:
-		return fmt.Errorf("--nominate-ahead must be between 0 and %d", maxNominateAhead)
-	case o.nominateAbove < 0:
-		return errors.New("--nominate-above must not be negative")
 	case o.nodesToScore < 0 || o.nodesToScore > 100:
 		return errors.New("--percentage-of-nodes-to-score must be between 0 and 100")
 	case o.bindWindow < 0 || o.bindWindow > maxWindow:

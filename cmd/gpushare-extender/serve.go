@@ -120,7 +120,7 @@ func serve(ctx context.Context, o options) error {
 	scheduler, err := scheduling.New(scheduling.Options{
 		Client: client, API: apiserver.New(client), Recorder: recorder, Observer: observer,
 		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: o.bestAbove,
-		BindTimeout: o.bindTimeout, BindWindow: o.bindWindow, NominateAhead: o.nominateAhead, NominateAbove: o.nominateAbove,
+		BindTimeout: o.bindTimeout, BindWindow: o.bindWindow,
 		SampleSize: o.sampleSize(), EvictFragmented: o.evictFragmented,
 		EvictOverusers: o.overusePolicy == overuseEvict,
 		Leading:        leading, Clock: clock.RealClock{},

@@ -139,7 +139,7 @@ func run(helm string, check bool) error {
 // template renders one of the chart's templates.
 func template(helm, name string, values []string) (string, error) {
 	// These manifests can be applied without the guard, which nominations need.
-	args := []string{"template", "gpushare", chart, "--set=extender.nominateAhead=0", "--set=scheduler.percentageOfNodesToScore=100", "--namespace=kube-system", "--kube-version=v1.37.2", "--show-only=templates/" + name + ".yaml"}
+	args := []string{"template", "gpushare", chart, "--set=scheduler.percentageOfNodesToScore=100", "--namespace=kube-system", "--kube-version=v1.37.2", "--show-only=templates/" + name + ".yaml"}
 	for _, value := range values {
 		args = append(args, "--set="+value)
 	}

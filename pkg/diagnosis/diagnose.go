@@ -80,8 +80,7 @@ type podCase struct {
 	wait *GroupWait
 	// turn is the turn for which the pod waits; nil if it waits for none.
 	turn *Turn
-	// nominated is true if the pod has a valid nomination, for which other pods leave. Before its first try it is mostly the extender's,
-	// for a queue.
+	// nominated is true if the pod has a valid nomination.
 	nominated bool
 	// nomineeFits is true if a card of the nominated node has room: no pod that uses GPU memory has to leave any more.
 	nomineeFits bool
@@ -105,7 +104,7 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 	}
 	if node, found := d.nodes.named(pod.NominatedNode); found {
 		c.nomineeFits = placement.Fit(node.Cards, pod.Demand()) == placement.Fits
-		c.nominated = (pod.Tried || !c.nomineeFits) && NominationValid(pod, node, d.now)
+		c.nominated = NominationValid(pod, node, d.now)
 	}
 	c.room, c.rejection = d.room(pod), d.rejection(pod.Message)
 	if !pod.Tried && !pod.Created.IsZero() {
@@ -170,7 +169,7 @@ func roomIs(reason Reason) func(*podCase) bool {
 
 func (c *podCase) nominatedText() string {
 	if c.nomineeFits {
-		return fmt.Sprintf("it is nominated to %s, which has GPU memory for it: pods of lower priority that use none may still be leaving", c.NominatedNode)
+		return fmt.Sprintf("it is nominated to %s, which has GPU memory for it: it is tried there next, or pods of lower priority that use none are still leaving", c.NominatedNode)
 	}
 	return fmt.Sprintf("pods of lower priority are leaving %s to make room for it", c.NominatedNode)
 }

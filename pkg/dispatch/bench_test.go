@@ -86,7 +86,7 @@ func BenchmarkTick(b *testing.B) {
 		for _, pod := range open {
 			granted++
 			node, allocation, _ := l.Lookup(pod.UID)
-			l.SetBound(node, pod.Pod, allocation.Placement, *now)
+			l.SetBound(node, pod, allocation.Placement, *now)
 			p := m.pods[pod.UID].Pod
 			p.Node, p.Gated = node, false
 			m.SetPod(p)

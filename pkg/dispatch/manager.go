@@ -126,17 +126,10 @@ type Namespace struct {
 	Free bool
 }
 
-// Opening is a pod whose gate must be removed.
-type Opening struct {
-	gpu.Pod
-	// Eligible is the number of nodes on which a granted pod can run regardless of free resources, and 0 for other pods.
-	Eligible int
-}
-
 // Effects are the actions that the caller of a Manager must perform.
 type Effects struct {
 	// Open are the pods whose gate must be removed. The result is passed to GateOpened.
-	Open []Opening
+	Open []gpu.Pod
 	// Requeue is true if kube-scheduler must retry rejected pods: some of them have no gate, and were granted.
 	Requeue bool
 	// Reclaim is the room that must be made by evictions; nil for none. The result is passed to Reclaimed.

@@ -560,11 +560,7 @@ func (m *Manager) openGates(now time.Time) {
 	})
 	for _, p := range due[:min(len(due), max(MaxOpening-inFlight, 0))] {
 		p.opening = true
-		opening := Opening{Pod: p.Pod.Pod}
-		if p.charged {
-			opening.Eligible = len(m.nodesFor(p).names)
-		}
-		m.effects.Open = append(m.effects.Open, opening)
+		m.effects.Open = append(m.effects.Open, p.Pod.Pod)
 	}
 }
 

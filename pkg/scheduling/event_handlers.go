@@ -25,7 +25,7 @@ type eventHandlers struct {
 	fair    *fairShare
 	free    *freeResources
 	counts  *counts
-	// nominator is nil if no pod is nominated.
+	// nominator is nil if kube-scheduler offers no samples.
 	nominator *nominator
 	synced    func()
 }
@@ -53,7 +53,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.notPending(pod.UID)
 	case pod.Request == 0:
 	case h.evictor.KeepsCard(pod.Pod, pod.NominatedNode): // The ledger keeps that card.
-	case pod.NominatedNode != "" && !pod.Gated: // If its gate is about to be opened, it has a place. Otherwise it may wait for long.
+	case pod.NominatedNode != "" && !pod.Gated: // A pod with a gate may wait for long.
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
 	case h.nominator.keeps(pod):
 	default:

@@ -76,8 +76,6 @@ type fairShare struct {
 	recorder  record.EventRecorder
 	leading   func() error
 	clock     clock.WithTicker
-	// nominator is nil if no pod is nominated.
-	nominator *nominator
 	// writes are the writes that open gates, reclaims the attempt to make room.
 	writes, reclaims *errgroup.Group
 	problems         namespaceProblems
@@ -315,9 +313,9 @@ func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
 			return nil
 		})
 	}
-	for _, opening := range effects.Open {
+	for _, pod := range effects.Open {
 		f.writes.Go(func() error {
-			f.openGate(ctx, opening)
+			f.openGate(ctx, pod)
 			return nil
 		})
 	}
@@ -325,12 +323,10 @@ func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
 }
 
 // openGate removes the gate of one pod.
-func (f *fairShare) openGate(ctx context.Context, opening dispatch.Opening) {
-	pod := opening.Pod
+func (f *fairShare) openGate(ctx context.Context, pod gpu.Pod) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
 	opened := false
 	defer func() { f.manager.GateOpened(pod.UID, opened, f.clock.Now()) }()
-	f.nominator.nominateGated(ctx, pod, opening.Eligible)
 	if f.leading() != nil {
 		return
 	}

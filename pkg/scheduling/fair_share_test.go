@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -107,52 +106,6 @@ func TestFairShare(t *testing.T) {
 	}
 	f.publishGone(alice)
 	f.passUntilOpened("alice-1", "bob-1", "bob-2")
-}
-
-// A pod is nominated to its place before its gate is opened, since kube-scheduler tries it at once then.
-func TestFairShareNominates(t *testing.T) {
-	plain, rejectedWrite := func(*corev1.Pod) {}, apierrors.NewConflict(fake.PodResource, "p", nil)
-	for name, test := range map[string]struct {
-		edit fake.PodEdit
-		// above is Options.NominateAbove. idle means that kube-scheduler makes no calls.
-		above  int
-		idle   bool
-		answer error
-		want   []string
-	}{
-		"nothing is special":            {edit: plain, want: []string{"p=n1"}},
-		"few nodes are eligible for it": {edit: plain, above: 2},
-		"kube-scheduler makes no calls": {edit: plain, idle: true},
-		"its host port may be taken":    {edit: fake.HostPort(80)},
-		"it must not preempt":           {edit: func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = new(corev1.PreemptNever) }},
-		"it needs no turn":              {edit: fake.Priority(1000)},
-		"it is nominated elsewhere":     {edit: fake.Nominated("n2"), want: []string{"p="}},
-		"it has changed":                {edit: plain, answer: rejectedWrite, want: []string{"p=n1"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			o := Options{FairShare: FairShareOptions{On: true, PriorityCutoff: 1000, Observer: &fake.Observer{}}, NominateAhead: 4, NominateAbove: test.above, FilterBest: 1, FilterBestAbove: 1}
-			f := start(t, o, namespace("default", nil), fake.Node("n1", 16), fake.Node("n2", 32))
-			<-f.watches // Of namespaces.
-			f.server.Answer(fake.Answers{Nominate: test.answer})
-			pod := fake.Pod("p", 10, gated, test.edit)
-			f.server.Set(pod)
-			calls := func() {
-				if !test.idle {
-					f.nominator.filtering(fake.Pod("tried", 1), []string{"n1", "n2"})
-				}
-			}
-			calls() // Before the gate can be opened.
-			f.publishObject(pod)
-			f.pass("the gate to be opened", func() bool {
-				calls()
-				return len(f.opened()) > 0
-			})
-			// An unseen removal is repeated.
-			if diff := cmp.Diff(test.want, slices.Compact(f.server.Calls().Nominated), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("nominations (-want +got):\n%s", diff)
-			}
-		})
-	}
 }
 
 // kube-scheduler doesn't offer the node of the pod's place: the pod goes elsewhere.

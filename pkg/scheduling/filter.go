@@ -75,7 +75,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	if err := s.cache.Ready(); err != nil {
 		return FilterResult{}, err
 	}
-	now, alone := s.Clock.Now(), s.nominator.filtering(object, nodes)
+	now, alone := s.Clock.Now(), s.nominator.alone(pod.UID, nodes)
 	result, fitting := s.fit(pod, nodes, now)
 	if len(result.Passed) == 0 && s.fitsOutsidePlace(pod, nodes) && s.fair.giveUpPlace(pod.UID) {
 		result, fitting = s.fit(pod, nodes, now)

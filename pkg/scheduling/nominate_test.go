@@ -2,8 +2,9 @@ package scheduling
 
 import (
 	"errors"
-	"fmt"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,56 +21,79 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// nominateFixture is a Scheduler that doesn't run, of a cluster of the nodes n1 to n9 with one card of 100 each. Pods of 60 queue:
-// head-00 to head-23, which are left to kube-scheduler, and those that a test adds. kube-scheduler has just tried another pod.
+// nominateFixture is a Scheduler that doesn't run, of a cluster of the nodes n1 to n3 with one card of 100 each. n1 has the label
+// "pool: first".
 type nominateFixture struct {
 	*fixture
 	handlers *eventHandlers
+	pending  reportedPods
+	requeued atomic.Int64
+}
+
+// reportedPods is a cache that has the pods that a test reports.
+type reportedPods struct {
+	clusterCache
+	pods map[gpu.PodUID]*clustercache.PodInfo
+}
+
+func (c reportedPods) Ready() error { return nil }
+
+func (c reportedPods) PodsOn(node string) (pods []*clustercache.PodInfo) {
+	for _, pod := range c.pods {
+		if pod.Node == node {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
+func (c reportedPods) PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool) {
+	pod, known := c.pods[uid]
+	return pod, known
 }
 
 func startNominating(t *testing.T, o Options) *nominateFixture {
-	o.NominateAhead, o.FilterBest, o.FilterBestAbove = 4, 1, 1
+	o.SampleSize = sampledOptions.SampleSize
 	f := &nominateFixture{fixture: newFixture(t, o)}
 	f.handlers = f.newEventHandlers(func() {})
+	f.pending = reportedPods{f.cache, map[gpu.PodUID]*clustercache.PodInfo{}}
 	nodes := map[string]*corev1.Node{}
-	for i := range 9 {
-		node := fake.Node(fmt.Sprint("n", i+1), 100)
-		if i == 0 {
-			node.Labels = map[string]string{"pool": "small"}
+	for _, name := range []string{"n1", "n2", "n3"} {
+		node := fake.Node(name, 100)
+		if name == "n1" {
+			node.Labels = map[string]string{"pool": "first"}
 		}
-		nodes[node.Name] = node
+		nodes[name] = node
 		f.handlers.NodeUpdated(node)
 	}
+	f.nominator.cache, f.nominator.requeue = f.pending, func(string) { f.requeued.Add(1) }
 	f.nominator.nodes = func() []diagnosis.Node {
 		return diagnosis.Nodes(f.ledger, func(name string) (*corev1.Node, bool) { return nodes[name], true }, nil)
 	}
-	for i := range queueHead {
-		f.report(fake.Pod(fmt.Sprintf("head-%02d", i), 60))
-	}
-	f.called(fake.Pod("tried", 60))
 	return f
 }
 
 // report makes the watch report the pods.
 func (f *nominateFixture) report(pods ...*corev1.Pod) {
 	for _, pod := range pods {
-		f.handlers.PodUpdated(nil, clustercache.NewPodInfo(pod))
+		info := clustercache.NewPodInfo(pod)
+		f.pending.pods[info.UID] = info
+		f.handlers.PodUpdated(nil, info)
 	}
 }
 
-// called makes the filter calls for the pods.
-func (f *nominateFixture) called(pods ...*corev1.Pod) {
+// steer reports pods for which a sample has no room.
+func (f *nominateFixture) steer(pods ...*corev1.Pod) {
+	f.report(pods...)
 	for _, pod := range pods {
-		f.nominator.filtering(pod, []string{"n1", "n2"})
+		f.nominator.steer(gpu.PodUID(pod.UID), "")
 	}
 }
 
 // step nominates what is due, and returns the nominations that were written since the start.
 func (f *nominateFixture) step() []string {
-	f.nominator.dropUnseen()
-	if pods := f.nominator.next(); len(pods) > 0 {
-		f.nominator.nominate(f.t.Context(), pods, f.nominator.few)
-	}
+	f.clock.Step(steerDelay)
+	f.nominator.tick(f.t.Context())
 	if err := f.nominator.writes.Wait(); err != nil {
 		f.t.Error(err)
 	}
@@ -85,81 +109,48 @@ func (f *nominateFixture) wantNominated(what string, want ...string) {
 	}
 }
 
-// kept reports whether the memory of the pod's node n1 is kept for it.
+// kept reports whether the memory of n1 is kept for the nominated pod.
 func (f *nominateFixture) kept() bool { return !f.fits(gpu.Pod{UID: "other", Request: 60}, "n1") }
 
-// The next pods after the head of the queue are nominated, each where those before it leave room, and no more at a time than allowed.
-// More follow once half of them were tried.
-func TestNominateAhead(t *testing.T) {
+// Each pod is nominated to a node that it may use and where those before it leave room, once. The pods are requeued: also one for which
+// no node has room, and which isn't nominated any more.
+func TestNominate(t *testing.T) {
 	f := startNominating(t, Options{})
-	var pods []*corev1.Pod
-	for i := range 8 {
-		pods = append(pods, fake.Pod(fmt.Sprint("p", i), 60))
+	a, b := fake.Pod("a", 60), fake.Pod("b", 60, func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "first"} })
+	c, d := fake.Pod("c", 60), fake.Pod("d", 60)
+	f.steer(b, d, c, a)
+	f.wantNominated("at first", "a=n1", "c=n2", "d=n3")
+	if got := f.requeued.Load(); got != 4 {
+		t.Errorf("%d requeues, want 4", got)
 	}
-	f.report(pods...)
-	f.wantNominated("at first", "p0=n1", "p1=n2", "p2=n3", "p3=n4")
-	f.wantNominated("without progress", "p0=n1", "p1=n2", "p2=n3", "p3=n4")
-	f.called(pods[0], pods[1])
-	for i := range 2 {
-		f.called(fake.Pod(fmt.Sprintf("head-%02d", i), 60))
+	f.report(a, b, c, d)
+	f.wantNominated("while the watch shows none", "a=n1", "c=n2", "d=n3")
+	for _, nodes := range [][]string{{"n1"}, {"n2"}, {"n1", "n2"}} {
+		if got := f.nominator.alone(gpu.PodUID(a.UID), nodes); got != (len(nodes) == 1 && nodes[0] == "n1") {
+			t.Errorf("pod a has only its nominated node among %v: %t", nodes, got)
+		}
 	}
-	// head-02 to head-23, p2 and p3 are the head of the queue.
-	f.wantNominated("after two were tried", "p0=n1", "p1=n2", "p2=n3", "p3=n4", "p4=n5", "p5=n6")
 }
 
-// A pod of higher priority comes first in the queue.
-func TestNominateByPriority(t *testing.T) {
+// A pod that may use only n1 isn't nominated to another node.
+func TestNominateToEligible(t *testing.T) {
 	f := startNominating(t, Options{})
-	f.report(fake.Pod("last", 60), fake.Pod("first", 60, fake.Priority(1)))
-	f.wantNominated("of the last two of 26", "head-23=n1", "last=n2")
+	f.handlers.NodeUpdated(fake.Node("n1", 50))
+	f.steer(fake.Pod("p", 60, func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "first"} }))
+	f.wantNominated("of a pod that fits no eligible node")
+	f.steer(fake.Pod("q", 60))
+	f.wantNominated("of a pod that may use all", "q=n2")
 }
 
-func TestNotNominated(t *testing.T) {
-	rejected := func(pod *corev1.Pod) {
-		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+// A pod to which fair sharing has granted a place is nominated to that.
+func TestNominateToPlace(t *testing.T) {
+	f := startNominating(t, Options{})
+	pod := fake.Pod("p", 60)
+	if _, err := f.ledger.Reserve("n2", protocol.Pod(pod), placement.Binpack, f.clock.Now()); err != nil {
+		t.Fatal(err)
 	}
-	plain := func(*corev1.Pod) {}
-	for name, test := range map[string]struct {
-		edit   fake.PodEdit
-		before func(f *nominateFixture, pod *corev1.Pod)
-		want   bool
-	}{
-		"nothing is special":             {edit: plain, want: true},
-		"kube-scheduler has rejected it": {edit: rejected},
-		"kube-scheduler is trying it": {edit: plain, before: func(f *nominateFixture, pod *corev1.Pod) {
-			f.report(pod)
-			f.called(pod)
-		}},
-		"its scheduler sends no calls": {edit: func(pod *corev1.Pod) { pod.Spec.SchedulerName = "another" }},
-		"its scheduler sends none now": {edit: plain, before: func(f *nominateFixture, _ *corev1.Pod) { f.clock.Step(time.Minute) }},
-		"kube-scheduler nominated it":  {edit: func(pod *corev1.Pod) { rejected(pod); fake.Nominated("n2")(pod) }},
-		"it awaits its turn":           {edit: gated},
-		"it has a scheduling gate":     {edit: func(pod *corev1.Pod) { pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }},
-		"fair sharing has reserved n1": {edit: plain, want: true, before: func(f *nominateFixture, pod *corev1.Pod) {
-			if _, err := f.ledger.Reserve("n1", protocol.Pod(pod), placement.Binpack, f.clock.Now()); err != nil {
-				f.t.Error(err)
-			}
-		}},
-		"it is a member of a group": {edit: func(pod *corev1.Pod) {
-			pod.Annotations = map[string]string{protocol.AnnotationGroupName: "g", protocol.AnnotationGroupSize: "2"}
-		}},
-		"kube-scheduler wouldn't end the nomination": {edit: func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = new(corev1.PreemptNever) }},
-		"its host port may be taken":                 {edit: fake.HostPort(80)},
-		"it fits nowhere":                            {edit: func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "none"} }},
-		"few nodes are eligible for it":              {edit: func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "small"} }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := startNominating(t, Options{})
-			pod := fake.Pod("p", 60, test.edit)
-			if test.before != nil {
-				test.before(f, pod)
-			}
-			f.report(pod)
-			if got := slices.Contains(f.step(), "p=n1"); got != test.want {
-				t.Errorf("nominated %t, want %t", got, test.want)
-			}
-		})
-	}
+	f.steer(pod)
+	f.wantNominated("of a pod with a place", "p=n2")
 }
 
 func TestNominationOutcomes(t *testing.T) {
@@ -177,7 +168,7 @@ func TestNominationOutcomes(t *testing.T) {
 		"the watch shows it": {kept: true, again: true, result: NominationMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) { f.report(fake.Edited(pod, fake.Nominated("n1"))) }},
 		"kube-scheduler nominates it to another node": {again: true, result: NominationMade,
-			then: func(f *nominateFixture, pod *corev1.Pod) { f.report(fake.Edited(pod, fake.Nominated("n9"))) }},
+			then: func(f *nominateFixture, pod *corev1.Pod) { f.report(fake.Edited(pod, fake.Nominated("n3"))) }},
 		"kube-scheduler removes it": {again: true, result: NominationMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) {
 				f.report(fake.Edited(pod, fake.Nominated("n1")), pod)
@@ -193,7 +184,7 @@ func TestNominationOutcomes(t *testing.T) {
 			f := startNominating(t, Options{})
 			f.server.Answer(fake.Answers{Nominate: test.answer})
 			pod := fake.Pod("p", 60)
-			f.report(pod)
+			f.steer(pod)
 			f.wantNominated("at first", "p=n1")
 			if test.then != nil {
 				test.then(f, pod)
@@ -206,54 +197,46 @@ func TestNominationOutcomes(t *testing.T) {
 				t.Errorf("counted %v, want one nomination %s", f.observer.Counts(), test.result)
 			}
 			f.server.Answer(fake.Answers{})
-			f.report(fake.Pod("next", 60))
-			if got := slices.ContainsFunc(f.step(), func(made string) bool { return made == "next=n1" || made == "next=n2" }); got != test.again {
+			f.steer(fake.Pod("next", 60))
+			if got := slices.ContainsFunc(f.step(), func(made string) bool { return strings.HasPrefix(made, "next") }); got != test.again {
 				t.Errorf("the next pod is nominated: %t, want %t", got, test.again)
 			}
 		})
 	}
 }
 
-// A nomination that leads nowhere is removed after a while: also one of an earlier leader, but not kube-scheduler's, which waits for
-// pods to leave.
+// A nomination that leads nowhere is removed after a while, but not one that kube-scheduler has made.
 func TestExpiredNomination(t *testing.T) {
 	for name, test := range map[string]struct {
+		steered  bool
 		reported []*corev1.Pod
 		want     []string
 	}{
-		"kube-scheduler has rejected the pod since": {[]*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1"))}, []string{"p="}},
-		"kube-scheduler nominates it to the same node later": {[]*corev1.Pod{
-			fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60), fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
-				pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
-			}),
-		}, nil},
-		"the leader ended before it opened the pod's gate": {[]*corev1.Pod{fake.Pod("p", 60, gated, fake.Nominated("n1"))}, []string{"p="}},
-		"a gated pod is nominated for the second time": {[]*corev1.Pod{
-			fake.Pod("p", 60, gated, fake.Nominated("n1")), fake.Pod("p", 60, gated), fake.Pod("p", 60, gated, fake.Nominated("n2")),
-		}, []string{"p="}},
-		"the gate was opened": {[]*corev1.Pod{fake.Pod("p", 60, gated, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"))}, []string{"p="}},
-		"the pod has become a member of a group": {[]*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
+		"the pod is still pending": {true, []*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1"))}, []string{"p=", "p=n1"}},
+		"the pod has become a member of a group": {true, []*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
 			pod.Annotations = map[string]string{protocol.AnnotationGroupName: "g", protocol.AnnotationGroupSize: "2"}
-		})}, []string{"p="}},
-		"kube-scheduler nominated it": {[]*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
-			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
-		})}, nil},
+		})}, []string{"p=", "p=n1"}},
+		"a pod of lower priority is leaving the node": {true, []*corev1.Pod{
+			fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("low", 10, fake.Bound("n1", 0), fake.Priority(-1), fake.Terminating(begin.Add(time.Hour))),
+		}, []string{"p=n1"}},
+		"kube-scheduler has removed it":                {true, []*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60)}, []string{"p=n1"}},
+		"kube-scheduler has moved it to another node":  {true, []*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n2"))}, []string{"p=n1"}},
+		"kube-scheduler has nominated a pod by itself": {false, []*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1"))}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startNominating(t, Options{})
+			if test.steered {
+				f.steer(fake.Pod("p", 60))
+				f.wantNominated("at first", "p=n1")
+			}
 			f.report(test.reported...)
 			f.clock.Step(2 * nominationLife)
-			for _, pod := range f.nominator.expired() {
-				f.nominator.write(t.Context(), pod, "")
-			}
-			if diff := cmp.Diff(test.want, f.server.Calls().Nominated, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("removed (-want +got):\n%s", diff)
-			}
+			f.wantNominated("and removed", test.want...)
 		})
 	}
 }
 
-// A nominated pod whose gate isn't opened may wait for long. No memory is kept for it, and none is nominated without a place.
+// No memory is kept for a nominated pod with a gate: it may wait for long.
 func TestGatedNomination(t *testing.T) {
 	f := startNominating(t, Options{})
 	pod := fake.Pod("p", 60, gated, fake.Nominated("n1"))
@@ -265,19 +248,23 @@ func TestGatedNomination(t *testing.T) {
 	if !f.kept() {
 		t.Error("no memory is kept for the nominated pod without a gate")
 	}
-	f.wantNominated("of pods that are nominated already")
 }
 
 // A standby writes nothing, and a former leader doesn't either.
 func TestStandbyNominatesNothing(t *testing.T) {
 	var s standby
-	s.Store(true)
 	f := startNominating(t, Options{Leading: s.leading})
-	f.report(fake.Pod("p", 60))
-	f.wantNominated("of a standby")
+	f.nominator.start = func(write func()) {
+		s.Store(true) // After the node was chosen.
+		write()
+	}
+	f.steer(fake.Pod("p", 60))
+	f.wantNominated("of a former leader")
 	if f.kept() {
 		t.Error("memory is kept for a pod that was not nominated")
 	}
+	f.steer(fake.Pod("q", 60))
+	f.wantNominated("of a standby")
 }
 
 // A nomination whose write got no answer can take effect: then it ends like the others.
@@ -285,7 +272,7 @@ func TestNominationWithoutAnswerExpires(t *testing.T) {
 	f := startNominating(t, Options{})
 	f.server.Answer(fake.Answers{Nominate: errors.New("the connection is gone")})
 	pod := fake.Pod("p", 60)
-	f.report(pod)
+	f.steer(pod)
 	f.wantNominated("at first", "p=n1")
 	f.report(fake.Edited(pod, fake.Nominated("n1")))
 	f.clock.Step(2 * nominationLife)

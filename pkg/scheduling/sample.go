@@ -103,7 +103,7 @@ func (s *Scheduler) steer(object *corev1.Pod, nodes []string) bool {
 		return false
 	}
 	pod, pending := s.cache.PendingPod(gpu.PodUID(object.UID))
-	if !pending || !s.nominator.steerable(pod, object, nodes) || excluded(pod) || !s.requeue.HasRoom(pod) {
+	if !pending || !s.nominator.steerable(pod, object, nodes) || pod.Member != nil || pod.NeverPreempts || !s.requeue.HasRoom(pod) {
 		return false
 	}
 	s.nominator.steer(pod.UID, "")
@@ -134,7 +134,7 @@ func (n *nominator) steerable(pod *clustercache.PodInfo, object *corev1.Pod, nod
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p, node := n.pods[pod.UID], object.Status.NominatedNodeName
-	if p != nil && p.steered && p.node == node && node != "" && !slices.Contains(nodes, node) {
+	if p != nil && p.node == node && node != "" && !slices.Contains(nodes, node) {
 		if p.taken {
 			p.taken = false
 		} else {
@@ -205,8 +205,7 @@ func (n *nominator) steers(uid gpu.PodUID) bool {
 func (n *nominator) steered(uid gpu.PodUID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p := n.pods[uid]
-	return p != nil && p.steered
+	return n.pods[uid] != nil
 }
 
 // rejected records that filter rejects the candidate nodes. If the only one is that to which the pod was nominated, other pods have taken
@@ -229,8 +228,7 @@ func (n *nominator) steerAll(ctx context.Context) {
 		n.start(func() { n.write(ctx, m.PodInfo, m.node) })
 	}
 	if len(singles) > 0 {
-		n.nominate(ctx, singles, 0)
-		refused = n.refuseUnplaced(singles) || refused
+		refused = n.nominate(ctx, singles) || refused
 	}
 	if refused {
 		n.requeue("")
@@ -256,7 +254,7 @@ func (n *nominator) dueSteerings() (singles []*clustercache.PodInfo, members []p
 		s, p := n.steerings[uid], n.pods[uid]
 		pod, pending := n.cache.PendingPod(uid)
 		switch {
-		case !pending, p != nil && p.steered && p.state == nominated && (s.node == "" || s.node == p.node):
+		case !pending, p != nil && p.state == nominated && (s.node == "" || s.node == p.node):
 			delete(n.steerings, uid)
 			continue
 		case now.After(s.until), now.Before(n.paused):
@@ -269,10 +267,10 @@ func (n *nominator) dueSteerings() (singles []*clustercache.PodInfo, members []p
 		s.due = now.Add(steerInterval)
 		n.steerings[uid] = s
 		if p == nil {
-			p = &queuedPod{}
+			p = &nominatedPod{}
 			n.pods[uid] = p
 		}
-		p.PodInfo, p.state, p.steered, p.taken, p.node, p.at = pod, writing, true, false, s.node, now
+		p.PodInfo, p.state, p.taken, p.node, p.at = pod, writing, false, s.node, now
 		if s.node == "" {
 			singles = append(singles, pod)
 		} else {
@@ -280,17 +278,4 @@ func (n *nominator) dueSteerings() (singles []*clustercache.PodInfo, members []p
 		}
 	}
 	return singles, members, refused
-}
-
-// refuseUnplaced reports whether no node was found for some of the pods, whose nominations are given up then.
-func (n *nominator) refuseUnplaced(pods []*clustercache.PodInfo) (some bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, pod := range pods {
-		if p := n.pods[pod.UID]; p != nil && p.state == done && p.node == "" {
-			n.refuse(pod)
-			some = true
-		}
-	}
-	return some
 }

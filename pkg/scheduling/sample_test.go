@@ -86,6 +86,21 @@ func TestSampleIsAll(t *testing.T) {
 	}
 }
 
+// TestSampleOfPodThatNeverPreempts: it isn't nominated, since kube-scheduler wouldn't end the nomination. It is requeued for the next sample.
+func TestSampleOfPodThatNeverPreempts(t *testing.T) {
+	pod := fake.Pod("p", 8, func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = new(corev1.PreemptNever) })
+	f := start(t, sampledOptions, sampledCluster(pod)...)
+	f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
+	f.sampledCycle(pod)
+	if f.nominator.steers(gpu.PodUID(pod.UID)) {
+		t.Error("it is about to be nominated")
+	}
+	f.pass("the requeue", func() bool { return len(f.server.Calls().Annotated) == 2 })
+	if got := f.server.Calls().Nominated; len(got) > 0 {
+		t.Errorf("nominations %q", got)
+	}
+}
+
 // take gives most of the node's memory to another pod.
 func (f *fixture) take(node string) {
 	f.t.Helper()
@@ -151,6 +166,27 @@ func TestSampleRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSampleWithFairShare: a pod whose place is outside a sample without room keeps it, and is nominated to it.
+func TestSampleWithFairShare(t *testing.T) {
+	o := sampledOptions
+	o.FairShare = FairShareOptions{On: true, PriorityCutoff: 1000, Observer: &fake.Observer{}}
+	pod := fake.Pod("p", 10, gated)
+	f := start(t, o, sampledCluster(pod, namespace("default", nil))...)
+	<-f.watches // Of namespaces.
+	f.passUntilOpened("p")
+	pod = fake.Edited(pod, ungated)
+	f.server.Set(pod)
+	f.publishObject(pod)
+	f.pass("the nomination", func() bool {
+		f.sampledCycle(pod)
+		return len(f.server.Calls().Nominated) > 0
+	})
+	if diff := cmp.Diff([]string{"p=n3"}, f.server.Calls().Nominated); diff != "" {
+		t.Errorf("nominations (-want +got):\n%s", diff)
+	}
+	f.want(pod, "assumed n3 card 0")
 }
 
 // TestSampleOfMember: the plan of a group uses all nodes. A member whose place is outside the sample is nominated to it.

@@ -56,10 +56,6 @@ type Options struct {
 	// BindWindow is the longest time for which binds are collected, while pods queue, before they are sent together. Zero
 	// sends each bind at once. At most a quarter of BindTimeout is used for it.
 	BindWindow time.Duration
-	// NominateAhead is how many pods may be nominated ahead of kube-scheduler; 0 means none. It needs FilterBest.
-	NominateAhead int
-	// NominateAbove is the number of eligible nodes up to which a pod isn't nominated.
-	NominateAbove int
 	// SampleSize returns the number of candidate nodes from which on they can be a sample, in a cluster of so many nodes, see sample.go.
 	// It is nil if kube-scheduler offers every node that passes its own filters.
 	SampleSize func(nodes int) int
@@ -125,14 +121,14 @@ type Scheduler struct {
 	members *eviction.Members
 	// overusers is nil if no pod is evicted for its use.
 	overusers *eviction.Overusers
-	// groups is nil if members of gangs are treated like any other pod, fair if fair sharing is off, free if both are and no pod is
-	// nominated ahead.
+	// groups is nil if members of gangs are treated like any other pod, fair if fair sharing is off, free if both are and kube-scheduler
+	// offers no samples.
 	groups    *groups
 	fair      *fairShare
 	free      *freeResources
 	explainer explainer
 	counts    counts
-	// nominator is nil if no pod is nominated.
+	// nominator is nil if kube-scheduler offers no samples.
 	nominator *nominator
 	samples   samples
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
@@ -173,8 +169,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.EvictFragmented {
 		s.evictor = eviction.New(evictions)
 	}
-	nominates := o.NominateAhead > 0 && o.FilterBest > 0 || o.SampleSize != nil
-	if o.Gangs.Hold > 0 || o.FairShare.On || nominates {
+	if o.Gangs.Hold > 0 || o.FairShare.On || o.SampleSize != nil {
 		s.free = newFreeResources(s.cache)
 	}
 	if o.Gangs.Hold > 0 {
@@ -184,11 +179,8 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.FairShare.On {
 		s.fair = s.newFairShare(o.FairShare, evictions)
 	}
-	if nominates {
+	if o.SampleSize != nil {
 		s.nominator = s.newNominator()
-		if s.fair != nil {
-			s.fair.nominator = s.nominator
-		}
 		if s.groups != nil {
 			s.groups.nominator = s.nominator
 		}

@@ -535,7 +535,7 @@ func (a *apiServer) setRejected(p *apiPod, message, nominated string) {
 	known[key], p.rejections = rejected{p.object, p.info}, known
 }
 
-// nominate is the API server's part of a nomination ahead of kube-scheduler.
+// nominate is the API server's part of a nomination by the extender.
 func (a *apiServer) nominate(pod gpu.Pod, version, node, by string) error {
 	p := a.pods[pod.Name]
 	switch {

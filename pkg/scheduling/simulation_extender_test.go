@@ -55,7 +55,7 @@ func (w *world) newReplica(name string) *replica {
 	r.cache = newSimCache(r)
 	o := Options{
 		API: client{r}, Recorder: nullRecorder{}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
-		BindTimeout: simBindTimeout, Clock: virtualClock{w},
+		BindTimeout: simBindTimeout, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
 		Gangs: GangOptions{Hold: w.hold, Patience: w.patience, StarvationAfter: w.starving, OnFailure: gang.Evict, Observer: gangObserver{w}},
 	}
 	if w.keepPartial {
@@ -67,9 +67,6 @@ func (w *world) newReplica(name string) *replica {
 		r.leads = true
 		w.terms++
 	}
-	if w.nominate {
-		o.NominateAhead, o.FilterBest, o.FilterBestAbove = 6, 1, 1000 // Filter names all nodes that fit.
-	}
 	if o.minSample = w.sample; w.sample > 0 {
 		o.SampleSize = func(int) int { return w.sample }
 	}
@@ -78,7 +75,7 @@ func (w *world) newReplica(name string) *replica {
 		panic(err)
 	}
 	if n := r.scheduler.nominator; n != nil {
-		n.head, n.few, n.start = 0, 0, func(write func()) { w.start(r, write) }
+		n.start = func(write func()) { w.start(r, write) }
 		w.after(w.between(0, nominateInterval), r.nominate)
 	}
 	r.scheduler.withTimeout = w.withTimeout

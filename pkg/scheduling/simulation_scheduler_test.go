@@ -125,8 +125,7 @@ func (k *kubeScheduler) observe(c change) {
 	case before == nil || before.Node == "" && p.state == schedNone && p.node == nil:
 		k.enqueue(p)
 	}
-	outside := k.w.sample > 0 && before != nil && before.NominatedNode != p.info.NominatedNode
-	if (k.w.nominate && p.attempts == 0 || outside) && p.info.Node == "" && !c.gone {
+	if k.w.sample > 0 && before != nil && before.NominatedNode != p.info.NominatedNode && p.info.Node == "" && !c.gone {
 		p.nominated = p.info.NominatedNode
 	}
 }
@@ -269,7 +268,7 @@ func (k *kubeScheduler) kick() {
 	if !k.cycling && (len(k.active) > 0 || k.w.popFromBackoff) {
 		k.cycling = true
 		duration := k.w.between(500*time.Microsecond, 3*time.Millisecond)
-		if k.w.nominate { // As with thousands of nodes: pods queue.
+		if k.w.slow { // As with thousands of nodes: pods queue.
 			duration *= 40
 		}
 		k.w.after(duration, k.cycle)
@@ -364,7 +363,7 @@ func (k *kubeScheduler) cycle() {
 // takesNomination tries the node that the pod is nominated to before all nodes, and reports whether it passes.
 func (k *kubeScheduler) takesNomination(r *replica, p *schedPod, nodes []string) bool {
 	node := p.object.Status.NominatedNodeName
-	if !k.w.nominate && k.w.sample == 0 || !slices.Contains(nodes, node) {
+	if k.w.sample == 0 || !slices.Contains(nodes, node) {
 		return false
 	}
 	result, err := r.scheduler.Filter(p.object, []string{node})
@@ -419,7 +418,7 @@ func (k *kubeScheduler) fitting(p *schedPod) (names []string, short shortage) {
 	for i := range k.nodes {
 		n := k.nodes[(i+k.cursor)%len(k.nodes)]
 		cpu, memory := n.cpu-n.usedCPU, n.memory-n.usedMem
-		if k.parked > 0 || k.w.nominate || k.w.sample > 0 {
+		if k.parked > 0 || k.w.sample > 0 {
 			for _, o := range k.order {
 				if o.nominated == n.name && o != p && o.node == nil && o.info.Priority >= p.info.Priority {
 					cpu, memory = cpu-o.cpu, memory-o.memory

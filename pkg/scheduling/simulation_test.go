@@ -21,7 +21,7 @@ import (
 // made. GPUSHARE_SIM_SEED=7 begins with seed 7, and GPUSHARE_SIM_STEPS sets the number of steps.
 func TestSimulation(t *testing.T) {
 	if total := simulate(t, 1_000_000, false); os.Getenv("GPUSHARE_SIM_STEPS") == "" && (total.nominated == 0 || total.taken == 0) {
-		t.Errorf("%d nominations ahead of kube-scheduler, of which %d were used", total.nominated, total.taken)
+		t.Errorf("%d nominations to nodes outside samples, of which %d were used", total.nominated, total.taken)
 	}
 }
 
@@ -110,7 +110,7 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 	defer w.close()
 	w.tracing = tracing
 	w.worldOptions.replicas = 1 + w.random.IntN(2)
-	w.nominate = seed%3 == 1
+	w.slow = seed%3 == 1
 	if seed%4 == 2 {
 		w.sample = 1 + int(seed/4%3)
 	}

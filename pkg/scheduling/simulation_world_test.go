@@ -66,8 +66,8 @@ type worldOptions struct {
 	keepPartial    bool
 	// mixed has nodes of all kinds and pods that ask for more than memory, see simulation_cards_test.go.
 	mixed bool
-	// nominate has pods nominated ahead of kube-scheduler.
-	nominate bool
+	// slow makes kube-scheduler slow, so that pods queue.
+	slow bool
 	// sample is the number of feasible nodes at which kube-scheduler stops looking for more; 0 if it evaluates all nodes.
 	sample int
 }
@@ -75,7 +75,7 @@ type worldOptions struct {
 // stats counts what happened, to show that the simulation reaches the states that it is for.
 type stats struct {
 	binds, lost, rejected, singles, whole, evictions, evicted, preempted, leaders, restarts int
-	// nominated counts the nominations ahead of kube-scheduler, taken those whose nodes passed.
+	// nominated counts the nominations to nodes outside samples, taken those whose nodes passed.
 	nominated, taken int
 	failed           map[string]int
 	// cards counts what only mixed worlds have.

@@ -42,28 +42,15 @@ func gateWrites(r *http.Request) bool {
 	return r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/pods/") && !strings.HasSuffix(r.URL.Path, "/status")
 }
 
-// nominationWrites matches the requests that nominate pods, also before their gates are opened.
-func nominationWrites(r *http.Request) bool {
-	return r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/pods/") && strings.HasSuffix(r.URL.Path, "/status")
-}
-
 // TestFairShareFaults injects a fault while the gates of two tenants' pods are opened. Afterwards the cards are full, all other
 // pods get their turn when these end, no card is over its size, and no tenant is charged for pods that are gone.
 func TestFairShareFaults(t *testing.T) {
 	longOnly(t)
-	c := framework.StartForTest(t, faulty(framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", Nominations: true, ExtenderArgs: shortLease}))
+	c := framework.StartForTest(t, faulty(framework.Options{MemoryUnit: "GiB", Replicas: 2, FairShare: "dispatch", ExtenderArgs: shortLease}))
 	for title, fault := range map[string]func(f *fairScene, round int){
 		// Of every other round the write takes effect, although the leader doesn't see its answer.
 		"the leader is killed between charge and gate": func(f *fairScene, round int) {
-			f.killAt(gateWrites, []controlplane.Fault{controlplane.Hold, controlplane.HoldAnswer}[round%2])
-		},
-		// A pod that has its gate stays nominated in every other round.
-		"the leader is killed between nomination and gate": func(f *fairScene, round int) {
-			if round == 0 { // A leader nominates no pod before kube-scheduler has called it.
-				f.submit()
-				f.finish()
-			}
-			f.killAt(nominationWrites, []controlplane.Fault{controlplane.Hold, controlplane.HoldAnswer}[round%2])
+			f.killOpening([]controlplane.Fault{controlplane.Hold, controlplane.HoldAnswer}[round%2])
 		},
 		"the API server is away": func(f *fairScene, _ int) {
 			held := c.Proxy.Inject(gateWrites, 0, controlplane.Hold)
@@ -203,10 +190,10 @@ func (f *fairScene) submit() {
 	}
 }
 
-// killAt submits pods, kills the leader while its first matching writes meet the fault, and starts it again.
-func (f *fairScene) killAt(writes func(*http.Request) bool, fault controlplane.Fault) {
+// killOpening submits pods, kills the leader while its first writes that open gates meet the fault, and starts it again.
+func (f *fairScene) killOpening(fault controlplane.Fault) {
 	f.Helper()
-	held := f.Cluster.Proxy.Inject(writes, 0, fault)
+	held := f.Cluster.Proxy.Inject(gateWrites, 0, fault)
 	f.submit()
 	f.waitHits(held)
 	leader := f.waitLeader(-1)

@@ -28,8 +28,6 @@ type Options struct {
 	FairShare string
 	// NativeGroups turns PodGroups on: in the control plane, with the gates that they need, and in the extenders, with the rights.
 	NativeGroups bool
-	// Nominations nominates pods that queue ahead of kube-scheduler, also in a small cluster.
-	Nominations bool
 	// Samples limits kube-scheduler to samples of 100 nodes, and gives the extender the right to nominate pods to others.
 	Samples bool
 	// Replicas is the number of extenders with leader election, or 0 for a single extender without it.
@@ -126,10 +124,7 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 			return nil, err
 		}
 	}
-	if o.Nominations {
-		c.options.ExtenderArgs = append([]string{"--nominate-ahead=200", "--nominate-above=1", "--filter-best-above=1"}, c.options.ExtenderArgs...)
-	}
-	if o.Nominations || o.Samples {
+	if o.Samples {
 		rule := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"patch"}}
 		if err = c.allow(ctx, "gpushare-nominations", rule); err != nil {
 			return nil, err

@@ -284,8 +284,6 @@ func (c *cluster) testGuardOfGates(t *testing.T) {
 			t.Errorf("%s: %v, want it rejected by the guard", what, err)
 		}
 	}
-	_, err := pods.Patch(t.Context(), "guarded", types.MergePatchType, []byte(`{"status":{"nominatedNodeName":"gpu-1"}}`), metav1.PatchOptions{}, "status")
-	must(t, err) // A pod is nominated before its gate is opened.
 	must(t, patch(`{"spec":{"schedulingGates":[{"$patch":"delete","name":"gpushare.aliyun.com/fair-share"}]}}`))
 	live, err := pods.Get(t.Context(), "guarded", metav1.GetOptions{})
 	must(t, err)

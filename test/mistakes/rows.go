@@ -192,7 +192,7 @@ func cluster() []Mistake {
 		{Name: "pods leave for a nominated pod", Nodes: two()[1:], Pods: list(pod("p", 6000, fake.Nominated("n2"), fake.Priority(100)), pod("low", 8000, fake.Bound("n2", 0), terminating(time.Second))), Pod: "p",
 			Cause: diagnosis.Nominated, Words: "pods of lower priority are leaving n2 to make room for it"},
 		{Name: "pods have left for a nominated pod", Nodes: two()[1:], Pods: list(pod("p", 6000, fake.Nominated("n2"), fake.Priority(100))), Pod: "p",
-			Cause: diagnosis.Nominated, Words: "it is nominated to n2, which has GPU memory for it: pods of lower priority that use none may still be leaving"},
+			Cause: diagnosis.Nominated, Words: "it is nominated to n2, which has GPU memory for it: it is tried there next, or pods of lower priority that use none are still leaving"},
 		{Name: "pods have left for a nominated pod, and the extender is down", Nodes: two()[1:],
 			Pods: list(pod("p", 6000, fake.Nominated("n2"), fake.Priority(100), failed(`Post "`+url+`filter": dial tcp 10.96.0.5:12345: connect: connection refused`))), Pod: "p",
 			Cause: diagnosis.SchedulerError, Words: "the extender does not answer kube-scheduler's filter call: dial tcp 10.96.0.5:12345: connect: connection refused"},

@@ -46,7 +46,6 @@ args:
   - --gang-patience={{ .Values.extender.gangPatience }}
   - --gang-failure-policy={{ ternary "evict" "keep" .Values.extender.allowEvictions }}
   {{- if include "gpushare.nominates" . }}
-  - --nominate-ahead={{ int .Values.extender.nominateAhead }}
   - --percentage-of-nodes-to-score={{ include "gpushare.nodesToScore" . }}
   {{- end }}
   {{- if .Values.extender.nativeGroups }}

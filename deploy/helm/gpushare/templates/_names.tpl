@@ -63,20 +63,16 @@ registry, which has a dot or a port in its name.
 {{- if and (include "gpushare.withExtender" .) (ne .Values.extender.fairShare.mode "off") }}yes{{ end -}}
 {{- end }}
 
-{{/* Not empty if the extender may nominate pods. The guard restricts the right to patch the status of pods. A second scheduler has the
-extender's account, so the guard would restrict it too. */}}
-{{- define "gpushare.mayNominate" -}}
-{{- if and (include "gpushare.withExtender" .) (not (include "gpushare.secondScheduler" .)) .Values.guard.enabled (include "gpushare.hasPolicies" .) }}yes{{ end -}}
-{{- end }}
-
-{{/* kube-scheduler's percentageOfNodesToScore. With less than 100 the extender must be able to nominate pods. */}}
+{{/* kube-scheduler's percentageOfNodesToScore. With less than 100 the extender must be able to nominate pods, and the guard restricts the
+right to patch their status. A second scheduler has the extender's account, so the guard would restrict it too. */}}
 {{- define "gpushare.nodesToScore" -}}
-{{- ternary (int .Values.scheduler.percentageOfNodesToScore) 100 (eq "yes" (include "gpushare.mayNominate" .)) -}}
+{{- if and (include "gpushare.withExtender" .) (not (include "gpushare.secondScheduler" .)) .Values.guard.enabled (include "gpushare.hasPolicies" .) }}
+{{- int .Values.scheduler.percentageOfNodesToScore }}{{ else }}100{{ end -}}
 {{- end }}
 
-{{/* Not empty if pods are nominated: ahead of kube-scheduler, or to nodes that it doesn't offer. */}}
+{{/* Not empty if pods are nominated to nodes that kube-scheduler doesn't offer. */}}
 {{- define "gpushare.nominates" -}}
-{{- if and (include "gpushare.mayNominate" .) (or (gt (int .Values.extender.nominateAhead) 0) (lt (int (include "gpushare.nodesToScore" .)) 100)) }}yes{{ end -}}
+{{- if lt (int (include "gpushare.nodesToScore" .)) 100 }}yes{{ end -}}
 {{- end }}
 
 {{/* Not empty if this release has the extender. */}}
