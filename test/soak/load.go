@@ -101,10 +101,12 @@ func (l *load) follow(ctx context.Context, over <-chan struct{}) error {
 		return ctx.Err()
 	}
 	started := time.Now()
+	next := started
 	for !isClosed(over) && l.err() == nil {
 		l.arrive(ctx)
+		next = next.Add(l.pause(next.Sub(started))) // On a busy machine each pause ends late. That must not make arrivals fewer.
 		select {
-		case <-time.After(l.pause(time.Since(started))):
+		case <-time.After(time.Until(next)):
 		case <-over:
 		}
 	}

@@ -3,9 +3,9 @@
  *
  *     UUID, model, memory in MiB, NUMA node or "-" [, state [, NAME=VALUE]...]
  *
- * Empty lines and lines that start with '#' are skipped; an empty file is a machine without cards. The file is read at
- * every call, so a card can fail and recover while a process runs. Replace the file by rename: a partly written file is
- * an invalid one. As with the real library, the *set* of cards is fixed by the nvmlInit that raises the initialization
+ * Empty lines and lines that start with '#' are skipped; an empty file is a machine without cards. Every call uses the
+ * current file, so a card can fail and recover while a process runs. Replace the file by rename: a partly written file is
+ * an invalid one, and only another file is read again. As with the real library, the *set* of cards is fixed by the nvmlInit that raises the initialization
  * count to one: a card that is removed from the file is lost, and a card that is added is visible after shutdown and
  * another init.
  *
@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include "fake.h"
@@ -179,10 +180,9 @@ static const char *parse_card(char *line, struct card *card)
 	return problem;
 }
 
-nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
+/* Parses the cards file. */
+static nvmlReturn_t parse_cards(const char *path, FILE *file, struct card *cards, unsigned int *count, bool explain)
 {
-	const char *path = getenv("FAKE_NVML_CARDS");
-	FILE *file = path == NULL ? NULL : fopen(path, "re");
 	char *line = NULL;
 	size_t size = 0;
 	ssize_t length;
@@ -191,8 +191,6 @@ nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
 	bool mismatch = false;
 
 	*count = 0;
-	if (file == NULL)
-		return NVML_ERROR_DRIVER_NOT_LOADED;
 	while (problem == NULL && (length = getline(&line, &size, file)) >= 0) {
 		number++;
 		if (length >= MAX_LINE || strlen(line) != (size_t)length) {
@@ -220,7 +218,6 @@ nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
 	if (problem == NULL && ferror(file))
 		problem = "cannot be read";
 	free(line);
-	fclose(file);
 	if (problem == NULL && !mismatch)
 		return NVML_SUCCESS;
 	*count = 0;
@@ -229,6 +226,43 @@ nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
 	if (explain)
 		fprintf(stderr, "fake NVML: %s:%u: %s\n", path, number, problem);
 	return NVML_ERROR_UNKNOWN;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+		a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+}
+
+/* Reads the cards file, or copies what was read of it. The lock is held: a process that waits for events asks many times a second. */
+nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
+{
+	static struct stat known;
+	static struct card known_cards[MAX_CARDS];
+	static unsigned int known_count;
+	const char *path = getenv("FAKE_NVML_CARDS");
+	struct stat now;
+	FILE *file;
+	nvmlReturn_t ret = NVML_SUCCESS;
+
+	*count = 0;
+	if (path == NULL || stat(path, &now) != 0)
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	if (!same_file(&known, &now)) {
+		file = fopen(path, "re");
+		if (file == NULL || fstat(fileno(file), &now) != 0)
+			ret = NVML_ERROR_DRIVER_NOT_LOADED;
+		else
+			ret = parse_cards(path, file, known_cards, &known_count, explain);
+		if (file != NULL)
+			fclose(file);
+		known = ret == NVML_SUCCESS ? now : (struct stat){0};
+	}
+	if (ret == NVML_SUCCESS) {
+		*count = known_count;
+		memcpy(cards, known_cards, known_count * sizeof(known_cards[0]));
+	}
+	return ret;
 }
 
 static bool is_slot(nvmlDevice_t device)

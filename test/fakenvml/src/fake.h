@@ -15,7 +15,7 @@
 #define MAX_LINE 512
 #define UUID_SIZE 80
 #define MODEL_SIZE 96
-#define POLL_MS 10
+#define POLL_MS 20
 
 /* The kinds of call that can fail for a card. */
 enum call {
