@@ -286,6 +286,58 @@ func TestDisplacedAgainAndAgain(t *testing.T) {
 	}
 }
 
+// TestNobodyElseWaits: after failures have used up the budget, a group may reserve memory while no pod outside groups waits for it, and
+// gives way when one comes.
+func TestNobodyElseWaits(t *testing.T) {
+	s, wanted := newFixture(t), true
+	s.manager.Memory, s.manager.Wanted = s.ledger.Memory, func() bool { return wanted }
+	s.createMany(8, "job", 8, 16, "t")
+	s.manager.refillBudget(s.now)
+	s.manager.budget.chargeRound(s.ledger.Memory(), time.Hour)
+	step := func(others bool, phase Phase) {
+		t.Helper()
+		wanted = others
+		s.advance(100 * time.Millisecond)
+		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+		if s.manager.Phases()[phase] != 1 {
+			t.Errorf("while others wait (%t): %v", others, s.manager.Phases())
+		}
+	}
+	step(true, PhasePending)
+	if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason != OverBudget {
+		t.Errorf("while others wait: %v", reason)
+	}
+	step(false, PhasePlanned)
+	before := s.manager.budget.rounds
+	step(true, PhasePending)
+	if s.failures[GaveWay.Label] != 1 || s.manager.budget.rounds < before {
+		t.Errorf("failures %v, and the budget went from %v to %v", s.failures, before, s.manager.budget.rounds)
+	}
+	wanted = false
+	s.scheduleAll()
+	s.runUntilIdle()
+	if got := s.memberCounts()["job"]; got != [2]int{8, 0} {
+		t.Errorf("%v members are bound and pending, want 8 and 0", got)
+	}
+}
+
+// TestFailureCosts: a failed round costs only if a pod outside groups waits for memory when it ends.
+func TestFailureCosts(t *testing.T) {
+	for _, wanted := range []bool{false, true} {
+		s := newFixture(t)
+		s.manager.Memory, s.manager.Wanted = s.ledger.Memory, func() bool { return wanted }
+		s.createMany(8, "job", 8, 16, "t")
+		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+		before := s.manager.budget.rounds
+		for s.manager.Phases()[PhasePlanned] == 1 { // No member arrives.
+			s.advance(100 * time.Millisecond)
+		}
+		if costs := s.manager.budget.rounds < before; costs != wanted {
+			t.Errorf("the failure costs %t, want %t", costs, wanted)
+		}
+	}
+}
+
 // TestAlarmsBounded: a group that is planned and gives way again and again leaves no alarms behind for longer than the patience.
 func TestAlarmsBounded(t *testing.T) {
 	const interval = 100 * time.Millisecond

@@ -48,6 +48,9 @@ type Options struct {
 	GiveUpPlace func(gpu.PodUID) bool
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
+	// Wanted reports whether pods outside groups wait for GPU memory. While none does, rounds need no budget. It is called under
+	// the Manager's lock. nil means that there always are some.
+	Wanted func() bool
 	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation
 	// reservations.
 	StarvationAfter time.Duration
@@ -323,6 +326,7 @@ func (mgr *Manager) Tick(now time.Time) {
 	if mgr.nodesChanged.Swap(false) {
 		mgr.checkNodes(now)
 	}
+	mgr.yieldUnpaid(now)
 	mgr.planWaiting(now)
 	mgr.updateStarvation(now)
 }

@@ -24,6 +24,8 @@ type plan struct {
 	expires time.Time
 	// wholeCards is true if only kube-scheduler can place a member, because it asks for whole cards.
 	wholeCards bool
+	// unpaid is true if the budget didn't allow the round. It may last while no pod outside groups waits for memory.
+	unpaid bool
 	// opened is when the barrier opened; zero before.
 	opened time.Time
 	// last is the member that is bound after all others, and marks the run as whole. undecided counts the members other than
@@ -248,7 +250,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 		return NoRoom, false
 	}
 	r.triedFreed = freed
-	n := r.needed()
+	n, unpaid := r.needed(), !mgr.mayReserve(r, now)
 	if r.key.Native {
 		mgr.offerEligible(r, n, now)
 	}
@@ -259,7 +261,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	case !n.allOffered(r):
 		r.wait = AwaitsOthers
 		return r.wait, false
-	case !mgr.mayReserve(r, now):
+	case unpaid && mgr.wanted():
 		r.wait = OverBudget
 		return r.wait, false
 	case n.wholeCards && !mgr.acquireWholeCards(r, now):
@@ -274,7 +276,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	p := &plan{
 		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
-		made:    now, memory: n.memory, wholeCards: n.wholeCards,
+		made:    now, memory: n.memory, wholeCards: n.wholeCards, unpaid: unpaid,
 	}
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
 	for _, m := range n.members {
@@ -297,6 +299,19 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 func (mgr *Manager) mayReserve(r *run, now time.Time) bool {
 	mgr.refillBudget(now)
 	return r.phase == PhaseBroken || mgr.budget.allowsRound(!r.failedAt.IsZero())
+}
+
+// wanted reports whether reservations can keep memory from pods that wait for it. Groups don't keep it from each other for long: one
+// that has failed gives way to the others.
+func (mgr *Manager) wanted() bool { return mgr.Wanted == nil || mgr.Wanted() }
+
+// yieldUnpaid ends the rounds that the budget doesn't allow, once pods outside groups wait for memory.
+func (mgr *Manager) yieldUnpaid(now time.Time) {
+	for _, r := range slices.Clone(mgr.placed) {
+		if p := r.plan; p != nil && p.unpaid && !p.isOpen() && mgr.wanted() {
+			mgr.endRound(r, GaveWay, now)
+		}
+	}
 }
 
 func (mgr *Manager) refillBudget(now time.Time) {
@@ -464,8 +479,9 @@ func (mgr *Manager) dropPlan(r *run, reason Reason) {
 func (mgr *Manager) endRound(r *run, reason Reason, now time.Time) {
 	p := r.plan
 	mgr.dropPlan(r, reason)
-	mgr.refillBudget(now)
-	mgr.budget.chargeRound(p.memory, now.Sub(p.made))
+	if mgr.refillBudget(now); !p.unpaid && mgr.wanted() {
+		mgr.budget.chargeRound(p.memory, now.Sub(p.made))
+	}
 	switch reason {
 	case Expired, TimedOut, Unplaced:
 		mgr.recordEvent(r, true, EventNotBound, reason.Text)

@@ -219,6 +219,7 @@ func (s *Scheduler) newGroups() *groups {
 				return s.free.capacity(s.fair.withPlaces(planned, true), empty)
 			},
 			Memory: s.ledger.Memory,
+			Wanted: func() bool { return s.fair != nil || s.requeue.AnyRejected() }, // Fair sharing has pods that wait at a gate.
 		}),
 	}
 }

@@ -73,7 +73,7 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	if p == nil || p.group == "" {
 		return
 	}
-	if p.job != nil && p.job.impossible {
+	if p.job != nil && p.job.impossible && r.scheduler.requeue.AnyRejected() {
 		w.reserved.impossible += float64(a.Request)
 	}
 	if p.info.Node != "" || p.run != nil || w.api.joinsAlone(p.apiPod) {
