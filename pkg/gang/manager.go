@@ -48,7 +48,7 @@ type Options struct {
 	GiveUpPlace func(gpu.PodUID) bool
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
-	// Wanted reports whether pods outside groups wait for GPU memory. While none does, rounds need no budget. It is called under
+	// Wanted reports whether pods outside groups wait for GPU memory. While none does, rounds may need no budget. It is called under
 	// the Manager's lock. nil means that there always are some.
 	Wanted func() bool
 	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation
@@ -145,6 +145,10 @@ type Manager struct {
 	starvation starvationState
 
 	budget budget
+	// wantedFor is for how long others have wanted memory since this process leads, up to countedTo. isWanted is whether they did then.
+	wantedFor time.Duration
+	countedTo time.Time
+	isWanted  bool
 	// unknownPods are the pods of filter calls that the watch has not reported yet.
 	unknownPods map[gpu.PodUID]struct{}
 	// sets are the latest sets of candidate nodes. Equal sets are stored once, and most are equal.

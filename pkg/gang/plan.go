@@ -24,8 +24,10 @@ type plan struct {
 	expires time.Time
 	// wholeCards is true if only kube-scheduler can place a member, because it asks for whole cards.
 	wholeCards bool
-	// unpaid is true if the budget didn't allow the round. It may last while no pod outside groups waits for memory.
+	// unpaid is true if the budget didn't allow the round. It may last while nobody else wants the memory, see wanted.
 	unpaid bool
+	// wantedBefore is Manager.wantedFor when the places were reserved.
+	wantedBefore time.Duration
 	// opened is when the barrier opened; zero before.
 	opened time.Time
 	// last is the member that is bound after all others, and marks the run as whole. undecided counts the members other than
@@ -250,7 +252,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 		return NoRoom, false
 	}
 	r.triedFreed = freed
-	n, unpaid := r.needed(), !mgr.mayReserve(r, now)
+	n := r.needed()
 	if r.key.Native {
 		mgr.offerEligible(r, n, now)
 	}
@@ -261,13 +263,14 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	case !n.allOffered(r):
 		r.wait = AwaitsOthers
 		return r.wait, false
-	case unpaid && mgr.wanted():
+	case !mgr.mayReserve(r, now) && mgr.wanted():
 		r.wait = OverBudget
 		return r.wait, false
 	case n.wholeCards && !mgr.acquireWholeCards(r, now):
 		r.wait = OlderFirst
 		return r.wait, false
 	}
+	mgr.countWanted(now)
 	n.build(r)
 	places, ok := mgr.reserve(r, n, now)
 	if !ok {
@@ -276,7 +279,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	p := &plan{
 		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
-		made:    now, memory: n.memory, wholeCards: n.wholeCards, unpaid: unpaid,
+		made:    now, memory: n.memory, wholeCards: n.wholeCards, unpaid: !mgr.isWanted && (!r.failedAt.IsZero() || !mgr.mayReserve(r, now)), wantedBefore: mgr.wantedFor,
 	}
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
 	for _, m := range n.members {
@@ -301,14 +304,35 @@ func (mgr *Manager) mayReserve(r *run, now time.Time) bool {
 	return r.phase == PhaseBroken || mgr.budget.allowsRound(!r.failedAt.IsZero())
 }
 
-// wanted reports whether reservations can keep memory from pods that wait for it. Groups don't keep it from each other for long: one
-// that has failed gives way to the others.
-func (mgr *Manager) wanted() bool { return mgr.Wanted == nil || mgr.Wanted() }
+// wanted reports whether reservations can keep memory from others: from pods outside groups that wait for it, or from a group that has
+// never failed. Groups that have failed only keep it from each other.
+func (mgr *Manager) wanted() bool {
+	return mgr.Wanted == nil || mgr.Wanted() ||
+		slices.ContainsFunc(mgr.waiting, func(r *run) bool { return r.wait == NoRoom && r.failedAt.IsZero() })
+}
 
-// yieldUnpaid ends the rounds that the budget doesn't allow, once pods outside groups wait for memory.
+// countWanted adds up for how long others have wanted memory, to now.
+func (mgr *Manager) countWanted(now time.Time) {
+	if mgr.isWanted {
+		mgr.wantedFor += now.Sub(mgr.countedTo)
+	}
+	mgr.isWanted, mgr.countedTo = mgr.wanted(), now
+}
+
+// kept returns for how long the reservations of a round have kept memory from others.
+func (mgr *Manager) kept(p *plan, now time.Time) time.Duration {
+	mgr.countWanted(now)
+	return mgr.wantedFor - p.wantedBefore
+}
+
+// yieldUnpaid ends the rounds that the budget doesn't allow, once others want the memory.
 func (mgr *Manager) yieldUnpaid(now time.Time) {
+	unpaid := func(r *run) bool { return r.plan != nil && r.plan.unpaid }
+	if mgr.countWanted(now); !mgr.isWanted || !slices.ContainsFunc(mgr.placed, unpaid) {
+		return
+	}
 	for _, r := range slices.Clone(mgr.placed) {
-		if p := r.plan; p != nil && p.unpaid && !p.isOpen() && mgr.wanted() {
+		if unpaid(r) {
 			mgr.endRound(r, GaveWay, now)
 		}
 	}
@@ -479,9 +503,8 @@ func (mgr *Manager) dropPlan(r *run, reason Reason) {
 func (mgr *Manager) endRound(r *run, reason Reason, now time.Time) {
 	p := r.plan
 	mgr.dropPlan(r, reason)
-	if mgr.refillBudget(now); !p.unpaid && mgr.wanted() {
-		mgr.budget.chargeRound(p.memory, now.Sub(p.made))
-	}
+	mgr.refillBudget(now)
+	mgr.budget.chargeRound(p.memory, mgr.kept(p, now))
 	switch reason {
 	case Expired, TimedOut, Unplaced:
 		mgr.recordEvent(r, true, EventNotBound, reason.Text)

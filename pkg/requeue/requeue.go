@@ -270,13 +270,6 @@ func (r *Requeuer) RejectedAbove(priority int32) bool {
 	return false
 }
 
-// AnyRejected reports whether a pod was rejected and not placed since.
-func (r *Requeuer) AnyRejected() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.rejected) > 0
-}
-
 // All requests a requeue of every rejected pod by a change of the node. An empty node means any node.
 func (r *Requeuer) All(node string) {
 	r.mu.Lock()

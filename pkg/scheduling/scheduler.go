@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -131,6 +132,7 @@ type Scheduler struct {
 	// nominator is nil if kube-scheduler offers no samples.
 	nominator *nominator
 	samples   samples
+	singles   *waitingSingles
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
@@ -153,7 +155,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if !replicas {
 		o.Leading = func() error { return nil }
 	}
-	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout}
+	s := &Scheduler{
+		Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout, singles: &waitingSingles{pods: sets.New[gpu.PodUID]()},
+	}
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 		MinSample: o.minSample,
@@ -203,7 +207,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
 		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, free: s.free,
-		counts: &s.counts, nominator: s.nominator, synced: synced,
+		counts: &s.counts, singles: s.singles, nominator: s.nominator, synced: synced,
 	}
 }
 
@@ -219,7 +223,7 @@ func (s *Scheduler) newGroups() *groups {
 				return s.free.capacity(s.fair.withPlaces(planned, true), empty)
 			},
 			Memory: s.ledger.Memory,
-			Wanted: func() bool { return s.fair != nil || s.requeue.AnyRejected() }, // Fair sharing has pods that wait at a gate.
+			Wanted: s.singles.any,
 		}),
 	}
 }

@@ -35,6 +35,16 @@ func TestScenes(t *testing.T) {
 			w.runFor(minute)
 			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})
 		}},
+		"groups that miss what the extender doesn't know, and fill the cluster": {1, func(w *world) {
+			for i := range 5 {
+				w.api.addNode(fmt.Sprint("n", i), "a", 32, 16, 16, 16, 16, 16, 16)
+			}
+			for i := range 20 {
+				w.group(fmt.Sprint("g", i), 6, podSpec{memory: 16, cpu: 1, port: 80}).impossible = true
+			}
+			w.runFor(minute)
+			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})
+		}},
 		"a group that no scheduler places": {1, func(w *world) {
 			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
 			w.group("g", 4, podSpec{memory: 16, scheduler: absentScheduler}).impossible = true
