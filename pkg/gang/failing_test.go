@@ -286,60 +286,6 @@ func TestDisplacedAgainAndAgain(t *testing.T) {
 	}
 }
 
-// TestNobodyElseWaits: after failures have used up the budget, a group may reserve memory while no pod outside groups waits for it, and
-// gives way when one comes.
-func TestNobodyElseWaits(t *testing.T) {
-	s, wanted := newFixture(t), true
-	s.manager.Memory, s.manager.Wanted = s.ledger.Memory, func() bool { return wanted }
-	s.createMany(8, "job", 8, 16, "t")
-	s.manager.refillBudget(s.now)
-	s.manager.budget.chargeRound(s.ledger.Memory(), time.Hour)
-	step := func(others bool, phase Phase) {
-		t.Helper()
-		wanted = others
-		s.advance(100 * time.Millisecond)
-		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-		if s.manager.Phases()[phase] != 1 {
-			t.Errorf("while others wait (%t): %v", others, s.manager.Phases())
-		}
-	}
-	step(true, PhasePending)
-	if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason != OverBudget {
-		t.Errorf("while others wait: %v", reason)
-	}
-	step(false, PhasePlanned)
-	step(true, PhasePending)
-	if s.failures[GaveWay.Label] != 1 {
-		t.Errorf("failures %v, want one that gave way", s.failures)
-	}
-	wanted = false
-	s.scheduleAll()
-	s.runUntilIdle()
-	if got := s.memberCounts()["job"]; got != [2]int{8, 0} {
-		t.Errorf("%v members are bound and pending, want 8 and 0", got)
-	}
-}
-
-// TestFailureCosts: a failed round costs its memory for the time in which a pod outside groups waits.
-func TestFailureCosts(t *testing.T) {
-	for _, wait := range []time.Duration{0, 10 * time.Second, time.Hour} {
-		s := newFixture(t)
-		start := s.now
-		s.manager.Memory, s.manager.Wanted = s.ledger.Memory, func() bool { return s.now.Sub(start) < wait }
-		s.createMany(8, "job", 8, 16, "t")
-		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-		before := s.manager.budget.rounds
-		for s.manager.Phases()[PhasePlanned] == 1 { // No member arrives.
-			s.advance(100 * time.Millisecond)
-		}
-		lasted := s.now.Sub(start)
-		want := s.manager.budget.seconds(min(wait, lasted)) // The budget was full, so nothing accrued.
-		if got := before - s.manager.budget.rounds; want > 1.02*got || got > 1.02*want {
-			t.Errorf("others waited for %v of %v: it cost %v, want %v", wait, lasted, got, want)
-		}
-	}
-}
-
 // TestAlarmsBounded: a group that is planned and gives way again and again leaves no alarms behind for longer than the patience.
 func TestAlarmsBounded(t *testing.T) {
 	const interval = 100 * time.Millisecond

@@ -48,9 +48,6 @@ type Options struct {
 	GiveUpPlace func(gpu.PodUID) bool
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
-	// Wanted reports whether pods outside groups wait for GPU memory. While none does, rounds may need no budget. It is called under
-	// the Manager's lock. nil means that there always are some.
-	Wanted func() bool
 	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation
 	// reservations.
 	StarvationAfter time.Duration
@@ -145,10 +142,6 @@ type Manager struct {
 	starvation starvationState
 
 	budget budget
-	// wantedFor is for how long others have wanted memory since this process leads, up to countedTo. isWanted is whether they did then.
-	wantedFor time.Duration
-	countedTo time.Time
-	isWanted  bool
 	// unknownPods are the pods of filter calls that the watch has not reported yet.
 	unknownPods map[gpu.PodUID]struct{}
 	// sets are the latest sets of candidate nodes. Equal sets are stored once, and most are equal.
@@ -330,7 +323,6 @@ func (mgr *Manager) Tick(now time.Time) {
 	if mgr.nodesChanged.Swap(false) {
 		mgr.checkNodes(now)
 	}
-	mgr.yieldUnpaid(now)
 	mgr.planWaiting(now)
 	mgr.updateStarvation(now)
 }

@@ -24,10 +24,6 @@ type plan struct {
 	expires time.Time
 	// wholeCards is true if only kube-scheduler can place a member, because it asks for whole cards.
 	wholeCards bool
-	// unpaid is true if the budget didn't allow the round. It may last while nobody else wants the memory, see wanted.
-	unpaid bool
-	// wantedBefore is Manager.wantedFor when the places were reserved.
-	wantedBefore time.Duration
 	// opened is when the barrier opened; zero before.
 	opened time.Time
 	// last is the member that is bound after all others, and marks the run as whole. undecided counts the members other than
@@ -263,14 +259,13 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	case !n.allOffered(r):
 		r.wait = AwaitsOthers
 		return r.wait, false
-	case !mgr.mayReserve(r, now) && mgr.wanted():
+	case !mgr.mayReserve(r, now):
 		r.wait = OverBudget
 		return r.wait, false
 	case n.wholeCards && !mgr.acquireWholeCards(r, now):
 		r.wait = OlderFirst
 		return r.wait, false
 	}
-	mgr.countWanted(now)
 	n.build(r)
 	places, ok := mgr.reserve(r, n, now)
 	if !ok {
@@ -279,7 +274,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	p := &plan{
 		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
-		made:    now, memory: n.memory, wholeCards: n.wholeCards, unpaid: !mgr.isWanted && (!r.failedAt.IsZero() || !mgr.mayReserve(r, now)), wantedBefore: mgr.wantedFor,
+		made:    now, memory: n.memory, wholeCards: n.wholeCards,
 	}
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
 	for _, m := range n.members {
@@ -302,40 +297,6 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 func (mgr *Manager) mayReserve(r *run, now time.Time) bool {
 	mgr.refillBudget(now)
 	return r.phase == PhaseBroken || mgr.budget.allowsRound(!r.failedAt.IsZero())
-}
-
-// wanted reports whether reservations can keep memory from others: from pods outside groups that wait for it, or from a group that has
-// never failed. Groups that have failed only keep it from each other.
-func (mgr *Manager) wanted() bool {
-	return mgr.Wanted == nil || mgr.Wanted() ||
-		slices.ContainsFunc(mgr.waiting, func(r *run) bool { return r.wait == NoRoom && r.failedAt.IsZero() })
-}
-
-// countWanted adds up for how long others have wanted memory, to now.
-func (mgr *Manager) countWanted(now time.Time) {
-	if mgr.isWanted {
-		mgr.wantedFor += now.Sub(mgr.countedTo)
-	}
-	mgr.isWanted, mgr.countedTo = mgr.wanted(), now
-}
-
-// kept returns for how long the reservations of a round have kept memory from others.
-func (mgr *Manager) kept(p *plan, now time.Time) time.Duration {
-	mgr.countWanted(now)
-	return mgr.wantedFor - p.wantedBefore
-}
-
-// yieldUnpaid ends the rounds that the budget doesn't allow, once others want the memory.
-func (mgr *Manager) yieldUnpaid(now time.Time) {
-	unpaid := func(r *run) bool { return r.plan != nil && r.plan.unpaid }
-	if mgr.countWanted(now); !mgr.isWanted || !slices.ContainsFunc(mgr.placed, unpaid) {
-		return
-	}
-	for _, r := range slices.Clone(mgr.placed) {
-		if unpaid(r) {
-			mgr.endRound(r, GaveWay, now)
-		}
-	}
 }
 
 func (mgr *Manager) refillBudget(now time.Time) {
@@ -504,7 +465,7 @@ func (mgr *Manager) endRound(r *run, reason Reason, now time.Time) {
 	p := r.plan
 	mgr.dropPlan(r, reason)
 	mgr.refillBudget(now)
-	mgr.budget.chargeRound(p.memory, mgr.kept(p, now))
+	mgr.budget.chargeRound(p.memory, now.Sub(p.made))
 	switch reason {
 	case Expired, TimedOut, Unplaced:
 		mgr.recordEvent(r, true, EventNotBound, reason.Text)

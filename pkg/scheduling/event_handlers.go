@@ -25,7 +25,6 @@ type eventHandlers struct {
 	fair    *fairShare
 	free    *freeResources
 	counts  *counts
-	singles *waitingSingles
 	// nominator is nil if kube-scheduler offers no samples.
 	nominator *nominator
 	synced    func()
@@ -42,7 +41,6 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.podGone(old.UID)
 	}
 	h.nominator.updated(pod)
-	h.singles.updated(pod, h.groups.memberOf(pod) == nil)
 	if pod.Ended && old != nil && !old.Ended {
 		h.fair.freed(pod.Node)
 	}
@@ -84,7 +82,6 @@ func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.evictor.Forget(uid)
 	h.counts.forget(uid)
 	h.nominator.gone(uid)
-	h.singles.gone(uid)
 	h.ledger.RemoveNomination(uid)
 }
 

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -132,7 +131,6 @@ type Scheduler struct {
 	// nominator is nil if kube-scheduler offers no samples.
 	nominator *nominator
 	samples   samples
-	singles   *waitingSingles
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
@@ -155,9 +153,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if !replicas {
 		o.Leading = func() error { return nil }
 	}
-	s := &Scheduler{
-		Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout, singles: &waitingSingles{pods: sets.New[gpu.PodUID]()},
-	}
+	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout}
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 		MinSample: o.minSample,
@@ -207,7 +203,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
 		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, free: s.free,
-		counts: &s.counts, singles: s.singles, nominator: s.nominator, synced: synced,
+		counts: &s.counts, nominator: s.nominator, synced: synced,
 	}
 }
 
@@ -223,7 +219,6 @@ func (s *Scheduler) newGroups() *groups {
 				return s.free.capacity(s.fair.withPlaces(planned, true), empty)
 			},
 			Memory: s.ledger.Memory,
-			Wanted: s.singles.any,
 		}),
 	}
 }

@@ -59,13 +59,6 @@ func (w *world) checkLedger(r *replica) {
 	}
 }
 
-// singlesWait reports whether kube-scheduler has rejected a pod outside groups that is pending.
-func (w *world) singlesWait() bool {
-	return slices.ContainsFunc(w.scheduler.order, func(p *schedPod) bool {
-		return !p.gone && p.group == "" && (p.state == schedParked || p.state == schedBackoff)
-	})
-}
-
 func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	known := r.reserved[a.UID]
 	if known == nil {
@@ -80,7 +73,7 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	if p == nil || p.group == "" {
 		return
 	}
-	if p.job != nil && p.job.impossible && w.singlesWait() {
+	if p.job != nil && p.job.impossible {
 		w.reserved.impossible += float64(a.Request)
 	}
 	if p.info.Node != "" || p.run != nil || w.api.joinsAlone(p.apiPod) {

@@ -29,8 +29,6 @@ type kubeScheduler struct {
 	parked int
 	// cycling is true while a cycle runs or is scheduled.
 	cycling bool
-	// stopped is until when no cycle begins.
-	stopped time.Duration
 	cursor  int
 	cycles  int
 	// offered is when a filter call was last made for a member.
@@ -300,10 +298,6 @@ func (k *kubeScheduler) pop() *schedPod {
 
 // cycle is one scheduling cycle.
 func (k *kubeScheduler) cycle() {
-	if k.stopped > k.w.now {
-		k.w.after(k.stopped-k.w.now, k.cycle)
-		return
-	}
 	k.cycling = false
 	p := k.pop()
 	if p == nil {
