@@ -5,9 +5,9 @@
  *
  * Empty lines and lines that start with '#' are skipped; an empty file is a machine without cards. Every call uses the
  * current file, so a card can fail and recover while a process runs. Replace the file by rename: a partly written file is
- * an invalid one, and only another file is read again. As with the real library, the *set* of cards is fixed by the nvmlInit that raises the initialization
- * count to one: a card that is removed from the file is lost, and a card that is added is visible after shutdown and
- * another init.
+ * invalid, and a file that was parsed is parsed again only if its inode, size or change time differs. As with the real
+ * library, the *set* of cards is fixed by the nvmlInit that raises the initialization count to one: a card that is removed
+ * from the file is lost, and a card that is added is visible after shutdown and another init.
  *
  * The tables below define the states and the names and values. The line "mismatch" is a driver whose version doesn't match the library: every
  * call fails with NVML_ERROR_LIB_RM_VERSION_MISMATCH. No file: NVML_ERROR_DRIVER_NOT_LOADED. An invalid file:
@@ -234,7 +234,7 @@ static bool same_file(const struct stat *a, const struct stat *b)
 		a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
 }
 
-/* Reads the cards file, or copies what was read of it. The lock is held: a process that waits for events asks many times a second. */
+/* Returns the cards of the file, which is parsed only if it has changed: waiting for events calls this many times a second. */
 nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
 {
 	static struct stat known;
