@@ -8,8 +8,9 @@ import (
 
 // budget bounds the memory that is reserved without success, over all groups. Its unit is memory times seconds. It has two
 // accounts, which are refilled at constant rates. A round that ends before the barrier opens costs what it kept from
-// others. A round whose members came together costs nothing: the group can run, even if a bind failed. A fruitless
-// starvation reservation costs the free memory that it kept from others. It doesn't keep groups from rounds.
+// others. One that the budget doesn't allow yields, and costs nothing (see plan.yields). A round whose members came together
+// costs nothing either: the group can run, even if a bind failed. A fruitless starvation reservation costs the free memory
+// that it kept from others. It doesn't keep groups from rounds.
 type budget struct {
 	total              gpu.Memory
 	rounds, starvation account

@@ -262,27 +262,125 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 	}
 }
 
-// TestDisplacedAgainAndAgain: a group whose members never arrive costs the budget what it keeps from others, also if pods of
-// higher priority end each of its rounds before it fails.
+// TestDisplacedAgainAndAgain: a group whose members never arrive keeps little memory from others of its priority, also if pods of higher
+// priority end each of its rounds before it fails.
 func TestDisplacedAgainAndAgain(t *testing.T) {
 	s := newFixture(t)
 	s.manager.Memory = s.ledger.Memory
 	s.manager.StarvationAfter = 0
 	s.createMany(8, "job", 8, 16, "t")
 	important := gpu.Pod{UID: "important", Request: 16, Priority: 1}
-	reserved := 0
+	kept := 0
 	for second := range 3600 {
 		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
 		s.advance(time.Second)
-		if s.manager.Phases()[PhasePlanned] == 1 {
-			reserved++
+		if s.manager.Phases()[PhasePlanned] == 1 && !s.manager.Yields(s.created[0].UID) {
+			kept++
 		}
 		if second%5 == 4 {
 			s.manager.Displace(important, s.nodes, s.now)
 		}
 	}
-	if reserved > 3600/20 {
-		t.Errorf("all memory is reserved for %d s of an hour", reserved)
+	if kept == 0 || kept > 3600/20 {
+		t.Errorf("all memory is kept from others for %d s of an hour", kept)
+	}
+}
+
+// overBudget returns a fixture whose budget is used up, with a group that fills the cluster and has failed.
+func overBudget(t *testing.T) *fixture {
+	s := newFixture(t)
+	s.manager.Memory, s.manager.StarvationAfter = s.ledger.Memory, 0
+	s.createMany(8, "job", 8, 16, "t")
+	s.manager.refillBudget(s.now)
+	s.manager.budget.chargeRound(s.ledger.Memory(), time.Hour)
+	return s
+}
+
+// TestYields: when the budget is used up, a group reserves memory that others take if they need it, which costs nothing.
+func TestYields(t *testing.T) {
+	single := gpu.Pod{UID: "single", Request: 16}
+	for name, tc := range map[string]struct {
+		before, others func(s *fixture)
+		// reserves is true if the group reserves memory, keeps if it has it still after the others.
+		reserves, keeps bool
+	}{
+		"no other pod needs it": {nil, func(*fixture) {}, true, true},
+		"a pod of the same priority needs it": {nil, func(s *fixture) {
+			if !s.manager.Displace(single, s.nodes, s.now) || !s.fits(single) {
+				t.Error("the pod doesn't get it")
+			}
+		}, true, false},
+		"a pod that needs more than a card": {nil, func(s *fixture) {
+			s.manager.Displace(gpu.Pod{UID: "large", Request: 17}, s.nodes, s.now)
+		}, true, true},
+		"a pod was rejected on a sample": {nil, func(s *fixture) { s.manager.RejectedOnSample(s.now) }, true, false},
+		"a pod was rejected on a sample before": {func(s *fixture) { s.manager.RejectedOnSample(s.now) }, func(*fixture) {},
+			false, false},
+		"over a minute before": {func(s *fixture) {
+			s.manager.RejectedOnSample(s.now)
+			s.advance(keepFor)
+		}, func(*fixture) {}, true, true},
+		"the group has a starvation reservation": {func(s *fixture) {
+			s.manager.starvation.run = s.manager.members[s.created[0].UID].run
+		}, func(*fixture) {}, false, false},
+		"pods wait at gates": {func(s *fixture) { s.manager.GatesWait = true }, func(*fixture) {}, false, false},
+		"a group that the budget allows needs it": {nil, func(s *fixture) {
+			s.manager.budget.rounds = s.manager.budget.seconds(saved)
+			s.createMany(8, "later", 8, 16, "t")
+			s.manager.Filter(s.created[8].UID, s.nodes, s.now)
+			if _, _, ok := s.ledger.Lookup(s.created[8].UID); !ok {
+				t.Error("the group doesn't get it")
+			}
+		}, true, false},
+		"a later group that yields too": {nil, func(s *fixture) {
+			s.createMany(8, "later", 8, 16, "t")
+			s.manager.Filter(s.created[8].UID, s.nodes, s.now)
+		}, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := overBudget(t)
+			if tc.before != nil {
+				tc.before(s)
+			}
+			result, debt := s.manager.Filter(s.created[0].UID, s.nodes, s.now), s.manager.budget.rounds
+			if got := len(result.Nodes) > 0; got != tc.reserves || s.manager.Yields(s.created[0].UID) != got || !got && result.Reason != OverBudget {
+				t.Fatalf("reserves %t, want %t: %v", got, tc.reserves, result.Reason)
+			}
+			tc.others(s)
+			if got := s.manager.Yields(s.created[0].UID); got != tc.keeps {
+				t.Errorf("keeps its memory: %t, want %t", got, tc.keeps)
+			}
+			if s.manager.budget.rounds < debt {
+				t.Error("the round costs something")
+			}
+		})
+	}
+}
+
+// TestYieldsAndRuns: a group runs although the budget is used up, if no other pod needs the memory.
+func TestYieldsAndRuns(t *testing.T) {
+	s := overBudget(t)
+	s.scheduleAll()
+	s.runUntilIdle()
+	if got := s.memberCounts()["job"]; got != [2]int{8, 0} {
+		t.Errorf("%v members are bound and pending, want 8 and 0", got)
+	}
+}
+
+// TestYieldsTakesNothing: a group over the budget takes no memory from one that the budget allows, whatever their priorities are.
+func TestYieldsTakesNothing(t *testing.T) {
+	s := newFixture(t)
+	s.manager.Memory, s.manager.StarvationAfter = s.ledger.Memory, 0
+	s.createMany(8, "low", 8, 16, "t")
+	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	s.manager.budget.chargeRound(s.ledger.Memory(), time.Hour)
+	s.createMany(8, "high", 8, 16, "t")
+	for _, p := range s.created[8:] {
+		p.Priority = 1
+		s.report(p)
+	}
+	if result := s.manager.Filter(s.created[8].UID, s.nodes, s.now); result.Reason != NoRoom {
+		t.Errorf("the group over the budget: %v, %v", result.Nodes, result.Reason)
 	}
 }
 

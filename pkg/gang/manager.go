@@ -48,6 +48,8 @@ type Options struct {
 	GiveUpPlace func(gpu.PodUID) bool
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
+	// GatesWait is true if pods wait at scheduling gates until their memory is free, and so can't take it from a round that yields.
+	GatesWait bool
 	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation
 	// reservations.
 	StarvationAfter time.Duration
@@ -134,8 +136,10 @@ type Manager struct {
 	// places are the planned members by node that are not bound yet.
 	places map[string]map[gpu.PodUID]struct{}
 	burst  freeBurst
-	// noRoomFor holds, by needs.likeness, the ranks of runs for which there was no room since the latest Tick.
-	noRoomFor map[string]rank
+	// noRoomFor holds the ranks of runs for which there was no room since the latest Tick.
+	noRoomFor map[likeness]rank
+	// noYieldBefore is until when no round may yield.
+	noYieldBefore time.Time
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
 	work       int
 	resumeAt   *rank
@@ -156,7 +160,7 @@ type Manager struct {
 func New(o Options) *Manager {
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
-		places: map[string]map[gpu.PodUID]struct{}{}, noRoomFor: map[string]rank{}, sets: map[fingerprint]*candidates{},
+		places: map[string]map[gpu.PodUID]struct{}{}, noRoomFor: map[likeness]rank{}, sets: map[fingerprint]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }

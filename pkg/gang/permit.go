@@ -185,7 +185,7 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 func (mgr *Manager) timeOut(r *run, now time.Time) {
 	p := r.plan
 	mgr.refillBudget(now)
-	if p.held <= p.maxHeld || !mgr.budget.covers(p.memory, now.Sub(p.made)) {
+	if p.held <= p.maxHeld || !p.yields && !mgr.budget.covers(p.memory, now.Sub(p.made)) {
 		mgr.endRound(r, TimedOut, now)
 		return
 	}

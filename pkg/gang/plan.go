@@ -24,6 +24,8 @@ type plan struct {
 	expires time.Time
 	// wholeCards is true if only kube-scheduler can place a member, because it asks for whole cards.
 	wholeCards bool
+	// yields is true if the budget didn't allow the round: other pods and groups take the memory if they need it, so it costs nothing.
+	yields bool
 	// opened is when the barrier opened; zero before.
 	opened time.Time
 	// last is the member that is bound after all others, and marks the run as whole. undecided counts the members other than
@@ -83,6 +85,13 @@ type needs struct {
 	likeness string
 	// mixed is true if not all requests are alike.
 	mixed bool
+}
+
+// likeness is equal for runs that find room at the same time.
+type likeness struct {
+	needs string
+	// paid is true if the budget allows the run's round.
+	paid bool
 }
 
 // needed returns the needs. The oldest members are placed first; further ones once the run is running.
@@ -248,7 +257,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 		return NoRoom, false
 	}
 	r.triedFreed = freed
-	n := r.needed()
+	n, paid := r.needed(), mgr.budgetAllows(r, now)
 	if r.key.Native {
 		mgr.offerEligible(r, n, now)
 	}
@@ -259,22 +268,22 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	case !n.allOffered(r):
 		r.wait = AwaitsOthers
 		return r.wait, false
-	case !mgr.mayReserve(r, now):
+	case !paid && !mgr.mayYield(r, now):
 		r.wait = OverBudget
 		return r.wait, false
-	case n.wholeCards && !mgr.acquireWholeCards(r, now):
+	case n.wholeCards && !mgr.acquireWholeCards(r, paid, now):
 		r.wait = OlderFirst
 		return r.wait, false
 	}
 	n.build(r)
-	places, ok := mgr.reserve(r, n, now)
+	places, ok := mgr.reserve(r, n, paid, now)
 	if !ok {
 		r.noRoomAt, r.noRoomFreed, r.wait = now, freed, NoRoom
 		return NoRoom, false
 	}
 	p := &plan{
 		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
-		made:    now, memory: n.memory, wholeCards: n.wholeCards,
+		made:    now, memory: n.memory, wholeCards: n.wholeCards, yields: !paid,
 	}
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
 	for _, m := range n.members {
@@ -292,11 +301,41 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	return Reason{}, true
 }
 
-// mayReserve reports whether the budget lets the run reserve memory. Broken runs may: they are evicted if that doesn't
+// budgetAllows reports whether the budget lets the run keep memory from others. Broken runs may: they are evicted if that doesn't
 // help.
-func (mgr *Manager) mayReserve(r *run, now time.Time) bool {
+func (mgr *Manager) budgetAllows(r *run, now time.Time) bool {
 	mgr.refillBudget(now)
 	return r.phase == PhaseBroken || mgr.budget.allowsRound(!r.failedAt.IsZero())
+}
+
+// keepFor is for how long no round may yield after RejectedOnSample.
+const keepFor = time.Minute
+
+// mayYield reports whether a run that the budget doesn't allow to reserve memory may do so in a round that yields. One that has a
+// starvation reservation would lose it to any pod, and so keeps that instead.
+func (mgr *Manager) mayYield(r *run, now time.Time) bool {
+	return !mgr.GatesWait && !now.Before(mgr.noYieldBefore) && mgr.starvation.run != r
+}
+
+// RejectedOnSample records that filter rejected a pod outside groups, and saw only a sample of the nodes that it can use. The pod can't
+// take memory of the other ones from rounds that yield. So these end, and there are none for a while.
+func (mgr *Manager) RejectedOnSample(now time.Time) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	mgr.noYieldBefore = now.Add(keepFor)
+	for _, r := range slices.Clone(mgr.placed) {
+		if r.plan.yields {
+			mgr.endRound(r, GaveWay, now)
+		}
+	}
+}
+
+// takesFrom reports whether r may end the round of another run to get its memory. paid is true if the budget allows r's round.
+func (r *run) takesFrom(o *run, paid bool) bool {
+	if paid == o.plan.yields {
+		return paid
+	}
+	return r.rank.compare(o.rank) < 0
 }
 
 func (mgr *Manager) refillBudget(now time.Time) {
@@ -305,15 +344,16 @@ func (mgr *Manager) refillBudget(now time.Time) {
 	}
 }
 
-// reserve reserves memory for the requests. Plans of runs that go after r give way, from the last, but no more than
+// reserve reserves memory for the requests. Plans of runs that r takes from give way, from the last, but no more than
 // needed.
-func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Reservation, bool) {
+func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledger.Reservation, bool) {
 	if len(n.requests) == 0 {
 		return nil, true
 	}
 	// If a run found no room, one that is like it and goes after it finds none either: it has fewer others that yield.
 	starving := mgr.starvation.run == r // Only r sees the memory that is reserved for it.
-	if before, failed := mgr.noRoomFor[n.likeness]; failed && before.compare(r.rank) <= 0 && !starving {
+	like := likeness{n.likeness, paid}
+	if before, failed := mgr.noRoomFor[like]; failed && before.compare(r.rank) <= 0 && !starving {
 		return nil, false
 	}
 	mgr.work += len(n.requests)
@@ -322,7 +362,7 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Reservati
 			mgr.GiveUpPlace(m.UID)
 		}
 	}
-	younger, yielding := mgr.yielding(func(o *run) bool { return r.rank.compare(o.rank) < 0 })
+	younger, yielding := mgr.yielding(func(o *run) bool { return r.takesFrom(o, paid) })
 	capacity := mgr.capacity(false)
 	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
 	if places == nil && n.mixed && capacity != nil {
@@ -334,7 +374,7 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Reservati
 	}
 	if places == nil {
 		if !starving {
-			mgr.noRoomFor[n.likeness] = r.rank
+			mgr.noRoomFor[like] = r.rank
 		}
 		return nil, false
 	}
@@ -362,8 +402,8 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 	return runs, uids
 }
 
-// Displace lets plans of runs with a lower priority than the pod's give way if the pod then fits one of the nodes: the
-// last ones in the order, and no more than needed. It reports whether it did.
+// Displace lets plans of runs that have a lower priority than the pod, or that yield, give way if the pod then fits one of the nodes:
+// the last ones in the order, and no more than needed. It reports whether it did.
 func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -371,7 +411,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) {
 		return false
 	}
-	runs, yielding := mgr.yielding(func(r *run) bool { return r.rank.priority < pod.Priority })
+	runs, yielding := mgr.yielding(func(r *run) bool { return r.rank.priority < pod.Priority || r.plan.yields })
 	if len(runs) == 0 {
 		return false
 	}
@@ -386,15 +426,15 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	return yielded > 0
 }
 
-// acquireWholeCards reports whether r may make a plan with whole cards, and drops such plans of runs that go after it.
+// acquireWholeCards reports whether r may make a plan with whole cards, and drops such plans of runs that it takes from.
 // The ledger doesn't count whole cards, so only one such run gathers at a time: two of them could each take the half
 // that the other one needs.
-func (mgr *Manager) acquireWholeCards(r *run, now time.Time) bool {
+func (mgr *Manager) acquireWholeCards(r *run, paid bool, now time.Time) bool {
 	for _, o := range slices.Clone(mgr.placed) {
 		if !o.plan.wholeCards {
 			continue
 		}
-		if o.rank.compare(r.rank) < 0 {
+		if !r.takesFrom(o, paid) {
 			return false
 		}
 		mgr.endRound(o, GaveWay, now)
@@ -464,8 +504,9 @@ func (mgr *Manager) dropPlan(r *run, reason Reason) {
 func (mgr *Manager) endRound(r *run, reason Reason, now time.Time) {
 	p := r.plan
 	mgr.dropPlan(r, reason)
-	mgr.refillBudget(now)
-	mgr.budget.chargeRound(p.memory, now.Sub(p.made))
+	if mgr.refillBudget(now); !p.yields {
+		mgr.budget.chargeRound(p.memory, now.Sub(p.made))
+	}
 	switch reason {
 	case Expired, TimedOut, Unplaced:
 		mgr.recordEvent(r, true, EventNotBound, reason.Text)

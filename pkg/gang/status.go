@@ -50,6 +50,14 @@ func (r *run) reason(m *member) Reason {
 	return r.incomplete()
 }
 
+// Yields reports whether memory is reserved for the pod that other pods take if they need it.
+func (mgr *Manager) Yields(uid gpu.PodUID) bool {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
+	return m != nil && m.run != nil && m.run.plan != nil && m.run.plan.yields && m.run.plan.members[uid] != nil && m.run.plan.members[uid].reserved
+}
+
 // GangOf returns the group of the pod.
 func (mgr *Manager) GangOf(uid gpu.PodUID) (Key, bool) {
 	mgr.mu.Lock()

@@ -16,8 +16,8 @@ import (
 // makes the filter call for its next pod, often one of their members, before it binds this one.
 const displacerLife = 12 * time.Second
 
-// displace makes groups of lower priority give up places that they have reserved and not bound, if the pod then fits one of the
-// nodes. The pod gets an assumed allocation there for a while. displace reports whether it did so.
+// displace makes groups of lower priority, and those whose reservation the budget doesn't cover, give up places that they have reserved
+// and not bound, if the pod then fits one of the nodes. The pod gets an assumed allocation there for a while. displace reports whether it did so.
 func (s *Scheduler) displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if s.groups == nil || len(nodes) == 0 || !s.groups.manager.Displace(pod, nodes, now) {
 		return false
@@ -28,7 +28,7 @@ func (s *Scheduler) displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	for _, node := range names(nodes, best.Candidates()) {
 		if _, err := s.ledger.Reserve(node, pod, s.CardPolicy, now); err == nil {
 			s.groups.displacers.add(displacer{pod.UID, now.Add(displacerLife)})
-			klog.Background().Info("Memory that was reserved for groups is given to a pod of higher priority",
+			klog.Background().Info("Memory that was reserved for groups is given to a pod that goes first",
 				"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority, "node", node)
 			return true
 		}

@@ -93,6 +93,9 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		} else {
 			s.recordRejection(object, pod, result, now)
 		}
+		if s.groups != nil && s.sampled(nodes) {
+			s.groups.manager.RejectedOnSample(now)
+		}
 		return result, nil
 	}
 	// If a later step rejects the nominated node, the pod is requeued, since other nodes may fit.

@@ -218,7 +218,7 @@ func (s *Scheduler) newGroups() *groups {
 			Capacity: func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
 				return s.free.capacity(s.fair.withPlaces(planned, true), empty)
 			},
-			Memory: s.ledger.Memory,
+			Memory: s.ledger.Memory, GatesWait: s.FairShare.On,
 		}),
 	}
 }

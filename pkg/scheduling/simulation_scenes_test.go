@@ -35,6 +35,34 @@ func TestScenes(t *testing.T) {
 			w.runFor(minute)
 			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})
 		}},
+		"groups that miss what the extender doesn't know, and fill the cluster": {1, func(w *world) {
+			for i := range 5 {
+				w.api.addNode(fmt.Sprint("n", i), "a", 32, 16, 16, 16, 16, 16, 16)
+			}
+			for i := range 20 { // Each of them takes a sixth of it.
+				w.group(fmt.Sprint("g", i), 6, podSpec{memory: 16, cpu: 1, port: 80}).impossible = true
+			}
+			w.runFor(minute)
+			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})
+		}},
+		"kube-scheduler stands still again and again, while a group has all memory reserved": {1, func(w *world) {
+			for i := range 10 {
+				w.api.addNode(fmt.Sprint("n", i), "a", 32, 16, 16, 16, 16)
+			}
+			w.group("g", 40, podSpec{memory: 16})
+			for range 4 {
+				phases := func() map[gang.Phase]int { return w.replicas[0].scheduler.groups.manager.Phases() }
+				for range 30_000 {
+					if w.runFor(time.Millisecond); phases()[gang.PhasePlanned]+phases()[gang.PhasePermitting] > 0 {
+						break
+					}
+				}
+				w.scheduler.stopped = w.now + 45*time.Second
+				w.runFor(45 * time.Second)
+			}
+			w.runFor(minute)
+			w.wantWhole("g", 40)
+		}},
 		"a group that no scheduler places": {1, func(w *world) {
 			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
 			w.group("g", 4, podSpec{memory: 16, scheduler: absentScheduler}).impossible = true

@@ -29,6 +29,8 @@ type kubeScheduler struct {
 	parked int
 	// cycling is true while a cycle runs or is scheduled.
 	cycling bool
+	// stopped is until when no cycle begins.
+	stopped time.Duration
 	cursor  int
 	cycles  int
 	// offered is when a filter call was last made for a member.
@@ -298,6 +300,10 @@ func (k *kubeScheduler) pop() *schedPod {
 
 // cycle is one scheduling cycle.
 func (k *kubeScheduler) cycle() {
+	if k.stopped > k.w.now {
+		k.w.after(k.stopped-k.w.now, k.cycle)
+		return
+	}
 	k.cycling = false
 	p := k.pop()
 	if p == nil {
@@ -348,7 +354,9 @@ func (k *kubeScheduler) cycle() {
 			k.kick()
 			return
 		}
-		names = result.Names()
+		if names = result.Names(); len(names) == 0 {
+			k.w.checkRejection(r, p, nodes)
+		}
 	}
 	if len(names) == 0 {
 		p.byExtender = true

@@ -36,7 +36,11 @@ func TestStarvation(t *testing.T) {
 		}
 		return time.Now().After(until)
 	})
+	// While the extender restarts, the running pods end and none is bound: a pending gang would find the cards free.
+	f.DeleteGroup("big")
 	c.RestartExtenderWith(t, flagStarvationAfter+starvationAfter.String())
+	f.waitCounts("the cards are full again", func(counts map[string]int) bool { return counts[""] >= 16 })
+	f.createGang("big", 6)
 
 	var took []time.Duration
 	rounds := controlplane.Times(1, 10)
