@@ -55,7 +55,11 @@ func (mgr *Manager) Yields(uid gpu.PodUID) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
-	return m != nil && m.run != nil && m.run.plan != nil && m.run.plan.yields && m.run.plan.members[uid] != nil && m.run.plan.members[uid].reserved
+	if m == nil || m.run == nil || m.run.plan == nil || m.run.plan.isOpen() {
+		return false
+	}
+	pm := m.run.plan.members[uid]
+	return m.run.plan.yields && pm != nil && pm.reserved
 }
 
 // GangOf returns the group of the pod.
