@@ -2,6 +2,8 @@ package gang
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -313,11 +315,18 @@ func TestYields(t *testing.T) {
 		"a pod that needs more than a card": {nil, func(s *fixture) {
 			s.manager.Displace(gpu.Pod{UID: "large", Request: 17}, s.nodes, s.now)
 		}, true, true},
-		"a pod was rejected on a sample": {nil, func(s *fixture) { s.manager.RejectedOnSample(s.now) }, true, false},
-		"a pod was rejected on a sample before": {func(s *fixture) { s.manager.RejectedOnSample(s.now) }, func(*fixture) {},
-			false, false},
+		"a pod was rejected on a sample": {nil, func(s *fixture) { s.manager.RejectedOnSample(single, s.now) }, true, false},
+		"a pod was rejected on a sample before": {func(s *fixture) {
+			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			s.manager.RejectedOnSample(single, s.now)
+		}, func(*fixture) {}, false, false},
+		"a pod that no reservation keeps from a card was": {func(s *fixture) {
+			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			s.manager.RejectedOnSample(gpu.Pod{UID: "large", Request: 17}, s.now)
+		}, func(*fixture) {}, true, true},
 		"over a minute before": {func(s *fixture) {
-			s.manager.RejectedOnSample(s.now)
+			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			s.manager.RejectedOnSample(single, s.now)
 			s.advance(keepFor)
 		}, func(*fixture) {}, true, true},
 		"the group has a starvation reservation": {func(s *fixture) {
@@ -354,6 +363,43 @@ func TestYields(t *testing.T) {
 				t.Error("the round costs something")
 			}
 		})
+	}
+}
+
+// TestYieldsNoMore: only groups with memory on the candidate nodes give way.
+func TestYieldsNoMore(t *testing.T) {
+	s := overBudget(t)
+	for i := range 4 {
+		s.createMany(2, fmt.Sprint("g", i), 2, 16, "t")
+		s.manager.Filter(s.created[8+2*i].UID, s.nodes[i:i+1], s.now)
+	}
+	s.manager.Displace(gpu.Pod{UID: "single", Request: 16}, s.nodes[:1], s.now)
+	if s.manager.Yields(s.created[8].UID) || s.manager.Phases()[PhasePlanned] != 3 {
+		t.Errorf("%v", s.manager.Phases())
+	}
+}
+
+// TestYieldsToRejected: a pod that was rejected before the memory became free is retried, so that it can take the memory.
+func TestYieldsToRejected(t *testing.T) {
+	s := overBudget(t)
+	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	if above := s.manager.TakeEffects().RequeueAbove; !slices.Contains(above, math.MinInt32) {
+		t.Errorf("rejected pods above %v are retried", above)
+	}
+}
+
+// TestNoStarvationOverBudget: no memory is kept for a starving group that couldn't use it.
+func TestNoStarvationOverBudget(t *testing.T) {
+	s := overBudget(t)
+	s.manager.StarvationAfter = 20 * time.Second
+	s.create("", 0, 16, "")
+	s.scheduleSingle(s.created[8], s.nodes)
+	for range 60 {
+		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+		s.advance(time.Second)
+	}
+	if s.reservations > 0 {
+		t.Errorf("%d starvation reservations", s.reservations)
 	}
 }
 

@@ -96,9 +96,9 @@ type Effects struct {
 	// empty.
 	Requeue     bool
 	RequeueNode string
-	// WholePriorities are the priorities of gangs that became whole. From now on pods of higher priority can preempt
-	// their members.
-	WholePriorities []int32
+	// RequeueAbove are the priorities above which kube-scheduler must retry pods that filter has rejected: a gang became whole, and
+	// they can preempt its members now, or a round yields, and they can take its memory.
+	RequeueAbove []int32
 	// Events are the Events to record.
 	Events []Event
 	// Evict are the pods to evict.
@@ -137,7 +137,7 @@ type Manager struct {
 	places map[string]map[gpu.PodUID]struct{}
 	burst  freeBurst
 	// noRoomFor holds the ranks of runs for which there was no room since the latest Tick.
-	noRoomFor map[likeness]rank
+	noRoomFor map[likeRuns]rank
 	// noYieldBefore is until when no round may yield.
 	noYieldBefore time.Time
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
@@ -160,7 +160,7 @@ type Manager struct {
 func New(o Options) *Manager {
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
-		places: map[string]map[gpu.PodUID]struct{}{}, noRoomFor: map[likeness]rank{}, sets: map[fingerprint]*candidates{},
+		places: map[string]map[gpu.PodUID]struct{}{}, noRoomFor: map[likeRuns]rank{}, sets: map[fingerprint]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }

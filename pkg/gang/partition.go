@@ -125,6 +125,6 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	}
 	mgr.endStarvation(now)
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
-	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]map[gpu.PodUID]struct{}{}, map[likeness]rank{}, nil
+	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]map[gpu.PodUID]struct{}{}, map[likeRuns]rank{}, nil
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"iter"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,7 +25,8 @@ type plan struct {
 	expires time.Time
 	// wholeCards is true if only kube-scheduler can place a member, because it asks for whole cards.
 	wholeCards bool
-	// yields is true if the budget didn't allow the round: other pods and groups take the memory if they need it, so it costs nothing.
+	// yields is true if the budget didn't allow the round: pods outside groups, and groups that the budget allows a round, take the
+	// memory if they need it. So it costs nothing.
 	yields bool
 	// opened is when the barrier opened; zero before.
 	opened time.Time
@@ -68,6 +70,16 @@ func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {
 	}
 }
 
+// usesAny reports whether a member's place is on one of the nodes.
+func (p *plan) usesAny(nodes []string) bool {
+	for _, pm := range p.members {
+		if pm.reserved && slices.Contains(nodes, pm.node) {
+			return true
+		}
+	}
+	return false
+}
+
 func (p *plan) isOpen() bool { return !p.opened.IsZero() }
 
 // needs are the members that a run must place, and what their plan depends on.
@@ -87,11 +99,10 @@ type needs struct {
 	mixed bool
 }
 
-// likeness is equal for runs that find room at the same time.
-type likeness struct {
-	needs string
-	// paid is true if the budget allows the run's round.
-	paid bool
+// likeRuns are the runs of one likeness whose rounds the budget allows (paid), or doesn't.
+type likeRuns struct {
+	likeness string
+	paid     bool
 }
 
 // needed returns the needs. The oldest members are placed first; further ones once the run is running.
@@ -295,6 +306,9 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	mgr.move(r, placesReserved, PhasePlanned, now)
 	mgr.extend(r, now)
+	if p.yields {
+		mgr.effects.RequeueAbove = append(mgr.effects.RequeueAbove, math.MinInt32)
+	}
 	if !r.key.Native { // Its filter calls follow.
 		mgr.requeueParked(r)
 	}
@@ -311,17 +325,20 @@ func (mgr *Manager) budgetAllows(r *run, now time.Time) bool {
 // keepFor is for how long no round may yield after RejectedOnSample.
 const keepFor = time.Minute
 
-// mayYield reports whether a run that the budget doesn't allow to reserve memory may do so in a round that yields. One that has a
-// starvation reservation would lose it to any pod, and so keeps that instead.
+// mayYield reports whether a run that the budget doesn't allow to reserve memory may do so in a round that yields. The memory that is
+// kept for a starving run would be lost to any pod.
 func (mgr *Manager) mayYield(r *run, now time.Time) bool {
 	return !mgr.GatesWait && !now.Before(mgr.noYieldBefore) && mgr.starvation.run != r
 }
 
 // RejectedOnSample records that filter rejected a pod outside groups, and saw only a sample of the nodes that it can use. The pod can't
-// take memory of the other ones from rounds that yield. So these end, and there are none for a while.
-func (mgr *Manager) RejectedOnSample(now time.Time) {
+// take memory of the other ones from rounds that yield. So if it needs that, these end, and there are none for a while.
+func (mgr *Manager) RejectedOnSample(pod gpu.Pod, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
+	if !mgr.Ledger.FitsWithoutAssumed(pod, slices.Collect(maps.Keys(mgr.places))) {
+		return
+	}
 	mgr.noYieldBefore = now.Add(keepFor)
 	for _, r := range slices.Clone(mgr.placed) {
 		if r.plan.yields {
@@ -352,7 +369,7 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 	}
 	// If a run found no room, one that is like it and goes after it finds none either: it has fewer others that yield.
 	starving := mgr.starvation.run == r // Only r sees the memory that is reserved for it.
-	like := likeness{n.likeness, paid}
+	like := likeRuns{n.likeness, paid}
 	if before, failed := mgr.noRoomFor[like]; failed && before.compare(r.rank) <= 0 && !starving {
 		return nil, false
 	}
@@ -375,6 +392,9 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 	if places == nil {
 		if !starving {
 			mgr.noRoomFor[like] = r.rank
+		}
+		for _, set := range yielding {
+			mgr.work += len(set)
 		}
 		return nil, false
 	}
@@ -411,7 +431,9 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) {
 		return false
 	}
-	runs, yielding := mgr.yielding(func(r *run) bool { return r.rank.priority < pod.Priority || r.plan.yields })
+	runs, yielding := mgr.yielding(func(r *run) bool {
+		return (r.rank.priority < pod.Priority || r.plan.yields) && r.plan.usesAny(nodes)
+	})
 	if len(runs) == 0 {
 		return false
 	}

@@ -35,7 +35,7 @@ var (
 	Expired   = Reason{"expired", "gang: not all members arrived before their reservations expired"}
 	Unplaced  = Reason{"unplaced", "gang: no candidate node of a member has room any more"}
 	Deleted   = Reason{"deleted", "gang: a member was deleted"}
-	GaveWay   = Reason{"gave_way", "gang: a pod or group that goes first needs the memory"}
+	GaveWay   = Reason{"gave_way", "gang: another pod or group takes the memory"}
 	PlaceLost = Reason{"place_lost", "gang: a card or node of the plan is gone, or has no room any more"}
 	Changed   = Reason{"changed", "gang: the group's plan has changed"}
 	Stopping  = Reason{"stopping", "gang: this extender doesn't lead any more"}

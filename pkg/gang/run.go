@@ -272,7 +272,7 @@ func (mgr *Manager) finish(r *run, now time.Time) {
 		}
 	}
 	r.acceptSurplus()
-	mgr.effects.WholePriorities = append(mgr.effects.WholePriorities, r.priority())
+	mgr.effects.RequeueAbove = append(mgr.effects.RequeueAbove, r.priority())
 	mgr.Observer.GangBound()
 	mgr.recordEvent(r, false, EventBound, "All members of the group are bound")
 	mgr.nowRuns(r, allBound, now)

@@ -54,7 +54,7 @@ func (mgr *Manager) updateStarvation(now time.Time) {
 	mgr.refillBudget(now)
 	for _, r := range mgr.waiting {
 		switch {
-		case now.Sub(r.notReservable) < starvationRetry, !mgr.budget.allowsStarvation(!r.failedAt.IsZero()):
+		case now.Sub(r.notReservable) < starvationRetry, !mgr.budget.allowsStarvation(!r.failedAt.IsZero()), !mgr.budgetAllows(r, now):
 			continue
 		case now.Sub(r.since) < mgr.StarvationAfter:
 			return // The runs behind it don't reserve before it.

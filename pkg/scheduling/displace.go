@@ -19,21 +19,34 @@ const displacerLife = 12 * time.Second
 // displace makes groups of lower priority, and those whose reservation the budget doesn't cover, give up places that they have reserved
 // and not bound, if the pod then fits one of the nodes. The pod gets an assumed allocation there for a while. displace reports whether it did so.
 func (s *Scheduler) displace(pod gpu.Pod, nodes []string, now time.Time) bool {
-	if s.groups == nil || len(nodes) == 0 || !s.groups.manager.Displace(pod, nodes, now) {
+	if s.groups == nil || len(nodes) == 0 {
 		return false
 	}
+	for range 2 { // Another pod, or the group again, can be faster.
+		if !s.groups.manager.Displace(pod, nodes, now) {
+			return false
+		}
+		if s.takeDisplaced(pod, nodes, now) {
+			return true
+		}
+	}
+	return false
+}
+
+// takeDisplaced reserves the best of the nodes that the pod fits for a while.
+func (s *Scheduler) takeDisplaced(pod gpu.Pod, nodes []string, now time.Time) bool {
 	defer s.groups.act()
 	best := placement.Best{K: 1}
 	s.rank(pod, nodes, now, &best, best.Add)
 	for _, node := range names(nodes, best.Candidates()) {
 		if _, err := s.ledger.Reserve(node, pod, s.CardPolicy, now); err == nil {
 			s.groups.displacers.add(displacer{pod.UID, now.Add(displacerLife)})
-			klog.Background().Info("Memory that was reserved for groups is given to a pod that goes first",
+			klog.Background().Info("Memory that was reserved for groups is given to another pod",
 				"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority, "node", node)
 			return true
 		}
 	}
-	return false // Another pod was faster.
+	return false
 }
 
 // displacers are the pods that displaced groups. Each has an assumed allocation, which ends if no bind takes it over in time. mu

@@ -93,8 +93,8 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		} else {
 			s.recordRejection(object, pod, result, now)
 		}
-		if s.groups != nil && s.sampled(nodes) {
-			s.groups.manager.RejectedOnSample(now)
+		if s.groups != nil && !steers && s.sampled(nodes) {
+			s.groups.manager.RejectedOnSample(pod, now)
 		}
 		return result, nil
 	}

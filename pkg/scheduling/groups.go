@@ -362,7 +362,7 @@ func (g *groups) act() {
 	if effects.Requeue {
 		g.requeue.All(effects.RequeueNode)
 	}
-	if len(effects.WholePriorities) > 0 && g.requeue.RejectedAbove(slices.Min(effects.WholePriorities)) {
+	if len(effects.RequeueAbove) > 0 && g.requeue.RejectedAbove(slices.Min(effects.RequeueAbove)) {
 		g.requeue.All("")
 	}
 	for _, notice := range effects.Events {
