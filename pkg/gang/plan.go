@@ -71,9 +71,9 @@ func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {
 }
 
 // usesAny reports whether a member's place is on one of the nodes.
-func (p *plan) usesAny(nodes []string) bool {
+func (p *plan) usesAny(nodes map[string]bool) bool {
 	for _, pm := range p.members {
-		if pm.reserved && slices.Contains(nodes, pm.node) {
+		if pm.reserved && nodes[pm.node] {
 			return true
 		}
 	}
@@ -431,8 +431,12 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) {
 		return false
 	}
+	candidates := make(map[string]bool, len(nodes))
+	for _, node := range nodes {
+		candidates[node] = true
+	}
 	runs, yielding := mgr.yielding(func(r *run) bool {
-		return (r.rank.priority < pod.Priority || r.plan.yields) && r.plan.usesAny(nodes)
+		return (r.rank.priority < pod.Priority || r.plan.yields) && r.plan.usesAny(candidates)
 	})
 	if len(runs) == 0 {
 		return false
