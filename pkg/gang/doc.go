@@ -11,8 +11,8 @@
 //     bind can be unknown for a while: the run waits until it is known.
 //
 // Before the barrier opens, dropping the plan undoes everything (endRound). A round that failed puts the run behind the
-// others (fail) and costs the budget (budget.go), unless it yields. Afterwards binds are in flight. If some of them fail the run is broken:
-// it goes before all others. If it is still broken after the patience, and every missing member was read from the API
+// others (fail) and costs the budget (budget.go), unless it yields. Afterwards binds are in flight. If some of them fail
+// the run is broken: it goes before all others. If it is still broken after the patience, and every missing member was read from the API
 // server and is not bound, its bound members are evicted, or stay if the policy is Keep. If another leader bound them and
 // members may have been deleted since, the run counts as whole instead (broken.go, giveUp).
 //

@@ -325,8 +325,8 @@ func (mgr *Manager) budgetAllows(r *run, now time.Time) bool {
 // keepFor is for how long no round may yield after RejectedOnSample.
 const keepFor = time.Minute
 
-// mayYield reports whether a run that the budget doesn't allow to reserve memory may do so in a round that yields. The memory that is
-// kept for a starving run would be lost to any pod.
+// mayYield reports whether a run that the budget doesn't allow to reserve memory may do so in a round that yields. A starving
+// run waits for the budget instead, since any pod could take what was kept for it.
 func (mgr *Manager) mayYield(r *run, now time.Time) bool {
 	return !mgr.GatesWait && !now.Before(mgr.noYieldBefore) && mgr.starvation.run != r
 }

@@ -17,7 +17,8 @@ import (
 const displacerLife = 12 * time.Second
 
 // displace makes groups of lower priority, and those whose reservation the budget doesn't cover, give up places that they have reserved
-// and not bound, if the pod then fits one of the nodes. The pod gets an assumed allocation there for a while. displace reports whether it did so.
+// and not bound, if the pod then fits one of the nodes. The pod gets an assumed allocation there for a while. displace reports whether it
+// did so.
 func (s *Scheduler) displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if s.groups == nil || len(nodes) == 0 {
 		return false

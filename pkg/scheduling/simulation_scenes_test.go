@@ -39,7 +39,7 @@ func TestScenes(t *testing.T) {
 			for i := range 5 {
 				w.api.addNode(fmt.Sprint("n", i), "a", 32, 16, 16, 16, 16, 16, 16)
 			}
-			for i := range 20 { // Each of them takes a sixth of it.
+			for i := range 20 { // Each of them takes a fifth of it.
 				w.group(fmt.Sprint("g", i), 6, podSpec{memory: 16, cpu: 1, port: 80}).impossible = true
 			}
 			w.runFor(minute)
