@@ -227,8 +227,9 @@ func TestMonitorVanishedCard(t *testing.T) {
 		}
 		m.next("a new session", threeStates("opening the card: GPU is lost", "", ""))
 		xids(t, machine, "GPU-b", 48)
+		m.next("an event by UUID reaches the right card", threeStates("opening the card: GPU is lost", "Xid 48", ""))
 		xids(t, machine, "1", 63)
-		m.next("its events reach the right cards", threeStates("opening the card: GPU is lost", "Xid 48", "Xid 63"))
+		m.next("so does one by the driver's index", threeStates("opening the card: GPU is lost", "Xid 48", "Xid 63"))
 
 		setCards(t, machine, append(slices.Clone(twoCards), newCard)...)
 		m.clock.step(quiet)
