@@ -28,8 +28,8 @@ const (
 func (s *bench) fairnessKinds(named []string) (chosen []*kind, err error) {
 	every := map[string]*kind{
 		"stock":    {start: s.startShipped(nil, nil)}, // First come, first served.
-		"dispatch": {start: s.startShipped([]string{fairShareMode + "dispatch"}, nil), gated: true},
-		"reclaim": {gated: true, start: s.startShipped([]string{fairShareMode + "reclaim"},
+		"dispatch": {start: s.startShipped([]string{fairShareMode + "dispatch"}, nil), gate: protocol.GateFairShare},
+		"reclaim": {gate: protocol.GateFairShare, start: s.startShipped([]string{fairShareMode + "reclaim"},
 			[]string{"--fair-share-reclaim-after=" + s.reclaimAfter.String(), "--fair-share-min-runtime=0s"})},
 	}
 	for _, name := range named {
@@ -103,7 +103,7 @@ func (s *bench) share(ctx context.Context, k *kind) (samples []sample, c *site, 
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	teams := newTeams(s.tenants, s.pods, s.seed)
-	if c, err = newSite(running, s, teams, k.gated); err != nil {
+	if c, err = newSite(running, s, teams, k.gate); err != nil {
 		return nil, nil, t, err
 	}
 	if err := c.come(teams[:s.tenants/2]); err != nil {

@@ -21,7 +21,7 @@ type options struct {
 	seed                       int64
 	// kindNames are the names of the kinds.
 	kindNames []string
-	// waiting is the number of pods that wait in the kinds "gated" and "queued", tenants that of the tenants that share the cluster.
+	// waiting is the number of pods that wait in the kinds "gated", "held" and "queued", tenants that of the tenants that share the cluster.
 	waiting, tenants int
 	// fairness is how long teams share the cluster; 0 means that this isn't measured. reclaimAfter is the extender's flag then.
 	fairness, reclaimAfter time.Duration
@@ -41,8 +41,8 @@ func run() int {
 	flag.IntVar(&o.pods, "pods", 3000, "pods in each run, of 512 to 16276 MiB")
 	flag.IntVar(&o.rounds, "rounds", 3, "runs of each kind")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the pods' sizes")
-	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: several (a fifth of the pods have two or four cards), least, some, some-unscored, all, all-unscored, gated, queued. A kind with gpushare takes further arguments of the extender, such as ours:--bind-window=0")
-	flag.IntVar(&o.waiting, "waiting", 10_000, "pods that wait meanwhile, in the kinds gated and queued")
+	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: several (a fifth of the pods have two or four cards), least, some, some-unscored, all, all-unscored, gated, held, queued. A kind with gpushare takes further arguments of the extender, such as ours:--bind-window=0")
+	flag.IntVar(&o.waiting, "waiting", 10_000, "pods that wait meanwhile, in the kinds gated, held and queued")
 	flag.IntVar(&o.tenants, "tenants", 50, "tenants of the pods that wait, or that share the cluster")
 	flag.DurationVar(&o.fairness, "fairness", 0, "measure how evenly tenants share the cluster, for this long; use it with -nodes 100 -pods 2000 -tenants 20 -kinds stock,dispatch,reclaim")
 	flag.DurationVar(&o.reclaimAfter, "reclaim-after", 5*time.Second, "the extender's --fair-share-reclaim-after, with -fairness")

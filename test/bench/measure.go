@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -52,8 +53,10 @@ type result struct {
 // kind is a scheduler configuration to compare.
 type kind struct {
 	name string
-	// waiting is true if pods of many tenants wait meanwhile. They and the measured pods have the gate of fair sharing if gated is true.
-	waiting, gated bool
+	// waiting is true if pods of many tenants wait meanwhile.
+	waiting bool
+	// gate is the scheduling gate of the waiting pods; empty if they have none.
+	gate string
 	// start starts an extender; nil means none.
 	start func(ctx context.Context) (running, error)
 	// edits change the shipped configuration of kube-scheduler.
@@ -61,6 +64,14 @@ type kind struct {
 	// several is true if a fifth of the pods have two or four cards.
 	several bool
 	results []result
+}
+
+// measuredGate is the scheduling gate of the measured pods: only that of fair sharing is ever removed.
+func (k *kind) measuredGate() string {
+	if k.gate == protocol.GateFairShare {
+		return k.gate
+	}
+	return ""
 }
 
 // running is a started extender.
@@ -109,8 +120,10 @@ func (s *bench) allKinds(args []string) []*kind {
 		// Two replicas with leader election and mutual TLS, as the chart installs them.
 		{name: "shipped", start: s.startShipped(nil, args)},
 		// The same with fair sharing, while other tenants' pods wait.
-		{name: "gated", start: s.startShipped([]string{fairShareMode + "dispatch"}, args), waiting: true, gated: true},
-		// The same pods wait without fair sharing.
+		{name: "gated", start: s.startShipped([]string{fairShareMode + "dispatch"}, args), waiting: true, gate: protocol.GateFairShare},
+		// The same pods wait without fair sharing, behind a gate that nobody opens.
+		{name: "held", start: s.startShipped(nil, args), waiting: true, gate: "gpushare.test/never"},
+		// The same pods wait without a gate.
 		{name: "queued", start: s.startShipped(nil, args), waiting: true},
 		// Filter returns the 32 best nodes; kube-scheduler's own plugins score them, with or without a prioritize call.
 		{name: "some", start: ours("--filter-best=32")},

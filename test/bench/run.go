@@ -38,7 +38,7 @@ const creators = 16
 // it is 0), waits until they are bound, and deletes everything.
 func (s *bench) run(ctx context.Context, k *kind, pods []podSize, rate float64) (t result, err error) {
 	if k.waiting {
-		if err := s.createWaiting(ctx, k.gated); err != nil {
+		if err := s.createWaiting(ctx, k.gate); err != nil {
 			return t, err
 		}
 	}
@@ -51,13 +51,13 @@ func (s *bench) run(ctx context.Context, k *kind, pods []podSize, rate float64) 
 	if err := s.startScheduler(ctx, extender, k.edits); err != nil {
 		return t, err
 	}
-	if k.waiting && !k.gated {
+	if k.waiting && k.gate == "" {
 		if err := s.awaitTried(ctx); err != nil {
 			return t, err
 		}
 	}
 	before := spent()
-	if t, err = s.bindAll(ctx, pods, k.gated, rate); err != nil {
+	if t, err = s.bindAll(ctx, pods, k.measuredGate(), rate); err != nil {
 		return t, err
 	}
 	t.ready = extender.ready
@@ -91,8 +91,8 @@ func (s *bench) startScheduler(ctx context.Context, extender running, edits []co
 	})
 }
 
-// bindAll creates the pods and waits until all are bound. If gated is true, they have the gate of fair sharing.
-func (s *bench) bindAll(ctx context.Context, sizes []podSize, gated bool, rate float64) (result, error) {
+// bindAll creates the pods and waits until all are bound. They have the scheduling gate, unless it is empty.
+func (s *bench) bindAll(ctx context.Context, sizes []podSize, gate string, rate float64) (result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	times := newTimes(len(sizes))
@@ -121,9 +121,7 @@ func (s *bench) bindAll(ctx context.Context, sizes []podSize, gated bool, rate f
 		next()
 		g.Go(func() error {
 			pod := newPod(i, size)
-			if gated {
-				pod.Spec.SchedulingGates = fairShareGate
-			}
+			pod.Spec.SchedulingGates = gates(gate)
 			times.created(pod.Name)
 			_, err := pods.Create(creating, pod, metav1.CreateOptions{})
 			return err

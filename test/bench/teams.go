@@ -80,7 +80,7 @@ func (t *team) next() job {
 type site struct {
 	*bench
 	teams []*team
-	gated bool
+	gate  string // the scheduling gate of each pod; empty for none
 	group *errgroup.Group
 	ctx   context.Context
 
@@ -100,8 +100,8 @@ type sitePod struct {
 }
 
 // newSite watches the pods. It ends with ctx.
-func newSite(ctx context.Context, b *bench, teams []*team, gated bool) (*site, error) {
-	s := &site{bench: b, teams: teams, gated: gated, pods: map[string]*sitePod{}}
+func newSite(ctx context.Context, b *bench, teams []*team, gate string) (*site, error) {
+	s := &site{bench: b, teams: teams, gate: gate, pods: map[string]*sitePod{}}
 	s.group, s.ctx = errgroup.WithContext(ctx)
 	factory := informers.NewSharedInformerFactory(b.plane.Client, 0)
 	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -135,9 +135,7 @@ func (s *site) create(t *team, j job) error {
 	case fairness.FirstPool, fairness.SecondPool:
 		pod.NodeSelector(labelPool, strconv.Itoa(int(t.restriction)))
 	}
-	if s.gated {
-		pod.Spec.SchedulingGates = fairShareGate
-	}
+	pod.Spec.SchedulingGates = gates(s.gate)
 	_, err := s.plane.Client.CoreV1().Pods(t.name).Create(s.ctx, pod.Obj(), metav1.CreateOptions{})
 	return err
 }

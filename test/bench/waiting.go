@@ -19,9 +19,14 @@ import (
 // fairShareMode is the chart's value that turns fair sharing on.
 const fairShareMode = "extender.fairShare.mode="
 
-// fairShareGate are the gates of a pod that waits for its turn. The chart's policy would add them, but only some time after it was
-// installed.
-var fairShareGate = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
+// gates are the scheduling gates of a pod with this gate; none if it is empty. The chart's policy would add the gate of fair sharing,
+// but only some time after it was installed.
+func gates(gate string) []corev1.PodSchedulingGate {
+	if gate == "" {
+		return nil
+	}
+	return []corev1.PodSchedulingGate{{Name: gate}}
+}
 
 // labelPool is the label of nodes that only some pods can use.
 const labelPool = "gpushare.test/pool"
@@ -49,8 +54,8 @@ func (s *bench) createNamespace(ctx context.Context, meta metav1.ObjectMeta) err
 	return err
 }
 
-// createWaiting creates pods of all tenants that wait: they can use poolFull only, which is full.
-func (s *bench) createWaiting(ctx context.Context, gated bool) error {
+// createWaiting creates pods of all tenants that wait: they can use poolFull only, which is full. They have the gate, unless it is empty.
+func (s *bench) createWaiting(ctx context.Context, gate string) error {
 	names := tenantNames(s.tenants)
 	for i, name := range names {
 		weight := map[string]string{protocol.AnnotationFairShareWeight: strconv.Itoa(1 + i%4)}
@@ -77,9 +82,7 @@ func (s *bench) createWaiting(ctx context.Context, gated bool) error {
 	}
 	for i, request := range sizes(s.waiting, s.seed) {
 		pod := newPod(i, podSize{request, 1})
-		if pod.Spec.NodeSelector = map[string]string{labelPool: poolFull}; gated {
-			pod.Spec.SchedulingGates = fairShareGate
-		}
+		pod.Spec.NodeSelector, pod.Spec.SchedulingGates = map[string]string{labelPool: poolFull}, gates(gate)
 		create(names[i%len(names)], pod)
 	}
 	return g.Wait()
