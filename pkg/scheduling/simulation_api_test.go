@@ -792,8 +792,8 @@ type run struct {
 	// was whole.
 	ambiguous bool
 	wholeAt   time.Duration
-	// term is the value of world.terms at the first bind.
-	term int
+	// term is the value of world.terms at the first bind, generation that of the pod.
+	term, generation int
 	// resized is true if the group's number was changed.
 	resized bool
 	// controllers are those of the pods that were bound in it.
@@ -837,7 +837,7 @@ func (a *apiServer) joined(p *apiPod) {
 	}
 	r := a.runs[key]
 	if r == nil {
-		r = &run{key: key, controllers: map[string]bool{}, term: a.w.terms}
+		r = &run{key: key, controllers: map[string]bool{}, term: a.w.terms, generation: p.generation}
 		a.runs[key] = r
 	}
 	if controller := p.info.Member.Controller; r.whole && r.proven() && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
@@ -859,6 +859,12 @@ func (a *apiServer) joined(p *apiPod) {
 			succeeded++
 		}
 	}
+	ended := 0 // Those that no longer exist count too if they existed when the round began.
+	for _, o := range a.runs {
+		if o.key.group == r.key.group && o.generation == p.generation {
+			ended += o.succeeded
+		}
+	}
 	marked := p.info.Member.MarkedWhole
 	if !r.whole && n+max(succeeded, r.succeeded) >= r.size {
 		r.whole, r.wholeAt = true, a.w.now
@@ -871,7 +877,7 @@ func (a *apiServer) joined(p *apiPod) {
 		a.w.trace("api: run %v is whole", key)
 	} else if marked && !r.whole && !r.ambiguous {
 		// A member may have been deleted, or have ended, between the write of the others and this one.
-		if len(r.members)+max(succeeded, r.succeeded) >= r.size {
+		if len(r.members)+ended >= r.size {
 			r.whole, r.wholeAt = true, a.w.now
 		}
 	}
@@ -886,15 +892,21 @@ func (r *run) ended(p *apiPod, succeeded bool) {
 	}
 }
 
-// left removes a pod from its run.
-func (a *apiServer) left(p *apiPod) {
-	if p.group != "" && p.run == nil { // A pending member is gone: others may be counted as lost.
-		for _, r := range a.runs {
-			if r.key.group.Name == p.group && !r.whole {
-				r.ambiguous = true
-			}
+// missing records that a pod is gone or can't be placed. If it was pending, a new leader may count a member of its group as lost.
+func (a *apiServer) missing(p *apiPod) {
+	if p.group == "" || p.run != nil {
+		return
+	}
+	for _, r := range a.runs {
+		if r.key.group.Name == p.group && !r.whole {
+			r.ambiguous = true
 		}
 	}
+}
+
+// left removes a pod from its run.
+func (a *apiServer) left(p *apiPod) {
+	a.missing(p)
 	r := p.run
 	if r == nil {
 		return

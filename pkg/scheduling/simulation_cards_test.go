@@ -160,6 +160,9 @@ func (w *world) relabel(p *apiPod, text string) {
 	p.counts[p.info.NumCards()] = true
 	w.api.edit(p, func(object *corev1.Pod) { object.Labels = map[string]string{protocol.LabelCount: text} })
 	p.counts[p.info.NumCards()] = true
+	if p.info.RequestError != "" {
+		w.api.missing(p)
+	}
 }
 
 // endMix deletes the pending pods whose label has changed: an extender can have fixed another number than the label has now.
