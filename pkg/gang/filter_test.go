@@ -83,6 +83,26 @@ func TestWholeCardsOneAtATime(t *testing.T) {
 	}
 }
 
+// TestWholeCardsGiveWayIfNeeded: a round of a group with whole cards doesn't end for an older group that has no room for its GPU memory.
+func TestWholeCardsGiveWayIfNeeded(t *testing.T) {
+	s := newFixture(t)
+	s.createMany(1, "old", 2, 17, "large")
+	s.createMany(1, "old", 2, 0, "whole")
+	s.now = s.now.Add(time.Second)
+	s.createMany(1, "young", 1, 0, "whole")
+	for _, call := range []struct {
+		pod  int
+		want Reason
+	}{{2, Reason{}}, {0, AwaitsOthers}, {1, NoRoom}} {
+		if got := s.manager.Filter(s.created[call.pod].UID, s.nodes, s.now).Reason; got != call.want {
+			t.Errorf("%s: %v, want %v", s.created[call.pod].Name, got, call.want)
+		}
+	}
+	if got := s.manager.Phases(); got[PhasePlanned] != 1 {
+		t.Errorf("phases %v", got)
+	}
+}
+
 // TestFilterSample: the plan uses nodes outside the sample. A member moves into the sample if that has room, and else keeps its place.
 func TestFilterSample(t *testing.T) {
 	for name, test := range map[string]struct {

@@ -282,7 +282,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	case !paid && !mgr.mayYield(r, now):
 		r.wait = OverBudget
 		return r.wait, false
-	case n.wholeCards && !mgr.acquireWholeCards(r, paid, now):
+	case n.wholeCards && slices.ContainsFunc(mgr.placed, func(o *run) bool { return o.plan.wholeCards && !r.takesFrom(o, paid) }):
 		r.wait = OlderFirst
 		return r.wait, false
 	}
@@ -291,6 +291,9 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	if !ok {
 		r.noRoomAt, r.noRoomFreed, r.wait = now, freed, NoRoom
 		return NoRoom, false
+	}
+	if n.wholeCards {
+		mgr.endWholeCards(now)
 	}
 	p := &plan{
 		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
@@ -452,20 +455,14 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	return yielded > 0
 }
 
-// acquireWholeCards reports whether r may make a plan with whole cards, and drops such plans of runs that it takes from.
-// The ledger doesn't count whole cards, so only one such run gathers at a time: two of them could each take the half
-// that the other one needs.
-func (mgr *Manager) acquireWholeCards(r *run, paid bool, now time.Time) bool {
+// endWholeCards ends the rounds with whole cards. The ledger doesn't count whole cards, so only one such run gathers at a time: two of
+// them could each take the half that the other one needs.
+func (mgr *Manager) endWholeCards(now time.Time) {
 	for _, o := range slices.Clone(mgr.placed) {
-		if !o.plan.wholeCards {
-			continue
+		if o.plan.wholeCards {
+			mgr.endRound(o, GaveWay, now)
 		}
-		if !r.takesFrom(o, paid) {
-			return false
-		}
-		mgr.endRound(o, GaveWay, now)
 	}
-	return true
 }
 
 // capacity returns a count of what nodes have free besides GPU memory; nil if only GPU memory counts.
