@@ -1,9 +1,11 @@
 package inspect
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"reflect"
 	"slices"
 	"strconv"
@@ -12,6 +14,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,10 +22,12 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/yaml"
 )
 
 // fakeAPI implements the part of an API server that the command uses, over HTTP and JSON: lists in pages, watches, label
-// selectors and field selectors. client-go's fake clientset has no pages and no field selectors, and is not reached by HTTP.
+// selectors and field selectors. client-go's fake clientset has no pages and no field selectors, and is not reached by HTTP. Clients
+// have the rights of the ClusterRole gpushare-viewer only.
 type fakeAPI struct {
 	*httptest.Server
 	maxPage int // The maximum page size, even if the client requests more.
@@ -101,6 +106,32 @@ func (api *fakeAPI) change(kind apiwatch.EventType, o object) {
 	}
 }
 
+// viewer is the ClusterRole gpushare-viewer.
+var viewer = sync.OnceValue(func() (role rbacv1.ClusterRole) {
+	text, err := os.ReadFile("../../deploy/inspect/viewer.yaml")
+	if err == nil {
+		err = yaml.Unmarshal(slices.Collect(bytes.SplitSeq(text, []byte("\n---\n")))[0], &role)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return role
+})
+
+// viewerMay reports whether the ClusterRole gpushare-viewer allows the request for a path of all namespaces.
+func viewerMay(path, watch string) bool {
+	verb, group, parts := "list", "", strings.Split(path, "/")
+	if watch != "" {
+		verb = "watch"
+	}
+	if parts[1] == "apis" {
+		group = parts[2]
+	}
+	return slices.ContainsFunc(viewer().Rules, func(r rbacv1.PolicyRule) bool {
+		return slices.Contains(r.APIGroups, group) && slices.Contains(r.Resources, parts[len(parts)-1]) && slices.Contains(r.Verbs, verb)
+	})
+}
+
 func kindOf(o object) string { return reflect.TypeOf(o).Elem().Name() }
 
 // answerWith makes all further requests fail with an HTTP status, and ends the watches. Zero restores normal operation.
@@ -143,7 +174,7 @@ func (api *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case status != 0:
 		http.Error(w, "refused by the test", status)
-	case api.namespace != "" && api.namespace != inNamespace:
+	case api.namespace != "" && api.namespace != inNamespace, kind != "" && !viewerMay(path, query.Get("watch")):
 		w.WriteHeader(http.StatusForbidden)
 		_ = json.NewEncoder(w).Encode(apierrors.NewForbidden(corev1.Resource(strings.ToLower(kind)+"s"), "", nil).Status())
 	case api.stalled != nil:
