@@ -121,7 +121,7 @@ func (s *bench) allKinds(args []string) []*kind {
 		{name: "shipped", start: s.startShipped(nil, args)},
 		// The same with fair sharing, while other tenants' pods wait.
 		{name: "gated", start: s.startShipped([]string{fairShareMode + "dispatch"}, args), waiting: true, gate: protocol.GateFairShare},
-		// The same pods wait without fair sharing, behind a gate that nobody opens.
+		// The same pods wait without fair sharing, behind a gate that is never removed.
 		{name: "held", start: s.startShipped(nil, args), waiting: true, gate: "gpushare.test/never"},
 		// The same pods wait without a gate.
 		{name: "queued", start: s.startShipped(nil, args), waiting: true},
