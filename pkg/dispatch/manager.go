@@ -31,6 +31,9 @@ const (
 	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
+	// sharedOpen of these are for tenants with less than ownOpen each: pods that are never bound, such as those whose volume doesn't exist,
+	// must not take all turns.
+	sharedOpen, ownOpen = maxOpen / 2, maxOpen / 16
 	// maxEffort limits the attempts of one round, since the events of the watch wait for it: after it the next tick goes on. An
 	// attempt on all nodes counts as one, and finding the eligible nodes of some constraints as constraintsEffort.
 	maxEffort, constraintsEffort = 1024, 128
@@ -301,8 +304,13 @@ func (m *Manager) setTerms(tenant string) {
 	}
 }
 
+// maxRequest bounds what is counted for a pod, so that sums over pods are exact: a user can bind a pod with any request to a node by
+// spec.nodeName. More fits no card.
+const maxRequest = fairshare.MaxGuaranteed
+
 // SetPod adds or updates a pod, as the watch reports it.
 func (m *Manager) SetPod(next Pod) {
+	next.Request = min(next.Request, maxRequest)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.pods[next.UID]

@@ -502,7 +502,8 @@ func (m *Manager) endAttempt() {
 func (m *Manager) updateHold() {
 	a := m.reclaims.attempt
 	var places []ledger.HeldPlace
-	for name, amount := range m.reclaims.charged {
+	former := m.reclaims.charged
+	for name, amount := range former {
 		m.queue.Release(name, amount)
 	}
 	m.reclaims.charged = map[string]gpu.Memory{}
@@ -514,6 +515,9 @@ func (m *Manager) updateHold() {
 	}
 	for name, amount := range m.reclaims.charged {
 		m.queue.Charge(name, amount)
+	}
+	for name := range former {
+		m.setTerms(name) // Its namespaces may be gone.
 	}
 	a.pods = make(map[gpu.PodUID]bool, len(places))
 	for _, place := range places {

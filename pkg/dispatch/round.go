@@ -130,7 +130,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		}
 		p.unit = u
 		u.item.Memory = u.item.Memory.Add(p.Request)
-		u.item.Priority = max(u.item.Priority, p.Priority)
+		u.item.Priority = min(u.item.Priority, p.Priority) // As in package gang.
 		if p.Created.Before(u.item.Created) {
 			u.item.Created = p.Created
 		}
@@ -296,6 +296,17 @@ func (m *Manager) endCharge(p *pod) {
 	}
 }
 
+// openByTenant counts the granted pods with a place that aren't bound yet.
+func (m *Manager) openByTenant() map[string]int {
+	open := map[string]int{}
+	for _, p := range m.charged {
+		if !p.unplaced {
+			open[p.countedFor]++
+		}
+	}
+	return open
+}
+
 // round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
 func (m *Manager) round(all bool, now time.Time) {
 	m.gatherGroups()
@@ -311,12 +322,17 @@ func (m *Manager) round(all bool, now time.Time) {
 	// first is the first unit without room of each tenant, and head that of the tenant of the latest item, nil if it has none.
 	first, tenant, head := map[string]*unit{}, "", (*unit)(nil)
 	withoutPlace := m.placeProvisioned(all, capacity, now)
+	open := m.openByTenant()
 	r := m.queue.Round()
 	item, ok := r.Next()
 	for ; ok && len(m.charged)-withoutPlace < maxOpen && m.effort < maxEffort; item, ok = r.Next() {
 		u := item.Value.(*unit)
 		if item.Tenant != tenant {
 			tenant, head = item.Tenant, first[item.Tenant]
+		}
+		if open[tenant] >= ownOpen && len(m.charged)-withoutPlace >= maxOpen-sharedOpen {
+			r.Leave()
+			continue
 		}
 		if u.paused || head != nil && u.kind.obstacle != Untried && u.kind.hasNoRoom(m.rounds) {
 			r.Pass() // There can be thousands of these.
@@ -325,6 +341,7 @@ func (m *Manager) round(all bool, now time.Time) {
 		if places := m.try(u, capacity, now); places != nil {
 			r.Grant()
 			m.grant(u, places, now)
+			open[tenant] += len(u.pods)
 			if head != nil && head.overtaken.IsZero() {
 				head.overtaken = now
 			}

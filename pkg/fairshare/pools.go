@@ -57,13 +57,14 @@ func (d *division) divide(open []int) {
 		d.shares[open[i]] = share
 	}
 	placed, lacking := d.fit(open)
-	if placed == total {
+	competing := slices.DeleteFunc(slices.Clone(open), func(claim int) bool { return !lacking[claim] })
+	if placed == total || len(competing) == 0 || len(competing) == len(open) { // The last two can't be, and would never end.
 		for _, claim := range open {
 			d.final[claim] = true
 		}
 		return
 	}
-	d.divide(slices.DeleteFunc(slices.Clone(open), func(claim int) bool { return !lacking[claim] }))
+	d.divide(competing)
 	d.divide(slices.DeleteFunc(open, func(claim int) bool { return lacking[claim] }))
 }
 

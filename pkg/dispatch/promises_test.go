@@ -1,0 +1,92 @@
+package dispatch
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// strange is a pod that a user bound to an unknown node by spec.nodeName, with as much as a request can be.
+func strange(namespace string) Pod {
+	return Pod{Pod: gpu.Pod{UID: gpu.PodUID(namespace + "/strange"), Namespace: namespace, Name: "strange", Request: math.MaxInt64}, Node: "elsewhere"}
+}
+
+// TestHugeRequest: when a pod with a huge request ends, its tenant has what its other pods have.
+func TestHugeRequest(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{16, 16}, nil)
+	f.pod("alice/a", 16, on("n0"))
+	p := strange("alice")
+	f.SetPod(p)
+	p.Ended = true
+	f.SetPod(p)
+	want(t, "allocated", map[string]gpu.Memory{"alice": 16}, f.allocated())
+	f.Tenants()
+}
+
+// TestHugeRequests: the requests of several tenants add up to more than a number can hold.
+func TestHugeRequests(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{16, 16}, nil)
+	f.pod("alice/a", 16)
+	for i := range 6 {
+		namespace := fmt.Sprint("strange-", i)
+		f.SetNamespace(namespace, Namespace{Tenant: namespace, Terms: fairshare.DefaultTerms})
+		f.SetPod(strange(namespace))
+	}
+	f.Tenants()
+	f.tick(time.Second)
+	want(t, "admitted", []string{"alice/a"}, f.admitted())
+}
+
+// TestUnbindablePods: a tenant whose pods are never bound, because their volume doesn't exist, doesn't keep others from their turns.
+func TestUnbindablePods(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{20_000}, nil)
+	f.pod("bob/has", 1000, on("n0"))
+	for i := range 3000 {
+		f.pod(fmt.Sprint("alice/", i), 1, age(i))
+	}
+	f.tick(time.Second)
+	f.pod("bob/waits", 1)
+	f.tick(2 * time.Second)
+	if reason, ok := f.Admit(f.pods["bob/waits"].Pod); !ok {
+		t.Error(reason)
+	}
+}
+
+// TestGroupPriority: a group has the lowest priority of its members.
+func TestGroupPriority(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.groups.sizes["job"] = 2
+	f.pod("alice/job-0", 2, inGroup("job"), priority(9))
+	f.pod("alice/job-1", 2, inGroup("job"))
+	f.pod("alice/single", 4, priority(5))
+	f.tick(time.Second)
+	want(t, "admitted", []string{"alice/single"}, f.admitted())
+}
+
+// TestForgetTenants: a tenant whose namespace is deleted while places are held for its pods is forgotten.
+func TestForgetTenants(t *testing.T) {
+	f := newReclaimFixture(t, 4)
+	for i := range 3 {
+		namespace := fmt.Sprint("ci-", i)
+		f.SetNamespace(namespace, Namespace{Tenant: namespace, Terms: fairshare.DefaultTerms})
+		f.pod(namespace+"/1", 2)
+		f.run(after + 12*time.Minute)
+		f.RemoveNamespace(namespace)
+		f.delete(namespace + "/1")
+		f.run(2 * time.Second)
+		for name, p := range f.pods {
+			if p.Leaving {
+				f.pod(name, 0, func(p *Pod) { p.Leaving = false })
+			}
+		}
+	}
+	for _, s := range f.queue.Standings() {
+		if s.Name != "alice" && s.Name != "bob" {
+			t.Errorf("the queue knows %s", s.Name)
+		}
+	}
+}
