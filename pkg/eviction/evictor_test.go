@@ -3,12 +3,15 @@ package eviction
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
@@ -143,12 +146,39 @@ func TestNoEviction(t *testing.T) {
 	}
 }
 
+// budgetRefusal is the API server's answer if a disruption budget forbids an eviction.
+func budgetRefusal() error {
+	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: "the budget"}}
+	return err
+}
+
+// TestAnswered: an overloaded API server says nothing about the pod.
+func TestAnswered(t *testing.T) {
+	overloaded := apierrors.NewGenericServerResponse(http.StatusTooManyRequests, "create", fake.PodResource, "a", "Too many requests, please try again later.", 1, true)
+	for _, test := range []struct {
+		err  error
+		want bool
+	}{
+		{budgetRefusal(), true},
+		{apierrors.NewForbidden(fake.PodResource, "a", errors.New("denied")), true},
+		{overloaded, false},
+		{apierrors.NewTooManyRequests("busy", 1), false},
+		{apierrors.NewServiceUnavailable("starting"), false},
+		{errors.New("connection refused"), false},
+	} {
+		if got := answered(test.err); got != test.want {
+			t.Errorf("%v: %t", test.err, got)
+		}
+	}
+}
+
 func TestEvictionRejected(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer error
 		result string
 	}{
-		"by a budget":                  {apierrors.NewTooManyRequests("the budget", 0), EvictionRefused},
+		"by a budget":                  {budgetRefusal(), EvictionRefused},
 		"by a webhook":                 {apierrors.NewForbidden(fake.PodResource, "a5", errors.New("denied")), EvictionFailed},
 		"for several budgets of a pod": {apierrors.NewInternalError(errors.New("this pod has more than one PodDisruptionBudget")), EvictionFailed},
 	} {

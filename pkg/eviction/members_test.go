@@ -18,7 +18,7 @@ func TestMembers(t *testing.T) {
 		wantCalls       []string
 	}{
 		"it is evicted":             {nil, nil, 1, []string{"a5"}},
-		"a budget rejects it":       {apierrors.NewTooManyRequests("the budget", 0), nil, 0, []string{"a5"}},
+		"a budget rejects it":       {budgetRefusal(), nil, 0, []string{"a5"}},
 		"it is gone already":        {apierrors.NewNotFound(fake.PodResource, "a5"), nil, 0, []string{"a5"}},
 		"another pod has its name":  {apierrors.NewConflict(fake.PodResource, "a5", errors.New("UID")), nil, 0, []string{"a5"}},
 		"this replica doesn't lead": {nil, errors.New("standby"), 0, nil},

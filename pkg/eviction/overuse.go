@@ -50,6 +50,7 @@ type OveruseGroups interface {
 // evict its other members if it lost one.
 type Overusers struct {
 	Options
+	api    LiveAPI
 	cache  OveruseCache
 	groups OveruseGroups
 	// Only Run uses the fields below.
@@ -61,8 +62,8 @@ type Overusers struct {
 }
 
 // NewOverusers returns an Overusers. It evicts nothing before Run.
-func NewOverusers(o Options, cache OveruseCache, groups OveruseGroups) *Overusers {
-	return &Overusers{Options: o, cache: cache, groups: groups, spared: pauses{}}
+func NewOverusers(o Options, api LiveAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
+	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: pauses{}}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -199,11 +200,27 @@ func chooseOverusers(memory uint64, shares []share) []share {
 	return candidates
 }
 
+// stillOver reads the pod, and reports whether it runs and its report still counts: the watch can be behind.
+func (o *Overusers) stillOver(ctx context.Context, pod gpu.Pod) (bool, error) {
+	live, err := readLive(ctx, o.api, pod)
+	if err != nil || live == nil {
+		return false, err
+	}
+	report, err := protocol.ParseOveruse(live.Annotations)
+	return report.Current(o.Clock.Now()), err
+}
+
 // evict evicts a pod, and reports whether no other pod may be evicted before the watch shows what happened.
 func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(v.pod.Namespace, v.pod.Name), "node", v.node, "card", v.card)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	if over, err := o.stillOver(ctx, v.pod.Pod); err != nil {
+		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted")
+		return true
+	} else if !over {
+		return true // The watch is behind.
+	}
 	o.requested, o.requestedAt = v.pod.UID, o.Clock.Now() // Before the call, because its answer may be lost.
 	err := o.API.Evict(ctx, v.pod.Pod, false)
 	o.Observer.APIWrite("eviction")
@@ -220,7 +237,7 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		o.requested = ""
 		o.spared.extend(v.pod.UID, o.Clock.Now(), firstPause, longestPause)
 		result := EvictionFailed
-		if apierrors.IsTooManyRequests(err) {
+		if byBudget(err) {
 			result = EvictionRefused
 		}
 		o.Observer.OveruserEvicted(result)

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -53,6 +54,8 @@ type overuseModel struct {
 	evicted  int
 	observer fake.Observer
 	overuser *Overusers
+	// withdrawn is true if the API server has no reports any more, which the watch doesn't show yet.
+	withdrawn bool
 }
 
 const (
@@ -75,7 +78,7 @@ func newOveruseModel(t *testing.T, seed uint64) *overuseModel {
 	m.overuser = NewOverusers(Options{
 		API: m, Recorder: record.NewFakeRecorder(1 << 16), Observer: &m.observer, AnswerLost: 30 * time.Second,
 		Leading: func() error { return nil }, Clock: m.clock,
-	}, m, m)
+	}, m, m, m)
 	return m
 }
 
@@ -114,6 +117,19 @@ func (m *overuseModel) Membership(uid gpu.PodUID) (member, whole bool) {
 
 func (m *overuseModel) Overusing() []*clustercache.PodInfo {
 	return slices.DeleteFunc(m.PodsOn("n"), func(p *clustercache.PodInfo) bool { return p.Overuse == nil })
+}
+
+// Pod implements LiveAPI.
+func (m *overuseModel) Pod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(name), Annotations: map[string]string{}}}
+	if report, ok := m.reports[gpu.PodUID(name)]; ok && !m.withdrawn {
+		text, err := report.Annotation()
+		if err != nil {
+			return nil, err
+		}
+		pod.Annotations[protocol.AnnotationOveruse] = text
+	}
+	return pod, nil
 }
 
 // needs returns what the tenants of a card really need, as far as the last measurement showed it.
@@ -160,7 +176,7 @@ func (m *overuseModel) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
 	}
 	switch {
 	case tenant.protected:
-		return apierrors.NewTooManyRequests("a budget", 0)
+		return budgetRefusal()
 	case m.random.IntN(10) == 0:
 		return errors.New("the call is lost")
 	}
@@ -280,6 +296,7 @@ func TestOverusersStep(t *testing.T) {
 		"a report from the future": {func(m *overuseModel) {
 			m.clock.SetTime(begin.Add(-protocol.OveruseLife - time.Second))
 		}, nil},
+		"a report that is withdrawn, which the watch doesn't show": {func(m *overuseModel) { m.withdrawn = true }, nil},
 		"another replica leads": {func(m *overuseModel) {
 			m.overuser.Leading = func() error { return errors.New("standby") }
 		}, nil},
@@ -386,6 +403,7 @@ func TestOverusersOfSeveralCards(t *testing.T) {
 		},
 	} {
 		c := &overuseCluster{overuseModel: newOveruseModel(t, 1)}
+		c.reports = map[gpu.PodUID]protocol.Overuse{}
 		for _, p := range test.pods {
 			info := &clustercache.PodInfo{Pod: gpu.Pod{UID: gpu.PodUID(p.name), Name: p.name, Request: 8 * gpu.Memory(len(p.cards))}, Node: "n", AssumeTime: begin.Add(-p.age)}
 			over := map[int]protocol.CardOveruse{}
@@ -397,6 +415,7 @@ func TestOverusersOfSeveralCards(t *testing.T) {
 			}
 			if len(over) > 0 {
 				info.Overuse = &protocol.Overuse{Since: begin, At: begin, Cards: over}
+				c.reports[info.UID] = *info.Overuse
 			}
 			c.pods = append(c.pods, info)
 		}

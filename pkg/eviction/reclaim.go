@@ -43,8 +43,8 @@ var errOutdated = errors.New("the cache is behind the API server")
 // errEvictionLost is wrapped by the error of an eviction that may have been made.
 var errEvictionLost = errors.New("the answer is lost")
 
-// ReclaimAPI is the part of package apiserver that a Reclaimer uses.
-type ReclaimAPI interface {
+// LiveAPI is the part of package apiserver that a Reclaimer and Overusers use.
+type LiveAPI interface {
 	API
 	// Pod reads a pod.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
@@ -62,7 +62,7 @@ type ReclaimObserver interface {
 // It makes one attempt at a time, and keeps nothing but the pods whose eviction was refused.
 type Reclaimer struct {
 	Options
-	api      ReclaimAPI
+	api      LiveAPI
 	observer ReclaimObserver
 	capacity func() reclaim.Capacity
 
@@ -71,7 +71,7 @@ type Reclaimer struct {
 }
 
 // NewReclaimer returns a Reclaimer. capacity returns a new count of what nodes have besides GPU memory.
-func NewReclaimer(o Options, api ReclaimAPI, observer ReclaimObserver, capacity func() reclaim.Capacity) *Reclaimer {
+func NewReclaimer(o Options, api LiveAPI, observer ReclaimObserver, capacity func() reclaim.Capacity) *Reclaimer {
 	return &Reclaimer{Options: o, api: api, observer: observer, capacity: capacity, spared: pauses{}}
 }
 
@@ -108,7 +108,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 }
 
 func resultOf(err error) string {
-	if apierrors.IsTooManyRequests(err) {
+	if byBudget(err) {
 		return EvictionRefused
 	}
 	return EvictionFailed
@@ -159,7 +159,7 @@ func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan
 	for _, served := range plan.Served {
 		for _, pod := range served.Pods {
 			group.Go(func() error {
-				live, err := r.live(ctx, pod.Pod)
+				live, err := readLive(ctx, r.api, pod.Pod)
 				if err == nil && (live == nil || live.Spec.NodeName != "") {
 					mu.Lock()
 					defer mu.Unlock()
@@ -180,18 +180,18 @@ func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan
 
 // stillRuns returns an error if the pod, which is bound according to the cache, is not.
 func (r *Reclaimer) stillRuns(ctx context.Context, pod gpu.Pod) error {
-	live, err := r.live(ctx, pod)
+	live, err := readLive(ctx, r.api, pod)
 	if err == nil && (live == nil || live.Spec.NodeName == "") {
 		return fmt.Errorf("%w: pod %s has ended or is being deleted", errOutdated, pod)
 	}
 	return err
 }
 
-// live reads a pod; nil if it is gone, has ended, or is being deleted.
-func (r *Reclaimer) live(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
+// readLive reads a pod; nil if it is gone, has ended, or is being deleted.
+func readLive(ctx context.Context, api LiveAPI, pod gpu.Pod) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	live, err := r.api.Pod(ctx, pod.Namespace, pod.Name)
+	live, err := api.Pod(ctx, pod.Namespace, pod.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil

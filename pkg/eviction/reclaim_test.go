@@ -95,7 +95,7 @@ func (f *reclaimFixture) reclaim(need reclaim.Need) bool {
 func refuses(names ...string) func(gpu.Pod, bool) error {
 	return func(pod gpu.Pod, _ bool) error {
 		if slices.Contains(names, pod.Name) {
-			return apierrors.NewTooManyRequests("budget", 0)
+			return budgetRefusal()
 		}
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
@@ -65,7 +66,7 @@ func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result str
 					e.spare(victim.UID)
 				}
 				result = EvictionFailed
-				if apierrors.IsTooManyRequests(err) {
+				if byBudget(err) {
 					result = EvictionRefused
 				}
 				return result, fmt.Errorf("evicting pod %s: %w", victim, err)
@@ -107,8 +108,13 @@ func (e *Evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) err
 // webhook. It is false if the API server is unavailable or overloaded.
 func answered(err error) bool {
 	var status apierrors.APIStatus
-	return errors.As(err, &status) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsServiceUnavailable(err)
+	return errors.As(err, &status) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsServiceUnavailable(err) &&
+		(!apierrors.IsTooManyRequests(err) || byBudget(err))
 }
+
+// byBudget reports whether a disruption budget forbids the eviction. An overloaded API server answers with the same status, but without
+// this cause (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go, createTooManyRequestsError).
+func byBudget(err error) bool { return apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) }
 
 // spare keeps the victim out of plans for a while.
 func (e *Evictor) spare(uid gpu.PodUID) {
