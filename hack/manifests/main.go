@@ -77,7 +77,7 @@ tool, add it to the list of users below.`,
 		path:      "deploy/monitoring/prometheusrule.yaml",
 		header:    "Alerts for the Prometheus operator.",
 		templates: []string{"prometheus-rule"},
-		values:    append([]string{"monitoring.prometheusRule.enabled=true"}, onHost...),
+		values:    append([]string{"monitoring.prometheusRule.enabled=true"}, withTLS...),
 	}}
 )
 

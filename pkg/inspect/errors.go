@@ -19,7 +19,7 @@ func (o *options) advise(err error) error {
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w\nThe API server %s doesn't accept your credentials: log in again, or choose another --context", err, host)
 	case apierrors.IsForbidden(err) && (o.groups || o.pending) && *o.connection.Namespace != "":
-		return fmt.Errorf("%w\nYou need the permission to list pods in namespace %s", err, *o.connection.Namespace)
+		return fmt.Errorf("%w\nYou need the permission to list pods, and PodGroups if pods name them, in namespace %s", err, *o.connection.Namespace)
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%w\nYou need the permission to list and watch nodes, and pods in all namespaces: "+
 			"deploy/inspect/viewer.yaml has a ClusterRole. With rights in one namespace, "+

@@ -119,8 +119,7 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 		}
 	}
 	if o.NativeGroups {
-		rule := rbacv1.PolicyRule{APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}}
-		if err = c.allow(ctx, "gpushare-native-groups", rule); err != nil {
+		if err = c.Apply(ctx, filepath.Join(root, "deploy", "native-groups")); err != nil {
 			return nil, err
 		}
 	}

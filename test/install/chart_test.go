@@ -167,7 +167,8 @@ func TestWrongValues(t *testing.T) {
 		"not the certificate's name":        {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={other}", "extender.tls.clientNames: with extender.tls.mode=generated the certificate"},
 		"monitors without a token":          {"extender.service.clusterIP=10.96.0.15,monitoring.enabled=true,monitoring.authorize=true", "monitoring.credentials.name: with monitoring.authorize=true"},
 		"an unknown log format":             {"extender.service.clusterIP=10.96.0.15,logFormat=xml", "at '/logFormat'"},
-		"monitors of a closed port":         {"extender.reach=host,extender.replicas=1,monitoring.enabled=true", "monitoring.enabled: with extender.reach=host"},
+		"monitors of a closed port":         {"extender.reach=host,extender.replicas=1,monitoring.enabled=true", "monitoring: with extender.reach=host"},
+		"alerts on a closed port":           {"extender.reach=host,extender.replicas=1,monitoring.prometheusRule.enabled=true", "monitoring: with extender.reach=host"},
 		"a folder with a slash at its end":  {"devicePlugin.podResourcesDirectory=/var/lib/kubelet/", `devicePlugin.podResourcesDirectory: "/var/lib/kubelet/" is invalid: a directory is an absolute path without a slash at its end, such as /var/lib/kubelet`},
 		"a folder without one at its start": {"devicePlugin.devicePluginDirectory=plugins", `devicePlugin.devicePluginDirectory: "plugins" is invalid: a directory is an absolute path`},
 		"one directory for both":            {"devicePlugin.kubeletDirectory=/data/kubelet", "additional properties 'kubeletDirectory' not allowed"},
@@ -322,6 +323,27 @@ func TestKubernetesVersions(t *testing.T) {
 		if !strings.Contains(out, image) {
 			t.Errorf("%s: no image %s", version, image)
 		}
+	}
+}
+
+// TestWithoutPolicies: before Kubernetes 1.30 there is no guard, so the chart rejects what needs it.
+func TestWithoutPolicies(t *testing.T) {
+	h := newHelm(t, "")
+	for _, values := range []string{"extender.overusePolicy=evict", "extender.fairShare.mode=dispatch"} {
+		out, err := h.try("template", "gpushare", chart, "--kube-version=1.29", "--set=extender.reach=host,extender.replicas=1,"+values)
+		if err == nil || !strings.Contains(out, "set guard.enabled=true, on Kubernetes 1.30 or later") {
+			t.Errorf("%s: %v\n%s", values, err, out)
+		}
+	}
+}
+
+// TestLargeNumber: a large number in a file of values, which YAML makes a float, is rendered as an integer.
+func TestLargeNumber(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	must(t, os.WriteFile(file, []byte("extender: {service: {clusterIP: 10.96.0.15}, fairShare: {mode: dispatch, provisioning: 1000000}}\n"), 0o600))
+	out := newHelm(t, "").run(t, "template", "gpushare", chart, "--values="+file)
+	if !strings.Contains(out, "--fair-share-provisioning=1000000\n") {
+		t.Error("the flag is missing")
 	}
 }
 
@@ -770,6 +792,9 @@ func TestNetworkPolicies(t *testing.T) {
 		"with MPS daemons": {"mps.enabled=true,devicePlugin.isolation=mps," + prometheus, map[string]string{
 			"Deployment/gpushare-extender": "extender from anywhere, health from app=prometheus", "DaemonSet/gpushare-device-plugin": "metrics from app=prometheus",
 			"DaemonSet/gpushare-mps": "metrics from app=prometheus",
+		}},
+		"with the page": {"extender.ui.listenAddress=:8080,networkPolicy.ui[0].podSelector.matchLabels.app=ingress", map[string]string{
+			"Deployment/gpushare-extender": "extender from anywhere, ui from app=ingress", "DaemonSet/gpushare-device-plugin": "",
 		}},
 		"without device plugin": {"devicePlugin.enabled=false", map[string]string{"Deployment/gpushare-extender": "extender from anywhere"}},
 	} {

@@ -302,9 +302,9 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationIsolation: "driver"})))
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationIsolation: nil})))
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationOveruse: "{}"})))
-	must(t, onNode(bound, node, inventory))
+	must(t, onNode(bound, node, inventory, "status"))
 	must(t, onNode(bound, node, count, "status"))
-	must(t, onNode(bound, node, patch(map[string]any{"gpushare.aliyun.com/test": nil})))
+	must(t, onNode(bound, node, patch(map[string]any{"gpushare.aliyun.com/test": nil}), "status"))
 
 	extender := c.clientOf(c.account(c.pod("extender")))
 	must(t, onNode(extender, "other", patch(map[string]any{protocol.AnnotationFreed: "1"})))
@@ -315,15 +315,15 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 	}{
 		"a pod of another node":            {pod(bound, theirs.Name, card), `"gpu-1" changes no pod of node "other"`},
 		"a pod, with a token of no pod":    {pod(unbound, mine.Name, card), `node "" changes no pod of node "gpu-1"`},
-		"another node":                     {onNode(bound, "other", inventory), `changes no node but its own, not "other"`},
-		"another node's status":            {onNode(bound, "other", count, "status"), `changes no node but its own, not "other"`},
-		"a node, with a token of no pod":   {onNode(unbound, node, inventory), `changes no node but its own`},
+		"another node":                     {onNode(bound, "other", inventory, "status"), `changes no node but its own, not "other"`},
+		"another node's cards":             {onNode(bound, "other", count, "status"), `changes no node but its own, not "other"`},
+		"a node, with a token of no pod":   {onNode(unbound, node, inventory, "status"), `changes no node but its own`},
 		"a pod's labels":                   {pod(bound, mine.Name, []byte(`{"metadata":{"labels":{"app":"stolen"}}}`)), "nothing of a pod but its annotations"},
 		"a pod's image":                    {pod(bound, mine.Name, []byte(`{"spec":{"containers":[{"name":"main","image":"example.com/evil"}]}}`)), "nothing of a pod but its annotations"},
 		"a pod's other annotations":        {pod(bound, mine.Name, patch(map[string]any{"note": "theirs"})), "nothing of a pod but its annotations"},
-		"a node's taints":                  {onNode(bound, node, []byte(`{"spec":{"unschedulable":true}}`)), "nothing of a node but its annotations"},
-		"a node's other annotations":       {onNode(bound, node, patch(map[string]any{"note": "theirs"})), "nothing of a node but its annotations"},
-		"a node's labels":                  {onNode(bound, node, []byte(`{"metadata":{"labels":{"zone":"mine"}}}`)), "nothing of a node but its annotations"},
+		"a node's taints":                  {onNode(bound, node, []byte(`{"spec":{"unschedulable":true}}`)), `cannot patch resource "nodes"`},
+		"a node's other annotations":       {onNode(bound, node, patch(map[string]any{"note": "theirs"}), "status"), "nothing of a node but its annotations"},
+		"a node's labels":                  {onNode(bound, node, []byte(`{"metadata":{"labels":{"zone":"mine"}}}`), "status"), "nothing of a node but its annotations"},
 		"a node's taints, by the extender": {onNode(extender, "other", []byte(`{"spec":{"unschedulable":true}}`)), "nothing of a node but its annotations"},
 	} {
 		if !apierrors.IsForbidden(test.err) || !strings.Contains(test.err.Error(), test.want) {

@@ -21,7 +21,7 @@ func TestManifests(t *testing.T) {
 			t.Errorf("this is Kubernetes %s, want %s", version.GitVersion, want)
 		}
 	}
-	for _, folder := range []string{"manifests", "guard", "samples", "eviction", "inspect", "replicas", "second-scheduler"} {
+	for _, folder := range []string{"manifests", "guard", "samples", "native-groups", "inspect", "replicas", "second-scheduler"} {
 		t.Run(folder, func(t *testing.T) {
 			must(t, c.Apply(t.Context(), filepath.Join(repository(t), "deploy", folder)))
 		})

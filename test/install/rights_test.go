@@ -54,7 +54,7 @@ func (c *cluster) testRights(t *testing.T) {
 			"endpointslices": "create", "endpointslices gpushare-extender": "get create update delete",
 		},
 		"gpushare-device-plugin": {
-			"pods": "list watch patch", "nodes": "list watch patch", "nodes/status": "patch", "events": "create patch",
+			"pods": "list watch patch", "nodes": "list watch", "nodes/status": "patch", "events": "create patch",
 			"resourceslices": "list watch",
 		},
 	} {

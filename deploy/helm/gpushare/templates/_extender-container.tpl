@@ -58,7 +58,7 @@ args:
   - --fair-share={{ .Values.extender.fairShare.mode }}
   - --fair-share-by={{ .Values.extender.fairShare.by }}
   - --fair-share-priority-cutoff={{ int64 .Values.extender.fairShare.priorityCutoff }}
-  - --fair-share-provisioning={{ .Values.extender.fairShare.provisioning }}
+  - --fair-share-provisioning={{ int64 .Values.extender.fairShare.provisioning }}
   {{- if eq .Values.extender.fairShare.mode "reclaim" }}
   - --fair-share-reclaim-after={{ .Values.extender.fairShare.reclaimAfter }}
   - --fair-share-min-runtime={{ .Values.extender.fairShare.minRuntime }}
@@ -95,6 +95,9 @@ ports:
   - {name: extender, containerPort: 12345}
   {{- end }}
   - {name: health, containerPort: 12347}
+  {{- with include "gpushare.pagePort" . }}
+  - {name: ui, containerPort: {{ . }}}
+  {{- end }}
 {{- end }}
 securityContext:
   {{- include "gpushare.restrictedContainer" . | nindent 2 }}

@@ -92,14 +92,17 @@ devicePlugin.config.default: {{ quote $default }} is none of devicePlugin.config
 {{- if and (eq $v.extender.overusePolicy "evict") (not $v.extender.allowEvictions) }}
 extender.overusePolicy: evict needs the right to evict: set extender.allowEvictions=true
 {{- end -}}
-{{- if and (eq $v.extender.overusePolicy "evict") (not $v.guard.enabled) }}
-extender.overusePolicy: evict believes an annotation of pods, which without the guard tenants can write: set guard.enabled=true
+{{- if and (eq $v.extender.overusePolicy "evict") (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
+extender.overusePolicy: evict believes an annotation of pods, which without the guard tenants can write: set guard.enabled=true, on Kubernetes 1.30 or later
 {{- end -}}
 {{- if and (include "gpushare.fairShare" .) (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
 extender.fairShare.mode: fair sharing needs the right to patch pods, which the guard restricts to the scheduling gate: set guard.enabled=true, on Kubernetes 1.30 or later
 {{- end -}}
 {{- if and (eq $v.extender.fairShare.mode "reclaim") (not $v.extender.allowEvictions) }}
 extender.fairShare.mode: reclaim needs the right to evict: set extender.allowEvictions=true
+{{- end -}}
+{{- if and (or $v.monitoring.enabled $v.monitoring.prometheusRule.enabled) (eq $v.mode "extender") (eq $v.extender.reach "host") }}
+monitoring: with extender.reach=host the extender answers on 127.0.0.1 alone, where Prometheus can't reach it: leave monitoring.enabled and monitoring.prometheusRule.enabled off
 {{- end -}}
 {{- if and (eq $v.devicePlugin.isolation "mps") (not $v.mps.enabled) }}
 devicePlugin.isolation: mps needs the MPS daemons: set mps.enabled=true

@@ -48,6 +48,11 @@ registry, which has a dot or a port in its name.
 {{- regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version -}}
 {{- end }}
 
+{{/* The port of the web page, if it has an address of its own. */}}
+{{- define "gpushare.pagePort" -}}
+{{- if .Values.extender.ui.enabled }}{{ regexFind "[0-9]+$" .Values.extender.ui.listenAddress }}{{ end -}}
+{{- end }}
+
 {{/* Not empty if the API server has ValidatingAdmissionPolicies and passes on the node of a bound token: 1.30 and later. */}}
 {{- define "gpushare.hasPolicies" -}}
 {{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}yes{{ end -}}

@@ -25,7 +25,7 @@ clientConnection:
 percentageOfNodesToScore: {{ include "gpushare.nodesToScore" . }}
 # Longest back-off of a rejected pod. It must be well below the time for which a bind waits for the other members of its group
 # (--gang-hold), or members miss each other; the default is as long.
-podMaxBackoffSeconds: {{ .Values.scheduler.podMaxBackoffSeconds }}
+podMaxBackoffSeconds: {{ int64 .Values.scheduler.podMaxBackoffSeconds }}
 extenders:
   - urlPrefix: {{ include "gpushare.url" . }}
     filterVerb: filter
@@ -33,7 +33,7 @@ extenders:
     bindVerb: bind
     preemptVerb: preempt
     # The scheduler's own scores add up to about 1,200; each of the extender's ten points counts weight x 10.
-    weight: {{ .Values.scheduler.weight }}
+    weight: {{ int64 .Values.scheduler.weight }}
     enableHTTPS: {{ eq "yes" (include "gpushare.tls" .) }}
     {{- if include "gpushare.tls" . }}
     tlsConfig:
