@@ -342,7 +342,7 @@ func TestOneNamespace(t *testing.T) {
 	}
 	for _, mode := range []string{"--pending", "--groups"} {
 		_, _, err := execute(t, api, mode, "-n", "other")
-		if err == nil || !strings.HasSuffix(err.Error(), "You need the permission to list pods in namespace other") {
+		if err == nil || !strings.HasSuffix(err.Error(), "You need the permission to list pods, and PodGroups if pods name them, in namespace other") {
 			t.Errorf("%s in another namespace: error %v", mode, err)
 		}
 	}

@@ -1,19 +1,13 @@
 package preemption
 
 import (
-	"path/filepath"
 	"testing"
-
-	"github.com/gpushare/gpushare/test/controlplane"
 )
 
 // TestFragmentation covers --evict-fragmented: the node's sum has room for the pod, but no card has. kube-scheduler doesn't
 // ask for victims then.
 func TestFragmentation(t *testing.T) {
 	c := start(t, "--evict-fragmented")
-	root, err := controlplane.RepositoryRoot()
-	must(t, err)
-	must(t, c.Apply(t.Context(), filepath.Join(root, "deploy", "eviction")))
 
 	play(t, c, "the least that frees one card is evicted", 3, func(s *stage) {
 		s.place("a10", 10, 2, 0)

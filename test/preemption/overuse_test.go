@@ -6,14 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -24,9 +22,6 @@ const overuseGrace = 2 * time.Second
 // annotates pods with its own rights.
 func TestOveruse(t *testing.T) {
 	c := start(t, "--overuse-policy=evict")
-	root, err := controlplane.RepositoryRoot()
-	must(t, err)
-	must(t, c.Apply(t.Context(), filepath.Join(root, "deploy", "eviction")))
 
 	playUse(t, c, "memory that no pod requests may be used, and is reported", func(s *useStage) {
 		s.place("greedy", 4, 1, 0)
