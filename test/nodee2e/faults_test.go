@@ -190,10 +190,7 @@ func (s *scenario) testFailingCard() {
 	s.waitHealth(0, false)
 	// A restart of the plugin doesn't make the card healthy.
 	framework.Must(s, s.node.plugin.Restart(s.Context()))
-	s.Eventually("the plugin is ready", func(ctx context.Context) error {
-		_, err := framework.Fetch(ctx, s.node.metrics.URL("http")+"/readyz")
-		return err
-	})
+	s.waitPlugin()
 	// The kubelet's free amount is the memory of the healthy cards, minus the allocations on all cards.
 	s.createAndWait(s.pods(4, 2)...)
 	stillRunning()
@@ -261,4 +258,12 @@ func (s *scenario) randomPods(total int64) (pods []*framework.PodWrapper) {
 // sleepRandomly gives the next fault a random place in the sequence.
 func (s *scenario) sleepRandomly() {
 	time.Sleep(time.Duration(s.random.IntN(400)) * time.Millisecond)
+}
+
+// waitPlugin waits until the device plugin is ready.
+func (s *scenario) waitPlugin() {
+	s.Eventually("the plugin is ready", func(ctx context.Context) error {
+		_, err := framework.Fetch(ctx, s.node.metrics.URL("http")+"/readyz")
+		return err
+	})
 }

@@ -46,6 +46,7 @@ func TestMPS(t *testing.T) {
 		m.waitPrograms(s)
 		stillRunning := s.expectRunning()
 		framework.Must(s, s.node.plugin.Restart(s.Context()))
+		s.waitPlugin() // Until then kubelet and Node can show the state before the restart.
 		s.waitCards(s)
 		m.create(s, s.pod(6))
 		m.waitPrograms(s)
