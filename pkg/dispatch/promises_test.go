@@ -24,7 +24,7 @@ func TestHugeRequest(t *testing.T) {
 	p.Ended = true
 	f.SetPod(p)
 	want(t, "allocated", map[string]gpu.Memory{"alice": 16}, f.allocated())
-	f.Tenants()
+	f.Tenants() // It must not panic.
 }
 
 // TestHugeRequests: the requests of several tenants add up to more than a number can hold.
@@ -36,7 +36,7 @@ func TestHugeRequests(t *testing.T) {
 		f.SetNamespace(namespace, Namespace{Tenant: namespace, Terms: fairshare.DefaultTerms})
 		f.SetPod(strange(namespace))
 	}
-	f.Tenants()
+	f.Tenants() // It must end.
 	f.tick(time.Second)
 	want(t, "admitted", []string{"alice/a"}, f.admitted())
 }
