@@ -387,7 +387,34 @@ func (s *scenario) restartWithoutCheckpoint(meanwhile func()) {
 	meanwhile()
 	framework.Must(s, os.Remove(s.node.checkpoint()))
 	framework.Must(s, s.node.kubelet.Start(s.Context()))
+	s.superviseKubelet()
 	s.waitCards(s)
+}
+
+// superviseKubelet starts the kubelet again, as systemd does, whenever it panics until the scenario ends. After the loss of its
+// checkpoint it calls ManagerImpl.Allocate for several pods at once, each of which deletes the others' entries of devicesToReuse
+// (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go).
+func (s *scenario) superviseKubelet() {
+	ctx, kubelet, ended := s.Context(), s.node.kubelet, make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-kubelet.Exited():
+			}
+			if kubelet.ExitCode() != 2 || !strings.Contains(kubelet.Tail(200), "assignment to entry in nil map") {
+				return // The scenario has ended it, or will fail.
+			}
+			s.Log("the kubelet has panicked, and is started again")
+			if err := kubelet.Start(ctx); err != nil {
+				s.Error(err)
+				return
+			}
+		}
+	}()
+	s.Cleanup(func() { <-ended })
 }
 
 // expectRunning returns a check that the containers that run now are still running. The check ignores the pods that the
