@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/controlplane"
 )
 
 // half is a pod's request: the six cards of the nodes have room for twelve such pods.
@@ -60,7 +58,7 @@ func (d *demo) share(ctx context.Context) error {
 func (d *demo) prepareShares(ctx context.Context) error {
 	client := d.cluster.Client
 	_, err := client.SchedulingV1().PriorityClasses().Create(ctx, &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000}, metav1.CreateOptions{})
-	errs := []error{err, d.applyEviction(ctx), d.cluster.AllowFairShare(ctx)}
+	errs := []error{err, d.cluster.AllowFairShare(ctx)}
 	for _, name := range []string{"alice", "bob"} {
 		_, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		errs = append(errs, err, d.poll(ctx, "namespace "+name+" should have its ServiceAccount", func(ctx context.Context) (bool, error) {
@@ -69,15 +67,6 @@ func (d *demo) prepareShares(ctx context.Context) error {
 		}))
 	}
 	return errors.Join(errs...)
-}
-
-// applyEviction gives the extender the right to evict pods.
-func (d *demo) applyEviction(ctx context.Context) error {
-	root, err := controlplane.RepositoryRoot()
-	if err != nil {
-		return err
-	}
-	return d.cluster.Apply(ctx, filepath.Join(root, "deploy", "eviction"))
 }
 
 // restart starts the extender with the arguments.
