@@ -105,7 +105,15 @@ build_neighbours() {
 github.com/prometheus-operator/prometheus-operator example/prometheus-operator-crd
 github.com/cert-manager/cert-manager deploy/crds
 END
-  echo "kube: the descheduler and the kinds of other operators are in bin/kube"
+  echo "kube: the neighbours and the kinds of other operators are in bin/kube"
+}
+
+# build_neighbour FOLDER NAME PACKAGE builds a program from a module of its own in hack/kube/neighbours/FOLDER: the neighbours need
+# different versions of the client libraries.
+build_neighbour() {
+  cd "$here/neighbours/$1"
+  use_cache "neighbours-$1" CGO_ENABLED=0 -trimpath -ldflags "$stamp"
+  CGO_ENABLED=0 build "$2" "$3" -ldflags "$stamp"
 }
 
 case $part in
