@@ -154,7 +154,7 @@ func (p *PodInfo) GetObjectMeta() metav1.Object {
 
 // Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.
 func (p *PodInfo) Overdue(now time.Time) bool {
-	return p.Leaving && now.Sub(p.DeletionTime) > protocol.OverdueMargin
+	return p.Leaving && protocol.Overdue(p.DeletionTime, now)
 }
 
 // Terminating returns those of the given pods that hold GPU memory and are being deleted.

@@ -44,7 +44,7 @@ type Terminating struct {
 }
 
 // Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.
-func (t *Terminating) Overdue(now time.Time) bool { return now.Sub(t.Due) > protocol.OverdueMargin }
+func (t *Terminating) Overdue(now time.Time) bool { return protocol.Overdue(t.Due, now) }
 
 // rejection returns why the pod can't use the node, independent of what its cards have free; empty if it can. It is the same text for all
 // nodes with the same reason.
