@@ -14,6 +14,26 @@ import (
 
 const namespace = "gpushare_extender"
 
+// newCounter returns a counter without labels.
+func newCounter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
+}
+
+func newCounterVec(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+}
+
+func newGaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels)
+}
+
+// newHistogram returns a histogram of seconds with 13 buckets. The first is start, and each other one is factor times the one before.
+func newHistogram(name, help string, start, factor float64) prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Namespace: namespace, Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(start, factor, 13),
+	})
+}
+
 // Extender implements the Observers of packages extender and scheduling.
 type Extender struct {
 	requests  *prometheus.HistogramVec
@@ -31,28 +51,22 @@ type Extender struct {
 
 // NewExtender registers the collectors.
 func NewExtender(registry prometheus.Registerer) *Extender {
-	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
-	}
-	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels)
-	}
 	e := &Extender{
 		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "request_duration_seconds",
 			Help:    "Duration of kube-scheduler's calls in seconds, by verb and outcome (ok, error, panic).",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 17),
 		}, []string{"verb", "outcome"}),
-		filtered:  counter("filtered_nodes_total", "Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.", "reason"),
-		binds:     counter("binds_total", "Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.", "result"),
-		resolved:  counter("resolved_binds_total", "Number of resolved binds whose answer was lost, by the state of the pod in the API server.", "outcome"),
-		writes:    counter("api_writes_total", "Number of writes to the API server without Events, by kind of object.", "kind"),
-		evicted:   counter("eviction_rounds_total", "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.", "result"),
-		overuse:   counter("overuse_evictions_total", "Number of attempts to evict a pod that uses more GPU memory than it requests, by result.", "result"),
-		nominated: counter("nominations_total", "Number of writes that nominate a pod to a node, by result.", "result"),
-		synced:    gauge("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
-		requeues:  counter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods.").WithLabelValues(),
-		expiry:    gauge("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
+		filtered:  newCounterVec("filtered_nodes_total", "Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.", "reason"),
+		binds:     newCounterVec("binds_total", "Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.", "result"),
+		resolved:  newCounterVec("resolved_binds_total", "Number of resolved binds whose answer was lost, by the state of the pod in the API server.", "outcome"),
+		writes:    newCounterVec("api_writes_total", "Number of writes to the API server without Events, by kind of object.", "kind"),
+		evicted:   newCounterVec("eviction_rounds_total", "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.", "result"),
+		overuse:   newCounterVec("overuse_evictions_total", "Number of attempts to evict a pod that uses more GPU memory than it requests, by result.", "result"),
+		nominated: newCounterVec("nominations_total", "Number of writes that nominate a pod to a node, by result.", "result"),
+		synced:    newGaugeVec("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
+		requeues:  newCounter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods."),
+		expiry:    newGaugeVec("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
 	}
 	// Series start at zero, so that the first event is an increase.
 	for _, verb := range []string{"filter", "prioritize", "bind", "preempt"} {
@@ -78,7 +92,7 @@ func (e *Extender) Answered(verb, outcome string, took time.Duration) {
 	e.requests.WithLabelValues(verb, outcome).Observe(took.Seconds())
 }
 
-// Filtered implements extender.Observer.
+// Filtered implements scheduling.Observer.
 func (e *Extender) Filtered(reason placement.Reason, nodes int) {
 	e.filtered.WithLabelValues(reason.Label()).Add(float64(nodes))
 }

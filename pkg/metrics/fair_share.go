@@ -24,34 +24,22 @@ type FairShare struct {
 // NewFairShare registers the collectors of fair sharing.
 func NewFairShare(registry prometheus.Registerer) *FairShare {
 	f := &FairShare{
-		registry: registry,
-		waited: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Namespace: namespace, Name: "fair_share_wait_seconds", Help: "Time from the creation of a pod until its turn, in seconds; only pods of tenants.",
-			Buckets: prometheus.ExponentialBuckets(0.1, 3, 13),
-		}),
-		expired: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "fair_share_charges_expired_total", Help: "Number of pods that were not bound in time after their turn.",
-		}),
-		gates: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "fair_share_gate_writes_total", Help: "Number of writes that remove the scheduling gate of a pod, by result: opened or failed.",
-		}, []string{"result"}),
+		registry:  registry,
+		waited:    newHistogram("fair_share_wait_seconds", "Time from the creation of a pod until its turn, in seconds; only pods of tenants.", 0.1, 3),
+		expired:   newCounter("fair_share_charges_expired_total", "Number of pods that were not bound in time after their turn."),
+		gates:     newCounterVec("fair_share_gate_writes_total", "Number of writes that remove the scheduling gate of a pod, by result: opened or failed.", "result"),
+		reclaims:  newCounterVec("fair_share_reclaims_total", "Number of attempts to evict pods for tenants below their share, by result: evicted, refused or failed.", "result"),
+		evicted:   newCounter("fair_share_evicted_pods_total", "Number of pods evicted for tenants below their share."),
+		reclaimed: newCounter("fair_share_reclaimed_units_total", "GPU memory of the pods that were evicted for tenants below their share."),
+		beyond:    newCounter("fair_share_reclaimed_unneeded_units_total", "GPU memory of evicted pods beyond what was missing on the cards."),
+		useless:   newCounter("fair_share_useless_reclaims_total", "Number of pods and groups that got no room although pods were evicted for them."),
 	}
 	for _, result := range []string{"opened", "failed"} {
 		f.gates.WithLabelValues(result)
 	}
-	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: "fair_share_" + name, Help: help})
-	}
-	f.reclaims = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Namespace: namespace, Name: "fair_share_reclaims_total", Help: "Number of attempts to evict pods for tenants below their share, by result: evicted, refused or failed.",
-	}, []string{"result"})
 	for _, result := range []string{eviction.EvictedAll, eviction.EvictionRefused, eviction.EvictionFailed} {
 		f.reclaims.WithLabelValues(result)
 	}
-	f.evicted = counter("evicted_pods_total", "Number of pods evicted for tenants below their share.")
-	f.reclaimed = counter("reclaimed_units_total", "GPU memory of the pods that were evicted for tenants below their share.")
-	f.beyond = counter("reclaimed_unneeded_units_total", "GPU memory of evicted pods beyond what was missing on the cards.")
-	f.useless = counter("useless_reclaims_total", "Number of pods and groups that got no room although pods were evicted for them.")
 	registry.MustRegister(f.waited, f.expired, f.gates, f.reclaims, f.evicted, f.reclaimed, f.beyond, f.useless)
 	return f
 }

@@ -20,33 +20,26 @@ type Gangs struct {
 func NewGangs(registry prometheus.Registerer) *Gangs {
 	g := &Gangs{
 		registry: registry,
-		held: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Namespace: namespace, Name: "gang_hold_seconds",
-			Help:    "Time for which the bind of a gang's first member was held until all members had arrived, in seconds; only gangs that became complete.",
-			Buckets: prometheus.ExponentialBuckets(0.01, 2, 13),
-		}),
-		bound: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "gangs_bound_total", Help: "Number of gangs whose members were all bound together.",
-		}),
-		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "gang_failures_total",
-			Help: "Number of failed attempts to bind a gang, by reason; timed_out keeps the gang's plan if more members arrived than before, all other reasons release it.",
-		}, []string{"reason"}),
-		evicted: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "gang_evictions_total", Help: "Number of pods evicted because other members of their gang could not be bound.",
-		}),
+		held: newHistogram("gang_hold_seconds",
+			"Time for which the bind of a gang's first member was held until all members had arrived, in seconds; only gangs that became complete.", 0.01, 2),
+		bound: newCounter("gangs_bound_total", "Number of gangs whose members were all bound together."),
+		failed: newCounterVec("gang_failures_total",
+			"Number of failed attempts to bind a gang, by reason; timed_out keeps the gang's plan if more members arrived than before, all other reasons release it.", "reason"),
+		evicted:  newCounter("gang_evictions_total", "Number of pods evicted because other members of their gang could not be bound."),
+		starving: newCounter("starvation_reservations_total", "Number of starvation reservations that were made for gangs."),
 	}
-	g.starving = prometheus.NewCounter(prometheus.CounterOpts{
-		Namespace: namespace, Name: "starvation_reservations_total", Help: "Number of starvation reservations that were made for gangs.",
-	})
 	registry.MustRegister(g.held, g.bound, g.failed, g.evicted, g.starving)
 	return g
 }
 
 // Count registers the collector of the number of runs by phase. It calls phases at each scrape.
 func (g *Gangs) Count(phases func() map[string]int) {
-	g.registry.MustRegister(gangPhases{phases, prometheus.NewDesc(prometheus.BuildFQName(namespace, "", "gangs"),
-		"Number of gangs (groups of pods) by phase; a gang counts once for each of its runs.", []string{"phase"}, nil)})
+	gangs := gaugeDesc("gangs", "Number of gangs (groups of pods) by phase; a gang counts once for each of its runs.", "phase")
+	g.registry.MustRegister(&gauges{[]*prometheus.Desc{gangs}, func(set setGauge) {
+		for phase, n := range phases() {
+			set(gangs, float64(n), phase)
+		}
+	}})
 }
 
 // GangHeld implements gang.Observer.
@@ -63,18 +56,3 @@ func (g *Gangs) GangStarving() { g.starving.Inc() }
 
 // GangEvicted implements gang.Observer.
 func (g *Gangs) GangEvicted() { g.evicted.Inc() }
-
-type gangPhases struct {
-	phases func() map[string]int
-	desc   *prometheus.Desc
-}
-
-// Describe implements prometheus.Collector.
-func (c gangPhases) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
-
-// Collect implements prometheus.Collector.
-func (c gangPhases) Collect(ch chan<- prometheus.Metric) {
-	for phase, n := range c.phases() {
-		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), phase)
-	}
-}

@@ -16,12 +16,8 @@ type Leader struct {
 // NewLeader registers the collectors of a replica that takes part in leader election.
 func NewLeader(registry prometheus.Registerer) *Leader {
 	l := &Leader{
-		leads: prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: namespace, Name: "leading", Help: "1 while this replica is the leader, 0 while it is a standby.",
-		}),
-		changes: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "leadership_changes_total", Help: "Number of times that this replica became leader or stopped being leader.",
-		}),
+		leads:   newGaugeVec("leading", "1 while this replica is the leader, 0 while it is a standby.").WithLabelValues(),
+		changes: newCounter("leadership_changes_total", "Number of times that this replica became leader or stopped being leader."),
 	}
 	registry.MustRegister(l.leads, l.changes)
 	return l
