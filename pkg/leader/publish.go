@@ -29,8 +29,6 @@ type Endpoint struct {
 	// Address is the IP address at which clients reach this replica.
 	Address string
 	Port    int32
-	// PortName is the name of the Service's port; may be empty.
-	PortName string
 }
 
 func (e Endpoint) validate() error {
@@ -67,7 +65,7 @@ func (e Endpoint) slice(identity string) *discoveryv1.EndpointSlice {
 			Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
 		}},
 		Ports: []discoveryv1.EndpointPort{{
-			Name: new(e.PortName), Port: new(e.Port), Protocol: new(corev1.ProtocolTCP),
+			Name: new(""), Port: new(e.Port), Protocol: new(corev1.ProtocolTCP),
 		}},
 	}
 }
