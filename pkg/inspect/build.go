@@ -220,7 +220,6 @@ func buildPod(object *corev1.Pod) Pod {
 		pod.Notes = append(pod.Notes, err.Error())
 	}
 	pod.addIsolation(object)
-	pod.unknownCard = pod.Request
 	for _, share := range shares {
 		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory, Cores: share.Cores})
 	}

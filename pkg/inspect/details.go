@@ -129,7 +129,7 @@ func cardRows(node *Node, bars bool) rows {
 func (c *Card) coresText() string { return fmt.Sprintf("%d/%d", c.AllocatedCores, gpu.CardCores) }
 
 func status(pod *Pod) string {
-	state := cmp.Or(pod.Phase, "Unknown")
+	state := pod.Phase
 	if pod.Terminating {
 		state = "Terminating"
 	}
