@@ -4,8 +4,7 @@ import { amount, h, number, setText, svg } from "./dom.js";
 import { matches, terms } from "./model.js";
 import { List } from "./tables.js";
 
-const tones = 8;
-const most = 7; // Tenants with an area of their own.
+const most = 7; // Tenants with an area of their own; style.css has a colour for each.
 
 /** nameOf returns the name of a tenant. Namespaces without the label that names the tenant are one too. */
 const nameOf = (tenant) => tenant || "<none>";
@@ -63,7 +62,7 @@ export class Shares extends List {
       for (const [name, { allocated, share }] of tenants) size.set(name, (size.get(name) ?? 0) + Math.max(allocated, share));
     }
     const names = [...size.keys()].sort((a, b) => size.get(b) - size.get(a)).slice(0, most).sort();
-    this.tones = new Map(names.map((name, i) => [name, "t" + (i % tones)]));
+    this.tones = new Map(names.map((name, i) => [name, "t" + i]));
     const of = (name, what) => ([, , { tenants }]) => tenants.get(name)?.[what] ?? 0;
     const rest = ([, , { others, tenants }]) => [...tenants].reduce((all, [name, { allocated }]) => (this.tones.has(name) ? all : all + allocated), others);
     const layers = names.map((name) => ({ class: this.tones.get(name), value: of(name, "allocated") }));
