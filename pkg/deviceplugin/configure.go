@@ -163,7 +163,7 @@ func (c *configurator) reportProblem(ctx context.Context, n notice) {
 	if before := c.problem.Swap(&n.text); before == nil && n.text == "" || before != nil && *before == n.text {
 		return
 	}
-	c.metrics.setConfigOutdated(n.text != "")
+	c.metrics.configOutdated.Set(oneIf(n.text != ""))
 	if n.text == "" {
 		return
 	}

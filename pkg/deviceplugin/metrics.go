@@ -121,8 +121,6 @@ func (m *metrics) setConfig(name, hash string) {
 	m.config.WithLabelValues(name, hash).Set(1)
 }
 
-func (m *metrics) setConfigOutdated(outdated bool) { m.configOutdated.Set(oneIf(outdated)) }
-
 // oneIf returns 1 for true and 0 for false.
 func oneIf(condition bool) float64 {
 	if condition {

@@ -164,7 +164,7 @@ func (d *Diagnoser) findRoom(pod *Pod) room {
 	}
 	for _, reason := range cardReasons {
 		if s := sums.of(reason); s != nil {
-			return s.room(reason, d.now, choice.rejected)
+			return s.room(d.now, choice.rejected)
 		}
 	}
 	panic("unreachable: each node has one of these reasons")
@@ -378,23 +378,23 @@ func (s *summary) others() string {
 }
 
 // room explains the reason by the best node.
-func (s *summary) room(reason Reason, now time.Time, rejected string) room {
+func (s *summary) room(now time.Time, rejected string) room {
 	f, name, amount := s.best, s.best.node.Object.Name, s.best.node.Unit.Format
 	free, piece := f.totals.FreeHealthy, f.totals.MostFree
 	has := fmt.Sprintf("%s has room for it, %s on one card", name, amount(piece))
-	made := room{reason: reason}
-	if text := s.containersText(reason); text != "" {
+	made := room{reason: s.reason}
+	if text := s.containersText(); text != "" {
 		made.message = text + rejected
 		return made
 	}
 	if f.several() {
 		has = fmt.Sprintf("%s has room for it, %s", name, f.roomText(f.roomy))
-		if text := s.severalText(reason); text != "" {
+		if text := s.severalText(); text != "" {
 			made.message = text + rejected
 			return made
 		}
 	}
-	switch reason {
+	switch s.reason {
 	case Fits:
 		if made.has = has; s.alike > 0 {
 			made.has += s.others()
@@ -430,8 +430,8 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 }
 
 // containersText explains why the pod is too large if its number of containers is the reason.
-func (s *summary) containersText(reason Reason) string {
-	if reason != TooLarge {
+func (s *summary) containersText() string {
+	if s.reason != TooLarge {
 		return ""
 	}
 	most, containers := int32(0), s.largest.demand.Containers
@@ -447,13 +447,13 @@ func (s *summary) containersText(reason Reason) string {
 }
 
 // severalText explains the reason for a pod that asks for several cards or for cores, if the reason needs words of its own.
-func (s *summary) severalText(reason Reason) string {
+func (s *summary) severalText() string {
 	f, name := &s.best, s.best.node.Object.Name
 	needs, has := f.needsText(), "none"
 	if f.roomy > 0 {
 		has = strconv.Itoa(f.roomy)
 	}
-	switch reason {
+	switch s.reason {
 	case Fragmented:
 		return fmt.Sprintf("%s: %s has %s, though enough in sum%s", needs, name, has, s.others())
 	case Full:
