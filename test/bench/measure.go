@@ -76,8 +76,8 @@ func (k *kind) measuredGate() string {
 
 // running is a started extender.
 type running struct {
-	// url is its address for kube-scheduler, metrics that of its metrics, which can be empty.
-	url, metrics string
+	// url is its address for kube-scheduler.
+	url string
 	// schedulerConfig is kube-scheduler's configuration file to start from; if it is empty, the repository's own.
 	schedulerConfig string
 	// ready is the time from the extender's start until it was ready.

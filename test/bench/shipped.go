@@ -83,7 +83,7 @@ func (s *bench) serveShipped(ctx context.Context, values, args []string) (runnin
 	}
 	go leader.view(readers, browser)
 	return running{
-		url: leader.url, metrics: leader.health + "/metrics", ready: ready, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
+		url: leader.url, ready: ready, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
 		finish: func(ctx context.Context, t *result) error {
 			stopReading()
 			return s.finishShipped(ctx, root, replicas, t)

@@ -60,7 +60,7 @@ func play(ctx context.Context, keep bool) (err error) {
 		}
 	}()
 
-	d := &demo{cluster: cluster, dir: dir}
+	d := &demo{cluster: cluster}
 	for _, step := range []func(context.Context) error{d.nodes, d.share, d.filter, d.bind, d.allocate, d.full, d.several, d.table} {
 		if err := step(ctx); err != nil {
 			return err

@@ -23,7 +23,6 @@ const card = 16276
 // demo holds the state that the steps share.
 type demo struct {
 	cluster *framework.Cluster
-	dir     string
 	node    map[string]*framework.Node
 }
 
