@@ -161,9 +161,8 @@ func indexByNode(object any) ([]string, error) {
 	return nil, nil
 }
 
-// Pending returns the pending pods, ordered by namespace and name, and the revision of that list. If known is the
-// current revision, it returns nil without a list.
-func (c *Cache) Pending(known uint64) ([]*PodInfo, uint64) { return c.pending.list(known) }
+// Pending returns the pending pods, ordered by namespace and name.
+func (c *Cache) Pending() []*PodInfo { return c.pending.list() }
 
 // PendingPod returns the pod if it is pending.
 func (c *Cache) PendingPod(uid gpu.PodUID) (*PodInfo, bool) {

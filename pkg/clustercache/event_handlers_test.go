@@ -29,7 +29,7 @@ func TestHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.want(f.got.pods, "deleted another")
-	if pods, _ := f.Pending(0); len(pods) != 0 {
+	if pods := f.Pending(); len(pods) != 0 {
 		t.Errorf("pending: %v", names(pods))
 	}
 
@@ -49,7 +49,7 @@ func TestMissedDeletion(t *testing.T) {
 	f.want(f.got.pods, "new uid-a")
 	f.podEvents(f.got).OnDelete(cache.DeletedFinalStateUnknown{Key: "default/a", Obj: NewPodInfo(fake.Pod("a", 10))})
 	f.want(f.got.pods, "deleted uid-a")
-	if pods, _ := f.Pending(0); len(pods) != 0 {
+	if pods := f.Pending(); len(pods) != 0 {
 		t.Errorf("pending: %v", names(pods))
 	}
 	nodeEvents(f.got).OnDelete(cache.DeletedFinalStateUnknown{Key: "n1", Obj: fake.Node("n1")})

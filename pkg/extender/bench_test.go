@@ -201,7 +201,7 @@ func BenchmarkWithoutGroup(b *testing.B) {
 			members = append(members, member)
 			f.addPod(member)
 		}
-		await(b, "the members are pending", func() bool { pods, _ := f.Pending(0); return len(pods) == len(members) })
+		await(b, "the members are pending", func() bool { return len(f.Pending()) == len(members) })
 		for i := 0; i < len(members); i += setting.size {
 			f.request(b, "filter", nodesRequest(members[i], f.names...))()
 		}

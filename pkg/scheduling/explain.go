@@ -53,7 +53,7 @@ func (s *Scheduler) Explain() *Explanation {
 	if e.last != nil && begin.Before(e.next) {
 		return e.last
 	}
-	pods, _ := s.cache.Pending(0)
+	pods := s.cache.Pending()
 	e.last = &Explanation{
 		At: begin, Pending: pods, Diagnoses: s.diagnose(pods), RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(),
 		Tenants: s.Tenants(),

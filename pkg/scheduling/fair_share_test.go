@@ -69,8 +69,7 @@ func (f *fixture) passUntilOpened(want ...string) {
 
 // pendingPods returns the pending pods with the names.
 func (f *fixture) pendingPods(names ...string) []*clustercache.PodInfo {
-	pods, _ := f.Pending(0)
-	return slices.DeleteFunc(pods, func(pod *clustercache.PodInfo) bool { return !slices.Contains(names, pod.Name) })
+	return slices.DeleteFunc(f.Pending(), func(pod *clustercache.PodInfo) bool { return !slices.Contains(names, pod.Name) })
 }
 
 // A pod's way from its gate to its bind.

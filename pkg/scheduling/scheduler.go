@@ -101,7 +101,7 @@ type clusterCache interface {
 	AddHandler(h clustercache.Handler) error
 	Run(ctx context.Context) error
 	AwaitReady(ctx context.Context) error
-	Pending(known uint64) ([]*clustercache.PodInfo, uint64)
+	Pending() []*clustercache.PodInfo
 	PendingFor(uid gpu.PodUID) time.Duration
 	WatchVersions() map[string]uint64
 	NodesWithoutPlugin() int
@@ -271,7 +271,7 @@ func (s *Scheduler) BindDeadline() time.Duration { return binding.Deadline(s.Bin
 // requeuePending treats every pending pod as rejected. Which pods a former extender rejected, and for which of them
 // memory has come free since, was lost with that process.
 func (s *Scheduler) requeuePending() {
-	pending, _ := s.cache.Pending(0)
+	pending := s.cache.Pending()
 	pods := make([]gpu.Pod, len(pending))
 	for i := range pending {
 		pods[i] = pending[i].Pod

@@ -448,13 +448,13 @@ func (c *simCache) Node(name string) (*corev1.Node, bool) {
 	return c.nodes[i], true
 }
 
-func (c *simCache) Pending(uint64) (out []*clustercache.PodInfo, _ uint64) {
+func (c *simCache) Pending() (out []*clustercache.PodInfo) {
 	for _, name := range slices.Sorted(mapKeys(c.pods)) {
 		if p := c.pods[name]; p.Pending != nil {
 			out = append(out, p)
 		}
 	}
-	return out, 1
+	return out
 }
 
 // nullRecorder drops Events.

@@ -24,11 +24,8 @@ func (s *Scheduler) ChangesSince(revision uint64) ledger.Changes {
 	return s.ledger.ChangesSince(revision)
 }
 
-// Pending returns the pending pods, ordered by namespace and name, and the revision of that list. If known is the
-// current revision, it returns nil without a list.
-func (s *Scheduler) Pending(known uint64) ([]*clustercache.PodInfo, uint64) {
-	return s.cache.Pending(known)
-}
+// Pending returns the pending pods, ordered by namespace and name.
+func (s *Scheduler) Pending() []*clustercache.PodInfo { return s.cache.Pending() }
 
 // diagnose returns the diagnosis of each pending pod against the current state of the nodes. Explain costs less.
 func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {

@@ -34,7 +34,7 @@ func TestDiagnose(t *testing.T) {
 	await := func(what string) {
 		t.Helper()
 		f.await(what, func() bool {
-			pods, _ := f.Pending(0)
+			pods := f.Pending()
 			got := map[string]diagnosis.Diagnosis{}
 			for i, d := range f.diagnose(pods) {
 				got[pods[i].Name] = d
@@ -81,7 +81,7 @@ func TestDiagnoseMember(t *testing.T) {
 	}
 	g := startGroups(t, GangOptions{}, member(3, 0, reported), member(3, 1, reported))
 	diagnosed := func() (messages []string) {
-		pods, _ := g.Pending(0)
+		pods := g.Pending()
 		for _, d := range g.diagnose(pods) {
 			since, reason, _ := strings.Cut(d.Message, "Z: ")
 			before, _, _ := strings.Cut(since, " since ")
