@@ -46,7 +46,6 @@ type kubelet struct {
 	unreached  int
 	connection *grpc.ClientConn
 	health     map[string]string
-	messages   int
 	entries    []entry
 	admitted   map[string]*corev1.Pod
 	rejected   int
@@ -185,7 +184,6 @@ func (k *kubelet) listen(stream grpc.ServerStreamingClient[pluginapi.ListAndWatc
 		}
 		k.reading.Lock()
 		k.mu.Lock()
-		k.messages++
 		k.health = map[string]string{}
 		for _, d := range message.Devices {
 			k.health[d.ID] = d.Health

@@ -84,21 +84,18 @@ func usualPod(name string, request int64) *corev1.Pod {
 	return pod
 }
 
-// discard is a response writer that only counts bytes.
-type discard struct {
-	header http.Header
-	bytes  int
-}
+// discard is a response writer that drops what is written.
+type discard struct{ header http.Header }
 
-func (d *discard) Header() http.Header         { return d.header }
-func (d *discard) Write(p []byte) (int, error) { d.bytes += len(p); return len(p), nil }
-func (d *discard) WriteHeader(int)             {}
+func (d discard) Header() http.Header         { return d.header }
+func (d discard) Write(p []byte) (int, error) { return len(p), nil }
+func (d discard) WriteHeader(int)             {}
 
 // request returns a function that sends the same request through the router on each call.
 func (f *bed) request(t testing.TB, verb string, args any) func() {
 	body := text(t, args)
 	return func() {
-		f.handler.ServeHTTP(&discard{header: http.Header{}}, newRequest(http.MethodPost, Prefix+"/"+verb, body))
+		f.handler.ServeHTTP(discard{http.Header{}}, newRequest(http.MethodPost, Prefix+"/"+verb, body))
 	}
 }
 

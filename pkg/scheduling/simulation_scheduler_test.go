@@ -32,7 +32,6 @@ type kubeScheduler struct {
 	// stopped is until when no cycle begins.
 	stopped time.Duration
 	cursor  int
-	cycles  int
 	// offered is when a filter call was last made for a member.
 	offered map[offer]time.Duration
 }
@@ -309,7 +308,6 @@ func (k *kubeScheduler) cycle() {
 	if p == nil {
 		return
 	}
-	k.cycles++
 	p.attempts++
 	p.failing = false
 	p.state = schedBinding // It is in no queue.
