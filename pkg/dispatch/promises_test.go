@@ -90,3 +90,23 @@ func TestForgetTenants(t *testing.T) {
 		}
 	}
 }
+
+// TestUnbindableGroup: nor does a tenant with a group of more pods than may be granted at one time, even if it is created again and
+// again.
+func TestUnbindableGroup(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{20_000}, nil)
+	f.groups.sizes["job"] = maxOpen + 1
+	f.pod("bob/has", 1000, on("n0"))
+	for i := range maxOpen + 1 {
+		f.pod(fmt.Sprint("alice/job-", i), 1, inGroup("job"))
+	}
+	f.tick(time.Second)
+	f.pod("alice/single", 1)
+	f.pod("bob/waits", 1)
+	f.tick(2 * time.Second)
+	for name, want := range map[string]bool{"alice/job-0": true, "alice/single": false, "bob/waits": true} {
+		if _, ok := f.Admit(f.pods[name].Pod); ok != want {
+			t.Errorf("%s is admitted: %v", name, ok)
+		}
+	}
+}

@@ -296,12 +296,29 @@ func (m *Manager) endCharge(p *pod) {
 	}
 }
 
-// openByTenant counts the granted pods with a place that aren't bound yet.
-func (m *Manager) openByTenant() map[string]int {
-	open := map[string]int{}
+// openPods counts the granted pods with a place that aren't bound yet.
+type openPods struct {
+	byTenant map[string]int
+	// total counts sharedOpen of a tenant at most: a large group exceeds that, and must not take the turns of others.
+	total int
+}
+
+func (o *openPods) add(tenant string, pods int) {
+	former := o.byTenant[tenant]
+	o.byTenant[tenant] = former + pods
+	o.total += min(former+pods, sharedOpen) - min(former, sharedOpen)
+}
+
+// mayGrant reports whether more pods of the tenant may be granted.
+func (o *openPods) mayGrant(tenant string) bool {
+	return o.total < maxOpen-sharedOpen || o.byTenant[tenant] < ownOpen
+}
+
+func (m *Manager) openPods() *openPods {
+	open := &openPods{byTenant: map[string]int{}}
 	for _, p := range m.charged {
 		if !p.unplaced {
-			open[p.countedFor]++
+			open.add(p.countedFor, 1)
 		}
 	}
 	return open
@@ -321,16 +338,16 @@ func (m *Manager) round(all bool, now time.Time) {
 	clear(m.holding)
 	// first is the first unit without room of each tenant, and head that of the tenant of the latest item, nil if it has none.
 	first, tenant, head := map[string]*unit{}, "", (*unit)(nil)
-	withoutPlace := m.placeProvisioned(all, capacity, now)
-	open := m.openByTenant()
+	m.placeProvisioned(all, capacity, now)
+	open := m.openPods()
 	r := m.queue.Round()
 	item, ok := r.Next()
-	for ; ok && len(m.charged)-withoutPlace < maxOpen && m.effort < maxEffort; item, ok = r.Next() {
+	for ; ok && open.total < maxOpen && m.effort < maxEffort; item, ok = r.Next() {
 		u := item.Value.(*unit)
 		if item.Tenant != tenant {
 			tenant, head = item.Tenant, first[item.Tenant]
 		}
-		if open[tenant] >= ownOpen && len(m.charged)-withoutPlace >= maxOpen-sharedOpen {
+		if !open.mayGrant(tenant) {
 			r.Leave()
 			continue
 		}
@@ -341,7 +358,7 @@ func (m *Manager) round(all bool, now time.Time) {
 		if places := m.try(u, capacity, now); places != nil {
 			r.Grant()
 			m.grant(u, places, now)
-			open[tenant] += len(u.pods)
+			open.add(tenant, len(u.pods))
 			if head != nil && head.overtaken.IsZero() {
 				head.overtaken = now
 			}
@@ -372,15 +389,14 @@ func (m *Manager) pause(now time.Time) {
 }
 
 // placeProvisioned reserves places for pods that were granted without one, before others take the nodes that were added for them. From
-// then on their charges end like others. It returns the number of pods that have no place yet.
-func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.Time) (withoutPlace int) {
+// then on their charges end like others.
+func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.Time) {
 	for _, u := range m.provisioned() {
 		var places []ledger.Reservation
 		if requests := m.requests(u, !all); requests != nil {
 			places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
 		}
 		if places == nil {
-			withoutPlace += len(u.pods)
 			continue
 		}
 		for i, p := range u.pods {
@@ -388,7 +404,6 @@ func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.
 		}
 		m.effects.Requeue = true
 	}
-	return withoutPlace
 }
 
 // provisioned returns the pods that were granted without a place, the oldest first, and members of a group together.
