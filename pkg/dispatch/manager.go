@@ -35,8 +35,9 @@ const (
 	// must not take all turns.
 	sharedOpen, ownOpen = maxOpen / 2, maxOpen / 16
 	// maxEffort limits the attempts of one round, since the events of the watch wait for it: after it the next tick goes on. An
-	// attempt on all nodes counts as one, and finding the eligible nodes of some constraints as constraintsEffort.
-	maxEffort, constraintsEffort = 1024, 128
+	// attempt on all nodes counts as one, and finding the eligible nodes of some constraints as constraintsEffort. A tenant gets
+	// ownEffort of it at most: others must not wait for thousands of pods that all differ.
+	maxEffort, ownEffort, constraintsEffort = 1024, maxEffort / 2, 128
 	// patience is how long a tenant's later pods may overtake one that doesn't fit. Then they wait for it, for maxWait at most.
 	// If it still has no room then, patience doubles, maxDoublings times at most.
 	patience, maxWait = time.Minute, 10 * time.Minute
@@ -184,8 +185,8 @@ type Manager struct {
 	// none pauses.
 	changed bool
 	resume  time.Time
-	// rounds counts the rounds, and effort the attempts of the present one. incomplete is true if the latest one ended before it had
-	// tried all units. freedAny is true if something was freed on a node since the former round.
+	// rounds counts the rounds, and effort the attempts of the present one. incomplete is true if the latest one has not tried all
+	// units. freedAny is true if something was freed on a node since the former round.
 	rounds     uint64
 	effort     int
 	freedAny   bool

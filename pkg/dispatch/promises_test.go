@@ -110,3 +110,21 @@ func TestUnbindableGroup(t *testing.T) {
 		}
 	}
 }
+
+// TestPodsThatDiffer: a tenant with many pods that can all use different nodes doesn't keep others from their turns.
+func TestPodsThatDiffer(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{16}, withSelectors("n0"))
+	f.pod("bob/has", 1, on("n0"))
+	for i := range 100 {
+		f.pod(fmt.Sprint("alice/", i), 1, only(fmt.Sprint("other-", i)))
+	}
+	f.pod("bob/waits", 1)
+	f.tick(time.Second)
+	want(t, "admitted", []string{"bob/waits"}, f.admitted())
+	f.pod("alice/fits", 1, age(1))
+	for range 100 * constraintsEffort / ownEffort {
+		f.tick(100 * time.Millisecond)
+	}
+	f.tick(100 * time.Millisecond)
+	want(t, "admitted, when all were tried", []string{"alice/fits", "bob/waits"}, f.admitted())
+}

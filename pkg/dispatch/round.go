@@ -339,7 +339,7 @@ func (m *Manager) round(all bool, now time.Time) {
 	// first is the first unit without room of each tenant, and head that of the tenant of the latest item, nil if it has none.
 	first, tenant, head := map[string]*unit{}, "", (*unit)(nil)
 	m.placeProvisioned(all, capacity, now)
-	open := m.openPods()
+	open, effort, left := m.openPods(), map[string]int{}, false
 	r := m.queue.Round()
 	item, ok := r.Next()
 	for ; ok && open.total < maxOpen && m.effort < maxEffort; item, ok = r.Next() {
@@ -355,7 +355,15 @@ func (m *Manager) round(all bool, now time.Time) {
 			r.Pass() // There can be thousands of these.
 			continue
 		}
-		if places := m.try(u, capacity, now); places != nil {
+		if effort[tenant] >= ownEffort {
+			left = true
+			r.Leave()
+			continue
+		}
+		before := m.effort
+		places := m.try(u, capacity, now)
+		effort[tenant] += m.effort - before
+		if places != nil {
 			r.Grant()
 			m.grant(u, places, now)
 			open.add(tenant, len(u.pods))
@@ -374,7 +382,7 @@ func (m *Manager) round(all bool, now time.Time) {
 		}
 		r.Pass()
 	}
-	m.incomplete = ok && m.effort >= maxEffort
+	m.incomplete = left || ok && m.effort >= maxEffort
 	m.provision(now)
 }
 
