@@ -128,3 +128,16 @@ func TestPodsThatDiffer(t *testing.T) {
 	f.tick(100 * time.Millisecond)
 	want(t, "admitted, when all were tried", []string{"alice/fits", "bob/waits"}, f.admitted())
 }
+
+// TestVictimsThatChange: a user who keeps changing the labels of running pods doesn't keep them from being evicted.
+func TestVictimsThatChange(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	f.pod("alice/1", 2)
+	f.meanwhile = func() {
+		for i := range 8 {
+			f.pod(fmt.Sprint("bob/", i), 0, func(p *Pod) { p.Cards = 2 - p.Cards })
+		}
+	}
+	f.run(after + 2*time.Second)
+	want(t, "evicted", []string{"bob/7", "bob/6"}, f.evicted)
+}

@@ -390,7 +390,7 @@ func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit
 			switch {
 			case e.Moves != moves:
 				continue
-			case v.Tenant != e.Tenant || !slices.Equal(v.Pods, e.Pods):
+			case v.Tenant != e.Tenant || !slices.EqualFunc(v.Pods, e.Pods, samePod):
 				return nil, false
 			case tally.WithinExcess(&v):
 			case moves && tally.CanMove(&v):
@@ -403,6 +403,10 @@ func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit
 	}
 	return moved, true
 }
+
+// samePod reports whether the pods are the same one. Users can change the label with the number of cards of a running pod, which means
+// nothing then.
+func samePod(a, b gpu.Pod) bool { return a.UID == b.UID }
 
 // unchanged reports whether the pods ask for what they asked for, and can still use the nodes of their places.
 func (m *Manager) unchanged(s reclaim.Served) bool {
