@@ -141,3 +141,20 @@ func TestVictimsThatChange(t *testing.T) {
 	f.run(after + 2*time.Second)
 	want(t, "evicted", []string{"bob/7", "bob/6"}, f.evicted)
 }
+
+// TestUrgentMemberThatWaits: only a running member that needs no turn spares its group. One that is never bound, or has ended, doesn't.
+func TestUrgentMemberThatWaits(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	for i := range 4 {
+		f.pod(fmt.Sprint("bob/", i), 0, inGroup("job"))
+		f.pod(fmt.Sprint("bob/", 4+i), 0, inGroup("other"))
+	}
+	f.pod("bob/waits", 100, inGroup("job"), priority(1000))
+	f.pod("bob/ended", 1, inGroup("other"), priority(1000), on("n1"), func(p *Pod) { p.Ended = true })
+	f.ledger.Remove("bob/ended")
+	for i := range 2 {
+		f.pod(fmt.Sprint("alice/", i), 2)
+	}
+	f.run(after + 2*time.Second)
+	want(t, "evicted", 4, len(f.evicted))
+}
