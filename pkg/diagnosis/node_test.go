@@ -54,3 +54,31 @@ func TestClosed(t *testing.T) {
 		})
 	}
 }
+
+// Once a pod is bound, the cards that it has count for the nodes that it could use, and not its label.
+func TestConstraintsOfBoundPods(t *testing.T) {
+	constraints := func(label, node, cards string) string {
+		p := &corev1.Pod{Spec: corev1.PodSpec{NodeName: node}}
+		p.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(4, resource.DecimalSI)},
+		}}}
+		p.Labels = map[string]string{protocol.LabelCount: label}
+		if cards != "" {
+			p.Annotations = map[string]string{protocol.AnnotationIndex: cards}
+		}
+		return Constraints(p)
+	}
+	one, two := constraints("1", "", ""), constraints("2", "", "")
+	if one == two {
+		t.Fatal("the label of a pending pod doesn't count")
+	}
+	for _, tc := range []struct{ name, want, got string }{
+		{"a card, and another label now", one, constraints("2", "n1", "0")},
+		{"two cards, and another label now", two, constraints("1", "n1", "0,1")},
+		{"unknown cards", one, constraints("2", "n1", "")},
+	} {
+		if tc.got != tc.want {
+			t.Errorf("%s: got %q, want %q", tc.name, tc.got, tc.want)
+		}
+	}
+}

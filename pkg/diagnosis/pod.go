@@ -93,13 +93,19 @@ func NewPod(pod *corev1.Pod) *Pod {
 // Constraints is equal for pods that can use the same nodes, independent of free resources.
 func (p *Pod) Constraints() string { return p.constraintsKey }
 
-// Constraints returns the same as NewPod(pod).Constraints(), with less work. The pod may be bound.
+// Constraints returns the same as NewPod(pod).Constraints(), with less work. The pod may be bound: then the cards that it has count
+// instead of its label, which users can change.
 func Constraints(pod *corev1.Pod) string {
 	text, err := nodeConstraints(pod).Spec.Marshal()
 	if err != nil { // Unreachable.
 		return string(pod.UID)
 	}
-	return constraintsKey(protocol.Pod(pod), text)
+	p := protocol.Pod(pod)
+	if pod.Spec.NodeName != "" {
+		where, _ := protocol.PodPlacement(pod) // None counts as one card.
+		p.Cards = len(where)
+	}
+	return constraintsKey(p, text)
 }
 
 func constraintsKey(pod gpu.Pod, spec []byte) string {
