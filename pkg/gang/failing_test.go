@@ -165,6 +165,29 @@ func TestForeignMembers(t *testing.T) {
 	}
 }
 
+// TestHeldBackMembers: a group whose scheduler has not called the extender yet, since fair sharing holds all of its pods back, gets its
+// turn, although another scheduler has called.
+func TestHeldBackMembers(t *testing.T) {
+	s := newFixture(t)
+	s.createMany(2, "known", 2, 16, "t")
+	s.createMany(2, "job", 2, 16, "t")
+	for i, p := range s.created {
+		p.Scheduler, p.HeldBack = []string{"default-scheduler", "other-profile"}[i/2], i/2 == 1
+		s.report(p)
+	}
+	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	if together, _ := s.manager.Startable(Key{Namespace: "default", Name: "job"}); len(together) != 2 {
+		t.Errorf("%d members can be started together", len(together))
+	}
+	for _, p := range s.created[2:] {
+		p.HeldBack = false
+		s.report(p)
+	}
+	if result := s.manager.Filter(s.created[2].UID, s.nodes, s.now); len(result.Nodes) != 1 {
+		t.Errorf("after its turn: %q", result.Reason.Text)
+	}
+}
+
 // TestDisplace: a single pod takes the places of groups of lower priority that are not bound yet: the last ones in the
 // order, and no more than needed.
 func TestDisplace(t *testing.T) {

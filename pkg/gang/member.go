@@ -66,6 +66,8 @@ type Member struct {
 	Ended, Succeeded bool
 	// Gated is true if the pod has scheduling gates other than that of fair shares.
 	Gated bool
+	// HeldBack is true if the pod has the scheduling gate of fair shares: no scheduler can have tried it yet.
+	HeldBack bool
 	// Cardless is true if the pod asks for no cards. kube-scheduler doesn't call the extender for it, and it doesn't
 	// count.
 	Cardless bool
@@ -86,7 +88,7 @@ const (
 	succeeded
 	// ineligible members exist, but can't be placed because of their gates or their problem.
 	ineligible
-	// foreign members are assigned to a scheduler that has not called the extender.
+	// foreign members are assigned to a scheduler that has not called the extender. One that is held back may yet be tried.
 	foreign
 
 	categories
@@ -103,7 +105,7 @@ func (m *Member) category(ours func(scheduler string) bool) category {
 		return bound
 	case m.Problem != "", m.Gated:
 		return ineligible
-	case !ours(m.Scheduler):
+	case !m.HeldBack && !ours(m.Scheduler):
 		return foreign
 	}
 	return pending
