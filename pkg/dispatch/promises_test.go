@@ -158,3 +158,19 @@ func TestUrgentMemberThatWaits(t *testing.T) {
 	f.run(after + 2*time.Second)
 	want(t, "evicted", 4, len(f.evicted))
 }
+
+// TestUnitThatChanges: a user who keeps replacing a pod that gets room doesn't keep other tenants from theirs.
+func TestUnitThatChanges(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	f.pod("alice/1", 2)
+	f.pod("carol/0", 1)
+	n := 0
+	f.meanwhile = func() {
+		f.delete(fmt.Sprint("carol/", n))
+		n++
+		f.pod(fmt.Sprint("carol/", n), 1)
+	}
+	f.run(after + minReclaimPause/2)
+	want(t, "evicted for alice", []string{"bob/7", "bob/6"}, f.evicted)
+}

@@ -60,8 +60,8 @@ type reclaimPause struct {
 // attempt is the attempt to make room for units.
 type attempt struct {
 	number uint64
-	// kinds are those of its units.
-	kinds []reclaimKind
+	// kinds are those of its units, by the first pod of each.
+	kinds map[gpu.PodUID]reclaimKind
 	// evicts is false if it only holds what pods that are being deleted will free.
 	evicts bool
 	// allocated is what the tenants had when places were held for them.
@@ -186,14 +186,14 @@ func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []
 	r := &m.reclaims
 	r.attempts++
 	need.Attempt = r.attempts
-	r.attempt = &attempt{number: r.attempts, working: true, evicts: evicts}
+	r.attempt = &attempt{number: r.attempts, working: true, evicts: evicts, kinds: map[gpu.PodUID]reclaimKind{}}
 	for _, u := range units {
 		out := reclaim.Unit{Tenant: u.item.Tenant}
 		for _, p := range u.pods {
 			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.nodesFor(p).names})
 		}
 		need.Units = append(need.Units, out)
-		r.attempt.kinds = append(r.attempt.kinds, reclaimKind{u.item.Tenant, u.kind.kindKey})
+		r.attempt.kinds[u.pods[0].UID] = reclaimKind{u.item.Tenant, u.kind.kindKey}
 	}
 	m.effects.Reclaim = &need
 }
@@ -348,7 +348,8 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	for i, s := range plan.Served {
 		u := m.unitOf(s)
 		if u == nil || !eligible[u] || !m.unchanged(s) {
-			a.held = nil
+			first := s.Pods[0].UID
+			a.held, a.kinds = nil, map[gpu.PodUID]reclaimKind{first: a.kinds[first]} // The other units need no pause.
 			return false
 		}
 		h := &heldUnit{reclaimKind: reclaimKind{u.item.Tenant, u.kind.kindKey}, awaited: s.Awaited}
