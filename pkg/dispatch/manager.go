@@ -328,12 +328,13 @@ func (m *Manager) SetPod(next Pod) {
 		m.dropHold(p.UID)
 		m.endCharge(p) // The place is for what the pod asked for then. Users can change its number of cards, and its node selector while it is gated.
 	}
+	ran := p.Node != ""
 	p.Pod = next
 	if !p.awaitsBind() {
 		m.dropHold(p.UID)
 		m.endCharge(p)
 	}
-	if p.Node != "" && p.started.IsZero() {
+	if p.Node != "" && !ran { // Otherwise startedAt finds it out.
 		p.started = m.now
 	}
 	m.admissions.update(p)

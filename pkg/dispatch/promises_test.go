@@ -174,3 +174,14 @@ func TestUnitThatChanges(t *testing.T) {
 	f.run(after + minReclaimPause/2)
 	want(t, "evicted for alice", []string{"bob/7", "bob/6"}, f.evicted)
 }
+
+// TestStartOfRunningPods: a pod that ran before this process began to lead stays as old as it is when its labels change.
+func TestStartOfRunningPods(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	for i := range 8 {
+		f.pod(fmt.Sprint("bob/", i), 0, func(p *Pod) { p.Cards = 2 })
+	}
+	f.pod("alice/1", 2)
+	f.run(after + 2*time.Second)
+	want(t, "evicted", []string{"bob/7", "bob/6"}, f.evicted)
+}
