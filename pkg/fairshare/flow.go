@@ -14,11 +14,16 @@ type flow struct {
 	// from holds the positions of the edges that leave each node.
 	from  [][]int
 	edges []edge
-	// by, costs, queued and queue belong to cheapest.
-	by, costs []int
-	queued    []bool
-	queue     []int
+	// lengths are those of the paths that the latest search found, unreached for nodes to which nothing more can flow.
+	lengths []int
+	// tried is how many edges of each node push has tried since then.
+	tried []int
+	// queued and queue belong to search.
+	queued []bool
+	queue  []int
 }
+
+const unreached = math.MaxInt
 
 // edge is a direction of a connection. The opposite one is at the position that differs in the last bit.
 type edge struct {
@@ -29,7 +34,7 @@ type edge struct {
 }
 
 func newFlow(nodes int) *flow {
-	return &flow{from: make([][]int, nodes), by: make([]int, nodes), costs: make([]int, nodes), queued: make([]bool, nodes)}
+	return &flow{from: make([][]int, nodes), lengths: make([]int, nodes), tried: make([]int, nodes), queued: make([]bool, nodes)}
 }
 
 // connect adds an edge and returns its position.
@@ -44,45 +49,57 @@ func (f *flow) connect(from, to int, capacity gpu.Memory, cost int) int {
 func (f *flow) through(edge int) gpu.Memory { return f.edges[edge^1].left }
 
 // maximize increases the flow as far as possible, and returns by how much. What flows out of the source along an edge never
-// decreases.
+// decreases. Each search serves all shortest paths, as in Dinic's algorithm, but the cost comes before the number of edges.
 func (f *flow) maximize(source, sink int) (more gpu.Memory) {
-	for {
-		by := f.cheapest(source)
-		if by[sink] < 0 {
-			return more
-		}
-		amount := unlimited
-		for n := sink; n != source; n = f.edges[by[n]^1].to {
-			amount = min(amount, f.edges[by[n]].left)
-		}
-		for n := sink; n != source; n = f.edges[by[n]^1].to {
-			f.edges[by[n]].left -= amount
-			f.edges[by[n]^1].left += amount
-		}
-		more += amount
+	for f.search(source); f.lengths[sink] != unreached; f.search(source) {
+		clear(f.tried)
+		more += f.push(source, sink, unlimited)
 	}
+	return more
 }
 
-// cheapest returns for each node the last edge of the cheapest path to it along which more can flow, -1 if there is none. The
-// result is valid until the next call. It is the algorithm of Bellman and Ford with a queue.
-func (f *flow) cheapest(source int) (by []int) {
-	const never = math.MaxInt
-	for n := range f.by {
-		f.by[n], f.costs[n] = -1, never
+// length returns the length of an edge: first its cost counts, then that it is one more edge.
+func (f *flow) length(e *edge) int { return e.cost*len(f.from) + 1 }
+
+// search finds the shortest paths from the source along which more can flow. It is the algorithm of Bellman and Ford with a queue.
+func (f *flow) search(source int) {
+	for n := range f.lengths {
+		f.lengths[n] = unreached
 	}
-	f.costs[source], f.queue = 0, append(f.queue[:0], source)
+	f.lengths[source], f.queue = 0, append(f.queue[:0], source)
 	for next := 0; next < len(f.queue); next++ {
 		n := f.queue[next]
 		f.queued[n] = false
 		for _, i := range f.from[n] {
 			e := &f.edges[i]
-			if e.left == 0 || f.costs[n]+e.cost >= f.costs[e.to] {
+			if e.left == 0 || f.lengths[n]+f.length(e) >= f.lengths[e.to] {
 				continue
 			}
-			if f.by[e.to], f.costs[e.to] = i, f.costs[n]+e.cost; !f.queued[e.to] {
+			if f.lengths[e.to] = f.lengths[n] + f.length(e); !f.queued[e.to] {
 				f.queue, f.queued[e.to] = append(f.queue, e.to), true
 			}
 		}
 	}
-	return f.by
+}
+
+// push sends up to the amount from a node to the sink along shortest paths, and returns how much. These paths have no cycles: a cycle of
+// the network costs at least 0, and has edges.
+func (f *flow) push(n, sink int, amount gpu.Memory) (sent gpu.Memory) {
+	if n == sink {
+		return amount
+	}
+	for ; f.tried[n] < len(f.from[n]); f.tried[n]++ {
+		i := f.from[n][f.tried[n]]
+		e := &f.edges[i]
+		if e.left == 0 || f.lengths[n]+f.length(e) != f.lengths[e.to] {
+			continue
+		}
+		more := f.push(e.to, sink, min(amount-sent, e.left))
+		e.left -= more
+		f.edges[i^1].left += more
+		if sent += more; sent == amount {
+			return sent
+		}
+	}
+	return sent
 }

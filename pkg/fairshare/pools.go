@@ -101,10 +101,9 @@ func (d *division) fit(open []int) (placed gpu.Memory, lacking []bool) {
 		supply(claim)
 	}
 	placed = f.maximize(source, sink)
-	reached := f.cheapest(source)
 	lacking = make([]bool, len(d.claims))
 	for claim := range d.claims {
-		lacking[claim] = reached[first+claim] >= 0
+		lacking[claim] = f.lengths[first+claim] != unreached
 	}
 	return placed, lacking
 }

@@ -181,19 +181,27 @@ func TestPoolsAssign(t *testing.T) {
 	}
 }
 
+// BenchmarkPoolsShares divides 32 pools among tenants that ask for about as much as there is. Each class of pods can use a few pools.
 func BenchmarkPoolsShares(b *testing.B) {
-	random := rand.New(rand.NewPCG(1, 1))
-	p := Pools{[]gpu.Memory{100_000, 50_000, 20_000, 30_000, 1000, 2000, 500, 300}, [][]int{{0, 1, 2, 3, 4, 5, 6, 7}, {0}, {1, 2}, {2, 3, 4}, {4, 5}, {6}, {7}, {5, 6, 7}}}
-	claims, demands := make([]Claim, 50), make([][]gpu.Memory, 50)
-	for i := range claims {
-		claims[i] = Claim{Terms{1 + random.Int64N(4), 0}, fmt.Sprint(i), 0}
-		demands[i] = make([]gpu.Memory, len(p.Classes))
-		for range 2 {
-			demands[i][random.IntN(len(p.Classes))] = gpu.Memory(random.IntN(20_000))
-		}
-		claims[i].Demand = sum(demands[i])
-	}
-	for b.Loop() {
-		p.Shares(claims, demands)
+	const pools = 32
+	for _, tenants := range []int{50, 200, 400} {
+		b.Run(fmt.Sprint(tenants, " tenants"), func(b *testing.B) {
+			random := rand.New(rand.NewPCG(1, 1))
+			p, claims, demands := Pools{}, make([]Claim, tenants), make([][]gpu.Memory, tenants)
+			for range pools {
+				p.Sizes = append(p.Sizes, gpu.Memory(500+random.IntN(4000)))
+				p.Classes = append(p.Classes, random.Perm(pools)[:1+random.IntN(4)])
+			}
+			for i := range tenants {
+				demands[i] = make([]gpu.Memory, pools)
+				for range 3 {
+					demands[i][random.IntN(pools)] = gpu.Memory(random.IntN(100_000 / tenants))
+				}
+				claims[i] = Claim{Terms{1 + random.Int64N(4), 0}, fmt.Sprint(i), sum(demands[i])}
+			}
+			for b.Loop() {
+				p.Shares(claims, demands)
+			}
+		})
 	}
 }
