@@ -74,6 +74,14 @@ func (g PodAllocations) withoutCard() bool {
 	return len(g) > 0
 }
 
+// Complete reports whether it is known what each of the pod's containers was given.
+func (g PodAllocations) Complete(pod *Pod) bool {
+	return !slices.ContainsFunc(pod.Containers, func(c Container) bool {
+		a, served := g[c.Name]
+		return !served || a.Unknown
+	})
+}
+
 // Allocations is the content of the record, by the UID under which the kubelet knows the pod.
 type Allocations map[gpu.PodUID]PodAllocations
 

@@ -65,12 +65,13 @@ func (w *overuseWatch) Held(uid gpu.PodUID, card int) uint64 {
 }
 
 // Check finds the pods that use more than they request. Pods that request none are not reported: measured use shows them. Nor are
-// pods of which it is not known what they were given, because the kubelet has lost its checkpoint.
+// pods of which it is not known what each container was given, because the kubelet has lost its checkpoint: such a container seems to
+// request nothing of the card that it uses.
 func (w *overuseWatch) Check(measured protocol.Usage) {
 	reports := w.tracker.Update(measured, w)
 	maps.DeleteFunc(reports, func(uid gpu.PodUID, _ protocol.Overuse) bool {
-		_, requests := w.pods.ByUID(uid)
-		return !requests || len(w.record.Pod(uid)) == 0
+		pod, requests := w.pods.ByUID(uid)
+		return !requests || !w.record.Pod(uid).Complete(&pod)
 	})
 	w.mu.Lock()
 	before := w.reports

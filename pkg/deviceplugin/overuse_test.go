@@ -20,18 +20,21 @@ func TestOveruse(t *testing.T) {
 	pod, none := newPod("greedy", main(2)), newPod("none", main(0))
 	stale := newPod("stale", main(2), annotation(protocol.AnnotationOveruse, `{"usedMiB":3,"requestedMiB":2,"cards":{"0":{"usedMiB":3,"requestedMiB":2}}}`))
 	lost := newPod("lost", main(2))
+	// Its second container runs too. The kubelet has lost its checkpoint, and only the first one has been given a card since.
+	half := newPod("half", main(2), container("second", 3))
 	// Its second container, which requests more, doesn't run now, so the measurement has only the first one.
 	restarting := newPod("restarting", main(2), container("second", 3))
-	b.create(p, pod, none, stale, lost, restarting)
+	b.create(p, pod, none, stale, lost, half, restarting)
 	give := func(uid gpu.PodUID, container string, request gpu.Memory) {
 		p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: uid, Name: container}, giveOne(0, request))
 	}
 	give("uid-greedy", "main", 2)
+	give("uid-half", "main", 2)
 	give("uid-restarting", "main", 2)
 	give("uid-restarting", "second", 3)
 	measure := func(at time.Time, used uint64) {
 		report := protocol.Usage{Time: at}
-		for _, name := range []string{"greedy", "none", "lost", "restarting"} {
+		for _, name := range []string{"greedy", "none", "lost", "half", "restarting"} {
 			report.Containers = append(report.Containers, protocol.ContainerUsage{UID: "uid-" + name, Container: "main", Used: used << 20, Requested: 2 << 30})
 		}
 		p.overuse.Check(report)
@@ -48,7 +51,7 @@ func TestOveruse(t *testing.T) {
 		t.Errorf("the annotation is %+v", got)
 	}
 	b.awaitEvent("GPUMemoryOveruse The pod uses 4096 MiB of GPU memory and requests 2048 MiB")
-	for name, what := range map[string]string{"none": "requests nothing", "lost": "was given what is not known", "restarting": "is within the requests of all its containers"} {
+	for name, what := range map[string]string{"none": "requests nothing", "lost": "was given what is not known", "half": "was given what is known of one container only", "restarting": "is within the requests of all its containers"} {
 		if _, has := b.pod(name).Annotations[protocol.AnnotationOveruse]; has {
 			t.Errorf("a pod that %s is annotated", what)
 		}
