@@ -126,8 +126,8 @@ func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 		}
 	}
 	slices.SortFunc(r.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
-	if len(r.Nodes) > 0 && r.Cluster.Unit == 0 {
-		r.Cluster.Unit = r.Nodes[0].Unit
+	if r.Cluster.Unit == 0 {
+		r.Cluster.Unit = sumUp(r.Nodes).Unit
 	}
 }
 

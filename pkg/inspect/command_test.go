@@ -90,6 +90,12 @@ pool   the label gpushare=pool-b is set, but the node has no cards to share: its
 		"a deleted node by name": {
 			objects: absent, args: []string{"node/gone", "--no-headers"}, stdout: "\ngone  unknown  4000  4000/0\n",
 		},
+		"deleted nodes alone, in two units": {
+			objects: func(t *testing.T) Objects {
+				return objects(nil, newPod("p", 8).on("a", 0), newPod("q", 4000).on("b", 0))
+			},
+			args: []string{"--no-headers"}, stdout: "\na  unknown  8192  8192/0\nb  unknown  4000  4000/0\n",
+		},
 		"names leave out deleted nodes": {objects: absent, args: []string{"-o", "name"}, stdout: "\nnode/n\n"},
 		"a node by name, without pending pods": {
 			objects: trouble, args: []string{"node-c", "--no-headers"},
