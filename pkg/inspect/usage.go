@@ -192,13 +192,19 @@ func (o *options) drawUsage(report UsageReport) (page, error) {
 				func(c protocol.ContainerUsage) bool { return c.Namespace != namespace })
 		}
 	}
-	var text bytes.Buffer
-	if o.structured() {
-		err := writeStructured(&text, o.output, report)
-		return page{text: text.String()}, err
+	var text, remarks bytes.Buffer
+	for _, name := range o.scope.nodes {
+		if !slices.ContainsFunc(report.Nodes, func(n protocol.Usage) bool { return n.Node == name }) {
+			fmt.Fprintf(&remarks, "Node %q has no running device plugin that serves measured use.\n", name)
+		}
 	}
-	writeUsage(&text, report, o.format())
-	return page{text: text.String()}, nil
+	var err error
+	if o.structured() {
+		err = writeStructured(&text, o.output, report)
+	} else {
+		writeUsage(&text, report, o.format())
+	}
+	return page{text.String(), remarks.String()}, err
 }
 
 // writeUsage writes a row for each container on each card, those above their request first, then what else uses the cards, and what

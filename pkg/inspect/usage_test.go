@@ -207,6 +207,11 @@ func TestUsageByPortForward(t *testing.T) {
 		t.Errorf("got %s, %v", stdout, err)
 	}
 
+	stdout, stderr, err = execute(t, api, "--usage", "--no-headers", "n1", "n2")
+	if want := "Node \"n2\" has no running device plugin that serves measured use.\n"; err != nil || strings.Count(stdout, "\n") != 2 || stderr != want {
+		t.Errorf("a node without a plugin: got %q, %q, %v", stdout, stderr, err)
+	}
+
 	plugin.Close()
 	stdout, _, err = execute(t, api, "--usage")
 	if err != nil || !strings.Contains(stdout, "asking the device plugin (pod gpushare/plugin-n1): the kubelet's error") {
