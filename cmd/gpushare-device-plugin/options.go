@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -177,6 +178,8 @@ func (o *options) validate() error {
 		return fmt.Errorf("--mps-pipe-directory: %q is not an absolute path", o.mpsPipes)
 	case len(p.CDIDirectories) == 0:
 		return errors.New("--cdi-directories: no directory")
+	case !allAbsolute(p.CDIDirectories):
+		return fmt.Errorf("--cdi-directories: %q are not all absolute paths", p.CDIDirectories)
 	case p.PodResourcesSocket != "" && !filepath.IsAbs(p.PodResourcesSocket):
 		return fmt.Errorf("--pod-resources-socket: %q is not an absolute path", p.PodResourcesSocket)
 	case p.ListenAddress != "":
@@ -187,4 +190,8 @@ func (o *options) validate() error {
 	p.MPSDirectory = isolation.MPSDirectory(o.mpsPipes)
 	p.UsageMetrics = p.UsageMetrics || o.authorizeMetrics
 	return nil
+}
+
+func allAbsolute(paths []string) bool {
+	return !slices.ContainsFunc(paths, func(path string) bool { return !filepath.IsAbs(path) })
 }

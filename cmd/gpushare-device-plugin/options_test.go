@@ -53,6 +53,7 @@ func TestBadFlags(t *testing.T) {
 		"mps without the library":   {[]string{"mps", "--nvml-library=/nowhere/libnvidia-ml.so.1"}, nil, "no NVIDIA driver library"},
 		"relative cgroups":          {[]string{"--node-name=a", "--cgroup-root=x"}, nil, `--cgroup-root: "x" is not an absolute path`},
 		"no CDI directory":          {[]string{"--node-name=a", "--cdi-directories="}, nil, "--cdi-directories: no directory"},
+		"relative CDI directory":    {[]string{"--node-name=a", "--cdi-directories=/etc/cdi,x"}, nil, `--cdi-directories: ["/etc/cdi" "x"] are not all absolute paths`},
 		"a negative tolerance":      {[]string{"--node-name=a", "--overuse-tolerance=-1"}, nil, "--overuse-tolerance: must be a number of percent that is not negative, got -1"},
 		"a tolerance of no number":  {[]string{"--node-name=a", "--overuse-tolerance=NaN"}, nil, "not negative, got NaN"},
 		"an infinite tolerance":     {[]string{"--node-name=a", "--overuse-tolerance=Inf"}, nil, "not negative, got +Inf"},

@@ -88,6 +88,8 @@ func TestAddress(t *testing.T) {
 	tab.Await("the card's details", `document.querySelector("#details h2")?.innerText === "n1 · GPU 0"`)
 	open("#groups?help=broken")
 	tab.Await("the explanation", `document.querySelector("#details h2")?.innerText === "broken"`)
+	open("#pending?help=constructor")
+	tab.Await("the advice for an unknown name", `document.querySelector("#details h2")?.innerText === "constructor"`)
 
 	// Each step can be undone with the browser's button, typing in one step.
 	open("")

@@ -2,6 +2,7 @@
 
 // The kind is the colour: "wait" passes by itself, "lack" needs memory or time, "wrong" needs a change, "good" is as it should be.
 const explanations = {
+  __proto__: null, // The address of the page can have any name.
   gated: ["wait", "The pod has scheduling gates, so no scheduler tries it.",
     "Remove the gates, or wait for the controller that set them."],
   not_tried: ["wrong", "A card has room, but no scheduler has tried the pod for a while.",
