@@ -23,18 +23,6 @@ import (
 
 var must = framework.Must
 
-// part returns the path of something that `make test-neighbours` puts into bin/kube. It skips the test if it isn't there.
-func part(t *testing.T, name string) string {
-	t.Helper()
-	root, err := controlplane.RepositoryRoot()
-	must(t, err)
-	path := filepath.Join(controlplane.KubeDir(root), name)
-	if _, err := os.Stat(path); err != nil {
-		t.Skipf("SKIPPED: bin/kube/%s is missing: `make test-neighbours` puts it there", name)
-	}
-	return path
-}
-
 // label of a ReplicaSet's pods.
 const label = "set"
 
@@ -58,9 +46,7 @@ func TestDescheduler(t *testing.T) {
 		n.WantCard(n.Place(n.Pod(fmt.Sprintf("small-%d", i), 10)), n.NodeName("pieces"), i)
 	}
 
-	root, err := controlplane.RepositoryRoot()
-	must(t, err)
-	policy, err := os.ReadFile(filepath.Join(root, "deploy", "neighbours", "descheduler-policy.yaml"))
+	policy, err := os.ReadFile(filepath.Join(repository(t), "deploy", "neighbours", "descheduler-policy.yaml"))
 	must(t, err)
 	deschedule := func(policy string) {
 		t.Helper()

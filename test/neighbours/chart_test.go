@@ -1,0 +1,45 @@
+package neighbours
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+// repository returns the repository's root.
+func repository(t *testing.T) string {
+	t.Helper()
+	root, err := controlplane.RepositoryRoot()
+	must(t, err)
+	return root
+}
+
+// part returns the path of something that `make test-neighbours` puts into bin/kube. It skips the test if it isn't there.
+func part(t *testing.T, name string) string {
+	t.Helper()
+	path := filepath.Join(controlplane.KubeDir(repository(t)), name)
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("SKIPPED: bin/kube/%s is missing: `make test-neighbours` puts it there", name)
+	}
+	return path
+}
+
+// render writes the chart's objects with these values to a file, and returns its path.
+func render(t *testing.T, values string) string {
+	t.Helper()
+	root := repository(t)
+	helm, err := exec.CommandContext(t.Context(), "go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", "helm").Output()
+	must(t, err)
+	command := exec.CommandContext(t.Context(), strings.TrimSpace(string(helm)), "template", "gpushare", "deploy/helm/gpushare",
+		"--namespace=kube-system", "--kube-version=1.37.2", "--set=extender.service.clusterIP=10.0.0.15", "--set="+values)
+	command.Dir, command.Stderr = root, os.Stderr
+	out, err := command.Output()
+	must(t, err)
+	path := filepath.Join(t.TempDir(), "rendered.yaml")
+	must(t, os.WriteFile(path, out, 0o600))
+	return path
+}
