@@ -235,7 +235,10 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 			places = append(places, Reservation{Node: home, Existing: true})
 			continue
 		}
-		node, ok := t.ranks.of(request).place(request.Pod)
+		node, ok := t.placeNominated(request)
+		if !ok {
+			node, ok = t.ranks.of(request).place(request.Pod)
+		}
 		if !ok {
 			break
 		}
@@ -248,6 +251,21 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 		t.unplace(uid)
 	}
 	return nil
+}
+
+// placeNominated places the pod on the node to which it is nominated, if that is a candidate and has room. Only this pod doesn't see the
+// nomination as used memory, so a ranking that it shares with others can lack the node.
+func (t *trial) placeNominated(request *Request) (name string, ok bool) {
+	name, nominated := t.nominations[request.Pod.UID]
+	if !nominated || !slices.Contains(request.Nodes, name) {
+		return "", false
+	}
+	n := t.nodes[name]
+	defer t.ranks.record(n) // The nomination doesn't count any more, wherever the pod is placed.
+	if _, fits := t.rate(n, request); !fits || !t.put(name, n, request.Pod) {
+		return "", false
+	}
+	return name, true
 }
 
 // rate returns the suitability of the node for the request, and whether the request fits the node's cards.

@@ -42,12 +42,29 @@ func TestReserveAll(t *testing.T) {
 		freed    []string
 		gone     []gpu.PodUID
 	}{
-		"all fit":                         {requests: requests(both, 16, 16, 16, 16), want: on("n1", "n1", "n2", "n2")},
-		"one too many":                    {requests: requests(both, 16, 16, 16, 10, 10)},
-		"a member keeps its allocation":   {before: func(f *fixture) { f.reserve("n2", pod("w1", 16)) }, requests: requests(both, 16, 16), want: []ledger.Reservation{{Node: "n2"}, {Node: "n2", Existing: true}}},
-		"a member has one elsewhere":      {before: func(f *fixture) { f.reserve("n2", pod("w1", 16)) }, requests: requests(n1, 16, 16)},
-		"no more is released than needed": {before: halves, requests: requests(both, 16, 16, 16), yielding: yielding, want: on("n1", "n2", "n2"), released: 1, gone: yielding[0]},
-		"releasing all doesn't help":      {before: halves, requests: requests(both, 16, 16, 16, 16, 16), yielding: yielding},
+		"all fit":                       {requests: requests(both, 16, 16, 16, 16), want: on("n1", "n1", "n2", "n2")},
+		"one too many":                  {requests: requests(both, 16, 16, 16, 10, 10)},
+		"a member keeps its allocation": {before: func(f *fixture) { f.reserve("n2", pod("w1", 16)) }, requests: requests(both, 16, 16), want: []ledger.Reservation{{Node: "n2"}, {Node: "n2", Existing: true}}},
+		"a member has one elsewhere":    {before: func(f *fixture) { f.reserve("n2", pod("w1", 16)) }, requests: requests(n1, 16, 16)},
+		"each pod is nominated": {
+			before: func(f *fixture) {
+				for i, node := range []string{"n2", "n2", "n1", "n1"} {
+					f.Nominate(node, pod(fmt.Sprint("w", i), 16))
+				}
+			},
+			requests: requests(both, 16, 16, 16, 16), want: on("n2", "n2", "n1", "n1"),
+		},
+		"the nominated node is full": {
+			before: func(f *fixture) {
+				f.Nominate("n1", pod("w1", 16))
+				f.bind("n1", 0, pod("a1", 16))
+				f.bind("n1", 1, pod("a2", 16))
+			},
+			requests: requests(both, 16, 16), want: on("n2", "n2"),
+		},
+		"the nominated node is no candidate": {before: func(f *fixture) { f.Nominate("n2", pod("w0", 16)) }, requests: requests(n1, 16, 16), want: on("n1", "n1")},
+		"no more is released than needed":    {before: halves, requests: requests(both, 16, 16, 16), yielding: yielding, want: on("n1", "n2", "n2"), released: 1, gone: yielding[0]},
+		"releasing all doesn't help":         {before: halves, requests: requests(both, 16, 16, 16, 16, 16), yielding: yielding},
 		"a bound pod isn't released": {
 			before: func(f *fixture) { f.bind("n1", 0, pod("a1", 16)) }, requests: requests(both, 16, 16, 16, 16), yielding: [][]gpu.PodUID{{"a1"}},
 		},
