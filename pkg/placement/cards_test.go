@@ -155,6 +155,30 @@ func TestPlaceBruteForce(t *testing.T) {
 	}
 }
 
+// TestPlaceManyCards: all sets of 8 out of 32 cards are too many to try.
+func TestPlaceManyCards(t *testing.T) {
+	for name, tc := range map[string]struct {
+		links func(i int) Links
+		want  []int
+	}{
+		"nothing known":        {func(int) Links { return Links{} }, []int{0, 1, 2, 3, 4, 5, 6, 7}},
+		"two NUMA nodes":       {func(i int) Links { return Links{NUMANode: uint8(1 + i%2)} }, []int{0, 2, 4, 6, 8, 10, 12, 14}},
+		"switches of four":     {func(i int) Links { return Links{PCIeSwitch: uint8(1 + i%8)} }, []int{0, 1, 8, 9, 16, 17, 24, 25}},
+		"one group by NVLink":  {func(i int) Links { return Links{NVLink: uint8(i / 24)} }, []int{24, 25, 26, 27, 28, 29, 30, 31}},
+		"both kinds of groups": {func(i int) Links { return Links{PCIeSwitch: uint8(1 + i%4), NUMANode: uint8(1 + i%2)} }, []int{0, 4, 8, 12, 16, 20, 24, 28}},
+	} {
+		cards := make([]Card, 32)
+		for i := range cards {
+			cards[i] = Card{Index: i, Memory: 16, Links: tc.links(i)}
+		}
+		demand := gpu.Demand{Cards: 8, Memory: 16}
+		got, _ := Place(Binpack, cards, demand)
+		if diff := cmp.Diff(tc.want, got.Cards()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // equallyPacked returns the set of cards that the policy prefers, and those that differ from it only by cards that are packed like
 // the last one in the policy's order.
 func equallyPacked(policy Policy, cards []Card, demand gpu.Demand) (sets [][]*Card) {

@@ -59,6 +59,7 @@ func connect(cards []Card, chosen []int, demand *gpu.Demand) {
 	}
 	if s.n-len(fixed) < len(s.free) {
 		slices.SortFunc(s.free, func(a, b int) int { return cards[a].Index - cards[b].Index })
+		s.findAlike()
 		s.extend(fixed, 0, 0)
 		copy(chosen, s.best)
 	}
@@ -67,31 +68,47 @@ func connect(cards []Card, chosen []int, demand *gpu.Demand) {
 // search finds the best connected set of n cards.
 type search struct {
 	cards []Card
-	// free are the positions of the cards to choose from.
-	free []int
-	n    int
+	// free are the positions of the cards to choose from. alike has for each of them the one before it with equal links, or -1.
+	free, alike []int
+	n           int
 	// best is the best set so far, and most the sum of the connections that its cards of free have.
-	best []int
-	most int
-	// tried is the number of sets that were tried.
-	tried int
+	best  []int
+	most  int
+	// steps counts the calls of extend.
+	steps int
 }
 
-// maxTried is more sets than there are of 8 cards out of 16. With more cards, the best of the first sets is taken.
-const maxTried = 1 << 14
+// maxSteps is enough to try all sets of 8 cards out of 16, however they are connected. If it isn't enough, the best set so far is taken.
+const maxSteps = 1 << 15
 
-// extend tries all sets of the given cards and free ones from the position on. value is the sum of the connections.
+// findAlike sets alike.
+func (s *search) findAlike() {
+	last := map[Links]int{}
+	for _, card := range s.free {
+		before, some := last[s.cards[card].Links]
+		if !some {
+			before = -1
+		}
+		s.alike = append(s.alike, before)
+		last[s.cards[card].Links] = card
+	}
+}
+
+// extend tries all sets of the given cards and free ones from the position on. value is the sum of the connections. Of cards with equal
+// links it takes the first ones, since others are connected in the same way: most machines have few kinds of cards, and so few sets.
 func (s *search) extend(set []int, value, from int) {
+	s.steps++
 	if len(set) == s.n {
-		s.tried++
 		if value > s.most {
 			s.best, s.most = slices.Clone(set), value
 		}
 		return
 	}
-	for i := from; len(s.free)-i >= s.n-len(set) && s.tried < maxTried; i++ {
+	for i := from; len(s.free)-i >= s.n-len(set) && s.steps < maxSteps; i++ {
 		card := s.free[i]
-		s.extend(append(set, card), value+s.connection(set, card), i+1)
+		if before := s.alike[i]; before < 0 || slices.Contains(set, before) {
+			s.extend(append(set, card), value+s.connection(set, card), i+1)
+		}
 	}
 }
 
