@@ -57,20 +57,24 @@ func bareContainers(containers []corev1.Container, name corev1.ResourceName) []c
 }
 
 // podContainers returns how many containers of the pod have a share of its cards at the same time: those with a request among its app
-// containers and sidecars, at least one, since other init containers run one after the other.
+// containers and sidecars, or an init container and the sidecars that started before it, whichever is more; at least one.
 func podContainers(pod *corev1.Pod) (n int32) {
+	var initializing int32
+	for i := range pod.Spec.InitContainers {
+		switch c := &pod.Spec.InitContainers[i]; {
+		case requestOf(c, ResourceMemory) == 0:
+		case c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways:
+			n++
+		default:
+			initializing = n + 1
+		}
+	}
 	for i := range pod.Spec.Containers {
 		if requestOf(&pod.Spec.Containers[i], ResourceMemory) > 0 {
 			n++
 		}
 	}
-	for i := range pod.Spec.InitContainers {
-		c := &pod.Spec.InitContainers[i]
-		if requestOf(c, ResourceMemory) > 0 && c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			n++
-		}
-	}
-	return max(n, 1)
+	return max(n, initializing, 1)
 }
 
 // RequestsCards reports whether the pod requests GPU memory, or whole cards (ResourceWholeCard) for an app container.

@@ -101,11 +101,13 @@ func TestPodContainers(t *testing.T) {
 		init, app containers
 		want      int32
 	}{
-		"one":                            {app: containers{asks("8")}},
-		"one of two":                     {app: containers{asks("8"), limitedTo(corev1.ResourceCPU, "2"), asks("0")}},
-		"several":                        {app: containers{asks("8"), asks("4"), asks("1")}, want: 3},
-		"init containers run before":     {init: containers{asks("8"), asks("4")}, app: containers{asks("8")}},
-		"sidecars run beside the others": {init: containers{sidecar(asks("2")), asks("9")}, app: containers{asks("8")}, want: 2},
+		"one":                                   {app: containers{asks("8")}},
+		"one of two":                            {app: containers{asks("8"), limitedTo(corev1.ResourceCPU, "2"), asks("0")}},
+		"several":                               {app: containers{asks("8"), asks("4"), asks("1")}, want: 3},
+		"init containers run before":            {init: containers{asks("8"), asks("4")}, app: containers{asks("8")}},
+		"sidecars run beside the others":        {init: containers{sidecar(asks("2")), asks("9")}, app: containers{asks("8")}, want: 2},
+		"sidecars run beside an init container": {init: containers{sidecar(asks("2")), asks("9"), asks("0")}, app: containers{asks("0")}, want: 2},
+		"sidecars that start after it":          {init: containers{asks("9"), sidecar(asks("2")), sidecar(asks("2"))}, app: containers{asks("0")}, want: 2},
 	} {
 		expect(t, name, tc.want, Pod(&corev1.Pod{Spec: corev1.PodSpec{InitContainers: tc.init, Containers: tc.app}}).Containers)
 	}
