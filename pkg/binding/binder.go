@@ -244,6 +244,9 @@ func (b *Binder) Abandon(uid gpu.PodUID) (none bool) {
 	return !b.inFlight.has(uid) && b.open.abandon(uid)
 }
 
+// IsOpen reports whether a write of the pod is open: it may take effect, with the cards that the pod has in the ledger.
+func (b *Binder) IsOpen(uid gpu.PodUID) bool { return b.open.has(uid) }
+
 // PodBound updates the ledger with a bound pod that the watch reports, and resolves the pod's open bind.
 func (b *Binder) PodBound(pod *clustercache.PodInfo) {
 	b.open.watchReported(pod.UID, OutcomeBound, func() { setBound(b.Ledger, pod) })

@@ -101,13 +101,19 @@ func (o *openBinds) setState(uid gpu.PodUID, state bindState) (open bool) {
 
 // abandon releases the pod's assumed allocation unless an earlier write is open. It reports whether none is.
 func (o *openBinds) abandon(uid gpu.PodUID) (none bool) {
-	o.mu.Lock()
-	_, open := o.binds[uid]
-	o.mu.Unlock()
+	open := o.has(uid)
 	if !open {
 		o.Ledger.Release(uid)
 	}
 	return !open
+}
+
+// has reports whether a write of the pod is open.
+func (o *openBinds) has(uid gpu.PodUID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, open := o.binds[uid]
+	return open
 }
 
 // rejected records that the write was rejected. It releases the allocation unless an earlier write is still open.

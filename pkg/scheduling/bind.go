@@ -163,12 +163,20 @@ func (s *Scheduler) assumeCard(pod gpu.Pod, node string) (ledger.Allocation, err
 	}
 	now := s.Clock.Now()
 	allocation, err := s.ledger.Reserve(node, pod, s.CardPolicy, now)
-	if err != nil || allocation.State != ledger.Assumed || allocation.NumCards() == pod.NumCards() {
+	if err != nil || allocation.State != ledger.Assumed || s.binder.IsOpen(pod.UID) {
 		return allocation, err
 	}
-	// The place by a group or by fair sharing is older than the number of cards that filter saw.
+	usable := s.ledger.StillUsable(pod.UID)
+	if usable && allocation.NumCards() == pod.NumCards() {
+		return allocation, nil
+	}
+	// The place by a group or by fair sharing is older than the number of cards that filter saw, or its cards have failed or have other
+	// pods since: a new leader learns of the former one's last binds there only now.
 	request := ledger.Request{Pod: pod, Nodes: []string{node}}
 	if _, ok := s.ledger.Move(request, ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nil, now); !ok {
+		if !usable { // Otherwise the pod would be limited to this node.
+			s.ledger.Release(pod.UID)
+		}
 		return ledger.Allocation{}, &ledger.NoRoomError{Node: node, Reason: placement.Full}
 	}
 	return s.ledger.Reserve(node, pod, s.CardPolicy, now)

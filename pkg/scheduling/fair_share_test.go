@@ -20,6 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -121,6 +122,36 @@ func TestFairSharePlaceUnusable(t *testing.T) {
 		t.Errorf("it may go to %v", result.Names())
 	}
 	f.want(pod, "none")
+}
+
+// The card of a pod's place can't be used any more when the pod is bound: it gets another card of the node, or none.
+func TestFairSharePlaceLost(t *testing.T) {
+	former := fake.Pod("former", 10, inNamespace("former"))
+	for name, tc := range map[string]struct {
+		cards []int64
+		lost  func(f *fixture)
+		want  string
+	}{
+		"to a bind of the former leader":   {[]int64{16}, func(f *fixture) { f.server.Set(fake.Edited(former, fake.Bound("n2", 0))) }, "none"},
+		"and there is another card":        {[]int64{16, 20}, func(f *fixture) { f.server.Set(fake.Edited(former, fake.Bound("n2", 0))) }, "bound n2 card 1"},
+		"since it was taken from the node": {[]int64{16, 20}, func(f *fixture) { f.ledger.SetNode("n2", ledger.NodeSpec{Cards: []gpu.Card{{Index: 1, Memory: 20}}}) }, "bound n2 card 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := fake.Pod("p", 12, gated)
+			f := startFair(t, FairShareOptions{}, new(standby).leading, namespace("default", nil), pod, fake.Node("n2", tc.cards...))
+			if err := f.TakeOver(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			f.ledger.SetNode("n1", ledger.NodeSpec{})
+			f.passUntilOpened("p")
+			f.want(pod, "assumed n2 card 0")
+			tc.lost(f)
+			if err := f.Bind(t.Context(), request(pod, "n2")); errors.Is(err, ledger.ErrNoRoom) != (tc.want == "none") {
+				t.Errorf("the bind returns %v", err)
+			}
+			f.want(pod, tc.want)
+		})
+	}
 }
 
 // The gates of a group open together. Its plan takes over the places, and it is bound as ever.
