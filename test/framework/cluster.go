@@ -84,9 +84,10 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	c = &Cluster{
 		options: o, root: root, port: port, ExtenderURL: port.URL("http"), pagePort: pagePort, PageURL: pagePort.URL("http"),
 	}
+	started := c // A return with an error sets c to nil.
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, c.Stop())
+			err = errors.Join(err, started.Stop())
 		}
 	}()
 	if o.NativeGroups {
