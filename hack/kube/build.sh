@@ -6,8 +6,7 @@
 #                               with the same etcd
 #   hack/kube/build.sh v1.34 kubelet     also its kubelet
 #   hack/kube/build.sh node     what a node runs below the kubelet (hack/kube/node), into bin/kube
-#   hack/kube/build.sh neighbours   the descheduler, node-feature-discovery, and the kinds of other operators (hack/kube/neighbours),
-#                               into bin/kube
+#   hack/kube/build.sh neighbours   components of other projects (hack/kube/neighbours), into bin/kube
 #
 # The binaries depend on the pinned modules, the Go toolchain and the flags below. They are kept under a hash of these
 # in the user's cache folder (or GPUSHARE_KUBE_CACHE) and linked from there, so another clone on the same machine
@@ -98,31 +97,38 @@ build_neighbours() {
   use_cache neighbours CGO_ENABLED=0 -trimpath -ldflags "$stamp"
 
   CGO_ENABLED=0 build descheduler sigs.k8s.io/descheduler/cmd/descheduler -ldflags "$stamp"
-  mkdir -p "$out/crds"
   while read -r module folder; do
-    go mod download "$module"
-    ln -sfn "$(go list -m -f '{{.Dir}}' "$module")/$folder" "$out/crds/$(basename "$module")"
+    link_folder "$module" "$folder" crds
   done <<'END'
 github.com/prometheus-operator/prometheus-operator example/prometheus-operator-crd
 github.com/cert-manager/cert-manager deploy/crds
 END
 
+  build_neighbour kueue kueue sigs.k8s.io/kueue/cmd/kueue
+  link_folder sigs.k8s.io/kueue charts/kueue charts
+
   # Its image has the host's sysfs at /host-sys. Here that is relative to the working directory, so that a test has one of its own.
   local host="-X $nfd/pkg/utils/hostpath.pathPrefix=host-"
   build_neighbour nfd nfd-master $nfd/cmd/nfd-master "$host"
   build_neighbour nfd nfd-worker $nfd/cmd/nfd-worker "$host"
-  ln -sfn "$(go list -m -f '{{.Dir}}' $nfd)/deployment/base" "$out/nfd-manifests"
-
+  link_folder $nfd deployment/base manifests
   echo "kube: the neighbours and the kinds of other operators are in bin/kube"
 }
 
 # build_neighbour FOLDER NAME PACKAGE [LDFLAGS] builds a program from a module of its own in hack/kube/neighbours/FOLDER: the neighbours
-# need different versions of the client libraries.
+# need different versions of the client libraries. What follows it works in that module.
 build_neighbour() {
   local flags="$stamp${4:+ $4}"
   cd "$here/neighbours/$1"
   use_cache "neighbours-$1" CGO_ENABLED=0 -trimpath -ldflags "$flags"
   CGO_ENABLED=0 build "$2" "$3" -ldflags "$flags"
+}
+
+# link_folder MODULE FOLDER WHERE links a folder of a pinned module into bin/kube/WHERE, under the last part of the module's path.
+link_folder() {
+  go mod download "$1"
+  mkdir -p "$out/$3"
+  ln -sfn "$(go list -m -f '{{.Dir}}' "$1")/$2" "$out/$3/$(basename "$1")"
 }
 
 case $part in

@@ -22,7 +22,7 @@ import (
 // TestNFD: node-feature-discovery with the configuration of the documentation labels the node with a card, and the DaemonSet of the
 // chart with devicePlugin.nodes=discovered gets a pod there, and on no other node. The default configuration writes another label.
 func TestNFD(t *testing.T) {
-	master, worker, manifests := part(t, "nfd-master"), part(t, "nfd-worker"), part(t, "nfd-manifests")
+	master, worker, manifests := part(t, "nfd-master"), part(t, "nfd-worker"), part(t, "manifests/node-feature-discovery")
 	c := controlplane.StartForTest(t, controlplane.Options{ControllerManager: true})
 	must(t, c.Apply(t.Context(), filepath.Join(manifests, "nfd-crds", "nfd-api-crds.yaml"), render(t, "devicePlugin.nodes=discovered")))
 	for _, object := range []string{"serviceaccount", "clusterrole", "clusterrolebinding"} {
