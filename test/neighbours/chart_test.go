@@ -28,18 +28,24 @@ func part(t *testing.T, name string) string {
 	return path
 }
 
-// render writes the chart's objects with these values to a file, and returns its path.
+// render writes the objects of gpushare's chart with these values to a file, and returns its path.
 func render(t *testing.T, values string) string {
 	t.Helper()
-	root := repository(t)
-	helm, err := exec.CommandContext(t.Context(), "go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", "helm").Output()
-	must(t, err)
-	command := exec.CommandContext(t.Context(), strings.TrimSpace(string(helm)), "template", "gpushare", "deploy/helm/gpushare",
+	out := template(t, "gpushare", filepath.Join(repository(t), "deploy", "helm", "gpushare"),
 		"--namespace=kube-system", "--kube-version=1.37.2", "--set=extender.service.clusterIP=10.0.0.15", "--set="+values)
-	command.Dir, command.Stderr = root, os.Stderr
-	out, err := command.Output()
-	must(t, err)
 	path := filepath.Join(t.TempDir(), "rendered.yaml")
 	must(t, os.WriteFile(path, out, 0o600))
 	return path
+}
+
+// template returns the objects of a chart as Helm renders them with these flags.
+func template(t *testing.T, release, chart string, flags ...string) []byte {
+	t.Helper()
+	helm, err := exec.CommandContext(t.Context(), "go", "-C", filepath.Join(repository(t), "hack", "helm"), "tool", "-n", "helm").Output()
+	must(t, err)
+	command := exec.CommandContext(t.Context(), strings.TrimSpace(string(helm)), append([]string{"template", release, chart}, flags...)...)
+	command.Stderr = os.Stderr
+	out, err := command.Output()
+	must(t, err)
+	return out
 }
