@@ -1,5 +1,5 @@
-// This module exists only to pin and build Kueue, which `make test-neighbours` tries with gpushare (see ../../build.sh). The kinds and
-// the webhooks' configurations are read from its module too.
+// This module exists only to pin and build Kueue, which `make test-neighbours` tries with gpushare (see ../../build.sh). Kueue's chart is
+// read from its module too.
 module github.com/gpushare/gpushare/hack/kube/neighbours/kueue
 
 go 1.26.0
