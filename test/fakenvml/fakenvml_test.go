@@ -32,6 +32,7 @@ func TestFake(t *testing.T) {
 	}{
 		{"initialization count", testInit},
 		{"cards", testCards},
+		{"models", testModels},
 		{"failing cards", testFailingCards},
 		{"bad files", testBadFiles},
 		{"events", testEvents},
@@ -169,6 +170,56 @@ func testCards(t *testing.T, lib nvml.Interface, _ fakenvml.Machine) {
 	returns(t, "DeviceGetHandleByIndex after the last", ret, nvml.ERROR_INVALID_ARGUMENT)
 	_, ret = lib.DeviceGetHandleByUUID("GPU-z")
 	returns(t, "DeviceGetHandleByUUID with an unknown UUID", ret, nvml.ERROR_NOT_FOUND)
+}
+
+func testModels(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+	type model struct {
+		name, capability string
+		brand            nvml.BrandType
+		architecture     nvml.DeviceArchitecture
+		mostPartitions   int
+		state            string
+	}
+	models := []model{
+		{"Tesla V100-SXM2-16GB", "7.0", nvml.BRAND_TESLA, nvml.DEVICE_ARCH_VOLTA, 0, ""},
+		{"Tesla T4", "7.5", nvml.BRAND_TESLA, nvml.DEVICE_ARCH_TURING, 0, ""},
+		{"NVIDIA A100-SXM4-40GB", "8.0", nvml.BRAND_NVIDIA, nvml.DEVICE_ARCH_AMPERE, 7, "mig"},
+		{"NVIDIA L4", "8.9", nvml.BRAND_NVIDIA, nvml.DEVICE_ARCH_ADA, 0, ""},
+		{"NVIDIA H200", "9.0", nvml.BRAND_NVIDIA, nvml.DEVICE_ARCH_HOPPER, 0, ""},
+		{"old", "2.0", nvml.BRAND_UNKNOWN, nvml.DEVICE_ARCH_UNKNOWN, 0, ""},
+	}
+	var all []fakenvml.Card
+	for _, m := range models {
+		all = append(all, fakenvml.Card{UUID: m.name, Model: m.name, State: m.state, Options: []string{"capability=" + m.capability}})
+	}
+	set(t, machine, all...)
+	start(t, lib)
+	for i, want := range models {
+		device := open(t, lib, i)
+		got := want
+		var ret nvml.Return
+		got.brand, ret = device.GetBrand()
+		returns(t, "GetBrand", ret, nvml.SUCCESS)
+		got.architecture, ret = device.GetArchitecture()
+		returns(t, "GetArchitecture", ret, nvml.SUCCESS)
+		got.mostPartitions, ret = device.GetMaxMigDeviceCount()
+		returns(t, "GetMaxMigDeviceCount", ret, nvml.SUCCESS)
+		if got != want {
+			t.Errorf("the model is %+v, want %+v", got, want)
+		}
+		minor, ret := device.GetMinorNumber()
+		returns(t, "GetMinorNumber", ret, nvml.SUCCESS)
+		if minor != i {
+			t.Errorf("the minor number of card %d is %d", i, minor)
+		}
+		_, ret = device.GetGpuInstanceProfileInfo(0)
+		returns(t, "GetGpuInstanceProfileInfo", ret, nvml.ERROR_NOT_SUPPORTED)
+	}
+	cuda, ret := lib.SystemGetCudaDriverVersion()
+	returns(t, "SystemGetCudaDriverVersion", ret, nvml.SUCCESS)
+	if cuda != 13000 {
+		t.Errorf("CUDA version %d, want 13000", cuda)
+	}
 }
 
 func testConnections(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {

@@ -96,6 +96,12 @@ typedef struct {
 #define NVML_VALUE_TYPE_UNSIGNED_INT 1
 #define NVML_FI_DEV_GET_GPU_RECOVERY_ACTION 230
 
+#define NVML_BRAND_UNKNOWN 0
+#define NVML_BRAND_TESLA 2
+#define NVML_BRAND_NVIDIA 14
+
+#define NVML_DEVICE_ARCH_UNKNOWN 0xFFFFFFFFU
+
 /* How near two cards are on PCIe. */
 #define NVML_TOPOLOGY_SINGLE 10 /* behind one switch */
 #define NVML_TOPOLOGY_NODE 40 /* at one NUMA node */

@@ -5,6 +5,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -125,12 +126,20 @@ static nvmlReturn_t system_string(const char *from, char *to, unsigned int size)
 
 EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
-	return system_string(DRIVER ".00.fake", version, length);
+	return system_string(DRIVER ".00.00", version, length); /* no driver's: their last number isn't 0 */
+}
+
+EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
+{
+	if (version == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*version = atoi(CUDA) * 1000;
+	return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
-	return system_string(CUDA "." DRIVER ".00.fake", version, length);
+	return system_string(CUDA "." DRIVER ".00.00", version, length);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
@@ -210,6 +219,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 	return ret;
 }
 
+/* The number N of /dev/nvidiaN. */
+EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
+{
+	return nvmlDeviceGetIndex(device, minor);
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
 	struct card card;
@@ -224,6 +239,21 @@ EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned 
 	nvmlReturn_t ret = query(device, CALL_QUERY, &card);
 
 	return ret == NVML_SUCCESS ? copy_string(card.model, name, length) : ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, unsigned int *brand)
+{
+	struct card card;
+	nvmlReturn_t ret = brand == NULL ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_QUERY, &card);
+
+	if (ret != NVML_SUCCESS)
+		return ret;
+	*brand = NVML_BRAND_UNKNOWN;
+	if (strncmp(card.model, "Tesla ", strlen("Tesla ")) == 0)
+		*brand = NVML_BRAND_TESLA;
+	else if (strncmp(card.model, "NVIDIA ", strlen("NVIDIA ")) == 0)
+		*brand = NVML_BRAND_NVIDIA;
+	return ret;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
@@ -291,6 +321,33 @@ EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int 
 
 #ifndef FAKE_NVML_OLD /* not in an old driver's library */
 
+/* The architecture follows from the compute capability, as in the CUDA documentation. */
+static const struct {
+	int major, minor; /* the first capability */
+	unsigned int architecture;
+} architectures[] = {
+	{10, 0, 10 /* Blackwell */}, {9, 0, 9 /* Hopper */}, {8, 9, 8 /* Ada */}, {8, 0, 7 /* Ampere */}, {7, 5, 6 /* Turing */},
+	{7, 0, 5 /* Volta */}, {6, 0, 4 /* Pascal */}, {5, 0, 3 /* Maxwell */}, {3, 0, 2 /* Kepler */},
+};
+
+EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int *architecture)
+{
+	struct card card;
+	nvmlReturn_t ret = architecture == NULL ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_QUERY, &card);
+
+	if (ret != NVML_SUCCESS)
+		return ret;
+	*architecture = NVML_DEVICE_ARCH_UNKNOWN;
+	for (unsigned int i = 0; i < sizeof(architectures) / sizeof(*architectures); i++) {
+		if (card.major > architectures[i].major ||
+			(card.major == architectures[i].major && card.minor >= architectures[i].minor)) {
+			*architecture = architectures[i].architecture;
+			break;
+		}
+	}
+	return ret;
+}
+
 /* Finds the cards of two handles. A handle's link to itself is invalid, as in the real library. */
 static nvmlReturn_t query_pair(nvmlDevice_t a, nvmlDevice_t b, struct card *card_a, struct card *card_b)
 {
@@ -357,6 +414,37 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *curr
 	if (ret == NVML_SUCCESS)
 		*current = *pending = card.state->mig;
 	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
+{
+	struct card card;
+	nvmlReturn_t ret = count == NULL ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_QUERY, &card);
+
+	if (ret == NVML_SUCCESS)
+		*count = card.state->mig ? 7 : 0;
+	return ret;
+}
+
+/* A partitioned card has no partitions, and none can be made. */
+
+EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *partition)
+{
+	struct card card;
+	nvmlReturn_t ret = partition == NULL || index >= 7 ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_QUERY, &card);
+
+	if (ret != NVML_SUCCESS)
+		return ret;
+	return card.state->mig ? NVML_ERROR_NOT_FOUND : NVML_ERROR_NOT_SUPPORTED;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile, void *info)
+{
+	struct card card;
+	nvmlReturn_t ret = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_QUERY, &card);
+
+	(void)profile;
+	return ret == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : ret;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
