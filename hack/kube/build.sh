@@ -20,6 +20,9 @@ cd "$here/$part"
 export GOFLAGS=-buildvcs=false GOWORK=off
 out=$(cd "$here/../.." && pwd)/bin/kube
 stamp="-s -w"
+# What calls NVIDIA's driver library finds its functions when it calls them. The bindings have all of them, and the compiler would
+# warn of each deprecated one.
+lazy="-extldflags=-Wl,-z,lazy" nvml_flags="-g -O2 -Wno-deprecated-declarations"
 
 # use_cache NAME FLAGS... selects the folder for the binaries that are built with these flags.
 use_cache() {
@@ -76,8 +79,6 @@ build_kubernetes() {
 build_node() {
   local containerd=github.com/containerd/containerd/v2/cmd tags=no_btrfs,no_devmapper,no_zfs,no_tracing name
   local plugins=github.com/containernetworking/plugins/plugins
-  # NVIDIA's hook finds the functions of the driver library when it calls them.
-  local lazy="-extldflags=-Wl,-z,lazy"
   use_cache node "$tags" "$stamp" "$lazy"
 
   for name in containerd containerd-shim-runc-v2 ctr; do
@@ -86,8 +87,7 @@ build_node() {
   CGO_ENABLED=0 build bridge "$plugins/main/bridge" -ldflags "$stamp"
   CGO_ENABLED=0 build host-local "$plugins/ipam/host-local" -ldflags "$stamp"
   CGO_ENABLED=1 build runc github.com/opencontainers/runc -ldflags "$stamp"
-  # Its bindings have all of NVML's functions, and the compiler would warn of each deprecated one.
-  CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" build nvidia-cdi-hook \
+  CGO_ENABLED=1 CGO_CFLAGS=$nvml_flags build nvidia-cdi-hook \
     github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook -ldflags "$stamp $lazy"
   echo "kube: containerd, runc, CNI plugins and nvidia-cdi-hook are in bin/kube"
 }
@@ -112,16 +112,18 @@ END
   build_neighbour nfd nfd-master $nfd/cmd/nfd-master "$host"
   build_neighbour nfd nfd-worker $nfd/cmd/nfd-worker "$host"
   link_folder $nfd deployment/base manifests
+
+  cgo=1 build_neighbour dra-driver gpu-kubelet-plugin sigs.k8s.io/dra-driver-nvidia-gpu/cmd/gpu-kubelet-plugin "$lazy"
   echo "kube: the neighbours and the kinds of other operators are in bin/kube"
 }
 
 # build_neighbour FOLDER NAME PACKAGE [LDFLAGS] builds a program from a module of its own in hack/kube/neighbours/FOLDER: the neighbours
-# need different versions of the client libraries. What follows it works in that module.
+# need different versions of the client libraries. cgo=1 is for those with C code. What follows it works in that module.
 build_neighbour() {
-  local flags="$stamp${4:+ $4}"
+  local flags="$stamp${4:+ $4}" cgo=${cgo:-0}
   cd "$here/neighbours/$1"
-  use_cache "neighbours-$1" CGO_ENABLED=0 -trimpath -ldflags "$flags"
-  CGO_ENABLED=0 build "$2" "$3" -ldflags "$flags"
+  use_cache "neighbours-$1" "CGO_ENABLED=$cgo" -trimpath -ldflags "$flags"
+  CGO_ENABLED=$cgo CGO_CFLAGS=$nvml_flags build "$2" "$3" -ldflags "$flags"
 }
 
 # link_folder MODULE FOLDER WHERE links a folder of a pinned module into bin/kube/WHERE, under the last part of the module's path.

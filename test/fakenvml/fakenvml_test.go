@@ -177,7 +177,7 @@ func testModels(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		name, capability string
 		brand            nvml.BrandType
 		architecture     nvml.DeviceArchitecture
-		mostPartitions   int
+		migDevices       int
 		state            string
 	}
 	models := []model{
@@ -202,7 +202,7 @@ func testModels(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		returns(t, "GetBrand", ret, nvml.SUCCESS)
 		got.architecture, ret = device.GetArchitecture()
 		returns(t, "GetArchitecture", ret, nvml.SUCCESS)
-		got.mostPartitions, ret = device.GetMaxMigDeviceCount()
+		got.migDevices, ret = device.GetMaxMigDeviceCount()
 		returns(t, "GetMaxMigDeviceCount", ret, nvml.SUCCESS)
 		if got != want {
 			t.Errorf("the model is %+v, want %+v", got, want)

@@ -3,6 +3,8 @@ package framework
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -31,6 +33,15 @@ func TestPoll(t *testing.T) {
 	})
 	if err == nil || err.Error() != "it is pending" {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestStartError checks that a cluster that can't start reports why.
+func TestStartError(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	Must(t, os.WriteFile(file, nil, 0o600))
+	if c, err := Start(t.Context(), Options{Dir: file}); c != nil || err == nil {
+		t.Errorf("got %v and %v, want an error", c, err)
 	}
 }
 

@@ -426,12 +426,22 @@ EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned
 	return ret;
 }
 
-/* A partitioned card has no partitions, and none can be made. */
+/* A card in MIG mode has no instances, and none can be made. So each handle is that of a card. */
 
-EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *partition)
+EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is)
 {
 	struct card card;
-	nvmlReturn_t ret = partition == NULL || index >= 7 ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_QUERY, &card);
+	nvmlReturn_t ret = is == NULL ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_QUERY, &card);
+
+	if (ret == NVML_SUCCESS)
+		*is = 0;
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *instance)
+{
+	struct card card;
+	nvmlReturn_t ret = instance == NULL || index >= 7 ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_QUERY, &card);
 
 	if (ret != NVML_SUCCESS)
 		return ret;
