@@ -72,8 +72,8 @@ type search struct {
 	free, alike []int
 	n           int
 	// best is the best set so far, and most the sum of the connections that its cards of free have.
-	best  []int
-	most  int
+	best []int
+	most int
 	// steps counts the calls of extend.
 	steps int
 }
