@@ -80,7 +80,7 @@ test-versions: build kube fake-nvml ## run some tests on the other Kubernetes ve
 	@hack/versions.sh $(VERSIONS)
 
 .PHONY: test-neighbours
-test-neighbours: build kube fake-nvml ## run some tests with components of other projects, such as Kueue and the descheduler (builds them the first time: 10 minutes)
+test-neighbours: build kube fake-nvml ## run some tests with components of other projects, such as Kueue and the descheduler (builds them the first time, in minutes)
 	@hack/kube/build.sh neighbours
 	GPUSHARE_REQUIRE_CONTROL_PLANE=1 $(GO) test -count=1 -vet=off -ldflags "-w -extldflags=-Wl,-z,lazy" ./test/neighbours
 
