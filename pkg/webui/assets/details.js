@@ -61,7 +61,7 @@ export class Details {
 
   help(model, name) {
     const { meaning, advice } = help(name);
-    return [model.words[name] ?? name, h("p", {}, meaning), h("h3", {}, "What to do"), h("p", {}, advice),
+    return [Object.hasOwn(model.words, name) ? model.words[name] : name, h("p", {}, meaning), h("h3", {}, "What to do"), h("p", {}, advice),
       h("p", { class: "dim" }, "kubectl inspect gpushare and the metrics call it ", h("code", {}, name), ".")];
   }
 }
