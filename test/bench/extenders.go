@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -19,6 +17,7 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // startNoop serves an extender without state: it returns the nodes that pass chooses, scores nothing and binds.
@@ -124,44 +123,45 @@ func (s *bench) serveOurs(ctx context.Context, args []string) (running, error) {
 
 // readMetrics adds the metrics of one extender to the result.
 func readMetrics(ctx context.Context, url string, t *result) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/metrics", nil)
-	if err != nil {
-		return err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	lines := bufio.NewScanner(response.Body)
-	for lines.Scan() {
-		name, text, ok := strings.Cut(lines.Text(), " ")
-		if !ok || strings.HasPrefix(name, "#") {
-			continue
-		}
-		value, err := strconv.ParseFloat(text, 64)
-		if err != nil {
-			return fmt.Errorf("metric %s: %w", name, err)
-		}
-		if strings.HasPrefix(name, "gpushare_extender_binds_total{") {
+	const prefix = "gpushare_extender_"
+	series, err := framework.Scrape(ctx, url+"/metrics", "process_cpu_seconds_total", "process_resident_memory_bytes",
+		prefix+"binds_total", prefix+"fair_share_gate_writes_total", prefix+"fair_share_charges_expired_total",
+		prefix+"fair_share_reclaims_total", prefix+"fair_share_reclaimed_unneeded_units_total")
+	t.cpu += time.Duration(series["process_cpu_seconds_total"] * float64(time.Second))
+	t.memory += int64(series["process_resident_memory_bytes"])
+	for name, value := range series {
+		if strings.HasPrefix(name, prefix+"binds_total{") {
 			t.binds += int(value)
 		}
-		switch name {
-		case "process_cpu_seconds_total":
-			t.cpu += time.Duration(value * float64(time.Second))
-		case "process_resident_memory_bytes":
-			t.memory += int64(value)
-		case `gpushare_extender_binds_total{result="no_room"}`:
-			t.conflicts += int(value)
-		case `gpushare_extender_fair_share_gate_writes_total{result="opened"}`:
-			t.gates += int(value)
-		case "gpushare_extender_fair_share_charges_expired_total":
-			t.expired += int(value)
-		case `gpushare_extender_fair_share_reclaims_total{result="evicted"}`:
-			t.attempts += int(value)
-		case "gpushare_extender_fair_share_reclaimed_unneeded_units_total":
-			t.unneeded += int(value)
-		}
 	}
-	return lines.Err()
+	t.conflicts += int(series[prefix+`binds_total{result="no_room"}`])
+	t.gates += int(series[prefix+`fair_share_gate_writes_total{result="opened"}`])
+	t.expired += int(series[prefix+"fair_share_charges_expired_total"])
+	t.attempts += int(series[prefix+`fair_share_reclaims_total{result="evicted"}`])
+	t.unneeded += int(series[prefix+"fair_share_reclaimed_unneeded_units_total"])
+	return err
+}
+
+// cycles are the scheduling cycles of kube-scheduler that found a node: their number and their time. kube-scheduler runs one at a
+// time, so it schedules at most 1/mean pods per second, however many cores the other processes have.
+type cycles struct {
+	count int
+	took  time.Duration
+}
+
+func (c cycles) since(before cycles) cycles {
+	return cycles{c.count - before.count, c.took - before.took}
+}
+
+func (c cycles) mean() time.Duration { return c.took / time.Duration(max(c.count, 1)) }
+
+// readCycles returns the cycles since kube-scheduler's start.
+func (s *bench) readCycles(ctx context.Context) (cycles, error) {
+	text, err := s.plane.SchedulerMetrics(ctx)
+	if err != nil {
+		return cycles{}, fmt.Errorf("reading kube-scheduler's metrics: %w", err)
+	}
+	const metric = "scheduler_scheduling_algorithm_duration_seconds"
+	series, err := framework.ParseMetrics(text, metric+"_count", metric+"_sum")
+	return cycles{int(series[metric+"_count"]), time.Duration(series[metric+"_sum"] * float64(time.Second))}, err
 }

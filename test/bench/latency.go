@@ -33,7 +33,8 @@ func measureLatency(ctx context.Context, s *bench, kinds []*kind, o options) err
 		for _, k := range kinds {
 			p50 := k.middle(func(t result) float64 { return t.p50.Seconds() })
 			p99 := k.middle(func(t result) float64 { return t.p99.Seconds() })
-			fmt.Printf("%5.0f pods/s   %-12s p50 %6.1f ms (%+.1f)   p99 %6.1f ms\n", rate, k.name, 1e3*p50, 1e3*(p50-base), 1e3*p99)
+			cycle := k.middle(func(t result) float64 { return t.cycle.Seconds() })
+			fmt.Printf("%5.0f pods/s   %-12s p50 %6.1f ms (%+.1f)   p99 %6.1f ms   cycle %.2f ms\n", rate, k.name, 1e3*p50, 1e3*(p50-base), 1e3*p99, 1e3*cycle)
 		}
 	}
 	return nil

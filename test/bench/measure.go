@@ -28,6 +28,8 @@ type result struct {
 	rate float64
 	// p50 and p99 are percentiles of a pod's time from its creation to its binding.
 	p50, p99 time.Duration
+	// cycle is the mean time of kube-scheduler's scheduling cycles that found a node.
+	cycle time.Duration
 	// cards is the number of cards in use at the end, packing the used part of their memory; only for our extender.
 	cards   int
 	packing float64
@@ -205,9 +207,9 @@ func measure(ctx context.Context, o options) (err error) {
 }
 
 func (t result) extra() string {
-	var out string
+	out := fmt.Sprintf("   cycle %.2f ms", t.cycle.Seconds()*1e3)
 	if t.all > 0 {
-		out = fmt.Sprintf("   all cpu %.1f s (%s)", t.all.Seconds(), t.everything)
+		out += fmt.Sprintf("   all cpu %.1f s (%s)", t.all.Seconds(), t.everything)
 	}
 	if t.cards == 0 {
 		return out
@@ -227,6 +229,7 @@ func report(kinds []*kind) {
 		middle := k.middle
 		rate := middle(func(t result) float64 { return t.rate })
 		t := result{
+			cycle:      time.Duration(middle(func(t result) float64 { return float64(t.cycle) })),
 			cards:      int(middle(func(t result) float64 { return float64(t.cards) })),
 			packing:    middle(func(t result) float64 { return t.packing }),
 			cpu:        time.Duration(middle(func(t result) float64 { return float64(t.cpu) })),

@@ -56,12 +56,21 @@ func (s *bench) run(ctx context.Context, k *kind, pods []podSize, rate float64) 
 			return t, err
 		}
 	}
+	former, err := s.readCycles(ctx)
+	if err != nil {
+		return t, err
+	}
 	before := spent()
 	if t, err = s.bindAll(ctx, pods, k.measuredGate(), rate); err != nil {
 		return t, err
 	}
 	t.ready = extender.ready
 	t.everything = spent().since(before)
+	all, err := s.readCycles(ctx)
+	if err != nil {
+		return t, err
+	}
+	t.cycle = all.since(former).mean()
 	t.all = t.everything.total()
 	if extender.url != "" {
 		if err := s.countCards(ctx, &t); err != nil {

@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // Names of the components: the names of their binaries, and the keys of Options.ExtraArgs.
@@ -148,7 +151,19 @@ func (c *ControlPlane) StartScheduler(ctx context.Context, o SchedulerOptions) e
 		}
 		kubeconfig := c.schedulerKubeconfig
 		args := append([]string{"--config=" + config}, c.secured(port, kubeconfig)...)
-		c.Scheduler = c.process(scheduler, port.URL("https")+"/readyz", args...)
+		c.schedulerURL = port.URL("https")
+		c.Scheduler = c.process(scheduler, c.schedulerURL+"/readyz", args...)
 	}
 	return c.Scheduler.Restart(ctx)
+}
+
+// SchedulerMetrics returns kube-scheduler's metrics in Prometheus' text format.
+func (c *ControlPlane) SchedulerMetrics(ctx context.Context) ([]byte, error) {
+	config := rest.CopyConfig(c.Config)
+	config.Host = c.schedulerURL
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return client.RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 }

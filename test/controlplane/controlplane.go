@@ -69,8 +69,10 @@ type ControlPlane struct {
 
 	etcdPort, apiPort   *Port
 	schedulerKubeconfig string
-	ports               []*Port
-	proxies             []*Proxy
+	// schedulerURL is kube-scheduler's address for probes and metrics.
+	schedulerURL string
+	ports        []*Port
+	proxies      []*Proxy
 }
 
 // Start starts a control plane and returns when all components are ready. After an error it stops those that it

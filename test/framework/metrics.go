@@ -51,8 +51,13 @@ func Scrape(ctx context.Context, url string, metrics ...string) (map[string]floa
 	if err != nil {
 		return nil, err
 	}
-	out := map[string]float64{}
-	for line := range strings.Lines(string(body)) {
+	return ParseMetrics(body, metrics...)
+}
+
+// ParseMetrics returns the series of the metrics in a text of Prometheus' format with their values.
+func ParseMetrics(text []byte, metrics ...string) (out map[string]float64, err error) {
+	out = map[string]float64{}
+	for line := range strings.Lines(string(text)) {
 		series, figure, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if name, _, _ := strings.Cut(series, "{"); !slices.Contains(metrics, name) {
 			continue
