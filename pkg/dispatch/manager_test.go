@@ -203,6 +203,19 @@ func TestGiveUpPlace(t *testing.T) {
 	want(t, "the charge stays", []string{"alice/1"}, f.admitted())
 }
 
+// Filter is about to send a pod to a node: a granted pod doesn't take that memory as long as the bind is likely.
+func TestTentativePlacement(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4, 4}, nil)
+	f.ledger.AddTentative(gpu.Pod{UID: "filtered", Request: 4}, []string{"n0"}, f.now)
+	f.pod("alice/1", 4)
+	f.pod("alice/2", 4, age(1))
+	f.tick(0)
+	want(t, "places on n0", nil, f.PlacesOn("n0", true))
+	want(t, "places on n1", []gpu.PodUID{"alice/1"}, f.PlacesOn("n1", true))
+	f.tick(2 * retryInterval)
+	want(t, "places on n0 after no bind came", []gpu.PodUID{"alice/2"}, f.PlacesOn("n0", true))
+}
+
 // A tenant's small pods overtake a large one for a minute. Then they wait, until there is room for it or it has blocked its
 // tenant for long enough.
 func TestLargePodsWaitBounded(t *testing.T) {

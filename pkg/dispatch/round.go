@@ -402,7 +402,7 @@ func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.
 	for _, u := range m.provisioned() {
 		var places []ledger.Reservation
 		if requests := m.requests(u, !all); requests != nil {
-			places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+			places, _ = m.Ledger.ReserveAll(requests, nil, m.viewAt(now), capacity, now)
 		}
 		if places == nil {
 			continue
@@ -467,13 +467,20 @@ func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (pla
 	}
 	if requests := m.requests(u, hadNoRoom); requests != nil {
 		if preferred := m.preferred(u, requests); preferred != nil {
-			places, _ = m.Ledger.ReserveAll(preferred, nil, m.View, capacity, now)
+			places, _ = m.Ledger.ReserveAll(preferred, nil, m.viewAt(now), capacity, now)
 		}
 		if places == nil {
-			places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+			places, _ = m.Ledger.ReserveAll(requests, nil, m.viewAt(now), capacity, now)
 		}
 	}
 	return places
+}
+
+// viewAt returns the view for granted pods. They avoid memory that a pod is about to get from filter, which would be rejected at its bind.
+func (m *Manager) viewAt(now time.Time) ledger.View {
+	view := m.View
+	view.TentativeAt = now
+	return view
 }
 
 // obstacle returns why the unit was not granted in the latest round.
