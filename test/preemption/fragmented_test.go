@@ -38,7 +38,7 @@ func TestFragmentation(t *testing.T) {
 	})
 
 	play(t, c, "pods that may not evict", 2, func(s *stage) {
-		s.guard(0)
+		s.guard()
 		s.placeGuarded("a12", 12, 1, 0)
 		s.place("b12", 12, 3, 1)
 		// The budget allows no eviction, equal priority doesn't evict, and some pods never preempt. (With a higher priority,

@@ -86,7 +86,7 @@ func TestOveruse(t *testing.T) {
 	})
 
 	playUse(t, c, "a disruption budget protects, and the next one is evicted", func(s *useStage) {
-		s.guard(0)
+		s.guard()
 		s.place("old", 4, 1, 0)
 		s.placeGuarded("young", 4, 1, 0)
 		s.use("old", 6)

@@ -117,8 +117,8 @@ func (s *stage) started(ago time.Duration, names ...string) {
 	}
 }
 
-// guard creates a disruption budget for the pods of placeGuarded that allows some evictions.
-func (s *stage) guard(allowed int32) {
+// guard creates a disruption budget for the pods of placeGuarded that allows no eviction.
+func (s *stage) guard() {
 	s.Helper()
 	budgets := s.Cluster.Client.PolicyV1().PodDisruptionBudgets(s.ID)
 	budget, err := budgets.Create(s.Context(), &policyv1.PodDisruptionBudget{
@@ -126,7 +126,7 @@ func (s *stage) guard(allowed int32) {
 		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "guarded"}}},
 	}, metav1.CreateOptions{})
 	must(s, err)
-	budget.Status = policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: allowed, ObservedGeneration: budget.Generation}
+	budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation}
 	_, err = budgets.UpdateStatus(s.Context(), budget, metav1.UpdateOptions{})
 	must(s, err)
 }
