@@ -123,23 +123,25 @@ func (s *bench) serveOurs(ctx context.Context, args []string) (running, error) {
 
 // readMetrics adds the metrics of one extender to the result.
 func readMetrics(ctx context.Context, url string, t *result) error {
-	const prefix = "gpushare_extender_"
-	series, err := framework.Scrape(ctx, url+"/metrics", "process_cpu_seconds_total", "process_resident_memory_bytes",
-		prefix+"binds_total", prefix+"fair_share_gate_writes_total", prefix+"fair_share_charges_expired_total",
-		prefix+"fair_share_reclaims_total", prefix+"fair_share_reclaimed_unneeded_units_total")
-	t.cpu += time.Duration(series["process_cpu_seconds_total"] * float64(time.Second))
-	t.memory += int64(series["process_resident_memory_bytes"])
-	for name, value := range series {
-		if strings.HasPrefix(name, prefix+"binds_total{") {
+	const fairShare = "gpushare_extender_fair_share_"
+	values, err := framework.Scrape(ctx, url+"/metrics", "process_cpu_seconds_total", "process_resident_memory_bytes", framework.MetricBinds,
+		fairShare+"gate_writes_total", fairShare+"charges_expired_total", fairShare+"reclaims_total", fairShare+"reclaimed_unneeded_units_total")
+	if err != nil {
+		return err
+	}
+	for series, value := range values {
+		if strings.HasPrefix(series, framework.MetricBinds) {
 			t.binds += int(value)
 		}
 	}
-	t.conflicts += int(series[prefix+`binds_total{result="no_room"}`])
-	t.gates += int(series[prefix+`fair_share_gate_writes_total{result="opened"}`])
-	t.expired += int(series[prefix+"fair_share_charges_expired_total"])
-	t.attempts += int(series[prefix+`fair_share_reclaims_total{result="evicted"}`])
-	t.unneeded += int(series[prefix+"fair_share_reclaimed_unneeded_units_total"])
-	return err
+	t.cpu += time.Duration(values["process_cpu_seconds_total"] * float64(time.Second))
+	t.memory += int64(values["process_resident_memory_bytes"])
+	t.conflicts += int(values[framework.Series(framework.MetricBinds, "result", "no_room")])
+	t.gates += int(values[framework.Series(fairShare+"gate_writes_total", "result", "opened")])
+	t.expired += int(values[fairShare+"charges_expired_total"])
+	t.attempts += int(values[framework.Series(fairShare+"reclaims_total", "result", "evicted")])
+	t.unneeded += int(values[fairShare+"reclaimed_unneeded_units_total"])
+	return nil
 }
 
 // cycles are the scheduling cycles of kube-scheduler that found a node: their number and their time. kube-scheduler runs one at a

@@ -8,11 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -34,7 +31,7 @@ func (s *bench) races(ctx context.Context, k *kind, full float64, capacity gpu.M
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	churn := &churn{bench: s, random: rand.New(rand.NewPCG(uint64(seed), 1)), requests: map[string]gpu.Memory{}, bound: map[string]bool{}}
-	if err := churn.watch(ctx); err != nil {
+	if err := s.watchBound(ctx, churn.addBound); err != nil {
 		return t, err
 	}
 	level := gpu.Memory(full * float64(capacity))
@@ -85,25 +82,10 @@ type churn struct {
 	bound map[string]bool
 }
 
-func (c *churn) watch(ctx context.Context) error {
-	factory := informers.NewSharedInformerFactoryWithOptions(c.plane.Client, 0, informers.WithNamespace(metav1.NamespaceDefault))
-	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(_, after any) {
-			if pod := after.(*corev1.Pod); pod.Spec.NodeName != "" {
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				c.bound[pod.Name] = true
-			}
-		},
-	})
-	if err != nil {
-		return err
-	}
-	factory.StartWithContext(ctx)
-	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
-		return ctx.Err()
-	}
-	return nil
+func (c *churn) addBound(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.bound[name] = true
 }
 
 // createPods creates pods of up to half a card, all at once.

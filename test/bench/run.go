@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
@@ -22,6 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // bench holds the control plane on which all kinds run.
@@ -105,22 +104,9 @@ func (s *bench) bindAll(ctx context.Context, sizes []podSize, gate string, rate 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	times := newTimes(len(sizes))
-	factory := informers.NewSharedInformerFactoryWithOptions(s.plane.Client, 0, informers.WithNamespace(metav1.NamespaceDefault))
-	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(_, after any) {
-			if pod := after.(*corev1.Pod); pod.Spec.NodeName != "" {
-				times.bound(pod.Name)
-			}
-		},
-	})
-	if err != nil {
+	if err := s.watchBound(ctx, times.bound); err != nil {
 		return result{}, err
 	}
-	factory.StartWithContext(ctx)
-	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
-		return result{}, ctx.Err()
-	}
-
 	pods := s.plane.Client.CoreV1().Pods(metav1.NamespaceDefault)
 	start := time.Now()
 	g, creating := errgroup.WithContext(ctx)
@@ -244,17 +230,29 @@ func (s *bench) clear(ctx context.Context, namespaces ...string) error {
 }
 
 func newPod(i int, size podSize) *corev1.Pod {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%05d", i)},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{
-			Name: "main", Image: "none",
-			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
-				protocol.ResourceMemory: *resource.NewQuantity(int64(size.memory)*int64(size.cards), resource.DecimalSI),
-			}},
-		}}},
-	}
+	pod := framework.MakePod(fmt.Sprintf("pod-%05d", i)).GPUMem(int64(size.memory) * int64(size.cards))
 	if size.cards > 1 {
-		pod.Labels = map[string]string{protocol.LabelCount: strconv.Itoa(size.cards)}
+		pod.Cards(size.cards)
 	}
-	return pod
+	return pod.Obj()
+}
+
+// watchBound calls bound for each change of a bound pod of the default namespace, until ctx ends. It returns once it follows the pods.
+func (s *bench) watchBound(ctx context.Context, bound func(name string)) error {
+	factory := informers.NewSharedInformerFactoryWithOptions(s.plane.Client, 0, informers.WithNamespace(metav1.NamespaceDefault))
+	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(_, after any) {
+			if pod := after.(*corev1.Pod); pod.Spec.NodeName != "" {
+				bound(pod.Name)
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	factory.StartWithContext(ctx)
+	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+		return ctx.Err()
+	}
+	return nil
 }
