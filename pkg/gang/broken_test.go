@@ -218,6 +218,18 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.wait(10 * time.Second)
 		s.wantPhase(PhaseEvicting)
 	})
+	t.Run("the members disagree on the size: it is unknown how many are missing", func(t *testing.T) {
+		s := newBrokenScene(t, BindFailed)
+		odd := s.created[3]
+		odd.Size++
+		s.report(odd)
+		s.wait(time.Hour)
+		s.wantNoEviction()
+		odd.Size--
+		s.report(odd)
+		s.wait(testPatience + 7*time.Second)
+		s.wantPhase(PhaseEvicting)
+	})
 	t.Run("the watch shows during the evictions that it is whole", func(t *testing.T) {
 		s := newBrokenScene(t, BindFailed)
 		s.wait(testPatience + 10*time.Second)

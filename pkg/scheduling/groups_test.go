@@ -148,13 +148,6 @@ func (g *gangFixture) awaitHeld(n int) {
 	g.await(fmt.Sprintf("%d held binds", n), func() bool { return g.groups.manager.HeldBinds() == n })
 }
 
-// bindAll starts the bind calls of the members and lets time pass until all of them have ended. It returns their errors.
-func (g *gangFixture) bindAll(members ...int) map[string]error {
-	g.t.Helper()
-	g.startBinds(g.t.Context(), members...)
-	return g.awaitEnds(len(members))
-}
-
 // awaitEnds lets time pass until n bind calls have ended, and returns their errors.
 func (g *gangFixture) awaitEnds(n int) map[string]error {
 	g.t.Helper()
@@ -346,42 +339,6 @@ func TestGangBindIsRetried(t *testing.T) {
 	g.wantEnds(gangSize, nil)
 }
 
-// An extender that starts now learns only from the pods how the gang came to have one bound member of two.
-func TestGangAfterRestart(t *testing.T) {
-	created := member(2, 1).CreationTimestamp.Time
-	for name, test := range map[string]struct {
-		marked bool
-		// bound is when the running member was bound, or zero if that is unknown.
-		bound time.Time
-		want  gang.Phase
-	}{
-		"a member marks the gang as whole":          {true, time.Time{}, gang.PhaseRunning},
-		"the bind time is unknown":                  {false, time.Time{}, gang.PhaseBroken},
-		"the pending member existed at that time":   {false, created.Add(time.Minute), gang.PhaseBroken},
-		"it was created in the same second":         {false, created, gang.PhaseBroken},
-		"it was created later: it is a replacement": {false, created.Add(-time.Second), gang.PhaseRunning},
-	} {
-		t.Run(name, func(t *testing.T) {
-			running := member(2, 0, inRun, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning))
-			if test.marked {
-				fake.Annotation(protocol.AnnotationGroupWhole, "true")(running)
-			}
-			if !test.bound.IsZero() {
-				running.Status.Conditions = []corev1.PodCondition{{
-					Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(test.bound),
-				}}
-			}
-			pending := member(2, 1)
-			g := startGroups(t, GangOptions{}, running, pending)
-			g.awaitState(test.want)
-			// A member of a gang that was whole is placed like a single pod, which gets reasons.
-			if result := g.filter(pending, "n1"); (result.Reasons != nil) != (test.want == gang.PhaseRunning) {
-				t.Errorf("filter: %+v", result)
-			}
-		})
-	}
-}
-
 // A member that the watch has not reported yet is not bound alone.
 func TestUnknownMember(t *testing.T) {
 	g := startGang(t, GangOptions{})
@@ -411,17 +368,6 @@ func TestEffectsWaitForTheLease(t *testing.T) {
 	if !manager.TakeEffects().Requeue {
 		t.Error("the requeue is lost")
 	}
-}
-
-// While the size of a gang is unclear, no member is evicted.
-func TestGangOfUnclearSize(t *testing.T) {
-	odd := member(3, 1)
-	g := startGroups(t, GangOptions{}, member(2, 0, inRun, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning)), odd)
-	g.awaitState(gang.PhaseBroken)
-	g.neverEvicted()
-	g.server.Set(fake.Edited(odd, fake.Annotation(protocol.AnnotationGroupSize, "2")))
-	g.publish(odd)
-	g.pass("the eviction", func() bool { return g.gangs.Count("gang evicted") > 0 })
 }
 
 // A gang without room is planned again soon after memory is freed.

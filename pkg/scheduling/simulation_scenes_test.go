@@ -90,22 +90,8 @@ func TestScenes(t *testing.T) {
 				w.fail("the extender doesn't know that the group runs")
 			}
 		}},
-		"the API server is away in the middle of a group's binds": {1, func(w *world) {
-			w.api.addNode("n0", "a", 8, 16, 16, 16)
-			w.runFor(time.Second)
-			binds := 0
-			w.fate = func(string) fate {
-				if binds++; binds == 3 {
-					w.replicas[0].apart = w.now + 2*minute
-					return lostNever
-				}
-				return made
-			}
-			w.group("g", 3, podSpec{memory: 16})
-			w.runFor(10 * minute)
-			w.wantWhole("g", 3)
-			w.wantNoEviction()
-		}},
+		"the API server is away in the middle of a group's binds, and a write never arrived": {1, func(w *world) { w.awayAtBind(3, lostNever) }},
+		"the API server is away in the middle of a group's binds, and an answer is lost":     {1, func(w *world) { w.awayAtBind(2, lostMade) }},
 		"a new leader's watch stalls between a group's binds": {2, func(w *world) {
 			w.api.addNode("n0", "a", 8, 16, 16, 16)
 			w.runFor(time.Second)
@@ -295,6 +281,24 @@ func (w *world) wantWhole(group string, size int) {
 	if n := w.bound(group); n != size {
 		w.fail("%d of %d members of %s are bound", n, size, group)
 	}
+}
+
+// awayAtBind binds a group of three. From its n-th bind on, the API server is away for two minutes.
+func (w *world) awayAtBind(n int, last fate) {
+	w.api.addNode("n0", "a", 8, 16, 16, 16)
+	w.runFor(time.Second)
+	binds := 0
+	w.fate = func(string) fate {
+		if binds++; binds == n {
+			w.replicas[0].apart = w.now + 2*time.Minute
+			return last
+		}
+		return made
+	}
+	w.group("g", 3, podSpec{memory: 16})
+	w.runFor(10 * time.Minute)
+	w.wantWhole("g", 3)
+	w.wantNoEviction()
 }
 
 // singlesRun submits a single pod every minute, and checks that each is bound within five seconds, except for one in twenty, and
