@@ -6,11 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/version"
 	"sigs.k8s.io/yaml"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -87,30 +86,23 @@ func (d *driver) Ready(node Node, card Card) error {
 // takesCDI returns why kubelet or container runtime don't take CDI devices from a device plugin. containerd 1.7 does only if it is
 // configured, which the Node object doesn't show.
 func takesCDI(node Node) error {
-	if older(strings.TrimPrefix(node.KubeletVersion, "v"), 1, 29) {
+	if older(node.KubeletVersion, 29) {
 		return fmt.Errorf("kubelet %s takes no CDI devices: 1.29 is needed", node.KubeletVersion)
 	}
-	name, version, _ := strings.Cut(node.Runtime, "://")
+	name, release, _ := strings.Cut(node.Runtime, "://")
 	switch {
-	case name == "containerd" && older(version, 1, 7):
-		return fmt.Errorf("containerd %s takes no CDI devices: 1.7 is needed", version)
+	case name == "containerd" && older(release, 7):
+		return fmt.Errorf("containerd %s takes no CDI devices: 1.7 is needed", release)
 	case name == "docker":
 		return errors.New("cri-dockerd takes no CDI devices")
 	}
 	return nil
 }
 
-var versionNumbers = regexp.MustCompile(`^(\d{1,6})\.(\d{1,6})`)
-
-// older reports whether a version is known and older.
-func older(version string, major, minor int) bool {
-	parts := versionNumbers.FindStringSubmatch(version)
-	if parts == nil {
-		return false
-	}
-	has, _ := strconv.Atoi(parts[1])
-	hasMinor, _ := strconv.Atoi(parts[2])
-	return has < major || has == major && hasMinor < minor
+// older reports whether the text is a version and older than 1 and the minor version.
+func older(text string, minor uint) bool {
+	has, err := version.ParseGeneric(text)
+	return err == nil && has.LessThan(version.MajorMinor(1, minor))
 }
 
 // hasHook returns why the runtime would not run NVIDIA's hook for the card. The device of the last directory that has it counts.
