@@ -15,14 +15,11 @@ import (
 )
 
 // nodeBuilder builds nodes as the API server returns them.
-type nodeBuilder struct {
-	*corev1.Node
-	t *testing.T
-}
+type nodeBuilder struct{ *corev1.Node }
 
 // plainNode returns a node without GPUs.
-func plainNode(t *testing.T, name, ip string) nodeBuilder {
-	return nodeBuilder{t: t, Node: &corev1.Node{
+func plainNode(name, ip string) nodeBuilder {
+	return nodeBuilder{&corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}, Annotations: map[string]string{}},
 		Status: corev1.NodeStatus{
 			Capacity:    corev1.ResourceList{},
@@ -37,8 +34,8 @@ func plainNode(t *testing.T, name, ip string) nodeBuilder {
 }
 
 // legacyNode returns a node of the original plugin, with equal cards and no inventory.
-func legacyNode(t *testing.T, name, ip string, memory ...int64) nodeBuilder {
-	n := plainNode(t, name, ip)
+func legacyNode(name, ip string, memory ...int64) nodeBuilder {
+	n := plainNode(name, ip)
 	var sum int64
 	for _, m := range memory {
 		sum += m
@@ -52,7 +49,7 @@ func inventoryNode(t *testing.T, name, ip string, unit gpu.Unit, cards ...gpu.Ca
 	for i, card := range cards {
 		memory[i] = int64(card.Memory)
 	}
-	n := legacyNode(t, name, ip, memory...)
+	n := legacyNode(name, ip, memory...)
 	text, err := protocol.Inventory{Unit: unit, Cards: cards}.Annotation()
 	if err != nil {
 		t.Fatal(err)

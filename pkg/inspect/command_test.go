@@ -147,8 +147,8 @@ Allocated/Total GPU Memory On Node cn-shanghai.i-uf61h64:  9/30 (30%)
 		"nodes by label": {
 			objects: func(t *testing.T) Objects {
 				return objects([]nodeBuilder{
-					legacyNode(t, "a", "10.0.0.1", 16).labelled("pool", "t4"),
-					legacyNode(t, "b", "10.0.0.2", 80).labelled("pool", "a100"),
+					legacyNode("a", "10.0.0.1", 16).labelled("pool", "t4"),
+					legacyNode("b", "10.0.0.2", 80).labelled("pool", "a100"),
 				}, newPod("waiting", 5), newPod("x", 5).on("b", 0))
 			},
 			args: []string{"-l", "pool=a100"},
@@ -175,7 +175,7 @@ Allocated/Total GPU Memory On Selected Nodes:
 		},
 		"a cluster without GPUs": {
 			objects: func(t *testing.T) Objects {
-				return objects([]nodeBuilder{plainNode(t, "a", "10.0.0.1")}, newPod("waiting", 5).refused("0/1 nodes are available."))
+				return objects([]nodeBuilder{plainNode("a", "10.0.0.1")}, newPod("waiting", 5).refused("0/1 nodes are available."))
 			},
 			stdout: `
 Pending Pods:
@@ -267,7 +267,7 @@ func TestReadPages(t *testing.T) {
 	var nodes []nodeBuilder
 	var pods []podBuilder
 	for name := range strings.FieldsSeq("a b c d e f g") {
-		nodes = append(nodes, legacyNode(t, name, "10.0.0.1", 16))
+		nodes = append(nodes, legacyNode(name, "10.0.0.1", 16))
 		pods = append(pods, newPod("on-"+name, 2).on(name, 0), newPod("ended-"+name, 2).on(name, 0).phase(corev1.PodFailed))
 	}
 	api := newFakeAPI(t, objects(nodes, pods...))

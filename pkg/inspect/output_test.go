@@ -458,7 +458,7 @@ func TestPercent(t *testing.T) {
 // TestUnitInferred checks that no card has 1024 GiB or more, and none less than 1024 MiB.
 func TestUnitInferred(t *testing.T) {
 	for memory, want := range map[int64]string{15: "GiB", 1023: "GiB", 1024: "MiB", 16276: "MiB"} {
-		node := Build(objects([]nodeBuilder{legacyNode(t, "n", "10.0.0.1", memory)})).Nodes[0]
+		node := Build(objects([]nodeBuilder{legacyNode("n", "10.0.0.1", memory)})).Nodes[0]
 		if node.Unit.String() != want || !node.UnitInferred {
 			t.Errorf("cards of %d: unit %s (inferred: %v), want %s", memory, node.Unit, node.UnitInferred, want)
 		}

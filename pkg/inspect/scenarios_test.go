@@ -17,9 +17,9 @@ import (
 func twoNodes(t *testing.T) Objects {
 	return objects(
 		[]nodeBuilder{
-			legacyNode(t, "cn-shanghai.i-uf61h64", "192.168.0.71", 15, 15),
-			legacyNode(t, "cn-beijing.i-2ze", "192.168.0.70", 15),
-			plainNode(t, "no-gpu", "192.168.0.72"),
+			legacyNode("cn-shanghai.i-uf61h64", "192.168.0.71", 15, 15),
+			legacyNode("cn-beijing.i-2ze", "192.168.0.70", 15),
+			plainNode("no-gpu", "192.168.0.72"),
 		},
 		newPod("binpack-1-a", 7).on("cn-shanghai.i-uf61h64", 1),
 		newPod("binpack-1-b", 2).on("cn-shanghai.i-uf61h64", 1).in("ml"),
@@ -33,9 +33,9 @@ func absent(t *testing.T) Objects {
 	return objects(
 		[]nodeBuilder{
 			inventoryNode(t, "n", "10.0.0.1", gpu.MiB, t4(0, 16276)),
-			plainNode(t, "empty", "10.0.0.2").labelled(protocol.LabelShared, "true"),
-			plainNode(t, "no-gpu", "10.0.0.3").labelled(protocol.LabelShared, "false"),
-			plainNode(t, "pool", "10.0.0.4").labelled(protocol.LabelShared, "pool-b"),
+			plainNode("empty", "10.0.0.2").labelled(protocol.LabelShared, "true"),
+			plainNode("no-gpu", "10.0.0.3").labelled(protocol.LabelShared, "false"),
+			plainNode("pool", "10.0.0.4").labelled(protocol.LabelShared, "pool-b"),
 		},
 		newPod("p", 2000).on("n", 0), newPod("lost", 4000).on("gone", 0), newPod("ended", 1).on("gone", 0).phase(corev1.PodFailed),
 	)
@@ -85,7 +85,7 @@ func refused(t *testing.T) Objects {
 
 // legacy returns a node of the original plugin with a pod.
 func legacy(t *testing.T) Objects {
-	return objects([]nodeBuilder{legacyNode(t, "n", "10.0.0.1", 15)}, newPod("p", 7).on("n", 0))
+	return objects([]nodeBuilder{legacyNode("n", "10.0.0.1", 15)}, newPod("p", 7).on("n", 0))
 }
 
 // mixed returns a cluster of nodes with different units.
@@ -134,7 +134,7 @@ func severalCards(t *testing.T) Objects {
 		}
 		n.Annotations[protocol.AnnotationInventory] = text
 	})
-	return objects([]nodeBuilder{node, legacyNode(t, "node-b", "10.0.0.2", 16)},
+	return objects([]nodeBuilder{node, legacyNode("node-b", "10.0.0.2", 16)},
 		newPod("tensor", 16).over(2).cores(100).onCards("node-a", "0,2"),
 		newPod("half", 4).cores(60).on("node-a", 2),
 		newPod("one", 6).on("node-a", 1),

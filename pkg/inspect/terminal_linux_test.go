@@ -59,7 +59,7 @@ func TestWatchOnTerminal(t *testing.T) {
 				t.Fatal(err)
 			}
 			screen := screenOf(user)
-			api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}))
+			api := newFakeAPI(t, objects([]nodeBuilder{legacyNode("node", "10.0.0.1", 16)}))
 			ctx, interrupt := context.WithCancel(t.Context())
 			defer interrupt()
 			ended := start(ctx, t, api, program, program, "-w")

@@ -12,7 +12,7 @@ import (
 )
 
 func TestWatch(t *testing.T) {
-	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}))
+	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode("node", "10.0.0.1", 16)}))
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	out, errOut := newOutput(), newOutput()
@@ -37,7 +37,7 @@ func TestWatch(t *testing.T) {
 	// Changes that are not visible print no row. The next row shows all changes.
 	api.put(newPod("no-gpu", 0).plain().bound("node"))
 	api.put(pod.with(func(p *corev1.Pod) { p.Annotations["other"] = "changed" }))
-	api.put(legacyNode(t, "node", "10.0.0.1", 16).labelled("heartbeat", "1"))
+	api.put(legacyNode("node", "10.0.0.1", 16).labelled("heartbeat", "1"))
 	api.put(newPod("pod-2", 8).on("node", 0))
 	expect("row with both pods", row("12"))
 
@@ -61,7 +61,7 @@ func TestWatch(t *testing.T) {
 
 // TestWatchOneNamespace checks that a watch reads no more than a list with rights in one namespace.
 func TestWatchOneNamespace(t *testing.T) {
-	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}, newPod("a", 1).in("ml"), newPod("other", 1)))
+	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode("node", "10.0.0.1", 16)}, newPod("a", 1).in("ml"), newPod("other", 1)))
 	api.namespace = "ml"
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
@@ -77,8 +77,8 @@ func TestWatchOneNamespace(t *testing.T) {
 }
 
 func TestWatchOneNodeJSON(t *testing.T) {
-	node := legacyNode(t, "node", "10.0.0.1", 16)
-	api := newFakeAPI(t, objects([]nodeBuilder{node, legacyNode(t, "other", "10.0.0.2", 16)}))
+	node := legacyNode("node", "10.0.0.1", 16)
+	api := newFakeAPI(t, objects([]nodeBuilder{node, legacyNode("other", "10.0.0.2", 16)}))
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	out, errOut := newOutput(), newOutput()
@@ -95,8 +95,8 @@ func TestWatchOneNodeJSON(t *testing.T) {
 		}
 	}
 	out.waitFor(t, "document", func(text string) bool { return len(documents(text)) == 1 })
-	api.put(legacyNode(t, "other", "10.0.0.2", 80)) // Not selected.
-	api.put(legacyNode(t, "node", "10.0.0.1", 16, 16))
+	api.put(legacyNode("other", "10.0.0.2", 80)) // Not selected.
+	api.put(legacyNode("node", "10.0.0.1", 16, 16))
 	out.waitFor(t, "second document", func(text string) bool { return len(documents(text)) == 2 })
 	api.remove(node)
 	errOut.waitFor(t, "word that the node is gone", func(text string) bool { return text == "Node \"node\" is gone.\n" })

@@ -108,7 +108,6 @@ type apiNode struct {
 
 // change is a change of a pod or a node.
 type change struct {
-	at     time.Duration
 	pod    *apiPod
 	info   *clustercache.PodInfo
 	object *corev1.Pod
@@ -145,7 +144,6 @@ func (a *apiServer) watch(owner *replica, lag time.Duration, deliver func(change
 }
 
 func (a *apiServer) publish(c change) {
-	c.at = a.w.now
 	a.log = append(a.log, c)
 	for _, watch := range a.watches {
 		watch.schedule()

@@ -40,7 +40,6 @@ type offer struct{ group, template string }
 
 type schedNode struct {
 	name             string
-	api              *apiNode
 	cpu, memory      int64
 	usedCPU, usedMem int64
 	zone             string
@@ -139,7 +138,7 @@ func (k *kubeScheduler) observeNode(c change) {
 	}
 	grown := false
 	if n == nil {
-		n = &schedNode{name: c.node.name, api: c.node}
+		n = &schedNode{name: c.node.name}
 		for _, p := range k.order { // Pods of a node that was deleted and created again.
 			if p.info.Node == n.name && !p.info.Ended && !p.gone {
 				p.node = nil
