@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // batchFixture is a batch with a fake clock.
@@ -167,11 +168,7 @@ func TestWriteInBatch(t *testing.T) {
 				result, _ := f.bindUntil(ctx, b, "n1")
 				ended <- result
 			}()
-			for deadline := time.Now().Add(30 * time.Second); !f.clock.HasWaiters(); time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatal("timed out waiting for the bind to wait")
-				}
-			}
+			await.True(t, "the bind waits", f.clock.HasWaiters)
 			f.want(b, "assumed n1 card 0")
 			test.end(f, cancel)
 			if test.wantResult != Unreachable {

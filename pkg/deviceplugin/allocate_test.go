@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestAllocate(t *testing.T) {
@@ -113,7 +114,7 @@ func TestMatchByOrder(t *testing.T) {
 		t.Errorf("early got card %s, which holds 10 of 16 already", got)
 	}
 	b.awaitAssigned("early", 1)
-	await(t, "two repairs", func() bool { return testutil.ToFloat64(p.metrics.repairs) >= 2 })
+	await.True(t, "two repairs", func() bool { return testutil.ToFloat64(p.metrics.repairs) >= 2 })
 }
 
 func TestAllocateWithoutDevices(t *testing.T) {
@@ -183,7 +184,7 @@ func TestRejectedPodsAreShown(t *testing.T) {
 	b.servePodResources()
 	k, p := b.up(16, 16)
 	k.showsRejected = true
-	await(t, "the informer", func() bool { return p.pods.Exists("uid-rejected") })
+	await.True(t, "the informer", func() bool { return p.pods.Exists("uid-rejected") })
 	cards := newCards(16, 16)
 	cards[1].Unhealthy = "Xid 79"
 	p.SetCards(gpu.GiB, cards, nil, "")

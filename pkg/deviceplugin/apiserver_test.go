@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // TestAPIServerAway: a write that fails or hangs while the API server is away is completed after its return.
@@ -26,7 +28,7 @@ func TestAPIServerAway(t *testing.T) {
 	b.create(p, one, two)
 	b.away.Store(true)
 	k.mustAdmit(one)
-	await(t, "a failed write", func() bool { return testutil.ToFloat64(p.metrics.annotationErrors) > 0 })
+	await.True(t, "a failed write", func() bool { return testutil.ToFloat64(p.metrics.annotationErrors) > 0 })
 	if b.pod("one").Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
 		t.Error("the annotations were written")
 	}
@@ -34,7 +36,7 @@ func TestAPIServerAway(t *testing.T) {
 	b.awaitAssigned("one", 0)
 	b.hanging.Hang()
 	k.mustAdmit(two)
-	await(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
+	await.True(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
 	b.hanging.Resume()
 	b.awaitAssigned("two", 0)
 }
@@ -241,7 +243,7 @@ func TestAPIServerHangs(t *testing.T) {
 	if n := b.hanging.lists.Load() - lists; n != 0 {
 		t.Errorf("the API server was asked for its pods %d times, for pods that are known", n)
 	}
-	await(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
+	await.True(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
 
 	// An unknown pod: after an unanswered request the plugin sends the API server no list for a moment. Otherwise each of the
 	// kubelet's four calls would send one.

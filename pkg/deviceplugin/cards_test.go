@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestCardFailsAndRecovers(t *testing.T) {
@@ -23,7 +24,7 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	p.SetCards(gpu.GiB, cards, nil, "")
 	k.awaitDevices(16, 32)
 	b.awaitEvent("GPUCardUnhealthy card 1 (GPU-1): Xid 79")
-	await(t, "the inventory with the card", func() bool {
+	await.True(t, "the inventory with the card", func() bool {
 		inventory, err := protocol.ParseInventory(b.node().Annotations)
 		return err == nil && !inventory.Cards[1].Healthy()
 	})

@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestReportedCards(t *testing.T) {
@@ -169,7 +170,7 @@ func TestNodeConfiguration(t *testing.T) {
 	p, _ := b.start(nil)
 	b.monitorCards(p, 16, 16)
 	b.awaitEvent("GPUConfigRejected the configuration can't be used, the node offers no GPU memory until it is corrected: label gpushare.aliyun.com/config=shown")
-	await(t, "the reason in readyz", func() bool { return p.configurator.Missing() != "" })
+	await.True(t, "the reason in readyz", func() bool { return p.configurator.Missing() != "" })
 	b.label("")
 	k.awaitDevices(32, 32)
 	b.inForce(p, "default", false)
@@ -182,7 +183,7 @@ func TestNodeConfiguration(t *testing.T) {
 	k.awaitDevices(16, 32)
 	b.awaitEvent("GPUConfigChanged configuration display is in force; changed: excludedCards")
 	b.inForce(p, "display", false)
-	await(t, "the inventory with the excluded card", func() bool {
+	await.True(t, "the inventory with the excluded card", func() bool {
 		_, cards := b.inventory()
 		return cmp.Equal(cards, map[int]string{0: "", 1: reasonExcluded})
 	})
@@ -197,7 +198,7 @@ func TestNodeConfiguration(t *testing.T) {
 	b.inForce(p, "display", true)
 	b.delete(p, onIt)
 	k.awaitDevices(16, 16)
-	await(t, "the inventory without the excluded card", func() bool {
+	await.True(t, "the inventory without the excluded card", func() bool {
 		_, cards := b.inventory()
 		return cmp.Equal(cards, map[int]string{0: ""})
 	})
@@ -213,7 +214,7 @@ func TestNodeConfiguration(t *testing.T) {
 	}
 	configs["display"] = "excludedCards: [{uuid: GPU-0}]"
 	mountConfigs(t, dir, configs)
-	await(t, "another excluded card", func() bool {
+	await.True(t, "another excluded card", func() bool {
 		_, cards := b.inventory()
 		return cmp.Equal(cards, map[int]string{1: ""})
 	})
@@ -232,7 +233,7 @@ func TestNodeConfiguration(t *testing.T) {
 	b.delete(p, holds)
 	k.awaitDevices(64, 64)
 	b.inForce(p, "small", false)
-	await(t, "the inventory in the new unit", func() bool { unit, _ := b.inventory(); return unit == 512*gpu.MiB })
+	await.True(t, "the inventory in the new unit", func() bool { unit, _ := b.inventory(); return unit == 512*gpu.MiB })
 	fine := newPod("fine", main(4), assumed(1, 4))
 	b.create(p, fine)
 	if env := k.mustAdmit(fine)["main"]; env["ALIYUN_COM_GPU_MEM_DEV"] != "32" {
@@ -247,7 +248,7 @@ func TestNodeConfiguration(t *testing.T) {
 // inForce waits until a configuration is in force, completely or not.
 func (b *fixture) inForce(p *Plugin, name string, outdated bool) {
 	b.t.Helper()
-	await(b.t, fmt.Sprintf("configuration %s in force, outdated %t", name, outdated), func() bool {
+	await.True(b.t, fmt.Sprintf("configuration %s in force, outdated %t", name, outdated), func() bool {
 		metrics, err := p.metrics.registry.Gather()
 		if err != nil {
 			b.t.Fatal(err)
@@ -284,7 +285,7 @@ func TestUnitAfterRestart(t *testing.T) {
 	if _, err := b.client.CoreV1().Pods("default").UpdateStatus(t.Context(), ended, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the new unit", func() bool { return p.Settings().Unit == gpu.MiB })
+	await.True(t, "the new unit", func() bool { return p.Settings().Unit == gpu.MiB })
 }
 
 func TestUnitOf(t *testing.T) {

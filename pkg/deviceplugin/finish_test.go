@@ -6,6 +6,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // slowly is longer than anything takes between the calls of an admission on a busy machine.
@@ -47,7 +49,7 @@ func TestEndDuringCall(t *testing.T) {
 		_, err := k.admit(pod)
 		admitted <- err
 	}()
-	await(t, "a list that hangs", func() bool { return b.hanging.held.Load() > 0 })
+	await.True(t, "a list that hangs", func() bool { return b.hanging.held.Load() > 0 })
 	ended := end()
 	b.hanging.Resume()
 	if err := <-admitted; err != nil {

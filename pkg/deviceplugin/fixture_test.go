@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/features"
 	"k8s.io/client-go/kubernetes/fake"
@@ -29,17 +28,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
-
-// await waits for a condition. The deadline is only there to end a failed test.
-func await(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	err := wait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 30*time.Second, true,
-		func(context.Context) (bool, error) { return condition(), nil })
-	if err != nil {
-		t.Fatalf("timed out waiting for: %s", what)
-	}
-}
 
 // fixture is a test node: a fake API server, the kubelet's directory, and the plugins that a test starts there.
 type fixture struct {
@@ -176,7 +166,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	b.t.Cleanup(stop)
 	if !b.blind {
 		// The fake clientset drops events between list and watch.
-		await(b.t, "the informer's watch", func() bool { return p.pods.informer.HasSynced() && b.watches.Load() > watches })
+		await.True(b.t, "the informer's watch", func() bool { return p.pods.informer.HasSynced() && b.watches.Load() > watches })
 	}
 	return p, stop
 }
@@ -219,7 +209,7 @@ func (b *fixture) create(p *Plugin, pods ...*corev1.Pod) {
 			b.t.Fatal(err)
 		}
 		if !b.blind {
-			await(b.t, "the informer to know "+pod.Name, func() bool { return p.pods.Exists(gpu.PodUID(pod.UID)) })
+			await.True(b.t, "the informer to know "+pod.Name, func() bool { return p.pods.Exists(gpu.PodUID(pod.UID)) })
 		}
 	}
 }
@@ -230,7 +220,7 @@ func (b *fixture) delete(p *Plugin, pod *corev1.Pod) {
 	if err := b.client.CoreV1().Pods(pod.Namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{}); err != nil {
 		b.t.Fatal(err)
 	}
-	await(b.t, "the informer to drop "+pod.Name, func() bool { return !p.pods.Exists(gpu.PodUID(pod.UID)) })
+	await.True(b.t, "the informer to drop "+pod.Name, func() bool { return !p.pods.Exists(gpu.PodUID(pod.UID)) })
 }
 
 func (b *fixture) pod(name string) *corev1.Pod {
@@ -254,7 +244,7 @@ func (b *fixture) node() *corev1.Node {
 // awaitHealthy waits until the node's inventory has this number of healthy cards.
 func (b *fixture) awaitHealthy(n int) {
 	b.t.Helper()
-	await(b.t, fmt.Sprintf("an inventory with %d healthy cards", n), func() bool {
+	await.True(b.t, fmt.Sprintf("an inventory with %d healthy cards", n), func() bool {
 		cards := protocol.ParseNode(b.node()).Cards
 		return n == len(slices.DeleteFunc(cards, func(c gpu.Card) bool { return !c.Healthy() }))
 	})
@@ -264,7 +254,7 @@ func (b *fixture) awaitHealthy(n int) {
 func (b *fixture) awaitAssigned(name string, card int) protocol.Assignment {
 	b.t.Helper()
 	var got protocol.Assignment
-	await(b.t, fmt.Sprintf("pod %s to be assigned card %d", name, card), func() bool {
+	await.True(b.t, fmt.Sprintf("pod %s to be assigned card %d", name, card), func() bool {
 		var err error
 		got, err = protocol.ParseAssignment(b.pod(name).Annotations)
 		return err == nil && got.Assigned && len(got.Cards) == 1 && got.Cards[0].Index == card

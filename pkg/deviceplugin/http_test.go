@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestHTTP(t *testing.T) {
@@ -43,7 +44,7 @@ func TestHTTP(t *testing.T) {
 	}
 	p.SetCards(gpu.GiB, newCards(16), nil, "")
 	k.awaitDevices(16, 16)
-	await(t, "ready", func() bool { return get("/readyz") == 200 })
+	await.True(t, "ready", func() bool { return get("/readyz") == 200 })
 }
 
 // TestIdleConnections checks that connections without a request don't keep the kubelet's probes from an

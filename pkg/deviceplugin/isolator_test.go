@@ -20,6 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // isolationOptions are the options of a plugin for limits.
@@ -141,10 +142,10 @@ func TestIsolation(t *testing.T) {
 	if _, err := b.client.CoreV1().Pods("default").UpdateStatus(t.Context(), running, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the informer to know the container", func() bool { info, _ := p.pods.info("uid-limited"); return len(info.instances) > 0 })
+	await.True(t, "the informer to know the container", func() bool { info, _ := p.pods.info("uid-limited"); return len(info.instances) > 0 })
 	annotated := func(value string) {
 		t.Helper()
-		await(t, "the annotation "+value, func() bool { return b.pod("limited").Annotations[protocol.AnnotationIsolation] == value })
+		await.True(t, "the annotation "+value, func() bool { return b.pod("limited").Annotations[protocol.AnnotationIsolation] == value })
 	}
 	p.Measure(limiter{hard: 2 << 30})
 	annotated("driver")
@@ -175,11 +176,11 @@ func TestIsolation(t *testing.T) {
 		t.Fatal(err)
 	}
 	next, _ := b.start(reservedCards())
-	await(t, "the start", func() bool { return next.node.Written() })
+	await.True(t, "the start", func() bool { return next.node.Written() })
 	if err := os.RemoveAll(specification); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the specification of its limit", func() bool {
+	await.True(t, "the specification of its limit", func() bool {
 		text, _ := os.ReadFile(specification)
 		return strings.Contains(string(text), "NVIDIA_GPU_MEMORY_LIMIT=2048")
 	})
@@ -221,7 +222,7 @@ func TestIsolationNotReady(t *testing.T) {
 			cards := reservedCards()
 			cards[1].Unhealthy = "Xid 79"
 			p.SetCards(gpu.GiB, cards, nil, "")
-			await(t, "the inventory", func() bool { return b.node().Annotations[protocol.AnnotationInventory] != "" })
+			await.True(t, "the inventory", func() bool { return b.node().Annotations[protocol.AnnotationInventory] != "" })
 			all := 30
 			if test.label != nil {
 				all = 32

@@ -25,6 +25,7 @@ import (
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // kubelet is the part of a kubelet that the plugin's tests need: registration, the device list, allocation container by
@@ -208,7 +209,7 @@ func (k *kubelet) devices() (healthy, all int) {
 // awaitRegistrations waits until there were n registrations in total.
 func (k *kubelet) awaitRegistrations(n int) {
 	k.t.Helper()
-	await(k.t, fmt.Sprintf("%d registrations", n), func() bool {
+	await.True(k.t, fmt.Sprintf("%d registrations", n), func() bool {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		return k.registrations == n
@@ -218,7 +219,7 @@ func (k *kubelet) awaitRegistrations(n int) {
 // awaitDevices waits until the kubelet has this number of healthy devices and of all devices.
 func (k *kubelet) awaitDevices(healthy, all int) {
 	k.t.Helper()
-	await(k.t, fmt.Sprintf("%d of %d devices", healthy, all), func() bool {
+	await.True(k.t, fmt.Sprintf("%d of %d devices", healthy, all), func() bool {
 		h, a := k.devices()
 		return h == healthy && a == all
 	})

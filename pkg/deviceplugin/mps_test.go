@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // writeStatus writes what the supervisor of the MPS daemons knows of both cards.
@@ -83,7 +84,7 @@ func TestMPS(t *testing.T) {
 	b.awaitAssigned("a", 1)
 	stop()
 	p, _ = b.start(reservedCards())
-	await(t, "the annotation", func() bool {
+	await.True(t, "the annotation", func() bool {
 		p.Measure(volta)
 		return b.pod("a").Annotations[protocol.AnnotationIsolation] == "mps" && p.allocator.snapshots.record.Pod("uid-a")["main"].MPS
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestInventory(t *testing.T) {
@@ -39,7 +40,7 @@ func TestInventory(t *testing.T) {
 		want := corev1.ResourceList{protocol.ResourceCount: *newQuantity(2), protocol.ResourceCores: *newQuantity(200)}
 		return cmp.Equal(want, node.Status.Capacity) && cmp.Equal(want, node.Status.Allocatable)
 	}
-	await(t, "the number of cards and their cores", reported)
+	await.True(t, "the number of cards and their cores", reported)
 
 	// A kubelet that registers its node again sets resources that aren't its own to zero.
 	node := b.node()
@@ -47,7 +48,7 @@ func TestInventory(t *testing.T) {
 	if _, err := b.client.CoreV1().Nodes().UpdateStatus(context.Background(), node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "both again", reported)
+	await.True(t, "both again", reported)
 
 	// The Node object can also be deleted and created again.
 	if err := b.client.CoreV1().Nodes().Delete(context.Background(), testNode, metav1.DeleteOptions{}); err != nil {
@@ -56,7 +57,7 @@ func TestInventory(t *testing.T) {
 	if _, err := b.client.CoreV1().Nodes().Create(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the inventory and both on the new node", func() bool {
+	await.True(t, "the inventory and both on the new node", func() bool {
 		return b.node().Annotations[protocol.AnnotationInventory] != "" && reported()
 	})
 }
@@ -81,9 +82,9 @@ func TestNodeIsWrittenInOnePatch(t *testing.T) {
 		return writes.Add(1) > 1, nil, errors.New("the API server is away")
 	})
 	p.SetCards(gpu.GiB, cards, nil, "")
-	await(t, "a write", func() bool { return writes.Load() > 0 })
+	await.True(t, "a write", func() bool { return writes.Load() > 0 })
 	k.awaitDevices(48, 64)
-	await(t, "the new inventory", func() bool { return len(protocol.ParseNode(b.node()).Cards) == 4 })
+	await.True(t, "the new inventory", func() bool { return len(protocol.ParseNode(b.node()).Cards) == 4 })
 	for _, card := range protocol.ParseNode(b.node()).Cards[:3] { // The kubelet got the devices of card 3 after this write.
 		if want := card.Index != 1; card.Healthy() != want {
 			t.Errorf("card %d is healthy: %t, want %t", card.Index, card.Healthy(), want)

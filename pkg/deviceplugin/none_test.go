@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // TestNoneCostsNothing: in mode none a container gets exactly the environment that it got before there were modes, cards have all of
@@ -21,7 +22,7 @@ func TestNoneCostsNothing(t *testing.T) {
 	b := newFixtureAlone(t)
 	b.isolation = newIsolation(t, isolation.None)
 	p, _ := b.start(reservedCards())
-	await(t, "the node", func() bool { return p.node.informer.HasSynced() })
+	await.True(t, "the node", func() bool { return p.node.informer.HasSynced() })
 	pod := newPod("a", main(2), assumed(1, 1))
 	b.create(p, pod)
 	if got := p.cards.Reported()[0].Memory; got != 16 {

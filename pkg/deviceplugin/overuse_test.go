@@ -10,13 +10,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // TestOveruse: a pod above its request is annotated as long as it is, with one Event. Package usage tests what counts.
 func TestOveruse(t *testing.T) {
 	b := newFixture(t)
 	p, _ := b.start(newCards(16))
-	await(t, "the annotator", func() bool { return p.node.informer.HasSynced() })
+	await.True(t, "the annotator", func() bool { return p.node.informer.HasSynced() })
 	pod, none := newPod("greedy", main(2)), newPod("none", main(0))
 	stale := newPod("stale", main(2), annotation(protocol.AnnotationOveruse, `{"usedMiB":3,"requestedMiB":2,"cards":{"0":{"usedMiB":3,"requestedMiB":2}}}`))
 	lost := newPod("lost", main(2))
@@ -41,10 +42,10 @@ func TestOveruse(t *testing.T) {
 	}
 	begin := time.Unix(1_000_000, 0)
 	measure(begin, 4096)
-	await(t, "the annotation of a former plugin to go", func() bool { _, has := b.pod("stale").Annotations[protocol.AnnotationOveruse]; return !has })
+	await.True(t, "the annotation of a former plugin to go", func() bool { _, has := b.pod("stale").Annotations[protocol.AnnotationOveruse]; return !has })
 	measure(begin.Add(time.Hour), 4096)
 	var got protocol.Overuse
-	await(t, "the annotation", func() bool {
+	await.True(t, "the annotation", func() bool {
 		return json.Unmarshal([]byte(b.pod("greedy").Annotations[protocol.AnnotationOveruse]), &got) == nil && got.At.Equal(begin.Add(time.Hour))
 	})
 	if got.Used != 4096 || got.Requested != 2048 || !got.Since.Equal(begin) {
@@ -60,5 +61,5 @@ func TestOveruse(t *testing.T) {
 		t.Errorf("%v pods are counted", got)
 	}
 	measure(begin.Add(2*time.Hour), 100)
-	await(t, "the annotation to go", func() bool { _, has := b.pod("greedy").Annotations[protocol.AnnotationOveruse]; return !has })
+	await.True(t, "the annotation to go", func() bool { _, has := b.pod("greedy").Annotations[protocol.AnnotationOveruse]; return !has })
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // TestLostCheckpoint: a kubelet that has lost its checkpoint shows no devices for containers that still run or have ended, as
@@ -84,7 +85,7 @@ func lostCheckpoint(t *testing.T, started time.Duration, running ...*corev1.Pod)
 	k, p := b.up(16, 16)
 
 	k = k.loseCheckpoint(b, running...)
-	await(t, "PodResources", func() bool {
+	await.True(t, "PodResources", func() bool {
 		p.resources.connection.Connect()
 		return p.resources.connection.GetState() == connectivity.Ready
 	})

@@ -14,6 +14,7 @@ import (
 	events "k8s.io/client-go/tools/record"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestConditionSince(t *testing.T) {
@@ -117,5 +118,5 @@ func TestRegistrationRefused(t *testing.T) {
 	if n := len(b.events.Events); n > 0 {
 		t.Errorf("%d more Events with the same text", n)
 	}
-	await(t, "ready", func() bool { return len(p.missing()) == 0 })
+	await.True(t, "ready", func() bool { return len(p.missing()) == 0 })
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestResponse(t *testing.T) {
@@ -163,7 +164,7 @@ func TestErrorEnvWithoutPod(t *testing.T) {
 	}
 	b.awaitEvent("GPUCardRefused no pod known here waits for 4 units of GPU memory")
 	b.watcher.Add(pod)
-	await(t, "the checkpoint to name the pod", func() bool {
+	await.True(t, "the checkpoint to name the pod", func() bool {
 		p.checkpoint.Sync(t.Context())
 		s, ok := p.allocator.snapshots.record.Pod("uid-unseen")["main"]
 		return ok && !s.HasCard() && !s.Unknown

@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // labelled sets the number of cards that the pod asks for.
@@ -89,7 +90,7 @@ func TestSeveralCards(t *testing.T) {
 		}
 	}
 	for _, pod := range []*corev1.Pod{one, two, four} {
-		await(t, "pod "+pod.Name+" to be assigned", func() bool { return b.pod(pod.Name).Annotations[protocol.AnnotationAssigned] == "true" })
+		await.True(t, "pod "+pod.Name+" to be assigned", func() bool { return b.pod(pod.Name).Annotations[protocol.AnnotationAssigned] == "true" })
 		after := b.pod(pod.Name).Annotations
 		for key, value := range pod.Annotations {
 			if key != protocol.AnnotationAssigned && after[key] != value {
@@ -129,7 +130,7 @@ func TestSeveralCardsAgain(t *testing.T) {
 
 func (b *fixture) awaitCards(pod, cards string) {
 	b.t.Helper()
-	await(b.t, "pod "+pod+" to have cards "+cards, func() bool {
+	await.True(b.t, "pod "+pod+" to have cards "+cards, func() bool {
 		annotations := b.pod(pod).Annotations
 		return annotations["ALIYUN_COM_GPU_MEM_IDX"] == cards && annotations[protocol.AnnotationAssigned] == "true"
 	})

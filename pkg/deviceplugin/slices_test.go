@@ -10,6 +10,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // driverOf returns the DRA driver in the node's inventory; "none" if there is no inventory yet.
@@ -33,7 +34,7 @@ func TestDRADriver(t *testing.T) {
 	})
 	b.up(16)
 	b.awaitEvent("GPUCardSharedTwice the node offers ResourceSlices of gpu.nvidia.com and aliyun.com/gpu-mem at once")
-	await(t, "the driver in the inventory", func() bool { return b.driverOf() == protocol.DRADriver })
+	await.True(t, "the driver in the inventory", func() bool { return b.driverOf() == protocol.DRADriver })
 	if got, want := <-selectors, "spec.driver=gpu.nvidia.com,spec.nodeName="+testNode; got != want {
 		t.Errorf("the plugin lists the ResourceSlices of %q, want %q", got, want)
 	}
@@ -41,7 +42,7 @@ func TestDRADriver(t *testing.T) {
 	if err := b.slices.Tracker().Delete(sliceResource, "", "cards"); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "an inventory without the driver", func() bool { return b.driverOf() == "" })
+	await.True(t, "an inventory without the driver", func() bool { return b.driverOf() == "" })
 }
 
 // TestDRADriverUnknown: what the node had before counts until ResourceSlices can be read, and no longer if they never can.
@@ -69,7 +70,7 @@ func TestDRADriverUnknown(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.up(16)
-			await(t, "the driver "+test.want+" in the inventory of the card", func() bool {
+			await.True(t, "the driver "+test.want+" in the inventory of the card", func() bool {
 				inventory, err := protocol.ParseInventory(b.node().Annotations)
 				return err == nil && len(inventory.Cards) == 1 && inventory.DRADriver == test.want
 			})

@@ -6,12 +6,13 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // awaitReason waits until the node's inventory has this reason for each of its cards.
 func (b *fixture) awaitReason(reasons ...string) {
 	b.t.Helper()
-	await(b.t, "the reasons in the inventory", func() bool {
+	await.True(b.t, "the reasons in the inventory", func() bool {
 		cards := protocol.ParseNode(b.node()).Cards
 		for i, reason := range reasons {
 			if len(cards) != len(reasons) || cards[i].Unhealthy != reason {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 const cardMemory = 16276
@@ -198,7 +199,7 @@ func BenchmarkWithoutGroup(b *testing.B) {
 			members = append(members, member)
 			f.addPod(member)
 		}
-		await(b, "the members are pending", func() bool { return len(f.Pending()) == len(members) })
+		await.True(b, "the members are pending", func() bool { return len(f.Pending()) == len(members) })
 		for i := 0; i < len(members); i += setting.size {
 			f.request(b, "filter", nodesRequest(members[i], f.names...))()
 		}

@@ -163,15 +163,6 @@ func newServer(s Scheduler, change ...func(*Options)) *Server {
 	return NewServer(o)
 }
 
-func await(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timed out waiting: %s", what)
-		}
-	}
-}
-
 // newRequest returns a request in the form that kube-scheduler sends.
 func newRequest(method, path, body string) *http.Request {
 	r := httptest.NewRequest(method, path, strings.NewReader(body))

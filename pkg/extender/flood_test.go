@@ -17,6 +17,7 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // Incomplete bodies count too: a client that sends much and never completes its request can't exhaust the memory. The memory
@@ -48,7 +49,7 @@ func TestManyLargeBodies(t *testing.T) {
 	flood := rawPost("filter", 2*half, `"`+strings.Repeat("x", half-1))
 	first, second := s.dial(t, flood), s.dial(t, flood)
 	// Before that, the flood could be rejected instead.
-	await(t, "the flood is counted", func() bool { return server.bodies.read.Load() == 2*half })
+	await.True(t, "the flood is counted", func() bool { return server.bodies.read.Load() == 2*half })
 	if got := ask(); !strings.Contains(got, "too many large requests at once") {
 		t.Errorf("under the flood: %s", got)
 	}
@@ -57,8 +58,8 @@ func TestManyLargeBodies(t *testing.T) {
 	}
 	first.Close()
 	second.Close()
-	await(t, "an answer after the flood", func() bool { return strings.Contains(ask(), `"NodeNames":["n1"]`) })
-	await(t, "no body is counted any more", func() bool { return server.bodies.read.Load() == 0 })
+	await.True(t, "an answer after the flood", func() bool { return strings.Contains(ask(), `"NodeNames":["n1"]`) })
+	await.True(t, "no body is counted any more", func() bool { return server.bodies.read.Load() == 0 })
 }
 
 // Few bytes can decode to many: "null," in a list of containers has five bytes, and becomes four hundred. Whole nodes of a
@@ -153,7 +154,7 @@ func TestHandshakeLog(t *testing.T) {
 			t.Error(err)
 		}
 		if want {
-			await(t, "the failed handshake is logged", func() bool { return text.has("TLS handshake error") })
+			await.True(t, "the failed handshake is logged", func() bool { return text.has("TLS handshake error") })
 		}
 		s.stop()
 		s.wantEnd(t)

@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/metrics"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // cluster is a running scheduling.Scheduler, for benchmarks and fuzzing.
@@ -66,7 +67,7 @@ func startCluster(t testing.TB, options ...func(*scheduling.Options)) *cluster {
 			t.Errorf("Run: %v", err)
 		}
 	})
-	await(t, "the cache and the disruption budgets are synced", func() bool {
+	await.True(t, "the cache and the disruption budgets are synced", func() bool {
 		_, err := c.Preempt(ctx, fake.Pod("probe", 1), nil)
 		return err == nil
 	})
@@ -98,7 +99,7 @@ func (c *cluster) addNode(name string, cards ...int64) {
 // awaitNode waits until the node has its cards and the number of allocations.
 func (c *cluster) awaitNode(t testing.TB, name string, allocations int) {
 	t.Helper()
-	await(t, "the cache has the node and its pods", func() bool {
+	await.True(t, "the cache has the node and its pods", func() bool {
 		node, ok := c.Node(name)
 		return ok && len(node.Cards) > 0 && len(node.Allocations) == allocations
 	})

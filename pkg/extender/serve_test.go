@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // serving is a Server that answers on a loopback port.
@@ -128,7 +129,7 @@ func TestStopWaitsForBinds(t *testing.T) {
 		t.Errorf("%d calls in flight, want 1", n)
 	}
 	s.stop()
-	await(t, "the listener is closed", func() bool {
+	await.True(t, "the listener is closed", func() bool {
 		conn, err := net.Dial("tcp", s.address)
 		if err == nil {
 			conn.Close()

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // authority is a CA.
@@ -192,7 +194,7 @@ func TestCertificateReload(t *testing.T) {
 		t.Fatalf("serial %d, want 2", got)
 	}
 	ca.issue("server", 3)
-	await(t, "the new certificate", func() bool { return serial() == 3 })
+	await.True(t, "the new certificate", func() bool { return serial() == 3 })
 }
 
 // After the CA is replaced, clients of the new CA are admitted. Clients of the previous CA are not, even with a resumed
@@ -219,7 +221,7 @@ func TestClientCAReload(t *testing.T) {
 		}
 	}
 	admit(theirs)
-	await(t, "a client of the new CA is admitted", func() bool { return fetch(t, after, url) == "ok\n" })
+	await.True(t, "a client of the new CA is admitted", func() bool { return fetch(t, after, url) == "ok\n" })
 	if got := fetch(t, before, url); got == "ok\n" {
 		t.Error("a client of the previous CA is still admitted")
 	}
@@ -232,7 +234,7 @@ func TestExpiryWithoutClients(t *testing.T) {
 	config := ca.serverTLS("", func(time.Time) { expiries++ })
 	h := newServer(&fakeScheduler{}, func(o *Options) { o.TLS = config }).HealthHandler()
 	ca.issue("server", 3)
-	await(t, "the new certificate is read", func() bool {
+	await.True(t, "the new certificate is read", func() bool {
 		get(h, "/metrics")
 		return expiries == 2
 	})

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
@@ -130,7 +131,7 @@ func TestHandOver(t *testing.T) {
 		address := addresses[i%2]
 		standby := start(address)
 		// Wait until it has tried once, sleeps, and its watch runs.
-		until(t, "the next replica is on standby", func() bool {
+		await.True(t, "the next replica is on standby", func() bool {
 			standby.term.mu.Lock()
 			defer standby.term.mu.Unlock()
 			return standby.term.former.holder == leader.Identity && standby.term.heard.holder == leader.Identity
@@ -138,9 +139,9 @@ func TestHandOver(t *testing.T) {
 		neverTwo(t, leader, standby)
 		begun := time.Now()
 		leader.stop()
-		until(t, "the next replica answers", func() bool { return standby.Answer() == nil })
+		await.True(t, "the next replica answers", func() bool { return standby.Answer() == nil })
 		took = append(took, time.Since(begun).Round(time.Millisecond))
-		until(t, "the next replica is published", func() bool { return c.published(t) == address })
+		await.True(t, "the next replica is published", func() bool { return c.published(t) == address })
 		leader = standby
 	}
 	slices.Sort(took)
@@ -155,10 +156,10 @@ func TestPartition(t *testing.T) {
 	must(t, err)
 	first := run(t, options(client(t, through), "10.0.0.1"))
 	first.changes.awaitLeading(t)
-	until(t, "the first is published", func() bool { return c.published(t) == "10.0.0.1" })
+	await.True(t, "the first is published", func() bool { return c.published(t) == "10.0.0.1" })
 	second := run(t, options(client(t, c.kubeconfig), "10.0.0.2"))
 	neverTwo(t, first, second)
-	until(t, "the second is on standby", func() bool {
+	await.True(t, "the second is on standby", func() bool {
 		second.term.mu.Lock()
 		defer second.term.mu.Unlock()
 		return second.term.former.holder == "10.0.0.1"
@@ -166,35 +167,35 @@ func TestPartition(t *testing.T) {
 
 	begun := time.Now()
 	heal := proxy.Blackhole()
-	until(t, "the first has lapsed", func() bool { return errors.Is(first.Answer(), ErrLapsed) })
+	await.True(t, "the first has lapsed", func() bool { return errors.Is(first.Answer(), ErrLapsed) })
 	lapsedAfter := time.Since(begun)
-	until(t, "the second holds the Lease and waits", func() bool { return errors.Is(second.Answer(), ErrWaiting) })
-	until(t, "the second answers", func() bool { return second.Answer() == nil })
+	await.True(t, "the second holds the Lease and waits", func() bool { return errors.Is(second.Answer(), ErrWaiting) })
+	await.True(t, "the second answers", func() bool { return second.Answer() == nil })
 	t.Logf("with 3 s of lease, 2 s to renew and 1 s for binds: the first stopped after %v, the second answered after %v",
 		lapsedAfter.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
-	until(t, "the second is published", func() bool { return c.published(t) == "10.0.0.2" })
+	await.True(t, "the second is published", func() bool { return c.published(t) == "10.0.0.2" })
 
 	slices := c.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
 	must(t, slices.Delete(t.Context(), "gpushare-extender", metav1.DeleteOptions{}))
-	until(t, "a deleted slice is created again", func() bool { return c.published(t) == "10.0.0.2" })
+	await.True(t, "a deleted slice is created again", func() bool { return c.published(t) == "10.0.0.2" })
 	spoiled, err := slices.Get(t.Context(), "gpushare-extender", metav1.GetOptions{})
 	must(t, err)
 	spoiled.Endpoints[0].Addresses[0] = "10.0.0.66"
 	_, err = slices.Update(t.Context(), spoiled, metav1.UpdateOptions{})
 	must(t, err)
-	until(t, "a changed slice is restored", func() bool { return c.published(t) == "10.0.0.2" })
+	await.True(t, "a changed slice is restored", func() bool { return c.published(t) == "10.0.0.2" })
 
 	heal()
-	until(t, "the first is on standby", func() bool { return errors.Is(first.Answer(), ErrStandingBy) })
+	await.True(t, "the first is on standby", func() bool { return errors.Is(first.Answer(), ErrStandingBy) })
 	before := renewed(second.term)
-	until(t, "the second still leads", func() bool { return renewed(second.term).After(before) && second.Answer() == nil })
+	await.True(t, "the second still leads", func() bool { return renewed(second.term).After(before) && second.Answer() == nil })
 	if got := c.published(t); got != "10.0.0.2" {
 		t.Errorf("published is %q", got)
 	}
 
 	second.stop()
-	until(t, "the first leads again", func() bool { return first.Answer() == nil })
-	until(t, "the first is published again", func() bool { return c.published(t) == "10.0.0.1" })
+	await.True(t, "the first leads again", func() bool { return first.Answer() == nil })
+	await.True(t, "the first is published again", func() bool { return c.published(t) == "10.0.0.1" })
 }
 
 // A deleted Lease is created again by the leader, or taken by another replica, which waits until the writes of the
@@ -205,15 +206,15 @@ func TestLeaseDeleted(t *testing.T) {
 	first.changes.awaitLeading(t)
 	second := run(t, options(client(t, c.kubeconfig), "10.0.0.2"))
 	neverTwo(t, first, second)
-	until(t, "the second is on standby", func() bool {
+	await.True(t, "the second is on standby", func() bool {
 		second.term.mu.Lock()
 		defer second.term.mu.Unlock()
 		return second.term.former.holder == "10.0.0.1"
 	})
 	must(t, c.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(t.Context(), LeaseName, metav1.DeleteOptions{}))
-	until(t, "the Lease is held again", func() bool {
+	await.True(t, "the Lease is held again", func() bool {
 		l, err := c.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(t.Context(), LeaseName, metav1.GetOptions{})
 		return err == nil && *l.Spec.HolderIdentity != ""
 	})
-	until(t, "one of them answers", func() bool { return first.Answer() == nil || second.Answer() == nil })
+	await.True(t, "one of them answers", func() bool { return first.Answer() == nil || second.Answer() == nil })
 }

@@ -15,6 +15,8 @@ import (
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // patience is much longer than any wait in these tests.
@@ -117,16 +119,6 @@ func lease(t *testing.T, client kubernetes.Interface) *resourcelock.LeaderElecti
 	return resourcelock.LeaseSpecToLeaderElectionRecord(&l.Spec)
 }
 
-// until waits for a condition.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timed out waiting until %s", what)
-		}
-	}
-}
-
 // A stopping leader rejects new requests, drains, and then releases the Lease.
 func TestStop(t *testing.T) {
 	client := fake.NewClientset()
@@ -155,7 +147,7 @@ func TestStop(t *testing.T) {
 		t.Errorf("Answer while draining: %v", err)
 	}
 	before := lease(t, client)
-	until(t, "the Lease is renewed while draining", func() bool {
+	await.True(t, "the Lease is renewed while draining", func() bool {
 		return lease(t, client).RenewTime.After(before.RenewTime.Time)
 	})
 	if err := r.Leading(); err != nil {
@@ -218,13 +210,13 @@ func TestTakeOverFromSilentLeader(t *testing.T) {
 	e := endpoint("10.0.0.7")
 	o.Endpoint = &e
 	r := runWith(t, o, funcs{takeOver: takeOver})
-	until(t, "the Lease is taken", func() bool { return errors.Is(r.Answer(), ErrWaiting) })
-	until(t, "the new leader is published", func() bool { return strings.Contains(recorded(client), "create") })
+	await.True(t, "the Lease is taken", func() bool { return errors.Is(r.Answer(), ErrWaiting) })
+	await.True(t, "the new leader is published", func() bool { return strings.Contains(recorded(client), "create") })
 
 	// 1 s of lease and 13 s for binds, in steps within which the Lease is renewed.
 	for range 2 {
 		fakeClock.Step(6900 * time.Millisecond)
-		until(t, "the Lease is renewed", func() bool { return renewed(r.term).Equal(fakeClock.Now()) })
+		await.True(t, "the Lease is renewed", func() bool { return renewed(r.term).Equal(fakeClock.Now()) })
 	}
 	if err := r.Answer(); !errors.Is(err, ErrWaiting) {
 		t.Fatalf("after 13.8 of 14 s: %v", err)
@@ -246,7 +238,7 @@ func TestTakeOverFromSilentLeader(t *testing.T) {
 func TestNoReleaseWhileWaiting(t *testing.T) {
 	client := fake.NewClientset(silentHolder())
 	r := run(t, quick(client, clocktesting.NewFakeClock(at(0))))
-	until(t, "the Lease is taken", func() bool { return errors.Is(r.Answer(), ErrWaiting) })
+	await.True(t, "the Lease is taken", func() bool { return errors.Is(r.Answer(), ErrWaiting) })
 	r.stop()
 	if got := lease(t, client).HolderIdentity; got != "us" {
 		t.Errorf("the Lease is held by %q: the next leader wouldn't wait for the writes of the first", got)

@@ -22,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // filterFixture is a Scheduler of an empty cluster. A test adds nodes to the ledger.
@@ -53,11 +54,7 @@ func startFilter(t *testing.T, filterBest int) *filterFixture {
 			t.Errorf("Run: %v", err)
 		}
 	})
-	for deadline := time.Now().Add(30 * time.Second); f.Ready() != nil; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the cache is not synced")
-		}
-	}
+	await.True(t, "the cache is synced", func() bool { return f.Ready() == nil })
 	return f
 }
 

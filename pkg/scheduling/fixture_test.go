@@ -27,6 +27,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestMain(m *testing.M) {
@@ -130,11 +131,7 @@ func (s *standby) leading() error {
 
 func (f *fixture) await(what string, condition func() bool) {
 	f.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			f.t.Fatalf("timed out waiting for %s", what)
-		}
-	}
+	await.True(f.t, what, condition)
 }
 
 // pass advances the clock until the condition is true.
