@@ -11,7 +11,7 @@ const (
 	NotTried Reason = "not_tried"
 	// SchedulerError: kube-scheduler could not try or bind the pod. Mostly it can't reach the extender.
 	SchedulerError Reason = "scheduler_error"
-	// Nominated: pods are being evicted to make room for it.
+	// Nominated: the pod is nominated to a node. kube-scheduler tries it there next, or pods of lower priority are leaving.
 	Nominated Reason = "nominated"
 	// InvalidRequest: no node can give the pod what it asks for, for example because its memory can't be divided over its cards.
 	InvalidRequest Reason = "invalid_request"
@@ -27,12 +27,12 @@ const (
 	Fits Reason = "fits"
 	// OtherConstraint: a card has room, but kube-scheduler has rejected the pod for something else, such as a lack of CPU.
 	OtherConstraint Reason = "other_constraint"
-	// KeptForGroup: a card would have room, but its memory is kept for a group that has waited long.
+	// KeptForGroup: a card has enough free memory, but it is reserved for a group that has waited long.
 	KeptForGroup Reason = "kept_for_group"
-	// KeptForNominated: a card would have room, but its memory is kept for a pod that is nominated to the node.
+	// KeptForNominated: a card has enough free memory, but it is reserved for a pod that is nominated to the node.
 	KeptForNominated Reason = "kept_for_nominated"
-	// FailedCard: a card has room, but kube-scheduler, which counts the sum of the node, sees none: a failed card is no longer
-	// part of the node's allocatable memory, and the pods on it still count.
+	// FailedCard: a card has room, but the node's sum, which kube-scheduler counts, has none: the sum doesn't include a failed card, and
+	// the pods on that card still count.
 	FailedCard Reason = "failed_card"
 	// WaitsForTermination: a card has room once pods that are being deleted have ended.
 	WaitsForTermination Reason = "waits_for_termination"
@@ -58,13 +58,13 @@ var words = []struct {
 	{Gated, "held back by scheduling gates"},
 	{NotTried, "no scheduler has tried it"},
 	{SchedulerError, "kube-scheduler reports an error"},
-	{Nominated, "other pods are leaving for it"},
+	{Nominated, "nominated to a node"},
 	{InvalidRequest, "its request is invalid"},
 	{InvalidGroup, "its group is invalid"},
 	{WaitsForGroup, "waits for its group"},
 	{WaitsForTurn, "waits for its turn"},
 	{Fits, "about to be tried"},
-	{OtherConstraint, "something else than GPU memory"},
+	{OtherConstraint, "something other than GPU memory"},
 	{KeptForGroup, "memory is kept for a group"},
 	{KeptForNominated, "memory is kept for a nominated pod"},
 	{FailedCard, "a failed card blocks its node"},
