@@ -47,8 +47,8 @@ func NewFairShare(registry prometheus.Registerer) *FairShare {
 // Tenants registers the collector of the tenants, which calls the functions at each scrape. invalid returns the number of namespaces
 // with invalid annotations. ready returns an error until the caches are synced; until then nothing is reported.
 func (f *FairShare) Tenants(ready func() error, tenants func() []dispatch.Tenant, invalid func() int) {
-	share := gaugeDesc("tenant_share_units", "GPU memory that a tenant deserves, by its weight, its guaranteed amount and its demand.", "tenant")
-	allocated := gaugeDesc("tenant_allocated_units", "GPU memory that the pods of a tenant have, or are granted.", "tenant")
+	share := gaugeDesc("tenant_share_units", "GPU memory that a tenant should have, by its weight, its guaranteed amount and its demand.", "tenant")
+	allocated := gaugeDesc("tenant_allocated_units", "GPU memory of the bound pods of a tenant, and of its pods that had their turn and are not bound yet.", "tenant")
 	waiting := gaugeDesc("tenant_waiting_pods", "Number of pods of a tenant that wait for their turn, by state: passed_over pods fit nowhere now, infeasible ones "+
 		"would fit nowhere if all cards were free, or were not bound after their last turns.", "tenant", "state")
 	namespaces := gaugeDesc("fair_share_invalid_namespaces", "Number of namespaces whose annotations for fair sharing are invalid, so that default values are used.")

@@ -54,10 +54,10 @@ gpushare_extender_fair_share_reclaims_total{result="refused"} 1
 # HELP gpushare_extender_fair_share_useless_reclaims_total Number of pods and groups that got no room although pods were evicted for them.
 # TYPE gpushare_extender_fair_share_useless_reclaims_total counter
 gpushare_extender_fair_share_useless_reclaims_total 1
-# HELP gpushare_extender_tenant_allocated_units GPU memory that the pods of a tenant have, or are granted.
+# HELP gpushare_extender_tenant_allocated_units GPU memory of the bound pods of a tenant, and of its pods that had their turn and are not bound yet.
 # TYPE gpushare_extender_tenant_allocated_units gauge
 gpushare_extender_tenant_allocated_units{tenant="alice"} 6
-# HELP gpushare_extender_tenant_share_units GPU memory that a tenant deserves, by its weight, its guaranteed amount and its demand.
+# HELP gpushare_extender_tenant_share_units GPU memory that a tenant should have, by its weight, its guaranteed amount and its demand.
 # TYPE gpushare_extender_tenant_share_units gauge
 gpushare_extender_tenant_share_units{tenant="alice"} 8
 # HELP gpushare_extender_tenant_waiting_pods Number of pods of a tenant that wait for their turn, by state: passed_over pods fit nowhere now, infeasible ones would fit nowhere if all cards were free, or were not bound after their last turns.
