@@ -104,7 +104,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&o.plugin.UsageInterval, "usage-interval", usage.DefaultInterval, "`time` between two measurements of the memory that each container uses. The plugin needs the host's PID namespace to find the containers of processes")
 	f.StringVar(&o.plugin.UsageAddress, "usage-listen-address", "", "loopback `address` of /usage, which kubectl inspect gpushare --usage reads by port-forward; if empty, it is not served")
 	f.BoolVar(&o.plugin.UsageMetrics, "usage-metrics", false, "serve the memory that each container uses on /metrics also without --authorize-metrics; these metrics name pods")
-	f.Float64Var(&o.plugin.Overuse.Tolerance, "overuse-tolerance", usage.DefaultTolerance, "by how many percent of its request a container may exceed it before its pod is reported")
+	f.Float64Var(&o.plugin.Overuse.Tolerance, "overuse-tolerance", usage.DefaultTolerance, "percentage by which a container may exceed its request before its pod is reported")
 	f.DurationVar(&o.plugin.Overuse.Grace, "overuse-grace", usage.DefaultGrace, "`time` for which a container may exceed its request by more than --overuse-tolerance before its pod is reported")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count, aliyun.com/gpu-core.percentage and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
