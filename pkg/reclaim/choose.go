@@ -8,13 +8,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Choose returns the victims whose end makes room for units of the need, and the places of their pods. Without any, the second result
-// is false.
+// Choose returns the plan: the victims to evict, and the units that then have room, with the places of their pods. It returns false if no
+// unit gets room.
 //
-// Each pod that fits nowhere gets the place for which the least memory must be evicted; of equal ones that whose oldest victim is the
-// newest, and then that with the fewest victims. If no evictions help that leave each tenant its share, pods of tenants are
-// evicted that can have their share in other regions, if there is room for them, or can be made by evictions of the first sort. At last
-// each victim is dropped without which its unit fits too. The least memory for several pods together is not searched for.
+// The pods of the units are placed one by one. For each pod that fits nowhere, Choose takes the place for which the least memory must be
+// evicted. Of equally good places it takes the one whose oldest victim is the newest, and then the one with the fewest victims. First it
+// considers only victims within the excess of their tenants. If that doesn't make room, it also considers victims that move, if there is
+// room for them in other regions, or victims within an excess can make it there. Finally it drops each victim without which its unit still
+// fits. It doesn't search for the set with the least memory for several pods together.
 func Choose(need Need, cluster Cluster) (Plan, bool) {
 	t := newTrial(need, cluster)
 	defer t.undo()
@@ -47,37 +48,36 @@ func (t *trial) serve(unit int) {
 type trial struct {
 	need    Need
 	cluster Cluster
-	// cards are copies of the cluster's, made when a node is first changed or searched.
+	// cards are copies of the cluster's cards, made when a node is first changed or searched.
 	cards map[string][]placement.Card
-	// on are the positions of the candidates that have a pod on the node, in their order. order are these nodes, that with the newest
-	// candidate first.
+	// on holds, for each node, the positions of the candidates that have a pod there, in their order. order are the nodes in on, the node
+	// with the newest candidate first.
 	on    map[string][]int
 	order []string
-	// sets are slices of nodes as sets, by their first element.
+	// sets are slices of nodes as sets, by the address of their first element.
 	sets map[*string]map[string]bool
-	// memory is what each candidate has.
+	// memory is the memory of each candidate.
 	memory  []gpu.Memory
 	tally   *Tally
 	allowed []int
 	// evicted are the victims so far, in order. unitOf is the unit for which each was chosen.
 	evicted []int
 	unitOf  map[int]int
-	// moves are the victims whose tenants could get their share elsewhere. moving is true while such victims are searched for, for a pod of
-	// the tenant mover.
+	// moves holds the victims that move. moving is true during a search that considers them, for a pod of the tenant mover.
 	moves  map[int]bool
 	moving bool
 	mover  string
-	// rooms are what is counted on for victims that move, later the candidates that make these, and stuck the movers for which no room was
-	// found. nodes are all nodes by name, nil until they are needed.
+	// rooms are the rooms elsewhere of the victims that move. later are the candidates that a later attempt evicts to free these rooms.
+	// stuck are the movers for which no room was found. nodes are all nodes by name, nil until they are needed.
 	rooms map[int]*room
 	later map[int]bool
 	stuck map[mover]bool
 	nodes []string
-	// gained is what the units' tenants get in each region.
+	// gained is the memory that the units' tenants get in each region.
 	gained map[tenantSpot]gpu.Memory
-	// places are those of each unit's pods; nil for a unit that has none.
+	// places are the places of each unit's pods; nil for a unit that has none.
 	places [][]Place
-	// steps is how many steps all searches together have left.
+	// steps is how many steps all searches together may still take.
 	steps int
 }
 
@@ -115,7 +115,7 @@ func (t *trial) cardsOf(node string) []placement.Card {
 	return cards
 }
 
-// may reports whether the candidate may be evicted beside the victims so far.
+// may reports whether the candidate may be evicted in addition to the victims so far.
 func (t *trial) may(v int) bool {
 	if victim := &t.need.Victims[v]; !t.tally.WithinExcess(victim) &&
 		(!t.moving || victim.Tenant == t.mover || !t.tally.CanMove(victim) || t.stuck[moverOf(victim)]) {
@@ -148,7 +148,7 @@ func (t *trial) evict(v int) {
 	}
 }
 
-// restore undoes evict. It reports whether there is still room for the candidate where it is.
+// restore undoes evict. It reports whether the candidate's places are still free.
 func (t *trial) restore(v int) (fits bool) {
 	t.evicted = slices.DeleteFunc(t.evicted, func(e int) bool { return e == v })
 	t.count(v, 1)
@@ -166,7 +166,7 @@ func (t *trial) restore(v int) (fits bool) {
 	return fits
 }
 
-// count adds the candidate to what may still be evicted, times sign.
+// count updates what may still be evicted: sign is -1 when the candidate becomes a victim, and 1 when it is restored.
 func (t *trial) count(v, sign int) {
 	t.tally.count(&t.need.Victims[v], gpu.Memory(-sign))
 	for _, p := range t.need.Victims[v].Pods {
@@ -176,12 +176,12 @@ func (t *trial) count(v, sign int) {
 	}
 }
 
-// Free subtracts a placement from what is used of the cards, which are ordered by index.
+// Free subtracts a placement from the used amounts of the cards. The cards must be ordered by index.
 func Free(cards []placement.Card, where gpu.Placement) {
 	change(cards, where, (*placement.Card).Subtract)
 }
 
-// Use adds a placement to what is used of the cards, which are ordered by index, and reports whether they had room for it.
+// Use adds a placement to the used amounts of the cards, and reports whether they had room for it. The cards must be ordered by index.
 func Use(cards []placement.Card, where gpu.Placement) (fits bool) {
 	found, fits := 0, true
 	change(cards, where, func(c *placement.Card, share gpu.Share) {
@@ -204,7 +204,7 @@ func (t *trial) placeSomewhere(unit, i int) bool {
 	return slices.ContainsFunc(t.need.Units[unit].Pods[i].Nodes, func(node string) bool { return t.place(unit, i, node) })
 }
 
-// place gives the pod a place on the node, if that has room. The pods before it have theirs.
+// place gives the pod a place on the node, if the node has room. The pods before it in the unit must have their places.
 func (t *trial) place(unit, i int, node string) bool {
 	if t.freedLater(node) {
 		return false
@@ -224,20 +224,20 @@ func (t *trial) place(unit, i int, node string) bool {
 	return true
 }
 
-// gain counts what the tenant of a unit gets in the region of the node for one of the unit's pods, times sign.
+// gain counts the memory that the unit's tenant gets in the region of the node for one of the unit's pods. sign is -1 to undo that.
 func (t *trial) gain(unit, i int, node string, sign gpu.Memory) {
 	u := &t.need.Units[unit]
 	t.gained[tenantSpot{u.Tenant, Spot{Region: t.need.Regions[node]}}] += sign * u.Pods[i].Request
 }
 
-// gains reports whether the tenant is to have as much as the pod requests in the region of the node, beside what it gets there
+// gains reports whether the tenant is to get as much memory as the pod requests in the region of the node, in addition to what it gets there
 // already.
 func (t *trial) gains(tenant, node string, pod Pod) bool {
 	region := t.need.Regions[node]
 	return t.gained[tenantSpot{tenant, Spot{Region: region}}]+pod.Request <= t.need.Tenants[tenant].Gains[region]
 }
 
-// unplace takes the places of a unit's pods, and returns them.
+// unplace removes the places of a unit's pods, and returns them.
 func (t *trial) unplace(unit int) []Place {
 	former := t.places[unit]
 	t.places[unit] = nil
@@ -251,7 +251,7 @@ func (t *trial) unplace(unit int) []Place {
 	return former
 }
 
-// placeAgain gives a unit's pods the places that they had.
+// placeAgain undoes unplace.
 func (t *trial) placeAgain(unit int, places []Place) {
 	t.places[unit] = places
 	for i, place := range places {
@@ -263,7 +263,8 @@ func (t *trial) placeAgain(unit int, places []Place) {
 	}
 }
 
-// dropUnneeded drops the victims without which their units fit too: those with the most memory first, and of equal ones the oldest.
+// dropUnneeded drops each victim without which its unit still fits. It tries the victims with the most memory first, and of equal ones the
+// oldest.
 func (t *trial) dropUnneeded() {
 	order := slices.Sorted(slices.Values(t.victims(0)))
 	slices.Reverse(order)
@@ -290,7 +291,7 @@ func (t *trial) placeAll(unit int) bool {
 	return true
 }
 
-// undo restores the capacity. The cards are copies.
+// undo restores the capacity. It need not restore the cards, which are copies.
 func (t *trial) undo() {
 	for unit := range t.places {
 		t.unplace(unit)
@@ -330,9 +331,9 @@ func (t *trial) plan() (out Plan) {
 	return out
 }
 
-// missing returns how much memory the cards lack for the places.
+// missing returns how much memory the cards lacked for the places before the evictions.
 func (t *trial) missing() (missing gpu.Memory) {
-	wanted := map[string][]placement.Card{} // What the places take of each card, as Used.
+	wanted := map[string][]placement.Card{} // Used is the memory of the places on each card.
 	for _, places := range t.places {
 		for _, place := range places {
 			if wanted[place.Node] == nil {

@@ -8,25 +8,26 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Need is the room that tenants below their share need, with the pods that may be evicted for it.
+// Need lists the units of tenants below their share that need room, and the pods that may be evicted for them.
 type Need struct {
-	// Attempt is the number of the attempt to make this room.
+	// Attempt is the number of the attempt.
 	Attempt uint64
-	// Units are served in this order. Those for which no room can be made are skipped.
+	// Units are the units that need room. They are served in this order; a unit for which no room can be made is skipped.
 	Units []Unit
 	// Victims are the candidates, the newest first.
 	Victims []Victim
 	// Tenants are those of the units and of the candidates, by name.
 	Tenants map[string]Standing
-	// Regions are the regions of the nodes, and Classes those that the pods of each class can use; nil if all pods can use the same nodes.
+	// Regions holds the region of each node. Classes holds, for each class, the regions that its pods can use. Both are nil if all pods can use
+	// the same nodes.
 	Regions map[string]int
 	Classes [][]int
 }
 
-// Unit is what gets room as a whole or not at all: a pod, or the members of a group that must be bound together.
+// Unit is a pod, or the members of a group that must be bound together. It gets room as a whole or not at all.
 type Unit struct {
 	Tenant string
-	// Pods are ordered: the largest first.
+	// Pods are ordered by request, the largest first.
 	Pods []Pod
 }
 
@@ -37,17 +38,17 @@ type Pod struct {
 	Nodes []string
 }
 
-// Victim is what is evicted at once: a pod, or all bound members of a group.
+// Victim is a pod, or all bound members of a group. It is evicted as a whole.
 type Victim struct {
 	Tenant string
-	// Started is when the pod was bound, or the first member of the group.
+	// Started is when the pod, or the first member of the group, was bound.
 	Started time.Time
 	Pods    []gpu.Pod
-	// Spots are those of the pods; nil if the victim can't move.
+	// Spots are the spots of the pods, in their order; nil if the victim can't move.
 	Spots []Spot
 }
 
-// Memory returns what the victim's pods have.
+// Memory returns the memory of the victim's pods.
 func (v Victim) Memory() (sum gpu.Memory) {
 	for _, p := range v.Pods {
 		sum = sum.Add(p.Request)
@@ -55,14 +56,15 @@ func (v Victim) Memory() (sum gpu.Memory) {
 	return sum
 }
 
-// Standing is what a tenant has and deserves.
+// Standing is the state of a tenant: its share, the memory that it has, and what it can lose.
 type Standing struct {
 	Share, Allocated gpu.Memory
-	// Excess is how much of what its pods run with can be evicted, so that the others still have its share. Pods that are being
-	// deleted count as gone.
+	// Excess is how much memory of its bound pods can be evicted so that the rest is still its share. Pods that are being deleted count as
+	// gone.
 	Excess gpu.Memory
-	// Losses, Gains and Moves compare what the tenant has with what fairshare.Pools.Assign gives it. Losses is how much less it is to
-	// have, by region and class, Gains how much more, by region, with what its waiting pods get. Moves is the smaller of the two sums.
+	// Losses, Gains and Moves compare what the tenant has with what fairshare.Pools.Assign gives it. Losses holds how much less it is to
+	// have, by region and class. Gains holds how much more it is to have, by region, including memory for its waiting pods. Moves is the
+	// smaller of the two sums.
 	Losses map[Spot]gpu.Memory
 	Gains  map[int]gpu.Memory
 	Moves  gpu.Memory
@@ -73,21 +75,21 @@ func (s Standing) String() string { return fmt.Sprintf("%v of its share of %v", 
 
 // Cluster is the state in which the decision is made.
 type Cluster struct {
-	// Cards are the cards of the nodes as the pods of the need see them, with the pods gone that are being deleted.
+	// Cards are the cards of the nodes as the units' pods see them. Pods that are being deleted count as gone.
 	Cards map[string][]placement.Card
 	// Leaving are the pods of each node that are being deleted.
 	Leaving map[string][]gpu.PodUID
-	// Places are those of the candidates' pods. A candidate is no victim if one of its pods has no place here.
+	// Places are the places of the candidates' pods. A candidate can't be a victim if one of its pods has no place here.
 	Places map[gpu.PodUID]Place
-	// Capacity counts everything else; nil if nothing else counts.
+	// Capacity counts the resources besides GPU memory; nil if only GPU memory counts.
 	Capacity Capacity
-	// Budgets are the disruption budgets of the candidates' pods, as positions in Allowed, which holds how many evictions each one
+	// Budgets are the disruption budgets of the candidates' pods, as positions in Allowed. Allowed holds how many evictions each budget
 	// allows.
 	Budgets map[gpu.PodUID][]int
 	Allowed []int
 }
 
-// Place is where a pod is, or is to be.
+// Place is a node and a placement there, for one pod.
 type Place struct {
 	Node string
 	On   gpu.Placement
@@ -95,10 +97,10 @@ type Place struct {
 
 // Capacity counts what nodes have besides GPU memory.
 type Capacity interface {
-	// Take reports whether the pod fits the node, and if so counts it there. Return undoes that.
+	// Take reports whether the pod fits the node. If it does, Take counts it there. Return undoes Take.
 	Take(node string, uid gpu.PodUID) bool
 	Return(node string, uid gpu.PodUID)
-	// Evict removes a bound pod from the count of its node. Restore undoes that, and reports whether there is still room for it.
+	// Evict removes a bound pod from the count of its node. Restore undoes Evict, and reports whether the pod still fits.
 	Evict(node string, uid gpu.PodUID)
 	Restore(node string, uid gpu.PodUID) bool
 }
@@ -109,7 +111,7 @@ type Plan struct {
 	Victims []Eviction
 	// Served are the units that get room.
 	Served []Served
-	// Beyond is how much more memory the victims have than was missing on the cards.
+	// Beyond is the memory of the victims in excess of what was missing on the cards.
 	Beyond gpu.Memory
 	// Tenants are those of the need.
 	Tenants map[string]Standing
@@ -119,15 +121,15 @@ type Plan struct {
 type Eviction struct {
 	Victim
 	For Unit
-	// Moves is true if the victim's tenant may have less than its share without the victim, until it gets other room.
+	// Moves is true if the victim moves: without it, its tenant may have less than its share until it gets room elsewhere.
 	Moves bool
 }
 
 // Served is a unit that gets room.
 type Served struct {
 	Unit
-	// Places are those of its pods once the victims are gone.
+	// Places are the places of its pods. They are free once the victims have ended.
 	Places []Place
-	// Awaited are the victims' pods on these nodes, and the pods there that are being deleted.
+	// Awaited are the pods on these nodes that must end: pods of the victims, and pods that are being deleted.
 	Awaited []gpu.PodUID
 }

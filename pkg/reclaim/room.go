@@ -8,14 +8,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// room is what a victim that moves is counted on to get elsewhere.
+// room holds the places in other regions that a victim that moves is expected to get.
 type room struct {
 	places []Place
-	// later are the candidates that make this room: a later attempt evicts them.
+	// later are the candidates that a later attempt evicts to free these places.
 	later []int
 }
 
-// mover is equal for victims that find the same room elsewhere. Of a group the first pod counts.
+// mover is equal for victims for which the same places elsewhere are suitable. For a group it is that of the first pod.
 type mover struct {
 	tenant string
 	spot   Spot
@@ -25,8 +25,8 @@ type mover struct {
 
 func moverOf(v *Victim) mover { return mover{v.Tenant, v.Spots[0], v.Pods[0].Demand(), len(v.Pods)} }
 
-// makeRoom evicts those candidates for a pod of a unit that cost the least, and returns the node on which they are. Those that must
-// move count only if there is room for them elsewhere.
+// makeRoom evicts the cheapest candidates for a pod of a unit, and returns their node. Candidates that must move are considered only if no
+// others make room, and only if there is room for them elsewhere.
 func (t *trial) makeRoom(unit int, pod Pod) (node string, ok bool) {
 	best := t.cheapest(pod)
 	if best != nil {
@@ -43,8 +43,8 @@ func (t *trial) makeRoom(unit int, pod Pod) (node string, ok bool) {
 	return "", false
 }
 
-// evictAll makes the candidates of an option victims of a unit. If one must move for which there is no room elsewhere, it evicts none and
-// returns false.
+// evictAll makes the candidates of an option victims of a unit. If one of them must move and there is no room for it elsewhere, evictAll
+// evicts none and returns false.
 func (t *trial) evictAll(o *option, unit int) bool {
 	for _, v := range o.victims {
 		t.moves[v] = !t.tally.WithinExcess(&t.need.Victims[v])
@@ -63,8 +63,8 @@ func (t *trial) evictAll(o *option, unit int) bool {
 	return true
 }
 
-// findRoom finds places in other regions for the pods of a victim that moves: where there is room, or where it can be made by candidates
-// whose tenants have more than their share. It reports whether there is room for all of them. The room on the node freed is for a unit.
+// findRoom finds places in other regions for the pods of a victim that moves: free places, or places that candidates within the excess of
+// their tenants can free. It reports whether it has found places for all pods. It doesn't use the node freed, whose memory is for a unit.
 func (t *trial) findRoom(v int, freed string) bool {
 	victim := &t.need.Victims[v]
 	r := &room{}
@@ -92,7 +92,7 @@ func (t *trial) findRoom(v int, freed string) bool {
 	return true
 }
 
-// placeElsewhere adds a place on the first of the nodes on which the cards have room, and reports whether one has.
+// placeElsewhere adds a place to r on the first node for which among returns true and whose cards have room. It reports whether there is one.
 func (t *trial) placeElsewhere(r *room, demand *gpu.Demand, among func(node string) bool) bool {
 	if t.nodes == nil {
 		t.nodes = slices.Sorted(maps.Keys(t.cluster.Cards))
@@ -114,8 +114,8 @@ func (t *trial) placeElsewhere(r *room, demand *gpu.Demand, among func(node stri
 	return false
 }
 
-// freedLater reports whether the trial counts candidates on the node as gone that only a later attempt evicts. Until then, units can't
-// have their room.
+// freedLater reports whether candidates on the node count as gone that only a later attempt evicts. Their memory is not free for the units
+// of this attempt, so such a node isn't used.
 func (t *trial) freedLater(node string) bool {
 	for v := range t.later {
 		if slices.ContainsFunc(t.need.Victims[v].Pods, func(p gpu.Pod) bool { return t.cluster.Places[p.UID].Node == node }) {
@@ -141,13 +141,13 @@ func (t *trial) dropRoom(v int) {
 	}
 }
 
-// keep undoes the eviction of a victim, with what is counted on for it elsewhere.
+// keep undoes the eviction of a victim, and drops its room elsewhere.
 func (t *trial) keep(v int) {
 	t.dropRoom(v)
 	t.restore(v)
 }
 
-// victims returns the victims from a position on, without those that only a later attempt evicts.
+// victims returns the victims from a position in evicted on, without candidates that only a later attempt evicts.
 func (t *trial) victims(from int) []int {
 	return slices.DeleteFunc(slices.Clone(t.evicted[from:]), func(v int) bool { return t.later[v] })
 }

@@ -30,7 +30,8 @@ func (o *option) compare(other *option) int {
 }
 
 // excludes reports whether o is cheaper than every option that evicts at least this memory and whose oldest victim started no later than
-// newest. That is so if memory is more than o's, or equal, and o's oldest victim started after newest. A nil o excludes nothing.
+// newest. This is true if memory is more than o's, or if both are equal and o's oldest victim started after newest. A nil o excludes
+// nothing.
 func (o *option) excludes(memory gpu.Memory, newest time.Time) bool {
 	return o != nil && (memory > o.memory || memory == o.memory && newest.Before(o.oldest))
 }
@@ -41,8 +42,8 @@ func (t *trial) cheapest(pod Pod) *option {
 	return t.cheapestAmong(pod.UID, pod.Demand(), func(node string) bool { return usable[node] && !t.freedLater(node) })
 }
 
-// cheapestMove returns the option with the least cost for a pod of the tenant, if those can be evicted too that can move. Only what the
-// tenant is to have in a region counts there, so that each such eviction brings the tenants closer to their shares.
+// cheapestMove returns the cheapest option for a pod of the tenant, if candidates that can move may be evicted too. It considers only nodes in
+// regions in which the tenant is to get this memory, so that each such eviction brings the tenants closer to their shares.
 func (t *trial) cheapestMove(tenant string, pod Pod) *option {
 	t.moving, t.mover = true, tenant
 	defer func() { t.moving = false }()
@@ -52,8 +53,8 @@ func (t *trial) cheapestMove(tenant string, pod Pod) *option {
 	})
 }
 
-// cheapestAmong returns the option for the pod with the least cost among the nodes; nil if there is none. Without a uid only the cards
-// count.
+// cheapestAmong returns the cheapest option for the pod on the nodes for which among returns true; nil if there is none. If uid is empty,
+// only the cards count, not the capacity.
 func (t *trial) cheapestAmong(uid gpu.PodUID, demand gpu.Demand, among func(node string) bool) (best *option) {
 	for _, node := range t.order {
 		if t.steps > 0 && among(node) {
@@ -63,7 +64,7 @@ func (t *trial) cheapestAmong(uid gpu.PodUID, demand gpu.Demand, among func(node
 	return best
 }
 
-// usable returns the nodes as a set. Pods that are alike share the slice.
+// usable returns the nodes as a set. Equal pods share the slice, so the sets are cached by it.
 func (t *trial) usable(nodes []string) map[string]bool {
 	if len(nodes) == 0 {
 		return nil
@@ -79,8 +80,8 @@ func (t *trial) usable(nodes []string) map[string]bool {
 	return set
 }
 
-// cheapestOn returns the cheapest option on the node if that costs less than best, else best. For several cards it considers those
-// that are cheapest to free one by one.
+// cheapestOn returns the cheapest option on the node if it costs less than best, otherwise best. For a demand of several cards it considers
+// only the set of cards that are the cheapest to free one by one.
 func (t *trial) cheapestOn(node string, uid gpu.PodUID, demand gpu.Demand, best *option) *option {
 	type freeable struct {
 		card   int
@@ -113,8 +114,8 @@ func (t *trial) cheapestOn(node string, uid gpu.PodUID, demand gpu.Demand, best 
 	return t.search(node, uid, positions, &demand, best)
 }
 
-// search finds the cheapest option on a set of cards by branch and bound: it decides on one candidate after the other, the newest
-// first, whether it is evicted.
+// search finds the cheapest option on a set of cards by branch and bound. It takes one candidate after the other, the newest first, and tries
+// to evict it and to keep it.
 type search struct {
 	*trial
 	node   string
@@ -122,17 +123,17 @@ type search struct {
 	cards  []int
 	demand *gpu.Demand
 	pool   []int
-	// rest is what the candidates from each position on have of the first card.
+	// rest is, for each position in pool, the memory on the first card that the candidates from there on have.
 	rest  []gpu.Memory
 	steps int
 	best  *option
-	// chosen are the victims so far, and memory is what they have.
+	// chosen are the victims so far, and memory is the memory of these victims.
 	chosen []int
 	memory gpu.Memory
 }
 
-// search returns the cheapest option on the cards, by their positions, if that costs less than best, else best. Without a uid only
-// the cards count.
+// search returns the cheapest option on the cards if it costs less than best, otherwise best. cards are positions. If uid is empty, only the
+// cards count, not the capacity.
 func (t *trial) search(node string, uid gpu.PodUID, cards []int, demand *gpu.Demand, best *option) *option {
 	s := &search{trial: t, node: node, uid: uid, cards: cards, demand: demand, best: best, steps: maxStepsOnCards}
 	var indexes []int
@@ -185,7 +186,7 @@ func (s *search) decide(i int) {
 		return
 	case s.best.excludes(s.memory.Add(s.demand.Memory.Sub(first.Free())), s.need.Victims[s.pool[i]].Started):
 		return
-	case first.Memory.Sub(s.demand.Memory) < first.Used.Sub(s.rest[i]): // All others are too few.
+	case first.Memory.Sub(s.demand.Memory) < first.Used.Sub(s.rest[i]): // All remaining candidates together don't free enough.
 		return
 	}
 	if v := s.pool[i]; s.may(v) {
@@ -214,7 +215,7 @@ func (s *search) fits() bool {
 	return true
 }
 
-// record makes the victims so far the best option, if they are.
+// record makes the victims so far the best option, if they cost less than it.
 func (s *search) record() {
 	found := &option{node: s.node, victims: slices.Clone(s.chosen), memory: s.memory}
 	for i, v := range s.chosen {

@@ -2,13 +2,13 @@ package reclaim
 
 import "github.com/gpushare/gpushare/pkg/gpu"
 
-// Spot is where a pod is, and where it could be instead.
+// Spot is the region of a pod's node, with the class of the pod, which determines the regions that it can use.
 type Spot struct {
-	// Region is a set of nodes that the same pods can use, and Class is equal for pods that can use the same regions.
+	// Region is the number of a set of nodes that the same pods can use. Class is equal for pods that can use the same regions.
 	Region, Class int
 }
 
-// Tally counts victims, and what their tenants lose by them.
+// Tally adds up the memory of victims, by tenant and by spot.
 type Tally struct {
 	tenants map[string]Standing
 	total   map[string]gpu.Memory
@@ -25,12 +25,12 @@ func NewTally(tenants map[string]Standing) *Tally {
 	return &Tally{tenants, map[string]gpu.Memory{}, map[tenantSpot]gpu.Memory{}}
 }
 
-// WithinExcess reports whether the victim's tenant would keep its share without the victim too.
+// WithinExcess reports whether the victim's tenant still has its share if this victim is evicted too.
 func (t *Tally) WithinExcess(v *Victim) bool {
 	return t.total[v.Tenant].Add(v.Memory()) <= t.tenants[v.Tenant].Excess
 }
 
-// CanMove reports whether the victim's tenant could get its share without the victim too: in other places.
+// CanMove reports whether the victim's tenant could have its share, partly in other regions, if this victim is evicted too.
 func (t *Tally) CanMove(v *Victim) bool {
 	s := t.tenants[v.Tenant]
 	if len(v.Spots) == 0 || t.total[v.Tenant].Add(v.Memory()) > s.Excess.Add(s.Moves) {
