@@ -215,10 +215,13 @@ func writeUsage(out *bytes.Buffer, report UsageReport, f format) {
 		containers.writeAlone(out, f)
 		return
 	}
-	if len(containers) == 1 {
-		fmt.Fprintln(out, "No container uses GPU memory or has a card.")
-	} else {
+	switch {
+	case len(containers) > 1:
 		containers.write(out, f.look)
+	case slices.ContainsFunc(report.Nodes, func(n protocol.Usage) bool { return len(n.Problems) > 0 }):
+		fmt.Fprintln(out, "No container is known to use GPU memory: not all nodes could be measured.")
+	default:
+		fmt.Fprintln(out, "No container uses GPU memory or has a card.")
 	}
 	otherRows(report, f.wide).writeSection(out, f.look, "Other Use:")
 	problems := rows{{bold, []string{"NODE", "PROBLEM"}}}

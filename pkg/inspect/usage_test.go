@@ -90,6 +90,13 @@ Other Use:
 NODE  CARD  USED(MiB)  PODS(MiB)  HOST(MiB)  UNRESOLVED(MiB)  MPS(MiB)
 n3    GPU0  900        500        0          0                0
 `},
+		"no node could be asked": {UsageReport{Nodes: []protocol.Usage{{Node: "n4", Problems: []string{"asking the device plugin: forbidden"}}}}, format{}, `
+No container is known to use GPU memory: not all nodes could be measured.
+
+Problems:
+NODE  PROBLEM
+n4    asking the device plugin: forbidden
+`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
