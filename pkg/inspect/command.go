@@ -175,6 +175,9 @@ func (o *options) validate() error {
 	if o.shares && (o.details || o.pending || o.groups || o.usage || o.watch || o.output == outputName || !o.scope.all()) {
 		return errors.New("--shares shows tenants: it can't be used with --details, --pending, --groups, --usage, --watch, -o name, node names or --selector")
 	}
+	if o.shareBy != "" && !o.shares {
+		return errors.New("--fair-share-by needs --shares")
+	}
 	if o.shareBy != "" && o.shareBy != shareByNamespace && (!strings.HasPrefix(o.shareBy, shareByLabel) || o.shareBy == shareByLabel) {
 		return fmt.Errorf("--fair-share-by %q: want namespace or label:KEY", o.shareBy)
 	}

@@ -71,7 +71,11 @@ func (o *options) runShares(ctx context.Context, client kubernetes.Interface) er
 	if o.shareBy != "" {
 		settings.By = o.shareBy
 	}
-	return o.print(o.drawShares(BuildShares(objects, namespaces, settings, time.Now())))
+	page, err := o.drawShares(BuildShares(objects, namespaces, settings, time.Now()))
+	if settings.Off {
+		page.remarks += "Fair sharing is off: these are the shares with --fair-share=dispatch.\n"
+	}
+	return o.print(page, err)
 }
 
 // ShareSettings are the extender's settings for fair sharing.
@@ -80,6 +84,8 @@ type ShareSettings struct {
 	By string
 	// PriorityCutoff is the priority from which on pods need no turn.
 	PriorityCutoff int32
+	// Off is true if an extender runs in a pod, without fair sharing.
+	Off bool
 }
 
 // extenderContainer is the name of the extender's container. Other products have pods of these components too.
@@ -103,11 +109,13 @@ func readShareSettings(ctx context.Context, client kubernetes.Interface) (ShareS
 	}
 	flags := pflag.NewFlagSet(extenderContainer, pflag.ContinueOnError)
 	flags.ParseErrorsAllowlist.UnknownFlags = true
+	mode := flags.String("fair-share", shareOff, "")
 	flags.StringVar(&settings.By, "fair-share-by", settings.By, "")
 	flags.Int32Var(&settings.PriorityCutoff, "fair-share-priority-cutoff", settings.PriorityCutoff, "")
 	if err := flags.Parse(args); err != nil {
 		return settings, fmt.Errorf("arguments of the extender's pod %s/%s: %w", newest.Namespace, newest.Name, err)
 	}
+	settings.Off = *mode == shareOff
 	return settings, err
 }
 
@@ -125,6 +133,9 @@ const (
 	shareByNamespace = "namespace"
 	shareByLabel     = "label:"
 )
+
+// shareOff is the value of --fair-share without fair sharing, and its default.
+const shareOff = "off"
 
 // BuildShares returns the tenants.
 func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings ShareSettings, now time.Time) Shares {

@@ -33,6 +33,7 @@ TENANT  WEIGHT  GUARANTEED  SHARE  ALLOCATED  WAITING  PODS WAITING  NEXT POD
 <none>  1       0           8      0          8        1             cards are full
 x       2       4           24     32         21       2             cards are full
 `
+	off := "Fair sharing is off: these are the shares with --fair-share=dispatch.\n"
 	extender := func(created int64, args ...string) *corev1.Pod {
 		p := newPod("extender", 0).in("kube-system").bound("n1").phase(corev1.PodRunning)
 		p.Labels, p.CreationTimestamp = map[string]string{"app.kubernetes.io/component": "extender"}, metav1.Unix(created, 0)
@@ -42,17 +43,20 @@ x       2       4           24     32         21       2             cards are f
 	for name, test := range map[string]struct {
 		args      []string
 		extenders []*corev1.Pod
+		remark    string
 		want      string
 	}{
-		"by namespace": {nil, nil, `
+		"by namespace": {nil, nil, "", `
 TENANT  WEIGHT  GUARANTEED  SHARE  ALLOCATED  WAITING  PODS WAITING  NEXT POD
 alice   2       0           14     10         21       2             cards are full
 bob     1       4           11     22         0        0             -
 carol   1       0           7      0          8        1             cards are full
 `},
-		"by a label":                    {[]string{"--fair-share-by=label:team"}, nil, byLabel},
-		"by the newest extender's flag": {nil, []*corev1.Pod{extender(2, "-v=2", "--leader-elect", "--fair-share=dispatch", "--fair-share-by=label:team"), extender(1)}, byLabel},
-		"pods above the cutoff are free": {nil, []*corev1.Pod{extender(1, "--fair-share-priority-cutoff=0")}, `
+		"by a label":                    {[]string{"--fair-share-by=label:team"}, nil, "", byLabel},
+		"fair sharing is off":           {[]string{"--fair-share-by=label:team"}, []*corev1.Pod{extender(1, "--fair-share=off")}, off, byLabel},
+		"fair sharing was never on":     {[]string{"--fair-share-by=label:team"}, []*corev1.Pod{extender(1)}, off, byLabel},
+		"by the newest extender's flag": {nil, []*corev1.Pod{extender(2, "-v=2", "--leader-elect", "--fair-share=dispatch", "--fair-share-by=label:team"), extender(1)}, "", byLabel},
+		"pods above the cutoff are free": {nil, []*corev1.Pod{extender(1, "--fair-share=reclaim", "--fair-share-priority-cutoff=0")}, "", `
 TENANT  WEIGHT  GUARANTEED  SHARE  ALLOCATED  WAITING  PODS WAITING  NEXT POD
 alice   2       0           10     10         0        0             -
 bob     1       4           22     22         0        0             -
@@ -69,7 +73,7 @@ bob     1       4           22     22         0        0             -
 		for _, pod := range test.extenders {
 			api.remove(pod)
 		}
-		if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out); diff != "" || errOut != problem {
+		if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out); diff != "" || errOut != problem+test.remark {
 			t.Errorf("%s: stderr %q (-want +got)\n%s", name, errOut, diff)
 		}
 	}
@@ -78,7 +82,7 @@ bob     1       4           22     22         0        0             -
 	if err != nil || json.Unmarshal([]byte(out), &shares) != nil || shares.Kind != SharesKind || shares.Total != 32 || len(shares.Tenants) != 3 {
 		t.Errorf("%v: %s", err, out)
 	}
-	for _, args := range [][]string{{"--shares", "--pending"}, {"--shares", "n1"}, {"--shares", "--fair-share-by=team"}, {"--shares", "--fair-share-by=label:"}} {
+	for _, args := range [][]string{{"--shares", "--pending"}, {"--shares", "n1"}, {"--shares", "--fair-share-by=team"}, {"--shares", "--fair-share-by=label:"}, {"--fair-share-by=namespace"}} {
 		if _, _, err := execute(t, api, args...); err == nil {
 			t.Errorf("%v is accepted", args)
 		}
