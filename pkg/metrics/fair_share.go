@@ -51,7 +51,7 @@ func (f *FairShare) Tenants(ready func() error, tenants func() []dispatch.Tenant
 	allocated := gaugeDesc("tenant_allocated_units", "GPU memory of the bound pods of a tenant, and of its pods that had their turn and are not bound yet.", "tenant")
 	waiting := gaugeDesc("tenant_waiting_pods", "Number of pods of a tenant that wait for their turn, by state: passed_over pods fit nowhere now, infeasible ones "+
 		"would fit nowhere if all cards were free, or were not bound after their last turns.", "tenant", "state")
-	namespaces := gaugeDesc("fair_share_invalid_namespaces", "Number of namespaces whose annotations for fair sharing are invalid, so that default values are used.")
+	namespaces := gaugeDesc("fair_share_invalid_namespaces", "Number of namespaces whose labels or annotations for fair sharing are invalid, so that default values are used.")
 	f.registry.MustRegister(&gauges{[]*prometheus.Desc{share, allocated, waiting, namespaces}, func(set setGauge) {
 		if ready() != nil {
 			return

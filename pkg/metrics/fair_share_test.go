@@ -37,7 +37,7 @@ gpushare_extender_fair_share_evicted_pods_total 2
 # TYPE gpushare_extender_fair_share_gate_writes_total counter
 gpushare_extender_fair_share_gate_writes_total{result="failed"} 2
 gpushare_extender_fair_share_gate_writes_total{result="opened"} 1
-# HELP gpushare_extender_fair_share_invalid_namespaces Number of namespaces whose annotations for fair sharing are invalid, so that default values are used.
+# HELP gpushare_extender_fair_share_invalid_namespaces Number of namespaces whose labels or annotations for fair sharing are invalid, so that default values are used.
 # TYPE gpushare_extender_fair_share_invalid_namespaces gauge
 gpushare_extender_fair_share_invalid_namespaces 1
 # HELP gpushare_extender_fair_share_reclaimed_units_total GPU memory of the pods that were evicted for tenants below their share.

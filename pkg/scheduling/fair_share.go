@@ -60,7 +60,7 @@ const (
 	gateTimeout = 5 * time.Second
 )
 
-// EventFairShareInvalid is the reason of the Event on a namespace whose annotations for fair sharing are invalid.
+// EventFairShareInvalid is the reason of the Event on a namespace whose labels or annotations for fair sharing are invalid.
 const EventFairShareInvalid = "FairShareInvalid"
 
 // fairShare connects a dispatch.Manager to the cluster: it passes in the events and the time, and performs the Effects. A nil
@@ -297,7 +297,7 @@ func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
 		return false
 	}
 	f.problems.report(func(name string, problem namespaceProblem) {
-		klog.FromContext(ctx).Error(nil, "Invalid annotations of a namespace for fair sharing: its tenant gets the default values", "namespace", name, "reason", problem.text)
+		klog.FromContext(ctx).Error(nil, "Invalid labels or annotations of a namespace for fair sharing: its tenant gets the default values", "namespace", name, "reason", problem.text)
 		f.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: name, UID: types.UID(problem.uid)},
 			corev1.EventTypeWarning, EventFairShareInvalid, "The default value is used: "+problem.text)
 	})
