@@ -74,17 +74,24 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 			e.requests.WithLabelValues(verb, outcome)
 		}
 	}
-	for _, reason := range placement.Reasons() {
+	for _, reason := range append(placement.Reasons(), placement.Fits) {
 		e.filtered.WithLabelValues(reason.Label())
 	}
-	for _, result := range []string{"evicted", "refused", "failed"} {
-		e.overuse.WithLabelValues(result)
-	}
-	for _, result := range []string{"made", "conflict", "failed", "removed"} {
-		e.nominated.WithLabelValues(result)
-	}
+	startAtZero(e.binds, "bound", "no_room", "not_ready", "not_leading", "bad_request", "invalid_request", "unreachable", "rejected", "unconfirmed", "in_flight", "held_back")
+	startAtZero(e.resolved, "bound", "not_bound", "gone")
+	startAtZero(e.writes, "binding", "node", "eviction", "nomination")
+	startAtZero(e.evicted, "evicted", "refused", "failed")
+	startAtZero(e.overuse, "evicted", "refused", "failed")
+	startAtZero(e.nominated, "made", "conflict", "failed", "removed")
 	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.expiry)
 	return e
+}
+
+// startAtZero creates the series of the values of a counter's only label.
+func startAtZero(counter *prometheus.CounterVec, values ...string) {
+	for _, value := range values {
+		counter.WithLabelValues(value)
+	}
 }
 
 // Answered implements extender.Observer.

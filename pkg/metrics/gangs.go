@@ -28,6 +28,7 @@ func NewGangs(registry prometheus.Registerer) *Gangs {
 		evicted:  newCounter("gang_evictions_total", "Number of pods evicted because other members of their gang could not be bound."),
 		starving: newCounter("starvation_reservations_total", "Number of starvation reservations that were made for gangs."),
 	}
+	startAtZero(g.failed, "timed_out", "expired", "unplaced", "deleted", "changed", "gave_way", "place_lost", "stopping", "not_bound")
 	registry.MustRegister(g.held, g.bound, g.failed, g.evicted, g.starving)
 	return g
 }

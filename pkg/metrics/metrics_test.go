@@ -72,14 +72,27 @@ func TestExtender(t *testing.T) {
 # HELP gpushare_extender_api_writes_total Number of writes to the API server without Events, by kind of object.
 # TYPE gpushare_extender_api_writes_total counter
 gpushare_extender_api_writes_total{kind="binding"} 1
+gpushare_extender_api_writes_total{kind="eviction"} 0
+gpushare_extender_api_writes_total{kind="node"} 0
+gpushare_extender_api_writes_total{kind="nomination"} 0
 # HELP gpushare_extender_binds_total Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.
 # TYPE gpushare_extender_binds_total counter
+gpushare_extender_binds_total{result="bad_request"} 0
 gpushare_extender_binds_total{result="bound"} 1
+gpushare_extender_binds_total{result="held_back"} 0
+gpushare_extender_binds_total{result="in_flight"} 0
+gpushare_extender_binds_total{result="invalid_request"} 0
 gpushare_extender_binds_total{result="no_room"} 2
+gpushare_extender_binds_total{result="not_leading"} 0
+gpushare_extender_binds_total{result="not_ready"} 0
+gpushare_extender_binds_total{result="rejected"} 0
+gpushare_extender_binds_total{result="unconfirmed"} 0
+gpushare_extender_binds_total{result="unreachable"} 0
 # HELP gpushare_extender_filtered_nodes_total Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.
 # TYPE gpushare_extender_filtered_nodes_total counter
 gpushare_extender_filtered_nodes_total{reason="crowded"} 0
 gpushare_extender_filtered_nodes_total{reason="elsewhere"} 0
+gpushare_extender_filtered_nodes_total{reason="fits"} 0
 gpushare_extender_filtered_nodes_total{reason="fragmented"} 0
 gpushare_extender_filtered_nodes_total{reason="full"} 5
 gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
@@ -98,7 +111,9 @@ gpushare_extender_cache_sync_seconds 1.5
 gpushare_extender_requeues_total 1
 # HELP gpushare_extender_resolved_binds_total Number of resolved binds whose answer was lost, by the state of the pod in the API server.
 # TYPE gpushare_extender_resolved_binds_total counter
+gpushare_extender_resolved_binds_total{outcome="bound"} 0
 gpushare_extender_resolved_binds_total{outcome="gone"} 1
+gpushare_extender_resolved_binds_total{outcome="not_bound"} 0
 `
 	names := []string{"api_writes_total", "binds_total", "filtered_nodes_total", "cache_sync_seconds", "requeues_total", "resolved_binds_total"}
 	for i, name := range names {

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/features"
 	featurestesting "k8s.io/client-go/features/testing"
@@ -193,6 +194,43 @@ func TestMetricsDocumented(t *testing.T) {
 		t.Errorf("metrics (-code +docs/metrics.md):\n%s", diff)
 	}
 }
+
+// TestCountersStartAtZero checks that the extender's counters have a series for each documented value of their label from the start:
+// of a series that appears with the first event, Prometheus sees no increase.
+func TestCountersStartAtZero(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	metrics.NewExtender(registry)
+	metrics.NewFairShare(registry)
+	metrics.NewGangs(registry)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, documented := map[string][]string{}, map[string][]string{}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			if labels := metric.GetLabel(); family.GetType() == dto.MetricType_COUNTER && len(labels) == 1 {
+				found[family.GetName()] = append(found[family.GetName()], labels[0].GetValue())
+			}
+		}
+	}
+	for _, row := range counterRow.FindAllStringSubmatch(read(t, "docs/metrics.md"), -1) {
+		for _, value := range backquoted.FindAllStringSubmatch(row[2], -1) {
+			documented[row[1]] = append(documented[row[1]], value[1])
+		}
+		slices.Sort(documented[row[1]])
+		documented[row[1]] = slices.Compact(documented[row[1]])
+	}
+	if diff := cmp.Diff(documented, found); diff != "" {
+		t.Errorf("values of labels (-docs/metrics.md +code):\n%s", diff)
+	}
+}
+
+var (
+	// counterRow is the row of one of the extender's counters. The values of its label are in parentheses.
+	counterRow = regexp.MustCompile("(?m)^\\| `(gpushare_extender_[a-z_]+)` \\| counter \\| `[a-z]+` (.*)$")
+	backquoted = regexp.MustCompile("`([a-z_]+)`")
+)
 
 func sorted(s series) map[string]string {
 	out := map[string]string{}
