@@ -80,6 +80,9 @@ type podCase struct {
 	wait *GroupWait
 	// turn is the turn for which the pod waits; nil if it waits for none.
 	turn *Turn
+	// turnUnknown is true if the gate of fair shares is the pod's only one, and its turn isn't known: it waits for nothing else, so what
+	// the nodes allow counts.
+	turnUnknown bool
 	// nominated is true if the pod has a valid nomination.
 	nominated bool
 	// nomineeFits is true if a card of the nominated node has room: no pod that uses GPU memory has to leave any more.
@@ -99,7 +102,8 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 	if turn, waits := d.Turns[pod.UID]; waits {
 		c.turn = &turn
 	}
-	if len(pod.Gates) > 0 && c.turn == nil {
+	c.turnUnknown = c.turn == nil && len(pod.Gates) == 1 && pod.Gates[0] == protocol.GateFairShare && !d.podsOnly
+	if len(pod.Gates) > 0 && c.turn == nil && !c.turnUnknown {
 		return c // The others don't count until the gates are removed.
 	}
 	if node, found := d.nodes.named(pod.NominatedNode); found {
@@ -139,14 +143,17 @@ var rules = []rule{
 	{InvalidRequest, func(c *podCase) bool { return c.RequestError != "" }, func(c *podCase) string {
 		return "no node can give the pod what it asks for: " + c.RequestError
 	}},
-	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil }, (*podCase).gatedText},
 	{InvalidGroup, func(c *podCase) bool { return c.wait.invalid() }, func(c *podCase) string { return c.wait.String() }},
+	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil && !c.turnUnknown }, (*podCase).gatedText},
 	{Nominated, func(c *podCase) bool { return c.nominated && !c.callFailed() }, (*podCase).nominatedText},
 	{NoNode, roomIs(NoNode), func(c *podCase) string { return c.room.message + c.more() }},
 	{TooLarge, roomIs(TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
 	{Unhealthy, roomIs(Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
-	{WaitsForGroup, func(c *podCase) bool { return c.turn != nil && c.turn.Incomplete && c.wait != nil }, func(c *podCase) string { return c.wait.String() }},
+	{WaitsForGroup, func(c *podCase) bool {
+		return c.wait != nil && (c.turn != nil && c.turn.Incomplete || c.turnUnknown && c.wait.Incomplete)
+	}, func(c *podCase) string { return c.wait.String() }},
 	{WaitsForTurn, func(c *podCase) bool { return c.turn != nil }, func(c *podCase) string { return c.turn.Text }},
+	{Gated, func(c *podCase) bool { return c.turnUnknown }, (*podCase).gatedText},
 	{NotTried, (*podCase).notTried, func(c *podCase) string {
 		return c.untriedText() + ": is a scheduler of this name running?" + c.waitText()
 	}},

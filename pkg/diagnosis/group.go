@@ -20,6 +20,8 @@ type GroupWait struct {
 	// Invalid is true if the group itself is wrong, so that it can't be placed however much memory is free. A reason of the
 	// extender says so itself.
 	Invalid bool
+	// Incomplete is true if too few members are known to exist.
+	Incomplete bool
 }
 
 const reasonPrefix = "gang: "

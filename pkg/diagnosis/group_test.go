@@ -35,8 +35,9 @@ func TestDiagnoseMember(t *testing.T) {
 			"the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
 		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{WaitsForGroup,
 			"group g waits: kube-scheduler hasn't tried all other members yet"}},
-		"its own scheduling gates come first":      {pod(7, gated), wait, Diagnosis{Gated, "the pod is held back by its scheduling gates: quota"}},
-		"it doesn't wait for its group (any more)": {pod(12), nil, Diagnosis{Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
+		"its own scheduling gates come first":            {pod(7, gated), wait, Diagnosis{Gated, "the pod is held back by its scheduling gates: quota"}},
+		"its own scheduling gates, and an invalid group": {pod(7, gated), &GroupWait{Group: "g", Reason: "so", Invalid: true}, Diagnosis{InvalidGroup, "group g is invalid: so"}},
+		"it doesn't wait for its group (any more)":       {pod(12), nil, Diagnosis{Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 2 { // The second time, the pod's own diagnosis is cached.

@@ -21,6 +21,15 @@ func TestTurn(t *testing.T) {
 	}{
 		"nothing is known": {1, nil, nil, Diagnosis{Gated, "the pod is held back by its scheduling gates: gpushare.aliyun.com/fair-share; " +
 			"with fair sharing the extender removes gpushare.aliyun.com/fair-share at the pod's turn: kubectl inspect gpushare --shares"}},
+		"nothing is known, and it never fits": {17, nil, nil, Diagnosis{TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
+		"nothing is known, and its group is invalid": {
+			1, nil, &GroupWait{Group: "default/train", Reason: "the pod has a group name and no group size", Invalid: true},
+			Diagnosis{InvalidGroup, "group default/train is invalid: the pod has a group name and no group size"},
+		},
+		"nothing is known, and a member is missing": {
+			1, nil, &GroupWait{Group: "default/train", Reason: "1 of 2 members exist", Incomplete: true},
+			Diagnosis{WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
+		},
 		"its turn comes": {
 			1, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{WaitsForTurn, "waits for its turn: …"},
 		},

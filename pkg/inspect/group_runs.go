@@ -225,7 +225,7 @@ func groupWaits(pods []*corev1.Pod, now time.Time) map[types.UID]*diagnosis.Grou
 		wait := func(m gang.Member, reason string) {
 			waits[types.UID(m.UID)] = &diagnosis.GroupWait{
 				Group: run.Group.String(), Reason: reason, Since: run.since(), Untried: reason == reasonText(gang.AwaitsOthers.Text),
-				Invalid: m.Problem != "",
+				Invalid: m.Problem != "", Incomplete: run.Phase == gang.PhaseIncomplete,
 			}
 		}
 		for _, m := range run.ineligible {

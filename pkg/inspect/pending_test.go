@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // TestPendingPodDiagnosis checks what the diagnosis gets of nodes and pods. Package diagnosis tests the texts.
@@ -53,6 +54,12 @@ func TestPendingPodDiagnosis(t *testing.T) {
 		},
 		"a member of an incomplete group": {
 			split(t, newPod("p", 7).member("train", 2)), diagnosis.WaitsForGroup, "group default/train waits: 1 of 2 members exist",
+		},
+		"a member of an incomplete group, with the gate of fair shares": {
+			split(t, newPod("p", 7).member("train", 2).gated(protocol.GateFairShare)), diagnosis.WaitsForGroup, "group default/train waits: 1 of 2 members exist",
+		},
+		"a pod with the gate of fair shares that is too large": {
+			split(t, newPod("p", 17).gated(protocol.GateFairShare)), diagnosis.TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on n1",
 		},
 		"a member of a group that runs": {
 			split(t, newPod("p", 6).member("train", 2), newPod("q", 1).member("train", 2).on("n1", 0).last()), diagnosis.Fits,
