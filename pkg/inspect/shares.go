@@ -159,6 +159,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 			// What else keeps it pending? That no scheduler has tried it says nothing.
 			ungated.Spec.SchedulingGates, ungated.CreationTimestamp = nil, metav1.Time{}
 			pending[pod.UID] = diagnosis.NewPod(&ungated)
+			pod.GatedOtherwise = pod.GatedOtherwise || pending[pod.UID].RequestError != "" // It gets no turn.
 			pod.Likeness = unique.Make(fmt.Sprint(pod.Demand(), " ", pending[pod.UID].Constraints()))
 		}
 		pods = append(pods, pod)

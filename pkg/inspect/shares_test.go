@@ -15,10 +15,12 @@ import (
 )
 
 func TestShares(t *testing.T) {
+	invalid := newPod("i", 3).in("bob")
+	invalid.Labels = map[string]string{protocol.LabelCount: "x"}
 	api := newFakeAPI(t, objects([]nodeBuilder{inventoryNode(t, "n1", "10.0.0.1", gpu.GiB, t4(0, 16), t4(1, 16))},
 		newPod("a", 10).in("alice").on("n1", 0), newPod("b", 6).in("bob").on("n1", 0), newPod("c", 16).in("bob").on("n1", 1),
 		newPod("d", 4).in("alice").gated(protocol.GateFairShare), newPod("e", 17).in("alice").gated(protocol.GateFairShare), newPod("f", 8).in("carol"),
-		newPod("g", 2).in("alice").gated("example.com/quota"), newPod("h", 2).in("free")))
+		newPod("g", 2).in("alice").gated("example.com/quota"), newPod("h", 2).in("free"), invalid))
 	namespace := func(name string, labels, annotations map[string]string) {
 		api.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: annotations}})
 	}
