@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -99,10 +100,13 @@ func TestReasonsDocumented(t *testing.T) {
 			t.Errorf("docs/events.md doesn't explain %q", reason)
 		}
 	}
+	if !slices.Contains(onPage, dispatch.AwaitsTurn) {
+		t.Errorf("docs/events.md doesn't explain %q", dispatch.AwaitsTurn)
+	}
 	// Other allowed rows: the table's header, the gang reasons, and kube-scheduler's own messages.
 	for _, row := range onPage {
 		ours := slices.ContainsFunc(placement.Reasons(), func(r placement.Reason) bool { return r.String() == row })
-		if !ours && row != "reason" && row != "---" && row != "gang: …" && !strings.HasPrefix(row, "Insufficient ") {
+		if !ours && row != "reason" && row != "---" && row != "gang: …" && row != dispatch.AwaitsTurn && !strings.HasPrefix(row, "Insufficient ") {
 			t.Errorf("docs/events.md explains %q, which is not a reason", row)
 		}
 	}
