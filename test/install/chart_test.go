@@ -347,6 +347,16 @@ func TestLargeNumber(t *testing.T) {
 	}
 }
 
+// TestFairShareOff: off without quotes, which YAML makes false, turns fair sharing off, too.
+func TestFairShareOff(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	must(t, os.WriteFile(file, []byte("extender: {service: {clusterIP: 10.96.0.15}, fairShare: {mode: off}}\n"), 0o600))
+	out := newHelm(t, "").run(t, "template", "gpushare", chart, "--values="+file)
+	if strings.Contains(out, "- --fair-share=") {
+		t.Error("fair sharing is on")
+	}
+}
+
 // TestSameAgain: the chart renders the same text again, so tools that compare it with the cluster, such as Argo CD, find no difference.
 // They ask no cluster and know its version without the patch. In the default mode each render makes other certificates.
 func TestSameAgain(t *testing.T) {

@@ -63,9 +63,9 @@ registry, which has a dot or a port in its name.
 {{- if or (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy") }}yes{{ end -}}
 {{- end }}
 
-{{/* Not empty if tenants share the cluster fairly. */}}
+{{/* Not empty if tenants share the cluster fairly. Without quotes, off in a file of values is false. */}}
 {{- define "gpushare.fairShare" -}}
-{{- if and (include "gpushare.withExtender" .) (ne .Values.extender.fairShare.mode "off") }}yes{{ end -}}
+{{- if and (include "gpushare.withExtender" .) (has .Values.extender.fairShare.mode (list "dispatch" "reclaim")) }}yes{{ end -}}
 {{- end }}
 
 {{/* kube-scheduler's percentageOfNodesToScore. With less than 100 the extender must be able to nominate pods, and the guard restricts the
