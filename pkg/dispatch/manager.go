@@ -181,10 +181,8 @@ type Manager struct {
 	feasible feasible
 	// holding are the units for which the later ones of their tenants wait, by tenant.
 	holding map[string]*unit
-	// changed is true if a pod or a tenant changed since the latest round. resume is when the first pause of a unit ends; zero if
-	// none pauses.
+	// changed is true if a pod or a tenant changed since the latest round.
 	changed bool
-	resume  time.Time
 	// rounds counts the rounds, and effort the attempts of the present one. incomplete is true if the latest one has not tried all
 	// units. freedAny is true if something was freed on a node since the former round.
 	rounds     uint64

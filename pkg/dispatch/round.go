@@ -231,8 +231,7 @@ func (m *Manager) Tick(now time.Time) {
 		}
 	}
 	retries := !m.incomplete && m.retry(atOnce)
-	paused := !m.resume.IsZero() && !now.Before(m.resume)
-	if m.changed || paused || m.incomplete || len(m.units)+len(m.members) > 0 && (all || retries || len(freed) > 0) {
+	if m.changed || m.pauseEnded(now) || m.incomplete || len(m.units)+len(m.members) > 0 && (all || retries || len(freed) > 0) {
 		m.changed = false
 		names := slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
 		m.freedAny = len(names) > 0
@@ -386,14 +385,21 @@ func (m *Manager) round(all bool, now time.Time) {
 	m.provision(now)
 }
 
-// pause marks the units that pause, and notes when the first pause ends.
+// pause marks the units that pause.
 func (m *Manager) pause(now time.Time) {
-	m.resume = time.Time{}
 	for _, u := range m.pausing {
-		if u.paused = now.Before(u.notBefore); u.paused && (m.resume.IsZero() || u.notBefore.Before(m.resume)) {
-			m.resume = u.notBefore
+		u.paused = now.Before(u.notBefore)
+	}
+}
+
+// pauseEnded reports whether the pause of a unit ended since the latest round.
+func (m *Manager) pauseEnded(now time.Time) bool {
+	for _, u := range m.pausing {
+		if u.paused && !now.Before(u.notBefore) {
+			return true
 		}
 	}
+	return false
 }
 
 // placeProvisioned reserves places for pods that were granted without one, before others take the nodes that were added for them. From
