@@ -51,7 +51,7 @@ type Options struct {
 	// Release releases a pod's reservation, unless a bind of the pod is in flight or unconfirmed.
 	Release func(gpu.PodUID)
 	View    ledger.View
-	// Groups says which members of a group are granted together; nil if members are granted like any other pod.
+	// Groups says which members of a group are granted together; nil if no pod has a Group.
 	Groups Groups
 	// EligibleNodes returns the nodes that pods with these Pod.Constraints can run on regardless of free resources.
 	EligibleNodes func(constraints unique.Handle[string]) []string

@@ -297,7 +297,7 @@ func (m *Manager) candidates(now time.Time) (candidates []candidate) {
 		}
 	}
 	for _, p := range m.pods {
-		inGroup := m.Groups != nil && p.Group != (gang.Key{})
+		inGroup := p.Group != (gang.Key{})
 		switch {
 		case p.Ended:
 		case inGroup && (p.charged || p.Node != "" && p.Priority >= m.PriorityCutoff): // It is still being bound, or one of it needs no turn.

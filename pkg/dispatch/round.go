@@ -73,7 +73,7 @@ func (o Obstacle) infeasible() bool { return o == NeverFits || o == Paused }
 
 // enlist adds a pod that waits to its unit.
 func (m *Manager) enlist(p *pod) {
-	if m.Groups == nil || p.Group == (gang.Key{}) {
+	if p.Group == (gang.Key{}) {
 		m.addUnit(p.unitID(), []*pod{p})
 		return
 	}
@@ -427,7 +427,7 @@ func (m *Manager) provisioned() (units []*unit) {
 	groups := map[gang.Key]*unit{}
 	for _, p := range pods {
 		u := groups[p.Group]
-		if u == nil || m.Groups == nil || p.Group == (gang.Key{}) {
+		if u == nil || p.Group == (gang.Key{}) {
 			u = &unit{}
 			units, groups[p.Group] = append(units, u), u
 		}
@@ -579,7 +579,7 @@ func (m *Manager) provision(now time.Time) {
 	}
 	r := m.queue.Round()
 	for item, ok := r.Next(); ok && free > 0; item, ok = r.Next() {
-		if u := m.units[item.ID]; m.obstacle(u) == NoRoom && !m.makesRoom(u) && len(u.pods) <= free {
+		if u := item.Value.(*unit); m.obstacle(u) == NoRoom && !m.makesRoom(u) && len(u.pods) <= free {
 			r.Grant()
 			m.grant(u, nil, now)
 			free -= len(u.pods)
