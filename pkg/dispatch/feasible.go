@@ -23,8 +23,9 @@ type feasible struct {
 
 // expire drops the results if they are too old.
 func (f *feasible) expire(now time.Time) {
-	if f.results == nil || !now.Before(f.until) {
-		f.results, f.until = map[kindKey]bool{}, now.Add(feasibleFor)
+	if !now.Before(f.until) {
+		clear(f.results)
+		f.until = now.Add(feasibleFor)
 	}
 }
 
@@ -44,9 +45,7 @@ func (m *Manager) everFits(u *unit) bool {
 		fits = m.Ledger.FitsEmpty(m.requests(u, false), &counting)
 		m.effort += counting.asked / nodesPerEffort
 	}
-	if m.feasible.results != nil {
-		m.feasible.results[u.kind.kindKey] = fits
-	}
+	m.feasible.results[u.kind.kindKey] = fits
 	return fits
 }
 

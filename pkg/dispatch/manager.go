@@ -222,7 +222,7 @@ func New(o Options) *Manager {
 	return &Manager{
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, kinds: kinds{},
+		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, kinds: kinds{}, feasible: feasible{results: map[kindKey]bool{}},
 		reclaims: reclaims{pauses: map[reclaimKind]reclaimPause{}}, admissions: admissions{free: map[string]bool{}, admitted: map[gpu.PodUID]bool{}},
 	}
 }

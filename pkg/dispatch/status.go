@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -173,7 +172,6 @@ func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	for _, pod := range pods {
 		m.SetPod(pod)
 	}
-	m.feasible.expire(time.Time{})
 	for _, u := range m.units {
 		if !m.everFits(u) {
 			u.kind.obstacle = NeverFits
