@@ -52,6 +52,8 @@ type reclaimKind struct {
 	kind   kindKey
 }
 
+func (u *unit) reclaimKind() reclaimKind { return reclaimKind{u.item.Tenant, u.kind.kindKey} }
+
 type reclaimPause struct {
 	until  time.Time
 	length time.Duration
@@ -193,7 +195,7 @@ func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []
 			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.nodesFor(p).names})
 		}
 		need.Units = append(need.Units, out)
-		r.attempt.kinds[u.pods[0].UID] = reclaimKind{u.item.Tenant, u.kind.kindKey}
+		r.attempt.kinds[u.pods[0].UID] = u.reclaimKind()
 	}
 	m.effects.Reclaim = &need
 }
@@ -209,7 +211,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			}
 			more = true
 			u := s.units[i]
-			if now.Before(m.reclaims.pauses[reclaimKind{s.Name, u.kind.kindKey}].until) || m.obstacle(u) != NoRoom {
+			if now.Before(m.reclaims.pauses[u.reclaimKind()].until) || m.obstacle(u) != NoRoom {
 				continue
 			}
 			if pods += len(u.pods); pods > maxReclaim && len(units) > 0 {
@@ -346,16 +348,17 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	}
 	served := map[reclaimKind]bool{}
 	for i, s := range plan.Served {
-		u := m.unitOf(s)
+		h := &heldUnit{awaited: s.Awaited}
+		for j, place := range s.Places {
+			h.places = append(h.places, ledger.HeldPlace{UID: s.Pods[j].UID, Node: place.Node, On: place.On, Unit: i + 1})
+		}
+		u := m.unitOf(h)
 		if u == nil || !eligible[u] || !m.unchanged(s) {
 			first := s.Pods[0].UID
 			a.held, a.kinds = nil, map[gpu.PodUID]reclaimKind{first: a.kinds[first]} // The other units need no pause.
 			return false
 		}
-		h := &heldUnit{reclaimKind: reclaimKind{u.item.Tenant, u.kind.kindKey}, awaited: s.Awaited}
-		for j, place := range s.Places {
-			h.places = append(h.places, ledger.HeldPlace{UID: s.Pods[j].UID, Node: place.Node, On: place.On, Unit: i + 1})
-		}
+		h.reclaimKind = u.reclaimKind()
 		a.held, served[h.reclaimKind] = append(a.held, h), true
 	}
 	for _, kind := range a.kinds {
@@ -432,17 +435,17 @@ func unitsOf(starving []starvingTenant) map[*unit]bool {
 	return out
 }
 
-// unitOf returns the unit that consists of these pods and waits; nil if there is none.
-func (m *Manager) unitOf(s reclaim.Served) *unit {
+// unitOf returns the unit for which the places are held, if it still waits and has the same pods; else nil.
+func (m *Manager) unitOf(h *heldUnit) *unit {
 	var u *unit
-	for _, served := range s.Pods {
-		p := m.pods[served.UID]
+	for _, place := range h.places {
+		p := m.pods[place.UID]
 		if p == nil || p.unit == nil || u != nil && p.unit != u {
 			return nil
 		}
 		u = p.unit
 	}
-	if len(u.pods) != len(s.Pods) {
+	if len(u.pods) != len(h.places) {
 		return nil
 	}
 	return u
@@ -552,7 +555,7 @@ func (m *Manager) grantHeld(now time.Time) {
 
 // grantUnit grants a unit at its held places, if there is room.
 func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time) (granted bool) {
-	u := m.unitOfHeld(h)
+	u := m.unitOf(h)
 	if u == nil {
 		return false
 	}
@@ -578,15 +581,6 @@ func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time
 	return true
 }
 
-// unitOfHeld returns the unit for which the places are held, if it still waits.
-func (m *Manager) unitOfHeld(h *heldUnit) *unit {
-	var s reclaim.Served
-	for _, place := range h.places {
-		s.Pods = append(s.Pods, reclaim.Pod{Pod: gpu.Pod{UID: place.UID}})
-	}
-	return m.unitOf(s)
-}
-
 // makesRoom reports whether pods were evicted for the unit and its places are held.
 func (m *Manager) makesRoom(u *unit) bool {
 	a := m.reclaims.attempt
@@ -609,7 +603,7 @@ func (m *Manager) endHolds(starving []starvingTenant, now time.Time) {
 	eligible := unitsOf(starving)
 	before := len(a.held)
 	a.held = slices.DeleteFunc(a.held, func(h *heldUnit) bool {
-		if u := m.unitOfHeld(h); u == nil || !eligible[u] {
+		if u := m.unitOf(h); u == nil || !eligible[u] {
 			return true
 		}
 		if h.freed.IsZero() && !slices.ContainsFunc(h.awaited, m.holdsMemory) {
