@@ -100,7 +100,7 @@ func (m *Manager) reclaim(now time.Time) {
 	tenants, units := m.standings()
 	m.steer(units)
 	starving := m.starving(tenants, units, now)
-	m.endHolds(starving, now)
+	m.endFailedHolds(starving, now)
 	if m.reclaims.attempt == nil {
 		m.beginAttempt(tenants, units, starving, now)
 	}
@@ -499,12 +499,22 @@ func (m *Manager) pauseReclaim(kind reclaimKind, evicts bool, now time.Time) {
 
 // endAttempt ends the attempt, if there is one, and what is held for it.
 func (m *Manager) endAttempt() {
-	if m.reclaims.attempt == nil {
-		return
+	if a := m.reclaims.attempt; a != nil {
+		a.working = false
+		m.endHolds(func(*heldUnit) bool { return true })
 	}
-	m.reclaims.attempt.held = nil
-	m.updateHold()
-	m.reclaims.attempt = nil
+}
+
+// endHolds ends what the attempt holds for the units for which ends returns true, and the attempt if that was all.
+func (m *Manager) endHolds(ends func(*heldUnit) bool) {
+	a := m.reclaims.attempt
+	before := len(a.held)
+	if a.held = slices.DeleteFunc(a.held, ends); len(a.held) < before {
+		m.updateHold()
+	}
+	if len(a.held) == 0 && !a.working {
+		m.reclaims.attempt = nil
+	}
 }
 
 // updateHold makes the ledger hold the places of the attempt's units. What they need besides GPU memory counts as taken too.
@@ -546,11 +556,7 @@ func (m *Manager) grantHeld(now time.Time) {
 	if m.Capacity != nil {
 		capacity = m.Capacity(false) // The plan has counted what all of them need.
 	}
-	a.held = slices.DeleteFunc(a.held, func(h *heldUnit) bool { return m.grantUnit(h, capacity, now) })
-	m.updateHold()
-	if len(a.held) == 0 {
-		m.reclaims.attempt = nil
-	}
+	m.endHolds(func(h *heldUnit) bool { return m.grantUnit(h, capacity, now) })
 }
 
 // grantUnit grants a unit at its held places, if there is room.
@@ -593,16 +599,15 @@ func (m *Manager) holdsMemory(uid gpu.PodUID) bool {
 	return p != nil && p.Node != "" && !p.Ended
 }
 
-// endHolds ends what is held for units that don't wait any more or whose tenants are not below their share, and for those whose
+// endFailedHolds ends what is held for units that don't wait any more or whose tenants are not below their share, and for those whose
 // victims don't end in time or didn't help.
-func (m *Manager) endHolds(starving []starvingTenant, now time.Time) {
+func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
 	a := m.reclaims.attempt
 	if a == nil || a.working {
 		return
 	}
 	eligible := unitsOf(starving)
-	before := len(a.held)
-	a.held = slices.DeleteFunc(a.held, func(h *heldUnit) bool {
+	m.endHolds(func(h *heldUnit) bool {
 		if u := m.unitOf(h); u == nil || !eligible[u] {
 			return true
 		}
@@ -617,12 +622,6 @@ func (m *Manager) endHolds(starving []starvingTenant, now time.Time) {
 		}
 		return failed
 	})
-	if len(a.held) < before {
-		m.updateHold()
-	}
-	if len(a.held) == 0 {
-		m.reclaims.attempt = nil
-	}
 }
 
 // stays reports whether the pod is bound and isn't being deleted.
@@ -630,18 +629,9 @@ func (m *Manager) stays(uid gpu.PodUID) bool { return m.holdsMemory(uid) && !m.p
 
 // dropHold ends what is held for a unit of which the pod is part, if there is anything.
 func (m *Manager) dropHold(uid gpu.PodUID) {
-	a := m.reclaims.attempt
-	if a == nil {
-		return
-	}
-	before := len(a.held)
-	a.held = slices.DeleteFunc(a.held, func(h *heldUnit) bool {
-		return slices.ContainsFunc(h.places, func(p ledger.HeldPlace) bool { return p.UID == uid })
-	})
-	if len(a.held) < before {
-		m.updateHold()
-		if len(a.held) == 0 && !a.working {
-			m.reclaims.attempt = nil
-		}
+	if m.reclaims.attempt != nil {
+		m.endHolds(func(h *heldUnit) bool {
+			return slices.ContainsFunc(h.places, func(p ledger.HeldPlace) bool { return p.UID == uid })
+		})
 	}
 }
