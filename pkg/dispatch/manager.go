@@ -223,7 +223,7 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, kinds: kinds{}, feasible: feasible{results: map[kindKey]bool{}},
-		reclaims: reclaims{pauses: map[reclaimKind]reclaimPause{}}, admissions: admissions{free: map[string]bool{}, admitted: map[gpu.PodUID]bool{}},
+		reclaims: newReclaims(0), admissions: admissions{free: map[string]bool{}, admitted: map[gpu.PodUID]bool{}},
 	}
 }
 
@@ -420,9 +420,7 @@ func (m *Manager) StopLeading() {
 		return
 	}
 	m.endAttempt()
-	m.leading, m.effects, m.now, m.reclaims.below, m.reclaims.moved = false, Effects{}, time.Time{}, nil, nil
-	m.reclaims.since = time.Time{}
-	clear(m.reclaims.pauses)
+	m.leading, m.effects, m.now, m.reclaims = false, Effects{}, time.Time{}, newReclaims(m.reclaims.attempts)
 	for _, p := range m.charged {
 		m.endCharge(p)
 		m.refresh(p)

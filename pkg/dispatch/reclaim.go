@@ -46,6 +46,12 @@ type reclaims struct {
 	moved map[string]time.Time
 }
 
+// newReclaims returns the state of a new leader. attempts is how many this process has made before: a late result of one of these
+// must not be taken for that of a new one.
+func newReclaims(attempts uint64) reclaims {
+	return reclaims{attempts: attempts, pauses: map[reclaimKind]reclaimPause{}, moved: map[string]time.Time{}}
+}
+
 // reclaimKind is a kind of units of a tenant.
 type reclaimKind struct {
 	tenant string
@@ -461,11 +467,8 @@ func (m *Manager) Reclaimed(attempt uint64, made bool, now time.Time) {
 		return
 	}
 	a.working = false
-	if made && len(a.moved) > 0 {
+	if made {
 		maps.DeleteFunc(m.reclaims.moved, func(_ string, at time.Time) bool { return now.Sub(at) >= holdLife })
-		if m.reclaims.moved == nil {
-			m.reclaims.moved = map[string]time.Time{}
-		}
 		for name := range a.moved {
 			m.reclaims.moved[name] = now
 		}
