@@ -211,11 +211,24 @@ type pod struct {
 	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
 	failures  int
 	notBefore time.Time
-	// opening is true while a write is in flight that removes the gate, opened when it was made. notOpenedBefore is when it may
-	// be tried again.
-	opening, opened bool
-	notOpenedBefore time.Time
+	// gate is how far this process is with opening the pod's gate. It is not tried again before gateRetry.
+	gate      gateState
+	gateRetry time.Time
 }
+
+// gateState is how far this process is with opening a gate. That the gate is gone is known from the watch alone (Pod.Gated).
+//
+//	closed  → opening  openGates requests the write
+//	opening → opened   the write was made
+//	opening → closed   the write failed
+//	any     → closed   the term ends: another leader opens it
+type gateState int
+
+const (
+	gateClosed gateState = iota
+	gateOpening
+	gateOpened
+)
 
 // New returns a Manager without pods.
 func New(o Options) *Manager {
@@ -369,7 +382,7 @@ func (m *Manager) refresh(p *pod) {
 	}
 	m.count(p, amount)
 	delete(m.gated, p.UID)
-	if p.Gated && !p.opened && p.awaitsBind() && (p.charged || m.NeedsNoTurn(p.Pod.Pod)) {
+	if p.Gated && p.gate != gateOpened && p.awaitsBind() && (p.charged || m.NeedsNoTurn(p.Pod.Pod)) {
 		m.gated[p.UID] = p
 	}
 	if m.waits(p) {
@@ -426,6 +439,6 @@ func (m *Manager) StopLeading() {
 		m.refresh(p)
 	}
 	for _, p := range m.pods {
-		p.failures, p.notBefore, p.opened, p.opening, p.notOpenedBefore = 0, time.Time{}, false, false, time.Time{}
+		p.failures, p.notBefore, p.gate, p.gateRetry = 0, time.Time{}, gateClosed, time.Time{}
 	}
 }

@@ -560,7 +560,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
 		m.charged[p.UID] = p
 		m.admissions.update(p)
-		if p.Gated && !p.opened {
+		if p.Gated && p.gate != gateOpened {
 			m.gated[p.UID] = p
 		} else {
 			m.effects.Requeue = true
@@ -601,9 +601,9 @@ func (m *Manager) openGates(now time.Time) {
 	inFlight := 0
 	for _, p := range m.gated {
 		switch {
-		case p.opening:
+		case p.gate == gateOpening:
 			inFlight++
-		case !now.Before(p.notOpenedBefore):
+		case !now.Before(p.gateRetry):
 			due = append(due, p)
 		}
 	}
@@ -612,7 +612,7 @@ func (m *Manager) openGates(now time.Time) {
 		return cmp.Or(a.expiry(now).Compare(b.expiry(now)), cmp.Compare(a.UID, b.UID))
 	})
 	for _, p := range due[:min(len(due), max(MaxOpening-inFlight, 0))] {
-		p.opening = true
+		p.gate = gateOpening
 		m.effects.Open = append(m.effects.Open, p.Pod.Pod)
 	}
 }
@@ -633,10 +633,10 @@ func (m *Manager) GateOpened(uid gpu.PodUID, opened bool, now time.Time) {
 	if p == nil {
 		return
 	}
-	p.opening, p.opened = false, opened
 	if opened {
+		p.gate = gateOpened
 		delete(m.gated, uid)
 	} else {
-		p.notOpenedBefore = now.Add(gateRetry)
+		p.gate, p.gateRetry = gateClosed, now.Add(gateRetry)
 	}
 }
