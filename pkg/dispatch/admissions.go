@@ -27,7 +27,7 @@ func (a *admissions) setFree(namespace string, free bool) {
 func (a *admissions) update(p *pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	set(a.admitted, p.UID, p.charged || p.Node != "")
+	set(a.admitted, p.UID, p.charged() || p.Node != "")
 }
 
 // remove forgets a pod that was deleted.

@@ -203,9 +203,9 @@ type pod struct {
 	countedFor string
 	// unit is the unit in which the pod waits; nil if it doesn't.
 	unit *unit
-	// charged is true if the pod was granted and isn't bound yet, unplaced if it has got no place yet. expires is when the charge ends.
-	charged, unplaced bool
-	expires           time.Time
+	// charge is whether the pod was granted and isn't bound yet, and expires when that ends.
+	charge  chargeState
+	expires time.Time
 	// started is when the pod was bound, see startedAt.
 	started time.Time
 	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
@@ -215,6 +215,23 @@ type pod struct {
 	gate      gateState
 	gateRetry time.Time
 }
+
+// chargeState is whether a pod has a charge.
+//
+//	uncharged → placed     the pod is granted with a place
+//	uncharged → unplaced   the pod is granted for an autoscaler, while no node has room
+//	unplaced  → placed     a node was added, and has room
+//	any       → uncharged  the pod is bound, ended or changed, it was not bound in time, or the term ends
+type chargeState int
+
+const (
+	uncharged chargeState = iota
+	unplaced
+	placed // Or it was, and has given up its place: see GiveUpPlace.
+)
+
+// charged reports whether the pod was granted and isn't bound yet.
+func (p *pod) charged() bool { return p.charge != uncharged }
 
 // gateState is how far this process is with opening a gate. That the gate is gone is known from the watch alone (Pod.Gated).
 //
@@ -377,12 +394,12 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 // refresh does what follows from the state of a pod that waits in no unit.
 func (m *Manager) refresh(p *pod) {
 	amount := gpu.Memory(0)
-	if p.Node != "" && !p.Ended || p.charged {
+	if p.Node != "" && !p.Ended || p.charged() {
 		amount = p.Request
 	}
 	m.count(p, amount)
 	delete(m.gated, p.UID)
-	if p.Gated && p.gate != gateOpened && p.awaitsBind() && (p.charged || m.NeedsNoTurn(p.Pod.Pod)) {
+	if p.Gated && p.gate != gateOpened && p.awaitsBind() && (p.charged() || m.NeedsNoTurn(p.Pod.Pod)) {
 		m.gated[p.UID] = p
 	}
 	if m.waits(p) {
@@ -394,7 +411,7 @@ func (m *Manager) refresh(p *pod) {
 // waits reports whether the pod waits for its turn.
 func (m *Manager) waits(p *pod) bool {
 	_, known := m.namespaces[p.Namespace]
-	return known && p.awaitsBind() && !p.charged && !p.GatedOtherwise && !m.NeedsNoTurn(p.Pod.Pod)
+	return known && p.awaitsBind() && !p.charged() && !p.GatedOtherwise && !m.NeedsNoTurn(p.Pod.Pod)
 }
 
 // count makes the queue count the amount for the pod, as memory of its present tenant, which is the last one if its namespace is

@@ -375,7 +375,7 @@ func TestFaults(t *testing.T) {
 			}
 			admitted := map[gpu.PodUID]bool{}
 			for uid, p := range f.Manager.pods {
-				if p.charged || p.Node != "" {
+				if p.charged() || p.Node != "" {
 					admitted[uid] = true
 				}
 			}
@@ -403,7 +403,7 @@ func TestFaults(t *testing.T) {
 		}
 		sums := map[string]gpu.Memory{}
 		for name, p := range f.pods {
-			charged := f.Manager.pods[p.UID].charged
+			charged := f.Manager.pods[p.UID].charged()
 			if p.Node != "" || charged {
 				sums[p.Namespace] += p.Request
 			}

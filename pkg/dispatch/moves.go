@@ -125,7 +125,7 @@ func (x *moves) spots(pods []*pod) []reclaim.Spot {
 func (x *moves) pinOthers(movable map[*pod]bool) {
 	for _, p := range x.pods {
 		node := p.Node
-		if node == "" && p.charged {
+		if node == "" && p.charged() {
 			node, _, _ = x.Ledger.Lookup(p.UID)
 		}
 		if node == "" || p.Ended || p.Leaving || movable[p] {

@@ -308,7 +308,7 @@ func (m *Manager) candidates(now time.Time) (candidates []candidate) {
 		inGroup := p.Group != (gang.Key{})
 		switch {
 		case p.Ended:
-		case inGroup && (p.charged || p.Node != "" && p.Priority >= m.PriorityCutoff): // It is still being bound, or one of it needs no turn.
+		case inGroup && (p.charged() || p.Node != "" && p.Priority >= m.PriorityCutoff): // It is still being bound, or one of it needs no turn.
 			spared[p.Group] = true
 		case p.Node == "" || p.Leaving || p.counted == 0 || p.Priority >= m.PriorityCutoff:
 		case inGroup:

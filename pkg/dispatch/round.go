@@ -282,10 +282,10 @@ func (m *Manager) expire(now time.Time) {
 
 // endCharge ends the pod's charge and releases its place, unless a bind has it. It does nothing for a pod without a charge.
 func (m *Manager) endCharge(p *pod) {
-	if !p.charged {
+	if !p.charged() {
 		return
 	}
-	p.charged, p.unplaced, p.expires = false, false, time.Time{}
+	p.charge, p.expires = uncharged, time.Time{}
 	delete(m.charged, p.UID)
 	m.admissions.update(p)
 	if p.Node == "" {
@@ -316,7 +316,7 @@ func (o *openPods) mayGrant(tenant string) bool {
 func (m *Manager) openPods() *openPods {
 	open := &openPods{byTenant: map[string]int{}}
 	for _, p := range m.charged {
-		if !p.unplaced {
+		if p.charge == placed {
 			open.add(p.countedFor, 1)
 		}
 	}
@@ -422,7 +422,7 @@ func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.
 
 // provisioned returns the pods that were granted without a place, the oldest first, and members of a group together.
 func (m *Manager) provisioned() (units []*unit) {
-	pods := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return !p.unplaced })
+	pods := slices.DeleteFunc(slices.Collect(maps.Values(m.charged)), func(p *pod) bool { return p.charge != unplaced })
 	slices.SortFunc(pods, func(a, b *pod) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.UID, b.UID)) })
 	groups := map[gang.Key]*unit{}
 	for _, p := range pods {
@@ -438,7 +438,7 @@ func (m *Manager) provisioned() (units []*unit) {
 
 // place records the place of a granted pod.
 func (m *Manager) place(p *pod, where ledger.Reservation, now time.Time) {
-	p.unplaced, p.expires = false, now.Add(chargeLife)
+	p.charge, p.expires = placed, now.Add(chargeLife)
 	if !where.Existing {
 		m.places.add(p.UID, where.Node)
 	}
@@ -552,11 +552,10 @@ func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
 func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 	m.removeUnit(u)
 	for i, p := range u.pods {
-		if p.unplaced, p.expires = true, now.Add(provisionLife); places != nil {
+		if p.charge, p.expires = unplaced, now.Add(provisionLife); places != nil {
 			m.place(p, places[i], now)
 		}
 		m.leaveGroup(p)
-		p.charged = true
 		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
 		m.charged[p.UID] = p
 		m.admissions.update(p)
@@ -573,7 +572,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 func (m *Manager) provision(now time.Time) {
 	free := m.Provisioning
 	for _, p := range m.charged {
-		if p.unplaced {
+		if p.charge == unplaced {
 			free--
 		}
 	}
