@@ -96,7 +96,7 @@ type heldUnit struct {
 
 // reclaim looks for tenants below their share, and requests what makes room for them.
 func (m *Manager) reclaim(now time.Time) {
-	if m.now = now; m.reclaims.since.IsZero() {
+	if m.reclaims.since.IsZero() {
 		m.reclaims.since = now
 	}
 	if m.ReclaimAfter <= 0 || now.Sub(m.reclaims.checked) < reclaimInterval {
@@ -555,10 +555,7 @@ func (m *Manager) grantHeld(now time.Time) {
 	if a == nil || a.working {
 		return
 	}
-	var capacity ledger.Capacity
-	if m.Capacity != nil {
-		capacity = m.Capacity(false) // The plan has counted what all of them need.
-	}
+	capacity := m.capacity(false) // The plan has counted what all of them need.
 	m.endHolds(func(h *heldUnit) bool { return m.grantUnit(h, capacity, now) })
 }
 

@@ -207,11 +207,21 @@ func (u *unit) has(pods []*pod) bool {
 func (m *Manager) Tick(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.now = now
 	m.expire(now)
-	freed, all := m.freed.take()
-	if all {
-		m.retryAll = time.Time{}
+	m.forgetOutdated(now)
+	freed := m.takeFreed()
+	all, some := m.retry(now)
+	if m.changed || m.incomplete || m.pauseEnded(now) || len(m.units)+len(m.members) > 0 && (all || some || len(freed) > 0) {
+		m.round(all, freed, now)
 	}
+	m.reclaim(now)
+	m.openGates(now)
+}
+
+// forgetOutdated drops what was computed from nodes that have changed since, and results that are too old. A round that was cut short
+// goes on with what it had: otherwise its last units would never get their turn.
+func (m *Manager) forgetOutdated(now time.Time) {
 	m.feasible.expire(now)
 	if !m.incomplete && m.nodesChanged.Swap(false) {
 		clear(m.eligible)
@@ -219,9 +229,26 @@ func (m *Manager) Tick(now time.Time) {
 		clear(m.feasible.results)
 		m.retryAll = time.Time{}
 	}
-	// A round that was cut short goes on first: otherwise its last units would never get their turn.
+}
+
+// takeFreed returns the nodes on which resources were freed since the latest Tick. If there are many, all nodes are tried.
+func (m *Manager) takeFreed() []string {
+	freed, tooMany := m.freed.take()
+	if tooMany {
+		m.retryAll = time.Time{}
+	}
+	return slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
+}
+
+// retry makes kinds that had no room be tried on all nodes again. Every retryInterval all of them become due, a part of them in each
+// round; after a change that can help any of them they are tried at once. all is true if they have become due now, some if there are
+// any for this round. A round that was cut short goes on first.
+func (m *Manager) retry(now time.Time) (all, some bool) {
+	if m.incomplete {
+		return false, false
+	}
 	atOnce := m.retryAll.IsZero()
-	if all = !m.incomplete && !now.Before(m.retryAll); all {
+	if all = !now.Before(m.retryAll); all {
 		m.due = m.kinds.tried()
 		slices.SortFunc(m.due, func(a, b *kind) int { return a.compare(b.kindKey) })
 		m.retries = max(leastRetries, len(m.due)/retryRounds)
@@ -230,26 +257,6 @@ func (m *Manager) Tick(now time.Time) {
 			clear(m.eligible) // Most are those of pods that are gone.
 		}
 	}
-	retries := !m.incomplete && m.retry(atOnce)
-	if m.changed || m.pauseEnded(now) || m.incomplete || len(m.units)+len(m.members) > 0 && (all || retries || len(freed) > 0) {
-		m.changed = false
-		names := slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
-		m.freedAny = len(names) > 0
-		for _, nodes := range m.eligible {
-			nodes.setFreed(names)
-		}
-		if m.round(all, now); m.incomplete {
-			for node := range freed {
-				m.freed.add(node) // For the units that were not tried.
-			}
-		}
-	}
-	m.reclaim(now)
-	m.openGates(now)
-}
-
-// retry makes the next kinds that are due be tried on all nodes, or all of them at once. It reports whether there is one.
-func (m *Manager) retry(atOnce bool) bool {
 	n := min(len(m.due), m.retries)
 	if atOnce {
 		n = len(m.due)
@@ -258,7 +265,7 @@ func (m *Manager) retry(atOnce bool) bool {
 		kind.obstacle = Untried
 	}
 	m.due = m.due[n:]
-	return n > 0
+	return all, n > 0
 }
 
 // expire ends the charges of pods that were not bound in time.
@@ -324,65 +331,125 @@ func (m *Manager) openPods() *openPods {
 }
 
 // round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
-func (m *Manager) round(all bool, now time.Time) {
+func (m *Manager) round(all bool, freed []string, now time.Time) {
+	m.changed = false
+	m.setFreed(freed)
 	m.gatherGroups()
 	m.grantHeld(now)
-	var capacity ledger.Capacity
-	if m.Capacity != nil {
-		capacity = m.Capacity(true)
-	}
 	m.pause(now)
-	m.effort = 0
-	m.rounds++
-	clear(m.holding)
-	// first is the first unit without room of each tenant, and head that of the tenant of the latest item, nil if it has none.
-	first, tenant, head := map[string]*unit{}, "", (*unit)(nil)
+	capacity := m.capacity(true)
+	m.rounds, m.effort = m.rounds+1, 0
 	m.placeProvisioned(all, capacity, now)
-	open, effort, left := m.openPods(), map[string]int{}, false
-	r := m.queue.Round()
-	item, ok := r.Next()
-	for ; ok && open.total < maxOpen && m.effort < maxEffort; item, ok = r.Next() {
-		u := item.Value.(*unit)
-		if item.Tenant != tenant {
-			tenant, head = item.Tenant, first[item.Tenant]
-		}
-		if !open.mayGrant(tenant) {
-			r.Leave()
-			continue
-		}
-		if u.paused || head != nil && u.kind.obstacle != Untried && u.kind.hasNoRoom(m.rounds) {
-			r.Pass() // There can be thousands of these.
-			continue
-		}
-		if effort[tenant] >= ownEffort {
-			left = true
-			r.Leave()
-			continue
-		}
-		before := m.effort
-		places := m.try(u, capacity, now)
-		effort[tenant] += m.effort - before
-		if places != nil {
-			r.Grant()
-			m.grant(u, places, now)
-			open.add(tenant, len(u.pods))
-			if head != nil && head.overtaken.IsZero() {
-				head.overtaken = now
-			}
-			continue
-		}
-		if head == nil && u.kind.obstacle == NoRoom {
-			head, first[tenant] = u, u
-			if m.holdsOthers(u, now) {
-				m.holding[tenant] = u
-				r.Leave()
-				continue
-			}
-		}
-		r.Pass()
-	}
-	m.incomplete = left || ok && m.effort >= maxEffort
+	m.grantInOrder(capacity, now)
 	m.provision(now)
+	if m.incomplete {
+		for _, node := range freed {
+			m.freed.add(node) // For the units that were not tried.
+		}
+	}
+}
+
+// setFreed sets the nodes on which resources were freed since the former round.
+func (m *Manager) setFreed(names []string) {
+	m.freedAny = len(names) > 0
+	for _, nodes := range m.eligible {
+		nodes.setFreed(names)
+	}
+}
+
+// capacity returns a new count of what nodes have free besides GPU memory; nil if nothing else counts.
+func (m *Manager) capacity(withHeld bool) ledger.Capacity {
+	if m.Capacity == nil {
+		return nil
+	}
+	return m.Capacity(withHeld)
+}
+
+// grantInOrder offers the units in the order of the queue until too many pods are open or the effort is used up.
+func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
+	clear(m.holding)
+	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}}
+	r := m.queue.Round()
+	item, more := r.Next()
+	for ; more && t.open.total < maxOpen && m.effort < maxEffort; item, more = r.Next() {
+		u := item.Value.(*unit)
+		switch places, leave := t.offer(u); {
+		case places != nil:
+			r.Grant()
+			t.grant(u, places)
+		case leave:
+			r.Leave()
+		default:
+			r.Pass()
+		}
+	}
+	m.incomplete = t.cut || more && m.effort >= maxEffort
+}
+
+// turns is the state of grantInOrder.
+type turns struct {
+	*Manager
+	capacity ledger.Capacity
+	now      time.Time
+	open     *openPods
+	tenants  map[string]*tenantTurns
+	// latest is the tenant of the latest unit: there can be thousands of units of one tenant, one after the other.
+	latest *tenantTurns
+	// cut is true if a tenant has used up its effort.
+	cut bool
+}
+
+// tenantTurns is what grantInOrder knows of a tenant.
+type tenantTurns struct {
+	name string
+	// head is the first unit that has no room; nil if there is none so far.
+	head   *unit
+	effort int
+}
+
+func (t *turns) of(tenant string) *tenantTurns {
+	if t.latest == nil || t.latest.name != tenant {
+		if t.latest = t.tenants[tenant]; t.latest == nil {
+			t.latest = &tenantTurns{name: tenant}
+			t.tenants[tenant] = t.latest
+		}
+	}
+	return t.latest
+}
+
+// offer reserves places for the pods of a unit, if there is room. leave is true if the tenant's later units don't get their turn in this
+// round.
+func (t *turns) offer(u *unit) (places []ledger.Reservation, leave bool) {
+	own := t.of(u.item.Tenant)
+	switch {
+	case !t.open.mayGrant(u.item.Tenant):
+		return nil, true
+	case u.paused || own.head != nil && u.kind.obstacle != Untried && u.kind.hasNoRoom(t.rounds):
+		return nil, false // There can be thousands of these.
+	case own.effort >= ownEffort:
+		t.cut = true
+		return nil, true
+	}
+	before := t.effort
+	places = t.try(u, t.capacity, t.now)
+	own.effort += t.effort - before
+	if places == nil && own.head == nil && u.kind.obstacle == NoRoom {
+		own.head = u
+		if t.holdsOthers(u, t.now) {
+			t.holding[u.item.Tenant] = u
+			return nil, true
+		}
+	}
+	return places, false
+}
+
+// grant grants a unit, and notes that it has overtaken the tenant's first one without room.
+func (t *turns) grant(u *unit, places []ledger.Reservation) {
+	t.Manager.grant(u, places, t.now)
+	t.open.add(u.item.Tenant, len(u.pods))
+	if head := t.of(u.item.Tenant).head; head != nil && head.overtaken.IsZero() {
+		head.overtaken = t.now
+	}
 }
 
 // pause marks the units that pause.
