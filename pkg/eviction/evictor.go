@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
@@ -74,6 +75,8 @@ const (
 type API interface {
 	// Evict requests the eviction of a pod. A dry run only checks whether the eviction would be granted.
 	Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error
+	// Pod reads a pod.
+	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 }
 
 // Observer receives what metrics count. Its methods must return at once.

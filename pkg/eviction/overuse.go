@@ -50,7 +50,6 @@ type OveruseGroups interface {
 // evict its other members if it lost one.
 type Overusers struct {
 	Options
-	api    LiveAPI
 	cache  OveruseCache
 	groups OveruseGroups
 	// Only Run uses the fields below.
@@ -62,8 +61,8 @@ type Overusers struct {
 }
 
 // NewOverusers returns an Overusers. It evicts nothing before Run.
-func NewOverusers(o Options, api LiveAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
-	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: pauses{}}
+func NewOverusers(o Options, cache OveruseCache, groups OveruseGroups) *Overusers {
+	return &Overusers{Options: o, cache: cache, groups: groups, spared: pauses{}}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -202,7 +201,7 @@ func chooseOverusers(memory uint64, shares []share) []share {
 
 // stillOver reads the pod, and reports whether it runs and its report still counts: the watch can be behind.
 func (o *Overusers) stillOver(ctx context.Context, pod gpu.Pod) (bool, error) {
-	live, err := readLive(ctx, o.api, pod)
+	live, err := o.readLive(ctx, pod)
 	if err != nil || live == nil {
 		return false, err
 	}

@@ -78,7 +78,7 @@ func newOveruseModel(t *testing.T, seed uint64) *overuseModel {
 	m.overuser = NewOverusers(Options{
 		API: m, Recorder: record.NewFakeRecorder(1 << 16), Observer: &m.observer, AnswerLost: 30 * time.Second,
 		Leading: func() error { return nil }, Clock: m.clock,
-	}, m, m, m)
+	}, m, m)
 	return m
 }
 
@@ -119,7 +119,7 @@ func (m *overuseModel) Overusing() []*clustercache.PodInfo {
 	return slices.DeleteFunc(m.PodsOn("n"), func(p *clustercache.PodInfo) bool { return p.Overuse == nil })
 }
 
-// Pod implements LiveAPI.
+// Pod implements API.
 func (m *overuseModel) Pod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(name), Annotations: map[string]string{}}}
 	if report, ok := m.reports[gpu.PodUID(name)]; ok && !m.withdrawn {
@@ -347,8 +347,8 @@ func TestOverusersStep(t *testing.T) {
 	}
 }
 
-// goneAPI is an API server that has none of the pods.
-type goneAPI struct{}
+// goneAPI is an API server from which each pod is deleted between a read and its eviction.
+type goneAPI struct{ API }
 
 func (goneAPI) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
 	return apierrors.NewNotFound(corev1.Resource("pods"), pod.Name)
@@ -358,7 +358,7 @@ func (goneAPI) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
 // then no other pod is evicted.
 func TestOverusersGone(t *testing.T) {
 	m := newOveruseModel(t, 1)
-	m.overuser.API = goneAPI{}
+	m.overuser.API = goneAPI{m}
 	m.reports = map[gpu.PodUID]protocol.Overuse{}
 	for _, name := range []string{"a", "b"} {
 		m.tenants = append(m.tenants, &tenant{name: name, requested: 1, used: 17, bound: begin})

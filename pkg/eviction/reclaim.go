@@ -43,13 +43,6 @@ var errOutdated = errors.New("the cache is behind the API server")
 // errEvictionLost is wrapped by the error of an eviction that may have been made.
 var errEvictionLost = errors.New("the answer is lost")
 
-// LiveAPI is the part of package apiserver that a Reclaimer and Overusers use.
-type LiveAPI interface {
-	API
-	// Pod reads a pod.
-	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
-}
-
 // ReclaimObserver receives what metrics count. Its methods must return at once.
 type ReclaimObserver interface {
 	// Reclaimed reports the result of an attempt to reclaim memory that had a plan.
@@ -62,7 +55,6 @@ type ReclaimObserver interface {
 // It makes one attempt at a time, and keeps nothing but the pods whose eviction was refused.
 type Reclaimer struct {
 	Options
-	api      LiveAPI
 	observer ReclaimObserver
 	capacity func() reclaim.Capacity
 
@@ -71,8 +63,8 @@ type Reclaimer struct {
 }
 
 // NewReclaimer returns a Reclaimer. capacity returns a new count of what nodes have besides GPU memory.
-func NewReclaimer(o Options, api LiveAPI, observer ReclaimObserver, capacity func() reclaim.Capacity) *Reclaimer {
-	return &Reclaimer{Options: o, api: api, observer: observer, capacity: capacity, spared: pauses{}}
+func NewReclaimer(o Options, observer ReclaimObserver, capacity func() reclaim.Capacity) *Reclaimer {
+	return &Reclaimer{Options: o, observer: observer, capacity: capacity, spared: pauses{}}
 }
 
 // Reclaim evicts pods so that units of the need get room. hold is called with the plan before the first eviction, and returns false if
@@ -159,7 +151,7 @@ func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan
 	for _, served := range plan.Served {
 		for _, pod := range served.Pods {
 			group.Go(func() error {
-				live, err := readLive(ctx, r.api, pod.Pod)
+				live, err := r.readLive(ctx, pod.Pod)
 				if err == nil && (live == nil || live.Spec.NodeName != "") {
 					mu.Lock()
 					defer mu.Unlock()
@@ -180,7 +172,7 @@ func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan
 
 // stillRuns returns an error if the pod, which is bound according to the cache, is not.
 func (r *Reclaimer) stillRuns(ctx context.Context, pod gpu.Pod) error {
-	live, err := readLive(ctx, r.api, pod)
+	live, err := r.readLive(ctx, pod)
 	if err == nil && (live == nil || live.Spec.NodeName == "") {
 		return fmt.Errorf("%w: pod %s has ended or is being deleted", errOutdated, pod)
 	}
@@ -188,10 +180,10 @@ func (r *Reclaimer) stillRuns(ctx context.Context, pod gpu.Pod) error {
 }
 
 // readLive reads a pod; nil if it is gone, has ended, or is being deleted.
-func readLive(ctx context.Context, api LiveAPI, pod gpu.Pod) (*corev1.Pod, error) {
+func (o *Options) readLive(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	live, err := api.Pod(ctx, pod.Namespace, pod.Name)
+	live, err := o.API.Pod(ctx, pod.Namespace, pod.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil

@@ -108,7 +108,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 	options.Capacity = func(withHeld bool) ledger.Capacity { return newCapacity(withHeld) }
 	options.EmptyCapacity = func() ledger.Capacity { return s.free.capacity(nil, true) }
 	f.manager = dispatch.New(options)
-	f.reclaimer = eviction.NewReclaimer(evictions, s.API, o.Observer, func() reclaim.Capacity { return newCapacity(true) })
+	f.reclaimer = eviction.NewReclaimer(evictions, o.Observer, func() reclaim.Capacity { return newCapacity(true) })
 	return f
 }
 
