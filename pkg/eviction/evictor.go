@@ -2,8 +2,7 @@
 //
 // Evictor frees a card for a pod that only fragmentation keeps pending. Members evicts the members of broken runs. Overusers
 // evicts pods that use more memory than they request. Reclaimer evicts pods of tenants above their share for tenants below
-// theirs. Survey collects the input for the choice of victims, also for
-// kube-scheduler's own preemption.
+// theirs. Survey collects the input for the choice of victims, also for kube-scheduler's own preemption.
 package eviction
 
 import (

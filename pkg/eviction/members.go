@@ -5,7 +5,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
@@ -13,7 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// maxConcurrent limits the concurrent eviction calls of Members.
+// maxConcurrent limits the concurrent calls of Members and of a Reclaimer.
 const maxConcurrent = 16
 
 // Members evicts the members of broken runs.
@@ -62,15 +61,12 @@ func (m *Members) evict(ctx context.Context, pod gpu.Pod) {
 	if m.Leading() != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	err := m.API.Evict(ctx, pod, false)
-	m.Observer.APIWrite("eviction")
-	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return // The pod is gone without an eviction.
-	case err != nil:
+	gone, err := m.call(ctx, pod, false)
+	if err != nil {
 		logger.Error(err, "Member of a broken group not evicted, trying again")
+		return
+	}
+	if gone {
 		return
 	}
 	logger.Info("Evicted a member of a broken group")

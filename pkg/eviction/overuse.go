@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
@@ -221,24 +220,20 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		return true // The watch is behind.
 	}
 	o.requested, o.requestedAt = v.pod.UID, o.Clock.Now() // Before the call, because its answer may be lost.
-	err := o.API.Evict(ctx, v.pod.Pod, false)
-	o.Observer.APIWrite("eviction")
+	gone, err := o.call(ctx, v.pod.Pod, false)
 	switch {
+	case gone:
+		return true
 	case err == nil:
 		o.Observer.OveruserEvicted(EvictedAll)
 		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", v.use.Used, "requestedMiB", v.use.Requested)
 		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
 			"Evicted from GPU card %d of node %s: it uses %d MiB and requests %d MiB, and other pods can't get what they request", v.card, v.node, v.use.Used, v.use.Requested))
 		return true
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return true // The pod is gone without an eviction, which the watch will show soon.
 	case answered(err):
 		o.requested = ""
 		o.spared.extend(v.pod.UID, o.Clock.Now(), firstPause, longestPause)
-		result := EvictionFailed
-		if byBudget(err) {
-			result = EvictionRefused
-		}
+		result := resultOf(err)
 		o.Observer.OveruserEvicted(result)
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted", "result", result)
 		return false

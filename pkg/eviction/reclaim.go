@@ -99,13 +99,6 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	return pods > 0 || errors.Is(err, errEvictionLost)
 }
 
-func resultOf(err error) string {
-	if byBudget(err) {
-		return EvictionRefused
-	}
-	return EvictionFailed
-}
-
 // plan returns a plan for pods that still wait, with victims that still run, according to live reads, of which each eviction would be
 // granted.
 func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.Plan, ok bool, err error) {
@@ -262,15 +255,8 @@ func (r *Reclaimer) evictOne(ctx context.Context, plan reclaim.Plan, v reclaim.E
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("evicting pod %s: %w", pod, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	err := r.API.Evict(ctx, pod, dryRun)
-	if !dryRun {
-		r.Observer.APIWrite("eviction")
-	}
+	gone, err := r.call(ctx, pod, dryRun)
 	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil // The watch will show it soon.
 	case err != nil:
 		if answered(err) {
 			r.spare(v)
@@ -279,7 +265,7 @@ func (r *Reclaimer) evictOne(ctx context.Context, plan reclaim.Plan, v reclaim.E
 			err = fmt.Errorf("%w: %w", errEvictionLost, err)
 		}
 		return fmt.Errorf("evicting pod %s: %w", pod, err)
-	case dryRun:
+	case gone || dryRun:
 		return nil
 	}
 	why := "Evicted"

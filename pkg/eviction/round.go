@@ -65,11 +65,7 @@ func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result str
 				if answered(err) {
 					e.spare(victim.UID)
 				}
-				result = EvictionFailed
-				if byBudget(err) {
-					result = EvictionRefused
-				}
-				return result, fmt.Errorf("evicting pod %s: %w", victim, err)
+				return resultOf(err), fmt.Errorf("evicting pod %s: %w", victim, err)
 			}
 			if !dryRun {
 				e.Recorder.Eventf(apiserver.Reference(victim.Pod), corev1.EventTypeNormal, EventEvicted,
@@ -81,27 +77,42 @@ func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result str
 }
 
 func (e *Evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	if !dryRun {
 		// This comes before the call, because its answer may be lost.
 		e.mu.Lock()
 		e.requested[victim.UID] = e.Clock.Now()
 		e.mu.Unlock()
 	}
-	err := e.API.Evict(ctx, victim, dryRun)
-	if !dryRun {
-		e.Observer.APIWrite("eviction")
-	}
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // The pod is gone, which the watch will show soon; another pod may have its name.
-	}
+	_, err := e.call(ctx, victim, dryRun)
 	if !dryRun && apiserver.OutcomeOf(err) == apiserver.Rejected {
 		e.mu.Lock()
 		delete(e.requested, victim.UID)
 		e.mu.Unlock()
 	}
 	return err
+}
+
+// call makes an eviction call. gone is true if there is no such pod any more, which the watch will show soon; another pod may have its
+// name.
+func (o *Options) call(ctx context.Context, pod gpu.Pod, dryRun bool) (gone bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err = o.API.Evict(ctx, pod, dryRun)
+	if !dryRun {
+		o.Observer.APIWrite("eviction")
+	}
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return true, nil
+	}
+	return false, err
+}
+
+// resultOf returns the result of an eviction that failed, as a label of metrics.
+func resultOf(err error) string {
+	if byBudget(err) {
+		return EvictionRefused
+	}
+	return EvictionFailed
 }
 
 // answered reports whether the error is the API server's answer about this pod, such as a rejection by a budget or a
