@@ -126,22 +126,13 @@ func (f *fairShare) withPlaces(planned func(node string) []gpu.PodUID, withHeld 
 	}
 }
 
-// filter rejects a pod whose turn it isn't. decided is false for other pods.
-func (f *fairShare) filter(pod gpu.Pod, nodes []string) (result FilterResult, decided bool) {
-	if f == nil {
-		return FilterResult{}, false
-	}
-	reason, ok := f.manager.Admit(pod)
-	if ok {
-		return FilterResult{}, false
-	}
-	return FilterResult{Nodes: nodes, Message: reason}, true
-}
-
-// awaitsTurn reports whether it isn't the pod's turn.
+// awaitsTurn reports whether it isn't the pod's turn, so that filter must reject it.
 func (f *fairShare) awaitsTurn(pod gpu.Pod) bool {
-	_, decided := f.filter(pod, nil)
-	return decided
+	if f == nil {
+		return false
+	}
+	_, admitted := f.manager.Admit(pod)
+	return !admitted
 }
 
 // evicts reports whether kube-scheduler and fragmentation eviction may evict other pods for the pod. Priorities count within a tenant

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -63,8 +64,8 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		s.evictor.Passed(pod.UID)
 		return FilterResult{Nodes: nodes, Message: err.Error()}, nil
 	}
-	if result, decided := s.fair.filter(pod, nodes); decided {
-		return result, nil
+	if s.fair.awaitsTurn(pod) {
+		return FilterResult{Nodes: nodes, Message: dispatch.AwaitsTurn}, nil
 	}
 	if result, decided := s.groups.filter(object, nodes); decided {
 		return result, nil
