@@ -274,8 +274,7 @@ func (f *fairShare) run(ctx context.Context) error {
 	}
 }
 
-// tick calls the manager's Tick if this process is the leader, and performs the Effects. led is whether it was at the latest
-// tick; tick returns whether it is now.
+// tick makes a step if this process is the leader. led is whether it was at the latest tick; tick returns whether it is now.
 func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
 	leads = f.leading() == nil && f.ready() == nil
 	switch {
@@ -284,16 +283,25 @@ func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
 	case led && !leads:
 		f.manager.StopLeading()
 	}
-	if !leads {
-		return false
+	if leads {
+		f.reportProblems(ctx)
+		f.manager.Tick(f.clock.Now())
+		f.perform(ctx, f.manager.TakeEffects())
 	}
+	return leads
+}
+
+// reportProblems reports invalid annotations of namespaces.
+func (f *fairShare) reportProblems(ctx context.Context) {
 	f.problems.report(func(name string, problem namespaceProblem) {
 		klog.FromContext(ctx).Error(nil, "Invalid labels or annotations of a namespace for fair sharing: its tenant gets the default values", "namespace", name, "reason", problem.text)
 		f.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: name, UID: types.UID(problem.uid)},
 			corev1.EventTypeWarning, EventFairShareInvalid, "The default value is used: "+problem.text)
 	})
-	f.manager.Tick(f.clock.Now())
-	effects := f.manager.TakeEffects()
+}
+
+// perform performs the effects of a tick. The writes go on in the background; their results are passed to the manager.
+func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 	if effects.Requeue {
 		f.requeue.All("")
 	}
@@ -310,7 +318,6 @@ func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
 			return nil
 		})
 	}
-	return true
 }
 
 // openGate removes the gate of one pod.
