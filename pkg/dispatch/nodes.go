@@ -41,10 +41,9 @@ type eligibleNodes struct {
 	set   map[string]struct{}
 	// freed are those on which resources were freed since the former round.
 	freed []string
-	// preferred are those outside of the avoided regions, as a set too; nil if it makes no difference.
-	preferredNames []string
-	preferred      map[string]struct{}
-	avoided        []int
+	// preferred are those outside of the avoided regions; nil if it makes no difference.
+	preferred []string
+	avoided   []int
 }
 
 func newEligibleNodes(names []string) *eligibleNodes {

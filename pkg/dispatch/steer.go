@@ -32,14 +32,19 @@ func (m *Manager) steer(units [][]*unit) {
 		if len(avoided) == 0 || len(avoided) == len(r.Classes[class]) {
 			continue
 		}
-		nodes.preferred, nodes.preferredNames = map[string]struct{}{}, nil
-		for _, name := range nodes.names {
-			if region, known := r.of[name]; known && !slices.Contains(avoided, region) {
-				nodes.preferred[name] = struct{}{}
-				nodes.preferredNames = append(nodes.preferredNames, name)
-			}
+		nodes.preferred = r.outside(avoided, nodes.names)
+	}
+}
+
+// outside returns those of the nodes that are in other regions.
+func (r *regions) outside(avoided []int, nodes []string) []string {
+	out := []string{}
+	for _, name := range nodes {
+		if region, known := r.of[name]; known && !slices.Contains(avoided, region) {
+			out = append(out, name)
 		}
 	}
+	return out
 }
 
 // within reports whether the class can use fewer regions than the other one, and no others.
@@ -58,14 +63,9 @@ func (m *Manager) preferred(u *unit, requests []ledger.Request) (out []ledger.Re
 			out = slices.Clone(requests)
 		}
 		if len(requests[i].Nodes) == len(nodes.names) { // Pods that are alike share the slice.
-			out[i].Nodes = nodes.preferredNames
-			continue
-		}
-		out[i].Nodes = nil
-		for _, name := range requests[i].Nodes {
-			if _, ok := nodes.preferred[name]; ok {
-				out[i].Nodes = append(out[i].Nodes, name)
-			}
+			out[i].Nodes = nodes.preferred
+		} else {
+			out[i].Nodes = m.regions.outside(nodes.avoided, requests[i].Nodes)
 		}
 	}
 	return out
