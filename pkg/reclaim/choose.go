@@ -83,8 +83,10 @@ type trial struct {
 
 func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
-		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, sets: map[*string]map[string]bool{}, memory: make([]gpu.Memory, len(need.Victims)),
-		tally: NewTally(need.Tenants), allowed: slices.Clone(cluster.Allowed), unitOf: map[int]int{}, moves: map[int]bool{}, rooms: map[int]*room{}, later: map[int]bool{}, stuck: map[mover]bool{}, gained: map[tenantSpot]gpu.Memory{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
+		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, sets: map[*string]map[string]bool{},
+		memory: make([]gpu.Memory, len(need.Victims)), tally: NewTally(need.Tenants), allowed: slices.Clone(cluster.Allowed),
+		unitOf: map[int]int{}, moves: map[int]bool{}, rooms: map[int]*room{}, later: map[int]bool{}, stuck: map[mover]bool{},
+		gained: map[tenantSpot]gpu.Memory{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
 	}
 	for i, v := range need.Victims {
 		t.memory[i] = v.Memory()
@@ -103,6 +105,14 @@ func newTrial(need Need, cluster Cluster) *trial {
 		}
 	}
 	return t
+}
+
+// present returns the node's cards, which the caller must not change.
+func (t *trial) present(node string) []placement.Card {
+	if cards, copied := t.cards[node]; copied {
+		return cards
+	}
+	return t.cluster.Cards[node]
 }
 
 // cardsOf returns the node's cards, which the caller may change.
@@ -209,12 +219,8 @@ func (t *trial) place(unit, i int, node string) bool {
 	if t.freedLater(node) {
 		return false
 	}
-	cards := t.cluster.Cards[node]
-	if changed, copied := t.cards[node]; copied {
-		cards = changed
-	}
 	pod := t.need.Units[unit].Pods[i]
-	where, reason := placement.Place(placement.Expected, cards, pod.Demand())
+	where, reason := placement.Place(placement.Expected, t.present(node), pod.Demand())
 	if reason != placement.Fits || t.cluster.Capacity != nil && !t.cluster.Capacity.Take(node, pod.UID) {
 		return false
 	}

@@ -101,11 +101,7 @@ func (t *trial) placeElsewhere(r *room, demand *gpu.Demand, among func(node stri
 		if !among(node) {
 			continue
 		}
-		cards := t.cluster.Cards[node]
-		if changed, copied := t.cards[node]; copied {
-			cards = changed
-		}
-		if where, reason := placement.Place(placement.Expected, cards, *demand); reason == placement.Fits {
+		if where, reason := placement.Place(placement.Expected, t.present(node), *demand); reason == placement.Fits {
 			change(t.cardsOf(node), where, (*placement.Card).Add)
 			r.places = append(r.places, Place{node, where})
 			return true
