@@ -55,18 +55,14 @@ func (m *Manager) NeedsNoTurn(p gpu.Pod) bool {
 	return m.admissions.free[p.Namespace]
 }
 
-// Admit reports whether filter may place the pod, which asks for GPU memory. If not, it returns AwaitsTurn. It doesn't wait for a Tick in
-// progress.
-func (m *Manager) Admit(p gpu.Pod) (reason string, ok bool) {
+// Admit reports whether filter may place the pod. It doesn't wait for a Tick in progress.
+func (m *Manager) Admit(p gpu.Pod) bool {
 	if m.NeedsNoTurn(p) {
-		return "", true
+		return true
 	}
 	m.admissions.mu.RLock()
 	defer m.admissions.mu.RUnlock()
-	if m.admissions.admitted[p.UID] {
-		return "", true
-	}
-	return AwaitsTurn, false
+	return m.admissions.admitted[p.UID]
 }
 
 // AwaitsTurn is the reason for which filter rejects pods. It must not change while a pod is pending: a change of its condition

@@ -125,7 +125,7 @@ func (c *crowd) step() {
 	c.tick(crowdStep)
 	for _, name := range c.names() {
 		if p := c.pods[name]; p.Node == "" && !p.Gated {
-			if _, ok := c.Admit(p.Pod); ok {
+			if c.Admit(p.Pod) {
 				c.bind(name)
 			}
 		}

@@ -176,8 +176,8 @@ func (f *fixture) tick(pass time.Duration) {
 func (f *fixture) bind(name string) {
 	f.t.Helper()
 	p := f.pods[name]
-	if reason, ok := f.Admit(p.Pod); !ok {
-		f.t.Fatalf("%s is rejected: %s", name, reason)
+	if !f.Admit(p.Pod) {
+		f.t.Fatalf("%s is rejected", name)
 	}
 	node, _, placed := f.ledger.Lookup(p.UID)
 	if !placed {
@@ -192,7 +192,7 @@ func (f *fixture) bind(name string) {
 func (f *fixture) bindAll() {
 	f.t.Helper()
 	for name, p := range f.pods {
-		if _, ok := f.Admit(p.Pod); ok && p.Node == "" && !p.Gated {
+		if f.Admit(p.Pod) && p.Node == "" && !p.Gated {
 			f.bind(name)
 		}
 	}
@@ -210,7 +210,7 @@ func (f *fixture) allocated() map[string]gpu.Memory {
 // admitted returns the names of the unbound pods that filter may place.
 func (f *fixture) admitted() (names []string) {
 	for name, p := range f.pods {
-		if _, ok := f.Admit(p.Pod); ok && p.Node == "" {
+		if f.Admit(p.Pod) && p.Node == "" {
 			names = append(names, name)
 		}
 	}

@@ -57,8 +57,8 @@ func TestAdmitDuringTick(t *testing.T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for name, want := range map[string]bool{"alice/a": true, "bob/b": false} {
-		if _, ok := f.Admit(f.pods[name].Pod); ok != want {
-			t.Errorf("%s: admitted %t, want %t", name, ok, want)
+		if got := f.Admit(f.pods[name].Pod); got != want {
+			t.Errorf("%s: admitted %t, want %t", name, got, want)
 		}
 	}
 }
@@ -81,18 +81,18 @@ func TestAdmit(t *testing.T) {
 	want(t, "charged", map[string]gpu.Memory{"alice": 2, "bob": 0}, f.allocated())
 	f.delete("alice/gated")
 	f.tick(0)
-	if _, ok := f.Admit(f.pods["bob/removed-the-gate"].Pod); !ok || f.requeues != 1 {
-		t.Errorf("after its turn, the pod without a gate is admitted: %v, with %d requeues", ok, f.requeues)
+	if admitted := f.Admit(f.pods["bob/removed-the-gate"].Pod); !admitted || f.requeues != 1 {
+		t.Errorf("after its turn, the pod without a gate is admitted: %v, with %d requeues", admitted, f.requeues)
 	}
 	f.SetNamespace("unknown", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
 	f.delete("bob/removed-the-gate")
 	f.tick(0)
-	if _, ok := f.Admit(f.pods["unknown/pod"].Pod); !ok {
+	if !f.Admit(f.pods["unknown/pod"].Pod) {
 		t.Error("the pod whose namespace was unknown is not granted")
 	}
 	f.StopLeading()
-	if reason, ok := f.Admit(f.pods["unknown/pod"].Pod); ok || reason != AwaitsTurn {
-		t.Errorf("a replica that doesn't lead admits the pod: %v, %q", ok, reason)
+	if f.Admit(f.pods["unknown/pod"].Pod) {
+		t.Error("a replica that doesn't lead admits the pod")
 	}
 }
 
@@ -358,7 +358,7 @@ func TestFaults(t *testing.T) {
 				f.SetNamespace("bob", Namespace{Tenant: []string{"bob", "alice"}[random.IntN(2)], Terms: fairshare.Terms{Weight: 1 + random.Int64N(3)}, Free: random.IntN(5) == 0})
 			case what < 12:
 				if p := f.pods[name]; p.Node == "" && !p.Gated {
-					if _, admitted := f.Admit(p.Pod); admitted {
+					if f.Admit(p.Pod) {
 						if _, fits := f.ledger.AnyFit(p.Pod); fits {
 							f.bind(name)
 						}
@@ -394,7 +394,7 @@ func TestFaults(t *testing.T) {
 			f.tick(20 * time.Second)
 			f.finish()
 			for name, p := range f.pods {
-				if _, ok := f.Admit(p.Pod); ok && p.Node == "" && !p.Gated {
+				if f.Admit(p.Pod) && p.Node == "" && !p.Gated {
 					if _, fits := f.ledger.AnyFit(p.Pod); fits {
 						f.bind(name)
 					}

@@ -128,11 +128,7 @@ func (f *fairShare) withPlaces(planned func(node string) []gpu.PodUID, withHeld 
 
 // awaitsTurn reports whether it isn't the pod's turn, so that filter must reject it.
 func (f *fairShare) awaitsTurn(pod gpu.Pod) bool {
-	if f == nil {
-		return false
-	}
-	_, admitted := f.manager.Admit(pod)
-	return !admitted
+	return f != nil && !f.manager.Admit(pod)
 }
 
 // evicts reports whether kube-scheduler and fragmentation eviction may evict other pods for the pod. Priorities count within a tenant
