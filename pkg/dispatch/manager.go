@@ -352,13 +352,11 @@ func (m *Manager) SetPod(next Pod) {
 	default:
 		m.withdraw(p)
 	}
-	if next.Node == "" && (next.Demand() != p.Demand() || next.Constraints != p.Constraints) {
-		m.dropHold(p.UID)
-		m.endCharge(p) // The place is for what the pod asked for then. Users can change its number of cards, and its node selector while it is gated.
-	}
+	// A place is for what the pod asked for then. Users can change its number of cards, and its node selector while it is gated.
+	asksElse := next.Demand() != p.Demand() || next.Constraints != p.Constraints
 	ran := p.Node != ""
 	p.Pod = next
-	if !p.awaitsBind() {
+	if asksElse || !p.awaitsBind() {
 		m.dropHold(p.UID)
 		m.endCharge(p)
 	}

@@ -233,8 +233,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 
 // movedRecently reports whether the tenant has lost pods that it is to have elsewhere.
 func (m *Manager) movedRecently(tenant string, now time.Time) bool {
-	moved, known := m.reclaims.moved[tenant]
-	return known && now.Sub(moved) < holdLife
+	return now.Sub(m.reclaims.moved[tenant]) < holdLife
 }
 
 func (m *Manager) anyLeaving() bool {
