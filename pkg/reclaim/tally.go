@@ -36,8 +36,8 @@ func (t *Tally) CanMove(v *Victim) bool {
 	if len(v.Spots) == 0 || t.total[v.Tenant].Add(v.Memory()) > s.Excess.Add(s.Moves) {
 		return false
 	}
-	t.Add(v)
-	defer t.Remove(v)
+	t.count(v, 1)
+	defer t.count(v, -1)
 	for _, spot := range v.Spots {
 		if t.spots[tenantSpot{v.Tenant, spot}] > s.Losses[spot] {
 			return false
@@ -49,9 +49,7 @@ func (t *Tally) CanMove(v *Victim) bool {
 // Add counts a victim.
 func (t *Tally) Add(v *Victim) { t.count(v, 1) }
 
-// Remove undoes Add.
-func (t *Tally) Remove(v *Victim) { t.count(v, -1) }
-
+// count adds the victim, times sign.
 func (t *Tally) count(v *Victim, sign gpu.Memory) {
 	t.total[v.Tenant] += sign * v.Memory()
 	for i, spot := range v.Spots {
