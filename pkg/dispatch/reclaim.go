@@ -351,33 +351,41 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	if !ok {
 		return false
 	}
-	served := map[reclaimKind]bool{}
-	for i, s := range plan.Served {
+	held, wrong := m.heldUnits(plan, eligible)
+	if wrong != nil {
+		first := wrong.Pods[0].UID
+		a.kinds = map[gpu.PodUID]reclaimKind{first: a.kinds[first]} // The other units need no pause.
+		return false
+	}
+	for _, kind := range a.kinds {
+		if !slices.ContainsFunc(held, func(h *heldUnit) bool { return h.reclaimKind == kind }) {
+			m.pauseReclaim(kind, a.evicts, now)
+		}
+	}
+	a.held, a.moved, a.allocated = held, moved, map[string]gpu.Memory{}
+	for _, t := range tenants {
+		a.allocated[t.Name] = t.Allocated
+	}
+	m.updateHold()
+	return true
+}
+
+// heldUnits returns the units for which a plan has places. wrong is one that doesn't wait for that any more; nil if all do.
+func (m *Manager) heldUnits(plan reclaim.Plan, eligible map[*unit]bool) (held []*heldUnit, wrong *reclaim.Served) {
+	for i := range plan.Served {
+		s := &plan.Served[i]
 		h := &heldUnit{awaited: s.Awaited}
 		for j, place := range s.Places {
 			h.places = append(h.places, ledger.HeldPlace{UID: s.Pods[j].UID, Node: place.Node, On: place.On, Unit: i + 1})
 		}
 		u := m.unitOf(h)
 		if u == nil || !eligible[u] || !m.unchanged(s) {
-			first := s.Pods[0].UID
-			a.held, a.kinds = nil, map[gpu.PodUID]reclaimKind{first: a.kinds[first]} // The other units need no pause.
-			return false
+			return nil, s
 		}
 		h.reclaimKind = u.reclaimKind()
-		a.held, served[h.reclaimKind] = append(a.held, h), true
+		held = append(held, h)
 	}
-	for _, kind := range a.kinds {
-		if !served[kind] {
-			m.pauseReclaim(kind, a.evicts, now)
-		}
-	}
-	a.allocated = map[string]gpu.Memory{}
-	for _, t := range tenants {
-		a.allocated[t.Name] = t.Allocated
-	}
-	a.moved = moved
-	m.updateHold()
-	return true
+	return held, nil
 }
 
 // evictable reports whether the victims of a plan may still be evicted. It returns the tenants of which pods must
@@ -419,7 +427,7 @@ func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit
 func samePod(a, b gpu.Pod) bool { return a.UID == b.UID }
 
 // unchanged reports whether the pods ask for what they asked for, and can still use the nodes of their places.
-func (m *Manager) unchanged(s reclaim.Served) bool {
+func (m *Manager) unchanged(s *reclaim.Served) bool {
 	for i, served := range s.Pods {
 		p := m.pods[served.UID]
 		if _, eligible := m.nodesFor(p).set[s.Places[i].Node]; !eligible || p.Pod.Pod != served.Pod {
