@@ -11,6 +11,15 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
+// Namespace is what a Manager knows of a namespace.
+type Namespace struct {
+	// Tenant is the tenant to which its pods belong.
+	Tenant string
+	fairshare.Terms
+	// Free is true if its pods take no part in fair sharing.
+	Free bool
+}
+
 // ParseNamespace returns what a namespace's labels and annotations say. label is the key of the label whose value names the tenant;
 // if it is empty, each namespace is a tenant. problem is what is wrong with labels and annotations, for which default values are used;
 // empty if nothing is.
@@ -42,6 +51,63 @@ func ParseNamespace(name string, labels, annotations map[string]string, label st
 	problems = append(problems, unread("annotation", annotations, annotationKeys, "label", labelKeys)...)
 	problems = append(problems, unread("label", labels, append([]string{label}, labelKeys...), "annotation", annotationKeys)...)
 	return ns, strings.Join(problems, "; ")
+}
+
+// SetNamespace adds or updates a namespace.
+func (m *Manager) SetNamespace(name string, next Namespace) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	former, known := m.namespaces[name]
+	if known && former == next {
+		return
+	}
+	m.namespaces[name] = next
+	m.admissions.setFree(name, next.Free)
+	if !known || former.Tenant != next.Tenant || former.Free != next.Free {
+		for _, p := range m.pods {
+			if p.Namespace == name {
+				m.withdraw(p)
+				m.refresh(p)
+				if next.Free && !p.Gated && p.awaitsBind() {
+					m.effects.Requeue = true // Until now filter has rejected it.
+				}
+			}
+		}
+	}
+	m.setTerms(next.Tenant)
+	if known && former.Tenant != next.Tenant {
+		m.setTerms(former.Tenant)
+	}
+	m.changed = true
+}
+
+// RemoveNamespace removes a namespace that was deleted. Its pods are deleted before, but the watch can report that later.
+func (m *Manager) RemoveNamespace(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	former := m.namespaces[name]
+	delete(m.namespaces, name)
+	m.admissions.setFree(name, false)
+	for _, p := range m.pods {
+		if p.Namespace == name {
+			m.withdraw(p)
+		}
+	}
+	m.setTerms(former.Tenant)
+}
+
+// setTerms sets the terms of a tenant: the largest values of its namespaces. A tenant without namespaces is removed.
+func (m *Manager) setTerms(tenant string) {
+	terms, found := fairshare.DefaultTerms, false
+	for _, ns := range m.namespaces {
+		if ns.Tenant == tenant && !ns.Free {
+			found = true
+			terms.Weight, terms.Guaranteed = max(terms.Weight, ns.Weight), max(terms.Guaranteed, ns.Guaranteed)
+		}
+	}
+	if m.queue.SetTerms(tenant, terms); !found {
+		m.queue.Forget(tenant)
+	}
 }
 
 // labelKeys and annotationKeys are what ParseNamespace reads.

@@ -1,6 +1,9 @@
 package dispatch
 
-import "sync"
+import (
+	"sync"
+	"unique"
+)
 
 const (
 	// maxFreed is the number of nodes from which on pods are tried on all nodes.
@@ -62,4 +65,18 @@ func (e *eligibleNodes) setFreed(names []string) {
 			e.freed = append(e.freed, name)
 		}
 	}
+}
+
+// nodesFor returns the eligible nodes of the pod.
+func (m *Manager) nodesFor(p *pod) *eligibleNodes { return m.eligibleFor(p.Constraints) }
+
+// eligibleFor returns the eligible nodes of pods with the constraints.
+func (m *Manager) eligibleFor(constraints unique.Handle[string]) *eligibleNodes {
+	nodes, known := m.eligible[constraints]
+	if !known {
+		m.effort += constraintsEffort
+		nodes = newEligibleNodes(m.EligibleNodes(constraints))
+		m.eligible[constraints] = nodes
+	}
+	return nodes
 }

@@ -1,0 +1,99 @@
+package dispatch
+
+import (
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+const (
+	// chargeLife is how long a pod that isn't bound keeps its charge and its place: much longer than kube-scheduler takes for a
+	// new pod, and longer than its longest back-off by default (podMaxBackoffSeconds).
+	chargeLife = 30 * time.Second
+	// provisionLife is how long a pod that was granted for an autoscaler keeps its charge without a place: longer than
+	// cluster-autoscaler waits for a node (max-node-provision-time).
+	provisionLife = 20 * time.Minute
+	// extension is how long a charge goes on if the pod is about to be bound when it ends.
+	extension = 5 * time.Second
+	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
+	minPause, maxPause = 10 * time.Second, 10 * time.Minute
+)
+
+// chargeState is whether a pod has a charge.
+//
+//	uncharged → placed     the pod is granted with a place
+//	uncharged → unplaced   the pod is granted for an autoscaler, while no node has room
+//	unplaced  → placed     a node was added, and has room
+//	any       → uncharged  the pod is bound, ended or changed, it was not bound in time, or the term ends
+type chargeState int
+
+const (
+	uncharged chargeState = iota
+	unplaced
+	placed // Or it was, and has given up its place: see GiveUpPlace.
+)
+
+// charged reports whether the pod was granted and isn't bound yet.
+func (p *pod) charged() bool { return p.charge != uncharged }
+
+// grant charges the pods of a unit, whose places are in their order. Without places they get them later, see placeProvisioned.
+func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
+	m.removeUnit(u)
+	for i, p := range u.pods {
+		if p.charge, p.expires = unplaced, now.Add(provisionLife); places != nil {
+			m.place(p, places[i], now)
+		}
+		m.leaveGroup(p)
+		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
+		m.charged[p.UID] = p
+		m.admissions.update(p)
+		if p.Gated && p.gate != gateOpened {
+			m.gated[p.UID] = p
+		} else {
+			m.effects.Requeue = true
+		}
+		m.Observer.PodGranted(max(now.Sub(p.Created), 0)) // The API server's clock can be ahead.
+	}
+}
+
+// place records the place of a granted pod.
+func (m *Manager) place(p *pod, where ledger.Reservation, now time.Time) {
+	p.charge, p.expires = placed, now.Add(chargeLife)
+	if !where.Existing {
+		m.places.add(p.UID, where.Node)
+	}
+}
+
+// expire ends the charges of pods that were not bound in time.
+func (m *Manager) expire(now time.Time) {
+	for _, p := range m.charged {
+		if now.Before(p.expires) {
+			continue
+		}
+		m.GiveUpPlace(p.UID)
+		if _, _, held := m.Ledger.Lookup(p.UID); held { // A bind is in flight, or the plan of a group has the place.
+			p.expires = now.Add(extension)
+			continue
+		}
+		p.notBefore = now.Add(min(minPause<<min(p.failures, 10), maxPause))
+		p.failures++
+		m.endCharge(p)
+		m.Observer.ChargeExpired()
+		m.refresh(p)
+	}
+}
+
+// endCharge ends the pod's charge and releases its place, unless a bind has it. It does nothing for a pod without a charge.
+func (m *Manager) endCharge(p *pod) {
+	if !p.charged() {
+		return
+	}
+	p.charge, p.expires = uncharged, time.Time{}
+	delete(m.charged, p.UID)
+	m.admissions.update(p)
+	if p.Node == "" {
+		m.GiveUpPlace(p.UID)
+	} else {
+		m.places.remove(p.UID) // The bound allocation has replaced it.
+	}
+}

@@ -1,0 +1,75 @@
+package dispatch
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// gateState is how far this process is with opening a gate. That the gate is gone is known from the watch alone (Pod.Gated).
+//
+//	closed  → opening  openGates requests the write
+//	opening → opened   the write was made
+//	opening → closed   the write failed
+//	any     → closed   the term ends: another leader opens it
+type gateState int
+
+const (
+	gateClosed gateState = iota
+	gateOpening
+	gateOpened
+)
+
+// gateRetry is the pause between two attempts to open a gate.
+const gateRetry = time.Second
+
+// MaxOpening limits the writes in flight that open gates.
+const MaxOpening = 64
+
+// openGates requests the writes that open the gates of granted pods, and of pods that need no turn.
+func (m *Manager) openGates(now time.Time) {
+	var due []*pod
+	inFlight := 0
+	for _, p := range m.gated {
+		switch {
+		case p.gate == gateOpening:
+			inFlight++
+		case !now.Before(p.gateRetry):
+			due = append(due, p)
+		}
+	}
+	// Granted pods hold memory, so they go first.
+	slices.SortFunc(due, func(a, b *pod) int {
+		return cmp.Or(a.expiry(now).Compare(b.expiry(now)), cmp.Compare(a.UID, b.UID))
+	})
+	for _, p := range due[:min(len(due), max(MaxOpening-inFlight, 0))] {
+		p.gate = gateOpening
+		m.effects.Open = append(m.effects.Open, p.Pod.Pod)
+	}
+}
+
+// expiry returns when the pod's charge ends; a late time if there is none.
+func (p *pod) expiry(now time.Time) time.Time {
+	if p.expires.IsZero() {
+		return now.Add(time.Hour)
+	}
+	return p.expires
+}
+
+// GateOpened records whether the gate of a pod was opened. If not, it is tried again as long as the pod is to have none.
+func (m *Manager) GateOpened(uid gpu.PodUID, opened bool, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[uid]
+	if p == nil {
+		return
+	}
+	if opened {
+		p.gate = gateOpened
+		delete(m.gated, uid)
+	} else {
+		p.gate, p.gateRetry = gateClosed, now.Add(gateRetry)
+	}
+}

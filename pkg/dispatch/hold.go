@@ -1,0 +1,266 @@
+package dispatch
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reclaim"
+)
+
+// heldUnit is a unit for which places are held until its victims are gone.
+type heldUnit struct {
+	reclaimKind
+	places []ledger.HeldPlace
+	// awaited are the victims on its nodes.
+	awaited []gpu.PodUID
+	// evicted is when the evictions were made, freed when the last of them was gone.
+	evicted, freed time.Time
+}
+
+// Hold holds the places of a plan for an attempt, before anything is evicted. It reports whether the plan is still right: the units
+// still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their tenants are
+// above their share, and their groups have the same members.
+func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := m.reclaims.attempt
+	if !m.leading || a == nil || a.number != attempt || a.held != nil {
+		return false
+	}
+	tenants, units := m.standings()
+	eligible := unitsOf(m.starving(tenants, units, now))
+	moved, ok := m.evictable(plan, tenants, units, now)
+	if !ok {
+		return false
+	}
+	held, wrong := m.heldUnits(plan, eligible)
+	if wrong != nil {
+		first := wrong.Pods[0].UID
+		a.kinds = map[gpu.PodUID]reclaimKind{first: a.kinds[first]} // The other units need no pause.
+		return false
+	}
+	for _, kind := range a.kinds {
+		if !slices.ContainsFunc(held, func(h *heldUnit) bool { return h.reclaimKind == kind }) {
+			m.pauseReclaim(kind, a.evicts, now)
+		}
+	}
+	a.held, a.moved, a.allocated = held, moved, map[string]gpu.Memory{}
+	for _, t := range tenants {
+		a.allocated[t.Name] = t.Allocated
+	}
+	m.updateHold()
+	return true
+}
+
+// heldUnits returns the units for which a plan has places. wrong is one that doesn't wait for that any more; nil if all do.
+func (m *Manager) heldUnits(plan reclaim.Plan, eligible map[*unit]bool) (held []*heldUnit, wrong *reclaim.Served) {
+	for i := range plan.Served {
+		s := &plan.Served[i]
+		h := &heldUnit{awaited: s.Awaited}
+		for j, place := range s.Places {
+			h.places = append(h.places, ledger.HeldPlace{UID: s.Pods[j].UID, Node: place.Node, On: place.On, Unit: i + 1})
+		}
+		u := m.unitOf(h)
+		if u == nil || !eligible[u] || !m.unchanged(s) {
+			return nil, s
+		}
+		h.reclaimKind = u.reclaimKind()
+		held = append(held, h)
+	}
+	return held, nil
+}
+
+// evictable reports whether the victims of a plan may still be evicted. It returns the tenants of which pods must
+// move.
+func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit, now time.Time) (moved map[string]bool, ok bool) {
+	if len(plan.Victims) == 0 {
+		return nil, true
+	}
+	moved = map[string]bool{}
+	standings, candidates := m.excess(tenants), m.candidates(now)
+	m.findMoves(standings, tenants, units, candidates)
+	present := map[gpu.PodUID]reclaim.Victim{}
+	for _, c := range candidates {
+		present[c.Pods[0].UID] = c.Victim
+	}
+	tally := reclaim.NewTally(standings)
+	for _, moves := range []bool{false, true} { // In the order in which the plan was made.
+		for _, e := range plan.Victims {
+			v := present[e.Pods[0].UID]
+			switch {
+			case e.Moves != moves:
+				continue
+			case v.Tenant != e.Tenant || !slices.EqualFunc(v.Pods, e.Pods, samePod):
+				return nil, false
+			case tally.WithinExcess(&v):
+			case moves && tally.CanMove(&v):
+				moved[v.Tenant] = true
+			default:
+				return nil, false
+			}
+			tally.Add(&v)
+		}
+	}
+	return moved, true
+}
+
+// samePod reports whether the pods are the same one. Users can change the label with the number of cards of a running pod, which means
+// nothing then.
+func samePod(a, b gpu.Pod) bool { return a.UID == b.UID }
+
+// unchanged reports whether the pods ask for what they asked for, and can still use the nodes of their places.
+func (m *Manager) unchanged(s *reclaim.Served) bool {
+	for i, served := range s.Pods {
+		p := m.pods[served.UID]
+		if _, eligible := m.nodesFor(p).set[s.Places[i].Node]; !eligible || p.Pod.Pod != served.Pod {
+			return false
+		}
+	}
+	return true
+}
+
+// unitOf returns the unit for which the places are held, if it still waits and has the same pods; else nil.
+func (m *Manager) unitOf(h *heldUnit) *unit {
+	var u *unit
+	for _, place := range h.places {
+		p := m.pods[place.UID]
+		if p == nil || p.unit == nil || u != nil && p.unit != u {
+			return nil
+		}
+		u = p.unit
+	}
+	if len(u.pods) != len(h.places) {
+		return nil
+	}
+	return u
+}
+
+// updateHold makes the ledger hold the places of the attempt's units. What they need besides GPU memory counts as taken too.
+func (m *Manager) updateHold() {
+	a := m.reclaims.attempt
+	var places []ledger.HeldPlace
+	former := m.reclaims.charged
+	for name, amount := range former {
+		m.queue.Release(name, amount)
+	}
+	m.reclaims.charged = map[string]gpu.Memory{}
+	for _, h := range a.held {
+		places = append(places, h.places...)
+		for _, place := range h.places {
+			m.reclaims.charged[h.tenant] = m.reclaims.charged[h.tenant].Add(place.On.Total())
+		}
+	}
+	for name, amount := range m.reclaims.charged {
+		m.queue.Charge(name, amount)
+	}
+	for name := range former {
+		m.setTerms(name) // Its namespaces may be gone.
+	}
+	a.pods = make(map[gpu.PodUID]bool, len(places))
+	for _, place := range places {
+		a.pods[place.UID] = true
+	}
+	m.places.hold(places)
+	m.Ledger.Hold(places, m.PriorityCutoff-1)
+}
+
+// grantHeld grants the units for which there is room now at their held places.
+func (m *Manager) grantHeld(now time.Time) {
+	a := m.reclaims.attempt
+	if a == nil || a.working {
+		return
+	}
+	capacity := m.capacity(false) // The plan has counted what all of them need.
+	m.endHolds(func(h *heldUnit) bool { return m.grantUnit(h, capacity, now) })
+}
+
+// grantUnit grants a unit at its held places, if there is room.
+func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time) (granted bool) {
+	u := m.unitOf(h)
+	if u == nil {
+		return false
+	}
+	nodeOf := map[gpu.PodUID]string{}
+	for _, place := range h.places {
+		nodeOf[place.UID] = place.Node
+	}
+	requests := make([]ledger.Request, len(u.pods))
+	for i, p := range u.pods {
+		node := nodeOf[p.UID]
+		if _, eligible := m.nodesFor(p).set[node]; !eligible {
+			return false
+		}
+		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: []string{node}}
+	}
+	places, _ := m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+	if places == nil {
+		return false
+	}
+	m.queue.Charge(u.item.Tenant, u.item.Memory)
+	m.grant(u, places, now)
+	delete(m.reclaims.pauses, h.reclaimKind)
+	return true
+}
+
+// makesRoom reports whether pods were evicted for the unit and its places are held.
+func (m *Manager) makesRoom(u *unit) bool {
+	a := m.reclaims.attempt
+	return a != nil && a.pods[u.pods[0].UID]
+}
+
+// endHolds ends what the attempt holds for the units for which ends returns true, and the attempt if that was all.
+func (m *Manager) endHolds(ends func(*heldUnit) bool) {
+	a := m.reclaims.attempt
+	before := len(a.held)
+	if a.held = slices.DeleteFunc(a.held, ends); len(a.held) < before {
+		m.updateHold()
+	}
+	if len(a.held) == 0 && !a.working {
+		m.reclaims.attempt = nil
+	}
+}
+
+// endFailedHolds ends what is held for units that don't wait any more or whose tenants are not below their share, and for those whose
+// victims don't end in time or didn't help.
+func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
+	a := m.reclaims.attempt
+	if a == nil || a.working {
+		return
+	}
+	eligible := unitsOf(starving)
+	m.endHolds(func(h *heldUnit) bool {
+		if u := m.unitOf(h); u == nil || !eligible[u] {
+			return true
+		}
+		if h.freed.IsZero() && !slices.ContainsFunc(h.awaited, m.holdsMemory) {
+			h.freed = now
+		}
+		stays := now.Sub(h.evicted) >= evictionLag && slices.ContainsFunc(h.awaited, m.stays)
+		failed := stays || now.Sub(h.evicted) >= holdLife || !h.freed.IsZero() && now.Sub(h.freed) >= freedLife
+		if failed {
+			m.pauseReclaim(h.reclaimKind, a.evicts, now)
+			m.Observer.ReclaimFailed()
+		}
+		return failed
+	})
+}
+
+// dropHold ends what is held for a unit of which the pod is part, if there is anything.
+func (m *Manager) dropHold(uid gpu.PodUID) {
+	if m.reclaims.attempt != nil {
+		m.endHolds(func(h *heldUnit) bool {
+			return slices.ContainsFunc(h.places, func(p ledger.HeldPlace) bool { return p.UID == uid })
+		})
+	}
+}
+
+// holdsMemory reports whether the pod is bound and hasn't ended.
+func (m *Manager) holdsMemory(uid gpu.PodUID) bool {
+	p := m.pods[uid]
+	return p != nil && p.Node != "" && !p.Ended
+}
+
+// stays reports whether the pod is bound and isn't being deleted.
+func (m *Manager) stays(uid gpu.PodUID) bool { return m.holdsMemory(uid) && !m.pods[uid].Leaving }

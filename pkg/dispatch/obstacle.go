@@ -1,0 +1,55 @@
+package dispatch
+
+// Obstacle is why a unit isn't granted.
+type Obstacle int
+
+// The obstacles.
+const (
+	// Untried means that nothing is known yet.
+	Untried Obstacle = iota
+	// NoRoom means that it fits nowhere now.
+	NoRoom
+	// NeverFits means that it wouldn't fit even if all cards were free. It is no demand.
+	NeverFits
+	// Paused means that an earlier charge ended without a bind. It is no demand.
+	Paused
+	// Behind means that it waits for a pod of its own tenant that was overtaken for too long.
+	Behind
+	// MakingRoom means that it has no room yet, and pods of other tenants are evicted for it.
+	MakingRoom
+	// Incomplete means that too few members of its group exist.
+	Incomplete
+)
+
+// String returns the obstacle in words, as a part of a sentence about the pod; empty if nothing is known.
+func (o Obstacle) String() string {
+	switch o {
+	case NoRoom:
+		return "no card has room for it now"
+	case MakingRoom:
+		return "pods of other tenants are evicted for it"
+	case NeverFits:
+		return "no node that it can use is large enough for it"
+	case Paused:
+		return "it was not scheduled after its last turn, and gets the next one after a pause"
+	case Behind:
+		return "it waits for an older pod of its tenant that smaller ones have overtaken for long"
+	}
+	return ""
+}
+
+// infeasible reports whether a unit with this obstacle is no demand.
+func (o Obstacle) infeasible() bool { return o == NeverFits || o == Paused }
+
+// obstacle returns why the unit was not granted in the latest round.
+func (m *Manager) obstacle(u *unit) Obstacle {
+	switch {
+	case u.paused:
+		return Paused
+	case u.kind.obstacle == NeverFits:
+		return NeverFits
+	case m.holding[u.item.Tenant] != nil && m.holding[u.item.Tenant] != u:
+		return Behind
+	}
+	return u.kind.obstacle
+}

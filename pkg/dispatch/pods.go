@@ -1,0 +1,153 @@
+package dispatch
+
+import (
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Pod is a pod that asks for GPU memory, or has the gate.
+type Pod struct {
+	gpu.Pod
+	Created time.Time
+	// Node is the node that the pod is bound to; empty if it isn't bound.
+	Node string
+	// Bound is when it was bound, according to the extender that did it; zero if that is unknown.
+	Bound time.Time
+	Ended bool
+	// Gated is true if the pod has the gate of fair shares, GatedOtherwise if it has others.
+	Gated, GatedOtherwise bool
+	// Group is the pod's group; zero if it has none.
+	Group gang.Key
+	// Constraints are equal for pods that can use the same nodes, Likeness for those that differ at most in the amount of GPU memory
+	// and so fit the same free resources otherwise. A bound pod has no Likeness, and keeps its Constraints. Pods without Constraints
+	// can use all nodes.
+	Constraints, Likeness unique.Handle[string]
+}
+
+// awaitsBind reports whether the pod could still be bound.
+func (p *Pod) awaitsBind() bool { return p.Node == "" && !p.Ended && !p.Leaving }
+
+// pod is a Pod with the state that a Manager keeps of it.
+type pod struct {
+	Pod
+	// counted is the amount that the queue counts for the pod, as memory of countedFor.
+	counted    gpu.Memory
+	countedFor string
+	// unit is the unit in which the pod waits; nil if it doesn't.
+	unit *unit
+	// charge is whether the pod was granted and isn't bound yet, and expires when that ends.
+	charge  chargeState
+	expires time.Time
+	// started is when the pod was bound, see startedAt.
+	started time.Time
+	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
+	failures  int
+	notBefore time.Time
+	// gate is how far this process is with opening the pod's gate. It is not tried again before gateRetry.
+	gate      gateState
+	gateRetry time.Time
+}
+
+// maxRequest bounds what is counted for a pod, so that sums over pods are exact: a user can bind a pod with any request to a node by
+// spec.nodeName. More fits no card.
+const maxRequest = fairshare.MaxGuaranteed
+
+// SetPod adds or updates a pod, as the watch reports it.
+func (m *Manager) SetPod(next Pod) {
+	next.Request = min(next.Request, maxRequest)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[next.UID]
+	switch {
+	case p == nil:
+		p = &pod{}
+		m.pods[next.UID] = p
+	case p.Pod == next:
+		return // Something else changed, such as a condition.
+	default:
+		m.withdraw(p)
+	}
+	// A place is for what the pod asked for then. Users can change its number of cards, and its node selector while it is gated.
+	asksElse := next.Demand() != p.Demand() || next.Constraints != p.Constraints
+	ran := p.Node != ""
+	p.Pod = next
+	if asksElse || !p.awaitsBind() {
+		m.dropHold(p.UID)
+		m.endCharge(p)
+	}
+	if p.Node != "" && !ran { // Otherwise startedAt finds it out.
+		p.started = m.now
+	}
+	m.admissions.update(p)
+	m.refresh(p)
+}
+
+// RemovePod removes a pod that was deleted. It does nothing for other pods.
+func (m *Manager) RemovePod(uid gpu.PodUID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[uid]
+	if p == nil {
+		return
+	}
+	m.withdraw(p)
+	m.dropHold(uid)
+	m.endCharge(p)
+	tenant := p.countedFor
+	m.count(p, 0)
+	delete(m.gated, uid)
+	delete(m.pods, uid)
+	m.admissions.remove(uid)
+	if _, known := m.namespaces[p.Namespace]; !known {
+		m.setTerms(tenant) // The last pod of a namespace that is gone already.
+	}
+	m.changed = true
+}
+
+// refresh does what follows from the state of a pod that waits in no unit.
+func (m *Manager) refresh(p *pod) {
+	amount := gpu.Memory(0)
+	if p.Node != "" && !p.Ended || p.charged() {
+		amount = p.Request
+	}
+	m.count(p, amount)
+	delete(m.gated, p.UID)
+	if p.Gated && p.gate != gateOpened && p.awaitsBind() && (p.charged() || m.NeedsNoTurn(p.Pod.Pod)) {
+		m.gated[p.UID] = p
+	}
+	if m.waits(p) {
+		m.enlist(p)
+	}
+	m.changed = true
+}
+
+// waits reports whether the pod waits for its turn.
+func (m *Manager) waits(p *pod) bool {
+	_, known := m.namespaces[p.Namespace]
+	return known && p.awaitsBind() && !p.charged() && !p.GatedOtherwise && !m.NeedsNoTurn(p.Pod.Pod)
+}
+
+// count makes the queue count the amount for the pod, as memory of its present tenant, which is the last one if its namespace is
+// gone already.
+func (m *Manager) count(p *pod, amount gpu.Memory) {
+	ns, known := m.namespaces[p.Namespace]
+	if !known && p.counted > 0 {
+		ns.Tenant = p.countedFor
+	}
+	if ns.Free {
+		amount = 0
+	}
+	if p.counted == amount && (amount == 0 || p.countedFor == ns.Tenant) {
+		return
+	}
+	if p.counted > 0 {
+		m.queue.Release(p.countedFor, p.counted)
+	}
+	if p.counted, p.countedFor = amount, ns.Tenant; amount > 0 {
+		m.queue.Charge(ns.Tenant, amount)
+	}
+}

@@ -1,0 +1,69 @@
+package dispatch
+
+import (
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// try reserves places for the pods of a unit. It returns nil if they don't fit now.
+func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Reservation) {
+	if !u.kind.hasNoRoom(m.rounds) {
+		places = m.reserve(u, capacity, now)
+	}
+	if places != nil {
+		return places
+	}
+	u.kind.fail(m.rounds)
+	if u.kind.obstacle == Untried {
+		if u.kind.obstacle = NoRoom; !m.everFits(u) {
+			u.kind.obstacle = NeverFits
+		}
+	}
+	return nil
+}
+
+// reserve reserves places for the pods of a unit on all nodes, or on those on which something was freed if the unit had no room before.
+// It returns nil if they don't fit now.
+func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Reservation) {
+	hadNoRoom := u.kind.obstacle != Untried
+	if hadNoRoom && !m.freedAny {
+		return nil
+	}
+	if !hadNoRoom {
+		m.effort++
+	}
+	if requests := m.requests(u, hadNoRoom); requests != nil {
+		if preferred := m.preferred(u, requests); preferred != nil {
+			places, _ = m.Ledger.ReserveAll(preferred, nil, m.viewAt(now), capacity, now)
+		}
+		if places == nil {
+			places, _ = m.Ledger.ReserveAll(requests, nil, m.viewAt(now), capacity, now)
+		}
+	}
+	return places
+}
+
+// requests returns what the ledger must place. If the unit had no room before, only nodes on which something was freed can have
+// room now; it returns nil if there is none. Of several pods, some may fit where nothing was freed.
+func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
+	requests, freed := make([]ledger.Request, len(u.pods)), false
+	for i, p := range u.pods {
+		nodes := m.nodesFor(p)
+		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: nodes.names}
+		if freed = freed || len(nodes.freed) > 0; hadNoRoom && len(u.pods) == 1 {
+			requests[i].Nodes = nodes.freed
+		}
+	}
+	if hadNoRoom && !freed {
+		return nil
+	}
+	return requests
+}
+
+// viewAt returns the view for granted pods. They avoid memory that a pod is about to get from filter, which would be rejected at its bind.
+func (m *Manager) viewAt(now time.Time) ledger.View {
+	view := m.View
+	view.TentativeAt = now
+	return view
+}

@@ -1,0 +1,79 @@
+package dispatch
+
+import (
+	"slices"
+	"time"
+)
+
+// starvingTenant is a tenant below its share.
+type starvingTenant struct {
+	Tenant
+	// units are those with which it would still have no more than its share. A tenant that has nothing gets its first one in any case.
+	units []*unit
+}
+
+// starving returns the tenants that are below their share although something of theirs could run, in the order of their turns.
+func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (out []starvingTenant) {
+	below := map[string]time.Time{}
+	for i, t := range tenants {
+		s := starvingTenant{Tenant: t}
+		m.addStarving(&s, units[i], true, now)
+		m.addStarving(&s, units[i], false, now)
+		if len(s.units) > 0 {
+			below[t.Name] = now
+			if since, known := m.reclaims.below[t.Name]; known {
+				below[t.Name] = since
+			}
+			out = append(out, s)
+		}
+	}
+	m.reclaims.below = below
+	return out
+}
+
+// addStarving adds the units that fit into the tenant's share and lack only memory: those for which places are held if held is true,
+// else the others. For held ones, what the tenant got since the places were held doesn't count against the share. Otherwise a hold
+// would end although pods were evicted for it.
+func (m *Manager) addStarving(s *starvingTenant, units []*unit, held bool, now time.Time) {
+	allocated := s.Allocated
+	if held && m.reclaims.attempt != nil {
+		allocated = min(allocated, m.reclaims.attempt.allocated[s.Name])
+	}
+	for _, u := range s.units {
+		allocated = allocated.Add(u.item.Memory)
+	}
+	for _, u := range units {
+		first, left := allocated == 0, s.Share.Sub(allocated)
+		if m.makesRoom(u) != held || left == 0 || !m.reclaimable(u, now) || u.item.Memory > left && !first {
+			continue
+		}
+		s.units, allocated = append(s.units, u), allocated.Add(u.item.Memory)
+	}
+}
+
+// reclaimable reports whether nothing but memory seems to keep the unit from running. One that was not bound after an earlier turn
+// counts only much later: others would be evicted for it again and again.
+func (m *Manager) reclaimable(u *unit, now time.Time) bool {
+	if o := m.obstacle(u); o == NeverFits || o == Paused {
+		return false
+	}
+	return !slices.ContainsFunc(u.pods, func(p *pod) bool {
+		return p.failures > 0 && now.Sub(p.notBefore) < m.ReclaimAfter<<min(p.failures, maxDelays)
+	})
+}
+
+// movedRecently reports whether the tenant has lost pods that it is to have elsewhere.
+func (m *Manager) movedRecently(tenant string, now time.Time) bool {
+	return now.Sub(m.reclaims.moved[tenant]) < holdLife
+}
+
+// unitsOf returns the tenants' units.
+func unitsOf(starving []starvingTenant) map[*unit]bool {
+	out := map[*unit]bool{}
+	for _, s := range starving {
+		for _, u := range s.units {
+			out[u] = true
+		}
+	}
+	return out
+}

@@ -1,0 +1,150 @@
+package dispatch
+
+import (
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+const (
+	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
+	// and some dozens in a large one: more would lose their charges before their turn comes there.
+	maxOpen = 256
+	// sharedOpen of these are for tenants with less than ownOpen each: pods that are never bound, such as those whose volume doesn't exist,
+	// must not take all turns.
+	sharedOpen, ownOpen = maxOpen / 2, maxOpen / 16
+	// patience is how long a tenant's later pods may overtake one that doesn't fit. Then they wait for it, for maxWait at most.
+	// If it still has no room then, patience doubles, maxDoublings times at most.
+	patience, maxWait = time.Minute, 10 * time.Minute
+	maxDoublings      = 5
+)
+
+// grantInOrder offers the units in the order of the queue until too many pods are open or the effort is used up.
+func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
+	clear(m.holding)
+	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}}
+	r := m.queue.Round()
+	item, more := r.Next()
+	for ; more && t.open.total < maxOpen && m.effort < maxEffort; item, more = r.Next() {
+		u := item.Value.(*unit)
+		switch places, leave := t.offer(u); {
+		case places != nil:
+			r.Grant()
+			t.grant(u, places)
+		case leave:
+			r.Leave()
+		default:
+			r.Pass()
+		}
+	}
+	m.incomplete = t.cut || more && m.effort >= maxEffort
+}
+
+// turns is the state of grantInOrder.
+type turns struct {
+	*Manager
+	capacity ledger.Capacity
+	now      time.Time
+	open     *openPods
+	tenants  map[string]*tenantTurns
+	// latest is the tenant of the latest unit: there can be thousands of units of one tenant, one after the other.
+	latest *tenantTurns
+	// cut is true if a tenant has used up its effort.
+	cut bool
+}
+
+// tenantTurns is what grantInOrder knows of a tenant.
+type tenantTurns struct {
+	name string
+	// head is the first unit that has no room; nil if there is none so far.
+	head   *unit
+	effort int
+}
+
+func (t *turns) of(tenant string) *tenantTurns {
+	if t.latest == nil || t.latest.name != tenant {
+		if t.latest = t.tenants[tenant]; t.latest == nil {
+			t.latest = &tenantTurns{name: tenant}
+			t.tenants[tenant] = t.latest
+		}
+	}
+	return t.latest
+}
+
+// offer reserves places for the pods of a unit, if there is room. leave is true if the tenant's later units don't get their turn in this
+// round.
+func (t *turns) offer(u *unit) (places []ledger.Reservation, leave bool) {
+	own := t.of(u.item.Tenant)
+	switch {
+	case !t.open.mayGrant(u.item.Tenant):
+		return nil, true
+	case u.paused || own.head != nil && u.kind.obstacle != Untried && u.kind.hasNoRoom(t.rounds):
+		return nil, false // There can be thousands of these.
+	case own.effort >= ownEffort:
+		t.cut = true
+		return nil, true
+	}
+	before := t.effort
+	places = t.try(u, t.capacity, t.now)
+	own.effort += t.effort - before
+	if places == nil && own.head == nil && u.kind.obstacle == NoRoom {
+		own.head = u
+		if t.holdsOthers(u, t.now) {
+			t.holding[u.item.Tenant] = u
+			return nil, true
+		}
+	}
+	return places, false
+}
+
+// grant grants a unit, and notes that it has overtaken the tenant's first one without room.
+func (t *turns) grant(u *unit, places []ledger.Reservation) {
+	t.Manager.grant(u, places, t.now)
+	t.open.add(u.item.Tenant, len(u.pods))
+	if head := t.of(u.item.Tenant).head; head != nil && head.overtaken.IsZero() {
+		head.overtaken = t.now
+	}
+}
+
+// holdsOthers reports whether the tenant's later units wait for this one, which has no room. Each time that this hasn't helped they
+// overtake it for longer: perhaps there will never be room, for its CPU for example.
+func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
+	patience := patience << min(u.waits, maxDoublings)
+	if u.overtaken.IsZero() || now.Sub(u.overtaken) < patience {
+		return false
+	}
+	if now.Sub(u.overtaken) >= patience+maxWait {
+		u.overtaken = time.Time{} // It begins again with the next unit that overtakes it.
+		u.waits++
+		return false
+	}
+	return true
+}
+
+// openPods counts the granted pods with a place that aren't bound yet.
+type openPods struct {
+	byTenant map[string]int
+	// total counts sharedOpen of a tenant at most: a large group exceeds that, and must not take the turns of others.
+	total int
+}
+
+func (o *openPods) add(tenant string, pods int) {
+	former := o.byTenant[tenant]
+	o.byTenant[tenant] = former + pods
+	o.total += min(former+pods, sharedOpen) - min(former, sharedOpen)
+}
+
+// mayGrant reports whether more pods of the tenant may be granted.
+func (o *openPods) mayGrant(tenant string) bool {
+	return o.total < maxOpen-sharedOpen || o.byTenant[tenant] < ownOpen
+}
+
+func (m *Manager) openPods() *openPods {
+	open := &openPods{byTenant: map[string]int{}}
+	for _, p := range m.charged {
+		if p.charge == placed {
+			open.add(p.countedFor, 1)
+		}
+	}
+	return open
+}

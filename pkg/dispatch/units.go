@@ -1,0 +1,160 @@
+package dispatch
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// unit is what is granted at once: a pod, or the members of a group that must be bound together.
+type unit struct {
+	item fairshare.Item
+	kind *kind
+	// pods are ordered: the largest first, since they have the least choice.
+	pods []*pod
+	// notBefore is the time before which it must not be granted.
+	notBefore time.Time
+	// paused is true if the latest round passed it over because of notBefore.
+	paused bool
+	// overtaken is when a later unit of the tenant was first granted although this one, the first, had no room; zero if none was.
+	overtaken time.Time
+	// waits counts the times that later units have waited for this one and it got no room.
+	waits int
+}
+
+// has reports whether the unit consists of these pods.
+func (u *unit) has(pods []*pod) bool {
+	return len(u.pods) == len(pods) && !slices.ContainsFunc(pods, func(p *pod) bool { return p.unit != u })
+}
+
+// enlist adds a pod that waits to its unit.
+func (m *Manager) enlist(p *pod) {
+	if p.Group == (gang.Key{}) {
+		m.addUnit(p.unitID(), []*pod{p})
+		return
+	}
+	if m.members[p.Group] == nil {
+		m.members[p.Group] = map[gpu.PodUID]*pod{}
+	}
+	m.members[p.Group][p.UID] = p
+}
+
+// unitID returns the ID of the unit that consists of this pod. It orders pods that were created in the same second by name.
+func (p *pod) unitID() string { return "pod " + p.String() + " " + string(p.UID) }
+
+// groupID returns the ID of the unit of a group. A native group and another one can have the same name.
+func groupID(key gang.Key) string {
+	if key.Native {
+		return "native group " + key.String()
+	}
+	return "group " + key.String()
+}
+
+// withdraw removes a pod from its unit. The other pods of the unit wait until the next round makes a new one.
+func (m *Manager) withdraw(p *pod) {
+	m.leaveGroup(p)
+	if p.unit != nil {
+		m.removeUnit(p.unit)
+	}
+}
+
+// leaveGroup removes a pod from those that wait in groups.
+func (m *Manager) leaveGroup(p *pod) {
+	if waiting := m.members[p.Group]; waiting != nil {
+		if delete(waiting, p.UID); len(waiting) == 0 {
+			delete(m.members, p.Group)
+		}
+	}
+}
+
+func (m *Manager) addUnit(id string, pods []*pod) {
+	former := m.units[id]
+	if former != nil {
+		m.removeUnit(former)
+	}
+	first := pods[0]
+	u := &unit{pods: pods, item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created}}
+	if former != nil {
+		u.overtaken, u.waits = former.overtaken, former.waits
+	}
+	slices.SortFunc(pods, func(a, b *pod) int {
+		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.Likeness), text(b.Likeness)), cmp.Compare(a.UID, b.UID))
+	})
+	for _, p := range pods {
+		if p.unit != nil { // A member of a group that started meanwhile is placed alone, for example.
+			m.removeUnit(p.unit)
+		}
+		p.unit = u
+		u.item.Memory = u.item.Memory.Add(p.Request)
+		u.item.Priority = min(u.item.Priority, p.Priority) // As in package gang.
+		if p.Created.Before(u.item.Created) {
+			u.item.Created = p.Created
+		}
+		if p.notBefore.After(u.notBefore) {
+			u.notBefore = p.notBefore
+		}
+	}
+	u.kind, u.item.Value = m.kinds.kindOf(pods), u
+	u.kind.units++
+	if m.units[id] = u; !u.notBefore.IsZero() {
+		m.pausing[id] = u
+	}
+	m.queue.Add(u.item)
+}
+
+func (m *Manager) removeUnit(u *unit) {
+	for _, p := range u.pods {
+		if p.unit == u {
+			p.unit = nil
+		}
+	}
+	if m.units[u.item.ID] == u {
+		if u.kind.units--; u.kind.units == 0 && !m.leading {
+			m.kinds.drop(u.kind) // Otherwise Tick does it.
+		}
+		delete(m.units, u.item.ID)
+		delete(m.pausing, u.item.ID)
+		m.queue.Remove(u.item.ID)
+	}
+}
+
+// gatherGroups makes units of the members that wait: one of those that their group must bind together, and one of each that is
+// placed alone. Members of a group of which too few exist are in none.
+func (m *Manager) gatherGroups() {
+	for _, key := range slices.SortedFunc(maps.Keys(m.members), gang.Key.Compare) {
+		waiting := m.members[key]
+		together, alone := m.Groups.Startable(key)
+		var pods []*pod
+		for _, uid := range together {
+			if p := waiting[uid]; p != nil {
+				pods = append(pods, p)
+			}
+		}
+		in := map[*unit]bool{}
+		gather := func(id string, pods []*pod) {
+			if u := m.units[id]; u == nil || !u.has(pods) {
+				m.addUnit(id, pods)
+			}
+			in[m.units[id]] = true
+		}
+		if len(pods) > 0 {
+			gather(groupID(key), pods)
+		}
+		for _, uid := range alone {
+			if p := waiting[uid]; p != nil {
+				gather(p.unitID(), []*pod{p})
+			}
+		}
+		for _, p := range waiting {
+			if p.unit != nil && !in[p.unit] {
+				m.removeUnit(p.unit)
+			}
+		}
+	}
+}
