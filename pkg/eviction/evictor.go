@@ -1,8 +1,3 @@
-// Package eviction evicts pods, and finds out what an eviction would free. It is the only place that evicts.
-//
-// Evictor frees a card for a pod that only fragmentation keeps pending. Members evicts the members of broken runs. Overusers
-// evicts pods that use more memory than they request. Reclaimer evicts pods of tenants above their share for tenants below
-// theirs. Survey collects the input for the choice of victims, also for kube-scheduler's own preemption.
 package eviction
 
 import (
@@ -10,22 +5,13 @@ import (
 	"context"
 	"iter"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/utils/clock"
-
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
 const (
@@ -54,14 +40,6 @@ const (
 	maxBlockedNodes = 10_000
 	maxPlans        = 100
 	maxTries        = 20
-	callTimeout     = 5 * time.Second
-)
-
-// The results of a round of evictions, or of the eviction of an over-user, as labels of metrics.
-const (
-	EvictedAll      = "evicted"
-	EvictionRefused = "refused"
-	EvictionFailed  = "failed"
 )
 
 // The reasons of the Events of evictions: EventEvicted on the victim, EventEvicting on the pod for which it is evicted.
@@ -69,39 +47,6 @@ const (
 	EventEvicted  = "GPUCardEvicted"
 	EventEvicting = "GPUCardEvicting"
 )
-
-// API is the part of package apiserver that evicts.
-type API interface {
-	// Evict requests the eviction of a pod. A dry run only checks whether the eviction would be granted.
-	Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error
-	// Pod reads a pod.
-	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
-}
-
-// Observer receives what metrics count. Its methods must return at once.
-type Observer interface {
-	// Evicted reports the result of a round of evictions.
-	Evicted(result string)
-	// OveruserEvicted reports the result of the eviction of a pod that uses more than it requests.
-	OveruserEvicted(result string)
-	// APIWrite counts the evictions ("eviction").
-	APIWrite(kind string)
-}
-
-// Options configure an Evictor, Members, Overusers and a Reclaimer.
-type Options struct {
-	API API
-	// Ledger and Cache are those of an Evictor.
-	Ledger   Ledger
-	Cache    Cache
-	Recorder record.EventRecorder
-	Observer Observer
-	// AnswerLost is how long after its begin an eviction may still be made whose answer was lost.
-	AnswerLost time.Duration
-	// Leading returns an error if another process does this work.
-	Leading func() error
-	Clock   clock.WithTicker
-}
 
 // Evictor frees cards for a pod that is pending only because of fragmentation: the node's sum has room for it, but too few
 // cards have, mostly none. kube-scheduler counts by node, finds no victim that would help, and never sends a preempt call. The rules
@@ -236,20 +181,6 @@ func (e *Evictor) Passed(uid gpu.PodUID) {
 // Run begins rounds as needed until ctx ends.
 func (e *Evictor) Run(ctx context.Context) error { return every(ctx, e.Clock, interval, e.tick) }
 
-// every makes a step per interval until ctx ends. It returns no error.
-func every(ctx context.Context, c clock.WithTicker, interval time.Duration, step func(context.Context)) error {
-	ticker := c.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-		}
-		step(ctx)
-	}
-}
-
 // tick performs one step, or ends all rounds if this process isn't the leader.
 func (e *Evictor) tick(ctx context.Context) {
 	switch {
@@ -344,82 +275,9 @@ func (e *Evictor) needed(b blockedPod) (*clustercache.PodInfo, bool) {
 	return pod, !e.fits(b.pod, b.nodes...) // If a card has room now, the pod is requeued.
 }
 
-// nominationValid reports whether the pod can still get a card of the node to which it is nominated.
-func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
-	object, ok := e.Cache.Node(name)
-	if !ok {
-		return false // The node was deleted in the meantime.
-	}
-	available, reason := e.Ledger.Availability(name, pod.Pod)
-	if reason.Unresolvable() {
-		return false
-	}
-	node := diagnosis.Node{Object: object, Cards: available.Cards,
-		Terminating: clustercache.Terminating(e.Cache.PodsOn(name))}
-	if reasons := diagnosis.Closed(object, false); len(reasons) > 0 {
-		node.Closed = reasons[0]
-	}
-	return diagnosis.NominationValid(pod.Pending, &node, e.Clock.Now())
-}
-
-// fits reports whether the pod would find a card on one of the nodes.
-func (e *Evictor) fits(pod gpu.Pod, nodes ...string) (fits bool) {
-	e.Ledger.Check(pod, nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
-	return fits
-}
-
 // postpone pauses the pod: it gets no round until the pause ends. most limits the pause.
 func (e *Evictor) postpone(uid gpu.PodUID, most time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.postponed.extend(uid, e.Clock.Now(), firstPause, most)
-}
-
-// plan says which pods to evict from cards of a node.
-type plan struct {
-	node string
-	// where is what the pod is to get.
-	where gpu.Placement
-	// evict are the victims that aren't terminating yet. victims are all pods that must be gone before the cards are free.
-	evict   []ledger.Allocation
-	victims []gpu.PodUID
-}
-
-// choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
-func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (plan, bool) {
-	s := NewSurvey(e.Ledger, e.Cache, pod, e.Clock.Now())
-	var names []string
-	var nodes []preemption.Node
-	outranked := e.Ledger.Outranked(pod.Pod, candidates)
-	if len(outranked) > maxPlans { // Different nodes each time, so that the last ones are compared too.
-		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
-	}
-	for _, name := range outranked {
-		if len(nodes) == maxPlans {
-			break
-		}
-		if node, ok := s.node(name, preemption.Victims{}); ok && preemption.Fragmented(node, s.request) {
-			node.Pods = slices.DeleteFunc(node.Pods, func(p preemption.Pod) bool { return !e.evictable(p) })
-			names, nodes = append(names, name), append(nodes, node)
-		}
-	}
-	chosen, ok := preemption.ChooseNode(nodes, s.request)
-	if !ok || chosen.Violations > 0 {
-		return plan{}, false
-	}
-	out := plan{node: names[chosen.Node], where: pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...), victims: chosen.Pods}
-	for _, uid := range chosen.Pods {
-		if _, allocation, held := e.Ledger.Lookup(uid); held && !allocation.Leaving {
-			out.evict = append(out.evict, allocation)
-		}
-	}
-	return out, true
-}
-
-// evictable reports whether the pod is terminating, or its eviction is likely: the API server evicts no pod with several
-// budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and may reject again what it rejected.
-func (e *Evictor) evictable(p preemption.Pod) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return p.Terminating || len(p.Budgets) < 2 && !e.spared.has(p.UID, e.Clock.Now())
 }

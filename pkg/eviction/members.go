@@ -12,9 +12,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// maxConcurrent limits the concurrent calls of Members and of a Reclaimer.
-const maxConcurrent = 16
-
 // Members evicts the members of broken runs.
 type Members struct {
 	Options

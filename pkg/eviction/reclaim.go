@@ -1,7 +1,6 @@
 package eviction
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,14 +12,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -172,22 +168,6 @@ func (r *Reclaimer) stillRuns(ctx context.Context, pod gpu.Pod) error {
 	return err
 }
 
-// readLive reads a pod; nil if it is gone, has ended, or is being deleted.
-func (o *Options) readLive(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	live, err := o.API.Pod(ctx, pod.Namespace, pod.Name)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("reading pod %s: %w", pod, err)
-	case gpu.PodUID(live.UID) != pod.UID || live.DeletionTimestamp != nil || protocol.Terminal(live):
-		return nil, nil
-	}
-	return live, nil
-}
-
 // dryRun asks whether each eviction of the plan would be granted. The victims for which it wouldn't are spared for a while.
 func (r *Reclaimer) dryRun(ctx context.Context, plan reclaim.Plan) error {
 	return r.each(plan, func(v reclaim.Eviction, pod gpu.Pod) error { return r.evictOne(ctx, plan, v, pod, true) })
@@ -286,147 +266,4 @@ func (r *Reclaimer) spare(v reclaim.Eviction) {
 			r.spared.extend(pod.UID, r.Clock.Now(), victimPause, longestPause)
 		}
 	}
-}
-
-// stillFits reports whether the places of the plan, which are held now, have room once its victims are gone.
-func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
-	type victim struct {
-		uid gpu.PodUID
-		on  gpu.Placement
-	}
-	victims := map[string][]victim{}
-	for _, v := range plan.Victims {
-		for _, pod := range v.Pods {
-			if node, allocation, held := r.Ledger.Lookup(pod.UID); held {
-				victims[node] = append(victims[node], victim{pod.UID, allocation.Placement})
-			}
-		}
-	}
-	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}, Capacity: r.capacity()}
-	for _, served := range plan.Served {
-		nodes := map[string][]placement.Card{} // As the unit sees them: the places of other units count as used.
-		lowest := slices.MinFunc(served.Pods, byPriority).Pod
-		for _, place := range served.Places {
-			cards, known := nodes[place.Node]
-			if !known {
-				cards = r.cards(place.Node, lowest, &state)
-				for _, v := range victims[place.Node] {
-					if !slices.Contains(state.Leaving[place.Node], v.uid) {
-						reclaim.Free(cards, v.on)
-					}
-				}
-				nodes[place.Node] = cards
-			}
-			if !reclaim.Use(cards, place.On) {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// cluster returns the state in which the decision is made: of the nodes that could hold one of the pods, or one that moves.
-func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
-	out := reclaim.Cluster{
-		Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{},
-		Capacity: r.capacity(), Budgets: map[gpu.PodUID][]int{},
-	}
-	budgets := budgets{cache: r.Cache, namespaces: map[string][]budget{}}
-	for _, v := range need.Victims {
-		for _, pod := range v.Pods {
-			if place, numbers, ok := r.candidate(pod, &budgets); ok {
-				out.Places[pod.UID], out.Budgets[pod.UID] = place, numbers
-			}
-		}
-	}
-	out.Allowed = budgets.allowed
-	var pods []reclaim.Pod
-	for _, u := range need.Units {
-		pods = append(pods, u.Pods...)
-	}
-	slices.SortStableFunc(pods, byPriority) // Pods with a higher priority see at least as much room.
-	seen := map[*string]bool{}
-	for _, pod := range pods {
-		if len(pod.Nodes) == 0 || seen[&pod.Nodes[0]] {
-			continue // Pods that are alike share the slice.
-		}
-		seen[&pod.Nodes[0]] = true
-		for _, name := range pod.Nodes {
-			if _, known := out.Cards[name]; !known {
-				out.Cards[name] = r.cards(name, pod.Pod, &out)
-			}
-		}
-	}
-	for name := range need.Regions { // Pods may move there.
-		if _, known := out.Cards[name]; !known && len(pods) > 0 {
-			out.Cards[name] = r.cards(name, pods[0].Pod, &out)
-		}
-	}
-	return out
-}
-
-// byPriority orders pods: that with the lowest priority first.
-func byPriority(a, b reclaim.Pod) int { return cmp.Compare(a.Priority, b.Priority) }
-
-// withUsableNodes returns the need with only those nodes of each pod on which evictions can make room for it.
-func (r *Reclaimer) withUsableNodes(need reclaim.Need) reclaim.Need {
-	type like struct {
-		nodes  *string
-		demand gpu.Demand
-	}
-	usable := map[like][]string{}
-	need.Units = slices.Clone(need.Units)
-	for i, u := range need.Units {
-		need.Units[i].Pods = slices.Clone(u.Pods)
-		for j, pod := range u.Pods {
-			if len(pod.Nodes) == 0 {
-				continue
-			}
-			key := like{&pod.Nodes[0], pod.Demand()}
-			if _, known := usable[key]; !known {
-				r.Ledger.Check(pod.Pod, pod.Nodes, func(name string, reason placement.Reason) {
-					if !reason.Unresolvable() {
-						usable[key] = append(usable[key], name)
-					}
-				})
-			}
-			need.Units[i].Pods[j].Nodes = usable[key]
-		}
-	}
-	return need
-}
-
-// candidate returns where a pod is that may be evicted, and the numbers of its budgets. ok is false if its end would free nothing for
-// certain, or its eviction is likely to be rejected: see Evictor.evictable.
-func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, numbers []int, ok bool) {
-	info, known := r.Cache.Pod(pod.Namespace, pod.Name)
-	node, allocation, held := r.Ledger.Lookup(pod.UID)
-	if !known || info.UID != pod.UID || info.Mirror || !held || !certain(&allocation) {
-		return place, nil, false
-	}
-	numbers = b.of(info)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, len(numbers) < 2 && !r.spared.has(pod.UID, r.Clock.Now())
-}
-
-// cards returns the cards of a node as the pod sees them, with the pods gone that are being deleted. It returns none if the node
-// doesn't share its cards.
-func (r *Reclaimer) cards(name string, pod gpu.Pod, cluster *reclaim.Cluster) []placement.Card {
-	available, _ := r.Ledger.Availability(name, pod)
-	for i := range available.Allocations {
-		a := &available.Allocations[i]
-		if !a.Leaving {
-			continue
-		}
-		delete(cluster.Places, a.UID) // A candidate that is being deleted by now would count twice.
-		if info, known := r.Cache.Pod(a.Namespace, a.Name); !certain(a) || known && info.UID == a.UID && !frees(info, r.Clock.Now()) {
-			continue
-		}
-		reclaim.Free(available.Cards, a.Placement)
-		cluster.Capacity.Evict(name, a.UID)
-		cluster.Leaving[name] = append(cluster.Leaving[name], a.UID)
-	}
-	slices.Sort(cluster.Leaving[name])
-	return available.Cards
 }

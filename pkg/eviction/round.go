@@ -2,14 +2,11 @@ package eviction
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
@@ -91,41 +88,6 @@ func (e *Evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) err
 	}
 	return err
 }
-
-// call makes an eviction call. gone is true if there is no such pod any more, which the watch will show soon; another pod may have its
-// name.
-func (o *Options) call(ctx context.Context, pod gpu.Pod, dryRun bool) (gone bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	err = o.API.Evict(ctx, pod, dryRun)
-	if !dryRun {
-		o.Observer.APIWrite("eviction")
-	}
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return true, nil
-	}
-	return false, err
-}
-
-// resultOf returns the result of an eviction that failed, as a label of metrics.
-func resultOf(err error) string {
-	if byBudget(err) {
-		return EvictionRefused
-	}
-	return EvictionFailed
-}
-
-// answered reports whether the error is the API server's answer about this pod, such as a rejection by a budget or a
-// webhook. It is false if the API server is unavailable or overloaded.
-func answered(err error) bool {
-	var status apierrors.APIStatus
-	return errors.As(err, &status) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsServiceUnavailable(err) &&
-		(!apierrors.IsTooManyRequests(err) || byBudget(err))
-}
-
-// byBudget reports whether a disruption budget forbids the eviction. An overloaded API server answers with the same status, but without
-// this cause (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go, createTooManyRequestsError).
-func byBudget(err error) bool { return apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) }
 
 // spare keeps the victim out of plans for a while.
 func (e *Evictor) spare(uid gpu.PodUID) {

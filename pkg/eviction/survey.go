@@ -5,35 +5,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
-
-// Cache is the part of package clustercache that evictions use.
-type Cache interface {
-	Ready() error
-	BudgetsSynced() bool
-	Pod(namespace, name string) (*clustercache.PodInfo, bool)
-	PodsOn(node string) []*clustercache.PodInfo
-	Node(name string) (*corev1.Node, bool)
-	Budgets(namespace string) []*policyv1.PodDisruptionBudget
-}
-
-// Ledger is the part of package ledger that evictions use.
-type Ledger interface {
-	Availability(node string, pod gpu.Pod) (ledger.Availability, placement.Reason)
-	Check(pod gpu.Pod, nodes []string, visit func(node string, reason placement.Reason))
-	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
-	Outranked(pod gpu.Pod, nodes []string) []string
-	Nominate(node string, pod gpu.Pod, victims ...gpu.PodUID)
-	RemoveNomination(uid gpu.PodUID)
-}
 
 // Survey collects the input of the decision which pods of a node to evict for one preemptor. It is used for one request
 // only.
@@ -130,14 +108,6 @@ func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation
 
 // frees reports whether the deletion of the pod makes room on the node.
 func (s *Survey) frees(pod *clustercache.PodInfo) bool { return frees(pod, s.now) }
-
-func frees(pod *clustercache.PodInfo, now time.Time) bool { return !pod.Overdue(now) && !pod.Mirror }
-
-// certain reports whether the end of the pod certainly frees the card of its allocation. For an assumed allocation,
-// kube-scheduler may not know that the pod is on the node. For a presumed allocation, the card is unknown.
-func certain(allocation *ledger.Allocation) bool {
-	return allocation.State == ledger.Bound && !allocation.Presumed
-}
 
 // podsOf returns the live pods of a node. It subtracts from free what they use, and what nominated pods of equal or
 // higher priority are about to use.

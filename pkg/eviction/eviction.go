@@ -1,0 +1,164 @@
+// Package eviction evicts pods, and finds out what an eviction would free. It is the only place that evicts.
+//
+// Evictor frees a card for a pod that only fragmentation keeps pending. Members evicts the members of broken runs. Overusers
+// evicts pods that use more memory than they request. Reclaimer evicts pods of tenants above their share for tenants below
+// theirs. Survey collects the input for the choice of victims, also for kube-scheduler's own preemption.
+package eviction
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// The results of a round of evictions, or of the eviction of an over-user, as labels of metrics.
+const (
+	EvictedAll      = "evicted"
+	EvictionRefused = "refused"
+	EvictionFailed  = "failed"
+)
+
+// callTimeout bounds one call to the API server.
+const callTimeout = 5 * time.Second
+
+// maxConcurrent limits the concurrent calls of Members and of a Reclaimer.
+const maxConcurrent = 16
+
+// API is the part of package apiserver that evicts.
+type API interface {
+	// Evict requests the eviction of a pod. A dry run only checks whether the eviction would be granted.
+	Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error
+	// Pod reads a pod.
+	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+}
+
+// Cache is the part of package clustercache that evictions use.
+type Cache interface {
+	Ready() error
+	BudgetsSynced() bool
+	Pod(namespace, name string) (*clustercache.PodInfo, bool)
+	PodsOn(node string) []*clustercache.PodInfo
+	Node(name string) (*corev1.Node, bool)
+	Budgets(namespace string) []*policyv1.PodDisruptionBudget
+}
+
+// Ledger is the part of package ledger that evictions use.
+type Ledger interface {
+	Availability(node string, pod gpu.Pod) (ledger.Availability, placement.Reason)
+	Check(pod gpu.Pod, nodes []string, visit func(node string, reason placement.Reason))
+	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
+	Outranked(pod gpu.Pod, nodes []string) []string
+	Nominate(node string, pod gpu.Pod, victims ...gpu.PodUID)
+	RemoveNomination(uid gpu.PodUID)
+}
+
+// Observer receives what metrics count. Its methods must return at once.
+type Observer interface {
+	// Evicted reports the result of a round of evictions.
+	Evicted(result string)
+	// OveruserEvicted reports the result of the eviction of a pod that uses more than it requests.
+	OveruserEvicted(result string)
+	// APIWrite counts the evictions ("eviction").
+	APIWrite(kind string)
+}
+
+// Options configure an Evictor, Members, Overusers and a Reclaimer.
+type Options struct {
+	API API
+	// Ledger and Cache are those of an Evictor.
+	Ledger   Ledger
+	Cache    Cache
+	Recorder record.EventRecorder
+	Observer Observer
+	// AnswerLost is how long after its begin an eviction may still be made whose answer was lost.
+	AnswerLost time.Duration
+	// Leading returns an error if another process does this work.
+	Leading func() error
+	Clock   clock.WithTicker
+}
+
+// every makes a step per interval until ctx ends. It returns no error.
+func every(ctx context.Context, c clock.WithTicker, interval time.Duration, step func(context.Context)) error {
+	ticker := c.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+		step(ctx)
+	}
+}
+
+// call makes an eviction call. gone is true if there is no such pod any more, which the watch will show soon; another pod may have its
+// name.
+func (o *Options) call(ctx context.Context, pod gpu.Pod, dryRun bool) (gone bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err = o.API.Evict(ctx, pod, dryRun)
+	if !dryRun {
+		o.Observer.APIWrite("eviction")
+	}
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return true, nil
+	}
+	return false, err
+}
+
+// readLive reads a pod; nil if it is gone, has ended, or is being deleted.
+func (o *Options) readLive(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	live, err := o.API.Pod(ctx, pod.Namespace, pod.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading pod %s: %w", pod, err)
+	case gpu.PodUID(live.UID) != pod.UID || live.DeletionTimestamp != nil || protocol.Terminal(live):
+		return nil, nil
+	}
+	return live, nil
+}
+
+// resultOf returns the result of an eviction that failed, as a label of metrics.
+func resultOf(err error) string {
+	if byBudget(err) {
+		return EvictionRefused
+	}
+	return EvictionFailed
+}
+
+// answered reports whether the error is the API server's answer about this pod, such as a rejection by a budget or a
+// webhook. It is false if the API server is unavailable or overloaded.
+func answered(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsServiceUnavailable(err) &&
+		(!apierrors.IsTooManyRequests(err) || byBudget(err))
+}
+
+// byBudget reports whether a disruption budget forbids the eviction. An overloaded API server answers with the same status, but without
+// this cause (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go, createTooManyRequestsError).
+func byBudget(err error) bool { return apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) }
+
+// certain reports whether the end of the pod certainly frees the card of its allocation. For an assumed allocation,
+// kube-scheduler may not know that the pod is on the node. For a presumed allocation, the card is unknown.
+func certain(allocation *ledger.Allocation) bool {
+	return allocation.State == ledger.Bound && !allocation.Presumed
+}
+
+func frees(pod *clustercache.PodInfo, now time.Time) bool { return !pod.Overdue(now) && !pod.Mirror }

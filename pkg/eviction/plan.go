@@ -1,0 +1,86 @@
+package eviction
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
+)
+
+// plan says which pods to evict from cards of a node.
+type plan struct {
+	node string
+	// where is what the pod is to get.
+	where gpu.Placement
+	// evict are the victims that aren't terminating yet. victims are all pods that must be gone before the cards are free.
+	evict   []ledger.Allocation
+	victims []gpu.PodUID
+}
+
+// choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
+func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (plan, bool) {
+	s := NewSurvey(e.Ledger, e.Cache, pod, e.Clock.Now())
+	var names []string
+	var nodes []preemption.Node
+	outranked := e.Ledger.Outranked(pod.Pod, candidates)
+	if len(outranked) > maxPlans { // Different nodes each time, so that the last ones are compared too.
+		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
+	}
+	for _, name := range outranked {
+		if len(nodes) == maxPlans {
+			break
+		}
+		if node, ok := s.node(name, preemption.Victims{}); ok && preemption.Fragmented(node, s.request) {
+			node.Pods = slices.DeleteFunc(node.Pods, func(p preemption.Pod) bool { return !e.evictable(p) })
+			names, nodes = append(names, name), append(nodes, node)
+		}
+	}
+	chosen, ok := preemption.ChooseNode(nodes, s.request)
+	if !ok || chosen.Violations > 0 {
+		return plan{}, false
+	}
+	out := plan{node: names[chosen.Node], where: pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...), victims: chosen.Pods}
+	for _, uid := range chosen.Pods {
+		if _, allocation, held := e.Ledger.Lookup(uid); held && !allocation.Leaving {
+			out.evict = append(out.evict, allocation)
+		}
+	}
+	return out, true
+}
+
+// evictable reports whether the pod is terminating, or its eviction is likely: the API server evicts no pod with several
+// budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and may reject again what it rejected.
+func (e *Evictor) evictable(p preemption.Pod) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return p.Terminating || len(p.Budgets) < 2 && !e.spared.has(p.UID, e.Clock.Now())
+}
+
+// nominationValid reports whether the pod can still get a card of the node to which it is nominated.
+func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
+	object, ok := e.Cache.Node(name)
+	if !ok {
+		return false // The node was deleted in the meantime.
+	}
+	available, reason := e.Ledger.Availability(name, pod.Pod)
+	if reason.Unresolvable() {
+		return false
+	}
+	node := diagnosis.Node{Object: object, Cards: available.Cards,
+		Terminating: clustercache.Terminating(e.Cache.PodsOn(name))}
+	if reasons := diagnosis.Closed(object, false); len(reasons) > 0 {
+		node.Closed = reasons[0]
+	}
+	return diagnosis.NominationValid(pod.Pending, &node, e.Clock.Now())
+}
+
+// fits reports whether the pod would find a card on one of the nodes.
+func (e *Evictor) fits(pod gpu.Pod, nodes ...string) (fits bool) {
+	e.Ledger.Check(pod, nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
+	return fits
+}
