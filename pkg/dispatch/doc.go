@@ -11,6 +11,11 @@
 // A Manager keeps no state that can't be rebuilt: a new leader knows from the pods what each tenant has, and grants those again
 // that are neither gated nor bound.
 //
+// Tick, in round.go, makes a step: it ends charges, makes a round, looks for tenants below their share, and requests the writes that
+// open gates. A round makes units of the pods that wait (units.go), offers them in the order of the queue (turns.go), and reserves
+// places (reserve.go). An attempt to reclaim memory (attempt.go) is for tenants that starve (starving.go). It lists what may be evicted
+// (candidates.go, moves.go), and holds places until the victims are gone (hold.go).
+//
 // A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that it
 // returns.
 package dispatch
