@@ -58,7 +58,7 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 func (m *Manager) heldUnits(plan reclaim.Plan, eligible map[*unit]bool) (held []*heldUnit, wrong *reclaim.Served) {
 	for i := range plan.Served {
 		s := &plan.Served[i]
-		h := &heldUnit{awaited: s.Awaited}
+		h := &heldUnit{reclaimKind: reclaimKind{tenant: s.Tenant}, awaited: s.Awaited}
 		for j, place := range s.Places {
 			h.places = append(h.places, ledger.HeldPlace{UID: s.Pods[j].UID, Node: place.Node, On: place.On, Unit: i + 1})
 		}
@@ -121,7 +121,7 @@ func (m *Manager) unchanged(s *reclaim.Served) bool {
 	return true
 }
 
-// unitOf returns the unit for which the places are held, if it still waits and has the same pods; else nil.
+// unitOf returns the unit for which the places are held, if it still waits, has the same pods, and belongs to the same tenant; else nil.
 func (m *Manager) unitOf(h *heldUnit) *unit {
 	var u *unit
 	for _, place := range h.places {
@@ -131,7 +131,7 @@ func (m *Manager) unitOf(h *heldUnit) *unit {
 		}
 		u = p.unit
 	}
-	if len(u.pods) != len(h.places) {
+	if len(u.pods) != len(h.places) || u.item.Tenant != h.tenant {
 		return nil
 	}
 	return u

@@ -251,3 +251,22 @@ func TestReclaimWithoutEvictions(t *testing.T) {
 	}
 	want(t, "evicted", []string(nil), f.evicted)
 }
+
+// A namespace moves to another tenant while places are held for its pod: they were held for what the former tenant lacks, and charged to it.
+func TestReclaimTenantChanges(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	for namespace, tenant := range map[string]string{"alice-2": "alice", "dave": "dave"} {
+		f.SetNamespace(namespace, Namespace{Tenant: tenant, Terms: fairshare.DefaultTerms})
+	}
+	f.pod("alice/1", 3)
+	f.run(after + 2*time.Second)
+	want(t, "evicted", []string{"bob/7", "bob/6", "bob/5"}, f.evicted)
+	f.SetNamespace("alice", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	f.run(2 * time.Second)
+	f.pod("dave/1", 2, on("n1"), func(p *Pod) { p.Leaving = true })
+	f.pod("dave/small", 1, age(1))
+	f.pod("alice-2/small", 1, age(2))
+	f.delete("bob/0")
+	f.run(time.Second)
+	want(t, "the turn of alice, which has nothing", []string{"alice-2/small"}, f.admitted())
+}
