@@ -355,7 +355,7 @@ func TestYields(t *testing.T) {
 		"the group has a starvation reservation": {func(s *fixture) {
 			s.manager.starvation.run = s.manager.members[s.created[0].UID].run
 		}, func(*fixture) {}, false, false},
-		"pods wait at gates": {func(s *fixture) { s.manager.GatesWait = true }, func(*fixture) {}, false, false},
+		"pods wait at gates": {func(s *fixture) { s.manager.NeedsTurn = func(gpu.Pod) bool { return true } }, func(*fixture) {}, false, false},
 		"a group that the budget allows needs it": {nil, func(s *fixture) {
 			s.manager.budget.rounds = s.manager.budget.seconds(saved)
 			s.createMany(8, "later", 8, 16, "t")

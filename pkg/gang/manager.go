@@ -48,8 +48,9 @@ type Options struct {
 	GiveUpPlace func(gpu.PodUID) bool
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
-	// GatesWait is true if pods wait at scheduling gates until their memory is free, and so can't take it from a round that yields.
-	GatesWait bool
+	// NeedsTurn reports whether fair sharing decides when the pod may be scheduled, and AwaitsTurn whether that isn't now. Both are nil if
+	// fair sharing is off.
+	NeedsTurn, AwaitsTurn func(gpu.Pod) bool
 	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation
 	// reservations.
 	StarvationAfter time.Duration

@@ -124,6 +124,11 @@ func (r *run) needed() *needs {
 	return n
 }
 
+// any reports whether is, which can be nil, returns true for one of the members.
+func (n *needs) any(is func(gpu.Pod) bool) bool {
+	return is != nil && slices.ContainsFunc(n.members, func(m *member) bool { return is(m.Pod) })
+}
+
 // allOffered reports whether the candidate nodes of all members are known. kube-scheduler alone places those of native groups that
 // request whole cards.
 func (n *needs) allOffered(r *run) bool {
@@ -279,6 +284,9 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	case !n.allOffered(r):
 		r.wait = AwaitsOthers
 		return r.wait, false
+	case n.any(mgr.AwaitsTurn):
+		r.wait = AwaitsOthers
+		return r.wait, false
 	case !paid && !mgr.mayYield(r, now):
 		r.wait = OverBudget
 		return r.wait, false
@@ -331,7 +339,8 @@ const keepFor = time.Minute
 // mayYield reports whether a run that the budget doesn't allow to reserve memory may do so in a round that yields. A starving
 // run waits for the budget instead, since any pod could take what was kept for it.
 func (mgr *Manager) mayYield(r *run, now time.Time) bool {
-	return !mgr.GatesWait && !now.Before(mgr.noYieldBefore) && mgr.starvation.run != r
+	// With fair sharing, pods wait at scheduling gates until their memory is free, and so can't take it from such a round.
+	return mgr.NeedsTurn == nil && !now.Before(mgr.noYieldBefore) && mgr.starvation.run != r
 }
 
 // RejectedOnSample records that filter rejected a pod outside groups, and saw only a sample of the nodes that it can use. The pod can't
@@ -382,7 +391,8 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 			mgr.GiveUpPlace(m.UID)
 		}
 	}
-	younger, yielding := mgr.yielding(func(o *run) bool { return r.takesFrom(o, paid) })
+	needsTurn := n.any(mgr.NeedsTurn) // It got its turn because there was room. Priorities count within a tenant only.
+	younger, yielding := mgr.yielding(func(o *run) bool { return !needsTurn && r.takesFrom(o, paid) })
 	capacity := mgr.capacity(false)
 	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
 	if places == nil && n.mixed && capacity != nil {

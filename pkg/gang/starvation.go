@@ -15,6 +15,8 @@ import (
 // The first reservation for a run lasts for StarvationAfter, each further one twice as long as the one before. After each
 // one there is none for as long as it lasted. One that ends without a plan puts the run behind the others, and costs the
 // budget what it kept from other pods.
+//
+// A run that needs a turn by fair sharing gets none: it would keep memory from tenants whose turn it is.
 type starvationState struct {
 	run          *run
 	begun, until time.Time
@@ -44,7 +46,7 @@ func (mgr *Manager) updateStarvation(now time.Time) {
 		if now.Sub(s.sampled) >= starvationSample {
 			mgr.sampleStarvation(now)
 		}
-		if r.plan != nil || r.removed || !r.enough() || !now.Before(s.until) {
+		if r.plan != nil || r.removed || !r.enough() || !now.Before(s.until) || r.needed().any(mgr.NeedsTurn) {
 			mgr.endStarvation(now)
 		}
 	}
@@ -54,7 +56,8 @@ func (mgr *Manager) updateStarvation(now time.Time) {
 	mgr.refillBudget(now)
 	for _, r := range mgr.waiting {
 		switch {
-		case now.Sub(r.notReservable) < starvationRetry, !mgr.budget.allowsStarvation(!r.failedAt.IsZero()), !mgr.budgetAllows(r, now):
+		case now.Sub(r.notReservable) < starvationRetry, !mgr.budget.allowsStarvation(!r.failedAt.IsZero()), !mgr.budgetAllows(r, now),
+			r.needed().any(mgr.NeedsTurn):
 			continue
 		case now.Sub(r.since) < mgr.StarvationAfter:
 			return // The runs behind it don't reserve before it.

@@ -49,7 +49,7 @@ func startFair(t *testing.T, fair FairShareOptions, leading func() error, object
 	if fair.PriorityCutoff == 0 {
 		fair.PriorityCutoff = 1000
 	}
-	f := start(t, Options{FairShare: fair, Leading: leading, Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: observer}},
+	f := start(t, Options{FairShare: fair, Leading: leading, Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, StarvationAfter: 20 * time.Second, Observer: observer}},
 		append(objects, fake.Node("n1", 16))...)
 	<-f.watches // Of namespaces, beside the three that start waits for.
 	return f
@@ -178,6 +178,20 @@ func TestFairShareGroup(t *testing.T) {
 	}
 }
 
+// No memory is kept for a group that needs a turn, even if its members have no gate and wait for long.
+func TestFairShareGroupStarves(t *testing.T) {
+	a, stays := fake.Pod("a", 8, fake.Bound("n1", 0)), fake.Pod("b", 7, fake.Bound("n1", 0))
+	unbindable, bob := fake.Pod("unbindable", 1, gated, inNamespace("bob")), fake.Pod("bob-1", 8, inNamespace("bob"))
+	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil), a, stays, unbindable, member(2, 0, short), member(2, 1, short))
+	observer := f.FairShare.Observer.(*fake.Observer)
+	f.pass("a charge to end, which takes longer than a group waits for its reservation", func() bool { return observer.Count("charge expired") > 0 })
+	f.publishGone(a)
+	f.awaitAllocation(a, "none")
+	if !f.fits(protocol.Pod(bob), "n1") || observer.Count("gang starving") > 0 {
+		t.Error("memory is kept for the group")
+	}
+}
+
 // Writes fail, and another replica leads for a while: the gate is opened nevertheless, and only by the leader.
 func TestFairShareFaults(t *testing.T) {
 	var standby standby
@@ -241,6 +255,28 @@ func TestFairShareEvictsNothing(t *testing.T) {
 	}
 	if got, err := f.Preempt(t.Context(), urgent, proposed); !cmp.Equal(proposed, got) || err != nil {
 		t.Errorf("victims of the pod above the cutoff: %v, %v", got, err)
+	}
+}
+
+// Nor does a pod that was granted for an autoscaler take the places of another tenant's group because its priority is higher.
+func TestFairShareDisplacesNothing(t *testing.T) {
+	g := newGangFixture(t)
+	g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
+	g.fixture = startFair(t, FairShareOptions{Provisioning: 1}, nil, namespace("default", nil), namespace("bob", nil), g.pods[0], g.pods[1])
+	g.passUntilOpened("job-0", "job-1")
+	for i, pod := range g.pods {
+		g.pods[i] = fake.Edited(pod, ungated)
+		g.publishObject(g.pods[i])
+	}
+	g.offer()
+	pod := fake.Pod("p", 16, gated, fake.Priority(5), inNamespace("bob"))
+	g.publishObject(pod)
+	g.passUntilOpened("job-0", "job-1", "p")
+	if result := g.filter(pod, "n1"); len(result.Passed) > 0 {
+		t.Errorf("it may go to %v", result.Names())
+	}
+	for _, pod := range g.pods {
+		g.want(pod, "assumed n1 card 0")
 	}
 }
 

@@ -82,7 +82,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	steers := len(result.Passed) == 0 && !alone && s.steer(object, nodes)
-	if len(result.Passed) == 0 && !alone && !steers && s.displace(pod, nodes, now) {
+	if len(result.Passed) == 0 && !alone && !steers && s.fair.evicts(pod) && s.displace(pod, nodes, now) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	result.ReservedFor = s.ledger.StarvationLabel()

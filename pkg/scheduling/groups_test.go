@@ -383,15 +383,17 @@ func TestGangAfterFreedMemory(t *testing.T) {
 	g.pass("the gang to have room", func() bool { return len(g.filter(member(2, 0), "n1").Passed) == 1 })
 }
 
+// short makes a pod one that kube-scheduler has rejected because the node is full.
+func short(pod *corev1.Pod) {
+	pod.Status.Conditions = []corev1.PodCondition{{
+		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+		Message: "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.",
+	}}
+}
+
 // A starving gang gets memory of full nodes, for which no filter call arrives.
 func TestStarvingGang(t *testing.T) {
 	a := fake.Pod("a", 16, fake.Bound("n1", 0))
-	short := func(pod *corev1.Pod) {
-		pod.Status.Conditions = []corev1.PodCondition{{
-			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
-			Message: "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.",
-		}}
-	}
 	g := startGroups(t, GangOptions{StarvationAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0, short), member(2, 1, short))
 	g.pass("a starvation reservation", func() bool { return g.gangs.Count("gang starving") > 0 })
 	g.publishGone(a)

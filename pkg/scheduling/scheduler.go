@@ -208,18 +208,23 @@ func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 }
 
 func (s *Scheduler) newGroups() *groups {
+	options := gang.Options{
+		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
+		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
+		Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes,
+		Capacity: func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
+			return s.free.capacity(s.fair.withPlaces(planned, true), empty)
+		},
+		Memory: s.ledger.Memory,
+	}
+	if s.FairShare.On {
+		options.GiveUpPlace = func(uid gpu.PodUID) bool { return s.fair.giveUpPlace(uid) }
+		options.NeedsTurn = func(pod gpu.Pod) bool { return !s.fair.evicts(pod) }
+		options.AwaitsTurn = func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) }
+	}
 	return &groups{
 		GangOptions: s.Gangs, offered: s.outsideToo, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
-		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock,
-		manager: gang.New(gang.Options{
-			Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
-			Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
-			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes, GiveUpPlace: func(uid gpu.PodUID) bool { return s.fair.giveUpPlace(uid) },
-			Capacity: func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
-				return s.free.capacity(s.fair.withPlaces(planned, true), empty)
-			},
-			Memory: s.ledger.Memory, GatesWait: s.FairShare.On,
-		}),
+		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock, manager: gang.New(options),
 	}
 }
 

@@ -1,0 +1,106 @@
+package gang
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// turns are the answers of fair sharing about all pods.
+type turns struct{ needed, awaited bool }
+
+func (t *turns) use(s *fixture) {
+	s.manager.NeedsTurn = func(gpu.Pod) bool { return t.needed }
+	s.manager.AwaitsTurn = func(gpu.Pod) bool { return t.awaited }
+}
+
+// fullCluster returns a fixture whose cards are full but one, with a group of two that needs a card each and has been offered all nodes.
+func fullCluster(t *testing.T) *fixture {
+	s := newFixture(t)
+	s.createMany(7, "", 0, 16, "")
+	for _, p := range s.created {
+		s.scheduleSingle(p, s.nodes)
+	}
+	s.createMany(2, "job", 2, 16, "t")
+	for _, p := range s.created[7:] {
+		p.queued = false
+		s.manager.Filter(p.UID, s.nodes, s.now)
+	}
+	return s
+}
+
+// TestTurnAndStarvation: no memory is kept for a group that needs a turn. Its tenant may have more than its share. If the group needs one
+// only later, it loses what is kept for it.
+func TestTurnAndStarvation(t *testing.T) {
+	for name, test := range map[string]struct {
+		before, after turns
+		reservations  int
+		fits          bool
+	}{
+		"it needs no turn":             {turns{}, turns{}, 1, false},
+		"it needs one":                 {turns{true, false}, turns{true, false}, 0, true},
+		"its namespace takes part now": {turns{}, turns{true, true}, 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, now := fullCluster(t), test.before
+			now.use(s)
+			for range 25 {
+				s.manager.Tick(s.now)
+				s.now = s.now.Add(time.Second)
+			}
+			now = test.after
+			s.manager.Tick(s.now)
+			if fits := s.fits(gpu.Pod{UID: "single", Request: 16}); s.reservations != test.reservations || fits != test.fits {
+				t.Errorf("%d starvation reservations, want %d; another pod fits: %v, want %v", s.reservations, test.reservations, fits, test.fits)
+			}
+		})
+	}
+}
+
+// TestTurnAndPlan: the next Tick after memory became free makes no plan for a group whose turn it isn't, although it has been offered nodes.
+func TestTurnAndPlan(t *testing.T) {
+	for name, test := range map[string]struct {
+		turns turns
+		want  bool
+	}{
+		"its turn":     {turns{true, false}, true},
+		"not its turn": {turns{true, true}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := fullCluster(t)
+			test.turns.use(s)
+			s.delete(s.created[0])
+			s.now = s.now.Add(time.Second)
+			s.manager.Tick(s.now)
+			if _, _, placed := s.ledger.Lookup(s.created[8].UID); placed != test.want {
+				t.Errorf("it has places: %v, want %v", placed, test.want)
+			}
+		})
+	}
+}
+
+// TestTurnAndPriority: a group that needs a turn takes no places of another one that goes after it.
+func TestTurnAndPriority(t *testing.T) {
+	for name, test := range map[string]struct {
+		turns turns
+		takes bool
+	}{
+		"needs no turn": {turns{}, true},
+		"needs a turn":  {turns{true, false}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			test.turns.use(s)
+			s.createMany(8, "job", 8, 16, "t")
+			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			s.create("urgent", 1, 16, "t")
+			urgent := s.created[8]
+			urgent.Priority = 5
+			s.report(urgent)
+			if got := s.manager.Filter(urgent.UID, s.nodes, s.now); (len(got.Nodes) > 0) != test.takes {
+				t.Errorf("it may go to %v: %v", got.Nodes, got.Reason)
+			}
+		})
+	}
+}
