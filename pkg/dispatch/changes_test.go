@@ -170,3 +170,19 @@ func TestManyConstraints(t *testing.T) {
 	}
 	want(t, "granted", []string{"alice/last"}, f.admitted())
 }
+
+// No node comes for a pod that was granted for an autoscaler: then pods of tenants above their share are evicted for it.
+func TestProvisionedPodReclaims(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	f.Provisioning = 1
+	f.pod("alice/1", 2)
+	f.run(provisionLife)
+	want(t, "evicted while a node may come", []string(nil), f.evicted)
+	f.run(3 * time.Second)
+	want(t, "evicted", []string{"bob/7", "bob/6"}, f.evicted)
+	f.finish()
+	f.run(2 * time.Second)
+	if node, _, placed := f.ledger.Lookup("alice/1"); !placed || node != "n1" {
+		t.Errorf("it has a place: %v, %s", placed, node)
+	}
+}

@@ -75,8 +75,12 @@ func (m *Manager) expire(now time.Time) {
 			p.expires = now.Add(extension)
 			continue
 		}
-		p.notBefore = now.Add(min(minPause<<min(p.failures, 10), maxPause))
-		p.failures++
+		if p.charge == unplaced && m.ReclaimAfter > 0 {
+			p.notProvisionedBefore = now.Add(holdLife) // No node was added: evictions may make room.
+		} else {
+			p.notBefore = now.Add(min(minPause<<min(p.failures, 10), maxPause))
+			p.failures++
+		}
 		m.endCharge(p)
 		m.Observer.ChargeExpired()
 		m.refresh(p)

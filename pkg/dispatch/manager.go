@@ -183,6 +183,6 @@ func (m *Manager) StopLeading() {
 		m.refresh(p)
 	}
 	for _, p := range m.pods {
-		p.failures, p.notBefore, p.gate, p.gateRetry = 0, time.Time{}, gateClosed, time.Time{}
+		p.failures, p.notBefore, p.notProvisionedBefore, p.gate, p.gateRetry = 0, time.Time{}, time.Time{}, gateClosed, time.Time{}
 	}
 }

@@ -44,9 +44,10 @@ type pod struct {
 	expires time.Time
 	// started is when the pod was bound, see startedAt.
 	started time.Time
-	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
-	failures  int
-	notBefore time.Time
+	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore, and not for an autoscaler before
+	// notProvisionedBefore.
+	failures                        int
+	notBefore, notProvisionedBefore time.Time
 	// gate is how far this process is with opening the pod's gate. It is not tried again before gateRetry.
 	gate      gateState
 	gateRetry time.Time

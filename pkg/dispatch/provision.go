@@ -44,7 +44,7 @@ func (m *Manager) provisioned() (units []*unit) {
 	return units
 }
 
-// provision grants pods that fit nowhere now and would fit an empty node.
+// provision grants pods that fit nowhere now and would fit an empty node, unless this was tried lately and no node was added.
 func (m *Manager) provision(now time.Time) {
 	free := m.Provisioning
 	for _, p := range m.charged {
@@ -54,7 +54,7 @@ func (m *Manager) provision(now time.Time) {
 	}
 	r := m.queue.Round()
 	for item, ok := r.Next(); ok && free > 0; item, ok = r.Next() {
-		if u := item.Value.(*unit); m.obstacle(u) == NoRoom && !m.makesRoom(u) && len(u.pods) <= free {
+		if u := item.Value.(*unit); m.obstacle(u) == NoRoom && !m.makesRoom(u) && len(u.pods) <= free && u.mayProvision(now) {
 			r.Grant()
 			m.grant(u, nil, now)
 			free -= len(u.pods)
@@ -62,4 +62,8 @@ func (m *Manager) provision(now time.Time) {
 			r.Pass()
 		}
 	}
+}
+
+func (u *unit) mayProvision(now time.Time) bool {
+	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return now.Before(p.notProvisionedBefore) })
 }

@@ -3,6 +3,8 @@ package dispatch
 import (
 	"slices"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // starvingTenant is a tenant below its share.
@@ -12,19 +14,27 @@ type starvingTenant struct {
 	units []*unit
 }
 
-// starving returns the tenants that are below their share although something of theirs could run, in the order of their turns.
+// starving returns the tenants that are below their share although something of theirs could run, in the order of their turns. A pod that
+// was granted for an autoscaler gets no room by evictions, but the time counts in which its tenant waits for it.
 func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (out []starvingTenant) {
-	below := map[string]time.Time{}
+	below, withoutPlace := map[string]time.Time{}, map[string]gpu.Memory{}
+	for _, p := range m.charged {
+		if p.charge == unplaced {
+			withoutPlace[p.countedFor] = withoutPlace[p.countedFor].Add(p.counted)
+		}
+	}
 	for i, t := range tenants {
 		s := starvingTenant{Tenant: t}
 		m.addStarving(&s, units[i], true, now)
 		m.addStarving(&s, units[i], false, now)
 		if len(s.units) > 0 {
+			out = append(out, s)
+		}
+		if lacks := withoutPlace[t.Name]; len(s.units) > 0 || lacks > 0 && t.Allocated.Sub(lacks) < t.Share {
 			below[t.Name] = now
 			if since, known := m.reclaims.below[t.Name]; known {
 				below[t.Name] = since
 			}
-			out = append(out, s)
 		}
 	}
 	m.reclaims.below = below
