@@ -14,8 +14,9 @@ type attempt struct {
 	number uint64
 	// kinds are those of its units, by the first pod of each.
 	kinds map[gpu.PodUID]reclaimKind
-	// evicts is false if it only holds what pods that are being deleted will free.
-	evicts bool
+	// evicts is false if it only holds what pods that are being deleted will free. outdated is true if something changed while the plan
+	// was made, and the plan could not be used.
+	evicts, outdated bool
 	// allocated is what the tenants had when places were held for them.
 	allocated map[string]gpu.Memory
 	// moved are the tenants of which pods are to be evicted that must move.
@@ -28,7 +29,7 @@ type attempt struct {
 	pods map[gpu.PodUID]bool
 }
 
-// reclaimKind is a kind of units of a tenant.
+// reclaimKind is a kind of units of a tenant, or all of them if kind is zero.
 type reclaimKind struct {
 	tenant string
 	kind   kindKey
@@ -89,7 +90,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			}
 			more = true
 			u := s.units[i]
-			if now.Before(m.reclaims.pauses[u.reclaimKind()].until) || m.obstacle(u) != NoRoom {
+			if m.reclaims.pausing(u, now) || m.obstacle(u) != NoRoom {
 				continue
 			}
 			if pods += len(u.pods); pods > maxReclaim && len(units) > 0 {
@@ -133,7 +134,7 @@ func (m *Manager) Reclaimed(attempt uint64, made bool, now time.Time) {
 	}
 	if !made || len(a.held) == 0 {
 		for _, kind := range a.kinds {
-			m.pauseReclaim(kind, a.evicts, now)
+			m.pauseReclaim(kind, a.evicts && !a.outdated, now)
 		}
 		m.endAttempt()
 	}
@@ -161,4 +162,9 @@ func (m *Manager) endAttempt() {
 		a.working = false
 		m.endHolds(func(*heldUnit) bool { return true })
 	}
+}
+
+// pausing reports whether no attempt may be made for the unit, because the latest one had no success.
+func (r *reclaims) pausing(u *unit, now time.Time) bool {
+	return now.Before(r.pauses[u.reclaimKind()].until) || now.Before(r.pauses[reclaimKind{tenant: u.item.Tenant}].until)
 }

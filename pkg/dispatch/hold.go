@@ -33,12 +33,13 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	eligible := unitsOf(m.starving(tenants, units, now))
 	moved, ok := m.evictable(plan, tenants, units, now)
 	if !ok {
+		a.outdated = true
 		return false
 	}
 	held, wrong := m.heldUnits(plan, eligible)
 	if wrong != nil {
-		first := wrong.Pods[0].UID
-		a.kinds = map[gpu.PodUID]reclaimKind{first: a.kinds[first]} // The other units need no pause.
+		a.kinds = map[gpu.PodUID]reclaimKind{wrong.Pods[0].UID: {tenant: wrong.Tenant}} // Other tenants need no pause.
+		a.outdated = true
 		return false
 	}
 	for _, kind := range a.kinds {

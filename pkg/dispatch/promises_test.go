@@ -185,3 +185,83 @@ func TestStartOfRunningPods(t *testing.T) {
 	f.run(after + 2*time.Second)
 	want(t, "evicted", []string{"bob/7", "bob/6"}, f.evicted)
 }
+
+// TestUnitsThatChange: nor does a user who replaces pods by pods that differ from the former ones.
+func TestUnitsThatChange(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	f.pod("alice/1", 2)
+	f.pod("carol/0", 1)
+	n := 0
+	f.meanwhile = func() {
+		f.delete(fmt.Sprint("carol/", n))
+		n++
+		f.pod(fmt.Sprint("carol/", n), 1, priority(int32(n)))
+	}
+	f.run(after + minReclaimPause/2)
+	want(t, "evicted for alice", []string{"bob/7", "bob/6"}, f.evicted)
+}
+
+// TestSharesThatChange: a user who creates pods whenever a plan is made, and deletes them again, ends attempts for others, since these have
+// lower shares meanwhile. The next attempt comes soon all the same.
+func TestSharesThatChange(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	for i := range 4 {
+		f.pod(fmt.Sprint("alice/", i), 1)
+	}
+	f.meanwhile = func() { f.pod("carol/1", 4) }
+	for range time.Hour / time.Second {
+		f.tick(time.Second)
+		if _, exists := f.pods["carol/1"]; exists {
+			f.delete("carol/1")
+		}
+	}
+	want(t, "evicted", []string(nil), f.evicted)
+	f.meanwhile = nil
+	f.run(minReclaimPause + time.Second)
+	want(t, "evicted for alice", []string{"bob/7", "bob/6", "bob/5", "bob/4"}, f.evicted)
+}
+
+// TestShareOfVictims: nor does the share of the tenant whose pods are to be evicted make others wait for long, if it changes meanwhile.
+func TestShareOfVictims(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	f.pod("alice/1", 4)
+	more := func(guaranteed gpu.Memory) {
+		f.SetNamespace("bob", Namespace{Tenant: "bob", Terms: fairshare.Terms{Weight: 1, Guaranteed: guaranteed}})
+	}
+	f.meanwhile = func() { more(7) }
+	for range time.Hour / time.Second {
+		f.tick(time.Second)
+		more(0)
+	}
+	want(t, "evicted", []string(nil), f.evicted)
+	f.meanwhile = nil
+	f.run(minReclaimPause + time.Second)
+	want(t, "evicted for alice", []string{"bob/7", "bob/6", "bob/5", "bob/4"}, f.evicted)
+}
+
+// TestDemandThatFlaps: a tenant that creates and deletes pods every few seconds keeps others from nothing that is within their shares with
+// its demand too.
+func TestDemandThatFlaps(t *testing.T) {
+	f := newReclaimFixture(t, 6, 6)
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	for i := range 6 {
+		f.pod(fmt.Sprint("alice/", i), 1)
+	}
+	for second := range int(time.Hour / time.Second) {
+		switch second % 5 {
+		case 0:
+			f.pod("carol/1", 6)
+		case 2:
+			f.delete("carol/1")
+		}
+		f.tick(time.Second)
+		if second%20 == 0 {
+			f.finish()
+		}
+		f.bindAll()
+	}
+	want(t, "evicted", []string{"bob/11", "bob/10", "bob/9", "bob/8"}, f.evicted)
+	want(t, "tenants", map[string]gpu.Memory{"alice": 4, "bob": 8}, f.allocated())
+}

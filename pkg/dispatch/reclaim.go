@@ -15,7 +15,8 @@ const (
 	holdLife, freedLife = 10 * time.Minute, 10 * time.Second
 	// evictionLag is how long after an attempt the watch must show that the victims are being deleted.
 	evictionLag = time.Minute
-	// minReclaimPause is the pause of a tenant's units of one kind after an attempt without success; it doubles each time, up to maxPause.
+	// minReclaimPause is the pause of a tenant's units of one kind after an attempt without success; it doubles each time, up to maxPause,
+	// unless something changed while the plan was made.
 	minReclaimPause = 10 * time.Second
 	// maxDelays limits how often a unit's wait for a reclaim doubles because it wasn't bound after its turn.
 	maxDelays = 6
