@@ -91,20 +91,22 @@ func TestForgetTenants(t *testing.T) {
 	}
 }
 
-// TestUnbindableGroup: nor does a tenant with a group of more pods than may be granted at one time, even if it is created again and
+// TestUnbindableGroup: nor do two tenants, each with a group of more pods than may be granted at one time, even if it is created again and
 // again.
 func TestUnbindableGroup(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{20_000}, nil)
 	f.groups.sizes["job"] = maxOpen + 1
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
 	f.pod("bob/has", 1000, on("n0"))
 	for i := range maxOpen + 1 {
 		f.pod(fmt.Sprint("alice/job-", i), 1, inGroup("job"))
+		f.pod(fmt.Sprint("carol/job-", i), 1, inGroup("job"))
 	}
 	f.tick(time.Second)
 	f.pod("alice/single", 1)
 	f.pod("bob/waits", 1)
 	f.tick(2 * time.Second)
-	for name, want := range map[string]bool{"alice/job-0": true, "alice/single": false, "bob/waits": true} {
+	for name, want := range map[string]bool{"alice/job-0": true, "carol/job-0": true, "alice/single": false, "bob/waits": true} {
 		if got := f.Admit(f.pods[name].Pod); got != want {
 			t.Errorf("%s is admitted: %v", name, got)
 		}
@@ -264,4 +266,36 @@ func TestDemandThatFlaps(t *testing.T) {
 	}
 	want(t, "evicted", []string{"bob/11", "bob/10", "bob/9", "bob/8"}, f.evicted)
 	want(t, "tenants", map[string]gpu.Memory{"alice": 4, "bob": 8}, f.allocated())
+}
+
+// TestUnbindableTenants: however many tenants have pods that are never bound, another tenant gets a turn.
+func TestUnbindableTenants(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{20_000}, nil)
+	f.pod("bob/has", 1000, on("n0"))
+	for tenant := range maxOpen / ownOpen {
+		name := fmt.Sprint("carol-", tenant)
+		f.SetNamespace(name, Namespace{Tenant: name, Terms: fairshare.DefaultTerms})
+		for i := range maxOpen {
+			f.pod(fmt.Sprint(name, "/", i), 1, age(i))
+		}
+	}
+	f.tick(time.Second)
+	f.pod("bob/waits-0", 1)
+	f.pod("bob/waits-1", 1)
+	f.tick(2 * time.Second)
+	bobs := func() (names []string) {
+		for _, name := range f.admitted() {
+			if f.pods[name].Namespace == "bob" {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	want(t, "admitted", []string{"bob/waits-0"}, bobs())
+	f.bind("bob/waits-0")
+	f.tick(time.Second)
+	want(t, "admitted then", []string{"bob/waits-1"}, bobs())
+	if n := len(f.admitted()); n > maxOpen+1 {
+		t.Errorf("%d pods are admitted", n)
+	}
 }

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
+	// maxOpen limits the granted pods that aren't bound yet, apart from the first unit of each tenant. kube-scheduler binds some hundreds per second in a small cluster,
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
 	// sharedOpen of these are for tenants with less than ownOpen each: pods that are never bound, such as those whose volume doesn't exist,
@@ -19,13 +19,13 @@ const (
 	maxDoublings      = 5
 )
 
-// grantInOrder offers the units in the order of the queue until too many pods are open or the effort is used up.
+// grantInOrder offers the units in the order of the queue until the effort is used up.
 func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 	clear(m.holding)
 	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}}
 	r := m.queue.Round()
 	item, more := r.Next()
-	for ; more && t.open.total < maxOpen && m.effort < maxEffort; item, more = r.Next() {
+	for ; more && m.effort < maxEffort; item, more = r.Next() {
 		u := item.Value.(*unit)
 		switch places, leave := t.offer(u); {
 		case places != nil:
@@ -134,9 +134,10 @@ func (o *openPods) add(tenant string, pods int) {
 	o.total += min(former+pods, sharedOpen) - min(former, sharedOpen)
 }
 
-// mayGrant reports whether more pods of the tenant may be granted.
+// mayGrant reports whether more pods of the tenant may be granted. A tenant always gets its first one: others can be many.
 func (o *openPods) mayGrant(tenant string) bool {
-	return o.total < maxOpen-sharedOpen || o.byTenant[tenant] < ownOpen
+	own := o.byTenant[tenant]
+	return own == 0 || o.total < maxOpen-sharedOpen || o.total < maxOpen && own < ownOpen
 }
 
 func (m *Manager) openPods() *openPods {
