@@ -32,6 +32,12 @@ type OveruseCache interface {
 	Overusing() []*clustercache.PodInfo
 }
 
+// OveruseAPI is the part of package apiserver that Overusers uses beside API.
+type OveruseAPI interface {
+	// PodsOn lists the pods of a node.
+	PodsOn(ctx context.Context, node string) ([]corev1.Pod, error)
+}
+
 // OveruseGroups reports about groups of pods.
 type OveruseGroups interface {
 	// Membership reports whether a pod is a member of a group, and whether all members that the group needs are bound.
@@ -41,7 +47,7 @@ type OveruseGroups interface {
 // Overusers evicts pods that use more GPU memory than they request, where a card can't keep its promises otherwise: where what they
 // use and what the other pods of the card request is more than the card has. Memory that is promised to no pod may be used.
 //
-// It evicts one pod at a time, the youngest first, and waits until the watch shows that. A pod that a disruption budget protects is
+// It evicts one pod at a time, the youngest first, if the API server shows the same as the cache, and waits until the watch shows that. A pod that a disruption budget protects is
 // skipped for a while.
 //
 // A member of a group is evicted alone: the others may be within their requests. Pods without a group come first, because without
@@ -49,6 +55,7 @@ type OveruseGroups interface {
 // evict its other members if it lost one.
 type Overusers struct {
 	Options
+	api    OveruseAPI
 	cache  OveruseCache
 	groups OveruseGroups
 	// Only Run uses the fields below.
@@ -60,8 +67,8 @@ type Overusers struct {
 }
 
 // NewOverusers returns an Overusers. It evicts nothing before Run.
-func NewOverusers(o Options, cache OveruseCache, groups OveruseGroups) *Overusers {
-	return &Overusers{Options: o, cache: cache, groups: groups, spared: pauses{}}
+func NewOverusers(o Options, api OveruseAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
+	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: pauses{}}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -87,7 +94,7 @@ func (o *Overusers) step(ctx context.Context) {
 		nodes.Insert(pod.Node)
 	}
 	for _, name := range sets.List(nodes) {
-		for _, victim := range o.choose(name, now) {
+		for _, victim := range o.choose(name, o.cache.PodsOn(name), now) {
 			// A pod can be named for several of its cards.
 			if !o.spared.has(victim.pod.UID, now) && o.evict(ctx, victim) {
 				return
@@ -96,8 +103,8 @@ func (o *Overusers) step(ctx context.Context) {
 	}
 }
 
-// choose returns the pods of a node that are to be evicted, the first one first.
-func (o *Overusers) choose(name string, now time.Time) []victim {
+// choose returns those of a node's pods that are to be evicted, the first one first.
+func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.Time) []victim {
 	node, ok := o.cache.Node(name)
 	if !ok {
 		return nil
@@ -106,7 +113,6 @@ func (o *Overusers) choose(name string, now time.Time) []victim {
 	if parsed.Unit <= 0 {
 		return nil // It is not known what its requests mean.
 	}
-	pods := o.cache.PodsOn(name)
 	var victims []victim
 	for _, card := range parsed.Cards {
 		var shares []share
@@ -198,14 +204,23 @@ func chooseOverusers(memory uint64, shares []share) []share {
 	return candidates
 }
 
-// stillOver reads the pod, and reports whether it runs and its report still counts: the watch can be behind.
-func (o *Overusers) stillOver(ctx context.Context, pod gpu.Pod) (bool, error) {
-	live, err := o.readLive(ctx, pod)
-	if err != nil || live == nil {
-		return false, err
+// confirm lists the pods of the victim's node, and returns the victim as the API server shows it. ok is false if it is not to be evicted
+// any more: the watch can be behind, also with other pods of its card.
+func (o *Overusers) confirm(ctx context.Context, v victim) (confirmed victim, ok bool, err error) {
+	live, err := o.api.PodsOn(ctx, v.node)
+	if err != nil {
+		return v, false, fmt.Errorf("listing the pods of node %s: %w", v.node, err)
 	}
-	report, err := protocol.ParseOveruse(live.Annotations)
-	return report.Current(o.Clock.Now()), err
+	pods := make([]*clustercache.PodInfo, len(live))
+	for i := range live {
+		pods[i] = clustercache.NewPodInfo(&live[i])
+	}
+	victims := o.choose(v.node, pods, o.Clock.Now())
+	i := slices.IndexFunc(victims, func(other victim) bool { return other.pod.UID == v.pod.UID && other.card == v.card })
+	if i < 0 {
+		return v, false, nil
+	}
+	return victims[i], true, nil
 }
 
 // evict evicts a pod, and reports whether no other pod may be evicted before the watch shows what happened.
@@ -213,10 +228,11 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(v.pod.Namespace, v.pod.Name), "node", v.node, "card", v.card)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if over, err := o.stillOver(ctx, v.pod.Pod); err != nil {
+	v, ok, err := o.confirm(ctx, v)
+	if err != nil {
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted")
 		return true
-	} else if !over {
+	} else if !ok {
 		return true // The watch is behind.
 	}
 	o.requested, o.requestedAt = v.pod.UID, o.Clock.Now() // Before the call, because its answer may be lost.

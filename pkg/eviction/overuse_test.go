@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -43,6 +44,7 @@ type tenant struct {
 // overuseModel is a node with two cards whose pods use what they like. A device plugin measures them, and an extender evicts. The
 // model checks each eviction by what the pods really use.
 type overuseModel struct {
+	API // Overusers calls only Evict.
 	t *testing.T
 	// cards is the memory of the cards in GiB. An administrator can lower it while pods run there.
 	cards    [2]int64
@@ -54,8 +56,8 @@ type overuseModel struct {
 	evicted  int
 	observer fake.Observer
 	overuser *Overusers
-	// withdrawn is true if the API server has no reports any more, which the watch doesn't show yet.
-	withdrawn bool
+	// unseen, if not nil, makes the changes of the pods that the watch doesn't show yet.
+	unseen func(pods []*clustercache.PodInfo)
 }
 
 const (
@@ -78,7 +80,7 @@ func newOveruseModel(t *testing.T, seed uint64) *overuseModel {
 	m.overuser = NewOverusers(Options{
 		API: m, Recorder: record.NewFakeRecorder(1 << 16), Observer: &m.observer, AnswerLost: 30 * time.Second,
 		Leading: func() error { return nil }, Clock: m.clock,
-	}, m, m)
+	}, live(m.live), m, m)
 	return m
 }
 
@@ -119,17 +121,40 @@ func (m *overuseModel) Overusing() []*clustercache.PodInfo {
 	return slices.DeleteFunc(m.PodsOn("n"), func(p *clustercache.PodInfo) bool { return p.Overuse == nil })
 }
 
-// Pod implements API.
-func (m *overuseModel) Pod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(name), Annotations: map[string]string{}}}
-	if report, ok := m.reports[gpu.PodUID(name)]; ok && !m.withdrawn {
-		text, err := report.Annotation()
-		if err != nil {
-			return nil, err
+// live implements OveruseAPI: the API server has the pods that the function returns.
+type live func() []*clustercache.PodInfo
+
+func (l live) PodsOn(context.Context, string) (pods []corev1.Pod, err error) {
+	for _, info := range l() {
+		var cards []int
+		for _, part := range info.Placement {
+			cards = append(cards, part.Card)
 		}
-		pod.Annotations[protocol.AnnotationOveruse] = text
+		pod := fake.Pod(info.Name, int64(info.Request), fake.Cards(len(cards)), fake.Bound("n", cards...),
+			fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(info.AssumeTime.UnixNano(), 10)))
+		pod.Namespace, pod.UID = info.Namespace, types.UID(info.UID)
+		if info.Leaving {
+			pod = fake.Edited(pod, fake.Terminating(info.DeletionTime))
+		}
+		if info.Overuse != nil {
+			text, err := info.Overuse.Annotation()
+			if err != nil {
+				return nil, err
+			}
+			pod.Annotations[protocol.AnnotationOveruse] = text
+		}
+		pods = append(pods, *pod)
 	}
-	return pod, nil
+	return pods, nil
+}
+
+// live returns the pods that the API server has.
+func (m *overuseModel) live() []*clustercache.PodInfo {
+	pods := m.PodsOn("n")
+	if m.unseen != nil {
+		m.unseen(pods)
+	}
+	return pods
 }
 
 // needs returns what the tenants of a card really need, as far as the last measurement showed it.
@@ -296,7 +321,20 @@ func TestOverusersStep(t *testing.T) {
 		"a report from the future": {func(m *overuseModel) {
 			m.clock.SetTime(begin.Add(-protocol.OveruseLife - time.Second))
 		}, nil},
-		"a report that is withdrawn, which the watch doesn't show": {func(m *overuseModel) { m.withdrawn = true }, nil},
+		"a report that is withdrawn, which the watch doesn't show": {func(m *overuseModel) {
+			m.unseen = func(pods []*clustercache.PodInfo) { pods[0].Overuse = nil }
+		}, nil},
+		"a report of less use, which the watch doesn't show": {func(m *overuseModel) {
+			m.tenants[1].requested = 7
+			m.unseen = func(pods []*clustercache.PodInfo) {
+				pods[0].Overuse = &protocol.Overuse{Since: begin, At: begin, Cards: map[int]protocol.CardOveruse{0: {Used: 9 << 10, Requested: 8 << 10}}}
+			}
+		}, nil},
+		"another pod that is being deleted, which the watch doesn't show": {func(m *overuseModel) {
+			m.unseen = func(pods []*clustercache.PodInfo) {
+				pods[1].Leaving, pods[1].DeletionTime = true, begin.Add(time.Minute)
+			}
+		}, nil},
 		"another replica leads": {func(m *overuseModel) {
 			m.overuser.Leading = func() error { return errors.New("standby") }
 		}, nil},
@@ -420,7 +458,7 @@ func TestOverusersOfSeveralCards(t *testing.T) {
 			c.pods = append(c.pods, info)
 		}
 		events := record.NewFakeRecorder(10)
-		c.overuser.API, c.overuser.cache, c.overuser.groups, c.overuser.Recorder = c, c, c, events
+		c.overuser.API, c.overuser.api, c.overuser.cache, c.overuser.groups, c.overuser.Recorder = c, live(func() []*clustercache.PodInfo { return c.pods }), c, c, events
 		for range 3 {
 			c.overuser.step(t.Context())
 		}

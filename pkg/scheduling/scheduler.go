@@ -186,7 +186,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		}
 	}
 	if o.EvictOverusers {
-		s.overusers = eviction.NewOverusers(evictions, s.cache, s.groups)
+		s.overusers = eviction.NewOverusers(evictions, s.API, s.cache, s.groups)
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
 	s.ledger.AddFreedListener(s.groups.memoryFreed)
