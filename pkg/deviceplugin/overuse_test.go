@@ -34,7 +34,7 @@ func TestOveruse(t *testing.T) {
 	give("uid-restarting", "main", 2)
 	give("uid-restarting", "second", 3)
 	measure := func(at time.Time, used uint64) {
-		report := protocol.Usage{Time: at}
+		report := protocol.Usage{Time: at, Cards: []protocol.CardUsage{{Index: 0}}}
 		for _, name := range []string{"greedy", "none", "lost", "half", "restarting"} {
 			report.Containers = append(report.Containers, protocol.ContainerUsage{UID: "uid-" + name, Container: "main", Used: used << 20, Requested: 2 << 30})
 		}

@@ -93,20 +93,21 @@ func (o *Overuse) find(report protocol.Usage, pods OverusePods) (since map[exces
 	return since, reports
 }
 
-// keepUnread adds what the last measurement has shown of the cards that this one could not read.
+// keepUnread adds what the last measurement has shown of the cards that this one could not read. It may not even list such a card: the
+// driver didn't answer when it was listed.
 func (o *Overuse) keepUnread(cards []protocol.CardUsage, since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
-	unread := map[int]bool{}
+	read := map[int]bool{}
 	for _, card := range cards {
-		unread[card.Index] = card.Problem != ""
+		read[card.Index] = card.Problem == ""
 	}
 	for key, began := range o.since {
-		if _, above := since[key]; !above && unread[key.card] {
+		if _, above := since[key]; !above && !read[key.card] {
 			since[key] = began
 		}
 	}
 	for uid, last := range o.reports {
 		for card := range last.Cards {
-			if _, above := reports[uid]; !above && unread[card] {
+			if _, above := reports[uid]; !above && !read[card] {
 				reports[uid] = last
 			}
 		}

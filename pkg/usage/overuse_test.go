@@ -12,7 +12,7 @@ import (
 
 // measured is a measurement at a number of seconds.
 func measured(second int, rows ...protocol.ContainerUsage) protocol.Usage {
-	return protocol.Usage{Time: time.Unix(int64(second), 0), Containers: rows}
+	return protocol.Usage{Time: time.Unix(int64(second), 0), Cards: []protocol.CardUsage{{Index: 0}, {Index: 1}}, Containers: rows}
 }
 
 func uses(pod, container string, card int, used, requested uint64) protocol.ContainerUsage {
@@ -21,7 +21,12 @@ func uses(pod, container string, card int, used, requested uint64) protocol.Cont
 
 // failed is a measurement in which card 0 could not be read.
 func failed(second int) protocol.Usage {
-	return protocol.Usage{Time: time.Unix(int64(second), 0), Cards: []protocol.CardUsage{{Index: 0, Problem: "reading its memory: Unknown Error"}}}
+	return protocol.Usage{Time: time.Unix(int64(second), 0), Cards: []protocol.CardUsage{{Index: 0, Problem: "reading its memory: Unknown Error"}, {Index: 1}}}
+}
+
+// missing is a measurement without card 0: the driver could not even tell which card it is.
+func missing(second int) protocol.Usage {
+	return protocol.Usage{Time: time.Unix(int64(second), 0), Cards: []protocol.CardUsage{{Index: 1}}}
 }
 
 // knownPod implements OverusePods. All pods are the same.
@@ -52,6 +57,9 @@ func TestOveruse(t *testing.T) {
 		"a pause starts it again":                 {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(50, uses("a", "c", 0, 100, 100)), measured(60, uses("a", "c", 0, 200, 100))}, reports{}},
 		"back within its request":                 {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), measured(70, uses("a", "c", 0, 100, 100))}, reports{}},
 		"a failed reading doesn't start it again": {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), failed(50), measured(60, uses("a", "c", 0, 200, 100))}, one(0, 60, 0, 200, 100)},
+		"nor does a measurement without the card": {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), missing(50), measured(60, uses("a", "c", 0, 200, 100))}, one(0, 60, 0, 200, 100)},
+		"a measurement without the card changes no report": {nothing, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), missing(70)}, one(0, 60, 0, 200, 100)},
 		"a failed reading changes no report": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), failed(70)}, one(0, 60, 0, 200, 100)},
 		"a failed reading of another card": {nothing, []protocol.Usage{
