@@ -410,3 +410,30 @@ func TestPodGroupBasic(t *testing.T) {
 		s.manager.StartLeading(s.now)
 	}
 }
+
+// TestNativeControllers: a PodGroup of which a pod always runs can have pods of any number of controllers, one after the other. Its run
+// remembers only those that it has pods of.
+func TestNativeControllers(t *testing.T) {
+	s := newNative(t)
+	s.addNode("n")
+	s.setSize("service", 1)
+	s.add("service", 1, 1, "t")
+	s.cycle("service", 1)
+	s.runUntilIdle()
+	for i := range 20 {
+		p := s.add("service", 1, 1, "t")[0]
+		p.Controller = fmt.Sprint("job-", i)
+		s.report(p)
+		s.cycle("service", 1)
+		s.runUntilIdle()
+		if p.Node == "" {
+			t.Fatalf("%s is not bound", p.Name)
+		}
+		s.delete(p)
+	}
+	for _, r := range s.manager.groups[nativeKey("service")].runs {
+		if len(r.controllers) > 1 {
+			t.Errorf("a run remembers %d controllers", len(r.controllers))
+		}
+	}
+}

@@ -167,6 +167,9 @@ func (mgr *Manager) join(r *run, m *member) {
 func (mgr *Manager) leave(m *member) {
 	r := m.run
 	r.add(m, -1)
+	if r.key.Native && r.phase == PhaseRunning { // While it runs, it takes pods of any controller, see home.
+		r.forget(m.Controller)
+	}
 	delete(r.members, m.UID)
 	if i, found := slices.BinarySearchFunc(r.order, m, compareAge); found {
 		r.order = slices.Delete(r.order, i, i+1)

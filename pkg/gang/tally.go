@@ -64,6 +64,13 @@ func (t *tally) add(m *member, n int) {
 	}
 }
 
+// forget removes a controller that has no pending, bound or succeeded member: the tally of a run that lives for long must not grow.
+func (t *tally) forget(controller string) {
+	if c := t.controllers[controller]; c != nil && c.active == 0 && c.succeeded == 0 {
+		delete(t.controllers, controller)
+	}
+}
+
 // acceptSurplus accepts the controllers of all members once those that the run needs are bound, but no controller that has
 // enough members for a run of its own: then a job was restarted while its first pods were pending.
 func (t *tally) acceptSurplus() {
