@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -259,5 +260,21 @@ func TestRejectedAbove(t *testing.T) {
 	f.Rejected(gpu.Pod{UID: "a", Priority: 5}, 1, f.clock.Now())
 	if !f.RejectedAbove(4) || f.RejectedAbove(5) {
 		t.Error("a pod of priority 5 is above 4 only")
+	}
+}
+
+// A pod of several cards needs of each card only its part.
+func TestLeastOfSeveralCards(t *testing.T) {
+	cards := slices.Repeat([]int64{2}, gpu.MaxCards)
+	f := newFixture(t, fake.Node("n1", cards...))
+	for i := range cards {
+		f.ledger.SetBound("n1", gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i)), Request: 1}, gpu.On(i, 1), f.clock.Now())
+	}
+	wide, large := gpu.Pod{UID: "wide", Request: gpu.MaxCards, Cards: gpu.MaxCards}, gpu.Pod{UID: "large", Request: 2}
+	if !f.fits(wide, "n1") || f.fits(large, "n1") {
+		t.Fatal("there is room on each card for one unit")
+	}
+	if !f.fits(leastOf([]gpu.Pod{large, wide}), "n1") {
+		t.Error("it does not fit where the pod of many cards fits")
 	}
 }
