@@ -1,6 +1,7 @@
 package gang
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -102,5 +103,22 @@ func TestTurnAndPriority(t *testing.T) {
 				t.Errorf("it may go to %v: %v", got.Nodes, got.Reason)
 			}
 		})
+	}
+}
+
+// TestTurnAndBroken: a broken group takes places of others nevertheless. Otherwise its bound members would be evicted.
+func TestTurnAndBroken(t *testing.T) {
+	s := newPhaseScene(t, "broken")
+	(&turns{true, false}).use(s.fixture)
+	s.createMany(7, "other", 7, 16, "t")
+	s.manager.Filter(s.created[3].UID, s.nodes, s.now)
+	if got := s.manager.Phases()[PhasePlanned]; got != 1 {
+		t.Fatalf("%d groups have places", got)
+	}
+	s.now = s.now.Add(2 * time.Second) // The pause after the failed bind.
+	s.manager.Tick(s.now)
+	i := slices.IndexFunc(s.created[:3], func(p *pod) bool { return p.Node == "" })
+	if got := s.manager.Filter(s.created[i].UID, s.nodes, s.now); len(got.Nodes) == 0 {
+		t.Errorf("it has no places: %v", got.Reason)
 	}
 }

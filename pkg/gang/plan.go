@@ -391,8 +391,9 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 			mgr.GiveUpPlace(m.UID)
 		}
 	}
-	needsTurn := n.any(mgr.NeedsTurn) // It got its turn because there was room. Priorities count within a tenant only.
-	younger, yielding := mgr.yielding(func(o *run) bool { return !needsTurn && r.takesFrom(o, paid) })
+	// A run got its turn because there was room, and priorities count within a tenant only. But members that run must not be evicted.
+	mayTake := r.phase == PhaseBroken || !n.any(mgr.NeedsTurn)
+	younger, yielding := mgr.yielding(func(o *run) bool { return mayTake && r.takesFrom(o, paid) })
 	capacity := mgr.capacity(false)
 	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
 	if places == nil && n.mixed && capacity != nil {
