@@ -162,8 +162,8 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 // DefaultPriorityCutoff is the default of Options.PriorityCutoff: the priority of the class system-cluster-critical.
 const DefaultPriorityCutoff = 2_000_000_000
 
-// Snapshot returns the tenants, by name, as they are according to the API server alone. Of the options it uses Ledger, EligibleNodes
-// and PriorityCutoff. Pods that the extender has granted count as waiting until they are bound.
+// Snapshot returns the tenants, by name, as they are according to the API server alone. Of the options it uses Ledger, Groups,
+// EligibleNodes and PriorityCutoff. Pods that the extender has granted count as waiting until they are bound.
 func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	m := New(o)
 	for name, ns := range namespaces {
@@ -172,6 +172,7 @@ func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	for _, pod := range pods {
 		m.SetPod(pod)
 	}
+	m.gatherGroups()
 	for _, u := range m.units {
 		if !m.everFits(u) {
 			u.kind.obstacle = NeverFits

@@ -28,11 +28,7 @@ type RunStatus struct {
 // Snapshot divides members into runs, as a Manager does that starts to lead. Members that ask for no cards belong to none.
 // The runs of a group are in the order of their IDs, and one that isn't running comes last.
 func Snapshot(members []Member, now time.Time) []RunStatus {
-	mgr := New(Options{Observer: discard{}})
-	for i := range members {
-		mgr.SetMember(members[i], now)
-	}
-	mgr.StartLeading(now)
+	mgr := NewSnapshot(members, now)
 	var out []RunStatus
 	for _, g := range mgr.groups {
 		for _, r := range g.runs {
@@ -45,6 +41,16 @@ func Snapshot(members []Member, now time.Time) []RunStatus {
 	}
 	slices.SortFunc(out, compareStatus)
 	return out
+}
+
+// NewSnapshot returns a Manager that starts to lead with these members.
+func NewSnapshot(members []Member, now time.Time) *Manager {
+	mgr := New(Options{Observer: discard{}})
+	for i := range members {
+		mgr.SetMember(members[i], now)
+	}
+	mgr.StartLeading(now)
+	return mgr
 }
 
 func compareStatus(a, b RunStatus) int {

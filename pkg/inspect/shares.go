@@ -16,8 +16,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -84,6 +86,8 @@ type ShareSettings struct {
 	By string
 	// PriorityCutoff is the priority from which on pods need no turn.
 	PriorityCutoff int32
+	// WithoutGroups is true if members of groups are granted like any other pod.
+	WithoutGroups bool
 	// Off is true if an extender runs in a pod, without fair sharing.
 	Off bool
 }
@@ -110,12 +114,13 @@ func readShareSettings(ctx context.Context, client kubernetes.Interface) (ShareS
 	flags := pflag.NewFlagSet(extenderContainer, pflag.ContinueOnError)
 	flags.ParseErrorsAllowlist.UnknownFlags = true
 	mode := flags.String("fair-share", shareOff, "")
+	hold := flags.Duration("gang-hold", 1, "") // Only 0 matters.
 	flags.StringVar(&settings.By, "fair-share-by", settings.By, "")
 	flags.Int32Var(&settings.PriorityCutoff, "fair-share-priority-cutoff", settings.PriorityCutoff, "")
 	if err := flags.Parse(args); err != nil {
 		return settings, fmt.Errorf("arguments of the extender's pod %s/%s: %w", newest.Namespace, newest.Name, err)
 	}
-	settings.Off = *mode == shareOff
+	settings.Off, settings.WithoutGroups = *mode == shareOff, *hold == 0
 	return settings, err
 }
 
@@ -151,8 +156,13 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	ledger := diagnosis.NewLedger(objects.Nodes, objects.Pods)
 	pods := make([]dispatch.Pod, 0, len(objects.Pods))
 	pending := map[gpu.PodUID]*diagnosis.Pod{}
+	var members []gang.Member
 	for _, object := range objects.Pods {
 		pod := sharePod(object)
+		if protocol.InGroup(object) && !settings.WithoutGroups {
+			m := clustercache.NewPodInfo(object).Member
+			pod.Group, members = m.Gang, append(members, *m)
+		}
 		pod.Constraints = unique.Make(diagnosis.Constraints(object))
 		if pod.Request > 0 && pod.Node == "" && !pod.Leaving {
 			ungated := *object
@@ -172,7 +182,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	object := func(name string) (*corev1.Node, bool) { return byName[name], byName[name] != nil }
 	nodes := diagnosis.Nodes(ledger, object, func(gpu.Pod) (since, due time.Time) { return })
 	options := dispatch.Options{
-		Ledger: ledger, PriorityCutoff: settings.PriorityCutoff,
+		Ledger: ledger, Groups: gang.NewSnapshot(members, now), PriorityCutoff: settings.PriorityCutoff,
 		EligibleNodes: func(constraints unique.Handle[string]) []string {
 			return diagnosis.EligibleNodesFor(nodes, constraints.Value())
 		},

@@ -5,11 +5,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -92,5 +94,34 @@ bob     1       4           22     22         0        0             -
 	empty := newFakeAPI(t, objects(nil))
 	if out, errOut, err := execute(t, empty, "--shares"); out != "" || errOut != "No tenant has or asks for GPU memory.\n" || err != nil {
 		t.Errorf("an empty cluster: %q %q %v", out, errOut, err)
+	}
+}
+
+// A group counts as a whole, as in the extender: not while members are missing, and not if it is larger than the cluster.
+func TestSharesOfGroups(t *testing.T) {
+	member := func(namespace, name string, request int64, size int) podBuilder {
+		return newPod(name, request).in(namespace).gated(protocol.GateFairShare).member("g", size)
+	}
+	objects := objects([]nodeBuilder{inventoryNode(t, "n1", "10.0.0.1", gpu.GiB, t4(0, 16), t4(1, 16))},
+		member("incomplete", "a", 8, 3), member("incomplete", "b", 8, 3),
+		member("large", "c", 16, 3), member("large", "d", 16, 3), member("large", "e", 16, 3),
+		member("whole", "f", 8, 2), member("whole", "g", 8, 2))
+	var namespaces []*corev1.Namespace
+	for _, name := range []string{"incomplete", "large", "whole"} {
+		namespaces = append(namespaces, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	shares := func(settings ShareSettings) map[string]int64 {
+		settings.PriorityCutoff = dispatch.DefaultPriorityCutoff
+		out := map[string]int64{}
+		for _, tenant := range BuildShares(objects, namespaces, settings, time.Now()).Tenants {
+			out[tenant.Name] = tenant.Share
+		}
+		return out
+	}
+	if diff := cmp.Diff(map[string]int64{"large": 0, "whole": 16}, shares(ShareSettings{By: shareByNamespace})); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]int64{"incomplete": 11, "large": 11, "whole": 10}, shares(ShareSettings{By: shareByNamespace, WithoutGroups: true})); diff != "" {
+		t.Errorf("without groups (-want +got)\n%s", diff)
 	}
 }
