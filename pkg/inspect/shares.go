@@ -193,7 +193,11 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 			Name: t.Name, Weight: t.Weight, Guaranteed: int64(t.Guaranteed), Share: int64(t.Share), Allocated: int64(t.Allocated),
 			WaitingPods: t.Waiting, Waiting: int64(t.WaitingMemory),
 		}
-		if next := pending[t.Next.UID]; next != nil {
+		switch next := pending[t.Next.UID]; {
+		case next == nil:
+		case t.Obstacle == dispatch.NeverFits: // Of a group, each member may fit alone.
+			tenant.Cause = t.Obstacle.String()
+		default:
 			tenant.Cause = diagnoser.Diagnose(next, nil).Reason.Words()
 		}
 		out.Tenants = append(out.Tenants, tenant)

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -110,16 +111,20 @@ func TestSharesOfGroups(t *testing.T) {
 	for _, name := range []string{"incomplete", "large", "whole"} {
 		namespaces = append(namespaces, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
+	causes := map[string]string{}
 	shares := func(settings ShareSettings) map[string]int64 {
 		settings.PriorityCutoff = dispatch.DefaultPriorityCutoff
 		out := map[string]int64{}
 		for _, tenant := range BuildShares(objects, namespaces, settings, time.Now()).Tenants {
-			out[tenant.Name] = tenant.Share
+			out[tenant.Name], causes[tenant.Name] = tenant.Share, tenant.Cause
 		}
 		return out
 	}
 	if diff := cmp.Diff(map[string]int64{"large": 0, "whole": 16}, shares(ShareSettings{By: shareByNamespace})); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]string{"large": dispatch.NeverFits.String(), "whole": diagnosis.Fits.Words()}, causes); diff != "" {
+		t.Errorf("causes (-want +got)\n%s", diff)
 	}
 	if diff := cmp.Diff(map[string]int64{"incomplete": 11, "large": 11, "whole": 10}, shares(ShareSettings{By: shareByNamespace, WithoutGroups: true})); diff != "" {
 		t.Errorf("without groups (-want +got)\n%s", diff)
