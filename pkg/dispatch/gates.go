@@ -22,8 +22,12 @@ const (
 	gateOpened
 )
 
-// gateRetry is the pause between two attempts to open a gate.
-const gateRetry = time.Second
+// gateRetry is the pause after the first failed attempt to open a gate. It doubles up to maxGateRetry: an admission webhook or policy can
+// reject the writes for good, and for many pods.
+const (
+	gateRetry    = time.Second
+	maxGateRetry = 8 * time.Second
+)
 
 // MaxOpening limits the writes in flight that open gates.
 const MaxOpening = 64
@@ -67,9 +71,10 @@ func (m *Manager) GateOpened(uid gpu.PodUID, opened bool, now time.Time) {
 		return
 	}
 	if opened {
-		p.gate = gateOpened
+		p.gate, p.gateFailures = gateOpened, 0
 		delete(m.gated, uid)
 	} else {
-		p.gate, p.gateRetry = gateClosed, now.Add(gateRetry)
+		p.gate, p.gateRetry = gateClosed, now.Add(min(gateRetry<<min(p.gateFailures, 8), maxGateRetry))
+		p.gateFailures++
 	}
 }

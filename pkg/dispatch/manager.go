@@ -183,6 +183,7 @@ func (m *Manager) StopLeading() {
 		m.refresh(p)
 	}
 	for _, p := range m.pods {
-		p.failures, p.notBefore, p.notProvisionedBefore, p.gate, p.gateRetry = 0, time.Time{}, time.Time{}, gateClosed, time.Time{}
+		p.failures, p.notBefore, p.notProvisionedBefore = 0, time.Time{}, time.Time{}
+		p.gate, p.gateFailures, p.gateRetry = gateClosed, 0, time.Time{}
 	}
 }

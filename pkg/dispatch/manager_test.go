@@ -185,8 +185,17 @@ func TestOpenGates(t *testing.T) {
 	}
 	f.Tick(f.now)
 	want(t, "the rest", 101-MaxOpening, len(f.TakeEffects().Open))
-	f.Tick(f.now.Add(gateRetry))
-	want(t, "the failed one again", []gpu.Pod{first[0]}, f.TakeEffects().Open)
+	want(t, "the failed one", Turn{Tenant: "alice", Obstacle: GateStuck}, f.Turns()["alice/granted"])
+	var pauses []time.Duration
+	for last := f.now; len(pauses) < 5; f.now = f.now.Add(gateRetry) {
+		f.Tick(f.now)
+		for _, again := range f.TakeEffects().Open {
+			want(t, "the failed one again", first[0], again)
+			pauses, last = append(pauses, f.now.Sub(last)), f.now
+			f.GateOpened(again.UID, false, f.now)
+		}
+	}
+	want(t, "the pauses", []time.Duration{gateRetry, 2 * gateRetry, 4 * gateRetry, 8 * gateRetry, 8 * gateRetry}, pauses)
 }
 
 // The plan of a group takes over the places of its members.

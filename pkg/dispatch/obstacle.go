@@ -19,6 +19,8 @@ const (
 	MakingRoom
 	// Incomplete means that too few members of its group exist.
 	Incomplete
+	// GateStuck means that it is granted, and its scheduling gate could not be removed yet.
+	GateStuck
 )
 
 // String returns the obstacle in words, as a part of a sentence about the pod; empty if nothing is known.

@@ -48,9 +48,11 @@ type pod struct {
 	// notProvisionedBefore.
 	failures                        int
 	notBefore, notProvisionedBefore time.Time
-	// gate is how far this process is with opening the pod's gate. It is not tried again before gateRetry.
-	gate      gateState
-	gateRetry time.Time
+	// gate is how far this process is with opening the pod's gate. gateFailures counts the failed attempts in a row; it is not tried
+	// again before gateRetry.
+	gate         gateState
+	gateFailures int
+	gateRetry    time.Time
 }
 
 // maxRequest bounds what is counted for a pod, so that sums over pods are exact: a user can bind a pod with any request to a node by

@@ -102,6 +102,9 @@ func (t Turn) String() string {
 	if t.Obstacle == Incomplete {
 		return "its group isn't complete: it gets its turn when all members exist"
 	}
+	if t.Obstacle == GateStuck {
+		return "it is its turn, but its scheduling gate could not be removed: the extender's log has the error"
+	}
 	text := fmt.Sprintf("waits for its turn: tenant %s has %d of its share of %d", cmp.Or(t.Tenant, "<none>"), t.Allocated, t.Share)
 	return strings.Join(append([]string{text}, waits(t.Before, t.Obstacle)...), "; ")
 }
@@ -147,6 +150,11 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 			for _, p := range u.pods {
 				turns[p.UID] = Turn{t.Name, t.Share, t.Allocated, t.Before, m.shownObstacle(u)}
 			}
+		}
+	}
+	for uid, p := range m.gated {
+		if p.gateFailures > 0 {
+			turns[uid] = Turn{Tenant: m.namespaces[p.Namespace].Tenant, Obstacle: GateStuck}
 		}
 	}
 	for _, members := range m.members {
