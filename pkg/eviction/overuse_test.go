@@ -45,7 +45,7 @@ type tenant struct {
 // model checks each eviction by what the pods really use.
 type overuseModel struct {
 	API // Overusers calls only Evict.
-	t *testing.T
+	t   *testing.T
 	// cards is the memory of the cards in GiB. An administrator can lower it while pods run there.
 	cards    [2]int64
 	random   *rand.Rand
