@@ -215,7 +215,7 @@ func (m *overuseModel) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
 
 // measure reports what the tenants use, as the device plugin does.
 func (m *overuseModel) measure() {
-	report := protocol.Usage{Time: m.clock.Now()}
+	report := protocol.Usage{Time: m.clock.Now(), Cards: []protocol.CardUsage{{Index: 0}, {Index: 1}}}
 	for _, t := range m.tenants {
 		switch exceeds := float64(t.used) > float64(t.requested)*(1+modelTolerance/100.); {
 		case !exceeds:

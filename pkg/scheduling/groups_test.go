@@ -181,9 +181,6 @@ func (g *gangFixture) wantNoCardOver() {
 	}
 }
 
-// inRun is what the bind of a member writes.
-var inRun = fake.Annotation(protocol.AnnotationGroupRun, "run")
-
 // marked returns the number of members with the annotation that the gang is whole.
 func (g *gangFixture) marked() (n int) {
 	for _, pod := range g.server.Pods() {
