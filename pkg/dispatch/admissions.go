@@ -6,17 +6,17 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// admissions decide whether filter may place a pod. mu guards the fields below it. Filter calls take it and not the Manager's lock, so
-// they don't wait for a round or for the search of pods to evict, which take long in a large cluster. No other lock is taken while it
-// is held.
+// admissions decide whether filter may place a pod. mu guards the fields below it. Filter calls take mu and not the Manager's lock, so
+// they don't wait for a round or for the search for victims, which take long in a large cluster. No other lock is taken while mu is
+// held.
 type admissions struct {
 	mu sync.RWMutex
-	// free are the namespaces that take no part in fair sharing, admitted the pods that are granted or bound.
+	// free are the namespaces that are exempt from fair sharing. admitted are the pods that are granted or bound.
 	free     map[string]bool
 	admitted map[gpu.PodUID]bool
 }
 
-// setFree records whether a namespace takes no part.
+// setFree records whether a namespace is exempt.
 func (a *admissions) setFree(namespace string, free bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

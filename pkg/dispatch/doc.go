@@ -1,15 +1,15 @@
 // Package dispatch decides when pods of tenants that share a cluster fairly may be scheduled.
 //
-// Such a pod has a scheduling gate, so that kube-scheduler doesn't see it. A Manager grants pods in the order of a
-// fairshare.Queue: it reserves a place for the pod in the ledger, charges the tenant, and asks its caller to open the gate. What
-// fits nowhere now is passed over, and blocks nothing. A group is granted as a whole.
+// Such a pod has a scheduling gate, so kube-scheduler ignores it. A Manager takes the pods in the order of a fairshare.Queue and
+// grants them. To grant a pod is to reserve a place for it in the ledger, charge its tenant, and request that its caller opens the
+// gate. A pod that fits nowhere now is passed over, and blocks no other pod. A group is granted as a whole.
 //
-// A gate can't be closed again, and users can remove gates. So a pod without a gate needs a charge too: filter rejects it until
-// its turn comes (Admit). A charge ends when the pod is bound, deleted, or not bound in time; then the pod waits for its next
-// turn, for longer after each failure.
+// A gate can't be closed again, and users can remove gates. So a pod without a gate needs a charge too: until its turn, filter
+// rejects it (Admit). A charge ends when the pod is bound, is deleted, or isn't bound in time. In the last case the pod waits for its
+// next turn, for longer after each failure.
 //
-// A Manager keeps no state that can't be rebuilt: a new leader knows from the pods what each tenant has, and grants those again
-// that are neither gated nor bound.
+// A Manager keeps no state that can't be rebuilt. A new leader derives from the pods what each tenant has. It grants pods again
+// that have neither a gate nor a node.
 //
 // Tick, in round.go, makes a step: it ends charges, makes a round, looks for tenants below their share, and requests the writes that
 // open gates. A round makes units of the pods that wait (units.go), offers them in the order of the queue (turns.go), and reserves

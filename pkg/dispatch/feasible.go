@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// feasibleFor is how long results are kept that no change of a node ends: pods without GPU memory, whose resources count, come
-	// and go.
+	// feasibleFor is how long results are kept. A change of a node drops them earlier. They also depend on pods without GPU memory, whose
+	// changes drop nothing.
 	feasibleFor = time.Minute
 	// nodesPerEffort is how many nodes can be asked for their other resources with the effort of one attempt, see maxEffort.
 	nodesPerEffort = 32
@@ -29,8 +29,8 @@ func (f *feasible) expire(now time.Time) {
 	}
 }
 
-// everFits reports whether the unit would fit the nodes that its pods can use if no pod had GPU memory: by their cards, and by all else
-// that pods request, such as CPU. A unit that wouldn't is no demand.
+// everFits reports whether the unit would fit the nodes that its pods can use if no pod had GPU memory: by the cards, and by the other
+// resources that its pods request, such as CPU. A unit that wouldn't fit doesn't count for its tenant's demand.
 func (m *Manager) everFits(u *unit) bool {
 	fits, known := m.feasible.results[u.kind.kindKey]
 	if known {

@@ -8,12 +8,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// kind is shared by units that fit the same free resources. An attempt for one of them answers for all.
+// kind is shared by units that fit the same free resources: if one of them has no room, none has.
 type kind struct {
 	kindKey
 	*likeness
-	// obstacle is why there was no room at the latest attempt: NoRoom or NeverFits. Untried means that the next attempt regards all
-	// nodes. Otherwise units are tried only on nodes on which something was freed since.
+	// obstacle is why there was no room at the latest attempt: NoRoom or NeverFits. If it is Untried, the next attempt tries all
+	// nodes. Otherwise the next attempt tries only nodes on which resources were freed since.
 	obstacle Obstacle
 	// units counts the units of this kind.
 	units int
@@ -30,8 +30,8 @@ func (k kindKey) compare(other kindKey) int {
 	return cmp.Or(strings.Compare(text(k.text), text(other.text)), cmp.Compare(k.memory, other.memory))
 }
 
-// likeness is shared by kinds that differ in the amount of memory only: where there is no room for one of them, there is none for
-// those that request more.
+// likeness is shared by kinds that differ only in the amount of memory: if there is no room for one of them, there is none for the kinds
+// that request more.
 type likeness struct {
 	// kinds are those with this likeness, by their memory.
 	kinds map[gpu.Memory]*kind

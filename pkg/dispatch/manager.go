@@ -30,10 +30,10 @@ type Options struct {
 	// EmptyCapacity returns a new count of what nodes would have besides GPU memory if no pod had GPU memory. If it is nil, only
 	// GPU memory counts.
 	EmptyCapacity func() ledger.Capacity
-	// PriorityCutoff is the priority from which on pods need no turn.
+	// PriorityCutoff is the lowest priority with which pods need no turn.
 	PriorityCutoff int32
-	// Provisioning is how many pods are granted that fit nowhere now, and would fit an empty node, so that an autoscaler sees
-	// them.
+	// Provisioning is the maximum number of pods that are granted without a place, so that an autoscaler adds nodes for them: pods that
+	// fit nowhere now and would fit an empty node.
 	Provisioning int
 	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
 	// Pods that have run for less than MinRuntime are not evicted.
@@ -53,14 +53,14 @@ type Ledger interface {
 
 // Groups is the part of package gang that a Manager uses.
 type Groups interface {
-	// Startable returns the unbound members that the group must bind together, none if too few exist; and those that are
-	// placed alone.
+	// Startable returns the unbound members that the group must bind together (none if too few exist), and the members that are
+	// placed like single pods.
 	Startable(key gang.Key) (together, alone []gpu.PodUID)
 }
 
 // Observer receives what metrics count.
 type Observer interface {
-	// PodGranted is called for each granted pod, with the time since its creation.
+	// PodGranted is called for each granted pod. waited is the time since the pod's creation.
 	PodGranted(waited time.Duration)
 	// ChargeExpired counts the charges that ended without a bind.
 	ChargeExpired()
@@ -72,9 +72,9 @@ type Observer interface {
 type Effects struct {
 	// Open are the pods whose gate must be removed. The result is passed to GateOpened.
 	Open []gpu.Pod
-	// Requeue is true if kube-scheduler must retry rejected pods: some of them have no gate, and were granted.
+	// Requeue is true if kube-scheduler must retry rejected pods: pods without a gate were granted.
 	Requeue bool
-	// Reclaim is the room that must be made by evictions; nil for none. The result is passed to Reclaimed.
+	// Reclaim is the need for which pods must be evicted; nil if there is none. The result is passed to Reclaimed.
 	Reclaim *reclaim.Need
 }
 
@@ -102,7 +102,7 @@ type Manager struct {
 	pausing map[string]*unit
 	// members are the pods that wait in groups.
 	members map[gang.Key]map[gpu.PodUID]*pod
-	// charged are the pods with a charge, none of which is bound as far as is known.
+	// charged are the pods with a charge. None of them is known to be bound.
 	charged map[gpu.PodUID]*pod
 	// gated are the pods whose gate is to be opened.
 	gated map[gpu.PodUID]*pod
@@ -111,7 +111,8 @@ type Manager struct {
 	// regions are nil if they must be computed again.
 	regions *regions
 	kinds   kinds
-	// At retryAll the kinds that had no room become due to be tried on all nodes, retries of them in each round.
+	// due are the kinds without room that are to be tried on all nodes again, retries of them in each round. At retryAll, all kinds
+	// without room become due.
 	due      []*kind
 	retries  int
 	retryAll time.Time

@@ -10,10 +10,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// findMoves finds out which pods must move to other regions so that each tenant can have its share: a tenant whose pods can use one
-// region only needs room there of tenants that can have theirs elsewhere. It sets Losses, Gains and Moves of the standings, and the Spots of
-// the candidates, and returns the regions of the nodes and those of each class. There is nothing to move, and the results are nil, if all
-// pods can use the same nodes.
+// findMoves computes which pods must move to other regions so that each tenant can have its share. For example, the pods of one tenant can
+// use only one region, which is full with pods of a tenant that can have its share elsewhere. findMoves sets Losses, Gains and Moves of the
+// standings, and the Spots of the candidates. It returns the region of each node, and the regions of each class. If all pods can use the same
+// nodes, there is nothing to move, and the results are nil.
 func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Tenant, units [][]*unit, candidates []candidate) (of map[string]int, classes [][]int) {
 	r := m.regions
 	if r == nil || len(r.Sizes) < 2 {
@@ -55,7 +55,8 @@ func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Ten
 type moves struct {
 	*Manager
 	tenants []Tenant
-	// position is that of each tenant. limits are what the tenants are to have, and sizes those of the regions, without what can't move.
+	// position is the position of each tenant in tenants. limits are the tenants' shares and sizes the sizes of the regions, both without
+	// the memory that can't move.
 	position map[string]int
 	limits   []gpu.Memory
 	sizes    []gpu.Memory
@@ -64,14 +65,14 @@ type moves struct {
 	fits map[fit]bool
 }
 
-// fit is what fitsElsewhere depends on.
+// fit identifies a result of fitsElsewhere.
 type fit struct {
 	tenant      string
 	constraints unique.Handle[string]
 	demand      gpu.Demand
 }
 
-// holder are the pods of a tenant of one class.
+// holder identifies the pods of a tenant that belong to one class.
 type holder struct{ tenant, class int }
 
 func (x *moves) holding(tenant string, class int) *fairshare.Holding {
@@ -84,8 +85,8 @@ func (x *moves) holding(tenant string, class int) *fairshare.Holding {
 	return h
 }
 
-// fitsElsewhere reports whether each pod of the candidate would fit an empty node in a region where its tenant is to have more: regions
-// don't regard the size of cards. Pods that are to lose nothing need not fit.
+// fitsElsewhere reports whether each pod of the candidate would fit an empty node in a region where its tenant is to get more memory. This
+// must be checked, because the sizes of regions don't tell the sizes of cards. A pod needs no check where its tenant loses nothing.
 func (x *moves) fitsElsewhere(c *candidate, s reclaim.Standing) bool {
 	for i, p := range c.pods {
 		if s.Losses[c.Spots[i]] == 0 {
@@ -107,7 +108,8 @@ func (x *moves) fitsElsewhere(c *candidate, s reclaim.Standing) bool {
 	return true
 }
 
-// spots returns where bound pods are; nil if one is where no new pod like it could be, or if it isn't known which regions it can use.
+// spots returns the spots of bound pods. It returns nil if one of them is on a node that it couldn't use now, or if it isn't known which
+// regions one of them can use.
 func (x *moves) spots(pods []*pod) []reclaim.Spot {
 	spots := make([]reclaim.Spot, len(pods))
 	for i, p := range pods {
@@ -120,8 +122,8 @@ func (x *moves) spots(pods []*pod) []reclaim.Spot {
 	return spots
 }
 
-// pinOthers subtracts what can't move: pods that must not be evicted, places of granted pods, and pods without a tenant. What pods have
-// that are being deleted will be free.
+// pinOthers subtracts the memory that can't move from sizes and limits: that of pods that must not be evicted, of granted pods with a place,
+// and of pods without a tenant. Pods that are being deleted don't count.
 func (x *moves) pinOthers(movable map[*pod]bool) {
 	for _, p := range x.pods {
 		node := p.Node

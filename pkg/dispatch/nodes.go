@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// maxFreed is the number of nodes from which on pods are tried on all nodes.
+	// maxFreed is the largest number of freed nodes that are listed. If there are more, pods are tried on all nodes.
 	maxFreed = 64
 	// maxConstraints is the number of constraints for which eligible nodes are remembered.
 	maxConstraints = 256
@@ -42,7 +42,7 @@ func (f *freedNodes) take() (names map[string]struct{}, all bool) {
 type eligibleNodes struct {
 	names []string
 	set   map[string]struct{}
-	// freed are those on which resources were freed since the former round.
+	// freed are the nodes on which resources were freed since the former round.
 	freed []string
 	// preferred are those outside of the avoided regions; nil if it makes no difference.
 	preferred []string

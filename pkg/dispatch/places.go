@@ -9,7 +9,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// places are the reserved places of granted pods, and those held for pods whose victims end, by node. mu guards its fields. No other lock is taken while it is held.
+// places are the places that belong to a Manager, by node: the reserved places of granted pods, and the held places. mu guards the fields
+// below it. No other lock is taken while mu is held.
 type places struct {
 	mu     sync.Mutex
 	nodeOf map[gpu.PodUID]string
@@ -55,8 +56,8 @@ func (p *places) remove(uid gpu.PodUID) bool {
 	return true
 }
 
-// PlacesOn returns the pods that have a reserved place on the node and are not bound yet, and with withHeld those for which one is held.
-// It takes no lock under which other locks are taken.
+// PlacesOn returns the granted pods that have a reserved place on the node and are not bound yet. With withHeld it also returns the pods
+// that have a held place there. It can be called with other locks held: it takes only the lock of places.
 func (m *Manager) PlacesOn(node string, withHeld bool) []gpu.PodUID {
 	m.places.mu.Lock()
 	defer m.places.mu.Unlock()
@@ -67,8 +68,8 @@ func (m *Manager) PlacesOn(node string, withHeld bool) []gpu.PodUID {
 	return uids
 }
 
-// GiveUpPlace releases the reserved place of a pod that is about to be placed otherwise: its group's plan places it, or
-// kube-scheduler doesn't offer that node. The pod keeps its charge. GiveUpPlace reports whether there was a place.
+// GiveUpPlace releases the reserved place of a pod that is about to get another place: from its group's plan, or because the node of its
+// place is not a candidate node. The pod keeps its charge. GiveUpPlace reports whether there was a place.
 func (m *Manager) GiveUpPlace(uid gpu.PodUID) bool {
 	if !m.places.remove(uid) {
 		return false

@@ -7,13 +7,13 @@ import (
 )
 
 const (
-	// reclaimInterval is the interval at which tenants below their share are looked for.
+	// reclaimInterval is the interval between two searches for tenants below their share.
 	reclaimInterval = time.Second
-	// maxReclaim limits the pods that get room by one attempt: not more than can be granted at one time.
+	// maxReclaim limits the pods for which one attempt makes room: not more than can be granted at one time.
 	maxReclaim = maxOpen
-	// holdLife is how long places are held for pods whose victims don't end, freedLife for how long after the victims are gone.
+	// holdLife is how long places are held if the victims don't end. freedLife is how long they are held after the victims have ended.
 	holdLife, freedLife = 10 * time.Minute, 10 * time.Second
-	// evictionLag is how long after an attempt the watch must show that the victims are being deleted.
+	// evictionLag is the time after an attempt within which the watch must show that the victims are being deleted.
 	evictionLag = time.Minute
 	// minReclaimPause is the pause of a tenant's units of one kind after an attempt without success; it doubles each time, up to maxPause,
 	// unless something changed while the plan was made.
@@ -22,8 +22,8 @@ const (
 	maxDelays = 6
 )
 
-// reclaims is the state of reclaiming, guarded by the Manager's lock. At most one attempt is made at a time. A new leader forgets
-// what the former one did, and sees it in the pods that are being deleted.
+// reclaims is the state of reclaiming, guarded by the Manager's lock. At most one attempt is made at a time. A new leader doesn't have the
+// former leader's state; it uses the pods that are being deleted instead.
 type reclaims struct {
 	checked time.Time
 	// since is when this process began to lead.
@@ -34,10 +34,10 @@ type reclaims struct {
 	attempts uint64
 	// attempt is nil if none is in progress.
 	attempt *attempt
-	// charged is what the queue counts for the places that are held, by tenant: it isn't the turn of a tenant's later pods for what
-	// the held ones will have.
+	// charged is the memory of held places that the queue counts, by tenant. Without it, later pods of the tenant would be granted
+	// memory that belongs to its share and is held for its earlier pods.
 	charged map[string]gpu.Memory
-	// moved is when pods of each tenant were last evicted that left it with less than its share: it gets other room at once.
+	// moved is when pods of each tenant last had to move. Such a tenant may have less than its share, and doesn't wait for ReclaimAfter.
 	moved map[string]time.Time
 }
 
@@ -47,7 +47,7 @@ func newReclaims(attempts uint64) reclaims {
 	return reclaims{attempts: attempts, pauses: map[reclaimKind]reclaimPause{}, moved: map[string]time.Time{}}
 }
 
-// reclaim looks for tenants below their share, and requests what makes room for them.
+// reclaim searches for tenants below their share, and requests the evictions that make room for them.
 func (m *Manager) reclaim(now time.Time) {
 	if m.reclaims.since.IsZero() {
 		m.reclaims.since = now

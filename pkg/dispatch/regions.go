@@ -12,21 +12,21 @@ import (
 )
 
 const (
-	// maxClasses limits the constraints that are distinguished: those of the most memory. Pods with others count as if they could use all
-	// nodes.
+	// maxClasses limits the constraints that get their own class, those with the most memory first. Pods with other constraints count as if
+	// they could use all nodes.
 	maxClasses = 32
-	// maxRegions limits the regions: constraints that would make more are not distinguished either.
+	// maxRegions limits the regions. Constraints that would need more regions get no class either.
 	maxRegions = 64
 	// maxTried limits the constraints for which eligible nodes are computed.
 	maxTried = 2 * maxClasses
 )
 
-// regions are the sets of nodes that differ in which pods can use them. They are never changed.
+// regions divide the nodes into sets: the nodes of one region can be used by the same pods. A regions value is never changed.
 type regions struct {
 	fairshare.Pools
 	// of is the region of each node that shares its cards.
 	of map[string]int
-	// classes are the positions in Pools.Classes of all constraints that were known when the regions were computed.
+	// classes holds the class, as a position in Pools.Classes, of each of the constraints that were known when the regions were computed.
 	classes map[unique.Handle[string]]int
 }
 
@@ -109,7 +109,7 @@ func (m *Manager) dropOutdatedRegions() {
 	}
 }
 
-// computeRegions computes the regions for the constraints, which have these amounts.
+// computeRegions computes the regions. amounts holds the memory that pods with each of the constraints have or request.
 func (m *Manager) computeRegions(amounts map[unique.Handle[string]]gpu.Memory) {
 	if !m.leading && len(m.eligible) > maxConstraints {
 		clear(m.eligible) // Otherwise Tick does it.
@@ -131,8 +131,8 @@ func text(h unique.Handle[string]) string {
 	return h.Value()
 }
 
-// shares returns the shares of the claims, whose units are those that wait. The pods' constraints count: a tenant whose pods can use few
-// nodes deserves no more than there is, and others deserve the rest.
+// shares returns the shares of the claims. units are the waiting units of each. The pods' constraints count: the share of a tenant whose
+// pods can use few nodes is at most the memory of these nodes, and the others divide the rest.
 func (m *Manager) shares(claims []fairshare.Claim, units [][]*unit) []gpu.Memory {
 	m.dropOutdatedRegions()
 	pools, demands, ok := m.demands(claims, units)
@@ -177,8 +177,8 @@ func (m *Manager) demands(claims []fairshare.Claim, units [][]*unit) (pools fair
 	return r.withStray(stray, demands), demands, !unknown
 }
 
-// withStray returns the pools with one more for what each tenant has on nodes that its pods couldn't use now, such as cordoned ones. It
-// adds these pools' classes to the demands.
+// withStray returns the pools with an additional pool for each tenant that has memory on nodes that its pods couldn't use now, such as
+// cordoned ones. It adds the classes of these pools to the demands.
 func (r *regions) withStray(stray []gpu.Memory, demands [][]gpu.Memory) fairshare.Pools {
 	pools := fairshare.Pools{Sizes: slices.Clone(r.Sizes), Classes: slices.Clone(r.Classes)}
 	for claim, amount := range stray {
@@ -194,7 +194,7 @@ func (r *regions) withStray(stray []gpu.Memory, demands [][]gpu.Memory) fairshar
 	return pools
 }
 
-// eachCounted calls visit for each pod that has memory of its tenant.
+// eachCounted calls visit for each pod whose memory counts as its tenant's.
 func (m *Manager) eachCounted(visit func(*pod)) {
 	for _, p := range m.pods {
 		if p.counted > 0 {
@@ -203,7 +203,7 @@ func (m *Manager) eachCounted(visit func(*pod)) {
 	}
 }
 
-// eachDemanded calls visit for each pod of the units that is demand, with the position of its tenant.
+// eachDemanded calls visit for each pod of the units that counts for its tenant's demand, with the position of the tenant.
 func (m *Manager) eachDemanded(units [][]*unit, visit func(tenant int, p *pod)) {
 	for i, own := range units {
 		for _, u := range own {

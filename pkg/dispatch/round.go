@@ -71,7 +71,7 @@ func (m *Manager) retry(now time.Time) (all, some bool) {
 		m.retries = max(leastRetries, len(m.due)/retryRounds)
 		m.retryAll = now.Add(retryInterval)
 		if len(m.eligible) > maxConstraints {
-			clear(m.eligible) // Most are those of pods that are gone.
+			clear(m.eligible) // Most belong to pods that don't exist any more.
 		}
 	}
 	n := min(len(m.due), m.retries)

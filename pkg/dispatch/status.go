@@ -14,17 +14,17 @@ import (
 type Tenant struct {
 	fairshare.Terms
 	Name string
-	// Share is what the tenant deserves now, Allocated what its pods have or are granted.
+	// Share is the memory that the tenant should have now. Allocated is the memory of its bound and its granted pods.
 	Share, Allocated gpu.Memory
-	// Waiting are the pods that wait for their turn, WaitingMemory is what they request.
+	// Waiting counts the pods that wait for their turn. WaitingMemory is the memory that they request.
 	Waiting       int
 	WaitingMemory gpu.Memory
-	// PassedOver counts those of them that fit nowhere now, and Infeasible those that are no demand.
+	// PassedOver counts the waiting pods that fit nowhere now, Infeasible those that don't count for the tenant's demand.
 	PassedOver, Infeasible int
-	// Before counts the tenants whose turn is before this one's and that have pods that wait.
+	// Before counts the tenants with waiting pods that come before this tenant in the queue.
 	Before int
-	// Next is the first of the pods that wait, zero if none does: the first one that is demand, if there is one. Obstacle is why it
-	// isn't granted.
+	// Next is the first waiting pod that counts for the demand. If there is none, it is the first waiting pod; zero if no pod waits.
+	// Obstacle is why Next isn't granted.
 	Next     gpu.Pod
 	Obstacle Obstacle
 }
@@ -80,7 +80,7 @@ func (m *Manager) standings() ([]Tenant, [][]*unit) {
 	return tenants, units
 }
 
-// shownObstacle is obstacle for users.
+// shownObstacle returns the obstacle that users see: MakingRoom if pods are evicted for the unit, otherwise obstacle.
 func (m *Manager) shownObstacle(u *unit) Obstacle {
 	if m.makesRoom(u) {
 		return MakingRoom
@@ -88,7 +88,7 @@ func (m *Manager) shownObstacle(u *unit) Obstacle {
 	return m.obstacle(u)
 }
 
-// Turn is where a pod is in the queue.
+// Turn is the position of a waiting pod in the queue, and why it isn't granted.
 type Turn struct {
 	Tenant           string
 	Share, Allocated gpu.Memory
@@ -109,7 +109,7 @@ func (t Turn) String() string {
 	return strings.Join(append([]string{text}, waits(t.Before, t.Obstacle)...), "; ")
 }
 
-// Reason returns why the tenant's next pod waits, as it is shown to users; empty if none does.
+// Reason returns why the tenant's next pod waits, for users; empty if no pod waits.
 func (t Tenant) Reason() string {
 	if t.Waiting == 0 {
 		return ""
@@ -121,7 +121,7 @@ func (t Tenant) Reason() string {
 	return t.Next.String() + ": " + strings.Join(reasons, "; ")
 }
 
-// waits returns why a pod waits that isn't granted for the obstacle, and before whose tenant others are.
+// waits returns the reasons why a pod waits: the number of tenants before its own, and the obstacle.
 func waits(before int, obstacle Obstacle) (reasons []string) {
 	switch {
 	case obstacle.infeasible(): // Then the order of the tenants doesn't matter.

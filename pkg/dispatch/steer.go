@@ -6,9 +6,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// steer keeps pods that can use many regions away from those that less flexible pods wait for. For each class it finds the regions to
-// avoid: all regions of each waiting class that can use only a part of this class's regions. Its pods are tried on the other nodes
-// first, and then on all.
+// steer sets the preferred nodes, so that pods that can use many regions avoid regions for which pods with fewer usable regions wait. A class
+// avoids the regions of every waiting class that can use only a part of its own regions. Its pods are tried on their preferred nodes
+// first, and then on all their nodes.
 func (m *Manager) steer(units [][]*unit) {
 	r := m.regions
 	waiting := map[int]bool{}
@@ -52,7 +52,7 @@ func (r *regions) within(class, other int) bool {
 	return len(r.Classes[class]) < len(r.Classes[other]) && !slices.ContainsFunc(r.Classes[class], func(region int) bool { return !r.usable(other, region) })
 }
 
-// preferred returns the requests for a unit with fewer nodes; nil if there is no difference.
+// preferred returns the requests of a unit restricted to preferred nodes; nil if that makes no difference.
 func (m *Manager) preferred(u *unit, requests []ledger.Request) (out []ledger.Request) {
 	for i, p := range u.pods {
 		nodes := m.nodesFor(p)
