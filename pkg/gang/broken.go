@@ -2,10 +2,10 @@ package gang
 
 import "time"
 
-// verification is the search for the missing members of a broken run, before its bound members are evicted. The watch may
-// be behind, and the answer to a bind may be lost. So every verifyInterval a live read is requested. Patience counts only
-// between two reads that were both answered: while the API server doesn't answer, nothing is known. Then every missing
-// member is read.
+// verification reads the missing members of a broken run before its bound members are evicted, because the watch may be behind, and the
+// answer to a bind may be lost. Every verifyInterval it requests a live read of one missing member. The patience counts only the time between two
+// reads that were both answered: while the API server doesn't answer, the state of the members is unknown. When the patience is over, every
+// missing member is read.
 type verification struct {
 	// bound is the largest number of members that were bound.
 	bound int
@@ -23,8 +23,8 @@ type verification struct {
 // verifyInterval is the interval between reads, and between requests of the same evictions.
 const verifyInterval = 5 * time.Second
 
-// startVerification starts the verification of a run that is broken. It goes on after a failed round, unless that bound
-// further members.
+// startVerification starts the verification of a run that is broken. After a failed round it continues the former verification, unless the
+// round bound further members.
 func (mgr *Manager) startVerification(r *run, now time.Time) {
 	if r.verification.next.IsZero() || r.counts[bound] > r.verification.bound {
 		r.verification = verification{bound: r.counts[bound], next: now}
@@ -52,7 +52,7 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 		for _, m := range r.sorted(func(m *member) bool { return m.counted == bound }) {
 			mgr.effects.Evict = append(mgr.effects.Evict, m.Pod)
 		}
-	case r.phase == PhaseBinding, r.size() == 0: // It is unknown how many are missing.
+	case r.phase == PhaseBinding, r.size() == 0: // It is unknown how many members are missing.
 		v.readAt = time.Time{}
 	default:
 		mgr.requestReads(r)
@@ -61,8 +61,8 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 	mgr.wake(r, v.next)
 }
 
-// requestReads requests a read of one missing member, or of all once the patience is over. If none exists, a read of a
-// bound member shows that the API server answers.
+// requestReads requests a read of one missing member, or of all missing members once the patience is over. If no missing member exists, it
+// requests a read of a bound member, to check that the API server answers.
 func (mgr *Manager) requestReads(r *run) {
 	v := &r.verification
 	missing := r.sorted(func(m *member) bool { return m.awaitsBind() && (v.over.IsZero() || m.readAt.Before(v.over)) })

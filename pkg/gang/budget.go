@@ -6,11 +6,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// budget bounds the memory that is reserved without success, over all groups. Its unit is memory times seconds. It has two
-// accounts, which are refilled at constant rates. A round that ends before the barrier opens costs what it kept from
-// others. One that the budget doesn't allow yields, and costs nothing (see plan.yields). A round whose members came together
-// costs nothing either: the group can run, even if a bind failed. A fruitless starvation reservation costs the free memory
-// that it kept from others. It doesn't keep groups from rounds.
+// budget bounds the memory that all groups together reserve without success. Its unit is memory times seconds. It has two
+// accounts, one for rounds and one for starvation reservations, which are refilled at constant rates.
+//
+// A round that ends before the barrier opens costs what it kept from others. A round that the budget doesn't allow yields, and costs
+// nothing (see plan.yields). A round whose members have all arrived costs nothing either, even if a bind fails, because the group can
+// run. A starvation reservation without success costs the free memory that it kept from others. Its cost doesn't prevent rounds.
 type budget struct {
 	total              gpu.Memory
 	rounds, starvation account
@@ -57,7 +58,7 @@ func (b *budget) chargeStarvation(cost account) {
 	b.starvation = max(b.starvation-cost, -starvationRate*b.seconds(longestDebt))
 }
 
-// covers reports whether a round that has cost so much may go on.
+// covers reports whether a round with this cost so far may continue.
 func (b *budget) covers(memory gpu.Memory, took time.Duration) bool {
 	return b.total == 0 || b.rounds-account(float64(memory)*took.Seconds()) > -b.seconds(roundCredit)
 }

@@ -17,7 +17,7 @@ type FilterResult struct {
 	AsSingle bool
 	// Nodes are the candidate nodes that the member may use, in the order of the candidates.
 	Nodes []string
-	// Reason is why there are none.
+	// Reason is why Nodes is empty.
 	Reason Reason
 	// Outside is the node of the member's place, if that is outside the sample and no node of the sample has room.
 	Outside string
@@ -112,8 +112,8 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 	return mgr.nodesFromPlan(r, m, pm, names, all, now)
 }
 
-// nodesFromPlan answers from the plan. If the planned node isn't among the names, because they are a sample or for reasons that only
-// kube-scheduler knows, the member moves to one that is.
+// nodesFromPlan answers from the plan. If the planned node isn't among the names (because they are a sample, or for a reason that only
+// kube-scheduler knows), the member moves to a node that is.
 func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []string, all *candidates, now time.Time) FilterResult {
 	if r.key.Native && r.phase == PhasePlanned {
 		mgr.extend(r, now)
@@ -131,7 +131,7 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 	case slices.Contains(all.names, pm.node):
 		return FilterResult{Reason: OutsideSample, Outside: pm.node}
 	case r.phase == PhaseBinding:
-		return FilterResult{Reason: Unplaced} // Its place stays until the run gives it up.
+		return FilterResult{Reason: Unplaced} // The member's place stays reserved until the run ends the round.
 	}
 	mgr.endRound(r, Unplaced, now)
 	return FilterResult{Reason: Unplaced}
@@ -150,8 +150,9 @@ func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now 
 	return ok
 }
 
-// reportProblem returns the reason why the member can't be placed however much memory is free. It records an Event, but not about a
-// PodGroup that doesn't exist: the watch may report a pod first, and kube-scheduler doesn't try pods without their PodGroup.
+// reportProblem returns the reason why the member can't be placed, even if all memory is free. It records an Event, but not about a
+// PodGroup that doesn't exist: the watch may report the pod before the PodGroup, and kube-scheduler doesn't try pods whose PodGroup is
+// missing.
 func (mgr *Manager) reportProblem(m *member) Reason {
 	problem := m.problem()
 	if _, exists := mgr.podGroups[m.Gang]; m.reportedProblem != problem && (exists || !m.Gang.Native) {
@@ -161,7 +162,7 @@ func (mgr *Manager) reportProblem(m *member) Reason {
 	return invalid(problem)
 }
 
-// offer is what kube-scheduler offers to the members of one template.
+// offer holds the candidate nodes for the members of one template.
 type offer struct {
 	// nodes are the latest candidate nodes; nil after a failed round. at is when the latest were offered.
 	nodes *candidates
@@ -170,7 +171,7 @@ type offer struct {
 
 func (o *offer) known() bool { return o != nil && o.nodes != nil && len(o.nodes.names) > 0 }
 
-// offer records the candidate nodes of a member, which are also those of the other members of its template.
+// offer records the candidate nodes of a member. All members of its template share them.
 func (mgr *Manager) offer(r *run, m *member, nodes *candidates, now time.Time) {
 	o := r.offers[m.Template]
 	if o == nil {
@@ -223,8 +224,8 @@ func (mgr *Manager) intern(f fingerprint, names []string) *candidates {
 	return set
 }
 
-// learnScheduler records that the scheduler of this name calls the extender. Once one is known, members that are
-// assigned to another one don't count until that calls too.
+// learnScheduler records that the scheduler of this name calls the extender. Once such a scheduler is known, members that are
+// assigned to another scheduler don't count until that scheduler calls too.
 func (mgr *Manager) learnScheduler(name string, now time.Time) {
 	if name == "" || mgr.schedulers[name] {
 		return

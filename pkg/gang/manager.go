@@ -41,10 +41,11 @@ type Options struct {
 	// the Manager's lock held.
 	EligibleNodes func(gpu.PodUID) []string
 	// Capacity returns a new count of what nodes have free besides GPU memory. planned returns the members that are planned
-	// to a node and not bound yet; nil means none. If empty is true, the nodes count without their pods, except those that
-	// stay. If Capacity is nil, only GPU memory counts.
+	// to a node and not bound yet; nil means none. If empty is true, only pods that are expected to stay count as using the nodes. If
+	// Capacity is nil, only GPU memory counts.
 	Capacity func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity
-	// GiveUpPlace releases a place that fair sharing has reserved for the pod: the plan places it. It is nil if there is none.
+	// GiveUpPlace releases the place that fair sharing has reserved for the pod, because the plan places the pod. It is nil if fair sharing is
+	// off.
 	GiveUpPlace func(gpu.PodUID) bool
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
@@ -97,8 +98,8 @@ type Effects struct {
 	// empty.
 	Requeue     bool
 	RequeueNode string
-	// RequeueAbove are the priorities above which kube-scheduler must retry pods that filter has rejected: a gang became whole, and
-	// they can preempt its members now, or a round yields, and they can take its memory.
+	// RequeueAbove are priorities: kube-scheduler must retry rejected pods of a higher priority. Either a gang became whole, so these pods can
+	// preempt its members now, or a round yields, so they can take its memory.
 	RequeueAbove []int32
 	// Events are the Events to record.
 	Events []Event
@@ -139,7 +140,7 @@ type Manager struct {
 	burst  freeBurst
 	// noRoomFor holds the ranks of runs for which there was no room since the latest Tick.
 	noRoomFor map[likeRuns]rank
-	// noYieldBefore is until when no round may yield.
+	// noYieldBefore is the time before which no round may yield.
 	noYieldBefore time.Time
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
 	work       int
@@ -217,7 +218,7 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	}
 	mgr.changed(r, known, now)
 	if starting := g.starting(); known.Node != "" && r.phase == PhaseRunning && starting != nil && starting.plan == nil && (g.key.Native || r.acceptsAny(starting)) {
-		mgr.rehome(starting, now) // The pod shows that its run is alive: members of its controller join it, of a native group all.
+		mgr.rehome(starting, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
 		mgr.changed(starting, nil, now)
 	}
 }
@@ -235,7 +236,7 @@ func (mgr *Manager) group(key Key) *group {
 // apply sets what is known of a member.
 func (mgr *Manager) apply(m *member, next Member, now time.Time) {
 	r := m.run
-	m.ShortOfMemory = next.ShortOfMemory // Alone it continues nothing: kube-scheduler's message can change with each attempt.
+	m.ShortOfMemory = next.ShortOfMemory // This change alone continues no run: kube-scheduler's message can change with each attempt.
 	if m.Member == next || r == nil {
 		m.Member = next
 		return
@@ -255,8 +256,8 @@ func (mgr *Manager) apply(m *member, next Member, now time.Time) {
 	mgr.changed(r, m, now)
 }
 
-// Confirmed applies what a live read of the pod found that never changes back: whether it is bound, terminating or ended.
-// It adds no member.
+// Confirmed applies the result of a live read of the pod, but only the part that never changes back: whether the pod is bound,
+// terminating or ended. It adds no member.
 func (mgr *Manager) Confirmed(m Member, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -336,7 +337,7 @@ func (mgr *Manager) Tick(now time.Time) {
 // exhaust the memory.
 const maxUnknown = 20_000
 
-// due does what the time requires of one run.
+// due handles what has become due for one run.
 func (mgr *Manager) due(r *run, now time.Time) {
 	if r.removed {
 		return
@@ -362,8 +363,8 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	}
 }
 
-// checkNodes ends the plans whose cards or nodes are gone, and the starvation reservation if its own are. It lets the runs that failed
-// before try again.
+// checkNodes ends plans whose cards or nodes don't exist any more, and likewise the starvation reservation. Runs that failed before may try
+// again.
 func (mgr *Manager) checkNodes(now time.Time) {
 	for _, r := range slices.Clone(mgr.placed) {
 		for uid, pm := range r.plan.all() {

@@ -43,7 +43,7 @@ type Member struct {
 	Run string
 	// Size is the size of the group according to this pod. A Manager sets that of a native group.
 	Size int
-	// Problem is why the group or its size can't be read, or why no node can give the pod what it asks for; empty if all is well.
+	// Problem is why the group or its size can't be read, or why no node can give the pod what it asks for; empty if there is no problem.
 	Problem string
 	// Created is truncated to seconds.
 	Created time.Time
@@ -54,7 +54,7 @@ type Member struct {
 	// Shape is equal for pods whose templates are equal apart from the names of their volumes. If it is empty, Template
 	// takes its place.
 	Shape string
-	// Scheduler is the name of the scheduler that the pod is assigned to. If it is empty, the pod counts as one of ours.
+	// Scheduler is the name of the scheduler that the pod is assigned to. If it is empty, the scheduler counts as one that calls the extender.
 	Scheduler string
 	// Node is the node that the pod is bound to; empty if it isn't bound.
 	Node string
@@ -64,9 +64,9 @@ type Member struct {
 	MarkedWhole bool
 	// Ended is true if the pod has succeeded or failed, Succeeded if it has succeeded.
 	Ended, Succeeded bool
-	// Gated is true if the pod has scheduling gates other than that of fair shares.
+	// Gated is true if the pod has scheduling gates other than that of fair sharing.
 	Gated bool
-	// HeldBack is true if the pod has the scheduling gate of fair shares: no scheduler can have tried it yet.
+	// HeldBack is true if the pod has the scheduling gate of fair sharing: no scheduler can have tried it yet.
 	HeldBack bool
 	// Cardless is true if the pod asks for no cards. kube-scheduler doesn't call the extender for it, and it doesn't
 	// count.
@@ -88,7 +88,8 @@ const (
 	succeeded
 	// ineligible members exist, but can't be placed because of their gates or their problem.
 	ineligible
-	// foreign members are assigned to a scheduler that has not called the extender. One that is held back may yet be tried.
+	// foreign members are assigned to a scheduler that has not called the extender. A member that is held back is not foreign: its
+	// scheduler can't have tried it yet.
 	foreign
 
 	categories
@@ -118,8 +119,8 @@ func (m *Member) shape() string {
 	return m.Shape
 }
 
-// merge returns next with what known knows better: a pod that is bound, terminating or ended stays so, although the
-// watch can be behind our binds and live reads.
+// merge returns next, but with what known has that next may lack: a pod that is bound, terminating or ended stays so. The watch can be behind
+// the extender's own binds and live reads.
 func merge(known, next Member) Member {
 	if known.Node != "" && next.Node == "" {
 		next.Node, next.Run, next.MarkedWhole, next.BoundAt = known.Node, known.Run, known.MarkedWhole, known.BoundAt
@@ -129,7 +130,7 @@ func merge(known, next Member) Member {
 	return next
 }
 
-// relevantChange reports whether the owner changed the member so that a group that failed before may fit now.
+// relevantChange reports whether a user changed the member in a way that may help a group that failed before.
 func relevantChange(known, next *Member) bool {
 	return known.Size != next.Size || known.Priority != next.Priority || known.Template != next.Template ||
 		known.NumCards() != next.NumCards() || known.Problem != next.Problem || known.Gated != next.Gated
@@ -142,7 +143,7 @@ type member struct {
 	run *run
 	// counted is what run's tally counts the member as.
 	counted category
-	// groupProblem is what is wrong with the member's native group, see Manager.resolve; empty if all is well.
+	// groupProblem is what is wrong with the member's native group, see Manager.resolve; empty if there is no problem.
 	groupProblem string
 	// gone is true if a live read found that the pod doesn't exist, and the watch has not reported it yet.
 	gone bool
@@ -152,7 +153,7 @@ type member struct {
 	reportedProblem string
 }
 
-// problem returns why the member can't be placed however much memory is free; empty if it can.
+// problem returns why the member can't be placed even if all memory is free; empty if it can.
 func (m *member) problem() string { return cmp.Or(m.groupProblem, m.Problem) }
 
 // awaitsBind reports whether the pod could still be bound.

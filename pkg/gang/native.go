@@ -6,19 +6,21 @@ import (
 	"time"
 )
 
-// A native group is a PodGroup of Kubernetes. kube-scheduler tries its pods in one cycle (k8s.io/kubernetes
-// pkg/scheduler/schedule_one_podgroup.go, podGroupSchedulingDefaultAlgorithm): it calls filter member by member, each as if the
-// ones before were bound, stops when too few can follow, and only then binds. It counts the sum of a node's memory, not its cards.
-// A call doesn't show that the cycle has failed, or that it is a trial in which the victims of a preemption count as gone. And it retries the
-// group by itself, after a back-off that no event of the cluster shortens (pkg/scheduler/backend/queue/scheduling_queue.go,
+// A native group is a PodGroup of Kubernetes. kube-scheduler tries its pods in one group cycle (k8s.io/kubernetes
+// pkg/scheduler/schedule_one_podgroup.go, podGroupSchedulingDefaultAlgorithm). It calls filter for one member after the other, each time as
+// if the members before were bound. It ends the cycle when too few members are left. It binds only after all filter calls. It counts
+// the sum of a node's memory, not its cards.
+//
+// A filter call doesn't show if the cycle has failed, or if it is a trial in which the victims of a preemption count as gone. kube-scheduler
+// retries the group by itself, after a back-off that no event of the cluster shortens (pkg/scheduler/backend/queue/scheduling_queue.go,
 // AddAttemptedPodGroupIfNeeded).
 //
-// So the plan for all members is made in the first filter call of a cycle: if that call finds no node, kube-scheduler may give up the
-// cycle, and never call for the others. It has offered nodes only for the template of this call; for the others, the candidate nodes
-// follow from their specs (offerEligible). No plan is made between two cycles, since no call would follow soon. A plan that no bind
-// follows ends nativePatience after the latest call.
+// So the plan for all members is made in the first filter call of a cycle: if this call finds no node, kube-scheduler may end the
+// cycle without a call for the other members. The call has candidate nodes only for its member's template. For other templates, the
+// candidate nodes are derived from the specs (offerEligible). No plan is made between two cycles, because no filter call would follow soon. If
+// no bind follows, the plan ends nativePatience after the latest filter call.
 
-// PodGroup is what a PodGroup says about its pods.
+// PodGroup holds the fields of a PodGroup that a Manager uses.
 type PodGroup struct {
 	// Size is how many of them must be bound together; 0 if Alone is true or Problem isn't empty.
 	Size int
@@ -106,9 +108,9 @@ func (mgr *Manager) resolveAll(key Key, now time.Time) {
 // placesAlone reports whether the pods of the group are placed like pods without a group.
 func (mgr *Manager) placesAlone(key Key) bool { return mgr.podGroups[key].Alone }
 
-// offerEligible gives the members of a native group candidate nodes by their specs, except for templates that have some from this
-// cycle: that for which filter is being called, and those of earlier calls that made no plan. If kube-scheduler rejects the node of a
-// member's place for other reasons, the place moves when filter is called for the member.
+// offerEligible sets the candidate nodes of a native group's templates according to the specs of their members. It omits templates that have
+// candidate nodes from a filter call of this cycle: the present call, and earlier calls that made no plan. If kube-scheduler rejects the node
+// of a member's place for another reason, the member moves when filter is called for it.
 func (mgr *Manager) offerEligible(r *run, n *needs, now time.Time) {
 	eligible := map[string]*candidates{}
 	for _, m := range n.members {

@@ -8,7 +8,7 @@ import (
 
 // rank determines which of two runs goes first.
 type rank struct {
-	// broken runs go before all others, since each of their bound members wastes memory.
+	// broken runs go before all others, because each of their bound members wastes memory.
 	broken   bool
 	priority int32
 	// failedAt is when the latest round failed; zero if none did since something relevant changed.
@@ -51,7 +51,7 @@ func (l *runList) remove(r *run) {
 	}
 }
 
-// reorder puts the run on the list where its phase, members and failures belong now.
+// reorder moves the run to the list and the position that follow from its phase, members and failures.
 func (mgr *Manager) reorder(r *run) {
 	mgr.waiting.remove(r)
 	mgr.placed.remove(r)
@@ -68,7 +68,7 @@ func (mgr *Manager) reorder(r *run) {
 	}
 }
 
-// alarm is a time at which something is due for a run. One that the run doesn't need any more does nothing.
+// alarm is a time at which something is due for a run. An alarm that the run doesn't need any more has no effect.
 type alarm struct {
 	at  time.Time
 	run *run

@@ -35,8 +35,7 @@ func (mgr *Manager) StartLeading(now time.Time) {
 }
 
 // partition divides the members of a group into runs. Bound members belong to the run that their annotation names. At
-// most one of these runs can be broken: the one that was bound last, since an earlier one must have ended or been whole
-// before.
+// most one of these runs can be broken: the one that was bound last. Any earlier run must have ended or been whole before that one began.
 func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 	class := func(m *member) int {
 		switch {
@@ -76,12 +75,11 @@ func (r *run) lastBound() (last time.Time) {
 	return last
 }
 
-// lostMembers reports whether members must have been deleted since those of the run were bound. No
-// member is bound before all exist. So if fewer than the group's size are left of the members that were created before the
-// latest bind, some were deleted after it, and the unbound members replace them: the run was whole, even without a mark. The run
-// also counts as whole if a controller that has a bound member in it created another pod after the latest bind: that pod
-// replaces a lost member. The opposite error would evict a running job. Therefore a run from which nothing is known to be
-// missing counts as whole too.
+// lostMembers reports whether members must have been deleted after the members of the run were bound. All members exist before the first one
+// is bound. So if fewer than the group's size are left of the members that were created before the latest bind, some were deleted after
+// it, and the unbound members replace them: the run was whole, even if no member has the mark. The run also counts as whole if a
+// controller of one of its bound members created another pod after the latest bind: that pod replaces a lost member. In doubt the run counts
+// as whole, because the opposite error would evict a running job. So a run of which no member is known to be missing counts as whole too.
 func (r *run) lostMembers() bool {
 	if r.counts[pending] == 0 {
 		return true

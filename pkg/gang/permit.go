@@ -100,7 +100,7 @@ func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Tim
 	}
 }
 
-// unhold takes the held permit from a member.
+// unhold removes the held permit from the member, and returns it.
 func (mgr *Manager) unhold(p *plan, pm *plannedMember) *Permit {
 	permit := pm.permit
 	pm.permit = nil
@@ -128,8 +128,9 @@ func (mgr *Manager) rejectHeld(p *plan, reason Reason) {
 	}
 }
 
-// checkPlace reports whether the member's place can still be used. If its card is gone or over-full, the member moves to
-// another card of the node, or, with its bind call rejected, to another candidate node. If none has room the round ends.
+// checkPlace reports whether the member's place can still be used. If its card is missing, unhealthy or over-full, the member moves to
+// another card of the node. If none has room, the member moves to another candidate node, and its bind call is rejected. If none of these has
+// room either, the round ends.
 func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Time) bool {
 	if pm.node == "" || mgr.Ledger.StillUsable(m.UID) {
 		return true
@@ -180,8 +181,8 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	mgr.advance(r, now)
 }
 
-// timeOut rejects the held binds after Hold. If more members arrived than before, and the budget covers what the round costs,
-// the reservations remain and the members are retried together; otherwise the round has failed.
+// timeOut rejects the held binds after Hold. If more members arrived than in the hold before, and the budget covers the cost of the round,
+// the reservations stay and the members are retried together. Otherwise the round has failed.
 func (mgr *Manager) timeOut(r *run, now time.Time) {
 	p := r.plan
 	mgr.refillBudget(now)
@@ -199,9 +200,10 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 	mgr.extend(r, now)
 }
 
-// rejectOnceMore reports whether a late member must be rejected once more. The members whose bind calls timed
-// out are back in kube-scheduler's queue. If the late member passed now, its call would be held alone and time out before they
-// return, then theirs without it, again and again. So it is rejected, unless another member is held already: all return together.
+// rejectOnceMore reports whether filter must reject a late member once more. The members whose bind calls timed out are back in
+// kube-scheduler's queue. If the late member passed now, its bind call could be held alone and time out before the others return. Then the
+// calls of the others would time out without it, and so on. So the late member is rejected, unless another member is held already. Then all
+// return at the same time.
 func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) bool {
 	if !pm.late {
 		return false
@@ -211,8 +213,8 @@ func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) boo
 	return r.plan.held == 0
 }
 
-// extend lets the plan's reservations last for the patience from the given time on. Before its barrier opens,
-// those of a native group last for nativePatience from that time, but not longer than the patience from when the plan was made.
+// extend makes the plan's reservations last until the patience after the given time. For a native group whose barrier hasn't opened, they last
+// until nativePatience after that time, but at most until the patience after the plan was made.
 func (mgr *Manager) extend(r *run, from time.Time) {
 	p := r.plan
 	p.expires = from.Add(mgr.Patience)
@@ -287,7 +289,8 @@ func (mgr *Manager) findBind(key Key, uid gpu.PodUID) (*run, *plannedMember) {
 	return nil, nil
 }
 
-// bindSeen decides a bind of a run whose barrier is open by a change of its member, which may have left the run.
+// bindSeen records the outcome of a bind, if a change of the member shows it. The barrier of the run is open, and the member may have left the
+// run.
 func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
 	pm := r.plan.members[m.UID]
 	switch {
@@ -295,7 +298,7 @@ func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
 	case m.Node != "":
 		mgr.decide(r, m.UID, pm, true, now)
 	case m.run == r && !m.gone:
-		// It isn't bound yet. A terminating pod can be, if its bind was faster.
+		// The pod isn't bound yet. A terminating pod can still become bound, if its bind was faster than its deletion.
 	case pm.unconfirmed:
 		mgr.decide(r, m.UID, pm, false, now)
 	case !pm.granted:

@@ -25,8 +25,8 @@ type plan struct {
 	expires time.Time
 	// wholeCards is true if only kube-scheduler can place a member, because it asks for whole cards.
 	wholeCards bool
-	// yields is true if the budget didn't allow the round: pods outside groups, and groups that the budget allows a round, take the
-	// memory if they need it. So it costs nothing.
+	// yields is true if the budget didn't allow the round. Then pods outside groups, and groups whose rounds the budget allows, can take its
+	// memory. So the round costs nothing.
 	yields bool
 	// opened is when the barrier opened; zero before.
 	opened time.Time
@@ -49,13 +49,13 @@ type plannedMember struct {
 	// is granted, the reservation belongs to the bind.
 	reserved bool
 	permit   *Permit
-	// granted is true once the permit is granted, and for a last member that was given up, which gets none any more.
+	// granted is true once the permit is granted. It is also true for a last member that was given up: it gets no permit any more.
 	granted bool
 	// decided is true once it is known whether the granted bind succeeded.
 	decided bool
 	// unconfirmed is true if the answer to the bind was lost.
 	unconfirmed bool
-	// late is true if the member had not arrived when the others timed out, and has not been retried since.
+	// late is true if the member had not arrived when the others timed out, and kube-scheduler has not retried it since.
 	late bool
 }
 
@@ -93,19 +93,19 @@ type needs struct {
 	// requests are those of requesters, the members that the ledger places; nil if they must be built again.
 	requests   []ledger.Request
 	requesters []*member
-	// likeness is equal for runs that fit into the same free resources.
+	// likeness is equal for runs that fit the same free resources.
 	likeness string
 	// mixed is true if not all requests are alike.
 	mixed bool
 }
 
-// likeRuns are the runs of one likeness whose rounds the budget allows (paid), or doesn't.
+// likeRuns identifies the runs of one likeness whose rounds the budget allows (paid is true), or doesn't allow.
 type likeRuns struct {
 	likeness string
 	paid     bool
 }
 
-// needed returns the needs. The oldest members are placed first; further ones once the run is running.
+// needed returns the needs of the run: the oldest members that it must place together. Further members are placed once the run is running.
 func (r *run) needed() *needs {
 	if r.needs != nil {
 		return r.needs
@@ -142,8 +142,8 @@ func (n *needs) allOffered(r *run) bool {
 	return n.offered == len(n.members)
 }
 
-// build sets the requests: large ones first, and those with few candidate nodes, since they have the least choice. The
-// members of one candidate list follow each other, so that the ledger ranks its nodes once.
+// build sets the requests. Large requests, and those with few candidate nodes, come first, because they fit fewer places. Members with the
+// same candidate nodes follow each other, so that the ledger ranks these nodes once.
 func (n *needs) build(r *run) {
 	if n.likeness != "" {
 		return
@@ -174,28 +174,29 @@ func (n *needs) build(r *run) {
 }
 
 const (
-	// noRoomMin is how long "no room" holds even if memory is freed: a run's members all ask within milliseconds.
+	// noRoomMin is how long the result "no room" stays valid even if memory is freed, because all members of a run are filtered within
+	// milliseconds.
 	noRoomMin = 200 * time.Millisecond
-	// noRoomMax is how long it holds if no memory is freed. Nodes can become eligible for other reasons.
+	// noRoomMax is how long it stays valid if no memory is freed. It is limited, because nodes can become eligible for other reasons.
 	noRoomMax = 2 * time.Second
 	// maxWork is the number of members that one Tick sorts, or tries to place without success, before it leaves the rest to the
 	// next one.
 	maxWork = 2000
 )
 
-// recentlyNoRoom reports whether the latest "no room" still holds.
+// recentlyNoRoom reports whether the latest result "no room" is still valid.
 func (r *run) recentlyNoRoom(freed uint64, now time.Time) bool {
 	ago := now.Sub(r.noRoomAt)
 	return !r.noRoomAt.IsZero() && (ago < noRoomMin || r.noRoomFreed == freed && ago < noRoomMax)
 }
 
-// plannable reports whether the run isn't pausing, and kube-scheduler found nodes for any of its members. Otherwise no
-// run waits for it.
+// plannable reports whether the run doesn't pause, and at least one of its members has candidate nodes. Other runs don't wait for a run that
+// isn't plannable.
 func (r *run) plannable(now time.Time) bool { return len(r.offers) > 0 && !now.Before(r.notBefore) }
 
-// planWaiting tries to plan the waiting runs in their order. While memory is being freed piece by piece, those behind a
-// run without room wait: a small group would take memory that a large one is about to get, and give way a moment later
-// when its first members have arrived, which costs both groups seconds.
+// planWaiting tries to plan the waiting runs in their order. While memory is being freed piece by piece, runs behind a run without room
+// wait. Otherwise a small group would take memory that a large one is about to get, and give way a moment later, when its first members
+// have arrived. This would cost both groups seconds.
 func (mgr *Manager) planWaiting(now time.Time) {
 	freed := mgr.freed.Load()
 	over := mgr.burst.observe(freed, now)
@@ -237,8 +238,8 @@ func (mgr *Manager) mayPlan(r *run, freed uint64, now time.Time) bool {
 }
 
 const (
-	// quietPeriod is how long no memory must be freed before a run is planned although another one that goes first has
-	// no room. maxBurst bounds the wait for that.
+	// quietPeriod is how long no memory must have been freed before a run is planned while a run before it has no room. maxBurst bounds the
+	// wait for such a period.
 	quietPeriod = 300 * time.Millisecond
 	maxBurst    = time.Second
 )
@@ -250,8 +251,8 @@ type freeBurst struct {
 	since, last time.Time
 }
 
-// observe takes the value of Manager.freed and reports whether the burst is over. A quiet period between two calls that
-// both see more freed memory goes unnoticed, therefore a burst counts as over after maxBurst at the latest.
+// observe takes the value of Manager.freed and reports whether the burst is over. It can't detect a quiet period between two calls that
+// both see more freed memory. So a burst counts as over after maxBurst at the latest.
 func (f *freeBurst) observe(freed uint64, now time.Time) bool {
 	if freed != f.count {
 		if f.since.IsZero() {
@@ -326,25 +327,25 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	return Reason{}, true
 }
 
-// budgetAllows reports whether the budget lets the run keep memory from others. Broken runs may: they are evicted if that doesn't
-// help.
+// budgetAllows reports whether the budget allows the run to keep memory from others. A broken run always may, because its bound members are
+// evicted if that doesn't help.
 func (mgr *Manager) budgetAllows(r *run, now time.Time) bool {
 	mgr.refillBudget(now)
 	return r.phase == PhaseBroken || mgr.budget.allowsRound(!r.failedAt.IsZero())
 }
 
-// keepFor is for how long no round may yield after RejectedOnSample.
+// keepFor is how long after RejectedOnSample no round may yield.
 const keepFor = time.Minute
 
-// mayYield reports whether a run that the budget doesn't allow to reserve memory may do so in a round that yields. A starving
-// run waits for the budget instead, since any pod could take what was kept for it.
+// mayYield reports whether the run may have a round that yields, if the budget allows it no other round. A run with a starvation reservation
+// waits for the budget instead, because any pod could take its memory from a round that yields. See also GatesWait and keepFor.
 func (mgr *Manager) mayYield(r *run, now time.Time) bool {
 	// With fair sharing, pods wait at scheduling gates until their memory is free, and so can't take it from such a round.
 	return mgr.NeedsTurn == nil && !now.Before(mgr.noYieldBefore) && mgr.starvation.run != r
 }
 
-// RejectedOnSample records that filter rejected a pod outside groups, and saw only a sample of the nodes that it can use. The pod can't
-// take memory of the other ones from rounds that yield. So if it needs that, these end, and there are none for a while.
+// RejectedOnSample records that filter rejected a pod outside groups on a sample of its nodes. On nodes outside the sample, the pod can't take
+// memory from rounds that yield. So if it needs such memory, these rounds end, and no round may yield for keepFor.
 func (mgr *Manager) RejectedOnSample(pod gpu.Pod, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -379,7 +380,7 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 	if len(n.requests) == 0 {
 		return nil, true
 	}
-	// If a run found no room, one that is like it and goes after it finds none either: it has fewer others that yield.
+	// If a run found no room, a run of the same likeness behind it finds none either: fewer runs give way to it.
 	starving := mgr.starvation.run == r // Only r sees the memory that is reserved for it.
 	like := likeRuns{n.likeness, paid}
 	if before, failed := mgr.noRoomFor[like]; failed && before.compare(r.rank) <= 0 && !starving {
@@ -397,7 +398,7 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 	capacity := mgr.capacity(false)
 	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
 	if places == nil && n.mixed && capacity != nil {
-		// The ledger places one after the other, the largest first. If CPU is scarce too, that can miss the places that exist.
+		// The ledger places one request after the other, the largest first. If CPU is scarce too, it can fail although places for all exist.
 		requests := slices.Clone(n.requests)
 		slices.Reverse(requests)
 		places, yielded = mgr.Ledger.ReserveAll(requests, yielding, mgr.View, capacity, now)
@@ -418,8 +419,8 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 	return places, true
 }
 
-// yielding returns the runs that pass and whose plans can be dropped, the last in the order first, with the members
-// whose reservations that releases.
+// yielding returns the runs that pass and whose plans can be dropped, the last in the order first. For each it returns the members whose
+// reservations are released with the plan.
 func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.PodUID) {
 	for _, r := range slices.Backward(mgr.placed) {
 		if !pass(r) {
@@ -436,8 +437,8 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 	return runs, uids
 }
 
-// Displace lets plans of runs that have a lower priority than the pod, or that yield, give way if the pod then fits one of the nodes:
-// the last ones in the order, and no more than needed. It reports whether it did.
+// Displace ends plans of runs that have a lower priority than the pod, or that yield, if the pod then fits one of the nodes: the last in the
+// order first, and as few as needed. It reports whether it ended any.
 func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -466,8 +467,8 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	return yielded > 0
 }
 
-// endWholeCards ends the rounds with whole cards. The ledger doesn't count whole cards, so only one such run gathers at a time: two of
-// them could each take the half that the other one needs.
+// endWholeCards ends the rounds with whole cards. The ledger doesn't count whole cards, so only one such run has a plan at a time. Otherwise two
+// runs could each take half of the cards that both need.
 func (mgr *Manager) endWholeCards(now time.Time) {
 	for _, o := range slices.Clone(mgr.placed) {
 		if o.plan.wholeCards {
@@ -484,7 +485,7 @@ func (mgr *Manager) capacity(empty bool) ledger.Capacity {
 	return mgr.Capacity(func(node string) []gpu.PodUID { return slices.Sorted(maps.Keys(mgr.places[node])) }, empty)
 }
 
-// setPlace sets the planned node of a member; no node takes its place away.
+// setPlace sets the planned node of a member. An empty node removes its place.
 func (mgr *Manager) setPlace(uid gpu.PodUID, pm *plannedMember, node string) {
 	if on := mgr.places[pm.node]; on != nil {
 		if delete(on, uid); len(on) == 0 {
@@ -512,7 +513,7 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 	}
 }
 
-// endPlan takes the plan from the run, and returns it.
+// endPlan removes the plan from the run, and returns it.
 func (mgr *Manager) endPlan(r *run) *plan {
 	p := r.plan
 	r.plan, r.needs = nil, nil
@@ -555,8 +556,8 @@ const (
 	maxPause = 10 * time.Minute
 )
 
-// fail puts a run behind the others after a failed round, and delays the next round, by more after each failure. Which
-// nodes are candidates must be known again before.
+// fail puts a run behind the others after a failed round, and delays the next round, for longer after each failure. The candidate nodes are
+// dropped, so the next round needs new filter calls.
 func (mgr *Manager) fail(r *run, now time.Time) {
 	r.failedAt = now
 	r.notBefore = now.Add(min(minPause<<min(r.failures, 10), maxPause))
@@ -569,7 +570,7 @@ func (mgr *Manager) fail(r *run, now time.Time) {
 	mgr.wake(r, r.notBefore)
 }
 
-// forgive undoes fail, except for the candidate nodes: something changed that can make the next round succeed.
+// forgive undoes fail, except for the candidate nodes. It is called after a change that can make the next round succeed.
 func (mgr *Manager) forgive(r *run) {
 	r.failures, r.failedAt, r.notBefore = 0, time.Time{}, time.Time{}
 	if r.wait == Paused {

@@ -9,7 +9,7 @@ import (
 )
 
 // Reason is why a member can't be placed or bound. Text is shown to users by kube-scheduler, Label is a label of
-// metrics. The texts of those that are variables are constant.
+// metrics. The package variables have constant texts; functions return reasons with other texts.
 type Reason struct{ Label, Text string }
 
 // words is the text where it is known to be about a group.
@@ -42,7 +42,7 @@ var (
 	NotBound  = Reason{"not_bound", "gang: a member could not be bound"}
 )
 
-// incomplete returns the reason for members of a run that misses some: how many there are, and why others don't count.
+// incomplete returns the reason for members of a run that has too few: how many members exist, and why other pods don't count.
 func (r *run) incomplete() Reason {
 	if r.size() == 0 {
 		return r.disagree()
@@ -67,7 +67,7 @@ func (r *run) incomplete() Reason {
 	return Reason{"incomplete", strings.Join(parts, "; ")}
 }
 
-// firstName returns the first of the names of the members that pass.
+// firstName returns the name that sorts first of the members that pass.
 func (r *run) firstName(pass func(*member) bool) (first string) {
 	for _, m := range r.members {
 		if pass(m) && (first == "" || m.Name < first) {
@@ -82,7 +82,7 @@ func (r *run) arriving() Reason {
 	return Reason{"arriving", fmt.Sprintf("gang: memory is reserved for all, and %d of %d members have arrived", r.plan.held, len(r.plan.members))}
 }
 
-// broken returns the reason for the missing members of a run that is bound in part; why is why they can't be placed.
+// broken returns the reason for the missing members of a partially bound run. why is the reason why they can't be placed.
 func (r *run) broken(why Reason) Reason {
 	text := fmt.Sprintf("gang: only %d of %d members are bound", r.counts[bound]+r.finished, r.size())
 	if why.Text != "" {

@@ -24,7 +24,7 @@ type run struct {
 	phase Phase
 	// since is when the run began to be incomplete, to wait for its bind, to run, or to be evicted.
 	since time.Time
-	// created is when the oldest member was created, even if that is gone.
+	// created is when the oldest member was created, even if that member doesn't exist any more.
 	created time.Time
 	// rank is the run's place in the order, as of the latest reorder.
 	rank rank
@@ -47,12 +47,12 @@ type run struct {
 	failures            int
 	failedAt, notBefore time.Time
 
-	// parked is true if kube-scheduler may have parked members, which then need a requeue.
+	// parked is true if kube-scheduler may have members of the run in its queue of unschedulable pods. These need a requeue.
 	parked       bool
 	verification verification
 	// inherited is true if members were bound by another leader: this process doesn't know whether all were.
 	inherited bool
-	// reservedFor is the duration of the latest starvation reservation, notReservable when one was last impossible.
+	// reservedFor is the duration of the latest starvation reservation. notReservable is when a starvation reservation was last impossible.
 	reservedFor   time.Duration
 	notReservable time.Time
 	// reportAt is when an Event reports that the run gets no more than the reported number of members.
@@ -113,11 +113,11 @@ func (mgr *Manager) home(g *group, m *member) *run {
 
 // findOrBegin returns the member's home. If it has none, it begins a run or makes the pod part of one.
 //
-// A bound pod without a home was bound by another leader. The watch was behind when this process became the leader, and then
-// began again with a list, whose pods come in any order: the rest of the pod's run may follow, or be known as unbound. So the
-// pod becomes part of the run that isn't running, if it can be that, and giveUp decides later whether this one lost members;
-// then nothing of it is evicted. As in partition, of several such runs the one that was bound last can be broken. A pod that
-// can't be part of it counts as one of a whole run.
+// A bound pod without a home was bound by another leader: the watch was behind when this process became the leader, and then began again with
+// a list. The pods of a list come in any order, so the other members of the pod's run may follow, or be known as unbound. So the pod becomes
+// part of the run that isn't running, if mayInclude allows it. giveUp decides later whether this run has lost members; if so, none is
+// evicted. As in partition, of several such runs only the one that was bound last can be broken. A pod that can't be part of it counts as a
+// member of a whole run.
 func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
 	home, starting := mgr.home(g, m), g.starting()
 	switch {
@@ -142,8 +142,8 @@ func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
 	return starting
 }
 
-// mayInclude reports whether bound pod m may belong to this run, of which no bound pod is known yet: the run has a pod of m's
-// controller, or its oldest pod was created no later than m was bound. Otherwise the run's pods belong to a later run.
+// mayInclude reports whether the bound pod m may belong to this run, of which no bound pod is known yet. It may if the run has a pod of m's
+// controller, or if its oldest pod was created no later than m was bound. Otherwise the run's pods belong to a later run.
 func (r *run) mayInclude(m *member) bool {
 	return r.id == "" && r.counts[bound] == 0 &&
 		(m.Controller != "" && r.controllers[m.Controller] != nil || !r.created.After(m.BoundAt))
@@ -289,9 +289,9 @@ func (mgr *Manager) nowRuns(r *run, why trigger, now time.Time) {
 	mgr.rehome(r, now)
 }
 
-// rehome moves the unbound members of the run that belong to another one. Their new run changes, and may become running and
-// rehome its own. That ends: a run becomes running once, and the home of an unbound member depends only on which runs are
-// running and which controllers these accept.
+// rehome moves unbound members of the run that belong to another run now. Their new run changes. It may become running and rehome its own
+// members. This ends, because a run becomes running only once, and the home of an unbound member depends only on which runs are running
+// and which controllers these accept.
 func (mgr *Manager) rehome(r *run, now time.Time) {
 	if r.unbound() == 0 || r.phase == PhaseRunning && r.acceptsAll() {
 		return
@@ -375,9 +375,8 @@ func (mgr *Manager) startReport(r *run, now time.Time) {
 	r.reported, r.reportAt = r.existing(), now.Add(mgr.Patience)
 }
 
-// reportIncomplete records an Event on a run that gets no more members. Often they will never be created: a StatefulSet
-// by default creates its next pod when the previous one is ready, and a Job has no more pods at once than its
-// parallelism.
+// reportIncomplete records an Event on a run that gets no more members. Often they will never be created: by default a StatefulSet creates
+// its next pod only when the previous one is ready, and a Job has at most as many pods at a time as its parallelism.
 func (mgr *Manager) reportIncomplete(r *run, now time.Time) {
 	switch {
 	case r.reportAt.IsZero():

@@ -7,10 +7,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// starvationState holds the starvation reservation: single pods could take each piece of freed memory before there is
-// enough for the first run. Once that has waited for StarvationAfter, memory for all of it is reserved on the cards with
-// the most free memory. Pods that use these cards stay. When the reservation has lasted longer than they run, the run is
-// sure to be placed. Full nodes are no candidates of filter calls, so all nodes that are eligible for the members count.
+// starvationState holds the starvation reservation. Without it, single pods could take each piece of freed memory before there is
+// enough for the first run. When the first run has waited for StarvationAfter, cards with the most free memory are reserved for all its
+// members. Pods that use these cards stay. Once they have all ended during the reservation, the run can be placed. Full nodes are not among
+// the candidate nodes of filter calls, so all nodes that are eligible for the members are considered.
 //
 // The first reservation for a run lasts for StarvationAfter, each further one twice as long as the one before. After each
 // one there is none for as long as it lasted. One that ends without a plan puts the run behind the others, and costs the
@@ -60,7 +60,7 @@ func (mgr *Manager) updateStarvation(now time.Time) {
 			r.needed().any(mgr.NeedsTurn):
 			continue
 		case now.Sub(r.since) < mgr.StarvationAfter:
-			return // The runs behind it don't reserve before it.
+			return // Runs behind this one must not reserve before it.
 		}
 		if mgr.work += len(r.members); r.onlyLacksMemory(now) {
 			mgr.startStarvation(r, now)
@@ -84,7 +84,7 @@ func (mgr *Manager) startStarvation(r *run, now time.Time) {
 	mgr.Observer.GangStarving()
 }
 
-// onlyLacksMemory reports whether nothing but memory is known to keep the members pending.
+// onlyLacksMemory reports whether a lack of memory is the only known reason why the members are pending.
 func (r *run) onlyLacksMemory(now time.Time) bool {
 	short := map[string]bool{} // By template; members with volumes have one each.
 	for _, m := range r.ordered() {

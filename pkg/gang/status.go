@@ -50,7 +50,7 @@ func (r *run) reason(m *member) Reason {
 	return r.incomplete()
 }
 
-// Yields reports whether memory is reserved for the pod that other pods take if they need it.
+// Yields reports whether the pod has a place in a round that yields: other pods can take its memory.
 func (mgr *Manager) Yields(uid gpu.PodUID) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -73,8 +73,8 @@ func (mgr *Manager) GangOf(uid gpu.PodUID) (Key, bool) {
 	return m.Gang, true
 }
 
-// InPendingGang reports whether the pod, which names a group, asks for cards and is a member of a run that isn't running, as far
-// as is known. A pod that the watch has not reported yet counts as one, and is requeued when it does.
+// InPendingGang reports whether the pod, which names a group, asks for cards and is a member of a run that isn't known to be running. A pod
+// that the watch has not reported yet counts as such a member; it is requeued when the watch reports it.
 func (mgr *Manager) InPendingGang(uid gpu.PodUID) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// tally counts the members of a run. Each change of a member costs the same, however many members there are.
+// tally counts the members of a run. The cost of a change doesn't depend on the number of members.
 type tally struct {
 	counts [categories]int
 	// sizes counts the members that exist by the size that they name.
@@ -79,7 +79,7 @@ func (t *tally) acceptSurplus() {
 	}
 }
 
-// finished counts the succeeded members that stand for members of the present run. Pods without a controller aren't
+// finished counts the succeeded members that count as members of the present run. Pods without a controller aren't
 // related to each other.
 func (c *controllerTally) finished(controller string) int {
 	if controller == "" || c.active == 0 {
@@ -152,9 +152,8 @@ func (t *tally) priority() int32 {
 	return slices.Min(slices.Collect(maps.Keys(t.priorities)))
 }
 
-// accepts reports whether a pod of the controller joins the run after it became whole. A controller replaces its members
-// while the run is alive: another member runs, or a member of the controller has succeeded. Pods without a controller
-// replace each other only while one of them runs.
+// accepts reports whether a pod of the controller joins the run after the run became whole. It does while the run is alive: another member
+// runs, or a member of the controller has succeeded. A pod without a controller joins only while another one runs.
 func (t *tally) accepts(controller string) bool {
 	c := t.controllers[controller]
 	switch {
