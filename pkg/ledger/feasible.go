@@ -2,8 +2,8 @@ package ledger
 
 import "github.com/gpushare/gpushare/pkg/placement"
 
-// FitsEmpty reports whether the pods would fit their nodes together if all cards were empty. They are tried in their order, each on
-// the first node that has room. Those that fit are counted in capacity.
+// FitsEmpty reports whether all pods together would fit their nodes if all cards were empty. It tries the pods in their order, each on
+// the first node that has room. Pods that fit are taken from capacity.
 func (l *Ledger) FitsEmpty(requests []Request, capacity Capacity) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -13,7 +13,7 @@ func (l *Ledger) FitsEmpty(requests []Request, capacity Capacity) bool {
 		if i > 0 && keyOf(request.Nodes) != keyOf(requests[i-1].Nodes) {
 			from = 0
 		}
-		place, ok := trial.place(request, from) // Most pods are like the one before, which the earlier nodes have no room for.
+		place, ok := trial.place(request, from) // Most pods are equal to the one before, for which the earlier nodes had no room.
 		if !ok && from > 0 {
 			place, ok = trial.place(request, 0)
 		}

@@ -7,7 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// hold is memory on certain cards that is held for pods, for which others are evicted from these cards. Other pods see it as used.
+// hold holds memory on certain cards for pods, while other pods are evicted from these cards. Other pods see this memory as used.
 type hold struct {
 	nodes map[string][]HeldPlace
 	// unitOf holds the unit of each pod.
@@ -21,7 +21,7 @@ type HeldPlace struct {
 	UID  gpu.PodUID
 	Node string
 	On   gpu.Placement
-	// Unit is positive, and equal for pods that get their places together. They see the places of other units as used.
+	// Unit is positive, and equal for pods that get their places together. A pod sees the places of other units as used.
 	Unit int
 }
 
@@ -29,14 +29,14 @@ func (h HeldPlace) equal(o HeldPlace) bool {
 	return h.UID == o.UID && h.Unit == o.Unit && h.On.Equal(o.On)
 }
 
-// Hold holds the places, instead of those that it held before. The cards may still be in use: they become available as pods end.
-// Other pods whose priority is not higher than priority see the places as used. A pod's place counts until the pod has an allocation.
+// Hold replaces the held places. Their cards may still be in use, and become available when pods end. Other pods whose priority is not higher
+// than priority see the places as used. A pod's held place counts until the pod has an allocation.
 func (l *Ledger) Hold(places []HeldPlace, priority int32) {
 	l.mu.Lock()
 	freed := l.hold(places, priority)
 	l.mu.Unlock()
 	for _, name := range freed {
-		l.freed(name) // Other pods can use what isn't held any more.
+		l.freed(name) // Other pods can use memory that isn't held any more.
 	}
 }
 

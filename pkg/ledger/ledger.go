@@ -18,7 +18,7 @@ import (
 // ErrNoRoom is wrapped by NoRoomError.
 var ErrNoRoom = errors.New("no room")
 
-// NoRoomError is returned where a pod doesn't fit a node. errors.Is(err, ErrNoRoom) is true for it.
+// NoRoomError is returned if a pod doesn't fit a node. It wraps ErrNoRoom.
 type NoRoomError struct {
 	Node   string
 	Reason placement.Reason
@@ -55,7 +55,7 @@ type Allocation struct {
 	// Placement is empty for a presumed allocation that fits no card.
 	Placement gpu.Placement
 	// Presumed is true for a bound pod whose annotations name no card. The ledger counts it on the card on which the node
-	// is likely to place it. Its placement changes only if another allocation needs that room, or when the annotations
+	// is likely to place it. Its placement changes if another allocation takes the memory there, or when the annotations
 	// name a card.
 	Presumed bool
 	// AssumeTime is when the card was chosen; zero if unknown.
@@ -69,8 +69,8 @@ type NodeSpec struct {
 	Cards []gpu.Card
 	// WholeCards is true if the node also offers whole cards to pods. No pod is placed on such a node.
 	WholeCards bool
-	// SeveralCards is the reason why no pod with several cards can be placed on the node, and Cores why none that asks for cores
-	// can; placement.Fits if they can.
+	// SeveralCards is the reason why pods with several cards can't be placed on the node; placement.Fits if they can. Cores is the same
+	// for pods that ask for cores.
 	SeveralCards, Cores placement.Reason
 	// Isolation is the node's isolation mode, for display only; empty if shares are not enforced.
 	Isolation string
@@ -83,8 +83,8 @@ type NodeSpec struct {
 type Node struct {
 	Name string
 	NodeSpec
-	// Used, UsedCores and Containers are what is allocated of each card, in the order of Cards. They can exceed what the card has if pods were
-	// bound without this ledger.
+	// Used, UsedCores and Containers are the allocated memory, cores and containers of each card, in the order of Cards. They can exceed
+	// what the card has, if pods were bound without this ledger.
 	Used       []gpu.Memory
 	UsedCores  []gpu.Cores
 	Containers []int32
@@ -127,10 +127,10 @@ func New() *Ledger {
 	}
 }
 
-// AddFreedListener adds a function that is called after a change that lets more be allocated on a card of the node: an
-// allocation, a nomination, a held place or a starvation reservation ended, or a card was added, grew or became healthy. The
-// call is made without the lock, from the goroutine that made the change. Listeners are added before the ledger is used by
-// several goroutines.
+// AddFreedListener adds a function that is called when more can be allocated on the cards of a node: an allocation, a nomination, a held
+// place or a starvation reservation ended, or a card was added, grew or became healthy. The goroutine that made the change calls it without
+// the lock.
+// Listeners must be added before several goroutines use the ledger.
 func (l *Ledger) AddFreedListener(listener func(node string)) {
 	l.freedListeners = append(l.freedListeners, listener)
 }
@@ -211,20 +211,20 @@ func (l *Ledger) eachFit(pod gpu.Pod, visit func(node string) bool) {
 	}
 }
 
-// View is how nodes are rated where one of them is chosen: by Rank, ReserveAll and Move.
+// View determines how Rank, ReserveAll and Move rate nodes.
 type View struct {
 	// Card and Node are the policies by which a node's suitability is computed.
 	Card, Node placement.Policy
 	// TentativeAt is the present time if tentative placements of other pods count as allocated; zero if they don't.
 	TentativeAt time.Time
-	// Best are the best nodes so far, if the caller of Rank adds each node that fits to them, and needs the suitability of no other
-	// node. Of a node that can't be among them Rank then gives a suitability that is too high, but not above Best.Floor.
+	// Best is an optimization for callers of Rank that need only the best nodes and add each node that fits to Best. For a node that can't be
+	// among the best, Rank then returns a suitability that is too high, but not above Best.Floor.
 	Best *placement.Best
 }
 
 // Rank is Check with each node's suitability; i is the position of the node in names. A node on which the pod has an
-// allocation gets the best suitability. Rank reports whether it counted tentative placements. It keeps names, which the
-// caller must not change.
+// allocation gets the best suitability. Rank reports whether it counted tentative placements. It keeps names, so the caller must not change
+// the slice.
 func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason placement.Reason)) (tentative bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -269,7 +269,7 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	return l.assume(name, pod, where, at).copy(), nil
 }
 
-// assume adds an assumed allocation. Presumed allocations stay where they are, since this one takes free memory only. The
+// assume adds an assumed allocation. Presumed allocations keep their placement, because the new allocation takes only free memory. The
 // caller holds the lock.
 func (l *Ledger) assume(name string, pod gpu.Pod, where gpu.Placement, at time.Time) *Allocation {
 	n, a := l.nodes[name], &Allocation{Pod: pod, State: Assumed, Placement: where, AssumeTime: at}
@@ -365,7 +365,7 @@ func (l *Ledger) Node(name string) (Node, bool) {
 }
 
 // Nodes returns every node, by name. It takes the lock once per node, so that decisions don't wait for the whole copy.
-// Each node is consistent in itself; a pod that changes its node meanwhile can be on neither or both.
+// The copy of each node is consistent. A pod that changes its node during the call can be on neither node or on both.
 func (l *Ledger) Nodes() []Node {
 	l.mu.RLock()
 	names := slices.AppendSeq(make([]string, 0, len(l.nodes)), maps.Keys(l.nodes))
@@ -455,9 +455,9 @@ func (l *Ledger) nodeCards(name string, n *node) NodeCards {
 	return out
 }
 
-// Memory returns the memory of all cards that nodes share, in the unit in which most of it is counted. Requests are in the
-// unit of the node that their pod gets, so the result compares with a sum of requests if all nodes have the same unit, and only
-// roughly otherwise. It reads every node if a node's cards have changed since the last call; otherwise it costs next to nothing.
+// Memory returns the memory of all shared cards, in the unit in which most of it is counted. A request is in the unit of its pod's node, so
+// the result is comparable with a sum of requests only if all nodes have the same unit. Memory reads every node if a node's cards have
+// changed since the last call. Otherwise it is cheap.
 func (l *Ledger) Memory() gpu.Memory {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -522,8 +522,8 @@ func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (removed boo
 	return removed
 }
 
-// edit runs what under the lock. what changes nodes by calls of alter, which recounts the node afterwards and removes it
-// from the ledger if nothing is known of it any more. Then edit calls the freed listeners, without the lock, for each node on which
+// edit runs what under the lock. what changes nodes by calls of alter, which recounts the node afterwards, and removes it
+// from the ledger if it is unused (see dropUnused). Then edit calls the freed listeners, without the lock, for each node on which
 // memory became free.
 func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
 	for _, name := range l.editLocked(what) {

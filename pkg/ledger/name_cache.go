@@ -3,8 +3,8 @@ package ledger
 import "sync"
 
 // nameCache caches the nodes of the last list of names. kube-scheduler sends thousands of names for every pod, in nearly the
-// same order each time. Comparing a name with a few of the last list costs a fraction of a map look-up, which misses the processor's
-// caches. The zero value is ready for use.
+// same order each time. Comparing a name with a few names of the last list is much cheaper than a map look-up, which misses the
+// processor's caches. The zero value is ready for use.
 type nameCache struct {
 	mu sync.Mutex
 	// membership is the value of the ledger's membership for which the cache is valid.
@@ -16,9 +16,9 @@ type nameCache struct {
 }
 
 // each calls visit with the node of each name, nil if there is none. The caller holds the ledger's lock, at least for
-// reading. each may keep names, which must not change. It doesn't keep a list with far more names than there are nodes,
-// so that a huge request doesn't stay in memory, nor one that is much shorter than the last list, since prioritize's short
-// lists come between filter's long ones.
+// reading. each may keep names, so the slice must not be changed. It doesn't keep a list with far more names than there are nodes,
+// so that a huge request doesn't stay in memory. It doesn't keep a list that is much shorter than the last one either, because prioritize's
+// short lists alternate with filter's long ones.
 func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 	r := &l.nameCache
 	if len(names) > 2*len(l.nodes) || !r.mu.TryLock() { // Another call uses the cache.
@@ -51,8 +51,8 @@ func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 	r.membership, r.names, r.nodes, r.spare = l.membership, names, called, lastNodes
 }
 
-// runs are the positions in the last list at which two runs of nodes continue, most recent first. kube-scheduler checks runs of nodes in
-// parallel, and its list interleaves them, each time in another way.
+// runs are the positions in the last list at which two sequences of nodes continue, the most recently used first. kube-scheduler checks
+// sequences of nodes in parallel, and its list interleaves them differently each time.
 type runs struct{ next, other int }
 
 // runWidth is how many names of the last list are compared for each run: those of another run lie between its own.

@@ -86,11 +86,11 @@ func (n *node) accepts(demand *gpu.Demand) placement.Reason {
 	return placement.Fits
 }
 
-// recount sums what is used of each card from the allocations. A full recount is cheap at the number of pods that a
-// node runs, and sums can't drift.
+// recount computes the used amounts of each card from the allocations. A full recount is cheap for the number of pods on a
+// node, and unlike incremental changes it can't accumulate errors.
 //
-// Allocations with a known card count first. A presumed one keeps its placement while that has room, because the node may
-// have placed the pod there; otherwise it is placed again.
+// Allocations with a known card are counted first. A presumed allocation keeps its placement as long as there is room, because the node
+// may have placed the pod there. If there is none, it is placed again.
 func (n *node) recount() {
 	for i := range n.cards {
 		n.cards[i] = n.cards[i].Empty()
@@ -121,8 +121,8 @@ func (n *node) recount() {
 	n.totals = placement.Sum(n.cards)
 }
 
-// presumed returns what the node gives a pod whose annotations name no card. A node that doesn't take pods with several cards gives
-// it one, and an old device plugin counts no cores.
+// presumed returns the demand that the node serves for a pod whose annotations name no card. A node that doesn't support several cards gives
+// the pod one card, and an old device plugin counts no cores.
 func (n *node) presumed(pod gpu.Pod) gpu.Demand {
 	if n.severalCards != placement.Fits {
 		pod.Cards = 1
@@ -141,7 +141,7 @@ func (n *node) request(a *Allocation) {
 	}
 }
 
-// hasRoom reports whether each card of the placement exists and has enough free. Health doesn't matter: a running
+// hasRoom reports whether each card of the placement exists and has enough free. It ignores health, because a running
 // pod stays on its card when the card becomes unhealthy.
 func (n *node) hasRoom(where gpu.Placement) bool {
 	for _, share := range where {

@@ -16,10 +16,9 @@ type nominee struct {
 
 func (n nominee) equal(o nominee) bool { return n.Pod == o.Pod && slices.Equal(n.victims, o.victims) }
 
-// Nominate records that kube-scheduler has nominated the pod to the node (status.nominatedNodeName), mostly because it
-// evicts pods there. The pod has no allocation yet, but pods of equal or lower priority see the memory that it is likely
-// to get as used. victims are about to be evicted for the pod: their memory counts as if they were terminating already. A
-// pod has at most one nomination: the last one replaces an earlier one.
+// Nominate records that the pod is nominated to the node (status.nominatedNodeName), usually because pods are evicted there for it. The pod has
+// no allocation yet, but pods of equal or lower priority see the memory that it is likely to get as used. victims are about to be evicted for
+// the pod: their memory counts as if they were terminating already. A pod has at most one nomination: a new one replaces an earlier one.
 func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 	added := nominee{Pod: pod, victims: slices.Clone(victims)}
 	former, moved := "", false
@@ -61,8 +60,9 @@ func (l *Ledger) RemoveNomination(uid gpu.PodUID) {
 	}
 }
 
-// NominateAll nominates each pod to the best of its candidate nodes by the view, one after another, so that each sees those before it.
-// It returns the nodes in the order of the requests, empty for a pod that fits none. The nominated pods are counted in capacity.
+// NominateAll nominates each pod to the best of its candidate nodes by the view. It nominates one pod after another, so that each pod sees the
+// nominations before it. It returns the nodes in the order of the requests; a node is empty if the pod fits none. The nominated pods are
+// counted in capacity.
 func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,7 +95,7 @@ func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) [
 	return nodes
 }
 
-// addNominee adds a nominated pod: after those of higher priority, and large requests first, since they find a card less easily.
+// addNominee adds a nominated pod. The order is by priority, and then by request, the largest first, because fewer cards have room for it.
 func (n *node) addNominee(added nominee) {
 	n.nominees = append(n.nominees, added)
 	slices.SortFunc(n.nominees, func(a, b nominee) int {
@@ -188,7 +188,7 @@ func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand) (pl
 	}
 	if len(n.starvation) == 0 && len(n.held) == 0 && len(n.nominees) == 0 && len(n.tentative) == 0 {
 		if floor := view.Best.Floor(); floor >= 0 && demand.Cards == 1 && demand.Cores == 0 {
-			// Mostly this avoids a read of the cards, which costs more than all else together.
+			// This usually avoids reading the cards, which would cost more than the rest of the function.
 			if reason := n.totals.Fit(n.cards, demand); reason != placement.Fits {
 				return 0, reason
 			}
@@ -238,9 +238,9 @@ func (l *Ledger) withNominees(n *node, pod *gpu.Pod, cards []placement.Card, cop
 	return cards
 }
 
-// placeNominee returns the cards that a nominated pod is likely to get: ones with room, else ones that have room once the
-// terminating pods and the nominee's victims have ended. There can be none: kube-scheduler's victims are unknown until they are
-// terminating.
+// placeNominee returns the cards that a nominated pod is likely to get: cards with room, or if there are none, cards that have room once the
+// terminating pods and the nominee's victims have ended. The result can be empty, because the victims that kube-scheduler chose are unknown
+// until they are terminating.
 func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placement {
 	demand := nominee.Demand()
 	if n.accepts(&demand) != placement.Fits {

@@ -59,8 +59,8 @@ type ranking struct {
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
 	nodes []ranked
 	// refused are the entries of nodes on which a pod could not be put although it fits their cards. They are tried
-	// again if no other node is left, since another pod can need less. Trying them first would cost each pod a look at
-	// each full node.
+	// again only if no other node is left, because another pod can need less of the other resources. If they were tried first, each pod
+	// would check each full node.
 	refused []ranked
 	// applied is the number of changes that are applied.
 	applied int
@@ -77,7 +77,7 @@ type ranked struct {
 
 func (r ranked) obsolete() bool { return r.at != r.node.revision }
 
-// maxRankings bounds the memory for rankings. Only requests with lists of their own need as many, and they use each once.
+// maxRankings bounds the memory for rankings. Only requests that share no list of nodes need so many rankings, and they use each one once.
 const maxRankings = 64
 
 // of returns the ranking for the request.

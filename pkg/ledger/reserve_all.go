@@ -24,25 +24,25 @@ type Reservation struct {
 }
 
 // Capacity counts what nodes have besides GPU memory: CPU, memory, pods, extended resources. The ledger uses it with its
-// lock held, so it must not call the ledger. Where a Capacity is a parameter, nil means that everything else fits.
+// lock held, so it must not call the ledger. As a parameter, nil means that these resources aren't checked.
 type Capacity interface {
-	// Take reports whether the pod fits the node, and if so counts the pod there. A pod can always take what it returned on
-	// the same node.
+	// Take reports whether the pod fits the node. If it does, Take counts the pod there. After Return, Take always succeeds for the same pod
+	// and node.
 	Take(node string, uid gpu.PodUID) bool
 	// Return undoes Take, or the count of a planned pod that the Capacity began with.
 	Return(node string, uid gpu.PodUID)
 }
 
-// ReserveAll adds an assumed allocation for every one of the requests, or for none, in one step. A pod that has an
-// allocation keeps it; that must be on one of its candidate nodes. Each other pod goes to the best node by the view
-// that has capacity. Nodes that lacked capacity for an earlier request with the same candidates come last.
+// ReserveAll adds an assumed allocation for each of the requests, or for none, in one step. A pod that has an allocation keeps it; this
+// allocation must be on one of its candidate nodes. Each other pod gets the best node by the view that has capacity. Nodes that lacked
+// capacity for an earlier request with the same candidates are tried last.
 //
-// If there is not enough room, the assumed allocations of the pods in yielding are released, set by set in order, until
-// there is: no more sets than needed, and none if all of them don't suffice. It returns the places in the order of the
-// requests, nil if there is no room, and the number of released sets.
+// If there is not enough room, ReserveAll releases the assumed allocations of the pods in yielding, one set after another, until there is.
+// It releases as few sets as needed, and none if all of them together aren't enough. It returns the places in the order of the requests (nil
+// if there is no room) and the number of released sets.
 //
-// The pods that get an allocation are counted in capacity, and those that yield are returned. If ReserveAll returns
-// nil, capacity is as before.
+// Pods that get an allocation are taken from capacity (Take), and pods that yield are returned to it (Return). If ReserveAll returns nil,
+// capacity is unchanged.
 func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, capacity Capacity, at time.Time) (places []Reservation, yielded int) {
 	l.try(view, capacity, at, func(t *trial) bool {
 		for places = t.placeAll(requests); places == nil && yielded < len(yielding); places = t.placeAll(requests) {
@@ -57,8 +57,8 @@ func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view Vi
 	return places, yielded
 }
 
-// Move replaces the pod's assumed allocation by one on one of the candidate nodes. If the pod fits none of them it keeps
-// what it has. capacity counts as in ReserveAll.
+// Move replaces the pod's assumed allocation by one on one of the candidate nodes. If the pod fits none of them, it keeps
+// its allocation. capacity is used as in ReserveAll.
 func (l *Ledger) Move(request Request, view View, capacity Capacity, at time.Time) (node string, ok bool) {
 	l.try(view, capacity, at, func(t *trial) bool {
 		t.release([]gpu.PodUID{request.Pod.UID})
@@ -70,8 +70,8 @@ func (l *Ledger) Move(request Request, view View, capacity Capacity, at time.Tim
 	return node, ok
 }
 
-// FitsWithoutAssumed reports whether the cards of one of the nodes would have room for the pod if no assumed allocations were
-// there. If not, ReserveAll can't place the pod there whatever yields, and need not be tried: it releases and restores
+// FitsWithoutAssumed reports whether the cards of one of the nodes would have room for the pod if there were no assumed allocations. If not,
+// ReserveAll can't place the pod on these nodes, whatever yields. This check is cheaper than ReserveAll, which releases and restores
 // allocations one by one.
 func (l *Ledger) FitsWithoutAssumed(pod gpu.Pod, names []string) bool {
 	l.mu.RLock()
@@ -194,7 +194,7 @@ func (t *trial) undo() {
 	}
 }
 
-// roomier returns the nodes that have more room than before.
+// roomier returns the nodes that have more free room than before.
 func (t *trial) roomier() (names []string) {
 	for name, before := range t.before {
 		n := t.nodes[name]
@@ -253,8 +253,8 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 	return nil
 }
 
-// placeNominated places the pod on the node to which it is nominated, if that is a candidate and has room. Only this pod doesn't see the
-// nomination as used memory, so a ranking that it shares with others can lack the node.
+// placeNominated places the pod on the node to which it is nominated, if this node is a candidate and has room. All other pods see the
+// nomination as used memory, so a ranking that the pod shares with other pods may not contain the node.
 func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 	name, nominated := t.nominations[request.Pod.UID]
 	if !nominated || !slices.Contains(request.Nodes, name) {

@@ -8,8 +8,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// starvationReservation is memory on certain cards that is held back for certain pods. Running pods on these cards go on.
-// Other pods of equal or lower priority see the reserved memory as used. There is at most one at a time.
+// starvationReservation reserves memory on certain cards for certain pods. Running pods on these cards continue.
+// Other pods of equal or lower priority see the reserved memory as used. There is at most one reservation at a time.
 type starvationReservation struct {
 	pods     map[gpu.PodUID]starvingPod
 	priority int32
@@ -23,9 +23,9 @@ type starvingPod struct {
 }
 
 // ReserveForStarving reserves shares of cards for all requests, each on the emptiest cards, until
-// EndStarvationReservation. The cards may still be in use: they become available as pods end. It reserves nothing and
-// returns false if the requests don't fit even on empty cards, or don't fit by capacity. The pods are counted in capacity
-// if all fit. label names the pods for users.
+// EndStarvationReservation. The cards may still be in use, and become available when pods end. It reserves nothing and
+// returns false if the requests don't fit even on empty cards, or don't fit by capacity. If all fit, the pods are taken from capacity.
+// label names the pods for users.
 func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label string, capacity Capacity) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,7 +58,7 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 	return true
 }
 
-// nodes returns the names of the nodes, sorted. Those that have been deleted since are among them.
+// nodes returns the names of the nodes, sorted. It includes nodes that have been deleted since.
 func (s *starvationReservation) nodes() []string {
 	names := make([]string, 0, len(s.pods))
 	for _, pod := range s.pods {
@@ -68,7 +68,7 @@ func (s *starvationReservation) nodes() []string {
 	return slices.Compact(names)
 }
 
-// returnTo returns what the pods took of the capacity, which can be nil.
+// returnTo returns the pods to the capacity (Return). capacity can be nil.
 func (s *starvationReservation) returnTo(capacity Capacity) {
 	if capacity == nil {
 		return
@@ -143,7 +143,7 @@ func (l *Ledger) endStarvationReservation() (nodes []string) {
 	return nodes
 }
 
-// rateEmptiest rates a node by the room of the card that has the least of those that emptiest returns.
+// rateEmptiest rates a node by the free room of the fullest of the cards that emptiest returns.
 func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
 	var buffer [8]placement.Card
 	demand := request.Pod.Demand()
@@ -154,8 +154,8 @@ func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
 	return float64(cards[len(cards)-1].Room()), true
 }
 
-// emptiest returns the cards with the most room for the demand among those that could hold it if they were empty, the emptiest
-// first, with the starvation reservation counted as used. It returns none if there are too few. It appends to buffer.
+// emptiest returns the emptiest cards for the demand, among the cards that could hold it if they were empty. The emptiest card is the first. The
+// starvation reservation counts as used. If there are too few cards, emptiest returns none. It appends to buffer.
 func (n *node) emptiest(demand *gpu.Demand, buffer []placement.Card) []placement.Card {
 	if n.accepts(demand) != placement.Fits {
 		return nil
@@ -175,7 +175,7 @@ func (n *node) emptiest(demand *gpu.Demand, buffer []placement.Card) []placement
 	return buffer[:demand.Cards]
 }
 
-// reserved returns what the starvation reservation has of the card with this index.
+// reserved returns the part of the card with this index that the starvation reservation has.
 func (n *node) reserved(index int) (sum gpu.Share) {
 	for _, share := range n.starvation {
 		if share.Card == index {

@@ -8,14 +8,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// tentativeLifetime is how long a tentative placement counts: much longer than the time between filter and bind, and short
-// enough that a pod which is not bound after all blocks others only briefly.
+// tentativeLifetime is how long a tentative placement counts. It is much longer than the time between filter and bind, and so short
+// that a pod that isn't bound blocks other pods only briefly.
 const tentativeLifetime = 2 * time.Second
 
-// tentativePlacements are the tentative placements. Between a pod's filter and its bind other pods are filtered; they
-// should see the memory that the first one is about to get as used. A tentative placement is no allocation: it counts in
-// Rank only, if the view asks for it, and it ends when the pod gets an allocation. It names every node to which the pod
-// may be bound, so for some milliseconds it counts on nodes that the pod doesn't get.
+// tentativePlacements are the tentative placements. Between a pod's filter and its bind, other pods are filtered. They
+// should see the memory that the first pod is about to get as used. A tentative placement is not an allocation: it counts only in
+// Rank, if the view says so, and it ends when the pod gets an allocation. It names every node to which the pod
+// may be bound. So for some milliseconds it also counts on nodes that the pod doesn't get.
 type tentativePlacements struct {
 	// open is ordered by age.
 	open []tentativePlacement
