@@ -36,9 +36,9 @@ type BindRequest struct {
 	Node            string
 }
 
-// Bind assumes cards of the node for the pod, mostly one, and binds the pod in one write that carries the annotations. It succeeds
+// Bind assumes cards of the node for the pod (usually one), and binds the pod in one write that carries the annotations. It succeeds
 // for a pod that is already bound to this node, so retries are safe. A member of a gang first waits until its gang permits
-// the bind; if ctx ends before the barrier opens, the bind is given up. After that the end of ctx has no effect: the bind
+// the bind. If ctx ends before the barrier opens, the bind is given up. After that the end of ctx has no effect: the bind
 // runs until its own deadline, because a write is not undone if kube-scheduler disconnects.
 func (s *Scheduler) Bind(ctx context.Context, request BindRequest) error {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(request.Namespace, request.Name), "node", request.Node)
@@ -70,7 +70,7 @@ func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (res
 	case err != nil:
 		return binding.HeldBack, err
 	}
-	err = errPanicked // It stays so if bindMember panics.
+	err = errPanicked // The result if bindMember panics.
 	defer func() { s.groups.end(uid, request.Node, permit, err) }()
 	result, err = s.bindMember(ctx, request, permit)
 	return result, err
@@ -147,8 +147,8 @@ func (s *Scheduler) bind(ctx context.Context, request BindRequest, permit permit
 	return result, err
 }
 
-// checkBind returns why the pod can't be bound with what it asks for: its request has become invalid, or its number of cards has
-// changed, since filter passed it.
+// checkBind returns why the pod can't be bound with its present demand: since the filter call, its request has become invalid, or its number of
+// cards has changed.
 func (s *Scheduler) checkBind(pod *clustercache.PodInfo) error {
 	if pod.RequestError != "" {
 		return errors.New(pod.RequestError)
@@ -170,11 +170,11 @@ func (s *Scheduler) assumeCard(pod gpu.Pod, node string) (ledger.Allocation, err
 	if usable && allocation.NumCards() == pod.NumCards() {
 		return allocation, nil
 	}
-	// The place by a group or by fair sharing is older than the number of cards that filter saw, or its cards have failed or have other
-	// pods since: a new leader learns of the former one's last binds there only now.
+	// The place is from a group's plan or from fair sharing, and can be outdated: the pod's number of cards has changed since, or its cards have
+	// failed, or they have more pods, because a new leader learns of the former leader's last binds there only now.
 	request := ledger.Request{Pod: pod, Nodes: []string{node}}
 	if _, ok := s.ledger.Move(request, ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nil, now); !ok {
-		if !usable { // Otherwise the pod would be limited to this node.
+		if !usable { // An allocation that stays would limit the pod to this node.
 			s.ledger.Release(pod.UID)
 		}
 		return ledger.Allocation{}, &ledger.NoRoomError{Node: node, Reason: placement.Full}

@@ -10,9 +10,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// capacity counts what nodes have free besides GPU memory, as kube-scheduler does, for plans of gangs. It is made for a
-// few decisions in a row and then thrown away: it reads a node when it is first asked about it, and doesn't notice
-// later changes. It implements ledger.Capacity and reclaim.Capacity, and is not safe for concurrent use.
+// capacity counts what nodes have free besides GPU memory, as kube-scheduler does, for plans of gangs and for fair sharing. It is used for a
+// few successive decisions only: it reads a node when the node is first used, and doesn't detect later changes. It implements
+// ledger.Capacity and reclaim.Capacity, and is not safe for concurrent use.
 type capacity struct {
 	*freeResources
 	planned func(node string) []gpu.PodUID
@@ -21,7 +21,7 @@ type capacity struct {
 	// resources are those that the pods so far request. GPU memory is not among them, since the ledger counts it.
 	resources clustercache.Resources
 	nodes     map[string]*nodeCapacity
-	// latest is the latest pod, and needs what it uses.
+	// latest is the latest pod, and needs are the amounts of resources that it requests.
 	latest *clustercache.PodInfo
 	needs  []int64
 }
@@ -35,13 +35,12 @@ type nodeCapacity struct {
 	returned []gpu.PodUID
 	// evicted are the bound pods that count as gone.
 	evicted []*clustercache.PodInfo
-	// left is what all pods leave of the resources that were known when it was last computed.
+	// left is what all pods leave of the resources. It has the resources that were known when it was last computed.
 	left []int64
 }
 
-// capacity returns a capacity in which the pods on the nodes count, and the pending pods that planned, which can be
-// nil, returns for a node. If empty is true, only pods count that ask for no GPU memory, such as those of a DaemonSet:
-// they are not expected to leave.
+// capacity returns a capacity that counts the pods on the nodes, and the pending pods that planned returns for each node. planned can be nil.
+// If empty is true, it counts only pods that ask for no GPU memory, such as those of a DaemonSet, because these are expected to stay.
 func (f *freeResources) capacity(planned func(node string) []gpu.PodUID, empty bool) *capacity {
 	if planned == nil || empty {
 		planned = func(string) []gpu.PodUID { return nil }
@@ -126,9 +125,8 @@ func (c *capacity) count(n *nodeCapacity, pod *clustercache.PodInfo, sign int64)
 	}
 }
 
-// fits reports whether the node has enough of everything that the pod requests. What the pod doesn't request doesn't
-// matter, even if the pods use too much of it (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go,
-// fitsRequest).
+// fits reports whether the node has enough of each resource that the pod requests. It ignores other resources, even if the node's pods use too
+// much of them (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
 func (c *capacity) fits(n *nodeCapacity, pod *clustercache.PodInfo) bool {
 	c.learn(pod)
 	c.update(n)
@@ -169,8 +167,8 @@ func (c *capacity) update(n *nodeCapacity) {
 		case c.empty:
 			free = n.withoutGPU[c.resources[i]]
 		case !listed:
-			// kube-scheduler has offered the node, so it doesn't count this resource: another extender or a driver
-			// provides it. If the node is outside a sample, kube-scheduler may reject it, which ends that (see sample.go).
+			// The node doesn't list this resource, but is a candidate node. So kube-scheduler doesn't count the resource: another extender
+			// or a driver provides it. If the node is outside the sample, kube-scheduler may reject it; sample.go handles that.
 			free = math.MaxInt64 / 2
 		}
 		for _, pod := range n.pods {

@@ -11,14 +11,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// displacerLife is how long a place is kept for a pod that displaced groups: longer than kube-scheduler's longest back-off by
-// default (podMaxBackoffSeconds). Without that, the groups could take the place again before the pod's bind: kube-scheduler
-// makes the filter call for its next pod, often one of their members, before it binds this one.
+// displacerLife is how long a place is reserved for a pod that displaced groups: longer than kube-scheduler's longest back-off by
+// default (podMaxBackoffSeconds). Without the reservation, the groups could take the place again before the pod's bind: before it binds the
+// pod, kube-scheduler makes the filter call for its next pod, which is often a member of these groups.
 const displacerLife = 12 * time.Second
 
-// displace makes groups of lower priority, and those whose reservation the budget doesn't cover, give up places that they have reserved
-// and not bound, if the pod then fits one of the nodes. The pod gets an assumed allocation there for a while. displace reports whether it
-// did so.
+// displace takes reserved places, whose binds have not begun, from groups of lower priority and from rounds that yield, if the pod then fits one
+// of the nodes. The pod gets an assumed allocation there for displacerLife. displace reports whether it did so.
 func (s *Scheduler) displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if s.groups == nil || len(nodes) == 0 {
 		return false

@@ -45,14 +45,14 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.fair.freed(pod.Node)
 	}
 	switch {
-	case !pod.Managed: // The ledger doesn't have it, and no bind is open.
+	case !pod.Managed: // The ledger doesn't have the pod, and no bind of it is open.
 	case pod.Ended:
 		h.podGone(pod.UID)
 	case pod.Node != "":
 		h.binder.PodBound(pod)
 		h.notPending(pod.UID)
 	case pod.Request == 0:
-	case h.evictor.KeepsCard(pod.Pod, pod.NominatedNode): // The ledger keeps that card.
+	case h.evictor.KeepsCard(pod.Pod, pod.NominatedNode): // The ledger has the evictor's nomination of the pod.
 	case pod.NominatedNode != "" && !pod.Gated: // A pod with a gate may wait for long.
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
 	case h.nominator.keeps(pod):

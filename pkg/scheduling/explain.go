@@ -30,8 +30,8 @@ type Explanation struct {
 const (
 	// explainEvery is the least time between two explanations.
 	explainEvery = time.Second
-	// ExplainShare limits the share of the time that explanations take: at least that many times the duration of one passes
-	// between its beginning and that of the next one. The web page limits in the same way how often it encodes explanations and groups.
+	// ExplainShare limits the part of the time that explanations take. The time from the start of one explanation to the start of the next one is
+	// at least ExplainShare times its duration. The web page uses the same limit for encoding explanations and groups.
 	ExplainShare = 50
 )
 
@@ -43,8 +43,8 @@ type explainer struct {
 	next time.Time
 }
 
-// Explain returns why pods are pending. It is made at most once per second, and less often if that takes long, however many
-// callers there are: a caller gets the last one until then.
+// Explain returns why pods are pending. All callers share one explanation. A new one is made at most once per second, and less often if it
+// takes long; until then callers get the last one.
 func (s *Scheduler) Explain() *Explanation {
 	e := &s.explainer
 	e.mu.Lock()
@@ -62,8 +62,8 @@ func (s *Scheduler) Explain() *Explanation {
 	return e.last
 }
 
-// ExplainPause returns the time from the begin of one explanation, which took that long, to the next one: a minute at most, because a
-// process that was stopped meanwhile has used no processor time.
+// ExplainPause returns the time from the start of an explanation, which took that long, to the start of the next one. It is a minute at most:
+// the duration can include time in which the process was stopped and used no processor.
 func ExplainPause(took time.Duration) time.Duration {
 	return min(max(explainEvery, ExplainShare*took), time.Minute)
 }

@@ -34,9 +34,10 @@ type FairShareOptions struct {
 	On bool
 	// Label is the key of the namespaces' label whose value names the tenant; if it is empty, each namespace is a tenant.
 	Label string
-	// PriorityCutoff is the priority from which on pods need no turn.
+	// PriorityCutoff is the lowest priority with which pods need no turn.
 	PriorityCutoff int32
-	// Provisioning is how many pods may be scheduled that fit nowhere now, so that an autoscaler sees them.
+	// Provisioning is the maximum number of pods whose gate is removed although they fit nowhere now, so that an autoscaler adds nodes for
+	// them.
 	Provisioning int
 	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
 	// Pods that have run for less than MinRuntime are not evicted.
@@ -76,7 +77,7 @@ type fairShare struct {
 	recorder  record.EventRecorder
 	leading   func() error
 	clock     clock.WithTicker
-	// writes are the writes that open gates, reclaims the attempt to make room.
+	// writes are the writes that open gates. reclaims is the attempt to reclaim memory; there is at most one.
 	writes, reclaims *errgroup.Group
 	problems         namespaceProblems
 }
@@ -101,7 +102,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 	newCapacity := func(withHeld bool) *capacity {
 		planned := map[string][]gpu.PodUID{}
 		if s.groups != nil {
-			planned = s.groups.manager.Places() // Before the ledger's lock is taken: plans are made under the groups' lock.
+			planned = s.groups.manager.Places() // It takes the groups' lock, which must be taken before the ledger's lock.
 		}
 		return s.free.capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }, withHeld), false)
 	}
@@ -112,7 +113,8 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 	return f
 }
 
-// withPlaces returns planned with the pods that have a place by fair sharing, with or without those for which one is held.
+// withPlaces returns a function that adds the pods with a place by fair sharing to those of planned. If withHeld is true, it adds pods with a held
+// place too.
 func (f *fairShare) withPlaces(planned func(node string) []gpu.PodUID, withHeld bool) func(node string) []gpu.PodUID {
 	if f == nil {
 		return planned
@@ -162,7 +164,8 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 	f.manager.SetPod(p)
 }
 
-// likeness is equal for pods that differ at most in the amount of GPU memory and so fit the same free resources otherwise.
+// likeness returns a text that is equal for pods that differ at most in the amount of GPU memory; apart from that they fit the same free
+// resources.
 func likeness(pod *clustercache.PodInfo) string {
 	var text strings.Builder
 	demand := pod.Demand()
@@ -189,7 +192,7 @@ func (f *fairShare) nodesChanged() {
 	}
 }
 
-// freed passes to the manager that memory, or what a pod without GPU memory used, was freed on the node.
+// freed passes to the manager that GPU memory or other resources were freed on the node.
 func (f *fairShare) freed(node string) {
 	if f != nil && node != "" {
 		f.manager.Freed(node)

@@ -25,8 +25,8 @@ type FilterResult struct {
 	Reasons []placement.Reason
 	// ReservedFor names the group for which memory is held back, if any is: the reason placement.Reserved is due to it.
 	ReservedFor string
-	// Message is why no node passes for a member of a gang, for a pod whose request is invalid, and for one that waits for its
-	// turn; empty for other pods. No preemption can help such a pod.
+	// Message is why no node passes, for a member of a gang, a pod with an invalid request, or a pod that waits for its turn. It is empty
+	// for other pods. Preemption can't help a pod with a Message.
 	Message string
 	// Demand is what the pod asks for. The texts of reasons depend on it.
 	Demand gpu.Demand
@@ -109,23 +109,22 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	return result, nil
 }
 
-// fitsOutsidePlace reports whether a pod to which fair sharing has given a place on none of the candidate nodes fits one of them. If
-// it doesn't, it keeps its place: perhaps the candidate nodes are a sample, and the next one has it.
+// fitsOutsidePlace reports whether the pod fits one of the candidate nodes, if fair sharing has reserved a place for it on another node. If it
+// doesn't fit, it keeps its place: the candidate nodes may be a sample, and the next sample may contain the node of its place.
 func (s *Scheduler) fitsOutsidePlace(pod gpu.Pod, nodes []string) (fits bool) {
 	if s.fair == nil {
 		return false
 	}
-	pod.UID = "" // The ledger doesn't look for its allocation.
+	pod.UID = "" // So the ledger ignores the pod's own allocation.
 	s.ledger.Check(pod, nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
 	return fits
 }
 
-// fit checks the pod against each node. The result has all nodes that fit and the reasons of the others, or only the best
+// fit checks the pod against each node. It returns either all nodes that fit and the reasons of the others, or only the best
 // nodes. It also returns the number of nodes that fit.
 func (s *Scheduler) fit(pod gpu.Pod, nodes []string, now time.Time) (result FilterResult, fitting int) {
 	result.Nodes, result.Demand = nodes, pod.Demand()
-	// With few candidate nodes, an answer with fewer names saves nothing, and the full answer is useful to users and to
-	// other extenders.
+	// With few candidate nodes a shorter answer saves nothing, and the full answer is useful to users and other extenders.
 	every := s.FilterBest == 0 || len(nodes) <= s.few() || s.requeue.NameAll(pod.UID)
 	if every {
 		result.Passed = make([]placement.Candidate, 0, len(nodes))
@@ -167,7 +166,7 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 	return reasons
 }
 
-// recordRejection keeps what later evictions for the rejected pod need.
+// recordRejection records what later evictions for the rejected pod need.
 func (s *Scheduler) recordRejection(object *corev1.Pod, pod gpu.Pod, result FilterResult, now time.Time) {
 	if !clustercache.NeverPreempts(object) && s.fair.evicts(pod) {
 		s.evictor.Rejected(pod, object.Status.NominatedNodeName, result.full(), now)

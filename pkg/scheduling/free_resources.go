@@ -11,9 +11,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// freeResources keeps what the bound pods leave of the resources of their node besides GPU memory. Plans of gangs can
-// ask about thousands of nodes under the ledger's lock, and most nodes don't change between two plans. A node is
-// computed when it is asked for and kept until it or one of its pods changes. mu guards nodes.
+// freeResources caches the free resources of nodes besides GPU memory: what the bound pods leave. Plans of gangs can
+// read thousands of nodes under the ledger's lock, and most nodes don't change between two plans. A node is
+// computed when it is first read, and cached until it or one of its pods changes. mu guards nodes.
 type freeResources struct {
 	cache capacityCache
 	mu    sync.Mutex
@@ -41,7 +41,7 @@ func newFreeResources(cache capacityCache) *freeResources {
 	return &freeResources{cache: cache, nodes: map[string]*nodeResources{}}
 }
 
-// podsChanged drops what is kept of the pods' nodes. The cache has the change already. Pods can be nil.
+// podsChanged drops the cached nodes of the pods. The cluster cache must have the change already. A pod can be nil.
 func (f *freeResources) podsChanged(pods ...*clustercache.PodInfo) {
 	if f == nil {
 		return
@@ -55,7 +55,7 @@ func (f *freeResources) podsChanged(pods ...*clustercache.PodInfo) {
 	}
 }
 
-// nodeDeleted drops what is kept of the node.
+// nodeDeleted drops the cached node.
 func (f *freeResources) nodeDeleted(name string) {
 	if f == nil {
 		return
@@ -75,7 +75,7 @@ func (f *freeResources) of(name string) *nodeResources {
 	defer f.mu.Unlock()
 	n := f.nodes[name]
 	if n == nil || n.object != object {
-		// mu is held while the pods are read, so that podsChanged can't come between.
+		// mu is held while the pods are read, so that podsChanged can't run in between.
 		n = newNodeResources(object, f.cache.PodsOn(name))
 		f.nodes[name] = n
 	}

@@ -50,10 +50,9 @@ const (
 	// retryInterval is the pause between attempts to bind a member whose barrier has opened.
 	retryInterval = 100 * time.Millisecond
 	// deletedDelay is how long the rejection of held binds is delayed after a member of the gang was deleted.
-	// kube-scheduler may have deleted the member itself, as a victim of a preemptor. It retries the preemptor when the
-	// members with rejected binds leave its cache. But it skips the preemptor as long as its own watch hasn't reported
-	// the deletion, and then the preemptor waits for minutes (k8s.io/kubernetes
-	// pkg/scheduler/framework/preemption/executor.go, isRunningPreemption).
+	// kube-scheduler may have deleted the member itself, as a victim of a preemptor. When the members with rejected binds leave its
+	// cache, it retries the preemptor. But if its own watch hasn't reported the deletion by then, it skips the preemptor, which then waits
+	// for minutes (k8s.io/kubernetes pkg/scheduler/framework/preemption/executor.go, isRunningPreemption).
 	deletedDelay = time.Second
 )
 
@@ -61,8 +60,8 @@ const (
 // means that members of gangs are treated like any other pod.
 type groups struct {
 	GangOptions
-	// offered returns the nodes that plans can use, of a filter call with these candidate nodes. nominator nominates members to nodes
-	// that are not among the latter.
+	// offered returns the nodes that a plan can use after a filter call with these candidate nodes. It can return more nodes than the call has.
+	// nominator nominates members to such other nodes.
 	offered   func(pod *corev1.Pod, nodes []string) []string
 	nominator *nominator
 	manager   *gang.Manager
@@ -172,8 +171,8 @@ type heldBind struct {
 	key gang.Key
 }
 
-// arrive requests the permit for a member's bind call. Before that it confirms the node, so that the member's place is checked
-// against what former leaders bound there.
+// arrive requests the permit for a member's bind call. First it confirms the node, so that the check of the member's place includes the binds
+// of former leaders there.
 func (g *groups) arrive(ctx context.Context, uid gpu.PodUID, node string) (heldBind, error) {
 	key, member := g.manager.GangOf(uid)
 	if !member {
@@ -203,13 +202,13 @@ func (g *groups) decided(held heldBind) (permit, error) {
 	membership := binding.Membership{Run: held.Run, Whole: held.MarkWhole}
 	deadline := held.OpenedAt.Add(g.bindTimeout)
 	if enough := g.clock.Now().Add(g.bindTimeout / 2); enough.After(deadline) {
-		deadline = enough // The last member waited long for the others: an answer was lost.
+		deadline = enough // The last member waited long for the others, because the answer to one of their binds was lost.
 	}
 	return permit{member: &held.key, membership: membership, deadline: deadline}, nil
 }
 
 // end records the outcome of a permitted bind. err is nil if the pod is bound. Otherwise end first records the bind as
-// unconfirmed, and then asks the binder whether a write of the pod is still open; if none is, the bind has failed. In the other
+// unconfirmed. Then it checks with the binder if a write of the pod is still open. If none is open, the bind has failed. In the other
 // order, the manager could ignore an outcome that the binder finds between the two steps.
 func (g *groups) end(uid gpu.PodUID, node string, p permit, err error) {
 	if err == nil {
@@ -353,7 +352,7 @@ func (g *groups) tick(led bool) (leads bool) {
 	return leads
 }
 
-// act performs the manager's Effects, if this process is the leader. Otherwise they wait: the lease may be renewed in time.
+// act performs the manager's Effects, if this process is the leader. If it isn't, the Effects wait, because the Lease may still be renewed in time.
 func (g *groups) act() {
 	if g.leading() != nil {
 		return

@@ -20,14 +20,15 @@ import (
 )
 
 const (
-	// nominateInterval is the interval between two looks at the pods to nominate.
+	// nominateInterval is the interval between two checks of the pods to nominate.
 	nominateInterval = 50 * time.Millisecond
 	// nominationTimeout bounds one write, and nominationUnseen is how long after its begin the watch may take to show it.
 	nominationTimeout, nominationUnseen = 5 * time.Second, 10 * time.Second
-	// nominationLife is how long a nomination may stay, since memory is kept for the pod meanwhile. kube-scheduler removes it if the pod
-	// fits nowhere and may preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), but it may not try the pod for long.
+	// nominationLife is how long a nomination may stay. It is limited, because memory is reserved for the pod during that time. kube-scheduler
+	// removes a nomination if the pod fits nowhere and may preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), but it
+	// may not retry the pod for a long time.
 	nominationLife = time.Minute
-	// nominationPause is how long none are made after a write failed.
+	// nominationPause is how long no nominations are made after a failed write.
 	nominationPause = 10 * time.Second
 	// maxNominating is the maximum number of concurrent writes.
 	maxNominating = 32
@@ -41,12 +42,12 @@ const (
 	NominationRemoved  = "removed"
 )
 
-// nominator nominates pods for which a sample of the nodes had no room to nodes outside of it (see sample.go): it writes them to
-// status.nominatedNodeName. kube-scheduler then evaluates that node, and others only if it doesn't pass (k8s.io/kubernetes
-// pkg/scheduler/schedule_one.go, findNodesThatFitPod).
+// nominator nominates pods to nodes outside the sample that rejected them (see sample.go): it writes status.nominatedNodeName. kube-scheduler
+// then evaluates this node first, and other nodes only if this one doesn't pass (k8s.io/kubernetes pkg/scheduler/schedule_one.go,
+// findNodesThatFitPod).
 //
-// The ledger keeps the memory of a nominated pod from pods of equal or lower priority, like that of a preemptor. A nomination which
-// kube-scheduler makes for a preemptor stays as it is. mu guards the fields below it. The ledger is not called under it. A nil
+// The ledger reserves memory for a nominated pod, as for a preemptor: pods of equal or lower priority see it as used. A nominator doesn't
+// change nominations that kube-scheduler makes for preemptors. mu guards the fields below it. The ledger is not called with mu held. A nil
 // nominator does nothing.
 type nominator struct {
 	api      API
@@ -82,7 +83,7 @@ type nominator struct {
 type nominatedPod struct {
 	*clustercache.PodInfo
 	state nominationState
-	// taken is true if filter has rejected the node since.
+	// taken is true if filter has rejected the node after the nomination.
 	taken bool
 	// node is the nominated node, and at is when the nomination was written or first seen.
 	node string
@@ -144,7 +145,7 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 	}
 }
 
-// constrained reports whether the pod's node depends on other pods. It is left to kube-scheduler.
+// constrained reports whether the pod's node depends on other pods. Only kube-scheduler chooses the node of such a pod.
 func constrained(pod *clustercache.PodInfo) bool {
 	c := &pod.Conflicts
 	return c.RequiredAntiAffinity || c.RequiredSpread || c.RareVolumes || c.Claims || len(c.HostPorts) > 0
@@ -172,8 +173,8 @@ func (n *nominator) keeps(pod *clustercache.PodInfo) bool {
 	return p != nil && p.state == writing
 }
 
-// alone reports whether the only candidate node of a filter call is the one to which the pod was nominated here: if the pod doesn't fit,
-// kube-scheduler goes on with other nodes.
+// alone reports whether the only candidate node of a filter call is the node to which the pod was nominated here. If the pod doesn't fit it,
+// kube-scheduler continues with other nodes.
 func (n *nominator) alone(uid gpu.PodUID, nodes []string) bool {
 	if n == nil || len(nodes) != 1 {
 		return false
@@ -199,13 +200,13 @@ func (n *nominator) run(ctx context.Context) error {
 	}
 }
 
-// tick nominates the pods that are due if this process is the leader, and removes nominations that lead nowhere.
+// tick nominates the pods that are due, and removes expired nominations, if this process is the leader.
 func (n *nominator) tick(ctx context.Context) {
 	n.dropUnseen()
 	if n.leading() != nil || n.cache.Ready() != nil {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		clear(n.steerings) // Another process is called now.
+		clear(n.steerings) // kube-scheduler calls another process now.
 		return
 	}
 	for _, pod := range n.expired() {
@@ -233,7 +234,7 @@ func (n *nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) 
 			}
 		}
 	}
-	for i, pod := range pods { // With a slow API server this waits, so every choice is recorded before.
+	for i, pod := range pods { // This loop waits if the API server is slow, so every choice is recorded before it.
 		if node := nodes[i]; node != "" {
 			n.start(func() { n.write(ctx, pod, node) })
 		}
@@ -281,8 +282,8 @@ func (n *nominator) unseen() map[string][]gpu.PodUID {
 	return unseen
 }
 
-// chosen records the node that was chosen for a pod, empty for none: then nominations don't help the pod. It reports whether the pod was
-// still to be nominated.
+// chosen records the node that was chosen for a pod. If node is empty, no node has room, and nominations don't help the pod. chosen reports
+// whether the pod was still to be nominated.
 func (n *nominator) chosen(pod *clustercache.PodInfo, node string) (due bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -350,8 +351,8 @@ func (n *nominator) pause() {
 	n.paused = n.clock.Now().Add(nominationPause)
 }
 
-// drop removes the ledger's nomination of a pod, unless the watch has shown it. If the write succeeded after all, the watch restores
-// it.
+// drop removes the ledger's nomination of a pod, unless the watch has shown it. If the write takes effect later, the watch restores the
+// nomination.
 func (n *nominator) drop(uid gpu.PodUID) {
 	n.mu.Lock()
 	p := n.pods[uid]

@@ -60,9 +60,9 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	return answer, nil
 }
 
-// withCard corrects the proposal for a pod that has a card on a node already: victims can be necessary for other resources, and
-// only there. If kube-scheduler would evict members whose binds have just been rejected, the answer is empty: it retries the pod
-// when they leave its cache.
+// withCard corrects the proposal for a pod that already has a card on a node. Victims can be necessary there for other resources, and on no
+// other node. If kube-scheduler would evict members whose binds have just been rejected, the answer is empty, because kube-scheduler retries the pod
+// when these members leave its cache.
 func (s *Scheduler) withCard(node string, proposed map[string]preemption.Victims) map[string]preemption.Victims {
 	pending := func(uid gpu.PodUID) bool { _, pending := s.cache.PendingPod(uid); return pending }
 	proposal := proposed[node]

@@ -11,8 +11,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// errCountChanged rejects a pod whose number of cards has changed since filter first saw the pod. It is the number for which the
-// nodes were filtered, and for which the places of the pod's group are planned.
+// errCountChanged rejects a pod whose number of cards has changed since the first filter call for the pod. The nodes were filtered, and the
+// places of the pod's group are planned, for the number in that call.
 var errCountChanged = errors.New("label " + protocol.LabelCount + " of the pod has changed since kube-scheduler first tried it")
 
 // checkRequest returns why no node can give the pod what it asks for; nil if one can. The pod's number of cards is fixed at the
@@ -27,13 +27,13 @@ func (s *Scheduler) checkRequest(object *corev1.Pod, pod gpu.Pod) error {
 	return s.counts.fix(pod)
 }
 
-// counts are the numbers of cards of pending pods, as filter first saw them. mu guards pods. The zero value is ready for use.
+// counts are the numbers of cards of pending pods, from the first filter call for each. mu guards pods. The zero value is ready for use.
 //
-// They are in memory only. An extender that starts between a pod's filter and its bind knows none, and binds the pod with the number
-// that the label has then. No memory is given twice: bind uses this one number to check the request, to reserve, on a node that
-// takes such a pod, and to write the annotations, which alone count from then on. The total is always the spec's. What can be
-// wrong is the choice of the node, which was made for another number. A group's plan is in memory too, and is made again by the same
-// label. So a write for each pod would buy nothing but an error, for a label that the pod could have had from the beginning.
+// They are in memory only. An extender that starts between a pod's filter and its bind has no number for the pod, and binds it with the
+// present value of the label. This gives no memory to two pods: bind uses one number to check the request, to reserve memory, on a node that
+// supports such a pod, and to write the annotations. After that only the annotations count. The total is always the request in the spec. Only
+// the choice of the node can be bad, because it was made for another number. A group's plan is in memory too, and is made again with the
+// present label. So storing each number in the API server would only turn such a bind into an error.
 type counts struct {
 	mu   sync.Mutex
 	pods map[gpu.PodUID]int
@@ -43,7 +43,7 @@ type counts struct {
 // the number of pending pods in a large cluster.
 const maxCounts = 100_000
 
-// fix remembers the pod's number of cards. It returns an error if it has remembered another one.
+// fix records the pod's number of cards. It returns an error if another number is recorded.
 func (c *counts) fix(pod gpu.Pod) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,7 +63,7 @@ func (c *counts) fix(pod gpu.Pod) error {
 	return nil
 }
 
-// check returns an error if another number of cards is remembered for the pod.
+// check returns an error if another number of cards is recorded for the pod.
 func (c *counts) check(pod gpu.Pod) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

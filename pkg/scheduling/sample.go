@@ -16,21 +16,22 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// With percentageOfNodesToScore below 100, kube-scheduler stops looking for nodes when it has found enough of them, and a filter call has
-// only a sample of the nodes that it would pass (k8s.io/kubernetes pkg/scheduler/schedule_one.go, numFeasibleNodesToFind). In a large
-// cluster this saves most of its work. The sample begins where the last one ended, so every node is in one in turn.
+// With percentageOfNodesToScore below 100, kube-scheduler stops when it has found enough nodes. A filter call then has only a sample of the
+// nodes that kube-scheduler's own filters would pass (k8s.io/kubernetes pkg/scheduler/schedule_one.go, numFeasibleNodesToFind). In a large
+// cluster this saves most of its work. Each sample begins where the last one ended, so every node is in a sample sooner or later.
 //
-// Mostly a sample has room. If it has none while another node has, the pod is rejected, nominated to that node, and requeued:
-// kube-scheduler evaluates a nominated node before all others. For at most steerLimit no pod is evicted for it meanwhile. If the nomination
-// isn't made in that time, or kube-scheduler rejects the node, it knows a reason that is unknown here: then for refusedLife samples count
-// as all nodes for such a pod, and it is requeued as long as any node seems to have room (see requeue.Requeuer.Rejected).
+// Usually a sample has room. If it has none but another node has, filter rejects the pod, and the pod is nominated to that node and
+// requeued. kube-scheduler evaluates a nominated node before all others. Until then, for at most steerLimit, no pod is evicted for it. If the
+// nomination isn't made in that time, or kube-scheduler rejects the node, nominations don't help: kube-scheduler has a reason that is
+// unknown here. Then, for refusedLife, a sample counts as all nodes for this pod, and the pod is requeued as long as any node seems to have
+// room (see requeue.Requeuer.Rejected).
 
 const (
-	// steerDelay is how long after a rejection the pod is nominated: kube-scheduler writes the pod's condition first, and the write of
-	// the nomination would meet a conflict.
+	// steerDelay is the time between the rejection of a pod and its nomination. During this time kube-scheduler writes the pod's condition;
+	// an earlier write of the nomination would get a conflict.
 	steerDelay = 200 * time.Millisecond
-	// steerInterval is the time between two attempts to nominate a pod, and between two searches for nodes. steerLimit is how long they
-	// are repeated.
+	// steerInterval is the time between two attempts to nominate a pod, and between two searches for nodes. steerLimit is how long the
+	// attempts are repeated.
 	steerInterval = 200 * time.Millisecond
 	steerLimit    = 4 * time.Second
 	// maxSteered is the maximum number of single pods of one search.
@@ -58,11 +59,11 @@ type samples struct {
 	names map[unique.Handle[string]][]string
 }
 
-// refresh drops what is too old. The caller holds mu.
+// refresh drops values that are too old. The caller holds mu.
 func (c *samples) refresh(s *Scheduler) {
 	if now := s.Clock.Now(); !now.Before(c.until) {
 		nodes := len(s.cache.Nodes())
-		c.size = s.SampleSize(nodes - nodes/20) // The watches of kube-scheduler and of this process differ by some nodes.
+		c.size = s.SampleSize(nodes - nodes/20) // kube-scheduler's watch may show some nodes less than the watch of this process.
 		c.nodes, c.names, c.until = nil, map[unique.Handle[string]][]string{}, now.Add(sampleLife)
 	}
 }
@@ -96,8 +97,8 @@ func (s *Scheduler) eligible(pod *clustercache.PodInfo) []string {
 	return names
 }
 
-// steer begins to nominate a pod that a filter call has rejected, if the call had a sample and another node has room. It reports whether
-// it does.
+// steer starts the nomination of a pod that a filter call has rejected, if the call had a sample and another node has room. It reports whether
+// it has started one.
 func (s *Scheduler) steer(object *corev1.Pod, nodes []string) bool {
 	if !s.sampled(nodes) {
 		return false
@@ -110,8 +111,8 @@ func (s *Scheduler) steer(object *corev1.Pod, nodes []string) bool {
 	return true
 }
 
-// outsideToo returns the nodes that a plan for a member's group can use: those of the filter call, or all eligible ones if the call has
-// a sample, or only the node to which the member was nominated for that reason.
+// outsideToo returns the nodes that a plan for a member's group can use: the nodes of the filter call; all eligible nodes if the call has
+// a sample; or only the node to which the member was nominated because it was outside a sample.
 func (s *Scheduler) outsideToo(object *corev1.Pod, nodes []string) []string {
 	if s.SampleSize == nil {
 		return nodes
@@ -125,8 +126,8 @@ func (s *Scheduler) outsideToo(object *corev1.Pod, nodes []string) []string {
 	return s.eligible(pod)
 }
 
-// steerable reports whether the pod can be nominated to a node outside the sample. If it was, and the node isn't among the candidates,
-// kube-scheduler has rejected that node, or filter has because other pods took the room.
+// steerable reports whether the pod can be nominated to a node outside the sample. If the pod has such a nomination and the node isn't a
+// candidate, then either kube-scheduler has rejected the node, or filter has rejected it because other pods took the room.
 func (n *nominator) steerable(pod *clustercache.PodInfo, object *corev1.Pod, nodes []string) bool {
 	if constrained(pod) {
 		return false
@@ -144,7 +145,7 @@ func (n *nominator) steerable(pod *clustercache.PodInfo, object *corev1.Pod, nod
 	return !n.clock.Now().Before(n.refused[refusedKey(pod)])
 }
 
-// refusedKey is what a refused nomination holds for: all members of a group that have equal constraints, or a single pod.
+// refusedKey identifies the pods for which a nomination was refused: all members of a group with equal constraints, or a single pod.
 func refusedKey(pod *clustercache.PodInfo) string {
 	if pod.Member != nil {
 		return pod.Member.Gang.String() + "\n" + pod.Constraints.Value()
@@ -180,7 +181,7 @@ func (n *nominator) steerMember(uid gpu.PodUID, node string) {
 	}
 }
 
-// passed ends the attempts to nominate a pod that a filter call has found nodes for.
+// passed ends the attempts to nominate a pod, because a filter call has found nodes for it.
 func (n *nominator) passed(uid gpu.PodUID) {
 	if n == nil {
 		return
@@ -208,8 +209,8 @@ func (n *nominator) steered(uid gpu.PodUID) bool {
 	return n.pods[uid] != nil
 }
 
-// rejected records that filter rejects the candidate nodes. If the only one is that to which the pod was nominated, other pods have taken
-// the room, or a member's place has moved.
+// rejected records that filter rejects the candidate nodes. If the only candidate is the node to which the pod was nominated, either other pods
+// have taken the room, or the member's place has moved.
 func (n *nominator) rejected(uid gpu.PodUID, nodes []string) {
 	if n == nil || len(nodes) != 1 {
 		return

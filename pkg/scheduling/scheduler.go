@@ -1,9 +1,9 @@
 // Package scheduling answers kube-scheduler's calls: Filter, Prioritize, Bind and Preempt, each a list of steps.
 //
-// It wires the scheduler's half together. Package clustercache reports pods and nodes, which the event handlers apply to the
-// ledger. Bind assumes a card in the ledger and package binding makes the one write that binds the pod and sets its
-// annotations. Package requeue makes kube-scheduler retry rejected pods, package eviction evicts, package gang decides about
-// groups. All state belongs to the API server: a Scheduler is rebuilt from there.
+// It connects the packages of the extender. Package clustercache reports pods and nodes, which the event handlers apply to the
+// ledger. Bind assumes a card in the ledger, and package binding makes the one write that binds the pod and sets its
+// annotations. Package requeue makes kube-scheduler retry rejected pods, package eviction evicts pods, package gang decides about
+// groups, package dispatch about fair sharing. All state is in the API server: a new Scheduler rebuilds it from there.
 package scheduling
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/requeue"
 )
 
-// API makes the calls to the API server whose outcome matters; apiserver.Client implements it.
+// API makes the writes and live reads of a Scheduler; apiserver.Client implements it.
 type API interface {
 	binding.API
 	eviction.API
@@ -51,13 +51,13 @@ type Options struct {
 	// than FilterBestAbove candidate nodes. If there are not, or FilterBest is 0, Filter passes every node that fits and
 	// gives a reason for each of the others.
 	FilterBest, FilterBestAbove int
-	// BindTimeout bounds one bind with all its calls. It must be less than kube-scheduler's httpTimeout.
+	// BindTimeout bounds one bind with all its API calls. It must be less than kube-scheduler's httpTimeout.
 	BindTimeout time.Duration
 	// BindWindow is the longest time for which binds are collected, while pods queue, before they are sent together. Zero
 	// sends each bind at once. At most a quarter of BindTimeout is used for it.
 	BindWindow time.Duration
-	// SampleSize returns the number of candidate nodes from which on they can be a sample, in a cluster of so many nodes, see sample.go.
-	// It is nil if kube-scheduler offers every node that passes its own filters.
+	// SampleSize returns the smallest number of candidate nodes that can be a sample, in a cluster of that many nodes, see sample.go. It is nil
+	// if filter calls always have every node that passes kube-scheduler's own filters.
 	SampleSize func(nodes int) int
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
 	// eviction.Evictor.
@@ -192,7 +192,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	s.ledger.AddFreedListener(s.groups.memoryFreed)
 	s.ledger.AddFreedListener(s.fair.freed)
 	synced := func() {}
-	if !replicas { // With replicas, the leader does so at each TakeOver.
+	if !replicas { // With replicas, TakeOver does this.
 		synced = s.requeuePending
 	}
 	handlers := s.newEventHandlers(synced)
@@ -256,8 +256,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 // Ready returns nil once the cache is synced. Before, it returns an error that wraps clustercache.ErrNotSynced.
 func (s *Scheduler) Ready() error { return s.cache.Ready() }
 
-// TakeOver begins a term as leader. At the time of the call, a read must show every write of former leaders.
-// It waits until the cache is synced.
+// TakeOver begins a term as leader. It waits until the cache is synced. The caller ensures that a read of the API server shows every write
+// of former leaders.
 func (s *Scheduler) TakeOver(ctx context.Context) error {
 	if err := s.cache.AwaitReady(ctx); err != nil {
 		return err
@@ -273,8 +273,8 @@ func (s *Scheduler) Drain(ctx context.Context) error { return s.binder.Drain(ctx
 // BindDeadline returns how long after the begin of a bind its write may still take effect.
 func (s *Scheduler) BindDeadline() time.Duration { return binding.Deadline(s.BindTimeout) }
 
-// requeuePending treats every pending pod as rejected. Which pods a former extender rejected, and for which of them
-// memory has come free since, was lost with that process.
+// requeuePending treats every pending pod as rejected. It is unknown which pods a former extender rejected, and for which of them
+// memory has become free since.
 func (s *Scheduler) requeuePending() {
 	pending := s.cache.Pending()
 	pods := make([]gpu.Pod, len(pending))
