@@ -6,18 +6,18 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Pools are the parts of a cluster's memory that differ in which pods can use them.
+// Pools are parts of a cluster's memory. All memory of one pool can be used by the same pods.
 type Pools struct {
 	// Sizes are the amounts of the pools.
 	Sizes []gpu.Memory
-	// Classes are classes of pods: each holds the pools that its pods can use, as positions in Sizes.
+	// Classes holds, for each class of pods, the pools that these pods can use, as positions in Sizes.
 	Classes [][]int
 }
 
-// Shares divides the pools among the claims and returns the shares, like the function Shares, to about a unit. demands holds
-// the parts of each claim's demand by class. A tenant whose pods can use only small pools may get less than its terms would give it, and the
-// others divide the rest. The result is max-min fair: beyond the guaranteed amounts, no share can be raised without lowering one that
-// is not larger in proportion to its weight. Together the shares fit the pools.
+// Shares divides the pools among the claims and returns the shares, like the function Shares, but accurate to about a unit. demands holds
+// each claim's demand by class. A tenant whose pods can use only small pools may get less than by its terms alone. Then the others divide the
+// rest. The result is max-min fair: beyond the guaranteed amounts, no share can be raised without lowering another share that
+// is not larger in proportion to its weight. All shares together fit the pools.
 func (p Pools) Shares(claims []Claim, demands [][]gpu.Memory) []gpu.Memory {
 	d := division{p, claims, demands, make([]gpu.Memory, len(claims)), make([]bool, len(claims))}
 	open := make([]int, len(claims))
@@ -37,10 +37,10 @@ type division struct {
 	final   []bool
 }
 
-// divide computes the shares of the open claims, beside those that are final. It divides what these leave as if all of it could
-// be used by all. If these shares can't be placed, some claims compete for pools that are too small for them. They are divided first,
-// without the other open claims, which don't need these pools: together they get all that the pools have, which is less than the
-// first division gave them. Then the other claims divide what is left. It is the decomposition algorithm
+// divide computes the shares of the open claims, when some shares are final already. First it divides the memory that the final shares leave
+// as if all claims could use all of it. If the result can't be placed, some claims compete for pools that are too small for them. For these
+// claims, divide computes the shares separately: together they get all memory of these pools, which is less than the
+// first division gave them. The other open claims don't need these pools, and divide what is left. This is the decomposition algorithm
 // for polymatroids (H. Groenevelt, Two algorithms for maximizing a separable concave function over a polymatroid feasible region,
 // 1991).
 func (d *division) divide(open []int) {
@@ -58,7 +58,7 @@ func (d *division) divide(open []int) {
 	}
 	placed, lacking := d.fit(open)
 	competing := slices.DeleteFunc(slices.Clone(open), func(claim int) bool { return !lacking[claim] })
-	if placed == total || len(competing) == 0 || len(competing) == len(open) { // The last two can't be, and would never end.
+	if placed == total || len(competing) == 0 || len(competing) == len(open) { // The last two can't happen; without them, a defect would recurse for ever.
 		for _, claim := range open {
 			d.final[claim] = true
 		}
@@ -68,8 +68,8 @@ func (d *division) divide(open []int) {
 	d.divide(slices.DeleteFunc(open, func(claim int) bool { return lacking[claim] }))
 }
 
-// fit places the shares of the claims that are final, and as much as possible of those of the open ones. It returns how much of the
-// open ones was placed, and the claims that compete for the room that wasn't enough.
+// fit places the final shares, and as much as possible of the shares of the open claims. It returns how much of the open claims' shares was
+// placed, and the claims that compete for pools that were too small.
 func (d *division) fit(open []int) (placed gpu.Memory, lacking []bool) {
 	const source, sink, first = 0, 1, 2
 	pools := first + len(d.claims)
@@ -108,17 +108,17 @@ func (d *division) fit(open []int) (placed gpu.Memory, lacking []bool) {
 	return placed, lacking
 }
 
-// Holding is what a tenant's pods of one class have and wait for.
+// Holding is the memory that a tenant's pods of one class have and request.
 type Holding struct {
 	// Tenant and Class are positions in the limits and in Pools.Classes.
 	Tenant, Class int
 	Demand        gpu.Memory
-	// Has is what they have in each pool, part of Demand.
+	// Has is the memory that they have in each pool. It is a part of Demand.
 	Has []gpu.Memory
 }
 
-// Assign divides the pools among the holdings so that each tenant gets its limit, if there is room for all, and as much as possible stays
-// where it is. It returns what each holding gets in each pool.
+// Assign divides the pools among the holdings. Each tenant gets its limit, if there is room for all, and as much memory as possible stays
+// where it is. Assign returns how much each holding gets in each pool.
 func (p Pools) Assign(limits []gpu.Memory, holdings []Holding) [][]gpu.Memory {
 	const source, sink, first = 0, 1, 2
 	pools := first + len(limits)

@@ -10,17 +10,17 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Item is what is granted at once: a pod, or all pods that a group must bind together.
+// Item is a pod, or all pods that a group must bind together. It is granted as a whole.
 type Item struct {
 	// ID is unique among the items of all tenants.
 	ID     string
 	Tenant string
-	// Priority orders the items of one tenant only, and then Created, which is the older the sooner.
+	// Priority orders the items of one tenant only, the highest first. Items of equal priority are ordered by Created, the oldest first.
 	Priority int32
 	Created  time.Time
 	// Memory is the amount that is charged for the item.
 	Memory gpu.Memory
-	// Value is what the caller finds by the item. It must be comparable. The queue doesn't use it.
+	// Value is for the caller. It must be comparable. The queue doesn't use it.
 	Value any
 }
 
@@ -29,7 +29,7 @@ func compareItems(a, b Item) int {
 	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), strings.Compare(a.ID, b.ID))
 }
 
-// Queue holds the tenants with what they have, and the items that wait. The zero value is empty. It is not safe for concurrent
+// Queue holds the tenants with the memory that they have, and the items that wait. The zero value is empty. It is not safe for concurrent
 // use.
 type Queue struct {
 	tenants map[string]*tenant
@@ -43,8 +43,8 @@ type tenant struct {
 	Terms
 	name      string
 	allocated gpu.Memory
-	// granted is the value of Queue.grants when an item of this tenant was last granted. Of tenants with equal claims it is the
-	// turn of the one that has waited longer: with few large pods there are many such tenants.
+	// granted is the value of Queue.grants when an item of this tenant was last granted. Of equal tenants, the one whose last grant is
+	// older goes first. If tenants have few large pods, many tenants are equal.
 	granted uint64
 	// items are in the order in which they are granted.
 	items []Item
@@ -52,7 +52,7 @@ type tenant struct {
 	next int
 }
 
-// compare orders the tenants: the first one is the furthest below what it deserves.
+// compare orders the tenants: the first one has the least memory in proportion to its terms.
 func (t *tenant) compare(o *tenant) int {
 	below, otherBelow := t.allocated < t.Guaranteed, o.allocated < o.Guaranteed
 	order := 0
@@ -159,9 +159,8 @@ func (q *Queue) ordered() []*tenant {
 	return out
 }
 
-// Round offers the items of a queue, each at most once: the next item of the tenant that is the furthest below what it deserves.
-// The caller answers each offer with Grant, Pass or Leave before it asks for the next one. The queue must not be changed by
-// other calls during a round.
+// Round yields the items of a queue, each at most once: always the next item of the tenant with the least memory in proportion to its terms.
+// After each Next the caller calls Grant, Pass or Leave. During a round, no other calls may change the queue.
 type Round struct {
 	queue *Queue
 	// tenants is a heap of the tenants that have an item left. Package container/heap maintains it.
@@ -202,13 +201,13 @@ func (r *Round) Grant() {
 	}
 }
 
-// Pass leaves the item where it is, and goes on with the tenant's next one.
+// Pass leaves the item in the queue, and continues with the tenant's next item.
 func (r *Round) Pass() {
 	r.tenants[0].next++
 	r.exhausted()
 }
 
-// Leave goes on with the next tenant: none of the tenant's items left is to be granted.
+// Leave continues with the next tenant: no further item of this tenant is granted in this round.
 func (r *Round) Leave() {
 	t := r.tenants[0]
 	t.next = len(t.items)

@@ -14,29 +14,29 @@ const (
 	MaxGuaranteed = gpu.Memory(1) << 40
 )
 
-// Terms are what an administrator grants a tenant.
+// Terms are the settings of a tenant, which an administrator makes.
 type Terms struct {
-	// Weight is the tenant's part of what is left when the guaranteed amounts are met, in proportion to the weights of the
-	// others. It is from 1 to MaxWeight.
+	// Weight determines how the memory that is left after the guaranteed amounts is divided: in proportion to the weights. It is from 1 to
+	// MaxWeight.
 	Weight int64
-	// Guaranteed is the amount that the tenant gets before others get more than theirs; MaxGuaranteed at most.
+	// Guaranteed is the amount that the tenant gets before any tenant gets more than its own guaranteed amount; MaxGuaranteed at most.
 	Guaranteed gpu.Memory
 }
 
 // DefaultTerms are those of a tenant for which nothing is set.
 var DefaultTerms = Terms{Weight: 1}
 
-// Claim is what a tenant claims of the memory that is divided.
+// Claim is a tenant's claim to a part of the memory that is divided.
 type Claim struct {
 	Terms
 	// Name orders tenants with equal claims, so that the shares don't depend on the order of the claims.
 	Name string
-	// Demand is the amount that the tenant could use: what it has, and what its pods wait for.
+	// Demand is the amount that the tenant could use: the memory that its pods have, and the memory that its waiting pods request.
 	Demand gpu.Memory
 }
 
-// Shares divides total among the claims, to the unit, and returns the shares in the order of the claims. Each tenant gets its
-// guaranteed amount first; if total doesn't suffice for that, in proportion to the guaranteed amounts. What is left is divided
+// Shares divides total among the claims, in whole units, and returns the shares in the order of the claims. Each tenant gets its
+// guaranteed amount first; if total is too small for all of them, it is divided in proportion to the guaranteed amounts. The rest is divided
 // by weight. No share exceeds the demand. The shares add up to total, or to the sum of the demands if that is less.
 func Shares(total gpu.Memory, claims []Claim) []gpu.Memory {
 	shares := make([]gpu.Memory, len(claims))
@@ -58,15 +58,15 @@ type vessel struct {
 	weight uint64
 	size   gpu.Memory
 	level  *gpu.Memory
-	// rest is the part of a unit that is cut off, see fill.
+	// rest is the fraction of a unit that was lost by rounding, see fill.
 	rest uint64
 }
 
-// fill divides the room among the vessels in proportion to their weights, none beyond its size, and returns what is left when
-// all are full. Parts of units are cut off, and the units that this leaves go to the vessels that lost most by it.
+// fill divides room among the vessels in proportion to their weights. No vessel gets more than its size. fill returns what is left when
+// all vessels are full. Fractions of units are rounded down. The units that are left by that go to the vessels that lost most by the rounding.
 func fill(room gpu.Memory, vessels []vessel) (left gpu.Memory) {
 	vessels = slices.DeleteFunc(vessels, func(v vessel) bool { return v.size == 0 || v.weight == 0 })
-	// Those that are full first, in this order.
+	// The order in which the vessels become full.
 	slices.SortFunc(vessels, func(a, b vessel) int {
 		return cmp.Or(compareRatios(uint64(a.size), a.weight, uint64(b.size), b.weight), cmp.Compare(a.name, b.name))
 	})
