@@ -54,7 +54,7 @@ const examples = `  # All nodes that share GPU memory, and their sum
   # The memory that containers really use, those above their request first
   kubectl inspect gpushare --usage
 
-  # What each tenant deserves and has, if tenants share the cluster fairly
+  # The share of each tenant and what its pods have, if tenants share the cluster fairly
   kubectl inspect gpushare --shares
 
   # For scripts
