@@ -65,7 +65,7 @@ const (
 const LabelCount = "aliyun.com/gpu-count"
 
 // AnnotationGroupRun names the run of its gang in which a member was bound: the UID of one of the run's members. Members that
-// were bound together have the same value, and later members of a run that still goes on get it too.
+// were bound together have the same value, and later members get it too while the run is running.
 const AnnotationGroupRun = "gpushare.aliyun.com/group-run"
 
 // GateFairShare is the scheduling gate of a pod that waits for its share.
@@ -77,7 +77,7 @@ const (
 	// in units (package fairshare).
 	AnnotationFairShareWeight     = "gpushare.aliyun.com/fair-share-weight"
 	AnnotationFairShareGuaranteed = "gpushare.aliyun.com/fair-share-guaranteed"
-	// LabelFairShare, with the value FairShareOff, marks namespaces whose pods take no part in fair sharing.
+	// LabelFairShare, with the value FairShareOff, marks namespaces that are exempt from fair sharing.
 	LabelFairShare = "gpushare.aliyun.com/fair-share"
 	FairShareOff   = "off"
 )

@@ -153,7 +153,7 @@ func TestFairSharePlaceLost(t *testing.T) {
 	}
 }
 
-// The gates of a group open together. Its plan takes over the places, and it is bound as ever.
+// The gates of a group open together. Its plan takes over the places, and the group is bound like any other.
 func TestFairShareGroup(t *testing.T) {
 	g := newGangFixture(t)
 	g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}

@@ -27,7 +27,8 @@ type OveruseOptions struct {
 
 // OverusePods is what is known about pods, besides the measurement.
 type OverusePods interface {
-	// Annotated returns what the pod's annotation reports; nil if nothing. After a restart of the plugin an over-use goes on.
+	// Annotated returns what the pod's annotation reports; nil if nothing. With it, a restarted plugin continues an over-use that it had
+	// reported before.
 	Annotated(uid gpu.PodUID) *protocol.Overuse
 	// Held returns what the containers of the pod were given of a card, in bytes. A measurement has only containers that run.
 	Held(uid gpu.PodUID, card int) uint64
