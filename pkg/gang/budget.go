@@ -28,8 +28,8 @@ const (
 	saved = 20 * time.Second
 	// roundCredit and starvationCredit are by how much groups that never failed may overdraw the account.
 	roundCredit, starvationCredit = 20 * time.Second, 10 * time.Second
-	// longestDebt is after what time starvation reservations are possible again, whatever one has cost: a group that needs a
-	// long one must get it some time.
+	// longestDebt is after what time a debt is paid, whatever its cost was: a group that needs a long starvation reservation must get it
+	// some time, and a round is long only if this process or its machine stood still.
 	longestDebt = time.Hour
 )
 
@@ -50,7 +50,7 @@ func (b *budget) refill(total gpu.Memory, now time.Time) {
 
 // chargeRound subtracts the cost of a round.
 func (b *budget) chargeRound(memory gpu.Memory, took time.Duration) {
-	b.rounds -= account(float64(memory) * took.Seconds())
+	b.rounds = max(b.rounds-account(float64(memory)*took.Seconds()), -roundRate*b.seconds(longestDebt))
 }
 
 // chargeStarvation subtracts the cost of a starvation reservation.

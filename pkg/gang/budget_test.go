@@ -27,7 +27,8 @@ func TestBudget(t *testing.T) {
 			b.refill(100, begin.Add(time.Hour))
 			b.chargeRound(100, 21*time.Second)
 		}, time.Hour, may{true, false, true, true}},
-		"a starvation reservation that cost all memory for 21 s": {func(b *budget) { b.chargeStarvation(2100) }, 0, may{true, true, true, false}},
+		"a bit more than an hour after the process stood still for one": {func(b *budget) { b.chargeRound(100, time.Hour) }, 61 * time.Minute, all},
+		"a starvation reservation that cost all memory for 21 s":        {func(b *budget) { b.chargeStarvation(2100) }, 0, may{true, true, true, false}},
 		"for an hour":                   {func(b *budget) { b.chargeStarvation(360_000) }, 0, may{true, true, false, false}},
 		"half an hour after":            {func(b *budget) { b.chargeStarvation(360_000) }, 30 * time.Minute, may{true, true, true, false}},
 		"a bit more than an hour after": {func(b *budget) { b.chargeStarvation(360_000) }, 61 * time.Minute, all},
