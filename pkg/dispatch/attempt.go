@@ -9,7 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// attempt is the attempt to make room for units.
+// attempt is one try of reclaim to make room for units.
 type attempt struct {
 	number uint64
 	// kinds are those of its units, by the first pod of each.
@@ -19,7 +19,7 @@ type attempt struct {
 	evicts, outdated bool
 	// allocated is what the tenants had when places were held for them.
 	allocated map[string]gpu.Memory
-	// moved are the tenants of which pods are to be evicted that must move.
+	// moved are the tenants whose pods move.
 	moved map[string]bool
 	// working is true while the caller evicts.
 	working bool
@@ -79,7 +79,7 @@ func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []
 	m.effects.Reclaim = &need
 }
 
-// reclaimUnits returns the units that get room by the next attempt: those of each tenant alternately.
+// reclaimUnits returns the units for which the next attempt makes room. It takes them from the tenants alternately.
 func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units []*unit) {
 	pods := 0
 	for i := 0; ; i++ {
@@ -113,8 +113,8 @@ func (m *Manager) anyLeaving() bool {
 	return false
 }
 
-// Reclaimed records that the work on an attempt has ended: the victims were evicted, or nothing was, or less. made is true if at
-// least one eviction was made, or none was necessary.
+// Reclaimed records that the caller has finished the evictions of an attempt. made is true if at least one eviction was made or may have
+// been made, or none was necessary.
 func (m *Manager) Reclaimed(attempt uint64, made bool, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

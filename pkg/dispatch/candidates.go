@@ -10,14 +10,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// candidate is a pod or a group that could be evicted if its tenant had enough.
+// candidate is a pod or a group that may be evicted if its tenant keeps its share without it.
 type candidate struct {
 	reclaim.Victim
 	// pods are in the order of Victim.Pods.
 	pods []*pod
 }
 
-// candidates returns the pods and groups that could be evicted if their tenants had enough.
+// candidates returns the pods and groups that may be evicted if their tenants keep their shares without them.
 func (m *Manager) candidates(now time.Time) (candidates []candidate) {
 	groups, spared := map[gang.Key][]*pod{}, map[gang.Key]bool{}
 	add := func(pods []*pod) {
@@ -37,7 +37,7 @@ func (m *Manager) candidates(now time.Time) (candidates []candidate) {
 		inGroup := p.Group != (gang.Key{})
 		switch {
 		case p.Ended:
-		case inGroup && (p.charged() || p.Node != "" && p.Priority >= m.PriorityCutoff): // It is still being bound, or one of it needs no turn.
+		case inGroup && (p.charged() || p.Node != "" && p.Priority >= m.PriorityCutoff): // A member isn't bound yet, or needs no turn.
 			spared[p.Group] = true
 		case p.Node == "" || p.Leaving || p.counted == 0 || p.Priority >= m.PriorityCutoff:
 		case inGroup:
@@ -68,8 +68,8 @@ func victims(standings map[string]reclaim.Standing, candidates []candidate) (vic
 	return victims
 }
 
-// excess returns what each tenant has and deserves, and how much of it can be evicted. Pods that are granted and not bound yet
-// don't count for that.
+// excess returns the memory and the share of each tenant, and how much memory of its bound pods can be evicted. Pods that are being deleted
+// count as gone.
 func (m *Manager) excess(tenants []Tenant) map[string]reclaim.Standing {
 	out := map[string]reclaim.Standing{}
 	for _, t := range tenants {

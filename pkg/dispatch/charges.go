@@ -13,7 +13,7 @@ const (
 	// provisionLife is how long a pod that was granted for an autoscaler keeps its charge without a place: longer than
 	// cluster-autoscaler waits for a node (max-node-provision-time).
 	provisionLife = 20 * time.Minute
-	// extension is how long a charge goes on if the pod is about to be bound when it ends.
+	// extension prolongs the charge of a pod that is about to be bound.
 	extension = 5 * time.Second
 	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
 	minPause, maxPause = 10 * time.Second, 10 * time.Minute

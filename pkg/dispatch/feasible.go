@@ -11,7 +11,7 @@ const (
 	// feasibleFor is how long results are kept. A change of a node drops them earlier. They also depend on pods without GPU memory, whose
 	// changes drop nothing.
 	feasibleFor = time.Minute
-	// nodesPerEffort is how many nodes can be asked for their other resources with the effort of one attempt, see maxEffort.
+	// nodesPerEffort is how many checks of a node's other resources cost as much effort as one attempt to reserve places, see maxEffort.
 	nodesPerEffort = 32
 )
 
@@ -40,7 +40,7 @@ func (m *Manager) everFits(u *unit) bool {
 	if m.EmptyCapacity == nil {
 		fits = m.Ledger.FitsEmpty(m.requests(u, false), nil)
 	} else {
-		// Mostly the first node has room. All of them are asked only for a unit that fits none.
+		// Mostly the first node has room. All nodes are checked only for a unit that fits none.
 		counting := countingCapacity{Capacity: m.EmptyCapacity()}
 		fits = m.Ledger.FitsEmpty(m.requests(u, false), &counting)
 		m.effort += counting.asked / nodesPerEffort

@@ -62,7 +62,7 @@ func (p *pod) expiry(now time.Time) time.Time {
 	return p.expires
 }
 
-// GateOpened records whether the gate of a pod was opened. If not, it is tried again as long as the pod is to have none.
+// GateOpened records whether the gate of a pod was opened. If not, openGates tries it again while the pod is granted or needs no turn.
 func (m *Manager) GateOpened(uid gpu.PodUID, opened bool, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -15,7 +15,7 @@ type heldUnit struct {
 	places []ledger.HeldPlace
 	// awaited are the victims on its nodes.
 	awaited []gpu.PodUID
-	// evicted is when the evictions were made, freed when the last of them was gone.
+	// evicted is when the evictions were made, freed when the last victim was gone.
 	evicted, freed time.Time
 }
 
@@ -55,7 +55,8 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	return true
 }
 
-// heldUnits returns the units for which a plan has places. wrong is one that doesn't wait for that any more; nil if all do.
+// heldUnits returns the units for which a plan has places. wrong is the first unit that no longer waits with the same pods and requests; nil
+// if there is none.
 func (m *Manager) heldUnits(plan reclaim.Plan, eligible map[*unit]bool) (held []*heldUnit, wrong *reclaim.Served) {
 	for i := range plan.Served {
 		s := &plan.Served[i]
@@ -73,8 +74,7 @@ func (m *Manager) heldUnits(plan reclaim.Plan, eligible map[*unit]bool) (held []
 	return held, nil
 }
 
-// evictable reports whether the victims of a plan may still be evicted. It returns the tenants of which pods must
-// move.
+// evictable reports whether the victims of a plan may still be evicted. It returns the tenants whose pods move.
 func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit, now time.Time) (moved map[string]bool, ok bool) {
 	if len(plan.Victims) == 0 {
 		return nil, true
@@ -107,11 +107,11 @@ func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit
 	return moved, true
 }
 
-// samePod reports whether the pods are the same one. Users can change the label with the number of cards of a running pod, which means
-// nothing then.
+// samePod reports whether the pods are the same one. It compares no requests: a user can change the number of cards in the label of a running
+// pod, which has no effect.
 func samePod(a, b gpu.Pod) bool { return a.UID == b.UID }
 
-// unchanged reports whether the pods ask for what they asked for, and can still use the nodes of their places.
+// unchanged reports whether the pods still have the same requests, and can still use the nodes of their places.
 func (m *Manager) unchanged(s *reclaim.Served) bool {
 	for i, served := range s.Pods {
 		p := m.pods[served.UID]
@@ -211,7 +211,8 @@ func (m *Manager) makesRoom(u *unit) bool {
 	return a != nil && a.pods[u.pods[0].UID]
 }
 
-// endHolds ends what the attempt holds for the units for which ends returns true, and the attempt if that was all.
+// endHolds ends the holds for the units for which ends returns true. If no hold is left and the caller has finished the evictions, it ends
+// the attempt.
 func (m *Manager) endHolds(ends func(*heldUnit) bool) {
 	a := m.reclaims.attempt
 	before := len(a.held)
@@ -223,8 +224,8 @@ func (m *Manager) endHolds(ends func(*heldUnit) bool) {
 	}
 }
 
-// endFailedHolds ends what is held for units that don't wait any more or whose tenants are not below their share, and for those whose
-// victims don't end in time or didn't help.
+// endFailedHolds ends the holds for units that don't wait any more, whose tenants are not below their share, whose victims don't end in
+// time, or that still had no room some time after the victims had ended.
 func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
 	a := m.reclaims.attempt
 	if a == nil || a.working {
@@ -248,7 +249,7 @@ func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
 	})
 }
 
-// dropHold ends what is held for a unit of which the pod is part, if there is anything.
+// dropHold ends the hold for the unit of the pod, if there is one.
 func (m *Manager) dropHold(uid gpu.PodUID) {
 	if m.reclaims.attempt != nil {
 		m.endHolds(func(h *heldUnit) bool {

@@ -85,8 +85,8 @@ func (x *moves) holding(tenant string, class int) *fairshare.Holding {
 	return h
 }
 
-// fitsElsewhere reports whether each pod of the candidate would fit an empty node in a region where its tenant is to get more memory. This
-// must be checked, because the sizes of regions don't tell the sizes of cards. A pod needs no check where its tenant loses nothing.
+// fitsElsewhere reports whether each pod of the candidate would fit an empty node in a region where its tenant is to get more memory.
+// Assign doesn't ensure this: it knows the memory of regions, but not the sizes of cards. A pod needs no check where its tenant loses nothing.
 func (x *moves) fitsElsewhere(c *candidate, s reclaim.Standing) bool {
 	for i, p := range c.pods {
 		if s.Losses[c.Spots[i]] == 0 {

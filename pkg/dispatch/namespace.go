@@ -116,8 +116,8 @@ var (
 	annotationKeys = []string{protocol.AnnotationFairShareWeight, protocol.AnnotationFairShareGuaranteed}
 )
 
-// unread returns a problem for each key that begins like those of fair sharing and isn't one of the kind: it is misspelt, or belongs to
-// the other kind.
+// unread returns a problem for each key that has the prefix of fair sharing and isn't in keys: it is misspelt, or it is a label that must be
+// an annotation, or the reverse.
 func unread(kind string, values map[string]string, keys []string, otherKind string, otherKeys []string) (problems []string) {
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		if !strings.HasPrefix(key, protocol.LabelFairShare) || slices.Contains(keys, key) {

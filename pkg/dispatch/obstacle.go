@@ -9,9 +9,9 @@ const (
 	Untried Obstacle = iota
 	// NoRoom means that it fits nowhere now.
 	NoRoom
-	// NeverFits means that it wouldn't fit even if all cards were free. It is no demand.
+	// NeverFits means that it wouldn't fit even if all cards were free. It doesn't count for its tenant's demand.
 	NeverFits
-	// Paused means that an earlier charge ended without a bind. It is no demand.
+	// Paused means that an earlier charge ended without a bind. It doesn't count for its tenant's demand.
 	Paused
 	// Behind means that it waits for a pod of its own tenant that was overtaken for too long.
 	Behind
@@ -40,7 +40,7 @@ func (o Obstacle) String() string {
 	return ""
 }
 
-// infeasible reports whether a unit with this obstacle is no demand.
+// infeasible reports whether a unit with this obstacle doesn't count for its tenant's demand.
 func (o Obstacle) infeasible() bool { return o == NeverFits || o == Paused }
 
 // obstacle returns why the unit was not granted in the latest round.

@@ -18,13 +18,13 @@ type Pod struct {
 	// Bound is when it was bound, according to the extender that did it; zero if that is unknown.
 	Bound time.Time
 	Ended bool
-	// Gated is true if the pod has the gate of fair shares, GatedOtherwise if it has others.
+	// Gated is true if the pod has the gate of fair sharing, GatedOtherwise if it has others.
 	Gated, GatedOtherwise bool
 	// Group is the pod's group; zero if it has none.
 	Group gang.Key
-	// Constraints are equal for pods that can use the same nodes, Likeness for those that differ at most in the amount of GPU memory
-	// and so fit the same free resources otherwise. A bound pod has no Likeness, and keeps its Constraints. Pods without Constraints
-	// can use all nodes.
+	// Constraints are equal for pods that can use the same nodes; pods without Constraints can use all nodes. Likeness is equal for
+	// unbound pods that fit the same free resources, apart from the amount of GPU memory. A bound pod has no Likeness, and keeps its
+	// Constraints.
 	Constraints, Likeness unique.Handle[string]
 }
 
@@ -74,7 +74,7 @@ func (m *Manager) SetPod(next Pod) {
 	default:
 		m.withdraw(p)
 	}
-	// A place is for what the pod asked for then. Users can change its number of cards, and its node selector while it is gated.
+	// A place suits the request that the pod had before. Users can change its number of cards, and its node selector while it is gated.
 	asksElse := next.Demand() != p.Demand() || next.Constraints != p.Constraints
 	ran := p.Node != ""
 	p.Pod = next
@@ -82,7 +82,7 @@ func (m *Manager) SetPod(next Pod) {
 		m.dropHold(p.UID)
 		m.endCharge(p)
 	}
-	if p.Node != "" && !ran { // Otherwise startedAt finds it out.
+	if p.Node != "" && !ran { // Before the first Tick as leader, now is zero; then startedAt sets started.
 		p.started = m.now
 	}
 	m.admissions.update(p)
@@ -111,7 +111,8 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 	m.changed = true
 }
 
-// refresh does what follows from the state of a pod that waits in no unit.
+// refresh updates what depends on the state of a pod: the memory that the queue counts for it, whether its gate is to be opened, and the unit
+// in which it waits. The pod must be in no unit.
 func (m *Manager) refresh(p *pod) {
 	amount := gpu.Memory(0)
 	if p.Node != "" && !p.Ended || p.charged() {
@@ -134,8 +135,8 @@ func (m *Manager) waits(p *pod) bool {
 	return known && p.awaitsBind() && !p.charged() && !p.GatedOtherwise && !m.NeedsNoTurn(p.Pod.Pod)
 }
 
-// count makes the queue count the amount for the pod, as memory of its present tenant, which is the last one if its namespace is
-// gone already.
+// count makes the queue count the amount for the pod, as memory of its tenant. If the namespace is deleted already, the tenant is the one
+// that it had before.
 func (m *Manager) count(p *pod, amount gpu.Memory) {
 	ns, known := m.namespaces[p.Namespace]
 	if !known && p.counted > 0 {

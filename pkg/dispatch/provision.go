@@ -44,7 +44,7 @@ func (m *Manager) provisioned() (units []*unit) {
 	return units
 }
 
-// provision grants pods that fit nowhere now and would fit an empty node, unless this was tried lately and no node was added.
+// provision grants pods that fit nowhere now and would fit an empty node, unless this was tried recently and no node was added.
 func (m *Manager) provision(now time.Time) {
 	free := m.Provisioning
 	for _, p := range m.charged {

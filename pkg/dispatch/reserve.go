@@ -61,7 +61,8 @@ func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
 	return requests
 }
 
-// viewAt returns the view for granted pods. They avoid memory that a pod is about to get from filter, which would be rejected at its bind.
+// viewAt returns the view for granted pods. They avoid the tentative placements of other pods, because those pods would be rejected at
+// their binds.
 func (m *Manager) viewAt(now time.Time) ledger.View {
 	view := m.View
 	view.TentativeAt = now

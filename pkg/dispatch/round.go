@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// retryInterval is how often all pods are tried on all nodes again, without a change that is known to help: leastRetries of
-	// their kinds in a round at least, and so many that all have their turn in half of the interval.
+	// retryInterval is how often all pods are tried on all nodes again, even without a change that could help. A round tries at least
+	// leastRetries of their kinds, and at least a part of 1/retryRounds, which takes about half of the interval.
 	retryInterval             = 5 * time.Second
 	leastRetries, retryRounds = 4, 25
-	// maxEffort limits the attempts of one round, since the events of the watch wait for it: after it the next tick goes on. An
-	// attempt on all nodes counts as one, and finding the eligible nodes of some constraints as constraintsEffort. A tenant gets
-	// ownEffort of it at most: others must not wait for thousands of pods that all differ.
+	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick
+	// continues a round that reached the limit. An attempt on all nodes counts as one, and finding the eligible nodes of some constraints
+	// as constraintsEffort. A tenant gets ownEffort at most, so that other tenants don't wait for thousands of its pods that all differ.
 	maxEffort, ownEffort, constraintsEffort = 1024, maxEffort / 2, 128
 )
 
@@ -57,9 +57,9 @@ func (m *Manager) takeFreed() []string {
 	return slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
 }
 
-// retry makes kinds that had no room be tried on all nodes again. Every retryInterval all of them become due, a part of them in each
-// round; after a change that can help any of them they are tried at once. all is true if they have become due now, some if there are
-// any for this round. A round that was cut short goes on first.
+// retry selects kinds without room that are tried on all nodes again. Every retryInterval all such kinds become due. A part of them is tried
+// in each round; after a change that can help any of them, all are tried at once. all is true if they have become due now, some if there
+// are any for this round. A round that was cut short goes on first.
 func (m *Manager) retry(now time.Time) (all, some bool) {
 	if m.incomplete {
 		return false, false

@@ -14,8 +14,8 @@ type starvingTenant struct {
 	units []*unit
 }
 
-// starving returns the tenants that are below their share although something of theirs could run, in the order of their turns. A pod that
-// was granted for an autoscaler gets no room by evictions, but the time counts in which its tenant waits for it.
+// starving returns the tenants below their share that have a unit which lacks only memory, in the order of their turns. While a pod that was
+// granted for an autoscaler waits for a node, no pods are evicted for it, but its tenant counts as below its share.
 func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (out []starvingTenant) {
 	below, withoutPlace := map[string]time.Time{}, map[string]gpu.Memory{}
 	for _, p := range m.charged {
@@ -42,8 +42,8 @@ func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (ou
 }
 
 // addStarving adds the units that fit into the tenant's share and lack only memory: those for which places are held if held is true,
-// else the others. For held ones, what the tenant got since the places were held doesn't count against the share. Otherwise a hold
-// would end although pods were evicted for it.
+// else the others. For the former, memory that the tenant got after the places were held doesn't count. Otherwise a hold would end
+// although pods were evicted for it.
 func (m *Manager) addStarving(s *starvingTenant, units []*unit, held bool, now time.Time) {
 	allocated := s.Allocated
 	if held && m.reclaims.attempt != nil {
@@ -72,7 +72,7 @@ func (m *Manager) reclaimable(u *unit, now time.Time) bool {
 	})
 }
 
-// movedRecently reports whether the tenant has lost pods that it is to have elsewhere.
+// movedRecently reports whether pods of the tenant moved recently, so that it may be below its share because of that.
 func (m *Manager) movedRecently(tenant string, now time.Time) bool {
 	return now.Sub(m.reclaims.moved[tenant]) < holdLife
 }

@@ -92,7 +92,7 @@ func (m *Manager) shownObstacle(u *unit) Obstacle {
 type Turn struct {
 	Tenant           string
 	Share, Allocated gpu.Memory
-	// Before counts the tenants that are before the pod's and have pods that wait.
+	// Before counts the tenants with waiting pods that come before the pod's tenant in the queue.
 	Before   int
 	Obstacle Obstacle
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// steer sets the preferred nodes, so that pods that can use many regions avoid regions for which pods with fewer usable regions wait. A class
+// steer sets the preferred nodes. Pods that can use many regions avoid the regions for which pods with fewer usable regions wait: a class
 // avoids the regions of every waiting class that can use only a part of its own regions. Its pods are tried on their preferred nodes
 // first, and then on all their nodes.
 func (m *Manager) steer(units [][]*unit) {

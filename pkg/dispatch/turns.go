@@ -7,8 +7,9 @@ import (
 )
 
 const (
-	// maxOpen limits the granted pods that aren't bound yet, apart from the first unit of each tenant. kube-scheduler binds some hundreds per second in a small cluster,
-	// and some dozens in a large one: more would lose their charges before their turn comes there.
+	// maxOpen limits the granted pods that aren't bound yet, apart from the first unit of each tenant. kube-scheduler binds some hundreds
+	// per second in a small cluster, and some dozens in a large one. Of more pods, some would lose their charges before kube-scheduler
+	// tries them.
 	maxOpen = 256
 	// sharedOpen of these are for tenants with less than ownOpen each: pods that are never bound, such as those whose volume doesn't exist,
 	// must not take all turns.
@@ -47,7 +48,7 @@ type turns struct {
 	now      time.Time
 	open     *openPods
 	tenants  map[string]*tenantTurns
-	// latest is the tenant of the latest unit: there can be thousands of units of one tenant, one after the other.
+	// latest is the tenant of the latest unit. It saves look-ups if thousands of units of one tenant follow one another.
 	latest *tenantTurns
 	// cut is true if a tenant has used up its effort.
 	cut bool
@@ -106,8 +107,8 @@ func (t *turns) grant(u *unit, places []ledger.Reservation) {
 	}
 }
 
-// holdsOthers reports whether the tenant's later units wait for this one, which has no room. Each time that this hasn't helped they
-// overtake it for longer: perhaps there will never be room, for its CPU for example.
+// holdsOthers reports whether the tenant's later units wait for this one, which has no room. Each time that the wait hasn't helped, they
+// may overtake it for longer, because there may never be room for it.
 func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
 	patience := patience << min(u.waits, maxDoublings)
 	if u.overtaken.IsZero() || now.Sub(u.overtaken) < patience {
@@ -124,7 +125,7 @@ func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
 // openPods counts the granted pods with a place that aren't bound yet.
 type openPods struct {
 	byTenant map[string]int
-	// total counts sharedOpen of a tenant at most: a large group exceeds that, and must not take the turns of others.
+	// total counts sharedOpen pods of each tenant at most, so that a large group of one tenant doesn't take the turns of others.
 	total int
 }
 
@@ -134,7 +135,8 @@ func (o *openPods) add(tenant string, pods int) {
 	o.total += min(former+pods, sharedOpen) - min(former, sharedOpen)
 }
 
-// mayGrant reports whether more pods of the tenant may be granted. A tenant always gets its first one: others can be many.
+// mayGrant reports whether more pods of the tenant may be granted. A tenant without such pods always gets its first unit granted, however
+// many other tenants have pods.
 func (o *openPods) mayGrant(tenant string) bool {
 	own := o.byTenant[tenant]
 	return own == 0 || o.total < maxOpen-sharedOpen || o.total < maxOpen && own < ownOpen

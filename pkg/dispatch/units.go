@@ -33,7 +33,7 @@ func (u *unit) has(pods []*pod) bool {
 	return len(u.pods) == len(pods) && !slices.ContainsFunc(pods, func(p *pod) bool { return p.unit != u })
 }
 
-// enlist adds a pod that waits to its unit.
+// enlist makes a unit of a waiting pod. If the pod is in a group, it adds the pod to the waiting members; gatherGroups makes their units.
 func (m *Manager) enlist(p *pod) {
 	if p.Group == (gang.Key{}) {
 		m.addUnit(p.unitID(), []*pod{p})
