@@ -9,7 +9,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// cluster returns the state in which the decision is made: of the nodes that could hold one of the pods, or one that moves.
+// cluster returns the state in which the decision is made. It covers the nodes that the units' pods can use, and the nodes to which pods
+// can move.
 func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 	out := reclaim.Cluster{
 		Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{},
@@ -49,8 +50,8 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 	return out
 }
 
-// candidate returns where a pod is that may be evicted, and the numbers of its budgets. ok is false if its end would free nothing for
-// certain, or its eviction is likely to be rejected: see Evictor.evictable.
+// candidate returns the place of a pod that may be evicted, and the numbers of its budgets. ok is false if it isn't certain that the end of
+// the pod frees its place, or if the eviction is likely to be rejected: see Evictor.evictable.
 func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, numbers []int, ok bool) {
 	info, known := r.Cache.Pod(pod.Namespace, pod.Name)
 	node, allocation, held := r.Ledger.Lookup(pod.UID)
@@ -63,8 +64,8 @@ func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, num
 	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, len(numbers) < 2 && !r.spared.has(pod.UID, r.Clock.Now())
 }
 
-// cards returns the cards of a node as the pod sees them, with the pods gone that are being deleted. It returns none if the node
-// doesn't share its cards.
+// cards returns the cards of a node as the pod sees them, without the pods that are being deleted. It adds those pods to cluster.Leaving, and
+// removes them from the candidates. It returns none if the node doesn't share its cards.
 func (r *Reclaimer) cards(name string, pod gpu.Pod, cluster *reclaim.Cluster) []placement.Card {
 	available, _ := r.Ledger.Availability(name, pod)
 	for i := range available.Allocations {
@@ -84,7 +85,7 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, cluster *reclaim.Cluster) []
 	return available.Cards
 }
 
-// withUsableNodes returns the need with only those nodes of each pod on which evictions can make room for it.
+// withUsableNodes returns the need without the nodes of each pod on which evictions can't make room for it.
 func (r *Reclaimer) withUsableNodes(need reclaim.Need) reclaim.Need {
 	type like struct {
 		nodes  *string

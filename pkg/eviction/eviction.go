@@ -83,9 +83,9 @@ type Options struct {
 	Cache    Cache
 	Recorder record.EventRecorder
 	Observer Observer
-	// AnswerLost is how long after its begin an eviction may still be made whose answer was lost.
+	// AnswerLost is the time after the start of an eviction call in which it can still take effect, if its answer was lost.
 	AnswerLost time.Duration
-	// Leading returns an error if another process does this work.
+	// Leading returns an error if this process isn't the leader.
 	Leading func() error
 	Clock   clock.WithTicker
 }

@@ -44,15 +44,15 @@ type OveruseGroups interface {
 	Membership(uid gpu.PodUID) (member, whole bool)
 }
 
-// Overusers evicts pods that use more GPU memory than they request, where a card can't keep its promises otherwise: where what they
-// use and what the other pods of the card request is more than the card has. Memory that is promised to no pod may be used.
+// Overusers evicts pods that use more GPU memory than they request, from cards that can't keep their promises otherwise: what these pods
+// use and what the other pods of the card request is more than the card has. Pods may use memory that is promised to no pod.
 //
-// It evicts one pod at a time, the youngest first, if the API server shows the same as the cache, and waits until the watch shows that. A pod that a disruption budget protects is
-// skipped for a while.
+// It evicts one pod at a time, the youngest first. Before an eviction it checks the live pods of the node. After it, it waits until the watch
+// shows the eviction. A pod that a disruption budget protects is skipped for a while.
 //
 // A member of a group is evicted alone: the others may be within their requests. Pods without a group come first, because without
-// one of its members a group usually makes no progress. A group that isn't bound completely is left to package gang, which would
-// evict its other members if it lost one.
+// one of its members a group usually makes no progress. Members of a group that isn't completely bound are not evicted, because package
+// gang would then evict the other members.
 type Overusers struct {
 	Options
 	api    OveruseAPI
@@ -60,7 +60,7 @@ type Overusers struct {
 	groups OveruseGroups
 	// Only Run uses the fields below.
 
-	// requested is the pod whose eviction was requested last, at a time, until the watch shows it.
+	// requested is the pod whose eviction was requested last, at requestedAt; empty once the watch shows the eviction.
 	requested   gpu.PodUID
 	requestedAt time.Time
 	spared      pauses
@@ -95,7 +95,7 @@ func (o *Overusers) step(ctx context.Context) {
 	}
 	for _, name := range sets.List(nodes) {
 		for _, victim := range o.choose(name, o.cache.PodsOn(name), now) {
-			// A pod can be named for several of its cards.
+			// victims can have a pod several times, once for each card.
 			if !o.spared.has(victim.pod.UID, now) && o.evict(ctx, victim) {
 				return
 			}
@@ -103,7 +103,7 @@ func (o *Overusers) step(ctx context.Context) {
 	}
 }
 
-// choose returns those of a node's pods that are to be evicted, the first one first.
+// choose returns the pods of a node that are to be evicted, by card, in the order of chooseOverusers.
 func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.Time) []victim {
 	node, ok := o.cache.Node(name)
 	if !ok {
@@ -111,7 +111,7 @@ func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.T
 	}
 	parsed := protocol.ParseNode(node)
 	if parsed.Unit <= 0 {
-		return nil // It is not known what its requests mean.
+		return nil // It is not known how much memory its pods request.
 	}
 	var victims []victim
 	for _, card := range parsed.Cards {
@@ -178,8 +178,8 @@ func mebibytes(n int64) uint64 {
 }
 
 // chooseOverusers returns the pods to evict from a card with this memory so that it can keep its promises: first those without a
-// group, and of these the youngest first. It returns no pod that is within its request, also if the others need more than the card
-// has.
+// group, and of these the youngest first. It never returns a pod that is within its request, even if these pods alone need more than the
+// card has.
 func chooseOverusers(memory uint64, shares []share) []share {
 	var sum uint64
 	for _, s := range shares {
@@ -204,8 +204,8 @@ func chooseOverusers(memory uint64, shares []share) []share {
 	return candidates
 }
 
-// confirm lists the pods of the victim's node, and returns the victim as the API server shows it. ok is false if it is not to be evicted
-// any more: the watch can be behind, also with other pods of its card.
+// confirm lists the pods of the victim's node, and returns the victim as the API server shows it. ok is false if the victim must not be evicted
+// after all: the cache can be behind, for the victim or for other pods of its card.
 func (o *Overusers) confirm(ctx context.Context, v victim) (confirmed victim, ok bool, err error) {
 	live, err := o.api.PodsOn(ctx, v.node)
 	if err != nil {
@@ -223,7 +223,7 @@ func (o *Overusers) confirm(ctx context.Context, v victim) (confirmed victim, ok
 	return victims[i], true, nil
 }
 
-// evict evicts a pod, and reports whether no other pod may be evicted before the watch shows what happened.
+// evict evicts a pod. It reports whether the next eviction must wait for the next step.
 func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(v.pod.Namespace, v.pod.Name), "node", v.node, "card", v.card)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

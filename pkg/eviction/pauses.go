@@ -23,7 +23,7 @@ func (p pauses) extend(uid gpu.PodUID, now time.Time, least, most time.Duration)
 
 func (p pauses) has(uid gpu.PodUID, now time.Time) bool { return now.Before(p[uid].until) }
 
-// prune removes the pods without a failure for longer than the longest pause after the end of their last one.
+// prune removes the pods whose last pause ended longer than longestPause ago.
 func (p pauses) prune(now time.Time) {
 	maps.DeleteFunc(p, func(_ gpu.PodUID, last pause) bool { return now.Sub(last.until) > longestPause })
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
-// plan says which pods to evict from cards of a node.
+// plan is the choice of the pods to evict from cards of a node.
 type plan struct {
 	node string
 	// where is what the pod is to get.

@@ -32,11 +32,10 @@ const maxReclaimPlans = 3
 // planLife limits the time for evictions after a plan was checked: shares and cards change meanwhile.
 const planLife = time.Minute
 
-// errOutdated is wrapped by the error of an attempt that is not made because the API server shows other pods than the cache: the watch
-// may have stalled.
+// errOutdated means that an attempt evicted nothing because the API server shows other pods than the cache: the watch may have stalled.
 var errOutdated = errors.New("the cache is behind the API server")
 
-// errEvictionLost is wrapped by the error of an eviction that may have been made.
+// errEvictionLost means that it is unknown whether an eviction was made.
 var errEvictionLost = errors.New("the answer is lost")
 
 // ReclaimObserver receives what metrics count. Its methods must return at once.
@@ -47,8 +46,8 @@ type ReclaimObserver interface {
 	ReclaimEvicted(pods int, memory, beyond gpu.Memory)
 }
 
-// Reclaimer evicts pods of tenants above their share for pods of tenants below theirs. Package reclaim decides which; budgets hold.
-// It makes one attempt at a time, and keeps nothing but the pods whose eviction was refused.
+// Reclaimer evicts pods of tenants above their share for pods of tenants below theirs. Package reclaim decides which. Disruption budgets are
+// respected. A Reclaimer makes one attempt at a time. Its only state is the pods whose eviction was refused.
 type Reclaimer struct {
 	Options
 	observer ReclaimObserver
@@ -63,9 +62,9 @@ func NewReclaimer(o Options, observer ReclaimObserver, capacity func() reclaim.C
 	return &Reclaimer{Options: o, observer: observer, capacity: capacity, spared: pauses{}}
 }
 
-// Reclaim evicts pods so that units of the need get room. hold is called with the plan before the first eviction, and returns false if
-// the plan is not right any more. Reclaim reports whether the places must be held now: pods were evicted, or may have been, or none
-// need be.
+// Reclaim evicts pods so that units of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan
+// is outdated. Reclaim reports whether the places must stay held: because pods were evicted or may have been, or because no evictions were
+// needed.
 func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(reclaim.Plan) bool) (made bool) {
 	logger := klog.FromContext(ctx)
 	plan, ok, err := r.plan(ctx, need)
@@ -95,7 +94,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	return pods > 0 || errors.Is(err, errEvictionLost)
 }
 
-// plan returns a plan for pods that still wait, with victims that still run, according to live reads, of which each eviction would be
+// plan returns a plan that live reads and dry runs have confirmed: its pods still wait, its victims still run, and each eviction would be
 // granted.
 func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.Plan, ok bool, err error) {
 	if err := r.Cache.Ready(); err != nil {
@@ -110,7 +109,7 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 	need = r.withUsableNodes(need)
 	for range maxReclaimPlans {
 		if plan, ok = reclaim.Choose(need, r.cluster(need)); !ok {
-			return plan, false, err // The refusals after which there is no plan any more.
+			return plan, false, err // A refusal after which there is no further plan; nil if there was none.
 		}
 		var gone bool
 		if need.Units, gone, err = r.stillWaiting(ctx, need.Units, plan); err != nil {
@@ -168,12 +167,12 @@ func (r *Reclaimer) stillRuns(ctx context.Context, pod gpu.Pod) error {
 	return err
 }
 
-// dryRun asks whether each eviction of the plan would be granted. The victims for which it wouldn't are spared for a while.
+// dryRun checks whether each eviction of the plan would be granted. Victims whose eviction is refused are spared for a while.
 func (r *Reclaimer) dryRun(ctx context.Context, plan reclaim.Plan) error {
 	return r.each(plan, func(v reclaim.Eviction, pod gpu.Pod) error { return r.evictOne(ctx, plan, v, pod, true) })
 }
 
-// each calls what for each pod that is to be evicted, some at a time, and returns the first error.
+// each calls what for each pod that is to be evicted, concurrently, and returns the first error.
 func (r *Reclaimer) each(plan reclaim.Plan, what func(reclaim.Eviction, gpu.Pod) error) error {
 	group := new(errgroup.Group)
 	group.SetLimit(maxConcurrent)
@@ -185,7 +184,7 @@ func (r *Reclaimer) each(plan reclaim.Plan, what func(reclaim.Eviction, gpu.Pod)
 	return group.Wait()
 }
 
-// evict makes the evictions. It returns how many were made, of which memory, and the first error.
+// evict makes the evictions. It returns the number of the evicted pods, their memory, and the first error.
 func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan) (pods int, memory gpu.Memory, err error) {
 	var mu sync.Mutex
 	evicted, tenants := map[gpu.PodUID]int{}, map[gpu.PodUID]map[string]bool{}

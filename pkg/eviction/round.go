@@ -42,7 +42,7 @@ func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan pl
 	return true
 }
 
-// lacking returns which cards have too little free for a pod that is to get these.
+// lacking returns the end of an Event's message: that no card, or too few cards, have enough free memory.
 func lacking(where gpu.Placement) string {
 	if len(where) == 1 {
 		return "no card has"
