@@ -58,7 +58,8 @@ func (d *division) divide(open []int) {
 	}
 	placed, lacking := d.fit(open)
 	competing := slices.DeleteFunc(slices.Clone(open), func(claim int) bool { return !lacking[claim] })
-	if placed == total || len(competing) == 0 || len(competing) == len(open) { // The last two can't happen; without them, a defect would recurse for ever.
+	// The last two conditions can't be true. They prevent an endless recursion if there is a defect.
+	if placed == total || len(competing) == 0 || len(competing) == len(open) {
 		for _, claim := range open {
 			d.final[claim] = true
 		}

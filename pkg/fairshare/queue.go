@@ -122,7 +122,7 @@ func (q *Queue) Release(name string, amount gpu.Memory) {
 	t.allocated = t.allocated.Sub(amount)
 }
 
-// Forget removes a tenant that has nothing and waits for nothing. It reports whether it did.
+// Forget removes a tenant if it has neither memory nor items. It reports whether it did.
 func (q *Queue) Forget(name string) bool {
 	if t := q.tenants[name]; t == nil || t.allocated > 0 || len(t.items) > 0 {
 		return false

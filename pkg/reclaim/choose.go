@@ -236,8 +236,8 @@ func (t *trial) gain(unit, i int, node string, sign gpu.Memory) {
 	t.gained[tenantSpot{u.Tenant, Spot{Region: t.need.Regions[node]}}] += sign * u.Pods[i].Request
 }
 
-// gains reports whether the tenant is to get as much memory as the pod requests in the region of the node, in addition to what it gets there
-// already.
+// gains reports whether the tenant's gain in the region of the node is large enough for the pod, in addition to what the tenant gets there
+// in this trial already.
 func (t *trial) gains(tenant, node string, pod Pod) bool {
 	region := t.need.Regions[node]
 	return t.gained[tenantSpot{tenant, Spot{Region: region}}]+pod.Request <= t.need.Tenants[tenant].Gains[region]

@@ -110,8 +110,8 @@ func (t *trial) placeElsewhere(r *room, demand *gpu.Demand, among func(node stri
 	return false
 }
 
-// freedLater reports whether candidates on the node count as gone that only a later attempt evicts. Their memory is not free for the units
-// of this attempt, so such a node isn't used.
+// freedLater reports whether the trial counts candidates on the node as gone although only a later attempt evicts them. Their memory is not
+// free for the units of this attempt, so such a node isn't used.
 func (t *trial) freedLater(node string) bool {
 	for v := range t.later {
 		if slices.ContainsFunc(t.need.Victims[v].Pods, func(p gpu.Pod) bool { return t.cluster.Places[p.UID].Node == node }) {

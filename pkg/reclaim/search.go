@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// maxSteps limits the searches of one decision, to some tenths of a second.
+	// maxSteps limits all searches of one decision together, to some tenths of a second.
 	maxSteps = 200_000
 	// maxStepsOnCards limits the search on one set of cards. It is enough to try all sets of ten victims.
 	maxStepsOnCards = 1000
