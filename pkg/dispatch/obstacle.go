@@ -35,7 +35,7 @@ func (o Obstacle) String() string {
 	case Paused:
 		return "it was not scheduled after its last turn, and gets the next one after a pause"
 	case Behind:
-		return "it waits for an older pod of its tenant that smaller ones have overtaken for long"
+		return "a pod before it in its tenant's queue has no room and may no longer be overtaken"
 	}
 	return ""
 }

@@ -25,6 +25,11 @@ func TestWords(t *testing.T) {
 			"waits for its turn: tenant vision has 0 of its share of 32; no node that it can use is large enough for it",
 			"vision/a: no node that it can use is large enough for it",
 		},
+		"others wait for the first": {
+			Turn{Tenant: "vision", Share: 32, Obstacle: Behind},
+			"waits for its turn: tenant vision has 0 of its share of 32; a pod before it in its tenant's queue has no room and may no longer be overtaken",
+			"vision/a: a pod before it in its tenant's queue has no room and may no longer be overtaken",
+		},
 		"a member is missing": {
 			Turn{Tenant: "vision", Obstacle: Incomplete}, "its group isn't complete: it gets its turn when all members exist", "",
 		},
