@@ -338,7 +338,7 @@ func (mgr *Manager) budgetAllows(r *run, now time.Time) bool {
 const keepFor = time.Minute
 
 // mayYield reports whether the run may have a round that yields, if the budget allows it no other round. A run with a starvation reservation
-// waits for the budget instead, because any pod could take its memory from a round that yields. See also GatesWait and keepFor.
+// waits for the budget instead, because any pod could take its memory from a round that yields. See also keepFor.
 func (mgr *Manager) mayYield(r *run, now time.Time) bool {
 	// With fair sharing, pods wait at scheduling gates until their memory is free, and so can't take it from such a round.
 	return mgr.NeedsTurn == nil && !now.Before(mgr.noYieldBefore) && mgr.starvation.run != r
