@@ -170,7 +170,7 @@ func (m *Manager) StartLeading() {
 	m.leading, m.changed = true, true
 }
 
-// StopLeading is called while this process isn't the leader, and when it stops. It ends all charges.
+// StopLeading is called while this process isn't the leader, and when it stops. It ends all charges and pauses.
 func (m *Manager) StopLeading() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -179,12 +179,12 @@ func (m *Manager) StopLeading() {
 	}
 	m.endAttempt()
 	m.leading, m.effects, m.now, m.reclaims = false, Effects{}, time.Time{}, newReclaims(m.reclaims.attempts)
-	for _, p := range m.charged {
-		m.endCharge(p)
-		m.refresh(p)
-	}
+	clear(m.holding)
 	for _, p := range m.pods {
+		m.withdraw(p)
+		m.endCharge(p)
 		p.failures, p.notBefore, p.notProvisionedBefore = 0, time.Time{}, time.Time{}
+		m.refresh(p)
 		p.gate, p.gateFailures, p.gateRetry = gateClosed, 0, time.Time{}
 	}
 }
