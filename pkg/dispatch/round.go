@@ -12,7 +12,7 @@ const (
 	// retryInterval is how often all pods are tried on all nodes again, even without a change that could help. A round tries at least
 	// leastRetries of their kinds, and at least a part of 1/retryRounds, which takes about half of the interval.
 	retryInterval             = 5 * time.Second
-	leastRetries, retryRounds = 4, 25
+	leastRetries, retryRounds = 4, 125
 	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick
 	// continues a round that reached the limit. An attempt on all nodes counts as one, and finding the eligible nodes of some constraints
 	// as constraintsEffort. A tenant gets ownEffort at most, so that other tenants don't wait for thousands of its pods that all differ.

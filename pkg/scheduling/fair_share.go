@@ -55,8 +55,10 @@ type FairShareObserver interface {
 }
 
 const (
-	// fairShareInterval is the interval between two calls of Tick.
-	fairShareInterval = 100 * time.Millisecond
+	// minTickPause and maxTickPause bound the pause between two calls of Tick. A pod that fits waits for one pause before its gate is
+	// opened, so it is short. After a call that took long it is tickShare times as long.
+	minTickPause, maxTickPause = 20 * time.Millisecond, 100 * time.Millisecond
+	tickShare                  = 20
 	// gateTimeout bounds one write that opens a gate.
 	gateTimeout = 5 * time.Second
 )
@@ -260,16 +262,19 @@ func (p *namespaceProblems) count() int {
 
 // run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
 func (f *fairShare) run(ctx context.Context) error {
-	ticker := f.clock.NewTicker(fairShareInterval)
-	defer ticker.Stop()
+	timer := f.clock.NewTimer(minTickPause)
+	defer timer.Stop()
 	defer func() { _, _ = f.writes.Wait(), f.reclaims.Wait() }() // They return no errors.
-	for leads := false; ; leads = f.tick(ctx, leads) {
+	for leads := false; ; {
 		select {
 		case <-ctx.Done():
 			f.manager.StopLeading()
 			return nil
-		case <-ticker.C():
+		case <-timer.C():
 		}
+		begin := f.clock.Now()
+		leads = f.tick(ctx, leads)
+		timer.Reset(min(max(minTickPause, tickShare*f.clock.Since(begin)), maxTickPause))
 	}
 }
 
