@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -212,6 +213,66 @@ func TestFairShareFaults(t *testing.T) {
 	f.passUntilOpened("p")
 	standby.Store(true)
 	f.pass("the place to be given up", func() bool { return f.allocation("uid-p") == "none" })
+}
+
+// TestFairShareClockSteps sets the clock forwards or back between charge and gate, by more than a charge lasts: all pods get their turn,
+// the card is never over its size, and no charge and no place stays.
+func TestFairShareClockSteps(t *testing.T) {
+	clock, observer := &steppedClock{}, &fake.Observer{}
+	f := start(t, Options{Clock: clock, FairShare: FairShareOptions{On: true, PriorityCutoff: 1000, Observer: observer}},
+		fake.Node("n1", 16), namespace("default", nil), namespace("bob", nil))
+	<-f.watches
+	rises := func(count string, change func()) {
+		before := observer.Count(count)
+		change()
+		f.pass(count, func() bool { return observer.Count(count) > before })
+	}
+	for round := range 20 {
+		var waiting, bound []*corev1.Pod
+		f.server.Answer(fake.Answers{Open: errors.New("not now")})
+		rises("gate opened false", func() {
+			for i := range 4 { // Two of them fit.
+				pod := fake.Pod(fmt.Sprintf("p-%d-%d", round, i), 8, gated, inNamespace([]string{"default", "bob"}[i%2]))
+				f.server.Set(pod)
+				f.publishObject(pod)
+				waiting = append(waiting, pod)
+			}
+		})
+		if round%2 == 0 {
+			rises("charge expired", func() { clock.steps.Add(int64(time.Minute)) })
+		} else {
+			clock.steps.Add(-int64(time.Minute))
+		}
+		f.server.Answer(fake.Answers{})
+		for len(waiting) > 0 {
+			f.pass("a bind", func() bool {
+				opened := f.opened()
+				i := slices.IndexFunc(waiting, func(pod *corev1.Pod) bool {
+					return slices.Contains(opened, pod.Name) && len(f.filter(fake.Edited(pod, ungated), "n1").Passed) > 0 && f.bind(pod) == nil
+				})
+				if i >= 0 {
+					f.publish(waiting[i])
+					bound, waiting = append(bound, waiting[i]), slices.Delete(waiting, i, i+1)
+				}
+				return i >= 0
+			})
+			if used := f.ledger.Nodes()[0].Used[0]; used > 16 {
+				t.Fatalf("round %d: %d of 16 are used", round, used)
+			}
+			if len(bound) == 2 {
+				for _, pod := range bound {
+					f.publishGone(pod)
+				}
+				bound = nil
+			}
+		}
+		f.pass("the end of all charges", func() bool {
+			return !slices.ContainsFunc(f.Tenants(), func(t dispatch.Tenant) bool { return t.Allocated > 0 || t.Waiting > 0 })
+		})
+		if used := f.ledger.Nodes()[0].Used[0]; used > 0 {
+			t.Fatalf("round %d: %d are used in the end", round, used)
+		}
+	}
 }
 
 // What namespaces say.

@@ -56,6 +56,16 @@ type fixture struct {
 	watches  chan struct{}
 }
 
+// steppedClock is a clock that can be set forwards and back. As on a real machine, its timers don't follow.
+type steppedClock struct {
+	*clocktesting.FakeClock
+	steps atomic.Int64
+}
+
+func (c *steppedClock) Now() time.Time { return c.FakeClock.Now().Add(time.Duration(c.steps.Load())) }
+
+func (c *steppedClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
 // newFixture returns a fixture that doesn't run. Its API server has the objects.
 func newFixture(t *testing.T, o Options, objects ...runtime.Object) *fixture {
 	t.Helper()
@@ -79,7 +89,12 @@ func newFixture(t *testing.T, o Options, objects ...runtime.Object) *fixture {
 		o.BindTimeout = 30 * time.Second // No test reaches it.
 	}
 	o.Client, o.API, o.Recorder, o.Observer = f.client, f.server, recorder, f.observer
-	o.CardPolicy, o.NodePolicy, o.Clock = placement.Binpack, placement.Binpack, f.clock
+	o.CardPolicy, o.NodePolicy = placement.Binpack, placement.Binpack
+	if stepped, ok := o.Clock.(*steppedClock); ok {
+		stepped.FakeClock = f.clock
+	} else {
+		o.Clock = f.clock
+	}
 	var err error
 	if f.Scheduler, err = New(o); err != nil {
 		t.Fatal(err)
