@@ -55,8 +55,8 @@ type FairShareObserver interface {
 }
 
 const (
-	// minTickPause and maxTickPause bound the pause between two calls of Tick. A pod that fits waits for one pause before its gate is
-	// opened, so it is short. After a call that took long it is tickShare times as long.
+	// minTickPause and maxTickPause bound the pause between two calls of Tick. The pause is short, because a pod that fits waits until the
+	// next call before its gate is opened. After a long call, the pause is tickShare times as long as the call took.
 	minTickPause, maxTickPause = 20 * time.Millisecond, 100 * time.Millisecond
 	tickShare                  = 20
 	// gateTimeout bounds one write that opens a gate.
