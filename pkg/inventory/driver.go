@@ -82,9 +82,14 @@ var requiredSymbols = []string{
 	"nvmlDeviceGetSupportedEventTypes",
 	"nvmlDeviceRegisterEvents",
 	"nvmlEventSetCreate",
-	"nvmlEventSetWait_v2",
 	"nvmlEventSetFree",
 }
+
+// One version of this function is required. The bindings call the newest that the library has; drivers before R450 have only the first.
+const (
+	symbolWait   = "nvmlEventSetWait"
+	symbolWaitV2 = "nvmlEventSetWait_v2"
+)
 
 // Symbols that only newer drivers have. Without one of them, the value that it would return is unknown.
 const (
@@ -206,11 +211,27 @@ func (d *driver) devices() ([]device, error) {
 	for i := range devices {
 		devices[i] = d.read(i)
 	}
+	rejectTwins(devices)
 	d.connect(devices)
 	return devices, nil
 }
 
-// read reads the UUID, model, NUMA node, memory, recovery action and MIG mode of one card. The memory also serves as the
+// rejectTwins makes a card unusable whose UUID an earlier card has: neither a container nor a call of the driver can name it. Faulty
+// cards and some virtual machines have such UUIDs.
+func rejectTwins(devices []device) {
+	first := map[string]int{}
+	for i := range devices {
+		d := &devices[i]
+		if twin, found := first[d.uuid]; found && d.uuid != "" {
+			d.err = unusable(fmt.Sprintf("it has the same UUID as card %d (%s)", twin, d.uuid))
+			d.uuid, d.lost = "", false
+			continue
+		}
+		first[d.uuid] = d.index
+	}
+}
+
+// read reads the UUID, model, NUMA node, MIG mode, memory and recovery action of one card. The memory also serves as the
 // health probe: unlike the name, it is not a constant that the library could return without access to the card.
 func (d *driver) read(index int) device {
 	c := device{index: index, numaNode: gpu.NoNUMANode, recovery: recoveryUnknown}
@@ -231,26 +252,29 @@ func (d *driver) read(index int) device {
 		c.model = "" // the model is for display only
 	}
 	c.numaNode = d.numaNode(c.handle)
+	if d.hasMIG {
+		// A card without MIG support returns NOT_SUPPORTED.
+		if mode, _, ret := c.handle.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
+			c.err = errMIG
+		}
+	}
 	memory, ret := c.handle.GetMemoryInfo()
-	switch ret {
-	case nvml.SUCCESS:
+	switch {
+	case ret == nvml.SUCCESS:
 		c.bytes = memory.Total
 		if d.hasMemoryInfo {
 			if detailed, ret := c.handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
 				c.reserved = detailed.Reserved
 			}
 		}
-	case nvml.ERROR_NOT_SUPPORTED: // The card shares the machine's memory.
+	case ret == nvml.ERROR_NOT_SUPPORTED: // The card shares the machine's memory.
+	case ret == nvml.ERROR_NO_PERMISSION && c.err != nil: // Only privileged programs can read the memory of a card in MIG mode.
 	default:
 		return fail("reading its memory", ret)
 	}
 	c.recovery = d.recoveryAction(c.handle)
-	c.err = c.recovery.err()
-	if d.hasMIG {
-		// A card without MIG support returns NOT_SUPPORTED.
-		if mode, _, ret := c.handle.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
-			c.err = errMIG
-		}
+	if c.err == nil {
+		c.err = c.recovery.err()
 	}
 	return c
 }

@@ -25,6 +25,7 @@ var mixedCards = []fakenvml.Card{
 	{UUID: "GPU-7", Model: "Tesla K80", MiB: 11441, NUMANode: -1, State: "noevents"},
 	{UUID: "GPU-8", Model: "Tesla T4", MiB: 15360, State: "wantsreset"},
 	{UUID: "GPU-9", Model: "GB10", State: "unified"},
+	{UUID: "GPU-10", Model: "NVIDIA A100-SXM4-40GB", MiB: 40960, State: "mig", Options: []string{"memory=denied"}},
 }
 
 func TestList(t *testing.T) {
@@ -48,6 +49,7 @@ func TestList(t *testing.T) {
 			{Index: 7, UUID: "GPU-7", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode},
 			{Index: 8, UUID: "GPU-8", Model: "Tesla T4", Memory: 15360, Unhealthy: "the driver asks for a reset of the card"},
 			{Index: 9, UUID: "GPU-9", Model: "GB10", Unhealthy: "the driver reports no memory of its own for it: set --card-memory"},
+			{Index: 10, UUID: "GPU-10", Model: "NVIDIA A100-SXM4-40GB", Unhealthy: "MIG mode is on, its memory belongs to MIG devices"},
 		}})
 		// A second List opens a new session. Memory that doesn't fill a unit is not counted.
 		setCards(t, machine, mixedCards[0])

@@ -24,7 +24,7 @@
 
 #include "fake.h"
 
-#define MAX_FIELDS 11
+#define MAX_FIELDS 12
 
 static const struct state states[] = {
 	{.name = "ok"},
@@ -134,6 +134,9 @@ static const char *parse_option(char *text, struct card *card)
 	} else if (strcmp(text, "processes") == 0) {
 		if (!parse_failure(value, &card->processes))
 			return "unknown failure of processes";
+	} else if (strcmp(text, "memory") == 0) {
+		if (!parse_failure(value, &card->memory_query))
+			return "unknown failure of the memory query";
 	} else if (strcmp(text, "nvlink") == 0 || strcmp(text, "switch") == 0) {
 		if (!parse_number(value, MAX_CARDS, &number))
 			return "group of linked cards is not a small number";
@@ -209,10 +212,6 @@ static nvmlReturn_t parse_cards(const char *path, FILE *file, struct card *cards
 			break;
 		}
 		problem = parse_card(text, &cards[*count]);
-		for (unsigned int i = 0; problem == NULL && i < *count; i++) {
-			if (strcmp(cards[i].uuid, cards[*count].uuid) == 0)
-				problem = "UUID used twice";
-		}
 		(*count)++;
 	}
 	if (problem == NULL && ferror(file))
@@ -281,6 +280,8 @@ static nvmlReturn_t failure(const struct card *card, enum call call)
 		return card->state->error;
 	if (call == CALL_LIMITS)
 		return card->state->mig ? NVML_ERROR_NOT_SUPPORTED : card->limits;
+	if (call == CALL_MEMORY)
+		return card->memory_query;
 	return call == CALL_PROCESSES ? card->processes : NVML_SUCCESS;
 }
 

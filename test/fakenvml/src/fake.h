@@ -48,7 +48,7 @@ struct card {
 	unsigned long long reserved; /* bytes of memory that the driver keeps */
 	int major, minor; /* compute capability */
 	int nvlink, pcie_switch; /* cards with the same number are linked; -1: none */
-	nvmlReturn_t limits, processes; /* error of these calls */
+	nvmlReturn_t limits, processes, memory_query; /* error of these calls */
 	bool ignores_limits; /* setting a limit succeeds without effect */
 };
 
