@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -65,8 +66,9 @@ type Options struct {
 	Visit         func(*Session)
 	VisitInterval time.Duration
 
-	// LibraryPatience is how long Run continues without a library if Library is empty. The default is 5 minutes.
-	LibraryPatience time.Duration
+	// Patience is how long Run continues although only a restart of the container can help: without a library if Library is empty, or
+	// without access to the driver's devices. The default is 5 minutes.
+	Patience time.Duration
 
 	// BootID is the kernel's ID of the machine's current boot; empty if unknown.
 	BootID string
@@ -80,7 +82,7 @@ func (o Options) withDefaults() Options {
 	o.RetryInterval = cmp.Or(o.RetryInterval, 10*time.Second)
 	o.AnswerTimeout = cmp.Or(o.AnswerTimeout, time.Minute)
 	o.VisitInterval = cmp.Or(o.VisitInterval, 10*time.Second)
-	o.LibraryPatience = cmp.Or(o.LibraryPatience, 5*time.Minute)
+	o.Patience = cmp.Or(o.Patience, 5*time.Minute)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -129,8 +131,9 @@ func New(options Options) *Monitor {
 // the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap, and
 // the callee may keep the state. Only one Run may be active in a process at a time.
 //
-// Run returns an error if only a restart of the program helps: the driver was replaced while the old library was loaded, or
-// Library is empty and there was none for LibraryPatience (ErrNoLibrary). The reason is published first.
+// Run returns an error if only a restart of the program helps: the driver was replaced while the old library was loaded, or for
+// Options.Patience there was no library although Library is empty (ErrNoLibrary), or no access to the driver. The reason is
+// published first.
 func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	logger := klog.FromContext(ctx)
 	reader := &reader{options: m.options.withDefaults(), logger: logger}
@@ -245,31 +248,53 @@ func (m *Monitor) known(ctx context.Context) []gpu.Card {
 // hopeless detects failures of the driver that a retry can't fix.
 type hopeless struct {
 	options Options
-	// mismatch and noLibrary are when the current series of each failure began; zero if the last attempt had another result.
-	mismatch, noLibrary time.Time
+	// failure is the kind of failure that the last attempts had in common, and since when; empty if there is none.
+	failure failure
+	since   time.Time
+}
+
+// failure is a kind of failure that only a restart of the program's container can end.
+type failure string
+
+const (
+	failureMismatch  failure = "mismatch"
+	failureNoLibrary failure = "no library"
+	// failureNoAccess means that the program can't open the driver's devices. A container gets them when it starts, and can lose them while it
+	// runs: https://github.com/NVIDIA/nvidia-container-toolkit/issues/48.
+	failureNoAccess failure = "no access"
+)
+
+// failureOf returns the kind of a step's error; empty for nil and for errors that a retry can fix.
+func (h *hopeless) failureOf(err error) failure {
+	switch {
+	case errors.Is(err, errMismatch):
+		return failureMismatch
+	case errors.Is(err, ErrNoLibrary) && h.options.Library == "":
+		return failureNoLibrary
+	case errors.Is(err, nvml.ERROR_UNKNOWN), errors.Is(err, nvml.ERROR_NO_PERMISSION):
+		return failureNoAccess
+	}
+	return ""
 }
 
 // after records the result of a step, nil for success. It returns an error if the program must end. A mismatch is returned
 // only when a later attempt fails in the same way, so that the published reason can be read in the meantime.
 func (h *hopeless) after(err error, now time.Time) error {
-	since := func(at time.Time, is bool) time.Time {
-		switch {
-		case !is:
-			return time.Time{}
-		case at.IsZero():
-			return now
-		}
-		return at
+	if failure := h.failureOf(err); failure != h.failure {
+		h.failure, h.since = failure, now
 	}
-	h.mismatch = since(h.mismatch, errors.Is(err, errMismatch))
-	h.noLibrary = since(h.noLibrary, errors.Is(err, ErrNoLibrary) && h.options.Library == "")
-	switch {
-	case !h.mismatch.IsZero() && now.After(h.mismatch):
+	lasts := now.Sub(h.since)
+	switch patient := lasts < h.options.Patience; {
+	case h.failure == failureMismatch && lasts > 0:
 		return err
-	case !h.noLibrary.IsZero() && now.Sub(h.noLibrary) >= h.options.LibraryPatience:
+	case h.failure == failureNoLibrary && !patient:
 		return fmt.Errorf("%w; none for %v, and a container gets one only when it starts: if this node has an NVIDIA GPU, "+
 			"run this pod by NVIDIA's container runtime or mount the library (--nvml-library), else keep the pod off the node",
-			err, h.options.LibraryPatience)
+			err, h.options.Patience)
+	case h.failure == failureNoAccess && !patient:
+		return fmt.Errorf("%w; for %v the driver's devices can't be used, and a container gets them only when it starts: this program ends "+
+			"to be restarted. systemctl daemon-reload can take them away from containers; CDI prevents that (docs/compatibility.md). "+
+			"If the error stays after a restart, run nvidia-smi on the node", err, h.options.Patience)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -423,6 +424,36 @@ func TestMonitorMismatch(t *testing.T) {
 	})
 }
 
+// TestMonitorWithoutAccess: the container has lost the driver's devices, so every call fails, also in a new session.
+func TestMonitorWithoutAccess(t *testing.T) {
+	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
+		m := monitor(t, library, func(o *Options) { o.Patience = time.Minute })
+		m.next("first", twoStates("", "", ""))
+		lose := func() {
+			t.Helper()
+			if err := os.WriteFile(machine.CardsFile, []byte("every call fails with Unknown Error\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			m.clock.step(probe)
+			const counting, opening = "counting the cards: Unknown Error", "initializing the NVIDIA driver library: Unknown Error"
+			m.next("lost", twoStates(counting, counting, counting))
+			m.clock.step(retry)
+			m.next("and a new session can't be opened", twoStates(opening, opening, opening))
+		}
+		lose()
+		setCards(t, machine, twoCards...)
+		m.clock.step(retry)
+		m.next("a failure that passes", twoStates("", "", ""))
+		lose()
+		m.clock.step(time.Minute - retry - 1)
+		m.round()
+		m.clock.step(retry)
+		if err := m.failed(); !errors.Is(err, nvml.ERROR_UNKNOWN) || !strings.Contains(err.Error(), "a container gets them only when it starts") {
+			t.Errorf("Run() = %v, want %v with what to do", err, nvml.ERROR_UNKNOWN)
+		}
+	})
+}
+
 // A monitor that waits for Known can be stopped. It then publishes no cards, because their indices are unknown.
 func TestMonitorStopsBeforeTheCardsAreKnown(t *testing.T) {
 	onMachine(t, twoCards, func(t *testing.T, library string, _ fakenvml.Machine) {
@@ -453,7 +484,7 @@ func TestMonitorWithoutLibrary(t *testing.T) {
 			if !errors.Is(err, ErrNoLibrary) {
 				t.Fatalf("openDriver() = %v, want %v", err, ErrNoLibrary)
 			}
-			m := monitor(t, test.library, func(o *Options) { o.LibraryPatience = time.Minute })
+			m := monitor(t, test.library, func(o *Options) { o.Patience = time.Minute })
 			m.next("no library", State{Unit: gpu.MiB, Problem: err.Error()})
 			m.clock.step(time.Minute - 1)
 			m.round()
