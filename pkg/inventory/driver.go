@@ -34,6 +34,8 @@ const (
 	errMIG unusable = "MIG mode is on, its memory belongs to MIG devices"
 	// errNoMemory is the reason for a card that shares the machine's memory, such as GB10, and reports none of its own.
 	errNoMemory unusable = "the driver reports no memory of its own for it: set --card-memory"
+	// errMemoryChanged is the reason for a card whose memory has changed since the last listing.
+	errMemoryChanged unusable = "the driver reports another amount of memory for it than before"
 )
 
 // recoveryAction is the action that a card needs before it can be used again, as the driver reports it

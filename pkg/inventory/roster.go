@@ -2,10 +2,8 @@ package inventory
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -23,12 +21,7 @@ const (
 //
 // The roster identifies a card by its UUID. A card keeps the index at which it was first listed, because NVML renumbers the
 // cards when one falls off the bus, while pods hold allocations on the old index. A missing card stays in the roster as
-// unhealthy. Cards from an earlier run are listed with the values that they had. Such a card stays unhealthy if a Xid was the
-// reason: the driver reports a Xid only once, and its quiet period may not be over. Any other problem of a card shows again
-// in the next listing.
-//
-// A Xid after which a card needs a reset lasts beyond the quiet period. There are two signs of the reset: the driver asked
-// for it and no longer does, or it had lost the card, or no longer listed it, and can read it again.
+// unhealthy. Cards from an earlier run are listed with the values that they had.
 type roster struct {
 	unit   gpu.Unit
 	memory CardMemory
@@ -48,22 +41,20 @@ type roster struct {
 
 // entry is a card with its history.
 type entry struct {
-	card gpu.Card
-	// trouble is the time of the card's last error. The quiet period starts at it.
+	// card has the card's values. Its Unhealthy is not used (reason).
+	card   gpu.Card
+	health health
+	// cause is why the card is not healthy.
+	cause cause
+	// trouble is when the quiet period began.
 	trouble time.Time
-	// failing is true if the last listing found an error of the card, or did not contain it.
-	failing bool
-	// unreachable is true if the last listing could not read the card, or didn't contain it. A new session may reach it.
-	unreachable bool
-	// sticky is true if the card had a Xid that only a reset ends, and no reset was detected since.
-	sticky bool
-	// lost is true if the driver has lost the card, or did not list it, since it last read the card. asked is true if the
-	// driver has asked for a reset since the sticky Xid.
-	lost, asked bool
-	// seen is true if the driver has listed the card since the program started.
-	seen bool
-	// position is the driver's own index of the card.
+	// last is what the last listing told about the card.
+	last sign
+	// position is the driver's own index of the card; -1 until the driver has listed it since the program started.
 	position int
+	// read is the memory that the last listing had, if the card could be used. bytes and reserved are those that count (updateMemory). They
+	// are 0 until they are known.
+	read, bytes, reserved uint64
 	// peers are the cards with which it is connected, as the driver reported them last.
 	peers peers
 }
@@ -81,8 +72,8 @@ func (r *roster) configure(s Settings) {
 			rec.card.Memory = s.Unit.Count(r.unit.Bytes(rec.card.Memory))
 			rec.card.Reserved = 0 // Until the next listing.
 		}
-		if x, _, ok := parseReason(rec.card.Unhealthy); ok && !s.Xids.count(x) {
-			rec.card.Unhealthy, rec.sticky, rec.asked = "", false, false
+		if x := rec.cause.xid; x != 0 && !s.Xids.count(x) {
+			rec.health, rec.cause = healthy, cause{}
 		}
 	}
 	r.unit, r.memory, r.xids, r.quiet = s.Unit, s.CardMemory, s.Xids, s.QuietPeriod
@@ -93,12 +84,9 @@ func (r *roster) configure(s Settings) {
 func (r *roster) expect(known []gpu.Card, now time.Time) {
 	for _, card := range known {
 		if card.UUID != "" && r.find(card.UUID) == nil {
-			reason := card.Unhealthy
-			card.Unhealthy = ""
-			rec := entry{card: card}
-			if x, sticky, ok := parseReason(reason); ok && r.xids.count(x) {
-				rec.blame(reason, now)
-				rec.sticky, rec.asked = sticky, strings.HasSuffix(reason, reasonAsked)
+			rec := entry{card: card, position: -1}
+			if cause, health := parseReason(card.Unhealthy); health != healthy && r.xids.count(cause.xid) {
+				rec.health, rec.cause, rec.trouble = health, cause, now
 			}
 			r.entries = append(r.entries, rec)
 		}
@@ -134,8 +122,8 @@ func (r *roster) list(devices []device, now time.Time) {
 
 	for i := range r.entries {
 		if rec := &r.entries[i]; !listed[rec.card.Index] {
-			rec.failing, rec.unreachable, rec.lost = true, true, true
-			rec.blame(reasonNotReported, now)
+			rec.last = signLost
+			rec.observe(signLost, cause{text: reasonNotReported}, r.quiet, now)
 		}
 	}
 	r.setGroups()
@@ -177,7 +165,7 @@ func (r *roster) place(d device, listed map[int]bool) *entry {
 // update records those values of the card that the driver could read, and decides whether the card is healthy.
 func (rec *entry) update(d device, r *roster, now time.Time) {
 	card := &rec.card
-	rec.seen, rec.position = true, d.index
+	rec.position = d.index
 	card.UUID = cmp.Or(d.uuid, card.UUID)
 	card.Model = cmp.Or(d.model, card.Model)
 	if d.numaNode != gpu.NoNUMANode {
@@ -186,69 +174,79 @@ func (rec *entry) update(d device, r *roster, now time.Time) {
 	if d.peers != nil {
 		rec.peers = d.peers
 	}
-	var answers unusable
-	rec.unreachable = d.err != nil && !errors.As(d.err, &answers)
-	err := rec.updateMemory(d, r)
-
-	if rec.failing {
-		rec.trouble = now // the card may have been failing until now
+	err := d.err
+	if err == nil {
+		err = rec.checkMemory(d, r)
 	}
-	rec.failing = err != nil
-	rec.updateReset(d, now)
-	switch {
-	case rec.failing:
-		rec.blame(err.Error(), now)
-	case now.Sub(rec.trouble) >= r.quiet && !rec.sticky:
-		card.Unhealthy = ""
+	rec.last = signOf(d, err)
+	var why cause
+	if err != nil {
+		why.text = err.Error()
+	}
+	rec.observe(rec.last, why, r.quiet, now)
+	if rec.last.answers() {
+		rec.updateMemory(d, r)
 	}
 }
 
-// updateMemory records the card's memory, if the card answers. It returns why the card can't be used; nil if it can.
-func (rec *entry) updateMemory(d device, r *roster) error {
+// checkMemory returns why the card can't be used with the memory that the driver reports; nil if it can.
+func (rec *entry) checkMemory(d device, r *roster) error {
+	before := rec.read
+	rec.read = d.bytes
 	bytes := r.memory.of(rec.card.UUID, d.bytes)
-	if !rec.unreachable {
-		rec.card.Memory = r.unit.Count(bytes)
-		rec.card.Reserved = rec.card.Memory.Sub(r.unit.Count(min(bytes, d.bytes-min(d.reserved, d.bytes))))
-		if d.bytes == 0 {
-			rec.card.Reserved = 0
-		}
-	}
+	memory := r.unit.Count(bytes)
 	switch {
-	case d.err != nil:
-		return d.err
 	case bytes == 0:
 		return errNoMemory
-	case rec.card.Memory == 0:
+	case before != 0 && r.unit.Count(r.memory.of(rec.card.UUID, before)) != memory:
+		return errMemoryChanged
+	case memory == 0:
 		return unusable(fmt.Sprintf("it has less memory than one unit (%s)", r.unit))
 	}
 	return nil
 }
 
-// updateReset records whether the card needs a reset or was reset. The quiet period after a reset begins now.
-func (rec *entry) updateReset(d device, now time.Time) {
-	switch {
-	case d.lost:
-		rec.lost = true
-	case rec.sticky && d.recovery > recoveryNone && !rec.asked:
-		rec.asked = true
-		rec.card.Unhealthy += reasonAsked
-	case !rec.unreachable && rec.sticky && (rec.lost || rec.asked && d.recovery == recoveryNone):
-		rec.sticky, rec.trouble = false, now
+// updateMemory records the memory that counts. While the card is not healthy, what the driver reports doesn't change it: pods have that
+// memory, and each change is written to the API server and reported to the kubelet. For the same reason the largest amount that the
+// driver has reserved counts.
+func (rec *entry) updateMemory(d device, r *roster) {
+	if rec.health == healthy || rec.bytes == 0 {
+		rec.bytes, rec.reserved = d.bytes, max(rec.reserved, d.reserved)
 	}
-	if !rec.unreachable {
-		rec.lost = false
+	bytes := r.memory.of(rec.card.UUID, rec.bytes)
+	if bytes == 0 {
+		return // It is not known, so that of an earlier run stays.
 	}
-	if !rec.sticky {
-		rec.asked = false
+	rec.card.Memory, rec.card.Reserved = r.unit.Count(bytes), 0
+	if rec.bytes != 0 {
+		rec.card.Reserved = rec.card.Memory.Sub(r.unit.Count(min(bytes, rec.bytes-min(rec.reserved, rec.bytes))))
 	}
 }
 
-// blame makes the card unhealthy. The first reason stays until the card is healthy again: later errors are usually a
-// consequence of the first one, and each change of the reason would be written to the API server.
-func (rec *entry) blame(reason string, now time.Time) {
-	rec.card.Unhealthy = cmp.Or(rec.card.Unhealthy, reason)
-	rec.trouble = now
+// observe changes the state of the card by a sign. why is what makes the card unhealthy, if the sign does. The first cause stays
+// until the card is healthy again: later errors are usually a consequence of the first one, and each change of the reason would be
+// written to the API server. But a Xid replaces an error that the next listing shows again, and the need for a reset any other cause.
+func (rec *entry) observe(s sign, why cause, period time.Duration, now time.Time) {
+	before := rec.health
+	rec.health = transitions[before][s]
+	switch {
+	case before != recovering || s != signGood && s != signClean:
+		rec.trouble = now
+	case now.Sub(rec.trouble) >= period:
+		rec.health = healthy
+	}
+	_, needed := stateReasons[before]
+	_, needs := stateReasons[rec.health]
+	switch {
+	case rec.health == healthy:
+		rec.cause = cause{}
+	case rec.cause.text == "", rec.cause.xid == 0 && why.xid != 0, needs && !needed:
+		rec.cause = why
+	}
 }
+
+// reason returns why the card can't be used; empty if it can.
+func (rec *entry) reason() string { return rec.cause.text + stateReasons[rec.health] }
 
 // report records Xid errors. It ignores errors of cards that the driver has not listed since the program started.
 func (r *roster) report(events []event, now time.Time) {
@@ -257,20 +255,19 @@ func (r *roster) report(events []event, now time.Time) {
 			continue
 		}
 		if e.uuid == "" {
-			// Any card may have caused the event, so all become unhealthy. None becomes sticky: a reset of all cards would be
+			// Any card may have caused the event, so all become unhealthy. None needs a reset: a reset of all cards would be
 			// required otherwise. The probe shows which card is affected.
 			for i := range r.entries {
-				if !r.entries[i].seen {
-					continue
+				if rec := &r.entries[i]; rec.position >= 0 {
+					rec.observe(signXid, cause{e.xid.String() + reasonUnnamed, e.xid}, r.quiet, now)
 				}
-				r.entries[i].blame(e.xid.String()+reasonUnnamed, now)
 			}
-		} else if rec := r.find(e.uuid); rec != nil && rec.seen {
-			if e.xid.needsReset() && !rec.sticky {
-				rec.card.Unhealthy = "" // The need for a reset replaces any earlier reason.
-				rec.sticky, rec.asked = true, false
+		} else if rec := r.find(e.uuid); rec != nil && rec.position >= 0 {
+			sign := signXid
+			if e.xid.needsReset() {
+				sign = signFatalXid
 			}
-			rec.blame(e.xid.reason(), now)
+			rec.observe(sign, cause{e.xid.String(), e.xid}, r.quiet, now)
 		}
 	}
 }
@@ -285,7 +282,7 @@ func (r *roster) silence(problem string) {
 func (r *roster) unreachable() []int {
 	var cards []int
 	for _, rec := range r.entries {
-		if rec.unreachable {
+		if !rec.last.answers() {
 			cards = append(cards, rec.card.Index)
 		}
 	}
@@ -300,7 +297,8 @@ func (r *roster) state() State {
 	}
 	for _, rec := range r.entries {
 		card := rec.card
-		if rec.seen && rec.position != card.Index {
+		card.Unhealthy = rec.reason()
+		if rec.position >= 0 && rec.position != card.Index {
 			if s.Moved == nil {
 				s.Moved = map[int]int{}
 			}

@@ -14,6 +14,13 @@ func good(index int, uuid string) device {
 	return device{index: index, uuid: uuid, model: "V100", bytes: 16276 << 20, numaNode: 0}
 }
 
+// smaller returns a good card with less memory.
+func smaller(index int, uuid string) device {
+	d := good(index, uuid)
+	d.bytes = 15000 << 20
+	return d
+}
+
 // bad returns a card that can't be read. uuid is empty if the UUID can't be read either.
 func bad(index int, uuid, reason string) device {
 	return device{index: index, uuid: uuid, numaNode: gpu.NoNUMANode, err: errors.New(reason)}
@@ -26,8 +33,8 @@ func lost(index int) device {
 	return d
 }
 
-// needsReset returns the reason of a card with a Xid that only a reset ends.
-func needsReset(x xid) string { return x.String() + reasonReset }
+// untilReset returns the reason of a card with a Xid that only a reset ends.
+func untilReset(x xid) string { return x.String() + reasonReset }
 
 // card returns the roster's card for a good device. It is unhealthy if reason is not empty.
 func card(index int, uuid, reason string) gpu.Card {
@@ -78,16 +85,16 @@ func TestRoster(t *testing.T) {
 		"a Xid of an unknown card is ignored": {{events: []event{{"z", 79}}, want: ab("", "")}},
 		"a Xid that only a reset ends stays": {
 			{events: []event{{"a", 48}}, want: ab("Xid 48", "")},
-			{events: []event{{"a", 64}}, want: ab(needsReset(64), "")},
-			{events: []event{{"a", 95}}, want: ab(needsReset(64), "")},
-			{at: 24 * time.Hour, list: both, want: ab(needsReset(64), "")},
+			{events: []event{{"a", 64}}, want: ab(untilReset(64), "")},
+			{events: []event{{"a", 95}}, want: ab(untilReset(64), "")},
+			{at: 24 * time.Hour, list: both, want: ab(untilReset(64), "")},
 		},
 		"a card for which the driver no longer asks for a reset was reset, and has its quiet period": {
-			{events: []event{{"a", 95}}, want: ab(needsReset(95), "")},
-			{list: []device{reset, good(1, "b")}, want: ab(needsReset(95), "")},
-			{at: quiet, list: []device{asked, good(1, "b")}, want: ab(needsReset(95)+reasonAsked, "")},
-			{at: 2 * quiet, list: []device{asked, good(1, "b")}, want: ab(needsReset(95)+reasonAsked, "")},
-			{at: 3 * quiet, list: []device{reset, good(1, "b")}, want: ab(needsReset(95)+reasonAsked, "")},
+			{events: []event{{"a", 95}}, want: ab(untilReset(95), "")},
+			{list: []device{reset, good(1, "b")}, want: ab(untilReset(95), "")},
+			{at: quiet, list: []device{asked, good(1, "b")}, want: ab("Xid 95"+reasonAsked, "")},
+			{at: 2 * quiet, list: []device{asked, good(1, "b")}, want: ab("Xid 95"+reasonAsked, "")},
+			{at: 3 * quiet, list: []device{reset, good(1, "b")}, want: ab("Xid 95", "")},
 			{at: 4 * quiet, list: []device{reset, good(1, "b")}, want: ab("", "")},
 		},
 		"a card for which the driver asks for a reset, without a Xid": {
@@ -95,23 +102,23 @@ func TestRoster(t *testing.T) {
 			{at: quiet, list: []device{asked, good(1, "b")}, want: ab("the driver asks for a reset of the card", "")},
 		},
 		"a card that can't be read for another reason than its loss wasn't reset": {
-			{events: []event{{"a", 95}}, want: ab(needsReset(95), "")},
-			{list: []device{bad(0, "a", "no memory"), good(1, "b")}, want: ab(needsReset(95), "")},
-			{list: both, want: ab(needsReset(95), "")},
-			{at: quiet, list: both, want: ab(needsReset(95), "")},
+			{events: []event{{"a", 95}}, want: ab(untilReset(95), "")},
+			{list: []device{bad(0, "a", "no memory"), good(1, "b")}, want: ab(untilReset(95), "")},
+			{list: both, want: ab(untilReset(95), "")},
+			{at: quiet, list: both, want: ab(untilReset(95), "")},
 		},
 		"a card that was lost and is back was reset, and has its quiet period": {
-			{events: []event{{"a", 79}}, want: ab(needsReset(79), "")},
-			{list: []device{lost(0), good(1, "b")}, want: ab(needsReset(79), "")},
-			{at: quiet, list: []device{bad(0, "a", "no memory"), good(1, "b")}, want: ab(needsReset(79), "")},
-			{at: quiet, list: both, want: ab(needsReset(79), "")},
-			{at: 2*quiet - 1, list: both, want: ab(needsReset(79), "")},
+			{events: []event{{"a", 79}}, want: ab(untilReset(79), "")},
+			{list: []device{lost(0), good(1, "b")}, want: ab("Xid 79"+reasonLost, "")},
+			{at: quiet, list: []device{bad(0, "a", "no memory"), good(1, "b")}, want: ab("Xid 79"+reasonLost, "")},
+			{at: quiet, list: both, want: ab("Xid 79", "")},
+			{at: 2*quiet - 1, list: both, want: ab("Xid 79", "")},
 			{at: 2 * quiet, list: both, want: ab("", "")},
 		},
 		"a card that was missing and is back was reset": {
-			{events: []event{{"b", 79}}, want: ab("", needsReset(79))},
-			{list: both[:1], want: ab("", needsReset(79))},
-			{at: quiet, list: both, want: ab("", needsReset(79))},
+			{events: []event{{"b", 79}}, want: ab("", untilReset(79))},
+			{list: both[:1], want: ab("", "Xid 79"+reasonLost)},
+			{at: quiet, list: both, want: ab("", "Xid 79")},
 			{at: 2 * quiet, list: both, want: ab("", "")},
 		},
 		"a card has the memory that the administrator sets, but never more than the driver reports": {
@@ -140,10 +147,33 @@ func TestRoster(t *testing.T) {
 			{at: 1 * min, list: three, want: abc("", "", "lost")},
 			{at: 6 * min, list: three, want: abc("", "", "")},
 		},
+		"a Xid replaces another error, which the next listing would show again": {
+			{list: []device{bad(0, "a", "no memory"), good(1, "b")}, want: ab("no memory", "")},
+			{events: []event{{"a", 48}}, want: ab("Xid 48", "")},
+			{list: []device{bad(0, "a", "no memory"), good(1, "b")}, want: ab("Xid 48", "")},
+		},
 		"the values are read again": {
-			{list: []device{{index: 0, uuid: "a", bytes: 15000<<20 + 1<<19, numaNode: 1}, good(1, "b")}, want: cards(
-				gpu.Card{Index: 0, UUID: "a", Model: "V100", Memory: 15000, NUMANode: 1}, card(1, "b", ""),
+			{list: []device{{index: 0, uuid: "a", model: "P100", bytes: 16276<<20 + 1<<19, numaNode: 1}, good(1, "b")}, want: cards(
+				gpu.Card{Index: 0, UUID: "a", Model: "P100", Memory: 16276, NUMANode: 1}, card(1, "b", ""),
 			)},
+		},
+		"another amount of memory counts after a quiet period": {
+			{list: []device{smaller(0, "a"), good(1, "b")}, want: ab(string(errMemoryChanged), "")},
+			{at: 1, list: []device{smaller(0, "a"), good(1, "b")}, want: ab(string(errMemoryChanged), "")},
+			{at: quiet, list: []device{smaller(0, "a"), good(1, "b")}, want: ab(string(errMemoryChanged), "")},
+			{at: quiet + 1, list: []device{smaller(0, "a"), good(1, "b")}, want: cards(
+				gpu.Card{Index: 0, UUID: "a", Model: "V100", Memory: 15000}, card(1, "b", ""),
+			)},
+		},
+		"memory that alternates changes nothing": {
+			{at: 1 * min, list: []device{smaller(0, "a"), good(1, "b")}, want: ab(string(errMemoryChanged), "")},
+			{at: 6 * min, list: both, want: ab(string(errMemoryChanged), "")},
+			{at: 11 * min, list: []device{smaller(0, "a"), good(1, "b")}, want: ab(string(errMemoryChanged), "")},
+		},
+		"a card that suddenly has no memory keeps its own": {
+			{at: 1 * min, list: []device{{index: 0, uuid: "a"}, good(1, "b")}, want: ab(string(errNoMemory), "")},
+			{at: 2 * min, list: both, want: ab(string(errNoMemory), "")},
+			{at: 7 * min, list: both, want: ab("", "")},
 		},
 		"a missing card stays listed, and the others keep their index though NVML renumbers": {
 			{list: three, want: abc("", "", "")},
@@ -199,7 +229,7 @@ func TestRoster(t *testing.T) {
 }
 
 func TestRosterExpect(t *testing.T) {
-	known := []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))}
+	known := []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", untilReset(95))}
 	for name, test := range map[string]struct {
 		known   []gpu.Card
 		list    []device
@@ -211,26 +241,30 @@ func TestRosterExpect(t *testing.T) {
 			known: known, list: []device{good(0, "b"), good(1, "c")},
 			want: State{
 				Unit:  gpu.MiB,
-				Cards: []gpu.Card{card(0, "a", reasonNotReported), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))},
+				Cards: []gpu.Card{card(0, "a", reasonNotReported), card(1, "b", "Xid 74"), card(2, "c", untilReset(95))},
 				Moved: map[int]int{1: 0, 2: 1},
 			},
 			healthy: []int{1},
 		},
 		"a card is lost: it keeps its values": {
 			known: known, list: []device{lost(0), good(1, "b"), good(2, "c")},
-			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", "lost"), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", "lost"), card(1, "b", "Xid 74"), card(2, "c", untilReset(95))}},
 			healthy: []int{1},
 		},
 		"nothing has changed": {
 			known: known, list: []device{good(0, "a"), good(1, "b"), good(2, "c")},
-			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", untilReset(95))}},
 			healthy: []int{0, 1},
 		},
 		"the driver no longer asks for a reset": {
-			known:   []gpu.Card{card(0, "a", needsReset(95)+reasonAsked)},
+			known:   []gpu.Card{card(0, "a", "Xid 95"+reasonAsked)},
 			list:    []device{{index: 0, uuid: "a", model: "V100", bytes: 16276 << 20, recovery: recoveryNone}},
-			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", needsReset(95)+reasonAsked)}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", "Xid 95")}},
 			healthy: []int{0},
+		},
+		"the driver doesn't tell the memory": {
+			known: known[:1], list: []device{{index: 0, uuid: "a", numaNode: gpu.NoNUMANode, err: errMIG}},
+			want: State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", string(errMIG))}},
 		},
 		"the Xid no longer counts": {
 			known: known, xids: "95,74", list: []device{good(0, "a"), good(1, "b"), good(2, "c")},
@@ -245,14 +279,14 @@ func TestRosterExpect(t *testing.T) {
 		},
 		"a new card replaces the known one at its index": {
 			known: known, list: []device{good(0, "a"), good(1, "x"), good(2, "c")},
-			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", ""), card(1, "x", ""), card(2, "c", needsReset(95))}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", ""), card(1, "x", ""), card(2, "c", untilReset(95))}},
 			healthy: []int{0, 1},
 		},
 		"a new card never takes the index of a listed card": {
 			known: known, list: []device{good(0, "x"), good(1, "a"), good(2, "b"), good(3, "c")},
 			want: State{
 				Unit:  gpu.MiB,
-				Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", needsReset(95)), card(3, "x", "")},
+				Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", untilReset(95)), card(3, "x", "")},
 				Moved: map[int]int{0: 1, 1: 2, 2: 3, 3: 0},
 			},
 			healthy: []int{0, 1, 3},
@@ -286,6 +320,51 @@ func TestRosterExpect(t *testing.T) {
 				}
 			}
 			expect(t, "healthy after the quiet period", test.healthy, healthy)
+		})
+	}
+}
+
+// TestRosterRestart: the next run of the program knows from the reasons of the last one what a card needs.
+func TestRosterRestart(t *testing.T) {
+	type step struct {
+		list   []device
+		events []event
+	}
+	asked, clean := good(0, "a"), good(0, "a")
+	asked.recovery, asked.err, clean.recovery = recoveryReset, recoveryReset.err(), recoveryNone
+	ok, xid, fatal := step{list: []device{good(0, "a")}}, step{events: []event{{"a", 48}}}, step{events: []event{{"a", 79}}}
+	failed, gone := step{list: []device{bad(0, "a", "no memory")}}, step{list: []device{lost(0)}}
+	for name, test := range map[string]struct {
+		before []step
+		// next is what each listing of the next run has. first is the reason after the first listing, after that after a quiet period.
+		next         device
+		first, after string
+	}{
+		"an error that a listing would show again": {before: []step{failed, ok}, next: good(0, "a")},
+		"a Xid": {before: []step{xid, ok}, next: good(0, "a"), first: "Xid 48"},
+		"a Xid of a card that was unhealthy before":            {before: []step{failed, ok, xid}, next: good(0, "a"), first: "Xid 48"},
+		"a reset is needed":                                    {before: []step{fatal, ok}, next: good(0, "a"), first: "Xid 79" + reasonReset, after: "Xid 79" + reasonReset},
+		"the card was reset":                                   {before: []step{fatal, gone, ok}, next: good(0, "a"), first: "Xid 79"},
+		"the card was lost, and was reset meanwhile":           {before: []step{fatal, gone}, next: good(0, "a"), first: "Xid 79"},
+		"the driver asked for a reset, which was done":         {before: []step{fatal, {list: []device{asked}}}, next: clean, first: "Xid 79"},
+		"the driver asked for a reset, and still asks for one": {before: []step{fatal, {list: []device{asked}}}, next: asked, first: "Xid 79" + reasonAsked, after: "Xid 79" + reasonAsked},
+	} {
+		t.Run(name, func(t *testing.T) {
+			options, now := Options{Settings: Settings{Unit: gpu.MiB, QuietPeriod: time.Minute}}, time.Unix(0, 0)
+			r := newRoster(options)
+			r.list(ok.list, now)
+			for _, s := range test.before {
+				if r.report(s.events, now); s.list != nil {
+					r.list(s.list, now)
+				}
+			}
+			known := r.state().Cards
+			r = newRoster(options)
+			r.expect(known, now)
+			r.list([]device{test.next}, now)
+			expect(t, "after the first listing", test.first, r.state().Cards[0].Unhealthy)
+			r.list([]device{test.next}, now.Add(time.Minute))
+			expect(t, "after the quiet period", test.after, r.state().Cards[0].Unhealthy)
 		})
 	}
 }
@@ -346,7 +425,7 @@ func TestRosterConfigure(t *testing.T) {
 		"a Xid that no longer counts":           {noXids, 74, memory(gpu.MiB, all, all, all, ""), memory(gpu.MiB, all, all, all, "")},
 		"the same, of a card that needs resets": {noXids, 79, memory(gpu.MiB, all, all, all, ""), memory(gpu.MiB, all, all, all, "")},
 		"a quiet period that is over by now":    {hasty, 74, memory(gpu.MiB, all, all, all, "Xid 74"), memory(gpu.MiB, all, all, all, "")},
-		"the same, of a Xid that needs a reset": {hasty, 79, memory(gpu.MiB, all, all, all, needsReset(79)), memory(gpu.MiB, all, all, all, needsReset(79))},
+		"the same, of a Xid that needs a reset": {hasty, 79, memory(gpu.MiB, all, all, all, untilReset(79)), memory(gpu.MiB, all, all, all, untilReset(79))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRoster(Options{Settings: before})
@@ -383,6 +462,10 @@ func TestReserved(t *testing.T) {
 			r.list([]device{{uuid: "a", bytes: test.bytes, reserved: test.reserved}}, time.Time{})
 			if got := r.state().Cards[0].Reserved; got != test.want {
 				t.Errorf("got %d, want %d", got, test.want)
+			}
+			r.list([]device{{uuid: "a", bytes: test.bytes}}, time.Time{})
+			if got := r.state().Cards[0].Reserved; got != test.want {
+				t.Errorf("after a listing in which the driver didn't say it, got %d, want %d", got, test.want)
 			}
 		})
 	}

@@ -51,35 +51,7 @@ func (x xid) needsReset() bool {
 	return false
 }
 
-const (
-	xidPrefix = "Xid "
-	// reasonReset follows the number of a Xid that only a reset ends.
-	reasonReset = ", until the card is reset or the machine restarts"
-	// reasonAsked follows reasonReset if the driver also asks for the reset. The end of that request shows that it is done.
-	reasonAsked = "; the driver asks for it"
-)
-
 func (x xid) String() string { return xidPrefix + strconv.FormatUint(uint64(x), 10) }
-
-// reason returns the reason for a card that is unhealthy because of the error. parseReason parses it.
-func (x xid) reason() string {
-	if x.needsReset() {
-		return x.String() + reasonReset
-	}
-	return x.String()
-}
-
-// parseReason parses the reason of an unhealthy card. It returns the Xid that is the reason, and whether only a reset ends
-// it. ok is false if the reason is not a Xid.
-func parseReason(reason string) (x xid, sticky, ok bool) {
-	rest, ok := strings.CutPrefix(reason, xidPrefix)
-	if !ok {
-		return 0, false, false
-	}
-	digits := len(rest) - len(strings.TrimLeft(rest, "0123456789"))
-	number, err := strconv.ParseUint(rest[:digits], 10, 64)
-	return xid(number), strings.HasPrefix(rest[digits:], reasonReset), err == nil
-}
 
 // event is a Xid error of one card.
 type event struct {

@@ -33,25 +33,6 @@ func TestXidChecks(t *testing.T) {
 	}
 }
 
-func TestParseReason(t *testing.T) {
-	for _, x := range []xid{48, 64, 79, 95} {
-		for _, more := range []string{"", reasonAsked} {
-			got, sticky, ok := parseReason(x.reason() + more)
-			if got != x || sticky != x.needsReset() || !ok {
-				t.Errorf("%q was read as %s, sticky %v, %v", x.reason()+more, got, sticky, ok)
-			}
-		}
-	}
-	if _, sticky, ok := parseReason(xid(79).String() + reasonUnnamed); sticky || !ok {
-		t.Error("a Xid on a card that the driver couldn't name asks for the reset of all")
-	}
-	for _, reason := range []string{"", "Xid", "Xid x", reasonNotReported} {
-		if _, _, ok := parseReason(reason); ok {
-			t.Errorf("%q was taken for a Xid", reason)
-		}
-	}
-}
-
 func TestParseCardMemory(t *testing.T) {
 	type want struct {
 		text           string
