@@ -31,6 +31,7 @@ type nodeKeeper struct {
 	client   Client
 	name     string
 	cards    *cardState
+	health   *healthFile
 	events   events.EventRecorder
 	informer cache.SharedIndexInformer
 	wake     chan struct{}
@@ -46,13 +47,15 @@ type nodeKeeper struct {
 // nodeRecheck is the interval at which the Node is checked even if no change was reported.
 const nodeRecheck = 30 * time.Second
 
-func newNodeKeeper(client Client, name string, cards *cardState, recorder events.EventRecorder, isolator *isolator) (*nodeKeeper, error) {
+func newNodeKeeper(
+	client Client, name string, cards *cardState, health *healthFile, recorder events.EventRecorder, isolator *isolator,
+) (*nodeKeeper, error) {
 	informer, err := newInformer(client.Nodes, &corev1.Node{}, fields.OneTermEqualSelector(metav1.ObjectNameField, name), nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("setting up the informer of the node: %w", err)
 	}
 	k := &nodeKeeper{
-		client: client, name: name, cards: cards, events: recorder, isolator: isolator, informer: informer,
+		client: client, name: name, cards: cards, health: health, events: recorder, isolator: isolator, informer: informer,
 		wake: make(chan struct{}, 1), written: make(chan struct{}),
 	}
 	_, err = k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -170,6 +173,7 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	if _, _, problem := k.cards.Get(); problem != nil {
 		return nil // No inventory is written for cards that aren't offered.
 	}
+	saved := k.health.Version()
 	inventory, former := k.cards.Inventory(), k.Inventory()
 	keepHealthy(&inventory, former)
 	driver, known := k.slices.Driver()
@@ -188,6 +192,7 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 			return fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
 		}
 	}
+	k.health.Remove(saved)
 	if !k.Written() {
 		close(k.written)
 	}

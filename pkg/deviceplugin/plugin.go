@@ -68,6 +68,7 @@ type Plugin struct {
 	options    Options
 	metrics    *metrics
 	cards      *cardState
+	health     *healthFile
 	pods       *podSource
 	node       *nodeKeeper
 	annotator  *annotator
@@ -96,13 +97,14 @@ func New(o Options) (*Plugin, error) {
 		logger: klog.Background(), interval: time.Second, admitting: time.Second, arriving: 100 * time.Millisecond, ending: make(chan struct{}),
 	}}
 	p.cards.bootID = o.BootID
+	p.health = newHealthFile(o.Directory, o.BootID)
 	p.metrics = newMetrics(p.service.Listening)
 	var err error
 	if p.pods, err = newPodSource(o.Client, o.NodeName); err != nil {
 		return nil, err
 	}
 	p.newIsolator()
-	if p.node, err = newNodeKeeper(o.Client, o.NodeName, p.cards, o.Events, p.isolator); err != nil {
+	if p.node, err = newNodeKeeper(o.Client, o.NodeName, p.cards, p.health, o.Events, p.isolator); err != nil {
 		return nil, err
 	}
 	if p.resources, err = newPodResources(o.PodResourcesSocket); err != nil {
@@ -192,6 +194,7 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 	case <-p.configurator.decided:
 	}
 	inventory, unit := p.node.Inventory(), p.Settings().Unit
+	p.health.Restore(&inventory)
 	for i := range inventory.Cards {
 		card := &inventory.Cards[i]
 		card.Memory = unit.Count(inventory.Unit.Bytes(card.Memory))
@@ -203,6 +206,7 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 // to the driver's index where the two differ. problem is the reason why none of the cards can be used, and empty otherwise.
 func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, moved map[int]int, problem string) {
 	p.cards.Set(unit, cards, moved, problem)
+	p.health.Save(cards)
 	p.isolator.Check()
 	poke(p.configurator.wake)
 }
