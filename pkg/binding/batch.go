@@ -34,16 +34,17 @@ type batch struct {
 	waiting int
 }
 
-// wait blocks until the bind of a pod that has been pending for this time may be sent, or until ctx ends.
-func (b *batch) wait(ctx context.Context, pending time.Duration) {
+// wait blocks until the bind of a pod that has been pending for this time may be sent, or until ctx ends. It reports whether it waited.
+func (b *batch) wait(ctx context.Context, pending time.Duration) (waited bool) {
 	next := b.join(pending)
 	if next == nil {
-		return
+		return false
 	}
 	select {
 	case <-next:
 	case <-ctx.Done():
 	}
+	return true
 }
 
 // join returns the channel to wait for, or nil if the bind may be sent at once.

@@ -133,7 +133,9 @@ func TestBatchContext(t *testing.T) {
 	g.wantAtOnce()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	g.wait(ctx, queued) // If wait ignored ctx, it would block forever.
+	if !g.wait(ctx, queued) { // If wait ignored ctx, it would block forever.
+		t.Error("the bind didn't wait")
+	}
 	g.clock.Step(windowPerBind)
 }
 
@@ -190,7 +192,9 @@ func TestWriteMembership(t *testing.T) {
 	pod := fake.Pod("p", 0)
 	f := newFixture(t, 0, pod)
 	member := Membership{Run: "uid-a", Whole: true}
-	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(pod)}, nil, member); err != nil {
+	claim := f.claim(pod)
+	defer claim.End()
+	if _, err := claim.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(pod)}, nil, member); err != nil {
 		t.Error(err)
 	}
 	want := map[string]string{protocol.AnnotationGroupRun: "uid-a", protocol.AnnotationGroupWhole: "true"}

@@ -1,9 +1,10 @@
 // Package binding writes Bindings and keeps the ledger in step with their outcomes.
 //
-// A pod has at most one bind in flight (inFlight). While pods queue, binds are sent together (batch). Each write is
-// open from its begin until it is rejected or the watch reports the pod; a bind whose answer was lost is unconfirmed until a
-// live read or the watch resolves it (open.go). A new leader lists the pods of a node from the API server before its first bind there (term.go). What live reads
-// show reaches the ledger and the listeners (read.go).
+// An allocation that isn't bound is released only while no other bind can write it: each bind claims its pod before it reads the allocation
+// (claim.go). So a pod has at most one bind in flight. While pods queue, binds are sent together (batch.go). Each write is open from its begin
+// until it is rejected or the watch reports the pod; a bind whose answer was lost is unconfirmed until a live read or the watch resolves it
+// (resolve.go). A new leader lists the pods of a node from the API server before its first bind there (term.go). What live reads show reaches the
+// ledger and the listeners (read.go).
 package binding
 
 import (
@@ -11,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -104,9 +104,8 @@ type Options struct {
 // Binder binds pods. Its methods are safe for concurrent use.
 type Binder struct {
 	Options
-	inFlight      inFlight
+	claims        *claims
 	batch         *batch
-	open          *openBinds
 	reader        *reader
 	term          term
 	verifications *verifications
@@ -116,37 +115,23 @@ type Binder struct {
 
 // New returns a Binder. It writes nothing before Run.
 func New(o Options) *Binder {
-	b := &Binder{
-		Options: o, events: rate.NewLimiter(eventsSecond, eventsBurst),
+	return &Binder{
+		Options: o, claims: newClaims(o.Ledger), events: rate.NewLimiter(eventsSecond, eventsBurst),
 		batch: &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)}, reader: &reader{api: o.API}, verifications: newVerifications(),
 	}
-	b.open = newOpenBinds(o, b.reader, b.reportLate)
-	return b
 }
 
 // Run resolves unconfirmed binds, and makes the reads of Verify, until ctx ends.
 func (b *Binder) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return b.open.run(ctx) })
+	g.Go(func() error { return b.runResolve(ctx) })
 	g.Go(func() error { return b.runVerifications(ctx) })
 	return g.Wait()
 }
 
-// Resolve makes one round of Run: it reads the pods of the binds that are due.
-func (b *Binder) Resolve(ctx context.Context) { b.open.resolveDue(ctx) }
-
 // Deadline returns how long after its begin a write may still be made, if a bind takes at most timeout. The write is sent
 // within the timeout, and the API server abandons it when the same time has passed since its arrival there.
 func Deadline(timeout time.Duration) time.Duration { return 2*timeout + deadlineMargin }
-
-// Start marks the pod as being bound. It returns false if it is marked already: each pod has at most one bind in flight, so
-// that an attempt does not take the outcome of another for its own. The caller calls end when the bind has ended.
-func (b *Binder) Start(uid gpu.PodUID) (end func(), ok bool) {
-	if !b.inFlight.begin(uid) {
-		return nil, false
-	}
-	return func() { b.inFlight.end(uid) }, true
-}
 
 // ReadPod reads the pod with this namespace, name and UID from the API server. It returns ErrBadRequest if there is none.
 func (b *Binder) ReadPod(ctx context.Context, pod gpu.Pod) (*clustercache.PodInfo, error) {
@@ -162,31 +147,34 @@ func (b *Binder) ReadPod(ctx context.Context, pod gpu.Pod) (*clustercache.PodInf
 }
 
 // Gather waits for other binds to be sent together with that of a pod that has been pending for this time, as long as pods arrive
-// faster than they are bound. It returns at once for other pods.
-func (b *Binder) Gather(ctx context.Context, pending time.Duration) { b.batch.wait(ctx, pending) }
+// faster than they are bound. For other pods it returns false at once. If it returns true, everything may have changed meanwhile.
+func (b *Binder) Gather(ctx context.Context, pending time.Duration) (waited bool) {
+	return b.batch.wait(ctx, pending)
+}
 
 // Write binds the pod to the node in one write that carries the annotations of the allocation, which the ledger assumes for
 // the pod on that node; it has no placement if the pod asks for no GPU memory. containers are the requests of the pod's app
-// containers if it asks for several cards. Write updates the ledger with the outcome.
-func (b *Binder) Write(ctx context.Context, node string, allocation ledger.Allocation, containers []gpu.Memory, member Membership) (Result, error) {
-	pod := allocation.Pod
+// containers if it asks for several cards. Write updates the ledger with the outcome. An allocation whose bind has failed is abandoned, see End;
+// until then it can be written again.
+func (c *Claim) Write(ctx context.Context, node string, allocation ledger.Allocation, containers []gpu.Memory, member Membership) (Result, error) {
+	b, pod := c.binder, allocation.Pod
 	cards, _, err := b.cards(node, allocation)
 	if err != nil {
-		b.open.abandon(pod.UID)
+		c.Abandon()
 		return NoRoom, err
 	}
 	if err := ctx.Err(); err != nil { // Nothing would be sent, and the answer would count as lost.
-		b.open.abandon(pod.UID)
+		c.Abandon()
 		return Unreachable, fmt.Errorf("no time is left of --bind-timeout to write the Binding: %w", err)
 	}
 	// The last check before the write. If the process freezes between the check and the write, the node's Allocate
 	// catches the late bind.
 	if err := b.Leading(); err != nil {
-		b.open.abandon(pod.UID)
+		c.Abandon()
 		return NotLeading, err
 	}
 	// Before the write, so that the bind is resolved even if this function ends in an unexpected way.
-	b.open.begin(pod, node)
+	w := b.claims.begin(pod, node, b.Clock.Now())
 	err = b.API.Bind(ctx, &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID), Annotations: annotations(allocation, cards, containers, member),
@@ -196,65 +184,50 @@ func (b *Binder) Write(ctx context.Context, node string, allocation ledger.Alloc
 	b.Observer.APIWrite("binding")
 	switch apiserver.OutcomeOf(err) {
 	case apiserver.Done:
-		b.bound(ctx, node, allocation)
+		b.claims.written(w, allocation)
+		b.report(klog.FromContext(ctx), node, allocation)
 		return Bound, nil
 	case apiserver.Rejected:
-		b.open.rejected(pod.UID)
+		b.claims.rejected(w)
 		return Rejected, fmt.Errorf("binding the pod: %w", err)
 	}
-	return b.confirm(ctx, node, allocation, err)
+	return b.confirm(ctx, w, err)
 }
 
 // confirm reads the pod after a write whose answer was lost, or that met a conflict: this write or an earlier one may still
 // have been made.
-func (b *Binder) confirm(ctx context.Context, node string, allocation ledger.Allocation, err error) (Result, error) {
-	pod, conflict := allocation.Pod, apiserver.OutcomeOf(err) == apiserver.Conflict
-	live, readErr := b.reader.read(ctx, pod)
+func (b *Binder) confirm(ctx context.Context, w *write, err error) (Result, error) {
+	conflict := apiserver.OutcomeOf(err) == apiserver.Conflict
+	live, readErr := b.reader.read(ctx, w.pod)
 	if readErr == nil {
-		defer func() { b.reader.report(pod.UID, live) }()
+		defer func() { b.reader.report(w.pod.UID, live) }()
 	}
 	switch {
-	case readErr == nil && live != nil && live.Node == node:
-		b.open.foundBound(live)
-		if found, ok := b.boundOn(pod.UID, node); ok {
-			allocation = found // Another process may have bound the pod, to another card.
-		}
-		b.bound(ctx, node, allocation)
+	case readErr == nil && live != nil && live.Node == w.node:
+		b.claims.foundBound(w, live, b.Clock.Now()) // Another process may have bound the pod, to another card.
+		b.reportBound(klog.FromContext(ctx), w)
 		return Bound, nil
 	case conflict && readErr == nil && live != nil && live.Node != "":
-		b.open.foundBound(live)
+		b.claims.foundBound(w, live, b.Clock.Now())
 		return Rejected, fmt.Errorf("%w: the pod is bound to node %s already", ErrBadRequest, live.Node)
 	case conflict && readErr == nil:
-		b.open.rejected(pod.UID)
+		b.claims.rejected(w)
 		return Rejected, fmt.Errorf("binding the pod: %w", err)
 	}
-	if !b.open.answerLost(pod.UID) {
-		// The watch has reported the pod meanwhile.
-		if found, ok := b.boundOn(pod.UID, node); ok {
-			b.bound(ctx, node, found)
-			return Bound, nil
-		}
+	if !b.claims.answerLost(w) && b.reportBound(klog.FromContext(ctx), w) {
+		return Bound, nil // The watch has reported the pod meanwhile.
 	}
 	return Unconfirmed, fmt.Errorf("%w: %w", ErrUnconfirmed, err)
 }
 
-// Abandon releases the pod's assumed allocation, unless a bind of the pod is in flight or its write is open. It reports whether
-// none is: then no write can take effect any more.
-func (b *Binder) Abandon(uid gpu.PodUID) (none bool) {
-	return !b.inFlight.has(uid) && b.open.abandon(uid)
-}
-
-// IsOpen reports whether a write of the pod is open: it may take effect, with the cards that the pod has in the ledger.
-func (b *Binder) IsOpen(uid gpu.PodUID) bool { return b.open.has(uid) }
-
 // PodBound updates the ledger with a bound pod that the watch reports, and resolves the pod's open bind.
 func (b *Binder) PodBound(pod *clustercache.PodInfo) {
-	b.open.watchReported(pod.UID, OutcomeBound, func() { setBound(b.Ledger, pod) })
+	b.watchReported(pod.UID, OutcomeBound, func() { setBound(b.Ledger, pod) })
 }
 
 // PodGone removes a pod from the ledger that has ended or was deleted, and resolves the pod's open bind.
 func (b *Binder) PodGone(uid gpu.PodUID) {
-	b.open.watchReported(uid, OutcomeGone, func() { b.Ledger.Remove(uid) })
+	b.watchReported(uid, OutcomeGone, func() { b.Ledger.Remove(uid) })
 }
 
 // setBound sets the bound allocation of the pod in the ledger. A pod without GPU memory has none.
@@ -310,23 +283,14 @@ func annotations(allocation ledger.Allocation, cards []protocol.AssignedCard, co
 	return out
 }
 
-// boundOn returns the allocation of a pod that is bound to the node.
-func (b *Binder) boundOn(uid gpu.PodUID, node string) (ledger.Allocation, bool) {
-	home, allocation, ok := b.Ledger.Lookup(uid)
-	return allocation, ok && home == node && allocation.State == ledger.Bound
-}
-
-// bound records that the write was made.
-func (b *Binder) bound(ctx context.Context, node string, allocation ledger.Allocation) {
-	b.open.written(allocation.UID)
-	b.report(klog.FromContext(ctx), node, allocation)
-}
-
-// reportLate reports the card of a pod whose unconfirmed bind turned out to have succeeded.
-func (b *Binder) reportLate(pod gpu.Pod, node string) {
-	if allocation, ok := b.boundOn(pod.UID, node); ok {
-		b.report(klog.Background().WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", node), node, allocation)
+// reportBound reports the card of a pod if the ledger has it as bound to the node of the write, and whether it has.
+func (b *Binder) reportBound(logger klog.Logger, w *write) (bound bool) {
+	home, allocation, ok := b.Ledger.Lookup(w.pod.UID)
+	bound = ok && home == w.node && allocation.State == ledger.Bound
+	if bound {
+		b.report(logger, w.node, allocation)
 	}
+	return bound
 }
 
 // The limits of the Events that name a pod's card: on most days each pod gets its Event. If many pods are bound, only
@@ -355,42 +319,4 @@ func (b *Binder) report(logger klog.Logger, node string, allocation ledger.Alloc
 	}
 	b.Recorder.Eventf(apiserver.Reference(allocation.Pod), corev1.EventTypeNormal, EventAssumed, "Assumed GPU %s of node %s: %s",
 		allocation.Placement, node, what)
-}
-
-// inFlight are the pods with a bind call in progress. mu guards pods.
-type inFlight struct {
-	mu   sync.Mutex
-	pods map[gpu.PodUID]struct{}
-}
-
-func (f *inFlight) begin(uid gpu.PodUID) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if _, begun := f.pods[uid]; begun {
-		return false
-	}
-	if f.pods == nil {
-		f.pods = map[gpu.PodUID]struct{}{}
-	}
-	f.pods[uid] = struct{}{}
-	return true
-}
-
-func (f *inFlight) end(uid gpu.PodUID) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.pods, uid)
-}
-
-func (f *inFlight) has(uid gpu.PodUID) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	_, begun := f.pods[uid]
-	return begun
-}
-
-func (f *inFlight) none() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.pods) == 0
 }

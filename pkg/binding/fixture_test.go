@@ -74,8 +74,8 @@ func (f *fixture) PodReadGone(uid gpu.PodUID) {
 }
 
 // NotBound implements Listener.
-func (f *fixture) NotBound(uid gpu.PodUID, node string) {
-	f.heard = append(f.heard, fmt.Sprintf("%s is not bound to %s", uid, node))
+func (f *fixture) NotBound(uid gpu.PodUID) {
+	f.heard = append(f.heard, fmt.Sprintf("%s is not bound", uid))
 }
 
 // wantHeard compares what the listeners received since the last call.
@@ -87,12 +87,45 @@ func (f *fixture) wantHeard(want ...string) {
 	f.heard = nil
 }
 
-// bind makes the steps of package scheduling: it confirms the node, assumes a card, waits for other binds, and writes the Binding.
+// wantNotBound checks how often the listeners received NotBound.
+func (f *fixture) wantNotBound(want int) {
+	f.t.Helper()
+	if got := strings.Count(strings.Join(f.heard, ""), "is not bound"); got != want {
+		f.t.Errorf("%q: the listeners received NotBound %d times, want %d", f.heard, got, want)
+	}
+}
+
+// claim claims the pod for a bind.
+func (f *fixture) claim(pod *corev1.Pod) *Claim {
+	f.t.Helper()
+	claim, ok := f.Claim(gpu.PodUID(pod.UID))
+	if !ok {
+		f.t.Fatalf("a bind of %s is in flight", pod.Name)
+	}
+	return claim
+}
+
+// reserve assumes a card for the pod.
+func (f *fixture) reserve(pod *corev1.Pod, node string) ledger.Allocation {
+	f.t.Helper()
+	allocation, err := f.ledger.Reserve(node, protocol.Pod(pod), placement.Binpack, f.clock.Now())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return allocation
+}
+
+// bind makes the steps of package scheduling: it claims the pod, confirms the node, assumes a card, waits for other binds, and writes the Binding.
 func (f *fixture) bind(pod *corev1.Pod, node string) (Result, error) {
 	return f.bindUntil(f.t.Context(), pod, node)
 }
 
 func (f *fixture) bindUntil(ctx context.Context, pod *corev1.Pod, node string) (Result, error) {
+	claim, ok := f.Claim(gpu.PodUID(pod.UID))
+	if !ok {
+		return InFlight, ErrInFlight
+	}
+	defer claim.End()
 	if err := f.ConfirmNode(ctx, node); err != nil {
 		return Unreachable, err
 	}
@@ -101,7 +134,7 @@ func (f *fixture) bindUntil(ctx context.Context, pod *corev1.Pod, node string) (
 		return NoRoom, err
 	}
 	f.Gather(ctx, queued)
-	return f.Write(ctx, node, allocation, nil, Membership{})
+	return claim.Write(ctx, node, allocation, nil, Membership{})
 }
 
 // commit makes the write of a Binding.
@@ -135,12 +168,11 @@ func (f *fixture) report(pod *corev1.Pod) {
 // resolve lets time pass and reads the pods of the binds that are due.
 func (f *fixture) resolve(after time.Duration) {
 	f.clock.Step(after)
-	f.open.resolveDue(f.t.Context())
+	f.Resolve(f.t.Context())
 }
 
 func (f *fixture) isOpen(pod *corev1.Pod) bool {
-	_, open := f.open.binds[gpu.PodUID(pod.UID)]
-	return open
+	return f.claims.isOpen(gpu.PodUID(pod.UID))
 }
 
 // want compares the pod's allocation, such as "bound n1 card 0", "assumed n1 card 0" or "none".

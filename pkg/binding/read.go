@@ -22,9 +22,9 @@ type Listener interface {
 	PodRead(pod *clustercache.PodInfo)
 	// PodReadGone reports that a live read found no pod with this UID.
 	PodReadGone(uid gpu.PodUID)
-	// NotBound reports that the unconfirmed bind of the pod to the node has failed. Until then the pod fits that node only,
-	// afterwards it may go to any node.
-	NotBound(uid gpu.PodUID, node string)
+	// NotBound reports that a bind of the pod has failed, and that no write can take effect any more: an unconfirmed bind, or one whose
+	// allocation was abandoned. Until then the pod fits the node of that bind only, afterwards it may go to any node.
+	NotBound(uid gpu.PodUID)
 }
 
 // reader makes live reads of pods and passes the results to the listeners.
@@ -59,9 +59,9 @@ func (r *reader) report(uid gpu.PodUID, found *clustercache.PodInfo) {
 	}
 }
 
-func (r *reader) notBound(uid gpu.PodUID, node string) {
+func (r *reader) notBound(uid gpu.PodUID) {
 	for _, listener := range r.listeners {
-		listener.NotBound(uid, node)
+		listener.NotBound(uid)
 	}
 }
 
@@ -143,7 +143,7 @@ func (b *Binder) VerifyPod(ctx context.Context, pod gpu.Pod) {
 // learn applies the result of a read that no open bind asked for.
 func (b *Binder) learn(uid gpu.PodUID, found *clustercache.PodInfo) {
 	if found != nil {
-		b.open.addUnseen(found)
+		b.claims.addUnseen(found, b.Clock.Now())
 	}
 	b.reader.report(uid, found)
 }

@@ -38,7 +38,7 @@ func TestListener(t *testing.T) {
 			f.answerBinds(errLost)
 			_, _ = f.bind(pod, "n1")
 			f.resolve(Deadline(timeout) + resolveInterval)
-		}, []string{`p is on ""`, `p is on ""`, "uid-p is not bound to n1"}, "none"},
+		}, []string{`p is on ""`, `p is on ""`, "uid-p is not bound"}, "none"},
 		"later, the pod is bound": {func(f *fixture) {
 			lose(f, pod)
 			f.server.Set(fake.Edited(pod, fake.Bound("n1", 1)))
@@ -82,7 +82,9 @@ func TestListener(t *testing.T) {
 			whole := fake.Pod("whole", 0)
 			f.server.Set(whole)
 			f.loseAnswers(true)
-			_, _ = f.Write(f.t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(whole)}, nil, Membership{})
+			claim := f.claim(whole)
+			_, _ = claim.Write(f.t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(whole)}, nil, Membership{})
+			claim.End()
 			f.server.Answer(fake.Answers{})
 			f.resolve(resolveInterval)
 			f.want(whole, "none")
@@ -95,31 +97,6 @@ func TestListener(t *testing.T) {
 			f.want(pod, test.allocation)
 		})
 	}
-}
-
-// Abandon keeps the card as long as a write of the pod may still take effect.
-func TestAbandon(t *testing.T) {
-	pod := fake.Pod("p", 10)
-	f := newFixture(t, 0, pod)
-	wantAbandon := func(what string, want bool, allocation string) {
-		t.Helper()
-		if got := f.Abandon(gpu.PodUID(pod.UID)); got != want {
-			t.Errorf("%s: Abandon returned %v", what, got)
-		}
-		f.want(pod, allocation)
-	}
-	wantAbandon("nothing happened", true, "none")
-	end, _ := f.Start("uid-p")
-	f.loseAnswers(false)
-	if _, err := f.bind(pod, "n1"); !errors.Is(err, ErrUnconfirmed) {
-		t.Fatal(err)
-	}
-	wantAbandon("a bind is in flight", false, "assumed n1 card 0")
-	end()
-	wantAbandon("its answer was lost", false, "assumed n1 card 0")
-	f.server.Answer(fake.Answers{})
-	f.resolve(Deadline(timeout) + resolveInterval)
-	wantAbandon("it is resolved", true, "none")
 }
 
 // Pods that Verify gets while it reads others are read afterwards.

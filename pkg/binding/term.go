@@ -59,7 +59,7 @@ func (b *Binder) BeginTerm() { b.term.begin() }
 // is resolved. No new bind may begin meanwhile.
 func (b *Binder) Drain(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, drainInterval, true, func(context.Context) (bool, error) {
-		return b.inFlight.none() && b.open.idle(), nil
+		return b.claims.drained(), nil
 	})
 	if err != nil {
 		return fmt.Errorf("waiting for the binds in flight: %w", err)

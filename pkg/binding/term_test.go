@@ -98,18 +98,18 @@ func TestDrain(t *testing.T) {
 		defer cancel()
 		return f.Drain(ctx) == nil
 	}
-	end, ok := f.Start("uid-p")
-	if _, again := f.Start("uid-p"); !ok || again {
-		t.Errorf("Start: %v, and again %v", ok, again)
+	claim := f.claim(pod)
+	if _, again := f.Claim("uid-p"); again {
+		t.Error("the pod was claimed twice")
 	}
 	if drained() {
 		t.Error("drained while a bind is in flight")
 	}
 	f.loseAnswers(true)
-	if _, err := f.bind(pod, "n1"); !errors.Is(err, ErrUnconfirmed) {
+	if _, err := claim.Write(t.Context(), "n1", f.reserve(pod, "n1"), nil, Membership{}); !errors.Is(err, ErrUnconfirmed) {
 		t.Fatal(err)
 	}
-	end()
+	claim.End()
 	if drained() {
 		t.Error("drained while a bind is unconfirmed")
 	}
@@ -118,7 +118,5 @@ func TestDrain(t *testing.T) {
 	if !drained() {
 		t.Error("not drained")
 	}
-	if _, ok := f.Start("uid-p"); !ok {
-		t.Error("the bind that has ended is still in flight")
-	}
+	f.claim(pod).End() // The bind that has ended isn't in flight any more.
 }

@@ -23,7 +23,7 @@ const (
 func newManager(t *testing.T) *Manager {
 	l := ledger.New()
 	return New(Options{
-		Ledger: l, Release: func(uid gpu.PodUID) { l.Release(uid) },
+		Ledger: l, Reserver: l, Release: func(uid gpu.PodUID) { l.Release(uid) },
 		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Hold: testHold, Patience: testPatience,
 		OnFailure: Evict, Observer: discard{}, IllegalMove: func(move string) { t.Error(move) },
 	})
@@ -276,7 +276,9 @@ func (s *fixture) bind(bind bindCall, fails bool) {
 		if bind.permit != nil {
 			bind.pod.Run, bind.pod.MarkedWhole = bind.permit.Run, bind.permit.MarkWhole
 		}
-		s.ledger.Confirm(bind.pod.UID)
+		if _, allocation, ok := s.ledger.Lookup(bind.pod.UID); ok {
+			s.ledger.SetBound(bind.node, allocation.Pod, allocation.Placement, allocation.AssumeTime)
+		}
 	} else {
 		s.ledger.Release(bind.pod.UID)
 		bind.pod.queued = exists

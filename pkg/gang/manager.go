@@ -32,9 +32,10 @@ const (
 
 // Options configure a Manager.
 type Options struct {
-	// Ledger reserves memory for plans.
 	Ledger Ledger
-	// Release releases a pod's reservation, unless an earlier bind of the pod is in flight or unconfirmed.
+	// Reserver reserves memory for plans.
+	Reserver Reserver
+	// Release releases a pod's reservation. If a bind of the pod is in flight or unconfirmed, its outcome decides instead.
 	Release func(gpu.PodUID)
 	View    ledger.View
 	// EligibleNodes returns the nodes that the pod can run on regardless of free resources. It is called rarely, with
@@ -68,14 +69,19 @@ type Options struct {
 
 // Ledger is the part of package ledger that a Manager uses.
 type Ledger interface {
-	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
-	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)
 	StillUsable(uid gpu.PodUID) bool
 	FitsWithoutAssumed(pod gpu.Pod, nodes []string) bool
 	ReserveForStarving(requests []ledger.Request, priority int32, label string, capacity ledger.Capacity) bool
 	EndStarvationReservation()
 	StarvationUsable() bool
 	StarvationIdle() gpu.Memory
+}
+
+// Reserver makes and moves reservations, like the ledger. It neither moves nor releases the reservation of a pod of which a bind is in flight or
+// unconfirmed.
+type Reserver interface {
+	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
+	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)
 }
 
 // Observer receives what metrics count.

@@ -268,7 +268,7 @@ func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, result BindRe
 		return
 	}
 	switch {
-	case pm == nil, pm.decided:
+	case pm == nil, pm.decided, !pm.granted: // Not granted: it is the result of a bind that began before the plan.
 	case result == BindUnconfirmed:
 		pm.unconfirmed = true
 	default:

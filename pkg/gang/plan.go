@@ -396,12 +396,12 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 	mayTake := r.phase == PhaseBroken || !n.any(mgr.NeedsTurn)
 	younger, yielding := mgr.yielding(func(o *run) bool { return mayTake && r.takesFrom(o, paid) })
 	capacity := mgr.capacity(false)
-	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
+	places, yielded := mgr.Reserver.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
 	if places == nil && n.mixed && capacity != nil {
 		// The ledger places one request after the other, the largest first. If CPU is scarce too, it can fail although places for all exist.
 		requests := slices.Clone(n.requests)
 		slices.Reverse(requests)
-		places, yielded = mgr.Ledger.ReserveAll(requests, yielding, mgr.View, capacity, now)
+		places, yielded = mgr.Reserver.ReserveAll(requests, yielding, mgr.View, capacity, now)
 		slices.Reverse(places)
 	}
 	if places == nil {
@@ -456,7 +456,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if len(runs) == 0 {
 		return false
 	}
-	places, yielded := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: pod, Nodes: nodes}}, yielding, mgr.View, nil, now)
+	places, yielded := mgr.Reserver.ReserveAll([]ledger.Request{{Pod: pod, Nodes: nodes}}, yielding, mgr.View, nil, now)
 	if places == nil || places[0].Existing {
 		return false
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// recorder is a Ledger without memory that records for which groups it was asked.
+// recorder is a Reserver without memory that records for which groups it was asked.
 type recorder struct {
 	*ledger.Ledger
 	asked []string
@@ -27,7 +27,7 @@ func (l *recorder) ReserveAll(requests []ledger.Request, _ [][]gpu.PodUID, _ led
 func newFullManager(t *testing.T) (*Manager, *recorder) {
 	mgr := newManager(t)
 	full := &recorder{Ledger: ledger.New()}
-	mgr.Ledger = full
+	mgr.Reserver = full
 	mgr.StartLeading(begin)
 	return mgr, full
 }

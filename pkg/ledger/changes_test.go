@@ -41,7 +41,7 @@ func TestChangesMinimal(t *testing.T) {
 		{"first call", func() {}, 5},
 		{"no change", func() {}, 0},
 		{"a reservation", func() { f.reserve("n1", p) }, 1},
-		{"a confirmed bind", func() { f.Confirm(p.UID) }, 1},
+		{"a confirmed bind", func() { f.bind("n1", 0, p) }, 1},
 		{"a pod on another node", func() { f.bind("n2", 1, p) }, 2},
 		{"a removed pod", func() { f.Remove(p.UID) }, 1},
 		{"deletion of an unknown node", func() { f.DeleteNode("never there") }, 0},

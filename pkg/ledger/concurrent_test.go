@@ -89,8 +89,11 @@ func TestConcurrentReserve(t *testing.T) {
 					t.Errorf("Reserve: %s has %s of %s, Lookup: %s of %q", p, got.Placement, node, found.Placement, where)
 				}
 			case 3:
-				if l.Confirm(p.UID) && l.Release(p.UID) {
-					t.Errorf("%s was released after its confirmation", p)
+				if home, a, ok := l.Lookup(p.UID); ok {
+					l.SetBound(home, p, a.Placement, at)
+					if l.Release(p.UID) {
+						t.Errorf("%s was released after it was bound", p)
+					}
 				}
 			case 4:
 				if l.Release(p.UID) || l.Remove(p.UID) {
@@ -127,10 +130,8 @@ func TestConcurrentOperations(t *testing.T) {
 			for range rounds / 40 {
 				p, node := shared[random.IntN(len(shared))], nodes[random.IntN(len(nodes))]
 				switch random.IntN(12) {
-				case 0, 1:
+				case 0, 1, 2:
 					_, _ = l.Reserve(node, p, placement.Binpack, at) // An error for a full node is expected.
-				case 2:
-					l.Confirm(p.UID)
 				case 3:
 					l.Release(p.UID)
 				case 4:

@@ -282,22 +282,8 @@ func (l *Ledger) assume(name string, pod gpu.Pod, where gpu.Placement, at time.T
 	return a
 }
 
-// Confirm marks the pod's allocation as bound, once the API server has the pod on its node. It reports whether the pod has
-// an allocation: if the pod was deleted meanwhile it has none, and must not get one again.
-func (l *Ledger) Confirm(uid gpu.PodUID) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	a := l.allocation(uid)
-	if a == nil {
-		return false
-	}
-	a.State = Bound
-	l.markChanged(l.nodes[l.nodeOf[uid]])
-	return true
-}
-
-// Release removes the pod's assumed allocation, once its bind is known to have failed. A bound one stays. It reports
-// whether an allocation was removed.
+// Release removes the pod's assumed allocation. A bound one stays. It reports whether an allocation was removed. While a bind could write the
+// allocation, only that bind may call Release and Move, see binding.Claim.
 func (l *Ledger) Release(uid gpu.PodUID) bool {
 	return l.remove(uid, func(a *Allocation) bool { return a.State == Assumed })
 }
@@ -307,7 +293,7 @@ func (l *Ledger) Remove(uid gpu.PodUID) bool {
 	return l.remove(uid, func(*Allocation) bool { return true })
 }
 
-// SetBound sets the bound allocation of a pod as the API server reports it. It replaces an assumed allocation, never fails,
+// SetBound sets the bound allocation of a pod as the API server reports it, or as its Binding was written. It replaces an assumed allocation, never fails,
 // and can exceed a card's memory. If where is empty the card is unknown: the allocation is then presumed, on the card of
 // the pod's former allocation on this node, or else on the card on which the node is likely to place the pod.
 func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) {

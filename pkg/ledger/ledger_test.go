@@ -11,7 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// What Reserve, Confirm, Release, Remove, SetBound, SetNode, DeleteNode, Check and the readers do is defined by the model of
+// What Reserve, Release, Remove, SetBound, SetNode, DeleteNode, Check and the readers do is defined by the model of
 // TestSimulation. The tests here show what the model doesn't have.
 
 func TestNoRoomError(t *testing.T) {

@@ -412,10 +412,13 @@ func (s *simulation) step() (operation string, got, want any) {
 		return fmt.Sprintf("Reserve(%s, %s of %d, %s)", node, pod, pod.Request, policy),
 			[]any{got, err}, s.modelReserve(node, pod, policy)
 	case n < 45:
-		if before != nil {
-			before.State = ledger.Bound
+		if before == nil {
+			return "nothing", nil, nil
 		}
-		return fmt.Sprintf("Confirm(%s)", pod), s.fixture.Confirm(pod.UID), before != nil
+		node, where := before.Node, before.Placement
+		s.fixture.SetBound(node, pod, where, s.clock)
+		s.modelSetBound(node, pod, where)
+		return fmt.Sprintf("SetBound(%s, %s of %d, its allocation %v)", node, pod, pod.Request, where), nil, nil
 	case n < 55:
 		may := before != nil && before.State == ledger.Assumed
 		if may {

@@ -51,7 +51,7 @@ func (s *Scheduler) Bind(ctx context.Context, request BindRequest) error {
 	return err
 }
 
-// bindPermitted binds the pod as soon as its gang permits it. A pod without a gang is bound at once.
+// bindPermitted binds the pod as soon as its gang permits it. A pod without a gang needs no permit.
 func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (result binding.Result, err error) {
 	if request.Namespace == "" || request.Name == "" || request.UID == "" || request.Node == "" {
 		return binding.BadRequest, fmt.Errorf("%w: PodNamespace, PodName, PodUID and Node are all needed", binding.ErrBadRequest)
@@ -60,7 +60,7 @@ func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (res
 		return binding.NotReady, err
 	}
 	if pod, known := s.cachedPod(request); !known || pod.Node != "" || !s.groups.holds(pod) {
-		return s.bind(ctx, request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
+		return s.bindClaimed(ctx, request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
 	}
 	uid := gpu.PodUID(request.UID)
 	permit, err := s.groups.await(ctx, uid, request.Node)
@@ -72,18 +72,23 @@ func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (res
 	}
 	err = errPanicked // The result if bindMember panics.
 	defer func() { s.groups.end(uid, request.Node, permit, err) }()
-	result, err = s.bindMember(ctx, request, permit)
+	result, err = s.bindClaimed(ctx, request, permit)
 	return result, err
 }
 
 var errPanicked = errors.New("the bind panicked")
 
-// bindMember binds a member whose permit was granted. It retries failures that may be temporary, because the other
-// members are being bound.
-func (s *Scheduler) bindMember(ctx context.Context, request BindRequest, permit permit) (binding.Result, error) {
+// bindClaimed claims the pod and binds it. For a member of a gang it retries failures that may be temporary, because the other members are being
+// bound.
+func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit permit) (binding.Result, error) {
+	claim, ok := s.binder.Claim(gpu.PodUID(request.UID))
+	if !ok {
+		return binding.InFlight, binding.ErrInFlight
+	}
+	defer claim.End()
 	for {
-		result, err := s.bind(ctx, request, permit)
-		if err == nil || !temporary(result, err) || permit.deadline.Sub(s.Clock.Now()) <= 2*retryInterval {
+		result, err := s.bind(ctx, claim, request, permit)
+		if err == nil || permit.member == nil || !temporary(result, err) || permit.deadline.Sub(s.Clock.Now()) <= 2*retryInterval {
 			return result, err
 		}
 		<-s.Clock.After(retryInterval)
@@ -102,44 +107,23 @@ func temporary(result binding.Result, err error) bool {
 	return false
 }
 
-// bind makes one attempt until the permit's deadline.
-func (s *Scheduler) bind(ctx context.Context, request BindRequest, permit permit) (binding.Result, error) {
-	end, ok := s.binder.Start(gpu.PodUID(request.UID))
-	if !ok {
-		return binding.InFlight, binding.ErrInFlight
-	}
-	defer end()
+// prepared is the result of a bind that can be written.
+const prepared binding.Result = ""
+
+// bind makes one attempt until the permit's deadline. Whatever can have changed while the bind waited for others is checked after the wait.
+func (s *Scheduler) bind(ctx context.Context, claim *binding.Claim, request BindRequest, permit permit) (binding.Result, error) {
 	ctx, cancel := s.withTimeout(context.WithoutCancel(ctx), permit.deadline.Sub(s.Clock.Now()))
 	defer cancel()
-
-	pod, err := s.readPod(ctx, request)
-	switch {
-	case errors.Is(err, binding.ErrBadRequest):
-		return binding.BadRequest, err
-	case err != nil:
-		return binding.Unreachable, err
-	case pod.Node == request.Node:
-		return binding.Bound, nil
-	case pod.Node != "":
-		return binding.BadRequest, fmt.Errorf("%w: the pod is bound to node %s already", binding.ErrBadRequest, pod.Node)
-	case s.groups.holds(pod) && permit.member == nil:
-		return binding.HeldBack, gang.Unknown // The cache doesn't have the pod yet.
-	case !pod.Managed:
-		return binding.BadRequest, errUnmanaged
-	}
-	if err := s.checkBind(pod); err != nil {
-		return binding.InvalidRequest, err
-	}
-	if err := s.binder.ConfirmNode(ctx, request.Node); err != nil {
-		return binding.Unreachable, err
-	}
-	result := binding.NoRoom
-	allocation, err := s.assumeCard(pod.Pod, request.Node)
-	if err == nil {
-		if permit.member == nil { // The binds of a gang's members arrive together.
-			s.binder.Gather(ctx, s.cache.PendingFor(pod.UID))
+	pod, allocation, result, err := s.prepareBind(ctx, claim, request, permit)
+	// The binds of a gang's members arrive together.
+	if result == prepared && permit.member == nil && s.binder.Gather(ctx, s.cache.PendingFor(pod.UID)) {
+		pod, allocation, result, err = s.prepareBind(ctx, claim, request, permit)
+		if result != prepared {
+			claim.Abandon()
 		}
-		result, err = s.binder.Write(ctx, request.Node, allocation, pod.Containers, permit.membership)
+	}
+	if result == prepared {
+		result, err = claim.Write(ctx, request.Node, allocation, pod.Containers, permit.membership)
 	}
 	if result == binding.NoRoom {
 		s.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventNotAssumed, "No GPU card could be assumed: %v", err)
@@ -147,37 +131,75 @@ func (s *Scheduler) bind(ctx context.Context, request BindRequest, permit permit
 	return result, err
 }
 
-// checkBind returns why the pod can't be bound with its present demand: since the filter call, its request has become invalid, or its number of
-// cards has changed.
-func (s *Scheduler) checkBind(pod *clustercache.PodInfo) error {
-	if pod.RequestError != "" {
-		return errors.New(pod.RequestError)
+// prepareBind returns the pod and its assumed allocation on the node, or the result of the bind if there is nothing to write.
+func (s *Scheduler) prepareBind(ctx context.Context, claim *binding.Claim, request BindRequest, permit permit) (
+	pod *clustercache.PodInfo, allocation ledger.Allocation, result binding.Result, err error,
+) {
+	if pod, err = s.readPod(ctx, request); err != nil {
+		if result = binding.Unreachable; errors.Is(err, binding.ErrBadRequest) {
+			result = binding.BadRequest
+		}
+		return nil, allocation, result, err
 	}
-	return s.counts.check(pod.Pod)
+	if result, err = s.checkBind(pod, request.Node, permit); result != prepared {
+		return pod, allocation, result, err
+	}
+	if err = s.binder.ConfirmNode(ctx, request.Node); err != nil {
+		return pod, allocation, binding.Unreachable, err
+	}
+	if allocation, err = s.assumeCard(claim, pod.Pod, request.Node); err != nil {
+		return pod, allocation, binding.NoRoom, err
+	}
+	return pod, allocation, prepared, nil
 }
 
-// assumeCard chooses cards of the node for the pod and assumes them in the ledger. A pod that asks for no GPU memory gets none.
-func (s *Scheduler) assumeCard(pod gpu.Pod, node string) (ledger.Allocation, error) {
+// checkBind returns the result of a bind that needs no write, or can't be made: the pod is bound, or its gang or its present request forbid it.
+func (s *Scheduler) checkBind(pod *clustercache.PodInfo, node string, permit permit) (binding.Result, error) {
+	switch {
+	case pod.Node == node:
+		return binding.Bound, nil
+	case pod.Node != "":
+		return binding.BadRequest, fmt.Errorf("%w: the pod is bound to node %s already", binding.ErrBadRequest, pod.Node)
+	case s.groups.holds(pod) && permit.member == nil:
+		return binding.HeldBack, gang.Unknown // The cache doesn't have the pod yet.
+	case !pod.Managed:
+		return binding.BadRequest, errUnmanaged
+	case pod.RequestError != "":
+		return binding.InvalidRequest, errors.New(pod.RequestError)
+	}
+	if err := s.counts.check(pod.Pod); err != nil {
+		return binding.InvalidRequest, err
+	}
+	return prepared, nil
+}
+
+// assumeCard chooses cards of the node for the pod and assumes them in the ledger. A pod that asks for no GPU memory gets none. A pod that has an
+// assumed allocation on the node keeps it if it can still be used.
+func (s *Scheduler) assumeCard(claim *binding.Claim, pod gpu.Pod, node string) (ledger.Allocation, error) {
 	if pod.Request == 0 {
 		return ledger.Allocation{Pod: pod}, nil
 	}
 	now := s.Clock.Now()
 	allocation, err := s.ledger.Reserve(node, pod, s.CardPolicy, now)
-	if err != nil || allocation.State != ledger.Assumed || s.binder.IsOpen(pod.UID) {
+	if err != nil || allocation.State != ledger.Assumed {
 		return allocation, err
 	}
 	usable := s.ledger.StillUsable(pod.UID)
 	if usable && allocation.NumCards() == pod.NumCards() {
 		return allocation, nil
 	}
-	// The place is from a group's plan or from fair sharing, and can be outdated: the pod's number of cards has changed since, or its cards have
-	// failed, or they have more pods, because a new leader learns of the former leader's last binds there only now.
+	// The place is from a group's plan or from fair sharing, or the bind has waited, and the place is outdated: the pod's number of cards has
+	// changed since, or its cards have failed, or they have more pods, because a new leader learns of the former leader's last binds there only now.
+	noRoom := &ledger.NoRoomError{Node: node, Reason: placement.Full}
+	if claim.IsOpen() { // The earlier write may still take effect, with these cards.
+		return ledger.Allocation{}, noRoom
+	}
 	request := ledger.Request{Pod: pod, Nodes: []string{node}}
 	if _, ok := s.ledger.Move(request, ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nil, now); !ok {
 		if !usable { // An allocation that stays would limit the pod to this node.
-			s.ledger.Release(pod.UID)
+			claim.Abandon()
 		}
-		return ledger.Allocation{}, &ledger.NoRoomError{Node: node, Reason: placement.Full}
+		return ledger.Allocation{}, noRoom
 	}
 	return s.ledger.Reserve(node, pod, s.CardPolicy, now)
 }

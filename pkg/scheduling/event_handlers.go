@@ -92,9 +92,9 @@ func (h *eventHandlers) PodRead(pod *clustercache.PodInfo) { h.groups.confirmed(
 func (h *eventHandlers) PodReadGone(uid gpu.PodUID) { h.groups.confirmedGone(uid) }
 
 // NotBound implements binding.Listener.
-func (h *eventHandlers) NotBound(uid gpu.PodUID, node string) {
+func (h *eventHandlers) NotBound(uid gpu.PodUID) {
 	h.requeue.Unrestricted(uid)
-	h.groups.notBound(uid, node)
+	h.groups.notBound(uid)
 }
 
 // NodeUpdated implements clustercache.Handler.

@@ -122,9 +122,11 @@ func TestUnconfirmedBindOfWholeCards(t *testing.T) {
 		pod := fake.Pod("p", 0)
 		pod.Spec.Containers[0].Resources.Limits = fake.Amount(protocol.ResourceWholeCard, 1)
 		f.server.Answer(fake.Answers{Read: errLost, Bind: func(context.Context, *corev1.Binding) error { return errLost }})
-		if _, err := f.binder.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(pod)}, nil, binding.Membership{}); !errors.Is(err, binding.ErrUnconfirmed) {
+		claim, _ := f.binder.Claim("uid-p")
+		if _, err := claim.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(pod)}, nil, binding.Membership{}); !errors.Is(err, binding.ErrUnconfirmed) {
 			t.Fatal(err)
 		}
+		claim.End()
 		f.report(fake.Edited(pod, test.edits...))
 		if f.observer.Count(test.want) != 1 {
 			t.Errorf("%s: counted %v", name, f.observer.Counts())

@@ -226,13 +226,13 @@ func (g *groups) bindDone(key gang.Key, uid gpu.PodUID, node string, result gang
 	g.act()
 }
 
-// notBound records that an unconfirmed bind has failed.
-func (g *groups) notBound(uid gpu.PodUID, node string) {
+// notBound records that a bind has failed for certain.
+func (g *groups) notBound(uid gpu.PodUID) {
 	if g == nil {
 		return
 	}
 	if key, member := g.manager.GangOf(uid); member {
-		g.bindDone(key, uid, node, gang.BindFailed, false)
+		g.bindDone(key, uid, "", gang.BindFailed, false)
 	}
 }
 

@@ -354,7 +354,8 @@ func TestUnknownMember(t *testing.T) {
 // The lease lapses between two ticks and is renewed: what is to be done meanwhile is kept.
 func TestEffectsWaitForTheLease(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
-	manager := gang.New(gang.Options{Ledger: ledger.New(), Observer: &fake.Observer{}})
+	l := ledger.New()
+	manager := gang.New(gang.Options{Ledger: l, Reserver: l, Observer: &fake.Observer{}})
 	manager.StartLeading(now)
 	for _, uid := range []gpu.PodUID{"a", "b"} {
 		manager.SetMember(gang.Member{Pod: gpu.Pod{UID: uid, Request: 8}, Gang: gang.Key{Name: "job"}, Size: 2}, now)

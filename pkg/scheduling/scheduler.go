@@ -209,7 +209,7 @@ func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 
 func (s *Scheduler) newGroups() *groups {
 	options := gang.Options{
-		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
+		Ledger: s.ledger, Reserver: s.binder, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
 		Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes,
 		Capacity: func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {

@@ -211,7 +211,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 	s, uid := r.scheduler, gpu.PodUID(call.request.UID)
 	s.requeue.BindStarted(uid)
 	if pod, known := s.cachedPod(call.request); !known || pod.Node != "" || !s.groups.holds(pod) {
-		_, err := s.bind(r.w.context(), call.request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
+		_, err := s.bindClaimed(r.w.context(), call.request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
 		return err
 	}
 	held, err := s.groups.arrive(r.w.context(), uid, call.request.Node)
@@ -234,7 +234,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 	if held.OpenedAt.Equal(s.Clock.Now()) { // Later, for the last member, it is too late to give the place up.
 		r.w.checkPromise(r, call.request)
 	}
-	_, err = s.bindMember(r.w.context(), call.request, p)
+	_, err = s.bindClaimed(r.w.context(), call.request, p)
 	s.groups.end(uid, call.request.Node, p, err)
 	return err
 }
