@@ -470,3 +470,19 @@ func TestAlarmsBounded(t *testing.T) {
 		t.Errorf("%d alarms are left, want %d at most", n, most)
 	}
 }
+
+// TestResultOfAnEarlierBind: the result of a bind that began before the plan doesn't decide about a member whose bind is still held.
+func TestResultOfAnEarlierBind(t *testing.T) {
+	s := newScene(t)
+	s.createMany(3, "job", 3, 16, "t")
+	s.filter(0)
+	s.arrive(0, 1, 2)
+	last := s.held[0]
+	s.manager.BindDone(last.key, last.pod.UID, last.node, BindFailed, false, s.now)
+	s.bindGranted()
+	s.collectDecided()
+	s.bindGranted()
+	if got := s.phase(); got != "running" {
+		t.Errorf("the run is %s, want it running", got)
+	}
+}

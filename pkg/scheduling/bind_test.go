@@ -245,6 +245,127 @@ func TestBindWaitsForOthers(t *testing.T) {
 	f.want(queued, "bound n1 card 0")
 }
 
+// A bind that has waited for others is written only if the pod, its node and its card still allow it. The pod has 10 of card 0 of n1.
+func TestBindChecksAfterWait(t *testing.T) {
+	pod, others := fake.Pod("p", 10), &standby{}
+	cards := func(cards ...gpu.Card) func(f *fixture) {
+		return func(f *fixture) { f.ledger.SetNode("n1", ledger.NodeSpec{Cards: cards}) }
+	}
+	becomes := func(edits ...fake.PodEdit) func(f *fixture) {
+		return func(f *fixture) {
+			changed := fake.Edited(pod, edits...)
+			f.server.Set(changed)
+			f.publish(changed)
+			f.await("the watch", func() bool {
+				info, _ := f.cache.Pod("default", "p")
+				return info.Node == changed.Spec.NodeName && info.NumCards() == protocol.Pod(changed).NumCards()
+			})
+		}
+	}
+	for name, test := range map[string]struct {
+		change func(f *fixture)
+		want   string
+		err    error
+		// binds is the number of Bindings for the pod.
+		binds int
+	}{
+		"nothing changes":                       {func(*fixture) {}, "bound n1 card 0", nil, 1},
+		"the card fails":                        {cards(gpu.Card{Memory: 100, Unhealthy: "Xid 79"}, gpu.Card{Index: 1, Memory: 100}), "bound n1 card 1", nil, 1},
+		"the card is gone":                      {cards(gpu.Card{Index: 1, Memory: 100}), "bound n1 card 1", nil, 1},
+		"the card becomes smaller":              {cards(gpu.Card{Memory: 9}, gpu.Card{Index: 1, Memory: 100}), "bound n1 card 1", nil, 1},
+		"the card fails, and no other has room": {cards(gpu.Card{Memory: 100, Unhealthy: "Xid 79"}, gpu.Card{Index: 1, Memory: 9}), "none", ledger.ErrNoRoom, 0},
+		"another scheduler fills the card": {func(f *fixture) {
+			f.ledger.SetBound("n1", gpu.Pod{UID: "theirs", Request: 91}, gpu.On(0, 91), begin)
+		}, "bound n1 card 1", nil, 1},
+		"the node is deleted":                      {func(f *fixture) { f.ledger.DeleteNode("n1") }, "none", ledger.ErrNoRoom, 0},
+		"the pod asks for another number of cards": {becomes(fake.Cards(2)), "none", errCountChanged, 0},
+		"another leader binds the pod there":       {becomes(fake.Bound("n1", 1)), "bound n1 card 1", nil, 0},
+		"another leader binds the pod elsewhere":   {becomes(fake.Bound("n2", 0)), "bound n2 card 0", binding.ErrBadRequest, 0},
+		"the pod is deleted": {func(f *fixture) {
+			f.server.Remove(pod)
+			f.publishGone(pod)
+			f.awaitAllocation(pod, "none")
+		}, "none", binding.ErrBadRequest, 0},
+		"another replica leads": {func(f *fixture) { others.Store(true) }, "none", errStandby, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := fake.Pod("first", 10)
+			defer others.Store(false)
+			f := start(t, Options{BindWindow: 100 * time.Millisecond, Leading: others.leading}, fake.Node("n1", 100, 100), fake.Node("n2", 100), first, pod)
+			f.filter(pod, "n1")
+			f.clock.Step(time.Second)
+			if err := f.Bind(t.Context(), request(first, "n2")); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- f.bind(pod) }()
+			f.awaitAllocation(pod, "assumed n1 card 0")
+			test.change(f)
+			f.clock.Step(100 * time.Millisecond)
+			if err := <-ended; !errors.Is(err, test.err) {
+				t.Errorf("%v, want %v", err, test.err)
+			}
+			f.want(pod, test.want)
+			if n := f.server.Calls().Binds - 1; n != test.binds {
+				t.Errorf("%d Bindings, want %d", n, test.binds)
+			}
+		})
+	}
+}
+
+// A retry of an unconfirmed bind waits for others while a live read would show that the first write has failed for certain. It keeps its card:
+// n1 has 39, 39 and 59 free, and no other card has room for either pod.
+func TestRetryKeepsCardWhileItWaits(t *testing.T) {
+	pod, other, next := fake.Pod("p", 59), fake.Pod("other", 10), fake.Pod("next", 59)
+	f := startCache(t, Options{BindWindow: 150 * time.Millisecond}, fake.Node("n1", 100, 100, 100), fake.Node("n2", 100), pod, other, next,
+		fake.Pod("x", 61, fake.Bound("n1", 0)), fake.Pod("y", 61, fake.Bound("n1", 1)), fake.Pod("z", 41, fake.Bound("n1", 2)))
+	f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errLost }})
+	if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
+		t.Fatal(err)
+	}
+	f.server.Answer(fake.Answers{})
+	f.clock.Step(f.BindDeadline())
+	if err := f.Bind(t.Context(), request(other, "n2")); err != nil {
+		t.Fatal(err)
+	}
+	waiters, ended := f.clock.Waiters(), make(chan error, 1)
+	go func() { ended <- f.bind(pod) }()
+	f.await("the retry to wait for other binds", func() bool { return f.clock.Waiters() > waiters })
+	f.clock.Step(10 * time.Millisecond)
+	f.binder.Resolve(t.Context())
+	f.want(pod, "assumed n1 card 2")
+	if err := f.bind(next); !errors.Is(err, ledger.ErrNoRoom) {
+		t.Errorf("the next pod: %v, want ErrNoRoom", err)
+	}
+	f.clock.Step(20 * time.Millisecond)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	f.want(pod, "bound n1 card 2")
+}
+
+// The card of an unconfirmed bind fails. No retry writes it again. It stays assumed as long as the first write can still be made.
+func TestNoRetryOnFailedCard(t *testing.T) {
+	pod := fake.Pod("p", 10)
+	f := start(t, Options{}, fake.Node("n1", 100, 100), pod)
+	f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errLost }})
+	if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
+		t.Fatal(err)
+	}
+	f.server.Answer(fake.Answers{})
+	f.ledger.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{{Memory: 100, Unhealthy: "Xid 79"}, {Index: 1, Memory: 100}}})
+	if err := f.bind(pod); !errors.Is(err, ledger.ErrNoRoom) || f.server.Calls().Binds != 1 {
+		t.Errorf("%v after %d Bindings, want ErrNoRoom after 1", err, f.server.Calls().Binds)
+	}
+	f.want(pod, "assumed n1 card 0")
+	f.clock.Step(f.BindDeadline())
+	f.pass("the card to be released", func() bool { return f.allocation("uid-p") == "none" })
+	if err := f.bind(pod); err != nil {
+		t.Error(err)
+	}
+	f.want(pod, "bound n1 card 1")
+}
+
 // A new leader learns of the last binds of the former one before its own.
 func TestBindAfterTakeOver(t *testing.T) {
 	theirs, ours := fake.Pod("theirs", 60), fake.Pod("ours", 60)

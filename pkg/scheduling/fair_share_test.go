@@ -371,3 +371,24 @@ func TestFairShareNeverFits(t *testing.T) {
 		})
 	})
 }
+
+// The charge of a pod ends while a bind of the pod is in flight. Its place is released when that bind fails before its write, so the pod can go
+// to any node again.
+func TestChargeEndsDuringBind(t *testing.T) {
+	pod := fake.Pod("p", 10, gated)
+	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), pod, fake.Node("n2", 10))
+	f.passUntilOpened("p")
+	f.want(pod, "assumed n2 card 0")
+	pod = fake.Edited(pod, ungated)
+	f.server.Set(pod)
+	f.publishObject(pod)
+	claim, ok := f.binder.Claim("uid-p")
+	if !ok {
+		t.Fatal("a bind is in flight")
+	}
+	f.pass("the place to be given up", func() bool { return len(f.fair.manager.PlacesOn("n2", false)) == 0 })
+	f.want(pod, "assumed n2 card 0")
+	claim.End()
+	f.awaitAllocation(pod, "none")
+	f.pass("the pod to pass on the other node", func() bool { return len(f.filter(pod, "n1").Passed) > 0 })
+}

@@ -103,10 +103,13 @@ func newFixture(t *testing.T, o Options, objects ...runtime.Object) *fixture {
 }
 
 // run runs the Scheduler until the test ends.
-func (f *fixture) run() {
+func (f *fixture) run() { f.runPart(f.Run) }
+
+// runPart runs the Scheduler or a part of it until the test ends.
+func (f *fixture) runPart(run func(context.Context) error) {
 	ctx, cancel := context.WithCancel(f.t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- f.Run(ctx) }()
+	go func() { ended <- run(ctx) }()
 	f.t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -123,13 +126,27 @@ func start(t *testing.T, o Options, objects ...runtime.Object) *fixture {
 		t.Fatalf("Ready before Run: %v", err)
 	}
 	f.run()
+	f.awaitSync()
+	return f
+}
+
+// startCache is start for a test that makes the rounds of all loops itself: only the cache runs.
+func startCache(t *testing.T, o Options, objects ...runtime.Object) *fixture {
+	t.Helper()
+	f := newFixture(t, o, objects...)
+	f.runPart(f.cache.Run)
+	f.awaitSync()
+	return f
+}
+
+func (f *fixture) awaitSync() {
+	f.t.Helper()
 	for range []string{"nodes", "pods", "disruption budgets"} {
 		<-f.watches // The fake client's watch does not report changes from before it began.
 	}
 	f.await("the cache sync", func() bool {
 		return f.Ready() == nil && f.cache.BudgetsSynced() && f.observer.Count("synced") == 1
 	})
-	return f
 }
 
 // standby is true while another replica leads.

@@ -12,7 +12,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // What the plan reserved is checked again before any member is bound. A group that lost a place isn't bound at all.
@@ -154,5 +156,30 @@ func TestPlanGivesWay(t *testing.T) {
 			g.pass("the end of the kept place", func() bool { return g.allocation(gpu.PodUID(single.UID)) == "none" })
 			g.pass("the group's plan", func() bool { return g.allocation("uid-job-0") != "none" })
 		})
+	}
+}
+
+// The place of a pod that displaced a group ends while a bind of the pod is in flight. It is released when that bind fails before its write.
+func TestDisplacerEndsDuringBind(t *testing.T) {
+	pod := fake.Pod("p", 10)
+	g := newGangFixture(t).start(Options{}, fake.Node("n2", 16), pod)
+	if _, err := g.ledger.Reserve("n2", protocol.Pod(pod), placement.Binpack, g.clock.Now()); err != nil { // As takeDisplaced does.
+		t.Fatal(err)
+	}
+	g.groups.displacers.add(displacer{"uid-p", g.clock.Now().Add(displacerLife)})
+	claim, ok := g.binder.Claim("uid-p")
+	if !ok {
+		t.Fatal("a bind is in flight")
+	}
+	g.pass("the end of the place", func() bool {
+		g.groups.displacers.mu.Lock()
+		defer g.groups.displacers.mu.Unlock()
+		return len(g.groups.displacers.pods) == 0
+	})
+	g.want(pod, "assumed n2 card 0")
+	claim.End()
+	g.awaitAllocation(pod, "none")
+	if got := g.filter(pod, "n1").Names(); len(got) != 1 {
+		t.Errorf("the pod may go to %v, want the other node", got)
 	}
 }

@@ -336,6 +336,34 @@ func TestGangBindIsRetried(t *testing.T) {
 	g.wantEnds(gangSize, nil)
 }
 
+// A card fails after the barrier has opened, while the last member waits for the binds of the others. The last one gets another card of its node, or
+// isn't bound.
+func TestCardFailsAfterBarrier(t *testing.T) {
+	for name, test := range map[string]struct {
+		other gpu.Memory
+		want  string
+		bound int
+	}{
+		"another card has room": {16, "bound n1 card 2", gangSize},
+		"no card has room":      {4, "none", gangSize - 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := startGang(t, GangOptions{OnFailure: gang.Keep})
+			g.want(g.pods[2], "assumed n1 card 1")
+			g.server.Answer(fake.Answers{Bind: func(_ context.Context, binding *corev1.Binding) error {
+				g.ledger.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{{Memory: 16}, {Index: 1, Memory: 16, Unhealthy: "Xid 79"}, {Index: 2, Memory: test.other}}})
+				return g.server.Commit(binding)
+			}})
+			g.startBinds(t.Context(), 0, 1, 2)
+			g.awaitEnds(gangSize)
+			g.want(g.pods[2], test.want)
+			if bound := g.boundMembers(); len(bound) != test.bound {
+				t.Errorf("%v are bound, want %d", bound, test.bound)
+			}
+		})
+	}
+}
+
 // A member that the watch has not reported yet is not bound alone.
 func TestUnknownMember(t *testing.T) {
 	g := startGang(t, GangOptions{})
