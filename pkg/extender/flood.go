@@ -16,6 +16,9 @@ const (
 	// values. kube-scheduler sends its calls that name nodes one after another, with one or two megabytes each. It sends
 	// binds concurrently, with half a kilobyte each.
 	maxBodies = 64 << 20
+	// maxPod limits, within maxBodies, the pod of one request. What else a request carries grows with the cluster, but the pod is
+	// what a single user made: one pod must not make the requests for others fail.
+	maxPod = maxBodies / 4
 	// valueCost and elementCost are the bytes that are counted for a value of a body, and for an element of a list that can
 	// become a struct, beside its length: "null," in a list of containers has five bytes, and becomes some hundreds.
 	valueCost   = 32
@@ -31,6 +34,10 @@ var errFlooded = errors.New("too many large requests at once")
 // errTooMany is the answer to a request whose body exceeds the limit on its own.
 var errTooMany = errors.New("the request's body has too many values: where it carries whole nodes, set nodeCacheCapable: true " +
 	"for this extender in kube-scheduler's configuration")
+
+// errLargePod is the answer to a request whose pod exceeds maxPod.
+var errLargePod = errors.New("the pod is too large for the extender: its lists have too many elements (empty ones count too), " +
+	"such as imagePullSecrets, tolerations or ports. Create it again with fewer")
 
 // The limits of open connections.
 var (
@@ -139,8 +146,11 @@ func (c *countedBody) Read(p []byte) (int, error) {
 
 // decodes counts the memory of the values into which the body is about to be decoded. The body must have been read.
 func (c *countedBody) decodes(body []byte) error {
-	cost := weigh(body, c.all.limit)
-	if cost > c.all.limit {
+	cost, pod := weigh(body, c.all.limit)
+	switch {
+	case pod > maxPod:
+		return errLargePod
+	case cost > c.all.limit:
 		return errTooMany
 	}
 	c.mu.Lock()
@@ -153,8 +163,9 @@ func (c *countedBody) decodes(body []byte) error {
 }
 
 // weigh returns the cost in bytes of decoding a body, in addition to the body's length. If the cost exceeds limit, it
-// returns some value above limit. A body that is not JSON has a cost too; the decoder refuses it later.
-func weigh(body []byte, limit int64) (cost int64) {
+// returns some value above limit. A body that is not JSON has a cost too; the decoder refuses it later. pod is the cost and the
+// length of the pod, which kube-scheduler writes first: of all up to the end of the first object or list in the body's object.
+func weigh(body []byte, limit int64) (cost, pod int64) {
 	var lists []bool // For each open value, whether it is a list.
 	within := func() bool { return len(lists) > 0 && lists[len(lists)-1] }
 	for i := 0; i < len(body) && cost <= limit; i++ {
@@ -173,13 +184,19 @@ func weigh(body []byte, limit int64) (cost int64) {
 			if len(lists) > 0 {
 				lists = lists[:len(lists)-1]
 			}
+			if len(lists) == 1 && pod == 0 {
+				pod = cost + int64(i)
+			}
 		case 'n': // null
 			if within() {
 				cost += elementCost
 			}
 		}
 	}
-	return cost
+	if pod == 0 { // The limit was reached within the pod.
+		pod = cost
+	}
+	return cost, pod
 }
 
 // stringEnd returns the number of bytes up to and including the quote that ends a JSON string.

@@ -17,6 +17,7 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/test/await"
 )
 
@@ -69,9 +70,9 @@ func TestBodyWithManyValues(t *testing.T) {
 	pod := `{"metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"containers":[{"resources":{"limits":{"aliyun.com/gpu-mem":"1"}}}]}}`
 	list := func(element string) string { return "[" + strings.Repeat(element+",", 1<<20) + element + "]" }
 	for name, body := range map[string]string{
-		"nulls for containers":    `{"Pod":{"spec":{"containers":` + list("null") + `}}}`,
+		"nulls for whole nodes":   `{"Pod":` + pod + `,"Nodes":{"items":` + list("null") + `}}`,
 		"empty objects for nodes": `{"Pod":` + pod + `,"Nodes":{"items":` + list("{}") + `}}`,
-		"lists in a list":         `{"Pod":{"spec":{"tolerations":` + list("[]") + `}}}`,
+		"lists in a list":         `{"Pod":` + pod + `,"Nodes":{"items":` + list("[]") + `}}`,
 		"many names":              `{"Pod":` + pod + `,"NodeNames":` + strings.ReplaceAll(list("{}"), "{}", `""`) + `,"x":` + list("1") + `}`,
 	} {
 		got := answer[filterResult](t, post(h, "filter", body), 200).Error
@@ -114,13 +115,56 @@ func TestWeigh(t *testing.T) {
 		`["no end, null`:              valueCost,
 		`]]][null]`:                   valueCost + elementCost,
 	} {
-		if got := weigh([]byte(body), maxBodies); got != want {
+		if got, _ := weigh([]byte(body), maxBodies); got != want {
 			t.Errorf("%s: %d, want %d", body, got, want)
 		}
 	}
-	if got := weigh([]byte(strings.Repeat("[", 1<<20)), 1000); got <= 1000 || got > 2000 {
+	if got, _ := weigh([]byte(strings.Repeat("[", 1<<20)), 1000); got <= 1000 || got > 2000 {
 		t.Errorf("above the limit: %d", got)
 	}
+}
+
+func TestWeighPod(t *testing.T) {
+	for body, want := range map[string]int64{
+		`{"Pod":{"a":[{}]},"Nodes":{"items":[{},{}]}}`: 4*valueCost + elementCost + int64(len(`{"Pod":{"a":[{}]`)),
+		`{"Pod":{"a":[{},{}`:                           6*valueCost + 2*elementCost,
+	} {
+		if _, got := weigh([]byte(body), maxBodies); got != want {
+			t.Errorf("%s: %d, want %d", body, got, want)
+		}
+	}
+}
+
+// The API server accepts pods with more than 100,000 empty elements, each of which costs a multiple of its length. Meanwhile the
+// requests for other pods must find room.
+func TestPodWithManyValues(t *testing.T) {
+	within, leave := make(chan struct{}), make(chan struct{})
+	h := newServer(&fakeScheduler{filter: func(nodes []string) scheduling.FilterResult {
+		within <- struct{}{}
+		<-leave
+		return scheduling.FilterResult{Nodes: nodes, Passed: candidates(len(nodes))}
+	}}).Handler()
+	filter := func(secrets int) string {
+		pod := fake.Pod("odd", 1)
+		pod.Spec.ImagePullSecrets = make([]corev1.LocalObjectReference, secrets)
+		return text(t, nodesRequest(pod, "n1"))
+	}
+	const most = maxPod / (len("{},") + elementCost + 2*valueCost)
+	for _, secrets := range []int{most + 1, 115_902} {
+		if got := answer[filterResult](t, post(h, "filter", filter(secrets)), 200).Error; got != errLargePod.Error() {
+			t.Errorf("%d secrets: %.300q, want %q", secrets, got, errLargePod)
+		}
+	}
+	var calls sync.WaitGroup
+	for range 3 {
+		calls.Go(func() { post(h, "filter", filter(most-10)) })
+		<-within
+	}
+	if got := answer[extenderv1.ExtenderBindingResult](t, post(h, "bind", text(t, bindArgs(fake.Pod("plain", 1), "n1"))), 200).Error; got != "" {
+		t.Errorf("a bind while three pods with as many values as possible are filtered: %s", got)
+	}
+	close(leave)
+	calls.Wait()
 }
 
 // logText collects the log.
