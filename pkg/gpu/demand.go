@@ -5,6 +5,10 @@ import "math"
 // MaxCards is the largest number of cards that a pod can have.
 const MaxCards = 64
 
+// MaxNodeCards is the largest number of cards of a node: more than any machine has. Every card is a row or a column in metrics, in
+// kubectl inspect gpushare and on the page, so a node that claims more is treated as bad input.
+const MaxNodeCards = 256
+
 // Demand is what a pod asks for of one node: the same share of each of a number of distinct cards.
 type Demand struct {
 	// Cards is the number of cards, at least 1.

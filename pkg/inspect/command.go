@@ -25,7 +25,7 @@ device plugins, by port-forward. A pod holds its memory from its binding until i
 holds it.
 
 Columns:
-  GPUn(Allocated/Total)  allocated and total memory of card n; 0/0 if the node has no such card
+  GPUn(Allocated/Total)  allocated and total memory of card n. Nodes with different cards are in separate tables
   PENDING(Allocated)     memory of pods that are bound to the node and count on none of its cards
   GPU Memory(unit)       allocated and total memory of the node; the unit applies to all columns
   GPUn(Cores)            allocated and total computing of card n, in percent; only if pods ask for some

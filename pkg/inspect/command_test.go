@@ -25,8 +25,10 @@ func TestCommand(t *testing.T) {
 		"without arguments: the whole cluster": {
 			objects: twoNodes,
 			stdout: `
+NAME              IPADDRESS     GPU0(Allocated/Total)  GPU Memory(GiB)
+cn-beijing.i-2ze  192.168.0.70  0/15                   0/15
+
 NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)
-cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15
 cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30
 --------------------------------------------------------------------------------------------------
 Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
@@ -37,8 +39,10 @@ Allocated/Total GPU Memory In Cluster:
 		"a pod on a deleted node, and labelled nodes without cards": {
 			objects: absent,
 			stdout: `
+NAME  IPADDRESS  PENDING(Allocated)  GPU Memory(MiB)
+gone  unknown    4000                4000/0
+
 NAME  IPADDRESS  GPU0(Allocated/Total)  PENDING(Allocated)  GPU Memory(MiB)
-gone  unknown    0/0                    4000                4000/0
 n     10.0.0.1   2000/16276                                 2000/16276
 ---------------------------------------------------------------------------
 Largest Free Piece: 14276 MiB of 14276 MiB free, on n

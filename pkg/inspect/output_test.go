@@ -25,11 +25,13 @@ func TestOutput(t *testing.T) {
 		format  format
 		want    string
 	}{
-		"wide adds columns on the right; nodes of different units have a common unit": {mixed, writeTable, format{wide: true}, `
-NAME    IPADDRESS  GPU0(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(MiB)  LARGEST FREE(MiB)  UNIT    MODEL         PROBLEMS
-in-256  10.0.0.3   1024/15360             0/0                    1024/15360       14336              256MiB  1 x Tesla T4  -
-in-gib  10.0.0.1   0/16384                2048/16384             2048/32768       16384              GiB     2 x Tesla T4  -
-in-mib  10.0.0.2   8138/16276             0/0                    8138/16276       8138               MiB     1 x Tesla T4  -
+		"wide adds columns on the right; nodes with different cards have tables of their own, and a common unit": {mixed, writeTable, format{wide: true}, `
+NAME    IPADDRESS  GPU0(Allocated/Total)  GPU Memory(MiB)  LARGEST FREE(MiB)  UNIT    MODEL         PROBLEMS
+in-256  10.0.0.3   1024/15360             1024/15360       14336              256MiB  1 x Tesla T4  -
+in-mib  10.0.0.2   8138/16276             8138/16276       8138               MiB     1 x Tesla T4  -
+
+NAME    IPADDRESS  GPU0(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(MiB)  LARGEST FREE(MiB)  UNIT  MODEL         PROBLEMS
+in-gib  10.0.0.1   0/16384                2048/16384             2048/32768       16384              GiB   2 x Tesla T4  -
 ------------------------------------------------------------------------------------------------------------------------
 Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:
@@ -38,8 +40,10 @@ Allocated/Total GPU Memory In Cluster:
 		"the table lists problems and pending pods": {trouble, writeTable, format{}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)
 node-a  10.0.0.1   18/16                  0/16                   8                   26/32
-node-b  10.0.0.2   0/16                   0/0                                        0/16
-node-c  10.0.0.3   6/16                   0/0                                        6/16
+
+NAME    IPADDRESS  GPU0(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)
+node-b  10.0.0.2   0/16                                       0/16
+node-c  10.0.0.3   6/16                                       6/16
 ----------------------------------------------------------------------------------------------------
 Largest Free Piece: none
 Allocated/Total GPU Memory In Cluster:
@@ -155,7 +159,9 @@ Allocated/Total GPU Memory In Cluster:  9/32 (28%)
 		"cores have columns of their own; a request over several cards is one word": {severalCards, writeTable, format{}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(GiB)  GPU0(Cores)  GPU1(Cores)  GPU2(Cores)
 node-a  10.0.0.1   8/16                   6/16                   12/16                  26/48            50/100       0/100        110/100
-node-b  10.0.0.2   2/16                   0/0                    0/0                    2/16             -            -            -
+
+NAME    IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)  GPU0(Cores)
+node-b  10.0.0.2   2/16                   2/16             -
 ------------------------------------------------------------------------------------------------------------------------
 Largest Free Piece: 14 GiB of 36 GiB free, on node-b
 Allocated/Total GPU Memory In Cluster:
@@ -411,6 +417,25 @@ ml         large  17       too_large   no card is large enough for 17 GiB: the l
 				t.Errorf("output (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// One node with as many cards as possible makes only its own rows long.
+func TestOneNodeWithManyCards(t *testing.T) {
+	cards := make([]gpu.Card, gpu.MaxNodeCards)
+	for i := range cards {
+		cards[i] = t4(i, 16)
+	}
+	all := objects([]nodeBuilder{inventoryNode(t, "large", "10.0.0.1", gpu.GiB, cards...), inventoryNode(t, "small", "10.0.0.2", gpu.GiB, t4(0, 16))})
+	var out bytes.Buffer
+	writeTable(&out, Build(all), format{wide: true})
+	for line := range strings.Lines(out.String()) {
+		if strings.HasPrefix(line, "small") && len(line) > 120 {
+			t.Errorf("the row of a node with one card has %d bytes: %.200s", len(line), line)
+		}
+	}
+	if !strings.Contains(out.String(), "\nsmall ") {
+		t.Errorf("no row begins with the small node's name: %.300s", out.String())
 	}
 }
 

@@ -21,16 +21,18 @@ type format struct {
 	look  look
 }
 
-// writeTable writes a row for each node, the sum of all nodes, problems and pending pods. All amounts are in the unit that
+// writeTable writes a row for each node, in a table for all nodes with the same cards, the sum of all nodes, problems and pending pods. All amounts are in the unit that
 // the header names. Scripts parse the columns up to "GPU Memory" and the last lines of the sum. So new columns come after
 // these columns, new lines before these lines, and colors and bars appear on terminals only.
 func writeTable(out *bytes.Buffer, report Report, f format) {
 	if f.rowsOnly {
-		nodeRows(report, layout{wide: f.wide})[1:].write(out, f.look)
+		for _, table := range nodeTables(report, layout{wide: f.wide}) {
+			table[1:].write(out, f.look)
+		}
 		return
 	}
 	if len(report.Nodes) > 0 {
-		nodes, width := fitNodeRows(report, f)
+		nodes, width := fitNodeTables(report, f)
 		out.Write(nodes)
 		fmt.Fprintln(out, rule(width, f.look))
 		fmt.Fprintln(out, largestFreeText(report))
@@ -50,16 +52,22 @@ type layout struct {
 	wide, bars, short bool
 }
 
-// fitNodeRows returns the table of nodes in the first layout that fits the terminal, and its width. With wide it has all
-// columns everywhere.
-func fitNodeRows(report Report, f format) (text []byte, width int) {
+// fitNodeTables returns the tables of nodes in the first layout that fits the terminal, and the width of the widest. With wide they
+// have all columns everywhere.
+func fitNodeTables(report Report, f format) (text []byte, width int) {
 	layouts := []layout{{wide: f.wide}}
 	if f.look.bars && !f.wide {
 		layouts = []layout{{bars: true}, {bars: true, short: true}, {short: true}}
 	}
 	for _, layout := range layouts {
 		var out bytes.Buffer
-		width = nodeRows(report, layout).write(&out, f.look)
+		width = 0
+		for i, table := range nodeTables(report, layout) {
+			if i > 0 {
+				fmt.Fprintln(&out)
+			}
+			width = max(width, table.write(&out, f.look))
+		}
 		text = out.Bytes()
 		if f.look.width == 0 || width <= f.look.width {
 			break
@@ -74,28 +82,40 @@ type column struct {
 	cell func(*Node) string
 }
 
-// nodeRows returns the table's header and a row for each node. Every row has every column, which scripts rely on.
-func nodeRows(report Report, layout layout) rows {
-	columns := nodeColumns(report, layout)
+// nodeTables returns a table for all nodes with the same cards: a header and a row for each node. In a single table a node with many
+// cards would make the rows of all others as long as its own. Every row of a table has every column, which scripts rely on.
+func nodeTables(report Report, layout layout) (tables []rows) {
+	columns, position := map[string][]column{}, map[string]int{}
+	for i := range report.Nodes {
+		node, row := &report.Nodes[i], row{}
+		indices := cardIndices(node)
+		key := fmt.Sprint(indices)
+		if columns[key] == nil {
+			columns[key], position[key] = nodeColumns(report, indices, layout), len(tables)
+			tables = append(tables, rows{headerOf(columns[key])})
+		}
+		if len(node.Problems) > 0 {
+			row.style = red
+		}
+		for _, column := range columns[key] {
+			row.cells = append(row.cells, column.cell(node))
+		}
+		table := &tables[position[key]]
+		*table = append(*table, row)
+	}
+	return tables
+}
+
+func headerOf(columns []column) row {
 	header := row{style: bold}
 	for _, column := range columns {
 		header.cells = append(header.cells, column.name)
 	}
-	table := rows{header}
-	for i := range report.Nodes {
-		row := row{}
-		if len(report.Nodes[i].Problems) > 0 {
-			row.style = red
-		}
-		for _, column := range columns {
-			row.cells = append(row.cells, column.cell(&report.Nodes[i]))
-		}
-		table = append(table, row)
-	}
-	return table
+	return header
 }
 
-func nodeColumns(report Report, layout layout) []column {
+// nodeColumns returns the columns of the table of the nodes that have the cards with these indices.
+func nodeColumns(report Report, indices []int, layout layout) []column {
 	unit := report.Cluster.Unit
 	amount := func(node *Node, m gpu.Memory) string { return convert(m, node.Unit, unit).String() }
 	columns := []column{
@@ -104,18 +124,12 @@ func nodeColumns(report Report, layout layout) []column {
 	}
 	add := func(name string, cell func(*Node) string) { columns = append(columns, column{name, cell}) }
 
-	indices := cardIndices(report.Nodes)
 	for _, index := range indices {
 		name := fmt.Sprintf("GPU%d(Allocated/Total)", index)
 		if layout.short {
 			name = fmt.Sprintf("GPU%d", index)
 		}
-		add(name, func(n *Node) string {
-			if card := n.card(index); card != nil {
-				return amount(n, card.Allocated) + "/" + amount(n, card.Total)
-			}
-			return "0/0"
-		})
+		add(name, func(n *Node) string { return amount(n, n.card(index).Allocated) + "/" + amount(n, n.card(index).Total) })
 	}
 	if slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.UnknownCard > 0 }) {
 		add("PENDING(Allocated)", func(n *Node) string {
@@ -132,12 +146,7 @@ func nodeColumns(report Report, layout layout) []column {
 	}
 	if layout.bars {
 		for _, index := range indices {
-			add(fmt.Sprintf("GPU%d", index), func(n *Node) string {
-				if card := n.card(index); card != nil {
-					return cardBar(card, barWidth)
-				}
-				return ""
-			})
+			add(fmt.Sprintf("GPU%d", index), func(n *Node) string { return cardBar(n.card(index), barWidth) })
 		}
 	}
 	if layout.wide {
@@ -155,7 +164,7 @@ func coresColumns(nodes []Node, indices []int, layout layout) (columns []column)
 	}
 	for _, index := range indices {
 		columns = append(columns, column{fmt.Sprintf("GPU%d(Cores)", index), func(n *Node) string {
-			if card := n.card(index); card != nil && (card.Cores > 0 || card.AllocatedCores > 0) {
+			if card := n.card(index); card.Cores > 0 || card.AllocatedCores > 0 {
 				return card.coresText()
 			}
 			return "-"
@@ -164,16 +173,13 @@ func coresColumns(nodes []Node, indices []int, layout layout) (columns []column)
 	return columns
 }
 
-// cardIndices returns the sorted card indices of all nodes. Each is a column of the table.
-func cardIndices(nodes []Node) []int {
-	var indices []int
-	for _, node := range nodes {
-		for _, card := range node.Cards {
-			indices = append(indices, card.Index)
-		}
+// cardIndices returns the indices of the node's cards. Each is a column of its table.
+func cardIndices(node *Node) []int {
+	indices := make([]int, len(node.Cards))
+	for i, card := range node.Cards {
+		indices[i] = card.Index
 	}
-	slices.Sort(indices)
-	return slices.Compact(indices)
+	return indices
 }
 
 // models returns the number of cards by model, such as "2 x Tesla T4".

@@ -18,25 +18,33 @@ func TestTableOnTerminal(t *testing.T) {
 		"bars and the largest free piece are right of the other columns": {look{bars: true}, `
 NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0        GPU1
 n     10.0.0.1   9/16                   0/16                   9/32             7                  ######....  xxxxxxxxxx
-o     10.0.0.2   0/16                   0/0                    0/16             16                 ..........
+
+NAME  IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0
+o     10.0.0.2   0/16                   0/16             16                 ..........
 ------------------------------------------------------------------------------------------------------------------------
 `},
 		"headers are shortened if that makes room": {look{bars: true, width: 88}, `
 NAME  IPADDRESS  GPU0  GPU1  GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0        GPU1
 n     10.0.0.1   9/16  0/16  9/32             7                  ######....  xxxxxxxxxx
-o     10.0.0.2   0/16  0/0   0/16             16                 ..........
+
+NAME  IPADDRESS  GPU0  GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0
+o     10.0.0.2   0/16  0/16             16                 ..........
 ---------------------------------------------------------------------------------------
 `},
 		"without room there are no bars": {look{bars: true, width: 80}, `
 NAME  IPADDRESS  GPU0  GPU1  GPU Memory(GiB)  LARGEST FREE(GiB)
 n     10.0.0.1   9/16  0/16  9/32             7
-o     10.0.0.2   0/16  0/0   0/16             16
+
+NAME  IPADDRESS  GPU0  GPU Memory(GiB)  LARGEST FREE(GiB)
+o     10.0.0.2   0/16  0/16             16
 ---------------------------------------------------------------
 `},
 		"colors mark nodes with problems": {look{color: true}, `
 <B>NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)<0>
 <R>n     10.0.0.1   9/16                   0/16                   9/32<0>
-o     10.0.0.2   0/16                   0/0                    0/16
+
+<B>NAME  IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)<0>
+o     10.0.0.2   0/16                   0/16
 ------------------------------------------------------------------------------
 `},
 	}

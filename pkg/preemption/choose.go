@@ -15,6 +15,8 @@ import (
 // If enough cards already have room, Choose returns kube-scheduler's proposal, whose victims free another resource. This
 // guarantees that attempts end: once the cards are free, kube-scheduler alone decides.
 //
+// Choose spends steps of the budget, and fewer than it needs for all sets if there aren't enough: then it returns the best set found.
+//
 // Otherwise Choose returns the cheapest set of pods whose end frees as many cards as the request needs, all at once. The order is the one of kube-scheduler between
 // nodes (k8s.io/kubernetes pkg/scheduler/framework/preemption, pickOneNodeForPreemption): fewest violated disruption
 // budgets, lowest highest priority, smallest sum of priorities (in general the fewest victims). Then follow: least GPU

@@ -109,8 +109,8 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// UnmarshalJSON parses the annotation's value. It keeps the order of the cards. A duplicate index, a negative amount and a
-// version above InventoryVersion are errors.
+// UnmarshalJSON parses the annotation's value. It keeps the order of the cards. More than gpu.MaxNodeCards cards, a duplicate index, a
+// negative amount and a version above InventoryVersion are errors.
 func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	var in inventoryJSON
 	if err := json.Unmarshal(data, &in); err != nil {
@@ -146,6 +146,9 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 
 // check validates an inventory before it is written and after it is read.
 func (inv Inventory) check() error {
+	if n := len(inv.Cards); n > gpu.MaxNodeCards {
+		return fmt.Errorf("%d cards, want %d at most", n, gpu.MaxNodeCards)
+	}
 	seen := make(map[int]bool, len(inv.Cards))
 	for _, c := range inv.Cards {
 		switch {
@@ -205,7 +208,7 @@ type Node struct {
 	Isolation string
 	// Features are the inventory's; nil if it isn't used.
 	Features []string
-	// Problem is not nil if the inventory is invalid or contradicts the capacity. It names both, and which of them is used.
+	// Problem is not nil if the inventory is invalid or contradicts the capacity, or if gpu-count is too large. It says what is used.
 	Problem error
 }
 
@@ -214,11 +217,16 @@ type Node struct {
 // A valid inventory is used, unless both its number of cards and the sum of their memory differ from gpu-count and gpu-mem.
 // gpu-mem alone is not reliable: it lags behind the inventory when a card's memory changes, and is zero while the plugin is
 // not running. If both differ, or if there is no valid inventory, the node runs the original gpushare plugin, possibly after
-// ours, which left its annotation. Then the node has gpu-count equal cards of gpu-mem / gpu-count each.
+// ours, which left its annotation. Then the node has gpu-count equal cards of gpu-mem / gpu-count each. A gpu-count above
+// gpu.MaxNodeCards counts as none.
 func ParseNode(node *corev1.Node) Node {
 	capacity := node.Status.Capacity
 	memory, count := memoryOf(capacity, ResourceMemory), int64(memoryOf(capacity, ResourceCount))
 	out := Node{WholeCards: memory > 0 && len(WholeCardResources(capacity)) > 0}
+	if count > gpu.MaxNodeCards {
+		out.Problem = fmt.Errorf("%s is %d, which is ignored: a node has %d cards at most", ResourceCount, count, gpu.MaxNodeCards)
+		count = 0
+	}
 
 	inventory, err := ParseInventory(node.Annotations)
 	if err == nil {
@@ -241,7 +249,7 @@ func ParseNode(node *corev1.Node) Node {
 	} else if !errors.Is(err, ErrNoInventory) {
 		out.Problem = fmt.Errorf("the inventory can't be read: %w", err)
 	}
-	if memory > 0 && count > 0 && count <= maxCard {
+	if memory > 0 && count > 0 {
 		for i := range int(count) {
 			out.Cards = append(out.Cards, gpu.Card{Index: i, Memory: memory / gpu.Memory(count), NUMANode: gpu.NoNUMANode})
 		}

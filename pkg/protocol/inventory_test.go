@@ -3,6 +3,7 @@ package protocol
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -75,6 +76,7 @@ func TestInventoryMarshalInvalid(t *testing.T) {
 		"a negative card":    {Unit: gpu.GiB, Cards: []gpu.Card{plain(-1, 1)}},
 		"a negative memory":  {Unit: gpu.GiB, Cards: []gpu.Card{plain(0, -1)}},
 		"an index too large": {Unit: gpu.GiB, Cards: []gpu.Card{plain(maxCard+1, 1)}},
+		"too many cards":     {Unit: gpu.GiB, Cards: make([]gpu.Card, gpu.MaxNodeCards+1)},
 	} {
 		if text, err := inventory.Annotation(); text != "" || !strings.HasPrefix(message(err), "writing the inventory: ") {
 			t.Errorf("%s: got %q and the error %v, want an error alone", name, text, err)
@@ -131,6 +133,17 @@ func TestParseInventory(t *testing.T) {
 func TestParseNode(t *testing.T) {
 	const two = `{"version":1,"unit":"MiB","cards":[{"index":0,"memory":16276,"healthy":true},{"index":1,"memory":8138,"healthy":false,"reason":"Xid 79"}]}`
 	cards := []gpu.Card{plain(0, 16276), {Index: 1, Memory: 8138, NUMANode: gpu.NoNUMANode, Unhealthy: "Xid 79"}}
+	many := func(n int) string {
+		var list []string
+		for i := range n {
+			list = append(list, fmt.Sprintf(`{"index":%d,"memory":1,"healthy":true}`, i))
+		}
+		return `{"version":1,"unit":"MiB","cards":[` + strings.Join(list, ",") + `]}`
+	}
+	manyCards := Node{Unit: gpu.MiB}
+	for i := range 256 {
+		manyCards.Cards = append(manyCards.Cards, plain(i, 1))
+	}
 	for name, tc := range map[string]struct {
 		inventory            string // "" leaves the annotation out.
 		memory, count, whole string // "" leaves the resource out.
@@ -178,9 +191,18 @@ func TestParseNode(t *testing.T) {
 		"memory without a count":         {memory: "32552", want: Node{}},
 		"memory with a count of nothing": {memory: "32552", count: "0", want: Node{}},
 		"a count without memory":         {count: "2", want: Node{}},
-		"a count too large":              {memory: "32552", count: "1000000", want: Node{}},
-		"negative amounts":               {memory: "-1", count: "-1", whole: "-1", want: Node{}},
-		"no GPU":                         {want: Node{}},
+		"a count too large": {
+			memory: "65536", count: "257", want: Node{}, problem: "aliyun.com/gpu-count is 257, which is ignored: a node has 256 cards at most",
+		},
+		"a count too large, beside an inventory that disagrees with the sum": {
+			inventory: two, memory: "65536", count: "65536", want: Node{Unit: gpu.MiB, Cards: cards}, problem: "the inventory counts",
+		},
+		"an inventory with too many cards": {
+			inventory: many(257), memory: "1", count: "257", want: Node{}, problem: "257 cards, want 256 at most",
+		},
+		"as many cards as a node can have": {inventory: many(256), memory: "256", count: "256", want: manyCards},
+		"negative amounts":                 {memory: "-1", count: "-1", whole: "-1", want: Node{}},
+		"no GPU":                           {want: Node{}},
 		"whole cards beside memory": {
 			inventory: two, memory: "24414", count: "2", whole: "2", want: Node{Unit: gpu.MiB, Cards: cards, WholeCards: true},
 		},
@@ -227,8 +249,8 @@ func FuzzParseInventory(f *testing.F) {
 			expect(t, "beside an error", Inventory{}, got)
 			return
 		}
-		if got.Unit <= 0 {
-			t.Errorf("a unit of %d bytes", got.Unit)
+		if got.Unit <= 0 || len(got.Cards) > gpu.MaxNodeCards {
+			t.Errorf("a unit of %d bytes, %d cards", got.Unit, len(got.Cards))
 		}
 		seen := map[int]bool{}
 		for _, c := range got.Cards {

@@ -213,9 +213,7 @@ func tableSums(table string) map[string]string {
 			continue
 		}
 		for card, cell := range columns[2 : len(columns)-1] {
-			if cell != "0/0" { // Otherwise only another node has a card with this index.
-				sums[columns[0]+"/"+strconv.Itoa(card)] = cell
-			}
+			sums[columns[0]+"/"+strconv.Itoa(card)] = cell
 		}
 	}
 	return sums

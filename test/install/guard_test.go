@@ -330,6 +330,10 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 			t.Errorf("%s: got %v, want it rejected: %s", name, test.err, test.want)
 		}
 	}
+	tooMany := strings.ReplaceAll(string(count), `gpu-count":"2"`, `gpu-count":"257"`)
+	if err := onNode(bound, node, []byte(tooMany), "status"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "at most 256 cards") {
+		t.Errorf("257 cards: got %v, want it rejected", err)
+	}
 	// Neither account can cause the deletion of a node, redirect its traffic, or change its resources.
 	for what, test := range map[string]struct{ patch, subresource string }{
 		"an owner":                {`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"1"}]}}`, ""},
