@@ -17,9 +17,14 @@ type Conflicts struct {
 	RareVolumes bool
 	// Claims is true if the pod has resource claims.
 	Claims bool
-	// HostPorts are the host ports of the pod's containers and sidecars.
+	// AnyHostPort is true if the pod has more than maxHostPorts. Then it counts as if it used every host port.
+	AnyHostPort bool
+	// HostPorts is the set of host ports of the pod's containers and sidecars, sorted by compareHostPorts; nil if AnyHostPort is true.
 	HostPorts []HostPort
 }
+
+// maxHostPorts limits the host ports that are kept of a pod, which can have tens of thousands.
+const maxHostPorts = 1000
 
 // HostPort is a port that a container uses on its node.
 type HostPort struct {
@@ -36,10 +41,14 @@ type HostPort struct {
 func Interferes(pod, preemptor *PodInfo) bool {
 	a, b := &pod.Conflicts, &preemptor.Conflicts
 	return a.RequiredAntiAffinity || b.RequiredAntiAffinity || b.RequiredSpread ||
-		a.RareVolumes && b.RareVolumes || a.Claims && b.Claims || portsConflict(a.HostPorts, b.HostPorts)
+		a.RareVolumes && b.RareVolumes || a.Claims && b.Claims || a.portsConflict(b)
 }
 
+// UsesHostPorts reports whether the pod uses ports of its node.
+func (c *Conflicts) UsesHostPorts() bool { return c.AnyHostPort || len(c.HostPorts) > 0 }
+
 func conflictsOf(spec *corev1.PodSpec) Conflicts {
+	ports, more := hostPorts(spec)
 	return Conflicts{
 		RequiredAntiAffinity: spec.Affinity != nil && spec.Affinity.PodAntiAffinity != nil &&
 			len(spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0,
@@ -48,7 +57,7 @@ func conflictsOf(spec *corev1.PodSpec) Conflicts {
 		}),
 		RareVolumes: slices.ContainsFunc(spec.Volumes, isRare),
 		Claims:      len(spec.ResourceClaims) > 0,
-		HostPorts:   hostPorts(spec),
+		HostPorts:   ports, AnyHostPort: more,
 	}
 }
 
@@ -57,9 +66,9 @@ func isRare(volume corev1.Volume) bool {
 		volume.DownwardAPI == nil && volume.HostPath == nil && volume.NFS == nil && volume.Image == nil
 }
 
-// hostPorts returns the host ports of the pod's containers and sidecars (init containers that restart always).
-func hostPorts(spec *corev1.PodSpec) []HostPort {
-	var ports []HostPort
+// hostPorts returns the host ports of the pod's containers and sidecars (init containers that restart always) as a sorted set; more
+// is true instead if they are more than maxHostPorts.
+func hostPorts(spec *corev1.PodSpec) (ports []HostPort, more bool) {
 	collect := func(container *corev1.Container) {
 		for _, port := range container.Ports {
 			if port.HostPort <= 0 {
@@ -68,6 +77,10 @@ func hostPorts(spec *corev1.PodSpec) []HostPort {
 			address := port.HostIP
 			if address == "0.0.0.0" {
 				address = ""
+			}
+			if len(ports) == maxHostPorts { // The API server accepts no port of a pod twice.
+				more = true
+				return
 			}
 			ports = append(ports, HostPort{Port: port.HostPort, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP), Address: address})
 		}
@@ -80,17 +93,35 @@ func hostPorts(spec *corev1.PodSpec) []HostPort {
 	for i := range spec.Containers {
 		collect(&spec.Containers[i])
 	}
-	return ports
+	if more {
+		return nil, true
+	}
+	slices.SortFunc(ports, compareHostPorts)
+	return ports, false
 }
 
-// portsConflict reports whether the two lists have a host port in common.
-func portsConflict(a, b []HostPort) bool {
-	for _, p := range a {
-		for _, q := range b {
-			if p.Port == q.Port && p.Protocol == q.Protocol && (p.Address == "" || q.Address == "" || p.Address == q.Address) {
-				return true
-			}
-		}
+// compareHostPorts orders by port and protocol. The entry for every address comes first.
+func compareHostPorts(a, b HostPort) int {
+	return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Address, b.Address))
+}
+
+// portsConflict reports whether the two pods have a host port in common.
+func (c *Conflicts) portsConflict(o *Conflicts) bool {
+	if c.AnyHostPort || o.AnyHostPort {
+		return c.UsesHostPorts() && o.UsesHostPorts()
 	}
-	return false
+	few, many := c.HostPorts, o.HostPorts
+	if len(few) > len(many) {
+		few, many = many, few
+	}
+	return slices.ContainsFunc(few, func(p HostPort) bool {
+		everywhere := HostPort{Port: p.Port, Protocol: p.Protocol}
+		i, found := slices.BinarySearchFunc(many, everywhere, compareHostPorts)
+		if !found && p.Address != "" {
+			_, found = slices.BinarySearchFunc(many[i:], p, compareHostPorts)
+		} else if !found && i < len(many) { // The next entry is the first for some address.
+			found = many[i].Port == p.Port && many[i].Protocol == p.Protocol
+		}
+		return found
+	})
 }

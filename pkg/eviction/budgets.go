@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
 // budgets finds and numbers the disruption budgets of pods by kube-scheduler's rules (k8s.io/kubernetes
@@ -13,8 +14,12 @@ import (
 type budgets struct {
 	cache      Cache
 	namespaces map[string][]budget
+	// covering are the budgets that cover pods, by namespace and labels: most pods have the same labels as others.
+	covering map[string][]budget
 	// allowed holds how many disruptions each budget allows, by its number.
 	allowed []int
+	// work counts the selectors that are evaluated.
+	work *preemption.Budget
 }
 
 type budget struct {
@@ -23,15 +28,38 @@ type budget struct {
 	number   int
 }
 
+func newBudgets(cache Cache, work *preemption.Budget) budgets {
+	return budgets{cache: cache, namespaces: map[string][]budget{}, covering: map[string][]budget{}, work: work}
+}
+
 // of returns the numbers of the budgets of which the pod's eviction uses one disruption.
 func (b *budgets) of(pod *clustercache.PodInfo) (numbers []int) {
-	for _, budget := range b.in(pod.Namespace) {
-		_, counted := budget.Status.DisruptedPods[pod.Name]
-		if !counted && budget.selector.Matches(labels.Set(pod.Labels)) {
+	for _, budget := range b.cover(pod) {
+		if _, counted := budget.Status.DisruptedPods[pod.Name]; !counted {
 			numbers = append(numbers, budget.number)
 		}
 	}
 	return numbers
+}
+
+// cover returns the budgets that cover the pod.
+func (b *budgets) cover(pod *clustercache.PodInfo) []budget {
+	all := b.in(pod.Namespace)
+	if len(all) == 0 {
+		return nil
+	}
+	key := pod.Namespace + "/" + labels.FormatLabels(pod.Labels)
+	covering, known := b.covering[key]
+	if !known {
+		b.work.Spend(len(all))
+		for _, budget := range all {
+			if budget.selector.Matches(labels.Set(pod.Labels)) {
+				covering = append(covering, budget)
+			}
+		}
+		b.covering[key] = covering
+	}
+	return covering
 }
 
 func (b *budgets) in(namespace string) []budget {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -16,7 +17,7 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 		Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{},
 		Capacity: r.capacity(), Budgets: map[gpu.PodUID][]int{},
 	}
-	budgets := budgets{cache: r.Cache, namespaces: map[string][]budget{}}
+	budgets := newBudgets(r.Cache, new(preemption.Budget))
 	for _, v := range need.Victims {
 		for _, pod := range v.Pods {
 			if place, numbers, ok := r.candidate(pod, &budgets); ok {

@@ -216,7 +216,7 @@ func (e *Evictor) step(ctx context.Context) {
 			continue
 		}
 		tries++
-		chosen, found := e.choosePlan(pod, b.nodes)
+		chosen, found := e.choosePlan(ctx, pod, b.nodes)
 		if !found {
 			e.postpone(b.pod.UID, planPause)
 			continue

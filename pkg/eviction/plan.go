@@ -1,6 +1,7 @@
 package eviction
 
 import (
+	"context"
 	"math/rand/v2"
 	"slices"
 
@@ -23,14 +24,14 @@ type plan struct {
 }
 
 // choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
-func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (plan, bool) {
-	s := NewSurvey(e.Ledger, e.Cache, pod, e.Clock.Now())
+func (e *Evictor) choosePlan(ctx context.Context, pod *clustercache.PodInfo, candidates []string) (plan, bool) {
 	var names []string
 	var nodes []preemption.Node
 	outranked := e.Ledger.Outranked(pod.Pod, candidates)
 	if len(outranked) > maxPlans { // Different nodes each time, so that the last ones are compared too.
 		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
 	}
+	s := NewSurvey(e.Ledger, e.Cache, pod, min(len(outranked), maxPlans), e.Clock.Now())
 	for _, name := range outranked {
 		if len(nodes) == maxPlans {
 			break
@@ -40,7 +41,7 @@ func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (pl
 			names, nodes = append(names, name), append(nodes, node)
 		}
 	}
-	chosen, ok := preemption.ChooseNode(nodes, s.request)
+	chosen, ok := preemption.ChooseNode(ctx, nodes, s.request, s.work)
 	if !ok || chosen.Violations > 0 {
 		return plan{}, false
 	}

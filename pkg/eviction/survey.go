@@ -1,6 +1,8 @@
 package eviction
 
 import (
+	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -24,11 +26,14 @@ type Survey struct {
 	request   preemption.Request
 	budgets   budgets
 	now       time.Time
+	// work limits what the request may cost.
+	work *preemption.Budget
 }
 
-// NewSurvey returns a Survey for the preemptor.
-func NewSurvey(l Ledger, cache Cache, preemptor *clustercache.PodInfo, now time.Time) *Survey {
-	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: budgets{cache: cache, namespaces: map[string][]budget{}}, now: now}
+// NewSurvey returns a Survey of that number of nodes for the preemptor.
+func NewSurvey(l Ledger, cache Cache, preemptor *clustercache.PodInfo, nodes int, now time.Time) *Survey {
+	work := preemption.NewBudget(nodes)
+	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: newBudgets(cache, work), now: now, work: work}
 	for name := range preemptor.Requests {
 		s.resources = append(s.resources, name)
 	}
@@ -37,14 +42,24 @@ func NewSurvey(l Ledger, cache Cache, preemptor *clustercache.PodInfo, now time.
 	return s
 }
 
-// Victims returns the victims on one node, given kube-scheduler's proposal. It returns false if the node is not a
-// candidate.
-func (s *Survey) Victims(name string, proposal preemption.Victims) (preemption.Victims, bool) {
-	node, ok := s.node(name, proposal)
-	if !ok {
-		return preemption.Victims{}, false
+// Victims returns the victims on each node, given kube-scheduler's proposals. It omits the nodes that are no candidates, and those that are
+// left when the budget of work is spent or the context has ended; undecided is the number of the latter.
+func (s *Survey) Victims(ctx context.Context, proposed map[string]preemption.Victims) (victims map[string]preemption.Victims, undecided int) {
+	victims = map[string]preemption.Victims{}
+	names := slices.Sorted(maps.Keys(proposed))
+	for i, name := range names {
+		if !s.work.Next(ctx) {
+			return victims, len(names) - i
+		}
+		node, ok := s.node(name, proposed[name])
+		if !ok {
+			continue
+		}
+		if chosen, ok := preemption.Choose(node, s.request, s.work); ok {
+			victims[name] = chosen
+		}
 	}
-	return preemption.Choose(node, s.request)
+	return victims, 0
 }
 
 // node collects the input of the decision about one node. It returns false if no eviction can help there.
@@ -65,10 +80,13 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 	for i := range available.Allocations {
 		allocations[available.Allocations[i].UID] = &available.Allocations[i]
 	}
+	s.work.Spend(len(pods) + len(proposal.Pods) + len(allocations))
+	seen := make(map[gpu.PodUID]bool, len(proposal.Pods))
 	for _, uid := range proposal.Pods {
-		if slices.ContainsFunc(node.Pods, func(p preemption.Pod) bool { return p.UID == uid }) {
+		if seen[uid] {
 			continue // The proposal names the pod twice.
 		}
+		seen[uid] = true
 		p := s.candidate(uid, pods[uid], allocations[uid])
 		p.Proposed = true
 		p.MustEvict = pods[uid] == nil || clustercache.Interferes(pods[uid], s.pod)

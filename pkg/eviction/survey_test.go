@@ -1,6 +1,7 @@
 package eviction
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -131,7 +132,8 @@ func TestSurvey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(append(test.objects, node)...)
 			preemptor := clustercache.NewPodInfo(fake.Pod("p", 16, append(test.preemptor, important)...))
-			got, ok := NewSurvey(c.ledger, c, preemptor, begin).Victims("n1", test.proposed)
+			answer, _ := NewSurvey(c.ledger, c, preemptor, 1, begin).Victims(t.Context(), map[string]preemption.Victims{"n1": test.proposed})
+			got, ok := answer["n1"]
 			want := preemption.Victims{Pods: test.want, Violations: test.violations}
 			if ok != (test.want != nil) {
 				t.Errorf("candidate: %v", ok)
@@ -160,9 +162,40 @@ func TestSurveyNoCandidate(t *testing.T) {
 		"an unknown node": {fake.Pod("p", 16, fake.Priority(5)), "unknown"},
 		"the preemptor has an unconfirmed bind to another node": {tried, "other"},
 	} {
-		survey := NewSurvey(c.ledger, c, clustercache.NewPodInfo(test.preemptor), begin)
-		if got, ok := survey.Victims(test.node, preemption.Victims{Pods: []gpu.PodUID{"uid-victim"}}); ok {
-			t.Errorf("%s: victims %v", name, got)
+		proposed := map[string]preemption.Victims{test.node: {Pods: []gpu.PodUID{"uid-victim"}}}
+		got, undecided := NewSurvey(c.ledger, c, clustercache.NewPodInfo(test.preemptor), 1, begin).Victims(t.Context(), proposed)
+		if len(got) > 0 || undecided > 0 {
+			t.Errorf("%s: victims %v, %d nodes undecided", name, got, undecided)
 		}
+	}
+}
+
+// A call that kube-scheduler no longer waits for decides no further node.
+func TestSurveyEndsWithTheCall(t *testing.T) {
+	c := newCluster(fake.Node("n1", 16), fake.Pod("victim", 16, fake.Bound("n1", 0)))
+	survey := NewSurvey(c.ledger, c, clustercache.NewPodInfo(fake.Pod("p", 16, fake.Priority(5))), 2, begin)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	proposal := preemption.Victims{Pods: []gpu.PodUID{"uid-victim"}}
+	got, undecided := survey.Victims(ctx, map[string]preemption.Victims{"n1": proposal, "n2": proposal})
+	if len(got) > 0 || undecided != 2 {
+		t.Errorf("victims %v, %d nodes undecided, want 2", got, undecided)
+	}
+}
+
+// All pods of a namespace are matched with its budgets by labels, and once for equal labels.
+func TestBudgetsOfEqualPods(t *testing.T) {
+	c := newCluster(fake.Budget("b", "x", 0), fake.Budget("c", "y", 0))
+	spent := func(pods ...*corev1.Pod) int {
+		work := preemption.NewBudget(1)
+		b := newBudgets(c, work)
+		for _, pod := range pods {
+			b.of(clustercache.NewPodInfo(pod))
+		}
+		return work.Left()
+	}
+	x, again, y := fake.Pod("p", 1, fake.Label("x")), fake.Pod("q", 1, fake.Label("x")), fake.Pod("r", 1, fake.Label("y"))
+	if one, equal, others := spent(x), spent(x, again), spent(x, y); one != equal || others >= one {
+		t.Errorf("steps left: %d for one pod, %d for two with equal labels, %d for two with different ones", one, equal, others)
 	}
 }

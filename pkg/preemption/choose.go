@@ -15,17 +15,16 @@ import (
 // If enough cards already have room, Choose returns kube-scheduler's proposal, whose victims free another resource. This
 // guarantees that attempts end: once the cards are free, kube-scheduler alone decides.
 //
-// Choose spends steps of the budget, and fewer than it needs for all sets if there aren't enough: then it returns the best set found.
-//
 // Otherwise Choose returns the cheapest set of pods whose end frees as many cards as the request needs, all at once. The order is the one of kube-scheduler between
 // nodes (k8s.io/kubernetes pkg/scheduler/framework/preemption, pickOneNodeForPreemption): fewest violated disruption
 // budgets, lowest highest priority, smallest sum of priorities (in general the fewest victims). Then follow: least GPU
-// memory, fewest terminating pods, lowest card index.
-func Choose(node Node, request Request) (Victims, bool) {
+// memory, fewest terminating pods, lowest card index. Once the node's share of the budget is spent, Choose returns the cheapest set that it
+// has found; it always finds one if there is any.
+func Choose(node Node, request Request, budget *Budget) (Victims, bool) {
 	if placement.Fit(node.Cards, request.Demand) == placement.Fits {
 		return node.proposal()
 	}
-	best := node.cheapest(request)
+	best := node.cheapest(request, budget)
 	if best == nil {
 		return Victims{}, false
 	}
@@ -37,18 +36,18 @@ func Choose(node Node, request Request) (Victims, bool) {
 const maxSets = 330
 
 // cheapest returns the cheapest plan that frees as many cards as the request needs, or nil.
-func (n Node) cheapest(request Request) (best *plan) {
-	cards, tried := n.freeable(request), 0
+func (n Node) cheapest(request Request, budget *Budget) (best *plan) {
+	cards, tried := n.freeable(request, budget), 0
 	var extend func(set []placement.Card, from int)
 	extend = func(set []placement.Card, from int) {
 		if len(set) == request.Demand.Cards {
 			tried++
-			best = n.cheapestOn(set, request, best)
+			best = n.cheapestOn(set, request, best, maxSteps, budget)
 			return
 		}
 		// The cards from i on must complete the set. Otherwise the sets that are too small for the request would all be visited, which
 		// maxSets doesn't limit.
-		for i := from; i <= len(cards)-request.Demand.Cards+len(set) && tried < maxSets; i++ {
+		for i := from; i <= len(cards)-request.Demand.Cards+len(set) && tried < maxSets && (best == nil || !budget.spent()); i++ {
 			extend(append(slices.Clip(set), cards[i]), i+1)
 		}
 	}
@@ -58,7 +57,7 @@ func (n Node) cheapest(request Request) (best *plan) {
 
 // freeable returns the cards that can be freed for their share of the demand. If several are needed, those that are cheapest to free
 // come first.
-func (n Node) freeable(request Request) []placement.Card {
+func (n Node) freeable(request Request, budget *Budget) []placement.Card {
 	type freeable struct {
 		placement.Card
 		plan *plan
@@ -66,13 +65,14 @@ func (n Node) freeable(request Request) []placement.Card {
 	var cards []freeable
 	one := request
 	one.Demand.Cards = 1
+	steps := min(maxSteps, budget.share/2/max(len(n.Cards), 1)) // Half of the share is for the sets.
 	for _, c := range n.Cards {
 		if c.Unhealthy || c.Memory < request.Demand.Memory {
 			continue
 		}
 		f := freeable{Card: c}
 		if request.Demand.Cards > 1 {
-			if f.plan = n.cheapestOn([]placement.Card{c}, one, nil); f.plan == nil {
+			if f.plan = n.cheapestOn([]placement.Card{c}, one, nil, steps, budget); f.plan == nil {
 				continue
 			}
 		}
@@ -108,11 +108,13 @@ type potentialVictim struct {
 	violates bool
 }
 
-// cheapestOn returns the cheapest plan that frees all of the cards, or best if none is cheaper.
-func (n Node) cheapestOn(cards []placement.Card, request Request, best *plan) *plan {
+// cheapestOn returns the cheapest plan that frees all of the cards, or best if none is cheaper. Once it has a plan it stops after that number
+// of steps.
+func (n Node) cheapestOn(cards []placement.Card, request Request, best *plan, steps int, budget *Budget) *plan {
+	budget.Spend(len(n.Pods))
 	pool := n.potentialVictims(cards)
 	s := search{
-		node: &n, request: request, pool: pool, best: best, steps: maxSteps,
+		node: &n, request: request, pool: pool, best: best, steps: steps, budget: budget,
 		cards: slices.Clone(cards), free: slices.Clone(n.Free), allowed: slices.Clone(n.Budgets),
 		plan: plan{highest: math.MinInt64},
 	}
@@ -206,6 +208,7 @@ type search struct {
 	feasible bool
 	best     *plan
 	steps    int
+	budget   *Budget
 
 	// The state of the branch: the cards and the resources with all undecided pods evicted, and the victims so far.
 	cards   []placement.Card
@@ -217,7 +220,7 @@ type search struct {
 // decide tries to keep and to evict the pod at position i, and decides on all pods after it.
 func (s *search) decide(i int) {
 	switch {
-	case s.best != nil && (s.steps <= 0 || s.plan.compareCost(s.best) >= 0):
+	case s.best != nil && (s.steps <= 0 || s.budget.spent() || s.plan.compareCost(s.best) >= 0):
 		return
 	case i == len(s.pool):
 		found := s.plan
@@ -226,6 +229,7 @@ func (s *search) decide(i int) {
 		return
 	}
 	s.steps--
+	s.budget.Spend(len(s.cards))
 	c := s.pool[i]
 	if s.canStay(c) {
 		s.stay(c)

@@ -1,6 +1,7 @@
 package preemption_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -60,6 +61,13 @@ func node(size gpu.Memory, others []gpu.Memory, cpu int64, pods ...preemption.Po
 	}
 	n.Free = preemption.Amounts{cpu, free}
 	return n
+}
+
+// choose is Choose with the whole budget of a call for one node.
+func choose(n preemption.Node, request preemption.Request) (preemption.Victims, bool) {
+	budget := preemption.NewBudget(1)
+	budget.Next(context.Background())
+	return preemption.Choose(n, request, budget)
 }
 
 // units returns the demand of a pod that asks for memory of one card.
@@ -211,7 +219,7 @@ func TestChoose(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, ok := preemption.Choose(test.node, preemption.Request{
+			got, ok := choose(test.node, preemption.Request{
 				Demand: units(test.request), Resources: preemption.Amounts{test.cpu, int64(test.request)},
 			})
 			if ok != (len(test.want) > 0) {
@@ -233,12 +241,12 @@ func TestChooseOfManyCards(t *testing.T) {
 		pods, want = append(pods, on(card, 16, uid)), append(want, uid)
 	}
 	n := node(16, make([]gpu.Memory, gpu.MaxCards), 0, pods...)
-	got, ok := preemption.Choose(n, preemption.Request{Demand: gpu.Demand{Cards: gpu.MaxCards, Memory: 16}})
+	got, ok := choose(n, preemption.Request{Demand: gpu.Demand{Cards: gpu.MaxCards, Memory: 16}})
 	if diff := cmp.Diff(want, got.Pods); diff != "" || !ok {
 		t.Errorf("all cards: %v (-want +got):\n%s", ok, diff)
 	}
 	n.Cards[0].Used, n.Pods = 16, n.Pods[1:]
-	if got, ok := preemption.Choose(n, preemption.Request{Demand: gpu.Demand{Cards: gpu.MaxCards, Memory: 16}}); ok {
+	if got, ok := choose(n, preemption.Request{Demand: gpu.Demand{Cards: gpu.MaxCards, Memory: 16}}); ok {
 		t.Errorf("one of them can't be freed: %v", got)
 	}
 }

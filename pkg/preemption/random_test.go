@@ -28,7 +28,7 @@ func TestChooseCheapest(t *testing.T) {
 func TestChooseOfMany(t *testing.T) {
 	for seed := range uint64(300) {
 		n, request := randomNode(rand.New(rand.NewPCG(seed, 2)), 60, 20)
-		if got, ok := preemption.Choose(n, request); ok && placement.Fit(n.Cards, request.Demand) != placement.Fits {
+		if got, ok := choose(n, request); ok && placement.Fit(n.Cards, request.Demand) != placement.Fits {
 			checkEnough(t, n, request, got)
 		}
 	}
@@ -45,7 +45,7 @@ func checkCheapest(t *testing.T, seed, stream uint64) int {
 	if placement.Fit(n.Cards, request.Demand) == placement.Fits {
 		return 0
 	}
-	got, ok := preemption.Choose(n, request)
+	got, ok := choose(n, request)
 	want, found := cheapest(n, request)
 	if ok != found {
 		t.Fatalf("found: %v, want %v\nof %+v\nfor %+v", ok, found, n, request)

@@ -148,7 +148,7 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 // constrained reports whether the pod's node depends on other pods. Only kube-scheduler chooses the node of such a pod.
 func constrained(pod *clustercache.PodInfo) bool {
 	c := &pod.Conflicts
-	return c.RequiredAntiAffinity || c.RequiredSpread || c.RareVolumes || c.Claims || len(c.HostPorts) > 0
+	return c.RequiredAntiAffinity || c.RequiredSpread || c.RareVolumes || c.Claims || c.UsesHostPorts()
 }
 
 // gone removes a pod that is no longer pending.

@@ -1,6 +1,7 @@
 package scheduling
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -17,8 +18,8 @@ import (
 )
 
 // Preempt corrects the victims of kube-scheduler's proposal for a pod, node by node, so that their eviction frees the
-// cards that the pod needs. It omits the nodes on which too few can be freed. It has no side effects: kube-scheduler chooses the node and
-// evicts the victims.
+// cards that the pod needs. It omits the nodes on which too few can be freed, and, in a call with very much work, those for which no time is
+// left: kube-scheduler then chooses among the others. It evicts nothing: kube-scheduler chooses the node and evicts the victims.
 func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error) {
 	switch {
 	case s.checkRequest(object, protocol.Pod(object)) != nil:
@@ -34,7 +35,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	case !s.fair.evicts(protocol.Pod(object)):
 		return nil, nil // It was granted because everything it needs was free.
 	}
-	if err := s.cache.Ready(); err != nil {
+	if err := cmp.Or(ctx.Err(), s.cache.Ready()); err != nil {
 		return nil, err
 	}
 	if s.nominator.steers(gpu.PodUID(object.UID)) {
@@ -48,15 +49,12 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
 	pod := clustercache.NewPodInfo(object)
-	survey := eviction.NewSurvey(s.ledger, s.cache, pod, s.Clock.Now())
-	answer := map[string]preemption.Victims{}
-	for node, proposal := range proposed {
-		if victims, ok := survey.Victims(node, proposal); ok {
-			answer[node] = victims
-		}
+	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, pod, len(proposed), s.Clock.Now()).Victims(ctx, proposed)
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
 	klog.FromContext(ctx).Info("Victims chosen by card", "pod", klog.KObj(object), "priority", pod.Priority,
-		"memory", pod.Request.String(), "nodesProposed", len(proposed), "nodes", len(answer))
+		"memory", pod.Request.String(), "nodesProposed", len(proposed), "nodesUndecided", undecided, "nodes", len(answer))
 	return answer, nil
 }
 

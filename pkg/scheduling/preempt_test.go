@@ -1,6 +1,7 @@
 package scheduling
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -47,5 +48,16 @@ func TestPreemptWithoutBudgets(t *testing.T) {
 	f.await("the cache sync", func() bool { return f.Ready() == nil })
 	if _, err := f.Preempt(t.Context(), fake.Pod("p", 16), nil); !errors.Is(err, clustercache.ErrNotSynced) {
 		t.Errorf("%v, want ErrNotSynced", err)
+	}
+}
+
+// Nobody reads the answer of a call that kube-scheduler has given up, so Preempt does nothing for it.
+func TestPreemptGivenUp(t *testing.T) {
+	f := start(t, Options{}, fake.Node("n1", 16), fake.Pod("a", 16, fake.Bound("n1", 0)))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	got, err := f.Preempt(ctx, fake.Pod("p", 16, fake.Priority(5)), map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}})
+	if got != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, %v, want context.Canceled", got, err)
 	}
 }
