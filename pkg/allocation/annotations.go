@@ -8,8 +8,8 @@ import (
 )
 
 // DueAnnotations returns the changes to a pod's annotations: a new value, or nil for an annotation to remove. It returns nil if
-// the annotations are correct. repair is true if they named other cards than those that the containers got. An existing
-// assume time is never overwritten, whatever its value.
+// the annotations are correct. repair is true if they named other cards than those that the containers got. Only a pod whose cards
+// the node chose gets an assume time, equal to the assign time (protocol.Assignment.ChosenByNode). An existing one is never overwritten.
 func DueAnnotations(pod *Pod, given PodAllocations) (annotations map[string]any, repair bool) {
 	if pod.Terminal {
 		return nil, false
@@ -29,14 +29,14 @@ func DueAnnotations(pod *Pod, given PodAllocations) (annotations map[string]any,
 	annotations = map[string]any{}
 	repair = has && pod.Assumed && !slices.Equal(pod.Assignment.Indexes(), lasting.Cards.Cards())
 	if has && (!pod.Assumed || repair) {
-		right := protocol.Assignment{Cards: lasting.assigned(), Request: pod.Request, Containers: pod.AppRequests, AssumeTime: lasting.At}
+		right := protocol.Assignment{Cards: lasting.assigned(), Request: pod.Request, Containers: pod.AppRequests, AssumeTime: at}
 		for key, value := range right.Annotations() {
 			annotations[key] = value
 		}
 		if len(lasting.Cards) == 1 && len(pod.Assignment.Cards) > 1 {
 			annotations[protocol.AnnotationAllocation] = nil // It is for pods with several cards only.
 		}
-		if pod.HasAssumeTime {
+		if pod.HasAssumeTime || repair {
 			delete(annotations, protocol.AnnotationAssumeTime)
 		}
 		if pod.Assigned {

@@ -45,6 +45,19 @@ func TestDueAnnotations(t *testing.T) {
 				"ASSIGN_TIME": nanoseconds(0),
 			},
 		},
+		"no annotations, and containers were served at different times: the pod counts as one whose card the node chose": {
+			pod: newPod("a", container("x", 2), container("y", 3)), given: PodAllocations{"x": onCard(1), "y": late},
+			want: map[string]any{
+				"IDX": "1", "POD": "5", "DEV": "16",
+				"ASSUME_TIME": nanoseconds(time.Minute), "ASSIGNED": "true", "ASSIGN_TIME": nanoseconds(time.Minute),
+			},
+		},
+		"another card than that of a scheduler that writes no assume time": {
+			pod: newPod("a", main(2), assumed(0, 5), func(pod *Pod) { pod.HasAssumeTime = false }), given: PodAllocations{"main": onCard(1)}, repair: true,
+			want: map[string]any{
+				"IDX": "1", "POD": "2", "DEV": "16", "ASSIGNED": "true", "ASSIGN_TIME": nanoseconds(0),
+			},
+		},
 		"no annotations, and one container was not served yet": {
 			pod: newPod("a", container("x", 2), container("y", 3)), given: PodAllocations{"x": onCard(1)},
 			want: map[string]any{

@@ -118,7 +118,8 @@ func (c *Cache) Overusing() []*PodInfo {
 	return slices.DeleteFunc(c.indexed(reportIndex, reportIndex), func(p *PodInfo) bool { return p.Overuse == nil })
 }
 
-// Reported returns the bound pods whose annotations report over-use or a limit that is not in force, ordered by namespace and name.
+// Reported returns the bound pods with a problem, ordered by namespace and name: their annotations report over-use or a limit that is
+// not in force, or they were bound without the extender.
 func (c *Cache) Reported() []*PodInfo {
 	pods := c.indexed(reportIndex, reportIndex)
 	slices.SortFunc(pods, byName)
@@ -141,7 +142,7 @@ func (c *Cache) indexed(index, value string) []*PodInfo {
 const reportIndex = "report"
 
 func indexByReport(object any) ([]string, error) {
-	if pod, ok := object.(*PodInfo); ok && (pod.Overuse != nil || pod.LimitProblem != "") && pod.Node != "" && !pod.Ended {
+	if pod, ok := object.(*PodInfo); ok && (pod.Overuse != nil || pod.LimitProblem != "" || pod.WithoutExtender) && pod.Node != "" && !pod.Ended {
 		return []string{reportIndex}, nil
 	}
 	return nil, nil

@@ -35,6 +35,8 @@ type PodInfo struct {
 	Mirror bool
 	// Managed is true if kube-scheduler can send the pod to the extender, see protocol.Managed.
 	Managed bool
+	// WithoutExtender is true if a scheduler bound the pod without calling the extender, see diagnosis.BoundWithoutExtender.
+	WithoutExtender bool
 	// NeverPreempts is true if spec.preemptionPolicy is Never.
 	NeverPreempts bool
 	// GraceSeconds is metadata.deletionGracePeriodSeconds, between the request for the deletion and DeletionTime.
@@ -112,6 +114,7 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 		p.PlacementErr = nil
 	}
 	p.Overuse, _ = protocol.ParseOveruse(pod.Annotations) // An invalid annotation reports nothing.
+	p.WithoutExtender = diagnosis.BoundWithoutExtender(pod)
 	p.LimitProblem = strings.Clone(protocol.ParsePodIsolation(pod.Annotations).Problem)
 	assignment, _ := protocol.ParseAssignment(pod.Annotations)
 	p.AssumeTime = assignment.AssumeTime

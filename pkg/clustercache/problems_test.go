@@ -10,14 +10,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// A pod is reported while it is bound and its annotations report over-use or a limit that is not in force.
+// A pod is reported while it is bound, and its annotations report over-use or a limit that is not in force, or it was bound without the
+// extender.
 func TestReported(t *testing.T) {
 	over := fake.Annotation(protocol.AnnotationOveruse, `{"usedMiB":3,"requestedMiB":2,"cards":{"0":{"usedMiB":3,"requestedMiB":2}}}`)
 	unlimited := fake.Annotation(protocol.AnnotationIsolation, "driver: container c: its cgroup has no limit")
 	f := start(t, fake.Pod("b", 1, fake.Bound("n1", 0), over), fake.Pod("a", 1, fake.Bound("n2", 0), unlimited), fake.Pod("pending", 1, over),
+		fake.Pod("c", 1, fake.BoundWithoutExtender("n1")),
 		fake.Pod("limited", 1, fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationIsolation, "driver")),
 		fake.Pod("ended", 1, fake.Bound("n1", 0), fake.Phase(corev1.PodSucceeded), over))
-	for range 5 {
+	for range 6 {
 		<-f.got.pods
 	}
 	names := func(pods []*PodInfo) (names []string) {
@@ -26,11 +28,11 @@ func TestReported(t *testing.T) {
 		}
 		return names
 	}
-	wantEqual(t, "reported pods", []string{"a", "b"}, names(f.Reported()))
+	wantEqual(t, "reported pods", []string{"a", "b", "c"}, names(f.Reported()))
 	wantEqual(t, "pods that use more than they request", []string{"b"}, names(f.Overusing()))
 	f.publish(fake.Pod("b", 1, fake.Bound("n1", 0)))
 	f.want(f.got.pods, "uid-b becomes uid-b")
-	wantEqual(t, "pods that are still reported", []string{"a"}, names(f.Reported()))
+	wantEqual(t, "pods that are still reported", []string{"a", "c"}, names(f.Reported()))
 }
 
 // A pod with a request problem is listed while it exists, has not ended and isn't being deleted.

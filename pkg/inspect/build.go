@@ -44,12 +44,12 @@ func (o Objects) hasPodsOn(name string) bool {
 // pods that ask for none or have ended.
 func Build(objects Objects) Report {
 	report := Report{
-		APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, NodesWithoutCards: []NodeWithoutCards{},
+		APIVersion: ReportAPIVersion, Kind: ReportKind, Problems: []string{}, Nodes: []Node{}, NodesWithoutCards: []NodeWithoutCards{},
 		PendingPods: []PendingPod{}, RequestProblems: []RequestProblem{},
 	}
 	// The order in which the extender gets the pods when it starts.
 	objects.Pods = slices.SortedFunc(slices.Values(objects.Pods), byName)
-	bound := map[string][]*corev1.Pod{}
+	bound, bypasses := map[string][]*corev1.Pod{}, map[string]int{}
 	var pending []*corev1.Pod
 	for _, pod := range objects.Pods {
 		if problem, found := requestProblem(pod); found {
@@ -59,9 +59,15 @@ func Build(objects Objects) Report {
 		case protocol.Terminal(pod) || protocol.PodRequest(pod) == 0:
 		case pod.Spec.NodeName != "":
 			bound[pod.Spec.NodeName] = append(bound[pod.Spec.NodeName], pod)
+			if diagnosis.BoundWithoutExtender(pod) {
+				bypasses[pod.Spec.SchedulerName]++
+			}
 		case pod.DeletionTimestamp == nil:
 			pending = append(pending, pod)
 		}
+	}
+	if problem := diagnosis.BypassProblem(bypasses); problem != "" {
+		report.Problems = append(report.Problems, problem)
 	}
 	if objects.PodsOnly {
 		report.NotSeen = notSeen
@@ -218,6 +224,9 @@ func buildPod(object *corev1.Pod) Pod {
 		pod.Notes = append(pod.Notes, "no card chosen")
 	case err != nil:
 		pod.Notes = append(pod.Notes, err.Error())
+	}
+	if diagnosis.BoundWithoutExtender(object) {
+		pod.Notes = append(pod.Notes, "bound without the extender")
 	}
 	pod.addIsolation(object)
 	for _, share := range shares {

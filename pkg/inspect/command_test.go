@@ -91,6 +91,45 @@ empty  the label gpushare=true is set, but the node has no cards to share: its d
 pool   the label gpushare=pool-b is set, but the node has no cards to share: its device plugin reports none
 `,
 		},
+		"pods that were bound without the extender": {
+			objects: bypassed,
+			stdout: `
+NAME  IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)
+n     10.0.0.1   10/16                  10/16
+-------------------------------------------------------
+Largest Free Piece: 6 GiB of 6 GiB free, on n
+Allocated/Total GPU Memory In Cluster:
+10/16 (62%)
+
+Problem: 2 pods were bound without the extender: is default-scheduler configured to call it?
+`,
+		},
+		"pods that were bound without the extender, while none is pending": {
+			objects: bypassed, args: []string{"--pending"}, stderr: "No pod waits for GPU memory.\n",
+			stdout: "\nProblem: 2 pods were bound without the extender: is default-scheduler configured to call it?\n",
+		},
+		"details of pods that were bound without the extender": {
+			objects: bypassed, args: []string{"-d"},
+			stdout: `
+NAME:       n
+IPADDRESS:  10.0.0.1
+UNIT:       GiB
+
+NAMESPACE    NAME         GPU0(Allocated)  STATUS
+default      by-extender  1                Running
+default      new          2                Running, no card chosen, bound without the extender, counted on GPU0
+default      nodename     3                Running, no card chosen, counted on GPU0
+default      served       4                Running, bound without the extender
+Allocated :  10 (62%)
+Total :      16
+---------------------------------------------------------------------------------------------------------------
+
+Largest Free Piece: 6 GiB of 6 GiB free, on n
+Allocated/Total GPU Memory In Cluster:  10/16 (62%)
+
+Problem: 2 pods were bound without the extender: is default-scheduler configured to call it?
+`,
+		},
 		"a deleted node by name": {
 			objects: absent, args: []string{"node/gone", "--no-headers"}, stdout: "\ngone  unknown  4000  4000/0\n",
 		},

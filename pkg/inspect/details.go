@@ -37,6 +37,7 @@ func writeDetails(out *bytes.Buffer, report Report, f format) {
 		}
 		fmt.Fprintln(out)
 	}
+	writeClusterProblems(out, report, f)
 	problemRows(report, true).writeSection(out, f.look, "Problems:")
 	writePods(out, report, f)
 }

@@ -340,6 +340,7 @@ pendingPods:
   request: 2
   schedulerName: default-scheduler
   uid: uid-fresh
+problems: []
 requestProblems: []
 `},
 		"YAML of a node without an inventory": {legacy, structured(outputYAML), format{}, `
@@ -383,6 +384,7 @@ nodes:
   unknownCard: 0
 nodesWithoutCards: []
 pendingPods: []
+problems: []
 requestProblems: []
 `},
 		"wide pending pods have kube-scheduler's message": {refused, writePending, format{wide: true}, `
@@ -402,6 +404,7 @@ ml         large  17       too_large   no card is large enough for 17 GiB: the l
         "free": 0,
         "largestFree": 0
     },
+    "problems": [],
     "nodes": [],
     "nodesWithoutCards": [],
     "pendingPods": [],

@@ -9,10 +9,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// writePending writes the pending pods, and the pods with a problem of their request. It writes nothing if there are none.
+// writePending writes the pending pods, and what is wrong with the cluster and with the requests of pods. It writes nothing if there is
+// nothing of this.
 func writePending(out *bytes.Buffer, report Report, f format) {
 	pendingRows(report.PendingPods, f.wide).writeAlone(out, f)
 	if !f.rowsOnly {
+		writeClusterProblems(out, report, f)
 		requestRows(report.RequestProblems).writeSection(out, f.look, requestTitle)
 	}
 }

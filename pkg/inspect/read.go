@@ -156,7 +156,7 @@ func (s scope) coversPod(pod *corev1.Pod) bool {
 }
 
 // trim removes large fields that are not used from a node or pod. Of one that the scope doesn't cover it leaves nothing that
-// Build reports.
+// Build reports. Few pods keep managedFields, which diagnosis.BoundWithoutExtender reads.
 func (s scope) trim(object any) any {
 	switch object := object.(type) {
 	case *corev1.Node:
@@ -165,9 +165,11 @@ func (s scope) trim(object any) any {
 			object.Labels, object.Annotations, object.Status = nil, nil, corev1.NodeStatus{}
 		}
 	case *corev1.Pod:
-		object.ManagedFields = nil
+		if !diagnosis.BoundWithoutExtender(object) {
+			object.ManagedFields = nil
+		}
 		if !s.coversPod(object) {
-			object.Labels, object.Annotations, object.Spec, object.Status = nil, nil, corev1.PodSpec{}, corev1.PodStatus{}
+			object.ManagedFields, object.Labels, object.Annotations, object.Spec, object.Status = nil, nil, nil, corev1.PodSpec{}, corev1.PodStatus{}
 		}
 	}
 	return object // A DeletedFinalStateUnknown of an informer holds an object that is already trimmed.

@@ -23,7 +23,9 @@ type Report struct {
 	Kind       string `json:"kind"`
 	// Cluster is the sum of the nodes that have cards, in a unit that represents all of them exactly.
 	Cluster Cluster `json:"cluster"`
-	Nodes   []Node  `json:"nodes"`
+	// Problems describe for the user what is wrong with the cluster as a whole, or with the nodes that were selected.
+	Problems []string `json:"problems"`
+	Nodes    []Node   `json:"nodes"`
 	// NodesWithoutCards are labelled for sharing, but have neither cards nor pods that request GPU memory.
 	NodesWithoutCards []NodeWithoutCards `json:"nodesWithoutCards"`
 	// PendingPods ask for GPU memory and have no node. The list is empty if only some nodes were selected.

@@ -1,12 +1,15 @@
 package inspect
 
 import (
+	"maps"
 	"strconv"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -39,6 +42,15 @@ func absent(t *testing.T) Objects {
 		},
 		newPod("p", 2000).on("n", 0), newPod("lost", 4000).on("gone", 0), newPod("ended", 1).on("gone", 0).phase(corev1.PodFailed),
 	)
+}
+
+// bypassed returns a node with two pods that a scheduler bound without the extender. For one of them the node has chosen a card.
+func bypassed(t *testing.T) Objects {
+	served := newPod("served", 4).on("n", 0).with(fake.BoundWithoutExtender("n"))
+	assignment := protocol.Assignment{Cards: protocol.OneCard(0, 16), Request: 4, AssumeTime: time.Unix(7, 0), Assigned: true, AssignTime: time.Unix(7, 0)}
+	maps.Copy(served.Annotations, assignment.Annotations())
+	return objects([]nodeBuilder{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 16))},
+		newPod("by-extender", 1).on("n", 0), newPod("new", 2).bound("n").with(fake.BoundWithoutExtender("n")), served, newPod("nodename", 3).bound("n"))
 }
 
 // sick returns a node with all kinds of problems of cards and pods, and pending pods.

@@ -42,6 +42,7 @@ func writeTable(out *bytes.Buffer, report Report, f format) {
 		}
 		fmt.Fprintln(out)
 	}
+	writeClusterProblems(out, report, f)
 	problemRows(report, f.wide).writeSection(out, f.look, "Problems:")
 	writePods(out, report, f)
 }
@@ -227,6 +228,16 @@ func largestFreeText(report Report) string {
 
 func (f format) sumTitle() string {
 	return fmt.Sprintf("Allocated/Total GPU Memory %s:", oneLine(cmp.Or(f.scope, "In Cluster")))
+}
+
+// writeClusterProblems writes a line for each problem that is not that of a node.
+func writeClusterProblems(out *bytes.Buffer, report Report, f format) {
+	if len(report.Problems) > 0 && out.Len() > 0 {
+		fmt.Fprintln(out)
+	}
+	for _, problem := range report.Problems {
+		fmt.Fprintln(out, f.look.paint(red, "Problem: "+oneLine(problem)))
+	}
 }
 
 // problemRows returns a row for each problem. cardlessOnly leaves out nodes that have a row or block of their own with their

@@ -46,6 +46,7 @@ type Extender struct {
 	nominated *prometheus.CounterVec
 	synced    prometheus.Gauge
 	requeues  prometheus.Counter
+	bypassed  prometheus.Counter
 	expiry    *prometheus.GaugeVec
 }
 
@@ -66,6 +67,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 		nominated: newCounterVec("nominations_total", "Number of writes that nominate a pod to a node, by result.", "result"),
 		synced:    newGaugeVec("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
 		requeues:  newCounter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods."),
+		bypassed:  newCounter("binds_without_extender_total", "Number of pods that ask for GPU memory and were bound by a scheduler that did not call the extender."),
 		expiry:    newGaugeVec("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
 	}
 	// Series start at zero, so that the first event is an increase.
@@ -83,7 +85,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	startAtZero(e.evicted, "evicted", "refused", "failed")
 	startAtZero(e.overuse, "evicted", "refused", "failed")
 	startAtZero(e.nominated, "made", "conflict", "failed", "removed")
-	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.expiry)
+	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.bypassed, e.expiry)
 	return e
 }
 
@@ -126,6 +128,9 @@ func (e *Extender) CacheSynced(took time.Duration) { e.synced.Set(took.Seconds()
 
 // Requeued implements scheduling.Observer.
 func (e *Extender) Requeued() { e.requeues.Inc() }
+
+// BoundWithoutExtender implements scheduling.Observer.
+func (e *Extender) BoundWithoutExtender() { e.bypassed.Inc() }
 
 // Nominated implements scheduling.Observer.
 func (e *Extender) Nominated(result string) { e.nominated.WithLabelValues(result).Inc() }

@@ -43,6 +43,12 @@ type AssignedCard struct {
 	Memory gpu.Memory
 }
 
+// ChosenByNode reports whether the device plugin chose the cards, because no scheduler had. It writes the time of the allocation as both
+// times; an extender's assume time is earlier.
+func (a Assignment) ChosenByNode() bool {
+	return a.Assigned && !a.AssignTime.IsZero() && a.AssignTime.Equal(a.AssumeTime)
+}
+
 // OneCard returns the cards of an assignment to a single card.
 func OneCard(index int, memory gpu.Memory) []AssignedCard { return []AssignedCard{{index, memory}} }
 

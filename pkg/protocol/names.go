@@ -37,7 +37,8 @@ const (
 	AnnotationPod = "ALIYUN_COM_GPU_MEM_POD"
 	// AnnotationDevice is the card's total memory, or that of each card in the order of AnnotationIndex.
 	AnnotationDevice = "ALIYUN_COM_GPU_MEM_DEV"
-	// AnnotationAssumeTime is when the extender chose the card, in Unix nanoseconds. It is written once.
+	// AnnotationAssumeTime is when the card was chosen, in Unix nanoseconds: by the extender, or by the device plugin for a pod that was bound
+	// without the extender (ChosenByNode). It is written once.
 	AnnotationAssumeTime = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 	// AnnotationAssigned is "false" from bind on, and "true" once the node has allocated the card to every GPU container.
 	AnnotationAssigned = "ALIYUN_COM_GPU_MEM_ASSIGNED"

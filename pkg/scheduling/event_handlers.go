@@ -27,6 +27,7 @@ type eventHandlers struct {
 	counts  *counts
 	// nominator is nil if kube-scheduler offers no samples.
 	nominator *nominator
+	bypass    *bypass
 	synced    func()
 }
 
@@ -41,6 +42,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.podGone(old.UID)
 	}
 	h.nominator.updated(pod)
+	h.bypass.updated(old, pod)
 	if pod.Ended && old != nil && !old.Ended {
 		h.fair.freed(pod.Node)
 	}

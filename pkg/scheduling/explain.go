@@ -20,8 +20,8 @@ type Explanation struct {
 	// RequestProblems are the pods that get no GPU memory although they seem to ask for some, ordered by namespace and name:
 	// see PodInfo.RequestProblem. Most of them run.
 	RequestProblems []*clustercache.PodInfo
-	// Reported are the bound pods of which a device plugin reports over-use, or a limit that is not in force, ordered by namespace
-	// and name.
+	// Reported are the bound pods with over-use, with a limit that is not in force, or bound without the extender, ordered by namespace and
+	// name.
 	Reported []*clustercache.PodInfo
 	// Tenants are the tenants, by name; nil if fair sharing is off.
 	Tenants []dispatch.Tenant

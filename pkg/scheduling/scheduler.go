@@ -89,6 +89,8 @@ type Observer interface {
 	BindFinished(result string)
 	// Nominated counts nominations by result.
 	Nominated(result string)
+	// BoundWithoutExtender counts the pods that were bound without the extender.
+	BoundWithoutExtender()
 	// CacheSynced reports how long the cache sync took.
 	CacheSynced(took time.Duration)
 }
@@ -203,7 +205,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
 		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, free: s.free,
-		counts: &s.counts, nominator: s.nominator, synced: synced,
+		counts: &s.counts, nominator: s.nominator, bypass: s.newBypass(), synced: synced,
 	}
 }
 

@@ -476,6 +476,7 @@ func (nullObserver) OveruserEvicted(string)         {}
 func (nullObserver) Filtered(placement.Reason, int) {}
 func (nullObserver) BindFinished(string)            {}
 func (nullObserver) Nominated(string)               {}
+func (nullObserver) BoundWithoutExtender()          {}
 func (nullObserver) CacheSynced(time.Duration)      {}
 
 // gangObserver counts what happens to groups.

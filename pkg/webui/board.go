@@ -75,7 +75,7 @@ type delta struct {
 	Pending json.RawMessage   `json:"pending,omitempty"`
 	// Problems are the pods that share nothing by mistake.
 	Problems json.RawMessage `json:"problems,omitempty"`
-	// Reports are what the device plugins report of pods.
+	// Reports are the problems of bound pods.
 	Reports json.RawMessage `json:"reports,omitempty"`
 	// Tenants are null if fair sharing is off.
 	Tenants json.RawMessage   `json:"tenants,omitempty"`
@@ -277,7 +277,7 @@ func (b *Board) read(d *delta, watched bool) error {
 	return b.readGroups(d)
 }
 
-// readPending adds the pending pods, those that share nothing by mistake, what is reported of pods, and the tenants to the board and
+// readPending adds the pending pods, those that share nothing by mistake, the problems of bound pods, and the tenants to the board and
 // to the delta.
 func (b *Board) readPending(d *delta) error {
 	for _, part := range []struct {
@@ -287,7 +287,7 @@ func (b *Board) readPending(d *delta) error {
 	}{
 		{"the pending pods", viewPending(b.explained), &b.pending, &d.Pending},
 		{"the pods that share nothing", viewProblems(b.explained), &b.problems, &d.Problems},
-		{"the reports of the device plugins", viewReports(b.explained), &b.reports, &d.Reports},
+		{"the problems of bound pods", viewReports(b.explained), &b.reports, &d.Reports},
 		{"the tenants", viewTenants(b.explained), &b.tenants, &d.Tenants},
 	} {
 		text, err := json.Marshal(part.view)

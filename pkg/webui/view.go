@@ -81,7 +81,7 @@ type problemView struct {
 	Problem   string `json:"problem"`
 }
 
-// reportView is the JSON form of what a device plugin reports of a pod: over-use, or a limit that is not in force.
+// reportView is the JSON form of a problem of a bound pod: over-use, a limit that is not in force, or a bind without the extender.
 type reportView struct {
 	Name      string `json:"name"`
 	Namespace string `json:"namespace"`
@@ -92,7 +92,8 @@ type reportView struct {
 	Requested int64 `json:"requestedMiB,omitempty"`
 	Since     int64 `json:"since,omitempty"`
 	// Limit is which limit is not in force, and why.
-	Limit string `json:"limit,omitempty"`
+	Limit           string `json:"limit,omitempty"`
+	WithoutExtender bool   `json:"withoutExtender,omitempty"`
 }
 
 // groupView is the JSON form of a group of pods. Each of its runs has a row on the page.
@@ -219,15 +220,15 @@ func viewTenants(e *scheduling.Explanation) []tenantView {
 	return views
 }
 
-// viewReports returns what is reported and still counts.
+// viewReports returns the problems of bound pods that still count.
 func viewReports(e *scheduling.Explanation) []reportView {
 	views := []reportView{}
 	for _, pod := range e.Reported {
-		view := reportView{Name: pod.Name, Namespace: pod.Namespace, Node: pod.Node, Limit: pod.LimitProblem}
+		view := reportView{Name: pod.Name, Namespace: pod.Namespace, Node: pod.Node, Limit: pod.LimitProblem, WithoutExtender: pod.WithoutExtender}
 		if pod.Overuse.Current(e.At) {
 			view.Used, view.Requested, view.Since = pod.Overuse.Used, pod.Overuse.Requested, milliseconds(pod.Overuse.Since)
 		}
-		if view.Used > 0 || view.Limit != "" {
+		if view.Used > 0 || view.Limit != "" || view.WithoutExtender {
 			views = append(views, view)
 		}
 	}

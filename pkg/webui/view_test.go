@@ -127,10 +127,12 @@ func TestViewReports(t *testing.T) {
 	got := viewReports(&scheduling.Explanation{At: at, Reported: []*clustercache.PodInfo{
 		{Pod: pod("above", 8), Node: "n0", Overuse: overuse(at.Add(-time.Minute))},
 		{Pod: pod("no longer measured", 8), Node: "n0", Overuse: overuse(at.Add(-time.Hour))},
+		{Pod: pod("bypass", 8), Node: "n0", WithoutExtender: true},
 		{Pod: pod("without its limit", 8), Node: "n1", LimitProblem: "its cgroup has no limit", Overuse: overuse(at.Add(-time.Hour))},
 	}})
 	want := []reportView{
 		{Name: "above", Namespace: "default", Node: "n0", Used: 12288, Requested: 8192, Since: at.Add(-time.Hour).UnixMilli()},
+		{Name: "bypass", Namespace: "default", Node: "n0", WithoutExtender: true},
 		{Name: "without its limit", Namespace: "default", Node: "n1", Limit: "its cgroup has no limit"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

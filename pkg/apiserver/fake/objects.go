@@ -73,6 +73,15 @@ func Bound(node string, cards ...int) PodEdit {
 // On binds the pod to the node, without annotations.
 func On(node string) PodEdit { return func(pod *corev1.Pod) { pod.Spec.NodeName = node } }
 
+// BoundWithoutExtender binds the pod to the node as a scheduler does that doesn't call the extender.
+func BoundWithoutExtender(node string) PodEdit {
+	return func(pod *corev1.Pod) {
+		On(node)(pod)
+		// By this record of the API server, the pod was created without spec.nodeName.
+		pod.ManagedFields = []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:containers":{}}}`)}}
+	}
+}
+
 // Nominated sets the pod's nominated node.
 func Nominated(node string) PodEdit {
 	return func(pod *corev1.Pod) { pod.Status.NominatedNodeName = node }

@@ -55,6 +55,9 @@ func (o *Observer) Evicted(result string) { o.add("evicted "+result, 1) }
 // OveruserEvicted counts "overuser" and the result.
 func (o *Observer) OveruserEvicted(result string) { o.add("overuser "+result, 1) }
 
+// BoundWithoutExtender counts "bound without the extender".
+func (o *Observer) BoundWithoutExtender() { o.add("bound without the extender", 1) }
+
 // Requeued counts "requeued".
 func (o *Observer) Requeued() { o.add("requeued", 1) }
 

@@ -12,7 +12,7 @@ export class Model {
     this.names = [];
     this.pending = [];
     this.problems = []; // Pods that share nothing by mistake.
-    this.reports = new Map(); // What device plugins report of pods, by node.
+    this.reports = new Map(); // Problems of bound pods, by node.
     this.groups = new Map();
     this.tenants = null; // Null if fair sharing is off.
     this.words = {}; // The causes in words.
@@ -174,7 +174,7 @@ function prepare(node, reports) {
   return node;
 }
 
-/** remark returns what is reported of a pod, in short or in full; "" if nothing is. */
+/** remark returns the problems of a bound pod, in short or in full; "" if nothing is. */
 export function remark({ report }, full) {
   if (!report) return "";
   const remarks = [];
@@ -182,6 +182,7 @@ export function remark({ report }, full) {
     remarks.push("uses " + report.usedMiB + " MiB, requests " + report.requestedMiB + " MiB" + (full ? ", since " + new Date(report.since).toISOString().replace(/\.\d+/, "") : ""));
   }
   if (report.limit) remarks.push("limit not in force" + (full ? ": " + report.limit : ""));
+  if (report.withoutExtender) remarks.push("bound without the extender" + (full ? ": is its scheduler configured to call it?" : ""));
   return remarks.join("; ");
 }
 
@@ -191,7 +192,11 @@ export function reported(reports) {
     const n = reports.filter((report) => report[field]).length;
     return n ? [n + " " + (n === 1 ? one : many)] : [];
   };
-  return [...count("usedMiB", "pod above its request", "pods above their request"), ...count("limit", "pod without its limit", "pods without their limit")];
+  return [
+    ...count("usedMiB", "pod above its request", "pods above their request"),
+    ...count("limit", "pod without its limit", "pods without their limit"),
+    ...count("withoutExtender", "pod bound without the extender: is its scheduler configured?", "pods bound without the extender: is their scheduler configured?"),
+  ];
 }
 
 /** haystack returns the searched text of a node. */

@@ -1,0 +1,55 @@
+package scheduling
+
+import (
+	"time"
+
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+)
+
+// EventBypassed is the reason of the Event on a pod that was bound without the extender, see docs/events.md.
+const EventBypassed = "GPUExtenderNotCalled"
+
+// If no scheduler calls the extender, a Deployment can create ten pods a second, and each of them fails. The first bypassBurst of them, and
+// then one each bypassPause, are reported by the log and an Event.
+const (
+	bypassBurst = 10
+	bypassPause = 10 * time.Second
+)
+
+// bypass reports pods that are bound without the extender (clustercache.PodInfo.WithoutExtender).
+type bypass struct {
+	recorder record.EventRecorder
+	observer Observer
+	// leading returns an error if another replica reports them.
+	leading func() error
+	clock   clock.Clock
+	limit   *rate.Limiter
+}
+
+func (s *Scheduler) newBypass() *bypass {
+	return &bypass{
+		recorder: s.Recorder, observer: s.Observer, leading: s.Leading, clock: s.Clock, limit: rate.NewLimiter(rate.Every(bypassPause), bypassBurst),
+	}
+}
+
+// updated reports the pod if the watch has shown it pending, and shows now that it was bound without the extender.
+func (b *bypass) updated(old, pod *clustercache.PodInfo) {
+	if !pod.WithoutExtender || old == nil || old.UID != pod.UID || old.Node != "" {
+		return
+	}
+	b.observer.BoundWithoutExtender()
+	if b.leading() != nil || !b.limit.AllowN(b.clock.Now(), 1) {
+		return
+	}
+	klog.Background().Error(nil, "Pod bound without the extender: configure its scheduler to call the extender",
+		"pod", klog.KRef(pod.Namespace, pod.Name), "node", pod.Node)
+	b.recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventBypassed,
+		"The pod was bound to node %s without the extender, so no GPU card was chosen for it: configure its scheduler to call the extender", pod.Node)
+}
