@@ -117,6 +117,7 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 				}
 			}
 		}
+		Problems        []string
 		PendingPods     []pendingPod
 		RequestProblems []requestProblem
 	}
@@ -191,6 +192,7 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 	}{
 		{"-API server +JSON", want, asJSON},
 		{"-API server +table", sums, asTable},
+		{"-none +JSON, problems of the cluster", []string{}, report.Problems},
 		{"-page +JSON", onPage, report.PendingPods},
 		{"-page +metric", reasons, metric},
 		{"-page +JSON, request problems", page.Problems, report.RequestProblems},

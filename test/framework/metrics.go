@@ -13,6 +13,7 @@ import (
 const (
 	MetricAllocations      = "gpushare_extender_allocations"
 	MetricBinds            = "gpushare_extender_binds_total"
+	MetricBypasses         = "gpushare_extender_binds_without_extender_total"
 	MetricCards            = "gpushare_extender_cards"
 	MetricFilteredNodes    = "gpushare_extender_filtered_nodes_total"
 	MetricGangEvictions    = "gpushare_extender_gang_evictions_total"
