@@ -29,6 +29,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
+	"github.com/gpushare/gpushare/pkg/loopback"
 	"github.com/gpushare/gpushare/pkg/metrics"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/scheduling"
@@ -164,7 +165,7 @@ func serve(ctx context.Context, o options) error {
 		AuthorizeMetrics: authorizeMetrics,
 		TLS:              tlsConfig, ClientNames: clientNames, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
 	})
-	if tlsConfig == nil && !loopback(listener.Addr()) {
+	if tlsConfig == nil && !loopback.Is(listener.Addr()) {
 		logger.Info("Serving plain HTTP on an address that is not loopback: any client that can reach it can bind pods. Set --tls-cert-file, "+
 			"--tls-key-file and --client-ca-file, or listen on 127.0.0.1", "address", listener.Addr().String())
 	}
@@ -218,9 +219,4 @@ func newRecorder(ctx context.Context, config *rest.Config) (recorder record.Even
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: recentEvents}))
 	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component}), broadcaster.Shutdown, nil
-}
-
-func loopback(address net.Addr) bool {
-	tcp, ok := address.(*net.TCPAddr)
-	return ok && tcp.IP.IsLoopback()
 }

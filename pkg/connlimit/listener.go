@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/loopback"
 )
 
 // Limits are the maximum numbers of open connections.
@@ -119,10 +121,11 @@ func sourceOf(address net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// Serve answers HTTP requests until ctx ends, within time limits that slow and idle clients can't exceed. It closes the listener.
+// Serve answers HTTP requests until ctx ends, within time limits that slow and idle clients can't exceed, and on a loopback address not for
+// other hosts' names. It closes the listener.
 func Serve(ctx context.Context, listener net.Listener, limits Limits, handler http.Handler) error {
 	server := &http.Server{
-		Handler:           handler,
+		Handler:           loopback.Handler(listener.Addr(), handler),
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
 		IdleTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10,
 	}

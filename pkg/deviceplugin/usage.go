@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/loopback"
 	"github.com/gpushare/gpushare/pkg/usage"
 )
 
@@ -75,7 +76,7 @@ func listenLoopback(ctx context.Context, address string) (net.Listener, error) {
 	if listener == nil || err != nil {
 		return nil, err
 	}
-	if tcp, ok := listener.Addr().(*net.TCPAddr); !ok || !tcp.IP.IsLoopback() {
+	if !loopback.Is(listener.Addr()) {
 		_ = listener.Close()
 		return nil, fmt.Errorf("listening on %s: it is not a loopback address", address)
 	}

@@ -69,10 +69,10 @@ func (s serving) dial(t *testing.T, text string) net.Conn {
 
 // rawPost returns a verb's request as text. length is the Content-Length.
 func rawPost(verb string, length int, body string) string {
-	return fmt.Sprintf("POST %s/%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", Prefix, verb, length, body)
+	return fmt.Sprintf("POST %s/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", Prefix, verb, length, body)
 }
 
-const rawLivez = "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+const rawLivez = "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 // fetch returns the body of an answer, or the error's text.
 func fetch(t *testing.T, client *http.Client, url string) string {
@@ -87,6 +87,42 @@ func fetch(t *testing.T, client *http.Client, url string) string {
 		return err.Error()
 	}
 	return string(body)
+}
+
+// statusFor returns the status of the answer to a request for a path with this Host.
+func statusFor(t *testing.T, client *http.Client, url, host string) int {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Host = host
+	response, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	return response.StatusCode
+}
+
+// On loopback, plain HTTP is answered only for local names: a web page whose name leads here gets nothing.
+func TestForeignHost(t *testing.T) {
+	server := newServer(&fakeScheduler{})
+	for path, serving := range map[string]serving{
+		Prefix + "/inspect": serve(t, server), "/metrics": serveWith(context.Background(), t, server.ServeHealth),
+	} {
+		for host, want := range map[string]int{"localhost:8001": http.StatusOK, "rebound.example.com": http.StatusForbidden} {
+			if got := statusFor(t, http.DefaultClient, "http://"+serving.address+path, host); got != want {
+				t.Errorf("%s for %s: status %d, want %d", path, host, got, want)
+			}
+		}
+	}
+	// A certificate proves who answers, so a browser that doesn't trust it for the name stops there.
+	ca := newAuthority(t)
+	secure := serveTLS(t, ca.serverTLS("", ignoreExpiry))
+	if got := statusFor(t, ca.client("", ""), "https://"+secure.address+Prefix+"/inspect", "gpus.example.com"); got != http.StatusOK {
+		t.Errorf("with TLS: status %d, want 200", got)
+	}
 }
 
 func isTimeout(err error) bool {
@@ -123,7 +159,7 @@ func TestStopWaitsForBinds(t *testing.T) {
 	server.stopGrace = time.Nanosecond // It must end before the bind does.
 	s := serve(t, server)
 	body := validBodies(t)["bind"]
-	conn := s.dial(t, strings.Replace(rawPost("bind", len(body), body), "Host: x", "Host: x\r\nConnection: close", 1))
+	conn := s.dial(t, strings.Replace(rawPost("bind", len(body), body), "Host: localhost", "Host: localhost\r\nConnection: close", 1))
 	<-begun
 	if n := server.InFlight(); n != 1 {
 		t.Errorf("%d calls in flight, want 1", n)

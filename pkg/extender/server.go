@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/connlimit"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/loopback"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/pkg/version"
@@ -190,11 +191,14 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	}
 	limited := connlimit.New(listener, limits)
 	listener = limited
+	handler := s.Handler()
 	if s.TLS != nil {
 		listener = tls.NewListener(limited, s.TLS)
+	} else {
+		handler = loopback.Handler(listener.Addr(), handler)
 	}
 	return s.serve(ctx, listener, &http.Server{
-		Handler:      s.Handler(),
+		Handler:      handler,
 		ReadTimeout:  s.readTimeout,
 		WriteTimeout: writeTimeout,
 		IdleTimeout:  idleTimeout,
@@ -222,7 +226,7 @@ func (s *Server) exemptClient(limited *connlimit.Listener, c net.Conn, state htt
 // reach the main listener, or that have no certificate for it.
 func (s *Server) ServeHealth(ctx context.Context, listener net.Listener) error {
 	return s.serve(ctx, connlimit.New(listener, healthLimits), &http.Server{
-		Handler:      s.HealthHandler(),
+		Handler:      loopback.Handler(listener.Addr(), s.HealthHandler()),
 		ReadTimeout:  headerTimeout,
 		WriteTimeout: healthWriteTimeout,
 		IdleTimeout:  healthIdleTimeout,

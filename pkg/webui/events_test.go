@@ -180,7 +180,7 @@ func TestStopWithBlockedViewer(t *testing.T) {
 	if err := connection.(*net.TCPConn).SetReadBuffer(4096); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fmt.Fprintf(connection, "GET %s/events HTTP/1.1\r\nHost: x\r\n\r\n", Path); err != nil {
+	if _, err := fmt.Fprintf(connection, "GET %s/events HTTP/1.1\r\nHost: localhost\r\n\r\n", Path); err != nil {
 		t.Fatal(err)
 	}
 	s.awaitViewers(1, 30*time.Second)

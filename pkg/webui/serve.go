@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/connlimit"
+	"github.com/gpushare/gpushare/pkg/loopback"
 )
 
 const (
@@ -24,6 +25,9 @@ const (
 
 // Serve answers the page alone on the listener until ctx ends. With tlsConfig nil it is plain HTTP.
 func Serve(ctx context.Context, listener net.Listener, page http.Handler, tlsConfig *tls.Config) error {
+	if tlsConfig == nil {
+		page = loopback.Handler(listener.Addr(), page)
+	}
 	server := &http.Server{
 		Handler: page, ReadHeaderTimeout: requestTimeout, ReadTimeout: requestTimeout,
 		WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: maxHeader,

@@ -40,3 +40,29 @@ func TestMaxConnections(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// On loopback, the page is not for a site whose name leads here.
+func TestForeignHost(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = Serve(t.Context(), listener, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), nil)
+	}()
+	for host, want := range map[string]int{"localhost:8001": http.StatusOK, "rebound.example.com": http.StatusForbidden} {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+listener.Addr().String(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Host = host
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != want {
+			t.Errorf("%s: status %d, want %d", host, response.StatusCode, want)
+		}
+	}
+}
