@@ -39,6 +39,9 @@ type HostPort struct {
 // other pods (NodePorts, InterPodAffinity, PodTopologySpread, VolumeRestrictions, NodeVolumeLimits, DynamicResources).
 // It may return true too often, but never false too often.
 func Interferes(pod, preemptor *PodInfo) bool {
+	if pod.TooLarge || preemptor.TooLarge {
+		return true
+	}
 	a, b := &pod.Conflicts, &preemptor.Conflicts
 	return a.RequiredAntiAffinity || b.RequiredAntiAffinity || b.RequiredSpread ||
 		a.RareVolumes && b.RareVolumes || a.Claims && b.Claims || a.portsConflict(b)

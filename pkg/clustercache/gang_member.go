@@ -16,7 +16,8 @@ import (
 
 // memberOf returns the pod as a member of its gang, or nil if it names no group. A native group has no size here: its PodGroup
 // says it.
-func memberOf(pod *corev1.Pod) *gang.Member {
+func memberOf(object *corev1.Pod) *gang.Member {
+	pod, problem := protocol.Outline(object)
 	podGroup := protocol.PodGroupName(pod)
 	key, size, err := gang.Key{Namespace: pod.Namespace, Name: podGroup, Native: true}, 0, error(nil)
 	switch {
@@ -30,17 +31,20 @@ func memberOf(pod *corev1.Pod) *gang.Member {
 	m := &gang.Member{
 		Pod: protocol.Pod(pod), Gang: key, PodGroup: podGroup, Size: size,
 		Created: pod.CreationTimestamp.Time, Template: protocol.TemplateHash(pod), Shape: protocol.ShapeHash(pod),
-		Node: pod.Spec.NodeName, Run: pod.Annotations[protocol.AnnotationGroupRun],
+		Node: pod.Spec.NodeName, Run: protocol.Shorten(pod.Annotations[protocol.AnnotationGroupRun]),
 		MarkedWhole: pod.Spec.NodeName != "" && pod.Annotations[protocol.AnnotationGroupWhole] == "true",
 		Ended:       protocol.Terminal(pod), Succeeded: pod.Status.Phase == corev1.PodSucceeded,
 		Scheduler: pod.Spec.SchedulerName, Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
 		HeldBack: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare),
 		Cardless: !protocol.RequestsCards(pod),
 	}
+	if problem == nil {
+		problem = protocol.CheckRequest(pod)
+	}
 	if err != nil {
 		m.Problem, m.Size = err.Error(), 0
-	} else if err := protocol.CheckRequest(pod); err != nil && m.Node == "" {
-		m.Problem = err.Error() // It would hold up a plan of the others.
+	} else if problem != nil && m.Node == "" {
+		m.Problem = problem.Error() // It would hold up a plan of the others.
 	}
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		m.Controller = string(owner.UID)

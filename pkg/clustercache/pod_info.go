@@ -39,11 +39,14 @@ type PodInfo struct {
 	WithoutExtender bool
 	// NeverPreempts is true if spec.preemptionPolicy is Never.
 	NeverPreempts bool
+	// TooLarge is true if the pod is too large for its labels, constraints, conflicts and extended resources to be kept, see
+	// protocol.CheckSize. They are unknown then.
+	TooLarge bool
 	// GraceSeconds is metadata.deletionGracePeriodSeconds, between the request for the deletion and DeletionTime.
 	GraceSeconds int32
 	// DeletionTime is metadata.deletionTimestamp, the end of the grace period; zero if the pod isn't being deleted.
 	DeletionTime time.Time
-	// Labels are the labels of a pod that asks for GPU memory, for disruption budgets; nil for other pods.
+	// Labels are the labels of a pod that has a node and asks for GPU memory, for disruption budgets; nil for other pods.
 	Labels map[string]string
 	// Requests is what the pod uses of its node, as kube-scheduler counts it, without GPU memory, which is Request.
 	Requests corev1.ResourceList
@@ -53,8 +56,8 @@ type PodInfo struct {
 	// if they are invalid; then PlacementErr is why.
 	Placement    gpu.Placement
 	PlacementErr error
-	// RequestError is why no node can give the pod what it asks for, see protocol.CheckRequest; empty if one can, and for a pod that
-	// has a node.
+	// RequestError is why the pod gets no node: it is too large, or no node can give it what it asks for (protocol.CheckRequest). It is empty if
+	// one can, and for a pod that has a node.
 	RequestError string
 	// Containers are the requests of the app containers of a pod that asks for several cards, in the order of the spec; nil for
 	// other pods.
@@ -67,7 +70,7 @@ type PodInfo struct {
 	LimitProblem string
 	// Member is the pod as a member of its gang; nil if the pod names no group.
 	Member *gang.Member
-	// Constraints is diagnosis.Pod.Constraints of a pod that asks for GPU memory and hasn't ended; the zero value for other pods.
+	// Constraints is diagnosis.Constraints of a pod that asks for GPU memory and hasn't ended; the zero value for other pods.
 	Constraints unique.Handle[string]
 	// Pending is what the diagnosis needs; nil if the pod has a node, has ended, is being deleted, or asks for no GPU memory.
 	Pending *diagnosis.Pod
@@ -79,19 +82,24 @@ type PodInfo struct {
 }
 
 // NewPodInfo returns the pod info of a pod of a watch, a live read, or a request. It shares nothing with the argument.
-func NewPodInfo(pod *corev1.Pod) *PodInfo {
+func NewPodInfo(object *corev1.Pod) *PodInfo {
+	pod, problem := protocol.Outline(object)
 	p := &PodInfo{
-		Pod: protocol.Pod(pod), Node: pod.Spec.NodeName, Ended: protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
+		TooLarge: problem != nil,
+		Pod:      protocol.Pod(pod), Node: pod.Spec.NodeName, Ended: protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
 		Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare), GatedOtherwise: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
-		Managed: protocol.Managed(pod), Requests: podRequests(pod), Conflicts: conflictsOf(&pod.Spec), Member: memberOf(pod),
+		Managed: protocol.Managed(pod), Requests: podRequests(pod), Conflicts: conflictsOf(&pod.Spec), Member: memberOf(object),
 		NeverPreempts:   NeverPreempts(pod),
 		resourceVersion: pod.ResourceVersion,
 	}
 	p.RequestProblem, _ = diagnosis.RequestProblem(pod)
 	if p.Node == "" {
 		p.NominatedNode = pod.Status.NominatedNodeName
-		if err := protocol.CheckRequest(pod); err != nil {
-			p.RequestError = err.Error()
+		if problem == nil {
+			problem = protocol.CheckRequest(pod)
+		}
+		if problem != nil {
+			p.RequestError = problem.Error()
 		}
 	}
 	if p.Leaving {
@@ -103,26 +111,28 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 	if p.Request == 0 {
 		return p
 	}
-	if p.Node == "" && p.NumCards() > 1 {
+	if p.Node == "" && p.NumCards() > 1 && !p.TooLarge {
 		for i := range pod.Spec.Containers {
 			p.Containers = append(p.Containers, protocol.ContainerRequest(&pod.Spec.Containers[i]))
 		}
 	}
-	p.Labels = maps.Clone(pod.Labels)
-	p.Placement, p.PlacementErr = protocol.PodPlacement(pod)
-	if errors.Is(p.PlacementErr, protocol.ErrNotAssumed) {
-		p.PlacementErr = nil
+	if p.Node != "" && !p.TooLarge {
+		p.Labels = maps.Clone(pod.Labels)
+	}
+	where, err := protocol.PodPlacement(pod)
+	if p.Placement = where; err != nil && !errors.Is(err, protocol.ErrNotAssumed) {
+		p.PlacementErr = errors.New(protocol.Shorten(err.Error()))
 	}
 	p.Overuse, _ = protocol.ParseOveruse(pod.Annotations) // An invalid annotation reports nothing.
 	p.WithoutExtender = diagnosis.BoundWithoutExtender(pod)
-	p.LimitProblem = strings.Clone(protocol.ParsePodIsolation(pod.Annotations).Problem)
+	p.LimitProblem = strings.Clone(protocol.Shorten(protocol.ParsePodIsolation(pod.Annotations).Problem))
 	assignment, _ := protocol.ParseAssignment(pod.Annotations)
 	p.AssumeTime = assignment.AssumeTime
 	switch {
 	case p.Ended:
 	case p.Node == "" && !p.Leaving:
-		p.Pending = diagnosis.NewPod(pod)
-		p.Constraints = unique.Make(p.Pending.Constraints())
+		p.Pending = diagnosis.NewPod(object)
+		p.Constraints = p.Pending.Constraints
 	default:
 		p.Constraints = unique.Make(diagnosis.Constraints(pod))
 	}

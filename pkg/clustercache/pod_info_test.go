@@ -50,11 +50,11 @@ func TestNewPodInfo(t *testing.T) {
 	}{
 		"pending": {
 			[]fake.PodEdit{fake.Priority(priority), fake.Nominated("n1"), labelled},
-			PodInfo{Pod: important, NominatedNode: "n1", Labels: map[string]string{"app": "a"}, Pending: pending(important, "n1")},
+			PodInfo{Pod: important, NominatedNode: "n1", Pending: pending(important, "n1")},
 		},
 		"bound with a card": {
-			[]fake.PodEdit{fake.Bound("n1", 2), fake.Nominated("n2"), cpu},
-			PodInfo{Pod: p, Node: "n1", Requests: fake.Amount(corev1.ResourceCPU, 3), Placement: gpu.On(2, 5), AssumeTime: time.Unix(1, 0)},
+			[]fake.PodEdit{fake.Bound("n1", 2), fake.Nominated("n2"), cpu, labelled},
+			PodInfo{Pod: p, Node: "n1", Labels: map[string]string{"app": "a"}, Requests: fake.Amount(corev1.ResourceCPU, 3), Placement: gpu.On(2, 5), AssumeTime: time.Unix(1, 0)},
 		},
 		"bound by another scheduler, on several cards": {
 			[]fake.PodEdit{fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationIndex, "0,1"), fake.Annotation(protocol.AnnotationAllocation, `{"c":{"0":2,"1":3}}`)},
@@ -88,6 +88,9 @@ func TestNewPodInfo(t *testing.T) {
 			clear(pod.Spec.Containers[0].Resources.Requests)
 			if test.want.Request > 0 && !test.want.Ended {
 				test.want.Constraints = unique.Make(diagnosis.Constraints(before))
+				if test.want.Pending != nil {
+					test.want.Pending.Constraints = test.want.Constraints
+				}
 			}
 			test.want.Managed = true
 			if test.want.Requests == nil {

@@ -43,13 +43,15 @@ func requestsKey(requests corev1.ResourceList) string {
 	return key.String()
 }
 
-// maxShared limits the values that shared remembers. Most clusters have far fewer kinds of pods.
-const maxShared = 4096
+// maxShared limits the values that shared remembers, and maxSharedSize the bytes of their keys. Most clusters have far fewer kinds of pods.
+const maxShared, maxSharedSize = 4096, 1 << 20
 
-// shared stores equal values once. Many objects share what it returns, so it must not be changed. mu guards values.
+// shared stores equal values once. Many objects share what it returns, so it must not be changed. mu guards values and size.
 type shared[T any] struct {
 	mu     sync.Mutex
 	values map[string]T
+	// size is the sum of the lengths of the keys.
+	size int
 }
 
 // one returns the value that was first passed with the key.
@@ -59,9 +61,10 @@ func (s *shared[T]) one(key string, value T) T {
 	if known, ok := s.values[key]; ok {
 		return known
 	}
-	if s.values == nil || len(s.values) >= maxShared {
-		s.values = map[string]T{} // The objects keep the values that they have.
+	if s.values == nil || len(s.values) >= maxShared || s.size > maxSharedSize {
+		s.values, s.size = map[string]T{}, 0 // The objects keep the values that they have.
 	}
 	s.values[key] = value
+	s.size += len(key)
 	return value
 }

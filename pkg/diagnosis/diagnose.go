@@ -1,11 +1,11 @@
 package diagnosis
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -36,9 +36,8 @@ type Diagnoser struct {
 	// podsOnly is true if nodes are unknown, see PodsOnly.
 	podsOnly bool
 	nodes    nodeIndex
-	// choices and rooms are caches by Pod.constraintsKey and Pod.roomKey.
-	choices map[string]*choice
-	rooms   map[string]room
+	choices  map[unique.Handle[string]]*choice // by Pod.Constraints
+	rooms    map[roomKey]room
 	// messages are the rejections by message of kube-scheduler; nil for a message that is none.
 	messages map[string]*rejection
 }
@@ -47,7 +46,7 @@ type Diagnoser struct {
 // they show which schedulers run.
 func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	d := &Diagnoser{
-		now: now, active: map[string]bool{}, nodes: newNodeIndex(nodes), choices: map[string]*choice{}, rooms: map[string]room{},
+		now: now, active: map[string]bool{}, nodes: newNodeIndex(nodes), choices: map[unique.Handle[string]]*choice{}, rooms: map[roomKey]room{},
 		messages: map[string]*rejection{},
 	}
 	for _, pod := range pending {
@@ -61,6 +60,12 @@ func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 // Diagnose returns why the pod, which has no node, is pending. wait is what the pod's group waits for; nil if the pod doesn't
 // wait for a group. It is the reason of the first rule that matches.
 func (d *Diagnoser) Diagnose(pod *Pod, wait *GroupWait) Diagnosis {
+	found := d.diagnose(pod, wait)
+	found.Message = protocol.Shorten(found.Message)
+	return found
+}
+
+func (d *Diagnoser) diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 	c := d.newCase(pod, wait)
 	for _, rule := range rules {
 		if rule.matches(c) {
@@ -269,32 +274,28 @@ func (c *podCase) waitText() string {
 	return "; " + c.wait.String()
 }
 
-// EligibleNodes returns the names of the nodes that the pod may use, independent of their free memory; not nil.
-func EligibleNodes(nodes []Node, pod *Pod) []string {
-	names := []string{}
+// EligibleNodes returns the names of the nodes that pods with the constraints may use, independent of their free memory; not nil.
+func EligibleNodes(nodes []Node, constraints unique.Handle[string]) []string {
+	names, admits := []string{}, Eligibility(constraints)
 	for i := range nodes {
-		if nodes[i].rejection(pod) == "" {
+		if admits(&nodes[i]) {
 			names = append(names, nodes[i].Object.Name)
 		}
 	}
 	return names
 }
 
-// EligibleNodesFor is EligibleNodes for pods whose Constraints are equal to constraints. The result is empty if constraints can't be
-// parsed.
-func EligibleNodesFor(nodes []Node, constraints string) []string {
-	pod := podWith(constraints)
-	if pod == nil {
-		return []string{}
-	}
-	return EligibleNodes(nodes, pod)
+// Eligibility returns a function that reports whether pods with the constraints may use a node. None may if they can't be parsed.
+func Eligibility(constraints unique.Handle[string]) func(*Node) bool {
+	c := parseConstraints(constraints)
+	return func(node *Node) bool { return c != nil && node.exclusion(c) == exclusion{} }
 }
 
 // NominationValid reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits its
 // cards or a pod of lower priority is terminating there. kube-scheduler doesn't always clear an invalid nomination:
 // nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).
 func NominationValid(pod *Pod, node *Node, now time.Time) bool {
-	if node.rejection(pod) != "" {
+	if !Eligibility(pod.Constraints)(node) {
 		return false
 	}
 	return placement.Fit(node.Cards, pod.Demand()) == placement.Fits ||
@@ -317,14 +318,9 @@ func count(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// compareRejections orders rejections by their number of nodes, the most frequent one first.
-func compareRejections(a, b *rejectedNodes) int {
-	return cmp.Or(cmp.Compare(b.n, a.n), cmp.Compare(a.why, b.why))
-}
-
 // gatedText is shown of a pod with scheduling gates of which nothing else is known.
 func (c *podCase) gatedText() string {
-	text := "the pod is held back by its scheduling gates: " + strings.Join(c.Gates, ", ")
+	text := "the pod is held back by its scheduling gates: " + listed(c.Gates[:min(len(c.Gates), maxNames)], len(c.Gates))
 	if slices.Contains(c.Gates, protocol.GateFairShare) {
 		text += "; with fair sharing the extender removes " + protocol.GateFairShare + " at the pod's turn: kubectl inspect gpushare --shares"
 	}

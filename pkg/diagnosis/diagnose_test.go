@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unique"
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -197,7 +198,7 @@ func TestEligibleNodes(t *testing.T) {
 			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		}),
 	} {
-		if got := strings.Join(EligibleNodes(nodes, p), " "); got != want {
+		if got := strings.Join(EligibleNodes(nodes, p.Constraints), " "); got != want {
 			t.Errorf("eligible nodes %q, want %q", got, want)
 		}
 	}
@@ -230,8 +231,9 @@ func TestNewPod(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := pod(8, test.change, func(p *corev1.Pod) { p.UID, p.CreationTimestamp = "uid", created })
 			test.want.Pod, test.want.Created = gpu.Pod{UID: "uid", Request: 8}, created.Time
+			test.want.Constraints = pod(1).Constraints
 			test.want.Scheduler = cmp.Or(test.want.Scheduler, "default-scheduler")
-			if diff := gocmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(Pod{})); diff != "" {
+			if diff := gocmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(Pod{}), cmpopts.EquateComparable(unique.Handle[string]{})); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

@@ -127,6 +127,21 @@ func failedCall(message string) (verb, why string, failed bool) {
 	return "", "", false
 }
 
+// maxMessage limits kube-scheduler's message that is kept of a pod, in bytes.
+const maxMessage = 8 << 10
+
+// bounded returns the message, of a longer one the first reasons, closed by a full stop like the text of a FitError.
+func bounded(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	text := message[:maxMessage]
+	if end := strings.LastIndex(text, ", "); end > 0 {
+		text = text[:end]
+	}
+	return strings.ToValidUTF8(text, "") + "."
+}
+
 // shorten limits a text of kube-scheduler within a message.
 func shorten(text string) string {
 	const limit = 300

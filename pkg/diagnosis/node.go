@@ -1,7 +1,6 @@
 package diagnosis
 
 import (
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,28 +45,50 @@ type Terminating struct {
 // Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.
 func (t *Terminating) Overdue(now time.Time) bool { return protocol.Overdue(t.Due, now) }
 
-// rejection returns why the pod can't use the node, independent of what its cards have free; empty if it can. It is the same text for all
-// nodes with the same reason.
-func (n *Node) rejection(pod *Pod) string {
-	if ok, err := pod.affinity.Match(n.Object); err != nil || !ok {
-		return pod.excludes()
+// exclusion is why a pod can't use a node, independent of what its cards have free; the zero value if it can. It is made for each node, and
+// its text only for those that are shown.
+type exclusion struct {
+	// byConstraints is true if the pod's node selector or node affinity excludes the node.
+	byConstraints bool
+	// reason is what the node lacks.
+	reason string
+	// key, value and effect are those of a taint that the pod doesn't tolerate.
+	key, value string
+	effect     corev1.TaintEffect
+}
+
+// text returns the exclusion of a pod with the constraints in words.
+func (e exclusion) text(c *constraints) string {
+	switch {
+	case e.byConstraints:
+		return c.excludes()
+	case e.reason != "":
+		return e.reason
 	}
-	if n.Closed != "" && (Disconnected(n.Object) || !pod.toleratesClosed(n.Closed)) {
-		return n.Closed
+	taint := corev1.Taint{Key: e.key, Value: e.value, Effect: e.effect}
+	return "the pod doesn't tolerate the taint " + taint.ToString()
+}
+
+// exclusion returns why a pod with the constraints can't use the node.
+func (n *Node) exclusion(c *constraints) exclusion {
+	if ok, err := c.affinity.Match(n.Object); err != nil || !ok {
+		return exclusion{byConstraints: true}
 	}
-	demand := pod.Demand()
-	if demand.Cards > 1 && n.SeveralCards != placement.Fits {
-		return n.SeveralCards.String()
+	if n.Closed != "" && (Disconnected(n.Object) || !c.toleratesClosed(n.Closed)) {
+		return exclusion{reason: n.Closed}
 	}
-	if demand.Cores > 0 && n.Cores != placement.Fits {
-		return n.Cores.String()
+	if c.severalCards && n.SeveralCards != placement.Fits {
+		return exclusion{reason: n.SeveralCards.String()}
 	}
-	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.Object.Spec.Taints, pod.constraints.Tolerations,
+	if c.cores && n.Cores != placement.Fits {
+		return exclusion{reason: n.Cores.String()}
+	}
+	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.Object.Spec.Taints, c.spec.Tolerations,
 		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, true)
 	if untolerated {
-		return fmt.Sprintf("the pod doesn't tolerate the taint %s", taint.ToString())
+		return exclusion{key: taint.Key, value: taint.Value, effect: taint.Effect}
 	}
-	return ""
+	return exclusion{}
 }
 
 // allocatable returns the sum of the node's memory that kube-scheduler counts; false if the node doesn't report it.

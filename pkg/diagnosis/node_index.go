@@ -18,7 +18,9 @@ type nodeIndex struct {
 	// nodes are sorted by name; figures are theirs, in the same order.
 	nodes   []Node
 	figures []figures
-	// byLabel holds the positions of the nodes by value of a label, for each label that a pod has named.
+	// labels are the keys of the nodes' labels; nil until a pod names one. byLabel holds the positions of the nodes by value of a label, for each
+	// of these labels that a pod has named.
+	labels  map[string]bool
 	byLabel map[string]map[string][]int
 }
 
@@ -93,8 +95,16 @@ func (x *nodeIndex) named(name string) (*Node, bool) {
 
 // labelled returns the positions of the nodes on which the label has the value.
 func (x *nodeIndex) labelled(key, value string) []int {
+	if x.labels == nil {
+		x.labels = map[string]bool{}
+		for i := range x.nodes {
+			for key := range x.nodes[i].Object.Labels {
+				x.labels[key] = true
+			}
+		}
+	}
 	values := x.byLabel[key]
-	if values == nil {
+	if values == nil && x.labels[key] { // A pod can name hundreds of labels that no node has.
 		values = map[string][]int{}
 		for i := range x.nodes {
 			if value, ok := x.nodes[i].Object.Labels[key]; ok {
@@ -108,9 +118,9 @@ func (x *nodeIndex) labelled(key, value string) []int {
 
 // candidates returns the positions of all nodes that the constraints can admit, and perhaps of others, in order. all is true
 // if the constraints name no label or name.
-func (x *nodeIndex) candidates(constraints *corev1.PodSpec) (positions []int, all bool) {
-	if len(pinnedTo(constraints)) > 0 {
-		positions, _ = x.inTerms(requiredTerms(constraints))
+func (x *nodeIndex) candidates(c *constraints) (positions []int, all bool) {
+	if len(c.pinnedTo()) > 0 {
+		positions, _ = x.inTerms(c.requiredTerms())
 		return positions, false
 	}
 	all = true
@@ -119,10 +129,10 @@ func (x *nodeIndex) candidates(constraints *corev1.PodSpec) (positions []int, al
 			positions, all = to, false
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(constraints.NodeSelector)) { // Sorted, so that equal pods get equal messages.
-		narrow(x.labelled(key, constraints.NodeSelector[key]))
+	for _, key := range slices.Sorted(maps.Keys(c.spec.NodeSelector)) { // Sorted, so that equal pods get equal messages.
+		narrow(x.labelled(key, c.spec.NodeSelector[key]))
 	}
-	if terms := requiredTerms(constraints); len(terms) > 0 {
+	if terms := c.requiredTerms(); len(terms) > 0 {
 		if union, named := x.inTerms(terms); named {
 			narrow(union)
 		}
@@ -131,17 +141,23 @@ func (x *nodeIndex) candidates(constraints *corev1.PodSpec) (positions []int, al
 }
 
 // inTerms returns the union of the nodes that the terms name; false if one of the terms names none.
-func (x *nodeIndex) inTerms(terms []corev1.NodeSelectorTerm) ([]int, bool) {
-	var union []int
+func (x *nodeIndex) inTerms(terms []corev1.NodeSelectorTerm) (union []int, named bool) {
+	inside := make([]bool, len(x.nodes))
 	for i := range terms {
 		positions, named := x.inTerm(&terms[i])
 		if !named {
 			return nil, false
 		}
-		union = append(union, positions...)
+		for _, position := range positions {
+			inside[position] = true
+		}
 	}
-	slices.Sort(union)
-	return slices.Compact(union), true
+	for position := range inside {
+		if inside[position] {
+			union = append(union, position)
+		}
+	}
+	return union, true
 }
 
 func (x *nodeIndex) inTerm(term *corev1.NodeSelectorTerm) (positions []int, named bool) {
@@ -162,28 +178,6 @@ func (x *nodeIndex) inTerm(term *corev1.NodeSelectorTerm) (positions []int, name
 		}
 	}
 	return nil, false
-}
-
-// requiredTerms returns the terms of the required node affinity, of which a node has to match one.
-func requiredTerms(constraints *corev1.PodSpec) []corev1.NodeSelectorTerm {
-	if constraints.Affinity == nil || constraints.Affinity.NodeAffinity == nil ||
-		constraints.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return nil
-	}
-	return constraints.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-}
-
-// pinnedTo returns the names of the only nodes that the constraints admit; nil if they don't name their nodes.
-func pinnedTo(constraints *corev1.PodSpec) (all []string) {
-	terms := requiredTerms(constraints)
-	for i := range terms {
-		names := pinnedNames(&terms[i])
-		if names == nil {
-			return nil
-		}
-		all = append(all, names...)
-	}
-	return all
 }
 
 // pinnedNames returns the names of the only nodes that the term admits, as the controller of DaemonSets sets them; nil if it

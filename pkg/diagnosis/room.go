@@ -3,12 +3,12 @@ package diagnosis
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -25,11 +25,11 @@ type choice struct {
 }
 
 // rejections are the nodes that a pod can't use, by reason.
-type rejections map[string]*rejectedNodes
+type rejections map[exclusion]*rejectedNodes
 
 // rejectedNodes are the nodes that a pod can't use for one reason.
 type rejectedNodes struct {
-	why string
+	why exclusion
 	// names are the first three, n is the number of all.
 	names []string
 	n     int
@@ -38,7 +38,7 @@ type rejectedNodes struct {
 // maxNames is how many nodes a message names for one reason.
 const maxNames = 3
 
-func (r rejections) add(why, name string) {
+func (r rejections) add(why exclusion, name string) {
 	if r[why] == nil {
 		r[why] = &rejectedNodes{why: why}
 	}
@@ -48,7 +48,8 @@ func (r rejections) add(why, name string) {
 }
 
 // addOthers adds the nodes that are no candidates, whose positions are in order. It reads a few of them only.
-func (r rejections) addOthers(why string, nodes []Node, candidates []int) {
+func (r rejections) addOthers(nodes []Node, candidates []int) {
+	why := exclusion{byConstraints: true}
 	others, named := len(nodes)-len(candidates), 0
 	for i := 0; named < min(others, maxNames); i++ {
 		if _, candidate := slices.BinarySearch(candidates, i); !candidate {
@@ -61,46 +62,59 @@ func (r rejections) addOthers(why string, nodes []Node, candidates []int) {
 	}
 }
 
-// text lists the nodes by reason.
-func (r rejections) text() string {
+// text lists the nodes by reason, the most frequent one first. c are the pod's constraints.
+func (r rejections) text(c *constraints) string {
+	type reason struct {
+		*rejectedNodes
+		text string
+	}
+	var reasons []reason
+	for why, rejected := range r {
+		reasons = append(reasons, reason{rejected, why.text(c)})
+	}
+	slices.SortFunc(reasons, func(a, b reason) int { return cmp.Or(cmp.Compare(b.n, a.n), strings.Compare(a.text, b.text)) })
 	var out strings.Builder
-	for _, rejected := range slices.SortedFunc(maps.Values(r), compareRejections) {
-		fmt.Fprintf(&out, "; %s: %s", listed(rejected.names, rejected.n), rejected.why)
+	for _, reason := range reasons {
+		fmt.Fprintf(&out, "; %s: %s", listed(reason.names, reason.n), reason.text)
 	}
 	return out.String()
 }
 
 // choice returns the nodes that the pod can use.
 func (d *Diagnoser) choice(pod *Pod) *choice {
-	if known := d.choices[pod.constraintsKey]; known != nil {
+	if known := d.choices[pod.Constraints]; known != nil {
 		return known
 	}
-	candidates, all := d.nodes.candidates(&pod.constraints)
+	made, rejected := &choice{}, rejections{}
+	d.choices[pod.Constraints] = made
+	c := parseConstraints(pod.Constraints)
+	if c == nil {
+		return made
+	}
+	candidates, all := d.nodes.candidates(c)
 	if all {
 		candidates = make([]int, len(d.nodes.nodes))
 		for i := range candidates {
 			candidates[i] = i
 		}
 	}
-	made, rejected := &choice{}, rejections{}
 	for _, i := range candidates {
 		node := &d.nodes.nodes[i]
-		if why := node.rejection(pod); why != "" {
+		if why := node.exclusion(c); why != (exclusion{}) {
 			rejected.add(why, node.Object.Name)
 		} else {
 			made.nodes = append(made.nodes, i)
 		}
 	}
-	pinned := pinnedTo(&pod.constraints)
+	pinned := c.pinnedTo()
 	if len(pinned) == 0 {
-		rejected.addOthers(pod.excludes(), d.nodes.nodes, candidates)
+		rejected.addOthers(d.nodes.nodes, candidates)
 	}
-	made.rejected = rejected.text()
+	made.rejected = rejected.text(c)
 	if len(pinned) > 0 && len(candidates) == 0 {
 		made.rejected = fmt.Sprintf(": its node affinity names %s, which shares none", listed(pinned[:min(len(pinned), maxNames)], len(pinned)))
 	}
 	made.order(d.nodes.figures)
-	d.choices[pod.constraintsKey] = made
 	return made
 }
 
@@ -133,12 +147,25 @@ func (d *Diagnoser) room(pod *Pod) room {
 	if d.podsOnly {
 		return reportedRoom(pod)
 	}
-	made, known := d.rooms[pod.roomKey]
+	key := roomKey{pod.Demand(), pod.Priority, pod.Constraints, ""}
+	if pod.NominatedNode != "" { // No room is kept from the pod for itself.
+		key.nominee = pod.UID
+	}
+	made, known := d.rooms[key]
 	if !known {
 		made = d.findRoom(pod)
-		d.rooms[pod.roomKey] = made
+		d.rooms[key] = made
 	}
 	return made
+}
+
+// roomKey is equal for pods for which the same nodes have room.
+type roomKey struct {
+	demand      gpu.Demand
+	priority    int32
+	constraints unique.Handle[string]
+	// nominee is the pod if it is nominated to a node.
+	nominee gpu.PodUID
 }
 
 func (d *Diagnoser) findRoom(pod *Pod) room {

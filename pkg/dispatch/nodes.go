@@ -74,9 +74,12 @@ func (m *Manager) nodesFor(p *pod) *eligibleNodes { return m.eligibleFor(p.Const
 func (m *Manager) eligibleFor(constraints unique.Handle[string]) *eligibleNodes {
 	nodes, known := m.eligible[constraints]
 	if !known {
-		m.effort += constraintsEffort
+		m.effort += constraintsEffort * sizeOf(constraints)
 		nodes = newEligibleNodes(m.EligibleNodes(constraints))
 		m.eligible[constraints] = nodes
 	}
 	return nodes
 }
+
+// sizeOf returns the size of the constraints in KiB, rounded up: what it costs to find the nodes that satisfy them grows with it.
+func sizeOf(constraints unique.Handle[string]) int { return 1 + len(text(constraints))/1024 }

@@ -17,7 +17,7 @@ const (
 	maxClasses = 32
 	// maxRegions limits the regions. Constraints that would need more regions get no class either.
 	maxRegions = 64
-	// maxTried limits the constraints for which eligible nodes are computed.
+	// maxTried limits the constraints for which eligible nodes are computed, in KiB.
 	maxTried = 2 * maxClasses
 )
 
@@ -42,10 +42,10 @@ func newRegions(constraints []unique.Handle[string], eligible func(unique.Handle
 	n, tried := 1, 0
 	var sets []map[string]struct{}
 	for _, c := range constraints {
-		if r.classes[c] = allNodes; c == (unique.Handle[string]{}) || len(sets) == maxClasses || tried == maxTried {
+		if r.classes[c] = allNodes; c == (unique.Handle[string]{}) || len(sets) == maxClasses || tried >= maxTried {
 			continue
 		}
-		tried++
+		tried += sizeOf(c)
 		set := eligible(c)
 		if of, parts := split(r.of, set); parts <= maxRegions {
 			r.of, n = of, parts

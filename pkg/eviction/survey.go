@@ -108,6 +108,7 @@ func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation
 	out := preemption.Pod{UID: uid, BudgetsUnknown: allocation == nil}
 	if pod != nil {
 		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.resources.Uses(pod)
+		out.BudgetsUnknown = out.BudgetsUnknown || pod.TooLarge
 		if allocation != nil {
 			out.Budgets = s.budgets.of(pod)
 		}

@@ -170,7 +170,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 			ungated.Spec.SchedulingGates, ungated.CreationTimestamp = nil, metav1.Time{}
 			pending[pod.UID] = diagnosis.NewPod(&ungated)
 			pod.GatedOtherwise = pod.GatedOtherwise || pending[pod.UID].RequestError != "" // It gets no turn.
-			pod.Likeness = unique.Make(fmt.Sprint(pod.Demand(), " ", pending[pod.UID].Constraints()))
+			pod.Likeness = unique.Make(fmt.Sprint(pod.Demand(), " ", pending[pod.UID].Constraints.Value()))
 		}
 		pods = append(pods, pod)
 	}
@@ -184,7 +184,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	options := dispatch.Options{
 		Ledger: ledger, Groups: gang.NewSnapshot(members, now), PriorityCutoff: settings.PriorityCutoff,
 		EligibleNodes: func(constraints unique.Handle[string]) []string {
-			return diagnosis.EligibleNodesFor(nodes, constraints.Value())
+			return diagnosis.EligibleNodes(nodes, constraints)
 		},
 	}
 	out.Total = int64(ledger.Memory())

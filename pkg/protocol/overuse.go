@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // OveruseLife is how long a report of over-use counts. The device plugin renews it well before, as long as the over-use lasts.
@@ -46,6 +48,9 @@ func ParseOveruse(annotations map[string]string) (*Overuse, error) {
 	var o Overuse
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
 		return nil, fmt.Errorf("annotation %s: %w", AnnotationOveruse, err)
+	}
+	if n := len(o.Cards); n > gpu.MaxCards {
+		return nil, fmt.Errorf("annotation %s: %d cards, want %d at most", AnnotationOveruse, n, gpu.MaxCards)
 	}
 	for card, use := range o.Cards {
 		if card < 0 || card > maxCard || use.Used < 0 || use.Requested < 0 || use.Used <= use.Requested {

@@ -258,9 +258,10 @@ func (a *attempts) postpone(requeued bool) {
 
 // roomFor returns a node on which the pod would find a card and that the pod's spec allows.
 func (a *attempts) roomFor(pod *clustercache.PodInfo) (string, bool) {
+	admits := diagnosis.Eligibility(pod.Constraints)
 	for _, name := range a.Ledger.Fitting(pod.Pod) {
 		node, ok := a.Cache.Node(name)
-		if ok && len(diagnosis.Closed(node, false)) == 0 && len(diagnosis.EligibleNodes([]diagnosis.Node{{Object: node}}, pod.Pending)) > 0 {
+		if ok && len(diagnosis.Closed(node, false)) == 0 && admits(&diagnosis.Node{Object: node}) {
 			return name, true
 		}
 	}

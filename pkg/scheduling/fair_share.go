@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"slices"
@@ -90,7 +91,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 		EligibleNodes: func(constraints unique.Handle[string]) []string {
-			return diagnosis.EligibleNodesFor(s.diagnosisNodes(), constraints.Value())
+			return diagnosis.EligibleNodes(s.diagnosisNodes(), constraints)
 		},
 		PriorityCutoff: o.PriorityCutoff, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
@@ -166,18 +167,19 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 	f.manager.SetPod(p)
 }
 
-// likeness returns a text that is equal for pods that differ at most in the amount of GPU memory; apart from that they fit the same free
-// resources.
+// likeness returns a short text that is equal for pods that differ at most in the amount of GPU memory; apart from that they fit the same free
+// resources. It is a hash for which nobody finds two pods that aren't alike.
 func likeness(pod *clustercache.PodInfo) string {
 	var text strings.Builder
 	demand := pod.Demand()
 	demand.Memory = 0
-	fmt.Fprintf(&text, "%v %d %s", demand, pod.Priority, pod.Pending.Constraints())
+	fmt.Fprintf(&text, "%v %d %s", demand, pod.Priority, pod.Constraints.Value())
 	for _, name := range slices.Sorted(maps.Keys(pod.Requests)) {
 		amount := pod.Requests[name]
 		fmt.Fprintf(&text, " %s=%s", name, amount.String())
 	}
-	return text.String()
+	sum := sha256.Sum256([]byte(text.String()))
+	return string(sum[:])
 }
 
 // deleted removes the pod from the manager.

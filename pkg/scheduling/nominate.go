@@ -72,7 +72,7 @@ type nominator struct {
 	// through. refused is until when such nominations are not expected to help a pod, by refusedKey.
 	steerings map[gpu.PodUID]steering
 	searched  time.Time
-	refused   map[string]time.Time
+	refused   map[refusedPods]time.Time
 	// pods are the pending pods that are nominated here, or were.
 	pods map[gpu.PodUID]*nominatedPod
 	// paused is the time until which nothing is nominated.
@@ -105,7 +105,7 @@ func (s *Scheduler) newNominator() *nominator {
 	n := &nominator{
 		api: s.API, ledger: s.ledger, cache: s.cache, free: s.free, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
 		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nodes: s.diagnosisNodes, requeue: s.requeue.All,
-		refused: map[string]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, steerings: map[gpu.PodUID]steering{},
+		refused: map[refusedPods]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, steerings: map[gpu.PodUID]steering{},
 	}
 	n.writes.SetLimit(maxNominating)
 	n.start = func(write func()) {
@@ -148,7 +148,7 @@ func (n *nominator) updated(pod *clustercache.PodInfo) {
 // constrained reports whether the pod's node depends on other pods. Only kube-scheduler chooses the node of such a pod.
 func constrained(pod *clustercache.PodInfo) bool {
 	c := &pod.Conflicts
-	return c.RequiredAntiAffinity || c.RequiredSpread || c.RareVolumes || c.Claims || c.UsesHostPorts()
+	return pod.TooLarge || c.RequiredAntiAffinity || c.RequiredSpread || c.RareVolumes || c.Claims || c.UsesHostPorts()
 }
 
 // gone removes a pod that is no longer pending.
@@ -260,7 +260,7 @@ func (n *nominator) requests(pods []*clustercache.PodInfo) (requests []ledger.Re
 		if n.fair.evicts(pod.Pod) { // Otherwise fair sharing decides when it may run, and reserves its place.
 			names, known := eligible[pod.Constraints]
 			if !known {
-				names = diagnosis.EligibleNodesFor(nodes, pod.Constraints.Value())
+				names = diagnosis.EligibleNodes(nodes, pod.Constraints)
 				eligible[pod.Constraints] = names
 			}
 			requests[i].Nodes = names

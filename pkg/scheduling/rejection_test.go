@@ -158,8 +158,10 @@ func TestEvictionForRejectedPod(t *testing.T) {
 		t.Errorf("a pod of equal priority may go to %v", got)
 	}
 	// The reservation outlives a change of the pod without a nomination.
-	f.publishObject(fake.Edited(pod, fake.Label("changed")))
-	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Labels["app"] == "changed" })
+	f.publishObject(fake.Edited(pod, func(pod *corev1.Pod) {
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "changed"}}
+	}))
+	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Pending.Message == "changed" })
 	if got := f.filter(rival, "n1").Names(); len(got) != 0 {
 		t.Errorf("a pod of equal priority may go to %v", got)
 	}

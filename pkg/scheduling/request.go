@@ -15,9 +15,12 @@ import (
 // places of the pod's group are planned, for the number in that call.
 var errCountChanged = errors.New("label " + protocol.LabelCount + " of the pod has changed since kube-scheduler first tried it")
 
-// checkRequest returns why no node can give the pod what it asks for; nil if one can. The pod's number of cards is fixed at the
-// first call.
+// checkRequest returns why the pod gets no node: it is too large, or no node can give it what it asks for; nil if one can. The pod's number of
+// cards is fixed at the first call.
 func (s *Scheduler) checkRequest(object *corev1.Pod, pod gpu.Pod) error {
+	if err := protocol.CheckSize(object); err != nil {
+		return err
+	}
 	if err := protocol.CheckRequest(object); err != nil {
 		return err
 	}

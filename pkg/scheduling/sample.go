@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -91,7 +92,7 @@ func (s *Scheduler) eligible(pod *clustercache.PodInfo) []string {
 		if c.nodes == nil {
 			c.nodes = s.diagnosisNodes()
 		}
-		names = diagnosis.EligibleNodesFor(c.nodes, pod.Constraints.Value())
+		names = diagnosis.EligibleNodes(c.nodes, pod.Constraints)
 		c.names[pod.Constraints] = names
 	}
 	return names
@@ -145,18 +146,24 @@ func (n *nominator) steerable(pod *clustercache.PodInfo, object *corev1.Pod, nod
 	return !n.clock.Now().Before(n.refused[refusedKey(pod)])
 }
 
-// refusedKey identifies the pods for which a nomination was refused: all members of a group with equal constraints, or a single pod.
-func refusedKey(pod *clustercache.PodInfo) string {
+// refusedPods are the pods for which a nomination was refused: all members of a group with equal constraints, or a single pod.
+type refusedPods struct {
+	group       gang.Key
+	constraints unique.Handle[string]
+	uid         gpu.PodUID
+}
+
+func refusedKey(pod *clustercache.PodInfo) refusedPods {
 	if pod.Member != nil {
-		return pod.Member.Gang.String() + "\n" + pod.Constraints.Value()
+		return refusedPods{group: pod.Member.Gang, constraints: pod.Constraints}
 	}
-	return string(pod.UID)
+	return refusedPods{uid: pod.UID}
 }
 
 // refuse records that nominations don't help such a pod. The caller holds the lock.
 func (n *nominator) refuse(pod *clustercache.PodInfo) {
 	now := n.clock.Now()
-	maps.DeleteFunc(n.refused, func(_ string, until time.Time) bool { return now.After(until) })
+	maps.DeleteFunc(n.refused, func(_ refusedPods, until time.Time) bool { return now.After(until) })
 	n.refused[refusedKey(pod)] = now.Add(refusedLife)
 	delete(n.steerings, pod.UID)
 }

@@ -69,7 +69,7 @@ func (s *Scheduler) eligibleNodes(uid gpu.PodUID) []string {
 	if !pending {
 		return nil
 	}
-	return diagnosis.EligibleNodes(s.diagnosisNodes(), pod.Pending)
+	return diagnosis.EligibleNodes(s.diagnosisNodes(), pod.Constraints)
 }
 
 func (s *Scheduler) diagnosisNodes() []diagnosis.Node {
