@@ -10,8 +10,8 @@ import (
 // Snapshot is the complete input of a decision. Decide changes nothing in it.
 type Snapshot struct {
 	Cards []gpu.Card
-	// Pods are this node's pods that ask for GPU memory, in any phase.
-	Pods []Pod
+	// Pods are this node's pods that ask for GPU memory, in any phase. Others have run without GPU memory: the kubelet knows them.
+	Pods, Others []Pod
 	// Given is what each container was given.
 	Given Allocations
 	// Rejected are the pods of which an allocation was rejected. The kubelet fails them; the API server may not know it yet.
@@ -20,13 +20,16 @@ type Snapshot struct {
 	Preferred Preference
 	// Kubelet is what the kubelet has answered so far.
 	Kubelet Answers
-	// Refreshed is true once Pods and Given were read again because the known pods have no match. ReadError is why the API
-	// server's pods could not be read; Pods are the ones that the watch has delivered then.
+	// Refreshed is true once Given was read again, and Pods from the API server, because the first decision was Outdated. ReadError is
+	// why the API server's pods could not be read; Pods are the ones that the watch has delivered then.
 	Refreshed bool
 	ReadError error
 	// KubeletAge is the time since the plugin registered with the kubelet.
 	KubeletAge time.Duration
 }
+
+// live reports whether Pods are those of the API server, without exception.
+func (s *Snapshot) live() bool { return s.Refreshed && s.ReadError == nil }
 
 // Preference is the result of a GetPreferredAllocation call. The zero value is none.
 type Preference struct {
@@ -42,7 +45,8 @@ type Decision struct {
 	// Question, if it is set, is the container about which the kubelet must be asked. Decide is then called again with the
 	// answer. The other fields are empty.
 	Question *Candidate
-	// Outdated is true if no pod of the snapshot matches. Decide is then called again with a refreshed snapshot.
+	// Outdated is true if no pod of the snapshot matches, or if its container would be rejected or get other cards than the
+	// annotated ones: neither can be undone, and the watch can be behind. Decide is then called again with a refreshed snapshot.
 	Outdated bool
 
 	// Match is how the pod was found. Pod is nil if none was.
@@ -96,15 +100,22 @@ func Results() []Result {
 func Decide(s Snapshot, request gpu.Memory) Decision {
 	m := matching{Snapshot: &s, request: request}
 	found, match := m.find()
-	switch {
-	case m.question != nil:
+	if m.question != nil {
 		return Decision{Question: m.question}
-	case match != ByNone:
-		return s.selectCards(Decision{Match: match, Pod: found.Pod, Container: found.Container})
-	case !s.Refreshed:
-		return Decision{Outdated: true}
 	}
-	return m.noMatch()
+	var d Decision
+	if match == ByNone {
+		d = m.noMatch()
+	} else {
+		d = s.selectCards(Decision{Match: match, Pod: found.Pod, Container: found.Container})
+	}
+	switch {
+	case !s.Refreshed && (d.Rejection != nil || d.Result == ResultMoved):
+		return Decision{Outdated: true}
+	case s.ReadError != nil && d.Rejection != nil && d.Rejection.NoRoom:
+		d.Rejection.Text += fmt.Sprintf("; pods may have ended since, and the API server can't be asked: %v", s.ReadError)
+	}
+	return d
 }
 
 // noMatch rejects an allocation whose pod can't be found.

@@ -17,8 +17,9 @@ type Candidate struct {
 	// Begun is true if the pod has not run, another of its containers was served and this one is next. The kubelet admits one pod
 	// at a time, so it is unlikely to ask for another pod.
 	Begun bool
-	// Rejected is true if an allocation of the pod was rejected.
-	Rejected bool
+	// Rejected is true if an allocation of the pod was rejected. Lost is true if the container was served, and the kubelet's checkpoint
+	// no longer shows it.
+	Rejected, Lost bool
 }
 
 // Key returns the container's key.
@@ -83,13 +84,13 @@ type matching struct {
 
 // find returns the container that the kubelet calls Allocate for, or ByNone.
 func (m *matching) find() (Candidate, Match) {
-	if m.Refreshed {
-		return m.findRefreshed()
-	}
 	candidates := m.candidates()
 	preferred := slices.IndexFunc(candidates, func(c Candidate) bool { return c.Key() == m.Preferred.Container })
 	if preferred >= 0 && m.preferenceHolds(candidates[preferred]) {
 		return candidates[preferred], m.Preferred.Match
+	}
+	if m.Refreshed {
+		return m.findRefreshed(candidates)
 	}
 	found, match := m.resolve(candidates, false)
 	if match == ByOrder && m.Preferred.Match != "" && preferred < 0 {
@@ -126,13 +127,19 @@ func (m *matching) trusted() bool {
 	if m.KubeletAge < admitting {
 		left = MaxQuestions
 	}
-	for i := range m.Pods {
-		if m.Kubelet.Trusted || left == 0 {
-			break
-		}
-		if pod := &m.Pods[i]; pod.Ran && !pod.Terminal && !pod.Leaving && len(pod.Containers) > 0 {
-			left--
-			m.ask(Candidate{Pod: pod, Container: pod.Containers[0]})
+	for _, pods := range [][]Pod{m.Pods, m.Others} {
+		for i := range pods {
+			if m.Kubelet.Trusted || left == 0 {
+				return m.Kubelet.Trusted
+			}
+			if pod := &pods[i]; pod.Ran && !pod.Terminal && !pod.Leaving && !pod.Mirror {
+				left--
+				known := Candidate{Pod: pod}
+				if len(pod.Containers) > 0 {
+					known.Container = pod.Containers[0]
+				}
+				m.ask(known)
+			}
 		}
 	}
 	return m.Kubelet.Trusted
@@ -160,7 +167,7 @@ func (m *matching) containers(running bool) []Candidate {
 				continue
 			}
 			c := Candidate{
-				Pod: pod, Container: container, Next: next, Begun: next && !pod.Ran && begun, Rejected: m.Rejected[pod.UID],
+				Pod: pod, Container: container, Next: next, Begun: next && !pod.Ran && begun, Rejected: m.Rejected[pod.UID], Lost: served,
 			}
 			next = next && pod.Ran
 			if container.Request == m.request {
@@ -175,12 +182,13 @@ func (m *matching) containers(running bool) []Candidate {
 // resolve finds the container among the candidates. It asks the kubelet as long as the answers help, and otherwise takes the
 // first of the candidates that remain possible.
 //
-// Pods that have run, and pods of which an allocation was rejected, are candidates only if lastResort is set. The kubelet can show
-// both without devices, as if they were being admitted: the former after it has lost its checkpoint, the latter in 1.34 and
-// 1.35. The pod that it really admits may not be known here yet, so a match with one of these would be wrong.
+// Pods that have run, containers that were served, and pods of which an allocation was rejected are candidates only if lastResort is set.
+// The kubelet can show all of them without devices, as if they were being admitted: the first two after it has lost its checkpoint or if
+// the pod has ended, the last in 1.34 and 1.35. The pod that it really admits may not be known here yet, so a match with one of
+// these would be wrong.
 func (m *matching) resolve(candidates []Candidate, lastResort bool) (Candidate, Match) {
 	if !lastResort {
-		candidates = slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool { return c.Pod.Ran || c.Rejected })
+		candidates = slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool { return c.Pod.Ran || c.Rejected || c.Lost })
 	}
 	excluded := map[ContainerKey]bool{}
 	order := slices.SortedStableFunc(slices.Values(candidates), byBinding)

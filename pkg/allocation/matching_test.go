@@ -196,8 +196,14 @@ func TestMatch(t *testing.T) {
 		"it is when all are known": {
 			pods: []Pod{old}, states: map[string]KubeletState{"z": waiting}, refreshed: true, want: "z", by: ByKubelet, asked: []string{"z"},
 		},
-		"also without an answer":           {pods: []Pod{old}, refreshed: true, want: "z", by: ByOrder, asked: []string{"z"}},
-		"after the others":                 {pods: []Pod{old, batch[0]}, refreshed: true, want: "a", by: ByOrder, asked: []string{"a", "z"}},
+		"also without an answer": {pods: []Pod{old}, refreshed: true, want: "z", by: ByOrder, asked: []string{"z"}},
+		"after the others":       {pods: []Pod{old, batch[0]}, refreshed: true, want: "a", by: ByOrder, asked: []string{"a", "z"}},
+		"a container that was served isn't considered while others may be unknown: its pod may have ended": {
+			pods: batch[:1], given: Allocations{"uid-a": {"main": onCard(0, "00", "01").lose()}},
+		},
+		"it is when the API server still has it": {
+			pods: batch[:1], given: Allocations{"uid-a": {"main": onCard(0, "00", "01").lose()}}, refreshed: true, want: "a", by: ByOrder, asked: []string{"a"},
+		},
 		"no candidates":                    {},
 		"the preferred container":          {pods: batch, preferred: Preference{mainOf("b"), ByKubelet, []int{0}}, want: "b", by: ByKubelet},
 		"the preferred one by order":       {pods: batch, preferred: Preference{mainOf("b"), ByOrder, []int{0}}, want: "b", by: ByOrder, asked: []string{"b"}},
@@ -247,6 +253,47 @@ func TestMatchAsksAboutAdmittedPods(t *testing.T) {
 	s.Kubelet.Trusted = true
 	if d := Decide(s, 2); !d.Outdated {
 		t.Errorf("got %+v, want no match", d)
+	}
+}
+
+// On a node without GPU pods it asks about other pods: its own, for example.
+func TestMatchAsksAboutOtherPods(t *testing.T) {
+	s := Snapshot{Pods: []Pod{newPod("next", main(2))}, Others: []Pod{newPod("left", ran, leaving), newPod("static", ran, mirror), newPod("other", ran)}}
+	s.Kubelet.States = map[ContainerKey]KubeletState{mainOf("next"): StateAbsent}
+	if d := Decide(s, 2); d.Question == nil || d.Question.Pod.Name != "other" {
+		t.Fatalf("got %+v, want a question about the other pod", d)
+	}
+}
+
+// A container is rejected, or gets other cards than the annotated ones, only by the API server's pods: the watch can be behind.
+func TestOutdated(t *testing.T) {
+	next := newPod("next", main(8), assumed(0, 1))
+	ended := Allocations{"uid-ended": {"main": holding(0, 16)}} // The API server doesn't have this pod any more.
+	for name, test := range map[string]struct {
+		cards []gpu.Card
+		err   error
+		want  Result // Of the refreshed snapshot.
+		text  string
+	}{
+		"it would be rejected": {newCards(16), nil, ResultKept, ""},
+		"it would be moved":    {newCards(16, 16), nil, ResultKept, ""},
+		"it is rejected, and the API server can't be asked": {newCards(16), errAway, RefusedFull,
+			"pod default/next: no card for 8 units of GPU memory: no GPU card has enough free memory; " +
+				"pods may have ended since, and the API server can't be asked: away"},
+		"it is moved, and the API server can't be asked": {newCards(16, 16), errAway, ResultMoved, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Snapshot{Cards: test.cards, Pods: []Pod{next}, Given: ended}
+			k := kubelet{states: map[string]KubeletState{"next": StateWaiting}}
+			if d := k.decide(s, 8); !d.Outdated {
+				t.Errorf("got %+v, want a decision by newer pods", d)
+			}
+			s.Refreshed, s.ReadError = true, test.err
+			d := k.decide(s, 8)
+			if d.Result != test.want || test.text != "" && d.Rejection.Error() != test.text {
+				t.Errorf("got %+v, want %q %s", d, test.want, test.text)
+			}
+		})
 	}
 }
 

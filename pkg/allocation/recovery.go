@@ -25,8 +25,8 @@ import (
 const statusLag = 5 * time.Minute
 
 // findRefreshed finds the container among all that are known, those that were given a card before included.
-func (m *matching) findRefreshed() (Candidate, Match) {
-	found, match := m.resolve(m.candidates(), true)
+func (m *matching) findRefreshed(candidates []Candidate) (Candidate, Match) {
+	found, match := m.resolve(candidates, true)
 	switch {
 	case match == ByNone:
 		return m.findInterrupted()

@@ -262,8 +262,10 @@ func (s *Snapshot) used(except gpu.PodUID, annotated bool) load {
 			used.add(pod.Placement...)
 		}
 	}
-	// Pods that the watch has not delivered yet.
-	for uid, containers := range s.Given {
+	if s.live() {
+		return used // A pod that the API server's list lacks was deleted.
+	}
+	for uid, containers := range s.Given { // Pods that the watch has not delivered yet.
 		if !seen[uid] {
 			for _, a := range containers {
 				used.add(a.Cards...)

@@ -117,25 +117,32 @@ func (a *allocator) lock(ctx context.Context, devices int) (release func(), err 
 	}
 }
 
-// decide decides from what is known here. If no known pod matches, it reads the record and the pods again: both can be out of
-// date. The kubelet waits during the call.
+// decide decides from what is known here. If that isn't enough (allocation.Decision.Outdated), it reads the record and the pods again: both
+// can be out of date. The kubelet waits during the call.
 func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred allocation.Preference) allocation.Decision {
 	if a.doubtful {
 		a.doubtful = false
 		a.checkpoint.Sync(ctx)
 	}
 	questions := &questions{kubelet: a.kubelet, left: askTimeout, states: map[allocation.ContainerKey]allocation.KubeletState{}}
-	known := a.snapshots.Cached()
-	known.Preferred = preferred
-	decision := questions.Decide(ctx, known, request)
+	known := func() allocation.Decision {
+		snapshot := a.snapshots.Cached()
+		snapshot.Preferred = preferred
+		return questions.Decide(ctx, snapshot, request)
+	}
+	decision := known()
 	if !decision.Outdated {
 		return decision
 	}
 	a.checkpoint.Sync(ctx)
-	pods, err := a.snapshots.pods.Search(ctx, func(pods []allocation.Pod) bool {
+	pods, found, err := a.snapshots.pods.Search(ctx, func() bool {
 		// Only a match by the kubelet ends the search early: the list may have a better one than a match by order.
-		return questions.Decide(ctx, a.snapshots.Of(pods), request).Match == allocation.ByKubelet
+		decision = known()
+		return decision.Match == allocation.ByKubelet
 	})
+	if found {
+		return decision
+	}
 	refreshed := a.snapshots.Of(pods)
 	refreshed.Preferred, refreshed.Refreshed, refreshed.ReadError = preferred, true, err
 	return questions.Decide(ctx, refreshed, request)
@@ -207,7 +214,9 @@ func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	maps.DeleteFunc(s.rejected, func(uid gpu.PodUID, _ bool) bool { return !present[uid] })
 	maps.DeleteFunc(s.met, func(uid gpu.PodUID, _ bool) bool { return given[uid] == nil })
 	maps.DeleteFunc(given, func(uid gpu.PodUID, _ allocation.PodAllocations) bool { return s.met[uid] && !present[uid] })
-	return allocation.Snapshot{Cards: cards, Pods: pods, Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered)}
+	return allocation.Snapshot{
+		Cards: cards, Pods: pods, Others: s.pods.Others(), Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered),
+	}
 }
 
 // containers returns how many containers have a share of a card, with one that is being added. Of a pod's init containers only one runs at

@@ -163,10 +163,19 @@ func onNode(node string) fields.Selector { return fields.OneTermEqualSelector("s
 
 // Cached returns the informer's pods that ask for GPU memory. What their fields point to is shared and must not be changed.
 func (s *podSource) Cached() []allocation.Pod {
+	return s.where(func(pod *allocation.Pod) bool { return pod.Request > 0 })
+}
+
+// Others returns the informer's pods that have run and ask for no GPU memory, as Cached does.
+func (s *podSource) Others() []allocation.Pod {
+	return s.where(func(pod *allocation.Pod) bool { return pod.Request == 0 && pod.Ran })
+}
+
+func (s *podSource) where(matches func(*allocation.Pod) bool) []allocation.Pod {
 	objects := s.informer.GetStore().List()
 	pods := make([]allocation.Pod, 0, len(objects))
 	for _, object := range objects {
-		if info, ok := object.(*podInfo); ok && info.pod.Request > 0 {
+		if info, ok := object.(*podInfo); ok && matches(&info.pod) {
 			pods = append(pods, info.pod)
 		}
 	}
@@ -175,11 +184,11 @@ func (s *podSource) Cached() []allocation.Pod {
 
 var errSilent = errors.New("it didn't answer a moment ago")
 
-// Search returns the pods as the API server lists them, or as the informer has them as soon as enough accepts them, whichever
+// Search returns the pods as the API server lists them, or found as soon as enough accepts what the informer has, whichever
 // comes first: a busy API server takes longer for a list than for a watch event of a single pod. If the list fails, the informer
 // may still receive the pod. Search waits for it as long as a list may take, or watchTimeout if the API server has just failed
 // to answer. It then returns the informer's pods together with the error.
-func (s *podSource) Search(ctx context.Context, enough func([]allocation.Pod) bool) ([]allocation.Pod, error) {
+func (s *podSource) Search(ctx context.Context, enough func() bool) (pods []allocation.Pod, found bool, err error) {
 	silent, timeout := s.isSilent(), searchTimeout
 	if silent {
 		timeout = watchTimeout
@@ -207,14 +216,14 @@ func (s *podSource) Search(ctx context.Context, enough func([]allocation.Pod) bo
 		select {
 		case l := <-listed:
 			if l.err == nil {
-				return l.pods, nil
+				return l.pods, false, nil
 			}
 			failed, again = l.err, time.After(listRetry)
 		case <-again:
 			go ask()
 		case <-ticker.C:
-			if pods := s.Cached(); enough(pods) {
-				return pods, nil
+			if enough() {
+				return nil, true, nil
 			}
 		case <-bounded.Done():
 			if ctx.Err() == nil && !silent {
@@ -223,7 +232,7 @@ func (s *podSource) Search(ctx context.Context, enough func([]allocation.Pod) bo
 			if failed == nil {
 				failed = fmt.Errorf("listing the pods of node %s: %w", s.node, bounded.Err())
 			}
-			return s.Cached(), failed
+			return s.Cached(), false, failed
 		}
 	}
 }
