@@ -49,8 +49,15 @@ type checkpointJSON struct {
 	}
 }
 
-// parseCheckpoint returns the entries for GPU memory.
-func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
+// deviceEntry is a container's entry for GPU memory.
+type deviceEntry struct {
+	allocation.ContainerKey
+	ids      []string
+	response []byte
+}
+
+// parseDevices returns the entries for GPU memory.
+func parseDevices(data []byte) ([]deviceEntry, error) {
 	var file checkpointJSON
 	if err := json.Unmarshal(data, &file); err != nil {
 		return nil, fmt.Errorf("reading the kubelet's checkpoint: %w", err)
@@ -58,23 +65,36 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 	if file.Data == nil {
 		return nil, errors.New("reading the kubelet's checkpoint: it has no Data")
 	}
-	var entries []allocation.Entry
+	var entries []deviceEntry
 	for _, e := range file.Data.PodDeviceEntries {
 		if e.ResourceName != protocol.ResourceMemory || e.PodUID == "" || e.ContainerName == "" {
 			continue
 		}
-		var ids []string
+		entry := deviceEntry{ContainerKey: allocation.ContainerKey{UID: gpu.PodUID(e.PodUID), Name: e.ContainerName}, response: e.AllocResp}
 		for _, group := range e.DeviceIDs {
-			ids = append(ids, group...)
+			entry.ids = append(entry.ids, group...)
 		}
-		entry := allocation.Entry{ContainerKey: allocation.ContainerKey{UID: gpu.PodUID(e.PodUID), Name: e.ContainerName}}
+		entries = append(entries, entry)
+	}
+	return entries, nil
+}
+
+// parseCheckpoint returns what containers were given.
+func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
+	devices, err := parseDevices(data)
+	if err != nil {
+		return nil, err
+	}
+	var entries []allocation.Entry
+	for _, e := range devices {
+		entry := allocation.Entry{ContainerKey: e.ContainerKey}
 		var response pluginapi.ContainerAllocateResponse
-		if err := proto.Unmarshal(e.AllocResp, &response); err != nil {
+		if err := proto.Unmarshal(e.response, &response); err != nil {
 			entry.Unknown = true
 		} else {
-			entry.Allocation = allocationOf(&response, gpu.Memory(len(ids)))
+			entry.Allocation = allocationOf(&response, gpu.Memory(len(e.ids)))
 		}
-		entry.Devices = allocation.NewDeviceSet(ids)
+		entry.Devices = allocation.NewDeviceSet(e.ids)
 		entries = append(entries, entry)
 	}
 	return entries, nil
@@ -179,6 +199,28 @@ func (c *checkpoint) read() error {
 	}
 	c.last, c.entries = info, entries
 	return nil
+}
+
+// Devices returns the pod of each device in the file. It isn't kept: a pod can have many thousands of devices.
+func (c *checkpoint) Devices() (map[string]gpu.PodUID, error) {
+	data, err := os.ReadFile(filepath.Join(c.dir, checkpointFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the kubelet's checkpoint: %w", err)
+	}
+	entries, err := parseDevices(data)
+	if err != nil {
+		return nil, err
+	}
+	pods := map[string]gpu.PodUID{}
+	for _, e := range entries {
+		for _, id := range e.ids {
+			pods[id] = e.UID
+		}
+	}
+	return pods, nil
 }
 
 // sameFile reports whether both are one file in the same state. A new file can get the inode of a deleted one.

@@ -163,7 +163,9 @@ func TestNodeConfiguration(t *testing.T) {
 	configs := map[string]string{"default": "", "display": "excludedCards: [{index: 1}]", "small": "memoryUnit: 512MiB"}
 	mountConfigs(t, dir, configs)
 	b.config = nodeconfig.Source{Path: dir, Default: "default"}
+	b.servePodResources()
 	k := startKubelet(t, b.dir)
+	k.podResources(b.socket)
 
 	// At the start a label without a configuration: nothing is offered, and the reason is visible.
 	b.label("shown")

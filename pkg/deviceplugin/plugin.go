@@ -153,6 +153,7 @@ func New(o Options) (*Plugin, error) {
 	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
 	p.service.allocator, p.service.cards, p.service.metrics, p.service.kubelet = p.allocator, p.cards, p.metrics, p.resources
+	p.service.readmission = &readmission{devices: p.checkpoint.Devices, pods: p.pods, kubelet: p.resources, interval: recheckInterval}
 	p.service.taken = func(cards []gpu.Card) {
 		p.cards.Taken(cards)
 		poke(p.node.wake)

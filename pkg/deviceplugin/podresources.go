@@ -149,6 +149,20 @@ func (p *podResources) State(ctx context.Context, c allocation.Candidate) alloca
 	return allocation.StateUnknown
 }
 
+// Knows reports whether the kubelet answers that it knows the pod. Any goroutine may call it.
+func (p *podResources) Knows(ctx context.Context, pod *allocation.Pod) bool {
+	if p == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if err := p.limiter.Wait(ctx); err != nil {
+		return false
+	}
+	_, err := p.client.Get(ctx, &podresourcesv1.GetPodResourcesRequest{PodName: pod.Name, PodNamespace: pod.Namespace})
+	return err == nil
+}
+
 // AwaitDevices waits until the kubelet has the healthy devices that the plugin has sent it, and no others. It returns at once if the
 // kubelet can't answer, and after takeTimeout in any case. It returns false if the kubelet may not have them: ctx has ended, or changed
 // was closed because another list must be sent. Any goroutine may call it.

@@ -30,6 +30,8 @@ type service struct {
 	taken func([]gpu.Card)
 	// listening counts the open ListAndWatch streams.
 	listening atomic.Int32
+	// readmission shows which devices a kubelet that starts must find healthy.
+	readmission *readmission
 	// interval is the minimum time between two messages of a stream. The kubelet writes its checkpoint at each message,
 	// so an unsteady card must not flood it.
 	interval time.Duration
@@ -109,16 +111,18 @@ func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pl
 	return options(), nil
 }
 
-// ListAndWatch sends all devices, and sends them again after each change of cardState, at most once per interval.
+// ListAndWatch sends all devices, and sends them again after each change of cardState, at most once per interval. The kubelet calls it once
+// for each registration.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.listening.Add(1)
 	defer s.listening.Add(-1)
+	kept := s.readmission.Begin()
 	for {
 		cards, changed, problem := s.cards.Get()
 		if problem != nil {
 			return status.Error(codes.FailedPrecondition, problem.Error())
 		}
-		message := &pluginapi.ListAndWatchResponse{Devices: devices(cards)}
+		message := &pluginapi.ListAndWatchResponse{Devices: kept.In(klog.NewContext(stream.Context(), s.logger), devices(cards))}
 		if err := stream.Send(message); err != nil {
 			return err
 		}
@@ -128,10 +132,30 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 		if !s.cards.AnyUntaken(cards) || s.kubelet.AwaitDevices(stream.Context(), message.Devices, changed) {
 			s.taken(cards)
 		}
-		if !next(stream.Context(), s.ending, changed) || !next(stream.Context(), s.ending, time.After(s.interval)) {
+		if !s.awaitChange(stream.Context(), kept, changed) || !next(stream.Context(), s.ending, time.After(s.interval)) {
 			return nil
 		}
 	}
+}
+
+// awaitChange waits until another message must be sent, and reports whether it must: the cards have changed, or devices are no longer
+// reported as healthy for the kubelet's start.
+func (s *service) awaitChange(ctx context.Context, kept *keptDevices, changed <-chan struct{}) bool {
+	for kept.Any() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-s.ending:
+			return false
+		case <-changed:
+			return true
+		case <-time.After(s.readmission.interval):
+			if kept.End(ctx) {
+				return true
+			}
+		}
+	}
+	return next(ctx, s.ending, changed)
 }
 
 // next waits for a value, and reports whether it came before ctx ended or ending was closed.

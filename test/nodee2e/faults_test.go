@@ -179,7 +179,7 @@ func (s *scenario) waitOneCardBound() {
 func (s *scenario) testFailingCard() {
 	s.limit(s, "--health-quiet-period=1h")
 	s.waitCards(s)
-	s.createAndWait(s.pods(8, 3)...)
+	s.createAndWait(repeat(8, func() *framework.PodWrapper { return s.pod(3).InitContainer("init", 3) })...)
 	before := s.onFirstCard()
 	// The deletion makes this card the best fit for the next pods.
 	s.delete(before[0])
@@ -190,6 +190,9 @@ func (s *scenario) testFailingCard() {
 	s.waitHealth(0, false)
 	// A restart of the plugin doesn't make the card healthy.
 	framework.Must(s, s.node.plugin.Restart(s.Context()))
+	s.waitPlugin()
+	// A kubelet that starts checks the devices of init containers that have ended again.
+	framework.Must(s, s.node.kubelet.Restart(s.Context()))
 	s.waitPlugin()
 	// The kubelet's free amount is the memory of the healthy cards, minus the allocations on all cards.
 	s.createAndWait(s.pods(4, 2)...)
