@@ -148,6 +148,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 		b.t.Fatal(err)
 	}
 	p.registrar.cleanup = time.Millisecond
+	p.node.pacer = newPacer(time.Millisecond)
 	p.service.interval, p.service.readmission.interval = time.Millisecond, time.Millisecond
 	p.service.admitting, p.service.arriving = b.admitting, b.arriving
 	if cards != nil {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -42,6 +43,9 @@ type nodeKeeper struct {
 	disableIsolation atomic.Bool
 	isolator         *isolator
 	slices           *sliceWatch
+	// pacer spaces the writes. contested spaces the reports of another writer. Only Run uses them.
+	pacer     *pacer
+	contested rate.Sometimes
 }
 
 // nodeRecheck is the interval at which the Node is checked even if no change was reported.
@@ -57,6 +61,7 @@ func newNodeKeeper(
 	k := &nodeKeeper{
 		client: client, name: name, cards: cards, health: health, events: recorder, isolator: isolator, informer: informer,
 		wake: make(chan struct{}, 1), written: make(chan struct{}),
+		pacer: newPacer(time.Second), contested: rate.Sometimes{Interval: time.Hour},
 	}
 	_, err = k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { poke(k.wake) },
@@ -140,8 +145,8 @@ func (k *nodeKeeper) Run(ctx context.Context) error {
 	backoff := newBackoff()
 	for {
 		_, changed, _ := k.cards.Get()
-		delay := nodeRecheck
-		if err := k.keep(ctx); err != nil && ctx.Err() == nil {
+		delay, err := k.keep(ctx)
+		if err != nil && ctx.Err() == nil {
 			delay = backoff.Step()
 			klog.FromContext(ctx).Error(err, "Could not update the node, trying again", "node", k.name, "delay", delay)
 		} else {
@@ -162,16 +167,16 @@ func newBackoff() wait.Backoff {
 	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 30 * time.Second}
 }
 
-// keep makes the writes that the Node needs. Usually it needs none.
-func (k *nodeKeeper) keep(ctx context.Context) error {
+// keep makes the write that the Node needs, if it may be made now. Usually it needs none. It returns after how long to call keep again.
+func (k *nodeKeeper) keep(ctx context.Context) (time.Duration, error) {
 	node, err := k.node()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	k.isolator.SetNode(node)
 	k.disableIsolation.Store(node.Labels[protocol.LabelDisableIsolation] == "true")
 	if _, _, problem := k.cards.Get(); problem != nil {
-		return nil // No inventory is written for cards that aren't offered.
+		return nodeRecheck, nil // No inventory is written for cards that aren't offered.
 	}
 	saved := k.health.Version()
 	inventory, former := k.cards.Inventory(), k.Inventory()
@@ -184,17 +189,36 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	k.warnOfWholeCards(ctx, node, driver)
 	annotation, err := inventory.Annotation()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	amounts := amounts(inventory.Cards)
-	if node.Annotations[protocol.AnnotationInventory] != annotation || !has(node.Status.Capacity, amounts) || !has(node.Status.Allocatable, amounts) {
-		if err := patchCards(ctx, k.client, k.name, annotation, amounts); err != nil {
-			return fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
-		}
+	if node.Annotations[protocol.AnnotationInventory] == annotation && has(node.Status.Capacity, amounts) && has(node.Status.Allocatable, amounts) {
+		k.pacer.Kept(time.Now())
+	} else if pause := k.pacer.Wait(annotation, time.Now()); pause > 0 {
+		return pause, nil
+	} else if err := k.write(ctx, annotation, amounts); err != nil {
+		return 0, err
 	}
 	k.health.Remove(saved)
 	if !k.Written() {
 		close(k.written)
+	}
+	return nodeRecheck, nil
+}
+
+// write writes the inventory and the amounts.
+func (k *nodeKeeper) write(ctx context.Context, annotation string, amounts map[corev1.ResourceName]any) error {
+	if err := patchCards(ctx, k.client, k.name, annotation, amounts); err != nil {
+		return fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
+	}
+	k.pacer.Written(annotation, time.Now())
+	if k.pacer.undone >= manyUndone {
+		k.contested.Do(func() {
+			klog.FromContext(ctx).Error(nil, "Another program changes the inventory or the amounts of this node again and again", "node", k.name)
+			k.events.Eventf(nodeReference(k.name), corev1.EventTypeWarning, eventContested,
+				"another program changes the inventory or the amounts of this node again and again. Probably a second gpushare device plugin runs "+
+					"here, with another configuration: look for it with kubectl get pods -A --field-selector spec.nodeName=%s", k.name)
+		})
 	}
 	return nil
 }

@@ -34,6 +34,7 @@ const (
 	eventNotOffered  = "GPUCardNotOffered"
 	eventOffered     = "GPUCardOffered"
 	eventSharedTwice = "GPUCardSharedTwice"
+	eventContested   = "GPUNodeContested"
 
 	eventConfigChanged  = "GPUConfigChanged"
 	eventConfigRejected = "GPUConfigRejected"
