@@ -95,10 +95,27 @@ func (s *cardState) Exclude(excluded nodeconfig.Cards) {
 func (s *cardState) SetHeld(held map[int]gpu.Memory) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	known := s.held != nil
 	s.held = held
-	if s.all != nil && !slices.Equal(s.cards, s.report()) {
+	if s.all != nil && (!known || !slices.Equal(s.cards, s.report())) {
 		s.update()
 	}
+}
+
+// Shared returns the UUIDs of the cards that are not excluded or that pods still use. ok is false as long as that is not known.
+func (s *cardState) Shared() (uuids []string, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, card := range s.all {
+		excluded := s.excluded.Has(card)
+		if excluded && s.held == nil {
+			return nil, false
+		}
+		if card.UUID != "" && (!excluded || s.held[card.Index] > 0) {
+			uuids = append(uuids, card.UUID)
+		}
+	}
+	return uuids, s.all != nil
 }
 
 // Excludes reports whether any card of the node is excluded, reported or not.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
 )
@@ -55,6 +57,40 @@ func startMPS(t *testing.T, driver limiter, cards []gpu.Card) (*fixture, *kubele
 	}
 	k.awaitDevices(healthy, healthy)
 	return b, k, p, stop
+}
+
+// TestMPSCards: the supervisor of the daemons gets the cards that the node shares, among them excluded ones that pods still use.
+func TestMPSCards(t *testing.T) {
+	b, k, p, _ := startMPS(t, volta, reservedCards())
+	named := func(want ...string) {
+		t.Helper()
+		await.True(t, fmt.Sprintf("the cards %v", want), func() bool {
+			got, err := b.isolation.mps.ReadCards()
+			return err == nil && slices.Equal(got, want)
+		})
+	}
+	named("GPU-0", "GPU-1")
+	pod := newPod("a", main(2), assumed(0, 1))
+	b.create(p, pod)
+	k.mustAdmit(pod)
+	exclude := func(cards ...int) {
+		t.Helper()
+		var excluded nodeconfig.Cards
+		for _, card := range cards {
+			excluded = append(excluded, nodeconfig.CardSelector{Index: card})
+		}
+		p.cards.Exclude(excluded)
+		poke(p.configurator.wake)
+	}
+	exclude(1)
+	named("GPU-0")
+	exclude(0)
+	named("GPU-0", "GPU-1")
+	b.delete(p, pod)
+	k.removePod(pod)
+	named("GPU-1")
+	exclude(0, 1)
+	named()
 }
 
 // TestMPS follows a share from Allocate to the pod's annotation, through a restart of the plugin.

@@ -259,6 +259,7 @@ func (p *Plugin) work(ctx context.Context) error {
 	group.Go(func() error { return p.node.Run(ctx) })
 	group.Go(func() error { return p.configurator.Run(ctx) })
 	group.Go(func() error { return p.keepLimits(ctx) })
+	group.Go(func() error { return p.nameMPSCards(ctx) })
 	group.Go(func() error { return p.follow(ctx) })
 	group.Go(func() error {
 		defer end()
@@ -299,6 +300,24 @@ func (p *Plugin) keepLimits(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// nameMPSCards tells the supervisor of the MPS daemons in mode mps which cards the node shares, until ctx ends.
+func (p *Plugin) nameMPSCards(ctx context.Context) error {
+	for {
+		_, changed, _ := p.cards.Get()
+		if shared, ok := p.cards.Shared(); ok && p.cards.Mode() == isolation.MPS {
+			if err := p.options.MPSDirectory.WriteCards(shared); err != nil {
+				klog.FromContext(ctx).Error(err, "Could not tell the supervisor of the MPS daemons which cards the node shares, trying again", "delay", nodeRecheck)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-time.After(nodeRecheck):
+		}
+	}
 }
 
 // countCards keeps the metrics of the cards and the mode up to date until ctx ends.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -42,6 +43,29 @@ func (d MPSDirectory) status(uuid string) string {
 	return filepath.Join(string(d), uuid, "status.json")
 }
 
+// cards is in a directory of its own, the only one here that the device plugin's container can write.
+func (d MPSDirectory) cards() string { return filepath.Join(string(d), "shared", "cards.json") }
+
+// WriteCards sets which cards the node shares, by UUID. Others get no daemon.
+func (d MPSDirectory) WriteCards(uuids []string) error {
+	if before, err := d.ReadCards(); err == nil && slices.Equal(before, uuids) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(d.cards()), 0o755); err != nil {
+		return err
+	}
+	return replaceJSON(d.cards(), uuids)
+}
+
+// ReadCards returns the cards that the node shares. It returns fs.ErrNotExist as long as the device plugin has not set them.
+func (d MPSDirectory) ReadCards() (uuids []string, err error) {
+	data, err := os.ReadFile(d.cards())
+	if err == nil {
+		err = json.Unmarshal(data, &uuids)
+	}
+	return uuids, err
+}
+
 // MPSStatus is what the supervisor knows of a card's daemon. Clients can't write it.
 type MPSStatus struct {
 	// State is the daemon's state, and Reason why it isn't MPSReady.
@@ -68,13 +92,17 @@ const statusLifetime = 15 * time.Second
 
 // WriteStatus replaces the status of a card's daemon, whose directory must exist.
 func (d MPSDirectory) WriteStatus(uuid string, status MPSStatus) error {
-	data, err := json.Marshal(status)
+	return replaceJSON(d.status(uuid), status)
+}
+
+// replaceJSON replaces a file at once, so that no reader sees a part of it.
+func replaceJSON(path string, content any) error {
+	data, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
-	path := d.status(uuid)
 	if err := os.WriteFile(path+".new", data, 0o644); err != nil {
-		return fmt.Errorf("writing the status of an MPS daemon: %w", err)
+		return err
 	}
 	return os.Rename(path+".new", path)
 }

@@ -1,6 +1,6 @@
 // Package mps supervises the control daemons of NVIDIA's Multi-Process Service on a node, one for each card.
 //
-// A Supervisor follows the driver's cards. A daemon of it keeps one control daemon running (daemon.go): it starts the process, asks it
+// A Supervisor follows those of the driver's cards that the node shares, which the device plugin names in a file (isolation.MPSDirectory). A daemon of it keeps one control daemon running (daemon.go): it starts the process, asks it
 // over its pipe, kills it if it doesn't answer, and starts it again after a back-off, independently of the other cards. The device
 // plugin reads the result from a file (isolation.MPSStatus).
 //

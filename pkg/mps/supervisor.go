@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -96,7 +97,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	ticker := time.NewTicker(followInterval)
 	defer ticker.Stop()
 	for {
-		if err := s.follow(ctx, &running); err != nil {
+		if err := s.follow(ctx, &running); errors.Is(err, errNotNamed) {
+			klog.FromContext(ctx).Info("Waiting for the device plugin", "reason", err)
+		} else if err != nil {
 			klog.FromContext(ctx).Error(err, "Could not list the cards, the daemons stay as they are")
 		}
 		select {
@@ -138,10 +141,20 @@ func (s *Supervisor) lock(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// follow starts a daemon for each card that can have one, and ends those of other cards. A card can fail to answer for a moment, and the
-// programs that use it end with its daemon: a daemon ends only after several listings without its card.
+// errNotNamed means that it is not known yet which cards the node shares.
+var errNotNamed = errors.New("the device plugin has not named the cards that the node shares; it does so in isolation mode mps")
+
+// follow starts a daemon for each card that the node shares and that can have one, and ends those of other cards. A card can fail to answer
+// for a moment, and the programs that use it end with its daemon: a daemon ends only after several listings without its card.
 func (s *Supervisor) follow(ctx context.Context, running *sync.WaitGroup) error {
-	cards, unread, err := s.driver.Cards()
+	shared, err := s.options.Directory.ReadCards()
+	if errors.Is(err, fs.ErrNotExist) {
+		return errNotNamed
+	}
+	if err != nil {
+		return fmt.Errorf("reading which cards the node shares: %w", err)
+	}
+	cards, unread, err := s.driver.Cards(shared)
 	if err != nil {
 		return err
 	}
@@ -180,7 +193,10 @@ func (s *Supervisor) NotReady() (reasons []string) {
 		return []string{"another supervisor has not ended yet"}
 	}
 	if len(s.daemons) == 0 {
-		return []string{"no card can have an MPS daemon"}
+		if _, err := s.options.Directory.ReadCards(); errors.Is(err, fs.ErrNotExist) {
+			return []string{errNotNamed.Error()}
+		}
+		return []string{"no card that the node shares can have an MPS daemon"}
 	}
 	for _, uuid := range slices.Sorted(maps.Keys(s.daemons)) {
 		if state, reason := s.daemons[uuid].State(); state != Ready {
@@ -196,14 +212,17 @@ type sharedDriver struct {
 	driver Driver
 }
 
-// Cards returns the cards that can have a daemon, and those of which this can't be read. Cards in MIG mode are not among them.
-func (d *sharedDriver) Cards() (able, unread []string, err error) {
+// Cards returns which of the shared cards can have a daemon, and those of which this can't be read. Cards in MIG mode are not among them.
+func (d *sharedDriver) Cards(shared []string) (able, unread []string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.driver.Refresh(); err != nil {
 		return nil, nil, err
 	}
 	for _, uuid := range d.driver.Cards() {
+		if !slices.Contains(shared, uuid) {
+			continue
+		}
 		compute, err := d.driver.Compute(uuid)
 		switch {
 		case err != nil:

@@ -69,7 +69,7 @@ func newMachine(t *testing.T) *machine {
 	must(t, errors.Join(err, os.Chmod(dir, 0o755), m.driver.SetCards(
 		fakenvml.Card{UUID: card0, MiB: 16384, Options: []string{"capability=8.0"}}, fakenvml.Card{UUID: card1, MiB: 16384},
 		fakenvml.Card{UUID: "GPU-old", MiB: 16384, Options: []string{"capability=6.1"}}, fakenvml.Card{UUID: "GPU-mig", MiB: 16384, State: "mig"},
-	)))
+	), m.directory.WriteCards([]string{card0, card1, "GPU-old", "GPU-mig"})))
 	for _, variable := range append(m.driver.Env(), m.Env()...) {
 		name, value, _ := strings.Cut(variable, "=")
 		t.Setenv(name, value)
@@ -427,6 +427,33 @@ func TestCards(t *testing.T) {
 	})
 	if notReady := s.NotReady(); slices.ContainsFunc(notReady, func(reason string) bool { return strings.Contains(reason, card0) }) {
 		t.Errorf("not ready: %q", notReady)
+	}
+}
+
+// TestSharedCards: a card that the node doesn't share is not touched, and one that it shares no longer is set back.
+func TestSharedCards(t *testing.T) {
+	m := newMachine(t)
+	must(t, os.RemoveAll(string(m.directory)))
+	s, _ := m.supervise()
+	await.True(t, "the supervisor waits for the device plugin", func() bool { return slices.Equal(s.NotReady(), []string{errNotNamed.Error()}) })
+	follow := func(cards ...string) {
+		t.Helper()
+		must(t, m.directory.WriteCards(cards))
+		for range mostMissed {
+			must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+		}
+	}
+	follow(card0)
+	m.await(card0, "ready")
+	if mode := m.mode(card1); mode != modeDefault || s.NotReady() != nil {
+		t.Errorf("the compute mode of the other card is %d, not ready: %q", mode, s.NotReady())
+	}
+	follow(card0, card1)
+	m.await(card1, "ready")
+	follow(card1)
+	await.True(t, "the card is set back", func() bool { return m.mode(card0) == modeDefault })
+	if s.NotReady() != nil {
+		t.Errorf("not ready: %q", s.NotReady())
 	}
 }
 

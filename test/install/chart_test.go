@@ -730,6 +730,9 @@ func TestIsolation(t *testing.T) {
 		if write, mounted := writable["/run/gpushare/mps"]; write || mounted != strings.Contains(values, "mps") {
 			t.Errorf("%q: the directory of MPS is mounted %t, writable %t", values, mounted, write)
 		}
+		if writable["/run/gpushare/mps/shared"] != strings.Contains(values, "mps") {
+			t.Errorf("%q: mounts that are writable: %v", values, writable)
+		}
 		if slices.Contains(container.Args, "--isolation=driver") != want.flag {
 			t.Errorf("%q: arguments %q", values, container.Args)
 		}

@@ -192,6 +192,7 @@ func TestMPS(t *testing.T) {
 	framework.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	directory := isolation.MPSDirectory(root)
+	framework.Must(t, directory.WriteCards([]string{card.UUID}))
 	own, err := inventory.OpenSession("") // A session is for one goroutine.
 	framework.Must(t, err)
 	t.Cleanup(func() { framework.Must(t, own.Close()) })
