@@ -43,6 +43,8 @@ type Pod struct {
 	Isolation string
 	// Overuse is the annotation that reports that the pod uses more than it requests; empty if there is none.
 	Overuse string
+	// LostCards is the annotation that names cards that the node doesn't have any more; empty if there is none.
+	LostCards string
 	// Placement is the memory that the annotations name. It is empty if they name none.
 	Placement gpu.Placement
 }

@@ -22,6 +22,9 @@ type Allocation struct {
 	// each of them.
 	Cards      gpu.Placement
 	CardMemory []gpu.Memory
+	// UUIDs are the cards as the container's environment names them. They are known once the kubelet's checkpoint has shown the allocation,
+	// unless the environment names cards by index.
+	UUIDs []string
 	// Unknown is true if the container's response in the checkpoint isn't one of this plugin. Cards is empty then.
 	Unknown bool
 	// Limit is the limit in bytes that the container was given on each of its cards; 0 if its share isn't enforced.

@@ -30,6 +30,7 @@ type annotator struct {
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
+	cards   *cardState
 	// limits is what is known about the limits of pods.
 	limits *limitWatch
 	// overuse is what is known about pods that use more than they request.
@@ -90,8 +91,8 @@ func (a *annotator) Run(ctx context.Context) error {
 	}
 }
 
-// addMeasured adds the changes of annotations that report measurements.
-func (a *annotator) addMeasured(pod *allocation.Pod, annotations map[string]any) (map[string]any, error) {
+// addFound adds the changes of annotations that report what the plugin has found: of limits, of use, and of cards that are gone.
+func (a *annotator) addFound(pod *allocation.Pod, annotations map[string]any) (map[string]any, error) {
 	if pod.Terminal {
 		return annotations, nil
 	}
@@ -107,6 +108,14 @@ func (a *annotator) addMeasured(pod *allocation.Pod, annotations map[string]any)
 	default:
 		added[protocol.AnnotationOveruse] = overuse
 	}
+	lost, known := lostCards(a.record.Pod(pod.UID), a.cards.All())
+	switch {
+	case !known || lost == pod.LostCards:
+	case lost == "":
+		added[protocol.AnnotationLostCards] = nil
+	default:
+		added[protocol.AnnotationLostCards] = lost
+	}
 	maps.Copy(added, annotations)
 	return added, err
 }
@@ -118,7 +127,7 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 		return nil
 	}
 	annotations, repair := allocation.DueAnnotations(&pod, a.record.Pod(uid))
-	annotations, err := a.addMeasured(&pod, annotations)
+	annotations, err := a.addFound(&pod, annotations)
 	if err != nil || len(annotations) == 0 {
 		return err
 	}
@@ -135,6 +144,10 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 		return nil // The pod is deleted, or another pod has its name now.
 	case err != nil:
 		return fmt.Errorf("annotating pod %s: %w", pod.Pod, err)
+	}
+	if lost, ok := annotations[protocol.AnnotationLostCards].(string); ok {
+		a.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventLost,
+			"the node doesn't have the pod's card %s any more, so its containers can't start again: delete the pod", lost)
 	}
 	if repair {
 		a.metrics.repairs.Inc()

@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -71,4 +72,41 @@ func TestNothingToOffer(t *testing.T) {
 	p.SetCards(gpu.GiB, newCards(16), nil, "")
 	k.awaitDevices(16, 16)
 	k.awaitRegistrations(1)
+}
+
+// TestCardReplaced: the card of a pod gets another UUID, as when a virtual machine is moved. The pod is marked, also by a plugin that
+// starts after that, and no longer if the card is back.
+func TestCardReplaced(t *testing.T) {
+	lost := func(b *fixture, want string) {
+		t.Helper()
+		await.True(t, "the annotation to be "+strconv.Quote(want), func() bool { return b.pod("a").Annotations[protocol.AnnotationLostCards] == want })
+	}
+	replaced := newCards(16, 16)
+	replaced[0].UUID = "GPU-new"
+	for name, restart := range map[string]bool{"while the plugin runs": false, "while it is away": true} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			k := startKubelet(t, b.dir)
+			p, stop := b.start(newCards(16, 16))
+			k.awaitDevices(32, 32)
+			a, other := newPod("a", main(8), assumed(0, 0)), newPod("other", main(8), assumed(1, 0))
+			b.create(p, a, other)
+			k.mustAdmit(a)
+			k.mustAdmit(other)
+			b.awaitAssigned("a", 0)
+			await.True(t, "the checkpoint to be read", func() bool { return p.annotator.record.Pod("uid-a")["main"].UUIDs != nil })
+			if restart {
+				stop()
+				p, _ = b.start(nil)
+			}
+			p.SetCards(gpu.GiB, replaced, nil, "")
+			b.awaitEvent("GPUCardLost the node doesn't have the pod's card GPU-0 any more")
+			lost(b, "GPU-0")
+			if _, has := b.pod("other").Annotations[protocol.AnnotationLostCards]; has {
+				t.Error("a pod on another card is marked too")
+			}
+			p.SetCards(gpu.GiB, newCards(16, 16), nil, "")
+			lost(b, "")
+		})
+	}
 }

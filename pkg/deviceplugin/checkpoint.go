@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -112,6 +113,11 @@ func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Mem
 	}
 	cores := min(protocol.CoresOf(response.Envs), gpu.CardCores) * gpu.Cores(len(cards))
 	given := allocation.Give(allocation.Container{Request: request, Cores: cores}, cards)
+	for name := range strings.SplitSeq(response.Envs[protocol.EnvVisibleDevices], ",") {
+		if _, err := strconv.Atoi(name); err != nil && name != "" {
+			given.UUIDs = append(given.UUIDs, name)
+		}
+	}
 	given.MPS = response.Envs[isolation.EnvMPSPipeDirectory] != ""
 	for _, device := range response.CdiDevices {
 		if limit, ok := isolation.LimitOf(device.GetName()); ok {

@@ -54,7 +54,7 @@ func TestNoneCostsNothing(t *testing.T) {
 
 	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-a", Name: "main"}, giveOne(1, 2))
 	p.Measure(limiter{})
-	if annotations, err := p.annotator.addMeasured(&known, nil); err != nil || len(annotations) > 0 {
+	if annotations, err := p.annotator.addFound(&known, nil); err != nil || len(annotations) > 0 {
 		t.Errorf("annotations %v, %v", annotations, err)
 	}
 	if files, err := os.ReadDir(b.isolation.specs); err != nil || len(files) != 1 {

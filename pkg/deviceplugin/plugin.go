@@ -117,7 +117,7 @@ func New(o Options) (*Plugin, error) {
 		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
 	}
 	p.annotator = &annotator{
-		client: o.Client, pods: p.pods, record: record, events: o.Events, metrics: p.metrics, limits: p.limits, overuse: p.overuse, queue: queue,
+		client: o.Client, pods: p.pods, record: record, events: o.Events, metrics: p.metrics, cards: p.cards, limits: p.limits, overuse: p.overuse, queue: queue,
 	}
 	if err := p.annotator.Watch(); err != nil {
 		return nil, err
@@ -209,6 +209,9 @@ func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, moved map[int]int, pr
 	p.cards.Set(unit, cards, moved, problem)
 	p.health.Save(cards)
 	p.isolator.Check()
+	for uid := range p.annotator.record.Snapshot() { // Its cards can be others now.
+		p.annotator.queue.Add(uid)
+	}
 	poke(p.configurator.wake)
 }
 

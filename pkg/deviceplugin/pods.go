@@ -113,6 +113,7 @@ func readAnnotations(pod *allocation.Pod, object *corev1.Pod) {
 	pod.Assigned = object.Annotations[protocol.AnnotationAssigned] == "true"
 	pod.Isolation = object.Annotations[protocol.AnnotationIsolation]
 	pod.Overuse = object.Annotations[protocol.AnnotationOveruse]
+	pod.LostCards = object.Annotations[protocol.AnnotationLostCards]
 	_, pod.HasAssumeTime = object.Annotations[protocol.AnnotationAssumeTime]
 }
 

@@ -25,6 +25,7 @@ const (
 	eventRefused  = "GPUCardRefused"
 	eventMoved    = "GPUCardMoved"
 	eventRepaired = "GPUCardRepaired"
+	eventLost     = "GPUCardLost"
 
 	eventLimitNotInForce = "GPULimitNotInForce"
 	eventOveruse         = "GPUMemoryOveruse"

@@ -228,7 +228,7 @@ func buildPod(object *corev1.Pod) Pod {
 	if diagnosis.BoundWithoutExtender(object) {
 		pod.Notes = append(pod.Notes, "bound without the extender")
 	}
-	pod.addIsolation(object)
+	pod.addFound(object)
 	for _, share := range shares {
 		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory, Cores: share.Cores})
 	}

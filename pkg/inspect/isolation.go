@@ -10,12 +10,15 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// addIsolation adds what the pod's annotations say about its limits, and about use above its request.
-func (p *Pod) addIsolation(object *corev1.Pod) {
+// addFound adds what the device plugin has found: limits that aren't in force, use above the request, and cards that are gone.
+func (p *Pod) addFound(object *corev1.Pod) {
 	isolation := protocol.ParsePodIsolation(object.Annotations)
 	p.Isolation = isolation.Mode
 	if isolation.Problem != "" {
 		p.Notes = append(p.Notes, "limit not in force: "+isolation.Problem)
+	}
+	if lost := object.Annotations[protocol.AnnotationLostCards]; lost != "" {
+		p.Notes = append(p.Notes, "card "+lost+" is not on the node any more, containers can't start again: delete the pod")
 	}
 	if overuse, err := protocol.ParseOveruse(object.Annotations); err == nil && overuse != nil {
 		// Without its device plugin the annotation stays, so the note has the time of the measurement.

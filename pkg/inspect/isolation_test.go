@@ -49,6 +49,17 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
+// TestLostCard: a pod whose card the node doesn't have any more is marked.
+func TestLostCard(t *testing.T) {
+	pod := newPod("a", 1).on("n", 0)
+	pod.Annotations[protocol.AnnotationLostCards] = "GPU-old"
+	report := Build(Objects{Nodes: []*corev1.Node{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 15)).Node}, Pods: []*corev1.Pod{pod.Pod}})
+	want := []string{"card GPU-old is not on the node any more, containers can't start again: delete the pod"}
+	if diff := cmp.Diff(want, report.Nodes[0].Pods[0].Notes); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // TestOveruse: a pod that uses more than it requests is marked.
 func TestOveruse(t *testing.T) {
 	text, err := protocol.Overuse{Used: 3000, Requested: 1024, Since: measuredAt, At: measuredAt.Add(time.Minute)}.Annotation()

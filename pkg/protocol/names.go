@@ -94,6 +94,10 @@ const AnnotationIsolation = "gpushare.aliyun.com/isolation"
 // AnnotationOveruse is on a pod of which a container uses more GPU memory than it requests (Overuse). The device plugin writes it.
 const AnnotationOveruse = "gpushare.aliyun.com/overuse"
 
+// AnnotationLostCards is on a pod that was given cards that its node doesn't have any more: their UUIDs, separated by commas. The device
+// plugin writes it.
+const AnnotationLostCards = "gpushare.aliyun.com/lost-cards"
+
 // The node annotations and labels.
 const (
 	// AnnotationInventory is the node's Inventory, in JSON.

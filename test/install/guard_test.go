@@ -72,6 +72,12 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		},
+		"a pod with the annotation of lost cards": func() error {
+			pod := gpuPod("forged", "", 1)
+			pod.Annotations = map[string]string{protocol.AnnotationLostCards: "GPU-0"}
+			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		},
 		"a pod with the annotation of a mirror pod": func() error {
 			pod := gpuPod("forged", "", 1)
 			pod.Annotations = map[string]string{protocol.AnnotationIndex: "1", corev1.MirrorPodAnnotationKey: "x"}
@@ -302,6 +308,7 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationIsolation: "driver"})))
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationIsolation: nil})))
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationOveruse: "{}"})))
+	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationLostCards: "GPU-0"})))
 	must(t, onNode(bound, node, inventory, "status"))
 	must(t, onNode(bound, node, count, "status"))
 	must(t, onNode(bound, node, patch(map[string]any{"gpushare.aliyun.com/test": nil}), "status"))
