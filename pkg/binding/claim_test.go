@@ -28,6 +28,7 @@ func TestClaimKeepsAllocation(t *testing.T) {
 		}
 		f.server.Answer(fake.Answers{})
 		f.clock.Step(Deadline(timeout) + 1)
+		f.due = f.claims.due(f.clock.Now())
 	}
 	binds := map[string]func(f *fixture) *Claim{
 		"no bind":               func(*fixture) *Claim { return nil },
@@ -46,11 +47,16 @@ func TestClaimKeepsAllocation(t *testing.T) {
 			f.ReserveAll([]ledger.Request{request}, [][]gpu.PodUID{{uid}}, binpack, nil, f.clock.Now())
 		},
 		"a live read after the deadline": func(f *fixture) { f.Resolve(f.t.Context()) },
+		"a live read that began before": func(f *fixture) {
+			for _, w := range f.due {
+				f.Binder.resolve(f.t.Context(), w)
+			}
+		},
 	}
 	// released are those that may release it.
 	released := map[string]map[string]string{
 		"no bind":             {"a give-up": "none", "a move": "assumed n2 card 0", "a group that takes it": "none"},
-		"an unconfirmed bind": {"a live read after the deadline": "none"},
+		"an unconfirmed bind": {"a live read after the deadline": "none", "a live read that began before": "none"},
 	}
 	for bind, begin := range binds {
 		for other, do := range others {

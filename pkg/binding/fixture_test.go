@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
@@ -21,6 +24,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
+
+func TestMain(m *testing.M) {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	os.Exit(m.Run())
+}
 
 var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
@@ -46,6 +54,8 @@ type fixture struct {
 	standby error
 	// heard is what the Binder's listeners received.
 	heard []string
+	// due are the writes to read.
+	due []*write
 }
 
 // newFixture returns a Binder for the nodes n1 and n2 with two cards of 100 each, and an API server that has the pods.
