@@ -194,7 +194,8 @@ func TestBudgetsOfEqualPods(t *testing.T) {
 		}
 		return work.Left()
 	}
-	x, again, y := fake.Pod("p", 1, fake.Label("x")), fake.Pod("q", 1, fake.Label("x")), fake.Pod("r", 1, fake.Label("y"))
+	on := fake.On("n1")
+	x, again, y := fake.Pod("p", 1, on, fake.Label("x")), fake.Pod("q", 1, on, fake.Label("x")), fake.Pod("r", 1, on, fake.Label("y"))
 	if one, equal, others := spent(x), spent(x, again), spent(x, y); one != equal || others >= one {
 		t.Errorf("steps left: %d for one pod, %d for two with equal labels, %d for two with different ones", one, equal, others)
 	}

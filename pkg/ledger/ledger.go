@@ -179,36 +179,32 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 
 // AnyFit returns some node that the pod fits.
 func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
-	l.eachFit(pod, func(node string) bool {
-		name, ok = node, true
-		return false
-	})
-	return name, ok
-}
-
-// Fitting returns the nodes that the pod fits, in no order.
-func (l *Ledger) Fitting(pod gpu.Pod) (names []string) {
-	l.eachFit(pod, func(node string) bool {
-		names = append(names, node)
-		return true
-	})
-	return names
-}
-
-// eachFit calls visit, under the lock, for each node that the pod fits, until visit returns false.
-func (l *Ledger) eachFit(pod gpu.Pod, visit func(node string) bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
-		visit(home)
-		return
+		return home, true
 	}
 	demand := pod.Demand()
 	for name, n := range l.nodes {
-		if l.fit(n, &pod, &demand) == placement.Fits && !visit(name) {
-			return
+		if l.fit(n, &pod, &demand) == placement.Fits {
+			return name, true
 		}
 	}
+	return "", false
+}
+
+// FirstFit returns the first of the named nodes that the pod fits. A pod with an allocation fits only its own node.
+func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	home, allocated := l.nodeOf[pod.UID]
+	demand := pod.Demand()
+	for _, name := range names {
+		if allocated && name == home || !allocated && l.fit(l.nodes[name], &pod, &demand) == placement.Fits {
+			return name, true
+		}
+	}
+	return "", false
 }
 
 // View determines how Rank, ReserveAll and Move rate nodes.

@@ -622,7 +622,12 @@ func TestSimulation(t *testing.T) {
 			}
 			node, fits := s.fixture.AnyFit(asking)
 			compare("AnyFit", []bool{len(fitting) > 0, len(fitting) > 0}, []bool{fits, slices.Contains(fitting, node)})
-			compare("Fitting", fitting, slices.Sorted(slices.Values(s.fixture.Fitting(asking))))
+			first, fits := s.fixture.FirstFit(asking, asked)
+			wantFirst, wantFits := "", slices.Contains(reasons, placement.Fits)
+			if wantFits {
+				wantFirst = asked[slices.Index(reasons, placement.Fits)]
+			}
+			compare("FirstFit", []any{wantFirst, wantFits}, []any{first, fits})
 			for _, p := range s.pods {
 				node, got, found := s.fixture.Lookup(p.UID)
 				compare(p.Name+" has an allocation", s.model.allocations[p.UID] != nil, found)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -258,12 +257,5 @@ func (a *attempts) postpone(requeued bool) {
 
 // roomFor returns a node on which the pod would find a card and that the pod's spec allows.
 func (a *attempts) roomFor(pod *clustercache.PodInfo) (string, bool) {
-	admits := diagnosis.Eligibility(pod.Constraints)
-	for _, name := range a.Ledger.Fitting(pod.Pod) {
-		node, ok := a.Cache.Node(name)
-		if ok && len(diagnosis.Closed(node, false)) == 0 && admits(&diagnosis.Node{Object: node}) {
-			return name, true
-		}
-	}
-	return "", false
+	return a.Ledger.FirstFit(pod.Pod, a.EligibleNodes(pod))
 }

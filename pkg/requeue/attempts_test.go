@@ -74,16 +74,13 @@ func TestSampledPodIsRequeued(t *testing.T) {
 
 func TestSampledPodIsNotRequeued(t *testing.T) {
 	full := gpu.Pod{UID: "full", Request: 95}
-	elsewhere := fake.Pod("p", 10)
-	elsewhere.Spec.NodeSelector = map[string]string{"pool": "a"}
 	for name, test := range map[string]struct {
 		sample int
 		change func(f *attemptsFixture)
 	}{
 		"no node was left out":           {minSample - 1, func(*attemptsFixture) {}},
 		"no other node has room":         {minSample, func(f *attemptsFixture) { f.allocate("n1", full) }},
-		"its spec excludes the node":     {minSample, func(f *attemptsFixture) { f.setPod(elsewhere) }},
-		"the node is cordoned":           {minSample, func(f *attemptsFixture) { f.cache.nodes[0].Spec.Unschedulable = true }},
+		"it can't use the node":          {minSample, func(f *attemptsFixture) { f.ineligible = map[string]bool{"n1": true} }},
 		"the node was deleted":           {minSample, func(f *attemptsFixture) { f.cache.nodes = nil }},
 		"the pod passed since":           {minSample, func(f *attemptsFixture) { f.Passed(podP, false) }},
 		"a bind of the pod has begun":    {minSample, func(f *attemptsFixture) { f.BindStarted(podP) }},

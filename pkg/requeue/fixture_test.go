@@ -17,26 +17,37 @@ import (
 // fixture is a Requeuer that doesn't run: the test moves the clock and calls the rounds.
 type fixture struct {
 	*Requeuer
-	t        *testing.T
+	t        testing.TB
 	clock    *clocktesting.FakeClock
 	server   *fake.Server
 	observer *fake.Observer
 	ledger   *ledger.Ledger
 	cache    *cache
+	// ineligible are the nodes that no pod can use.
+	ineligible map[string]bool
 	// standby is why this replica must not write; nil if it may.
 	standby error
 }
 
-func newFixture(t *testing.T, nodes ...*corev1.Node) *fixture {
+func newFixture(t testing.TB, nodes ...*corev1.Node) *fixture {
 	f := &fixture{
 		t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)), server: fake.NewServer(),
 		observer: &fake.Observer{}, ledger: fake.Ledger(nodes...), cache: &cache{nodes: nodes, pending: map[gpu.PodUID]*clustercache.PodInfo{}},
 	}
 	f.Requeuer = New(Options{
-		API: f.server, Ledger: f.ledger, Cache: f.cache, Observer: f.observer, Leading: func() error { return f.standby }, Clock: f.clock,
+		API: f.server, Ledger: f.ledger, Cache: f.cache, EligibleNodes: f.eligible, Observer: f.observer, Leading: func() error { return f.standby }, Clock: f.clock,
 	})
 	f.ledger.AddFreedListener(f.Freed)
 	return f
+}
+
+func (f *fixture) eligible(*clustercache.PodInfo) (names []string) {
+	for _, node := range f.cache.nodes {
+		if !f.ineligible[node.Name] {
+			names = append(names, node.Name)
+		}
+	}
+	return names
 }
 
 // cache implements Cache.
@@ -46,15 +57,6 @@ type cache struct {
 }
 
 func (c *cache) Nodes() []*corev1.Node { return c.nodes }
-
-func (c *cache) Node(name string) (*corev1.Node, bool) {
-	for _, node := range c.nodes {
-		if node.Name == name {
-			return node, true
-		}
-	}
-	return nil, false
-}
 
 func (c *cache) PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool) {
 	pod, ok := c.pending[uid]

@@ -54,9 +54,12 @@ type Options struct {
 	API interface {
 		AnnotateNode(ctx context.Context, node, key, value string) error
 	}
-	Ledger   Ledger
-	Cache    Cache
-	Observer Observer
+	Ledger Ledger
+	Cache  Cache
+	// EligibleNodes returns the nodes that the pod can use, independent of their free memory. It is called for every pod that is rejected on
+	// a sample. The result isn't changed.
+	EligibleNodes func(pod *clustercache.PodInfo) []string
+	Observer      Observer
 	// Leading returns an error if another process does this work.
 	Leading func() error
 	Clock   clock.WithTicker
@@ -76,12 +79,11 @@ type Observer interface {
 type Ledger interface {
 	Check(pod gpu.Pod, nodes []string, visit func(node string, reason placement.Reason))
 	AnyFit(pod gpu.Pod) (node string, ok bool)
-	Fitting(pod gpu.Pod) []string
+	FirstFit(pod gpu.Pod, nodes []string) (node string, ok bool)
 }
 
 // Cache is the part of package clustercache that a Requeuer uses.
 type Cache interface {
-	Node(name string) (*corev1.Node, bool)
 	Nodes() []*corev1.Node
 	PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool)
 }

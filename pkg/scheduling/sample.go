@@ -51,7 +51,8 @@ type steering struct {
 	due, until time.Time
 }
 
-// samples keeps what filter calls with samples need, for a moment. mu guards the fields below it.
+// samples keeps what filter calls with samples need, for a moment. mu guards the fields below it. It isn't held while nodes are read and
+// matched with a pod, because each filter call takes it.
 type samples struct {
 	mu    sync.Mutex
 	until time.Time
@@ -60,11 +61,15 @@ type samples struct {
 	names map[unique.Handle[string]][]string
 }
 
+// maxEligible limits the lists of eligible nodes that are kept, each of which can have thousands of names.
+const maxEligible = 100
+
 // refresh drops values that are too old. The caller holds mu.
 func (c *samples) refresh(s *Scheduler) {
 	if now := s.Clock.Now(); !now.Before(c.until) {
-		nodes := len(s.cache.Nodes())
-		c.size = s.SampleSize(nodes - nodes/20) // kube-scheduler's watch may show some nodes less than the watch of this process.
+		if nodes := len(s.cache.Nodes()); s.SampleSize != nil {
+			c.size = s.SampleSize(nodes - nodes/20) // kube-scheduler's watch may show some nodes less than the watch of this process.
+		}
 		c.nodes, c.names, c.until = nil, map[unique.Handle[string]][]string{}, now.Add(sampleLife)
 	}
 }
@@ -84,18 +89,37 @@ func (s *Scheduler) sampled(nodes []string) bool {
 // eligible returns the eligible nodes of the pod. The caller must not change them.
 func (s *Scheduler) eligible(pod *clustercache.PodInfo) []string {
 	c := &s.samples
+	names, nodes, until := c.eligible(s, pod.Constraints)
+	if names != nil {
+		return names
+	}
+	if nodes == nil {
+		nodes = s.diagnosisNodes()
+	}
+	names = diagnosis.EligibleNodes(nodes, pod.Constraints)
+	c.keep(pod.Constraints, names, nodes, until)
+	return names
+}
+
+// eligible returns what is kept: the eligible nodes of pods with these constraints, and all nodes; both can be nil. until is for keep.
+func (c *samples) eligible(s *Scheduler, constraints unique.Handle[string]) (names []string, nodes []diagnosis.Node, until time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.refresh(s)
-	names, known := c.names[pod.Constraints]
-	if !known {
-		if c.nodes == nil {
-			c.nodes = s.diagnosisNodes()
-		}
-		names = diagnosis.EligibleNodes(c.nodes, pod.Constraints)
-		c.names[pod.Constraints] = names
+	return c.names[constraints], c.nodes, c.until
+}
+
+// keep keeps eligible nodes, and all nodes from which they were chosen, until that time.
+func (c *samples) keep(constraints unique.Handle[string], names []string, nodes []diagnosis.Node, until time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.until != until {
+		return // They were read before the last refresh.
 	}
-	return names
+	if len(c.names) >= maxEligible {
+		clear(c.names)
+	}
+	c.nodes, c.names[constraints] = nodes, names
 }
 
 // steer starts the nomination of a pod that a filter call has rejected, if the call had a sample and another node has room. It reports whether

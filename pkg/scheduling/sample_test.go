@@ -213,3 +213,38 @@ func TestSampleOfMember(t *testing.T) {
 		}
 	}
 }
+
+// The eligible nodes of a pod are those that its spec and the state of the nodes admit. They are kept for a moment, for all pods with the
+// same constraints.
+func TestEligible(t *testing.T) {
+	node := func(name, pool string, edits ...func(*corev1.Node)) *corev1.Node {
+		n := fake.Node(name, 16)
+		n.Labels = map[string]string{"pool": pool}
+		for _, edit := range edits {
+			edit(n)
+		}
+		return n
+	}
+	cordoned := func(n *corev1.Node) { n.Spec.Unschedulable = true }
+	inPool := func(name, pool string) *clustercache.PodInfo {
+		pod := fake.Pod(name, 1)
+		if pool != "" {
+			pod.Spec.NodeSelector = map[string]string{"pool": pool}
+		}
+		return clustercache.NewPodInfo(pod)
+	}
+	for name, options := range map[string]Options{"with samples": sampledOptions, "without": {}} {
+		f := start(t, options, node("n1", "a"), node("n2", "b"), node("n3", "a", cordoned))
+		for pod, want := range map[*clustercache.PodInfo][]string{
+			inPool("p", ""): {"n1", "n2"}, inPool("q", "a"): {"n1"}, inPool("r", "b"): {"n2"}, inPool("s", "c"): {},
+		} {
+			got := f.eligible(pod)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s, pod %s (-want +got):\n%s", name, pod.Name, diff)
+			}
+			if again := f.eligible(inPool("equal", "a")); pod.Name == "q" && &again[0] != &got[0] {
+				t.Errorf("%s: the nodes are matched again for a pod with equal constraints", name)
+			}
+		}
+	}
+}
