@@ -193,3 +193,56 @@ func benchmarkGang(b *testing.B, run func(b *testing.B, l *ledger.Ledger, reques
 		b.Run(name, func(b *testing.B) { run(b, f.Ledger, requests) })
 	}
 }
+
+// BenchmarkLock measures the methods that read or change many nodes, with 10,000 nodes and 100,000 pods. A call holds the lock no longer than it takes; Outranked
+// and NodeCards hold it for one node at a time. NominateAll and ReserveAll are measured elsewhere.
+func BenchmarkLock(b *testing.B) {
+	const nodes, podsPerNode = 10_000, 10
+	f, names := newFixture(b), make([]string, nodes)
+	for i := range names {
+		names[i] = fmt.Sprintf("gpu-node-%05d.example", i)
+		f.SetNode(names[i], spec(80, 80, 80, 80, 80, 80, 80, 80))
+		for p := range podsPerNode {
+			f.bind(names[i], p%8, pod(fmt.Sprint(names[i], "-", p), 35))
+		}
+		if i%100 == 0 {
+			f.Nominate(names[i], pod("nominee-"+names[i], 5, 5))
+		}
+	}
+	asking, full := pod("asking", 60), pod("asking", 81)
+	ignore := func(string, placement.Reason) {}
+	requests, places := make([]ledger.Request, 1000), make([]ledger.HeldPlace, nodes)
+	for i := range requests {
+		requests[i] = ledger.Request{Pod: pod(fmt.Sprint("w", i), 40), Nodes: names}
+	}
+	for i := range places {
+		places[i] = ledger.HeldPlace{UID: gpu.PodUID(fmt.Sprint("held-", i)), Node: names[i], On: gpu.On(0, 10), Unit: 1}
+	}
+	for name, call := range map[string]func(){
+		"Check":    func() { f.Check(asking, names, ignore) },
+		"AnyFit":   func() { f.AnyFit(full) },
+		"FirstFit": func() { f.FirstFit(full, names) },
+		"Rank": func() {
+			f.Rank(tentative, asking, names, func(int, placement.Suitability, placement.Reason) {})
+		},
+		"Outranked":          func() { f.Outranked(pod("asking", 1, -1), names) },
+		"FitsWithoutAssumed": func() { f.FitsWithoutAssumed(full, names) },
+		"FitsEmpty":          func() { f.FitsEmpty(requests, nil) },
+		"NodeCards":          func() { f.NodeCards() },
+		"NodeMemory":         func() { f.NodeMemory() },
+		"Memory":             func() { f.SetNode(names[0], spec(80, 80, 80, 80, 80, 80, 80, 80)); f.Memory() },
+		"ReserveForStarving": func() { f.ReserveForStarving(requests, 0, "", nil) },
+		"StarvationUsable":   func() { f.StarvationUsable() },
+		"StarvationIdle":     func() { f.StarvationIdle() },
+		"EndStarvation":      func() { f.ReserveForStarving(requests[:1], 0, "", nil); f.EndStarvationReservation() },
+		"Hold":               func() { f.Hold(places, 0); f.Hold(nil, 0) },
+		"AddTentative":       func() { f.AddTentative(asking, names[:100], at) },
+		"Move":               func() { f.Move(requests[0], binpack, nil, at); f.Release(requests[0].Pod.UID) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				call()
+			}
+		})
+	}
+}

@@ -1,5 +1,7 @@
 package ledger
 
+import "slices"
+
 // Changes are the nodes that changed after a revision of the ledger.
 type Changes struct {
 	// Revision is the one to pass to the next call of ChangesSince.
@@ -14,6 +16,7 @@ type Changes struct {
 // cheap if nothing changed.
 func (l *Ledger) ChangesSince(revision uint64) Changes {
 	out, names := l.changed(revision)
+	slices.Sort(names)
 	// A change from here on has a later revision, so the next call returns it again.
 	out.Nodes = l.read(names)
 	return out

@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -348,16 +347,19 @@ func (l *Ledger) Node(name string) (Node, bool) {
 
 // Nodes returns every node, by name. It takes the lock once per node, so that decisions don't wait for the whole copy.
 // The copy of each node is consistent. A pod that changes its node during the call can be on neither node or on both.
-func (l *Ledger) Nodes() []Node {
+func (l *Ledger) Nodes() []Node { return l.read(l.names()) }
+
+// names returns the names of all nodes, sorted.
+func (l *Ledger) names() []string {
 	l.mu.RLock()
 	names := slices.AppendSeq(make([]string, 0, len(l.nodes)), maps.Keys(l.nodes))
 	l.mu.RUnlock()
-	return l.read(names)
+	slices.Sort(names)
+	return names
 }
 
-// read returns those of the named nodes that still exist, by name.
+// read returns those of the named nodes that still exist.
 func (l *Ledger) read(names []string) []Node {
-	slices.Sort(names)
 	nodes := make([]Node, 0, len(names))
 	for _, name := range names {
 		if node, ok := l.Node(name); ok {
@@ -390,23 +392,26 @@ type Nominee struct {
 	Placement gpu.Placement
 }
 
-// NodeCards returns the nodes that have cards, by name. It costs much less than Nodes.
+// NodeCards returns the nodes that have cards, by name. It costs much less than Nodes, and takes the lock in the same way.
 func (l *Ledger) NodeCards() []NodeCards {
-	out := l.unsortedNodeCards()
-	slices.SortFunc(out, func(a, b NodeCards) int { return cmp.Compare(a.Name, b.Name) })
-	return out
-}
-
-func (l *Ledger) unsortedNodeCards() []NodeCards {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	out := make([]NodeCards, 0, len(l.nodes))
-	for name, n := range l.nodes {
-		if len(n.cards) > 0 {
-			out = append(out, l.nodeCards(name, n))
+	names := l.names()
+	out := make([]NodeCards, 0, len(names))
+	for _, name := range names {
+		if cards := l.cardsOf(name); len(cards.Cards) > 0 {
+			out = append(out, cards)
 		}
 	}
 	return out
+}
+
+// cardsOf returns the NodeCards of one node; without cards if it has none or doesn't exist.
+func (l *Ledger) cardsOf(name string) (cards NodeCards) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if n := l.nodes[name]; n != nil && len(n.cards) > 0 {
+		cards = l.nodeCards(name, n)
+	}
+	return cards
 }
 
 // nodeCards returns the node's NodeCards. The caller holds the lock.

@@ -89,7 +89,7 @@ func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) [
 		uid := requests[i].Pod.UID
 		_, known := l.nominations[uid]
 		if _, allocated := l.nodeOf[uid]; !known && !allocated {
-			nodes[i], _ = ranks.of(&requests[i]).place(requests[i].Pod)
+			nodes[i], _ = ranks.first(requests[i:]).place(requests[i].Pod)
 		}
 	}
 	return nodes
@@ -136,16 +136,21 @@ func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, placement
 }
 
 // Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can
-// be freed for the pod. It is much cheaper than Availability.
+// be freed for the pod. It is much cheaper than Availability. It takes the lock once per node.
 func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
 	for _, name := range names {
-		if n := l.nodes[name]; n != nil && n.outranked(pod.Priority) {
+		if l.outranked(name, pod.Priority) {
 			out = append(out, name)
 		}
 	}
 	return out
+}
+
+func (l *Ledger) outranked(name string, priority int32) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	n := l.nodes[name]
+	return n != nil && n.outranked(priority)
 }
 
 func (n *node) outranked(priority int32) bool {

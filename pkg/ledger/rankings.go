@@ -80,6 +80,16 @@ func (r ranked) obsolete() bool { return r.at != r.node.revision }
 // maxRankings bounds the memory for rankings. Only requests that share no list of nodes need so many rankings, and they use each one once.
 const maxRankings = 64
 
+// first returns the ranking for the first of the requests. If the next one shares it, its heap is used from the beginning, so that the nodes
+// are read once.
+func (r *rankings) first(requests []Request) *ranking {
+	ranking := r.of(&requests[0])
+	if len(requests) > 1 && r.of(&requests[1]) == ranking {
+		ranking.used = true
+	}
+	return ranking
+}
+
 // of returns the ranking for the request.
 func (r *rankings) of(request *Request) *ranking {
 	key := rankingKey{list: keyOf(request.Nodes), demand: request.Pod.Demand(), priority: request.Pod.Priority}

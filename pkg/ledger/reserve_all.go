@@ -237,7 +237,7 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 		}
 		node, ok := t.placeNominated(request)
 		if !ok {
-			node, ok = t.ranks.of(request).place(request.Pod)
+			node, ok = t.ranks.first(requests[i:]).place(request.Pod)
 		}
 		if !ok {
 			break

@@ -37,7 +37,7 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 			return false
 		}
 		demand := pod.Demand()
-		for _, card := range n.emptiest(&demand, nil) {
+		for _, card := range n.emptiest(&demand) {
 			n.starvation = append(n.starvation, demand.On(card.Index)...)
 		}
 		made.pods[pod.UID] = starvingPod{name, demand}
@@ -49,7 +49,7 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 		if _, allocated := l.nodeOf[request.Pod.UID]; allocated {
 			continue
 		}
-		if _, ok := ranks.of(request).place(request.Pod); !ok {
+		if _, ok := ranks.first(requests[i:]).place(request.Pod); !ok {
 			l.endStarvationReservation()
 			made.returnTo(capacity)
 			return false
@@ -143,36 +143,55 @@ func (l *Ledger) endStarvationReservation() (nodes []string) {
 	return nodes
 }
 
-// rateEmptiest rates a node by the free room of the fullest of the cards that emptiest returns.
+// rateEmptiest rates a node by the free room of the fullest of the cards that emptiest returns. It is called for each node under the lock, so it
+// copies no cards.
 func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
-	var buffer [8]placement.Card
+	var buffer [16]gpu.Memory
 	demand := request.Pod.Demand()
-	cards := n.emptiest(&demand, buffer[:0])
-	if len(cards) == 0 {
+	if n.accepts(&demand) != placement.Fits {
 		return 0, false
 	}
-	return float64(cards[len(cards)-1].Room()), true
+	rooms := buffer[:0]
+	for i := range n.cards {
+		if left, ok := n.roomForStarving(&n.cards[i], &demand); ok {
+			rooms = append(rooms, left.Room())
+		}
+	}
+	if len(rooms) < demand.Cards {
+		return 0, false
+	}
+	slices.Sort(rooms)
+	return float64(rooms[len(rooms)-demand.Cards]), true
 }
 
 // emptiest returns the emptiest cards for the demand, among the cards that could hold it if they were empty. The emptiest card is the first. The
-// starvation reservation counts as used. If there are too few cards, emptiest returns none. It appends to buffer.
-func (n *node) emptiest(demand *gpu.Demand, buffer []placement.Card) []placement.Card {
+// starvation reservation counts as used. If there are too few cards, emptiest returns none.
+func (n *node) emptiest(demand *gpu.Demand) (cards []placement.Card) {
 	if n.accepts(demand) != placement.Fits {
 		return nil
 	}
-	for _, c := range n.cards {
-		empty, reserved := c.Empty(), n.reserved(c.Index)
-		if empty.Add(reserved); !empty.Fits(demand) {
-			continue
+	for i := range n.cards {
+		if left, ok := n.roomForStarving(&n.cards[i], demand); ok {
+			cards = append(cards, left)
 		}
-		c.Add(reserved)
-		buffer = append(buffer, c)
 	}
-	if len(buffer) < demand.Cards {
+	if len(cards) < demand.Cards {
 		return nil
 	}
-	slices.SortStableFunc(buffer, func(a, b placement.Card) int { return cmp.Compare(b.Room(), a.Room()) })
-	return buffer[:demand.Cards]
+	slices.SortStableFunc(cards, func(a, b placement.Card) int { return cmp.Compare(b.Room(), a.Room()) })
+	return cards[:demand.Cards]
+}
+
+// roomForStarving returns the card with the starvation reservation counted as used. ok is false if it couldn't hold the demand even if it
+// were empty otherwise.
+func (n *node) roomForStarving(c *placement.Card, demand *gpu.Demand) (left placement.Card, ok bool) {
+	empty, left := c.Empty(), *c
+	if len(n.starvation) > 0 {
+		reserved := n.reserved(c.Index)
+		empty.Add(reserved)
+		left.Add(reserved)
+	}
+	return left, empty.Fits(demand)
 }
 
 // reserved returns the part of the card with this index that the starvation reservation has.
