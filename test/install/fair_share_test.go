@@ -62,6 +62,7 @@ func TestFairShare(t *testing.T) {
 	c.runPlugin()
 	extender := c.runExtender()
 	c.giveToScheduler(extender)
+	t.Run("no pod is accepted that would need no turn", c.testTurns)
 	t.Run("the tenants end equal", func(t *testing.T) { c.waitShares(t, map[string]int{"alice": 4, "bob": 4}) })
 	t.Run("what becomes free goes to the one that has less, also while no extender ran", func(t *testing.T) {
 		must(t, extender.process.Terminate(t.Context())) // Thus it gives its Lease up, and the next one leads at once.
@@ -252,6 +253,38 @@ func (c *cluster) gated(t *testing.T) (names []string) {
 		}
 	}
 	return names
+}
+
+// testTurns creates pods that kube-scheduler or the extender would not delay.
+func (c *cluster) testTurns(t *testing.T) {
+	plain := func(namespace string) *framework.PodWrapper {
+		return framework.MakePod("turnless").Namespace(namespace)
+	}
+	request := func(namespace string) *framework.PodWrapper { return plain(namespace).GPUMem(1) }
+	const node, class = "a pod with spec.nodeName would not wait", "a pod of the classes system-cluster-critical and system-node-critical would not wait"
+	for name, test := range map[string]struct {
+		pod *framework.PodWrapper
+		// rejected is a part of the rejection; empty if the pod is accepted.
+		rejected string
+	}{
+		"with a node":                             {request("bob").Node("gpu-1"), node},
+		"with a node, of computing only":          {plain("bob").Cores(10).Node("gpu-1"), node},
+		"with a node, of an init container":       {plain("bob").InitContainer("init", 1).Node("gpu-1"), node},
+		"of the class for the cluster":            {request("bob").PriorityClass("system-cluster-critical"), class},
+		"of the class for nodes":                  {request("bob").PriorityClass("system-node-critical"), class},
+		"of another class":                        {request("bob").PriorityClass("high"), ""},
+		"with a node, in kube-system":             {request(metav1.NamespaceSystem).Node("gpu-1"), ""},
+		"of the class, in kube-system":            {request(metav1.NamespaceSystem).PriorityClass("system-cluster-critical"), ""},
+		"with a node, in an exempt namespace":     {request("free").Node("gpu-1"), ""},
+		"of the class, in an exempt namespace":    {request("free").PriorityClass("system-cluster-critical"), ""},
+		"with a node and the class, without GPUs": {plain("bob").Node("gpu-1").PriorityClass("system-cluster-critical"), ""},
+	} {
+		_, err := c.Client.CoreV1().Pods(test.pod.Pod.Namespace).Create(t.Context(), test.pod.Obj(), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if test.rejected == "" && err != nil || test.rejected != "" && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.rejected)) {
+			t.Errorf("a pod %s: got %v, want it rejected: %q", name, err, test.rejected)
+		}
+	}
+	c.testMirrorPod(t, nil) // Static pods, too.
 }
 
 // testGuardOfGates tries everything that a right to patch pods allows, with the extender's account: only the gate can be removed.

@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -156,6 +157,8 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	t.Run("a request is a number of units", c.testQuantities)
 	t.Run("a device plugin changes only its node", func(t *testing.T) { c.testPluginsReach(t, plugin, patch) })
 	t.Run("the extender changes only the nominated node of a status", c.testExtendersReach)
+	t.Run("the extender's Bindings have only its annotations", c.testExtendersBindings)
+	t.Run("the extender writes only its own EndpointSlice", c.testExtendersSlices)
 	t.Run("the list of allowed users", func(t *testing.T) {
 		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values",
 			"--set=guard.allow.users[0]=restorer,guard.allow.serviceAccounts[0]=velero/velero,guard.allow.groups[0]=restorers")
@@ -400,6 +403,89 @@ func (c *cluster) testExtendersReach(t *testing.T) {
 	must(t, status("queued", `{"status":{"nominatedNodeName":null}}`))
 	for _, name := range []string{"queued", "plain"} {
 		must(t, pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	}
+}
+
+// testExtendersBindings uses the extender's own token for Bindings that the extender itself never makes.
+func (c *cluster) testExtendersBindings(t *testing.T) {
+	ctx := t.Context()
+	client := c.clientOf(c.account(c.pod("extender"))).CoreV1()
+	bind := map[string]func(*corev1.Binding) error{
+		"the pod's subresource": func(b *corev1.Binding) error {
+			return client.Pods(b.Namespace).Bind(ctx, b, metav1.CreateOptions{})
+		},
+		"the older path": func(b *corev1.Binding) error {
+			return client.RESTClient().Post().Namespace(b.Namespace).Resource("bindings").Body(b).Do(ctx).Error()
+		},
+	}
+	pod := c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "to-bind"}})
+	for name, change := range map[string]func(*corev1.Binding){
+		"a CDI device": func(b *corev1.Binding) { b.Annotations["cdi.k8s.io/forged"] = "nvidia.com/gpu=all" },
+		"a profile": func(b *corev1.Binding) {
+			b.Annotations[corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix+"main"] = "unconfined"
+		},
+		"the plugin's own key": func(b *corev1.Binding) { b.Annotations[protocol.AnnotationIsolation] = "driver" },
+		"a label":              func(b *corev1.Binding) { b.Labels = map[string]string{"app": "database"} },
+	} {
+		for path, bind := range bind {
+			binding := c.binding(pod, map[string]string{protocol.AnnotationIndex: "0"})
+			change(binding)
+			err := bind(binding)
+			// The role doesn't contain the older path at all.
+			if !apierrors.IsForbidden(err) || path == "the pod's subresource" && !strings.Contains(err.Error(), "the extender's Bindings have no labels") {
+				t.Errorf("%s, by %s: got %v, want it rejected with the reason", name, path, err)
+			}
+		}
+	}
+	// The API server adds the labels of the node's zone to a Binding.
+	_, err := c.Client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, []byte(`{"metadata":{"labels":{"topology.kubernetes.io/zone":"z"}}}`), metav1.PatchOptions{})
+	must(t, err)
+	must(t, bind["the pod's subresource"](c.binding(pod, map[string]string{
+		protocol.AnnotationIndex: "0", protocol.AnnotationAllocation: "{}", protocol.AnnotationGroupRun: "uid", protocol.AnnotationGroupWhole: "true",
+	})))
+	must(t, c.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+}
+
+// testExtendersSlices uses the extender's own token for EndpointSlices that would redirect another Service.
+func (c *cluster) testExtendersSlices(t *testing.T) {
+	ctx := t.Context()
+	slices := c.clientOf(c.account(c.pod("extender"))).DiscoveryV1().EndpointSlices(namespace)
+	own, err := slices.Get(ctx, "gpushare-extender", metav1.GetOptions{})
+	must(t, err)
+	for name, change := range map[string]func(*discoveryv1.EndpointSlice){
+		"of another Service":  func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "kube-dns" },
+		"of no Service":       func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelServiceName) },
+		"without labels":      func(s *discoveryv1.EndpointSlice) { s.Labels = nil },
+		"with another owner":  func(s *discoveryv1.EndpointSlice) { s.OwnerReferences[0].Name = "kube-dns" },
+		"with an owning Node": func(s *discoveryv1.EndpointSlice) { s.OwnerReferences[0].Kind = "Node" },
+		"with a second owner": func(s *discoveryv1.EndpointSlice) {
+			s.OwnerReferences = append(s.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Service", Name: "kube-dns", UID: "x"})
+		},
+	} {
+		forged := own.DeepCopy()
+		change(forged)
+		_, err := slices.Update(ctx, forged, metav1.UpdateOptions{})
+		mustBeItsOwnSlice(t, "its own slice, "+name, err)
+		forged.ResourceVersion = ""
+		_, err = slices.Create(ctx, forged, metav1.CreateOptions{})
+		mustBeItsOwnSlice(t, "a new slice of its name, "+name, err)
+	}
+	for _, create := range []func(*discoveryv1.EndpointSlice){
+		func(s *discoveryv1.EndpointSlice) { s.Name = "kube-dns-1" },
+		func(s *discoveryv1.EndpointSlice) { s.Name, s.GenerateName = "", "gpushare-extender" },
+	} {
+		forged := own.DeepCopy()
+		forged.ResourceVersion = ""
+		create(forged)
+		_, err := slices.Create(ctx, forged, metav1.CreateOptions{})
+		mustBeItsOwnSlice(t, "a slice of another name", err)
+	}
+}
+
+func mustBeItsOwnSlice(t *testing.T, what string, err error) {
+	t.Helper()
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the extender writes no EndpointSlice but gpushare-extender") {
+		t.Errorf("%s: got %v, want it rejected with the reason", what, err)
 	}
 }
 
