@@ -18,9 +18,11 @@ test_packages() {
 }
 
 packages() {
-  # hack/images is a separate module, which the linter doesn't read.
-  go -C hack/images vet ./...
-  (cd hack/images && test_packages ./...)
+  # Separate modules, which the linter doesn't read. hack/helm tests the chart's values with Helm as a library.
+  for module in hack/images hack/helm; do
+    go -C "$module" vet ./...
+    (cd "$module" && test_packages ./...)
+  done
   # The simulation runs in one goroutine, and the race detector makes it slow. So most of its steps are made without it.
   go test "${flags[@]}" -timeout 60m -run '^TestSimulation$' ./pkg/scheduling
   GPUSHARE_SIM_STEPS=100000 test_packages -race ./cmd/... ./pkg/...

@@ -174,7 +174,12 @@ func TestWrongValues(t *testing.T) {
 		"one directory for both":            {"devicePlugin.kubeletDirectory=/data/kubelet", "additional properties 'kubeletDirectory' not allowed"},
 		"an unknown way to the driver":      {"devicePlugin.driverAccess=privileged", "at '/devicePlugin/driverAccess'"},
 		"an hour as a timeout":              {"scheduler.httpTimeout=1h", `scheduler.httpTimeout: "1h" is invalid: a duration needs`},
-		"a hold without a value":            {"extender.gangHold=null", `extender.gangHold: "" is invalid: a duration needs`},
+		"a hold without a value":            {"extender.gangHold=null", "at '/extender': missing property 'gangHold'"},
+		"a guard that is null":              {"guard.enabled=null", "at '/guard': missing property 'enabled'"},
+		"a security context that is null":   {"devicePlugin.securityContext=null", "at '/devicePlugin': missing property 'securityContext'"},
+		"a repository with a tag":           {"images.extender.repository=extender:v1", `images.extender.repository: "extender:v1" is invalid: give an image's name without a tag`},
+		"a class with a blank":              {"devicePlugin.priorityClassName=a b", `devicePlugin.priorityClassName: "a b" is invalid: an object's name consists of at most 253`},
+		"a name that YAML doesn't take":     {"fullnameOverride=off", `fullnameOverride: the objects' names would begin with "off": give at most 40 lower-case letters`},
 		"an address that is a number":       {"extender.service.clusterIP=10.96", `extender.service.clusterIP: "10.96" is invalid`},
 		"a part of a node at a time":        {"devicePlugin.maxUnavailable=0.5", `devicePlugin.maxUnavailable: "0.5" is invalid`},
 		"a digest without its algorithm":    {"images.devicePlugin.digest=0123", `images.devicePlugin.digest: "0123" is invalid: a digest is sha256: and 64 hexadecimal digits`},
@@ -393,7 +398,7 @@ func TestAuthorizedMetrics(t *testing.T) {
 	counts := func(values string) map[string]int {
 		out := h.run(t, "template", "gpushare", chart, "--set=extender.service.clusterIP=10.96.0.15,monitoring.enabled=true", "--set="+values)
 		counts := map[string]int{}
-		for _, what := range []string{"- --authorize-metrics\n", "resources: [tokenreviews]", "resources: [subjectaccessreviews]", "nonResourceURLs: [/metrics]", "credentials: {name: token, key: token}"} {
+		for _, what := range []string{"- --authorize-metrics\n", "resources: [tokenreviews]", "resources: [subjectaccessreviews]", "nonResourceURLs: [/metrics]", `credentials: {name: "token", key: "token"}`} {
 			counts[what] = strings.Count(out, what)
 		}
 		return counts
@@ -401,7 +406,7 @@ func TestAuthorizedMetrics(t *testing.T) {
 	// the extender, the device plugin, and a monitor for each
 	want := map[string]int{
 		"- --authorize-metrics\n": 2, "resources: [tokenreviews]": 2, "resources: [subjectaccessreviews]": 2, "nonResourceURLs: [/metrics]": 1,
-		"credentials: {name: token, key: token}": 2,
+		`credentials: {name: "token", key: "token"}`: 2,
 	}
 	if diff := cmp.Diff(want, counts("monitoring.authorize=true,monitoring.credentials.name=token")); diff != "" {
 		t.Errorf("with authorize (-want +got):\n%s", diff)

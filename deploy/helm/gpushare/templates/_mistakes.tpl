@@ -7,10 +7,11 @@ has one line per mistake, with an example of a correct value.
 {{- $duration := list "^([0-9]+(\\.[0-9]+)?(ms|s|m))+$" "a duration needs a number and a unit (ms, s or m), such as 10s or 1m30s" -}}
 {{- $long := list "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))+$" "a duration needs a number and a unit (ms, s, m or h), such as 5m" -}}
 {{- $positive := list "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))*([0-9]*[1-9][0-9]*(\\.[0-9]+)?|[0-9]+\\.[0-9]*[1-9][0-9]*)(ms|s|m|h)([0-9]+(\\.[0-9]+)?(ms|s|m|h))*$" "a duration needs a number above 0 and a unit (ms, s, m or h), such as 5m" -}}
-{{- $directory := list "^/.*[^/]$" "a directory is an absolute path without a slash at its end, such as /var/lib/kubelet" -}}
+{{- $directory := list "^(/[A-Za-z0-9._@:+~-]+)+$" "a directory is an absolute path without a slash at its end, such as /var/lib/kubelet" -}}
 {{- $unit := list "^([1-9][0-9]*)?(MiB|GiB)$" "the unit is GiB, MiB, or a whole number of either, such as 256MiB" -}}
 {{- $octet := "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])" -}}
 {{- $address := printf "^(%s(\\.%s){3}|[0-9a-f]{1,4}:[0-9a-f:]*:[0-9a-f]{0,4})?$" $octet $octet -}}
+{{- $object := list "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$" "an object's name consists of at most 253 lower-case letters, digits, - and ., such as my-name" -}}
 {{- $rows := list
   (list "extender.gangHold" $v.extender.gangHold $duration)
   (list "extender.gangPatience" $v.extender.gangPatience $duration)
@@ -26,14 +27,21 @@ has one line per mistake, with an example of a correct value.
   (list "devicePlugin.devicePluginDirectory" $v.devicePlugin.devicePluginDirectory $directory)
   (list "devicePlugin.podResourcesDirectory" $v.devicePlugin.podResourcesDirectory $directory)
   (list "scheduler.certificateFolder" $v.scheduler.certificateFolder $directory)
-  (list "scheduler.kubeconfig" $v.scheduler.kubeconfig (list "^/.*[^/]$" "give the absolute path of a file, such as /etc/kubernetes/scheduler.conf"))
+  (list "scheduler.kubeconfig" $v.scheduler.kubeconfig (list "^(/[A-Za-z0-9._@:+~-]+)+$" "give the absolute path of a file, such as /etc/kubernetes/scheduler.conf"))
   (list "extender.service.clusterIP" $v.extender.service.clusterIP (list $address "give a free IP address of the Service range, such as 10.96.0.15"))
-  (list "extender.ui.listenAddress" $v.extender.ui.listenAddress (list "^(.*:[0-9]+)?$" "give an address with a port, such as 127.0.0.1:12346, or :8080 for all addresses"))
+  (list "extender.ui.listenAddress" $v.extender.ui.listenAddress (list "^([0-9A-Za-z.:%[\\]-]*:[0-9]+)?$" "give an address with a port, such as 127.0.0.1:12346, or :8080 for all addresses"))
   (list "imageRegistry" $v.imageRegistry (list "^([A-Za-z0-9.-]+(:[0-9]+)?(/[A-Za-z0-9._-]+)*)?$" "give a registry without a scheme and without a slash at its end, such as registry.example.com:5000/mirror"))
+  (list "extender.priorityClassName" $v.extender.priorityClassName $object)
+  (list "devicePlugin.priorityClassName" $v.devicePlugin.priorityClassName $object)
+  (list "devicePlugin.runtimeClassName" $v.devicePlugin.runtimeClassName $object)
+  (list "extender.tls.secretName" $v.extender.tls.secretName $object)
+  (list "monitoring.credentials.name" $v.monitoring.credentials.name $object)
+  (list "monitoring.credentials.key" $v.monitoring.credentials.key (list "^[A-Za-z0-9._-]+$" "a Secret's key consists of letters, digits, -, _ and ., such as token"))
   (list "secondScheduler.name" $v.secondScheduler.name (list "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" "a scheduler's name consists of lower-case letters, digits, - and ., such as gpushare-scheduler"))
 -}}
 {{- range $name, $image := $v.images -}}
 {{- $rows = concat $rows (list
+  (list (printf "images.%s.repository" $name) $image.repository (list "^[A-Za-z0-9._-]+(:[0-9]+)?(/[A-Za-z0-9._-]+)*$" "give an image's name without a tag, such as registry.example.com/gpushare-extender"))
   (list (printf "images.%s.tag" $name) $image.tag (list "^[A-Za-z0-9_.-]*$" "a tag consists of letters, digits, _, . and -, such as v0.1.0"))
   (list (printf "images.%s.digest" $name) $image.digest (list "^(sha256:[0-9a-f]{64})?$" "a digest is sha256: and 64 hexadecimal digits, as the registry shows it"))) -}}
 {{- end -}}
@@ -66,8 +74,9 @@ secondScheduler.name: default-scheduler is the name of the cluster's own schedul
 {{- define "gpushare.wrongCombinations" -}}
 {{- $v := .Values -}}
 {{- $fullname := include "gpushare.fullname" . -}}
-{{- if or (not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $fullname)) (gt (len $fullname) 40) }}
-fullnameOverride: the objects' names would begin with {{ quote $fullname }}: give at most 40 lower-case letters, digits and -, and begin with a letter, such as pool-b
+{{- /* The words are no strings in YAML. */}}
+{{- if or (not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $fullname)) (gt (len $fullname) 40) (has $fullname (list "true" "false" "null" "yes" "no" "on" "off" "y" "n")) }}
+fullnameOverride: the objects' names would begin with {{ quote $fullname }}: give at most 40 lower-case letters, digits and -, begin with a letter, and use no word such as true or off: for example pool-b
 {{- end -}}
 {{- range $part := list "extender" "devicePlugin" "mps" -}}
 {{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/component" -}}

@@ -50,7 +50,7 @@ registry, which has a dot or a port in its name.
 
 {{/* The port of the web page, if it has an address of its own. */}}
 {{- define "gpushare.pagePort" -}}
-{{- if .Values.extender.ui.enabled }}{{ regexFind "[0-9]+$" .Values.extender.ui.listenAddress }}{{ end -}}
+{{- if .Values.extender.ui.enabled }}{{ regexFind "[0-9]+$" (.Values.extender.ui.listenAddress | default "" | toString) }}{{ end -}}
 {{- end }}
 
 {{/* Not empty if the API server has ValidatingAdmissionPolicies and passes on the node of a bound token: 1.30 and later. */}}
