@@ -42,3 +42,19 @@ func TestWorkflowTargets(t *testing.T) {
 		}
 	}
 }
+
+// Actions of other repositories are named by commit: a tag can be moved to other code, which would run with the workflow's rights.
+func TestWorkflowActions(t *testing.T) {
+	pinned := regexp.MustCompile(`^(\./.*|[a-z0-9/-]+@[0-9a-f]{40} # v[0-9]+\.[0-9]+\.[0-9]+)$`)
+	for _, path := range []string{".github/workflows/ci.yml", ".github/actions/setup/action.yml"} {
+		uses := regexp.MustCompile(`(?m)^\s*(?:- )?uses: (.*)$`).FindAllStringSubmatch(read(t, path), -1)
+		if len(uses) == 0 {
+			t.Errorf("%s uses no action", path)
+		}
+		for _, use := range uses {
+			if !pinned.MatchString(use[1]) {
+				t.Errorf("%s: %s isn't a commit with its version, such as actions/checkout@0123… # v1.2.3", path, use[1])
+			}
+		}
+	}
+}
