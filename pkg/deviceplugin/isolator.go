@@ -200,7 +200,7 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit, containers func
 		return refuse(d, allocation.RefusedUnavailable, fmt.Sprintf("isolation mode %s: %v", i.mode, err)), limitation{}
 	}
 	for _, mount := range edits.Mounts {
-		if mount.ContainerPath == isolation.SharedMemory && d.Container.SharedMemory {
+		if mount.ContainerPath == protocol.SharedMemory && d.Container.SharedMemory {
 			return refuse(d, allocation.RefusedInvalid, fmt.Sprintf("isolation mode %s: the container mounts a volume at %s, where it needs that of its MPS daemon: "+
 				"remove the mount", i.mode, mount.ContainerPath)), limitation{}
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -18,7 +17,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -76,9 +74,7 @@ func readPod(object *corev1.Pod) allocation.Pod {
 		if request := protocol.ContainerRequest(c); request > 0 {
 			pod.Containers = append(pod.Containers, allocation.Container{
 				Name: c.Name, Request: request, Cores: protocol.ContainerCores(c), Init: init, Running: running[c.Name] || init && mainRuns,
-				SharedMemory: slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
-					return path.Clean(m.MountPath) == isolation.SharedMemory
-				}),
+				SharedMemory: protocol.MountsSharedMemory(c),
 			})
 		}
 	}

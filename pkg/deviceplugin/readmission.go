@@ -18,7 +18,7 @@ import (
 //
 // A kubelet that starts admits its pods again. Of each container that doesn't run, such as an init container that has ended, it checks the
 // devices in its checkpoint. If one of them is not healthy, it fails the pod, whatever else runs in it (k8s.io/kubernetes
-// pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate). The plugin can't tell whether a kubelet has just started. So after each
+// pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate). The plugin doesn't know that a kubelet has just started. So after each
 // registration it reports the devices of the node's pods as healthy until the kubelet knows these pods. No new pod gets a failed card by
 // that: Allocate and the inventory depend on the cards alone.
 type readmission struct {

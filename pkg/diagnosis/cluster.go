@@ -19,11 +19,11 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 		return ledger.NodeSpec{}, false
 	}
 	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation}
-	switch {
-	case !slices.Contains(node.Features, protocol.FeatureCards):
+	if node.Isolation == protocol.IsolationMPS {
+		spec.SeveralCards, spec.SharedMemory = placement.OneCardOnly, placement.NoOwnSharedMemory
+	}
+	if !slices.Contains(node.Features, protocol.FeatureCards) {
 		spec.SeveralCards = placement.OldForCards
-	case node.Isolation == protocol.IsolationMPS:
-		spec.SeveralCards = placement.OneCardOnly
 	}
 	if !slices.Contains(node.Features, protocol.FeatureCores) {
 		spec.Cores = placement.OldForCores
@@ -71,7 +71,7 @@ func Nodes(l *ledger.Ledger, object func(name string) (*corev1.Node, bool), dele
 			continue
 		}
 		node := Node{
-			Object: o, Unit: n.Unit, Cards: n.Cards, SeveralCards: n.SeveralCards, Cores: n.Cores,
+			Object: o, Unit: n.Unit, Cards: n.Cards, Support: n.Support,
 			Closed: n.Closed, Requested: n.Requested, Nominees: n.Nominees,
 		}
 		for _, allocation := range n.Leaving {

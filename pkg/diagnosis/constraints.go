@@ -11,6 +11,8 @@ import (
 	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // constraints are what a pod requires of nodes, independent of what their cards have free. Only the text that Constraints returns is kept of a
@@ -19,16 +21,29 @@ type constraints struct {
 	// spec has the node selector, the required node affinity and the tolerations. affinity is the same as the first two, for matching.
 	spec     corev1.PodSpec
 	affinity nodeaffinity.RequiredNodeAffinity
-	// severalCards is true for a pod that asks for several cards, cores for one that asks for cores.
-	severalCards, cores bool
+	// demand has what a node must support whatever its cards have free (placement.Support): several cards, cores, shared memory.
+	demand gpu.Demand
+}
+
+// constraintsText returns the text that parseConstraints parses.
+func constraintsText(demand gpu.Demand, spec []byte) string {
+	return fmt.Sprintf("%t %t %t %s", demand.Cards > 1, demand.Cores > 0, demand.SharedMemory, spec)
 }
 
 // parseConstraints parses what Constraints returned. It returns nil if the text can't be parsed.
 func parseConstraints(text unique.Handle[string]) *constraints {
-	severalCards, rest, _ := strings.Cut(text.Value(), " ")
-	cores, spec, found := strings.Cut(rest, " ")
-	c := &constraints{severalCards: severalCards == "true", cores: cores == "true"}
-	if err := c.spec.Unmarshal([]byte(spec)); err != nil || !found {
+	parts := strings.SplitN(text.Value(), " ", 4)
+	if len(parts) < 4 {
+		return nil
+	}
+	c := &constraints{demand: gpu.Demand{Cards: 1, SharedMemory: parts[2] == "true"}}
+	if parts[0] == "true" {
+		c.demand.Cards = 2
+	}
+	if parts[1] == "true" {
+		c.demand.Cores = 1
+	}
+	if err := c.spec.Unmarshal([]byte(parts[3])); err != nil {
 		return nil
 	}
 	c.affinity = nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: c.spec})

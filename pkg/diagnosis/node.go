@@ -20,9 +20,8 @@ type Node struct {
 	// Unit is the unit of the cards' memory.
 	Unit  gpu.Unit
 	Cards []placement.Card
-	// SeveralCards is why no pod with several cards can use the node, Cores why none that asks for cores can; placement.Fits if
-	// they can.
-	SeveralCards, Cores placement.Reason
+	// Support is what the node can give to pods.
+	placement.Support
 	// Closed is the reason why no new pod can run on the node, see the function Closed; empty if pods can.
 	Closed string
 	// Requested is the sum of the requests of the node's pods, with those on failed or missing cards.
@@ -77,11 +76,8 @@ func (n *Node) exclusion(c *constraints) exclusion {
 	if n.Closed != "" && (Disconnected(n.Object) || !c.toleratesClosed(n.Closed)) {
 		return exclusion{reason: n.Closed}
 	}
-	if c.severalCards && n.SeveralCards != placement.Fits {
-		return exclusion{reason: n.SeveralCards.String()}
-	}
-	if c.cores && n.Cores != placement.Fits {
-		return exclusion{reason: n.Cores.String()}
+	if reason := n.Accepts(&c.demand); reason != placement.Fits {
+		return exclusion{reason: reason.String()}
 	}
 	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.Object.Spec.Taints, c.spec.Tolerations,
 		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, true)

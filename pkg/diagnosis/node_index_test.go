@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -28,6 +29,9 @@ func TestChoice(t *testing.T) {
 			n.Object.Labels["y"] = letters()
 		}
 		n.Object.Spec.Unschedulable = i%5 == 0
+		if i%4 == 0 {
+			n.SharedMemory = placement.NoOwnSharedMemory
+		}
 		if reasons := Closed(n.Object, false); len(reasons) > 0 {
 			n.Closed = reasons[0]
 		}
@@ -53,6 +57,9 @@ func TestChoice(t *testing.T) {
 		p := pod(1, func(p *corev1.Pod) {
 			if random.IntN(2) == 0 {
 				p.Spec.NodeSelector = map[string]string{"x": letters()}
+			}
+			if random.IntN(2) == 0 {
+				p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{MountPath: protocol.SharedMemory}}
 			}
 			terms := make([]corev1.NodeSelectorTerm, random.IntN(3))
 			for i := range terms {

@@ -96,6 +96,5 @@ func Constraints(pod *corev1.Pod) string {
 		where, _ := protocol.PodPlacement(pod) // None counts as one card.
 		p.Cards = len(where)
 	}
-	demand := p.Demand()
-	return fmt.Sprintf("%t %t %s", demand.Cards > 1, demand.Cores > 0, text)
+	return constraintsText(p.Demand(), text)
 }

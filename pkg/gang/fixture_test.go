@@ -94,7 +94,7 @@ func (s *fixture) addNode(name string) { s.setNode(name, placement.Fits, 16, 16)
 
 // setNode sets a node's cards, and why it takes no pods with several cards.
 func (s *fixture) setNode(name string, several placement.Reason, cards ...gpu.Memory) {
-	spec := ledger.NodeSpec{Unit: gpu.GiB, SeveralCards: several}
+	spec := ledger.NodeSpec{Unit: gpu.GiB, Support: placement.Support{SeveralCards: several}}
 	for i, memory := range cards {
 		spec.Cards = append(spec.Cards, gpu.Card{Index: i, Memory: memory})
 	}

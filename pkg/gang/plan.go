@@ -161,7 +161,7 @@ func (n *needs) build(r *run) {
 	for i, m := range n.requesters {
 		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
 		demand := m.Demand()
-		this := strconv.Itoa(demand.Cards) + " " + demand.Memory.String() + " " + demand.Cores.String() + " " + strconv.Itoa(int(demand.Containers)) + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id) + " " + m.shape()
+		this := strconv.Itoa(demand.Cards) + " " + demand.Memory.String() + " " + demand.Cores.String() + " " + strconv.Itoa(int(demand.Containers)) + " " + strconv.FormatBool(demand.SharedMemory) + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id) + " " + m.shape()
 		if this != like {
 			n.mixed = i > 0
 			text.WriteString(strconv.Itoa(count) + ";" + this + "*")

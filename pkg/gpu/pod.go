@@ -19,6 +19,8 @@ type Pod struct {
 	Containers int32
 	// Priority is spec.priority. A pod can preempt pods of lower priority.
 	Priority int32
+	// SharedMemory is true if one of these containers has a volume of its own for shared memory.
+	SharedMemory bool
 	// Leaving is true if the pod is terminating. It keeps its allocation until it has ended.
 	Leaving bool
 }

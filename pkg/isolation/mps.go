@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // Variables of MPS clients (NVIDIA, Multi-Process Service, "Environment Variables").
@@ -22,9 +24,6 @@ const (
 	// EnvMPSThreads is the part of the card's threads, in percent, that a client can use at most.
 	EnvMPSThreads = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 )
-
-// SharedMemory is where programs expect shared memory. A client and its daemon need the same one, so no pod can have its own.
-const SharedMemory = "/dev/shm"
 
 // MPSDirectory is the directory of a node's MPS daemons. It has the same path on the machine, in the containers of gpushare, and
 // (the pipe directories alone) in those of clients.
@@ -170,7 +169,8 @@ func (m mps) Ready(_ Node, card Card) error {
 	return nil
 }
 
-// Apply implements Backend. A client has one daemon, and so one card.
+// Apply implements Backend. A client has one daemon, and so one card. A client and its daemon need the same shared memory, so no pod can have
+// its own.
 func (m mps) Apply(shares []Share) (Edits, error) {
 	if len(shares) != 1 {
 		return Edits{}, fmt.Errorf("a container can have one card, not %d", len(shares))
@@ -187,7 +187,7 @@ func (m mps) Apply(shares []Share) (Edits, error) {
 	if share.Cores > 0 {
 		env[EnvMPSThreads] = strconv.Itoa(share.Cores)
 	}
-	return Edits{Env: env, Mounts: []Mount{{pipe, pipe}, {m.directory.SharedMemory(), SharedMemory}}}, nil
+	return Edits{Env: env, Mounts: []Mount{{pipe, pipe}, {m.directory.SharedMemory(), protocol.SharedMemory}}}, nil
 }
 
 // MaxContainers implements Backend. MPS counts processes (NVIDIA, Multi-Process Service, "Client-Server Connection Limits"), so a

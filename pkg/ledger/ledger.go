@@ -68,9 +68,8 @@ type NodeSpec struct {
 	Cards []gpu.Card
 	// WholeCards is true if the node also offers whole cards to pods. No pod is placed on such a node.
 	WholeCards bool
-	// SeveralCards is the reason why pods with several cards can't be placed on the node; placement.Fits if they can. Cores is the same
-	// for pods that ask for cores.
-	SeveralCards, Cores placement.Reason
+	// Support is what the node can give to pods.
+	placement.Support
 	// Isolation is the node's isolation mode, for display only; empty if shares are not enforced.
 	Isolation string
 	// Closed is the reason why no new pod can run on the node at present (cordoned, not ready). It is for display only:
@@ -376,8 +375,8 @@ type NodeCards struct {
 	Unit   gpu.Unit
 	Closed string
 	Cards  []placement.Card
-	// SeveralCards and Cores are those of NodeSpec.
-	SeveralCards, Cores placement.Reason
+	// Support is that of NodeSpec.
+	placement.Support
 	// Requested is the sum of the allocations' requests, with those whose card is unknown or gone.
 	Requested gpu.Memory
 	// Leaving are the allocations of pods that are being deleted, by namespace and name.
@@ -418,7 +417,7 @@ func (l *Ledger) cardsOf(name string) (cards NodeCards) {
 func (l *Ledger) nodeCards(name string, n *node) NodeCards {
 	out := NodeCards{
 		Name: name, Unit: gpu.UnitOf(n.unit, n.inventory), Closed: n.closed, Cards: slices.Clone(n.cards),
-		SeveralCards: n.severalCards, Cores: n.cores, Requested: n.requested,
+		Support: n.support, Requested: n.requested,
 	}
 	if n.leaving > 0 {
 		for _, a := range n.allocations {

@@ -15,8 +15,8 @@ type node struct {
 	// known is true if the Node object exists. Otherwise the node has allocations only.
 	known      bool
 	wholeCards bool
-	// severalCards and cores are those of NodeSpec.
-	severalCards, cores placement.Reason
+	// support is that of NodeSpec.
+	support placement.Support
 	// cachePosition is the node's position in the name cache, guarded by the cache's lock.
 	cachePosition int
 	// totals are the sums over cards.
@@ -48,7 +48,7 @@ type node struct {
 // setSpec sets what the Node object determines. The cards count as unused until recount.
 func (n *node) setSpec(spec NodeSpec) {
 	n.known, n.unit, n.wholeCards, n.closed = true, spec.Unit, spec.WholeCards, spec.Closed
-	n.isolation, n.severalCards, n.cores = spec.Isolation, spec.SeveralCards, spec.Cores
+	n.isolation, n.support = spec.Isolation, spec.Support
 	n.inventory = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
 	n.cards = make([]placement.Card, len(n.inventory))
 	for i, c := range n.inventory {
@@ -59,7 +59,7 @@ func (n *node) setSpec(spec NodeSpec) {
 // clearSpec undoes setSpec.
 func (n *node) clearSpec() {
 	n.known, n.unit, n.wholeCards, n.closed, n.inventory, n.cards = false, 0, false, "", nil, nil
-	n.isolation, n.severalCards, n.cores = "", placement.Fits, placement.Fits
+	n.isolation, n.support = "", placement.Support{}
 }
 
 // shareable returns Fits if the node shares its cards, else the reason why not. n may be nil.
@@ -75,15 +75,10 @@ func (n *node) shareable() placement.Reason {
 
 // accepts returns Fits if pods with this demand can be placed on the node at all, else the reason why not. n may be nil.
 func (n *node) accepts(demand *gpu.Demand) placement.Reason {
-	switch reason := n.shareable(); {
-	case reason != placement.Fits:
+	if reason := n.shareable(); reason != placement.Fits {
 		return reason
-	case demand.Cards > 1 && n.severalCards != placement.Fits:
-		return n.severalCards
-	case demand.Cores > 0:
-		return n.cores
 	}
-	return placement.Fits
+	return n.support.Accepts(demand)
 }
 
 // recount computes the used amounts of each card from the allocations. A full recount is cheap for the number of pods on a
@@ -124,10 +119,10 @@ func (n *node) recount() {
 // presumed returns the demand that the node serves for a pod whose annotations name no card. A node that doesn't support several cards gives
 // the pod one card, and an old device plugin counts no cores.
 func (n *node) presumed(pod gpu.Pod) gpu.Demand {
-	if n.severalCards != placement.Fits {
+	if n.support.SeveralCards != placement.Fits {
 		pod.Cards = 1
 	}
-	if n.cores != placement.Fits {
+	if n.support.Cores != placement.Fits {
 		pod.Cores = 0
 	}
 	return pod.Demand()
@@ -198,7 +193,7 @@ func (n *node) copy(name string) Node {
 	out := Node{
 		Name: name,
 		NodeSpec: NodeSpec{
-			Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, SeveralCards: n.severalCards, Cores: n.cores,
+			Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, Support: n.support,
 			Closed: n.closed, Isolation: n.isolation,
 		},
 		Allocations: n.copyAllocations(),

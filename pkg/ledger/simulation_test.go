@@ -160,8 +160,10 @@ func (m *model) accepts(node string, pod gpu.Pod) placement.Reason {
 		return placement.WholeCards
 	case pod.Cards > 1 && nodeSpec.SeveralCards != placement.Fits:
 		return nodeSpec.SeveralCards
-	case pod.Cores > 0:
+	case pod.Cores > 0 && nodeSpec.Cores != placement.Fits:
 		return nodeSpec.Cores
+	case pod.SharedMemory:
+		return nodeSpec.SharedMemory
 	}
 	return placement.Fits
 }
@@ -522,6 +524,9 @@ func (s *simulation) nodeSpec() ledger.NodeSpec {
 	nodeSpec := ledger.NodeSpec{Unit: []gpu.Unit{gpu.MiB, gpu.GiB}[s.random.IntN(2)], WholeCards: s.random.IntN(10) == 0}
 	nodeSpec.SeveralCards = []placement.Reason{placement.Fits, placement.Fits, placement.Fits, placement.OldForCards, placement.OneCardOnly}[s.random.IntN(5)]
 	nodeSpec.Cores = []placement.Reason{placement.Fits, placement.Fits, placement.Fits, placement.OldForCores}[s.random.IntN(4)]
+	if s.random.IntN(4) == 0 {
+		nodeSpec.SharedMemory = placement.NoOwnSharedMemory
+	}
 	for index := range 4 {
 		if s.random.IntN(4) == 0 {
 			continue
@@ -552,6 +557,7 @@ func (s *simulation) pod(name string) gpu.Pod {
 	if s.random.IntN(3) == 0 {
 		p.Containers = int32(2 + s.random.IntN(2))
 	}
+	p.SharedMemory = s.random.IntN(4) == 0
 	return p
 }
 

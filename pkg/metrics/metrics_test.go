@@ -95,6 +95,7 @@ gpushare_extender_filtered_nodes_total{reason="elsewhere"} 0
 gpushare_extender_filtered_nodes_total{reason="fits"} 0
 gpushare_extender_filtered_nodes_total{reason="fragmented"} 0
 gpushare_extender_filtered_nodes_total{reason="full"} 5
+gpushare_extender_filtered_nodes_total{reason="no_own_shared_memory"} 0
 gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
 gpushare_extender_filtered_nodes_total{reason="old_for_cards"} 0
 gpushare_extender_filtered_nodes_total{reason="old_for_cores"} 0
@@ -246,7 +247,7 @@ gpushare_extender_overfull_cards 3
 // TestCoresNotCounted: a node whose device plugin is too old for cores has no series for them.
 func TestCoresNotCounted(t *testing.T) {
 	l := ledger.New()
-	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cores: placement.OldForCores, Cards: []gpu.Card{{Memory: 100}}})
+	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Support: placement.Support{Cores: placement.OldForCores}, Cards: []gpu.Card{{Memory: 100}}})
 	registry := prometheus.NewPedanticRegistry()
 	cards := NewLedger(registry, l, func() error { return nil }, always)
 	for name, want := range map[string]int{"card_memory_units": 1, "card_cores_allocated": 0} {

@@ -161,6 +161,8 @@ func TestReasons(t *testing.T) {
 		OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage", true},
 		OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", true},
 
+		NoOwnSharedMemory: {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", true},
+
 		255: {"unknown", "unknown reason", true},
 		99:  {"unknown", "unknown reason", true},
 	}

@@ -41,6 +41,8 @@ const (
 	OldForCores
 	// OneCardOnly: the node's isolation mode allows one card for each pod.
 	OneCardOnly
+	// NoOwnSharedMemory: the node's isolation mode allows no pod a volume of its own for shared memory.
+	NoOwnSharedMemory
 )
 
 // words holds each reason's label for metrics and text for users.
@@ -59,6 +61,8 @@ var words = [...]struct{ label, text string }{
 	OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards"},
 	OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage"},
 	OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod"},
+
+	NoOwnSharedMemory: {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm"},
 }
 
 // tooLarge is the text of TooLarge for pods with several containers.
@@ -93,7 +97,7 @@ type Texts [len(words)]string
 
 // Reasons returns all reasons except Fits.
 func Reasons() []Reason {
-	return []Reason{Reserved, Fragmented, Full, Crowded, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared, OldForCards, OldForCores, OneCardOnly}
+	return []Reason{Reserved, Fragmented, Full, Crowded, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared, OldForCards, OldForCores, OneCardOnly, NoOwnSharedMemory}
 }
 
 // String returns the text for users whose pod asks for memory of one card.

@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"math"
+	"path"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -75,6 +76,14 @@ func podContainers(pod *corev1.Pod) (n int32) {
 		}
 	}
 	return max(n, initializing, 1)
+}
+
+// SharedMemory is the directory in which programs expect shared memory.
+const SharedMemory = "/dev/shm"
+
+// MountsSharedMemory reports whether the container mounts a volume of its pod as its shared memory.
+func MountsSharedMemory(container *corev1.Container) bool {
+	return slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return path.Clean(m.MountPath) == SharedMemory })
 }
 
 // RequestsCards reports whether the pod requests GPU memory, or whole cards (ResourceWholeCard) for an app container.
@@ -163,6 +172,9 @@ func Pod(pod *corev1.Pod) gpu.Pod {
 	if n := podContainers(pod); n > 1 {
 		out.Containers = n
 	}
+	out.SharedMemory = anyContainer(pod, func(c *corev1.Container) bool {
+		return len(c.VolumeMounts) > 0 && requestOf(c, ResourceMemory) > 0 && MountsSharedMemory(c)
+	})
 	if pod.Spec.Priority != nil {
 		out.Priority = *pod.Spec.Priority
 	}

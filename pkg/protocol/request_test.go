@@ -113,6 +113,26 @@ func TestPodContainers(t *testing.T) {
 	}
 }
 
+// TestSharedMemory: a volume at /dev/shm counts if the container has GPU memory.
+func TestSharedMemory(t *testing.T) {
+	mounting := func(c corev1.Container, path string) []corev1.Container {
+		c.VolumeMounts = []corev1.VolumeMount{{Name: "other", MountPath: "/data"}, {Name: "shm", MountPath: path}}
+		return []corev1.Container{asks("1"), c}
+	}
+	for name, tc := range map[string]struct {
+		spec corev1.PodSpec
+		want bool
+	}{
+		"no volume":                         {corev1.PodSpec{Containers: mounting(asks("8"), "/tmp")}, false},
+		"a volume there":                    {corev1.PodSpec{Containers: mounting(asks("8"), "/dev/shm")}, true},
+		"of an init container":              {corev1.PodSpec{InitContainers: mounting(asks("8"), "/dev/shm/")}, true},
+		"below it, beside the shared one":   {corev1.PodSpec{Containers: mounting(asks("8"), "/dev/shm/own")}, false},
+		"of a container without GPU memory": {corev1.PodSpec{Containers: mounting(asks("0"), "/dev/shm")}, false},
+	} {
+		expect(t, name, tc.want, Pod(&corev1.Pod{Spec: tc.spec}).SharedMemory)
+	}
+}
+
 // TestTerminal checks that only the phase counts: a pod that is being deleted runs until the end of its grace period.
 func TestTerminal(t *testing.T) {
 	for phase, want := range map[corev1.PodPhase]bool{

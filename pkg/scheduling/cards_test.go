@@ -38,7 +38,7 @@ func inventoried(t *testing.T, name string, change func(*protocol.Inventory)) *c
 	return node
 }
 
-// Filter gives each node the reason that keeps a pod with several cards or with cores off it.
+// Filter gives each node the reason that keeps a pod with several cards, with cores, or with its own shared memory off it.
 func TestFilterCards(t *testing.T) {
 	f := start(t, Options{},
 		fake.Node("fits", 16, 16, 16), fake.Node("one-card", 16),
@@ -62,6 +62,9 @@ func TestFilterCards(t *testing.T) {
 		}},
 		"cores of two cards": {fake.Pod("both", 8, fake.Cards(2), fake.Cores(60)), []placement.Reason{
 			fits, placement.TooLarge, placement.Fragmented, placement.Full, placement.OldForCards, placement.OneCardOnly,
+		}},
+		"its own volume at /dev/shm": {fake.Pod("torch", 8, fake.SharedMemory), []placement.Reason{
+			fits, fits, fits, fits, fits, placement.NoOwnSharedMemory,
 		}},
 	} {
 		if diff := cmp.Diff(test.want, f.filter(test.pod, nodes...).Reasons); diff != "" {

@@ -133,6 +133,8 @@ func severalCards() []Mistake {
 			Cause: diagnosis.TooLarge, Words: "the pod has 3 containers with GPU memory, and a card takes 2 by MPS, on n1"},
 		{Name: "two cards on a node with MPS", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS })}, Pods: list(pod("p", 4000, cards("2"))), Pod: "p",
 			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node enforces GPU memory by MPS, which allows one card for each pod"},
+		{Name: "its own shared memory on a node with MPS", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS })}, Pods: list(pod("p", 4000, fake.SharedMemory)), Pod: "p",
+			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm"},
 	}
 }
 

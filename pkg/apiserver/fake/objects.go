@@ -55,6 +55,14 @@ func Cores(percent int64) PodEdit {
 	}
 }
 
+// SharedMemory gives the first container a volume of the pod as its shared memory.
+func SharedMemory(pod *corev1.Pod) {
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "shm", VolumeSource: corev1.VolumeSource{
+		EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory},
+	}})
+	pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "shm", MountPath: protocol.SharedMemory})
+}
+
 // Bound binds the pod to the node, with the annotations of these cards.
 func Bound(node string, cards ...int) PodEdit {
 	return func(pod *corev1.Pod) {

@@ -1,0 +1,24 @@
+package placement
+
+import "github.com/gpushare/gpushare/pkg/gpu"
+
+// Support is what a node can give to pods whatever its cards have free. Each field is the reason why no pod that asks for it can be placed on
+// the node; Fits if such pods can.
+type Support struct {
+	// SeveralCards is for pods with several cards, Cores for pods that ask for cores, and SharedMemory for pods that have their own volume for
+	// shared memory.
+	SeveralCards, Cores, SharedMemory Reason
+}
+
+// Accepts returns Fits if pods with this demand can be placed on the node, else the reason why not.
+func (s *Support) Accepts(demand *gpu.Demand) Reason {
+	switch {
+	case demand.Cards > 1 && s.SeveralCards != Fits:
+		return s.SeveralCards
+	case demand.Cores > 0 && s.Cores != Fits:
+		return s.Cores
+	case demand.SharedMemory:
+		return s.SharedMemory
+	}
+	return Fits
+}
