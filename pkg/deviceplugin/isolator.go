@@ -47,6 +47,8 @@ type isolator struct {
 	cards    *cardState
 	visible  VisibleDevices
 	backends map[isolation.Mode]isolation.Backend
+	// daemons are the node's MPS daemons.
+	daemons *isolation.MPSDaemons
 	// cgroups is the hierarchy of cgroups, of which the driver is asked.
 	cgroups string
 
@@ -156,6 +158,19 @@ func (i *isolator) card(card gpu.Card) isolation.Card {
 		Compute:    isolation.Compute{Major: a.compute.Major, Minor: a.compute.Minor, Mode: a.compute.Mode.String()},
 		Unreadable: a.unreadable,
 	}
+}
+
+// Holds returns why a container that was given a limit by MPS on the card of this index may use it without; nil if it doesn't, or if that
+// isn't known.
+func (i *isolator) Holds(index int) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, card := range i.cards.All() {
+		if card.Index == index {
+			return i.daemons.Holds(i.card(card))
+		}
+	}
+	return nil
 }
 
 // limitation is what enforces a container's share of each of its cards.

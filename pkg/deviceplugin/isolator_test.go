@@ -352,3 +352,28 @@ func TestIsolationFails(t *testing.T) {
 	}
 	b.awaitEvent("GPUCardRefused container main: isolation mode driver")
 }
+
+// One container of a pod was given a limit, and another one none: the mode was switched on between their Allocate calls, or the kubelet lost its
+// checkpoint and has started only one of them again.
+func TestPodLimitedInPart(t *testing.T) {
+	b := newFixture(t)
+	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := transformPod(newPod("a", main(2), container("other", 2), ran(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.pods.informer.GetStore().Add(info); err != nil {
+		t.Fatal(err)
+	}
+	p.limits.Check(protocol.Usage{Containers: []protocol.ContainerUsage{
+		{UID: "uid-a", Container: "main", Requested: 2 << 30, Given: new(uint64), Limit: new(uint64)},
+		{UID: "uid-a", Container: "other", Requested: 2 << 30}, // It was given none.
+	}})
+	got, _ := p.limits.Isolation("uid-a")
+	if want := "driver: container other: it was started without a limit"; got.String() != want {
+		t.Errorf("the annotation is %q, want %q", got, want)
+	}
+}

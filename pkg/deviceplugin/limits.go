@@ -2,6 +2,8 @@ package deviceplugin
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +22,8 @@ type limitWatch struct {
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
+	// holds returns why a limit by MPS on the card of this index isn't in force.
+	holds func(card int) error
 	// changed is called for each pod whose annotation may have to change.
 	changed func(gpu.PodUID)
 
@@ -47,7 +51,11 @@ func (w *limitWatch) Check(report protocol.Usage) {
 	before := w.found
 	found, notRead, failed := map[gpu.PodUID]protocol.PodIsolation{}, map[allocation.ContainerKey]bool{}, 0
 	limited := 0
+	unlimited := map[gpu.PodUID]string{}
 	for _, row := range report.Containers {
+		if row.Given == nil && row.Requested > 0 && !w.record.Pod(gpu.PodUID(row.UID))[row.Container].MPS {
+			unlimited[gpu.PodUID(row.UID)] = row.Container
+		}
 		if row.Given == nil {
 			continue
 		}
@@ -70,6 +78,12 @@ func (w *limitWatch) Check(report protocol.Usage) {
 		found[uid] = state
 	}
 	w.addMPS(found)
+	for uid, container := range unlimited {
+		if state, limited := found[uid]; limited && state.Problem == "" {
+			state.Problem = "container " + container + ": it was started without a limit"
+			found[uid] = state
+		}
+	}
 	w.found, w.notRead = found, notRead
 	w.mu.Unlock()
 	w.metrics.limits.WithLabelValues("in_force").Set(float64(limited - failed))
@@ -85,13 +99,25 @@ func (w *limitWatch) cardOf(uid gpu.PodUID, row protocol.ContainerUsage) string 
 	return fmt.Sprintf(", card %d", row.Card)
 }
 
-// addMPS adds the pods whose containers are limited by MPS. Nothing can be read back there: the daemon keeps the limits.
+// addMPS adds the pods of which containers were given a limit by MPS. The daemon keeps the limits, and they can't be read back: it is only
+// known whether programs can use the card without the daemon.
 func (w *limitWatch) addMPS(found map[gpu.PodUID]protocol.PodIsolation) {
 	for uid, containers := range w.record.Snapshot() {
-		for _, given := range containers {
-			if _, has := found[uid]; !has && given.MPS {
-				found[uid] = protocol.PodIsolation{Mode: string(isolation.MPS)}
+		for _, name := range slices.Sorted(maps.Keys(containers)) {
+			given := containers[name]
+			state, has := found[uid]
+			if !given.MPS || has && state.Problem != "" {
+				continue
 			}
+			if !has {
+				state.Mode = string(isolation.MPS)
+			}
+			for _, share := range given.Cards { // A container has one card.
+				if err := w.holds(share.Card); err != nil {
+					state.Problem = "container " + name + ": " + err.Error()
+				}
+			}
+			found[uid] = state
 		}
 	}
 }

@@ -232,3 +232,30 @@ type serverOnly struct{ limiter }
 func (serverOnly) Processes(string) ([]inventory.Process, error) {
 	return []inventory.Process{{PID: os.Getpid(), Bytes: 7}}, nil
 }
+
+// A node isn't drained before mode mps is switched off: a container that restarts runs without a limit.
+func TestLimitByMPSWithoutDaemon(t *testing.T) {
+	b, k, p, _ := startMPS(t, volta, reservedCards())
+	pod := newPod("a", main(2), assumed(0, 1))
+	b.create(p, pod)
+	k.mustAdmit(pod)
+	annotated := func(driver limiter, want string) {
+		t.Helper()
+		await.True(t, "the annotation "+want, func() bool {
+			p.Measure(driver)
+			return b.pod("a").Annotations[protocol.AnnotationIsolation] == want
+		})
+	}
+	annotated(volta, "mps")
+	// The supervisor has ended, and has set the compute mode back.
+	b.isolate(t, new("none"))
+	for _, uuid := range []string{"GPU-0", "GPU-1"} {
+		if err := b.isolation.mps.RemoveStatus(uuid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	off := volta
+	off.compute.Mode = inventory.ComputeDefault
+	annotated(off, "mps: container main: the compute mode of its card is DEFAULT, in which programs need no MPS daemon")
+	b.awaitEvent("GPULimitNotInForce container main: the compute mode")
+}

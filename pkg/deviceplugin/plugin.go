@@ -112,7 +112,7 @@ func New(o Options) (*Plugin, error) {
 	}
 	record := allocation.NewRecord(nil)
 	queue := newAnnotationQueue()
-	p.limits = &limitWatch{pods: p.pods, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add}
+	p.limits = &limitWatch{pods: p.pods, holds: p.isolator.Holds, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add}
 	p.overuse = &overuseWatch{
 		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
 	}
@@ -146,7 +146,7 @@ func New(o Options) (*Plugin, error) {
 		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.Reported, Cgroups: o.CgroupRoot,
 		Containers: containerSource{p.pods, record, p.cards}.Containers,
 		Servers: func(uuid string) []int {
-			status, _ := o.MPSDirectory.ReadStatus(uuid) // Without MPS there is none.
+			status, _ := p.isolator.daemons.Status(uuid) // Without a supervisor there is none, and others can have the process IDs.
 			return status.Servers
 		},
 	})
@@ -173,11 +173,12 @@ func (p *Plugin) newIsolator() {
 		directory = o.CDIDirectories[n-1]
 	}
 	p.limitSpec = isolation.NewLimitSpec(directory)
+	daemons := isolation.NewMPSDaemons(o.MPSDirectory)
 	p.isolator = &isolator{
-		cards: p.cards, visible: cmp.Or(o.VisibleDevices, VisibleByUUID), configured: isolation.None, mode: isolation.None,
+		daemons: daemons, cards: p.cards, visible: cmp.Or(o.VisibleDevices, VisibleByUUID), configured: isolation.None, mode: isolation.None,
 		cgroups: o.CgroupRoot,
 		backends: isolation.Backends(isolation.Options{
-			CgroupRoot: o.CgroupRoot, SpecDirs: o.CDIDirectories, Limits: p.limitSpec, MPS: o.MPSDirectory,
+			CgroupRoot: o.CgroupRoot, SpecDirs: o.CDIDirectories, Limits: p.limitSpec, MPS: daemons,
 		}),
 	}
 }

@@ -23,8 +23,8 @@ type Options struct {
 	SpecDirs []string
 	// Limits is the specification of limits, in one of SpecDirs.
 	Limits *LimitSpec
-	// MPS is the directory of the MPS daemons.
-	MPS MPSDirectory
+	// MPS are the node's MPS daemons.
+	MPS *MPSDaemons
 }
 
 // CardKind is the device kind in the specifications that NVIDIA's container toolkit generates (nvidia-ctk cdi generate). They name

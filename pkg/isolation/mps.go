@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -86,9 +87,6 @@ const (
 	MPSStopped = "stopped"
 )
 
-// statusLifetime is the age from which a status doesn't count: the supervisor renews it every few seconds.
-const statusLifetime = 15 * time.Second
-
 // WriteStatus replaces the status of a card's daemon, whose directory must exist.
 func (d MPSDirectory) WriteStatus(uuid string, status MPSStatus) error {
 	return replaceJSON(d.status(uuid), status)
@@ -126,8 +124,75 @@ func (d MPSDirectory) ReadStatus(uuid string) (status MPSStatus, err error) {
 	return status, err
 }
 
+// MPSDaemons reads what a supervisor knows of the daemons in its directory. mu guards seen.
+type MPSDaemons struct {
+	directory MPSDirectory
+
+	mu sync.Mutex
+	// seen is when each card's status was last seen to be renewed.
+	seen map[string]renewal
+}
+
+// renewal is a status's time, by the supervisor's clock, and when it was first seen, by the clock of this process, which has no steps.
+type renewal struct{ written, seen time.Time }
+
+// NewMPSDaemons returns the daemons of a directory.
+func NewMPSDaemons(directory MPSDirectory) *MPSDaemons {
+	return &MPSDaemons{directory: directory, seen: map[string]renewal{}}
+}
+
+// statusLifetime is how long a status counts that isn't renewed: the supervisor renews it every few seconds.
+const statusLifetime = 15 * time.Second
+
+var errNoSupervisor = errors.New("the supervisor of its MPS daemon doesn't run")
+
+// Status returns the status of a card's daemon, or why it isn't known. That of a daemon that the supervisor has ended stays.
+func (d *MPSDaemons) Status(uuid string) (MPSStatus, error) {
+	status, err := d.directory.ReadStatus(uuid)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return MPSStatus{}, fmt.Errorf("it has no MPS daemon: %s has no status of one", d.directory)
+	case err != nil:
+		return MPSStatus{}, fmt.Errorf("reading the status of its MPS daemon: %w", err)
+	case !d.renewed(uuid, status.At) && status.State != MPSStopped:
+		return MPSStatus{}, errNoSupervisor
+	}
+	return status, nil
+}
+
+// renewed reports whether a status with this time was renewed lately. Only the age of a status that is read first depends on the clock.
+func (d *MPSDaemons) renewed(uuid string, written time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := time.Now()
+	last, known := d.seen[uuid]
+	if known && last.written.Equal(written) {
+		return now.Sub(last.seen) <= statusLifetime
+	}
+	last = renewal{written, now}
+	if age := now.Sub(written).Abs(); !known && age > statusLifetime {
+		last.seen = now.Add(-age)
+	}
+	d.seen[uuid] = last
+	return now.Sub(last.seen) <= statusLifetime
+}
+
+// Holds returns why a container that was given a limit on this card may use it without; nil if it doesn't, or if that isn't known.
+func (d *MPSDaemons) Holds(card Card) error {
+	switch {
+	case card.Unreadable != nil || card.Compute.Mode == prohibited:
+		return nil
+	case card.Compute.Mode != exclusive:
+		return fmt.Errorf("the compute mode of its card is %s, in which programs need no MPS daemon", card.Compute.Mode)
+	}
+	if _, err := d.Status(card.UUID); err != nil {
+		return fmt.Errorf("its card: %w", err)
+	}
+	return nil
+}
+
 // mps has a container use the MPS daemon of its card.
-type mps struct{ directory MPSDirectory }
+type mps struct{ daemons *MPSDaemons }
 
 // MPSCapable returns why MPS can't limit memory on a card with this compute capability: it can since Volta.
 func MPSCapable(major, minor int) error {
@@ -152,15 +217,10 @@ func (m mps) Ready(_ Node, card Card) error {
 	if err := MPSCapable(card.Compute.Major, card.Compute.Minor); err != nil {
 		return err
 	}
-	status, err := m.directory.ReadStatus(card.UUID)
-	age := time.Since(status.At)
+	status, err := m.daemons.Status(card.UUID)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("it has no MPS daemon: %s has no status of one", m.directory)
 	case err != nil:
-		return fmt.Errorf("reading the status of its MPS daemon: %w", err)
-	case status.State != MPSStopped && (age > statusLifetime || age < -statusLifetime):
-		return errors.New("the supervisor of its MPS daemon doesn't run")
+		return err
 	case status.State != MPSReady:
 		return fmt.Errorf("its MPS daemon is %s: %s", status.State, status.Reason)
 	case card.Compute.Mode != exclusive:
@@ -179,7 +239,7 @@ func (m mps) Apply(shares []Share) (Edits, error) {
 	if share.Limit == 0 || share.Limit%mebibyte != 0 {
 		return Edits{}, fmt.Errorf("a limit of %d bytes is no positive number of MiB", share.Limit)
 	}
-	pipe := m.directory.Pipe(share.Card.UUID)
+	pipe := m.daemons.directory.Pipe(share.Card.UUID)
 	env := map[string]string{
 		EnvMPSPipeDirectory: pipe,
 		EnvMPSMemoryLimit:   share.Card.UUID + "=" + strconv.FormatUint(share.Limit/mebibyte, 10) + "M",
@@ -187,7 +247,7 @@ func (m mps) Apply(shares []Share) (Edits, error) {
 	if share.Cores > 0 {
 		env[EnvMPSThreads] = strconv.Itoa(share.Cores)
 	}
-	return Edits{Env: env, Mounts: []Mount{{pipe, pipe}, {m.directory.SharedMemory(), protocol.SharedMemory}}}, nil
+	return Edits{Env: env, Mounts: []Mount{{pipe, pipe}, {m.daemons.directory.SharedMemory(), protocol.SharedMemory}}}, nil
 }
 
 // MaxContainers implements Backend. MPS counts processes (NVIDIA, Multi-Process Service, "Client-Server Connection Limits"), so a

@@ -27,7 +27,7 @@ func TestMPSReady(t *testing.T) {
 		"an old status":       {&MPSStatus{State: MPSReady, At: time.Now().Add(-time.Minute)}, Card{}, "the supervisor of its MPS daemon doesn't run"},
 		"a daemon that ended": {&MPSStatus{State: MPSStopped, Reason: "containers still have the card", At: time.Now().Add(-time.Hour)}, Card{},
 			"its MPS daemon is stopped: containers still have the card"},
-		"a clock set back": {&MPSStatus{State: MPSReady, At: time.Now().Add(time.Hour)}, Card{}, "the supervisor of its MPS daemon doesn't run"},
+		"a clock set back since": {&MPSStatus{State: MPSReady, At: time.Now().Add(time.Hour)}, Card{}, "the supervisor of its MPS daemon doesn't run"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := MPSDirectory(t.TempDir())
@@ -40,7 +40,7 @@ func TestMPSReady(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			err := Backends(Options{MPS: dir})[MPS].Ready(Node{}, test.card)
+			err := Backends(Options{MPS: NewMPSDaemons(dir)})[MPS].Ready(Node{}, test.card)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
@@ -48,8 +48,73 @@ func TestMPSReady(t *testing.T) {
 	}
 }
 
+// A status counts as long as the supervisor renews it, whatever the clock does meanwhile.
+func TestMPSStatusRenewed(t *testing.T) {
+	dir := MPSDirectory(t.TempDir())
+	if err := os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	daemons := NewMPSDaemons(dir)
+	at := time.Now()
+	for _, test := range []struct {
+		name    string
+		step    time.Duration // Of the clock, before the supervisor renews the status.
+		seen    time.Duration // Ago, when the status is read again.
+		renewed bool
+	}{
+		{"the first", 0, 0, true},
+		{"not renewed for ten seconds", 0, 10 * time.Second, true},
+		{"not renewed for 16 seconds", 0, 16 * time.Second, false},
+		{"the clock was set back by an hour", -time.Hour, 0, true},
+		{"the clock was set forward by a day", 24 * time.Hour, 0, true},
+		{"and then the supervisor was killed", 0, time.Minute, false},
+	} {
+		at = at.Add(test.step)
+		if err := dir.WriteStatus("GPU-a", MPSStatus{State: MPSReady, At: at, Servers: []int{7}}); err != nil {
+			t.Fatal(err)
+		}
+		if test.seen > 0 {
+			daemons.seen["GPU-a"] = renewal{daemons.seen["GPU-a"].written, time.Now().Add(-test.seen)}
+		}
+		status, err := daemons.Status("GPU-a")
+		if (err == nil) != test.renewed || len(status.Servers) > 0 != test.renewed {
+			t.Errorf("%s: got %+v, %v", test.name, status, err)
+		}
+	}
+}
+
+func TestMPSHolds(t *testing.T) {
+	for name, test := range map[string]struct {
+		card   Card
+		status *MPSStatus
+		want   string
+	}{
+		"a daemon":                    {Card{Compute: Compute{8, 0, exclusive}}, &MPSStatus{State: MPSReady, At: time.Now()}, ""},
+		"a daemon that restarts":      {Card{Compute: Compute{8, 0, prohibited}}, nil, ""},
+		"no answer of the driver":     {Card{Unreadable: errors.New("unknown error")}, nil, ""},
+		"no daemon, and another mode": {Card{Compute: Compute{8, 0, "DEFAULT"}}, nil, "the compute mode of its card is DEFAULT, in which programs need no MPS daemon"},
+		"a dead supervisor":           {Card{Compute: Compute{8, 0, exclusive}}, &MPSStatus{State: MPSReady, At: time.Now().Add(-time.Hour)}, "its card: the supervisor of its MPS daemon doesn't run"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := MPSDirectory(t.TempDir())
+			if err := os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if test.status != nil {
+				if err := dir.WriteStatus("GPU-a", *test.status); err != nil {
+					t.Fatal(err)
+				}
+			}
+			test.card.UUID = "GPU-a"
+			if err := NewMPSDaemons(dir).Holds(test.card); (err == nil) != (test.want == "") || err != nil && err.Error() != test.want {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
 func TestMPSApply(t *testing.T) {
-	backend := Backends(Options{MPS: "/run/mps"})[MPS]
+	backend := Backends(Options{MPS: NewMPSDaemons("/run/mps")})[MPS]
 	share := Share{Card: Card{UUID: "GPU-a"}, Limit: 2 << 30}
 	edits, err := backend.Apply([]Share{share})
 	want := Edits{
