@@ -377,3 +377,20 @@ func TestPodLimitedInPart(t *testing.T) {
 		t.Errorf("the annotation is %q, want %q", got, want)
 	}
 }
+
+// With cdi-cri every container names its card as a CDI device. If the specification doesn't have the name (older toolkits name cards by
+// index only), no container can start, and the node goes on attracting pods. In mode driver the same card is unhealthy.
+func TestCDIWithoutTheName(t *testing.T) {
+	specs := t.TempDir()
+	if err := os.WriteFile(filepath.Join(specs, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &Plugin{cards: newCardState(), options: Options{DeviceList: ListByCDI, CDIDirectories: []string{specs}}}
+	p.newIsolator()
+	p.cards.Set(gpu.GiB, newCards(16), nil, "")
+	p.isolator.SetNode(&corev1.Node{})
+	p.isolator.Ask(limiter{})
+	if card := p.cards.Reported()[0]; card.Healthy() {
+		t.Errorf("card %s is offered, and no specification has nvidia.com/gpu=%s", card.UUID, card.UUID)
+	}
+}

@@ -178,7 +178,7 @@ func (p *Plugin) newIsolator() {
 		daemons: daemons, cards: p.cards, visible: cmp.Or(o.VisibleDevices, VisibleByUUID), configured: isolation.None, mode: isolation.None,
 		cgroups: o.CgroupRoot,
 		backends: isolation.Backends(isolation.Options{
-			CgroupRoot: o.CgroupRoot, SpecDirs: o.CDIDirectories, Limits: p.limitSpec, MPS: daemons,
+			CgroupRoot: o.CgroupRoot, SpecDirs: o.CDIDirectories, CardsByCDI: o.DeviceList == ListByCDI, Limits: p.limitSpec, MPS: daemons,
 		}),
 	}
 }

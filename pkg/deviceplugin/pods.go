@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -28,7 +29,14 @@ type podInfo struct {
 	pod allocation.Pod
 	// instances are the IDs of the running containers, by container name; nil if none runs.
 	instances map[string]string
+	// unresolved is the kubelet's message about a container that doesn't start because the runtime doesn't find its CDI device; empty if
+	// there is none.
+	unresolved string
 }
+
+// unresolvable is part of the error of a container runtime that finds no CDI device of a name (tags.cncf.io/container-device-interface
+// pkg/cdi/cache.go, InjectDevices). NVIDIA's runtime in CDI mode uses the same package.
+const unresolvable = "unresolvable CDI devices"
 
 func transformPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
@@ -40,6 +48,9 @@ func transformPod(object any) (any, error) {
 	// The kubelet may have reported on a resize since.
 	info.pod.Resized, info.pod.ResizePending = false, false
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if waiting := status.State.Waiting; waiting != nil && info.pod.Request > 0 && strings.Contains(waiting.Message, unresolvable) {
+			info.unresolved = "container " + status.Name + ": " + waiting.Message
+		}
 		if status.State.Running == nil {
 			continue
 		}

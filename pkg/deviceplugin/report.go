@@ -26,6 +26,7 @@ const (
 	eventMoved    = "GPUCardMoved"
 	eventRepaired = "GPUCardRepaired"
 	eventLost     = "GPUCardLost"
+	eventNoDevice = "GPUDeviceNotFound"
 
 	eventLimitNotInForce = "GPULimitNotInForce"
 	eventOveruse         = "GPUMemoryOveruse"

@@ -82,7 +82,7 @@ func TestResponse(t *testing.T) {
 // throughout.
 func TestCheckpointKeepsCDI(t *testing.T) {
 	b := newFixture(t)
-	b.deviceList = ListByCDI
+	b.deviceList, b.isolation = ListByCDI, newIsolation(t, isolation.None) // It writes the specification of the cards.
 	k, p := b.up(16, 16)
 	pod := newPod("a", main(4), assumed(1, 1))
 	b.create(p, pod)

@@ -3,15 +3,11 @@ package isolation
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
-	"sigs.k8s.io/yaml"
-	cdi "tags.cncf.io/container-device-interface/specs-go"
 )
 
 // Options are the places of a node's files.
@@ -21,6 +17,8 @@ type Options struct {
 	// SpecDirs are the directories in which the container runtime looks for CDI specifications, in ascending order of
 	// precedence.
 	SpecDirs []string
+	// CardsByCDI is true if containers get their cards as CDI devices in every mode.
+	CardsByCDI bool
 	// Limits is the specification of limits, in one of SpecDirs.
 	Limits *LimitSpec
 	// MPS are the node's MPS daemons.
@@ -37,10 +35,8 @@ const limitHook = "apply-cuda-memory-limits"
 // driver has the container runtime add the card with NVIDIA's hook, and the variables that the hook reads, both as CDI devices.
 type driver struct {
 	options Options
-	specs   specFiles
+	devices *cdiDevices
 }
-
-func newDriver(o Options) *driver { return &driver{options: o, specs: specFiles{}} }
 
 // Apply implements Backend.
 func (d *driver) Apply(shares []Share) (edits Edits, err error) {
@@ -105,38 +101,18 @@ func older(text string, minor uint) bool {
 	return err == nil && has.LessThan(version.MajorMinor(1, minor))
 }
 
-// hasHook returns why the runtime would not run NVIDIA's hook for the card. The device of the last directory that has it counts.
+// hasHook returns why the runtime would not run NVIDIA's hook for the card.
 func (d *driver) hasHook(card Card) error {
-	var found *cdi.ContainerEdits
-	var problems []error
-	for _, dir := range d.options.SpecDirs {
-		specs, err := d.specs.read(dir)
-		if err != nil {
-			problems = append(problems, err)
-		}
-		for _, spec := range specs {
-			if spec.Kind != CardKind {
-				continue
-			}
-			for i := range spec.Devices {
-				if device := &spec.Devices[i]; device.Name == card.Device {
-					edits := device.ContainerEdits
-					edits.Hooks = slices.Concat(spec.ContainerEdits.Hooks, edits.Hooks)
-					found = &edits
-				}
-			}
-		}
+	hooks, err := d.devices.hooks(CardKind, card.Device)
+	if err != nil {
+		return err
 	}
-	device := CardKind + "=" + card.Device
-	if found == nil {
-		return errors.Join(append([]error{fmt.Errorf("no CDI specification in %s has the device %s", strings.Join(d.options.SpecDirs, ", "), device)}, problems...)...)
-	}
-	for _, hook := range found.Hooks {
+	for _, hook := range hooks {
 		if hook != nil && limits(hook.Args, card.UUID) {
 			return nil
 		}
 	}
-	return fmt.Errorf("the CDI device %s has no hook %s: NVIDIA's container toolkit 1.20.1 and a new specification are needed", device, limitHook)
+	return fmt.Errorf("the CDI device %s=%s has no hook %s: NVIDIA's container toolkit 1.20.1 and a new specification are needed", CardKind, card.Device, limitHook)
 }
 
 // limits reports whether these are the arguments of a hook that limits memory of the card.
@@ -154,60 +130,4 @@ func limits(args []string, uuid string) bool {
 		}
 	}
 	return false
-}
-
-// specFiles are the specifications of each directory by file name, as they were read last.
-type specFiles map[string]map[string]specFile
-
-type specFile struct {
-	info fs.FileInfo
-	spec *cdi.Spec
-	err  error
-}
-
-// read returns the specifications of a directory, and the errors of files that can't be read. It reads a file again only if it
-// was replaced, and forgets removed ones: drivers of dynamic resource allocation write one for each claim.
-func (f specFiles) read(dir string) (specs []*cdi.Spec, err error) {
-	entries, err := os.ReadDir(dir)
-	before, now := f[dir], map[string]specFile{}
-	f[dir] = now
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	var problems []error
-	for _, entry := range entries { // Sorted by name, as the runtime reads them.
-		name := entry.Name()
-		if ext := filepath.Ext(name); ext != ".json" && ext != ".yaml" {
-			continue
-		}
-		path := filepath.Join(dir, name)
-		info, err := os.Stat(path)
-		if err != nil {
-			continue // It was removed meanwhile.
-		}
-		file, ok := before[name]
-		if !ok || !os.SameFile(file.info, info) || !file.info.ModTime().Equal(info.ModTime()) || file.info.Size() != info.Size() {
-			file = specFile{info: info}
-			file.spec, file.err = readSpec(path)
-		}
-		now[name] = file
-		if file.err != nil {
-			problems = append(problems, file.err)
-			continue
-		}
-		specs = append(specs, file.spec)
-	}
-	return specs, errors.Join(append(problems, err)...)
-}
-
-func readSpec(path string) (*cdi.Spec, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	var spec cdi.Spec
-	if err := yaml.Unmarshal(data, &spec); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return &spec, nil
 }

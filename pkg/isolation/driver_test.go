@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -69,21 +70,28 @@ func TestDriverReady(t *testing.T) {
 		change func(*machine)
 		want   string
 	}{
-		"everything is there":             {func(*machine) {}, ""},
-		"cgroup v1":                       {func(m *machine) { _ = os.Remove(filepath.Join(m.cgroups, "cgroup.controllers")) }, "is not cgroup v2"},
-		"an old driver":                   {func(m *machine) { m.card.Unlimitable = errors.New("R615 is needed") }, "R615 is needed"},
-		"a card that mode mps has left":   {func(m *machine) { m.card.Compute.Mode = prohibited }, "its compute mode is PROHIBITED"},
-		"an old kubelet":                  {func(m *machine) { m.node.KubeletVersion = "v1.28.9" }, "kubelet v1.28.9 takes no CDI devices"},
-		"an old containerd":               {func(m *machine) { m.node.Runtime = "containerd://1.6.20" }, "containerd 1.6.20 takes no CDI devices"},
-		"containerd 1.7 can":              {func(m *machine) { m.node.Runtime = "containerd://1.7.27" }, ""},
-		"CRI-O can":                       {func(m *machine) { m.node.Runtime = "cri-o://1.33.0" }, ""},
-		"Docker":                          {func(m *machine) { m.node.Runtime = "docker://28.0.1" }, "cri-dockerd takes no CDI devices"},
-		"a version of no known form":      {func(m *machine) { m.node.Runtime = "containerd://main" }, ""},
-		"no specification":                {func(m *machine) { _ = os.Remove(filepath.Join(m.etc, "nvidia.yaml")) }, "has the device nvidia.com/gpu=GPU-a"},
-		"no device of the card":           {func(m *machine) { m.card = Card{UUID: "GPU-b", Device: "GPU-b"} }, "has the device nvidia.com/gpu=GPU-b"},
-		"the toolkit is too old":          {func(m *machine) { m.card = Card{UUID: "GPU-bare", Device: "GPU-bare"} }, "has no hook apply-cuda-memory-limits"},
-		"a hook for another card":         {func(m *machine) { m.card = Card{UUID: "GPU-other", Device: "GPU-other"} }, "has no hook apply-cuda-memory-limits"},
-		"the directory of limits is away": {func(m *machine) { _ = os.RemoveAll(m.run) }, "writing the CDI specification of limits"},
+		"everything is there":           {func(*machine) {}, ""},
+		"cgroup v1":                     {func(m *machine) { _ = os.Remove(filepath.Join(m.cgroups, "cgroup.controllers")) }, "is not cgroup v2"},
+		"an old driver":                 {func(m *machine) { m.card.Unlimitable = errors.New("R615 is needed") }, "R615 is needed"},
+		"a card that mode mps has left": {func(m *machine) { m.card.Compute.Mode = prohibited }, "its compute mode is PROHIBITED"},
+		"an old kubelet":                {func(m *machine) { m.node.KubeletVersion = "v1.28.9" }, "kubelet v1.28.9 takes no CDI devices"},
+		"an old containerd":             {func(m *machine) { m.node.Runtime = "containerd://1.6.20" }, "containerd 1.6.20 takes no CDI devices"},
+		"containerd 1.7 can":            {func(m *machine) { m.node.Runtime = "containerd://1.7.27" }, ""},
+		"CRI-O can":                     {func(m *machine) { m.node.Runtime = "cri-o://1.33.0" }, ""},
+		"Docker":                        {func(m *machine) { m.node.Runtime = "docker://28.0.1" }, "cri-dockerd takes no CDI devices"},
+		"a version of no known form":    {func(m *machine) { m.node.Runtime = "containerd://main" }, ""},
+		"no specification":              {func(m *machine) { _ = os.Remove(filepath.Join(m.etc, "nvidia.yaml")) }, "has the device nvidia.com/gpu=GPU-a"},
+		"two specifications of one directory": {func(m *machine) { m.write(t, filepath.Join(m.etc, "toolkit.yaml"), toolkitSpec) },
+			"have the device nvidia.com/gpu=GPU-a, so the container runtime uses neither: remove nvidia.yaml or toolkit.yaml"},
+		"also if a later directory has the device": {func(m *machine) {
+			m.write(t, filepath.Join(m.etc, "toolkit.yaml"), toolkitSpec)
+			m.write(t, filepath.Join(m.run, "nvidia.yaml"), toolkitSpec)
+		}, "so the container runtime uses neither"},
+		"one specification in each directory": {func(m *machine) { m.write(t, filepath.Join(m.run, "nvidia.yaml"), toolkitSpec) }, ""},
+		"no device of the card":               {func(m *machine) { m.card = Card{UUID: "GPU-b", Device: "GPU-b"} }, "has the device nvidia.com/gpu=GPU-b"},
+		"the toolkit is too old":              {func(m *machine) { m.card = Card{UUID: "GPU-bare", Device: "GPU-bare"} }, "has no hook apply-cuda-memory-limits"},
+		"a hook for another card":             {func(m *machine) { m.card = Card{UUID: "GPU-other", Device: "GPU-other"} }, "has no hook apply-cuda-memory-limits"},
+		"the directory of limits is away":     {func(m *machine) { _ = os.RemoveAll(m.run) }, "writing the CDI specification of limits"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
@@ -93,6 +101,35 @@ func TestDriverReady(t *testing.T) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
+	}
+}
+
+// TestCardsByCDI: in every mode whose containers get their cards as CDI devices, a card needs exactly one device.
+func TestCardsByCDI(t *testing.T) {
+	status := MPSStatus{State: MPSReady, At: time.Now()}
+	daemons := MPSDirectory(t.TempDir())
+	if err := errors.Join(os.Mkdir(filepath.Join(string(daemons), "GPU-a"), 0o755), daemons.WriteStatus("GPU-a", status)); err != nil {
+		t.Fatal(err)
+	}
+	for byCDI, want := range map[bool][]string{
+		false: {"", "", ""},
+		true:  {"", "so the container runtime uses neither", "has the device nvidia.com/gpu=GPU-a"},
+	} {
+		for _, mode := range []Mode{None, MPS} {
+			m := newMachine(t)
+			m.card.Compute = Compute{8, 0, exclusive}
+			backend := Backends(Options{SpecDirs: []string{m.etc, m.run}, CardsByCDI: byCDI, MPS: NewMPSDaemons(daemons)})[mode]
+			for i, change := range []func(){
+				func() {},
+				func() { m.write(t, filepath.Join(m.etc, "toolkit.yaml"), toolkitSpec) },
+				func() { _ = os.RemoveAll(m.etc) },
+			} {
+				change()
+				if err := backend.Ready(m.node, m.card); (err == nil) != (want[i] == "") || err != nil && !strings.Contains(err.Error(), want[i]) {
+					t.Errorf("mode %s, cards by CDI %t: got %v, want %q", mode, byCDI, err, want[i])
+				}
+			}
+		}
 	}
 }
 

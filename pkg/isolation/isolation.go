@@ -103,7 +103,27 @@ type Backend interface {
 
 // Backends returns the backends by mode.
 func Backends(o Options) map[Mode]Backend {
-	return map[Mode]Backend{None: none{}, Driver: newDriver(o), MPS: mps{o.MPS}}
+	devices := newCDIDevices(o.SpecDirs)
+	backends := map[Mode]Backend{None: none{}, Driver: &driver{o, devices}, MPS: mps{o.MPS}}
+	if o.CardsByCDI {
+		backends[None], backends[MPS] = byCDI{backends[None], devices}, byCDI{backends[MPS], devices}
+	}
+	return backends
+}
+
+// byCDI is a mode in which containers get their card as a CDI device.
+type byCDI struct {
+	Backend
+	devices *cdiDevices
+}
+
+// Ready implements Backend.
+func (b byCDI) Ready(node Node, card Card) error {
+	if err := b.Backend.Ready(node, card); err != nil {
+		return err
+	}
+	_, err := b.devices.hooks(CardKind, card.Device)
+	return err
 }
 
 type none struct{}

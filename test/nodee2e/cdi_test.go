@@ -37,7 +37,7 @@ func injectedEnv(card int) string { return fmt.Sprintf("INJECTED_CARD_%d", card)
 // on its card, and on no other cgroup and card.
 func (c *cluster) testCDI(t *testing.T) {
 	t.Helper()
-	framework.Must(t, c.node.restartPlugin(t.Context(), "--device-list-strategy=cdi-cri"))
+	framework.Must(t, c.node.restartPlugin(t.Context(), "--device-list-strategy=cdi-cri", "--cdi-directories="+c.node.machine.path("run/cdi")))
 	c.waitCards(t)
 	c.run(t, "each container gets the device of its card", func(s *scenario) {
 		s.createAndWait(
