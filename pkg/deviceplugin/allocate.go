@@ -104,6 +104,28 @@ func (a *allocator) Held(ctx context.Context) (map[int]gpu.Memory, error) {
 	return held.Held(), nil
 }
 
+// KeepLimits brings the specification in line with the limits of the record. No allocation is in progress meanwhile: its limit is in the
+// specification before it is in the record. While the checkpoint can't be read, the record can lack limits, so none is removed.
+func (a *allocator) KeepLimits(ctx context.Context, specification *isolation.LimitSpec) error {
+	release, err := a.lock(ctx, 1)
+	if err != nil {
+		return err
+	}
+	defer release()
+	var limits []uint64
+	for _, containers := range a.snapshots.record.Snapshot() {
+		for _, given := range containers {
+			if given.Limit > 0 {
+				limits = append(limits, given.Limit)
+			}
+		}
+	}
+	if !a.checkpoint.Readable() {
+		return specification.Add(limits...)
+	}
+	return specification.Set(limits...)
+}
+
 // lock waits for the turn of a call for this number of devices.
 func (a *allocator) lock(ctx context.Context, devices int) (release func(), err error) {
 	if devices <= 0 {

@@ -140,6 +140,15 @@ type checkpoint struct {
 	mu      sync.Mutex
 	last    fs.FileInfo
 	entries []allocation.Entry
+	// unreadable is true if the last attempt to read the file failed.
+	unreadable bool
+}
+
+// Readable reports whether the file could be read last, or doesn't exist.
+func (c *checkpoint) Readable() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.unreadable
 }
 
 // Run updates the record until ctx ends. No allocation waits for it: with the smallest unit the file has several megabytes, and
@@ -165,7 +174,8 @@ func (c *checkpoint) Run(ctx context.Context) error {
 func (c *checkpoint) Sync(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.read(); err != nil {
+	err := c.read()
+	if c.unreadable = err != nil; err != nil {
 		klog.FromContext(ctx).Error(err, "Could not read the kubelet's checkpoint, using its last known content")
 	}
 	var written time.Time // Zero if there is no file.

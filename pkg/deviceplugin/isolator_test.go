@@ -394,3 +394,27 @@ func TestCDIWithoutTheName(t *testing.T) {
 		t.Errorf("card %s is offered, and no specification has nvidia.com/gpu=%s", card.UUID, card.UUID)
 	}
 }
+
+// A container can only be started again while the CDI specification of its limit exists. /var/run/cdi is shared with others.
+func TestSpecificationRemoved(t *testing.T) {
+	b := newFixture(t)
+	b.isolation = newIsolation(t, isolation.Driver)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(nil)
+	p.Measure(limiter{hard: inventory.NoLimit})
+	p.SetCards(gpu.GiB, reservedCards(), nil, "")
+	k.awaitDevices(30, 30)
+	pod := newPod("limited", main(2), assumed(1, 1))
+	b.create(p, pod)
+	k.mustAdmit(pod)
+	specification := filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json")
+	if err := os.Remove(specification); err != nil {
+		t.Fatal(err)
+	}
+	await.True(t, "the specification", func() bool { _, err := os.Stat(specification); return err == nil })
+	b.delete(p, pod)
+	await.True(t, "the specification to be removed, since no container needs it", func() bool {
+		_, err := os.Stat(specification)
+		return errors.Is(err, os.ErrNotExist)
+	})
+}

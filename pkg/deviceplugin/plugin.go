@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	lru "k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -278,31 +279,20 @@ func (p *Plugin) work(ctx context.Context) error {
 	return group.Wait()
 }
 
-// keepLimits makes sure that the containers that were given a limit can be started again with it, in whatever mode the node is now. It
-// tries until that succeeds or ctx ends.
+// keepLimits makes sure that the containers that were given a limit can be started again with it, in whatever mode the node is now, until
+// ctx ends. Other programs can remove the specification of limits.
 func (p *Plugin) keepLimits(ctx context.Context) error {
-	var limits []uint64
-	for _, containers := range p.allocator.snapshots.record.Snapshot() {
-		for _, given := range containers {
-			if given.Limit > 0 {
-				limits = append(limits, given.Limit)
-			}
+	reported := ""
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		problem := ""
+		if err := p.allocator.KeepLimits(ctx, p.limitSpec); err != nil && ctx.Err() == nil {
+			problem = err.Error()
 		}
-	}
-	backoff := newBackoff()
-	for len(limits) > 0 {
-		err := p.limitSpec.Add(limits...)
-		if err == nil {
-			break
+		if problem != "" && problem != reported {
+			klog.FromContext(ctx).Error(nil, "Containers that restart may not find their limit, trying again", "reason", problem)
 		}
-		delay := backoff.Step()
-		klog.FromContext(ctx).Error(err, "Containers that restart won't find their limit, trying again", "delay", delay)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(delay):
-		}
-	}
+		reported = problem
+	}, recheckInterval)
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
@@ -19,10 +20,12 @@ import (
 
 // The specification of limits has a CDI device for each limit that a container was given. A device sets only environment
 // variables, which NVIDIA's hook reads. A runtime applies CDI devices after the container's own environment, so no pod can set them
-// to something else. Devices are never removed: a container that restarts needs the one that it was given.
+// to something else. A container that restarts needs the device that it was given.
 const (
 	limitKind = "gpushare.aliyun.com/memory-limit"
 	limitFile = "gpushare.aliyun.com-memory-limit.json"
+	// newSuffix follows in the name of a file that is being written. The runtime reads names that end with .json or .yaml.
+	newSuffix = ".new-"
 	// limitSuffix ends a device's name, after the number of mebibytes.
 	limitSuffix = "Mi"
 	// limitVersion is the version of the specification's format: the first one in which a device's name can begin with a digit.
@@ -64,13 +67,11 @@ func limitOfName(name string) (uint64, bool) {
 	return n * mebibyte, true
 }
 
-// LimitSpec keeps the specification of limits in a directory that the container runtime reads. mu guards limits and the file.
+// LimitSpec is the specification of limits in a directory that the container runtime reads. Other programs have files there too, and can remove
+// this one. mu guards the file.
 type LimitSpec struct {
 	dir string
-
-	mu sync.Mutex
-	// limits are those of the file, in bytes; nil before it was read.
-	limits map[uint64]bool
+	mu  sync.Mutex
 }
 
 // NewLimitSpec returns the specification in this directory. It reads and writes nothing yet.
@@ -80,28 +81,66 @@ func NewLimitSpec(dir string) *LimitSpec { return &LimitSpec{dir: dir} }
 func (s *LimitSpec) Add(limits ...uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.limits == nil || !exists(s.path()) {
-		kept, err := s.read()
-		if err != nil {
-			return err
-		}
-		s.limits = kept
+	has, err := s.read()
+	if err != nil {
+		return err
 	}
-	wanted := maps.Clone(s.limits)
+	wanted := maps.Clone(has)
 	for _, limit := range limits {
+		wanted[limit] = true
+	}
+	return s.replace(has, wanted)
+}
+
+// Set makes sure that the specification has devices for these limits in bytes and no others, and removes what a writer has left that was killed.
+// Without limits there is no file.
+func (s *LimitSpec) Set(limits ...uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	has, err := s.read()
+	if err != nil {
+		return err
+	}
+	wanted := map[uint64]bool{}
+	for _, limit := range limits {
+		wanted[limit] = true
+	}
+	return errors.Join(s.replace(has, wanted), s.removeLeftovers())
+}
+
+// replace replaces the file if it doesn't have the wanted limits. The caller holds mu.
+func (s *LimitSpec) replace(has, wanted map[uint64]bool) error {
+	for limit := range wanted {
 		if _, err := LimitDevice(limit); err != nil {
 			return err
 		}
-		wanted[limit] = true
 	}
-	if len(wanted) == len(s.limits) && exists(s.path()) || len(wanted) == 0 {
-		return nil
+	var err error
+	switch {
+	case maps.Equal(has, wanted):
+	case len(wanted) == 0:
+		err = os.Remove(s.path())
+	default:
+		err = s.write(wanted)
 	}
-	if err := s.write(wanted); err != nil {
+	if err != nil {
 		return fmt.Errorf("writing the CDI specification of limits: %w", err)
 	}
-	s.limits = wanted
 	return nil
+}
+
+// leftoverAge is the age from which a new file is one that was never renamed: writing takes milliseconds.
+const leftoverAge = time.Minute
+
+// removeLeftovers removes new files of writers that were killed. The caller holds mu.
+func (s *LimitSpec) removeLeftovers() (err error) {
+	files, _ := filepath.Glob(s.path() + newSuffix + "*") // The pattern is valid.
+	for _, file := range files {
+		if info, failed := os.Stat(file); failed == nil && time.Since(info.ModTime()) > leftoverAge {
+			err = errors.Join(err, os.Remove(file))
+		}
+	}
+	return err
 }
 
 // Check returns why the specification can't be written.
@@ -119,12 +158,9 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// read returns the limits of the file, and of s if the file was removed. A file that isn't a specification is replaced.
+// read returns the limits of the file; none if there is no file, or one that isn't a specification.
 func (s *LimitSpec) read() (map[uint64]bool, error) {
-	limits := maps.Clone(s.limits)
-	if limits == nil {
-		limits = map[uint64]bool{}
-	}
+	limits := map[uint64]bool{}
 	data, err := os.ReadFile(s.path())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("reading the CDI specification of limits: %w", err)
@@ -154,8 +190,7 @@ func (s *LimitSpec) write(limits map[uint64]bool) (err error) {
 	if err != nil {
 		return err
 	}
-	// The runtime reads names that end with .json or .yaml.
-	file, err := os.CreateTemp(s.dir, limitFile+".new-*")
+	file, err := os.CreateTemp(s.dir, limitFile+newSuffix+"*")
 	if err != nil {
 		return err
 	}

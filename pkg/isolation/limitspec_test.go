@@ -2,10 +2,12 @@ package isolation
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
@@ -81,7 +83,7 @@ func TestLimitSpec(t *testing.T) {
 		t.Fatal(err)
 	}
 	add(second, 2*mebibyte)
-	want("a removed file comes back", map[string][]string{"1024Mi": oneGiB, "2Mi": twoMiB})
+	want("a removed file is written again", map[string][]string{"2Mi": twoMiB})
 	if err := os.WriteFile(path, []byte(`{"devices": [`), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -95,6 +97,48 @@ func TestLimitSpec(t *testing.T) {
 	}
 	if err := NewLimitSpec(filepath.Join(dir, "nowhere")).Add(mebibyte); err == nil {
 		t.Error("no error without the directory")
+	}
+}
+
+// Set leaves the devices that are needed, and no others.
+func TestLimitSpecSet(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, limitFile)
+	old, fresh := path+newSuffix+"1", path+newSuffix+"2"
+	for _, file := range []string{old, fresh} {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chtimes(old, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	spec := NewLimitSpec(dir)
+	if err := spec.Set(); err != nil {
+		t.Fatal(err)
+	}
+	if exists(old) || !exists(fresh) { // Another writer may be writing the fresh one.
+		t.Errorf("the old file is left: %t, the fresh one: %t", exists(old), exists(fresh))
+	}
+	for _, test := range []struct {
+		name   string
+		before func() error
+		limits []uint64
+		want   map[string][]string
+	}{
+		{"two limits", func() error { return os.Remove(fresh) }, []uint64{1 << 30, 2 * mebibyte}, map[string][]string{"1024Mi": oneGiB, "2Mi": twoMiB}},
+		{"the file was removed", func() error { return os.Remove(path) }, []uint64{1 << 30, 2 * mebibyte}, map[string][]string{"1024Mi": oneGiB, "2Mi": twoMiB}},
+		{"one limit less", func() error { return nil }, []uint64{2 * mebibyte}, map[string][]string{"2Mi": twoMiB}},
+	} {
+		if err := errors.Join(test.before(), spec.Set(test.limits...)); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(test.want, specOf(t, dir)); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", test.name, diff)
+		}
+	}
+	if err := spec.Set(); err != nil || exists(path) {
+		t.Errorf("without limits there is a file: %v", err)
 	}
 }
 

@@ -744,6 +744,35 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
+// TestCDIDirectories: where containers get their cards by CDI, the plugin reads the specifications, and writes one only for limits.
+func TestCDIDirectories(t *testing.T) {
+	h := newHelm(t, "")
+	for values, want := range map[string]struct {
+		writable map[string]bool // By the path of the mount.
+		flag     string
+	}{
+		"": {map[string]bool{}, ""},
+		"devicePlugin.deviceListStrategy=cdi-cri": {map[string]bool{"/etc/cdi": false, "/var/run/cdi": false}, "--cdi-directories=/etc/cdi,/var/run/cdi"},
+		"devicePlugin.deviceListStrategy=cdi-cri,devicePlugin.cdiDirectories={/var/run/cdi},devicePlugin.isolation=driver": {
+			map[string]bool{"/var/run/cdi": true}, "--cdi-directories=/var/run/cdi",
+		},
+	} {
+		container := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"]).Spec.Containers[0]
+		writable := map[string]bool{}
+		for _, mount := range container.VolumeMounts {
+			if strings.HasSuffix(mount.MountPath, "/cdi") {
+				writable[mount.MountPath] = !mount.ReadOnly
+			}
+		}
+		if diff := cmp.Diff(want.writable, writable); diff != "" {
+			t.Errorf("%q (-want +got)\n%s", values, diff)
+		}
+		if want.flag != "" && !slices.Contains(container.Args, want.flag) {
+			t.Errorf("%q: arguments %q", values, container.Args)
+		}
+	}
+}
+
 // TestMPSDaemons: an upgrade ends no program that uses a card, no daemon runs on a node in another mode, and only the container that mounts
 // the shared memory is privileged.
 func TestMPSDaemons(t *testing.T) {
