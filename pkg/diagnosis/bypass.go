@@ -13,11 +13,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// BoundWithoutExtender reports whether a scheduler bound the pod without calling the extender.
-// It depends on the pod alone, so the extender and kubectl inspect agree, also about pods that were bound while no extender ran.
+// BoundWithoutExtender reports whether a scheduler bound the pod without calling the extender. It depends on the pod alone, so the
+// extender and kubectl inspect agree, also about pods that were bound while no extender ran.
 //
-// It is true for a pod that asks for GPU memory and has a node, if two things are certain: nobody set spec.nodeName at the pod's
-// creation, and no extender chose its cards. It is false for a pod that has ended, and for the mirror pod of a static pod.
+// It is true for a pod that asks for GPU memory and has a node, if two things are certain: the pod was created without spec.nodeName,
+// and no scheduler chose its cards. It is false for a pod that has ended, and for the mirror pod of a static pod.
 func BoundWithoutExtender(pod *corev1.Pod) bool {
 	if pod.Spec.NodeName == "" || protocol.Terminal(pod) || protocol.IsMirror(pod) || protocol.PodRequest(pod) == 0 {
 		return false

@@ -41,16 +41,23 @@ func (l *Ledger) Hold(places []HeldPlace, priority int32) {
 }
 
 func (l *Ledger) hold(places []HeldPlace, priority int32) (freed []string) {
-	former, next := l.held.nodes, map[string][]HeldPlace{}
+	former, formerPriority, next := l.held.nodes, l.held.priority, map[string][]HeldPlace{}
 	l.held = hold{nodes: next, unitOf: map[gpu.PodUID]int{}, priority: priority}
 	for _, place := range places {
 		l.held.unitOf[place.UID] = place.Unit
 		next[place.Node] = append(next[place.Node], place)
 	}
 	for name, held := range former {
-		if n := l.nodes[name]; n != nil && !slices.EqualFunc(held, next[name], HeldPlace.equal) {
+		n := l.nodes[name]
+		if n == nil {
+			continue
+		}
+		changed := !slices.EqualFunc(held, next[name], HeldPlace.equal)
+		if changed {
 			n.held = nil
 			l.markChanged(n)
+		}
+		if changed || priority < formerPriority {
 			freed = append(freed, name)
 		}
 	}
@@ -62,6 +69,23 @@ func (l *Ledger) hold(places []HeldPlace, priority int32) (freed []string) {
 	}
 	slices.Sort(freed)
 	return freed
+}
+
+// reservedFor returns the nodes of the pod's nomination and held places, which don't count any more once the pod has an allocation. The
+// caller holds the lock.
+func (l *Ledger) reservedFor(uid gpu.PodUID) (names []string) {
+	if name, nominated := l.nominations[uid]; nominated {
+		names = append(names, name)
+	}
+	if _, held := l.held.unitOf[uid]; !held {
+		return names
+	}
+	for name, places := range l.held.nodes {
+		if slices.ContainsFunc(places, func(p HeldPlace) bool { return p.UID == uid }) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // withHold returns the node's cards with the held places counted as used, and whether that is a copy. The caller holds the lock.

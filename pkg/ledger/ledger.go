@@ -125,9 +125,10 @@ func New() *Ledger {
 	}
 }
 
-// AddFreedListener adds a function that is called when more can be allocated on the cards of a node: an allocation, a nomination, a held
-// place or a starvation reservation ended, or a card was added, grew or became healthy. The goroutine that made the change calls it without
-// the lock.
+// AddFreedListener adds a function that is called when a pod may fit a node that it didn't fit before: an allocation, a nomination, a held
+// place or a starvation reservation ended, or doesn't count any more; a card was added, grew or became healthy; the node accepts pods that it
+// didn't accept. Tentative placements don't count, because they never make Filter reject a pod. The listener can also be called when no pod
+// fits. The goroutine that made the change calls it without the lock.
 // Listeners must be added before several goroutines use the ledger.
 func (l *Ledger) AddFreedListener(listener func(node string)) {
 	l.freedListeners = append(l.freedListeners, listener)
@@ -242,15 +243,25 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 // allocation on this node, Reserve returns that one unchanged, so that retries are safe; a presumed one may have no
 // placement. The error is a *NoRoomError if the pod doesn't fit.
 func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (Allocation, error) {
+	allocation, ended, err := l.reserve(name, pod, policy, at)
+	for _, node := range ended {
+		l.freed(node)
+	}
+	return allocation, err
+}
+
+// reserve is Reserve without the calls of the freed listeners. It returns the nodes on which a nomination or a held place of the pod doesn't
+// count any more.
+func (l *Ledger) reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (allocation Allocation, ended []string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tentative.endFor(pod.UID)
 	n := l.nodes[name]
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		if home != name {
-			return Allocation{}, &NoRoomError{name, placement.Elsewhere}
+			return Allocation{}, nil, &NoRoomError{name, placement.Elsewhere}
 		}
-		return n.allocations[pod.UID].copy(), nil
+		return n.allocations[pod.UID].copy(), nil, nil
 	}
 	demand := pod.Demand()
 	where, reason := gpu.Placement(nil), n.accepts(&demand)
@@ -258,9 +269,9 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 		where, reason = placement.Place(policy, l.cardsFor(n, &pod), demand)
 	}
 	if reason != placement.Fits {
-		return Allocation{}, &NoRoomError{name, l.orReserved(n, &pod, reason)}
+		return Allocation{}, nil, &NoRoomError{name, l.orReserved(n, &pod, reason)}
 	}
-	return l.assume(name, pod, where, at).copy(), nil
+	return l.assume(name, pod, where, at).copy(), l.reservedFor(pod.UID), nil
 }
 
 // assume adds an assumed allocation. Presumed allocations keep their placement, because the new allocation takes only free memory. The
@@ -291,8 +302,12 @@ func (l *Ledger) Remove(uid gpu.PodUID) bool {
 // and can exceed a card's memory. If where is empty the card is unknown: the allocation is then presumed, on the card of
 // the pod's former allocation on this node, or else on the card on which the node is likely to place the pod.
 func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) {
+	var ended []string
 	l.edit(func(alter func(string, func(*node))) {
-		if home, allocated := l.nodeOf[pod.UID]; allocated && home != name {
+		home, allocated := l.nodeOf[pod.UID]
+		if !allocated {
+			ended = l.reservedFor(pod.UID)
+		} else if home != name {
 			alter(home, func(n *node) { delete(n.allocations, pod.UID) })
 		}
 		alter(name, func(n *node) {
@@ -305,6 +320,9 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 		})
 		l.tentative.endFor(pod.UID)
 	})
+	for _, node := range ended {
+		l.freed(node)
+	}
 }
 
 // Lookup returns the pod's allocation and its node.

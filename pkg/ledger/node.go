@@ -173,20 +173,44 @@ func subtract(cards []placement.Card, where gpu.Placement) {
 	}
 }
 
-// room returns a copy of the cards on which pods can be placed.
-func (n *node) room() []placement.Card {
-	if n.shareable() != placement.Fits {
-		return nil
-	}
-	return slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy })
+// room is what pods can use of a node. It is a copy.
+type room struct {
+	// cards are the cards on which pods can be placed.
+	cards []placement.Card
+	// support is what the node can give to pods.
+	support placement.Support
+	// leaving is the number of pods that are being deleted.
+	leaving int
 }
 
-// roomierThan reports whether some card has more free than in before, of memory, of cores, or for containers.
-func (n *node) roomierThan(before []placement.Card) bool {
-	return slices.ContainsFunc(n.room(), func(c placement.Card) bool {
-		i, ok := position(before, c.Index)
-		return c.Free() > 0 && (!ok || c.Free() > before[i].Free() || c.FreeCores() > before[i].FreeCores() || c.FreeContainers() > before[i].FreeContainers())
+func (n *node) room() room {
+	if n.shareable() != placement.Fits {
+		return room{}
+	}
+	return room{
+		cards:   slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy }),
+		support: n.support, leaving: n.leaving,
+	}
+}
+
+// roomierThan reports whether a pod may fit the node now and didn't before.
+func (n *node) roomierThan(before room) bool {
+	now := n.room()
+	accepts := now.support.MoreThan(before.support)
+	// The card that a nominated pod is likely to get can be another one since, see placeNominee.
+	otherNominee := len(n.nominees) > 0 && now.leaving != before.leaving
+	return slices.ContainsFunc(now.cards, func(c placement.Card) bool {
+		i, ok := position(before.cards, c.Index)
+		if c.Free() == 0 || ok && !accepts && !otherNominee && !roomier(&c, &before.cards[i]) {
+			return false
+		}
+		return true
 	})
+}
+
+// roomier reports whether a card has more free than before, of memory, of cores, or for containers.
+func roomier(card, before *placement.Card) bool {
+	return card.Free() > before.Free() || card.FreeCores() > before.FreeCores() || card.FreeContainers() > before.FreeContainers()
 }
 
 func (n *node) copy(name string) Node {

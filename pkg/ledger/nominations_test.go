@@ -210,14 +210,14 @@ func (c onePerNode) Take(node string, _ gpu.PodUID) bool {
 // Return implements ledger.Capacity.
 func (onePerNode) Return(string, gpu.PodUID) {}
 
-// The end of a nomination frees memory unless the pod has got it.
+// A nomination frees memory when it ends, or when it stops counting because the pod gets an allocation, and not twice.
 func TestNominationEnds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		allocated bool
 		want      []string
 	}{
 		"the pod has no allocation": {want: []string{"n1"}},
-		"the pod has one":           {allocated: true},
+		"the pod has one":           {allocated: true, want: []string{"n1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, spec(16))

@@ -132,7 +132,9 @@ type trial struct {
 	// released are the released allocations.
 	released map[gpu.PodUID]releasedAllocation
 	// before is the room that the nodes of released allocations had before.
-	before map[string][]placement.Card
+	before map[string]room
+	// ended are nodes on which nominations and held places don't count any more, because their pods got allocations.
+	ended []string
 }
 
 type releasedAllocation struct {
@@ -153,7 +155,7 @@ func (l *Ledger) tryLocked(view View, capacity Capacity, at time.Time, what func
 	defer l.mu.Unlock()
 	t := &trial{
 		Ledger: l, view: view, capacity: capacity, at: at,
-		released: map[gpu.PodUID]releasedAllocation{}, before: map[string][]placement.Card{},
+		released: map[gpu.PodUID]releasedAllocation{}, before: map[string]room{},
 	}
 	t.ranks = rankings{ledger: l, rate: t.rate, put: t.put}
 	if !what(t) {
@@ -194,7 +196,7 @@ func (t *trial) undo() {
 	}
 }
 
-// roomier returns the nodes that have more free room than before.
+// roomier returns the nodes on which pods may fit that didn't fit before.
 func (t *trial) roomier() (names []string) {
 	for name, before := range t.before {
 		n := t.nodes[name]
@@ -205,7 +207,9 @@ func (t *trial) roomier() (names []string) {
 			t.forgotten = t.revision
 		}
 	}
-	return slices.Sorted(slices.Values(names))
+	names = append(names, t.ended...)
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // unplace removes the pod's allocation and returns its capacity.
@@ -281,6 +285,7 @@ func (t *trial) put(name string, n *node, pod gpu.Pod) bool {
 	if reason != placement.Fits || t.capacity != nil && !t.capacity.Take(name, pod.UID) {
 		return false
 	}
+	t.ended = append(t.ended, t.reservedFor(pod.UID)...)
 	t.assume(name, pod, where, t.at.Add(time.Duration(t.placed)))
 	t.placed++
 	return true

@@ -52,7 +52,7 @@ func TestReserveAll(t *testing.T) {
 					f.Nominate(node, pod(fmt.Sprint("w", i), 16))
 				}
 			},
-			requests: requests(both, 16, 16, 16, 16), want: on("n2", "n2", "n1", "n1"),
+			requests: requests(both, 16, 16, 16, 16), want: on("n2", "n2", "n1", "n1"), freed: []string{"n1", "n2"},
 		},
 		"the nominated node is full": {
 			before: func(f *fixture) {
@@ -60,9 +60,9 @@ func TestReserveAll(t *testing.T) {
 				f.bind("n1", 0, pod("a1", 16))
 				f.bind("n1", 1, pod("a2", 16))
 			},
-			requests: requests(both, 16, 16), want: on("n2", "n2"),
+			requests: requests(both, 16, 16), want: on("n2", "n2"), freed: []string{"n1"},
 		},
-		"the nominated node is no candidate": {before: func(f *fixture) { f.Nominate("n2", pod("w0", 16)) }, requests: requests(n1, 16, 16), want: on("n1", "n1")},
+		"the nominated node is no candidate": {before: func(f *fixture) { f.Nominate("n2", pod("w0", 16)) }, requests: requests(n1, 16, 16), want: on("n1", "n1"), freed: []string{"n2"}},
 		"no more is released than needed":    {before: halves, requests: requests(both, 16, 16, 16), yielding: yielding, want: on("n1", "n2", "n2"), released: 1, gone: yielding[0]},
 		"releasing all doesn't help":         {before: halves, requests: requests(both, 16, 16, 16, 16, 16), yielding: yielding},
 		"a bound pod isn't released": {

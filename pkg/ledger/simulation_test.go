@@ -397,7 +397,7 @@ type simulation struct {
 	pods    []gpu.Pod
 	nodes   []string
 	clock   time.Time
-	// ended are the nodes of a starvation reservation that the last operation ended.
+	// ended are the nodes of a starvation reservation that the last operation ended, or the node that it made accept more pods.
 	ended []string
 }
 
@@ -446,6 +446,7 @@ func (s *simulation) step() (operation string, got, want any) {
 		for _, member := range members {
 			requests = append(requests, ledger.Request{Pod: member, Nodes: s.nodes})
 		}
+		s.ended = s.model.endStarvation()
 		return fmt.Sprintf("ReserveForStarving(%v, %d)", members, priority),
 			s.fixture.ReserveForStarving(requests, priority, "label", nil), s.model.reserveForStarving(requests, priority)
 	case n < 96:
@@ -459,9 +460,18 @@ func (s *simulation) step() (operation string, got, want any) {
 		s.random.Shuffle(len(shuffled.Cards), func(i, j int) {
 			shuffled.Cards[i], shuffled.Cards[j] = shuffled.Cards[j], shuffled.Cards[i]
 		})
+		former := s.model.specs[node]
 		s.fixture.SetNode(node, shuffled)
 		s.model.specs[node] = nodeSpec
 		s.model.presume(node)
+		more := func(now, before placement.Reason) bool { return now == placement.Fits && before != placement.Fits }
+		if more(nodeSpec.SeveralCards, former.SeveralCards) || more(nodeSpec.Cores, former.Cores) || more(nodeSpec.SharedMemory, former.SharedMemory) {
+			for _, free := range s.model.free()[node] {
+				if free.memory > 0 {
+					s.ended = []string{node}
+				}
+			}
+		}
 		return fmt.Sprintf("SetNode(%s, %v)", node, nodeSpec), nil, nil
 	}
 }

@@ -27,9 +27,18 @@ type starvingPod struct {
 // returns false if the requests don't fit even on empty cards, or don't fit by capacity. If all fit, the pods are taken from capacity.
 // label names the pods for users.
 func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label string, capacity Capacity) bool {
+	former, reserved := l.reserveForStarving(requests, priority, label, capacity)
+	for _, name := range former {
+		l.freed(name) // Other pods can use the memory of a former reservation now.
+	}
+	return reserved
+}
+
+// reserveForStarving is ReserveForStarving without the calls of the freed listeners. It returns the nodes of the former reservation.
+func (l *Ledger) reserveForStarving(requests []Request, priority int32, label string, capacity Capacity) (former []string, reserved bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.endStarvationReservation()
+	former = l.endStarvationReservation()
 	made := &starvationReservation{pods: map[gpu.PodUID]starvingPod{}, priority: priority, label: label}
 	l.starvation = made
 	ranks := rankings{ledger: l, rate: rateEmptiest, put: func(name string, n *node, pod gpu.Pod) bool {
@@ -52,10 +61,10 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 		if _, ok := ranks.first(requests[i:]).place(request.Pod); !ok {
 			l.endStarvationReservation()
 			made.returnTo(capacity)
-			return false
+			return former, false
 		}
 	}
-	return true
+	return former, true
 }
 
 // nodes returns the names of the nodes, sorted. It includes nodes that have been deleted since.

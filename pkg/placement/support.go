@@ -22,3 +22,9 @@ func (s *Support) Accepts(demand *gpu.Demand) Reason {
 	}
 	return Fits
 }
+
+// MoreThan reports whether the node accepts pods that it didn't accept before.
+func (s *Support) MoreThan(before Support) bool {
+	more := func(now, before Reason) bool { return now == Fits && before != Fits }
+	return more(s.SeveralCards, before.SeveralCards) || more(s.Cores, before.Cores) || more(s.SharedMemory, before.SharedMemory)
+}

@@ -35,7 +35,7 @@ func TestBoundWithoutExtender(t *testing.T) {
 				Target:     corev1.ObjectReference{Kind: "Node", Name: node.Name},
 			}, metav1.CreateOptions{}))
 		}
-		pod := func(name string) *framework.PodWrapper { return s.Pod(name, 4000) }
+		pod := func(name string) *framework.PodWrapper { return s.Pod(name, 4000).OnNode(node.Name) }
 		s.Create(pod("a"), pod("b"), pod("nodename").Node(node.Name), pod("by-another").Scheduler("another"), pod("by-extender").Scheduler("another"),
 			pod("by-predecessor").Scheduler("another"))
 		s.WaitAssigned("a")
