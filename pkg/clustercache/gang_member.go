@@ -15,9 +15,8 @@ import (
 )
 
 // memberOf returns the pod as a member of its gang, or nil if it names no group. A native group has no size here: its PodGroup
-// says it.
-func memberOf(object *corev1.Pod) *gang.Member {
-	pod, problem := protocol.Outline(object)
+// says it. problem is why the pod gets no node; nil if it can get one.
+func memberOf(pod *corev1.Pod, problem error) *gang.Member {
 	podGroup := protocol.PodGroupName(pod)
 	key, size, err := gang.Key{Namespace: pod.Namespace, Name: podGroup, Native: true}, 0, error(nil)
 	switch {
@@ -37,9 +36,6 @@ func memberOf(object *corev1.Pod) *gang.Member {
 		Scheduler: pod.Spec.SchedulerName, Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
 		HeldBack: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare),
 		Cardless: !protocol.RequestsCards(pod),
-	}
-	if problem == nil {
-		problem = protocol.CheckRequest(pod)
 	}
 	if err != nil {
 		m.Problem, m.Size = err.Error(), 0

@@ -83,21 +83,25 @@ type PodInfo struct {
 
 // NewPodInfo returns the pod info of a pod of a watch, a live read, or a request. It shares nothing with the argument.
 func NewPodInfo(object *corev1.Pod) *PodInfo {
-	pod, problem := protocol.Outline(object)
+	pod, tooLarge := protocol.Outline(object)
+	problem := tooLarge
+	if problem == nil {
+		problem = protocol.CheckRequest(pod)
+	}
 	p := &PodInfo{
-		TooLarge: problem != nil,
+		TooLarge: tooLarge != nil,
 		Pod:      protocol.Pod(pod), Node: pod.Spec.NodeName, Ended: protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
 		Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare), GatedOtherwise: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
-		Managed: protocol.Managed(pod), Requests: podRequests(pod), Conflicts: conflictsOf(&pod.Spec), Member: memberOf(object),
+		Managed: protocol.Managed(pod), Requests: podRequests(pod), Member: memberOf(pod, problem),
 		NeverPreempts:   NeverPreempts(pod),
 		resourceVersion: pod.ResourceVersion,
 	}
-	p.RequestProblem, _ = diagnosis.RequestProblem(pod)
+	if !p.TooLarge {
+		p.Conflicts = conflictsOf(&pod.Spec)
+		p.RequestProblem, _ = diagnosis.RequestProblem(pod)
+	}
 	if p.Node == "" {
 		p.NominatedNode = pod.Status.NominatedNodeName
-		if problem == nil {
-			problem = protocol.CheckRequest(pod)
-		}
 		if problem != nil {
 			p.RequestError = problem.Error()
 		}
@@ -131,7 +135,7 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	switch {
 	case p.Ended:
 	case p.Node == "" && !p.Leaving:
-		p.Pending = diagnosis.NewPod(object)
+		p.Pending = diagnosis.NewPodOf(pod, tooLarge)
 		p.Constraints = p.Pending.Constraints
 	default:
 		p.Constraints = unique.Make(diagnosis.Constraints(pod))

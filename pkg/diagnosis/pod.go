@@ -45,10 +45,12 @@ type Pod struct {
 	Constraints unique.Handle[string]
 }
 
-// NewPod returns the fields of a pod. The result shares nothing with the argument. Of a pod that is too large (protocol.CheckSize) it keeps
-// no more than of others.
-func NewPod(object *corev1.Pod) *Pod {
-	pod, problem := protocol.Outline(object)
+// NewPod returns the fields of a pod. The result shares nothing with the argument.
+func NewPod(pod *corev1.Pod) *Pod { return NewPodOf(protocol.Outline(pod)) }
+
+// NewPodOf is NewPod for a pod that is the result of protocol.Outline. tooLarge is the error of Outline.
+func NewPodOf(pod *corev1.Pod, tooLarge error) *Pod {
+	problem := tooLarge
 	if problem == nil {
 		problem = protocol.CheckRequest(pod)
 	}
@@ -78,9 +80,8 @@ func NewPod(object *corev1.Pod) *Pod {
 }
 
 // Constraints returns a text that is equal for pods that can use the same nodes, independent of free resources. The pod may be bound: then the
-// cards that it has count instead of its label, which users can change.
+// cards that it has count instead of its label, which users can change. Of a pod that may be too large it needs the outline.
 func Constraints(pod *corev1.Pod) string {
-	pod, _ = protocol.Outline(pod)
 	spec := corev1.PodSpec{NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations}
 	if pod.Spec.Affinity != nil && pod.Spec.Affinity.NodeAffinity != nil {
 		spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{

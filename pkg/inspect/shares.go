@@ -163,7 +163,8 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 			m := clustercache.NewPodInfo(object).Member
 			pod.Group, members = m.Gang, append(members, *m)
 		}
-		pod.Constraints = unique.Make(diagnosis.Constraints(object))
+		outline, _ := protocol.Outline(object)
+		pod.Constraints = unique.Make(diagnosis.Constraints(outline))
 		if pod.Request > 0 && pod.Node == "" && !pod.Leaving {
 			ungated := *object
 			// What else keeps it pending? That no scheduler has tried it says nothing.

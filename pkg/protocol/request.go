@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -21,19 +19,19 @@ func PodRequest(pod *corev1.Pod) gpu.Memory { return podTotal(pod, ResourceMemor
 // PodCores returns the computing that the pod asks for, by the same rule.
 func PodCores(pod *corev1.Pod) gpu.Cores { return gpu.NewCores(int64(podTotal(pod, ResourceCores))) }
 
+// podTotal doesn't use that function, which would need a copy of each container: a pod can have thousands.
 func podTotal(pod *corev1.Pod, name corev1.ResourceName) gpu.Memory {
-	request := func(c *corev1.Container) gpu.Memory { return requestOf(c, name) }
-	if len(pod.Spec.InitContainers) == 0 { // A fast path for most pods: the request is the sum.
-		return sumOf(pod.Spec.Containers, request)
+	var sidecars, initializing gpu.Memory
+	for i := range pod.Spec.InitContainers {
+		switch c := &pod.Spec.InitContainers[i]; {
+		case c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways:
+			sidecars = sidecars.Add(requestOf(c, name))
+		default:
+			initializing = max(initializing, sidecars.Add(requestOf(c, name)))
+		}
 	}
-	if !anyContainer(pod, func(c *corev1.Container) bool { return request(c) > 0 }) {
-		return 0
-	}
-	bare := corev1.Pod{Spec: corev1.PodSpec{
-		Containers:     bareContainers(pod.Spec.Containers, name),
-		InitContainers: bareContainers(pod.Spec.InitContainers, name),
-	}}
-	return memoryOf(resourcehelper.PodRequests(&bare, resourcehelper.PodResourcesOptions{}), name)
+	running := sumOf(pod.Spec.Containers, func(c *corev1.Container) gpu.Memory { return requestOf(c, name) })
+	return max(initializing, running.Add(sidecars))
 }
 
 func sumOf(containers []corev1.Container, request func(*corev1.Container) gpu.Memory) (sum gpu.Memory) {
@@ -41,20 +39,6 @@ func sumOf(containers []corev1.Container, request func(*corev1.Container) gpu.Me
 		sum = sum.Add(request(&containers[i]))
 	}
 	return sum
-}
-
-// bareContainers returns the containers with only their restart policy and the resource as a request. A pod before the
-// API server's defaulting may have limits only, so the request is set here.
-func bareContainers(containers []corev1.Container, name corev1.ResourceName) []corev1.Container {
-	bare := make([]corev1.Container, len(containers))
-	for i := range containers {
-		bare[i].RestartPolicy = containers[i].RestartPolicy
-		if request := requestOf(&containers[i], name); request > 0 {
-			quantity := resource.NewQuantity(int64(request), resource.DecimalSI)
-			bare[i].Resources.Requests = corev1.ResourceList{name: *quantity}
-		}
-	}
-	return bare
 }
 
 // podContainers returns how many containers of the pod have a share of its cards at the same time: those with a request among its app

@@ -68,6 +68,10 @@ func sizesOf(pod *corev1.Pod) [10]part {
 			containers += sizeOfEntry + sizeOfPort*len(list[i].Ports)
 		}
 	}
+	resources := 0
+	if containers <= MaxSize {
+		resources = extendedResources(spec)
+	}
 	return [...]part{
 		{"labels", mapSize(pod.Labels, sizeOfEntry)},
 		{"owner references", references},
@@ -78,12 +82,15 @@ func sizesOf(pod *corev1.Pod) [10]part {
 		{"scheduler name and scheduling gates", gates},
 		{"resource claims and volumes", claims + sizeOfEntry*len(spec.Volumes)},
 		{"containers and their ports", containers},
-		{"extended resources", extendedResources(spec)},
+		{"extended resources", resources},
 	}
 }
 
 func mapSize(values map[string]string, each int) int {
 	size := each * len(values)
+	if size > MaxSize {
+		return size
+	}
 	for key, value := range values {
 		size += len(key) + len(value)
 	}
@@ -144,7 +151,7 @@ var usualResources = [...]corev1.ResourceName{
 func usual(name corev1.ResourceName) bool { return slices.Contains(usualResources[:], name) }
 
 // Outline returns the pod and no error if CheckSize accepts it. Otherwise it returns the error of CheckSize, and the pod without the parts
-// that can be large. What counts for cards, groups and the usual resources is left: such a pod can be on a node, by its spec or
+// that can be large; only containers and annotations are left. What counts for cards, groups and the usual resources is left: such a pod can be on a node, by its spec or
 // because an earlier version bound it.
 func Outline(pod *corev1.Pod) (*corev1.Pod, error) {
 	err := CheckSize(pod)
@@ -184,12 +191,18 @@ func outlineOfGates(gates []corev1.PodSchedulingGate) (out []corev1.PodSchedulin
 	return out
 }
 
+// outlineOfContainers returns the containers without other than the usual resources.
 func outlineOfContainers(containers []corev1.Container) []corev1.Container {
-	out := make([]corev1.Container, len(containers))
-	for i := range containers {
-		c := &containers[i]
-		out[i].Name, out[i].RestartPolicy = c.Name, c.RestartPolicy
-		out[i].Resources.Limits, out[i].Resources.Requests = usualOf(c.Resources.Limits), usualOf(c.Resources.Requests)
+	unusual := func(c corev1.Container) bool {
+		return max(len(c.Resources.Limits), len(c.Resources.Requests)) > len(usualResources)
+	}
+	if !slices.ContainsFunc(containers, unusual) {
+		return containers // There can be thousands.
+	}
+	out := slices.Clone(containers)
+	for i := range out {
+		resources := &out[i].Resources
+		resources.Limits, resources.Requests = usualOf(resources.Limits), usualOf(resources.Requests)
 	}
 	return out
 }

@@ -47,7 +47,7 @@ const tick = 100 * time.Millisecond
 // fixture is a Scheduler on a fake API server. The test controls the server's answers and its watch separately.
 type fixture struct {
 	*Scheduler
-	t        *testing.T
+	t        testing.TB
 	clock    *clocktesting.FakeClock
 	client   *clientfake.Clientset
 	server   *fake.Server
@@ -67,7 +67,7 @@ func (c *steppedClock) Now() time.Time { return c.FakeClock.Now().Add(time.Durat
 func (c *steppedClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
 // newFixture returns a fixture that doesn't run. Its API server has the objects.
-func newFixture(t *testing.T, o Options, objects ...runtime.Object) *fixture {
+func newFixture(t testing.TB, o Options, objects ...runtime.Object) *fixture {
 	t.Helper()
 	recorder := record.NewFakeRecorder(100_000)
 	f := &fixture{
@@ -119,7 +119,7 @@ func (f *fixture) runPart(run func(context.Context) error) {
 }
 
 // start runs a Scheduler until the test ends, and waits for the cache sync.
-func start(t *testing.T, o Options, objects ...runtime.Object) *fixture {
+func start(t testing.TB, o Options, objects ...runtime.Object) *fixture {
 	t.Helper()
 	f := newFixture(t, o, objects...)
 	if err := f.Ready(); !errors.Is(err, clustercache.ErrNotSynced) {
