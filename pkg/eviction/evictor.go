@@ -27,6 +27,8 @@ const (
 	// something unknown to the extender keeps it off the node: for longestPause no pod is evicted for it.
 	reservationLife = time.Minute
 	longestPause    = 10 * time.Minute
+	// cycle is longer than kube-scheduler takes from the filter call for a pod to the preempt call in the same scheduling cycle.
+	cycle = 5 * time.Second
 	// firstPause is the first pause of a blocked pod after a failed round, or if there is no plan for it. The pause
 	// doubles each time, up to longestPause after a round, or planPause without a plan.
 	firstPause = 10 * time.Second
@@ -49,16 +51,19 @@ const (
 )
 
 // Evictor frees cards for a pod that is pending only because of fragmentation: the node's sum has room for it, but too few
-// cards have, mostly none. kube-scheduler counts by node, finds no victim that would help, and never sends a preempt call. The rules
-// are those of preemption, but no disruption budget is violated.
+// cards have, mostly none. kube-scheduler counts by node. Up to 1.37 it finds no victim that would help, and sends no preempt call. The
+// rules are those of preemption, but no disruption budget is violated.
 //
-// A round evicts the pods that occupy as many cards as one pod needs, and reserves these cards for the pod as for a nominated
-// one. A round ends when its pod is bound or deleted, when the pod doesn't take the cards, when another pod takes them, when a
-// victim stays, or when the leader's term ends. The next leader then finds the victims terminating and continues with the same cards.
+// A round is the freeing of as many cards of a node as one pod needs. They are reserved for the pod as for a nominated one. The victims are
+// evicted by the Evictor, or by kube-scheduler (see Tried). A round ends when its pod is bound or deleted, when the pod doesn't take the cards,
+// when another pod takes them, when a victim stays, or when the leader's term ends. The next leader then finds the victims terminating and
+// continues with the same cards.
 //
-// Its methods are safe for concurrent use; mu guards the fields below it. A nil Evictor does nothing.
+// Its methods are safe for concurrent use; mu guards the fields below it.
 type Evictor struct {
 	Options
+	// fragmented is true if it evicts pods. Otherwise its rounds only follow kube-scheduler's preemptions.
+	fragmented bool
 
 	mu      sync.Mutex
 	blocked map[gpu.PodUID]blockedPod
@@ -81,20 +86,9 @@ type blockedPod struct {
 	asked, at time.Time
 }
 
-// round is the freeing of cards for one pod.
-type round struct {
-	pod     gpu.Pod
-	node    string
-	victims []gpu.PodUID
-	// nominated is the node of the pod's nomination, no longer valid, when the round began.
-	nominated string
-	// freed is when the last victim was gone.
-	freed time.Time
-}
-
-// New returns an Evictor. It evicts nothing before Run.
-func New(o Options) *Evictor {
-	e := &Evictor{Options: o}
+// New returns an Evictor, which frees cards for fragmented pods if fragmented is true. It evicts nothing before Run.
+func New(o Options, fragmented bool) *Evictor {
+	e := &Evictor{Options: o, fragmented: fragmented}
 	e.clear()
 	return e
 }
@@ -108,7 +102,7 @@ func (e *Evictor) clear() {
 // Rejected records that filter found no node for the pod, which is nominated to a node or to none. full yields the candidate
 // nodes of which no card has room now.
 func (e *Evictor) Rejected(pod gpu.Pod, nominated string, full iter.Seq[string], at time.Time) {
-	if e == nil {
+	if !e.fragmented {
 		return
 	}
 	nodes := make([]string, 0, 16)
@@ -158,9 +152,6 @@ func (b blockedPod) compare(o blockedPod) int {
 
 // Forget removes the pod, which is no longer pending.
 func (e *Evictor) Forget(uid gpu.PodUID) {
-	if e == nil {
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.blocked, uid)
@@ -168,25 +159,22 @@ func (e *Evictor) Forget(uid gpu.PodUID) {
 	delete(e.postponed, uid)
 }
 
-// Passed records that filter found a node for the pod.
+// Passed records that filter found a node for the pod, or that kube-scheduler evicts pods for it.
 func (e *Evictor) Passed(uid gpu.PodUID) {
-	if e == nil {
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.blocked, uid)
 }
 
 // Run begins rounds as needed until ctx ends.
-func (e *Evictor) Run(ctx context.Context) error { return every(ctx, e.Clock, interval, e.tick) }
+func (e *Evictor) Run(ctx context.Context) error { return every(ctx, e.Clock, interval, e.Tick) }
 
-// tick performs one step, or ends all rounds if this process isn't the leader.
-func (e *Evictor) tick(ctx context.Context) {
+// Tick performs one step of Run, or ends all rounds if this process isn't the leader.
+func (e *Evictor) Tick(ctx context.Context) {
 	switch {
 	case e.Leading() != nil:
 		e.resign()
-	case e.Cache.Ready() == nil && e.Cache.BudgetsSynced():
+	case e.Cache.Ready() == nil:
 		e.step(ctx)
 	}
 }
@@ -206,6 +194,9 @@ func (e *Evictor) resign() {
 func (e *Evictor) step(ctx context.Context) {
 	e.confirm()
 	e.endRounds()
+	if !e.Cache.BudgetsSynced() {
+		return
+	}
 	tries := 0
 	for _, b := range e.due() {
 		if tries == maxTries || e.awaitsWatch() {

@@ -525,7 +525,7 @@ func BenchmarkHopeless(b *testing.B) {
 				}
 				f.clock.Step(firstDelay)
 				b.StartTimer()
-				f.tick(b.Context())
+				f.Tick(b.Context())
 			}
 		})
 	}

@@ -34,7 +34,7 @@ type cluster struct {
 	budgets []*policyv1.PodDisruptionBudget
 	// notReady is the answer of Ready.
 	notReady, budgetsNotSynced error
-	// evictor receives the changes of pods. It may be nil.
+	// evictor receives the changes of pods.
 	evictor *Evictor
 }
 
@@ -49,7 +49,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 			c.budgets = append(c.budgets, o)
 		}
 	}
-	c.ledger = fake.Ledger(nodes...)
+	c.ledger, c.evictor = fake.Ledger(nodes...), New(Options{}, false)
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			c.report(pod)
@@ -145,7 +145,7 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 		change(f)
 	}
 	f.cluster = newCluster(append(objects, fake.Node("n1", 16, 16), f.a7, f.a5, f.b12, f.pending)...)
-	f.Evictor = New(f.options(recorder))
+	f.Evictor = New(f.options(recorder), true)
 	f.evictor = f.Evictor
 	return f
 }
@@ -179,7 +179,7 @@ func (f *fixture) startRound() {
 // later advances the clock and makes one step, as Run does.
 func (f *fixture) later(d time.Duration) {
 	f.clock.Step(d)
-	f.tick(context.Background())
+	f.Tick(context.Background())
 }
 
 // inRound reports whether a card is reserved for the pending pod by a round.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,7 +13,25 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reclaim"
 )
+
+// round is the freeing of cards for one pod.
+type round struct {
+	pod     gpu.Pod
+	node    string
+	victims []gpu.PodUID
+	// preempted is true if kube-scheduler evicted the victims.
+	preempted bool
+	// nominated is the node of the pod's nomination when the round began. It is node itself if kube-scheduler evicted the victims, else no
+	// longer valid.
+	nominated string
+	// tried is when filter was last called with the node, until Awaits uses it. It is zero if kube-scheduler didn't evict the victims.
+	tried time.Time
+	// freed is when the last victim was gone.
+	freed time.Time
+}
 
 // begin reserves the cards and evicts the victims. It reports whether this step must not try another pod: a round is in
 // progress, or the API server doesn't answer.
@@ -108,9 +127,6 @@ func (e *Evictor) cancel(pod gpu.Pod) {
 // KeepsCard reports whether a round reserves a card for the pod. It also renews that reservation, because kube-scheduler may
 // have nominated the pod to another node since. A nomination that is newer than the round takes precedence.
 func (e *Evictor) KeepsCard(pod gpu.Pod, nominated string) bool {
-	if e == nil {
-		return false
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r, ok := e.rounds[pod.UID]
@@ -119,6 +135,69 @@ func (e *Evictor) KeepsCard(pod gpu.Pod, nominated string) bool {
 	}
 	e.Ledger.Nominate(r.node, pod, r.victims...) // Under the lock, so that the end of the round removes it later.
 	return true
+}
+
+// Tried records a filter call for the pod, which kube-scheduler has nominated to a node or to none, with the candidate nodes. It must be called
+// before filter reads the ledger.
+//
+// kube-scheduler can see the end of a victim before this process does. It then offers the nominated node to the pod again. If filter rejects
+// it, kube-scheduler preempts on another node, or clears the nomination. Therefore a round begins, with the victims that are still leaving. If
+// the nominated node isn't among the candidates, kube-scheduler itself rejects it, and the pod must be able to preempt elsewhere.
+func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r, known := e.rounds[pod.UID]
+	if nominated != "" && (!known || nominated != r.nominated) {
+		node := strings.Clone(nominated) // The name may be a slice of the whole request.
+		r = round{pod: pod, node: node, nominated: node, preempted: true}
+	}
+	if !r.preempted || !slices.Contains(nodes, r.node) {
+		return
+	}
+	switch leaving := e.leavingFor(pod, r.node); {
+	case len(leaving) > 0:
+		r.victims, r.tried, r.freed = leaving, at, time.Time{}
+		e.rounds[pod.UID] = r
+	case known:
+		r.tried = time.Time{}
+		e.rounds[pod.UID] = r
+	}
+}
+
+// leavingFor returns the pods of lower priority that are leaving the node, if the pod doesn't fit the node now but does once they are gone.
+func (e *Evictor) leavingFor(pod gpu.Pod, node string) (leaving []gpu.PodUID) {
+	available, reason := e.Ledger.Availability(node, pod)
+	if !reason.Resolvable() {
+		return nil
+	}
+	for i := range available.Allocations {
+		if a := &available.Allocations[i]; a.Leaving && a.Priority < pod.Priority && !e.isOverdue(a.UID) {
+			reclaim.Free(available.Cards, a.Placement)
+			leaving = append(leaving, a.UID)
+		}
+	}
+	if placement.Fit(available.Cards, pod.Demand()) != placement.Fits {
+		return nil
+	}
+	return leaving
+}
+
+// Awaits reports whether the pod needs no further victims, because pods are leaving a node for it. After a preemption by kube-scheduler, it
+// reports true once for each filter call that offered this node.
+func (e *Evictor) Awaits(uid gpu.PodUID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r, ok := e.rounds[uid]
+	switch {
+	case !ok:
+		return false
+	case !r.preempted:
+		return slices.ContainsFunc(r.victims, e.isAllocated)
+	}
+	awaits := e.Clock.Since(r.tried) < cycle
+	r.tried = time.Time{}
+	e.rounds[uid] = r
+	return awaits
 }
 
 // endRounds ends the rounds that have failed.
@@ -133,7 +212,9 @@ func (e *Evictor) endRounds() {
 		}
 		if pause := e.failed(r, now); pause > 0 {
 			delete(e.rounds, uid)
-			e.postponed.extend(uid, now, pause, longestPause)
+			if !r.preempted {
+				e.postponed.extend(uid, now, pause, longestPause)
+			}
 			over = append(over, r.pod)
 		}
 	}

@@ -176,13 +176,18 @@ func (n *nominator) keeps(pod *clustercache.PodInfo) bool {
 // alone reports whether the only candidate node of a filter call is the node to which the pod was nominated here. If the pod doesn't fit it,
 // kube-scheduler continues with other nodes.
 func (n *nominator) alone(uid gpu.PodUID, nodes []string) bool {
-	if n == nil || len(nodes) != 1 {
+	return len(nodes) == 1 && n.nominated(uid, nodes[0])
+}
+
+// nominated reports whether the pod was nominated here to the node.
+func (n *nominator) nominated(uid gpu.PodUID, node string) bool {
+	if n == nil {
 		return false
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.pods[uid]
-	return p != nil && p.state != done && nodes[0] == p.node
+	return p != nil && p.state != done && node == p.node
 }
 
 // run nominates pods until ctx ends.

@@ -19,7 +19,8 @@ import (
 
 // Preempt corrects the victims of kube-scheduler's proposal for a pod, node by node, so that their eviction frees the
 // cards that the pod needs. It omits the nodes on which too few can be freed, and, in a call with very much work, those for which no time is
-// left: kube-scheduler then chooses among the others. It evicts nothing: kube-scheduler chooses the node and evicts the victims.
+// left: kube-scheduler then chooses among the others. kube-scheduler chooses the node and evicts the victims. It evicts none if the answer is
+// empty.
 func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error) {
 	switch {
 	case s.checkRequest(object, protocol.Pod(object)) != nil:
@@ -41,6 +42,10 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if s.nominator.steers(gpu.PodUID(object.UID)) {
 		return nil, nil // Another node has room.
 	}
+	if s.evictor.Awaits(gpu.PodUID(object.UID)) {
+		klog.FromContext(ctx).Info("No victims proposed, because pods are leaving a node for the pod already", "pod", klog.KObj(object))
+		return nil, nil // The pod is requeued when they are gone.
+	}
 	s.displace(protocol.Pod(object), slices.Sorted(maps.Keys(proposed)), s.Clock.Now())
 	if node, _, allocated := s.ledger.Lookup(gpu.PodUID(object.UID)); allocated {
 		return s.withCard(node, proposed), nil
@@ -49,9 +54,15 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
 	pod := clustercache.NewPodInfo(object)
+	if s.EvictFragmented { // kube-scheduler 1.38 and later. The evictor frees a card on these nodes, and violates no budget.
+		maps.DeleteFunc(proposed, func(_ string, proposal preemption.Victims) bool { return len(proposal.Pods) == 0 })
+	}
 	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, pod, len(proposed), s.Clock.Now()).Victims(ctx, proposed)
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	if len(answer) > 0 {
+		s.evictor.Passed(pod.UID) // kube-scheduler evicts pods for it.
 	}
 	klog.FromContext(ctx).Info("Victims chosen by card", "pod", klog.KObj(object), "priority", pod.Priority,
 		"memory", pod.Request.String(), "nodesProposed", len(proposed), "nodesUndecided", undecided, "nodes", len(answer))

@@ -3,17 +3,20 @@ package scheduling
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 func TestPreempt(t *testing.T) {
@@ -43,7 +46,7 @@ func TestPreempt(t *testing.T) {
 // Preempt waits for the disruption budgets, filter and bind don't.
 func TestPreemptWithoutBudgets(t *testing.T) {
 	f := newFixture(t, Options{}, fake.Node("n1", 16))
-	f.client.PrependReactor("list", "poddisruptionbudgets", func(clienttesting.Action) (bool, kruntime.Object, error) { return true, nil, errLost })
+	f.client.PrependReactor("list", "poddisruptionbudgets", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errLost })
 	f.run()
 	f.await("the cache sync", func() bool { return f.Ready() == nil })
 	if _, err := f.Preempt(t.Context(), fake.Pod("p", 16), nil); !errors.Is(err, clustercache.ErrNotSynced) {
@@ -59,5 +62,111 @@ func TestPreemptGivenUp(t *testing.T) {
 	got, err := f.Preempt(ctx, fake.Pod("p", 16, fake.Priority(5)), map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}})
 	if got != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, %v, want context.Canceled", got, err)
+	}
+}
+
+// kube-scheduler sees the end of a victim before the extender does, tries the preemptor again, and proposes a victim on another node.
+func TestPreemptWhileVictimsLeave(t *testing.T) {
+	leaving := fake.Terminating(begin)
+	type victims = map[string]preemption.Victims
+	elsewhere := victims{"n2": {Pods: []gpu.PodUID{"uid-b"}}}
+	nominated := fake.Pod("p", 16, fake.Priority(5), fake.Nominated("n1"))
+	on := func(name string, memory int64, edits ...fake.PodEdit) *corev1.Pod {
+		return fake.Pod(name, memory, append([]fake.PodEdit{fake.Bound("n1", 0), fake.Priority(1)}, edits...)...)
+	}
+	for name, test := range map[string]struct {
+		pod *corev1.Pod
+		// others are the pods of node n1, whose first card is in use. offered are the candidate nodes of the filter call.
+		others  []runtime.Object
+		offered []string
+		want    victims
+	}{
+		"the victim is leaving":                        {nominated, []runtime.Object{on("a", 16, leaving)}, []string{"n1"}, nil},
+		"both victims are leaving":                     {nominated, []runtime.Object{on("a", 8, leaving), on("c", 8, leaving)}, []string{"n1"}, nil},
+		"one of two victims isn't deleted":             {nominated, []runtime.Object{on("a", 8, leaving), on("c", 8)}, []string{"n1"}, elsewhere},
+		"a pod of higher priority has taken the place": {nominated, []runtime.Object{on("a", 8, leaving), on("c", 8, fake.Priority(9))}, []string{"n1"}, elsewhere},
+		"the victim doesn't end":                       {nominated, []runtime.Object{on("a", 16, fake.Terminating(begin.Add(-2*time.Minute)))}, []string{"n1"}, elsewhere},
+		"kube-scheduler rejects the nominated node":    {nominated, []runtime.Object{on("a", 16, leaving)}, []string{"n2"}, elsewhere},
+		"the pod isn't nominated":                      {fake.Pod("p", 16, fake.Priority(5)), []runtime.Object{on("a", 16, leaving)}, []string{"n1"}, elsewhere},
+		"the victims of several cards are leaving":     {fake.Pod("p", 32, fake.Cards(2), fake.Priority(5), fake.Nominated("n1")), []runtime.Object{on("a", 16, leaving), on("c", 16, leaving, fake.Bound("n1", 1))}, []string{"n1"}, nil},
+		"the victim of one of several cards isn't":     {fake.Pod("p", 32, fake.Cards(2), fake.Priority(5), fake.Nominated("n1")), []runtime.Object{on("a", 16, leaving), on("c", 16, fake.Bound("n1", 1))}, []string{"n1"}, victims{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := append(test.others, fake.Node("n1", 16, 16), fake.Node("n2", 16), test.pod, fake.Pod("full", 16, fake.Bound("n1", 1), fake.Priority(9)),
+				fake.Pod("b", 16, fake.Bound("n2", 0), fake.Priority(1)))
+			if test.pod.Labels != nil { // It needs both cards of n1.
+				objects = slices.DeleteFunc(objects, func(o runtime.Object) bool { pod, ok := o.(*corev1.Pod); return ok && pod.Name == "full" })
+			}
+			f := start(t, Options{}, objects...)
+			if result := f.filter(test.pod, test.offered...); len(result.Passed) > 0 {
+				t.Fatalf("passed on %v", result.Names())
+			}
+			got, err := f.Preempt(t.Context(), test.pod, elsewhere)
+			if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+// kube-scheduler clears the nomination of a pod for which it finds no victims. The place is kept until the victim is gone and the pod had
+// time to take it.
+func TestPlaceOfPreemptorIsKept(t *testing.T) {
+	victim := fake.Pod("a", 16, fake.Bound("n1", 0), fake.Priority(1), fake.Terminating(begin))
+	pod, rival := fake.Pod("p", 16, fake.Priority(5), fake.Nominated("n1")), fake.Pod("rival", 16, fake.Priority(5))
+	f := start(t, Options{}, fake.Node("n1", 16), victim, pod, rival)
+	f.filter(pod, "n1")
+	cleared := fake.Edited(pod, fake.Nominated(""))
+	f.publishObject(cleared)
+	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.NominatedNode == "" })
+	f.publishGone(victim)
+	f.awaitAllocation(victim, "none")
+	if got := f.filter(rival, "n1").Names(); len(got) != 0 {
+		t.Errorf("a pod of equal priority may go to %v", got)
+	}
+	f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1"}) })
+	if got := f.filter(cleared, "n1").Names(); !slices.Equal(got, []string{"n1"}) {
+		t.Errorf("the preemptor may go to %v", got)
+	}
+	f.pass("the end of the reservation", func() bool { return f.fits(protocol.Pod(rival), "n1") })
+}
+
+// kube-scheduler 1.38 and later also proposes nodes on which it needs no victim, because the extender has rejected them.
+func TestPreemptEmptyProposals(t *testing.T) {
+	type victims = map[string]preemption.Victims
+	cluster := []runtime.Object{
+		fake.Node("n1", 16, 16), fake.Node("n2", 16, 16), fake.Node("n3", 16, 16),
+		fake.Pod("a", 9, fake.Bound("n1", 0)), fake.Pod("b", 9, fake.Bound("n1", 1), fake.Priority(3)), // 7 + 7 are free.
+		fake.Pod("c", 9, fake.Bound("n2", 0)), // A card has room now.
+		fake.Pod("d", 9, fake.Bound("n3", 0), fake.Priority(5)), fake.Pod("e", 9, fake.Bound("n3", 1), fake.Priority(5)),
+	}
+	pod := fake.Pod("p", 14, fake.Priority(5))
+	for name, test := range map[string]struct {
+		fragmented     bool
+		proposed, want victims
+	}{
+		"a fragmented card is freed": {proposed: victims{"n1": {}, "n2": {}, "n3": {}}, want: victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}}},
+		"with --evict-fragmented the extender evicts them itself": {fragmented: true,
+			proposed: victims{"n1": {}, "n2": {Pods: []gpu.PodUID{"uid-c"}}}, want: victims{"n2": {Pods: []gpu.PodUID{"uid-c"}}}},
+	} {
+		f := start(t, Options{EvictFragmented: test.fragmented}, cluster...)
+		got, err := f.Preempt(t.Context(), pod, test.proposed)
+		if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
+			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
+		}
+	}
+}
+
+// While the extender frees a card for a pod, kube-scheduler preempts on no other node for it.
+func TestPreemptDuringEviction(t *testing.T) {
+	pod := fake.Pod("p", 8, fake.Priority(9))
+	f := start(t, Options{EvictFragmented: true}, append(fragmented(), fake.Node("n2", 8), fake.Pod("c", 8, fake.Bound("n2", 0)), pod)...)
+	proposed := map[string]preemption.Victims{"n1": {}, "n2": {Pods: []gpu.PodUID{"uid-c"}}}
+	f.filter(pod, "n1")
+	f.pass("the eviction", func() bool { return len(f.server.Calls().Evicted) == 2 })
+	for range 2 {
+		if got, err := f.Preempt(t.Context(), pod, proposed); len(got) > 0 || err != nil {
+			t.Errorf("%v, %v", got, err)
+		}
 	}
 }

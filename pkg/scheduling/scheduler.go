@@ -118,7 +118,6 @@ type Scheduler struct {
 	cache   clusterCache
 	requeue *requeue.Requeuer
 	binder  *binding.Binder
-	// evictor is nil if fragmentation eviction is off.
 	evictor *eviction.Evictor
 	members *eviction.Members
 	// overusers is nil if no pod is evicted for its use.
@@ -168,9 +167,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
 		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock,
 	}
-	if o.EvictFragmented {
-		s.evictor = eviction.New(evictions)
-	}
+	s.evictor = eviction.New(evictions, o.EvictFragmented)
 	if o.Gangs.Hold > 0 || o.FairShare.On || o.SampleSize != nil {
 		s.free = newFreeResources(s.cache)
 	}
@@ -236,9 +233,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { return s.cache.Run(ctx) })
 	g.Go(func() error { return s.binder.Run(ctx) })
 	g.Go(func() error { return s.requeue.Run(ctx) })
-	if s.evictor != nil {
-		g.Go(func() error { return s.evictor.Run(ctx) })
-	}
+	g.Go(func() error { return s.evictor.Run(ctx) })
 	if s.nominator != nil {
 		g.Go(func() error { return s.nominator.run(ctx) })
 	}

@@ -162,6 +162,7 @@ func (r *replica) second() {
 			r.requeuing = false
 		})
 	}
+	r.scheduler.evictor.Tick(r.w.context()) // It evicts nothing.
 	r.w.checkLedger(r)
 	r.w.after(time.Second, r.second)
 }
