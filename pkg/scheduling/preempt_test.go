@@ -131,32 +131,6 @@ func TestPlaceOfPreemptorIsKept(t *testing.T) {
 	f.pass("the end of the reservation", func() bool { return f.fits(protocol.Pod(rival), "n1") })
 }
 
-// kube-scheduler 1.38 and later also proposes nodes on which it needs no victim, because the extender has rejected them.
-func TestPreemptEmptyProposals(t *testing.T) {
-	type victims = map[string]preemption.Victims
-	cluster := []runtime.Object{
-		fake.Node("n1", 16, 16), fake.Node("n2", 16, 16), fake.Node("n3", 16, 16),
-		fake.Pod("a", 9, fake.Bound("n1", 0)), fake.Pod("b", 9, fake.Bound("n1", 1), fake.Priority(3)), // 7 + 7 are free.
-		fake.Pod("c", 9, fake.Bound("n2", 0)), // A card has room now.
-		fake.Pod("d", 9, fake.Bound("n3", 0), fake.Priority(5)), fake.Pod("e", 9, fake.Bound("n3", 1), fake.Priority(5)),
-	}
-	pod := fake.Pod("p", 14, fake.Priority(5))
-	for name, test := range map[string]struct {
-		fragmented     bool
-		proposed, want victims
-	}{
-		"a fragmented card is freed": {proposed: victims{"n1": {}, "n2": {}, "n3": {}}, want: victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}}},
-		"with --evict-fragmented the extender evicts them itself": {fragmented: true,
-			proposed: victims{"n1": {}, "n2": {Pods: []gpu.PodUID{"uid-c"}}}, want: victims{"n2": {Pods: []gpu.PodUID{"uid-c"}}}},
-	} {
-		f := start(t, Options{EvictFragmented: test.fragmented}, cluster...)
-		got, err := f.Preempt(t.Context(), pod, test.proposed)
-		if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
-			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
-		}
-	}
-}
-
 // While the extender frees a card for a pod, kube-scheduler preempts on no other node for it.
 func TestPreemptDuringEviction(t *testing.T) {
 	pod := fake.Pod("p", 8, fake.Priority(9))
