@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 
 // newCheckCommand returns the command that checks kube-scheduler's configuration.
 func newCheckCommand() *cobra.Command {
-	o := schedulerconfig.Options{Path: extender.Prefix}
+	o := schedulerconfig.Options{Path: extender.Prefix, Proxy: http.ProxyFromEnvironment}
 	command := &cobra.Command{
 		Use:   "check-scheduler-config FILE",
 		Short: "Check kube-scheduler's configuration for settings with which gpushare doesn't work, or doesn't work well",
@@ -23,7 +24,8 @@ func newCheckCommand() *cobra.Command {
 if FILE is -, and prints the settings that are wrong or missing for gpushare: one line for each finding, with its severity,
 the field, and what to do. It exits with status 1 if a finding is an error, or if the configuration is invalid.
 
-It reads no other file and makes no network calls. Set the flags to the extender's values.`,
+It reads no other file and makes no network calls. Set the flags to the extender's values. Run it in the shell in which you run kubeadm: it
+warns of a proxy in that shell's environment which kubeadm would give to kube-scheduler.`,
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(command *cobra.Command, _ []string) error {
 			return program.SetFlags(command.Flags(), os.LookupEnv)

@@ -107,8 +107,10 @@ func TestCheckSchedulerConfig(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		old, new       string
-		args           []string
+		args, env      []string
 		stdout, stderr string
+		// lines is the number of lines of stdout; 0 for at most one.
+		lines int
 	}{
 		"as shipped": {},
 		"a warning":  {old: "weight: 100", new: "weight: 1", stdout: "warning: extenders[0].weight: 1: kube-scheduler's own scores"},
@@ -120,6 +122,10 @@ func TestCheckSchedulerConfig(t *testing.T) {
 			args: []string{"--gang-hold=11s"}, stdout: "error: extenders[0].httpTimeout: 15s is not more than the sum of --gang-hold and --bind-timeout, 11s and 4s",
 			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
 		},
+		"a proxy in the environment": {
+			old: "127.0.0.1", new: "10.96.0.15", env: []string{"HTTP_PROXY=http://user:secret@proxy.example.com:3128"},
+			stdout: "warning: extenders[0].urlPrefix: this shell's environment has the proxy http://user:xxxxx@proxy.example.com:3128 for it.", lines: 2,
+		},
 		"an invalid file":    {old: "ignorable: false", new: "ignorant: false", stderr: "gpushare-extender: standard input: strict decoding error: unknown field \"extenders[0].ignorant\"\n"},
 		"negative gang hold": {args: []string{"--gang-hold=-1s"}, stderr: "gpushare-extender: --bind-timeout and --gang-hold must be between 0 and 1h0m0s\n"},
 	} {
@@ -127,12 +133,13 @@ func TestCheckSchedulerConfig(t *testing.T) {
 			cmd := command(t.Context(), append([]string{"check-scheduler-config", "-"}, test.args...)...)
 			var stdout, stderr strings.Builder
 			cmd.Stdin = strings.NewReader(strings.Replace(string(shipped), test.old, test.new, 1))
+			cmd.Env = append(cmd.Environ(), test.env...)
 			cmd.Stdout, cmd.Stderr = &stdout, &stderr
 			err := cmd.Run()
 			if failed := err != nil; failed != (test.stderr != "") || failed && cmd.ProcessState.ExitCode() != 1 {
 				t.Errorf("exit: %v", err)
 			}
-			if !strings.HasPrefix(stdout.String(), test.stdout) || strings.Count(stdout.String(), "\n") > 1 || test.stdout == "" && stdout.Len() > 0 {
+			if !strings.HasPrefix(stdout.String(), test.stdout) || strings.Count(stdout.String(), "\n") > max(test.lines, 1) || test.stdout == "" && stdout.Len() > 0 {
 				t.Errorf("stdout %q, want %q", stdout.String(), test.stdout)
 			}
 			if stderr.String() != test.stderr {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -48,6 +49,9 @@ type Options struct {
 	BindTimeout, GangHold time.Duration
 	// NodesToScore is the extender's --percentage-of-nodes-to-score.
 	NodesToScore int
+	// Proxy returns the proxy that the environment names for a request, or nil, like http.ProxyFromEnvironment. kubeadm gives kube-scheduler
+	// the proxies of its own environment.
+	Proxy func(*http.Request) (*url.URL, error)
 }
 
 const (
@@ -60,12 +64,15 @@ const (
 	pluginScores, scoreOfWeight = 1200, 100
 )
 
-// Check returns the findings in a configuration, in the order of its fields, or nil if there are none.
+// Check returns the findings in a configuration, or nil if there are none.
 func Check(config *schedulerv1.KubeSchedulerConfiguration, o Options) []Finding {
 	c := &check{Options: o, config: config}
+	c.general()
 	c.nodesToScore()
 	c.backoff()
+	c.profileNames()
 	c.profiles()
+	c.managedResources()
 	c.extenders()
 	return c.findings
 }
@@ -86,22 +93,21 @@ func (c *check) nodesToScore() {
 	global := len(c.config.Profiles) == 0
 	for i := range c.config.Profiles {
 		if share := c.config.Profiles[i].PercentageOfNodesToScore; share != nil {
-			c.share(field.NewPath("profiles").Index(i).Child(name), share)
+			c.share(field.NewPath("profiles").Index(i).Child(name), share, true)
 		} else {
 			global = true
 		}
 	}
-	if global {
-		c.share(field.NewPath(name), c.config.PercentageOfNodesToScore)
-	}
+	c.share(field.NewPath(name), c.config.PercentageOfNodesToScore, global)
 }
 
-func (c *check) share(path *field.Path, share *int32) {
+// share checks one percentage. used is false if each profile overrides it.
+func (c *check) share(path *field.Path, share *int32, used bool) {
 	value := ptr.Deref(share, 0)
 	switch {
 	case value < 0 || value > 100:
 		c.add(Error, path, "%d: must be between 0 and 100", value)
-	case value < 100 && c.NodesToScore == 100:
+	case used && value < 100 && c.NodesToScore == 100:
 		c.add(Warning, path, "%d: with more than 100 nodes, kube-scheduler offers the extender only a part of them, so a pod can be rejected although "+
 			"another node has room, and stays pending until a retry; set 100, or the extender's --percentage-of-nodes-to-score to the same value", value)
 	}
@@ -233,6 +239,11 @@ func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManage
 			if resource.IgnoredByScheduler {
 				c.add(Error, path.Index(i).Child("ignoredByScheduler"), "true: kube-scheduler doesn't count a node's cores, and doesn't preempt for them; set false")
 			}
+		case resource.Name == string(protocol.ResourceWholeCard): // For groups of whole cards.
+			if resource.IgnoredByScheduler {
+				c.add(Error, path.Index(i).Child("ignoredByScheduler"), "true: kube-scheduler doesn't count a node's whole cards; set false")
+			}
+		case !isExtendedResource(resource.Name): // managedResources has reported it.
 		case resource.Name != string(protocol.ResourceMemory):
 			c.add(Warning, path.Index(i), "%s: the extender doesn't manage it, but kube-scheduler lets it bind pods that ask for it; remove the entry", resource.Name)
 		case resource.IgnoredByScheduler:
@@ -250,6 +261,9 @@ func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManage
 // other checks the entry of another extender.
 func (c *check) other(path *field.Path, i, ours int) {
 	e, our := &c.config.Extenders[i], &c.config.Extenders[ours]
+	if e.PrioritizeVerb != "" && e.Weight <= 0 {
+		c.add(Error, path.Child("weight"), "%d: kube-scheduler rejects an extender that prioritizes without a positive weight; set one, or remove prioritizeVerb", e.Weight)
+	}
 	if e.BindVerb != "" {
 		c.add(Error, path.Child("bindVerb"), "%q: kube-scheduler accepts only one extender that binds, which is gpushare; remove it", e.BindVerb)
 	}
@@ -278,6 +292,12 @@ func (c *check) target(path *field.Path, e *schedulerv1.Extender) {
 	host := target.Hostname()
 	if strings.HasSuffix(host, ".svc") || strings.Contains(host, ".svc.") {
 		c.add(Warning, prefix, "%s: kube-scheduler in the host network can't resolve names of Services; use the Service's IP address", e.URLPrefix)
+	}
+	if proxy, err := c.Proxy(&http.Request{URL: target}); err != nil {
+		c.add(Warning, prefix, "the proxy in this shell's environment can't be used: %v", err)
+	} else if proxy != nil {
+		c.add(Warning, prefix, "this shell's environment has the proxy %s for it. kubeadm copies that to kube-scheduler, which then calls the extender through the proxy; "+
+			"add %s to NO_PROXY, also in kube-scheduler.yaml", proxy.Redacted(), host)
 	}
 	if target.Scheme == "https" {
 		c.tls(path, e)

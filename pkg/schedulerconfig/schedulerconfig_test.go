@@ -1,7 +1,12 @@
 package schedulerconfig
 
 import (
+	"net/http"
+	"net/url"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -9,9 +14,23 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-var options = Options{Path: "/gpushare-scheduler", BindTimeout: 4 * time.Second, GangHold: 10 * time.Second, NodesToScore: 100}
+var options = Options{
+	Path: "/gpushare-scheduler", BindTimeout: 4 * time.Second, GangHold: 10 * time.Second, NodesToScore: 100, Proxy: proxy(""),
+}
+
+// proxy returns Options.Proxy for an environment in which this proxy is set for all addresses.
+func proxy(address string) func(*http.Request) (*url.URL, error) {
+	return func(*http.Request) (*url.URL, error) {
+		if address == "" {
+			return nil, nil
+		}
+		return url.Parse(address)
+	}
+}
 
 // valid is a configuration without findings. Each test row changes one line.
 const valid = `
@@ -37,73 +56,107 @@ const (
 	other     = "\n- urlPrefix: http://127.0.0.1:1/other\n  "
 )
 
+// change is a change of the valid configuration.
+type change struct {
+	old, new string
+	options  func(*Options)
+	// want are the findings without their texts.
+	want []string
+	// refused is true if kube-scheduler itself refuses the configuration.
+	refused bool
+}
+
+var changes = map[string]change{
+	"valid":                             {},
+	"the shortest timeout":              {old: "15s", new: "14.001s"},
+	"groups switched off":               {old: "15s", new: "5s", options: func(o *Options) { o.GangHold = 0 }},
+	"a slash at the URL's end":          {old: "gpushare-scheduler", new: "gpushare-scheduler/"},
+	"no extender":                       {old: valid[strings.Index(valid, "extenders:"):], new: "", want: []string{"error: extenders"}},
+	"another extender alone":            {old: "12345/gpushare-scheduler", new: "12345/other\n  #", want: []string{"error: extenders[0].urlPrefix"}},
+	"an extender of something else":     {old: valid[strings.Index(valid, "- urlPrefix"):], new: "- urlPrefix: http://127.0.0.1/other\n", want: []string{"error: extenders"}},
+	"two entries":                       {old: "extenders:", new: "extenders:\n- urlPrefix: http://127.0.0.1:2/gpushare-scheduler\n  filterVerb: filter", want: []string{"error: extenders[1]", "warning: extenders[0].prioritizeVerb", "error: extenders[0].bindVerb", "warning: extenders[0].preemptVerb", "error: extenders[0].httpTimeout", "warning: extenders[0].nodeCacheCapable", "error: extenders[0].managedResources"}},
+	"no URL":                            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: `""`, want: []string{"error: extenders[0].urlPrefix"}},
+	"a URL of another kind":             {old: "http:", new: "ftp:", want: []string{"error: extenders[0].urlPrefix"}},
+	"a proxy":                           {options: func(o *Options) { o.Proxy = proxy("http://user:secret@proxy.example.com:3128") }, want: []string{"warning: extenders[0].urlPrefix"}},
+	"a proxy that is no address":        {options: func(o *Options) { o.Proxy = proxy("%") }, want: []string{"warning: extenders[0].urlPrefix"}},
+	"no filter verb":                    {old: "filterVerb: filter", new: "", want: []string{"error: extenders[0].filterVerb"}},
+	"a filter verb that is unknown":     {old: "filterVerb: filter", new: "filterVerb: predicates", want: []string{"error: extenders[0].filterVerb"}},
+	"no bind verb":                      {old: "bindVerb: bind", new: "", want: []string{"error: extenders[0].bindVerb"}},
+	"no preempt verb":                   {old: "preemptVerb: preempt", new: "", want: []string{"warning: extenders[0].preemptVerb"}},
+	"no prioritize verb":                {old: "prioritizeVerb: prioritize", new: "", want: []string{"warning: extenders[0].prioritizeVerb"}},
+	"no weight":                         {old: "weight: 100", new: "", want: []string{"error: extenders[0].weight"}, refused: true},
+	"little weight":                     {old: "weight: 100", new: "weight: 1", want: []string{"warning: extenders[0].weight"}},
+	"too short a timeout":               {old: "15s", new: "14s", want: []string{"error: extenders[0].httpTimeout"}},
+	"no timeout":                        {old: "httpTimeout: 15s", new: "", want: []string{"error: extenders[0].httpTimeout"}},
+	"slow binds":                        {options: func(o *Options) { o.BindTimeout = 5 * time.Second }, want: []string{"error: extenders[0].httpTimeout"}},
+	"whole nodes":                       {old: "nodeCacheCapable: true", new: "", want: []string{"warning: extenders[0].nodeCacheCapable"}},
+	"ignorable":                         {old: "nodeCacheCapable: true", new: "nodeCacheCapable: true\n  ignorable: true", want: []string{"error: extenders[0].ignorable"}},
+	"no managed resources":              {old: "managedResources:\n  - name: aliyun.com/gpu-mem", new: "", want: []string{"error: extenders[0].managedResources"}},
+	"another managed resource":          {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: example.com/fpga", want: []string{"warning: extenders[0].managedResources[1]"}},
+	"cores":                             {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-core.percentage"},
+	"cores ignored by the scheduler":    {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-core.percentage\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[1].ignoredByScheduler"}},
+	"ignored by the scheduler":          {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[0].ignoredByScheduler"}},
+	"a sample of the nodes":             {old: "ToScore: 100", new: "ToScore: 99", want: []string{"warning: percentageOfNodesToScore"}},
+	"kube-scheduler's own sample":       {old: "percentageOfNodesToScore: 100", new: "", want: []string{"warning: percentageOfNodesToScore"}},
+	"a sample that is expected":         {old: "ToScore: 100", new: "ToScore: 20", options: func(o *Options) { o.NodesToScore = 10 }},
+	"all nodes for a sample":            {options: func(o *Options) { o.NodesToScore = 10 }},
+	"more than all nodes":               {old: "ToScore: 100", new: "ToScore: 101", want: []string{"error: percentageOfNodesToScore"}, refused: true},
+	"a sample in one profile":           {old: "extenders:", new: "profiles:\n- schedulerName: a\n- schedulerName: b\n  percentageOfNodesToScore: 0\nextenders:", want: []string{"warning: profiles[1].percentageOfNodesToScore"}},
+	"a sample that no profile uses":     {old: "percentageOfNodesToScore: 100", new: "profiles:\n- schedulerName: a\n  percentageOfNodesToScore: 100"},
+	"the default back-off":              {old: "podMaxBackoffSeconds: 5", new: "", want: []string{"warning: podMaxBackoffSeconds"}},
+	"the default without groups":        {old: "podMaxBackoffSeconds: 5", new: "", options: func(o *Options) { o.GangHold = 0 }},
+	"a long back-off":                   {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 11", want: []string{"warning: podMaxBackoffSeconds"}},
+	"the longest back-off of all":       {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 9223372036854775807", want: []string{"warning: podMaxBackoffSeconds"}},
+	"separators around":                 {old: valid, new: "%YAML 1.1\n---" + valid + "---\n# no more\n---\n"},
+	"a back-off below the initial":      {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 6", want: []string{"error: podMaxBackoffSeconds"}, refused: true},
+	"no back-off":                       {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 0", want: []string{"error: podInitialBackoffSeconds"}, refused: true},
+	"sums that aren't counted":          {old: "extenders:", new: "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResources: [aliyun.com/gpu-mem], ignoredResourceGroups: [aliyun.com]}\nextenders:", want: []string{"error: profiles[0].pluginConfig[0].args.ignoredResources", "error: profiles[0].pluginConfig[0].args.ignoredResourceGroups"}},
+	"other plugins' arguments":          {old: "extenders:", new: "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResources: [example.com/fpga]}\n  - name: Own\n    args: {any: thing}\nextenders:"},
+	"a filter before":                   {old: "extenders:", new: "extenders:" + other + "filterVerb: filter"},
+	"an ignorable filter before":        {old: "extenders:", new: "extenders:" + other + "filterVerb: filter\n  ignorable: true", want: []string{"warning: extenders[0]"}},
+	"a filter after":                    {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "filterVerb: filter", want: []string{"warning: extenders[1]"}},
+	"scores after":                      {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "prioritizeVerb: prioritize\n  weight: 1"},
+	"another binder":                    {old: "extenders:", new: "extenders:" + other + "bindVerb: bind", want: []string{"error: extenders[0].bindVerb"}, refused: true},
+	"a Service's name":                  {old: "127.0.0.1", new: "gpushare-extender.kube-system.svc", want: []string{"warning: extenders[0].urlPrefix", "warning: extenders[0].urlPrefix"}},
+	"plain HTTP to elsewhere":           {old: "127.0.0.1", new: "10.96.0.15", want: []string{"warning: extenders[0].urlPrefix"}},
+	"TLS settings without TLS":          {old: "weight: 100", new: "weight: 100\n  enableHTTPS: true", want: []string{"warning: extenders[0].tlsConfig"}},
+	"TLS":                               {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt, keyFile: key}"},
+	"TLS without anything":              {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{}", want: []string{"warning: extenders[0].tlsConfig", "warning: extenders[0].tlsConfig"}},
+	"TLS without a check":               {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, certFile: crt, keyFile: key}", want: []string{"warning: extenders[0].tlsConfig"}},
+	"a CA that isn't used":              {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, caFile: ca, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.insecure"}},
+	"a certificate without its key":     {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt}", want: []string{"error: extenders[0].tlsConfig"}},
+	"an invalid CA":                     {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caData: aGVsbG8=, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.caData"}},
+	"an invalid certificate":            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certData: aGVsbG8=, keyData: aGVsbG8=}", want: []string{"error: extenders[0].tlsConfig.certData"}},
+	"the system's CAs, without more":    {old: "http://127.0.0.1:12345/gpushare-scheduler", new: strings.Replace(encrypted, "enableHTTPS: true", "enableHTTPS: false", 1) + "{certFile: crt, keyFile: key}"},
+	"a resource twice":                  {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-mem", want: []string{"error: extenders[0].managedResources[1].name"}, refused: true},
+	"a resource of two extenders":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "managedResources: [{name: aliyun.com/gpu-mem}]", want: []string{"error: extenders[1].managedResources[0].name", "error: extenders[1]"}, refused: true},
+	"another resource of two extenders": {old: "extenders:", new: "extenders:" + other + "managedResources: [{name: example.com/a}]" + other + "managedResources: [{name: example.com/a}]", want: []string{"error: extenders[1].managedResources[0].name"}, refused: true},
+	"a resource without a domain":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: gpu", want: []string{"error: extenders[0].managedResources[1].name"}, refused: true},
+	"a resource of Kubernetes":          {old: "extenders:", new: "extenders:" + other + "managedResources: [{name: kubernetes.io/gpu}]", want: []string{"error: extenders[0].managedResources[0].name"}, refused: true},
+	"a quota's name for a resource":     {old: "extenders:", new: "extenders:" + other + "managedResources: [{name: requests.example.com/a}]", want: []string{"error: extenders[0].managedResources[0].name"}, refused: true},
+	"a resource that is no name":        {old: "extenders:", new: "extenders:" + other + "managedResources: [{name: example.com/a b}]", want: []string{"error: extenders[0].managedResources[0].name"}, refused: true},
+	"whole cards, for groups":           {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: nvidia.com/gpu"},
+	"whole cards that aren't counted":   {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: nvidia.com/gpu\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[1].ignoredByScheduler"}},
+	"scores without a weight":           {old: "extenders:", new: "extenders:" + other + "prioritizeVerb: prioritize", want: []string{"error: extenders[0].weight"}, refused: true},
+	"a lock of endpoints":               {old: "extenders:", new: "leaderElection: {resourceLock: endpoints}\nextenders:", want: []string{"error: leaderElection.resourceLock"}, refused: true},
+	"a lock that isn't used":            {old: "extenders:", new: "leaderElection: {leaderElect: false, resourceLock: endpoints}\nextenders:"},
+	"leader election":                   {old: "extenders:", new: "leaderElection: {leaderElect: true, resourceLock: leases, leaseDuration: 30s}\nextenders:"},
+	"a short lease":                     {old: "extenders:", new: "leaderElection: {leaseDuration: 5s}\nextenders:", want: []string{"error: leaderElection.leaseDuration"}, refused: true},
+	"a negative retry period":           {old: "extenders:", new: "leaderElection: {retryPeriod: -1s}\nextenders:", want: []string{"error: leaderElection.retryPeriod"}, refused: true},
+	"a negative burst":                  {old: "extenders:", new: "clientConnection: {burst: -1}\nextenders:", want: []string{"error: clientConnection.burst"}, refused: true},
+	"no parallelism":                    {old: "extenders:", new: "parallelism: 0\nextenders:", want: []string{"error: parallelism"}, refused: true},
+	"two profiles":                      {old: "extenders:", new: "profiles: [{schedulerName: a}, {schedulerName: b}]\nextenders:"},
+	"two profiles of one name":          {old: "extenders:", new: "profiles: [{schedulerName: a}, {schedulerName: a}]\nextenders:", want: []string{"error: profiles[1].schedulerName"}, refused: true},
+	"two profiles without names":        {old: "extenders:", new: "profiles: [{}, {}]\nextenders:", want: []string{"error: profiles[0].schedulerName", "error: profiles[1].schedulerName"}, refused: true},
+	"one profile without a name":        {old: "extenders:", new: "profiles: [{}]\nextenders:"},
+	"one profile with an empty name":    {old: "extenders:", new: "profiles: [{schedulerName: \"\"}]\nextenders:", want: []string{"error: profiles[0].schedulerName"}, refused: true},
+	"arguments twice":                   {old: "extenders:", new: "profiles: [{pluginConfig: [{name: NodeAffinity, args: {}}, {name: NodeAffinity, args: {}}]}]\nextenders:", want: []string{"error: profiles[0].pluginConfig[1]"}, refused: true},
+	"two queues":                        {old: "extenders:", new: "profiles: [{schedulerName: a}, {schedulerName: b, plugins: {queueSort: {enabled: [{name: Other}], disabled: [{name: \"*\"}]}}}]\nextenders:", want: []string{"error: profiles[1].plugins.queueSort"}, refused: true},
+	"a percentage that no profile uses": {old: "ToScore: 100", new: "ToScore: 101\nprofiles: [{percentageOfNodesToScore: 100}]", want: []string{"error: percentageOfNodesToScore"}, refused: true},
+}
+
 func TestCheck(t *testing.T) {
-	for name, test := range map[string]struct {
-		old, new string
-		options  func(*Options)
-		// want are the findings without their texts.
-		want []string
-	}{
-		"valid":                          {},
-		"the shortest timeout":           {old: "15s", new: "14.001s"},
-		"groups switched off":            {old: "15s", new: "5s", options: func(o *Options) { o.GangHold = 0 }},
-		"a slash at the URL's end":       {old: "gpushare-scheduler", new: "gpushare-scheduler/"},
-		"no extender":                    {old: valid[strings.Index(valid, "extenders:"):], new: "", want: []string{"error: extenders"}},
-		"another extender alone":         {old: "12345/gpushare-scheduler", new: "12345/other\n  #", want: []string{"error: extenders[0].urlPrefix"}},
-		"an extender of something else":  {old: valid[strings.Index(valid, "- urlPrefix"):], new: "- urlPrefix: http://127.0.0.1/other\n", want: []string{"error: extenders"}},
-		"two entries":                    {old: "extenders:", new: "extenders:\n- urlPrefix: http://127.0.0.1:2/gpushare-scheduler\n  filterVerb: filter", want: []string{"error: extenders[1]", "warning: extenders[0].prioritizeVerb", "error: extenders[0].bindVerb", "warning: extenders[0].preemptVerb", "error: extenders[0].httpTimeout", "warning: extenders[0].nodeCacheCapable", "error: extenders[0].managedResources"}},
-		"no URL":                         {old: "http://127.0.0.1:12345/gpushare-scheduler", new: `""`, want: []string{"error: extenders[0].urlPrefix"}},
-		"a URL of another kind":          {old: "http:", new: "ftp:", want: []string{"error: extenders[0].urlPrefix"}},
-		"no filter verb":                 {old: "filterVerb: filter", new: "", want: []string{"error: extenders[0].filterVerb"}},
-		"a filter verb that is unknown":  {old: "filterVerb: filter", new: "filterVerb: predicates", want: []string{"error: extenders[0].filterVerb"}},
-		"no bind verb":                   {old: "bindVerb: bind", new: "", want: []string{"error: extenders[0].bindVerb"}},
-		"no preempt verb":                {old: "preemptVerb: preempt", new: "", want: []string{"warning: extenders[0].preemptVerb"}},
-		"no prioritize verb":             {old: "prioritizeVerb: prioritize", new: "", want: []string{"warning: extenders[0].prioritizeVerb"}},
-		"no weight":                      {old: "weight: 100", new: "", want: []string{"error: extenders[0].weight"}},
-		"little weight":                  {old: "weight: 100", new: "weight: 1", want: []string{"warning: extenders[0].weight"}},
-		"too short a timeout":            {old: "15s", new: "14s", want: []string{"error: extenders[0].httpTimeout"}},
-		"no timeout":                     {old: "httpTimeout: 15s", new: "", want: []string{"error: extenders[0].httpTimeout"}},
-		"slow binds":                     {options: func(o *Options) { o.BindTimeout = 5 * time.Second }, want: []string{"error: extenders[0].httpTimeout"}},
-		"whole nodes":                    {old: "nodeCacheCapable: true", new: "", want: []string{"warning: extenders[0].nodeCacheCapable"}},
-		"ignorable":                      {old: "nodeCacheCapable: true", new: "nodeCacheCapable: true\n  ignorable: true", want: []string{"error: extenders[0].ignorable"}},
-		"no managed resources":           {old: "managedResources:\n  - name: aliyun.com/gpu-mem", new: "", want: []string{"error: extenders[0].managedResources"}},
-		"another managed resource":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: example.com/fpga", want: []string{"warning: extenders[0].managedResources[1]"}},
-		"cores":                          {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-core.percentage"},
-		"cores ignored by the scheduler": {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-core.percentage\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[1].ignoredByScheduler"}},
-		"ignored by the scheduler":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[0].ignoredByScheduler"}},
-		"a sample of the nodes":          {old: "ToScore: 100", new: "ToScore: 99", want: []string{"warning: percentageOfNodesToScore"}},
-		"kube-scheduler's own sample":    {old: "percentageOfNodesToScore: 100", new: "", want: []string{"warning: percentageOfNodesToScore"}},
-		"a sample that is expected":      {old: "ToScore: 100", new: "ToScore: 20", options: func(o *Options) { o.NodesToScore = 10 }},
-		"all nodes for a sample":         {options: func(o *Options) { o.NodesToScore = 10 }},
-		"more than all nodes":            {old: "ToScore: 100", new: "ToScore: 101", want: []string{"error: percentageOfNodesToScore"}},
-		"a sample in one profile":        {old: "extenders:", new: "profiles:\n- schedulerName: a\n- schedulerName: b\n  percentageOfNodesToScore: 0\nextenders:", want: []string{"warning: profiles[1].percentageOfNodesToScore"}},
-		"a sample that no profile uses":  {old: "percentageOfNodesToScore: 100", new: "profiles:\n- schedulerName: a\n  percentageOfNodesToScore: 100"},
-		"the default back-off":           {old: "podMaxBackoffSeconds: 5", new: "", want: []string{"warning: podMaxBackoffSeconds"}},
-		"the default without groups":     {old: "podMaxBackoffSeconds: 5", new: "", options: func(o *Options) { o.GangHold = 0 }},
-		"a long back-off":                {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 11", want: []string{"warning: podMaxBackoffSeconds"}},
-		"the longest back-off of all":    {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 9223372036854775807", want: []string{"warning: podMaxBackoffSeconds"}},
-		"separators around":              {old: valid, new: "%YAML 1.1\n---" + valid + "---\n# no more\n---\n"},
-		"a back-off below the initial":   {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 6", want: []string{"error: podMaxBackoffSeconds"}},
-		"no back-off":                    {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 0", want: []string{"error: podInitialBackoffSeconds"}},
-		"sums that aren't counted":       {old: "extenders:", new: "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResources: [aliyun.com/gpu-mem], ignoredResourceGroups: [aliyun.com]}\nextenders:", want: []string{"error: profiles[0].pluginConfig[0].args.ignoredResources", "error: profiles[0].pluginConfig[0].args.ignoredResourceGroups"}},
-		"other plugins' arguments":       {old: "extenders:", new: "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResources: [example.com/fpga]}\n  - name: Own\n    args: {any: thing}\nextenders:"},
-		"a filter before":                {old: "extenders:", new: "extenders:" + other + "filterVerb: filter"},
-		"an ignorable filter before":     {old: "extenders:", new: "extenders:" + other + "filterVerb: filter\n  ignorable: true", want: []string{"warning: extenders[0]"}},
-		"a filter after":                 {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "filterVerb: filter", want: []string{"warning: extenders[1]"}},
-		"scores after":                   {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "prioritizeVerb: prioritize\n  weight: 1"},
-		"another binder":                 {old: "extenders:", new: "extenders:" + other + "bindVerb: bind", want: []string{"error: extenders[0].bindVerb"}},
-		"a Service's name":               {old: "127.0.0.1", new: "gpushare-extender.kube-system.svc", want: []string{"warning: extenders[0].urlPrefix", "warning: extenders[0].urlPrefix"}},
-		"plain HTTP to elsewhere":        {old: "127.0.0.1", new: "10.96.0.15", want: []string{"warning: extenders[0].urlPrefix"}},
-		"TLS settings without TLS":       {old: "weight: 100", new: "weight: 100\n  enableHTTPS: true", want: []string{"warning: extenders[0].tlsConfig"}},
-		"TLS":                            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt, keyFile: key}"},
-		"TLS without anything":           {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{}", want: []string{"warning: extenders[0].tlsConfig", "warning: extenders[0].tlsConfig"}},
-		"TLS without a check":            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, certFile: crt, keyFile: key}", want: []string{"warning: extenders[0].tlsConfig"}},
-		"a CA that isn't used":           {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, caFile: ca, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.insecure"}},
-		"a certificate without its key":  {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt}", want: []string{"error: extenders[0].tlsConfig"}},
-		"an invalid CA":                  {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caData: aGVsbG8=, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.caData"}},
-		"an invalid certificate":         {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certData: aGVsbG8=, keyData: aGVsbG8=}", want: []string{"error: extenders[0].tlsConfig.certData"}},
-		"the system's CAs, without more": {old: "http://127.0.0.1:12345/gpushare-scheduler", new: strings.Replace(encrypted, "enableHTTPS: true", "enableHTTPS: false", 1) + "{certFile: crt, keyFile: key}"},
-	} {
+	for name, test := range changes {
 		t.Run(name, func(t *testing.T) {
 			if !strings.Contains(valid, test.old) {
 				t.Fatalf("the configuration lacks %q", test.old)
@@ -118,7 +171,7 @@ func TestCheck(t *testing.T) {
 			}
 			var got []string
 			for _, finding := range Check(config, o) {
-				if line := finding.String(); finding.Text == "" || strings.Contains(line, "\n") || strings.Contains(line, "%!") {
+				if line := finding.String(); finding.Text == "" || strings.Contains(line, "secret") || strings.Contains(line, "\n") || strings.Contains(line, "%!") {
 					t.Errorf("the finding reads %q", line)
 				}
 				got = append(got, string(finding.Severity)+": "+finding.Path)
@@ -148,6 +201,32 @@ func TestDecodeErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if _, err := Decode([]byte(test.config)); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// TestKubeSchedulerAgrees compares the findings with what kube-scheduler accepts. It reads the configuration, writes it, and exits.
+func TestKubeSchedulerAgrees(t *testing.T) {
+	kubeScheduler := "../../bin/kube/kube-scheduler"
+	if _, err := os.Stat(kubeScheduler); err != nil && os.Getenv(controlplane.RequireEnv) == "" {
+		t.Skip(err)
+	}
+	for name, test := range changes {
+		if strings.Contains(test.new, "caFile") || strings.Contains(test.new, "certFile") {
+			continue // It would read these files.
+		}
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "config.yaml")
+			if err := os.WriteFile(path, []byte(strings.Replace(valid, test.old, test.new, 1)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			out, err := exec.CommandContext(t.Context(), kubeScheduler, "--config="+path, "--write-config-to=/dev/null", "--master=http://127.0.0.1:1", "--secure-port=0").CombinedOutput()
+			if refused := err != nil; refused != test.refused {
+				t.Errorf("refused: %t, want %t: %v, %s", refused, test.refused, err, out)
+			}
+			if hasError := slices.ContainsFunc(test.want, func(finding string) bool { return strings.HasPrefix(finding, "error: ") }); test.refused && !hasError {
+				t.Error("kube-scheduler refuses what the check passes")
 			}
 		})
 	}
