@@ -530,3 +530,39 @@ func BenchmarkHopeless(b *testing.B) {
 		})
 	}
 }
+
+// A round follows a preemption by kube-scheduler: b12 is leaving for the pod that is nominated to n1.
+func TestPreemptionRound(t *testing.T) {
+	const grace = 30 * time.Second
+	nominated := fake.Edited(newFixture(t, nil).pending, fake.Nominated("n1"))
+	cleared := fake.Edited(nominated, fake.Nominated(""))
+	for name, test := range map[string]struct {
+		act func(f *fixture)
+		// kept is true if the place is still reserved against a pod of equal priority.
+		kept bool
+	}{
+		"the victim is leaving":              {func(f *fixture) { f.later(grace) }, true},
+		"the nomination is removed":          {func(f *fixture) { f.report(cleared) }, true},
+		"the victim has ended":               {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(interval) }, true},
+		"the pod doesn't take the place":     {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(interval); f.later(reservationLife + 1) }, false},
+		"the victim stays":                   {func(f *fixture) { f.report(cleared); f.later(grace + 2*time.Minute) }, false},
+		"the pod is nominated elsewhere":     {func(f *fixture) { f.report(fake.Edited(nominated, fake.Nominated("n2"))) }, false},
+		"the pod is gone":                    {func(f *fixture) { f.delete(nominated) }, false},
+		"this replica leads no longer":       {func(f *fixture) { f.report(cleared); f.standby = errors.New("standby"); f.later(interval) }, false},
+		"disruption budgets are unavailable": {func(f *fixture) { f.budgetsNotSynced = errLost; f.report(cleared); f.later(grace + 2*time.Minute) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, func(f *fixture) {
+				f.pending = nominated
+				fake.Terminating(begin.Add(grace))(f.b12)
+			}, fake.Node("n2", 16))
+			f.Tried(protocol.Pod(nominated), "n1", []string{"n1"}, f.clock.Now())
+			test.act(f)
+			f.delete(f.b12)
+			if kept := !f.fitsFor(9, 9); kept != test.kept {
+				t.Errorf("the place is reserved: %t, want %t", kept, test.kept)
+			}
+			f.wantEvicted()
+		})
+	}
+}
