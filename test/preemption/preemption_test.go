@@ -82,7 +82,7 @@ func TestPreemption(t *testing.T) {
 		s.notEvicted("c9", "c7")
 	})
 
-	play(t, c, "without --evict-fragmented no pod is evicted for fragmented memory", 2, func(s *stage) {
+	play(t, c, "without --evict-fragmented kube-scheduler up to 1.37 evicts no pod for fragmented memory", 2, func(s *stage) {
 		s.place("a12", 12, 1, 0)
 		s.place("b12", 12, 1, 1)
 		s.create("blocked", 8, 9)
