@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
+	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
@@ -114,7 +115,7 @@ func serve(ctx context.Context, o options) error {
 	broadcaster.StartRecordingToSink(sink)
 
 	o.plugin.Client, o.plugin.BootID = client, inventory.BootID()
-	o.plugin.Events = broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: component, Host: o.plugin.NodeName})
+	o.plugin.Events = apiserver.ShortEvents(broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: component, Host: o.plugin.NodeName}))
 	plugin, err := deviceplugin.New(o.plugin)
 	if err != nil {
 		return err

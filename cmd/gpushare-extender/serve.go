@@ -218,5 +218,5 @@ func newRecorder(ctx context.Context, config *rest.Config) (recorder record.Even
 	}
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: recentEvents}))
 	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
-	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component}), broadcaster.Shutdown, nil
+	return apiserver.ShortEvents(broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component})), broadcaster.Shutdown, nil
 }

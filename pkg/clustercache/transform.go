@@ -1,6 +1,8 @@
 package clustercache
 
 import (
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
@@ -63,7 +65,9 @@ func (s *sharing) node(node *corev1.Node) *corev1.Node {
 
 func trimBudget(budget *policyv1.PodDisruptionBudget) *policyv1.PodDisruptionBudget {
 	out := &policyv1.PodDisruptionBudget{ObjectMeta: identity(&budget.ObjectMeta)}
-	out.Spec.Selector = budget.Spec.Selector
+	if budget.Spec.Selector.Size() <= protocol.MaxSize { // A larger one selects no pod here; the API server still respects it.
+		out.Spec.Selector = budget.Spec.Selector
+	}
 	out.Status.DisruptionsAllowed = budget.Status.DisruptionsAllowed
 	out.Status.DisruptedPods = budget.Status.DisruptedPods
 	return out
@@ -71,7 +75,12 @@ func trimBudget(budget *policyv1.PodDisruptionBudget) *policyv1.PodDisruptionBud
 
 func trimNamespace(namespace *corev1.Namespace) *corev1.Namespace {
 	out := &corev1.Namespace{ObjectMeta: identity(&namespace.ObjectMeta)}
-	out.Labels, out.Annotations = namespace.Labels, namespace.Annotations
+	out.Labels, out.Annotations = namespace.Labels, map[string]string{}
+	for key, value := range namespace.Annotations {
+		if strings.HasPrefix(key, protocol.LabelFairShare) {
+			out.Annotations[key] = protocol.Shorten(value)
+		}
+	}
 	return out
 }
 

@@ -50,7 +50,7 @@ func ParseNamespace(name string, labels, annotations map[string]string, label st
 	}
 	problems = append(problems, unread("annotation", annotations, annotationKeys, "label", labelKeys)...)
 	problems = append(problems, unread("label", labels, append([]string{label}, labelKeys...), "annotation", annotationKeys)...)
-	return ns, strings.Join(problems, "; ")
+	return ns, protocol.Shorten(strings.Join(problems, "; "))
 }
 
 // SetNamespace adds or updates a namespace.

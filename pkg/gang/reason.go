@@ -61,7 +61,8 @@ func (r *run) incomplete() Reason {
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(schedulers)) {
+	names := slices.Sorted(maps.Keys(schedulers))
+	for _, name := range names[:min(len(names), 3)] {
 		parts = append(parts, fmt.Sprintf("not counted: %d of scheduler %s, which has not called the extender", schedulers[name], name))
 	}
 	return Reason{"incomplete", strings.Join(parts, "; ")}

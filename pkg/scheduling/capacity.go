@@ -18,12 +18,14 @@ type capacity struct {
 	planned func(node string) []gpu.PodUID
 	empty   bool
 
-	// resources are those that the pods so far request. GPU memory is not among them, since the ledger counts it.
+	// resources are those that the pods so far request and that nodes list. GPU memory is not among them, since the ledger counts it.
 	resources clustercache.Resources
 	nodes     map[string]*nodeCapacity
-	// latest is the latest pod, and needs are the amounts of resources that it requests.
+	// latest is the latest pod, and needs are the amounts of resources that it requests. others are what else it requests: each pod of many can
+	// request different resources that no node has.
 	latest *clustercache.PodInfo
 	needs  []int64
+	others []corev1.ResourceName
 }
 
 // nodeCapacity is the count of one node.
@@ -128,8 +130,11 @@ func (c *capacity) count(n *nodeCapacity, pod *clustercache.PodInfo, sign int64)
 // fits reports whether the node has enough of each resource that the pod requests. It ignores other resources, even if the node's pods use too
 // much of them (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
 func (c *capacity) fits(n *nodeCapacity, pod *clustercache.PodInfo) bool {
-	c.learn(pod)
+	c.learn(n, pod)
 	c.update(n)
+	if c.empty && len(c.others) > 0 {
+		return false // The node doesn't have them.
+	}
 	for i, need := range c.needs {
 		left := n.left[i]
 		if !c.empty {
@@ -146,17 +151,27 @@ func (c *capacity) fits(n *nodeCapacity, pod *clustercache.PodInfo) bool {
 	return true
 }
 
-// learn computes what the pod needs, and adds its resources to those that are counted.
-func (c *capacity) learn(pod *clustercache.PodInfo) {
-	if c.latest == pod {
-		return
-	}
-	for name := range pod.Requests {
-		if !slices.Contains(c.resources, name) {
-			c.resources = append(c.resources, name)
+// learn computes what the pod needs, and adds its resources to those that are counted if the node lists them.
+func (c *capacity) learn(n *nodeCapacity, pod *clustercache.PodInfo) {
+	if c.latest != pod {
+		c.latest, c.needs, c.others = pod, c.resources.Uses(pod), nil
+		for name, amount := range pod.Requests {
+			if !slices.Contains(c.resources, name) && amount.Sign() > 0 {
+				c.others = append(c.others, name)
+			}
 		}
 	}
-	c.latest, c.needs = pod, c.resources.Uses(pod)
+	if len(c.others) == 0 {
+		return // Nearly always.
+	}
+	c.others = slices.DeleteFunc(c.others, func(name corev1.ResourceName) bool {
+		_, listed := n.free[name]
+		if listed {
+			c.resources = append(c.resources, name)
+		}
+		return listed
+	})
+	c.needs = c.resources.Uses(pod)
 }
 
 // update computes what is left on the node of the resources that were added since the last call.

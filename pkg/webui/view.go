@@ -9,6 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
@@ -177,7 +178,7 @@ func viewPending(e *scheduling.Explanation) []pendingView {
 	views := make([]pendingView, len(e.Pending))
 	for i, pod := range e.Pending {
 		views[i] = pendingView{
-			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, Cores: pod.Cores, SchedulerMessage: pod.Pending.Message,
+			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, Cores: pod.Cores, SchedulerMessage: protocol.Shorten(pod.Pending.Message),
 			Reason: e.Diagnoses[i].Reason, Message: e.Diagnoses[i].Message, Created: milliseconds(pod.Pending.Created),
 		}
 		if n := pod.NumCards(); n > 1 && pod.Pending.RequestError == "" {
@@ -245,7 +246,7 @@ func viewGroups(reports []gang.Report) []groupView {
 		group := &views[len(views)-1]
 		group.Runs = append(group.Runs, runView{
 			Phase: r.Phase.String(), Size: r.Size, Counted: r.Counted, Bound: r.Bound, Pending: r.Pending, Memory: r.Memory,
-			Reason: r.Reason, Since: milliseconds(r.Since),
+			Reason: protocol.Shorten(r.Reason), Since: milliseconds(r.Since),
 		})
 	}
 	return views

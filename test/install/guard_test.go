@@ -3,7 +3,9 @@ package install
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -155,6 +157,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	t.Run("a kubelet creates mirror pods", func(t *testing.T) { c.testMirrorPod(t, forged) })
 	t.Run("a pod's environment names no card", func(t *testing.T) { c.testEnvironment(t, running) })
 	t.Run("a request is a number of units", c.testQuantities)
+	t.Run("a pod isn't too large", c.testLargePods)
 	t.Run("a device plugin changes only its node", func(t *testing.T) { c.testPluginsReach(t, plugin, patch) })
 	t.Run("the extender changes only the nominated node of a status", c.testExtendersReach)
 	t.Run("the extender's Bindings have only its annotations", c.testExtendersBindings)
@@ -607,6 +610,79 @@ func (c *cluster) testQuantities(t *testing.T) {
 				t.Errorf("%s of container %s: got %v, want it accepted", quantity, where, err)
 			case rejected != "" && (!apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "container "+where+" "+rejected)):
 				t.Errorf("%s of container %s: got %v, want it rejected: %s", quantity, where, err, rejected)
+			}
+		}
+	}
+}
+
+// testLargePods requests GPU memory in pods of which one part is nearly as large as the extender takes it, and in pods of which it is larger.
+func (c *cluster) testLargePods(t *testing.T) {
+	terms := func(n int) *corev1.Affinity {
+		term := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: corev1.NodeSelectorOpExists}}}
+		return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: slices.Repeat([]corev1.NodeSelectorTerm{term}, n)},
+		}}
+	}
+	keys := func(n int) map[string]string {
+		all := map[string]string{}
+		for i := range n {
+			all[fmt.Sprint("k", i)] = ""
+		}
+		return all
+	}
+	for name, test := range map[string]struct {
+		usual, tooMany, most int
+		set                  func(pod *corev1.Pod, n int)
+	}{
+		"labels":        {400, 513, 20_000, func(pod *corev1.Pod, n int) { pod.Labels = keys(n) }},
+		"node selector": {200, 257, 20_000, func(pod *corev1.Pod, n int) { pod.Spec.NodeSelector = keys(n) }},
+		"terms":         {20, 33, 50_000, func(pod *corev1.Pod, n int) { pod.Spec.Affinity = terms(n) }},
+		"expressions": {100, 129, 50_000, func(pod *corev1.Pod, n int) {
+			pod.Spec.Affinity = terms(1)
+			term := &pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0]
+			term.MatchExpressions = slices.Repeat(term.MatchExpressions, n)
+		}},
+		"values": {300, 513, 100_000, func(pod *corev1.Pod, n int) {
+			pod.Spec.Affinity = terms(1)
+			expression := &pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchExpressions[0]
+			expression.Operator, expression.Values = corev1.NodeSelectorOpIn, slices.Repeat([]string{"v"}, n)
+		}},
+		"tolerations": {200, 257, 50_000, func(pod *corev1.Pod, n int) {
+			pod.Spec.Tolerations = slices.Repeat([]corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}, n)
+		}},
+		"ports": {800, 1025, 20_000, func(pod *corev1.Pod, n int) {
+			for i := range n {
+				pod.Spec.Containers[0].Ports = append(pod.Spec.Containers[0].Ports, corev1.ContainerPort{ContainerPort: int32(i + 1)})
+			}
+		}},
+		"resources": {20, 40, 5_000, func(pod *corev1.Pod, n int) {
+			for i := range n {
+				pod.Spec.Containers[0].Resources.Limits[corev1.ResourceName(fmt.Sprint("example.com/r", i))] = resource.MustParse("1")
+			}
+		}},
+		"gates": {300, 513, 10_000, func(pod *corev1.Pod, n int) {
+			for i := range n {
+				pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: fmt.Sprint("g", i)})
+			}
+		}},
+	} {
+		for _, n := range []int{test.usual, test.tooMany, test.most} {
+			for _, request := range []bool{true, false} {
+				pod := gpuPod("large", "none", 1)
+				if !request {
+					delete(pod.Spec.Containers[0].Resources.Limits, protocol.ResourceMemory)
+				}
+				test.set(pod, n)
+				if tooLarge := protocol.CheckSize(pod) != nil; tooLarge != (n > test.usual) {
+					t.Fatalf("%d %s: too large for the extender: %v", n, name, tooLarge)
+				}
+				_, err := c.Client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+				switch rejected := request && n > test.usual; {
+				case !rejected && err != nil:
+					t.Errorf("%d %s, requests GPU memory: %v: got %.300v, want it accepted", n, name, request, err)
+				case rejected && (!apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "is too large for gpushare")):
+					t.Errorf("%d %s: got %.300v, want it rejected", n, name, err)
+				}
 			}
 		}
 	}
