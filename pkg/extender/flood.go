@@ -193,7 +193,7 @@ func weigh(body []byte, limit int64) (cost, pod int64) {
 			}
 		}
 	}
-	if pod == 0 { // The limit was reached within the pod.
+	if pod == 0 { // There is no such object, or its end wasn't reached.
 		pod = cost
 	}
 	return cost, pod

@@ -21,9 +21,9 @@ type format struct {
 	look  look
 }
 
-// writeTable writes a row for each node, in a table for all nodes with the same cards, the sum of all nodes, problems and pending pods. All amounts are in the unit that
-// the header names. Scripts parse the columns up to "GPU Memory" and the last lines of the sum. So new columns come after
-// these columns, new lines before these lines, and colors and bars appear on terminals only.
+// writeTable writes a row for each node, the sum of all nodes, problems and pending pods. Nodes with the same cards are in one table. All
+// amounts are in the unit that the header names. Scripts parse the columns up to "GPU Memory" and the last lines of the sum. So new columns
+// come after these columns, new lines before these lines, and colors and bars appear on terminals only.
 func writeTable(out *bytes.Buffer, report Report, f format) {
 	if f.rowsOnly {
 		for _, table := range nodeTables(report, layout{wide: f.wide}) {
@@ -86,23 +86,26 @@ type column struct {
 // nodeTables returns a table for all nodes with the same cards: a header and a row for each node. In a single table a node with many
 // cards would make the rows of all others as long as its own. Every row of a table has every column, which scripts rely on.
 func nodeTables(report Report, layout layout) (tables []rows) {
-	columns, position := map[string][]column{}, map[string]int{}
+	var columns [][]column // Of each table.
+	positions := map[string]int{}
 	for i := range report.Nodes {
-		node, row := &report.Nodes[i], row{}
+		node := &report.Nodes[i]
 		indices := cardIndices(node)
 		key := fmt.Sprint(indices)
-		if columns[key] == nil {
-			columns[key], position[key] = nodeColumns(report, indices, layout), len(tables)
-			tables = append(tables, rows{headerOf(columns[key])})
+		at, known := positions[key]
+		if !known {
+			at, positions[key] = len(tables), len(tables)
+			columns = append(columns, nodeColumns(report, indices, layout))
+			tables = append(tables, rows{headerOf(columns[at])})
 		}
+		row := row{}
 		if len(node.Problems) > 0 {
 			row.style = red
 		}
-		for _, column := range columns[key] {
+		for _, column := range columns[at] {
 			row.cells = append(row.cells, column.cell(node))
 		}
-		table := &tables[position[key]]
-		*table = append(*table, row)
+		tables[at] = append(tables[at], row)
 	}
 	return tables
 }

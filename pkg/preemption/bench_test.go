@@ -7,8 +7,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
-// BenchmarkChoose measures the choice of victims in a preempt call with 100 nodes, as kube-scheduler sends at least in a cluster with as many
-// candidates.
+// BenchmarkChoose measures the choice of victims in a preempt call with 100 nodes: kube-scheduler sends that many, or a tenth of all nodes if
+// those are more.
 func BenchmarkChoose(b *testing.B) {
 	const nodes = 100
 	for _, tc := range []struct{ cards, podsPerCard, demand int }{{8, 10, 1}, {8, 20, 1}, {8, 10, 4}, {8, 20, 4}, {16, 20, 8}, {64, 10, 32}} {

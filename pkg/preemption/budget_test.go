@@ -81,7 +81,7 @@ func checkEnoughFor(t *testing.T, n preemption.Node, request preemption.Request,
 	}
 }
 
-// A call that nobody waits for any more decides no further node.
+// After the end of the call no further node is decided.
 func TestBudgetEndsWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	budget := preemption.NewBudget(2)

@@ -54,7 +54,7 @@ func TestPreemptWithoutBudgets(t *testing.T) {
 	}
 }
 
-// Nobody reads the answer of a call that kube-scheduler has given up, so Preempt does nothing for it.
+// kube-scheduler doesn't read the answer of a call that it has given up, so Preempt does nothing for it.
 func TestPreemptGivenUp(t *testing.T) {
 	f := start(t, Options{}, fake.Node("n1", 16), fake.Pod("a", 16, fake.Bound("n1", 0)))
 	ctx, cancel := context.WithCancel(t.Context())
