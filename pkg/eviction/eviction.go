@@ -1,8 +1,8 @@
 // Package eviction evicts pods, and finds out what an eviction would free. It is the only place that evicts.
 //
-// Evictor frees a card for a pod that only fragmentation keeps pending, and keeps a card that kube-scheduler's preemption frees. Members evicts the members of broken runs. Overusers
-// evicts pods that use more memory than they request. Reclaimer evicts pods of tenants above their share for tenants below
-// theirs. Survey collects the input for the choice of victims, also for kube-scheduler's own preemption.
+// Evictor frees a card for a pod that only fragmentation keeps pending, and reserves what kube-scheduler's preemptions free. Members
+// evicts the members of broken runs. Overusers evicts pods that use more memory than they request. Reclaimer evicts pods of tenants above
+// their share for tenants below theirs. Survey collects the input for the choice of victims, also for kube-scheduler's own preemption.
 package eviction
 
 import (

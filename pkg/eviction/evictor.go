@@ -29,6 +29,8 @@ const (
 	longestPause    = 10 * time.Minute
 	// cycle is longer than kube-scheduler takes from the filter call for a pod to the preempt call in the same scheduling cycle.
 	cycle = 5 * time.Second
+	// proposalLife is longer than the watch usually takes to show what kube-scheduler does after a preempt call.
+	proposalLife = 5 * time.Second
 	// firstPause is the first pause of a blocked pod after a failed round, or if there is no plan for it. The pause
 	// doubles each time, up to longestPause after a round, or planPause without a plan.
 	firstPause = 10 * time.Second
@@ -68,6 +70,8 @@ type Evictor struct {
 	mu      sync.Mutex
 	blocked map[gpu.PodUID]blockedPod
 	rounds  map[gpu.PodUID]round
+	// proposals are the last answers to preempt calls, for proposalLife.
+	proposals map[gpu.PodUID]proposal
 	// requested holds the pods whose eviction was requested and is not yet visible in the watch, with the time of the
 	// request. Until then no other pod is evicted.
 	requested map[gpu.PodUID]time.Time
@@ -96,7 +100,7 @@ func New(o Options, fragmented bool) *Evictor {
 // clear removes all state. The caller holds the lock, or the Evictor isn't used yet.
 func (e *Evictor) clear() {
 	e.blocked, e.rounds, e.requested = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]round{}, map[gpu.PodUID]time.Time{}
-	e.postponed, e.spared = pauses{}, pauses{}
+	e.postponed, e.spared, e.proposals = pauses{}, pauses{}, map[gpu.PodUID]proposal{}
 }
 
 // Rejected records that filter found no node for the pod, which is nominated to a node or to none. full yields the candidate
@@ -156,10 +160,11 @@ func (e *Evictor) Forget(uid gpu.PodUID) {
 	defer e.mu.Unlock()
 	delete(e.blocked, uid)
 	delete(e.rounds, uid)
+	delete(e.proposals, uid)
 	delete(e.postponed, uid)
 }
 
-// Passed records that filter found a node for the pod, or that kube-scheduler evicts pods for it.
+// Passed records that filter found a node for the pod.
 func (e *Evictor) Passed(uid gpu.PodUID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

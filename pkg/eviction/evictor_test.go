@@ -566,3 +566,19 @@ func TestPreemptionRound(t *testing.T) {
 		})
 	}
 }
+
+// A nomination to another node, where no pods are leaving, doesn't end a round. A pod that the watch doesn't show gets none.
+func TestTriedElsewhere(t *testing.T) {
+	f := newFixture(t, nil, fake.Node("n2", 16))
+	f.startRound()
+	f.Tried(protocol.Pod(f.pending), "n2", []string{"n2"}, f.clock.Now())
+	f.later(interval)
+	if !f.inRound() || !f.Awaits("uid-pending") {
+		t.Error("the round has ended")
+	}
+	f.report(fake.Edited(f.b12, fake.Terminating(f.clock.Now())))
+	f.Tried(protocol.Pod(fake.Pod("unknown", 8, fake.Priority(9))), "n1", []string{"n1"}, f.clock.Now())
+	if f.Awaits("uid-unknown") {
+		t.Error("a round began for an unknown pod")
+	}
+}

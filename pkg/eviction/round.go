@@ -3,6 +3,7 @@ package eviction
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -31,6 +33,12 @@ type round struct {
 	tried time.Time
 	// freed is when the last victim was gone.
 	freed time.Time
+}
+
+// proposal is an answer to a preempt call: the victims on each node. kube-scheduler evicts those of one node.
+type proposal struct {
+	at      time.Time
+	victims map[string]preemption.Victims
 }
 
 // begin reserves the cards and evicts the victims. It reports whether this step must not try another pod: a round is in
@@ -137,17 +145,39 @@ func (e *Evictor) KeepsCard(pod gpu.Pod, nominated string) bool {
 	return true
 }
 
+// Proposed records the answer to a preempt call for the pod. kube-scheduler evicts pods for it, so the Evictor doesn't.
+func (e *Evictor) Proposed(uid gpu.PodUID, victims map[string]preemption.Victims) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.blocked, uid)
+	e.proposals[uid] = proposal{e.Clock.Now(), victims}
+}
+
+// proposed returns the victims that were proposed for the pod a short time ago, by node.
+func (e *Evictor) proposed(uid gpu.PodUID) map[string]preemption.Victims {
+	if p, ok := e.proposals[uid]; ok && e.Clock.Since(p.at) < proposalLife {
+		return p.victims
+	}
+	return nil
+}
+
 // Tried records a filter call for the pod, which kube-scheduler has nominated to a node or to none, with the candidate nodes. It must be called
 // before filter reads the ledger.
 //
 // kube-scheduler can see the end of a victim before this process does. It then offers the nominated node to the pod again. If filter rejects
 // it, kube-scheduler preempts on another node, or clears the nomination. Therefore a round begins, with the victims that are still leaving. If
-// the nominated node isn't among the candidates, kube-scheduler itself rejects it, and the pod must be able to preempt elsewhere.
+// the nominated node isn't among the candidates, kube-scheduler itself rejects it, and the pod must be able to preempt elsewhere. If the watch
+// lags so much that it shows neither nomination nor deletion, the last proposal says where kube-scheduler evicts pods.
 func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r, known := e.rounds[pod.UID]
+	if nominated == "" && !known {
+		nominated = e.onlyProposed(pod.UID, nodes)
+	}
 	if nominated != "" && (!known || nominated != r.nominated) {
+		// A round that is known is about another node.
+		known = false
 		node := strings.Clone(nominated) // The name may be a slice of the whole request.
 		r = round{pod: pod, node: node, nominated: node, preempted: true}
 	}
@@ -155,7 +185,7 @@ func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.T
 		return
 	}
 	switch leaving := e.leavingFor(pod, r.node); {
-	case len(leaving) > 0:
+	case len(leaving) > 0 && (known || e.isPending(pod)):
 		r.victims, r.tried, r.freed = leaving, at, time.Time{}
 		e.rounds[pod.UID] = r
 	case known:
@@ -164,14 +194,36 @@ func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.T
 	}
 }
 
-// leavingFor returns the pods of lower priority that are leaving the node, if the pod doesn't fit the node now but does once they are gone.
+// onlyProposed returns the candidate node for which victims were just proposed; none if there are several.
+func (e *Evictor) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
+	proposed := e.proposed(uid)
+	for _, node := range nodes {
+		if _, ok := proposed[node]; ok && only != "" {
+			return ""
+		} else if ok {
+			only = node
+		}
+	}
+	return only
+}
+
+// isPending reports whether the watch shows the pod as pending. Nothing is kept of other pods, whose end isn't reported.
+func (e *Evictor) isPending(pod gpu.Pod) bool {
+	known, ok := e.Cache.Pod(pod.Namespace, pod.Name)
+	return ok && known.UID == pod.UID && known.Pending != nil
+}
+
+// leavingFor returns the pods of lower priority that are leaving the node, or have just been proposed as victims, if the pod doesn't fit the
+// node now but does once they are gone.
 func (e *Evictor) leavingFor(pod gpu.Pod, node string) (leaving []gpu.PodUID) {
 	available, reason := e.Ledger.Availability(node, pod)
 	if !reason.Resolvable() {
 		return nil
 	}
+	proposed := e.proposed(pod.UID)[node].Pods
 	for i := range available.Allocations {
-		if a := &available.Allocations[i]; a.Leaving && a.Priority < pod.Priority && !e.isOverdue(a.UID) {
+		a := &available.Allocations[i]
+		if a.Priority < pod.Priority && (a.Leaving && !e.isOverdue(a.UID) || slices.Contains(proposed, a.UID)) {
 			reclaim.Free(available.Cards, a.Placement)
 			leaving = append(leaving, a.UID)
 		}
@@ -205,6 +257,7 @@ func (e *Evictor) endRounds() {
 	var over []gpu.Pod
 	e.mu.Lock()
 	now := e.Clock.Now()
+	maps.DeleteFunc(e.proposals, func(_ gpu.PodUID, p proposal) bool { return now.Sub(p.at) >= proposalLife })
 	for uid, r := range e.rounds {
 		if r.freed.IsZero() && !slices.ContainsFunc(r.victims, e.isAllocated) {
 			r.freed = now

@@ -66,7 +66,7 @@ func (c *check) profileNames() {
 		before, known := first[name]
 		switch {
 		case name == "":
-			c.add(Error, at, "missing: with several profiles, each needs a name of its own; set it")
+			c.add(Error, at, "missing: each profile needs a name of its own; set it")
 		case known:
 			c.add(Error, at, "%s: profiles[%d] has this name; rename or remove one", name, before)
 		default:

@@ -62,7 +62,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		return nil, err
 	}
 	if len(answer) > 0 {
-		s.evictor.Passed(pod.UID) // kube-scheduler evicts pods for it.
+		s.evictor.Proposed(pod.UID, answer)
 	}
 	klog.FromContext(ctx).Info("Victims chosen by card", "pod", klog.KObj(object), "priority", pod.Priority,
 		"memory", pod.Request.String(), "nodesProposed", len(proposed), "nodesUndecided", undecided, "nodes", len(answer))

@@ -109,6 +109,28 @@ func TestPreemptWhileVictimsLeave(t *testing.T) {
 	}
 }
 
+// The watch lags: it shows neither the nomination nor the deletion of the victim yet, of which kube-scheduler has seen the end.
+func TestPreemptBeforeTheWatch(t *testing.T) {
+	type victims = map[string]preemption.Victims
+	pod := fake.Pod("p", 16, fake.Priority(5))
+	f := start(t, Options{}, fake.Node("n1", 16), fake.Node("n2", 16), pod,
+		fake.Pod("a", 16, fake.Bound("n1", 0), fake.Priority(1)), fake.Pod("b", 16, fake.Bound("n2", 0), fake.Priority(1)))
+	on1, on2 := preemption.Victims{Pods: []gpu.PodUID{"uid-a"}}, preemption.Victims{Pods: []gpu.PodUID{"uid-b"}}
+	preempt := func(proposed, want victims) {
+		t.Helper()
+		got, err := f.Preempt(t.Context(), pod, proposed)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+	}
+	preempt(victims{"n1": on1, "n2": on2}, victims{"n1": on1, "n2": on2})
+	f.filter(pod, "n1")
+	preempt(victims{"n2": on2}, nil)
+	f.clock.Step(time.Minute) // The deletion has failed: the watch would have shown it by now.
+	f.filter(pod, "n1")
+	preempt(victims{"n2": on2}, victims{"n2": on2})
+}
+
 // kube-scheduler clears the nomination of a pod for which it finds no victims. The place is kept until the victim is gone and the pod had
 // time to take it.
 func TestPlaceOfPreemptorIsKept(t *testing.T) {
