@@ -213,7 +213,7 @@ func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) 
 		return "", helps
 	}
 	// If none of many pods fits any node, this one check is enough.
-	_, some := a.Ledger.AnyFit(leastOf(requests))
+	_, some := leastOf(a.Ledger, requests).anyFit()
 	for i, pod := range inSample {
 		if some {
 			if node, helps = a.roomFor(pod); helps {

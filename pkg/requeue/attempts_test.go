@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // attemptsFixture is attempts for a cluster of 1,000 nodes, of which n1 has cards, with the pending pod p.
@@ -53,7 +54,21 @@ func (f *attemptsFixture) pass(time time.Duration) {
 const podP = "uid-p"
 
 // rejectSampled makes filter reject the pod for all of n candidate nodes.
-func (f *attemptsFixture) rejectSampled(n int) { f.Rejected(pod(podP, 10), n, f.clock.Now()) }
+func (f *attemptsFixture) rejectSampled(n int) { f.Rejected(pod(podP, 10), n, f.Revision()) }
+
+// A pod has a place by fair sharing outside the sample that rejected it. It is tried with further samples.
+func TestSampledPodWithAPlaceIsRequeued(t *testing.T) {
+	f := newAttemptsFixture(t)
+	f.allocate("n1", pod("other", 90))
+	if _, err := f.ledger.Reserve("n1", f.cache.pending[podP].Pod, placement.Binpack, f.clock.Now()); err != nil {
+		t.Fatal(err)
+	}
+	f.rejectSampled(minSample)
+	f.pass(attemptPause)
+	if diff := cmp.Diff([]string{"n1"}, f.requeues); diff != "" {
+		t.Errorf("requeues (-want +got):\n%s", diff)
+	}
+}
 
 func TestSampledPodIsRequeued(t *testing.T) {
 	f := newAttemptsFixture(t)

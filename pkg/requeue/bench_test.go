@@ -28,7 +28,7 @@ func BenchmarkRetrySamples(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
 			for _, pod := range pods {
-				f.Rejected(pod.Pod, minSample, f.clock.Now())
+				f.Rejected(pod.Pod, minSample, f.Revision())
 			}
 			f.clock.Step(attemptPause)
 			b.StartTimer()

@@ -74,7 +74,7 @@ func (f *fixture) allocate(node string, pod gpu.Pod) {
 
 // reject records a rejection, and lets time pass.
 func (f *fixture) reject(uid gpu.PodUID) {
-	f.Rejected(pod(uid, 10), 1, f.clock.Now())
+	f.Rejected(pod(uid, 10), 1, f.Revision())
 	f.clock.Step(time.Millisecond)
 }
 

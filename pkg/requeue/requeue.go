@@ -6,7 +6,7 @@
 //   - the extender saw freed memory later than kube-scheduler (see Requeuer; the ledger calls Freed);
 //   - kube-scheduler sent only some nodes, or filter named only some (see attempts);
 //   - a gang may be placed now, or a pod's turn by fair sharing has come (see All);
-//   - a gang became whole, whose members a pod of higher priority can preempt now (see RejectedAbove);
+//   - a gang became whole, whose members a pod of higher priority can preempt now (see Preemptible);
 //   - another extender may have rejected the pod before this one became the leader (see Inherit);
 //   - the pod was limited to one node by an unconfirmed bind that has failed (see Unrestricted).
 //
@@ -17,7 +17,6 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -45,7 +44,9 @@ const (
 	rejectionLife = 6 * time.Minute
 	// maxRejected limits the remembered rejections, so that requests for pods that do not exist cannot exhaust memory.
 	// It is far above the number of pending pods in a large cluster.
-	maxRejected  = 100_000
+	maxRejected = 100_000
+	// maxRecent limits the remembered changes. It is far above the number of changes during one filter call, unless very many pods end at once.
+	maxRecent    = 1000
 	writeTimeout = 5 * time.Second
 )
 
@@ -80,6 +81,7 @@ type Ledger interface {
 	Check(pod gpu.Pod, nodes []string, visit func(node string, reason placement.Reason))
 	AnyFit(pod gpu.Pod) (node string, ok bool)
 	FirstFit(pod gpu.Pod, nodes []string) (node string, ok bool)
+	OwnPlaces(pods []gpu.Pod) map[string]bool
 }
 
 // Cache is the part of package clustercache that a Requeuer uses.
@@ -101,14 +103,35 @@ type Requeuer struct {
 
 	mu       sync.Mutex
 	rejected map[gpu.PodUID]rejection
-	freedAt  map[string]time.Time
+	// recorded counts the recorded rejections.
+	recorded uint64
+	// freed are the nodes that the next round checks, with the revision of their last change.
+	freed map[string]uint64
+	// revision counts the changes, and recent are the last of them, the latest at the end. A filter call that is in progress may have missed
+	// them.
+	revision uint64
+	recent   []change
 	// requested is a node to change regardless of which pods that helps, see All.
 	requested *string
 }
 
+// rejection is a rejected pod.
 type rejection struct {
 	pod gpu.Pod
-	at  time.Time
+	// seen is the revision when filter read the ledger.
+	seen uint64
+	// number is the number of rejections that were recorded before, and at is when this one was.
+	number uint64
+	at     time.Time
+}
+
+// change is a change by which rejected pods may fit.
+type change struct {
+	// node is where memory came free; empty if pods may fit any node since.
+	node string
+	// preemptible is true if pods of a higher priority than this may fit since by preempting others; node is empty.
+	preemptible bool
+	priority    int32
 }
 
 // New returns a Requeuer. It writes nothing before Run.
@@ -117,7 +140,7 @@ func New(o Options) *Requeuer {
 		Options:  o,
 		limit:    rate.NewLimiter(rate.Every(writeInterval), 1),
 		work:     make(chan struct{}, 1),
-		rejected: map[gpu.PodUID]rejection{}, freedAt: map[string]time.Time{},
+		rejected: map[gpu.PodUID]rejection{}, freed: map[string]uint64{},
 	}
 	r.attempts = &attempts{Options: o, requeue: r.All, begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{}}
 	return r
@@ -132,16 +155,56 @@ func (r *Requeuer) Run(ctx context.Context) error {
 }
 
 // Rejected records that filter found no node for the pod among the candidate nodes of one call. They may be only some of the
-// feasible ones; if another node has room, the pod is requeued soon. at is when filter read the ledger.
-func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, at time.Time) {
+// feasible ones; if another node has room, the pod is requeued soon. seen is what Revision returned before filter read the ledger: later
+// changes may have been handled without this pod, so they are handled again.
+func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, seen uint64) {
 	if candidates >= cmp.Or(r.MinSample, minSample) {
 		r.attempts.handle(pod.UID, noneInSample, candidates)
 	}
-	r.add(pod, at)
-	if r.Clock.Since(at) < freedDelay {
-		return
+	r.mu.Lock()
+	r.add(pod, seen)
+	missed := r.revision - seen
+	all, preemptible := missed > uint64(len(r.recent)), false
+	for _, c := range r.recent[len(r.recent)-int(min(missed, uint64(len(r.recent)))):] {
+		switch {
+		case c.preemptible:
+			preemptible = preemptible || pod.Priority > c.priority
+		case c.node == "":
+			all = true
+		default:
+			r.freed[c.node] = r.revision
+		}
 	}
-	// The machine is overloaded: memory that came free since filter read the ledger may have been handled without this pod.
+	r.mu.Unlock()
+	if preemptible {
+		r.All("")
+	}
+	if all {
+		r.freedIfFits(pod)
+	}
+	if missed > 0 {
+		r.signal()
+	}
+}
+
+// Revision returns the number of changes so far by which rejected pods may fit, see Rejected.
+func (r *Requeuer) Revision() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.revision
+}
+
+// changed records a change. The caller holds mu.
+func (r *Requeuer) changed(c change) {
+	r.revision++
+	if len(r.recent) == maxRecent {
+		r.recent = slices.Delete(r.recent, 0, maxRecent/2)
+	}
+	r.recent = append(r.recent, c)
+}
+
+// freedIfFits records a node that the pod fits as freed.
+func (r *Requeuer) freedIfFits(pod gpu.Pod) {
 	if node, ok := r.Ledger.AnyFit(pod); ok {
 		r.Freed(node)
 	}
@@ -190,21 +253,24 @@ func (r *Requeuer) ForgetRejection(uid gpu.PodUID) {
 	delete(r.rejected, uid)
 }
 
-func (r *Requeuer) fits(pod gpu.Pod, node string) (fits bool) {
-	r.Ledger.Check(pod, []string{node}, func(_ string, reason placement.Reason) { fits = reason == placement.Fits })
-	return fits
-}
-
-func (r *Requeuer) add(pod gpu.Pod, at time.Time) {
+// HasRejection reports whether the pod's rejection is remembered. Tests call it.
+func (r *Requeuer) HasRejection(uid gpu.PodUID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	_, rejected := r.rejected[uid]
+	return rejected
+}
+
+// add records a rejection. The caller holds mu.
+func (r *Requeuer) add(pod gpu.Pod, seen uint64) {
 	if _, again := r.rejected[pod.UID]; !again && len(r.rejected) >= maxRejected {
 		for uid := range r.rejected {
 			delete(r.rejected, uid) // Any of them: with so many, most are not pending pods.
 			break
 		}
 	}
-	r.rejected[pod.UID] = rejection{pod, at}
+	r.rejected[pod.UID] = rejection{pod, seen, r.recorded, r.Clock.Now()}
+	r.recorded++
 }
 
 // Inherit records pods that another extender may have rejected, and checks whether one of them fits a node already.
@@ -212,41 +278,23 @@ func (r *Requeuer) Inherit(pods []gpu.Pod) {
 	if len(pods) == 0 {
 		return
 	}
-	before := r.Clock.Now().Add(-time.Nanosecond) // Memory that comes free from now on counts as later.
 	r.mu.Lock()
 	for _, pod := range pods {
 		if _, again := r.rejected[pod.UID]; !again {
-			r.rejected[pod.UID] = rejection{pod, before}
+			r.add(pod, r.revision)
 		}
 	}
 	r.mu.Unlock()
-	if node, ok := r.Ledger.AnyFit(leastOf(pods)); ok {
+	if node, ok := leastOf(r.Ledger, pods).anyFit(); ok {
 		r.All(node) // Another node may be the one that fits, but one change requeues every pod.
 	}
-}
-
-// leastOf returns an invented pod that is at least as easy to place as each of the pods: if it doesn't fit a node, none of them does.
-// It has their smallest demand of one card. Its priority is above theirs, so every nomination that counts against it counts against
-// each of them too.
-func leastOf(pods []gpu.Pod) gpu.Pod {
-	first := pods[0].Demand()
-	least := gpu.Pod{Request: first.Memory, Cores: first.Cores, Containers: first.Containers, Priority: math.MinInt32}
-	for _, pod := range pods {
-		demand := pod.Demand()
-		least.Request, least.Cores = min(least.Request, demand.Memory), min(least.Cores, demand.Cores)
-		least.Containers = min(least.Containers, demand.Containers)
-		least.Priority = max(least.Priority, pod.Priority)
-	}
-	if least.Priority < math.MaxInt32 {
-		least.Priority++ // A pod ignores its own nomination, which has its own priority.
-	}
-	return least
 }
 
 // Freed records that memory of the node came free.
 func (r *Requeuer) Freed(node string) {
 	r.mu.Lock()
-	r.freedAt[node] = r.Clock.Now()
+	r.changed(change{node: node})
+	r.freed[node] = r.revision
 	r.mu.Unlock()
 	r.signal()
 }
@@ -259,17 +307,19 @@ func (r *Requeuer) signal() {
 	}
 }
 
-// RejectedAbove reports whether a pod of higher priority was rejected. Memory that is reserved for a gang cannot be evicted:
-// such a pod was rejected without a victim, and kube-scheduler has no reason to retry it when the gang is bound.
-func (r *Requeuer) RejectedAbove(priority int32) bool {
+// Preemptible requeues the rejected pods if one of them has a higher priority than a gang that is bound now. Memory that is reserved for a
+// gang cannot be evicted: such a pod was rejected without a victim, and kube-scheduler has no reason to retry it when the gang is bound.
+func (r *Requeuer) Preemptible(priority int32) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.changed(change{preemptible: true, priority: priority})
+	above := false
 	for _, rejected := range r.rejected {
-		if rejected.pod.Priority > priority {
-			return true
-		}
+		above = above || rejected.pod.Priority > priority
 	}
-	return false
+	r.mu.Unlock()
+	if above {
+		r.All("")
+	}
 }
 
 // All requests a requeue of every rejected pod by a change of the node. An empty node means any node.
@@ -297,13 +347,11 @@ func (r *Requeuer) takeRequest() (node string, requested bool) {
 // Unrestricted records that the pod, which was limited to one node for a while, may go to any node again.
 func (r *Requeuer) Unrestricted(uid gpu.PodUID) {
 	r.mu.Lock()
+	r.changed(change{})
 	rejected, ok := r.rejected[uid]
 	r.mu.Unlock()
-	if !ok {
-		return
-	}
-	if node, ok := r.Ledger.AnyFit(rejected.pod); ok {
-		r.Freed(node)
+	if ok {
+		r.freedIfFits(rejected.pod)
 	}
 }
 
@@ -332,7 +380,7 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 	var pod gpu.Pod
 	again := func() { r.All("") }
 	if !requested {
-		var freed map[string]time.Time
+		var freed map[string]uint64
 		node, pod, freed = r.reason()
 		again = func() { r.restoreFreed(freed) }
 	}
@@ -347,8 +395,8 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	at := r.Clock.Now()
-	err := r.API.AnnotateNode(ctx, node, protocol.AnnotationFreed, at.UTC().Format(time.RFC3339Nano))
+	recorded := r.rejections()
+	err := r.API.AnnotateNode(ctx, node, protocol.AnnotationFreed, r.Clock.Now().UTC().Format(time.RFC3339Nano))
 	r.Observer.APIWrite("node")
 	if err != nil {
 		logger.Error(err, "Rejected pods not requeued, trying again")
@@ -357,18 +405,18 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 	}
 	logger.Info("Requeued the rejected pods", "requested", requested)
 	r.Observer.Requeued()
-	r.requeued(at)
+	r.requeued(recorded)
 }
 
-// reason returns a node on which memory came free after the rejection of a pod that fits it now. It drops nodes that
+// reason returns a node on which memory came free after filter read the ledger and rejected a pod that fits it now. It drops nodes that
 // help no pod, most of them after one check, however many pods are pending. freed are all nodes with freed memory that
 // it took: one write requeues every pod, so if that write fails, all of them must be considered again, see restoreFreed.
-func (r *Requeuer) reason() (node string, pod gpu.Pod, freed map[string]time.Time) {
+func (r *Requeuer) reason() (node string, pod gpu.Pod, freed map[string]uint64) {
 	r.mu.Lock()
 	now := r.Clock.Now()
 	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return now.Sub(old.at) > rejectionLife })
-	rejected, freedAt := slices.Collect(maps.Values(r.rejected)), r.freedAt
-	r.freedAt = map[string]time.Time{}
+	rejected, freed := slices.Collect(maps.Values(r.rejected)), r.freed
+	r.freed = map[string]uint64{}
 	r.mu.Unlock()
 	if len(rejected) == 0 {
 		return "", gpu.Pod{}, nil
@@ -379,35 +427,40 @@ func (r *Requeuer) reason() (node string, pod gpu.Pod, freed map[string]time.Tim
 	for i := range rejected {
 		pods[i] = rejected[i].pod
 	}
-	least := leastOf(pods)
-	for _, node := range slices.Sorted(maps.Keys(freedAt)) {
-		if !r.fits(least, node) {
+	least := leastOf(r.Ledger, pods)
+	for _, node := range slices.Sorted(maps.Keys(freed)) {
+		if !least.fits(node) {
 			continue
 		}
 		for _, old := range rejected {
-			if old.at.Before(freedAt[node]) && r.fits(old.pod, node) {
-				return node, old.pod, freedAt
+			if old.seen < freed[node] && fits(r.Ledger, old.pod, node) {
+				return node, old.pod, freed
 			}
 		}
 	}
 	return "", gpu.Pod{}, nil
 }
 
-// restoreFreed restores nodes with freed memory that reason took. A later time, of memory that came free meanwhile, is kept.
-func (r *Requeuer) restoreFreed(nodes map[string]time.Time) {
+// restoreFreed restores nodes with freed memory that reason took. A later revision, of memory that came free meanwhile, is kept.
+func (r *Requeuer) restoreFreed(nodes map[string]uint64) {
 	r.mu.Lock()
-	for node, at := range nodes {
-		if at.After(r.freedAt[node]) {
-			r.freedAt[node] = at
-		}
+	for node, revision := range nodes {
+		r.freed[node] = max(r.freed[node], revision)
 	}
 	r.mu.Unlock()
 	r.signal()
 }
 
-// requeued deletes the rejections from before the write, since kube-scheduler retries their pods.
-func (r *Requeuer) requeued(at time.Time) {
+// rejections returns the number of rejections that were recorded so far.
+func (r *Requeuer) rejections() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return old.at.Before(at) })
+	return r.recorded
+}
+
+// requeued deletes the rejections that were recorded before a write, since kube-scheduler retries their pods.
+func (r *Requeuer) requeued(recorded uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return old.number < recorded })
 }

@@ -32,13 +32,55 @@ func TestRequeue(t *testing.T) {
 		"something else requeues the pod":              {func(f *fixture) { f.reject("a"); freed(f); f.ForgetRejection("a") }, ""},
 		"another pod took the memory":                  {func(f *fixture) { f.reject("a"); freed(f); f.allocate("n1", pod("b", 91)) }, ""},
 		"kube-scheduler has retried the pod by itself": {func(f *fixture) { f.reject("a"); f.clock.Step(rejectionLife); freed(f) }, ""},
-		"filter's result is recorded long after a round": {func(f *fixture) {
-			read := f.clock.Now()
+		"the rejection is recorded after a round for memory that came free after filter read the ledger": {func(f *fixture) {
+			read := f.Revision()
 			freed(f)
 			f.Requeue(f.t.Context())
-			f.clock.Step(freedDelay)
 			f.Rejected(pod("a", 10), 1, read)
 		}, "n1"},
+		"the same, and very much memory came free meanwhile": {func(f *fixture) {
+			read := f.Revision()
+			freed(f)
+			for range 2 * maxRecent {
+				f.Freed("n2")
+			}
+			f.Requeue(f.t.Context())
+			f.Rejected(pod("a", 10), 1, read)
+		}, "n1"},
+		"the same, and another pod has taken the memory": {func(f *fixture) {
+			read := f.Revision()
+			freed(f)
+			f.Requeue(f.t.Context())
+			f.allocate("n1", pod("b", 91))
+			f.Rejected(pod("a", 10), 1, read)
+		}, ""},
+		"the rejection is recorded after a round for memory that filter saw": {func(f *fixture) {
+			freed(f)
+			read := f.Revision()
+			f.Requeue(f.t.Context())
+			f.Rejected(pod("a", 10), 1, read)
+		}, ""},
+		"the rejection is recorded after the pod may go to any node again": {func(f *fixture) {
+			freed(f)
+			read := f.Revision()
+			f.Requeue(f.t.Context())
+			f.Unrestricted("a")
+			f.Rejected(pod("a", 10), 1, read)
+		}, "n1"},
+		"a gang is bound, whose members a rejected pod can preempt": {func(f *fixture) { f.reject("a"); f.Preemptible(-1) }, "n1"},
+		"a gang of the same priority is bound":                      {func(f *fixture) { f.reject("a"); f.Preemptible(0) }, ""},
+		"the rejection is recorded after the gang is bound": {func(f *fixture) {
+			read := f.Revision()
+			f.Preemptible(-1)
+			f.Requeue(f.t.Context())
+			f.Rejected(pod("a", 10), 1, read)
+		}, "n1"},
+		"the rejection is recorded after a gang of the same priority is bound": {func(f *fixture) {
+			read := f.Revision()
+			f.Preemptible(0)
+			f.Requeue(f.t.Context())
+			f.Rejected(pod("a", 10), 1, read)
+		}, ""},
 		"a rejected pod may go to any node again": {func(f *fixture) {
 			freed(f)
 			f.Requeue(f.t.Context())
@@ -149,7 +191,7 @@ func TestRun(t *testing.T) {
 	}
 	f.clock.Step(writeInterval)
 	await.True(t, "the second write", writes(2))
-	f.Rejected(pod(podP, 10), minSample, f.clock.Now())
+	f.Rejected(pod(podP, 10), minSample, f.Revision())
 	await.True(t, "the write for a sampled pod", func() bool {
 		f.clock.Step(attemptInterval)
 		return writes(3)()
@@ -186,7 +228,7 @@ func TestManyRejectionsCostLittle(t *testing.T) {
 	}
 	for i := range 10_000 {
 		rejected := gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i)), Request: gpu.Memory(100 + i%100), Priority: int32(i % 7)}
-		f.Rejected(rejected, 1, f.clock.Now())
+		f.Rejected(rejected, 1, f.Revision())
 	}
 	f.clock.Step(time.Second)
 	add(99)
@@ -204,40 +246,65 @@ func TestManyRejectionsCostLittle(t *testing.T) {
 func TestRejectionsAreBounded(t *testing.T) {
 	f := newFixture(t)
 	for i := range maxRejected + 100 {
-		f.Rejected(pod(gpu.PodUID(fmt.Sprint(i)), 10), minSample, f.clock.Now())
+		f.Rejected(pod(gpu.PodUID(fmt.Sprint(i)), 10), minSample, f.Revision())
 	}
 	if len(f.rejected) != maxRejected || len(f.attempts.pods) != maxRejected {
 		t.Errorf("%d rejections and %d attempts are remembered, want %d", len(f.rejected), len(f.attempts.pods), maxRejected)
 	}
 }
 
-// The pod of leastOf fits no node only if none of the pods fits it.
-func TestLeastOf(t *testing.T) {
-	f := newFixture(t, fake.Node("n1", 100))
-	nominated := gpu.Pod{UID: "nominated", Request: 100, Priority: 5}
-	f.ledger.Nominate("n1", nominated)
-	small := gpu.Pod{UID: "small", Request: 10, Priority: 5}
-	if f.fits(small, "n1") || !f.fits(nominated, "n1") {
-		t.Fatal("the nomination has no effect")
-	}
-	if !f.fits(leastOf([]gpu.Pod{small, nominated}), "n1") {
-		t.Error("it does not fit where the nominated pod fits")
-	}
-	f.ledger.Nominate("n1", gpu.Pod{UID: "higher", Request: 100, Priority: 7})
-	if f.fits(leastOf([]gpu.Pod{small, nominated}), "n1") {
-		t.Error("it fits where a nomination keeps all pods off")
+// The least of pods fits where one of them fits, also by what only this pod sees as free.
+func TestLeast(t *testing.T) {
+	small, large := gpu.Pod{UID: "small", Request: 10, Priority: 5}, gpu.Pod{UID: "large", Request: 100, Priority: 5}
+	other := gpu.Pod{UID: "other", Request: 100, Priority: 5}
+	for name, test := range map[string]struct {
+		before func(l *ledger.Ledger)
+		want   bool
+	}{
+		"an empty node": {func(*ledger.Ledger) {}, true},
+		"a full node":   {func(l *ledger.Ledger) { l.SetBound("n1", other, gpu.On(0, 100), time.Time{}) }, false},
+		"a pod's own allocation": {func(l *ledger.Ledger) {
+			if _, err := l.Reserve("n1", large, placement.Binpack, time.Time{}); err != nil {
+				t.Error(err)
+			}
+		}, true},
+		"a pod's own nomination":                   {func(l *ledger.Ledger) { l.Nominate("n1", large) }, true},
+		"another pod's nomination":                 {func(l *ledger.Ledger) { l.Nominate("n1", other) }, false},
+		"a place that is held for a pod":           {func(l *ledger.Ledger) { l.Hold(held("large"), 9) }, true},
+		"a place that is held for another pod":     {func(l *ledger.Ledger) { l.Hold(held("other"), 9) }, false},
+		"a starvation reservation for a pod":       {func(l *ledger.Ledger) { l.ReserveForStarving(requests(large), 9, "", nil) }, true},
+		"a starvation reservation for another pod": {func(l *ledger.Ledger) { l.ReserveForStarving(requests(other), 9, "", nil) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := fake.Ledger(fake.Node("n1", 100))
+			test.before(l)
+			least := leastOf(l, []gpu.Pod{small, large})
+			_, anyFits := least.anyFit()
+			one := fits(l, small, "n1") || fits(l, large, "n1")
+			if got := least.fits("n1"); got != test.want || anyFits != test.want || one != test.want {
+				t.Errorf("it fits: %v, any node: %v; one of the pods fits: %v; want %v", got, anyFits, one, test.want)
+			}
+		})
 	}
 }
 
-// The pod of leastOf has the fewest containers.
-func TestLeastOfContainers(t *testing.T) {
-	least := leastOf([]gpu.Pod{{Request: 1, Containers: 3}, {Request: 1, Containers: 2}, {Request: 1, Containers: 4}})
-	if least.Containers != 2 {
-		t.Errorf("it has %d containers, want 2", least.Containers)
+func held(uid gpu.PodUID) []ledger.HeldPlace {
+	return []ledger.HeldPlace{{UID: uid, Node: "n1", On: gpu.On(0, 100), Unit: 1}}
+}
+
+func requests(pod gpu.Pod) []ledger.Request {
+	return []ledger.Request{{Pod: pod, Nodes: []string{"n1"}}}
+}
+
+// The least of pods has the fewest containers.
+func TestLeastContainers(t *testing.T) {
+	least := leastOf(ledger.New(), []gpu.Pod{{Request: 1, Containers: 3}, {Request: 1, Containers: 2}, {Request: 1, Containers: 4}})
+	if least.pod.Containers != 2 {
+		t.Errorf("it has %d containers, want 2", least.pod.Containers)
 	}
 }
 
-// Nodes may fit the pod of leastOf and none of the pods. Then the other nodes count as well.
+// The least of pods may fit nodes that none of the pods fits. Then the other nodes count as well.
 func TestInheritChecksEveryNode(t *testing.T) {
 	f := newFixture(t, fake.Node("room", 100))
 	for i := range 20 {
@@ -255,26 +322,18 @@ func TestInheritChecksEveryNode(t *testing.T) {
 	}
 }
 
-func TestRejectedAbove(t *testing.T) {
-	f := newFixture(t)
-	f.Rejected(gpu.Pod{UID: "a", Priority: 5}, 1, f.clock.Now())
-	if !f.RejectedAbove(4) || f.RejectedAbove(5) {
-		t.Error("a pod of priority 5 is above 4 only")
-	}
-}
-
 // A pod of several cards needs of each card only its part.
-func TestLeastOfSeveralCards(t *testing.T) {
+func TestLeastSeveralCards(t *testing.T) {
 	cards := slices.Repeat([]int64{2}, gpu.MaxCards)
 	f := newFixture(t, fake.Node("n1", cards...))
 	for i := range cards {
 		f.ledger.SetBound("n1", gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i)), Request: 1}, gpu.On(i, 1), f.clock.Now())
 	}
 	wide, large := gpu.Pod{UID: "wide", Request: gpu.MaxCards, Cards: gpu.MaxCards}, gpu.Pod{UID: "large", Request: 2}
-	if !f.fits(wide, "n1") || f.fits(large, "n1") {
+	if !fits(f.ledger, wide, "n1") || fits(f.ledger, large, "n1") {
 		t.Fatal("there is room on each card for one unit")
 	}
-	if !f.fits(leastOf([]gpu.Pod{large, wide}), "n1") {
+	if !leastOf(f.ledger, []gpu.Pod{large, wide}).fits("n1") {
 		t.Error("it does not fit where the pod of many cards fits")
 	}
 }

@@ -76,7 +76,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	if err := s.cache.Ready(); err != nil {
 		return FilterResult{}, err
 	}
-	now, alone := s.Clock.Now(), s.nominator.alone(pod.UID, nodes)
+	now, seen, alone := s.Clock.Now(), s.requeue.Revision(), s.nominator.alone(pod.UID, nodes)
 	if nominated := object.Status.NominatedNodeName; s.fair.evicts(pod) && !s.nominator.nominated(pod.UID, nominated) {
 		s.evictor.Tried(pod, nominated, nodes, now)
 	}
@@ -90,7 +90,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	result.ReservedFor = s.ledger.StarvationLabel()
 	if len(result.Passed) == 0 {
-		s.requeue.Rejected(pod, len(nodes), now)
+		s.requeue.Rejected(pod, len(nodes), seen)
 		s.nominator.rejected(pod.UID, nodes)
 		if steers {
 			s.evictor.Passed(pod.UID) // No pod is evicted for it meanwhile.

@@ -361,8 +361,8 @@ func (g *groups) act() {
 	if effects.Requeue {
 		g.requeue.All(effects.RequeueNode)
 	}
-	if len(effects.RequeueAbove) > 0 && g.requeue.RejectedAbove(slices.Min(effects.RequeueAbove)) {
-		g.requeue.All("")
+	if len(effects.RequeueAbove) > 0 {
+		g.requeue.Preemptible(slices.Min(effects.RequeueAbove))
 	}
 	for _, notice := range effects.Events {
 		kind := corev1.EventTypeNormal

@@ -37,9 +37,9 @@ func TestRequeueAfterLateWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The rejection of a pod that is bound is dropped.
-	f.requeue.Rejected(protocol.Pod(pod), 1, f.clock.Now())
+	f.requeue.Rejected(protocol.Pod(pod), 1, f.requeue.Revision())
 	f.publish(pod)
-	f.await("the watch", func() bool { return !f.requeue.RejectedAbove(-1) })
+	f.await("the watch", func() bool { return !f.requeue.HasRejection(gpu.PodUID(pod.UID)) })
 }
 
 // While a bind is unconfirmed, the pod is rejected on other nodes. It is requeued when the bind has failed.
