@@ -201,10 +201,7 @@ func (n *node) roomierThan(before room) bool {
 	otherNominee := len(n.nominees) > 0 && now.leaving != before.leaving
 	return slices.ContainsFunc(now.cards, func(c placement.Card) bool {
 		i, ok := position(before.cards, c.Index)
-		if c.Free() == 0 || ok && !accepts && !otherNominee && !roomier(&c, &before.cards[i]) {
-			return false
-		}
-		return true
+		return c.Free() > 0 && (!ok || accepts || otherNominee || roomier(&c, &before.cards[i]))
 	})
 }
 

@@ -127,6 +127,7 @@ type rejection struct {
 
 // change is a change by which rejected pods may fit.
 type change struct {
+	revision uint64
 	// node is where memory came free; empty if pods may fit any node since.
 	node string
 	// preemptible is true if pods of a higher priority than this may fit since by preempting others; node is empty.
@@ -164,22 +165,23 @@ func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, seen uint64) {
 	r.mu.Lock()
 	r.add(pod, seen)
 	missed := r.revision - seen
-	all, preemptible := missed > uint64(len(r.recent)), false
-	for _, c := range r.recent[len(r.recent)-int(min(missed, uint64(len(r.recent)))):] {
+	known := min(missed, uint64(len(r.recent)))
+	anywhere, preemptible := missed > known, false
+	for _, c := range r.recent[len(r.recent)-int(known):] {
 		switch {
 		case c.preemptible:
 			preemptible = preemptible || pod.Priority > c.priority
 		case c.node == "":
-			all = true
+			anywhere = true
 		default:
-			r.freed[c.node] = r.revision
+			r.freed[c.node] = max(r.freed[c.node], c.revision)
 		}
 	}
 	r.mu.Unlock()
 	if preemptible {
 		r.All("")
 	}
-	if all {
+	if anywhere {
 		r.freedIfFits(pod)
 	}
 	if missed > 0 {
@@ -194,9 +196,10 @@ func (r *Requeuer) Revision() uint64 {
 	return r.revision
 }
 
-// changed records a change. The caller holds mu.
+// changed records a change and sets its revision. The caller holds mu.
 func (r *Requeuer) changed(c change) {
 	r.revision++
+	c.revision = r.revision
 	if len(r.recent) == maxRecent {
 		r.recent = slices.Delete(r.recent, 0, maxRecent/2)
 	}
