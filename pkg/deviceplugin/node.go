@@ -208,10 +208,11 @@ func (k *nodeKeeper) keep(ctx context.Context) (time.Duration, error) {
 
 // write writes the inventory and the amounts.
 func (k *nodeKeeper) write(ctx context.Context, annotation string, amounts map[corev1.ResourceName]any) error {
+	k.pacer.Tried(time.Now())
 	if err := patchCards(ctx, k.client, k.name, annotation, amounts); err != nil {
 		return fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
 	}
-	k.pacer.Written(annotation, time.Now())
+	k.pacer.Written(annotation)
 	if k.pacer.undone >= manyUndone {
 		k.contested.Do(func() {
 			klog.FromContext(ctx).Error(nil, "Another program changes the inventory or the amounts of this node again and again", "node", k.name)

@@ -7,11 +7,11 @@ import (
 )
 
 // pacer decides when the Node may be written. Two plugins on one node, with different configurations, undo each other's writes for ever:
-// each sees the other's write at once. The first write of a content comes after gap at the latest; for one that was undone the pauses grow.
+// each sees the other's write at once. A new content waits for gap at most; for one that was undone the pauses grow.
 type pacer struct {
 	// gap is the least time between two writes, and the first pause before one that was undone is repeated. The longest is 30 times as long.
 	gap time.Duration
-	// at is when the Node was written last, and content what was written.
+	// at is when a write was tried last. content is what was written last.
 	at      time.Time
 	content string
 	// undone is how many writes have repeated the one before, because something had undone it.
@@ -47,13 +47,16 @@ func (p *pacer) Wait(content string, now time.Time) time.Duration {
 	return p.at.Add(pause).Sub(now)
 }
 
-// Written records a write.
-func (p *pacer) Written(content string, now time.Time) {
+// Tried records that a write begins.
+func (p *pacer) Tried(now time.Time) { p.at = now }
+
+// Written records that it has succeeded.
+func (p *pacer) Written(content string) {
 	if content == p.content {
 		p.undone++
 		p.pause = p.backoff.Step()
 	}
-	p.at, p.content = now, content
+	p.content = content
 }
 
 // Kept records that the Node has what was written.

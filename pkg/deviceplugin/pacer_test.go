@@ -18,7 +18,8 @@ func TestPacer(t *testing.T) {
 			pause := max(0, p.Wait(content, now))
 			out = append(out, pause)
 			now = now.Add(pause)
-			p.Written(content, now)
+			p.Tried(now)
+			p.Written(content)
 		}
 		return out
 	}

@@ -163,13 +163,16 @@ func openDriver(path string) (*driver, error) {
 		return nil, fmt.Errorf("%w: %w", ErrNoLibrary, err)
 	}
 	defer func() { _ = library.Close() }() // the bindings open the library themselves
-	for _, symbol := range requiredSymbols {
+	has := func(symbol string) bool { return library.Lookup(symbol) == nil }
+	required := slices.Clone(requiredSymbols)
+	if !has(symbolWaitV2) {
+		required = append(required, symbolWait)
+	}
+	for _, symbol := range required {
 		if err := library.Lookup(symbol); err != nil {
 			return nil, fmt.Errorf("%w: %s is not the NVIDIA driver library, or too old: %w", ErrNoLibrary, path, err)
 		}
 	}
-
-	has := func(symbol string) bool { return library.Lookup(symbol) == nil }
 	d := &driver{
 		lib:           nvml.New(nvml.WithLibraryPath(path)),
 		hasAffinity:   has(symbolMemoryAffinity),
@@ -218,8 +221,7 @@ func (d *driver) devices() ([]device, error) {
 	return devices, nil
 }
 
-// rejectTwins makes a card unusable whose UUID an earlier card has: neither a container nor a call of the driver can name it. Faulty
-// cards and some virtual machines have such UUIDs.
+// rejectTwins makes a card unusable whose UUID an earlier card has: neither a container nor a call of the driver can name it.
 func rejectTwins(devices []device) {
 	first := map[string]int{}
 	for i := range devices {

@@ -45,8 +45,8 @@ const (
 	signFatalXid
 )
 
-// transitions has the next state for each state and sign. In addition, a recovering card is healthy if it is good or clean after its recovering
-// period (entry.observe).
+// transitions has the next state for each state and sign. In addition, a recovering card that is good or clean after its quiet period is
+// healthy (entry.observe).
 var transitions = [...][signFatalXid + 1]health{
 	//            good        clean       unusable    asks        error       lost       Xid         fatal Xid
 	healthy:    {healthy, healthy, failing, failing, failing, failing, recovering, needsReset},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,6 +85,15 @@ func TestListWithoutLibrary(t *testing.T) {
 			t.Log(err)
 		})
 	}
+}
+
+func TestListIncompleteLibrary(t *testing.T) {
+	onMachine(t, mixedCards[:1], func(t *testing.T, library string, _ fakenvml.Machine) {
+		_, err := List(t.Context(), Options{Library: library})
+		if !errors.Is(err, ErrNoLibrary) || !strings.Contains(err.Error(), "nvmlEventSetWait") {
+			t.Errorf("List() = %v, want %v", err, ErrNoLibrary)
+		}
+	}, "-DnvmlEventSetWait_v2=nvmlAnotherFunction")
 }
 
 func TestListWithBadDriver(t *testing.T) {
