@@ -60,10 +60,14 @@ func TestSeveralCards(t *testing.T) {
 		}
 	}
 	env := func(pod, cards, visible, memory, container string) map[string]string {
-		return map[string]string{
+		env := map[string]string{
 			"NVIDIA_VISIBLE_DEVICES": visible, "ALIYUN_COM_GPU_MEM_IDX": cards, "ALIYUN_COM_GPU_MEM_DEV": memory,
 			"ALIYUN_COM_GPU_MEM_POD": pod, "ALIYUN_COM_GPU_MEM_CONTAINER": container,
 		}
+		if strings.Contains(cards, ",") {
+			env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+		}
+		return env
 	}
 	want := map[string]map[string]string{
 		"one/main":   env("8", "1", "GPU-1", "16", "8"),

@@ -210,7 +210,7 @@ func TestContainerEnv(t *testing.T) {
 	}
 	expect(t, "several cards", map[string]string{
 		"NVIDIA_VISIBLE_DEVICES": "GPU-3,GPU-0", "ALIYUN_COM_GPU_MEM_IDX": "3,0", "ALIYUN_COM_GPU_MEM_POD": "12",
-		"ALIYUN_COM_GPU_MEM_DEV": "16,24", "ALIYUN_COM_GPU_MEM_CONTAINER": "4",
+		"ALIYUN_COM_GPU_MEM_DEV": "16,24", "ALIYUN_COM_GPU_MEM_CONTAINER": "4", "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 	}, several.Variables())
 	several.ContainerCores = 60
 	expect(t, "cores", "30", several.Variables()["ALIYUN_COM_GPU_CORE_CONTAINER"])

@@ -37,6 +37,9 @@ func (e ContainerEnv) Variables() map[string]string {
 	if e.ContainerCores > 0 {
 		env[EnvCores] = e.ContainerCores.PerCard(n).String()
 	}
+	if n > 1 {
+		env[EnvDeviceOrder] = "PCI_BUS_ID"
+	}
 	if e.DisableIsolation {
 		env[EnvDisableIsolation] = "true"
 	}

@@ -57,6 +57,9 @@ const (
 	EnvCores = "ALIYUN_COM_GPU_CORE_CONTAINER"
 	// EnvVisibleDevices names the cards that NVIDIA's container runtime mounts, separated by commas.
 	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
+	// EnvDeviceOrder is in which order CUDA numbers a container's cards. It is set for several cards: by its default CUDA puts the fastest first,
+	// and the other variables list cards by index, the order of the bus.
+	EnvDeviceOrder = "CUDA_DEVICE_ORDER"
 	// EnvDisableIsolation turns off cGPU's memory isolation.
 	EnvDisableIsolation = "CGPU_DISABLE"
 )
