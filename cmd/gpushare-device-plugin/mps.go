@@ -55,7 +55,7 @@ ends, the programs that use the cards end.`
 	f.StringVar(&o.directory, "mps-pipe-directory", defaultMPSDirectory, "`directory` of the daemons' pipes and logs, with a directory for each card; the same path on the machine and in the device plugin")
 	f.StringVar(&o.control, "mps-control", "nvidia-cuda-mps-control", "`path` of NVIDIA's control daemon; a name is searched for in PATH")
 	f.StringVar(&o.library, "nvml-library", "", "`path` of libnvidia-ml.so.1; if empty, the dynamic linker searches for it")
-	f.StringVar(&o.listenAddress, "listen-address", ":12346", "`address` of /readyz and /metrics, in plain HTTP; if empty, they are not served")
+	f.StringVar(&o.listenAddress, "listen-address", ":12349", "`address` of /readyz and /metrics, in plain HTTP; if empty, they are not served")
 	f.StringVar(&o.sharedMemory, "mount-shared-memory", "", "mount the memory that containers with a share of a card have as /dev/shm, with this `size` such as 1Gi, and exit; a mount that exists stays")
 	return command
 }

@@ -99,7 +99,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.cardMemory, "card-memory", "", "memory of the cards, as one `size` for all such as 96Gi, or by UUID such as GPU-…=96Gi,GPU-…=48Gi; for cards that share the machine's memory, for which the driver reports none (such as GB10). It can't exceed the memory that the driver reports")
 	f.StringVar(&o.disableHealthChecks, "dp-disable-healthchecks", "", "`Xids` that do not make a card unhealthy, such as 48,63, or all; in addition to the Xids of application errors. The format is that of NVIDIA's device plugin (DP_DISABLE_HEALTHCHECKS)")
 	f.StringVar(&o.enableHealthChecks, "dp-enable-healthchecks", "", "`Xids` that make a card unhealthy, such as 31, or all; takes precedence over --dp-disable-healthchecks. The format is that of NVIDIA's device plugin (DP_ENABLE_HEALTHCHECKS)")
-	f.StringVar(&o.plugin.ListenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version, in plain HTTP; if empty, they are not served")
+	f.StringVar(&o.plugin.ListenAddress, "listen-address", ":12348", "`address` of /livez, /readyz, /metrics and /version, in plain HTTP; if empty, they are not served")
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
 	f.DurationVar(&o.plugin.UsageInterval, "usage-interval", usage.DefaultInterval, "`time` between two measurements of the memory that each container uses. The plugin needs the host's PID namespace to find the containers of processes")
 	f.StringVar(&o.plugin.UsageAddress, "usage-listen-address", "", "loopback `address` of /usage, which kubectl inspect gpushare --usage reads by port-forward; if empty, it is not served")
@@ -107,7 +107,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.Float64Var(&o.plugin.Overuse.Tolerance, "overuse-tolerance", usage.DefaultTolerance, "percentage by which a container may exceed its request before its pod is reported")
 	f.DurationVar(&o.plugin.Overuse.Grace, "overuse-grace", usage.DefaultGrace, "`time` for which a container may exceed its request by more than --overuse-tolerance before its pod is reported")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count, aliyun.com/gpu-core.percentage and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
-	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
+	f.BoolVar(&o.printInventory, "print-inventory", false, "print the inventory that the plugin would write to this node's annotation, as JSON, and exit. It doesn't read the API server")
 }
 
 // configure sets the values that override the configuration file: those of the flags that were set. malformed are the words in the

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"slices"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -17,7 +16,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/inventory"
-	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/tokenauth"
 	"github.com/gpushare/gpushare/pkg/version"
@@ -25,8 +23,8 @@ import (
 
 const component = "gpushare-device-plugin"
 
-// printInventory prints the cards in the format of the inventory annotation. The API server is not asked, so of several
-// configurations the default is used.
+// printInventory prints the inventory annotation that a plugin would write. The API server is not asked, so of several configurations the
+// default is used.
 func printInventory(ctx context.Context, out io.Writer, o options) error {
 	selected, err := o.plugin.Config.Read("")
 	if err != nil {
@@ -40,24 +38,18 @@ func printInventory(ctx context.Context, out io.Writer, o options) error {
 	if len(state.Cards) == 0 && state.Problem != "" {
 		return fmt.Errorf("listing the cards: %s", state.Problem)
 	}
+	session, err := inventory.OpenSession(o.monitor.Library)
+	if err != nil {
+		return fmt.Errorf("listing the cards: %w", err)
+	}
+	defer session.Close()
+	o.plugin.BootID = inventory.BootID()
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(inventoryOf(state, selected.Settings)); err != nil {
+	if err := encoder.Encode(deviceplugin.Inventory(o.plugin, selected.Settings, state.Cards, session)); err != nil {
 		return fmt.Errorf("printing the inventory: %w", err)
 	}
 	return nil
-}
-
-// inventoryOf returns the inventory of these cards. It doesn't check what an isolation mode needs.
-func inventoryOf(state inventory.State, settings nodeconfig.Settings) protocol.Inventory {
-	out := protocol.Inventory{Unit: state.Unit, Cards: slices.DeleteFunc(state.Cards, settings.Excluded.Has)}
-	if settings.Isolation.Limits() {
-		out.Isolation = string(settings.Isolation)
-		for i := range out.Cards {
-			out.Cards[i] = out.Cards[i].Unreserved()
-		}
-	}
-	return out
 }
 
 // cleanUp removes from the Node object what a removed plugin has left.

@@ -1,0 +1,26 @@
+package deviceplugin
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// Inventory returns the inventory that a plugin with these options and settings writes to its Node for these cards, if no pod uses one that the
+// settings exclude, and the kubelet has their devices. What only the API server knows is missing: the node's labels and versions, and a DRA
+// driver.
+func Inventory(o Options, settings nodeconfig.Settings, cards []gpu.Card, driver Driver) protocol.Inventory {
+	p := &Plugin{options: o, cards: newCardState()}
+	p.newIsolator()
+	p.cards.bootID = o.BootID
+	p.cards.Set(settings.Unit, cards, nil, "")
+	p.cards.Exclude(settings.Excluded)
+	p.cards.SetHeld(map[int]gpu.Memory{})
+	p.isolator.Configure(settings.Isolation)
+	p.isolator.SetNode(&corev1.Node{})
+	p.isolator.Ask(driver)
+	p.cards.Taken(p.cards.Reported())
+	return p.cards.Inventory()
+}
