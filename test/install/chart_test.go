@@ -744,6 +744,34 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
+// nodeExpressions returns the values that the pod's required node affinity excludes, by label. It has one term.
+func nodeExpressions(spec corev1.PodSpec) map[string][]string {
+	excluded := map[string][]string{}
+	for _, e := range spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchExpressions {
+		if e.Operator == corev1.NodeSelectorOpNotIn {
+			excluded[e.Key] = e.Values
+		}
+	}
+	return excluded
+}
+
+// TestDriverUpgrade: the pods that have the driver open leave a node before the GPU operator unloads it, and MPS daemons only then: programs end
+// with them. A user's affinity is added.
+func TestDriverUpgrade(t *testing.T) {
+	h := newHelm(t, "")
+	const state, own = "nvidia.com/gpu-driver-upgrade-state", "devicePlugin.affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=1"
+	objects := h.render(t, "mps.enabled=true,devicePlugin.isolation=mps,"+own)
+	for name, want := range map[string][]string{
+		"DaemonSet/gpushare-device-plugin": {"pod-deletion-required", "drain-required", "pod-restart-required", "upgrade-failed"},
+		"DaemonSet/gpushare-mps":           {"pod-restart-required"},
+	} {
+		spec := podTemplate(t, objects[name]).Spec
+		if diff := cmp.Diff(want, nodeExpressions(spec)[state]); diff != "" || spec.Affinity.PodAntiAffinity == nil {
+			t.Errorf("%s: the affinity is %v (-want +got)\n%s", name, spec.Affinity, diff)
+		}
+	}
+}
+
 // TestCDIDirectories: where containers get their cards by CDI, the plugin reads the specifications, and writes one only for limits.
 func TestCDIDirectories(t *testing.T) {
 	h := newHelm(t, "")
@@ -789,8 +817,9 @@ func TestMPSDaemons(t *testing.T) {
 			t.Errorf("%q: the update strategy is %s", values, strategy)
 		}
 		pod := podTemplate(t, object).Spec
-		if (pod.NodeSelector[protocol.LabelIsolation] == "mps") != want.label || (pod.Affinity != nil) != want.affinity || pod.NodeSelector["gpushare"] != "true" {
-			t.Errorf("%q: node selector %v, affinity %v", values, pod.NodeSelector, pod.Affinity)
+		if expressions := nodeExpressions(pod); (pod.NodeSelector[protocol.LabelIsolation] == "mps") != want.label ||
+			(expressions[protocol.LabelIsolation] != nil) != want.affinity || pod.NodeSelector["gpushare"] != "true" {
+			t.Errorf("%q: node selector %v, affinity %v", values, pod.NodeSelector, expressions)
 		}
 		if privileged := pod.Containers[0].SecurityContext.Privileged; privileged != nil || !pod.HostPID || *pod.AutomountServiceAccountToken {
 			t.Errorf("%q: privileged %v, hostPID %t", values, privileged, pod.HostPID)

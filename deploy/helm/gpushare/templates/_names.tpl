@@ -102,6 +102,14 @@ feature.node.kubernetes.io/pci-10de.present: "true"
 {{- end }}
 {{- end }}
 
+{{/* A node selector requirement that keeps a pod off nodes on which NVIDIA's GPU operator replaces the driver; the argument is a list of its states.
+The module can't be unloaded while a program has NVML open. A DaemonSet's pod is deleted when its node doesn't match any more. */}}
+{{- define "gpushare.noDriverUpgrade" -}}
+key: nvidia.com/gpu-driver-upgrade-state
+operator: NotIn
+values: {{ toYaml . | nindent 2 }}
+{{- end }}
+
 {{/* The annotations with which a container gets the driver library and every card by CDI; the argument is (list . container). */}}
 {{- define "gpushare.driverAnnotations" -}}
 {{- if eq (index . 0).Values.devicePlugin.driverAccess "cdi" -}}
