@@ -24,7 +24,7 @@ func (b *Binder) Claim(uid gpu.PodUID) (*Claim, bool) {
 	return &Claim{b, uid}, b.claims.take(uid)
 }
 
-// End ends the claim. If the allocation was abandoned meanwhile and no write can take effect, End releases it.
+// End ends the claim. If the allocation was abandoned and no write can take effect, End releases it, and the listeners receive NotBound.
 func (c *Claim) End() {
 	if c.binder.claims.end(c.uid) {
 		c.binder.reader.notBound(c.uid)
@@ -37,12 +37,11 @@ func (c *Claim) Abandon() { c.binder.claims.abandon(c.uid) }
 // IsOpen reports whether an earlier write of the pod may still take effect, with the cards that the pod has in the ledger.
 func (c *Claim) IsOpen() bool { return c.binder.claims.isOpen(c.uid) }
 
-// Abandon releases the pod's allocation if it is assumed and no bind has it. It reports whether no write can take effect any more. If a bind is
-// in flight, the allocation is released at its end, unless the pod is bound or the bind is unconfirmed then; if nothing can take effect then, the
-// listeners receive NotBound. The result of an unconfirmed bind decides about the allocation.
+// Abandon gives up the pod's allocation if it is assumed. It releases the allocation if no bind of the pod is in flight or unconfirmed, and reports
+// whether that is so. An in-flight bind abandons the allocation at its end, see Claim.Abandon. The result of an unconfirmed bind decides by itself.
 func (b *Binder) Abandon(uid gpu.PodUID) (none bool) { return b.claims.abandon(uid) }
 
-// Move is Ledger.Move for a pod that no bind has.
+// Move is Ledger.Move. It moves nothing if a bind of the pod is in flight, or a write of it is open.
 func (b *Binder) Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (node string, ok bool) {
 	b.claims.mu.Lock()
 	defer b.claims.mu.Unlock()
@@ -52,7 +51,7 @@ func (b *Binder) Move(request ledger.Request, view ledger.View, capacity ledger.
 	return b.Ledger.Move(request, view, capacity, at)
 }
 
-// ReserveAll is Ledger.ReserveAll. Pods in yielding that a bind has keep their allocations.
+// ReserveAll is Ledger.ReserveAll. Pods in yielding of which a bind is in flight, or a write is open, keep their allocations.
 func (b *Binder) ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int) {
 	if len(yielding) == 0 { // It releases nothing.
 		return b.Ledger.ReserveAll(requests, nil, view, capacity, at)
@@ -90,7 +89,7 @@ type claimed struct {
 //	idle → inFlight                a bind begins
 //	inFlight → abandoned           the bind fails, or the pod's place is given up
 //	inFlight, abandoned → settled  the pod is found to be bound or gone, which is final
-//	any → idle                     the bind ends; unless it was merely inFlight or a write is open, an assumed allocation is released
+//	any → idle                     the bind ends. If it was abandoned or settled, and no write is open, an assumed allocation is released
 type claimState int
 
 const (

@@ -17,7 +17,7 @@ import (
 type Options struct {
 	// Ledger reserves the places of granted pods.
 	Ledger Ledger
-	// Release releases a pod's reservation, unless a bind of the pod is in flight or unconfirmed.
+	// Release releases a pod's reservation. If a bind of the pod is in flight or unconfirmed, its outcome decides instead.
 	Release func(gpu.PodUID)
 	View    ledger.View
 	// Groups says which members of a group are granted together; nil if no pod has a Group.

@@ -209,7 +209,8 @@ func (g *groups) decided(held heldBind) (permit, error) {
 
 // end records the outcome of a permitted bind. err is nil if the pod is bound. Otherwise end first records the bind as
 // unconfirmed. Then it checks with the binder if a write of the pod is still open. If none is open, the bind has failed. In the other
-// order, the manager could ignore an outcome that the binder finds between the two steps.
+// order, the manager could ignore an outcome that the binder finds between the two steps. While another bind of the pod is in flight, notBound or a
+// bound pod follows.
 func (g *groups) end(uid gpu.PodUID, node string, p permit, err error) {
 	if err == nil {
 		g.bindDone(*p.member, uid, node, gang.BindSucceeded, p.membership.Whole)
