@@ -104,10 +104,10 @@ func serve(ctx context.Context, o options) error {
 	// The kubelet's last calls, after ctx has ended, can still record Events.
 	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
 	defer broadcaster.Shutdown()
-	broadcaster.StartRecordingToSink(sink)
+	broadcaster.StartRecordingToSink(apiserver.ShortEvents(sink))
 
 	o.plugin.Client, o.plugin.BootID = client, inventory.BootID()
-	o.plugin.Events = apiserver.ShortEvents(broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: component, Host: o.plugin.NodeName}))
+	o.plugin.Events = broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: component, Host: o.plugin.NodeName})
 	plugin, err := deviceplugin.New(o.plugin)
 	if err != nil {
 		return err

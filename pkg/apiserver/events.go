@@ -1,30 +1,37 @@
 package apiserver
 
 import (
-	"fmt"
-
-	"k8s.io/apimachinery/pkg/runtime"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// ShortEvents returns a recorder that shortens the messages of Events: the API server rejects long ones.
-func ShortEvents(recorder record.EventRecorder) record.EventRecorder { return shortEvents{recorder} }
+// ShortEvents returns a sink that shortens the messages of Events and writes them to another sink.
+func ShortEvents(sink record.EventSink) record.EventSink { return shortEvents{sink} }
 
-type shortEvents struct{ to record.EventRecorder }
+type shortEvents struct{ to record.EventSink }
 
-// Event implements record.EventRecorder.
-func (e shortEvents) Event(object runtime.Object, kind, reason, message string) {
-	e.to.Event(object, kind, reason, protocol.Shorten(message))
+// Create implements record.EventSink.
+func (e shortEvents) Create(event *corev1.Event) (*corev1.Event, error) {
+	return e.to.Create(short(event))
 }
 
-// Eventf implements record.EventRecorder.
-func (e shortEvents) Eventf(object runtime.Object, kind, reason, format string, args ...any) {
-	e.Event(object, kind, reason, fmt.Sprintf(format, args...))
+// Update implements record.EventSink.
+func (e shortEvents) Update(event *corev1.Event) (*corev1.Event, error) {
+	return e.to.Update(short(event))
 }
 
-// AnnotatedEventf implements record.EventRecorder.
-func (e shortEvents) AnnotatedEventf(object runtime.Object, annotations map[string]string, kind, reason, format string, args ...any) {
-	e.to.AnnotatedEventf(object, annotations, kind, reason, "%s", protocol.Shorten(fmt.Sprintf(format, args...)))
+// Patch implements record.EventSink. It counts an Event that was written before.
+func (e shortEvents) Patch(event *corev1.Event, data []byte) (*corev1.Event, error) {
+	return e.to.Patch(event, data)
+}
+
+func short(event *corev1.Event) *corev1.Event {
+	if len(event.Message) <= protocol.MaxText {
+		return event
+	}
+	event = event.DeepCopy()
+	event.Message = protocol.Shorten(event.Message)
+	return event
 }

@@ -5,8 +5,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxText is the most bytes of a text that is shown on the page, in a log line or in an Event, or kept of a pod. The API server
-// accepts no longer messages of Events (k8s.io/kubernetes pkg/apis/core/validation/events.go).
+// MaxText is the most bytes of a text that is shown on the page, in a log line or in an Event, or kept of a pod. It is the limit of
+// Kubernetes for messages of Events (k8s.io/kubernetes pkg/apis/core/validation/events.go).
 const MaxText = 1024
 
 // Shorten returns the text if it has at most MaxText bytes, otherwise its beginning and "…". The result shares no memory with a longer

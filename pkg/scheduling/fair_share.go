@@ -168,7 +168,7 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 }
 
 // likeness returns a short text that is equal for pods that differ at most in the amount of GPU memory; apart from that they fit the same free
-// resources. It is a hash for which nobody finds two pods that aren't alike.
+// resources. It is a cryptographic hash: a user can't make a pod that counts as like one that differs.
 func likeness(pod *clustercache.PodInfo) string {
 	var text strings.Builder
 	demand := pod.Demand()

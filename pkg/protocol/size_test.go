@@ -1,0 +1,72 @@
+package protocol
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// boundPod returns a pod with two cards, in a group, that is on a node.
+func boundPod() *corev1.Pod {
+	main := asks("8")
+	main.Resources.Requests[corev1.ResourceCPU] = list(corev1.ResourceCPU, "2")[corev1.ResourceCPU]
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "p", Labels: map[string]string{LabelCount: "2", LabelGroupName: "job", LabelGroupSize: "2"},
+			Annotations: Assignment{Cards: []AssignedCard{{0, 8}, {1, 8}}, Containers: []gpu.Memory{8}}.Annotations(),
+		},
+		Spec: corev1.PodSpec{NodeName: "n", SchedulerName: "s", Containers: []corev1.Container{main}},
+	}
+}
+
+// The error names the largest part. What counts for cards and groups is left in the outline, and the outline is small.
+func TestOutline(t *testing.T) {
+	for name, tc := range map[string]struct {
+		part string
+		grow func(pod *corev1.Pod, i int)
+	}{
+		"labels":   {"its labels alone", func(pod *corev1.Pod, i int) { pod.Labels[fmt.Sprint("k", i)] = "" }},
+		"one text": {"its labels alone", func(pod *corev1.Pod, i int) { pod.Labels["k"] += strings.Repeat("a", 100) }},
+		"tolerations": {"its tolerations alone", func(pod *corev1.Pod, i int) {
+			pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: "k"})
+		}},
+		"ports": {"its containers and their ports alone", func(pod *corev1.Pod, i int) {
+			pod.Spec.Containers[0].Ports = append(pod.Spec.Containers[0].Ports, corev1.ContainerPort{HostPort: int32(i)})
+		}},
+		"resources": {"its extended resources alone", func(pod *corev1.Pod, i int) {
+			name := corev1.ResourceName(fmt.Sprint("example.com/", i))
+			pod.Spec.Containers[0].Resources.Requests[name] = list(name, "1")[name]
+		}},
+		"gates": {"its scheduler name and scheduling gates alone", func(pod *corev1.Pod, i int) {
+			pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: fmt.Sprint(i)}, corev1.PodSchedulingGate{Name: GateFairShare})
+		}},
+	} {
+		pod := boundPod()
+		if same, err := Outline(pod); same != pod || err != nil {
+			t.Fatalf("a small pod: %v", err)
+		}
+		for i := range 1100 {
+			tc.grow(pod, i)
+		}
+		outline, err := Outline(pod)
+		if err == nil || !strings.Contains(err.Error(), tc.part) {
+			t.Errorf("%s: %v, want an error about %s", name, err, tc.part)
+		}
+		if size := outline.Size(); name != "ports" && size > 2000 {
+			t.Errorf("%s: the outline has %d bytes", name, size)
+		}
+		expect(t, name+": the pod", Pod(pod), Pod(outline))
+		where, _ := PodPlacement(outline)
+		expect(t, name+": the cards", 2, len(where))
+		group, _ := GroupOf(outline)
+		expect(t, name+": the group", Group{"job", 2}, group)
+		expect(t, name+": gates", min(len(pod.Spec.SchedulingGates), 2), len(outline.Spec.SchedulingGates))
+		cpu := outline.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU]
+		expect(t, name+": CPU", "2", cpu.String())
+	}
+}
