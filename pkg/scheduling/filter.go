@@ -67,6 +67,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	if s.fair.awaitsTurn(pod) {
 		return FilterResult{Nodes: nodes, Message: dispatch.AwaitsTurn}, nil
 	}
+	s.recordTry(object, pod, nodes)
 	if result, decided := s.groups.filter(object, nodes); decided {
 		return result, nil
 	}
@@ -77,9 +78,6 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		return FilterResult{}, err
 	}
 	now, seen, alone := s.Clock.Now(), s.requeue.Revision(), s.nominator.alone(pod.UID, nodes)
-	if nominated := object.Status.NominatedNodeName; s.fair.evicts(pod) && !s.nominator.nominated(pod.UID, nominated) {
-		s.evictor.Tried(pod, nominated, nodes, now)
-	}
 	result, fitting := s.fit(pod, nodes, now)
 	if len(result.Passed) == 0 && s.fitsOutsidePlace(pod, nodes) && s.fair.giveUpPlace(pod.UID) {
 		result, fitting = s.fit(pod, nodes, now)
@@ -167,6 +165,14 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 		s.ledger.Rank(view, pod, nodes, visit)
 	}
 	return reasons
+}
+
+// recordTry records that kube-scheduler offers the pod these nodes, if it may have evicted pods for it.
+func (s *Scheduler) recordTry(object *corev1.Pod, pod gpu.Pod, nodes []string) {
+	nominated := object.Status.NominatedNodeName
+	if pod.Request > 0 && s.cache.Ready() == nil && s.fair.evicts(pod) && !s.nominator.nominated(pod.UID, nominated) {
+		s.evictor.Tried(pod, nominated, nodes, s.Clock.Now())
+	}
 }
 
 // recordRejection records what later evictions for the rejected pod need.
