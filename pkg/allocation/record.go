@@ -50,7 +50,7 @@ func Give(c Container, cards []gpu.Card) Allocation {
 	share := c.Share(len(cards))
 	var a Allocation
 	for _, card := range cards {
-		a.Cards = append(a.Cards, gpu.Share{Card: card.Index, Memory: share.Memory, Cores: share.Cores})
+		a.Cards = append(a.Cards, gpu.Share{Card: card.Index, Memory: share.Memory, Cores: share.Cores, Containers: share.Containers})
 		a.CardMemory = append(a.CardMemory, card.Memory)
 	}
 	return a

@@ -9,7 +9,7 @@ import (
 )
 
 // selectCards selects the cards for the container of the decision. It never allocates more of a card than there is, neither of its
-// memory nor of its cores: every other pod counts once, with its whole request, as in its spec.
+// memory nor of its cores, nor to more containers than it takes: every other pod counts once, with its whole request, as in its spec.
 //
 // The annotated cards are selected if each has room beside the pods that were given a share of it. Pods that were not served yet
 // don't count there, although their annotations name the card: annotations can be forged, and such a pod is checked in the same way
@@ -208,7 +208,9 @@ type load map[int]gpu.Share
 func (l load) add(shares ...gpu.Share) {
 	for _, share := range shares {
 		sum := l[share.Card]
-		l[share.Card] = gpu.Share{Card: share.Card, Memory: sum.Memory.Add(share.Memory), Cores: sum.Cores.Add(share.Cores)}
+		l[share.Card] = gpu.Share{
+			Card: share.Card, Memory: sum.Memory.Add(share.Memory), Cores: sum.Cores.Add(share.Cores), Containers: sum.Containers + share.Containers,
+		}
 	}
 }
 
@@ -216,8 +218,8 @@ func (l load) add(shares ...gpu.Share) {
 func (l load) on(cards []gpu.Card) []placement.Card {
 	out := make([]placement.Card, len(cards))
 	for i, c := range cards {
-		out[i] = placement.NewCard(c, l[c.Index].Memory)
-		out[i].UsedCores = l[c.Index].Cores
+		out[i] = placement.NewCard(c, 0)
+		out[i].Add(l[c.Index])
 	}
 	return out
 }

@@ -14,6 +14,13 @@ func TestSelectCards(t *testing.T) {
 		cards[index].Unhealthy = "Xid 79"
 		return cards
 	}
+	taking := func(most int, cards []gpu.Card) []gpu.Card {
+		for i := range cards {
+			cards[i].MaxContainers = most
+		}
+		return cards
+	}
+	containers := func(n int32) podOption { return func(pod *Pod) { pod.Pod.Containers = n } }
 	preferred := func(card int) Preference { return Preference{Match: ByOrder, Cards: []int{card}} }
 	preferredFor := func(pod string, card int) Preference { return Preference{mainOf(pod), ByOrder, []int{card}} }
 	holdingNext := holding(1, 9)
@@ -166,6 +173,21 @@ func TestSelectCards(t *testing.T) {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
 			others: []Pod{newPod("b", main(16), assumed(0, 0))}, given: Allocations{"uid-b": {"main": unknownCard}},
 			result: RefusedFull, text: full,
+		},
+		"a card that takes no more containers": {
+			cards: taking(2, newCards(16, 16)), pod: newPod("a", main(1)),
+			others: []Pod{newPod("b", container("x", 4), container("y", 4), containers(2))}, given: Allocations{"uid-b": {"x": onCard(0), "y": onCard(0)}},
+			want: 1, result: ResultPlaced,
+		},
+		"containers that use a card at the same time count, started or not": {
+			cards: taking(3, newCards(16)), pod: newPod("a", main(1), assumed(0, 1)),
+			others: []Pod{newPod("b", container("s1", 1), container("s2", 1), initStep(1), containers(3))}, given: Allocations{"uid-b": {"s1": onCard(0)}},
+			result: RefusedFull, text: "pod default/a: no card for 1 units of GPU memory: no GPU card with enough free memory takes more containers by MPS",
+		},
+		"containers of a pod that the watch has not delivered count": {
+			cards: taking(2, newCards(16)), pod: newPod("a", main(1), assumed(0, 1)),
+			given:  Allocations{"uid-unseen": {"x": holding(0, 1), "y": holding(0, 1)}},
+			result: RefusedFull, text: "pod default/a: no card for 1 units of GPU memory: no GPU card with enough free memory takes more containers by MPS",
 		},
 		"a card that the node doesn't have": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(7, 1)),

@@ -49,9 +49,7 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 	defer release()
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
 	decision := a.decide(ctx, request, a.takePreference(devices))
-	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit(), func(card int) int {
-		return a.snapshots.containers(card, allocation.ContainerKey{UID: decision.Pod.UID, Name: decision.Container.Name})
-	})
+	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit())
 	a.metrics.count(decision, ids)
 	a.remember(decision, devices, limitation)
 	a.responses.report(ctx, decision, request)
@@ -239,46 +237,6 @@ func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	return allocation.Snapshot{
 		Cards: cards, Pods: pods, Others: s.pods.Others(), Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered),
 	}
-}
-
-// containers returns how many containers have a share of a card, with one that is being added. Of a pod's init containers only one runs at
-// a time, and before the others. Of a pod that the informer doesn't know yet, all count: which of them are init containers is unknown.
-func (s *snapshots) containers(card int, added allocation.ContainerKey) int {
-	snapshot := s.Cached()
-	has := func(key allocation.ContainerKey) bool {
-		a, served := snapshot.Given[key.UID][key.Name]
-		return key == added || served && slices.Contains(a.Cards.Cards(), card)
-	}
-	total, known := 0, map[gpu.PodUID]bool{}
-	for i := range snapshot.Pods {
-		pod := &snapshot.Pods[i]
-		known[pod.UID] = true
-		if pod.Terminal {
-			continue
-		}
-		inits, others := 0, 0
-		for _, c := range pod.Containers {
-			switch {
-			case !has(allocation.ContainerKey{UID: pod.UID, Name: c.Name}):
-			case c.Init:
-				inits = 1
-			default:
-				others++
-			}
-		}
-		total += max(inits, others)
-	}
-	for uid, given := range snapshot.Given {
-		for name := range given {
-			if key := (allocation.ContainerKey{UID: uid, Name: name}); !known[uid] && key != added && has(key) {
-				total++
-			}
-		}
-	}
-	if !known[added.UID] {
-		total++
-	}
-	return total
 }
 
 func (s *snapshots) kubeletStarted() {

@@ -89,12 +89,12 @@ func TestParseCheckpoint(t *testing.T) {
 	}
 	unknown := allocation.Allocation{Unknown: true}
 	want := []allocation.Entry{
-		entryOf("uid-a", "init", allocation.Allocation{Cards: gpu.Placement{{Card: 1, Memory: 2}}, CardMemory: []gpu.Memory{16}}, "10", "11"),
+		entryOf("uid-a", "init", allocation.Allocation{Cards: gpu.On(1, 2), CardMemory: []gpu.Memory{16}}, "10", "11"),
 		entryOf("uid-c", "main", unknown, "05"),
-		entryOf("uid-d", "main", allocation.Allocation{Cards: gpu.Placement{{Card: 2, Memory: 2}}, CardMemory: []gpu.Memory{16}}, "20", "21"),
+		entryOf("uid-d", "main", allocation.Allocation{Cards: gpu.On(2, 2), CardMemory: []gpu.Memory{16}}, "20", "21"),
 		entryOf("uid-e", "main", allocation.Allocation{}, "06"), entryOf("uid-f", "main", unknown, "07"),
 		entryOf("uid-g", "main", allocation.Allocation{
-			Cards:      gpu.Placement{{Card: 0, Memory: 2, Cores: 30}, {Card: 2, Memory: 2, Cores: 30}},
+			Cards:      gpu.Placement{{Card: 0, Memory: 2, Cores: 30, Containers: 1}, {Card: 2, Memory: 2, Cores: 30, Containers: 1}},
 			CardMemory: []gpu.Memory{24, 16},
 		}, "08", "09", "28", "29"),
 	}

@@ -184,9 +184,8 @@ type limitation struct {
 
 // Isolate returns what enforces the container's share of the decision's cards, or the decision with a rejection if that fails. The mode in
 // force now counts, also if it has changed since the decision: the container gets its environment, its CDI devices and its record from
-// this one answer. For the same reason it checks again whether the cards are ready. containers returns how many containers have a share of
-// a card, with this one.
-func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit, containers func(card int) int) (allocation.Decision, limitation) {
+// this one answer. For the same reason it checks again whether the cards are ready.
+func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Decision, limitation) {
 	if d.Rejection != nil {
 		return d, limitation{}
 	}
@@ -206,9 +205,6 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit, containers func
 	for _, card := range d.Cards {
 		share.Card = i.card(card)
 		shares = append(shares, share)
-		if most := i.backends[i.mode].MaxContainers(share.Card); most > 0 && containers(card.Index) > most {
-			return refuse(d, allocation.RefusedFull, fmt.Sprintf("isolation mode %s: card %d has %d containers, and it can have no more", i.mode, card.Index, most)), limitation{}
-		}
 	}
 	edits, err := i.backends[i.mode].Apply(shares)
 	if err != nil {

@@ -280,7 +280,7 @@ func TestIsolationChanges(t *testing.T) {
 				t.Errorf("the card is unhealthy: %q", got)
 			}
 			// The decision's card has the memory that it has without limits: the decision is older than the mode.
-			decision, limitation := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB, nil)
+			decision, limitation := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB)
 			if limited := limitation.limit == 2<<30 && len(limitation.Devices) == 2; limited == (test.unlimited || test.rejected != "") {
 				t.Errorf("the container gets %+v", limitation)
 			}

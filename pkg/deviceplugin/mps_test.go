@@ -150,7 +150,7 @@ func TestMPSChanges(t *testing.T) {
 			p.isolator.SetNode(&corev1.Node{})
 			p.isolator.Ask(volta)
 			test.change(p.isolator, o)
-			decision, _ := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB, func(int) int { return 1 })
+			decision, _ := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB)
 			if got := decision.Rejection; (got == nil) != (test.want == "") || got != nil && got.Text != test.want {
 				t.Errorf("got %+v, want %q", got, test.want)
 			}
@@ -171,48 +171,30 @@ func TestMPSSharedMemory(t *testing.T) {
 	b.awaitEvent("GPUCardRefused container main: " + want)
 }
 
-// TestMPSContainers: a card takes as many containers as its daemon takes clients. Init containers run one after the other.
+// TestMPSContainers: a card takes as many containers as its daemon takes clients. A pod that was not scheduled gets another card.
 func TestMPSContainers(t *testing.T) {
 	const most = 16
 	b, k, p, _ := startMPS(t, volta, []gpu.Card{{Index: 0, UUID: "GPU-0", Memory: 128}, {Index: 1, UUID: "GPU-1", Memory: 128}})
-	for i := range most {
-		pod := newPod(fmt.Sprint("pod-", i), initStep(1), main(1), assumed(0, i))
+	admit := func(pod *corev1.Pod) (string, error) {
+		t.Helper()
 		b.create(p, pod)
 		b.isolation.writeStatus(t, ready) // An old one doesn't count.
-		k.mustAdmit(pod)
+		env, err := k.admit(pod)
+		return cardOf(env["main"]), err
 	}
-	one, elsewhere := newPod("one-more", main(1), assumed(0, most)), newPod("elsewhere", main(1), assumed(1, most+1))
-	b.create(p, one)
-	want := fmt.Sprintf("isolation mode mps: card 0 has %d containers, and it can have no more", most)
-	if _, err := k.admit(one); err == nil || !strings.Contains(err.Error(), want) {
+	for i := range 2 * most {
+		if card, err := admit(newPod(fmt.Sprint("pod-", i), initStep(1), main(1))); err != nil || card != fmt.Sprint(i/most) {
+			t.Fatalf("pod %d got card %q, %v", i, card, err)
+		}
+	}
+	want := "no GPU card with enough free memory takes more containers by MPS"
+	if _, err := admit(newPod("one-more", main(1), assumed(0, most))); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %q", err, want)
 	}
-	b.create(p, elsewhere)
-	k.mustAdmit(elsewhere)
 	b.delete(p, newPod("pod-0"))
 	k.removePod(newPod("pod-0"))
-	again := newPod("again", main(1), assumed(0, most+2))
-	b.create(p, again)
-	k.mustAdmit(again)
-}
-
-// TestMPSUnseenContainers: containers count before the informer knows their pod, as after a restart of the plugin.
-func TestMPSUnseenContainers(t *testing.T) {
-	_, _, p, _ := startMPS(t, volta, reservedCards())
-	release, err := p.allocator.lock(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
-	s := p.allocator.snapshots
-	main, side := allocation.ContainerKey{UID: "unseen", Name: "main"}, allocation.ContainerKey{UID: "unseen", Name: "side"}
-	for key, card := range map[allocation.ContainerKey]int{main: 1, side: 1, {UID: "unseen-too", Name: "main"}: 0} {
-		s.record.Add(key, allocation.Allocation{Cards: gpu.On(card, 1)})
-	}
-	for added, want := range map[allocation.ContainerKey]int{{UID: "new", Name: "main"}: 3, main: 2} {
-		if got := s.containers(1, added); got != want {
-			t.Errorf("with %v, card 1 has %d containers, want %d", added, got, want)
-		}
+	if card, err := admit(newPod("again", main(1), assumed(0, most+2))); err != nil || card != "0" {
+		t.Errorf("got card %q, %v", card, err)
 	}
 }
 

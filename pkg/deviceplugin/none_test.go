@@ -35,7 +35,7 @@ func TestNoneCostsNothing(t *testing.T) {
 	// The count includes what informers allocate meanwhile. What the decision allocates is in every count.
 	fewest := math.Inf(1)
 	for range 50 {
-		fewest = min(fewest, testing.AllocsPerRun(1, func() { decision, limited = p.isolator.Isolate(decision, gpu.GiB, nil) }))
+		fewest = min(fewest, testing.AllocsPerRun(1, func() { decision, limited = p.isolator.Isolate(decision, gpu.GiB) }))
 	}
 	if fewest > 0 {
 		t.Errorf("the mode makes %v allocations", fewest)
@@ -76,7 +76,7 @@ func BenchmarkIsolate(b *testing.B) {
 			decision := allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}
 			b.ReportAllocs()
 			for b.Loop() {
-				if d, _ := p.isolator.Isolate(decision, gpu.GiB, nil); d.Rejection != nil {
+				if d, _ := p.isolator.Isolate(decision, gpu.GiB); d.Rejection != nil {
 					b.Fatal(d.Rejection)
 				}
 			}

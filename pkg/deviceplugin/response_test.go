@@ -23,7 +23,7 @@ func TestResponse(t *testing.T) {
 	container := allocation.Container{Request: 2}
 	ofTwo := map[string]string{
 		"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-3", "ALIYUN_COM_GPU_MEM_IDX": "0,3", "ALIYUN_COM_GPU_MEM_POD": "5",
-		"ALIYUN_COM_GPU_MEM_CONTAINER": "1", "ALIYUN_COM_GPU_MEM_DEV": "16,64",
+		"ALIYUN_COM_GPU_MEM_CONTAINER": "1", "ALIYUN_COM_GPU_MEM_DEV": "16,64", "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 	}
 	withCores := maps.Clone(ofTwo)
 	withCores["ALIYUN_COM_GPU_CORE_CONTAINER"] = "30"

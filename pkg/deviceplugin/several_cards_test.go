@@ -150,7 +150,7 @@ func TestLimitsOfSeveralCards(t *testing.T) {
 	p.isolator.SetNode(&corev1.Node{})
 	p.isolator.Ask(limiter{})
 	decision := allocation.Decision{Cards: reservedCards(), Container: allocation.Container{Request: 8}}
-	d, got := p.isolator.Isolate(decision, gpu.GiB, nil)
+	d, got := p.isolator.Isolate(decision, gpu.GiB)
 	want := limitation{
 		Edits: isolation.Edits{Devices: []string{"nvidia.com/gpu=GPU-0", "gpushare.aliyun.com/memory-limit=4096Mi", "nvidia.com/gpu=GPU-1"}},
 		mode:  isolation.Driver, limit: 4 << 30,
