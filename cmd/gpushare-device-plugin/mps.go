@@ -75,19 +75,11 @@ func (o mpsOptions) mountSharedMemory() error {
 func (o mpsOptions) serve(ctx context.Context) error {
 	logger := klog.FromContext(ctx).WithName("mps")
 	logger.Info("Starting", "version", version.Get().String(), "directory", o.directory)
-	session, err := inventory.OpenSession(o.library)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err := session.Close(); err != nil {
-			logger.Error(err, "NVIDIA driver library not closed")
-		}
-	}()
 	if os.Getpid() == 1 {
 		logger.Error(nil, "Without the machine's PID namespace the driver's process IDs mean nothing here, and containers that still have a card aren't found")
 	}
-	supervisor, err := mps.New(mps.Options{Directory: isolation.MPSDirectory(o.directory), Driver: session, Control: o.control})
+	open := func() (mps.Driver, error) { return inventory.OpenSession(o.library) }
+	supervisor, err := mps.New(mps.Options{Directory: isolation.MPSDirectory(o.directory), Open: open, Control: o.control})
 	if err != nil {
 		return err
 	}

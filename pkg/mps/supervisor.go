@@ -29,12 +29,14 @@ type Driver interface {
 	Compute(uuid string) (inventory.Compute, error)
 	SetComputeMode(uuid string, mode inventory.ComputeMode) error
 	Processes(uuid string) ([]inventory.Process, error)
+	Close() error
 }
 
-// Options configure a Supervisor. Directory and Driver are required.
+// Options configure a Supervisor. Directory and Open are required.
 type Options struct {
 	Directory isolation.MPSDirectory
-	Driver    Driver
+	// Open opens the driver, at the start and when it has failed.
+	Open func() (Driver, error)
 	// Control is the path of nvidia-cuda-mps-control, which is searched for in PATH by default.
 	Control string
 	// Interval is the time between two questions to a daemon; 3 s by default. Timeout is how long an answer may take; 2 s by default.
@@ -61,10 +63,14 @@ type Supervisor struct {
 	daemons map[string]*daemon
 }
 
-// New returns a supervisor. It has no effect until Run.
+// New returns a supervisor with an open driver, which Run closes. It has no other effect until Run.
 func New(o Options) (*Supervisor, error) {
-	if o.Directory == "" || o.Driver == nil {
+	if o.Directory == "" || o.Open == nil {
 		return nil, errors.New("a supervisor of MPS daemons needs a directory and a driver")
+	}
+	driver, err := o.Open()
+	if err != nil {
+		return nil, err
 	}
 	o.Control, o.Proc = cmp.Or(o.Control, "nvidia-cuda-mps-control"), cmp.Or(o.Proc, "/proc")
 	o.Interval, o.Timeout = cmp.Or(o.Interval, 3*time.Second), cmp.Or(o.Timeout, 2*time.Second)
@@ -75,7 +81,7 @@ func New(o Options) (*Supervisor, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return &Supervisor{
-		options: o, driver: &sharedDriver{driver: o.Driver}, metrics: NewMetrics(registry), registry: registry, daemons: map[string]*daemon{},
+		options: o, driver: &sharedDriver{open: o.Open, driver: driver}, metrics: NewMetrics(registry), registry: registry, daemons: map[string]*daemon{},
 	}, nil
 }
 
@@ -87,6 +93,11 @@ const mostMissed = 3
 
 // Run keeps the daemons running until ctx ends. It then ends all of them and returns. It waits while another supervisor has the directory.
 func (s *Supervisor) Run(ctx context.Context) error {
+	defer func() {
+		if err := s.driver.Close(); err != nil {
+			klog.FromContext(ctx).Error(err, "NVIDIA driver library not closed")
+		}
+	}()
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
@@ -208,22 +219,46 @@ func (s *Supervisor) NotReady() (reasons []string) {
 
 // sharedDriver is the driver for several goroutines. mu guards it.
 type sharedDriver struct {
-	mu     sync.Mutex
+	open func() (Driver, error)
+
+	mu sync.Mutex
+	// driver is nil if it could not be opened again.
 	driver Driver
 }
 
-// Cards returns which of the shared cards can have a daemon, and those of which this can't be read. Cards in MIG mode are not among them.
+// errClosed means that the driver has failed and could not be opened again yet.
+var errClosed = errors.New("the driver has failed, and is opened again")
+
+// Cards returns which of the shared cards can have a daemon, and those of which this can't be read. Cards in MIG mode are not among them. If the
+// driver fails, or fails for all shared cards, as after the container has lost their devices, it is opened again.
 func (d *sharedDriver) Cards(shared []string) (able, unread []string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.driver.Refresh(); err != nil {
+	if d.driver != nil {
+		able, unread, err = cardsOf(d.driver, shared)
+		if err == nil && (len(able) > 0 || len(unread) == 0) {
+			return able, unread, nil
+		}
+		_ = d.driver.Close() // It has failed, and what it returns doesn't matter.
+		d.driver = nil
+	}
+	driver, err := d.open()
+	if err != nil {
 		return nil, nil, err
 	}
-	for _, uuid := range d.driver.Cards() {
+	d.driver = driver
+	return cardsOf(driver, shared)
+}
+
+func cardsOf(driver Driver, shared []string) (able, unread []string, err error) {
+	if err := driver.Refresh(); err != nil {
+		return nil, nil, err
+	}
+	for _, uuid := range driver.Cards() {
 		if !slices.Contains(shared, uuid) {
 			continue
 		}
-		compute, err := d.driver.Compute(uuid)
+		compute, err := driver.Compute(uuid)
 		switch {
 		case err != nil:
 			unread = append(unread, uuid)
@@ -235,26 +270,50 @@ func (d *sharedDriver) Cards(shared []string) (able, unread []string, err error)
 }
 
 // Mode returns a card's compute mode.
-func (d *sharedDriver) Mode(uuid string) (inventory.ComputeMode, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	compute, err := d.driver.Compute(uuid)
-	return compute.Mode, err
+func (d *sharedDriver) Mode(uuid string) (mode inventory.ComputeMode, err error) {
+	err = d.use(func(driver Driver) error {
+		compute, err := driver.Compute(uuid)
+		mode = compute.Mode
+		return err
+	})
+	return mode, err
 }
 
 // Processes returns the processes that use a card.
-func (d *sharedDriver) Processes(uuid string) ([]inventory.Process, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.driver.Processes(uuid)
+func (d *sharedDriver) Processes(uuid string) (processes []inventory.Process, err error) {
+	err = d.use(func(driver Driver) (err error) {
+		processes, err = driver.Processes(uuid)
+		return err
+	})
+	return processes, err
 }
 
 // SetMode sets a card's compute mode, unless it has it.
 func (d *sharedDriver) SetMode(uuid string, mode inventory.ComputeMode) error {
+	return d.use(func(driver Driver) error {
+		if compute, err := driver.Compute(uuid); err == nil && compute.Mode == mode {
+			return nil
+		}
+		return driver.SetComputeMode(uuid, mode)
+	})
+}
+
+// Close closes the driver.
+func (d *sharedDriver) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if compute, err := d.driver.Compute(uuid); err == nil && compute.Mode == mode {
+	if d.driver == nil {
 		return nil
 	}
-	return d.driver.SetComputeMode(uuid, mode)
+	defer func() { d.driver = nil }()
+	return d.driver.Close()
+}
+
+func (d *sharedDriver) use(do func(Driver) error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.driver == nil {
+		return errClosed
+	}
+	return do(d.driver)
 }

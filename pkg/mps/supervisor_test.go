@@ -74,14 +74,20 @@ func newMachine(t *testing.T) *machine {
 		name, value, _ := strings.Cut(variable, "=")
 		t.Setenv(name, value)
 	}
-	session, err := inventory.OpenSession(path)
-	must(t, err)
-	t.Cleanup(func() { must(t, session.Close()) })
 	m.options = Options{
-		Directory: m.directory, Driver: session, Control: m.Control, Proc: m.proc, Interval: 10 * time.Millisecond,
+		Directory: m.directory, Open: func() (Driver, error) { return inventory.OpenSession(path) }, Control: m.Control, Proc: m.proc, Interval: 10 * time.Millisecond,
 		Patience: 4 * time.Second, Backoff: wait.Backoff{Duration: time.Millisecond, Factor: 2, Steps: 10, Cap: 50 * time.Millisecond},
 	}
 	return m
+}
+
+// open opens the driver beside the supervisor.
+func (m *machine) open() Driver {
+	m.Helper()
+	driver, err := m.options.Open()
+	must(m.T, err)
+	m.Cleanup(func() { must(m.T, driver.Close()) })
+	return driver
 }
 
 func must(t *testing.T, err error) {
@@ -316,7 +322,7 @@ func TestModeChanged(t *testing.T) {
 	m := newMachine(t)
 	m.supervise()
 	m.await(card0, "ready")
-	must(t, m.options.Driver.SetComputeMode(card0, inventory.ComputeDefault))
+	must(t, m.open().SetComputeMode(card0, inventory.ComputeDefault))
 	await.True(t, "the mode is restored", func() bool { return m.mode(card0) == modeExclusive })
 }
 
@@ -333,7 +339,7 @@ func (m *machine) contain(client *fakemps.Process) {
 // in no container with a share stays.
 func TestUnlimited(t *testing.T) {
 	m := newMachine(t)
-	must(t, m.options.Driver.SetComputeMode(card0, inventory.ComputeExclusiveProcess))
+	must(t, m.open().SetComputeMode(card0, inventory.ComputeExclusiveProcess))
 	client, other := m.mustRun(card0), m.mustRun(card1)
 	m.contain(client)
 	must(t, m.driver.SetProcesses(fakenvml.Process{Card: card0, PID: client.PID}, fakenvml.Process{Card: card1, PID: other.PID}))
@@ -484,6 +490,64 @@ func TestDriverFails(t *testing.T) {
 				t.Errorf("the daemon was started %d times, before the failure %d times, its client runs: %t", started, before, running(client))
 			}
 		})
+	}
+}
+
+// stubDriver is a driver with one card, which can fail.
+type stubDriver struct {
+	inventory.Session // The other methods are not called.
+	failing           *error
+	closed            bool
+}
+
+func (d *stubDriver) Refresh() error  { return nil }
+func (d *stubDriver) Cards() []string { return []string{card0} }
+func (d *stubDriver) Close() error    { d.closed = true; return nil }
+func (d *stubDriver) Compute(string) (inventory.Compute, error) {
+	if d.closed {
+		return inventory.Compute{}, errors.New("closed")
+	}
+	return inventory.Compute{Major: 8, Mode: modeExclusive}, *d.failing
+}
+
+// TestDriverOpenedAgain: a driver that fails for all cards is opened again, until that succeeds and it answers.
+func TestDriverOpenedAgain(t *testing.T) {
+	lost := errors.New("unknown error")
+	var failing, closed error
+	var opened []*stubDriver
+	shared := &sharedDriver{open: func() (Driver, error) {
+		if closed != nil {
+			return nil, closed
+		}
+		opened = append(opened, &stubDriver{failing: &failing})
+		return opened[len(opened)-1], nil
+	}}
+	for _, test := range []struct {
+		name            string
+		failing, closed error
+		able            int
+		want            error
+		opened          int
+	}{
+		{"the first time", nil, nil, 1, nil, 1},
+		{"it answers", nil, nil, 1, nil, 1},
+		{"it fails for all cards", lost, nil, 0, nil, 2},
+		{"it can't be opened", lost, lost, 0, lost, 2},
+		{"it can again", nil, nil, 1, nil, 3},
+	} {
+		failing, closed = test.failing, test.closed
+		able, _, err := shared.Cards([]string{card0})
+		if len(able) != test.able || !errors.Is(err, test.want) || len(opened) != test.opened {
+			t.Errorf("%s: %d cards, %v, opened %d times; want %d, %v, %d", test.name, len(able), err, len(opened), test.able, test.want, test.opened)
+		}
+		if _, err := shared.Mode(card0); (err == nil) != (test.able > 0) {
+			t.Errorf("%s: the compute mode: %v", test.name, err)
+		}
+	}
+	for i, driver := range opened[:2] {
+		if !driver.closed {
+			t.Errorf("driver %d is still open", i)
+		}
 	}
 }
 

@@ -193,10 +193,11 @@ func TestMPS(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	directory := isolation.MPSDirectory(root)
 	framework.Must(t, directory.WriteCards([]string{card.UUID}))
-	own, err := inventory.OpenSession("") // A session is for one goroutine.
-	framework.Must(t, err)
-	t.Cleanup(func() { framework.Must(t, own.Close()) })
-	supervisor, err := mps.New(mps.Options{Directory: directory, Driver: oneCard{own, card.UUID}, Control: control})
+	open := func() (mps.Driver, error) { // A session is for one goroutine.
+		own, err := inventory.OpenSession("")
+		return oneCard{own, card.UUID}, err
+	}
+	supervisor, err := mps.New(mps.Options{Directory: directory, Open: open, Control: control})
 	framework.Must(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
