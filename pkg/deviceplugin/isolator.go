@@ -141,10 +141,11 @@ func (i *isolator) ready(card gpu.Card) error {
 	if i.invalid != nil {
 		return i.invalid
 	}
-	if err := i.backends[i.mode].Ready(i.node, i.card(card)); err != nil {
-		return fmt.Errorf("isolation mode %s: %w", i.mode, err)
+	err := i.backends[i.mode].Ready(i.node, i.card(card))
+	if err != nil && i.mode.Limits() {
+		err = fmt.Errorf("isolation mode %s: %w", i.mode, err)
 	}
-	return nil
+	return err
 }
 
 // card returns what a backend needs to know. The caller holds mu.
