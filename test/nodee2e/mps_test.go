@@ -2,6 +2,7 @@ package nodee2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakemps"
@@ -279,10 +281,21 @@ func (m *mpsNode) pid(s *scenario) string {
 }
 
 func (m *mpsNode) testSharedMemory(s *scenario) {
-	pod := s.pod(2)
+	pending, pod := s.pod(2), s.pod(2).Node(s.node.name)
+	m.prepareShared(pending)
+	s.Create(pending)
+	s.Eventually("the pod is pending", func(context.Context) error {
+		for _, c := range s.list()[0].Status.Conditions {
+			if c.Type == corev1.PodScheduled && strings.Contains(c.Message, placement.NoOwnSharedMemory.String()) {
+				return nil
+			}
+		}
+		return errors.New("it has no such condition")
+	})
+	s.delete(pending.Name)
 	m.prepareShared(pod)
 	s.Create(pod)
-	s.Eventually("the pod is rejected", func(context.Context) error {
+	s.Eventually("the pod without a scheduler is rejected", func(context.Context) error {
 		if status := s.list()[0].Status; status.Reason != "UnexpectedAdmissionError" || !strings.Contains(status.Message, "the container mounts a volume at /dev/shm") {
 			return fmt.Errorf("%s: %s", status.Reason, status.Message)
 		}
