@@ -52,6 +52,9 @@ has one line per mistake, with an example of a correct value.
 {{- $rows = append $rows (list (printf "%s.memoryUnit" $path) (dig "memoryUnit" "GiB" ($config | default dict)) $unit) -}}
 {{- $rows = append $rows (list (printf "%s.healthChecks.quietPeriod" $path) (dig "healthChecks" "quietPeriod" "5m" ($config | default dict)) $long) -}}
 {{- end -}}
+{{- range $i, $path := $v.devicePlugin.cdiDirectories -}}
+{{- $rows = append $rows (list (printf "devicePlugin.cdiDirectories[%d]" $i) $path $directory) -}}
+{{- end -}}
 {{- range $i, $name := $v.extender.tls.clientNames -}}
 {{- $rows = append $rows (list (printf "extender.tls.clientNames[%d]" $i) $name (list "^[A-Za-z0-9]([A-Za-z0-9._:@/-]*[A-Za-z0-9])?$" "give the common name of a client's certificate, such as kube-scheduler")) -}}
 {{- end -}}
