@@ -49,8 +49,8 @@ type Options struct {
 	BindTimeout, GangHold time.Duration
 	// NodesToScore is the extender's --percentage-of-nodes-to-score.
 	NodesToScore int
-	// Proxy returns the proxy that the environment names for a request, or nil, like http.ProxyFromEnvironment. kubeadm gives kube-scheduler
-	// the proxies of its own environment.
+	// Proxy returns the proxy that the environment names for a request, or nil, like http.ProxyFromEnvironment; kubeadm gives kube-scheduler
+	// the proxies of its own environment. If Proxy is nil, proxies aren't checked.
 	Proxy func(*http.Request) (*url.URL, error)
 }
 
@@ -278,6 +278,19 @@ func (c *check) other(path *field.Path, i, ours int) {
 	}
 }
 
+// proxy checks whether kube-scheduler could call the extender through a proxy.
+func (c *check) proxy(path *field.Path, target *url.URL) {
+	if c.Proxy == nil {
+		return
+	}
+	if proxy, err := c.Proxy(&http.Request{URL: target}); err != nil {
+		c.add(Warning, path, "the proxy in this shell's environment can't be used: %v", err)
+	} else if proxy != nil {
+		c.add(Warning, path, "this shell's environment has the proxy %s for it. kubeadm copies that to kube-scheduler, which then calls the extender through the proxy; "+
+			"add %s to NO_PROXY, also in kube-scheduler.yaml", proxy.Redacted(), target.Hostname())
+	}
+}
+
 // target checks the extender's URL and the authentication between kube-scheduler and extender.
 func (c *check) target(path *field.Path, e *schedulerv1.Extender) {
 	prefix := path.Child("urlPrefix")
@@ -293,12 +306,7 @@ func (c *check) target(path *field.Path, e *schedulerv1.Extender) {
 	if strings.HasSuffix(host, ".svc") || strings.Contains(host, ".svc.") {
 		c.add(Warning, prefix, "%s: kube-scheduler in the host network can't resolve names of Services; use the Service's IP address", e.URLPrefix)
 	}
-	if proxy, err := c.Proxy(&http.Request{URL: target}); err != nil {
-		c.add(Warning, prefix, "the proxy in this shell's environment can't be used: %v", err)
-	} else if proxy != nil {
-		c.add(Warning, prefix, "this shell's environment has the proxy %s for it. kubeadm copies that to kube-scheduler, which then calls the extender through the proxy; "+
-			"add %s to NO_PROXY, also in kube-scheduler.yaml", proxy.Redacted(), host)
-	}
+	c.proxy(prefix, target)
 	if target.Scheme == "https" {
 		c.tls(path, e)
 		return
