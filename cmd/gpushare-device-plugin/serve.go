@@ -13,7 +13,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
-	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -104,7 +103,7 @@ func serve(ctx context.Context, o options) error {
 	// The kubelet's last calls, after ctx has ended, can still record Events.
 	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
 	defer broadcaster.Shutdown()
-	broadcaster.StartRecordingToSink(apiserver.ShortEvents(sink))
+	broadcaster.StartRecordingToSink(program.ShortEvents(sink))
 
 	o.plugin.Client, o.plugin.BootID = client, inventory.BootID()
 	o.plugin.Events = broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: component, Host: o.plugin.NodeName})

@@ -217,6 +217,6 @@ func newRecorder(ctx context.Context, config *rest.Config) (recorder record.Even
 		return nil, nil, fmt.Errorf("creating a client of the API server: %w", err)
 	}
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: recentEvents}))
-	broadcaster.StartRecordingToSink(apiserver.ShortEvents(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")}))
+	broadcaster.StartRecordingToSink(program.ShortEvents(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")}))
 	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component}), broadcaster.Shutdown, nil
 }

@@ -1,5 +1,5 @@
 // Package program has what the main packages of the extender and the device plugin share: the flags that both have, the
-// signals that end them, how they report errors, and how they find the API server.
+// signals that end them, how they report errors and Events, and how they find the API server.
 package program
 
 import (
