@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"strings"
 	"testing"
 	"unique"
 
@@ -44,4 +45,23 @@ func TestKinds(t *testing.T) {
 		t.Errorf("%d kinds were tried and have units, want one", len(tried))
 	}
 	want(t, "kinds without units are dropped", 1, len(k))
+}
+
+// Finding the nodes for large constraints counts as more effort, but leaves half of a round's to other tenants.
+func TestEffortOfConstraints(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{16}, nil)
+	for _, tc := range []struct {
+		name        string
+		size, costs int
+	}{
+		{"small", 100, constraintsEffort}, {"3 KiB", 3000, 3 * constraintsEffort}, {"16 KiB", 16_000, ownEffort},
+	} {
+		before := f.effort
+		constraints := unique.Make(strings.Repeat("x", tc.size))
+		f.eligibleFor(constraints)
+		f.eligibleFor(constraints) // The nodes are known.
+		if got := f.effort - before; got != tc.costs {
+			t.Errorf("%s: %d, want %d", tc.name, got, tc.costs)
+		}
+	}
 }

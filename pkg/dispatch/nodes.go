@@ -74,7 +74,7 @@ func (m *Manager) nodesFor(p *pod) *eligibleNodes { return m.eligibleFor(p.Const
 func (m *Manager) eligibleFor(constraints unique.Handle[string]) *eligibleNodes {
 	nodes, known := m.eligible[constraints]
 	if !known {
-		m.effort += constraintsEffort * sizeOf(constraints)
+		m.effort += min(constraintsEffort*sizeOf(constraints), ownEffort) // More would end the round for other tenants.
 		nodes = newEligibleNodes(m.EligibleNodes(constraints))
 		m.eligible[constraints] = nodes
 	}

@@ -15,7 +15,8 @@ const (
 	leastRetries, retryRounds = 4, 125
 	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick
 	// continues a round that reached the limit. An attempt on all nodes counts as one, and finding the eligible nodes of some constraints
-	// as constraintsEffort for each KiB of them. A tenant gets ownEffort at most, so that other tenants don't wait for thousands of its pods that all differ.
+	// as constraintsEffort for each KiB of them. A tenant gets ownEffort at most, so that other tenants don't wait for thousands of its pods
+	// that all differ.
 	maxEffort, ownEffort, constraintsEffort = 1024, maxEffort / 2, 128
 )
 
