@@ -1,6 +1,7 @@
 package clustercache
 
 import (
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -87,6 +88,8 @@ func TestInterferes(t *testing.T) {
 		"more ports than are kept, of the preemptor":      {pod: edits{port(79, "", "")}, preemptor: edits{ports(maxHostPorts+1, "")}, want: true},
 		"more ports than are kept, and a pod without any": {pod: edits{ports(maxHostPorts+1, "")}},
 		"the port of another init container":              {pod: edits{initPort(corev1.ContainerRestartPolicyNever)}, preemptor: edits{port(80, "", "")}},
+		"a pod that is too large":                         {pod: edits{tooLarge}, want: true},
+		"a preemptor that is too large":                   {preemptor: edits{tooLarge}, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			preemptor := NewPodInfo(fake.Pod("p", 16, test.preemptor...))
@@ -96,5 +99,13 @@ func TestInterferes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// tooLarge makes a pod too large by its labels.
+func tooLarge(pod *corev1.Pod) {
+	pod.Labels = map[string]string{}
+	for i := range 1000 {
+		pod.Labels[fmt.Sprint("l", i)] = ""
 	}
 }

@@ -32,6 +32,8 @@ var exported = []cmp.Option{
 
 func TestNewPodInfo(t *testing.T) {
 	const priority = 7
+	const labelsTooLarge = "the pod is too large for gpushare: of the 16 KiB that labels, constraints, resources and ports of a pod can take in the " +
+		"extender's memory, its labels alone would take 32 KiB: use fewer of them"
 	labelled := fake.Label("a")
 	cpu := func(pod *corev1.Pod) {
 		requests := fake.Amount(corev1.ResourceCPU, 3)
@@ -70,6 +72,13 @@ func TestNewPodInfo(t *testing.T) {
 		"terminating": {
 			[]fake.PodEdit{fake.Terminating(begin)}, PodInfo{Pod: leaving, DeletionTime: begin},
 		},
+		"pending and too large": {
+			[]fake.PodEdit{tooLarge, cpu}, PodInfo{Pod: p, TooLarge: true, Requests: fake.Amount(corev1.ResourceCPU, 3), RequestError: labelsTooLarge,
+				Pending: &diagnosis.Pod{Pod: p, Scheduler: "default-scheduler", Message: `scheduler "default-scheduler" has not tried it yet`, RequestError: labelsTooLarge}},
+		},
+		"bound and too large": {
+			[]fake.PodEdit{tooLarge, fake.Bound("n1", 2)}, PodInfo{Pod: p, TooLarge: true, Node: "n1", Placement: gpu.On(2, 5), AssumeTime: time.Unix(1, 0)},
+		},
 		"ended":    {[]fake.PodEdit{fake.Phase(corev1.PodFailed)}, PodInfo{Pod: p, Ended: true}},
 		"a mirror": {[]fake.PodEdit{fake.Bound("n1", 0), fake.Mirror}, PodInfo{Pod: p, Node: "n1", Mirror: true, Placement: gpu.On(0, 5), AssumeTime: time.Unix(1, 0)}},
 		"without a request for GPU memory": {
@@ -87,7 +96,8 @@ func TestNewPodInfo(t *testing.T) {
 			clear(pod.Labels) // Nothing is shared.
 			clear(pod.Spec.Containers[0].Resources.Requests)
 			if test.want.Request > 0 && !test.want.Ended {
-				test.want.Constraints = unique.Make(diagnosis.Constraints(before))
+				outline, _ := protocol.Outline(before)
+				test.want.Constraints = unique.Make(diagnosis.Constraints(outline))
 				if test.want.Pending != nil {
 					test.want.Pending.Constraints = test.want.Constraints
 				}
@@ -151,6 +161,12 @@ func TestGangMember(t *testing.T) {
 		"nodes lack CPU":             {[]fake.PodEdit{unschedulable("0/3 nodes are available: 3 Insufficient cpu.")}, func(*gang.Member) {}},
 		"nodes lacked GPU memory":    {[]fake.PodEdit{unschedulable("1 Insufficient aliyun.com/gpu-mem."), fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
 		"a run of its gang":          {[]fake.PodEdit{fake.Annotation(protocol.AnnotationGroupRun, "uid-a")}, func(m *gang.Member) { m.Run = "uid-a" }},
+		"too large": {[]fake.PodEdit{tooLarge, inGroup("2"), func(pod *corev1.Pod) {
+			pod.Spec.NodeSelector = map[string]string{"a": strings.Repeat("b", protocol.MaxSize)}
+		}}, func(m *gang.Member) {
+			m.Problem = "the pod is too large for gpushare: of the 16 KiB that labels, constraints, resources and ports of a pod can take in the " +
+				"extender's memory, its node selector alone would take 17 KiB: use fewer of them"
+		}},
 		"an invalid size": {[]fake.PodEdit{inGroup("x")}, func(m *gang.Member) {
 			m.Size, m.Problem = 0, protocol.ErrGroupSize.Error()+": label pod-group.scheduling.sigs.k8s.io/min-available is \"x\""
 		}},
@@ -178,9 +194,10 @@ func TestGangMember(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := fake.Pod("p", 5, append([]fake.PodEdit{inGroup("2")}, test.edits...)...)
+			outline, _ := protocol.Outline(pod)
 			want := gang.Member{
 				Pod:  gpu.Pod{Namespace: "default", Name: "p", UID: "uid-p", Request: 5},
-				Gang: gang.Key{Namespace: "default", Name: "job"}, Size: 2, Created: begin, Template: protocol.TemplateHash(pod), Shape: protocol.ShapeHash(pod),
+				Gang: gang.Key{Namespace: "default", Name: "job"}, Size: 2, Created: begin, Template: protocol.TemplateHash(outline), Shape: protocol.ShapeHash(outline),
 			}
 			test.want(&want)
 			wantEqual(t, "member", &want, NewPodInfo(pod).Member)

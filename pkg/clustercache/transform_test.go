@@ -2,9 +2,12 @@ package clustercache
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
@@ -68,5 +71,23 @@ func TestTransformUnknownObject(t *testing.T) {
 	gone := cache.DeletedFinalStateUnknown{Key: "k", Obj: fake.Pod("p", 1)}
 	if out, err := new(sharing).transform(gone); err != nil || out.(cache.DeletedFinalStateUnknown).Key != "k" {
 		t.Errorf("%v, %v", out, err)
+	}
+}
+
+// A disruption budget with a large selector, and annotations of a namespace that nothing reads, are not kept.
+func TestTransformLimits(t *testing.T) {
+	s := new(sharing)
+	for size, kept := range map[int]bool{10: true, protocol.MaxSize + 1: false} {
+		out, _ := s.transform(fake.Budget("b", strings.Repeat("a", size), 0))
+		if got := out.(*policyv1.PodDisruptionBudget).Spec.Selector != nil; got != kept {
+			t.Errorf("a selector of %d bytes is kept: %v", size, got)
+		}
+	}
+	out, _ := s.transform(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+		"note": "mine", protocol.AnnotationFairShareWeight: "2", protocol.AnnotationFairShareGuaranteed: strings.Repeat("1", 2000),
+	}}})
+	got := out.(*corev1.Namespace).Annotations
+	if len(got) != 2 || got[protocol.AnnotationFairShareWeight] != "2" || len(got[protocol.AnnotationFairShareGuaranteed]) != protocol.MaxText {
+		t.Errorf("annotations %.100v", got)
 	}
 }

@@ -85,3 +85,16 @@ func TestShorten(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// Of a long message, such as one about the taints of thousands of nodes, whole reasons are kept.
+func TestBounded(t *testing.T) {
+	const short = "0/3 nodes are available: 3 Insufficient cpu."
+	if got := bounded(short); got != short {
+		t.Errorf("%q", got)
+	}
+	long := "0/5000 nodes are available: " + strings.Repeat("1 node(s) had untolerated taint {a: b}, ", 1000) + "1 Insufficient cpu. preemption: none."
+	got := bounded(long)
+	if _, rejected := rejectionIn(got); !rejected || len(got) > maxMessage+1 || !strings.HasSuffix(got, "{a: b}.") {
+		t.Errorf("%d bytes, ends with %q", len(got), got[len(got)-20:])
+	}
+}

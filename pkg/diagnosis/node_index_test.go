@@ -99,6 +99,21 @@ func TestEqualChoices(t *testing.T) {
 	}
 }
 
+// A rejection names three labels of the node selector and counts the others.
+func TestExcludedBySelector(t *testing.T) {
+	nodes := []Node{node("a", gpu.GiB, card(0, 16, 0))}
+	p := pod(1, func(p *corev1.Pod) {
+		p.Spec.NodeSelector = map[string]string{}
+		for i := range 100 {
+			p.Spec.NodeSelector[fmt.Sprintf("k%02d", i)] = "v"
+		}
+	})
+	const want = "no node that shares GPU memory can take the pod; a: excluded by the pod's node selector (k00=v,k01=v,k02=v and 97 more)"
+	if got := NewDiagnoser(nodes, nil, now).Diagnose(p, nil).Message; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // A rejection names three nodes and counts the others.
 func TestRejectedNodes(t *testing.T) {
 	var nodes []Node

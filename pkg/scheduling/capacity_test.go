@@ -279,3 +279,29 @@ func BenchmarkCapacity(b *testing.B) {
 		}
 	})
 }
+
+// Each pod of many can request a resource that no node has. None of these is counted.
+func TestCapacityUnknownResources(t *testing.T) {
+	var pods []*corev1.Pod
+	for i := range 10 {
+		pods = append(pods, fake.Pod(fmt.Sprint("p", i), 1, requesting(corev1.ResourceName(fmt.Sprint("example.com/", i)), 1), requesting("cpu", 1)))
+	}
+	node := fake.Node("n", 16)
+	node.Status.Allocatable[corev1.ResourceCPU], node.Status.Allocatable[corev1.ResourcePods] = fake.Amount("cpu", 8)["cpu"], fake.Amount("pods", 100)["pods"]
+	for _, empty := range []bool{false, true} {
+		c := newFreeResources(newCapacityObjects([]*corev1.Node{node}, pods...)).capacity(nil, empty)
+		taken := 0
+		for i := range pods {
+			if c.Take("n", gpu.PodUID(fmt.Sprint("uid-p", i))) {
+				taken++
+			}
+		}
+		// Another extender may provide the resource; an empty node without it has no room for the pod.
+		if want := map[bool]int{false: 8, true: 0}[empty]; taken != want {
+			t.Errorf("empty: %v: %d pods fit, want %d", empty, taken, want)
+		}
+		if len(c.resources) != 2 {
+			t.Errorf("empty: %v: %v are counted", empty, c.resources)
+		}
+	}
+}
