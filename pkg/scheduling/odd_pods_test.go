@@ -167,6 +167,7 @@ var oddities = map[string]oddity{
 	}},
 	"containers": {add: func(pod *corev1.Pod, text string) {
 		metav1.SetMetaDataLabel(&pod.ObjectMeta, protocol.LabelCount, "2")
+		pod.Spec.Containers[0].Resources.Limits = fake.Amount(protocol.ResourceMemory, 2)
 		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: text, Resources: corev1.ResourceRequirements{Limits: fake.Amount(protocol.ResourceMemory, 2)}})
 	}},
 	"init containers": {add: func(pod *corev1.Pod, text string) {
