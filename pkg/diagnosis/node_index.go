@@ -141,22 +141,22 @@ func (x *nodeIndex) candidates(c *constraints) (positions []int, all bool) {
 }
 
 // inTerms returns the union of the nodes that the terms name; false if one of the terms names none.
-func (x *nodeIndex) inTerms(terms []corev1.NodeSelectorTerm) (union []int, named bool) {
-	inside := make([]bool, len(x.nodes))
+func (x *nodeIndex) inTerms(terms []corev1.NodeSelectorTerm) ([]int, bool) {
+	var union []int
+	compact := func() {
+		slices.Sort(union)
+		union = slices.Compact(union)
+	}
 	for i := range terms {
 		positions, named := x.inTerm(&terms[i])
 		if !named {
 			return nil, false
 		}
-		for _, position := range positions {
-			inside[position] = true
+		if union = append(union, positions...); len(union) > 2*len(x.nodes) { // Each of many terms can name all nodes.
+			compact()
 		}
 	}
-	for position := range inside {
-		if inside[position] {
-			union = append(union, position)
-		}
-	}
+	compact()
 	return union, true
 }
 
