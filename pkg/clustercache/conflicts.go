@@ -17,14 +17,9 @@ type Conflicts struct {
 	RareVolumes bool
 	// Claims is true if the pod has resource claims.
 	Claims bool
-	// AnyHostPort is true if the pod has more than maxHostPorts. Then it counts as if it used every host port.
-	AnyHostPort bool
-	// HostPorts is the set of host ports of the pod's containers and sidecars, sorted by compareHostPorts; nil if AnyHostPort is true.
+	// HostPorts is the set of host ports of the pod's containers and sidecars, sorted by compareHostPorts.
 	HostPorts []HostPort
 }
-
-// maxHostPorts limits the host ports that are kept of a pod, which can have tens of thousands.
-const maxHostPorts = 1000
 
 // HostPort is a port that a container uses on its node.
 type HostPort struct {
@@ -48,10 +43,9 @@ func Interferes(pod, preemptor *PodInfo) bool {
 }
 
 // UsesHostPorts reports whether the pod uses ports of its node.
-func (c *Conflicts) UsesHostPorts() bool { return c.AnyHostPort || len(c.HostPorts) > 0 }
+func (c *Conflicts) UsesHostPorts() bool { return len(c.HostPorts) > 0 }
 
 func conflictsOf(spec *corev1.PodSpec) Conflicts {
-	ports, more := hostPorts(spec)
 	return Conflicts{
 		RequiredAntiAffinity: spec.Affinity != nil && spec.Affinity.PodAntiAffinity != nil &&
 			len(spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0,
@@ -60,7 +54,7 @@ func conflictsOf(spec *corev1.PodSpec) Conflicts {
 		}),
 		RareVolumes: slices.ContainsFunc(spec.Volumes, isRare),
 		Claims:      len(spec.ResourceClaims) > 0,
-		HostPorts:   ports, AnyHostPort: more,
+		HostPorts:   hostPorts(spec),
 	}
 }
 
@@ -69,9 +63,9 @@ func isRare(volume corev1.Volume) bool {
 		volume.DownwardAPI == nil && volume.HostPath == nil && volume.NFS == nil && volume.Image == nil
 }
 
-// hostPorts returns the host ports of the pod's containers and sidecars (init containers that restart always) as a sorted set; more
-// is true instead if they are more than maxHostPorts.
-func hostPorts(spec *corev1.PodSpec) (ports []HostPort, more bool) {
+// hostPorts returns the host ports of the pod's containers and sidecars (init containers that restart always) as a sorted set. The API server
+// accepts no port of a pod twice.
+func hostPorts(spec *corev1.PodSpec) (ports []HostPort) {
 	collect := func(container *corev1.Container) {
 		for _, port := range container.Ports {
 			if port.HostPort <= 0 {
@@ -80,10 +74,6 @@ func hostPorts(spec *corev1.PodSpec) (ports []HostPort, more bool) {
 			address := port.HostIP
 			if address == "0.0.0.0" {
 				address = ""
-			}
-			if len(ports) == maxHostPorts { // The API server accepts no port of a pod twice.
-				more = true
-				return
 			}
 			ports = append(ports, HostPort{Port: port.HostPort, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP), Address: address})
 		}
@@ -96,11 +86,8 @@ func hostPorts(spec *corev1.PodSpec) (ports []HostPort, more bool) {
 	for i := range spec.Containers {
 		collect(&spec.Containers[i])
 	}
-	if more {
-		return nil, true
-	}
 	slices.SortFunc(ports, compareHostPorts)
-	return ports, false
+	return ports
 }
 
 // compareHostPorts orders by port and protocol. The entry for every address comes first.
@@ -110,9 +97,6 @@ func compareHostPorts(a, b HostPort) int {
 
 // portsConflict reports whether the two pods have a host port in common.
 func (c *Conflicts) portsConflict(o *Conflicts) bool {
-	if c.AnyHostPort || o.AnyHostPort {
-		return c.UsesHostPorts() && o.UsesHostPorts()
-	}
 	few, many := c.HostPorts, o.HostPorts
 	if len(few) > len(many) {
 		few, many = many, few
