@@ -25,6 +25,7 @@ type eventHandlers struct {
 	fair    *fairShare
 	free    *freeResources
 	counts  *counts
+	samples *samples
 	// nominator is nil if kube-scheduler offers no samples.
 	nominator *nominator
 	bypass    *bypass
@@ -103,6 +104,7 @@ func (h *eventHandlers) NotBound(uid gpu.PodUID) {
 func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 	defer h.fair.nodesChanged()
 	defer h.groups.nodesChanged()
+	defer h.samples.nodesChanged()
 	node := protocol.ParseNode(object)
 	logger := klog.Background().WithValues("node", object.Name)
 	if node.Problem != nil {
@@ -122,6 +124,7 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 func (h *eventHandlers) NodeDeleted(name string) {
 	h.free.nodeDeleted(name)
 	h.ledger.DeleteNode(name)
+	h.samples.nodesChanged()
 	h.groups.nodesChanged()
 	h.fair.nodesChanged()
 }

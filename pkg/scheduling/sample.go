@@ -39,8 +39,6 @@ const (
 	maxSteered = 200
 	// refusedLife is how long a pod isn't nominated after a nomination was refused.
 	refusedLife = 5 * time.Minute
-	// sampleLife is how long the size of a sample and eligible nodes are kept.
-	sampleLife = time.Second
 )
 
 // steering is the nomination of a pod to a node outside the sample that rejected it.
@@ -51,11 +49,13 @@ type steering struct {
 	due, until time.Time
 }
 
-// samples keeps what filter calls with samples need, for a moment. mu guards the fields below it. It isn't held while nodes are read and
+// samples keeps what filter calls with samples need, until a node changes. mu guards the fields below it. It isn't held while nodes are read and
 // matched with a pod, because each filter call takes it.
 type samples struct {
-	mu    sync.Mutex
-	until time.Time
+	mu sync.Mutex
+	// changes counts the changes of nodes.
+	changes uint64
+	// size is the size of the smallest sample; 0 if it isn't known.
 	size  int
 	nodes []diagnosis.Node
 	names map[unique.Handle[string]][]string
@@ -64,14 +64,12 @@ type samples struct {
 // maxEligible limits the lists of eligible nodes that are kept, each of which can have thousands of names.
 const maxEligible = 100
 
-// refresh drops values that are too old. The caller holds mu.
-func (c *samples) refresh(s *Scheduler) {
-	if now := s.Clock.Now(); !now.Before(c.until) {
-		if nodes := len(s.cache.Nodes()); s.SampleSize != nil {
-			c.size = s.SampleSize(nodes - nodes/20) // kube-scheduler's watch may show some nodes less than the watch of this process.
-		}
-		c.nodes, c.names, c.until = nil, map[unique.Handle[string]][]string{}, now.Add(sampleLife)
-	}
+// nodesChanged drops what is kept. The cluster cache and the ledger must have the change already.
+func (c *samples) nodesChanged() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changes++
+	c.size, c.nodes, c.names = 0, nil, nil
 }
 
 // sampled reports whether the candidate nodes of a filter call can be a sample.
@@ -82,14 +80,17 @@ func (s *Scheduler) sampled(nodes []string) bool {
 	c := &s.samples
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.refresh(s)
+	if c.size == 0 {
+		all := len(s.cache.Nodes())
+		c.size = s.SampleSize(all - all/20) // kube-scheduler's watch may show some nodes less than the watch of this process.
+	}
 	return len(nodes) >= c.size
 }
 
 // eligible returns the eligible nodes of the pod. The caller must not change them.
 func (s *Scheduler) eligible(pod *clustercache.PodInfo) []string {
 	c := &s.samples
-	names, nodes, until := c.eligible(s, pod.Constraints)
+	names, nodes, changes := c.kept(pod.Constraints)
 	if names != nil {
 		return names
 	}
@@ -97,27 +98,26 @@ func (s *Scheduler) eligible(pod *clustercache.PodInfo) []string {
 		nodes = s.diagnosisNodes()
 	}
 	names = diagnosis.EligibleNodes(nodes, pod.Constraints)
-	c.keep(pod.Constraints, names, nodes, until)
+	c.keep(pod.Constraints, names, nodes, changes)
 	return names
 }
 
-// eligible returns what is kept: the eligible nodes of pods with these constraints, and all nodes; both can be nil. until is for keep.
-func (c *samples) eligible(s *Scheduler, constraints unique.Handle[string]) (names []string, nodes []diagnosis.Node, until time.Time) {
+// kept returns the eligible nodes of pods with these constraints, and all nodes; both can be nil. changes is for keep.
+func (c *samples) kept(constraints unique.Handle[string]) (names []string, nodes []diagnosis.Node, changes uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.refresh(s)
-	return c.names[constraints], c.nodes, c.until
+	return c.names[constraints], c.nodes, c.changes
 }
 
-// keep keeps eligible nodes, and all nodes from which they were chosen, until that time.
-func (c *samples) keep(constraints unique.Handle[string], names []string, nodes []diagnosis.Node, until time.Time) {
+// keep keeps eligible nodes, and all nodes from which they were chosen, unless a node has changed since.
+func (c *samples) keep(constraints unique.Handle[string], names []string, nodes []diagnosis.Node, changes uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.until != until {
-		return // They were read before the last refresh.
+	if c.changes != changes {
+		return
 	}
-	if len(c.names) >= maxEligible {
-		clear(c.names)
+	if c.names == nil || len(c.names) >= maxEligible {
+		c.names = map[unique.Handle[string]][]string{}
 	}
 	c.nodes, c.names[constraints] = nodes, names
 }

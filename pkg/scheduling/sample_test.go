@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
@@ -40,6 +41,26 @@ func (f *fixture) sampledCycle(pod *corev1.Pod) map[string]preemption.Victims {
 		f.t.Fatal(err)
 	}
 	return victims
+}
+
+// A pod is evicted for no pod that fits a node outside the sample which has just become eligible.
+func TestSampleAfterNodeChange(t *testing.T) {
+	open := fake.Node("n4", 16)
+	open.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("4")
+	closed := open.DeepCopy()
+	closed.Spec.Unschedulable = true
+	pod := fake.Pod("p", 16, fake.Priority(5))
+	f := start(t, sampledOptions, sampledCluster(pod, closed, fake.Pod("old-3", 12, fake.Bound("n3", 0)))...)
+	if names := f.eligible(clustercache.NewPodInfo(pod)); len(names) != 3 {
+		t.Fatalf("eligible are %v", names)
+	}
+	if _, err := f.client.CoreV1().Nodes().Update(t.Context(), open, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.await("the watch", func() bool { node, _ := f.ledger.Node("n4"); return node.Closed == "" })
+	if victims := f.sampledCycle(pod); victims != nil {
+		t.Errorf("preemption of %v", victims)
+	}
 }
 
 // TestSample: a pod whose room is outside the sample evicts no pod, is nominated to the node that has room, and is requeued after
@@ -214,8 +235,8 @@ func TestSampleOfMember(t *testing.T) {
 	}
 }
 
-// The eligible nodes of a pod are those that its spec and the state of the nodes admit. They are kept for a moment, for all pods with the
-// same constraints.
+// The eligible nodes of a pod are those that its spec and the state of the nodes admit. They are kept for all pods with the same
+// constraints.
 func TestEligible(t *testing.T) {
 	node := func(name, pool string, edits ...func(*corev1.Node)) *corev1.Node {
 		n := fake.Node(name, 16)

@@ -202,7 +202,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
 		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, free: s.free,
-		counts: &s.counts, nominator: s.nominator, bypass: s.newBypass(), synced: synced,
+		counts: &s.counts, samples: &s.samples, nominator: s.nominator, bypass: s.newBypass(), synced: synced,
 	}
 }
 
