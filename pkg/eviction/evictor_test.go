@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -580,5 +581,20 @@ func TestTriedElsewhere(t *testing.T) {
 	f.Tried(protocol.Pod(fake.Pod("unknown", 8, fake.Priority(9))), "n1", []string{"n1"}, f.clock.Now())
 	if f.Awaits("uid-unknown") {
 		t.Error("a round began for an unknown pod")
+	}
+}
+
+// A round whose victims kube-scheduler is about to delete isn't ended by a step between filter and preempt.
+func TestStepBeforeTheWatch(t *testing.T) {
+	f := newFixture(t, nil)
+	f.Proposed("uid-pending", map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-b12"}}})
+	f.Tried(protocol.Pod(f.pending), "", []string{"n1"}, f.clock.Now())
+	f.later(1)
+	if !f.Awaits("uid-pending") {
+		t.Error("the victim isn't awaited")
+	}
+	f.later(proposalLife)
+	if f.inRound() {
+		t.Error("the round lasts although the victim stays")
 	}
 }

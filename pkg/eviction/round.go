@@ -282,7 +282,7 @@ func (e *Evictor) failed(r round, now time.Time) time.Duration {
 	switch {
 	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.isOverdue):
 		return longestPause
-	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.remains):
+	case r.freed.IsZero() && slices.ContainsFunc(r.victims, func(uid gpu.PodUID) bool { return e.remains(r, uid) }):
 		return firstPause // The eviction failed, or was not made.
 	case r.freed.IsZero():
 		return 0
@@ -308,10 +308,12 @@ func (e *Evictor) isAllocated(uid gpu.PodUID) bool {
 	return held
 }
 
-// remains reports whether a victim isn't terminating and no request to evict it awaits the watch. The caller holds the lock.
-func (e *Evictor) remains(uid gpu.PodUID) bool {
+// remains reports whether a victim isn't terminating and no request to evict it, by this process or by kube-scheduler, awaits the watch. The
+// caller holds the lock.
+func (e *Evictor) remains(r round, uid gpu.PodUID) bool {
 	_, allocation, held := e.Ledger.Lookup(uid)
 	_, requested := e.requested[uid]
+	requested = requested || slices.Contains(e.proposed(r.pod.UID)[r.node].Pods, uid)
 	return held && !allocation.Leaving && !requested
 }
 
