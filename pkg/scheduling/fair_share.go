@@ -90,9 +90,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 	writes.SetLimit(dispatch.MaxOpening)
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
-		EligibleNodes: func(constraints unique.Handle[string]) []string {
-			return diagnosis.EligibleNodes(s.diagnosisNodes(), constraints)
-		},
+		EligibleNodes:  s.eligible,
 		PriorityCutoff: o.PriorityCutoff, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	if s.groups != nil {

@@ -14,7 +14,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
@@ -59,9 +58,9 @@ type nominator struct {
 	leading  func() error
 	clock    clock.WithTicker
 	view     ledger.View
-	// nodes returns the nodes with their objects.
-	nodes  func() []diagnosis.Node
-	writes errgroup.Group
+	// eligible returns the eligible nodes of pods with the constraints.
+	eligible func(constraints unique.Handle[string]) []string
+	writes   errgroup.Group
 	// start begins a write, which is one of writes outside the simulation.
 	start func(write func())
 	// requeue makes kube-scheduler retry rejected pods by a change of the node, or of any node if it is empty.
@@ -104,7 +103,7 @@ const (
 func (s *Scheduler) newNominator() *nominator {
 	n := &nominator{
 		api: s.API, ledger: s.ledger, cache: s.cache, free: s.free, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
-		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nodes: s.diagnosisNodes, requeue: s.requeue.All,
+		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, eligible: s.eligible, requeue: s.requeue.All,
 		refused: map[refusedPods]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, steerings: map[gpu.PodUID]steering{},
 	}
 	n.writes.SetLimit(maxNominating)
@@ -257,18 +256,12 @@ func (n *nominator) nominatedByOthers(uid gpu.PodUID) bool {
 
 // requests returns the pods with their eligible nodes, and the places that fair sharing has granted to some.
 func (n *nominator) requests(pods []*clustercache.PodInfo) (requests []ledger.Request, granted []string) {
-	nodes, eligible := n.nodes(), map[unique.Handle[string]][]string{}
 	requests, granted = make([]ledger.Request, len(pods)), make([]string, len(pods))
 	for i, pod := range pods {
 		requests[i].Pod = pod.Pod
 		granted[i], _, _ = n.ledger.Lookup(pod.UID)
 		if n.fair.evicts(pod.Pod) { // Otherwise fair sharing decides when it may run, and reserves its place.
-			names, known := eligible[pod.Constraints]
-			if !known {
-				names = diagnosis.EligibleNodes(nodes, pod.Constraints)
-				eligible[pod.Constraints] = names
-			}
-			requests[i].Nodes = names
+			requests[i].Nodes = n.eligible(pod.Constraints)
 		}
 	}
 	return requests, granted

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unique"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -67,8 +68,8 @@ func startNominating(t *testing.T, o Options) *nominateFixture {
 		f.handlers.NodeUpdated(node)
 	}
 	f.nominator.cache, f.nominator.requeue = f.pending, func(string) { f.requeued.Add(1) }
-	f.nominator.nodes = func() []diagnosis.Node {
-		return diagnosis.Nodes(f.ledger, func(name string) (*corev1.Node, bool) { return nodes[name], true }, nil)
+	f.nominator.eligible = func(constraints unique.Handle[string]) []string {
+		return diagnosis.EligibleNodes(diagnosis.Nodes(f.ledger, func(name string) (*corev1.Node, bool) { return nodes[name], true }, nil), constraints)
 	}
 	return f
 }

@@ -49,8 +49,8 @@ type steering struct {
 	due, until time.Time
 }
 
-// samples keeps what filter calls with samples need, until a node changes. mu guards the fields below it. It isn't held while nodes are read and
-// matched with a pod, because each filter call takes it.
+// samples keeps the size of a sample and eligible nodes, until a node changes. mu guards the fields below it. It isn't held while nodes are read
+// and matched with a pod, because each filter call takes it.
 type samples struct {
 	mu sync.Mutex
 	// changes counts the changes of nodes.
@@ -87,18 +87,18 @@ func (s *Scheduler) sampled(nodes []string) bool {
 	return len(nodes) >= c.size
 }
 
-// eligible returns the eligible nodes of the pod. The caller must not change them.
-func (s *Scheduler) eligible(pod *clustercache.PodInfo) []string {
+// eligible returns the nodes that pods with the constraints can use, independent of their free memory. The caller must not change them.
+func (s *Scheduler) eligible(constraints unique.Handle[string]) []string {
 	c := &s.samples
-	names, nodes, changes := c.kept(pod.Constraints)
+	names, nodes, changes := c.kept(constraints)
 	if names != nil {
 		return names
 	}
 	if nodes == nil {
 		nodes = s.diagnosisNodes()
 	}
-	names = diagnosis.EligibleNodes(nodes, pod.Constraints)
-	c.keep(pod.Constraints, names, nodes, changes)
+	names = diagnosis.EligibleNodes(nodes, constraints)
+	c.keep(constraints, names, nodes, changes)
 	return names
 }
 
@@ -148,7 +148,7 @@ func (s *Scheduler) outsideToo(object *corev1.Pod, nodes []string) []string {
 	if !pending || pod.Member == nil || pod.Member.Gang.Native || pod.NeverPreempts || !alone && !s.sampled(nodes) || !s.nominator.steerable(pod, object, nodes) {
 		return nodes
 	}
-	return s.eligible(pod)
+	return s.eligible(pod.Constraints)
 }
 
 // steerable reports whether the pod can be nominated to a node outside the sample. If the pod has such a nomination and the node isn't a

@@ -156,7 +156,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout}
 	s.requeue = requeue.New(requeue.Options{
-		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.eligible, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
+		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: func(pod *clustercache.PodInfo) []string { return s.eligible(pod.Constraints) }, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 		MinSample: o.minSample,
 	})
 	s.binder = binding.New(binding.Options{
@@ -210,7 +210,12 @@ func (s *Scheduler) newGroups() *groups {
 	options := gang.Options{
 		Ledger: s.ledger, Reserver: s.binder, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
-		Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes,
+		Observer: s.Gangs.Observer, EligibleNodes: func(uid gpu.PodUID) []string {
+			if pod, pending := s.cache.PendingPod(uid); pending {
+				return s.eligible(pod.Constraints)
+			}
+			return nil
+		},
 		Capacity: func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
 			return s.free.capacity(s.fair.withPlaces(planned, true), empty)
 		},

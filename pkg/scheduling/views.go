@@ -62,16 +62,6 @@ func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
 	return diagnosis.ReportedWait(member.Gang.String(), pod.Pending) // Only the leader knows the state of groups.
 }
 
-// eligibleNodes returns the nodes that the pending pod can use, independent of their free memory; nil if the cache has no such
-// pending pod.
-func (s *Scheduler) eligibleNodes(uid gpu.PodUID) []string {
-	pod, pending := s.cache.PendingPod(uid)
-	if !pending {
-		return nil
-	}
-	return diagnosis.EligibleNodes(s.diagnosisNodes(), pod.Constraints)
-}
-
 func (s *Scheduler) diagnosisNodes() []diagnosis.Node {
 	deletion := func(pod gpu.Pod) (since, due time.Time) {
 		if known, ok := s.cache.Pod(pod.Namespace, pod.Name); ok && known.UID == pod.UID {
