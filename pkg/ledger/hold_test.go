@@ -45,3 +45,16 @@ func TestHold(t *testing.T) {
 	expect(t, "freed at the end", []string{"n1", "n2"}, f.takeFreed())
 	expect(t, "after the end", []placement.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
 }
+
+// Places stay held on a node that is removed and added again, and on one that is added later.
+func TestHoldOfNewNode(t *testing.T) {
+	f := newFixture(t, spec(16))
+	f.Hold([]ledger.HeldPlace{{"a", "n1", gpu.On(0, 16), 1}, {"b", "n2", gpu.On(0, 16), 1}}, 5)
+	f.DeleteNode("n1")
+	f.SetNode("n1", spec(16))
+	f.SetNode("n2", spec(16))
+	expect(t, "another pod", []placement.Reason{placement.Full, placement.Full}, f.check(pod("x", 1), "n1", "n2"))
+	expect(t, "a pod that has a held place", []placement.Reason{placement.Fits, placement.Fits}, f.check(pod("a", 16), "n1", "n2"))
+	f.Hold(nil, 5)
+	expect(t, "after the end", []placement.Reason{placement.Fits, placement.Fits}, f.check(pod("x", 16), "n1", "n2"))
+}

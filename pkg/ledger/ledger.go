@@ -541,7 +541,7 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 	what(func(name string, how func(*node)) {
 		n, ok := l.nodes[name]
 		if !ok {
-			n = &node{allocations: map[gpu.PodUID]*Allocation{}}
+			n = &node{allocations: map[gpu.PodUID]*Allocation{}, held: l.held.nodes[name]}
 			// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
 			l.nodes[strings.Clone(name)] = n
 			l.membership++
