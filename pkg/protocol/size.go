@@ -194,7 +194,14 @@ func outlineOfGates(gates []corev1.PodSchedulingGate) (out []corev1.PodSchedulin
 // outlineOfContainers returns the containers without other than the usual resources.
 func outlineOfContainers(containers []corev1.Container) []corev1.Container {
 	unusual := func(c corev1.Container) bool {
-		return max(len(c.Resources.Limits), len(c.Resources.Requests)) > len(usualResources)
+		for _, list := range [...]corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
+			for name := range list {
+				if !usual(name) {
+					return true
+				}
+			}
+		}
+		return false
 	}
 	if !slices.ContainsFunc(containers, unusual) {
 		return containers // There can be thousands.

@@ -186,6 +186,13 @@ var oddities = map[string]oddity{
 		main.Resources.Limits[corev1.ResourceName("example.com/"+text)] = resource.MustParse("1")
 		main.Resources.Requests = main.Resources.Limits
 	}},
+	"resources of many containers": {bound: true, add: func(pod *corev1.Pod, text string) {
+		container := corev1.Container{Name: text, Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{}}}
+		for i := range 7 {
+			container.Resources.Requests[corev1.ResourceName(fmt.Sprint("example.com/", text, i))] = resource.MustParse("1")
+		}
+		pod.Spec.Containers = append(pod.Spec.Containers, container)
+	}},
 	"gates": {add: func(pod *corev1.Pod, text string) {
 		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: text})
 	}},
