@@ -37,6 +37,8 @@ type Diagnoser struct {
 	podsOnly bool
 	nodes    nodeIndex
 	choices  map[unique.Handle[string]]*choice // by Pod.Constraints
+	// chosen is the number of nodes in choices.
+	chosen int
 	rooms    map[roomKey]room
 	// messages are the rejections by message of kube-scheduler; nil for a message that is none.
 	messages map[string]*rejection

@@ -17,6 +17,24 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
+// Pods that all have constraints of their own, and can use each of thousands of nodes, don't fill the memory.
+func TestChoicesKept(t *testing.T) {
+	const n = 5000
+	diagnoser := NewDiagnoser(manyNodes(n), nil, now)
+	for i := range 2 * maxChosen / n {
+		diagnoser.Diagnose(pod(8, func(p *corev1.Pod) {
+			p.Spec.Tolerations = []corev1.Toleration{{Key: fmt.Sprint("k", i), Operator: corev1.TolerationOpExists}}
+		}), nil)
+		kept := 0
+		for _, choice := range diagnoser.choices {
+			kept += len(choice.nodes)
+		}
+		if kept > maxChosen+n {
+			t.Fatalf("%d nodes are kept for %d pods", kept, i+1)
+		}
+	}
+}
+
 // The lookup by names and labels finds exactly the nodes that a check of every node finds, for random constraints.
 func TestChoice(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))

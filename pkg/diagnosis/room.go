@@ -80,10 +80,17 @@ func (r rejections) text(c *constraints) string {
 	return out.String()
 }
 
+// maxChosen limits the nodes in the choices that are kept: thousands of pods with constraints of their own can each use thousands of nodes.
+const maxChosen = 1 << 20
+
 // choice returns the nodes that the pod can use.
 func (d *Diagnoser) choice(pod *Pod) *choice {
 	if known := d.choices[pod.Constraints]; known != nil {
 		return known
+	}
+	if d.chosen >= maxChosen {
+		clear(d.choices)
+		d.chosen = 0
 	}
 	made, rejected := &choice{}, rejections{}
 	d.choices[pod.Constraints] = made
@@ -115,6 +122,7 @@ func (d *Diagnoser) choice(pod *Pod) *choice {
 		made.rejected = fmt.Sprintf(": its node affinity names %s, which shares none", listed(pinned[:min(len(pinned), maxNames)], len(pinned)))
 	}
 	made.order(d.nodes.figures)
+	d.chosen += len(made.nodes)
 	return made
 }
 
