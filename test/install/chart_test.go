@@ -781,6 +781,8 @@ func TestCDIDirectories(t *testing.T) {
 	}{
 		"": {map[string]bool{}, ""},
 		"devicePlugin.deviceListStrategy=cdi-cri": {map[string]bool{"/etc/cdi": false, "/var/run/cdi": false}, "--cdi-directories=/etc/cdi,/var/run/cdi"},
+		// The values of a release from before this one existed, and of one that sets null.
+		"devicePlugin.deviceListStrategy=cdi-cri,devicePlugin.cdiDirectories=null": {map[string]bool{"/etc/cdi": false, "/var/run/cdi": false}, "--cdi-directories=/etc/cdi,/var/run/cdi"},
 		"devicePlugin.deviceListStrategy=cdi-cri,devicePlugin.cdiDirectories={/var/run/cdi},devicePlugin.isolation=driver": {
 			map[string]bool{"/var/run/cdi": true}, "--cdi-directories=/var/run/cdi",
 		},
