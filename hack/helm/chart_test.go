@@ -59,6 +59,7 @@ monitoring:
 	"secondScheduler":          "mode: secondScheduler",
 	"images.scheduler":         "mode: secondScheduler",
 	"devicePlugin.memoryUnit":  "{}",
+	"devicePlugin.cdi":         "{devicePlugin: {deviceListStrategy: cdi-cri}, extender: {tls: {mode: secret, secretName: tls}}}",
 	"extender.tls.certManager": "extender: {tls: {mode: certManager, certManager: {issuerRef: {name: ca}}}}",
 }
 

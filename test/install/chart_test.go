@@ -171,6 +171,7 @@ func TestWrongValues(t *testing.T) {
 		"alerts on a closed port":           {"extender.reach=host,extender.replicas=1,monitoring.prometheusRule.enabled=true", "monitoring: with extender.reach=host"},
 		"a folder with a slash at its end":  {"devicePlugin.podResourcesDirectory=/var/lib/kubelet/", `devicePlugin.podResourcesDirectory: "/var/lib/kubelet/" is invalid: a directory is an absolute path without a slash at its end, such as /var/lib/kubelet`},
 		"a folder without one at its start": {"devicePlugin.devicePluginDirectory=plugins", `devicePlugin.devicePluginDirectory: "plugins" is invalid: a directory is an absolute path`},
+		"a relative CDI directory":          {"devicePlugin.cdiDirectories={/etc/cdi,run/cdi}", `devicePlugin.cdiDirectories[1]: "run/cdi" is invalid: a directory is an absolute path`},
 		"one directory for both":            {"devicePlugin.kubeletDirectory=/data/kubelet", "additional properties 'kubeletDirectory' not allowed"},
 		"an unknown way to the driver":      {"devicePlugin.driverAccess=privileged", "at '/devicePlugin/driverAccess'"},
 		"an hour as a timeout":              {"scheduler.httpTimeout=1h", `scheduler.httpTimeout: "1h" is invalid: a duration needs`},
@@ -781,8 +782,6 @@ func TestCDIDirectories(t *testing.T) {
 	}{
 		"": {map[string]bool{}, ""},
 		"devicePlugin.deviceListStrategy=cdi-cri": {map[string]bool{"/etc/cdi": false, "/var/run/cdi": false}, "--cdi-directories=/etc/cdi,/var/run/cdi"},
-		// The values of a release from before this one existed, and of one that sets null.
-		"devicePlugin.deviceListStrategy=cdi-cri,devicePlugin.cdiDirectories=null": {map[string]bool{"/etc/cdi": false, "/var/run/cdi": false}, "--cdi-directories=/etc/cdi,/var/run/cdi"},
 		"devicePlugin.deviceListStrategy=cdi-cri,devicePlugin.cdiDirectories={/var/run/cdi},devicePlugin.isolation=driver": {
 			map[string]bool{"/var/run/cdi": true}, "--cdi-directories=/var/run/cdi",
 		},
