@@ -164,7 +164,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	t.Run("the extender writes only its own EndpointSlice", c.testExtendersSlices)
 	t.Run("the list of allowed users", func(t *testing.T) {
 		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values",
-			"--set=guard.allow.users[0]=restorer,guard.allow.serviceAccounts[0]=velero/velero,guard.allow.groups[0]=restorers")
+			"--set=guard.allow.users[0]=restorer,guard.allow.serviceAccounts[0]=velero/velero,guard.allow.groups[0]=restorers,guard.allow.bindingKeys[0]=example.com/rack")
 		for name, client := range map[string]kubernetes.Interface{
 			"user":            c.user(t, "restorer", "system:masters"),
 			"service-account": c.user(t, "system:serviceaccount:velero:velero", "system:masters"),
@@ -185,6 +185,16 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 		if _, err := other.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 			t.Errorf("a user that isn't on it: got %v, want it rejected", err)
 		}
+		// As a webhook changes the extender's Bindings.
+		bound := c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "with-rack"}})
+		binding := c.binding(bound, map[string]string{protocol.AnnotationIndex: "0", "example.com/rack": "r"})
+		binding.Labels = map[string]string{"example.com/rack": "r"}
+		extender := c.clientOf(c.account(c.pod("extender")))
+		c.until("the policy allows the key in Bindings", func(ctx context.Context) (bool, error) {
+			err := extender.CoreV1().Pods(bound.Namespace).Bind(ctx, binding, metav1.CreateOptions{})
+			return err == nil, err
+		})
+		must(t, pods.Delete(ctx, bound.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 		c.helm.run(t, "rollback", "gpushare", "1", "--namespace="+namespace)
 	})
 }
