@@ -81,6 +81,9 @@ func nearest(name string) string {
 	}
 	meant, least := "", mistakes+1
 	for _, resource := range ours {
+		if longer := len(name) - len(resource); max(longer, -longer) > mistakes {
+			continue // A pod can name thousands of resources with long names.
+		}
 		if d := distance(name, string(resource)); d < least {
 			meant, least = string(resource), d
 		}

@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,6 +35,14 @@ func TestNearest(t *testing.T) {
 		if got := nearest(name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
+	}
+}
+
+// Names that are much longer than ours are not compared letter by letter: a pod can name thousands of resources.
+func TestNearestOfLongName(t *testing.T) {
+	name := strings.Repeat("a", 240) + ".com/gpu"
+	if allocations := testing.AllocsPerRun(10, func() { nearest(name) }); allocations > 0 {
+		t.Errorf("%v tables of letters were made", allocations)
 	}
 }
 
