@@ -129,7 +129,7 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	}
 	p.Overuse, _ = protocol.ParseOveruse(pod.Annotations) // An invalid annotation reports nothing.
 	p.WithoutExtender = diagnosis.BoundWithoutExtender(pod)
-	p.LimitProblem = strings.Clone(protocol.Shorten(protocol.ParsePodIsolation(pod.Annotations).Problem))
+	p.LimitProblem = strings.Clone(protocol.ParsePodIsolation(pod.Annotations).Problem)
 	assignment, _ := protocol.ParseAssignment(pod.Annotations)
 	p.AssumeTime = assignment.AssumeTime
 	switch {

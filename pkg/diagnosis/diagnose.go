@@ -39,7 +39,7 @@ type Diagnoser struct {
 	choices  map[unique.Handle[string]]*choice // by Pod.Constraints
 	// chosen is the number of nodes in choices.
 	chosen int
-	rooms    map[roomKey]room
+	rooms  map[roomKey]room
 	// messages are the rejections by message of kube-scheduler; nil for a message that is none.
 	messages map[string]*rejection
 }

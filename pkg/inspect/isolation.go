@@ -18,7 +18,7 @@ func (p *Pod) addFound(object *corev1.Pod) {
 		p.Notes = append(p.Notes, "limit not in force: "+isolation.Problem)
 	}
 	if lost := object.Annotations[protocol.AnnotationLostCards]; lost != "" {
-		p.Notes = append(p.Notes, "card "+lost+" is not on the node any more, containers can't start again: delete the pod")
+		p.Notes = append(p.Notes, "card "+protocol.Shorten(lost)+" is not on the node any more, containers can't start again: delete the pod")
 	}
 	if overuse, err := protocol.ParseOveruse(object.Annotations); err == nil && overuse != nil {
 		// Without its device plugin the annotation stays, so the note has the time of the measurement.

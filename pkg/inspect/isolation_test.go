@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -57,6 +58,18 @@ func TestLostCard(t *testing.T) {
 	want := []string{"card GPU-old is not on the node any more, containers can't start again: delete the pod"}
 	if diff := cmp.Diff(want, report.Nodes[0].Pods[0].Notes); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestLongAnnotations: without the guard, users can write these annotations, and a long text would hide the other pods.
+func TestLongAnnotations(t *testing.T) {
+	long := strings.Repeat("x", 100_000)
+	pod := newPod("a", 1).on("n", 0)
+	pod.Annotations[protocol.AnnotationLostCards], pod.Annotations[protocol.AnnotationIsolation] = long, long+": "+long
+	report := Build(Objects{Nodes: []*corev1.Node{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 15)).Node}, Pods: []*corev1.Pod{pod.Pod}})
+	notes := report.Nodes[0].Pods[0].Notes
+	if n := len(strings.Join(notes, "")); len(notes) != 3 || n > 4*protocol.MaxText {
+		t.Errorf("%d notes of %d bytes, want 3 short ones", len(notes), n)
 	}
 }
 

@@ -22,8 +22,8 @@ func (p PodIsolation) String() string {
 	return p.Mode + ": " + p.Problem
 }
 
-// ParsePodIsolation parses a pod's annotation.
+// ParsePodIsolation parses a pod's annotation, and shortens its texts.
 func ParsePodIsolation(annotations map[string]string) PodIsolation {
 	mode, problem, _ := strings.Cut(annotations[AnnotationIsolation], ":")
-	return PodIsolation{Mode: mode, Problem: strings.TrimSpace(problem)}
+	return PodIsolation{Mode: Shorten(mode), Problem: Shorten(strings.TrimSpace(problem))}
 }
