@@ -112,6 +112,15 @@ func (d MPSDirectory) RemoveStatus(uuid string) error {
 	return nil
 }
 
+// WithStatus returns the cards of which there is a status, by UUID.
+func (d MPSDirectory) WithStatus() (uuids []string) {
+	paths, _ := filepath.Glob(d.status("*")) // The pattern is valid.
+	for _, path := range paths {
+		uuids = append(uuids, filepath.Base(filepath.Dir(path)))
+	}
+	return uuids
+}
+
 // ReadStatus returns the status of a card's daemon. It returns fs.ErrNotExist if there is none.
 func (d MPSDirectory) ReadStatus(uuid string) (status MPSStatus, err error) {
 	if d == "" {

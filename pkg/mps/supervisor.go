@@ -156,7 +156,8 @@ func (s *Supervisor) lock(ctx context.Context) (unlock func(), err error) {
 var errNotNamed = errors.New("the device plugin has not named the cards that the node shares; it does so in isolation mode mps")
 
 // follow starts a daemon for each card that the node shares and that can have one, and ends those of other cards. A card can fail to answer
-// for a moment, and the programs that use it end with its daemon: a daemon ends only after several listings without its card.
+// for a moment, and the programs that use it end with its daemon: a daemon ends only after several listings without its card. Cards that were
+// shared before get their compute mode back.
 func (s *Supervisor) follow(ctx context.Context, running *sync.WaitGroup) error {
 	shared, err := s.options.Directory.ReadCards()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -193,7 +194,31 @@ func (s *Supervisor) follow(ctx context.Context, running *sync.WaitGroup) error 
 			s.metrics.forget(uuid)
 		})
 	}
+	for _, uuid := range s.options.Directory.WithStatus() {
+		if s.daemons[uuid] != nil || slices.Contains(shared, uuid) {
+			continue
+		}
+		if err := s.restore(uuid); err != nil {
+			klog.FromContext(ctx).Error(err, "Could not restore the compute mode of a card that the node doesn't share any more", "card", uuid)
+		}
+	}
 	return nil
+}
+
+// restore restores the compute mode of a card without a daemon that a supervisor has left in the modes of MPS: it was killed, or containers had
+// the card when its daemon ended. It does nothing while one still has it, or if the driver doesn't list the card.
+func (s *Supervisor) restore(uuid string) error {
+	status, err := s.options.Directory.ReadStatus(uuid)
+	if err != nil {
+		return err
+	}
+	if _, unread := s.driver.Mode(uuid); unread != nil || usesDirectory(s.options.Proc, s.options.Directory.Pipe(uuid)) {
+		return nil
+	}
+	if err := s.driver.SetMode(uuid, inventory.ComputeMode(status.FormerMode)); err != nil {
+		return err
+	}
+	return s.options.Directory.RemoveStatus(uuid)
 }
 
 // NotReady returns why daemons are not ready, sorted; none if all are.
@@ -230,13 +255,13 @@ type sharedDriver struct {
 var errClosed = errors.New("the driver has failed, and is opened again")
 
 // Cards returns which of the shared cards can have a daemon, and those of which this can't be read. Cards in MIG mode are not among them. If the
-// driver fails, or fails for all shared cards, as after the container has lost their devices, it is opened again.
+// driver fails, or none of the shared cards answers, it is opened again: a card that came back answers only in a new session.
 func (d *sharedDriver) Cards(shared []string) (able, unread []string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.driver != nil {
-		able, unread, err = cardsOf(d.driver, shared)
-		if err == nil && (len(able) > 0 || len(unread) == 0) {
+		able, unread, answers, err := cardsOf(d.driver, shared)
+		if err == nil && (answers || len(shared) == 0) {
 			return able, unread, nil
 		}
 		_ = d.driver.Close() // It has failed, and what it returns doesn't matter.
@@ -247,18 +272,21 @@ func (d *sharedDriver) Cards(shared []string) (able, unread []string, err error)
 		return nil, nil, err
 	}
 	d.driver = driver
-	return cardsOf(driver, shared)
+	able, unread, _, err = cardsOf(driver, shared)
+	return able, unread, err
 }
 
-func cardsOf(driver Driver, shared []string) (able, unread []string, err error) {
+// cardsOf is Cards for an open driver. answers reports whether one of the shared cards has answered.
+func cardsOf(driver Driver, shared []string) (able, unread []string, answers bool, err error) {
 	if err := driver.Refresh(); err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	for _, uuid := range driver.Cards() {
 		if !slices.Contains(shared, uuid) {
 			continue
 		}
 		compute, err := driver.Compute(uuid)
+		answers = answers || err == nil
 		switch {
 		case err != nil:
 			unread = append(unread, uuid)
@@ -266,7 +294,7 @@ func cardsOf(driver Driver, shared []string) (able, unread []string, err error) 
 			able = append(able, uuid)
 		}
 	}
-	return able, unread, nil
+	return able, unread, answers, nil
 }
 
 // Mode returns a card's compute mode.

@@ -463,6 +463,31 @@ func TestSharedCards(t *testing.T) {
 	}
 }
 
+// TestCardLeft: a supervisor was killed, and before the next one starts, its cards are excluded. A card is set back once no container has it.
+func TestCardLeft(t *testing.T) {
+	m := newMachine(t)
+	for _, card := range []string{card0, card1} {
+		must(t, os.MkdirAll(filepath.Dir(m.directory.Pipe(card)), 0o755))
+		must(t, m.directory.WriteStatus(card, isolation.MPSStatus{State: isolation.MPSReady, FormerMode: modeDefault, Served: true}))
+		must(t, m.open().SetComputeMode(card, inventory.ComputeExclusiveProcess))
+	}
+	client := m.mustRun(card0)
+	m.contain(client)
+	must(t, m.directory.WriteCards(nil))
+	s, _ := m.supervise()
+	await.True(t, "the other card is set back", func() bool { return m.mode(card1) == modeDefault })
+	if mode := m.mode(card0); mode != modeExclusive {
+		t.Errorf("the compute mode of the card of a container is %d", mode)
+	}
+	must(t, os.RemoveAll(m.proc))
+	must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+	for _, card := range []string{card0, card1} {
+		if _, err := m.directory.ReadStatus(card); m.mode(card) != modeDefault || !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("card %s has the compute mode %d, and its status: %v", card, m.mode(card), err)
+		}
+	}
+}
+
 // TestDriverFails: a card that fails to answer for a while has no ready daemon meanwhile, but its programs go on.
 func TestDriverFails(t *testing.T) {
 	for _, state := range []string{"lost", "nomemory"} {
@@ -493,16 +518,21 @@ func TestDriverFails(t *testing.T) {
 	}
 }
 
-// stubDriver is a driver with one card, which can fail.
+// stubDriver is a driver with one card, which can fail. The sessions in which the card was lost don't list it any more.
 type stubDriver struct {
 	inventory.Session // The other methods are not called.
 	failing           *error
-	closed            bool
+	lost, closed      bool
 }
 
-func (d *stubDriver) Refresh() error  { return nil }
-func (d *stubDriver) Cards() []string { return []string{card0} }
-func (d *stubDriver) Close() error    { d.closed = true; return nil }
+func (d *stubDriver) Refresh() error { return nil }
+func (d *stubDriver) Close() error   { d.closed = true; return nil }
+func (d *stubDriver) Cards() []string {
+	if d.lost {
+		return nil
+	}
+	return []string{card0}
+}
 func (d *stubDriver) Compute(string) (inventory.Compute, error) {
 	if d.closed {
 		return inventory.Compute{}, errors.New("closed")
@@ -512,7 +542,7 @@ func (d *stubDriver) Compute(string) (inventory.Compute, error) {
 
 // TestDriverOpenedAgain: a driver that fails for all cards is opened again, until that succeeds and it answers.
 func TestDriverOpenedAgain(t *testing.T) {
-	lost := errors.New("unknown error")
+	unknown := errors.New("unknown error")
 	var failing, closed error
 	var opened []*stubDriver
 	shared := &sharedDriver{open: func() (Driver, error) {
@@ -525,17 +555,22 @@ func TestDriverOpenedAgain(t *testing.T) {
 	for _, test := range []struct {
 		name            string
 		failing, closed error
+		lost            bool
 		able            int
 		want            error
 		opened          int
 	}{
-		{"the first time", nil, nil, 1, nil, 1},
-		{"it answers", nil, nil, 1, nil, 1},
-		{"it fails for all cards", lost, nil, 0, nil, 2},
-		{"it can't be opened", lost, lost, 0, lost, 2},
-		{"it can again", nil, nil, 1, nil, 3},
+		{"the first time", nil, nil, false, 1, nil, 1},
+		{"it answers", nil, nil, false, 1, nil, 1},
+		{"it fails for all cards", unknown, nil, false, 0, nil, 2},
+		{"it can't be opened", unknown, unknown, false, 0, unknown, 2},
+		{"it can again", nil, nil, false, 1, nil, 3},
+		{"it has lost all cards", nil, nil, true, 1, nil, 4},
 	} {
 		failing, closed = test.failing, test.closed
+		if test.lost {
+			opened[len(opened)-1].lost = true
+		}
 		able, _, err := shared.Cards([]string{card0})
 		if len(able) != test.able || !errors.Is(err, test.want) || len(opened) != test.opened {
 			t.Errorf("%s: %d cards, %v, opened %d times; want %d, %v, %d", test.name, len(able), err, len(opened), test.able, test.want, test.opened)
@@ -544,7 +579,7 @@ func TestDriverOpenedAgain(t *testing.T) {
 			t.Errorf("%s: the compute mode: %v", test.name, err)
 		}
 	}
-	for i, driver := range opened[:2] {
+	for i, driver := range opened[:3] {
 		if !driver.closed {
 			t.Errorf("driver %d is still open", i)
 		}
