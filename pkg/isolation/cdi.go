@@ -82,8 +82,9 @@ func (f specFiles) read(dir string) (specs []specFile, err error) {
 		}
 		path := filepath.Join(dir, name)
 		info, err := os.Stat(path)
-		if err != nil {
-			continue // It was removed meanwhile.
+		if err != nil { // It was removed meanwhile, or the container runtime can follow the link.
+			problems = append(problems, fmt.Errorf("%w: the device plugin has only the directory, so a link must not lead out of it", err))
+			continue
 		}
 		file, ok := before[name]
 		if !ok || !os.SameFile(file.info, info) || !file.info.ModTime().Equal(info.ModTime()) || file.info.Size() != info.Size() {

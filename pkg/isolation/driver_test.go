@@ -151,8 +151,12 @@ func TestDriverReadyAgain(t *testing.T) {
 	if err := os.Remove(filepath.Join(m.etc, "nvidia.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.backend.Ready(m.node, m.card); err == nil || !strings.Contains(err.Error(), broken) {
-		t.Errorf("the reason doesn't name the file that can't be read: %v", err)
+	link := filepath.Join(m.etc, "link.yaml")
+	if err := os.Symlink("/usr/share/nvidia.yaml", link); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.backend.Ready(m.node, m.card); err == nil || !strings.Contains(err.Error(), broken) || !strings.Contains(err.Error(), link) {
+		t.Errorf("the reason doesn't name the files that can't be read: %v", err)
 	}
 }
 
