@@ -43,6 +43,9 @@ func deviceID(card int, unit gpu.Memory) string {
 	return string(id)
 }
 
+// isDeviceID reports whether deviceID can have returned this ID.
+func isDeviceID(id string) bool { return strings.Trim(id, digits) == "" }
+
 // appendCard appends the prefix of the IDs of a card's units. No other card's IDs have this prefix.
 func appendCard(id []byte, card int) []byte {
 	if card < shortCards {

@@ -54,7 +54,8 @@ func (r *readmission) Begin() *keptDevices {
 }
 
 // In returns the list with the kept devices as healthy ones: those of pods that have not ended. Devices that the list lacks, because a
-// card has become smaller, are added, unless the message would be too large for the kubelet.
+// card has become smaller, are added, unless the message would be too large for the kubelet. Devices of the original gpushare plugin
+// aren't: all of them would be added to the node's capacity, by which the original extender counts.
 func (k *keptDevices) In(ctx context.Context, list []*pluginapi.Device) []*pluginapi.Device {
 	k.waiting, k.known = map[gpu.PodUID]bool{}, 0
 	if !time.Now().Before(k.until) {
@@ -64,7 +65,7 @@ func (k *keptDevices) In(ctx context.Context, list []*pluginapi.Device) []*plugi
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "A kubelet that starts now fails pods of which an unhealthy card was given to a container that doesn't run")
 	}
-	maps.DeleteFunc(kept, func(_ string, uid gpu.PodUID) bool { _, lives := k.live(uid); return !lives })
+	maps.DeleteFunc(kept, func(id string, uid gpu.PodUID) bool { _, lives := k.live(uid); return !lives || !isDeviceID(id) })
 	for _, device := range list {
 		if uid, ok := kept[device.ID]; ok && device.Health != pluginapi.Healthy {
 			device.Health, k.waiting[uid] = pluginapi.Healthy, true

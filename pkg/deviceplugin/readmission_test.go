@@ -78,12 +78,13 @@ func TestReadmission(t *testing.T) {
 	}
 }
 
-// Devices are kept until the kubelet knows their pods, or for ten minutes.
+// Devices are kept until the kubelet knows their pods, or for ten minutes. Those of Alibaba's plugin are not: their extender would take the
+// node's capacity for that of its cards.
 func TestKeptDevices(t *testing.T) {
 	b := newFixture(t)
 	_, p := b.up(16)
 	b.create(p, newPod("a", main(1), assumed(0, 1)))
-	owners := map[string]gpu.PodUID{"00": "uid-a", "01": "uid-gone", "0Z": "uid-a"}
+	owners := map[string]gpu.PodUID{"00": "uid-a", "01": "uid-gone", "0Z": "uid-a", "GPU-1-_-0": "uid-a"}
 	r := &readmission{devices: func() (map[string]gpu.PodUID, error) { return maps.Clone(owners), nil }, pods: p.pods}
 	list := func(k *keptDevices) (healthy []string) {
 		cards := newCards(2)
