@@ -46,7 +46,7 @@ type Decision struct {
 	// answer. The other fields are empty.
 	Question *Candidate
 	// Outdated is true if no pod of the snapshot matches, or if its container would be rejected or get other cards than the
-	// annotated ones: neither can be undone, and the watch can be behind. Decide is then called again with a refreshed snapshot.
+	// annotated ones: that can't be undone, and the watch can be behind. Decide is then called again with a refreshed snapshot.
 	Outdated bool
 
 	// Match is how the pod was found. Pod is nil if none was.
@@ -110,7 +110,7 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 		d = s.selectCards(Decision{Match: match, Pod: found.Pod, Container: found.Container})
 	}
 	switch {
-	case !s.Refreshed && (d.Rejection != nil || d.Result == ResultMoved):
+	case !s.Refreshed && (d.Rejection != nil || d.Result != ResultKept):
 		return Decision{Outdated: true}
 	case s.ReadError != nil && d.Rejection != nil && d.Rejection.NoRoom:
 		d.Rejection.Text += fmt.Sprintf("; pods may have ended since, and the API server can't be asked: %v", s.ReadError)

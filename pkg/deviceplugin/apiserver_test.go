@@ -218,7 +218,7 @@ func (o held[T, L]) Patch(ctx context.Context, name string, kind types.PatchType
 	return o.Objects.Patch(ctx, name, kind, data, options, subresources...)
 }
 
-// TestAPIServerHangs: an API server that doesn't answer delays no container of a known pod, delays another pod no longer than
+// TestAPIServerHangs: an API server that doesn't answer delays no container of a known pod with a card, delays another pod no longer than
 // one list may take, and doesn't keep the plugin from stopping.
 func TestAPIServerHangs(t *testing.T) {
 	b := newFixture(t)
@@ -239,9 +239,9 @@ func TestAPIServerHangs(t *testing.T) {
 				t.Errorf("%s/%s got %v", pod.Name, name, env)
 			}
 		}
-	}
-	if n := b.hanging.lists.Load() - lists; n != 0 {
-		t.Errorf("the API server was asked for its pods %d times, for pods that are known", n)
+		if n := b.hanging.lists.Load() - lists; n != 0 && pod.Name != "unassigned" {
+			t.Errorf("the API server was asked for its pods %d times, for pods that are known", n)
+		}
 	}
 	await.True(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
 

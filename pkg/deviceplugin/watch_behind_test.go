@@ -53,6 +53,27 @@ func TestRefusedByOldState(t *testing.T) {
 	}
 }
 
+// The plugin's watch is behind. It knows a pod with a node name, which no scheduler has placed, but not the pod that the scheduler has placed on
+// the node's only card since.
+func TestPlacedByOldState(t *testing.T) {
+	b := newFixture(t)
+	b.servePodResources()
+	b.blind = true
+	direct := newPod("direct", main(8))
+	if _, err := b.client.CoreV1().Pods("default").Create(t.Context(), direct, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	k, p := b.up(16)
+	scheduled := newPod("scheduled", main(16), assumed(0, 1))
+	b.create(p, scheduled)
+	if _, err := k.admit(direct); err == nil {
+		t.Error("a pod with a node name got memory that the scheduler has given to another one")
+	}
+	if _, err := k.admit(scheduled); err != nil {
+		t.Error(err)
+	}
+}
+
 // The plugin has just started, and no GPU pod runs on the node. It knows a pod that the kubelet doesn't know yet. The kubelet admits another
 // one of this size, which the plugin's watch has not delivered. The kubelet can be asked, but its answers don't count, because it has known no
 // pod with GPU memory yet. Other pods run on the node (the plugin's own): a question about one of them would show that the answers count.
