@@ -14,19 +14,20 @@ import (
 
 // TestModelOfANode compares decisions with a model of a node with its API server, kubelet and plugin, in which everything happens at the
 // worst time: the plugin's watch is behind, plugin and kubelet restart between two calls, pods end and are deleted between the two calls for
-// a container. Pods have init containers, sidecars and many containers of few sizes. Each pod that the scheduler has placed must get the cards
-// in its annotations if the kubelet can be asked, and no card may be given out beyond its memory.
+// a container. Pods have init containers, sidecars and many containers of few sizes. If the kubelet can be asked and the scheduler has placed all
+// pods, each pod must get the cards in its annotations. No card may be given out beyond its memory or cores.
 func TestModelOfANode(t *testing.T) {
-	for name, test := range map[string]struct {
-		silent   bool
-		from, to uint64
-	}{
-		"the kubelet can be asked":   {false, 0, 200},
-		"the kubelet can't be asked": {true, 500, 700},
+	for name, test := range map[string]struct{ silent, wide, direct bool }{
+		"the kubelet can be asked":                  {},
+		"the kubelet can't be asked":                {silent: true},
+		"pods have cores and up to four cards":      {wide: true},
+		"some pods are bound without the scheduler": {wide: true, direct: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for seed := test.from; seed < test.to; seed++ {
-				if newNodeModel(t, seed, test.silent).run(120); t.Failed() {
+			for seed := uint64(500); seed < 700; seed++ {
+				w := newNodeModel(t, seed)
+				w.silent, w.wide, w.direct = test.silent, test.wide, test.direct
+				if w.run(120); t.Failed() {
 					t.Fatalf("seed %d", seed)
 				}
 			}
@@ -37,9 +38,11 @@ func TestModelOfANode(t *testing.T) {
 // nodeModel is such a node.
 type nodeModel struct {
 	*testing.T
-	rand   *rand.Rand
-	now    time.Time
-	silent bool // The kubelet can't be asked.
+	rand *rand.Rand
+	now  time.Time
+	// silent is true if the kubelet can't be asked, wide if pods have cores and up to four cards, and direct if some pods are bound without the
+	// scheduler. If the kubelet is silent, a container can be taken for another one of its size, which can have other cores.
+	silent, wide, direct bool
 
 	cards []gpu.Card
 	log   []modelEvent // What the API server's watch delivers, in order.
@@ -79,9 +82,9 @@ type modelPod struct {
 	devices        map[string][]string
 }
 
-func newNodeModel(t *testing.T, seed uint64, silent bool) *nodeModel {
+func newNodeModel(t *testing.T, seed uint64) *nodeModel {
 	return &nodeModel{
-		T: t, rand: rand.New(rand.NewPCG(seed, 7)), now: start, silent: silent, cards: newCards(16, 16, 24, 8), record: NewRecord(nil),
+		T: t, rand: rand.New(rand.NewPCG(seed, 7)), now: start, cards: newCards(16, 16, 24, 8), record: NewRecord(nil),
 		pods: map[gpu.PodUID]*modelPod{}, used: map[string]gpu.PodUID{}, admitted: map[gpu.PodUID]bool{},
 		cache: map[gpu.PodUID]Pod{}, met: map[gpu.PodUID]bool{}, rejected: map[gpu.PodUID]bool{}, trusted: true,
 	}
@@ -149,12 +152,15 @@ func (w *nodeModel) live() []*modelPod {
 	return out
 }
 
-// create creates a pod on cards that have room.
+// create creates a pod that the scheduler has bound, on cards that have room, or one with nodeName.
 func (w *nodeModel) create() {
 	w.made++
 	p := &modelPod{given: map[string]gpu.Placement{}, devices: map[string][]string{}}
 	name := "p" + strconv.Itoa(w.made)
 	n := 1 + w.rand.IntN(2)
+	if w.wide {
+		n = []int{1, 1, 2, 4}[w.rand.IntN(4)]
+	}
 	size := func() gpu.Memory { return gpu.Memory(n * (1 + w.rand.IntN(2))) }
 	var options []podOption
 	for i := range w.rand.IntN(3) {
@@ -169,34 +175,47 @@ func (w *nodeModel) create() {
 	}
 	for i := range 1 + w.rand.IntN(4) {
 		options = append(options, container("c"+strconv.Itoa(i), size()))
+		if w.wide {
+			options = append(options, cores(gpu.Cores(n*15*w.rand.IntN(3))))
+		}
 	}
 	pod := newPod(name, append(options, labelled(n))...)
-	free := map[int]gpu.Memory{}
-	for _, c := range w.cards {
-		free[c.Index] = c.Memory
-	}
-	for _, other := range w.live() {
-		for _, s := range other.Placement {
-			free[s.Card] -= s.Memory
+	if at := w.tick(); !w.direct || w.rand.IntN(2) == 0 {
+		chosen := w.schedule(pod.Demand())
+		if chosen == nil {
+			return
 		}
+		assumedOn(chosen...)(&pod)
+		pod.Assignment.AssumeTime, pod.Placement = at, pod.Demand().On(chosen...)
 	}
-	var chosen []int
-	for _, c := range w.rand.Perm(len(w.cards)) {
-		if len(chosen) < n && free[c] >= pod.Demand().Memory {
-			chosen = append(chosen, c)
-		}
-	}
-	if len(chosen) < n {
-		return
-	}
-	slices.Sort(chosen)
-	assumedOn(chosen...)(&pod)
-	pod.Assignment.AssumeTime, pod.Placement = w.tick(), pod.Demand().On(chosen...)
 	pod.Created = w.now.Truncate(4 * time.Second)
 	p.Pod = pod
 	w.pods[pod.UID] = p
 	w.publish(p)
 	w.queue = append(w.queue, pod.UID)
+}
+
+// schedule returns random cards with room beside what the annotations name, or what containers without them have; nil if there are too few.
+func (w *nodeModel) schedule(demand gpu.Demand) (chosen []int) {
+	used := load{}
+	for _, other := range w.live() {
+		if used.add(other.Placement...); !other.Assumed {
+			for _, given := range other.given {
+				used.add(given...)
+			}
+		}
+	}
+	for _, c := range w.rand.Perm(len(w.cards)) {
+		room := w.cards[c].Memory.Sub(used[c].Memory) >= demand.Memory && gpu.CardCores.Sub(used[c].Cores) >= demand.Cores
+		if len(chosen) < demand.Cards && room {
+			chosen = append(chosen, c)
+		}
+	}
+	if len(chosen) < demand.Cards {
+		return nil
+	}
+	slices.Sort(chosen)
+	return chosen
 }
 
 func (w *nodeModel) pick(of []*modelPod) *modelPod {
@@ -440,8 +459,10 @@ func (w *nodeModel) compare(p *modelPod, c Container, d Decision) {
 	case w.silent:
 	case d.Pod == nil || d.Pod.UID != p.UID || d.Container.Name != c.Name:
 		w.Errorf("%s: matched %v %v (%v)", what, d.Pod, d.Container, d.Rejection)
-	case d.Rejection != nil || !slices.Equal(d.Indexes(), p.Assignment.Indexes()):
+	case !w.direct && (d.Rejection != nil || !slices.Equal(d.Indexes(), p.Assignment.Indexes())):
 		w.Errorf("%s: got %v: %v %v", what, d.Indexes(), d.Moved, d.Rejection)
+	case d.Rejection == nil && len(d.Cards) != p.NumCards():
+		w.Errorf("%s: got %v, want %d cards", what, d.Indexes(), p.NumCards())
 	}
 }
 
@@ -452,13 +473,14 @@ func (w *nodeModel) fail(p *modelPod) {
 	w.publish(p)
 }
 
-// check checks that no card is given out beyond its memory.
+// check checks that no card is given out beyond its memory or cores.
 func (w *nodeModel) check() {
-	sum := map[int]gpu.Memory{}
+	sum, cores := map[int]gpu.Memory{}, map[int]gpu.Cores{}
 	for _, p := range w.live() {
 		apps, inits := map[int]gpu.Memory{}, map[int]gpu.Memory{}
 		for _, c := range p.Containers {
 			for _, s := range p.given[c.Name] {
+				cores[s.Card] += s.Cores
 				if c.Init {
 					inits[s.Card] = max(inits[s.Card], s.Memory)
 				} else {
@@ -471,8 +493,8 @@ func (w *nodeModel) check() {
 		}
 	}
 	for card, memory := range sum {
-		if memory > w.cards[card].Memory {
-			w.Errorf("card %d of %d: %d is given", card, w.cards[card].Memory, memory)
+		if memory > w.cards[card].Memory || cores[card] > gpu.CardCores {
+			w.Errorf("card %d of %d: %d and %d%% of its cores are given", card, w.cards[card].Memory, memory, cores[card])
 		}
 	}
 }
