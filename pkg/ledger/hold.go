@@ -35,9 +35,7 @@ func (l *Ledger) Hold(places []HeldPlace, priority int32) {
 	l.mu.Lock()
 	freed := l.hold(places, priority)
 	l.mu.Unlock()
-	for _, name := range freed {
-		l.freed(name) // Other pods can use memory that isn't held any more.
-	}
+	l.freed(freed...) // Other pods can use memory that isn't held any more.
 }
 
 func (l *Ledger) hold(places []HeldPlace, priority int32) (freed []string) {

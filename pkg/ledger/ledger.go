@@ -128,15 +128,17 @@ func New() *Ledger {
 // AddFreedListener adds a function that is called when a pod may fit a node that it didn't fit before: an allocation, a nomination, a held
 // place or a starvation reservation ended, or doesn't count any more; a card was added, grew or became healthy; the node accepts pods that it
 // didn't accept. Tentative placements don't count, because they never make Filter reject a pod. The listener can also be called when no pod
-// fits. The goroutine that made the change calls it without the lock.
-// Listeners must be added before several goroutines use the ledger.
+// fits. The goroutine that made the change calls it without the lock. Listeners must be added before several goroutines use the ledger.
 func (l *Ledger) AddFreedListener(listener func(node string)) {
 	l.freedListeners = append(l.freedListeners, listener)
 }
 
-func (l *Ledger) freed(node string) {
-	for _, listener := range l.freedListeners {
-		listener(node)
+// freed calls the listeners for each of the nodes. The caller doesn't hold the lock.
+func (l *Ledger) freed(nodes ...string) {
+	for _, node := range nodes {
+		for _, listener := range l.freedListeners {
+			listener(node)
+		}
 	}
 }
 
@@ -244,9 +246,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 // placement. The error is a *NoRoomError if the pod doesn't fit.
 func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (Allocation, error) {
 	allocation, ended, err := l.reserve(name, pod, policy, at)
-	for _, node := range ended {
-		l.freed(node)
-	}
+	l.freed(ended...)
 	return allocation, err
 }
 
@@ -298,9 +298,9 @@ func (l *Ledger) Remove(uid gpu.PodUID) bool {
 	return l.remove(uid, func(*Allocation) bool { return true })
 }
 
-// SetBound sets the bound allocation of a pod as the API server reports it, or as its Binding was written. It replaces an assumed allocation, never fails,
-// and can exceed a card's memory. If where is empty the card is unknown: the allocation is then presumed, on the card of
-// the pod's former allocation on this node, or else on the card on which the node is likely to place the pod.
+// SetBound sets the bound allocation of a pod as the API server reports it, or as its Binding was written. It replaces an assumed
+// allocation, never fails, and can exceed a card's memory. If where is empty the card is unknown: the allocation is then presumed, on the
+// card of the pod's former allocation on this node, or else on the card on which the node is likely to place the pod.
 func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) {
 	var ended []string
 	l.edit(func(alter func(string, func(*node))) {
@@ -320,9 +320,7 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 		})
 		l.tentative.endFor(pod.UID)
 	})
-	for _, node := range ended {
-		l.freed(node)
-	}
+	l.freed(ended...)
 }
 
 // Lookup returns the pod's allocation and its node.
@@ -530,9 +528,7 @@ func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (removed boo
 // from the ledger if it is unused (see dropUnused). Then edit calls the freed listeners, without the lock, for each node on which
 // memory became free.
 func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
-	for _, name := range l.editLocked(what) {
-		l.freed(name)
-	}
+	l.freed(l.editLocked(what)...)
 }
 
 func (l *Ledger) editLocked(what func(alter func(name string, how func(*node)))) (roomier []string) {

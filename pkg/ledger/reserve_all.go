@@ -145,9 +145,7 @@ type releasedAllocation struct {
 // try runs what under the lock, and restores the released allocations if it returns false. Otherwise it calls freed,
 // without the lock, for each node on which memory became free.
 func (l *Ledger) try(view View, capacity Capacity, at time.Time, what func(t *trial) bool) {
-	for _, name := range l.tryLocked(view, capacity, at, what) {
-		l.freed(name)
-	}
+	l.freed(l.tryLocked(view, capacity, at, what)...)
 }
 
 func (l *Ledger) tryLocked(view View, capacity Capacity, at time.Time, what func(t *trial) bool) (roomier []string) {

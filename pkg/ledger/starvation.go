@@ -28,9 +28,7 @@ type starvingPod struct {
 // label names the pods for users.
 func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label string, capacity Capacity) bool {
 	former, reserved := l.reserveForStarving(requests, priority, label, capacity)
-	for _, name := range former {
-		l.freed(name) // Other pods can use the memory of a former reservation now.
-	}
+	l.freed(former...) // Other pods can use the memory of a former reservation now.
 	return reserved
 }
 
@@ -133,9 +131,7 @@ func (l *Ledger) EndStarvationReservation() {
 	l.mu.Lock()
 	nodes := l.endStarvationReservation()
 	l.mu.Unlock()
-	for _, name := range nodes {
-		l.freed(name) // Other pods can use the memory now.
-	}
+	l.freed(nodes...) // Other pods can use the memory now.
 }
 
 func (l *Ledger) endStarvationReservation() (nodes []string) {
