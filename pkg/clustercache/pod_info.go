@@ -1,6 +1,7 @@
 package clustercache
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"math"
@@ -84,10 +85,7 @@ type PodInfo struct {
 // NewPodInfo returns the pod info of a pod of a watch, a live read, or a request. It shares nothing with the argument.
 func NewPodInfo(object *corev1.Pod) *PodInfo {
 	pod, tooLarge := protocol.Outline(object)
-	problem := tooLarge
-	if problem == nil {
-		problem = protocol.CheckRequest(pod)
-	}
+	problem := cmp.Or(tooLarge, protocol.CheckRequest(pod))
 	p := &PodInfo{
 		TooLarge: tooLarge != nil,
 		Pod:      protocol.Pod(pod), Node: pod.Spec.NodeName, Ended: protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
@@ -123,8 +121,8 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	if p.Node != "" && !p.TooLarge {
 		p.Labels = maps.Clone(pod.Labels)
 	}
-	where, err := protocol.PodPlacement(pod)
-	if p.Placement = where; err != nil && !errors.Is(err, protocol.ErrNotAssumed) {
+	var err error
+	if p.Placement, err = protocol.PodPlacement(pod); err != nil && !errors.Is(err, protocol.ErrNotAssumed) {
 		p.PlacementErr = errors.New(protocol.Shorten(err.Error()))
 	}
 	p.Overuse, _ = protocol.ParseOveruse(pod.Annotations) // An invalid annotation reports nothing.
@@ -135,7 +133,7 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	switch {
 	case p.Ended:
 	case p.Node == "" && !p.Leaving:
-		p.Pending = diagnosis.NewPodOf(pod, tooLarge)
+		p.Pending = diagnosis.NewPodOf(pod, problem)
 		p.Constraints = p.Pending.Constraints
 	default:
 		p.Constraints = unique.Make(diagnosis.Constraints(pod))

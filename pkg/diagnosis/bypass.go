@@ -70,7 +70,6 @@ func BypassProblem(pods map[string]int) string {
 	if len(pods) > 1 {
 		is = "are"
 	}
-	names := slices.Sorted(maps.Keys(pods))
 	return fmt.Sprintf("%s bound without the extender: %s %s configured to call it?", count(n, "pod was", "pods were"), is,
-		listed(names[:min(len(names), maxNames)], len(names)))
+		firstOf(slices.Sorted(maps.Keys(pods))))
 }

@@ -304,7 +304,10 @@ func NominationValid(pod *Pod, node *Node, now time.Time) bool {
 		slices.ContainsFunc(node.Terminating, func(t Terminating) bool { return t.Priority < pod.Priority && !t.Overdue(now) })
 }
 
-// listed returns the first three names and the number of others.
+// firstOf returns the first of the names, and the number of others.
+func firstOf(names []string) string { return listed(names[:min(len(names), maxNames)], len(names)) }
+
+// listed returns these names of n, and the number of others.
 func listed(names []string, n int) string {
 	text := strings.Join(names, ", ")
 	if others := n - len(names); others > 0 {
@@ -322,7 +325,7 @@ func count(n int, one, many string) string {
 
 // gatedText is shown of a pod with scheduling gates of which nothing else is known.
 func (c *podCase) gatedText() string {
-	text := "the pod is held back by its scheduling gates: " + listed(c.Gates[:min(len(c.Gates), maxNames)], len(c.Gates))
+	text := "the pod is held back by its scheduling gates: " + firstOf(c.Gates)
 	if slices.Contains(c.Gates, protocol.GateFairShare) {
 		text += "; with fair sharing the extender removes " + protocol.GateFairShare + " at the pod's turn: kubectl inspect gpushare --shares"
 	}

@@ -29,7 +29,8 @@ type Pod struct {
 	// don't fit (the condition's reason is SchedulerError; k8s.io/kubernetes pkg/scheduler/schedule_one.go,
 	// handleSchedulingFailure).
 	Failed bool
-	// RequestError is why no node can give the pod what it asks for, see protocol.CheckRequest; empty if one can.
+	// RequestError is why the pod gets no node: it is too large, or no node can give it what it asks for (protocol.CheckRequest). It is
+	// empty if one can.
 	RequestError string
 	// Created is the pod's creation time.
 	Created time.Time
@@ -46,14 +47,13 @@ type Pod struct {
 }
 
 // NewPod returns the fields of a pod. The result shares nothing with the argument.
-func NewPod(pod *corev1.Pod) *Pod { return NewPodOf(protocol.Outline(pod)) }
+func NewPod(object *corev1.Pod) *Pod {
+	pod, tooLarge := protocol.Outline(object)
+	return NewPodOf(pod, cmp.Or(tooLarge, protocol.CheckRequest(pod)))
+}
 
-// NewPodOf is NewPod for a pod that is the result of protocol.Outline. tooLarge is the error of Outline.
-func NewPodOf(pod *corev1.Pod, tooLarge error) *Pod {
-	problem := tooLarge
-	if problem == nil {
-		problem = protocol.CheckRequest(pod)
-	}
+// NewPodOf is NewPod for the outline of a pod. problem is why the pod gets no node; nil if it can get one.
+func NewPodOf(pod *corev1.Pod, problem error) *Pod {
 	scheduler := cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName)
 	p := &Pod{
 		Pod: protocol.Pod(pod), NominatedNode: pod.Status.NominatedNodeName,

@@ -35,7 +35,7 @@ type rejectedNodes struct {
 	n     int
 }
 
-// maxNames is how many nodes a message names for one reason.
+// maxNames is how many names a message has in a row, such as those of the nodes for one reason.
 const maxNames = 3
 
 func (r rejections) add(why exclusion, name string) {
@@ -119,7 +119,7 @@ func (d *Diagnoser) choice(pod *Pod) *choice {
 	}
 	made.rejected = rejected.text(c)
 	if len(pinned) > 0 && len(candidates) == 0 {
-		made.rejected = fmt.Sprintf(": its node affinity names %s, which shares none", listed(pinned[:min(len(pinned), maxNames)], len(pinned)))
+		made.rejected = fmt.Sprintf(": its node affinity names %s, which shares none", firstOf(pinned))
 	}
 	made.order(d.nodes.figures)
 	d.chosen += len(made.nodes)
