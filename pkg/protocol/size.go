@@ -46,29 +46,18 @@ type part struct {
 
 func sizesOf(pod *corev1.Pod) [10]part {
 	spec := &pod.Spec
-	references, rules, claims, gates, containers := 0, 0, 0, len(spec.SchedulerName), 0
+	references, scheduling, containers, resources := 0, len(spec.SchedulerName), 0, 0
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		references = len(owner.UID)
 	}
-	for i := range spec.Tolerations {
-		rules += sizeOfRule + spec.Tolerations[i].Size()
-	}
-	for i := range spec.ResourceClaims {
-		claims += sizeOfRule + spec.ResourceClaims[i].Size()
-	}
 	for _, gate := range spec.SchedulingGates {
-		gates += sizeOfEntry + len(gate.Name)
-	}
-	spread := 0
-	for i := range spec.TopologySpreadConstraints {
-		spread += sizeOfRule + spec.TopologySpreadConstraints[i].Size()
+		scheduling += sizeOfEntry + len(gate.Name)
 	}
 	for _, list := range [...][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range list {
 			containers += sizeOfEntry + sizeOfPort*len(list[i].Ports)
 		}
 	}
-	resources := 0
 	if containers <= MaxSize {
 		resources = extendedResources(spec)
 	}
@@ -77,13 +66,24 @@ func sizesOf(pod *corev1.Pod) [10]part {
 		{"owner references", references},
 		{"node selector", mapSize(spec.NodeSelector, sizeOfRule)},
 		{"affinity", affinitySize(spec.Affinity)},
-		{"tolerations", rules},
-		{"topology spread constraints", spread},
-		{"scheduler name and scheduling gates", gates},
-		{"resource claims and volumes", claims + sizeOfEntry*len(spec.Volumes)},
+		{"tolerations", rulesSize(spec.Tolerations)},
+		{"topology spread constraints", rulesSize(spec.TopologySpreadConstraints)},
+		{"scheduler name and scheduling gates", scheduling},
+		{"resource claims and volumes", rulesSize(spec.ResourceClaims) + sizeOfEntry*len(spec.Volumes)},
 		{"containers and their ports", containers},
 		{"extended resources", resources},
 	}
+}
+
+// rulesSize returns the size of a list of rules.
+func rulesSize[T any, P interface {
+	*T
+	Size() int
+}](list []T) (size int) {
+	for i := range list {
+		size += sizeOfRule + P(&list[i]).Size()
+	}
+	return size
 }
 
 func mapSize(values map[string]string, each int) int {
@@ -151,8 +151,8 @@ var usualResources = [...]corev1.ResourceName{
 func usual(name corev1.ResourceName) bool { return slices.Contains(usualResources[:], name) }
 
 // Outline returns the pod and no error if CheckSize accepts it. Otherwise it returns the error of CheckSize, and the pod without the parts
-// that can be large; only containers and annotations are left. What counts for cards, groups and the usual resources is left: such a pod can be on a node, by its spec or
-// because an earlier version bound it.
+// that can be large, except containers and annotations. What counts for cards, groups and the usual resources is left: such a pod can be on a
+// node, by its spec or because an earlier version bound it.
 func Outline(pod *corev1.Pod) (*corev1.Pod, error) {
 	err := CheckSize(pod)
 	if err == nil {
@@ -191,7 +191,7 @@ func outlineOfGates(gates []corev1.PodSchedulingGate) (out []corev1.PodSchedulin
 	return out
 }
 
-// outlineOfContainers returns the containers without other than the usual resources.
+// outlineOfContainers returns the containers with only the usual resources.
 func outlineOfContainers(containers []corev1.Container) []corev1.Container {
 	unusual := func(c corev1.Container) bool {
 		for _, list := range [...]corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
