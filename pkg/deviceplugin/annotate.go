@@ -115,23 +115,25 @@ func (a *annotator) addFound(pod *allocation.Pod, annotations map[string]any) (m
 		added[protocol.AnnotationIsolation] = isolation.String()
 	}
 	overuse, measured, err := a.overuse.Annotation(pod.UID)
-	switch {
-	case err != nil || !measured || overuse == pod.Overuse:
-	case overuse == "":
-		added[protocol.AnnotationOveruse] = nil
-	default:
-		added[protocol.AnnotationOveruse] = overuse
+	if err == nil && measured {
+		addChange(added, protocol.AnnotationOveruse, pod.Overuse, overuse)
 	}
-	lost, known := lostCards(a.record.Pod(pod.UID), a.cards.All())
-	switch {
-	case !known || lost == pod.LostCards:
-	case lost == "":
-		added[protocol.AnnotationLostCards] = nil
-	default:
-		added[protocol.AnnotationLostCards] = lost
+	if lost, known := lostCards(a.record.Pod(pod.UID), a.cards.All()); known {
+		addChange(added, protocol.AnnotationLostCards, pod.LostCards, lost)
 	}
 	maps.Copy(added, annotations)
 	return added, err
+}
+
+// addChange adds the change of an annotation from one value to another. An empty value means that the pod doesn't have the annotation.
+func addChange(changes map[string]any, key, from, to string) {
+	switch {
+	case from == to:
+	case to == "":
+		changes[key] = nil
+	default:
+		changes[key] = to
+	}
 }
 
 // write brings a pod's annotations in line with the record. The event handler enqueues a pod that the informer doesn't know.

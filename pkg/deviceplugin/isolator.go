@@ -161,8 +161,7 @@ func (i *isolator) card(card gpu.Card) isolation.Card {
 	}
 }
 
-// Holds returns why a container that was given a limit by MPS on the card of this index may use it without; nil if it doesn't, or if that
-// isn't known.
+// Holds returns why the limits by MPS on the card of this index may not be in force; nil if they are, or if that isn't known.
 func (i *isolator) Holds(index int) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()

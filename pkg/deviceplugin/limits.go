@@ -22,7 +22,7 @@ type limitWatch struct {
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
-	// holds returns why a limit by MPS on the card of this index isn't in force.
+	// holds returns why limits by MPS on the card of this index may not be in force; nil if they are.
 	holds func(card int) error
 	// changed is called for each pod whose annotation may have to change.
 	changed func(gpu.PodUID)

@@ -211,7 +211,7 @@ func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, moved map[int]int, pr
 	p.cards.Set(unit, cards, moved, problem)
 	p.health.Save(cards)
 	p.isolator.Check()
-	for uid := range p.annotator.record.Snapshot() { // Its cards can be others now.
+	for uid := range p.annotator.record.Snapshot() { // The pod's cards can be lost or found again, see lostCards.
 		p.annotator.queue.Add(uid)
 	}
 	poke(p.configurator.wake)
@@ -296,13 +296,13 @@ func (p *Plugin) keepLimits(ctx context.Context) error {
 	return nil
 }
 
-// nameMPSCards tells the supervisor of the MPS daemons in mode mps which cards the node shares, until ctx ends.
+// nameMPSCards writes which cards the node shares in mode mps, for the supervisor of the MPS daemons, until ctx ends.
 func (p *Plugin) nameMPSCards(ctx context.Context) error {
 	for {
 		_, changed, _ := p.cards.Get()
 		if shared, ok := p.cards.Shared(); ok && p.cards.Mode() == isolation.MPS {
 			if err := p.options.MPSDirectory.WriteCards(shared); err != nil {
-				klog.FromContext(ctx).Error(err, "Could not tell the supervisor of the MPS daemons which cards the node shares, trying again", "delay", nodeRecheck)
+				klog.FromContext(ctx).Error(err, "Could not write which cards get an MPS daemon, trying again", "delay", nodeRecheck)
 			}
 		}
 		select {

@@ -192,10 +192,10 @@ func (s *podSource) where(matches func(*allocation.Pod) bool) []allocation.Pod {
 
 var errSilent = errors.New("it didn't answer a moment ago")
 
-// Search returns the pods as the API server lists them, or found as soon as enough accepts what the informer has, whichever
-// comes first: a busy API server takes longer for a list than for a watch event of a single pod. If the list fails, the informer
-// may still receive the pod. Search waits for it as long as a list may take, or watchTimeout if the API server has just failed
-// to answer. It then returns the informer's pods together with the error.
+// Search returns the pods as the API server lists them. It returns found without pods as soon as enough accepts what the informer has: a busy
+// API server takes longer for a list than for a watch event of a single pod. If the list fails, the informer may still receive the pod. Search
+// waits for it as long as a list may take, or watchTimeout if the API server has just failed to answer. It then returns the informer's pods
+// together with the error.
 func (s *podSource) Search(ctx context.Context, enough func() bool) (pods []allocation.Pod, found bool, err error) {
 	silent, timeout := s.isSilent(), searchTimeout
 	if silent {

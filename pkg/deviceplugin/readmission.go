@@ -26,7 +26,7 @@ type readmission struct {
 	devices func() (map[string]gpu.PodUID, error)
 	pods    *podSource
 	kubelet *podResources
-	// interval is the time between two looks at what the kubelet knows.
+	// interval is the time between two checks of what the kubelet knows.
 	interval time.Duration
 }
 
@@ -34,8 +34,9 @@ const (
 	// readmissionTimeout is how long devices are kept if the kubelet doesn't answer that it knows their pods: it can't be asked, or it
 	// can't reach the API server, from which it has its pods.
 	readmissionTimeout = 10 * time.Minute
-	// readmissionLooks is at how many looks in a row the kubelet must know the pods. It knows a pod a moment before it has admitted it.
-	readmissionLooks = 2
+	// readmissionChecks is how many checks in a row must find that the kubelet knows the pods. It knows a pod a moment before it has admitted
+	// it.
+	readmissionChecks = 2
 )
 
 // keptDevices are the devices that one registration reports as healthy whatever their cards are. Only one goroutine may use them.
@@ -43,7 +44,7 @@ type keptDevices struct {
 	*readmission
 	// until is when devices are no longer kept.
 	until time.Time
-	// waiting are the pods of the kept devices in the last list. known counts the looks in a row at which the kubelet knew all of them.
+	// waiting are the pods of the kept devices in the last list. known counts the checks in a row by which the kubelet knew all of them.
 	waiting map[gpu.PodUID]bool
 	known   int
 }
@@ -53,9 +54,9 @@ func (r *readmission) Begin() *keptDevices {
 	return &keptDevices{readmission: r, until: time.Now().Add(readmissionTimeout)}
 }
 
-// In returns the list with the kept devices as healthy ones: those of pods that have not ended. Devices that the list lacks, because a
-// card has become smaller, are added, unless the message would be too large for the kubelet. Devices of the original gpushare plugin
-// aren't: all of them would be added to the node's capacity, by which the original extender counts.
+// In returns the list with the devices of pods that have not ended as healthy ones. It adds those that the list lacks because a card has
+// become smaller, unless the message would be too large for the kubelet. It adds no devices of the original gpushare plugin: they would count
+// in the node's capacity, which the original extender reads.
 func (k *keptDevices) In(ctx context.Context, list []*pluginapi.Device) []*pluginapi.Device {
 	k.waiting, k.known = map[gpu.PodUID]bool{}, 0
 	if !time.Now().Before(k.until) {
@@ -63,7 +64,7 @@ func (k *keptDevices) In(ctx context.Context, list []*pluginapi.Device) []*plugi
 	}
 	kept, err := k.devices()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "A kubelet that starts now fails pods of which an unhealthy card was given to a container that doesn't run")
+		klog.FromContext(ctx).Error(err, "If the kubelet restarts now, it fails pods that have an unhealthy card and a container that has ended")
 	}
 	maps.DeleteFunc(kept, func(id string, uid gpu.PodUID) bool { _, lives := k.live(uid); return !lives || !isDeviceID(id) })
 	for _, device := range list {
@@ -103,7 +104,7 @@ func (k *keptDevices) End(ctx context.Context) bool {
 			break
 		}
 	}
-	if k.known >= readmissionLooks {
+	if k.known >= readmissionChecks {
 		k.until = time.Now()
 	}
 	return !time.Now().Before(k.until)

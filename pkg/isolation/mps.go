@@ -169,7 +169,7 @@ func (d *MPSDaemons) Status(uuid string) (MPSStatus, error) {
 	return status, nil
 }
 
-// renewed reports whether a status with this time was renewed lately. Only the age of a status that is read first depends on the clock.
+// renewed reports whether a status with this time was renewed lately. The clock matters only for the first status that is read of a card.
 func (d *MPSDaemons) renewed(uuid string, written time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -186,7 +186,7 @@ func (d *MPSDaemons) renewed(uuid string, written time.Time) bool {
 	return now.Sub(last.seen) <= statusLifetime
 }
 
-// Holds returns why a container that was given a limit on this card may use it without; nil if it doesn't, or if that isn't known.
+// Holds returns why the limits on this card may not be in force; nil if they are, or if that isn't known.
 func (d *MPSDaemons) Holds(card Card) error {
 	switch {
 	case card.Unreadable != nil || card.Compute.Mode == prohibited:
