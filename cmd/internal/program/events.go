@@ -10,21 +10,17 @@ import (
 // ShortEvents returns a sink that shortens the messages of Events and writes them to another sink.
 func ShortEvents(sink record.EventSink) record.EventSink { return shortEvents{sink} }
 
-type shortEvents struct{ to record.EventSink }
+// shortEvents passes patches on as they are: they count an Event that was written before.
+type shortEvents struct{ record.EventSink }
 
 // Create implements record.EventSink.
 func (e shortEvents) Create(event *corev1.Event) (*corev1.Event, error) {
-	return e.to.Create(short(event))
+	return e.EventSink.Create(short(event))
 }
 
 // Update implements record.EventSink.
 func (e shortEvents) Update(event *corev1.Event) (*corev1.Event, error) {
-	return e.to.Update(short(event))
-}
-
-// Patch implements record.EventSink. It counts an Event that was written before.
-func (e shortEvents) Patch(event *corev1.Event, data []byte) (*corev1.Event, error) {
-	return e.to.Patch(event, data)
+	return e.EventSink.Update(short(event))
 }
 
 func short(event *corev1.Event) *corev1.Event {
