@@ -37,8 +37,9 @@ func (c *Claim) Abandon() { c.binder.claims.abandon(c.uid) }
 // IsOpen reports whether an earlier write of the pod may still take effect, with the cards that the pod has in the ledger.
 func (c *Claim) IsOpen() bool { return c.binder.claims.isOpen(c.uid) }
 
-// Abandon gives up the pod's allocation if it is assumed. It releases the allocation if no bind of the pod is in flight or unconfirmed, and reports
-// whether that is so. An in-flight bind abandons the allocation at its end, see Claim.Abandon. The result of an unconfirmed bind decides by itself.
+// Abandon gives up the pod's allocation if it is assumed. If no bind of the pod is in flight and none of its writes is open, Abandon releases the
+// allocation and returns true. An in-flight bind abandons the allocation at its end, see Claim.Abandon. Otherwise the outcome of the open write
+// decides.
 func (b *Binder) Abandon(uid gpu.PodUID) (none bool) { return b.claims.abandon(uid) }
 
 // Move is Ledger.Move. It moves nothing if a bind of the pod is in flight, or a write of it is open.
@@ -168,7 +169,7 @@ func (c *claims) take(uid gpu.PodUID) bool {
 	return true
 }
 
-// end ends a claim. It reports whether the allocation was abandoned and the pod isn't bound for certain.
+// end ends a claim. It reports whether the bind has failed for certain: it was abandoned, and no write can take effect.
 func (c *claims) end(uid gpu.PodUID) (failed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,7 +247,7 @@ func (c *claims) rejected(w *write) {
 	})
 }
 
-// answerLost records that the answer was lost. No earlier write is made after the last moment at which this one can be.
+// answerLost records that the answer was lost. It forgets earlier writes, because their deadlines end before that of this one.
 func (c *claims) answerLost(w *write) (open bool) {
 	return c.answered(w, func(*claimed) { w.state, w.earlier = unconfirmed, nil })
 }

@@ -24,7 +24,7 @@ const (
 	resetLost
 )
 
-// sign is what a listing or an event tells about a card.
+// sign is what a listing or an event shows of a card.
 type sign int
 
 const (

@@ -48,7 +48,7 @@ type entry struct {
 	cause cause
 	// trouble is when the quiet period began.
 	trouble time.Time
-	// last is what the last listing told about the card.
+	// last is what the last listing showed of the card.
 	last sign
 	// position is the driver's own index of the card; -1 until the driver has listed it since the program started.
 	position int

@@ -15,8 +15,8 @@ import (
 // If enough cards already have room, Choose returns kube-scheduler's proposal, whose victims free another resource. This
 // guarantees that attempts end: once the cards are free, kube-scheduler alone decides.
 //
-// Otherwise Choose returns the cheapest set of pods whose end frees as many cards as the request needs, all at once. The order is the one of kube-scheduler between
-// nodes (k8s.io/kubernetes pkg/scheduler/framework/preemption, pickOneNodeForPreemption): fewest violated disruption
+// Otherwise Choose returns the cheapest set of pods whose end frees as many cards as the request needs, all at once. The order is the one of
+// kube-scheduler between nodes (k8s.io/kubernetes pkg/scheduler/framework/preemption, pickOneNodeForPreemption): fewest violated disruption
 // budgets, lowest highest priority, smallest sum of priorities (in general the fewest victims). Then follow: least GPU
 // memory, fewest terminating pods, lowest card index. Once the node's share of the budget is spent, Choose returns the cheapest set that it
 // has found; it always finds one if there is any.

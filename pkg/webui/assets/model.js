@@ -174,7 +174,7 @@ function prepare(node, reports) {
   return node;
 }
 
-/** remark returns the problems of a bound pod, in short or in full; "" if nothing is. */
+/** remark returns the problems of a bound pod, in short or in full; "" if it has none. */
 export function remark({ report }, full) {
   if (!report) return "";
   const remarks = [];
