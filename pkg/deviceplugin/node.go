@@ -142,7 +142,7 @@ func (k *nodeKeeper) node() (*corev1.Node, error) {
 
 // Run keeps the Node up to date until ctx ends.
 func (k *nodeKeeper) Run(ctx context.Context) error {
-	backoff := newBackoff()
+	backoff := newBackoff(time.Second)
 	for {
 		_, changed, _ := k.cards.Get()
 		delay, err := k.keep(ctx)
@@ -150,7 +150,7 @@ func (k *nodeKeeper) Run(ctx context.Context) error {
 			delay = backoff.Step()
 			klog.FromContext(ctx).Error(err, "Could not update the node, trying again", "node", k.name, "delay", delay)
 		} else {
-			backoff = newBackoff()
+			backoff = newBackoff(time.Second)
 		}
 		select {
 		case <-ctx.Done():
@@ -162,9 +162,9 @@ func (k *nodeKeeper) Run(ctx context.Context) error {
 	}
 }
 
-// newBackoff returns the backoff for retries without a limit: quickly at first, then twice a minute.
-func newBackoff() wait.Backoff {
-	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 30 * time.Second}
+// newBackoff returns the backoff for retries without a limit. The longest pause is 30 times the first one.
+func newBackoff(first time.Duration) wait.Backoff {
+	return wait.Backoff{Duration: first, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 30 * first}
 }
 
 // keep makes the write that the Node needs, if it may be made now. Usually it needs none. It returns after how long to call keep again.

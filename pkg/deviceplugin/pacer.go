@@ -34,8 +34,7 @@ func newPacer(gap time.Duration) *pacer {
 }
 
 func (p *pacer) reset() {
-	p.undone, p.pause = 0, p.gap
-	p.backoff = wait.Backoff{Duration: p.gap, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 30 * p.gap}
+	p.undone, p.pause, p.backoff = 0, p.gap, newBackoff(p.gap)
 }
 
 // Wait returns how long to wait before the content may be written; not positive if it may be written now.
