@@ -53,13 +53,13 @@ func (w *limitWatch) Check(report protocol.Usage) {
 	limited := 0
 	unlimited := map[gpu.PodUID]string{}
 	for _, row := range report.Containers {
-		if row.Given == nil && row.Requested > 0 && !w.record.Pod(gpu.PodUID(row.UID))[row.Container].MPS {
-			unlimited[gpu.PodUID(row.UID)] = row.Container
-		}
+		uid, key := gpu.PodUID(row.UID), allocation.ContainerKey{UID: gpu.PodUID(row.UID), Name: row.Container}
 		if row.Given == nil {
+			if row.Requested > 0 && !w.record.Pod(uid)[row.Container].MPS {
+				unlimited[uid] = row.Container
+			}
 			continue
 		}
-		uid, key := gpu.PodUID(row.UID), allocation.ContainerKey{UID: gpu.PodUID(row.UID), Name: row.Container}
 		pod, _ := w.pods.ByUID(uid)
 		if row.NotRead && (pod.Leaving || !w.notRead[key]) {
 			notRead[key] = true
