@@ -378,8 +378,8 @@ func TestPodLimitedInPart(t *testing.T) {
 	}
 }
 
-// With cdi-cri every container names its card as a CDI device. If the specification doesn't have the name (older toolkits name cards by
-// index only), no container can start, and the node goes on attracting pods. In mode driver the same card is unhealthy.
+// With cdi-cri every container names its card as a CDI device. If no specification has the name (older toolkits name cards by index only), no
+// container can start, so the card is not offered.
 func TestCDIWithoutTheName(t *testing.T) {
 	specs := t.TempDir()
 	if err := os.WriteFile(filepath.Join(specs, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`), 0o600); err != nil {
@@ -391,7 +391,7 @@ func TestCDIWithoutTheName(t *testing.T) {
 	p.isolator.SetNode(&corev1.Node{})
 	p.isolator.Ask(limiter{})
 	if card := p.cards.Reported()[0]; card.Healthy() {
-		t.Errorf("card %s is offered, and no specification has nvidia.com/gpu=%s", card.UUID, card.UUID)
+		t.Errorf("card %s is offered, although no specification has it", card.UUID)
 	}
 }
 

@@ -45,10 +45,9 @@ const (
 	signFatalXid
 )
 
-// transitions has the next state for each state and sign. In addition, a recovering card that is good or clean after its quiet period is
-// healthy (entry.observe).
+// transitions has the next state for each state and sign. The signs are in their order: good, clean, unusable, asks, error, lost, Xid, fatal
+// Xid. In addition, a recovering card that is good or clean after its quiet period is healthy (entry.observe).
 var transitions = [...][signFatalXid + 1]health{
-	//            good        clean       unusable    asks        error       lost       Xid         fatal Xid
 	healthy:    {healthy, healthy, failing, failing, failing, failing, recovering, needsReset},
 	failing:    {recovering, recovering, failing, failing, failing, failing, failing, needsReset},
 	recovering: {recovering, recovering, failing, failing, failing, failing, recovering, needsReset},
