@@ -289,7 +289,7 @@ func (p *Plugin) keepLimits(ctx context.Context) error {
 			problem = err.Error()
 		}
 		if problem != "" && problem != reported {
-			klog.FromContext(ctx).Error(nil, "Containers that restart may not find their limit, trying again", "reason", problem)
+			klog.FromContext(ctx).Error(nil, "Could not keep the CDI specification of limits up to date, trying again", "reason", problem)
 		}
 		reported = problem
 	}, recheckInterval)
