@@ -15,16 +15,20 @@ func DueAnnotations(pod *Pod, given PodAllocations) (annotations map[string]any,
 		return nil, false
 	}
 	lasting, has := given.Lasting(pod)
-	complete, at := true, time.Time{}
+	complete, at, byNode := true, time.Time{}, false
 	for _, container := range pod.Containers {
 		a, ok := given[container.Name]
 		if !ok || !a.HasCard() {
 			complete = false
 			continue
 		}
+		byNode = byNode || a.At.Equal(pod.Assignment.AssumeTime)
 		if a.At.After(at) {
 			at = a.At
 		}
+	}
+	if byNode { // Its annotations were written when the first of its containers was served.
+		at = pod.Assignment.AssumeTime
 	}
 	annotations = map[string]any{}
 	repair = has && pod.Assumed && !slices.Equal(pod.Assignment.Indexes(), lasting.Cards.Cards())

@@ -27,6 +27,11 @@ func TestDueAnnotations(t *testing.T) {
 			pod: newPod("a", container("x", 2), container("y", 3), assumed(1, 5)), given: PodAllocations{"x": onCard(1), "y": late},
 			want: map[string]any{"ASSIGNED": "true", "ASSIGN_TIME": nanoseconds(time.Minute)},
 		},
+		"the node chose the card for the first container, and all were served": {
+			pod:   newPod("a", container("x", 2), container("y", 3), assumed(1, 5), func(pod *Pod) { pod.Assignment.AssumeTime = onCard(1).At }),
+			given: PodAllocations{"x": onCard(1), "y": late},
+			want:  map[string]any{"ASSIGNED": "true", "ASSIGN_TIME": nanoseconds(0)},
+		},
 		"one container was not served yet": {
 			pod: newPod("a", container("x", 2), container("y", 3), assumed(1, 5)), given: PodAllocations{"x": onCard(1)},
 		},
