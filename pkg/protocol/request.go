@@ -65,9 +65,10 @@ func podContainers(pod *corev1.Pod) (n int32) {
 // SharedMemory is the directory in which programs expect shared memory.
 const SharedMemory = "/dev/shm"
 
-// MountsSharedMemory reports whether the container mounts a volume of its pod as its shared memory.
+// MountsSharedMemory reports whether the container mounts a volume of its pod as its shared memory. The kubelet takes a path without a slash
+// for one below the root (k8s.io/kubernetes pkg/kubelet/kubelet_pods.go, makeMounts).
 func MountsSharedMemory(container *corev1.Container) bool {
-	return slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return path.Clean(m.MountPath) == SharedMemory })
+	return slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return path.Join("/", m.MountPath) == SharedMemory })
 }
 
 // RequestsCards reports whether the pod requests GPU memory, or whole cards (ResourceWholeCard) for an app container.

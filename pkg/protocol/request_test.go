@@ -126,6 +126,7 @@ func TestSharedMemory(t *testing.T) {
 		"no volume":                         {corev1.PodSpec{Containers: mounting(asks("8"), "/tmp")}, false},
 		"a volume there":                    {corev1.PodSpec{Containers: mounting(asks("8"), "/dev/shm")}, true},
 		"of an init container":              {corev1.PodSpec{InitContainers: mounting(asks("8"), "/dev/shm/")}, true},
+		"a path without a slash":            {corev1.PodSpec{Containers: mounting(asks("8"), "dev/shm")}, true},
 		"below it, beside the shared one":   {corev1.PodSpec{Containers: mounting(asks("8"), "/dev/shm/own")}, false},
 		"of a container without GPU memory": {corev1.PodSpec{Containers: mounting(asks("0"), "/dev/shm")}, false},
 	} {
