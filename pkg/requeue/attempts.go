@@ -257,5 +257,5 @@ func (a *attempts) postpone(requeued bool) {
 
 // roomFor returns a node on which the pod would find a card and that the pod's spec allows.
 func (a *attempts) roomFor(pod *clustercache.PodInfo) (string, bool) {
-	return a.Ledger.FirstFit(pod.Pod, a.EligibleNodes(pod))
+	return a.Ledger.FirstFit(pod.Pod, a.EligibleNodes(pod.Constraints))
 }

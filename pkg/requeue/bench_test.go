@@ -3,6 +3,7 @@ package requeue
 import (
 	"fmt"
 	"testing"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -52,7 +53,7 @@ func benchmark(b *testing.B, run func(b *testing.B, f *fixture, pods []*clusterc
 					f.ledger.SetBound(nodes[i].Name, gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i, "-", c)), Request: 70}, gpu.On(c, 70), f.clock.Now())
 				}
 			}
-			f.attempts.EligibleNodes = func(*clustercache.PodInfo) []string { return full }
+			f.attempts.EligibleNodes = func(unique.Handle[string]) []string { return full }
 			var pods []*clustercache.PodInfo
 			for i := range 200 {
 				pod := clustercache.NewPodInfo(fake.Pod(fmt.Sprint("p", i), 40))

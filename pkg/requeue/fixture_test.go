@@ -3,6 +3,7 @@ package requeue
 import (
 	"testing"
 	"time"
+	"unique"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -41,7 +42,7 @@ func newFixture(t testing.TB, nodes ...*corev1.Node) *fixture {
 	return f
 }
 
-func (f *fixture) eligible(*clustercache.PodInfo) (names []string) {
+func (f *fixture) eligible(unique.Handle[string]) (names []string) {
 	for _, node := range f.cache.nodes {
 		if !f.ineligible[node.Name] {
 			names = append(names, node.Name)

@@ -20,6 +20,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unique"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
@@ -57,9 +58,9 @@ type Options struct {
 	}
 	Ledger Ledger
 	Cache  Cache
-	// EligibleNodes returns the nodes that the pod can use, independent of their free memory. It is called for every pod that is rejected on
-	// a sample. The result isn't changed.
-	EligibleNodes func(pod *clustercache.PodInfo) []string
+	// EligibleNodes returns the nodes that pods with the constraints can use, independent of their free memory. It is called for every pod that
+	// is rejected on a sample. The result isn't changed.
+	EligibleNodes func(constraints unique.Handle[string]) []string
 	Observer      Observer
 	// Leading returns an error if another process does this work.
 	Leading func() error

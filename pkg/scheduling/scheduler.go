@@ -156,7 +156,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout}
 	s.requeue = requeue.New(requeue.Options{
-		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: func(pod *clustercache.PodInfo) []string { return s.eligible(pod.Constraints) }, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
+		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.eligible, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 		MinSample: o.minSample,
 	})
 	s.binder = binding.New(binding.Options{
