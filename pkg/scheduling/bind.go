@@ -118,7 +118,7 @@ func (s *Scheduler) bind(ctx context.Context, claim *binding.Claim, request Bind
 	// The binds of a gang's members arrive together.
 	if result == prepared && permit.member == nil && s.binder.Gather(ctx, s.cache.PendingFor(pod.UID)) {
 		pod, allocation, result, err = s.prepareBind(ctx, claim, request, permit)
-		if result != prepared {
+		if result != prepared && result != binding.Bound { // The watch is about to report a bound pod, with this allocation or another.
 			claim.Abandon()
 		}
 	}
