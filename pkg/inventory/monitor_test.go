@@ -431,7 +431,7 @@ func TestMonitorWithoutAccess(t *testing.T) {
 		m.next("first", twoStates("", "", ""))
 		lose := func() {
 			t.Helper()
-			if err := os.WriteFile(machine.CardsFile, []byte("every call fails with Unknown Error\n"), 0o644); err != nil {
+			if err := machine.Break(); err != nil {
 				t.Fatal(err)
 			}
 			m.clock.step(probe)

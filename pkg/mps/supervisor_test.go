@@ -81,13 +81,12 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// open opens the driver beside the supervisor.
-func (m *machine) open() Driver {
+// setMode sets the compute mode, as another program does.
+func (m *machine) setMode(card string, mode inventory.ComputeMode) {
 	m.Helper()
 	driver, err := m.options.Open()
 	must(m.T, err)
-	m.Cleanup(func() { must(m.T, driver.Close()) })
-	return driver
+	must(m.T, errors.Join(driver.SetComputeMode(card, mode), driver.Close()))
 }
 
 func must(t *testing.T, err error) {
@@ -322,7 +321,7 @@ func TestModeChanged(t *testing.T) {
 	m := newMachine(t)
 	m.supervise()
 	m.await(card0, "ready")
-	must(t, m.open().SetComputeMode(card0, inventory.ComputeDefault))
+	m.setMode(card0, inventory.ComputeDefault)
 	await.True(t, "the mode is restored", func() bool { return m.mode(card0) == modeExclusive })
 }
 
@@ -339,7 +338,7 @@ func (m *machine) contain(client *fakemps.Process) {
 // in no container with a share stays.
 func TestUnlimited(t *testing.T) {
 	m := newMachine(t)
-	must(t, m.open().SetComputeMode(card0, inventory.ComputeExclusiveProcess))
+	m.setMode(card0, inventory.ComputeExclusiveProcess)
 	client, other := m.mustRun(card0), m.mustRun(card1)
 	m.contain(client)
 	must(t, m.driver.SetProcesses(fakenvml.Process{Card: card0, PID: client.PID}, fakenvml.Process{Card: card1, PID: other.PID}))
@@ -469,7 +468,7 @@ func TestCardLeft(t *testing.T) {
 	for _, card := range []string{card0, card1} {
 		must(t, os.MkdirAll(filepath.Dir(m.directory.Pipe(card)), 0o755))
 		must(t, m.directory.WriteStatus(card, isolation.MPSStatus{State: isolation.MPSReady, FormerMode: modeDefault, Served: true}))
-		must(t, m.open().SetComputeMode(card, inventory.ComputeExclusiveProcess))
+		m.setMode(card, inventory.ComputeExclusiveProcess)
 	}
 	client := m.mustRun(card0)
 	m.contain(client)

@@ -305,7 +305,7 @@ func TestBindChecksAfterWait(t *testing.T) {
 			if err := <-ended; !errors.Is(err, test.err) {
 				t.Errorf("%v, want %v", err, test.err)
 			}
-			f.want(pod, test.want)
+			f.awaitAllocation(pod, test.want) // The event handlers can be behind the cache.
 			if n := f.server.Calls().Binds - 1; n != test.binds {
 				t.Errorf("%d Bindings, want %d", n, test.binds)
 			}

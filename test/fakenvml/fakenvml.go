@@ -126,6 +126,9 @@ func (m Machine) Env() []string {
 	return []string{CardsEnv + "=" + m.CardsFile, EventsEnv + "=" + m.EventsFile, StateEnv + "=" + m.StateDir}
 }
 
+// Break makes all calls of the library fail with an unknown error, until SetCards.
+func (m Machine) Break() error { return replace(m.CardsFile, []byte("a file without cards\n")) }
+
 // Mismatch replaces the machine's driver by one whose version doesn't match the library.
 func (m Machine) Mismatch() error { return replace(m.CardsFile, []byte("mismatch\n")) }
 
