@@ -73,16 +73,14 @@ type podSpec struct {
 	memory   int64
 	twoCards bool
 	extras
-	cpu      int64
-	priority int32
-	// zone is the only zone in which the pod may run; empty for any.
-	zone      string
+	constraints
+	// cpu and ram are the requested CPUs and GiB of memory.
+	cpu, ram  int64
+	priority  int32
 	group     string
 	size      int
 	scheduler string
 	gated     bool
-	// port keeps two pods with the same port off one node. The extender doesn't count ports.
-	port int
 	// refused is until when the API server refuses to bind the pod.
 	refused time.Duration
 	// lasts is how long the pod runs; 0 for ever. grace is how long it takes to end after its deletion.
@@ -90,14 +88,15 @@ type podSpec struct {
 }
 
 type apiNode struct {
-	name   string
-	cards  []int64
-	sick   []bool
-	cpu    int64
-	zone   string
-	closed bool
-	exists bool
-	object *corev1.Node
+	name  string
+	cards []int64
+	sick  []bool
+	// cpu, ram and pods are the CPUs, the GiB of memory and the number of pods of the node.
+	cpu, ram, pods int64
+	zone           string
+	closed         bool
+	exists         bool
+	object         *corev1.Node
 	// largest is the size that each card has, or had before changes that a watch hasn't reported: an extender learns late that a card
 	// shrank. The node then rejects the pod.
 	largest []int64
@@ -219,14 +218,16 @@ func (a *apiServer) create(name string, spec podSpec, controller string, j *job,
 	if spec.twoCards {
 		object.Labels = map[string]string{protocol.LabelCount: "2"}
 	}
-	spec.apply(&object.Spec)
+	spec.extras.apply(&object.Spec)
+	spec.constraints.apply(object)
+	requests := corev1.ResourceList{}
 	if spec.cpu > 0 {
-		limits[corev1.ResourceCPU] = quantity(spec.cpu)
-		object.Spec.Containers[0].Resources.Requests = fake.Amount(corev1.ResourceCPU, spec.cpu)
+		requests[corev1.ResourceCPU] = quantity(spec.cpu)
 	}
-	if spec.zone != "" {
-		object.Spec.NodeSelector = map[string]string{"zone": spec.zone}
+	if spec.ram > 0 {
+		requests[corev1.ResourceMemory] = quantity(spec.ram << 30)
 	}
+	object.Spec.Containers[0].Resources.Requests = requests
 	if spec.group != "" {
 		object.Annotations[protocol.AnnotationGroupName] = spec.group
 		object.Annotations[protocol.AnnotationGroupSize] = strconv.Itoa(spec.size)
@@ -379,7 +380,7 @@ func (a *apiServer) setNode(n *apiNode) {
 	n.object.Spec.Unschedulable = n.closed
 	n.object.Status.Capacity = corev1.ResourceList{
 		protocol.ResourceMemory: quantity(sum), protocol.ResourceCount: quantity(int64(len(n.cards))),
-		corev1.ResourceCPU: quantity(n.cpu), corev1.ResourcePods: quantity(110),
+		corev1.ResourceCPU: quantity(n.cpu), corev1.ResourceMemory: quantity(n.ram << 30), corev1.ResourcePods: quantity(n.pods),
 	}
 	if slices.Contains(inventory.Features, protocol.FeatureCores) {
 		n.object.Status.Capacity[protocol.ResourceCores] = quantity(100 * int64(len(n.cards)))
@@ -407,9 +408,10 @@ func (a *apiServer) learned(n *apiNode, version int, changes int) {
 	})
 }
 
+// addNode adds a node with 4 GiB for each CPU.
 func (a *apiServer) addNode(name, zone string, cpu int64, cards ...int64) *apiNode {
 	n := &apiNode{
-		name: name, zone: zone, cpu: cpu, cards: cards, sick: make([]bool, len(cards)), largest: make([]int64, len(cards)), used: make([]int64, len(cards)),
+		name: name, zone: zone, cpu: cpu, ram: 4 * cpu, pods: 110, cards: cards, sick: make([]bool, len(cards)), largest: make([]int64, len(cards)), used: make([]int64, len(cards)),
 	}
 	a.nodes = append(a.nodes, n)
 	a.setNode(n)

@@ -132,15 +132,15 @@ func (w *world) checkPromise(r *replica, request BindRequest) {
 	}
 }
 
-// simCapacity counts the CPU of nodes, and the sum of their GPU memory as kube-scheduler does. It implements ledger.Capacity.
+// simCapacity counts what nodes have free, as kube-scheduler does. It implements ledger.Capacity.
 type simCapacity struct {
-	cpu, memory map[string]int64
-	pods        map[gpu.PodUID]*apiPod
+	free map[string]amounts
+	pods map[gpu.PodUID]*apiPod
 }
 
 func (c simCapacity) Take(node string, uid gpu.PodUID) bool {
 	p := c.pods[uid]
-	if c.cpu[node] < p.cpu || c.memory[node] < p.memory {
+	if p.amounts().exceeds(c.free[node]) {
 		return false
 	}
 	c.count(node, p)
@@ -148,18 +148,16 @@ func (c simCapacity) Take(node string, uid gpu.PodUID) bool {
 }
 
 func (c simCapacity) count(node string, p *apiPod) {
-	c.cpu[node] -= p.cpu
-	c.memory[node] -= p.memory
+	c.free[node] = c.free[node].minus(p.amounts())
 }
 
 func (c simCapacity) Return(node string, uid gpu.PodUID) {
-	c.cpu[node] += c.pods[uid].cpu
-	c.memory[node] += c.pods[uid].memory
+	c.free[node] = c.free[node].plus(c.pods[uid].amounts())
 }
 
 // truth returns a ledger and what is free in the cluster besides, as it really is.
 func (w *world) truth() (*ledger.Ledger, simCapacity) {
-	l, c := ledger.New(), simCapacity{map[string]int64{}, map[string]int64{}, map[gpu.PodUID]*apiPod{}}
+	l, c := ledger.New(), simCapacity{map[string]amounts{}, map[gpu.PodUID]*apiPod{}}
 	for _, n := range w.api.nodes {
 		if !n.exists || n.closed {
 			continue
@@ -169,8 +167,6 @@ func (w *world) truth() (*ledger.Ledger, simCapacity) {
 			card := gpu.Card{Index: i, Memory: gpu.Memory(memory)}
 			if n.sick[i] {
 				card.Unhealthy = "sick"
-			} else {
-				c.memory[n.name] += memory
 			}
 			spec.Cards = append(spec.Cards, card)
 		}
@@ -178,7 +174,7 @@ func (w *world) truth() (*ledger.Ledger, simCapacity) {
 			spec, _ = diagnosis.Spec(n.object, protocol.ParseNode(n.object))
 		}
 		l.SetNode(n.name, spec)
-		c.cpu[n.name] = n.cpu
+		c.free[n.name] = allocatable(n.object)
 	}
 	for _, p := range w.api.order {
 		c.pods[p.uid()] = p
@@ -241,7 +237,7 @@ func (w *world) fitsAndWaits() string {
 	var names []string
 	for _, p := range w.api.order {
 		switch {
-		case !p.waits(), p.memory == 0, p.port > 0, p.info.RequestError != "":
+		case !p.waits(), p.memory == 0, p.hidden(), p.info.RequestError != "":
 		case p.group == "":
 			if w.fits(p) {
 				return fmt.Sprintf("single pod %s", p.name())

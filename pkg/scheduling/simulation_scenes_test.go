@@ -20,8 +20,8 @@ func TestScenes(t *testing.T) {
 			for i := range 4 {
 				w.api.addNode(fmt.Sprint("n", i), "ab"[i/2:i/2+1], 4-int64(i%2), 16, 16, 16, 16)
 			}
-			w.group("a", 8, podSpec{memory: 16, cpu: 1, zone: "a"}).impossible = true
-			w.group("b", 8, podSpec{memory: 16, cpu: 1, zone: "b"}).impossible = true
+			w.group("a", 8, podSpec{memory: 16, cpu: 1, constraints: constraints{zone: "a"}}).impossible = true
+			w.group("b", 8, podSpec{memory: 16, cpu: 1, constraints: constraints{zone: "b"}}).impossible = true
 			w.runFor(minute)
 			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second, priority: 1000})
 		}},
@@ -30,7 +30,7 @@ func TestScenes(t *testing.T) {
 				w.api.addNode(fmt.Sprint("n", i), "a", 32, 16, 16, 16, 16)
 			}
 			for i := range 8 { // Each needs a port of every node but one; no node has it twice.
-				w.group(fmt.Sprint("g", i), 5, podSpec{memory: 16, cpu: 1, port: 80}).impossible = true
+				w.group(fmt.Sprint("g", i), 5, podSpec{memory: 16, cpu: 1, constraints: constraints{port: 80}}).impossible = true
 			}
 			w.runFor(minute)
 			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})
@@ -40,7 +40,7 @@ func TestScenes(t *testing.T) {
 				w.api.addNode(fmt.Sprint("n", i), "a", 32, 16, 16, 16, 16, 16, 16)
 			}
 			for i := range 20 { // Each of them takes a fifth of it.
-				w.group(fmt.Sprint("g", i), 6, podSpec{memory: 16, cpu: 1, port: 80}).impossible = true
+				w.group(fmt.Sprint("g", i), 6, podSpec{memory: 16, cpu: 1, constraints: constraints{port: 80}}).impossible = true
 			}
 			w.runFor(minute)
 			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})

@@ -39,12 +39,11 @@ type kubeScheduler struct {
 type offer struct{ group, template string }
 
 type schedNode struct {
-	name             string
-	cpu, memory      int64
-	usedCPU, usedMem int64
-	zone             string
-	closed           bool
-	pods             []*schedPod
+	name       string
+	size, used amounts
+	zone       string
+	closed     bool
+	pods       []*schedPod
 }
 
 // schedState is where a pending pod is.
@@ -148,9 +147,9 @@ func (k *kubeScheduler) observeNode(c change) {
 		k.nodes = append(k.nodes, n)
 		grown = true
 	}
-	cpu, memory := c.spec.Status.Allocatable[corev1.ResourceCPU], c.spec.Status.Allocatable["aliyun.com/gpu-mem"]
-	grown = grown || cpu.Value() > n.cpu || memory.Value() > n.memory || n.closed && !c.spec.Spec.Unschedulable
-	n.cpu, n.memory, n.zone, n.closed = cpu.Value(), memory.Value(), c.spec.Labels["zone"], c.spec.Spec.Unschedulable
+	size := allocatable(c.spec)
+	grown = grown || size.exceeds(n.size) || n.closed && !c.spec.Spec.Unschedulable
+	n.size, n.zone, n.closed = size, c.spec.Labels["zone"], c.spec.Spec.Unschedulable
 	k.moveAll(grown)
 }
 
@@ -169,12 +168,12 @@ func (k *kubeScheduler) place(p *schedPod, n *schedNode) {
 		return
 	}
 	if old := p.node; old != nil {
-		old.usedCPU, old.usedMem = old.usedCPU-p.cpu, old.usedMem-p.memory
+		old.used = old.used.minus(p.amounts())
 		old.pods = slices.DeleteFunc(old.pods, func(o *schedPod) bool { return o == p })
 	}
 	p.node = n
 	if n != nil {
-		n.usedCPU, n.usedMem = n.usedCPU+p.cpu, n.usedMem+p.memory
+		n.used = n.used.plus(p.amounts())
 		n.pods = append(n.pods, p)
 	}
 }
@@ -241,13 +240,14 @@ func (k *kubeScheduler) retry(p *schedPod) {
 	k.kick()
 }
 
-// moveAll retries the unschedulable pods after an event: those that the extender rejected, and all if resources were freed.
+// moveAll retries the unschedulable pods after an event: those that the extender rejected, and all if resources were freed. Nothing that
+// happens here creates a claim that is missing.
 func (k *kubeScheduler) moveAll(freed bool) {
 	if k.parked == 0 {
 		return
 	}
 	for _, p := range k.order {
-		if p.state == schedParked && (freed || p.byExtender) {
+		if p.state == schedParked && (freed || p.byExtender) && p.volume == "" {
 			k.retry(p)
 		}
 	}
@@ -310,6 +310,14 @@ func (k *kubeScheduler) cycle() {
 	p.attempts++
 	p.failing = false
 	p.state = schedBinding // It is in no queue.
+	if p.volume != "" {    // Rejected before any node is filtered, and preemption doesn't help.
+		p.state, p.failed, p.byExtender = schedParked, k.w.now, false
+		k.parked++
+		message := fmt.Sprintf("0/%d nodes are available: persistentvolumeclaim %q not found.", len(k.nodes), p.volume)
+		k.w.after(3*time.Millisecond, func() { k.w.api.setRejected(p.apiPod, message, "") })
+		k.kick()
+		return
+	}
 	nodes, short := k.fitting(p)
 	if len(nodes) == 0 {
 		p.byExtender = false
@@ -401,19 +409,12 @@ func extenderMessage(result FilterResult) string {
 	return strings.Join(text, ", ")
 }
 
-// shortage counts the nodes that kube-scheduler's own filters reject.
-type shortage struct{ cpu, memory, other int }
-
 func (k *kubeScheduler) message(nodes int, short shortage, extender string) string {
 	text := fmt.Sprintf("0/%d nodes are available: %s", nodes, extender)
-	if short.cpu > 0 {
-		text += fmt.Sprintf(" %d Insufficient cpu", short.cpu)
-	}
-	if short.memory > 0 {
-		text += fmt.Sprintf(" %d Insufficient aliyun.com/gpu-mem", short.memory)
-	}
-	if short.other > 0 {
-		text += fmt.Sprintf(" %d node(s) didn't match", short.other)
+	for reason, n := range short {
+		if n > 0 {
+			text += fmt.Sprintf(" %d %s", n, nodeReasonText[reason])
+		}
 	}
 	return text
 }
@@ -422,31 +423,26 @@ func (k *kubeScheduler) message(nodes int, short shortage, extender string) stri
 func (k *kubeScheduler) fitting(p *schedPod) (names []string, short shortage) {
 	for i := range k.nodes {
 		n := k.nodes[(i+k.cursor)%len(k.nodes)]
-		cpu, memory := n.cpu-n.usedCPU, n.memory-n.usedMem
+		free := n.size.minus(n.used)
 		if k.parked > 0 || k.w.sample > 0 {
 			for _, o := range k.order {
 				if o.nominated == n.name && o != p && o.node == nil && o.info.Priority >= p.info.Priority {
-					cpu, memory = cpu-o.cpu, memory-o.memory
+					free = free.minus(o.amounts())
 				}
 			}
 		}
-		switch {
-		case n.closed, p.zone != "" && p.zone != n.zone, p.port > 0 && n.usesPort(p.port):
-			short.other++
-		case p.cpu > cpu:
-			short.cpu++
-		case p.memory > memory:
-			short.memory++
-		default:
+		reason := n.admits(p)
+		if reason == nodeFits {
+			reason = p.amounts().lacks(free)
+		}
+		if reason == nodeFits {
 			names = append(names, n.name)
+		} else {
+			short[reason]++
 		}
 	}
 	k.cursor++
 	return names, short
-}
-
-func (n *schedNode) usesPort(port int) bool {
-	return slices.ContainsFunc(n.pods, func(p *schedPod) bool { return p.port == port })
 }
 
 // again retries a pod after an error.
@@ -523,24 +519,24 @@ func (k *kubeScheduler) preempt(p *schedPod, result *FilterResult) {
 
 // victims returns the pods of lower priority to delete so that the pod fits the node, as far as kube-scheduler counts.
 func (k *kubeScheduler) victims(p *schedPod, n *schedNode) (victims []gpu.PodUID) {
-	if n.closed || p.zone != "" && p.zone != n.zone || p.port > 0 && n.usesPort(p.port) {
+	if n.admits(p) != nodeFits {
 		return nil
 	}
-	cpu, memory := n.cpu-n.usedCPU, n.memory-n.usedMem
+	free, need := n.size.minus(n.used), p.amounts()
 	var lower []*schedPod
 	for _, o := range n.pods {
 		if o.info.Priority < p.info.Priority {
 			lower = append(lower, o)
-			cpu, memory = cpu+o.cpu, memory+o.memory
+			free = free.plus(o.amounts())
 		}
 	}
-	if p.cpu > cpu || p.memory > memory {
+	if need.exceeds(free) {
 		return nil
 	}
 	slices.SortStableFunc(lower, func(a, b *schedPod) int { return int(b.info.Priority) - int(a.info.Priority) })
 	for _, o := range lower { // Spare as many as possible.
-		if cpu-o.cpu >= p.cpu && memory-o.memory >= p.memory {
-			cpu, memory = cpu-o.cpu, memory-o.memory
+		if left := free.minus(o.amounts()); !need.exceeds(left) {
+			free = left
 		} else {
 			victims = append(victims, o.info.UID)
 		}
