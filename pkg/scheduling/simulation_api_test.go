@@ -47,9 +47,8 @@ type apiPod struct {
 	exists bool
 	// job is the pod's job; nil for a single pod.
 	job *job
-	// member is the pod's index in the job. replaced is true once the controller has created another pod in its place.
+	// member is the pod's index in the job.
 	member, generation int
-	replaced           bool
 	// counts are the numbers of cards that the pod's label has asked for, nil if it has never changed.
 	counts map[int]bool
 	// late is true if the answer to a Binding of the pod was lost.
@@ -67,6 +66,13 @@ func (p *apiPod) bound() bool     { return p.exists && p.info.Node != "" }
 
 // live reports whether the pod is bound and has not ended. It uses its card until its containers end.
 func (p *apiPod) live() bool { return p.bound() && !p.info.Ended }
+
+// changed lets the pod's controller know that it has started, has ended, terminates, or is gone.
+func (p *apiPod) changed() {
+	if p.job != nil {
+		p.job.podChanged(p)
+	}
+}
 
 // podSpec is what doesn't change of a pod.
 type podSpec struct {
@@ -198,7 +204,7 @@ func (a *apiServer) trim() {
 func quantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 
 // create creates a pod.
-func (a *apiServer) create(name string, spec podSpec, controller string, j *job, member int) *apiPod {
+func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member int) *apiPod {
 	a.serial++
 	object := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -232,14 +238,14 @@ func (a *apiServer) create(name string, spec podSpec, controller string, j *job,
 		object.Annotations[protocol.AnnotationGroupName] = spec.group
 		object.Annotations[protocol.AnnotationGroupSize] = strconv.Itoa(spec.size)
 	}
-	if controller != "" {
+	if by.name != "" {
 		yes := true
-		object.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: controller, UID: types.UID(controller), Controller: &yes}}
+		object.OwnerReferences = []metav1.OwnerReference{{Kind: by.kind, Name: by.name, UID: types.UID(by.name), Controller: &yes}}
 	}
 	if spec.gated {
 		object.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "test/gate"}}
 	}
-	p := &apiPod{podSpec: spec, object: object, exists: true, job: j, member: member, created: a.w.now}
+	p := &apiPod{podSpec: spec, object: object, exists: true, job: j, member: member, generation: by.generation, created: a.w.now}
 	if a.pods[name] != nil {
 		panic("two pods have the name " + name)
 	}
@@ -285,9 +291,7 @@ func (a *apiServer) remove(p *apiPod) {
 	if n := len(a.order); n > 64 && n > 2*len(a.pods) {
 		a.order = slices.DeleteFunc(a.order, func(p *apiPod) bool { return !p.exists })
 	}
-	if p.job != nil {
-		p.job.lost(p)
-	}
+	p.changed()
 }
 
 // delete deletes a pod: at once if it isn't bound, after its grace period otherwise.
@@ -303,9 +307,7 @@ func (a *apiServer) delete(p *apiPod) {
 		})
 		a.w.trace("api: %s is terminating", p.name())
 		a.w.after(a.w.between(0, p.grace), func() { a.remove(p) })
-		if p.job != nil {
-			p.job.terminating(p)
-		}
+		p.changed()
 	}
 }
 
@@ -320,9 +322,7 @@ func (a *apiServer) end(p *apiPod, phase corev1.PodPhase) {
 	if p.run != nil {
 		p.run.ended(p, phase == corev1.PodSucceeded)
 	}
-	if p.job != nil && phase == corev1.PodFailed {
-		p.job.lost(p)
-	}
+	p.changed()
 	a.w.after(a.w.between(time.Second, time.Minute), func() { a.remove(p) })
 }
 
@@ -492,6 +492,7 @@ func (a *apiServer) started(p *apiPod) {
 		return
 	}
 	a.edit(p, func(object *corev1.Pod) { object.Status.Phase = corev1.PodRunning })
+	p.changed()
 	if p.lasts > 0 {
 		a.w.after(p.lasts, func() {
 			if !a.w.calm { // Later, nothing ends by itself.

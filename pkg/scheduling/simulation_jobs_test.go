@@ -3,121 +3,161 @@ package scheduling
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// job is a group, or a single pod, with the controllers that create its pods.
+// job is what a user submits: pods, and the controller that creates them.
 type job struct {
 	w    *world
 	name string
-	// specs are the members, and controllers the kinds of their controllers: members of one kind have the same controller.
-	specs       []podSpec
-	controllers []string
-	// replace is true if members that fail or are deleted are created again, early if that happens while the old pod still
-	// terminates, stable if the new pod has the old one's name.
-	replace, early, stable bool
-	// impossible is true if the job can never run.
-	impossible bool
+	// controller creates and deletes the pods.
+	controller controller
+	// specs are the pod templates: one for each member, or for each role.
+	specs []podSpec
+	// pods are those that exist, in the order of their creation.
+	pods []*apiPod
+	// stopped is true once the user has deleted it: its controller does nothing more.
+	stopped bool
 	// resized is true if the group's number was changed.
-	resized    bool
-	generation int
-	serial     int
-	pods       []*apiPod
-	stopped    bool
+	resized bool
+	// submitted is when it began.
+	submitted time.Duration
+	outlook
+
+	serial int
+	// queued is true while the controller will reconcile, writes counts its writes that are under way.
+	queued bool
+	writes int
 }
 
-// submit starts the job.
-func (w *world) submit(j *job) *job {
-	j.w = w
-	w.jobs = append(w.jobs, j)
+// controller is the controller of one job. It embeds the job.
+type controller interface {
+	// reconcile compares the pods with what should exist, and creates and deletes pods. It is called after each change of the job or of
+	// its pods, late, as informers report changes late.
+	reconcile()
+	// change is what users do to such a job: a rollout, a restart, another number of pods.
+	change()
+	// over reports whether it has ended: it creates no further pod, and none runs.
+	over() bool
+}
+
+// outlook is what the owner of a job knows about its future.
+type outlook struct {
+	// impossible is true if the job can never run, whatever else runs: at rest none of its groups can be whole.
+	impossible bool
+	// failing is true if its pods fail soon after they were bound, again and again.
+	failing bool
+	// failed is when a pod failed first; 0 if none has.
+	failed time.Duration
+	// endless is true if it creates pods again and again by itself, until it is stopped.
+	endless bool
+}
+
+// broken reports whether the job will never do its work, and since when that can be seen from its pods.
+func (j *job) broken() (since time.Duration, broken bool) {
+	switch {
+	case j.impossible:
+		return j.submitted, true
+	case j.failing && j.failed > 0:
+		return j.failed, true
+	}
+	return 0, false
+}
+
+// longest returns how long its pods run at most; 0 if some run for ever.
+func (j *job) longest() (d time.Duration) {
+	for _, spec := range j.specs {
+		if spec.lasts == 0 {
+			return 0
+		}
+		d = max(d, spec.lasts)
+	}
+	return d
+}
+
+// submit starts the job of a controller.
+func (w *world) submit(c controller, j *job) {
+	j.w, j.controller, j.submitted = w, c, w.now
 	for i := range j.specs {
-		w.after(w.between(0, 50*time.Millisecond), func() { j.create(i) })
+		if j.specs[i].scheduler == "" {
+			j.specs[i].scheduler = schedulerName
+		}
 	}
-	return j
+	w.jobs = append(w.jobs, j)
+	j.changed()
 }
 
-// single starts one pod without a group.
-func (w *world) single(name string, spec podSpec) *job {
-	if spec.scheduler == "" {
-		spec.scheduler = schedulerName
-	}
-	return w.submit(&job{name: name, specs: []podSpec{spec}, controllers: []string{""}})
-}
-
-// group starts a group of size equal pods.
-func (w *world) group(name string, size int, spec podSpec) *job {
-	j := &job{name: name, replace: true}
-	if spec.scheduler == "" {
-		spec.scheduler = schedulerName
-	}
-	spec.group, spec.size = name, size
-	for range size {
-		j.specs, j.controllers = append(j.specs, spec), append(j.controllers, "a")
-	}
-	return w.submit(j)
-}
-
-func (j *job) create(i int) {
-	if j.stopped {
+// changed lets the controller reconcile. It waits for its own writes, as controllers do: until their informers have reported these,
+// they would decide on what is known to be outdated.
+func (j *job) changed() {
+	if j.queued || j.writes > 0 || j.stopped {
 		return
 	}
-	name := fmt.Sprintf("%s-%d", j.name, i)
-	if !j.stable || j.early || j.generation > 0 || j.w.api.pods[name] != nil {
-		j.serial++
-		name += fmt.Sprintf("-%d", j.serial)
+	j.queued = true
+	lag := j.w.between(5*time.Millisecond, 50*time.Millisecond)
+	if j.w.chance(0.3) { // The controller is busy.
+		lag = j.w.between(50*time.Millisecond, 2*time.Second)
 	}
-	controller := ""
-	if j.controllers[i] != "" {
-		controller = fmt.Sprintf("%s-%s-%d", j.name, j.controllers[i], j.generation)
-	}
-	p := j.w.api.create(name, j.specs[i], controller, j, i)
-	p.generation = j.generation
-	j.pods = append(j.pods, p)
-}
-
-// lost replaces a pod that is gone or has failed.
-func (j *job) lost(p *apiPod) {
-	j.pods = slices.DeleteFunc(j.pods, func(o *apiPod) bool { return o == p && !p.exists })
-	j.replacePod(p)
-}
-
-// terminating is called when the deletion of a pod begins.
-func (j *job) terminating(p *apiPod) {
-	if j.early {
-		j.replacePod(p)
-	}
-}
-
-func (j *job) replacePod(p *apiPod) {
-	if j.stopped || !j.replace || p.replaced || p.object.Status.Phase == corev1.PodSucceeded {
-		return
-	}
-	p.replaced = true
-	generation := j.generation
-	j.w.after(j.w.between(50*time.Millisecond, 2*time.Second), func() {
-		if j.generation == generation {
-			j.create(p.member)
+	j.w.after(lag, func() {
+		if j.queued = false; !j.stopped {
+			j.controller.reconcile()
 		}
 	})
 }
 
-// restart creates all pods again with new controllers, while the old ones still terminate.
-func (j *job) restart() {
-	old := slices.Clone(j.pods)
-	j.generation++
-	j.w.trace("job %s restarts", j.name)
-	for _, p := range old {
-		p.replaced = true
-	}
-	for i := range j.specs {
-		j.w.after(j.w.between(0, 100*time.Millisecond), func() { j.create(i) })
-	}
-	for _, p := range old {
-		j.w.after(j.w.between(0, 10*time.Second), func() { j.w.api.delete(p) })
-	}
+// changedAfter lets the controller reconcile after a time.
+func (j *job) changedAfter(d time.Duration) { j.w.after(d, j.changed) }
+
+// write makes a write of the controller after its latency: what it decided can be outdated by then.
+func (j *job) write(what func()) {
+	j.writes++
+	j.w.after(j.w.between(0, 50*time.Millisecond), func() {
+		j.writes--
+		if !j.stopped {
+			what()
+		}
+		j.changed()
+	})
 }
+
+// podChanged is called when a pod starts, ends, or is deleted.
+func (j *job) podChanged(p *apiPod) {
+	if p.object.Status.Phase == corev1.PodFailed && j.failed == 0 {
+		j.failed = j.w.now
+	}
+	if !p.exists {
+		j.pods = slices.DeleteFunc(j.pods, func(o *apiPod) bool { return o == p })
+	}
+	j.changed()
+}
+
+// owner is the object that controls pods.
+type owner struct {
+	kind, name string
+	// generation distinguishes the runs of a group: pods of one generation belong together.
+	generation int
+}
+
+// create creates a pod.
+func (j *job) create(name string, spec podSpec, by owner, member int) *apiPod {
+	p := j.w.api.create(name, spec, by, j, member)
+	j.pods = append(j.pods, p)
+	return p
+}
+
+// unique returns a name that no other pod has had.
+func (j *job) unique(name string) string {
+	j.serial++
+	return fmt.Sprintf("%s-%d", name, j.serial)
+}
+
+// delete deletes a pod if it still exists.
+func (j *job) delete(p *apiPod) { j.write(func() { j.w.api.delete(p) }) }
 
 // stop deletes all pods.
 func (j *job) stop() {
@@ -128,9 +168,136 @@ func (j *job) stop() {
 	}
 }
 
-// over reports whether all pods have succeeded or are gone.
-func (j *job) over() bool {
+// idle reports whether all pods have ended or are gone.
+func (j *job) idle() bool {
 	return !slices.ContainsFunc(j.pods, func(p *apiPod) bool { return p.exists && !p.info.Ended })
+}
+
+// memberSet is a controller of pods that differ: a group, or a single pod.
+type memberSet struct {
+	*job
+	// controllers are the kinds of the members' controllers: members of one kind have the same controller. It is empty for bare pods.
+	controllers []string
+	// replace is true if members that fail or are deleted are created again, early if that happens while the old pod still
+	// terminates, stable if the new pod has the old one's name.
+	replace, early, stable bool
+	generation             int
+	// current are the latest pods of the members; nil for those that this generation hasn't created.
+	current []*apiPod
+}
+
+// newMemberSet returns a controller of a member for each spec, with one controller of each kind.
+func newMemberSet(name string, specs []podSpec, controllers []string) *memberSet {
+	return &memberSet{job: &job{name: name, specs: specs}, controllers: controllers}
+}
+
+// submitMemberSet starts the members.
+func (w *world) submitMemberSet(m *memberSet) *memberSet {
+	w.submit(m, m.job)
+	return m
+}
+
+// single starts one pod without a group.
+func (w *world) single(name string, spec podSpec) *memberSet {
+	return w.submitMemberSet(newMemberSet(name, []podSpec{spec}, []string{""}))
+}
+
+// group starts a group of size equal pods.
+func (w *world) group(name string, size int, spec podSpec) *memberSet {
+	spec.group, spec.size = name, size
+	m := newMemberSet(name, slices.Repeat([]podSpec{spec}, size), slices.Repeat([]string{"a"}, size))
+	m.replace = true
+	return w.submitMemberSet(m)
+}
+
+// reconcile implements controller.
+func (m *memberSet) reconcile() {
+	for i := range m.specs {
+		if !m.has(i) {
+			generation := m.generation
+			m.write(func() {
+				if m.generation == generation {
+					m.createMember(i)
+				}
+			})
+		}
+	}
+}
+
+// has reports whether the member needs no further pod.
+func (m *memberSet) has(i int) bool {
+	if i >= len(m.current) || m.current[i] == nil {
+		return false
+	}
+	p := m.current[i]
+	lost := !p.exists || p.object.Status.Phase == corev1.PodFailed || m.early && p.info.Leaving
+	return !m.replace || p.object.Status.Phase == corev1.PodSucceeded || !lost
+}
+
+func (m *memberSet) createMember(i int) {
+	name := fmt.Sprintf("%s-%d", m.name, i)
+	if !m.stable || m.early || m.generation > 0 || m.w.api.pods[name] != nil {
+		name = m.unique(name)
+	}
+	by := owner{generation: m.generation}
+	if m.controllers[i] != "" {
+		by.kind, by.name = "Job", fmt.Sprintf("%s-%s-%d", m.name, m.controllers[i], m.generation)
+	}
+	for len(m.current) <= i {
+		m.current = append(m.current, nil)
+	}
+	m.current[i] = m.create(name, m.specs[i], by, i)
+}
+
+// change implements controller.
+func (m *memberSet) change() {
+	switch {
+	case len(m.specs) == 1:
+	case m.w.chance(0.75):
+		m.restart()
+	default:
+		m.resize(max(1, m.specs[0].size+m.w.random.IntN(3)-1))
+	}
+}
+
+// restart creates all pods again with new controllers, while the old ones still terminate.
+func (m *memberSet) restart() {
+	m.w.trace("job %s restarts", m.name)
+	m.generation++
+	m.current = nil
+	for _, p := range m.pods {
+		m.w.after(m.w.between(0, 10*time.Second), func() { m.w.api.delete(p) })
+	}
+	m.changed()
+}
+
+// resize changes the size of a group in all of its pods.
+func (m *memberSet) resize(size int) {
+	m.w.trace("job %s has size %d", m.name, size)
+	m.resized = true
+	for i := range m.specs {
+		m.specs[i].size = size
+	}
+	m.impossible = m.impossible || size > len(m.specs)
+	for _, p := range m.pods {
+		if p.exists {
+			p.size = size
+			if p.run != nil {
+				p.run.resized = true
+			}
+			m.w.api.edit(p, func(object *corev1.Pod) { object.Annotations[protocol.AnnotationGroupSize] = strconv.Itoa(size) })
+		}
+	}
+}
+
+// over implements controller.
+func (m *memberSet) over() bool {
+	for i := range m.specs {
+		if !m.has(i) {
+			return false
+		}
+	}
+	return m.idle()
 }
 
 // randomNodes creates nodes.
@@ -183,7 +350,8 @@ func (w *world) randomJob() {
 		w.single(name, spec)
 		return
 	}
-	j := &job{name: name, replace: w.chance(0.7), early: w.chance(0.3), stable: w.chance(0.3)}
+	j := newMemberSet(name, nil, nil)
+	j.replace, j.early, j.stable = w.chance(0.7), w.chance(0.3), w.chance(0.3)
 	size := 1 + w.random.IntN(6)
 	count := size
 	if w.chance(0.1) {
@@ -202,11 +370,11 @@ func (w *world) randomJob() {
 	if size > 1 {
 		w.vary(j)
 	}
-	w.submit(j)
+	w.submitMemberSet(j)
 }
 
 // vary changes some members.
-func (w *world) vary(j *job) {
+func (w *world) vary(j *memberSet) {
 	last := len(j.specs) - 1
 	switch w.random.IntN(32) {
 	case 0: // A leader and workers.

@@ -184,7 +184,7 @@ func TestScenes(t *testing.T) {
 			w.runFor(time.Second)
 			j := w.group("g", 2, podSpec{memory: 16})
 			j.specs, j.controllers = append(j.specs, j.specs[0]), append(j.controllers, "a")
-			j.create(2)
+			j.createMember(2)
 			w.runFor(10 * time.Second)
 			w.wantWhole("g", 2)
 			w.takePlace(j, w.marked(j))
@@ -198,8 +198,7 @@ func TestScenes(t *testing.T) {
 			w.single("s", podSpec{memory: 16})
 			w.runFor(10 * time.Second)
 			w.replicas[0].cache.watch.stalled = w.now + 10*time.Second
-			j := &job{name: "g", specs: []podSpec{{memory: 16, priority: 10, group: "g", size: 2, scheduler: schedulerName}}, controllers: []string{"a"}}
-			w.submit(j)
+			w.submitMemberSet(newMemberSet("g", []podSpec{{memory: 16, priority: 10, group: "g", size: 2}}, []string{"a"}))
 			w.runFor(minute)
 			if w.stats.preempted > 0 {
 				w.fail("%d pods were evicted", w.stats.preempted)
@@ -248,7 +247,7 @@ func (w *world) handOver() {
 }
 
 // marked returns the member that was bound last.
-func (w *world) marked(j *job) *apiPod {
+func (w *world) marked(j *memberSet) *apiPod {
 	for _, p := range j.pods {
 		if p.info.Member.MarkedWhole {
 			return p
@@ -258,7 +257,7 @@ func (w *world) marked(j *job) *apiPod {
 }
 
 // takePlace deletes the member, whose card fails. Its controller creates another pod.
-func (w *world) takePlace(j *job, p *apiPod) {
+func (w *world) takePlace(j *memberSet, p *apiPod) {
 	n := w.api.node(p.info.Node)
 	n.sick[p.info.Placement[0].Card] = true
 	w.api.setNode(n)
@@ -266,7 +265,7 @@ func (w *world) takePlace(j *job, p *apiPod) {
 	j.replace = false
 	w.api.delete(p)
 	w.runFor(5 * time.Second)
-	j.create(p.member)
+	j.createMember(p.member)
 	w.runFor(5 * time.Second)
 }
 

@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // TestSimulation runs clusters with groups and single pods under disturbances, each from one seed, until a million steps were
@@ -150,7 +149,7 @@ func (w *world) work() {
 	}
 	w.after(w.between(50*time.Millisecond, 4*time.Second), w.work)
 	w.jobs = slices.DeleteFunc(w.jobs, func(j *job) bool {
-		if j.over() && j.pods != nil {
+		if j.controller.over() {
 			j.stopped = true
 			return true
 		}
@@ -176,13 +175,9 @@ func (w *world) trouble(j *job) {
 	switch w.random.IntN(6) {
 	case 4: // The gate is removed.
 		w.ungate(j)
-	case 5: // The size is changed.
-		if len(j.specs) > 1 && w.chance(0.3) {
-			w.resize(j, max(1, j.specs[0].size+w.random.IntN(3)-1))
-		}
-	case 0:
-		if len(j.specs) > 1 {
-			j.restart()
+	case 0, 5:
+		if w.chance(0.65) {
+			j.controller.change()
 		}
 	case 1:
 		w.api.delete(p)
@@ -202,25 +197,6 @@ func (w *world) ungate(j *job) {
 		if p.exists && p.gated {
 			p.gated, j.impossible = false, false
 			w.api.edit(p, func(object *corev1.Pod) { object.Spec.SchedulingGates = nil })
-		}
-	}
-}
-
-// resize changes the size of a group in all of its pods.
-func (w *world) resize(j *job, size int) {
-	w.trace("job %s has size %d", j.name, size)
-	j.resized = true
-	for i := range j.specs {
-		j.specs[i].size = size
-	}
-	j.impossible = j.impossible || size > len(j.specs)
-	for _, p := range j.pods {
-		if p.exists {
-			p.size = size
-			if p.run != nil {
-				p.run.resized = true
-			}
-			w.api.edit(p, func(object *corev1.Pod) { object.Annotations[protocol.AnnotationGroupSize] = strconv.Itoa(size) })
 		}
 	}
 }
