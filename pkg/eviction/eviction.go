@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -88,6 +89,23 @@ type Options struct {
 	// Leading returns an error if this process isn't the leader.
 	Leading func() error
 	Clock   clock.WithTicker
+	// NewGroup returns a group that runs at most limit functions at a time; a negative limit means none.
+	NewGroup func(limit int) Group
+}
+
+// Group runs functions concurrently, such as an errgroup.Group. In simulations it runs coroutines on a virtual clock.
+type Group interface {
+	// Go starts the function, and waits before if the limit is reached.
+	Go(run func() error)
+	// Wait waits until all functions have returned, and returns the first error.
+	Wait() error
+}
+
+// Goroutines is NewGroup outside of simulations.
+func Goroutines(limit int) Group {
+	group := new(errgroup.Group)
+	group.SetLimit(limit)
+	return group
 }
 
 // every makes a step per interval until ctx ends. It returns no error.

@@ -153,7 +153,7 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 func (f *fixture) options(recorder record.EventRecorder) Options {
 	return Options{
 		API: f.server, Ledger: f.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
-		AnswerLost: 65 * time.Second, Leading: func() error { return f.standby }, Clock: f.clock,
+		AnswerLost: 65 * time.Second, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: Goroutines,
 	}
 }
 

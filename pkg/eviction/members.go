@@ -3,7 +3,6 @@ package eviction
 import (
 	"context"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
@@ -41,8 +40,7 @@ func (m *Members) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case pods := <-m.requests:
-			group := new(errgroup.Group)
-			group.SetLimit(maxConcurrent)
+			group := m.NewGroup(maxConcurrent)
 			for _, pod := range pods {
 				group.Go(func() error { m.evict(ctx, pod); return nil })
 			}

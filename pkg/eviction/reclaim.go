@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
@@ -134,8 +133,7 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan reclaim.Plan) (left []reclaim.Unit, gone bool, err error) {
 	var mu sync.Mutex
 	lost := map[gpu.PodUID]bool{}
-	group := new(errgroup.Group)
-	group.SetLimit(maxConcurrent)
+	group := r.NewGroup(maxConcurrent)
 	for _, served := range plan.Served {
 		for _, pod := range served.Pods {
 			group.Go(func() error {
@@ -174,8 +172,7 @@ func (r *Reclaimer) dryRun(ctx context.Context, plan reclaim.Plan) error {
 
 // each calls what for each pod that is to be evicted, concurrently, and returns the first error.
 func (r *Reclaimer) each(plan reclaim.Plan, what func(reclaim.Eviction, gpu.Pod) error) error {
-	group := new(errgroup.Group)
-	group.SetLimit(maxConcurrent)
+	group := r.NewGroup(maxConcurrent)
 	for _, v := range plan.Victims {
 		for _, pod := range v.Pods {
 			group.Go(func() error { return what(v, pod) })

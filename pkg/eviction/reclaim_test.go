@@ -55,7 +55,7 @@ func newReclaimFixture() *reclaimFixture {
 	}
 	f.Reclaimer = NewReclaimer(Options{
 		API: f.server, Ledger: f.cluster.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
-		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock,
+		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: Goroutines,
 	}, f.observer, func() reclaim.Capacity { return anyCapacity{f} })
 	return f
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 	"unique"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -80,14 +79,12 @@ type fairShare struct {
 	recorder  record.EventRecorder
 	leading   func() error
 	clock     clock.WithTicker
-	// writes are the writes that open gates. reclaims is the attempt to reclaim memory; there is at most one.
-	writes, reclaims *errgroup.Group
+	// writes are the writes that open gates. reclaims is the attempt to reclaim memory; there is at most one in a term.
+	writes, reclaims eviction.Group
 	problems         namespaceProblems
 }
 
 func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options) *fairShare {
-	writes := new(errgroup.Group)
-	writes.SetLimit(dispatch.MaxOpening)
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 		EligibleNodes:  s.eligible,
@@ -98,7 +95,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 	}
 	f := &fairShare{
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
-		clock: s.Clock, writes: writes, reclaims: new(errgroup.Group),
+		clock: s.Clock, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
 	}
 	newCapacity := func(withHeld bool) *capacity {
 		planned := map[string][]gpu.PodUID{}

@@ -8,12 +8,12 @@ import (
 	"time"
 	"unique"
 
-	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
@@ -60,9 +60,7 @@ type nominator struct {
 	view     ledger.View
 	// eligible returns the eligible nodes of pods with the constraints.
 	eligible func(constraints unique.Handle[string]) []string
-	writes   errgroup.Group
-	// start begins a write, which is one of writes outside the simulation.
-	start func(write func())
+	writes   eviction.Group
 	// requeue makes kube-scheduler retry rejected pods by a change of the node, or of any node if it is empty.
 	requeue func(node string)
 
@@ -103,17 +101,18 @@ const (
 func (s *Scheduler) newNominator() *nominator {
 	n := &nominator{
 		api: s.API, ledger: s.ledger, cache: s.cache, free: s.free, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
-		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, eligible: s.eligible, requeue: s.requeue.All,
+		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, eligible: s.eligible, requeue: s.requeue.All, writes: s.newGroup(maxNominating),
 		refused: map[refusedPods]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, steerings: map[gpu.PodUID]steering{},
 	}
-	n.writes.SetLimit(maxNominating)
-	n.start = func(write func()) {
-		n.writes.Go(func() error {
-			write()
-			return nil
-		})
-	}
 	return n
+}
+
+// start begins a write.
+func (n *nominator) start(write func()) {
+	n.writes.Go(func() error {
+		write()
+		return nil
+	})
 }
 
 // updated passes on the state of a pod, as the watch reports it.

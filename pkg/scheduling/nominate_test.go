@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -251,14 +252,21 @@ func TestGatedNomination(t *testing.T) {
 	}
 }
 
+// before runs functions at once, each after another one.
+type before struct{ first func() }
+
+func (g before) Go(run func() error) {
+	g.first()
+	_ = run()
+}
+
+func (before) Wait() error { return nil }
+
 // A standby writes nothing, and a former leader doesn't either.
 func TestStandbyNominatesNothing(t *testing.T) {
 	var s standby
-	f := startNominating(t, Options{Leading: s.leading})
-	f.nominator.start = func(write func()) {
-		s.Store(true) // After the node was chosen.
-		write()
-	}
+	afterChoice := func(int) eviction.Group { return before{func() { s.Store(true) }} }
+	f := startNominating(t, Options{Leading: s.leading, newGroup: afterChoice})
 	f.steer(fake.Pod("p", 60))
 	f.wantNominated("of a former leader")
 	if f.kept() {

@@ -76,6 +76,8 @@ type Options struct {
 
 	// minSample replaces the size of the smallest sample in tests.
 	minSample int
+	// newGroup replaces goroutines in the simulation.
+	newGroup func(limit int) eviction.Group
 }
 
 // Observer receives what metrics count. Its methods are called often and must return at once.
@@ -154,6 +156,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if !replicas {
 		o.Leading = func() error { return nil }
 	}
+	if o.newGroup == nil {
+		o.newGroup = eviction.Goroutines
+	}
 	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout}
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.eligible, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
@@ -165,7 +170,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	})
 	evictions := eviction.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
-		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock,
+		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup,
 	}
 	s.evictor = eviction.New(evictions, o.EvictFragmented)
 	if o.Gangs.Hold > 0 || o.FairShare.On || o.SampleSize != nil {

@@ -1,6 +1,7 @@
 package scheduling
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,6 +88,9 @@ type podSpec struct {
 	size      int
 	scheduler string
 	gated     bool
+	// tenant is the pod's namespace, if the world has tenants. fairGate is true if the pod was created with the gate of fair sharing.
+	tenant   string
+	fairGate bool
 	// refused is until when the API server refuses to bind the pod.
 	refused time.Duration
 	// lasts is how long the pod runs; 0 for ever. grace is how long it takes to end after its deletion.
@@ -208,7 +212,7 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 	a.serial++
 	object := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "default", Name: name, UID: types.UID(fmt.Sprintf("u%06d", a.serial)), Annotations: map[string]string{},
+			Namespace: cmp.Or(spec.tenant, "default"), Name: name, UID: types.UID(fmt.Sprintf("u%06d", a.serial)), Annotations: map[string]string{},
 			CreationTimestamp: metav1.NewTime(virtualClock{a.w}.Now().Truncate(time.Second)),
 		},
 		Spec: corev1.PodSpec{
@@ -243,7 +247,10 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 		object.OwnerReferences = []metav1.OwnerReference{{Kind: by.kind, Name: by.name, UID: types.UID(by.name), Controller: &yes}}
 	}
 	if spec.gated {
-		object.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "test/gate"}}
+		object.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: testGate}}
+	}
+	if spec.fairGate {
+		object.Spec.SchedulingGates = append(object.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: protocol.GateFairShare})
 	}
 	p := &apiPod{podSpec: spec, object: object, exists: true, job: j, member: member, generation: by.generation, created: a.w.now}
 	if a.pods[name] != nil {
@@ -554,7 +561,7 @@ func (a *apiServer) nominate(pod gpu.Pod, version, node, by string) error {
 }
 
 // evict is the API server's part of an eviction.
-func (a *apiServer) evict(pod gpu.Pod, by string) error {
+func (a *apiServer) evict(pod gpu.Pod, by string, member bool) error {
 	p := a.pods[pod.Name]
 	switch {
 	case p == nil:
@@ -564,7 +571,10 @@ func (a *apiServer) evict(pod gpu.Pod, by string) error {
 	}
 	a.w.stats.evictions++
 	a.w.trace("api: %s evicts %s", by, p.name())
-	if p.run != nil && p.run.whole {
+	switch {
+	case !member:
+		a.w.stats.reclaimed++
+	case p.run != nil && p.run.whole:
 		a.w.fail("%s evicts %s, whose run %v is whole: %d of %d bound", by, p.name(), p.run.key, p.run.running(), p.run.size)
 	}
 	a.delete(p)
@@ -626,6 +636,8 @@ func (w *world) fateOf(r *replica, pod string) fate {
 // client is what an extender sees of the API server. It implements API.
 type client struct {
 	r *replica
+	// member is true for the evictions of members of broken runs.
+	member bool
 }
 
 var (
@@ -745,12 +757,20 @@ func (c client) Evict(_ context.Context, pod gpu.Pod, dryRun bool) error {
 	if dryRun {
 		return nil
 	}
-	return c.r.w.api.evict(pod, c.r.name)
+	return c.r.w.api.evict(pod, c.r.name, c.member)
 }
 
-// OpenGate implements API.
-func (c client) OpenGate(context.Context, gpu.Pod, string) error {
-	return errors.New("no pod has a gate here")
+// OpenGate implements API. The answer can be lost.
+func (c client) OpenGate(_ context.Context, pod gpu.Pod, gate string) error {
+	if err := c.reach(); err != nil {
+		return err
+	}
+	w := c.r.w
+	err := w.api.openGate(pod, gate, c.r.name)
+	if w.chance(w.faults.lost) {
+		return errEOF
+	}
+	return err
 }
 
 // Nominate implements API. The answer can be lost.

@@ -76,8 +76,8 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	if p.job != nil && p.job.impossible && !r.scheduler.groups.manager.Yields(a.UID) {
 		w.reserved.impossible += float64(a.Request)
 	}
-	if p.info.Node != "" || p.run != nil || w.api.joinsAlone(p.apiPod) {
-		return
+	if p.info.Node != "" || p.run != nil || w.api.joinsAlone(p.apiPod) || w.fair.on() {
+		return // With fair sharing a member has a place before its gate is opened.
 	}
 	at, offered := w.scheduler.offered[offer{p.group, p.info.Member.Template}]
 	if !offered || w.now-at > offeredWithin {

@@ -33,6 +33,8 @@ type replica struct {
 	// resolving and requeuing are true while a round runs.
 	resolving, requeuing bool
 	verifying            int
+	// sharing is whether the latest tick of fair sharing found that this process leads.
+	sharing bool
 	// reserved has the memory that members keep without a bind.
 	reserved map[gpu.PodUID]*reservation
 }
@@ -54,8 +56,9 @@ func (w *world) newReplica(name string) *replica {
 	r := &replica{w: w, name: name, reserved: map[gpu.PodUID]*reservation{}}
 	r.cache = newSimCache(r)
 	o := Options{
-		API: client{r}, Recorder: nullRecorder{}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
+		API: client{r: r}, Recorder: nullRecorder{}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
 		BindTimeout: simBindTimeout, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
+		newGroup: r.newGroup, FairShare: w.fair.options(w),
 		Gangs: GangOptions{Hold: w.hold, Patience: w.patience, StarvationAfter: w.starving, OnFailure: gang.Evict, Observer: gangObserver{w}},
 	}
 	if w.keepPartial {
@@ -74,9 +77,11 @@ func (w *world) newReplica(name string) *replica {
 	if r.scheduler, err = newScheduler(o, r.cache); err != nil {
 		panic(err)
 	}
-	if n := r.scheduler.nominator; n != nil {
-		n.start = func(write func()) { w.start(r, write) }
+	if r.scheduler.nominator != nil {
 		w.after(w.between(0, nominateInterval), r.nominate)
+	}
+	if r.scheduler.fair != nil {
+		r.beginFairSharing()
 	}
 	r.scheduler.withTimeout = w.withTimeout
 	r.scheduler.groups.members, r.scheduler.groups.reads = r, r
@@ -174,7 +179,7 @@ func (r *replica) Evict(pods []gpu.Pod) {
 			if r.leading() != nil && r.w.worldOptions.replicas > 1 || r.dead {
 				return
 			}
-			if err := (client{r}).Evict(r.w.context(), pod, false); err == nil {
+			if err := (client{r, true}).Evict(r.w.context(), pod, false); err == nil {
 				r.w.stats.evicted++
 			}
 		})

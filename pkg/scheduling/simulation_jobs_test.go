@@ -325,6 +325,7 @@ func (w *world) randomJob() {
 		memory: simMemory[w.random.IntN(len(simMemory))], cpu: int64(w.random.IntN(3)), scheduler: schedulerName,
 		grace: w.between(0, 10*time.Second), lasts: w.between(2*time.Second, 2*time.Minute),
 	}
+	w.randomTenant(&spec)
 	if w.chance(0.1) {
 		spec.priority = []int32{-10, 100, 1000}[w.random.IntN(3)]
 	}
@@ -334,7 +335,7 @@ func (w *world) randomJob() {
 	if w.chance(0.05) {
 		spec.grace = time.Minute
 	}
-	if w.chance(0.15) {
+	if w.chance(0.15) || w.fair.reclaimAfter > 0 && w.chance(0.3) {
 		spec.lasts = 0
 	}
 	if w.chance(0.4) {

@@ -120,7 +120,7 @@ func (k *kubeScheduler) observe(c change) {
 		p.state = schedNone
 		k.place(p, k.node(p.info.Node))
 		p.nominated = ""
-	case p.info.Ended, p.scheduler != schedulerName && p.scheduler != otherProfile, p.object.Spec.SchedulingGates != nil:
+	case p.info.Ended, p.scheduler != schedulerName && p.scheduler != otherProfile, len(p.object.Spec.SchedulingGates) > 0:
 	case before == nil || before.Node == "" && p.state == schedNone && p.node == nil:
 		k.enqueue(p)
 	}

@@ -70,11 +70,14 @@ type worldOptions struct {
 	slow bool
 	// sample is the number of feasible nodes at which kube-scheduler stops looking for more; 0 if it evaluates all nodes.
 	sample int
+	fair   fairSharing
 }
 
 // stats counts what happened, to show that the simulation reaches the states that it is for.
 type stats struct {
 	binds, lost, rejected, singles, whole, evictions, evicted, preempted, leaders, restarts int
+	// opened counts the gates that were removed, reclaimed the pods that were evicted for other tenants.
+	opened, reclaimed int
 	// nominated counts the nominations to nodes outside samples, taken those whose nodes passed.
 	nominated, taken int
 	failed           map[string]int
