@@ -67,7 +67,7 @@ func (d *driver) Ready(node Node, card Card) error {
 	case card.Unlimitable != nil:
 		return card.Unlimitable
 	}
-	if err := card.usable(); err != nil {
+	if err := d.options.MPS.Left(card); err != nil {
 		return err
 	}
 	if err := takesCDI(node); err != nil {

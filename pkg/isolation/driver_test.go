@@ -117,7 +117,9 @@ func TestCardsByCDI(t *testing.T) {
 	} {
 		for _, mode := range []Mode{None, MPS} {
 			m := newMachine(t)
-			m.card.Compute = Compute{8, 0, exclusive}
+			if m.card.Compute = (Compute{8, 0, "DEFAULT"}); mode == MPS {
+				m.card.Compute.Mode = exclusive
+			}
 			backend := Backends(Options{SpecDirs: []string{m.etc, m.run}, CardsByCDI: byCDI, MPS: NewMPSDaemons(daemons)})[mode]
 			for i, change := range []func(){
 				func() {},

@@ -56,18 +56,6 @@ type Compute struct {
 	Mode string
 }
 
-// prohibited is NVML's name of the compute mode in which no program can use the card.
-const prohibited = "PROHIBITED"
-
-// usable returns why no program can use the card outside of mode mps, in which the supervisor sets the compute mode.
-func (c Card) usable() error {
-	if c.Compute.Mode != prohibited {
-		return nil
-	}
-	return fmt.Errorf("its compute mode is %s, as mode mps can leave it, and no program can use it: nvidia-smi -i %s -c DEFAULT, on the node, resets it",
-		prohibited, c.UUID)
-}
-
 // Share is a container's share of a card.
 type Share struct {
 	Card Card
@@ -104,7 +92,7 @@ type Backend interface {
 // Backends returns the backends by mode.
 func Backends(o Options) map[Mode]Backend {
 	devices := newCDIDevices(o.SpecDirs)
-	backends := map[Mode]Backend{None: none{}, Driver: &driver{o, devices}, MPS: mps{o.MPS}}
+	backends := map[Mode]Backend{None: none{o.MPS}, Driver: &driver{o, devices}, MPS: mps{o.MPS}}
 	if o.CardsByCDI {
 		backends[None], backends[MPS] = byCDI{backends[None], devices}, byCDI{backends[MPS], devices}
 	}
@@ -126,8 +114,8 @@ func (b byCDI) Ready(node Node, card Card) error {
 	return err
 }
 
-type none struct{}
+type none struct{ daemons *MPSDaemons }
 
-func (none) Ready(_ Node, card Card) error { return card.usable() }
-func (none) Apply([]Share) (Edits, error)  { return Edits{}, nil }
-func (none) MaxContainers(Card) int        { return 0 }
+func (n none) Ready(_ Node, card Card) error { return n.daemons.Left(card) }
+func (none) Apply([]Share) (Edits, error)    { return Edits{}, nil }
+func (none) MaxContainers(Card) int          { return 0 }

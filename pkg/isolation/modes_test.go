@@ -1,6 +1,9 @@
 package isolation
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -13,19 +16,38 @@ func TestModeOnTheWire(t *testing.T) {
 	}
 }
 
-// TestUsable: no container starts on a card that no program can use, except in mode mps, where the supervisor sets the compute mode.
+// TestUsable: no container starts on a card that a supervisor of MPS has left in a compute mode in which containers can't share it.
 func TestUsable(t *testing.T) {
-	backend := Backends(Options{})[None]
-	for mode, want := range map[string]string{
-		"": "", "DEFAULT": "", "EXCLUSIVE_PROCESS": "", // The last suits MPS daemons of the administrator's own.
-		"PROHIBITED": "its compute mode is PROHIBITED, as mode mps can leave it, and no program can use it: nvidia-smi -i GPU-a -c DEFAULT, on the node, resets it",
+	for name, test := range map[string]struct {
+		mode string
+		left bool // A supervisor has not removed its status.
+		want string
+	}{
+		"not known":                     {"", false, ""},
+		"the default":                   {"DEFAULT", false, ""},
+		"set back by the administrator": {"DEFAULT", true, ""},
+		"for MPS daemons of the administrator's own": {exclusive, false, ""},
+		"the supervisor was killed":                  {exclusive, true, "its compute mode is EXCLUSIVE_PROCESS, as mode mps can leave it, and only one program can use it"},
+		"containers still had the card":              {prohibited, true, "its compute mode is PROHIBITED, as mode mps can leave it, and no program can use it"},
+		"also without a status":                      {prohibited, false, "its compute mode is PROHIBITED, as mode mps can leave it, and no program can use it"},
 	} {
-		got := ""
-		if err := backend.Ready(Node{}, Card{UUID: "GPU-a", Compute: Compute{Mode: mode}}); err != nil {
-			got = err.Error()
-		}
-		if got != want {
-			t.Errorf("compute mode %q: got %q, want %q", mode, got, want)
-		}
+		t.Run(name, func(t *testing.T) {
+			dir := MPSDirectory(t.TempDir())
+			if test.left {
+				if err := errors.Join(os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755), dir.WriteStatus("GPU-a", MPSStatus{State: MPSReady})); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := ""
+			if err := Backends(Options{MPS: NewMPSDaemons(dir)})[None].Ready(Node{}, Card{UUID: "GPU-a", Compute: Compute{Mode: test.mode}}); err != nil {
+				got = err.Error()
+			}
+			if test.want != "" {
+				test.want += ": nvidia-smi -i GPU-a -c DEFAULT, on the node, resets it"
+			}
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
 	}
 }

@@ -200,6 +200,32 @@ func (d *MPSDaemons) Holds(card Card) error {
 	return nil
 }
 
+// NVML's names of compute modes.
+const (
+	// prohibited lets no program use the card.
+	prohibited = "PROHIBITED"
+	// exclusive lets only one use it, the MPS server. In other modes, a process that doesn't find the daemon uses the card without a limit.
+	exclusive = "EXCLUSIVE_PROCESS"
+)
+
+// Left returns why containers can't share the card outside of mode mps: its compute mode is still that of mode mps; nil if they can. The
+// compute mode EXCLUSIVE_PROCESS without a status of a supervisor suits MPS daemons of the administrator's own.
+func (d *MPSDaemons) Left(card Card) error {
+	programs := "no program"
+	switch card.Compute.Mode {
+	case prohibited:
+	case exclusive:
+		if _, err := d.directory.ReadStatus(card.UUID); errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		programs = "only one program"
+	default:
+		return nil
+	}
+	return fmt.Errorf("its compute mode is %s, as mode mps can leave it, and %s can use it: nvidia-smi -i %s -c DEFAULT, on the node, resets it",
+		card.Compute.Mode, programs, card.UUID)
+}
+
 // mps has a container use the MPS daemon of its card.
 type mps struct{ daemons *MPSDaemons }
 
@@ -210,10 +236,6 @@ func MPSCapable(major, minor int) error {
 	}
 	return nil
 }
-
-// exclusive is NVML's name of the compute mode in which only the MPS server uses the card. In others, a process that doesn't find
-// the daemon uses the card without a limit.
-const exclusive = "EXCLUSIVE_PROCESS"
 
 // Ready implements Backend.
 func (m mps) Ready(_ Node, card Card) error {
