@@ -59,6 +59,9 @@ const (
 	FeatureCores = "cores"
 )
 
+// maxFeatures is the most features that are read.
+const maxFeatures = 64
+
 // inventoryJSON is the annotation's value.
 type inventoryJSON struct {
 	Version   int        `json:"version"`
@@ -110,7 +113,7 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 }
 
 // UnmarshalJSON parses the annotation's value. It keeps the order of the cards. More than gpu.MaxNodeCards cards, a duplicate index, a
-// negative amount and a version above InventoryVersion are errors.
+// negative amount and a version above InventoryVersion are errors. Texts are shortened, and only the first maxFeatures features count.
 func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	var in inventoryJSON
 	if err := json.Unmarshal(data, &in); err != nil {
@@ -123,17 +126,20 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	if err != nil {
 		return err
 	}
-	out := Inventory{Unit: unit, BootID: in.BootID, Isolation: in.Isolation, Features: in.Features, DRADriver: in.DRADriver}
+	out := Inventory{Unit: unit, BootID: Shorten(in.BootID), Isolation: Shorten(in.Isolation), DRADriver: Shorten(in.DRADriver)}
+	for _, feature := range in.Features[:min(len(in.Features), maxFeatures)] {
+		out.Features = append(out.Features, Shorten(feature))
+	}
 	for _, c := range in.Cards {
 		card := gpu.Card{
-			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory,
+			Index: c.Index, UUID: Shorten(c.UUID), Model: Shorten(c.Model), Memory: c.Memory,
 			NUMANode: gpu.NoNUMANode, NVLink: max(c.NVLink, 0), PCIeSwitch: max(c.PCIeSwitch, 0), MaxContainers: max(c.MaxContainers, 0),
 		}
 		if c.NUMANode != nil {
 			card.NUMANode = max(*c.NUMANode, gpu.NoNUMANode)
 		}
 		if !c.Healthy {
-			card.Unhealthy = cmp.Or(c.Reason, "reported unhealthy")
+			card.Unhealthy = cmp.Or(Shorten(c.Reason), "reported unhealthy")
 		}
 		out.Cards = append(out.Cards, card)
 	}
@@ -181,7 +187,7 @@ func ParseInventory(annotations map[string]string) (Inventory, error) {
 	}
 	var inv Inventory
 	if err := json.Unmarshal([]byte(text), &inv); err != nil {
-		return Inventory{}, fmt.Errorf("annotation %s: %w", AnnotationInventory, err)
+		return Inventory{}, fmt.Errorf("annotation %s: %s", AnnotationInventory, Shorten(err.Error())) // It can have a number of any length.
 	}
 	return inv, nil
 }

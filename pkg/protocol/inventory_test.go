@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -127,6 +128,25 @@ func TestParseInventory(t *testing.T) {
 	}
 	if _, err := ParseInventory(nil); !errors.Is(err, ErrNoInventory) {
 		t.Errorf("no annotation: got %v, want ErrNoInventory", err)
+	}
+}
+
+// TestInventoryTexts: what a node writes is bounded in every text that is shown. A node can write 256 KiB of annotations.
+func TestInventoryTexts(t *testing.T) {
+	long := strings.Repeat("x", 10000)
+	card := gpu.Card{UUID: long, Model: long, NUMANode: gpu.NoNUMANode, Unhealthy: long}
+	text, err := Inventory{Unit: gpu.GiB, Cards: []gpu.Card{card}, BootID: long, Isolation: long, DRADriver: long, Features: slices.Repeat([]string{long}, 100)}.Annotation()
+	expect(t, "written", "", message(err))
+	got, err := ParseInventory(map[string]string{AnnotationInventory: text})
+	expect(t, "error", "", message(err))
+	short := Shorten(long)
+	expect(t, "read", Inventory{
+		Unit: gpu.GiB, Cards: []gpu.Card{{UUID: short, Model: short, NUMANode: gpu.NoNUMANode, Unhealthy: short}},
+		BootID: short, Isolation: short, DRADriver: short, Features: slices.Repeat([]string{short}, 64),
+	}, got)
+	_, err = ParseInventory(map[string]string{AnnotationInventory: `{"version":` + strings.Repeat("1", 10000) + `}`})
+	if size := len(message(err)); size == 0 || size > 2*MaxText {
+		t.Errorf("the error has %d bytes", size)
 	}
 }
 
