@@ -31,8 +31,8 @@ type readmission struct {
 }
 
 const (
-	// readmissionTimeout is how long devices are kept if the kubelet doesn't answer that it knows their pods: it can't be asked, or it
-	// can't reach the API server, from which it has its pods.
+	// readmissionTimeout is how long devices are kept if the kubelet doesn't answer that it knows their pods, as if it can't be asked. Only
+	// time in which the API server answers counts, because the kubelet has its pods from there.
 	readmissionTimeout = 10 * time.Minute
 	// readmissionChecks is how many checks in a row must find that the kubelet knows the pods. It knows a pod a moment before it has admitted
 	// it.
@@ -42,7 +42,7 @@ const (
 // keptDevices are the devices that one registration reports as healthy whatever their cards are. Only one goroutine may use them.
 type keptDevices struct {
 	*readmission
-	// until is when devices are no longer kept.
+	// until is when devices are no longer kept. It is postponed while the API server is away.
 	until time.Time
 	// waiting are the pods of the kept devices in the last list. known counts the checks in a row by which the kubelet knew all of them.
 	waiting map[gpu.PodUID]bool
@@ -104,8 +104,11 @@ func (k *keptDevices) End(ctx context.Context) bool {
 			break
 		}
 	}
-	if k.known >= readmissionChecks {
+	switch {
+	case k.known >= readmissionChecks:
 		k.until = time.Now()
+	case k.known == 0 && k.pods.Check(ctx) != nil:
+		k.until = time.Now().Add(readmissionTimeout)
 	}
 	return !time.Now().Before(k.until)
 }

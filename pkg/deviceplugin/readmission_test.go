@@ -1,13 +1,17 @@
 package deviceplugin
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -78,12 +82,16 @@ func TestReadmission(t *testing.T) {
 	}
 }
 
-// Devices are kept until the kubelet knows their pods, or for ten minutes. Those of Alibaba's plugin are not: their extender would take the
+// Devices are kept until the kubelet knows their pods, or for ten minutes in which the API server answers. Those of Alibaba's plugin are not: their extender would take the
 // node's capacity for that of its cards.
 func TestKeptDevices(t *testing.T) {
 	b := newFixture(t)
 	_, p := b.up(16)
 	b.create(p, newPod("a", main(1), assumed(0, 1)))
+	var away atomic.Bool
+	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return away.Load(), nil, errors.New("the API server is away")
+	})
 	owners := map[string]gpu.PodUID{"00": "uid-a", "01": "uid-gone", "0Z": "uid-a", "GPU-1-_-0": "uid-a"}
 	r := &readmission{devices: func() (map[string]gpu.PodUID, error) { return maps.Clone(owners), nil }, pods: p.pods}
 	list := func(k *keptDevices) (healthy []string) {
@@ -101,9 +109,15 @@ func TestKeptDevices(t *testing.T) {
 	if diff := cmp.Diff([]string{"00", "0Z"}, list(k)); diff != "" || !k.Any() || k.End(t.Context()) {
 		t.Errorf("of a kubelet that can't be asked (-want +got)\n%s", diff)
 	}
+	away.Store(true)
+	k.until = time.Now()
+	if ended := k.End(t.Context()); ended || list(k) == nil {
+		t.Error("devices are not kept although the API server, from which the kubelet has its pods, has been away")
+	}
+	away.Store(false)
 	k.until = time.Now()
 	if got := list(k); got != nil || k.Any() || !k.End(t.Context()) {
-		t.Errorf("after ten minutes %v are healthy", got)
+		t.Errorf("after ten minutes with the API server %v are healthy", got)
 	}
 	owners["0"+strings.Repeat("Z", maxMessage)] = "uid-a"
 	if diff := cmp.Diff([]string{"00"}, list(r.Begin())); diff != "" {

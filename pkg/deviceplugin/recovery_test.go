@@ -30,17 +30,24 @@ func TestLostCheckpoint(t *testing.T) {
 		next      *corev1.Pod // The default is one.
 		container string
 		started   time.Duration // The time since the kubelet's start.
+		failed    bool          // Card 1 has failed too.
 		want      string        // Empty if the allocation is rejected.
 	}{
 		"a pod that the watch has not delivered": {
 			one: one(main(2), container("rest", 8), ran(false)), next: newPod("next", main(2), assumed(0, 2)), want: "0",
 		},
 		"an init container that has ended, while the kubelet starts": {one: one(initStep(2), main(10), ran(true)), container: "i", want: "1"},
-		"a resized pod":                  {one: one(main(10), ran(true), resized), started: time.Hour, want: "1"},
-		"one of two containers that run": {one: one(main(10), ran(true)), started: time.Hour},
+		"its card has failed too":                                    {one: one(initStep(2), main(10), ran(true)), container: "i", failed: true},
+		"a resized pod":                                              {one: one(main(10), ran(true), resized), started: time.Hour, want: "1"},
+		"one of two containers that run":                             {one: one(main(10), ran(true)), started: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, p, b := lostCheckpoint(t, test.started, test.one, newPod("two", main(10), assumed(0, 1), assigned, ran(true)))
+			if test.failed {
+				cards := newCards(16, 16)
+				cards[1].Unhealthy = "Xid 79"
+				p.SetCards(gpu.GiB, cards, nil, "")
+			}
 			pod, name := test.one, test.container
 			if name == "" {
 				name = "main"
