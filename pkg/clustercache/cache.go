@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
-	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -200,7 +200,7 @@ func (c *Cache) Nodes() []*corev1.Node {
 func (c *Cache) NodesWithoutPlugin() int {
 	count := 0
 	for _, node := range c.Nodes() {
-		if diagnosis.Disconnected(node) {
+		if eligibility.Disconnected(node) {
 			count++
 		}
 	}

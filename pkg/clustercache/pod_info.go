@@ -16,6 +16,7 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -71,7 +72,7 @@ type PodInfo struct {
 	LimitProblem string
 	// Member is the pod as a member of its gang; nil if the pod names no group.
 	Member *gang.Member
-	// Constraints is diagnosis.Constraints of a pod that asks for GPU memory and hasn't ended; the zero value for other pods.
+	// Constraints is eligibility.ConstraintsOf of a pod that asks for GPU memory and hasn't ended; the zero value for other pods.
 	Constraints unique.Handle[string]
 	// Pending is what the diagnosis needs; nil if the pod has a node, has ended, is being deleted, or asks for no GPU memory.
 	Pending *diagnosis.Pod
@@ -136,7 +137,7 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 		p.Pending = diagnosis.NewPodOf(pod, problem)
 		p.Constraints = p.Pending.Constraints
 	default:
-		p.Constraints = unique.Make(diagnosis.Constraints(pod))
+		p.Constraints = eligibility.ConstraintsOf(pod)
 	}
 	return p
 }
@@ -170,17 +171,6 @@ func (p *PodInfo) GetObjectMeta() metav1.Object {
 // Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.
 func (p *PodInfo) Overdue(now time.Time) bool {
 	return p.Leaving && protocol.Overdue(p.DeletionTime, now)
-}
-
-// Terminating returns those of the given pods that hold GPU memory and are being deleted.
-func Terminating(pods []*PodInfo) []diagnosis.Terminating {
-	var out []diagnosis.Terminating
-	for _, pod := range pods {
-		if pod.Leaving && pod.Request > 0 && pod.Node != "" {
-			out = append(out, diagnosis.Terminating{Pod: pod.Pod, Placement: pod.Placement, Since: pod.DeletionRequested(), Due: pod.DeletionTime})
-		}
-	}
-	return out
 }
 
 // DeletionRequested returns when the pod's deletion was requested; zero if it isn't being deleted.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -97,7 +98,7 @@ func TestNewPodInfo(t *testing.T) {
 			clear(pod.Spec.Containers[0].Resources.Requests)
 			if test.want.Request > 0 && !test.want.Ended {
 				outline, _ := protocol.Outline(before)
-				test.want.Constraints = unique.Make(diagnosis.Constraints(outline))
+				test.want.Constraints = eligibility.ConstraintsOf(outline)
 				if test.want.Pending != nil {
 					test.want.Pending.Constraints = test.want.Constraints
 				}
@@ -210,26 +211,6 @@ func TestGangMember(t *testing.T) {
 
 func limits(list corev1.ResourceList) fake.PodEdit {
 	return func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Limits = list }
-}
-
-func TestTerminating(t *testing.T) {
-	leaving := PodInfo{Pod: gpu.Pod{Request: 5, Leaving: true}, Node: "n1", Placement: gpu.On(1, 5), DeletionTime: begin, GraceSeconds: 30}
-	want := diagnosis.Terminating{Pod: leaving.Pod, Placement: leaving.Placement, Since: begin.Add(-30 * time.Second), Due: begin}
-	for name, test := range map[string]struct {
-		change func(*PodInfo)
-		want   []diagnosis.Terminating
-	}{
-		"terminating":                   {func(*PodInfo) {}, []diagnosis.Terminating{want}},
-		"not being deleted":             {func(p *PodInfo) { p.Leaving = false }, nil},
-		"not bound":                     {func(p *PodInfo) { p.Node = "" }, nil},
-		"it doesn't ask for GPU memory": {func(p *PodInfo) { p.Request = 0 }, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			pod := leaving
-			test.change(&pod)
-			wantEqual(t, "terminating pods", test.want, Terminating([]*PodInfo{&pod}))
-		})
-	}
 }
 
 // client-go finds the key and the version of a pod info.

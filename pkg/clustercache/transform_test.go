@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -62,7 +62,7 @@ func TestTransformNode(t *testing.T) {
 			wantEqual(t, "labels", node.Labels, got.Labels)
 			wantEqual(t, "taints", node.Spec.Taints, got.Spec.Taints)
 			wantEqual(t, "allocatable", node.Status.Allocatable, got.Status.Allocatable)
-			wantEqual(t, "why no pod can run there", diagnosis.Closed(node, false), diagnosis.Closed(got, false))
+			wantEqual(t, "why no pod can run there", eligibility.Closed(node, false), eligibility.Closed(got, false))
 		})
 	}
 }

@@ -1,38 +1,15 @@
 package diagnosis
 
 import (
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
-
-// Spec returns what the ledger keeps of a node; false if the node shares no cards. node is what protocol.ParseNode returns for
-// the object.
-func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares bool) {
-	if len(node.Cards) == 0 && !node.WholeCards {
-		return ledger.NodeSpec{}, false
-	}
-	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation}
-	if node.Isolation == protocol.IsolationMPS {
-		spec.SeveralCards, spec.SharedMemory = placement.OneCardOnly, placement.NoOwnSharedMemory
-	}
-	if !slices.Contains(node.Features, protocol.FeatureCards) {
-		spec.SeveralCards = placement.OldForCards
-	}
-	if !slices.Contains(node.Features, protocol.FeatureCores) {
-		spec.Cores = placement.OldForCores
-	}
-	if reasons := Closed(object, node.WholeCards); len(reasons) > 0 {
-		spec.Closed = reasons[0]
-	}
-	return spec, true
-}
 
 // NewLedger returns the ledger that the objects make up: what the extender's ledger has, except for binds that the API server
 // hasn't confirmed yet and for what is kept for a starving group. A pod whose annotations name no card counts on the card on
@@ -40,7 +17,7 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 func NewLedger(nodes []*corev1.Node, pods []*corev1.Pod) *ledger.Ledger {
 	l := ledger.New()
 	for _, object := range nodes {
-		if spec, shares := Spec(object, protocol.ParseNode(object)); shares {
+		if spec, shares := eligibility.Spec(object, protocol.ParseNode(object)); shares {
 			l.SetNode(object.Name, spec)
 		}
 	}
@@ -71,8 +48,8 @@ func Nodes(l *ledger.Ledger, object func(name string) (*corev1.Node, bool), dele
 			continue
 		}
 		node := Node{
-			Object: o, Unit: n.Unit, Cards: n.Cards, Support: n.Support,
-			Closed: n.Closed, Requested: n.Requested, Nominees: n.Nominees,
+			Node: eligibility.Node{Object: o, Support: n.Support, Closed: n.Closed}, Unit: n.Unit, Cards: n.Cards,
+			Requested: n.Requested, Nominees: n.Nominees,
 		}
 		for _, allocation := range n.Leaving {
 			since, due := deletion(allocation.Pod)

@@ -7,6 +7,7 @@ import (
 	"time"
 	"unique"
 
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -35,7 +36,7 @@ type Diagnoser struct {
 	active map[string]bool
 	// podsOnly is true if nodes are unknown, see PodsOnly.
 	podsOnly bool
-	nodes    nodeIndex
+	nodes    nodeFigures
 	choices  map[unique.Handle[string]]*choice // by Pod.Constraints
 	// chosen is the number of nodes in choices.
 	chosen int
@@ -48,7 +49,7 @@ type Diagnoser struct {
 // they show which schedulers run.
 func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	d := &Diagnoser{
-		now: now, active: map[string]bool{}, nodes: newNodeIndex(nodes), choices: map[unique.Handle[string]]*choice{}, rooms: map[roomKey]room{},
+		now: now, active: map[string]bool{}, nodes: newNodeFigures(nodes), choices: map[unique.Handle[string]]*choice{}, rooms: map[roomKey]room{},
 		messages: map[string]*rejection{},
 	}
 	for _, pod := range pending {
@@ -113,9 +114,10 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 	if len(pod.Gates) > 0 && c.turn == nil && !c.turnUnknown {
 		return c // The others don't count until the gates are removed.
 	}
-	if node, found := d.nodes.named(pod.NominatedNode); found {
+	if i, found := d.nodes.Position(pod.NominatedNode); found {
+		node := &d.nodes.nodes[i]
 		c.nomineeFits = placement.Fit(node.Cards, pod.Demand()) == placement.Fits
-		c.nominated = NominationValid(pod, node, d.now)
+		c.nominated = node.NominationValid(eligibility.Parse(pod.Constraints), node.Cards, pod.Demand(), node.leavingFor(pod.Pod, d.now))
 	}
 	c.room, c.rejection = d.room(pod), d.rejection(pod.Message)
 	if !pod.Tried && !pod.Created.IsZero() {
@@ -274,34 +276,6 @@ func (c *podCase) waitText() string {
 		return ""
 	}
 	return "; " + c.wait.String()
-}
-
-// EligibleNodes returns the names of the nodes that pods with the constraints may use, independent of their free memory; not nil.
-func EligibleNodes(nodes []Node, constraints unique.Handle[string]) []string {
-	names, admits := []string{}, Eligibility(constraints)
-	for i := range nodes {
-		if admits(&nodes[i]) {
-			names = append(names, nodes[i].Object.Name)
-		}
-	}
-	return names
-}
-
-// Eligibility returns a function that reports whether pods with the constraints may use a node. None may if they can't be parsed.
-func Eligibility(constraints unique.Handle[string]) func(*Node) bool {
-	c := parseConstraints(constraints)
-	return func(node *Node) bool { return c != nil && node.exclusion(c) == exclusion{} }
-}
-
-// NominationValid reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits its
-// cards or a pod of lower priority is terminating there. kube-scheduler doesn't always clear an invalid nomination:
-// nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).
-func NominationValid(pod *Pod, node *Node, now time.Time) bool {
-	if !Eligibility(pod.Constraints)(node) {
-		return false
-	}
-	return placement.Fit(node.Cards, pod.Demand()) == placement.Fits ||
-		slices.ContainsFunc(node.Terminating, func(t Terminating) bool { return t.Priority < pod.Priority && !t.Overdue(now) })
 }
 
 // firstOf returns the first of the names, and the number of others.

@@ -2,7 +2,6 @@ package diagnosis
 
 import (
 	"cmp"
-	"strings"
 	"testing"
 	"time"
 	"unique"
@@ -13,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -71,8 +71,8 @@ func gated(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{
 
 func node(name string, unit gpu.Unit, cards ...placement.Card) Node {
 	return Node{
-		Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}},
-		Unit:   unit, Cards: cards,
+		Node: eligibility.Node{Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}}},
+		Unit: unit, Cards: cards,
 	}
 }
 
@@ -181,26 +181,6 @@ func TestMessages(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-// TestEligibleNodes checks that free memory doesn't matter: only the pod's constraints and the nodes' state do.
-func TestEligibleNodes(t *testing.T) {
-	tainted := node("tainted", gpu.GiB, card(0, 16, 0))
-	tainted.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
-	closed := node("closed", gpu.GiB, card(0, 64, 0))
-	closed.Closed = "the node is not ready"
-	nodes := []Node{node("full", gpu.GiB, card(0, 16, 16)), tainted, closed, node("small", gpu.GiB, card(0, 4, 0))}
-	for want, p := range map[string]*Pod{
-		"full small": pod(8),
-		"small":      pod(8, onto("small")),
-		"full tainted closed small": pod(8, func(p *corev1.Pod) {
-			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-		}),
-	} {
-		if got := strings.Join(EligibleNodes(nodes, p.Constraints), " "); got != want {
-			t.Errorf("eligible nodes %q, want %q", got, want)
-		}
 	}
 }
 

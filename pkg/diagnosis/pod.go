@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -42,7 +43,7 @@ type Pod struct {
 	// asks are the containers' requests, in words if several add up to the pod's. largest is the largest of them.
 	asks    string
 	largest containerRequest
-	// Constraints is Constraints of the pod.
+	// Constraints is eligibility.ConstraintsOf the pod.
 	Constraints unique.Handle[string]
 }
 
@@ -58,7 +59,7 @@ func NewPodOf(pod *corev1.Pod, problem error) *Pod {
 	p := &Pod{
 		Pod: protocol.Pod(pod), NominatedNode: pod.Status.NominatedNodeName,
 		Scheduler: scheduler, Message: fmt.Sprintf("scheduler %q has not tried it yet", scheduler),
-		Created: pod.CreationTimestamp.Time, Constraints: unique.Make(Constraints(pod)),
+		Created: pod.CreationTimestamp.Time, Constraints: eligibility.ConstraintsOf(pod),
 	}
 	if problem != nil {
 		p.RequestError = problem.Error()
@@ -77,25 +78,4 @@ func NewPodOf(pod *corev1.Pod, problem error) *Pod {
 		}
 	}
 	return p
-}
-
-// Constraints returns a text that is equal for pods that can use the same nodes, independent of free resources. The pod may be bound: then the
-// cards that it has count instead of its label, which users can change. Of a pod that may be too large it needs the outline.
-func Constraints(pod *corev1.Pod) string {
-	spec := corev1.PodSpec{NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations}
-	if pod.Spec.Affinity != nil && pod.Spec.Affinity.NodeAffinity != nil {
-		spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution,
-		}}
-	}
-	text, err := spec.Marshal()
-	if err != nil { // Unreachable.
-		return string(pod.UID)
-	}
-	p := protocol.Pod(pod)
-	if pod.Spec.NodeName != "" {
-		where, _ := protocol.PodPlacement(pod) // None counts as one card.
-		p.Cards = len(where)
-	}
-	return constraintsText(p.Demand(), text)
 }

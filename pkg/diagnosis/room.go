@@ -3,6 +3,7 @@ package diagnosis
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -10,6 +11,9 @@ import (
 	"time"
 	"unique"
 
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
@@ -25,11 +29,11 @@ type choice struct {
 }
 
 // rejections are the nodes that a pod can't use, by reason.
-type rejections map[exclusion]*rejectedNodes
+type rejections map[eligibility.Exclusion]*rejectedNodes
 
 // rejectedNodes are the nodes that a pod can't use for one reason.
 type rejectedNodes struct {
-	why exclusion
+	why eligibility.Exclusion
 	// names are the first three, n is the number of all.
 	names []string
 	n     int
@@ -38,7 +42,7 @@ type rejectedNodes struct {
 // maxNames is how many names a message has in a row, such as those of the nodes for one reason.
 const maxNames = 3
 
-func (r rejections) add(why exclusion, name string) {
+func (r rejections) add(why eligibility.Exclusion, name string) {
 	if r[why] == nil {
 		r[why] = &rejectedNodes{why: why}
 	}
@@ -49,7 +53,7 @@ func (r rejections) add(why exclusion, name string) {
 
 // addOthers adds the nodes that are no candidates, whose positions are in order. It reads a few of them only.
 func (r rejections) addOthers(nodes []Node, candidates []int) {
-	why := exclusion{byConstraints: true}
+	why := eligibility.Exclusion{ByConstraints: true}
 	others, named := len(nodes)-len(candidates), 0
 	for i := 0; named < min(others, maxNames); i++ {
 		if _, candidate := slices.BinarySearch(candidates, i); !candidate {
@@ -63,14 +67,14 @@ func (r rejections) addOthers(nodes []Node, candidates []int) {
 }
 
 // text lists the nodes by reason, the most frequent one first. c are the pod's constraints.
-func (r rejections) text(c *constraints) string {
+func (r rejections) text(c *eligibility.Constraints) string {
 	type reason struct {
 		*rejectedNodes
 		text string
 	}
 	var reasons []reason
 	for why, rejected := range r {
-		reasons = append(reasons, reason{rejected, why.text(c)})
+		reasons = append(reasons, reason{rejected, exclusionText(why, c)})
 	}
 	slices.SortFunc(reasons, func(a, b reason) int { return cmp.Or(cmp.Compare(b.n, a.n), strings.Compare(a.text, b.text)) })
 	var out strings.Builder
@@ -78,6 +82,38 @@ func (r rejections) text(c *constraints) string {
 		fmt.Fprintf(&out, "; %s: %s", listed(reason.names, reason.n), reason.text)
 	}
 	return out.String()
+}
+
+// exclusionText returns why a pod with the constraints can't use a node in words.
+func exclusionText(why eligibility.Exclusion, c *eligibility.Constraints) string {
+	switch {
+	case why.ByConstraints:
+		return excludedBy(c)
+	case why.Reason != "":
+		return why.Reason
+	}
+	taint := corev1.Taint{Key: why.Key, Value: why.Value, Effect: why.Effect}
+	return "the pod doesn't tolerate the taint " + taint.ToString()
+}
+
+// excludedBy returns by which of the constraints a node is excluded that the affinity doesn't match.
+func excludedBy(c *eligibility.Constraints) string {
+	selector := c.NodeSelector
+	var shown []string
+	for _, key := range slices.Sorted(maps.Keys(selector)) {
+		if shown = append(shown, key+"="+selector[key]); len(shown) == maxNames {
+			break
+		}
+	}
+	text := listed([]string{strings.Join(shown, ",")}, 1+len(selector)-len(shown))
+	switch {
+	case len(selector) > 0 && c.Affinity != nil:
+		return fmt.Sprintf("excluded by the pod's node selector (%s) or its node affinity", text)
+	case c.Affinity != nil:
+		return "excluded by the pod's node affinity"
+	default:
+		return fmt.Sprintf("excluded by the pod's node selector (%s)", text)
+	}
 }
 
 // maxChosen limits the nodes in the choices that are kept: thousands of pods with constraints of their own can each use thousands of nodes.
@@ -94,26 +130,20 @@ func (d *Diagnoser) choice(pod *Pod) *choice {
 	}
 	made, rejected := &choice{}, rejections{}
 	d.choices[pod.Constraints] = made
-	c := parseConstraints(pod.Constraints)
+	c := eligibility.Parse(pod.Constraints)
 	if c == nil {
 		return made
 	}
-	candidates, all := d.nodes.candidates(c)
-	if all {
-		candidates = make([]int, len(d.nodes.nodes))
-		for i := range candidates {
-			candidates[i] = i
-		}
-	}
+	candidates := d.nodes.Candidates(c)
 	for _, i := range candidates {
 		node := &d.nodes.nodes[i]
-		if why := node.exclusion(c); why != (exclusion{}) {
+		if why := node.Exclusion(c); why != (eligibility.Exclusion{}) {
 			rejected.add(why, node.Object.Name)
 		} else {
 			made.nodes = append(made.nodes, i)
 		}
 	}
-	pinned := c.pinnedTo()
+	pinned := c.PinnedTo()
 	if len(pinned) == 0 {
 		rejected.addOthers(d.nodes.nodes, candidates)
 	}

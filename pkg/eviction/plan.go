@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -72,12 +72,14 @@ func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
 	if reason.Unresolvable() {
 		return false
 	}
-	node := diagnosis.Node{Object: object, Cards: available.Cards,
-		Terminating: clustercache.Terminating(e.Cache.PodsOn(name))}
-	if reasons := diagnosis.Closed(object, false); len(reasons) > 0 {
+	node := eligibility.Node{Object: object}
+	if reasons := eligibility.Closed(object, false); len(reasons) > 0 {
 		node.Closed = reasons[0]
 	}
-	return diagnosis.NominationValid(pod.Pending, &node, e.Clock.Now())
+	leaving := slices.ContainsFunc(e.Cache.PodsOn(name), func(other *clustercache.PodInfo) bool {
+		return other.Node != "" && other.Request > 0 && other.Leaving && other.Priority < pod.Priority && !other.Overdue(e.Clock.Now())
+	})
+	return node.NominationValid(eligibility.Parse(pod.Constraints), available.Cards, pod.Demand(), leaving)
 }
 
 // fits reports whether the pod would find a card on one of the nodes.

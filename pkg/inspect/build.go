@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -269,7 +270,7 @@ func (n *Node) count(pod *Pod) {
 // judge sets the node's problems and its free memory. All pods must have been added.
 func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 	problem := func(format string, args ...any) { n.Problems = append(n.Problems, fmt.Sprintf(format, args...)) }
-	for _, reason := range diagnosis.Closed(object, parsed.WholeCards) {
+	for _, reason := range eligibility.Closed(object, parsed.WholeCards) {
 		problem("%s", reason)
 		n.closed = cmp.Or(n.closed, reason)
 	}

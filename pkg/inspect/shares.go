@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -164,7 +165,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 			pod.Group, members = m.Gang, append(members, *m)
 		}
 		outline, _ := protocol.Outline(object)
-		pod.Constraints = unique.Make(diagnosis.Constraints(outline))
+		pod.Constraints = eligibility.ConstraintsOf(outline)
 		if pod.Request > 0 && pod.Node == "" && !pod.Leaving {
 			ungated := *object
 			// What else keeps it pending? That no scheduler has tried it says nothing.
@@ -180,13 +181,13 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	for _, node := range objects.Nodes {
 		byName[node.Name] = node
 	}
-	object := func(name string) (*corev1.Node, bool) { return byName[name], byName[name] != nil }
-	nodes := diagnosis.Nodes(ledger, object, func(gpu.Pod) (since, due time.Time) { return })
+	var nodes []*eligibility.Node
+	for _, n := range ledger.NodeCards() {
+		nodes = append(nodes, &eligibility.Node{Object: byName[n.Name], Support: n.Support, Closed: n.Closed})
+	}
 	options := dispatch.Options{
 		Ledger: ledger, Groups: gang.NewSnapshot(members, now), PriorityCutoff: settings.PriorityCutoff,
-		EligibleNodes: func(constraints unique.Handle[string]) []string {
-			return diagnosis.EligibleNodes(nodes, constraints)
-		},
+		EligibleNodes: eligibility.NewIndex(nodes).Names,
 	}
 	out.Total = int64(ledger.Memory())
 	for _, t := range dispatch.Snapshot(options, known, pods) {

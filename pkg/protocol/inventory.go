@@ -32,7 +32,7 @@ var ErrNoInventory = errors.New("the node has no GPU inventory")
 //  3. Fill it: package inventory reads it from the driver (driver.read; connections in topology.go) and keeps it
 //     (entry.update). What the plugin itself knows of the node is set in cardState.Inventory, what it learns from the
 //     API server in nodeKeeper.keep (node.go), and what it knows of a card in cardState.report (package deviceplugin, cards.go).
-//  4. Pass it on if the extender needs it. A field of the node goes through Node and ParseNode, diagnosis.Spec, and
+//  4. Pass it on if the extender needs it. A field of the node goes through Node and ParseNode, eligibility.Spec, and
 //     ledger.NodeSpec (ledger.go) with setSpec, clearSpec and copy (node.go). A field of the card that placement needs goes
 //     through placement.NewCard. An amount in units is converted where the unit changes (roster.go, plugin.go).
 //  5. If users shall see it: report.go and build.go of package inspect, view.go of package webui.

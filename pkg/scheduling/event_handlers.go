@@ -6,7 +6,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -113,7 +113,7 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 	if node.WholeCards {
 		logger.Info("The node also offers its cards by NVIDIA's device plugin or DRA driver, so no pod is placed on it")
 	}
-	if spec, shares := diagnosis.Spec(object, node); shares {
+	if spec, shares := eligibility.Spec(object, node); shares {
 		h.ledger.SetNode(object.Name, spec)
 	} else {
 		h.ledger.DeleteNode(object.Name)

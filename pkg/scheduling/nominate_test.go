@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -70,7 +70,11 @@ func startNominating(t *testing.T, o Options) *nominateFixture {
 	}
 	f.nominator.cache, f.nominator.requeue = f.pending, func(string) { f.requeued.Add(1) }
 	f.nominator.eligible = func(constraints unique.Handle[string]) []string {
-		return diagnosis.EligibleNodes(diagnosis.Nodes(f.ledger, func(name string) (*corev1.Node, bool) { return nodes[name], true }, nil), constraints)
+		var known []*eligibility.Node
+		for _, n := range f.ledger.NodeCards() {
+			known = append(known, &eligibility.Node{Object: nodes[n.Name], Support: n.Support, Closed: n.Closed})
+		}
+		return eligibility.NewIndex(known).Names(constraints)
 	}
 	return f
 }

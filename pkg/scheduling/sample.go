@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -57,7 +57,7 @@ type samples struct {
 	changes uint64
 	// size is the size of the smallest sample; 0 if it isn't known.
 	size  int
-	nodes []diagnosis.Node
+	nodes []*eligibility.Node
 	names map[unique.Handle[string]][]string
 }
 
@@ -95,22 +95,25 @@ func (s *Scheduler) eligible(constraints unique.Handle[string]) []string {
 		return names
 	}
 	if nodes == nil {
-		nodes = s.diagnosisNodes()
+		all := s.diagnosisNodes()
+		for i := range all {
+			nodes = append(nodes, &all[i].Node)
+		}
 	}
-	names = diagnosis.EligibleNodes(nodes, constraints)
+	names = eligibility.NewIndex(nodes).Names(constraints)
 	c.keep(constraints, names, nodes, changes)
 	return names
 }
 
 // kept returns the eligible nodes of pods with these constraints, and all nodes; both can be nil. changes is for keep.
-func (c *samples) kept(constraints unique.Handle[string]) (names []string, nodes []diagnosis.Node, changes uint64) {
+func (c *samples) kept(constraints unique.Handle[string]) (names []string, nodes []*eligibility.Node, changes uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.names[constraints], c.nodes, c.changes
 }
 
 // keep keeps eligible nodes, and all nodes from which they were chosen, unless a node has changed since.
-func (c *samples) keep(constraints unique.Handle[string], names []string, nodes []diagnosis.Node, changes uint64) {
+func (c *samples) keep(constraints unique.Handle[string], names []string, nodes []*eligibility.Node, changes uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.changes != changes {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -171,7 +171,7 @@ func (w *world) truth() (*ledger.Ledger, simCapacity) {
 			spec.Cards = append(spec.Cards, card)
 		}
 		if w.mixed {
-			spec, _ = diagnosis.Spec(n.object, protocol.ParseNode(n.object))
+			spec, _ = eligibility.Spec(n.object, protocol.ParseNode(n.object))
 		}
 		l.SetNode(n.name, spec)
 		c.free[n.name] = allocatable(n.object)

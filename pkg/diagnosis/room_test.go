@@ -6,14 +6,11 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -32,72 +29,6 @@ func TestChoicesKept(t *testing.T) {
 		if kept > maxChosen+n {
 			t.Fatalf("%d nodes are kept for %d pods", kept, i+1)
 		}
-	}
-}
-
-// The lookup by names and labels finds exactly the nodes that a check of every node finds, for random constraints.
-func TestChoice(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	letters := func() string { return string(rune('a' + random.IntN(4))) }
-	var nodes []Node
-	for i := range 12 {
-		n := node(fmt.Sprintf("n%02d", i), gpu.GiB, card(0, 16, 0))
-		n.Object.Labels["x"] = letters()
-		if i%3 > 0 {
-			n.Object.Labels["y"] = letters()
-		}
-		n.Object.Spec.Unschedulable = i%5 == 0
-		if i%4 == 0 {
-			n.SharedMemory = placement.NoOwnSharedMemory
-		}
-		if reasons := Closed(n.Object, false); len(reasons) > 0 {
-			n.Closed = reasons[0]
-		}
-		nodes = append(nodes, n)
-	}
-	requirement := func(key string) corev1.NodeSelectorRequirement {
-		operators := []corev1.NodeSelectorOperator{corev1.NodeSelectorOpIn, corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn}
-		return corev1.NodeSelectorRequirement{Key: key, Operator: operators[random.IntN(3)], Values: []string{letters(), letters()}}
-	}
-	term := func() (t corev1.NodeSelectorTerm) {
-		if random.IntN(3) == 0 {
-			t = named(fmt.Sprintf("n%02d", random.IntN(15)))
-		}
-		for _, key := range []string{"x", "y"} {
-			if random.IntN(2) == 0 {
-				t.MatchExpressions = append(t.MatchExpressions, requirement(key))
-			}
-		}
-		return t
-	}
-	diagnoser, found := NewDiagnoser(nodes, nil, now), 0
-	for range 2000 {
-		p := pod(1, func(p *corev1.Pod) {
-			if random.IntN(2) == 0 {
-				p.Spec.NodeSelector = map[string]string{"x": letters()}
-			}
-			if random.IntN(2) == 0 {
-				p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{MountPath: protocol.SharedMemory}}
-			}
-			terms := make([]corev1.NodeSelectorTerm, random.IntN(3))
-			for i := range terms {
-				terms[i] = term()
-			}
-			if len(terms) > 0 {
-				required(terms...)(p)
-			}
-		})
-		var got []string
-		for _, i := range diagnoser.choice(p).nodes {
-			got = append(got, nodes[i].Object.Name)
-		}
-		found += len(got)
-		if diff := cmp.Diff(EligibleNodes(nodes, p.Constraints), got, cmpopts.EquateEmpty()); diff != "" {
-			t.Fatalf("%+v (-want +got):\n%s", p.Constraints, diff)
-		}
-	}
-	if found == 0 {
-		t.Error("no pod can use a node")
 	}
 }
 

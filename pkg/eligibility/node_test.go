@@ -1,4 +1,4 @@
-package diagnosis
+package eligibility
 
 import (
 	"testing"
@@ -66,7 +66,7 @@ func TestConstraintsOfBoundPods(t *testing.T) {
 		if cards != "" {
 			p.Annotations = map[string]string{protocol.AnnotationIndex: cards}
 		}
-		return Constraints(p)
+		return ConstraintsOf(p).Value()
 	}
 	one, two := constraints("1", "", ""), constraints("2", "", "")
 	if one == two {

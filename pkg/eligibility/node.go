@@ -1,0 +1,128 @@
+package eligibility
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// Node is what decides which pods can use a node that shares its cards.
+type Node struct {
+	// Object is the Node object. Its name, labels and taints are used, and whether its device plugin is connected.
+	Object *corev1.Node
+	// Support is what the node can give to pods.
+	placement.Support
+	// Closed is the reason why no new pod can run on the node, see the function Closed; empty if pods can.
+	Closed string
+}
+
+// Exclusion is why a pod can't use a node, independent of what its cards have free; the zero value if it can.
+type Exclusion struct {
+	// ByConstraints is true if the pod's node selector or node affinity excludes the node.
+	ByConstraints bool
+	// Reason is what the node lacks.
+	Reason string
+	// Key, Value and Effect are those of a taint that the pod doesn't tolerate.
+	Key, Value string
+	Effect     corev1.TaintEffect
+}
+
+// Exclusion returns why a pod with the constraints can't use the node.
+func (n *Node) Exclusion(c *Constraints) Exclusion {
+	if ok, err := c.affinity.Match(n.Object); err != nil || !ok {
+		return Exclusion{ByConstraints: true}
+	}
+	if n.Closed != "" && (Disconnected(n.Object) || !c.toleratesClosed(n.Closed)) {
+		return Exclusion{Reason: n.Closed}
+	}
+	if reason := n.Accepts(&c.demand); reason != placement.Fits {
+		return Exclusion{Reason: reason.String()}
+	}
+	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.Object.Spec.Taints, c.tolerations,
+		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, true)
+	if untolerated {
+		return Exclusion{Key: taint.Key, Value: taint.Value, Effect: taint.Effect}
+	}
+	return Exclusion{}
+}
+
+// Admits reports whether pods with the constraints can use the node. c may be nil: then none can.
+func (n *Node) Admits(c *Constraints) bool { return c != nil && n.Exclusion(c) == Exclusion{} }
+
+// NominationValid reports whether the nomination to the node of a pod with the constraints is still valid: the node admits the pod, and the
+// pod fits its cards or, if leaving is true, a pod of lower priority is about to end there. kube-scheduler doesn't always clear an invalid
+// nomination: nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).
+func (n *Node) NominationValid(c *Constraints, cards []placement.Card, demand gpu.Demand, leaving bool) bool {
+	return n.Admits(c) && (leaving || placement.Fit(cards, demand) == placement.Fits)
+}
+
+// Spec returns what the ledger keeps of a node; false if the node shares no cards. node is what protocol.ParseNode returns for
+// the object.
+func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares bool) {
+	if len(node.Cards) == 0 && !node.WholeCards {
+		return ledger.NodeSpec{}, false
+	}
+	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation}
+	if node.Isolation == protocol.IsolationMPS {
+		spec.SeveralCards, spec.SharedMemory = placement.OneCardOnly, placement.NoOwnSharedMemory
+	}
+	if !slices.Contains(node.Features, protocol.FeatureCards) {
+		spec.SeveralCards = placement.OldForCards
+	}
+	if !slices.Contains(node.Features, protocol.FeatureCores) {
+		spec.Cores = placement.OldForCores
+	}
+	if reasons := Closed(object, node.WholeCards); len(reasons) > 0 {
+		spec.Closed = reasons[0]
+	}
+	return spec, true
+}
+
+const (
+	cordoned = "the node is cordoned"
+	notReady = "the node is not ready"
+)
+
+// Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory. It
+// depends on the node's resources, its conditions and on whether it is cordoned. wholeCards is protocol.Node.WholeCards.
+func Closed(node *corev1.Node, wholeCards bool) []string {
+	var reasons []string
+	if wholeCards {
+		reasons = append(reasons, placement.WholeCards.String())
+	}
+	if !ready(node) {
+		reasons = append(reasons, notReady)
+	}
+	if Disconnected(node) {
+		reasons = append(reasons, "the device plugin is not connected: nothing of "+string(protocol.ResourceMemory)+" is allocatable")
+	}
+	if node.Spec.Unschedulable {
+		reasons = append(reasons, cordoned)
+	}
+	return reasons
+}
+
+func ready(node *corev1.Node) bool {
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return true // No Ready condition yet.
+}
+
+// Disconnected reports whether the device plugin is not connected to the kubelet. In that case allocatable becomes zero at
+// once, and capacity some minutes later.
+func Disconnected(node *corev1.Node) bool {
+	capacity := node.Status.Capacity[protocol.ResourceMemory]
+	allocatable, known := node.Status.Allocatable[protocol.ResourceMemory]
+	_, announced := node.Annotations[protocol.AnnotationInventory]
+	return known && allocatable.IsZero() && (announced || !capacity.IsZero())
+}
