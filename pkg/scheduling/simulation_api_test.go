@@ -50,6 +50,8 @@ type apiPod struct {
 	job *job
 	// member is the pod's index in the job.
 	member, generation int
+	// revision is that of the template from which a StatefulSet created it.
+	revision int
 	// counts are the numbers of cards that the pod's label has asked for, nil if it has never changed.
 	counts map[int]bool
 	// late is true if the answer to a Binding of the pod was lost.
@@ -93,8 +95,9 @@ type podSpec struct {
 	fairGate bool
 	// refused is until when the API server refuses to bind the pod.
 	refused time.Duration
-	// lasts is how long the pod runs; 0 for ever. grace is how long it takes to end after its deletion.
+	// lasts is how long the pod runs; 0 for ever. It then succeeds, or fails. grace is how long it takes to end after its deletion.
 	lasts, grace time.Duration
+	fails        bool
 }
 
 type apiNode struct {
@@ -244,7 +247,7 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 	}
 	if by.name != "" {
 		yes := true
-		object.OwnerReferences = []metav1.OwnerReference{{Kind: by.kind, Name: by.name, UID: types.UID(by.name), Controller: &yes}}
+		object.OwnerReferences = []metav1.OwnerReference{{Kind: by.kind, Name: by.name, UID: types.UID(cmp.Or(by.uid, by.name)), Controller: &yes}}
 	}
 	if spec.gated {
 		object.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: testGate}}
@@ -503,7 +506,11 @@ func (a *apiServer) started(p *apiPod) {
 	if p.lasts > 0 {
 		a.w.after(p.lasts, func() {
 			if !a.w.calm { // Later, nothing ends by itself.
-				a.end(p, corev1.PodSucceeded)
+				phase := corev1.PodSucceeded
+				if p.fails {
+					phase = corev1.PodFailed
+				}
+				a.end(p, phase)
 			}
 		})
 	}

@@ -104,7 +104,7 @@ func (j *job) changed() {
 		lag = j.w.between(50*time.Millisecond, 2*time.Second)
 	}
 	j.w.after(lag, func() {
-		if j.queued = false; !j.stopped {
+		if j.queued = false; !j.stopped && j.writes == 0 {
 			j.controller.reconcile()
 		}
 	})
@@ -139,6 +139,8 @@ func (j *job) podChanged(p *apiPod) {
 // owner is the object that controls pods.
 type owner struct {
 	kind, name string
+	// uid distinguishes objects of one name; empty if the name does.
+	uid string
 	// generation distinguishes the runs of a group: pods of one generation belong together.
 	generation int
 }

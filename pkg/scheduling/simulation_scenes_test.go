@@ -217,26 +217,33 @@ func TestScenes(t *testing.T) {
 			w.wantWhole("honest", 4)
 		}},
 	} {
-		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			play := func(seed uint64, tracing bool) *world {
-				w := newWorld(seed, worldOptions{
-					replicas: scene.replicas, hold: 10 * time.Second, patience: 30 * time.Second, starving: 2 * time.Minute, maxBackoff: 5 * time.Second,
-				})
-				defer w.close()
-				w.tracing = tracing
-				w.lead()
-				scene.play(w)
-				w.final = w.report()
-				return w
-			}
-			for seed := range uint64(2) {
-				if w := play(seed, false); w.violation != "" {
-					w = play(seed, true)
-					t.Fatalf("seed %d: %s\n%s\n%s", seed, w.violation, strings.Join(w.history, "\n"), w.final)
-				}
-			}
-		})
+		playScene(t, name, scene.replicas, scene.play)
 	}
+}
+
+// playScene plays a scene with two seeds, and fails if an invariant doesn't hold.
+func playScene(t *testing.T, name string, replicas int, play func(w *world)) {
+	t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+		for seed := range uint64(2) {
+			if w := runScene(seed, replicas, false, play); w.violation != "" {
+				w = runScene(seed, replicas, true, play)
+				t.Fatalf("seed %d: %s\n%s\n%s", seed, w.violation, strings.Join(w.history, "\n"), w.final)
+			}
+		}
+	})
+}
+
+// runScene plays a scene.
+func runScene(seed uint64, replicas int, tracing bool, play func(w *world)) *world {
+	w := newWorld(seed, worldOptions{
+		replicas: replicas, hold: 10 * time.Second, patience: 30 * time.Second, starving: 2 * time.Minute, maxBackoff: 5 * time.Second,
+	})
+	defer w.close()
+	w.tracing = tracing
+	w.lead()
+	play(w)
+	w.final = w.report()
+	return w
 }
 
 // handOver kills the leader and makes the standby the leader, as soon as that may be.
