@@ -110,6 +110,8 @@ type apiNode struct {
 	closed         bool
 	exists         bool
 	object         *corev1.Node
+	// pooled is true if an autoscaler adds and removes the node.
+	pooled bool
 	// largest is the size that each card has, or had before changes that a watch hasn't reported: an extender learns late that a card
 	// shrank. The node then rejects the pod.
 	largest []int64
@@ -418,14 +420,19 @@ func (a *apiServer) learned(n *apiNode, version int, changes int) {
 	})
 }
 
-// addNode adds a node with 4 GiB for each CPU.
+// addNode adds a node.
 func (a *apiServer) addNode(name, zone string, cpu int64, cards ...int64) *apiNode {
-	n := &apiNode{
-		name: name, zone: zone, cpu: cpu, ram: 4 * cpu, pods: 110, cards: cards, sick: make([]bool, len(cards)), largest: make([]int64, len(cards)), used: make([]int64, len(cards)),
-	}
+	n := newNode(name, zone, cpu, cards...)
 	a.nodes = append(a.nodes, n)
 	a.setNode(n)
 	return n
+}
+
+// newNode returns a node that isn't there yet, with 4 GiB for each CPU.
+func newNode(name, zone string, cpu int64, cards ...int64) *apiNode {
+	return &apiNode{
+		name: name, zone: zone, cpu: cpu, ram: 4 * cpu, pods: 110, cards: cards, sick: make([]bool, len(cards)), largest: make([]int64, len(cards)), used: make([]int64, len(cards)),
+	}
 }
 
 // removeNode deletes the Node object. Its pods stay until they are deleted.

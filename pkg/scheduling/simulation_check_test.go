@@ -298,6 +298,9 @@ func (w *world) calmDown() {
 	}
 	w.calm, w.faults = true, faults{}
 	for _, n := range w.api.nodes {
+		if n.pooled && !n.exists {
+			continue
+		}
 		n.closed = false
 		for i := range n.sick {
 			n.sick[i] = false

@@ -217,16 +217,16 @@ func TestScenes(t *testing.T) {
 			w.wantWhole("honest", 4)
 		}},
 	} {
-		playScene(t, name, scene.replicas, scene.play)
+		playScene(t, name, worldOptions{replicas: scene.replicas}, scene.play)
 	}
 }
 
 // playScene plays a scene with two seeds, and fails if an invariant doesn't hold.
-func playScene(t *testing.T, name string, replicas int, play func(w *world)) {
+func playScene(t *testing.T, name string, o worldOptions, play func(w *world)) {
 	t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 		for seed := range uint64(2) {
-			if w := runScene(seed, replicas, false, play); w.violation != "" {
-				w = runScene(seed, replicas, true, play)
+			if w := runScene(seed, o, false, play); w.violation != "" {
+				w = runScene(seed, o, true, play)
 				t.Fatalf("seed %d: %s\n%s\n%s", seed, w.violation, strings.Join(w.history, "\n"), w.final)
 			}
 		}
@@ -234,10 +234,9 @@ func playScene(t *testing.T, name string, replicas int, play func(w *world)) {
 }
 
 // runScene plays a scene.
-func runScene(seed uint64, replicas int, tracing bool, play func(w *world)) *world {
-	w := newWorld(seed, worldOptions{
-		replicas: replicas, hold: 10 * time.Second, patience: 30 * time.Second, starving: 2 * time.Minute, maxBackoff: 5 * time.Second,
-	})
+func runScene(seed uint64, o worldOptions, tracing bool, play func(w *world)) *world {
+	o.hold, o.patience, o.starving, o.maxBackoff = 10*time.Second, 30*time.Second, 2*time.Minute, 5*time.Second
+	w := newWorld(seed, o)
 	defer w.close()
 	w.tracing = tracing
 	w.lead()

@@ -410,6 +410,9 @@ func extenderMessage(result FilterResult) string {
 }
 
 func (k *kubeScheduler) message(nodes int, short shortage, extender string) string {
+	if nodes == 0 {
+		return "no nodes available to schedule pods"
+	}
 	text := fmt.Sprintf("0/%d nodes are available: %s", nodes, extender)
 	for reason, n := range short {
 		if n > 0 {

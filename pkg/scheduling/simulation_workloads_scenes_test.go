@@ -28,6 +28,7 @@ func TestControllers(t *testing.T) {
 		// nodes is the number of nodes with four cards.
 		nodes int
 		play  func(w *world)
+		fair  fairSharing
 		// today is the failure that is known.
 		today string
 	}{
@@ -283,6 +284,52 @@ func TestControllers(t *testing.T) {
 			w.wantMessage(a.job, "Insufficient cpu")
 			w.wantMessage(b.job, "Insufficient memory")
 		}},
+		"a pool scales up from zero, and down again": {play: func(w *world) {
+			w.autoscale(autoscaling{boot: minute, empty: 2 * minute}, newPool(3)...)
+			m := w.single("s", card)
+			w.until(2*minute, "it runs", func() bool { return w.bound("") == 1 })
+			w.wantStats("nodes", w.existing(), 1)
+			m.stop()
+			w.until(5*minute, "no node is left", func() bool { return w.existing() == 0 })
+		}},
+		"a pool scales up for a group, by as much as it needs": {nodes: 1, play: func(w *world) {
+			w.autoscale(autoscaling{boot: minute, empty: 10 * minute}, newPool(4)...)
+			w.group("g", 8, card)
+			w.until(5*minute, "it runs", func() bool { return w.bound("g") == 8 })
+			w.wantStats("nodes", w.existing(), 2)
+		}},
+		"a pool doesn't scale up for pods that fit no new node": {nodes: 1, play: func(w *world) {
+			w.autoscale(autoscaling{boot: minute, empty: 10 * minute}, newPool(4)...)
+			w.single("zone", podSpec{memory: 16, constraints: constraints{zone: "elsewhere"}})
+			w.single("volume", podSpec{memory: 16, constraints: constraints{volume: "missing"}})
+			w.single("cpu", podSpec{memory: 16, cpu: 9})
+			w.single("gated", podSpec{memory: 16, gated: true})
+			w.runFor(10 * minute)
+			w.wantStats("nodes", w.existing(), 1)
+		}},
+		"a pool doesn't scale up for a pod that lacks room on one card": {nodes: 1, play: func(w *world) {
+			w.autoscale(autoscaling{boot: minute, empty: 10 * minute}, newPool(4)...)
+			w.batchJob("j", jobSpec{completions: 4, parallelism: 4}, podSpec{memory: 9})
+			w.until(minute, "they run", func() bool { return w.bound("") == 4 })
+			w.single("s", podSpec{memory: 9})
+			w.runFor(10 * minute)
+			w.wantStats("nodes", w.existing(), 1)
+		}},
+		"a pool scales up from zero with fair sharing": {fair: twoTenants, play: func(w *world) {
+			w.autoscale(autoscaling{boot: minute, empty: 10 * minute}, newPool(3)...)
+			w.single("s", podSpec{memory: 16, tenant: "a", fairGate: true})
+			w.until(30*minute, "it runs", func() bool { return w.bound("") == 1 })
+		}, today: "it runs"},
+		"a pool scales up with fair sharing": {nodes: 1, fair: twoTenants, play: func(w *world) {
+			w.autoscale(autoscaling{boot: minute, empty: 10 * minute}, newPool(3)...)
+			w.batchJob("j", jobSpec{completions: 6, parallelism: 6}, podSpec{memory: 16, tenant: "a", fairGate: true})
+			w.until(5*minute, "they run", func() bool { return w.bound("") == 6 })
+		}},
+		"a pool scales up for a group with fair sharing": {nodes: 1, fair: twoTenants, play: func(w *world) {
+			w.autoscale(autoscaling{boot: minute, empty: 10 * minute}, newPool(3)...)
+			w.group("g", 8, podSpec{memory: 16, tenant: "a", fairGate: true})
+			w.until(30*minute, "it runs", func() bool { return w.bound("g") == 8 })
+		}, today: "it runs"},
 	} {
 		play := func(w *world) {
 			for i := range scene.nodes {
@@ -292,15 +339,36 @@ func TestControllers(t *testing.T) {
 			scene.play(w)
 		}
 		if scene.today == "" {
-			playScene(t, name, 1, play)
+			playScene(t, name, worldOptions{replicas: 1, fair: scene.fair}, play)
 			continue
 		}
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			if w := runScene(0, 1, false, play); !strings.Contains(w.violation, scene.today) {
+			if w := runScene(0, worldOptions{replicas: 1, fair: scene.fair}, false, play); !strings.Contains(w.violation, scene.today) {
 				t.Errorf("expected a known failure, %q: %q", scene.today, w.violation)
 			}
 		})
 	}
+}
+
+// twoTenants share a cluster with an autoscaler.
+var twoTenants = fairSharing{tenants: []simTenant{{"a", "1"}, {"b", "1"}}, provisioning: 10, pause: maxTickPause}
+
+// newPool returns nodes for an autoscaler.
+func newPool(n int) (nodes []*apiNode) {
+	for i := range n {
+		nodes = append(nodes, newNode(fmt.Sprint("pool", i), "a", 8, 16, 16, 16, 16))
+	}
+	return nodes
+}
+
+// existing counts the nodes.
+func (w *world) existing() (n int) {
+	for _, node := range w.api.nodes {
+		if node.exists {
+			n++
+		}
+	}
+	return n
 }
 
 // until lets time pass until the condition is true, and fails if that takes longer.
