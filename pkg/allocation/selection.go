@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // selectCards selects the cards for the container of the decision. It never allocates more of a card than there is, neither of its
@@ -57,10 +58,10 @@ func (s *Snapshot) selectOther(d Decision, expected []int) Decision {
 	demand := pod.Demand()
 	cards, reason := s.place(pod.UID, demand)
 	switch {
-	case reason == placement.Unhealthy:
-		return d.noRoom(RefusedUnhealthy, "pod %s: no card for %s: %s", pod, describe(demand), reason)
-	case reason != placement.Fits:
-		return d.noRoom(RefusedFull, "pod %s: no card for %s: %s", pod, describe(demand), reason)
+	case reason == reasons.Unhealthy:
+		return d.noRoom(RefusedUnhealthy, "pod %s: no card for %s: %s", pod, describe(demand), reason.Text())
+	case reason != reasons.Fits:
+		return d.noRoom(RefusedFull, "pod %s: no card for %s: %s", pod, describe(demand), reason.Text())
 	case len(expected) == 0:
 		return d.give(cards, ResultPlaced)
 	}
@@ -171,12 +172,12 @@ func (s *Snapshot) preferred(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, boo
 
 // place selects cards for a demand: the preferred ones if they have room, so that the kubelet's checkpoint names the cards that the
 // container has, and otherwise the fullest ones that fit.
-func (s *Snapshot) place(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, placement.Reason) {
+func (s *Snapshot) place(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, reasons.Reason) {
 	if cards, ok := s.preferred(uid, demand); ok {
-		return cards, placement.Fits
+		return cards, reasons.Fits
 	}
 	placed, reason := placement.Place(placement.Expected, s.used(uid, true).on(s.Cards), demand)
-	if reason != placement.Fits {
+	if reason != reasons.Fits {
 		return nil, reason
 	}
 	var cards []gpu.Card
@@ -190,7 +191,7 @@ func (s *Snapshot) place(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, placeme
 // fits reports whether each of the cards has room for its part of a demand beside what all pods but except hold. If annotated is
 // set, what annotations name counts too.
 func (s *Snapshot) fits(cards []gpu.Card, except gpu.PodUID, demand gpu.Demand, annotated bool) bool {
-	return placement.Fit(s.used(except, annotated).on(cards), demand) == placement.Fits
+	return placement.Fit(s.used(except, annotated).on(cards), demand) == reasons.Fits
 }
 
 // Held returns the memory that pods hold on each card, with what the annotations of pods name that were not served yet.

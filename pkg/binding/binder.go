@@ -27,8 +27,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Result is the result of a bind, as a label of metrics.
@@ -254,7 +254,7 @@ func (b *Binder) cards(node string, allocation ledger.Allocation) (cards []proto
 		cards, unit, missing = append(cards, protocol.AssignedCard{Index: card.Index, Memory: card.Memory}), u, missing || !ok
 	}
 	if missing {
-		return nil, 0, &ledger.NoRoomError{Node: node, Reason: placement.Full}
+		return nil, 0, &ledger.NoRoomError{Node: node, Reason: reasons.Full}
 	}
 	return cards, unit, nil
 }

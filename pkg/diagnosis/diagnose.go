@@ -11,11 +11,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Diagnosis is why a pod is pending.
 type Diagnosis struct {
-	Reason Reason
+	Reason reasons.Reason
 	// Message is the explanation that is shown to users.
 	Message string
 }
@@ -116,7 +117,7 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 	}
 	if i, found := d.nodes.Position(pod.NominatedNode); found {
 		node := &d.nodes.nodes[i]
-		c.nomineeFits = placement.Fit(node.Cards, pod.Demand()) == placement.Fits
+		c.nomineeFits = placement.Fit(node.Cards, pod.Demand()) == reasons.Fits
 		c.nominated = node.NominationValid(eligibility.Parse(pod.Constraints), node.Cards, pod.Demand(), node.leavingFor(pod.Pod, d.now))
 	}
 	c.room, c.rejection = d.room(pod), d.rejection(pod.Message)
@@ -140,7 +141,7 @@ func (d *Diagnoser) rejection(message string) *rejection {
 
 // rule is a reason with the pods for which it holds, if no rule before it does.
 type rule struct {
-	reason  Reason
+	reason  reasons.Reason
 	matches func(*podCase) bool
 	message func(*podCase) string
 }
@@ -149,37 +150,37 @@ type rule struct {
 // kube-scheduler tries the pod at all, then its group, then what kube-scheduler says. A pod for which none matches has the
 // reason that nodes and cards give.
 var rules = []rule{
-	{InvalidRequest, func(c *podCase) bool { return c.RequestError != "" }, func(c *podCase) string {
+	{reasons.InvalidRequest, func(c *podCase) bool { return c.RequestError != "" }, func(c *podCase) string {
 		return "no node can give the pod what it asks for: " + c.RequestError
 	}},
-	{InvalidGroup, func(c *podCase) bool { return c.wait.invalid() }, func(c *podCase) string { return c.wait.String() }},
-	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil && !c.turnUnknown }, (*podCase).gatedText},
-	{Nominated, func(c *podCase) bool { return c.nominated && !c.callFailed() }, (*podCase).nominatedText},
-	{NoNode, roomIs(NoNode), func(c *podCase) string { return c.room.message + c.more() }},
-	{TooLarge, roomIs(TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
-	{Unhealthy, roomIs(Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
-	{WaitsForGroup, func(c *podCase) bool {
+	{reasons.InvalidGroup, func(c *podCase) bool { return c.wait.invalid() }, func(c *podCase) string { return c.wait.String() }},
+	{reasons.Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil && !c.turnUnknown }, (*podCase).gatedText},
+	{reasons.Nominated, func(c *podCase) bool { return c.nominated && !c.callFailed() }, (*podCase).nominatedText},
+	{reasons.NoNode, roomIs(reasons.NoNode), func(c *podCase) string { return c.room.message + c.more() }},
+	{reasons.TooLarge, roomIs(reasons.TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
+	{reasons.Unhealthy, roomIs(reasons.Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
+	{reasons.WaitsForGroup, func(c *podCase) bool {
 		return c.wait != nil && (c.turn != nil && c.turn.Incomplete || c.turnUnknown && c.wait.Incomplete)
 	}, func(c *podCase) string { return c.wait.String() }},
-	{WaitsForTurn, func(c *podCase) bool { return c.turn != nil }, func(c *podCase) string { return c.turn.Text }},
-	{Gated, func(c *podCase) bool { return c.turnUnknown }, (*podCase).gatedText},
-	{NotTried, (*podCase).notTried, func(c *podCase) string {
+	{reasons.WaitsForTurn, func(c *podCase) bool { return c.turn != nil }, func(c *podCase) string { return c.turn.Text }},
+	{reasons.Gated, func(c *podCase) bool { return c.turnUnknown }, (*podCase).gatedText},
+	{reasons.NotTried, (*podCase).notTried, func(c *podCase) string {
 		return c.untriedText() + ": is a scheduler of this name running?" + c.waitText()
 	}},
-	{SchedulerError, (*podCase).callFailed, (*podCase).failedCallText},
-	{OtherConstraint, (*podCase).otherConstraint, (*podCase).otherConstraintText},
-	{WaitsForGroup, (*podCase).waits, func(c *podCase) string { return c.wait.String() }},
-	{SchedulerError, func(c *podCase) bool { return c.room.reason == Fits && c.Failed }, func(c *podCase) string {
+	{reasons.SchedulerError, (*podCase).callFailed, (*podCase).failedCallText},
+	{reasons.OtherConstraint, (*podCase).otherConstraint, (*podCase).otherConstraintText},
+	{reasons.WaitsForGroup, (*podCase).waits, func(c *podCase) string { return c.wait.String() }},
+	{reasons.SchedulerError, func(c *podCase) bool { return c.room.reason == reasons.Fits && c.Failed }, func(c *podCase) string {
 		return "kube-scheduler reports an error, and tries the pod again: " + shorten(c.Message)
 	}},
-	{KeptForGroup, (*podCase).keptForGroup, func(c *podCase) string {
-		group, _ := placement.ReservedFor(c.Message)
+	{reasons.KeptForGroup, (*podCase).keptForGroup, func(c *podCase) string {
+		group, _ := reasons.ReservedFor(c.Message)
 		return fmt.Sprintf("%s, but free GPU memory is kept for group %s, which has waited long", c.room.has, group)
 	}},
-	{Fits, roomIs(Fits), (*podCase).fitsText},
+	{reasons.Fits, roomIs(reasons.Fits), (*podCase).fitsText},
 }
 
-func roomIs(reason Reason) func(*podCase) bool {
+func roomIs(reason reasons.Reason) func(*podCase) bool {
 	return func(c *podCase) bool { return c.room.reason == reason }
 }
 
@@ -193,7 +194,7 @@ func (c *podCase) nominatedText() string {
 // notTried reports whether kube-scheduler has left the pod untried for too long. A pod for which no card has room can be far
 // behind in the queue; it only counts if its scheduler has tried no other pod either.
 func (c *podCase) notTried() bool {
-	return c.untried >= UntriedAfter && (c.room.reason == Fits || !c.schedulerActive)
+	return c.untried >= UntriedAfter && (c.room.reason == reasons.Fits || !c.schedulerActive)
 }
 
 func (c *podCase) untriedText() string {
@@ -228,7 +229,7 @@ func (c *podCase) failedCallText() string {
 
 // otherConstraint reports whether a card has room, and kube-scheduler has rejected the pod for something else than GPU memory.
 func (c *podCase) otherConstraint() bool {
-	if c.room.reason != Fits || c.wait != nil && !c.wait.Untried {
+	if c.room.reason != reasons.Fits || c.wait != nil && !c.wait.Untried {
 		return false
 	}
 	if c.rejection == nil {
@@ -248,12 +249,12 @@ func (c *podCase) otherConstraintText() string {
 // waits reports whether the pod waits for its group, rather than for memory: kube-scheduler doesn't try a member for which the
 // nodes lack memory, so the group waits for that member.
 func (c *podCase) waits() bool {
-	return c.wait != nil && (!c.wait.Untried || c.room.reason == Fits)
+	return c.wait != nil && (!c.wait.Untried || c.room.reason == reasons.Fits)
 }
 
 func (c *podCase) keptForGroup() bool {
-	_, kept := placement.ReservedFor(c.Message)
-	return kept && c.room.reason == Fits
+	_, kept := reasons.ReservedFor(c.Message)
+	return kept && c.room.reason == reasons.Fits
 }
 
 func (c *podCase) fitsText() string {

@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -96,26 +97,26 @@ func TestDiagnose(t *testing.T) {
 	tests := []struct {
 		what string
 		pod  *Pod
-		want Reason
+		want reasons.Reason
 	}{
-		{"counts in each node's own unit", pod(8), Fits},
-		{"another request", pod(12, onto("a")), Fragmented},
-		{"the same without the selector", pod(12), Fits}, // 12 MiB on b
-		{"larger than the total free memory", pod(13, onto("a")), Full},
-		{"a tainted node alone", pod(13, onto("tainted")), NoNode},
-		{"the same, tolerated", pod(13, onto("tainted"), tolerant), Fits},
-		{"required by affinity", pod(13, required(named("tainted"))), NoNode},
-		{"and tolerated", pod(13, required(named("tainted")), tolerant), Fits},
-		{"too large for the usable nodes", pod(9000), TooLarge},
-		{"gated", pod(12, onto("a"), gated), Gated},
-		{"gated, with an invalid request", pod(13, gated, overTwo), InvalidRequest},
-		{"nominated, and a pod of lower priority is terminating", pod(12, onto("a"), nominated("a", 4)), Nominated},
-		{"nominated, and only pods of higher priority are terminating", pod(12, onto("a"), nominated("a", 3)), Fragmented},
-		{"nominated, and no pod is terminating", pod(9000, nominated("b", 9)), TooLarge},
-		{"nominated to a node where it fits", pod(8192, nominated("b", 0)), Nominated},
-		{"nominated to a node that is cordoned", pod(12, nominated("closed", 9)), Fits},
-		{"nominated to a node whose taint it doesn't tolerate", pod(12, nominated("tainted", 9)), Fits},
-		{"nominated to a node that is gone", pod(12, onto("a"), nominated("x", 9)), Fragmented},
+		{"counts in each node's own unit", pod(8), reasons.Fits},
+		{"another request", pod(12, onto("a")), reasons.Fragmented},
+		{"the same without the selector", pod(12), reasons.Fits},
+		{"larger than the total free memory", pod(13, onto("a")), reasons.Full},
+		{"a tainted node alone", pod(13, onto("tainted")), reasons.NoNode},
+		{"the same, tolerated", pod(13, onto("tainted"), tolerant), reasons.Fits},
+		{"required by affinity", pod(13, required(named("tainted"))), reasons.NoNode},
+		{"and tolerated", pod(13, required(named("tainted")), tolerant), reasons.Fits},
+		{"too large for the usable nodes", pod(9000), reasons.TooLarge},
+		{"gated", pod(12, onto("a"), gated), reasons.Gated},
+		{"gated, with an invalid request", pod(13, gated, overTwo), reasons.InvalidRequest},
+		{"nominated, and a pod of lower priority is terminating", pod(12, onto("a"), nominated("a", 4)), reasons.Nominated},
+		{"nominated, and only pods of higher priority are terminating", pod(12, onto("a"), nominated("a", 3)), reasons.Fragmented},
+		{"nominated, and no pod is terminating", pod(9000, nominated("b", 9)), reasons.TooLarge},
+		{"nominated to a node where it fits", pod(8192, nominated("b", 0)), reasons.Nominated},
+		{"nominated to a node that is cordoned", pod(12, nominated("closed", 9)), reasons.Fits},
+		{"nominated to a node whose taint it doesn't tolerate", pod(12, nominated("tainted", 9)), reasons.Fits},
+		{"nominated to a node that is gone", pod(12, onto("a"), nominated("x", 9)), reasons.Fragmented},
 	}
 	for range 2 { // The second time from the cache.
 		for _, test := range tests {
@@ -125,7 +126,7 @@ func TestDiagnose(t *testing.T) {
 		}
 	}
 	kept := pod(8, condition("", "0/2 nodes are available: 1 free GPU memory is kept for group default/train.v1, 1 no GPU card has enough free memory."))
-	want := Diagnosis{KeptForGroup, "b has room for it, 8192 MiB on one card, but free GPU memory is kept for group default/train.v1, which has waited long"}
+	want := Diagnosis{reasons.KeptForGroup, "b has room for it, 8192 MiB on one card, but free GPU memory is kept for group default/train.v1, which has waited long"}
 	if got := diagnoser.Diagnose(kept, nil); got != want {
 		t.Errorf("memory is kept for a group: %+v, want %+v", got, want)
 	}
@@ -154,27 +155,27 @@ func TestMessages(t *testing.T) {
 		want  Diagnosis
 	}{
 		"a card has room": {split, pod(7), Diagnosis{
-			Fits, "n1 has room for it, 7 GiB on one card: kube-scheduler has not tried it yet"}},
+			reasons.Fits, "n1 has room for it, 7 GiB on one card: kube-scheduler has not tried it yet"}},
 		"enough free memory in total, not on one card": {split, pod(12), Diagnosis{
-			Fragmented, "12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card"}},
+			reasons.Fragmented, "12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card"}},
 		"too little free memory": {split, pod(13), Diagnosis{
-			Full, "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (1 other node has less)"}},
+			reasons.Full, "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (1 other node has less)"}},
 		"no free memory": {split, pod(1, onto("n2")), Diagnosis{
-			Full, "the cards that are large enough are taken, nothing of them is free; n1: excluded by the pod's node selector (name=n2)"}},
+			reasons.Full, "the cards that are large enough are taken, nothing of them is free; n1: excluded by the pod's node selector (name=n2)"}},
 		"the card that is large enough is unhealthy": {[]Node{unhealthy(node("n", gpu.GiB, card(0, 8, 0), card(1, 16, 0)), 1)}, pod(10), Diagnosis{
-			Unhealthy, "the cards that are large enough are unhealthy, on n"}},
+			reasons.Unhealthy, "the cards that are large enough are unhealthy, on n"}},
 		"a taint with effect PreferNoSchedule": {[]Node{changed(node("n", gpu.GiB, card(0, 8, 0)), func(n *Node) {
 			n.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectPreferNoSchedule}}
-		})}, pod(9), Diagnosis{TooLarge, "no card is large enough for 9 GiB: the largest has 8 GiB, on n"}},
+		})}, pod(9), Diagnosis{reasons.TooLarge, "no card is large enough for 9 GiB: the largest has 8 GiB, on n"}},
 		"nodes that can't be used": {[]Node{
 			changed(node("a", gpu.GiB, card(0, 8, 0)), cordoned), changed(node("b", gpu.GiB, card(0, 8, 0)), cordoned),
 			changed(node("c", gpu.GiB, card(0, 8, 0)), func(n *Node) { n.Closed = "the node is not ready" }),
-		}, pod(1), Diagnosis{NoNode, "no node that shares GPU memory can take the pod; a, b: the node is cordoned; c: the node is not ready"}},
-		"no node shares its cards": {nil, pod(1), Diagnosis{NoNode, "no node shares GPU memory"}},
+		}, pod(1), Diagnosis{reasons.NoNode, "no node that shares GPU memory can take the pod; a, b: the node is cordoned; c: the node is not ready"}},
+		"no node shares its cards": {nil, pod(1), Diagnosis{reasons.NoNode, "no node shares GPU memory"}},
 		"scheduling gates": {split, pod(1, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "a/b"}, {Name: "c"}} }), Diagnosis{
-			Gated, "the pod is held back by its scheduling gates: a/b, c"}},
+			reasons.Gated, "the pod is held back by its scheduling gates: a/b, c"}},
 		"evictions in progress": {[]Node{split[0], changed(full, func(n *Node) { n.Terminating = terminating(0) })}, pod(16, nominated), Diagnosis{
-			Nominated, "pods of lower priority are leaving n2 to make room for it"}},
+			reasons.Nominated, "pods of lower priority are leaving n2 to make room for it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := gocmp.Diff(test.want, NewDiagnoser(test.nodes, nil, now).Diagnose(test.pod, nil)); diff != "" {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // A member waits for its group, unless it can't be placed by itself however many others exist.
@@ -24,20 +25,20 @@ func TestDiagnoseMember(t *testing.T) {
 		wait *GroupWait
 		want Diagnosis
 	}{
-		"alone it would fit":                            {pod(7), wait, Diagnosis{WaitsForGroup, waits}},
-		"alone it would lack one card":                  {pod(12), wait, Diagnosis{WaitsForGroup, waits}},
-		"alone it would lack memory":                    {pod(13), wait, Diagnosis{WaitsForGroup, waits}},
-		"since when is unknown":                         {pod(7), &GroupWait{Group: "default/train", Reason: "so"}, Diagnosis{WaitsForGroup, "group default/train waits: so"}},
-		"no card is large enough":                       {pod(50), wait, Diagnosis{TooLarge, "no card is large enough for 50 GiB: the largest has 40 GiB, on ill; closed: the node is cordoned; " + waits}},
-		"the cards that are large enough are unhealthy": {pod(30), wait, Diagnosis{Unhealthy, "the cards that are large enough are unhealthy, on ill; closed: the node is cordoned; " + waits}},
-		"no node can be used":                           {pod(7, onto("x")), wait, Diagnosis{NoNode, "no node that shares GPU memory can take the pod; a, closed, ill: excluded by the pod's node selector (name=x); " + waits}},
-		"kube-scheduler doesn't try it for lack of memory": {pod(13), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{Full,
+		"alone it would fit":                            {pod(7), wait, Diagnosis{reasons.WaitsForGroup, waits}},
+		"alone it would lack one card":                  {pod(12), wait, Diagnosis{reasons.WaitsForGroup, waits}},
+		"alone it would lack memory":                    {pod(13), wait, Diagnosis{reasons.WaitsForGroup, waits}},
+		"since when is unknown":                         {pod(7), &GroupWait{Group: "default/train", Reason: "so"}, Diagnosis{reasons.WaitsForGroup, "group default/train waits: so"}},
+		"no card is large enough":                       {pod(50), wait, Diagnosis{reasons.TooLarge, "no card is large enough for 50 GiB: the largest has 40 GiB, on ill; closed: the node is cordoned; " + waits}},
+		"the cards that are large enough are unhealthy": {pod(30), wait, Diagnosis{reasons.Unhealthy, "the cards that are large enough are unhealthy, on ill; closed: the node is cordoned; " + waits}},
+		"no node can be used":                           {pod(7, onto("x")), wait, Diagnosis{reasons.NoNode, "no node that shares GPU memory can take the pod; a, closed, ill: excluded by the pod's node selector (name=x); " + waits}},
+		"kube-scheduler doesn't try it for lack of memory": {pod(13), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{reasons.Full,
 			"the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
-		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{WaitsForGroup,
+		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{reasons.WaitsForGroup,
 			"group g waits: kube-scheduler hasn't tried all other members yet"}},
-		"its own scheduling gates come first":            {pod(7, gated), wait, Diagnosis{Gated, "the pod is held back by its scheduling gates: quota"}},
-		"its own scheduling gates, and an invalid group": {pod(7, gated), &GroupWait{Group: "g", Reason: "so", Invalid: true}, Diagnosis{InvalidGroup, "group g is invalid: so"}},
-		"it doesn't wait for its group (any more)":       {pod(12), nil, Diagnosis{Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
+		"its own scheduling gates come first":            {pod(7, gated), wait, Diagnosis{reasons.Gated, "the pod is held back by its scheduling gates: quota"}},
+		"its own scheduling gates, and an invalid group": {pod(7, gated), &GroupWait{Group: "g", Reason: "so", Invalid: true}, Diagnosis{reasons.InvalidGroup, "group g is invalid: so"}},
+		"it doesn't wait for its group (any more)":       {pod(12), nil, Diagnosis{reasons.Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 2 { // The second time, the pod's own diagnosis is cached.

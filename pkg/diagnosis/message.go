@@ -6,8 +6,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // What kube-scheduler writes into a pod's condition PodScheduled (k8s.io/kubernetes 1.37, pkg/scheduler):
@@ -85,7 +85,7 @@ const (
 
 // aboutMemory reports whether the reason is one of the extender's, or kube-scheduler's that a node lacks GPU memory or cores.
 func aboutMemory(reason string) bool {
-	return reason == InsufficientMemory || reason == InsufficientCores || strings.HasPrefix(reason, reasonPrefix) || placement.IsText(reason)
+	return reason == InsufficientMemory || reason == InsufficientCores || strings.HasPrefix(reason, reasonPrefix) || reasons.IsText(reason)
 }
 
 // checkedHere reports whether the reason is one that Node.rejection checks (the constants of the plugins TaintToleration,

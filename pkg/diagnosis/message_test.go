@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Whether a rejection has other reasons than memory decides between "about to be tried again" and "rejected for something else".
@@ -52,7 +52,7 @@ func TestRejectionIn(t *testing.T) {
 
 // kube-scheduler's message contains the extender's reasons unchanged.
 func TestReasonsAreAboutMemory(t *testing.T) {
-	for _, reason := range placement.Reasons() {
+	for _, reason := range reasons.OfNodes() {
 		for _, text := range append(reason.AllTexts(), reason.TextFor(gpu.Demand{Cards: 1}, "default/train")) {
 			message := "0/5 nodes are available: 1 " + text + ", 3 Insufficient aliyun.com/gpu-mem, 1 Insufficient aliyun.com/gpu-core.percentage."
 			if got, ok := rejectionIn(message); !ok || got.others != "" {

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestPodsOnly checks what a pod and its group show of the cause without any node.
@@ -26,39 +27,39 @@ func TestPodsOnly(t *testing.T) {
 		wait   *GroupWait
 		want   Diagnosis
 	}{
-		"gated":     {gated, nil, Diagnosis{Gated, "the pod is held back by its scheduling gates: quota"}},
-		"a new pod": {created(time.Second), nil, Diagnosis{Fits, "nodes can't be listed: kube-scheduler has not tried it yet"}},
+		"gated":     {gated, nil, Diagnosis{reasons.Gated, "the pod is held back by its scheduling gates: quota"}},
+		"a new pod": {created(time.Second), nil, Diagnosis{reasons.Fits, "nodes can't be listed: kube-scheduler has not tried it yet"}},
 		"no scheduler tries it": {created(18 * time.Minute), nil, Diagnosis{
-			NotTried, `scheduler "default-scheduler" has not tried it for 18m: is a scheduler of this name running?`}},
+			reasons.NotTried, `scheduler "default-scheduler" has not tried it for 18m: is a scheduler of this name running?`}},
 		"full": {rejected("1 Insufficient cpu, 4 no GPU card has enough free memory"), nil, Diagnosis{
-			Full, "0/5 nodes are available: 1 Insufficient cpu, 4 no GPU card has enough free memory"}},
+			reasons.Full, "0/5 nodes are available: 1 Insufficient cpu, 4 no GPU card has enough free memory"}},
 		"full by the nodes' sums": {rejected("5 Insufficient aliyun.com/gpu-mem"), nil, Diagnosis{
-			Full, "0/5 nodes are available: 5 Insufficient aliyun.com/gpu-mem"}},
+			reasons.Full, "0/5 nodes are available: 5 Insufficient aliyun.com/gpu-mem"}},
 		"fragmented is better than full": {
 			rejected("1 no GPU card has enough free memory, though the node's cards together have, 4 no GPU card has enough free memory"), nil, Diagnosis{
-				Fragmented, "0/5 nodes are available: 1 no GPU card has enough free memory, though the node's cards together have, 4 no GPU card has enough free memory"}},
+				reasons.Fragmented, "0/5 nodes are available: 1 no GPU card has enough free memory, though the node's cards together have, 4 no GPU card has enough free memory"}},
 		"an amount in bytes": {func(p *corev1.Pod) {
 			rejected("5 Insufficient aliyun.com/gpu-mem")(p)
 			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse("2Gi")}
 		}, nil, Diagnosis{
-			Full, "0/5 nodes are available: 5 Insufficient aliyun.com/gpu-mem; the request 2Gi is 2147483648 units: write a plain number"}},
+			reasons.Full, "0/5 nodes are available: 5 Insufficient aliyun.com/gpu-mem; the request 2Gi is 2147483648 units: write a plain number"}},
 		"unhealthy": {rejected("5 the GPU cards that are large enough are unhealthy"), nil, Diagnosis{
-			Unhealthy, "0/5 nodes are available: 5 the GPU cards that are large enough are unhealthy"}},
+			reasons.Unhealthy, "0/5 nodes are available: 5 the GPU cards that are large enough are unhealthy"}},
 		"too large": {rejected("5 the pod asks for more GPU memory than any card of the node has"), nil, Diagnosis{
-			TooLarge, "0/5 nodes are available: 5 the pod asks for more GPU memory than any card of the node has"}},
+			reasons.TooLarge, "0/5 nodes are available: 5 the pod asks for more GPU memory than any card of the node has"}},
 		"kept for a group": {rejected("5 free GPU memory is kept for group ml/train"), nil, Diagnosis{
-			KeptForGroup, "0/5 nodes are available: 5 free GPU memory is kept for group ml/train"}},
+			reasons.KeptForGroup, "0/5 nodes are available: 5 free GPU memory is kept for group ml/train"}},
 		"no node can be used": {rejected("5 node(s) didn't match Pod's node affinity/selector"), nil, Diagnosis{
-			NoNode, "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector"}},
+			reasons.NoNode, "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector"}},
 		"something else than GPU memory": {rejected("5 Insufficient cpu"), nil, Diagnosis{
-			OtherConstraint, "0/5 nodes are available: 5 Insufficient cpu"}},
+			reasons.OtherConstraint, "0/5 nodes are available: 5 Insufficient cpu"}},
 		"the extender is down": {condition(corev1.PodReasonSchedulerError, `Post "http://127.0.0.1:12345/gpushare-scheduler/filter": connection refused`), nil, Diagnosis{
-			SchedulerError, "the extender does not answer kube-scheduler's filter call: connection refused"}},
-		"another error": {condition(corev1.PodReasonSchedulerError, "binding rejected"), nil, Diagnosis{SchedulerError, "binding rejected"}},
+			reasons.SchedulerError, "the extender does not answer kube-scheduler's filter call: connection refused"}},
+		"another error": {condition(corev1.PodReasonSchedulerError, "binding rejected"), nil, Diagnosis{reasons.SchedulerError, "binding rejected"}},
 		"waits for its group": {rejected("5 gang: 1 of 2 members exist"), waits, Diagnosis{
-			WaitsForGroup, "group ml/train waits: 1 of 2 members exist"}},
+			reasons.WaitsForGroup, "group ml/train waits: 1 of 2 members exist"}},
 		"an invalid group": {rejected("5 Insufficient cpu"), &GroupWait{Group: "ml/train", Reason: "gd1 says 2, gd2 says 3", Invalid: true}, Diagnosis{
-			InvalidGroup, "group ml/train is invalid: gd1 says 2, gd2 says 3"}},
+			reasons.InvalidGroup, "group ml/train is invalid: gd1 says 2, gd2 says 3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := PodsOnly(nil, now).Diagnose(pod(7, test.change), test.wait)

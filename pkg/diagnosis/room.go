@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // choice is what the nodes are to a pod's constraints, independent of memory.
@@ -169,7 +170,7 @@ func (c *choice) order(of []figures) {
 
 // room is what the nodes and their cards have for a pod. reason is one of cardReasons or NoNode.
 type room struct {
-	reason  Reason
+	reason  reasons.Reason
 	message string
 	// has is, for Fits, the part of the message that names the node that has room.
 	has string
@@ -178,7 +179,7 @@ type room struct {
 }
 
 // cardReasons are the reasons that depend on a node's cards, the best one first: the pod's reason is the best one of any node.
-var cardReasons = []Reason{Fits, KeptForNominated, FailedCard, WaitsForTermination, Crowded, Fragmented, Full, Unhealthy, TooLarge}
+var cardReasons = []reasons.Reason{reasons.Fits, reasons.KeptForNominated, reasons.FailedCard, reasons.WaitsForTermination, reasons.Crowded, reasons.Fragmented, reasons.Full, reasons.Unhealthy, reasons.TooLarge}
 
 // room returns what the nodes have for the pod.
 func (d *Diagnoser) room(pod *Pod) room {
@@ -208,18 +209,18 @@ type roomKey struct {
 
 func (d *Diagnoser) findRoom(pod *Pod) room {
 	if len(d.nodes.nodes) == 0 {
-		return room{reason: NoNode, message: "no node shares GPU memory"}
+		return room{reason: reasons.NoNode, message: "no node shares GPU memory"}
 	}
 	choice := d.choice(pod)
 	if len(choice.nodes) == 0 {
-		return room{reason: NoNode, message: "no node that shares GPU memory can take the pod" + choice.rejected}
+		return room{reason: reasons.NoNode, message: "no node that shares GPU memory can take the pod" + choice.rejected}
 	}
 	var sums summaries
 	f := finding{demand: pod.Demand()}
 	for k, n := 0, 0; k < len(choice.nodes); k += n {
 		i := choice.nodes[k]
 		if n = 1; !f.several() {
-			if fits := sums.of(Fits); fits != nil && d.nodes.figures[i].compare(fits.best.figures) < 0 {
+			if fits := sums.of(reasons.Fits); fits != nil && d.nodes.figures[i].compare(fits.best.figures) < 0 {
 				break // All further nodes have less than the best one.
 			}
 			n = choice.runs[k]
@@ -245,7 +246,7 @@ type finding struct {
 	// roomy is the number of cards with room for the demand, and large of those that would have room if they were empty. They are
 	// counted only if the pod asks for several cards or for cores.
 	roomy, large int
-	reason       Reason
+	reason       reasons.Reason
 	// nominee is the pod for which the node keeps its room; failed is what happened to a card; waitsFor are the pods on
 	// the card that has room once they have ended. Each is only valid for its reason.
 	nominee  gpu.Pod
@@ -257,27 +258,21 @@ type finding struct {
 func (d *Diagnoser) find(f *finding, i int, pod *Pod) {
 	f.node, f.position, f.figures = &d.nodes.nodes[i], i, &d.nodes.figures[i]
 	f.count()
-	switch f.totals.Fit(f.node.Cards, &f.demand) {
-	case placement.Fits:
-		f.reason = Fits
+	switch reason := f.totals.Fit(f.node.Cards, &f.demand); reason {
+	case reasons.Fits:
+		f.reason = reasons.Fits
 		if card, failed := f.failedCard(pod.Request); failed {
-			f.reason, f.failed = FailedCard, card
+			f.reason, f.failed = reasons.FailedCard, card
 		} else if nominee, kept := f.node.keptFor(pod, f.node.Cards); kept {
-			f.reason, f.nominee = KeptForNominated, nominee
+			f.reason, f.nominee = reasons.KeptForNominated, nominee
 		}
-	case placement.Fragmented:
-		f.reason = Fragmented
+	case reasons.Fragmented, reasons.Full, reasons.Crowded:
+		f.reason = reason
 		f.afterTermination(pod)
-	case placement.Full:
-		f.reason = Full
-		f.afterTermination(pod)
-	case placement.Crowded:
-		f.reason = Crowded
-		f.afterTermination(pod)
-	case placement.Unhealthy:
-		f.reason = Unhealthy
+	case reasons.Unhealthy:
+		f.reason = reason
 	default:
-		f.reason = TooLarge
+		f.reason = reasons.TooLarge
 	}
 }
 
@@ -293,9 +288,9 @@ func (f *finding) count() {
 	one.Cards = 1
 	for i := range f.node.Cards {
 		switch placement.Fit(f.node.Cards[i:i+1], one) {
-		case placement.Fits:
+		case reasons.Fits:
 			f.roomy, f.large = f.roomy+1, f.large+1
-		case placement.TooLarge:
+		case reasons.TooLarge:
 		default:
 			f.large++
 		}
@@ -332,7 +327,7 @@ func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept 
 			continue
 		}
 		cards = withUsed(cards, candidate.Placement, (*placement.Card).Add)
-		if placement.Fit(cards, pod.Demand()) != placement.Fits {
+		if placement.Fit(cards, pod.Demand()) != reasons.Fits {
 			return candidate.Pod, true
 		}
 	}
@@ -342,14 +337,14 @@ func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept 
 // afterTermination sets the reason WaitsForTermination if a card has room once the pods that are terminating on it have ended,
 // and no nominated pod takes it.
 func (f *finding) afterTermination(pod *Pod) {
-	if f.after == nil || f.after.totals.Fit(f.after.cards, &f.demand) != placement.Fits {
+	if f.after == nil || f.after.totals.Fit(f.after.cards, &f.demand) != reasons.Fits {
 		return
 	}
 	where, _ := placement.Place(placement.Spread, f.after.cards, f.demand)
 	if _, kept := f.node.keptFor(pod, f.after.cards); kept {
 		return
 	}
-	f.reason, f.waitsFor = WaitsForTermination, nil
+	f.reason, f.waitsFor = reasons.WaitsForTermination, nil
 	for _, terminating := range f.node.Terminating {
 		if slices.ContainsFunc(terminating.Placement, func(s gpu.Share) bool { return slices.Contains(where.Cards(), s.Card) }) {
 			f.waitsFor = append(f.waitsFor, terminating)
@@ -391,7 +386,7 @@ func (f *finding) compareSize(o *finding) int {
 
 // summary is the nodes with the same reason: the one with the most free memory, and of equal ones the first.
 type summary struct {
-	reason Reason
+	reason reasons.Reason
 	best   finding
 	// n is the number of nodes; alike have the same figures as best, and the others less.
 	n, alike int
@@ -403,7 +398,7 @@ type summary struct {
 type summaries []summary
 
 // of returns the summary of the reason; nil if there is none.
-func (s summaries) of(reason Reason) *summary {
+func (s summaries) of(reason reasons.Reason) *summary {
 	for i := range s {
 		if s[i].reason == reason {
 			return &s[i]
@@ -460,32 +455,32 @@ func (s *summary) room(now time.Time, rejected string) room {
 		}
 	}
 	switch s.reason {
-	case Fits:
+	case reasons.Fits:
 		if made.has = has; s.alike > 0 {
 			made.has += s.others()
 		}
-	case KeptForNominated:
+	case reasons.KeptForNominated:
 		made.message = fmt.Sprintf("%s, but keeps it for %s, which is nominated to that node", has, f.nominee)
-	case FailedCard:
+	case reasons.FailedCard:
 		made.message = fmt.Sprintf("%s, but kube-scheduler counts the node's sum: %s and no longer counts, but the pods on it do until they end",
 			has, f.failed)
-	case WaitsForTermination:
+	case reasons.WaitsForTermination:
 		made.message = f.waitsText(now)
-	case Crowded:
+	case reasons.Crowded:
 		made.message = fmt.Sprintf("the cards that have room, on %s%s, take no more containers by MPS", name, s.others())
-	case Fragmented:
+	case reasons.Fragmented:
 		made.message = fmt.Sprintf("%s free on %s, but the largest piece is %s%s: a pod gets one card", amount(free), name, amount(piece), s.others())
-	case Full:
+	case reasons.Full:
 		made.message = fmt.Sprintf("the cards that are large enough are taken: the largest free piece is %s, on %s%s", amount(piece), name, s.others())
 		if piece == 0 {
 			made.message = "the cards that are large enough are taken, nothing of them is free"
 		}
-	case Unhealthy:
+	case reasons.Unhealthy:
 		made.message = fmt.Sprintf("the cards that are large enough are unhealthy, on %s", name)
 		if s.n > 1 {
 			made.message += fmt.Sprintf(" and %s", count(s.n-1, "other node", "other nodes"))
 		}
-	case TooLarge:
+	case reasons.TooLarge:
 		f = s.largest
 		made.unit = f.node.Unit
 		made.message = fmt.Sprintf("the largest has %s, on %s", made.unit.Format(f.totals.Largest), f.node.Object.Name)
@@ -496,7 +491,7 @@ func (s *summary) room(now time.Time, rejected string) room {
 
 // containersText explains why the pod is too large if its number of containers is the reason.
 func (s *summary) containersText() string {
-	if s.reason != TooLarge {
+	if s.reason != reasons.TooLarge {
 		return ""
 	}
 	most, containers := int32(0), s.largest.demand.Containers
@@ -519,13 +514,13 @@ func (s *summary) severalText() string {
 		has = strconv.Itoa(f.roomy)
 	}
 	switch s.reason {
-	case Fragmented:
+	case reasons.Fragmented:
 		return fmt.Sprintf("%s: %s has %s, though enough in sum%s", needs, name, has, s.others())
-	case Full:
+	case reasons.Full:
 		return fmt.Sprintf("%s: %s has %s%s", needs, name, has, s.others())
-	case Unhealthy:
+	case reasons.Unhealthy:
 		return fmt.Sprintf("%s: too few of the cards that are large enough are healthy, on %s", needs, name)
-	case TooLarge:
+	case reasons.TooLarge:
 		return fmt.Sprintf("%s: no node has as many cards that are large enough; %s has %d", needs, s.largest.node.Object.Name, s.largest.large)
 	}
 	return ""

@@ -8,6 +8,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // What is said of a pod with the gate of fair shares, which depends on what the extender knows.
@@ -19,27 +20,27 @@ func TestTurn(t *testing.T) {
 		wait    *GroupWait
 		want    Diagnosis
 	}{
-		"nothing is known": {1, nil, nil, Diagnosis{Gated, "the pod is held back by its scheduling gates: gpushare.aliyun.com/fair-share; " +
+		"nothing is known": {1, nil, nil, Diagnosis{reasons.Gated, "the pod is held back by its scheduling gates: gpushare.aliyun.com/fair-share; " +
 			"with fair sharing the extender removes gpushare.aliyun.com/fair-share at the pod's turn: kubectl inspect gpushare --shares"}},
-		"nothing is known, and it never fits": {17, nil, nil, Diagnosis{TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
+		"nothing is known, and it never fits": {17, nil, nil, Diagnosis{reasons.TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
 		"nothing is known, and its group is invalid": {
 			1, nil, &GroupWait{Group: "default/train", Reason: "the pod has a group name and no group size", Invalid: true},
-			Diagnosis{InvalidGroup, "group default/train is invalid: the pod has a group name and no group size"},
+			Diagnosis{reasons.InvalidGroup, "group default/train is invalid: the pod has a group name and no group size"},
 		},
 		"nothing is known, and a member is missing": {
 			1, nil, &GroupWait{Group: "default/train", Reason: "1 of 2 members exist", Incomplete: true},
-			Diagnosis{WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
+			Diagnosis{reasons.WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
 		},
 		"its turn comes": {
-			1, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{WaitsForTurn, "waits for its turn: …"},
+			1, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{reasons.WaitsForTurn, "waits for its turn: …"},
 		},
-		"it never fits": {17, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
+		"it never fits": {17, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{reasons.TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
 		"a member is missing": {
 			1, &Turn{Text: "its group isn't complete", Incomplete: true}, &GroupWait{Group: "default/train", Reason: "gang: 1 of 2 members exist"},
-			Diagnosis{WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
+			Diagnosis{reasons.WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
 		},
 		"a member is missing of a group that isn't known": {
-			1, &Turn{Text: "its group isn't complete", Incomplete: true}, nil, Diagnosis{WaitsForTurn, "its group isn't complete"},
+			1, &Turn{Text: "its group isn't complete", Incomplete: true}, nil, Diagnosis{reasons.WaitsForTurn, "its group isn't complete"},
 		},
 	} {
 		p := pod(test.request, func(pod *corev1.Pod) {

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func node(name string) *Node {
@@ -62,7 +62,7 @@ func TestNames(t *testing.T) {
 		}
 		n.Object.Spec.Unschedulable = i%5 == 0
 		if i%4 == 0 {
-			n.SharedMemory = placement.NoOwnSharedMemory
+			n.SharedMemory = reasons.NoOwnSharedMemory
 		}
 		if reasons := Closed(n.Object, false); len(reasons) > 0 {
 			n.Closed = reasons[0]

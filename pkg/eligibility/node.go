@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Node is what decides which pods can use a node that shares its cards.
@@ -42,8 +43,8 @@ func (n *Node) Exclusion(c *Constraints) Exclusion {
 	if n.Closed != "" && (Disconnected(n.Object) || !c.toleratesClosed(n.Closed)) {
 		return Exclusion{Reason: n.Closed}
 	}
-	if reason := n.Accepts(&c.demand); reason != placement.Fits {
-		return Exclusion{Reason: reason.String()}
+	if reason := n.Accepts(&c.demand); reason != reasons.Fits {
+		return Exclusion{Reason: reason.Text()}
 	}
 	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.Object.Spec.Taints, c.tolerations,
 		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, true)
@@ -60,7 +61,7 @@ func (n *Node) Admits(c *Constraints) bool { return c != nil && n.Exclusion(c) =
 // pod fits its cards or, if leaving is true, a pod of lower priority is about to end there. kube-scheduler doesn't always clear an invalid
 // nomination: nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).
 func (n *Node) NominationValid(c *Constraints, cards []placement.Card, demand gpu.Demand, leaving bool) bool {
-	return n.Admits(c) && (leaving || placement.Fit(cards, demand) == placement.Fits)
+	return n.Admits(c) && (leaving || placement.Fit(cards, demand) == reasons.Fits)
 }
 
 // Spec returns what the ledger keeps of a node; false if the node shares no cards. node is what protocol.ParseNode returns for
@@ -71,16 +72,16 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 	}
 	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation}
 	if node.Isolation == protocol.IsolationMPS {
-		spec.SeveralCards, spec.SharedMemory = placement.OneCardOnly, placement.NoOwnSharedMemory
+		spec.SeveralCards, spec.SharedMemory = reasons.OneCardOnly, reasons.NoOwnSharedMemory
 	}
 	if !slices.Contains(node.Features, protocol.FeatureCards) {
-		spec.SeveralCards = placement.OldForCards
+		spec.SeveralCards = reasons.OldForCards
 	}
 	if !slices.Contains(node.Features, protocol.FeatureCores) {
-		spec.Cores = placement.OldForCores
+		spec.Cores = reasons.OldForCores
 	}
-	if reasons := Closed(object, node.WholeCards); len(reasons) > 0 {
-		spec.Closed = reasons[0]
+	if closed := Closed(object, node.WholeCards); len(closed) > 0 {
+		spec.Closed = closed[0]
 	}
 	return spec, true
 }
@@ -93,20 +94,20 @@ const (
 // Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory. It
 // depends on the node's resources, its conditions and on whether it is cordoned. wholeCards is protocol.Node.WholeCards.
 func Closed(node *corev1.Node, wholeCards bool) []string {
-	var reasons []string
+	var closed []string
 	if wholeCards {
-		reasons = append(reasons, placement.WholeCards.String())
+		closed = append(closed, reasons.WholeCards.Text())
 	}
 	if !ready(node) {
-		reasons = append(reasons, notReady)
+		closed = append(closed, notReady)
 	}
 	if Disconnected(node) {
-		reasons = append(reasons, "the device plugin is not connected: nothing of "+string(protocol.ResourceMemory)+" is allocatable")
+		closed = append(closed, "the device plugin is not connected: nothing of "+string(protocol.ResourceMemory)+" is allocatable")
 	}
 	if node.Spec.Unschedulable {
-		reasons = append(reasons, cordoned)
+		closed = append(closed, cordoned)
 	}
-	return reasons
+	return closed
 }
 
 func ready(node *corev1.Node) bool {

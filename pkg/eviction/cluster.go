@@ -7,6 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -102,7 +103,7 @@ func (r *Reclaimer) withUsableNodes(need reclaim.Need) reclaim.Need {
 			}
 			key := like{&pod.Nodes[0], pod.Demand()}
 			if _, known := usable[key]; !known {
-				r.Ledger.Check(pod.Pod, pod.Nodes, func(name string, reason placement.Reason) {
+				r.Ledger.Check(pod.Pod, pod.Nodes, func(name string, reason reasons.Reason) {
 					if !reason.Unresolvable() {
 						usable[key] = append(usable[key], name)
 					}

@@ -21,8 +21,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // The results of a round of evictions, or of the eviction of an over-user, as labels of metrics.
@@ -58,8 +58,8 @@ type Cache interface {
 
 // Ledger is the part of package ledger that evictions use.
 type Ledger interface {
-	Availability(node string, pod gpu.Pod) (ledger.Availability, placement.Reason)
-	Check(pod gpu.Pod, nodes []string, visit func(node string, reason placement.Reason))
+	Availability(node string, pod gpu.Pod) (ledger.Availability, reasons.Reason)
+	Check(pod gpu.Pod, nodes []string, visit func(node string, reason reasons.Reason))
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
 	Outranked(pod gpu.Pod, nodes []string) []string
 	Nominate(node string, pod gpu.Pod, victims ...gpu.PodUID)

@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func TestEvictor(t *testing.T) {
@@ -263,7 +264,7 @@ func TestEvictionForNominationToChangedNode(t *testing.T) {
 		f.pending = fake.Pod("pending", 4, fake.Cards(2), fake.Priority(9), fake.Nominated("n2"))
 	}, fake.Node("n2", 16, 16))
 	n2, _ := f.ledger.Node("n2")
-	n2.SeveralCards = placement.OneCardOnly
+	n2.SeveralCards = reasons.OneCardOnly
 	f.ledger.SetNode("n2", n2.NodeSpec)
 	f.startRound()
 	f.wantEvicted("?b15", "b15")

@@ -9,8 +9,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // plan is the choice of the pods to evict from cards of a node.
@@ -84,6 +84,6 @@ func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
 
 // fits reports whether the pod would find a card on one of the nodes.
 func (e *Evictor) fits(pod gpu.Pod, nodes ...string) (fits bool) {
-	e.Ledger.Check(pod, nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
+	e.Ledger.Check(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
 	return fits
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -228,7 +229,7 @@ func (e *Evictor) leavingFor(pod gpu.Pod, node string) (leaving []gpu.PodUID) {
 			leaving = append(leaving, a.UID)
 		}
 	}
-	if placement.Fit(available.Cards, pod.Demand()) != placement.Fits {
+	if placement.Fit(available.Cards, pod.Demand()) != reasons.Fits {
 		return nil
 	}
 	return leaving

@@ -7,7 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
@@ -19,8 +19,8 @@ type filterAnswer struct {
 }
 
 // texts returns the text of each reason.
-func (a filterAnswer) texts() (texts placement.Texts) {
-	for _, reason := range placement.Reasons() {
+func (a filterAnswer) texts() (texts reasons.Texts) {
+	for _, reason := range reasons.OfNodes() {
 		texts[reason] = reason.TextFor(a.Demand, a.ReservedFor)
 	}
 	return texts
@@ -55,9 +55,9 @@ func (a filterAnswer) appendJSON(to []byte) []byte {
 	case a.Reasons != nil:
 		texts := a.texts()
 		to = append(to, `,"FailedNodes":`...)
-		to = a.appendFailed(to, &texts, placement.Reason.Resolvable)
+		to = a.appendFailed(to, &texts, reasons.Reason.Resolvable)
 		to = append(to, `,"FailedAndUnresolvableNodes":`...)
-		to = a.appendFailed(to, &texts, placement.Reason.Unresolvable)
+		to = a.appendFailed(to, &texts, reasons.Reason.Unresolvable)
 	}
 	return append(to, '}')
 }
@@ -80,15 +80,15 @@ func (a filterAnswer) size() int {
 		size += len(a.Nodes[candidate.Node]) + punctuation
 	}
 	for i, reason := range a.Reasons {
-		if reason != placement.Fits {
-			size += len(a.Nodes[i]) + len(reason.String()) + punctuation
+		if reason != reasons.Fits {
+			size += len(a.Nodes[i]) + len(reason.Text()) + punctuation
 		}
 	}
 	return size
 }
 
 // appendFailed appends an object that maps each node whose reason satisfies such to the text of the reason.
-func (a filterAnswer) appendFailed(to []byte, texts *placement.Texts, such func(placement.Reason) bool) []byte {
+func (a filterAnswer) appendFailed(to []byte, texts *reasons.Texts, such func(reasons.Reason) bool) []byte {
 	to = append(to, '{')
 	first := true
 	for i, reason := range a.Reasons {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/pkg/version"
 )
@@ -27,17 +28,17 @@ import (
 func TestFilter(t *testing.T) {
 	none := extenderv1.FailedNodesMap{}
 	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\u2028", "n\x7f6", "n7", "n8", "n9", "n10", "n11", "n12"}
-	oddReasons := slices.Concat([]placement.Reason{placement.Fits}, placement.Reasons(), []placement.Reason{placement.Full})
+	oddReasons := slices.Concat([]reasons.Reason{reasons.Fits}, reasons.OfNodes(), []reasons.Reason{reasons.Full})
 	failed, unresolvable := extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
 	for i, reason := range oddReasons {
 		switch reason {
-		case placement.Fits:
-		case placement.Reserved:
+		case reasons.Fits:
+		case reasons.Reserved:
 			failed[odd[i]] = "free GPU memory is kept for group default/train"
-		case placement.Fragmented, placement.Full, placement.Crowded:
-			failed[odd[i]] = reason.String()
+		case reasons.Fragmented, reasons.Full, reasons.Crowded:
+			failed[odd[i]] = reason.Text()
 		default:
-			unresolvable[odd[i]] = reason.String()
+			unresolvable[odd[i]] = reason.Text()
 		}
 	}
 	tests := map[string]struct {

@@ -9,12 +9,12 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // fits reports whether a pod would fit some node now.
 func (s *fixture) fits(pod gpu.Pod) (fits bool) {
-	s.ledger.Check(pod, s.nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
+	s.ledger.Check(pod, s.nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
 	return fits
 }
 

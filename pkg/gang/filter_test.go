@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestUnknownPodsBounded: filter calls for pods that don't exist must not exhaust the memory.
@@ -115,7 +115,7 @@ func TestFilterSample(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
-			s.setNode("full", placement.Fits, 4)
+			s.setNode("full", reasons.Fits, 4)
 			s.createMany(2, "g", 2, 8, "a")
 			all := []string{"n0", "n1", "n2", "n3"}
 			if first := s.manager.FilterSample(s.created[0].UID, all, all, s.now); !slices.Equal(first.Nodes, []string{"n0"}) {

@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 var begin = time.Unix(1_800_000_000, 0)
@@ -90,10 +91,10 @@ func newFixture(t *testing.T) *fixture {
 	return s
 }
 
-func (s *fixture) addNode(name string) { s.setNode(name, placement.Fits, 16, 16) }
+func (s *fixture) addNode(name string) { s.setNode(name, reasons.Fits, 16, 16) }
 
 // setNode sets a node's cards, and why it takes no pods with several cards.
-func (s *fixture) setNode(name string, several placement.Reason, cards ...gpu.Memory) {
+func (s *fixture) setNode(name string, several reasons.Reason, cards ...gpu.Memory) {
 	spec := ledger.NodeSpec{Unit: gpu.GiB, Support: placement.Support{SeveralCards: several}}
 	for i, memory := range cards {
 		spec.Cards = append(spec.Cards, gpu.Card{Index: i, Memory: memory})
@@ -229,8 +230,8 @@ func (s *fixture) candidates(p *pod) (names []string) {
 }
 
 func (s *fixture) fitting(p *pod, candidates []string) (nodes []string) {
-	s.ledger.Check(p.Pod, candidates, func(name string, reason placement.Reason) {
-		if reason == placement.Fits {
+	s.ledger.Check(p.Pod, candidates, func(name string, reason reasons.Reason) {
+		if reason == reasons.Fits {
 			nodes = append(nodes, name)
 		}
 	})

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // runBesideSingles creates an endless sequence of single pods of half a card, each of which runs for a minute, and a
@@ -115,9 +115,9 @@ func TestFruitlessReservation(t *testing.T) {
 // A starvation reservation ends at once when a node that it needs takes its pods no more.
 func TestStarvationReservationUnusable(t *testing.T) {
 	for name, change := range map[string]func(s *fixture){
-		"the node takes one card for each pod": func(s *fixture) { s.setNode(s.nodes[0], placement.OneCardOnly, 16, 16) },
-		"a card is smaller":                    func(s *fixture) { s.setNode(s.nodes[0], placement.Fits, 16, 15) },
-		"a card is gone":                       func(s *fixture) { s.setNode(s.nodes[0], placement.Fits, 16) },
+		"the node takes one card for each pod": func(s *fixture) { s.setNode(s.nodes[0], reasons.OneCardOnly, 16, 16) },
+		"a card is smaller":                    func(s *fixture) { s.setNode(s.nodes[0], reasons.Fits, 16, 15) },
+		"a card is gone":                       func(s *fixture) { s.setNode(s.nodes[0], reasons.Fits, 16) },
 		"the node is gone":                     func(s *fixture) { s.ledger.DeleteNode(s.nodes[0]) },
 		"nothing that matters":                 nil,
 	} {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
@@ -26,15 +26,15 @@ func TestMistakes(t *testing.T) {
 		t.Run(m.Name, func(t *testing.T) {
 			report := Build(Objects{Nodes: m.Nodes, Pods: m.Pods, Now: mistakes.Now})
 			words, cells := "", []string{"default", m.Pod}
-			if i := slices.IndexFunc(report.RequestProblems, func(p RequestProblem) bool { return p.Name == m.Pod }); m.Cause == "" && i >= 0 {
+			if i := slices.IndexFunc(report.RequestProblems, func(p RequestProblem) bool { return p.Name == m.Pod }); m.NotPending && i >= 0 {
 				words = report.RequestProblems[i].Problem
 			}
-			if i := slices.IndexFunc(report.PendingPods, func(p PendingPod) bool { return p.Name == m.Pod }); m.Cause != "" && i >= 0 {
+			if i := slices.IndexFunc(report.PendingPods, func(p PendingPod) bool { return p.Name == m.Pod }); !m.NotPending && i >= 0 {
 				pod := &report.PendingPods[i]
 				if words = pod.Explanation; pod.Cause != m.Cause {
 					t.Errorf("cause %s, want %s", pod.Cause, m.Cause)
 				}
-				cells = append(cells, pod.requestText(), string(m.Cause))
+				cells = append(cells, pod.requestText(), m.Cause.String())
 			}
 			if words = mistakes.Comparable(words); words != m.Words {
 				t.Errorf("words %q, want %q", words, m.Words)
@@ -43,7 +43,7 @@ func TestMistakes(t *testing.T) {
 			says := func(g Group) bool {
 				return g.State == GroupInvalid && strings.HasSuffix(m.Words, strings.TrimPrefix(g.Reason, m.Pod+": "))
 			}
-			if m.Cause == diagnosis.InvalidGroup && !slices.ContainsFunc(groups, says) {
+			if m.Cause == reasons.InvalidGroup && !slices.ContainsFunc(groups, says) {
 				t.Errorf("--groups gives another reason than %q: %+v", m.Words, groups)
 			}
 			for form, write := range forms {

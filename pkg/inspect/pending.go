@@ -43,7 +43,7 @@ func pendingRows(pods []PendingPod, wide bool) rows {
 	}
 	table := rows{header}
 	for _, pod := range pods {
-		cells := []string{pod.Namespace, pod.Name, pod.requestText(), string(pod.Cause), pod.Explanation}
+		cells := []string{pod.Namespace, pod.Name, pod.requestText(), pod.Cause.String(), pod.Explanation}
 		if wide {
 			cells = append(cells, pod.Scheduler, pod.Reason)
 		}

@@ -5,8 +5,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // The apiVersion and kind of a Report in JSON and YAML. Within one version, fields can be added, but never renamed or
@@ -154,8 +154,8 @@ type PendingPod struct {
 	// Reason is kube-scheduler's message, unshortened.
 	Reason string `json:"reason"`
 	// Cause and Explanation are the reason and message of gpushare's own diagnosis, from the current nodes and pods.
-	Cause       diagnosis.Reason `json:"cause"`
-	Explanation string           `json:"explanation"`
+	Cause       reasons.Reason `json:"cause"`
+	Explanation string         `json:"explanation"`
 }
 
 // RequestProblem is a pod that runs or waits without what it seems to ask for, see diagnosis.RequestProblem.

@@ -11,10 +11,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func TestShares(t *testing.T) {
@@ -123,7 +123,7 @@ func TestSharesOfGroups(t *testing.T) {
 	if diff := cmp.Diff(map[string]int64{"large": 0, "whole": 16}, shares(ShareSettings{By: shareByNamespace})); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]string{"large": dispatch.NeverFits.String(), "whole": diagnosis.Fits.Words()}, causes); diff != "" {
+	if diff := cmp.Diff(map[string]string{"large": dispatch.NeverFits.String(), "whole": reasons.Fits.Words()}, causes); diff != "" {
 		t.Errorf("causes (-want +got)\n%s", diff)
 	}
 	if diff := cmp.Diff(map[string]int64{"incomplete": 11, "large": 11, "whole": 10}, shares(ShareSettings{By: shareByNamespace, WithoutGroups: true})); diff != "" {

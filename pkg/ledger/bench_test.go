@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 var sizes = []int{100, 1000, 5000}
@@ -39,7 +40,7 @@ func benchmark(b *testing.B, run func(b *testing.B, l *ledger.Ledger, names []st
 func TestCheckAllocations(t *testing.T) {
 	f := newFixture(t, spec(16, 16), spec(16))
 	names := []string{"n1", "n2", "unknown"}
-	if n := testing.AllocsPerRun(10, func() { f.Check(pod("asking", 1), names, func(string, placement.Reason) {}) }); n != 0 {
+	if n := testing.AllocsPerRun(10, func() { f.Check(pod("asking", 1), names, func(string, reasons.Reason) {}) }); n != 0 {
 		t.Errorf("Check makes %v allocations", n)
 	}
 }
@@ -48,8 +49,8 @@ func BenchmarkCheck(b *testing.B) {
 	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
 		fitting := 0
 		for b.Loop() {
-			l.Check(pod("asking", 1500), names, func(_ string, reason placement.Reason) {
-				if reason == placement.Fits {
+			l.Check(pod("asking", 1500), names, func(_ string, reason reasons.Reason) {
+				if reason == reasons.Fits {
 					fitting++
 				}
 			})
@@ -72,8 +73,8 @@ func BenchmarkRank(b *testing.B) {
 			best := placement.Best{K: 1}
 			view := tentative
 			view.Best = &best
-			l.Rank(view, pod("asking", 1500), lists[i%2], func(i int, suits placement.Suitability, reason placement.Reason) {
-				if reason == placement.Fits {
+			l.Rank(view, pod("asking", 1500), lists[i%2], func(i int, suits placement.Suitability, reason reasons.Reason) {
+				if reason == reasons.Fits {
 					best.Add(placement.Candidate{Node: i, Suits: suits})
 				}
 			})
@@ -126,7 +127,7 @@ func BenchmarkCheckBesideBinds(b *testing.B) {
 		node := 0
 		besides(func() { reserveAndRelease(b, l, names[node%len(names)]); node++ }, func() {
 			for b.Loop() {
-				l.Check(pod("checked", 1500), names, func(string, placement.Reason) {})
+				l.Check(pod("checked", 1500), names, func(string, reasons.Reason) {})
 			}
 		})
 	}, 1000)
@@ -210,7 +211,7 @@ func BenchmarkLock(b *testing.B) {
 		}
 	}
 	asking, full := pod("asking", 60), pod("asking", 81)
-	ignore := func(string, placement.Reason) {}
+	ignore := func(string, reasons.Reason) {}
 	requests, places := make([]ledger.Request, 1000), make([]ledger.HeldPlace, nodes)
 	for i := range requests {
 		requests[i] = ledger.Request{Pod: pod(fmt.Sprint("w", i), 40), Nodes: names}
@@ -223,7 +224,7 @@ func BenchmarkLock(b *testing.B) {
 		"AnyFit":   func() { f.AnyFit(full) },
 		"FirstFit": func() { f.FirstFit(full, names) },
 		"Rank": func() {
-			f.Rank(tentative, asking, names, func(int, placement.Suitability, placement.Reason) {})
+			f.Rank(tentative, asking, names, func(int, placement.Suitability, reasons.Reason) {})
 		},
 		"Outranked":          func() { f.Outranked(pod("asking", 1, -1), names) },
 		"FitsWithoutAssumed": func() { f.FitsWithoutAssumed(full, names) },

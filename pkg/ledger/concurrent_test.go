@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const (
@@ -144,9 +145,9 @@ func TestConcurrentOperations(t *testing.T) {
 					l.SetNode(node, specs[random.IntN(len(specs))])
 				case 8:
 					l.DeleteNode(node)
-					l.Check(p, nodes, func(string, placement.Reason) {})
+					l.Check(p, nodes, func(string, reasons.Reason) {})
 					l.AddTentative(p, nodes[:1], at)
-					l.Rank(tentative, p, nodes, func(int, placement.Suitability, placement.Reason) {})
+					l.Rank(tentative, p, nodes, func(int, placement.Suitability, reasons.Reason) {})
 				case 9:
 					l.ReserveAll([]ledger.Request{{Pod: p, Nodes: nodes}, {Pod: shared[0], Nodes: nodes}}, [][]gpu.PodUID{{shared[1].UID}}, binpack, nil, at)
 				case 10:

@@ -1,6 +1,9 @@
 package ledger
 
-import "github.com/gpushare/gpushare/pkg/placement"
+import (
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
 
 // FitsEmpty reports whether all pods together would fit their nodes if all cards were empty. It tries the pods in their order, each on
 // the first node that has room. Pods that fit are taken from capacity.
@@ -37,7 +40,7 @@ func (t *emptyTrial) place(request Request, from int) (position int, ok bool) {
 	demand := request.Pod.Demand()
 	for i, name := range request.Nodes[from:] {
 		n := t.ledger.nodes[name]
-		if n.accepts(&demand) != placement.Fits {
+		if n.accepts(&demand) != reasons.Fits {
 			continue
 		}
 		cards, used := t.cards[name]
@@ -45,7 +48,7 @@ func (t *emptyTrial) place(request Request, from int) (position int, ok bool) {
 			cards = n.emptyCards()
 		}
 		where, reason := placement.Place(placement.Binpack, cards, demand)
-		if reason != placement.Fits || t.capacity != nil && !t.capacity.Take(name, request.Pod.UID) {
+		if reason != reasons.Fits || t.capacity != nil && !t.capacity.Take(name, request.Pod.UID) {
 			continue
 		}
 		add(cards, where)

@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // at is the assume time of all allocations, and the present time.
@@ -114,20 +115,20 @@ func (f *fixture) bind(node string, card int, pods ...gpu.Pod) {
 }
 
 // check returns the reason of each node for the pod.
-func (f *fixture) check(pod gpu.Pod, names ...string) (reasons []placement.Reason) {
-	f.Check(pod, names, func(_ string, reason placement.Reason) { reasons = append(reasons, reason) })
-	return reasons
+func (f *fixture) check(pod gpu.Pod, names ...string) (results []reasons.Reason) {
+	f.Check(pod, names, func(_ string, reason reasons.Reason) { results = append(results, reason) })
+	return results
 }
 
 // rank returns the reason of each node for the pod, from Rank, which uses per-node sums and a cache of names.
-func (f *fixture) rank(view ledger.View, pod gpu.Pod, names ...string) (reasons []placement.Reason) {
-	f.Rank(view, pod, names, func(_ int, _ placement.Suitability, reason placement.Reason) { reasons = append(reasons, reason) })
-	return reasons
+func (f *fixture) rank(view ledger.View, pod gpu.Pod, names ...string) (results []reasons.Reason) {
+	f.Rank(view, pod, names, func(_ int, _ placement.Suitability, reason reasons.Reason) { results = append(results, reason) })
+	return results
 }
 
 // scores returns the score of each node for the pod.
 func (f *fixture) scores(policy placement.Policy, pod gpu.Pod, names ...string) (scores []int) {
-	f.Rank(ledger.View{Card: policy, Node: policy}, pod, names, func(_ int, s placement.Suitability, _ placement.Reason) {
+	f.Rank(ledger.View{Card: policy, Node: policy}, pod, names, func(_ int, s placement.Suitability, _ reasons.Reason) {
 		scores = append(scores, s.Score())
 	})
 	return scores

@@ -9,12 +9,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // A change by which a pod fits a node calls the freed listeners: rejected pods depend on that.
 func TestFreed(t *testing.T) {
 	old := spec(16, 16)
-	old.SeveralCards, old.Cores = placement.OldForCards, placement.OldForCores
+	old.SeveralCards, old.Cores = reasons.OldForCards, reasons.OldForCores
 	heldFor := func(uids ...gpu.PodUID) (places []ledger.HeldPlace) {
 		for card, uid := range uids {
 			places = append(places, ledger.HeldPlace{UID: uid, Node: "n1", On: gpu.On(card, 16), Unit: 1})
@@ -74,9 +75,9 @@ func TestFreed(t *testing.T) {
 			f := newFixture(t, spec(16, 16), spec(16, 16))
 			test.before(f)
 			f.takeFreed()
-			expect(t, "before: fits", false, f.check(test.pod, "n1")[0] == placement.Fits)
+			expect(t, "before: fits", false, f.check(test.pod, "n1")[0] == reasons.Fits)
 			test.change(f)
-			expect(t, "after: fits", true, f.check(test.pod, "n1")[0] == placement.Fits)
+			expect(t, "after: fits", true, f.check(test.pod, "n1")[0] == reasons.Fits)
 			expect(t, "freed n1", true, slices.Contains(f.takeFreed(), "n1"))
 		})
 	}
@@ -106,7 +107,7 @@ func TestFreedAfterEachChange(t *testing.T) {
 			for _, p := range s.pods {
 				if s.fixture.nodeOf(p.UID) == "" {
 					for i, reason := range s.fixture.check(p, s.nodes...) {
-						out[p.Name+" on "+s.nodes[i]] = reason == placement.Fits
+						out[p.Name+" on "+s.nodes[i]] = reason == reasons.Fits
 					}
 				}
 			}

@@ -6,22 +6,23 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Places are held on cards that are still in use.
 func TestHold(t *testing.T) {
-	const fits, full, reserved = placement.Fits, placement.Full, placement.Reserved
+	const fits, full, reserved = reasons.Fits, reasons.Full, reasons.Reserved
 	f := newFixture(t, spec(16), spec(16))
 	f.bind("n1", 0, pod("victim", 8), pod("stays", 8))
 	f.bind("n2", 0, pod("other", 8))
 	held := []ledger.HeldPlace{{"a", "n1", gpu.On(0, 4), 1}, {"b", "n1", gpu.On(0, 4), 1}, {"c", "n2", gpu.On(0, 4), 2}}
 	f.Hold(held, 5)
-	expect(t, "a pod that has a held place", []placement.Reason{full, fits}, f.check(pod("a", 4), "n1", "n2"))
-	expect(t, "another pod", []placement.Reason{full, fits}, f.check(pod("x", 4), "n1", "n2"))
-	expect(t, "a larger pod", []placement.Reason{full, full}, f.check(pod("x", 8), "n1", "n2"))
+	expect(t, "a pod that has a held place", []reasons.Reason{full, fits}, f.check(pod("a", 4), "n1", "n2"))
+	expect(t, "another pod", []reasons.Reason{full, fits}, f.check(pod("x", 4), "n1", "n2"))
+	expect(t, "a larger pod", []reasons.Reason{full, full}, f.check(pod("x", 8), "n1", "n2"))
 	f.Remove("victim")
-	expect(t, "another pod when the victim is gone", []placement.Reason{full, fits}, f.rank(binpack, pod("x", 4, 5), "n1", "n2"))
-	expect(t, "one of higher priority", []placement.Reason{fits, fits}, f.rank(binpack, pod("x", 4, 6), "n1", "n2"))
+	expect(t, "another pod when the victim is gone", []reasons.Reason{full, fits}, f.rank(binpack, pod("x", 4, 5), "n1", "n2"))
+	expect(t, "one of higher priority", []reasons.Reason{fits, fits}, f.rank(binpack, pod("x", 4, 6), "n1", "n2"))
 	if _, err := f.Reserve("n1", pod("x", 1), placement.Binpack, at); err == nil {
 		t.Error("another pod gets a held place by Reserve")
 	}
@@ -36,14 +37,14 @@ func TestHold(t *testing.T) {
 	f.takeFreed()
 	f.Hold(held[1:], 5)
 	expect(t, "freed by a smaller hold", []string{"n1"}, f.takeFreed())
-	expect(t, "the smaller hold", []placement.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
+	expect(t, "the smaller hold", []reasons.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
 	expect(t, "reserved", true, f.ReserveForStarving(requests([]string{"n2"}, 16), 1, "default/train", nil))
-	expect(t, "with a starvation reservation", []placement.Reason{fits, reserved}, f.check(pod("x", 4), "n1", "n2"))
+	expect(t, "with a starvation reservation", []reasons.Reason{fits, reserved}, f.check(pod("x", 4), "n1", "n2"))
 	f.EndStarvationReservation()
 	f.takeFreed()
 	f.Hold(nil, 5)
 	expect(t, "freed at the end", []string{"n1", "n2"}, f.takeFreed())
-	expect(t, "after the end", []placement.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
+	expect(t, "after the end", []reasons.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
 }
 
 // Places stay held on a node that is removed and added again, and on one that is added later.
@@ -53,8 +54,8 @@ func TestHoldOfNewNode(t *testing.T) {
 	f.DeleteNode("n1")
 	f.SetNode("n1", spec(16))
 	f.SetNode("n2", spec(16))
-	expect(t, "another pod", []placement.Reason{placement.Full, placement.Full}, f.check(pod("x", 1), "n1", "n2"))
-	expect(t, "a pod that has a held place", []placement.Reason{placement.Fits, placement.Fits}, f.check(pod("a", 16), "n1", "n2"))
+	expect(t, "another pod", []reasons.Reason{reasons.Full, reasons.Full}, f.check(pod("x", 1), "n1", "n2"))
+	expect(t, "a pod that has a held place", []reasons.Reason{reasons.Fits, reasons.Fits}, f.check(pod("a", 16), "n1", "n2"))
 	f.Hold(nil, 5)
-	expect(t, "after the end", []placement.Reason{placement.Fits, placement.Fits}, f.check(pod("x", 16), "n1", "n2"))
+	expect(t, "after the end", []reasons.Reason{reasons.Fits, reasons.Fits}, f.check(pod("x", 16), "n1", "n2"))
 }

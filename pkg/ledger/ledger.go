@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // ErrNoRoom is wrapped by NoRoomError.
@@ -20,10 +21,10 @@ var ErrNoRoom = errors.New("no room")
 // NoRoomError is returned if a pod doesn't fit a node. It wraps ErrNoRoom.
 type NoRoomError struct {
 	Node   string
-	Reason placement.Reason
+	Reason reasons.Reason
 }
 
-func (e *NoRoomError) Error() string { return fmt.Sprintf("node %s: %s", e.Node, e.Reason) }
+func (e *NoRoomError) Error() string { return fmt.Sprintf("node %s: %s", e.Node, e.Reason.Text()) }
 
 // Unwrap returns ErrNoRoom.
 func (e *NoRoomError) Unwrap() error { return ErrNoRoom }
@@ -161,7 +162,7 @@ func (l *Ledger) DeleteNode(name string) {
 
 // Check calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
 // changes nothing. visit runs under the lock and must not call the ledger.
-func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reason placement.Reason)) {
+func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reason reasons.Reason)) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
@@ -169,9 +170,9 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 	for _, name := range names {
 		switch {
 		case allocated && home == name:
-			visit(name, placement.Fits)
+			visit(name, reasons.Fits)
 		case allocated:
-			visit(name, placement.Elsewhere)
+			visit(name, reasons.Elsewhere)
 		default:
 			visit(name, l.fit(l.nodes[name], &pod, &demand))
 		}
@@ -187,7 +188,7 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	}
 	demand := pod.Demand()
 	for name, n := range l.nodes {
-		if l.fit(n, &pod, &demand) == placement.Fits {
+		if l.fit(n, &pod, &demand) == reasons.Fits {
 			return name, true
 		}
 	}
@@ -201,7 +202,7 @@ func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 	home, allocated := l.nodeOf[pod.UID]
 	demand := pod.Demand()
 	for _, name := range names {
-		if allocated && name == home || !allocated && l.fit(l.nodes[name], &pod, &demand) == placement.Fits {
+		if allocated && name == home || !allocated && l.fit(l.nodes[name], &pod, &demand) == reasons.Fits {
 			return name, true
 		}
 	}
@@ -222,7 +223,7 @@ type View struct {
 // Rank is Check with each node's suitability; i is the position of the node in names. A node on which the pod has an
 // allocation gets the best suitability. Rank reports whether it counted tentative placements. It keeps names, so the caller must not change
 // the slice.
-func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason placement.Reason)) (tentative bool) {
+func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason reasons.Reason)) (tentative bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
@@ -230,9 +231,9 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 	l.each(names, func(i int, n *node) {
 		switch {
 		case allocated && home == names[i]:
-			visit(i, placement.MaxScore, placement.Fits)
+			visit(i, placement.MaxScore, reasons.Fits)
 		case allocated:
-			visit(i, 0, placement.Elsewhere)
+			visit(i, 0, reasons.Elsewhere)
 		default:
 			suits, reason := l.suit(n, &view, &pod, &demand)
 			visit(i, suits, reason)
@@ -259,16 +260,16 @@ func (l *Ledger) reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	n := l.nodes[name]
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		if home != name {
-			return Allocation{}, nil, &NoRoomError{name, placement.Elsewhere}
+			return Allocation{}, nil, &NoRoomError{name, reasons.Elsewhere}
 		}
 		return n.allocations[pod.UID].copy(), nil, nil
 	}
 	demand := pod.Demand()
 	where, reason := gpu.Placement(nil), n.accepts(&demand)
-	if reason == placement.Fits {
+	if reason == reasons.Fits {
 		where, reason = placement.Place(policy, l.cardsFor(n, &pod), demand)
 	}
-	if reason != placement.Fits {
+	if reason != reasons.Fits {
 		return Allocation{}, nil, &NoRoomError{name, l.orReserved(n, &pod, reason)}
 	}
 	return l.assume(name, pod, where, at).copy(), l.reservedFor(pod.UID), nil
@@ -474,7 +475,7 @@ func (l *Ledger) Memory() gpu.Memory {
 func (l *Ledger) sumMemory() gpu.Memory {
 	byUnit := map[gpu.Unit]gpu.Memory{}
 	for _, n := range l.nodes {
-		if n.shareable() == placement.Fits {
+		if n.shareable() == reasons.Fits {
 			unit := gpu.UnitOf(n.unit, n.inventory)
 			byUnit[unit] = byUnit[unit].Add(n.totals.Memory)
 		}
@@ -498,7 +499,7 @@ func (l *Ledger) NodeMemory() map[string]gpu.Memory {
 	defer l.mu.RUnlock()
 	out := make(map[string]gpu.Memory, len(l.nodes))
 	for name, n := range l.nodes {
-		if n.shareable() == placement.Fits {
+		if n.shareable() == reasons.Fits {
 			out[name] = n.totals.Memory.Sub(n.totals.Free.Sub(n.totals.FreeHealthy))
 		}
 	}

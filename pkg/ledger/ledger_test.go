@@ -9,6 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // What Reserve, Release, Remove, SetBound, SetNode, DeleteNode, Check and the readers do is defined by the model of
@@ -154,7 +155,7 @@ func TestStateString(t *testing.T) {
 // counts there.
 func TestPresumedOnOldNode(t *testing.T) {
 	old := spec(16, 16)
-	old.SeveralCards, old.Cores = placement.OldForCards, placement.OldForCores
+	old.SeveralCards, old.Cores = reasons.OldForCards, reasons.OldForCores
 	f := newFixture(t, old)
 	several := pod("several", 12)
 	several.Cards, several.Cores = 2, 160

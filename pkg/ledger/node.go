@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // node is the state of one node, guarded by the ledger's lock.
@@ -63,19 +64,19 @@ func (n *node) clearSpec() {
 }
 
 // shareable returns Fits if the node shares its cards, else the reason why not. n may be nil.
-func (n *node) shareable() placement.Reason {
+func (n *node) shareable() reasons.Reason {
 	switch {
 	case n == nil || !n.known:
-		return placement.NotShared
+		return reasons.NotShared
 	case n.wholeCards:
-		return placement.WholeCards
+		return reasons.WholeCards
 	}
-	return placement.Fits
+	return reasons.Fits
 }
 
 // accepts returns Fits if pods with this demand can be placed on the node at all, else the reason why not. n may be nil.
-func (n *node) accepts(demand *gpu.Demand) placement.Reason {
-	if reason := n.shareable(); reason != placement.Fits {
+func (n *node) accepts(demand *gpu.Demand) reasons.Reason {
+	if reason := n.shareable(); reason != reasons.Fits {
 		return reason
 	}
 	return n.support.Accepts(demand)
@@ -119,10 +120,10 @@ func (n *node) recount() {
 // presumed returns the demand that the node serves for a pod whose annotations name no card. A node that doesn't support several cards gives
 // the pod one card, and an old device plugin counts no cores.
 func (n *node) presumed(pod gpu.Pod) gpu.Demand {
-	if n.support.SeveralCards != placement.Fits {
+	if n.support.SeveralCards != reasons.Fits {
 		pod.Cards = 1
 	}
-	if n.support.Cores != placement.Fits {
+	if n.support.Cores != reasons.Fits {
 		pod.Cores = 0
 	}
 	return pod.Demand()
@@ -184,7 +185,7 @@ type room struct {
 }
 
 func (n *node) room() room {
-	if n.shareable() != placement.Fits {
+	if n.shareable() != reasons.Fits {
 		return room{}
 	}
 	return room{

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // nominee is a pod nominated to a node, with the pods there that are about to be evicted for it.
@@ -72,10 +73,10 @@ func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) [
 			pod, demand := request.Pod, request.Pod.Demand()
 			pod.UID = "" // The ranking is for all pods like this one, which sees its own nomination as free memory.
 			suits, reason := l.suit(n, &view, &pod, &demand)
-			return float64(suits), reason == placement.Fits
+			return float64(suits), reason == reasons.Fits
 		},
 		put: func(name string, n *node, pod gpu.Pod) bool {
-			if reason := placement.Fit(l.cardsFor(n, &pod), pod.Demand()); reason != placement.Fits || capacity != nil && !capacity.Take(name, pod.UID) {
+			if reason := placement.Fit(l.cardsFor(n, &pod), pod.Demand()); reason != reasons.Fits || capacity != nil && !capacity.Take(name, pod.UID) {
 				return false
 			}
 			n.addNominee(nominee{Pod: pod})
@@ -117,19 +118,19 @@ type Availability struct {
 }
 
 // Availability returns a node as the pod sees it, and the reason that Check gives for it.
-func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, placement.Reason) {
+func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, reasons.Reason) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
 	demand := pod.Demand()
 	reason := l.fit(n, &pod, &demand)
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
-		reason = placement.Elsewhere
+		reason = reasons.Elsewhere
 		if home == name {
-			reason = placement.Fits
+			reason = reasons.Fits
 		}
 	}
-	if n.shareable() != placement.Fits {
+	if n.shareable() != reasons.Fits {
 		return Availability{}, reason
 	}
 	return Availability{Cards: slices.Clone(l.cardsFor(n, &pod)), Allocations: n.copyAllocations()}, reason
@@ -164,8 +165,8 @@ func (n *node) outranked(priority int32) bool {
 
 // fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller
 // holds the lock.
-func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) placement.Reason {
-	if reason := n.accepts(demand); reason != placement.Fits {
+func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) reasons.Reason {
+	if reason := n.accepts(demand); reason != reasons.Fits {
 		return reason
 	}
 	if len(n.starvation) == 0 && len(n.held) == 0 && len(n.nominees) == 0 {
@@ -174,31 +175,31 @@ func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) placement.Reason
 	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod), *demand))
 }
 
-// orReserved returns placement.Reserved instead of the reason if the pod would fit the node without the starvation
+// orReserved returns reasons.Reserved instead of the reason if the pod would fit the node without the starvation
 // reservation.
-func (l *Ledger) orReserved(n *node, pod *gpu.Pod, reason placement.Reason) placement.Reason {
+func (l *Ledger) orReserved(n *node, pod *gpu.Pod, reason reasons.Reason) reasons.Reason {
 	if reason.Resolvable() && l.seesStarvationReservation(n, pod) {
 		cards, copied := l.withHold(n, pod)
-		if placement.Fit(l.withNominees(n, pod, cards, copied), pod.Demand()) == placement.Fits {
-			return placement.Reserved
+		if placement.Fit(l.withNominees(n, pod, cards, copied), pod.Demand()) == reasons.Fits {
+			return reasons.Reserved
 		}
 	}
 	return reason
 }
 
 // suit is fit with the node's suitability.
-func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand) (placement.Suitability, placement.Reason) {
-	if reason := n.accepts(demand); reason != placement.Fits {
+func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand) (placement.Suitability, reasons.Reason) {
+	if reason := n.accepts(demand); reason != reasons.Fits {
 		return 0, reason
 	}
 	if len(n.starvation) == 0 && len(n.held) == 0 && len(n.nominees) == 0 && len(n.tentative) == 0 {
 		if floor := view.Best.Floor(); floor >= 0 && demand.Cards == 1 && demand.Cores == 0 {
 			// This usually avoids reading the cards, which would cost more than the rest of the function.
-			if reason := n.totals.Fit(n.cards, demand); reason != placement.Fits {
+			if reason := n.totals.Fit(n.cards, demand); reason != reasons.Fits {
 				return 0, reason
 			}
 			if limit := placement.Limit(&view.Node, &n.totals, demand); limit <= floor {
-				return limit, placement.Fits
+				return limit, reasons.Fits
 			}
 		}
 		return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
@@ -248,7 +249,7 @@ func (l *Ledger) withNominees(n *node, pod *gpu.Pod, cards []placement.Card, cop
 // until they are terminating.
 func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placement {
 	demand := nominee.Demand()
-	if n.accepts(&demand) != placement.Fits {
+	if n.accepts(&demand) != reasons.Fits {
 		return nil // The node has changed since.
 	}
 	where, reason := placement.Place(placement.Expected, cards, demand)

@@ -7,6 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestNomination checks which pods fit a node n1 with two cards of 16 beside nominations to it.
@@ -48,41 +49,41 @@ func TestNomination(t *testing.T) {
 		over.Cards = 2
 		f.Nominate("n1", over)
 		changed := spec(16, 16)
-		changed.SeveralCards = placement.OneCardOnly
+		changed.SeveralCards = reasons.OneCardOnly
 		f.SetNode("n1", changed)
 	}
 	for name, tc := range map[string]struct {
 		before func(f *fixture)
 		pod    gpu.Pod
-		want   placement.Reason
+		want   reasons.Reason
 	}{
-		"nothing is kept for a pod that the node takes no more": {oneCardOnly, x(16, 5), placement.Fits},
-		"the nominated pod":                                     {nominated, nominee, placement.Fits},
-		"a lower priority":                                      {nominated, x(7, 4), placement.Full},
-		"an equal priority":                                     {nominated, x(7, 5), placement.Full},
-		"a higher priority":                                     {nominated, x(7, 6), placement.Fits},
-		"a pod that fits beside it":                             {nominated, x(6, 0), placement.Fits},
-		"too large for any card":                                {nominated, x(17, 0), placement.TooLarge},
-		"what the two of higher priority leave":                 {three, x(10, 5), placement.Fits},
-		"more than they leave":                                  {three, x(11, 5), placement.Full},
-		"a nominee that fits no card reserves nothing":          {three, x(10, 4), placement.Fits},
-		"higher priority than all nominees":                     {three, x(16, 6), placement.Fits},
-		"the victims' memory counts before their eviction":      {victims("a"), x(6, 5), placement.Full},
-		"it doesn't after a failed eviction":                    {victims(), x(6, 5), placement.Fits},
-		"a pod has ended, another one is terminating":           {freeing("first"), x(9, 0), placement.Full},
-		"the nominee, while a pod is terminating":               {freeing("first"), nominee, placement.Full},
-		"the nominee, after both have ended":                    {freeing("first", "second"), nominee, placement.Fits},
-		"a card without enough terminating pods isn't reserved": {freeing("second"), x(7, 0), placement.Fits},
+		"nothing is kept for a pod that the node takes no more": {oneCardOnly, x(16, 5), reasons.Fits},
+		"the nominated pod":                                     {nominated, nominee, reasons.Fits},
+		"a lower priority":                                      {nominated, x(7, 4), reasons.Full},
+		"an equal priority":                                     {nominated, x(7, 5), reasons.Full},
+		"a higher priority":                                     {nominated, x(7, 6), reasons.Fits},
+		"a pod that fits beside it":                             {nominated, x(6, 0), reasons.Fits},
+		"too large for any card":                                {nominated, x(17, 0), reasons.TooLarge},
+		"what the two of higher priority leave":                 {three, x(10, 5), reasons.Fits},
+		"more than they leave":                                  {three, x(11, 5), reasons.Full},
+		"a nominee that fits no card reserves nothing":          {three, x(10, 4), reasons.Fits},
+		"higher priority than all nominees":                     {three, x(16, 6), reasons.Fits},
+		"the victims' memory counts before their eviction":      {victims("a"), x(6, 5), reasons.Full},
+		"it doesn't after a failed eviction":                    {victims(), x(6, 5), reasons.Fits},
+		"a pod has ended, another one is terminating":           {freeing("first"), x(9, 0), reasons.Full},
+		"the nominee, while a pod is terminating":               {freeing("first"), nominee, reasons.Full},
+		"the nominee, after both have ended":                    {freeing("first", "second"), nominee, reasons.Fits},
+		"a card without enough terminating pods isn't reserved": {freeing("second"), x(7, 0), reasons.Fits},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, spec(16, 16))
 			tc.before(f)
-			expect(t, "Check", []placement.Reason{tc.want}, f.check(tc.pod, "n1"))
-			expect(t, "Rank", []placement.Reason{tc.want}, f.rank(binpack, tc.pod, "n1"))
+			expect(t, "Check", []reasons.Reason{tc.want}, f.check(tc.pod, "n1"))
+			expect(t, "Rank", []reasons.Reason{tc.want}, f.rank(binpack, tc.pod, "n1"))
 			n, _ := f.Node("n1")
 			available, reason := f.Availability("n1", tc.pod)
 			expect(t, "Availability", []any{tc.want, len(n.Allocations)}, []any{reason, len(available.Allocations)})
-			if _, err := f.Reserve("n1", tc.pod, placement.Binpack, at); (err == nil) != (tc.want == placement.Fits) {
+			if _, err := f.Reserve("n1", tc.pod, placement.Binpack, at); (err == nil) != (tc.want == reasons.Fits) {
 				t.Errorf("Reserve returns %v", err)
 			}
 		})
@@ -95,28 +96,28 @@ func TestNomineeReserved(t *testing.T) {
 	f.bind("n1", 0, pod("a", 10))
 	f.Nominate("n1", pod("nominee", 16, 5))
 	f.reserve("n1", pod("nominee", 16, 5))
-	expect(t, "beside it", []placement.Reason{placement.Fits}, f.check(pod("x", 6), "n1"))
+	expect(t, "beside it", []reasons.Reason{reasons.Fits}, f.check(pod("x", 6), "n1"))
 }
 
 func TestNominationMoves(t *testing.T) {
 	f := newFixture(t, spec(16), spec(16))
 	nominee, x := pod("nominee", 16), pod("x", 1)
-	const fits, full, notShared = placement.Fits, placement.Full, placement.NotShared
+	const fits, full, notShared = reasons.Fits, reasons.Full, reasons.NotShared
 	for _, step := range []struct {
 		what  string
 		do    func()
-		want  []placement.Reason // n1, n2 and an unknown node for another pod
+		want  []reasons.Reason // n1, n2 and an unknown node for another pod
 		freed []string
 		known bool // The unknown node has a nomination.
 	}{
-		{"nominated", func() { f.Nominate("n1", nominee) }, []placement.Reason{full, fits, notShared}, nil, false},
-		{"nominated again", func() { f.Nominate("n1", nominee) }, []placement.Reason{full, fits, notShared}, nil, false},
-		{"moved", func() { f.Nominate("n2", nominee) }, []placement.Reason{fits, full, notShared}, []string{"n1"}, false},
-		{"of another pod", func() { f.RemoveNomination("another") }, []placement.Reason{fits, full, notShared}, nil, false},
-		{"removed", func() { f.RemoveNomination(nominee.UID) }, []placement.Reason{fits, fits, notShared}, []string{"n2"}, false},
-		{"removed again", func() { f.RemoveNomination(nominee.UID) }, []placement.Reason{fits, fits, notShared}, nil, false},
-		{"to an unknown node", func() { f.Nominate("unknown", nominee) }, []placement.Reason{fits, fits, notShared}, nil, true},
-		{"from it", func() { f.RemoveNomination(nominee.UID) }, []placement.Reason{fits, fits, notShared}, []string{"unknown"}, false},
+		{"nominated", func() { f.Nominate("n1", nominee) }, []reasons.Reason{full, fits, notShared}, nil, false},
+		{"nominated again", func() { f.Nominate("n1", nominee) }, []reasons.Reason{full, fits, notShared}, nil, false},
+		{"moved", func() { f.Nominate("n2", nominee) }, []reasons.Reason{fits, full, notShared}, []string{"n1"}, false},
+		{"of another pod", func() { f.RemoveNomination("another") }, []reasons.Reason{fits, full, notShared}, nil, false},
+		{"removed", func() { f.RemoveNomination(nominee.UID) }, []reasons.Reason{fits, fits, notShared}, []string{"n2"}, false},
+		{"removed again", func() { f.RemoveNomination(nominee.UID) }, []reasons.Reason{fits, fits, notShared}, nil, false},
+		{"to an unknown node", func() { f.Nominate("unknown", nominee) }, []reasons.Reason{fits, fits, notShared}, nil, true},
+		{"from it", func() { f.RemoveNomination(nominee.UID) }, []reasons.Reason{fits, fits, notShared}, []string{"unknown"}, false},
 	} {
 		step.do()
 		expect(t, step.what, step.want, f.check(x, "n1", "n2", "unknown"))
@@ -137,12 +138,12 @@ func TestAvailability(t *testing.T) {
 		pod  gpu.Pod
 		node string
 		used gpu.Memory
-		want placement.Reason
+		want reasons.Reason
 	}{
-		"the terminating pod and the nominee":      {pod("x", 1, 5), "n1", 32, placement.Full},
-		"without the nominee of lower priority":    {pod("x", 1, 6), "n1", 16, placement.Full},
-		"a pod with an allocation, on its node":    {a, "n1", 32, placement.Fits},
-		"a pod with an allocation, on another one": {a, "n2", 0, placement.Elsewhere},
+		"the terminating pod and the nominee":      {pod("x", 1, 5), "n1", 32, reasons.Full},
+		"without the nominee of lower priority":    {pod("x", 1, 6), "n1", 16, reasons.Full},
+		"a pod with an allocation, on its node":    {a, "n1", 32, reasons.Fits},
+		"a pod with an allocation, on another one": {a, "n2", 0, reasons.Elsewhere},
 	} {
 		got, reason := f.Availability(tc.node, tc.pod)
 		expect(t, name, []any{tc.want, tc.used}, []any{reason, got.Cards[0].Used})
@@ -189,8 +190,8 @@ func TestNominateAll(t *testing.T) {
 			got := f.NominateAll(requests, binpack, tc.capacity)
 			expect(t, "nodes", tc.want, got)
 			for i, node := range got {
-				if reasons := f.check(tc.pods[i], "n1", "n2", "n3"); node != "" && !slices.Contains(reasons, placement.Fits) {
-					t.Errorf("pod %s is nominated to %s and fits nowhere: %v", tc.pods[i], node, reasons)
+				if results := f.check(tc.pods[i], "n1", "n2", "n3"); node != "" && !slices.Contains(results, reasons.Fits) {
+					t.Errorf("pod %s is nominated to %s and fits nowhere: %v", tc.pods[i], node, results)
 				}
 			}
 		})

@@ -8,6 +8,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestPacking places 3,000 random pods on 1,000 nodes of eight cards, one after the other. If every fifth of them asks for as much of two
@@ -36,8 +37,8 @@ func packed(t *testing.T, several bool) float64 {
 			p.Request *= gpu.Memory(p.Cards)
 		}
 		best := placement.Best{K: 1}
-		f.Rank(binpack, p, names, func(i int, suits placement.Suitability, reason placement.Reason) {
-			if reason == placement.Fits {
+		f.Rank(binpack, p, names, func(i int, suits placement.Suitability, reason reasons.Reason) {
+			if reason == reasons.Fits {
 				best.Add(placement.Candidate{Node: i, Suits: suits})
 			}
 		})
@@ -78,14 +79,14 @@ func TestRankBest(t *testing.T) {
 		asking.Cards = 1 + random.IntN(2)
 		policies, k := placement.Policies(), 1+random.IntN(3)
 		view := ledger.View{Card: policies[random.IntN(len(policies))], Node: policies[random.IntN(len(policies))], TentativeAt: at}
-		rank := func(best, known *placement.Best) (reasons []placement.Reason) {
+		rank := func(best, known *placement.Best) (results []reasons.Reason) {
 			view.Best = known
-			f.Rank(view, asking, names, func(i int, suits placement.Suitability, reason placement.Reason) {
-				if reasons = append(reasons, reason); reason == placement.Fits {
+			f.Rank(view, asking, names, func(i int, suits placement.Suitability, reason reasons.Reason) {
+				if results = append(results, reason); reason == reasons.Fits {
 					best.Add(placement.Candidate{Node: i, Suits: suits})
 				}
 			})
-			return reasons
+			return results
 		}
 		all, few := placement.Best{K: k}, placement.Best{K: k}
 		expect(t, "reasons", rank(&all, nil), rank(&few, &few))

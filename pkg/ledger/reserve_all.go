@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Request is a pod to place on one of several nodes.
@@ -79,13 +80,13 @@ func (l *Ledger) FitsWithoutAssumed(pod gpu.Pod, names []string) bool {
 	demand := pod.Demand()
 	return slices.ContainsFunc(names, func(name string) bool {
 		n := l.nodes[name]
-		return n.accepts(&demand) == placement.Fits && n.fitsWithoutAssumed(demand)
+		return n.accepts(&demand) == reasons.Fits && n.fitsWithoutAssumed(demand)
 	})
 }
 
 func (n *node) fitsWithoutAssumed(demand gpu.Demand) bool {
 	if reason := n.totals.Fit(n.cards, &demand); !reason.Resolvable() {
-		return reason == placement.Fits
+		return reason == reasons.Fits
 	}
 	bound := n.emptyCards()
 	for _, a := range n.allocations {
@@ -93,7 +94,7 @@ func (n *node) fitsWithoutAssumed(demand gpu.Demand) bool {
 			add(bound, a.Placement)
 		}
 	}
-	return placement.Fit(bound, demand) == placement.Fits
+	return placement.Fit(bound, demand) == reasons.Fits
 }
 
 // StillUsable reports whether the pod can still be bound with its allocation: the node shares its cards, and the cards
@@ -108,7 +109,7 @@ func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 	}
 	n := l.nodes[l.nodeOf[uid]]
 	demand := a.Demand()
-	if n.accepts(&demand) != placement.Fits || len(a.Placement) == 0 {
+	if n.accepts(&demand) != reasons.Fits || len(a.Placement) == 0 {
 		return false
 	}
 	for _, share := range a.Placement {
@@ -274,13 +275,13 @@ func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 func (t *trial) rate(n *node, request *Request) (float64, bool) {
 	demand := request.Pod.Demand()
 	suits, reason := t.suit(n, &t.view, &request.Pod, &demand)
-	return float64(suits), reason == placement.Fits
+	return float64(suits), reason == reasons.Fits
 }
 
 // put adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
 func (t *trial) put(name string, n *node, pod gpu.Pod) bool {
 	where, reason := placement.Place(t.view.Card, t.cardsFor(n, &pod), pod.Demand())
-	if reason != placement.Fits || t.capacity != nil && !t.capacity.Take(name, pod.UID) {
+	if reason != reasons.Fits || t.capacity != nil && !t.capacity.Take(name, pod.UID) {
 		return false
 	}
 	t.ended = append(t.ended, t.reservedFor(pod.UID)...)

@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // requests returns requests for the amounts, by pods named w0, w1 and so on.
@@ -376,9 +377,9 @@ func (s *reserveSimulation) oneByOne() ([]ledger.Reservation, int) {
 func (s *reserveSimulation) placeOneByOne(placed *int) (places []ledger.Reservation) {
 	for _, request := range s.requests {
 		best, most := "", placement.Suitability(-1)
-		s.reference.Rank(s.view, request.Pod, request.Nodes, func(i int, suits placement.Suitability, reason placement.Reason) {
+		s.reference.Rank(s.view, request.Pod, request.Nodes, func(i int, suits placement.Suitability, reason reasons.Reason) {
 			node := request.Nodes[i]
-			if reason == placement.Fits && suits > most && s.referenceSlots.free[node] >= s.referenceSlots.need(request.Pod.UID) {
+			if reason == reasons.Fits && suits > most && s.referenceSlots.free[node] >= s.referenceSlots.need(request.Pod.UID) {
 				best, most = node, suits
 			}
 		})

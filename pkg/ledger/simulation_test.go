@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // model is the simplest possible ledger: no lock, no index, no stored sums. Every question goes through all pods. It
@@ -151,21 +152,21 @@ func (m *model) seesKept(pod gpu.Pod) bool {
 }
 
 // accepts returns the reason why no pod like this can be placed on the node, Fits if there is none.
-func (m *model) accepts(node string, pod gpu.Pod) placement.Reason {
+func (m *model) accepts(node string, pod gpu.Pod) reasons.Reason {
 	nodeSpec, known := m.specs[node]
 	switch {
 	case !known:
-		return placement.NotShared
+		return reasons.NotShared
 	case nodeSpec.WholeCards:
-		return placement.WholeCards
-	case pod.Cards > 1 && nodeSpec.SeveralCards != placement.Fits:
+		return reasons.WholeCards
+	case pod.Cards > 1 && nodeSpec.SeveralCards != reasons.Fits:
 		return nodeSpec.SeveralCards
-	case pod.Cores > 0 && nodeSpec.Cores != placement.Fits:
+	case pod.Cores > 0 && nodeSpec.Cores != reasons.Fits:
 		return nodeSpec.Cores
 	case pod.SharedMemory:
 		return nodeSpec.SharedMemory
 	}
-	return placement.Fits
+	return reasons.Fits
 }
 
 // reserveForStarving reserves shares of the cards with the most room, or nothing.
@@ -179,7 +180,7 @@ func (m *model) reserveForStarving(requests []ledger.Request, priority int32) bo
 		share, n := each(request.Pod)
 		best, cards, most := "", []int(nil), int64(-1)
 		for _, node := range request.Nodes {
-			if m.accepts(node, request.Pod) != placement.Fits {
+			if m.accepts(node, request.Pod) != reasons.Fits {
 				continue
 			}
 			rooms := map[int]int64{}
@@ -215,7 +216,7 @@ func (m *model) idle() (idle gpu.Memory) {
 // usable reports whether the pods of the starvation reservation could be placed on its cards if these were empty.
 func (m *model) usable() bool {
 	for uid, node := range m.keptFor {
-		if m.accepts(node, m.keptPods[uid]) != placement.Fits || len(m.kept[node]) == 0 {
+		if m.accepts(node, m.keptPods[uid]) != reasons.Fits || len(m.kept[node]) == 0 {
 			return false
 		}
 		for _, share := range m.kept[node] {
@@ -249,7 +250,7 @@ func (m *model) best(node string, pod gpu.Pod, most, kept bool) []int {
 	return cards
 }
 
-func (m *model) reason(node string, pod gpu.Pod, kept bool) placement.Reason {
+func (m *model) reason(node string, pod gpu.Pod, kept bool) reasons.Reason {
 	nodeSpec := m.specs[node]
 	share, n := each(pod)
 	large, healthy, roomy, free := 0, 0, 0, amount{}
@@ -270,33 +271,33 @@ func (m *model) reason(node string, pod gpu.Pod, kept bool) placement.Reason {
 	}
 	reason := m.accepts(node, pod)
 	switch {
-	case reason != placement.Fits:
+	case reason != reasons.Fits:
 		return reason
 	case len(nodeSpec.Cards) == 0:
-		return placement.NotShared
+		return reasons.NotShared
 	case m.best(node, pod, false, kept) != nil:
-		return placement.Fits
+		return reasons.Fits
 	case roomy >= n:
-		return placement.Crowded
+		return reasons.Crowded
 	case large < n:
-		return placement.TooLarge
+		return reasons.TooLarge
 	case healthy < n:
-		return placement.Unhealthy
+		return reasons.Unhealthy
 	case free.atLeast(share.times(n)):
-		return placement.Fragmented
+		return reasons.Fragmented
 	}
-	return placement.Full
+	return reasons.Full
 }
 
-func (m *model) check(pod gpu.Pod, node string) placement.Reason {
+func (m *model) check(pod gpu.Pod, node string) reasons.Reason {
 	if h := m.allocations[pod.UID]; h != nil && h.Node == node {
-		return placement.Fits
+		return reasons.Fits
 	} else if h != nil {
-		return placement.Elsewhere
+		return reasons.Elsewhere
 	}
 	reason := m.reason(node, pod, m.seesKept(pod))
-	if (reason == placement.Full || reason == placement.Fragmented || reason == placement.Crowded) && m.reason(node, pod, false) == placement.Fits {
-		return placement.Reserved
+	if (reason == reasons.Full || reason == reasons.Fragmented || reason == reasons.Crowded) && m.reason(node, pod, false) == reasons.Fits {
+		return reasons.Reserved
 	}
 	return reason
 }
@@ -326,10 +327,10 @@ func (m *model) presume(node string) {
 			continue
 		}
 		pod := h.Pod
-		if m.specs[node].SeveralCards != placement.Fits {
+		if m.specs[node].SeveralCards != reasons.Fits {
 			pod.Cards = 1 // The node gives it one card.
 		}
-		if m.specs[node].Cores != placement.Fits {
+		if m.specs[node].Cores != reasons.Fits {
 			pod.Cores = 0
 		}
 		share, _ := each(pod)
@@ -464,7 +465,7 @@ func (s *simulation) step() (operation string, got, want any) {
 		s.fixture.SetNode(node, shuffled)
 		s.model.specs[node] = nodeSpec
 		s.model.presume(node)
-		more := func(now, before placement.Reason) bool { return now == placement.Fits && before != placement.Fits }
+		more := func(now, before reasons.Reason) bool { return now == reasons.Fits && before != reasons.Fits }
 		if more(nodeSpec.SeveralCards, former.SeveralCards) || more(nodeSpec.Cores, former.Cores) || more(nodeSpec.SharedMemory, former.SharedMemory) {
 			for _, free := range s.model.free()[node] {
 				if free.memory > 0 {
@@ -480,7 +481,7 @@ func (s *simulation) modelReserve(node string, pod gpu.Pod, policy placement.Pol
 	if h := s.model.allocations[pod.UID]; h != nil && h.Node == node {
 		return []any{h.Allocation, error(nil)}
 	}
-	if reason := s.model.check(pod, node); reason != placement.Fits {
+	if reason := s.model.check(pod, node); reason != reasons.Fits {
 		return []any{ledger.Allocation{}, error(&ledger.NoRoomError{Node: node, Reason: reason})}
 	}
 	share, _ := each(pod)
@@ -532,10 +533,10 @@ func (s *simulation) where(pod gpu.Pod) gpu.Placement {
 // nodeSpec returns a random node with up to four cards, with gaps between their indexes.
 func (s *simulation) nodeSpec() ledger.NodeSpec {
 	nodeSpec := ledger.NodeSpec{Unit: []gpu.Unit{gpu.MiB, gpu.GiB}[s.random.IntN(2)], WholeCards: s.random.IntN(10) == 0}
-	nodeSpec.SeveralCards = []placement.Reason{placement.Fits, placement.Fits, placement.Fits, placement.OldForCards, placement.OneCardOnly}[s.random.IntN(5)]
-	nodeSpec.Cores = []placement.Reason{placement.Fits, placement.Fits, placement.Fits, placement.OldForCores}[s.random.IntN(4)]
+	nodeSpec.SeveralCards = []reasons.Reason{reasons.Fits, reasons.Fits, reasons.Fits, reasons.OldForCards, reasons.OneCardOnly}[s.random.IntN(5)]
+	nodeSpec.Cores = []reasons.Reason{reasons.Fits, reasons.Fits, reasons.Fits, reasons.OldForCores}[s.random.IntN(4)]
 	if s.random.IntN(4) == 0 {
-		nodeSpec.SharedMemory = placement.NoOwnSharedMemory
+		nodeSpec.SharedMemory = reasons.NoOwnSharedMemory
 	}
 	for index := range 4 {
 		if s.random.IntN(4) == 0 {
@@ -578,7 +579,7 @@ func TestSimulation(t *testing.T) {
 	if testing.Short() {
 		seeds = 15
 	}
-	reached := map[placement.Reason]int{}
+	reached := map[reasons.Reason]int{}
 	presumed, over, overCores, overContainers, freed := 0, 0, 0, 0, 0
 	for seed := range seeds {
 		s := &simulation{
@@ -623,25 +624,25 @@ func TestSimulation(t *testing.T) {
 			if s.random.IntN(2) == 0 {
 				asking.UID, asking.Name = "unknown", "unknown"
 			}
-			var reasons []placement.Reason
+			var results []reasons.Reason
 			for _, node := range asked {
-				reasons = append(reasons, s.model.check(asking, node))
-				reached[reasons[len(reasons)-1]]++
+				results = append(results, s.model.check(asking, node))
+				reached[results[len(results)-1]]++
 			}
-			compare("Check", reasons, s.fixture.check(asking, asked...))
-			compare("Rank", reasons, s.fixture.rank(binpack, asking, asked...))
+			compare("Check", results, s.fixture.check(asking, asked...))
+			compare("Rank", results, s.fixture.rank(binpack, asking, asked...))
 			fitting := []string{}
 			for i, node := range s.nodes {
-				if reasons[i] == placement.Fits {
+				if results[i] == reasons.Fits {
 					fitting = append(fitting, node)
 				}
 			}
 			node, fits := s.fixture.AnyFit(asking)
 			compare("AnyFit", []bool{len(fitting) > 0, len(fitting) > 0}, []bool{fits, slices.Contains(fitting, node)})
 			first, fits := s.fixture.FirstFit(asking, asked)
-			wantFirst, wantFits := "", slices.Contains(reasons, placement.Fits)
+			wantFirst, wantFits := "", slices.Contains(results, reasons.Fits)
 			if wantFits {
-				wantFirst = asked[slices.Index(reasons, placement.Fits)]
+				wantFirst = asked[slices.Index(results, reasons.Fits)]
 			}
 			compare("FirstFit", []any{wantFirst, wantFits}, []any{first, fits})
 			for _, p := range s.pods {
@@ -670,7 +671,7 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 	// The simulation must reach all reasons and special cases.
-	for _, reason := range append(placement.Reasons(), placement.Fits) {
+	for _, reason := range append(reasons.OfNodes(), reasons.Fits) {
 		if reached[reason] == 0 {
 			t.Errorf("the simulation never reached %q", reason)
 		}

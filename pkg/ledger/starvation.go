@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // starvationReservation reserves memory on certain cards for certain pods. Running pods on these cards continue.
@@ -95,7 +96,7 @@ func (l *Ledger) StarvationUsable() bool {
 	}
 	for _, pod := range l.starvation.pods {
 		n := l.nodes[pod.node]
-		if n.accepts(&pod.demand) != placement.Fits || !n.holdsReserved() {
+		if n.accepts(&pod.demand) != reasons.Fits || !n.holdsReserved() {
 			return false
 		}
 	}
@@ -153,7 +154,7 @@ func (l *Ledger) endStarvationReservation() (nodes []string) {
 func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
 	var buffer [16]gpu.Memory
 	demand := request.Pod.Demand()
-	if n.accepts(&demand) != placement.Fits {
+	if n.accepts(&demand) != reasons.Fits {
 		return 0, false
 	}
 	rooms := buffer[:0]
@@ -172,7 +173,7 @@ func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
 // emptiest returns the emptiest cards for the demand, among the cards that could hold it if they were empty. The emptiest card is the first. The
 // starvation reservation counts as used. If there are too few cards, emptiest returns none.
 func (n *node) emptiest(demand *gpu.Demand) (cards []placement.Card) {
-	if n.accepts(demand) != placement.Fits {
+	if n.accepts(demand) != reasons.Fits {
 		return nil
 	}
 	for i := range n.cards {

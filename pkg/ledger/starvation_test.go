@@ -7,6 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func TestStarvationReservation(t *testing.T) {
@@ -18,8 +19,8 @@ func TestStarvationReservation(t *testing.T) {
 	finds := func(what string, pod gpu.Pod, want ...string) {
 		t.Helper()
 		var got []string
-		f.Check(pod, nodes, func(name string, reason placement.Reason) {
-			if reason == placement.Fits {
+		f.Check(pod, nodes, func(name string, reason reasons.Reason) {
+			if reason == reasons.Fits {
 				got = append(got, name)
 			}
 		})
@@ -47,7 +48,7 @@ func TestStarvationReservation(t *testing.T) {
 
 // Other pods see which nodes have room but for the reservation, by every path.
 func TestStarvationReservationReason(t *testing.T) {
-	const fits, full, reserved = placement.Fits, placement.Full, placement.Reserved
+	const fits, full, reserved = reasons.Fits, reasons.Full, reasons.Reserved
 	f := newFixture(t, spec(16, 16), spec(16, 16))
 	f.bind("n1", 0, pod("a", 12))
 	f.bind("n2", 0, pod("b", 16))
@@ -56,11 +57,11 @@ func TestStarvationReservationReason(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pod     gpu.Pod
 		nominee gpu.Memory
-		want    placement.Reason
+		want    reasons.Reason
 	}{
 		"a pod for which there would be room":        {pod("x", 16, 1), 0, reserved},
 		"a pod of higher priority":                   {pod("x", 16, 2), 0, fits},
-		"a pod that is too large":                    {pod("x", 17), 0, placement.TooLarge},
+		"a pod that is too large":                    {pod("x", 17), 0, reasons.TooLarge},
 		"a pod whose room a nominated pod waits for": {pod("x", 8), 16, full},
 		"a pod that fits beside a nominated pod":     {pod("x", 8), 8, reserved},
 		"a member":                                   {pod("w0", 16), 0, fits},
@@ -69,8 +70,8 @@ func TestStarvationReservationReason(t *testing.T) {
 			if f.RemoveNomination("nominee"); tc.nominee > 0 {
 				f.Nominate("n1", pod("nominee", tc.nominee, 5))
 			}
-			expect(t, "Check", []placement.Reason{tc.want}, f.check(tc.pod, "n1"))
-			expect(t, "Rank", []placement.Reason{tc.want}, f.rank(binpack, tc.pod, "n1"))
+			expect(t, "Check", []reasons.Reason{tc.want}, f.check(tc.pod, "n1"))
+			expect(t, "Rank", []reasons.Reason{tc.want}, f.rank(binpack, tc.pod, "n1"))
 			_, reason := f.Availability("n1", tc.pod)
 			expect(t, "Availability", tc.want, reason)
 			var noRoom *ledger.NoRoomError
@@ -82,7 +83,7 @@ func TestStarvationReservationReason(t *testing.T) {
 			f.Release(tc.pod.UID)
 		})
 	}
-	expect(t, "another node", []placement.Reason{fits}, f.check(pod("x", 16), "n2"))
+	expect(t, "another node", []reasons.Reason{fits}, f.check(pod("x", 16), "n2"))
 	f.EndStarvationReservation()
 	expect(t, "label after the end", "", f.StarvationLabel())
 }

@@ -7,25 +7,26 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func TestTentativePlacement(t *testing.T) {
-	const fits, full, elsewhere = placement.Fits, placement.Full, placement.Elsewhere
-	type reasons = []placement.Reason
-	free, taken := reasons{fits, fits}, reasons{full, full}
+	const fits, full, elsewhere = reasons.Fits, reasons.Full, reasons.Elsewhere
+	type results = []reasons.Reason
+	free, taken := results{fits, fits}, results{full, full}
 	first := pod("first", 10)
 	for name, tc := range map[string]struct {
 		then func(f *fixture)
 		// first and second are the reasons of n1 and n2 for the pod itself and for another pod.
-		first, second reasons
+		first, second results
 	}{
 		"added":                     {func(*fixture) {}, free, taken},
-		"replaced by one node":      {func(f *fixture) { f.AddTentative(first, []string{"n2"}, at) }, free, reasons{fits, full}},
-		"reserved":                  {func(f *fixture) { f.reserve("n1", first) }, reasons{fits, elsewhere}, reasons{full, fits}},
-		"bound":                     {func(f *fixture) { f.bind("n2", 0, first) }, reasons{elsewhere, fits}, reasons{fits, full}},
+		"replaced by one node":      {func(f *fixture) { f.AddTentative(first, []string{"n2"}, at) }, free, results{fits, full}},
+		"reserved":                  {func(f *fixture) { f.reserve("n1", first) }, results{fits, elsewhere}, results{full, fits}},
+		"bound":                     {func(f *fixture) { f.bind("n2", 0, first) }, results{elsewhere, fits}, results{fits, full}},
 		"removed":                   {func(f *fixture) { f.Remove(first.UID) }, free, free},
 		"expired":                   {func(f *fixture) { f.AddTentative(pod("third", 1), nil, at.Add(time.Minute)) }, free, free},
-		"the node is created again": {func(f *fixture) { f.DeleteNode("n1"); f.SetNode("n1", spec(16)) }, free, reasons{fits, full}},
+		"the node is created again": {func(f *fixture) { f.DeleteNode("n1"); f.SetNode("n1", spec(16)) }, free, results{fits, full}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, spec(16), spec(16))
@@ -44,15 +45,15 @@ func TestTentativePlacementExpires(t *testing.T) {
 	f.AddTentative(pod("first", 10), []string{"n1"}, at)
 	for name, tc := range map[string]struct {
 		now     time.Time
-		want    placement.Reason
+		want    reasons.Reason
 		counted bool
 	}{
-		"a second later": {at.Add(time.Second), placement.Full, true},
-		"a minute later": {at.Add(time.Minute), placement.Fits, false},
-		"not asked for":  {time.Time{}, placement.Fits, false},
+		"a second later": {at.Add(time.Second), reasons.Full, true},
+		"a minute later": {at.Add(time.Minute), reasons.Fits, false},
+		"not asked for":  {time.Time{}, reasons.Fits, false},
 	} {
 		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: tc.now}
-		counted := f.Rank(view, pod("second", 10), []string{"n1"}, func(_ int, _ placement.Suitability, got placement.Reason) {
+		counted := f.Rank(view, pod("second", 10), []string{"n1"}, func(_ int, _ placement.Suitability, got reasons.Reason) {
 			expect(t, name, tc.want, got)
 		})
 		expect(t, name+": counted", tc.counted, counted)
@@ -66,7 +67,7 @@ func TestTentativePlacementShares(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		f.AddTentative(pod(name, 8), []string{"n1"}, at)
 	}
-	for request, want := range map[gpu.Memory]placement.Reason{8: placement.Fits, 9: placement.Full} {
-		expect(t, "beside three halves of a card", []placement.Reason{want}, f.rank(tentative, pod("d", request), "n1"))
+	for request, want := range map[gpu.Memory]reasons.Reason{8: reasons.Fits, 9: reasons.Full} {
+		expect(t, "beside three halves of a card", []reasons.Reason{want}, f.rank(tentative, pod("d", request), "n1"))
 	}
 }

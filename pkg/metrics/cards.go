@@ -11,7 +11,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // cardGauges are the gauges that have a series for each card. value returns false if the card has no such series. They are ordered by
@@ -21,7 +21,7 @@ var cardGauges = [...]struct {
 	value      func(node *ledger.Node, card int) (float64, bool)
 }{
 	{"card_cores_allocated", "Computing of a card that pods ask for, in percent of the card; only of nodes that count it.", func(node *ledger.Node, card int) (float64, bool) {
-		return float64(node.UsedCores[card]), node.Cores == placement.Fits
+		return float64(node.UsedCores[card]), node.Cores == reasons.Fits
 	}},
 	{"card_healthy", "1 for a healthy card, 0 for an unhealthy one, which gets no new pods.", func(node *ledger.Node, card int) (float64, bool) {
 		return toFloat(node.Cards[card].Healthy()), true

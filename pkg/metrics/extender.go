@@ -9,7 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const namespace = "gpushare_extender"
@@ -76,8 +76,8 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 			e.requests.WithLabelValues(verb, outcome)
 		}
 	}
-	for _, reason := range append(placement.Reasons(), placement.Fits) {
-		e.filtered.WithLabelValues(reason.Label())
+	for _, reason := range append(reasons.OfNodes(), reasons.Fits) {
+		e.filtered.WithLabelValues(reason.String())
 	}
 	startAtZero(e.binds, "bound", "no_room", "not_ready", "not_leading", "bad_request", "invalid_request", "unreachable", "rejected", "unconfirmed", "in_flight", "held_back")
 	startAtZero(e.resolved, "bound", "not_bound", "gone")
@@ -102,8 +102,8 @@ func (e *Extender) Answered(verb, outcome string, took time.Duration) {
 }
 
 // Filtered implements scheduling.Observer.
-func (e *Extender) Filtered(reason placement.Reason, nodes int) {
-	e.filtered.WithLabelValues(reason.Label()).Add(float64(nodes))
+func (e *Extender) Filtered(reason reasons.Reason, nodes int) {
+	e.filtered.WithLabelValues(reason.String()).Add(float64(nodes))
 }
 
 // CertificateExpires implements extender.Observer.

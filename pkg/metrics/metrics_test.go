@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestMetricsLint checks all metrics with the linter of Prometheus.
@@ -20,7 +21,7 @@ func TestMetricsLint(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	e := NewExtender(registry)
 	e.Answered("filter", "ok", time.Millisecond)
-	e.Filtered(placement.Full, 3)
+	e.Filtered(reasons.Full, 3)
 	e.BindFinished("bound")
 	e.BindResolved("gone")
 	e.Requeued()
@@ -59,8 +60,8 @@ gpushare_extender_gangs{phase="running"} 3
 func TestExtender(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	e := NewExtender(registry)
-	e.Filtered(placement.Full, 3)
-	e.Filtered(placement.Full, 2)
+	e.Filtered(reasons.Full, 3)
+	e.Filtered(reasons.Full, 2)
 	e.BindFinished("bound")
 	e.BindFinished("no_room")
 	e.BindFinished("no_room")
@@ -247,7 +248,7 @@ gpushare_extender_overfull_cards 3
 // TestCoresNotCounted: a node whose device plugin is too old for cores has no series for them.
 func TestCoresNotCounted(t *testing.T) {
 	l := ledger.New()
-	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Support: placement.Support{Cores: placement.OldForCores}, Cards: []gpu.Card{{Memory: 100}}})
+	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Support: placement.Support{Cores: reasons.OldForCores}, Cards: []gpu.Card{{Memory: 100}}})
 	registry := prometheus.NewPedanticRegistry()
 	cards := NewLedger(registry, l, func() error { return nil }, always)
 	for name, want := range map[string]int{"card_memory_units": 1, "card_cores_allocated": 0} {

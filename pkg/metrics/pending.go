@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // NewPending registers a collector that counts the pending pods by reason at each scrape, and the pods with a request problem.
@@ -17,12 +18,12 @@ func NewPending(registry prometheus.Registerer, ready func() error, read func() 
 			return
 		}
 		diagnoses, requestProblems := read()
-		count := map[diagnosis.Reason]int{}
+		count := map[reasons.Reason]int{}
 		for _, d := range diagnoses {
 			count[d.Reason]++
 		}
-		for _, reason := range diagnosis.Reasons() {
-			set(pending, float64(count[reason]), string(reason))
+		for _, reason := range reasons.OfPods() {
+			set(pending, float64(count[reason]), reason.String())
 		}
 		set(problems, float64(requestProblems))
 	}})

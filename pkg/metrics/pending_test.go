@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
@@ -25,12 +26,12 @@ func TestPending(t *testing.T) {
 	}
 
 	ready = nil
-	expect := func(want map[diagnosis.Reason]int) {
+	expect := func(want map[reasons.Reason]int) {
 		t.Helper()
 		var text strings.Builder
 		text.WriteString("# HELP gpushare_extender_pending_pods Number of pods that ask for GPU memory and have no node, by the reason of their diagnosis.\n" +
 			"# TYPE gpushare_extender_pending_pods gauge\n")
-		for _, reason := range diagnosis.Reasons() {
+		for _, reason := range reasons.OfPods() {
 			fmt.Fprintf(&text, "gpushare_extender_pending_pods{reason=%q} %d\n", reason, want[reason])
 		}
 		text.WriteString("# HELP gpushare_extender_request_problems Number of pods that get no GPU memory although they seem to ask for some, because of a mistake in their request.\n" +
@@ -41,16 +42,16 @@ func TestPending(t *testing.T) {
 		}
 	}
 	expect(nil)
-	pods = []diagnosis.Diagnosis{{Reason: diagnosis.Full}, {Reason: diagnosis.Gated}, {Reason: diagnosis.Full}}
+	pods = []diagnosis.Diagnosis{{Reason: reasons.Full}, {Reason: reasons.Gated}, {Reason: reasons.Full}}
 	problems = 3
-	expect(map[diagnosis.Reason]int{"full": 2, "gated": 1})
+	expect(map[reasons.Reason]int{reasons.Full: 2, reasons.Gated: 1})
 }
 
 // Each mistake counts under its cause, or as a request problem.
 func TestPendingMistakes(t *testing.T) {
-	causes, want, requestProblems := []diagnosis.Diagnosis{}, map[diagnosis.Reason]int{diagnosis.WaitsForTurn: 0}, 0 // That is no mistake.
+	causes, want, requestProblems := []diagnosis.Diagnosis{}, map[reasons.Reason]int{reasons.WaitsForTurn: 0}, 0 // That is no mistake.
 	for _, m := range mistakes.All() {
-		if m.Cause == "" {
+		if m.NotPending {
 			requestProblems++
 			continue
 		}
@@ -63,11 +64,15 @@ func TestPendingMistakes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := map[diagnosis.Reason]int{}
+	got := map[reasons.Reason]int{}
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {
 			if labels := metric.GetLabel(); len(labels) > 0 {
-				got[diagnosis.Reason(labels[0].GetValue())] = int(metric.GetGauge().GetValue())
+				var reason reasons.Reason
+				if err := reason.UnmarshalText([]byte(labels[0].GetValue())); err != nil {
+					t.Error(err)
+				}
+				got[reason] = int(metric.GetGauge().GetValue())
 			} else if n := int(metric.GetGauge().GetValue()); n != requestProblems || n == 0 {
 				t.Errorf("%d request problems, want %d", n, requestProblems)
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // shared returns cards of 16 units each, with these amounts of memory and cores free.
@@ -49,42 +50,42 @@ func TestPlaceSeveral(t *testing.T) {
 		cards  []Card
 		demand gpu.Demand
 		want   []int
-		reason Reason
+		reason reasons.Reason
 	}{
-		"binpack: the two fullest that fit":         {Binpack, memory(16, 4, 8, 3, 10), gpu.Demand{Cards: 2, Memory: 4}, []int{1, 2}, Fits},
-		"spread: the two emptiest":                  {Spread, memory(16, 4, 8, 3, 10), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 4}, Fits},
-		"all cards":                                 {Binpack, memory(16, 4, 8), gpu.Demand{Cards: 3, Memory: 4}, []int{0, 1, 2}, Fits},
-		"one card has room, the sum has":            {Binpack, memory(16, 4, 4), gpu.Demand{Cards: 2, Memory: 8}, nil, Fragmented},
-		"one card has room, and there is no more":   {Binpack, memory(10, 0, 0), gpu.Demand{Cards: 2, Memory: 8}, nil, Full},
-		"too few cards":                             {Binpack, memory(16, 16), gpu.Demand{Cards: 3, Memory: 1}, nil, TooLarge},
-		"too few healthy cards":                     {Binpack, unhealthy(1, memory(16, 16)), gpu.Demand{Cards: 2, Memory: 1}, nil, Unhealthy},
-		"an unhealthy card is skipped":              {Binpack, unhealthy(1, memory(16, 4, 16)), gpu.Demand{Cards: 2, Memory: 1}, []int{0, 2}, Fits},
-		"cores: the card that has them":             {Binpack, shared([2]int{4, 20}, [2]int{16, 60}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, []int{1}, Fits},
-		"cores: none has them, the sum has":         {Binpack, shared([2]int{16, 20}, [2]int{16, 20}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, nil, Fragmented},
-		"cores: memory here, cores there":           {Binpack, shared([2]int{16, 20}, [2]int{2, 100}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, nil, Fragmented},
-		"cores: used up":                            {Binpack, shared([2]int{16, 10}, [2]int{16, 10}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, nil, Full},
-		"more cores than a card has":                {Binpack, shared([2]int{16, 100}, [2]int{16, 100}), gpu.Demand{Cards: 1, Memory: 4, Cores: 101}, nil, TooLarge},
-		"binpack: a card whose cores are scarcer":   {Binpack, shared([2]int{8, 100}, [2]int{16, 25}), gpu.Demand{Cards: 1, Memory: 4}, []int{1}, Fits},
-		"spread: the other one":                     {Spread, shared([2]int{8, 100}, [2]int{16, 25}), gpu.Demand{Cards: 1, Memory: 4}, []int{0}, Fits},
-		"over-full cores":                           {Binpack, []Card{{Memory: 16, UsedCores: 130}}, gpu.Demand{Cards: 1, Memory: 4, Cores: 1}, nil, Full},
-		"over-full cores don't matter without":      {Binpack, []Card{{Memory: 16, UsedCores: 130}}, gpu.Demand{Cards: 1, Memory: 4}, []int{0}, Fits},
-		"equally packed cards: the connected ones":  {Binpack, linked(memory(16, 16, 16, 16), 0, 1, 2, 1), gpu.Demand{Cards: 2, Memory: 4}, []int{1, 3}, Fits},
-		"connections don't outweigh the policy":     {Binpack, linked(memory(16, 16, 16, 8), 1, 1, 2, 2), gpu.Demand{Cards: 2, Memory: 4}, []int{2, 3}, Fits},
-		"no connections: the lowest indexes":        {Spread, memory(16, 16, 16, 16), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 1}, Fits},
-		"equal connections: the lowest indexes":     {Spread, linked(memory(16, 16, 16, 16), 1, 2, 2, 1), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 3}, Fits},
-		"containers: the card that takes them":      {Binpack, limited(memory(4, 8, 16), 0, 2, 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 2}, []int{1}, Fits},
-		"containers: with cores":                    {Binpack, limited(memory(4, 8, 16), 1, 1, 4), gpu.Demand{Cards: 1, Memory: 4, Cores: 1, Containers: 2}, []int{2}, Fits},
-		"containers: a card without a limit":        {Binpack, limited(memory(4, 8), 0), gpu.Demand{Cards: 1, Memory: 4, Containers: 9}, []int{1}, Fits},
-		"containers: only they are missing":         {Binpack, limited(memory(16, 2), 1, 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 2}, nil, Crowded},
-		"containers: too many already":              {Binpack, limited(memory(16), -1), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Crowded},
-		"containers: memory is missing too":         {Binpack, limited(memory(2, 2), 0, 0), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Fragmented},
-		"containers: memory without a limit":        {Binpack, limited(memory(2, 1), 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Full},
-		"containers: more than any card takes":      {Binpack, limited(memory(16, 17), 2, 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 5}, nil, TooLarge},
-		"containers: the card that could take them": {Binpack, limited(memory(16, 2), 2, 4)[:1:1], gpu.Demand{Cards: 1, Memory: 4, Containers: 4}, nil, Crowded},
-		"containers: the card is unhealthy":         {Binpack, unhealthy(0, limited(memory(16), 0)), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, Unhealthy},
-		"containers: the card is too small":         {Binpack, limited(memory(16), 4), gpu.Demand{Cards: 1, Memory: 17, Containers: 1}, nil, TooLarge},
-		"containers: a connected card without room": {Binpack, limited(linked(memory(16, 16, 16), 1, 2, 1), 1, 1, 0), gpu.Demand{Cards: 2, Memory: 4, Containers: 1}, []int{0, 1}, Fits},
-		"memory that a multiplication would exceed": {Binpack, []Card{{Memory: 1 << 62, UsedCores: 50}, {Index: 1, Memory: 1 << 60}}, gpu.Demand{Cards: 1, Memory: 1}, []int{1}, Fits},
+		"binpack: the two fullest that fit":         {Binpack, memory(16, 4, 8, 3, 10), gpu.Demand{Cards: 2, Memory: 4}, []int{1, 2}, reasons.Fits},
+		"spread: the two emptiest":                  {Spread, memory(16, 4, 8, 3, 10), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 4}, reasons.Fits},
+		"all cards":                                 {Binpack, memory(16, 4, 8), gpu.Demand{Cards: 3, Memory: 4}, []int{0, 1, 2}, reasons.Fits},
+		"one card has room, the sum has":            {Binpack, memory(16, 4, 4), gpu.Demand{Cards: 2, Memory: 8}, nil, reasons.Fragmented},
+		"one card has room, and there is no more":   {Binpack, memory(10, 0, 0), gpu.Demand{Cards: 2, Memory: 8}, nil, reasons.Full},
+		"too few cards":                             {Binpack, memory(16, 16), gpu.Demand{Cards: 3, Memory: 1}, nil, reasons.TooLarge},
+		"too few healthy cards":                     {Binpack, unhealthy(1, memory(16, 16)), gpu.Demand{Cards: 2, Memory: 1}, nil, reasons.Unhealthy},
+		"an unhealthy card is skipped":              {Binpack, unhealthy(1, memory(16, 4, 16)), gpu.Demand{Cards: 2, Memory: 1}, []int{0, 2}, reasons.Fits},
+		"cores: the card that has them":             {Binpack, shared([2]int{4, 20}, [2]int{16, 60}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, []int{1}, reasons.Fits},
+		"cores: none has them, the sum has":         {Binpack, shared([2]int{16, 20}, [2]int{16, 20}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, nil, reasons.Fragmented},
+		"cores: memory here, cores there":           {Binpack, shared([2]int{16, 20}, [2]int{2, 100}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, nil, reasons.Fragmented},
+		"cores: used up":                            {Binpack, shared([2]int{16, 10}, [2]int{16, 10}), gpu.Demand{Cards: 1, Memory: 4, Cores: 30}, nil, reasons.Full},
+		"more cores than a card has":                {Binpack, shared([2]int{16, 100}, [2]int{16, 100}), gpu.Demand{Cards: 1, Memory: 4, Cores: 101}, nil, reasons.TooLarge},
+		"binpack: a card whose cores are scarcer":   {Binpack, shared([2]int{8, 100}, [2]int{16, 25}), gpu.Demand{Cards: 1, Memory: 4}, []int{1}, reasons.Fits},
+		"spread: the other one":                     {Spread, shared([2]int{8, 100}, [2]int{16, 25}), gpu.Demand{Cards: 1, Memory: 4}, []int{0}, reasons.Fits},
+		"over-full cores":                           {Binpack, []Card{{Memory: 16, UsedCores: 130}}, gpu.Demand{Cards: 1, Memory: 4, Cores: 1}, nil, reasons.Full},
+		"over-full cores don't matter without":      {Binpack, []Card{{Memory: 16, UsedCores: 130}}, gpu.Demand{Cards: 1, Memory: 4}, []int{0}, reasons.Fits},
+		"equally packed cards: the connected ones":  {Binpack, linked(memory(16, 16, 16, 16), 0, 1, 2, 1), gpu.Demand{Cards: 2, Memory: 4}, []int{1, 3}, reasons.Fits},
+		"connections don't outweigh the policy":     {Binpack, linked(memory(16, 16, 16, 8), 1, 1, 2, 2), gpu.Demand{Cards: 2, Memory: 4}, []int{2, 3}, reasons.Fits},
+		"no connections: the lowest indexes":        {Spread, memory(16, 16, 16, 16), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 1}, reasons.Fits},
+		"equal connections: the lowest indexes":     {Spread, linked(memory(16, 16, 16, 16), 1, 2, 2, 1), gpu.Demand{Cards: 2, Memory: 4}, []int{0, 3}, reasons.Fits},
+		"containers: the card that takes them":      {Binpack, limited(memory(4, 8, 16), 0, 2, 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 2}, []int{1}, reasons.Fits},
+		"containers: with cores":                    {Binpack, limited(memory(4, 8, 16), 1, 1, 4), gpu.Demand{Cards: 1, Memory: 4, Cores: 1, Containers: 2}, []int{2}, reasons.Fits},
+		"containers: a card without a limit":        {Binpack, limited(memory(4, 8), 0), gpu.Demand{Cards: 1, Memory: 4, Containers: 9}, []int{1}, reasons.Fits},
+		"containers: only they are missing":         {Binpack, limited(memory(16, 2), 1, 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 2}, nil, reasons.Crowded},
+		"containers: too many already":              {Binpack, limited(memory(16), -1), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, reasons.Crowded},
+		"containers: memory is missing too":         {Binpack, limited(memory(2, 2), 0, 0), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, reasons.Fragmented},
+		"containers: memory without a limit":        {Binpack, limited(memory(2, 1), 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, reasons.Full},
+		"containers: more than any card takes":      {Binpack, limited(memory(16, 17), 2, 4), gpu.Demand{Cards: 1, Memory: 4, Containers: 5}, nil, reasons.TooLarge},
+		"containers: the card that could take them": {Binpack, limited(memory(16, 2), 2, 4)[:1:1], gpu.Demand{Cards: 1, Memory: 4, Containers: 4}, nil, reasons.Crowded},
+		"containers: the card is unhealthy":         {Binpack, unhealthy(0, limited(memory(16), 0)), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, reasons.Unhealthy},
+		"containers: the card is too small":         {Binpack, limited(memory(16), 4), gpu.Demand{Cards: 1, Memory: 17, Containers: 1}, nil, reasons.TooLarge},
+		"containers: a connected card without room": {Binpack, limited(linked(memory(16, 16, 16), 1, 2, 1), 1, 1, 0), gpu.Demand{Cards: 2, Memory: 4, Containers: 1}, []int{0, 1}, reasons.Fits},
+		"memory that a multiplication would exceed": {Binpack, []Card{{Memory: 1 << 62, UsedCores: 50}, {Index: 1, Memory: 1 << 60}}, gpu.Demand{Cards: 1, Memory: 1}, []int{1}, reasons.Fits},
 	} {
 		got, reason := Place(tc.policy, tc.cards, tc.demand)
 		var want gpu.Placement
@@ -123,7 +124,7 @@ func TestPlaceBruteForce(t *testing.T) {
 		policy := policies[random.IntN(len(policies))]
 		got, reason := Place(policy, cards, demand)
 		sets := equallyPacked(policy, cards, demand)
-		if (reason == Fits) != (len(sets) > 0) {
+		if (reason == reasons.Fits) != (len(sets) > 0) {
 			t.Fatalf("%v in %+v: %s, the search finds %v", demand, cards, reason, sets)
 		}
 		if len(sets) == 0 {
@@ -237,35 +238,6 @@ func TestLinks(t *testing.T) {
 	} {
 		if got := tc.a.to(tc.b); got != tc.want || tc.b.to(tc.a) != tc.want {
 			t.Errorf("%s: %d, want %d", name, got, tc.want)
-		}
-	}
-}
-
-func TestTextFor(t *testing.T) {
-	cores, cards := gpu.Demand{Cards: 1, Memory: 1, Cores: 5}, gpu.Demand{Cards: 2, Memory: 1}
-	both, containers := gpu.Demand{Cards: 2, Memory: 1, Cores: 5}, gpu.Demand{Cards: 1, Memory: 1, Containers: 2}
-	for text, demands := range map[string]map[Reason][]gpu.Demand{
-		"no GPU card has enough free memory and cores":                                               {Full: {cores}},
-		"too few GPU cards have enough free memory":                                                  {Full: {cards}},
-		"too few GPU cards have enough free memory and cores":                                        {Full: {both}},
-		"no GPU card has enough free memory and cores, though the node's cards together have":        {Fragmented: {cores}},
-		"too few GPU cards have enough free memory, though the node's cards together have":           {Fragmented: {cards}},
-		"too few GPU cards have enough free memory and cores, though the node's cards together have": {Fragmented: {both}},
-		"too few of the GPU cards that are large enough are healthy":                                 {Unhealthy: {cards, both}},
-		"the pod asks for more GPU cards than the node has that are large enough":                    {TooLarge: {cards, both}},
-		"the pod asks for more GPU memory than any card of the node has":                             {TooLarge: {units(1), cores}},
-		"the pod asks for more GPU memory, or has more containers, than any card of the node takes":  {TooLarge: {containers}},
-		"the node shares no GPU memory":                                                              {NotShared: {units(1), cores, cards, both}},
-	} {
-		if !IsText(text) {
-			t.Errorf("%q isn't known as a text", text)
-		}
-		for reason, demands := range demands {
-			for _, demand := range demands {
-				if got := reason.TextFor(demand, "default/train"); got != text || !slices.Contains(reason.AllTexts(), text) {
-					t.Errorf("%v: got %q, want %q", demand, got, text)
-				}
-			}
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Card holds the fields of a card that a placement depends on. It is small because thousands are read for every pod.
@@ -97,9 +98,9 @@ func (c *Card) scarcer() gpu.Memory {
 
 // Place returns the cards that the policy prefers among those with room for the demand, ordered by index. Of several cards that are
 // packed equally, it takes those that are connected best, and then those with the lowest indexes. The demand's memory must be positive.
-func Place(policy Policy, cards []Card, demand gpu.Demand) (gpu.Placement, Reason) {
+func Place(policy Policy, cards []Card, demand gpu.Demand) (gpu.Placement, reasons.Reason) {
 	totals := Sum(cards)
-	if reason := totals.Fit(cards, &demand); reason != Fits {
+	if reason := totals.Fit(cards, &demand); reason != reasons.Fits {
 		return nil, reason
 	}
 	var buffer [usualCards]pick
@@ -115,7 +116,7 @@ func Place(policy Policy, cards []Card, demand gpu.Demand) (gpu.Placement, Reaso
 		chosen[i] = cards[position].Index
 	}
 	slices.Sort(chosen)
-	return demand.On(chosen...), Fits
+	return demand.On(chosen...), reasons.Fits
 }
 
 // pick is a card with room for the demand, by its position.
@@ -183,7 +184,7 @@ func best(cards []Card, demand *gpu.Demand, better func(a, b gpu.Memory) bool) i
 }
 
 // Fit returns the reason that Place returns, without allocating memory: it runs for thousands of nodes per pod.
-func Fit(cards []Card, demand gpu.Demand) Reason {
+func Fit(cards []Card, demand gpu.Demand) reasons.Reason {
 	totals := Sum(cards)
 	return totals.Fit(cards, &demand)
 }

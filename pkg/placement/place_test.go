@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // free returns cards of 16276 MiB each, as in the figures of the gpushare design, with these amounts free.
@@ -39,29 +40,29 @@ func TestPlace(t *testing.T) {
 		cards   []Card
 		request gpu.Memory
 		want    gpu.Placement
-		reason  Reason
+		reason  reasons.Reason
 	}{
-		"bind figure, binpack: the fitting card with the least free memory": {Binpack, figure, 8138, gpu.On(1, 8138), Fits},
-		"bind figure, spread: the card with the most free memory":           {Spread, figure, 8138, gpu.On(3, 8138), Fits},
-		"filter figure: enough in total, but not on one card":               {Binpack, free(4069, 4069), 8138, nil, Fragmented},
-		"filter figure: the same total on one card":                         {Binpack, free(8138, 0), 8138, gpu.On(0, 8138), Fits},
-		"a placement has the card's index, not its position":                {Binpack, []Card{{Index: 7, Memory: 10}}, 10, gpu.On(7, 10), Fits},
-		"of equal cards the lower index":                                    {Spread, []Card{{Index: 5, Memory: 10}, {Index: 2, Memory: 10}}, 1, gpu.On(2, 1), Fits},
-		"a whole card's memory: the empty card":                             {Binpack, free(16275, 16276), 16276, gpu.On(1, 16276), Fits},
-		"more than a whole card":                                            {Binpack, free(16276, 16276), 16277, nil, TooLarge},
-		"the largest possible request":                                      {Binpack, free(16276, 16276), math.MaxInt64, nil, TooLarge},
-		"cards of different sizes":                                          {Binpack, sizes, 10000, gpu.On(1, 10000), Fits},
-		"a large request skips the small card":                              {Binpack, sizes, 12000, gpu.On(2, 12000), Fits},
-		"a request that only the largest card can serve":                    {Binpack, sizes, 20000, nil, Fragmented},
-		"an unhealthy card is skipped":                                      {Binpack, unhealthy(1, figure), 8138, gpu.On(0, 8138), Fits},
-		"an unhealthy card has room, a healthy one only the size":           {Binpack, unhealthy(0, free(16276, 4069)), 8138, nil, Full},
-		"the order of the cards doesn't change the reason":                  {Binpack, unhealthy(1, free(4069, 16276)), 8138, nil, Full},
-		"all cards are unhealthy":                                           {Binpack, unhealthy(0, unhealthy(1, free(16276, 16276))), 8138, nil, Unhealthy},
-		"the only card is unhealthy and full":                               {Binpack, unhealthy(0, free(0)), 8138, nil, Unhealthy},
-		"an unhealthy card that is too small":                               {Binpack, unhealthy(0, free(16276)), 20000, nil, TooLarge},
-		"the only card that is large enough is unhealthy":                   {Binpack, sick, 16384, nil, Unhealthy},
-		"an overcommitted card has no room":                                 {Binpack, []Card{{Memory: 16, Used: 24}}, 1, nil, Full},
-		"no cards":                                                          {Binpack, nil, 1, nil, NotShared},
+		"bind figure, binpack: the fitting card with the least free memory": {Binpack, figure, 8138, gpu.On(1, 8138), reasons.Fits},
+		"bind figure, spread: the card with the most free memory":           {Spread, figure, 8138, gpu.On(3, 8138), reasons.Fits},
+		"filter figure: enough in total, but not on one card":               {Binpack, free(4069, 4069), 8138, nil, reasons.Fragmented},
+		"filter figure: the same total on one card":                         {Binpack, free(8138, 0), 8138, gpu.On(0, 8138), reasons.Fits},
+		"a placement has the card's index, not its position":                {Binpack, []Card{{Index: 7, Memory: 10}}, 10, gpu.On(7, 10), reasons.Fits},
+		"of equal cards the lower index":                                    {Spread, []Card{{Index: 5, Memory: 10}, {Index: 2, Memory: 10}}, 1, gpu.On(2, 1), reasons.Fits},
+		"a whole card's memory: the empty card":                             {Binpack, free(16275, 16276), 16276, gpu.On(1, 16276), reasons.Fits},
+		"more than a whole card":                                            {Binpack, free(16276, 16276), 16277, nil, reasons.TooLarge},
+		"the largest possible request":                                      {Binpack, free(16276, 16276), math.MaxInt64, nil, reasons.TooLarge},
+		"cards of different sizes":                                          {Binpack, sizes, 10000, gpu.On(1, 10000), reasons.Fits},
+		"a large request skips the small card":                              {Binpack, sizes, 12000, gpu.On(2, 12000), reasons.Fits},
+		"a request that only the largest card can serve":                    {Binpack, sizes, 20000, nil, reasons.Fragmented},
+		"an unhealthy card is skipped":                                      {Binpack, unhealthy(1, figure), 8138, gpu.On(0, 8138), reasons.Fits},
+		"an unhealthy card has room, a healthy one only the size":           {Binpack, unhealthy(0, free(16276, 4069)), 8138, nil, reasons.Full},
+		"the order of the cards doesn't change the reason":                  {Binpack, unhealthy(1, free(4069, 16276)), 8138, nil, reasons.Full},
+		"all cards are unhealthy":                                           {Binpack, unhealthy(0, unhealthy(1, free(16276, 16276))), 8138, nil, reasons.Unhealthy},
+		"the only card is unhealthy and full":                               {Binpack, unhealthy(0, free(0)), 8138, nil, reasons.Unhealthy},
+		"an unhealthy card that is too small":                               {Binpack, unhealthy(0, free(16276)), 20000, nil, reasons.TooLarge},
+		"the only card that is large enough is unhealthy":                   {Binpack, sick, 16384, nil, reasons.Unhealthy},
+		"an overcommitted card has no room":                                 {Binpack, []Card{{Memory: 16, Used: 24}}, 1, nil, reasons.Full},
+		"no cards":                                                          {Binpack, nil, 1, nil, reasons.NotShared},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, reason := Place(tc.policy, tc.cards, units(tc.request))
@@ -140,59 +141,6 @@ func TestChartPolicies(t *testing.T) {
 	}
 }
 
-func TestReasons(t *testing.T) {
-	type words struct {
-		Label, Text  string
-		Unresolvable bool
-	}
-	want := map[Reason]words{
-		Fits:       {"fits", "fits", false},
-		Reserved:   {"reserved", "free GPU memory is kept for a group that has waited long", false},
-		Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", false},
-		Full:       {"full", "no GPU card has enough free memory", false},
-		Crowded:    {"crowded", "no GPU card with enough free memory takes more containers by MPS", false},
-		Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy", true},
-		Elsewhere:  {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed", true},
-		TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has", true},
-		WholeCards: {"whole_cards", "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them", true},
-		NotShared:  {"not_shared", "the node shares no GPU memory", true},
-
-		OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards", true},
-		OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage", true},
-		OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", true},
-
-		NoOwnSharedMemory: {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", true},
-
-		255: {"unknown", "unknown reason", true},
-		99:  {"unknown", "unknown reason", true},
-	}
-	got := map[Reason]words{}
-	for _, r := range append(Reasons(), Fits, 99, 255) {
-		got[r] = words{r.Label(), r.String(), r.Unresolvable()}
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-func TestReservedFor(t *testing.T) {
-	text := Reserved.TextFor(units(1), "default/train.v1")
-	for message, want := range map[string]string{
-		"0/3 nodes are available: 2 " + text + ", 1 no GPU card has enough free memory. preemption: none": "default/train.v1",
-		"0/3 nodes are available: 1 x, 2 " + text + ". preemption: 0/3 nodes are available":               "default/train.v1",
-		"0/3 nodes are available: 3 " + text + ".":                                                        "default/train.v1",
-		"0/3 nodes are available: 3 " + Reserved.String() + ".":                                           "",
-		"": "",
-	} {
-		if got, ok := ReservedFor(message); got != want || ok != (want != "") {
-			t.Errorf("%q names %q, %t", message, got, ok)
-		}
-	}
-	if got := Full.TextFor(units(1), "default/train") + Reserved.TextFor(units(1), ""); got != Full.String()+Reserved.String() {
-		t.Error(got)
-	}
-}
-
 func score(cardPolicy, nodePolicy Policy, cards []Card, request gpu.Memory) int {
 	suits, _ := suit(cardPolicy, nodePolicy, cards, units(request))
 	return suits.Score()
@@ -231,7 +179,7 @@ func TestBinpackScore(t *testing.T) {
 	for used := range gpu.Memory(16) {
 		for request := range 16 - used {
 			card, fuller := []Card{{Memory: 16, Used: used}}, []Card{{Memory: 16, Used: used + 1}}
-			if Fit(fuller, units(request)) == Fits && score(Binpack, Binpack, fuller, request) < score(Binpack, Binpack, card, request) {
+			if Fit(fuller, units(request)) == reasons.Fits && score(Binpack, Binpack, fuller, request) < score(Binpack, Binpack, card, request) {
 				t.Errorf("used %d, request %d: the fuller card has a lower score", used, request)
 			}
 		}
@@ -239,7 +187,7 @@ func TestBinpackScore(t *testing.T) {
 }
 
 // suit calls Suit with the totals of the cards.
-func suit(cardPolicy, nodePolicy Policy, cards []Card, demand gpu.Demand) (Suitability, Reason) {
+func suit(cardPolicy, nodePolicy Policy, cards []Card, demand gpu.Demand) (Suitability, reasons.Reason) {
 	totals := Sum(cards)
 	return Suit(&cardPolicy, &nodePolicy, cards, &totals, &demand)
 }
@@ -261,7 +209,7 @@ func TestSuitAlike(t *testing.T) {
 		}
 		demand, policy, totals := units(gpu.Memory(1+random.IntN(17))), policies[random.IntN(len(policies))], Sum(cards)
 		suits, reason := Suit(&policy, &policy, cards, &totals, &demand)
-		if limit := Limit(&policy, &totals, &demand); reason == Fits && suits > limit {
+		if limit := Limit(&policy, &totals, &demand); reason == reasons.Fits && suits > limit {
 			t.Errorf("%+v: suitability %v, above the limit %v", cards, suits, limit)
 		}
 		totals.Alike = false
@@ -355,7 +303,7 @@ func BenchmarkFit(b *testing.B) {
 	cards := full()
 	b.ReportAllocs()
 	for b.Loop() {
-		if Fit(cards, units(2000)) != Fits {
+		if Fit(cards, units(2000)) != reasons.Fits {
 			b.Fatal("no room")
 		}
 	}
@@ -365,7 +313,7 @@ func BenchmarkPlace(b *testing.B) {
 	cards := full()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, reason := Place(Binpack, cards, units(2000)); reason != Fits {
+		if _, reason := Place(Binpack, cards, units(2000)); reason != reasons.Fits {
 			b.Fatal(reason)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // MaxScore is the best score of a node, kube-scheduler's limit for extenders
@@ -21,16 +22,16 @@ func (s Suitability) Score() int { return int(s) }
 // Suit returns the suitability of a node, and Fits or the reason why the demand doesn't fit. cardPolicy chooses the cards,
 // as Place does. nodePolicy rates what stays free in the scarcer dimension: up to eight points for these cards, up to two for the
 // node. totals must be Sum(cards).
-func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *gpu.Demand) (Suitability, Reason) {
+func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *gpu.Demand) (Suitability, reasons.Reason) {
 	memoryOnly := demand.Cards == 1 && demand.Cores == 0
 	if memoryOnly || demand.Memory > totals.MostFree {
-		if reason := totals.Fit(cards, demand); reason != Fits { // Mostly without a look at the cards.
+		if reason := totals.Fit(cards, demand); reason != reasons.Fits { // Mostly without a look at the cards.
 			return 0, reason
 		}
 	}
 	if memoryOnly && totals.Alike { // Without a look at the cards, such as those of an empty node.
 		onCard := usedWith(demand, totals.Largest, totals.MostFree, totals.FreeCores/gpu.Cores(totals.Cards), 1)
-		return suitability(nodePolicy.rate(onCard), nodePolicy, totals, demand), Fits
+		return suitability(nodePolicy.rate(onCard), nodePolicy, totals, demand), reasons.Fits
 	}
 	var buffer [usualCards]pick
 	picks := cardPolicy.choose(cards, demand, buffer[:0])
@@ -43,7 +44,7 @@ func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *
 		c := &cards[p.position]
 		memory, free, cores = memory.Add(c.Memory), free.Add(c.Free()), cores+c.FreeCores()
 	}
-	return suitability(nodePolicy.rate(usedWith(demand, memory, free, cores, demand.Cards)), nodePolicy, totals, demand), Fits
+	return suitability(nodePolicy.rate(usedWith(demand, memory, free, cores, demand.Cards)), nodePolicy, totals, demand), reasons.Fits
 }
 
 // Limit returns a suitability that Suit doesn't exceed for a demand that fits. It depends on the totals only: it is

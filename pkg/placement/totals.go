@@ -1,6 +1,9 @@
 package placement
 
-import "github.com/gpushare/gpushare/pkg/gpu"
+import (
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
 
 // Totals are sums over a node's cards. They show whether a request fits without reading each card, which matters with
 // thousands of nodes per pod. The owner must recompute them by Sum when a card changes.
@@ -47,28 +50,28 @@ func Sum(cards []Card) Totals {
 
 // Fit returns Fits if enough cards have room for the demand, whose memory must be positive, else the least severe reason. t must
 // be Sum(cards).
-func (t *Totals) Fit(cards []Card, demand *gpu.Demand) Reason {
+func (t *Totals) Fit(cards []Card, demand *gpu.Demand) reasons.Reason {
 	if demand.Cards > 1 || demand.Cores > 0 || t.Limited {
 		return t.fitCards(cards, demand)
 	}
 	// The sums suffice.
 	switch request := demand.Memory; {
 	case t.Largest == 0:
-		return NotShared
+		return reasons.NotShared
 	case request <= t.MostFree:
-		return Fits
+		return reasons.Fits
 	case request <= t.LargestHealthy && request <= t.FreeHealthy:
-		return Fragmented
+		return reasons.Fragmented
 	case request <= t.LargestHealthy:
-		return Full
+		return reasons.Full
 	case request <= t.Largest:
-		return Unhealthy
+		return reasons.Unhealthy
 	}
-	return TooLarge
+	return reasons.TooLarge
 }
 
 // fitCards is Fit for any demand. It reads the cards.
-func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) Reason {
+func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) reasons.Reason {
 	room, crowded, healthy, large := 0, 0, 0, 0
 	for i := range cards {
 		c := &cards[i]
@@ -90,17 +93,17 @@ func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) Reason {
 	}
 	switch n := demand.Cards; {
 	case t.Largest == 0:
-		return NotShared
+		return reasons.NotShared
 	case room >= n:
-		return Fits
+		return reasons.Fits
 	case room+crowded >= n:
-		return Crowded
+		return reasons.Crowded
 	case healthy >= n && demand.Total() <= t.FreeHealthy && demand.Cores*gpu.Cores(n) <= t.FreeCoresHealthy:
-		return Fragmented
+		return reasons.Fragmented
 	case healthy >= n:
-		return Full
+		return reasons.Full
 	case large >= n:
-		return Unhealthy
+		return reasons.Unhealthy
 	}
-	return TooLarge
+	return reasons.TooLarge
 }

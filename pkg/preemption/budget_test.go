@@ -9,6 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // fullNode returns a node of cards of 80, all full of pods of one card each, with different sizes and priorities.
@@ -76,7 +77,7 @@ func checkEnoughFor(t *testing.T, n preemption.Node, request preemption.Request,
 			}
 		}
 	}
-	if reason := placement.Fit(cards, request.Demand); reason != placement.Fits {
+	if reason := placement.Fit(cards, request.Demand); reason != reasons.Fits {
 		t.Fatalf("without the victims: %v", reason)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Choose returns the victims to evict so that the request fits the node. It returns false if the node is not a
@@ -21,7 +22,7 @@ import (
 // memory, fewest terminating pods, lowest card index. Once the node's share of the budget is spent, Choose returns the cheapest set that it
 // has found; it always finds one if there is any.
 func Choose(node Node, request Request, budget *Budget) (Victims, bool) {
-	if placement.Fit(node.Cards, request.Demand) == placement.Fits {
+	if placement.Fit(node.Cards, request.Demand) == reasons.Fits {
 		return node.proposal()
 	}
 	best := node.cheapest(request, budget)

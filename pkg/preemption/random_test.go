@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestChooseCheapest compares the result on small random nodes with an exhaustive search.
@@ -28,7 +29,7 @@ func TestChooseCheapest(t *testing.T) {
 func TestChooseOfMany(t *testing.T) {
 	for seed := range uint64(300) {
 		n, request := randomNode(rand.New(rand.NewPCG(seed, 2)), 60, 20)
-		if got, ok := choose(n, request); ok && placement.Fit(n.Cards, request.Demand) != placement.Fits {
+		if got, ok := choose(n, request); ok && placement.Fit(n.Cards, request.Demand) != reasons.Fits {
 			checkEnough(t, n, request, got)
 		}
 	}
@@ -42,7 +43,7 @@ func FuzzChooseCheapest(f *testing.F) {
 // checkCheapest returns the number of cards of the random node that were to be freed and could be.
 func checkCheapest(t *testing.T, seed, stream uint64) int {
 	n, request := randomNode(rand.New(rand.NewPCG(seed, stream)), 9, 8)
-	if placement.Fit(n.Cards, request.Demand) == placement.Fits {
+	if placement.Fit(n.Cards, request.Demand) == reasons.Fits {
 		return 0
 	}
 	got, ok := choose(n, request)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Choose returns the plan: the victims to evict, and the units that then have room, with the places of their pods. It returns false if no
@@ -221,7 +222,7 @@ func (t *trial) place(unit, i int, node string) bool {
 	}
 	pod := t.need.Units[unit].Pods[i]
 	where, reason := placement.Place(placement.Expected, t.present(node), pod.Demand())
-	if reason != placement.Fits || t.cluster.Capacity != nil && !t.cluster.Capacity.Take(node, pod.UID) {
+	if reason != reasons.Fits || t.cluster.Capacity != nil && !t.cluster.Capacity.Take(node, pod.UID) {
 		return false
 	}
 	change(t.cardsOf(node), where, (*placement.Card).Add)

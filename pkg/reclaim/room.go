@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // room holds the places in other regions that a victim that moves is expected to get.
@@ -101,7 +102,7 @@ func (t *trial) placeElsewhere(r *room, demand *gpu.Demand, among func(node stri
 		if !among(node) {
 			continue
 		}
-		if where, reason := placement.Place(placement.Expected, t.present(node), *demand); reason == placement.Fits {
+		if where, reason := placement.Place(placement.Expected, t.present(node), *demand); reason == reasons.Fits {
 			change(t.cardsOf(node), where, (*placement.Card).Add)
 			r.places = append(r.places, Place{node, where})
 			return true

@@ -4,7 +4,7 @@ import (
 	"math"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // least stands for many pods in a check that is much cheaper than one for each of them: where it doesn't fit, none of the pods fits. It can fit
@@ -42,6 +42,6 @@ func (l least) anyFit() (node string, ok bool) {
 }
 
 func fits(ledger Ledger, pod gpu.Pod, node string) (fits bool) {
-	ledger.Check(pod, []string{node}, func(_ string, reason placement.Reason) { fits = reason == placement.Fits })
+	ledger.Check(pod, []string{node}, func(_ string, reason reasons.Reason) { fits = reason == reasons.Fits })
 	return fits
 }

@@ -30,8 +30,8 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const (
@@ -79,7 +79,7 @@ type Observer interface {
 
 // Ledger is the part of package ledger that a Requeuer uses.
 type Ledger interface {
-	Check(pod gpu.Pod, nodes []string, visit func(node string, reason placement.Reason))
+	Check(pod gpu.Pod, nodes []string, visit func(node string, reason reasons.Reason))
 	AnyFit(pod gpu.Pod) (node string, ok bool)
 	FirstFit(pod gpu.Pod, nodes []string) (node string, ok bool)
 	OwnPlaces(pods []gpu.Pod) map[string]bool

@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/await"
 )
 
@@ -208,7 +209,7 @@ type checks struct {
 	n int
 }
 
-func (c *checks) Check(pod gpu.Pod, nodes []string, visit func(string, placement.Reason)) {
+func (c *checks) Check(pod gpu.Pod, nodes []string, visit func(string, reasons.Reason)) {
 	c.n++
 	c.Ledger.Check(pod, nodes, visit)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // EventNotAssumed is the reason of the Event on a pod for which a bind found no card, see docs/events.md.
@@ -190,7 +190,7 @@ func (s *Scheduler) assumeCard(claim *binding.Claim, pod gpu.Pod, node string) (
 	}
 	// The place is from a group's plan or from fair sharing, or the bind has waited, and the place is outdated: the pod's number of cards has
 	// changed since, or its cards have failed, or they have more pods, because a new leader learns of the former leader's last binds there only now.
-	noRoom := &ledger.NoRoomError{Node: node, Reason: placement.Full}
+	noRoom := &ledger.NoRoomError{Node: node, Reason: reasons.Full}
 	if claim.IsOpen() { // The earlier write may still take effect, with these cards.
 		return ledger.Allocation{}, noRoom
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // inventoried returns a node with two cards of 16 and a change of its inventory.
@@ -48,23 +49,23 @@ func TestFilterCards(t *testing.T) {
 		inventoried(t, "mps", func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS }),
 	)
 	nodes := []string{"fits", "one-card", "one-free", "cores", "old", "mps"}
-	const fits = placement.Fits
+	const fits = reasons.Fits
 	for name, test := range map[string]struct {
 		pod  *corev1.Pod
-		want []placement.Reason
+		want []reasons.Reason
 	}{
-		"one card": {fake.Pod("one", 8), []placement.Reason{fits, fits, fits, fits, fits, fits}},
-		"two cards": {fake.Pod("two", 16, fake.Cards(2)), []placement.Reason{
-			fits, placement.TooLarge, placement.Fragmented, fits, placement.OldForCards, placement.OneCardOnly,
+		"one card": {fake.Pod("one", 8), []reasons.Reason{fits, fits, fits, fits, fits, fits}},
+		"two cards": {fake.Pod("two", 16, fake.Cards(2)), []reasons.Reason{
+			fits, reasons.TooLarge, reasons.Fragmented, fits, reasons.OldForCards, reasons.OneCardOnly,
 		}},
-		"cores of one card": {fake.Pod("cores", 8, fake.Cores(40)), []placement.Reason{
-			fits, fits, fits, placement.Fragmented, placement.OldForCores, fits,
+		"cores of one card": {fake.Pod("cores", 8, fake.Cores(40)), []reasons.Reason{
+			fits, fits, fits, reasons.Fragmented, reasons.OldForCores, fits,
 		}},
-		"cores of two cards": {fake.Pod("both", 8, fake.Cards(2), fake.Cores(60)), []placement.Reason{
-			fits, placement.TooLarge, placement.Fragmented, placement.Full, placement.OldForCards, placement.OneCardOnly,
+		"cores of two cards": {fake.Pod("both", 8, fake.Cards(2), fake.Cores(60)), []reasons.Reason{
+			fits, reasons.TooLarge, reasons.Fragmented, reasons.Full, reasons.OldForCards, reasons.OneCardOnly,
 		}},
-		"its own volume at /dev/shm": {fake.Pod("torch", 8, fake.SharedMemory), []placement.Reason{
-			fits, fits, fits, fits, fits, placement.NoOwnSharedMemory,
+		"its own volume at /dev/shm": {fake.Pod("torch", 8, fake.SharedMemory), []reasons.Reason{
+			fits, fits, fits, fits, fits, reasons.NoOwnSharedMemory,
 		}},
 	} {
 		if diff := cmp.Diff(test.want, f.filter(test.pod, nodes...).Reasons); diff != "" {
@@ -112,13 +113,13 @@ func TestWholeAndSharedCards(t *testing.T) {
 	})
 	f := start(t, Options{}, offering("shared", 0, 16, 16), offering("other", 2), fake.Pod("a", 4, fake.Bound("shared", 0)), whole)
 	small, large := fake.Pod("small", 4), fake.Pod("large", 16)
-	reasons := func(what string, pod *corev1.Pod, want ...placement.Reason) {
+	expect := func(what string, pod *corev1.Pod, want ...reasons.Reason) {
 		t.Helper()
 		if diff := cmp.Diff(want, f.filter(pod, "shared", "other").Reasons); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
-	reasons("memory of a card", large, placement.Fits, placement.NotShared)
+	expect("memory of a card", large, reasons.Fits, reasons.NotShared)
 	if got := f.filter(whole, "shared", "other").Names(); len(got) != 2 {
 		t.Errorf("a pod that asks for a whole card: %q, want both, since kube-scheduler counts whole cards", got)
 	}
@@ -130,17 +131,17 @@ func TestWholeAndSharedCards(t *testing.T) {
 	}
 	f.want(small, "bound shared card 0") // The card in use, so that the other one stays empty.
 	f.want(large, "bound shared card 1")
-	reasons("another whole card's memory", fake.Pod("larger", 16), placement.Full, placement.NotShared)
+	expect("another whole card's memory", fake.Pod("larger", 16), reasons.Full, reasons.NotShared)
 
 	for _, step := range []struct {
 		what string
 		node *corev1.Node
-		want placement.Reason
+		want reasons.Reason
 	}{
-		{"the kubelet still reports whole cards", offering("other", 2, 16, 16), placement.WholeCards},
-		{"the node has moved", offering("other", 0, 16, 16), placement.Fits},
-		{"NVIDIA's plugin started too early", offering("other", 2, 16, 16), placement.WholeCards},
-		{"the node has moved back", offering("other", 2), placement.NotShared},
+		{"the kubelet still reports whole cards", offering("other", 2, 16, 16), reasons.WholeCards},
+		{"the node has moved", offering("other", 0, 16, 16), reasons.Fits},
+		{"NVIDIA's plugin started too early", offering("other", 2, 16, 16), reasons.WholeCards},
+		{"the node has moved back", offering("other", 2), reasons.NotShared},
 	} {
 		if _, err := f.client.CoreV1().Nodes().Update(t.Context(), step.node, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)

@@ -23,6 +23,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // gated puts the gate of fair shares on a pod.
@@ -100,7 +101,7 @@ func TestFairShare(t *testing.T) {
 		}, cmpopts.IgnoreFields(dispatch.Tenant{}, "Next"))
 	})
 	d := f.diagnose(f.pendingPods("bob-2"))
-	want := []diagnosis.Diagnosis{{Reason: diagnosis.WaitsForTurn, Message: "waits for its turn: tenant bob has 6 of its share of 8; no card has room for it now"}}
+	want := []diagnosis.Diagnosis{{Reason: reasons.WaitsForTurn, Message: "waits for its turn: tenant bob has 6 of its share of 8; no card has room for it now"}}
 	if diff := cmp.Diff(want, d); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
@@ -161,7 +162,7 @@ func TestFairShareGroup(t *testing.T) {
 	g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), g.pods[0])
 	g.pass("the first member's diagnosis", func() bool {
 		d := g.diagnose(g.pendingPods("job-0"))
-		return len(d) == 1 && d[0].Reason == diagnosis.WaitsForGroup
+		return len(d) == 1 && d[0].Reason == reasons.WaitsForGroup
 	})
 	g.publishObject(g.pods[1])
 	g.passUntilOpened("job-0", "job-1")

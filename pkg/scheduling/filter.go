@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // FilterResult is the answer of Filter.
@@ -22,8 +23,8 @@ type FilterResult struct {
 	// the first.
 	Passed []placement.Candidate
 	// Reasons are the results of all Nodes, in their order; nil if Passed are only the best few, and for members of gangs.
-	Reasons []placement.Reason
-	// ReservedFor names the group for which memory is held back, if any is: the reason placement.Reserved is due to it.
+	Reasons []reasons.Reason
+	// ReservedFor names the group for which memory is held back, if any is: the reason reasons.Reserved is due to it.
 	ReservedFor string
 	// Message is why no node passes, for a member of a gang, a pod with an invalid request, or a pod that waits for its turn. It is empty
 	// for other pods. Preemption can't help a pod with a Message.
@@ -117,7 +118,7 @@ func (s *Scheduler) fitsOutsidePlace(pod gpu.Pod, nodes []string) (fits bool) {
 		return false
 	}
 	pod.UID = "" // So the ledger ignores the pod's own allocation.
-	s.ledger.Check(pod, nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
+	s.ledger.Check(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
 	return fits
 }
 
@@ -146,11 +147,11 @@ func (s *Scheduler) fit(pod gpu.Pod, nodes []string, now time.Time) (result Filt
 
 // rank checks whether the pod fits each node. It calls fits for each node that it fits, and returns the reason of every
 // node. best is nil unless fits adds the nodes to it. Tentative placements of other pods count as allocated, see addTentative.
-func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *placement.Best, fits func(placement.Candidate)) []placement.Reason {
-	reasons, none := make([]placement.Reason, len(nodes)), true
-	visit := func(i int, suits placement.Suitability, reason placement.Reason) {
-		reasons[i] = reason
-		if reason == placement.Fits {
+func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *placement.Best, fits func(placement.Candidate)) []reasons.Reason {
+	results, none := make([]reasons.Reason, len(nodes)), true
+	visit := func(i int, suits placement.Suitability, reason reasons.Reason) {
+		results[i] = reason
+		if reason == reasons.Fits {
 			none = false
 			fits(placement.Candidate{Node: i, Suits: suits})
 		}
@@ -164,7 +165,7 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 		view.TentativeAt = time.Time{}
 		s.ledger.Rank(view, pod, nodes, visit)
 	}
-	return reasons
+	return results
 }
 
 // recordTry records that kube-scheduler offers the pod these nodes, if it may have evicted pods for it.
@@ -193,18 +194,18 @@ func (s *Scheduler) addTentative(pod gpu.Pod, nodes []string, now time.Time) {
 // few returns the maximum number of candidate nodes for which Filter's answer covers every node.
 func (s *Scheduler) few() int { return max(s.FilterBest, s.FilterBestAbove) }
 
-// count reports to the observer the number of nodes with each reason, and returns how many nodes fit.
-func (s *Scheduler) count(reasons []placement.Reason) (fitting int) {
-	var counts placement.Counts
-	for _, reason := range reasons {
+// count reports to the observer the number of nodes with each result, and returns how many nodes fit.
+func (s *Scheduler) count(results []reasons.Reason) (fitting int) {
+	var counts reasons.Counts
+	for _, reason := range results {
 		counts[reason]++
 	}
 	for reason, n := range counts {
 		if n > 0 {
-			s.Observer.Filtered(placement.Reason(reason), n)
+			s.Observer.Filtered(reasons.Reason(reason), n)
 		}
 	}
-	return counts[placement.Fits]
+	return counts[reasons.Fits]
 }
 
 func everyNode(nodes []string) []placement.Candidate {

@@ -22,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/await"
 )
 
@@ -30,17 +31,17 @@ type filterFixture struct {
 	*Scheduler
 	t *testing.T
 	// filtered counts nodes by result.
-	filtered map[placement.Reason]int
+	filtered map[reasons.Reason]int
 }
 
 // filterObserver implements the methods of Observer that these tests need.
 type filterObserver struct {
 	Observer
-	filtered map[placement.Reason]int
+	filtered map[reasons.Reason]int
 }
 
-func (o filterObserver) Filtered(reason placement.Reason, nodes int) { o.filtered[reason] += nodes }
-func (filterObserver) CacheSynced(time.Duration)                     {}
+func (o filterObserver) Filtered(reason reasons.Reason, nodes int) { o.filtered[reason] += nodes }
+func (filterObserver) CacheSynced(time.Duration)                   {}
 
 func startFilter(t *testing.T, filterBest int) *filterFixture {
 	t.Helper()
@@ -61,7 +62,7 @@ func startFilter(t *testing.T, filterBest int) *filterFixture {
 // newFilter returns a fixture whose cache is not synced.
 func newFilter(t *testing.T, filterBest int) *filterFixture {
 	t.Helper()
-	f := &filterFixture{t: t, filtered: map[placement.Reason]int{}}
+	f := &filterFixture{t: t, filtered: map[reasons.Reason]int{}}
 	var err error
 	f.Scheduler, err = New(Options{
 		Client: fake.NewClientset(), Recorder: &record.FakeRecorder{}, Observer: filterObserver{filtered: f.filtered},
@@ -133,8 +134,8 @@ func TestFilterReasons(t *testing.T) {
 	f.addNode("ill", 49, -100)
 	f.ledger.SetNode("whole", ledger.NodeSpec{WholeCards: true})
 	nodes := []string{"fits", "full", "fragmented", "small", "ill", "whole", "unknown"}
-	want := []placement.Reason{
-		placement.Fits, placement.Full, placement.Fragmented, placement.TooLarge, placement.Unhealthy, placement.WholeCards, placement.NotShared,
+	want := []reasons.Reason{
+		reasons.Fits, reasons.Full, reasons.Fragmented, reasons.TooLarge, reasons.Unhealthy, reasons.WholeCards, reasons.NotShared,
 	}
 	for i, request := range []int64{50, 51} { // The reasons don't depend on the size of the request.
 		got := f.filter(filterPod("p", request), nodes...)

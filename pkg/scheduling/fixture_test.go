@@ -27,6 +27,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/await"
 )
 
@@ -240,7 +241,7 @@ func (f *fixture) awaitAllocation(pod *corev1.Pod, want string) {
 
 // fits reports whether the pod would find memory on the node.
 func (f *fixture) fits(pod gpu.Pod, node string) (fits bool) {
-	f.ledger.Check(pod, []string{node}, func(_ string, reason placement.Reason) { fits = reason == placement.Fits })
+	f.ledger.Check(pod, []string{node}, func(_ string, reason reasons.Reason) { fits = reason == reasons.Fits })
 	return fits
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/requeue"
 )
 
@@ -86,7 +87,7 @@ type Observer interface {
 	requeue.Observer
 	eviction.Observer
 	// Filtered counts nodes by Filter's result.
-	Filtered(reason placement.Reason, nodes int)
+	Filtered(reason reasons.Reason, nodes int)
 	// BindFinished reports the result of a bind, one of binding's results.
 	BindFinished(result string)
 	// Nominated counts nominations by result.

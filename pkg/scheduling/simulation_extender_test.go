@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // replica is the process of an extender: a real Scheduler whose loops the world runs.
@@ -474,16 +475,16 @@ func (nullRecorder) AnnotatedEventf(runtime.Object, map[string]string, string, s
 // nullObserver drops metrics.
 type nullObserver struct{}
 
-func (nullObserver) BindResolved(string)            {}
-func (nullObserver) APIWrite(string)                {}
-func (nullObserver) Requeued()                      {}
-func (nullObserver) Evicted(string)                 {}
-func (nullObserver) OveruserEvicted(string)         {}
-func (nullObserver) Filtered(placement.Reason, int) {}
-func (nullObserver) BindFinished(string)            {}
-func (nullObserver) Nominated(string)               {}
-func (nullObserver) BoundWithoutExtender()          {}
-func (nullObserver) CacheSynced(time.Duration)      {}
+func (nullObserver) BindResolved(string)          {}
+func (nullObserver) APIWrite(string)              {}
+func (nullObserver) Requeued()                    {}
+func (nullObserver) Evicted(string)               {}
+func (nullObserver) OveruserEvicted(string)       {}
+func (nullObserver) Filtered(reasons.Reason, int) {}
+func (nullObserver) BindFinished(string)          {}
+func (nullObserver) Nominated(string)             {}
+func (nullObserver) BoundWithoutExtender()        {}
+func (nullObserver) CacheSynced(time.Duration)    {}
 
 // gangObserver counts what happens to groups.
 type gangObserver struct{ w *world }

@@ -397,8 +397,8 @@ func extenderMessage(result FilterResult) string {
 	counts := map[string]int{}
 	var order []string
 	for _, reason := range result.Reasons {
-		if counts[reason.String()]++; counts[reason.String()] == 1 {
-			order = append(order, reason.String())
+		if counts[reason.Text()]++; counts[reason.Text()] == 1 {
+			order = append(order, reason.Text())
 		}
 	}
 	slices.Sort(order)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // What the cache and the ledger keep of pods and nodes is enough for the diagnosis, which follows changes of the node.
@@ -23,13 +24,13 @@ func TestDiagnose(t *testing.T) {
 	f := start(t, Options{}, node, fake.Pod("a", 40, fake.Bound("n1", 0)), fake.Pod("b", 60, fake.Bound("n1", 1), fake.Terminating(begin)),
 		plain, choosy, gated, nominated)
 	noNode := func(rejection string) diagnosis.Diagnosis {
-		return diagnosis.Diagnosis{Reason: diagnosis.NoNode, Message: "no node that shares GPU memory can take the pod; n1: " + rejection}
+		return diagnosis.Diagnosis{Reason: reasons.NoNode, Message: "no node that shares GPU memory can take the pod; n1: " + rejection}
 	}
 	want := map[string]diagnosis.Diagnosis{
-		"plain":     {Reason: diagnosis.Fragmented, Message: "100 MiB free on n1, but the largest piece is 60 MiB: a pod gets one card"},
+		"plain":     {Reason: reasons.Fragmented, Message: "100 MiB free on n1, but the largest piece is 60 MiB: a pod gets one card"},
 		"choosy":    noNode("excluded by the pod's node selector (disk=ssd)"),
-		"gated":     {Reason: diagnosis.Gated, Message: "the pod is held back by its scheduling gates: quota"},
-		"nominated": {Reason: diagnosis.Nominated, Message: "pods of lower priority are leaving n1 to make room for it"},
+		"gated":     {Reason: reasons.Gated, Message: "the pod is held back by its scheduling gates: quota"},
+		"nominated": {Reason: reasons.Nominated, Message: "pods of lower priority are leaving n1 to make room for it"},
 	}
 	await := func(what string) {
 		t.Helper()
@@ -53,14 +54,14 @@ func TestDiagnose(t *testing.T) {
 	}
 	await("the first diagnosis")
 
-	want["choosy"] = diagnosis.Diagnosis{Reason: diagnosis.Fits, Message: "n1 has room for it, 60 MiB on one card: kube-scheduler has not tried it yet"}
+	want["choosy"] = diagnosis.Diagnosis{Reason: reasons.Fits, Message: "n1 has room for it, 60 MiB on one card: kube-scheduler has not tried it yet"}
 	change("a label", func(node *corev1.Node) { node.Labels = map[string]string{"disk": "ssd"} })
 
 	cordoned := noNode("the node is cordoned")
 	want["plain"], want["choosy"], want["nominated"] = cordoned, cordoned, cordoned
 	change("the node to be cordoned", func(node *corev1.Node) { node.Spec.Unschedulable = true })
 
-	deleted := diagnosis.Diagnosis{Reason: diagnosis.NoNode, Message: "no node shares GPU memory"}
+	deleted := diagnosis.Diagnosis{Reason: reasons.NoNode, Message: "no node shares GPU memory"}
 	want["plain"], want["choosy"], want["nominated"] = deleted, deleted, deleted
 	if err := f.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -85,7 +86,7 @@ func TestDiagnoseMember(t *testing.T) {
 		for _, d := range g.diagnose(pods) {
 			since, reason, _ := strings.Cut(d.Message, "Z: ")
 			before, _, _ := strings.Cut(since, " since ")
-			messages = append(messages, string(d.Reason)+": "+before+": "+reason)
+			messages = append(messages, d.Reason.String()+": "+before+": "+reason)
 		}
 		return messages
 	}

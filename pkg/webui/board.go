@@ -15,9 +15,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
@@ -96,15 +96,15 @@ type whole struct {
 	Time   int64  `json:"time"`
 	Status status `json:"status"`
 	// Words are the causes of pending pods in words.
-	Words       map[diagnosis.Reason]string `json:"words"`
-	Nodes       []json.RawMessage           `json:"nodes"`
-	Pending     json.RawMessage             `json:"pending"`
-	Problems    json.RawMessage             `json:"problems"`
-	Reports     json.RawMessage             `json:"reports"`
-	Tenants     json.RawMessage             `json:"tenants"`
-	Groups      []json.RawMessage           `json:"groups"`
-	SampleEvery int                         `json:"sampleEverySeconds"`
-	Samples     []sample                    `json:"samples"`
+	Words       map[reasons.Reason]string `json:"words"`
+	Nodes       []json.RawMessage         `json:"nodes"`
+	Pending     json.RawMessage           `json:"pending"`
+	Problems    json.RawMessage           `json:"problems"`
+	Reports     json.RawMessage           `json:"reports"`
+	Tenants     json.RawMessage           `json:"tenants"`
+	Groups      []json.RawMessage         `json:"groups"`
+	SampleEvery int                       `json:"sampleEverySeconds"`
+	Samples     []sample                  `json:"samples"`
 }
 
 // entry is a node as last encoded.
@@ -376,10 +376,10 @@ func (b *Board) wholeFrame() (*frame, error) {
 		return b.whole, nil
 	}
 	w := whole{
-		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Words: map[diagnosis.Reason]string{}, Nodes: make([]json.RawMessage, 0, len(b.nodes)),
+		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Words: map[reasons.Reason]string{}, Nodes: make([]json.RawMessage, 0, len(b.nodes)),
 		Pending: b.pending, Problems: b.problems, Reports: b.reports, Tenants: b.tenants, Groups: make([]json.RawMessage, 0, len(b.groups)), SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
 	}
-	for _, reason := range diagnosis.Reasons() {
+	for _, reason := range reasons.OfPods() {
 		w.Words[reason] = reason.Words()
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {

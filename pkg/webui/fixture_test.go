@@ -24,6 +24,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
@@ -98,7 +99,7 @@ func (s *source) Explain() *scheduling.Explanation {
 	defer s.mu.Unlock()
 	e := &scheduling.Explanation{At: time.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported, Tenants: s.tenants}
 	for range s.pending {
-		e.Diagnoses = append(e.Diagnoses, diagnosis.Diagnosis{Reason: diagnosis.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))})
+		e.Diagnoses = append(e.Diagnoses, diagnosis.Diagnosis{Reason: reasons.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))})
 	}
 	return e
 }

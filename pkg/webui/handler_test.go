@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // reply is a response with its complete body.
@@ -146,8 +146,8 @@ func TestExplanations(t *testing.T) {
 		return []string{"wait", "lack", "wrong"}
 	}
 	var names []string
-	for _, reason := range diagnosis.Reasons() {
-		names = append(names, string(reason))
+	for _, reason := range reasons.OfPods() {
+		names = append(names, reason.String())
 	}
 	for phase := range gang.New(gang.Options{}).Phases() {
 		names = append(names, phase.String())

@@ -4,12 +4,11 @@ import (
 	"math"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
@@ -68,9 +67,9 @@ type pendingView struct {
 	Cores   gpu.Cores  `json:"cores,omitempty"`
 	Cards   int        `json:"cards,omitempty"`
 	// Reason and Message are the diagnosis.
-	Reason           diagnosis.Reason `json:"reason"`
-	Message          string           `json:"message"`
-	SchedulerMessage string           `json:"schedulerMessage"`
+	Reason           reasons.Reason `json:"reason"`
+	Message          string         `json:"message"`
+	SchedulerMessage string         `json:"schedulerMessage"`
 	// Created is in Unix milliseconds.
 	Created int64 `json:"created"`
 }
@@ -123,7 +122,7 @@ type runView struct {
 func viewNode(node ledger.Node) nodeView {
 	view := nodeView{
 		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed, Isolation: node.Isolation,
-		CountsCores: len(node.Cards) > 0 && node.Cores == placement.Fits,
+		CountsCores: len(node.Cards) > 0 && node.Cores == reasons.Fits,
 		Gone:        len(node.Cards) == 0 && !node.WholeCards, Cards: make([]cardView, len(node.Cards)),
 	}
 	if node.Unit > 0 {

@@ -20,6 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
@@ -85,7 +86,7 @@ func TestViewSeveralCards(t *testing.T) {
 	}
 
 	old := spec(16)
-	old.Cores = placement.OldForCores
+	old.Cores = reasons.OldForCores
 	l.SetNode("n1", old)
 	if node, _ = l.Node("n1"); viewNode(node).CountsCores {
 		t.Error("a node whose device plugin is too old counts cores")

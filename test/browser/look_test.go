@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/webui"
 )
 
@@ -114,8 +115,8 @@ func TestLook(t *testing.T) {
 		return fmt.Sprintf("0/16 nodes are available: %s, 8 Insufficient aliyun.com/gpu-mem. no new claims to deallocate, preemption: 0/16 nodes are available: %s.", ours, preemption)
 	}
 	s.wait(
-		waits("train-7b-0", "research", 130, 26*time.Minute, says(fmt.Sprintf("3 %s, 5 %s", placement.Full, placement.TooLarge), 13)),
-		waits("batch-score-9f2c1", "ads", 160, 4*time.Hour, says(fmt.Sprintf("8 %s", placement.TooLarge), 16)),
+		waits("train-7b-0", "research", 130, 26*time.Minute, says(fmt.Sprintf("3 %s, 5 %s", reasons.Full.Text(), reasons.TooLarge.Text()), 13)),
+		waits("batch-score-9f2c1", "ads", 160, 4*time.Hour, says(fmt.Sprintf("8 %s", reasons.TooLarge.Text()), 16)),
 		waits("notebook-ines-0", "notebooks", 16, time.Second, ""),
 	)
 	s.change(func() {

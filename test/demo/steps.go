@@ -11,8 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -64,7 +64,7 @@ func (d *demo) filter(ctx context.Context) error {
 		return err
 	}
 	say("    Pending: %s", message)
-	if err := contains(message, placement.Full.String()); err != nil {
+	if err := contains(message, reasons.Full.Text()); err != nil {
 		return err
 	}
 	say("  In total n2 has enough free memory, so kube-scheduler alone would bind the pod there. No single card has")
@@ -158,7 +158,7 @@ func (d *demo) full(ctx context.Context) error {
 		return err
 	}
 	say("    Pending: %s", message)
-	if err := contains(message, placement.Full.String()); err != nil {
+	if err := contains(message, reasons.Full.Text()); err != nil {
 		return err
 	}
 	say("  Delete the pod on card 3 of n4 ...")

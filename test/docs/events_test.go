@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/dispatch"
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // eventConstants returns the string constants whose names start with "event", the reasons of Events, by folder and
@@ -95,9 +95,9 @@ func TestReasonsDocumented(t *testing.T) {
 	for _, row := range regexp.MustCompile(`(?m)^\| ([^|]+) \| [^|]+ \| [^|]+ \|$`).FindAllStringSubmatch(section, -1) {
 		onPage = append(onPage, row[1])
 	}
-	for _, reason := range placement.Reasons() {
-		if !slices.Contains(onPage, reason.String()) {
-			t.Errorf("docs/events.md doesn't explain %q", reason)
+	for _, reason := range reasons.OfNodes() {
+		if !slices.Contains(onPage, reason.Text()) {
+			t.Errorf("docs/events.md doesn't explain %q", reason.Text())
 		}
 	}
 	if !slices.Contains(onPage, dispatch.AwaitsTurn) {
@@ -105,7 +105,7 @@ func TestReasonsDocumented(t *testing.T) {
 	}
 	// Other allowed rows: the table's header, the gang reasons, and kube-scheduler's own messages.
 	for _, row := range onPage {
-		ours := slices.ContainsFunc(placement.Reasons(), func(r placement.Reason) bool { return r.String() == row })
+		ours := slices.ContainsFunc(reasons.OfNodes(), func(r reasons.Reason) bool { return r.Text() == row })
 		if !ours && row != "reason" && row != "---" && row != "gang: …" && row != dispatch.AwaitsTurn && !strings.HasPrefix(row, "Insufficient ") {
 			t.Errorf("docs/events.md explains %q, which is not a reason", row)
 		}

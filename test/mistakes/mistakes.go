@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Mistake is a mistake with its objects.
@@ -23,9 +24,9 @@ type Mistake struct {
 	Pod string
 	// Wait is what the pod's group waits for, as the leading extender knows it; nil if it waits for none.
 	Wait *diagnosis.GroupWait
-	// Cause is the reason of the pod's diagnosis; empty for a pod that isn't listed as pending: Words are then its request
-	// problem.
-	Cause diagnosis.Reason
+	// Cause is the reason of the pod's diagnosis. A pod that is NotPending isn't listed as pending: Words are then its request problem.
+	Cause      reasons.Reason
+	NotPending bool
 	// Words is the whole message. Compare it with Comparable of what a view says.
 	Words string
 }

@@ -15,8 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakemps"
 	"github.com/gpushare/gpushare/test/framework"
@@ -286,7 +286,7 @@ func (m *mpsNode) testSharedMemory(s *scenario) {
 	s.Create(pending)
 	s.Eventually("the pod is pending", func(context.Context) error {
 		for _, c := range s.list()[0].Status.Conditions {
-			if c.Type == corev1.PodScheduled && strings.Contains(c.Message, placement.NoOwnSharedMemory.String()) {
+			if c.Type == corev1.PodScheduled && strings.Contains(c.Message, reasons.NoOwnSharedMemory.Text()) {
 				return nil
 			}
 		}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Observer counts what metrics count, by a text such as "bind bound". Its methods are safe for concurrent use.
@@ -36,8 +36,8 @@ func (o *Observer) Counts() map[string]int {
 }
 
 // Filtered counts "filtered" and the reason.
-func (o *Observer) Filtered(reason placement.Reason, nodes int) {
-	o.add("filtered "+reason.String(), nodes)
+func (o *Observer) Filtered(reason reasons.Reason, nodes int) {
+	o.add("filtered "+reason.Text(), nodes)
 }
 
 // BindFinished counts "bind" and the result.

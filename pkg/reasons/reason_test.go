@@ -1,0 +1,114 @@
+package reasons
+
+import (
+	"cmp"
+	"slices"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// one is the demand of a pod that asks for memory of one card.
+var one = gpu.Demand{Cards: 1, Memory: 1}
+
+func TestReasons(t *testing.T) {
+	type words struct {
+		Label, Text  string
+		Unresolvable bool
+	}
+	want := map[Reason]words{
+		Fits:       {"fits", "fits", false},
+		Reserved:   {"reserved", "free GPU memory is kept for a group that has waited long", false},
+		Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", false},
+		Full:       {"full", "no GPU card has enough free memory", false},
+		Crowded:    {"crowded", "no GPU card with enough free memory takes more containers by MPS", false},
+		Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy", true},
+		Elsewhere:  {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed", true},
+		TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has", true},
+		WholeCards: {"whole_cards", "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them", true},
+		NotShared:  {"not_shared", "the node shares no GPU memory", true},
+
+		OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards", true},
+		OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage", true},
+		OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", true},
+
+		NoOwnSharedMemory: {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", true},
+
+		255: {"unknown", "unknown reason", true},
+		99:  {"unknown", "unknown reason", true},
+	}
+	got := map[Reason]words{}
+	for _, r := range append(OfNodes(), Fits, 99, 255) {
+		got[r] = words{r.String(), r.Text(), r.Unresolvable()}
+	}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestReservedFor(t *testing.T) {
+	text := Reserved.TextFor(one, "default/train.v1")
+	for message, want := range map[string]string{
+		"0/3 nodes are available: 2 " + text + ", 1 no GPU card has enough free memory. preemption: none": "default/train.v1",
+		"0/3 nodes are available: 1 x, 2 " + text + ". preemption: 0/3 nodes are available":               "default/train.v1",
+		"0/3 nodes are available: 3 " + text + ".":                                                        "default/train.v1",
+		"0/3 nodes are available: 3 " + Reserved.Text() + ".":                                             "",
+		"": "",
+	} {
+		if got, ok := ReservedFor(message); got != want || ok != (want != "") {
+			t.Errorf("%q names %q, %t", message, got, ok)
+		}
+	}
+	if got := Full.TextFor(one, "default/train") + Reserved.TextFor(one, ""); got != Full.Text()+Reserved.Text() {
+		t.Error(got)
+	}
+}
+
+func TestTextFor(t *testing.T) {
+	cores, cards := gpu.Demand{Cards: 1, Memory: 1, Cores: 5}, gpu.Demand{Cards: 2, Memory: 1}
+	both, containers := gpu.Demand{Cards: 2, Memory: 1, Cores: 5}, gpu.Demand{Cards: 1, Memory: 1, Containers: 2}
+	for text, demands := range map[string]map[Reason][]gpu.Demand{
+		"no GPU card has enough free memory and cores":                                               {Full: {cores}},
+		"too few GPU cards have enough free memory":                                                  {Full: {cards}},
+		"too few GPU cards have enough free memory and cores":                                        {Full: {both}},
+		"no GPU card has enough free memory and cores, though the node's cards together have":        {Fragmented: {cores}},
+		"too few GPU cards have enough free memory, though the node's cards together have":           {Fragmented: {cards}},
+		"too few GPU cards have enough free memory and cores, though the node's cards together have": {Fragmented: {both}},
+		"too few of the GPU cards that are large enough are healthy":                                 {Unhealthy: {cards, both}},
+		"the pod asks for more GPU cards than the node has that are large enough":                    {TooLarge: {cards, both}},
+		"the pod asks for more GPU memory than any card of the node has":                             {TooLarge: {one, cores}},
+		"the pod asks for more GPU memory, or has more containers, than any card of the node takes":  {TooLarge: {containers}},
+		"the node shares no GPU memory":                                                              {NotShared: {one, cores, cards, both}},
+	} {
+		if !IsText(text) {
+			t.Errorf("%q isn't known as a text", text)
+		}
+		for reason, demands := range demands {
+			for _, demand := range demands {
+				if got := reason.TextFor(demand, "default/train"); got != text || !slices.Contains(reason.AllTexts(), text) {
+					t.Errorf("%v: got %q, want %q", demand, got, text)
+				}
+			}
+		}
+	}
+}
+
+// Labels are unique, and the form of a reason in JSON. Each reason is one of nodes, of pods, or of both.
+func TestLabels(t *testing.T) {
+	labels := map[string]bool{}
+	for r := range Reason(len(table)) {
+		label, err := r.MarshalText()
+		var parsed Reason
+		if err := cmp.Or(err, parsed.UnmarshalText(label)); err != nil || parsed != r {
+			t.Errorf("%s: parsed %s, %v", label, parsed, err)
+		}
+		if labels[r.String()] = true; len(labels) != int(r)+1 || r.Text() == "" && r.Words() == "" {
+			t.Errorf("%s: label, text or words", r)
+		}
+	}
+	if err := new(Reason).UnmarshalText([]byte("nothing")); err == nil {
+		t.Error("an unknown label is accepted")
+	}
+}
