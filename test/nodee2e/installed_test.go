@@ -41,8 +41,8 @@ const (
 
 // TestInstalled follows an administrator's steps on two real nodes, one with cards and one without: images, chart,
 // kube-scheduler's static pod, a sample, upgrade and rollback under load, a drain of the leader's node under load, the loss of the
-// leader's network under load, uninstall. It repeats all steps except the drain and the loss with the second scheduler. The
-// commands are read from docs/install.md and docs/operations.md; the test adds only names of images, files and nodes, and --wait.
+// leader's network under load, uninstall. The commands are read from docs/install.md and docs/operations.md; the test adds only names of
+// images, files and nodes, and --wait.
 //
 // These programs are real: etcd, kube-apiserver, kube-controller-manager, kubelet, kube-proxy, containerd, runc and kubeadm.
 // kube-scheduler is a static pod made by kubeadm. The extenders and the device plugin are pods of the project's own images.
@@ -53,13 +53,18 @@ func TestInstalled(t *testing.T) {
 		return
 	}
 	s := startInstallation(t)
-	filesBefore := s.hostFiles()
-
-	s.testInstall(t, filesBefore, "Install", corev1.DefaultSchedulerName)
-	s.testInstall(t, filesBefore, "A control plane that you can't touch", "gpushare-scheduler", "images.scheduler.repository="+schedulerImage)
+	s.testInstall(t, "Install", corev1.DefaultSchedulerName)
 	if os.Getenv(longEnv) != "" {
 		t.Run("the kubelet's name of the resource", s.testResourceRemoved)
 	}
+}
+
+// TestInstalledSecondScheduler is TestInstalled with the second scheduler, without the drain and the loss of the leader's network.
+func TestInstalledSecondScheduler(t *testing.T) {
+	if !inOwnNetwork(t) {
+		return
+	}
+	startInstallation(t).testInstall(t, "A control plane that you can't touch", "gpushare-scheduler", "images.scheduler.repository="+schedulerImage)
 }
 
 // installation is a cluster with two nodes. Nothing of the project is installed at first.
@@ -211,7 +216,8 @@ func (s *installation) images(ctx context.Context, dir string) (archives []strin
 
 // testInstall installs, uses, upgrades, rolls back and uninstalls the project in the mode that the page describes under this
 // heading.
-func (s *installation) testInstall(t *testing.T, filesBefore []string, heading, scheduler string, values ...string) {
+func (s *installation) testInstall(t *testing.T, heading, scheduler string, values ...string) {
+	filesBefore := s.hostFiles()
 	passed := t.Run(heading, func(t *testing.T) {
 		kubeadm, err := pages.ReadKubeadm()
 		framework.Must(t, err)

@@ -1,6 +1,7 @@
 package nodee2e
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -18,7 +19,8 @@ import (
 const toolsEnv = "GPUSHARE_TEST_TOOLS"
 
 // inOwnNetwork runs the test again in a process with its own network namespace, so that the network ends with the
-// process. It returns true in that process, in which the caller must run the test.
+// process. It returns true in that process, in which the caller must run the test. The process begins before the tests that run in parallel,
+// and beside them: it takes longest, and waits for most of its time.
 func inOwnNetwork(t *testing.T) bool {
 	t.Helper()
 	requireNode(t)
@@ -26,7 +28,6 @@ func inOwnNetwork(t *testing.T) bool {
 	if os.Getenv(toolsEnv) != "" {
 		return true
 	}
-	t.Parallel()
 	root, err := controlplane.RepositoryRoot()
 	framework.Must(t, err)
 	tools := t.TempDir()
@@ -39,11 +40,13 @@ func inOwnNetwork(t *testing.T) bool {
 	command := exec.Command("unshare", "--net", "--", "setpriv", "--pdeathsig", "KILL", "--",
 		os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=20m")
 	command.Env = append(os.Environ(), toolsEnv+"="+tools)
-	out, err := command.CombinedOutput()
-	t.Logf("in its own network:\n%s", out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	var out bytes.Buffer
+	command.Stdout, command.Stderr = &out, &out
+	framework.Must(t, command.Start())
+	t.Parallel()
+	err = command.Wait()
+	t.Logf("in its own network:\n%s", &out)
+	framework.Must(t, err)
 	return false
 }
 
