@@ -86,12 +86,12 @@ func TestReadmission(t *testing.T) {
 // node's capacity for that of its cards.
 func TestKeptDevices(t *testing.T) {
 	b := newFixture(t)
-	_, p := b.up(16)
-	b.create(p, newPod("a", main(1), assumed(0, 1)))
 	var away atomic.Bool
 	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return away.Load(), nil, errors.New("the API server is away")
 	})
+	_, p := b.up(16)
+	b.create(p, newPod("a", main(1), assumed(0, 1)))
 	owners := map[string]gpu.PodUID{"00": "uid-a", "01": "uid-gone", "0Z": "uid-a", "GPU-1-_-0": "uid-a"}
 	r := &readmission{devices: func() (map[string]gpu.PodUID, error) { return maps.Clone(owners), nil }, pods: p.pods}
 	list := func(k *keptDevices) (healthy []string) {
