@@ -26,61 +26,46 @@ type batch struct {
 	window time.Duration
 
 	mu sync.Mutex
-	// sendAt is the time from which a bind is sent at once.
+	// sendAt is when the waiting binds are sent, or were sent. Without any it is the time from which a bind is sent at once.
 	sendAt time.Time
-	// next is closed to send the waiting binds, at the time sendAt; nil if none waits.
-	next chan struct{}
-	// waiting is the number of waiting binds.
+	// waiting is the number of binds that are sent at sendAt.
 	waiting int
 }
 
 // wait blocks until the bind of a pod that has been pending for this time may be sent, or until ctx ends. It reports whether it waited.
 func (b *batch) wait(ctx context.Context, pending time.Duration) (waited bool) {
-	next := b.join(pending)
-	if next == nil {
+	left := b.join(pending)
+	if left <= 0 {
 		return false
 	}
 	select {
-	case <-next:
+	case <-b.clock.After(left):
 	case <-ctx.Done():
 	}
 	return true
 }
 
-// join returns the channel to wait for, or nil if the bind may be sent at once.
-func (b *batch) join(pending time.Duration) <-chan struct{} {
+// join returns how long the bind has to wait, zero if it may be sent at once. All binds that wait at the same time end their waits together.
+func (b *batch) join(pending time.Duration) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.clock.Now()
+	if b.waiting > 0 && !now.Before(b.sendAt) {
+		b.sent(b.sendAt, b.waiting)
+	}
 	left := min(b.sendAt.Sub(now), b.window) // A clock that was set back must not lengthen the wait.
 	switch {
 	case left > pending/pendingPerWait:
-		return nil
-	case b.next == nil && left <= 0:
+		return 0
+	case left <= 0:
 		b.sent(now, 1)
-		return nil
-	case b.next == nil:
-		b.next = make(chan struct{})
-		timer := b.clock.NewTimer(left)
-		go func() {
-			<-timer.C()
-			b.release()
-		}()
+		return 0
 	}
-	b.waiting++
-	return b.next
+	b.sendAt, b.waiting = now.Add(left), b.waiting+1
+	return left
 }
 
-// release sends all waiting binds.
-func (b *batch) release() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.sent(b.clock.Now(), b.waiting)
-	close(b.next)
-	b.next, b.waiting = nil, 0
-}
-
-// sent records that n binds were sent. The caller holds mu.
-func (b *batch) sent(now time.Time, n int) {
-	b.sendAt = now.Add(min(time.Duration(n)*windowPerBind, b.window))
+// sent records that n binds were sent at a time, and that none waits. The caller holds mu.
+func (b *batch) sent(at time.Time, n int) {
+	b.sendAt, b.waiting = at.Add(min(time.Duration(n)*windowPerBind, b.window)), 0
 }

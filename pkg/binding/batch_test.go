@@ -27,74 +27,48 @@ func newBatch(t *testing.T, window time.Duration) *batchFixture {
 	return &batchFixture{batch: batch{clock: c, window: window}, t: t, clock: c}
 }
 
-// wantSent checks whether the binds that wait for these channels were sent.
-func (g *batchFixture) wantSent(want bool, all ...<-chan struct{}) {
-	g.t.Helper()
-	for i, next := range all {
-		if want {
-			<-next
-			continue
-		}
-		select {
-		case <-next:
-			g.t.Errorf("bind %d didn't wait", i)
-		default:
-		}
-		if !g.clock.HasWaiters() { // The timer has fired, and the binds are sent at any moment.
-			g.t.Errorf("bind %d waits no longer", i)
-		}
-	}
-}
-
 // queued is a time as a pending pod that allows every wait.
 const queued = time.Minute
 
-// bind adds the bind of a pod that was pending for long.
-func (g *batchFixture) bind() <-chan struct{} { return g.join(queued) }
-
-func (g *batchFixture) wantAtOnce() {
+// bind adds a bind of a pod that was pending for this time, and checks how long it waits.
+func (g *batchFixture) bind(pending, want time.Duration) {
 	g.t.Helper()
-	if g.bind() != nil {
-		g.t.Error("the bind waits, want that it is sent at once")
+	if wait := g.join(pending); wait != want {
+		g.t.Errorf("the bind waits %v, want %v", wait, want)
 	}
 }
 
 func TestBatch(t *testing.T) {
+	const half = windowPerBind / 2
 	g := newBatch(t, 50*time.Millisecond)
-	g.wantAtOnce()
-	g.clock.Step(windowPerBind / 2)
-	first, second := g.bind(), g.bind()
-	g.wantSent(false, first, second)
-	g.clock.Step(windowPerBind / 2)
-	g.wantSent(true, first, second)
+	g.bind(queued, 0)
+	g.clock.Step(half)
+	g.bind(queued, half)
+	g.bind(queued, half)
+	g.clock.Step(half)
 
-	// After two binds the wait is twice as long.
-	third, fourth, fifth := g.bind(), g.bind(), g.bind()
-	g.clock.Step(2*windowPerBind - time.Millisecond)
-	g.wantSent(false, third, fourth, fifth)
-	g.clock.Step(time.Millisecond)
-	g.wantSent(true, third, fourth, fifth)
+	// After two binds the wait is twice as long, and these three are sent together.
+	g.bind(queued, 2*windowPerBind)
+	g.clock.Step(half)
+	g.bind(queued, 3*half)
+	g.bind(queued, 3*half)
+	g.clock.Step(3 * half)
 
 	// The wait is never longer than the window.
-	sixth := g.bind()
-	g.clock.Step(49 * time.Millisecond)
-	g.wantSent(false, sixth)
-	g.clock.Step(time.Millisecond)
-	g.wantSent(true, sixth)
-
-	g.clock.Step(windowPerBind)
-	g.wantAtOnce()
+	g.bind(queued, 50*time.Millisecond)
+	g.clock.Step(50*time.Millisecond + windowPerBind)
+	g.bind(queued, 0)
 }
 
 func TestBatchFewBinds(t *testing.T) {
 	g := newBatch(t, time.Second)
 	for range 3 {
-		g.wantAtOnce()
+		g.bind(queued, 0)
 		g.clock.Step(windowPerBind)
 	}
 	each := newBatch(t, 0)
 	for range 3 {
-		each.wantAtOnce()
+		each.bind(queued, 0)
 	}
 }
 
@@ -102,41 +76,33 @@ func TestBatchFewBinds(t *testing.T) {
 func TestBatchPatience(t *testing.T) {
 	g := newBatch(t, time.Second)
 	for range 3 { // Pods that are tried when they are created.
-		if g.join(5*time.Millisecond) != nil {
-			t.Error("the bind waits, want that it is sent at once")
-		}
+		g.bind(5*time.Millisecond, 0)
 	}
 	const enough = pendingPerWait * windowPerBind
-	if g.join(enough-pendingPerWait) != nil {
-		t.Error("the bind waits longer than its pod allows")
-	}
-	next := g.join(enough)
-	g.wantSent(false, next)
-	if g.join(0) != nil {
-		t.Error("the bind of a new pod waits beside others")
-	}
-	g.clock.Step(windowPerBind)
-	g.wantSent(true, next)
+	g.bind(enough-pendingPerWait, 0)
+	g.bind(enough, windowPerBind)
+	g.bind(0, 0) // A new pod beside it.
+	g.clock.Step(windowPerBind / 2)
+	g.bind(enough, windowPerBind/2)
 }
 
 func TestBatchClockSetBack(t *testing.T) {
 	g := newBatch(t, windowPerBind)
-	g.wantAtOnce()
+	g.bind(queued, 0)
 	g.clock.SetTime(begin.Add(-time.Hour))
-	next := g.bind()
-	g.clock.Step(windowPerBind)
-	g.wantSent(true, next)
+	g.bind(queued, windowPerBind)
+	g.clock.Step(windowPerBind / 2)
+	g.bind(queued, windowPerBind/2)
 }
 
 func TestBatchContext(t *testing.T) {
 	g := newBatch(t, windowPerBind)
-	g.wantAtOnce()
+	g.bind(queued, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if !g.wait(ctx, queued) { // If wait ignored ctx, it would block forever.
 		t.Error("the bind didn't wait")
 	}
-	g.clock.Step(windowPerBind)
 }
 
 // A bind that waits in a batch has its card assumed. What ends its wait decides whether it is written.
