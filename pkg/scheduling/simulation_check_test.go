@@ -296,7 +296,7 @@ func (w *world) calmDown() {
 	if w.faults != (faults{}) && w.chance(0.5) { // Then the last leader finds out alone which groups are bound in part.
 		w.changeLeader()
 	}
-	w.calm, w.faults = true, faults{}
+	w.calm, w.faults, w.api.mute = true, faults{}, 0
 	for _, n := range w.api.nodes {
 		if n.pooled && !n.exists {
 			continue

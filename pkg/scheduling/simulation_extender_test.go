@@ -31,9 +31,9 @@ type replica struct {
 	ticking bool
 	calls   []*bindCall
 	held    []*bindCall
-	// resolving and requeuing are true while a round runs.
-	resolving, requeuing bool
-	verifying            int
+	// requeuing is true while a round runs.
+	requeuing bool
+	verifying int
 	// sharing is whether the latest tick of fair sharing found that this process leads.
 	sharing bool
 	// reserved has the memory that members keep without a bind.
@@ -58,7 +58,7 @@ func (w *world) newReplica(name string) *replica {
 	r.cache = newSimCache(r)
 	o := Options{
 		API: client{r: r}, Recorder: nullRecorder{}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
-		BindTimeout: simBindTimeout, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
+		BindTimeout: simBindTimeout, BindWindow: w.bindWindow, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
 		newGroup: r.newGroup, FairShare: w.fair.options(w),
 		Gangs: GangOptions{Hold: w.hold, Patience: w.patience, StarvationAfter: w.starving, OnFailure: gang.Evict, Observer: gangObserver{w}},
 	}
@@ -92,6 +92,7 @@ func (w *world) newReplica(name string) *replica {
 	w.replicas = append(w.replicas, r)
 	w.after(w.between(0, gangInterval), r.tick)
 	w.after(w.between(0, time.Second), r.second)
+	w.after(w.between(0, 500*time.Millisecond), r.resolve)
 	return r
 }
 
@@ -141,6 +142,22 @@ func (r *replica) nominate() {
 	r.w.after(nominateInterval, r.nominate)
 }
 
+// resolve is the loop that reads the pods of unconfirmed binds.
+func (r *replica) resolve() {
+	r.w.steps--
+	switch {
+	case r.dead:
+		return
+	case r.frozenUntil > r.w.now:
+		r.w.after(r.frozenUntil-r.w.now, r.resolve)
+		return
+	}
+	r.w.start(r, func() {
+		r.scheduler.binder.Resolve(r.w.context())
+		r.w.after(500*time.Millisecond, r.resolve)
+	})
+}
+
 // second runs the other loops.
 func (r *replica) second() {
 	r.w.steps--
@@ -150,13 +167,6 @@ func (r *replica) second() {
 	if r.frozenUntil > r.w.now {
 		r.w.after(r.frozenUntil-r.w.now, r.second)
 		return
-	}
-	if !r.resolving {
-		r.resolving = true
-		r.w.start(r, func() {
-			r.scheduler.binder.Resolve(r.w.context())
-			r.resolving = false
-		})
 	}
 	if w := r.w; w.sample > 0 && r.leading() == nil {
 		r.scheduler.requeue.RetrySamples()
@@ -306,12 +316,15 @@ type simCache struct {
 	pods    map[string]*clustercache.PodInfo
 	byNode  map[string][]*clustercache.PodInfo
 	pending map[gpu.PodUID]*clustercache.PodInfo
-	nodes   []*corev1.Node
+	// since is when each pending pod was first reported without a gate.
+	since map[gpu.PodUID]time.Duration
+	nodes []*corev1.Node
 }
 
 func newSimCache(r *replica) *simCache {
 	c := &simCache{
 		r: r, pods: map[string]*clustercache.PodInfo{}, byNode: map[string][]*clustercache.PodInfo{}, pending: map[gpu.PodUID]*clustercache.PodInfo{},
+		since: map[gpu.PodUID]time.Duration{},
 	}
 	c.watch = r.w.api.watch(r, 20*time.Millisecond, c.observe)
 	return c
@@ -366,6 +379,7 @@ func (c *simCache) observe(e change) {
 		c.unindex(old)
 	}
 	if e.gone {
+		delete(c.since, e.info.UID)
 		if old != nil && old.UID == e.info.UID {
 			delete(c.pods, e.info.Name)
 			c.handler.PodDeleted(old)
@@ -382,6 +396,9 @@ func (c *simCache) observe(e change) {
 func (c *simCache) index(p *clustercache.PodInfo) {
 	if p.Pending != nil {
 		c.pending[p.UID] = p
+		if _, known := c.since[p.UID]; !known && !p.Gated {
+			c.since[p.UID] = c.r.w.now
+		}
 	}
 	node := p.Node
 	if node == "" {
@@ -435,7 +452,6 @@ func (c *simCache) PodsOn(node string) []*clustercache.PodInfo     { return slic
 func (c *simCache) Reported() []*clustercache.PodInfo              { return nil }
 func (c *simCache) Overusing() []*clustercache.PodInfo             { return nil }
 func (c *simCache) Nodes() []*corev1.Node                          { return c.nodes }
-func (c *simCache) PendingFor(gpu.PodUID) time.Duration            { return 0 }
 func (c *simCache) WatchVersions() map[string]uint64               { return nil }
 func (c *simCache) NodesWithoutPlugin() int                        { return 0 }
 func (c *simCache) RequestProblems() []*clustercache.PodInfo       { return nil }
@@ -446,6 +462,12 @@ func (c *simCache) Pod(_, name string) (*clustercache.PodInfo, bool) {
 func (c *simCache) PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool) {
 	p, ok := c.pending[uid]
 	return p, ok
+}
+func (c *simCache) PendingFor(uid gpu.PodUID) time.Duration {
+	if _, pending := c.pending[uid]; !pending {
+		return 0
+	}
+	return c.r.w.now - c.since[uid]
 }
 func (c *simCache) Node(name string) (*corev1.Node, bool) {
 	i := slices.IndexFunc(c.nodes, func(n *corev1.Node) bool { return n.Name == name })

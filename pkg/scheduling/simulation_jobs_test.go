@@ -204,6 +204,11 @@ func (w *world) single(name string, spec podSpec) *memberSet {
 	return w.submitMemberSet(newMemberSet(name, []podSpec{spec}, []string{""}))
 }
 
+// array starts pods without a group at the same time.
+func (w *world) array(name string, size int, spec podSpec) *memberSet {
+	return w.submitMemberSet(newMemberSet(name, slices.Repeat([]podSpec{spec}, size), slices.Repeat([]string{"a"}, size)))
+}
+
 // group starts a group of size equal pods.
 func (w *world) group(name string, size int, spec podSpec) *memberSet {
 	spec.group, spec.size = name, size
@@ -254,7 +259,7 @@ func (m *memberSet) createMember(i int) {
 // change implements controller.
 func (m *memberSet) change() {
 	switch {
-	case len(m.specs) == 1:
+	case len(m.specs) == 1, m.specs[0].group == "":
 	case m.w.chance(0.75):
 		m.restart()
 	default:
@@ -305,7 +310,7 @@ func (m *memberSet) over() bool {
 // randomNodes creates nodes.
 func (w *world) randomNodes() {
 	count := 2 + w.random.IntN(4)
-	if w.chance(0.1) {
+	if w.chance(0.1) || w.brisk && w.chance(0.5) {
 		count = 10
 	}
 	for i := range count {
@@ -340,7 +345,10 @@ func (w *world) randomJob() {
 	if w.chance(0.15) || w.fair.reclaimAfter > 0 && w.chance(0.3) {
 		spec.lasts = 0
 	}
-	if w.chance(0.4) {
+	if w.brisk {
+		spec.grace, spec.lasts = w.between(0, time.Second), w.between(time.Second, 10*time.Second)
+	}
+	if w.chance(0.4) || w.brisk && w.chance(0.8) {
 		switch {
 		case w.chance(0.15):
 			spec.memory, spec.cpu = 0, 1+int64(w.random.IntN(4))
@@ -350,7 +358,11 @@ func (w *world) randomJob() {
 			spec.twoCards = w.chance(0.2)
 		}
 		w.randomDemand(&spec)
-		w.single(name, spec)
+		if w.brisk {
+			w.array(name, 1+w.random.IntN(40), spec)
+		} else {
+			w.single(name, spec)
+		}
 		return
 	}
 	j := newMemberSet(name, nil, nil)

@@ -451,7 +451,7 @@ func (k *kubeScheduler) fitting(p *schedPod) (names []string, short shortage) {
 // again retries a pod after an error.
 func (k *kubeScheduler) again(p *schedPod) {
 	p.state, p.failed, p.byExtender, p.failing = schedNone, k.w.now, true, true
-	if !p.gone {
+	if !p.gone && p.info.Node == "" && !p.info.Ended { // A late Binding can have taken effect while the call was hanging.
 		k.retry(p)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/binding"
 )
 
 // TestSimulation runs clusters with groups and single pods under disturbances, each from one seed, until a million steps were
@@ -111,12 +113,19 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 	w.tracing = tracing
 	w.worldOptions.replicas = 1 + w.random.IntN(2)
 	w.slow = seed%3 == 1
+	w.brisk = seed%5 == 3
 	if seed%4 == 2 {
 		w.sample = 1 + int(seed/4%3)
 	}
 	w.popFromBackoff = w.chance(0.5)
-	if w.chance(0.3) {
+	switch w.random.IntN(4) {
+	case 0: // Retries come when a write whose answer was lost can no longer take effect.
+		w.maxBackoff = binding.Deadline(simBindTimeout) - simBindTimeout
+	case 1:
 		w.maxBackoff = 10 * time.Second
+	}
+	if w.chance(0.7) {
+		w.bindWindow = w.between(20*time.Millisecond, simBindTimeout/4)
 	}
 	w.randomNodes()
 	if seed%3 == 2 {
@@ -129,6 +138,9 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 		w.faults = faults{
 			rejected: 0.03 * much * w.random.Float64(), busy: 0.05 * much * w.random.Float64(), lost: 0.08 * much * w.random.Float64(),
 			unreachable: 0.05 * much * w.random.Float64(), slow: 0.05 * w.random.Float64(), moment: 0.05 * much * w.random.Float64(),
+		}
+		if w.brisk {
+			w.faults.lost = 0.3 * w.random.Float64()
 		}
 		w.after(time.Second, w.disturbAgain)
 	}
@@ -151,7 +163,11 @@ func (w *world) work() {
 	if w.calm {
 		return
 	}
-	w.after(w.between(50*time.Millisecond, 4*time.Second), w.work)
+	longest, most := 4*time.Second, 25
+	if w.brisk {
+		longest, most = time.Second, 4
+	}
+	w.after(w.between(50*time.Millisecond, longest), w.work)
 	w.jobs = slices.DeleteFunc(w.jobs, func(j *job) bool {
 		if j.controller.over() {
 			j.stopped = true
@@ -160,7 +176,7 @@ func (w *world) work() {
 		return false
 	})
 	switch n := w.random.IntN(10); {
-	case n < 7 && len(w.jobs) < 25:
+	case n < 7 && len(w.jobs) < most:
 		w.randomJob()
 	case n < 8 && len(w.jobs) > 12:
 		w.jobs[w.random.IntN(len(w.jobs))].stop()
@@ -254,7 +270,23 @@ var disturbances = []func(*world){
 	(*world).changeLeader,
 	(*world).changeNode,
 	(*world).handOverGracefully,
+	(*world).brownOut,
 	func(w *world) { w.scheduler.watch.stalled = w.now + w.between(100*time.Millisecond, 3*time.Second) },
+}
+
+// brownOut keeps the API server from answering Bindings. Watches often lag meanwhile.
+func (w *world) brownOut() {
+	d := w.between(5*time.Second, 90*time.Second)
+	w.api.mute = max(w.api.mute, w.now+d)
+	w.trace("api: Bindings aren't answered for %v", d)
+	for _, r := range w.replicas {
+		if w.chance(0.4) {
+			r.stall(w.between(0, d))
+		}
+	}
+	if w.chance(0.2) {
+		w.scheduler.watch.stalled = w.now + w.between(0, d)
+	}
 }
 
 // cutOff keeps the extenders from the API server.

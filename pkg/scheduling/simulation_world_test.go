@@ -71,6 +71,10 @@ type worldOptions struct {
 	// sample is the number of feasible nodes at which kube-scheduler stops looking for more; 0 if it evaluates all nodes.
 	sample int
 	fair   fairSharing
+	// brisk has many pods at a time that last for seconds, so that binds are frequent.
+	brisk bool
+	// bindWindow is the longest time for which the extender collects binds.
+	bindWindow time.Duration
 }
 
 // stats counts what happened, to show that the simulation reaches the states that it is for.
@@ -315,6 +319,27 @@ func (c virtualContext) Err() error {
 		return context.DeadlineExceeded
 	}
 	return nil
+}
+
+// virtualDeadline is the key of a context's value that is its deadline by the virtual clock.
+type virtualDeadline struct{}
+
+func (c virtualContext) Value(key any) any {
+	if key == (virtualDeadline{}) {
+		return c.deadline
+	}
+	return c.Context.Value(key)
+}
+
+// pass lets time pass in the current task, until the context ends.
+func (w *world) pass(ctx context.Context, d time.Duration) error {
+	deadline, limited := ctx.Value(virtualDeadline{}).(time.Duration)
+	if !limited || w.now+d < deadline {
+		w.sleep(d)
+		return nil
+	}
+	w.sleep(deadline - w.now)
+	return context.DeadlineExceeded
 }
 
 // withTimeout is context.WithTimeout for the virtual clock.
