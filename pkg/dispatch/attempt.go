@@ -46,37 +46,32 @@ type reclaimPause struct {
 //
 // The former leader may have evicted pods that are still being deleted. So a new leader evicts none for ReclaimAfter, but it holds
 // what they free.
-func (m *Manager) beginAttempt(tenants []Tenant, allUnits [][]*unit, starving []starvingTenant, now time.Time) {
+func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time.Time) {
 	ripe := slices.DeleteFunc(slices.Clone(starving), func(s starvingTenant) bool {
 		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter && !m.movedRecently(s.Name, now)
 	})
 	evicts := len(ripe) > 0
-	if !evicts && now.Sub(m.reclaims.since) < m.ReclaimAfter && m.anyLeaving() {
+	if !evicts && now.Sub(m.reclaims.since) < m.ReclaimAfter && m.allocated.anyLeaving() {
 		ripe = starving
 	}
 	units := m.reclaimUnits(ripe, now)
 	if len(units) == 0 {
 		return
 	}
-	need := reclaim.Need{Tenants: m.excess(tenants)}
-	if evicts {
-		candidates := m.candidates(now)
-		need.Regions, need.Classes = m.findMoves(need.Tenants, tenants, allUnits, candidates)
-		need.Victims = victims(need.Tenants, candidates)
-	}
 	r := &m.reclaims
 	r.attempts++
-	need.Attempt = r.attempts
+	search := m.search(r.attempts, s, now)
+	search.evicts = evicts
 	r.attempt = &attempt{number: r.attempts, working: true, evicts: evicts, kinds: map[gpu.PodUID]reclaimKind{}}
 	for _, u := range units {
 		out := reclaim.Unit{Tenant: u.item.Tenant}
 		for _, p := range u.pods {
 			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.nodesFor(p).names})
 		}
-		need.Units = append(need.Units, out)
+		search.need.Units = append(search.need.Units, out)
 		r.attempt.kinds[u.pods[0].UID] = u.reclaimKind()
 	}
-	m.effects.Reclaim = &need
+	m.effects.Reclaim = search
 }
 
 // reclaimUnits returns the units for which the next attempt makes room. It takes them from the tenants alternately.
@@ -90,7 +85,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			}
 			more = true
 			u := s.units[i]
-			if m.reclaims.pausing(u, now) || m.obstacle(u) != NoRoom {
+			if m.units[u.item.ID] != u || m.reclaims.pausing(u, now) || m.obstacle(u) != NoRoom {
 				continue
 			}
 			if pods += len(u.pods); pods > maxReclaim && len(units) > 0 {
@@ -102,15 +97,6 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			return units
 		}
 	}
-}
-
-func (m *Manager) anyLeaving() bool {
-	for _, p := range m.pods {
-		if p.Node != "" && p.Leaving && !p.Ended {
-			return true
-		}
-	}
-	return false
 }
 
 // Reclaimed records that the caller has finished the evictions of an attempt. made is true if at least one eviction was made or may have

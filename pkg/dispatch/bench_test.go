@@ -2,26 +2,33 @@ package dispatch
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
 	"unique"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 // benchTenants, benchPods and benchNodes are the size of a large cluster, whose nodes have eight cards of 16 GiB.
 const benchTenants, benchPods, benchNodes = 50, 10_000, 5_000
 
-// newBench returns a Manager with that many pods that wait. Their tenants differ in weight, their pods in size and in the nodes
+// lockNodes and lockPods are the size of a cluster in which no lock may be held for long: 100,000 pods, of which 20,000 wait.
+const lockNodes, lockPods = 10_000, 20_000
+
+// newBench returns a Manager with that many nodes and pods that wait. The pods' tenants differ in weight, their pods in size and in the nodes
 // that they can use. The nodes are full.
-func newBench() (*Manager, *ledger.Ledger, *time.Time) {
+func newBench(nNodes, nPods int) (*Manager, *ledger.Ledger, *time.Time) {
 	l, now := ledger.New(), begin
 	var nodes []string
-	for i := range benchNodes {
+	for i := range nNodes {
 		name := fmt.Sprint("n", i)
 		cards := make([]gpu.Card, 8)
 		for j := range cards {
@@ -30,7 +37,7 @@ func newBench() (*Manager, *ledger.Ledger, *time.Time) {
 		l.SetNode(name, ledger.NodeSpec{Unit: gpu.GiB, Cards: cards})
 		nodes = append(nodes, name)
 	}
-	half := slices.Clone(nodes[:benchNodes/2])
+	half := slices.Clone(nodes[:nNodes/2])
 	m := New(Options{
 		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, PriorityCutoff: 1 << 30,
 		Release: func(uid gpu.PodUID) { l.Release(uid) },
@@ -46,13 +53,13 @@ func newBench() (*Manager, *ledger.Ledger, *time.Time) {
 		name := fmt.Sprint("t", i)
 		m.SetNamespace(name, Namespace{Tenant: name, Terms: fairshare.Terms{Weight: 1 + int64(i%4)}})
 	}
-	for i := range benchNodes * 8 {
+	for i := range nNodes * 8 {
 		name, node := fmt.Sprint("full-", i), nodes[i/8]
 		p := gpu.Pod{UID: gpu.PodUID(name), Namespace: fmt.Sprint("t", i%benchTenants), Name: name, Request: 16}
 		l.SetBound(node, p, gpu.On(i%8, 16), begin)
 		m.SetPod(Pod{Pod: p, Node: node})
 	}
-	for i := range benchPods {
+	for i := range nPods {
 		name, constraints := fmt.Sprint("p", i), []string{"", "half"}[i%2]
 		p := gpu.Pod{UID: gpu.PodUID(name), Namespace: fmt.Sprint("t", i%benchTenants), Name: name, Request: gpu.Memory(1 + i%16), Priority: int32(i % 3)}
 		m.SetPod(Pod{
@@ -68,13 +75,13 @@ func newBench() (*Manager, *ledger.Ledger, *time.Time) {
 // BenchmarkTick frees a card and lets the Manager grant what fits: the time of an iteration is that of a round, in which one pod
 // or some are granted. It reports the 99th percentile of a round, and the median and the 99th percentile of the time per pod.
 func BenchmarkTick(b *testing.B) {
-	m, l, now := newBench()
+	m, l, now := newBench(benchNodes, benchPods)
 	granted, i, left := 0, 0, benchPods
 	var rounds, decisions []time.Duration
 	for b.Loop() {
 		if left < benchPods/4 { // With few pods left, decisions are fast.
 			b.StopTimer()
-			m, l, now = newBench()
+			m, l, now = newBench(benchNodes, benchPods)
 			i, left = 0, benchPods
 			b.StartTimer()
 		}
@@ -94,7 +101,7 @@ func BenchmarkTick(b *testing.B) {
 			granted++
 			node, allocation, _ := l.Lookup(pod.UID)
 			l.SetBound(node, pod, allocation.Placement, *now)
-			p := m.pods[pod.UID].Pod
+			p := *m.pods[pod.UID].Pod
 			p.Node, p.Gated = node, false
 			m.SetPod(p)
 		}
@@ -109,23 +116,97 @@ func BenchmarkTick(b *testing.B) {
 
 // BenchmarkIdleTick is a tick in which nothing has changed.
 func BenchmarkIdleTick(b *testing.B) {
-	m, _, now := newBench()
+	m, _, now := newBench(benchNodes, benchPods)
 	for b.Loop() {
 		m.Tick(*now)
 	}
 }
 
-// BenchmarkReclaim is a tick in which room is requested for tenants below their share.
+// BenchmarkReclaim makes room for tenants below their share: the tick that requests it, the search for victims, and the hold of their places.
+// The plan isn't timed. It reports the longest time for which the Manager's lock is held.
 func BenchmarkReclaim(b *testing.B) {
-	m, _, now := newBench()
+	m, l, now := newBench(lockNodes, lockPods)
 	m.ReclaimAfter = time.Second
 	m.Tick(*now)
+	cluster := (&fixture{ledger: l}).cluster()
+	var longest longestHold
 	for b.Loop() {
-		*now = now.Add(time.Minute)
-		m.reclaims.attempt = nil
-		m.Tick(*now)
-		if m.TakeEffects().Reclaim == nil {
-			b.Fatal("nothing is requested")
+		*now = now.Add(time.Hour)
+		longest.tick(m, *now)
+		need := m.TakeEffects().Reclaim.Need()
+		b.StopTimer()
+		plan, ok := reclaim.Choose(need, cluster)
+		b.StartTimer()
+		var search *Search
+		longest.of(func() { search = m.beginHold(need.Attempt, *now) })
+		m.setShares(search.standings)
+		moved, evictable := search.evictable(plan)
+		longest.of(func() { ok = ok && m.endHold(search, plan, moved, evictable) })
+		if !ok {
+			b.Fatal("no room is made")
 		}
+		m.Reclaimed(need.Attempt, false, *now)
 	}
+	longest.report(b)
+}
+
+// BenchmarkTurns reads what an explanation of all pending pods needs, and reports as BenchmarkReclaim does.
+func BenchmarkTurns(b *testing.B) {
+	m, _, _ := newBench(lockNodes, lockPods)
+	var longest longestHold
+	for b.Loop() {
+		turns := map[gpu.PodUID]Turn{}
+		var s *standings
+		longest.of(func() { s, _ = m.waitingTurns(turns) })
+		m.setShares(s)
+	}
+	longest.report(b)
+}
+
+// BenchmarkNodesChanged is a tick after a node changed, which divides the nodes into regions again. It reports as BenchmarkReclaim does.
+func BenchmarkNodesChanged(b *testing.B) {
+	m, _, now := newBench(lockNodes, lockPods)
+	m.ReclaimAfter = 1 << 62
+	var longest longestHold
+	for b.Loop() {
+		m.NodesChanged()
+		*now = now.Add(time.Second)
+		longest.tick(m, *now)
+	}
+	longest.report(b)
+}
+
+// longestHold is the most processor time of a call that holds the Manager's lock. What other programs use doesn't count.
+type longestHold time.Duration
+
+func (l *longestHold) of(call func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	begin := threadTime()
+	call()
+	*l = max(*l, longestHold(threadTime()-begin))
+}
+
+// tick is Tick in its parts.
+func (l *longestHold) tick(m *Manager, now time.Time) {
+	l.of(func() { m.grantDue(now) })
+	var s *standings
+	if l.of(func() { s = m.dueStandings(now) }); s == nil {
+		return
+	}
+	m.setShares(s)
+	l.of(func() { m.reclaimFor(s, now) })
+}
+
+func (l *longestHold) report(b *testing.B) {
+	b.ReportMetric(float64(time.Duration(*l).Microseconds())/1000, "max-ms/lock")
+}
+
+// threadTime returns the processor time of the present thread.
+func threadTime() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+		panic(err)
+	}
+	return time.Duration(now.Nano())
 }

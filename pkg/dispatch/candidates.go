@@ -3,7 +3,6 @@ package dispatch
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -14,36 +13,35 @@ import (
 type candidate struct {
 	reclaim.Victim
 	// pods are in the order of Victim.Pods.
-	pods []*pod
+	pods []*allocatedPod
 }
 
 // candidates returns the pods and groups that may be evicted if their tenants keep their shares without them.
-func (m *Manager) candidates(now time.Time) (candidates []candidate) {
-	groups, spared := map[gang.Key][]*pod{}, map[gang.Key]bool{}
-	add := func(pods []*pod) {
-		slices.SortFunc(pods, func(a, b *pod) int { return cmp.Compare(a.UID, b.UID) })
-		c := candidate{reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(now)}, pods}
+func (s *Search) candidates() (candidates []candidate) {
+	groups, spared := map[gang.Key][]*allocatedPod{}, map[gang.Key]bool{}
+	add := func(pods []*allocatedPod) {
+		slices.SortFunc(pods, func(a, b *allocatedPod) int { return cmp.Compare(a.UID, b.UID) })
+		c := candidate{reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(s.since)}, pods}
 		for _, p := range pods {
 			c.Pods = append(c.Pods, p.Pod.Pod)
-			if started := p.startedAt(now); started.Before(c.Started) {
+			if started := p.startedAt(s.since); started.Before(c.Started) {
 				c.Started = started
 			}
 		}
-		if now.Sub(c.Started) >= m.MinRuntime {
+		if s.now.Sub(c.Started) >= s.minRuntime {
 			candidates = append(candidates, c)
 		}
 	}
-	for _, p := range m.pods {
+	for _, p := range s.allocated {
 		inGroup := p.Group != (gang.Key{})
 		switch {
-		case p.Ended:
-		case inGroup && (p.charged() || p.Node != "" && p.Priority >= m.PriorityCutoff): // A member isn't bound yet, or needs no turn.
+		case inGroup && (p.charged || p.Node != "" && p.Priority >= s.priorityCutoff): // A member isn't bound yet, or needs no turn.
 			spared[p.Group] = true
-		case p.Node == "" || p.Leaving || p.counted == 0 || p.Priority >= m.PriorityCutoff:
+		case p.Node == "" || p.Leaving || p.counted == 0 || p.Priority >= s.priorityCutoff:
 		case inGroup:
 			groups[p.Group] = append(groups[p.Group], p)
 		default:
-			add([]*pod{p})
+			add([]*allocatedPod{p})
 		}
 	}
 	for key, pods := range groups {
@@ -70,32 +68,21 @@ func victims(standings map[string]reclaim.Standing, candidates []candidate) (vic
 
 // excess returns the memory and the share of each tenant, and how much memory of its bound pods can be evicted. Pods that are being deleted
 // count as gone.
-func (m *Manager) excess(tenants []Tenant) map[string]reclaim.Standing {
+func (s *Search) excess() map[string]reclaim.Standing {
 	out := map[string]reclaim.Standing{}
-	for _, t := range tenants {
+	for _, t := range s.tenants {
 		out[t.Name] = reclaim.Standing{Share: t.Share, Allocated: t.Allocated}
 	}
 	running := map[string]gpu.Memory{}
-	for _, p := range m.pods {
+	for _, p := range s.allocated {
 		if p.Node != "" && !p.Leaving && p.counted > 0 {
 			running[p.countedFor] = running[p.countedFor].Add(p.counted)
 		}
 	}
 	for name, amount := range running {
-		s := out[name]
-		s.Excess = amount.Sub(s.Share)
-		out[name] = s
+		standing := out[name]
+		standing.Excess = amount.Sub(standing.Share)
+		out[name] = standing
 	}
 	return out
-}
-
-// startedAt returns when the pod was bound, as far as this process knows. Its result stays the same if the clock is set.
-func (p *pod) startedAt(now time.Time) time.Time {
-	if p.started.IsZero() {
-		p.started = now
-		if !p.Bound.IsZero() {
-			p.started = now.Add(-max(now.Sub(p.Bound), 0))
-		}
-	}
-	return p.started
 }

@@ -46,6 +46,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 		m.leaveGroup(p)
 		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
 		m.charged[p.UID] = p
+		m.updateAllocated(p)
 		m.admissions.update(p)
 		if p.Gated && p.gate != gateOpened {
 			m.gated[p.UID] = p

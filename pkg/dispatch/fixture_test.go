@@ -159,7 +159,7 @@ func (f *fixture) tick(pass time.Duration) {
 		f.requeues++
 	}
 	if effects.Reclaim != nil {
-		f.reclaimFor(*effects.Reclaim)
+		f.reclaimFor(effects.Reclaim.Need())
 	}
 	for _, opened := range effects.Open {
 		f.GateOpened(opened.UID, !f.gatesFail, f.now)

@@ -21,22 +21,40 @@ type heldUnit struct {
 
 // Hold holds the places of a plan for an attempt, before anything is evicted. It reports whether the plan is still right: the units
 // still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their tenants are
-// above their share, and their groups have the same members.
+// above their share, and their groups have the same members. It checks the victims without the Manager's lock.
 func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	a := m.reclaims.attempt
-	if !m.leading || a == nil || a.number != attempt || a.held != nil {
+	search := m.beginHold(attempt, now)
+	if search == nil {
 		return false
 	}
-	tenants, units := m.standings()
-	eligible := unitsOf(m.starving(tenants, units, now))
-	moved, ok := m.evictable(plan, tenants, units, now)
-	if !ok {
+	m.setShares(search.standings)
+	moved, ok := search.evictable(plan)
+	return m.endHold(search, plan, moved, ok)
+}
+
+// beginHold returns a search for an attempt; nil if the attempt has ended.
+func (m *Manager) beginHold(attempt uint64, now time.Time) *Search {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.attemptToHold(attempt) == nil {
+		return nil
+	}
+	return m.search(attempt, m.standings(), now)
+}
+
+// endHold holds the places of a plan if its victims are evictable and its units still wait. moved are the tenants whose pods move.
+func (m *Manager) endHold(search *Search, plan reclaim.Plan, moved map[string]bool, evictable bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := m.attemptToHold(search.Attempt())
+	switch {
+	case a == nil:
+		return false
+	case !evictable:
 		a.outdated = true
 		return false
 	}
-	held, wrong := m.heldUnits(plan, eligible)
+	held, wrong := m.heldUnits(plan, unitsOf(m.starving(search.standings, search.now)))
 	if wrong != nil {
 		a.kinds = map[gpu.PodUID]reclaimKind{wrong.Pods[0].UID: {tenant: wrong.Tenant}} // Other tenants need no pause.
 		a.outdated = true
@@ -44,15 +62,23 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	}
 	for _, kind := range a.kinds {
 		if !slices.ContainsFunc(held, func(h *heldUnit) bool { return h.reclaimKind == kind }) {
-			m.pauseReclaim(kind, a.evicts, now)
+			m.pauseReclaim(kind, a.evicts, search.now)
 		}
 	}
 	a.held, a.moved, a.allocated = held, moved, map[string]gpu.Memory{}
-	for _, t := range tenants {
+	for _, t := range search.tenants {
 		a.allocated[t.Name] = t.Allocated
 	}
 	m.updateHold()
 	return true
+}
+
+// attemptToHold returns the attempt with that number, if no places are held for it yet; else nil.
+func (m *Manager) attemptToHold(number uint64) *attempt {
+	if a := m.reclaims.attempt; m.leading && a != nil && a.number == number && a.held == nil {
+		return a
+	}
+	return nil
 }
 
 // heldUnits returns the units for which a plan has places. wrong is the first unit that no longer waits with the same pods and requests; nil
@@ -75,13 +101,13 @@ func (m *Manager) heldUnits(plan reclaim.Plan, eligible map[*unit]bool) (held []
 }
 
 // evictable reports whether the victims of a plan may still be evicted. It returns the tenants whose pods move.
-func (m *Manager) evictable(plan reclaim.Plan, tenants []Tenant, units [][]*unit, now time.Time) (moved map[string]bool, ok bool) {
+func (s *Search) evictable(plan reclaim.Plan) (moved map[string]bool, ok bool) {
 	if len(plan.Victims) == 0 {
 		return nil, true
 	}
 	moved = map[string]bool{}
-	standings, candidates := m.excess(tenants), m.candidates(now)
-	m.findMoves(standings, tenants, units, candidates)
+	standings, candidates := s.excess(), s.candidates()
+	s.findMoves(standings, candidates)
 	present := map[gpu.PodUID]reclaim.Victim{}
 	for _, c := range candidates {
 		present[c.Pods[0].UID] = c.Victim

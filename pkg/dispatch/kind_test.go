@@ -10,7 +10,7 @@ import (
 
 // like returns a pod with a likeness.
 func like(text string, memory gpu.Memory) *pod {
-	return &pod{Pod: Pod{Pod: gpu.Pod{Request: memory}, Likeness: unique.Make(text)}}
+	return &pod{Pod: &Pod{Pod: gpu.Pod{Request: memory}, Likeness: unique.Make(text)}}
 }
 
 // What has no room rules out what requests more, in the same round and for pods that are alike otherwise.

@@ -10,7 +10,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 // Options configure a Manager.
@@ -74,8 +73,8 @@ type Effects struct {
 	Open []gpu.Pod
 	// Requeue is true if kube-scheduler must retry rejected pods: pods without a gate were granted.
 	Requeue bool
-	// Reclaim is the need for which pods must be evicted; nil if there is none. The result is passed to Reclaimed.
-	Reclaim *reclaim.Need
+	// Reclaim is the search for pods that must be evicted; nil if there is none. The result is passed to Reclaimed.
+	Reclaim *Search
 }
 
 // Manager holds the pods of all tenants. mu guards the fields below it and is held for in-memory work only.
@@ -108,9 +107,10 @@ type Manager struct {
 	gated map[gpu.PodUID]*pod
 	// eligible are the eligible nodes by Pod.Constraints.
 	eligible map[unique.Handle[string]]*eligibleNodes
-	// regions are nil if they must be computed again.
-	regions *regions
-	kinds   kinds
+	// regions are nil if they were not computed yet.
+	regions   *regions
+	allocated allocatedPods
+	kinds     kinds
 	// due are the kinds without room that are to be tried on all nodes again, retries of them in each round. At retryAll, all kinds
 	// without room become due.
 	due      []*kind
@@ -139,7 +139,7 @@ func New(o Options) *Manager {
 	return &Manager{
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, kinds: kinds{}, feasible: feasible{results: map[kindKey]bool{}},
+		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, kinds: kinds{}, feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{},
 		reclaims: newReclaims(0), admissions: admissions{free: map[string]bool{}, admitted: map[gpu.PodUID]bool{}},
 	}
 }

@@ -14,34 +14,34 @@ import (
 // use only one region, which is full with pods of a tenant that can have its share elsewhere. findMoves sets Losses, Gains and Moves of the
 // standings, and the Spots of the candidates. It returns the region of each node, and the regions of each class. If all pods can use the same
 // nodes, there is nothing to move, and the results are nil.
-func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Tenant, units [][]*unit, candidates []candidate) (of map[string]int, classes [][]int) {
-	r := m.regions
-	if r == nil || len(r.Sizes) < 2 {
+func (s *Search) findMoves(standings map[string]reclaim.Standing, candidates []candidate) (of map[string]int, classes [][]int) {
+	r := s.regions
+	if len(r.Sizes) < 2 {
 		return nil, nil
 	}
-	x := &moves{Manager: m, tenants: tenants, sizes: slices.Clone(r.Sizes), holdings: map[holder]*fairshare.Holding{}, position: map[string]int{}, fits: map[fit]bool{}}
-	for i, t := range tenants {
+	x := &moves{Search: s, sizes: slices.Clone(r.Sizes), holdings: map[holder]*fairshare.Holding{}, position: map[string]int{}, fits: map[fit]bool{}}
+	for i, t := range s.tenants {
 		x.position[t.Name], x.limits = i, append(x.limits, t.Share)
 	}
-	movable := map[*pod]bool{}
+	movable := map[*allocatedPod]bool{}
 	for i := range candidates {
 		c := &candidates[i]
 		c.Spots = x.spots(c.pods)
 		for j, spot := range c.Spots {
 			p := c.pods[j]
-			h := x.holding(p.countedFor, spot.Class)
+			h := x.holding(holder{x.position[p.countedFor], spot.Class})
 			h.Demand += p.counted
 			h.Has[spot.Region] += p.counted
 			movable[p] = true
 		}
 	}
 	x.pinOthers(movable)
-	m.eachDemanded(units, func(tenant int, p *pod) {
-		if class := r.classes[p.Constraints]; class != allNodes { // Otherwise it isn't known which regions the pod can use.
-			h := x.holding(tenants[tenant].Name, class)
-			h.Demand = h.Demand.Add(p.Request)
+	for of, amount := range s.demanded {
+		if class := r.classes[of.constraints]; class != allNodes { // Otherwise it isn't known which regions the pods can use.
+			h := x.holding(holder{of.tenant, class})
+			h.Demand = h.Demand.Add(amount)
 		}
-	})
+	}
 	x.assign(standings)
 	for i := range candidates {
 		if c := &candidates[i]; c.Spots != nil && !x.fitsElsewhere(c, standings[c.Tenant]) {
@@ -53,8 +53,7 @@ func (m *Manager) findMoves(standings map[string]reclaim.Standing, tenants []Ten
 
 // moves is the state of findMoves.
 type moves struct {
-	*Manager
-	tenants []Tenant
+	*Search
 	// position is the position of each tenant in tenants. limits are the tenants' shares and sizes the sizes of the regions, both without
 	// the memory that can't move.
 	position map[string]int
@@ -75,11 +74,10 @@ type fit struct {
 // holder identifies the pods of a tenant that belong to one class.
 type holder struct{ tenant, class int }
 
-func (x *moves) holding(tenant string, class int) *fairshare.Holding {
-	key := holder{x.position[tenant], class}
+func (x *moves) holding(key holder) *fairshare.Holding {
 	h := x.holdings[key]
 	if h == nil {
-		h = &fairshare.Holding{Tenant: key.tenant, Class: class, Has: make([]gpu.Memory, len(x.sizes))}
+		h = &fairshare.Holding{Tenant: key.tenant, Class: key.class, Has: make([]gpu.Memory, len(x.sizes))}
 		x.holdings[key] = h
 	}
 	return h
@@ -95,10 +93,7 @@ func (x *moves) fitsElsewhere(c *candidate, s reclaim.Standing) bool {
 		key := fit{c.Tenant, p.Constraints, p.Demand()}
 		fits, known := x.fits[key]
 		if !known {
-			fits = slices.ContainsFunc(x.nodesFor(p).names, func(name string) bool {
-				region, shared := x.regions.of[name]
-				return shared && s.Gains[region] > 0 && x.Ledger.FitsEmpty([]ledger.Request{{Pod: p.Pod.Pod, Nodes: []string{name}}}, nil)
-			})
+			fits = x.fitsWhere(p, s.Gains)
 			x.fits[key] = fits
 		}
 		if !fits {
@@ -108,9 +103,20 @@ func (x *moves) fitsElsewhere(c *candidate, s reclaim.Standing) bool {
 	return true
 }
 
+// fitsWhere reports whether the pod would fit an empty node in a region that it can use, and where its tenant gains memory.
+func (x *moves) fitsWhere(p *allocatedPod, gains map[int]gpu.Memory) bool {
+	class := x.regions.classes[p.Constraints]
+	for name, region := range x.regions.of {
+		if gains[region] > 0 && x.regions.usable(class, region) && x.ledger.FitsEmpty([]ledger.Request{{Pod: p.Pod.Pod, Nodes: []string{name}}}, nil) {
+			return true
+		}
+	}
+	return false
+}
+
 // spots returns the spots of bound pods. It returns nil if one of them is on a node that it couldn't use now, or if it isn't known which
 // regions one of them can use.
-func (x *moves) spots(pods []*pod) []reclaim.Spot {
+func (x *moves) spots(pods []*allocatedPod) []reclaim.Spot {
 	spots := make([]reclaim.Spot, len(pods))
 	for i, p := range pods {
 		region, known := x.regions.of[p.Node]
@@ -124,13 +130,13 @@ func (x *moves) spots(pods []*pod) []reclaim.Spot {
 
 // pinOthers subtracts the memory that can't move from sizes and limits: that of pods that must not be evicted, of granted pods with a place,
 // and of pods without a tenant. Pods that are being deleted don't count.
-func (x *moves) pinOthers(movable map[*pod]bool) {
-	for _, p := range x.pods {
+func (x *moves) pinOthers(movable map[*allocatedPod]bool) {
+	for _, p := range x.allocated {
 		node := p.Node
-		if node == "" && p.charged() {
-			node, _, _ = x.Ledger.Lookup(p.UID)
+		if node == "" {
+			node, _, _ = x.ledger.Lookup(p.UID)
 		}
-		if node == "" || p.Ended || p.Leaving || movable[p] {
+		if node == "" || p.Leaving || movable[p] {
 			continue
 		}
 		if region, known := x.regions.of[node]; known {

@@ -33,7 +33,7 @@ func (p *Pod) awaitsBind() bool { return p.Node == "" && !p.Ended && !p.Leaving 
 
 // pod is a Pod with the state that a Manager keeps of it.
 type pod struct {
-	Pod
+	*Pod // Never changed, only replaced.
 	// counted is the amount that the queue counts for the pod, as memory of countedFor.
 	counted    gpu.Memory
 	countedFor string
@@ -42,7 +42,7 @@ type pod struct {
 	// charge is whether the pod was granted and isn't bound yet, and expires when that ends.
 	charge  chargeState
 	expires time.Time
-	// started is when the pod was bound, see startedAt.
+	// started is when the pod was bound, if that happened while this process led.
 	started time.Time
 	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore, and not for an autoscaler before
 	// notProvisionedBefore.
@@ -67,9 +67,9 @@ func (m *Manager) SetPod(next Pod) {
 	p := m.pods[next.UID]
 	switch {
 	case p == nil:
-		p = &pod{}
+		p = &pod{Pod: &Pod{}}
 		m.pods[next.UID] = p
-	case p.Pod == next:
+	case *p.Pod == next:
 		return // Something else changed, such as a condition.
 	default:
 		m.withdraw(p)
@@ -77,12 +77,12 @@ func (m *Manager) SetPod(next Pod) {
 	// A place suits the request that the pod had before. Users can change its number of cards, and its node selector while it is gated.
 	asksElse := next.Demand() != p.Demand() || next.Constraints != p.Constraints
 	ran := p.Node != ""
-	p.Pod = next
+	p.Pod = &next
 	if asksElse || !p.awaitsBind() {
 		m.dropHold(p.UID)
 		m.endCharge(p)
 	}
-	if p.Node != "" && !ran { // Before the first Tick as leader, now is zero; then startedAt sets started.
+	if p.Node != "" && !ran { // Before the first Tick as leader, now is zero.
 		p.started = m.now
 	}
 	m.admissions.update(p)
@@ -104,6 +104,7 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 	m.count(p, 0)
 	delete(m.gated, uid)
 	delete(m.pods, uid)
+	delete(m.allocated, uid)
 	m.admissions.remove(uid)
 	if _, known := m.namespaces[p.Namespace]; !known {
 		m.setTerms(tenant) // The last pod of a namespace that is gone already.
@@ -111,7 +112,7 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 	m.changed = true
 }
 
-// refresh updates what depends on the state of a pod: the memory that the queue counts for it, whether its gate is to be opened, and the unit
+// refresh updates what depends on the state of a pod: the memory that it has and that the queue counts for it, whether its gate is to be opened, and the unit
 // in which it waits. The pod must be in no unit.
 func (m *Manager) refresh(p *pod) {
 	amount := gpu.Memory(0)
@@ -119,6 +120,7 @@ func (m *Manager) refresh(p *pod) {
 		amount = p.Request
 	}
 	m.count(p, amount)
+	m.updateAllocated(p)
 	delete(m.gated, p.UID)
 	if p.Gated && p.gate != gateOpened && p.awaitsBind() && (p.charged() || m.NeedsNoTurn(p.Pod.Pod)) {
 		m.gated[p.UID] = p

@@ -270,3 +270,43 @@ func TestReclaimTenantChanges(t *testing.T) {
 	f.run(time.Second)
 	want(t, "the turn of alice, which has nothing", []string{"alice-2/small"}, f.admitted())
 }
+
+// slowLedger calls meanwhile when the memory of all nodes is read, as the Manager does to compute shares after a node changed.
+type slowLedger struct {
+	Ledger
+	meanwhile func()
+}
+
+func (l *slowLedger) NodeMemory() map[string]gpu.Memory {
+	l.meanwhile()
+	return l.Ledger.NodeMemory()
+}
+
+// Shares are computed without the Manager's lock. What changes meanwhile counts: no room is made for a pod that was deleted.
+func TestReclaimChangesDuringSearch(t *testing.T) {
+	l := &slowLedger{meanwhile: func() {}}
+	f := newFixture(t, []gpu.Memory{2}, func(o *Options) {
+		l.Ledger, o.Ledger, o.ReclaimAfter = o.Ledger, l, after
+	})
+	f.pod("bob/0", 1, on("n0"))
+	f.pod("bob/1", 1, on("n0"))
+	f.pod("alice/0", 1)
+	f.run(after)
+	reads := 0
+	l.meanwhile = func() {
+		if reads++; !f.mu.TryLock() {
+			t.Error("the lock is held")
+			return
+		}
+		f.mu.Unlock()
+		f.delete("alice/0")
+	}
+	f.NodesChanged()
+	f.run(time.Second)
+	l.meanwhile = func() {}
+	want(t, "reads", 1, reads)
+	want(t, "attempts", uint64(0), f.reclaims.attempts)
+	f.pod("alice/1", 1)
+	f.run(after + time.Second)
+	want(t, "evicted for a pod that waits", []string{"bob/0"}, f.evicted)
+}

@@ -100,27 +100,40 @@ func (r *regions) usable(class, region int) bool {
 	return found
 }
 
-// dropOutdatedRegions drops the regions if nodes changed since they were computed.
-func (m *Manager) dropOutdatedRegions() {
-	if m.regionsOutdated.Swap(false) {
-		if m.regions = nil; !m.leading { // Otherwise Tick does it.
-			clear(m.eligible)
-		}
-	}
-}
-
-// computeRegions computes the regions. amounts holds the memory that pods with each of the constraints have or request.
-func (m *Manager) computeRegions(amounts map[unique.Handle[string]]gpu.Memory) {
-	if !m.leading && len(m.eligible) > maxConstraints {
-		clear(m.eligible) // Otherwise Tick does it.
-	}
-	for _, nodes := range m.eligible {
-		nodes.avoided, nodes.preferred = nil, nil // The numbers of regions change.
-	}
+// installRegions computes the regions for pods with these amounts of memory by constraints, and makes them those of the Manager.
+func (m *Manager) installRegions(amounts map[unique.Handle[string]]gpu.Memory) *regions {
 	constraints := slices.SortedFunc(maps.Keys(amounts), func(a, b unique.Handle[string]) int {
 		return cmp.Or(cmp.Compare(amounts[b], amounts[a]), strings.Compare(text(a), text(b)))
 	})
-	m.regions = newRegions(constraints, func(c unique.Handle[string]) map[string]struct{} { return m.eligibleFor(c).set }, m.Ledger.NodeMemory())
+	r := newRegions(constraints, m.eligibleSet, m.Ledger.NodeMemory())
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, nodes := range m.eligible {
+		nodes.avoided, nodes.preferred = nil, nil // The numbers of regions change.
+	}
+	m.regions = r
+	return r
+}
+
+// eligibleSet returns the eligible nodes of pods with the constraints. The caller must not change it.
+func (m *Manager) eligibleSet(constraints unique.Handle[string]) map[string]struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.eligibleFor(constraints).set
+}
+
+// currentRegions returns the regions; nil if nodes changed since they were computed.
+func (m *Manager) currentRegions() *regions {
+	outdated := m.regionsOutdated.Swap(false)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.leading && (outdated || len(m.eligible) > maxConstraints) {
+		clear(m.eligible) // Otherwise Tick does it.
+	}
+	if outdated {
+		return nil
+	}
+	return m.regions
 }
 
 // text returns the value of a handle, of which the zero value has none.
@@ -131,35 +144,46 @@ func text(h unique.Handle[string]) string {
 	return h.Value()
 }
 
-// shares returns the shares of the claims. units are the waiting units of each. The pods' constraints count: the share of a tenant whose
-// pods can use few nodes is at most the memory of these nodes, and the others divide the rest.
-func (m *Manager) shares(claims []fairshare.Claim, units [][]*unit) []gpu.Memory {
-	m.dropOutdatedRegions()
-	pools, demands, ok := m.demands(claims, units)
+// setShares computes the shares of the tenants. The pods' constraints count: the share of a tenant whose pods can use few nodes is at most the
+// memory of these nodes, and the others divide the rest. It must be called without the Manager's lock: it takes long in a large cluster.
+func (m *Manager) setShares(s *standings) {
+	s.regions = m.currentRegions()
+	pools, demands, ok := s.demands()
 	if !ok { // There are new constraints, or nodes have changed.
 		amounts := map[unique.Handle[string]]gpu.Memory{}
-		m.eachCounted(func(p *pod) { amounts[p.Constraints] = amounts[p.Constraints].Add(p.counted) })
-		m.eachDemanded(units, func(_ int, p *pod) { amounts[p.Constraints] = amounts[p.Constraints].Add(p.Request) })
-		m.computeRegions(amounts)
-		pools, demands, _ = m.demands(claims, units)
+		for _, p := range s.allocated {
+			if p.counted > 0 {
+				amounts[p.Constraints] = amounts[p.Constraints].Add(p.counted)
+			}
+		}
+		for of, amount := range s.demanded {
+			amounts[of.constraints] = amounts[of.constraints].Add(amount)
+		}
+		s.regions = m.installRegions(amounts)
+		pools, demands, _ = s.demands()
 	}
-	return pools.Shares(claims, demands)
+	for i, share := range pools.Shares(s.claims, demands) {
+		s.tenants[i].Share = share
+	}
 }
 
 // demands returns the regions as pools, and the parts of the demand of each claim by class. ok is false if there are no regions yet, or a
 // pod has constraints that they don't know.
-func (m *Manager) demands(claims []fairshare.Claim, units [][]*unit) (pools fairshare.Pools, demands [][]gpu.Memory, ok bool) {
-	r := m.regions
+func (s *standings) demands() (pools fairshare.Pools, demands [][]gpu.Memory, ok bool) {
+	r := s.regions
 	if r == nil {
 		return pools, nil, false
 	}
-	position := make(map[string]int, len(claims))
-	demands = make([][]gpu.Memory, len(claims))
-	for i, c := range claims {
+	position := make(map[string]int, len(s.claims))
+	demands = make([][]gpu.Memory, len(s.claims))
+	for i, c := range s.claims {
 		position[c.Name], demands[i] = i, make([]gpu.Memory, len(r.Classes))
 	}
-	stray, unknown := make([]gpu.Memory, len(claims)), false
-	m.eachCounted(func(p *pod) {
+	stray, unknown := make([]gpu.Memory, len(s.claims)), false
+	for _, p := range s.allocated {
+		if p.counted == 0 {
+			continue
+		}
 		class, known := r.classes[p.Constraints]
 		claim := position[p.countedFor]
 		unknown = unknown || !known
@@ -168,12 +192,12 @@ func (m *Manager) demands(claims []fairshare.Claim, units [][]*unit) (pools fair
 		} else {
 			demands[claim][class] = demands[claim][class].Add(p.counted)
 		}
-	})
-	m.eachDemanded(units, func(claim int, p *pod) {
-		class, known := r.classes[p.Constraints]
+	}
+	for of, amount := range s.demanded {
+		class, known := r.classes[of.constraints]
 		unknown = unknown || !known
-		demands[claim][class] = demands[claim][class].Add(p.Request) // A user can request any amount.
-	})
+		demands[of.tenant][class] = demands[of.tenant][class].Add(amount) // A user can request any amount.
+	}
 	return r.withStray(stray, demands), demands, !unknown
 }
 
@@ -192,27 +216,4 @@ func (r *regions) withStray(stray []gpu.Memory, demands [][]gpu.Memory) fairshar
 		pools.Sizes, pools.Classes = append(pools.Sizes, amount), append(pools.Classes, []int{len(pools.Sizes)})
 	}
 	return pools
-}
-
-// eachCounted calls visit for each pod whose memory counts as its tenant's.
-func (m *Manager) eachCounted(visit func(*pod)) {
-	for _, p := range m.pods {
-		if p.counted > 0 {
-			visit(p)
-		}
-	}
-}
-
-// eachDemanded calls visit for each pod of the units that counts for its tenant's demand, with the position of the tenant.
-func (m *Manager) eachDemanded(units [][]*unit, visit func(tenant int, p *pod)) {
-	for i, own := range units {
-		for _, u := range own {
-			if m.obstacle(u).infeasible() {
-				continue
-			}
-			for _, p := range u.pods {
-				visit(i, p)
-			}
-		}
-	}
 }

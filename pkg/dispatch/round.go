@@ -23,6 +23,12 @@ const (
 // Tick ends charges that have lasted too long, and grants what fits. Only the leader may call it, several times a second, once
 // the cache is synced.
 func (m *Manager) Tick(now time.Time) {
+	m.grantDue(now)
+	m.reclaim(now)
+}
+
+// grantDue ends charges, makes a round if it can help, and requests the writes that open gates.
+func (m *Manager) grantDue(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.now = now
@@ -33,7 +39,6 @@ func (m *Manager) Tick(now time.Time) {
 	if m.changed || m.incomplete || m.pauseEnded(now) || len(m.units)+len(m.members) > 0 && (all || some || len(freed) > 0) {
 		m.round(all, freed, now)
 	}
-	m.reclaim(now)
 	m.openGates(now)
 }
 

@@ -16,17 +16,17 @@ type starvingTenant struct {
 
 // starving returns the tenants below their share that have a unit which lacks only memory, in the order of their turns. While a pod that was
 // granted for an autoscaler waits for a node, no pods are evicted for it, but its tenant counts as below its share.
-func (m *Manager) starving(tenants []Tenant, units [][]*unit, now time.Time) (out []starvingTenant) {
+func (m *Manager) starving(all *standings, now time.Time) (out []starvingTenant) {
 	below, withoutPlace := map[string]time.Time{}, map[string]gpu.Memory{}
 	for _, p := range m.charged {
 		if p.charge == unplaced {
 			withoutPlace[p.countedFor] = withoutPlace[p.countedFor].Add(p.counted)
 		}
 	}
-	for i, t := range tenants {
+	for i, t := range all.tenants {
 		s := starvingTenant{Tenant: t}
-		m.addStarving(&s, units[i], true, now)
-		m.addStarving(&s, units[i], false, now)
+		m.addStarving(&s, all.units[i], true, now)
+		m.addStarving(&s, all.units[i], false, now)
 		if len(s.units) > 0 {
 			out = append(out, s)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -32,17 +33,36 @@ type Tenant struct {
 // Tenants returns the tenants that have or want something, by name. The list is never nil.
 func (m *Manager) Tenants() []Tenant {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	tenants, _ := m.standings()
-	slices.SortFunc(tenants, func(a, b Tenant) int { return cmp.Compare(a.Name, b.Name) })
-	return tenants
+	s := m.standings()
+	m.mu.Unlock()
+	m.setShares(s)
+	slices.SortFunc(s.tenants, func(a, b Tenant) int { return cmp.Compare(a.Name, b.Name) })
+	return s.tenants
 }
 
-// standings returns the tenants in the order of their turns, and the units of each.
-func (m *Manager) standings() ([]Tenant, [][]*unit) {
-	tenants := []Tenant{}
-	var claims []fairshare.Claim
-	var units [][]*unit
+// standings is the state of all tenants at one moment.
+type standings struct {
+	// tenants are in the order of their turns. They have no Share before setShares.
+	tenants []Tenant
+	claims  []fairshare.Claim
+	// units are the waiting units of each tenant. demanded is the memory that waits, of the units that count for their tenants' demand.
+	units    [][]*unit
+	demanded map[demander]gpu.Memory
+	// allocated are the pods that have memory.
+	allocated []*allocatedPod
+	// regions are those for which setShares has computed the shares.
+	regions *regions
+}
+
+// demander identifies the waiting pods of a tenant, by its position, that have the same constraints.
+type demander struct {
+	tenant      int
+	constraints unique.Handle[string]
+}
+
+// standings returns the state of the tenants, without shares.
+func (m *Manager) standings() *standings {
+	out := &standings{tenants: []Tenant{}, demanded: map[demander]gpu.Memory{}, allocated: m.allocated.snapshot()}
 	before := 0
 	for _, s := range m.queue.Standings() {
 		s.Allocated = s.Allocated.Sub(m.reclaims.charged[s.Name])
@@ -68,16 +88,17 @@ func (m *Manager) standings() ([]Tenant, [][]*unit) {
 				t.PassedOver += len(u.pods)
 			}
 			claim.Demand = claim.Demand.Add(item.Memory)
+			for _, p := range u.pods {
+				key := demander{len(out.tenants), p.Constraints}
+				out.demanded[key] = out.demanded[key].Add(p.Request)
+			}
 		}
 		if t.Waiting > t.Infeasible {
 			before++
 		}
-		tenants, claims, units = append(tenants, t), append(claims, claim), append(units, own)
+		out.tenants, out.claims, out.units = append(out.tenants, t), append(out.claims, claim), append(out.units, own)
 	}
-	for i, share := range m.shares(claims, units) {
-		tenants[i].Share = share
-	}
-	return tenants, units
+	return out
 }
 
 // shownObstacle returns the obstacle that users see: MakingRoom if pods are evicted for the unit, otherwise obstacle.
@@ -138,17 +159,39 @@ func waits(before int, obstacle Obstacle) (reasons []string) {
 
 // Turns returns the turns of all pods that wait for one.
 func (m *Manager) Turns() map[gpu.PodUID]Turn {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	turns := map[gpu.PodUID]Turn{}
-	if !m.leading {
+	s, waiting := m.waitingTurns(turns)
+	if s == nil {
 		return turns
 	}
-	tenants, units := m.standings()
-	for i, t := range tenants {
-		for _, u := range units[i] {
+	m.setShares(s)
+	for _, w := range waiting {
+		t := s.tenants[w.tenant]
+		turns[w.pod] = Turn{t.Name, t.Share, t.Allocated, t.Before, w.obstacle}
+	}
+	return turns
+}
+
+// waitingTurn is a pod that waits for its turn. tenant is the position of its tenant.
+type waitingTurn struct {
+	pod      gpu.PodUID
+	tenant   int
+	obstacle Obstacle
+}
+
+// waitingTurns returns the pods that wait for their turn, and sets the turns of those that don't wait for others. It returns nil if this
+// process isn't the leader.
+func (m *Manager) waitingTurns(turns map[gpu.PodUID]Turn) (s *standings, waiting []waitingTurn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.leading {
+		return nil, nil
+	}
+	s = m.standings()
+	for i, units := range s.units {
+		for _, u := range units {
 			for _, p := range u.pods {
-				turns[p.UID] = Turn{t.Name, t.Share, t.Allocated, t.Before, m.shownObstacle(u)}
+				waiting = append(waiting, waitingTurn{p.UID, i, m.shownObstacle(u)})
 			}
 		}
 	}
@@ -164,7 +207,7 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 			}
 		}
 	}
-	return turns
+	return s, waiting
 }
 
 // DefaultPriorityCutoff is the default of Options.PriorityCutoff: the priority of the class system-cluster-critical.

@@ -9,10 +9,15 @@ import (
 // steer sets the preferred nodes. Pods that can use many regions avoid the regions for which pods with fewer usable regions wait: a class
 // avoids the regions of every waiting class that can use only a part of its own regions. Its pods are tried on their preferred nodes
 // first, and then on all their nodes.
-func (m *Manager) steer(units [][]*unit) {
+func (m *Manager) steer(s *standings) {
 	r := m.regions
+	if r == nil {
+		return
+	}
 	waiting := map[int]bool{}
-	m.eachDemanded(units, func(_ int, p *pod) { waiting[r.classes[p.Constraints]] = true })
+	for of := range s.demanded {
+		waiting[r.classes[of.constraints]] = true
+	}
 	for constraints, nodes := range m.eligible {
 		class, known := r.classes[constraints]
 		if !known || class == allNodes {

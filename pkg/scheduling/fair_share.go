@@ -306,10 +306,11 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 	if effects.Requeue {
 		f.requeue.All("")
 	}
-	if need := effects.Reclaim; need != nil {
+	if search := effects.Reclaim; search != nil {
 		f.reclaims.Go(func() error {
-			made := f.reclaimer.Reclaim(ctx, *need, func(plan reclaim.Plan) bool { return f.manager.Hold(need.Attempt, plan, f.clock.Now()) })
-			f.manager.Reclaimed(need.Attempt, made, f.clock.Now())
+			attempt := search.Attempt()
+			made := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(attempt, plan, f.clock.Now()) })
+			f.manager.Reclaimed(attempt, made, f.clock.Now())
 			return nil
 		})
 	}

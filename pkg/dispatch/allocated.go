@@ -1,0 +1,60 @@
+package dispatch
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// allocatedPod is what shares and evictions depend on of a pod that has memory: it is bound and hasn't ended, or it has a charge. An
+// allocatedPod is never changed. A change of the pod replaces it, so a list of them can be read without the Manager's lock.
+type allocatedPod struct {
+	*Pod
+	// counted is the amount that the queue counts for the pod, as memory of countedFor.
+	counted    gpu.Memory
+	countedFor string
+	charged    bool
+	// started is when the pod was bound, as far as this process saw it; zero if it didn't.
+	started time.Time
+}
+
+// startedAt returns when the pod was bound, as far as this process knows. since is when it began to lead. The result stays the same if the
+// clock is set.
+func (p *allocatedPod) startedAt(since time.Time) time.Time {
+	switch {
+	case !p.started.IsZero():
+		return p.started
+	case p.Bound.IsZero():
+		return since
+	}
+	return since.Add(-max(since.Sub(p.Bound), 0))
+}
+
+// allocatedPods are the pods that have memory.
+type allocatedPods map[gpu.PodUID]*allocatedPod
+
+// snapshot returns the present pods, in no order.
+func (a allocatedPods) snapshot() []*allocatedPod {
+	return slices.AppendSeq(make([]*allocatedPod, 0, len(a)), maps.Values(a))
+}
+
+// anyLeaving reports whether a bound pod is being deleted.
+func (a allocatedPods) anyLeaving() bool {
+	for _, p := range a {
+		if p.Node != "" && p.Leaving {
+			return true
+		}
+	}
+	return false
+}
+
+// updateAllocated updates what is known of the memory of a pod.
+func (m *Manager) updateAllocated(p *pod) {
+	if p.Node != "" && !p.Ended || p.charged() {
+		m.allocated[p.UID] = &allocatedPod{p.Pod, p.counted, p.countedFor, p.charged(), p.started}
+	} else {
+		delete(m.allocated, p.UID)
+	}
+}

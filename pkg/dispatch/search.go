@@ -1,0 +1,44 @@
+package dispatch
+
+import (
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/reclaim"
+)
+
+// Search finds the pods that may be evicted for units that need room. It is a snapshot of the Manager's state: in a large cluster the search
+// takes long, so it is made without the Manager's lock. Hold checks its result.
+type Search struct {
+	*standings
+	need reclaim.Need
+	// evicts is false if no pods may be evicted.
+	evicts bool
+	ledger Ledger
+	// since is when this process began to lead.
+	since, now     time.Time
+	minRuntime     time.Duration
+	priorityCutoff int32
+}
+
+// search returns a search for an attempt.
+func (m *Manager) search(attempt uint64, s *standings, now time.Time) *Search {
+	return &Search{
+		standings: s, need: reclaim.Need{Attempt: attempt}, ledger: m.Ledger, since: m.reclaims.since, now: now, minRuntime: m.MinRuntime,
+		priorityCutoff: m.PriorityCutoff,
+	}
+}
+
+// Attempt returns the number of the attempt.
+func (s *Search) Attempt() uint64 { return s.need.Attempt }
+
+// Need returns the units that need room, and the pods that may be evicted for them.
+func (s *Search) Need() reclaim.Need {
+	need := s.need
+	need.Tenants = s.excess()
+	if s.evicts {
+		candidates := s.candidates()
+		need.Regions, need.Classes = s.findMoves(need.Tenants, candidates)
+		need.Victims = victims(need.Tenants, candidates)
+	}
+	return need
+}
