@@ -53,7 +53,7 @@ func (b *Binder) Move(request ledger.Request, view ledger.View, capacity ledger.
 }
 
 // ReserveAll is Ledger.ReserveAll. Pods in yielding of which a bind is in flight, or a write is open, keep their allocations.
-func (b *Binder) ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int) {
+func (b *Binder) ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int) {
 	if len(yielding) == 0 { // It releases nothing.
 		return b.Ledger.ReserveAll(requests, nil, view, capacity, at)
 	}

@@ -37,7 +37,7 @@ const (
 func (p *pod) charged() bool { return p.charge != uncharged }
 
 // grant charges the pods of a unit, whose places are in their order. Without places they get them later, see placeProvisioned.
-func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
+func (m *Manager) grant(u *unit, places []ledger.Place, now time.Time) {
 	m.removeUnit(u)
 	for i, p := range u.pods {
 		if p.charge, p.expires = unplaced, now.Add(provisionLife); places != nil {
@@ -58,7 +58,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 }
 
 // place records the place of a granted pod.
-func (m *Manager) place(p *pod, where ledger.Reservation, now time.Time) {
+func (m *Manager) place(p *pod, where ledger.Place, now time.Time) {
 	p.charge, p.expires = placed, now.Add(chargeLife)
 	if !where.Existing {
 		m.places.add(p.UID, where.Node)

@@ -12,9 +12,8 @@ import (
 // heldUnit is a unit for which places are held until its victims are gone.
 type heldUnit struct {
 	reclaimKind
-	places []ledger.HeldPlace
-	// awaited are the victims on its nodes.
-	awaited []gpu.PodUID
+	// Reservation has the places, and as Victims the awaited ones on their nodes.
+	ledger.Reservation
 	// evicted is when the evictions were made, freed when the last victim was gone.
 	evicted, freed time.Time
 }
@@ -86,9 +85,12 @@ func (m *Manager) attemptToHold(number uint64) *attempt {
 func (m *Manager) heldUnits(plan reclaim.Plan, eligible map[*unit]bool) (held []*heldUnit, wrong *reclaim.Served) {
 	for i := range plan.Served {
 		s := &plan.Served[i]
-		h := &heldUnit{reclaimKind: reclaimKind{tenant: s.Tenant}, awaited: s.Awaited}
+		h := &heldUnit{
+			reclaimKind: reclaimKind{tenant: s.Tenant},
+			Reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
+		}
 		for j, place := range s.Places {
-			h.places = append(h.places, ledger.HeldPlace{UID: s.Pods[j].UID, Node: place.Node, On: place.On, Unit: i + 1})
+			h.Shares = append(h.Shares, ledger.Share{Pod: s.Pods[j].Pod, Node: place.Node, On: place.On})
 		}
 		u := m.unitOf(h)
 		if u == nil || !eligible[u] || !m.unchanged(s) {
@@ -151,14 +153,14 @@ func (m *Manager) unchanged(s *reclaim.Served) bool {
 // unitOf returns the unit for which the places are held, if it still waits, has the same pods, and belongs to the same tenant; else nil.
 func (m *Manager) unitOf(h *heldUnit) *unit {
 	var u *unit
-	for _, place := range h.places {
-		p := m.pods[place.UID]
+	for i := range h.Shares {
+		p := m.pods[h.Shares[i].Pod.UID]
 		if p == nil || p.unit == nil || u != nil && p.unit != u {
 			return nil
 		}
 		u = p.unit
 	}
-	if len(u.pods) != len(h.places) || u.item.Tenant != h.tenant {
+	if len(u.pods) != len(h.Shares) || u.item.Tenant != h.tenant {
 		return nil
 	}
 	return u
@@ -167,16 +169,18 @@ func (m *Manager) unitOf(h *heldUnit) *unit {
 // updateHold makes the ledger hold the places of the attempt's units. What they need besides GPU memory counts as taken too.
 func (m *Manager) updateHold() {
 	a := m.reclaims.attempt
-	var places []ledger.HeldPlace
+	var held []ledger.Reservation
 	former := m.reclaims.charged
 	for name, amount := range former {
 		m.queue.Release(name, amount)
 	}
 	m.reclaims.charged = map[string]gpu.Memory{}
+	a.pods = map[gpu.PodUID]bool{}
 	for _, h := range a.held {
-		places = append(places, h.places...)
-		for _, place := range h.places {
-			m.reclaims.charged[h.tenant] = m.reclaims.charged[h.tenant].Add(place.On.Total())
+		held = append(held, h.Reservation)
+		for _, share := range h.Shares {
+			m.reclaims.charged[h.tenant] = m.reclaims.charged[h.tenant].Add(share.On.Total())
+			a.pods[share.Pod.UID] = true
 		}
 	}
 	for name, amount := range m.reclaims.charged {
@@ -185,12 +189,8 @@ func (m *Manager) updateHold() {
 	for name := range former {
 		m.setTerms(name) // Its namespaces may be gone.
 	}
-	a.pods = make(map[gpu.PodUID]bool, len(places))
-	for _, place := range places {
-		a.pods[place.UID] = true
-	}
-	m.places.hold(places)
-	m.Ledger.Hold(places, m.PriorityCutoff-1)
+	m.places.hold(held)
+	m.Ledger.SetReservations(ledger.Reclaimed, held...)
 }
 
 // grantHeld grants the units for which there is room now at their held places.
@@ -210,8 +210,8 @@ func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time
 		return false
 	}
 	nodeOf := map[gpu.PodUID]string{}
-	for _, place := range h.places {
-		nodeOf[place.UID] = place.Node
+	for i := range h.Shares {
+		nodeOf[h.Shares[i].Pod.UID] = h.Shares[i].Node
 	}
 	requests := make([]ledger.Request, len(u.pods))
 	for i, p := range u.pods {
@@ -262,10 +262,10 @@ func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
 		if u := m.unitOf(h); u == nil || !eligible[u] {
 			return true
 		}
-		if h.freed.IsZero() && !slices.ContainsFunc(h.awaited, m.holdsMemory) {
+		if h.freed.IsZero() && !slices.ContainsFunc(h.Victims, m.holdsMemory) {
 			h.freed = now
 		}
-		stays := now.Sub(h.evicted) >= evictionLag && slices.ContainsFunc(h.awaited, m.stays)
+		stays := now.Sub(h.evicted) >= evictionLag && slices.ContainsFunc(h.Victims, m.stays)
 		failed := stays || now.Sub(h.evicted) >= holdLife || !h.freed.IsZero() && now.Sub(h.freed) >= freedLife
 		if failed {
 			m.pauseReclaim(h.reclaimKind, a.evicts, now)
@@ -279,7 +279,7 @@ func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
 func (m *Manager) dropHold(uid gpu.PodUID) {
 	if m.reclaims.attempt != nil {
 		m.endHolds(func(h *heldUnit) bool {
-			return slices.ContainsFunc(h.places, func(p ledger.HeldPlace) bool { return p.UID == uid })
+			return slices.ContainsFunc(h.Shares, func(s ledger.Share) bool { return s.Pod.UID == uid })
 		})
 	}
 }

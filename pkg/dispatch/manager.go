@@ -43,10 +43,10 @@ type Options struct {
 
 // Ledger is the part of package ledger that a Manager uses.
 type Ledger interface {
-	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
+	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int)
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
 	FitsEmpty(requests []ledger.Request, capacity ledger.Capacity) bool
-	Hold(places []ledger.HeldPlace, priority int32)
+	SetReservations(source ledger.Source, next ...ledger.Reservation)
 	NodeMemory() map[string]gpu.Memory
 }
 

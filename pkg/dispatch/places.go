@@ -19,12 +19,14 @@ type places struct {
 }
 
 // hold sets the held places.
-func (p *places) hold(places []ledger.HeldPlace) {
+func (p *places) hold(held []ledger.Reservation) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.held = map[string][]gpu.PodUID{}
-	for _, place := range places {
-		p.held[place.Node] = append(p.held[place.Node], place.UID)
+	for _, r := range held {
+		for _, share := range r.Shares {
+			p.held[share.Node] = append(p.held[share.Node], share.Pod.UID)
+		}
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 // then on their charges end like others.
 func (m *Manager) placeProvisioned(all bool, capacity ledger.Capacity, now time.Time) {
 	for _, u := range m.provisioned() {
-		var places []ledger.Reservation
+		var places []ledger.Place
 		if requests := m.requests(u, !all); requests != nil {
 			places, _ = m.Ledger.ReserveAll(requests, nil, m.viewAt(now), capacity, now)
 		}

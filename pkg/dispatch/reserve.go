@@ -7,7 +7,7 @@ import (
 )
 
 // try reserves places for the pods of a unit. It returns nil if they don't fit now.
-func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Reservation) {
+func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Place) {
 	if !u.kind.hasNoRoom(m.rounds) {
 		places = m.reserve(u, capacity, now)
 	}
@@ -25,7 +25,7 @@ func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places 
 
 // reserve reserves places for the pods of a unit on all nodes, or on those on which something was freed if the unit had no room before.
 // It returns nil if they don't fit now.
-func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Reservation) {
+func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Place) {
 	hadNoRoom := u.kind.obstacle != Untried
 	if hadNoRoom && !m.freedAny {
 		return nil

@@ -74,7 +74,7 @@ func (t *turns) of(tenant string) *tenantTurns {
 
 // offer reserves places for the pods of a unit, if there is room. leave is true if the tenant's later units don't get their turn in this
 // round.
-func (t *turns) offer(u *unit) (places []ledger.Reservation, leave bool) {
+func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	own := t.of(u.item.Tenant)
 	switch {
 	case !t.open.mayGrant(u.item.Tenant):
@@ -99,7 +99,7 @@ func (t *turns) offer(u *unit) (places []ledger.Reservation, leave bool) {
 }
 
 // grant grants a unit, and notes that it has overtaken the tenant's first one without room.
-func (t *turns) grant(u *unit, places []ledger.Reservation) {
+func (t *turns) grant(u *unit, places []ledger.Place) {
 	t.Manager.grant(u, places, t.now)
 	t.open.add(u.item.Tenant, len(u.pods))
 	if head := t.of(u.item.Tenant).head; head != nil && head.overtaken.IsZero() {

@@ -72,7 +72,7 @@ type Ledger interface {
 	StillUsable(uid gpu.PodUID) bool
 	FitsWithoutAssumed(pod gpu.Pod, nodes []string) bool
 	ReserveForStarving(requests []ledger.Request, priority int32, label string, capacity ledger.Capacity) bool
-	EndStarvationReservation()
+	SetReservations(source ledger.Source, next ...ledger.Reservation)
 	StarvationUsable() bool
 	StarvationIdle() gpu.Memory
 }
@@ -80,7 +80,7 @@ type Ledger interface {
 // Reserver makes and moves reservations, like the ledger. It neither moves nor releases the reservation of a pod of which a bind is in flight or
 // unconfirmed.
 type Reserver interface {
-	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
+	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int)
 	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)
 }
 

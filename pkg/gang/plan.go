@@ -376,7 +376,7 @@ func (mgr *Manager) refillBudget(now time.Time) {
 
 // reserve reserves memory for the requests. Plans of runs that r takes from give way, from the last, but no more than
 // needed.
-func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledger.Reservation, bool) {
+func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledger.Place, bool) {
 	if len(n.requests) == 0 {
 		return nil, true
 	}

@@ -18,7 +18,7 @@ type recorder struct {
 	asked []string
 }
 
-func (l *recorder) ReserveAll(requests []ledger.Request, _ [][]gpu.PodUID, _ ledger.View, _ ledger.Capacity, _ time.Time) ([]ledger.Reservation, int) {
+func (l *recorder) ReserveAll(requests []ledger.Request, _ [][]gpu.PodUID, _ ledger.View, _ ledger.Capacity, _ time.Time) ([]ledger.Place, int) {
 	l.asked = append(l.asked, requests[0].Pod.Name)
 	return nil, 0
 }

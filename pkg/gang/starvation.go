@@ -134,7 +134,7 @@ func (mgr *Manager) endStarvation(now time.Time) {
 		mgr.refillBudget(now)
 		mgr.budget.chargeStarvation(s.cost)
 	}
-	mgr.Ledger.EndStarvationReservation()
+	mgr.Ledger.SetReservations(ledger.Starving)
 	s.next, s.run = now.Add(now.Sub(s.begun)), nil
 	if r.plan == nil && !r.removed {
 		r.failedAt = now

@@ -212,13 +212,14 @@ func BenchmarkLock(b *testing.B) {
 	}
 	asking, full := pod("asking", 60), pod("asking", 81)
 	ignore := func(string, reasons.Reason) {}
-	requests, places := make([]ledger.Request, 1000), make([]ledger.HeldPlace, nodes)
+	requests, places := make([]ledger.Request, 1000), make([]heldPlace, nodes)
 	for i := range requests {
 		requests[i] = ledger.Request{Pod: pod(fmt.Sprint("w", i), 40), Nodes: names}
 	}
 	for i := range places {
-		places[i] = ledger.HeldPlace{UID: gpu.PodUID(fmt.Sprint("held-", i)), Node: names[i], On: gpu.On(0, 10), Unit: 1}
+		places[i] = heldPlace{UID: gpu.PodUID(fmt.Sprint("held-", i)), Node: names[i], On: gpu.On(0, 10), Unit: 1}
 	}
+	reserved := held(places, 0)
 	for name, call := range map[string]func(){
 		"Check":    func() { f.Check(asking, names, ignore) },
 		"AnyFit":   func() { f.AnyFit(full) },
@@ -235,8 +236,8 @@ func BenchmarkLock(b *testing.B) {
 		"ReserveForStarving": func() { f.ReserveForStarving(requests, 0, "", nil) },
 		"StarvationUsable":   func() { f.StarvationUsable() },
 		"StarvationIdle":     func() { f.StarvationIdle() },
-		"EndStarvation":      func() { f.ReserveForStarving(requests[:1], 0, "", nil); f.EndStarvationReservation() },
-		"Hold":               func() { f.Hold(places, 0); f.Hold(nil, 0) },
+		"EndStarvation":      func() { f.ReserveForStarving(requests[:1], 0, "", nil); f.SetReservations(ledger.Starving) },
+		"Hold":               func() { f.SetReservations(ledger.Reclaimed, reserved...); f.SetReservations(ledger.Reclaimed) },
 		"AddTentative":       func() { f.AddTentative(asking, names[:100], at) },
 		"Move":               func() { f.Move(requests[0], binpack, nil, at); f.Release(requests[0].Pod.UID) },
 	} {

@@ -154,7 +154,7 @@ func TestConcurrentOperations(t *testing.T) {
 					l.ReserveForStarving([]ledger.Request{{Pod: p, Nodes: nodes}}, 0, "label", nil)
 					l.Move(ledger.Request{Pod: p, Nodes: nodes}, binpack, nil, at)
 				case 11:
-					l.EndStarvationReservation()
+					l.SetReservations(ledger.Starving)
 					l.StarvationLabel()
 					l.StillUsable(p.UID)
 					l.Memory()

@@ -114,6 +114,31 @@ func (f *fixture) bind(node string, card int, pods ...gpu.Pod) {
 	}
 }
 
+// heldPlace is a share of the reservation of a unit.
+type heldPlace struct {
+	UID  gpu.PodUID
+	Node string
+	On   gpu.Placement
+	Unit int
+}
+
+// hold replaces the reservations of reclaim.
+func (f *fixture) hold(places []heldPlace, priority int32) {
+	f.SetReservations(ledger.Reclaimed, held(places, priority)...)
+}
+
+// held returns a reservation for each unit of the places, which must be in the order of units.
+func held(places []heldPlace, priority int32) (out []ledger.Reservation) {
+	for i, p := range places {
+		if i == 0 || places[i-1].Unit != p.Unit {
+			out = append(out, ledger.Reservation{Source: ledger.Reclaimed, Priority: priority})
+		}
+		last := &out[len(out)-1]
+		last.Shares = append(last.Shares, ledger.Share{Pod: gpu.Pod{UID: p.UID}, Node: p.Node, On: p.On})
+	}
+	return out
+}
+
 // check returns the reason of each node for the pod.
 func (f *fixture) check(pod gpu.Pod, names ...string) (results []reasons.Reason) {
 	f.Check(pod, names, func(_ string, reason reasons.Reason) { results = append(results, reason) })

@@ -16,9 +16,9 @@ import (
 func TestFreed(t *testing.T) {
 	old := spec(16, 16)
 	old.SeveralCards, old.Cores = reasons.OldForCards, reasons.OldForCores
-	heldFor := func(uids ...gpu.PodUID) (places []ledger.HeldPlace) {
+	heldFor := func(uids ...gpu.PodUID) (places []heldPlace) {
 		for card, uid := range uids {
-			places = append(places, ledger.HeldPlace{UID: uid, Node: "n1", On: gpu.On(card, 16), Unit: 1})
+			places = append(places, heldPlace{UID: uid, Node: "n1", On: gpu.On(card, 16), Unit: 1})
 		}
 		return places
 	}
@@ -41,19 +41,19 @@ func TestFreed(t *testing.T) {
 			func(f *fixture) { f.bind("n2", 0, pod("x", 16, 5)); f.RemoveNomination("x") },
 		},
 		"a pod with a held place is bound to another node": {
-			large, func(f *fixture) { f.Hold(heldFor("x", "y"), 9) }, func(f *fixture) { f.bind("n2", 0, pod("x", 16)) },
+			large, func(f *fixture) { f.hold(heldFor("x", "y"), 9) }, func(f *fixture) { f.bind("n2", 0, pod("x", 16)) },
 		},
 		"a pod with a held place gets an allocation on another node": {
-			large, func(f *fixture) { f.Hold(heldFor("x", "y"), 9) }, func(f *fixture) { f.reserve("n2", pod("x", 16)) },
+			large, func(f *fixture) { f.hold(heldFor("x", "y"), 9) }, func(f *fixture) { f.reserve("n2", pod("x", 16)) },
 		},
 		"a pod with a held place gets a place on another node, with others": {
-			large, func(f *fixture) { f.Hold(heldFor("x", "y"), 9) },
+			large, func(f *fixture) { f.hold(heldFor("x", "y"), 9) },
 			func(f *fixture) {
 				f.ReserveAll([]ledger.Request{{Pod: pod("x", 16), Nodes: []string{"n2"}}}, nil, binpack, nil, at)
 			},
 		},
 		"places are held for a lower priority": {
-			large, func(f *fixture) { f.Hold(heldFor("x", "y"), 9) }, func(f *fixture) { f.Hold(heldFor("x", "y"), 4) },
+			large, func(f *fixture) { f.hold(heldFor("x", "y"), 9) }, func(f *fixture) { f.hold(heldFor("x", "y"), 4) },
 		},
 		"a starvation reservation replaces another one": {
 			large, func(f *fixture) { starving(f, "x", "n1") }, func(f *fixture) { starving(f, "y", "n2") },
@@ -173,13 +173,13 @@ func (s *simulation) change() (operation string, subjects []gpu.PodUID) {
 		s.fixture.RemoveNomination(p.UID)
 		return fmt.Sprintf("RemoveNomination(%v)", p), one
 	case 8:
-		var places []ledger.HeldPlace
+		var places []heldPlace
 		for i, member := range some {
 			share, _ := each(member)
-			places = append(places, ledger.HeldPlace{UID: member.UID, Node: node, On: on([]int{s.random.IntN(3)}, share), Unit: 1 + i/2})
+			places = append(places, heldPlace{UID: member.UID, Node: node, On: on([]int{s.random.IntN(3)}, share), Unit: 1 + i/2})
 		}
 		priority := int32(s.random.IntN(3))
-		s.fixture.Hold(places, priority)
+		s.fixture.hold(places, priority)
 		return fmt.Sprintf("Hold(%v, %d)", places, priority), subjects
 	case 9:
 		priority := int32(s.random.IntN(3))

@@ -15,8 +15,8 @@ func TestHold(t *testing.T) {
 	f := newFixture(t, spec(16), spec(16))
 	f.bind("n1", 0, pod("victim", 8), pod("stays", 8))
 	f.bind("n2", 0, pod("other", 8))
-	held := []ledger.HeldPlace{{"a", "n1", gpu.On(0, 4), 1}, {"b", "n1", gpu.On(0, 4), 1}, {"c", "n2", gpu.On(0, 4), 2}}
-	f.Hold(held, 5)
+	held := []heldPlace{{"a", "n1", gpu.On(0, 4), 1}, {"b", "n1", gpu.On(0, 4), 1}, {"c", "n2", gpu.On(0, 4), 2}}
+	f.hold(held, 5)
 	expect(t, "a pod that has a held place", []reasons.Reason{full, fits}, f.check(pod("a", 4), "n1", "n2"))
 	expect(t, "another pod", []reasons.Reason{full, fits}, f.check(pod("x", 4), "n1", "n2"))
 	expect(t, "a larger pod", []reasons.Reason{full, full}, f.check(pod("x", 8), "n1", "n2"))
@@ -31,18 +31,18 @@ func TestHold(t *testing.T) {
 	nodes := []string{"n1", "n2"}
 	both := []ledger.Request{{Pod: pod("x", 4), Nodes: nodes}, {Pod: pod("a", 4), Nodes: nodes}}
 	places, _ = f.ReserveAll(both, nil, binpack, nil, at)
-	expect(t, "in one step, each pod has its own view", []ledger.Reservation{{Node: "n2"}, {Node: "n1"}}, places)
+	expect(t, "in one step, each pod has its own view", []ledger.Place{{Node: "n2"}, {Node: "n1"}}, places)
 	f.Release("x")
 	f.Release("a")
 	f.takeFreed()
-	f.Hold(held[1:], 5)
+	f.hold(held[1:], 5)
 	expect(t, "freed by a smaller hold", []string{"n1"}, f.takeFreed())
 	expect(t, "the smaller hold", []reasons.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
 	expect(t, "reserved", true, f.ReserveForStarving(requests([]string{"n2"}, 16), 1, "default/train", nil))
 	expect(t, "with a starvation reservation", []reasons.Reason{fits, reserved}, f.check(pod("x", 4), "n1", "n2"))
-	f.EndStarvationReservation()
+	f.SetReservations(ledger.Starving)
 	f.takeFreed()
-	f.Hold(nil, 5)
+	f.hold(nil, 5)
 	expect(t, "freed at the end", []string{"n1", "n2"}, f.takeFreed())
 	expect(t, "after the end", []reasons.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
 }
@@ -50,12 +50,12 @@ func TestHold(t *testing.T) {
 // Places stay held on a node that is removed and added again, and on one that is added later.
 func TestHoldOfNewNode(t *testing.T) {
 	f := newFixture(t, spec(16))
-	f.Hold([]ledger.HeldPlace{{"a", "n1", gpu.On(0, 16), 1}, {"b", "n2", gpu.On(0, 16), 1}}, 5)
+	f.hold([]heldPlace{{"a", "n1", gpu.On(0, 16), 1}, {"b", "n2", gpu.On(0, 16), 1}}, 5)
 	f.DeleteNode("n1")
 	f.SetNode("n1", spec(16))
 	f.SetNode("n2", spec(16))
 	expect(t, "another pod", []reasons.Reason{reasons.Full, reasons.Full}, f.check(pod("x", 1), "n1", "n2"))
 	expect(t, "a pod that has a held place", []reasons.Reason{reasons.Fits, reasons.Fits}, f.check(pod("a", 16), "n1", "n2"))
-	f.Hold(nil, 5)
+	f.hold(nil, 5)
 	expect(t, "after the end", []reasons.Reason{reasons.Fits, reasons.Fits}, f.check(pod("x", 16), "n1", "n2"))
 }

@@ -103,14 +103,9 @@ type Ledger struct {
 	membership uint64
 	nameCache  nameCache
 	// nodeOf maps each pod with an allocation to its node. A pod has an allocation on at most one node.
-	nodeOf map[gpu.PodUID]string
-	// starvation is the starvation reservation; nil if there is none.
-	starvation *starvationReservation
-	// held are the held places.
-	held hold
-	// nominations maps each nominated pod to its node.
-	nominations map[gpu.PodUID]string
-	tentative   tentativePlacements
+	nodeOf       map[gpu.PodUID]string
+	reservations reservations
+	tentative    tentativePlacements
 	// memory caches the result of Memory; nil after a change of a node's cards.
 	memory atomic.Pointer[gpu.Memory]
 	// revision is incremented by every change of a node, see ChangesSince. forgotten is the revision of the last change that
@@ -122,12 +117,12 @@ type Ledger struct {
 func New() *Ledger {
 	return &Ledger{
 		nodes:  map[string]*node{},
-		nodeOf: map[gpu.PodUID]string{}, nominations: map[gpu.PodUID]string{},
+		nodeOf: map[gpu.PodUID]string{}, reservations: newReservations(),
 	}
 }
 
-// AddFreedListener adds a function that is called when a pod may fit a node that it didn't fit before: an allocation, a nomination, a held
-// place or a starvation reservation ended, or doesn't count any more; a card was added, grew or became healthy; the node accepts pods that it
+// AddFreedListener adds a function that is called when a pod may fit a node that it didn't fit before: an allocation or a
+// reservation ended, or doesn't count any more; a card was added, grew or became healthy; the node accepts pods that it
 // didn't accept. Tentative placements don't count, because they never make Filter reject a pod. The listener can also be called when no pod
 // fits. The goroutine that made the change calls it without the lock. Listeners must be added before several goroutines use the ledger.
 func (l *Ledger) AddFreedListener(listener func(node string)) {
@@ -251,8 +246,8 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	return allocation, err
 }
 
-// reserve is Reserve without the calls of the freed listeners. It returns the nodes on which a nomination or a held place of the pod doesn't
-// count any more.
+// reserve is Reserve without the calls of the freed listeners. It returns the nodes on which reservations for the pod don't count any
+// more.
 func (l *Ledger) reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (allocation Allocation, ended []string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -267,7 +262,7 @@ func (l *Ledger) reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	demand := pod.Demand()
 	where, reason := gpu.Placement(nil), n.accepts(&demand)
 	if reason == reasons.Fits {
-		where, reason = placement.Place(policy, l.cardsFor(n, &pod), demand)
+		where, reason = placement.Place(policy, l.cardsFor(n, &pod, true), demand)
 	}
 	if reason != reasons.Fits {
 		return Allocation{}, nil, &NoRoomError{name, l.orReserved(n, &pod, reason)}
@@ -445,12 +440,12 @@ func (l *Ledger) nodeCards(name string, n *node) NodeCards {
 		slices.SortFunc(out.Leaving, compareAllocations)
 	}
 	cards := out.Cards
-	for i, nominee := range n.nominees {
+	for i, nominee := range n.nominees() {
 		if i == 0 {
 			cards = slices.Clone(cards)
 		}
-		if _, allocated := l.nodeOf[nominee.UID]; !allocated {
-			where := n.placeNominee(cards, nominee)
+		if l.stillCounts(&nominee) {
+			where := n.expected(&nominee, cards)
 			add(cards, where)
 			out.Nominees = append(out.Nominees, Nominee{nominee.Pod, where})
 		}
@@ -538,7 +533,7 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 	what(func(name string, how func(*node)) {
 		n, ok := l.nodes[name]
 		if !ok {
-			n = &node{allocations: map[gpu.PodUID]*Allocation{}, held: l.held.nodes[name]}
+			n = &node{allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name]}
 			// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
 			l.nodes[strings.Clone(name)] = n
 			l.membership++
@@ -557,10 +552,9 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 	return roomier
 }
 
-// dropUnused removes the node if it has neither an object nor allocations nor nominations, and reports whether it did. The
-// caller holds the lock.
+// dropUnused removes the node if it has neither an object nor allocations, and reports whether it did. The caller holds the lock.
 func (l *Ledger) dropUnused(name string, n *node) bool {
-	if n.known || len(n.allocations) > 0 || len(n.nominees) > 0 {
+	if n.known || len(n.allocations) > 0 {
 		return false
 	}
 	delete(l.nodes, name)

@@ -24,14 +24,10 @@ type node struct {
 	totals placement.Totals
 	// cards are in the order of inventory, with what the allocations use: recount and assume maintain it.
 	cards []placement.Card
-	// nominees are the pods nominated to this node, see Nominate, highest priority first.
-	nominees []nominee
+	// reserved are the shares of reservations on this node, see reserved.compare.
+	reserved []reserved
 	// tentative are the tentative placements that name this node, see AddTentative.
 	tentative []tentativePod
-	// starvation is the starvation reservation's part of this node, see ReserveForStarving.
-	starvation gpu.Placement
-	// held are the places on this node that are held for pods, see Hold.
-	held []HeldPlace
 
 	unit              gpu.Unit
 	closed, isolation string
@@ -198,8 +194,8 @@ func (n *node) room() room {
 func (n *node) roomierThan(before room) bool {
 	now := n.room()
 	accepts := now.support.MoreThan(before.support)
-	// The card that a nominated pod is likely to get can be another one since, see placeNominee.
-	otherNominee := len(n.nominees) > 0 && now.leaving != before.leaving
+	// The card that a nominated pod is likely to get can be another one since, see expected.
+	otherNominee := len(n.nominees()) > 0 && now.leaving != before.leaving
 	return slices.ContainsFunc(now.cards, func(c placement.Card) bool {
 		i, ok := position(before.cards, c.Index)
 		return c.Free() > 0 && (!ok || accepts || otherNominee || roomier(&c, &before.cards[i]))

@@ -31,10 +31,8 @@ type rankingKey struct {
 	list     listKey
 	demand   gpu.Demand
 	priority int32
-	// starving is true for pods to which the starvation reservation belongs.
-	starving bool
-	// unit is the unit of a pod that has a held place.
-	unit int
+	// own are the pod's own reservations, but for its nomination.
+	own ownReservations
 }
 
 // listKey identifies a slice of names by its memory, not by its content.
@@ -92,11 +90,10 @@ func (r *rankings) first(requests []Request) *ranking {
 
 // of returns the ranking for the request.
 func (r *rankings) of(request *Request) *ranking {
-	key := rankingKey{list: keyOf(request.Nodes), demand: request.Pod.Demand(), priority: request.Pod.Priority}
-	if r.ledger.starvation != nil {
-		_, key.starving = r.ledger.starvation.pods[request.Pod.UID]
+	key := rankingKey{
+		list: keyOf(request.Nodes), demand: request.Pod.Demand(), priority: request.Pod.Priority, own: r.ledger.reservations.byPod[request.Pod.UID],
 	}
-	key.unit = r.ledger.held.unitOf[request.Pod.UID]
+	key.own[Nominated] = nil
 	known := r.byKey[key]
 	if known == nil {
 		if r.byKey == nil || len(r.byKey) >= maxRankings {

@@ -17,8 +17,8 @@ type Request struct {
 	Nodes []string
 }
 
-// Reservation is the node that a request got.
-type Reservation struct {
+// Place is the node that a request got.
+type Place struct {
 	Node string
 	// Existing is true if the pod had its allocation on this node before.
 	Existing bool
@@ -44,7 +44,7 @@ type Capacity interface {
 //
 // Pods that get an allocation are taken from capacity (Take), and pods that yield are returned to it (Return). If ReserveAll returns nil,
 // capacity is unchanged.
-func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, capacity Capacity, at time.Time) (places []Reservation, yielded int) {
+func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, capacity Capacity, at time.Time) (places []Place, yielded int) {
 	l.try(view, capacity, at, func(t *trial) bool {
 		for places = t.placeAll(requests); places == nil && yielded < len(yielding); places = t.placeAll(requests) {
 			t.release(yielding[yielded])
@@ -134,7 +134,7 @@ type trial struct {
 	released map[gpu.PodUID]releasedAllocation
 	// before is the room that the nodes of released allocations had before.
 	before map[string]room
-	// ended are nodes on which nominations and held places don't count any more, because their pods got allocations.
+	// ended are nodes on which reservations don't count any more, because their pods got allocations.
 	ended []string
 }
 
@@ -226,8 +226,8 @@ func (t *trial) unplace(uid gpu.PodUID) {
 }
 
 // placeAll adds allocations for all requests. If one doesn't fit it adds none and returns nil.
-func (t *trial) placeAll(requests []Request) []Reservation {
-	places := make([]Reservation, 0, len(requests))
+func (t *trial) placeAll(requests []Request) []Place {
+	places := make([]Place, 0, len(requests))
 	var added []gpu.PodUID
 	for i := range requests {
 		request := &requests[i]
@@ -235,7 +235,7 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 			if !slices.Contains(request.Nodes, home) {
 				break
 			}
-			places = append(places, Reservation{Node: home, Existing: true})
+			places = append(places, Place{Node: home, Existing: true})
 			continue
 		}
 		node, ok := t.placeNominated(request)
@@ -245,7 +245,7 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 		if !ok {
 			break
 		}
-		places, added = append(places, Reservation{Node: node}), append(added, request.Pod.UID)
+		places, added = append(places, Place{Node: node}), append(added, request.Pod.UID)
 	}
 	if len(places) == len(requests) {
 		return places
@@ -259,11 +259,15 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 // placeNominated places the pod on the node to which it is nominated, if this node is a candidate and has room. All other pods see the
 // nomination as used memory, so a ranking that the pod shares with other pods may not contain the node.
 func (t *trial) placeNominated(request *Request) (name string, ok bool) {
-	name, nominated := t.nominations[request.Pod.UID]
-	if !nominated || !slices.Contains(request.Nodes, name) {
+	nomination := t.reservations.byPod[request.Pod.UID][Nominated]
+	if nomination == nil {
 		return "", false
 	}
+	name = nomination.Shares[0].Node
 	n := t.nodes[name]
+	if n == nil || !slices.Contains(request.Nodes, name) {
+		return "", false
+	}
 	defer t.ranks.record(n) // The nomination doesn't count any more, wherever the pod is placed.
 	if _, fits := t.rate(n, request); !fits || !t.put(name, n, request.Pod) {
 		return "", false
@@ -280,7 +284,7 @@ func (t *trial) rate(n *node, request *Request) (float64, bool) {
 
 // put adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
 func (t *trial) put(name string, n *node, pod gpu.Pod) bool {
-	where, reason := placement.Place(t.view.Card, t.cardsFor(n, &pod), pod.Demand())
+	where, reason := placement.Place(t.view.Card, t.cardsFor(n, &pod, true), pod.Demand())
 	if reason != reasons.Fits || t.capacity != nil && !t.capacity.Take(name, pod.UID) {
 		return false
 	}

@@ -9,24 +9,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// starvationReservation reserves memory on certain cards for certain pods. Running pods on these cards continue.
-// Other pods of equal or lower priority see the reserved memory as used. There is at most one reservation at a time.
-type starvationReservation struct {
-	pods     map[gpu.PodUID]starvingPod
-	priority int32
-	label    string
-}
-
-// starvingPod is a pod for which memory is reserved on a node.
-type starvingPod struct {
-	node   string
-	demand gpu.Demand
-}
-
-// ReserveForStarving reserves shares of cards for all requests, each on the emptiest cards, until
-// EndStarvationReservation. The cards may still be in use, and become available when pods end. It reserves nothing and
-// returns false if the requests don't fit even on empty cards, or don't fit by capacity. If all fit, the pods are taken from capacity.
-// label names the pods for users.
+// ReserveForStarving makes the starvation reservation: shares of cards for all requests, each on the emptiest cards. The cards may still be in
+// use, and become available when pods end. It replaces an earlier one. It reserves nothing and returns false if the requests don't fit even on
+// empty cards, or don't fit by capacity. If all fit, the pods are taken from capacity. label names the pods for users.
 func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label string, capacity Capacity) bool {
 	former, reserved := l.reserveForStarving(requests, priority, label, capacity)
 	l.freed(former...) // Other pods can use the memory of a former reservation now.
@@ -37,19 +22,18 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 func (l *Ledger) reserveForStarving(requests []Request, priority int32, label string, capacity Capacity) (former []string, reserved bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	former = l.endStarvationReservation()
-	made := &starvationReservation{pods: map[gpu.PodUID]starvingPod{}, priority: priority, label: label}
-	l.starvation = made
-	ranks := rankings{ledger: l, rate: rateEmptiest, put: func(name string, n *node, pod gpu.Pod) bool {
+	former = l.replaceAll(Starving, nil)
+	made := l.addReservation(Reservation{Source: Starving, Label: label, Priority: priority, Lasting: true})
+	rate := func(n *node, request *Request) (float64, bool) { return n.rateEmptiest(request, made) }
+	ranks := rankings{ledger: l, rate: rate, put: func(name string, n *node, pod gpu.Pod) bool {
 		if capacity != nil && !capacity.Take(name, pod.UID) {
 			return false
 		}
-		demand := pod.Demand()
-		for _, card := range n.emptiest(&demand) {
-			n.starvation = append(n.starvation, demand.On(card.Index)...)
+		demand, share := pod.Demand(), Share{Pod: pod, Node: name}
+		for _, card := range n.emptiest(&demand, made) {
+			share.On = append(share.On, demand.On(card.Index)...)
 		}
-		made.pods[pod.UID] = starvingPod{name, demand}
-		l.markChanged(n)
+		l.addShare(made, share)
 		return true
 	}}
 	for i := range requests {
@@ -58,32 +42,24 @@ func (l *Ledger) reserveForStarving(requests []Request, priority int32, label st
 			continue
 		}
 		if _, ok := ranks.first(requests[i:]).place(request.Pod); !ok {
-			l.endStarvationReservation()
-			made.returnTo(capacity)
+			l.endReservation(made)
+			for _, share := range made.Shares {
+				if capacity != nil {
+					capacity.Return(share.Node, share.Pod.UID)
+				}
+			}
 			return former, false
 		}
 	}
 	return former, true
 }
 
-// nodes returns the names of the nodes, sorted. It includes nodes that have been deleted since.
-func (s *starvationReservation) nodes() []string {
-	names := make([]string, 0, len(s.pods))
-	for _, pod := range s.pods {
-		names = append(names, pod.node)
+// starving returns the starvation reservation; nil if there is none. The caller holds the lock.
+func (l *Ledger) starving() *Reservation {
+	for r := range l.reservations.bySource[Starving] {
+		return r
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
-// returnTo returns the pods to the capacity (Return). capacity can be nil.
-func (s *starvationReservation) returnTo(capacity Capacity) {
-	if capacity == nil {
-		return
-	}
-	for uid, pod := range s.pods {
-		capacity.Return(pod.node, uid)
-	}
+	return nil
 }
 
 // StarvationUsable reports whether the nodes of the starvation reservation still take its pods, and its cards exist, are healthy, and
@@ -91,67 +67,40 @@ func (s *starvationReservation) returnTo(capacity Capacity) {
 func (l *Ledger) StarvationUsable() bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if l.starvation == nil {
-		return false
-	}
-	for _, pod := range l.starvation.pods {
-		n := l.nodes[pod.node]
-		if n.accepts(&pod.demand) != reasons.Fits || !n.holdsReserved() {
+	r := l.starving()
+	return r != nil && !slices.ContainsFunc(r.Shares, func(share Share) bool {
+		n, demand := l.nodes[share.Node], share.Pod.Demand()
+		return n.accepts(&demand) != reasons.Fits || !n.couldHold(r, share.On)
+	})
+}
+
+// couldHold reports whether the cards would hold what the reservation has of them if they were empty.
+func (n *node) couldHold(r *Reservation, on gpu.Placement) bool {
+	for _, share := range on {
+		i, ok := n.position(share.Card)
+		if !ok || n.cards[i].Unhealthy {
+			return false
+		}
+		if empty := n.cards[i].Empty(); !empty.Has(n.reservedBy(r, share.Card)) {
 			return false
 		}
 	}
 	return true
 }
 
-// holdsReserved reports whether the node's cards would hold its part of the starvation reservation if they were empty.
-func (n *node) holdsReserved() bool {
-	for _, share := range n.starvation {
-		i, ok := n.position(share.Card)
-		if !ok || n.cards[i].Unhealthy {
-			return false
-		}
-		if empty := n.cards[i].Empty(); !empty.Has(n.reserved(share.Card)) {
-			return false
-		}
-	}
-	return len(n.starvation) > 0
-}
-
 // StarvationLabel returns the label of the starvation reservation; empty if there is none.
 func (l *Ledger) StarvationLabel() string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if l.starvation == nil {
-		return ""
+	if r := l.starving(); r != nil {
+		return r.Label
 	}
-	return l.starvation.label
-}
-
-// EndStarvationReservation ends the starvation reservation, if there is one.
-func (l *Ledger) EndStarvationReservation() {
-	l.mu.Lock()
-	nodes := l.endStarvationReservation()
-	l.mu.Unlock()
-	l.freed(nodes...) // Other pods can use the memory now.
-}
-
-func (l *Ledger) endStarvationReservation() (nodes []string) {
-	if l.starvation == nil {
-		return nil
-	}
-	nodes = l.starvation.nodes()
-	for _, name := range nodes {
-		if n := l.nodes[name]; n != nil {
-			n.starvation = nil
-		}
-	}
-	l.starvation = nil
-	return nodes
+	return ""
 }
 
 // rateEmptiest rates a node by the free room of the fullest of the cards that emptiest returns. It is called for each node under the lock, so it
 // copies no cards.
-func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
+func (n *node) rateEmptiest(request *Request, made *Reservation) (rate float64, fits bool) {
 	var buffer [16]gpu.Memory
 	demand := request.Pod.Demand()
 	if n.accepts(&demand) != reasons.Fits {
@@ -159,7 +108,7 @@ func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
 	}
 	rooms := buffer[:0]
 	for i := range n.cards {
-		if left, ok := n.roomForStarving(&n.cards[i], &demand); ok {
+		if left, ok := n.roomForStarving(&n.cards[i], &demand, made); ok {
 			rooms = append(rooms, left.Room())
 		}
 	}
@@ -171,13 +120,13 @@ func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
 }
 
 // emptiest returns the emptiest cards for the demand, among the cards that could hold it if they were empty. The emptiest card is the first. The
-// starvation reservation counts as used. If there are too few cards, emptiest returns none.
-func (n *node) emptiest(demand *gpu.Demand) (cards []placement.Card) {
+// reservation that is being made counts as used. If there are too few cards, emptiest returns none.
+func (n *node) emptiest(demand *gpu.Demand, made *Reservation) (cards []placement.Card) {
 	if n.accepts(demand) != reasons.Fits {
 		return nil
 	}
 	for i := range n.cards {
-		if left, ok := n.roomForStarving(&n.cards[i], demand); ok {
+		if left, ok := n.roomForStarving(&n.cards[i], demand, made); ok {
 			cards = append(cards, left)
 		}
 	}
@@ -188,48 +137,45 @@ func (n *node) emptiest(demand *gpu.Demand) (cards []placement.Card) {
 	return cards[:demand.Cards]
 }
 
-// roomForStarving returns the card with the starvation reservation counted as used. ok is false if it couldn't hold the demand even if it
-// were empty otherwise.
-func (n *node) roomForStarving(c *placement.Card, demand *gpu.Demand) (left placement.Card, ok bool) {
+// roomForStarving returns the card with the reservation that is being made counted as used. ok is false if it couldn't hold the demand even if
+// it were empty otherwise.
+func (n *node) roomForStarving(c *placement.Card, demand *gpu.Demand, made *Reservation) (left placement.Card, ok bool) {
 	empty, left := c.Empty(), *c
-	if len(n.starvation) > 0 {
-		reserved := n.reserved(c.Index)
+	if len(n.reserved) > 0 {
+		reserved := n.reservedBy(made, c.Index)
 		empty.Add(reserved)
 		left.Add(reserved)
 	}
 	return left, empty.Fits(demand)
 }
 
-// reserved returns the part of the card with this index that the starvation reservation has.
-func (n *node) reserved(index int) (sum gpu.Share) {
-	for _, share := range n.starvation {
-		if share.Card == index {
-			sum.Memory, sum.Cores, sum.Containers = sum.Memory.Add(share.Memory), sum.Cores.Add(share.Cores), sum.Containers+share.Containers
+// reservedBy returns what the reservation has of the card with this index.
+func (n *node) reservedBy(r *Reservation, index int) (sum gpu.Share) {
+	for i := range n.reserved {
+		if n.reserved[i].Reservation != r {
+			continue
+		}
+		for _, share := range n.reserved[i].On {
+			if share.Card == index {
+				sum.Memory, sum.Cores, sum.Containers = sum.Memory.Add(share.Memory), sum.Cores.Add(share.Cores), sum.Containers+share.Containers
+			}
 		}
 	}
 	return sum
-}
-
-// seesStarvationReservation reports whether the starvation reservation on the node counts as used for the pod.
-func (l *Ledger) seesStarvationReservation(n *node, pod *gpu.Pod) bool {
-	if len(n.starvation) == 0 || pod.Priority > l.starvation.priority {
-		return false
-	}
-	_, mine := l.starvation.pods[pod.UID]
-	return !mine
 }
 
 // StarvationIdle returns the memory that the starvation reservation keeps from other pods now.
 func (l *Ledger) StarvationIdle() (idle gpu.Memory) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if l.starvation == nil {
+	r := l.starving()
+	if r == nil {
 		return 0
 	}
-	for _, name := range l.starvation.nodes() {
+	for _, name := range r.nodes() {
 		if n := l.nodes[name]; n != nil {
 			for _, c := range n.cards {
-				idle = idle.Add(min(n.reserved(c.Index).Memory, c.Free()))
+				idle = idle.Add(min(n.reservedBy(r, c.Index).Memory, c.Free()))
 			}
 		}
 	}

@@ -40,8 +40,8 @@ func TestStarvationReservation(t *testing.T) {
 	f.Release("w0")
 	f.Release("w1")
 	f.takeFreed()
-	f.EndStarvationReservation()
-	f.EndStarvationReservation()
+	f.SetReservations(ledger.Starving)
+	f.SetReservations(ledger.Starving)
 	expect(t, "freed at the end", nodes, f.takeFreed())
 	finds("after the end", pod("x", 4), nodes...)
 }
@@ -84,7 +84,7 @@ func TestStarvationReservationReason(t *testing.T) {
 		})
 	}
 	expect(t, "another node", []reasons.Reason{fits}, f.check(pod("x", 16), "n2"))
-	f.EndStarvationReservation()
+	f.SetReservations(ledger.Starving)
 	expect(t, "label after the end", "", f.StarvationLabel())
 }
 

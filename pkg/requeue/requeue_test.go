@@ -271,8 +271,8 @@ func TestLeast(t *testing.T) {
 		}, true},
 		"a pod's own nomination":                   {func(l *ledger.Ledger) { l.Nominate("n1", large) }, true},
 		"another pod's nomination":                 {func(l *ledger.Ledger) { l.Nominate("n1", other) }, false},
-		"a place that is held for a pod":           {func(l *ledger.Ledger) { l.Hold(held("large"), 9) }, true},
-		"a place that is held for another pod":     {func(l *ledger.Ledger) { l.Hold(held("other"), 9) }, false},
+		"a place that is held for a pod":           {func(l *ledger.Ledger) { l.SetReservations(ledger.Reclaimed, held("large")) }, true},
+		"a place that is held for another pod":     {func(l *ledger.Ledger) { l.SetReservations(ledger.Reclaimed, held("other")) }, false},
 		"a starvation reservation for a pod":       {func(l *ledger.Ledger) { l.ReserveForStarving(requests(large), 9, "", nil) }, true},
 		"a starvation reservation for another pod": {func(l *ledger.Ledger) { l.ReserveForStarving(requests(other), 9, "", nil) }, false},
 	} {
@@ -289,8 +289,9 @@ func TestLeast(t *testing.T) {
 	}
 }
 
-func held(uid gpu.PodUID) []ledger.HeldPlace {
-	return []ledger.HeldPlace{{UID: uid, Node: "n1", On: gpu.On(0, 100), Unit: 1}}
+func held(uid gpu.PodUID) ledger.Reservation {
+	share := ledger.Share{Pod: gpu.Pod{UID: uid}, Node: "n1", On: gpu.On(0, 100)}
+	return ledger.Reservation{Source: ledger.Reclaimed, Priority: 9, Shares: []ledger.Share{share}}
 }
 
 func requests(pod gpu.Pod) []ledger.Request {

@@ -1,0 +1,102 @@
+package ledger
+
+import (
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// Availability is a node as one pod sees it. It is a copy.
+type Availability struct {
+	// Cards are ordered by index. What is reserved against the pod counts as used, which can exceed a card's memory while other pods still use
+	// it.
+	Cards []placement.Card
+	// Allocations are the node's allocations, in no order.
+	Allocations []Allocation
+}
+
+// Availability returns a node as the pod sees it, and the reason that Check gives for it.
+func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, reasons.Reason) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	n := l.nodes[name]
+	demand := pod.Demand()
+	reason := l.fit(n, &pod, &demand)
+	if home, allocated := l.nodeOf[pod.UID]; allocated {
+		reason = reasons.Elsewhere
+		if home == name {
+			reason = reasons.Fits
+		}
+	}
+	if n.shareable() != reasons.Fits {
+		return Availability{}, reason
+	}
+	return Availability{Cards: slices.Clone(l.cardsFor(n, &pod, true)), Allocations: n.copyAllocations()}, reason
+}
+
+// Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can
+// be freed for the pod. It is much cheaper than Availability. It takes the lock once per node.
+func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
+	for _, name := range names {
+		if l.outranked(name, pod.Priority) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func (l *Ledger) outranked(name string, priority int32) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	n := l.nodes[name]
+	return n != nil && n.outranked(priority)
+}
+
+func (n *node) outranked(priority int32) bool {
+	for _, a := range n.allocations {
+		if a.State == Bound && a.Priority < priority {
+			return true
+		}
+	}
+	return false
+}
+
+// fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller
+// holds the lock.
+func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) reasons.Reason {
+	if reason := n.accepts(demand); reason != reasons.Fits {
+		return reason
+	}
+	if len(n.reserved) == 0 {
+		return n.totals.Fit(n.cards, demand)
+	}
+	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod, true), *demand))
+}
+
+// suit is fit with the node's suitability.
+func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand) (placement.Suitability, reasons.Reason) {
+	if reason := n.accepts(demand); reason != reasons.Fits {
+		return 0, reason
+	}
+	if len(n.reserved) == 0 && len(n.tentative) == 0 {
+		if floor := view.Best.Floor(); floor >= 0 && demand.Cards == 1 && demand.Cores == 0 {
+			// This usually avoids reading the cards, which would cost more than the rest of the function.
+			if reason := n.totals.Fit(n.cards, demand); reason != reasons.Fits {
+				return 0, reason
+			}
+			if limit := placement.Limit(&view.Node, &n.totals, demand); limit <= floor {
+				return limit, reasons.Fits
+			}
+		}
+		return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
+	}
+	cards := l.cardsFor(n, pod, true)
+	if !view.TentativeAt.IsZero() {
+		cards = n.withTentative(cards, view, pod)
+	}
+	totals := placement.Sum(cards)
+	suits, reason := placement.Suit(&view.Card, &view.Node, cards, &totals, demand)
+	return suits, l.orReserved(n, pod, reason)
+}

@@ -1,0 +1,311 @@
+package ledger_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// reservationModel is the trivial model of reservations: for each pod that asks, what is reserved against it is allocated to invented pods,
+// and the question goes to the model of allocations.
+type reservationModel struct {
+	*model
+	nominated map[gpu.PodUID]nomination
+	held      []heldPlace
+	heldUpTo  int32
+}
+
+type nomination struct {
+	node    string
+	pod     gpu.Pod
+	victims []gpu.PodUID
+}
+
+// view returns the model as the pod sees it on the node.
+func (m *reservationModel) view(node string, pod gpu.Pod, starvation bool) *model {
+	view := &model{specs: m.specs, allocations: maps.Clone(m.allocations)}
+	use := func(where gpu.Placement) {
+		uid := gpu.PodUID(fmt.Sprint("invented-", len(view.allocations)))
+		view.allocations[uid] = &allocation{node, ledger.Allocation{Placement: where}}
+	}
+	units := map[gpu.PodUID]int{}
+	for _, h := range m.held {
+		units[h.UID] = h.Unit
+	}
+	for _, h := range m.held {
+		if h.Node == node && m.allocations[h.UID] == nil && pod.Priority <= m.heldUpTo && units[pod.UID] != h.Unit {
+			use(h.On)
+		}
+	}
+	if starvation && m.seesKept(pod) {
+		use(m.kept[node])
+	}
+	for _, n := range m.nominees(node) {
+		if n.pod.Priority >= pod.Priority && n.pod.UID != pod.UID && m.allocations[n.pod.UID] == nil {
+			use(m.expected(view, n))
+		}
+	}
+	return view
+}
+
+// nominees returns the nominations to the node, those of the highest priority first, and then the largest.
+func (m *reservationModel) nominees(node string) (out []nomination) {
+	for _, n := range m.nominated {
+		if n.node == node {
+			out = append(out, n)
+		}
+	}
+	slices.SortFunc(out, func(a, b nomination) int {
+		return cmp.Or(cmp.Compare(b.pod.Priority, a.pod.Priority), cmp.Compare(b.pod.Request, a.pod.Request), cmp.Compare(a.pod.UID, b.pod.UID))
+	})
+	return out
+}
+
+// expected returns what the nominated pod is likely to get: cards with room, or cards that have room when pods are gone.
+func (m *reservationModel) expected(view *model, n nomination) gpu.Placement {
+	share, _ := each(n.pod)
+	reason := view.reason(n.node, n.pod, false)
+	if reason == reasons.Full || reason == reasons.Fragmented || reason == reasons.Crowded {
+		later := &model{specs: view.specs, allocations: maps.Clone(view.allocations)}
+		for uid, a := range m.allocations {
+			if a.Node == n.node && (a.Leaving || slices.Contains(n.victims, uid)) {
+				delete(later.allocations, uid)
+			}
+		}
+		view = later
+	}
+	if view.accepts(n.node, n.pod) != reasons.Fits {
+		return nil
+	}
+	return on(view.best(n.node, n.pod, false, false), share)
+}
+
+func (m *reservationModel) check(node string, pod gpu.Pod) reasons.Reason {
+	if a := m.allocations[pod.UID]; a != nil && a.Node == node {
+		return reasons.Fits
+	} else if a != nil {
+		return reasons.Elsewhere
+	}
+	reason := m.view(node, pod, true).reason(node, pod, false)
+	if reason.Resolvable() && len(m.kept[node]) > 0 && m.seesKept(pod) && m.view(node, pod, false).reason(node, pod, false) == reasons.Fits {
+		return reasons.Reserved
+	}
+	return reason
+}
+
+// reserver makes random operations on its own nodes and pods, beside others on the same ledger.
+type reserver struct {
+	*simulation
+	model *reservationModel
+	// alone is true for the only one that holds places and makes starvation reservations.
+	alone bool
+}
+
+func newReserver(f *fixture, worker uint64, seed uint64) *reserver {
+	r := &reserver{
+		simulation: &simulation{random: rand.New(rand.NewPCG(seed, worker)), fixture: f, clock: at},
+		model:      &reservationModel{model: newModel(), nominated: map[gpu.PodUID]nomination{}},
+		alone:      worker == 0,
+	}
+	for i := range 2 {
+		r.nodes = append(r.nodes, fmt.Sprintf("w%d-n%d", worker, i))
+	}
+	for i := range 10 {
+		p := r.pod(fmt.Sprintf("w%d-p%02d", worker, i))
+		p.Priority = int32(r.random.IntN(3))
+		r.pods = append(r.pods, p)
+	}
+	return r
+}
+
+// step makes one operation on the ledger and on the model, and returns its description.
+func (r *reserver) step() (operation string, err error) {
+	p, node := r.pods[r.random.IntN(len(r.pods))], r.nodes[r.random.IntN(len(r.nodes))]
+	some := r.pods[:1+r.random.IntN(4)]
+	var requests []ledger.Request
+	var uids []gpu.PodUID
+	for _, member := range some {
+		requests, uids = append(requests, ledger.Request{Pod: member, Nodes: r.nodes}), append(uids, member.UID)
+	}
+	switch n := r.random.IntN(21); {
+	case n < 3:
+		want := r.model.check(node, p)
+		got, failed := r.fixture.Reserve(node, p, placement.Binpack, at)
+		if failed == nil {
+			r.model.allocations[p.UID] = &allocation{node, got}
+		}
+		return fmt.Sprintf("Reserve(%s, %v)", node, p), differ(want, fitsIf(failed == nil, want))
+	case n < 5:
+		where := r.where(p)
+		p.Leaving = r.random.IntN(2) == 0
+		r.fixture.SetBound(node, p, where, at)
+		r.setBound(node, p, where)
+		return fmt.Sprintf("SetBound(%s, %v, %v)", node, p, where), nil
+	case n < 6:
+		released := r.fixture.Release(p.UID)
+		if a := r.model.allocations[p.UID]; a != nil && a.State == ledger.Assumed {
+			r.remove(p.UID)
+			return fmt.Sprintf("Release(%v)", p), differ(true, released)
+		}
+		return fmt.Sprintf("Release(%v)", p), differ(false, released)
+	case n < 8:
+		r.fixture.Remove(p.UID)
+		r.remove(p.UID)
+		return fmt.Sprintf("Remove(%v)", p), nil
+	case n < 11:
+		r.fixture.Nominate(node, p, uids...)
+		r.model.nominated[p.UID] = nomination{node, p, uids}
+		return fmt.Sprintf("Nominate(%s, %v, %v)", node, p, uids), nil
+	case n < 12:
+		r.fixture.RemoveNomination(p.UID)
+		delete(r.model.nominated, p.UID)
+		return fmt.Sprintf("RemoveNomination(%v)", p), nil
+	case n < 13:
+		for i, chosen := range r.fixture.NominateAll(requests, binpack, nil) {
+			if chosen != "" {
+				r.model.nominated[some[i].UID] = nomination{node: chosen, pod: some[i]}
+				err = cmp.Or(err, differ(reasons.Fits, r.model.check(chosen, some[i])))
+			}
+		}
+		return fmt.Sprintf("NominateAll(%v)", some), err
+	case n < 15:
+		yielding := [][]gpu.PodUID{{p.UID}}
+		places, yielded := r.fixture.ReserveAll(requests, yielding, binpack, nil, at)
+		for _, set := range yielding[:yielded] {
+			for _, uid := range set {
+				if a := r.model.allocations[uid]; a != nil && a.State == ledger.Assumed {
+					r.remove(uid)
+				}
+			}
+		}
+		for i, place := range places {
+			err = cmp.Or(err, differ(place.Existing, r.model.allocations[some[i].UID] != nil), differ(reasons.Fits, r.model.check(place.Node, some[i])))
+			_, got, _ := r.fixture.Lookup(some[i].UID)
+			r.model.allocations[some[i].UID] = &allocation{place.Node, got}
+		}
+		return fmt.Sprintf("ReserveAll(%v, %v): %v, %d", some, yielding, places, yielded), err
+	case n < 16:
+		if moved, ok := r.fixture.Move(ledger.Request{Pod: p, Nodes: r.nodes}, binpack, nil, at); ok {
+			if a := r.model.allocations[p.UID]; a != nil && a.State == ledger.Assumed {
+				r.remove(p.UID)
+			}
+			err = differ(reasons.Fits, r.model.check(moved, p))
+			_, got, _ := r.fixture.Lookup(p.UID)
+			r.model.allocations[p.UID] = &allocation{moved, got}
+		}
+		return fmt.Sprintf("Move(%v)", p), err
+	case n < 17 && r.alone:
+		r.model.held, r.model.heldUpTo = nil, int32(r.random.IntN(3))
+		for i, member := range some {
+			share, _ := each(member)
+			place := heldPlace{UID: member.UID, Node: r.nodes[r.random.IntN(2)], On: on([]int{r.random.IntN(3)}, share), Unit: 1 + i/2}
+			r.model.held = append(r.model.held, place)
+		}
+		r.fixture.hold(r.model.held, r.model.heldUpTo)
+		return fmt.Sprintf("Hold(%v, %d)", r.model.held, r.model.heldUpTo), nil
+	case n < 18 && r.alone:
+		priority := int32(r.random.IntN(3))
+		want := r.model.reserveForStarving(requests, priority)
+		return fmt.Sprintf("ReserveForStarving(%v, %d)", some, priority), differ(want, r.fixture.ReserveForStarving(requests, priority, "label", nil))
+	case n < 19 && r.alone:
+		r.fixture.SetReservations(ledger.Starving)
+		r.model.endStarvation()
+		return "SetReservations(ledger.Starving)", nil
+	case n < 20:
+		nodeSpec := r.nodeSpec()
+		r.fixture.SetNode(node, nodeSpec)
+		r.model.specs[node] = nodeSpec
+		r.model.presume(node)
+		return fmt.Sprintf("SetNode(%s, %v)", node, nodeSpec), nil
+	}
+	r.fixture.DeleteNode(node)
+	delete(r.model.specs, node)
+	r.model.presume(node)
+	return fmt.Sprintf("DeleteNode(%s)", node), nil
+}
+
+func fitsIf(fits bool, otherwise reasons.Reason) reasons.Reason {
+	if fits {
+		return reasons.Fits
+	}
+	if otherwise == reasons.Fits {
+		return reasons.Full
+	}
+	return otherwise
+}
+
+func (r *reserver) setBound(node string, pod gpu.Pod, where gpu.Placement) {
+	s := simulation{model: r.model.model, clock: at}
+	s.modelSetBound(node, pod, where)
+}
+
+func (r *reserver) remove(uid gpu.PodUID) {
+	s := simulation{model: r.model.model}
+	s.modelRemove(uid)
+}
+
+func differ[T comparable](want, got T) error {
+	if want != got {
+		return fmt.Errorf("want %v, got %v", want, got)
+	}
+	return nil
+}
+
+// verify compares what some pods see of each node.
+func (r *reserver) verify() error {
+	some := func() gpu.Pod { return r.pods[r.random.IntN(len(r.pods))] }
+	for _, p := range []gpu.Pod{some(), some(), {UID: "unknown", Request: 4, Priority: 1}} {
+		for i, reason := range r.fixture.check(p, r.nodes...) {
+			if want := r.model.check(r.nodes[i], p); reason != want {
+				return fmt.Errorf("%v on %s: want %q, got %q", p, r.nodes[i], want, reason)
+			}
+			if r.model.accepts(r.nodes[i], gpu.Pod{}) != reasons.Fits {
+				continue
+			}
+			available, _ := r.fixture.Availability(r.nodes[i], p)
+			view := r.model.view(r.nodes[i], p, true)
+			for _, c := range available.Cards {
+				if err := differ(view.used(r.nodes[i], c.Index).memory, int64(c.Used)); err != nil {
+					return fmt.Errorf("what %v sees as used of card %d of %s: %w", p, c.Index, r.nodes[i], err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// TestReservationModel compares what each pod sees after each of many random operations with a trivial model: beside allocations there are
+// nominations, held places and a starvation reservation. Each worker has its own nodes, so its model is exact, but all of them use one ledger.
+func TestReservationModel(t *testing.T) {
+	seeds, steps := uint64(12), 150
+	if testing.Short() {
+		seeds = 4
+	}
+	for seed := range seeds {
+		l := ledger.New()
+		var working sync.WaitGroup
+		for worker := range uint64(4) {
+			working.Go(func() {
+				r, history := newReserver(&fixture{Ledger: l, t: t}, worker, seed), []string{}
+				for range steps {
+					operation, err := r.step()
+					history = append(history, operation)
+					if err = cmp.Or(err, r.verify()); err != nil {
+						t.Errorf("seed %d, worker %d, after %d steps, the last of them\n%s\n%v", seed, worker, len(history), history[max(0, len(history)-12):], err)
+						return
+					}
+				}
+			})
+		}
+		working.Wait()
+	}
+}
