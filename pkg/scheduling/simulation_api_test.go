@@ -587,6 +587,9 @@ func (a *apiServer) evict(pod gpu.Pod, by string, member bool) error {
 	switch {
 	case !member:
 		a.w.stats.reclaimed++
+		if a.w.chance(a.w.diesAtEviction) {
+			a.w.after(a.w.between(0, 5*time.Millisecond), a.w.changeLeader)
+		}
 	case p.run != nil && p.run.whole:
 		a.w.fail("%s evicts %s, whose run %v is whole: %d of %d bound", by, p.name(), p.run.key, p.run.running(), p.run.size)
 	}

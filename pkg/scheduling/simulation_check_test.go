@@ -155,11 +155,20 @@ func (c simCapacity) Return(node string, uid gpu.PodUID) {
 	c.free[node] = c.free[node].plus(c.pods[uid].amounts())
 }
 
-// truth returns a ledger and what is free in the cluster besides, as it really is.
-func (w *world) truth() (*ledger.Ledger, simCapacity) {
+// beside is what pods are to fit beside: the bound pods that stay. With pool, the nodes count that an autoscaler can add.
+type beside struct {
+	stays func(*apiPod) bool
+	pool  bool
+}
+
+// has reports whether the node can take pods.
+func (b *beside) has(n *apiNode) bool { return n.exists && !n.closed || b.pool && n.pooled }
+
+// truth returns a ledger and what is free in the cluster besides, as it would be then.
+func (w *world) truth(b *beside) (*ledger.Ledger, simCapacity) {
 	l, c := ledger.New(), simCapacity{map[string]amounts{}, map[gpu.PodUID]*apiPod{}}
 	for _, n := range w.api.nodes {
-		if !n.exists || n.closed {
+		if !b.has(n) {
 			continue
 		}
 		spec := ledger.NodeSpec{Unit: gpu.MiB}
@@ -174,11 +183,11 @@ func (w *world) truth() (*ledger.Ledger, simCapacity) {
 			spec, _ = eligibility.Spec(n.object, protocol.ParseNode(n.object))
 		}
 		l.SetNode(n.name, spec)
-		c.free[n.name] = allocatable(n.object)
+		c.free[n.name] = newBin(n).size
 	}
 	for _, p := range w.api.order {
 		c.pods[p.uid()] = p
-		if p.live() {
+		if p.live() && b.stays(p) {
 			c.count(p.info.Node, p)
 			if p.memory > 0 {
 				l.SetBound(p.info.Node, p.info.Pod, p.info.Placement, time.Time{})
@@ -189,9 +198,9 @@ func (w *world) truth() (*ledger.Ledger, simCapacity) {
 }
 
 // eligible returns the nodes that the pod may use.
-func (w *world) eligible(p *apiPod) (names []string) {
+func (w *world) eligible(b *beside, p *apiPod) (names []string) {
 	for _, n := range w.api.nodes {
-		if n.exists && !n.closed && (p.zone == "" || p.zone == n.zone) {
+		if b.has(n) && (p.zone == "" || p.zone == n.zone) {
 			names = append(names, n.name)
 		}
 	}
@@ -205,22 +214,27 @@ func (p *apiPod) waits() bool {
 // fits reports whether the pods fit at the same time, by the ledger's rules, and whatever the order of the nodes and of the pods
 // is: the ledger places one after the other, and doesn't find each way in which they fit.
 func (w *world) fits(pods ...*apiPod) bool {
+	return w.fitBeside(&beside{stays: func(*apiPod) bool { return true }}, pods...)
+}
+
+// fitBeside is fits beside what stays.
+func (w *world) fitBeside(b *beside, pods ...*apiPod) bool {
 	byCPU := slices.SortedStableFunc(slices.Values(pods), func(a, b *apiPod) int { return int(b.cpu - a.cpu) })
 	reversed := slices.Clone(byCPU)
 	slices.Reverse(reversed)
 	for turn := range w.api.nodes {
-		if !w.fitsInOrder(pods, turn) || !w.fitsInOrder(byCPU, turn) || !w.fitsInOrder(reversed, turn) {
+		if !w.fitsInOrder(b, pods, turn) || !w.fitsInOrder(b, byCPU, turn) || !w.fitsInOrder(b, reversed, turn) {
 			return false
 		}
 	}
 	return true
 }
 
-func (w *world) fitsInOrder(pods []*apiPod, turn int) bool {
-	l, free := w.truth()
+func (w *world) fitsInOrder(b *beside, pods []*apiPod, turn int) bool {
+	l, free := w.truth(b)
 	requests := make([]ledger.Request, len(pods))
 	for i, p := range pods {
-		nodes := w.eligible(p)
+		nodes := w.eligible(b, p)
 		if len(nodes) == 0 {
 			return false
 		}

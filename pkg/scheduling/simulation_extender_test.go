@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -57,9 +56,9 @@ func (w *world) newReplica(name string) *replica {
 	r := &replica{w: w, name: name, reserved: map[gpu.PodUID]*reservation{}}
 	r.cache = newSimCache(r)
 	o := Options{
-		API: client{r: r}, Recorder: nullRecorder{}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
+		API: client{r: r}, Recorder: recorder{r}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
 		BindTimeout: simBindTimeout, BindWindow: w.bindWindow, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
-		newGroup: r.newGroup, FairShare: w.fair.options(w),
+		newGroup: r.newGroup, EvictFragmented: w.fragmented, FairShare: w.fair.options(w),
 		Gangs: GangOptions{Hold: w.hold, Patience: w.patience, StarvationAfter: w.starving, OnFailure: gang.Evict, Observer: gangObserver{w}},
 	}
 	if w.keepPartial {
@@ -484,14 +483,6 @@ func (c *simCache) Pending() (out []*clustercache.PodInfo) {
 		}
 	}
 	return out
-}
-
-// nullRecorder drops Events.
-type nullRecorder struct{}
-
-func (nullRecorder) Event(runtime.Object, string, string, string)          {}
-func (nullRecorder) Eventf(runtime.Object, string, string, string, ...any) {}
-func (nullRecorder) AnnotatedEventf(runtime.Object, map[string]string, string, string, string, ...any) {
 }
 
 // nullObserver drops metrics.

@@ -512,6 +512,7 @@ func (k *kubeScheduler) preempt(p *schedPod, result *FilterResult) {
 		for _, uid := range victims.Pods {
 			if victim := k.pods[uid]; victim != nil {
 				k.w.stats.preempted++
+				k.w.liveness.evictedFor(uid, p.info.UID)
 				k.w.trace("scheduler: %s preempts %s on %s", p.name(), victim.name(), n.name)
 				k.w.after(2*time.Millisecond, func() { k.w.api.delete(victim.apiPod) })
 			}

@@ -19,13 +19,13 @@ import (
 // TestSimulation runs clusters with groups and single pods under disturbances, each from one seed, until a million steps were
 // made. GPUSHARE_SIM_SEED=7 begins with seed 7, and GPUSHARE_SIM_STEPS sets the number of steps.
 func TestSimulation(t *testing.T) {
-	if total := simulate(t, 1_000_000, false); os.Getenv("GPUSHARE_SIM_STEPS") == "" && (total.nominated == 0 || total.taken == 0) {
+	if total := simulate(t, 1_000_000, plainWorld); os.Getenv("GPUSHARE_SIM_STEPS") == "" && (total.nominated == 0 || total.taken == 0) {
 		t.Errorf("%d nominations to nodes outside samples, of which %d were used", total.nominated, total.taken)
 	}
 }
 
 // simulate runs worlds until the steps were made, a hundred times as many in the long form, and returns what happened in them.
-func simulate(t *testing.T, steps int64, mixed bool) stats {
+func simulate(t *testing.T, steps int64, run func(seed uint64, tracing bool) *world) stats {
 	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
 		steps *= 100
 	}
@@ -34,7 +34,7 @@ func simulate(t *testing.T, steps int64, mixed bool) stats {
 
 	var mu sync.Mutex
 	var made int64
-	next, total, failed := uint64(first), stats{failed: map[string]int{}, cards: map[string]int{}}, []*world{}
+	next, total, failed := uint64(first), stats{failed: map[string]int{}, cards: map[string]int{}, known: map[*knownDefect][]uint64{}}, []*world{}
 	worker := func() {
 		for {
 			mu.Lock()
@@ -45,11 +45,14 @@ func simulate(t *testing.T, steps int64, mixed bool) stats {
 			seed := next
 			next++
 			mu.Unlock()
-			w := runSeed(seed, mixed, false)
+			w := run(seed, false)
 			mu.Lock()
 			made += int64(w.steps)
 			total.add(w.stats)
-			if w.violation != "" {
+			switch k := w.known(); {
+			case k != nil:
+				total.known[k] = append(total.known[k], seed)
+			case w.violation != "":
 				failed = append(failed, w)
 			}
 			mu.Unlock()
@@ -61,21 +64,21 @@ func simulate(t *testing.T, steps int64, mixed bool) stats {
 	}
 	group.Wait()
 	for _, w := range failed {
-		t.Errorf("seed %d: %s", w.seed, w.violation)
-		if again := runSeed(w.seed, mixed, true); again.violation != w.violation {
+		t.Errorf("seed %d: %s%s", w.seed, w.violation, w.describe())
+		if again := run(w.seed, true); again.violation != w.violation {
 			t.Errorf("seed %d isn't deterministic: %s", w.seed, again.violation)
 		} else {
 			t.Logf("seed %d:\n%s\n%s", w.seed, strings.Join(again.history[max(0, len(again.history)-maxHistory):], "\n"), again.final)
 		}
 	}
-	t.Logf("%d steps, %d seeds: %+v", made, next-uint64(first), total)
+	t.Logf("%d steps, %d seeds: %+v", made, next-uint64(first), total.text())
 	return total
 }
 
 // TestSimulationRepeats checks that a seed decides all that happens.
 func TestSimulationRepeats(t *testing.T) {
-	for _, seed := range []uint64{4, 5} { // The second one has fair sharing.
-		a, b := runSeed(seed, true, false), runSeed(seed, true, true)
+	for seed, run := range map[uint64]func(uint64, bool) *world{4: mixedWorld, 5: mixedWorld, 6: runCrowd} { // The second one has fair sharing.
+		a, b := run(seed, false), run(seed, true)
 		if diff := cmp.Diff(a.stats, b.stats, cmp.AllowUnexported(stats{})); diff != "" || a.steps != b.steps || a.violation != b.violation {
 			t.Errorf("seed %d: %d and %d steps, violations %q and %q (-first +second):\n%s", seed, a.steps, b.steps, a.violation, b.violation, diff)
 		}
@@ -88,6 +91,12 @@ func envInt(name string, otherwise int64) int64 {
 		return n
 	}
 	return otherwise
+}
+
+// text is for the log.
+func (s stats) text() string {
+	s.known = nil
+	return fmt.Sprintf("%+v", s)
 }
 
 func (s *stats) add(o stats) {
@@ -103,6 +112,9 @@ func (s *stats) add(o stats) {
 		s.cards[what] += n
 	}
 }
+
+func plainWorld(seed uint64, tracing bool) *world { return runSeed(seed, false, tracing) }
+func mixedWorld(seed uint64, tracing bool) *world { return runSeed(seed, true, tracing) }
 
 // runSeed runs the world of one seed.
 func runSeed(seed uint64, mixed, tracing bool) *world {
@@ -442,6 +454,7 @@ func (w *world) handOverGracefully() {
 
 // changeLeader kills the leader. A sole extender starts again; with replicas another one takes over, and a new standby starts.
 func (w *world) changeLeader() {
+	w.disturbed()
 	r := w.answering()
 	if r == nil {
 		return

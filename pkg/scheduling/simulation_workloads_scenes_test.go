@@ -46,10 +46,11 @@ func TestControllers(t *testing.T) {
 		"a Job's failed pod is replaced after ten seconds": {nodes: 1, play: func(w *world) {
 			b := w.batchJob("j", jobSpec{completions: 2, parallelism: 2, backoffLimit: 6, indexed: true}, card)
 			w.until(minute, "both run", func() bool { return b.ready() == 2 })
-			w.api.end(b.active()[0], corev1.PodFailed)
+			failed := b.active()[0]
+			w.api.end(failed, corev1.PodFailed)
 			w.runFor(8 * time.Second)
 			w.want(b.active(), 1)
-			w.until(10*time.Second, "both run again", func() bool { return b.ready() == 2 && b.own[1].member == 0 })
+			w.until(10*time.Second, "both run again", func() bool { return b.ready() == 2 && b.own[len(b.own)-1].member == failed.member })
 		}},
 		"a Job gives up after its back-off limit": {nodes: 1, play: func(w *world) {
 			spec := lasting(card, 3*time.Second)

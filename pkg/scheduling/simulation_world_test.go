@@ -25,6 +25,16 @@ type world struct {
 	steps int
 	// violation is the first invariant that didn't hold; empty if all did.
 	violation string
+	// kind is the kind of the violation, item what it is about.
+	kind violationKind
+	item *item
+	// ingredients are what the world is made of, if it was drawn from ingredients.
+	ingredients []string
+	liveness    *liveness
+	// diesAtEviction is the probability that the leader dies after an eviction for another pod.
+	diesAtEviction float64
+	// boot is how long an autoscaler takes to add a node, 0 if there is none.
+	boot time.Duration
 	// history are the latest traces, if traces are on.
 	history []string
 	tracing bool
@@ -75,6 +85,8 @@ type worldOptions struct {
 	brisk bool
 	// bindWindow is the longest time for which the extender collects binds.
 	bindWindow time.Duration
+	// fragmented lets the extender evict pods of lower priority for pods that only fragmentation keeps pending.
+	fragmented bool
 }
 
 // stats counts what happened, to show that the simulation reaches the states that it is for.
@@ -87,6 +99,8 @@ type stats struct {
 	failed           map[string]int
 	// cards counts what only mixed worlds have.
 	cards map[string]int
+	// known has the seeds that show known defects.
+	known map[*knownDefect][]uint64
 }
 
 const (
@@ -106,6 +120,14 @@ func (w *world) fail(format string, args ...any) {
 	if w.violation == "" {
 		w.violation = fmt.Sprintf("at %v, step %d: ", w.now, w.steps) + fmt.Sprintf(format, args...)
 		w.trace("VIOLATION: %s", w.violation)
+	}
+}
+
+// violate records that an invariant of liveness doesn't hold.
+func (w *world) violate(kind violationKind, i *item, format string, args ...any) {
+	if w.violation == "" {
+		w.kind, w.item = kind, i
+		w.fail("%s: %s", kind, fmt.Sprintf(format, args...))
 	}
 }
 
