@@ -62,6 +62,7 @@ type Ledger interface {
 	Check(pod gpu.Pod, nodes []string, visit func(node string, reason reasons.Reason))
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
 	Outranked(pod gpu.Pod, nodes []string) []string
+	SeenEnd(pod gpu.Pod, nodes []string) []string
 	Nominate(node string, pod gpu.Pod, victims ...gpu.PodUID)
 	RemoveNomination(uid gpu.PodUID)
 }

@@ -66,6 +66,8 @@ type Evictor struct {
 	Options
 	// fragmented is true if it evicts pods. Otherwise its rounds only follow kube-scheduler's preemptions.
 	fragmented bool
+	// requeue makes kube-scheduler retry the rejected pods.
+	requeue func()
 
 	mu      sync.Mutex
 	blocked map[gpu.PodUID]blockedPod
@@ -90,9 +92,10 @@ type blockedPod struct {
 	asked, at time.Time
 }
 
-// New returns an Evictor, which frees cards for fragmented pods if fragmented is true. It evicts nothing before Run.
-func New(o Options, fragmented bool) *Evictor {
-	e := &Evictor{Options: o, fragmented: fragmented}
+// New returns an Evictor, which frees cards for fragmented pods if fragmented is true. requeue makes kube-scheduler retry the rejected pods; it
+// must return at once. The Evictor evicts nothing before Run.
+func New(o Options, fragmented bool, requeue func()) *Evictor {
+	e := &Evictor{Options: o, fragmented: fragmented, requeue: requeue}
 	e.clear()
 	return e
 }

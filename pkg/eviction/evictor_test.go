@@ -599,3 +599,66 @@ func TestStepBeforeTheWatch(t *testing.T) {
 		t.Error("the round lasts although the victim stays")
 	}
 }
+
+// A new leader doesn't know the node on which pods are leaving for a pod whose nomination was cleared. kube-scheduler offers it although the pods
+// that are leaving fill it.
+func TestTriedWithoutNomination(t *testing.T) {
+	for name, test := range map[string]struct {
+		memory   int64
+		priority int32
+		leaving  bool
+		awaits   bool
+	}{
+		"kube-scheduler has seen the end of a victim": {9, 9, true, true},
+		"it can have seen none":                       {8, 9, true, false},
+		"the pod isn't deleted":                       {9, 9, false, false},
+		"the pod that is leaving has its priority":    {9, 2, true, false},
+		"there is just enough room then":              {16, 9, true, true},
+		"there is too little room then":               {17, 9, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, func(f *fixture) {
+				f.pending = fake.Pod("pending", test.memory, fake.Priority(test.priority))
+				if test.leaving {
+					fake.Terminating(begin.Add(30 * time.Second))(f.b12)
+				}
+			})
+			f.Tried(protocol.Pod(f.pending), "", []string{"n1"}, f.clock.Now())
+			if awaits := f.Awaits("uid-pending"); awaits != test.awaits {
+				t.Errorf("the victim is awaited: %t, want %t", awaits, test.awaits)
+			}
+		})
+	}
+}
+
+// If kube-scheduler proposed no other victims because of a round, and the round fails, the pod is requeued.
+func TestRequeueAfterRound(t *testing.T) {
+	for name, test := range map[string]struct {
+		act      func(f *fixture)
+		requeues int
+	}{
+		"the victim stays":    {func(f *fixture) { f.Awaits("uid-pending"); f.later(3 * time.Minute) }, 1},
+		"nothing was awaited": {func(f *fixture) { f.later(3 * time.Minute) }, 0},
+		"the pod gets the card": {func(f *fixture) {
+			f.Awaits("uid-pending")
+			f.delete(f.b12)
+			f.delete(f.pending)
+			f.later(3 * time.Minute)
+		}, 0},
+		"another pod has taken the card": {func(f *fixture) {
+			f.Awaits("uid-pending")
+			f.delete(f.b12)
+			f.report(fake.Pod("high", 16, fake.Bound("n1", 1), fake.Priority(10)))
+			f.later(interval)
+		}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, func(f *fixture) { fake.Terminating(begin.Add(30 * time.Second))(f.b12) })
+			f.Tried(protocol.Pod(f.pending), "n1", []string{"n1"}, f.clock.Now())
+			test.act(f)
+			if f.requeues != test.requeues {
+				t.Errorf("%d requeues, want %d", f.requeues, test.requeues)
+			}
+		})
+	}
+}

@@ -49,7 +49,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 			c.budgets = append(c.budgets, o)
 		}
 	}
-	c.ledger, c.evictor = fake.Ledger(nodes...), New(Options{}, false)
+	c.ledger, c.evictor = fake.Ledger(nodes...), New(Options{}, false, func() {})
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			c.report(pod)
@@ -123,12 +123,14 @@ func (c *cluster) Budgets(namespace string) (budgets []*policyv1.PodDisruptionBu
 type fixture struct {
 	*Evictor
 	*cluster
-	t                    testing.TB
-	clock                *clocktesting.FakeClock
-	server               *fake.Server
-	observer             *fake.Observer
-	events               chan string
-	standby              error
+	t        testing.TB
+	clock    *clocktesting.FakeClock
+	server   *fake.Server
+	observer *fake.Observer
+	events   chan string
+	standby  error
+	// requeues counts the requeues of rejected pods.
+	requeues             int
 	a7, a5, b12, pending *corev1.Pod
 }
 
@@ -145,7 +147,7 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 		change(f)
 	}
 	f.cluster = newCluster(append(objects, fake.Node("n1", 16, 16), f.a7, f.a5, f.b12, f.pending)...)
-	f.Evictor = New(f.options(recorder), true)
+	f.Evictor = New(f.options(recorder), true, func() { f.requeues++ })
 	f.evictor = f.Evictor
 	return f
 }

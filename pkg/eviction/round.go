@@ -1,6 +1,7 @@
 package eviction
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -20,21 +21,46 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// round is the freeing of cards for one pod.
+// round is the freeing of cards for one pod. A nomination that is reserved in the ledger keeps them for the pod until the round ends.
 type round struct {
 	pod     gpu.Pod
 	node    string
 	victims []gpu.PodUID
-	// preempted is true if kube-scheduler evicted the victims.
-	preempted bool
+	by      initiator
+	phase   phase
+	// freed is when the phase freed began.
+	freed time.Time
 	// nominated is the node of the pod's nomination when the round began. It is node itself if kube-scheduler evicted the victims, else no
 	// longer valid.
 	nominated string
-	// tried is when filter was last called with the node, until Awaits uses it. It is zero if kube-scheduler didn't evict the victims.
+	// tried is when filter was last called with the node while victims were leaving it, until Awaits uses it. It is zero in rounds of the Evictor.
 	tried time.Time
-	// freed is when the last victim was gone.
-	freed time.Time
+	// awaited is true if Awaits has made kube-scheduler propose no other victims. Then the pod is requeued if the round fails.
+	awaited bool
 }
+
+// initiator is what evicts the victims of a round.
+type initiator int
+
+const (
+	// byEvictor: the Evictor chooses and evicts the victims, see begin.
+	byEvictor initiator = iota
+	// byKubeScheduler: kube-scheduler has preempted them, see Tried.
+	byKubeScheduler
+)
+
+// phase is how far a round is.
+//
+//	          → leaving  begin (byEvictor), or Tried finds victims that are leaving (byKubeScheduler)
+//	leaving   → freed    endRounds finds that all victims are gone
+//	freed     → leaving  Tried finds other victims that are leaving
+//	any       → no round the pod is bound or gone (Forget), the round fails (failed, cancel), or the term ends (resign)
+type phase int
+
+const (
+	leaving phase = iota
+	freed
+)
 
 // proposal is an answer to a preempt call: the victims on each node. kube-scheduler evicts those of one node.
 type proposal struct {
@@ -48,7 +74,7 @@ func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan pl
 	pod := info.Pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
 	e.mu.Lock()
-	e.rounds[pod.UID] = round{pod: pod, node: plan.node, victims: plan.victims, nominated: info.NominatedNode}
+	e.rounds[pod.UID] = round{pod: pod, node: plan.node, victims: plan.victims, by: byEvictor, nominated: info.NominatedNode}
 	e.mu.Unlock()
 	e.Ledger.Nominate(plan.node, pod, plan.victims...)
 	if len(plan.evict) == 0 {
@@ -127,10 +153,11 @@ func (e *Evictor) spare(uid gpu.PodUID) {
 // cancel ends a round in which no pod was evicted.
 func (e *Evictor) cancel(pod gpu.Pod) {
 	e.mu.Lock()
+	r := e.rounds[pod.UID]
 	delete(e.rounds, pod.UID)
 	e.mu.Unlock()
 	e.postpone(pod.UID, longestPause)
-	e.endReservation(pod)
+	e.ended(pod, r.awaited)
 }
 
 // KeepsCard reports whether a round reserves a card for the pod. It also renews that reservation, because kube-scheduler may
@@ -167,27 +194,30 @@ func (e *Evictor) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 //
 // kube-scheduler can see the end of a victim before this process does. It then offers the nominated node to the pod again. If filter rejects
 // it, kube-scheduler preempts on another node, or clears the nomination. Therefore a round begins, with the victims that are still leaving. If
-// the nominated node isn't among the candidates, kube-scheduler itself rejects it, and the pod must be able to preempt elsewhere. If the watch
-// lags so much that it shows neither nomination nor deletion, the last proposal says where kube-scheduler evicts pods.
+// the nominated node isn't among the candidates, kube-scheduler itself rejects it, and the pod must be able to preempt elsewhere.
+//
+// Without a nomination the node is found otherwise. If the watch lags so much that it shows neither nomination nor deletion, the last proposal
+// says where kube-scheduler evicts pods. A new leader may find that an answer of the former one has cleared the nomination: then it is the
+// candidate node whose pods leave too little room for kube-scheduler to offer it, unless it has seen the end of some of them.
 func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r, known := e.rounds[pod.UID]
 	if nominated == "" && !known {
-		nominated = e.onlyProposed(pod.UID, nodes)
+		nominated = cmp.Or(e.onlyProposed(pod.UID, nodes), e.seenEnd(pod, nodes))
 	}
 	if nominated != "" && (!known || nominated != r.nominated) {
 		// A round that is known is about another node.
 		known = false
 		node := strings.Clone(nominated) // The name may be a slice of the whole request.
-		r = round{pod: pod, node: node, nominated: node, preempted: true}
+		r = round{pod: pod, node: node, nominated: node, by: byKubeScheduler}
 	}
-	if !r.preempted || !slices.Contains(nodes, r.node) {
+	if r.by != byKubeScheduler || !slices.Contains(nodes, r.node) {
 		return
 	}
-	switch leaving := e.leavingFor(pod, r.node); {
-	case len(leaving) > 0 && (known || e.isPending(pod)):
-		r.victims, r.tried, r.freed = leaving, at, time.Time{}
+	switch victims := e.leavingFor(pod, r.node); {
+	case len(victims) > 0 && (known || e.isPending(pod)):
+		r.victims, r.phase, r.tried = victims, leaving, at
 		e.rounds[pod.UID] = r
 	case known:
 		r.tried = time.Time{}
@@ -208,6 +238,16 @@ func (e *Evictor) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
 	return only
 }
 
+// seenEnd returns the candidate node on which pods are leaving for the pod whose end kube-scheduler has seen; none if there is no such node.
+func (e *Evictor) seenEnd(pod gpu.Pod, nodes []string) string {
+	for _, node := range e.Ledger.SeenEnd(pod, nodes) {
+		if len(e.leavingFor(pod, node)) > 0 {
+			return node
+		}
+	}
+	return ""
+}
+
 // isPending reports whether the watch shows the pod as pending. Nothing is kept of other pods, whose end isn't reported.
 func (e *Evictor) isPending(pod gpu.Pod) bool {
 	known, ok := e.Cache.Pod(pod.Namespace, pod.Name)
@@ -216,7 +256,7 @@ func (e *Evictor) isPending(pod gpu.Pod) bool {
 
 // leavingFor returns the pods of lower priority that are leaving the node, or have just been proposed as victims, if the pod doesn't fit the
 // node now but does once they are gone.
-func (e *Evictor) leavingFor(pod gpu.Pod, node string) (leaving []gpu.PodUID) {
+func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
 	available, reason := e.Ledger.Availability(node, pod)
 	if !reason.Resolvable() {
 		return nil
@@ -226,13 +266,13 @@ func (e *Evictor) leavingFor(pod gpu.Pod, node string) (leaving []gpu.PodUID) {
 		a := &available.Allocations[i]
 		if a.Priority < pod.Priority && (a.Leaving && !e.isOverdue(a.UID) || slices.Contains(proposed, a.UID)) {
 			reclaim.Free(available.Cards, a.Placement)
-			leaving = append(leaving, a.UID)
+			victims = append(victims, a.UID)
 		}
 	}
 	if placement.Fit(available.Cards, pod.Demand()) != reasons.Fits {
 		return nil
 	}
-	return leaving
+	return victims
 }
 
 // Awaits reports whether the pod needs no further victims, because pods are leaving a node for it. After a preemption by kube-scheduler, it
@@ -241,56 +281,73 @@ func (e *Evictor) Awaits(uid gpu.PodUID) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r, ok := e.rounds[uid]
-	switch {
-	case !ok:
+	if !ok {
 		return false
-	case !r.preempted:
-		return slices.ContainsFunc(r.victims, e.isAllocated)
 	}
-	awaits := e.Clock.Since(r.tried) < cycle
-	r.tried = time.Time{}
+	awaits := false
+	switch r.by {
+	case byEvictor:
+		awaits = slices.ContainsFunc(r.victims, e.isAllocated)
+	case byKubeScheduler:
+		awaits = e.Clock.Since(r.tried) < cycle
+		r.tried = time.Time{}
+	}
+	r.awaited = r.awaited || awaits
 	e.rounds[uid] = r
 	return awaits
 }
 
 // endRounds ends the rounds that have failed.
 func (e *Evictor) endRounds() {
-	var over []gpu.Pod
+	var over []round
 	e.mu.Lock()
 	now := e.Clock.Now()
 	maps.DeleteFunc(e.proposals, func(_ gpu.PodUID, p proposal) bool { return now.Sub(p.at) >= proposalLife })
 	for uid, r := range e.rounds {
-		if r.freed.IsZero() && !slices.ContainsFunc(r.victims, e.isAllocated) {
-			r.freed = now
+		if r.phase == leaving && !slices.ContainsFunc(r.victims, e.isAllocated) {
+			r.phase, r.freed = freed, now
 			e.rounds[uid] = r
 		}
 		if pause := e.failed(r, now); pause > 0 {
 			delete(e.rounds, uid)
-			if !r.preempted {
+			if r.by == byEvictor {
 				e.postponed.extend(uid, now, pause, longestPause)
 			}
-			over = append(over, r.pod)
+			over = append(over, r)
 		}
 	}
 	e.mu.Unlock()
-	for _, pod := range over {
-		e.endReservation(pod)
+	for _, r := range over {
+		e.ended(r.pod, r.awaited)
+	}
+}
+
+// ended ends the reservation of a round that failed. If kube-scheduler has proposed no victims because of the round, it must retry the pod now:
+// the pod may be able to preempt elsewhere.
+func (e *Evictor) ended(pod gpu.Pod, awaited bool) {
+	e.endReservation(pod)
+	if awaited {
+		e.requeue()
 	}
 }
 
 // failed returns the minimum pause of the pod if the round has failed, zero if it continues. The caller holds the lock.
 func (e *Evictor) failed(r round, now time.Time) time.Duration {
-	switch {
-	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.isOverdue):
-		return longestPause
-	case r.freed.IsZero() && slices.ContainsFunc(r.victims, func(uid gpu.PodUID) bool { return e.remains(r, uid) }):
-		return firstPause // The eviction failed, or was not made.
-	case r.freed.IsZero():
-		return 0
-	case !e.fits(r.pod, r.node):
-		return firstPause // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
-	case now.Sub(r.freed) > reservationLife:
-		return longestPause
+	switch r.phase {
+	case leaving:
+		if slices.ContainsFunc(r.victims, e.isOverdue) {
+			return longestPause
+		}
+		if slices.ContainsFunc(r.victims, func(uid gpu.PodUID) bool { return e.remains(r, uid) }) {
+			return firstPause // The eviction failed, or was not made.
+		}
+	case freed:
+		if !e.fits(r.pod, r.node) {
+			return firstPause // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
+		}
+		if now.Sub(r.freed) > reservationLife {
+			return longestPause
+		}
 	}
 	return 0
 }

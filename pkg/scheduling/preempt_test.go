@@ -81,15 +81,15 @@ func TestPreemptWhileVictimsLeave(t *testing.T) {
 		offered []string
 		want    victims
 	}{
-		"the victim is leaving":                        {nominated, []runtime.Object{on("a", 16, leaving)}, []string{"n1"}, nil},
-		"both victims are leaving":                     {nominated, []runtime.Object{on("a", 8, leaving), on("c", 8, leaving)}, []string{"n1"}, nil},
-		"one of two victims isn't deleted":             {nominated, []runtime.Object{on("a", 8, leaving), on("c", 8)}, []string{"n1"}, elsewhere},
-		"a pod of higher priority has taken the place": {nominated, []runtime.Object{on("a", 8, leaving), on("c", 8, fake.Priority(9))}, []string{"n1"}, elsewhere},
-		"the victim doesn't end":                       {nominated, []runtime.Object{on("a", 16, fake.Terminating(begin.Add(-2*time.Minute)))}, []string{"n1"}, elsewhere},
-		"kube-scheduler rejects the nominated node":    {nominated, []runtime.Object{on("a", 16, leaving)}, []string{"n2"}, elsewhere},
-		"the pod isn't nominated":                      {fake.Pod("p", 16, fake.Priority(5)), []runtime.Object{on("a", 16, leaving)}, []string{"n1"}, elsewhere},
-		"the victims of several cards are leaving":     {fake.Pod("p", 32, fake.Cards(2), fake.Priority(5), fake.Nominated("n1")), []runtime.Object{on("a", 16, leaving), on("c", 16, leaving, fake.Bound("n1", 1))}, []string{"n1"}, nil},
-		"the victim of one of several cards isn't":     {fake.Pod("p", 32, fake.Cards(2), fake.Priority(5), fake.Nominated("n1")), []runtime.Object{on("a", 16, leaving), on("c", 16, fake.Bound("n1", 1))}, []string{"n1"}, victims{}},
+		"the victim is leaving":                         {nominated, []runtime.Object{on("a", 16, leaving)}, []string{"n1"}, nil},
+		"both victims are leaving":                      {nominated, []runtime.Object{on("a", 8, leaving), on("c", 8, leaving)}, []string{"n1"}, nil},
+		"one of two victims isn't deleted":              {nominated, []runtime.Object{on("a", 8, leaving), on("c", 8)}, []string{"n1"}, elsewhere},
+		"a pod of higher priority has taken the place":  {nominated, []runtime.Object{on("a", 8, leaving), on("c", 8, fake.Priority(9))}, []string{"n1"}, elsewhere},
+		"the victim doesn't end":                        {nominated, []runtime.Object{on("a", 16, fake.Terminating(begin.Add(-2*time.Minute)))}, []string{"n1"}, elsewhere},
+		"kube-scheduler rejects the nominated node":     {nominated, []runtime.Object{on("a", 16, leaving)}, []string{"n2"}, elsewhere},
+		"a former leader's answer ended the nomination": {fake.Pod("p", 16, fake.Priority(5)), []runtime.Object{on("a", 16, leaving)}, []string{"n1"}, nil},
+		"the victims of several cards are leaving":      {fake.Pod("p", 32, fake.Cards(2), fake.Priority(5), fake.Nominated("n1")), []runtime.Object{on("a", 16, leaving), on("c", 16, leaving, fake.Bound("n1", 1))}, []string{"n1"}, nil},
+		"the victim of one of several cards isn't":      {fake.Pod("p", 32, fake.Cards(2), fake.Priority(5), fake.Nominated("n1")), []runtime.Object{on("a", 16, leaving), on("c", 16, fake.Bound("n1", 1))}, []string{"n1"}, victims{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := append(test.others, fake.Node("n1", 16, 16), fake.Node("n2", 16), test.pod, fake.Pod("full", 16, fake.Bound("n1", 1), fake.Priority(9)),

@@ -173,7 +173,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
 		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup,
 	}
-	s.evictor = eviction.New(evictions, o.EvictFragmented)
+	s.evictor = eviction.New(evictions, o.EvictFragmented, func() { s.requeue.All("") })
 	if o.Gangs.Hold > 0 || o.FairShare.On || o.SampleSize != nil {
 		s.free = newFreeResources(s.cache)
 	}
