@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,10 +24,7 @@ import (
 // PodInfo is what the extender keeps of a pod. A corev1.Pod needs more than a kilobyte even if it is empty, and a cluster
 // has tens of thousands of pods. A PodInfo is never changed after it was built, since pods share parts of it.
 type PodInfo struct {
-	gpu.Pod
-	Node string
-	// NominatedNode is status.nominatedNodeName; empty if Node is set.
-	NominatedNode string
+	eligibility.PodUse
 	// Ended is true if the pod has succeeded or failed.
 	Ended bool
 	// Gated is true if the pod has the scheduling gate of fair shares, GatedOtherwise if it has others.
@@ -50,8 +46,6 @@ type PodInfo struct {
 	DeletionTime time.Time
 	// Labels are the labels of a pod that has a node and asks for GPU memory, for disruption budgets; nil for other pods.
 	Labels map[string]string
-	// Requests is what the pod uses of its node, as kube-scheduler counts it, without GPU memory, which is Request.
-	Requests corev1.ResourceList
 	// Conflicts may keep another pod off the same node, see Interferes.
 	Conflicts Conflicts
 	// Placement are the cards that the annotations of a pod that asks for GPU memory name. It is nil if they name none, or
@@ -72,8 +66,6 @@ type PodInfo struct {
 	LimitProblem string
 	// Member is the pod as a member of its gang; nil if the pod names no group.
 	Member *gang.Member
-	// Constraints is eligibility.ConstraintsOf of a pod that asks for GPU memory and hasn't ended; the zero value for other pods.
-	Constraints unique.Handle[string]
 	// Pending is what the diagnosis needs; nil if the pod has a node, has ended, is being deleted, or asks for no GPU memory.
 	Pending *diagnosis.Pod
 	// RequestProblem is why the pod gets no GPU memory although it seems to ask for some, see diagnosis.RequestProblem; empty
@@ -89,9 +81,10 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	problem := cmp.Or(tooLarge, protocol.CheckRequest(pod))
 	p := &PodInfo{
 		TooLarge: tooLarge != nil,
-		Pod:      protocol.Pod(pod), Node: pod.Spec.NodeName, Ended: protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
+		PodUse:   eligibility.PodUse{Pod: protocol.Pod(pod), Node: pod.Spec.NodeName, Requests: podRequests(pod)},
+		Ended:    protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
 		Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare), GatedOtherwise: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
-		Managed: protocol.Managed(pod), Requests: podRequests(pod), Member: memberOf(pod, problem),
+		Managed: protocol.Managed(pod), Member: memberOf(pod, problem),
 		NeverPreempts:   NeverPreempts(pod),
 		resourceVersion: pod.ResourceVersion,
 	}
@@ -153,12 +146,12 @@ func (p *PodInfo) gated() bool { return p.Gated || p.GatedOtherwise }
 
 // podRequests returns what the pod uses of its node except GPU memory, by the rule of kube-scheduler (k8s.io/kubernetes
 // pkg/scheduler/framework/types.go, calculateResource).
-func podRequests(pod *corev1.Pod) corev1.ResourceList {
+func podRequests(pod *corev1.Pod) eligibility.Amounts {
 	requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{
 		UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true,
 	})
 	delete(requests, protocol.ResourceMemory)
-	return requests
+	return eligibility.AmountsOf(requests)
 }
 
 // GetObjectMeta implements metav1.ObjectMetaAccessor, by which client-go finds key and version. The result is a copy.

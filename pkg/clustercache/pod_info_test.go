@@ -53,40 +53,41 @@ func TestNewPodInfo(t *testing.T) {
 	}{
 		"pending": {
 			[]fake.PodEdit{fake.Priority(priority), fake.Nominated("n1"), labelled},
-			PodInfo{Pod: important, NominatedNode: "n1", Pending: pending(important, "n1")},
+			PodInfo{PodUse: eligibility.PodUse{Pod: important, NominatedNode: "n1"}, Pending: pending(important, "n1")},
 		},
 		"bound with a card": {
 			[]fake.PodEdit{fake.Bound("n1", 2), fake.Nominated("n2"), cpu, labelled},
-			PodInfo{Pod: p, Node: "n1", Labels: map[string]string{"app": "a"}, Requests: fake.Amount(corev1.ResourceCPU, 3), Placement: gpu.On(2, 5), AssumeTime: time.Unix(1, 0)},
+			PodInfo{PodUse: eligibility.PodUse{Pod: p, Node: "n1", Requests: eligibility.AmountsOf(fake.Amount(corev1.ResourceCPU, 3))}, Labels: map[string]string{"app": "a"}, Placement: gpu.On(2, 5), AssumeTime: time.Unix(1, 0)},
 		},
 		"bound by another scheduler, on several cards": {
 			[]fake.PodEdit{fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationIndex, "0,1"), fake.Annotation(protocol.AnnotationAllocation, `{"c":{"0":2,"1":3}}`)},
-			PodInfo{Pod: p, Node: "n1", Placement: gpu.Placement{{Card: 0, Memory: 2, Containers: 1}, {Card: 1, Memory: 3, Containers: 1}}, AssumeTime: time.Unix(1, 0)},
+			PodInfo{PodUse: eligibility.PodUse{Pod: p, Node: "n1"}, Placement: gpu.Placement{{Card: 0, Memory: 2, Containers: 1}, {Card: 1, Memory: 3, Containers: 1}}, AssumeTime: time.Unix(1, 0)},
 		},
 		"bound without a card": {
-			[]fake.PodEdit{fake.On("n1")}, PodInfo{Pod: p, Node: "n1"},
+			[]fake.PodEdit{fake.On("n1")}, PodInfo{PodUse: eligibility.PodUse{Pod: p, Node: "n1"}},
 		},
 		"a card that can't be read": {
 			[]fake.PodEdit{fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationIndex, "x")},
-			PodInfo{Pod: p, Node: "n1", PlacementErr: fmt.Errorf(`annotation %s: "x" is not a card index`, protocol.AnnotationIndex)},
+			PodInfo{PodUse: eligibility.PodUse{Pod: p, Node: "n1"}, PlacementErr: fmt.Errorf(`annotation %s: "x" is not a card index`, protocol.AnnotationIndex)},
 		},
 		"terminating": {
-			[]fake.PodEdit{fake.Terminating(begin)}, PodInfo{Pod: leaving, DeletionTime: begin},
+			[]fake.PodEdit{fake.Terminating(begin)}, PodInfo{PodUse: eligibility.PodUse{Pod: leaving}, DeletionTime: begin},
 		},
 		"pending and too large": {
-			[]fake.PodEdit{tooLarge, cpu}, PodInfo{Pod: p, TooLarge: true, Requests: fake.Amount(corev1.ResourceCPU, 3), RequestError: labelsTooLarge,
-				Pending: &diagnosis.Pod{Pod: p, Scheduler: "default-scheduler", Message: `scheduler "default-scheduler" has not tried it yet`, RequestError: labelsTooLarge}},
+			[]fake.PodEdit{tooLarge, cpu}, PodInfo{
+				PodUse: eligibility.PodUse{Pod: p, Requests: eligibility.AmountsOf(fake.Amount(corev1.ResourceCPU, 3))}, TooLarge: true, RequestError: labelsTooLarge, Pending: &diagnosis.Pod{Pod: p, Scheduler: "default-scheduler", Message: `scheduler "default-scheduler" has not tried it yet`, RequestError: labelsTooLarge},
+			},
 		},
 		"bound and too large": {
-			[]fake.PodEdit{tooLarge, fake.Bound("n1", 2)}, PodInfo{Pod: p, TooLarge: true, Node: "n1", Placement: gpu.On(2, 5), AssumeTime: time.Unix(1, 0)},
+			[]fake.PodEdit{tooLarge, fake.Bound("n1", 2)}, PodInfo{PodUse: eligibility.PodUse{Pod: p, Node: "n1"}, TooLarge: true, Placement: gpu.On(2, 5), AssumeTime: time.Unix(1, 0)},
 		},
-		"ended":    {[]fake.PodEdit{fake.Phase(corev1.PodFailed)}, PodInfo{Pod: p, Ended: true}},
-		"a mirror": {[]fake.PodEdit{fake.Bound("n1", 0), fake.Mirror}, PodInfo{Pod: p, Node: "n1", Mirror: true, Placement: gpu.On(0, 5), AssumeTime: time.Unix(1, 0)}},
+		"ended":    {[]fake.PodEdit{fake.Phase(corev1.PodFailed)}, PodInfo{PodUse: eligibility.PodUse{Pod: p}, Ended: true}},
+		"a mirror": {[]fake.PodEdit{fake.Bound("n1", 0), fake.Mirror}, PodInfo{PodUse: eligibility.PodUse{Pod: p, Node: "n1"}, Mirror: true, Placement: gpu.On(0, 5), AssumeTime: time.Unix(1, 0)}},
 		"without a request for GPU memory": {
 			[]fake.PodEdit{fake.Bound("n1", 2), labelled, func(pod *corev1.Pod) {
 				pod.Spec.Containers[0].Resources.Limits[protocol.ResourceMemory] = *resource.NewQuantity(0, resource.DecimalSI)
 			}},
-			PodInfo{Pod: bare, Node: "n1", RequestProblem: "the pod asks for 0 of aliyun.com/gpu-mem, so it gets no card"},
+			PodInfo{PodUse: eligibility.PodUse{Pod: bare, Node: "n1"}, RequestProblem: "the pod asks for 0 of aliyun.com/gpu-mem, so it gets no card"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +106,7 @@ func TestNewPodInfo(t *testing.T) {
 			}
 			test.want.Managed = true
 			if test.want.Requests == nil {
-				test.want.Requests = corev1.ResourceList{}
+				test.want.Requests = eligibility.Amounts{}
 			}
 			wantEqual(t, "pod info", &test.want, got, exported...)
 		})

@@ -2,18 +2,15 @@ package clustercache
 
 import (
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"sync"
 
-	corev1 "k8s.io/api/core/v1"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 )
 
 // sharing lets the objects of the cache share equal values, because most pods differ in a few fields only.
 type sharing struct {
 	labels   shared[map[string]string]
-	requests shared[corev1.ResourceList]
+	requests shared[eligibility.Amounts]
 	// podStrings are namespaces, nodes and the like; nodeStrings are keys and values of labels.
 	podStrings, nodeStrings shared[string]
 }
@@ -23,7 +20,7 @@ func (s *sharing) pod(p *PodInfo) {
 	if p.Labels != nil {
 		p.Labels = s.labels.one(fmt.Sprint(p.Labels), p.Labels)
 	}
-	p.Requests = s.requests.one(requestsKey(p.Requests), p.Requests)
+	p.Requests = s.requests.one(fmt.Sprint(p.Requests), p.Requests)
 	texts := []*string{&p.Namespace, &p.Node, &p.NominatedNode, &p.RequestProblem}
 	if m := p.Member; m != nil {
 		m.Namespace, m.Name, m.UID = p.Namespace, p.Name, p.UID
@@ -32,15 +29,6 @@ func (s *sharing) pod(p *PodInfo) {
 	for _, text := range texts {
 		*text = s.podStrings.one(*text, *text)
 	}
-}
-
-func requestsKey(requests corev1.ResourceList) string {
-	var key strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(requests)) {
-		quantity := requests[name]
-		fmt.Fprintf(&key, "%s=%s ", name, quantity.String())
-	}
-	return key.String()
 }
 
 // maxShared limits the values that shared remembers, and maxSharedSize the bytes of their keys. Most clusters have far fewer kinds of pods.

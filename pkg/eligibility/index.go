@@ -4,16 +4,19 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"sync"
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Index finds the nodes that a pod's constraints name without reading all of them: each pod of a DaemonSet names its own node. It is not safe
-// for concurrent use.
+// Index finds the nodes that a pod's constraints name without reading all of them: each pod of a DaemonSet names its own node. It is
+// safe for concurrent use.
 type Index struct {
 	// nodes are sorted by name.
 	nodes []*Node
+	// mu guards the fields below it.
+	mu sync.Mutex
 	// labels are the keys of the nodes' labels; nil until a pod names one. byLabel holds the positions of the nodes by value of a label, for each
 	// of these labels that a pod has named.
 	labels  map[string]bool
@@ -46,6 +49,8 @@ func (x *Index) Names(constraints unique.Handle[string]) []string {
 
 // labelled returns the positions of the nodes on which the label has the value.
 func (x *Index) labelled(key, value string) []int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	if x.labels == nil {
 		x.labels = map[string]bool{}
 		for i := range x.nodes {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/usage"
@@ -98,8 +99,7 @@ func (m *overuseModel) Node(string) (*corev1.Node, bool) {
 func (m *overuseModel) PodsOn(string) (pods []*clustercache.PodInfo) {
 	for _, tenant := range m.tenants {
 		info := &clustercache.PodInfo{
-			Pod:  gpu.Pod{UID: gpu.PodUID(tenant.name), Namespace: "d", Name: tenant.name, Request: gpu.Memory(tenant.requested), Leaving: tenant.leaving},
-			Node: "n", Placement: gpu.On(tenant.card, gpu.Memory(tenant.requested)), AssumeTime: tenant.bound,
+			PodUse: eligibility.PodUse{Pod: gpu.Pod{UID: gpu.PodUID(tenant.name), Namespace: "d", Name: tenant.name, Request: gpu.Memory(tenant.requested), Leaving: tenant.leaving}, Node: "n"}, Placement: gpu.On(tenant.card, gpu.Memory(tenant.requested)), AssumeTime: tenant.bound,
 		}
 		if tenant.leaving {
 			info.DeletionTime = m.clock.Now().Add(time.Minute)
@@ -443,7 +443,7 @@ func TestOverusersOfSeveralCards(t *testing.T) {
 		c := &overuseCluster{overuseModel: newOveruseModel(t, 1)}
 		c.reports = map[gpu.PodUID]protocol.Overuse{}
 		for _, p := range test.pods {
-			info := &clustercache.PodInfo{Pod: gpu.Pod{UID: gpu.PodUID(p.name), Name: p.name, Request: 8 * gpu.Memory(len(p.cards))}, Node: "n", AssumeTime: begin.Add(-p.age)}
+			info := &clustercache.PodInfo{PodUse: eligibility.PodUse{Pod: gpu.Pod{UID: gpu.PodUID(p.name), Name: p.name, Request: 8 * gpu.Memory(len(p.cards))}, Node: "n"}, AssumeTime: begin.Add(-p.age)}
 			over := map[int]protocol.CardOveruse{}
 			for i, card := range p.cards {
 				info.Placement = append(info.Placement, gpu.Share{Card: card, Memory: 8})

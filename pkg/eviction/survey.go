@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
@@ -22,7 +23,7 @@ type Survey struct {
 	cache  Cache
 	pod    *clustercache.PodInfo
 	// resources are the resources that the preemptor requests, and pods as the last one. All Amounts have this order.
-	resources clustercache.Resources
+	resources eligibility.Resources
 	request   preemption.Request
 	budgets   budgets
 	now       time.Time
@@ -38,7 +39,7 @@ func NewSurvey(l Ledger, cache Cache, preemptor *clustercache.PodInfo, nodes int
 		s.resources = append(s.resources, name)
 	}
 	s.resources = append(s.resources, protocol.ResourceMemory, corev1.ResourcePods)
-	s.request = preemption.Request{Demand: preemptor.Demand(), Resources: s.resources.Uses(preemptor)}
+	s.request = preemption.Request{Demand: preemptor.Demand(), Resources: s.resources.Uses(&preemptor.PodUse)}
 	return s
 }
 
@@ -107,7 +108,7 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation *ledger.Allocation) preemption.Pod {
 	out := preemption.Pod{UID: uid, BudgetsUnknown: allocation == nil}
 	if pod != nil {
-		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.resources.Uses(pod)
+		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.resources.Uses(&pod.PodUse)
 		out.BudgetsUnknown = out.BudgetsUnknown || pod.TooLarge
 		if allocation != nil {
 			out.Budgets = s.budgets.of(pod)
@@ -136,11 +137,11 @@ func (s *Survey) podsOf(name string, free preemption.Amounts) map[gpu.PodUID]*cl
 		if pod.Node != "" {
 			pods[pod.UID] = pod
 		}
-		if !pod.CountsFor(s.pod) {
+		if !pod.CountsFor(&s.pod.PodUse) {
 			continue
 		}
 		for i := range s.resources {
-			free[i] -= s.resources.Use(i, pod)
+			free[i] -= s.resources.Use(i, &pod.PodUse)
 		}
 	}
 	return pods

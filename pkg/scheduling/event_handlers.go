@@ -23,7 +23,7 @@ type eventHandlers struct {
 	evictor *eviction.Evictor
 	groups  *groups
 	fair    *fairShare
-	free    *freeResources
+	nodes   *eligibility.Cluster
 	counts  *counts
 	samples *samples
 	// nominator is nil if kube-scheduler offers no samples.
@@ -34,12 +34,17 @@ type eventHandlers struct {
 
 // PodUpdated implements clustercache.Handler. The gang's manager comes last, when the ledger is up to date.
 func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
-	h.free.podsChanged(old, pod)
+	if pod.Ended {
+		h.nodes.DeletePod(pod.UID)
+	} else {
+		h.nodes.SetPod(&pod.PodUse)
+	}
 	defer h.fair.updated(old, pod)
 	defer h.groups.updated(pod)
 	h.groups.replaced(old, pod)
 	if old != nil && old.UID != pod.UID {
 		// While the watch was interrupted, the old pod was deleted and another pod was created with its name.
+		h.nodes.DeletePod(old.UID)
 		h.podGone(old.UID)
 	}
 	h.nominator.updated(pod)
@@ -67,7 +72,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 // PodDeleted implements clustercache.Handler. The gang's manager comes first: otherwise the gang would see the lost allocation
 // before the deletion that explains it.
 func (h *eventHandlers) PodDeleted(pod *clustercache.PodInfo) {
-	h.free.podsChanged(pod)
+	h.nodes.DeletePod(pod.UID)
 	h.groups.deleted(pod)
 	h.podGone(pod.UID)
 	h.fair.deleted(pod)
@@ -114,15 +119,17 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 		logger.Info("The node also offers its cards by NVIDIA's device plugin or DRA driver, so no pod is placed on it")
 	}
 	if spec, shares := eligibility.Spec(object, node); shares {
+		h.nodes.SetNode(object, &spec)
 		h.ledger.SetNode(object.Name, spec)
 	} else {
+		h.nodes.DeleteNode(object.Name)
 		h.ledger.DeleteNode(object.Name)
 	}
 }
 
 // NodeDeleted implements clustercache.Handler.
 func (h *eventHandlers) NodeDeleted(name string) {
-	h.free.nodeDeleted(name)
+	h.nodes.DeleteNode(name)
 	h.ledger.DeleteNode(name)
 	h.samples.nodesChanged()
 	h.groups.nodesChanged()

@@ -4,9 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 	"unique"
@@ -21,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -87,7 +85,7 @@ type fairShare struct {
 func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options) *fairShare {
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
-		EligibleNodes:  s.eligible,
+		EligibleNodes:  s.nodes.Names,
 		PriorityCutoff: o.PriorityCutoff, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	if s.groups != nil {
@@ -97,15 +95,15 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
 		clock: s.Clock, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
 	}
-	newCapacity := func(withHeld bool) *capacity {
+	newCapacity := func(withHeld bool) *eligibility.Capacity {
 		planned := map[string][]gpu.PodUID{}
 		if s.groups != nil {
 			planned = s.groups.manager.Places() // It takes the groups' lock, which must be taken before the ledger's lock.
 		}
-		return s.free.capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }, withHeld), false)
+		return s.nodes.Capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }, withHeld), false)
 	}
 	options.Capacity = func(withHeld bool) ledger.Capacity { return newCapacity(withHeld) }
-	options.EmptyCapacity = func() ledger.Capacity { return s.free.capacity(nil, true) }
+	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
 	f.manager = dispatch.New(options)
 	f.reclaimer = eviction.NewReclaimer(evictions, o.Observer, func() reclaim.Capacity { return newCapacity(true) })
 	return f
@@ -165,15 +163,9 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 // likeness returns a short text that is equal for pods that differ at most in the amount of GPU memory; apart from that they fit the same free
 // resources. It is a cryptographic hash: a user can't make a pod that counts as like one that differs.
 func likeness(pod *clustercache.PodInfo) string {
-	var text strings.Builder
 	demand := pod.Demand()
 	demand.Memory = 0
-	fmt.Fprintf(&text, "%v %d %s", demand, pod.Priority, pod.Constraints.Value())
-	for _, name := range slices.Sorted(maps.Keys(pod.Requests)) {
-		amount := pod.Requests[name]
-		fmt.Fprintf(&text, " %s=%s", name, amount.String())
-	}
-	sum := sha256.Sum256([]byte(text.String()))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%v %d %v %s", demand, pod.Priority, pod.Requests, pod.Constraints.Value()))
 	return string(sum[:])
 }
 

@@ -6,13 +6,13 @@ import (
 	"slices"
 	"sync"
 	"time"
-	"unique"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -52,14 +52,12 @@ type nominator struct {
 	api      API
 	ledger   *ledger.Ledger
 	cache    clusterCache
-	free     *freeResources
+	nodes    *eligibility.Cluster
 	fair     *fairShare
 	observer Observer
 	leading  func() error
 	clock    clock.WithTicker
 	view     ledger.View
-	// eligible returns the eligible nodes of pods with the constraints.
-	eligible func(constraints unique.Handle[string]) []string
 	writes   eviction.Group
 	// requeue makes kube-scheduler retry rejected pods by a change of the node, or of any node if it is empty.
 	requeue func(node string)
@@ -100,8 +98,8 @@ const (
 
 func (s *Scheduler) newNominator() *nominator {
 	n := &nominator{
-		api: s.API, ledger: s.ledger, cache: s.cache, free: s.free, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
-		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, eligible: s.eligible, requeue: s.requeue.All, writes: s.newGroup(maxNominating),
+		api: s.API, ledger: s.ledger, cache: s.cache, nodes: s.nodes, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
+		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, requeue: s.requeue.All, writes: s.newGroup(maxNominating),
 		refused: map[refusedPods]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, steerings: map[gpu.PodUID]steering{},
 	}
 	return n
@@ -222,7 +220,7 @@ func (n *nominator) tick(ctx context.Context) {
 func (n *nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) (refused bool) {
 	view, unseen := n.view, n.unseen()
 	view.TentativeAt = n.clock.Now()
-	capacity := n.free.capacity(func(node string) []gpu.PodUID { return unseen[node] }, false)
+	capacity := n.nodes.Capacity(func(node string) []gpu.PodUID { return unseen[node] }, false)
 	requests, granted := n.requests(pods)
 	nodes := n.ledger.NominateAll(requests, view, capacity)
 	for i, pod := range pods {
@@ -260,7 +258,7 @@ func (n *nominator) requests(pods []*clustercache.PodInfo) (requests []ledger.Re
 		requests[i].Pod = pod.Pod
 		granted[i], _, _ = n.ledger.Lookup(pod.UID)
 		if n.fair.evicts(pod.Pod) { // Otherwise fair sharing decides when it may run, and reserves its place.
-			requests[i].Nodes = n.eligible(pod.Constraints)
+			requests[i].Nodes = n.nodes.Names(pod.Constraints)
 		}
 	}
 	return requests, granted

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	"unique"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -59,23 +57,14 @@ func startNominating(t *testing.T, o Options) *nominateFixture {
 	f := &nominateFixture{fixture: newFixture(t, o)}
 	f.handlers = f.newEventHandlers(func() {})
 	f.pending = reportedPods{f.cache, map[gpu.PodUID]*clustercache.PodInfo{}}
-	nodes := map[string]*corev1.Node{}
 	for _, name := range []string{"n1", "n2", "n3"} {
 		node := fake.Node(name, 100)
 		if name == "n1" {
 			node.Labels = map[string]string{"pool": "first"}
 		}
-		nodes[name] = node
 		f.handlers.NodeUpdated(node)
 	}
 	f.nominator.cache, f.nominator.requeue = f.pending, func(string) { f.requeued.Add(1) }
-	f.nominator.eligible = func(constraints unique.Handle[string]) []string {
-		var known []*eligibility.Node
-		for _, n := range f.ledger.NodeCards() {
-			known = append(known, &eligibility.Node{Object: nodes[n.Name], Support: n.Support, Closed: n.Closed})
-		}
-		return eligibility.NewIndex(known).Names(constraints)
-	}
 	return f
 }
 

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -49,27 +48,17 @@ type steering struct {
 	due, until time.Time
 }
 
-// samples keeps the size of a sample and eligible nodes, until a node changes. mu guards the fields below it. It isn't held while nodes are read
-// and matched with a pod, because each filter call takes it.
+// samples keeps the size of the smallest sample until a node changes; 0 if it isn't known. mu guards it.
 type samples struct {
-	mu sync.Mutex
-	// changes counts the changes of nodes.
-	changes uint64
-	// size is the size of the smallest sample; 0 if it isn't known.
-	size  int
-	nodes []*eligibility.Node
-	names map[unique.Handle[string]][]string
+	mu   sync.Mutex
+	size int
 }
 
-// maxEligible limits the lists of eligible nodes that are kept, each of which can have thousands of names.
-const maxEligible = 100
-
-// nodesChanged drops what is kept. The cluster cache and the ledger must have the change already.
+// nodesChanged drops the size. The cluster cache must have the change already.
 func (c *samples) nodesChanged() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.changes++
-	c.size, c.nodes, c.names = 0, nil, nil
+	c.size = 0
 }
 
 // sampled reports whether the candidate nodes of a filter call can be a sample.
@@ -85,44 +74,6 @@ func (s *Scheduler) sampled(nodes []string) bool {
 		c.size = s.SampleSize(all - all/20) // kube-scheduler's watch may show some nodes less than the watch of this process.
 	}
 	return len(nodes) >= c.size
-}
-
-// eligible returns the nodes that pods with the constraints can use, independent of their free memory. The caller must not change them.
-func (s *Scheduler) eligible(constraints unique.Handle[string]) []string {
-	c := &s.samples
-	names, nodes, changes := c.kept(constraints)
-	if names != nil {
-		return names
-	}
-	if nodes == nil {
-		all := s.diagnosisNodes()
-		for i := range all {
-			nodes = append(nodes, &all[i].Node)
-		}
-	}
-	names = eligibility.NewIndex(nodes).Names(constraints)
-	c.keep(constraints, names, nodes, changes)
-	return names
-}
-
-// kept returns the eligible nodes of pods with these constraints, and all nodes; both can be nil. changes is for keep.
-func (c *samples) kept(constraints unique.Handle[string]) (names []string, nodes []*eligibility.Node, changes uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.names[constraints], c.nodes, c.changes
-}
-
-// keep keeps eligible nodes, and all nodes from which they were chosen, unless a node has changed since.
-func (c *samples) keep(constraints unique.Handle[string], names []string, nodes []*eligibility.Node, changes uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.changes != changes {
-		return
-	}
-	if c.names == nil || len(c.names) >= maxEligible {
-		c.names = map[unique.Handle[string]][]string{}
-	}
-	c.nodes, c.names[constraints] = nodes, names
 }
 
 // steer starts the nomination of a pod that a filter call has rejected, if the call had a sample and another node has room. It reports whether
@@ -151,7 +102,7 @@ func (s *Scheduler) outsideToo(object *corev1.Pod, nodes []string) []string {
 	if !pending || pod.Member == nil || pod.Member.Gang.Native || pod.NeverPreempts || !alone && !s.sampled(nodes) || !s.nominator.steerable(pod, object, nodes) {
 		return nodes
 	}
-	return s.eligible(pod.Constraints)
+	return s.nodes.Names(pod.Constraints)
 }
 
 // steerable reports whether the pod can be nominated to a node outside the sample. If the pod has such a nomination and the node isn't a

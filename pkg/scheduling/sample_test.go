@@ -51,7 +51,7 @@ func TestSampleAfterNodeChange(t *testing.T) {
 	closed.Spec.Unschedulable = true
 	pod := fake.Pod("p", 16, fake.Priority(5))
 	f := start(t, sampledOptions, sampledCluster(pod, closed, fake.Pod("old-3", 12, fake.Bound("n3", 0)))...)
-	if names := f.eligible(clustercache.NewPodInfo(pod).Constraints); len(names) != 3 {
+	if names := f.nodes.Names(clustercache.NewPodInfo(pod).Constraints); len(names) != 3 {
 		t.Fatalf("eligible are %v", names)
 	}
 	if _, err := f.client.CoreV1().Nodes().Update(t.Context(), open, metav1.UpdateOptions{}); err != nil {
@@ -259,11 +259,11 @@ func TestEligible(t *testing.T) {
 		for pod, want := range map[*clustercache.PodInfo][]string{
 			inPool("p", ""): {"n1", "n2"}, inPool("q", "a"): {"n1"}, inPool("r", "b"): {"n2"}, inPool("s", "c"): {},
 		} {
-			got := f.eligible(pod.Constraints)
+			got := f.nodes.Names(pod.Constraints)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("%s, pod %s (-want +got):\n%s", name, pod.Name, diff)
 			}
-			if again := f.eligible(inPool("equal", "a").Constraints); pod.Name == "q" && &again[0] != &got[0] {
+			if again := f.nodes.Names(inPool("equal", "a").Constraints); pod.Name == "q" && &again[0] != &got[0] {
 				t.Errorf("%s: the nodes are matched again for a pod with equal constraints", name)
 			}
 		}

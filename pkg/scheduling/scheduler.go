@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -125,11 +126,11 @@ type Scheduler struct {
 	members *eviction.Members
 	// overusers is nil if no pod is evicted for its use.
 	overusers *eviction.Overusers
-	// groups is nil if members of gangs are treated like any other pod, fair if fair sharing is off, free if both are and kube-scheduler
-	// offers no samples.
+	// nodes knows which nodes pods can use, and what these have free besides GPU memory.
+	nodes *eligibility.Cluster
+	// groups is nil if members of gangs are treated like any other pod, fair if fair sharing is off.
 	groups    *groups
 	fair      *fairShare
-	free      *freeResources
 	explainer explainer
 	counts    counts
 	// nominator is nil if kube-scheduler offers no samples.
@@ -160,9 +161,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.newGroup == nil {
 		o.newGroup = eviction.Goroutines
 	}
-	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout}
+	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, nodes: eligibility.NewCluster(), withTimeout: context.WithTimeout}
 	s.requeue = requeue.New(requeue.Options{
-		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.eligible, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
+		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.nodes.Names, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 		MinSample: o.minSample,
 	})
 	s.binder = binding.New(binding.Options{
@@ -174,9 +175,6 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup,
 	}
 	s.evictor = eviction.New(evictions, o.EvictFragmented, func() { s.requeue.All("") })
-	if o.Gangs.Hold > 0 || o.FairShare.On || o.SampleSize != nil {
-		s.free = newFreeResources(s.cache)
-	}
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
 		s.groups = s.newGroups()
@@ -207,7 +205,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
-		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, free: s.free,
+		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, nodes: s.nodes,
 		counts: &s.counts, samples: &s.samples, nominator: s.nominator, bypass: s.newBypass(), synced: synced,
 	}
 }
@@ -218,12 +216,12 @@ func (s *Scheduler) newGroups() *groups {
 		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
 		Observer: s.Gangs.Observer, EligibleNodes: func(uid gpu.PodUID) []string {
 			if pod, pending := s.cache.PendingPod(uid); pending {
-				return s.eligible(pod.Constraints)
+				return s.nodes.Names(pod.Constraints)
 			}
 			return nil
 		},
 		Capacity: func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
-			return s.free.capacity(s.fair.withPlaces(planned, true), empty)
+			return s.nodes.Capacity(s.fair.withPlaces(planned, true), empty)
 		},
 		Memory: s.ledger.Memory,
 	}

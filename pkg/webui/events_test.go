@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -52,7 +53,7 @@ func TestViewersFollowChanges(t *testing.T) {
 				}
 				s.setGroups(nil, someGroups(random)...)
 				s.setPending(pending(fmt.Sprintf("pending-%d", round), 9, "no room"), wrong(fmt.Sprintf("wrong-%d", round/2)))
-				s.setReported(&clustercache.PodInfo{Pod: pod("unlimited", 3), Node: "n0", LimitProblem: fmt.Sprint("round ", round/2)})
+				s.setReported(&clustercache.PodInfo{PodUse: eligibility.PodUse{Pod: pod("unlimited", 3), Node: "n0"}, LimitProblem: fmt.Sprint("round ", round/2)})
 				s.setTenants(dispatch.Tenant{Name: "vision", Allocated: gpu.Memory(round / 2)})
 				standby.Store(int64(round))
 				want := fmt.Sprintf("another replica leads since round %d", round)

@@ -21,6 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -378,10 +379,10 @@ func (f *follower) take(t *testing.T, e event) {
 // pending returns a pending pod with kube-scheduler's message about it.
 func pending(name string, request gpu.Memory, message string) *clustercache.PodInfo {
 	p := pod(name, request)
-	return &clustercache.PodInfo{Pod: p, Pending: &diagnosis.Pod{Pod: p, Message: message}}
+	return &clustercache.PodInfo{PodUse: eligibility.PodUse{Pod: p}, Pending: &diagnosis.Pod{Pod: p, Message: message}}
 }
 
 // wrong returns a pod with a request problem.
 func wrong(name string) *clustercache.PodInfo {
-	return &clustercache.PodInfo{Pod: pod(name, 0), RequestProblem: "gpu-mem is 0"}
+	return &clustercache.PodInfo{PodUse: eligibility.PodUse{Pod: pod(name, 0)}, RequestProblem: "gpu-mem is 0"}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -92,8 +93,8 @@ func TestViewSeveralCards(t *testing.T) {
 		t.Error("a node whose device plugin is too old counts cores")
 	}
 
-	asks := &clustercache.PodInfo{Pod: tensor, Pending: &diagnosis.Pod{Pod: tensor}}
-	invalid := &clustercache.PodInfo{Pod: tensor, Pending: &diagnosis.Pod{Pod: tensor, RequestError: "not divisible"}}
+	asks := &clustercache.PodInfo{PodUse: eligibility.PodUse{Pod: tensor}, Pending: &diagnosis.Pod{Pod: tensor}}
+	invalid := &clustercache.PodInfo{PodUse: eligibility.PodUse{Pod: tensor}, Pending: &diagnosis.Pod{Pod: tensor, RequestError: "not divisible"}}
 	got := viewPending(&scheduling.Explanation{Pending: []*clustercache.PodInfo{asks, invalid}, Diagnoses: make([]diagnosis.Diagnosis, 2)})
 	if got[0].Cards != 2 || got[0].Cores != 100 || got[1].Cards != 0 {
 		t.Errorf("pending: %+v", got)
@@ -126,10 +127,10 @@ func TestViewReports(t *testing.T) {
 		return &protocol.Overuse{Used: 12288, Requested: 8192, Since: at.Add(-time.Hour), At: measured}
 	}
 	got := viewReports(&scheduling.Explanation{At: at, Reported: []*clustercache.PodInfo{
-		{Pod: pod("above", 8), Node: "n0", Overuse: overuse(at.Add(-time.Minute))},
-		{Pod: pod("no longer measured", 8), Node: "n0", Overuse: overuse(at.Add(-time.Hour))},
-		{Pod: pod("bypass", 8), Node: "n0", WithoutExtender: true},
-		{Pod: pod("without its limit", 8), Node: "n1", LimitProblem: "its cgroup has no limit", Overuse: overuse(at.Add(-time.Hour))},
+		{PodUse: eligibility.PodUse{Pod: pod("above", 8), Node: "n0"}, Overuse: overuse(at.Add(-time.Minute))},
+		{PodUse: eligibility.PodUse{Pod: pod("no longer measured", 8), Node: "n0"}, Overuse: overuse(at.Add(-time.Hour))},
+		{PodUse: eligibility.PodUse{Pod: pod("bypass", 8), Node: "n0"}, WithoutExtender: true},
+		{PodUse: eligibility.PodUse{Pod: pod("without its limit", 8), Node: "n1"}, LimitProblem: "its cgroup has no limit", Overuse: overuse(at.Add(-time.Hour))},
 	}})
 	want := []reportView{
 		{Name: "above", Namespace: "default", Node: "n0", Used: 12288, Requested: 8192, Since: at.Add(-time.Hour).UnixMilli()},

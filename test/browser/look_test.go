@@ -12,6 +12,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -121,7 +122,7 @@ func TestLook(t *testing.T) {
 	)
 	s.change(func() {
 		s.problems = []*clustercache.PodInfo{
-			{Pod: gpu.Pod{Namespace: "ads", Name: "ranker-0"}, RequestProblem: "container main asks for aliyun.com/gpumem, which gpushare doesn't know: write aliyun.com/gpu-mem"},
+			{PodUse: eligibility.PodUse{Pod: gpu.Pod{Namespace: "ads", Name: "ranker-0"}}, RequestProblem: "container main asks for aliyun.com/gpumem, which gpushare doesn't know: write aliyun.com/gpu-mem"},
 		}
 		s.groups = []gang.Report{
 			{

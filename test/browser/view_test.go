@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -46,7 +47,7 @@ func somePods() *source {
 			pendingPod(gpu.Pod{Namespace: "ns", Name: "large", Request: 90000}, tried, created),
 			pendingPod(gpu.Pod{Namespace: "ns", Name: "member", Request: 70000}, tried, created),
 		}
-		s.problems = []*clustercache.PodInfo{{Pod: gpu.Pod{Namespace: "ns", Name: "typo"}, RequestProblem: "is aliyun.com/gpu-mem meant?"}}
+		s.problems = []*clustercache.PodInfo{{PodUse: eligibility.PodUse{Pod: gpu.Pod{Namespace: "ns", Name: "typo"}}, RequestProblem: "is aliyun.com/gpu-mem meant?"}}
 		s.groups = []gang.Report{{
 			Group: gang.Key{Namespace: "ns", Name: "train"}, Phase: gang.PhaseBroken, Size: 2, Counted: 2, Memory: 86000,
 			Bound: []string{"bound-n1"}, Pending: []string{"member"}, Reason: "only 1 of 2 members are bound", Since: created,
@@ -187,8 +188,8 @@ func TestReports(t *testing.T) {
 	since := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	s.change(func() {
 		s.reported = []*clustercache.PodInfo{
-			{Pod: gpu.Pod{Namespace: "ns", Name: "bound-n0"}, Node: "n0", Overuse: &protocol.Overuse{Used: 17000, Requested: 16000, Since: since, At: time.Now()}},
-			{Pod: gpu.Pod{Namespace: "ns", Name: "bound-n2"}, Node: "n2", LimitProblem: "container <b>: its cgroup has no limit"},
+			{PodUse: eligibility.PodUse{Pod: gpu.Pod{Namespace: "ns", Name: "bound-n0"}, Node: "n0"}, Overuse: &protocol.Overuse{Used: 17000, Requested: 16000, Since: since, At: time.Now()}},
+			{PodUse: eligibility.PodUse{Pod: gpu.Pod{Namespace: "ns", Name: "bound-n2"}, Node: "n2"}, LimitProblem: "container <b>: its cgroup has no limit"},
 		}
 	})
 	tab.Await("both nodes", `document.querySelectorAll("#view-cards .line").length === 2`)

@@ -1,4 +1,4 @@
-package scheduling
+package eligibility
 
 import (
 	"math"
@@ -6,56 +6,55 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// capacity counts what nodes have free besides GPU memory, as kube-scheduler does, for plans of gangs and for fair sharing. It is used for a
+// Capacity counts what nodes have free besides GPU memory, as kube-scheduler does, for plans of gangs and for fair sharing. It is used for a
 // few successive decisions only: it reads a node when the node is first used, and doesn't detect later changes. It implements
 // ledger.Capacity and reclaim.Capacity, and is not safe for concurrent use.
-type capacity struct {
-	*freeResources
+type Capacity struct {
+	amounts *freeAmounts
 	planned func(node string) []gpu.PodUID
 	empty   bool
 
 	// resources are those that the pods so far request and that nodes list. GPU memory is not among them, since the ledger counts it.
-	resources clustercache.Resources
+	resources Resources
 	nodes     map[string]*nodeCapacity
 	// latest is the latest pod, and needs are the amounts of resources that it requests. others are what else it requests: each pod of many can
 	// request different resources that no node has.
-	latest *clustercache.PodInfo
+	latest *PodUse
 	needs  []int64
 	others []corev1.ResourceName
 }
 
 // nodeCapacity is the count of one node.
 type nodeCapacity struct {
-	*nodeResources
-	// pods are the pods that count beside those of nodeResources: planned, or taken.
-	pods []*clustercache.PodInfo
+	*room
+	// pods are the pods that count beside those of room: planned, or taken.
+	pods []*PodUse
 	// returned are the pods that returned what they had.
 	returned []gpu.PodUID
 	// evicted are the bound pods that count as gone.
-	evicted []*clustercache.PodInfo
+	evicted []*PodUse
 	// left is what all pods leave of the resources. It has the resources that were known when it was last computed.
 	left []int64
 }
 
-// capacity returns a capacity that counts the pods on the nodes, and the pending pods that planned returns for each node. planned can be nil.
+// Capacity returns a Capacity that counts the pods on the nodes, and the pending pods that planned returns for each node. planned can be nil.
 // If empty is true, it counts only pods that ask for no GPU memory, such as those of a DaemonSet, because these are expected to stay.
-func (f *freeResources) capacity(planned func(node string) []gpu.PodUID, empty bool) *capacity {
+func (c *Cluster) Capacity(planned func(node string) []gpu.PodUID, empty bool) *Capacity {
 	if planned == nil || empty {
 		planned = func(string) []gpu.PodUID { return nil }
 	}
-	return &capacity{
-		freeResources: f, planned: planned, empty: empty,
-		resources: clustercache.Resources{corev1.ResourcePods}, nodes: map[string]*nodeCapacity{},
+	return &Capacity{
+		amounts: &c.free, planned: planned, empty: empty,
+		resources: Resources{corev1.ResourcePods}, nodes: map[string]*nodeCapacity{},
 	}
 }
 
 // Take implements ledger.Capacity. A pod that isn't pending any more takes nothing.
-func (c *capacity) Take(name string, uid gpu.PodUID) bool {
-	pod, pending := c.cache.PendingPod(uid)
+func (c *Capacity) Take(name string, uid gpu.PodUID) bool {
+	pod, pending := c.amounts.pending(uid)
 	if !pending {
 		return true
 	}
@@ -74,7 +73,7 @@ func (c *capacity) Take(name string, uid gpu.PodUID) bool {
 }
 
 // Return implements ledger.Capacity.
-func (c *capacity) Return(name string, uid gpu.PodUID) {
+func (c *Capacity) Return(name string, uid gpu.PodUID) {
 	n := c.node(name)
 	if n == nil {
 		return
@@ -89,19 +88,19 @@ func (c *capacity) Return(name string, uid gpu.PodUID) {
 }
 
 // Evict implements reclaim.Capacity.
-func (c *capacity) Evict(name string, uid gpu.PodUID) {
+func (c *Capacity) Evict(name string, uid gpu.PodUID) {
 	n := c.node(name)
 	if n == nil {
 		return
 	}
-	if i := indexOf(n.bound, uid); i >= 0 && indexOf(n.evicted, uid) < 0 {
-		c.count(n, n.bound[i], 1)
-		n.evicted = append(n.evicted, n.bound[i])
+	if pod := c.amounts.boundTo(name, uid); pod != nil && indexOf(n.evicted, uid) < 0 {
+		c.count(n, pod, 1)
+		n.evicted = append(n.evicted, pod)
 	}
 }
 
 // Restore implements reclaim.Capacity.
-func (c *capacity) Restore(name string, uid gpu.PodUID) (fits bool) {
+func (c *Capacity) Restore(name string, uid gpu.PodUID) (fits bool) {
 	n := c.node(name)
 	if n == nil {
 		return false
@@ -121,7 +120,7 @@ func (c *capacity) Restore(name string, uid gpu.PodUID) (fits bool) {
 }
 
 // count adds what the pod uses to what is left on the node, times sign.
-func (c *capacity) count(n *nodeCapacity, pod *clustercache.PodInfo, sign int64) {
+func (c *Capacity) count(n *nodeCapacity, pod *PodUse, sign int64) {
 	for i := range n.left {
 		n.left[i] += sign * c.resources.Use(i, pod)
 	}
@@ -129,7 +128,7 @@ func (c *capacity) count(n *nodeCapacity, pod *clustercache.PodInfo, sign int64)
 
 // fits reports whether the node has enough of each resource that the pod requests. It ignores other resources, even if the node's pods use too
 // much of them (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
-func (c *capacity) fits(n *nodeCapacity, pod *clustercache.PodInfo) bool {
+func (c *Capacity) fits(n *nodeCapacity, pod *PodUse) bool {
 	c.learn(n, pod)
 	c.update(n)
 	if c.empty && len(c.others) > 0 {
@@ -152,11 +151,11 @@ func (c *capacity) fits(n *nodeCapacity, pod *clustercache.PodInfo) bool {
 }
 
 // learn computes what the pod needs, and adds its resources to those that are counted if the node lists them.
-func (c *capacity) learn(n *nodeCapacity, pod *clustercache.PodInfo) {
+func (c *Capacity) learn(n *nodeCapacity, pod *PodUse) {
 	if c.latest != pod {
 		c.latest, c.needs, c.others = pod, c.resources.Uses(pod), nil
 		for name, amount := range pod.Requests {
-			if !slices.Contains(c.resources, name) && amount.Sign() > 0 {
+			if !slices.Contains(c.resources, name) && amount > 0 {
 				c.others = append(c.others, name)
 			}
 		}
@@ -175,7 +174,7 @@ func (c *capacity) learn(n *nodeCapacity, pod *clustercache.PodInfo) {
 }
 
 // update computes what is left on the node of the resources that were added since the last call.
-func (c *capacity) update(n *nodeCapacity) {
+func (c *Capacity) update(n *nodeCapacity) {
 	for i := len(n.left); i < len(c.resources); i++ {
 		free, listed := n.free[c.resources[i]]
 		switch {
@@ -183,7 +182,7 @@ func (c *capacity) update(n *nodeCapacity) {
 			free = n.withoutGPU[c.resources[i]]
 		case !listed:
 			// The node doesn't list this resource, but is a candidate node. So kube-scheduler doesn't count the resource: another extender
-			// or a driver provides it. If the node is outside the sample, kube-scheduler may reject it; sample.go handles that.
+			// or a driver provides it. If the node is outside the sample, kube-scheduler may reject it; the scheduling package handles that.
 			free = math.MaxInt64 / 2
 		}
 		for _, pod := range n.pods {
@@ -197,16 +196,15 @@ func (c *capacity) update(n *nodeCapacity) {
 }
 
 // node returns the count of the node; nil if there is no such node.
-func (c *capacity) node(name string) *nodeCapacity {
+func (c *Capacity) node(name string) *nodeCapacity {
 	n, known := c.nodes[name]
 	if known {
 		return n
 	}
-	if resources := c.of(name); resources != nil {
-		n = &nodeCapacity{nodeResources: resources}
+	if free := c.amounts.of(name); free != nil {
+		n = &nodeCapacity{room: free}
 		for _, uid := range c.planned(name) {
-			// The list of pending pods is a moment behind the list of the node's pods.
-			if pod, pending := c.cache.PendingPod(uid); pending && indexOf(n.bound, uid) < 0 {
+			if pod, pending := c.amounts.pending(uid); pending { // Otherwise it counts among the bound pods.
 				n.pods = append(n.pods, pod)
 			}
 		}
@@ -216,6 +214,6 @@ func (c *capacity) node(name string) *nodeCapacity {
 }
 
 // indexOf returns the position of the pod, or -1.
-func indexOf(pods []*clustercache.PodInfo, uid gpu.PodUID) int {
-	return slices.IndexFunc(pods, func(pod *clustercache.PodInfo) bool { return pod.UID == uid })
+func indexOf(pods []*PodUse, uid gpu.PodUID) int {
+	return slices.IndexFunc(pods, func(pod *PodUse) bool { return pod.UID == uid })
 }

@@ -1,59 +1,38 @@
-package scheduling
+package eligibility_test
 
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// capacityObjects is a capacityCache with the given objects. Pods without a node are pending.
-type capacityObjects struct {
-	nodes map[string]*corev1.Node
-	on    map[string][]*clustercache.PodInfo
-	pods  map[gpu.PodUID]*clustercache.PodInfo
-}
-
-func newCapacityObjects(nodes []*corev1.Node, pods ...*corev1.Pod) *capacityObjects {
-	o := &capacityObjects{map[string]*corev1.Node{}, map[string][]*clustercache.PodInfo{}, map[gpu.PodUID]*clustercache.PodInfo{}}
+// clusterOf returns a Cluster of the objects.
+func clusterOf(nodes []*corev1.Node, pods ...*corev1.Pod) *eligibility.Cluster {
+	c := eligibility.NewCluster()
 	for _, node := range nodes {
-		o.nodes[node.Name] = node
+		setNode(c, node)
 	}
-	for _, object := range pods {
-		pod := clustercache.NewPodInfo(object)
-		if pod.Node == "" {
-			o.pods[pod.UID] = pod
-		}
-		if name := pod.Node + pod.NominatedNode; name != "" {
-			o.on[name] = append(o.on[name], pod)
-		}
+	for _, pod := range pods {
+		c.SetPod(&clustercache.NewPodInfo(pod).PodUse)
 	}
-	return o
+	return c
 }
 
-func (o *capacityObjects) Node(name string) (*corev1.Node, bool) {
-	node, ok := o.nodes[name]
-	return node, ok
-}
-
-func (o *capacityObjects) PodsOn(name string) []*clustercache.PodInfo {
-	return slices.Clone(o.on[name])
-}
-
-func (o *capacityObjects) PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool) {
-	pod, ok := o.pods[uid]
-	return pod, ok
+func setNode(c *eligibility.Cluster, node *corev1.Node) {
+	spec, _ := eligibility.Spec(node, protocol.ParseNode(node))
+	c.SetNode(node, &spec)
 }
 
 // requesting adds an amount of a resource to the pod's requests.
@@ -116,7 +95,7 @@ func TestCapacity(t *testing.T) {
 			for i := range 5 {
 				all = append(all, fake.Pod(fmt.Sprint("w", i), 1, append([]fake.PodEdit{fake.CPU(2)}, test.asking...)...))
 			}
-			c := newFreeResources(newCapacityObjects([]*corev1.Node{node}, all...)).capacity(func(string) []gpu.PodUID { return test.planned }, test.empty)
+			c := clusterOf([]*corev1.Node{node}, all...).Capacity(func(string) []gpu.PodUID { return test.planned }, test.empty)
 			got := 0
 			for got < 5 && c.Take("n1", gpu.PodUID(fmt.Sprint("uid-w", got))) {
 				got++
@@ -134,9 +113,9 @@ func TestCapacityReturn(t *testing.T) {
 		used int64
 		want bool
 	}{"room for another": {1, true}, "more used than there is": {5, false}} {
-		c := newFreeResources(newCapacityObjects([]*corev1.Node{fake.Node("n1", 16)},
+		c := clusterOf([]*corev1.Node{fake.Node("n1", 16)},
 			fake.Pod("running", 0, fake.On("n1"), fake.CPU(test.used)), fake.Pod("planned", 1, fake.CPU(4)), fake.Pod("w", 1, fake.CPU(4)),
-		)).capacity(func(string) []gpu.PodUID { return []gpu.PodUID{"uid-planned"} }, false)
+		).Capacity(func(string) []gpu.PodUID { return []gpu.PodUID{"uid-planned"} }, false)
 		for _, step := range []struct {
 			what string
 			do   func() bool
@@ -156,9 +135,9 @@ func TestCapacityReturn(t *testing.T) {
 
 // What a pod uses that counts as evicted is free for others, also of a resource that nothing has asked for before.
 func TestCapacityEvict(t *testing.T) {
-	c := newFreeResources(newCapacityObjects([]*corev1.Node{fake.Node("n1", 16)},
+	c := clusterOf([]*corev1.Node{fake.Node("n1", 16)},
 		fake.Pod("victim", 1, fake.On("n1"), fake.CPU(6)), fake.Pod("w", 1, fake.CPU(4)),
-	)).capacity(nil, false)
+	).Capacity(nil, false)
 	for _, step := range []struct {
 		what string
 		do   func() bool
@@ -196,53 +175,16 @@ func TestCapacityOfGroups(t *testing.T) {
 			pods = append(pods, pod)
 			requests[i/8] = append(requests[i/8], ledger.Request{Pod: protocol.Pod(pod), Nodes: []string{nodes[i/8].Name}})
 		}
-		l, c := fake.Ledger(nodes...), newFreeResources(newCapacityObjects(nodes, pods...)).capacity(nil, false)
+		l, c := fake.Ledger(nodes...), clusterOf(nodes, pods...).Capacity(nil, false)
 		var got []bool
 		for i := range requests {
-			places, _ := l.ReserveAll(requests[i], nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, c, begin)
+			places, _ := l.ReserveAll(requests[i], nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, c, time.Now())
 			got = append(got, places != nil)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%d CPUs: planned (-want +got):\n%s", cpus, diff)
 		}
 	}
-}
-
-// What is kept of a node follows the watch.
-func TestCapacityFollowsTheWatch(t *testing.T) {
-	asking := fake.Pod("asking", 16, fake.CPU(5))
-	running := fake.Pod("running", 0, fake.On("n1"), fake.CPU(5))
-	g := startGroups(t, GangOptions{}, asking)
-	fits := func(want bool) {
-		t.Helper()
-		g.await(fmt.Sprintf("the pod to fit: %t", want), func() bool { return g.free.capacity(nil, false).Take("n1", "uid-asking") == want })
-	}
-	fits(true)
-	g.publishObject(running)
-	fits(false)
-	g.publishObject(fake.Edited(running, fake.Phase(corev1.PodSucceeded)))
-	fits(true)
-	g.publishObject(fake.Edited(asking, fake.Nominated("n2"))) // It doesn't count for itself.
-	fits(true)
-	nominee := fake.Pod("nominee", 0, fake.Nominated("n1"), fake.CPU(5), fake.Priority(1))
-	g.publishObject(nominee)
-	fits(false)
-	g.publishGone(nominee)
-	fits(true)
-	smaller := fake.Node("n1", 16, 16)
-	smaller.Status.Allocatable[corev1.ResourceCPU] = fake.Amount("x", 4)["x"]
-	if _, err := g.client.CoreV1().Nodes().Update(t.Context(), smaller, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	fits(false)
-	if err := g.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	g.await("the node to be forgotten", func() bool {
-		g.free.mu.Lock()
-		defer g.free.mu.Unlock()
-		return len(g.free.nodes) == 0
-	})
 }
 
 // BenchmarkCapacity asks about 5,000 nodes with 40 pods each, on which nothing has changed since they were asked about, or
@@ -257,9 +199,9 @@ func BenchmarkCapacity(b *testing.B) {
 			pods = append(pods, fake.Pod(fmt.Sprint("p", i, "-", j), 1, fake.CPU(1), fake.On(node.Name)))
 		}
 	}
-	cache := newCapacityObjects(nodes, pods...)
-	run := func(free *freeResources) {
-		c := free.capacity(nil, false)
+	cluster := clusterOf(nodes, pods...)
+	run := func() {
+		c := cluster.Capacity(nil, false)
 		for _, node := range nodes {
 			if c.Take(node.Name, "uid-w") {
 				b.Fatal("it fits")
@@ -267,15 +209,24 @@ func BenchmarkCapacity(b *testing.B) {
 		}
 	}
 	b.Run("no change", func(b *testing.B) {
-		free := newFreeResources(cache)
-		run(free)
+		run()
 		for b.Loop() {
-			run(free)
+			run()
 		}
 	})
 	b.Run("all changed", func(b *testing.B) {
-		for b.Loop() {
-			run(newFreeResources(cache))
+		states := [2][]*eligibility.PodUse{}
+		for i := range nodes {
+			for j := range states {
+				pod := fake.Pod(fmt.Sprint("p", i, "-0"), 1, fake.CPU(int64(1+j)), fake.On(nodes[i].Name))
+				states[j] = append(states[j], &clustercache.NewPodInfo(pod).PodUse)
+			}
+		}
+		for i := 0; b.Loop(); i++ {
+			for _, pod := range states[i%2] {
+				cluster.SetPod(pod)
+			}
+			run()
 		}
 	})
 }
@@ -289,7 +240,7 @@ func TestCapacityUnknownResources(t *testing.T) {
 	node := fake.Node("n", 16)
 	node.Status.Allocatable[corev1.ResourceCPU], node.Status.Allocatable[corev1.ResourcePods] = fake.Amount("cpu", 8)["cpu"], fake.Amount("pods", 100)["pods"]
 	for _, empty := range []bool{false, true} {
-		c := newFreeResources(newCapacityObjects([]*corev1.Node{node}, pods...)).capacity(nil, empty)
+		c := clusterOf([]*corev1.Node{node}, pods...).Capacity(nil, empty)
 		taken := 0
 		for i := range pods {
 			if c.Take("n", gpu.PodUID(fmt.Sprint("uid-p", i))) {
@@ -300,8 +251,8 @@ func TestCapacityUnknownResources(t *testing.T) {
 		if want := map[bool]int{false: 8, true: 0}[empty]; taken != want {
 			t.Errorf("empty: %v: %d pods fit, want %d", empty, taken, want)
 		}
-		if len(c.resources) != 2 {
-			t.Errorf("empty: %v: %v are counted", empty, c.resources)
+		if counted := c.Resources(); len(counted) != 2 {
+			t.Errorf("empty: %v: %v are counted", empty, counted)
 		}
 	}
 }

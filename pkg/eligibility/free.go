@@ -1,0 +1,196 @@
+package eligibility
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// freeAmounts counts what pods use of their nodes besides GPU memory. A change of a pod adds the difference to its node. Any order of changes
+// leads to the same result: pods can come before their node. mu guards the fields; no other lock is taken while it is held.
+type freeAmounts struct {
+	mu sync.Mutex
+	// pods are the pods that haven't ended.
+	pods  map[gpu.PodUID]*PodUse
+	nodes map[string]*nodeUse
+	// revision counts the changes.
+	revision uint64
+}
+
+// nodeUse is what the pods of a node use.
+type nodeUse struct {
+	// allocatable is what pods can use of a node that is known.
+	known       bool
+	allocatable Amounts
+	// used is what all bound pods use, and usedWithoutGPU what those use that ask for no GPU memory. A resource is counted even if the node
+	// doesn't list it: it may do so later.
+	used, usedWithoutGPU Amounts
+	nominated            []gpu.PodUID
+	// room is the state that was last read; nil if it has changed since.
+	room *room
+}
+
+// room is what a node has free at one moment. It is never changed.
+type room struct {
+	// free is what the bound pods leave of each resource that the node lists, negative if they use too much. withoutGPU is the same if only
+	// those pods count that ask for no GPU memory.
+	free, withoutGPU Amounts
+	// nominated are the pods that are nominated to the node.
+	nominated []*PodUse
+}
+
+func newFreeAmounts() freeAmounts {
+	return freeAmounts{pods: map[gpu.PodUID]*PodUse{}, nodes: map[string]*nodeUse{}}
+}
+
+// setNode sets what pods can use of the node.
+func (f *freeAmounts) setNode(name string, allocatable corev1.ResourceList) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n, amounts := f.node(name), AmountsOf(allocatable)
+	if n.known && maps.Equal(n.allocatable, amounts) {
+		return
+	}
+	n.known, n.allocatable = true, amounts
+	f.changed(name, n)
+}
+
+// deleteNode removes the node. Its pods still count, in case it comes back.
+func (f *freeAmounts) deleteNode(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := f.nodes[name]; n != nil && n.known {
+		n.known, n.allocatable = false, nil
+		f.changed(name, n)
+	}
+}
+
+// setPod adds or updates a pod, and returns its former state; nil if there was none.
+func (f *freeAmounts) setPod(pod *PodUse) (former *PodUse) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	former = f.pods[pod.UID]
+	if former != nil && former.same(pod) {
+		f.pods[pod.UID] = pod // The former state is part of an object that isn't needed any more.
+		return former
+	}
+	f.remove(former)
+	f.pods[pod.UID] = pod
+	f.count(pod, 1)
+	return former
+}
+
+// deletePod removes a pod, and returns its last state; nil if there was none.
+func (f *freeAmounts) deletePod(uid gpu.PodUID) (last *PodUse) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	last = f.pods[uid]
+	f.remove(last)
+	return last
+}
+
+func (f *freeAmounts) remove(pod *PodUse) {
+	if pod != nil {
+		delete(f.pods, pod.UID)
+		f.count(pod, -1)
+	}
+}
+
+// count adds what the pod uses to its node, times sign.
+func (f *freeAmounts) count(pod *PodUse, sign int64) {
+	name := cmp.Or(pod.Node, pod.NominatedNode)
+	if name == "" {
+		return
+	}
+	n := f.node(name)
+	switch {
+	case pod.Node != "":
+		n.used = addUse(n.used, pod, sign)
+		if pod.Request == 0 {
+			n.usedWithoutGPU = addUse(n.usedWithoutGPU, pod, sign)
+		}
+	case sign > 0:
+		n.nominated = append(n.nominated, pod.UID)
+	default:
+		n.nominated = slices.DeleteFunc(n.nominated, func(uid gpu.PodUID) bool { return uid == pod.UID })
+	}
+	f.changed(name, n)
+}
+
+// addUse adds what the pod uses to the sums, times sign. It keeps no zeros.
+func addUse(sums Amounts, pod *PodUse, sign int64) Amounts {
+	if sums == nil {
+		sums = Amounts{}
+	}
+	add := func(name corev1.ResourceName, amount int64) {
+		if sums[name] += sign * amount; sums[name] == 0 {
+			delete(sums, name)
+		}
+	}
+	add(corev1.ResourcePods, 1)
+	for name, amount := range pod.Requests {
+		add(name, amount)
+	}
+	return sums
+}
+
+func (f *freeAmounts) node(name string) *nodeUse {
+	n := f.nodes[name]
+	if n == nil {
+		n = &nodeUse{}
+		f.nodes[name] = n
+	}
+	return n
+}
+
+// changed records a change of the node, and drops it if nothing is known of it any more.
+func (f *freeAmounts) changed(name string, n *nodeUse) {
+	f.revision++
+	n.room = nil
+	if !n.known && len(n.used) == 0 && len(n.nominated) == 0 {
+		delete(f.nodes, name)
+	}
+}
+
+// of returns what the node has free; nil if the node isn't known.
+func (f *freeAmounts) of(name string) *room {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.nodes[name]
+	if n == nil || !n.known {
+		return nil
+	}
+	if n.room == nil {
+		n.room = &room{free: Amounts{}, withoutGPU: Amounts{}}
+		for name, amount := range n.allocatable {
+			n.room.free[name], n.room.withoutGPU[name] = amount-n.used[name], amount-n.usedWithoutGPU[name]
+		}
+		for _, uid := range n.nominated {
+			n.room.nominated = append(n.room.nominated, f.pods[uid])
+		}
+	}
+	return n.room
+}
+
+// pending returns the pod if it still needs a node.
+func (f *freeAmounts) pending(uid gpu.PodUID) (*PodUse, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	pod := f.pods[uid]
+	return pod, pod != nil && pod.pending()
+}
+
+// boundTo returns the pod if it is bound to the node; nil if it isn't.
+func (f *freeAmounts) boundTo(name string, uid gpu.PodUID) *PodUse {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if pod := f.pods[uid]; pod != nil && pod.Node == name {
+		return pod
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+package eligibility
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// randomCluster is a Cluster beside what was reported to it.
+type randomCluster struct {
+	*rand.Rand
+	cluster *Cluster
+	nodes   map[string]corev1.ResourceList
+	pods    map[gpu.PodUID]*PodUse
+}
+
+const randomNodes, randomPods = 4, 12
+
+var randomResources = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods, "example.com/nic"}
+
+// node sets a node, or changes what it lists.
+func (r *randomCluster) node(name string) {
+	list := corev1.ResourceList{}
+	for _, resourceName := range randomResources {
+		if r.IntN(4) > 0 {
+			list[resourceName] = *resource.NewQuantity(r.Int64N(20), resource.DecimalSI)
+		}
+	}
+	r.nodes[name] = list
+	r.cluster.free.setNode(name, list)
+}
+
+// pod sets a pod: a new one, or one that was resized, nominated, bound to any node, or given a deletion timestamp.
+func (r *randomCluster) pod(uid gpu.PodUID) {
+	p := &PodUse{Pod: gpu.Pod{UID: uid, Request: gpu.Memory(r.IntN(2)), Priority: int32(r.IntN(2)), Leaving: r.IntN(4) == 0}}
+	if former := r.pods[uid]; former != nil && r.IntN(2) == 0 {
+		same := *former
+		p = &same
+	}
+	node := fmt.Sprint("n", r.IntN(randomNodes))
+	switch r.IntN(3) {
+	case 0:
+		p.Node, p.NominatedNode = node, ""
+	case 1:
+		p.NominatedNode = node
+		if p.Node != "" {
+			p.NominatedNode = ""
+		}
+	}
+	list := corev1.ResourceList{}
+	for _, resourceName := range randomResources {
+		if r.IntN(3) == 0 && resourceName != corev1.ResourcePods {
+			list[resourceName] = *resource.NewQuantity(r.Int64N(5), resource.DecimalSI)
+		}
+	}
+	p.Requests = AmountsOf(list)
+	r.pods[uid] = p
+	r.cluster.SetPod(p)
+}
+
+// want counts what a node has free from the beginning.
+func (r *randomCluster) want(name string) *room {
+	list, known := r.nodes[name]
+	if !known {
+		return nil
+	}
+	want := &room{free: Amounts{}, withoutGPU: Amounts{}}
+	for resourceName, quantity := range list {
+		amount := quantity.Value()
+		if resourceName == corev1.ResourceCPU {
+			amount = quantity.MilliValue()
+		}
+		want.free[resourceName], want.withoutGPU[resourceName] = amount, amount
+	}
+	for _, p := range r.pods {
+		switch {
+		case p.Node == name:
+			for resourceName := range list {
+				use := p.Requests[resourceName]
+				if resourceName == corev1.ResourcePods {
+					use = 1
+				}
+				want.free[resourceName] -= use
+				if p.Request == 0 {
+					want.withoutGPU[resourceName] -= use
+				}
+			}
+		case p.Node == "" && p.NominatedNode == name:
+			want.nominated = append(want.nominated, p)
+		}
+	}
+	return want
+}
+
+// What nodes have free, kept by differences, is what a count from the beginning finds, in any order of events: nodes that come after their
+// pods, that change, go and come back; pods that are resized, nominated, bound, moved, and end. The revision changes if and only if something
+// has changed, and nothing is kept in the end.
+func TestFree(t *testing.T) {
+	for seed := range uint64(30) {
+		r := &randomCluster{rand.New(rand.NewPCG(seed, 1)), NewCluster(), map[string]corev1.ResourceList{}, map[gpu.PodUID]*PodUse{}}
+		name, uid := func(i int) string { return fmt.Sprint("n", i) }, func(i int) gpu.PodUID { return gpu.PodUID(fmt.Sprint("p", i)) }
+		state := func() (all []*room) {
+			for i := range randomNodes {
+				all = append(all, r.want(name(i)))
+			}
+			return all
+		}
+		sameRooms := cmp.AllowUnexported(room{}, PodUse{})
+		byUID := cmp.Transformer("byUID", func(pods []*PodUse) []gpu.PodUID {
+			var uids []gpu.PodUID
+			for _, p := range pods {
+				uids = append(uids, p.UID)
+			}
+			slices.Sort(uids)
+			return uids
+		})
+		before := state()
+		for step := range 200 {
+			revision := r.cluster.Revision()
+			switch n, p := r.IntN(randomNodes), r.IntN(randomPods); r.IntN(10) {
+			case 0:
+				r.node(name(n))
+			case 1:
+				delete(r.nodes, name(n))
+				r.cluster.DeleteNode(name(n))
+			case 2:
+				delete(r.pods, uid(p))
+				r.cluster.DeletePod(uid(p))
+			case 3: // Nothing has changed.
+				if former := r.pods[uid(p)]; former != nil {
+					again := *former
+					r.pods[uid(p)] = &again
+					r.cluster.SetPod(&again)
+				}
+			default:
+				r.pod(uid(p))
+			}
+			after := state()
+			var got []*room
+			for i := range randomNodes {
+				got = append(got, r.cluster.free.of(name(i)))
+			}
+			if diff := cmp.Diff(after, got, sameRooms, byUID); diff != "" {
+				t.Fatalf("seed %d, step %d (-want +got):\n%s", seed, step, diff)
+			}
+			if changed := !cmp.Equal(before, after, sameRooms, byUID); changed && r.cluster.Revision() == revision {
+				t.Fatalf("seed %d, step %d: the revision doesn't show the change", seed, step)
+			}
+			before = after
+		}
+		for i := range max(randomNodes, randomPods) {
+			r.cluster.DeletePod(uid(i))
+			r.cluster.DeleteNode(name(i))
+		}
+		if f := &r.cluster.free; len(f.pods)+len(f.nodes) > 0 {
+			t.Fatalf("seed %d: %d pods and %d nodes are kept", seed, len(f.pods), len(f.nodes))
+		}
+	}
+}
+
+// A change that makes no difference to what nodes have free doesn't change the revision.
+func TestFreeRevision(t *testing.T) {
+	c := NewCluster()
+	c.free.setNode("n", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8")})
+	pod := PodUse{Pod: gpu.Pod{UID: "p"}, Node: "n", Requests: Amounts{corev1.ResourceCPU: 1000}}
+	c.SetPod(&pod)
+	revision := c.Revision()
+	again, pending := pod, PodUse{Pod: gpu.Pod{UID: "q", Request: 1}}
+	c.SetPod(&again)
+	c.SetPod(&pending)
+	c.DeletePod("q")
+	c.free.setNode("n", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8000m")})
+	if got := c.Revision(); got != revision {
+		t.Errorf("revision %d, want %d", got, revision)
+	}
+}

@@ -1,0 +1,99 @@
+package eligibility
+
+import (
+	"maps"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// PodUse is which nodes a pod can use, and what it uses of its node until it has ended. It is never changed after it was built.
+type PodUse struct {
+	gpu.Pod
+	Node string
+	// NominatedNode is status.nominatedNodeName; empty if Node is set.
+	NominatedNode string
+	// Requests is what the pod uses of its node, as kube-scheduler counts it, without GPU memory, which is Request.
+	Requests Amounts
+	// Constraints is ConstraintsOf a pod that asks for GPU memory and hasn't ended; the zero value for other pods.
+	Constraints unique.Handle[string]
+}
+
+// pending reports whether the pod, which hasn't ended, still needs a node with GPU memory.
+func (p *PodUse) pending() bool { return p.Node == "" && !p.Leaving && p.Request > 0 }
+
+// CountsFor reports whether the pod, which is on a node or nominated to it, counts there for another pod.
+// kube-scheduler counts nominated pods of equal or higher priority (k8s.io/kubernetes
+// pkg/scheduler/framework/runtime/framework.go, addGENominatedPods).
+func (p *PodUse) CountsFor(other *PodUse) bool {
+	return p.Node != "" || p.UID != other.UID && p.Priority >= other.Priority
+}
+
+// same reports whether two states of a pod make no difference here.
+func (p *PodUse) same(o *PodUse) bool {
+	return p.Pod == o.Pod && p.Node == o.Node && p.NominatedNode == o.NominatedNode && p.Constraints == o.Constraints &&
+		maps.Equal(p.Requests, o.Requests)
+}
+
+// Amounts are amounts of resources: CPU in thousandths, everything else in the resource's own unit. Many pods share one value, which is never
+// changed.
+type Amounts map[corev1.ResourceName]int64
+
+// maxAmount keeps the sums over a node's pods within 64 bits, for any requests.
+const maxAmount = 1 << 52
+
+// AmountsOf returns the amounts in the list.
+func AmountsOf(list corev1.ResourceList) Amounts {
+	out := make(Amounts, len(list))
+	for name := range list {
+		out[name] = amountOf(name, list)
+	}
+	return out
+}
+
+func amountOf(name corev1.ResourceName, list corev1.ResourceList) int64 {
+	quantity := list[name]
+	switch {
+	case quantity.CmpInt64(maxAmount) >= 0:
+		return maxAmount
+	case name == corev1.ResourceCPU:
+		return min(quantity.MilliValue(), maxAmount)
+	}
+	return quantity.Value()
+}
+
+// Resources are the resources that a decision about nodes counts. The amounts have the same order.
+type Resources []corev1.ResourceName
+
+// Amounts returns the amounts in the list.
+func (r Resources) Amounts(list corev1.ResourceList) []int64 {
+	out := make([]int64, len(r))
+	for i, name := range r {
+		out[i] = amountOf(name, list)
+	}
+	return out
+}
+
+// Uses returns what the pod uses of its node.
+func (r Resources) Uses(pod *PodUse) []int64 {
+	out := make([]int64, len(r))
+	for i := range r {
+		out[i] = r.Use(i, pod)
+	}
+	return out
+}
+
+// Use is Uses for one resource.
+func (r Resources) Use(i int, pod *PodUse) int64 {
+	switch name := r[i]; name {
+	case protocol.ResourceMemory:
+		return int64(min(pod.Request, maxAmount))
+	case corev1.ResourcePods:
+		return 1
+	default:
+		return pod.Requests[name]
+	}
+}

@@ -1,0 +1,235 @@
+package eligibility
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"unique"
+)
+
+const (
+	// maxListed limits the names in the lists of nodes that are kept.
+	maxListed = 1 << 18
+	// maxChanges is how many changes of nodes are remembered. A set that is older than all of them is made again.
+	maxChanges = 1024
+)
+
+// usableNodes keeps which nodes pods with equal constraints can use: a set of bits for each of the constraints that a pod has. A node keeps its
+// position in the sets as long as it exists, so that a change of one node changes one bit. The sets take a bit for each node and for each
+// different constraints: two megabytes for 3,000 constraints and 5,000 nodes. mu guards the fields. It isn't held while constraints are matched
+// with nodes, because that can take long.
+type usableNodes struct {
+	mu    sync.Mutex
+	nodes map[string]*placedNode
+	// at are the nodes by position; nil at vacant ones.
+	at     []*placedNode
+	vacant []int
+	// layout is nil if it must be made again.
+	layout *layout
+	// revision counts the changes of nodes, and changes are the positions of the last ones. It is at least 1 if there are nodes.
+	revision int
+	changes  []int
+	sets     map[unique.Handle[string]]*nodeSet
+	// lists are the names of the nodes by the bits of a set, and listed is the number of names in them.
+	lists  map[unique.Handle[string]][]string
+	listed int
+}
+
+// placedNode is a node with its position in the sets. It is never changed.
+type placedNode struct {
+	*Node
+	position int
+}
+
+// layout are the nodes, sorted by name. It is never changed.
+type layout struct {
+	nodes []*placedNode
+	index *Index
+}
+
+// nodeSet are the nodes that pods with some constraints can use.
+type nodeSet struct {
+	// pods is the number of pods with these constraints.
+	pods int
+	// bits has a bit for each position, the lowest of each byte first, without zero bytes at the end. Equal sets share their bits.
+	bits unique.Handle[string]
+	// revision is that of the nodes for which bits is right; 0 if it isn't known yet.
+	revision int
+}
+
+func newUsableNodes() usableNodes {
+	return usableNodes{nodes: map[string]*placedNode{}, sets: map[unique.Handle[string]]*nodeSet{}, lists: map[unique.Handle[string]][]string{}}
+}
+
+// set adds or changes a node.
+func (u *usableNodes) set(node *Node) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	name := node.Object.Name
+	n := &placedNode{Node: node}
+	switch former := u.nodes[name]; {
+	case former != nil:
+		n.position = former.position
+	case len(u.vacant) > 0:
+		n.position, u.vacant = u.vacant[len(u.vacant)-1], u.vacant[:len(u.vacant)-1]
+		clear(u.lists)
+	default:
+		n.position, u.at = len(u.at), append(u.at, nil)
+		clear(u.lists)
+	}
+	u.nodes[name], u.at[n.position] = n, n
+	u.changed(n.position)
+}
+
+// remove removes a node.
+func (u *usableNodes) remove(name string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if n := u.nodes[name]; n != nil {
+		delete(u.nodes, name)
+		u.at[n.position], u.vacant = nil, append(u.vacant, n.position)
+		clear(u.lists)
+		u.changed(n.position)
+	}
+}
+
+func (u *usableNodes) changed(position int) {
+	u.revision++
+	u.layout = nil
+	if len(u.changes) == 2*maxChanges {
+		u.changes = append(u.changes[:0], u.changes[maxChanges:]...)
+	}
+	u.changes = append(u.changes, position)
+}
+
+// retain records a pod with the constraints, and release the end of one. Their set is kept as long as there is such a pod.
+func (u *usableNodes) retain(constraints unique.Handle[string]) {
+	if constraints == (unique.Handle[string]{}) {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	s := u.sets[constraints]
+	if s == nil {
+		s = &nodeSet{}
+		u.sets[constraints] = s
+	}
+	s.pods++
+}
+
+func (u *usableNodes) release(constraints unique.Handle[string]) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if s := u.sets[constraints]; s != nil {
+		if s.pods--; s.pods == 0 {
+			delete(u.sets, constraints)
+		}
+	}
+}
+
+// unmatched returns the number of nodes that must be matched with the constraints, and of all.
+func (u *usableNodes) unmatched(constraints unique.Handle[string]) (unmatched, all int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	s := u.sets[constraints]
+	if s == nil || s.outdated(u) {
+		return len(u.nodes), len(u.nodes)
+	}
+	return min(u.revision-s.revision, len(u.nodes)), len(u.nodes)
+}
+
+// outdated reports whether not all changes since the set's revision are known.
+func (s *nodeSet) outdated(u *usableNodes) bool {
+	return s.revision == 0 || u.revision-s.revision > len(u.changes)
+}
+
+// names returns the names of the nodes that pods with the constraints can use, in order.
+func (u *usableNodes) names(constraints unique.Handle[string]) []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	s := u.sets[constraints]
+	if s == nil {
+		s = &nodeSet{} // The last such pod has gone.
+	}
+	for s.revision < u.revision {
+		u.match(s, constraints)
+	}
+	return u.list(s.bits)
+}
+
+// match matches the constraints with the nodes that have changed since the set's revision. It releases the lock meanwhile.
+func (u *usableNodes) match(s *nodeSet, constraints unique.Handle[string]) {
+	revision, bits := u.revision, make([]byte, (len(u.at)+7)/8)
+	var at []*placedNode // Of each position that is matched one by one.
+	var positions []int
+	all := s.outdated(u)
+	if !all {
+		copy(bits, s.bits.Value())
+		positions = slices.Clone(u.changes[len(u.changes)-(revision-s.revision):])
+		for _, position := range positions {
+			at = append(at, u.at[position])
+		}
+	}
+	layout := u.ordered()
+	u.mu.Unlock()
+	c := Parse(constraints)
+	if all && c != nil {
+		for _, i := range layout.index.Candidates(c) {
+			if n := layout.nodes[i]; n.Admits(c) {
+				bits[n.position/8] |= 1 << (n.position % 8)
+			}
+		}
+	}
+	for i, position := range positions {
+		if bits[position/8] &^= 1 << (position % 8); at[i] != nil && at[i].Admits(c) {
+			bits[position/8] |= 1 << (position % 8)
+		}
+	}
+	for len(bits) > 0 && bits[len(bits)-1] == 0 {
+		bits = bits[:len(bits)-1]
+	}
+	u.mu.Lock()
+	if s.revision < revision { // Otherwise another call was faster.
+		s.bits, s.revision = unique.Make(string(bits)), revision
+	}
+}
+
+// ordered returns the layout.
+func (u *usableNodes) ordered() *layout {
+	if u.layout == nil {
+		l := &layout{}
+		nodes := make([]*Node, 0, len(u.nodes))
+		for _, n := range u.nodes {
+			l.nodes = append(l.nodes, n)
+		}
+		slices.SortFunc(l.nodes, func(a, b *placedNode) int { return cmp.Compare(a.Object.Name, b.Object.Name) })
+		for _, n := range l.nodes {
+			nodes = append(nodes, n.Node)
+		}
+		l.index, u.layout = NewIndex(nodes), l
+	}
+	return u.layout
+}
+
+// list returns the names of the nodes in a set; not nil.
+func (u *usableNodes) list(bits unique.Handle[string]) []string {
+	names, known := u.lists[bits]
+	if known {
+		return names
+	}
+	names = []string{}
+	if bits != (unique.Handle[string]{}) {
+		set := bits.Value()
+		for _, n := range u.ordered().nodes {
+			if i := n.position / 8; i < len(set) && set[i]&(1<<(n.position%8)) != 0 {
+				names = append(names, n.Object.Name)
+			}
+		}
+	}
+	if u.listed += len(names); u.listed > maxListed {
+		clear(u.lists)
+		u.listed = len(names)
+	}
+	u.lists[bits] = names
+	return names
+}
