@@ -298,7 +298,7 @@ func (w *world) checkRest() {
 		}
 		shrank := p.run.resized && p.run.running()+p.run.succeeded >= p.size // It needs no further member.
 		mistakable := p.run.ambiguous && p.run.term != w.terms
-		if !shrank && !mistakable {
+		if !shrank && !mistakable && !p.run.misled {
 			w.fail("%v is bound in part: %d of %d", p.run.key, p.run.running(), p.run.size)
 		}
 	}

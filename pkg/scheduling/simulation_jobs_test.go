@@ -324,10 +324,8 @@ func (w *world) randomNodes() {
 
 var simMemory = []int64{4, 8, 16, 16, 6, 12}
 
-// randomJob starts a group or a single pod.
-func (w *world) randomJob() {
-	w.api.serial++
-	name := fmt.Sprintf("j%d", w.api.serial)
+// randomSpec returns a pod.
+func (w *world) randomSpec() podSpec {
 	spec := podSpec{
 		memory: simMemory[w.random.IntN(len(simMemory))], cpu: int64(w.random.IntN(3)), scheduler: schedulerName,
 		grace: w.between(0, 10*time.Second), lasts: w.between(2*time.Second, 2*time.Minute),
@@ -348,6 +346,18 @@ func (w *world) randomJob() {
 	if w.brisk {
 		spec.grace, spec.lasts = w.between(0, time.Second), w.between(time.Second, 10*time.Second)
 	}
+	return spec
+}
+
+// newName returns a name for a job.
+func (w *world) newName() string {
+	w.api.serial++
+	return fmt.Sprintf("j%d", w.api.serial)
+}
+
+// randomJob starts a group or a single pod.
+func (w *world) randomJob() {
+	name, spec := w.newName(), w.randomSpec()
 	if w.chance(0.4) || w.brisk && w.chance(0.8) {
 		switch {
 		case w.chance(0.15):

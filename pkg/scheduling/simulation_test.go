@@ -189,7 +189,11 @@ func (w *world) work() {
 	})
 	switch n := w.random.IntN(10); {
 	case n < 7 && len(w.jobs) < most:
-		w.randomJob()
+		if !w.brisk && w.chance(0.25) {
+			w.randomWorkload(w.newName(), w.randomSpec())
+		} else {
+			w.randomJob()
+		}
 	case n < 8 && len(w.jobs) > 12:
 		w.jobs[w.random.IntN(len(w.jobs))].stop()
 	case len(w.jobs) == 0:

@@ -50,7 +50,9 @@ func TestControllers(t *testing.T) {
 			w.api.end(failed, corev1.PodFailed)
 			w.runFor(8 * time.Second)
 			w.want(b.active(), 1)
-			w.until(10*time.Second, "both run again", func() bool { return b.ready() == 2 && b.own[len(b.own)-1].member == failed.member })
+			w.until(12*time.Second, "both run again", func() bool {
+				return b.ready() == 2 && slices.ContainsFunc(b.active(), func(p *apiPod) bool { return p.member == failed.member })
+			})
 		}},
 		"a Job gives up after its back-off limit": {nodes: 1, play: func(w *world) {
 			spec := lasting(card, 3*time.Second)
@@ -141,7 +143,7 @@ func TestControllers(t *testing.T) {
 			d := w.deployment("d", rollout{replicas: 4, maxSurge: 1}, member("d", 4))
 			w.until(minute, "it runs", d.rolled)
 			w.api.end(d.pods[0], corev1.PodFailed)
-			w.until(10*time.Second, "it runs again", d.rolled)
+			w.until(20*time.Second, "it runs again", d.rolled)
 		}},
 		"a StatefulSet starts pod by pod, and is rolled from the last": {nodes: 1, play: func(w *world) {
 			s := w.statefulSet("s", 4, false, card)
