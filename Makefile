@@ -128,5 +128,5 @@ images: ## build the images for amd64 and arm64 with docker buildx (REGISTRY=...
 	$(BUILDX) -f Dockerfile.deviceplugin -t $(REGISTRY)/gpushare-device-plugin:$(VERSION) $(PUSH) .
 
 .PHONY: image-archives
-image-archives: build ## build the images as OCI archives into bin/images, each with its bill of materials, without a container engine (ARCH="amd64 arm64")
+image-archives: build ## build the images as OCI archives into bin/images, without a container engine (ARCH="amd64 arm64")
 	@VERSION=$(VERSION) COMMIT=$(COMMIT) REGISTRY=$(REGISTRY) hack/images/build.sh $(ARCH)

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Builds the images as archives, without a container engine: hack/images/build.sh [GOARCH...] writes
-# bin/images/{extender,device-plugin}-GOARCH.tar, by default for this machine's architecture, and for each archive its
-# software bill of materials, .cdx.json (CycloneDX). Import archives with `ctr --namespace k8s.io images import`,
-# `docker load` or `skopeo copy oci-archive:…`. Another architecture needs a cross compiler and the C library (on Debian
-# gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and libc6:arm64). Equal inputs give equal files.
+# bin/images/{extender,device-plugin}-GOARCH.tar, by default for this machine's architecture. Import archives with
+# `ctr --namespace k8s.io images import`, `docker load` or `skopeo copy oci-archive:…`. Another architecture needs a cross compiler and the C
+# library (on Debian gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and libc6:arm64). Equal inputs give equal files.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD
@@ -39,8 +38,7 @@ for arch; do
     hack/images/rootfs.sh "$image" "$arch" "$binaries" "$work/rootfs"
     pack "$work/rootfs" "$work/layer.tar"
     go -C hack/images run . -dockerfile "$root/Dockerfile.${image/-/}" -arg "VERSION=$version" -arg "COMMIT=$commit" \
-      -arch "$arch" -rootfs "$work/rootfs" -layer "$work/layer.tar" -name "$name" \
-      -layout "$work/layout" -sbom "${archive%.tar}.cdx.json"
+      -arch "$arch" -layer "$work/layer.tar" -name "$name" -layout "$work/layout"
     pack "$work/layout" "$archive"
     echo "$archive is $name"
   done

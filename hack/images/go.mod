@@ -4,10 +4,8 @@ module github.com/gpushare/gpushare/hack/images
 go 1.26.0
 
 require (
-	github.com/CycloneDX/cyclonedx-go v0.12.0
 	github.com/google/go-cmp v0.7.0
 	github.com/google/go-containerregistry v0.22.1
-	github.com/package-url/packageurl-go v0.1.7
 )
 
 require (

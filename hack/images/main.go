@@ -1,6 +1,6 @@
-// Command images writes one of our images as an OCI image layout, and its bill of materials as a CycloneDX document,
-// without a container engine. hack/images/build.sh runs it and packs the layout into an archive. `make images` builds
-// the same images with an engine. Both use the files from rootfs.sh, and the Dockerfile's user, entry point and labels.
+// Command images writes one of our images as an OCI image layout, without a container engine. hack/images/build.sh runs it and packs the
+// layout into an archive. `make images` builds the same images with an engine. Both use the files from rootfs.sh, and the Dockerfile's user,
+// entry point and labels.
 package main
 
 import (
@@ -11,25 +11,22 @@ import (
 	"runtime"
 	"strings"
 
-	cdx "github.com/CycloneDX/cyclonedx-go"
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
 // options are the command's flags.
 type options struct {
-	dockerfile, rootfs, layer, arch, name, layout, sbom string
-	args                                                map[string]string
+	dockerfile, layer, arch, name, layout string
+	args                                  map[string]string
 }
 
 func main() {
 	o := options{args: map[string]string{}}
 	flag.StringVar(&o.dockerfile, "dockerfile", "", "Dockerfile whose last stage describes the image")
-	flag.StringVar(&o.rootfs, "rootfs", "", "folder with the image's file system")
-	flag.StringVar(&o.layer, "layer", "", "tar file of that folder")
+	flag.StringVar(&o.layer, "layer", "", "tar file of the image's file system")
 	flag.StringVar(&o.arch, "arch", runtime.GOARCH, "architecture")
 	flag.StringVar(&o.name, "name", "", "name of the image, with registry and tag")
 	flag.StringVar(&o.layout, "layout", "", "folder to write the OCI image layout to; it is replaced")
-	flag.StringVar(&o.sbom, "sbom", "", "file to write the software bill of materials to (CycloneDX JSON)")
 	flag.Func("arg", "NAME=VALUE for an ARG of the Dockerfile; may be repeated", func(s string) error {
 		name, value, ok := strings.Cut(s, "=")
 		if !ok {
@@ -46,8 +43,7 @@ func main() {
 }
 
 func run(o options) error {
-	tag, err := name.NewTag(o.name)
-	if err != nil {
+	if _, err := name.NewTag(o.name); err != nil {
 		return err
 	}
 	text, err := os.ReadFile(o.dockerfile)
@@ -62,29 +58,5 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
-	digest, err := image.Digest()
-	if err != nil {
-		return err
-	}
-	bom, err := newSBOM(o.rootfs, o.arch, tag, digest)
-	if err != nil {
-		return err
-	}
-	if err := writeLayout(o.layout, o.name, o.arch, image); err != nil {
-		return err
-	}
-	return writeSBOM(o.sbom, bom)
-}
-
-func writeSBOM(path string, bom *cdx.BOM) error {
-	out, err := os.Create(path)
-	if err != nil {
-		return fmt.Errorf("writing the bill of materials: %w", err)
-	}
-	// 1.6 is the latest version that current scanners support.
-	err = cdx.NewBOMEncoder(out, cdx.BOMFileFormatJSON).SetPretty(true).SetEscapeHTML(false).EncodeVersion(bom, cdx.SpecVersion1_6)
-	if err := errors.Join(err, out.Close()); err != nil {
-		return fmt.Errorf("writing the bill of materials: %w", err)
-	}
-	return nil
+	return writeLayout(o.layout, o.name, o.arch, image)
 }
