@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs all tests. The programs' packages are tested with the race detector. The suites in test/ wait for the programs that
-# they start most of the time: each uses a third of a core, and no race detector, because those programs are built without it. So
+# Runs all tests. The programs' packages are tested with the race detector where it can find something. The suites in test/ wait for the
+# programs that they start most of the time: each uses a third of a core, and no race detector, because those programs are built without it. So
 # several suites run at a time, and the packages beside them. Skipped tests are listed with their reasons at the end of
 # each part. `make lint` vets the code.
 set -euo pipefail
@@ -17,16 +17,27 @@ test_packages() {
   "$runner" --format pkgname --format-hide-empty-pkg -- "${flags[@]}" "$@"
 }
 
+# The race detector makes tests ten times as slow, and finds something only where several goroutines run: in packages that start some, in their
+# code or in their tests, and in those that use a library for it. The tests of simulations, each of which is one goroutine, run without it.
+concurrent='\bgo (func\b|[A-Za-z.]+\()|\.Go\(|\.Parallel\(|AfterFunc|"(net/http|github.com/fsnotify/|k8s.io/client-go/)'
+simulations="^($(grep -ohP '^func \KTest\w+' pkg/{scheduling,ledger}/simulation*_test.go pkg/scheduling/odd_pods_test.go | sort -u | paste -sd '|'))\$"
+
 packages() {
+  local dir race=() plain=()
+  for dir in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./cmd/... ./pkg/...); do
+    case $dir in */pkg/scheduling | */pkg/ledger) continue ;; esac
+    if grep -qE "$concurrent" "$dir"/*.go; then race+=("$dir"); else plain+=("$dir"); fi
+  done
   # Separate modules, which the linter doesn't read. hack/helm tests the chart's values with Helm as a library.
   for module in hack/images hack/helm; do
     go -C "$module" vet ./...
     (cd "$module" && test_packages ./...)
   done
-  # The simulation and the test of odd pods run in one goroutine, and the race detector makes them slow. So most steps of the former, and
-  # all of the latter, are made without it.
-  go test "${flags[@]}" -timeout 60m -run '^(TestSimulation|TestOddPods)$' ./pkg/scheduling
-  GPUSHARE_SIM_STEPS=100000 test_packages -race -skip '^TestOddPods$' ./cmd/... ./pkg/...
+  # The longest first. Many tests of the others wait, so more of them run at a time than there are processors.
+  test_packages -race -skip "$simulations" ./pkg/scheduling ./pkg/ledger
+  test_packages -race -p 4 "${race[@]}"
+  test_packages "${plain[@]}"
+  test_packages -timeout 60m -run "$simulations" ./pkg/scheduling ./pkg/ledger
   hack/alerts.sh
 }
 
