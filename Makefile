@@ -56,9 +56,14 @@ clean: ## remove the built files (the Kubernetes binaries stay in the user's cac
 ##@ Try
 
 .PHONY: demo
-demo: build kube fake-nvml ## show pods that share cards on a real control plane with simulated GPU nodes (KEEP=1 keeps it running)
+demo: first-build build fake-nvml ## show pods that share cards on a real control plane with simulated GPU nodes (KEEP=1 keeps it running)
+	@hack/kube/build.sh control-plane
 	@$(GO) build -o $(BIN)/demo ./test/demo
 	@exec $(BIN)/demo $(if $(KEEP),--keep) # Not with go run, which reports Ctrl-C as an error.
+
+.PHONY: first-build
+first-build:
+	@[ -e $(BIN)/kube/kube-apiserver ] || echo "The first build of etcd and Kubernetes takes about a quarter of an hour on two cores, downloads included."
 
 ##@ Test
 

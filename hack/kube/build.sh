@@ -2,6 +2,7 @@
 # Builds pinned binaries of other projects, once:
 #
 #   hack/kube/build.sh          etcd and Kubernetes, into bin/kube
+#   hack/kube/build.sh control-plane   of these only what the demo runs: no kubelet, kube-proxy and kubeadm
 #   hack/kube/build.sh v1.34    the control plane of a minor version that hack/kube/VERSION pins, into bin/kube-VERSION,
 #                               with the same etcd
 #   hack/kube/build.sh v1.34 kubelet     also its kubelet
@@ -13,7 +14,11 @@
 # doesn't build them again. The rest of this script isn't hashed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-part=${1:-} extra=${2:-}
+part=${1:-} extra=${2:-kubelet kube-proxy kubeadm}
+case $part in
+  control-plane) part='' extra='' ;;
+  v*) extra=${2:-} ;;
+esac
 
 cd "$here/$part"
 # The caller's -mod or GOFLAGS are meant for the main module.
@@ -65,11 +70,10 @@ build_kubernetes() {
   local components=(kube-apiserver kube-scheduler kube-controller-manager)
   if [ -z "$part" ]; then
     build etcd go.etcd.io/etcd/server/v3 -ldflags "$stamp"
-    components+=(kubelet kube-proxy kubeadm)
   else
     ln -sf ../kube/etcd "$out/etcd"
-    components+=($extra)
   fi
+  components+=($extra)
   for name in "${components[@]}"; do
     build "$name" "k8s.io/kubernetes/cmd/$name" -ldflags "$stamp"
   done
