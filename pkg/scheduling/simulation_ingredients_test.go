@@ -11,7 +11,7 @@ import (
 // ingredient is something that a world can have in which items may starve. Worlds are drawn from several of them, so that they meet.
 type ingredient struct {
 	name string
-	// needs says whether the world can have it; nil if any can.
+	// needs reports whether the world can have it; nil if any can.
 	needs func(w *world) bool
 	add   func(c *crowd)
 }

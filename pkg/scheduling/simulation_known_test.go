@@ -12,7 +12,7 @@ import (
 type knownDefect struct {
 	kind        violationKind
 	ingredients []string
-	// shows, if not nil, says whether the violation in this world can be the defect.
+	// shows, if not nil, reports whether the violation in this world can be the defect.
 	shows  func(w *world) bool
 	defect string
 }

@@ -59,7 +59,7 @@ type item struct {
 	// fitted is when the latest check whether it fits was made, and fits its result.
 	fitted time.Duration
 	fits   bool
-	// seen is when it was looked at last.
+	// seen is when it was checked last.
 	seen time.Duration
 }
 
