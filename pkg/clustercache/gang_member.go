@@ -3,15 +3,14 @@ package clustercache
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // memberOf returns the pod as a member of its gang, or nil if it names no group. A native group has no size here: its PodGroup
@@ -78,5 +77,5 @@ func foreign(gate corev1.PodSchedulingGate) bool { return gate.Name != protocol.
 // extender.
 func shortOfMemory(condition *corev1.PodCondition) bool {
 	return condition.Status == corev1.ConditionFalse && condition.Reason == corev1.PodReasonUnschedulable &&
-		(strings.Contains(condition.Message, diagnosis.InsufficientMemory) || strings.Contains(condition.Message, diagnosis.InsufficientCores))
+		reasons.LacksSum(condition.Message)
 }

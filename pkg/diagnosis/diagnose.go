@@ -160,7 +160,7 @@ var rules = []rule{
 	{reasons.TooLarge, roomIs(reasons.TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
 	{reasons.Unhealthy, roomIs(reasons.Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
 	{reasons.WaitsForGroup, func(c *podCase) bool {
-		return c.wait != nil && (c.turn != nil && c.turn.Incomplete || c.turnUnknown && c.wait.Incomplete)
+		return c.wait != nil && (c.turn != nil && c.turn.Incomplete || c.turnUnknown && c.wait.Reason.Incomplete())
 	}, func(c *podCase) string { return c.wait.String() }},
 	{reasons.WaitsForTurn, func(c *podCase) bool { return c.turn != nil }, func(c *podCase) string { return c.turn.Text }},
 	{reasons.Gated, func(c *podCase) bool { return c.turnUnknown }, (*podCase).gatedText},
@@ -174,8 +174,7 @@ var rules = []rule{
 		return "kube-scheduler reports an error, and tries the pod again: " + shorten(c.Message)
 	}},
 	{reasons.KeptForGroup, (*podCase).keptForGroup, func(c *podCase) string {
-		group, _ := reasons.ReservedFor(c.Message)
-		return fmt.Sprintf("%s, but free GPU memory is kept for group %s, which has waited long", c.room.has, group)
+		return fmt.Sprintf("%s, but free GPU memory is kept for group %s, which has waited long", c.room.has, c.rejection.ReservedFor())
 	}},
 	{reasons.Fits, roomIs(reasons.Fits), (*podCase).fitsText},
 }
@@ -218,18 +217,18 @@ func coarse(d time.Duration) string {
 }
 
 func (c *podCase) callFailed() bool {
-	_, _, failed := failedCall(c.Message)
+	_, _, failed := reasons.FailedCall(c.Message)
 	return failed
 }
 
 func (c *podCase) failedCallText() string {
-	verb, why, _ := failedCall(c.Message)
+	verb, why, _ := reasons.FailedCall(c.Message)
 	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, shorten(why))
 }
 
 // otherConstraint reports whether a card has room, and kube-scheduler has rejected the pod for something else than GPU memory.
 func (c *podCase) otherConstraint() bool {
-	if c.room.reason != reasons.Fits || c.wait != nil && !c.wait.Untried {
+	if c.room.reason != reasons.Fits || c.wait != nil && !c.wait.untried() {
 		return false
 	}
 	if c.rejection == nil {
@@ -241,7 +240,7 @@ func (c *podCase) otherConstraint() bool {
 func (c *podCase) otherConstraintText() string {
 	scheduler, text := fmt.Sprintf("scheduler %q", c.Scheduler), c.Message
 	if c.rejection != nil {
-		scheduler, text = "kube-scheduler", c.rejection.text
+		scheduler, text = "kube-scheduler", c.rejection.Text
 	}
 	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.room.has, scheduler, shorten(text)) + c.waitText()
 }
@@ -249,12 +248,11 @@ func (c *podCase) otherConstraintText() string {
 // waits reports whether the pod waits for its group, rather than for memory: kube-scheduler doesn't try a member for which the
 // nodes lack memory, so the group waits for that member.
 func (c *podCase) waits() bool {
-	return c.wait != nil && (!c.wait.Untried || c.room.reason == reasons.Fits)
+	return c.wait != nil && (!c.wait.untried() || c.room.reason == reasons.Fits)
 }
 
 func (c *podCase) keptForGroup() bool {
-	_, kept := reasons.ReservedFor(c.Message)
-	return kept && c.room.reason == reasons.Fits
+	return c.room.reason == reasons.Fits && c.rejection != nil && c.rejection.ReservedFor() != ""
 }
 
 func (c *podCase) fitsText() string {

@@ -6,7 +6,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -18,7 +17,7 @@ func TestDiagnoseMember(t *testing.T) {
 	ill := node("ill", gpu.GiB, card(0, 40, 0))
 	ill.Cards[0].Unhealthy = true
 	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), closed, ill}, nil, now)
-	wait := &GroupWait{Group: "default/train", Reason: gang.NoRoom.Text, Since: time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC)}
+	wait := &GroupWait{Group: "default/train", Reason: reasons.GroupNoRoom, Since: time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC)}
 	const waits = "group default/train waits since 2026-07-01T11:00:00Z: there is no room for all members at once"
 	for name, test := range map[string]struct {
 		pod  *Pod
@@ -28,16 +27,16 @@ func TestDiagnoseMember(t *testing.T) {
 		"alone it would fit":                            {pod(7), wait, Diagnosis{reasons.WaitsForGroup, waits}},
 		"alone it would lack one card":                  {pod(12), wait, Diagnosis{reasons.WaitsForGroup, waits}},
 		"alone it would lack memory":                    {pod(13), wait, Diagnosis{reasons.WaitsForGroup, waits}},
-		"since when is unknown":                         {pod(7), &GroupWait{Group: "default/train", Reason: "so"}, Diagnosis{reasons.WaitsForGroup, "group default/train waits: so"}},
+		"since when is unknown":                         {pod(7), &GroupWait{Group: "default/train", Reason: reasons.Group{Words: "so"}}, Diagnosis{reasons.WaitsForGroup, "group default/train waits: so"}},
 		"no card is large enough":                       {pod(50), wait, Diagnosis{reasons.TooLarge, "no card is large enough for 50 GiB: the largest has 40 GiB, on ill; closed: the node is cordoned; " + waits}},
 		"the cards that are large enough are unhealthy": {pod(30), wait, Diagnosis{reasons.Unhealthy, "the cards that are large enough are unhealthy, on ill; closed: the node is cordoned; " + waits}},
 		"no node can be used":                           {pod(7, onto("x")), wait, Diagnosis{reasons.NoNode, "no node that shares GPU memory can take the pod; a, closed, ill: excluded by the pod's node selector (name=x); " + waits}},
-		"kube-scheduler doesn't try it for lack of memory": {pod(13), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{reasons.Full,
+		"kube-scheduler doesn't try it for lack of memory": {pod(13), &GroupWait{Group: "g", Reason: reasons.GroupAwaitsOthers}, Diagnosis{reasons.Full,
 			"the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
-		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{reasons.WaitsForGroup,
+		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: reasons.GroupAwaitsOthers}, Diagnosis{reasons.WaitsForGroup,
 			"group g waits: kube-scheduler hasn't tried all other members yet"}},
 		"its own scheduling gates come first":            {pod(7, gated), wait, Diagnosis{reasons.Gated, "the pod is held back by its scheduling gates: quota"}},
-		"its own scheduling gates, and an invalid group": {pod(7, gated), &GroupWait{Group: "g", Reason: "so", Invalid: true}, Diagnosis{reasons.InvalidGroup, "group g is invalid: so"}},
+		"its own scheduling gates, and an invalid group": {pod(7, gated), &GroupWait{Group: "g", Reason: reasons.GroupInvalid("so")}, Diagnosis{reasons.InvalidGroup, "group g is invalid: so"}},
 		"it doesn't wait for its group (any more)":       {pod(12), nil, Diagnosis{reasons.Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -60,25 +59,12 @@ func TestReportedWait(t *testing.T) {
 		"0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.":                                                                           "",
 		`scheduler "gang" has not tried it yet`:                                                                                                 "",
 	} {
-		var wait *GroupWait
-		if want != "" {
-			wait = &GroupWait{Group: "g", Reason: want}
+		got := ""
+		if wait := ReportedWait("g", &Pod{Message: message}); wait != nil {
+			got = wait.Reason.Words
 		}
-		if diff := cmp.Diff(wait, ReportedWait("g", &Pod{Message: message})); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", message, diff)
-		}
-	}
-}
-
-// The reasons that the extender gives are found unchanged in kube-scheduler's message.
-func TestGroupReasonOfEach(t *testing.T) {
-	for _, reason := range []gang.Reason{
-		gang.Unknown, gang.Starting, gang.OverBudget, gang.Disagree, gang.AwaitsOthers, gang.NoRoom, gang.Paused, gang.OlderFirst, gang.Surplus, gang.Binding, gang.Evicting,
-		gang.TimedOut, gang.Expired, gang.Unplaced, gang.Deleted, gang.GaveWay, gang.PlaceLost, gang.Changed, gang.Stopping, gang.NotBound,
-	} {
-		got, _ := GroupReason("0/2 nodes are available: 1 " + reason.Text + ", 1 node(s) were unschedulable. preemption: no.")
-		if "gang: "+got != reason.Text {
-			t.Errorf("%q, want %q", got, reason.Text)
+		if got != want {
+			t.Errorf("%s: %q, want %q", message, got, want)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Pod is what the diagnosis needs of a pod without a node. It is never changed after it was built.
@@ -70,7 +71,7 @@ func NewPodOf(pod *corev1.Pod, problem error) *Pod {
 	}
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status != corev1.ConditionTrue {
-			p.Message = cmp.Or(bounded(condition.Message), condition.Reason, p.Message)
+			p.Message = cmp.Or(reasons.Bounded(condition.Message), condition.Reason, p.Message)
 			p.Rejected = condition.Status == corev1.ConditionFalse
 			p.Tried = condition.Reason != corev1.PodReasonSchedulingGated
 			p.ungated = !p.Tried && len(p.Gates) == 0

@@ -19,19 +19,9 @@ func PodsOnly(pods []*corev1.Pod, now time.Time) *Diagnoser {
 	return d
 }
 
-// reportedReasons are the reasons that kube-scheduler's message gives by these texts, the best one of any node first, as in
-// cardReasons. The first text that the message contains counts: that of Full is the beginning of that of Fragmented.
-var reportedReasons = []struct {
-	texts  []string
-	reason reasons.Reason
-}{
-	{[]string{reasonPrefix}, reasons.WaitsForGroup},
-	{reasons.Crowded.AllTexts(), reasons.Crowded},
-	{reasons.Fragmented.AllTexts(), reasons.Fragmented},
-	{reasons.Full.AllTexts(), reasons.Full},
-	{[]string{InsufficientMemory, InsufficientCores}, reasons.Full},
-	{reasons.Unhealthy.AllTexts(), reasons.Unhealthy},
-	{reasons.TooLarge.AllTexts(), reasons.TooLarge},
+// reportedReasons are the reasons that kube-scheduler's message gives, the best one of any node first, as in cardReasons.
+var reportedReasons = []reasons.Reason{
+	reasons.WaitsForGroup, reasons.Crowded, reasons.Fragmented, reasons.Full, reasons.Unhealthy, reasons.TooLarge,
 }
 
 // reportedRoom returns what kube-scheduler's message says about the nodes.
@@ -40,24 +30,22 @@ func reportedRoom(pod *Pod) room {
 		return room{reason: reasons.Fits, has: "nodes can't be listed"}
 	}
 	rejected, _ := rejectionIn(pod.Message)
-	made := room{reason: reasons.OtherConstraint, message: shorten(strings.TrimSuffix(WithoutPreemption(pod.Message), "."))}
-	if _, kept := reasons.ReservedFor(pod.Message); kept {
+	made := room{reason: reasons.OtherConstraint, message: shorten(strings.TrimSuffix(reasons.WithoutPreemption(pod.Message), "."))}
+	if rejected.ReservedFor() != "" {
 		made.reason = reasons.KeptForGroup
 		return made
 	}
-	for _, reported := range reportedReasons {
-		if slices.ContainsFunc(reported.texts, func(text string) bool { return strings.Contains(rejected.text, text) }) {
-			made.reason = reported.reason
-			if made.reason != reasons.WaitsForGroup && strings.HasSuffix(pod.largest.written, "i") { // As in "2Gi".
-				made.message += fmt.Sprintf("; the request %s is %s units: write a plain number", pod.largest.written, pod.largest.amount)
-			}
-			return made
+	if i := slices.IndexFunc(reportedReasons, rejected.Has); i >= 0 {
+		made.reason = reportedReasons[i]
+		if made.reason != reasons.WaitsForGroup && strings.HasSuffix(pod.largest.written, "i") { // As in "2Gi".
+			made.message += fmt.Sprintf("; the request %s is %s units: write a plain number", pod.largest.written, pod.largest.amount)
 		}
+		return made
 	}
 	switch {
 	case pod.Failed:
 		made.reason = reasons.SchedulerError
-	case rejected.text != "" && rejected.others == "":
+	case rejected.Text != "" && rejected.others == "":
 		made.reason = reasons.NoNode
 	}
 	return made

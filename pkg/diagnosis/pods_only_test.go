@@ -21,7 +21,7 @@ func TestPodsOnly(t *testing.T) {
 	created := func(ago time.Duration) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(now.Add(-ago)) }
 	}
-	waits := &GroupWait{Group: "ml/train", Reason: "1 of 2 members exist"}
+	waits := &GroupWait{Group: "ml/train", Reason: reasons.GroupIncomplete(1, 2)}
 	for name, test := range map[string]struct {
 		change func(*corev1.Pod)
 		wait   *GroupWait
@@ -58,7 +58,7 @@ func TestPodsOnly(t *testing.T) {
 		"another error": {condition(corev1.PodReasonSchedulerError, "binding rejected"), nil, Diagnosis{reasons.SchedulerError, "binding rejected"}},
 		"waits for its group": {rejected("5 gang: 1 of 2 members exist"), waits, Diagnosis{
 			reasons.WaitsForGroup, "group ml/train waits: 1 of 2 members exist"}},
-		"an invalid group": {rejected("5 Insufficient cpu"), &GroupWait{Group: "ml/train", Reason: "gd1 says 2, gd2 says 3", Invalid: true}, Diagnosis{
+		"an invalid group": {rejected("5 Insufficient cpu"), &GroupWait{Group: "ml/train", Reason: reasons.GroupInvalid("gd1 says 2, gd2 says 3")}, Diagnosis{
 			reasons.InvalidGroup, "group ml/train is invalid: gd1 says 2, gd2 says 3"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -24,11 +24,11 @@ func TestTurn(t *testing.T) {
 			"with fair sharing the extender removes gpushare.aliyun.com/fair-share at the pod's turn: kubectl inspect gpushare --shares"}},
 		"nothing is known, and it never fits": {17, nil, nil, Diagnosis{reasons.TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
 		"nothing is known, and its group is invalid": {
-			1, nil, &GroupWait{Group: "default/train", Reason: "the pod has a group name and no group size", Invalid: true},
+			1, nil, &GroupWait{Group: "default/train", Reason: reasons.GroupInvalid("the pod has a group name and no group size")},
 			Diagnosis{reasons.InvalidGroup, "group default/train is invalid: the pod has a group name and no group size"},
 		},
 		"nothing is known, and a member is missing": {
-			1, nil, &GroupWait{Group: "default/train", Reason: "1 of 2 members exist", Incomplete: true},
+			1, nil, &GroupWait{Group: "default/train", Reason: reasons.GroupIncomplete(1, 2)},
 			Diagnosis{reasons.WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
 		},
 		"its turn comes": {
@@ -36,7 +36,7 @@ func TestTurn(t *testing.T) {
 		},
 		"it never fits": {17, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{reasons.TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
 		"a member is missing": {
-			1, &Turn{Text: "its group isn't complete", Incomplete: true}, &GroupWait{Group: "default/train", Reason: "gang: 1 of 2 members exist"},
+			1, &Turn{Text: "its group isn't complete", Incomplete: true}, &GroupWait{Group: "default/train", Reason: reasons.GroupIncomplete(1, 2)},
 			Diagnosis{reasons.WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
 		},
 		"a member is missing of a group that isn't known": {

@@ -64,7 +64,3 @@ func (m *Manager) Admit(p gpu.Pod) bool {
 	defer m.admissions.mu.RUnlock()
 	return m.admissions.admitted[p.UID]
 }
-
-// AwaitsTurn is the reason for which filter rejects pods. It must not change while a pod is pending: a change of its condition
-// makes kube-scheduler retry it.
-const AwaitsTurn = "fair share: the pod waits for its turn"

@@ -1,6 +1,10 @@
 package gang
 
-import "time"
+import (
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
 
 // verification reads the missing members of a broken run before its bound members are evicted, because the watch may be behind, and the
 // answer to a bind may be lost. Every verifyInterval it requests a live read of one missing member. The patience counts only the time between two
@@ -107,7 +111,7 @@ func (mgr *Manager) readAnswered(r *run, now time.Time) {
 // policy is Keep.
 func (mgr *Manager) giveUp(r *run, now time.Time) {
 	if r.plan != nil {
-		mgr.endRound(r, Expired, now)
+		mgr.endRound(r, reasons.GroupExpired, now)
 	}
 	switch {
 	case r.inherited && r.lostMembers():

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // newBrokenScene lets two of four binds succeed; the results of the others are lost or they fail.
@@ -56,7 +57,7 @@ func TestLostAnswer(t *testing.T) {
 	s.manager.Confirmed(lost, s.now)
 	result := s.manager.Filter(last.pod.UID, s.nodes, s.now)
 	if !slices.Equal(result.Nodes, []string{last.node}) {
-		t.Fatalf("the last member may go to %v, want %s: %s", result.Nodes, last.node, result.Reason.Text)
+		t.Fatalf("the last member may go to %v, want %s: %s", result.Nodes, last.node, result.Reason.Text())
 	}
 	permit, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now)
 	if reason != nil {
@@ -79,8 +80,8 @@ func TestLastPlaceLost(t *testing.T) {
 	last := s.held[0]
 	s.wait(2 * testPatience)
 	s.ledger.SetNode(last.node, ledger.NodeSpec{Unit: gpu.GiB})
-	if _, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now); reason == nil || *reason != Changed {
-		t.Fatalf("rejected: %v, want %v", reason, Changed)
+	if _, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now); reason == nil || *reason != reasons.GroupChanged {
+		t.Fatalf("rejected: %v, want %v", reason, reasons.GroupChanged)
 	}
 	s.done(2, BindSucceeded)
 	s.wait(testPatience - time.Second)

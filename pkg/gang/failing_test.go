@@ -58,7 +58,7 @@ func TestPause(t *testing.T) {
 				s.advance(100 * time.Millisecond)
 			}
 			from := s.now
-			for s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason == Paused {
+			for s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason == reasons.GroupPaused {
 				s.advance(100 * time.Millisecond)
 			}
 			pauses = append(pauses, s.now.Sub(from).Round(time.Second))
@@ -87,11 +87,11 @@ func TestPause(t *testing.T) {
 			for s.manager.Phases()[PhasePlanned] == 1 {
 				s.advance(100 * time.Millisecond)
 			}
-			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason != Paused {
+			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason != reasons.GroupPaused {
 				t.Fatalf("not paused: %v", reason)
 			}
 			change(s)
-			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason == Paused {
+			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason == reasons.GroupPaused {
 				t.Error("still paused")
 			}
 		})
@@ -156,12 +156,12 @@ func TestForeignMembers(t *testing.T) {
 	s.report(s.created[0])
 	s.report(s.created[1])
 	result := s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-	if want := "gang: 1 of 2 members exist; not counted: 1 of scheduler nonesuch, which has not called the extender"; result.Reason.Text != want {
-		t.Errorf("%q, want %q", result.Reason.Text, want)
+	if want := "gang: 1 of 2 members exist; not counted: 1 of scheduler nonesuch, which has not called the extender"; result.Reason.Text() != want {
+		t.Errorf("%q, want %q", result.Reason.Text(), want)
 	}
 	s.manager.Filter(s.created[1].UID, s.nodes, s.now)
 	if result := s.manager.Filter(s.created[0].UID, s.nodes, s.now); len(result.Nodes) != 1 {
-		t.Errorf("once that scheduler has called the extender: %q", result.Reason.Text)
+		t.Errorf("once that scheduler has called the extender: %q", result.Reason.Text())
 	}
 }
 
@@ -184,7 +184,7 @@ func TestHeldBackMembers(t *testing.T) {
 		s.report(p)
 	}
 	if result := s.manager.Filter(s.created[2].UID, s.nodes, s.now); len(result.Nodes) != 1 {
-		t.Errorf("after its turn: %q", result.Reason.Text)
+		t.Errorf("after its turn: %q", result.Reason.Text())
 	}
 }
 
@@ -274,7 +274,7 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 				t.Fatalf("rejected: %v", reason)
 			}
 			if tc.lost {
-				if *reason != PlaceLost || s.manager.Phases()[PhasePending] != 1 {
+				if *reason != reasons.GroupPlaceLost || s.manager.Phases()[PhasePending] != 1 {
 					t.Errorf("%v, %v", reason, s.manager.Phases())
 				}
 				return
@@ -375,7 +375,7 @@ func TestYields(t *testing.T) {
 				tc.before(s)
 			}
 			result, debt := s.manager.Filter(s.created[0].UID, s.nodes, s.now), s.manager.budget.rounds
-			if got := len(result.Nodes) > 0; got != tc.reserves || s.manager.Yields(s.created[0].UID) != got || !got && result.Reason != OverBudget {
+			if got := len(result.Nodes) > 0; got != tc.reserves || s.manager.Yields(s.created[0].UID) != got || !got && result.Reason != reasons.GroupOverBudget {
 				t.Fatalf("reserves %t, want %t: %v", got, tc.reserves, result.Reason)
 			}
 			tc.others(s)
@@ -448,7 +448,7 @@ func TestYieldsTakesNothing(t *testing.T) {
 		p.Priority = 1
 		s.report(p)
 	}
-	if result := s.manager.Filter(s.created[8].UID, s.nodes, s.now); result.Reason != NoRoom {
+	if result := s.manager.Filter(s.created[8].UID, s.nodes, s.now); result.Reason != reasons.GroupNoRoom {
 		t.Errorf("the group over the budget: %v, %v", result.Nodes, result.Reason)
 	}
 }

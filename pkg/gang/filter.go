@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // FilterResult is the answer to a filter call for a member.
@@ -18,7 +19,7 @@ type FilterResult struct {
 	// Nodes are the candidate nodes that the member may use, in the order of the candidates.
 	Nodes []string
 	// Reason is why Nodes is empty.
-	Reason Reason
+	Reason reasons.Group
 	// Outside is the node of the member's place, if that is outside the sample and no node of the sample has room.
 	Outside string
 }
@@ -37,13 +38,13 @@ func (mgr *Manager) FilterSample(uid gpu.PodUID, candidates, all []string, now t
 	m := mgr.members[uid]
 	if m == nil {
 		mgr.rememberUnknown(uid)
-		return FilterResult{Reason: Unknown}
+		return FilterResult{Reason: reasons.GroupUnknown}
 	}
 	if m.Cardless {
 		return FilterResult{AsSingle: true}
 	}
 	if !mgr.leading {
-		return FilterResult{Reason: Starting}
+		return FilterResult{Reason: reasons.GroupStarting}
 	}
 	mgr.learnScheduler(m.Scheduler, now)
 	r := m.run
@@ -76,15 +77,15 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 		return FilterResult{Reason: mgr.reportProblem(m)}
 	case r.size() == 0:
 		reason := r.disagree()
-		mgr.recordEvent(r, true, EventInvalid, reason.Text)
+		mgr.recordEvent(r, true, EventInvalid, reason.Text())
 		return FilterResult{Reason: reason}
 	case r.phase == PhaseEvicting:
-		return FilterResult{Reason: Evicting}
+		return FilterResult{Reason: reasons.GroupEvicting}
 	case r.phase == PhaseBinding:
 		if pm := r.plan.members[m.UID]; m.UID == r.plan.last && !pm.granted {
 			return mgr.nodesFromPlan(r, m, pm, names, all, now) // Its earlier call was cancelled.
 		}
-		return FilterResult{Reason: Binding}
+		return FilterResult{Reason: reasons.GroupBinding}
 	case r.plan == nil && !r.enough():
 		if mgr.tooFewAskForCards(r) {
 			mgr.recordEvent(r, true, EventIncomplete, fmt.Sprintf("The group needs %d members that ask for GPU cards, %d do, and %d ask for none: those don't count",
@@ -92,14 +93,14 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 		}
 		return FilterResult{Reason: r.reason(m)}
 	case r.plan == nil && now.Before(r.notBefore):
-		return FilterResult{Reason: Paused}
+		return FilterResult{Reason: reasons.GroupPaused}
 	}
 	if r.plan == nil || !r.key.Native { // In later calls of a native group's cycle the members before count as bound.
 		mgr.offer(r, m, all, now)
 	}
 	if r.plan == nil {
 		if !mgr.mayPlan(r, mgr.freed.Load(), now) {
-			return FilterResult{Reason: NoRoom}
+			return FilterResult{Reason: reasons.GroupNoRoom}
 		}
 		if reason, ok := mgr.makePlan(r, now); !ok {
 			return FilterResult{Reason: reason}
@@ -107,7 +108,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 	}
 	pm := r.plan.members[m.UID]
 	if pm == nil {
-		return FilterResult{Reason: Surplus}
+		return FilterResult{Reason: reasons.GroupSurplus}
 	}
 	return mgr.nodesFromPlan(r, m, pm, names, all, now)
 }
@@ -121,7 +122,7 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 	switch {
 	case mgr.rejectOnceMore(r, pm, now):
 		mgr.requeue(pm.node)
-		return FilterResult{Reason: TimedOut}
+		return FilterResult{Reason: reasons.GroupTimedOut}
 	case pm.node == "":
 		return FilterResult{Nodes: names}
 	case slices.Contains(names, pm.node):
@@ -129,12 +130,12 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 	case mgr.movePlace(m, pm, names, now):
 		return FilterResult{Nodes: []string{pm.node}}
 	case slices.Contains(all.names, pm.node):
-		return FilterResult{Reason: OutsideSample, Outside: pm.node}
+		return FilterResult{Reason: reasons.GroupOutsideSample, Outside: pm.node}
 	case r.phase == PhaseBinding:
-		return FilterResult{Reason: Unplaced} // The member's place stays reserved until the run ends the round.
+		return FilterResult{Reason: reasons.GroupUnplaced} // The member's place stays reserved until the run ends the round.
 	}
-	mgr.endRound(r, Unplaced, now)
-	return FilterResult{Reason: Unplaced}
+	mgr.endRound(r, reasons.GroupUnplaced, now)
+	return FilterResult{Reason: reasons.GroupUnplaced}
 }
 
 // movePlace moves the member's reservation to one of the nodes, or to another card of its node. It reports whether one
@@ -153,13 +154,13 @@ func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now 
 // reportProblem returns the reason why the member can't be placed, even if all memory is free. It records an Event, but not about a
 // PodGroup that doesn't exist: the watch may report the pod before the PodGroup, and kube-scheduler doesn't try pods whose PodGroup is
 // missing.
-func (mgr *Manager) reportProblem(m *member) Reason {
+func (mgr *Manager) reportProblem(m *member) reasons.Group {
 	problem := m.problem()
 	if _, exists := mgr.podGroups[m.Gang]; m.reportedProblem != problem && (exists || !m.Gang.Native) {
 		m.reportedProblem = problem
 		mgr.effects.Events = append(mgr.effects.Events, Event{m.Pod, true, EventInvalid, "The pod can't be counted as a member: " + problem})
 	}
-	return invalid(problem)
+	return reasons.GroupInvalid(problem)
 }
 
 // offer holds the candidate nodes for the members of one template.

@@ -72,8 +72,8 @@ func TestWholeCardsOneAtATime(t *testing.T) {
 	}
 	for _, call := range []struct {
 		uid  gpu.PodUID
-		want Reason
-	}{{"young", Reason{}}, {"old", Reason{}}, {"young", OlderFirst}} {
+		want reasons.Group
+	}{{"young", reasons.Group{}}, {"old", reasons.Group{}}, {"young", reasons.GroupOlderFirst}} {
 		if got := mgr.Filter(call.uid, []string{"n"}, begin).Reason; got != call.want {
 			t.Errorf("%s: %v, want %v", call.uid, got, call.want)
 		}
@@ -92,8 +92,8 @@ func TestWholeCardsGiveWayIfNeeded(t *testing.T) {
 	s.createMany(1, "young", 1, 0, "whole")
 	for _, call := range []struct {
 		pod  int
-		want Reason
-	}{{2, Reason{}}, {0, AwaitsOthers}, {1, NoRoom}} {
+		want reasons.Group
+	}{{2, reasons.Group{}}, {0, reasons.GroupAwaitsOthers}, {1, reasons.GroupNoRoom}} {
 		if got := s.manager.Filter(s.created[call.pod].UID, s.nodes, s.now).Reason; got != call.want {
 			t.Errorf("%s: %v, want %v", s.created[call.pod].Name, got, call.want)
 		}
@@ -111,7 +111,7 @@ func TestFilterSample(t *testing.T) {
 	}{
 		"the place is in the sample":                   {[]string{"n2", "n0"}, FilterResult{Nodes: []string{"n0"}}},
 		"a node of the sample has room":                {[]string{"n2", "n3"}, FilterResult{Nodes: []string{"n2"}}},
-		"no node of the sample has room for the place": {[]string{"full"}, FilterResult{Reason: OutsideSample, Outside: "n0"}},
+		"no node of the sample has room for the place": {[]string{"full"}, FilterResult{Reason: reasons.GroupOutsideSample, Outside: "n0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)

@@ -103,7 +103,7 @@ func (s *fixture) setNode(name string, several reasons.Reason, cards ...gpu.Memo
 }
 
 // GangFailed implements Observer.
-func (s *fixture) GangFailed(reason string) { s.failures[reason]++ }
+func (s *fixture) GangFailed(reason reasons.Group) { s.failures[reason.Label]++ }
 
 // GangStarving implements Observer.
 func (s *fixture) GangStarving() { s.reservations++ }

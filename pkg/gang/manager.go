@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // The reasons of Events.
@@ -90,8 +91,8 @@ type Observer interface {
 	GangHeld(wait time.Duration)
 	// GangBound counts gangs of which all members were bound.
 	GangBound()
-	// GangFailed counts failed rounds, by the label of the reason.
-	GangFailed(reason string)
+	// GangFailed counts failed rounds. The reason is one of reasons.GroupFailures.
+	GangFailed(reason reasons.Group)
 	// GangStarving counts starvation reservations.
 	GangStarving()
 	// GangEvicted counts evicted members of broken runs.
@@ -353,19 +354,19 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	p := r.plan
 	switch {
 	case p == nil:
-		if r.wait == Paused && !now.Before(r.notBefore) {
-			r.wait = AwaitsOthers
+		if r.wait == reasons.GroupPaused && !now.Before(r.notBefore) {
+			r.wait = reasons.GroupAwaitsOthers
 			mgr.requeueUnknown(r, now)
 		}
 	case r.phase == PhaseBinding:
 		if last := p.members[p.last]; !last.granted && last.permit == nil && !now.Before(p.expires) {
-			mgr.failLast(r, Expired, now)
+			mgr.failLast(r, reasons.GroupExpired, now)
 			mgr.removeIfEmpty(r)
 		}
 	case r.phase == PhasePermitting && now.Sub(p.firstHeld) >= mgr.Hold:
 		mgr.timeOut(r, now)
 	case r.phase == PhasePlanned && !now.Before(p.expires):
-		mgr.endRound(r, Expired, now)
+		mgr.endRound(r, reasons.GroupExpired, now)
 	}
 }
 
@@ -375,7 +376,7 @@ func (mgr *Manager) checkNodes(now time.Time) {
 	for _, r := range slices.Clone(mgr.placed) {
 		for uid, pm := range r.plan.all() {
 			if pm.node != "" && !mgr.Ledger.StillUsable(uid) && !mgr.movePlace(r.members[uid], pm, []string{pm.node}, now) {
-				mgr.endRound(r, PlaceLost, now)
+				mgr.endRound(r, reasons.GroupPlaceLost, now)
 				break
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // native is a fixture with native groups, whose scheduler runs cycles like kube-scheduler for PodGroups.
@@ -77,7 +78,7 @@ func (s *native) cycle(group string, minCount int, reject ...gpu.PodUID) (reason
 		if len(nodes) > 0 {
 			binds = append(binds, bindCall{pod: p, node: nodes[0], key: p.Gang})
 		} else {
-			reasons = append(reasons, result.Reason.Text)
+			reasons = append(reasons, result.Reason.Text())
 		}
 	}
 	if scheduled+len(binds) < minCount {
@@ -134,12 +135,12 @@ func TestNativeAllOrNothing(t *testing.T) {
 	s := newNative(t)
 	s.add("train", 10, 10, "t") // The sums take twelve, the cards eight.
 	s.setSize("train", 9)
-	s.wantReason(s.cycle("train", 9), NoRoom.Text)
+	s.wantReason(s.cycle("train", 9), reasons.GroupNoRoom.Text())
 	s.want("it fits by sums", map[string]int{}, 0)
 	s.addNode("n4")
 	s.nodes = append(s.nodes, "n4")
 	s.advance(time.Second)
-	s.wantReason(s.cycle("train", 9), Surplus.Text)
+	s.wantReason(s.cycle("train", 9), reasons.GroupSurplus.Text())
 	s.bindGranted()
 	s.want("a node was added", map[string]int{"train": 9}, 0)
 	s.cycle("train", 9)
@@ -169,7 +170,7 @@ func TestNativePlanEnds(t *testing.T) {
 	if spent := before - s.manager.budget.rounds; spent < 64*4 {
 		t.Errorf("%v was charged", spent)
 	}
-	s.wantReason(s.cycle("train", 4), Paused.Text)
+	s.wantReason(s.cycle("train", 4), reasons.GroupPaused.Text())
 	s.setSize("train", 3) // The pause ends.
 	s.setSize("train", 4)
 	s.cycle("train", 4)
@@ -219,7 +220,7 @@ func TestNativePlanBetweenCycles(t *testing.T) {
 	for _, group := range []string{"first", "second"} {
 		s.setSize(group, 1)
 		s.add(group, 1, 8, "t")
-		s.wantReason(s.cycle(group, 1), NoRoom.Text)
+		s.wantReason(s.cycle(group, 1), reasons.GroupNoRoom.Text())
 	}
 	bound := s.bound()
 	s.delete(s.existing()[0])
@@ -275,7 +276,7 @@ func TestNativeTemplates(t *testing.T) {
 		asked++
 		return nil
 	}
-	s.wantReason(s.cycle("mixed", 3), NoRoom.Text)
+	s.wantReason(s.cycle("mixed", 3), reasons.GroupNoRoom.Text())
 	s.manager.Filter(workers[0].UID, s.nodes[:0], s.now.Add(10*time.Millisecond)) // A later call of the same cycle.
 	s.want("no node for workers", map[string]int{}, 0)
 	if asked != 1 {
@@ -328,7 +329,7 @@ func TestPodGroups(t *testing.T) {
 	}
 	want := func(p *pod, text string) {
 		s.Helper()
-		if got := filter(p).Reason.Text; !strings.Contains(got, text) {
+		if got := filter(p).Reason.Text(); !strings.Contains(got, text) {
 			t.Errorf("reason %q, want %q", got, text)
 		}
 	}

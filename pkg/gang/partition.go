@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // StartLeading is called when this process becomes the leader. It divides the members into runs, from what the API
@@ -114,7 +115,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.Compare) {
 		for _, r := range mgr.groups[key].runs {
 			if r.plan != nil {
-				mgr.dropPlan(r, Stopping)
+				mgr.dropPlan(r, reasons.GroupStopping)
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Permit is the decision about one bind call of a member: granted or rejected. Once Decided is closed, the exported fields don't
@@ -11,7 +12,7 @@ import (
 type Permit struct {
 	Decided chan struct{}
 	// Rejection is why the bind is rejected; nil if the permit is granted.
-	Rejection *Reason
+	Rejection *reasons.Group
 	// OpenedAt is when the barrier opened. The bind timeout counts from then.
 	OpenedAt time.Time
 	// Run is the run's identity, which the Binding writes to the pod; empty if it has none.
@@ -24,7 +25,7 @@ type Permit struct {
 	requested time.Time
 }
 
-func (p *Permit) reject(reason Reason) {
+func (p *Permit) reject(reason reasons.Group) {
 	p.Rejection = &reason
 	close(p.Decided)
 }
@@ -39,12 +40,12 @@ func (p *Permit) grant(opened time.Time, markWhole bool) {
 
 // RequestPermit handles a bind call for the pod on the node. It returns a permit to wait for, or nil and the reason why
 // the pod can't be bound.
-func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*Permit, *Reason) {
+func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*Permit, *reasons.Group) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
 	if m == nil {
-		return nil, &Unknown
+		return nil, &reasons.GroupUnknown
 	}
 	permit := &Permit{Decided: make(chan struct{}), run: m.run, requested: now}
 	if m.Cardless {
@@ -52,7 +53,7 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 		return permit, nil
 	}
 	if !mgr.leading {
-		return nil, &Starting
+		return nil, &reasons.GroupStarting
 	}
 	r := m.run
 	if r.phase == PhaseRunning {
@@ -66,9 +67,9 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 	pm := r.plan.members[uid]
 	switch {
 	case pm == nil, pm.node != "" && pm.node != node:
-		return nil, &Changed
+		return nil, &reasons.GroupChanged
 	case pm.granted, r.plan.isOpen() && uid != r.plan.last:
-		return nil, &Binding
+		return nil, &reasons.GroupBinding
 	}
 	mgr.hold(r, pm, permit, now)
 	switch usable := mgr.checkPlace(r, m, pm, now); {
@@ -87,7 +88,7 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Time) {
 	p := r.plan
 	if pm.permit != nil {
-		pm.permit.reject(Changed) // kube-scheduler abandoned the earlier call.
+		pm.permit.reject(reasons.GroupChanged) // kube-scheduler abandoned the earlier call.
 	} else {
 		p.held++
 		mgr.heldBinds++
@@ -120,7 +121,7 @@ func (mgr *Manager) checkHeld(r *run, now time.Time) {
 }
 
 // rejectHeld rejects the held binds.
-func (mgr *Manager) rejectHeld(p *plan, reason Reason) {
+func (mgr *Manager) rejectHeld(p *plan, reason reasons.Group) {
 	for _, pm := range p.all() {
 		if pm.permit != nil {
 			mgr.unhold(p, pm).reject(reason)
@@ -140,7 +141,7 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 	}
 	if offer := r.offers[m.Template]; offer.known() && mgr.movePlace(m, pm, offer.nodes.names, now) {
 		if pm.permit != nil {
-			mgr.unhold(r.plan, pm).reject(Changed)
+			mgr.unhold(r.plan, pm).reject(reasons.GroupChanged)
 		}
 		if r.plan.isOpen() { // The plan's alarm may have gone off while the call was held.
 			mgr.extend(r, now)
@@ -148,9 +149,9 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 		return false
 	}
 	if r.plan.isOpen() {
-		mgr.failLast(r, PlaceLost, now)
+		mgr.failLast(r, reasons.GroupPlaceLost, now)
 	} else {
-		mgr.endRound(r, PlaceLost, now)
+		mgr.endRound(r, reasons.GroupPlaceLost, now)
 	}
 	return false
 }
@@ -187,15 +188,15 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 	p := r.plan
 	mgr.refillBudget(now)
 	if p.held <= p.maxHeld || !p.yields && !mgr.budget.covers(p.memory, now.Sub(p.made)) {
-		mgr.endRound(r, TimedOut, now)
+		mgr.endRound(r, reasons.GroupTimedOut, now)
 		return
 	}
 	p.maxHeld = p.held
 	for _, pm := range p.members {
 		pm.late = pm.permit == nil && !r.key.Native // kube-scheduler tries a native group in one cycle, which a rejection ends.
 	}
-	mgr.Observer.GangFailed(TimedOut.Label)
-	mgr.rejectHeld(p, TimedOut)
+	mgr.Observer.GangFailed(reasons.GroupTimedOut)
+	mgr.rejectHeld(p, reasons.GroupTimedOut)
 	mgr.move(r, noneHeld, PhasePlanned, now)
 	mgr.extend(r, now)
 }
@@ -235,7 +236,7 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 	default:
 	}
 	r := permit.run // A pending permit always belongs to a planned member.
-	mgr.unhold(r.plan, r.plan.members[uid]).reject(Changed)
+	mgr.unhold(r.plan, r.plan.members[uid]).reject(reasons.GroupChanged)
 	if r.phase == PhaseBinding {
 		mgr.extend(r, permit.requested)
 	}
@@ -302,7 +303,7 @@ func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
 	case pm.unconfirmed:
 		mgr.decide(r, m.UID, pm, false, now)
 	case !pm.granted:
-		mgr.failLast(r, Deleted, now)
+		mgr.failLast(r, reasons.GroupDeleted, now)
 	}
 }
 
@@ -328,7 +329,7 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 	case last.decided:
 		mgr.finishBinding(r, now)
 	case p.bound < len(p.members)-1 && !last.granted:
-		mgr.failLast(r, NotBound, now)
+		mgr.failLast(r, reasons.GroupNotBound, now)
 	case last.permit != nil:
 		last.granted, last.reserved = true, false
 		permit, opened := mgr.unhold(p, last), p.opened
@@ -340,7 +341,7 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 }
 
 // failLast gives up the last member of a run whose barrier is open, and with it the round.
-func (mgr *Manager) failLast(r *run, reason Reason, now time.Time) {
+func (mgr *Manager) failLast(r *run, reason reasons.Group, now time.Time) {
 	p := r.plan
 	last := p.members[p.last]
 	if last.permit != nil {
@@ -364,7 +365,7 @@ func (mgr *Manager) finishBinding(r *run, now time.Time) {
 	mgr.endPlan(r)
 	mgr.fail(r, now)
 	mgr.move(r, bindsEnded, r.rest(), now)
-	mgr.Observer.GangFailed(NotBound.Label)
+	mgr.Observer.GangFailed(reasons.GroupNotBound)
 	mgr.recordEvent(r, true, EventNotBound, "Not all members of the group could be bound")
 	mgr.rested(r, now)
 }

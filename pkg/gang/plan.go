@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // plan holds the node of each member that the run needs, and the state of the barrier at their binds.
@@ -216,7 +217,7 @@ func (mgr *Manager) planWaiting(now time.Time) {
 		if r.needs == nil || r.needs.likeness == "" {
 			mgr.work += len(r.members)
 		}
-		if reason, ok := mgr.makePlan(r, now); !ok && reason == NoRoom && !over {
+		if reason, ok := mgr.makePlan(r, now); !ok && reason == reasons.GroupNoRoom && !over {
 			return
 		}
 	}
@@ -268,10 +269,10 @@ func (f *freeBurst) observe(freed uint64, now time.Time) bool {
 }
 
 // makePlan plans all members that the run still needs, or returns the reason why it can't.
-func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
+func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 	freed := mgr.freed.Load()
 	if r.recentlyNoRoom(freed, now) {
-		return NoRoom, false
+		return reasons.GroupNoRoom, false
 	}
 	r.triedFreed = freed
 	n, paid := r.needed(), mgr.budgetAllows(r, now)
@@ -280,26 +281,26 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	switch {
 	case !n.allOffered(r) && r.key.Native:
-		r.wait = NoRoom
+		r.wait = reasons.GroupNoRoom
 		return r.wait, false
 	case !n.allOffered(r):
-		r.wait = AwaitsOthers
+		r.wait = reasons.GroupAwaitsOthers
 		return r.wait, false
 	case n.any(mgr.AwaitsTurn):
-		r.wait = AwaitsOthers
+		r.wait = reasons.GroupAwaitsOthers
 		return r.wait, false
 	case !paid && !mgr.mayYield(r, now):
-		r.wait = OverBudget
+		r.wait = reasons.GroupOverBudget
 		return r.wait, false
 	case n.wholeCards && slices.ContainsFunc(mgr.placed, func(o *run) bool { return o.plan.wholeCards && !r.takesFrom(o, paid) }):
-		r.wait = OlderFirst
+		r.wait = reasons.GroupOlderFirst
 		return r.wait, false
 	}
 	n.build(r)
 	places, ok := mgr.reserve(r, n, paid, now)
 	if !ok {
-		r.noRoomAt, r.noRoomFreed, r.wait = now, freed, NoRoom
-		return NoRoom, false
+		r.noRoomAt, r.noRoomFreed, r.wait = now, freed, reasons.GroupNoRoom
+		return reasons.GroupNoRoom, false
 	}
 	if n.wholeCards {
 		mgr.endWholeCards(now)
@@ -308,7 +309,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
 		made:    now, memory: n.memory, wholeCards: n.wholeCards, yields: !paid,
 	}
-	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
+	r.plan, r.noRoomAt, r.wait = p, time.Time{}, reasons.Group{}
 	for _, m := range n.members {
 		p.members[m.UID], p.order = &plannedMember{}, append(p.order, m.UID)
 	}
@@ -324,7 +325,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	if !r.key.Native { // Its filter calls follow.
 		mgr.requeueParked(r)
 	}
-	return Reason{}, true
+	return reasons.Group{}, true
 }
 
 // budgetAllows reports whether the budget allows the run to keep memory from others. A broken run always may, because its bound members are
@@ -355,7 +356,7 @@ func (mgr *Manager) RejectedOnSample(pod gpu.Pod, now time.Time) {
 	mgr.noYieldBefore = now.Add(keepFor)
 	for _, r := range slices.Clone(mgr.placed) {
 		if r.plan.yields {
-			mgr.endRound(r, GaveWay, now)
+			mgr.endRound(r, reasons.GroupGaveWay, now)
 		}
 	}
 }
@@ -414,7 +415,7 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 		return nil, false
 	}
 	for _, o := range younger[:yielded] {
-		mgr.endRound(o, GaveWay, now)
+		mgr.endRound(o, reasons.GroupGaveWay, now)
 	}
 	return places, true
 }
@@ -461,7 +462,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 		return false
 	}
 	for _, r := range runs[:yielded] {
-		mgr.endRound(r, GaveWay, now)
+		mgr.endRound(r, reasons.GroupGaveWay, now)
 	}
 	mgr.Release(pod.UID)
 	return yielded > 0
@@ -472,7 +473,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 func (mgr *Manager) endWholeCards(now time.Time) {
 	for _, o := range slices.Clone(mgr.placed) {
 		if o.plan.wholeCards {
-			mgr.endRound(o, GaveWay, now)
+			mgr.endRound(o, reasons.GroupGaveWay, now)
 		}
 	}
 }
@@ -507,9 +508,9 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 	pm := r.plan.members[m.UID]
 	switch {
 	case pm != nil && (m.run != r || m.counted != pending):
-		mgr.endRound(r, Deleted, now)
+		mgr.endRound(r, reasons.GroupDeleted, now)
 	case r.need() != len(r.plan.members):
-		mgr.endRound(r, Changed, now)
+		mgr.endRound(r, reasons.GroupChanged, now)
 	}
 }
 
@@ -524,7 +525,7 @@ func (mgr *Manager) endPlan(r *run) *plan {
 }
 
 // dropPlan rejects the held binds and releases the reservations of a plan.
-func (mgr *Manager) dropPlan(r *run, reason Reason) {
+func (mgr *Manager) dropPlan(r *run, reason reasons.Group) {
 	p := mgr.endPlan(r)
 	mgr.rejectHeld(p, reason)
 	for uid, pm := range p.all() {
@@ -532,19 +533,19 @@ func (mgr *Manager) dropPlan(r *run, reason Reason) {
 			mgr.Release(uid)
 		}
 	}
-	mgr.Observer.GangFailed(reason.Label)
+	mgr.Observer.GangFailed(reason)
 }
 
 // endRound ends the round of a run whose barrier hasn't opened, without success.
-func (mgr *Manager) endRound(r *run, reason Reason, now time.Time) {
+func (mgr *Manager) endRound(r *run, reason reasons.Group, now time.Time) {
 	p := r.plan
 	mgr.dropPlan(r, reason)
 	if mgr.refillBudget(now); !p.yields {
 		mgr.budget.chargeRound(p.memory, now.Sub(p.made))
 	}
 	switch reason {
-	case Expired, TimedOut, Unplaced:
-		mgr.recordEvent(r, true, EventNotBound, reason.Text)
+	case reasons.GroupExpired, reasons.GroupTimedOut, reasons.GroupUnplaced:
+		mgr.recordEvent(r, true, EventNotBound, reason.Text())
 		mgr.fail(r, now)
 	}
 	mgr.move(r, roundEnded, r.rest(), now)
@@ -562,7 +563,7 @@ func (mgr *Manager) fail(r *run, now time.Time) {
 	r.failedAt = now
 	r.notBefore = now.Add(min(minPause<<min(r.failures, 10), maxPause))
 	r.failures++
-	r.wait = Paused
+	r.wait = reasons.GroupPaused
 	for _, offer := range r.offers {
 		offer.nodes = nil
 	}
@@ -573,7 +574,7 @@ func (mgr *Manager) fail(r *run, now time.Time) {
 // forgive undoes fail, except for the candidate nodes. It is called after a change that can make the next round succeed.
 func (mgr *Manager) forgive(r *run) {
 	r.failures, r.failedAt, r.notBefore = 0, time.Time{}, time.Time{}
-	if r.wait == Paused {
+	if r.wait == reasons.GroupPaused {
 		mgr.wake(r, time.Time{})
 	}
 }

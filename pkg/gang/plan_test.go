@@ -138,7 +138,7 @@ func TestOppositeOrder(t *testing.T) {
 	mgr.SetMember(newMember("large", 0, sized(2), func(m *Member) { m.Request = 16 }), begin)
 	for uid, want := range map[gpu.PodUID]string{"large": "n2", "small": "n1"} {
 		if got := mgr.Filter(uid, []string{"n1", "n2"}, begin); !slices.Equal(got.Nodes, []string{want}) {
-			t.Errorf("%s: %v, want %s: %s", uid, got.Nodes, want, got.Reason.Text)
+			t.Errorf("%s: %v, want %s: %s", uid, got.Nodes, want, got.Reason.Text())
 		}
 	}
 }

@@ -2,11 +2,11 @@ package gang
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Report is the state of a run as the leader knows it.
@@ -48,7 +48,7 @@ func (mgr *Manager) reports() (out []Report, leads bool) {
 			}
 		}
 		if len(g.runs) == 0 && g.cardless > 0 {
-			out = append(out, Report{Group: g.key, Reason: fmt.Sprintf("none of its %d pods asks for cards", g.cardless)})
+			out = append(out, Report{Group: g.key, Reason: reasons.GroupCardless(g.cardless).Words})
 		}
 	}
 	return out, mgr.leading
@@ -71,18 +71,18 @@ func (r *run) report() Report {
 		report.Memory = report.Memory.Add(m.Request)
 	}
 	if r.phase != PhaseRunning {
-		report.Reason = r.common().words()
+		report.Reason = r.common().Words
 	}
 	return report
 }
 
 // common returns why the members of a run that isn't running are pending: what makes the group invalid, else the reason of those
 // that have a place in the plan, if there is one.
-func (r *run) common() Reason {
+func (r *run) common() reasons.Group {
 	if r.counts[ineligible] > 0 {
 		for _, m := range r.ordered() {
 			if m.counted == ineligible && m.problem() != "" {
-				return invalid(m.problem())
+				return reasons.GroupInvalid(m.problem())
 			}
 		}
 	}

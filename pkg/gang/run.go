@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // run is one all-or-nothing start of a group. It exists while it has members, or binds in flight. The Manager's lock
@@ -35,7 +36,7 @@ type run struct {
 	// needs are the members to place; nil if they must be computed again.
 	needs *needs
 	// wait is why the latest attempt to plan failed.
-	wait Reason
+	wait reasons.Group
 	// noRoomAt is when planning last found no room, noRoomFreed the value of Manager.freed at that time.
 	noRoomAt    time.Time
 	noRoomFreed uint64
@@ -267,7 +268,7 @@ func (mgr *Manager) finish(r *run, now time.Time) {
 				continue
 			}
 			if pm.permit != nil {
-				mgr.unhold(p, pm).reject(Changed)
+				mgr.unhold(p, pm).reject(reasons.GroupChanged)
 			}
 			if pm.reserved {
 				mgr.Release(uid)
@@ -393,9 +394,9 @@ func (mgr *Manager) reportIncomplete(r *run, now time.Time) {
 	case mgr.tooFewAskForCards(r):
 		// Filter records this Event.
 	case r.counts[ineligible]+r.counts[foreign] > 0:
-		mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+r.incomplete().words())
+		mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+r.incomplete().Words)
 	default:
-		mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+r.incomplete().words()+". All must be created at once: "+
+		mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+r.incomplete().Words+". All must be created at once: "+
 			"by a StatefulSet with podManagementPolicy Parallel, or by a Job whose parallelism is not smaller")
 	}
 }

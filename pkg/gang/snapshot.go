@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // RunStatus is the state of a run as the API server alone shows it.
@@ -20,7 +21,7 @@ type RunStatus struct {
 	// Size is how many members must be bound together; 0 if the members disagree or none is left that exists.
 	Size int
 	// Reason is why members are pending; empty if the run is running. It is the one of a Manager that has just started.
-	Reason Reason
+	Reason reasons.Group
 	// Members are all pods of the run, including those that have ended.
 	Members []gpu.PodUID
 }
@@ -66,8 +67,8 @@ func compareStatus(a, b RunStatus) int {
 // discard is an Observer that does nothing.
 type discard struct{}
 
-func (discard) GangHeld(time.Duration) {}
-func (discard) GangBound()             {}
-func (discard) GangFailed(string)      {}
-func (discard) GangStarving()          {}
-func (discard) GangEvicted()           {}
+func (discard) GangHeld(time.Duration)   {}
+func (discard) GangBound()               {}
+func (discard) GangFailed(reasons.Group) {}
+func (discard) GangStarving()            {}
+func (discard) GangEvicted()             {}

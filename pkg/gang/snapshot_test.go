@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestSnapshot checks the order of runs, and that those which wait have a reason.
@@ -31,13 +32,13 @@ func TestSnapshot(t *testing.T) {
 	want := []RunStatus{
 		{
 			Group: other, ID: "9", Phase: PhaseBroken, Size: 2, Members: []gpu.PodUID{"c", "g"},
-			Reason: Reason{Label: "broken", Text: "gang: only 1 of 2 members are bound"},
+			Reason: reasons.Group{Label: "broken", Words: "only 1 of 2 members are bound"},
 		},
 		{Group: train, ID: "1", Phase: PhaseRunning, Size: 2, Members: []gpu.PodUID{"a", "b"}},
 		{Group: train, ID: "2", Phase: PhaseRunning, Size: 2, Members: []gpu.PodUID{"d", "e"}},
 		{
 			Group: train, Phase: PhaseIncomplete, Size: 2, Members: []gpu.PodUID{"f"},
-			Reason: Reason{Label: "incomplete", Text: "gang: 1 of 2 members exist"},
+			Reason: reasons.Group{Label: "incomplete", Words: "1 of 2 members exist"},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

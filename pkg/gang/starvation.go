@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // starvationState holds the starvation reservation. Without it, single pods could take each piece of freed memory before there is
@@ -94,7 +95,7 @@ func (r *run) onlyLacksMemory(now time.Time) bool {
 	}
 	return !slices.ContainsFunc(r.needed().members, func(m *member) bool {
 		o := r.offers[m.Template]
-		return !short[m.Template] && (r.wait != NoRoom || o == nil || now.Sub(o.at) > offerLifetime)
+		return !short[m.Template] && (r.wait != reasons.GroupNoRoom || o == nil || now.Sub(o.at) > offerLifetime)
 	})
 }
 

@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Status is what a member that isn't bound waits for.
 type Status struct {
 	Group  Key
-	Reason Reason
+	Reason reasons.Group
 	// Since is when the members began to be too few, or the group to wait for its bind, or to be evicted.
 	Since time.Time
 }
@@ -28,24 +29,24 @@ func (mgr *Manager) Waits(uid gpu.PodUID) (Status, bool) {
 }
 
 // reason returns why a member of a run that isn't running is pending.
-func (r *run) reason(m *member) Reason {
+func (r *run) reason(m *member) reasons.Group {
 	if problem := m.problem(); problem != "" {
-		return invalid(problem)
+		return reasons.GroupInvalid(problem)
 	}
 	switch r.phase {
 	case PhasePending:
-		return cmp.Or(r.wait, AwaitsOthers)
+		return cmp.Or(r.wait, reasons.GroupAwaitsOthers)
 	case PhasePlanned, PhasePermitting:
 		if r.plan.members[m.UID] == nil {
-			return Surplus
+			return reasons.GroupSurplus
 		}
 		return r.arriving()
 	case PhaseBinding:
-		return Binding
+		return reasons.GroupBinding
 	case PhaseBroken:
 		return r.broken(r.wait)
 	case PhaseEvicting:
-		return Evicting
+		return reasons.GroupEvicting
 	}
 	return r.incomplete()
 }

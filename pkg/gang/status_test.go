@@ -20,7 +20,7 @@ func TestStatus(t *testing.T) {
 		if s.Group.Name != "job" {
 			t.Errorf("group %v", s.Group)
 		}
-		return mgr.members[uid].run.phase.String() + " since " + s.Since.Sub(begin).String() + ", " + s.Reason.Text
+		return mgr.members[uid].run.phase.String() + " since " + s.Since.Sub(begin).String() + ", " + s.Reason.Text()
 	}
 	want := func(uid gpu.PodUID, want string) {
 		t.Helper()

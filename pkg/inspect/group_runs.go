@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // groupRun is a run of a group as the API server shows it.
@@ -67,7 +67,7 @@ func groupRuns(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now tim
 	for key, pods := range cardless {
 		if len(groups[key]) == 0 {
 			groups[key] = []groupRun{{RunStatus: gang.RunStatus{
-				Group: key, Size: pods[0].Size, Reason: gang.Reason{Text: fmt.Sprintf("0 of %d members exist", pods[0].Size)},
+				Group: key, Size: pods[0].Size, Reason: reasons.GroupIncomplete(0, pods[0].Size),
 			}}}
 		}
 		groups[key][len(groups[key])-1].cardless = len(pods)
@@ -144,61 +144,57 @@ func (r *groupRun) state() (state, reason string) {
 	case r.Phase == gang.PhaseRunning:
 		return GroupRunning, r.message()
 	case r.Phase == gang.PhaseBroken:
-		return GroupBroken, r.reason(r.reported())
+		return GroupBroken, r.reason(r.reported()).Words
 	case r.Phase == gang.PhaseIncomplete:
-		return GroupIncomplete, r.reason(r.reported())
+		return GroupIncomplete, r.reason(r.reported()).Words
 	}
-	return GroupPending, cmp.Or(r.reported(), r.message(), r.reason(""))
+	return GroupPending, cmp.Or(r.reported().Words, r.message(), r.reason(reasons.Group{}).Words)
 }
 
-// disagreement returns how the members contradict each other.
+// disagreement returns how the members contradict each other. The state says that the group is invalid.
 func (r *groupRun) disagreement() string {
-	text := gang.Disagree.Text
-	if r.Reason.Label == gang.Disagree.Label {
-		text = r.Reason.Text
+	if r.Reason.Invalid() {
+		return r.Reason.Problem()
 	}
-	return strings.TrimPrefix(reasonText(text), "invalid group: ") // The state says so.
+	return reasons.GroupDisagrees.Problem()
 }
 
-// reason returns why the run isn't running, in the words of the extender. reported is the reason that the extender gave
-// last; empty if it gave none. Numbers of members in it can be outdated, and are taken from the API server's objects.
-func (r *groupRun) reason(reported string) string {
-	text := reasonText(r.Reason.Text)
-	count, _, _ := strings.Cut(text, ",")
+// reason returns why the run isn't running. reported is the reason that the extender gave last; zero if it gave none. Numbers of members in
+// it can be outdated, and are taken from the API server's objects.
+func (r *groupRun) reason(reported reasons.Group) reasons.Group {
+	reason := r.Reason
+	count, _, _ := strings.Cut(reason.Words, ",")
 	switch {
 	case r.Phase == gang.PhasePending:
-		return cmp.Or(reported, text)
-	case strings.HasPrefix(reported, count):
-		text = reported
-	case r.Phase == gang.PhaseBroken && reported != "" && !strings.HasPrefix(reported, "only "):
-		text += ", " + reported
+		return cmp.Or(reported, reason)
+	case strings.HasPrefix(reported.Words, count):
+		reason = reported
+	case r.Phase == gang.PhaseBroken && !reported.Broken():
+		reason = reason.Because(reported)
 	}
 	if asking := len(r.bound) + len(r.pending) + len(r.ineligible) + r.succeeded; asking < r.Size && asking+r.cardless >= r.Size {
-		text += fmt.Sprintf(", and %d that ask for no cards don't count", r.cardless)
-	}
-	return text
-}
-
-// reported returns the reason that the extender gave for most of the pending members; empty if it gave none.
-func (r *groupRun) reported() (reason string) {
-	counts := map[string]int{}
-	for _, message := range r.messages {
-		text, ok := diagnosis.GroupReason(message)
-		if !ok || text == reasonText(gang.Surplus.Text) {
-			continue
-		}
-		if counts[text]++; counts[text] > counts[reason] || counts[text] == counts[reason] && text < reason {
-			reason = text
-		}
+		reason = reason.Cardless(r.cardless)
 	}
 	return reason
 }
 
+// reported returns the reason that the extender gave for most of the pending members; zero if it gave none.
+func (r *groupRun) reported() (most reasons.Group) {
+	counts := map[reasons.Group]int{}
+	for _, message := range r.messages {
+		reason, ok := reasons.ParseGroup(message)
+		if !ok || reason == reasons.GroupSurplus {
+			continue
+		}
+		if counts[reason]++; counts[reason] > counts[most] || counts[reason] == counts[most] && reason.Words < most.Words {
+			most = reason
+		}
+	}
+	return most
+}
+
 // message returns kube-scheduler's message about a pending member; empty if there is none.
 func (r *groupRun) message() string { return cmp.Or(r.messages...) }
-
-// reasonText returns the text of a reason without its prefix.
-func reasonText(text string) string { return strings.TrimPrefix(text, "gang: ") }
 
 // since returns since when the run waits: the creation time of the last member that it needs, or of its oldest member if
 // members are missing. It is zero if no member waits.
@@ -222,17 +218,18 @@ func groupWaits(pods []*corev1.Pod, now time.Time) map[types.UID]*diagnosis.Grou
 		if run.Phase == gang.PhaseRunning {
 			continue
 		}
-		wait := func(m gang.Member, reason string) {
-			waits[types.UID(m.UID)] = &diagnosis.GroupWait{
-				Group: run.Group.String(), Reason: reason, Since: run.since(), Untried: reason == reasonText(gang.AwaitsOthers.Text),
-				Invalid: m.Problem != "", Incomplete: run.Phase == gang.PhaseIncomplete,
-			}
+		wait := func(m gang.Member, reason reasons.Group) {
+			waits[types.UID(m.UID)] = &diagnosis.GroupWait{Group: run.Group.String(), Reason: reason, Since: run.since()}
 		}
 		for _, m := range run.ineligible {
-			wait(m, cmp.Or(m.Problem, run.reason("")))
+			reason := run.reason(reasons.Group{})
+			if m.Problem != "" {
+				reason = reasons.GroupInvalid(m.Problem)
+			}
+			wait(m, reason)
 		}
 		for i, m := range run.pending {
-			reported, ok := diagnosis.GroupReason(run.messages[i])
+			reported, ok := reasons.ParseGroup(run.messages[i])
 			if !ok {
 				reported = run.reported()
 			}

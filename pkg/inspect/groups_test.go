@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func (p podBuilder) member(group string, size int) podBuilder {
@@ -177,7 +178,7 @@ func TestGroupRuns(t *testing.T) {
 		"the most frequent reason, and no surplus": {
 			[]podBuilder{
 				pending("a").refused("1 gang: x."), pending("b").refused(noRoom), pending("c").refused(noRoom),
-				pending("d").refused("1 " + gang.Surplus.Text), pending("e").refused("1 " + gang.Surplus.Text), pending("f").refused("1 " + gang.Surplus.Text),
+				pending("d").refused("1 " + reasons.GroupSurplus.Text()), pending("e").refused("1 " + reasons.GroupSurplus.Text()), pending("f").refused("1 " + reasons.GroupSurplus.Text()),
 			},
 			[]string{": Pending 0/6: there is no room for all members at once"},
 		},

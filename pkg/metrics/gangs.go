@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Gangs implements gang.Observer.
@@ -28,7 +30,9 @@ func NewGangs(registry prometheus.Registerer) *Gangs {
 		evicted:  newCounter("gang_evictions_total", "Number of pods evicted because other members of their gang could not be bound."),
 		starving: newCounter("starvation_reservations_total", "Number of starvation reservations that were made for gangs."),
 	}
-	startAtZero(g.failed, "timed_out", "expired", "unplaced", "deleted", "changed", "gave_way", "place_lost", "stopping", "not_bound")
+	for _, reason := range reasons.GroupFailures() {
+		g.failed.WithLabelValues(reason.Label)
+	}
 	registry.MustRegister(g.held, g.bound, g.failed, g.evicted, g.starving)
 	return g
 }
@@ -50,7 +54,7 @@ func (g *Gangs) GangHeld(wait time.Duration) { g.held.Observe(wait.Seconds()) }
 func (g *Gangs) GangBound() { g.bound.Inc() }
 
 // GangFailed implements gang.Observer.
-func (g *Gangs) GangFailed(reason string) { g.failed.WithLabelValues(reason).Inc() }
+func (g *Gangs) GangFailed(reason reasons.Group) { g.failed.WithLabelValues(reason.Label).Inc() }
 
 // GangStarving implements gang.Observer.
 func (g *Gangs) GangStarving() { g.starving.Inc() }

@@ -3,7 +3,6 @@ package reasons
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -232,26 +231,3 @@ func (r Reason) AllTexts() []string {
 	slices.Sort(texts)
 	return slices.Compact(texts)
 }
-
-// ReservedFor returns the group that the text of Reserved names in a message of kube-scheduler, which lists reasons
-// with their numbers of nodes, separated by commas.
-func ReservedFor(message string) (group string, ok bool) {
-	_, rest, ok := strings.Cut(message, keptFor)
-	group, _, _ = strings.Cut(rest, " ")
-	return strings.TrimRight(group, ".,"), ok
-}
-
-// IsText reports whether the text is that of a reason, as Text or TextFor return it.
-func IsText(text string) bool {
-	return allTexts[text] || strings.HasPrefix(text, keptFor)
-}
-
-var allTexts = func() map[string]bool {
-	all := map[string]bool{}
-	for r := range table {
-		for _, text := range Reason(r).AllTexts() {
-			all[text] = true
-		}
-	}
-	return all
-}()

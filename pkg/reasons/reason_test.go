@@ -48,24 +48,6 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-func TestReservedFor(t *testing.T) {
-	text := Reserved.TextFor(one, "default/train.v1")
-	for message, want := range map[string]string{
-		"0/3 nodes are available: 2 " + text + ", 1 no GPU card has enough free memory. preemption: none": "default/train.v1",
-		"0/3 nodes are available: 1 x, 2 " + text + ". preemption: 0/3 nodes are available":               "default/train.v1",
-		"0/3 nodes are available: 3 " + text + ".":                                                        "default/train.v1",
-		"0/3 nodes are available: 3 " + Reserved.Text() + ".":                                             "",
-		"": "",
-	} {
-		if got, ok := ReservedFor(message); got != want || ok != (want != "") {
-			t.Errorf("%q names %q, %t", message, got, ok)
-		}
-	}
-	if got := Full.TextFor(one, "default/train") + Reserved.TextFor(one, ""); got != Full.Text()+Reserved.Text() {
-		t.Error(got)
-	}
-}
-
 func TestTextFor(t *testing.T) {
 	cores, cards := gpu.Demand{Cards: 1, Memory: 1, Cores: 5}, gpu.Demand{Cards: 2, Memory: 1}
 	both, containers := gpu.Demand{Cards: 2, Memory: 1, Cores: 5}, gpu.Demand{Cards: 1, Memory: 1, Containers: 2}
@@ -82,9 +64,6 @@ func TestTextFor(t *testing.T) {
 		"the pod asks for more GPU memory, or has more containers, than any card of the node takes":  {TooLarge: {containers}},
 		"the node shares no GPU memory":                                                              {NotShared: {one, cores, cards, both}},
 	} {
-		if !IsText(text) {
-			t.Errorf("%q isn't known as a text", text)
-		}
 		for reason, demands := range demands {
 			for _, demand := range demands {
 				if got := reason.TextFor(demand, "default/train"); got != text || !slices.Contains(reason.AllTexts(), text) {

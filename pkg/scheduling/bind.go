@@ -14,7 +14,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -161,7 +160,7 @@ func (s *Scheduler) checkBind(pod *clustercache.PodInfo, node string, permit per
 	case pod.Node != "":
 		return binding.BadRequest, fmt.Errorf("%w: the pod is bound to node %s already", binding.ErrBadRequest, pod.Node)
 	case s.groups.holds(pod) && permit.member == nil:
-		return binding.HeldBack, gang.Unknown // The cache doesn't have the pod yet.
+		return binding.HeldBack, reasons.GroupUnknown // The cache doesn't have the pod yet.
 	case !pod.Managed:
 		return binding.BadRequest, errUnmanaged
 	case pod.RequestError != "":

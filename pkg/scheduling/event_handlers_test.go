@@ -18,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // handlersFixture calls the event handlers of a Scheduler that doesn't run, as the cache does.
@@ -185,7 +186,7 @@ func TestNodeChangesEndPause(t *testing.T) {
 	}{
 		"a node changed":   {func(h *eventHandlers) { h.NodeUpdated(fake.Node("n2", 100)) }, gang.FilterResult{Nodes: []string{"n1"}}},
 		"a node is gone":   {func(h *eventHandlers) { h.NodeDeleted("n2") }, gang.FilterResult{Nodes: []string{"n1"}}},
-		"memory was freed": {func(h *eventHandlers) { h.PodDeleted(clustercache.NewPodInfo(other)) }, gang.FilterResult{Reason: gang.Paused}},
+		"memory was freed": {func(h *eventHandlers) { h.PodDeleted(clustercache.NewPodInfo(other)) }, gang.FilterResult{Reason: reasons.GroupPaused}},
 	} {
 		f := newHandlersFixture(t, fake.Node("n1", 100), fake.Node("n2", 100))
 		f.report(other, member(1, 0))
@@ -195,7 +196,7 @@ func TestNodeChangesEndPause(t *testing.T) {
 		f.groups.manager.StartLeading(f.clock.Now())
 		f.groups.manager.Tick(f.clock.Now()) // It takes note of the nodes so far.
 		filter("n1")
-		if got := filter("unknown"); got.Reason != gang.Unplaced {
+		if got := filter("unknown"); got.Reason != reasons.GroupUnplaced {
 			t.Fatalf("the planned node is no candidate: %+v", got)
 		}
 		test.change(f.handlers)

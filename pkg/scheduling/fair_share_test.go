@@ -78,7 +78,7 @@ func (f *fixture) pendingPods(names ...string) []*clustercache.PodInfo {
 func TestFairShare(t *testing.T) {
 	alice, bob, late := fake.Pod("alice-1", 10, gated), fake.Pod("bob-1", 6, gated, inNamespace("bob")), fake.Pod("bob-2", 6, gated, inNamespace("bob"))
 	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil), alice, bob, late)
-	if result := f.filter(late, "n1"); result.Message != dispatch.AwaitsTurn || len(result.Passed) > 0 {
+	if result := f.filter(late, "n1"); result.Message != reasons.AwaitsTurn || len(result.Passed) > 0 {
 		t.Errorf("before its turn filter answers %v, %q", result.Passed, result.Message)
 	}
 	f.passUntilOpened("alice-1", "bob-1")

@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -66,7 +65,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		return FilterResult{Nodes: nodes, Message: err.Error()}, nil
 	}
 	if s.fair.awaitsTurn(pod) {
-		return FilterResult{Nodes: nodes, Message: dispatch.AwaitsTurn}, nil
+		return FilterResult{Nodes: nodes, Message: reasons.AwaitsTurn}, nil
 	}
 	s.recordTry(object, pod, nodes)
 	if result, decided := s.groups.filter(object, nodes); decided {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // What the plan reserved is checked again before any member is bound. A group that lost a place isn't bound at all.
@@ -143,7 +144,7 @@ func TestPlanGivesWay(t *testing.T) {
 				g.want(g.pods[0], "assumed n1 card 0")
 				return
 			}
-			g.wantEnds(2, gang.GaveWay)
+			g.wantEnds(2, reasons.GroupGaveWay)
 			g.wantNoCardOver()
 			g.want(g.pods[0], "none") // The place is kept for the pod, though it isn't bound yet.
 			if got := g.filter(single, "n1").Names(); len(got) != 1 {

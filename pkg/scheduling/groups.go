@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/requeue"
 )
 
@@ -99,7 +100,7 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 		return FilterResult{}, false
 	}
 	uid := gpu.PodUID(pod.UID)
-	answer := gang.FilterResult{Reason: gang.Unknown} // The pending pods are requeued after the cache sync.
+	answer := gang.FilterResult{Reason: reasons.GroupUnknown} // The pending pods are requeued after the cache sync.
 	if g.cache.Ready() == nil {
 		answer = g.manager.FilterSample(uid, nodes, g.offered(pod, nodes), g.clock.Now())
 		g.act()
@@ -109,7 +110,7 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 		}
 		g.requeue.ForgetRejection(uid) // The manager requeues the pod.
 	}
-	result = FilterResult{Nodes: nodes, Message: answer.Reason.Text}
+	result = FilterResult{Nodes: nodes, Message: answer.Reason.Text()}
 	allowed := answer.Nodes // In the order of nodes; these can be thousands.
 	for i, name := range nodes {
 		if len(allowed) > 0 && name == allowed[0] {
@@ -176,7 +177,7 @@ type heldBind struct {
 func (g *groups) arrive(ctx context.Context, uid gpu.PodUID, node string) (heldBind, error) {
 	key, member := g.manager.GangOf(uid)
 	if !member {
-		return heldBind{}, gang.Unknown
+		return heldBind{}, reasons.GroupUnknown
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.bindTimeout)
 	defer cancel()
@@ -194,7 +195,7 @@ func (g *groups) arrive(ctx context.Context, uid gpu.PodUID, node string) (heldB
 // decided returns the permit, or why it was rejected.
 func (g *groups) decided(held heldBind) (permit, error) {
 	if rejection := held.Rejection; rejection != nil {
-		if *rejection == gang.Deleted {
+		if *rejection == reasons.GroupDeleted {
 			<-g.clock.After(min(deletedDelay, g.bindTimeout))
 		}
 		return permit{}, *rejection

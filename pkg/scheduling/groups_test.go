@@ -20,6 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // openings is a gang.Observer that blocks when a barrier opens: it sends a value to the channel and receives one from it.
@@ -224,7 +225,7 @@ func TestGangHeldBindsEnd(t *testing.T) {
 		giveUp bool
 		want   error
 	}{
-		"a bind doesn't arrive":        {false, gang.TimedOut},
+		"a bind doesn't arrive":        {false, reasons.GroupTimedOut},
 		"kube-scheduler gives them up": {true, context.Canceled},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -253,7 +254,7 @@ func TestGangReservationsExpire(t *testing.T) {
 	g.want(g.pods[2], "assumed n1 card 1")
 	g.pass("the end of the reservations", func() bool { return g.allocation("uid-job-0") == "none" })
 	g.want(g.pods[2], "none")
-	if g.gangs.Count("gang "+gang.Expired.Label) != 1 {
+	if g.gangs.Count("gang "+reasons.GroupExpired.Label) != 1 {
 		t.Errorf("counted: %v", g.gangs.Counts())
 	}
 	g.pass("a requeue of the gang", func() bool { return len(g.requeued()) > 0 })
@@ -265,9 +266,9 @@ func TestGangIsGivenUp(t *testing.T) {
 		change func(g *gangFixture)
 		want   error
 	}{
-		"a member is deleted":     {func(g *gangFixture) { g.server.Remove(g.pods[2]); g.publishGone(g.pods[2]) }, gang.Deleted},
-		"another replica answers": {func(g *gangFixture) { g.draining.Store(true) }, gang.Stopping},
-		"another replica leads":   {func(g *gangFixture) { g.standby.Store(true) }, gang.Stopping},
+		"a member is deleted":     {func(g *gangFixture) { g.server.Remove(g.pods[2]); g.publishGone(g.pods[2]) }, reasons.GroupDeleted},
+		"another replica answers": {func(g *gangFixture) { g.draining.Store(true) }, reasons.GroupStopping},
+		"another replica leads":   {func(g *gangFixture) { g.standby.Store(true) }, reasons.GroupStopping},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := startGang(t, GangOptions{})
@@ -298,7 +299,7 @@ func TestBrokenGang(t *testing.T) {
 			g.startBinds(t.Context(), 0, 1, 2)
 			errs := g.awaitEnds(gangSize)
 			// The last one by UID, job-2, waits for the others and isn't bound if one of them isn't.
-			if errs["job-0"] != nil || !errors.Is(errs["job-1"], errForbidden) || !errors.Is(errs["job-2"], gang.NotBound) || g.marked() != 0 {
+			if errs["job-0"] != nil || !errors.Is(errs["job-1"], errForbidden) || !errors.Is(errs["job-2"], reasons.GroupNotBound) || g.marked() != 0 {
 				t.Errorf("the binds ended with %v, %d members mark the gang as whole", errs, g.marked())
 			}
 			g.want(g.pods[1], "none")
@@ -369,10 +370,10 @@ func TestUnknownMember(t *testing.T) {
 	g := startGang(t, GangOptions{})
 	unknown := member(gangSize, 7)
 	g.server.Set(unknown)
-	if result := g.filter(unknown, "n1"); len(result.Passed) > 0 || result.Message != gang.Unknown.Text {
+	if result := g.filter(unknown, "n1"); len(result.Passed) > 0 || result.Message != reasons.GroupUnknown.Text() {
 		t.Errorf("filter: %+v", result)
 	}
-	if err := g.bind(unknown); !errors.Is(err, gang.Unknown) {
+	if err := g.bind(unknown); !errors.Is(err, reasons.GroupUnknown) {
 		t.Errorf("bind: %v", err)
 	}
 	g.publish(unknown)

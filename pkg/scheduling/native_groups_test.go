@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
-	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestNativeGroups: pods of a PodGroup are placed alone until it is known that the API server has PodGroups; then as the PodGroup says.
@@ -47,7 +47,7 @@ func TestNativeGroups(t *testing.T) {
 			}
 			g.run()
 			g.await("the cache sync", func() bool { return g.Ready() == nil })
-			g.pass("it leads", func() bool { return g.filter(pod, "n1").Message != gang.Starting.Text })
+			g.pass("it leads", func() bool { return g.filter(pod, "n1").Message != reasons.GroupStarting.Text() })
 			if test.policy != nil {
 				g.groups.PodGroupUpdated(&schedulingv1beta1.PodGroup{
 					ObjectMeta: metav1.ObjectMeta{Name: "train", Namespace: pod.Namespace}, Spec: schedulingv1beta1.PodGroupSpec{SchedulingPolicy: *test.policy},
@@ -62,7 +62,7 @@ func TestNativeGroups(t *testing.T) {
 				t.Errorf("its bind is held: %v", !test.holds)
 			}
 			wait := g.groups.wait(info)
-			if reported := wait != nil && strings.HasSuffix(test.message, wait.Reason) || test.message == "" && wait == nil; !reported {
+			if reported := wait != nil && strings.HasSuffix(test.message, wait.Reason.Words) || test.message == "" && wait == nil; !reported {
 				t.Errorf("it waits for %v", wait)
 			}
 			if test.policy != nil {

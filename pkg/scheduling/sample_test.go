@@ -13,9 +13,9 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // sampledOptions are those of an extender to which kube-scheduler offers samples of two nodes.
@@ -222,7 +222,7 @@ func TestSampleOfMember(t *testing.T) {
 			if err != nil || len(result.Passed) > 0 {
 				t.Fatalf("filter passes %v, %v", result.Names(), err)
 			}
-			return result.Message == gang.OutsideSample.Text
+			return result.Message == reasons.GroupOutsideSample.Text()
 		})
 	}
 	f.pass("the nominations", func() bool { return len(f.server.Calls().Nominated) == 2 })

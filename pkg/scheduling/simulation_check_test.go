@@ -378,7 +378,7 @@ func (w *world) groupState(r *replica, uid gpu.PodUID) string {
 	if !waits {
 		return "doesn't wait"
 	}
-	return status.Reason.Text
+	return status.Reason.Text()
 }
 
 // report describes what waits.

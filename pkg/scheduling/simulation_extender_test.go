@@ -504,6 +504,6 @@ type gangObserver struct{ w *world }
 
 func (o gangObserver) GangHeld(time.Duration)   {}
 func (o gangObserver) GangBound()               {}
-func (o gangObserver) GangFailed(reason string) { o.w.stats.failed[reason]++ }
+func (o gangObserver) GangFailed(reason reasons.Group) { o.w.stats.failed[reason.Label]++ }
 func (o gangObserver) GangStarving()            { o.w.stats.failed["starving"]++ }
 func (o gangObserver) GangEvicted()             {}

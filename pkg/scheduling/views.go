@@ -6,7 +6,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
@@ -52,9 +51,7 @@ func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
 		return nil
 	}
 	if status, waits := g.manager.Waits(pod.UID); waits {
-		return &diagnosis.GroupWait{
-			Group: status.Group.String(), Reason: status.Reason.Text, Since: status.Since, Untried: status.Reason == gang.AwaitsOthers,
-		}
+		return &diagnosis.GroupWait{Group: status.Group.String(), Reason: status.Reason, Since: status.Since}
 	}
 	if g.leading() == nil {
 		return nil

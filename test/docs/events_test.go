@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -100,13 +99,13 @@ func TestReasonsDocumented(t *testing.T) {
 			t.Errorf("docs/events.md doesn't explain %q", reason.Text())
 		}
 	}
-	if !slices.Contains(onPage, dispatch.AwaitsTurn) {
-		t.Errorf("docs/events.md doesn't explain %q", dispatch.AwaitsTurn)
+	if !slices.Contains(onPage, reasons.AwaitsTurn) {
+		t.Errorf("docs/events.md doesn't explain %q", reasons.AwaitsTurn)
 	}
 	// Other allowed rows: the table's header, the gang reasons, and kube-scheduler's own messages.
 	for _, row := range onPage {
 		ours := slices.ContainsFunc(reasons.OfNodes(), func(r reasons.Reason) bool { return r.Text() == row })
-		if !ours && row != "reason" && row != "---" && row != "gang: …" && row != dispatch.AwaitsTurn && !strings.HasPrefix(row, "Insufficient ") {
+		if !ours && row != "reason" && row != "---" && row != "gang: …" && row != reasons.AwaitsTurn && !strings.HasPrefix(row, "Insufficient ") {
 			t.Errorf("docs/events.md explains %q, which is not a reason", row)
 		}
 	}

@@ -210,7 +210,8 @@ func cluster() []Mistake {
 
 // groups are the mistakes in groups.
 func groups() []Mistake {
-	wait := func(reason string) *diagnosis.GroupWait {
+	wait := func(text string) *diagnosis.GroupWait {
+		reason, _ := reasons.ParseGroup(text)
 		return &diagnosis.GroupWait{Group: "default/train", Reason: reason, Since: Now.Add(-age)}
 	}
 	const size, name = protocol.AnnotationGroupSize, protocol.AnnotationGroupName
@@ -225,7 +226,7 @@ func groups() []Mistake {
 			Wait:  wait("gang: invalid group: the pod has a group name and no group size: annotation " + size + " is missing"),
 			Cause: reasons.InvalidGroup, Words: "group default/train is invalid: the pod has a group name and no group size: annotation " + size + " is missing"},
 		{Name: "a group without a name", Nodes: two(), Pods: list(pod("p", 2000, fake.Annotation(size, "2"))), Pod: "p",
-			Wait:  &diagnosis.GroupWait{Group: "default/", Reason: "gang: invalid group: the pod has a group size and no group name: annotation " + name + " is missing"},
+			Wait:  &diagnosis.GroupWait{Group: "default/", Reason: reasons.GroupInvalid("the pod has a group size and no group name: annotation " + name + " is missing")},
 			Cause: reasons.InvalidGroup, Words: "its group, which has no name, is invalid: the pod has a group size and no group name: annotation " + name + " is missing"},
 		{Name: "the size as a label", Nodes: two(), Pods: list(pod("p", 2000, fake.Annotation(name, "train"), label(size, "2"))), Pod: "p",
 			Wait:  wait("gang: invalid group: the pod has a group name and no group size: " + size + " must be an annotation of the pod"),
@@ -240,13 +241,13 @@ func groups() []Mistake {
 			Wait:  wait("gang: 1 of 2 members exist"),
 			Cause: reasons.WaitsForGroup, Words: "group default/train waits: 1 of 2 members exist"},
 		{Name: "a member that lacks CPU", Nodes: two(), Pods: list(pod("p", 2000, member("2"), rejected("2 Insufficient cpu")), pod("q", 2000, member("2"))), Pod: "p",
-			Wait:  &diagnosis.GroupWait{Group: "default/train", Reason: "gang: kube-scheduler hasn't tried all other members yet", Untried: true},
+			Wait:  &diagnosis.GroupWait{Group: "default/train", Reason: reasons.GroupAwaitsOthers},
 			Cause: reasons.OtherConstraint, Words: "n1 has room for it, 8000 MiB on one card, but kube-scheduler rejects the pod: 2 Insufficient cpu; group default/train waits: kube-scheduler hasn't tried all other members yet"},
 		{Name: "a member with an invalid size", Nodes: two(), Pods: list(pod("p", 2000, member("2")), pod("q", 2000, member("x"))), Pod: "p",
 			Wait:  wait("gang: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as q"),
 			Cause: reasons.WaitsForGroup, Words: "group default/train waits: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as q"},
 		{Name: "a member that is larger than any card", Nodes: two(), Pods: list(pod("p", 9000, member("2")), pod("q", 2000, member("2"))), Pod: "p",
-			Wait:  &diagnosis.GroupWait{Group: "default/train", Reason: "gang: kube-scheduler hasn't tried all other members yet", Untried: true},
+			Wait:  &diagnosis.GroupWait{Group: "default/train", Reason: reasons.GroupAwaitsOthers},
 			Cause: reasons.TooLarge, Words: "no card is large enough for 9000 MiB: the largest has 8000 MiB, on n1; group default/train waits: kube-scheduler hasn't tried all other members yet"},
 	}
 }

@@ -95,8 +95,8 @@ func (o *Observer) GangHeld(time.Duration) { o.add("gang held", 1) }
 // GangBound counts "gang bound".
 func (o *Observer) GangBound() { o.add("gang bound", 1) }
 
-// GangFailed counts "gang" and the reason.
-func (o *Observer) GangFailed(reason string) { o.add("gang "+reason, 1) }
+// GangFailed counts "gang" and the label of the reason.
+func (o *Observer) GangFailed(reason reasons.Group) { o.add("gang "+reason.Label, 1) }
 
 // GangStarving counts "gang starving".
 func (o *Observer) GangStarving() { o.add("gang starving", 1) }

@@ -1,0 +1,192 @@
+package reasons
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// What kube-scheduler writes into a pod's condition PodScheduled (k8s.io/kubernetes 1.37, pkg/scheduler):
+//
+//   - Reason Unschedulable: the text of a FitError (framework/types.go, FitError.Error): "0/5 nodes are available: ", then either
+//     the text of a PreFilter plugin or the nodes by reason ("2 Insufficient cpu, 3 no GPU card has enough free memory"), a full
+//     stop, and what preemption found ("preemption: 0/5 nodes are available: …"). A node has one reason, of the first plugin
+//     that rejects it, except that the plugin NodeResourcesFit lists each resource that is short.
+//   - Reason SchedulerError: any other error, as it is (schedule_one.go, handleSchedulingFailure). A call that the extender
+//     doesn't answer has the text of Go's http.Client (`Post "https://…/gpushare-scheduler/filter": dial tcp …: connect:
+//     connection refused`); one with another status than 200 "failed filter with extender at URL …, code 503"; and an error that
+//     the extender returns, such as a rejected bind, has the extender's text (extender.go, send, Filter and Bind). kube-scheduler
+//     tries such a pod again after its back-off, so the message is never older than some seconds.
+//   - Reason SchedulingGated: written by the API server when the pod is created.
+
+// AwaitsTurn is the text on the wire for a pod that fair sharing holds back. It must not change while a pod is pending: a change of its
+// condition makes kube-scheduler try it again at once.
+const AwaitsTurn = "fair share: the pod waits for its turn"
+
+// InsufficientMemory and InsufficientCores are kube-scheduler's reasons for nodes that lack one of our resources in sum
+// (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
+const (
+	InsufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
+	InsufficientCores  = "Insufficient " + string(protocol.ResourceCores)
+)
+
+// Rejection is the text of a FitError.
+type Rejection struct {
+	// Nodes is the number of all nodes.
+	Nodes int
+	// Text are the reasons, without the number of all nodes and what preemption found.
+	Text string
+	// Parts are the reasons with their nodes; none if Text is that of a PreFilter plugin.
+	Parts []Part
+}
+
+// Part is the nodes of a Rejection that have the same reason.
+type Part struct {
+	Nodes int
+	// Text is the reason in kube-scheduler's message.
+	Text string
+	// Reason is what it says of the pod: the extender's reason of a node, Full for nodes that lack memory or cores in sum, WaitsForGroup
+	// or WaitsForTurn; OtherConstraint for a text that neither the extender nor kube-scheduler writes about GPU memory.
+	Reason Reason
+}
+
+// mark matches what ends a reason: the number of nodes of the next reason, or the full stop after the list of reasons. It also matches
+// quoted text, such as an invalid value in a pod's annotation, in which nothing ends a reason.
+var mark = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|, \d+ |\.(?: |$)`)
+
+// ends returns where reasons end in the text.
+func ends(text string) (at []int) {
+	for _, found := range mark.FindAllStringIndex(text, -1) {
+		if text[found[0]] != '"' {
+			at = append(at, found[0])
+		}
+	}
+	return at
+}
+
+// available matches the beginning of a FitError.
+var available = regexp.MustCompile(`^0/(\d+) nodes are available: `)
+
+// ParseRejection returns the rejection in kube-scheduler's message; false if the message is none.
+func ParseRejection(message string) (r Rejection, ok bool) {
+	begin := available.FindStringSubmatchIndex(message)
+	if begin == nil {
+		return Rejection{}, false
+	}
+	r.Nodes, _ = strconv.Atoi(message[begin[2]:begin[3]])
+	list, from := message[begin[1]:], 0
+	for _, end := range ends(list) {
+		nodes, text, _ := strings.Cut(list[from:end], " ")
+		if n, err := strconv.Atoi(nodes); err == nil {
+			r.Parts = append(r.Parts, Part{n, text, reasonOf(text)})
+		}
+		if list[end] == '.' {
+			r.Text = list[:end]
+			return r, true
+		}
+		from = end + len(", ")
+	}
+	return Rejection{}, false // The list has no end.
+}
+
+// String returns the text of the FitError without what preemption found.
+func (r Rejection) String() string {
+	return fmt.Sprintf("0/%d nodes are available: %s.", r.Nodes, r.Text)
+}
+
+// reasonOf returns the Reason of a Part.
+func reasonOf(text string) Reason {
+	reason, known := byText[text]
+	switch {
+	case known:
+		return reason
+	case text == InsufficientMemory, text == InsufficientCores:
+		return Full
+	case text == AwaitsTurn:
+		return WaitsForTurn
+	case strings.HasPrefix(text, keptFor):
+		return Reserved
+	case strings.HasPrefix(text, groupPrefix):
+		return WaitsForGroup
+	}
+	return OtherConstraint
+}
+
+// byText are the reasons of nodes by their texts, except those that name a group.
+var byText = func() map[string]Reason {
+	all := map[string]Reason{}
+	for _, r := range OfNodes() {
+		for _, text := range r.AllTexts() {
+			all[text] = r
+		}
+	}
+	return all
+}()
+
+// Has reports whether a node has the reason.
+func (r *Rejection) Has(reason Reason) bool {
+	for _, part := range r.Parts {
+		if part.Reason == reason {
+			return true
+		}
+	}
+	return false
+}
+
+// ReservedFor returns the group that the text of Reserved names; empty if there is none.
+func (r *Rejection) ReservedFor() (group string) {
+	for _, part := range r.Parts {
+		if name, found := strings.CutPrefix(part.Text, keptFor); found {
+			return name
+		}
+	}
+	return ""
+}
+
+// LacksSum reports whether kube-scheduler's message says that nodes lack GPU memory or cores in sum.
+func LacksSum(message string) bool {
+	return strings.Contains(message, InsufficientMemory) || strings.Contains(message, InsufficientCores)
+}
+
+// WithoutPreemption returns kube-scheduler's message without what preemption found: the reasons before it are why the pod is
+// pending.
+func WithoutPreemption(message string) string {
+	if r, ok := ParseRejection(message); ok {
+		return r.String()
+	}
+	return message
+}
+
+var (
+	unanswered = regexp.MustCompile(`(?s)Post "[^"]*/gpushare-scheduler/(\w+)": (.*)`)
+	badStatus  = regexp.MustCompile(`failed (\w+) with extender at URL \S*/gpushare-scheduler/\w+, code (\d+)`)
+)
+
+// FailedCall returns the extender's verb that kube-scheduler could not call according to its message, and why.
+func FailedCall(message string) (verb, why string, failed bool) {
+	if match := unanswered.FindStringSubmatch(message); match != nil {
+		return match[1], match[2], true
+	}
+	if match := badStatus.FindStringSubmatch(message); match != nil {
+		return match[1], "HTTP status " + match[2], true
+	}
+	return "", "", false
+}
+
+// maxMessage limits kube-scheduler's message that is kept of a pod, in bytes.
+const maxMessage = 8 << 10
+
+// Bounded returns the message, of a longer one the first reasons, closed by a full stop like the text of a FitError.
+func Bounded(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	text := message[:maxMessage]
+	if end := strings.LastIndex(text, ", "); end > 0 {
+		text = text[:end]
+	}
+	return strings.ToValidUTF8(text, "") + "."
+}

@@ -1,0 +1,126 @@
+package reasons
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// fitError returns the text of kube-scheduler's FitError, on whose nodes the texts are the reasons, the first on one node, the next on two.
+func fitError(texts ...string) string {
+	var list []string
+	for i, text := range texts {
+		list = append(list, fmt.Sprint(i+1, " ", text))
+	}
+	return Rejection{Nodes: 9, Text: strings.Join(list, ", ")}.String() + " preemption: 0/9 nodes are available: 1 Insufficient cpu, 8 No preemption victims found."
+}
+
+// The texts on the wire are found again in kube-scheduler's message.
+func TestTextsRoundTrip(t *testing.T) {
+	texts := map[string]Reason{
+		InsufficientMemory: Full, InsufficientCores: Full, AwaitsTurn: WaitsForTurn, Reserved.TextFor(one, "default/train.v1"): Reserved,
+		"node(s) had untolerated taint {a: b}": OtherConstraint, GroupNoRoom.Text(): WaitsForGroup,
+	}
+	for _, r := range OfNodes() {
+		for _, text := range r.AllTexts() {
+			texts[text] = r
+		}
+	}
+	for text, reason := range texts {
+		want := Rejection{9, "1 Insufficient cpu, 2 " + text, []Part{{1, "Insufficient cpu", OtherConstraint}, {2, text, reason}}}
+		got, ok := ParseRejection(fitError("Insufficient cpu", text))
+		if diff := cmp.Diff(want, got); !ok || diff != "" || !got.Has(reason) || got.Has(NoNode) || len(text) > protocol.MaxText {
+			t.Errorf("%s: %t (-want +got):\n%s", text, ok, diff)
+		}
+	}
+}
+
+func TestReservedFor(t *testing.T) {
+	for text, want := range map[string]string{
+		Reserved.TextFor(one, "default/train.v1"): "default/train.v1", Reserved.TextFor(one, ""): "", Full.TextFor(one, "default/train"): "",
+	} {
+		for _, message := range []string{fitError(text), fitError("x", text), fitError(text, "x")} {
+			if got, ok := ParseRejection(message); !ok || got.ReservedFor() != want {
+				t.Errorf("%q names %q, %t", message, got.ReservedFor(), ok)
+			}
+		}
+	}
+}
+
+// The reasons of groups are found again in the message of a filter call and of a bind.
+func TestGroupsRoundTrip(t *testing.T) {
+	groups := append(constantGroups(),
+		GroupIncomplete(3, 4), GroupIncomplete(1, 9).Ineligible(2, "b").Foreign(3, "volcano").Foreign(3, "x").Cardless(1), GroupArriving(2, 4),
+		GroupBroken(3, 4), GroupBroken(3, 4).Because(GroupNoRoom), GroupBroken(3, 4).Because(Group{}), GroupInvalid("the pod has a group size and no group name"),
+		GroupInvalid(`annotation x is "a. b, 3 c: \\\""`), GroupDisagrees.Says([]string{"a", "b"}, []int{2, 3}),
+	)
+	for _, want := range groups {
+		for _, message := range []string{fitError(want.Text()), fitError("x", want.Text(), "x"), "running Bind plugin: " + want.Error()} {
+			if got, ok := ParseGroup(message); got != want || !ok {
+				t.Errorf("%s: %+v, %t", message, got, ok)
+			}
+		}
+	}
+	if got, ok := ParseGroup("0/1 nodes are available: 1 gang: words of another version."); got != (Group{"", "words of another version"}) || !ok {
+		t.Errorf("%+v, %t", got, ok)
+	}
+	if got := GroupInvalid(strings.Repeat("ä", 999)).Text(); len(got) > protocol.MaxText || !strings.HasSuffix(got, "ä…") {
+		t.Errorf("%d bytes: %s", len(got), got)
+	}
+	if text := (Group{}).Text(); text != "" {
+		t.Errorf("no reason has the text %q", text)
+	}
+}
+
+// FuzzMessages parses any message, and finds a reason with any value of a pod's annotation again.
+func FuzzMessages(f *testing.F) {
+	f.Add(fitError(Full.Text(), GroupNoRoom.Text()), "two")
+	f.Add(`0/3 nodes are available: 1 gang: invalid group: x is "a. b, 3 c`, `a. b, 3 c"`)
+	f.Fuzz(func(t *testing.T, message, value string) {
+		if r, ok := ParseRejection(message); ok && !strings.Contains(message, " nodes are available: "+r.Text+".") {
+			t.Errorf("%q: %+v", message, r)
+		}
+		if group, ok := ParseGroup(message); ok && !strings.Contains(message, groupPrefix+group.Words) {
+			t.Errorf("%q: %+v", message, group)
+		}
+		FailedCall(Bounded(message))
+		want := GroupInvalid(fmt.Sprintf("annotation x is %.70q", value))
+		whole := fitError(Full.Text(), want.Text(), Unhealthy.Text())
+		r, _ := ParseRejection(whole)
+		if group, ok := ParseGroup(whole); !ok || group != want || len(r.Parts) != 3 || r.Parts[1].Text != want.Text() {
+			t.Errorf("%q: %+v, %+v", whole, group, r)
+		}
+	})
+}
+
+func TestFailedCall(t *testing.T) {
+	for message, want := range map[string]string{
+		`Post "https://10.96.0.5:12345/gpushare-scheduler/filter": dial tcp 10.96.0.5:12345: connect: connection refused`: "filter: dial tcp 10.96.0.5:12345: connect: connection refused",
+		`Post "http://127.0.0.1:12345/gpushare-scheduler/bind": EOF`:                                                      "bind: EOF",
+		"failed filter with extender at URL https://10.96.0.5:12345/gpushare-scheduler/filter, code 403":                  "filter: HTTP status 403",
+		`Post "https://10.0.0.1:6443/api/v1/namespaces/default/pods/p/binding": EOF`:                                      "",
+		"binding the pod: admission webhook denied the request":                                                           "",
+	} {
+		verb, why, failed := FailedCall(message)
+		if got := strings.TrimPrefix(verb+": "+why, ": "); got != want || failed != (want != "") {
+			t.Errorf("%s: %q, %v", message, got, failed)
+		}
+	}
+}
+
+// Of a long message, such as one about the taints of thousands of nodes, whole reasons are kept.
+func TestBounded(t *testing.T) {
+	const short = "0/3 nodes are available: 3 Insufficient cpu."
+	if got := Bounded(short); got != short {
+		t.Errorf("%q", got)
+	}
+	long := "0/5000 nodes are available: " + strings.Repeat("1 node(s) had untolerated taint {a: b}, ", 1000) + "1 Insufficient cpu. preemption: none."
+	got := Bounded(long)
+	if _, rejected := ParseRejection(got); !rejected || len(got) > maxMessage+1 || !strings.HasSuffix(got, "{a: b}.") {
+		t.Errorf("%d bytes, ends with %q", len(got), got[len(got)-20:])
+	}
+}
