@@ -13,13 +13,24 @@ import (
 // pkg/scheduler/framework/plugins/defaultpreemption, filterPodsWithPDBViolation), for one request only.
 type budgets struct {
 	cache      Cache
-	namespaces map[string][]budget
+	namespaces map[string]namespaceBudgets
 	// covering are the budgets that cover pods, by namespace and labels: most pods have the same labels as others.
 	covering map[string][]budget
 	// allowed holds how many disruptions each budget allows, by its number.
 	allowed []int
-	// work counts the selectors that are evaluated.
+	// work counts the selectors that are parsed and evaluated.
 	work *preemption.Budget
+}
+
+// maxSelectors limits the size of all selectors of a namespace's budgets, in bytes, with selectorOverhead for each: more than a thousand usual
+// ones. Any user can create budgets, and a request of another user must not wait until they are parsed.
+const maxSelectors, selectorOverhead = 64 << 10, 32
+
+// namespaceBudgets are the budgets of a namespace. They are unknown if their selectors exceed maxSelectors.
+type namespaceBudgets struct {
+	budgets []budget
+	size    int
+	unknown bool
 }
 
 type budget struct {
@@ -29,30 +40,31 @@ type budget struct {
 }
 
 func newBudgets(cache Cache, work *preemption.Budget) budgets {
-	return budgets{cache: cache, namespaces: map[string][]budget{}, covering: map[string][]budget{}, work: work}
+	return budgets{cache: cache, namespaces: map[string]namespaceBudgets{}, covering: map[string][]budget{}, work: work}
 }
 
-// of returns the numbers of the budgets of which the pod's eviction uses one disruption.
-func (b *budgets) of(pod *clustercache.PodInfo) (numbers []int) {
-	for _, budget := range b.cover(pod) {
+// of returns the numbers of the budgets of which the pod's eviction uses one disruption. known is false if the budgets of its namespace are
+// unknown.
+func (b *budgets) of(pod *clustercache.PodInfo) (numbers []int, known bool) {
+	all := b.in(pod.Namespace)
+	for _, budget := range b.cover(pod, all) {
 		if _, counted := budget.Status.DisruptedPods[pod.Name]; !counted {
 			numbers = append(numbers, budget.number)
 		}
 	}
-	return numbers
+	return numbers, !all.unknown
 }
 
-// cover returns the budgets that cover the pod.
-func (b *budgets) cover(pod *clustercache.PodInfo) []budget {
-	all := b.in(pod.Namespace)
-	if len(all) == 0 {
+// cover returns those of the budgets of its namespace that cover the pod.
+func (b *budgets) cover(pod *clustercache.PodInfo, all namespaceBudgets) []budget {
+	if len(all.budgets) == 0 {
 		return nil
 	}
 	key := pod.Namespace + "/" + labels.FormatLabels(pod.Labels)
 	covering, known := b.covering[key]
 	if !known {
-		b.work.Spend(len(all))
-		for _, budget := range all {
+		b.work.Spend(all.size / matchedPerStep)
+		for _, budget := range all.budgets {
 			if budget.selector.Matches(labels.Set(pod.Labels)) {
 				covering = append(covering, budget)
 			}
@@ -62,19 +74,35 @@ func (b *budgets) cover(pod *clustercache.PodInfo) []budget {
 	return covering
 }
 
-func (b *budgets) in(namespace string) []budget {
-	if known, ok := b.namespaces[namespace]; ok {
-		return known
+// in returns the budgets of a namespace.
+func (b *budgets) in(namespace string) namespaceBudgets {
+	if found, ok := b.namespaces[namespace]; ok {
+		return found
 	}
-	var found []budget
-	for _, object := range b.cache.Budgets(namespace) {
+	found := b.parse(b.cache.Budgets(namespace))
+	b.namespaces[namespace] = found
+	return found
+}
+
+// matchedPerStep and parsedPerStep are the bytes of a selector that are matched and parsed in one step of preemption.Budget.
+const matchedPerStep, parsedPerStep = 16, 2
+
+// parse parses the selectors of a namespace's budgets, and numbers the budgets.
+func (b *budgets) parse(objects []*policyv1.PodDisruptionBudget) (found namespaceBudgets) {
+	for _, object := range objects {
+		if found.size += selectorOverhead + object.Spec.Selector.Size(); found.size > maxSelectors {
+			b.work.Spend(maxSelectors / parsedPerStep)
+			return namespaceBudgets{unknown: true}
+		}
+	}
+	b.work.Spend(found.size / parsedPerStep)
+	for _, object := range objects {
 		selector, err := metav1.LabelSelectorAsSelector(object.Spec.Selector)
 		if err != nil || selector.Empty() {
 			continue // An invalid or empty selector matches no pod.
 		}
-		found = append(found, budget{object, selector, len(b.allowed)})
+		found.budgets = append(found.budgets, budget{object, selector, len(b.allowed)})
 		b.allowed = append(b.allowed, int(object.Status.DisruptionsAllowed))
 	}
-	b.namespaces[namespace] = found
 	return found
 }

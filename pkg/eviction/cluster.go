@@ -60,7 +60,7 @@ func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, num
 	if !known || info.UID != pod.UID || info.Mirror || !held || !certain(&allocation) {
 		return place, nil, false
 	}
-	numbers = b.of(info)
+	numbers, _ = b.of(info) // If they are unknown, the API server decides.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, len(numbers) < 2 && !r.spared.has(pod.UID, r.Clock.Now())

@@ -111,7 +111,8 @@ func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation
 		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.resources.Uses(&pod.PodUse)
 		out.BudgetsUnknown = out.BudgetsUnknown || pod.TooLarge
 		if allocation != nil {
-			out.Budgets = s.budgets.of(pod)
+			numbers, known := s.budgets.of(pod)
+			out.Budgets, out.BudgetsUnknown = numbers, out.BudgetsUnknown || !known
 		}
 	}
 	if allocation != nil {

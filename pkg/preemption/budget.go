@@ -35,8 +35,5 @@ func (b *Budget) Spend(steps int) {
 	b.share -= steps
 }
 
-// Left returns the steps that are left; it is negative if more were spent.
-func (b *Budget) Left() int { return b.steps }
-
 // spent reports whether the share of the present node is spent.
 func (b *Budget) spent() bool { return b.share <= 0 }

@@ -257,14 +257,6 @@ func (r *Requeuer) ForgetRejection(uid gpu.PodUID) {
 	delete(r.rejected, uid)
 }
 
-// HasRejection reports whether the pod's rejection is remembered. Tests call it.
-func (r *Requeuer) HasRejection(uid gpu.PodUID) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, rejected := r.rejected[uid]
-	return rejected
-}
-
 // add records a rejection. The caller holds mu.
 func (r *Requeuer) add(pod gpu.Pod, seen uint64) {
 	if _, again := r.rejected[pod.UID]; !again && len(r.rejected) >= maxRejected {

@@ -22,7 +22,7 @@ import (
 // A pod is rejected because the watch lags. Then the watch reports that another pod is gone.
 func TestRequeueAfterLateWatch(t *testing.T) {
 	other, pod := fake.Pod("other", 100, fake.Bound("n1", 0)), fake.Pod("p", 60)
-	f := start(t, Options{}, fake.Node("n1", 100), other, pod)
+	f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 50), other, pod)
 	if result := f.filter(pod, "n1"); len(result.Passed) != 0 {
 		t.Fatalf("%+v", result)
 	}
@@ -36,10 +36,16 @@ func TestRequeueAfterLateWatch(t *testing.T) {
 	if err := f.bind(pod); err != nil {
 		t.Fatal(err)
 	}
-	// The rejection of a pod that is bound is dropped.
-	f.requeue.Rejected(protocol.Pod(pod), 1, f.requeue.Revision())
+	// The rejection of a pod that is bound is dropped: then only a change of n2 helps a pod.
+	seen, later := f.requeue.Revision(), fake.Pod("later", 1, fake.Bound("n2", 0))
+	f.requeue.Rejected(protocol.Pod(pod), 1, seen)
 	f.publish(pod)
-	f.await("the watch", func() bool { return !f.requeue.HasRejection(gpu.PodUID(pod.UID)) })
+	f.publishObject(later)
+	f.awaitAllocation(later, "bound n2 card 0")
+	f.requeue.Rejected(gpu.Pod{UID: "rejected", Request: 45}, 1, seen)
+	f.requeue.Freed("n1")
+	f.requeue.Freed("n2")
+	f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1", "n2"}) })
 }
 
 // While a bind is unconfirmed, the pod is rejected on other nodes. It is requeued when the bind has failed.
