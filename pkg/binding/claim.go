@@ -24,11 +24,14 @@ func (b *Binder) Claim(uid gpu.PodUID) (*Claim, bool) {
 	return &Claim{b, uid}, b.claims.take(uid)
 }
 
-// End ends the claim. If the allocation was abandoned and no write can take effect, End releases it, and the listeners receive NotBound.
-func (c *Claim) End() {
-	if c.binder.claims.end(c.uid) {
+// End ends the claim. It reports whether no write of the pod can take effect any more. If the allocation was abandoned then, End releases it, and
+// the listeners receive NotBound.
+func (c *Claim) End() (none bool) {
+	failed, none := c.binder.claims.end(c.uid)
+	if failed {
 		c.binder.reader.notBound(c.uid)
 	}
+	return none
 }
 
 // Abandon makes End release the allocation, unless a write was made or is unconfirmed.
@@ -169,12 +172,14 @@ func (c *claims) take(uid gpu.PodUID) bool {
 	return true
 }
 
-// end ends a claim. It reports whether the bind has failed for certain: it was abandoned, and no write can take effect.
-func (c *claims) end(uid gpu.PodUID) (failed bool) {
+// end ends a claim. It reports whether the bind has failed for certain, which means that it was abandoned and that no write can take effect. none
+// is true if no write can, whether the bind has failed or not.
+func (c *claims) end(uid gpu.PodUID) (failed, none bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	pod := c.pods[uid]
-	failed = pod.state == abandoned && pod.open == nil
+	none = pod.open == nil
+	failed = none && pod.state == abandoned
 	switch {
 	case pod.open == nil && pod.state != inFlight:
 		c.ledger.Release(uid) // A bind that is settled can have assumed a card for a pod that was gone already.
@@ -183,7 +188,7 @@ func (c *claims) end(uid gpu.PodUID) (failed bool) {
 	}
 	pod.state = idle
 	c.dropUnused(uid)
-	return failed
+	return failed, none
 }
 
 func (c *claims) abandon(uid gpu.PodUID) (none bool) {

@@ -69,24 +69,23 @@ func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (res
 	case err != nil:
 		return binding.HeldBack, err
 	}
-	err = errPanicked // The result if bindMember panics.
-	defer func() { s.groups.end(uid, request.Node, permit, err) }()
-	result, err = s.bindClaimed(ctx, request, permit)
-	return result, err
+	return s.bindClaimed(ctx, request, permit)
 }
 
 var errPanicked = errors.New("the bind panicked")
 
 // bindClaimed claims the pod and binds it. For a member of a gang it retries failures that may be temporary, because the other members are being
 // bound.
-func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit permit) (binding.Result, error) {
+func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit permit) (result binding.Result, err error) {
 	claim, ok := s.binder.Claim(gpu.PodUID(request.UID))
 	if !ok {
+		s.groups.inFlight(gpu.PodUID(request.UID), request.Node, permit)
 		return binding.InFlight, binding.ErrInFlight
 	}
-	defer claim.End()
+	err = errPanicked // The result if bind panics.
+	defer func() { s.groups.end(claim, gpu.PodUID(request.UID), request.Node, permit, err) }()
 	for {
-		result, err := s.bind(ctx, claim, request, permit)
+		result, err = s.bind(ctx, claim, request, permit)
 		if err == nil || permit.member == nil || !temporary(result, err) || permit.deadline.Sub(s.Clock.Now()) <= 2*retryInterval {
 			return result, err
 		}

@@ -208,17 +208,35 @@ func (g *groups) decided(held heldBind) (permit, error) {
 	return permit{member: &held.key, membership: membership, deadline: deadline}, nil
 }
 
-// end records the outcome of a permitted bind. err is nil if the pod is bound. Otherwise end first records the bind as
-// unconfirmed. Then it checks with the binder if a write of the pod is still open. If none is open, the bind has failed. In the other
-// order, the manager could ignore an outcome that the binder finds between the two steps. While another bind of the pod is in flight, notBound or a
-// bound pod follows.
-func (g *groups) end(uid gpu.PodUID, node string, p permit, err error) {
-	if err == nil {
+// end ends a bind's claim, and records the outcome of a permitted bind. err is nil if the pod is bound.
+//
+// Otherwise end first records the bind as unconfirmed: the manager could ignore an outcome that the binder finds before. Then it gives up the
+// plan's reservation, while the claim lasts: as soon as the manager learns that the bind has failed, a new plan can reserve another place for the
+// pod. If no write of the pod is open then, the bind has failed.
+func (g *groups) end(claim *binding.Claim, uid gpu.PodUID, node string, p permit, err error) {
+	switch {
+	case p.member == nil:
+		claim.End()
+	case err == nil:
+		claim.End()
 		g.bindDone(*p.member, uid, node, gang.BindSucceeded, p.membership.Whole)
+	default:
+		g.bindDone(*p.member, uid, node, gang.BindUnconfirmed, false)
+		claim.Abandon()
+		if none := claim.End(); none {
+			g.bindDone(*p.member, uid, node, gang.BindFailed, false)
+		}
+	}
+}
+
+// inFlight records that a permitted bind wasn't made because another bind of the pod is in flight. When that one ends, notBound or a bound pod
+// follows, unless it has ended already.
+func (g *groups) inFlight(uid gpu.PodUID, node string, p permit) {
+	if p.member == nil {
 		return
 	}
 	g.bindDone(*p.member, uid, node, gang.BindUnconfirmed, false)
-	if g.binder.Abandon(uid) { // It releases the plan's reservation.
+	if g.binder.Abandon(uid) {
 		g.bindDone(*p.member, uid, node, gang.BindFailed, false)
 	}
 }

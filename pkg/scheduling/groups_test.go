@@ -15,9 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -314,6 +316,35 @@ func TestBrokenGang(t *testing.T) {
 				t.Errorf("evicted: %v", got)
 			}
 		})
+	}
+}
+
+// planAgain is a listener that reserves a place for the pod as soon as its bind has failed, as a new plan of its group does.
+type planAgain struct {
+	binding.Listener
+	pod     gpu.Pod
+	reserve func(pod gpu.Pod)
+}
+
+func (p planAgain) NotBound(uid gpu.PodUID) {
+	if uid == p.pod.UID {
+		p.reserve(p.pod)
+	}
+}
+
+// The end of a failed bind releases no place that a new plan has reserved for the pod.
+func TestPlaceAfterFailedBind(t *testing.T) {
+	g := startGang(t, GangOptions{OnFailure: gang.Keep})
+	g.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errForbidden }})
+	g.binder.AddListener(planAgain{pod: protocol.Pod(g.pods[1]), reserve: func(pod gpu.Pod) {
+		if _, err := g.ledger.Reserve("n1", pod, placement.Binpack, g.clock.Now()); err != nil {
+			t.Error(err)
+		}
+	}})
+	g.startBinds(t.Context(), 0, 1, 2)
+	g.awaitEnds(gangSize)
+	if got := g.allocation("uid-job-1"); got == "none" {
+		t.Error("the new place is released")
 	}
 }
 

@@ -251,7 +251,6 @@ func (r *replica) bindPermitted(call *bindCall) error {
 		r.w.checkPromise(r, call.request)
 	}
 	_, err = s.bindClaimed(r.w.context(), call.request, p)
-	s.groups.end(uid, call.request.Node, p, err)
 	return err
 }
 
@@ -502,8 +501,8 @@ func (nullObserver) CacheSynced(time.Duration)    {}
 // gangObserver counts what happens to groups.
 type gangObserver struct{ w *world }
 
-func (o gangObserver) GangHeld(time.Duration)   {}
-func (o gangObserver) GangBound()               {}
+func (o gangObserver) GangHeld(time.Duration)          {}
+func (o gangObserver) GangBound()                      {}
 func (o gangObserver) GangFailed(reason reasons.Group) { o.w.stats.failed[reason.Label]++ }
-func (o gangObserver) GangStarving()            { o.w.stats.failed["starving"]++ }
-func (o gangObserver) GangEvicted()             {}
+func (o gangObserver) GangStarving()                   { o.w.stats.failed["starving"]++ }
+func (o gangObserver) GangEvicted()                    {}
