@@ -2,7 +2,9 @@ package scheduling
 
 import (
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -253,7 +255,7 @@ func (c *crowd) spec(tenant string, memory int64) podSpec {
 
 // keepWaiting keeps some jobs waiting for ever: there is always another one.
 func (c *crowd) keepWaiting(waiting int, make func(name string) *memberSet) {
-	name := c.unique("stream")
+	name, part := c.unique("stream"), c.part
 	var jobs []*memberSet
 	var fill func()
 	fill = func() {
@@ -268,6 +270,7 @@ func (c *crowd) keepWaiting(waiting int, make func(name string) *memberSet) {
 			return over
 		})
 		for ; n < waiting; n++ {
+			c.part = part
 			jobs = append(jobs, make(c.unique(name)))
 		}
 		c.after(c.between(time.Second, 3*time.Second), fill)
@@ -277,13 +280,14 @@ func (c *crowd) keepWaiting(waiting int, make func(name string) *memberSet) {
 
 // again makes a job, and replaces it again and again, as a CronJob does.
 func (c *crowd) again(every time.Duration, make func(name string) *memberSet) {
-	name := c.unique("cron")
+	name, part := c.unique("cron"), c.part
 	var last *memberSet
 	var next func()
 	next = func() {
 		if last != nil {
 			last.stop()
 		}
+		c.part = part
 		last = make(c.unique(name))
 		c.after(every, next)
 	}
@@ -292,8 +296,11 @@ func (c *crowd) again(every time.Duration, make func(name string) *memberSet) {
 
 // wait submits a job, some time after the streams have filled the cluster, whose turn must come.
 func (c *crowd) wait(make func(name string) *memberSet) {
-	name := c.unique("waits")
-	c.after(c.between(10*time.Minute, 20*time.Minute), func() { c.waited = append(c.waited, make(name)) })
+	name, part := c.unique("waits"), c.part
+	c.after(c.between(10*time.Minute, 20*time.Minute), func() {
+		c.part = part
+		c.waited = append(c.waited, make(name))
+	})
 }
 
 // runs reports whether all pods of the job are bound, or have been.
@@ -301,16 +308,27 @@ func (m *memberSet) runs() bool {
 	return len(m.current) == len(m.specs) && !slices.ContainsFunc(m.current, func(p *apiPod) bool { return p == nil || p.info.Node == "" })
 }
 
-// draw adds one ingredient, and a few of the others.
-func (c *crowd) draw(from []ingredient) {
+// draw chooses one ingredient, and a few of the others.
+func (c *crowd) draw(from []ingredient) (drawn []ingredient) {
 	possible := slices.DeleteFunc(slices.Clone(from), func(i ingredient) bool { return i.needs != nil && !i.needs(c.world) })
 	first := c.random.IntN(len(possible))
 	for n, i := range possible {
 		if n == first || c.chance(0.15) {
+			drawn = append(drawn, i)
 			c.has(i.name)
-			i.add(c)
 		}
 	}
+	return drawn
+}
+
+// wanted reports whether the world has the ingredients that GPUSHARE_SIM_WITH asks for, separated by commas.
+func (c *crowd) wanted() bool {
+	for name := range strings.SplitSeq(os.Getenv("GPUSHARE_SIM_WITH"), ",") {
+		if name != "" && !slices.Contains(c.ingredients, name) {
+			return false
+		}
+	}
+	return true
 }
 
 // runCrowd runs a world of ingredients.
@@ -336,10 +354,16 @@ func runCrowd(seed uint64, tracing bool) *world {
 		c.patient, c.busy = w.fair.tenants[0].name, w.fair.tenants[1].name
 		c.has([]string{"dispatch", "reclaim"}[min(1, int(w.fair.reclaimAfter))])
 	}
+	drawn := append(c.draw(pressures), c.draw(waiters)...)
+	if !c.wanted() {
+		return w
+	}
 	w.lead()
 	w.watchLiveness()
-	c.draw(pressures)
-	c.draw(waiters)
+	for _, i := range drawn {
+		c.part = i.name
+		i.add(c)
+	}
 	w.runFor(25 * time.Minute)
 	w.runUntilEvery(8*time.Hour, time.Minute, func() bool {
 		return w.now > 2*time.Hour && !slices.ContainsFunc(c.waited, func(m *memberSet) bool { return !m.stopped && !m.runs() })

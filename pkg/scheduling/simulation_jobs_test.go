@@ -25,6 +25,8 @@ type job struct {
 	stopped bool
 	// resized is true if the group's number was changed.
 	resized bool
+	// part is the ingredient to which it belongs, see simulation_ingredients_test.go.
+	part string
 	// submitted is when it began.
 	submitted time.Duration
 	outlook
@@ -69,7 +71,7 @@ func (j *job) broken() (since time.Duration, broken bool) {
 
 // submit starts the job of a controller.
 func (w *world) submit(c controller, j *job) {
-	j.w, j.controller, j.submitted = w, c, w.now
+	j.w, j.controller, j.submitted, j.part = w, c, w.now, w.part
 	for i := range j.specs {
 		if j.specs[i].scheduler == "" {
 			j.specs[i].scheduler = schedulerName

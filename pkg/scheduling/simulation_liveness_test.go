@@ -45,6 +45,8 @@ type item struct {
 	itemKey
 	name   string
 	tenant string
+	// part is the ingredient to which it belongs.
+	part string
 	// pods are its pods that exist and haven't ended, need is how many of them have to be bound.
 	pods []*apiPod
 	need int
@@ -54,8 +56,8 @@ type item struct {
 	before int
 	// ran is true if it has been bound whole, evicted if members of it were evicted since.
 	ran, evicted bool
-	// part is for how long it has been bound in part.
-	part time.Duration
+	// halved is for how long it has been bound in part.
+	halved time.Duration
 	// fitted is when the latest check whether it fits was made, and fits its result.
 	fitted time.Duration
 	fits   bool
@@ -163,7 +165,10 @@ func (l *liveness) gather() {
 		key, need := keyOf(p)
 		i := l.items[key]
 		if i == nil {
-			i = &item{itemKey: key, name: p.name(), tenant: p.tenant, before: -1}
+			i = &item{itemKey: key, name: p.name(), tenant: p.tenant}
+			if p.job != nil {
+				i.part = p.job.part
+			}
 			if p.group != "" {
 				i.name = fmt.Sprintf("group %s of %d (generation %d)", p.group, p.size, p.generation)
 			}
@@ -190,12 +195,12 @@ func (l *liveness) check(i *item, usable bool) {
 		}
 	}
 	if bound >= i.need {
-		i.ran, i.evicted, i.entered, i.waited, i.part = true, false, 0, 0, 0
+		i.ran, i.evicted, i.entered, i.waited, i.halved = true, false, 0, 0, 0
 		return
 	}
 	missing := i.need - bound
 	if len(waits) < missing || i.pods[0].job.isBroken() {
-		i.entered, i.waited, i.part = 0, 0, 0
+		i.entered, i.waited, i.halved = 0, 0, 0
 		return
 	}
 	if i.entered == 0 {
@@ -206,8 +211,8 @@ func (l *liveness) check(i *item, usable bool) {
 		return
 	}
 	if bound > 0 && (!i.ran || i.evicted) {
-		if i.part += livenessInterval; i.part > l.bound(i) {
-			w.violate(inPart, i, "%s has %d of %d members bound for %v", i.name, bound, i.need, i.part)
+		if i.halved += livenessInterval; i.halved > l.bound(i) {
+			w.violate(inPart, i, "%s has %d of %d members bound for %v", i.name, bound, i.need, i.halved)
 		}
 		return
 	}

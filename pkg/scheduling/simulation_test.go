@@ -52,8 +52,13 @@ func simulate(t *testing.T, steps int64, run func(seed uint64, tracing bool) *wo
 			switch k := w.known(); {
 			case k != nil:
 				total.known[k] = append(total.known[k], seed)
+				if os.Getenv("GPUSHARE_SIM_TRACE") != "" {
+					t.Log(strings.Join(run(seed, true).history, "\n"))
+				}
+				t.Logf("seed %d: known, %s: %s%s", seed, k.defect, w.violation, w.describe())
 			case w.violation != "":
 				failed = append(failed, w)
+				t.Logf("seed %d: %s%s", seed, w.violation, w.describe())
 			}
 			mu.Unlock()
 		}

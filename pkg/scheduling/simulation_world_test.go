@@ -30,7 +30,9 @@ type world struct {
 	item *item
 	// ingredients are what the world is made of, if it was drawn from ingredients.
 	ingredients []string
-	liveness    *liveness
+	// part is the ingredient to which the jobs belong that are submitted now.
+	part     string
+	liveness *liveness
 	// diesAtEviction is the probability that the leader dies after an eviction for another pod.
 	diesAtEviction float64
 	// boot is how long an autoscaler takes to add a node, 0 if there is none.
@@ -132,7 +134,7 @@ func (w *world) violate(kind violationKind, i *item, format string, args ...any)
 }
 
 // maxHistory limits the traces that a failure prints.
-const maxHistory = 400
+var maxHistory = int(envInt("GPUSHARE_SIM_TRACE", 400))
 
 // trace records what happens, for the report of a failure.
 func (w *world) trace(format string, args ...any) {
