@@ -27,6 +27,8 @@ var knownDefects = []knownDefect{
 	{inPart, "", []string{"leaders die"}, nil, "a leader dies between the evictions of a group, and half of it stays"},
 	{wasted, "pods that can't be bound", nil, nil, "pods are evicted for pods that can't be bound"},
 	{wasted, "", []string{"pods that take CPU"}, nil, "pods are evicted for pods whose CPU others take"},
+	{wasted, lwsOfSeveral, nil, nil, "pods are evicted for a replica of a LeaderWorkerSet that doesn't come back"},
+	{wasted, "", []string{"reclaim"}, grouped, "pods are evicted for a group that then doesn't get their memory"},
 	{starved, lwsOfSeveral, nil, nil, "a replica of a LeaderWorkerSet that restarts doesn't come back"},
 	{starved, "a Deployment of a group that is rolled", nil, nil, "the rollout of a Deployment stops"},
 	{starved, "", nil, replacement, "the replacement of a member waits behind everything else"},
