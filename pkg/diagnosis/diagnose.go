@@ -30,7 +30,7 @@ const UntriedAfter = 30 * time.Second
 type Diagnoser struct {
 	// Turns are the turns of the pods that wait for one; nil if tenants don't share the cluster fairly, or if only another
 	// process knows.
-	Turns map[gpu.PodUID]Turn
+	Turns map[gpu.PodUID]reasons.Turn
 
 	now time.Time
 	// active are the names of the schedulers that have tried a pending pod.
@@ -88,10 +88,12 @@ type podCase struct {
 	*Pod
 	wait *GroupWait
 	// turn is the turn for which the pod waits; nil if it waits for none.
-	turn *Turn
+	turn *reasons.Turn
 	// turnUnknown is true if the gate of fair shares is the pod's only one, and its turn isn't known: it waits for nothing else, so what
 	// the nodes allow counts.
 	turnUnknown bool
+	// heldBack is true if turns aren't known, and the extender has rejected the pod because it waits for one.
+	heldBack bool
 	// nominated is true if the pod has a valid nomination.
 	nominated bool
 	// nomineeFits is true if a card of the nominated node has room: no pod that uses GPU memory has to leave any more.
@@ -121,6 +123,7 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 		c.nominated = node.NominationValid(eligibility.Parse(pod.Constraints), node.Cards, pod.Demand(), node.leavingFor(pod.Pod, d.now))
 	}
 	c.room, c.rejection = d.room(pod), d.rejection(pod.Message)
+	c.heldBack = d.Turns == nil && c.rejection != nil && c.rejection.Has(reasons.WaitsForTurn)
 	if !pod.Tried && !pod.Created.IsZero() {
 		c.untried = max(d.now.Sub(pod.Created), 0)
 	}
@@ -160,9 +163,12 @@ var rules = []rule{
 	{reasons.TooLarge, roomIs(reasons.TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
 	{reasons.Unhealthy, roomIs(reasons.Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
 	{reasons.WaitsForGroup, func(c *podCase) bool {
-		return c.wait != nil && (c.turn != nil && c.turn.Incomplete || c.turnUnknown && c.wait.Reason.Incomplete())
+		return c.wait != nil && (c.turn != nil && c.turn.Obstacle == reasons.ObstacleIncomplete || c.turnUnknown && c.wait.Reason.Incomplete())
 	}, func(c *podCase) string { return c.wait.String() }},
-	{reasons.WaitsForTurn, func(c *podCase) bool { return c.turn != nil }, func(c *podCase) string { return c.turn.Text }},
+	{reasons.WaitsForTurn, func(c *podCase) bool { return c.turn != nil }, func(c *podCase) string { return c.turn.String() }},
+	{reasons.WaitsForTurn, func(c *podCase) bool { return c.heldBack }, func(*podCase) string {
+		return "the extender holds it back until its turn: kubectl inspect gpushare --shares"
+	}},
 	{reasons.Gated, func(c *podCase) bool { return c.turnUnknown }, (*podCase).gatedText},
 	{reasons.NotTried, (*podCase).notTried, func(c *podCase) string {
 		return c.untriedText() + ": is a scheduler of this name running?" + c.waitText()

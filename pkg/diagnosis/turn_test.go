@@ -11,12 +11,29 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
+// A program that knows no turns takes it from kube-scheduler's message that a pod without a gate waits for one.
+func TestTurnReported(t *testing.T) {
+	rejected := pod(1, condition(corev1.PodReasonUnschedulable, "0/1 nodes are available: 1 "+reasons.AwaitsTurn+". preemption: none."))
+	want := Diagnosis{reasons.WaitsForTurn, "the extender holds it back until its turn: kubectl inspect gpushare --shares"}
+	for name, diagnoser := range map[string]*Diagnoser{
+		"nodes are known": NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9))}, nil, now), "pods only": PodsOnly(nil, now),
+	} {
+		if got := diagnoser.Diagnose(rejected, nil); got != want {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+		diagnoser.Turns = map[gpu.PodUID]reasons.Turn{} // Its turn has come since.
+		if got := diagnoser.Diagnose(rejected, nil); got.Reason == reasons.WaitsForTurn {
+			t.Errorf("%s, at its turn: %v", name, got)
+		}
+	}
+}
+
 // What is said of a pod with the gate of fair shares, which depends on what the extender knows.
 func TestTurn(t *testing.T) {
 	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), placement.Card{})}, nil, now)
 	for name, test := range map[string]struct {
 		request int64
-		turn    *Turn
+		turn    *reasons.Turn
 		wait    *GroupWait
 		want    Diagnosis
 	}{
@@ -32,15 +49,15 @@ func TestTurn(t *testing.T) {
 			Diagnosis{reasons.WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
 		},
 		"its turn comes": {
-			1, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{reasons.WaitsForTurn, "waits for its turn: …"},
+			1, &reasons.Turn{Tenant: "a", Share: 2}, nil, Diagnosis{reasons.WaitsForTurn, "waits for its turn: tenant a has 0 of its share of 2"},
 		},
-		"it never fits": {17, &Turn{Text: "waits for its turn: …"}, nil, Diagnosis{reasons.TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
+		"it never fits": {17, &reasons.Turn{Tenant: "a"}, nil, Diagnosis{reasons.TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
 		"a member is missing": {
-			1, &Turn{Text: "its group isn't complete", Incomplete: true}, &GroupWait{Group: "default/train", Reason: reasons.GroupIncomplete(1, 2)},
+			1, &reasons.Turn{Obstacle: reasons.ObstacleIncomplete}, &GroupWait{Group: "default/train", Reason: reasons.GroupIncomplete(1, 2)},
 			Diagnosis{reasons.WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
 		},
 		"a member is missing of a group that isn't known": {
-			1, &Turn{Text: "its group isn't complete", Incomplete: true}, nil, Diagnosis{reasons.WaitsForTurn, "its group isn't complete"},
+			1, &reasons.Turn{Obstacle: reasons.ObstacleIncomplete}, nil, Diagnosis{reasons.WaitsForTurn, "its group isn't complete: it gets its turn when all members exist"},
 		},
 	} {
 		p := pod(test.request, func(pod *corev1.Pod) {
@@ -49,7 +66,7 @@ func TestTurn(t *testing.T) {
 		})
 		diagnoser.Turns = nil
 		if test.turn != nil {
-			diagnoser.Turns = map[gpu.PodUID]Turn{"p": *test.turn}
+			diagnoser.Turns = map[gpu.PodUID]reasons.Turn{"p": *test.turn}
 		}
 		if got := diagnoser.Diagnose(p, test.wait); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -85,7 +86,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			}
 			more = true
 			u := s.units[i]
-			if m.units[u.item.ID] != u || m.reclaims.pausing(u, now) || m.obstacle(u) != NoRoom {
+			if m.units[u.item.ID] != u || m.reclaims.pausing(u, now) || m.obstacle(u) != reasons.ObstacleNoRoom {
 				continue
 			}
 			if pods += len(u.pods); pods > maxReclaim && len(units) > 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -155,7 +156,7 @@ func BenchmarkTurns(b *testing.B) {
 	m, _, _ := newBench(lockNodes, lockPods)
 	var longest longestHold
 	for b.Loop() {
-		turns := map[gpu.PodUID]Turn{}
+		turns := map[gpu.PodUID]reasons.Turn{}
 		var s *standings
 		longest.of(func() { s, _ = m.waitingTurns(turns) })
 		m.setShares(s)

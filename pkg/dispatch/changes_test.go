@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // The place of a pod is for what it asked for then: a pod whose number of cards changes gets another turn.
@@ -73,7 +74,7 @@ func TestProvisionedPodGetsTheNewRoom(t *testing.T) {
 	want(t, "places", []gpu.PodUID{"bob/provisioned"}, f.PlacesOn("n0", true))
 	want(t, "granted, also the next one for the autoscaler", []string{"bob/3", "bob/provisioned"}, f.admitted())
 	f.tick(chargeLife)
-	want(t, "its charge ends like any other", Paused, f.Turns()["bob/provisioned"].Obstacle)
+	want(t, "its charge ends like any other", reasons.ObstaclePaused, f.Turns()["bob/provisioned"].Obstacle)
 }
 
 // So do the members of a group, all at once.
@@ -117,9 +118,9 @@ func TestPauseEnds(t *testing.T) {
 	f.pod("bob/1", 4, on("n0"))
 	f.pod("alice/first", 4)
 	f.tick(0)
-	want(t, "during the pause", Paused, f.Turns()["alice/paused"].Obstacle)
+	want(t, "during the pause", reasons.ObstaclePaused, f.Turns()["alice/paused"].Obstacle)
 	f.tick(minPause)
-	want(t, "after it", NoRoom, f.Turns()["alice/paused"].Obstacle)
+	want(t, "after it", reasons.ObstacleNoRoom, f.Turns()["alice/paused"].Obstacle)
 }
 
 // A pod for which there will never be room, for its CPU for example, doesn't block its tenant most of the time.

@@ -9,6 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // cpu is a Capacity in which some pods fit no node.
@@ -38,7 +39,7 @@ func TestNeverFits(t *testing.T) {
 	f.tick(0)
 	want(t, "the tenants", []Tenant{
 		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 6, Allocated: 8, Before: 1},
-		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Waiting: 6, WaitingMemory: 22, PassedOver: 1, Infeasible: 5, Next: f.pods["bob/fits"].Pod, Obstacle: NoRoom},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Waiting: 6, WaitingMemory: 22, PassedOver: 1, Infeasible: 5, Next: f.pods["bob/fits"].Pod, Obstacle: reasons.ObstacleNoRoom},
 	}, f.Tenants())
 	large.tooLarge[0] = ""
 	f.delete("bob/fits")
@@ -66,7 +67,7 @@ func TestNeverFitsBehindSmaller(t *testing.T) {
 	f.pod("alice/large", 1000)
 	f.tick(0)
 	want(t, "alice's share", 4, f.share("alice"))
-	want(t, "the obstacles", []Obstacle{NoRoom, NeverFits}, []Obstacle{f.Turns()["alice/small"].Obstacle, f.Turns()["alice/large"].Obstacle})
+	want(t, "the obstacles", []reasons.Obstacle{reasons.ObstacleNoRoom, reasons.ObstacleNeverFits}, []reasons.Obstacle{f.Turns()["alice/small"].Obstacle, f.Turns()["alice/large"].Obstacle})
 }
 
 // A pod gets its turn at once although another tenant waits with hundreds of pods of different sizes that come first and fit

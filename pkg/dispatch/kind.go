@@ -6,15 +6,16 @@ import (
 	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // kind is shared by units that fit the same free resources: if one of them has no room, none has.
 type kind struct {
 	kindKey
 	*likeness
-	// obstacle is why there was no room at the latest attempt: NoRoom or NeverFits. If it is Untried, the next attempt tries all
+	// obstacle is why there was no room at the latest attempt: ObstacleNoRoom or ObstacleNeverFits. If it is ObstacleUntried, the next attempt tries all
 	// nodes. Otherwise the next attempt tries only nodes on which resources were freed since.
-	obstacle Obstacle
+	obstacle reasons.Obstacle
 	// units counts the units of this kind.
 	units int
 }
@@ -92,7 +93,7 @@ func (k kinds) tried() (tried []*kind) {
 		for memory, one := range like.kinds {
 			if one.units == 0 {
 				delete(like.kinds, memory)
-			} else if one.obstacle != Untried {
+			} else if one.obstacle != reasons.ObstacleUntried {
 				tried = append(tried, one)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // like returns a pod with a likeness.
@@ -40,7 +41,7 @@ func TestKinds(t *testing.T) {
 	want(t, "groups with the same amounts are of one kind", true, group == kindOf(like("a", 2), like("a", 1)))
 	want(t, "groups with different amounts are of one kind", false, group == kindOf(like("a", 2), like("a", 2)))
 
-	two.obstacle, two.units, four.obstacle = NoRoom, 1, NoRoom
+	two.obstacle, two.units, four.obstacle = reasons.ObstacleNoRoom, 1, reasons.ObstacleNoRoom
 	if tried := k.tried(); len(tried) != 1 || tried[0] != two {
 		t.Errorf("%d kinds were tried and have units, want one", len(tried))
 	}

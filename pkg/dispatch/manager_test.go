@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func want[T any](t *testing.T, what string, want, got T) {
@@ -40,11 +41,11 @@ func TestAlternate(t *testing.T) {
 	tenants := f.Tenants()
 	want(t, "what waits", []Tenant{
 		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 4, Allocated: 4, Before: 1},
-		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4, Waiting: 15, WaitingMemory: 15, PassedOver: 15, Next: f.pods["bob/5"].Pod, Obstacle: NoRoom},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4, Waiting: 15, WaitingMemory: 15, PassedOver: 15, Next: f.pods["bob/5"].Pod, Obstacle: reasons.ObstacleNoRoom},
 	}, tenants)
 	want(t, "the reason", "bob/5: no card has room for it now", tenants[1].Reason())
 	turns := f.Turns()
-	want(t, "a turn", Turn{Tenant: "bob", Share: 4, Allocated: 4, Obstacle: NoRoom}, turns["bob/9"])
+	want(t, "a turn", reasons.Turn{Tenant: "bob", Share: 4, Allocated: 4, Obstacle: reasons.ObstacleNoRoom}, turns["bob/9"])
 	want(t, "turns", 15, len(turns))
 }
 
@@ -107,7 +108,7 @@ func TestChargeExpires(t *testing.T) {
 	want(t, "before the charge ends", []string{"alice/stuck"}, f.admitted())
 	f.tick(time.Second)
 	want(t, "after it", []string{"bob/1"}, f.admitted())
-	want(t, "a turn", Turn{Tenant: "alice", Share: 0, Obstacle: Paused}, f.Turns()["alice/stuck"])
+	want(t, "a turn", reasons.Turn{Tenant: "alice", Share: 0, Obstacle: reasons.ObstaclePaused}, f.Turns()["alice/stuck"])
 	f.bind("bob/1")
 	f.delete("bob/1")
 	f.tick(0)
@@ -185,7 +186,7 @@ func TestOpenGates(t *testing.T) {
 	}
 	f.Tick(f.now)
 	want(t, "the rest", 101-MaxOpening, len(f.TakeEffects().Open))
-	want(t, "the failed one", Turn{Tenant: "alice", Obstacle: GateStuck}, f.Turns()["alice/granted"])
+	want(t, "the failed one", reasons.Turn{Tenant: "alice", Obstacle: reasons.ObstacleGateStuck}, f.Turns()["alice/granted"])
 	var pauses []time.Duration
 	for last := f.now; len(pauses) < 5; f.now = f.now.Add(gateRetry) {
 		f.Tick(f.now)
@@ -251,7 +252,7 @@ func TestLargePodsWaitBounded(t *testing.T) {
 	for ; turn() && turns < 1000; turns++ {
 	}
 	want(t, "seconds until small pods wait", 60, turns)
-	want(t, "the small pod's obstacle", NoRoom, f.Turns()["alice/large"].Obstacle)
+	want(t, "the small pod's obstacle", reasons.ObstacleNoRoom, f.Turns()["alice/large"].Obstacle)
 	waited := 0
 	for ; !turn() && waited < 1000; waited++ {
 	}
@@ -276,7 +277,7 @@ func TestProvisioning(t *testing.T) {
 	want(t, "granted", []string{"bob/2"}, f.admitted())
 	want(t, "tenants", []Tenant{
 		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 2, Allocated: 4, Before: 1},
-		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1, Next: f.pods["bob/3"].Pod, Obstacle: NoRoom},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1, Next: f.pods["bob/3"].Pod, Obstacle: reasons.ObstacleNoRoom},
 	}, f.Tenants())
 	f.tick(provisionLife - time.Second)
 	want(t, "it keeps its charge for long", []string{"bob/2"}, f.admitted())
@@ -447,7 +448,7 @@ func TestPauseEndsWithTerm(t *testing.T) {
 	f.pod("alice/1", 4)
 	f.tick(0)
 	f.run(chargeLife + time.Second)
-	want(t, "its obstacle", Paused, f.Turns()["alice/1"].Obstacle)
+	want(t, "its obstacle", reasons.ObstaclePaused, f.Turns()["alice/1"].Obstacle)
 	f.StopLeading()
 	f.StartLeading()
 	f.tick(0)

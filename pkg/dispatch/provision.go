@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // placeProvisioned reserves places for pods that were granted without one, before others take the nodes that were added for them. From
@@ -54,7 +55,7 @@ func (m *Manager) provision(now time.Time) {
 	}
 	r := m.queue.Round()
 	for item, ok := r.Next(); ok && free > 0; item, ok = r.Next() {
-		if u := item.Value.(*unit); m.obstacle(u) == NoRoom && !m.makesRoom(u) && len(u.pods) <= free && u.mayProvision(now) {
+		if u := item.Value.(*unit); m.obstacle(u) == reasons.ObstacleNoRoom && !m.makesRoom(u) && len(u.pods) <= free && u.mayProvision(now) {
 			r.Grant()
 			m.grant(u, nil, now)
 			free -= len(u.pods)

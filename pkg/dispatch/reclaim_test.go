@@ -8,6 +8,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const after, minRuntime = 5 * time.Minute, 10 * time.Minute
@@ -199,9 +200,9 @@ func TestReclaimNeedsCPU(t *testing.T) {
 	f.pod("alice/1", 2)
 	f.run(time.Hour)
 	want(t, "evictions", 0, len(f.evicted))
-	want(t, "its obstacle", NeverFits, f.Turns()["alice/1"].Obstacle)
+	want(t, "its obstacle", reasons.ObstacleNeverFits, f.Turns()["alice/1"].Obstacle)
 	want(t, "tenants", []Tenant{
-		{Terms: fairshare.DefaultTerms, Name: "alice", Waiting: 1, WaitingMemory: 2, Infeasible: 1, Next: f.pods["alice/1"].Pod, Obstacle: NeverFits},
+		{Terms: fairshare.DefaultTerms, Name: "alice", Waiting: 1, WaitingMemory: 2, Infeasible: 1, Next: f.pods["alice/1"].Pod, Obstacle: reasons.ObstacleNeverFits},
 		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4},
 	}, f.Tenants())
 }
@@ -230,7 +231,7 @@ func TestReclaimHoldIsCharged(t *testing.T) {
 	f.delete("bob/1", "bob/2")
 	f.run(time.Second)
 	want(t, "what nothing else can use", []string{"alice/small-0", "alice/small-1", "carol/small-0"}, f.admitted())
-	want(t, "the places are still held", MakingRoom, f.Turns()["alice/1"].Obstacle)
+	want(t, "the places are still held", reasons.ObstacleMakingRoom, f.Turns()["alice/1"].Obstacle)
 	f.delete("carol/1")
 	f.finish()
 	f.run(2 * time.Second)

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // try reserves places for the pods of a unit. It returns nil if they don't fit now.
@@ -15,9 +16,9 @@ func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places 
 		return places
 	}
 	u.kind.fail(m.rounds)
-	if u.kind.obstacle == Untried {
-		if u.kind.obstacle = NoRoom; !m.everFits(u) {
-			u.kind.obstacle = NeverFits
+	if u.kind.obstacle == reasons.ObstacleUntried {
+		if u.kind.obstacle = reasons.ObstacleNoRoom; !m.everFits(u) {
+			u.kind.obstacle = reasons.ObstacleNeverFits
 		}
 	}
 	return nil
@@ -26,7 +27,7 @@ func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places 
 // reserve reserves places for the pods of a unit on all nodes, or on those on which something was freed if the unit had no room before.
 // It returns nil if they don't fit now.
 func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Place) {
-	hadNoRoom := u.kind.obstacle != Untried
+	hadNoRoom := u.kind.obstacle != reasons.ObstacleUntried
 	if hadNoRoom && !m.freedAny {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const (
@@ -85,7 +86,7 @@ func (m *Manager) retry(now time.Time) (all, some bool) {
 		n = len(m.due)
 	}
 	for _, kind := range m.due[:n] {
-		kind.obstacle = Untried
+		kind.obstacle = reasons.ObstacleUntried
 	}
 	m.due = m.due[n:]
 	return all, n > 0

@@ -2,13 +2,12 @@ package dispatch
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
-	"strings"
 	"unique"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Tenant is the state of a tenant.
@@ -27,7 +26,7 @@ type Tenant struct {
 	// Next is the first waiting pod that counts for the demand. If there is none, it is the first waiting pod; zero if no pod waits.
 	// Obstacle is why Next isn't granted.
 	Next     gpu.Pod
-	Obstacle Obstacle
+	Obstacle reasons.Obstacle
 }
 
 // Tenants returns the tenants that have or want something, by name. The list is never nil.
@@ -77,14 +76,14 @@ func (m *Manager) standings() *standings {
 			own[i] = u
 			t.Waiting, t.WaitingMemory = t.Waiting+len(u.pods), t.WaitingMemory.Add(item.Memory)
 			obstacle := m.obstacle(u)
-			if i == 0 || t.Obstacle.infeasible() && !obstacle.infeasible() {
+			if i == 0 || t.Obstacle.Infeasible() && !obstacle.Infeasible() {
 				t.Next, t.Obstacle = u.pods[0].Pod.Pod, m.shownObstacle(u)
 			}
 			switch {
-			case obstacle.infeasible():
+			case obstacle.Infeasible():
 				t.Infeasible += len(u.pods)
 				continue
-			case obstacle == NoRoom:
+			case obstacle == reasons.ObstacleNoRoom:
 				t.PassedOver += len(u.pods)
 			}
 			claim.Demand = claim.Demand.Add(item.Memory)
@@ -101,33 +100,25 @@ func (m *Manager) standings() *standings {
 	return out
 }
 
-// shownObstacle returns the obstacle that users see: MakingRoom if pods are evicted for the unit, otherwise obstacle.
-func (m *Manager) shownObstacle(u *unit) Obstacle {
+// shownObstacle returns the obstacle that users see: ObstacleMakingRoom if pods are evicted for the unit, otherwise obstacle.
+func (m *Manager) shownObstacle(u *unit) reasons.Obstacle {
 	if m.makesRoom(u) {
-		return MakingRoom
+		return reasons.ObstacleMakingRoom
 	}
 	return m.obstacle(u)
 }
 
-// Turn is the position of a waiting pod in the queue, and why it isn't granted.
-type Turn struct {
-	Tenant           string
-	Share, Allocated gpu.Memory
-	// Before counts the tenants with waiting pods that come before the pod's tenant in the queue.
-	Before   int
-	Obstacle Obstacle
-}
-
-// String returns the sentence that is shown to users.
-func (t Turn) String() string {
-	if t.Obstacle == Incomplete {
-		return "its group isn't complete: it gets its turn when all members exist"
+// obstacle returns why the unit was not granted in the latest round.
+func (m *Manager) obstacle(u *unit) reasons.Obstacle {
+	switch {
+	case u.paused:
+		return reasons.ObstaclePaused
+	case u.kind.obstacle == reasons.ObstacleNeverFits:
+		return reasons.ObstacleNeverFits
+	case m.holding[u.item.Tenant] != nil && m.holding[u.item.Tenant] != u:
+		return reasons.ObstacleBehind
 	}
-	if t.Obstacle == GateStuck {
-		return "it is its turn, but its scheduling gate could not be removed: the extender's log has the error"
-	}
-	text := fmt.Sprintf("waits for its turn: tenant %s has %d of its share of %d", cmp.Or(t.Tenant, "<none>"), t.Allocated, t.Share)
-	return strings.Join(append([]string{text}, waits(t.Before, t.Obstacle)...), "; ")
+	return u.kind.obstacle
 }
 
 // Reason returns why the tenant's next pod waits, for users; empty if no pod waits.
@@ -135,31 +126,12 @@ func (t Tenant) Reason() string {
 	if t.Waiting == 0 {
 		return ""
 	}
-	reasons := waits(t.Before, t.Obstacle)
-	if len(reasons) == 0 {
-		reasons = []string{"its turn is next"}
-	}
-	return t.Next.String() + ": " + strings.Join(reasons, "; ")
-}
-
-// waits returns the reasons why a pod waits: the number of tenants before its own, and the obstacle.
-func waits(before int, obstacle Obstacle) (reasons []string) {
-	switch {
-	case obstacle.infeasible(): // Then the order of the tenants doesn't matter.
-	case before == 1:
-		reasons = []string{"1 tenant is before it"}
-	case before > 1:
-		reasons = []string{fmt.Sprintf("%d tenants are before it", before)}
-	}
-	if text := obstacle.String(); text != "" {
-		reasons = append(reasons, text)
-	}
-	return reasons
+	return t.Next.String() + ": " + reasons.Turn{Before: t.Before, Obstacle: t.Obstacle}.Brief()
 }
 
 // Turns returns the turns of all pods that wait for one.
-func (m *Manager) Turns() map[gpu.PodUID]Turn {
-	turns := map[gpu.PodUID]Turn{}
+func (m *Manager) Turns() map[gpu.PodUID]reasons.Turn {
+	turns := map[gpu.PodUID]reasons.Turn{}
 	s, waiting := m.waitingTurns(turns)
 	if s == nil {
 		return turns
@@ -167,7 +139,7 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 	m.setShares(s)
 	for _, w := range waiting {
 		t := s.tenants[w.tenant]
-		turns[w.pod] = Turn{t.Name, t.Share, t.Allocated, t.Before, w.obstacle}
+		turns[w.pod] = reasons.Turn{Tenant: t.Name, Share: t.Share, Allocated: t.Allocated, Before: t.Before, Obstacle: w.obstacle}
 	}
 	return turns
 }
@@ -176,12 +148,12 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 type waitingTurn struct {
 	pod      gpu.PodUID
 	tenant   int
-	obstacle Obstacle
+	obstacle reasons.Obstacle
 }
 
 // waitingTurns returns the pods that wait for their turn, and sets the turns of those that don't wait for others. It returns nil if this
 // process isn't the leader.
-func (m *Manager) waitingTurns(turns map[gpu.PodUID]Turn) (s *standings, waiting []waitingTurn) {
+func (m *Manager) waitingTurns(turns map[gpu.PodUID]reasons.Turn) (s *standings, waiting []waitingTurn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.leading {
@@ -197,13 +169,13 @@ func (m *Manager) waitingTurns(turns map[gpu.PodUID]Turn) (s *standings, waiting
 	}
 	for uid, p := range m.gated {
 		if p.gateFailures > 0 {
-			turns[uid] = Turn{Tenant: m.namespaces[p.Namespace].Tenant, Obstacle: GateStuck}
+			turns[uid] = reasons.Turn{Tenant: m.namespaces[p.Namespace].Tenant, Obstacle: reasons.ObstacleGateStuck}
 		}
 	}
 	for _, members := range m.members {
 		for _, p := range members {
 			if p.unit == nil {
-				turns[p.UID] = Turn{Tenant: m.namespaces[p.Namespace].Tenant, Obstacle: Incomplete}
+				turns[p.UID] = reasons.Turn{Tenant: m.namespaces[p.Namespace].Tenant, Obstacle: reasons.ObstacleIncomplete}
 			}
 		}
 	}
@@ -226,7 +198,7 @@ func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	m.gatherGroups()
 	for _, u := range m.units {
 		if !m.everFits(u) {
-			u.kind.obstacle = NeverFits
+			u.kind.obstacle = reasons.ObstacleNeverFits
 		}
 	}
 	return m.Tenants()

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const (
@@ -79,7 +80,7 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	switch {
 	case !t.open.mayGrant(u.item.Tenant):
 		return nil, true
-	case u.paused || own.head != nil && u.kind.obstacle != Untried && u.kind.hasNoRoom(t.rounds):
+	case u.paused || own.head != nil && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
 		return nil, false // There can be thousands of these.
 	case own.effort >= ownEffort:
 		t.cut = true
@@ -88,7 +89,7 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	before := t.effort
 	places = t.try(u, t.capacity, t.now)
 	own.effort += t.effort - before
-	if places == nil && own.head == nil && u.kind.obstacle == NoRoom {
+	if places == nil && own.head == nil && u.kind.obstacle == reasons.ObstacleNoRoom {
 		own.head = u
 		if t.holdsOthers(u, t.now) {
 			t.holding[u.item.Tenant] = u

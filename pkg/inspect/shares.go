@@ -23,6 +23,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // SharesKind is the kind of the JSON and YAML output of --shares. Its apiVersion is ReportAPIVersion.
@@ -197,7 +198,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 		}
 		switch next := pending[t.Next.UID]; {
 		case next == nil:
-		case t.Obstacle == dispatch.NeverFits: // Of a group, each member may fit alone.
+		case t.Obstacle == reasons.ObstacleNeverFits: // Of a group, each member may fit alone.
 			tenant.Cause = t.Obstacle.String()
 		default:
 			tenant.Cause = diagnoser.Diagnose(next, nil).Reason.Words()

@@ -123,7 +123,7 @@ func TestSharesOfGroups(t *testing.T) {
 	if diff := cmp.Diff(map[string]int64{"large": 0, "whole": 16}, shares(ShareSettings{By: shareByNamespace})); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]string{"large": dispatch.NeverFits.String(), "whole": reasons.Fits.Words()}, causes); diff != "" {
+	if diff := cmp.Diff(map[string]string{"large": reasons.ObstacleNeverFits.String(), "whole": reasons.Fits.Words()}, causes); diff != "" {
 		t.Errorf("causes (-want +got)\n%s", diff)
 	}
 	if diff := cmp.Diff(map[string]int64{"incomplete": 11, "large": 11, "whole": 10}, shares(ShareSettings{By: shareByNamespace, WithoutGroups: true})); diff != "" {

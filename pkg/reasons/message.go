@@ -22,10 +22,6 @@ import (
 //     tries such a pod again after its back-off, so the message is never older than some seconds.
 //   - Reason SchedulingGated: written by the API server when the pod is created.
 
-// AwaitsTurn is the text on the wire for a pod that fair sharing holds back. It must not change while a pod is pending: a change of its
-// condition makes kube-scheduler try it again at once.
-const AwaitsTurn = "fair share: the pod waits for its turn"
-
 // InsufficientMemory and InsufficientCores are kube-scheduler's reasons for nodes that lack one of our resources in sum
 // (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
 const (

@@ -16,13 +16,13 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -337,13 +337,9 @@ func (f *fairShare) openGate(ctx context.Context, pod gpu.Pod) {
 }
 
 // turns returns the turns of the pods that wait for one.
-func (f *fairShare) turns() map[gpu.PodUID]diagnosis.Turn {
+func (f *fairShare) turns() map[gpu.PodUID]reasons.Turn {
 	if f == nil {
 		return nil
 	}
-	turns := map[gpu.PodUID]diagnosis.Turn{}
-	for uid, turn := range f.manager.Turns() {
-		turns[uid] = diagnosis.Turn{Text: turn.String(), Incomplete: turn.Obstacle == dispatch.Incomplete}
-	}
-	return turns
+	return f.manager.Turns()
 }

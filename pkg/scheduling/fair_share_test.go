@@ -96,7 +96,7 @@ func TestFairShare(t *testing.T) {
 	f.publish(alice)
 	f.await("the tenants", func() bool {
 		return cmp.Equal(f.Tenants(), []dispatch.Tenant{
-			{Terms: fairshare.DefaultTerms, Name: "bob", Share: 8, Allocated: 6, Waiting: 1, WaitingMemory: 6, PassedOver: 1, Obstacle: dispatch.NoRoom},
+			{Terms: fairshare.DefaultTerms, Name: "bob", Share: 8, Allocated: 6, Waiting: 1, WaitingMemory: 6, PassedOver: 1, Obstacle: reasons.ObstacleNoRoom},
 			{Terms: fairshare.DefaultTerms, Name: "default", Share: 8, Allocated: 10, Before: 1},
 		}, cmpopts.IgnoreFields(dispatch.Tenant{}, "Next"))
 	})

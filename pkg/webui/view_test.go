@@ -183,7 +183,7 @@ func TestShares(t *testing.T) {
 		t.Errorf("without fair sharing: tenants %v, sample %s", off.Tenants, sample)
 	}
 	tenants := []dispatch.Tenant{
-		{Name: "starved", Terms: fairshare.Terms{Weight: 2, Guaranteed: 4}, Share: 9, Waiting: 2, WaitingMemory: 9, Next: pod("p", 8), Obstacle: dispatch.NoRoom},
+		{Name: "starved", Terms: fairshare.Terms{Weight: 2, Guaranteed: 4}, Share: 9, Waiting: 2, WaitingMemory: 9, Next: pod("p", 8), Obstacle: reasons.ObstacleNoRoom},
 		{Name: "", Terms: fairshare.DefaultTerms, Share: 8, Allocated: 20},
 	}
 	for i := range 8 {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/webui"
 )
 
@@ -49,7 +50,7 @@ func TestShares(t *testing.T) {
 			tenants[0].Share = 32
 			tenants = append(tenants, dispatch.Tenant{
 				Name: "alice", Terms: fairshare.Terms{Weight: 1, Guaranteed: 8}, Share: 32, Allocated: alice, Waiting: 3, WaitingMemory: 12,
-				Next: gpu.Pod{Namespace: "alice", Name: "train-3"}, Obstacle: dispatch.NoRoom,
+				Next: gpu.Pod{Namespace: "alice", Name: "train-3"}, Obstacle: reasons.ObstacleNoRoom,
 			})
 		}
 		for j := range max(i-350, 0) {

@@ -110,3 +110,30 @@ func TestReasonsDocumented(t *testing.T) {
 		}
 	}
 }
+
+// The page on pending pods explains each reason, and the page of metrics lists it.
+func TestCausesDocumented(t *testing.T) {
+	var causes []string
+	for _, reason := range reasons.OfPods() {
+		causes = append(causes, reason.String())
+	}
+	slices.Sort(causes)
+	_, section, _ := strings.Cut(read(t, "docs/inspect.md"), "\n## Why pods wait")
+	section, _, _ = strings.Cut(section, "\n## ")
+	row := regexp.MustCompile("(?m)^\\| `gpushare_extender_pending_pods` .*").FindString(read(t, "docs/metrics.md"))
+	_, row, _ = strings.Cut(row, "`reason`")
+	row, _, _ = strings.Cut(row, " |")
+	for page, found := range map[string][][]string{
+		"inspect.md": regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(section, -1),
+		"metrics.md": backquoted.FindAllStringSubmatch(row, -1),
+	} {
+		var documented []string
+		for _, match := range found {
+			documented = append(documented, match[1])
+		}
+		slices.Sort(documented)
+		if diff := cmp.Diff(causes, documented); diff != "" {
+			t.Errorf("causes of pending pods (-code +docs/%s):\n%s", page, diff)
+		}
+	}
+}
