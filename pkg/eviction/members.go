@@ -42,16 +42,16 @@ func (m *Members) Run(ctx context.Context) error {
 		case pods := <-m.requests:
 			group := m.NewGroup(maxConcurrent)
 			for _, pod := range pods {
-				group.Go(func() error { m.evict(ctx, pod); return nil })
+				group.Go(func() error { m.EvictMember(ctx, pod); return nil })
 			}
-			_ = group.Wait() // evict logs its errors.
+			_ = group.Wait() // EvictMember logs its errors.
 		}
 	}
 }
 
-// evict makes one eviction call. Disruption budgets are respected: the manager requests the eviction again until it is
+// EvictMember makes one eviction call of Run. Disruption budgets are respected: the manager requests the eviction again until it is
 // allowed.
-func (m *Members) evict(ctx context.Context, pod gpu.Pod) {
+func (m *Members) EvictMember(ctx context.Context, pod gpu.Pod) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
 	if m.Leading() != nil {
 		return

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,7 +37,8 @@ type apiServer struct {
 	watches []*watcher
 	runs    map[runKey]*run
 	// mute is until when no Binding is answered. Some take effect.
-	mute time.Duration
+	mute    time.Duration
+	budgets []*budget
 }
 
 // apiPod is a pod. Its object is never changed in place.
@@ -97,6 +99,9 @@ type podSpec struct {
 	// lasts is how long the pod runs; 0 for ever. It then succeeds, or fails. grace is how long it takes to end after its deletion.
 	lasts, grace time.Duration
 	fails        bool
+	// budgets are the labels of the disruption budgets that cover it. unhealthy is true if it never becomes ready.
+	budgets   []string
+	unhealthy bool
 }
 
 type apiNode struct {
@@ -127,6 +132,9 @@ type change struct {
 	node   *apiNode
 	spec   *corev1.Node // nil if the node was deleted.
 	gone   bool
+	// budget is a disruption budget; disruptions is nil if it was deleted.
+	budget      *budget
+	disruptions *policyv1.PodDisruptionBudget
 	// touched is true if only an annotation changed that the extender doesn't read.
 	touched bool
 }
@@ -209,6 +217,12 @@ func (a *apiServer) trim() {
 	a.base = least
 }
 
+func notFound(pod string) error { return apierrors.NewNotFound(fake.PodResource, pod) }
+
+func conflict(pod, why string) error {
+	return apierrors.NewConflict(fake.PodResource, pod, errors.New(why))
+}
+
 func quantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 
 // create creates a pod.
@@ -234,6 +248,12 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 	}
 	spec.extras.apply(&object.Spec)
 	spec.constraints.apply(object)
+	for _, label := range spec.budgets {
+		if object.Labels == nil {
+			object.Labels = map[string]string{}
+		}
+		object.Labels[label] = "yes"
+	}
 	requests := corev1.ResourceList{}
 	if spec.cpu > 0 {
 		requests[corev1.ResourceCPU] = quantity(spec.cpu)
@@ -283,6 +303,7 @@ func (a *apiServer) set(p *apiPod) {
 	p.object.ResourceVersion = strconv.Itoa(a.version)
 	p.info = clustercache.NewPodInfo(p.object)
 	a.publish(change{pod: p, info: p.info, object: p.object})
+	a.budgetsChanged(p)
 }
 
 // remove removes the pod's object.
@@ -298,6 +319,7 @@ func (a *apiServer) remove(p *apiPod) {
 	a.w.trace("api: %s %s is gone", p.name(), p.uid())
 	a.version++
 	a.publish(change{pod: p, info: p.info, object: p.object, gone: true})
+	a.budgetsChanged(p)
 	a.left(p)
 	if n := len(a.order); n > 64 && n > 2*len(a.pods) {
 		a.order = slices.DeleteFunc(a.order, func(p *apiPod) bool { return !p.exists })
@@ -317,7 +339,11 @@ func (a *apiServer) delete(p *apiPod) {
 			object.DeletionTimestamp = &at
 		})
 		a.w.trace("api: %s is terminating", p.name())
-		a.w.after(a.w.between(0, p.grace), func() { a.remove(p) })
+		ends := a.w.between(0, p.grace)
+		if !a.w.calm && a.w.chance(a.w.faults.stuck) { // The kubelet is away, or the containers can't be killed.
+			ends = p.grace + a.w.between(0, 2*time.Minute)
+		}
+		a.w.after(ends, func() { a.remove(p) })
 		p.changed()
 	}
 }
@@ -460,16 +486,15 @@ func (a *apiServer) touchNode(name, key, value string) error {
 // bind is the API server's part of a Binding.
 func (a *apiServer) bind(b *corev1.Binding, by string) error {
 	p := a.pods[b.Name]
-	conflict := func(why string) error { return apierrors.NewConflict(fake.PodResource, b.Name, errors.New(why)) }
 	switch {
 	case p == nil:
-		return apierrors.NewNotFound(fake.PodResource, b.Name)
+		return notFound(b.Name)
 	case b.UID != "" && p.object.UID != b.UID:
-		return conflict("another UID")
+		return conflict(b.Name, "another UID")
 	case p.info.Node != "":
-		return conflict("bound to " + p.info.Node)
+		return conflict(b.Name, "bound to "+p.info.Node)
 	case p.info.Leaving:
-		return conflict("terminating")
+		return conflict(b.Name, "terminating")
 	}
 	a.edit(p, func(object *corev1.Pod) {
 		object.Spec.NodeName = b.Target.Name
@@ -561,39 +586,15 @@ func (a *apiServer) nominate(pod gpu.Pod, version, node, by string) error {
 	p := a.pods[pod.Name]
 	switch {
 	case p == nil:
-		return apierrors.NewNotFound(fake.PodResource, pod.Name)
+		return notFound(pod.Name)
 	case p.uid() != pod.UID || p.object.ResourceVersion != version:
-		return apierrors.NewConflict(fake.PodResource, pod.Name, errors.New("another version"))
+		return conflict(pod.Name, "another version")
 	case node != "" && p.object.Status.NominatedNodeName != "", p.info.Node != "":
 		a.w.fail("%s nominates %s, which has node %q and nomination %q", by, p.name(), p.info.Node, p.object.Status.NominatedNodeName)
 	}
 	a.w.stats.nominated++
 	a.w.trace("api: %s nominates %s to %q", by, p.name(), node)
 	a.edit(p, func(object *corev1.Pod) { object.Status.NominatedNodeName = node })
-	return nil
-}
-
-// evict is the API server's part of an eviction.
-func (a *apiServer) evict(pod gpu.Pod, by string, member bool) error {
-	p := a.pods[pod.Name]
-	switch {
-	case p == nil:
-		return apierrors.NewNotFound(fake.PodResource, pod.Name)
-	case p.uid() != pod.UID:
-		return apierrors.NewConflict(fake.PodResource, pod.Name, errors.New("another UID"))
-	}
-	a.w.stats.evictions++
-	a.w.trace("api: %s evicts %s", by, p.name())
-	switch {
-	case !member:
-		a.w.stats.reclaimed++
-		if a.w.chance(a.w.diesAtEviction) {
-			a.w.after(a.w.between(0, 5*time.Millisecond), a.w.changeLeader)
-		}
-	case p.run != nil && p.run.whole:
-		a.w.fail("%s evicts %s, whose run %v is whole: %d of %d bound", by, p.name(), p.run.key, p.run.running(), p.run.size)
-	}
-	a.delete(p)
 	return nil
 }
 

@@ -158,7 +158,13 @@ func (w *world) relabel(p *apiPod, text string) {
 		p.counts = map[int]bool{}
 	}
 	p.counts[p.info.NumCards()] = true
-	w.api.edit(p, func(object *corev1.Pod) { object.Labels = map[string]string{protocol.LabelCount: text} })
+	w.api.edit(p, func(object *corev1.Pod) {
+		labels := map[string]string{protocol.LabelCount: text}
+		for _, label := range p.budgets {
+			labels[label] = "yes"
+		}
+		object.Labels = labels
+	})
 	p.counts[p.info.NumCards()] = true
 	if p.info.RequestError != "" {
 		w.api.missing(p)

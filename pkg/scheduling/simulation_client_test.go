@@ -17,15 +17,17 @@ import (
 
 // faults are the disturbances of the API server's answers.
 type faults struct {
-	// rejected, busy, lost and unreachable are the probabilities of these outcomes of a Binding. A lost answer's write was made,
-	// will be made later, or is never made.
-	rejected, busy, lost, unreachable float64
-	slow                              float64
+	// rejected, busy, lost and unreachable are the probabilities of these outcomes of a write. A lost answer's write was made,
+	// will be made later, or is never made. died is that of a leader that dies at a write, before or after it takes effect.
+	rejected, busy, lost, unreachable, died float64
+	slow                                    float64
 	// moment is the probability of a disturbance while members of a group are bound or held.
 	moment float64
+	// stuck is the probability that a pod stays terminating after its grace period.
+	stuck float64
 }
 
-// fate is the outcome of a Binding.
+// fate is the outcome of a write.
 type fate int
 
 const (
@@ -38,44 +40,54 @@ const (
 	lostMade
 	lostLate
 	lostNever
+	// The process dies before or after the write.
+	diedBefore
+	diedAfter
 )
 
-// fateOf returns the outcome of a Binding that the replica sends now.
-func (w *world) fateOf(r *replica, pod string) fate {
-	if w.fate != nil && r.apart <= w.now {
-		return w.fate(pod)
-	}
-	lost := lostMade + fate(w.random.IntN(3))
-	if w.api.mute > w.now {
-		return lost
-	}
-	if r.apart > w.now {
-		if w.fate != nil || w.chance(0.5) {
-			return notSent
-		}
-		return lost
-	}
-	if p := w.api.pods[pod]; p != nil && p.refused > w.now && !w.calm {
-		return refused
-	}
+// fateOf returns the outcome of a write that is sent now.
+func (w *world) fateOf() fate {
 	random := w.random.Float64()
 	for _, o := range []struct {
-		outcome fate
-		share   float64
-	}{{lost, w.faults.lost}, {notSent, w.faults.unreachable}, {refused, w.faults.rejected}, {busy, w.faults.busy}} {
+		outcomes []fate
+		share    float64
+	}{
+		{[]fate{lostMade, lostLate, lostNever}, w.faults.lost}, {[]fate{notSent}, w.faults.unreachable}, {[]fate{refused}, w.faults.rejected},
+		{[]fate{busy}, w.faults.busy}, {[]fate{diedBefore, diedAfter}, w.faults.died},
+	} {
 		if random -= o.share; random < 0 {
-			return o.outcome
+			return o.outcomes[w.random.IntN(len(o.outcomes))]
 		}
 	}
 	return made
 }
 
-// client is what an extender sees of the API server. It implements API.
-type client struct {
-	r *replica
-	// member is true for the evictions of members of broken runs.
-	member bool
+// fateOfBinding returns the outcome of a Binding that the replica sends now.
+func (w *world) fateOfBinding(r *replica, pod string) fate {
+	lost := lostMade + fate(w.random.IntN(3))
+	switch p := w.api.pods[pod]; {
+	case w.fate != nil && r.apart <= w.now:
+		return w.fate(pod)
+	case r.apart > w.now && (w.fate != nil || w.chance(0.5)):
+		return notSent
+	case r.apart > w.now, w.api.mute > w.now:
+		return lost
+	case p != nil && p.refused > w.now && !w.calm:
+		return refused
+	}
+	return w.fateOf()
 }
+
+// dies kills the leader if it is this replica.
+func (w *world) dies(r *replica) {
+	if w.answering() == r {
+		w.trace("%s dies at a write", r.name)
+		w.changeLeader()
+	}
+}
+
+// client is what an extender sees of the API server. It implements API.
+type client struct{ r *replica }
 
 var (
 	errDial = &net.OpError{Op: "dial", Err: errors.New("connection refused")}
@@ -113,36 +125,60 @@ func (c client) reach(ctx context.Context) error {
 	return nil
 }
 
-// Bind implements API. The write is made while the call waits, or later if the answer is lost.
+// Bind implements API.
 func (c client) Bind(ctx context.Context, b *corev1.Binding) error {
 	w := c.r.w
 	if c.r.dead {
 		return errDial
 	}
-	commit := func() error { return w.api.bind(b, c.r.name) }
-	switch outcome := w.fateOf(c.r, b.Name); outcome {
-	case notSent:
-		w.sleep(w.between(time.Millisecond, time.Second))
-		w.trace("api: the Binding of %s isn't sent", b.Name)
-		return errDial
+	outcome := w.fateOfBinding(c.r, b.Name)
+	switch outcome {
 	case lostMade, lostLate, lostNever:
 		w.stats.lost++
 		if p := w.api.pods[b.Name]; p != nil {
 			p.late = true
 		}
 		w.moment()
-		when := w.between(time.Millisecond, 20*time.Millisecond)
-		if outcome == lostLate { // The API server has not abandoned it yet.
-			when = w.between(time.Millisecond, 2*simBindTimeout)
+	case refused:
+		w.stats.rejected++
+	}
+	return c.write(ctx, "the Binding of "+b.Name, outcome, func() error { return w.api.bind(b, c.r.name) })
+}
+
+// write makes a write with this outcome. The write is made while the call waits, or later if the answer is lost.
+func (c client) write(ctx context.Context, what string, outcome fate, commit func() error) error {
+	w := c.r.w
+	latency := w.between(time.Millisecond, 15*time.Millisecond)
+	if w.chance(w.faults.slow) {
+		latency = w.between(100*time.Millisecond, 2500*time.Millisecond)
+	}
+	commitAfter := func(d time.Duration) {
+		w.after(d, func() {
+			if err := commit(); err != nil {
+				w.trace("api: late, %s is refused: %v", what, err)
+			}
+		})
+	}
+	if outcome != made {
+		w.trace("api: %s: outcome %d", what, outcome)
+	}
+	switch outcome {
+	case notSent:
+		w.sleep(w.between(time.Millisecond, time.Second))
+		return errDial
+	case diedBefore, diedAfter:
+		if outcome == diedAfter {
+			commitAfter(0)
 		}
-		if outcome != lostNever {
-			w.after(when, func() {
-				if err := commit(); err != nil {
-					w.trace("api: the late Binding of %s is refused: %v", b.Name, err)
-				}
-			})
+		w.dies(c.r)
+		return errEOF
+	case lostMade, lostLate, lostNever:
+		switch outcome {
+		case lostMade:
+			commitAfter(w.between(time.Millisecond, 20*time.Millisecond))
+		case lostLate: // The API server has not abandoned it yet.
+			commitAfter(w.between(time.Millisecond, 2*simBindTimeout))
 		}
-		w.trace("api: the answer to the Binding of %s is lost: %d, after %v", b.Name, outcome, when)
 		wait := w.between(5*time.Millisecond, simBindTimeout)
 		if w.api.mute > w.now {
 			wait = simBindTimeout
@@ -153,16 +189,10 @@ func (c client) Bind(ctx context.Context, b *corev1.Binding) error {
 		return errEOF
 	case refused:
 		w.sleep(5 * time.Millisecond)
-		w.stats.rejected++
-		w.trace("api: the Binding of %s is refused", b.Name)
-		return apierrors.NewForbidden(fake.PodResource, b.Name, errors.New("a webhook"))
+		return apierrors.NewForbidden(fake.PodResource, "it", errors.New("a webhook"))
 	case busy:
 		w.sleep(5 * time.Millisecond)
 		return apierrors.NewTooManyRequests("busy", 1)
-	}
-	latency := w.between(time.Millisecond, 15*time.Millisecond)
-	if w.chance(w.faults.slow) {
-		latency = w.between(100*time.Millisecond, 2500*time.Millisecond)
 	}
 	var answer error
 	w.after(latency/2, func() { answer = commit() })
@@ -182,7 +212,7 @@ func (c client) Pod(ctx context.Context, _, name string) (*corev1.Pod, error) {
 	}
 	p := c.r.w.api.pods[name]
 	if p == nil {
-		return nil, apierrors.NewNotFound(fake.PodResource, name)
+		return nil, notFound(name)
 	}
 	return p.object, nil
 }
@@ -206,36 +236,30 @@ func (c client) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
 	if err := c.reach(ctx); err != nil {
 		return err
 	}
+	w := c.r.w
+	member := ctx.Value(ofMember{}) != nil
 	if dryRun {
-		return nil
+		return w.api.evict(pod, c.r.name, member, true)
 	}
-	return c.r.w.api.evict(pod, c.r.name, c.member)
+	return c.write(ctx, "the eviction of "+pod.Name, w.fateOf(), func() error { return w.api.evict(pod, c.r.name, member, false) })
 }
 
-// OpenGate implements API. The answer can be lost.
+// OpenGate implements API.
 func (c client) OpenGate(ctx context.Context, pod gpu.Pod, gate string) error {
 	if err := c.reach(ctx); err != nil {
 		return err
 	}
 	w := c.r.w
-	err := w.api.openGate(pod, gate, c.r.name)
-	if w.chance(w.faults.lost) {
-		return errEOF
-	}
-	return err
+	return c.write(ctx, "opening the gate of "+pod.Name, w.fateOf(), func() error { return w.api.openGate(pod, gate, c.r.name) })
 }
 
-// Nominate implements API. The answer can be lost.
+// Nominate implements API.
 func (c client) Nominate(ctx context.Context, pod gpu.Pod, version, node string) error {
 	if err := c.reach(ctx); err != nil {
 		return err
 	}
 	w := c.r.w
-	err := w.api.nominate(pod, version, node, c.r.name)
-	if w.chance(w.faults.lost) {
-		return errEOF
-	}
-	return err
+	return c.write(ctx, "the nomination of "+pod.Name, w.fateOf(), func() error { return w.api.nominate(pod, version, node, c.r.name) })
 }
 
 // AnnotateNode implements API.
@@ -243,5 +267,6 @@ func (c client) AnnotateNode(ctx context.Context, node, key, value string) error
 	if err := c.reach(ctx); err != nil {
 		return err
 	}
-	return c.r.w.api.touchNode(node, key, value)
+	w := c.r.w
+	return c.write(ctx, "the annotation of "+node, w.fateOf(), func() error { return w.api.touchNode(node, key, value) })
 }

@@ -94,8 +94,10 @@ func (s *podSet) remove(n int) []*apiPod {
 // active reports whether the pod has not ended and isn't deleted.
 func (p *apiPod) active() bool { return p.exists && !p.info.Ended && !p.info.Leaving }
 
-// ready reports whether the pod runs.
-func (p *apiPod) ready() bool { return p.active() && p.object.Status.Phase == corev1.PodRunning }
+// ready reports whether the pod runs and is healthy.
+func (p *apiPod) ready() bool {
+	return p.active() && p.object.Status.Phase == corev1.PodRunning && !p.unhealthy
+}
 
 func (p *apiPod) succeeded() bool { return p.object.Status.Phase == corev1.PodSucceeded }
 func (p *apiPod) failed() bool    { return p.object.Status.Phase == corev1.PodFailed }
@@ -442,8 +444,8 @@ func (s *statefulSet) scaled() bool {
 			return false
 		}
 	}
-	for _, p := range slices.Backward(s.own) {
-		if p.member >= s.first+s.replicas {
+	for i := len(s.own) - 1; i >= 0; i-- {
+		if p := s.own[i]; p.member >= s.first+s.replicas {
 			if !p.info.Leaving {
 				s.delete(p)
 			}

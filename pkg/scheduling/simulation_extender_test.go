@@ -30,9 +30,9 @@ type replica struct {
 	ticking bool
 	calls   []*bindCall
 	held    []*bindCall
-	// requeuing is true while a round runs.
-	requeuing bool
-	verifying int
+	// requeuing and evicting are true while a round runs. verifying and members count the reads and evictions of a Manager that run.
+	requeuing, evicting bool
+	verifying, members  int
 	// sharing is whether the latest tick of fair sharing found that this process leads.
 	sharing bool
 	// reserved has the memory that members keep without a bind.
@@ -56,7 +56,7 @@ func (w *world) newReplica(name string) *replica {
 	r := &replica{w: w, name: name, reserved: map[gpu.PodUID]*reservation{}}
 	r.cache = newSimCache(r)
 	o := Options{
-		API: client{r: r}, Recorder: recorder{r}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
+		API: client{r}, Recorder: recorder{r}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
 		BindTimeout: simBindTimeout, BindWindow: w.bindWindow, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
 		newGroup: r.newGroup, EvictFragmented: w.fragmented, FairShare: w.fair.options(w),
 		Gangs: GangOptions{Hold: w.hold, Patience: w.patience, StarvationAfter: w.starving, OnFailure: gang.Evict, Observer: gangObserver{w}},
@@ -177,21 +177,30 @@ func (r *replica) second() {
 			r.requeuing = false
 		})
 	}
-	r.scheduler.evictor.Tick(r.w.context()) // It evicts nothing.
+	if !r.evicting {
+		r.evicting = true
+		r.w.start(r, func() {
+			r.scheduler.evictor.Tick(r.w.context())
+			r.evicting = false
+		})
+	}
 	r.w.checkLedger(r)
 	r.w.after(time.Second, r.second)
 }
 
-// Evict makes the evictions that a Manager requests.
+// ofMember is the key of a context's value for the evictions of members of broken runs.
+type ofMember struct{}
+
+// Evict makes the evictions that a Manager requests, unless earlier ones have not ended.
 func (r *replica) Evict(pods []gpu.Pod) {
+	if r.members > 0 {
+		return
+	}
 	for _, pod := range pods {
+		r.members++
 		r.w.start(r, func() {
-			if r.leading() != nil && r.w.worldOptions.replicas > 1 || r.dead {
-				return
-			}
-			if err := (client{r, true}).Evict(r.w.context(), pod, false); err == nil {
-				r.w.stats.evicted++
-			}
+			r.scheduler.members.EvictMember(context.WithValue(r.w.context(), ofMember{}, true), pod)
+			r.members--
 		})
 	}
 }
@@ -315,14 +324,15 @@ type simCache struct {
 	byNode  map[string][]*clustercache.PodInfo
 	pending map[gpu.PodUID]*clustercache.PodInfo
 	// since is when each pending pod was first reported without a gate.
-	since map[gpu.PodUID]time.Duration
-	nodes []*corev1.Node
+	since   map[gpu.PodUID]time.Duration
+	nodes   []*corev1.Node
+	budgets map[*budget]*policyv1.PodDisruptionBudget
 }
 
 func newSimCache(r *replica) *simCache {
 	c := &simCache{
 		r: r, pods: map[string]*clustercache.PodInfo{}, byNode: map[string][]*clustercache.PodInfo{}, pending: map[gpu.PodUID]*clustercache.PodInfo{},
-		since: map[gpu.PodUID]time.Duration{},
+		since: map[gpu.PodUID]time.Duration{}, budgets: map[*budget]*policyv1.PodDisruptionBudget{},
 	}
 	c.watch = r.w.api.watch(r, 20*time.Millisecond, c.observe)
 	return c
@@ -337,6 +347,9 @@ func (c *simCache) list() {
 		} else {
 			c.observe(change{node: n})
 		}
+	}
+	for _, b := range c.r.w.api.budgets {
+		c.budgets[b] = b.object
 	}
 	pods := slices.Clone(c.r.w.api.order) // An informer passes them on in any order.
 	c.r.w.random.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
@@ -365,10 +378,13 @@ func mapKeys[V any](m map[string]V) func(func(string) bool) {
 }
 
 func (c *simCache) observe(e change) {
-	if e.touched {
+	switch {
+	case e.touched:
 		return
-	}
-	if e.node != nil {
+	case e.budget != nil:
+		c.budgets[e.budget] = e.disruptions
+		return
+	case e.node != nil:
 		c.observeNode(e)
 		return
 	}
@@ -441,18 +457,17 @@ func (c *simCache) AddHandler(h clustercache.Handler) error {
 	return nil
 }
 
-func (c *simCache) Run(context.Context) error                      { return nil }
-func (c *simCache) Ready() error                                   { return nil }
-func (c *simCache) AwaitReady(context.Context) error               { return nil }
-func (c *simCache) BudgetsSynced() bool                            { return true }
-func (c *simCache) Budgets(string) []*policyv1.PodDisruptionBudget { return nil }
-func (c *simCache) PodsOn(node string) []*clustercache.PodInfo     { return slices.Clone(c.byNode[node]) }
-func (c *simCache) Reported() []*clustercache.PodInfo              { return nil }
-func (c *simCache) Overusing() []*clustercache.PodInfo             { return nil }
-func (c *simCache) Nodes() []*corev1.Node                          { return c.nodes }
-func (c *simCache) WatchVersions() map[string]uint64               { return nil }
-func (c *simCache) NodesWithoutPlugin() int                        { return 0 }
-func (c *simCache) RequestProblems() []*clustercache.PodInfo       { return nil }
+func (c *simCache) Run(context.Context) error                  { return nil }
+func (c *simCache) Ready() error                               { return nil }
+func (c *simCache) AwaitReady(context.Context) error           { return nil }
+func (c *simCache) BudgetsSynced() bool                        { return true }
+func (c *simCache) PodsOn(node string) []*clustercache.PodInfo { return slices.Clone(c.byNode[node]) }
+func (c *simCache) Reported() []*clustercache.PodInfo          { return nil }
+func (c *simCache) Overusing() []*clustercache.PodInfo         { return nil }
+func (c *simCache) Nodes() []*corev1.Node                      { return c.nodes }
+func (c *simCache) WatchVersions() map[string]uint64           { return nil }
+func (c *simCache) NodesWithoutPlugin() int                    { return 0 }
+func (c *simCache) RequestProblems() []*clustercache.PodInfo   { return nil }
 func (c *simCache) Pod(_, name string) (*clustercache.PodInfo, bool) {
 	p, ok := c.pods[name]
 	return p, ok
@@ -505,4 +520,4 @@ func (o gangObserver) GangHeld(time.Duration)          {}
 func (o gangObserver) GangBound()                      {}
 func (o gangObserver) GangFailed(reason reasons.Group) { o.w.stats.failed[reason.Label]++ }
 func (o gangObserver) GangStarving()                   { o.w.stats.failed["starving"]++ }
-func (o gangObserver) GangEvicted()                    {}
+func (o gangObserver) GangEvicted()                    { o.w.stats.evicted++ }

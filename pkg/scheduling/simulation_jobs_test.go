@@ -56,6 +56,8 @@ type outlook struct {
 	failing bool
 	// failed is when a pod failed first; 0 if none has.
 	failed time.Duration
+	// endless is true if it creates pods again and again by itself, until it is stopped.
+	endless bool
 }
 
 // broken reports whether the job will never do its work, and since when that can be seen from its pods.
@@ -67,6 +69,17 @@ func (j *job) broken() (since time.Duration, broken bool) {
 		return j.failed, true
 	}
 	return 0, false
+}
+
+// longest returns how long its pods run at most; 0 if some run for ever.
+func (j *job) longest() (d time.Duration) {
+	for _, spec := range j.specs {
+		if spec.lasts == 0 {
+			return 0
+		}
+		d = max(d, spec.lasts)
+	}
+	return d
 }
 
 // submit starts the job of a controller.
@@ -299,7 +312,7 @@ func (m *memberSet) over() bool {
 // randomNodes creates nodes.
 func (w *world) randomNodes() {
 	count := 2 + w.random.IntN(4)
-	if w.chance(0.1) || w.brisk && w.chance(0.5) {
+	if w.chance(0.1) || w.brisk {
 		count = 10
 	}
 	for i := range count {
@@ -320,6 +333,7 @@ func (w *world) randomSpec() podSpec {
 		grace: w.between(0, 10*time.Second), lasts: w.between(2*time.Second, 2*time.Minute),
 	}
 	w.randomTenant(&spec)
+	w.randomBudget(&spec)
 	if w.chance(0.1) {
 		spec.priority = []int32{-10, 100, 1000}[w.random.IntN(3)]
 	}
@@ -333,7 +347,7 @@ func (w *world) randomSpec() podSpec {
 		spec.lasts = 0
 	}
 	if w.brisk {
-		spec.grace, spec.lasts = w.between(0, time.Second), w.between(time.Second, 10*time.Second)
+		spec.cpu, spec.grace, spec.lasts = 0, w.between(0, time.Second), w.between(time.Second, 10*time.Second)
 	}
 	return spec
 }

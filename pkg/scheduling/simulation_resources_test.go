@@ -1,8 +1,6 @@
 package scheduling
 
 import (
-	"slices"
-
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -126,4 +124,11 @@ func (n *schedNode) admits(p *schedPod) nodeReason {
 }
 
 // has reports whether the node has such a pod.
-func (n *schedNode) has(what func(*schedPod) bool) bool { return slices.ContainsFunc(n.pods, what) }
+func (n *schedNode) has(what func(*schedPod) bool) bool {
+	for _, p := range n.pods {
+		if what(p) {
+			return true
+		}
+	}
+	return false
+}

@@ -107,7 +107,7 @@ func (s stats) text() string {
 func (s *stats) add(o stats) {
 	s.binds, s.lost, s.rejected, s.singles, s.whole = s.binds+o.binds, s.lost+o.lost, s.rejected+o.rejected, s.singles+o.singles, s.whole+o.whole
 	s.evictions, s.evicted, s.preempted = s.evictions+o.evictions, s.evicted+o.evicted, s.preempted+o.preempted
-	s.opened, s.reclaimed = s.opened+o.opened, s.reclaimed+o.reclaimed
+	s.opened, s.reclaimed, s.protected = s.opened+o.opened, s.reclaimed+o.reclaimed, s.protected+o.protected
 	s.leaders, s.restarts = s.leaders+o.leaders, s.restarts+o.restarts
 	s.nominated, s.taken = s.nominated+o.nominated, s.taken+o.taken
 	for reason, n := range o.failed {
@@ -130,23 +130,27 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 	w.tracing = tracing
 	w.worldOptions.replicas = 1 + w.random.IntN(2)
 	w.slow = seed%3 == 1
-	w.brisk = seed%5 == 3
+	w.brisk = seed%5 >= 3
 	if seed%4 == 2 {
 		w.sample = 1 + int(seed/4%3)
 	}
 	w.popFromBackoff = w.chance(0.5)
-	switch w.random.IntN(4) {
-	case 0: // Retries come when a write whose answer was lost can no longer take effect.
+	switch {
+	case w.chance(0.3), w.brisk && w.chance(0.5): // Many retries come when writes whose answers were lost can no longer take effect.
 		w.maxBackoff = binding.Deadline(simBindTimeout) - simBindTimeout
-	case 1:
+	case w.chance(0.3):
 		w.maxBackoff = 10 * time.Second
 	}
-	if w.chance(0.7) {
+	if w.chance(0.8) {
 		w.bindWindow = w.between(20*time.Millisecond, simBindTimeout/4)
 	}
 	w.randomNodes()
 	if seed%3 == 2 {
 		w.randomSharing()
+	}
+	w.fragmented = w.chance(0.5)
+	if w.chance(0.5) {
+		w.randomBudgets()
 	}
 	w.lead()
 	// A fifth of the worlds has no disturbances, so that what fails there is at fault itself.
@@ -155,6 +159,7 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 		w.faults = faults{
 			rejected: 0.03 * much * w.random.Float64(), busy: 0.05 * much * w.random.Float64(), lost: 0.08 * much * w.random.Float64(),
 			unreachable: 0.05 * much * w.random.Float64(), slow: 0.05 * w.random.Float64(), moment: 0.05 * much * w.random.Float64(),
+			died: 0.003 * much * w.random.Float64(), stuck: 0.1 * w.random.Float64(),
 		}
 		if w.brisk {
 			w.faults.lost = 0.3 * w.random.Float64()
@@ -182,7 +187,7 @@ func (w *world) work() {
 	}
 	longest, most := 4*time.Second, 25
 	if w.brisk {
-		longest, most = time.Second, 4
+		longest, most = time.Second, 5
 	}
 	w.after(w.between(50*time.Millisecond, longest), w.work)
 	w.jobs = slices.DeleteFunc(w.jobs, func(j *job) bool {

@@ -96,6 +96,8 @@ type stats struct {
 	binds, lost, rejected, singles, whole, evictions, evicted, preempted, leaders, restarts int
 	// opened counts the gates that were removed, reclaimed the pods that were evicted for other tenants.
 	opened, reclaimed int
+	// protected counts the evictions that a disruption budget refused.
+	protected int
 	// nominated counts the nominations to nodes outside samples, taken those whose nodes passed.
 	nominated, taken int
 	failed           map[string]int
