@@ -1,8 +1,8 @@
 package dispatch
 
 import (
-	"testing"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"testing"
 )
 
 // What is said of pods that wait for their turn, and of tenants with such pods.

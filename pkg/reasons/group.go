@@ -59,8 +59,8 @@ func constantGroups() []Group {
 		GroupOlderFirst, GroupSurplus, GroupBinding, GroupOutsideSample, GroupEvicting)
 }
 
-// GroupIncomplete: of the members that must be bound together only some exist. Ineligible, Foreign and Cardless add why others don't
-// count. No number follows a comma and a space: kube-scheduler separates the reasons of nodes so.
+// GroupIncomplete says that of the members that must be bound together only some exist. Ineligible, Foreign and Cardless add why others
+// don't count. No number follows a comma and a space: kube-scheduler separates the reasons of nodes so.
 func GroupIncomplete(existing, size int) Group {
 	return Group{labelIncomplete, fmt.Sprintf("%d of %d members exist", existing, size)}
 }
@@ -85,17 +85,17 @@ func (g Group) and(format string, args ...any) Group {
 	return g
 }
 
-// GroupCardless: none of the group's pods asks for cards.
+// GroupCardless says that none of the group's pods asks for cards.
 func GroupCardless(pods int) Group {
 	return Group{"cardless", fmt.Sprintf("none of its %d pods asks for cards", pods)}
 }
 
-// GroupArriving: the group has a plan, and its members are on their way to it.
+// GroupArriving says that the group has a plan, and its members are on their way to it.
 func GroupArriving(arrived, planned int) Group {
 	return Group{labelArriving, fmt.Sprintf("memory is reserved for all, and %d of %d members have arrived", arrived, planned)}
 }
 
-// GroupBroken: the group is partially bound. Because adds why the missing members can't be placed.
+// GroupBroken says that the group is partially bound. Because adds why the missing members can't be placed.
 func GroupBroken(bound, size int) Group {
 	return Group{labelBroken, fmt.Sprintf("only %d of %d members are bound", bound, size)}
 }
@@ -108,7 +108,7 @@ func (g Group) Because(why Group) Group {
 	return g.and(", %s", why.Words)
 }
 
-// GroupInvalid: only a change of the pods can end the problem.
+// GroupInvalid is a problem that only a change of the pods can end.
 func GroupInvalid(problem string) Group { return Group{labelInvalid, invalidGroup + problem} }
 
 // Says adds which sizes pods of a group say that disagrees.
