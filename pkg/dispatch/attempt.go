@@ -67,7 +67,7 @@ func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time
 	for _, u := range units {
 		out := reclaim.Unit{Tenant: u.item.Tenant}
 		for _, p := range u.pods {
-			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.nodesFor(p).names})
+			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.eligibleFor(p.Constraints)})
 		}
 		search.need.Units = append(search.need.Units, out)
 		r.attempt.kinds[u.pods[0].UID] = u.reclaimKind()

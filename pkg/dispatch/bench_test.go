@@ -42,12 +42,12 @@ func newBench(nNodes, nPods int) (*Manager, *ledger.Ledger, *time.Time) {
 	m := New(Options{
 		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, PriorityCutoff: 1 << 30,
 		Release: func(uid gpu.PodUID) { l.Release(uid) },
-		EligibleNodes: func(constraints unique.Handle[string]) []string {
+		Nodes: nodesOf(func(constraints unique.Handle[string]) []string {
 			if constraints == unique.Make("half") {
 				return half
 			}
 			return nodes
-		},
+		}),
 		Observer: &fixture{},
 	})
 	for i := range benchTenants {

@@ -147,10 +147,10 @@ func TestUselessWaitsGetRare(t *testing.T) {
 func TestManyConstraints(t *testing.T) {
 	asked := 0
 	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
-		o.EligibleNodes = func(unique.Handle[string]) []string {
+		o.Nodes = nodesOf(func(unique.Handle[string]) []string {
 			asked++
 			return []string{"n0"}
-		}
+		})
 	})
 	for i := range 100 {
 		name := fmt.Sprint("alice/", i)

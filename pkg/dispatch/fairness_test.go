@@ -59,11 +59,11 @@ func newCrowd(t *testing.T, size crowdSize, seed uint64, alone bool, reclaimAfte
 	pools := [][]string{all, all[:c.pool], all[c.pool : 2*c.pool]}
 	c.fixture = newFixture(t, slices.Repeat([]gpu.Memory{16}, c.cards), func(o *Options) {
 		o.ReclaimAfter = reclaimAfter
-		o.EligibleNodes = func(constraints unique.Handle[string]) []string {
+		o.Nodes = nodesOf(func(constraints unique.Handle[string]) []string {
 			var pool int
 			_, _ = fmt.Sscan(constraints.Value(), &pool)
 			return pools[pool]
-		}
+		})
 	})
 	c.planned = c.judge
 	random := rand.New(rand.NewPCG(seed, 0))

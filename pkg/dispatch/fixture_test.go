@@ -59,7 +59,7 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 				f.ledger.Release(uid)
 			}
 		},
-		EligibleNodes:  func(unique.Handle[string]) []string { return nodes },
+		Nodes:          nodesOf(func(unique.Handle[string]) []string { return nodes }),
 		PriorityCutoff: 1000, Observer: f,
 	}
 	if change != nil {
@@ -76,6 +76,43 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 	}
 	f.StartLeading()
 	return f
+}
+
+// foundNodes are the nodes that find returns for constraints, until nodes change.
+type foundNodes struct {
+	find  func(unique.Handle[string]) []string
+	found map[unique.Handle[string]][]string
+}
+
+func nodesOf(find func(unique.Handle[string]) []string) *foundNodes {
+	return &foundNodes{find, map[unique.Handle[string]][]string{}}
+}
+
+func (n *foundNodes) Names(constraints unique.Handle[string]) []string {
+	if _, known := n.found[constraints]; !known {
+		n.found[constraints] = n.find(constraints)
+	}
+	return n.found[constraints]
+}
+
+func (n *foundNodes) Among(constraints unique.Handle[string], nodes []string) (among []string) {
+	names := n.Names(constraints)
+	return slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return !slices.Contains(names, name) })
+}
+
+func (n *foundNodes) Unmatched(constraints unique.Handle[string]) (unmatched, all int) {
+	if _, known := n.found[constraints]; known {
+		return 0, 1
+	}
+	return 1, 1
+}
+
+// NodesChanged records that nodes have changed.
+func (f *fixture) NodesChanged() {
+	if n, fake := f.Nodes.(*foundNodes); fake {
+		clear(n.found)
+	}
+	f.Manager.NodesChanged()
 }
 
 // fakeGroups says that the members of a group, which the first part of their names after the namespace is, are startable once

@@ -143,7 +143,7 @@ func samePod(a, b gpu.Pod) bool { return a.UID == b.UID }
 func (m *Manager) unchanged(s *reclaim.Served) bool {
 	for i, served := range s.Pods {
 		p := m.pods[served.UID]
-		if _, eligible := m.nodesFor(p).set[s.Places[i].Node]; !eligible || p.Pod.Pod != served.Pod {
+		if !m.mayUse(p, s.Places[i].Node) || p.Pod.Pod != served.Pod {
 			return false
 		}
 	}
@@ -216,7 +216,7 @@ func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time
 	requests := make([]ledger.Request, len(u.pods))
 	for i, p := range u.pods {
 		node := nodeOf[p.UID]
-		if _, eligible := m.nodesFor(p).set[node]; !eligible {
+		if !m.mayUse(p, node) {
 			return false
 		}
 		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: []string{node}}

@@ -21,8 +21,8 @@ type Options struct {
 	View    ledger.View
 	// Groups says which members of a group are granted together; nil if no pod has a Group.
 	Groups Groups
-	// EligibleNodes returns the nodes that pods with these Pod.Constraints can run on regardless of free resources.
-	EligibleNodes func(constraints unique.Handle[string]) []string
+	// Nodes knows which nodes pods can use regardless of free resources.
+	Nodes Nodes
 	// Capacity returns a new count of what nodes have free besides GPU memory, with or without the held places. If Capacity is nil,
 	// only GPU memory counts.
 	Capacity func(withHeld bool) ledger.Capacity
@@ -48,6 +48,16 @@ type Ledger interface {
 	FitsEmpty(requests []ledger.Request, capacity ledger.Capacity) bool
 	SetReservations(source ledger.Source, next ...ledger.Reservation)
 	NodeMemory() map[string]gpu.Memory
+}
+
+// Nodes is the part of package eligibility that a Manager uses. Pods are identified by their Pod.Constraints.
+type Nodes interface {
+	// Names returns the nodes that the pods can use. Pods that are alike share the slice, which lets the ledger rank the nodes once.
+	Names(constraints unique.Handle[string]) []string
+	// Among returns those of the nodes that the pods can use.
+	Among(constraints unique.Handle[string], nodes []string) []string
+	// Unmatched returns how many of all nodes must be compared with the constraints before the other calls can answer.
+	Unmatched(constraints unique.Handle[string]) (unmatched, all int)
 }
 
 // Groups is the part of package gang that a Manager uses.
@@ -105,12 +115,11 @@ type Manager struct {
 	charged map[gpu.PodUID]*pod
 	// gated are the pods whose gate is to be opened.
 	gated map[gpu.PodUID]*pod
-	// eligible are the eligible nodes by Pod.Constraints.
-	eligible map[unique.Handle[string]]*eligibleNodes
-	// regions are nil if they were not computed yet.
-	regions   *regions
-	allocated allocatedPods
-	kinds     kinds
+	// regions are nil if they were not computed yet. preferences are computed from them, by Pod.Constraints.
+	regions     *regions
+	preferences map[unique.Handle[string]]preference
+	allocated   allocatedPods
+	kinds       kinds
 	// due are the kinds without room that are to be tried on all nodes again, retries of them in each round. At retryAll, all kinds
 	// without room become due.
 	due      []*kind
@@ -122,13 +131,16 @@ type Manager struct {
 	holding map[string]*unit
 	// changed is true if a pod or a tenant changed since the latest round.
 	changed bool
-	// rounds counts the rounds, and effort the attempts of the present one. incomplete is true if the latest one has not tried all
-	// units. freedAny is true if something was freed on a node since the former round.
-	rounds     uint64
-	effort     int
-	freedAny   bool
-	incomplete bool
-	reclaims   reclaims
+	// rounds counts the rounds, and effort the attempts of the present one. freedNow are the nodes on which something was freed since the
+	// former round.
+	rounds   uint64
+	effort   int
+	freedNow []string
+	// exhausted is true if the latest round has used up its effort. cutShort are the tenants that have used up their own, with the number of
+	// the round since which their units get their turns one after the other.
+	exhausted bool
+	cutShort  map[string]uint64
+	reclaims  reclaims
 	// now is the time of the latest Tick as leader.
 	now     time.Time
 	effects Effects
@@ -139,7 +151,7 @@ func New(o Options) *Manager {
 	return &Manager{
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, kinds: kinds{}, feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{},
+		holding: map[string]*unit{}, preferences: map[unique.Handle[string]]preference{}, cutShort: map[string]uint64{}, kinds: kinds{}, feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{},
 		reclaims: newReclaims(0), admissions: admissions{free: map[string]bool{}, admitted: map[gpu.PodUID]bool{}},
 	}
 }

@@ -23,12 +23,12 @@ func old(p *Pod) { p.Bound = begin.Add(-time.Hour) }
 func withSelectors(all string) func(*Options) {
 	return func(o *Options) {
 		o.ReclaimAfter, o.MinRuntime = after, minRuntime
-		o.EligibleNodes = func(constraints unique.Handle[string]) []string {
+		o.Nodes = nodesOf(func(constraints unique.Handle[string]) []string {
 			if constraints.Value() == "" {
 				return strings.Fields(all)
 			}
 			return strings.Fields(constraints.Value())
-		}
+		})
 	}
 }
 

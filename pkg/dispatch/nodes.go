@@ -5,12 +5,8 @@ import (
 	"unique"
 )
 
-const (
-	// maxFreed is the largest number of freed nodes that are listed. If there are more, pods are tried on all nodes.
-	maxFreed = 64
-	// maxConstraints is the number of constraints for which eligible nodes are remembered.
-	maxConstraints = 256
-)
+// maxFreed is the largest number of freed nodes that are listed. If there are more, pods are tried on all nodes.
+const maxFreed = 64
 
 // freedNodes are nodes on which resources were freed. mu guards names. No other lock is taken while it is held.
 type freedNodes struct {
@@ -37,48 +33,29 @@ func (f *freedNodes) take() (names map[string]struct{}, all bool) {
 	return names, len(names) > maxFreed
 }
 
-// eligibleNodes are the nodes that some pods can use regardless of free resources. Those pods share the slices, which lets the
-// ledger rank the nodes once.
-type eligibleNodes struct {
-	names []string
-	set   map[string]struct{}
-	// freed are the nodes on which resources were freed since the former round.
-	freed []string
-	// preferred are those outside of the avoided regions; nil if it makes no difference.
-	preferred []string
-	avoided   []int
+// eligibleFor returns the nodes that pods with the constraints can use.
+func (m *Manager) eligibleFor(constraints unique.Handle[string]) []string {
+	m.spendFor(constraints)
+	return m.Nodes.Names(constraints)
 }
 
-func newEligibleNodes(names []string) *eligibleNodes {
-	e := &eligibleNodes{names: names, set: make(map[string]struct{}, len(names))}
-	for _, name := range names {
-		e.set[name] = struct{}{}
-	}
-	return e
+// freedFor returns the nodes that pods with the constraints can use, of those on which resources were freed since the former round.
+func (m *Manager) freedFor(constraints unique.Handle[string]) []string {
+	m.spendFor(constraints)
+	return m.Nodes.Among(constraints, m.freedNow)
 }
 
-// setFreed sets the nodes on which resources were freed.
-func (e *eligibleNodes) setFreed(names []string) {
-	e.freed = nil
-	for _, name := range names {
-		if _, eligible := e.set[name]; eligible {
-			e.freed = append(e.freed, name)
-		}
+// spendFor adds to the effort what it costs to find the nodes that pods with the constraints can use.
+func (m *Manager) spendFor(constraints unique.Handle[string]) {
+	if unmatched, all := m.Nodes.Unmatched(constraints); unmatched > 0 {
+		effort := max(1, constraintsEffort*unmatched/all) * sizeOf(constraints)
+		m.effort += min(effort, ownEffort) // More would end the round for other tenants.
 	}
 }
 
-// nodesFor returns the eligible nodes of the pod.
-func (m *Manager) nodesFor(p *pod) *eligibleNodes { return m.eligibleFor(p.Constraints) }
-
-// eligibleFor returns the eligible nodes of pods with the constraints.
-func (m *Manager) eligibleFor(constraints unique.Handle[string]) *eligibleNodes {
-	nodes, known := m.eligible[constraints]
-	if !known {
-		m.effort += min(constraintsEffort*sizeOf(constraints), ownEffort) // More would end the round for other tenants.
-		nodes = newEligibleNodes(m.EligibleNodes(constraints))
-		m.eligible[constraints] = nodes
-	}
-	return nodes
+// mayUse reports whether the pod can use the node.
+func (m *Manager) mayUse(p *pod, node string) bool {
+	return len(m.Nodes.Among(p.Constraints, []string{node})) > 0
 }
 
 // sizeOf returns the size of the constraints in KiB, rounded up: what it costs to find the nodes that satisfy them grows with it.

@@ -108,18 +108,19 @@ func (m *Manager) installRegions(amounts map[unique.Handle[string]]gpu.Memory) *
 	r := newRegions(constraints, m.eligibleSet, m.Ledger.NodeMemory())
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, nodes := range m.eligible {
-		nodes.avoided, nodes.preferred = nil, nil // The numbers of regions change.
-	}
+	clear(m.preferences) // The numbers of regions change.
 	m.regions = r
 	return r
 }
 
-// eligibleSet returns the eligible nodes of pods with the constraints. The caller must not change it.
+// eligibleSet returns the nodes that pods with the constraints can use.
 func (m *Manager) eligibleSet(constraints unique.Handle[string]) map[string]struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.eligibleFor(constraints).set
+	names := m.Nodes.Names(constraints)
+	set := make(map[string]struct{}, len(names))
+	for _, name := range names {
+		set[name] = struct{}{}
+	}
+	return set
 }
 
 // currentRegions returns the regions; nil if nodes changed since they were computed.
@@ -127,9 +128,6 @@ func (m *Manager) currentRegions() *regions {
 	outdated := m.regionsOutdated.Swap(false)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.leading && (outdated || len(m.eligible) > maxConstraints) {
-		clear(m.eligible) // Otherwise Tick does it.
-	}
 	if outdated {
 		return nil
 	}

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -28,7 +29,7 @@ func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places 
 // It returns nil if they don't fit now.
 func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Place) {
 	hadNoRoom := u.kind.obstacle != reasons.ObstacleUntried
-	if hadNoRoom && !m.freedAny {
+	if hadNoRoom && len(m.freedNow) == 0 {
 		return nil
 	}
 	if !hadNoRoom {
@@ -48,16 +49,17 @@ func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (pla
 // requests returns what the ledger must place. If the unit had no room before, only nodes on which something was freed can have
 // room now; it returns nil if there is none. Of several pods, some may fit where nothing was freed.
 func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
-	requests, freed := make([]ledger.Request, len(u.pods)), false
-	for i, p := range u.pods {
-		nodes := m.nodesFor(p)
-		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: nodes.names}
-		if freed = freed || len(nodes.freed) > 0; hadNoRoom && len(u.pods) == 1 {
-			requests[i].Nodes = nodes.freed
-		}
-	}
-	if hadNoRoom && !freed {
+	if hadNoRoom && !slices.ContainsFunc(u.pods, func(p *pod) bool { return len(m.freedFor(p.Constraints)) > 0 }) {
 		return nil
+	}
+	requests := make([]ledger.Request, len(u.pods))
+	for i, p := range u.pods {
+		requests[i].Pod = p.Pod.Pod
+		if hadNoRoom && len(u.pods) == 1 {
+			requests[i].Nodes = m.freedFor(p.Constraints)
+		} else {
+			requests[i].Nodes = m.eligibleFor(p.Constraints)
+		}
 	}
 	return requests
 }

@@ -15,9 +15,9 @@ const (
 	retryInterval             = 5 * time.Second
 	leastRetries, retryRounds = 4, 125
 	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick
-	// continues a round that reached the limit. An attempt on all nodes counts as one, and finding the eligible nodes of some constraints
-	// as constraintsEffort for each KiB of them. A tenant gets ownEffort at most, so that other tenants don't wait for thousands of its pods
-	// that all differ.
+	// continues a round that reached the limit. An attempt on all nodes counts as one, and comparing all nodes with constraints as
+	// constraintsEffort for each KiB of them. A tenant gets ownEffort at most, so that other tenants don't wait for thousands of its pods
+	// that all differ. Its next round spends half of that on its first units, and the rest on those that have not had their turn yet.
 	maxEffort, ownEffort, constraintsEffort = 1024, maxEffort / 2, 128
 )
 
@@ -37,19 +37,18 @@ func (m *Manager) grantDue(now time.Time) {
 	m.forgetOutdated(now)
 	freed := m.takeFreed()
 	all, some := m.retry(now)
-	if m.changed || m.incomplete || m.pauseEnded(now) || len(m.units)+len(m.members) > 0 && (all || some || len(freed) > 0) {
+	if m.changed || m.incomplete() || m.pauseEnded(now) || len(m.units)+len(m.members) > 0 && (all || some || len(freed) > 0) {
 		m.round(all, freed, now)
 	}
 	m.openGates(now)
 }
 
-// forgetOutdated drops what was computed from nodes that have changed since, and results that are too old. A round that was cut short
-// goes on with what it had: otherwise its last units would never get their turn.
+// forgetOutdated drops what was computed from nodes that have changed since, and results that are too old.
 func (m *Manager) forgetOutdated(now time.Time) {
 	m.feasible.expire(now)
-	if !m.incomplete && m.nodesChanged.Swap(false) {
-		clear(m.eligible)
+	if m.nodesChanged.Swap(false) {
 		m.regions = nil
+		clear(m.preferences)
 		clear(m.feasible.results)
 		m.retryAll = time.Time{}
 	}
@@ -66,9 +65,9 @@ func (m *Manager) takeFreed() []string {
 
 // retry selects kinds without room that are tried on all nodes again. Every retryInterval all such kinds become due. A part of them is tried
 // in each round; after a change that can help any of them, all are tried at once. all is true if they have become due now, some if there
-// are any for this round. A round that was cut short goes on first.
+// are any for this round. A round that was exhausted goes on first: otherwise its last units would never get their turn.
 func (m *Manager) retry(now time.Time) (all, some bool) {
-	if m.incomplete {
+	if m.exhausted {
 		return false, false
 	}
 	atOnce := m.retryAll.IsZero()
@@ -77,9 +76,6 @@ func (m *Manager) retry(now time.Time) (all, some bool) {
 		slices.SortFunc(m.due, func(a, b *kind) int { return a.compare(b.kindKey) })
 		m.retries = max(leastRetries, len(m.due)/retryRounds)
 		m.retryAll = now.Add(retryInterval)
-		if len(m.eligible) > maxConstraints {
-			clear(m.eligible) // Most belong to pods that don't exist any more.
-		}
 	}
 	n := min(len(m.due), m.retries)
 	if atOnce {
@@ -94,8 +90,7 @@ func (m *Manager) retry(now time.Time) (all, some bool) {
 
 // round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
 func (m *Manager) round(all bool, freed []string, now time.Time) {
-	m.changed = false
-	m.setFreed(freed)
+	m.changed, m.freedNow = false, freed
 	m.gatherGroups()
 	m.grantHeld(now)
 	m.pause(now)
@@ -104,20 +99,15 @@ func (m *Manager) round(all bool, freed []string, now time.Time) {
 	m.placeProvisioned(all, capacity, now)
 	m.grantInOrder(capacity, now)
 	m.provision(now)
-	if m.incomplete {
+	if m.incomplete() {
 		for _, node := range freed {
 			m.freed.add(node) // For the units that were not tried.
 		}
 	}
 }
 
-// setFreed sets the nodes on which resources were freed since the former round.
-func (m *Manager) setFreed(names []string) {
-	m.freedAny = len(names) > 0
-	for _, nodes := range m.eligible {
-		nodes.setFreed(names)
-	}
-}
+// incomplete reports whether the latest round has not tried all units.
+func (m *Manager) incomplete() bool { return m.exhausted || len(m.cutShort) > 0 }
 
 // capacity returns a new count of what nodes have free besides GPU memory; nil if nothing else counts.
 func (m *Manager) capacity(withHeld bool) ledger.Capacity {

@@ -18,9 +18,8 @@ func (m *Manager) steer(s *standings) {
 	for of := range s.demanded {
 		waiting[r.classes[of.constraints]] = true
 	}
-	for constraints, nodes := range m.eligible {
-		class, known := r.classes[constraints]
-		if !known || class == allNodes {
+	for constraints, class := range r.classes {
+		if class == allNodes {
 			continue
 		}
 		var avoided []int
@@ -30,15 +29,24 @@ func (m *Manager) steer(s *standings) {
 			}
 		}
 		slices.Sort(avoided)
-		if avoided = slices.Compact(avoided); slices.Equal(avoided, nodes.avoided) {
-			continue
+		avoided = slices.Compact(avoided)
+		switch former := m.preferences[constraints]; {
+		case len(avoided) == 0 || len(avoided) == len(r.Classes[class]):
+			delete(m.preferences, constraints)
+		case !slices.Equal(avoided, former.avoided):
+			all := m.Nodes.Names(constraints)
+			m.preferences[constraints] = preference{avoided, r.outside(avoided, all), len(all)}
 		}
-		nodes.avoided, nodes.preferred = avoided, nil
-		if len(avoided) == 0 || len(avoided) == len(r.Classes[class]) {
-			continue
-		}
-		nodes.preferred = r.outside(avoided, nodes.names)
 	}
+}
+
+// preference is on which of the nodes that they can use pods are tried first.
+type preference struct {
+	// avoided are the regions that they avoid, and nodes the others.
+	avoided []int
+	nodes   []string
+	// of is the number of nodes that they can use.
+	of int
 }
 
 // outside returns those of the nodes that are in other regions.
@@ -60,17 +68,17 @@ func (r *regions) within(class, other int) bool {
 // preferred returns the requests of a unit restricted to preferred nodes; nil if that makes no difference.
 func (m *Manager) preferred(u *unit, requests []ledger.Request) (out []ledger.Request) {
 	for i, p := range u.pods {
-		nodes := m.nodesFor(p)
-		if nodes.preferred == nil {
+		preference, prefers := m.preferences[p.Constraints]
+		if !prefers {
 			continue
 		}
 		if out == nil {
 			out = slices.Clone(requests)
 		}
-		if len(requests[i].Nodes) == len(nodes.names) { // Pods that are alike share the slice.
-			out[i].Nodes = nodes.preferred
+		if len(requests[i].Nodes) == preference.of { // Pods that are alike share the slice.
+			out[i].Nodes = preference.nodes
 		} else {
-			out[i].Nodes = m.regions.outside(nodes.avoided, requests[i].Nodes)
+			out[i].Nodes = m.regions.outside(preference.avoided, requests[i].Nodes)
 		}
 	}
 	return out

@@ -1,6 +1,8 @@
 package dispatch
 
 import (
+	"maps"
+	"math"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -39,7 +41,29 @@ func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 			r.Pass()
 		}
 	}
-	m.incomplete = t.cut || more && m.effort >= maxEffort
+	if m.exhausted = more; more {
+		t.of(item.Tenant).cut = true
+	}
+	t.recordCuts()
+}
+
+// recordCuts sets the tenants that were cut short, which get further turns in the next round. Of a tenant whose units have all had their turn,
+// some must be tried again because nodes have changed meanwhile.
+func (t *turns) recordCuts() {
+	for name, own := range t.tenants {
+		_, before := t.cutShort[name]
+		switch {
+		case own.again && !own.cut:
+			t.cutShort[name] = t.rounds + 1
+		case !own.cut:
+			delete(t.cutShort, name)
+		case !before:
+			t.cutShort[name] = t.rounds
+		}
+	}
+	if !t.exhausted { // Otherwise the others were not reached.
+		maps.DeleteFunc(t.cutShort, func(name string, _ uint64) bool { return t.tenants[name] == nil })
+	}
 }
 
 // turns is the state of grantInOrder.
@@ -51,8 +75,6 @@ type turns struct {
 	tenants  map[string]*tenantTurns
 	// latest is the tenant of the latest unit. It saves look-ups if thousands of units of one tenant follow one another.
 	latest *tenantTurns
-	// cut is true if a tenant has used up its effort.
-	cut bool
 }
 
 // tenantTurns is what grantInOrder knows of a tenant.
@@ -61,12 +83,19 @@ type tenantTurns struct {
 	// head is the first unit that has no room; nil if there is none so far.
 	head   *unit
 	effort int
+	// since is the round since which the tenant is cut short, later than any if it isn't. cut is true if it has used up its effort in this
+	// round, and again if it has untried units that have had their turn since.
+	since      uint64
+	cut, again bool
 }
 
 func (t *turns) of(tenant string) *tenantTurns {
 	if t.latest == nil || t.latest.name != tenant {
 		if t.latest = t.tenants[tenant]; t.latest == nil {
-			t.latest = &tenantTurns{name: tenant}
+			t.latest = &tenantTurns{name: tenant, since: math.MaxUint64}
+			if since, cut := t.cutShort[tenant]; cut {
+				t.latest.since = since
+			}
 			t.tenants[tenant] = t.latest
 		}
 	}
@@ -82,10 +111,14 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 		return nil, true
 	case u.paused || own.head != nil && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
 		return nil, false // There can be thousands of these.
+	case own.effort >= ownEffort/2 && u.turn >= own.since: // Those that have not had their turn yet come first.
+		own.again = own.again || u.kind.obstacle == reasons.ObstacleUntried
+		return nil, false
 	case own.effort >= ownEffort:
-		t.cut = true
+		own.cut = true
 		return nil, true
 	}
+	u.turn = t.rounds
 	before := t.effort
 	places = t.try(u, t.capacity, t.now)
 	own.effort += t.effort - before

@@ -26,6 +26,8 @@ type unit struct {
 	overtaken time.Time
 	// waits counts the times that later units have waited for this one and it got no room.
 	waits int
+	// turn is the latest round that tried it.
+	turn uint64
 }
 
 // has reports whether the unit consists of these pods.
@@ -81,7 +83,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 	first := pods[0]
 	u := &unit{pods: pods, item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created}}
 	if former != nil {
-		u.overtaken, u.waits = former.overtaken, former.waits
+		u.overtaken, u.waits, u.turn = former.overtaken, former.waits, former.turn
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.Likeness), text(b.Likeness)), cmp.Compare(a.UID, b.UID))

@@ -57,6 +57,11 @@ func (c *Cluster) Names(constraints unique.Handle[string]) []string {
 	return c.usable.names(constraints)
 }
 
+// Among returns those of the nodes that pods with the constraints can use.
+func (c *Cluster) Among(constraints unique.Handle[string], nodes []string) []string {
+	return c.usable.among(constraints, nodes)
+}
+
 // Unmatched returns the number of nodes that Names must match with the constraints: those that have changed since the last call for such pods,
 // or all. It is what the call costs, beside the size of the constraints. all is the number of all nodes.
 func (c *Cluster) Unmatched(constraints unique.Handle[string]) (unmatched, all int) {

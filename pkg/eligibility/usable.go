@@ -147,6 +147,33 @@ func (s *nodeSet) outdated(u *usableNodes) bool {
 func (u *usableNodes) names(constraints unique.Handle[string]) []string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	return u.list(u.current(constraints))
+}
+
+// among returns those of the nodes that pods with the constraints can use.
+func (u *usableNodes) among(constraints unique.Handle[string], nodes []string) (among []string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	bits := u.current(constraints)
+	for _, name := range nodes {
+		if n := u.nodes[name]; n != nil && n.in(bits) {
+			among = append(among, name)
+		}
+	}
+	return among
+}
+
+// in reports whether the node is in a set.
+func (n *placedNode) in(bits unique.Handle[string]) bool {
+	if bits == (unique.Handle[string]{}) {
+		return false
+	}
+	set, i := bits.Value(), n.position/8
+	return i < len(set) && set[i]&(1<<(n.position%8)) != 0
+}
+
+// current returns the bits of the set of the nodes as they are now. It releases the lock while it matches nodes.
+func (u *usableNodes) current(constraints unique.Handle[string]) unique.Handle[string] {
 	s := u.sets[constraints]
 	if s == nil {
 		s = &nodeSet{} // The last such pod has gone.
@@ -154,7 +181,7 @@ func (u *usableNodes) names(constraints unique.Handle[string]) []string {
 	for s.revision < u.revision {
 		u.match(s, constraints)
 	}
-	return u.list(s.bits)
+	return s.bits
 }
 
 // match matches the constraints with the nodes that have changed since the set's revision. It releases the lock meanwhile.
@@ -218,12 +245,9 @@ func (u *usableNodes) list(bits unique.Handle[string]) []string {
 		return names
 	}
 	names = []string{}
-	if bits != (unique.Handle[string]{}) {
-		set := bits.Value()
-		for _, n := range u.ordered().nodes {
-			if i := n.position / 8; i < len(set) && set[i]&(1<<(n.position%8)) != 0 {
-				names = append(names, n.Object.Name)
-			}
+	for _, n := range u.ordered().nodes {
+		if n.in(bits) {
+			names = append(names, n.Object.Name)
 		}
 	}
 	if u.listed += len(names); u.listed > maxListed {

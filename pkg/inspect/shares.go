@@ -156,6 +156,12 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	}
 	slices.Sort(out.Problems)
 	ledger := diagnosis.NewLedger(objects.Nodes, objects.Pods)
+	nodes := eligibility.NewCluster()
+	for _, object := range objects.Nodes {
+		if spec, shares := eligibility.Spec(object, protocol.ParseNode(object)); shares {
+			nodes.SetNode(object, &spec)
+		}
+	}
 	pods := make([]dispatch.Pod, 0, len(objects.Pods))
 	pending := map[gpu.PodUID]*diagnosis.Pod{}
 	var members []gang.Member
@@ -167,6 +173,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 		}
 		outline, _ := protocol.Outline(object)
 		pod.Constraints = eligibility.ConstraintsOf(outline)
+		nodes.SetPod(&eligibility.PodUse{Pod: pod.Pod, Constraints: pod.Constraints})
 		if pod.Request > 0 && pod.Node == "" && !pod.Leaving {
 			ungated := *object
 			// What else keeps it pending? That no scheduler has tried it says nothing.
@@ -178,17 +185,9 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 		pods = append(pods, pod)
 	}
 	diagnoser := diagnosis.FromObjects(objects.Nodes, objects.Pods, now)
-	byName := map[string]*corev1.Node{}
-	for _, node := range objects.Nodes {
-		byName[node.Name] = node
-	}
-	var nodes []*eligibility.Node
-	for _, n := range ledger.NodeCards() {
-		nodes = append(nodes, &eligibility.Node{Object: byName[n.Name], Support: n.Support, Closed: n.Closed})
-	}
 	options := dispatch.Options{
 		Ledger: ledger, Groups: gang.NewSnapshot(members, now), PriorityCutoff: settings.PriorityCutoff,
-		EligibleNodes: eligibility.NewIndex(nodes).Names,
+		Nodes: nodes,
 	}
 	out.Total = int64(ledger.Memory())
 	for _, t := range dispatch.Snapshot(options, known, pods) {

@@ -85,7 +85,7 @@ type fairShare struct {
 func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options) *fairShare {
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
-		EligibleNodes:  s.nodes.Names,
+		Nodes:          s.nodes,
 		PriorityCutoff: o.PriorityCutoff, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	if s.groups != nil {
