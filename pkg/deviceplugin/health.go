@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpushare/gpushare/pkg/file"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -68,7 +67,10 @@ func (h *healthFile) write() error {
 	if err := os.Mkdir(filepath.Dir(h.path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return file.Replace(h.path, data)
+	if err := os.WriteFile(h.path+".new", data, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(h.path+".new", h.path)
 }
 
 // Version identifies what was saved last.

@@ -20,7 +20,6 @@ import (
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpushare/gpushare/pkg/file"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -110,7 +109,7 @@ func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool)
 	after := time.After(delay)
 	for {
 		now, err := os.Stat(filepath.Join(r.dir, kubeletSocketName))
-		if err == nil && !file.Same(r.tried, now) {
+		if err == nil && !sameFile(r.tried, now) {
 			return true
 		}
 		select {
@@ -223,7 +222,7 @@ func transient(err error) bool {
 // unchanged reports whether the path is still the same file.
 func unchanged(path string, was fs.FileInfo) bool {
 	now, err := os.Stat(path)
-	return err == nil && file.Same(was, now)
+	return err == nil && sameFile(was, now)
 }
 
 // removeSockets removes the plugin's sockets that nothing serves, because the process was killed.

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/file"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -93,13 +92,16 @@ func (d MPSDirectory) WriteStatus(uuid string, status MPSStatus) error {
 	return replaceJSON(d.status(uuid), status)
 }
 
-// replaceJSON replaces a file at once.
+// replaceJSON replaces a file at once, so that no reader sees a part of it.
 func replaceJSON(path string, content any) error {
 	data, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
-	return file.Replace(path, data)
+	if err := os.WriteFile(path+".new", data, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
 }
 
 // RemoveStatus removes the status of a card without a daemon.

@@ -444,8 +444,8 @@ func (s *statefulSet) scaled() bool {
 			return false
 		}
 	}
-	for i := len(s.own) - 1; i >= 0; i-- {
-		if p := s.own[i]; p.member >= s.first+s.replicas {
+	for _, p := range slices.Backward(s.own) {
+		if p.member >= s.first+s.replicas {
 			if !p.info.Leaving {
 				s.delete(p)
 			}

@@ -56,8 +56,6 @@ type outlook struct {
 	failing bool
 	// failed is when a pod failed first; 0 if none has.
 	failed time.Duration
-	// endless is true if it creates pods again and again by itself, until it is stopped.
-	endless bool
 }
 
 // broken reports whether the job will never do its work, and since when that can be seen from its pods.
@@ -69,17 +67,6 @@ func (j *job) broken() (since time.Duration, broken bool) {
 		return j.failed, true
 	}
 	return 0, false
-}
-
-// longest returns how long its pods run at most; 0 if some run for ever.
-func (j *job) longest() (d time.Duration) {
-	for _, spec := range j.specs {
-		if spec.lasts == 0 {
-			return 0
-		}
-		d = max(d, spec.lasts)
-	}
-	return d
 }
 
 // submit starts the job of a controller.

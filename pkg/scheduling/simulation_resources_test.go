@@ -1,6 +1,8 @@
 package scheduling
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -124,11 +126,4 @@ func (n *schedNode) admits(p *schedPod) nodeReason {
 }
 
 // has reports whether the node has such a pod.
-func (n *schedNode) has(what func(*schedPod) bool) bool {
-	for _, p := range n.pods {
-		if what(p) {
-			return true
-		}
-	}
-	return false
-}
+func (n *schedNode) has(what func(*schedPod) bool) bool { return slices.ContainsFunc(n.pods, what) }

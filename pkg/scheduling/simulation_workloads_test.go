@@ -135,8 +135,7 @@ func (s *statefulSet) lost() bool {
 
 // roll restarts the last replica of an old revision once those behind it are ready.
 func (l *leaderWorkerSet) roll() {
-	for i := len(l.groups) - 1; i >= 0; i-- {
-		g := l.groups[i]
+	for i, g := range slices.Backward(l.groups) {
 		if g.leader == nil || !g.leader.exists {
 			return
 		}
@@ -215,7 +214,7 @@ func (j *jobSet) reconcile() {
 		if c.attempt == j.restarts {
 			c.sync()
 		}
-		if c.batchJob != nil && c.attempt == j.restarts && c.batchJob.lost && !j.lost {
+		if c.attempt == j.restarts && c.lost && !j.lost {
 			j.fail()
 			break
 		}
@@ -291,7 +290,7 @@ type cronJob struct {
 // cronJob starts a CronJob.
 func (w *world) cronJob(name string, every time.Duration, policy concurrency, s jobSpec, spec podSpec) *cronJob {
 	c := &cronJob{job: &job{name: name, specs: []podSpec{spec}}, jobSpec: s, every: every, policy: policy}
-	c.impossible, c.endless = spec.size > s.most(), true
+	c.impossible = spec.size > s.most()
 	w.submit(c, c.job)
 	w.after(w.between(0, every), c.begin)
 	return c
@@ -356,7 +355,6 @@ type streamSpec struct {
 // stream starts a stream.
 func (w *world) stream(name string, s streamSpec, spec podSpec) *stream {
 	t := &stream{job: &job{name: name, specs: []podSpec{spec}}, streamSpec: s}
-	t.endless = true
 	w.submit(t, t.job)
 	w.after(0, t.begin)
 	return t
