@@ -45,30 +45,6 @@ func (c *Claim) IsOpen() bool { return c.binder.claims.isOpen(c.uid) }
 // decides.
 func (b *Binder) Abandon(uid gpu.PodUID) (none bool) { return b.claims.abandon(uid) }
 
-// Move is Ledger.Move. It moves nothing if a bind of the pod is in flight, or a write of it is open.
-func (b *Binder) Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (node string, ok bool) {
-	b.claims.mu.Lock()
-	defer b.claims.mu.Unlock()
-	if b.claims.pods[request.Pod.UID] != nil {
-		return "", false
-	}
-	return b.Ledger.Move(request, view, capacity, at)
-}
-
-// ReserveAll is Ledger.ReserveAll. Pods in yielding of which a bind is in flight, or a write is open, keep their allocations.
-func (b *Binder) ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int) {
-	if len(yielding) == 0 { // It releases nothing.
-		return b.Ledger.ReserveAll(requests, nil, view, capacity, at)
-	}
-	b.claims.mu.Lock()
-	defer b.claims.mu.Unlock()
-	free := make([][]gpu.PodUID, len(yielding))
-	for i, set := range yielding {
-		free[i] = slices.DeleteFunc(slices.Clone(set), func(uid gpu.PodUID) bool { return b.claims.pods[uid] != nil })
-	}
-	return b.Ledger.ReserveAll(requests, free, view, capacity, at)
-}
-
 // claims grants the claims, and tracks each write until it is rejected or the watch reports the pod. If the answer was lost, the card stays
 // assumed until a live read or the watch shows the outcome: if it were released on a guess, two pods could get it.
 //
@@ -78,7 +54,7 @@ type claims struct {
 	ledger *ledger.Ledger
 
 	mu sync.Mutex
-	// pods are the pods of which a bind is in flight, or a write is open, or both. The assumed allocation of any other pod may be released.
+	// pods are the pods of which a bind is in flight, or a write is open, or both. The ledger keeps their allocations (BeginBind).
 	pods map[gpu.PodUID]*claimed
 }
 
@@ -150,14 +126,17 @@ func (c *claims) of(uid gpu.PodUID) *claimed {
 	if pod == nil {
 		pod = &claimed{}
 		c.pods[uid] = pod
+		c.ledger.BeginBind(uid)
 	}
 	return pod
 }
 
-// dropUnused removes the pod if no bind is in flight and no write is open. The caller holds mu.
-func (c *claims) dropUnused(uid gpu.PodUID) {
+// dropUnused removes the pod if no bind is in flight and no write is open. If release is true, an assumed allocation is released. The caller
+// holds mu.
+func (c *claims) dropUnused(uid gpu.PodUID, release bool) {
 	if pod := c.pods[uid]; pod.state == idle && pod.open == nil {
 		delete(c.pods, uid)
+		c.ledger.EndBind(uid, release)
 	}
 }
 
@@ -180,14 +159,13 @@ func (c *claims) end(uid gpu.PodUID) (failed, none bool) {
 	pod := c.pods[uid]
 	none = pod.open == nil
 	failed = none && pod.state == abandoned
-	switch {
-	case pod.open == nil && pod.state != inFlight:
-		c.ledger.Release(uid) // A bind that is settled can have assumed a card for a pod that was gone already.
-	case pod.open != nil && pod.open.state == sent: // The bind ended in an unexpected way.
+	// A bind that is settled can have assumed a card for a pod that was gone already.
+	release := pod.state != inFlight
+	if !none && pod.open.state == sent { // The bind ended in an unexpected way.
 		pod.open.state = unconfirmed
 	}
 	pod.state = idle
-	c.dropUnused(uid)
+	c.dropUnused(uid, release)
 	return failed, none
 }
 
@@ -276,7 +254,7 @@ func (c *claims) recordBound(pod *claimed, found *clustercache.PodInfo, now time
 // recordGone updates the ledger with a pod that has ended or was deleted. The caller holds mu.
 func (c *claims) recordGone(pod *claimed, uid gpu.PodUID) {
 	pod.settle(nil)
-	c.dropUnused(uid)
+	c.dropUnused(uid, false)
 	c.ledger.Remove(uid)
 }
 
@@ -294,7 +272,7 @@ func (c *claims) watchReported(uid gpu.PodUID, update func()) (resolved *write) 
 		resolved = pod.open
 	}
 	pod.settle(nil)
-	c.dropUnused(uid)
+	c.dropUnused(uid, false)
 	return resolved
 }
 
@@ -331,8 +309,7 @@ func (c *claims) applyRead(w *write, found *clustercache.PodInfo, asked time.Tim
 		return OutcomeBound, resolved
 	case asked.Sub(w.at) > deadline:
 		pod.open = nil
-		c.dropUnused(w.pod.UID)
-		c.ledger.Release(w.pod.UID)
+		c.dropUnused(w.pod.UID, true)
 		return OutcomeNotBound, resolved
 	}
 	return "", false // The write may still be under way.
@@ -347,7 +324,7 @@ func (c *claims) addUnseen(found *clustercache.PodInfo, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	pod := c.of(found.UID)
-	defer c.dropUnused(found.UID)
+	defer c.dropUnused(found.UID, false)
 	home, allocation, known := c.ledger.Lookup(found.UID)
 	// Nothing is to be done for a pod that the ledger has as bound to this node, nor for one with an open bind whose allocation
 	// the ledger doesn't have any more. A pod that the ledger has on another node, or only assumed on this one, was bound by

@@ -40,11 +40,11 @@ func TestClaimKeepsAllocation(t *testing.T) {
 		"a give-up": func(f *fixture) { f.Abandon(uid) },
 		"a move": func(f *fixture) {
 			request := ledger.Request{Pod: protocol.Pod(p), Nodes: []string{"n2"}}
-			f.Move(request, binpack, nil, f.clock.Now())
+			f.ledger.Move(request, binpack, nil, f.clock.Now())
 		},
 		"a group that takes it": func(f *fixture) {
 			request := ledger.Request{Pod: gpu.Pod{UID: "other", Request: 200, Cards: 2}, Nodes: []string{"n1"}}
-			f.ReserveAll([]ledger.Request{request}, [][]gpu.PodUID{{uid}}, binpack, nil, f.clock.Now())
+			f.ledger.ReserveAll([]ledger.Request{request}, [][]gpu.PodUID{{uid}}, binpack, nil, f.clock.Now())
 		},
 		"a live read after the deadline": func(f *fixture) { f.Resolve(f.t.Context()) },
 		"a live read that began before": func(f *fixture) {
@@ -192,9 +192,9 @@ func TestRepeatRejectedWrite(t *testing.T) {
 func TestWrittenIsCounted(t *testing.T) {
 	p := fake.Pod("p", 10)
 	for name, lose := range map[string]func(f *fixture){
-		"it was released": func(f *fixture) { f.ledger.Release("uid-p") },
+		"it was removed": func(f *fixture) { f.ledger.Remove("uid-p") },
 		"it was moved": func(f *fixture) {
-			f.ledger.Move(ledger.Request{Pod: protocol.Pod(p), Nodes: []string{"n2"}}, binpack, nil, begin)
+			f.ledger.Move(ledger.Request{Pod: protocol.Pod(p), Nodes: []string{"n2"}, Binding: true}, binpack, nil, begin)
 		},
 	} {
 		f := newFixture(t, 0, p)

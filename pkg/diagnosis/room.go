@@ -323,10 +323,10 @@ func (f *finding) failedCard(request gpu.Memory) (what string, failed bool) {
 func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept bool) {
 	for i := range n.Nominees {
 		candidate := &n.Nominees[i]
-		if candidate.Priority < pod.Priority || candidate.UID == pod.UID {
+		if candidate.Pod.Priority < pod.Priority || candidate.Pod.UID == pod.UID {
 			continue
 		}
-		cards = withUsed(cards, candidate.Placement, (*placement.Card).Add)
+		cards = withUsed(cards, candidate.On, (*placement.Card).Add)
 		if placement.Fit(cards, pod.Demand()) != reasons.Fits {
 			return candidate.Pod, true
 		}

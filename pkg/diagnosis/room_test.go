@@ -113,7 +113,7 @@ func TestRunsOfNodes(t *testing.T) {
 			case 2:
 				n.Unit = gpu.MiB
 			case 3:
-				n.Nominees = []ledger.Nominee{{Pod: gpu.Pod{UID: "nominee", Name: "nominee", Request: 8}, Placement: gpu.On(1, 8)}}
+				n.Nominees = []ledger.Share{{Pod: gpu.Pod{UID: "nominee", Name: "nominee", Request: 8}, On: gpu.On(1, 8)}}
 			}
 			nodes[i] = n
 		}

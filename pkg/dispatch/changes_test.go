@@ -71,7 +71,7 @@ func TestProvisionedPodGetsTheNewRoom(t *testing.T) {
 	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 8}}})
 	f.NodesChanged()
 	f.tick(0)
-	want(t, "places", []gpu.PodUID{"bob/provisioned"}, f.PlacesOn("n0", true))
+	want(t, "places", []gpu.PodUID{"bob/provisioned"}, f.ledger.ReservedOn("n0", true))
 	want(t, "granted, also the next one for the autoscaler", []string{"bob/3", "bob/provisioned"}, f.admitted())
 	f.tick(chargeLife)
 	want(t, "its charge ends like any other", reasons.ObstaclePaused, f.Turns()["bob/provisioned"].Obstacle)
@@ -88,12 +88,12 @@ func TestProvisionedGroupGetsTheNewRoom(t *testing.T) {
 	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}}})
 	f.NodesChanged()
 	f.tick(0)
-	want(t, "room for one", nil, f.PlacesOn("n0", true))
+	want(t, "room for one", nil, f.ledger.ReservedOn("n0", true))
 	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}, {Index: 2, Memory: 4}}})
 	f.NodesChanged()
 	f.pod("alice/2", 4)
 	f.tick(0)
-	want(t, "room for both", []gpu.PodUID{"bob/job-0", "bob/job-1"}, f.PlacesOn("n0", true))
+	want(t, "room for both", []gpu.PodUID{"bob/job-0", "bob/job-1"}, f.ledger.ReservedOn("n0", true))
 }
 
 // However many pods are granted for an autoscaler, those that fit get their turns.
@@ -106,7 +106,7 @@ func TestManyProvisionedPods(t *testing.T) {
 	f.tick(0)
 	f.pod("bob/1", 2)
 	f.tick(0)
-	want(t, "places", []gpu.PodUID{"bob/1"}, f.PlacesOn("n0", true))
+	want(t, "places", []gpu.PodUID{"bob/1"}, f.ledger.ReservedOn("n0", true))
 }
 
 // A pause that is over is no obstacle any more, also for a pod that isn't tried because others like it don't fit.

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
@@ -61,7 +62,7 @@ func (m *Manager) grant(u *unit, places []ledger.Place, now time.Time) {
 func (m *Manager) place(p *pod, where ledger.Place, now time.Time) {
 	p.charge, p.expires = placed, now.Add(chargeLife)
 	if !where.Existing {
-		m.places.add(p.UID, where.Node)
+		m.Ledger.Own(ledger.Granted, p.UID, time.Time{})
 	}
 }
 
@@ -96,9 +97,17 @@ func (m *Manager) endCharge(p *pod) {
 	p.charge, p.expires = uncharged, time.Time{}
 	delete(m.charged, p.UID)
 	m.admissions.update(p)
-	if p.Node == "" {
+	if p.Node == "" { // Otherwise the bound allocation has replaced it.
 		m.GiveUpPlace(p.UID)
-	} else {
-		m.places.remove(p.UID) // The bound allocation has replaced it.
 	}
+}
+
+// GiveUpPlace releases the reserved place of a pod whose node is not a candidate node. The pod keeps its charge. GiveUpPlace reports whether
+// there was a place.
+func (m *Manager) GiveUpPlace(uid gpu.PodUID) bool {
+	if !m.Ledger.Disown(ledger.Granted, uid) {
+		return false
+	}
+	m.Release(uid)
+	return true
 }

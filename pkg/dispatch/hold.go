@@ -189,7 +189,6 @@ func (m *Manager) updateHold() {
 	for name := range former {
 		m.setTerms(name) // Its namespaces may be gone.
 	}
-	m.places.hold(held)
 	m.Ledger.SetReservations(ledger.Reclaimed, held...)
 }
 

@@ -46,6 +46,8 @@ type Ledger interface {
 	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int)
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
 	FitsEmpty(requests []ledger.Request, capacity ledger.Capacity) bool
+	Own(source ledger.Source, uid gpu.PodUID, until time.Time)
+	Disown(source ledger.Source, uid gpu.PodUID) bool
 	SetReservations(source ledger.Source, next ...ledger.Reservation)
 	NodeMemory() map[string]gpu.Memory
 }
@@ -90,9 +92,6 @@ type Effects struct {
 // Manager holds the pods of all tenants. mu guards the fields below it and is held for in-memory work only.
 type Manager struct {
 	Options
-	// places are the reservations that belong to the Manager. They have a lock of their own, because groups and capacities read
-	// them while other locks are held.
-	places places
 	// admissions have a lock of their own, because filter calls read them.
 	admissions admissions
 	// freed are the nodes on which resources were freed since the latest Tick. nodesChanged is true if nodes changed since.

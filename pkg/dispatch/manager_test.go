@@ -204,11 +204,11 @@ func TestGiveUpPlace(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
 	f.pod("alice/1", 4)
 	f.tick(0)
-	want(t, "places", []gpu.PodUID{"alice/1"}, f.PlacesOn("n0", true))
+	want(t, "places", []gpu.PodUID{"alice/1"}, f.ledger.ReservedOn("n0", true))
 	if !f.GiveUpPlace("alice/1") || f.GiveUpPlace("alice/1") {
 		t.Error("there must be one place to give up")
 	}
-	want(t, "places", nil, f.PlacesOn("n0", true))
+	want(t, "places", nil, f.ledger.ReservedOn("n0", true))
 	want(t, "allocations", 0, allocations(f))
 	want(t, "the charge stays", []string{"alice/1"}, f.admitted())
 }
@@ -220,10 +220,10 @@ func TestTentativePlacement(t *testing.T) {
 	f.pod("alice/1", 4)
 	f.pod("alice/2", 4, age(1))
 	f.tick(0)
-	want(t, "places on n0", nil, f.PlacesOn("n0", true))
-	want(t, "places on n1", []gpu.PodUID{"alice/1"}, f.PlacesOn("n1", true))
+	want(t, "places on n0", nil, f.ledger.ReservedOn("n0", true))
+	want(t, "places on n1", []gpu.PodUID{"alice/1"}, f.ledger.ReservedOn("n1", true))
 	f.tick(2 * retryInterval)
-	want(t, "places on n0 after no bind came", []gpu.PodUID{"alice/2"}, f.PlacesOn("n0", true))
+	want(t, "places on n0 after no bind came", []gpu.PodUID{"alice/2"}, f.ledger.ReservedOn("n0", true))
 }
 
 // A tenant's small pods overtake a large one for a minute. Then they wait, until there is room for it or it has blocked its
@@ -433,8 +433,12 @@ func TestFaults(t *testing.T) {
 			f.delete(name)
 		}
 		evictions += len(f.evicted)
-		if n := allocations(f); n > 0 || f.reclaims.attempt != nil || len(f.places.held) > 0 || len(f.charged)+len(f.units)+len(f.members)+len(f.gated)+len(f.places.nodeOf)+len(f.admissions.admitted) > 0 {
-			t.Fatalf("seed %d: something is left: %d allocations, charged %v, units %v, members %v, gated %v, places %v", seed, n, f.charged, f.units, f.members, f.gated, f.places.nodeOf)
+		var places []gpu.PodUID
+		for _, node := range f.ledger.Nodes() {
+			places = append(places, f.ledger.ReservedOn(node.Name, true)...)
+		}
+		if n := allocations(f); n > 0 || f.reclaims.attempt != nil || len(f.charged)+len(f.units)+len(f.members)+len(f.gated)+len(places)+len(f.admissions.admitted) > 0 {
+			t.Fatalf("seed %d: something is left: %d allocations, charged %v, units %v, members %v, gated %v, places %v", seed, n, f.charged, f.units, f.members, f.gated, places)
 		}
 	}
 	if evictions < 50 {

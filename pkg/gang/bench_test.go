@@ -22,7 +22,7 @@ func newBenchCluster(nodes int) *benchCluster {
 	c := &benchCluster{ledger: ledger.New(), now: time.Unix(1_800_000_000, 0)}
 	c.ledger.AddFreedListener(func(string) { c.manager.MemoryFreed() })
 	c.manager = New(Options{
-		Ledger: c.ledger, Reserver: c.ledger, Release: func(uid gpu.PodUID) { c.ledger.Release(uid) },
+		Ledger: c.ledger, Release: func(uid gpu.PodUID) { c.ledger.Release(uid) },
 		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack},
 		Hold: testHold, Patience: testPatience, StarvationAfter: 2 * time.Minute, OnFailure: Evict, Observer: discard{},
 		EligibleNodes: func(gpu.PodUID) []string { return c.nodes },

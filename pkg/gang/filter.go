@@ -144,7 +144,7 @@ func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now 
 	if !pm.reserved {
 		return false
 	}
-	node, ok := mgr.Reserver.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, mgr.capacity(false), now)
+	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, mgr.capacity(false), now)
 	if ok {
 		mgr.setPlace(m.UID, pm, node)
 	}

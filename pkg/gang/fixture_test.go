@@ -24,7 +24,7 @@ const (
 func newManager(t *testing.T) *Manager {
 	l := ledger.New()
 	return New(Options{
-		Ledger: l, Reserver: l, Release: func(uid gpu.PodUID) { l.Release(uid) },
+		Ledger: l, Release: func(uid gpu.PodUID) { l.Release(uid) },
 		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Hold: testHold, Patience: testPatience,
 		OnFailure: Evict, Observer: discard{}, IllegalMove: func(move string) { t.Error(move) },
 	})

@@ -34,21 +34,15 @@ const (
 // Options configure a Manager.
 type Options struct {
 	Ledger Ledger
-	// Reserver reserves memory for plans.
-	Reserver Reserver
 	// Release releases a pod's reservation. If a bind of the pod is in flight or unconfirmed, its outcome decides instead.
 	Release func(gpu.PodUID)
 	View    ledger.View
 	// EligibleNodes returns the nodes that the pod can run on regardless of free resources. It is called rarely, with
 	// the Manager's lock held.
 	EligibleNodes func(gpu.PodUID) []string
-	// Capacity returns a new count of what nodes have free besides GPU memory. planned returns the members that are planned
-	// to a node and not bound yet; nil means none. If empty is true, only pods that are expected to stay count as using the nodes. If
-	// Capacity is nil, only GPU memory counts.
-	Capacity func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity
-	// GiveUpPlace releases the place that fair sharing has reserved for the pod, because the plan places the pod. It is nil if fair sharing is
-	// off.
-	GiveUpPlace func(gpu.PodUID) bool
+	// Capacity returns a new count of what nodes have free besides GPU memory. If empty is true, only pods that are expected to stay count
+	// as using the nodes. If Capacity is nil, only GPU memory counts.
+	Capacity func(empty bool) ledger.Capacity
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
 	// NeedsTurn reports whether fair sharing decides when the pod may be scheduled, and AwaitsTurn whether that isn't now. Both are nil if
@@ -72,17 +66,14 @@ type Options struct {
 type Ledger interface {
 	StillUsable(uid gpu.PodUID) bool
 	FitsWithoutAssumed(pod gpu.Pod, nodes []string) bool
+	Own(source ledger.Source, uid gpu.PodUID, until time.Time)
+	Disown(source ledger.Source, uid gpu.PodUID) bool
+	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int)
+	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)
 	ReserveForStarving(requests []ledger.Request, priority int32, label string, capacity ledger.Capacity) bool
 	SetReservations(source ledger.Source, next ...ledger.Reservation)
 	StarvationUsable() bool
 	StarvationIdle() gpu.Memory
-}
-
-// Reserver makes and moves reservations, like the ledger. It neither moves nor releases the reservation of a pod of which a bind is in flight or
-// unconfirmed.
-type Reserver interface {
-	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int)
-	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)
 }
 
 // Observer receives what metrics count.
@@ -142,8 +133,8 @@ type Manager struct {
 	waiting, placed runList
 	alarms          []alarm
 	heldBinds       int
-	// places are the planned members by node that are not bound yet.
-	places map[string]map[gpu.PodUID]struct{}
+	// places counts the planned members by node that are not bound yet.
+	places map[string]int
 	burst  freeBurst
 	// noRoomFor holds the ranks of runs for which there was no room since the latest Tick.
 	noRoomFor map[likeRuns]rank
@@ -169,7 +160,7 @@ type Manager struct {
 func New(o Options) *Manager {
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
-		places: map[string]map[gpu.PodUID]struct{}{}, noRoomFor: map[likeRuns]rank{}, sets: map[fingerprint]*candidates{},
+		places: map[string]int{}, noRoomFor: map[likeRuns]rank{}, sets: map[fingerprint]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }

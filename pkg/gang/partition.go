@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -124,6 +123,6 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	}
 	mgr.endStarvation(now)
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
-	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]map[gpu.PodUID]struct{}{}, map[likeRuns]rank{}, nil
+	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]int{}, map[likeRuns]rank{}, nil
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }

@@ -388,21 +388,21 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 		return nil, false
 	}
 	mgr.work += len(n.requests)
-	if mgr.GiveUpPlace != nil {
-		for _, m := range n.requesters {
-			mgr.GiveUpPlace(m.UID)
+	for _, m := range n.requesters {
+		if mgr.Ledger.Disown(ledger.Granted, m.UID) {
+			mgr.Release(m.UID) // The plan places the pod.
 		}
 	}
 	// A run got its turn because there was room, and priorities count within a tenant only. But members that run must not be evicted.
 	mayTake := r.phase == PhaseBroken || !n.any(mgr.NeedsTurn)
 	younger, yielding := mgr.yielding(func(o *run) bool { return mayTake && r.takesFrom(o, paid) })
 	capacity := mgr.capacity(false)
-	places, yielded := mgr.Reserver.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
+	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
 	if places == nil && n.mixed && capacity != nil {
 		// The ledger places one request after the other, the largest first. If CPU is scarce too, it can fail although places for all exist.
 		requests := slices.Clone(n.requests)
 		slices.Reverse(requests)
-		places, yielded = mgr.Reserver.ReserveAll(requests, yielding, mgr.View, capacity, now)
+		places, yielded = mgr.Ledger.ReserveAll(requests, yielding, mgr.View, capacity, now)
 		slices.Reverse(places)
 	}
 	if places == nil {
@@ -443,7 +443,7 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return mgr.places[node] == nil })
+	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return mgr.places[node] == 0 })
 	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) {
 		return false
 	}
@@ -457,7 +457,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if len(runs) == 0 {
 		return false
 	}
-	places, yielded := mgr.Reserver.ReserveAll([]ledger.Request{{Pod: pod, Nodes: nodes}}, yielding, mgr.View, nil, now)
+	places, yielded := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: pod, Nodes: nodes}}, yielding, mgr.View, nil, now)
 	if places == nil || places[0].Existing {
 		return false
 	}
@@ -483,24 +483,20 @@ func (mgr *Manager) capacity(empty bool) ledger.Capacity {
 	if mgr.Capacity == nil {
 		return nil
 	}
-	return mgr.Capacity(func(node string) []gpu.PodUID { return slices.Sorted(maps.Keys(mgr.places[node])) }, empty)
+	return mgr.Capacity(empty)
 }
 
 // setPlace sets the planned node of a member. An empty node removes its place.
 func (mgr *Manager) setPlace(uid gpu.PodUID, pm *plannedMember, node string) {
-	if on := mgr.places[pm.node]; on != nil {
-		if delete(on, uid); len(on) == 0 {
-			delete(mgr.places, pm.node)
-		}
+	if mgr.places[pm.node]--; mgr.places[pm.node] <= 0 {
+		delete(mgr.places, pm.node)
 	}
-	pm.node = node
-	if node == "" {
+	if pm.node = node; node == "" {
+		mgr.Ledger.Disown(ledger.Planned, uid)
 		return
 	}
-	if mgr.places[node] == nil {
-		mgr.places[node] = map[gpu.PodUID]struct{}{}
-	}
-	mgr.places[node][uid] = struct{}{}
+	mgr.places[node]++
+	mgr.Ledger.Own(ledger.Planned, uid, time.Time{})
 }
 
 // checkPlan ends the round of a run whose members don't match its plan any more.

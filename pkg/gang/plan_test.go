@@ -12,7 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// recorder is a Reserver without memory that records for which groups it was asked.
+// recorder is a Ledger without memory that records for which groups it was asked.
 type recorder struct {
 	*ledger.Ledger
 	asked []string
@@ -27,7 +27,7 @@ func (l *recorder) ReserveAll(requests []ledger.Request, _ [][]gpu.PodUID, _ led
 func newFullManager(t *testing.T) (*Manager, *recorder) {
 	mgr := newManager(t)
 	full := &recorder{Ledger: ledger.New()}
-	mgr.Reserver = full
+	mgr.Ledger = full
 	mgr.StartLeading(begin)
 	return mgr, full
 }
@@ -130,7 +130,7 @@ func TestOppositeOrder(t *testing.T) {
 	for _, node := range []string{"n1", "n2"} {
 		mgr.Ledger.(*ledger.Ledger).SetNode(node, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 16}}})
 	}
-	mgr.Capacity = func(func(string) []gpu.PodUID, bool) ledger.Capacity {
+	mgr.Capacity = func(bool) ledger.Capacity {
 		return cpus{map[string]int{"n1": 2, "n2": 1}, map[gpu.PodUID]int{"large": 1, "small": 2}}
 	}
 	mgr.StartLeading(begin)
@@ -150,8 +150,8 @@ func TestCapacity(t *testing.T) {
 	mgr.Ledger.(*ledger.Ledger).SetNode("n", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 32}}})
 	var planned []gpu.PodUID
 	var empty bool
-	mgr.Capacity = func(on func(node string) []gpu.PodUID, without bool) ledger.Capacity {
-		planned, empty = on("n"), without
+	mgr.Capacity = func(without bool) ledger.Capacity {
+		planned, empty = mgr.Ledger.(*ledger.Ledger).ReservedOn("n", true), without
 		return nil
 	}
 	for _, name := range []string{"a", "b"} {

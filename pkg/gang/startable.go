@@ -1,9 +1,6 @@
 package gang
 
 import (
-	"maps"
-	"slices"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -29,15 +26,4 @@ func (mgr *Manager) Startable(key Key) (together, alone []gpu.PodUID) {
 		}
 	}
 	return together, alone
-}
-
-// Places returns the planned members by node that are not bound yet.
-func (mgr *Manager) Places() map[string][]gpu.PodUID {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	out := make(map[string][]gpu.PodUID, len(mgr.places))
-	for node, members := range mgr.places {
-		out[node] = slices.Sorted(maps.Keys(members))
-	}
-	return out
 }

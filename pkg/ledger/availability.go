@@ -36,8 +36,8 @@ func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, reasons.R
 	return Availability{Cards: slices.Clone(l.cardsFor(n, &pod, true)), Allocations: n.copyAllocations()}, reason
 }
 
-// Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can
-// be freed for the pod. It is much cheaper than Availability. It takes the lock once per node.
+// Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can be freed for the
+// pod. It is much cheaper than Availability. It takes the lock once per node.
 func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
 	for _, name := range names {
 		if l.outranked(name, pod.Priority) {
@@ -51,10 +51,9 @@ func (l *Ledger) outranked(name string, priority int32) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
-	return n != nil && n.outranked(priority)
-}
-
-func (n *node) outranked(priority int32) bool {
+	if n == nil {
+		return false
+	}
 	for _, a := range n.allocations {
 		if a.State == Bound && a.Priority < priority {
 			return true
@@ -63,8 +62,7 @@ func (n *node) outranked(priority int32) bool {
 	return false
 }
 
-// fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller
-// holds the lock.
+// fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller holds the lock.
 func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) reasons.Reason {
 	if reason := n.accepts(demand); reason != reasons.Fits {
 		return reason

@@ -138,6 +138,16 @@ func (l *Ledger) freed(nodes ...string) {
 	}
 }
 
+// update makes the change under the lock. Then it calls the freed listeners, without the lock, for the nodes that change returns.
+func (l *Ledger) update(change func() (freed []string)) {
+	locked := func() []string {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return change()
+	}
+	l.freed(locked()...)
+}
+
 // SetNode sets the cards of a node. Allocations stay, including those on cards that no longer exist.
 func (l *Ledger) SetNode(name string, spec NodeSpec) {
 	l.change(name, func(n *node) {
@@ -240,17 +250,16 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 // Reserve chooses cards of the node for the pod and adds an assumed allocation, in one step. If the pod already has an
 // allocation on this node, Reserve returns that one unchanged, so that retries are safe; a presumed one may have no
 // placement. The error is a *NoRoomError if the pod doesn't fit.
-func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (Allocation, error) {
-	allocation, ended, err := l.reserve(name, pod, policy, at)
-	l.freed(ended...)
+func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (allocation Allocation, err error) {
+	l.update(func() (freed []string) {
+		allocation, freed, err = l.reserve(name, pod, policy, at)
+		return freed
+	})
 	return allocation, err
 }
 
-// reserve is Reserve without the calls of the freed listeners. It returns the nodes on which reservations for the pod don't count any
-// more.
-func (l *Ledger) reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (allocation Allocation, ended []string, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// reserve is Reserve. It also returns the nodes on which reservations for the pod don't count any more.
+func (l *Ledger) reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (allocation Allocation, freed []string, err error) {
 	l.tentative.endFor(pod.UID)
 	n := l.nodes[name]
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
@@ -276,6 +285,7 @@ func (l *Ledger) assume(name string, pod gpu.Pod, where gpu.Placement, at time.T
 	n, a := l.nodes[name], &Allocation{Pod: pod, State: Assumed, Placement: where, AssumeTime: at}
 	n.allocations[pod.UID] = a
 	l.nodeOf[pod.UID] = name
+	l.placedFor(pod.UID).on(assumed)
 	l.markChanged(n)
 	n.request(a)
 	add(n.cards, where)
@@ -283,10 +293,10 @@ func (l *Ledger) assume(name string, pod gpu.Pod, where gpu.Placement, at time.T
 	return a
 }
 
-// Release removes the pod's assumed allocation. A bound one stays. It reports whether an allocation was removed. While a bind could write the
-// allocation, only that bind may call Release and Move, see binding.Claim.
+// Release removes the pod's assumed allocation, unless a bind of the pod has begun (BeginBind). A bound one stays. It reports whether an
+// allocation was removed.
 func (l *Ledger) Release(uid gpu.PodUID) bool {
-	return l.remove(uid, func(a *Allocation) bool { return a.State == Assumed })
+	return l.remove(uid, func(a *Allocation) bool { return a.State == Assumed && !l.isBinding(uid) })
 }
 
 // Remove removes the pod's allocation, once the pod is gone or has ended. It reports whether there was one.
@@ -314,6 +324,7 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 			n.allocations[pod.UID] = a
 			l.nodeOf[pod.UID] = name
 		})
+		l.endPlaced(pod.UID)
 		l.tentative.endFor(pod.UID)
 	})
 	l.freed(ended...)
@@ -393,14 +404,9 @@ type NodeCards struct {
 	Requested gpu.Memory
 	// Leaving are the allocations of pods that are being deleted, by namespace and name.
 	Leaving []Allocation
-	// Nominees are the nominated pods that have no allocation yet, in descending order of priority.
-	Nominees []Nominee
-}
-
-// Nominee is a nominated pod with the card that it is likely to get; the placement is empty if that is unknown.
-type Nominee struct {
-	gpu.Pod
-	Placement gpu.Placement
+	// Nominees are the nominated pods that have no allocation yet, in descending order of priority, with the cards that they are likely to get;
+	// none if that is unknown.
+	Nominees []Share
 }
 
 // NodeCards returns the nodes that have cards, by name. It costs much less than Nodes, and takes the lock in the same way.
@@ -447,7 +453,7 @@ func (l *Ledger) nodeCards(name string, n *node) NodeCards {
 		if l.stillCounts(&nominee) {
 			where := n.expected(&nominee, cards)
 			add(cards, where)
-			out.Nominees = append(out.Nominees, Nominee{nominee.Pod, where})
+			out.Nominees = append(out.Nominees, Share{nominee.Pod, name, where})
 		}
 	}
 	return out
@@ -513,43 +519,44 @@ func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (removed boo
 		if a := l.allocation(uid); a == nil || !may(a) {
 			return
 		}
-		alter(l.nodeOf[uid], func(n *node) { delete(n.allocations, uid) })
-		delete(l.nodeOf, uid)
+		l.drop(uid, alter)
 		removed = true
 	})
 	return removed
 }
 
-// edit runs what under the lock. what changes nodes by calls of alter, which recounts the node afterwards, and removes it
-// from the ledger if it is unused (see dropUnused). Then edit calls the freed listeners, without the lock, for each node on which
-// memory became free.
-func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
-	l.freed(l.editLocked(what)...)
+// drop removes the pod's allocation.
+func (l *Ledger) drop(uid gpu.PodUID, alter func(string, func(*node))) {
+	alter(l.nodeOf[uid], func(n *node) { delete(n.allocations, uid) })
+	delete(l.nodeOf, uid)
+	l.endPlaced(uid)
 }
 
-func (l *Ledger) editLocked(what func(alter func(name string, how func(*node)))) (roomier []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	what(func(name string, how func(*node)) {
-		n, ok := l.nodes[name]
-		if !ok {
-			n = &node{allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name]}
-			// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
-			l.nodes[strings.Clone(name)] = n
-			l.membership++
-		}
-		before := n.room()
-		how(n)
-		n.recount()
-		l.markChanged(n)
-		if l.dropUnused(name, n) && ok {
-			l.forgotten = l.revision
-		}
-		if n.roomierThan(before) {
-			roomier = append(roomier, name)
-		}
+// edit changes nodes by calls of alter, which recounts the node afterwards, and removes it from the ledger if it is unused (see dropUnused). Then
+// edit calls the freed listeners for each node on which memory became free.
+func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
+	l.update(func() (roomier []string) {
+		what(func(name string, how func(*node)) {
+			n, ok := l.nodes[name]
+			if !ok {
+				n = &node{allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name]}
+				// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
+				l.nodes[strings.Clone(name)] = n
+				l.membership++
+			}
+			before := n.room()
+			how(n)
+			n.recount()
+			l.markChanged(n)
+			if l.dropUnused(name, n) && ok {
+				l.forgotten = l.revision
+			}
+			if n.roomierThan(before) {
+				roomier = append(roomier, name)
+			}
+		})
+		return roomier
 	})
-	return roomier
 }
 
 // dropUnused removes the node if it has neither an object nor allocations, and reports whether it did. The caller holds the lock.

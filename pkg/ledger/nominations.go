@@ -24,14 +24,12 @@ func (l *Ledger) RemoveNomination(uid gpu.PodUID) {
 }
 
 func (l *Ledger) replaceNomination(uid gpu.PodUID, next ...Reservation) {
-	l.mu.Lock()
-	var former []*Reservation
-	if r := l.reservations.byPod[uid][Nominated]; r != nil {
-		former = append(former, r)
-	}
-	freed := l.replace(former, next)
-	l.mu.Unlock()
-	l.freed(freed...)
+	l.update(func() []string {
+		if r := l.reservations.byPod[uid][Nominated]; r != nil {
+			return l.replace([]*Reservation{r}, next)
+		}
+		return l.replace(nil, next)
+	})
 }
 
 func nomination(name string, pod gpu.Pod, victims ...gpu.PodUID) Reservation {

@@ -4,26 +4,29 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Reservation keeps memory for an item: a pod, or several pods that get their places together. The item's pods see the memory as free. The
-// ledger keeps copies.
+// Reservation keeps memory for an item that isn't bound: a pod, or several pods that get their places together. The item's pods see the memory as
+// free. The ledger keeps copies.
 type Reservation struct {
 	Source Source
+	State  ReservationState
 	// Label names the item for users. A pod that only labelled reservations keep from a node doesn't fit it with the reason reasons.Reserved.
 	Label string
-	// Priority is the highest priority of the other pods that see the memory as used.
+	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one.
 	Priority int32
 	// Shares are what is kept. A share counts until its pod has an allocation, or until the reservation ends if Lasting is true.
 	Shares  []Share
 	Lasting bool
-	// Victims are pods that are about to be evicted for the item: where a share names no cards, their memory counts as if they were terminating
-	// already.
+	// Victims are pods that are about to be evicted for the item. For a share that names no cards they count as terminating already.
 	Victims []gpu.PodUID
+	// Until is when a placed reservation is due, see Ledger.Due; zero if its source knows that.
+	Until time.Time
 }
 
 // Share is what a reservation keeps for one of its pods.
@@ -34,38 +37,81 @@ type Share struct {
 	On gpu.Placement
 }
 
-// Source is what makes and ends a reservation. A pod has at most one reservation from each source.
+// Source is what makes and ends a reservation. A pod has at most one awaited reservation from each source, and one that is placed or binding.
 type Source uint8
 
 const (
-	// Nominated is a nomination by kube-scheduler, or to a node where a round of evictions frees cards for the pod.
-	Nominated Source = iota
-	// Reclaimed is what reclaim frees for a unit.
-	Reclaimed
-	// Starving is for the run of a gang that has waited too long.
-	Starving
-
+	Direct    Source = iota // A choice of cards by a bind.
+	Displaced               // A place of a pod that displaced groups.
+	Planned                 // The plan of a gang.
+	Granted                 // A turn by fair sharing.
+	Nominated               // A nomination by kube-scheduler, or to a node where a round of evictions frees cards for the pod.
+	Reclaimed               // Reclaim, which frees memory for a unit.
+	Starving                // The run of a gang that has waited too long.
 	sources
 )
 
+// ReservationState is what a reservation waits for.
+type ReservationState uint8
+
+const (
+	none    ReservationState = iota
+	Awaited                  // The end of the pods that use the memory.
+	Placed                   // The pod's bind. The memory is free, and the pod has it as an assumed allocation.
+	Binding                  // The outcome of the pod's bind. Nothing but this outcome moves or releases the allocation.
+)
+
+// event is what changes the state of a reservation.
+type event uint8
+
+const (
+	kept      event = iota // The item doesn't fit now.
+	assumed                // An allocation was assumed for the pod.
+	bindBegun              // See Ledger.BeginBind.
+	bindEnded              // See Ledger.EndBind.
+	ended                  // Given up, taken for another item, or no longer needed, because the pod is bound.
+)
+
+// transitions are all changes of the state. What the table doesn't contain has no effect.
+var transitions = map[ReservationState]map[event]ReservationState{
+	none:    {kept: Awaited, assumed: Placed, bindBegun: Binding},
+	Awaited: {ended: none},
+	Placed:  {bindBegun: Binding, ended: none},
+	Binding: {bindEnded: Placed},
+}
+
+// on changes the state, and reports whether the table contains the change.
+func (r *Reservation) on(e event) bool {
+	next, ok := transitions[r.State][e]
+	if ok {
+		r.State = next
+	}
+	return ok
+}
+
 // reservations is the store of all reservations. The ledger's lock guards it.
 type reservations struct {
+	// bySource are the awaited reservations.
 	bySource [sources]map[*Reservation]struct{}
-	// byPod are the reservations of each pod by source.
+	// byPod are the awaited reservations of each pod by source.
 	byPod map[gpu.PodUID]ownReservations
-	// byNode are the shares on each node, also on those that the ledger doesn't know. See node.reserved.
+	// byNode are the awaited shares on each node, also on those that the ledger doesn't know. See node.reserved.
 	byNode map[string][]reserved
+	// placed are the placed and binding reservations. Their memory is in the pods' allocations.
+	placed  map[gpu.PodUID]*Reservation
+	counted *countedPods
 }
 
 func newReservations() (r reservations) {
 	for source := range r.bySource {
 		r.bySource[source] = map[*Reservation]struct{}{}
 	}
-	r.byPod, r.byNode = map[gpu.PodUID]ownReservations{}, map[string][]reserved{}
+	r.byPod, r.byNode, r.placed = map[gpu.PodUID]ownReservations{}, map[string][]reserved{}, map[gpu.PodUID]*Reservation{}
+	r.counted = &countedPods{on: map[string]map[countedPod]struct{}{}}
 	return r
 }
 
-// ownReservations are the reservations of one pod by source; nil if there is none.
+// ownReservations are the awaited reservations of one pod by source; nil if there is none.
 type ownReservations [sources]*Reservation
 
 // reserved is a share with its reservation.
@@ -88,16 +134,9 @@ func (r *Reservation) equal(o Reservation) bool {
 		slices.EqualFunc(r.Shares, o.Shares, func(a, b Share) bool { return a.Pod == b.Pod && a.Node == b.Node && a.On.Equal(b.On) })
 }
 
-// SetReservations replaces the reservations of the source.
+// SetReservations replaces the awaited reservations of the source.
 func (l *Ledger) SetReservations(source Source, next ...Reservation) {
-	l.mu.Lock()
-	freed := l.replaceAll(source, next)
-	l.mu.Unlock()
-	l.freed(freed...) // Other pods can use memory that isn't reserved any more.
-}
-
-func (l *Ledger) replaceAll(source Source, next []Reservation) (freed []string) {
-	return l.replace(slices.Collect(maps.Keys(l.reservations.bySource[source])), next)
+	l.update(func() []string { return l.replace(slices.Collect(maps.Keys(l.reservations.bySource[source])), next) })
 }
 
 // replace ends the former reservations and adds the next ones. Those that are equal stay. It returns the nodes on which shares don't count any more.
@@ -117,10 +156,11 @@ func (l *Ledger) replace(former []*Reservation, next []Reservation) (freed []str
 	return slices.Compact(freed)
 }
 
-// addReservation adds a reservation with its shares.
+// addReservation adds an awaited reservation with its shares.
 func (l *Ledger) addReservation(r Reservation) *Reservation {
 	shares := r.Shares
 	r.Shares, r.Victims = make([]Share, 0, len(shares)), slices.Clone(r.Victims)
+	r.on(kept)
 	l.reservations.bySource[r.Source][&r] = struct{}{}
 	for _, share := range shares {
 		l.addShare(&r, share)
@@ -131,6 +171,7 @@ func (l *Ledger) addReservation(r Reservation) *Reservation {
 // addShare adds a share to a reservation in the store.
 func (l *Ledger) addShare(r *Reservation, share Share) {
 	r.Shares = append(r.Shares, share)
+	l.reservations.counted.set(r.Source, &share, true)
 	own := l.reservations.byPod[share.Pod.UID]
 	own[r.Source] = r
 	l.reservations.byPod[share.Pod.UID] = own
@@ -140,10 +181,13 @@ func (l *Ledger) addShare(r *Reservation, share Share) {
 	l.setReserved(share.Node, slices.Insert(on, i, added))
 }
 
-// endReservation removes a reservation. It returns the nodes of the shares that counted until now.
+// endReservation ends an awaited reservation. It returns the nodes of the shares that counted until now.
 func (l *Ledger) endReservation(r *Reservation) (freed []string) {
+	r.on(ended)
 	delete(l.reservations.bySource[r.Source], r)
 	for _, share := range r.Shares {
+		l.reservations.counted.set(r.Source, &share, false)
+		l.setReserved(share.Node, slices.DeleteFunc(l.reservations.byNode[share.Node], func(s reserved) bool { return s.Reservation == r }))
 		if own := l.reservations.byPod[share.Pod.UID]; own[r.Source] == r {
 			if own[r.Source] = nil; own == (ownReservations{}) {
 				delete(l.reservations.byPod, share.Pod.UID)
@@ -154,9 +198,6 @@ func (l *Ledger) endReservation(r *Reservation) (freed []string) {
 		if _, allocated := l.nodeOf[share.Pod.UID]; r.Lasting || !allocated {
 			freed = append(freed, share.Node)
 		}
-	}
-	for _, name := range r.nodes() {
-		l.setReserved(name, slices.DeleteFunc(l.reservations.byNode[name], func(s reserved) bool { return s.Reservation == r }))
 	}
 	return freed
 }
@@ -172,23 +213,10 @@ func (l *Ledger) setReserved(name string, shares []reserved) {
 	}
 }
 
-// nodes returns the names of the nodes with shares, sorted.
-func (r *Reservation) nodes() []string {
-	names := make([]string, len(r.Shares))
-	for i := range r.Shares {
-		names[i] = r.Shares[i].Node
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
 // reservedFor returns the nodes on which shares don't count any more once the pod has an allocation.
 func (l *Ledger) reservedFor(uid gpu.PodUID) (names []string) {
 	for _, r := range l.reservations.byPod[uid] {
-		if r == nil || r.Lasting {
-			continue
-		}
-		for i := range r.Shares {
+		for i := 0; r != nil && !r.Lasting && i < len(r.Shares); i++ {
 			if r.Shares[i].Pod.UID == uid {
 				names = append(names, r.Shares[i].Node)
 			}
@@ -235,7 +263,7 @@ func (l *Ledger) cardsFor(n *node, pod *gpu.Pod, labelled bool) []placement.Card
 		if !copied {
 			cards, copied = slices.Clone(cards), true
 		}
-		add(cards, n.placementOf(r, cards))
+		add(cards, n.expected(r, cards))
 	}
 	return cards
 }
@@ -255,18 +283,13 @@ func (l *Ledger) orReserved(n *node, pod *gpu.Pod, reason reasons.Reason) reason
 	return reason
 }
 
-// placementOf returns the cards of the share.
-func (n *node) placementOf(r *reserved, cards []placement.Card) gpu.Placement {
+// expected returns the cards of a share. If it names none, these are the cards that the pod is likely to get: cards with room, or if there are
+// none, cards that have room once the terminating pods and the victims have ended. The result can be empty, because the victims that
+// kube-scheduler chose are unknown until they are terminating.
+func (n *node) expected(r *reserved, cards []placement.Card) gpu.Placement {
 	if len(r.On) > 0 {
 		return r.On
 	}
-	return n.expected(r, cards)
-}
-
-// expected returns the cards that a pod is likely to get whose share names none: cards with room, or if there are none, cards that have room
-// once the terminating pods and the victims have ended. The result can be empty, because the victims that kube-scheduler chose are unknown until
-// they are terminating.
-func (n *node) expected(r *reserved, cards []placement.Card) gpu.Placement {
 	demand := r.Pod.Demand()
 	if n.accepts(&demand) != reasons.Fits {
 		return nil // The node has changed since.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -22,6 +23,51 @@ type reservationModel struct {
 	nominated map[gpu.PodUID]nomination
 	held      []heldPlace
 	heldUpTo  int32
+	// binding are the pods of which a bind has begun, owner the sources of placed reservations, and counted where these count.
+	binding map[gpu.PodUID]bool
+	owner   map[gpu.PodUID]ledger.Source
+	counted map[gpu.PodUID]string
+}
+
+// isAssumed reports whether the pod has an assumed allocation.
+func (m *reservationModel) isAssumed(uid gpu.PodUID) bool {
+	return m.allocations[uid] != nil && m.allocations[uid].State == ledger.Assumed
+}
+
+// own sets the source of the pod's placed reservation, if there is one.
+func (m *reservationModel) own(uid gpu.PodUID, source ledger.Source) {
+	if !m.isAssumed(uid) && !m.binding[uid] {
+		return
+	}
+	m.owner[uid] = source
+	delete(m.counted, uid)
+	if a := m.allocations[uid]; a != nil && (source == ledger.Planned || source == ledger.Granted) {
+		m.counted[uid] = a.Node
+	}
+}
+
+// ended ends the pod's placed reservation when it has no assumed allocation any more, unless a bind has begun.
+func (m *reservationModel) ended(uid gpu.PodUID) {
+	if !m.isAssumed(uid) && !m.binding[uid] {
+		delete(m.owner, uid)
+		delete(m.counted, uid)
+	}
+}
+
+// reservedOn returns the pods that count in the capacity of the node.
+func (m *reservationModel) reservedOn(node string) (uids []gpu.PodUID) {
+	for uid, on := range m.counted {
+		if on == node {
+			uids = append(uids, uid)
+		}
+	}
+	for _, h := range m.held {
+		if h.Node == node {
+			uids = append(uids, h.UID)
+		}
+	}
+	slices.Sort(uids)
+	return uids
 }
 
 type nomination struct {
@@ -113,8 +159,11 @@ type reserver struct {
 func newReserver(f *fixture, worker uint64, seed uint64) *reserver {
 	r := &reserver{
 		simulation: &simulation{random: rand.New(rand.NewPCG(seed, worker)), fixture: f, clock: at},
-		model:      &reservationModel{model: newModel(), nominated: map[gpu.PodUID]nomination{}},
-		alone:      worker == 0,
+		model: &reservationModel{
+			model: newModel(), nominated: map[gpu.PodUID]nomination{},
+			binding: map[gpu.PodUID]bool{}, owner: map[gpu.PodUID]ledger.Source{}, counted: map[gpu.PodUID]string{},
+		},
+		alone: worker == 0,
 	}
 	for i := range 2 {
 		r.nodes = append(r.nodes, fmt.Sprintf("w%d-n%d", worker, i))
@@ -136,7 +185,8 @@ func (r *reserver) step() (operation string, err error) {
 	for _, member := range some {
 		requests, uids = append(requests, ledger.Request{Pod: member, Nodes: r.nodes}), append(uids, member.UID)
 	}
-	switch n := r.random.IntN(21); {
+	source := []ledger.Source{ledger.Displaced, ledger.Planned, ledger.Granted}[r.random.IntN(3)]
+	switch n := r.random.IntN(26); {
 	case n < 3:
 		want := r.model.check(node, p)
 		got, failed := r.fixture.Reserve(node, p, placement.Binpack, at)
@@ -152,11 +202,11 @@ func (r *reserver) step() (operation string, err error) {
 		return fmt.Sprintf("SetBound(%s, %v, %v)", node, p, where), nil
 	case n < 6:
 		released := r.fixture.Release(p.UID)
-		if a := r.model.allocations[p.UID]; a != nil && a.State == ledger.Assumed {
+		want := r.model.isAssumed(p.UID) && !r.model.binding[p.UID]
+		if want {
 			r.remove(p.UID)
-			return fmt.Sprintf("Release(%v)", p), differ(true, released)
 		}
-		return fmt.Sprintf("Release(%v)", p), differ(false, released)
+		return fmt.Sprintf("Release(%v)", p), differ(want, released)
 	case n < 8:
 		r.fixture.Remove(p.UID)
 		r.remove(p.UID)
@@ -178,11 +228,14 @@ func (r *reserver) step() (operation string, err error) {
 		}
 		return fmt.Sprintf("NominateAll(%v)", some), err
 	case n < 15:
-		yielding := [][]gpu.PodUID{{p.UID}}
+		var yielding [][]gpu.PodUID
+		for _, other := range r.pods[len(some):] {
+			yielding = append(yielding, []gpu.PodUID{other.UID})
+		}
 		places, yielded := r.fixture.ReserveAll(requests, yielding, binpack, nil, at)
 		for _, set := range yielding[:yielded] {
 			for _, uid := range set {
-				if a := r.model.allocations[uid]; a != nil && a.State == ledger.Assumed {
+				if r.model.isAssumed(uid) && !r.model.binding[uid] {
 					r.remove(uid)
 				}
 			}
@@ -194,15 +247,23 @@ func (r *reserver) step() (operation string, err error) {
 		}
 		return fmt.Sprintf("ReserveAll(%v, %v): %v, %d", some, yielding, places, yielded), err
 	case n < 16:
-		if moved, ok := r.fixture.Move(ledger.Request{Pod: p, Nodes: r.nodes}, binpack, nil, at); ok {
-			if a := r.model.allocations[p.UID]; a != nil && a.State == ledger.Assumed {
+		request := ledger.Request{Pod: p, Nodes: r.nodes, Binding: r.random.IntN(2) == 0}
+		moved, ok := r.fixture.Move(request, binpack, nil, at)
+		if ok {
+			err = differ(true, request.Binding || !r.model.binding[p.UID])
+			owner, owned := r.model.owner[p.UID]
+			if r.model.isAssumed(p.UID) {
 				r.remove(p.UID)
 			}
-			err = differ(reasons.Fits, r.model.check(moved, p))
+			err = cmp.Or(err, differ(reasons.Fits, r.model.check(moved, p)))
 			_, got, _ := r.fixture.Lookup(p.UID)
 			r.model.allocations[p.UID] = &allocation{moved, got}
+			if owned { // As its source does.
+				r.fixture.Own(owner, p.UID, time.Time{})
+				r.model.own(p.UID, owner)
+			}
 		}
-		return fmt.Sprintf("Move(%v)", p), err
+		return fmt.Sprintf("Move(%v): %s", request, moved), err
 	case n < 17 && r.alone:
 		r.model.held, r.model.heldUpTo = nil, int32(r.random.IntN(3))
 		for i, member := range some {
@@ -220,7 +281,29 @@ func (r *reserver) step() (operation string, err error) {
 		r.fixture.SetReservations(ledger.Starving)
 		r.model.endStarvation()
 		return "SetReservations(ledger.Starving)", nil
-	case n < 20:
+	case n < 21 && n > 18:
+		r.fixture.Own(source, p.UID, time.Time{})
+		r.model.own(p.UID, source)
+		return fmt.Sprintf("Own(%d, %v)", source, p), nil
+	case n == 21:
+		owner, owned := r.model.owner[p.UID]
+		if owned = owned && owner == source; owned {
+			r.model.own(p.UID, ledger.Direct)
+		}
+		return fmt.Sprintf("Disown(%d, %v)", source, p), differ(owned, r.fixture.Disown(source, p.UID))
+	case n > 21 && n < 24 && !r.model.binding[p.UID]:
+		r.fixture.BeginBind(p.UID)
+		r.model.binding[p.UID] = true
+		return fmt.Sprintf("BeginBind(%v)", p), nil
+	case n > 21 && n < 24:
+		release := r.random.IntN(2) == 0
+		r.fixture.EndBind(p.UID, release)
+		delete(r.model.binding, p.UID)
+		if r.model.ended(p.UID); release && r.model.isAssumed(p.UID) {
+			r.remove(p.UID)
+		}
+		return fmt.Sprintf("EndBind(%v, %t)", p, release), nil
+	case n < 25:
 		nodeSpec := r.nodeSpec()
 		r.fixture.SetNode(node, nodeSpec)
 		r.model.specs[node] = nodeSpec
@@ -246,11 +329,13 @@ func fitsIf(fits bool, otherwise reasons.Reason) reasons.Reason {
 func (r *reserver) setBound(node string, pod gpu.Pod, where gpu.Placement) {
 	s := simulation{model: r.model.model, clock: at}
 	s.modelSetBound(node, pod, where)
+	r.model.ended(pod.UID)
 }
 
 func (r *reserver) remove(uid gpu.PodUID) {
 	s := simulation{model: r.model.model}
 	s.modelRemove(uid)
+	r.model.ended(uid)
 }
 
 func differ[T comparable](want, got T) error {
@@ -260,8 +345,13 @@ func differ[T comparable](want, got T) error {
 	return nil
 }
 
-// verify compares what some pods see of each node.
+// verify compares what some pods see of each node, and which pods count in its capacity.
 func (r *reserver) verify() error {
+	for _, node := range r.nodes {
+		if want, got := r.model.reservedOn(node), r.fixture.ReservedOn(node, true); !slices.Equal(want, got) {
+			return fmt.Errorf("pods that count on %s: want %v, got %v", node, want, got)
+		}
+	}
 	some := func() gpu.Pod { return r.pods[r.random.IntN(len(r.pods))] }
 	for _, p := range []gpu.Pod{some(), some(), {UID: "unknown", Request: 4, Priority: 1}} {
 		for i, reason := range r.fixture.check(p, r.nodes...) {
@@ -284,7 +374,7 @@ func (r *reserver) verify() error {
 }
 
 // TestReservationModel compares what each pod sees after each of many random operations with a trivial model: beside allocations there are
-// nominations, held places and a starvation reservation. Each worker has its own nodes, so its model is exact, but all of them use one ledger.
+// nominations, held places, a starvation reservation, owned places and binds whose outcome isn't known. Each worker has its own nodes, so its model is exact, but all of them use one ledger.
 func TestReservationModel(t *testing.T) {
 	seeds, steps := uint64(12), 150
 	if testing.Short() {

@@ -15,6 +15,8 @@ type Request struct {
 	// Nodes are the names of the candidate nodes. Nodes are ranked once for each slice, amount and priority, so
 	// requests with equal candidates should share one slice.
 	Nodes []string
+	// Binding is true if the pod's bind makes the request.
+	Binding bool
 }
 
 // Place is the node that a request got.
@@ -38,7 +40,8 @@ type Capacity interface {
 // allocation must be on one of its candidate nodes. Each other pod gets the best node by the view that has capacity. Nodes that lacked
 // capacity for an earlier request with the same candidates are tried last.
 //
-// If there is not enough room, ReserveAll releases the assumed allocations of the pods in yielding, one set after another, until there is.
+// If there is not enough room, ReserveAll releases the assumed allocations of the pods in yielding, one set after another, until there is. Pods
+// whose bind has begun keep theirs.
 // It releases as few sets as needed, and none if all of them together aren't enough. It returns the places in the order of the requests (nil
 // if there is no room) and the number of released sets.
 //
@@ -47,7 +50,7 @@ type Capacity interface {
 func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, capacity Capacity, at time.Time) (places []Place, yielded int) {
 	l.try(view, capacity, at, func(t *trial) bool {
 		for places = t.placeAll(requests); places == nil && yielded < len(yielding); places = t.placeAll(requests) {
-			t.release(yielding[yielded])
+			t.release(slices.DeleteFunc(slices.Clone(yielding[yielded]), l.isBinding)...)
 			yielded++
 		}
 		return places != nil
@@ -58,11 +61,14 @@ func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view Vi
 	return places, yielded
 }
 
-// Move replaces the pod's assumed allocation by one on one of the candidate nodes. If the pod fits none of them, it keeps
-// its allocation. capacity is used as in ReserveAll.
+// Move replaces the pod's assumed allocation by one on one of the candidate nodes. If the pod fits none of them, or a bind of the pod has begun
+// that doesn't make the request, it keeps its allocation. capacity is used as in ReserveAll.
 func (l *Ledger) Move(request Request, view View, capacity Capacity, at time.Time) (node string, ok bool) {
 	l.try(view, capacity, at, func(t *trial) bool {
-		t.release([]gpu.PodUID{request.Pod.UID})
+		if l.isBinding(request.Pod.UID) && !request.Binding {
+			return false
+		}
+		t.release(request.Pod.UID)
 		if places := t.placeAll([]Request{request}); places != nil {
 			node, ok = places[0].Node, true
 		}
@@ -143,29 +149,29 @@ type releasedAllocation struct {
 	allocation *Allocation
 }
 
-// try runs what under the lock, and restores the released allocations if it returns false. Otherwise it calls freed,
-// without the lock, for each node on which memory became free.
+// try restores the released allocations if what returns false. Otherwise it calls the freed listeners for each node on which memory became free.
 func (l *Ledger) try(view View, capacity Capacity, at time.Time, what func(t *trial) bool) {
-	l.freed(l.tryLocked(view, capacity, at, what)...)
-}
-
-func (l *Ledger) tryLocked(view View, capacity Capacity, at time.Time, what func(t *trial) bool) (roomier []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	t := &trial{
-		Ledger: l, view: view, capacity: capacity, at: at,
-		released: map[gpu.PodUID]releasedAllocation{}, before: map[string]room{},
-	}
-	t.ranks = rankings{ledger: l, rate: t.rate, put: t.put}
-	if !what(t) {
-		t.undo()
-		return nil
-	}
-	return t.roomier()
+	l.update(func() []string {
+		t := &trial{
+			Ledger: l, view: view, capacity: capacity, at: at,
+			released: map[gpu.PodUID]releasedAllocation{}, before: map[string]room{},
+		}
+		t.ranks = rankings{ledger: l, rate: t.rate, put: t.put}
+		if !what(t) {
+			t.undo()
+			return nil
+		}
+		for uid := range t.released {
+			if _, moved := t.nodeOf[uid]; !moved {
+				t.endPlaced(uid)
+			}
+		}
+		return t.roomier()
+	})
 }
 
 // release releases assumed allocations. Bound ones stay.
-func (t *trial) release(uids []gpu.PodUID) {
+func (t *trial) release(uids ...gpu.PodUID) {
 	for _, uid := range uids {
 		a := t.allocation(uid)
 		if a == nil || a.State != Assumed {
@@ -252,6 +258,9 @@ func (t *trial) placeAll(requests []Request) []Place {
 	}
 	for _, uid := range added {
 		t.unplace(uid)
+		if _, released := t.released[uid]; !released {
+			t.endPlaced(uid)
+		}
 	}
 	return nil
 }

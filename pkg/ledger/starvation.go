@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -12,17 +13,16 @@ import (
 // ReserveForStarving makes the starvation reservation: shares of cards for all requests, each on the emptiest cards. The cards may still be in
 // use, and become available when pods end. It replaces an earlier one. It reserves nothing and returns false if the requests don't fit even on
 // empty cards, or don't fit by capacity. If all fit, the pods are taken from capacity. label names the pods for users.
-func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label string, capacity Capacity) bool {
-	former, reserved := l.reserveForStarving(requests, priority, label, capacity)
-	l.freed(former...) // Other pods can use the memory of a former reservation now.
+func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label string, capacity Capacity) (reserved bool) {
+	l.update(func() (freed []string) {
+		freed = l.replace(slices.Collect(maps.Keys(l.reservations.bySource[Starving])), nil)
+		reserved = l.reserveForStarving(requests, priority, label, capacity)
+		return freed
+	})
 	return reserved
 }
 
-// reserveForStarving is ReserveForStarving without the calls of the freed listeners. It returns the nodes of the former reservation.
-func (l *Ledger) reserveForStarving(requests []Request, priority int32, label string, capacity Capacity) (former []string, reserved bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	former = l.replaceAll(Starving, nil)
+func (l *Ledger) reserveForStarving(requests []Request, priority int32, label string, capacity Capacity) (reserved bool) {
 	made := l.addReservation(Reservation{Source: Starving, Label: label, Priority: priority, Lasting: true})
 	rate := func(n *node, request *Request) (float64, bool) { return n.rateEmptiest(request, made) }
 	ranks := rankings{ledger: l, rate: rate, put: func(name string, n *node, pod gpu.Pod) bool {
@@ -48,18 +48,10 @@ func (l *Ledger) reserveForStarving(requests []Request, priority int32, label st
 					capacity.Return(share.Node, share.Pod.UID)
 				}
 			}
-			return former, false
+			return false
 		}
 	}
-	return former, true
-}
-
-// starving returns the starvation reservation; nil if there is none. The caller holds the lock.
-func (l *Ledger) starving() *Reservation {
-	for r := range l.reservations.bySource[Starving] {
-		return r
-	}
-	return nil
+	return true
 }
 
 // StarvationUsable reports whether the nodes of the starvation reservation still take its pods, and its cards exist, are healthy, and
@@ -67,11 +59,13 @@ func (l *Ledger) starving() *Reservation {
 func (l *Ledger) StarvationUsable() bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	r := l.starving()
-	return r != nil && !slices.ContainsFunc(r.Shares, func(share Share) bool {
-		n, demand := l.nodes[share.Node], share.Pod.Demand()
-		return n.accepts(&demand) != reasons.Fits || !n.couldHold(r, share.On)
-	})
+	for r := range l.reservations.bySource[Starving] {
+		return !slices.ContainsFunc(r.Shares, func(share Share) bool {
+			n, demand := l.nodes[share.Node], share.Pod.Demand()
+			return n.accepts(&demand) != reasons.Fits || !n.couldHold(r, share.On)
+		})
+	}
+	return false
 }
 
 // couldHold reports whether the cards would hold what the reservation has of them if they were empty.
@@ -92,7 +86,7 @@ func (n *node) couldHold(r *Reservation, on gpu.Placement) bool {
 func (l *Ledger) StarvationLabel() string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if r := l.starving(); r != nil {
+	for r := range l.reservations.bySource[Starving] {
 		return r.Label
 	}
 	return ""
@@ -168,14 +162,12 @@ func (n *node) reservedBy(r *Reservation, index int) (sum gpu.Share) {
 func (l *Ledger) StarvationIdle() (idle gpu.Memory) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	r := l.starving()
-	if r == nil {
-		return 0
-	}
-	for _, name := range r.nodes() {
-		if n := l.nodes[name]; n != nil {
-			for _, c := range n.cards {
-				idle = idle.Add(min(n.reservedBy(r, c.Index).Memory, c.Free()))
+	for r := range l.reservations.bySource[Starving] {
+		for name := range l.reservations.byNode {
+			if n := l.nodes[name]; n != nil {
+				for _, c := range n.cards {
+					idle = idle.Add(min(n.reservedBy(r, c.Index).Memory, c.Free()))
+				}
 			}
 		}
 	}

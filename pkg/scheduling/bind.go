@@ -192,7 +192,7 @@ func (s *Scheduler) assumeCard(claim *binding.Claim, pod gpu.Pod, node string) (
 	if claim.IsOpen() { // The earlier write may still take effect, with these cards.
 		return ledger.Allocation{}, noRoom
 	}
-	request := ledger.Request{Pod: pod, Nodes: []string{node}}
+	request := ledger.Request{Pod: pod, Nodes: []string{node}, Binding: true}
 	if _, ok := s.ledger.Move(request, ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, nil, now); !ok {
 		if !usable { // An allocation that stays would limit the pod to this node.
 			claim.Abandon()

@@ -1,13 +1,12 @@
 package scheduling
 
 import (
-	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -40,44 +39,11 @@ func (s *Scheduler) takeDisplaced(pod gpu.Pod, nodes []string, now time.Time) bo
 	s.rank(pod, nodes, now, &best, best.Add)
 	for _, node := range names(nodes, best.Candidates()) {
 		if _, err := s.ledger.Reserve(node, pod, s.CardPolicy, now); err == nil {
-			s.groups.displacers.add(displacer{pod.UID, now.Add(displacerLife)})
+			s.ledger.Own(ledger.Displaced, pod.UID, now.Add(displacerLife))
 			klog.Background().Info("Memory that was reserved for groups is given to another pod",
 				"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority, "node", node)
 			return true
 		}
 	}
 	return false
-}
-
-// displacers are the pods that displaced groups. Each has an assumed allocation, which ends if no bind takes it over in time. mu
-// guards pods.
-type displacers struct {
-	mu   sync.Mutex
-	pods []displacer
-}
-
-type displacer struct {
-	uid   gpu.PodUID
-	until time.Time
-}
-
-// add replaces an earlier entry of the pod.
-func (d *displacers) add(pod displacer) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.pods = append(slices.DeleteFunc(d.pods, func(p displacer) bool { return p.uid == pod.uid }), pod)
-}
-
-// due removes and returns the pods whose time is over; all pods if this process doesn't lead any more.
-func (d *displacers) due(now time.Time, leads bool) (due []gpu.PodUID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.pods = slices.DeleteFunc(d.pods, func(p displacer) bool {
-		over := !leads || !now.Before(p.until)
-		if over {
-			due = append(due, p.uid)
-		}
-		return over
-	})
-	return due
 }

@@ -17,7 +17,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/dispatch"
-	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -95,33 +94,11 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
 		clock: s.Clock, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
 	}
-	newCapacity := func(withHeld bool) *eligibility.Capacity {
-		planned := map[string][]gpu.PodUID{}
-		if s.groups != nil {
-			planned = s.groups.manager.Places() // It takes the groups' lock, which must be taken before the ledger's lock.
-		}
-		return s.nodes.Capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }, withHeld), false)
-	}
-	options.Capacity = func(withHeld bool) ledger.Capacity { return newCapacity(withHeld) }
+	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld, false) }
 	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
 	f.manager = dispatch.New(options)
-	f.reclaimer = eviction.NewReclaimer(evictions, o.Observer, func() reclaim.Capacity { return newCapacity(true) })
+	f.reclaimer = eviction.NewReclaimer(evictions, o.Observer, func() reclaim.Capacity { return s.capacity(true, false) })
 	return f
-}
-
-// withPlaces returns a function that adds the pods with a place by fair sharing to those of planned. If withHeld is true, it adds pods with a held
-// place too.
-func (f *fairShare) withPlaces(planned func(node string) []gpu.PodUID, withHeld bool) func(node string) []gpu.PodUID {
-	if f == nil {
-		return planned
-	}
-	return func(node string) []gpu.PodUID {
-		uids := f.manager.PlacesOn(node, withHeld)
-		if planned != nil {
-			uids = append(uids, planned(node)...)
-		}
-		return uids
-	}
 }
 
 // awaitsTurn reports whether it isn't the pod's turn, so that filter must reject it.

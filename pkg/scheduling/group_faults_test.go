@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -167,16 +168,13 @@ func TestDisplacerEndsDuringBind(t *testing.T) {
 	if _, err := g.ledger.Reserve("n2", protocol.Pod(pod), placement.Binpack, g.clock.Now()); err != nil { // As takeDisplaced does.
 		t.Fatal(err)
 	}
-	g.groups.displacers.add(displacer{"uid-p", g.clock.Now().Add(displacerLife)})
+	g.ledger.Own(ledger.Displaced, "uid-p", g.clock.Now().Add(displacerLife))
 	claim, ok := g.binder.Claim("uid-p")
 	if !ok {
 		t.Fatal("a bind is in flight")
 	}
-	g.pass("the end of the place", func() bool {
-		g.groups.displacers.mu.Lock()
-		defer g.groups.displacers.mu.Unlock()
-		return len(g.groups.displacers.pods) == 0
-	})
+	g.clock.Step(displacerLife)
+	g.groups.tick(true)
 	g.want(pod, "assumed n2 card 0")
 	claim.End()
 	g.awaitAllocation(pod, "none")

@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -67,6 +68,7 @@ type groups struct {
 	nominator *nominator
 	manager   *gang.Manager
 	cache     clusterCache
+	ledger    *ledger.Ledger
 	binder    *binding.Binder
 	requeue   *requeue.Requeuer
 	members   interface{ Evict(pods []gpu.Pod) }
@@ -76,7 +78,6 @@ type groups struct {
 	// bindTimeout limits the binds of a gang's members, from the moment in which its barrier opens.
 	bindTimeout time.Duration
 	clock       clock.WithTicker
-	displacers  displacers
 	// native is true once it is known that the API server has PodGroups, if GangOptions.Native is.
 	native atomic.Bool
 }
@@ -362,7 +363,7 @@ func (g *groups) tick(led bool) (leads bool) {
 	case led && !leads:
 		g.manager.StopLeading(now)
 	}
-	for _, uid := range g.displacers.due(now, leads) {
+	for _, uid := range g.ledger.Due(now, !leads) { // The places of displacers end with the term.
 		g.binder.Abandon(uid)
 	}
 	if leads {

@@ -415,7 +415,7 @@ func TestUnknownMember(t *testing.T) {
 func TestEffectsWaitForTheLease(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	l := ledger.New()
-	manager := gang.New(gang.Options{Ledger: l, Reserver: l, Observer: &fake.Observer{}})
+	manager := gang.New(gang.Options{Ledger: l, Observer: &fake.Observer{}})
 	manager.StartLeading(now)
 	for _, uid := range []gpu.PodUID{"a", "b"} {
 		manager.SetMember(gang.Member{Pod: gpu.Pod{UID: uid, Request: 8}, Gang: gang.Key{Name: "job"}, Size: 2}, now)

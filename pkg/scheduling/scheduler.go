@@ -212,7 +212,7 @@ func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 
 func (s *Scheduler) newGroups() *groups {
 	options := gang.Options{
-		Ledger: s.ledger, Reserver: s.binder, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
+		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
 		Observer: s.Gangs.Observer, EligibleNodes: func(uid gpu.PodUID) []string {
 			if pod, pending := s.cache.PendingPod(uid); pending {
@@ -220,20 +220,22 @@ func (s *Scheduler) newGroups() *groups {
 			}
 			return nil
 		},
-		Capacity: func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
-			return s.nodes.Capacity(s.fair.withPlaces(planned, true), empty)
-		},
-		Memory: s.ledger.Memory,
+		Capacity: func(empty bool) ledger.Capacity { return s.capacity(true, empty) },
+		Memory:   s.ledger.Memory,
 	}
 	if s.FairShare.On {
-		options.GiveUpPlace = func(uid gpu.PodUID) bool { return s.fair.giveUpPlace(uid) }
 		options.NeedsTurn = func(pod gpu.Pod) bool { return !s.fair.evicts(pod) }
 		options.AwaitsTurn = func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) }
 	}
 	return &groups{
-		GangOptions: s.Gangs, offered: s.outsideToo, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
+		GangOptions: s.Gangs, offered: s.outsideToo, cache: s.cache, ledger: s.ledger, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
 		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock, manager: gang.New(options),
 	}
+}
+
+// capacity returns a new count of what nodes have besides GPU memory. It counts the pods with reservations, see ledger.ReservedOn.
+func (s *Scheduler) capacity(withReclaimed, empty bool) *eligibility.Capacity {
+	return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.ReservedOn(node, withReclaimed) }, empty)
 }
 
 // Run keeps the cache in step with the API server, and runs the loops of all parts, until ctx ends.

@@ -1,0 +1,146 @@
+package ledger
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Own records that the source keeps the pod's assumed allocation until Disown. If until isn't zero, the reservation is due then. Own does nothing
+// if the pod has no such allocation. It is called again after a Move.
+func (l *Ledger) Own(source Source, uid gpu.PodUID, until time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r := l.reservations.placed[uid]; r != nil {
+		l.own(r, uid, source)
+		if !until.IsZero() {
+			r.Until = until
+		}
+	}
+}
+
+// Disown undoes Own. It reports whether the source had the reservation.
+func (l *Ledger) Disown(source Source, uid gpu.PodUID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.reservations.placed[uid]
+	if r == nil || r.Source != source {
+		return false
+	}
+	l.own(r, uid, Direct)
+	return true
+}
+
+// own sets the source of a placed reservation.
+func (l *Ledger) own(r *Reservation, uid gpu.PodUID, source Source) {
+	for i := range r.Shares {
+		l.reservations.counted.set(r.Source, &r.Shares[i], false)
+	}
+	r.Source, r.Shares = source, nil
+	if a := l.allocation(uid); a != nil && source != Direct {
+		r.Shares = []Share{{Pod: a.Pod, Node: l.nodeOf[uid], On: a.Placement}}
+		l.reservations.counted.set(source, &r.Shares[0], true)
+	}
+}
+
+// Due returns the pods whose reservations are due, each of them once; if all is true, those that will be due later too.
+func (l *Ledger) Due(now time.Time, all bool) (due []gpu.PodUID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for uid, r := range l.reservations.placed {
+		if !r.Until.IsZero() && (all || !now.Before(r.Until)) {
+			r.Until = time.Time{}
+			due = append(due, uid)
+		}
+	}
+	return due
+}
+
+// BeginBind records that a bind of the pod begins. Until EndBind, its allocation is moved by this bind alone, and not released.
+func (l *Ledger) BeginBind(uid gpu.PodUID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.placedFor(uid).on(bindBegun)
+}
+
+// EndBind records that no write of the bind can take effect any more, or that the watch has reported the pod. If release is true, EndBind releases
+// an assumed allocation. Otherwise it stays with its source.
+func (l *Ledger) EndBind(uid gpu.PodUID, release bool) {
+	l.edit(func(alter func(string, func(*node))) {
+		l.placedFor(uid).on(bindEnded)
+		if a := l.allocation(uid); a == nil || a.State != Assumed {
+			l.endPlaced(uid)
+		} else if release {
+			l.drop(uid, alter)
+		}
+	})
+}
+
+// placedFor returns the reservation that the pod's allocation belongs to.
+func (l *Ledger) placedFor(uid gpu.PodUID) *Reservation {
+	r := l.reservations.placed[uid]
+	if r == nil {
+		r = &Reservation{}
+		l.reservations.placed[uid] = r
+	}
+	return r
+}
+
+// endPlaced ends the pod's reservation, unless a bind has begun.
+func (l *Ledger) endPlaced(uid gpu.PodUID) {
+	if r := l.reservations.placed[uid]; r != nil && r.on(ended) {
+		l.own(r, uid, Direct)
+		delete(l.reservations.placed, uid)
+	}
+}
+
+// isBinding reports whether a bind of the pod has begun. The caller holds the lock.
+func (l *Ledger) isBinding(uid gpu.PodUID) bool {
+	r := l.reservations.placed[uid]
+	return r != nil && r.State == Binding
+}
+
+// ReservedOn returns the pods whose reservations count in the capacity of the node: those of plans and of fair sharing, and if withReclaimed is
+// true those for which reclaim frees memory there. A Capacity may call it.
+func (l *Ledger) ReservedOn(node string, withReclaimed bool) (uids []gpu.PodUID) {
+	c := l.reservations.counted
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for pod := range c.on[node] {
+		if withReclaimed || pod.source != Reclaimed {
+			uids = append(uids, pod.uid)
+		}
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+// countedPods are the pods that count in the capacity of nodes. mu guards on. No other lock is taken while mu is held.
+type countedPods struct {
+	mu sync.Mutex
+	on map[string]map[countedPod]struct{}
+}
+
+type countedPod struct {
+	uid    gpu.PodUID
+	source Source
+}
+
+// set adds or removes a share, if those of its source count.
+func (c *countedPods) set(source Source, share *Share, counts bool) {
+	if source != Planned && source != Granted && source != Reclaimed {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	on, pod := c.on[share.Node], countedPod{share.Pod.UID, source}
+	if on == nil {
+		on = map[countedPod]struct{}{}
+		c.on[share.Node] = on
+	}
+	if on[pod] = struct{}{}; !counts {
+		delete(on, pod)
+	}
+}
