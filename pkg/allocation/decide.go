@@ -20,16 +20,36 @@ type Snapshot struct {
 	Preferred Preference
 	// Kubelet is what the kubelet has answered so far.
 	Kubelet Answers
-	// Refreshed is true once Given was read again, and Pods from the API server, because the first decision was Outdated. ReadError is
-	// why the API server's pods could not be read; Pods are the ones that the watch has delivered then.
-	Refreshed bool
+	// Look is how recent Pods and Given are, and ReadError why the pods could not be read if it is Unread.
+	Look      Look
 	ReadError error
 	// KubeletAge is the time since the plugin registered with the kubelet.
 	KubeletAge time.Duration
 }
 
-// live reports whether Pods are those of the API server, without exception.
-func (s *Snapshot) live() bool { return s.Refreshed && s.ReadError == nil }
+// Look is how recent a snapshot is. A call is decided from one snapshot, or from two.
+//
+//	Cached → Live    the decision was Outdated, and the pods were read
+//	Cached → Unread  the decision was Outdated, and the pods could not be read
+type Look int
+
+const (
+	// Cached means that Pods are those that the watch has delivered. It can be behind, so the container is only given its annotated cards.
+	Cached Look = iota
+	// Live means that Pods were read from the API server, which has no others, and that Given was read again.
+	Live
+	// Unread means that Given was read again, and that Pods are those that the watch has delivered.
+	Unread
+)
+
+// Refreshed returns a snapshot in which Given was read again, and Pods from the API server, or the error with which that failed.
+func (s Snapshot) Refreshed(readError error) Snapshot {
+	s.Look, s.ReadError = Live, readError
+	if readError != nil {
+		s.Look = Unread
+	}
+	return s
+}
 
 // Preference is the result of a GetPreferredAllocation call. The zero value is none.
 type Preference struct {
@@ -110,9 +130,9 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 		d = s.selectCards(Decision{Match: match, Pod: found.Pod, Container: found.Container})
 	}
 	switch {
-	case !s.Refreshed && (d.Rejection != nil || d.Result != ResultKept):
+	case s.Look == Cached && (d.Rejection != nil || d.Result != ResultKept):
 		return Decision{Outdated: true}
-	case s.ReadError != nil && d.Rejection != nil && d.Rejection.NoRoom:
+	case s.Look == Unread && d.Rejection != nil && d.Rejection.NoRoom:
 		d.Rejection.Text += fmt.Sprintf("; pods may have ended since, and the API server can't be asked: %v", s.ReadError)
 	}
 	return d
@@ -121,7 +141,7 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 // noMatch rejects an allocation whose pod can't be found.
 func (m *matching) noMatch() Decision {
 	d := Decision{Match: ByNone}
-	if m.ReadError != nil {
+	if m.Look == Unread {
 		return d.reject(RefusedUnavailable, "no pod known here waits for %s units of GPU memory, and the API server can't be asked: %v", m.request, m.ReadError)
 	}
 	text := "no pod that the API server has on this node waits for %s units of GPU memory, and static pods are not supported"

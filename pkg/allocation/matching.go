@@ -89,7 +89,7 @@ func (m *matching) find() (Candidate, Match) {
 	if preferred >= 0 && m.preferenceHolds(candidates[preferred]) {
 		return candidates[preferred], m.Preferred.Match
 	}
-	if m.Refreshed {
+	if m.Look != Cached {
 		return m.findRefreshed(candidates)
 	}
 	found, match := m.resolve(candidates, false)

@@ -132,7 +132,7 @@ func TestMatch(t *testing.T) {
 		rejected  map[gpu.PodUID]bool
 		given     Allocations
 		preferred Preference
-		refreshed bool
+		look      Look
 		want      string // Empty if there is no match.
 		by        Match
 		asked     []string
@@ -188,21 +188,21 @@ func TestMatch(t *testing.T) {
 		},
 		"it is when all pods are known": {
 			pods: batch[:2], rejected: map[gpu.PodUID]bool{"uid-b": true}, states: map[string]KubeletState{"a": absent, "b": waiting},
-			refreshed: true, want: "b", by: ByKubelet, asked: []string{"a", "b"},
+			look: Live, want: "b", by: ByKubelet, asked: []string{"a", "b"},
 		},
 		"a pod that has run isn't considered while others may be unknown": {
 			pods: []Pod{old}, states: map[string]KubeletState{"z": waiting},
 		},
 		"it is when all are known": {
-			pods: []Pod{old}, states: map[string]KubeletState{"z": waiting}, refreshed: true, want: "z", by: ByKubelet, asked: []string{"z"},
+			pods: []Pod{old}, states: map[string]KubeletState{"z": waiting}, look: Live, want: "z", by: ByKubelet, asked: []string{"z"},
 		},
-		"also without an answer": {pods: []Pod{old}, refreshed: true, want: "z", by: ByOrder, asked: []string{"z"}},
-		"after the others":       {pods: []Pod{old, batch[0]}, refreshed: true, want: "a", by: ByOrder, asked: []string{"a", "z"}},
+		"also without an answer": {pods: []Pod{old}, look: Live, want: "z", by: ByOrder, asked: []string{"z"}},
+		"after the others":       {pods: []Pod{old, batch[0]}, look: Live, want: "a", by: ByOrder, asked: []string{"a", "z"}},
 		"a container that was served isn't considered while others may be unknown: its pod may have ended": {
 			pods: batch[:1], given: Allocations{"uid-a": {"main": onCard(0, "00", "01").lose()}},
 		},
 		"it is when the API server still has it": {
-			pods: batch[:1], given: Allocations{"uid-a": {"main": onCard(0, "00", "01").lose()}}, refreshed: true, want: "a", by: ByOrder, asked: []string{"a"},
+			pods: batch[:1], given: Allocations{"uid-a": {"main": onCard(0, "00", "01").lose()}}, look: Live, want: "a", by: ByOrder, asked: []string{"a"},
 		},
 		"no candidates":                    {},
 		"the preferred container":          {pods: batch, preferred: Preference{mainOf("b"), ByKubelet, []int{0}}, want: "b", by: ByKubelet},
@@ -217,13 +217,13 @@ func TestMatch(t *testing.T) {
 			k := kubelet{states: test.states, silent: test.silent}
 			got := k.decide(Snapshot{
 				Cards: newCards(16), Pods: test.pods, Rejected: test.rejected, Given: test.given, Preferred: test.preferred,
-				Refreshed: test.refreshed, KubeletAge: time.Hour,
+				Look: test.look, KubeletAge: time.Hour,
 			}, 2)
 			var pod string
 			if got.Pod != nil {
 				pod = got.Pod.Name
 			}
-			if pod != test.want || test.want != "" && got.Match != test.by || test.want == "" && got.Outdated == test.refreshed {
+			if pod != test.want || test.want != "" && got.Match != test.by || test.want == "" && got.Outdated == (test.look != Cached) {
 				t.Errorf("got %q by %q, outdated %t, want %q by %q", pod, got.Match, got.Outdated, test.want, test.by)
 			}
 			if diff := cmp.Diff(test.asked, k.asked); diff != "" {
@@ -288,8 +288,7 @@ func TestOutdated(t *testing.T) {
 			if d := k.decide(s, 8); !d.Outdated {
 				t.Errorf("got %+v, want a decision by newer pods", d)
 			}
-			s.Refreshed, s.ReadError = true, test.err
-			d := k.decide(s, 8)
+			d := k.decide(s.Refreshed(test.err), 8)
 			if d.Result != test.want || test.text != "" && d.Rejection.Error() != test.text {
 				t.Errorf("got %+v, want %q %s", d, test.want, test.text)
 			}
@@ -311,8 +310,7 @@ func TestMatchAsksStartingKubelet(t *testing.T) {
 	if d := k.decide(s, 2); !d.Outdated {
 		t.Fatalf("got %+v, want no match before the pods are read again", d)
 	}
-	s.Refreshed = true
-	if d := k.decide(s, 2); d.Pod == nil || d.Pod.Name != "p8" || d.Match != ByKubelet {
+	if d := k.decide(s.Refreshed(nil), 2); d.Pod == nil || d.Pod.Name != "p8" || d.Match != ByKubelet {
 		t.Errorf("got %+v, want the pod that the kubelet knows", d)
 	}
 }
@@ -353,8 +351,8 @@ func TestNoMatch(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			test.snapshot.Refreshed, test.snapshot.KubeletAge = true, time.Hour
-			got := (&kubelet{}).decide(test.snapshot, 2)
+			test.snapshot.KubeletAge = time.Hour
+			got := (&kubelet{}).decide(test.snapshot.Refreshed(test.snapshot.ReadError), 2)
 			if got.Result != test.result || got.Rejection == nil || got.Rejection.Error() != test.want || got.Pod != nil || len(got.Cards) > 0 {
 				t.Errorf("got %+v, want %q: %s", got, test.result, test.want)
 			}

@@ -357,8 +357,8 @@ func (w *nodeModel) decide(request gpu.Memory, preferred Preference, admitting *
 		return d
 	}
 	w.sync()
-	s = w.snapshot(w.listed(), false)
-	s.Preferred, s.Refreshed = preferred, true
+	s = w.snapshot(w.listed(), false).Refreshed(nil)
+	s.Preferred = preferred
 	return w.questions(s, request, admitting)
 }
 

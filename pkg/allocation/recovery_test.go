@@ -62,7 +62,7 @@ func TestRecover(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := Snapshot{Cards: newCards(64, 64), Pods: test.pods, Rejected: map[gpu.PodUID]bool{"uid-g": true}, Refreshed: true}
+			s := Snapshot{Cards: newCards(64, 64), Pods: test.pods, Rejected: map[gpu.PodUID]bool{"uid-g": true}, Look: Live}
 			if s.Pods == nil {
 				s.Pods = pods
 			}

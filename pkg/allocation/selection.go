@@ -265,7 +265,7 @@ func (s *Snapshot) used(except gpu.PodUID, annotated bool) load {
 			used.add(pod.Placement...)
 		}
 	}
-	if s.live() {
+	if s.Look == Live {
 		return used // A pod that the API server's list lacks was deleted.
 	}
 	for uid, containers := range s.Given { // Pods that the watch has not delivered yet.

@@ -163,8 +163,8 @@ func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred al
 	if found {
 		return decision
 	}
-	refreshed := a.snapshots.Of(pods)
-	refreshed.Preferred, refreshed.Refreshed, refreshed.ReadError = preferred, true, err
+	refreshed := a.snapshots.Of(pods).Refreshed(err)
+	refreshed.Preferred = preferred
 	return questions.Decide(ctx, refreshed, request)
 }
 
