@@ -58,9 +58,17 @@ type claims struct {
 	pods map[gpu.PodUID]*claimed
 }
 
+// claimed is what is kept of a pod. Bind calls and writes have a state each, because a write can outlast the call that made it, and a retry can
+// begin while it is open:
+//
+//	          no write is open                      a write is open
+//	idle      nothing is kept                       Resolve or the watch finds its outcome
+//	inFlight  the call decides                      the call awaits the answer; it or an earlier write can take effect
+//	abandoned End releases the allocation           the outcome of the write decides
+//	settled   the pod is gone, or reported bound    the pod is bound, and the watch has not reported it
 type claimed struct {
 	state claimState
-	// open is the pod's write that may still take effect, or that the watch has not reported; nil if there is none.
+	// open is the latest write that may still take effect, or that was made and the watch has not reported; nil if there is none.
 	open *write
 }
 
