@@ -27,7 +27,8 @@ const (
 	// etcdLimit is about the size of the largest object that an API server with etcd's default limit accepts, and annotationLimit that of all
 	// annotations of an object.
 	etcdLimit, annotationLimit = 1_400_000, 250_000
-	// The odd pods of one kind are spread over namespaces, beside plain pods. More of them would show the same, and need minutes.
+	// The odd pods of one kind are spread over namespaces, beside plain pods. Most of the test's 20 s of processor time grow with their number: 500 of
+	// each kind would need some three minutes, and show the same.
 	oddPods, oddNamespaces, plainPods, oddNodes = 50, 50, 10_000, 100
 )
 
