@@ -48,7 +48,6 @@ var pressures = []ingredient{
 	{"services", reclaiming, func(c *crowd) {
 		spec := c.spec(c.busy, []int64{1, 2, 4, 8, 16}[c.random.IntN(5)])
 		spec.lasts = 0
-		n := int(c.memory() / spec.memory)
 		switch c.random.IntN(4) {
 		case 0:
 			c.has("a long grace period")
@@ -57,13 +56,10 @@ var pressures = []ingredient{
 			c.has("one group of number 1")
 			spec.group, spec.size = c.unique("all"), 1
 		case 2:
-			c.has("services in groups")
-			size := 2 + c.random.IntN(4)
-			for range n / size {
-				c.group(c.unique("service"), size, spec)
-			}
+			c.groups(spec)
 			return
 		}
+		n := int(c.memory() / spec.memory)
 		m := newMemberSet(c.unique("service"), slices.Repeat([]podSpec{spec}, n), slices.Repeat([]string{"a"}, n))
 		m.replace = true
 		c.submitMemberSet(m)
@@ -146,8 +142,11 @@ var pressures = []ingredient{
 			c.wait(func(name string) *memberSet { return c.single(name, spec) })
 		}
 	}},
-	{"leaders die", func(w *world) bool { return w.worldOptions.replicas > 1 }, func(c *crowd) {
+	{"leaders die", func(w *world) bool { return w.worldOptions.replicas > 1 && reclaiming(w) }, func(c *crowd) {
 		c.diesAtEviction = 0.3
+		spec := c.spec(c.busy, []int64{4, 8, 16}[c.random.IntN(3)])
+		spec.lasts = 0
+		c.groups(spec)
 	}},
 }
 
@@ -197,7 +196,7 @@ var waiters = []ingredient{
 		size := 2 + c.random.IntN(2)
 		spec := c.spec(c.patient, 16)
 		spec.group, spec.size, spec.lasts = c.unique("lws"), size, 0
-		l := c.leaderWorkerSet(spec.group, min(2+c.random.IntN(2), int(c.memory()/16)/size), size, false, true, spec, spec)
+		l := c.leaderWorkerSet(spec.group, 2+c.random.IntN(2), size, false, true, spec, spec)
 		var lose func()
 		lose = func() {
 			if p := l.groups[c.random.IntN(len(l.groups))].leader; p != nil && p.live() && c.chance(0.5) {
@@ -215,16 +214,28 @@ var waiters = []ingredient{
 		c.after(c.between(10*time.Minute, 30*time.Minute), d.restart)
 	}},
 	{"two jobs of one group name", nil, func(c *crowd) {
-		cards := int(c.memory() / 16)
-		size := max(2, cards/2)
+		size := max(2, int(c.memory()/16)/2)
 		spec := c.spec(c.patient, 16)
-		spec.group, spec.size = c.unique("same"), size
-		for range 2 {
-			c.wait(func(name string) *memberSet {
-				return c.submitMemberSet(newMemberSet(name, slices.Repeat([]podSpec{spec}, size), slices.Repeat([]string{"a"}, size)))
+		spec.group, spec.size, spec.lasts = c.unique("same"), size, 0
+		c.wait(func(name string) *memberSet {
+			late := c.batchJob(name+"-late", jobSpec{parallelism: size / 2, backoffLimit: 6}, spec) // A quota keeps it from creating all pods.
+			late.impossible = false
+			c.after(c.between(time.Minute, 20*time.Minute), func() {
+				late.parallelism = size
+				late.changed()
 			})
-		}
+			return c.submitMemberSet(newMemberSet(name, slices.Repeat([]podSpec{spec}, size), slices.Repeat([]string{"a"}, size)))
+		})
 	}},
+}
+
+// groups fills the cluster with groups that run for ever.
+func (c *crowd) groups(spec podSpec) {
+	c.has("services in groups")
+	size := 2 + c.random.IntN(4)
+	for range int(c.memory()/spec.memory) / size {
+		c.group(c.unique("service"), size, spec)
+	}
 }
 
 // has records an ingredient.
@@ -365,8 +376,8 @@ func runCrowd(seed uint64, tracing bool) *world {
 		i.add(c)
 	}
 	w.runFor(25 * time.Minute)
-	w.runUntilEvery(8*time.Hour, time.Minute, func() bool {
-		return w.now > 2*time.Hour && !slices.ContainsFunc(c.waited, func(m *memberSet) bool { return !m.stopped && !m.runs() })
+	w.runUntilEvery(6*time.Hour, time.Minute, func() bool {
+		return w.now > 90*time.Minute && !slices.ContainsFunc(c.waited, func(m *memberSet) bool { return !m.stopped && !m.runs() })
 	})
 	if tracing {
 		w.final = w.report()

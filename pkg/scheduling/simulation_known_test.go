@@ -26,6 +26,7 @@ var knownDefects = []knownDefect{
 	{inPart, lwsOfSeveral, nil, nil, "two replicas of one template hold cards, and neither is whole"},
 	{inPart, "", []string{"leaders die"}, nil, "a leader dies between the evictions of a group, and half of it stays"},
 	{wasted, "pods that can't be bound", nil, nil, "pods are evicted for pods that can't be bound"},
+	{wasted, "a broken job", nil, nil, "pods are evicted for a group of which a member is never scheduled"},
 	{wasted, "", []string{"pods that take CPU"}, nil, "pods are evicted for pods whose CPU others take"},
 	{wasted, lwsOfSeveral, nil, nil, "pods are evicted for a replica of a LeaderWorkerSet that doesn't come back"},
 	{wasted, "", []string{"reclaim"}, grouped, "pods are evicted for a group that then doesn't get their memory"},
