@@ -52,6 +52,7 @@ func (w *world) checkLedger(r *replica) {
 			w.checkReservation(r, a)
 		}
 	}
+	w.checkCharges(r)
 	for uid, old := range r.reserved {
 		if old.seen != w.now {
 			delete(r.reserved, uid)

@@ -87,6 +87,24 @@ func (r *replica) share() {
 	r.w.after(r.w.fair.pause, r.share)
 }
 
+// checkCharges checks that the leader counts no pod of a tenant twice, and none that doesn't exist.
+func (w *world) checkCharges(r *replica) {
+	if !w.fair.on() {
+		return
+	}
+	requested := map[string]gpu.Memory{}
+	for _, p := range r.cache.pods {
+		if !p.Ended {
+			requested[p.Namespace] += p.Request
+		}
+	}
+	for _, t := range r.scheduler.fair.manager.Tenants() {
+		if t.Allocated > requested[t.Name] {
+			w.fail("%s counts %d for tenant %s, whose pods request %d", r.name, t.Allocated, t.Name, requested[t.Name])
+		}
+	}
+}
+
 // removeGate removes one scheduling gate of a pod.
 func (a *apiServer) removeGate(p *apiPod, gate string) {
 	a.edit(p, func(object *corev1.Pod) {

@@ -377,7 +377,7 @@ func runCrowd(seed uint64, tracing bool) *world {
 	}
 	w.runFor(25 * time.Minute)
 	w.runUntilEvery(6*time.Hour, time.Minute, func() bool {
-		return w.now > 90*time.Minute && !slices.ContainsFunc(c.waited, func(m *memberSet) bool { return !m.stopped && !m.runs() })
+		return w.steps > 150_000 || w.now > 90*time.Minute && !slices.ContainsFunc(c.waited, func(m *memberSet) bool { return !m.stopped && !m.runs() })
 	})
 	if tracing {
 		w.final = w.report()

@@ -40,6 +40,7 @@ var knownDefects = []knownDefect{
 	{starved, "", []string{"a broken job"}, both(sharing, grouped), "one tenant's broken job keeps the groups of others waiting"},
 	{starved, "", []string{"stream of pods"}, sharing, "pods of minutes keep a tenant's larger items from its share"},
 	{starved, "", []string{"stream of small groups"}, sharing, "small groups of minutes keep a tenant's larger items from its share"},
+	{starved, "", []string{"a backlog"}, nil, "a backlog of single pods starves a larger item"},
 	{starved, "", []string{"stream of small groups"}, grouped, "small groups starve a larger group"},
 	{starved, "", []string{"stream of pods"}, grouped, "pods that run for longer than a starvation reservation starve a group"},
 	{starved, "", []string{"stream of pods"}, nil, "small pods starve a larger pod"},

@@ -34,7 +34,7 @@ func simulate(t *testing.T, steps int64, run func(seed uint64, tracing bool) *wo
 
 	var mu sync.Mutex
 	var made int64
-	next, total, failed := uint64(first), stats{failed: map[string]int{}, cards: map[string]int{}, known: map[*knownDefect][]uint64{}}, []*world{}
+	next, total, failed := uint64(first), stats{failed: map[string]int{}, cards: map[string]int{}, known: map[*knownDefect][]uint64{}, outcomes: map[string]int{}}, []*world{}
 	worker := func() {
 		for {
 			mu.Lock()
@@ -49,6 +49,11 @@ func simulate(t *testing.T, steps int64, run func(seed uint64, tracing bool) *wo
 			mu.Lock()
 			made += int64(w.steps)
 			total.add(w.stats)
+			if w.liveness != nil {
+				for what, n := range w.liveness.counts {
+					total.outcomes[what] += n
+				}
+			}
 			switch k := w.known(); {
 			case k != nil:
 				total.known[k] = append(total.known[k], seed)

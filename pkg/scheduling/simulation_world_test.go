@@ -103,6 +103,8 @@ type stats struct {
 	failed           map[string]int
 	// cards counts what only mixed worlds have.
 	cards map[string]int
+	// outcomes counts the evictions for other pods by what became of these.
+	outcomes map[string]int
 	// known has the seeds that show known defects.
 	known map[*knownDefect][]uint64
 }
