@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -31,20 +30,6 @@ func NewIndex(nodes []*Node) *Index {
 // Position returns the position of the node of that name.
 func (x *Index) Position(name string) (int, bool) {
 	return slices.BinarySearchFunc(x.nodes, name, func(node *Node, name string) int { return cmp.Compare(node.Object.Name, name) })
-}
-
-// Names returns the names of the nodes that pods with the constraints can use, in order; not nil.
-func (x *Index) Names(constraints unique.Handle[string]) []string {
-	names, c := []string{}, Parse(constraints)
-	if c == nil {
-		return names
-	}
-	for _, i := range x.Candidates(c) {
-		if node := x.nodes[i]; node.Admits(c) {
-			names = append(names, node.Object.Name)
-		}
-	}
-	return names
 }
 
 // labelled returns the positions of the nodes on which the label has the value.

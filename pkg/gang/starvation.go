@@ -101,17 +101,10 @@ func (r *run) onlyLacksMemory(now time.Time) bool {
 
 // starvationRequests returns the requests of the members that the run still needs, with all their eligible nodes.
 func (mgr *Manager) starvationRequests(r *run) (requests []ledger.Request) {
-	eligible := map[string][]string{}
 	for _, m := range r.needed().members {
-		if m.Request == 0 {
-			continue
+		if m.Request > 0 {
+			requests = append(requests, ledger.Request{Pod: m.Pod, Nodes: mgr.EligibleNodes(m.UID)})
 		}
-		nodes, known := eligible[m.shape()]
-		if !known {
-			nodes = mgr.EligibleNodes(m.UID)
-			eligible[m.shape()] = nodes
-		}
-		requests = append(requests, ledger.Request{Pod: m.Pod, Nodes: nodes})
 	}
 	return requests
 }
