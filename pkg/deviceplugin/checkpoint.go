@@ -20,6 +20,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/file"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -189,7 +190,7 @@ func (c *checkpoint) Sync(ctx context.Context) {
 
 // read reads the file if it was replaced since. Without a file there are no entries; with an error the last ones stay.
 func (c *checkpoint) read() error {
-	file, err := os.Open(filepath.Join(c.dir, checkpointFile))
+	opened, err := os.Open(filepath.Join(c.dir, checkpointFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		c.last, c.entries = nil, nil
 		return nil
@@ -197,15 +198,15 @@ func (c *checkpoint) read() error {
 	if err != nil {
 		return fmt.Errorf("opening the kubelet's checkpoint: %w", err)
 	}
-	defer file.Close()
-	info, err := file.Stat()
+	defer opened.Close()
+	info, err := opened.Stat()
 	if err != nil {
 		return fmt.Errorf("opening the kubelet's checkpoint: %w", err)
 	}
-	if sameFile(c.last, info) {
+	if file.Same(c.last, info) {
 		return nil
 	}
-	data, err := io.ReadAll(io.LimitReader(file, maxCheckpoint))
+	data, err := io.ReadAll(io.LimitReader(opened, maxCheckpoint))
 	if err != nil {
 		return fmt.Errorf("reading the kubelet's checkpoint: %w", err)
 	}
@@ -237,9 +238,4 @@ func (c *checkpoint) Devices() (map[string]gpu.PodUID, error) {
 		}
 	}
 	return pods, nil
-}
-
-// sameFile reports whether both are one file in the same state. A new file can get the inode of a deleted one.
-func sameFile(a, b fs.FileInfo) bool {
-	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/file"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -67,10 +68,7 @@ func (h *healthFile) write() error {
 	if err := os.Mkdir(filepath.Dir(h.path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if err := os.WriteFile(h.path+".new", data, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(h.path+".new", h.path)
+	return file.Replace(h.path, data)
 }
 
 // Version identifies what was saved last.

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpushare/gpushare/pkg/file"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -109,7 +110,7 @@ func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool)
 	after := time.After(delay)
 	for {
 		now, err := os.Stat(filepath.Join(r.dir, kubeletSocketName))
-		if err == nil && !sameFile(r.tried, now) {
+		if err == nil && !file.Same(r.tried, now) {
 			return true
 		}
 		select {
@@ -222,7 +223,7 @@ func transient(err error) bool {
 // unchanged reports whether the path is still the same file.
 func unchanged(path string, was fs.FileInfo) bool {
 	now, err := os.Stat(path)
-	return err == nil && sameFile(was, now)
+	return err == nil && file.Same(was, now)
 }
 
 // removeSockets removes the plugin's sockets that nothing serves, because the process was killed.

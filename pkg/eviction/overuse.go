@@ -73,11 +73,11 @@ func NewOverusers(o Options, api OveruseAPI, cache OveruseCache, groups OveruseG
 
 // Run evicts pods as needed until ctx ends.
 func (o *Overusers) Run(ctx context.Context) error {
-	return every(ctx, o.Clock, overuseInterval, o.step)
+	return every(ctx, o.Clock, overuseInterval, o.Tick)
 }
 
-// step makes at most one eviction.
-func (o *Overusers) step(ctx context.Context) {
+// Tick performs one step of Run. It makes at most one eviction.
+func (o *Overusers) Tick(ctx context.Context) {
 	now := o.Clock.Now()
 	if o.Leading() != nil || o.cache.Ready() != nil {
 		return

@@ -261,7 +261,7 @@ func (m *overuseModel) round() {
 	}
 	m.measure()
 	for range 2 {
-		m.overuser.step(m.t.Context())
+		m.overuser.Tick(m.t.Context())
 	}
 	m.clock.Step(5 * time.Second)
 }
@@ -292,7 +292,7 @@ func TestOverusersModel(t *testing.T) {
 			}
 			m.measure()
 			m.overuser.spared = pauses{}
-			m.overuser.step(t.Context())
+			m.overuser.Tick(t.Context())
 		}
 		for card, memory := range m.cards {
 			if m.needs(card) > memory && slices.ContainsFunc(m.PodsOn(""), func(p *clustercache.PodInfo) bool {
@@ -362,7 +362,7 @@ func TestOverusersStep(t *testing.T) {
 			m.reports = map[gpu.PodUID]protocol.Overuse{"greedy": {Since: begin, At: begin, Cards: map[int]protocol.CardOveruse{0: {Used: 12 << 10, Requested: 8 << 10}}}}
 			m.random = rand.New(rand.NewPCG(1, 2))
 			test.change(m)
-			m.overuser.step(t.Context())
+			m.overuser.Tick(t.Context())
 			var evicted []string
 			for _, tenant := range m.tenants {
 				if tenant.evicted {
@@ -402,7 +402,7 @@ func TestOverusersGone(t *testing.T) {
 		m.tenants = append(m.tenants, &tenant{name: name, requested: 1, used: 17, bound: begin})
 		m.reports[gpu.PodUID(name)] = protocol.Overuse{At: begin, Cards: map[int]protocol.CardOveruse{0: {Used: 17 << 10, Requested: 1 << 10}}}
 	}
-	m.overuser.step(t.Context())
+	m.overuser.Tick(t.Context())
 	if n := m.observer.Count("write eviction"); n != 1 {
 		t.Errorf("%d evictions were requested at once, want 1: %v", n, m.observer.Counts())
 	}
@@ -460,7 +460,7 @@ func TestOverusersOfSeveralCards(t *testing.T) {
 		events := record.NewFakeRecorder(10)
 		c.overuser.API, c.overuser.api, c.overuser.cache, c.overuser.groups, c.overuser.Recorder = c, live(func() []*clustercache.PodInfo { return c.pods }), c, c, events
 		for range 3 {
-			c.overuser.step(t.Context())
+			c.overuser.Tick(t.Context())
 		}
 		var got []string
 		for range c.evicted {

@@ -11,6 +11,8 @@ import (
 
 	"sigs.k8s.io/yaml"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpushare/gpushare/pkg/file"
 )
 
 // cdiDevices finds CDI devices as a container runtime does. Only one goroutine may use it at a time.
@@ -86,17 +88,17 @@ func (f specFiles) read(dir string) (specs []specFile, err error) {
 			problems = append(problems, fmt.Errorf("%w: the device plugin has only the directory, so a link must not lead out of it", err))
 			continue
 		}
-		file, ok := before[name]
-		if !ok || !os.SameFile(file.info, info) || !file.info.ModTime().Equal(info.ModTime()) || file.info.Size() != info.Size() {
-			file = specFile{info: info}
-			file.spec, file.err = readSpec(path)
+		read := before[name]
+		if !file.Same(read.info, info) {
+			read = specFile{info: info}
+			read.spec, read.err = readSpec(path)
 		}
-		now[name] = file
-		if file.err != nil {
-			problems = append(problems, file.err)
+		now[name] = read
+		if read.err != nil {
+			problems = append(problems, read.err)
 			continue
 		}
-		specs = append(specs, file)
+		specs = append(specs, read)
 	}
 	return specs, errors.Join(append(problems, err)...)
 }

@@ -12,10 +12,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpushare/gpushare/pkg/file"
 )
 
 // The specification of limits has a CDI device for each limit that a container was given. A device sets only environment
@@ -24,8 +25,6 @@ import (
 const (
 	limitKind = "gpushare.aliyun.com/memory-limit"
 	limitFile = "gpushare.aliyun.com-memory-limit.json"
-	// newSuffix follows in the name of a file that is being written. The runtime reads names that end with .json or .yaml.
-	newSuffix = ".new-"
 	// limitSuffix ends a device's name, after the number of mebibytes.
 	limitSuffix = "Mi"
 	// limitVersion is the version of the specification's format: the first one in which a device's name can begin with a digit.
@@ -105,7 +104,7 @@ func (s *LimitSpec) Set(limits ...uint64) error {
 	for _, limit := range limits {
 		wanted[limit] = true
 	}
-	return errors.Join(s.replace(has, wanted), s.removeLeftovers())
+	return errors.Join(s.replace(has, wanted), file.RemoveLeftovers(s.path()))
 }
 
 // replace replaces the file if it doesn't have the wanted limits. The caller holds mu.
@@ -127,20 +126,6 @@ func (s *LimitSpec) replace(has, wanted map[uint64]bool) error {
 		return fmt.Errorf("writing the CDI specification of limits: %w", err)
 	}
 	return nil
-}
-
-// leftoverAge is the age from which a new file is one that was never renamed: writing takes milliseconds.
-const leftoverAge = time.Minute
-
-// removeLeftovers removes new files of writers that were killed. The caller holds mu.
-func (s *LimitSpec) removeLeftovers() (err error) {
-	files, _ := filepath.Glob(s.path() + newSuffix + "*") // The pattern is valid.
-	for _, file := range files {
-		if info, failed := os.Stat(file); failed == nil && time.Since(info.ModTime()) > leftoverAge {
-			err = errors.Join(err, os.Remove(file))
-		}
-	}
-	return err
 }
 
 // Check returns why the specification can't be written.
@@ -178,7 +163,7 @@ func (s *LimitSpec) read() (map[uint64]bool, error) {
 }
 
 // write replaces the file at once: the runtime reads it at each start of a container.
-func (s *LimitSpec) write(limits map[uint64]bool) (err error) {
+func (s *LimitSpec) write(limits map[uint64]bool) error {
 	spec := cdi.Spec{Version: limitVersion, Kind: limitKind}
 	for _, limit := range slices.Sorted(maps.Keys(limits)) {
 		n := strconv.FormatUint(limit/mebibyte, 10)
@@ -190,18 +175,5 @@ func (s *LimitSpec) write(limits map[uint64]bool) (err error) {
 	if err != nil {
 		return err
 	}
-	file, err := os.CreateTemp(s.dir, limitFile+newSuffix+"*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(file.Name())
-		}
-	}()
-	_, err = file.Write(data)
-	if err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(file.Name(), s.path())
+	return file.Replace(s.path(), data)
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/file"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -92,16 +93,13 @@ func (d MPSDirectory) WriteStatus(uuid string, status MPSStatus) error {
 	return replaceJSON(d.status(uuid), status)
 }
 
-// replaceJSON replaces a file at once, so that no reader sees a part of it.
+// replaceJSON replaces a file at once.
 func replaceJSON(path string, content any) error {
 	data, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", data, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return file.Replace(path, data)
 }
 
 // RemoveStatus removes the status of a card without a daemon.

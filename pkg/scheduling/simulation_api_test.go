@@ -534,6 +534,7 @@ func (a *apiServer) started(p *apiPod) {
 	}
 	a.edit(p, func(object *corev1.Pod) { object.Status.Phase = corev1.PodRunning })
 	p.changed()
+	a.w.maybeOverruns(p)
 	if p.lasts > 0 {
 		a.w.after(p.lasts, func() {
 			if !a.w.calm { // Later, nothing ends by itself.
@@ -579,6 +580,13 @@ func (a *apiServer) setRejected(p *apiPod, message, nominated string) {
 		known = map[rejection]rejected{}
 	}
 	known[key], p.rejections = rejected{p.object, p.info}, known
+}
+
+// clearNomination removes the nomination of a pending pod, as kube-scheduler does.
+func (a *apiServer) clearNomination(p *apiPod) {
+	if p.exists && p.info.Node == "" && p.object.Status.NominatedNodeName != "" {
+		a.edit(p, func(object *corev1.Pod) { object.Status.NominatedNodeName = "" })
+	}
 }
 
 // nominate is the API server's part of a nomination by the extender.

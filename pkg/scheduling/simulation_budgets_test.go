@@ -178,8 +178,8 @@ func (c *simCache) Budgets(namespace string) (out []*policyv1.PodDisruptionBudge
 	return out
 }
 
-// evict is the API server's part of an eviction. member is true for the eviction of a member of a broken run.
-func (a *apiServer) evict(pod gpu.Pod, by string, member, dryRun bool) error {
+// evict is the API server's part of an eviction.
+func (a *apiServer) evict(pod gpu.Pod, by string, why evictionReason, dryRun bool) error {
 	p := a.pods[pod.Name]
 	switch {
 	case p == nil:
@@ -192,15 +192,7 @@ func (a *apiServer) evict(pod gpu.Pod, by string, member, dryRun bool) error {
 	}
 	a.w.stats.evictions++
 	a.w.trace("api: %s evicts %s", by, p.name())
-	switch {
-	case !member:
-		a.w.stats.reclaimed++
-		if a.w.chance(a.w.diesAtEviction) {
-			a.w.after(a.w.between(0, 5*time.Millisecond), a.w.changeLeader)
-		}
-	case p.run != nil && p.run.whole:
-		a.w.fail("%s evicts %s, whose run %v is whole: %d of %d bound", by, p.name(), p.run.key, p.run.running(), p.run.size)
-	}
+	a.w.checkEviction(p, why, by)
 	a.delete(p)
 	return nil
 }

@@ -100,8 +100,8 @@ func (c client) reach(ctx context.Context) error {
 	if c.r.dead {
 		return errDial
 	}
-	if err := ctx.Err(); err != nil {
-		return err
+	if w.left(ctx) <= 0 {
+		return context.DeadlineExceeded
 	}
 	if c.r.apart > w.now {
 		if err := w.pass(ctx, w.between(time.Millisecond, 2*time.Second)); err != nil {
@@ -237,11 +237,11 @@ func (c client) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
 		return err
 	}
 	w := c.r.w
-	member := ctx.Value(ofMember{}) != nil
+	why, _ := ctx.Value(reasonKey{}).(evictionReason)
 	if dryRun {
-		return w.api.evict(pod, c.r.name, member, true)
+		return w.api.evict(pod, c.r.name, why, true)
 	}
-	return c.write(ctx, "the eviction of "+pod.Name, w.fateOf(), func() error { return w.api.evict(pod, c.r.name, member, false) })
+	return c.write(ctx, "the eviction of "+pod.Name, w.fateOf(), func() error { return w.api.evict(pod, c.r.name, why, false) })
 }
 
 // OpenGate implements API.

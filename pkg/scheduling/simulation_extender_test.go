@@ -58,7 +58,7 @@ func (w *world) newReplica(name string) *replica {
 	o := Options{
 		API: client{r}, Recorder: recorder{r}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
 		BindTimeout: simBindTimeout, BindWindow: w.bindWindow, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
-		newGroup: r.newGroup, EvictFragmented: w.fragmented, FairShare: w.fair.options(w),
+		newGroup: r.newGroup, EvictFragmented: w.fragmented, EvictOverusers: w.overruns, FairShare: w.fair.options(w),
 		Gangs: GangOptions{Hold: w.hold, Patience: w.patience, StarvationAfter: w.starving, OnFailure: gang.Evict, Observer: gangObserver{w}},
 	}
 	if w.keepPartial {
@@ -92,6 +92,9 @@ func (w *world) newReplica(name string) *replica {
 	w.after(w.between(0, gangInterval), r.tick)
 	w.after(w.between(0, time.Second), r.second)
 	w.after(w.between(0, 500*time.Millisecond), r.resolve)
+	if w.overruns {
+		w.after(w.between(0, 5*time.Second), r.checkUse)
+	}
 	return r
 }
 
@@ -188,9 +191,6 @@ func (r *replica) second() {
 	r.w.after(time.Second, r.second)
 }
 
-// ofMember is the key of a context's value for the evictions of members of broken runs.
-type ofMember struct{}
-
 // Evict makes the evictions that a Manager requests, unless earlier ones have not ended.
 func (r *replica) Evict(pods []gpu.Pod) {
 	if r.members > 0 {
@@ -199,7 +199,7 @@ func (r *replica) Evict(pods []gpu.Pod) {
 	for _, pod := range pods {
 		r.members++
 		r.w.start(r, func() {
-			r.scheduler.members.EvictMember(context.WithValue(r.w.context(), ofMember{}, true), pod)
+			r.scheduler.members.EvictMember(context.WithValue(r.w.context(), reasonKey{}, forBrokenRun), pod)
 			r.members--
 		})
 	}
@@ -463,7 +463,6 @@ func (c *simCache) AwaitReady(context.Context) error           { return nil }
 func (c *simCache) BudgetsSynced() bool                        { return true }
 func (c *simCache) PodsOn(node string) []*clustercache.PodInfo { return slices.Clone(c.byNode[node]) }
 func (c *simCache) Reported() []*clustercache.PodInfo          { return nil }
-func (c *simCache) Overusing() []*clustercache.PodInfo         { return nil }
 func (c *simCache) Nodes() []*corev1.Node                      { return c.nodes }
 func (c *simCache) WatchVersions() map[string]uint64           { return nil }
 func (c *simCache) NodesWithoutPlugin() int                    { return 0 }

@@ -1,6 +1,7 @@
 package scheduling
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -66,7 +67,9 @@ type schedPod struct {
 	// node is where the pod is bound or assumed.
 	node      *schedNode
 	nominated string
-	attempts  int
+	// preempting is where pods were evicted for it last.
+	preempting preempting
+	attempts   int
 	// queued is when the pod was queued, which orders pods of equal priority. failed is when its last attempt failed.
 	queued, failed time.Duration
 	// byExtender is true if the extender rejected the pod: then any event lets it be retried.
@@ -74,6 +77,18 @@ type schedPod struct {
 	// failing is true if the last attempt ended in an error: such a pod waits for all of its back-off.
 	failing bool
 	token   int
+}
+
+// preempting is a preemption for a pod.
+type preempting struct {
+	node    *schedNode
+	victims []*schedPod
+	at      time.Duration
+}
+
+// goesOn reports whether the pod still waits for the victims, or for the node after their end.
+func (p preempting) goesOn(k *kubeScheduler) bool {
+	return k.w.now < p.at+time.Second || slices.ContainsFunc(p.victims, func(v *schedPod) bool { return v.exists && v.info.Leaving })
 }
 
 func newKubeScheduler(w *world) *kubeScheduler {
@@ -506,21 +521,62 @@ func (k *kubeScheduler) preempt(p *schedPod, result *FilterResult) {
 			k.w.fail("%s proposes victims for %s, of whose group no run is whole", r.name, p.name())
 		}
 	}
+	if n := k.leastVictims(proposed); n != nil {
+		k.evictFor(p, n, proposed[n.name].Pods)
+	}
+}
+
+// leastVictims returns the node whose victims are the fewest, with the fewest violations of budgets; nil if there is none.
+func (k *kubeScheduler) leastVictims(proposed map[string]preemption.Victims) (least *schedNode) {
 	for _, n := range k.nodes {
-		victims, ok := proposed[n.name]
-		if !ok || len(victims.Pods) == 0 {
+		v := proposed[n.name]
+		if len(v.Pods) == 0 {
 			continue
 		}
-		p.nominated = n.name
-		for _, uid := range victims.Pods {
-			if victim := k.pods[uid]; victim != nil {
-				k.w.stats.preempted++
-				k.w.liveness.evictedFor(uid, p.info.UID)
-				k.w.trace("scheduler: %s preempts %s on %s", p.name(), victim.name(), n.name)
-				k.w.after(2*time.Millisecond, func() { k.w.api.delete(victim.apiPod) })
-			}
+		if least == nil || cmp.Or(cmp.Compare(v.Violations, proposed[least.name].Violations), cmp.Compare(len(v.Pods), len(proposed[least.name].Pods))) < 0 {
+			least = n
 		}
-		return
+	}
+	return least
+}
+
+// evictFor deletes the victims, and nominates the pod to the node. Pods of lower priority lose their nominations to it.
+func (k *kubeScheduler) evictFor(p *schedPod, n *schedNode, victims []gpu.PodUID) {
+	if p.preempting.node != nil && p.preempting.node != n && p.preempting.goesOn(k) {
+		k.w.stats.twice++
+		k.w.trace("scheduler: %s preempts on %s and on %s", p.name(), p.preempting.node.name, n.name)
+	}
+	p.preempting = preempting{node: n, at: k.w.now}
+	for _, o := range k.order {
+		if o.nominated == n.name && o.node == nil && o.info.Priority < p.info.Priority {
+			o.nominated = ""
+			k.w.after(2*time.Millisecond, func() { k.w.api.clearNomination(o.apiPod) })
+		}
+	}
+	p.nominated = n.name
+	for _, uid := range victims {
+		victim := k.pods[uid]
+		if victim == nil {
+			continue
+		}
+		p.preempting.victims = append(p.preempting.victims, victim)
+		k.w.stats.preempted++
+		k.w.liveness.evictedFor(uid, p.info.UID)
+		k.w.trace("scheduler: %s preempts %s on %s", p.name(), victim.name(), n.name)
+		latency := 2 * time.Millisecond
+		if k.w.chance(k.w.faults.slow) {
+			latency = k.w.between(100*time.Millisecond, 2*time.Second)
+		}
+		k.w.after(latency, func() {
+			if k.w.chance(k.w.faults.rejected) { // It tries again in the next cycle of the pod.
+				k.w.trace("api: the deletion of %s fails", victim.name())
+				if p.nominated == n.name {
+					p.nominated = ""
+				}
+				return
+			}
+			k.w.api.delete(victim.apiPod)
+		})
 	}
 }
 

@@ -113,6 +113,7 @@ func (s *stats) add(o stats) {
 	s.binds, s.lost, s.rejected, s.singles, s.whole = s.binds+o.binds, s.lost+o.lost, s.rejected+o.rejected, s.singles+o.singles, s.whole+o.whole
 	s.evictions, s.evicted, s.preempted = s.evictions+o.evictions, s.evicted+o.evicted, s.preempted+o.preempted
 	s.opened, s.reclaimed, s.protected = s.opened+o.opened, s.reclaimed+o.reclaimed, s.protected+o.protected
+	s.overruns, s.twice = s.overruns+o.overruns, s.twice+o.twice
 	s.leaders, s.restarts = s.leaders+o.leaders, s.restarts+o.restarts
 	s.nominated, s.taken = s.nominated+o.nominated, s.taken+o.taken
 	for reason, n := range o.failed {
@@ -153,7 +154,7 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 	if seed%3 == 2 {
 		w.randomSharing()
 	}
-	w.fragmented = w.chance(0.5)
+	w.fragmented, w.overruns = w.chance(0.5), w.chance(0.3)
 	if w.chance(0.5) {
 		w.randomBudgets()
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -89,6 +90,8 @@ type worldOptions struct {
 	bindWindow time.Duration
 	// fragmented lets the extender evict pods of lower priority for pods that only fragmentation keeps pending.
 	fragmented bool
+	// overruns has pods that use more memory than they request, for which the extender evicts them.
+	overruns bool
 }
 
 // stats counts what happened, to show that the simulation reaches the states that it is for.
@@ -96,6 +99,8 @@ type stats struct {
 	binds, lost, rejected, singles, whole, evictions, evicted, preempted, leaders, restarts int
 	// opened counts the gates that were removed, reclaimed the pods that were evicted for other tenants.
 	opened, reclaimed int
+	// overruns counts the pods that were evicted for their use, twice the preemptions for pods whose earlier victims had not ended.
+	overruns, twice int
 	// protected counts the evictions that a disruption budget refused.
 	protected int
 	// nominated counts the nominations to nodes outside samples, taken those whose nodes passed.
@@ -359,15 +364,23 @@ func (c virtualContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
+// left returns how much virtual time is left until the context ends. Deadlines by the real clock don't count: how long a world takes must not
+// change what happens in it.
+func (w *world) left(ctx context.Context) time.Duration {
+	if deadline, limited := ctx.Value(virtualDeadline{}).(time.Duration); limited {
+		return deadline - w.now
+	}
+	return math.MaxInt64
+}
+
 // pass lets time pass in the current task, until the context ends.
 func (w *world) pass(ctx context.Context, d time.Duration) error {
-	deadline, limited := ctx.Value(virtualDeadline{}).(time.Duration)
-	if !limited || w.now+d < deadline {
-		w.sleep(d)
-		return nil
+	left := w.left(ctx)
+	w.sleep(min(d, left))
+	if d >= left {
+		return context.DeadlineExceeded
 	}
-	w.sleep(deadline - w.now)
-	return context.DeadlineExceeded
+	return nil
 }
 
 // withTimeout is context.WithTimeout for the virtual clock.

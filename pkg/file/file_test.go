@@ -1,0 +1,62 @@
+package file
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestReplace(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f.json")
+	var before os.FileInfo
+	for _, content := range []string{"a", "b"} {
+		if err := Replace(path, []byte(content)); err != nil {
+			t.Fatal(err)
+		}
+		got, _ := os.ReadFile(path)
+		info, err := os.Stat(path)
+		if string(got) != content || err != nil || info.Mode() != 0o644 {
+			t.Errorf("%q, %v, want %q", got, info, content)
+		}
+		if Same(before, info) || !Same(info, info) {
+			t.Error("it can't be seen that the file was replaced")
+		}
+		before = info
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o755); err != nil { // A file can't replace a directory.
+		t.Fatal(err)
+	}
+	err := Replace(path, nil)
+	if entries, _ := os.ReadDir(dir); err == nil || len(entries) != 1 {
+		t.Errorf("%v, %v, want an error and no new file", err, entries)
+	}
+}
+
+func TestRemoveLeftovers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f.json")
+	old, fresh := path+newSuffix+"1", path+newSuffix+"2"
+	for _, name := range []string{path, old, fresh} {
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	past := time.Now().Add(-time.Hour)
+	for _, name := range []string{path, old} {
+		if err := os.Chtimes(name, past, past); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := RemoveLeftovers(path); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{path: true, old: false, fresh: true} { // Another writer may be writing the fresh one.
+		if _, err := os.Stat(name); (err == nil) != want {
+			t.Errorf("%s exists: %t, want %t", name, err == nil, want)
+		}
+	}
+}
