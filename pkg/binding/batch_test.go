@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/await"
 )
 
@@ -110,18 +111,18 @@ func TestWriteInBatch(t *testing.T) {
 	for name, test := range map[string]struct {
 		// end ends the wait.
 		end        func(f *fixture, cancel func())
-		wantResult Result
+		wantResult reasons.Result
 		want       string
 		wantWrites int
 	}{
-		"the window is over":      {func(*fixture, func()) {}, Bound, "bound n1 card 0", 2},
-		"the bind's time is over": {func(_ *fixture, cancel func()) { cancel() }, Unreachable, "none", 1},
-		"the term is over":        {func(f *fixture, _ func()) { f.standby = errors.New("standby") }, NotLeading, "none", 1},
+		"the window is over":      {func(*fixture, func()) {}, reasons.ResultBound, "bound n1 card 0", 2},
+		"the bind's time is over": {func(_ *fixture, cancel func()) { cancel() }, reasons.ResultUnreachable, "none", 1},
+		"the term is over":        {func(f *fixture, _ func()) { f.standby = errors.New("standby") }, reasons.ResultNotLeading, "none", 1},
 		"the pod is deleted": {func(f *fixture, _ func()) {
 			f.server.Remove(fake.Pod("b", 4))
 			f.PodGone("uid-b")
 			f.want(fake.Pod("b", 4), "none")
-		}, Rejected, "none", 2},
+		}, reasons.ResultRejected, "none", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := fake.Pod("a", 4), fake.Pod("b", 4)
@@ -131,7 +132,7 @@ func TestWriteInBatch(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			ended := make(chan Result)
+			ended := make(chan reasons.Result)
 			go func() {
 				result, _ := f.bindUntil(ctx, b, "n1")
 				ended <- result
@@ -139,7 +140,7 @@ func TestWriteInBatch(t *testing.T) {
 			await.True(t, "the bind waits", f.clock.HasWaiters)
 			f.want(b, "assumed n1 card 0")
 			test.end(f, cancel)
-			if test.wantResult != Unreachable {
+			if test.wantResult != reasons.ResultUnreachable {
 				f.clock.Step(windowPerBind)
 			}
 			if result := <-ended; result != test.wantResult {

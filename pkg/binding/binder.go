@@ -31,30 +31,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Result is the result of a bind, as a label of metrics.
-type Result string
-
-// The results of a bind.
-const (
-	Bound      Result = "bound"
-	NoRoom     Result = "no_room"
-	NotReady   Result = "not_ready"
-	NotLeading Result = "not_leading"
-	BadRequest Result = "bad_request"
-	// InvalidRequest means that the pod no longer asks for what filter saw: its number of cards has changed, or can't be given.
-	InvalidRequest Result = "invalid_request"
-	// Unreachable means that the pod or the pods of its node could not be read, or that no time was left for the write.
-	// Nothing was written.
-	Unreachable Result = "unreachable"
-	// Rejected means that the API server rejected the write.
-	Rejected Result = "rejected"
-	// Unconfirmed means that the answer was lost, see ErrUnconfirmed.
-	Unconfirmed Result = "unconfirmed"
-	InFlight    Result = "in_flight"
-	// HeldBack means that the pod's gang does not permit the bind yet.
-	HeldBack Result = "held_back"
-)
-
 // EventAssumed is the reason of the Event that names a pod's card, see docs/events.md.
 const EventAssumed = "GPUCardAssumed"
 
@@ -80,8 +56,8 @@ type API interface {
 
 // Observer receives what metrics count. Its methods must return at once.
 type Observer interface {
-	// BindResolved reports the outcome of an unconfirmed bind, one of the Outcome constants.
-	BindResolved(outcome string)
+	// BindResolved reports the outcome of an unconfirmed bind, one of reasons.ResolveResults.
+	BindResolved(outcome reasons.Result)
 	// APIWrite counts the writes of Bindings ("binding").
 	APIWrite(kind string)
 }
@@ -156,22 +132,22 @@ func (b *Binder) Gather(ctx context.Context, pending time.Duration) (waited bool
 // the pod on that node; it has no placement if the pod asks for no GPU memory. containers are the requests of the pod's app
 // containers if it asks for several cards. Write updates the ledger with the outcome. An allocation whose bind has failed is abandoned, see End;
 // until then it can be written again.
-func (c *Claim) Write(ctx context.Context, node string, allocation ledger.Allocation, containers []gpu.Memory, member Membership) (Result, error) {
+func (c *Claim) Write(ctx context.Context, node string, allocation ledger.Allocation, containers []gpu.Memory, member Membership) (reasons.Result, error) {
 	b, pod := c.binder, allocation.Pod
 	cards, _, err := b.cards(node, allocation)
 	if err != nil {
 		c.Abandon()
-		return NoRoom, err
+		return reasons.ResultNoRoom, err
 	}
 	if err := ctx.Err(); err != nil { // Nothing would be sent, and the answer would count as lost.
 		c.Abandon()
-		return Unreachable, fmt.Errorf("no time is left of --bind-timeout to write the Binding: %w", err)
+		return reasons.ResultUnreachable, fmt.Errorf("no time is left of --bind-timeout to write the Binding: %w", err)
 	}
 	// The last check before the write. If the process freezes between the check and the write, the node's Allocate
 	// catches the late bind.
 	if err := b.Leading(); err != nil {
 		c.Abandon()
-		return NotLeading, err
+		return reasons.ResultNotLeading, err
 	}
 	// Before the write, so that the bind is resolved even if this function ends in an unexpected way.
 	w := b.claims.begin(pod, node, b.Clock.Now())
@@ -186,17 +162,17 @@ func (c *Claim) Write(ctx context.Context, node string, allocation ledger.Alloca
 	case apiserver.Done:
 		b.claims.written(w, allocation)
 		b.report(klog.FromContext(ctx), node, allocation)
-		return Bound, nil
+		return reasons.ResultBound, nil
 	case apiserver.Rejected:
 		b.claims.rejected(w)
-		return Rejected, fmt.Errorf("binding the pod: %w", err)
+		return reasons.ResultRejected, fmt.Errorf("binding the pod: %w", err)
 	}
 	return b.confirm(ctx, w, err)
 }
 
 // confirm reads the pod after a write whose answer was lost, or that met a conflict: this write or an earlier one may still
 // have been made.
-func (b *Binder) confirm(ctx context.Context, w *write, err error) (Result, error) {
+func (b *Binder) confirm(ctx context.Context, w *write, err error) (reasons.Result, error) {
 	conflict := apiserver.OutcomeOf(err) == apiserver.Conflict
 	live, readErr := b.reader.read(ctx, w.pod)
 	if readErr == nil {
@@ -206,28 +182,28 @@ func (b *Binder) confirm(ctx context.Context, w *write, err error) (Result, erro
 	case readErr == nil && live != nil && live.Node == w.node:
 		b.claims.foundBound(w, live, b.Clock.Now()) // Another process may have bound the pod, to another card.
 		b.reportBound(klog.FromContext(ctx), w)
-		return Bound, nil
+		return reasons.ResultBound, nil
 	case conflict && readErr == nil && live != nil && live.Node != "":
 		b.claims.foundBound(w, live, b.Clock.Now())
-		return Rejected, fmt.Errorf("%w: the pod is bound to node %s already", ErrBadRequest, live.Node)
+		return reasons.ResultRejected, fmt.Errorf("%w: the pod is bound to node %s already", ErrBadRequest, live.Node)
 	case conflict && readErr == nil:
 		b.claims.rejected(w)
-		return Rejected, fmt.Errorf("binding the pod: %w", err)
+		return reasons.ResultRejected, fmt.Errorf("binding the pod: %w", err)
 	}
 	if !b.claims.answerLost(w) && b.reportBound(klog.FromContext(ctx), w) {
-		return Bound, nil // The watch has reported the pod meanwhile.
+		return reasons.ResultBound, nil // The watch has reported the pod meanwhile.
 	}
-	return Unconfirmed, fmt.Errorf("%w: %w", ErrUnconfirmed, err)
+	return reasons.ResultUnconfirmed, fmt.Errorf("%w: %w", ErrUnconfirmed, err)
 }
 
 // PodBound updates the ledger with a bound pod that the watch reports, and resolves the pod's open bind.
 func (b *Binder) PodBound(pod *clustercache.PodInfo) {
-	b.watchReported(pod.UID, OutcomeBound, func() { setBound(b.Ledger, pod) })
+	b.watchReported(pod.UID, reasons.ResultBound, func() { setBound(b.Ledger, pod) })
 }
 
 // PodGone removes a pod from the ledger that has ended or was deleted, and resolves the pod's open bind.
 func (b *Binder) PodGone(uid gpu.PodUID) {
-	b.watchReported(uid, OutcomeGone, func() { b.Ledger.Remove(uid) })
+	b.watchReported(uid, reasons.ResultGone, func() { b.Ledger.Remove(uid) })
 }
 
 // setBound sets the bound allocation of the pod in the ledger. A pod without GPU memory has none.

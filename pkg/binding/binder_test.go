@@ -14,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestWrite covers every outcome of one write to node n1. The watch reports nothing.
@@ -37,31 +38,31 @@ func TestWrite(t *testing.T) {
 		before func(f *fixture)
 
 		// outcome is how the bind is resolved, if it is unconfirmed. Otherwise wantResult and wantErr are its result.
-		outcome    string
-		wantResult Result
+		outcome    reasons.Result
+		wantResult reasons.Result
 		wantErr    error
 		// want is the allocation in the end.
 		want string
 	}
 	for name, test := range map[string]binds{
-		"the write is made":                                 {commits: true, wantResult: Bound, want: "bound n1 card 0"},
-		"the write is made, the answer is lost":             {commits: true, answer: errLost, wantResult: Bound, want: "bound n1 card 0"},
-		"the write is made, the answer is a server error":   {commits: true, answer: errServer, wantResult: Bound, want: "bound n1 card 0"},
-		"the write is made, answer and read fail":           {commits: true, answer: errLost, read: errLost, outcome: OutcomeBound, want: "bound n1 card 0"},
-		"the write is made and hangs":                       {commits: true, answer: errHangs, outcome: OutcomeBound, want: "bound n1 card 0"},
-		"the write hangs and isn't made":                    {answer: errHangs, outcome: OutcomeNotBound, want: "none"},
-		"the answer is lost and the write isn't made":       {answer: errLost, outcome: OutcomeNotBound, want: "none"},
-		"a server error is no rejection":                    {answer: errServer, outcome: OutcomeNotBound, want: "none"},
-		"the answer is lost and the pod is deleted":         {before: removed, answer: errLost, outcome: OutcomeGone, want: "none"},
-		"the answer is lost and the pod has ended":          {before: ended, answer: errLost, read: errLost, outcome: OutcomeGone, want: "none"},
-		"the answer is lost and the pod is on another node": {before: boundBy("n2", "uid-p"), answer: errLost, outcome: OutcomeBound, want: "bound n2 card 1"},
-		"a rejection": {answer: errForbidden, wantResult: Rejected, wantErr: errForbidden, want: "none"},
-		"a conflict with another writer's bind to the node": {before: boundBy("n1", "uid-p"), answer: errConflict, wantResult: Bound, want: "bound n1 card 1"},
-		"a conflict with a bind to another node":            {before: boundBy("n2", "uid-p"), answer: errConflict, wantResult: Rejected, wantErr: ErrBadRequest, want: "bound n2 card 1"},
-		"a conflict, and the pod is gone":                   {before: removed, answer: errConflict, wantResult: Rejected, wantErr: errConflict, want: "none"},
-		"a conflict, and another pod has the name":          {before: boundBy("n1", "another"), answer: errConflict, wantResult: Rejected, wantErr: errConflict, want: "none"},
-		"a conflict, and the pod isn't bound":               {answer: errConflict, wantResult: Rejected, wantErr: errConflict, want: "none"},
-		"a conflict, and the read fails":                    {commits: true, answer: errConflict, read: errServer, outcome: OutcomeBound, want: "bound n1 card 0"},
+		"the write is made":                                 {commits: true, wantResult: reasons.ResultBound, want: "bound n1 card 0"},
+		"the write is made, the answer is lost":             {commits: true, answer: errLost, wantResult: reasons.ResultBound, want: "bound n1 card 0"},
+		"the write is made, the answer is a server error":   {commits: true, answer: errServer, wantResult: reasons.ResultBound, want: "bound n1 card 0"},
+		"the write is made, answer and read fail":           {commits: true, answer: errLost, read: errLost, outcome: reasons.ResultBound, want: "bound n1 card 0"},
+		"the write is made and hangs":                       {commits: true, answer: errHangs, outcome: reasons.ResultBound, want: "bound n1 card 0"},
+		"the write hangs and isn't made":                    {answer: errHangs, outcome: reasons.ResultNotBound, want: "none"},
+		"the answer is lost and the write isn't made":       {answer: errLost, outcome: reasons.ResultNotBound, want: "none"},
+		"a server error is no rejection":                    {answer: errServer, outcome: reasons.ResultNotBound, want: "none"},
+		"the answer is lost and the pod is deleted":         {before: removed, answer: errLost, outcome: reasons.ResultGone, want: "none"},
+		"the answer is lost and the pod has ended":          {before: ended, answer: errLost, read: errLost, outcome: reasons.ResultGone, want: "none"},
+		"the answer is lost and the pod is on another node": {before: boundBy("n2", "uid-p"), answer: errLost, outcome: reasons.ResultBound, want: "bound n2 card 1"},
+		"a rejection": {answer: errForbidden, wantResult: reasons.ResultRejected, wantErr: errForbidden, want: "none"},
+		"a conflict with another writer's bind to the node": {before: boundBy("n1", "uid-p"), answer: errConflict, wantResult: reasons.ResultBound, want: "bound n1 card 1"},
+		"a conflict with a bind to another node":            {before: boundBy("n2", "uid-p"), answer: errConflict, wantResult: reasons.ResultRejected, wantErr: ErrBadRequest, want: "bound n2 card 1"},
+		"a conflict, and the pod is gone":                   {before: removed, answer: errConflict, wantResult: reasons.ResultRejected, wantErr: errConflict, want: "none"},
+		"a conflict, and another pod has the name":          {before: boundBy("n1", "another"), answer: errConflict, wantResult: reasons.ResultRejected, wantErr: errConflict, want: "none"},
+		"a conflict, and the pod isn't bound":               {answer: errConflict, wantResult: reasons.ResultRejected, wantErr: errConflict, want: "none"},
+		"a conflict, and the read fails":                    {commits: true, answer: errConflict, read: errServer, outcome: reasons.ResultBound, want: "bound n1 card 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 0, pod)
@@ -88,12 +89,12 @@ func TestWrite(t *testing.T) {
 					t.Errorf("%s, %v, want %s, %v", result, err, test.wantResult, test.wantErr)
 				}
 				f.want(pod, test.want)
-				if result == Bound {
+				if result == reasons.ResultBound {
 					f.wantEvents(assumedEvent(test.want))
 				}
 				return
 			}
-			if result != Unconfirmed || !errors.Is(err, ErrUnconfirmed) || !errors.Is(err, test.answer) {
+			if result != reasons.ResultUnconfirmed || !errors.Is(err, ErrUnconfirmed) || !errors.Is(err, test.answer) {
 				t.Errorf("%s, %v", result, err)
 			}
 			// While reads fail, nothing changes.
@@ -101,14 +102,14 @@ func TestWrite(t *testing.T) {
 			f.resolve(resolveInterval)
 			f.want(pod, "assumed n1 card 0")
 			f.server.Answer(fake.Answers{})
-			if test.outcome == OutcomeNotBound {
+			if test.outcome == reasons.ResultNotBound {
 				f.resolve(2 * timeout) // The API server may still be writing.
 				f.want(pod, "assumed n1 card 0")
 				f.clock.Step(deadlineMargin)
 			}
 			f.resolve(resolveInterval)
 			f.want(pod, test.want)
-			if f.observer.Count("resolved "+test.outcome) != 1 {
+			if f.observer.Count("resolved "+string(test.outcome)) != 1 {
 				t.Errorf("counted %v", f.observer.Counts())
 			}
 			if test.want == "bound n1 card 0" { // This process did not bind it to another node.
@@ -125,7 +126,7 @@ func TestWatchResolves(t *testing.T) {
 	pod := fake.Pod("p", 10)
 	f := newFixture(t, 0, pod)
 	f.loseAnswers(true)
-	if result, err := f.bind(pod, "n1"); result != Unconfirmed || !errors.Is(err, ErrUnconfirmed) {
+	if result, err := f.bind(pod, "n1"); result != reasons.ResultUnconfirmed || !errors.Is(err, ErrUnconfirmed) {
 		t.Fatalf("%s, %v", result, err)
 	}
 	f.report(pod)
@@ -133,7 +134,7 @@ func TestWatchResolves(t *testing.T) {
 	f.wantEvents(assumedEvent("bound n1 card 0"))
 	f.report(pod)
 	f.wantEvents()
-	if f.isOpen(pod) || f.observer.Count("resolved "+OutcomeBound) != 1 {
+	if f.isOpen(pod) || f.observer.Count("resolved "+string(reasons.ResultBound)) != 1 {
 		t.Errorf("counted %v", f.observer.Counts())
 	}
 
@@ -146,7 +147,7 @@ func TestWatchResolves(t *testing.T) {
 	f.PodGone("uid-gone")
 	f.want(gone, "none")
 	f.wantEvents()
-	if f.isOpen(gone) || f.observer.Count("resolved "+OutcomeGone) != 1 {
+	if f.isOpen(gone) || f.observer.Count("resolved "+string(reasons.ResultGone)) != 1 {
 		t.Errorf("counted %v", f.observer.Counts())
 	}
 }
@@ -158,16 +159,16 @@ func TestWatchBeforeAnswer(t *testing.T) {
 		answer           error
 		// oldRead is true if the read after a lost answer still finds the pod.
 		oldRead    bool
-		wantResult Result
+		wantResult reasons.Result
 		want       string
 	}{
-		"bound":                                     {commits: true, wantResult: Bound, want: "bound n1 card 0"},
-		"bound, and the answer is lost":             {commits: true, answer: errLost, wantResult: Bound, want: "bound n1 card 0"},
-		"bound and deleted":                         {commits: true, deleted: true, wantResult: Bound, want: "none"},
-		"bound and deleted, an old read":            {commits: true, deleted: true, answer: errLost, oldRead: true, wantResult: Bound, want: "none"},
-		"bound and deleted, and the answer is lost": {commits: true, deleted: true, answer: errLost, wantResult: Unconfirmed, want: "none"},
-		"deleted, and the answer is lost":           {deleted: true, answer: errLost, wantResult: Unconfirmed, want: "none"},
-		"deleted, and a rejection":                  {deleted: true, answer: errForbidden, wantResult: Rejected, want: "none"},
+		"bound":                                     {commits: true, wantResult: reasons.ResultBound, want: "bound n1 card 0"},
+		"bound, and the answer is lost":             {commits: true, answer: errLost, wantResult: reasons.ResultBound, want: "bound n1 card 0"},
+		"bound and deleted":                         {commits: true, deleted: true, wantResult: reasons.ResultBound, want: "none"},
+		"bound and deleted, an old read":            {commits: true, deleted: true, answer: errLost, oldRead: true, wantResult: reasons.ResultBound, want: "none"},
+		"bound and deleted, and the answer is lost": {commits: true, deleted: true, answer: errLost, wantResult: reasons.ResultUnconfirmed, want: "none"},
+		"deleted, and the answer is lost":           {deleted: true, answer: errLost, wantResult: reasons.ResultUnconfirmed, want: "none"},
+		"deleted, and a rejection":                  {deleted: true, answer: errForbidden, wantResult: reasons.ResultRejected, want: "none"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := fake.Pod("p", 10)
@@ -189,7 +190,7 @@ func TestWatchBeforeAnswer(t *testing.T) {
 				answers.Read = errLost
 			}
 			f.server.Answer(answers)
-			if result, err := f.bind(pod, "n1"); result != test.wantResult || (err == nil) != (result == Bound) {
+			if result, err := f.bind(pod, "n1"); result != test.wantResult || (err == nil) != (result == reasons.ResultBound) {
 				t.Errorf("%s, %v, want %s", result, err, test.wantResult)
 			}
 			f.want(pod, test.want)
@@ -212,7 +213,7 @@ func TestRetryAfterLostAnswer(t *testing.T) {
 	}
 	f.clock.Step(time.Second)
 	f.server.Answer(fake.Answers{})
-	if result, err := f.bind(pod, "n2"); result != NoRoom || !errors.Is(err, ledger.ErrNoRoom) {
+	if result, err := f.bind(pod, "n2"); result != reasons.ResultNoRoom || !errors.Is(err, ledger.ErrNoRoom) {
 		t.Errorf("to another node: %s, %v", result, err)
 	}
 	if _, err := f.bind(pod, "n1"); err != nil {
@@ -228,7 +229,7 @@ func TestRetryAfterLostAnswer(t *testing.T) {
 func TestOpenWriteKeepsCard(t *testing.T) {
 	reject := func(f *fixture, pod *corev1.Pod) {
 		f.server.Answer(fake.Answers{Read: errLost, Bind: func(context.Context, *corev1.Binding) error { return errForbidden }})
-		if result, err := f.bind(pod, "n1"); result != Rejected {
+		if result, err := f.bind(pod, "n1"); result != reasons.ResultRejected {
 			f.t.Errorf("the later bind: %s, %v", result, err)
 		}
 	}
@@ -245,7 +246,7 @@ func TestOpenWriteKeepsCard(t *testing.T) {
 		"not seen by the watch, then a rejection": {false, reject, "bound n1 card 0"},
 		"the answer is lost, then the card is missing for a while": {true, func(f *fixture, pod *corev1.Pod) {
 			cards(f, 5)
-			if result, err := f.bind(pod, "n1"); result != NoRoom || !errors.Is(err, ledger.ErrNoRoom) {
+			if result, err := f.bind(pod, "n1"); result != reasons.ResultNoRoom || !errors.Is(err, ledger.ErrNoRoom) {
 				f.t.Errorf("the later bind: %s, %v", result, err)
 			}
 			cards(f, 0)
@@ -293,7 +294,7 @@ func TestUnseenBindIsRead(t *testing.T) {
 	f.server.Remove(pod)
 	f.resolve(unseenAfter + resolveInterval)
 	f.want(pod, "none")
-	if got := f.observer.Counts(); got["resolved "+OutcomeBound]+got["resolved "+OutcomeGone] != 0 {
+	if got := f.observer.Counts(); got["resolved "+string(reasons.ResultBound)]+got["resolved "+string(reasons.ResultGone)] != 0 {
 		t.Errorf("its answer wasn't lost, yet counted so: %v", got)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Claim is the sole right to write, to move and to release a pod's allocation until the pod is bound. A bind holds it from before it reads the
@@ -300,7 +301,7 @@ func (c *claims) due(now time.Time) (due []*write) {
 // applyRead updates the ledger with the result of a read that began at asked; found is nil if there is no such pod. If the pod isn't bound, the
 // write is no longer made if it began more than deadline before. applyRead returns the outcome, or "" if there is none yet, and whether the write
 // was unconfirmed.
-func (c *claims) applyRead(w *write, found *clustercache.PodInfo, asked time.Time, deadline time.Duration) (outcome string, resolved bool) {
+func (c *claims) applyRead(w *write, found *clustercache.PodInfo, asked time.Time, deadline time.Duration) (outcome reasons.Result, resolved bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	pod := c.pods[w.pod.UID]
@@ -311,14 +312,14 @@ func (c *claims) applyRead(w *write, found *clustercache.PodInfo, asked time.Tim
 	switch {
 	case found == nil, found.Ended:
 		c.recordGone(pod, w.pod.UID)
-		return OutcomeGone, resolved
+		return reasons.ResultGone, resolved
 	case found.Node != "":
 		c.recordBound(pod, found, asked)
-		return OutcomeBound, resolved
+		return reasons.ResultBound, resolved
 	case asked.Sub(w.at) > deadline:
 		pod.open = nil
 		c.dropUnused(w.pod.UID, true)
-		return OutcomeNotBound, resolved
+		return reasons.ResultNotBound, resolved
 	}
 	return "", false // The write may still be under way.
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 var binpack = ledger.View{Card: placement.Binpack, Node: placement.Binpack}
@@ -73,7 +74,7 @@ func TestClaimKeepsAllocation(t *testing.T) {
 				if claim == nil {
 					return
 				}
-				if result, err := claim.Write(t.Context(), "n1", f.reserve(p, "n1"), nil, Membership{}); result != Bound {
+				if result, err := claim.Write(t.Context(), "n1", f.reserve(p, "n1"), nil, Membership{}); result != reasons.ResultBound {
 					t.Error(result, err)
 				}
 				claim.End()
@@ -179,7 +180,7 @@ func TestRepeatRejectedWrite(t *testing.T) {
 		if _, err := claim.Write(t.Context(), "n1", f.reserve(p, "n1"), nil, Membership{}); !errors.Is(err, answer) {
 			t.Error(err)
 		}
-		if result, _ := f.bind(q, "n1"); result != NoRoom {
+		if result, _ := f.bind(q, "n1"); result != reasons.ResultNoRoom {
 			t.Errorf("%s: another pod got the card", result)
 		}
 	}
@@ -202,7 +203,7 @@ func TestWrittenIsCounted(t *testing.T) {
 			lose(f)
 			return f.server.Commit(b)
 		}})
-		if result, err := f.bind(p, "n1"); result != Bound {
+		if result, err := f.bind(p, "n1"); result != reasons.ResultBound {
 			t.Errorf("%s: %s, %v", name, result, err)
 		}
 		f.want(p, "bound n1 card 0")

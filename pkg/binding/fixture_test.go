@@ -23,6 +23,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func TestMain(m *testing.M) {
@@ -126,22 +127,22 @@ func (f *fixture) reserve(pod *corev1.Pod, node string) ledger.Allocation {
 }
 
 // bind makes the steps of package scheduling: it claims the pod, confirms the node, assumes a card, waits for other binds, and writes the Binding.
-func (f *fixture) bind(pod *corev1.Pod, node string) (Result, error) {
+func (f *fixture) bind(pod *corev1.Pod, node string) (reasons.Result, error) {
 	return f.bindUntil(f.t.Context(), pod, node)
 }
 
-func (f *fixture) bindUntil(ctx context.Context, pod *corev1.Pod, node string) (Result, error) {
+func (f *fixture) bindUntil(ctx context.Context, pod *corev1.Pod, node string) (reasons.Result, error) {
 	claim, ok := f.Claim(gpu.PodUID(pod.UID))
 	if !ok {
-		return InFlight, ErrInFlight
+		return reasons.ResultInFlight, ErrInFlight
 	}
 	defer claim.End()
 	if err := f.ConfirmNode(ctx, node); err != nil {
-		return Unreachable, err
+		return reasons.ResultUnreachable, err
 	}
 	allocation, err := f.ledger.Reserve(node, protocol.Pod(pod), placement.Binpack, f.clock.Now())
 	if err != nil {
-		return NoRoom, err
+		return reasons.ResultNoRoom, err
 	}
 	f.Gather(ctx, queued)
 	return claim.Write(ctx, node, allocation, nil, Membership{})

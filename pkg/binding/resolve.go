@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const (
@@ -19,13 +20,6 @@ const (
 	unseenAfter = 30 * time.Second
 	// readTimeout bounds one live read.
 	readTimeout = 2 * time.Second
-)
-
-// The outcomes of unconfirmed binds, as labels of metrics. A pod is gone if it was deleted or has ended.
-const (
-	OutcomeBound    = "bound"
-	OutcomeNotBound = "not_bound"
-	OutcomeGone     = "gone"
 )
 
 // runResolve resolves unconfirmed binds until ctx ends.
@@ -72,20 +66,20 @@ func (b *Binder) resolve(ctx context.Context, w *write) bool {
 }
 
 // watchReported applies what the watch reports of a pod to the ledger, see claims.watchReported. outcome is that of the pod's bind.
-func (b *Binder) watchReported(uid gpu.PodUID, outcome string, update func()) {
+func (b *Binder) watchReported(uid gpu.PodUID, outcome reasons.Result, update func()) {
 	if w := b.claims.watchReported(uid, update); w != nil {
 		b.reportResolved(klog.Background(), w, outcome)
 	}
 }
 
 // reportResolved reports the outcome of an unconfirmed bind. The ledger must be up to date already.
-func (b *Binder) reportResolved(logger klog.Logger, w *write, outcome string) {
+func (b *Binder) reportResolved(logger klog.Logger, w *write, outcome reasons.Result) {
 	logger.Info("Unconfirmed bind resolved", "pod", klog.KRef(w.pod.Namespace, w.pod.Name), "node", w.node, "outcome", outcome)
 	b.Observer.BindResolved(outcome)
 	switch outcome {
-	case OutcomeBound:
+	case reasons.ResultBound:
 		b.reportBound(logger.WithValues("pod", klog.KRef(w.pod.Namespace, w.pod.Name), "node", w.node), w)
-	case OutcomeNotBound:
+	case reasons.ResultNotBound:
 		b.reader.notBound(w.pod.UID)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Another leader has bound a pod to card 1 of n1, and the watch has not reported it. Before the first bind to n1 in its term,
@@ -37,7 +38,7 @@ func TestLeaderLearnsOfEarlierBinds(t *testing.T) {
 			}
 			f.want(theirs, "bound n1 card 1")
 			f.want(ours, "bound n1 card 0")
-			if result, err := f.bind(large, "n1"); result != NoRoom || !errors.Is(err, ledger.ErrNoRoom) {
+			if result, err := f.bind(large, "n1"); result != reasons.ResultNoRoom || !errors.Is(err, ledger.ErrNoRoom) {
 				t.Errorf("a bind to a full node: %s, %v", result, err)
 			}
 			// If the pod ends before the watch reports it, a live read detects that.
@@ -64,7 +65,7 @@ func TestNodeIsListedOncePerTerm(t *testing.T) {
 	wantReads(a, 0) // There are no terms without replicas.
 	f.BeginTerm()
 	f.server.Answer(fake.Answers{Read: errLost})
-	if result, err := f.bind(b, "n1"); result != Unreachable || !errors.Is(err, errLost) {
+	if result, err := f.bind(b, "n1"); result != reasons.ResultUnreachable || !errors.Is(err, errLost) {
 		t.Errorf("a node that can't be listed: %s, %v", result, err)
 	}
 	f.want(b, "none")

@@ -1,8 +1,9 @@
 package dispatch
 
 import (
-	"github.com/gpushare/gpushare/pkg/reasons"
 	"testing"
+
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // What is said of pods that wait for their turn, and of tenants with such pods.

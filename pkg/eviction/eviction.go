@@ -25,13 +25,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// The results of a round of evictions, or of the eviction of an over-user, as labels of metrics.
-const (
-	EvictedAll      = "evicted"
-	EvictionRefused = "refused"
-	EvictionFailed  = "failed"
-)
-
 // callTimeout bounds one call to the API server.
 const callTimeout = 5 * time.Second
 
@@ -70,9 +63,9 @@ type Ledger interface {
 // Observer receives what metrics count. Its methods must return at once.
 type Observer interface {
 	// Evicted reports the result of a round of evictions.
-	Evicted(result string)
+	Evicted(result reasons.Result)
 	// OveruserEvicted reports the result of the eviction of a pod that uses more than it requests.
-	OveruserEvicted(result string)
+	OveruserEvicted(result reasons.Result)
 	// APIWrite counts the evictions ("eviction").
 	APIWrite(kind string)
 }
@@ -155,11 +148,11 @@ func (o *Options) readLive(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error
 }
 
 // resultOf returns the result of an eviction that failed, as a label of metrics.
-func resultOf(err error) string {
+func resultOf(err error) reasons.Result {
 	if byBudget(err) {
-		return EvictionRefused
+		return reasons.ResultRefused
 	}
-	return EvictionFailed
+	return reasons.ResultFailed
 }
 
 // answered reports whether the error is the API server's answer about this pod, such as a rejection by a budget or a

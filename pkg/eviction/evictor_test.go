@@ -54,7 +54,7 @@ func TestEvictor(t *testing.T) {
 		t.Error("the reservation doesn't end")
 	}
 	f.wantEvicted("?a5", "a5")
-	if got := f.observer.Counts(); got["evicted "+EvictedAll] != 1 || got["write eviction"] != 1 {
+	if got := f.observer.Counts(); got["evicted "+string(reasons.ResultEvicted)] != 1 || got["write eviction"] != 1 {
 		t.Errorf("counted %v", got)
 	}
 }
@@ -178,11 +178,11 @@ func TestAnswered(t *testing.T) {
 func TestEvictionRejected(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer error
-		result string
+		result reasons.Result
 	}{
-		"by a budget":                  {budgetRefusal(), EvictionRefused},
-		"by a webhook":                 {apierrors.NewForbidden(fake.PodResource, "a5", errors.New("denied")), EvictionFailed},
-		"for several budgets of a pod": {apierrors.NewInternalError(errors.New("this pod has more than one PodDisruptionBudget")), EvictionFailed},
+		"by a budget":                  {budgetRefusal(), reasons.ResultRefused},
+		"by a webhook":                 {apierrors.NewForbidden(fake.PodResource, "a5", errors.New("denied")), reasons.ResultFailed},
+		"for several budgets of a pod": {apierrors.NewInternalError(errors.New("this pod has more than one PodDisruptionBudget")), reasons.ResultFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, nil)
@@ -197,7 +197,7 @@ func TestEvictionRejected(t *testing.T) {
 			if f.inRound() {
 				t.Error("a card is reserved that isn't freed")
 			}
-			if got := f.observer.Count("evicted " + test.result); got != 1 {
+			if got := f.observer.Count("evicted " + string(test.result)); got != 1 {
 				t.Errorf("%d rounds counted as %s", got, test.result)
 			}
 			f.later(interval)

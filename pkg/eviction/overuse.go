@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // EventOveruseEvicted is the reason of the Event on a pod that is evicted because it uses more than it requests.
@@ -241,7 +242,7 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 	case gone:
 		return true
 	case err == nil:
-		o.Observer.OveruserEvicted(EvictedAll)
+		o.Observer.OveruserEvicted(reasons.ResultEvicted)
 		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", v.use.Used, "requestedMiB", v.use.Requested)
 		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
 			"Evicted from GPU card %d of node %s: it uses %d MiB and requests %d MiB, and other pods can't get what they request", v.card, v.node, v.use.Used, v.use.Requested))
@@ -254,7 +255,7 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted", "result", result)
 		return false
 	}
-	o.Observer.OveruserEvicted(EvictionFailed)
+	o.Observer.OveruserEvicted(reasons.ResultFailed)
 	logger.Error(err, "Pod that uses more GPU memory than it requests not evicted: the API server doesn't answer")
 	return true
 }

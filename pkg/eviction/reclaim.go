@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -40,7 +41,7 @@ var errEvictionLost = errors.New("the answer is lost")
 // ReclaimObserver receives what metrics count. Its methods must return at once.
 type ReclaimObserver interface {
 	// Reclaimed reports the result of an attempt to reclaim memory that had a plan.
-	Reclaimed(result string)
+	Reclaimed(result reasons.Result)
 	// ReclaimEvicted reports how many pods an attempt has evicted, what they had, and how much of that was not needed.
 	ReclaimEvicted(pods int, memory, beyond gpu.Memory)
 }
@@ -85,7 +86,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 		logger.Info("Evicted pods for tenants below their share", "pods", pods, "memory", memory.String(), "units", len(plan.Served))
 	}
 	if err == nil {
-		r.observer.Reclaimed(EvictedAll)
+		r.observer.Reclaimed(reasons.ResultEvicted)
 		return true
 	}
 	r.observer.Reclaimed(resultOf(err))

@@ -106,11 +106,11 @@ func lacking(where gpu.Placement) string {
 
 // evict evicts the victims, after a dry run for each of them has succeeded. If the API server rejects an eviction, that
 // victim stays out of plans for a while.
-func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result string, err error) {
+func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result reasons.Result, err error) {
 	for _, dryRun := range []bool{true, false} {
 		for _, victim := range plan.evict {
 			if err := e.Leading(); err != nil {
-				return EvictionFailed, err
+				return reasons.ResultFailed, err
 			}
 			if err := e.evictOne(ctx, victim.Pod, dryRun); err != nil {
 				if answered(err) {
@@ -124,7 +124,7 @@ func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result str
 			}
 		}
 	}
-	return EvictedAll, nil
+	return reasons.ResultEvicted, nil
 }
 
 func (e *Evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) error {

@@ -79,20 +79,20 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	for _, reason := range append(reasons.OfNodes(), reasons.Fits) {
 		e.filtered.WithLabelValues(reason.String())
 	}
-	startAtZero(e.binds, "bound", "no_room", "not_ready", "not_leading", "bad_request", "invalid_request", "unreachable", "rejected", "unconfirmed", "in_flight", "held_back")
-	startAtZero(e.resolved, "bound", "not_bound", "gone")
+	startAtZero(e.binds, reasons.BindResults()...)
+	startAtZero(e.resolved, reasons.ResolveResults()...)
 	startAtZero(e.writes, "binding", "node", "eviction", "nomination")
-	startAtZero(e.evicted, "evicted", "refused", "failed")
-	startAtZero(e.overuse, "evicted", "refused", "failed")
-	startAtZero(e.nominated, "made", "conflict", "failed", "removed")
+	startAtZero(e.evicted, reasons.EvictionResults()...)
+	startAtZero(e.overuse, reasons.EvictionResults()...)
+	startAtZero(e.nominated, reasons.NominationResults()...)
 	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.bypassed, e.expiry)
 	return e
 }
 
 // startAtZero creates the series of the values of a counter's only label.
-func startAtZero(counter *prometheus.CounterVec, values ...string) {
+func startAtZero[Label ~string](counter *prometheus.CounterVec, values ...Label) {
 	for _, value := range values {
-		counter.WithLabelValues(value)
+		counter.WithLabelValues(string(value))
 	}
 }
 
@@ -112,16 +112,20 @@ func (e *Extender) CertificateExpires(certificate string, at time.Time) {
 }
 
 // BindFinished implements scheduling.Observer.
-func (e *Extender) BindFinished(result string) { e.binds.WithLabelValues(result).Inc() }
+func (e *Extender) BindFinished(result reasons.Result) { e.binds.WithLabelValues(string(result)).Inc() }
 
 // BindResolved implements scheduling.Observer.
-func (e *Extender) BindResolved(outcome string) { e.resolved.WithLabelValues(outcome).Inc() }
+func (e *Extender) BindResolved(outcome reasons.Result) {
+	e.resolved.WithLabelValues(string(outcome)).Inc()
+}
 
 // Evicted implements scheduling.Observer.
-func (e *Extender) Evicted(result string) { e.evicted.WithLabelValues(result).Inc() }
+func (e *Extender) Evicted(result reasons.Result) { e.evicted.WithLabelValues(string(result)).Inc() }
 
 // OveruserEvicted implements scheduling.Observer.
-func (e *Extender) OveruserEvicted(result string) { e.overuse.WithLabelValues(result).Inc() }
+func (e *Extender) OveruserEvicted(result reasons.Result) {
+	e.overuse.WithLabelValues(string(result)).Inc()
+}
 
 // CacheSynced implements scheduling.Observer.
 func (e *Extender) CacheSynced(took time.Duration) { e.synced.Set(took.Seconds()) }
@@ -133,7 +137,9 @@ func (e *Extender) Requeued() { e.requeues.Inc() }
 func (e *Extender) BoundWithoutExtender() { e.bypassed.Inc() }
 
 // Nominated implements scheduling.Observer.
-func (e *Extender) Nominated(result string) { e.nominated.WithLabelValues(result).Inc() }
+func (e *Extender) Nominated(result reasons.Result) {
+	e.nominated.WithLabelValues(string(result)).Inc()
+}
 
 // APIWrite implements scheduling.Observer.
 func (e *Extender) APIWrite(kind string) { e.writes.WithLabelValues(kind).Inc() }

@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpushare/gpushare/pkg/dispatch"
-	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // FairShare implements scheduling.FairShareObserver.
@@ -34,12 +34,8 @@ func NewFairShare(registry prometheus.Registerer) *FairShare {
 		beyond:    newCounter("fair_share_reclaimed_unneeded_units_total", "GPU memory of evicted pods beyond what was missing on the cards."),
 		useless:   newCounter("fair_share_useless_reclaims_total", "Number of pods and groups that got no room although pods were evicted for them."),
 	}
-	for _, result := range []string{"opened", "failed"} {
-		f.gates.WithLabelValues(result)
-	}
-	for _, result := range []string{eviction.EvictedAll, eviction.EvictionRefused, eviction.EvictionFailed} {
-		f.reclaims.WithLabelValues(result)
-	}
+	startAtZero(f.gates, reasons.GateResults()...)
+	startAtZero(f.reclaims, reasons.EvictionResults()...)
 	registry.MustRegister(f.waited, f.expired, f.gates, f.reclaims, f.evicted, f.reclaimed, f.beyond, f.useless)
 	return f
 }
@@ -75,15 +71,17 @@ func (f *FairShare) ChargeExpired() { f.expired.Inc() }
 
 // GateOpened implements scheduling.FairShareObserver.
 func (f *FairShare) GateOpened(ok bool) {
-	result := "failed"
+	result := reasons.ResultFailed
 	if ok {
-		result = "opened"
+		result = reasons.ResultOpened
 	}
-	f.gates.WithLabelValues(result).Inc()
+	f.gates.WithLabelValues(string(result)).Inc()
 }
 
 // Reclaimed implements eviction.ReclaimObserver.
-func (f *FairShare) Reclaimed(result string) { f.reclaims.WithLabelValues(result).Inc() }
+func (f *FairShare) Reclaimed(result reasons.Result) {
+	f.reclaims.WithLabelValues(string(result)).Inc()
+}
 
 // ReclaimEvicted implements eviction.ReclaimObserver.
 func (f *FairShare) ReclaimEvicted(pods int, memory, beyond gpu.Memory) {

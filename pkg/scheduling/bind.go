@@ -43,7 +43,7 @@ func (s *Scheduler) Bind(ctx context.Context, request BindRequest) error {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(request.Namespace, request.Name), "node", request.Node)
 	s.requeue.BindStarted(gpu.PodUID(request.UID))
 	result, err := s.bindPermitted(klog.NewContext(ctx, logger), request)
-	s.Observer.BindFinished(string(result))
+	s.Observer.BindFinished(result)
 	if err != nil {
 		logger.Info("Pod not bound", "result", result, "err", err)
 	}
@@ -51,12 +51,12 @@ func (s *Scheduler) Bind(ctx context.Context, request BindRequest) error {
 }
 
 // bindPermitted binds the pod as soon as its gang permits it. A pod without a gang needs no permit.
-func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (result binding.Result, err error) {
+func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (result reasons.Result, err error) {
 	if request.Namespace == "" || request.Name == "" || request.UID == "" || request.Node == "" {
-		return binding.BadRequest, fmt.Errorf("%w: PodNamespace, PodName, PodUID and Node are all needed", binding.ErrBadRequest)
+		return reasons.ResultBadRequest, fmt.Errorf("%w: PodNamespace, PodName, PodUID and Node are all needed", binding.ErrBadRequest)
 	}
 	if err := s.cache.Ready(); err != nil {
-		return binding.NotReady, err
+		return reasons.ResultNotReady, err
 	}
 	if pod, known := s.cachedPod(request); !known || pod.Node != "" || !s.groups.holds(pod) {
 		return s.bindClaimed(ctx, request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
@@ -65,9 +65,9 @@ func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (res
 	permit, err := s.groups.await(ctx, uid, request.Node)
 	switch {
 	case errors.Is(err, binding.ErrNodeUnknown):
-		return binding.Unreachable, err
+		return reasons.ResultUnreachable, err
 	case err != nil:
-		return binding.HeldBack, err
+		return reasons.ResultHeldBack, err
 	}
 	return s.bindClaimed(ctx, request, permit)
 }
@@ -76,11 +76,11 @@ var errPanicked = errors.New("the bind panicked")
 
 // bindClaimed claims the pod and binds it. For a member of a gang it retries failures that may be temporary, because the other members are being
 // bound.
-func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit permit) (result binding.Result, err error) {
+func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit permit) (result reasons.Result, err error) {
 	claim, ok := s.binder.Claim(gpu.PodUID(request.UID))
 	if !ok {
 		s.groups.inFlight(gpu.PodUID(request.UID), request.Node, permit)
-		return binding.InFlight, binding.ErrInFlight
+		return reasons.ResultInFlight, binding.ErrInFlight
 	}
 	err = errPanicked // The result if bind panics.
 	defer func() { s.groups.end(claim, gpu.PodUID(request.UID), request.Node, permit, err) }()
@@ -94,36 +94,36 @@ func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit
 }
 
 // temporary reports whether the bind failed for a reason that may be temporary.
-func temporary(result binding.Result, err error) bool {
+func temporary(result reasons.Result, err error) bool {
 	var dial *net.OpError
 	switch result {
-	case binding.Unreachable, binding.Unconfirmed:
+	case reasons.ResultUnreachable, reasons.ResultUnconfirmed:
 		return true
-	case binding.Rejected:
+	case reasons.ResultRejected:
 		return apierrors.IsTooManyRequests(err) || errors.As(err, &dial)
 	}
 	return false
 }
 
 // prepared is the result of a bind that can be written.
-const prepared binding.Result = ""
+const prepared reasons.Result = ""
 
 // bind makes one attempt until the permit's deadline. Whatever can have changed while the bind waited for others is checked after the wait.
-func (s *Scheduler) bind(ctx context.Context, claim *binding.Claim, request BindRequest, permit permit) (binding.Result, error) {
+func (s *Scheduler) bind(ctx context.Context, claim *binding.Claim, request BindRequest, permit permit) (reasons.Result, error) {
 	ctx, cancel := s.withTimeout(context.WithoutCancel(ctx), permit.deadline.Sub(s.Clock.Now()))
 	defer cancel()
 	pod, allocation, result, err := s.prepareBind(ctx, claim, request, permit)
 	// The binds of a gang's members arrive together.
 	if result == prepared && permit.member == nil && s.binder.Gather(ctx, s.cache.PendingFor(pod.UID)) {
 		pod, allocation, result, err = s.prepareBind(ctx, claim, request, permit)
-		if result != prepared && result != binding.Bound { // The watch is about to report a bound pod, with this allocation or another.
+		if result != prepared && result != reasons.ResultBound { // The watch is about to report a bound pod, with this allocation or another.
 			claim.Abandon()
 		}
 	}
 	if result == prepared {
 		result, err = claim.Write(ctx, request.Node, allocation, pod.Containers, permit.membership)
 	}
-	if result == binding.NoRoom {
+	if result == reasons.ResultNoRoom {
 		s.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventNotAssumed, "No GPU card could be assumed: %v", err)
 	}
 	return result, err
@@ -131,11 +131,11 @@ func (s *Scheduler) bind(ctx context.Context, claim *binding.Claim, request Bind
 
 // prepareBind returns the pod and its assumed allocation on the node, or the result of the bind if there is nothing to write.
 func (s *Scheduler) prepareBind(ctx context.Context, claim *binding.Claim, request BindRequest, permit permit) (
-	pod *clustercache.PodInfo, allocation ledger.Allocation, result binding.Result, err error,
+	pod *clustercache.PodInfo, allocation ledger.Allocation, result reasons.Result, err error,
 ) {
 	if pod, err = s.readPod(ctx, request); err != nil {
-		if result = binding.Unreachable; errors.Is(err, binding.ErrBadRequest) {
-			result = binding.BadRequest
+		if result = reasons.ResultUnreachable; errors.Is(err, binding.ErrBadRequest) {
+			result = reasons.ResultBadRequest
 		}
 		return nil, allocation, result, err
 	}
@@ -143,30 +143,30 @@ func (s *Scheduler) prepareBind(ctx context.Context, claim *binding.Claim, reque
 		return pod, allocation, result, err
 	}
 	if err = s.binder.ConfirmNode(ctx, request.Node); err != nil {
-		return pod, allocation, binding.Unreachable, err
+		return pod, allocation, reasons.ResultUnreachable, err
 	}
 	if allocation, err = s.assumeCard(claim, pod.Pod, request.Node); err != nil {
-		return pod, allocation, binding.NoRoom, err
+		return pod, allocation, reasons.ResultNoRoom, err
 	}
 	return pod, allocation, prepared, nil
 }
 
 // checkBind returns the result of a bind that needs no write, or can't be made: the pod is bound, or its gang or its present request forbid it.
-func (s *Scheduler) checkBind(pod *clustercache.PodInfo, node string, permit permit) (binding.Result, error) {
+func (s *Scheduler) checkBind(pod *clustercache.PodInfo, node string, permit permit) (reasons.Result, error) {
 	switch {
 	case pod.Node == node:
-		return binding.Bound, nil
+		return reasons.ResultBound, nil
 	case pod.Node != "":
-		return binding.BadRequest, fmt.Errorf("%w: the pod is bound to node %s already", binding.ErrBadRequest, pod.Node)
+		return reasons.ResultBadRequest, fmt.Errorf("%w: the pod is bound to node %s already", binding.ErrBadRequest, pod.Node)
 	case s.groups.holds(pod) && permit.member == nil:
-		return binding.HeldBack, reasons.GroupUnknown // The cache doesn't have the pod yet.
+		return reasons.ResultHeldBack, reasons.GroupUnknown // The cache doesn't have the pod yet.
 	case !pod.Managed:
-		return binding.BadRequest, errUnmanaged
+		return reasons.ResultBadRequest, errUnmanaged
 	case pod.RequestError != "":
-		return binding.InvalidRequest, errors.New(pod.RequestError)
+		return reasons.ResultInvalidRequest, errors.New(pod.RequestError)
 	}
 	if err := s.counts.check(pod.Pod); err != nil {
-		return binding.InvalidRequest, err
+		return reasons.ResultInvalidRequest, err
 	}
 	return prepared, nil
 }

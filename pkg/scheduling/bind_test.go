@@ -21,6 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func TestBind(t *testing.T) {
@@ -53,7 +54,7 @@ func TestBind(t *testing.T) {
 		t.Errorf("the pod changed (-before +after):\n%s", diff)
 	}
 	f.want(pod, "bound n1 card 1")
-	if n := f.observer.Count("bind " + string(binding.Bound)); n != 3 {
+	if n := f.observer.Count("bind " + string(reasons.ResultBound)); n != 3 {
 		t.Errorf("%d binds counted, want 3", n)
 	}
 }
@@ -478,7 +479,7 @@ func TestParallelBinds(t *testing.T) {
 		}
 		return cmp.Equal(want, got)
 	})
-	for _, result := range []binding.Result{binding.Bound, binding.Rejected, binding.Unconfirmed, binding.NoRoom} {
+	for _, result := range []reasons.Result{reasons.ResultBound, reasons.ResultRejected, reasons.ResultUnconfirmed, reasons.ResultNoRoom} {
 		if f.observer.Count("bind "+string(result)) == 0 {
 			t.Errorf("no bind had the result %s: this test shows less than it should", result)
 		}

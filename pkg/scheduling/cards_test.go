@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
-	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -87,7 +86,7 @@ func TestInvalidRequest(t *testing.T) {
 	if got, err := f.Preempt(t.Context(), pod, victims); len(got) > 0 || err != nil {
 		t.Errorf("preempt: %v, %v", got, err)
 	}
-	if err := f.bind(pod); err == nil || err.Error() != want || f.observer.Count("bind "+string(binding.InvalidRequest)) != 1 {
+	if err := f.bind(pod); err == nil || err.Error() != want || f.observer.Count("bind "+string(reasons.ResultInvalidRequest)) != 1 {
 		t.Errorf("bind: %v", err)
 	}
 	f.want(pod, "none")
@@ -160,7 +159,7 @@ func TestCountIsFixed(t *testing.T) {
 	f.publish(changed)
 	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Cards == 3 })
 	const want = "label aliyun.com/gpu-count of the pod has changed since kube-scheduler first tried it: it asked for 2 and now asks for 3; set it back, or create the pod again"
-	if err := f.bind(changed); !errors.Is(err, errCountChanged) || err.Error() != want || f.observer.Count("bind "+string(binding.InvalidRequest)) != 1 {
+	if err := f.bind(changed); !errors.Is(err, errCountChanged) || err.Error() != want || f.observer.Count("bind "+string(reasons.ResultInvalidRequest)) != 1 {
 		t.Errorf("bind: %v", err)
 	}
 	if result := f.filter(changed, "n1"); result.Message != want {
@@ -195,18 +194,18 @@ func TestCountAcrossRestart(t *testing.T) {
 		node       *corev1.Node
 		from, to   int
 		bound      string
-		wantResult binding.Result
+		wantResult reasons.Result
 	}{
-		"more cards":                              {fake.Node("n1", 16, 16, 16), 2, 3, "bound n1 cards 0, 1, 2", binding.Bound},
-		"fewer cards":                             {fake.Node("n1", 16, 16, 16), 3, 2, "bound n1 cards 0, 1", binding.Bound},
-		"more cards than the node has":            {fake.Node("n1", 16, 16), 2, 3, "none", binding.NoRoom},
-		"fewer cards than have room for it all":   {fake.Node("n1", 8, 8), 2, 1, "none", binding.NoRoom},
-		"a number that doesn't divide the memory": {fake.Node("n1", 16, 16, 16, 16, 16), 2, 5, "none", binding.InvalidRequest},
+		"more cards":                              {fake.Node("n1", 16, 16, 16), 2, 3, "bound n1 cards 0, 1, 2", reasons.ResultBound},
+		"fewer cards":                             {fake.Node("n1", 16, 16, 16), 3, 2, "bound n1 cards 0, 1", reasons.ResultBound},
+		"more cards than the node has":            {fake.Node("n1", 16, 16), 2, 3, "none", reasons.ResultNoRoom},
+		"fewer cards than have room for it all":   {fake.Node("n1", 8, 8), 2, 1, "none", reasons.ResultNoRoom},
+		"a number that doesn't divide the memory": {fake.Node("n1", 16, 16, 16, 16, 16), 2, 5, "none", reasons.ResultInvalidRequest},
 		"several cards on a node that gives each pod one": {
-			inventoried(t, "n1", func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS }), 1, 2, "none", binding.NoRoom,
+			inventoried(t, "n1", func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS }), 1, 2, "none", reasons.ResultNoRoom,
 		},
 		"several cards on a node whose device plugin is too old": {
-			inventoried(t, "n1", func(i *protocol.Inventory) { i.Features = nil }), 1, 2, "none", binding.NoRoom,
+			inventoried(t, "n1", func(i *protocol.Inventory) { i.Features = nil }), 1, 2, "none", reasons.ResultNoRoom,
 		},
 	} {
 		pod := fake.Pod("p", 12, fake.Cards(test.from))
@@ -215,7 +214,7 @@ func TestCountAcrossRestart(t *testing.T) {
 		changed := fake.Edited(pod, fake.Cards(test.to))
 		after := start(t, Options{}, test.node, changed)
 		err := after.bind(changed)
-		if (err == nil) != (test.wantResult == binding.Bound) || after.observer.Count("bind "+string(test.wantResult)) != 1 {
+		if (err == nil) != (test.wantResult == reasons.ResultBound) || after.observer.Count("bind "+string(test.wantResult)) != 1 {
 			t.Errorf("%s: bind: %v, %v", name, err, after.observer.Counts())
 		}
 		after.want(pod, test.bound)

@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const (
@@ -31,14 +32,6 @@ const (
 	nominationPause = 10 * time.Second
 	// maxNominating is the maximum number of concurrent writes.
 	maxNominating = 32
-)
-
-// The results of nominations, as labels of metrics. After a conflict the pod has changed, mostly because it was tried meanwhile.
-const (
-	NominationMade     = "made"
-	NominationConflict = "conflict"
-	NominationFailed   = "failed"
-	NominationRemoved  = "removed"
 )
 
 // nominator nominates pods to nodes outside the sample that rejected them (see sample.go): it writes status.nominatedNodeName. kube-scheduler
@@ -315,16 +308,16 @@ func (n *nominator) send(ctx context.Context, pod *clustercache.PodInfo, node st
 	defer cancel()
 	n.observer.APIWrite("nomination")
 	err := n.api.Nominate(limited, pod.Pod, pod.GetObjectMeta().GetResourceVersion(), node)
-	result := NominationMade
+	result := reasons.ResultMade
 	switch {
 	case err == nil && node == "":
-		result = NominationRemoved
+		result = reasons.ResultRemoved
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err): // It was tried, bound or deleted meanwhile.
-		result = NominationConflict
+		result = reasons.ResultConflict
 	case err != nil && ctx.Err() != nil: // This process is stopping.
-		result = NominationFailed
+		result = reasons.ResultFailed
 	case err != nil:
-		result = NominationFailed
+		result = reasons.ResultFailed
 		klog.FromContext(ctx).Error(err, "Pod not nominated to a node outside the sample, pausing", "pod", klog.KRef(pod.Namespace, pod.Name), "pause", nominationPause)
 		n.pause()
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // nominateFixture is a Scheduler that doesn't run, of a cluster of the nodes n1 to n3 with one card of 100 each. n1 has the label
@@ -155,25 +156,25 @@ func TestNominationOutcomes(t *testing.T) {
 		then   func(f *nominateFixture, pod *corev1.Pod)
 		// kept is whether the memory is still kept for the pod, and again whether another pod is nominated next.
 		kept, again bool
-		result      string
+		result      reasons.Result
 	}{
-		"written": {kept: true, again: true, result: NominationMade},
-		"the watch reports another change of the pod first": {kept: true, again: true, result: NominationMade,
+		"written": {kept: true, again: true, result: reasons.ResultMade},
+		"the watch reports another change of the pod first": {kept: true, again: true, result: reasons.ResultMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) { f.report(pod) }},
-		"the watch shows it": {kept: true, again: true, result: NominationMade,
+		"the watch shows it": {kept: true, again: true, result: reasons.ResultMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) { f.report(fake.Edited(pod, fake.Nominated("n1"))) }},
-		"kube-scheduler nominates it to another node": {again: true, result: NominationMade,
+		"kube-scheduler nominates it to another node": {again: true, result: reasons.ResultMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) { f.report(fake.Edited(pod, fake.Nominated("n3"))) }},
-		"kube-scheduler removes it": {again: true, result: NominationMade,
+		"kube-scheduler removes it": {again: true, result: reasons.ResultMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) {
 				f.report(fake.Edited(pod, fake.Nominated("n1")), pod)
 			}},
-		"the watch never shows it": {again: true, result: NominationMade,
+		"the watch never shows it": {again: true, result: reasons.ResultMade,
 			then: func(f *nominateFixture, _ *corev1.Pod) { f.clock.Step(2 * nominationUnseen) }},
-		"the pod was deleted": {again: true, result: NominationMade,
+		"the pod was deleted": {again: true, result: reasons.ResultMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) { f.handlers.PodDeleted(clustercache.NewPodInfo(pod)) }},
-		"the pod has changed": {answer: apierrors.NewConflict(fake.PodResource, "p", nil), again: true, result: NominationConflict},
-		"no answer":           {answer: failed, result: NominationFailed},
+		"the pod has changed": {answer: apierrors.NewConflict(fake.PodResource, "p", nil), again: true, result: reasons.ResultConflict},
+		"no answer":           {answer: failed, result: reasons.ResultFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startNominating(t, Options{})
@@ -188,7 +189,7 @@ func TestNominationOutcomes(t *testing.T) {
 			if f.kept() != test.kept {
 				t.Errorf("memory is kept for the pod: %t, want %t", f.kept(), test.kept)
 			}
-			if f.observer.Count("nomination "+test.result) != 1 {
+			if f.observer.Count("nomination "+string(test.result)) != 1 {
 				t.Errorf("counted %v, want one nomination %s", f.observer.Counts(), test.result)
 			}
 			f.server.Answer(fake.Answers{})

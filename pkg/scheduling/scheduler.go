@@ -89,10 +89,10 @@ type Observer interface {
 	eviction.Observer
 	// Filtered counts nodes by Filter's result.
 	Filtered(reason reasons.Reason, nodes int)
-	// BindFinished reports the result of a bind, one of binding's results.
-	BindFinished(result string)
+	// BindFinished reports the result of a bind, one of reasons.BindResults.
+	BindFinished(result reasons.Result)
 	// Nominated counts nominations by result.
-	Nominated(result string)
+	Nominated(result reasons.Result)
 	// BoundWithoutExtender counts the pods that were bound without the extender.
 	BoundWithoutExtender()
 	// CacheSynced reports how long the cache sync took.

@@ -501,16 +501,16 @@ func (c *simCache) Pending() (out []*clustercache.PodInfo) {
 // nullObserver drops metrics.
 type nullObserver struct{}
 
-func (nullObserver) BindResolved(string)          {}
-func (nullObserver) APIWrite(string)              {}
-func (nullObserver) Requeued()                    {}
-func (nullObserver) Evicted(string)               {}
-func (nullObserver) OveruserEvicted(string)       {}
-func (nullObserver) Filtered(reasons.Reason, int) {}
-func (nullObserver) BindFinished(string)          {}
-func (nullObserver) Nominated(string)             {}
-func (nullObserver) BoundWithoutExtender()        {}
-func (nullObserver) CacheSynced(time.Duration)    {}
+func (nullObserver) BindResolved(reasons.Result)    {}
+func (nullObserver) APIWrite(string)                {}
+func (nullObserver) Requeued()                      {}
+func (nullObserver) Evicted(reasons.Result)         {}
+func (nullObserver) OveruserEvicted(reasons.Result) {}
+func (nullObserver) Filtered(reasons.Reason, int)   {}
+func (nullObserver) BindFinished(reasons.Result)    {}
+func (nullObserver) Nominated(reasons.Result)       {}
+func (nullObserver) BoundWithoutExtender()          {}
+func (nullObserver) CacheSynced(time.Duration)      {}
 
 // gangObserver counts what happens to groups.
 type gangObserver struct{ w *world }

@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // fairSharing is how tenants share the memory of a world. The zero value means that they don't.
@@ -170,6 +171,6 @@ type fairObserver struct{ w *world }
 func (o fairObserver) PodGranted(time.Duration)                   {}
 func (o fairObserver) ChargeExpired()                             { o.w.stats.failed["charge expired"]++ }
 func (o fairObserver) ReclaimFailed()                             { o.w.stats.failed["reclaim failed"]++ }
-func (o fairObserver) Reclaimed(string)                           {}
+func (o fairObserver) Reclaimed(reasons.Result)                   {}
 func (o fairObserver) ReclaimEvicted(int, gpu.Memory, gpu.Memory) {}
 func (o fairObserver) GateOpened(bool)                            {}

@@ -41,19 +41,19 @@ func (o *Observer) Filtered(reason reasons.Reason, nodes int) {
 }
 
 // BindFinished counts "bind" and the result.
-func (o *Observer) BindFinished(result string) { o.add("bind "+result, 1) }
+func (o *Observer) BindFinished(result reasons.Result) { o.add("bind "+string(result), 1) }
 
 // BindResolved counts "resolved" and the outcome.
-func (o *Observer) BindResolved(outcome string) { o.add("resolved "+outcome, 1) }
+func (o *Observer) BindResolved(outcome reasons.Result) { o.add("resolved "+string(outcome), 1) }
 
 // CacheSynced counts "synced".
 func (o *Observer) CacheSynced(time.Duration) { o.add("synced", 1) }
 
 // Evicted counts "evicted" and the result.
-func (o *Observer) Evicted(result string) { o.add("evicted "+result, 1) }
+func (o *Observer) Evicted(result reasons.Result) { o.add("evicted "+string(result), 1) }
 
 // OveruserEvicted counts "overuser" and the result.
-func (o *Observer) OveruserEvicted(result string) { o.add("overuser "+result, 1) }
+func (o *Observer) OveruserEvicted(result reasons.Result) { o.add("overuser "+string(result), 1) }
 
 // BoundWithoutExtender counts "bound without the extender".
 func (o *Observer) BoundWithoutExtender() { o.add("bound without the extender", 1) }
@@ -74,7 +74,7 @@ func (o *Observer) ChargeExpired() { o.add("charge expired", 1) }
 func (o *Observer) ReclaimFailed() { o.add("reclaim failed", 1) }
 
 // Reclaimed counts "reclaimed" and the result.
-func (o *Observer) Reclaimed(result string) { o.add("reclaimed "+result, 1) }
+func (o *Observer) Reclaimed(result reasons.Result) { o.add("reclaimed "+string(result), 1) }
 
 // ReclaimEvicted counts "reclaimed memory", "unneeded memory" and "reclaimed pods".
 func (o *Observer) ReclaimEvicted(pods int, memory, beyond gpu.Memory) {
@@ -84,7 +84,7 @@ func (o *Observer) ReclaimEvicted(pods int, memory, beyond gpu.Memory) {
 }
 
 // Nominated counts "nomination" and the result.
-func (o *Observer) Nominated(result string) { o.add("nomination "+result, 1) }
+func (o *Observer) Nominated(result reasons.Result) { o.add("nomination "+string(result), 1) }
 
 // GateOpened counts "gate opened" and the result.
 func (o *Observer) GateOpened(ok bool) { o.add(fmt.Sprintf("gate opened %v", ok), 1) }
