@@ -72,10 +72,10 @@ func (u *usableNodes) set(node *Node) {
 		n.position = former.position
 	case len(u.vacant) > 0:
 		n.position, u.vacant = u.vacant[len(u.vacant)-1], u.vacant[:len(u.vacant)-1]
-		clear(u.lists)
+		u.dropLists()
 	default:
 		n.position, u.at = len(u.at), append(u.at, nil)
-		clear(u.lists)
+		u.dropLists()
 	}
 	u.nodes[name], u.at[n.position] = n, n
 	u.changed(n.position)
@@ -88,9 +88,15 @@ func (u *usableNodes) remove(name string) {
 	if n := u.nodes[name]; n != nil {
 		delete(u.nodes, name)
 		u.at[n.position], u.vacant = nil, append(u.vacant, n.position)
-		clear(u.lists)
+		u.dropLists()
 		u.changed(n.position)
 	}
+}
+
+// dropLists drops the lists of names. After the positions of nodes have changed, the same bits stand for other nodes.
+func (u *usableNodes) dropLists() {
+	clear(u.lists)
+	u.listed = 0
 }
 
 func (u *usableNodes) changed(position int) {
@@ -250,10 +256,10 @@ func (u *usableNodes) list(bits unique.Handle[string]) []string {
 			names = append(names, n.Object.Name)
 		}
 	}
-	if u.listed += len(names); u.listed > maxListed {
-		clear(u.lists)
-		u.listed = len(names)
+	if u.listed+len(names) > maxListed {
+		u.dropLists()
 	}
 	u.lists[bits] = names
+	u.listed += len(names)
 	return names
 }
