@@ -304,6 +304,9 @@ func (w *world) randomNodes() {
 	}
 	for i := range count {
 		cards := make([]int64, 1+w.random.IntN(3))
+		if w.brisk {
+			cards = make([]int64, 3)
+		}
 		for c := range cards {
 			cards[c] = 16
 		}
@@ -334,6 +337,8 @@ func (w *world) randomSpec() podSpec {
 		spec.lasts = 0
 	}
 	if w.brisk {
+		// Cards are left with some memory each, so that kube-scheduler, which counts by node, offers full nodes.
+		spec.memory = []int64{6, 10, 12, 10}[w.random.IntN(4)]
 		spec.cpu, spec.grace, spec.lasts = 0, w.between(0, time.Second), w.between(time.Second, 10*time.Second)
 	}
 	return spec

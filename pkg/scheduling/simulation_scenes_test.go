@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/gang"
 )
 
@@ -92,6 +93,31 @@ func TestScenes(t *testing.T) {
 		}},
 		"the API server is away in the middle of a group's binds, and a write never arrived": {1, func(w *world) { w.awayAtBind(3, lostNever) }},
 		"the API server is away in the middle of a group's binds, and an answer is lost":     {1, func(w *world) { w.awayAtBind(2, lostMade) }},
+		"retries wait for each other when it is found out that nothing was written": {1, func(w *world) {
+			w.bindWindow, w.maxBackoff = simBindTimeout/4, binding.Deadline(simBindTimeout)-simBindTimeout
+			w.replicas[0].kill()
+			w.newReplica("collecting")
+			for i := range 8 {
+				w.api.addNode(fmt.Sprint("n", i), "a", 32, 16, 16, 16)
+			}
+			w.api.mute = time.Hour // The client gives up after its whole timeout.
+			w.fate = func(string) fate {
+				if w.now%time.Minute < 45*time.Second {
+					return lostNever
+				}
+				return made
+			}
+			for i := range 6_000 {
+				if i%30 == 0 && len(w.api.pods) < 60 {
+					w.array(fmt.Sprint("a", i), 12, podSpec{memory: 6 + 2*int64(i/30%4), lasts: w.between(time.Second, 10*time.Second)})
+				}
+				if w.now%time.Minute > 44*time.Second { // kube-scheduler counts by node, and offers nodes of which no card has enough left.
+					j := w.single(fmt.Sprint("s", i), podSpec{memory: 6 + 2*w.random.Int64N(4), lasts: time.Second})
+					w.after(300*time.Millisecond, j.stop)
+				}
+				w.runFor(100 * time.Millisecond)
+			}
+		}},
 		"a new leader's watch stalls between a group's binds": {2, func(w *world) {
 			w.api.addNode("n0", "a", 8, 16, 16, 16)
 			w.runFor(time.Second)

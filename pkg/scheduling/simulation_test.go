@@ -150,6 +150,9 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 	if w.chance(0.8) {
 		w.bindWindow = w.between(20*time.Millisecond, simBindTimeout/4)
 	}
+	if w.brisk { // kube-scheduler learns in lots that memory is free, and then binds many pods at a time.
+		w.scheduler.watch.lag = w.between(5*time.Millisecond, 3*time.Second)
+	}
 	w.randomNodes()
 	if seed%3 == 2 {
 		w.randomSharing()
