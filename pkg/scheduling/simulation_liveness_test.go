@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/eviction"
+	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
@@ -288,9 +289,27 @@ func (l *liveness) withinShare(i *item, pods []*apiPod) bool {
 	return allocated <= l.leastShare(i.tenant)
 }
 
-// leastShare returns what a tenant gets if all others want as much as they can get.
-func (l *liveness) leastShare(tenant string) int64 {
-	total, own, all := int64(0), int64(0), int64(0)
+// excess returns what tenants have above their shares.
+func (l *liveness) excess() map[string]int64 {
+	allocated, demand := l.allocated(), map[string]gpu.Memory{}
+	for _, p := range l.w.api.order {
+		if p.exists && !p.info.Ended {
+			demand[p.tenant] += gpu.Memory(p.memory)
+		}
+	}
+	var claims []fairshare.Claim
+	for _, t := range l.w.fair.tenants {
+		claims = append(claims, fairshare.Claim{Terms: fairshare.Terms{Weight: int64(t.weight[0] - '0')}, Name: t.name, Demand: demand[t.name]})
+	}
+	out := map[string]int64{}
+	for n, share := range fairshare.Shares(gpu.Memory(l.memory()), claims) {
+		out[claims[n].Name] = allocated[claims[n].Name] - int64(share)
+	}
+	return out
+}
+
+// memory returns the memory of all cards that can be used.
+func (l *liveness) memory() (total int64) {
 	for _, n := range l.w.api.nodes {
 		for i, memory := range n.cards {
 			if (n.exists && !n.closed || n.pooled) && !n.sick[i] {
@@ -298,6 +317,12 @@ func (l *liveness) leastShare(tenant string) int64 {
 			}
 		}
 	}
+	return total
+}
+
+// leastShare returns what a tenant gets if all others want as much as they can get.
+func (l *liveness) leastShare(tenant string) int64 {
+	own, all := int64(0), int64(0)
 	for _, t := range l.w.fair.tenants {
 		weight := int64(t.weight[0] - '0')
 		if all += weight; t.name == tenant {
@@ -307,7 +332,7 @@ func (l *liveness) leastShare(tenant string) int64 {
 	if all == 0 {
 		return 0
 	}
-	return total * own / all
+	return l.memory() * own / all
 }
 
 // allocated returns what the tenants have.
@@ -322,16 +347,13 @@ func (l *liveness) allocated() map[string]int64 {
 }
 
 // fitsBesideLasting reports whether the pods fit beside the pods that stay: those that run for ever, and those without GPU memory. With
-// reclaim, pods don't stay whose tenants keep their least share without them.
+// reclaim, pods don't stay whose tenants keep their share without them.
 func (l *liveness) fitsBesideLasting(i *item, pods []*apiPod) bool {
 	w := l.w
 	spare := map[string]int64{}
 	if w.fair.reclaimAfter > 0 {
-		for tenant, allocated := range l.allocated() {
-			if tenant != i.tenant {
-				spare[tenant] = allocated - l.leastShare(tenant)
-			}
-		}
+		spare = l.excess()
+		delete(spare, i.tenant)
 	}
 	removed := map[*job]bool{}
 	stays := func(p *apiPod) bool {
