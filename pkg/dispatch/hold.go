@@ -258,7 +258,8 @@ func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
 	}
 	eligible := unitsOf(starving)
 	m.endHolds(func(h *heldUnit) bool {
-		if u := m.unitOf(h); u == nil || !eligible[u] {
+		// If something has changed since the state that starving is from, the next round makes the units of groups again.
+		if u := m.unitOf(h); !m.changed && (u == nil || !eligible[u]) {
 			return true
 		}
 		if h.freed.IsZero() && !slices.ContainsFunc(h.Victims, m.holdsMemory) {

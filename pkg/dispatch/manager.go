@@ -94,11 +94,10 @@ type Manager struct {
 	Options
 	// admissions have a lock of their own, because filter calls read them.
 	admissions admissions
-	// freed are the nodes on which resources were freed since the latest Tick. nodesChanged is true if nodes changed since.
-	freed        freedNodes
-	nodesChanged atomic.Bool
-	// regionsOutdated is true if nodes changed since the regions were computed.
-	regionsOutdated atomic.Bool
+	// freed are the nodes on which resources were freed since the latest Tick.
+	freed freedNodes
+	// nodeChanges counts the changes of nodes.
+	nodeChanges atomic.Uint64
 
 	mu         sync.Mutex
 	leading    bool
@@ -114,6 +113,8 @@ type Manager struct {
 	charged map[gpu.PodUID]*pod
 	// gated are the pods whose gate is to be opened.
 	gated map[gpu.PodUID]*pod
+	// seenChanges is nodeChanges at the latest Tick.
+	seenChanges uint64
 	// regions are nil if they were not computed yet. preferences are computed from them, by Pod.Constraints.
 	regions     *regions
 	preferences map[unique.Handle[string]]preference
@@ -160,10 +161,7 @@ func (m *Manager) Freed(node string) { m.freed.add(node) }
 
 // NodesChanged records that a node was added or removed, or that its labels, taints, allocatable resources or unschedulable
 // mark changed. It takes no lock.
-func (m *Manager) NodesChanged() {
-	m.nodesChanged.Store(true)
-	m.regionsOutdated.Store(true)
-}
+func (m *Manager) NodesChanged() { m.nodeChanges.Add(1) }
 
 // TakeEffects returns the effects since the last call.
 func (m *Manager) TakeEffects() Effects {

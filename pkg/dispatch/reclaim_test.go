@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 	"time"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -272,15 +273,16 @@ func TestReclaimTenantChanges(t *testing.T) {
 	want(t, "the turn of alice, which has nothing", []string{"alice-2/small"}, f.admitted())
 }
 
-// slowLedger calls meanwhile when the memory of all nodes is read, as the Manager does to compute shares after a node changed.
+// slowLedger calls meanwhile after the memory of all nodes was read, as the Manager does to compute shares after a node changed.
 type slowLedger struct {
 	Ledger
 	meanwhile func()
 }
 
 func (l *slowLedger) NodeMemory() map[string]gpu.Memory {
+	memory := l.Ledger.NodeMemory()
 	l.meanwhile()
-	return l.Ledger.NodeMemory()
+	return memory
 }
 
 // Shares are computed without the Manager's lock. What changes meanwhile counts: no room is made for a pod that was deleted.
@@ -310,4 +312,51 @@ func TestReclaimChangesDuringSearch(t *testing.T) {
 	f.pod("alice/1", 1)
 	f.run(after + time.Second)
 	want(t, "evicted for a pod that waits", []string{"bob/0"}, f.evicted)
+}
+
+// A node is added while shares are computed, and another call computes them with this node. The call that ends last doesn't know the node: what it
+// found must not stay.
+func TestNodeAddedDuringSearch(t *testing.T) {
+	l := &slowLedger{meanwhile: func() {}}
+	f := newFixture(t, []gpu.Memory{2}, func(o *Options) {
+		l.Ledger, o.Ledger = o.Ledger, l
+		o.Nodes = nodesOf(func(unique.Handle[string]) []string { return []string{"n0", "n1"} })
+	})
+	for i := range 4 {
+		f.pod(fmt.Sprint("alice/", i), 1)
+	}
+	l.meanwhile = func() {
+		l.meanwhile = func() {}
+		f.ledger.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 2}}})
+		f.NodesChanged()
+		want(t, "the share with the node", gpu.Memory(4), f.Tenants()[0].Share)
+	}
+	f.NodesChanged()
+	want(t, "the share without the node", gpu.Memory(2), f.Tenants()[0].Share)
+	want(t, "the share afterwards", gpu.Memory(4), f.Tenants()[0].Share)
+}
+
+// A member of a group changes while shares are computed, so its group is in no unit until the next round. Its places stay held.
+func TestReclaimHoldDuringSearch(t *testing.T) {
+	l := &slowLedger{meanwhile: func() {}}
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { l.Ledger, o.Ledger, o.ReclaimAfter = o.Ledger, l, after })
+	for i := range 4 {
+		f.pod(fmt.Sprint("bob/", i), 1, on("n0"))
+	}
+	f.groups.sizes["group"] = 2
+	f.pod("alice/1", 1, inGroup("group"))
+	f.pod("alice/2", 1, inGroup("group"))
+	f.run(after + 2*time.Second)
+	want(t, "evictions", 2, len(f.evicted))
+	l.meanwhile = func() { f.pod("alice/1", 1, open) }
+	f.NodesChanged()
+	f.run(time.Second)
+	l.meanwhile = func() {}
+	want(t, "places are held", true, f.reclaims.attempt != nil)
+	f.run(time.Second)
+	want(t, "places are still held", true, f.reclaims.attempt != nil)
+	f.finish()
+	f.run(2 * time.Second)
+	want(t, "admitted", []string{"alice/1", "alice/2"}, f.admitted())
+	want(t, "evictions in the end", 2, len(f.evicted))
 }

@@ -26,6 +26,8 @@ type regions struct {
 	fairshare.Pools
 	// of is the region of each node that shares its cards.
 	of map[string]int
+	// changes is Manager.nodeChanges as it was before they were computed.
+	changes uint64
 	// classes holds the class, as a position in Pools.Classes, of each of the constraints that were known when the regions were computed.
 	classes map[unique.Handle[string]]int
 }
@@ -100,16 +102,21 @@ func (r *regions) usable(class, region int) bool {
 	return found
 }
 
-// installRegions computes the regions for pods with these amounts of memory by constraints, and makes them those of the Manager.
+// installRegions computes the regions for pods with these amounts of memory by constraints, and makes them those of the Manager, unless it has
+// got regions meanwhile that know more changes of nodes.
 func (m *Manager) installRegions(amounts map[unique.Handle[string]]gpu.Memory) *regions {
 	constraints := slices.SortedFunc(maps.Keys(amounts), func(a, b unique.Handle[string]) int {
 		return cmp.Or(cmp.Compare(amounts[b], amounts[a]), strings.Compare(text(a), text(b)))
 	})
+	changes := m.nodeChanges.Load()
 	r := newRegions(constraints, m.eligibleSet, m.Ledger.NodeMemory())
+	r.changes = changes
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	clear(m.preferences) // The numbers of regions change.
-	m.regions = r
+	if m.regions == nil || m.regions.changes <= changes {
+		clear(m.preferences) // The numbers of regions change.
+		m.regions = r
+	}
 	return r
 }
 
@@ -125,10 +132,9 @@ func (m *Manager) eligibleSet(constraints unique.Handle[string]) map[string]stru
 
 // currentRegions returns the regions; nil if nodes changed since they were computed.
 func (m *Manager) currentRegions() *regions {
-	outdated := m.regionsOutdated.Swap(false)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if outdated {
+	if m.regions == nil || m.regions.changes != m.nodeChanges.Load() {
 		return nil
 	}
 	return m.regions

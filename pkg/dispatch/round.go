@@ -46,8 +46,8 @@ func (m *Manager) grantDue(now time.Time) {
 // forgetOutdated drops what was computed from nodes that have changed since, and results that are too old.
 func (m *Manager) forgetOutdated(now time.Time) {
 	m.feasible.expire(now)
-	if m.nodesChanged.Swap(false) {
-		m.regions = nil
+	if changes := m.nodeChanges.Load(); changes != m.seenChanges {
+		m.seenChanges, m.regions = changes, nil
 		clear(m.preferences)
 		clear(m.feasible.results)
 		m.retryAll = time.Time{}

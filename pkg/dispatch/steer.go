@@ -11,7 +11,7 @@ import (
 // first, and then on all their nodes.
 func (m *Manager) steer(s *standings) {
 	r := m.regions
-	if r == nil {
+	if r == nil || r != s.regions { // Other regions may not know all constraints of the pods that wait.
 		return
 	}
 	waiting := map[int]bool{}
