@@ -201,13 +201,8 @@ func (c *Capacity) node(name string) *nodeCapacity {
 	if known {
 		return n
 	}
-	if free := c.amounts.of(name); free != nil {
-		n = &nodeCapacity{room: free}
-		for _, uid := range c.planned(name) {
-			if pod, pending := c.amounts.pending(uid); pending { // Otherwise it counts among the bound pods.
-				n.pods = append(n.pods, pod)
-			}
-		}
+	if free, pending := c.amounts.of(name, c.planned(name)); free != nil {
+		n = &nodeCapacity{room: free, pods: pending}
 	}
 	c.nodes[name] = n
 	return n

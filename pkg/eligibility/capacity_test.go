@@ -107,6 +107,18 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
+// A planned pod is bound while the node is read. It counts once, as planned or as bound.
+func TestCapacityPodIsBoundMeanwhile(t *testing.T) {
+	cluster := clusterOf([]*corev1.Node{fake.Node("n1", 16)}, fake.Pod("planned", 1, fake.CPU(4)), fake.Pod("w", 1, fake.CPU(4)), fake.Pod("x", 1, fake.CPU(4)))
+	c := cluster.Capacity(func(string) []gpu.PodUID {
+		cluster.SetPod(&clustercache.NewPodInfo(fake.Pod("planned", 1, fake.CPU(4), fake.On("n1"))).PodUse)
+		return []gpu.PodUID{"uid-planned"}
+	}, false)
+	if first, second := c.Take("n1", "uid-w"), c.Take("n1", "uid-x"); !first || second {
+		t.Errorf("fits: %t, %t; want one pod beside the planned one", first, second)
+	}
+}
+
 // What a pod returns is free for others, unless the node has too little anyway, and a pod can always take it again.
 func TestCapacityReturn(t *testing.T) {
 	for name, test := range map[string]struct {

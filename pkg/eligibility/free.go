@@ -157,13 +157,19 @@ func (f *freeAmounts) changed(name string, n *nodeUse) {
 	}
 }
 
-// of returns what the node has free; nil if the node isn't known.
-func (f *freeAmounts) of(name string) *room {
+// of returns what the node has free, and those of the planned pods that are pending, and so don't use any of the node yet. It returns nil if the
+// node isn't known.
+func (f *freeAmounts) of(name string, planned []gpu.PodUID) (free *room, pending []*PodUse) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.nodes[name]
 	if n == nil || !n.known {
-		return nil
+		return nil, nil
+	}
+	for _, uid := range planned {
+		if pod := f.pods[uid]; pod != nil && pod.pending() {
+			pending = append(pending, pod)
+		}
 	}
 	if n.room == nil {
 		n.room = &room{free: Amounts{}, withoutGPU: Amounts{}}
@@ -174,7 +180,7 @@ func (f *freeAmounts) of(name string) *room {
 			n.room.nominated = append(n.room.nominated, f.pods[uid])
 		}
 	}
-	return n.room
+	return n.room, pending
 }
 
 // pending returns the pod if it still needs a node.

@@ -76,6 +76,13 @@ func TestSets(t *testing.T) {
 			}
 		}
 	}
+	listed := 0
+	for _, names := range c.usable.lists {
+		listed += len(names)
+	}
+	if listed != c.usable.listed {
+		t.Errorf("%d names are listed, and counted as %d", listed, c.usable.listed)
+	}
 }
 
 // Only nodes that have changed are matched again. Sets end with their last pod.
