@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -58,4 +59,16 @@ func TestHoldOfNewNode(t *testing.T) {
 	expect(t, "a pod that has a held place", []reasons.Reason{reasons.Fits, reasons.Fits}, f.check(pod("a", 16), "n1", "n2"))
 	f.hold(nil, 5)
 	expect(t, "after the end", []reasons.Reason{reasons.Fits, reasons.Fits}, f.check(pod("x", 16), "n1", "n2"))
+}
+
+// Nodes come and go in a cluster with an autoscaler. What counts in their capacity is forgotten with its last reservation.
+func TestReservedOnForgets(t *testing.T) {
+	f := newFixture(t, spec(16))
+	f.hold([]heldPlace{{"a", "gone", gpu.On(0, 16), 1}, {"b", "n1", gpu.On(0, 8), 2}}, 0)
+	f.reserve("n1", pod("c", 8))
+	f.Own(ledger.Planned, "c", time.Time{})
+	expect(t, "nodes with reservations", 2, f.ReservedNodes())
+	f.hold(nil, 0)
+	f.Release("c")
+	expect(t, "nodes in the end", 0, f.ReservedNodes())
 }

@@ -136,11 +136,14 @@ func (c *countedPods) set(source Source, share *Share, counts bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	on, pod := c.on[share.Node], countedPod{share.Pod.UID, source}
-	if on == nil {
-		on = map[countedPod]struct{}{}
-		c.on[share.Node] = on
-	}
-	if on[pod] = struct{}{}; !counts {
-		delete(on, pod)
+	switch {
+	case !counts:
+		if delete(on, pod); len(on) == 0 {
+			delete(c.on, share.Node)
+		}
+	case on == nil:
+		c.on[share.Node] = map[countedPod]struct{}{pod: {}}
+	default:
+		on[pod] = struct{}{}
 	}
 }

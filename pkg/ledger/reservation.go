@@ -257,7 +257,7 @@ func (l *Ledger) cardsFor(n *node, pod *gpu.Pod, labelled bool) []placement.Card
 	cards, copied, own := n.cards, false, l.reservations.byPod[pod.UID]
 	for i := range n.reserved {
 		r := &n.reserved[i]
-		if pod.Priority > r.Priority || own[r.Source] == r.Reservation || !labelled && r.Label != "" || !l.stillCounts(r) {
+		if !l.countsFor(r, pod, &own) || !labelled && r.Label != "" {
 			continue
 		}
 		if !copied {
@@ -268,6 +268,11 @@ func (l *Ledger) cardsFor(n *node, pod *gpu.Pod, labelled bool) []placement.Card
 	return cards
 }
 
+// countsFor reports whether the pod, which has these reservations of its own, sees the share as used.
+func (l *Ledger) countsFor(r *reserved, pod *gpu.Pod, own *ownReservations) bool {
+	return pod.Priority <= r.Priority && own[r.Source] != r.Reservation && l.stillCounts(r)
+}
+
 // stillCounts reports whether the share counts: its pod has no allocation, or the reservation is lasting.
 func (l *Ledger) stillCounts(r *reserved) bool {
 	_, allocated := l.nodeOf[r.Pod.UID]
@@ -276,7 +281,8 @@ func (l *Ledger) stillCounts(r *reserved) bool {
 
 // orReserved returns reasons.Reserved instead of the reason if the pod would fit the node without the labelled reservations.
 func (l *Ledger) orReserved(n *node, pod *gpu.Pod, reason reasons.Reason) reasons.Reason {
-	named := func(r reserved) bool { return r.Label != "" }
+	own := l.reservations.byPod[pod.UID]
+	named := func(r reserved) bool { return r.Label != "" && l.countsFor(&r, pod, &own) }
 	if reason.Resolvable() && slices.ContainsFunc(n.reserved, named) && placement.Fit(l.cardsFor(n, pod, false), pod.Demand()) == reasons.Fits {
 		return reasons.Reserved
 	}
