@@ -40,6 +40,7 @@ type Share struct {
 // Source is what makes and ends a reservation. A pod has at most one awaited reservation from each source, and one that is placed or binding.
 type Source uint8
 
+// The sources.
 const (
 	Direct    Source = iota // A choice of cards by a bind.
 	Displaced               // A place of a pod that displaced groups.
@@ -54,6 +55,7 @@ const (
 // ReservationState is what a reservation waits for.
 type ReservationState uint8
 
+// The states.
 const (
 	none    ReservationState = iota
 	Awaited                  // The end of the pods that use the memory.
