@@ -13,8 +13,8 @@ import (
 type kind struct {
 	kindKey
 	*likeness
-	// obstacle is why there was no room at the latest attempt: ObstacleNoRoom or ObstacleNeverFits. If it is ObstacleUntried, the next attempt tries all
-	// nodes. Otherwise the next attempt tries only nodes on which resources were freed since.
+	// obstacle is why there was no room at the latest attempt: ObstacleNoRoom or ObstacleNeverFits. If it is ObstacleUntried, the next attempt tries
+	// all nodes. Otherwise the next attempt tries only nodes on which resources were freed since.
 	obstacle reasons.Obstacle
 	// units counts the units of this kind.
 	units int

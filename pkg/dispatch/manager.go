@@ -151,7 +151,8 @@ func New(o Options) *Manager {
 	return &Manager{
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		holding: map[string]*unit{}, preferences: map[unique.Handle[string]]preference{}, cutShort: map[string]uint64{}, kinds: kinds{}, feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{},
+		holding: map[string]*unit{}, preferences: map[unique.Handle[string]]preference{}, cutShort: map[string]uint64{}, kinds: kinds{},
+		feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{},
 		reclaims: newReclaims(0), admissions: admissions{free: map[string]bool{}, admitted: map[gpu.PodUID]bool{}},
 	}
 }

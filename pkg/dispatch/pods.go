@@ -112,8 +112,8 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 	m.changed = true
 }
 
-// refresh updates what depends on the state of a pod: the memory that it has and that the queue counts for it, whether its gate is to be opened, and the unit
-// in which it waits. The pod must be in no unit.
+// refresh updates what depends on the state of a pod: the memory that it has and that the queue counts for it, whether its gate is to be opened,
+// and the unit in which it waits. The pod must be in no unit.
 func (m *Manager) refresh(p *pod) {
 	amount := gpu.Memory(0)
 	if p.Node != "" && !p.Ended || p.charged() {

@@ -47,16 +47,6 @@ func newReclaims(attempts uint64) reclaims {
 	return reclaims{attempts: attempts, pauses: map[reclaimKind]reclaimPause{}, moved: map[string]time.Time{}}
 }
 
-// reclaim searches for tenants below their share, and requests the evictions that make room for them. It takes the Manager's lock.
-func (m *Manager) reclaim(now time.Time) {
-	s := m.dueStandings(now)
-	if s == nil {
-		return
-	}
-	m.setShares(s)
-	m.reclaimFor(s, now)
-}
-
 // reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.
 func (m *Manager) reclaimFor(s *standings, now time.Time) {
 	m.mu.Lock()
@@ -74,8 +64,6 @@ func (m *Manager) reclaimFor(s *standings, now time.Time) {
 
 // dueStandings returns the state of the tenants if it is time to search for those below their share; else nil.
 func (m *Manager) dueStandings(now time.Time) *standings {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if m.reclaims.since.IsZero() {
 		m.reclaims.since = now
 	}

@@ -24,12 +24,15 @@ const (
 // Tick ends charges that have lasted too long, and grants what fits. Only the leader may call it, several times a second, once
 // the cache is synced.
 func (m *Manager) Tick(now time.Time) {
-	m.grantDue(now)
-	m.reclaim(now)
+	if s := m.grantDue(now); s != nil {
+		m.setShares(s)
+		m.reclaimFor(s, now)
+	}
 }
 
-// grantDue ends charges, makes a round if it can help, and requests the writes that open gates.
-func (m *Manager) grantDue(now time.Time) {
+// grantDue ends charges, makes a round if it can help, and requests the writes that open gates. It returns dueStandings, of a moment in which all
+// pods that wait are in units: what changes after a round can take the pods of a group out of their unit.
+func (m *Manager) grantDue(now time.Time) *standings {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.now = now
@@ -41,6 +44,7 @@ func (m *Manager) grantDue(now time.Time) {
 		m.round(all, freed, now)
 	}
 	m.openGates(now)
+	return m.dueStandings(now)
 }
 
 // forgetOutdated drops what was computed from nodes that have changed since, and results that are too old.
