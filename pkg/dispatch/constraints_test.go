@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
@@ -82,4 +83,30 @@ func TestTurnOfEachConstraint(t *testing.T) {
 			t.Fatalf("%s had no turn", u.item.ID)
 		}
 	}
+}
+
+// Two tenants have many pods with constraints of their own, and together use up the effort of each round, because nodes change all the time and
+// something is freed. A tenant behind them gets its turn nevertheless.
+func TestTurnBehindTenants(t *testing.T) {
+	const pods = 300
+	f := &constraintsFixture{cluster: eligibility.NewCluster()}
+	f.fixture = newFixture(t, nil, func(o *Options) { o.Nodes = f.cluster })
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	for i := range 10 {
+		f.node(fmt.Sprint("n", i), "first", 4)
+	}
+	f.node("c", "c", 4)
+	f.in("c", "none", "carol/0", 4, on("c"))
+	for i := range pods {
+		f.in("first", fmt.Sprint("n", i), fmt.Sprint("alice/", i), 5)
+		f.in("first", fmt.Sprint("other", i), fmt.Sprint("bob/", i), 5)
+	}
+	f.in("late", "none", "carol/1", 4)
+	f.tick(0)
+	f.node("late", "late", 4)
+	for range 10 {
+		f.node("n0", "first", 4)
+		f.tick(20 * time.Millisecond)
+	}
+	want(t, "granted", []string{"carol/1"}, f.granted)
 }

@@ -16,8 +16,8 @@ const (
 	leastRetries, retryRounds = 4, 125
 	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick
 	// continues a round that reached the limit. An attempt on all nodes counts as one, and comparing all nodes with constraints as
-	// constraintsEffort for each KiB of them. A tenant gets ownEffort at most, so that other tenants don't wait for thousands of its pods
-	// that all differ. Its next round spends half of that on its first units, and the rest on those that have not had their turn yet.
+	// constraintsEffort for each KiB of them. A tenant gets ownEffort at most, and less if several tenants are cut short, so that other
+	// tenants don't wait for thousands of its pods that all differ. Its next round spends half of that on its first units, and the rest on those that have not had their turn yet.
 	maxEffort, ownEffort, constraintsEffort = 1024, maxEffort / 2, 128
 )
 

@@ -27,6 +27,7 @@ const (
 func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 	clear(m.holding)
 	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}}
+	t.ownEffort = max(1, min(ownEffort, maxEffort/(len(m.cutShort)+1)))
 	r := m.queue.Round()
 	item, more := r.Next()
 	for ; more && m.effort < maxEffort; item, more = r.Next() {
@@ -73,6 +74,9 @@ type turns struct {
 	now      time.Time
 	open     *openPods
 	tenants  map[string]*tenantTurns
+	// ownEffort is what a tenant gets in this round. The more tenants are cut short, the less: together they must not use up the effort of each
+	// round, or the tenants behind them would never get a turn.
+	ownEffort int
 	// latest is the tenant of the latest unit. It saves look-ups if thousands of units of one tenant follow one another.
 	latest *tenantTurns
 }
@@ -111,10 +115,10 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 		return nil, true
 	case u.paused || own.head != nil && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
 		return nil, false // There can be thousands of these.
-	case own.effort >= ownEffort/2 && u.turn >= own.since: // Those that have not had their turn yet come first.
+	case own.effort >= t.ownEffort/2 && u.turn >= own.since: // Those that have not had their turn yet come first.
 		own.again = own.again || u.kind.obstacle == reasons.ObstacleUntried
 		return nil, false
-	case own.effort >= ownEffort:
+	case own.effort >= t.ownEffort:
 		own.cut = true
 		return nil, true
 	}
