@@ -37,7 +37,9 @@ type apiServer struct {
 	watches []*watcher
 	runs    map[runKey]*run
 	// mute is until when no Binding is answered. Some take effect.
-	mute    time.Duration
+	mute time.Duration
+	// away is until when Bindings don't arrive.
+	away    time.Duration
 	budgets []*budget
 }
 

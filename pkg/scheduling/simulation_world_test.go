@@ -86,6 +86,8 @@ type worldOptions struct {
 	fair   fairSharing
 	// brisk has many pods at a time that last for seconds, so that binds are frequent.
 	brisk bool
+	// brownouts are those of brisk worlds in which no Binding arrives for longer than its deadline. Pods come when their retries are due.
+	brownouts bool
 	// bindWindow is the longest time for which the extender collects binds.
 	bindWindow time.Duration
 	// fragmented lets the extender evict pods of lower priority for pods that only fragmentation keeps pending.
