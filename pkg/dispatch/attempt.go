@@ -52,7 +52,7 @@ func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time
 		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter && !m.movedRecently(s.Name, now)
 	})
 	evicts := len(ripe) > 0
-	if !evicts && now.Sub(m.reclaims.since) < m.ReclaimAfter && m.allocated.anyLeaving() {
+	if !evicts && now.Sub(m.reclaims.since) < m.ReclaimAfter && m.allocated.leaving > 0 {
 		ripe = starving
 	}
 	units := m.reclaimUnits(ripe, now)

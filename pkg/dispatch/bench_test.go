@@ -190,9 +190,8 @@ func (l *longestHold) of(call func()) {
 
 // tick is Tick in its parts.
 func (l *longestHold) tick(m *Manager, now time.Time) {
-	l.of(func() { m.grantDue(now) })
 	var s *standings
-	if l.of(func() { s = m.dueStandings(now) }); s == nil {
+	if l.of(func() { s = m.grantDue(now) }); s == nil {
 		return
 	}
 	m.setShares(s)

@@ -103,8 +103,10 @@ type Manager struct {
 	leading    bool
 	namespaces map[string]Namespace
 	pods       map[gpu.PodUID]*pod
-	queue      fairshare.Queue
-	units      map[string]*unit
+	// inNamespace are the pods of each namespace.
+	inNamespace map[string]map[gpu.PodUID]*pod
+	queue       fairshare.Queue
+	units       map[string]*unit
 	// pausing are the units that have a notBefore, of which there are few.
 	pausing map[string]*unit
 	// members are the pods that wait in groups.
@@ -115,7 +117,8 @@ type Manager struct {
 	gated map[gpu.PodUID]*pod
 	// seenChanges is nodeChanges at the latest Tick.
 	seenChanges uint64
-	// regions are nil if they were not computed yet. preferences are computed from them, by Pod.Constraints.
+	// regions are nil if they were not computed yet. preferences are computed from them, by Pod.Constraints. The map is never changed, only
+	// replaced.
 	regions     *regions
 	preferences map[unique.Handle[string]]preference
 	allocated   allocatedPods
@@ -149,10 +152,11 @@ type Manager struct {
 // New returns a Manager without pods.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{}, pausing: map[string]*unit{},
+		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{},
+		units: map[string]*unit{}, pausing: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		holding: map[string]*unit{}, preferences: map[unique.Handle[string]]preference{}, cutShort: map[string]uint64{}, kinds: kinds{},
-		feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{},
+		holding: map[string]*unit{}, cutShort: map[string]uint64{}, kinds: kinds{},
+		feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{at: map[gpu.PodUID]int{}},
 		reclaims: newReclaims(0), admissions: admissions{free: map[string]bool{}, admitted: map[gpu.PodUID]bool{}},
 	}
 }

@@ -64,13 +64,11 @@ func (m *Manager) SetNamespace(name string, next Namespace) {
 	m.namespaces[name] = next
 	m.admissions.setFree(name, next.Free)
 	if !known || former.Tenant != next.Tenant || former.Free != next.Free {
-		for _, p := range m.pods {
-			if p.Namespace == name {
-				m.withdraw(p)
-				m.refresh(p)
-				if next.Free && !p.Gated && p.awaitsBind() {
-					m.effects.Requeue = true // Until now filter has rejected it.
-				}
+		for _, p := range m.inNamespace[name] {
+			m.withdraw(p)
+			m.refresh(p)
+			if next.Free && !p.Gated && p.awaitsBind() {
+				m.effects.Requeue = true // Until now filter has rejected it.
 			}
 		}
 	}
@@ -88,10 +86,8 @@ func (m *Manager) RemoveNamespace(name string) {
 	former := m.namespaces[name]
 	delete(m.namespaces, name)
 	m.admissions.setFree(name, false)
-	for _, p := range m.pods {
-		if p.Namespace == name {
-			m.withdraw(p)
-		}
+	for _, p := range m.inNamespace[name] {
+		m.withdraw(p)
 	}
 	m.setTerms(former.Tenant)
 }

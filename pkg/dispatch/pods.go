@@ -69,6 +69,10 @@ func (m *Manager) SetPod(next Pod) {
 	case p == nil:
 		p = &pod{Pod: &Pod{}}
 		m.pods[next.UID] = p
+		if m.inNamespace[next.Namespace] == nil {
+			m.inNamespace[next.Namespace] = map[gpu.PodUID]*pod{}
+		}
+		m.inNamespace[next.Namespace][next.UID] = p
 	case *p.Pod == next:
 		return // Something else changed, such as a condition.
 	default:
@@ -104,7 +108,10 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 	m.count(p, 0)
 	delete(m.gated, uid)
 	delete(m.pods, uid)
-	delete(m.allocated, uid)
+	if delete(m.inNamespace[p.Namespace], uid); len(m.inNamespace[p.Namespace]) == 0 {
+		delete(m.inNamespace, p.Namespace)
+	}
+	m.allocated.remove(uid)
 	m.admissions.remove(uid)
 	if _, known := m.namespaces[p.Namespace]; !known {
 		m.setTerms(tenant) // The last pod of a namespace that is gone already.

@@ -49,12 +49,15 @@ func newReclaims(attempts uint64) reclaims {
 
 // reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.
 func (m *Manager) reclaimFor(s *standings, now time.Time) {
+	preferences := m.steer(s)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.leading {
 		return
 	}
-	m.steer(s)
+	if m.regions == s.regions { // Other regions may not know all constraints of the pods that wait.
+		m.preferences = preferences
+	}
 	starving := m.starving(s, now)
 	m.endFailedHolds(starving, now)
 	if m.reclaims.attempt == nil {

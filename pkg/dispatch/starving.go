@@ -54,7 +54,10 @@ func (m *Manager) addStarving(s *starvingTenant, units []*unit, held bool, now t
 	}
 	for _, u := range units {
 		first, left := allocated == 0, s.Share.Sub(allocated)
-		if m.makesRoom(u) != held || left == 0 || !m.reclaimable(u, now) || u.item.Memory > left && !first {
+		if left == 0 {
+			return
+		}
+		if u.item.Memory > left && !first || m.makesRoom(u) != held || !m.reclaimable(u, now) {
 			continue
 		}
 		s.units, allocated = append(s.units, u), allocated.Add(u.item.Memory)

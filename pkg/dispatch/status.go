@@ -70,12 +70,14 @@ func (m *Manager) standings() *standings {
 		}
 		t := Tenant{Terms: s.Terms, Name: s.Name, Allocated: s.Allocated, Before: before}
 		claim := fairshare.Claim{Terms: s.Terms, Name: s.Name, Demand: s.Allocated}
-		own := make([]*unit, len(s.Waiting))
+		own, holding := make([]*unit, len(s.Waiting)), m.holding[s.Name]
+		var key demander
+		var demanded gpu.Memory // By the latest units, which are of key. Mostly the next one is too.
 		for i, item := range s.Waiting {
 			u := item.Value.(*unit)
 			own[i] = u
 			t.Waiting, t.WaitingMemory = t.Waiting+len(u.pods), t.WaitingMemory.Add(item.Memory)
-			obstacle := m.obstacle(u)
+			obstacle := u.obstacle(holding)
 			if i == 0 || t.Obstacle.Infeasible() && !obstacle.Infeasible() {
 				t.Next, t.Obstacle = u.pods[0].Pod.Pod, m.shownObstacle(u)
 			}
@@ -87,17 +89,32 @@ func (m *Manager) standings() *standings {
 				t.PassedOver += len(u.pods)
 			}
 			claim.Demand = claim.Demand.Add(item.Memory)
-			for _, p := range u.pods {
-				key := demander{len(out.tenants), p.Constraints}
-				out.demanded[key] = out.demanded[key].Add(p.Request)
+			if u.mixed {
+				for _, p := range u.pods {
+					out.demand(demander{len(out.tenants), p.Constraints}, p.Request)
+				}
+				continue
 			}
+			if next := (demander{len(out.tenants), u.constraints}); next != key {
+				out.demand(key, demanded)
+				key, demanded = next, 0
+			}
+			demanded = demanded.Add(item.Memory)
 		}
+		out.demand(key, demanded)
 		if t.Waiting > t.Infeasible {
 			before++
 		}
 		out.tenants, out.claims, out.units = append(out.tenants, t), append(out.claims, claim), append(out.units, own)
 	}
 	return out
+}
+
+// demand adds an amount that waits.
+func (s *standings) demand(of demander, amount gpu.Memory) {
+	if amount > 0 {
+		s.demanded[of] = s.demanded[of].Add(amount)
+	}
 }
 
 // shownObstacle returns the obstacle that users see: ObstacleMakingRoom if pods are evicted for the unit, otherwise obstacle.
@@ -109,13 +126,16 @@ func (m *Manager) shownObstacle(u *unit) reasons.Obstacle {
 }
 
 // obstacle returns why the unit was not granted in the latest round.
-func (m *Manager) obstacle(u *unit) reasons.Obstacle {
+func (m *Manager) obstacle(u *unit) reasons.Obstacle { return u.obstacle(m.holding[u.item.Tenant]) }
+
+// obstacle is Manager.obstacle. holding is the unit for which the later ones of the tenant wait; nil if there is none.
+func (u *unit) obstacle(holding *unit) reasons.Obstacle {
 	switch {
 	case u.paused:
 		return reasons.ObstaclePaused
 	case u.kind.obstacle == reasons.ObstacleNeverFits:
 		return reasons.ObstacleNeverFits
-	case m.holding[u.item.Tenant] != nil && m.holding[u.item.Tenant] != u:
+	case holding != nil && holding != u:
 		return reasons.ObstacleBehind
 	}
 	return u.kind.obstacle
@@ -139,14 +159,14 @@ func (m *Manager) Turns() map[gpu.PodUID]reasons.Turn {
 	m.setShares(s)
 	for _, w := range waiting {
 		t := s.tenants[w.tenant]
-		turns[w.pod] = reasons.Turn{Tenant: t.Name, Share: t.Share, Allocated: t.Allocated, Before: t.Before, Obstacle: w.obstacle}
+		turns[w.pod.UID] = reasons.Turn{Tenant: t.Name, Share: t.Share, Allocated: t.Allocated, Before: t.Before, Obstacle: w.obstacle}
 	}
 	return turns
 }
 
 // waitingTurn is a pod that waits for its turn. tenant is the position of its tenant.
 type waitingTurn struct {
-	pod      gpu.PodUID
+	pod      *Pod
 	tenant   int
 	obstacle reasons.Obstacle
 }
@@ -163,7 +183,7 @@ func (m *Manager) waitingTurns(turns map[gpu.PodUID]reasons.Turn) (s *standings,
 	for i, units := range s.units {
 		for _, u := range units {
 			for _, p := range u.pods {
-				waiting = append(waiting, waitingTurn{p.UID, i, m.shownObstacle(u)})
+				waiting = append(waiting, waitingTurn{p.Pod, i, m.shownObstacle(u)})
 			}
 		}
 	}

@@ -2,7 +2,9 @@ package dispatch
 
 import (
 	"testing"
+	"unique"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -47,4 +49,26 @@ func TestWords(t *testing.T) {
 		want(t, name, test.tenant, tenant.Reason())
 	}
 	want(t, "nothing waits", "", Tenant{}.Reason())
+}
+
+// TestDemanded has pods that wait alone, and a group whose members have different constraints. What waits is counted by constraints.
+func TestDemanded(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{1}, nil)
+	constrained := func(constraints string) edit {
+		return func(p *Pod) { p.Constraints = unique.Make(constraints) }
+	}
+	f.groups.sizes["g"] = 2
+	f.pod("alice/1", 2, constrained("x"), inGroup("g"), priority(1))
+	f.pod("alice/2", 3, constrained("y"), inGroup("g"), priority(1))
+	f.pod("alice/3", 4, constrained("x"))
+	f.pod("alice/4", 5, constrained("x"))
+	f.pod("alice/5", 6, constrained("y"))
+	f.pod("bob/1", 7, constrained("x"))
+	f.gatherGroups()
+	got := map[string]gpu.Memory{}
+	s := f.standings()
+	for of, amount := range s.demanded {
+		got[s.tenants[of.tenant].Name+" "+of.constraints.Value()] = amount
+	}
+	want(t, "what waits", map[string]gpu.Memory{"alice x": 11, "alice y": 9, "bob x": 7}, got)
 }

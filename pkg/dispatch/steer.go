@@ -2,18 +2,22 @@ package dispatch
 
 import (
 	"slices"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// steer sets the preferred nodes. Pods that can use many regions avoid the regions for which pods with fewer usable regions wait: a class
-// avoids the regions of every waiting class that can use only a part of its own regions. Its pods are tried on their preferred nodes
-// first, and then on all their nodes.
-func (m *Manager) steer(s *standings) {
-	r := m.regions
-	if r == nil || r != s.regions { // Other regions may not know all constraints of the pods that wait.
-		return
+// steer returns the preferred nodes, by Pod.Constraints. Pods that can use many regions avoid the regions for which pods with fewer usable
+// regions wait: a class avoids the regions of every waiting class that can use only a part of its own regions. Its pods are tried on their
+// preferred nodes first, and then on all their nodes. It must be called without the Manager's lock: it takes long in a large cluster.
+func (m *Manager) steer(s *standings) map[unique.Handle[string]]preference {
+	m.mu.Lock()
+	former := m.preferences
+	if m.regions != s.regions {
+		former = nil
 	}
+	m.mu.Unlock()
+	r, out := s.regions, map[unique.Handle[string]]preference{}
 	waiting := map[int]bool{}
 	for of := range s.demanded {
 		waiting[r.classes[of.constraints]] = true
@@ -30,14 +34,17 @@ func (m *Manager) steer(s *standings) {
 		}
 		slices.Sort(avoided)
 		avoided = slices.Compact(avoided)
-		switch former := m.preferences[constraints]; {
-		case len(avoided) == 0 || len(avoided) == len(r.Classes[class]):
-			delete(m.preferences, constraints)
-		case !slices.Equal(avoided, former.avoided):
-			all := m.Nodes.Names(constraints)
-			m.preferences[constraints] = preference{avoided, r.outside(avoided, all), len(all)}
+		if len(avoided) == 0 || len(avoided) == len(r.Classes[class]) {
+			continue
 		}
+		preferred := former[constraints]
+		if !slices.Equal(avoided, preferred.avoided) {
+			all := m.Nodes.Names(constraints)
+			preferred = preference{avoided, r.outside(avoided, all), len(all)}
+		}
+		out[constraints] = preferred
 	}
+	return out
 }
 
 // preference is on which of the nodes that they can use pods are tried first.

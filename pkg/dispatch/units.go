@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -18,6 +19,9 @@ type unit struct {
 	kind *kind
 	// pods are ordered: the largest first, since they have the least choice.
 	pods []*pod
+	// constraints are those of all its pods, unless they are mixed. They are here because looking at each pod takes long.
+	constraints unique.Handle[string]
+	mixed       bool
 	// notBefore is the time before which it must not be granted.
 	notBefore time.Time
 	// paused is true if the latest round passed it over because of notBefore.
@@ -81,7 +85,10 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		m.removeUnit(former)
 	}
 	first := pods[0]
-	u := &unit{pods: pods, item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created}}
+	u := &unit{
+		pods: pods, constraints: first.Constraints,
+		item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created},
+	}
 	if former != nil {
 		u.overtaken, u.waits, u.turn = former.overtaken, former.waits, former.turn
 	}
@@ -93,6 +100,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 			m.removeUnit(p.unit)
 		}
 		p.unit = u
+		u.mixed = u.mixed || p.Constraints != u.constraints
 		u.item.Memory = u.item.Memory.Add(p.Request)
 		u.item.Priority = min(u.item.Priority, p.Priority) // As in package gang.
 		if p.Created.Before(u.item.Created) {
