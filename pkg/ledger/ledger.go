@@ -103,7 +103,9 @@ type Ledger struct {
 	membership uint64
 	nameCache  nameCache
 	// nodeOf maps each pod with an allocation to its node. A pod has an allocation on at most one node.
-	nodeOf       map[gpu.PodUID]string
+	nodeOf map[gpu.PodUID]string
+	// leaving are the nodes with pods that are being deleted.
+	leaving      map[string]struct{}
 	reservations reservations
 	tentative    tentativePlacements
 	// memory caches the result of Memory; nil after a change of a node's cards.
@@ -117,7 +119,7 @@ type Ledger struct {
 func New() *Ledger {
 	return &Ledger{
 		nodes:  map[string]*node{},
-		nodeOf: map[gpu.PodUID]string{}, reservations: newReservations(),
+		nodeOf: map[gpu.PodUID]string{}, leaving: map[string]struct{}{}, reservations: newReservations(),
 	}
 }
 
@@ -547,6 +549,11 @@ func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
 			before := n.room()
 			how(n)
 			n.recount()
+			if n.leaving > 0 {
+				l.leaving[name] = struct{}{}
+			} else {
+				delete(l.leaving, name)
+			}
 			l.markChanged(n)
 			if l.dropUnused(name, n) && ok {
 				l.forgotten = l.revision
