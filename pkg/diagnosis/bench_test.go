@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
@@ -28,7 +29,7 @@ func manyNodes(n int) []Node {
 func ofDaemonSet(name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Spec.NodeSelector = map[string]string{"gpushare": "true"}
-		required(named(name))(p)
+		fake.RequiredAffinity(fake.NodeNamed(name))(p)
 	}
 }
 
@@ -59,7 +60,7 @@ func BenchmarkDiagnoseRequests(b *testing.B) {
 // BenchmarkDiagnoseSelectors diagnoses 5,000 pods that select a node each by its label.
 func BenchmarkDiagnoseSelectors(b *testing.B) {
 	benchmarkDiagnose(b, 5000, func(i int) *Pod {
-		return pod(8, onto(fmt.Sprintf("node-%04d", i)))
+		return pod(8, fake.OntoNode(fmt.Sprintf("node-%04d", i)))
 	})
 }
 

@@ -78,7 +78,7 @@ func (d *Diagnoser) diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 	}
 	message := c.room.message
 	if c.rejection != nil && c.rejection.others != "" && !d.podsOnly { // There it is the message.
-		message += "; kube-scheduler also says: " + shorten(c.rejection.others)
+		message += "; kube-scheduler also says: " + Shorten(c.rejection.others)
 	}
 	return Diagnosis{c.room.reason, message + c.more()}
 }
@@ -177,7 +177,7 @@ var rules = []rule{
 	{reasons.OtherConstraint, (*podCase).otherConstraint, (*podCase).otherConstraintText},
 	{reasons.WaitsForGroup, (*podCase).waits, func(c *podCase) string { return c.wait.String() }},
 	{reasons.SchedulerError, func(c *podCase) bool { return c.room.reason == reasons.Fits && c.Failed }, func(c *podCase) string {
-		return "kube-scheduler reports an error, and tries the pod again: " + shorten(c.Message)
+		return "kube-scheduler reports an error, and tries the pod again: " + Shorten(c.Message)
 	}},
 	{reasons.KeptForGroup, (*podCase).keptForGroup, func(c *podCase) string {
 		return fmt.Sprintf("%s, but free GPU memory is kept for group %s, which has waited long", c.room.has, c.rejection.ReservedFor())
@@ -229,7 +229,7 @@ func (c *podCase) callFailed() bool {
 
 func (c *podCase) failedCallText() string {
 	verb, why, _ := reasons.FailedCall(c.Message)
-	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, shorten(why))
+	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, Shorten(why))
 }
 
 // otherConstraint reports whether a card has room, and kube-scheduler has rejected the pod for something else than GPU memory.
@@ -248,7 +248,7 @@ func (c *podCase) otherConstraintText() string {
 	if c.rejection != nil {
 		scheduler, text = "kube-scheduler", c.rejection.Text
 	}
-	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.room.has, scheduler, shorten(text)) + c.waitText()
+	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.room.has, scheduler, Shorten(text)) + c.waitText()
 }
 
 // waits reports whether the pod waits for its group, rather than for memory: kube-scheduler doesn't try a member for which the

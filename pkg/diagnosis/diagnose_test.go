@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -37,25 +38,6 @@ func pod(request int64, changes ...func(*corev1.Pod)) *Pod {
 		change(p)
 	}
 	return NewPod(p)
-}
-
-// onto gives the pod a selector for the node, which has its name as a label.
-func onto(name string) func(*corev1.Pod) {
-	return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
-}
-
-// required gives the pod a required node affinity.
-func required(terms ...corev1.NodeSelectorTerm) func(*corev1.Pod) {
-	return func(p *corev1.Pod) {
-		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms},
-		}}
-	}
-}
-
-// named is the term for the node of that name, as the controller of DaemonSets sets it.
-func named(node string) corev1.NodeSelectorTerm {
-	return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}
 }
 
 // condition gives the pod a condition of kube-scheduler.
@@ -100,23 +82,23 @@ func TestDiagnose(t *testing.T) {
 		want reasons.Reason
 	}{
 		{"counts in each node's own unit", pod(8), reasons.Fits},
-		{"another request", pod(12, onto("a")), reasons.Fragmented},
+		{"another request", pod(12, fake.OntoNode("a")), reasons.Fragmented},
 		{"the same without the selector", pod(12), reasons.Fits},
-		{"larger than the total free memory", pod(13, onto("a")), reasons.Full},
-		{"a tainted node alone", pod(13, onto("tainted")), reasons.NoNode},
-		{"the same, tolerated", pod(13, onto("tainted"), tolerant), reasons.Fits},
-		{"required by affinity", pod(13, required(named("tainted"))), reasons.NoNode},
-		{"and tolerated", pod(13, required(named("tainted")), tolerant), reasons.Fits},
+		{"larger than the total free memory", pod(13, fake.OntoNode("a")), reasons.Full},
+		{"a tainted node alone", pod(13, fake.OntoNode("tainted")), reasons.NoNode},
+		{"the same, tolerated", pod(13, fake.OntoNode("tainted"), tolerant), reasons.Fits},
+		{"required by affinity", pod(13, fake.RequiredAffinity(fake.NodeNamed("tainted"))), reasons.NoNode},
+		{"and tolerated", pod(13, fake.RequiredAffinity(fake.NodeNamed("tainted")), tolerant), reasons.Fits},
 		{"too large for the usable nodes", pod(9000), reasons.TooLarge},
-		{"gated", pod(12, onto("a"), gated), reasons.Gated},
+		{"gated", pod(12, fake.OntoNode("a"), gated), reasons.Gated},
 		{"gated, with an invalid request", pod(13, gated, overTwo), reasons.InvalidRequest},
-		{"nominated, and a pod of lower priority is terminating", pod(12, onto("a"), nominated("a", 4)), reasons.Nominated},
-		{"nominated, and only pods of higher priority are terminating", pod(12, onto("a"), nominated("a", 3)), reasons.Fragmented},
+		{"nominated, and a pod of lower priority is terminating", pod(12, fake.OntoNode("a"), nominated("a", 4)), reasons.Nominated},
+		{"nominated, and only pods of higher priority are terminating", pod(12, fake.OntoNode("a"), nominated("a", 3)), reasons.Fragmented},
 		{"nominated, and no pod is terminating", pod(9000, nominated("b", 9)), reasons.TooLarge},
 		{"nominated to a node where it fits", pod(8192, nominated("b", 0)), reasons.Nominated},
 		{"nominated to a node that is cordoned", pod(12, nominated("closed", 9)), reasons.Fits},
 		{"nominated to a node whose taint it doesn't tolerate", pod(12, nominated("tainted", 9)), reasons.Fits},
-		{"nominated to a node that is gone", pod(12, onto("a"), nominated("x", 9)), reasons.Fragmented},
+		{"nominated to a node that is gone", pod(12, fake.OntoNode("a"), nominated("x", 9)), reasons.Fragmented},
 	}
 	for range 2 { // The second time from the cache.
 		for _, test := range tests {
@@ -160,7 +142,7 @@ func TestMessages(t *testing.T) {
 			reasons.Fragmented, "12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card"}},
 		"too little free memory": {split, pod(13), Diagnosis{
 			reasons.Full, "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (1 other node has less)"}},
-		"no free memory": {split, pod(1, onto("n2")), Diagnosis{
+		"no free memory": {split, pod(1, fake.OntoNode("n2")), Diagnosis{
 			reasons.Full, "the cards that are large enough are taken, nothing of them is free; n1: excluded by the pod's node selector (name=n2)"}},
 		"the card that is large enough is unhealthy": {[]Node{unhealthy(node("n", gpu.GiB, card(0, 8, 0), card(1, 16, 0)), 1)}, pod(10), Diagnosis{
 			reasons.Unhealthy, "the cards that are large enough are unhealthy, on n"}},

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -30,7 +31,7 @@ func TestDiagnoseMember(t *testing.T) {
 		"since when is unknown":                         {pod(7), &GroupWait{Group: "default/train", Reason: reasons.Group{Words: "so"}}, Diagnosis{reasons.WaitsForGroup, "group default/train waits: so"}},
 		"no card is large enough":                       {pod(50), wait, Diagnosis{reasons.TooLarge, "no card is large enough for 50 GiB: the largest has 40 GiB, on ill; closed: the node is cordoned; " + waits}},
 		"the cards that are large enough are unhealthy": {pod(30), wait, Diagnosis{reasons.Unhealthy, "the cards that are large enough are unhealthy, on ill; closed: the node is cordoned; " + waits}},
-		"no node can be used":                           {pod(7, onto("x")), wait, Diagnosis{reasons.NoNode, "no node that shares GPU memory can take the pod; a, closed, ill: excluded by the pod's node selector (name=x); " + waits}},
+		"no node can be used":                           {pod(7, fake.OntoNode("x")), wait, Diagnosis{reasons.NoNode, "no node that shares GPU memory can take the pod; a, closed, ill: excluded by the pod's node selector (name=x); " + waits}},
 		"kube-scheduler doesn't try it for lack of memory": {pod(13), &GroupWait{Group: "g", Reason: reasons.GroupAwaitsOthers}, Diagnosis{reasons.Full,
 			"the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
 		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: reasons.GroupAwaitsOthers}, Diagnosis{reasons.WaitsForGroup,

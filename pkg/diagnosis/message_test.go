@@ -50,10 +50,10 @@ func TestRejectionIn(t *testing.T) {
 }
 
 func TestShorten(t *testing.T) {
-	if got := shorten(" a\n b "); got != "a b" {
+	if got := Shorten(" a\n b "); got != "a b" {
 		t.Errorf("%q", got)
 	}
-	if got := shorten(strings.Repeat("ä", 400)); got != strings.Repeat("ä", 299)+"…" {
+	if got := Shorten(strings.Repeat("ä", 400)); got != strings.Repeat("ä", 299)+"…" {
 		t.Errorf("%q", got)
 	}
 }

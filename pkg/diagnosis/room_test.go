@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -71,7 +72,7 @@ func TestRejectedNodes(t *testing.T) {
 	}
 	nodes[1].Closed, nodes[5].Closed = "the node is cordoned", "the node is cordoned"
 	labelled := func(names ...string) func(*corev1.Pod) {
-		return required(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "name", Operator: corev1.NodeSelectorOpIn, Values: names}}})
+		return fake.RequiredAffinity(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "name", Operator: corev1.NodeSelectorOpIn, Values: names}}})
 	}
 	const tooLarge = "no card is large enough for 20 GiB: the largest has 16 GiB, on "
 	for _, test := range []struct {
@@ -84,7 +85,7 @@ func TestRejectedNodes(t *testing.T) {
 		{pod(20, ofDaemonSet("b"), func(p *corev1.Pod) { p.Spec.NodeSelector = nil }), "no node that shares GPU memory can take the pod; b: the node is cordoned"},
 		{pod(20, ofDaemonSet("a")), "no node that shares GPU memory can take the pod; a: excluded by the pod's node selector (gpushare=true) or its node affinity"},
 		{pod(20, ofDaemonSet("x")), "no node that shares GPU memory can take the pod: its node affinity names x, which shares none"},
-		{pod(20, onto("x")), "no node that shares GPU memory can take the pod; a, b, c and 3 more: excluded by the pod's node selector (name=x)"},
+		{pod(20, fake.OntoNode("x")), "no node that shares GPU memory can take the pod; a, b, c and 3 more: excluded by the pod's node selector (name=x)"},
 	} {
 		if got := NewDiagnoser(nodes, nil, now).Diagnose(test.pod, nil).Message; got != test.want {
 			t.Errorf("%q, want %q", got, test.want)

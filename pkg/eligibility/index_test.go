@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -28,25 +29,6 @@ func pod(changes ...func(*corev1.Pod)) unique.Handle[string] {
 		change(p)
 	}
 	return ConstraintsOf(p)
-}
-
-// onto gives the pod a selector for the node, which has its name as a label.
-func onto(name string) func(*corev1.Pod) {
-	return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
-}
-
-// required gives the pod a required node affinity.
-func required(terms ...corev1.NodeSelectorTerm) func(*corev1.Pod) {
-	return func(p *corev1.Pod) {
-		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms},
-		}}
-	}
-}
-
-// named is the term for the node of that name, as the controller of DaemonSets sets it.
-func named(node string) corev1.NodeSelectorTerm {
-	return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}
 }
 
 // The lookup by names and labels finds exactly the nodes that a check of every node finds, for random constraints.
@@ -75,7 +57,7 @@ func TestNames(t *testing.T) {
 	}
 	term := func() (t corev1.NodeSelectorTerm) {
 		if random.IntN(3) == 0 {
-			t = named(fmt.Sprintf("n%02d", random.IntN(15)))
+			t = fake.NodeNamed(fmt.Sprintf("n%02d", random.IntN(15)))
 		}
 		for _, key := range []string{"x", "y"} {
 			if random.IntN(2) == 0 {
@@ -98,7 +80,7 @@ func TestNames(t *testing.T) {
 				terms[i] = term()
 			}
 			if len(terms) > 0 {
-				required(terms...)(p)
+				fake.RequiredAffinity(terms...)(p)
 			}
 		})
 		want, c := []string{}, Parse(p)
@@ -126,7 +108,7 @@ func TestNamesOfStates(t *testing.T) {
 	nodes := []*Node{closed, node("plain"), node("small"), tainted}
 	for want, p := range map[string]unique.Handle[string]{
 		"plain small": pod(),
-		"small":       pod(onto("small")),
+		"small":       pod(fake.OntoNode("small")),
 		"closed plain small tainted": pod(func(p *corev1.Pod) {
 			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		}),

@@ -14,6 +14,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
@@ -42,7 +43,7 @@ func TestSets(t *testing.T) {
 				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 			}
 			if i%5 == 0 {
-				required(named(fmt.Sprint("n", i)))(p)
+				fake.RequiredAffinity(fake.NodeNamed(fmt.Sprint("n", i)))(p)
 			}
 		}))
 	}
@@ -91,7 +92,7 @@ func TestUnmatched(t *testing.T) {
 	for i := range 10 {
 		setNode(c, node(fmt.Sprint("n", i)))
 	}
-	first, second := pod(), pod(onto("n3"))
+	first, second := pod(), pod(fake.OntoNode("n3"))
 	retained(c, first, second)
 	for _, step := range []struct {
 		what   string
@@ -130,7 +131,7 @@ func TestSetsKeepLittle(t *testing.T) {
 	}
 	all := make([]unique.Handle[string], pods)
 	for i := range all {
-		all[i] = pod(required(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+		all[i] = pod(fake.RequiredAffinity(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
 			{Key: "of", Operator: corev1.NodeSelectorOpIn, Values: []string{fmt.Sprint(i % 10)}},
 			{Key: "name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{fmt.Sprintf("n%04d", i)}},
 		}}))

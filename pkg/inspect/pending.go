@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -71,9 +71,5 @@ func shorten(message string) string {
 	if end := strings.LastIndex(message, ". "); cut && end >= 0 && strings.HasSuffix(message, ",") {
 		message = message[:end+1] // Messages of other plugins precede it: "no new claims to deallocate, preemption: …".
 	}
-	const limit = 300
-	if utf8.RuneCountInString(message) <= limit {
-		return message
-	}
-	return strings.TrimSpace(string([]rune(message)[:limit-1])) + "…"
+	return diagnosis.Shorten(message)
 }

@@ -116,14 +116,19 @@ func (w *world) answering() *replica {
 	return nil
 }
 
+// runs reports whether a loop of the process has its turn now, which counts as no step. While the process is frozen, the turn comes later.
+func (r *replica) runs(turn func()) bool {
+	r.w.steps--
+	if !r.dead && r.frozenUntil > r.w.now {
+		r.w.after(r.frozenUntil-r.w.now, turn)
+		return false
+	}
+	return !r.dead
+}
+
 // tick is the loop of the groups.
 func (r *replica) tick() {
-	r.w.steps--
-	if r.dead {
-		return
-	}
-	if r.frozenUntil > r.w.now {
-		r.w.after(r.frozenUntil-r.w.now, r.tick)
+	if !r.runs(r.tick) {
 		return
 	}
 	r.ticking = r.scheduler.groups.tick(r.ticking)
@@ -132,12 +137,7 @@ func (r *replica) tick() {
 
 // nominate is the loop of the nominations.
 func (r *replica) nominate() {
-	r.w.steps--
-	switch {
-	case r.dead:
-		return
-	case r.frozenUntil > r.w.now:
-		r.w.after(r.frozenUntil-r.w.now, r.nominate)
+	if !r.runs(r.nominate) {
 		return
 	}
 	r.scheduler.nominator.tick(r.w.context())
@@ -146,12 +146,7 @@ func (r *replica) nominate() {
 
 // resolve is the loop that reads the pods of unconfirmed binds.
 func (r *replica) resolve() {
-	r.w.steps--
-	switch {
-	case r.dead:
-		return
-	case r.frozenUntil > r.w.now:
-		r.w.after(r.frozenUntil-r.w.now, r.resolve)
+	if !r.runs(r.resolve) {
 		return
 	}
 	r.w.start(r, func() {
@@ -162,12 +157,7 @@ func (r *replica) resolve() {
 
 // second runs the other loops.
 func (r *replica) second() {
-	r.w.steps--
-	if r.dead {
-		return
-	}
-	if r.frozenUntil > r.w.now {
-		r.w.after(r.frozenUntil-r.w.now, r.second)
+	if !r.runs(r.second) {
 		return
 	}
 	if w := r.w; w.sample > 0 && r.leading() == nil {

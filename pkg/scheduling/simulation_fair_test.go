@@ -76,12 +76,7 @@ func (r *replica) beginFairSharing() {
 
 // share is the loop of fair sharing.
 func (r *replica) share() {
-	r.w.steps--
-	switch {
-	case r.dead:
-		return
-	case r.frozenUntil > r.w.now:
-		r.w.after(r.frozenUntil-r.w.now, r.share)
+	if !r.runs(r.share) {
 		return
 	}
 	r.sharing = r.scheduler.fair.tick(r.w.context(), r.sharing)

@@ -49,12 +49,7 @@ func (c *simCache) Overusing() (out []*clustercache.PodInfo) {
 
 // checkUse is the loop that evicts pods which use more than they request.
 func (r *replica) checkUse() {
-	r.w.steps--
-	switch {
-	case r.dead:
-		return
-	case r.frozenUntil > r.w.now:
-		r.w.after(r.frozenUntil-r.w.now, r.checkUse)
+	if !r.runs(r.checkUse) {
 		return
 	}
 	r.w.start(r, func() {

@@ -193,3 +193,22 @@ func Budget(name, app string, allowed int32, disrupted ...string) *policyv1.PodD
 	}
 	return budget
 }
+
+// OntoNode gives the pod a selector for the node, which has its name as the label "name".
+func OntoNode(name string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"name": name} }
+}
+
+// RequiredAffinity gives the pod a required node affinity.
+func RequiredAffinity(terms ...corev1.NodeSelectorTerm) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms},
+		}}
+	}
+}
+
+// NodeNamed is the term for the node of that name, as the controller of DaemonSets sets it.
+func NodeNamed(node string) corev1.NodeSelectorTerm {
+	return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}
+}
