@@ -20,8 +20,6 @@ type attempt struct {
 	evicts, outdated bool
 	// allocated is what the tenants had when places were held for them.
 	allocated map[string]gpu.Memory
-	// moved are the tenants whose pods move.
-	moved map[string]bool
 	// working is true while the caller evicts.
 	working bool
 	// held are the units for which places are held.
@@ -49,7 +47,7 @@ type reclaimPause struct {
 // what they free.
 func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time.Time) {
 	ripe := slices.DeleteFunc(slices.Clone(starving), func(s starvingTenant) bool {
-		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter && !m.movedRecently(s.Name, now)
+		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter
 	})
 	evicts := len(ripe) > 0
 	if !evicts && now.Sub(m.reclaims.since) < m.ReclaimAfter && m.allocated.leaving > 0 {
@@ -110,12 +108,6 @@ func (m *Manager) Reclaimed(attempt uint64, made bool, now time.Time) {
 		return
 	}
 	a.working = false
-	if made {
-		maps.DeleteFunc(m.reclaims.moved, func(_ string, at time.Time) bool { return now.Sub(at) >= holdLife })
-		for name := range a.moved {
-			m.reclaims.moved[name] = now
-		}
-	}
 	for _, h := range a.held {
 		h.evicted = now
 	}

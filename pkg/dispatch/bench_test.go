@@ -141,8 +141,8 @@ func BenchmarkReclaim(b *testing.B) {
 		var search *Search
 		longest.of(func() { search = m.beginHold(need.Attempt, *now) })
 		m.setShares(search.standings)
-		moved, evictable := search.evictable(plan)
-		longest.of(func() { ok = ok && m.endHold(search, plan, moved, evictable) })
+		evictable := search.evictable(plan)
+		longest.of(func() { ok = ok && m.endHold(search, plan, evictable) })
 		if !ok {
 			b.Fatal("no room is made")
 		}

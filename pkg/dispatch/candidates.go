@@ -9,19 +9,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// candidate is a pod or a group that may be evicted if its tenant keeps its share without it.
-type candidate struct {
-	reclaim.Victim
-	// pods are in the order of Victim.Pods.
-	pods []*allocatedPod
-}
-
 // candidates returns the pods and groups that may be evicted if their tenants keep their shares without them.
-func (s *Search) candidates() (candidates []candidate) {
+func (s *Search) candidates() (candidates []reclaim.Victim) {
 	groups, spared := map[gang.Key][]*allocatedPod{}, map[gang.Key]bool{}
 	add := func(pods []*allocatedPod) {
 		slices.SortFunc(pods, func(a, b *allocatedPod) int { return cmp.Compare(a.UID, b.UID) })
-		c := candidate{reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(s.since)}, pods}
+		c := reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(s.since)}
 		for _, p := range pods {
 			c.Pods = append(c.Pods, p.Pod.Pod)
 			if started := p.startedAt(s.since); started.Before(c.Started) {
@@ -52,14 +45,9 @@ func (s *Search) candidates() (candidates []candidate) {
 	return candidates
 }
 
-// victims returns the candidates whose eviction leaves their tenants their share, there or elsewhere, the newest first.
-func victims(standings map[string]reclaim.Standing, candidates []candidate) (victims []reclaim.Victim) {
-	none := reclaim.NewTally(standings)
-	for i := range candidates {
-		if v := &candidates[i].Victim; none.WithinExcess(v) || none.CanMove(v) {
-			victims = append(victims, *v)
-		}
-	}
+// victims returns the candidates whose eviction leaves their tenants their share, the newest first.
+func victims(standings map[string]reclaim.Standing, candidates []reclaim.Victim) []reclaim.Victim {
+	victims := slices.DeleteFunc(candidates, func(v reclaim.Victim) bool { return v.Memory() > standings[v.Tenant].Excess })
 	slices.SortFunc(victims, func(a, b reclaim.Victim) int {
 		return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.Pods[0].UID, b.Pods[0].UID))
 	})

@@ -267,16 +267,13 @@ func (f *fixture) reclaimFor(need reclaim.Need) {
 		f.planned(plan)
 	}
 	if made {
-		tenants, running, moves := map[string]Tenant{}, f.running(), map[string]bool{}
+		tenants, running := map[string]Tenant{}, f.running()
 		for _, t := range f.Tenants() {
 			tenants[t.Name] = t
 		}
 		for _, v := range plan.Victims {
-			moves[v.Tenant] = moves[v.Tenant] || v.Moves
-		}
-		for _, v := range plan.Victims {
 			tenant := tenants[v.Tenant]
-			if running[v.Tenant] -= v.Memory(); running[v.Tenant] < tenant.Share && !moves[v.Tenant] {
+			if running[v.Tenant] -= v.Memory(); running[v.Tenant] < tenant.Share {
 				f.t.Errorf("%s gets %d of its share of %d by the eviction of %v", v.Tenant, running[v.Tenant], tenant.Share, v.Pods)
 			}
 			if beneficiary := tenants[v.For.Tenant]; beneficiary.Allocated >= beneficiary.Share {

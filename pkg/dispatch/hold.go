@@ -27,8 +27,7 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 		return false
 	}
 	m.setShares(search.standings)
-	moved, ok := search.evictable(plan)
-	return m.endHold(search, plan, moved, ok)
+	return m.endHold(search, plan, search.evictable(plan))
 }
 
 // beginHold returns a search for an attempt; nil if the attempt has ended.
@@ -41,8 +40,8 @@ func (m *Manager) beginHold(attempt uint64, now time.Time) *Search {
 	return m.search(attempt, m.standings(), now)
 }
 
-// endHold holds the places of a plan if its victims are evictable and its units still wait. moved are the tenants whose pods move.
-func (m *Manager) endHold(search *Search, plan reclaim.Plan, moved map[string]bool, evictable bool) bool {
+// endHold holds the places of a plan if its victims are evictable and its units still wait.
+func (m *Manager) endHold(search *Search, plan reclaim.Plan, evictable bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := m.attemptToHold(search.Attempt())
@@ -64,7 +63,7 @@ func (m *Manager) endHold(search *Search, plan reclaim.Plan, moved map[string]bo
 			m.pauseReclaim(kind, a.evicts, search.now)
 		}
 	}
-	a.held, a.moved, a.allocated = held, moved, map[string]gpu.Memory{}
+	a.held, a.allocated = held, map[string]gpu.Memory{}
 	for _, t := range search.tenants {
 		a.allocated[t.Name] = t.Allocated
 	}
@@ -102,37 +101,20 @@ func (m *Manager) heldUnits(plan reclaim.Plan, eligible map[*unit]bool) (held []
 	return held, nil
 }
 
-// evictable reports whether the victims of a plan may still be evicted. It returns the tenants whose pods move.
-func (s *Search) evictable(plan reclaim.Plan) (moved map[string]bool, ok bool) {
+// evictable reports whether the victims of a plan may still be evicted.
+func (s *Search) evictable(plan reclaim.Plan) bool {
 	if len(plan.Victims) == 0 {
-		return nil, true
+		return true
 	}
-	moved = map[string]bool{}
-	standings, candidates := s.excess(), s.candidates()
-	s.findMoves(standings, candidates)
-	present := map[gpu.PodUID]reclaim.Victim{}
-	for _, c := range candidates {
-		present[c.Pods[0].UID] = c.Victim
+	standings, lost, present := s.excess(), map[string]gpu.Memory{}, map[gpu.PodUID]reclaim.Victim{}
+	for _, v := range s.candidates() {
+		present[v.Pods[0].UID] = v
 	}
-	tally := reclaim.NewTally(standings)
-	for _, moves := range []bool{false, true} { // In the order in which the plan was made.
-		for _, e := range plan.Victims {
-			v := present[e.Pods[0].UID]
-			switch {
-			case e.Moves != moves:
-				continue
-			case v.Tenant != e.Tenant || !slices.EqualFunc(v.Pods, e.Pods, samePod):
-				return nil, false
-			case tally.WithinExcess(&v):
-			case moves && tally.CanMove(&v):
-				moved[v.Tenant] = true
-			default:
-				return nil, false
-			}
-			tally.Add(&v)
-		}
-	}
-	return moved, true
+	return !slices.ContainsFunc(plan.Victims, func(e reclaim.Eviction) bool {
+		v := present[e.Pods[0].UID]
+		lost[v.Tenant] = lost[v.Tenant].Add(v.Memory())
+		return v.Tenant != e.Tenant || !slices.EqualFunc(v.Pods, e.Pods, samePod) || lost[v.Tenant] > standings[v.Tenant].Excess
+	})
 }
 
 // samePod reports whether the pods are the same one. It compares no requests: a user can change the number of cards in the label of a running

@@ -37,14 +37,12 @@ type reclaims struct {
 	// charged is the memory of held places that the queue counts, by tenant. Without it, later pods of the tenant would be granted
 	// memory that belongs to its share and is held for its earlier pods.
 	charged map[string]gpu.Memory
-	// moved is when pods of each tenant last had to move. Such a tenant may have less than its share, and doesn't wait for ReclaimAfter.
-	moved map[string]time.Time
 }
 
 // newReclaims returns the state of a new leader. attempts is how many this process has made before: a late result of one of these
 // must not be taken for that of a new one.
 func newReclaims(attempts uint64) reclaims {
-	return reclaims{attempts: attempts, pauses: map[reclaimKind]reclaimPause{}, moved: map[string]time.Time{}}
+	return reclaims{attempts: attempts, pauses: map[reclaimKind]reclaimPause{}}
 }
 
 // reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.

@@ -36,9 +36,7 @@ func (s *Search) Need() reclaim.Need {
 	need := s.need
 	need.Tenants = s.excess()
 	if s.evicts {
-		candidates := s.candidates()
-		need.Regions, need.Classes = s.findMoves(need.Tenants, candidates)
-		need.Victims = victims(need.Tenants, candidates)
+		need.Victims = victims(need.Tenants, s.candidates())
 	}
 	return need
 }

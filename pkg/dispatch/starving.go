@@ -75,11 +75,6 @@ func (m *Manager) reclaimable(u *unit, now time.Time) bool {
 	})
 }
 
-// movedRecently reports whether pods of the tenant moved recently, so that it may be below its share because of that.
-func (m *Manager) movedRecently(tenant string, now time.Time) bool {
-	return now.Sub(m.reclaims.moved[tenant]) < holdLife
-}
-
 // unitsOf returns the tenants' units.
 func unitsOf(starving []starvingTenant) map[*unit]bool {
 	out := map[*unit]bool{}

@@ -11,8 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// cluster returns the state in which the decision is made. It covers the nodes that the units' pods can use, and the nodes to which pods
-// can move.
+// cluster returns the state in which the decision is made. It covers the nodes that the units' pods can use.
 func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 	out := reclaim.Cluster{
 		Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{},
@@ -42,11 +41,6 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 			if _, known := out.Cards[name]; !known {
 				out.Cards[name] = r.cards(name, pod.Pod, &out)
 			}
-		}
-	}
-	for name := range need.Regions { // Pods may move there.
-		if _, known := out.Cards[name]; !known && len(pods) > 0 {
-			out.Cards[name] = r.cards(name, pods[0].Pod, &out)
 		}
 	}
 	return out

@@ -248,34 +248,3 @@ func TestReclaimerPriorities(t *testing.T) {
 		}
 	}
 }
-
-// Alice's pod can use n1 only, where bob has no more than its share. Bob's pods can use n2 too, which carol fills.
-func TestReclaimerMoves(t *testing.T) {
-	for name, tc := range map[string]struct {
-		excess  gpu.Memory
-		evicted []string
-	}{
-		"carol has more than its share": {16, []string{"?b2", "b2"}},
-		"carol has its share":           {0, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newReclaimFixture()
-			need := f.need()
-			need.Units[0].Pods[0].Nodes = []string{"n1"}
-			need.Regions, need.Classes = map[string]int{"n1": 0, "n2": 1}, [][]int{{0, 1}}
-			need.Tenants = map[string]reclaim.Standing{
-				"alice": {Share: 8, Gains: map[int]gpu.Memory{0: 8}},
-				"bob":   {Share: 16, Allocated: 16, Losses: map[reclaim.Spot]gpu.Memory{{}: 8}, Gains: map[int]gpu.Memory{1: 8}, Moves: 8},
-				"carol": {Share: 8, Allocated: 16, Excess: tc.excess},
-			}
-			need.Victims[0].Tenant = "carol"
-			for i := range need.Victims[1:] {
-				need.Victims[1+i].Spots = []reclaim.Spot{{}}
-			}
-			made := f.reclaim(need)
-			if diff := cmp.Diff(tc.evicted, f.server.Calls().Evicted); diff != "" || made != (tc.evicted != nil) {
-				t.Errorf("made: %v, evictions (-want +got)\n%s", made, diff)
-			}
-		})
-	}
-}

@@ -9,7 +9,7 @@ import (
 // unlimited is the capacity of an edge without a limit. Some of them add up without an overflow.
 const unlimited = gpu.Memory(math.MaxInt64 / 4)
 
-// flow is a network with a flow of the least cost for its amount. Its nodes are numbers from 0 on.
+// flow is a network with a flow. Its nodes are numbers from 0 on.
 type flow struct {
 	// from holds the positions of the edges that leave each node.
 	from  [][]int
@@ -18,9 +18,8 @@ type flow struct {
 	lengths []int
 	// tried is how many edges of each node push has tried since then.
 	tried []int
-	// queued and queue belong to search.
-	queued []bool
-	queue  []int
+	// queue belongs to search.
+	queue []int
 }
 
 const unreached = math.MaxInt
@@ -30,26 +29,21 @@ type edge struct {
 	to int
 	// left is how much more can flow.
 	left gpu.Memory
-	cost int
 }
 
 func newFlow(nodes int) *flow {
-	return &flow{from: make([][]int, nodes), lengths: make([]int, nodes), tried: make([]int, nodes), queued: make([]bool, nodes)}
+	return &flow{from: make([][]int, nodes), lengths: make([]int, nodes), tried: make([]int, nodes)}
 }
 
-// connect adds an edge and returns its position.
-func (f *flow) connect(from, to int, capacity gpu.Memory, cost int) int {
+// connect adds an edge.
+func (f *flow) connect(from, to int, capacity gpu.Memory) {
 	n := len(f.edges)
-	f.edges = append(f.edges, edge{to, capacity, cost}, edge{from, 0, -cost})
+	f.edges = append(f.edges, edge{to, capacity}, edge{from, 0})
 	f.from[from], f.from[to] = append(f.from[from], n), append(f.from[to], n+1)
-	return n
 }
-
-// through returns what flows through an edge.
-func (f *flow) through(edge int) gpu.Memory { return f.edges[edge^1].left }
 
 // maximize increases the flow as far as possible, and returns by how much. What flows out of the source along an edge never
-// decreases. Each search serves all shortest paths, as in Dinic's algorithm, but the cost comes before the number of edges.
+// decreases. Each search serves all shortest paths, as in Dinic's algorithm.
 func (f *flow) maximize(source, sink int) (more gpu.Memory) {
 	for f.search(source); f.lengths[sink] != unreached; f.search(source) {
 		clear(f.tried)
@@ -58,10 +52,7 @@ func (f *flow) maximize(source, sink int) (more gpu.Memory) {
 	return more
 }
 
-// length returns the length of an edge: first its cost counts, then that it is one more edge.
-func (f *flow) length(e *edge) int { return e.cost*len(f.from) + 1 }
-
-// search finds the shortest paths from the source along which more can flow. It is the algorithm of Bellman and Ford with a queue.
+// search finds the shortest paths from the source along which more can flow.
 func (f *flow) search(source int) {
 	for n := range f.lengths {
 		f.lengths[n] = unreached
@@ -69,21 +60,15 @@ func (f *flow) search(source int) {
 	f.lengths[source], f.queue = 0, append(f.queue[:0], source)
 	for next := 0; next < len(f.queue); next++ {
 		n := f.queue[next]
-		f.queued[n] = false
 		for _, i := range f.from[n] {
-			e := &f.edges[i]
-			if e.left == 0 || f.lengths[n]+f.length(e) >= f.lengths[e.to] {
-				continue
-			}
-			if f.lengths[e.to] = f.lengths[n] + f.length(e); !f.queued[e.to] {
-				f.queue, f.queued[e.to] = append(f.queue, e.to), true
+			if e := &f.edges[i]; e.left > 0 && f.lengths[e.to] == unreached {
+				f.lengths[e.to], f.queue = f.lengths[n]+1, append(f.queue, e.to)
 			}
 		}
 	}
 }
 
-// push sends up to the amount from a node to the sink along shortest paths, and returns how much. These paths have no cycles: a cycle of
-// the network costs at least 0, and has edges.
+// push sends up to the amount from a node to the sink along shortest paths, and returns how much.
 func (f *flow) push(n, sink int, amount gpu.Memory) (sent gpu.Memory) {
 	if n == sink {
 		return amount
@@ -91,7 +76,7 @@ func (f *flow) push(n, sink int, amount gpu.Memory) (sent gpu.Memory) {
 	for ; f.tried[n] < len(f.from[n]); f.tried[n]++ {
 		i := f.from[n][f.tried[n]]
 		e := &f.edges[i]
-		if e.left == 0 || f.lengths[n]+f.length(e) != f.lengths[e.to] {
+		if e.left == 0 || f.lengths[n]+1 != f.lengths[e.to] {
 			continue
 		}
 		more := f.push(e.to, sink, min(amount-sent, e.left))

@@ -77,18 +77,18 @@ func (d *division) fit(open []int) (placed gpu.Memory, lacking []bool) {
 	classes := pools + len(d.Sizes)
 	f := newFlow(classes + len(d.Classes))
 	for i, size := range d.Sizes {
-		f.connect(pools+i, sink, size, 0)
+		f.connect(pools+i, sink, size)
 	}
 	for i, class := range d.Classes {
 		for _, pool := range class {
-			f.connect(classes+i, pools+pool, unlimited, 0)
+			f.connect(classes+i, pools+pool, unlimited)
 		}
 	}
 	supply := func(claim int) {
-		f.connect(source, first+claim, d.shares[claim], 0)
+		f.connect(source, first+claim, d.shares[claim])
 		for class, demand := range d.demands[claim] {
 			if demand > 0 {
-				f.connect(first+claim, classes+class, demand, 0)
+				f.connect(first+claim, classes+class, demand)
 			}
 		}
 	}
@@ -107,50 +107,4 @@ func (d *division) fit(open []int) (placed gpu.Memory, lacking []bool) {
 		lacking[claim] = f.lengths[first+claim] != unreached
 	}
 	return placed, lacking
-}
-
-// Holding is the memory that a tenant's pods of one class have and request.
-type Holding struct {
-	// Tenant and Class are positions in the limits and in Pools.Classes.
-	Tenant, Class int
-	Demand        gpu.Memory
-	// Has is the memory that they have in each pool. It is a part of Demand.
-	Has []gpu.Memory
-}
-
-// Assign divides the pools among the holdings. Each tenant gets its limit, if there is room for all, and as much memory as possible stays
-// where it is. Assign returns how much each holding gets in each pool.
-func (p Pools) Assign(limits []gpu.Memory, holdings []Holding) [][]gpu.Memory {
-	const source, sink, first = 0, 1, 2
-	pools := first + len(limits)
-	own := pools + len(p.Sizes)
-	f := newFlow(own + len(holdings))
-	for tenant, limit := range limits {
-		f.connect(source, first+tenant, limit, 0)
-	}
-	for i, size := range p.Sizes {
-		f.connect(pools+i, sink, size, 0)
-	}
-	type grant struct{ holding, pool, edge int }
-	var grants []grant
-	for i, h := range holdings {
-		f.connect(first+h.Tenant, own+i, h.Demand, 0)
-		for pool, amount := range h.Has {
-			if amount > 0 {
-				grants = append(grants, grant{i, pool, f.connect(own+i, pools+pool, amount, 0)})
-			}
-		}
-		for _, pool := range p.Classes[h.Class] {
-			grants = append(grants, grant{i, pool, f.connect(own+i, pools+pool, unlimited, 1)})
-		}
-	}
-	f.maximize(source, sink)
-	out := make([][]gpu.Memory, len(holdings))
-	for i := range out {
-		out[i] = make([]gpu.Memory, len(p.Sizes))
-	}
-	for _, g := range grants {
-		out[g.holding][g.pool] += f.through(g.edge)
-	}
-	return out
 }

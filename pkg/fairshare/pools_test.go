@@ -154,33 +154,6 @@ func TestPoolsSharesModel(t *testing.T) {
 	}
 }
 
-// TestPoolsAssign gives random tenants what they can have: each gets its share, in pools that its pods can use or where they are, and
-// what can stay stays: a tenant gets nothing more in one pool while it loses in another one to nothing.
-func TestPoolsAssign(t *testing.T) {
-	const both, first = 0, 1
-	pools := Pools{[]gpu.Memory{10, 20}, [][]int{both: {0, 1}, first: {0}}}
-	for name, test := range map[string]struct {
-		limits   []gpu.Memory
-		holdings []Holding
-		want     [][]gpu.Memory
-	}{
-		"all stays": {[]gpu.Memory{10, 20}, []Holding{{0, both, 10, []gpu.Memory{10, 0}}, {1, both, 20, []gpu.Memory{0, 20}}}, [][]gpu.Memory{{10, 0}, {0, 20}}},
-		"one moves, and another one makes room for it": {
-			[]gpu.Memory{10, 10, 10},
-			[]Holding{{0, first, 50, []gpu.Memory{0, 0}}, {1, both, 10, []gpu.Memory{10, 0}}, {2, both, 50, []gpu.Memory{0, 20}}},
-			[][]gpu.Memory{{10, 0}, {0, 10}, {0, 10}},
-		},
-		"what is free is used first": {
-			[]gpu.Memory{10, 10}, []Holding{{0, first, 50, []gpu.Memory{4, 0}}, {1, both, 10, []gpu.Memory{6, 0}}}, [][]gpu.Memory{{10, 0}, {0, 10}},
-		},
-		"no room for all": {[]gpu.Memory{10, 5}, []Holding{{0, first, 50, []gpu.Memory{5, 0}}, {1, first, 5, []gpu.Memory{5, 0}}}, [][]gpu.Memory{{5, 0}, {5, 0}}},
-	} {
-		if diff := gocmp.Diff(test.want, pools.Assign(test.limits, test.holdings)); diff != "" {
-			t.Errorf("%s: (-want +got)\n%s", name, diff)
-		}
-	}
-}
-
 // BenchmarkPoolsShares divides 32 pools among tenants that ask for about as much as there is. Each class of pods can use a few pools.
 func BenchmarkPoolsShares(b *testing.B) {
 	const pools = 32

@@ -13,10 +13,8 @@ import (
 // unit gets room.
 //
 // The pods of the units are placed one by one. For each pod that fits nowhere, Choose takes the place for which the least memory must be
-// evicted. Of equally good places it takes the one whose oldest victim is the newest, and then the one with the fewest victims. First it
-// considers only victims within the excess of their tenants. If that doesn't make room, it also considers victims that move, if there is
-// room for them in other regions, or victims within an excess can make it there. Finally it drops each victim without which its unit still
-// fits. It doesn't search for the set with the least memory for several pods together.
+// evicted. Of equally good places it takes the one whose oldest victim is the newest, and then the one with the fewest victims. Finally it
+// drops each victim without which its unit still fits. It doesn't search for the set with the least memory for several pods together.
 func Choose(need Need, cluster Cluster) (Plan, bool) {
 	t := newTrial(need, cluster)
 	defer t.undo()
@@ -37,8 +35,8 @@ func (t *trial) serve(unit int) {
 		}
 		if node, ok := t.makeRoom(unit, pod); !ok || !t.place(unit, i, node) {
 			t.unplace(unit)
-			for _, v := range t.victims(before) {
-				t.keep(v)
+			for _, v := range slices.Clone(t.evicted[before:]) {
+				t.restore(v)
 			}
 			return
 		}
@@ -58,24 +56,13 @@ type trial struct {
 	// sets are slices of nodes as sets, by the address of their first element.
 	sets map[*string]map[string]bool
 	// memory is the memory of each candidate.
-	memory  []gpu.Memory
-	tally   *Tally
+	memory []gpu.Memory
+	// lost is the memory of the victims so far, by tenant. allowed holds how many more evictions each budget allows.
+	lost    map[string]gpu.Memory
 	allowed []int
 	// evicted are the victims so far, in order. unitOf is the unit for which each was chosen.
 	evicted []int
 	unitOf  map[int]int
-	// moves holds the victims that move. moving is true during a search that considers them, for a pod of the tenant mover.
-	moves  map[int]bool
-	moving bool
-	mover  string
-	// rooms are the rooms elsewhere of the victims that move. later are the candidates that a later attempt evicts to free these rooms.
-	// stuck are the movers for which no room was found. nodes are all nodes by name, nil until they are needed.
-	rooms map[int]*room
-	later map[int]bool
-	stuck map[mover]bool
-	nodes []string
-	// gained is the memory that the units' tenants get in each region.
-	gained map[tenantSpot]gpu.Memory
 	// places are the places of each unit's pods; nil for a unit that has none.
 	places [][]Place
 	// steps is how many steps all searches together may still take.
@@ -85,9 +72,8 @@ type trial struct {
 func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
 		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, sets: map[*string]map[string]bool{},
-		memory: make([]gpu.Memory, len(need.Victims)), tally: NewTally(need.Tenants), allowed: slices.Clone(cluster.Allowed),
-		unitOf: map[int]int{}, moves: map[int]bool{}, rooms: map[int]*room{}, later: map[int]bool{}, stuck: map[mover]bool{},
-		gained: map[tenantSpot]gpu.Memory{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
+		memory: make([]gpu.Memory, len(need.Victims)), lost: map[string]gpu.Memory{}, allowed: slices.Clone(cluster.Allowed),
+		unitOf: map[int]int{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
 	}
 	for i, v := range need.Victims {
 		t.memory[i] = v.Memory()
@@ -128,8 +114,7 @@ func (t *trial) cardsOf(node string) []placement.Card {
 
 // may reports whether the candidate may be evicted in addition to the victims so far.
 func (t *trial) may(v int) bool {
-	if victim := &t.need.Victims[v]; !t.tally.WithinExcess(victim) &&
-		(!t.moving || victim.Tenant == t.mover || !t.tally.CanMove(victim) || t.stuck[moverOf(victim)]) {
+	if tenant := t.need.Victims[v].Tenant; t.lost[tenant].Add(t.memory[v]) > t.need.Tenants[tenant].Excess {
 		return false
 	}
 	var uses map[int]int
@@ -179,7 +164,7 @@ func (t *trial) restore(v int) (fits bool) {
 
 // count updates what may still be evicted: sign is -1 when the candidate becomes a victim, and 1 when it is restored.
 func (t *trial) count(v, sign int) {
-	t.tally.count(&t.need.Victims[v], gpu.Memory(-sign))
+	t.lost[t.need.Victims[v].Tenant] -= gpu.Memory(sign) * t.memory[v]
 	for _, p := range t.need.Victims[v].Pods {
 		for _, budget := range t.cluster.Budgets[p.UID] {
 			t.allowed[budget] += sign
@@ -217,9 +202,6 @@ func (t *trial) placeSomewhere(unit, i int) bool {
 
 // place gives the pod a place on the node, if the node has room. The pods before it in the unit must have their places.
 func (t *trial) place(unit, i int, node string) bool {
-	if t.freedLater(node) {
-		return false
-	}
 	pod := t.need.Units[unit].Pods[i]
 	where, reason := placement.Place(placement.Expected, t.present(node), pod.Demand())
 	if reason != reasons.Fits || t.cluster.Capacity != nil && !t.cluster.Capacity.Take(node, pod.UID) {
@@ -227,21 +209,7 @@ func (t *trial) place(unit, i int, node string) bool {
 	}
 	change(t.cardsOf(node), where, (*placement.Card).Add)
 	t.places[unit] = append(t.places[unit], Place{node, where})
-	t.gain(unit, i, node, 1)
 	return true
-}
-
-// gain counts the memory that the unit's tenant gets in the region of the node for one of the unit's pods. sign is -1 to undo that.
-func (t *trial) gain(unit, i int, node string, sign gpu.Memory) {
-	u := &t.need.Units[unit]
-	t.gained[tenantSpot{u.Tenant, Spot{Region: t.need.Regions[node]}}] += sign * u.Pods[i].Request
-}
-
-// gains reports whether the tenant's gain in the region of the node is large enough for the pod, in addition to what the tenant gets there
-// in this trial already.
-func (t *trial) gains(tenant, node string, pod Pod) bool {
-	region := t.need.Regions[node]
-	return t.gained[tenantSpot{tenant, Spot{Region: region}}]+pod.Request <= t.need.Tenants[tenant].Gains[region]
 }
 
 // unplace removes the places of a unit's pods, and returns them.
@@ -250,7 +218,6 @@ func (t *trial) unplace(unit int) []Place {
 	t.places[unit] = nil
 	for i, place := range former {
 		Free(t.cardsOf(place.Node), place.On)
-		t.gain(unit, i, place.Node, -1)
 		if t.cluster.Capacity != nil {
 			t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
 		}
@@ -266,21 +233,19 @@ func (t *trial) placeAgain(unit int, places []Place) {
 			t.cluster.Capacity.Take(place.Node, t.need.Units[unit].Pods[i].UID)
 		}
 		change(t.cardsOf(place.Node), place.On, (*placement.Card).Add)
-		t.gain(unit, i, place.Node, 1)
 	}
 }
 
 // dropUnneeded drops each victim without which its unit still fits. It tries the victims with the most memory first, and of equal ones the
 // oldest.
 func (t *trial) dropUnneeded() {
-	order := slices.Sorted(slices.Values(t.victims(0)))
+	order := slices.Sorted(slices.Values(t.evicted))
 	slices.Reverse(order)
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(t.memory[b], t.memory[a]) })
 	for _, v := range order {
 		unit := t.unitOf[v]
 		before := t.unplace(unit)
 		if t.restore(v) && t.placeAll(unit) {
-			t.dropRoom(v)
 			continue
 		}
 		t.unplace(unit)
@@ -303,17 +268,17 @@ func (t *trial) undo() {
 	for unit := range t.places {
 		t.unplace(unit)
 	}
-	for _, v := range t.victims(0) {
-		t.keep(v)
+	for _, v := range slices.Clone(t.evicted) {
+		t.restore(v)
 	}
 }
 
 func (t *trial) plan() (out Plan) {
 	var evicted gpu.Memory
 	awaited := map[string][]gpu.PodUID{}
-	for _, v := range slices.Sorted(slices.Values(t.victims(0))) {
+	for _, v := range slices.Sorted(slices.Values(t.evicted)) {
 		victim := t.need.Victims[v]
-		out.Victims = append(out.Victims, Eviction{victim, t.need.Units[t.unitOf[v]], t.moves[v]})
+		out.Victims = append(out.Victims, Eviction{victim, t.need.Units[t.unitOf[v]]})
 		evicted = evicted.Add(t.memory[v])
 		for _, p := range victim.Pods {
 			node := t.cluster.Places[p.UID].Node

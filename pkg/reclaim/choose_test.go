@@ -76,26 +76,6 @@ func (s *scene) excess(tenant string, amount gpu.Memory) *scene {
 	return s
 }
 
-// moves makes each node a region, and lets the tenant lose an amount on n0, and have as much on n1 instead.
-func (s *scene) moves(tenant string, amount gpu.Memory) *scene {
-	s.Regions, s.Classes = map[string]int{node(0): 0, node(1): 1}, [][]int{{0, 1}}
-	for i, v := range s.Victims {
-		for _, p := range v.Pods {
-			s.Victims[i].Spots = append(s.Victims[i].Spots, Spot{Region: s.Regions[s.Places[p.UID].Node]})
-		}
-	}
-	s.Tenants[tenant] = Standing{Losses: map[Spot]gpu.Memory{{}: amount}, Gains: map[int]gpu.Memory{1: amount}, Moves: amount}
-	return s
-}
-
-// gains lets alice have so much on n0.
-func (s *scene) gains(amount gpu.Memory) *scene {
-	standing := s.Tenants["alice"]
-	standing.Gains = map[int]gpu.Memory{0: amount}
-	s.Tenants["alice"] = standing
-	return s
-}
-
 func (s *scene) budget(victim int, allowed int) *scene {
 	for _, p := range s.Victims[victim].Pods {
 		s.Budgets[p.UID] = []int{len(s.Allowed)}
@@ -146,16 +126,6 @@ func TestChoose(t *testing.T) {
 		"only the second pod can be served":          {newScene(1).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).wants(5, 1).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
 		"the second victim is enough for both pods":  {newScene(2).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).has("bob", at{0, 1, 8}).wants(3, 1).wants(5, 1).excess("bob", 12), []gpu.PodUID{"bob-1.0"}, 0, false},
 		"the smallest set, though the newest is big": {newScene(1).has("bob", at{0, 0, 3}).has("bob", at{0, 0, 2}).has("bob", at{0, 0, 2}).used(at{0, 0, 1}).wants(4, 1).excess("bob", 4), []gpu.PodUID{"bob-1.0", "bob-2.0"}, 0, false},
-		"a pod moves that can be elsewhere":          {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1).only("n0").moves("bob", 8).gains(8), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"it would have less elsewhere":               {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1).only("n0").moves("bob", 7).gains(8), nil, 0, true},
-		"there it is no tenant's turn to have more":  {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1).only("n0").moves("bob", 8).gains(7), nil, 0, true},
-		"elsewhere there is room after an eviction":  {newScene(1, 1).has("bob", at{0, 0, 8}).has("carol", at{1, 0, 8}).budget(1, 1).wants(8, 1).only("n0").moves("bob", 8).gains(8).excess("carol", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"elsewhere a budget allows no eviction":      {newScene(1, 1).has("bob", at{0, 0, 8}).has("carol", at{1, 0, 8}).budget(1, 0).wants(8, 1).only("n0").moves("bob", 8).gains(8).excess("carol", 8), nil, 0, true},
-		"elsewhere the memory is in pieces":          {newScene(1, 2).has("bob", at{0, 0, 8}).used(at{1, 0, 4}).used(at{1, 1, 4}).wants(8, 1).only("n0").moves("bob", 8).gains(8), nil, 0, true},
-		"elsewhere is room for one of two pods":      {newScene(2, 2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).has("carol", at{1, 0, 8}).has("carol", at{1, 1, 8}).budget(3, 0).wants(8, 1).wants(8, 1).only("n0").moves("bob", 16).gains(16).excess("carol", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"what a later attempt frees is no room yet":  {newScene(1, 2).has("bob", at{0, 0, 8}).has("carol", at{1, 0, 8}, at{1, 1, 8}).wants(8, 1).only("n0").wants(8, 1).moves("bob", 8).gains(8).excess("carol", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"its tenant doesn't move its own pods":       {newScene(1, 1).has("alice", at{0, 0, 8}).wants(8, 1).only("n0").moves("alice", 8).gains(8), nil, 0, true},
-		"rather the excess of another tenant":        {newScene(2, 1).has("bob", at{0, 0, 8}).has("carol", at{0, 1, 8}).wants(8, 1).only("n0").moves("bob", 8).gains(8).excess("carol", 8), []gpu.PodUID{"carol-1.0"}, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plan, ok := Choose(tc.scene.Need, tc.scene.Cluster)

@@ -1,8 +1,7 @@
 // Package reclaim decides which pods are evicted to make room for the next unit of a tenant below its share: a pod, or the members of a
 // group that must be bound together.
 //
-// After the evictions each tenant still has its share. Moves are the exception: a move evicts a pod whose tenant can have its share in
-// another region. That tenant is below its share until it gets room there, which may need another attempt.
+// After the evictions each tenant still has its share.
 //
 // The package imports no client and no HTTP, and reads no clock.
 package reclaim

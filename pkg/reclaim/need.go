@@ -18,10 +18,6 @@ type Need struct {
 	Victims []Victim
 	// Tenants are those of the units and of the candidates, by name.
 	Tenants map[string]Standing
-	// Regions holds the region of each node. Classes holds, for each class, the regions that its pods can use. Both are nil if all pods can use
-	// the same nodes.
-	Regions map[string]int
-	Classes [][]int
 }
 
 // Unit is a pod, or the members of a group that must be bound together. It gets room as a whole or not at all.
@@ -44,8 +40,6 @@ type Victim struct {
 	// Started is when the pod, or the first member of the group, was bound.
 	Started time.Time
 	Pods    []gpu.Pod
-	// Spots are the spots of the pods, in their order; nil if the victim can't move.
-	Spots []Spot
 }
 
 // Memory returns the memory of the victim's pods.
@@ -62,12 +56,6 @@ type Standing struct {
 	// Excess is how much memory of its bound pods can be evicted so that the rest is still its share. Pods that are being deleted count as
 	// gone.
 	Excess gpu.Memory
-	// Losses, Gains and Moves compare what the tenant has with what fairshare.Pools.Assign gives it. Losses holds how much less it is to
-	// have, by region and class. Gains holds how much more it is to have, by region, including memory for its waiting pods. Moves is the
-	// smaller of the two sums.
-	Losses map[Spot]gpu.Memory
-	Gains  map[int]gpu.Memory
-	Moves  gpu.Memory
 }
 
 // String returns such as "8 of its share of 16".
@@ -121,8 +109,6 @@ type Plan struct {
 type Eviction struct {
 	Victim
 	For Unit
-	// Moves is true if the victim moves: without it, its tenant may have less than its share until it gets room elsewhere.
-	Moves bool
 }
 
 // Served is a unit that gets room.

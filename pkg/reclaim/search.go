@@ -36,29 +36,25 @@ func (o *option) excludes(memory gpu.Memory, newest time.Time) bool {
 	return o != nil && (memory > o.memory || memory == o.memory && newest.Before(o.oldest))
 }
 
+// makeRoom evicts the cheapest candidates for a pod of a unit, and returns their node.
+func (t *trial) makeRoom(unit int, pod Pod) (node string, ok bool) {
+	best := t.cheapest(pod)
+	if best == nil {
+		return "", false
+	}
+	for _, v := range best.victims {
+		t.evict(v)
+		t.unitOf[v] = unit
+	}
+	return best.node, true
+}
+
 // cheapest returns the option for the pod with the least cost; nil if there is none.
-func (t *trial) cheapest(pod Pod) *option {
+func (t *trial) cheapest(pod Pod) (best *option) {
 	usable := t.usable(pod.Nodes)
-	return t.cheapestAmong(pod.UID, pod.Demand(), func(node string) bool { return usable[node] && !t.freedLater(node) })
-}
-
-// cheapestMove returns the cheapest option for a pod of the tenant, if candidates that can move may be evicted too. It considers only nodes in
-// regions in which the tenant is to get this memory, so that each such eviction brings the tenants closer to their shares.
-func (t *trial) cheapestMove(tenant string, pod Pod) *option {
-	t.moving, t.mover = true, tenant
-	defer func() { t.moving = false }()
-	usable := t.usable(pod.Nodes)
-	return t.cheapestAmong(pod.UID, pod.Demand(), func(node string) bool {
-		return usable[node] && !t.freedLater(node) && t.gains(tenant, node, pod)
-	})
-}
-
-// cheapestAmong returns the cheapest option for the pod on the nodes for which among returns true; nil if there is none. If uid is empty,
-// only the cards count, not the capacity.
-func (t *trial) cheapestAmong(uid gpu.PodUID, demand gpu.Demand, among func(node string) bool) (best *option) {
 	for _, node := range t.order {
-		if t.steps > 0 && among(node) {
-			best = t.cheapestOn(node, uid, demand, best)
+		if t.steps > 0 && usable[node] {
+			best = t.cheapestOn(node, pod.UID, pod.Demand(), best)
 		}
 	}
 	return best
