@@ -1,0 +1,250 @@
+// Package queue has the rules of the queue: which of the items that wait for memory may be placed, and when.
+//
+// An item is what is placed at once: a pod, or the members that a group's run needs. The package uses no client and no clock.
+package queue
+
+import (
+	"sync"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Item is what is placed at once.
+type Item struct {
+	Namespace string
+	// ID identifies the item in its namespace.
+	ID string
+	// Shape is equal for items that ask for the same and can use the same nodes.
+	Shape string
+	Size  Size
+	// Broken is true if a part of the item is bound already.
+	Broken bool
+}
+
+// Size is how much an item asks for. Of whole cards, it has only the number.
+type Size struct {
+	Memory gpu.Memory
+	Cards  int
+}
+
+// covers reports whether s is as large as o.
+func (s Size) covers(o Size) bool { return s.Memory >= o.Memory && s.Cards >= o.Cards }
+
+func (s Size) max(o Size) Size { return Size{max(s.Memory, o.Memory), max(s.Cards, o.Cards)} }
+
+// Failures remembers failures: an item was placed, and didn't arrive in time. It bounds the memory that broken and hostile items keep from others.
+//
+//   - A shape pauses after each failure, for longer each time, until an item of this shape arrives. A controller that makes a pod again, or a run
+//     that starts again, continues where the former one was.
+//   - After failures in a row, items of the namespace are placed one at a time: the next one longer after the latest failure each time. Small items
+//     that arrive don't prove that large ones would. So this ends when an item as large as those that failed arrives. Before, only items no
+//     larger than one that has arrived since are placed without this delay.
+//
+// Items that were placed before the latest failure are no further failure in the row: kube-scheduler may have stopped for a while. Losing memory to
+// another item, or with a card or node, is no failure.
+//
+// The zero value remembers nothing. Its methods may be called concurrently.
+type Failures struct {
+	mu sync.Mutex
+	// namespaces have the failures of the last hour.
+	namespaces map[string]*namespaceFailures
+}
+
+// namespaceFailures are the failures of a namespace.
+type namespaceFailures struct {
+	// row are the failures since an item as large as largest, which is what failed, arrived.
+	row     row
+	largest Size
+	// proven is the size up to which items have arrived since. Nothing of this size has failed since then.
+	proven Size
+	// turn is the ID of the item that is placed, of those that are placed one at a time; empty if none is.
+	turn string
+	// shapes are the failures of each shape since an item of this shape arrived.
+	shapes map[string]*row
+}
+
+// row are failures without an arrival between them.
+type row struct {
+	count  int
+	latest time.Time
+}
+
+const (
+	// minPause is the pause after the first failure. It doubles each time, up to maxPause.
+	minPause, maxPause = time.Second, 10 * time.Minute
+	// forgetAfter is how long after its latest failure a namespace or a shape is forgotten. Items that fail do so at least once in maxPause, unless
+	// there is no room for them.
+	forgetAfter = time.Hour
+	// maxShapes is the number of shapes that are remembered for a namespace. Of more, those whose pauses end first are forgotten; the namespace's
+	// failures in a row are counted in any case.
+	maxShapes = 64
+)
+
+// add counts a failure of an item that was placed at that time.
+func (r *row) add(placed, now time.Time) {
+	if r.count == 0 || !placed.Before(r.latest) {
+		r.count++
+	}
+	r.latest = now
+}
+
+// pauseEnds returns when the pause after the latest failure ends.
+func (r *row) pauseEnds() time.Time { return r.latest.Add(min(minPause<<min(r.count-1, 10), maxPause)) }
+
+// turnBegins returns when the next item may be placed.
+func (r *row) turnBegins() time.Time { return r.latest.Add(min(minPause<<min(r.count, 10), maxPause)) }
+
+// awaitsTurn reports whether the item is one of those that are placed one at a time.
+func (n *namespaceFailures) awaitsTurn(i Item) bool {
+	return n != nil && n.row.count > 0 && !i.Broken && !n.proven.covers(i.Size)
+}
+
+// Until returns until when the item must not be placed; a time that isn't after now if it may be. turn is true if the item waits for others of its
+// namespace. While another one is placed, the end is unknown, and Until returns when to ask again at the latest. A broken item only pauses: what is
+// bound of it is evicted soon.
+func (f *Failures) Until(i Item, now time.Time) (until time.Time, turn bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.namespaces[i.Namespace]
+	if n == nil {
+		return time.Time{}, false
+	}
+	if shape := n.shapes[i.Shape]; shape != nil {
+		until = shape.pauseEnds()
+	}
+	var next time.Time
+	switch {
+	case !n.awaitsTurn(i):
+	case n.turn == "":
+		next = n.row.turnBegins()
+	case n.turn != i.ID:
+		next = now.Add(minPause)
+	}
+	if !next.After(until) {
+		return until, false
+	}
+	return next, true
+}
+
+// FailedAt returns when an item of this shape failed last; zero if none has since one of this shape arrived.
+func (f *Failures) FailedAt(i Item) time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
+		return n.shapes[i.Shape].latest
+	}
+	return time.Time{}
+}
+
+// Placed records that memory is reserved for the item. Failed, Arrived or Ended must follow.
+func (f *Failures) Placed(i Item) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := f.namespaces[i.Namespace]; n.awaitsTurn(i) {
+		n.turn = i.ID
+	}
+}
+
+// Ended records that the item has no memory reserved any more, and is neither bound nor has failed.
+func (f *Failures) Ended(i Item) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := f.namespaces[i.Namespace]; n != nil && n.turn == i.ID {
+		n.turn = ""
+	}
+}
+
+// Arrived records that the item is bound.
+func (f *Failures) Arrived(i Item) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.namespaces[i.Namespace]
+	if n == nil {
+		return
+	}
+	delete(n.shapes, i.Shape)
+	if n.turn == i.ID {
+		n.turn = ""
+	}
+	if i.Size.covers(n.largest) {
+		n.row, n.largest, n.proven, n.turn = row{}, Size{}, Size{}, ""
+	} else {
+		n.proven = n.proven.max(i.Size)
+	}
+	if n.row.count == 0 && len(n.shapes) == 0 {
+		delete(f.namespaces, i.Namespace)
+	}
+}
+
+// Failed records that the item, which was placed at that time, hasn't arrived.
+func (f *Failures) Failed(i Item, placed, now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.forget(now)
+	n := f.namespaces[i.Namespace]
+	if n == nil {
+		if f.namespaces == nil {
+			f.namespaces = map[string]*namespaceFailures{}
+		}
+		n = &namespaceFailures{shapes: map[string]*row{}}
+		f.namespaces[i.Namespace] = n
+	}
+	n.row.add(placed, now)
+	n.largest = n.largest.max(i.Size)
+	if n.proven.covers(i.Size) {
+		n.proven = Size{}
+	}
+	if n.turn == i.ID {
+		n.turn = ""
+	}
+	if n.shapes[i.Shape] == nil {
+		n.shapes[i.Shape] = &row{}
+	}
+	n.shapes[i.Shape].add(placed, now)
+	n.bound(i.Shape)
+}
+
+// bound forgets a shape if there are too many, but not the one that failed now.
+func (n *namespaceFailures) bound(failed string) {
+	if len(n.shapes) <= maxShapes {
+		return
+	}
+	first := ""
+	for shape, r := range n.shapes {
+		if shape != failed && (first == "" || r.pauseEnds().Before(n.shapes[first].pauseEnds())) {
+			first = shape
+		}
+	}
+	delete(n.shapes, first)
+}
+
+// forget drops failures that are too old.
+func (f *Failures) forget(now time.Time) {
+	for name, n := range f.namespaces {
+		for shape, r := range n.shapes {
+			if now.Sub(r.latest) > forgetAfter {
+				delete(n.shapes, shape)
+			}
+		}
+		if n.turn == "" && now.Sub(n.row.latest) > forgetAfter && len(n.shapes) == 0 {
+			delete(f.namespaces, name)
+		}
+	}
+}
+
+// Forgive ends the pause of the item's shape: its owner has changed what may have made it fail.
+func (f *Failures) Forgive(i Item) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := f.namespaces[i.Namespace]; n != nil {
+		delete(n.shapes, i.Shape)
+	}
+}
+
+// Clear forgets all failures: the term of the leader has ended.
+func (f *Failures) Clear() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.namespaces = nil
+}

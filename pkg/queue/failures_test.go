@@ -1,0 +1,221 @@
+package queue
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+var begin = time.Unix(1_800_000_000, 0)
+
+const patience = 30 * time.Second
+
+// scene is a namespace whose items are placed as soon as they may be.
+type scene struct {
+	*testing.T
+	Failures
+	now time.Time
+}
+
+func newScene(t *testing.T) *scene { return &scene{T: t, now: begin} }
+
+// item returns an item of one card.
+func item(id, shape string, memory gpu.Memory) Item {
+	return Item{Namespace: "a", ID: id, Shape: shape, Size: Size{memory, 1}}
+}
+
+// await waits until the item may be placed, and returns for how long.
+func (s *scene) await(i Item) time.Duration {
+	from := s.now
+	for until, _ := s.Until(i, s.now); until.After(s.now); until, _ = s.Until(i, s.now) {
+		s.now = until
+	}
+	return s.now.Sub(from)
+}
+
+// fail places the item as soon as it may be, lets it fail, and returns for how long it waited.
+func (s *scene) fail(i Item) time.Duration {
+	waited := s.await(i)
+	s.Placed(i)
+	placed := s.now
+	s.now = s.now.Add(patience)
+	s.Failed(i, placed, s.now)
+	return waited
+}
+
+// waits returns for how long the item would have to wait now.
+func (s *scene) waits(i Item) time.Duration {
+	until, _ := s.Until(i, s.now)
+	return max(until.Sub(s.now), 0)
+}
+
+// TestPauses: the pauses of a shape whose items always fail, although each item has another ID.
+func TestPauses(t *testing.T) {
+	s := newScene(t)
+	var got []time.Duration
+	for n := range 13 {
+		i := item(fmt.Sprint("run-", n), "shape", 8)
+		i.Broken = true // So it waits for no turn.
+		got = append(got, s.fail(i))
+	}
+	if got, want := fmt.Sprint(got), "[0s 1s 2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 10m0s 10m0s]"; got != want {
+		t.Errorf("pauses %s, want %s", got, want)
+	}
+	if got := s.FailedAt(item("other", "shape", 8)); got != s.now {
+		t.Errorf("failed at %v, want %v", got, s.now)
+	}
+	if got := s.FailedAt(item("other", "another", 8)); !got.IsZero() {
+		t.Errorf("another shape failed at %v", got)
+	}
+}
+
+// TestFailures: for how long items wait after others have failed.
+func TestFailures(t *testing.T) {
+	const free, paused, turn = 0, time.Second, 2 * time.Second // After one failure.
+	large, small := item("large", "large", 64), item("small", "small", 8)
+	other := large
+	other.Namespace = "b"
+	for name, tc := range map[string]struct {
+		after func(s *scene)
+		of    Item
+		want  time.Duration
+	}{
+		"nothing has failed":                           {func(*scene) {}, large, free},
+		"the same item":                                {func(s *scene) { s.fail(large) }, large, turn},
+		"another shape":                                {func(s *scene) { s.fail(large) }, small, turn},
+		"another namespace":                            {func(s *scene) { s.fail(large) }, other, free},
+		"what is bound of it wastes memory":            {func(s *scene) { s.fail(large) }, Item{Namespace: "a", ID: "x", Shape: "x", Broken: true}, free},
+		"that, and its shape has failed":               {func(s *scene) { s.fail(large) }, Item{Namespace: "a", ID: "x", Shape: "large", Broken: true}, paused},
+		"it was edited":                                {func(s *scene) { s.fail(large); s.Forgive(large) }, large, turn},
+		"it arrived":                                   {func(s *scene) { s.fail(large); s.Arrived(large) }, large, free},
+		"it arrived, and another shape waits":          {func(s *scene) { s.fail(large); s.Arrived(large) }, small, free},
+		"a small one arrived":                          {func(s *scene) { s.fail(large); s.Arrived(small) }, large, turn},
+		"a small one arrived, and is next":             {func(s *scene) { s.fail(large); s.Arrived(small) }, small, free},
+		"a small one arrived, then failed":             {func(s *scene) { s.fail(large); s.Arrived(small); s.fail(small) }, item("x", "x", 8), 2 * turn},
+		"a large one arrived after a small one failed": {func(s *scene) { s.fail(small); s.Arrived(large) }, item("x", "x", 8), free},
+		"that, and it has the shape":                   {func(s *scene) { s.fail(small); s.Arrived(large) }, small, paused},
+		"fewer cards arrived": {func(s *scene) {
+			s.Failed(Item{Namespace: "a", Shape: "cards", Size: Size{16, 2}}, s.now, s.now)
+			s.Arrived(large)
+		}, Item{Namespace: "a", Shape: "x", Size: Size{16, 2}}, turn},
+		"another one is placed": {func(s *scene) {
+			s.fail(large)
+			s.await(large)
+			s.Placed(large)
+			s.now = s.now.Add(time.Hour)
+		}, small, paused},
+		"another one was placed, and lost its memory": {func(s *scene) {
+			s.fail(large)
+			s.await(large)
+			s.Placed(large)
+			s.Ended(large)
+		}, small, free},
+		"ten failed at the same time": {func(s *scene) {
+			for n := range 10 {
+				s.Failed(item(fmt.Sprint(n), fmt.Sprint("shape ", n), 64), s.now.Add(-patience), s.now)
+			}
+		}, small, turn},
+		"one failed twice, as two components report": {func(s *scene) {
+			s.fail(large)
+			s.Failed(large, s.now.Add(-patience), s.now)
+		}, large, turn},
+		"an hour later":  {func(s *scene) { s.fail(large); s.now = s.now.Add(time.Hour) }, large, free},
+		"the term ended": {func(s *scene) { s.fail(large); s.Clear() }, large, free},
+		"twenty failed in a row": {func(s *scene) {
+			for n := range 20 {
+				s.fail(item(fmt.Sprint(n), fmt.Sprint("shape ", n), 64))
+			}
+		}, small, maxPause},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			tc.after(s)
+			if got := s.waits(tc.of); got != tc.want {
+				t.Errorf("%v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestHostileNamespace: a namespace whose items always fail, each with another shape, keeps memory for no more than one item, a twentieth of the
+// time, once it has failed for half an hour. Tiny items that arrive don't change that.
+func TestHostileNamespace(t *testing.T) {
+	for name, tiny := range map[string]bool{"all fail": false, "tiny ones arrive": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			kept, placed := time.Duration(0), map[string]time.Time{}
+			end := begin.Add(12 * time.Hour)
+			for n := 0; s.now.Before(end); s.now = s.now.Add(time.Second) {
+				for id, at := range placed {
+					if s.now.Sub(at) >= patience {
+						s.Failed(item(id, id, 64), at, s.now)
+						delete(placed, id)
+					}
+				}
+				for range 40 {
+					n++
+					next := item(fmt.Sprint(n), fmt.Sprint(n), 64)
+					if until, _ := s.Until(next, s.now); until.After(s.now) {
+						break
+					}
+					s.Placed(next)
+					placed[next.ID] = s.now
+				}
+				if tiny {
+					s.Arrived(item("tiny", "tiny", 1))
+				}
+				if s.now.Sub(begin) > 30*time.Minute {
+					kept += time.Duration(len(placed)) * time.Second
+				}
+			}
+			if part := kept.Seconds() / end.Sub(begin).Seconds(); part > 0.05 || part == 0 {
+				t.Errorf("keeps the memory of an item for %.1f%% of the time", 100*part)
+			}
+			if n := len(s.namespaces["a"].shapes); n > maxShapes {
+				t.Errorf("%d shapes are remembered", n)
+			}
+		})
+	}
+}
+
+// TestHealthyAmongBroken: a healthy item of a namespace in which 40 others always fail is placed, once for each of them at the latest.
+func TestHealthyAmongBroken(t *testing.T) {
+	s := newScene(t)
+	for n := range 40 {
+		s.fail(item(fmt.Sprint("broken-", n), fmt.Sprint("broken-", n), 64))
+	}
+	healthy := item("healthy", "healthy", 64)
+	if waited := s.await(healthy); waited > maxPause {
+		t.Errorf("it waits for %v", waited)
+	}
+	s.Placed(healthy)
+	s.Arrived(healthy)
+	if waited := s.await(item("x", "x", 64)); waited > 0 {
+		t.Errorf("the next one waits for %v", waited)
+	}
+}
+
+// TestForgotten: nothing is left of namespaces that have failed once, or whose items have arrived.
+func TestForgotten(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	s := newScene(t)
+	for n := range 2000 {
+		i := item(fmt.Sprint(n), fmt.Sprint(random.IntN(100)), gpu.Memory(random.IntN(100)))
+		i.Namespace = fmt.Sprint("namespace-", n/10)
+		switch s.now = s.now.Add(time.Minute); random.IntN(4) {
+		case 0:
+			s.Arrived(i)
+		case 1:
+			s.Placed(i)
+			s.Ended(i)
+		default:
+			s.Failed(i, s.now, s.now)
+		}
+	}
+	if n := len(s.namespaces); n > 10 {
+		t.Errorf("%d namespaces are remembered", n)
+	}
+}
