@@ -1,0 +1,145 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/framework"
+)
+
+// modelLabel is the node label with the model of the cards.
+const modelLabel = "model"
+
+const mebibyte = 1 << 20
+
+// cluster is the cluster of the trace. The ledger and eligibility, which are those of the extender, decide about pods with GPU memory.
+type cluster struct {
+	ledger   *ledger.Ledger
+	eligible *eligibility.Cluster
+	scheduler
+	view ledger.View
+	// constraints are those of pods, by what they ask for.
+	constraints map[tracePod]unique.Handle[string]
+	// allocated and all are thousandths of cards.
+	allocated, all int
+	now            time.Time
+}
+
+// newCluster returns the cluster without pods, with the nodes in this order.
+func newCluster(nodes []traceNode, order []int, policy placement.Policy, ties *rand.Rand) *cluster {
+	c := &cluster{
+		ledger: ledger.New(), eligible: eligibility.NewCluster(), scheduler: newScheduler(nodes, order, ties),
+		view:        ledger.View{Card: placement.Binpack, Node: policy},
+		constraints: map[tracePod]unique.Handle[string]{}, now: time.Unix(1_800_000_000, 0),
+	}
+	for i := range nodes {
+		object := nodes[i].object()
+		spec, _ := eligibility.Spec(object, protocol.ParseNode(object))
+		c.eligible.SetNode(object, &spec)
+		c.ledger.SetNode(object.Name, spec)
+		c.all += nodes[i].cards * cardMemory
+	}
+	return c
+}
+
+// object returns the Node object.
+func (n *traceNode) object() *corev1.Node {
+	object := framework.MakeNode(n.name).Cards(n.cards, cardMemory).Label(modelLabel, n.model).Obj()
+	object.Status.Allocatable[corev1.ResourceCPU] = *resource.NewMilliQuantity(n.cpu, resource.DecimalSI)
+	object.Status.Allocatable[corev1.ResourceMemory] = *resource.NewQuantity(n.memory*mebibyte, resource.BinarySI)
+	return object
+}
+
+// arrive places the pod, or loses it, and reports whether it was placed.
+func (c *cluster) arrive(pod *tracePod, number int) bool {
+	c.now = c.now.Add(time.Second)
+	use := c.use(pod, number)
+	c.eligible.SetPod(&use)
+	node, ok := c.choose(pod, &use)
+	if !ok {
+		c.eligible.DeletePod(use.UID)
+		return false
+	}
+	bound := use
+	bound.Node = node
+	c.eligible.SetPod(&bound)
+	c.take(node, pod)
+	c.allocated += pod.gpu()
+	return true
+}
+
+// choose returns the pod's node. A pod with GPU memory gets its cards there too.
+func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, ok bool) {
+	if pod.gpu() == 0 {
+		return c.leastAllocated(pod)
+	}
+	candidates := c.fitting(pod, c.eligible.Names(use.Constraints))
+	best := placement.Best{K: 1}
+	c.ledger.Rank(c.view, use.Pod, candidates, func(i int, suits placement.Suitability, reason reasons.Reason) {
+		if reason == reasons.Fits {
+			best.Add(placement.Candidate{Node: i, Suits: suits})
+		}
+	})
+	for _, candidate := range best.Candidates() {
+		node = candidates[candidate.Node]
+		if _, err := c.ledger.Reserve(node, use.Pod, c.view.Card, c.now); err != nil {
+			panic(err) // Rank has just returned that it fits.
+		}
+		return node, true
+	}
+	return "", false
+}
+
+// use returns the pod as the extender's cache would have it.
+func (c *cluster) use(pod *tracePod, number int) eligibility.PodUse {
+	requests := eligibility.Amounts{corev1.ResourceCPU: pod.cpu, corev1.ResourceMemory: pod.memory * mebibyte}
+	use := eligibility.PodUse{Requests: requests, Pod: gpu.Pod{
+		UID: gpu.PodUID(fmt.Sprint(number)), Namespace: "trace", Name: fmt.Sprintf("%s-%d", pod.name, number),
+		Request: gpu.Memory(pod.gpu()), Cards: pod.cards, Containers: 1,
+	}}
+	if pod.gpu() > 0 {
+		use.Constraints = c.constraintsOf(pod)
+	}
+	return use
+}
+
+func (c *cluster) constraintsOf(pod *tracePod) unique.Handle[string] {
+	key := tracePod{cards: pod.cards, milli: pod.milli, models: pod.models}
+	constraints, known := c.constraints[key]
+	if !known {
+		constraints = eligibility.ConstraintsOf(pod.object())
+		c.constraints[key] = constraints
+	}
+	return constraints
+}
+
+// object returns the Pod object, with what decides which nodes the pod can use.
+func (p *tracePod) object() *corev1.Pod {
+	object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{protocol.LabelCount: fmt.Sprint(p.cards)}}}
+	object.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
+		Limits: corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(int64(p.gpu()), resource.DecimalSI)},
+	}}}
+	if p.models == "" {
+		return object
+	}
+	term := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+		{Key: modelLabel, Operator: corev1.NodeSelectorOpIn, Values: strings.Split(p.models, "|")},
+	}}
+	object.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}},
+	}}
+	return object
+}

@@ -1,0 +1,44 @@
+// Command packing replays a public trace of pods that share GPUs, and compares how much of the GPUs the extender allocates with the best
+// published policy. It runs no control plane: the extender's own packages choose nodes and cards, and kube-scheduler's default rule places pods
+// that ask for no GPU.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+type options struct {
+	dir       string
+	policy    placement.Policy
+	workloads []string
+	seeds, at int
+}
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	var o options
+	flag.StringVar(&o.dir, "openb", "", "directory with the trace. The public data is at "+source)
+	policy := flag.String("policy", placement.Policies()[0].String(), "node policy: "+placement.Choices())
+	flag.IntVar(&o.seeds, "seeds", 10, "number of runs of each workload, from the first seed of the published experiments on")
+	flag.IntVar(&o.at, "at", 130, "percent of the cards that the pods that have arrived ask for, up to 130")
+	workloads := flag.String("workloads", "", "names of workloads, such as default,cpu250; all in the directory if empty")
+	flag.Parse()
+	if *workloads != "" {
+		o.workloads = strings.Split(*workloads, ",")
+	}
+	var err error
+	if o.policy, err = placement.ParsePolicy(*policy); err == nil {
+		err = compare(os.Stdout, o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "packing:", err)
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// TestCompare replays two workloads on two nodes of two cards. In one of them the CPU of a node is enough for one pod.
+func TestCompare(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, lines ...string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("openb_node_list_gpu_node.csv", "sn,cpu_milli,memory_mib,gpu,model", "n1,8000,8192,2,T4", "n2,8000,8192,2,P100")
+	write("openb_pod_list_small.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli", "p1,1000,1024,1,1000", "p2,1000,1024,1,1000", "p3,0,0,0,0")
+	write("openb_pod_list_cpu.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec", "p1,5000,1024,1,1000,", "p2,5000,1024,1,1000,T4|P100")
+	write("allo.csv", "workload,sc_policy,tune,seed,total_gpus,100",
+		"openb_pod_list_small,06-FGD,1.3,42,4,90.00", "openb_pod_list_small,06-FGD,1.3,43,4,91.00", "openb_pod_list_small,01-Random,1.3,42,4,1.00",
+		"openb_pod_list_cpu,06-FGD,1.3,42,4,60.00", "openb_pod_list_cpu,06-FGD,1.3,43,4,60.00")
+	for name, tc := range map[string]struct {
+		workloads []string
+		want      string
+	}{
+		"all workloads": {nil, `all cpu 50.00 60.00 -10.00
+all small 100.00 90.50 +9.50
+all mean -0.25 worst -10.00 wins 1 of 2
+default cpu 50.00 60.00 -10.00
+default small 100.00 90.50 +9.50
+default mean -0.25 worst -10.00 wins 1 of 2
+`},
+		"one workload": {[]string{"small"}, `all small 100.00 90.50 +9.50
+all mean +9.50 worst +9.50 wins 1 of 1
+default small 100.00 90.50 +9.50
+default mean +9.50 worst +9.50 wins 1 of 1
+`},
+	} {
+		var out strings.Builder
+		if err := compare(&out, options{dir: dir, policy: placement.Binpack, workloads: tc.workloads, seeds: 2, at: 100}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if diff := cmp.Diff(tc.want, out.String()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestCompareErrors: each error says what is missing, and where the data is.
+func TestCompareErrors(t *testing.T) {
+	for name, dir := range map[string]string{"no directory": "", "an empty directory": t.TempDir()} {
+		err := compare(&strings.Builder{}, options{dir: dir, policy: placement.Binpack, seeds: 1, at: 130})
+		if err == nil || !strings.Contains(err.Error(), source) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestArrivals: pods are left out or copied until they ask for that multiple of the cards, and a seed determines their order.
+func TestArrivals(t *testing.T) {
+	nodes := []traceNode{{name: "n1", cards: 10}}
+	pods := make([]tracePod, 20)
+	for i := range pods {
+		pods[i] = tracePod{name: string(rune('a' + i)), cards: 1, milli: 500}
+	}
+	for multiple, want := range map[float64]int{0.5: 10, 1: 20, 1.5: 30} {
+		first, order := arrivals(pods, nodes, multiple, 42)
+		again, _ := arrivals(pods, nodes, multiple, 42)
+		other, _ := arrivals(pods, nodes, multiple, 43)
+		if len(first) != want || len(order) != 1 || !cmp.Equal(first, again, cmp.AllowUnexported(tracePod{})) || cmp.Equal(first, other, cmp.AllowUnexported(tracePod{})) {
+			t.Errorf("%v of the cards: %d pods, want %d, the same for one seed only", multiple, len(first), want)
+		}
+	}
+}

@@ -1,0 +1,14 @@
+package main
+
+// rule is how pods that ask for no GPU memory get their nodes.
+type rule string
+
+const (
+	// byPolicy is by the node policy, as if the extender saw these pods too: what the policy can do. The policies that see GPU memory only
+	// leave them to kube-scheduler.
+	byPolicy rule = "all"
+	// byScheduler is by kube-scheduler's default scores: what users get.
+	byScheduler rule = "default"
+)
+
+var rules = []rule{byPolicy, byScheduler}
