@@ -1,6 +1,3 @@
-// Package queue has the rules of the queue: which of the items that wait for memory may be placed, and when.
-//
-// An item is what is placed at once: a pod, or the members that a group's run needs. The package uses no client and no clock.
 package queue
 
 import (
@@ -10,8 +7,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Item is what is placed at once.
-type Item struct {
+// Attempt identifies an item that is to be placed, for Failures.
+type Attempt struct {
 	Namespace string
 	// ID identifies the item in its namespace.
 	ID string
@@ -96,14 +93,14 @@ func (r *row) pauseEnds() time.Time { return r.latest.Add(min(minPause<<min(r.co
 func (r *row) turnBegins() time.Time { return r.latest.Add(min(minPause<<min(r.count, 10), maxPause)) }
 
 // awaitsTurn reports whether the item is one of those that are placed one at a time.
-func (n *namespaceFailures) awaitsTurn(i Item) bool {
+func (n *namespaceFailures) awaitsTurn(i Attempt) bool {
 	return n != nil && n.row.count > 0 && !i.Broken && !n.proven.covers(i.Size)
 }
 
 // Until returns until when the item must not be placed; a time that isn't after now if it may be. turn is true if the item waits for others of its
 // namespace. While another one is placed, the end is unknown, and Until returns when to ask again at the latest. A broken item only pauses: what is
 // bound of it is evicted soon.
-func (f *Failures) Until(i Item, now time.Time) (until time.Time, turn bool) {
+func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.namespaces[i.Namespace]
@@ -128,7 +125,7 @@ func (f *Failures) Until(i Item, now time.Time) (until time.Time, turn bool) {
 }
 
 // FailedAt returns when an item of this shape failed last; zero if none has since one of this shape arrived.
-func (f *Failures) FailedAt(i Item) time.Time {
+func (f *Failures) FailedAt(i Attempt) time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
@@ -138,7 +135,7 @@ func (f *Failures) FailedAt(i Item) time.Time {
 }
 
 // Placed records that memory is reserved for the item. Failed, Arrived or Ended must follow.
-func (f *Failures) Placed(i Item) {
+func (f *Failures) Placed(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n.awaitsTurn(i) {
@@ -147,7 +144,7 @@ func (f *Failures) Placed(i Item) {
 }
 
 // Ended records that the item has no memory reserved any more, and is neither bound nor has failed.
-func (f *Failures) Ended(i Item) {
+func (f *Failures) Ended(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil && n.turn == i.ID {
@@ -156,7 +153,7 @@ func (f *Failures) Ended(i Item) {
 }
 
 // Arrived records that the item is bound.
-func (f *Failures) Arrived(i Item) {
+func (f *Failures) Arrived(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.namespaces[i.Namespace]
@@ -178,7 +175,7 @@ func (f *Failures) Arrived(i Item) {
 }
 
 // Failed records that the item, which was placed at that time, hasn't arrived.
-func (f *Failures) Failed(i Item, placed, now time.Time) {
+func (f *Failures) Failed(i Attempt, placed, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.forget(now)
@@ -234,7 +231,7 @@ func (f *Failures) forget(now time.Time) {
 }
 
 // Forgive ends the pause of the item's shape: its owner has changed what may have made it fail.
-func (f *Failures) Forgive(i Item) {
+func (f *Failures) Forgive(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil {
