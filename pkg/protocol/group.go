@@ -128,7 +128,7 @@ func (k groupKeys) parse() (Group, error) {
 		return Group{}, nil
 	case name == "":
 		return Group{}, fmt.Errorf("%w: %s", ErrGroupUnnamed, k.missing(k.name))
-	case len(validation.IsValidLabelValue(name)) > 0:
+	case len(name) > validation.LabelValueMaxLength || len(validation.IsValidLabelValue(name)) > 0: // The latter matches a text of any length.
 		return Group{Name: Shorten(name)}, fmt.Errorf("%w: %s %s is %.70q", ErrGroupName, k.kind, k.name, name)
 	case !sized:
 		return Group{Name: name}, fmt.Errorf("%w: %s", ErrGroupUnsized, k.missing(k.size))

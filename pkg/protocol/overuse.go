@@ -45,6 +45,9 @@ func ParseOveruse(annotations map[string]string) (*Overuse, error) {
 	if !ok {
 		return nil, nil
 	}
+	if len(text) > MaxSize {
+		return nil, fmt.Errorf("annotation %s: %d bytes, want %d at most", AnnotationOveruse, len(text), MaxSize)
+	}
 	var o Overuse
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
 		return nil, fmt.Errorf("annotation %s: %w", AnnotationOveruse, err)

@@ -24,7 +24,7 @@ func podTotal(pod *corev1.Pod, name corev1.ResourceName) gpu.Memory {
 	var sidecars, initializing gpu.Memory
 	for i := range pod.Spec.InitContainers {
 		switch c := &pod.Spec.InitContainers[i]; {
-		case c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways:
+		case isSidecar(c):
 			sidecars = sidecars.Add(requestOf(c, name))
 		default:
 			initializing = max(initializing, sidecars.Add(requestOf(c, name)))
@@ -32,6 +32,11 @@ func podTotal(pod *corev1.Pod, name corev1.ResourceName) gpu.Memory {
 	}
 	running := sumOf(pod.Spec.Containers, func(c *corev1.Container) gpu.Memory { return requestOf(c, name) })
 	return max(initializing, running.Add(sidecars))
+}
+
+// isSidecar reports whether an init container keeps running beside the containers that start after it.
+func isSidecar(initial *corev1.Container) bool {
+	return initial.RestartPolicy != nil && *initial.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
 func sumOf(containers []corev1.Container, request func(*corev1.Container) gpu.Memory) (sum gpu.Memory) {
@@ -48,7 +53,7 @@ func podContainers(pod *corev1.Pod) (n int32) {
 	for i := range pod.Spec.InitContainers {
 		switch c := &pod.Spec.InitContainers[i]; {
 		case requestOf(c, ResourceMemory) == 0:
-		case c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways:
+		case isSidecar(c):
 			n++
 		default:
 			initializing = n + 1

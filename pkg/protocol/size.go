@@ -2,9 +2,11 @@ package protocol
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -97,21 +99,25 @@ func mapSize(values map[string]string, each int) int {
 	return size
 }
 
-func affinitySize(affinity *corev1.Affinity) int {
-	size := affinity.Size()
-	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return size
+func affinitySize(affinity *corev1.Affinity) (size int) {
+	if affinity == nil {
+		return 0
 	}
-	terms := affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-	for i := range terms {
-		size += sizeOfTerm
-		for _, list := range [...][]corev1.NodeSelectorRequirement{terms[i].MatchExpressions, terms[i].MatchFields} {
-			for j := range list {
-				size += sizeOfExpression + sizeOfEntry*len(list[j].Values)
+	if affinity.NodeAffinity != nil && affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		terms := affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		for i := range terms {
+			size += sizeOfTerm
+			for _, list := range [...][]corev1.NodeSelectorRequirement{terms[i].MatchExpressions, terms[i].MatchFields} {
+				for j := range list {
+					size += sizeOfExpression + sizeOfEntry*len(list[j].Values)
+				}
 			}
 		}
 	}
-	return size
+	if size > MaxSize {
+		return size
+	}
+	return size + affinity.Size()
 }
 
 // extendedResources returns the size of the different resources that the pod names, except those that most pods name.
@@ -174,7 +180,7 @@ func Outline(pod *corev1.Pod) (*corev1.Pod, error) {
 	if spec.Resources != nil {
 		spec.Resources = &corev1.ResourceRequirements{Limits: usualOf(spec.Resources.Limits), Requests: usualOf(spec.Resources.Requests)}
 	}
-	spec.InitContainers, spec.Containers = outlineOfContainers(spec.InitContainers), outlineOfContainers(spec.Containers)
+	outlineOfContainers(spec)
 	out.Status.InitContainerStatuses, out.Status.ContainerStatuses = nil, nil
 	return &out, err
 }
@@ -191,37 +197,115 @@ func outlineOfGates(gates []corev1.PodSchedulingGate) (out []corev1.PodSchedulin
 	return out
 }
 
-// outlineOfContainers returns the containers with only the usual resources.
-func outlineOfContainers(containers []corev1.Container) []corev1.Container {
-	unusual := func(c corev1.Container) bool {
-		for _, list := range [...]corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
-			for name := range list {
-				if !usual(name) {
-					return true
-				}
+// maxOutlined is how many containers with GPU memory an outline keeps apart. No card takes as many (isolation.Backend, MaxContainers).
+const maxOutlined = 64
+
+// outlineOfContainers sets the containers of an outline: with only the usual resources and, since there can be thousands, merged if they are many.
+// Together they request the same as before.
+func outlineOfContainers(spec *corev1.PodSpec) {
+	var steps, sidecars, running mergedContainers
+	var beside corev1.ResourceList
+	for i := range spec.InitContainers {
+		container := &spec.InitContainers[i]
+		if isSidecar(container) {
+			sidecars.add(container)
+			beside = addRequests(beside, container)
+		} else {
+			steps.addStep(container, beside)
+		}
+	}
+	for i := range spec.Containers {
+		running.add(&spec.Containers[i])
+	}
+	spec.InitContainers, spec.Containers = append(steps.list(), sidecars.list()...), running.list()
+}
+
+// mergedContainers are containers of one kind. The first with GPU memory that run at the same time are kept apart, the others are merged.
+type mergedContainers struct {
+	apart []corev1.Container
+	rest  corev1.Container
+}
+
+func (m *mergedContainers) add(container *corev1.Container) {
+	if len(m.apart) < maxOutlined && requestOf(container, ResourceMemory) > 0 {
+		outline := *container
+		outline.Resources.Limits, outline.Resources.Requests = usualOf(outline.Resources.Limits), usualOf(outline.Resources.Requests)
+		m.apart = append(m.apart, outline)
+		return
+	}
+	m.rest.RestartPolicy = container.RestartPolicy
+	m.rest.Resources.Requests = addRequests(m.rest.Resources.Requests, container)
+	m.keepMounts(container)
+}
+
+// addStep adds a step of initialization, beside which sidecars run with these requests. The merged step runs before all sidecars.
+func (m *mergedContainers) addStep(container *corev1.Container, beside corev1.ResourceList) {
+	largest := &m.rest.Resources.Requests
+	for name, quantity := range usualRequests(container) {
+		total := beside[name].DeepCopy()
+		total.Add(quantity)
+		if *largest == nil || total.Cmp((*largest)[name]) >= 0 {
+			*largest = set(*largest, name, total)
+		}
+	}
+	m.keepMounts(container)
+}
+
+// keepMounts keeps what Pod reads of the container's volumes.
+func (m *mergedContainers) keepMounts(container *corev1.Container) {
+	if MountsSharedMemory(container) && requestOf(container, ResourceMemory) > 0 {
+		m.rest.VolumeMounts = container.VolumeMounts
+	}
+}
+
+func (m *mergedContainers) list() []corev1.Container {
+	if m.rest.Resources.Requests == nil {
+		return m.apart
+	}
+	return append(m.apart, m.rest)
+}
+
+// addRequests adds what the container requests of the usual resources to the sum, which can be nil.
+func addRequests(sum corev1.ResourceList, container *corev1.Container) corev1.ResourceList {
+	for name, quantity := range usualRequests(container) {
+		total := sum[name]
+		total.Add(quantity)
+		sum = set(sum, name, total)
+	}
+	return sum
+}
+
+// usualRequests are the container's requests of the usual resources. By the API server's defaults, a limit without a request is one.
+func usualRequests(container *corev1.Container) iter.Seq2[corev1.ResourceName, resource.Quantity] {
+	limits, requests := container.Resources.Limits, container.Resources.Requests
+	return func(yield func(corev1.ResourceName, resource.Quantity) bool) {
+		for name, quantity := range requests {
+			if usual(name) && !yield(name, quantity) {
+				return
 			}
 		}
-		return false
+		for name, quantity := range limits {
+			if _, requested := requests[name]; !requested && usual(name) && !yield(name, quantity) {
+				return
+			}
+		}
 	}
-	if !slices.ContainsFunc(containers, unusual) {
-		return containers // There can be thousands.
+}
+
+// set sets an amount in the list, which can be nil.
+func set(list corev1.ResourceList, name corev1.ResourceName, quantity resource.Quantity) corev1.ResourceList {
+	if list == nil {
+		list = corev1.ResourceList{}
 	}
-	out := slices.Clone(containers)
-	for i := range out {
-		resources := &out[i].Resources
-		resources.Limits, resources.Requests = usualOf(resources.Limits), usualOf(resources.Requests)
-	}
-	return out
+	list[name] = quantity
+	return list
 }
 
 func usualOf(list corev1.ResourceList) corev1.ResourceList {
 	var out corev1.ResourceList
 	for _, name := range usualResources {
 		if quantity, ok := list[name]; ok {
-			if out == nil {
-				out = corev1.ResourceList{}
-			}
-			out[name] = quantity
+			out = set(out, name, quantity)
 		}
 	}
 	return out

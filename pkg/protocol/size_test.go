@@ -2,11 +2,14 @@ package protocol
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -68,5 +71,66 @@ func TestOutline(t *testing.T) {
 		expect(t, name+": gates", min(len(pod.Spec.SchedulingGates), 2), len(outline.Spec.SchedulingGates))
 		cpu := outline.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU]
 		expect(t, name+": CPU", "2", cpu.String())
+	}
+}
+
+// The outline of a pod with any containers requests the same as the pod, but has few containers.
+func TestOutlineOfContainers(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 30 {
+		pod := boundPod()
+		pod.Labels["k"] = strings.Repeat("a", MaxSize)
+		for range random.IntN(1000) {
+			container, amount := asks("1"), fmt.Sprint(random.IntN(4))
+			switch random.IntN(5) {
+			case 0:
+				container = limited(amount)
+			case 1:
+				container = limitedTo(ResourceCores, amount)
+			case 2:
+				container = limitedTo(corev1.ResourceCPU, amount+strings.Repeat("0", random.IntN(40)))
+			case 3:
+				container = limitedTo("example.com/a", amount)
+			}
+			if random.IntN(1000) == 0 {
+				container.VolumeMounts = []corev1.VolumeMount{{MountPath: SharedMemory}}
+			}
+			switch random.IntN(3) {
+			case 0:
+				pod.Spec.InitContainers = append(pod.Spec.InitContainers, container)
+			case 1:
+				pod.Spec.InitContainers = append(pod.Spec.InitContainers, sidecar(container))
+			default:
+				pod.Spec.Containers = append(pod.Spec.Containers, container)
+			}
+		}
+		defaultRequests(pod)
+		before := pod.DeepCopy()
+		outline, _ := Outline(pod)
+		if !reflect.DeepEqual(before, pod) {
+			t.Error("the argument was changed")
+		}
+		want, got := Pod(pod), Pod(outline)
+		want.Containers, got.Containers = min(want.Containers, maxOutlined), min(got.Containers, maxOutlined)
+		expect(t, "the pod", want, got)
+		requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+		expect(t, "requests", usualOf(requests), resourcehelper.PodRequests(outline, resourcehelper.PodResourcesOptions{}))
+		if n := len(outline.Spec.InitContainers) + len(outline.Spec.Containers); n > 2*maxOutlined+3 {
+			t.Errorf("the outline has %d containers", n)
+		}
+	}
+}
+
+// defaultRequests sets each request that is missing to the limit, as the API server does.
+func defaultRequests(pod *corev1.Pod) {
+	for _, containers := range [...][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			resources := &containers[i].Resources
+			for name, quantity := range resources.Limits {
+				if _, ok := resources.Requests[name]; !ok {
+					resources.Requests = set(resources.Requests, name, quantity)
+				}
+			}
+		}
 	}
 }

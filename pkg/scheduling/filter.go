@@ -10,7 +10,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -58,10 +57,10 @@ func (r FilterResult) full() iter.Seq[string] {
 // single pod it creates no allocation, unless groups give way to the pod (displace). For a member of a group it can make the
 // group's plan. A pod that asks for no GPU memory passes on every node, unless its group rejects it.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
-	pod := protocol.Pod(object)
-	if err := s.checkRequest(object, pod); err != nil {
-		s.requeue.ForgetRejection(pod.UID) // No memory that comes free helps it.
-		s.evictor.Passed(pod.UID)
+	pod, err := s.checkRequest(object)
+	if err != nil {
+		s.requeue.ForgetRejection(gpu.PodUID(object.UID)) // No memory that comes free helps it.
+		s.evictor.Passed(gpu.PodUID(object.UID))
 		return FilterResult{Nodes: nodes, Message: err.Error()}, nil
 	}
 	if s.fair.awaitsTurn(pod) {

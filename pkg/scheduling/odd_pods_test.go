@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -27,9 +28,8 @@ const (
 	// etcdLimit is about the size of the largest object that an API server with etcd's default limit accepts, and annotationLimit that of all
 	// annotations of an object.
 	etcdLimit, annotationLimit = 1_400_000, 250_000
-	// The odd pods of one kind are spread over namespaces, beside plain pods. Most of the test's 20 s of processor time grow with their number: 500 of
-	// each kind would need some three minutes, and show the same.
-	oddPods, oddNamespaces, plainPods, oddNodes = 50, 50, 10_000, 100
+	// The odd pods of one kind are spread over namespaces, beside plain pods.
+	oddPods, oddNamespaces, plainPods, oddNodes = 500, 50, 10_000, 100
 )
 
 // oddity grows one field of a pod that the extender reads. add adds an element to it; text is different for each element and pod.
@@ -61,7 +61,7 @@ func requiredOf(pod *corev1.Pod) *corev1.NodeSelector {
 // extendAnnotation returns an oddity that makes the text of an annotation longer.
 func extendAnnotation(bound bool, key string) oddity {
 	return oddity{bound, true, func(pod *corev1.Pod, text string) {
-		fake.Annotation(key, pod.Annotations[key]+strings.Repeat(text, 100))(pod)
+		fake.Annotation(key, pod.Annotations[key]+strings.Repeat(text, 20))(pod)
 	}}
 }
 
@@ -71,7 +71,7 @@ func annotateJSON(key, begin, end string, entry func(n int) string) oddity {
 		inside := strings.TrimSuffix(strings.TrimPrefix(pod.Annotations[key], begin), end)
 		var entries strings.Builder
 		n := strings.Count(inside, "{")
-		for i := range 100 {
+		for i := range 10 {
 			if n+i > 0 {
 				entries.WriteByte(',')
 			}
@@ -106,7 +106,7 @@ var oddities = map[string]oddity{
 			pod.OwnerReferences = []metav1.OwnerReference{{Controller: new(true)}}
 			maps.Copy(labelsOf(pod), group)
 		}
-		pod.OwnerReferences[0].UID += types.UID(strings.Repeat(text, 1000))
+		pod.OwnerReferences[0].UID += types.UID(strings.Repeat(text, 100))
 	}},
 	"node selector": {add: func(pod *corev1.Pod, text string) {
 		if pod.Spec.NodeSelector == nil {
@@ -197,7 +197,7 @@ var oddities = map[string]oddity{
 	"gates": {add: func(pod *corev1.Pod, text string) {
 		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: text})
 	}},
-	"scheduler name": {add: func(pod *corev1.Pod, text string) { pod.Spec.SchedulerName += strings.Repeat(text, 1000) }},
+	"scheduler name": {add: func(pod *corev1.Pod, text string) { pod.Spec.SchedulerName += strings.Repeat(text, 100) }},
 	"resource claims": {add: func(pod *corev1.Pod, text string) {
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: text})
 	}},
@@ -213,7 +213,7 @@ var oddities = map[string]oddity{
 				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/100 nodes are available: ",
 			}}
 		}
-		pod.Status.Conditions[0].Message += strings.Repeat("1 node(s) had untolerated taint {"+text+": }, ", 100)
+		pod.Status.Conditions[0].Message += strings.Repeat("1 node(s) had untolerated taint {"+text+": }, ", 20)
 	}},
 	"environment": {anySize: true, add: func(pod *corev1.Pod, text string) {
 		pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, corev1.EnvVar{Name: text})
@@ -317,16 +317,19 @@ func (c *oddCluster) awaitPod(namespace, name string) {
 	c.await("pod "+name, func() bool { _, known := c.cache.Pod(namespace, name); return known })
 }
 
-// reportOdd makes the watch report pods that are odd in this way, and kube-scheduler try them.
-func (c *oddCluster) reportOdd(name string, o oddity, accepted bool) {
+// reportOdd makes the watch report pods that are odd in this way, and kube-scheduler try them. remove makes it report their deletion.
+func (c *oddCluster) reportOdd(name string, o oddity, accepted bool) (remove func()) {
 	base := o.grown(accepted)
+	rename := func(pod *corev1.Pod, i int) {
+		pod.Namespace, pod.Name = fmt.Sprint("odd-", i%oddNamespaces), fmt.Sprintf("%s-%v-%d", name, accepted, i)
+		pod.UID = types.UID(pod.Name)
+	}
 	for i := range oddPods {
-		pod := base
+		pod := base // The extender keeps nothing of what the test changes, and a copy costs more than what the extender does with it.
 		if accepted {
 			pod = base.DeepCopy()
 		}
-		pod.Namespace, pod.Name = fmt.Sprint("odd-", i%oddNamespaces), fmt.Sprintf("%s-%v-%d", name, accepted, i)
-		pod.UID = types.UID(pod.Name)
+		rename(pod, i)
 		o.add(pod, element("y", i))
 		c.report(pod)
 		if !o.bound {
@@ -336,8 +339,17 @@ func (c *oddCluster) reportOdd(name string, o oddity, accepted bool) {
 			}
 		}
 	}
-	last := oddPods - 1
-	c.awaitPod(fmt.Sprint("odd-", last%oddNamespaces), fmt.Sprintf("%s-%v-%d", name, accepted, last))
+	last, _ := protocol.Outline(base) // It says the same about what the pod holds.
+	rename(last, oddPods-1)
+	c.awaitPod(last.Namespace, last.Name)
+	return func() {
+		for i := range oddPods {
+			rename(last, i)
+			c.watch.Delete(last)
+			c.watch.Action(watch.Bookmark, &corev1.Pod{})
+		}
+		c.await("the deletion", func() bool { _, known := c.cache.Pod(last.Namespace, last.Name); return !known })
+	}
 }
 
 // heap returns the bytes in use.
@@ -352,7 +364,9 @@ func heap() int {
 // TestOddPods checks that the extender keeps at most 64 KiB of a pod, whichever of its fields is as large as the API server takes it, or as large
 // as the extender does.
 func TestOddPods(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // Only what is left after the collections in heap counts.
 	c := startOddCluster(t)
+	before := heap()
 	for _, accepted := range []bool{false, true} {
 		for _, name := range slices.Sorted(maps.Keys(oddities)) {
 			if accepted && oddities[name].anySize {
@@ -360,8 +374,7 @@ func TestOddPods(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, accepted: %v", name, accepted), func(t *testing.T) {
 				c.t = t
-				before := heap()
-				c.reportOdd(name, oddities[name], accepted)
+				remove := c.reportOdd(name, oddities[name], accepted)
 				c.clock.Step(explainEvery)
 				for _, d := range c.Explain().Diagnoses {
 					if len(d.Message) > protocol.MaxText {
@@ -373,6 +386,7 @@ func TestOddPods(t *testing.T) {
 				if each > 64<<10 {
 					t.Errorf("%d bytes are kept of a pod", each)
 				}
+				remove()
 			})
 		}
 	}

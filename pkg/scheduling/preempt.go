@@ -14,7 +14,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
-	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // Preempt corrects the victims of kube-scheduler's proposal for a pod, node by node, so that their eviction frees the
@@ -22,42 +21,42 @@ import (
 // left: kube-scheduler then chooses among the others. kube-scheduler chooses the node and evicts the victims. It evicts none if the answer is
 // empty.
 func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error) {
+	pod, err := s.checkRequest(object)
 	switch {
-	case s.checkRequest(object, protocol.Pod(object)) != nil:
+	case err != nil:
 		return nil, nil // No eviction helps.
 	case clustercache.NeverPreempts(object):
 		return nil, nil
-	case s.fair.awaitsTurn(protocol.Pod(object)):
+	case s.fair.awaitsTurn(pod):
 		return nil, nil
 	case s.groups.incomplete(object):
 		return nil, nil // Pods would be evicted for one member of a gang that may never become whole.
-	case protocol.PodRequest(object) == 0:
+	case pod.Request == 0:
 		return proposed, nil
-	case !s.fair.evicts(protocol.Pod(object)):
+	case !s.fair.evicts(pod):
 		return nil, nil // It was granted because everything it needs was free.
 	}
 	if err := cmp.Or(ctx.Err(), s.cache.Ready()); err != nil {
 		return nil, err
 	}
-	if s.nominator.steers(gpu.PodUID(object.UID)) {
+	if s.nominator.steers(pod.UID) {
 		return nil, nil // Another node has room.
 	}
-	if s.evictor.Awaits(gpu.PodUID(object.UID)) {
+	if s.evictor.Awaits(pod.UID) {
 		klog.FromContext(ctx).Info("No victims proposed, because pods are leaving a node for the pod already", "pod", klog.KObj(object))
 		return nil, nil // The pod is requeued when they are gone.
 	}
-	s.displace(protocol.Pod(object), slices.Sorted(maps.Keys(proposed)), s.Clock.Now())
-	if node, _, allocated := s.ledger.Lookup(gpu.PodUID(object.UID)); allocated {
+	s.displace(pod, slices.Sorted(maps.Keys(proposed)), s.Clock.Now())
+	if node, _, allocated := s.ledger.Lookup(pod.UID); allocated {
 		return s.withCard(node, proposed), nil
 	}
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
-	pod := clustercache.NewPodInfo(object)
 	if s.EvictFragmented { // kube-scheduler 1.38 and later. The evictor frees a card on these nodes, and violates no budget.
 		maps.DeleteFunc(proposed, func(_ string, proposal preemption.Victims) bool { return len(proposal.Pods) == 0 })
 	}
-	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, pod, len(proposed), s.Clock.Now()).Victims(ctx, proposed)
+	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, clustercache.NewPodInfo(object), len(proposed), s.Clock.Now()).Victims(ctx, proposed)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

@@ -15,19 +15,20 @@ import (
 // places of the pod's group are planned, for the number in that call.
 var errCountChanged = errors.New("label " + protocol.LabelCount + " of the pod has changed since kube-scheduler first tried it")
 
-// checkRequest returns why the pod gets no node: it is too large, or no node can give it what it asks for; nil if one can. The pod's number of
-// cards is fixed at the first call.
-func (s *Scheduler) checkRequest(object *corev1.Pod, pod gpu.Pod) error {
+// checkRequest returns the pod, or why it gets no node: it is too large, or no node can give it what it asks for. The pod's number of cards is
+// fixed at the first call.
+func (s *Scheduler) checkRequest(object *corev1.Pod) (gpu.Pod, error) {
 	if err := protocol.CheckSize(object); err != nil {
-		return err
+		return gpu.Pod{}, err
 	}
 	if err := protocol.CheckRequest(object); err != nil {
-		return err
+		return gpu.Pod{}, err
 	}
+	pod := protocol.Pod(object)
 	if pod.Request == 0 {
-		return nil
+		return pod, nil
 	}
-	return s.counts.fix(pod)
+	return pod, s.counts.fix(pod)
 }
 
 // counts are the numbers of cards of pending pods, from the first filter call for each. mu guards pods. The zero value is ready for use.
