@@ -156,7 +156,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster: off; dispatch: pods with the scheduling gate gpushare.aliyun.com/fair-share are scheduled in an order that gives each tenant its share; or reclaim: in addition, pods of tenants above their share are evicted for those below theirs. Both need the permissions to patch pods and to list namespaces, reclaim also that to create pods/eviction")
 	f.StringVar(&s.by, "fair-share-by", byNamespace, "what a tenant is: namespace, or label:KEY for all namespaces with the same value of that label")
 	f.Int32Var(&s.cutoff, "fair-share-priority-cutoff", dispatch.DefaultPriorityCutoff, "pods with this `priority` or a higher one are scheduled without waiting for their turn; the default is that of the class system-cluster-critical")
-	f.IntVar(&s.provisioning, "fair-share-provisioning", 0, "number of pods that may be scheduled at one time although they fit nowhere, so that cluster-autoscaler adds nodes for them")
+	f.IntVar(&s.provisioning, "fair-share-provisioning", 1, "number of pods or groups of each tenant whose gates are removed although they fit nowhere, so that cluster-autoscaler adds nodes for them")
 	f.DurationVar(&s.reclaimAfter, "fair-share-reclaim-after", 5*time.Minute, "time for which a tenant must be below its share before pods of others are evicted for it; only with --fair-share=reclaim")
 	f.DurationVar(&s.minRuntime, "fair-share-min-runtime", 10*time.Minute, "time for which a pod must have run before it can be evicted for another tenant; only with --fair-share=reclaim")
 	e := &o.election

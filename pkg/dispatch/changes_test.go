@@ -60,55 +60,6 @@ func TestNamespaceDeletedBeforeItsPods(t *testing.T) {
 	want(t, "tenants left", 0, len(f.queue.Standings()))
 }
 
-// A pod that was granted for an autoscaler gets the room that this adds, before others do.
-func TestProvisionedPodGetsTheNewRoom(t *testing.T) {
-	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = 1 })
-	f.pod("alice/1", 4, on("n0"))
-	f.pod("bob/provisioned", 3)
-	f.tick(0)
-	f.pod("alice/2", 3)
-	f.pod("bob/3", 3, age(1))
-	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 8}}})
-	f.NodesChanged()
-	f.tick(0)
-	want(t, "places", []gpu.PodUID{"bob/provisioned"}, f.ledger.ReservedOn("n0", true))
-	want(t, "granted, also the next one for the autoscaler", []string{"bob/3", "bob/provisioned"}, f.admitted())
-	f.tick(chargeLife)
-	want(t, "its charge ends like any other", reasons.ObstaclePaused, f.Turns()["bob/provisioned"].Obstacle)
-}
-
-// So do the members of a group, all at once.
-func TestProvisionedGroupGetsTheNewRoom(t *testing.T) {
-	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = 2 })
-	f.groups.sizes["job"] = 2
-	f.pod("alice/1", 4, on("n0"))
-	f.pod("bob/job-0", 4, inGroup("job"))
-	f.pod("bob/job-1", 4, inGroup("job"))
-	f.tick(0)
-	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}}})
-	f.NodesChanged()
-	f.tick(0)
-	want(t, "room for one", nil, f.ledger.ReservedOn("n0", true))
-	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}, {Index: 2, Memory: 4}}})
-	f.NodesChanged()
-	f.pod("alice/2", 4)
-	f.tick(0)
-	want(t, "room for both", []gpu.PodUID{"bob/job-0", "bob/job-1"}, f.ledger.ReservedOn("n0", true))
-}
-
-// However many pods are granted for an autoscaler, those that fit get their turns.
-func TestManyProvisionedPods(t *testing.T) {
-	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = maxOpen })
-	f.pod("alice/1", 2, on("n0"))
-	for i := range maxOpen {
-		f.pod(fmt.Sprint("alice/large-", i), 4)
-	}
-	f.tick(0)
-	f.pod("bob/1", 2)
-	f.tick(0)
-	want(t, "places", []gpu.PodUID{"bob/1"}, f.ledger.ReservedOn("n0", true))
-}
-
 // A pause that is over is no obstacle any more, also for a pod that isn't tried because others like it don't fit.
 func TestPauseEnds(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
@@ -170,20 +121,4 @@ func TestManyConstraints(t *testing.T) {
 		}
 	}
 	want(t, "granted", []string{"alice/last"}, f.admitted())
-}
-
-// No node comes for a pod that was granted for an autoscaler: then pods of tenants above their share are evicted for it.
-func TestProvisionedPodReclaims(t *testing.T) {
-	f := newReclaimFixture(t, 4, 4)
-	f.Provisioning = 1
-	f.pod("alice/1", 2)
-	f.run(provisionLife)
-	want(t, "evicted while a node may come", []string(nil), f.evicted)
-	f.run(3 * time.Second)
-	want(t, "evicted", []string{"bob/7", "bob/6"}, f.evicted)
-	f.finish()
-	f.run(2 * time.Second)
-	if node, _, placed := f.ledger.Lookup("alice/1"); !placed || node != "n1" {
-		t.Errorf("it has a place: %v, %s", placed, node)
-	}
 }

@@ -11,38 +11,21 @@ const (
 	// chargeLife is how long a pod that isn't bound keeps its charge and its place: much longer than kube-scheduler takes for a
 	// new pod, and longer than its longest back-off by default (podMaxBackoffSeconds).
 	chargeLife = 30 * time.Second
-	// provisionLife is how long a pod that was granted for an autoscaler keeps its charge without a place: longer than
-	// cluster-autoscaler waits for a node (max-node-provision-time).
-	provisionLife = 20 * time.Minute
 	// extension prolongs the charge of a pod that is about to be bound.
 	extension = 5 * time.Second
 	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
 	minPause, maxPause = 10 * time.Second, 10 * time.Minute
 )
 
-// chargeState is whether a pod has a charge.
-//
-//	uncharged → placed     the pod is granted with a place
-//	uncharged → unplaced   the pod is granted for an autoscaler, while no node has room
-//	unplaced  → placed     a node was added, and has room
-//	any       → uncharged  the pod is bound, ended or changed, it was not bound in time, or the term ends
-type chargeState int
-
-const (
-	uncharged chargeState = iota
-	unplaced
-	placed // Or it was, and has given up its place: see GiveUpPlace.
-)
-
 // charged reports whether the pod was granted and isn't bound yet.
-func (p *pod) charged() bool { return p.charge != uncharged }
+func (p *pod) charged() bool { return !p.expires.IsZero() }
 
-// grant charges the pods of a unit, whose places are in their order. Without places they get them later, see placeProvisioned.
+// grant charges the pods of a unit, whose places are in their order.
 func (m *Manager) grant(u *unit, places []ledger.Place, now time.Time) {
 	m.removeUnit(u)
 	for i, p := range u.pods {
-		if p.charge, p.expires = unplaced, now.Add(provisionLife); places != nil {
-			m.place(p, places[i], now)
+		if p.expires = now.Add(chargeLife); !places[i].Existing {
+			m.Ledger.Own(ledger.Granted, p.UID, time.Time{})
 		}
 		m.leaveGroup(p)
 		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
@@ -58,14 +41,6 @@ func (m *Manager) grant(u *unit, places []ledger.Place, now time.Time) {
 	}
 }
 
-// place records the place of a granted pod.
-func (m *Manager) place(p *pod, where ledger.Place, now time.Time) {
-	p.charge, p.expires = placed, now.Add(chargeLife)
-	if !where.Existing {
-		m.Ledger.Own(ledger.Granted, p.UID, time.Time{})
-	}
-}
-
 // expire ends the charges of pods that were not bound in time.
 func (m *Manager) expire(now time.Time) {
 	for _, p := range m.charged {
@@ -77,12 +52,8 @@ func (m *Manager) expire(now time.Time) {
 			p.expires = now.Add(extension)
 			continue
 		}
-		if p.charge == unplaced && m.ReclaimAfter > 0 {
-			p.notProvisionedBefore = now.Add(holdLife) // No node was added: evictions may make room.
-		} else {
-			p.notBefore = now.Add(min(minPause<<min(p.failures, 10), maxPause))
-			p.failures++
-		}
+		p.notBefore = now.Add(min(minPause<<min(p.failures, 10), maxPause))
+		p.failures++
 		m.endCharge(p)
 		m.Observer.ChargeExpired()
 		m.refresh(p)
@@ -94,7 +65,7 @@ func (m *Manager) endCharge(p *pod) {
 	if !p.charged() {
 		return
 	}
-	p.charge, p.expires = uncharged, time.Time{}
+	p.expires = time.Time{}
 	delete(m.charged, p.UID)
 	m.admissions.update(p)
 	if p.Node == "" { // Otherwise the bound allocation has replaced it.

@@ -4,9 +4,9 @@
 // grants them. To grant a pod is to reserve a place for it in the ledger, charge its tenant, and request that its caller opens the
 // gate. A pod that fits nowhere now is passed over, and blocks no other pod. A group is granted as a whole.
 //
-// A gate can't be closed again, and users can remove gates. So a pod without a gate needs a charge too: until its turn, filter
-// rejects it (Admit). A charge ends when the pod is bound, is deleted, or isn't bound in time. In the last case the pod waits for its
-// next turn, for longer after each failure.
+// A gate can't be closed again, users can remove gates, and a few are opened for an autoscaler (provision.go). So a pod
+// without a gate needs a charge too: until its turn, filter rejects it (Admit). A charge ends when the pod is bound, is deleted, or isn't
+// bound in time. In the last case the pod waits for its next turn, for longer after each failure.
 //
 // A Manager keeps no state that can't be rebuilt. A new leader derives from the pods what each tenant has. It grants pods again
 // that have neither a gate nor a node.

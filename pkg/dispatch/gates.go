@@ -32,7 +32,15 @@ const (
 // MaxOpening limits the writes in flight that open gates.
 const MaxOpening = 64
 
-// openGates requests the writes that open the gates of granted pods, and of pods that need no turn.
+// refreshGate updates whether the pod's gate is to be opened.
+func (m *Manager) refreshGate(p *pod) {
+	delete(m.gated, p.UID)
+	if p.Gated && p.gate != gateOpened && p.awaitsBind() && (p.charged() || !p.letThrough.IsZero() || m.NeedsNoTurn(p.Pod.Pod)) {
+		m.gated[p.UID] = p
+	}
+}
+
+// openGates requests the writes that open the gates of granted pods, of those for an autoscaler, and of pods that need no turn.
 func (m *Manager) openGates(now time.Time) {
 	var due []*pod
 	inFlight := 0

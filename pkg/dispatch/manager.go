@@ -31,8 +31,8 @@ type Options struct {
 	EmptyCapacity func() ledger.Capacity
 	// PriorityCutoff is the lowest priority with which pods need no turn.
 	PriorityCutoff int32
-	// Provisioning is the maximum number of pods that are granted without a place, so that an autoscaler adds nodes for them: pods that
-	// fit nowhere now and would fit an empty node.
+	// Provisioning is the number of units of each tenant that have no room and whose gates are opened nevertheless, so that an autoscaler
+	// adds nodes for them.
 	Provisioning int
 	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
 	// Pods that have run for less than MinRuntime are not evicted.
@@ -197,7 +197,7 @@ func (m *Manager) StopLeading() {
 	for _, p := range m.pods {
 		m.withdraw(p)
 		m.endCharge(p)
-		p.failures, p.notBefore, p.notProvisionedBefore = 0, time.Time{}, time.Time{}
+		p.failures, p.notBefore, p.letThrough = 0, time.Time{}, time.Time{}
 		m.refresh(p)
 		p.gate, p.gateFailures, p.gateRetry = gateClosed, 0, time.Time{}
 	}

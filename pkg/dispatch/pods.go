@@ -39,15 +39,15 @@ type pod struct {
 	countedFor string
 	// unit is the unit in which the pod waits; nil if it doesn't.
 	unit *unit
-	// charge is whether the pod was granted and isn't bound yet, and expires when that ends.
-	charge  chargeState
+	// expires is when the pod's charge ends if it isn't bound before; zero if it has none.
 	expires time.Time
 	// started is when the pod was bound, if that happened while this process led.
 	started time.Time
-	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore, and not for an autoscaler before
-	// notProvisionedBefore.
-	failures                        int
-	notBefore, notProvisionedBefore time.Time
+	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
+	failures  int
+	notBefore time.Time
+	// letThrough is when its gate was opened for an autoscaler; zero if it wasn't.
+	letThrough time.Time
 	// gate is how far this process is with opening the pod's gate. gateFailures counts the failed attempts in a row; it is not tried
 	// again before gateRetry.
 	gate         gateState
@@ -128,10 +128,7 @@ func (m *Manager) refresh(p *pod) {
 	}
 	m.count(p, amount)
 	m.updateAllocated(p)
-	delete(m.gated, p.UID)
-	if p.Gated && p.gate != gateOpened && p.awaitsBind() && (p.charged() || m.NeedsNoTurn(p.Pod.Pod)) {
-		m.gated[p.UID] = p
-	}
+	m.refreshGate(p)
 	if m.waits(p) {
 		m.enlist(p)
 	}

@@ -28,7 +28,7 @@ type reclaims struct {
 	checked time.Time
 	// since is when this process began to lead.
 	since time.Time
-	// below is since when each tenant has been below its share with a unit that has no room, or that was granted without a place.
+	// below is since when each tenant has been below its share with a unit that has no room.
 	below    map[string]time.Time
 	pauses   map[reclaimKind]reclaimPause
 	attempts uint64

@@ -99,9 +99,10 @@ func (m *Manager) round(all bool, freed []string, now time.Time) {
 	m.pause(now)
 	capacity := m.capacity(true)
 	m.rounds, m.effort = m.rounds+1, 0
-	m.placeProvisioned(all, capacity, now)
 	m.grantInOrder(capacity, now)
-	m.provision(now)
+	if all {
+		m.letThrough(now)
+	}
 	if m.incomplete() {
 		for _, node := range freed {
 			m.freed.add(node) // For the units that were not tried.

@@ -3,8 +3,6 @@ package dispatch
 import (
 	"slices"
 	"time"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // starvingTenant is a tenant below its share.
@@ -14,23 +12,15 @@ type starvingTenant struct {
 	units []*unit
 }
 
-// starving returns the tenants below their share that have a unit which lacks only memory, in the order of their turns. While a pod that was
-// granted for an autoscaler waits for a node, no pods are evicted for it, but its tenant counts as below its share.
+// starving returns the tenants below their share that have a unit which lacks only memory, in the order of their turns.
 func (m *Manager) starving(all *standings, now time.Time) (out []starvingTenant) {
-	below, withoutPlace := map[string]time.Time{}, map[string]gpu.Memory{}
-	for _, p := range m.charged {
-		if p.charge == unplaced {
-			withoutPlace[p.countedFor] = withoutPlace[p.countedFor].Add(p.counted)
-		}
-	}
+	below := map[string]time.Time{}
 	for i, t := range all.tenants {
 		s := starvingTenant{Tenant: t}
 		m.addStarving(&s, all.units[i], true, now)
 		m.addStarving(&s, all.units[i], false, now)
 		if len(s.units) > 0 {
 			out = append(out, s)
-		}
-		if lacks := withoutPlace[t.Name]; len(s.units) > 0 || lacks > 0 && t.Allocated.Sub(lacks) < t.Share {
 			below[t.Name] = now
 			if since, known := m.reclaims.below[t.Name]; known {
 				below[t.Name] = since

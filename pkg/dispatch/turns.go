@@ -183,9 +183,7 @@ func (o *openPods) mayGrant(tenant string) bool {
 func (m *Manager) openPods() *openPods {
 	open := &openPods{byTenant: map[string]int{}}
 	for _, p := range m.charged {
-		if p.charge == placed {
-			open.add(p.countedFor, 1)
-		}
+		open.add(p.countedFor, 1)
 	}
 	return open
 }

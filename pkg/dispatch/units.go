@@ -32,6 +32,8 @@ type unit struct {
 	waits int
 	// turn is the latest round that tried it.
 	turn uint64
+	// letThrough is since when the gates of all its pods are open for an autoscaler; zero if one isn't.
+	letThrough time.Time
 }
 
 // has reports whether the unit consists of these pods.
@@ -86,7 +88,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 	}
 	first := pods[0]
 	u := &unit{
-		pods: pods, constraints: first.Constraints,
+		pods: pods, constraints: first.Constraints, letThrough: first.letThrough,
 		item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created},
 	}
 	if former != nil {
@@ -108,6 +110,9 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		}
 		if p.notBefore.After(u.notBefore) {
 			u.notBefore = p.notBefore
+		}
+		if p.letThrough.Before(u.letThrough) {
+			u.letThrough = p.letThrough
 		}
 	}
 	u.kind, u.item.Value = m.kinds.kindOf(pods), u

@@ -33,8 +33,8 @@ type FairShareOptions struct {
 	Label string
 	// PriorityCutoff is the lowest priority with which pods need no turn.
 	PriorityCutoff int32
-	// Provisioning is the maximum number of pods whose gate is removed although they fit nowhere now, so that an autoscaler adds nodes for
-	// them.
+	// Provisioning is the number of pods or groups of each tenant whose gates are removed although they fit nowhere, so that an autoscaler adds
+	// nodes for them.
 	Provisioning int
 	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
 	// Pods that have run for less than MinRuntime are not evicted.

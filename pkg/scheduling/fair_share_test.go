@@ -307,7 +307,7 @@ func TestFairShareEvictsNothing(t *testing.T) {
 	pod, urgent := fake.Pod("p", 16, gated, fake.Priority(5), inNamespace("bob")), fake.Pod("urgent", 16, fake.Priority(1000), inNamespace("bob"))
 	charged := fake.Pod("charged", 4, gated, fake.Priority(5), inNamespace("bob"))
 	f := startFair(t, FairShareOptions{Provisioning: 1}, nil, namespace("default", nil), namespace("bob", nil), fake.Node("n2", 8), fake.Pod("a", 16, fake.Bound("n1", 0)), pod, charged)
-	f.passUntilOpened("charged", "p") // The second one for an autoscaler: it has no place.
+	f.passUntilOpened("charged", "p") // The second one for an autoscaler.
 	proposed := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}}
 	if got, err := f.Preempt(t.Context(), pod, proposed); len(got) > 0 || err != nil {
 		t.Errorf("victims %v, %v", got, err)
@@ -320,11 +320,11 @@ func TestFairShareEvictsNothing(t *testing.T) {
 	}
 }
 
-// Nor does a pod that was granted for an autoscaler take the places of another tenant's group because its priority is higher.
+// Nor does a pod whose place is on another node take the places of another tenant's group because its priority is higher.
 func TestFairShareDisplacesNothing(t *testing.T) {
 	g := newGangFixture(t)
 	g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
-	g.fixture = startFair(t, FairShareOptions{Provisioning: 1}, nil, namespace("default", nil), namespace("bob", nil), g.pods[0], g.pods[1])
+	g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil), fake.Node("n2", 16), g.pods[0], g.pods[1])
 	g.passUntilOpened("job-0", "job-1")
 	for i, pod := range g.pods {
 		g.pods[i] = fake.Edited(pod, ungated)
@@ -334,6 +334,7 @@ func TestFairShareDisplacesNothing(t *testing.T) {
 	pod := fake.Pod("p", 16, gated, fake.Priority(5), inNamespace("bob"))
 	g.publishObject(pod)
 	g.passUntilOpened("job-0", "job-1", "p")
+	g.want(pod, "assumed n2 card 0")
 	if result := g.filter(pod, "n1"); len(result.Passed) > 0 {
 		t.Errorf("it may go to %v", result.Names())
 	}
