@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
-	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -194,17 +193,6 @@ func (c *Cache) Node(name string) (*corev1.Node, bool) {
 func (c *Cache) Nodes() []*corev1.Node {
 	nodes, _ := c.nodes.List(labels.Everything()) // A List from the cache never fails.
 	return nodes
-}
-
-// NodesWithoutPlugin returns the number of nodes with GPU memory whose device plugin is not connected to the kubelet.
-func (c *Cache) NodesWithoutPlugin() int {
-	count := 0
-	for _, node := range c.Nodes() {
-		if eligibility.Disconnected(node) {
-			count++
-		}
-	}
-	return count
 }
 
 // Budgets returns the disruption budgets of the namespace.

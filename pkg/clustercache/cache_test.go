@@ -6,7 +6,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
 )
 
@@ -59,21 +58,4 @@ func TestWatchVersions(t *testing.T) {
 	f.publishNode(node)
 	f.want(f.got.nodes, "updated n1")
 	await.True(t, "the version of the change", func() bool { return f.WatchVersions()["nodes"] == 57 })
-}
-
-func TestNodesWithoutPlugin(t *testing.T) {
-	node := fake.Node("n1", 100)
-	f := start(t, node, fake.Node("n2", 100))
-	f.want(f.got.nodes, "updated n1")
-	f.want(f.got.nodes, "updated n2")
-	if got := f.NodesWithoutPlugin(); got != 0 {
-		t.Errorf("%d nodes without a plugin, want none", got)
-	}
-	node = node.DeepCopy()
-	node.Status.Allocatable = fake.Amount(protocol.ResourceMemory, 0) // The kubelet reports this once a plugin is gone.
-	f.publishNode(node)
-	f.want(f.got.nodes, "updated n1")
-	if got := f.NodesWithoutPlugin(); got != 1 {
-		t.Errorf("%d nodes without a plugin, want 1", got)
-	}
 }

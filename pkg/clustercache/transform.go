@@ -31,7 +31,7 @@ func (s *sharing) transform(object any) (any, error) {
 	return object, nil // A PodInfo, or a DeletedFinalStateUnknown with an object that was transformed before.
 }
 
-// node returns a copy of the node with the fields that protocol.ParseNode reads. Of a node that shares its cards it also
+// node returns a copy of the node with the fields that protocol.ParseNode reads. Of a node that shares its cards, or should, it also
 // keeps what decides which pods can use it.
 func (s *sharing) node(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{ObjectMeta: identity(&node.ObjectMeta)}
@@ -46,7 +46,8 @@ func (s *sharing) node(node *corev1.Node) *corev1.Node {
 			out.Status.Capacity[name] = amount
 		}
 	}
-	if _, shares := node.Status.Capacity[protocol.ResourceMemory]; !shares {
+	_, shares := node.Status.Capacity[protocol.ResourceMemory]
+	if _, labelled := protocol.SharingLabel(node); !shares && !labelled {
 		return out
 	}
 	out.Status.Allocatable = node.Status.Allocatable // For preemption.

@@ -47,7 +47,7 @@ func TestNames(t *testing.T) {
 			n.SharedMemory = reasons.NoOwnSharedMemory
 		}
 		if reasons := Closed(n.Object, false); len(reasons) > 0 {
-			n.Closed = reasons[0]
+			n.Closed = reasons[0].Text
 		}
 		nodes = append(nodes, n)
 	}

@@ -64,10 +64,11 @@ func (n *Node) NominationValid(c *Constraints, cards []placement.Card, demand gp
 	return n.Admits(c) && (leaving || placement.Fit(cards, demand) == reasons.Fits)
 }
 
-// Spec returns what the ledger keeps of a node; false if the node shares no cards. node is what protocol.ParseNode returns for
-// the object.
+// Spec returns what the ledger keeps of a node; false if the node shares no cards and isn't labelled for it. node is what protocol.ParseNode
+// returns for the object.
 func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares bool) {
-	if len(node.Cards) == 0 && !node.WholeCards {
+	label, labelled := protocol.SharingLabel(object)
+	if len(node.Cards) == 0 && !node.WholeCards && !labelled {
 		return ledger.NodeSpec{}, false
 	}
 	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation}
@@ -80,8 +81,16 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 	if !slices.Contains(node.Features, protocol.FeatureCores) {
 		spec.Cores = reasons.OldForCores
 	}
-	if closed := Closed(object, node.WholeCards); len(closed) > 0 {
-		spec.Closed = closed[0]
+	spec.Problems = Closed(object, node.WholeCards)
+	if len(spec.Problems) > 0 {
+		spec.Closed = spec.Problems[0].Text
+	}
+	if node.Problem != nil {
+		spec.Problems = append(spec.Problems, reasons.NewNodeProblem(reasons.NodeInventory, "%v", node.Problem))
+	}
+	if len(node.Cards) == 0 && labelled {
+		spec.Problems = append(spec.Problems, reasons.NewNodeProblem(reasons.NodeWithoutCards,
+			"the label %s=%s is set, but the node has no cards to share: its device plugin reports none", protocol.LabelShared, label))
 	}
 	return spec, true
 }
@@ -93,19 +102,21 @@ const (
 
 // Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory. It
 // depends on the node's resources, its conditions and on whether it is cordoned. wholeCards is protocol.Node.WholeCards.
-func Closed(node *corev1.Node, wholeCards bool) []string {
-	var closed []string
+func Closed(node *corev1.Node, wholeCards bool) (closed []reasons.NodeProblem) {
+	add := func(kind reasons.NodeProblemKind, text string) {
+		closed = append(closed, reasons.NodeProblem{Kind: kind, Text: text})
+	}
 	if wholeCards {
-		closed = append(closed, reasons.WholeCards.Text())
+		add(reasons.NodeWholeCards, reasons.WholeCards.Text())
 	}
 	if !ready(node) {
-		closed = append(closed, notReady)
+		add(reasons.NodeNotReady, notReady)
 	}
 	if Disconnected(node) {
-		closed = append(closed, "the device plugin is not connected: nothing of "+string(protocol.ResourceMemory)+" is allocatable")
+		add(reasons.NodeWithoutPlugin, "the device plugin is not connected: nothing of "+string(protocol.ResourceMemory)+" is allocatable")
 	}
 	if node.Spec.Unschedulable {
-		closed = append(closed, cordoned)
+		add(reasons.NodeCordoned, cordoned)
 	}
 	return closed
 }

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func TestClosed(t *testing.T) {
@@ -42,7 +43,7 @@ func TestClosed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var node corev1.Node
 			test.node(&node)
-			if diff := cmp.Diff(test.want, Closed(&node, false)); diff != "" {
+			if diff := cmp.Diff(test.want, texts(Closed(&node, false))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if got, want := Disconnected(&node), len(test.want) > 0 && test.want[0] == notConnected; got != want {
@@ -81,4 +82,12 @@ func TestConstraintsOfBoundPods(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", tc.name, tc.got, tc.want)
 		}
 	}
+}
+
+// texts returns the texts of problems; nil if there are none.
+func texts(problems []reasons.NodeProblem) (texts []string) {
+	for _, problem := range problems {
+		texts = append(texts, problem.Text)
+	}
+	return texts
 }

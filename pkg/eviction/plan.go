@@ -74,7 +74,7 @@ func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
 	}
 	node := eligibility.Node{Object: object}
 	if reasons := eligibility.Closed(object, false); len(reasons) > 0 {
-		node.Closed = reasons[0]
+		node.Closed = reasons[0].Text
 	}
 	leaving := slices.ContainsFunc(e.Cache.PodsOn(name), func(other *clustercache.PodInfo) bool {
 		return other.Node != "" && other.Request > 0 && other.Leaving && other.Priority < pod.Priority && !other.Overdue(e.Clock.Now())

@@ -10,9 +10,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
-	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -106,10 +106,15 @@ func byName[Object metav1.Object](a, b Object) int {
 // addNodes adds the nodes and their sum to the report, also deleted nodes to which pods are bound.
 func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 	var cardless []*corev1.Node
-	existing := map[string]bool{}
+	existing, l := map[string]bool{}, diagnosis.NewLedger(objects.Nodes, objects.Pods)
+	state := func(name string) *ledger.Node {
+		state, _ := l.Node(name)
+		state.Gone = !existing[name]
+		return &state
+	}
 	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
 		existing[object.Name] = true
-		if node := buildNode(object, bound[object.Name], 0); len(node.Cards) > 0 {
+		if node := buildNode(object, bound[object.Name], 0, state(object.Name)); len(node.Cards) > 0 {
 			r.Nodes = append(r.Nodes, node)
 		} else {
 			cardless = append(cardless, object)
@@ -117,19 +122,17 @@ func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 	}
 	r.Cluster = sumUp(r.Nodes)
 	for _, object := range cardless {
-		node := r.buildCardless(object, bound[object.Name])
+		node := r.buildCardless(object, bound[object.Name], state(object.Name))
 		if len(node.Pods) > 0 {
 			r.Nodes = append(r.Nodes, node)
-		} else if sharingLabel(object) != "" {
+		} else if len(node.Problems) > 0 {
 			r.NodesWithoutCards = append(r.NodesWithoutCards, NodeWithoutCards{Name: node.Name, Problems: node.Problems})
 		}
 	}
 	for name, pods := range bound {
 		if !existing[name] && !objects.PodsOnly {
 			deleted := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-			node := r.buildCardless(deleted, pods)
-			node.Gone, node.Problems = true, slices.Insert(node.Problems, 0, "the node is gone, but pods are bound to it")
-			r.Nodes = append(r.Nodes, node)
+			r.Nodes = append(r.Nodes, r.buildCardless(deleted, pods, state(name)))
 		}
 	}
 	slices.SortFunc(r.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
@@ -140,7 +143,7 @@ func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 
 // buildCardless returns a node without cards. Its unit is that of the other nodes, or else inferred from its largest pod, as
 // if that were a card.
-func (r *Report) buildCardless(object *corev1.Node, pods []*corev1.Pod) Node {
+func (r *Report) buildCardless(object *corev1.Node, pods []*corev1.Pod, state *ledger.Node) Node {
 	unit := r.Cluster.Unit
 	if unit == 0 {
 		var largest gpu.Card
@@ -149,20 +152,11 @@ func (r *Report) buildCardless(object *corev1.Node, pods []*corev1.Pod) Node {
 		}
 		unit = Unit(gpu.UnitOf(0, []gpu.Card{largest}))
 	}
-	return buildNode(object, pods, unit)
+	return buildNode(object, pods, unit, state)
 }
 
-// sharingLabel returns the value of the node's label for sharing; empty if it doesn't select the node. A release of the chart with a
-// device plugin alone has another value than "true".
-func sharingLabel(node *corev1.Node) string {
-	if value := node.Labels[protocol.LabelShared]; value != "false" {
-		return value
-	}
-	return ""
-}
-
-// buildNode returns the node with its pods. unit is the unit of a node without cards.
-func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit) Node {
+// buildNode returns the node with its pods. unit is the unit of a node without cards, state what a ledger has of it.
+func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit, state *ledger.Node) Node {
 	parsed := protocol.ParseNode(object)
 	node := Node{Name: object.Name, Address: address(object), Problems: []string{}, Cards: []Card{}, Pods: []Pod{}}
 	node.Unit, node.UnitInferred = Unit(gpu.UnitOf(parsed.Unit, parsed.Cards)), parsed.Unit == 0
@@ -178,9 +172,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit) Node {
 	for _, object := range pods {
 		node.Pods = append(node.Pods, buildPod(object))
 	}
-	if slices.ContainsFunc(node.Pods, func(p Pod) bool { return len(p.Shares) == 0 }) {
-		node.presume(diagnosis.NewLedger([]*corev1.Node{object}, pods))
-	}
+	node.presume(state)
 	for i := range node.Pods {
 		node.count(&node.Pods[i])
 	}
@@ -189,7 +181,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit) Node {
 	})
 	node.Percent = percent(node.Allocated, node.Total)
 	node.addIsolation(parsed.Isolation)
-	node.judge(object, parsed)
+	node.judge(state)
 	return node
 }
 
@@ -238,14 +230,16 @@ func buildPod(object *corev1.Pod) Pod {
 
 // presume sets the cards of pods whose annotations name none, as the extender's ledger does: those on which the node is
 // likely to place the pod.
-func (n *Node) presume(l *ledger.Ledger) {
+func (n *Node) presume(state *ledger.Node) {
+	presumed := map[types.UID]gpu.Placement{}
+	for _, allocation := range state.Allocations {
+		if allocation.Presumed {
+			presumed[types.UID(allocation.UID)] = allocation.Placement
+		}
+	}
 	for i := range n.Pods {
 		pod := &n.Pods[i]
-		if len(pod.Shares) > 0 {
-			continue
-		}
-		_, allocation, _ := l.Lookup(gpu.PodUID(pod.UID))
-		for _, share := range allocation.Placement {
+		for _, share := range presumed[pod.UID] {
 			pod.Presumed, pod.Shares = true, append(pod.Shares, Share{Card: share.Card, Memory: share.Memory, Cores: share.Cores})
 			pod.Notes = append(pod.Notes, fmt.Sprintf("counted on GPU%d", share.Card))
 		}
@@ -268,39 +262,25 @@ func (n *Node) count(pod *Pod) {
 }
 
 // judge sets the node's problems and its free memory. All pods must have been added.
-func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
-	problem := func(format string, args ...any) { n.Problems = append(n.Problems, fmt.Sprintf(format, args...)) }
-	for _, reason := range eligibility.Closed(object, parsed.WholeCards) {
-		problem("%s", reason)
-		n.closed = cmp.Or(n.closed, reason)
-	}
-	if parsed.Problem != nil {
-		problem("%v", parsed.Problem)
-	}
-	if label := sharingLabel(object); label != "" && len(n.Cards) == 0 {
-		problem("the label %s=%s is set, but the node has no cards to share: its device plugin reports none", protocol.LabelShared, label)
+func (n *Node) judge(state *ledger.Node) {
+	n.Gone, n.closed = state.Gone, state.Closed
+	for _, problem := range diagnosis.NodeProblems(state) {
+		n.Problems = append(n.Problems, problem.Text)
 	}
 	for i := range n.Cards {
 		card := &n.Cards[i]
-		if !card.Healthy {
-			problem("GPU%d is unhealthy: %s", card.Index, card.Reason)
-		} else if n.closed == "" {
+		if card.Healthy && n.closed == "" {
 			free := card.Total.Sub(card.Allocated)
 			n.Free, n.LargestFree = n.Free.Add(free), max(n.LargestFree, free)
 		}
 		if card.Allocated > card.Total {
 			card.Oversubscribed = true
-			problem("GPU%d is oversubscribed: %d of %d (%s)", card.Index, card.Allocated, card.Total, n.Unit)
 			n.note(fmt.Sprintf("GPU%d is oversubscribed", card.Index), func(p *Pod) bool { return p.on(card.Index).Memory > 0 })
 		}
 		if card.AllocatedCores > gpu.CardCores {
 			card.Oversubscribed = true
-			problem("the cores of GPU%d are oversubscribed: %d of %d", card.Index, card.AllocatedCores, gpu.CardCores)
 			n.note(fmt.Sprintf("the cores of GPU%d are oversubscribed", card.Index), func(p *Pod) bool { return p.on(card.Index).Cores > 0 })
 		}
-	}
-	if n.UnknownCard > 0 {
-		problem("pods whose card is not known hold %d (%s)", n.UnknownCard, n.Unit)
 	}
 }
 

@@ -52,7 +52,7 @@ Allocated/Total GPU Memory In Cluster:
 Problems:
 NODE   PROBLEM
 gone   the node is gone, but pods are bound to it
-gone   pods whose card is not known hold 4000 (MiB)
+gone   pods hold 4000 units of GPU memory there
 empty  the label gpushare=true is set, but the node has no cards to share: its device plugin reports none
 pool   the label gpushare=pool-b is set, but the node has no cards to share: its device plugin reports none
 `,
@@ -69,7 +69,7 @@ default      lost  4000                Running, GPU0 is not on the node
 Allocated :  4000 (0%)
 Total :      0
 Problems :   the node is gone, but pods are bound to it
-             pods whose card is not known hold 4000 (MiB)
+             pods hold 4000 units of GPU memory there
 -----------------------------------------------------------------------
 
 NAME:       n

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
@@ -55,6 +57,27 @@ func TestMistakes(t *testing.T) {
 				if !shown {
 					t.Errorf("%s lacks a line of %q with %q:\n%s", form, cells, m.Words, out.String())
 				}
+			}
+		})
+	}
+}
+
+// TestNodeMistakes checks that the report has the problems of the node that page and metrics have too.
+func TestNodeMistakes(t *testing.T) {
+	for _, m := range mistakes.OfNodes() {
+		t.Run(m.Name, func(t *testing.T) {
+			report := Build(Objects{Nodes: m.Nodes, Pods: m.Pods, Now: mistakes.Now})
+			var got []string
+			for _, n := range report.Nodes {
+				if n.Name == "n1" {
+					got = append(got, n.Problems...)
+				}
+			}
+			for _, n := range report.NodesWithoutCards {
+				got = append(got, n.Problems...)
+			}
+			if diff := cmp.Diff(m.Problems, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -53,7 +53,8 @@ Problems:
 NODE    PROBLEM
 node-a  GPU0 is oversubscribed: 18 of 16 (GiB)
 node-a  GPU1 is unhealthy: Xid 79: fell off the bus
-node-a  pods whose card is not known hold 8 (GiB)
+node-a  pods hold 3 (GiB) of GPU7, which the node doesn't report
+node-a  pods whose card is not known hold 5 (GiB)
 node-b  the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them
 node-c  the node is not ready
 node-c  the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
@@ -66,7 +67,7 @@ ml         fresh    2        waits_for_termination  node-a has room for it once 
 `},
 		"wide has problems in a column and unshortened reasons": {sick, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)  LARGEST FREE(GiB)  UNIT  MODEL         PROBLEMS
-node-a  10.0.0.1   18/16                  0/16                   8                   26/32            0                  GiB   2 x Tesla T4  GPU0 is oversubscribed: 18 of 16 (GiB); GPU1 is unhealthy: Xid 79: fell off the bus; pods whose card is not known hold 8 (GiB)
+node-a  10.0.0.1   18/16                  0/16                   8                   26/32            0                  GiB   2 x Tesla T4  GPU0 is oversubscribed: 18 of 16 (GiB); GPU1 is unhealthy: Xid 79: fell off the bus; pods hold 3 (GiB) of GPU7, which the node doesn't report; pods whose card is not known hold 5 (GiB)
 ------------------------------------------------------------------------------------------------------------------------
 Largest Free Piece: none
 Allocated/Total GPU Memory In Cluster:
@@ -92,7 +93,8 @@ Allocated :  26 (81%)
 Total :      32
 Problems :   GPU0 is oversubscribed: 18 of 16 (GiB)
              GPU1 is unhealthy: Xid 79: fell off the bus
-             pods whose card is not known hold 8 (GiB)
+             pods hold 3 (GiB) of GPU7, which the node doesn't report
+             pods whose card is not known hold 5 (GiB)
 ------------------------------------------------------------------------------------------------------------------------
 
 Largest Free Piece: none
@@ -315,7 +317,8 @@ nodes:
   problems:
   - 'GPU0 is oversubscribed: 18 of 16 (GiB)'
   - 'GPU1 is unhealthy: Xid 79: fell off the bus'
-  - pods whose card is not known hold 8 (GiB)
+  - pods hold 3 (GiB) of GPU7, which the node doesn't report
+  - pods whose card is not known hold 5 (GiB)
   total: 32
   unit: GiB
   unknownCard: 8

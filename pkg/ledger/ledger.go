@@ -76,11 +76,15 @@ type NodeSpec struct {
 	// Closed is the reason why no new pod can run on the node at present (cordoned, not ready). It is for display only:
 	// kube-scheduler decides which nodes a pod may use.
 	Closed string
+	// Problems are what is wrong with the node as far as its Node object says, for display only. diagnosis.NodeProblems returns all.
+	Problems []reasons.NodeProblem
 }
 
 // Node is a node with its allocations. The ledger returns copies.
 type Node struct {
 	Name string
+	// Gone is true for a node that has allocations only: the ledger knows no Node object that shares its cards, or should.
+	Gone bool
 	NodeSpec
 	// Used, UsedCores and Containers are the allocated memory, cores and containers of each card, in the order of Cards. They can exceed
 	// what the card has, if pods were bound without this ledger.

@@ -13,7 +13,7 @@ import (
 type node struct {
 	// The fields that Rank reads for every node and pod come first, so that they share few cache lines.
 
-	// known is true if the Node object exists. Otherwise the node has allocations only.
+	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
 	known      bool
 	wholeCards bool
 	// support is that of NodeSpec.
@@ -31,6 +31,7 @@ type node struct {
 
 	unit              gpu.Unit
 	closed, isolation string
+	problems          []reasons.NodeProblem
 	// inventory are the cards as the inventory lists them, by index.
 	inventory   []gpu.Card
 	allocations map[gpu.PodUID]*Allocation
@@ -45,7 +46,7 @@ type node struct {
 // setSpec sets what the Node object determines. The cards count as unused until recount.
 func (n *node) setSpec(spec NodeSpec) {
 	n.known, n.unit, n.wholeCards, n.closed = true, spec.Unit, spec.WholeCards, spec.Closed
-	n.isolation, n.support = spec.Isolation, spec.Support
+	n.isolation, n.support, n.problems = spec.Isolation, spec.Support, spec.Problems
 	n.inventory = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
 	n.cards = make([]placement.Card, len(n.inventory))
 	for i, c := range n.inventory {
@@ -56,13 +57,13 @@ func (n *node) setSpec(spec NodeSpec) {
 // clearSpec undoes setSpec.
 func (n *node) clearSpec() {
 	n.known, n.unit, n.wholeCards, n.closed, n.inventory, n.cards = false, 0, false, "", nil, nil
-	n.isolation, n.support = "", placement.Support{}
+	n.isolation, n.support, n.problems = "", placement.Support{}, nil
 }
 
 // shareable returns Fits if the node shares its cards, else the reason why not. n may be nil.
 func (n *node) shareable() reasons.Reason {
 	switch {
-	case n == nil || !n.known:
+	case n == nil || len(n.cards) == 0 && !n.wholeCards:
 		return reasons.NotShared
 	case n.wholeCards:
 		return reasons.WholeCards
@@ -209,10 +210,10 @@ func roomier(card, before *placement.Card) bool {
 
 func (n *node) copy(name string) Node {
 	out := Node{
-		Name: name,
+		Name: name, Gone: !n.known,
 		NodeSpec: NodeSpec{
 			Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, Support: n.support,
-			Closed: n.closed, Isolation: n.isolation,
+			Closed: n.closed, Isolation: n.isolation, Problems: n.problems,
 		},
 		Allocations: n.copyAllocations(),
 	}

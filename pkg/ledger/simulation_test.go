@@ -153,9 +153,9 @@ func (m *model) seesKept(pod gpu.Pod) bool {
 
 // accepts returns the reason why no pod like this can be placed on the node, Fits if there is none.
 func (m *model) accepts(node string, pod gpu.Pod) reasons.Reason {
-	nodeSpec, known := m.specs[node]
+	nodeSpec := m.specs[node]
 	switch {
-	case !known:
+	case len(nodeSpec.Cards) == 0 && !nodeSpec.WholeCards:
 		return reasons.NotShared
 	case nodeSpec.WholeCards:
 		return reasons.WholeCards
@@ -376,7 +376,8 @@ func (m *model) nodes() []ledger.Node {
 	slices.Sort(names)
 	var nodes []ledger.Node
 	for _, name := range slices.Compact(names) {
-		n := ledger.Node{Name: name, NodeSpec: m.specs[name], Allocations: []ledger.Allocation{}}
+		nodeSpec, known := m.specs[name]
+		n := ledger.Node{Name: name, Gone: !known, NodeSpec: nodeSpec, Allocations: []ledger.Allocation{}}
 		for _, c := range n.Cards {
 			used := m.used(name, c.Index)
 			n.Used, n.UsedCores = append(n.Used, gpu.Memory(used.memory)), append(n.UsedCores, gpu.Cores(used.cores))

@@ -3,8 +3,10 @@ package metrics
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // LedgerState provides the state of the ledger; *scheduling.Scheduler implements it.
@@ -16,7 +18,7 @@ type LedgerState interface {
 }
 
 // ledgerGauges are the descriptions of a ledger's gauges, without those of each card.
-type ledgerGauges struct{ synced, allocations, cards, overfull *prometheus.Desc }
+type ledgerGauges struct{ synced, allocations, cards, overfull, problems *prometheus.Desc }
 
 // NewLedger registers a collector of the cluster's sums, which reads the ledger at each scrape. ready returns an error until the caches
 // are synced; until then only cache_synced is reported. It returns the series of each card; there are some if eachCard returns true.
@@ -26,8 +28,9 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 		allocations: gaugeDesc("allocations", "Number of allocations of GPU memory, one for each pod that holds some, by state.", "state"),
 		cards:       gaugeDesc("cards", "Number of cards of all nodes, by health.", "health"),
 		overfull:    gaugeDesc("overfull_cards", "Number of cards with more memory, cores or containers allocated than they can have. It must be 0."),
+		problems:    gaugeDesc("node_problems", "Number of nodes with a problem, as kubectl inspect gpushare lists them, by problem.", "problem"),
 	}
-	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.overfull}
+	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.overfull, g.problems}
 	for _, gauge := range cardGauges { // Their names are taken, although the registry collects no series of them.
 		descs = append(descs, gaugeDesc(gauge.name, gauge.help, "node", "card"))
 	}
@@ -45,7 +48,15 @@ func (g *ledgerGauges) read(nodes []ledger.Node, set setGauge) {
 	allocations := map[ledger.State]int{ledger.Assumed: 0, ledger.Bound: 0}
 	cards := map[bool]int{true: 0, false: 0}
 	overfull := 0
+	problems := make([]int, len(reasons.NodeProblemKinds()))
 	for _, node := range nodes {
+		kinds := map[reasons.NodeProblemKind]bool{}
+		for _, problem := range diagnosis.NodeProblems(&node) {
+			kinds[problem.Kind] = true
+		}
+		for kind := range kinds {
+			problems[kind]++
+		}
 		for _, allocation := range node.Allocations {
 			allocations[allocation.State]++
 		}
@@ -62,6 +73,9 @@ func (g *ledgerGauges) read(nodes []ledger.Node, set setGauge) {
 	set(g.cards, float64(cards[true]), "healthy")
 	set(g.cards, float64(cards[false]), "unhealthy")
 	set(g.overfull, float64(overfull))
+	for kind, n := range problems {
+		set(g.problems, float64(n), reasons.NodeProblemKind(kind).String())
+	}
 }
 
 func toFloat(b bool) float64 {

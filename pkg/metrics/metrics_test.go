@@ -175,7 +175,7 @@ gpushare_extender_cache_synced 1
 # HELP gpushare_extender_overfull_cards Number of cards with more memory, cores or containers allocated than they can have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
 gpushare_extender_overfull_cards 0
-`)
+` + nodeProblems("unhealthy_card"))
 }
 
 // The series of each card follow changes of the nodes between scrapes.
@@ -221,6 +221,9 @@ func TestLedgerMetricsWithoutEachCard(t *testing.T) {
 	// Another scheduler has bound more to the cards than they can have, of memory, of cores and of containers.
 	l.SetBound("n1", gpu.Pod{UID: "c", Name: "c", Request: 41}, gpu.On(0, 41), time.Unix(1, 0))
 	l.SetBound("n1", gpu.Pod{UID: "d", Name: "d", Request: 1, Cores: 101}, gpu.Placement{{Card: 3, Memory: 1, Cores: 101}}, time.Unix(1, 0))
+	without := ledger.NodeSpec{Problems: []reasons.NodeProblem{{Kind: reasons.NodeWithoutPlugin}, {Kind: reasons.NodeWithoutPlugin}}}
+	l.SetNode("n3", without) // A node counts once for each kind.
+	l.SetBound("gone", gpu.Pod{UID: "f", Name: "f", Request: 3}, gpu.On(0, 3), time.Unix(1, 0))
 	l.SetBound("n2", gpu.Pod{UID: "e", Name: "e", Request: 3, Containers: 3}, gpu.Placement{{Card: 0, Memory: 3, Containers: 3}}, time.Unix(1, 0))
 	registry := prometheus.NewPedanticRegistry()
 	cards := NewLedger(registry, l, func() error { return nil }, never)
@@ -231,7 +234,7 @@ gpushare_extender_cards{health="healthy"} 2
 gpushare_extender_cards{health="unhealthy"} 1
 # HELP gpushare_extender_allocations Number of allocations of GPU memory, one for each pod that holds some, by state.
 # TYPE gpushare_extender_allocations gauge
-gpushare_extender_allocations{state="bound"} 4
+gpushare_extender_allocations{state="bound"} 5
 gpushare_extender_allocations{state="assumed"} 1
 # HELP gpushare_extender_cache_synced 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
 # TYPE gpushare_extender_cache_synced gauge
@@ -239,7 +242,7 @@ gpushare_extender_cache_synced 1
 # HELP gpushare_extender_overfull_cards Number of cards with more memory, cores or containers allocated than they can have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
 gpushare_extender_overfull_cards 3
-`))
+`+nodeProblems("gone", "without_plugin", "unhealthy_card", "overfull_card", "overfull_card", "unknown_card")))
 	if err != nil {
 		t.Error(err)
 	}
@@ -256,6 +259,21 @@ func TestCoresNotCounted(t *testing.T) {
 			t.Errorf("%s: %d series, %v, want %d", name, n, err, want)
 		}
 	}
+}
+
+// nodeProblems returns the series of problems of nodes if there is one node for each of kinds.
+func nodeProblems(kinds ...string) string {
+	count := map[string]int{}
+	for _, kind := range kinds {
+		count[kind]++
+	}
+	var out strings.Builder
+	out.WriteString("# HELP gpushare_extender_node_problems Number of nodes with a problem, as kubectl inspect gpushare lists them, by problem.\n" +
+		"# TYPE gpushare_extender_node_problems gauge\n")
+	for _, kind := range reasons.NodeProblemKinds() {
+		fmt.Fprintf(&out, "gpushare_extender_node_problems{problem=%q} %d\n", kind, count[kind.String()])
+	}
+	return out.String()
 }
 
 func always() bool { return true }
@@ -301,18 +319,14 @@ gpushare_extender_leading 0
 
 // fakeCluster is a ClusterState.
 type fakeCluster struct {
-	notReady error
 	versions map[string]uint64
-	without  int
 }
 
-func (f *fakeCluster) Ready() error                     { return f.notReady }
 func (f *fakeCluster) WatchVersions() map[string]uint64 { return f.versions }
-func (f *fakeCluster) NodesWithoutPlugin() int          { return f.without }
 
 func TestCluster(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
-	state := &fakeCluster{notReady: errors.New("not yet")}
+	state := &fakeCluster{}
 	NewCluster(registry, state)
 	want := func(text string) {
 		t.Helper()
@@ -321,11 +335,8 @@ func TestCluster(t *testing.T) {
 		}
 	}
 	want("")
-	*state = fakeCluster{versions: map[string]uint64{"pods": 12, "nodes": 11}, without: 2}
+	*state = fakeCluster{versions: map[string]uint64{"pods": 12, "nodes": 11}}
 	want(`
-# HELP gpushare_extender_nodes_without_plugin Number of nodes that share cards and whose kubelet has no device plugin for them.
-# TYPE gpushare_extender_nodes_without_plugin gauge
-gpushare_extender_nodes_without_plugin 2
 # HELP gpushare_extender_watch_resource_version Last resource version that the watch of a resource has received from the API server. It stops increasing if the watch is stale.
 # TYPE gpushare_extender_watch_resource_version gauge
 gpushare_extender_watch_resource_version{resource="nodes"} 11

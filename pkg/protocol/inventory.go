@@ -263,6 +263,13 @@ func ParseNode(node *corev1.Node) Node {
 	return out
 }
 
+// SharingLabel returns the value of the label by which the node should share its cards; false if it has none. A release of the chart with a
+// device plugin alone has another value than "true".
+func SharingLabel(node *corev1.Node) (value string, labelled bool) {
+	value = node.Labels[LabelShared]
+	return value, value != "" && value != "false"
+}
+
 // WholeCardResources returns the sorted names of NVIDIA's resources in the list with a positive quantity. They allocate the
 // same cards as aliyun.com/gpu-mem: whole, by time-slicing, or as MIG devices.
 func WholeCardResources(list corev1.ResourceList) []string {

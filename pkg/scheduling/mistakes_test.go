@@ -50,3 +50,30 @@ func TestMistakes(t *testing.T) {
 		})
 	}
 }
+
+// What the extender keeps of nodes and pods is enough for the problems of nodes that kubectl inspect lists.
+func TestNodeMistakes(t *testing.T) {
+	for _, m := range mistakes.OfNodes() {
+		t.Run(m.Name, func(t *testing.T) {
+			var objects []runtime.Object
+			for _, node := range m.Nodes {
+				objects = append(objects, node)
+			}
+			for _, pod := range m.Pods {
+				objects = append(objects, pod)
+			}
+			f := start(t, Options{}, objects...)
+			var got []string
+			for _, node := range f.ChangesSince(0).Nodes {
+				for _, problem := range diagnosis.NodeProblems(&node) {
+					if node.Name == "n1" {
+						got = append(got, problem.Text)
+					}
+				}
+			}
+			if diff := cmp.Diff(m.Problems, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -110,7 +110,6 @@ type clusterCache interface {
 	Pending() []*clustercache.PodInfo
 	PendingFor(uid gpu.PodUID) time.Duration
 	WatchVersions() map[string]uint64
-	NodesWithoutPlugin() int
 	RequestProblems() []*clustercache.PodInfo
 	Reported() []*clustercache.PodInfo
 }

@@ -455,7 +455,6 @@ func (c *simCache) PodsOn(node string) []*clustercache.PodInfo { return slices.C
 func (c *simCache) Reported() []*clustercache.PodInfo          { return nil }
 func (c *simCache) Nodes() []*corev1.Node                      { return c.nodes }
 func (c *simCache) WatchVersions() map[string]uint64           { return nil }
-func (c *simCache) NodesWithoutPlugin() int                    { return 0 }
 func (c *simCache) RequestProblems() []*clustercache.PodInfo   { return nil }
 func (c *simCache) Pod(_, name string) (*clustercache.PodInfo, bool) {
 	p, ok := c.pods[name]

@@ -13,14 +13,27 @@ import (
 // The methods in this file only read. They serve the web page, the metrics and the inspect path.
 
 // Nodes returns the nodes of the ledger with their allocations.
-func (s *Scheduler) Nodes() []ledger.Node { return s.ledger.Nodes() }
+func (s *Scheduler) Nodes() []ledger.Node { return s.settleGone(s.ledger.Nodes()) }
 
 // Node returns one node of the ledger.
 func (s *Scheduler) Node(name string) (ledger.Node, bool) { return s.ledger.Node(name) }
 
 // ChangesSince returns the nodes of the ledger that have changed since a revision, see ledger.Ledger.
 func (s *Scheduler) ChangesSince(revision uint64) ledger.Changes {
-	return s.ledger.ChangesSince(revision)
+	changes := s.ledger.ChangesSince(revision)
+	changes.Nodes = s.settleGone(changes.Nodes)
+	return changes
+}
+
+// settleGone sets Gone to false for nodes that exist and share nothing: the ledger doesn't know them.
+func (s *Scheduler) settleGone(nodes []ledger.Node) []ledger.Node {
+	for i := range nodes {
+		if nodes[i].Gone {
+			_, exists := s.cache.Node(nodes[i].Name)
+			nodes[i].Gone = !exists
+		}
+	}
+	return nodes
 }
 
 // Pending returns the pending pods, ordered by namespace and name.
@@ -90,6 +103,3 @@ func (s *Scheduler) GangStates() map[string]int { return s.groups.states() }
 
 // WatchVersions returns the resource version that each watch has reached, by resource.
 func (s *Scheduler) WatchVersions() map[string]uint64 { return s.cache.WatchVersions() }
-
-// NodesWithoutPlugin returns the number of nodes with GPU memory whose device plugin is not connected to the kubelet.
-func (s *Scheduler) NodesWithoutPlugin() int { return s.cache.NodesWithoutPlugin() }

@@ -70,3 +70,17 @@ func TestMistakes(t *testing.T) {
 		})
 	}
 }
+
+// The page receives the problems of nodes that kubectl inspect lists.
+func TestNodeMistakes(t *testing.T) {
+	for _, m := range mistakes.OfNodes() {
+		t.Run(m.Name, func(t *testing.T) {
+			l := diagnosis.NewLedger(m.Nodes, m.Pods)
+			node, _ := l.Node("n1")
+			node.Gone = node.Gone && len(m.Nodes) == 0 // As the scheduler sets it.
+			if diff := cmp.Diff(m.Problems, viewNode(node).Problems); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -19,15 +20,15 @@ type nodeView struct {
 	Unit string `json:"unit"`
 	// UnitMiB is the size of the node's unit in MiB, to compare amounts of several nodes.
 	UnitMiB float64 `json:"unitMiB"`
-	// Closed is the reason why no new pod can run on the node.
-	Closed string `json:"closed,omitempty"`
+	// Closed is true if no new pod can run on the node.
+	Closed bool `json:"closed,omitempty"`
+	// Problems are what is wrong with the node, see diagnosis.NodeProblems.
+	Problems []string `json:"problems,omitempty"`
 	// Isolation is how the node limits containers to their share; empty if it doesn't.
 	Isolation string `json:"isolation,omitempty"`
 	// CountsCores is true if the node counts the computing that pods ask for.
-	CountsCores bool `json:"countsCores,omitempty"`
-	// Gone is true if the Node object is gone or shares no memory any more, while pods still have allocations there.
-	Gone  bool       `json:"gone,omitempty"`
-	Cards []cardView `json:"cards"`
+	CountsCores bool       `json:"countsCores,omitempty"`
+	Cards       []cardView `json:"cards"`
 	// Cardless are pods on the node whose card is unknown.
 	Cardless []podView `json:"cardless,omitempty"`
 }
@@ -121,9 +122,11 @@ type runView struct {
 // zero.
 func viewNode(node ledger.Node) nodeView {
 	view := nodeView{
-		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed, Isolation: node.Isolation,
-		CountsCores: len(node.Cards) > 0 && node.Cores == reasons.Fits,
-		Gone:        len(node.Cards) == 0 && !node.WholeCards, Cards: make([]cardView, len(node.Cards)),
+		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed != "", Isolation: node.Isolation,
+		CountsCores: len(node.Cards) > 0 && node.Cores == reasons.Fits, Cards: make([]cardView, len(node.Cards)),
+	}
+	for _, problem := range diagnosis.NodeProblems(&node) {
+		view.Problems = append(view.Problems, problem.Text)
 	}
 	if node.Unit > 0 {
 		view.Unit = node.Unit.String()

@@ -51,6 +51,7 @@ func TestViewNode(t *testing.T) {
 			{ID: 1, Total: 16, Used: 3, UUID: "GPU-1", Unhealthy: "Xid 79", Pods: []podView{{Name: "leaving", Namespace: "default", Memory: 3, State: "leaving"}}},
 			{ID: 5, Used: 4, Vanished: true, Pods: []podView{{Name: "elsewhere", Namespace: "default", Memory: 4}}},
 		},
+		Problems: []string{"GPU1 is unhealthy: Xid 79", "pods hold 4 (GiB) of GPU5, which the node doesn't report", "pods whose card is not known hold 99 (GiB)"},
 		Cardless: []podView{{Name: "too large", Namespace: "default", Memory: 99, State: "presumed"}},
 	}
 	if diff := cmp.Diff(want, viewNode(node)); diff != "" {
@@ -62,7 +63,7 @@ func TestViewNode(t *testing.T) {
 
 	l.DeleteNode("n0")
 	node, _ = l.Node("n0")
-	if got := viewNode(node); !got.Gone || len(got.Cards) == 0 || !got.Cards[0].Vanished {
+	if got := viewNode(node); len(got.Problems) == 0 || len(got.Cards) == 0 || !got.Cards[0].Vanished {
 		t.Errorf("deleted node: %+v", got)
 	}
 }

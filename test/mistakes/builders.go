@@ -168,9 +168,9 @@ func edited(n *corev1.Node, change func(*corev1.Node)) *corev1.Node {
 	return n
 }
 
-// brokenCard returns a node whose card 1 has failed; the kubelet takes its memory out of allocatable.
-func brokenCard(name string, first, second int64) *corev1.Node {
-	n := node(name, first, second)
+// brokenCard returns the node n1, whose card 1 has failed; the kubelet takes its memory out of allocatable.
+func brokenCard(first, second int64) *corev1.Node {
+	n := node("n1", first, second)
 	inventory := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores}, Cards: []gpu.Card{
 		{Index: 0, Memory: gpu.Memory(first), NUMANode: gpu.NoNUMANode},
 		{Index: 1, Memory: gpu.Memory(second), NUMANode: gpu.NoNUMANode, Unhealthy: "Xid 79"},

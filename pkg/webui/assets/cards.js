@@ -41,7 +41,7 @@ export function problem(node, card) {
   if (card.unhealthy) return "unhealthy: " + card.unhealthy;
   if (over(card)) return "more is allocated than the card has";
   if (card.reports.length) return reported(card.reports).join(", ");
-  if (node.closed) return node.closed + ": no new pod is placed here";
+  if (node.closed) return node.problems[0] + ": no new pod is placed here";
   return "";
 }
 
@@ -125,12 +125,11 @@ export class Cards {
   row(node) {
     const unit = node.unit;
     const name = h("span", { class: "node", role: "rowheader", title: node.name }, h("b", {}, node.name));
-    const about = [number(node.used) + "/" + amount(node.total, unit)];
-    if (node.gone) about.push("no longer shares memory");
-    else if (node.closed) about.push(node.closed);
-    else if (node.cardless) about.push(plural(node.cardless.length, "pod", "pods") + " without a card");
+    const problems = node.problems ?? [];
+    const about = node.cards.length ? [number(node.used) + "/" + amount(node.total, unit)] : [];
+    if (problems.length) about.push(problems[0] + (problems.length > 1 ? " (and " + (problems.length - 1) + " more)" : ""));
     if (node.isolation) about.push("limits: " + node.isolation);
-    name.append(h("small", { class: node.gone || node.closed || node.cardless ? "warn" : "" }, about.join(" · ")));
+    name.append(h("small", { class: problems.length ? "warn" : "", title: problems.length ? problems.join("\n") : undefined }, about.join(" · ")));
     const cards = node.cards.map((card) => {
       const wrong = problem(node, card);
       const how = kind(node, card);
@@ -196,8 +195,10 @@ export class Cards {
     }
     event.preventDefault();
     row = Math.min(Math.max(row, 0), nodes.length - 1);
-    const cards = nodes[row].cards;
-    if (cards.length === 0) return;
+    const way = row < nodes.findIndex((node) => node.name === name) ? -1 : 1;
+    while (nodes[row]?.cards.length === 0) row += way;
+    const cards = nodes[row]?.cards;
+    if (!cards) return;
     column = Math.min(Math.max(column, 0), cards.length - 1);
     this.rows.reveal(row);
     this.button({ node: nodes[row].name, card: cards[column].id })?.focus({ preventScroll: true });

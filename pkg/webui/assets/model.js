@@ -107,9 +107,11 @@ export class Model {
   /** sums returns the cluster's sums in MiB. */
   sums() {
     if (this.summed) return this.summed;
-    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, cards: 0, ill: 0, over: 0, reports: [], pods: 0, largest: 0, where: undefined, unit: undefined };
+    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, nodes: 0, cards: 0, ill: 0, over: 0, wrong: 0, reports: [], pods: 0, largest: 0, where: undefined, unit: undefined };
     for (const node of this.nodes.values()) {
-      if (!node.gone) {
+      if (node.problems) s.wrong++;
+      if (node.cards.some((card) => !card.vanished)) {
+        s.nodes++;
         if (s.unit === undefined) s.unit = { name: node.unit, mib: node.unitMiB };
         else if (s.unit && s.unit.name !== node.unit) s.unit = null; // Mixed.
       }
@@ -161,13 +163,12 @@ function prepare(node, reports) {
   node.used = 0;
   node.largest = 0;
   node.podCount = (node.cardless ?? []).length;
-  node.problem = Boolean(node.closed || node.gone || node.cardless || reports.length);
+  node.problem = Boolean(node.problems || reports.length);
   for (const card of node.cards) {
     node.total += card.total;
     node.used += card.used;
     for (const pod of card.pods) node.podCount += 1 / (pod.cards ?? 1); // A pod counts once, not on each of its cards.
     card.reports = mark(card.pods);
-    if (card.unhealthy || card.vanished || over(card)) node.problem = true;
     if (!card.unhealthy && !card.vanished && !node.closed) node.largest = Math.max(node.largest, card.total - card.used);
   }
   node.podCount = Math.round(node.podCount);
@@ -202,7 +203,7 @@ export function reported(reports) {
 /** haystack returns the searched text of a node. */
 export function haystack(node) {
   if (node.haystack === undefined) {
-    const words = [node.name];
+    const words = [node.name, ...(node.problems ?? [])];
     for (const card of node.cards) {
       words.push(card.model ?? "", card.uuid ?? "", card.unhealthy ?? "");
       for (const pod of card.pods) words.push(pod.namespace + "/" + pod.name);

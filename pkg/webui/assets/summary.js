@@ -23,10 +23,11 @@ export class Summary {
     setText(byId("largest"), s.where ? sum(s.largest, s.where.node.unit ? { name: s.where.node.unit, mib: s.where.node.unitMiB } : null) : "none");
     setText(byId("largest-where"), s.where ? "on " + s.where.node.name + ", GPU " + s.where.card.id : "no card has anything free");
     setText(byId("cards-count"), number(s.cards));
-    setText(byId("cards-note"), plural(model.names.length, "node", "nodes") + " · " + plural(s.pods, "pod", "pods"));
+    setText(byId("cards-note"), plural(s.nodes, "node", "nodes") + " · " + plural(s.pods, "pod", "pods"));
     const wrong = [];
     if (s.ill) wrong.push(number(s.ill) + " unhealthy");
     if (s.over) wrong.push(number(s.over) + " overfull");
+    if (s.wrong) wrong.push(plural(s.wrong, "node has a problem", "nodes have problems"));
     wrong.push(...reported(s.reports));
     setText(byId("cards-problems"), wrong.join(" · "));
     setText(byId("count-pods"), number(s.pods));
