@@ -16,7 +16,7 @@ import (
 
 // newCheckCommand returns the command that checks kube-scheduler's configuration.
 func newCheckCommand() *cobra.Command {
-	o := schedulerconfig.Options{Path: extender.Prefix, Proxy: http.ProxyFromEnvironment}
+	o := schedulerconfig.Options{Path: extender.Prefix, Proxy: http.ProxyFromEnvironment, Now: time.Now(), ReadFile: os.ReadFile}
 	command := &cobra.Command{
 		Use:   "check-scheduler-config FILE",
 		Short: "Check kube-scheduler's configuration for settings with which gpushare doesn't work, or doesn't work well",
@@ -24,7 +24,7 @@ func newCheckCommand() *cobra.Command {
 if FILE is -, and prints the settings that are wrong or missing for gpushare: one line for each finding, with its severity,
 the field, and what to do. It exits with status 1 if a finding is an error, or if the configuration is invalid.
 
-It reads no other file and makes no network calls. Set the flags to the extender's values. Run it in the shell in which you run kubeadm: it
+Of the files that the configuration names, it checks the certificates that are on this machine. It makes no network calls. Set the flags to the extender's values. Run it in the shell in which you run kubeadm: it
 warns of a proxy in that shell's environment which kubeadm would give to kube-scheduler.`,
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(command *cobra.Command, _ []string) error {
@@ -37,6 +37,7 @@ warns of a proxy in that shell's environment which kubeadm would give to kube-sc
 	f := command.Flags()
 	f.DurationVar(&o.BindTimeout, "bind-timeout", defaultBindTimeout, "value of the extender's --bind-timeout")
 	f.DurationVar(&o.GangHold, "gang-hold", defaultGangHold, "value of the extender's --gang-hold")
+	f.StringSliceVar(&o.ClientNames, "client-names", []string{defaultClientName}, "value of the extender's --client-names")
 	f.IntVar(&o.NodesToScore, "percentage-of-nodes-to-score", chartNodesToScore, "value of the extender's --percentage-of-nodes-to-score; by default that of the Helm chart")
 	return command
 }

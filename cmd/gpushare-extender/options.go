@@ -133,7 +133,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.StringVar(&o.tlsCertFile, "tls-cert-file", "", "`file` with the server's certificate (PEM), reloaded when it changes; needs --tls-key-file. If empty, the extender serves plain HTTP")
 	f.StringVar(&o.tlsKeyFile, "tls-key-file", "", "`file` with the private key (PEM) of --tls-cert-file, reloaded when it changes")
 	f.StringVar(&o.clientCAFile, "client-ca-file", "", "`file` with CA certificates (PEM), reloaded when it changes; if set, clients must present a certificate that one of them signed")
-	f.StringSliceVar(&o.clientNames, "client-names", []string{"kube-scheduler"}, "`names` of which a client's certificate must have one as its common name to call the verbs below /gpushare-scheduler; only with --client-ca-file")
+	f.StringSliceVar(&o.clientNames, "client-names", []string{defaultClientName}, "`names` of which a client's certificate must have one as its common name to call the verbs below /gpushare-scheduler; only with --client-ca-file")
 	f.BoolVar(&o.ui, "ui", true, "serve the read-only web page at /ui of --ui-listen-address; it shows the same data as kubectl inspect gpushare")
 	f.StringVar(&o.uiAddress, "ui-listen-address", "127.0.0.1:12346", "`address` of the web page; no client certificate is required there, so set a reachable address only if every client that reaches it may see the pods")
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
@@ -179,6 +179,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 // The defaults that check-scheduler-config needs too.
 const (
 	defaultBindTimeout = 4 * time.Second
+	defaultClientName  = "kube-scheduler"
 	defaultGangHold    = 10 * time.Second
 )
 

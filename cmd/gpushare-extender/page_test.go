@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -50,7 +52,7 @@ func TestPage(t *testing.T) {
 		wantStatus(t, plain, "http://"+p.verbs+"/ui/", 404)
 	})
 	t.Run("where the verbs ask for a certificate, only at its own address", func(t *testing.T) {
-		cert, key := writeCertificate(t)
+		cert, key := writeCertificate(t, time.Now().Add(time.Hour))
 		p := startExtender(t, 2, "--tls-cert-file="+cert, "--tls-key-file="+key, "--client-ca-file="+cert, "--ui-listen-address=127.0.0.1:0")
 		roots := x509.NewCertPool()
 		text, err := os.ReadFile(cert)
@@ -79,15 +81,27 @@ func TestPage(t *testing.T) {
 	})
 }
 
+// TestExpiredCertificate: the extender says at its start that kube-scheduler will reject its certificate.
+func TestExpiredCertificate(t *testing.T) {
+	cert, key := writeCertificate(t, time.Now().Add(-time.Hour))
+	p := startExtender(t, 1, "--tls-cert-file="+cert, "--tls-key-file="+key, "--ui=false")
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if logs := p.wait(); !strings.Contains(logs, "The extender's certificate is not valid now") || !strings.Contains(logs, cert) {
+		t.Errorf("it logs:\n%s", logs)
+	}
+}
+
 // writeCertificate writes a self-signed certificate for server and client.
-func writeCertificate(t *testing.T) (certFile, keyFile string) {
+func writeCertificate(t *testing.T, expires time.Time) (certFile, keyFile string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		SerialNumber: big.NewInt(1), NotAfter: expires, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},

@@ -229,6 +229,13 @@ func (c *podCase) callFailed() bool {
 
 func (c *podCase) failedCallText() string {
 	verb, why, _ := reasons.FailedCall(c.Message)
+	switch {
+	case why == "HTTP status 403":
+		return fmt.Sprintf("kube-scheduler's %s call is rejected with %s: the extender's --client-names doesn't have the common name of its certificate, "+
+			"or a proxy is between them", verb, why)
+	case strings.HasPrefix(why, "HTTP status"):
+		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s", verb, why)
+	}
 	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, Shorten(why))
 }
 

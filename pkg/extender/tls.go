@@ -85,7 +85,12 @@ func (f *tlsFiles) update() error {
 			return fmt.Errorf("--client-ca-file: no certificate in %s", f.clientCA)
 		}
 	}
-	f.expires(expiry(parseChain(pair.Certificate)))
+	chain := parseChain(pair.Certificate)
+	f.expires(expiry(chain))
+	if now := time.Now(); now.After(expiry(chain)) || now.Before(chain[0].NotBefore) {
+		klog.Background().Error(nil, "The extender's certificate is not valid now, so kube-scheduler rejects it", "file", f.cert,
+			"notBefore", chain[0].NotBefore, "notAfter", expiry(chain))
+	}
 	f.current, f.content = config, content
 	return nil
 }

@@ -3,6 +3,7 @@ package schedulerconfig
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"math"
 	"net"
@@ -49,6 +50,13 @@ type Options struct {
 	BindTimeout, GangHold time.Duration
 	// NodesToScore is the extender's --percentage-of-nodes-to-score.
 	NodesToScore int
+	// ClientNames are the extender's --client-names; none if it takes any certificate.
+	ClientNames []string
+	// Now is the time at which certificates must be valid.
+	Now time.Time
+	// ReadFile reads a certificate that the configuration names, like os.ReadFile. One that can't be read isn't checked: kube-scheduler may run
+	// elsewhere.
+	ReadFile func(path string) ([]byte, error)
 	// Proxy returns the proxy that the environment names for a request, or nil, like http.ProxyFromEnvironment; kubeadm gives kube-scheduler
 	// the proxies of its own environment. If Proxy is nil, proxies aren't checked.
 	Proxy func(*http.Request) (*url.URL, error)
@@ -342,9 +350,38 @@ func (c *check) tls(path *field.Path, e *schedulerv1.Extender) {
 	if len(config.CAData) > 0 && !x509.NewCertPool().AppendCertsFromPEM(config.CAData) {
 		c.add(Error, path.Child("caData"), "contains no PEM certificate")
 	}
+	c.certificate(path.Child("caData"), config.CAData, path.Child("caFile"), config.CAFile, false)
+	c.certificate(path.Child("certData"), config.CertData, path.Child("certFile"), config.CertFile, true)
 	if len(config.CertData) > 0 && len(config.KeyData) > 0 {
 		if _, err := tls.X509KeyPair(config.CertData, config.KeyData); err != nil {
 			c.add(Error, path.Child("certData"), "can't be used with keyData: %v", err)
 		}
+	}
+}
+
+// certificate checks the first certificate of data, or of the file if there is no data. client is true for kube-scheduler's own.
+func (c *check) certificate(path *field.Path, data []byte, filePath *field.Path, file string, client bool) {
+	if len(data) == 0 && file != "" {
+		path = filePath
+		data, _ = c.ReadFile(file)
+	}
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return
+	}
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	switch {
+	case err != nil:
+		c.add(Error, path, "can't be used: %v", err)
+		return
+	case c.Now.After(certificate.NotAfter):
+		c.add(Error, path, "the certificate expired at %s: no call between kube-scheduler and extender succeeds; fetch the configuration, or the file, again",
+			certificate.NotAfter.UTC().Format(time.RFC3339))
+	case c.Now.Before(certificate.NotBefore):
+		c.add(Error, path, "the certificate isn't valid before %s: check the clocks", certificate.NotBefore.UTC().Format(time.RFC3339))
+	}
+	if name := certificate.Subject.CommonName; client && len(c.ClientNames) > 0 && !slices.Contains(c.ClientNames, name) {
+		c.add(Error, path, "the certificate has the common name %.64q, and the extender's --client-names allows %s: the extender rejects kube-scheduler's calls",
+			name, strings.Join(c.ClientNames, ", "))
 	}
 }

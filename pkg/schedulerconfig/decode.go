@@ -1,5 +1,5 @@
 // Package schedulerconfig checks a KubeSchedulerConfiguration for settings with which gpushare doesn't work, or doesn't work
-// well. It checks the configuration alone: it reads no files that the configuration names, and makes no network calls.
+// well. Of the files that the configuration names, it reads the certificates alone. It makes no network calls.
 package schedulerconfig
 
 import (

@@ -1,6 +1,12 @@
 package schedulerconfig
 
 import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
 	"net/http"
 	"net/url"
 	"os"
@@ -13,6 +19,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	schedulerv1 "k8s.io/kube-scheduler/config/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -20,6 +28,7 @@ import (
 
 var options = Options{
 	Path: "/gpushare-scheduler", BindTimeout: 4 * time.Second, GangHold: 10 * time.Second, NodesToScore: 100, Proxy: proxy(""),
+	ClientNames: []string{"kube-scheduler"}, Now: time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC), ReadFile: os.ReadFile,
 }
 
 // proxy returns Options.Proxy for an environment in which this proxy is set for all addresses.
@@ -181,6 +190,61 @@ func TestCheck(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCertificates: certificates with which no call succeeds are errors, in the configuration and in files.
+func TestCertificates(t *testing.T) {
+	const valid, expired, early = time.Hour, -time.Minute, 3 * time.Hour
+	for name, test := range map[string]struct {
+		name string
+		ends time.Duration
+		want string
+	}{
+		"valid":              {"kube-scheduler", valid, ""},
+		"expired":            {"kube-scheduler", expired, "the certificate expired at 2026-07-01T11:59:00Z"},
+		"not valid yet":      {"kube-scheduler", early, "isn't valid before 2026-07-01T13:00:00Z"},
+		"of another program": {"system:kube-scheduler", valid, `the common name "system:kube-scheduler", and the extender's --client-names allows kube-scheduler`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			crt, key := certificate(t, test.name, options.Now.Add(test.ends-2*time.Hour), options.Now.Add(test.ends))
+			file := filepath.Join(t.TempDir(), "tls.crt")
+			if err := os.WriteFile(file, crt, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for where, tls := range map[string]schedulerv1.ExtenderTLSConfig{
+				"certData": {CAFile: "none", CertData: crt, KeyData: key}, "certFile": {CAFile: "none", CertFile: file, KeyFile: "none"},
+			} {
+				c := &check{Options: options}
+				c.tls(field.NewPath("extenders").Index(0), &schedulerv1.Extender{TLSConfig: &tls})
+				var got string
+				for _, finding := range c.findings {
+					got += finding.String() + "\n"
+				}
+				if test.want == "" && got != "" || !strings.Contains(got, test.want) || test.want != "" && !strings.HasPrefix(got, "error: extenders[0].tlsConfig."+where+": ") {
+					t.Errorf("%s: %q, want %q", where, got, test.want)
+				}
+			}
+		})
+	}
+}
+
+// certificate returns a self-signed certificate and its key, as PEM.
+func certificate(t *testing.T, name string, from, to time.Time) (crt, key []byte) {
+	t.Helper()
+	_, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: from, NotAfter: to}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})
 }
 
 func TestDecodeErrors(t *testing.T) {
