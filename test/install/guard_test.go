@@ -703,20 +703,28 @@ type warnings struct{ texts []string }
 
 func (w *warnings) HandleWarningHeader(_ int, _ string, text string) { w.texts = append(w.texts, text) }
 
-// testGuardGroupKeys: a user who puts the keys of a group on a Job, where nothing reads them, is warned.
-func (c *cluster) testGuardGroupKeys(t *testing.T) {
+// testGuardTemplateKeys: a user who puts the keys of a group, or the number of cards, on a Job, where nothing reads them, is warned.
+func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 	keys := map[string]string{protocol.AnnotationGroupName: "train", protocol.AnnotationGroupSize: "2"}
+	count := map[string]string{protocol.LabelCount: "2"}
+	const oneCard = "each of its pods gets one card: aliyun.com/gpu-count is on the Job itself, and must be a label in spec.template.metadata"
 	for name, test := range map[string]struct {
 		job, template map[string]string
 		request       bool
 		want          string
+		// asLabels makes the keys of the Job labels. Those of the template are labels and annotations.
+		asLabels bool
 	}{
-		"on the Job only":           {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata"},
-		"on both":                   {keys, keys, true, ""},
-		"on the template":           {nil, keys, true, ""},
-		"of pods without a request": {keys, nil, false, ""},
+		"a number of cards as a label of the Job":       {count, nil, true, oneCard, true},
+		"a number of cards as an annotation of the Job": {count, nil, true, oneCard, false},
+		"a number of cards on both":                     {count, count, true, "", true},
+		"a number of cards of pods without a request":   {count, nil, false, "", true},
+		"on the Job only":                               {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata", false},
+		"on both":                                       {keys, keys, true, "", false},
+		"on the template":                               {nil, keys, true, "", false},
+		"of pods without a request":                     {keys, nil, false, "", false},
 	} {
-		t.Run("group keys "+name, func(t *testing.T) {
+		t.Run("template keys "+name, func(t *testing.T) {
 			var got warnings
 			config := rest.CopyConfig(c.Config)
 			config.WarningHandler = &got
@@ -729,7 +737,10 @@ func (c *cluster) testGuardGroupKeys(t *testing.T) {
 			pod.Spec.RestartPolicy = corev1.RestartPolicyNever
 			job := &batchv1.Job{
 				ObjectMeta: metav1.ObjectMeta{Name: "job", Annotations: test.job},
-				Spec:       batchv1.JobSpec{Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: test.template}, Spec: pod.Spec}},
+				Spec:       batchv1.JobSpec{Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: test.template, Annotations: test.template}, Spec: pod.Spec}},
+			}
+			if test.asLabels {
+				job.Annotations, job.Labels = nil, test.job
 			}
 			_, err = client.BatchV1().Jobs(metav1.NamespaceDefault).Create(t.Context(), job, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			must(t, err)
