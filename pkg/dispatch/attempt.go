@@ -47,7 +47,7 @@ type reclaimPause struct {
 // what they free.
 func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time.Time) {
 	ripe := slices.DeleteFunc(slices.Clone(starving), func(s starvingTenant) bool {
-		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter
+		return m.reclaims.below[s.Name] < m.ReclaimAfter
 	})
 	evicts := len(ripe) > 0
 	if !evicts && now.Sub(m.reclaims.since) < m.ReclaimAfter && m.allocated.leaving > 0 {

@@ -28,8 +28,10 @@ type reclaims struct {
 	checked time.Time
 	// since is when this process began to lead.
 	since time.Time
-	// below is since when each tenant has been below its share with a unit that has no room.
-	below    map[string]time.Time
+	// below is how long each tenant has been below its share with a unit that has no room, less the time since in which it wasn't; ReclaimAfter
+	// at most. counted is up to when.
+	below    map[string]time.Duration
+	counted  time.Time
 	pauses   map[reclaimKind]reclaimPause
 	attempts uint64
 	// attempt is nil if none is in progress.
@@ -57,6 +59,7 @@ func (m *Manager) reclaimFor(s *standings, now time.Time) {
 		m.preferences = preferences
 	}
 	starving := m.starving(s, now)
+	m.reclaims.countBelow(starving, m.ReclaimAfter, now)
 	m.endFailedHolds(starving, now)
 	if m.reclaims.attempt == nil {
 		m.beginAttempt(s, starving, now)

@@ -360,3 +360,35 @@ func TestReclaimHoldDuringSearch(t *testing.T) {
 	want(t, "admitted", []string{"alice/1", "alice/2"}, f.admitted())
 	want(t, "evictions in the end", 2, len(f.evicted))
 }
+
+// A pod of a third tenant that comes for two seconds in every four minutes makes the share of the tenant that waits too small for its pod each
+// time, and delays evictions only by that.
+func TestReclaimTimeCountsDown(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{80, 80, 80, 80}, func(o *Options) { o.ReclaimAfter, o.MinRuntime = after, minRuntime })
+	for i := range 3 {
+		f.pod(fmt.Sprint("bob/", i), 80, on(fmt.Sprint("n", i)), func(p *Pod) { p.Bound = begin.Add(-time.Hour) })
+	}
+	f.pod("alice/0", 80, on("n3"))
+	f.pod("alice/1", 80) // Her share is 160.
+	f.pod("bob/again", 80)
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	f.run(4 * time.Minute)
+	f.pod("carol/small", 2)
+	f.run(2 * time.Second)
+	f.delete("carol/small")
+	f.run(time.Minute)
+	want(t, "evicted before the time", 0, len(f.evicted))
+	f.run(6 * time.Second)
+	want(t, "evicted after it", 1, len(f.evicted))
+	f.finish()
+	f.run(time.Second)
+	f.bindAll()
+	f.run(after / 2)
+	f.delete("alice/1")
+	f.pod("bob/takes-it", 80, on("n0"))
+	f.pod("alice/2", 80)
+	f.run(after/2 - 5*time.Second)
+	want(t, "evicted before the time has counted up again", 1, len(f.evicted))
+	f.run(10 * time.Second)
+	want(t, "evicted after it", 2, len(f.evicted))
+}

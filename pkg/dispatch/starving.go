@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -14,21 +15,35 @@ type starvingTenant struct {
 
 // starving returns the tenants below their share that have a unit which lacks only memory, in the order of their turns.
 func (m *Manager) starving(all *standings, now time.Time) (out []starvingTenant) {
-	below := map[string]time.Time{}
 	for i, t := range all.tenants {
 		s := starvingTenant{Tenant: t}
 		m.addStarving(&s, all.units[i], true, now)
 		m.addStarving(&s, all.units[i], false, now)
 		if len(s.units) > 0 {
 			out = append(out, s)
-			below[t.Name] = now
-			if since, known := m.reclaims.below[t.Name]; known {
-				below[t.Name] = since
-			}
 		}
 	}
-	m.reclaims.below = below
 	return out
+}
+
+// countBelow counts for how long the tenants have been below their share. Other time counts down: a moment in which a share is smaller, because
+// a pod of another tenant comes and goes, must not make a tenant wait for ReclaimAfter again.
+func (r *reclaims) countBelow(starving []starvingTenant, atMost time.Duration, now time.Time) {
+	passed := now.Sub(cmp.Or(r.counted, now))
+	former := r.below
+	r.counted, r.below = now, map[string]time.Duration{}
+	for name, below := range former {
+		if below > passed {
+			r.below[name] = below - passed
+		}
+	}
+	for _, s := range starving {
+		if below, known := former[s.Name]; known {
+			r.below[s.Name] = min(below+passed, atMost)
+		} else {
+			r.below[s.Name] = 0
+		}
+	}
 }
 
 // addStarving adds the units that fit into the tenant's share and lack only memory: those for which places are held if held is true,
