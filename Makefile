@@ -69,7 +69,7 @@ first-build:
 
 .PHONY: lint
 lint: ## run the linter, which also checks the imports between packages
-	@linter=$$($(TOOL) golangci-lint) && $$linter run ./...
+	@linter=$$($(TOOL) golangci-lint) && $$linter run ./... && cd test/browser && $$linter run ./...
 
 .PHONY: test
 test: build kube fake-nvml ## run all tests that this machine can run, and list the skipped ones

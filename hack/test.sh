@@ -53,6 +53,8 @@ status=0
 # projects: make test-neighbours.
 # shellcheck disable=SC2046 # one word per package is intended
 test_packages -p 4 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(go list ./test/... | grep -Ev '/test/(nodee2e|neighbours)$') || status=$?
+# A module of its own. Beside the packages alone, because those take longer than the suites.
+(cd test/browser && test_packages -timeout "${GPUSHARE_TEST_LONG:+1}25m" ./...) || status=$?
 wait "$running" || status=$?
 echo "NOT RUN: the tests on a real kubelet, which need root and containerd: make e2e-node"
 echo "NOT RUN: the tests with components of other projects: make test-neighbours"

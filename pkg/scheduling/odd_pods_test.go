@@ -392,8 +392,8 @@ func TestOddPods(t *testing.T) {
 	}
 }
 
-// BenchmarkOddPods measures what filter and preempt need for a plain pod beside plain pods, and beside odd pods of each kind too. The odd pods are
-// bound or pending; none of them is in the calls.
+// BenchmarkOddPods measures what filter and preempt need for a plain pod beside plain pods, and beside odd pods of each kind too, which are bound or
+// pending.
 func BenchmarkOddPods(b *testing.B) {
 	c := startOddCluster(b)
 	measure := func(beside string) {
@@ -420,10 +420,12 @@ func BenchmarkOddPods(b *testing.B) {
 	measure("plain pods")
 	for _, accepted := range []bool{false, true} {
 		for _, name := range slices.Sorted(maps.Keys(oddities)) {
-			if !accepted || !oddities[name].anySize {
-				c.reportOdd(name, oddities[name], accepted)
+			if accepted && oddities[name].anySize {
+				continue
 			}
+			remove := c.reportOdd(name, oddities[name], accepted)
+			measure(fmt.Sprintf("pods with odd %s, accepted: %v", name, accepted))
+			remove()
 		}
 	}
-	measure("odd pods")
 }
