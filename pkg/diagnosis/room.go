@@ -149,7 +149,11 @@ func (d *Diagnoser) choice(pod *Pod) *choice {
 		rejected.addOthers(d.nodes.nodes, candidates)
 	}
 	made.rejected = rejected.text(c)
-	if len(pinned) > 0 && len(candidates) == 0 {
+	switch {
+	case len(pinned) == 0 || len(candidates) == len(d.nodes.nodes):
+	case len(candidates) > 0:
+		made.rejected += fmt.Sprintf("; the pod's node affinity names %s only, as for each pod of a DaemonSet", firstOf(pinned))
+	default:
 		made.rejected = fmt.Sprintf(": its node affinity names %s, which shares none", firstOf(pinned))
 	}
 	made.order(d.nodes.figures)

@@ -74,6 +74,7 @@ func TestRejectedNodes(t *testing.T) {
 	labelled := func(names ...string) func(*corev1.Pod) {
 		return fake.RequiredAffinity(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "name", Operator: corev1.NodeSelectorOpIn, Values: names}}})
 	}
+	const only, pinned = "; the pod's node affinity names ", ", as for each pod of a DaemonSet"
 	const tooLarge = "no card is large enough for 20 GiB: the largest has 16 GiB, on "
 	for _, test := range []struct {
 		pod  *Pod
@@ -81,9 +82,9 @@ func TestRejectedNodes(t *testing.T) {
 	}{
 		{pod(20), tooLarge + "a; b, f: the node is cordoned"},
 		{pod(20, labelled("b", "c")), tooLarge + "c; a, d, e and 1 more: excluded by the pod's node affinity; b: the node is cordoned"},
-		{pod(20, ofDaemonSet("a"), func(p *corev1.Pod) { p.Spec.NodeSelector = nil }), tooLarge + "a"},
-		{pod(20, ofDaemonSet("b"), func(p *corev1.Pod) { p.Spec.NodeSelector = nil }), "no node that shares GPU memory can take the pod; b: the node is cordoned"},
-		{pod(20, ofDaemonSet("a")), "no node that shares GPU memory can take the pod; a: excluded by the pod's node selector (gpushare=true) or its node affinity"},
+		{pod(20, ofDaemonSet("a"), func(p *corev1.Pod) { p.Spec.NodeSelector = nil }), tooLarge + "a" + only + "a only" + pinned},
+		{pod(20, ofDaemonSet("b"), func(p *corev1.Pod) { p.Spec.NodeSelector = nil }), "no node that shares GPU memory can take the pod; b: the node is cordoned" + only + "b only" + pinned},
+		{pod(20, ofDaemonSet("a")), "no node that shares GPU memory can take the pod; a: excluded by the pod's node selector (gpushare=true) or its node affinity" + only + "a only" + pinned},
 		{pod(20, ofDaemonSet("x")), "no node that shares GPU memory can take the pod: its node affinity names x, which shares none"},
 		{pod(20, fake.OntoNode("x")), "no node that shares GPU memory can take the pod; a, b, c and 3 more: excluded by the pod's node selector (name=x)"},
 	} {

@@ -56,6 +56,8 @@ func requests() []Mistake {
 			Cause: reasons.NoNode, Words: "no node that shares GPU memory can take the pod; n1, n2: excluded by the pod's node selector (gpu=a100)"},
 		{Name: "a node selector that names a node without cards", Nodes: two(), Pods: list(pod("p", 2000, pinned("n9"), rejected("1 node(s) didn't satisfy plugin(s) [NodeAffinity], 1 Insufficient aliyun.com/gpu-mem"))), Pod: "p",
 			Cause: reasons.NoNode, Words: "no node that shares GPU memory can take the pod: its node affinity names n9, which shares none"},
+		{Name: "a DaemonSet's pod on a full node, while another one has room", Nodes: two(), Pods: list(pod("p", 2000, pinned("n2")), pod("u", 7000, fake.Bound("n2", 0))), Pod: "p",
+			Cause: reasons.Full, Words: "the cards that are large enough are taken: the largest free piece is 1000 MiB, on n2; the pod's node affinity names n2 only, as for each pod of a DaemonSet"},
 		{Name: "a selector that no node matches, and cordoned nodes", Nodes: []*corev1.Node{edited(node("n1", 8000), func(n *corev1.Node) { n.Spec.Unschedulable = true })},
 			Pods: list(pod("p", 2000, selector("gpu", "a100"))), Pod: "p",
 			Cause: reasons.NoNode, Words: "no node that shares GPU memory can take the pod; n1: excluded by the pod's node selector (gpu=a100)"},
