@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // Options configure a Cache.
@@ -181,7 +182,15 @@ func (c *Cache) PendingFor(uid gpu.PodUID) time.Duration {
 }
 
 // RequestProblems returns the pods that have not ended and have a RequestProblem, ordered by namespace and name.
-func (c *Cache) RequestProblems() []*PodInfo { return c.problems.list() }
+func (c *Cache) RequestProblems() []*PodInfo {
+	pods := c.problems.list()
+	unserved := func(pod *PodInfo) bool { return pod.Unserved }
+	offers := func(node *corev1.Node) bool { return len(protocol.WholeCardResources(node.Status.Capacity)) > 0 }
+	if slices.ContainsFunc(pods, unserved) && slices.ContainsFunc(c.Nodes(), offers) {
+		pods = slices.DeleteFunc(pods, unserved)
+	}
+	return pods
+}
 
 // Node returns the node with the name. It has only the fields that the extender reads.
 func (c *Cache) Node(name string) (*corev1.Node, bool) {

@@ -40,6 +40,8 @@ type PodInfo struct {
 	// TooLarge is true if the pod is too large for its labels, constraints, conflicts and extended resources to be kept, see
 	// protocol.CheckSize. They are unknown then.
 	TooLarge bool
+	// Unserved is true if RequestProblem is about whole cards: it is a problem only while no node offers them.
+	Unserved bool
 	// GraceSeconds is metadata.deletionGracePeriodSeconds, between the request for the deletion and DeletionTime.
 	GraceSeconds int32
 	// DeletionTime is metadata.deletionTimestamp, the end of the grace period; zero if the pod isn't being deleted.
@@ -90,7 +92,11 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	}
 	if !p.TooLarge {
 		p.Conflicts = conflictsOf(&pod.Spec)
-		p.RequestProblem, _ = diagnosis.RequestProblem(pod)
+		var found bool
+		if p.RequestProblem, found = diagnosis.RequestProblem(pod); !found {
+			p.RequestProblem = diagnosis.UnservedRequest(pod)
+			p.Unserved = p.RequestProblem != ""
+		}
 	}
 	if p.Node == "" {
 		p.NominatedNode = pod.Status.NominatedNodeName

@@ -15,6 +15,9 @@ func TestMistakes(t *testing.T) {
 	for _, m := range mistakes.All() {
 		t.Run(m.Name, func(t *testing.T) {
 			problem, found := diagnosis.RequestProblem(m.Subject())
+			if unserved := diagnosis.UnservedRequest(m.Subject()); !found && unserved != "" {
+				problem, found = unserved, true
+			}
 			got := diagnosis.Diagnosis{Message: problem}
 			if !found {
 				got = m.Diagnose()

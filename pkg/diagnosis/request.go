@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,7 +32,57 @@ func RequestProblem(pod *corev1.Pod) (problem string, found bool) {
 	case names(pod, protocol.ResourceCores):
 		return fmt.Sprintf("%s alone gives the pod no card: ask for %s too", protocol.ResourceCores, protocol.ResourceMemory), true
 	}
+	if problem, found = fractionOfKAI(pod); found {
+		return problem, true
+	}
 	return misplacedRequest(pod)
+}
+
+// foreignResources are resources of other systems that share GPUs, by which one asks here. Their schedulers serve them.
+var foreignResources = map[string]struct {
+	scheduler string
+	ours      corev1.ResourceName
+}{
+	"nvidia.com/gpumem":            {"hami-scheduler", protocol.ResourceMemory},
+	"nvidia.com/gpumem-percentage": {"hami-scheduler", protocol.ResourceMemory},
+	"nvidia.com/gpucores":          {"hami-scheduler", protocol.ResourceCores},
+	"volcano.sh/vgpu-memory":       {"volcano", protocol.ResourceMemory},
+	"volcano.sh/vgpu-cores":        {"volcano", protocol.ResourceCores},
+	"volcano.sh/gpu-memory":        {"volcano", protocol.ResourceMemory},
+	"tencent.com/vcuda-memory":     {"", protocol.ResourceMemory},
+	"tencent.com/vcuda-core":       {"", protocol.ResourceCores},
+}
+
+// inUnits says what an amount of memory counts, because other systems count MiB or percent.
+const inUnits = ", a number of units of GPU memory (GiB, unless the administrator configured another unit)"
+
+// fractionOfKAI reports the annotations by which one asks KAI Scheduler for a part of a card, on a pod of another scheduler.
+func fractionOfKAI(pod *corev1.Pod) (problem string, found bool) {
+	for _, key := range []string{"gpu-fraction", "gpu-memory"} {
+		if _, has := pod.Annotations[key]; has && pod.Spec.SchedulerName != "kai-scheduler" {
+			return fmt.Sprintf("the annotation %s is of KAI Scheduler, and gpushare doesn't read it: ask for %s in resources.limits of a container%s",
+				key, protocol.ResourceMemory, inUnits), true
+		}
+	}
+	return "", false
+}
+
+// UnservedRequest returns the request problem of a pending pod that asks for whole cards by a resource of NVIDIA's device plugin, as long as no
+// node offers whole cards (protocol.WholeCardResources). It is empty if the pod asks for none, or for GPU memory too.
+func UnservedRequest(pod *corev1.Pod) (problem string) {
+	if pod.Spec.NodeName != "" || protocol.Terminal(pod) || protocol.PodRequest(pod) > 0 {
+		return ""
+	}
+	var resource corev1.ResourceName
+	for i := range pod.Spec.Containers {
+		for name := range pod.Spec.Containers[i].Resources.Limits {
+			if protocol.IsWholeCard(name) && (resource == "" || name < resource) {
+				resource, problem = name, fmt.Sprintf("container %s asks for %s, and no node offers whole cards: for a part of a card that nodes share, ask for %s",
+					pod.Spec.Containers[i].Name, name, protocol.ResourceMemory)
+			}
+		}
+	}
+	return problem
 }
 
 // misspelledResource returns the first resource that looks like one of ours, and is not.
@@ -41,7 +92,8 @@ func misspelledResource(pod *corev1.Pod) (problem string, found bool) {
 			var unknown []string
 			for _, list := range [...]corev1.ResourceList{containers[i].Resources.Limits, containers[i].Resources.Requests} {
 				for name := range list {
-					if looksLikeOurs(string(name)) {
+					foreign, known := foreignResources[string(name)]
+					if known && pod.Spec.SchedulerName != foreign.scheduler || !known && looksLikeOurs(string(name)) {
 						unknown = append(unknown, string(name))
 					}
 				}
@@ -49,8 +101,12 @@ func misspelledResource(pod *corev1.Pod) (problem string, found bool) {
 			if len(unknown) > 0 {
 				name := slices.Min(unknown)
 				text := fmt.Sprintf("container %s asks for %s, which gpushare doesn't know", containers[i].Name, name)
-				if meant := nearest(name); meant != "" {
+				foreign := foreignResources[name]
+				if meant := cmp.Or(string(foreign.ours), nearest(name)); meant != "" {
 					text += ": write " + meant
+				}
+				if foreign.ours == protocol.ResourceMemory {
+					text += inUnits
 				}
 				return text, true
 			}

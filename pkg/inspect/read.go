@@ -149,7 +149,8 @@ func (s scope) coversNode(name string) bool {
 }
 
 func (s scope) coversPod(pod *corev1.Pod) bool {
-	if _, mistaken := diagnosis.RequestProblem(pod); !mistaken && protocol.PodRequest(pod) == 0 {
+	_, mistaken := diagnosis.RequestProblem(pod)
+	if !mistaken && diagnosis.UnservedRequest(pod) == "" && protocol.PodRequest(pod) == 0 {
 		return false
 	}
 	return s.all() || pod.Spec.NodeName != "" && s.coversNode(pod.Spec.NodeName)

@@ -79,6 +79,9 @@ func (o *options) runShares(ctx context.Context, client kubernetes.Interface) er
 	if settings.Off {
 		page.remarks += "Fair sharing is off: these are the shares with --fair-share=dispatch.\n"
 	}
+	if settings.Unknown {
+		page.remarks += "No pod of the extender is running, so its flags aren't known: these are the shares with the defaults.\n"
+	}
 	return o.print(page, err)
 }
 
@@ -90,14 +93,14 @@ type ShareSettings struct {
 	PriorityCutoff int32
 	// WithoutGroups is true if members of groups are granted like any other pod.
 	WithoutGroups bool
-	// Off is true if an extender runs in a pod, without fair sharing.
-	Off bool
+	// Off is true if an extender runs in a pod, without fair sharing, and Unknown if none runs in a pod.
+	Off, Unknown bool
 }
 
 // extenderContainer is the name of the extender's container. Other products have pods of these components too.
 const extenderContainer = "extender"
 
-// readShareSettings reads the settings from the arguments of the extender's newest pod. Without one, or if it has no such arguments,
+// readShareSettings reads the settings from the arguments of the extender's newest pod that runs. Without one, or if it has no such arguments,
 // they are the extender's defaults.
 func readShareSettings(ctx context.Context, client kubernetes.Interface) (ShareSettings, error) {
 	var newest *corev1.Pod
@@ -105,12 +108,14 @@ func readShareSettings(ctx context.Context, client kubernetes.Interface) (ShareS
 	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component in (extender, scheduler)", FieldSelector: "status.phase=Running"}
 	err := each(ctx, "the extender's pods", client.CoreV1().Pods(metav1.NamespaceAll).List, options, func(pod *corev1.Pod) {
 		i := slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == extenderContainer })
-		if i >= 0 && (newest == nil || newest.CreationTimestamp.Before(&pod.CreationTimestamp)) {
+		runs := slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == extenderContainer && c.State.Running != nil })
+		if i >= 0 && runs && (newest == nil || newest.CreationTimestamp.Before(&pod.CreationTimestamp)) {
 			newest, args = pod, pod.Spec.Containers[i].Args
 		}
 	})
 	settings := ShareSettings{By: shareByNamespace, PriorityCutoff: dispatch.DefaultPriorityCutoff}
 	if newest == nil {
+		settings.Unknown = true
 		return settings, err
 	}
 	flags := pflag.NewFlagSet(extenderContainer, pflag.ContinueOnError)

@@ -43,21 +43,26 @@ x       2       4           24     32         21       2             cards are f
 		p := newPod("extender", 0).in("kube-system").bound("n1").phase(corev1.PodRunning)
 		p.Labels, p.CreationTimestamp = map[string]string{"app.kubernetes.io/component": "extender"}, metav1.Unix(created, 0)
 		p.Spec.Containers[0].Name, p.Spec.Containers[0].Args = extenderContainer, args
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: extenderContainer, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 		return p.Pod
 	}
+	crashing := extender(3)
+	crashing.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+	unknown := "No pod of the extender is running, so its flags aren't known: these are the shares with the defaults.\n"
 	for name, test := range map[string]struct {
 		args      []string
 		extenders []*corev1.Pod
 		remark    string
 		want      string
 	}{
-		"by namespace": {nil, nil, "", `
+		"by namespace": {nil, nil, unknown, `
 TENANT  WEIGHT  GUARANTEED  SHARE  ALLOCATED  WAITING  PODS WAITING  NEXT POD
 alice   2       0           14     10         21       2             cards are full
 bob     1       4           11     22         0        0             -
 carol   1       0           7      0          8        1             cards are full
 `},
-		"by a label":                    {[]string{"--fair-share-by=label:team"}, nil, "", byLabel},
+		"by a label":                    {[]string{"--fair-share-by=label:team"}, nil, unknown, byLabel},
+		"an extender that can't start":  {[]string{"--fair-share-by=label:team"}, []*corev1.Pod{crashing}, unknown, byLabel},
 		"fair sharing is off":           {[]string{"--fair-share-by=label:team"}, []*corev1.Pod{extender(1, "--fair-share=off")}, off, byLabel},
 		"fair sharing was never on":     {[]string{"--fair-share-by=label:team"}, []*corev1.Pod{extender(1)}, off, byLabel},
 		"by the newest extender's flag": {nil, []*corev1.Pod{extender(2, "-v=2", "--leader-elect", "--fair-share=dispatch", "--fair-share-by=label:team"), extender(1)}, "", byLabel},
@@ -93,7 +98,7 @@ bob     1       4           22     22         0        0             -
 		}
 	}
 	empty := newFakeAPI(t, objects(nil))
-	if out, errOut, err := execute(t, empty, "--shares"); out != "" || errOut != "No tenant has or asks for GPU memory.\n" || err != nil {
+	if out, errOut, err := execute(t, empty, "--shares"); out != "" || errOut != "No tenant has or asks for GPU memory.\n"+unknown || err != nil {
 		t.Errorf("an empty cluster: %q %q %v", out, errOut, err)
 	}
 }

@@ -15,6 +15,9 @@ import (
 // two returns nodes n1 with two cards of 8,000 MiB and n2 with one.
 func two() []*corev1.Node { return []*corev1.Node{node("n1", 8000, 8000), node("n2", 8000)} }
 
+// inUnits ends what is said of an amount in the words of another system.
+const inUnits = ", a number of units of GPU memory (GiB, unless the administrator configured another unit)"
+
 // list returns the pods.
 func list(pods ...*corev1.Pod) []*corev1.Pod { return pods }
 
@@ -46,6 +49,16 @@ func requests() []Mistake {
 			NotPending: true, Words: "container main asks for aliyun.com/gpu-memory, which gpushare doesn't know: write aliyun.com/gpu-mem"},
 		{Name: "a resource of another project", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{"aliyun.com/gpu": "1", "aliyun.com/gpu-profile": "1"}), fake.On("n1"))), Pod: "p",
 			NotPending: true, Words: "container main asks for aliyun.com/gpu, which gpushare doesn't know: write aliyun.com/gpu-mem"},
+		{Name: "a resource of HAMi", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}))), Pod: "p",
+			NotPending: true, Words: "container main asks for nvidia.com/gpumem, which gpushare doesn't know: write aliyun.com/gpu-mem" + inUnits},
+		{Name: "cores by HAMi's resource", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{"nvidia.com/gpucores": "30"}))), Pod: "p",
+			NotPending: true, Words: "container main asks for nvidia.com/gpucores, which gpushare doesn't know: write aliyun.com/gpu-core.percentage"},
+		{Name: "memory by Volcano's resource", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{"volcano.sh/vgpu-memory": "3000"}))), Pod: "p",
+			NotPending: true, Words: "container main asks for volcano.sh/vgpu-memory, which gpushare doesn't know: write aliyun.com/gpu-mem" + inUnits},
+		{Name: "a fraction by KAI's annotation", Nodes: two(), Pods: list(pod("p", 0, limits(nil), fake.Annotation("gpu-fraction", "0.5"), fake.On("n1"))), Pod: "p",
+			NotPending: true, Words: "the annotation gpu-fraction is of KAI Scheduler, and gpushare doesn't read it: ask for aliyun.com/gpu-mem in resources.limits of a container" + inUnits},
+		{Name: "whole cards that no node offers", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{"nvidia.com/gpu": "1"}))), Pod: "p",
+			NotPending: true, Words: "container main asks for nvidia.com/gpu, and no node offers whole cards: for a part of a card that nodes share, ask for aliyun.com/gpu-mem"},
 		{Name: "the amount 0", Nodes: two(), Pods: list(pod("p", 0, memory(0, "0"), fake.On("n1"))), Pod: "p",
 			NotPending: true, Words: "the pod asks for 0 of aliyun.com/gpu-mem, so it gets no card"},
 		{Name: "a number of cards alone", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{protocol.ResourceCount: "1"}))), Pod: "p",
