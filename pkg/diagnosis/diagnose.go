@@ -77,10 +77,18 @@ func (d *Diagnoser) diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 		}
 	}
 	message := c.room.message
-	if c.rejection != nil && c.rejection.others != "" && !d.podsOnly { // There it is the message.
-		message += "; kube-scheduler also says: " + Shorten(c.rejection.others)
+	if !d.podsOnly { // There it is the message.
+		message += c.alsoSaid()
 	}
 	return Diagnosis{c.room.reason, message + c.more()}
+}
+
+// alsoSaid returns what kube-scheduler says about nodes besides what the extender and a Diagnoser check.
+func (c *podCase) alsoSaid() string {
+	if c.rejection == nil || c.rejection.others == "" {
+		return ""
+	}
+	return "; kube-scheduler also says: " + Shorten(c.rejection.others)
 }
 
 // podCase is all that the rules know of a pod.
@@ -165,7 +173,7 @@ var rules = []rule{
 	{reasons.WaitsForGroup, func(c *podCase) bool {
 		return c.wait != nil && (c.turn != nil && c.turn.Obstacle == reasons.ObstacleIncomplete || c.turnUnknown && c.wait.Reason.Incomplete())
 	}, func(c *podCase) string { return c.wait.String() }},
-	{reasons.WaitsForTurn, func(c *podCase) bool { return c.turn != nil }, func(c *podCase) string { return c.turn.String() }},
+	{reasons.WaitsForTurn, func(c *podCase) bool { return c.turn != nil && !c.failedAtTurn() }, (*podCase).turnText},
 	{reasons.WaitsForTurn, func(c *podCase) bool { return c.heldBack }, func(*podCase) string {
 		return "the extender holds it back until its turn: kubectl inspect gpushare --shares"
 	}},
@@ -177,7 +185,7 @@ var rules = []rule{
 	{reasons.OtherConstraint, (*podCase).otherConstraint, (*podCase).otherConstraintText},
 	{reasons.WaitsForGroup, (*podCase).waits, func(c *podCase) string { return c.wait.String() }},
 	{reasons.SchedulerError, func(c *podCase) bool { return c.room.reason == reasons.Fits && c.Failed }, func(c *podCase) string {
-		return "kube-scheduler reports an error, and tries the pod again: " + Shorten(c.Message)
+		return "kube-scheduler reports an error, and tries the pod again: " + Shorten(c.Message) + c.pauseText()
 	}},
 	{reasons.KeptForGroup, (*podCase).keptForGroup, func(c *podCase) string {
 		return fmt.Sprintf("%s, but free GPU memory is kept for group %s, which has waited long", c.room.has, c.rejection.ReservedFor())
@@ -194,6 +202,27 @@ func (c *podCase) nominatedText() string {
 		return fmt.Sprintf("it is nominated to %s, which has GPU memory for it: it is tried there next, or pods of lower priority that use none are still leaving", c.NominatedNode)
 	}
 	return fmt.Sprintf("pods of lower priority are leaving %s to make room for it", c.NominatedNode)
+}
+
+// failedAtTurn reports whether the pod pauses because at its last turn kube-scheduler could not place or bind it, for a reason other than memory.
+// At its next turn that will be the same, unless the reason goes.
+func (c *podCase) failedAtTurn() bool {
+	return c.turn != nil && c.turn.Obstacle == reasons.ObstaclePaused &&
+		(c.callFailed() || c.otherConstraint() || c.room.reason == reasons.Fits && c.Failed)
+}
+
+func (c *podCase) pauseText() string {
+	if c.failedAtTurn() {
+		return "; " + c.turn.Obstacle.String()
+	}
+	return ""
+}
+
+func (c *podCase) turnText() string {
+	if c.rejection != nil && c.rejection.Has(reasons.WaitsForTurn) {
+		return c.turn.String() // The message says nothing else about the nodes that the extender rejects.
+	}
+	return c.turn.String() + c.alsoSaid()
 }
 
 // notTried reports whether kube-scheduler has left the pod untried for too long. A pod for which no card has room can be far
@@ -236,7 +265,7 @@ func (c *podCase) failedCallText() string {
 	case strings.HasPrefix(why, "HTTP status"):
 		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s", verb, why)
 	}
-	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, Shorten(why))
+	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, Shorten(why)) + c.pauseText()
 }
 
 // otherConstraint reports whether a card has room, and kube-scheduler has rejected the pod for something else than GPU memory.
@@ -255,7 +284,7 @@ func (c *podCase) otherConstraintText() string {
 	if c.rejection != nil {
 		scheduler, text = "kube-scheduler", c.rejection.Text
 	}
-	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.room.has, scheduler, Shorten(text)) + c.waitText()
+	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.room.has, scheduler, Shorten(text)) + c.waitText() + c.pauseText()
 }
 
 // waits reports whether the pod waits for its group, rather than for memory: kube-scheduler doesn't try a member for which the

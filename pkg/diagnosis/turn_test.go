@@ -28,6 +28,50 @@ func TestTurnReported(t *testing.T) {
 	}
 }
 
+// What kept kube-scheduler from placing a pod at its last turn is said while the pod waits for the next one.
+func TestFailedAtTurn(t *testing.T) {
+	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9))}, nil, now)
+	const pause = "; it was not scheduled after its last turn, and gets the next one after a pause"
+	for name, test := range map[string]struct {
+		request  int64
+		obstacle reasons.Obstacle
+		reason   string
+		message  string
+		want     Diagnosis
+	}{
+		"a claim is missing": {
+			1, reasons.ObstaclePaused, corev1.PodReasonUnschedulable, `persistentvolumeclaim "data" not found. not found`,
+			Diagnosis{reasons.OtherConstraint, `a has room for it, 7 GiB on one card, but scheduler "default-scheduler" rejects the pod: persistentvolumeclaim "data" not found. not found` + pause},
+		},
+		"nodes lack CPU": {
+			1, reasons.ObstaclePaused, corev1.PodReasonUnschedulable, "0/1 nodes are available: 1 Insufficient cpu. preemption: none.",
+			Diagnosis{reasons.OtherConstraint, "a has room for it, 7 GiB on one card, but kube-scheduler rejects the pod: 1 Insufficient cpu" + pause},
+		},
+		"the bind failed": {
+			1, reasons.ObstaclePaused, corev1.PodReasonSchedulerError, "binding rejected: denied by a webhook",
+			Diagnosis{reasons.SchedulerError, "kube-scheduler reports an error, and tries the pod again: binding rejected: denied by a webhook" + pause},
+		},
+		"memory was missing": {
+			1, reasons.ObstaclePaused, corev1.PodReasonUnschedulable, "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.",
+			Diagnosis{reasons.WaitsForTurn, "waits for its turn: tenant a has 0 of its share of 4" + pause},
+		},
+		"nodes lacked CPU, and now memory too": {
+			9, reasons.ObstacleNoRoom, corev1.PodReasonUnschedulable, "0/1 nodes are available: 1 Insufficient cpu. preemption: none.",
+			Diagnosis{reasons.WaitsForTurn, "waits for its turn: tenant a has 0 of its share of 4; no card has room for it now; kube-scheduler also says: 1 Insufficient cpu"},
+		},
+		"the extender rejects it": {
+			1, reasons.ObstacleNoRoom, corev1.PodReasonUnschedulable, "0/2 nodes are available: 1 Insufficient cpu, 1 " + reasons.AwaitsTurn + ".",
+			Diagnosis{reasons.WaitsForTurn, "waits for its turn: tenant a has 0 of its share of 4; no card has room for it now"},
+		},
+	} {
+		p := pod(test.request, condition(test.reason, test.message))
+		diagnoser.Turns = map[gpu.PodUID]reasons.Turn{p.UID: {Tenant: "a", Share: 4, Obstacle: test.obstacle}}
+		if got := diagnoser.Diagnose(p, nil); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+}
+
 // What is said of a pod with the gate of fair shares, which depends on what the extender knows.
 func TestTurn(t *testing.T) {
 	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), placement.Card{})}, nil, now)

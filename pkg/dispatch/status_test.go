@@ -28,8 +28,8 @@ func TestWords(t *testing.T) {
 		},
 		"it never fits": {
 			reasons.Turn{Tenant: "vision", Share: 32, Before: 1, Obstacle: reasons.ObstacleNeverFits},
-			"waits for its turn: tenant vision has 0 of its share of 32; no node that it can use is large enough for it",
-			"vision/a: no node that it can use is large enough for it",
+			"waits for its turn: tenant vision has 0 of its share of 32; no node that it can use has enough cards, CPU or memory for it, even if all pods with GPU memory ended",
+			"vision/a: no node that it can use has enough cards, CPU or memory for it, even if all pods with GPU memory ended",
 		},
 		"others wait for the first": {
 			reasons.Turn{Tenant: "vision", Share: 32, Obstacle: reasons.ObstacleBehind},

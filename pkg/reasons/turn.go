@@ -21,7 +21,8 @@ const (
 	ObstacleUntried Obstacle = iota
 	// ObstacleNoRoom means that they fit nowhere now.
 	ObstacleNoRoom
-	// ObstacleNeverFits means that they wouldn't fit even if all cards were free. They don't count for their tenant's demand.
+	// ObstacleNeverFits means that they wouldn't fit even if all cards were free, beside the pods without GPU memory, which are expected to
+	// stay. They don't count for their tenant's demand.
 	ObstacleNeverFits
 	// ObstaclePaused means that an earlier charge ended without a bind. They don't count for their tenant's demand.
 	ObstaclePaused
@@ -39,7 +40,7 @@ var obstacles = [...]string{
 	ObstacleUntried:    "",
 	ObstacleNoRoom:     "no card has room for it now",
 	ObstacleMakingRoom: "pods of other tenants are evicted for it",
-	ObstacleNeverFits:  "no node that it can use is large enough for it",
+	ObstacleNeverFits:  "no node that it can use has enough cards, CPU or memory for it, even if all pods with GPU memory ended",
 	ObstaclePaused:     "it was not scheduled after its last turn, and gets the next one after a pause",
 	ObstacleBehind:     "a pod before it in its tenant's queue has no room and may no longer be overtaken",
 	ObstacleIncomplete: "its group isn't complete: it gets its turn when all members exist",
