@@ -3,6 +3,7 @@ package clustercache
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
@@ -17,17 +18,16 @@ import (
 // says it. problem is why the pod gets no node; nil if it can get one.
 func memberOf(pod *corev1.Pod, problem error) *gang.Member {
 	podGroup := protocol.PodGroupName(pod)
-	key, size, err := gang.Key{Namespace: pod.Namespace, Name: podGroup, Native: true}, 0, error(nil)
+	key, group, err := gang.Key{Namespace: pod.Namespace, Name: podGroup, Native: true}, protocol.Group{}, error(nil)
 	switch {
 	case protocol.InGroup(pod):
-		var group protocol.Group
 		group, err = protocol.GroupOf(pod)
-		key, size = gang.Key{Namespace: pod.Namespace, Name: group.Name}, group.Size
+		key = gang.Key{Namespace: pod.Namespace, Name: group.Name}
 	case podGroup == "":
 		return nil
 	}
 	m := &gang.Member{
-		Pod: protocol.Pod(pod), Gang: key, PodGroup: podGroup, Size: size,
+		Pod: protocol.Pod(pod), Gang: key, PodGroup: podGroup, Size: group.Size, LeaderWorkerSet: group.LeaderWorkerSet,
 		Created: pod.CreationTimestamp.Time, Template: protocol.TemplateHash(pod), Shape: protocol.ShapeHash(pod),
 		Node: pod.Spec.NodeName, Run: protocol.Shorten(pod.Annotations[protocol.AnnotationGroupRun]),
 		MarkedWhole: pod.Spec.NodeName != "" && pod.Annotations[protocol.AnnotationGroupWhole] == "true",
@@ -42,7 +42,7 @@ func memberOf(pod *corev1.Pod, problem error) *gang.Member {
 		m.Problem = problem.Error() // It would hold up a plan of the others.
 	}
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
-		m.Controller = string(owner.UID)
+		m.Controller, m.Kind = controllerOf(owner), owner.Kind
 	}
 	for i := range pod.Status.Conditions {
 		switch condition := &pod.Status.Conditions[i]; {
@@ -56,6 +56,15 @@ func memberOf(pod *corev1.Pod, problem error) *gang.Member {
 		}
 	}
 	return m
+}
+
+// controllerOf returns the controller whose pods replace each other: a Deployment, or what else makes ReplicaSets and replaces one by the
+// next, is known by their names, which end in a hash after its own name. Other owners are known by their UID.
+func controllerOf(owner *metav1.OwnerReference) string {
+	if at := strings.LastIndexByte(owner.Name, '-'); owner.Kind == "ReplicaSet" && at > 0 {
+		return "ReplicaSet " + owner.Name[:at]
+	}
+	return string(owner.UID)
 }
 
 // PodGroupOf returns what the PodGroup says about its pods, and the key of their gang.

@@ -129,7 +129,14 @@ func TestGangMember(t *testing.T) {
 	}
 	owned := func(pod *corev1.Pod) {
 		yes := true
-		pod.OwnerReferences = []metav1.OwnerReference{{UID: "other"}, {UID: "owner", Controller: &yes}}
+		pod.OwnerReferences = []metav1.OwnerReference{{UID: "other"}, {Kind: "Job", Name: "job-1", UID: "owner", Controller: &yes}}
+	}
+	ofDeployment := func(pod *corev1.Pod) {
+		yes := true
+		pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "serve-v2-7d9f8c", UID: "owner", Controller: &yes}}
+	}
+	ofReplica := func(pod *corev1.Pod) {
+		pod.Labels["leaderworkerset.sigs.k8s.io/group-key"] = "2f1a"
 	}
 	gated := func(gates ...string) fake.PodEdit {
 		return func(pod *corev1.Pod) {
@@ -172,7 +179,9 @@ func TestGangMember(t *testing.T) {
 		"an invalid size": {[]fake.PodEdit{inGroup("x")}, func(m *gang.Member) {
 			m.Size, m.Problem = 0, protocol.ErrGroupSize.Error()+": label pod-group.scheduling.sigs.k8s.io/min-available is \"x\""
 		}},
-		"owned by a controller":      {[]fake.PodEdit{owned}, func(m *gang.Member) { m.Controller = "owner" }},
+		"owned by a controller":      {[]fake.PodEdit{owned}, func(m *gang.Member) { m.Controller, m.Kind = "owner", "Job" }},
+		"of a Deployment":            {[]fake.PodEdit{ofDeployment}, func(m *gang.Member) { m.Controller, m.Kind = "ReplicaSet serve-v2", "ReplicaSet" }},
+		"of a LeaderWorkerSet":       {[]fake.PodEdit{ofReplica}, func(m *gang.Member) { m.Gang.Name, m.LeaderWorkerSet = "job/2f1a", true }},
 		"bound":                      {[]fake.PodEdit{fake.Bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},
 		"bound, the time is unknown": {[]fake.PodEdit{fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
 		"a condition without a node": {[]fake.PodEdit{scheduled}, func(*gang.Member) {}},

@@ -225,7 +225,8 @@ func misplacedCount(pod *corev1.Pod) (problem string, found bool) {
 	return fmt.Sprintf("%s is %s, and must be a label of the pod: the pod gets one card", protocol.LabelCount, kind), true
 }
 
-// misplacedGroup reports annotations of a group that are labels, and the other way round, on a pod that is in no group.
+// misplacedGroup reports keys by which the pod should be in a group, but which don't put it into one: annotations that are labels, labels that
+// are annotations, and keys that have no effect alone.
 func misplacedGroup(pod *corev1.Pod) (problem string, found bool) {
 	if protocol.InGroup(pod) {
 		return "", false // GroupOf names the key.
@@ -239,6 +240,13 @@ func misplacedGroup(pod *corev1.Pod) (problem string, found bool) {
 		if _, annotation := pod.Annotations[key]; annotation {
 			return key + " is an annotation of the pod, and must be a label: the pod is in no group", true
 		}
+	}
+	if key := protocol.PodGroupLabel(pod); key != "" {
+		return fmt.Sprintf("label %s names a PodGroup that gpushare doesn't read: the pod is in no group unless annotation %s says how many members it has",
+			key, protocol.AnnotationGroupSize), true
+	}
+	if _, named := pod.Annotations[protocol.AnnotationGroupLabel]; named {
+		return fmt.Sprintf("annotation %s has no effect without %s: the pod is in no group", protocol.AnnotationGroupLabel, protocol.AnnotationGroupName), true
 	}
 	return "", false
 }

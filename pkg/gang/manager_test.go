@@ -143,7 +143,7 @@ func TestEventIncomplete(t *testing.T) {
 	s := newFixture(t)
 	s.create("web", 3, 16, "t")
 	s.runUntilIdle()
-	if n := incompleteEvents(s); n != 1 || !slices.ContainsFunc(s.events, func(s string) bool { return strings.Contains(s, "1 of 3 members exist. All must be created") }) {
+	if n := incompleteEvents(s); n != 1 || !slices.ContainsFunc(s.events, func(s string) bool { return strings.Contains(s, "1 of 3 members exist; all must be created") }) {
 		t.Errorf("events: %q", s.events)
 	}
 	s.create("web", 3, 16, "t")

@@ -10,7 +10,9 @@ import (
 
 // Key identifies a group.
 type Key struct {
-	Namespace, Name string
+	Namespace string
+	// Name contains a slash if a label completes the name that the template of its pods gives it.
+	Name string
 	// Native is true for a group by a PodGroup, false for one by annotations or labels. Two groups of both kinds can have the same
 	// name.
 	Native bool
@@ -47,8 +49,10 @@ type Member struct {
 	Problem string
 	// Created is truncated to seconds.
 	Created time.Time
-	// Controller is the UID of the pod's controller; empty if it has none.
-	Controller string
+	// LeaderWorkerSet is true if the pod is of a LeaderWorkerSet.
+	LeaderWorkerSet bool
+	// Controller identifies the controller whose pods replace the pod; empty if it has none. Kind is the kind of its owner.
+	Controller, Kind string
 	// Template is equal for pods that get the same candidate nodes.
 	Template string
 	// Shape is equal for pods whose templates are equal apart from the names of their volumes. If it is empty, Template
@@ -145,6 +149,9 @@ type member struct {
 	counted category
 	// groupProblem is what is wrong with the member's native group, see Manager.resolve; empty if there is no problem.
 	groupProblem string
+	// ofWholeRun is true if another member marks the pod's run as whole. That one can be in another group: an earlier version of the extender
+	// bound them as one group, before a label completed its name.
+	ofWholeRun bool
 	// gone is true if a live read found that the pod doesn't exist, and the watch has not reported it yet.
 	gone bool
 	// readAt is when a live read last found the pod unbound.
@@ -152,6 +159,9 @@ type member struct {
 	// reportedProblem is the problem for which an Event was recorded.
 	reportedProblem string
 }
+
+// marksWhole reports whether the member shows that its run was bound completely.
+func (m *member) marksWhole() bool { return m.MarkedWhole || m.ofWholeRun }
 
 // problem returns why the member can't be placed even if all memory is free; empty if it can.
 func (m *member) problem() string { return cmp.Or(m.groupProblem, m.Problem) }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -18,6 +19,7 @@ func (mgr *Manager) StartLeading(now time.Time) {
 		return
 	}
 	mgr.leading = true
+	mgr.findWholeRuns()
 	members := map[*group][]*member{}
 	for _, m := range mgr.members {
 		m.groupProblem = mgr.resolve(&m.Member)
@@ -31,6 +33,24 @@ func (mgr *Manager) StartLeading(now time.Time) {
 	byKey := func(a, b *group) int { return a.key.Compare(b.key) }
 	for _, g := range slices.SortedFunc(maps.Keys(members), byKey) {
 		mgr.partition(g, members[g], now)
+	}
+}
+
+// findWholeRuns sets ofWholeRun of all members.
+func (mgr *Manager) findWholeRuns() {
+	type run struct{ namespace, name, id string }
+	of := func(m *member) run {
+		name, _, _ := strings.Cut(m.Gang.Name, "/")
+		return run{m.Namespace, name, m.Run}
+	}
+	whole := map[run]bool{}
+	for _, m := range mgr.members {
+		if m.MarkedWhole && m.Run != "" {
+			whole[of(m)] = true
+		}
+	}
+	for _, m := range mgr.members {
+		m.ofWholeRun = m.Node != "" && whole[of(m)]
 	}
 }
 

@@ -155,6 +155,26 @@ func TestPartition(t *testing.T) {
 	}
 }
 
+// TestPartitionCompletedNames: an earlier version of the extender bound pods of two replicas as one group, in runs that were whole. They stay in
+// these runs, so no member is evicted, although a label completes the names now.
+func TestPartitionCompletedNames(t *testing.T) {
+	in := func(group string) memberEdit {
+		return func(m *Member) { m.Gang.Name, m.LeaderWorkerSet, m.Controller = group, true, group }
+	}
+	mgr := newManager(t)
+	for _, m := range []Member{
+		newMember("a", 0, in("serve/0"), inRun("x", 5)), newMember("b", 0, in("serve/0"), inRun("x", 5)),
+		newMember("c", 0, in("serve/0"), inRun("x", 5), marked), newMember("d", 0, in("serve/1"), inRun("x", 5)),
+		newMember("e", 0, in("serve/1")), newMember("f", 0, in("serve/1")), newMember("g", 0, in("serve/1")),
+	} {
+		mgr.SetMember(m, begin)
+	}
+	mgr.StartLeading(begin.Add(time.Minute))
+	if diff := cmp.Diff([]string{`running "x": a b c`, `running "x": d e f g`}, mgr.runs()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // listedWhileLeading returns the runs after a process that leads gets to know the pods one by one, because its watch was behind
 // and begins again with a list. If these are not the wanted ones, the patience passes while reads show nothing new.
 func listedWhileLeading(t *testing.T, members []Member, want []string) []string {

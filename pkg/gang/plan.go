@@ -98,6 +98,8 @@ type needs struct {
 	likeness string
 	// mixed is true if not all requests are alike.
 	mixed bool
+	// unclear is true if the members are of several controllers, of which none has enough for the run: it is unknown which belong together.
+	unclear bool
 }
 
 // likeRuns identifies the runs of one likeness whose rounds the budget allows (paid is true), or doesn't allow.
@@ -112,17 +114,41 @@ func (r *run) needed() *needs {
 		return r.needs
 	}
 	n := &needs{}
+	controller, several := r.completeController()
+	n.unclear = several && controller == ""
 	for _, m := range r.ordered() {
 		if len(n.members) >= r.need() {
 			break
 		}
-		if m.counted == pending {
+		if m.counted == pending && (controller == "" || m.Controller == controller) {
 			n.members = append(n.members, m)
 			n.memory, n.wholeCards = n.memory.Add(m.Request), n.wholeCards || m.Request == 0
 		}
 	}
 	r.needs = n
 	return n
+}
+
+// completeController returns the controller of the oldest member whose controller has all members that the run needs. So if two jobs have the
+// same group name, one of them starts, and not half of each. It returns no controller if the members needn't be of one, and whether several
+// have members that can be placed.
+func (r *run) completeController() (controller string, several bool) {
+	if r.key.Native || strings.Contains(r.key.Name, "/") || r.counts[bound] > 0 {
+		return "", false
+	}
+	active := 0
+	for _, c := range r.controllers {
+		active += min(c.active, 1)
+	}
+	if active < 2 {
+		return "", false
+	}
+	for _, m := range r.ordered() {
+		if c := r.controllers[m.Controller]; m.counted == pending && m.Controller != "" && c.active+c.succeeded >= r.size() {
+			return m.Controller, true
+		}
+	}
+	return "", true
 }
 
 // any reports whether is, which can be nil, returns true for one of the members.
@@ -180,6 +206,9 @@ const (
 	noRoomMin = 200 * time.Millisecond
 	// noRoomMax is how long it stays valid if no memory is freed. It is limited, because nodes can become eligible for other reasons.
 	noRoomMax = 2 * time.Second
+	// settle is how long a run of which it is unclear which members belong together waits for more members of the same controllers: these
+	// create pods at the same time, but not at once.
+	settle = time.Second
 	// maxWork is the number of members that one Tick sorts, or tries to place without success, before it leaves the rest to the
 	// next one.
 	maxWork = 2000
@@ -283,7 +312,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 	case !n.allOffered(r) && r.key.Native:
 		r.wait = reasons.GroupNoRoom
 		return r.wait, false
-	case !n.allOffered(r):
+	case !n.allOffered(r), n.unclear && now.Sub(r.since) < settle:
 		r.wait = reasons.GroupAwaitsOthers
 		return r.wait, false
 	case n.any(mgr.AwaitsTurn):

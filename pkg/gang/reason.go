@@ -16,6 +16,9 @@ func (r *run) incomplete() reasons.Group {
 	if n := r.counts[ineligible]; n > 0 {
 		reason = reason.Ineligible(n, r.firstName(func(m *member) bool { return m.counted == ineligible }))
 	}
+	if r.stalled && r.counts[ineligible]+r.counts[foreign] == 0 {
+		reason = reason.Stalled(r.kind())
+	}
 	schedulers := map[string]int{}
 	if r.counts[foreign] > 0 {
 		for _, m := range r.members {
@@ -29,6 +32,24 @@ func (r *run) incomplete() reasons.Group {
 		reason = reason.Foreign(schedulers[name], name)
 	}
 	return reason
+}
+
+// kind returns the kind of the workload that all pending members are of; empty if there is none.
+func (r *run) kind() string {
+	kinds := map[string]bool{}
+	for _, m := range r.members {
+		switch {
+		case m.counted != pending:
+		case m.LeaderWorkerSet:
+			kinds["LeaderWorkerSet"] = true
+		default:
+			kinds[m.Kind] = true
+		}
+	}
+	if len(kinds) != 1 {
+		return ""
+	}
+	return slices.Collect(maps.Keys(kinds))[0]
 }
 
 // firstName returns the name that sorts first of the members that pass.

@@ -56,9 +56,10 @@ type run struct {
 	// reservedFor is the duration of the latest starvation reservation. notReservable is when a starvation reservation was last impossible.
 	reservedFor   time.Duration
 	notReservable time.Time
-	// reportAt is when an Event reports that the run gets no more than the reported number of members.
+	// reportAt is when an Event reports that the run gets no more than the reported number of members. stalled is true once that is so.
 	reportAt time.Time
 	reported int
+	stalled  bool
 	// lastEvent is the reason and text of the latest Event.
 	lastEvent string
 	removed   bool
@@ -91,8 +92,7 @@ func (mgr *Manager) begin(g *group, now time.Time) *run {
 
 // home returns the run that a member belongs to:
 //   - a bound pod to the run that its annotation names;
-//   - an unbound pod of a controller of a running run to that run, which it joins alone; so does any pod of a native group while one of
-//     that run runs, since kube-scheduler counts all pods of a PodGroup together;
+//   - an unbound pod that a running run takes to that run, which it joins alone;
 //   - any other unbound pod to the run that isn't running.
 //
 // It returns nil if there is no such run. All pods of a PodGroup that places them alone belong to one run.
@@ -102,7 +102,7 @@ func (mgr *Manager) home(g *group, m *member) *run {
 		case r.phase == PhaseRunning && mgr.placesAlone(g.key):
 			return r
 		case m.Node != "" && m.Run == r.id && (r.id != "" || r.phase == PhaseRunning),
-			m.Node == "" && r.phase == PhaseRunning && (r.accepts(m.Controller) || g.key.Native && r.counts[bound] > 0):
+			m.Node == "" && r.phase == PhaseRunning && r.takes(m):
 			return r
 		}
 	}
@@ -110,6 +110,13 @@ func (mgr *Manager) home(g *group, m *member) *run {
 		return nil
 	}
 	return g.starting()
+}
+
+// takes reports whether a running run takes the pod: one of a controller that it accepts. While one of its members runs, it takes any pod of a
+// native group, since kube-scheduler counts all pods of a PodGroup together, and any pod of a LeaderWorkerSet, whose workers have another
+// controller after each restart of their leader.
+func (r *run) takes(m *member) bool {
+	return r.accepts(m.Controller) || (m.Gang.Native || m.LeaderWorkerSet) && r.counts[bound] > 0
 }
 
 // findOrBegin returns the member's home. If it has none, it begins a run or makes the pod part of one.
@@ -131,7 +138,7 @@ func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
 		starting = g.starting()
 	}
 	switch {
-	case m.Run == "", starting == nil && (m.MarkedWhole || mgr.countAs(m) != bound), starting != nil && !starting.mayInclude(m):
+	case m.Run == "", starting == nil && (m.marksWhole() || mgr.countAs(m) != bound), starting != nil && !starting.mayInclude(m):
 		r := mgr.begin(g, now)
 		r.id = m.Run
 		mgr.move(r, ranBefore, PhaseRunning, now)
@@ -168,7 +175,7 @@ func (mgr *Manager) join(r *run, m *member) {
 func (mgr *Manager) leave(m *member) {
 	r := m.run
 	r.add(m, -1)
-	if r.key.Native && r.phase == PhaseRunning { // While it runs, it takes pods of any controller, see home.
+	if (m.Gang.Native || m.LeaderWorkerSet) && r.phase == PhaseRunning { // While it runs, it takes pods of any controller.
 		r.forget(m.Controller)
 	}
 	delete(r.members, m.UID)
@@ -373,32 +380,47 @@ func (mgr *Manager) startReport(r *run, now time.Time) {
 	if r.reportAt.IsZero() {
 		mgr.wake(r, now.Add(mgr.Patience))
 	}
-	r.reported, r.reportAt = r.existing(), now.Add(mgr.Patience)
+	r.reported, r.reportAt, r.stalled = r.existing(), now.Add(mgr.Patience), false
 }
 
-// reportIncomplete records an Event on a run that gets no more members. Often they will never be created: by default a StatefulSet creates
-// its next pod only when the previous one is ready, and a Job has at most as many pods at a time as its parallelism.
+// reportIncomplete continues a run that gets no more members. If its controllers continue an earlier run, its members join that one. Otherwise
+// it records an Event. Often the missing members will never be created: by default a StatefulSet creates its next pod only when the previous
+// one is ready, and a Job has at most as many pods at a time as its parallelism.
 func (mgr *Manager) reportIncomplete(r *run, now time.Time) {
 	switch {
 	case r.reportAt.IsZero():
 		return
 	case r.phase != PhaseIncomplete || r.size() == 0 || r.counts[pending] == 0:
-		r.reportAt, r.reported = time.Time{}, 0
+		r.reportAt, r.reported, r.stalled = time.Time{}, 0, false
 		return
 	case now.Before(r.reportAt):
 		mgr.wake(r, r.reportAt)
 		return
 	}
-	r.reportAt = time.Time{}
+	r.reportAt, r.stalled = time.Time{}, true
 	switch {
+	case mgr.continues(r):
+		mgr.requeueParked(r)
+		mgr.rehome(r, now)
+		mgr.changed(r, nil, now)
 	case mgr.tooFewAskForCards(r):
 		// Filter records this Event.
-	case r.counts[ineligible]+r.counts[foreign] > 0:
-		mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+r.incomplete().Words)
 	default:
-		mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+r.incomplete().Words+". All must be created at once: "+
-			"by a StatefulSet with podManagementPolicy Parallel, or by a Job whose parallelism is not smaller")
+		mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+r.incomplete().Words)
 	}
+}
+
+// continues reports whether an earlier run of the group goes on with the members of r: members of the same controller have failed in it, and the
+// controller creates fewer than a run needs. The others of the earlier run have completed, and their pods were removed.
+func (mgr *Manager) continues(r *run) (found bool) {
+	for _, o := range mgr.groups[r.key].runs {
+		for _, m := range o.members {
+			if c := r.controllers[m.Controller]; o.phase == PhaseRunning && m.Ended && m.Controller != "" && c != nil && c.active > 0 {
+				o.controllers[m.Controller].continues, found = true, true
+			}
+		}
+	}
+	return found
 }
 
 // tooFewAskForCards reports whether enough pods name the group, but too few of them ask for cards.

@@ -20,11 +20,14 @@ type tally struct {
 	marked int
 }
 
-// controllerTally counts a controller's members in a run. accepted is true if one of them was ever bound, or existed when all
-// members that the run needs were bound.
+// controllerTally counts a controller's members in a run.
 type controllerTally struct {
 	active, bound, succeeded int
-	accepted                 bool
+	// accepted is true if one of them was ever bound, or existed when all members that the run needs were bound.
+	accepted bool
+	// continues is true if the run goes on even while none of its members is bound: one of the controller's has succeeded, or the controller
+	// creates fewer than a run needs.
+	continues bool
 }
 
 func newTally() tally {
@@ -35,7 +38,7 @@ func newTally() tally {
 func (t *tally) add(m *member, n int) {
 	what := m.counted
 	t.counts[what] += n
-	if m.MarkedWhole {
+	if m.marksWhole() {
 		t.marked += n
 	}
 	if what != other && what != succeeded && m.Size > 0 {
@@ -56,6 +59,7 @@ func (t *tally) add(m *member, n int) {
 		}
 	case succeeded:
 		c.succeeded += n
+		c.continues = true
 	}
 	t.finished += c.finished(m.Controller)
 	c.accepted = c.accepted || m.Node != "" && n > 0
@@ -72,10 +76,15 @@ func (t *tally) forget(controller string) {
 }
 
 // acceptSurplus accepts the controllers of all members once those that the run needs are bound, but no controller that has
-// enough members for a run of its own: then a job was restarted while its first pods were pending.
+// enough members for a run of its own: then a job was restarted while its first pods were pending. If one controller has all bound members,
+// the others are of other jobs.
 func (t *tally) acceptSurplus() {
+	several := 0
 	for _, c := range t.controllers {
-		c.accepted = c.accepted || c.active < t.size()
+		several += min(c.bound, 1)
+	}
+	for _, c := range t.controllers {
+		c.accepted = c.accepted || several > 1 && c.active < t.size()
 	}
 }
 
@@ -153,7 +162,7 @@ func (t *tally) priority() int32 {
 }
 
 // accepts reports whether a pod of the controller joins the run after the run became whole. It does while the run is alive: another member
-// runs, or a member of the controller has succeeded. A pod without a controller joins only while another one runs.
+// runs, or the controller continues it. A pod without a controller joins only while another one runs.
 func (t *tally) accepts(controller string) bool {
 	c := t.controllers[controller]
 	switch {
@@ -162,5 +171,5 @@ func (t *tally) accepts(controller string) bool {
 	case controller == "":
 		return c.bound > 0
 	}
-	return t.counts[bound] > 0 || c.succeeded > 0
+	return t.counts[bound] > 0 || c.continues
 }

@@ -22,6 +22,21 @@ const (
 	// LabelGroupName and LabelGroupSize are the gang's name and its minimum number of pods.
 	LabelGroupName = "pod-group.scheduling.sigs.k8s.io/name"
 	LabelGroupSize = "pod-group.scheduling.sigs.k8s.io/min-available"
+	// AnnotationGroupLabel is the key of a label of the pod. A slash and the value of this label complete the name of the pod's gang, so that
+	// pods of one template can be in different gangs.
+	AnnotationGroupLabel = "gpushare.aliyun.com/group-name-label"
+)
+
+// schedulerPlugins are the labels by which scheduler-plugins and the schedulers that follow it assign pods to a PodGroup of their own
+// (kubernetes-sigs/scheduler-plugins apis/scheduling/v1alpha1/types.go, and its versions before v0.24). The extender doesn't read such a
+// PodGroup. Its name is the gang's if the pod says the gang's size and no other name.
+var schedulerPlugins = [...]string{"scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io"}
+
+// What a LeaderWorkerSet adds to its pods (sigs.k8s.io/lws api/leaderworkerset/v1/leaderworkerset_types.go): the replica, which is the same
+// after the replica was created again, and how many pods the replica has.
+const (
+	labelReplicaKey       = "leaderworkerset.sigs.k8s.io/group-key"
+	annotationReplicaSize = "leaderworkerset.sigs.k8s.io/size"
 )
 
 // The errors of a pod with an invalid group. GroupOf adds the key and its value. The texts are shown to users.
@@ -31,6 +46,7 @@ var (
 	ErrGroupName          = errors.New("the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends")
 	ErrGroupSize          = errors.New("the group's size is not a positive integer up to 100000")
 	ErrGroupContradictory = errors.New("the pod's annotations and labels disagree on its group")
+	ErrGroupLabel         = errors.New("the pod lacks the label that completes the name of its group")
 )
 
 // maxGroup is the largest accepted group size. It keeps sums over a gang far from overflow.
@@ -38,9 +54,12 @@ const maxGroup = 100_000
 
 // Group is the group that a pod's annotations or labels name.
 type Group struct {
+	// Name contains a slash if the value of a label completes it.
 	Name string
 	// Size is the number of members that must be bound together.
 	Size int
+	// LeaderWorkerSet is true if the pod is of a LeaderWorkerSet.
+	LeaderWorkerSet bool
 }
 
 // InGroup reports whether the pod has any of the group annotations or labels, valid or not.
@@ -57,21 +76,68 @@ func hasAny(from map[string]string, a, b string) bool {
 // GroupOf returns the group of a pod for which InGroup is true. On an error it still returns the name if that is known, so
 // that the pod counts as a member that can't be placed.
 func GroupOf(pod *corev1.Pod) (Group, error) {
-	annotations := groupKeys{"annotation", AnnotationGroupName, AnnotationGroupSize, pod.Annotations, pod.Labels}
-	labels := groupKeys{"label", LabelGroupName, LabelGroupSize, pod.Labels, pod.Annotations}
+	group, err := namedGroup(pod)
+	if group.Name == "" || errors.Is(err, ErrGroupName) {
+		return group, err
+	}
+	label, named := pod.Annotations[AnnotationGroupLabel]
+	group.LeaderWorkerSet = pod.Labels[labelReplicaKey] != ""
+	switch {
+	case !named && group.LeaderWorkerSet && !severalReplicas(pod, group.Size):
+		label = labelReplicaKey
+	case !named:
+		return group, err
+	case pod.Labels[label] == "":
+		return Group{Name: group.Name}, cmp.Or(err, fmt.Errorf("%w: annotation %s is %.70q", ErrGroupLabel, AnnotationGroupLabel, label))
+	}
+	group.Name += "/" + pod.Labels[label]
+	return group, err
+}
+
+// severalReplicas reports whether a group with this number of members consists of several replicas of the pod's LeaderWorkerSet: one replica
+// has fewer pods.
+func severalReplicas(pod *corev1.Pod, members int) bool {
+	size, err := strconv.Atoi(pod.Annotations[annotationReplicaSize])
+	return err == nil && members > size
+}
+
+// namedGroup returns the group with the name that the pod's template gives it.
+func namedGroup(pod *corev1.Pod) (Group, error) {
+	annotations := groupKeys{"annotation", AnnotationGroupName, AnnotationGroupSize, pod.Annotations, pod.Labels, ""}
+	labels := groupKeys{"label", LabelGroupName, LabelGroupSize, pod.Labels, pod.Annotations, ""}
+	podGroup := PodGroupLabel(pod)
+	if _, named := pod.Annotations[AnnotationGroupName]; !named && pod.Labels[LabelGroupName] == "" {
+		annotations.otherName, labels.otherName = pod.Labels[podGroup], pod.Labels[podGroup]
+	}
 	a, errA := annotations.parse()
 	b, errB := labels.parse()
+	group := Group{Name: cmp.Or(a.Name, b.Name)}
 	switch {
-	case !hasAny(pod.Labels, LabelGroupName, LabelGroupSize):
-		return a, errA
-	case !hasAny(pod.Annotations, AnnotationGroupName, AnnotationGroupSize):
-		return b, errB
 	case errA != nil || errB != nil:
-		return Group{Name: cmp.Or(a.Name, b.Name)}, cmp.Or(errA, errB)
-	case a != b:
-		return Group{Name: a.Name}, fmt.Errorf("%w: annotations say %q of %d, labels say %q of %d", ErrGroupContradictory, a.Name, a.Size, b.Name, b.Size)
+		return group, cmp.Or(errA, errB)
+	case annotations.given() && labels.given() && a != b:
+		return group, fmt.Errorf("%w: annotations say %q of %d, labels say %q of %d", ErrGroupContradictory, a.Name, a.Size, b.Name, b.Size)
+	case podGroup != "" && group.Name != "" && pod.Labels[podGroup] != group.Name:
+		return group, fmt.Errorf("%w: the group is %q, and label %s is %.70q", ErrGroupContradictory, group.Name, podGroup, pod.Labels[podGroup])
+	case annotations.given():
+		return a, nil
 	}
-	return a, nil
+	return b, nil
+}
+
+// PodGroupLabel returns the key of the label that assigns the pod to a PodGroup of scheduler-plugins; empty if there is none.
+func PodGroupLabel(pod *corev1.Pod) string {
+	for _, key := range schedulerPlugins {
+		if pod.Labels[key] != "" {
+			return key
+		}
+	}
+	return ""
+}
+
+// groupLabels returns the keys of the pod's labels that GroupOf reads.
+func groupLabels(pod *corev1.Pod) []string {
+	return append([]string{LabelGroupName, LabelGroupSize, labelReplicaKey, pod.Annotations[AnnotationGroupLabel]}, schedulerPlugins[:]...)
 }
 
 // PodGroupName returns the name of the PodGroup to which spec.schedulingGroup assigns the pod: its native group. It is empty if
@@ -118,13 +184,18 @@ type groupKeys struct {
 	from       map[string]string
 	// elsewhere is the map in which the pair doesn't count.
 	elsewhere map[string]string
+	// otherName is the group's name if the pair has only a size; empty if nothing else names the group.
+	otherName string
 }
+
+// given reports whether the pod has a key of the pair.
+func (k groupKeys) given() bool { return hasAny(k.from, k.name, k.size) }
 
 // parse returns no group and no error if the pod has neither key.
 func (k groupKeys) parse() (Group, error) {
-	name, size := k.from[k.name], k.from[k.size]
+	name, size := cmp.Or(k.from[k.name], k.otherName), k.from[k.size]
 	switch _, sized := k.from[k.size]; {
-	case !hasAny(k.from, k.name, k.size):
+	case !k.given():
 		return Group{}, nil
 	case name == "":
 		return Group{}, fmt.Errorf("%w: %s", ErrGroupUnnamed, k.missing(k.name))

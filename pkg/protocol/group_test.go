@@ -15,6 +15,15 @@ func TestGroupOf(t *testing.T) {
 	type marks = map[string]string
 	byAnnotations := func(name, size string) marks { return marks{AnnotationGroupName: name, AnnotationGroupSize: size} }
 	byLabels := func(name, size string) marks { return marks{LabelGroupName: name, LabelGroupSize: size} }
+	with := func(m marks, keysAndValues ...string) marks {
+		for i := 0; i < len(keysAndValues); i += 2 {
+			m[keysAndValues[i]] = keysAndValues[i+1]
+		}
+		return m
+	}
+	const podGroup, oldPodGroup, jobKey = "scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io", "jobset.sigs.k8s.io/job-key"
+	replica := func(size string) marks { return marks{"leaderworkerset.sigs.k8s.io/size": size} }
+	ofReplica := marks{"leaderworkerset.sigs.k8s.io/group-key": "2f1a", "leaderworkerset.sigs.k8s.io/name": "serve"}
 	long := strings.Repeat("x", 64)
 	for name, tc := range map[string]struct {
 		annotations, labels marks
@@ -23,9 +32,9 @@ func TestGroupOf(t *testing.T) {
 	}{
 		"nothing":                      {},
 		"other annotations and labels": {annotations: marks{"a": "b"}, labels: marks{"c": "d"}},
-		"annotations":                  {annotations: byAnnotations("qj-1", "3"), want: Group{"qj-1", 3}},
-		"labels":                       {labels: byLabels("qj-1", "3"), want: Group{"qj-1", 3}},
-		"both, which agree":            {byAnnotations("a", "3"), byLabels("a", "3"), Group{"a", 3}, nil},
+		"annotations":                  {annotations: byAnnotations("qj-1", "3"), want: Group{Name: "qj-1", Size: 3}},
+		"labels":                       {labels: byLabels("qj-1", "3"), want: Group{Name: "qj-1", Size: 3}},
+		"both, which agree":            {byAnnotations("a", "3"), byLabels("a", "3"), Group{Name: "a", Size: 3}, nil},
 		"both, other names":            {byAnnotations("a", "3"), byLabels("b", "3"), Group{Name: "a"}, ErrGroupContradictory},
 		"both, other sizes":            {byAnnotations("a", "3"), byLabels("a", "4"), Group{Name: "a"}, ErrGroupContradictory},
 		"both, one invalid":            {byAnnotations("a", "x"), byLabels("a", "4"), Group{Name: "a"}, ErrGroupSize},
@@ -41,6 +50,32 @@ func TestGroupOf(t *testing.T) {
 		"a negative size":              {annotations: byAnnotations("a", "-3"), want: Group{Name: "a"}, err: ErrGroupSize},
 		"more than 64 bits":            {annotations: byAnnotations("a", "99999999999999999999"), want: Group{Name: "a"}, err: ErrGroupSize},
 		"a fractional size":            {annotations: byAnnotations("a", "1.5"), want: Group{Name: "a"}, err: ErrGroupSize},
+		"a label completes the name": {
+			annotations: with(byAnnotations("a", "3"), AnnotationGroupLabel, jobKey), labels: marks{jobKey: "9c"}, want: Group{Name: "a/9c", Size: 3},
+		},
+		"a label completes the name of a group by labels": {
+			annotations: marks{AnnotationGroupLabel: jobKey}, labels: with(byLabels("a", "3"), jobKey, "9c"), want: Group{Name: "a/9c", Size: 3},
+		},
+		"the label that completes the name is missing": {
+			annotations: with(byAnnotations("a", "3"), AnnotationGroupLabel, jobKey), want: Group{Name: "a"}, err: ErrGroupLabel,
+		},
+		"the annotation names no label": {
+			annotations: with(byAnnotations("a", "3"), AnnotationGroupLabel, ""), want: Group{Name: "a"}, err: ErrGroupLabel,
+		},
+		"a label completes the name, without a size": {
+			annotations: marks{AnnotationGroupName: "a", AnnotationGroupLabel: jobKey}, labels: marks{jobKey: "9c"}, want: Group{Name: "a/9c"}, err: ErrGroupUnsized,
+		},
+		"a replica of a LeaderWorkerSet":                 {with(byAnnotations("a", "3"), "leaderworkerset.sigs.k8s.io/size", "3"), ofReplica, Group{"a/2f1a", 3, true}, nil},
+		"fewer than the replica's pods":                  {with(replica("3"), AnnotationGroupName, "a", AnnotationGroupSize, "2"), ofReplica, Group{"a/2f1a", 2, true}, nil},
+		"several replicas as one group":                  {with(replica("3"), AnnotationGroupName, "a", AnnotationGroupSize, "6"), ofReplica, Group{"a", 6, true}, nil},
+		"a replica whose size is unknown":                {byAnnotations("a", "6"), ofReplica, Group{"a/2f1a", 6, true}, nil},
+		"all replicas as one group, by the annotation":   {with(byAnnotations("a", "2"), AnnotationGroupLabel, "leaderworkerset.sigs.k8s.io/name"), ofReplica, Group{"a/serve", 2, true}, nil},
+		"the size and a PodGroup of scheduler-plugins":   {marks{AnnotationGroupSize: "3"}, marks{podGroup: "a"}, Group{Name: "a", Size: 3}, nil},
+		"the size and an older PodGroup":                 {marks{AnnotationGroupSize: "3"}, marks{oldPodGroup: "a"}, Group{Name: "a", Size: 3}, nil},
+		"the size as a label, and such a PodGroup":       {labels: marks{podGroup: "a", LabelGroupSize: "3"}, want: Group{Name: "a", Size: 3}},
+		"a group, and the same PodGroup":                 {byAnnotations("a", "3"), marks{podGroup: "a"}, Group{Name: "a", Size: 3}, nil},
+		"a group, and another PodGroup":                  {byAnnotations("a", "3"), marks{podGroup: "b"}, Group{Name: "a"}, ErrGroupContradictory},
+		"a PodGroup of scheduler-plugins without a size": {labels: marks{podGroup: "a"}},
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations, Labels: tc.labels}}
 		expect(t, name+": InGroup", tc.want != (Group{}) || tc.err != nil, InGroup(pod))

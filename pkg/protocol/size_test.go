@@ -18,13 +18,15 @@ import (
 func boundPod() *corev1.Pod {
 	main := asks("8")
 	main.Resources.Requests[corev1.ResourceCPU] = list(corev1.ResourceCPU, "2")[corev1.ResourceCPU]
-	return &corev1.Pod{
+	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: "p", Labels: map[string]string{LabelCount: "2", LabelGroupName: "job", LabelGroupSize: "2"},
+			Name: "p", Labels: map[string]string{LabelCount: "2", LabelGroupName: "job", LabelGroupSize: "2", "part": "a"},
 			Annotations: Assignment{Cards: []AssignedCard{{0, 8}, {1, 8}}, Containers: []gpu.Memory{8}}.Annotations(),
 		},
 		Spec: corev1.PodSpec{NodeName: "n", SchedulerName: "s", Containers: []corev1.Container{main}},
 	}
+	pod.Annotations[AnnotationGroupLabel] = "part"
+	return pod
 }
 
 // The error names the largest part. What counts for cards and groups is left in the outline, and the outline is small.
@@ -67,7 +69,7 @@ func TestOutline(t *testing.T) {
 		where, _ := PodPlacement(outline)
 		expect(t, name+": the cards", 2, len(where))
 		group, _ := GroupOf(outline)
-		expect(t, name+": the group", Group{"job", 2}, group)
+		expect(t, name+": the group", Group{Name: "job/a", Size: 2}, group)
 		expect(t, name+": gates", min(len(pod.Spec.SchedulingGates), 2), len(outline.Spec.SchedulingGates))
 		cpu := outline.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU]
 		expect(t, name+": CPU", "2", cpu.String())

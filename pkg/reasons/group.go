@@ -1,6 +1,7 @@
 package reasons
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -78,6 +79,19 @@ func (g Group) Foreign(n int, scheduler string) Group {
 // Cardless adds that n members don't count, because they ask for no cards.
 func (g Group) Cardless(n int) Group {
 	return g.and(", and %d that ask for no cards don't count", n)
+}
+
+// atOnce says how a workload of the kind creates all members at once.
+var atOnce = map[string]string{
+	"StatefulSet":     "a StatefulSet creates all pods at once only with podManagementPolicy Parallel",
+	"LeaderWorkerSet": "a LeaderWorkerSet creates all pods of a replica at once only with startupPolicy LeaderCreated",
+	"Job":             "a Job has no more pods at a time than its parallelism, and completed pods that were removed don't count",
+	"ReplicaSet":      "the replicas of a Deployment must be at least the group's number",
+}
+
+// Stalled adds why no further members are created, if all are of a workload of this kind.
+func (g Group) Stalled(kind string) Group {
+	return g.and("; %s", cmp.Or(atOnce[kind], "all must be created at once"))
 }
 
 func (g Group) and(format string, args ...any) Group {

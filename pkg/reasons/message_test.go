@@ -55,6 +55,8 @@ func TestReservedFor(t *testing.T) {
 func TestGroupsRoundTrip(t *testing.T) {
 	groups := append(constantGroups(),
 		GroupIncomplete(3, 4), GroupIncomplete(1, 9).Ineligible(2, "b").Foreign(3, "volcano").Foreign(3, "x").Cardless(1), GroupArriving(2, 4),
+		GroupIncomplete(1, 4).Stalled("StatefulSet"), GroupIncomplete(1, 4).Stalled("LeaderWorkerSet"), GroupIncomplete(1, 4).Stalled("Job"),
+		GroupIncomplete(1, 4).Stalled("ReplicaSet"), GroupIncomplete(1, 4).Stalled(""),
 		GroupBroken(3, 4), GroupBroken(3, 4).Because(GroupNoRoom), GroupBroken(3, 4).Because(Group{}), GroupInvalid("the pod has a group size and no group name"),
 		GroupInvalid(`annotation x is "a. b, 3 c: \\\""`), GroupDisagrees.Says([]string{"a", "b"}, []int{2, 3}),
 	)

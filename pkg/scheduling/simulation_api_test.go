@@ -268,6 +268,10 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 		object.Annotations[protocol.AnnotationGroupName] = spec.group
 		object.Annotations[protocol.AnnotationGroupSize] = strconv.Itoa(spec.size)
 	}
+	if by.replica != "" {
+		metav1.SetMetaDataLabel(&object.ObjectMeta, "leaderworkerset.sigs.k8s.io/group-key", by.replica)
+		object.Annotations["leaderworkerset.sigs.k8s.io/size"] = strconv.Itoa(by.replicaSize)
+	}
 	if by.name != "" {
 		yes := true
 		object.OwnerReferences = []metav1.OwnerReference{{Kind: by.kind, Name: by.name, UID: types.UID(cmp.Or(by.uid, by.name)), Controller: &yes}}
@@ -285,6 +289,9 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 	a.pods[name] = p
 	a.order = append(a.order, p)
 	a.set(p)
+	if spec.group != "" {
+		p.group = p.info.Member.Gang.Name // A label completes it.
+	}
 	a.w.trace("api: created %s %s (memory %d, cpu %d, priority %d, group %s/%d)", name, p.uid(), spec.memory, spec.cpu, spec.priority, spec.group, spec.size)
 	return p
 }
@@ -675,7 +682,7 @@ func (a *apiServer) joined(p *apiPod) {
 		r = &run{key: key, controllers: map[string]bool{}, term: a.w.terms, generation: p.generation}
 		a.runs[key] = r
 	}
-	if controller := p.info.Member.Controller; r.whole && r.proven() && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
+	if controller := p.info.Member.Controller; r.whole && !p.info.Member.LeaderWorkerSet && r.proven() && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
 		a.w.fail("%s of controller %q joins run %v, which was whole before and has none of its pods", p.name(), controller, key)
 	}
 	r.controllers[p.info.Member.Controller] = true

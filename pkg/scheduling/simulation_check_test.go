@@ -40,7 +40,7 @@ func (w *world) checkLedger(r *replica) {
 		}
 	}
 	if label := r.scheduler.ledger.StarvationLabel(); label != "" {
-		if i := slices.IndexFunc(w.jobs, func(j *job) bool { return strings.HasSuffix(label, "/"+j.name) }); i >= 0 && w.jobs[i].impossible {
+		if i := slices.IndexFunc(w.jobs, func(j *job) bool { return strings.Contains(label+"/", "/"+j.name+"/") }); i >= 0 && w.jobs[i].impossible {
 			w.reserved.impossible += float64(r.scheduler.ledger.StarvationIdle())
 		}
 	}

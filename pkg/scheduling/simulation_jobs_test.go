@@ -132,6 +132,9 @@ type owner struct {
 	uid string
 	// generation distinguishes the runs of a group: pods of one generation belong together.
 	generation int
+	// replica is the replica of a LeaderWorkerSet that the pods belong to, and replicaSize its number of pods; empty for others.
+	replica     string
+	replicaSize int
 }
 
 // create creates a pod.

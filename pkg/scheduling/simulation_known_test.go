@@ -22,16 +22,11 @@ type knownDefect struct {
 
 // knownDefects are tried in order. What is mended is removed here.
 var knownDefects = []knownDefect{
-	{inPart, "two jobs of one group name", nil, nil, "two Jobs with the same group name hold cards, and neither is whole"},
-	{inPart, lwsOfSeveral, nil, nil, "two replicas of one template hold cards, and neither is whole"},
 	{inPart, "", []string{"leaders die"}, nil, "a leader dies between the evictions of a group, and half of it stays"},
 	{wasted, "pods that can't be bound", nil, nil, "pods are evicted for pods that can't be bound"},
 	{wasted, "a broken job", nil, nil, "pods are evicted for a group of which a member is never scheduled"},
 	{wasted, "", []string{"pods that take CPU"}, nil, "pods are evicted for pods whose CPU others take"},
-	{wasted, lwsOfSeveral, nil, nil, "pods are evicted for a replica of a LeaderWorkerSet that doesn't come back"},
 	{wasted, "", []string{"reclaim"}, grouped, "pods are evicted for a group that then doesn't get their memory"},
-	{starved, lwsOfSeveral, nil, nil, "a replica of a LeaderWorkerSet that restarts doesn't come back"},
-	{starved, "a Deployment of a group that is rolled", nil, nil, "the rollout of a Deployment stops"},
 	{starved, "", nil, replacement, "the replacement of a member waits behind everything else"},
 	{starved, "", []string{"reclaim", "a long grace period"}, nil, "pods with a long grace period can't be reclaimed"},
 	{wasted, "", []string{"reclaim", "a long grace period"}, nil, "pods are evicted beside others that don't end in time"},
@@ -45,8 +40,6 @@ var knownDefects = []knownDefect{
 	{starved, "", []string{"stream of pods"}, grouped, "pods that run for longer than a starvation reservation starve a group"},
 	{starved, "", []string{"stream of pods"}, nil, "small pods starve a larger pod"},
 }
-
-const lwsOfSeveral = "a LeaderWorkerSet of several replicas"
 
 // replacement reports whether the item that starves was whole before.
 func replacement(w *world) bool { return w.item.ran }

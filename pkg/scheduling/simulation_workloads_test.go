@@ -67,7 +67,8 @@ type leaderWorkerGroup struct {
 // leaderWorkerSet starts a LeaderWorkerSet. The number of the group in the pod templates is given by the specs.
 func (w *world) leaderWorkerSet(name string, replicas, size int, afterLeader, recreate bool, leader, worker podSpec) *leaderWorkerSet {
 	j := &job{name: name, specs: []podSpec{leader, worker}}
-	j.impossible = leader.size > replicas*size || afterLeader && leader.size > replicas && leader.memory > 0
+	inReplica := leader.size <= size
+	j.impossible = leader.size > replicas*size || afterLeader && leader.memory > 0 && (inReplica && leader.size > 1 || leader.size > replicas)
 	l := &leaderWorkerSet{job: j, replicas: replicas, size: size, afterLeader: afterLeader, recreate: recreate}
 	for range replicas {
 		l.groups = append(l.groups, &leaderWorkerGroup{})
@@ -111,7 +112,7 @@ func (l *leaderWorkerSet) sync(i int, g *leaderWorkerGroup) {
 			l.changed()
 		}
 	case g.workers == nil && l.size > 1 && (!l.afterLeader || g.leader.ready()):
-		by := owner{"StatefulSet", name, fmt.Sprintf("%s-%s", name, g.leader.uid()), g.leader.generation}
+		by := l.owner(name, fmt.Sprintf("%s-%s", name, g.leader.uid()), name, g.leader.generation)
 		g.workers = &statefulSet{podSet: podSet{job: l.job, by: by, spec: 1}, replicas: l.size - 1, first: 1, parallel: true}
 		l.changed()
 	case g.workers != nil:
@@ -119,11 +120,16 @@ func (l *leaderWorkerSet) sync(i int, g *leaderWorkerGroup) {
 	}
 }
 
+// owner returns a StatefulSet that has pods of the replica.
+func (l *leaderWorkerSet) owner(name, uid, replica string, generation int) owner {
+	return owner{kind: "StatefulSet", name: name, uid: uid, generation: generation, replica: replica, replicaSize: l.size}
+}
+
 // createLeader creates the leader of a replica. Its controller is the StatefulSet of all leaders.
 func (l *leaderWorkerSet) createLeader(name string, i int, g *leaderWorkerGroup) {
 	l.write(func() {
 		l.serial++
-		g.leader = l.create(name, l.specs[0], owner{kind: "StatefulSet", name: l.name, generation: l.serial}, i)
+		g.leader = l.create(name, l.specs[0], l.owner(l.name, "", name, l.serial), i)
 		g.revision, g.foreground = l.revision, false
 	})
 }

@@ -60,7 +60,7 @@ func TestControllers(t *testing.T) {
 		if policy == appsv1.ParallelPodManagement {
 			f.waitBound(map[string]int{"web": 3})
 		} else {
-			f.WaitEvent("web-0", "GangIncomplete", "1 of 3 members exist. All must be created at once")
+			f.WaitEvent("web-0", "GangIncomplete", "1 of 3 members exist; a StatefulSet creates all pods at once only with podManagementPolicy Parallel")
 			f.waitBound(map[string]int{})
 		}
 		must(t, c.Client.AppsV1().StatefulSets(f.ID).Delete(t.Context(), "web", background))

@@ -45,7 +45,7 @@ const explanations = {
     "Change the pod's constraints, or make a node available."],
 
   incomplete: ["lack", "Too few members exist. Pods with scheduling gates, with invalid annotations or of an unknown scheduler don't count; the reason names them.",
-    "Create all members at once: a StatefulSet with podManagementPolicy Parallel, a Job with enough parallelism."],
+    "Create all members at once. If no more are created, the reason says what a workload of their kind needs."],
   pending: ["wait", "Enough members exist, and no memory is reserved for them.",
     "Wait, request less, or add nodes, as the reason says."],
   planned: ["wait", "Memory is reserved for all members.", "Wait some seconds."],

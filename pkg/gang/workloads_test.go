@@ -1,0 +1,254 @@
+package gang
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// controllers is the fixture (eight cards) with pods of named controllers.
+type controllers struct{ *fixture }
+
+// add creates pods of a card each. The pods of a LeaderWorkerSet name the controller after its kind.
+func (c controllers) add(n int, group string, size int, controller string, edits ...memberEdit) (added []*pod) {
+	for range n {
+		c.serial++
+		p := &pod{queued: true}
+		p.UID, p.Namespace, p.Name = gpu.PodUID(fmt.Sprintf("uid-%05d", c.serial)), "default", fmt.Sprintf("pod-%05d", c.serial)
+		p.Request, p.Created, p.Controller, p.Kind = 16, c.now.Truncate(time.Second), controller, "Job"
+		p.Gang, p.Size, p.Template = Key{Namespace: "default", Name: group}, size, "t"
+		for _, edit := range edits {
+			edit(&p.Member)
+		}
+		c.pods[p.UID] = p
+		c.created = append(c.created, p)
+		c.report(p)
+		added = append(added, p)
+	}
+	return added
+}
+
+// fill binds n single pods of a card each.
+func (c controllers) fill(n int) (pods []*pod) {
+	for range n {
+		c.create("", 0, 16, "")
+		p := c.created[len(c.created)-1]
+		p.queued = false
+		c.scheduleSingle(p, c.nodes)
+		pods = append(pods, p)
+	}
+	return pods
+}
+
+// end ends a bound pod.
+func (c controllers) end(p *pod, succeeded bool) {
+	p.Ended, p.Succeeded = true, succeeded
+	c.ledger.Remove(p.UID)
+	c.report(p)
+}
+
+// minutes lets time pass with a scheduler that retries everything.
+func (c controllers) minutes(n int) {
+	for range n {
+		c.advance(time.Minute)
+		for _, p := range c.existing() {
+			p.queued = p.Node == "" && !c.inBind(p)
+		}
+		c.runUntilIdle()
+	}
+}
+
+func (c controllers) wantBound(what string, pods []*pod, want ...int) {
+	c.Helper()
+	n := 0
+	for _, p := range pods {
+		if p.Node != "" {
+			n++
+		}
+	}
+	if !slices.Contains(want, n) {
+		status, _ := c.manager.Waits(pods[len(pods)-1].UID)
+		c.Errorf("of the %s %d of %d pods are bound, want %v; the last waits for: %s", what, n, len(pods), want, status.Reason.Words)
+	}
+}
+
+func ofLeaderWorkerSet(m *Member) { m.LeaderWorkerSet, m.Kind = true, "StatefulSet" }
+
+// replica creates a replica of a LeaderWorkerSet: a leader of the StatefulSet of all leaders, and workers of a StatefulSet of their own.
+func (c controllers) replica(group string, i, generation, size, number int) []*pod {
+	leader := c.add(1, group, number, "leaders", ofLeaderWorkerSet)
+	return append(leader, c.add(size-1, group, number, fmt.Sprintf("workers-%d-%d", i, generation), ofLeaderWorkerSet)...)
+}
+
+// Two replicas of four pods, room for six: one of them runs.
+func TestLeaderWorkerSetStart(t *testing.T) {
+	c := controllers{newFixture(t)}
+	c.fill(2)
+	a, b := c.replica("serve/0", 0, 0, 4, 4), c.replica("serve/1", 1, 0, 4, 4)
+	c.minutes(10)
+	c.wantBound("first replica", a, 0, 4)
+	c.wantBound("second replica", b, 0, 4)
+	c.wantBound("two replicas", slices.Concat(a, b), 4)
+}
+
+// A replica is created again, as a LeaderWorkerSet does by default when a pod of it fails. Its leader comes back before its workers, whose
+// StatefulSet is another one then.
+func TestLeaderWorkerSetRestart(t *testing.T) {
+	for name, tc := range map[string]struct {
+		groups [2]string
+		number int
+		// remains is how many of its old workers are still there when its leader comes back.
+		remains int
+	}{
+		"each replica is a group":        {[2]string{"serve/0", "serve/1"}, 4, 0},
+		"all replicas are one group":     {[2]string{"serve", "serve"}, 8, 0},
+		"the workers live longer":        {[2]string{"serve/0", "serve/1"}, 4, 2},
+		"one group, workers live longer": {[2]string{"serve", "serve"}, 8, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := controllers{newFixture(t)}
+			first, second := c.replica(tc.groups[0], 0, 0, 4, tc.number), c.replica(tc.groups[1], 1, 0, 4, tc.number)
+			c.runUntilIdle()
+			c.wantBound("LeaderWorkerSet", slices.Concat(first, second), 8)
+			for _, p := range second[:4-tc.remains] {
+				c.delete(p)
+			}
+			leader := c.add(1, tc.groups[1], tc.number, "leaders", ofLeaderWorkerSet)
+			c.runUntilIdle()
+			for _, p := range second[4-tc.remains:] {
+				c.delete(p)
+			}
+			workers := c.add(3, tc.groups[1], tc.number, "workers-1-1", ofLeaderWorkerSet)
+			c.minutes(1)
+			c.wantBound("replica that is created again", slices.Concat(leader, workers), 4)
+		})
+	}
+}
+
+// Two jobs with the same group name are created at the same time. There is room for six pods: one job runs, and not half of each.
+func TestTwoJobsAtOnce(t *testing.T) {
+	c := controllers{newFixture(t)}
+	c.fill(2)
+	var first, second []*pod
+	for range 4 { // Their names sort alternately, as random suffixes do.
+		first = append(first, c.add(1, "train", 4, "job-1")...)
+		second = append(second, c.add(1, "train", 4, "job-2")...)
+	}
+	c.minutes(10)
+	c.wantBound("first job", first, 4)
+	c.wantBound("second job", second, 0)
+}
+
+// The pods of two such jobs are created one after the other, while kube-scheduler tries those that exist.
+func TestTwoJobsAreCreated(t *testing.T) {
+	c := controllers{newFixture(t)}
+	c.fill(2)
+	var first, second []*pod
+	for range 4 {
+		first = append(first, c.add(1, "train", 4, "job-1")...)
+		second = append(second, c.add(1, "train", 4, "job-2")...)
+		c.scheduleAll()
+		c.advance(200 * time.Millisecond)
+		c.scheduleAll()
+		c.bindGranted()
+	}
+	c.minutes(10)
+	c.wantBound("first job", first, 4)
+	c.wantBound("second job", second, 0)
+}
+
+// Of a second job's pods only two exist when a first one of the same group name starts: they aren't surplus members of the first.
+func TestTwoJobsOneIsLate(t *testing.T) {
+	c := controllers{newFixture(t)}
+	single := c.fill(8)
+	first, second := c.add(4, "train", 4, "job-1"), c.add(2, "train", 4, "job-2")
+	c.runUntilIdle()
+	for _, p := range single[:6] {
+		c.delete(p)
+	}
+	c.runUntilIdle()
+	c.wantBound("first job", first, 4)
+	second = append(second, c.add(2, "train", 4, "job-2")...) // For these there is no room any more.
+	c.minutes(10)
+	c.wantBound("second job", second, 0)
+}
+
+// Several jobs are one group, of which not all members must be bound together: those of a job that isn't among the first are surplus members.
+func TestSurplusOfSeveralJobs(t *testing.T) {
+	c := controllers{newFixture(t)}
+	pods := slices.Concat(c.add(2, "train", 3, "driver"), c.add(2, "train", 3, "workers-0"), c.add(2, "train", 3, "workers-1"))
+	c.minutes(1)
+	c.wantBound("group", pods, 6)
+}
+
+// Three members of a job have completed, and their pods were removed. The last one fails, and the job replaces it.
+func TestLastIndexFails(t *testing.T) {
+	for name, restarts := range map[string]bool{"the extender knows the completed pods": false, "the extender restarts": true} {
+		t.Run(name, func(t *testing.T) {
+			c := controllers{newFixture(t)}
+			pods := c.add(4, "train", 4, "job")
+			c.runUntilIdle()
+			c.wantBound("job", pods, 4)
+			for _, p := range pods[:3] {
+				c.end(p, true)
+				c.delete(p)
+			}
+			c.end(pods[3], false)
+			replacement := c.add(1, "train", 4, "job")
+			if restarts {
+				c.manager.StopLeading(c.now)
+				c.manager.StartLeading(c.now)
+			}
+			c.runUntilIdle()
+			c.minutes(1)
+			c.wantBound("replacement", replacement, 1)
+		})
+	}
+}
+
+// All members of a job fail: their replacements are bound together again.
+func TestAllIndexesFail(t *testing.T) {
+	c := controllers{newFixture(t)}
+	pods := c.add(4, "train", 4, "job")
+	c.runUntilIdle()
+	for _, p := range pods {
+		c.end(p, false)
+	}
+	c.fill(6)
+	again := c.add(4, "train", 4, "job")
+	c.minutes(2)
+	c.wantBound("replacements", again, 0)
+}
+
+// A reason that doesn't end by itself says what the workload's kind needs.
+func TestStalled(t *testing.T) {
+	ofKind := func(kind string) memberEdit { return func(m *Member) { m.Kind = kind } }
+	for kind, want := range map[string]string{
+		"StatefulSet":     "1 of 3 members exist; a StatefulSet creates all pods at once only with podManagementPolicy Parallel",
+		"LeaderWorkerSet": "1 of 3 members exist; a LeaderWorkerSet creates all pods of a replica at once only with startupPolicy LeaderCreated",
+		"ReplicaSet":      "1 of 3 members exist; the replicas of a Deployment must be at least the group's number",
+		"Job":             "1 of 3 members exist; a Job has no more pods at a time than its parallelism, and completed pods that were removed don't count",
+		"RayCluster":      "1 of 3 members exist; all must be created at once",
+	} {
+		c := controllers{newFixture(t)}
+		edit := ofKind(kind)
+		if kind == "LeaderWorkerSet" {
+			edit = ofLeaderWorkerSet
+		}
+		p := c.add(1, "group", 3, "controller", edit)[0]
+		c.advance(testPatience - time.Second)
+		if status, _ := c.manager.Waits(p.UID); status.Reason.Words != "1 of 3 members exist" {
+			t.Errorf("%s: before the patience the reason is %q", kind, status.Reason.Words)
+		}
+		c.advance(2 * time.Second)
+		if status, _ := c.manager.Waits(p.UID); status.Reason.Words != want {
+			t.Errorf("%s: the reason is %q, want %q", kind, status.Reason.Words, want)
+		}
+		if event := "GangIncomplete: The group waits: " + want; !slices.Contains(c.events, event) {
+			t.Errorf("%s: no Event %q in %q", kind, event, c.events)
+		}
+	}
+}
