@@ -138,7 +138,7 @@ func TestControllers(t *testing.T) {
 			w.until(minute, "it runs", d.rolled)
 			d.restart()
 			w.until(60*minute, "it is rolled", d.rolled)
-		}, today: "it is rolled"},
+		}},
 		"a Deployment replaces a failed pod at once": {nodes: 2, play: func(w *world) {
 			d := w.deployment("d", rollout{replicas: 4, maxSurge: 1}, member("d", 4))
 			w.until(minute, "it runs", d.rolled)
@@ -211,7 +211,7 @@ func TestControllers(t *testing.T) {
 			w.api.end(l.groups[1].workers.own[1], corev1.PodFailed)
 			w.runFor(10 * time.Second)
 			w.until(60*minute, "both run again", func() bool { return l.ready(0) && l.ready(1) })
-		}, today: "both run again"},
+		}},
 		"two replicas of a LeaderWorkerSet, with room for one and a half": {nodes: 1, play: func(w *world) {
 			w.api.addNode("half", "a", 8, 16, 16)
 			l := w.leaderWorkerSet("l", 2, 4, false, true, member("l", 4), member("l", 4))
