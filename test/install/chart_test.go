@@ -182,6 +182,7 @@ func TestWrongValues(t *testing.T) {
 		"a class with a blank":              {"devicePlugin.priorityClassName=a b", `devicePlugin.priorityClassName: "a b" is invalid: an object's name consists of at most 253`},
 		"a name that YAML doesn't take":     {"fullnameOverride=off", `fullnameOverride: the objects' names would begin with "off": give at most 40 lower-case letters`},
 		"an address that is a number":       {"extender.service.clusterIP=10.96", `extender.service.clusterIP: "10.96" is invalid`},
+		"fragmentation without the right":   {"extender.service.clusterIP=10.96.0.15,extender.allowEvictions=false,extender.evictFragmented=true", "extender.evictFragmented: it needs the right to evict: set extender.allowEvictions=true"},
 		"a part of a node at a time":        {"devicePlugin.maxUnavailable=0.5", `devicePlugin.maxUnavailable: "0.5" is invalid`},
 		"a digest without its algorithm":    {"images.devicePlugin.digest=0123", `images.devicePlugin.digest: "0123" is invalid: a digest is sha256: and 64 hexadecimal digits`},
 		"a relative kubeconfig":             {"scheduler.kubeconfig=scheduler.conf", `scheduler.kubeconfig: "scheduler.conf" is invalid: give the absolute path of a file, such as /etc/kubernetes/scheduler.conf`},
@@ -507,10 +508,12 @@ func TestNotes(t *testing.T) {
 		has, not string
 	}{
 		"as it is":         {"extender.service.clusterIP=10.96.0.15", "NODE gpushare=true\n", "No extender runs"},
+		"no images":        {"extender.service.clusterIP=10.96.0.15", "--namespace gpu --reset-then-reuse-values --set imageRegistry=registry.example.com\n", "One step is left"},
+		"a registry":       {"extender.service.clusterIP=10.96.0.15,imageRegistry=example.com", "Configure kube-scheduler to call the extender.", "No release"},
 		"no replicas":      {"extender.service.clusterIP=10.96.0.15,extender.replicas=0", "No extender runs (extender.replicas=0).", "has no extender"},
 		"another name":     {"extender.service.clusterIP=10.96.0.15,fullnameOverride=gpu", "secret gpu-scheduler-config ", "gpushare-scheduler-config"},
-		"second scheduler": {"mode=secondScheduler", "schedulerName: gpushare-scheduler\n", "One step is left"},
-		"a pool of nodes":  {"mode=devicePlugin,fullnameOverride=pool-b", "guard.allow.serviceAccounts:\n\n  gpu/pool-b-device-plugin\n", "One step is left"},
+		"second scheduler": {"mode=secondScheduler", "schedulerName: gpushare-scheduler\n", "kube-scheduler to call"},
+		"a pool of nodes":  {"mode=devicePlugin,fullnameOverride=pool-b", "guard.allow.serviceAccounts:\n\n  gpu/pool-b-device-plugin\n", "kube-scheduler to call"},
 		"a pool's label":   {"mode=devicePlugin,fullnameOverride=pool-b", "NODE gpushare=pool-b\n", "gpushare=true"},
 	} {
 		out := h.run(t, "install", "gpushare", chart, "--namespace=gpu", "--dry-run=client", "--set="+test.values)

@@ -51,7 +51,14 @@ func TestInstall(t *testing.T) {
 
 	t.Run("an upgrade and a rollback keep address, certificates and leader", func(t *testing.T) {
 		before := c.lasting()
-		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--set=extender.replicas=3,devicePlugin.memoryUnit=GiB")
+		notes := c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--set=extender.replicas=3,devicePlugin.memoryUnit=GiB")
+		if !strings.Contains(notes, "kube-scheduler needs no new configuration.") {
+			t.Errorf("the notes after an upgrade that doesn't change kube-scheduler's configuration:\n%s", notes)
+		}
+		notes = c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--dry-run=server", "--set=scheduler.weight=50")
+		if !strings.Contains(notes, "The configuration of kube-scheduler has changed") {
+			t.Errorf("the notes after an upgrade that changes kube-scheduler's configuration:\n%s", notes)
+		}
 		if diff := cmp.Diff(before, c.lasting()); diff != "" {
 			t.Errorf("after the upgrade (-before +now):\n%s", diff)
 		}

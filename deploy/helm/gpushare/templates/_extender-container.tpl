@@ -51,6 +51,9 @@ args:
   {{- if .Values.extender.nativeGroups }}
   - --native-groups
   {{- end }}
+  {{- if .Values.extender.evictFragmented }}
+  - --evict-fragmented
+  {{- end }}
   {{- if ne .Values.extender.overusePolicy "report" }}
   - --overuse-policy={{ .Values.extender.overusePolicy }}
   {{- end }}

@@ -110,6 +110,9 @@ extender.overusePolicy: evict believes an annotation of pods, which without the 
 {{- if and (include "gpushare.fairShare" .) (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
 extender.fairShare.mode: fair sharing needs the right to patch pods, which the guard restricts to the scheduling gate: set guard.enabled=true, on Kubernetes 1.30 or later
 {{- end -}}
+{{- if and $v.extender.evictFragmented (not $v.extender.allowEvictions) }}
+extender.evictFragmented: it needs the right to evict: set extender.allowEvictions=true
+{{- end -}}
 {{- if and (eq (toString $v.extender.fairShare.mode) "reclaim") (not $v.extender.allowEvictions) }}
 extender.fairShare.mode: reclaim needs the right to evict: set extender.allowEvictions=true
 {{- end -}}

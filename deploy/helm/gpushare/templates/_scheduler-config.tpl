@@ -1,3 +1,20 @@
+{{/*
+"yes" if kube-scheduler needs its configuration: at the installation, and after an upgrade that changes it. Before an upgrade, the cluster has the
+former one.
+*/}}
+{{- define "gpushare.schedulerConfigChanged" -}}
+{{- $generated := and (eq "yes" (include "gpushare.tls" .)) (eq .Values.extender.tls.mode "generated") -}}
+{{- $address := "" -}}
+{{- if include "gpushare.byService" . }}{{ $address = include "gpushare.clusterIP" . }}{{ end -}}
+{{- $certificates := dict -}}
+{{- if $generated }}{{ $certificates = include "gpushare.certificates" (merge (dict "address" $address) .) | fromJson }}{{ end -}}
+{{- $before := lookup "v1" (ternary "Secret" "ConfigMap" $generated) .Release.Namespace (printf "%s-scheduler-config" (include "gpushare.fullname" .)) -}}
+{{- $before = dig "data" "scheduler-config.yaml" "" ($before | default dict) -}}
+{{- if $generated }}{{ $before = b64dec $before }}{{ end -}}
+{{- $now := include "gpushare.schedulerConfig" (merge (dict "address" $address "certificates" $certificates) .) -}}
+{{- if ne (trim $before) (trim $now) }}yes{{ end -}}
+{{- end }}
+
 {{/* kube-scheduler's configuration. The argument is the root with address and certificates (mode "generated"). */}}
 {{- define "gpushare.schedulerConfig" -}}
 {{- $second := include "gpushare.secondScheduler" . -}}
