@@ -30,7 +30,7 @@ func TestMigration(t *testing.T) {
 		block   int
 	}
 	for name, steps := range map[string][]step{
-		"the scheduler's half first": {{"The scheduler's half first", 0}, {"The scheduler's half first", 1}, {"The scheduler's half first", 2}},
+		"the scheduler's half first": {{"The scheduler's half first", 0}, {"The scheduler's half first", 2}, {"The scheduler's half first", 4}},
 		"the node's half first":      {{"The node's half first", 0}, {"The node's half first", 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
