@@ -56,14 +56,6 @@ func (m *Manager) enlist(p *pod) {
 // unitID returns the ID of the unit that consists of this pod. It orders pods that were created in the same second by name.
 func (p *pod) unitID() string { return "pod " + p.String() + " " + string(p.UID) }
 
-// groupID returns the ID of the unit of a group. A native group and another one can have the same name.
-func groupID(key gang.Key) string {
-	if key.Native {
-		return "native group " + key.String()
-	}
-	return "group " + key.String()
-}
-
 // withdraw removes a pod from its unit. The other pods of the unit wait until the next round makes a new one.
 func (m *Manager) withdraw(p *pod) {
 	m.leaveGroup(p)
@@ -159,7 +151,7 @@ func (m *Manager) gatherGroups() {
 			in[m.units[id]] = true
 		}
 		if len(pods) > 0 {
-			gather(groupID(key), pods)
+			gather(key.ItemID(), pods)
 		}
 		for _, uid := range alone {
 			if p := waiting[uid]; p != nil {

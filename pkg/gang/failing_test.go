@@ -2,13 +2,12 @@ package gang
 
 import (
 	"fmt"
-	"math"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -18,10 +17,9 @@ func (s *fixture) fits(pod gpu.Pod) (fits bool) {
 	return fits
 }
 
-// TestSlowArrival: a group of which one more member arrives in each hold keeps its places only while the budget covers it.
+// TestSlowArrival: a group of which one more member arrives in each hold keeps its places for about twice the patience at most.
 func TestSlowArrival(t *testing.T) {
 	s := newFixture(t)
-	s.manager.Memory = s.ledger.Memory
 	s.createMany(8, "job", 8, 16, "t")
 	start := s.now
 	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
@@ -40,59 +38,82 @@ func TestSlowArrival(t *testing.T) {
 		}
 		s.advance(testHold + 100*time.Millisecond)
 	}
-	if took := s.now.Sub(start); s.failures["timed_out"] < 3 || s.manager.Phases()[PhasePending] != 1 || took > time.Minute {
+	if took := s.now.Sub(start); s.failures["timed_out"] < 3 || s.manager.Phases()[PhasePending] != 1 || took > 2*testPatience+testHold {
 		t.Errorf("after %v: %v, %v", took, s.manager.Phases(), s.failures)
 	}
 }
 
-// TestPause: the pause after a failed round doubles up to ten minutes, and a relevant change ends it.
-func TestPause(t *testing.T) {
-	// rounds fails n rounds and returns the pause after each.
-	rounds := func(s *fixture, n int) (pauses []time.Duration) {
-		for range n {
-			for s.manager.Phases()[PhasePlanned] == 0 {
-				s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-				s.advance(100 * time.Millisecond)
-			}
-			for s.manager.Phases()[PhasePlanned] == 1 { // No member arrives.
-				s.advance(100 * time.Millisecond)
-			}
-			from := s.now
-			for s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason == reasons.GroupPaused {
-				s.advance(100 * time.Millisecond)
-			}
-			pauses = append(pauses, s.now.Sub(from).Round(time.Second))
+// failRounds lets n rounds of the first pod's group fail, since no member arrives, and returns the pause after each.
+func (s *fixture) failRounds(n int) (pauses []time.Duration) {
+	for range n {
+		for s.manager.Phases()[PhasePlanned] == 0 {
+			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			s.advance(100 * time.Millisecond)
 		}
-		return pauses
+		for s.manager.Phases()[PhasePlanned] == 1 {
+			s.advance(100 * time.Millisecond)
+		}
+		from := s.now
+		for reason := reasons.GroupPaused; reason == reasons.GroupPaused || reason == reasons.GroupBehindFailed; s.advance(100 * time.Millisecond) {
+			reason = s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason
+		}
+		pauses = append(pauses, s.now.Sub(from).Round(time.Second))
 	}
+	return pauses
+}
+
+// TestPause: the pause after a failed round doubles up to ten minutes.
+func TestPause(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(4, "job", 4, 16, "t")
-	if got, want := fmt.Sprint(rounds(s, 12)), "[1s 2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 10m0s 10m0s]"; got != want {
+	if got, want := fmt.Sprint(s.failRounds(11)), "[2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 10m0s 10m0s]"; got != want {
 		t.Errorf("pauses %v, want %v", got, want)
 	}
-	for name, change := range map[string]func(s *fixture){
-		"a member is replaced": func(s *fixture) {
+}
+
+// TestForgive: which changes end the pause of a group.
+func TestForgive(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(s *fixture)
+		ends   bool
+	}{
+		"a member's priority is edited":             {func(s *fixture) { s.created[1].Priority = 5; s.report(s.created[1]) }, true},
+		"a member asks for another number of cards": {func(s *fixture) { s.created[1].Cards = 2; s.report(s.created[1]) }, true},
+		"a member is replaced": {func(s *fixture) {
 			s.delete(s.created[3])
 			s.create("job", 4, 16, "t")
-		},
-		"a member's priority is edited":             func(s *fixture) { s.created[1].Priority = 5; s.report(s.created[1]) },
-		"a member asks for another number of cards": func(s *fixture) { s.created[1].Cards = 2; s.report(s.created[1]) },
-		"a node is added":                           func(s *fixture) { s.manager.NodesChanged(); s.manager.Tick(s.now) },
+		}, false},
+		"its controller makes all pods again": {func(s *fixture) {
+			for _, p := range s.created[:4] {
+				s.delete(p)
+			}
+			s.createMany(4, "job", 4, 16, "t")
+			s.existing()
+		}, false},
+		"a run with another name starts": {func(s *fixture) {
+			for _, p := range s.created[:4] {
+				s.delete(p)
+			}
+			s.createMany(4, "next", 4, 16, "t")
+			s.existing()
+		}, false},
+		"a node is added": {func(s *fixture) { s.manager.NodesChanged(); s.manager.Tick(s.now) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
 			s.createMany(4, "job", 4, 16, "t")
-			rounds(s, 8)
+			s.failRounds(3)
 			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
 			for s.manager.Phases()[PhasePlanned] == 1 {
 				s.advance(100 * time.Millisecond)
 			}
+			s.manager.Failures.Arrived(queue.Attempt{Namespace: "default", Size: queue.Size{Memory: 64, Cards: 8}}) // Another group of the namespace runs.
 			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason != reasons.GroupPaused {
 				t.Fatalf("not paused: %v", reason)
 			}
-			change(s)
-			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason == reasons.GroupPaused {
-				t.Error("still paused")
+			tc.change(s)
+			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; (reason == reasons.GroupPaused) == tc.ends {
+				t.Errorf("%v", reason)
 			}
 		})
 	}
@@ -102,6 +123,7 @@ func TestPause(t *testing.T) {
 func TestFailedGroupGoesBehind(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(8, "first", 8, 16, "t")
+	s.namespace = "other"
 	s.createMany(8, "second", 8, 16, "t")
 	s.manager.Filter("uid-00001", s.nodes, s.now)
 	if node, _, _ := s.ledger.Lookup("uid-00001"); node == "" {
@@ -291,165 +313,22 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 // priority end each of its rounds before it fails.
 func TestDisplacedAgainAndAgain(t *testing.T) {
 	s := newFixture(t)
-	s.manager.Memory = s.ledger.Memory
 	s.manager.StarvationAfter = 0
 	s.createMany(8, "job", 8, 16, "t")
 	important := gpu.Pod{UID: "important", Request: 16, Priority: 1}
 	kept := 0
-	for second := range 3600 {
+	for second := range 4 * 3600 {
 		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
 		s.advance(time.Second)
-		if s.manager.Phases()[PhasePlanned] == 1 && !s.manager.Yields(s.created[0].UID) {
+		if s.manager.Phases()[PhasePlanned] == 1 && second >= 3600 {
 			kept++
 		}
 		if second%5 == 4 {
 			s.manager.Displace(important, s.nodes, s.now)
 		}
 	}
-	if kept == 0 || kept > 3600/20 {
-		t.Errorf("all memory is kept from others for %d s of an hour", kept)
-	}
-}
-
-// overBudget returns a fixture whose budget is used up, with a group that fills the cluster and has failed.
-func overBudget(t *testing.T) *fixture {
-	s := newFixture(t)
-	s.manager.Memory, s.manager.StarvationAfter = s.ledger.Memory, 0
-	s.createMany(8, "job", 8, 16, "t")
-	s.manager.refillBudget(s.now)
-	s.manager.budget.chargeRound(s.ledger.Memory(), time.Hour)
-	return s
-}
-
-// TestYields: when the budget is used up, a group reserves memory that others take if they need it, which costs nothing.
-func TestYields(t *testing.T) {
-	single := gpu.Pod{UID: "single", Request: 16}
-	for name, tc := range map[string]struct {
-		before, others func(s *fixture)
-		// reserves is true if the group reserves memory, keeps if it has it still after the others.
-		reserves, keeps bool
-	}{
-		"no other pod needs it": {nil, func(*fixture) {}, true, true},
-		"a pod of the same priority needs it": {nil, func(s *fixture) {
-			if !s.manager.Displace(single, s.nodes, s.now) || !s.fits(single) {
-				t.Error("the pod doesn't get it")
-			}
-		}, true, false},
-		"a pod that needs more than a card": {nil, func(s *fixture) {
-			s.manager.Displace(gpu.Pod{UID: "large", Request: 17}, s.nodes, s.now)
-		}, true, true},
-		"a pod was rejected on a sample": {nil, func(s *fixture) { s.manager.RejectedOnSample(single, s.now) }, true, false},
-		"a pod was rejected on a sample before": {func(s *fixture) {
-			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-			s.manager.RejectedOnSample(single, s.now)
-		}, func(*fixture) {}, false, false},
-		"a pod that no reservation keeps from a card was": {func(s *fixture) {
-			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-			s.manager.RejectedOnSample(gpu.Pod{UID: "large", Request: 17}, s.now)
-		}, func(*fixture) {}, true, true},
-		"over a minute before": {func(s *fixture) {
-			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-			s.manager.RejectedOnSample(single, s.now)
-			s.advance(keepFor)
-		}, func(*fixture) {}, true, true},
-		"the group has a starvation reservation": {func(s *fixture) {
-			s.manager.starvation.run = s.manager.members[s.created[0].UID].run
-		}, func(*fixture) {}, false, false},
-		"pods wait at gates": {func(s *fixture) { s.manager.NeedsTurn = func(gpu.Pod) bool { return true } }, func(*fixture) {}, false, false},
-		"a group that the budget allows needs it": {nil, func(s *fixture) {
-			s.manager.budget.rounds = s.manager.budget.seconds(saved)
-			s.createMany(8, "later", 8, 16, "t")
-			s.manager.Filter(s.created[8].UID, s.nodes, s.now)
-			if _, _, ok := s.ledger.Lookup(s.created[8].UID); !ok {
-				t.Error("the group doesn't get it")
-			}
-		}, true, false},
-		"a later group that yields too": {nil, func(s *fixture) {
-			s.createMany(8, "later", 8, 16, "t")
-			s.manager.Filter(s.created[8].UID, s.nodes, s.now)
-		}, true, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := overBudget(t)
-			if tc.before != nil {
-				tc.before(s)
-			}
-			result, debt := s.manager.Filter(s.created[0].UID, s.nodes, s.now), s.manager.budget.rounds
-			if got := len(result.Nodes) > 0; got != tc.reserves || s.manager.Yields(s.created[0].UID) != got || !got && result.Reason != reasons.GroupOverBudget {
-				t.Fatalf("reserves %t, want %t: %v", got, tc.reserves, result.Reason)
-			}
-			tc.others(s)
-			if got := s.manager.Yields(s.created[0].UID); got != tc.keeps {
-				t.Errorf("keeps its memory: %t, want %t", got, tc.keeps)
-			}
-			if s.manager.budget.rounds < debt {
-				t.Error("the round costs something")
-			}
-		})
-	}
-}
-
-// TestYieldsNoMore: only groups with memory on the candidate nodes give way.
-func TestYieldsNoMore(t *testing.T) {
-	s := overBudget(t)
-	for i := range 4 {
-		s.createMany(2, fmt.Sprint("g", i), 2, 16, "t")
-		s.manager.Filter(s.created[8+2*i].UID, s.nodes[i:i+1], s.now)
-	}
-	s.manager.Displace(gpu.Pod{UID: "single", Request: 16}, s.nodes[:1], s.now)
-	if s.manager.Yields(s.created[8].UID) || s.manager.Phases()[PhasePlanned] != 3 {
-		t.Errorf("%v", s.manager.Phases())
-	}
-}
-
-// TestYieldsToRejected: a pod that was rejected before the memory became free is retried, so that it can take the memory.
-func TestYieldsToRejected(t *testing.T) {
-	s := overBudget(t)
-	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-	if above := s.manager.TakeEffects().RequeueAbove; !slices.Contains(above, math.MinInt32) {
-		t.Errorf("rejected pods above %v are retried", above)
-	}
-}
-
-// TestNoStarvationOverBudget: no memory is kept for a starving group that couldn't use it.
-func TestNoStarvationOverBudget(t *testing.T) {
-	s := overBudget(t)
-	s.manager.StarvationAfter = 20 * time.Second
-	s.create("", 0, 16, "")
-	s.scheduleSingle(s.created[8], s.nodes)
-	for range 60 {
-		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-		s.advance(time.Second)
-	}
-	if s.reservations > 0 {
-		t.Errorf("%d starvation reservations", s.reservations)
-	}
-}
-
-// TestYieldsAndRuns: a group runs although the budget is used up, if no other pod needs the memory.
-func TestYieldsAndRuns(t *testing.T) {
-	s := overBudget(t)
-	s.scheduleAll()
-	s.runUntilIdle()
-	if got := s.memberCounts()["job"]; got != [2]int{8, 0} {
-		t.Errorf("%v members are bound and pending, want 8 and 0", got)
-	}
-}
-
-// TestYieldsTakesNothing: a group over the budget takes no memory from one that the budget allows, whatever their priorities are.
-func TestYieldsTakesNothing(t *testing.T) {
-	s := newFixture(t)
-	s.manager.Memory, s.manager.StarvationAfter = s.ledger.Memory, 0
-	s.createMany(8, "low", 8, 16, "t")
-	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-	s.manager.budget.chargeRound(s.ledger.Memory(), time.Hour)
-	s.createMany(8, "high", 8, 16, "t")
-	for _, p := range s.created[8:] {
-		p.Priority = 1
-		s.report(p)
-	}
-	if result := s.manager.Filter(s.created[8].UID, s.nodes, s.now); result.Reason != reasons.GroupNoRoom {
-		t.Errorf("the group over the budget: %v, %v", result.Nodes, result.Reason)
+	if kept == 0 || kept > 3*3600/15 {
+		t.Errorf("all memory is kept from others for %d s of three hours", kept)
 	}
 }
 

@@ -110,8 +110,11 @@ func TestTurnAndPriority(t *testing.T) {
 func TestTurnAndBroken(t *testing.T) {
 	s := newPhaseScene(t, "broken")
 	(&turns{true, false}).use(s.fixture)
+	s.namespace = "other"
 	s.createMany(7, "other", 7, 16, "t")
 	s.manager.Filter(s.created[3].UID, s.nodes, s.now)
+	s.now = s.now.Add(time.Second)
+	s.manager.Tick(s.now)
 	if got := s.manager.Phases()[PhasePlanned]; got != 1 {
 		t.Fatalf("%d groups have places", got)
 	}

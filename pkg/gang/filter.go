@@ -92,8 +92,8 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 				r.size(), r.existing()+r.counts[ineligible]+r.counts[foreign], mgr.groups[r.key].cardless))
 		}
 		return FilterResult{Reason: r.reason(m)}
-	case r.plan == nil && now.Before(r.notBefore):
-		return FilterResult{Reason: reasons.GroupPaused}
+	case r.plan == nil && mgr.checkPause(r, now):
+		return FilterResult{Reason: r.wait}
 	}
 	if r.plan == nil || !r.key.Native { // In later calls of a native group's cycle the members before count as bound.
 		mgr.offer(r, m, all, now)

@@ -49,6 +49,8 @@ type fixture struct {
 	held    []bindCall
 	granted []bindCall
 	serial  int
+	// namespace is that of the pods that are created.
+	namespace string
 	// reservations and failures count what the Manager reports as its Observer.
 	reservations int
 	failures     map[string]int
@@ -74,7 +76,7 @@ type bindCall struct {
 func newFixture(t *testing.T) *fixture {
 	manager := newManager(t)
 	s := &fixture{
-		T: t, random: rand.New(rand.NewPCG(1, 3)), now: begin, pods: map[gpu.PodUID]*pod{}, failures: map[string]int{},
+		T: t, random: rand.New(rand.NewPCG(1, 3)), now: begin, pods: map[gpu.PodUID]*pod{}, failures: map[string]int{}, namespace: "default",
 		manager: manager, ledger: manager.Ledger.(*ledger.Ledger),
 	}
 	s.ledger.AddFreedListener(func(string) {
@@ -111,10 +113,10 @@ func (s *fixture) GangStarving() { s.reservations++ }
 func (s *fixture) create(gangName string, size int, memory gpu.Memory, template string) {
 	s.serial++
 	p := &pod{queued: true}
-	p.UID, p.Namespace, p.Name = gpu.PodUID(fmt.Sprintf("uid-%05d", s.serial)), "default", fmt.Sprintf("pod-%05d", s.serial)
+	p.UID, p.Namespace, p.Name = gpu.PodUID(fmt.Sprintf("uid-%05d", s.serial)), s.namespace, fmt.Sprintf("pod-%05d", s.serial)
 	p.Request, p.Created = memory, s.now.Truncate(time.Second)
 	if gangName != "" {
-		p.Gang, p.Size, p.Template = Key{Namespace: "default", Name: gangName}, size, template
+		p.Gang, p.Size, p.Template = Key{Namespace: s.namespace, Name: gangName}, size, template
 	}
 	s.pods[p.UID] = p
 	s.created = append(s.created, p)

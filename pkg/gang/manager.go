@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -45,6 +46,8 @@ type Options struct {
 	Capacity func(empty bool) ledger.Capacity
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
+	// Failures are those of all items. If it is nil, New makes one.
+	Failures *queue.Failures
 	// NeedsTurn reports whether fair sharing decides when the pod may be scheduled, and AwaitsTurn whether that isn't now. Both are nil if
 	// fair sharing is off.
 	NeedsTurn, AwaitsTurn func(gpu.Pod) bool
@@ -96,8 +99,8 @@ type Effects struct {
 	// empty.
 	Requeue     bool
 	RequeueNode string
-	// RequeueAbove are priorities: kube-scheduler must retry rejected pods of a higher priority. Either a gang became whole, so these pods can
-	// preempt its members now, or a round yields, so they can take its memory.
+	// RequeueAbove are the priorities of gangs that became whole: kube-scheduler must retry rejected pods of a higher priority, which can preempt
+	// their members now.
 	RequeueAbove []int32
 	// Events are the Events to record.
 	Events []Event
@@ -138,8 +141,6 @@ type Manager struct {
 	burst  freeBurst
 	// noRoomFor holds the ranks of runs for which there was no room since the latest Tick.
 	noRoomFor map[likeRuns]rank
-	// noYieldBefore is the time before which no round may yield.
-	noYieldBefore time.Time
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
 	work       int
 	resumeAt   *rank
@@ -158,6 +159,9 @@ type Manager struct {
 
 // New returns a Manager without members.
 func New(o Options) *Manager {
+	if o.Failures == nil {
+		o.Failures = &queue.Failures{}
+	}
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
 		places: map[string]int{}, noRoomFor: map[likeRuns]rank{}, sets: map[fingerprint]*candidates{},
@@ -211,9 +215,6 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	}
 	r := mgr.findOrBegin(g, known, now)
 	mgr.join(r, known)
-	if r.phase != PhaseRunning && m.Node == "" {
-		mgr.forgive(r)
-	}
 	mgr.changed(r, known, now)
 	if starting := g.starting(); known.Node != "" && r.phase == PhaseRunning && starting != nil && starting.plan == nil && (g.key.Native || r.acceptsAny(starting)) {
 		mgr.rehome(starting, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
@@ -307,9 +308,6 @@ func (mgr *Manager) removeMember(m *member, now time.Time) {
 	if mgr.starvation.run == r {
 		mgr.endStarvation(now) // The removed member was part of it.
 	}
-	if r.phase != PhaseRunning {
-		mgr.forgive(r)
-	}
 	mgr.leave(m)
 	mgr.changed(r, m, now)
 }
@@ -345,10 +343,6 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	p := r.plan
 	switch {
 	case p == nil:
-		if r.wait == reasons.GroupPaused && !now.Before(r.notBefore) {
-			r.wait = reasons.GroupAwaitsOthers
-			mgr.requeueUnknown(r, now)
-		}
 	case r.phase == PhaseBinding:
 		if last := p.members[p.last]; !last.granted && last.permit == nil && !now.Before(p.expires) {
 			mgr.failLast(r, reasons.GroupExpired, now)
@@ -361,8 +355,7 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	}
 }
 
-// checkNodes ends plans whose cards or nodes don't exist any more, and likewise the starvation reservation. Runs that failed before may try
-// again.
+// checkNodes ends plans whose cards or nodes don't exist any more, and likewise the starvation reservation.
 func (mgr *Manager) checkNodes(now time.Time) {
 	for _, r := range slices.Clone(mgr.placed) {
 		for uid, pm := range r.plan.all() {
@@ -374,13 +367,6 @@ func (mgr *Manager) checkNodes(now time.Time) {
 	}
 	if mgr.starvation.run != nil && !mgr.Ledger.StarvationUsable() {
 		mgr.endStarvation(now)
-	}
-	for _, r := range slices.Clone(mgr.waiting) {
-		if r.failures > 0 {
-			mgr.forgive(r)
-			mgr.reorder(r)
-			mgr.requeueUnknown(r, now)
-		}
 	}
 }
 
@@ -407,7 +393,7 @@ func (mgr *Manager) requeueParked(r *run) {
 
 // requeueUnknown requeues the members of a run that may plan, if it needs candidate nodes for that.
 func (mgr *Manager) requeueUnknown(r *run, now time.Time) {
-	if r.parked && r.enough() && !now.Before(r.notBefore) && !r.needed().allOffered(r) {
+	if paused, _ := mgr.paused(r, now); r.parked && r.enough() && !paused && !r.needed().allOffered(r) {
 		mgr.requeueParked(r)
 	}
 }

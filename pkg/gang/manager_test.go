@@ -106,7 +106,7 @@ func TestRequeueRejected(t *testing.T) {
 		s.granted = nil
 		s.performEffects()
 		s.scheduleAll() // The back-off has begun.
-		s.advance(800 * time.Millisecond)
+		s.advance(1800 * time.Millisecond)
 		if queued(s, "small") {
 			t.Fatal("requeued before the back-off was over")
 		}

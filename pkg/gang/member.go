@@ -2,6 +2,7 @@ package gang
 
 import (
 	"cmp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +21,14 @@ type Key struct {
 
 // String returns namespace/name, for messages.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
+
+// ItemID identifies the group among the items of its namespace.
+func (k Key) ItemID() string {
+	if k.Native {
+		return "native group " + k.String()
+	}
+	return "group " + k.String()
+}
 
 // Compare orders keys by namespace and name, and of two groups with one name the native one is last.
 func (k Key) Compare(o Key) int {
@@ -114,6 +123,13 @@ func (m *Member) category(ours func(scheduler string) bool) category {
 		return foreign
 	}
 	return pending
+}
+
+// likeness returns a text that is equal for members that ask for the same and can use the same nodes.
+func (m *Member) likeness() string {
+	demand := m.Demand()
+	return strconv.Itoa(demand.Cards) + " " + demand.Memory.String() + " " + demand.Cores.String() + " " + strconv.Itoa(int(demand.Containers)) + " " +
+		strconv.FormatBool(demand.SharedMemory) + " " + m.shape()
 }
 
 func (m *Member) shape() string {

@@ -11,10 +11,12 @@ type rank struct {
 	// broken runs go before all others, because each of their bound members wastes memory.
 	broken   bool
 	priority int32
-	// failedAt is when the latest round failed; zero if none did since something relevant changed.
+	// failedAt is when a run of this shape last failed; zero if none has since one arrived.
 	failedAt time.Time
-	created  time.Time
-	key      Key
+	// starvedAt is run.starvedAt.
+	starvedAt time.Time
+	created   time.Time
+	key       Key
 }
 
 // compare returns a negative number if a goes before b.
@@ -28,6 +30,7 @@ func (a rank) compare(b rank) int {
 	return cmp.Or(
 		cmp.Compare(b.priority, a.priority),
 		a.failedAt.Compare(b.failedAt), // A zero time is before all others.
+		a.starvedAt.Compare(b.starvedAt),
 		a.created.Compare(b.created),
 		a.key.Compare(b.key),
 	)
@@ -55,8 +58,9 @@ func (l *runList) remove(r *run) {
 func (mgr *Manager) reorder(r *run) {
 	mgr.waiting.remove(r)
 	mgr.placed.remove(r)
-	r.rank = rank{
-		broken: r.counts[bound] > 0, priority: r.priority(), failedAt: r.failedAt, created: r.created, key: r.key,
+	r.rank = rank{broken: r.counts[bound] > 0, priority: r.priority(), starvedAt: r.starvedAt, created: r.created, key: r.key}
+	if r.waits() && mgr.Failures.Any(r.key.Namespace) {
+		r.rank.failedAt = mgr.Failures.FailedAt(mgr.attempt(r))
 	}
 	switch r.phase {
 	case PhasePending, PhaseBroken:

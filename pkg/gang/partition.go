@@ -144,5 +144,6 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	mgr.endStarvation(now)
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
 	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]int{}, map[likeRuns]rank{}, nil
+	mgr.Failures.Clear()
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }

@@ -182,12 +182,11 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	mgr.advance(r, now)
 }
 
-// timeOut rejects the held binds after Hold. If more members arrived than in the hold before, and the budget covers the cost of the round,
-// the reservations stay and the members are retried together. Otherwise the round has failed.
+// timeOut rejects the held binds after Hold. If more members arrived than in the hold before, the reservations stay and the members are
+// retried together, until twice the patience has passed. Otherwise the round has failed.
 func (mgr *Manager) timeOut(r *run, now time.Time) {
 	p := r.plan
-	mgr.refillBudget(now)
-	if p.held <= p.maxHeld || !p.yields && !mgr.budget.covers(p.memory, now.Sub(p.made)) {
+	if p.held <= p.maxHeld || now.Sub(p.made) >= 2*mgr.Patience {
 		mgr.endRound(r, reasons.GroupTimedOut, now)
 		return
 	}
@@ -363,7 +362,7 @@ func (mgr *Manager) finishBinding(r *run, now time.Time) {
 		return
 	}
 	mgr.endPlan(r)
-	mgr.fail(r, now)
+	mgr.fail(r, p, now)
 	mgr.move(r, bindsEnded, r.rest(), now)
 	mgr.Observer.GangFailed(reasons.GroupNotBound)
 	mgr.recordEvent(r, true, EventNotBound, "Not all members of the group could be bound")

@@ -2,9 +2,8 @@ package gang
 
 import (
 	"cmp"
+	"hash/maphash"
 	"iter"
-	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -19,16 +19,13 @@ import (
 type plan struct {
 	members map[gpu.PodUID]*plannedMember
 	// order are the members, the oldest first.
-	order []gpu.PodUID
-	// made is when the places were reserved, memory is how much.
+	order   []gpu.PodUID
+	attempt queue.Attempt
+	// made is when the places were reserved.
 	made    time.Time
-	memory  gpu.Memory
 	expires time.Time
 	// wholeCards is true if only kube-scheduler can place a member, because it asks for whole cards.
 	wholeCards bool
-	// yields is true if the budget didn't allow the round. Then pods outside groups, and groups whose rounds the budget allows, can take its
-	// memory. So the round costs nothing.
-	yields bool
 	// opened is when the barrier opened; zero before.
 	opened time.Time
 	// last is the member that is bound after all others, and marks the run as whole. undecided counts the members other than
@@ -87,8 +84,10 @@ func (p *plan) isOpen() bool { return !p.opened.IsZero() }
 type needs struct {
 	// members are the oldest pending ones.
 	members    []*member
-	memory     gpu.Memory
+	size       queue.Size
 	wholeCards bool
+	// shape is queue.Attempt.Shape; empty until it is needed.
+	shape string
 	// offered is the number of members, from the first, that have candidate nodes.
 	offered int
 	// requests are those of requesters, the members that the ledger places; nil if they must be built again.
@@ -102,10 +101,10 @@ type needs struct {
 	unclear bool
 }
 
-// likeRuns identifies the runs of one likeness whose rounds the budget allows (paid is true), or doesn't allow.
+// likeRuns identifies the runs of one likeness that may take memory from others (displaces is true), or may not.
 type likeRuns struct {
-	likeness string
-	paid     bool
+	likeness  string
+	displaces bool
 }
 
 // needed returns the needs of the run: the oldest members that it must place together. Further members are placed once the run is running.
@@ -122,7 +121,8 @@ func (r *run) needed() *needs {
 		}
 		if m.counted == pending && (controller == "" || m.Controller == controller) {
 			n.members = append(n.members, m)
-			n.memory, n.wholeCards = n.memory.Add(m.Request), n.wholeCards || m.Request == 0
+			n.size.Memory, n.size.Cards = n.size.Memory.Add(m.Request), n.size.Cards+m.NumCards()
+			n.wholeCards = n.wholeCards || m.Request == 0
 		}
 	}
 	r.needs = n
@@ -187,8 +187,7 @@ func (n *needs) build(r *run) {
 	like, count := "", 0
 	for i, m := range n.requesters {
 		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
-		demand := m.Demand()
-		this := strconv.Itoa(demand.Cards) + " " + demand.Memory.String() + " " + demand.Cores.String() + " " + strconv.Itoa(int(demand.Containers)) + " " + strconv.FormatBool(demand.SharedMemory) + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id) + " " + m.shape()
+		this := m.likeness() + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id)
 		if this != like {
 			n.mixed = i > 0
 			text.WriteString(strconv.Itoa(count) + ";" + this + "*")
@@ -198,6 +197,43 @@ func (n *needs) build(r *run) {
 	}
 	text.WriteString(strconv.Itoa(count) + ";")
 	n.likeness = text.String()
+}
+
+// attempt returns what Failures is asked about the run.
+func (mgr *Manager) attempt(r *run) queue.Attempt {
+	n := r.needed()
+	if n.shape == "" {
+		texts := make([]string, len(n.members))
+		for i, m := range n.members {
+			texts[i] = m.likeness()
+		}
+		slices.Sort(texts)
+		n.shape = strconv.FormatUint(maphash.Comparable(mgr.seed, strings.Join(texts, ";")), 36)
+	}
+	return queue.Attempt{Namespace: r.key.Namespace, ID: r.key.ItemID(), Shape: n.shape, Size: n.size, Broken: r.counts[bound] > 0}
+}
+
+// paused reports whether the run must not be planned because it, or others of its namespace, failed. In the latter case turn is true.
+func (mgr *Manager) paused(r *run, now time.Time) (paused, turn bool) {
+	if !mgr.Failures.Any(r.key.Namespace) {
+		return false, false
+	}
+	until, turn := mgr.Failures.Until(mgr.attempt(r), now)
+	return until.After(now), turn
+}
+
+// checkPause records why the run is paused. Once it is no longer, it requeues members whose candidate nodes are needed.
+func (mgr *Manager) checkPause(r *run, now time.Time) (paused bool) {
+	switch paused, turn := mgr.paused(r, now); {
+	case paused && turn:
+		r.wait = reasons.GroupBehindFailed
+	case paused:
+		r.wait = reasons.GroupPaused
+	case r.wait == reasons.GroupPaused, r.wait == reasons.GroupBehindFailed:
+		r.wait = reasons.GroupAwaitsOthers
+		mgr.requeueUnknown(r, now)
+	}
+	return r.wait == reasons.GroupPaused || r.wait == reasons.GroupBehindFailed
 }
 
 const (
@@ -220,9 +256,12 @@ func (r *run) recentlyNoRoom(freed uint64, now time.Time) bool {
 	return !r.noRoomAt.IsZero() && (ago < noRoomMin || r.noRoomFreed == freed && ago < noRoomMax)
 }
 
-// plannable reports whether the run doesn't pause, and at least one of its members has candidate nodes. Other runs don't wait for a run that
+// plannable reports whether the run isn't paused, and at least one of its members has candidate nodes. Other runs don't wait for a run that
 // isn't plannable.
-func (r *run) plannable(now time.Time) bool { return len(r.offers) > 0 && !now.Before(r.notBefore) }
+func (mgr *Manager) plannable(r *run, now time.Time) bool {
+	paused, _ := mgr.paused(r, now)
+	return len(r.offers) > 0 && !paused
+}
 
 // planWaiting tries to plan the waiting runs in their order. While memory is being freed piece by piece, runs behind a run without room
 // wait. Otherwise a small group would take memory that a large one is about to get, and give way a moment later, when its first members
@@ -235,7 +274,7 @@ func (mgr *Manager) planWaiting(now time.Time) {
 	first := mgr.resumeAt
 	mgr.resumeAt = nil
 	for _, r := range slices.Clone(mgr.waiting) {
-		if first != nil && r.rank.compare(*first) < 0 || !r.plannable(now) || r.plan != nil || r.key.Native {
+		if first != nil && r.rank.compare(*first) < 0 || r.plan != nil {
 			continue
 		}
 		if mgr.work >= maxWork {
@@ -243,8 +282,11 @@ func (mgr *Manager) planWaiting(now time.Time) {
 			mgr.resumeAt = &next
 			return
 		}
-		if r.needs == nil || r.needs.likeness == "" {
+		if r.needs == nil || r.needs.likeness == "" && len(r.offers) > 0 {
 			mgr.work += len(r.members)
+		}
+		if mgr.checkPause(r, now) || len(r.offers) == 0 || r.key.Native {
+			continue
 		}
 		if reason, ok := mgr.makePlan(r, now); !ok && reason == reasons.GroupNoRoom && !over {
 			return
@@ -259,7 +301,7 @@ func (mgr *Manager) mayPlan(r *run, freed uint64, now time.Time) bool {
 		switch {
 		case o == r:
 			return true
-		case !o.plannable(now), o.key.Native:
+		case o.key.Native, !mgr.plannable(o, now):
 		case !over, o.triedFreed != freed && !o.recentlyNoRoom(freed, now):
 			return false // The next Tick tries all of them in their order.
 		}
@@ -304,7 +346,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 		return reasons.GroupNoRoom, false
 	}
 	r.triedFreed = freed
-	n, paid := r.needed(), mgr.budgetAllows(r, now)
+	n := r.needed()
 	if r.key.Native {
 		mgr.offerEligible(r, n, now)
 	}
@@ -318,15 +360,12 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 	case n.any(mgr.AwaitsTurn):
 		r.wait = reasons.GroupAwaitsOthers
 		return r.wait, false
-	case !paid && !mgr.mayYield(r, now):
-		r.wait = reasons.GroupOverBudget
-		return r.wait, false
-	case n.wholeCards && slices.ContainsFunc(mgr.placed, func(o *run) bool { return o.plan.wholeCards && !r.takesFrom(o, paid) }):
+	case n.wholeCards && slices.ContainsFunc(mgr.placed, func(o *run) bool { return o.plan.wholeCards && !r.takesFrom(o) }):
 		r.wait = reasons.GroupOlderFirst
 		return r.wait, false
 	}
 	n.build(r)
-	places, ok := mgr.reserve(r, n, paid, now)
+	places, ok := mgr.reserve(r, n, now)
 	if !ok {
 		r.noRoomAt, r.noRoomFreed, r.wait = now, freed, reasons.GroupNoRoom
 		return reasons.GroupNoRoom, false
@@ -336,8 +375,9 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 	}
 	p := &plan{
 		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
-		made:    now, memory: n.memory, wholeCards: n.wholeCards, yields: !paid,
+		attempt: mgr.attempt(r), made: now, wholeCards: n.wholeCards,
 	}
+	mgr.Failures.Placed(p.attempt)
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, reasons.Group{}
 	for _, m := range n.members {
 		p.members[m.UID], p.order = &plannedMember{}, append(p.order, m.UID)
@@ -348,54 +388,20 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 	}
 	mgr.move(r, placesReserved, PhasePlanned, now)
 	mgr.extend(r, now)
-	if p.yields {
-		mgr.effects.RequeueAbove = append(mgr.effects.RequeueAbove, math.MinInt32)
-	}
 	if !r.key.Native { // Its filter calls follow.
 		mgr.requeueParked(r)
 	}
 	return reasons.Group{}, true
 }
 
-// budgetAllows reports whether the budget allows the run to keep memory from others. A broken run always may, because its bound members are
-// evicted if that doesn't help.
-func (mgr *Manager) budgetAllows(r *run, now time.Time) bool {
-	mgr.refillBudget(now)
-	return r.phase == PhaseBroken || mgr.budget.allowsRound(!r.failedAt.IsZero())
-}
+// mayDisplace reports whether the run may take memory from others. One whose kind failed takes none until one like it has arrived: it would take the
+// same memory again and again.
+func (r *run) mayDisplace() bool { return r.rank.failedAt.IsZero() }
 
-// keepFor is how long after RejectedOnSample no round may yield.
-const keepFor = time.Minute
-
-// mayYield reports whether the run may have a round that yields, if the budget allows it no other round. A run with a starvation reservation
-// waits for the budget instead, because any pod could take its memory from a round that yields. See also keepFor.
-func (mgr *Manager) mayYield(r *run, now time.Time) bool {
-	// With fair sharing, pods wait at scheduling gates until their memory is free, and so can't take it from such a round.
-	return mgr.NeedsTurn == nil && !now.Before(mgr.noYieldBefore) && mgr.starvation.run != r
-}
-
-// RejectedOnSample records that filter rejected a pod outside groups on a sample of its nodes. On nodes outside the sample, the pod can't take
-// memory from rounds that yield. So if it needs such memory, these rounds end, and no round may yield for keepFor.
-func (mgr *Manager) RejectedOnSample(pod gpu.Pod, now time.Time) {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	if !mgr.Ledger.FitsWithoutAssumed(pod, slices.Collect(maps.Keys(mgr.places))) {
-		return
-	}
-	mgr.noYieldBefore = now.Add(keepFor)
-	for _, r := range slices.Clone(mgr.placed) {
-		if r.plan.yields {
-			mgr.endRound(r, reasons.GroupGaveWay, now)
-		}
-	}
-}
-
-// takesFrom reports whether r may end the round of another run to get its memory. paid is true if the budget allows r's round.
-func (r *run) takesFrom(o *run, paid bool) bool {
-	if paid == o.plan.yields {
-		return paid
-	}
-	return r.rank.compare(o.rank) < 0
+// takesFrom reports whether r may end the round of another run to get its memory. A broken run ends none that is older than the break: runs that
+// break again and again must not keep others from running.
+func (r *run) takesFrom(o *run) bool {
+	return r.mayDisplace() && r.rank.compare(o.rank) < 0 && (!r.rank.broken || !o.plan.made.Before(r.brokeAt))
 }
 
 func (mgr *Manager) refillBudget(now time.Time) {
@@ -406,13 +412,13 @@ func (mgr *Manager) refillBudget(now time.Time) {
 
 // reserve reserves memory for the requests. Plans of runs that r takes from give way, from the last, but no more than
 // needed.
-func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledger.Place, bool) {
+func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bool) {
 	if len(n.requests) == 0 {
 		return nil, true
 	}
 	// If a run found no room, a run of the same likeness behind it finds none either: fewer runs give way to it.
 	starving := mgr.starvation.run == r // Only r sees the memory that is reserved for it.
-	like := likeRuns{n.likeness, paid}
+	like := likeRuns{n.likeness, r.mayDisplace()}
 	if before, failed := mgr.noRoomFor[like]; failed && before.compare(r.rank) <= 0 && !starving {
 		return nil, false
 	}
@@ -424,7 +430,7 @@ func (mgr *Manager) reserve(r *run, n *needs, paid bool, now time.Time) ([]ledge
 	}
 	// A run got its turn because there was room, and priorities count within a tenant only. But members that run must not be evicted.
 	mayTake := r.phase == PhaseBroken || !n.any(mgr.NeedsTurn)
-	younger, yielding := mgr.yielding(func(o *run) bool { return mayTake && r.takesFrom(o, paid) })
+	younger, yielding := mgr.yielding(func(o *run) bool { return mayTake && r.takesFrom(o) })
 	capacity := mgr.capacity(false)
 	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
 	if places == nil && n.mixed && capacity != nil {
@@ -467,8 +473,8 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 	return runs, uids
 }
 
-// Displace ends plans of runs that have a lower priority than the pod, or that yield, if the pod then fits one of the nodes: the last in the
-// order first, and as few as needed. It reports whether it ended any.
+// Displace ends plans of runs that have a lower priority than the pod, if the pod then fits one of the nodes: the last in the order first, and
+// as few as needed. It reports whether it ended any.
 func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -481,7 +487,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 		candidates[node] = true
 	}
 	runs, yielding := mgr.yielding(func(r *run) bool {
-		return (r.rank.priority < pod.Priority || r.plan.yields) && r.plan.usesAny(candidates)
+		return r.rank.priority < pod.Priority && r.plan.usesAny(candidates)
 	})
 	if len(runs) == 0 {
 		return false
@@ -561,45 +567,40 @@ func (mgr *Manager) dropPlan(r *run, reason reasons.Group) {
 	mgr.Observer.GangFailed(reason)
 }
 
-// endRound ends the round of a run whose barrier hasn't opened, without success.
+// endRound ends the round of a run whose barrier hasn't opened, without success. It has failed if its members didn't arrive or were deleted.
+// One that loses its memory to others has not, unless the run had memory for the patience, in all rounds since the latest failure.
 func (mgr *Manager) endRound(r *run, reason reasons.Group, now time.Time) {
 	p := r.plan
 	mgr.dropPlan(r, reason)
-	if mgr.refillBudget(now); !p.yields {
-		mgr.budget.chargeRound(p.memory, now.Sub(p.made))
-	}
+	r.kept += now.Sub(p.made)
 	switch reason {
 	case reasons.GroupExpired, reasons.GroupTimedOut, reasons.GroupUnplaced:
 		mgr.recordEvent(r, true, EventNotBound, reason.Text())
-		mgr.fail(r, now)
+		mgr.fail(r, p, now)
+	case reasons.GroupDeleted:
+		mgr.fail(r, p, now)
+	default:
+		if mgr.Failures.Ended(p.attempt); r.kept >= mgr.Patience {
+			mgr.fail(r, p, now)
+		}
 	}
 	mgr.move(r, roundEnded, r.rest(), now)
 	mgr.rested(r, now)
 }
 
-const (
-	minPause = time.Second
-	maxPause = 10 * time.Minute
-)
-
-// fail puts a run behind the others after a failed round, and delays the next round, for longer after each failure. The candidate nodes are
-// dropped, so the next round needs new filter calls.
-func (mgr *Manager) fail(r *run, now time.Time) {
-	r.failedAt = now
-	r.notBefore = now.Add(min(minPause<<min(r.failures, 10), maxPause))
-	r.failures++
-	r.wait = reasons.GroupPaused
+// fail records that a round has failed. The candidate nodes are dropped, so the next round needs new filter calls.
+func (mgr *Manager) fail(r *run, p *plan, now time.Time) {
+	mgr.Failures.Failed(p.attempt, p.made, now)
+	r.kept, r.wait = 0, reasons.GroupPaused
 	for _, offer := range r.offers {
 		offer.nodes = nil
 	}
 	r.needs = nil
-	mgr.wake(r, r.notBefore)
 }
 
-// forgive undoes fail, except for the candidate nodes. It is called after a change that can make the next round succeed.
+// forgive ends the pause of the run's shape. It is called after a change by a user that can make the next round succeed.
 func (mgr *Manager) forgive(r *run) {
-	r.failures, r.failedAt, r.notBefore = 0, time.Time{}, time.Time{}
-	if r.wait == reasons.GroupPaused {
-		mgr.wake(r, time.Time{})
+	if r.needs = nil; mgr.Failures.Any(r.key.Namespace) {
+		mgr.Failures.Forgive(mgr.attempt(r))
 	}
 }

@@ -43,10 +43,10 @@ type run struct {
 	// triedFreed is the value of Manager.freed at the latest attempt to plan.
 	triedFreed uint64
 
-	// failures counts consecutive failed rounds, failedAt is when the latest one ended. The next one may not begin before
-	// notBefore.
-	failures            int
-	failedAt, notBefore time.Time
+	// kept is for how long the run had memory reserved in rounds since its latest failure.
+	kept time.Duration
+	// brokeAt is when the run last became broken.
+	brokeAt time.Time
 
 	// parked is true if kube-scheduler may have members of the run in its queue of unschedulable pods. These need a requeue.
 	parked       bool
@@ -56,6 +56,8 @@ type run struct {
 	// reservedFor is the duration of the latest starvation reservation. notReservable is when a starvation reservation was last impossible.
 	reservedFor   time.Duration
 	notReservable time.Time
+	// starvedAt is when the latest starvation reservation ended without a plan.
+	starvedAt time.Time
 	// reportAt is when an Event reports that the run gets no more than the reported number of members. stalled is true once that is so.
 	reportAt time.Time
 	reported int
@@ -269,6 +271,7 @@ func (mgr *Manager) rested(r *run, now time.Time) {
 func (mgr *Manager) finish(r *run, now time.Time) {
 	if p := r.plan; p != nil {
 		mgr.endPlan(r)
+		mgr.Failures.Arrived(p.attempt)
 		for uid, pm := range p.all() {
 			if pm.permit != nil && p.isOpen() {
 				mgr.unhold(p, pm).grant(now, true)
@@ -292,7 +295,6 @@ func (mgr *Manager) finish(r *run, now time.Time) {
 // nowRuns moves a run to running. Its unbound members are placed alone from now on, or belong to the next run.
 func (mgr *Manager) nowRuns(r *run, why trigger, now time.Time) {
 	mgr.move(r, why, PhaseRunning, now)
-	mgr.forgive(r)
 	mgr.requeueParked(r)
 	mgr.rehome(r, now)
 }

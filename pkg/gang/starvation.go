@@ -57,7 +57,7 @@ func (mgr *Manager) updateStarvation(now time.Time) {
 	mgr.refillBudget(now)
 	for _, r := range mgr.waiting {
 		switch {
-		case now.Sub(r.notReservable) < starvationRetry, !mgr.budget.allowsStarvation(!r.failedAt.IsZero()), !mgr.budgetAllows(r, now),
+		case now.Sub(r.notReservable) < starvationRetry, !mgr.budget.allows(!r.starvedAt.IsZero()), mgr.checkPause(r, now),
 			r.needed().any(mgr.NeedsTurn):
 			continue
 		case now.Sub(r.since) < mgr.StarvationAfter:
@@ -126,12 +126,12 @@ func (mgr *Manager) endStarvation(now time.Time) {
 	if r.plan == nil {
 		mgr.sampleStarvation(now)
 		mgr.refillBudget(now)
-		mgr.budget.chargeStarvation(s.cost)
+		mgr.budget.charge(s.cost)
 	}
 	mgr.Ledger.SetReservations(ledger.Starving)
 	s.next, s.run = now.Add(now.Sub(s.begun)), nil
 	if r.plan == nil && !r.removed {
-		r.failedAt = now
+		r.starvedAt = now
 		mgr.reorder(r)
 	}
 }

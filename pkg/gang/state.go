@@ -112,6 +112,9 @@ func (mgr *Manager) move(r *run, why trigger, to Phase, now time.Time) {
 	if r.waits() != to.waits() || to == PhaseIncomplete {
 		r.since = now
 	}
+	if to == PhaseBroken && why != roundEnded {
+		r.brokeAt = now
+	}
 	r.phase = to
 	mgr.reorder(r)
 }

@@ -51,18 +51,6 @@ func (r *run) reason(m *member) reasons.Group {
 	return r.incomplete()
 }
 
-// Yields reports whether the pod has a place in a round that yields: other pods can take its memory.
-func (mgr *Manager) Yields(uid gpu.PodUID) bool {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	m := mgr.members[uid]
-	if m == nil || m.run == nil || m.run.plan == nil || m.run.plan.isOpen() {
-		return false
-	}
-	pm := m.run.plan.members[uid]
-	return m.run.plan.yields && pm != nil && pm.reserved
-}
-
 // GangOf returns the group of the pod.
 func (mgr *Manager) GangOf(uid gpu.PodUID) (Key, bool) {
 	mgr.mu.Lock()

@@ -97,9 +97,16 @@ func (n *namespaceFailures) awaitsTurn(i Attempt) bool {
 	return n != nil && n.row.count > 0 && !i.Broken && !n.proven.covers(i.Size)
 }
 
-// Until returns until when the item must not be placed; a time that isn't after now if it may be. turn is true if the item waits for others of its
-// namespace. While another one is placed, the end is unknown, and Until returns when to ask again at the latest. A broken item only pauses: what is
-// bound of it is evicted soon.
+// Any reports whether anything of the namespace has failed.
+func (f *Failures) Any(namespace string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.namespaces[namespace] != nil
+}
+
+// Until returns until when the item must not be placed; a time that isn't after now if it may be. turn is true if that is because others of its
+// namespace failed. While another one is placed, the end is unknown, and Until returns when to ask again at the latest. A broken item only pauses:
+// what is bound of it is evicted soon.
 func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -107,7 +114,8 @@ func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) 
 	if n == nil {
 		return time.Time{}, false
 	}
-	if shape := n.shapes[i.Shape]; shape != nil {
+	shape := n.shapes[i.Shape]
+	if shape != nil {
 		until = shape.pauseEnds()
 	}
 	var next time.Time
@@ -121,7 +129,7 @@ func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) 
 	if !next.After(until) {
 		return until, false
 	}
-	return next, true
+	return next, shape == nil || n.turn != ""
 }
 
 // FailedAt returns when an item of this shape failed last; zero if none has since one of this shape arrived.

@@ -25,7 +25,7 @@ var (
 	GroupAwaitsOthers = Group{"awaits_others", "kube-scheduler hasn't tried all other members yet"}
 	GroupNoRoom       = Group{"no_room", "there is no room for all members at once"}
 	GroupPaused       = Group{"paused", "the group is retried after a pause"}
-	GroupOverBudget   = Group{"over_budget", "waits because groups that could not run used up the budget for reservations"}
+	GroupBehindFailed = Group{"behind_failed", "other pods of the namespace were not bound in time, so its groups are tried one at a time"}
 	GroupOlderFirst   = Group{"older_first", "another group that requests whole cards goes first"}
 	GroupSurplus      = Group{"surplus", "the group has enough members; this one is placed once they are bound"}
 	GroupBinding      = Group{"binding", "the group is being bound"}
@@ -56,7 +56,7 @@ func GroupFailures() []Group {
 
 // constantGroups are all reasons with constant words.
 func constantGroups() []Group {
-	return append(GroupFailures(), GroupUnknown, GroupStarting, GroupDisagrees, GroupAwaitsOthers, GroupNoRoom, GroupPaused, GroupOverBudget,
+	return append(GroupFailures(), GroupUnknown, GroupStarting, GroupDisagrees, GroupAwaitsOthers, GroupNoRoom, GroupPaused, GroupBehindFailed,
 		GroupOlderFirst, GroupSurplus, GroupBinding, GroupOutsideSample, GroupEvicting)
 }
 

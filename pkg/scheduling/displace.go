@@ -15,7 +15,7 @@ import (
 // pod, kube-scheduler makes the filter call for its next pod, which is often a member of these groups.
 const displacerLife = 12 * time.Second
 
-// displace takes reserved places, whose binds have not begun, from groups of lower priority and from rounds that yield, if the pod then fits one
+// displace takes reserved places, whose binds have not begun, from groups of lower priority, if the pod then fits one
 // of the nodes. The pod gets an assumed allocation there for displacerLife. displace reports whether it did so.
 func (s *Scheduler) displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if s.groups == nil || len(nodes) == 0 {

@@ -14,11 +14,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // handlersFixture calls the event handlers of a Scheduler that doesn't run, as the cache does.
@@ -174,36 +172,6 @@ func TestNodeChanges(t *testing.T) {
 	f.handlers.NodeUpdated(fake.Node("n1"))
 	if nodes := f.ledger.Nodes(); len(nodes) != 0 {
 		t.Errorf("a node without cards: %+v", nodes)
-	}
-}
-
-// A change of the nodes ends the pause of a group that failed. Freed memory doesn't.
-func TestNodeChangesEndPause(t *testing.T) {
-	other := fake.Pod("other", 1, fake.Bound("n2", 0))
-	for name, test := range map[string]struct {
-		change func(h *eventHandlers)
-		want   gang.FilterResult
-	}{
-		"a node changed":   {func(h *eventHandlers) { h.NodeUpdated(fake.Node("n2", 100)) }, gang.FilterResult{Nodes: []string{"n1"}}},
-		"a node is gone":   {func(h *eventHandlers) { h.NodeDeleted("n2") }, gang.FilterResult{Nodes: []string{"n1"}}},
-		"memory was freed": {func(h *eventHandlers) { h.PodDeleted(clustercache.NewPodInfo(other)) }, gang.FilterResult{Reason: reasons.GroupPaused}},
-	} {
-		f := newHandlersFixture(t, fake.Node("n1", 100), fake.Node("n2", 100))
-		f.report(other, member(1, 0))
-		filter := func(node string) gang.FilterResult {
-			return f.groups.manager.Filter("uid-job-0", []string{node}, f.clock.Now())
-		}
-		f.groups.manager.StartLeading(f.clock.Now())
-		f.groups.manager.Tick(f.clock.Now()) // It takes note of the nodes so far.
-		filter("n1")
-		if got := filter("unknown"); got.Reason != reasons.GroupUnplaced {
-			t.Fatalf("the planned node is no candidate: %+v", got)
-		}
-		test.change(f.handlers)
-		f.groups.manager.Tick(f.clock.Now())
-		if diff := cmp.Diff(test.want, filter("n1")); diff != "" {
-			t.Errorf("%s: filter (-want +got):\n%s", name, diff)
-		}
 	}
 }
 

@@ -94,9 +94,6 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		} else {
 			s.recordRejection(object, pod, result, now)
 		}
-		if s.groups != nil && !steers && s.sampled(nodes) {
-			s.groups.manager.RejectedOnSample(pod, now)
-		}
 		return result, nil
 	}
 	// If a later step rejects the nominated node, the pod is requeued, since other nodes may fit.

@@ -23,6 +23,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/requeue"
 )
@@ -132,6 +133,7 @@ type Scheduler struct {
 	fair      *fairShare
 	explainer explainer
 	counts    counts
+	failures  *queue.Failures
 	// nominator is nil if kube-scheduler offers no samples.
 	nominator *nominator
 	samples   samples
@@ -160,7 +162,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.newGroup == nil {
 		o.newGroup = eviction.Goroutines
 	}
-	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, nodes: eligibility.NewCluster(), withTimeout: context.WithTimeout}
+	s := &Scheduler{
+		Options: o, ledger: ledger.New(), cache: cache, nodes: eligibility.NewCluster(), failures: &queue.Failures{}, withTimeout: context.WithTimeout,
+	}
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.nodes.Names, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 		MinSample: o.minSample,
@@ -221,6 +225,7 @@ func (s *Scheduler) newGroups() *groups {
 		},
 		Capacity: func(empty bool) ledger.Capacity { return s.capacity(true, empty) },
 		Memory:   s.ledger.Memory,
+		Failures: s.failures,
 	}
 	if s.FairShare.On {
 		options.NeedsTurn = func(pod gpu.Pod) bool { return !s.fair.evicts(pod) }

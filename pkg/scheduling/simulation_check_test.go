@@ -74,7 +74,7 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	if p == nil || p.group == "" {
 		return
 	}
-	if p.job != nil && p.job.impossible && !r.scheduler.groups.manager.Yields(a.UID) {
+	if p.job != nil && p.job.impossible {
 		w.reserved.impossible += float64(a.Request)
 	}
 	if p.info.Node != "" || p.run != nil || w.api.joinsAlone(p.apiPod) || w.fair.on() {
@@ -83,22 +83,6 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	at, offered := w.scheduler.offered[offer{p.group, p.info.Member.Template}]
 	if !offered || w.now-at > offeredWithin {
 		w.fail("%s keeps memory for %s, which was offered no nodes since %v", r.name, a.Name, w.now-at)
-	}
-}
-
-// checkRejection checks that a pod outside groups wasn't rejected for memory that it could have taken. If another node has room, it
-// need not take any.
-func (w *world) checkRejection(r *replica, p *schedPod, nodes []string) {
-	if p.group != "" || p.info.Demand().Cards != 1 || r.scheduler.requeue.HasRoom(p.info) {
-		return
-	}
-	for _, name := range nodes {
-		node, _ := r.scheduler.ledger.Node(name)
-		for _, a := range node.Allocations {
-			if a.State == ledger.Assumed && a.Request >= p.info.Request && a.Cores >= p.info.Cores && r.scheduler.groups.manager.Yields(a.UID) {
-				w.fail("%s rejects %s, and %s has reserved %d on %s", r.name, p.info.Name, a.Name, a.Request, name)
-			}
-		}
 	}
 }
 

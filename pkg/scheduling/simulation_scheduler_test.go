@@ -377,9 +377,7 @@ func (k *kubeScheduler) cycle() {
 			k.kick()
 			return
 		}
-		if names = result.Names(); len(names) == 0 {
-			k.w.checkRejection(r, p, nodes)
-		}
+		names = result.Names()
 	}
 	if len(names) == 0 {
 		p.byExtender = true
