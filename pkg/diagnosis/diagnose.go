@@ -228,6 +228,9 @@ func (c *podCase) turnText() string {
 // notTried reports whether kube-scheduler has left the pod untried for too long. A pod for which no card has room can be far
 // behind in the queue; it only counts if its scheduler has tried no other pod either.
 func (c *podCase) notTried() bool {
+	if c.wait != nil && c.wait.Native && c.wait.Reason.Incomplete() {
+		return false
+	}
 	return c.untried >= UntriedAfter && (c.room.reason == reasons.Fits || !c.schedulerActive)
 }
 

@@ -11,7 +11,9 @@ import (
 // GroupWait is what the group of a pending pod waits for.
 type GroupWait struct {
 	// Group is the group's namespace and name.
-	Group  string
+	Group string
+	// Native is true for a PodGroup of Kubernetes: kube-scheduler tries no member before enough members exist.
+	Native bool
 	Reason reasons.Group
 	// Since is the time since which the group waits; zero if unknown.
 	Since time.Time

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -19,6 +21,7 @@ func TestDiagnoseMember(t *testing.T) {
 	ill.Cards[0].Unhealthy = true
 	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), closed, ill}, nil, now)
 	wait := &GroupWait{Group: "default/train", Reason: reasons.GroupNoRoom, Since: time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC)}
+	created := func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(now.Add(-time.Minute)) }
 	const waits = "group default/train waits since 2026-07-01T11:00:00Z: there is no room for all members at once"
 	for name, test := range map[string]struct {
 		pod  *Pod
@@ -36,6 +39,10 @@ func TestDiagnoseMember(t *testing.T) {
 			"the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
 		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: reasons.GroupAwaitsOthers}, Diagnosis{reasons.WaitsForGroup,
 			"group g waits: kube-scheduler hasn't tried all other members yet"}},
+		"kube-scheduler tries no member of a PodGroup that is incomplete": {pod(7, created), &GroupWait{Group: "g", Native: true, Reason: reasons.GroupIncomplete(1, 2)}, Diagnosis{reasons.WaitsForGroup,
+			"group g waits: 1 of 2 members exist"}},
+		"no scheduler tries a member of a group": {pod(7, created), &GroupWait{Group: "g", Reason: reasons.GroupIncomplete(1, 2)}, Diagnosis{reasons.NotTried,
+			"scheduler \"default-scheduler\" has not tried it for 1m: is a scheduler of this name running?; group g waits: 1 of 2 members exist"}},
 		"its own scheduling gates come first":            {pod(7, gated), wait, Diagnosis{reasons.Gated, "the pod is held back by its scheduling gates: quota"}},
 		"its own scheduling gates, and an invalid group": {pod(7, gated), &GroupWait{Group: "g", Reason: reasons.GroupInvalid("so")}, Diagnosis{reasons.InvalidGroup, "group g is invalid: so"}},
 		"it doesn't wait for its group (any more)":       {pod(12), nil, Diagnosis{reasons.Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},

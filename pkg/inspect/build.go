@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -22,6 +24,10 @@ import (
 type Objects struct {
 	Nodes []*corev1.Node
 	Pods  []*corev1.Pod
+	// PodGroups are read if a pending pod names one; nil if none does, or if the API server has none.
+	PodGroups map[gang.Key]gang.PodGroup
+	// podGroupsForbidden is true if the user may not list them.
+	podGroupsForbidden bool
 	// PodsOnly is true if nodes, and pods of other namespaces, were not read.
 	PodsOnly bool
 	// Now is the time for which the report is: a pod that should have ended by then makes no room.
@@ -30,6 +36,9 @@ type Objects struct {
 
 // notSeen is the remark for users with rights in one namespace.
 const notSeen = "Nodes, or pods of other namespaces, can't be listed: causes about nodes come from kube-scheduler's message."
+
+// podGroupsNotSeen is the remark for users that may not list PodGroups, if pending pods name some.
+const podGroupsNotSeen = "PodGroups can't be listed: what their pods wait for isn't known."
 
 // hasNode reports whether a node of that name was read.
 func (o Objects) hasNode(name string) bool {
@@ -73,6 +82,9 @@ func Build(objects Objects) Report {
 	if objects.PodsOnly {
 		report.NotSeen = notSeen
 	}
+	if objects.podGroupsForbidden {
+		report.NotSeen = strings.TrimSpace(report.NotSeen + " " + podGroupsNotSeen)
+	}
 	report.addNodes(objects, bound)
 	report.addPending(objects, pending)
 	return report
@@ -83,7 +95,7 @@ func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
 	if len(pending) == 0 {
 		return // The diagnosis of none costs as much as that of one.
 	}
-	diagnoser, waits := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), groupWaits(objects.Pods, objects.Now)
+	diagnoser, waits := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), groupWaits(objects.Pods, objects.PodGroups, objects.Now)
 	if objects.PodsOnly {
 		diagnoser = diagnosis.PodsOnly(objects.Pods, objects.Now)
 	}

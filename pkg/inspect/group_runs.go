@@ -27,8 +27,8 @@ type groupRun struct {
 	succeeded                  int
 	// cardless is the number of pods that name the group and ask for no cards; of a group's runs, only the last one has it.
 	cardless int
-	// messages are kube-scheduler's messages about the pending members.
-	messages []string
+	// messages are kube-scheduler's messages about pods, by UID.
+	messages map[gpu.PodUID]string
 }
 
 // groupRuns returns the runs of all groups. Runs that have ended are left out, unless nothing else is left of the group.
@@ -58,9 +58,9 @@ func groupRuns(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now tim
 		}
 	}
 	for _, status := range gang.Snapshot(members, now) {
-		run := groupRun{RunStatus: status}
+		run := groupRun{RunStatus: status, messages: messages}
 		for _, uid := range status.Members {
-			run.add(byUID[uid], messages[uid])
+			run.add(byUID[uid])
 		}
 		groups[run.Group] = append(groups[run.Group], run)
 	}
@@ -101,7 +101,7 @@ func schedulerMessage(pod *corev1.Pod) string {
 	return ""
 }
 
-func (r *groupRun) add(m gang.Member, message string) {
+func (r *groupRun) add(m gang.Member) {
 	switch {
 	case m.Succeeded:
 		r.succeeded++
@@ -111,7 +111,7 @@ func (r *groupRun) add(m gang.Member, message string) {
 	case m.Problem != "", m.Gated:
 		r.ineligible = append(r.ineligible, m)
 	default:
-		r.pending, r.messages = append(r.pending, m), append(r.messages, message)
+		r.pending = append(r.pending, m)
 	}
 }
 
@@ -139,6 +139,8 @@ func (r *groupRun) state() (state, reason string) {
 	switch {
 	case r.over():
 		return GroupEnded, ""
+	case r.severalSchedulers() != "":
+		return GroupInvalid, r.severalSchedulers()
 	case r.Size == 0:
 		return GroupInvalid, r.disagreement()
 	case r.Phase == gang.PhaseRunning:
@@ -149,6 +151,22 @@ func (r *groupRun) state() (state, reason string) {
 		return GroupIncomplete, r.reason(r.reported()).Words
 	}
 	return GroupPending, cmp.Or(r.reported().Words, r.message(), r.reason(reasons.Group{}).Words)
+}
+
+// severalSchedulers returns what is wrong if the pods of a PodGroup name different schedulers: kube-scheduler places none of them (k8s.io/kubernetes
+// pkg/scheduler/schedule_one_podgroup.go, validatePodGroup), and no scheduler has enough of them. It is empty if they don't.
+func (r *groupRun) severalSchedulers() string {
+	if !r.Group.Native || r.Phase == gang.PhaseRunning {
+		return ""
+	}
+	names := map[string]bool{}
+	for _, m := range slices.Concat(r.bound, r.pending, r.ineligible) {
+		names[cmp.Or(m.Scheduler, corev1.DefaultSchedulerName)] = true
+	}
+	if len(names) < 2 {
+		return ""
+	}
+	return "its pods name different schedulers, " + someOf(slices.Sorted(maps.Keys(names))) + ": all pods of a PodGroup need the same schedulerName"
 }
 
 // disagreement returns how the members contradict each other. The state says that the group is invalid.
@@ -181,8 +199,8 @@ func (r *groupRun) reason(reported reasons.Group) reasons.Group {
 // reported returns the reason that the extender gave for most of the pending members; zero if it gave none.
 func (r *groupRun) reported() (most reasons.Group) {
 	counts := map[reasons.Group]int{}
-	for _, message := range r.messages {
-		reason, ok := reasons.ParseGroup(message)
+	for _, m := range r.pending {
+		reason, ok := reasons.ParseGroup(r.messages[m.UID])
 		if !ok || reason == reasons.GroupSurplus {
 			continue
 		}
@@ -194,7 +212,12 @@ func (r *groupRun) reported() (most reasons.Group) {
 }
 
 // message returns kube-scheduler's message about a pending member; empty if there is none.
-func (r *groupRun) message() string { return cmp.Or(r.messages...) }
+func (r *groupRun) message() (first string) {
+	for _, m := range r.pending {
+		first = cmp.Or(first, r.messages[m.UID])
+	}
+	return first
+}
 
 // since returns since when the run waits: the creation time of the last member that it needs, or of its oldest member if
 // members are missing. It is zero if no member waits.
@@ -211,29 +234,32 @@ func (r *groupRun) since() time.Time {
 }
 
 // groupWaits returns what pods wait for that belong to a run that isn't running, by UID: the reason that the extender gave
-// for the pod, else for others of its run, else what the API server's objects show.
-func groupWaits(pods []*corev1.Pod, now time.Time) map[types.UID]*diagnosis.GroupWait {
+// for the pod, else for others of its run, else what the API server's objects show. podGroups is nil if they aren't known.
+func groupWaits(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now time.Time) map[types.UID]*diagnosis.GroupWait {
 	waits := map[types.UID]*diagnosis.GroupWait{}
-	for _, run := range groupRuns(pods, nil, now) {
+	for _, run := range groupRuns(pods, podGroups, now) {
 		if run.Phase == gang.PhaseRunning {
 			continue
 		}
-		wait := func(m gang.Member, reason reasons.Group) {
-			waits[types.UID(m.UID)] = &diagnosis.GroupWait{Group: run.Group.String(), Reason: reason, Since: run.since()}
-		}
-		for _, m := range run.ineligible {
-			reason := run.reason(reasons.Group{})
-			if m.Problem != "" {
+		for _, m := range slices.Concat(run.ineligible, run.pending) {
+			message := run.messages[m.UID]
+			reported, ok := reasons.ParseGroup(message)
+			several := run.severalSchedulers()
+			if m.PodGroup != "" && message != "" && !ok && several == "" {
+				continue // kube-scheduler has tried it. Whether the extender treats PodGroups as groups isn't known.
+			}
+			reason := run.reason(cmp.Or(reported, run.reported()))
+			switch {
+			case several != "":
+				reason = reasons.GroupInvalid(several)
+			case m.PodGroup != "" && ok:
+				reason = reported
+			case m.Problem != "":
 				reason = reasons.GroupInvalid(m.Problem)
+			case m.Gated:
+				reason = run.reason(reasons.Group{})
 			}
-			wait(m, reason)
-		}
-		for i, m := range run.pending {
-			reported, ok := reasons.ParseGroup(run.messages[i])
-			if !ok {
-				reported = run.reported()
-			}
-			wait(m, run.reason(reported))
+			waits[types.UID(m.UID)] = &diagnosis.GroupWait{Group: run.Group.String(), Native: run.Group.Native, Reason: reason, Since: run.since()}
 		}
 	}
 	return waits

@@ -81,15 +81,21 @@ func readGroupPods(ctx context.Context, client kubernetes.Interface, namespace s
 	if err != nil || !native {
 		return pods, nil, err
 	}
-	podGroups = map[gang.Key]gang.PodGroup{}
-	err = each(ctx, "podgroups", client.SchedulingV1beta1().PodGroups(namespace).List, metav1.ListOptions{}, func(group *schedulingv1beta1.PodGroup) {
+	podGroups, err = readPodGroups(ctx, client, namespace)
+	return pods, podGroups, err
+}
+
+// readPodGroups reads the PodGroups of a namespace, or of all namespaces if it is empty. They are nil if the API server has none.
+func readPodGroups(ctx context.Context, client kubernetes.Interface, namespace string) (map[gang.Key]gang.PodGroup, error) {
+	podGroups := map[gang.Key]gang.PodGroup{}
+	err := each(ctx, "podgroups", client.SchedulingV1beta1().PodGroups(namespace).List, metav1.ListOptions{}, func(group *schedulingv1beta1.PodGroup) {
 		key, podGroup := clustercache.PodGroupOf(group)
 		podGroups[key] = podGroup
 	})
 	if apierrors.IsNotFound(err) {
-		return pods, nil, nil
+		return nil, nil
 	}
-	return pods, podGroups, err
+	return podGroups, err
 }
 
 // BuildGroups returns the groups of the pods. podGroups is nil if native groups don't count. now is the time for which they are

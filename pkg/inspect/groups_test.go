@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -205,29 +207,21 @@ func TestGroupRuns(t *testing.T) {
 
 // TestNativeGroups: the pods of a PodGroup are shown like those of other groups, unless it places them one by one.
 func TestNativeGroups(t *testing.T) {
-	of := func(group string, p podBuilder) podBuilder {
-		p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &group}
-		return p
-	}
 	api := newFakeAPI(t, objects(nil,
 		of("train", newPod("a-0", 8)), of("train", newPod("a-1", 8)), newPod("b-0", 8).member("train", 1).on("n", 0),
 		of("late", newPod("c-0", 8)), of("alone", newPod("d-0", 8)), of("both", newPod("e-0", 8).member("both", 1)),
+		of("mixed", newPod("f-0", 8)), of("mixed", newPod("f-1", 8).with(scheduledBy("other"))),
 	))
-	for name, policy := range map[string]schedulingv1beta1.PodGroupSchedulingPolicy{
-		"train": {Gang: &schedulingv1beta1.GangSchedulingPolicy{MinCount: 3}}, "alone": {Basic: &schedulingv1beta1.BasicSchedulingPolicy{}},
-	} {
-		api.put(&schedulingv1beta1.PodGroup{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: schedulingv1beta1.PodGroupSpec{SchedulingPolicy: policy},
-		})
-	}
+	putPodGroups(api, map[string]int32{"train": 3, "mixed": 2, "alone": 0})
 	const (
 		annotated = "default  train           1  1  1  Running     -  -\n"
 		both      = "default  both            ?  1  0  Invalid     -  e-0: the pod has spec.schedulingGroup and also annotations or labels of a group: only one of both can count\n"
 		late      = "default  podgroup/late   ?  1  0  Invalid     -  c-0: PodGroup late doesn't exist\n"
+		mixed     = "default  podgroup/mixed  2  2  0  Invalid     -  its pods name different schedulers, default-scheduler, other: all pods of a PodGroup need the same schedulerName\n"
 		train     = "default  podgroup/train  3  2  0  Incomplete  -  2 of 3 members exist\n"
 	)
 	for podGroups, want := range map[string]string{
-		"PodGroup": both + late + annotated + train,
+		"PodGroup": both + late + mixed + annotated + train,
 		"":         "default  both   1  1  0  Pending  -  kube-scheduler hasn't tried all other members yet\ndefault  train  1  1  1  Running  -  -\n",
 	} {
 		api.podGroups = podGroups
@@ -235,6 +229,70 @@ func TestNativeGroups(t *testing.T) {
 		if diff := cmp.Diff(want, out); diff != "" || err != nil || aside != "" {
 			t.Errorf("PodGroups %q: stderr %q, %v (-want +got):\n%s", podGroups, aside, err, diff)
 		}
+	}
+}
+
+// TestNativeGroupsPending: what is said of pods that kube-scheduler doesn't try, or not any more, because of their PodGroup.
+func TestNativeGroupsPending(t *testing.T) {
+	objects := objects([]nodeBuilder{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 16))},
+		of("train", newPod("a-0", 8).created(3)), of("late", newPod("b-0", 8).created(3)), of("alone", newPod("c-0", 8).created(3)),
+		of("mixed", newPod("d-0", 8).created(3)), of("mixed", newPod("d-1", 8).created(3).with(scheduledBy("other"))),
+		of("mixed", newPod("d-2", 8).created(3).refused("pod group is unschedulable")),
+		// The extender may not treat PodGroups as groups.
+		of("late", newPod("e-0", 8).created(3).refused("0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports.")),
+		of("both", newPod("f-0", 8).member("both", 2).created(3).refused("0/1 nodes are available: 1 gang: 1 of 2 members exist.")),
+	)
+	api := newFakeAPI(t, objects)
+	putPodGroups(api, map[string]int32{"train": 3, "mixed": 2, "alone": 0})
+	const (
+		untried = "scheduler \"default-scheduler\" has not tried it for TIME: is a scheduler of this name running?\n"
+		mixed   = "group default/mixed is invalid: its pods name different schedulers, default-scheduler, other: all pods of a PodGroup need the same schedulerName\n"
+		tried   = "default  e-0  8  other_constraint  n has room for it, 16 GiB on one card, but kube-scheduler rejects the pod: 1 node(s) didn't have free ports for the requested pod ports\n" +
+			"default  f-0  8  waits_for_group   group default/both waits since 2026-07-01T11:03:00Z: 1 of 2 members exist\n"
+	)
+	check := func(name, want string) {
+		out, aside, err := execute(t, api, "--pending", "--no-headers")
+		out = regexp.MustCompile(`tried it for \w+:`).ReplaceAllString(out, "tried it for TIME:")
+		if diff := cmp.Diff(want, out); diff != "" || err != nil || aside != "" {
+			t.Errorf("%s: stderr %q, %v (-want +got):\n%s", name, aside, err, diff)
+		}
+	}
+	api.podGroups = "PodGroup"
+	check("PodGroups are known", "default  a-0  8  waits_for_group   group default/train waits since 2026-07-01T11:03:00Z: 1 of 3 members exist\n"+
+		"default  b-0  8  invalid_group     group default/late is invalid: PodGroup late doesn't exist\n"+
+		"default  c-0  8  not_tried         "+untried+"default  d-0  8  invalid_group     "+mixed+"default  d-1  8  invalid_group     "+mixed+"default  d-2  8  invalid_group     "+mixed+
+		strings.Replace(tried, "both waits since 2026-07-01T11:03:00Z", "both waits", 1))
+	api.podGroups = ""
+	check("the API server has none", "default  a-0  8  not_tried         "+untried+"default  b-0  8  not_tried         "+untried+"default  c-0  8  not_tried         "+untried+
+		"default  d-0  8  not_tried         "+untried+"default  d-1  8  not_tried         "+strings.Replace(untried, "default-scheduler", "other", 1)+
+		"default  d-2  8  other_constraint  n has room for it, 16 GiB on one card, but scheduler \"default-scheduler\" rejects the pod: pod group is unschedulable\n"+tried)
+	api.namespace = "default"
+	out, aside, err := execute(t, api, "--pending", "--no-headers", "-n", "default")
+	if want := notSeen + " " + podGroupsNotSeen + "\n"; err != nil || aside != want || !strings.Contains(out, "default  a-0  8  not_tried") {
+		t.Errorf("PodGroups can't be listed: stderr %q, %v:\n%s", aside, err, out)
+	}
+}
+
+// of makes the pod a member of the PodGroup.
+func of(group string, p podBuilder) podBuilder {
+	p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &group}
+	return p
+}
+
+func scheduledBy(name string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.SchedulerName = name }
+}
+
+// putPodGroups creates PodGroups by their names and minCounts; of 0, with the policy basic.
+func putPodGroups(api *fakeAPI, groups map[string]int32) {
+	for name, n := range groups {
+		policy := schedulingv1beta1.PodGroupSchedulingPolicy{Basic: &schedulingv1beta1.BasicSchedulingPolicy{}}
+		if n > 0 {
+			policy = schedulingv1beta1.PodGroupSchedulingPolicy{Gang: &schedulingv1beta1.GangSchedulingPolicy{MinCount: n}}
+		}
+		api.put(&schedulingv1beta1.PodGroup{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: schedulingv1beta1.PodGroupSpec{SchedulingPolicy: policy},
+		})
 	}
 }
 

@@ -27,6 +27,8 @@ type scope struct {
 	// podsOnly is the namespace of the only pods that are read, and no nodes are, for users with rights in one namespace.
 	// Empty reads nodes, and pods of all namespaces.
 	podsOnly string
+	// podGroupsForbidden is true if the user may not list PodGroups.
+	podGroupsForbidden bool
 }
 
 func (s scope) all() bool { return len(s.nodes) == 0 && s.selector == "" }
@@ -65,16 +67,16 @@ func nodeNames(args []string) ([]string, error) {
 func read(ctx context.Context, client kubernetes.Interface, scope scope) (Objects, error) {
 	var nodes []*corev1.Node
 	var pods []*corev1.Pod
-	group, ctx := errgroup.WithContext(ctx)
+	group, lists := errgroup.WithContext(ctx)
 	if scope.podsOnly == "" {
 		group.Go(func() error {
-			return each(ctx, "nodes", client.CoreV1().Nodes().List, scope.nodeOptions(), func(node *corev1.Node) {
+			return each(lists, "nodes", client.CoreV1().Nodes().List, scope.nodeOptions(), func(node *corev1.Node) {
 				nodes = append(nodes, scope.trim(node).(*corev1.Node))
 			})
 		})
 	}
 	group.Go(func() error {
-		return each(ctx, "pods", client.CoreV1().Pods(scope.podsOnly).List, scope.podOptions(), func(pod *corev1.Pod) {
+		return each(lists, "pods", client.CoreV1().Pods(scope.podsOnly).List, scope.podOptions(), func(pod *corev1.Pod) {
 			if scope.coversPod(pod) {
 				pods = append(pods, scope.trim(pod).(*corev1.Pod))
 			}
@@ -84,6 +86,9 @@ func read(ctx context.Context, client kubernetes.Interface, scope scope) (Object
 		return Objects{}, err
 	}
 	objects := scope.objects(nodes, pods)
+	if err := scope.addPodGroups(ctx, client, &objects); err != nil {
+		return Objects{}, err
+	}
 	for _, name := range scope.nodes {
 		if !objects.hasNode(name) && !objects.hasPodsOn(name) {
 			return Objects{}, apierrors.NewNotFound(corev1.Resource("nodes"), name)
@@ -104,6 +109,21 @@ func (s scope) objects(nodes []*corev1.Node, pods []*corev1.Pod) Objects {
 		out.Pods = slices.DeleteFunc(slices.Clone(pods), func(pod *corev1.Pod) bool { return !selected[pod.Spec.NodeName] })
 	}
 	return out
+}
+
+// addPodGroups reads the PodGroups if a pending pod names one.
+func (s scope) addPodGroups(ctx context.Context, client kubernetes.Interface, objects *Objects) (err error) {
+	named := func(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" && protocol.PodGroupName(pod) != "" }
+	if !slices.ContainsFunc(objects.Pods, named) {
+		return nil
+	}
+	if !s.podGroupsForbidden {
+		objects.PodGroups, err = readPodGroups(ctx, client, s.podsOnly)
+	}
+	if s.podGroupsForbidden || apierrors.IsForbidden(err) {
+		objects.PodGroups, objects.podGroupsForbidden, err = nil, true, nil
+	}
+	return err
 }
 
 // each visits the items of all pages of a list.

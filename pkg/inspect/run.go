@@ -52,6 +52,7 @@ func (o *options) run(ctx context.Context) error {
 		return err
 	}
 	if o.watch {
+		o.scope.podGroupsForbidden = objects.podGroupsForbidden
 		return o.keepPrinting(ctx, client, reachability, objects)
 	}
 	return o.print(o.draw(objects))

@@ -73,7 +73,11 @@ func watch(ctx context.Context, client kubernetes.Interface, scope scope, change
 		}
 		nodeList, _ := corelisters.NewNodeLister(nodes.GetIndexer()).List(labels.Everything()) // It reads memory only.
 		podList, _ := corelisters.NewPodLister(pods.GetIndexer()).List(labels.Everything())
-		if err := draw(scope.objects(nodeList, podList)); err != nil {
+		objects := scope.objects(nodeList, podList)
+		if scope.addPodGroups(ctx, client, &objects) != nil && ctx.Err() != nil { // Of other errors reachability tells the user.
+			return nil
+		}
+		if err := draw(objects); err != nil {
 			return err
 		}
 	}

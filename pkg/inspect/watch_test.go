@@ -76,6 +76,24 @@ func TestWatchOneNamespace(t *testing.T) {
 	}
 }
 
+// TestWatchPodGroups checks that a watch reads PodGroups.
+func TestWatchPodGroups(t *testing.T) {
+	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode("node", "10.0.0.1", 16)}, of("train", newPod("a", 1))))
+	api.podGroups = "PodGroup"
+	putPodGroups(api, map[string]int32{"train": 3})
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out := newOutput()
+	ended := start(ctx, t, api, out, newOutput(), "-w", "--pending", "--no-headers")
+	out.waitFor(t, "pod", func(text string) bool { return strings.HasSuffix(text, "1 of 3 members exist\n") })
+	api.put(of("train", newPod("b", 1)))
+	out.waitFor(t, "second pod", func(text string) bool { return strings.HasSuffix(text, "2 of 3 members exist\n") })
+	interrupt()
+	if err := ended(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+}
+
 func TestWatchOneNodeJSON(t *testing.T) {
 	node := legacyNode("node", "10.0.0.1", 16)
 	api := newFakeAPI(t, objects([]nodeBuilder{node, legacyNode("other", "10.0.0.2", 16)}))

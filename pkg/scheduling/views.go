@@ -64,7 +64,7 @@ func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
 		return nil
 	}
 	if status, waits := g.manager.Waits(pod.UID); waits {
-		return &diagnosis.GroupWait{Group: status.Group.String(), Reason: status.Reason, Since: status.Since}
+		return &diagnosis.GroupWait{Group: status.Group.String(), Native: status.Group.Native, Reason: status.Reason, Since: status.Since}
 	}
 	if g.leading() == nil {
 		return nil
