@@ -26,7 +26,7 @@ type fixture struct {
 	now    time.Time
 	pods   map[string]Pod
 	// groups are the sizes of groups.
-	groups fakeGroups
+	groups *fakeGroups
 	// binding are the pods whose bind is in flight.
 	binding map[gpu.PodUID]bool
 	// granted are the names of the pods in the order in which they were granted; requeues counts the requeues.
@@ -49,7 +49,7 @@ type fixture struct {
 // changes the options.
 func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixture {
 	f := &fixture{t: t, ledger: ledger.New(), now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}}
-	f.groups = fakeGroups{f, map[string]int{}}
+	f.groups = &fakeGroups{f: f, sizes: map[string]int{}}
 	f.ledger.AddFreedListener(func(node string) { f.Freed(node) })
 	var nodes []string
 	o := Options{
@@ -118,11 +118,12 @@ func (f *fixture) NodesChanged() {
 // fakeGroups says that the members of a group, which the first part of their names after the namespace is, are startable once
 // enough exist that no other gate holds back.
 type fakeGroups struct {
-	f     *fixture
-	sizes map[string]int
+	f      *fixture
+	sizes  map[string]int
+	urgent []gpu.PodUID
 }
 
-func (g fakeGroups) Startable(key gang.Key) (together, alone []gpu.PodUID) {
+func (g *fakeGroups) Startable(key gang.Key, _ time.Time) (together, alone, urgent []gpu.PodUID) {
 	bound := 0
 	for _, p := range g.f.pods {
 		switch {
@@ -136,11 +137,11 @@ func (g fakeGroups) Startable(key gang.Key) (together, alone []gpu.PodUID) {
 	slices.Sort(together)
 	switch size := g.sizes[key.Name]; {
 	case bound >= size:
-		return nil, together
+		return nil, together, g.urgent
 	case bound+len(together) < size:
-		return nil, nil
+		return nil, nil, nil
 	}
-	return together, nil
+	return together, nil, nil
 }
 
 func (f *fixture) PodGranted(time.Duration) {}

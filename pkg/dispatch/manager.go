@@ -65,8 +65,8 @@ type Nodes interface {
 // Groups is the part of package gang that a Manager uses.
 type Groups interface {
 	// Startable returns the unbound members that the group must bind together (none if too few exist), and the members that are
-	// placed like single pods.
-	Startable(key gang.Key) (together, alone []gpu.PodUID)
+	// placed like single pods. Of the latter, urgent ones go before other pods of their tenant.
+	Startable(key gang.Key, now time.Time) (together, alone, urgent []gpu.PodUID)
 }
 
 // Observer receives what metrics count.

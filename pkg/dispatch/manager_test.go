@@ -165,6 +165,31 @@ func TestGroups(t *testing.T) {
 	want(t, "charged", map[string]gpu.Memory{"alice": 7}, f.allocated())
 }
 
+// A member of a running group fails. Its replacement goes before the older pods of its tenant, but not before those of tenants that have less.
+func TestUrgentReplacement(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{1, 1, 1, 1}, nil)
+	f.groups.sizes["job"] = 3
+	for i := range 4 {
+		f.pod(fmt.Sprint("alice/job-", i), 1, inGroup("job"), on(fmt.Sprint("n", i)))
+	}
+	f.pod("alice/older", 1, age(-10), priority(5))
+	f.tick(time.Second)
+	f.delete("alice/job-3")
+	f.pod("alice/job-4", 1, inGroup("job"), age(100))
+	f.pod("bob/1", 1, age(200))
+	f.groups.urgent = []gpu.PodUID{"alice/job-4"}
+	f.tick(time.Second)
+	want(t, "admitted", []string{"bob/1"}, f.admitted())
+	f.delete("bob/1")
+	f.tick(time.Second)
+	want(t, "admitted then", []string{"alice/job-4"}, f.admitted())
+	f.delete("alice/job-4")
+	f.groups.urgent = nil
+	f.pod("alice/job-5", 1, inGroup("job"), age(100))
+	f.tick(time.Second)
+	want(t, "one that isn't urgent waits", []string{"alice/older"}, f.admitted())
+}
+
 // Few writes are in flight at a time, those of granted pods first: they hold memory.
 func TestOpenGates(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{2}, nil)

@@ -44,7 +44,7 @@ func (u *unit) has(pods []*pod) bool {
 // enlist makes a unit of a waiting pod. If the pod is in a group, it adds the pod to the waiting members; gatherGroups makes their units.
 func (m *Manager) enlist(p *pod) {
 	if p.Group == (gang.Key{}) {
-		m.addUnit(p.unitID(), []*pod{p})
+		m.addUnit(p.unitID(), []*pod{p}, false)
 		return
 	}
 	if m.members[p.Group] == nil {
@@ -73,7 +73,7 @@ func (m *Manager) leaveGroup(p *pod) {
 	}
 }
 
-func (m *Manager) addUnit(id string, pods []*pod) {
+func (m *Manager) addUnit(id string, pods []*pod, urgent bool) {
 	former := m.units[id]
 	if former != nil {
 		m.removeUnit(former)
@@ -81,7 +81,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 	first := pods[0]
 	u := &unit{
 		pods: pods, constraints: first.Constraints, letThrough: first.letThrough,
-		item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created},
+		item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Urgent: urgent, Priority: first.Priority, Created: first.Created},
 	}
 	if former != nil {
 		u.overtaken, u.waits, u.turn = former.overtaken, former.waits, former.turn
@@ -136,7 +136,7 @@ func (m *Manager) removeUnit(u *unit) {
 func (m *Manager) gatherGroups() {
 	for _, key := range slices.SortedFunc(maps.Keys(m.members), gang.Key.Compare) {
 		waiting := m.members[key]
-		together, alone := m.Groups.Startable(key)
+		together, alone, urgent := m.Groups.Startable(key, m.now)
 		var pods []*pod
 		for _, uid := range together {
 			if p := waiting[uid]; p != nil {
@@ -144,18 +144,18 @@ func (m *Manager) gatherGroups() {
 			}
 		}
 		in := map[*unit]bool{}
-		gather := func(id string, pods []*pod) {
-			if u := m.units[id]; u == nil || !u.has(pods) {
-				m.addUnit(id, pods)
+		gather := func(id string, pods []*pod, urgent bool) {
+			if u := m.units[id]; u == nil || !u.has(pods) || u.item.Urgent != urgent {
+				m.addUnit(id, pods, urgent)
 			}
 			in[m.units[id]] = true
 		}
 		if len(pods) > 0 {
-			gather(key.ItemID(), pods)
+			gather(key.ItemID(), pods, false)
 		}
 		for _, uid := range alone {
 			if p := waiting[uid]; p != nil {
-				gather(p.unitID(), []*pod{p})
+				gather(p.unitID(), []*pod{p}, slices.Contains(urgent, uid))
 			}
 		}
 		for _, p := range waiting {

@@ -15,7 +15,9 @@ type Item struct {
 	// ID is unique among the items of all tenants.
 	ID     string
 	Tenant string
-	// Priority orders the items of one tenant only, the highest first. Items of equal priority are ordered by Created, the oldest first.
+	// Urgent items come before the other items of their tenant. Priority orders the items of one tenant only, the highest first. Items of equal
+	// priority are ordered by Created, the oldest first.
+	Urgent   bool
 	Priority int32
 	Created  time.Time
 	// Memory is the amount that is charged for the item.
@@ -26,7 +28,14 @@ type Item struct {
 
 // compareItems orders the items of one tenant.
 func compareItems(a, b Item) int {
-	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), strings.Compare(a.ID, b.ID))
+	urgent := 0
+	switch {
+	case a.Urgent && !b.Urgent:
+		urgent = -1
+	case b.Urgent && !a.Urgent:
+		urgent = 1
+	}
+	return cmp.Or(urgent, cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), strings.Compare(a.ID, b.ID))
 }
 
 // Queue holds the tenants with the memory that they have, and the items that wait. The zero value is empty. It is not safe for concurrent

@@ -198,7 +198,7 @@ func TestHeldBackMembers(t *testing.T) {
 		s.report(p)
 	}
 	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-	if together, _ := s.manager.Startable(Key{Namespace: "default", Name: "job"}); len(together) != 2 {
+	if together, _, _ := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now); len(together) != 2 {
 		t.Errorf("%d members can be started together", len(together))
 	}
 	for _, p := range s.created[2:] {

@@ -125,3 +125,34 @@ func TestTurnAndBroken(t *testing.T) {
 		t.Errorf("it has no places: %v", got.Reason)
 	}
 }
+
+// TestUrgentReplacement: what a run needs to be whole again goes before other pods of its tenant, unless a member was bound just before.
+func TestUrgentReplacement(t *testing.T) {
+	s := newFixture(t)
+	s.createMany(4, "job", 4, 16, "t")
+	s.runUntilIdle()
+	want := func(when string, alone, urgent int) {
+		t.Helper()
+		_, gotAlone, gotUrgent := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now)
+		if len(gotAlone) != alone || len(gotUrgent) != urgent {
+			t.Errorf("%s, %d are placed alone, of which %d are urgent; want %d and %d", when, len(gotAlone), len(gotUrgent), alone, urgent)
+		}
+	}
+	s.now = s.now.Add(s.manager.Patience)
+	s.create("job", 4, 16, "t")
+	want("while all are bound", 1, 0)
+	s.delete(s.created[0])
+	s.create("job", 4, 16, "t")
+	want("after one ended", 2, 1)
+	s.advance(time.Second)
+	s.schedule(s.created[4])
+	s.bindGranted()
+	s.delete(s.created[1])
+	want("soon after it was replaced", 1, 0)
+	s.now = s.now.Add(s.manager.Patience)
+	want("later", 1, 1)
+	for _, p := range s.created[2:5] {
+		s.delete(p)
+	}
+	want("when no member is left", 0, 0)
+}

@@ -27,7 +27,7 @@ var knownDefects = []knownDefect{
 	{wasted, "a broken job", nil, nil, "pods are evicted for a group of which a member is never scheduled"},
 	{wasted, "", []string{"pods that take CPU"}, nil, "pods are evicted for pods whose CPU others take"},
 	{wasted, "", []string{"reclaim"}, grouped, "pods are evicted for a group that then doesn't get their memory"},
-	{starved, "", nil, replacement, "the replacement of a member waits behind everything else"},
+	{starved, "", nil, replacement, "without fair sharing, the replacement of a member waits behind everything else"},
 	{starved, "", []string{"reclaim", "a long grace period"}, nil, "pods with a long grace period can't be reclaimed"},
 	{wasted, "", []string{"reclaim", "a long grace period"}, nil, "pods are evicted beside others that don't end in time"},
 	{starved, "", []string{"reclaim", "one group of number 1"}, nil, "pods in one group of number 1 can't be reclaimed"},
@@ -41,8 +41,8 @@ var knownDefects = []knownDefect{
 	{starved, "", []string{"stream of pods"}, nil, "small pods starve a larger pod"},
 }
 
-// replacement reports whether the item that starves was whole before.
-func replacement(w *world) bool { return w.item.ran }
+// replacement reports whether the item that starves was whole before, in a world without fair sharing.
+func replacement(w *world) bool { return w.item.ran && !w.fair.on() }
 
 // grouped reports whether the item that starves is a group.
 func grouped(w *world) bool { return w.item.job != nil }
