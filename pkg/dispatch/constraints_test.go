@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -109,4 +110,39 @@ func TestTurnBehindTenants(t *testing.T) {
 		f.tick(20 * time.Millisecond)
 	}
 	want(t, "granted", []string{"carol/1"}, f.granted)
+}
+
+// Many tenants have pods with constraints of their own, and use up the effort of each round with one pod of each tenant. A tenant behind them sees
+// a new node soon.
+func TestNewNodeBehindTenants(t *testing.T) {
+	nodes := []string{"n0"}
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
+		o.Nodes = nodesOf(func(c unique.Handle[string]) []string {
+			if c.Value() == "" {
+				return nodes
+			}
+			return []string{"n0"}
+		})
+	})
+	f.pod("bob/has", 4, on("n0"))
+	for n := range 2 * maxEffort / constraintsEffort {
+		name := fmt.Sprint("pinned-", n)
+		f.SetNamespace(name, Namespace{Tenant: name})
+		for i := range 40 {
+			f.pod(fmt.Sprint(name, "/", i), 4, func(p *Pod) { p.Constraints = unique.Make(fmt.Sprint(n, "-", i)) })
+		}
+	}
+	f.SetNamespace("waits", Namespace{Tenant: "waits"})
+	f.pod("waits/1", 4)
+	f.NodesChanged()
+	for range 10 {
+		f.tick(20 * time.Millisecond)
+	}
+	f.ledger.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 4}}})
+	nodes = append(nodes, "n1")
+	f.NodesChanged()
+	for range 3 {
+		f.tick(20 * time.Millisecond)
+	}
+	want(t, "granted", []string{"waits/1"}, f.granted)
 }

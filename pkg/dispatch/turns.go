@@ -26,7 +26,7 @@ const (
 // grantInOrder offers the units in the order of the queue until the effort is used up.
 func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 	clear(m.holding)
-	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}}
+	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}, othersFirst: m.exhausted}
 	t.ownEffort = max(1, min(ownEffort, maxEffort/(len(m.cutShort)+1)))
 	r := m.queue.Round()
 	item, more := r.Next()
@@ -43,7 +43,8 @@ func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 		}
 	}
 	if m.exhausted = more; more {
-		t.of(item.Tenant).cut = true
+		own := t.of(item.Tenant)
+		own.cut = own.cut || own.effort > 0
 	}
 	t.recordCuts()
 }
@@ -77,6 +78,8 @@ type turns struct {
 	// ownEffort is what a tenant gets in this round. The more tenants are cut short, the less: together they must not use up the effort of each
 	// round, or the tenants behind them would never get a turn.
 	ownEffort int
+	// othersFirst is true if the latest round was exhausted: then the tenants that are cut short get no turn in this one.
+	othersFirst bool
 	// latest is the tenant of the latest unit. It saves look-ups if thousands of units of one tenant follow one another.
 	latest *tenantTurns
 }
@@ -112,6 +115,9 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	own := t.of(u.item.Tenant)
 	switch {
 	case !t.open.mayGrant(u.item.Tenant):
+		return nil, true
+	case t.othersFirst && own.since <= t.rounds:
+		own.cut = true
 		return nil, true
 	case u.paused || own.head != nil && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
 		return nil, false // There can be thousands of these.
