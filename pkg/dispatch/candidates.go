@@ -9,9 +9,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// candidates returns the pods and groups that may be evicted if their tenants keep their shares without them.
+// candidates returns the pods and groups that may be evicted if their tenants keep their shares without them. A surplus member is a candidate
+// by itself and with its group.
 func (s *Search) candidates() (candidates []reclaim.Victim) {
-	groups, spared := map[gang.Key][]*allocatedPod{}, map[gang.Key]bool{}
+	groups, spared, surplus := map[gang.Key][]*allocatedPod{}, map[gang.Key]bool{}, s.surplus()
 	add := func(pods []*allocatedPod) {
 		slices.SortFunc(pods, func(a, b *allocatedPod) int { return cmp.Compare(a.UID, b.UID) })
 		c := reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(s.since)}
@@ -27,6 +28,9 @@ func (s *Search) candidates() (candidates []reclaim.Victim) {
 	}
 	for _, p := range s.allocated {
 		inGroup := p.Group != (gang.Key{})
+		if surplus[p.UID] && !p.Leaving && p.counted > 0 && p.Priority < s.priorityCutoff {
+			add([]*allocatedPod{p})
+		}
 		switch {
 		case inGroup && (p.charged || p.Node != "" && p.Priority >= s.priorityCutoff): // A member isn't bound yet, or needs no turn.
 			spared[p.Group] = true
@@ -38,18 +42,33 @@ func (s *Search) candidates() (candidates []reclaim.Victim) {
 		}
 	}
 	for key, pods := range groups {
-		if !spared[key] {
+		if !spared[key] && (len(pods) > 1 || !surplus[pods[0].UID]) {
 			add(pods)
 		}
 	}
 	return candidates
 }
 
+// surplus returns the bound members of groups that are candidates by themselves.
+func (s *Search) surplus() map[gpu.PodUID]bool {
+	surplus, asked := map[gpu.PodUID]bool{}, map[gang.Key]bool{}
+	for _, p := range s.allocated {
+		if p.Node == "" || p.Group == (gang.Key{}) || asked[p.Group] {
+			continue
+		}
+		asked[p.Group] = true
+		for _, uid := range s.groups.Surplus(p.Group) {
+			surplus[uid] = true
+		}
+	}
+	return surplus
+}
+
 // victims returns the candidates whose eviction leaves their tenants their share, the newest first.
 func victims(standings map[string]reclaim.Standing, candidates []reclaim.Victim) []reclaim.Victim {
 	victims := slices.DeleteFunc(candidates, func(v reclaim.Victim) bool { return v.Memory() > standings[v.Tenant].Excess })
 	slices.SortFunc(victims, func(a, b reclaim.Victim) int {
-		return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.Pods[0].UID, b.Pods[0].UID))
+		return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.Pods[0].UID, b.Pods[0].UID), cmp.Compare(len(a.Pods), len(b.Pods)))
 	})
 	return victims
 }

@@ -154,6 +154,22 @@ func gatedOtherwise(p *Pod) { p.GatedOtherwise = true }
 func open(p *Pod)           { p.Gated = false }
 func priority(n int32) edit { return func(p *Pod) { p.Priority = n } }
 func age(n int) edit        { return func(p *Pod) { p.Created = begin.Add(time.Duration(n) * time.Second) } }
+
+// Surplus returns the bound members beyond the group's size, those with the last names. A group without a size has none.
+func (g fakeGroups) Surplus(key gang.Key) (surplus []gpu.PodUID) {
+	for _, p := range g.f.pods {
+		if p.Group == key && p.Node != "" && !p.Ended && !p.Leaving {
+			surplus = append(surplus, p.UID)
+		}
+	}
+	slices.Sort(surplus)
+	size := g.sizes[key.Name]
+	if size == 0 || len(surplus) <= size {
+		return nil
+	}
+	return surplus[size:]
+}
+
 func inGroup(name string) edit {
 	return func(p *Pod) { p.Group = gang.Key{Namespace: p.Namespace, Name: name} }
 }

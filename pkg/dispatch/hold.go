@@ -106,12 +106,16 @@ func (s *Search) evictable(plan reclaim.Plan) bool {
 	if len(plan.Victims) == 0 {
 		return true
 	}
-	standings, lost, present := s.excess(), map[string]gpu.Memory{}, map[gpu.PodUID]reclaim.Victim{}
+	type id struct { // A surplus member can be the first one of its group too.
+		first gpu.PodUID
+		pods  int
+	}
+	standings, lost, present := s.excess(), map[string]gpu.Memory{}, map[id]reclaim.Victim{}
 	for _, v := range s.candidates() {
-		present[v.Pods[0].UID] = v
+		present[id{v.Pods[0].UID, len(v.Pods)}] = v
 	}
 	return !slices.ContainsFunc(plan.Victims, func(e reclaim.Eviction) bool {
-		v := present[e.Pods[0].UID]
+		v := present[id{e.Pods[0].UID, len(e.Pods)}]
 		lost[v.Tenant] = lost[v.Tenant].Add(v.Memory())
 		return v.Tenant != e.Tenant || !slices.EqualFunc(v.Pods, e.Pods, samePod) || lost[v.Tenant] > standings[v.Tenant].Excess
 	})

@@ -119,6 +119,40 @@ func TestReclaimHold(t *testing.T) {
 	}
 }
 
+// All pods of bob name one group. The members beyond its number are evicted like single pods.
+func TestReclaimSurplus(t *testing.T) {
+	for name, tc := range map[string]struct {
+		number  int
+		alice   []gpu.Memory
+		evicted []string
+		has     map[string]gpu.Memory
+	}{
+		"a number of 1":                        {1, []gpu.Memory{1, 1, 1, 1, 1}, []string{"bob/7", "bob/6", "bob/5", "bob/4"}, map[string]gpu.Memory{"alice": 4, "bob": 4}},
+		"as many as the number stay":           {6, []gpu.Memory{1, 1, 1, 1, 1}, []string{"bob/7", "bob/6"}, map[string]gpu.Memory{"alice": 2, "bob": 6}},
+		"the surplus makes no room":            {7, []gpu.Memory{4}, nil, map[string]gpu.Memory{"alice": 0, "bob": 8}},
+		"a number that is that of the members": {8, []gpu.Memory{1, 1}, nil, map[string]gpu.Memory{"alice": 0, "bob": 8}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newReclaimFixture(t, 4, 4)
+			f.groups.sizes["all"] = tc.number
+			for i := range 8 {
+				f.pod(fmt.Sprint("bob/", i), 0, inGroup("all"))
+			}
+			for i, request := range tc.alice {
+				f.pod(fmt.Sprint("alice/", i), request, age(i))
+			}
+			for range 20 {
+				f.run(after)
+				f.finish()
+				f.run(time.Second)
+				f.bindAll()
+			}
+			want(t, "evicted", tc.evicted, f.evicted)
+			want(t, "tenants", tc.has, f.allocated())
+		})
+	}
+}
+
 // The API server refuses, or doesn't answer: the attempt ends, and the next one comes later each time.
 func TestReclaimRefused(t *testing.T) {
 	f := newReclaimFixture(t, 4)

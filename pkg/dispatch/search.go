@@ -14,6 +14,7 @@ type Search struct {
 	// evicts is false if no pods may be evicted.
 	evicts bool
 	ledger Ledger
+	groups Groups
 	// since is when this process began to lead.
 	since, now     time.Time
 	minRuntime     time.Duration
@@ -23,7 +24,7 @@ type Search struct {
 // search returns a search for an attempt.
 func (m *Manager) search(attempt uint64, s *standings, now time.Time) *Search {
 	return &Search{
-		standings: s, need: reclaim.Need{Attempt: attempt}, ledger: m.Ledger, since: m.reclaims.since, now: now, minRuntime: m.MinRuntime,
+		standings: s, need: reclaim.Need{Attempt: attempt}, ledger: m.Ledger, groups: m.Groups, since: m.reclaims.since, now: now, minRuntime: m.MinRuntime,
 		priorityCutoff: m.PriorityCutoff,
 	}
 }

@@ -401,6 +401,9 @@ func TestPodGroupBasic(t *testing.T) {
 		if len(alone) != len(pods) {
 			t.Errorf("%d can be started alone", len(alone))
 		}
+		if surplus := s.manager.Surplus(nativeKey("basic")); len(surplus) != 1 {
+			t.Errorf("%v are surplus, not the bound one", surplus)
+		}
 		s.manager.StopLeading(s.now)
 		s.manager.StartLeading(s.now)
 	}

@@ -1,6 +1,9 @@
 package gang
 
 import (
+	"cmp"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -36,4 +39,31 @@ func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, urgent [
 		}
 	}
 	return together, alone, urgent
+}
+
+// Surplus returns the bound members without which each running run of the group still has its number of members: of each run the latest bound
+// ones. Of a group whose members are placed alone these are all. If members disagree about the number, the smallest one counts. While this process
+// doesn't lead, it returns none.
+func (mgr *Manager) Surplus(key Key) (surplus []gpu.PodUID) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	g := mgr.groups[key]
+	if g == nil || !mgr.leading {
+		return nil
+	}
+	for _, r := range g.runs {
+		n := r.counts[bound]
+		if !mgr.placesAlone(key) && len(r.sizes) > 0 {
+			n += r.finished - slices.Min(slices.Collect(maps.Keys(r.sizes)))
+		}
+		if r.phase != PhaseRunning || n <= 0 {
+			continue
+		}
+		members := r.sorted(func(m *member) bool { return m.counted == bound })
+		slices.SortStableFunc(members, func(a, b *member) int { return cmp.Or(b.BoundAt.Compare(a.BoundAt), compareAge(b, a)) })
+		for _, m := range members[:min(n, len(members))] {
+			surplus = append(surplus, m.UID)
+		}
+	}
+	return surplus
 }

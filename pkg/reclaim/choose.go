@@ -57,7 +57,8 @@ type trial struct {
 	sets map[*string]map[string]bool
 	// memory is the memory of each candidate.
 	memory []gpu.Memory
-	// lost is the memory of the victims so far, by tenant. allowed holds how many more evictions each budget allows.
+	// gone are the pods of the victims so far. lost is the memory of the victims, by tenant. allowed holds how many more evictions each budget allows.
+	gone    map[gpu.PodUID]bool
 	lost    map[string]gpu.Memory
 	allowed []int
 	// evicted are the victims so far, in order. unitOf is the unit for which each was chosen.
@@ -72,7 +73,7 @@ type trial struct {
 func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
 		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, sets: map[*string]map[string]bool{},
-		memory: make([]gpu.Memory, len(need.Victims)), lost: map[string]gpu.Memory{}, allowed: slices.Clone(cluster.Allowed),
+		memory: make([]gpu.Memory, len(need.Victims)), gone: map[gpu.PodUID]bool{}, lost: map[string]gpu.Memory{}, allowed: slices.Clone(cluster.Allowed),
 		unitOf: map[int]int{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
 	}
 	for i, v := range need.Victims {
@@ -119,6 +120,9 @@ func (t *trial) may(v int) bool {
 	}
 	var uses map[int]int
 	for _, p := range t.need.Victims[v].Pods {
+		if t.gone[p.UID] {
+			return false
+		}
 		for _, budget := range t.cluster.Budgets[p.UID] {
 			if uses == nil {
 				uses = map[int]int{}
@@ -166,6 +170,7 @@ func (t *trial) restore(v int) (fits bool) {
 func (t *trial) count(v, sign int) {
 	t.lost[t.need.Victims[v].Tenant] -= gpu.Memory(sign) * t.memory[v]
 	for _, p := range t.need.Victims[v].Pods {
+		t.gone[p.UID] = sign < 0
 		for _, budget := range t.cluster.Budgets[p.UID] {
 			t.allowed[budget] += sign
 		}

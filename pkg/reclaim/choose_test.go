@@ -125,6 +125,9 @@ func TestChoose(t *testing.T) {
 		"the second pod takes what the first leaves": {newScene(1).has("bob", at{0, 0, 8}).wants(5, 1).wants(3, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
 		"only the second pod can be served":          {newScene(1).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).wants(5, 1).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
 		"the second victim is enough for both pods":  {newScene(2).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).has("bob", at{0, 1, 8}).wants(3, 1).wants(5, 1).excess("bob", 12), []gpu.PodUID{"bob-1.0"}, 0, false},
+		"a member alone, rather than its group":      {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 0, 8}, at{0, 1, 8}).same(0, 1).wants(8, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
+		"a group, of which one alone isn't enough":   {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 0, 8}, at{0, 1, 8}).same(0, 1).wants(8, 2).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 8, false},
+		"a group isn't evicted beside its member":    {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 0, 8}, at{0, 1, 8}).same(0, 1).wants(8, 1).wants(8, 1).excess("bob", 32), []gpu.PodUID{"bob-0.0"}, 0, false},
 		"the smallest set, though the newest is big": {newScene(1).has("bob", at{0, 0, 3}).has("bob", at{0, 0, 2}).has("bob", at{0, 0, 2}).used(at{0, 0, 1}).wants(4, 1).excess("bob", 4), []gpu.PodUID{"bob-1.0", "bob-2.0"}, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,6 +144,16 @@ func (s *scene) only(nodes ...string) *scene {
 	for _, u := range s.Units {
 		u.Pods[0].Nodes = nodes
 	}
+	return s
+}
+
+// same makes the only pod of the first victim the first pod of the second one too. Both count once.
+func (s *scene) same(first, second int) *scene {
+	pod := s.Victims[first].Pods[0]
+	place := s.Places[pod.UID]
+	Free(s.Cards[place.Node], place.On)
+	delete(s.Places, s.Victims[second].Pods[0].UID)
+	s.Victims[second].Pods[0] = pod
 	return s
 }
 

@@ -14,7 +14,7 @@ type Need struct {
 	Attempt uint64
 	// Units are the units that need room. They are served in this order; a unit for which no room can be made is skipped.
 	Units []Unit
-	// Victims are the candidates, the newest first.
+	// Victims are the candidates, the newest first. A pod can belong to several of them, of which at most one is evicted.
 	Victims []Victim
 	// Tenants are those of the units and of the candidates, by name.
 	Tenants map[string]Standing

@@ -30,7 +30,6 @@ var knownDefects = []knownDefect{
 	{starved, "", nil, replacement, "without fair sharing, the replacement of a member waits behind everything else"},
 	{starved, "", []string{"reclaim", "a long grace period"}, nil, "pods with a long grace period can't be reclaimed"},
 	{wasted, "", []string{"reclaim", "a long grace period"}, nil, "pods are evicted beside others that don't end in time"},
-	{starved, "", []string{"reclaim", "one group of number 1"}, nil, "pods in one group of number 1 can't be reclaimed"},
 	{starved, "", []string{"reclaim", "services in groups"}, nil, "groups that run for ever aren't reclaimed for a pod within its tenant's share"},
 	{starved, "", []string{"a broken job"}, both(sharing, grouped), "one tenant's broken job keeps the groups of others waiting"},
 	{starved, "", []string{"stream of pods"}, sharing, "pods of minutes keep a tenant's larger items from its share"},
