@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -38,6 +39,9 @@ import (
 )
 
 const component = "gpushare-extender"
+
+// evictionRecord is the name of the ConfigMap in which evictions for other pods are recorded.
+const evictionRecord = "gpushare-evictions"
 
 // stopTimeout limits the time for calls in flight at SIGTERM. The process exits within two seconds in any case.
 const stopTimeout = 800 * time.Millisecond
@@ -123,6 +127,7 @@ func serve(ctx context.Context, o options) error {
 		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: o.bestAbove,
 		BindTimeout: o.bindTimeout, BindWindow: o.bindWindow,
 		SampleSize: o.sampleSize(), EvictFragmented: o.evictFragmented,
+		EvictionRecord: types.NamespacedName{Namespace: o.election.options.Namespace, Name: evictionRecord},
 		EvictOverusers: o.overusePolicy == overuseEvict,
 		Leading:        leading, Clock: clock.RealClock{},
 		Gangs: scheduling.GangOptions{

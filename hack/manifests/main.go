@@ -38,7 +38,7 @@ var (
 		path: "deploy/manifests/extender.yaml",
 		header: `The extender, on the control-plane node beside kube-scheduler, which reaches it at http://127.0.0.1:12345 (see
 config/scheduler-config.yaml). One replica: a second one would not see the first one's latest allocations.`,
-		templates: []string{"extender-account", "extender-deployment"},
+		templates: []string{"extender-account", "extender-evictions", "extender-deployment"},
 		values:    onHost,
 	}, {
 		path:      "deploy/manifests/device-plugin.yaml",
@@ -50,7 +50,7 @@ config/scheduler-config.yaml). One replica: a second one would not see the first
 		header: `Two extenders, one of which answers. Replaces deploy/manifests/extender.yaml. kube-scheduler reaches the leader at the
 Service's address with config/scheduler-config-replicas.yaml. Both sides use certificates; the extender's are in the Secret
 gpushare-extender-tls. docs/replicas.md has the commands.`,
-		templates: []string{"extender-account", "extender-election", "extender-service", "extender-deployment"},
+		templates: []string{"extender-account", "extender-election", "extender-evictions", "extender-service", "extender-deployment"},
 		values:    withTLS,
 		replace: [][2]string{{`  clusterIP: "` + address + `"
 `, `  # Set an address, or let the API server choose one.
@@ -60,7 +60,7 @@ gpushare-extender-tls. docs/replicas.md has the commands.`,
 		path: "deploy/second-scheduler/scheduler.yaml",
 		header: `A second kube-scheduler with the extender in its pod, for control planes that can't be changed. Replaces
 deploy/manifests/extender.yaml. Set your cluster's version in the scheduler's image.`,
-		templates: []string{"extender-account", "extender-election", "second-scheduler-account", "second-scheduler-deployment"},
+		templates: []string{"extender-account", "extender-election", "extender-evictions", "second-scheduler-account", "second-scheduler-deployment"},
 		values:    []string{"mode=secondScheduler"},
 	}, {
 		path:      "deploy/second-scheduler/policy.yaml",

@@ -59,11 +59,12 @@ func (c Client) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
 	return list.Items, nil
 }
 
-// Evict requests the eviction of a pod; a dry run checks whether it would be granted. A disruption budget can reject both.
-func (c Client) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
+// Evict requests the eviction of a pod; a dry run checks whether it would be granted. A disruption budget can reject both. grace is the grace
+// period in seconds; nil means the pod's own.
+func (c Client) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {
 	eviction := &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
+		DeleteOptions: &metav1.DeleteOptions{GracePeriodSeconds: grace, Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
 	}
 	if dryRun {
 		eviction.DeleteOptions.DryRun = []string{metav1.DryRunAll}
@@ -72,6 +73,26 @@ func (c Client) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
 		Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
 		MaxRetries(0). // A rejection by a disruption budget is an answer.
 		Body(eviction).Do(ctx).Error()
+}
+
+// ConfigMap reads a ConfigMap.
+func (c Client) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	return c.client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+// CreateConfigMap creates an empty ConfigMap.
+func (c Client) CreateConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	return c.client.CoreV1().ConfigMaps(namespace).Create(ctx, object, metav1.CreateOptions{})
+}
+
+// PatchConfigMap sets data of a ConfigMap. It fails with a conflict if the ConfigMap has another resource version.
+func (c Client) PatchConfigMap(ctx context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error) {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]string{"resourceVersion": version}, "data": data})
+	if err != nil {
+		return nil, fmt.Errorf("writing the patch of ConfigMap %s/%s: %w", namespace, name, err)
+	}
+	return c.client.CoreV1().ConfigMaps(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 }
 
 // OpenGate removes one scheduling gate of a pod, and changes nothing else. It succeeds if the pod doesn't have the gate. If the

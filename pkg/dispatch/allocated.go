@@ -31,16 +31,11 @@ func (p *allocatedPod) startedAt(since time.Time) time.Time {
 	return since.Add(-max(since.Sub(p.Bound), 0))
 }
 
-// leaves reports whether the pod is bound and being deleted.
-func (p *allocatedPod) leaves() bool { return p.Node != "" && p.Leaving }
-
 // allocatedPods are the pods that have memory. They are in a list because it is copied with the Manager's lock held.
 type allocatedPods struct {
 	list []*allocatedPod
 	// at is the position of each pod in list.
 	at map[gpu.PodUID]int
-	// leaving counts those that are bound and being deleted.
-	leaving int
 }
 
 // snapshot returns the present pods, in no order.
@@ -51,9 +46,6 @@ func (a *allocatedPods) set(p *allocatedPod) {
 	a.remove(p.UID)
 	a.at[p.UID] = len(a.list)
 	a.list = append(a.list, p)
-	if p.leaves() {
-		a.leaving++
-	}
 }
 
 // remove removes a pod, if it is there.
@@ -61,9 +53,6 @@ func (a *allocatedPods) remove(uid gpu.PodUID) {
 	i, known := a.at[uid]
 	if !known {
 		return
-	}
-	if a.list[i].leaves() {
-		a.leaving--
 	}
 	last := len(a.list) - 1
 	a.list[i] = a.list[last]

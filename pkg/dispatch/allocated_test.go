@@ -9,8 +9,8 @@ import (
 // TestAllocatedPods adds, replaces and removes pods. A snapshot stays as it is.
 func TestAllocatedPods(t *testing.T) {
 	pods := allocatedPods{at: map[gpu.PodUID]int{}}
-	set := func(uid gpu.PodUID, counted gpu.Memory, leaving bool) {
-		pods.set(&allocatedPod{Pod: &Pod{Pod: gpu.Pod{UID: uid, Leaving: leaving}, Node: "n"}, counted: counted})
+	set := func(uid gpu.PodUID, counted gpu.Memory) {
+		pods.set(&allocatedPod{Pod: &Pod{Pod: gpu.Pod{UID: uid}, Node: "n"}, counted: counted})
 	}
 	present := func(list []*allocatedPod) map[gpu.PodUID]gpu.Memory {
 		out := map[gpu.PodUID]gpu.Memory{}
@@ -19,19 +19,18 @@ func TestAllocatedPods(t *testing.T) {
 		}
 		return out
 	}
-	set("a", 1, false)
-	set("b", 2, true)
-	set("c", 3, true)
+	set("a", 1)
+	set("b", 2)
+	set("c", 3)
 	before := pods.snapshot()
-	set("a", 4, true)
+	set("a", 4)
 	pods.remove("b")
 	pods.remove("b")
-	set("c", 5, false)
+	set("c", 5)
 	want(t, "before", map[gpu.PodUID]gpu.Memory{"a": 1, "b": 2, "c": 3}, present(before))
 	want(t, "present", map[gpu.PodUID]gpu.Memory{"a": 4, "c": 5}, present(pods.snapshot()))
 	want(t, "listed", 2, len(pods.list))
-	want(t, "leaving", 1, pods.leaving)
 	pods.remove("a")
 	pods.remove("c")
-	want(t, "listed at the end", 0, len(pods.list)+len(pods.at)+pods.leaving)
+	want(t, "listed at the end", 0, len(pods.list)+len(pods.at))
 }

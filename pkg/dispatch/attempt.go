@@ -10,23 +10,27 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// attempt is one try of reclaim to make room for units.
+// attempt is one try of reclaim to make room for units, until its evictions were made.
 type attempt struct {
 	number uint64
+	state  attemptState
 	// kinds are those of its units, by the first pod of each.
 	kinds map[gpu.PodUID]reclaimKind
-	// evicts is false if it only holds what pods that are being deleted will free. outdated is true if something changed while the plan
-	// was made, and the plan could not be used.
-	evicts, outdated bool
-	// allocated is what the tenants had when places were held for them.
-	allocated map[string]gpu.Memory
-	// working is true while the caller evicts.
-	working bool
-	// held are the units for which places are held.
-	held []*heldUnit
-	// pods are the pods of held.
-	pods map[gpu.PodUID]bool
+	// outdated is true if something changed while the plan was made, and the plan could not be used.
+	outdated bool
 }
+
+// attemptState is how far an attempt is.
+//
+//	          → planning  beginAttempt, Resume
+//	planning  → evicting  Hold: the places are held
+//	any       → over      Reclaimed, or the term ends. What it holds then is in reclaims.held
+type attemptState int
+
+const (
+	planning attemptState = iota
+	evicting
+)
 
 // reclaimKind is a kind of units of a tenant, or all of them if kind is zero.
 type reclaimKind struct {
@@ -42,35 +46,31 @@ type reclaimPause struct {
 }
 
 // beginAttempt requests room for the tenants that have been below their share for long enough.
-//
-// The former leader may have evicted pods that are still being deleted. So a new leader evicts none for ReclaimAfter, but it holds
-// what they free.
 func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time.Time) {
-	ripe := slices.DeleteFunc(slices.Clone(starving), func(s starvingTenant) bool {
-		return m.reclaims.below[s.Name] < m.ReclaimAfter
-	})
-	evicts := len(ripe) > 0
-	if !evicts && now.Sub(m.reclaims.since) < m.ReclaimAfter && m.allocated.leaving > 0 {
-		ripe = starving
-	}
-	units := m.reclaimUnits(ripe, now)
+	units := m.reclaimUnits(slices.DeleteFunc(slices.Clone(starving), func(s starvingTenant) bool {
+		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter
+	}), now)
 	if len(units) == 0 {
 		return
 	}
-	r := &m.reclaims
-	r.attempts++
-	search := m.search(r.attempts, s, now)
-	search.evicts = evicts
-	r.attempt = &attempt{number: r.attempts, working: true, evicts: evicts, kinds: map[gpu.PodUID]reclaimKind{}}
+	search := m.search(m.newAttempt().number, s, now)
 	for _, u := range units {
 		out := reclaim.Unit{Tenant: u.item.Tenant}
 		for _, p := range u.pods {
 			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.eligibleFor(p.Constraints)})
 		}
 		search.need.Units = append(search.need.Units, out)
-		r.attempt.kinds[u.pods[0].UID] = u.reclaimKind()
+		m.reclaims.attempt.kinds[u.pods[0].UID] = u.reclaimKind()
 	}
 	m.effects.Reclaim = search
+}
+
+// newAttempt begins an attempt.
+func (m *Manager) newAttempt() *attempt {
+	r := &m.reclaims
+	r.attempts++
+	r.attempt = &attempt{number: r.attempts, kinds: map[gpu.PodUID]reclaimKind{}}
+	return r.attempt
 }
 
 // reclaimUnits returns the units for which the next attempt makes room. It takes them from the tenants alternately.
@@ -84,7 +84,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			}
 			more = true
 			u := s.units[i]
-			if m.units[u.item.ID] != u || m.reclaims.pausing(u, now) || m.obstacle(u) != reasons.ObstacleNoRoom {
+			if m.units[u.item.ID] != u || m.makesRoom(u) || m.reclaims.pausing(u, now) || m.obstacle(u) != reasons.ObstacleNoRoom {
 				continue
 			}
 			if pods += len(u.pods); pods > maxReclaim && len(units) > 0 {
@@ -98,29 +98,112 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 	}
 }
 
-// Reclaimed records that the caller has finished the evictions of an attempt. made is true if at least one eviction was made or may have
-// been made, or none was necessary.
-func (m *Manager) Reclaimed(attempt uint64, made bool, now time.Time) {
+// Reclaimed records that the caller has made the evictions of an attempt. until is when those that are refused are given up at the latest; zero if
+// nothing was evicted.
+func (m *Manager) Reclaimed(attempt uint64, until, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := m.reclaims.attempt
 	if a == nil || a.number != attempt {
 		return
 	}
-	a.working = false
-	for _, h := range a.held {
-		h.evicted = now
-	}
-	if !made || len(a.held) == 0 {
-		for _, kind := range a.kinds {
-			m.pauseReclaim(kind, a.evicts && !a.outdated, now)
+	m.reclaims.attempt = nil
+	holds := false
+	for _, h := range m.reclaims.held {
+		if h.attempt == attempt {
+			h.state, h.until, holds = waiting, until, true
 		}
-		m.endAttempt()
+	}
+	if until.IsZero() || !holds {
+		for _, kind := range a.kinds {
+			m.pauseReclaim(kind, !a.outdated, now)
+		}
+		m.endHolds(func(h *heldUnit) bool { return h.attempt == attempt })
 	}
 }
 
-// pauseReclaim pauses the units of a kind: for longer each time that nothing was achieved although pods could be evicted.
-func (m *Manager) pauseReclaim(kind reclaimKind, evicts bool, now time.Time) {
+// Holds reports whether places are held for a unit of the attempt.
+func (m *Manager) Holds(attempt uint64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(m.reclaims.held, func(h *heldUnit) bool { return h.attempt == attempt })
+}
+
+// Cards are cards of a node.
+type Cards struct {
+	Node  string
+	Cards []int
+}
+
+// Resume holds the places of an attempt of a former leader that has evicted a part of the victims, if that is still right for the others: see Hold. It
+// makes the attempt the present one. It reports false if it isn't right, or if it isn't known yet, because there was no round or another
+// attempt is in progress. places are by the pods that wait.
+func (m *Manager) Resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, now time.Time) (attempt uint64, ok bool) {
+	attempt, plan := m.resume(places, victims, now)
+	if attempt == 0 {
+		return 0, false
+	}
+	if !m.Hold(attempt, plan, now) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if a := m.reclaims.attempt; a != nil && a.number == attempt {
+			m.reclaims.attempt = nil
+		}
+		return 0, false
+	}
+	return attempt, true
+}
+
+// resume begins an attempt with the plan of a former leader. It returns zero if that isn't possible now.
+func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, now time.Time) (attempt uint64, plan reclaim.Plan) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.leading || m.ReclaimAfter <= 0 || m.now.IsZero() || m.reclaims.attempt != nil || now.Sub(m.reclaims.resumed) < reclaimInterval {
+		return 0, plan
+	}
+	m.reclaims.resumed = now
+	units := map[*unit]bool{}
+	var awaited []gpu.PodUID
+	for _, uids := range victims {
+		awaited = append(awaited, uids...)
+	}
+	for uid := range places {
+		p := m.pods[uid]
+		if p == nil || p.unit == nil || units[p.unit] {
+			continue
+		}
+		units[p.unit] = true
+		served := reclaim.Served{Unit: reclaim.Unit{Tenant: p.unit.item.Tenant}, Awaited: awaited}
+		for _, member := range p.unit.pods {
+			at, demand := places[member.UID], member.Demand()
+			served.Pods = append(served.Pods, reclaim.Pod{Pod: member.Pod.Pod})
+			served.Places = append(served.Places, reclaim.Place{Node: at.Node, On: demand.On(at.Cards...)})
+		}
+		plan.Served = append(plan.Served, served)
+	}
+	if len(plan.Served) == 0 {
+		return 0, plan
+	}
+	for _, uids := range victims {
+		e := reclaim.Eviction{For: plan.Served[0].Unit}
+		for _, uid := range slices.Sorted(slices.Values(uids)) {
+			if p := m.pods[uid]; p != nil && p.Node != "" && !p.Ended && !p.Leaving {
+				e.Tenant, e.Pods = p.countedFor, append(e.Pods, p.Pod.Pod)
+			}
+		}
+		if len(e.Pods) > 0 {
+			plan.Victims = append(plan.Victims, e)
+		}
+	}
+	a := m.newAttempt()
+	for u := range units {
+		a.kinds[u.pods[0].UID] = u.reclaimKind()
+	}
+	return a.number, plan
+}
+
+// pauseReclaim pauses the units of a kind: for longer each time that nothing was achieved.
+func (m *Manager) pauseReclaim(kind reclaimKind, doubles bool, now time.Time) {
 	maps.DeleteFunc(m.reclaims.pauses, func(other reclaimKind, p reclaimPause) bool {
 		return other != kind && now.Sub(p.until) > 2*(maxPause+holdLife) // Most have no pods any more.
 	})
@@ -129,18 +212,16 @@ func (m *Manager) pauseReclaim(kind reclaimKind, evicts bool, now time.Time) {
 		return // Several units of this kind fail at the same time.
 	}
 	length := minReclaimPause
-	if evicts {
+	if doubles {
 		length = min(max(minReclaimPause, 2*last.length), maxPause)
 	}
 	m.reclaims.pauses[kind] = reclaimPause{now.Add(length), length}
 }
 
-// endAttempt ends the attempt, if there is one, and what is held for it.
-func (m *Manager) endAttempt() {
-	if a := m.reclaims.attempt; a != nil {
-		a.working = false
-		m.endHolds(func(*heldUnit) bool { return true })
-	}
+// endAttempts ends all attempts, and what is held for them.
+func (m *Manager) endAttempts() {
+	m.reclaims.attempt = nil
+	m.endHolds(func(*heldUnit) bool { return true })
 }
 
 // pausing reports whether no attempt may be made for the unit, because the latest one had no success.

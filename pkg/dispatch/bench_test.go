@@ -146,7 +146,7 @@ func BenchmarkReclaim(b *testing.B) {
 		if !ok {
 			b.Fatal("no room is made")
 		}
-		m.Reclaimed(need.Attempt, false, *now)
+		m.Reclaimed(need.Attempt, time.Time{}, *now)
 	}
 	longest.report(b)
 }

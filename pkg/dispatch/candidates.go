@@ -28,13 +28,13 @@ func (s *Search) candidates() (candidates []reclaim.Victim) {
 	}
 	for _, p := range s.allocated {
 		inGroup := p.Group != (gang.Key{})
-		if surplus[p.UID] && !p.Leaving && p.counted > 0 && p.Priority < s.priorityCutoff {
+		if surplus[p.UID] && !s.leaves(p) && p.counted > 0 && p.Priority < s.priorityCutoff {
 			add([]*allocatedPod{p})
 		}
 		switch {
 		case inGroup && (p.charged || p.Node != "" && p.Priority >= s.priorityCutoff): // A member isn't bound yet, or needs no turn.
 			spared[p.Group] = true
-		case p.Node == "" || p.Leaving || p.counted == 0 || p.Priority >= s.priorityCutoff:
+		case p.Node == "" || s.leaves(p) || p.counted == 0 || p.Priority >= s.priorityCutoff:
 		case inGroup:
 			groups[p.Group] = append(groups[p.Group], p)
 		default:
@@ -82,7 +82,7 @@ func (s *Search) excess() map[string]reclaim.Standing {
 	}
 	running := map[string]gpu.Memory{}
 	for _, p := range s.allocated {
-		if p.Node != "" && !p.Leaving && p.counted > 0 {
+		if p.Node != "" && !s.leaves(p) && p.counted > 0 {
 			running[p.countedFor] = running[p.countedFor].Add(p.counted)
 		}
 	}

@@ -272,6 +272,9 @@ func (f *fixture) admitted() (names []string) {
 	return names
 }
 
+// roundLasts is when refused evictions are given up.
+const roundLasts = 10 * time.Minute
+
 // reclaimFor does what the caller of a Manager does: it makes a plan, has its places held, and evicts. Evicted pods stay until finish
 // is called.
 func (f *fixture) reclaimFor(need reclaim.Need) {
@@ -302,7 +305,11 @@ func (f *fixture) reclaimFor(need reclaim.Need) {
 			}
 		}
 	}
-	f.Reclaimed(need.Attempt, made, f.now)
+	until := time.Time{}
+	if made {
+		until = f.now.Add(roundLasts)
+	}
+	f.Reclaimed(need.Attempt, until, f.now)
 }
 
 // running returns what the bound pods of each tenant have that are not being deleted.
@@ -320,8 +327,14 @@ func (f *fixture) running() map[string]gpu.Memory {
 func (f *fixture) cluster() reclaim.Cluster {
 	c := reclaim.Cluster{Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{}}
 	for _, node := range f.ledger.Nodes() {
-		for i, card := range node.Cards {
-			c.Cards[node.Name] = append(c.Cards[node.Name], placement.NewCard(card, node.Used[i]))
+		available, _ := f.ledger.Availability(node.Name, gpu.Pod{})
+		c.Cards[node.Name] = available.Cards
+		for _, h := range f.reclaims.held {
+			for _, share := range h.Shares {
+				if share.Node == node.Name {
+					c.Cards[node.Name][share.On[0].Card].Unhealthy = true // As package eviction does it.
+				}
+			}
 		}
 		for _, a := range node.Allocations {
 			switch {

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -14,9 +15,27 @@ type heldUnit struct {
 	reclaimKind
 	// Reservation has the places, and as Victims the awaited ones on their nodes.
 	ledger.Reservation
-	// evicted is when the evictions were made, freed when the last victim was gone.
-	evicted, freed time.Time
+	attempt uint64
+	state   holdState
+	// until is when the hold ends. It isn't known while the evictions are made.
+	until time.Time
+	// allocated is what its tenant had when the places were held.
+	allocated gpu.Memory
 }
+
+// holdState is how far a hold is.
+//
+//	          → making   Hold
+//	making    → waiting  Reclaimed: victims were evicted
+//	waiting   → freed    no victim has memory any more
+//	any       → none     the unit is granted, or doesn't wait any more; its tenant has its share; until is over; nothing was evicted; the term ends
+type holdState int
+
+const (
+	making holdState = iota
+	waiting
+	freed
+)
 
 // Hold holds the places of a plan for an attempt, before anything is evicted. It reports whether the plan is still right: the units
 // still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their tenants are
@@ -60,20 +79,29 @@ func (m *Manager) endHold(search *Search, plan reclaim.Plan, evictable bool) boo
 	}
 	for _, kind := range a.kinds {
 		if !slices.ContainsFunc(held, func(h *heldUnit) bool { return h.reclaimKind == kind }) {
-			m.pauseReclaim(kind, a.evicts, search.now)
+			m.pauseReclaim(kind, true, search.now)
 		}
 	}
-	a.held, a.allocated = held, map[string]gpu.Memory{}
+	allocated := map[string]gpu.Memory{}
 	for _, t := range search.tenants {
-		a.allocated[t.Name] = t.Allocated
+		allocated[t.Name] = t.Allocated
 	}
+	for _, h := range held {
+		h.attempt, h.allocated = a.number, allocated[h.tenant]
+	}
+	for _, v := range plan.Victims {
+		for _, pod := range v.Pods {
+			m.reclaims.ending[pod.UID] = a.number
+		}
+	}
+	a.state, m.reclaims.held = evicting, append(m.reclaims.held, held...)
 	m.updateHold()
 	return true
 }
 
 // attemptToHold returns the attempt with that number, if no places are held for it yet; else nil.
 func (m *Manager) attemptToHold(number uint64) *attempt {
-	if a := m.reclaims.attempt; m.leading && a != nil && a.number == number && a.held == nil {
+	if a := m.reclaims.attempt; m.leading && a != nil && a.number == number && a.state == planning {
 		return a
 	}
 	return nil
@@ -152,21 +180,19 @@ func (m *Manager) unitOf(h *heldUnit) *unit {
 	return u
 }
 
-// updateHold makes the ledger hold the places of the attempt's units. What they need besides GPU memory counts as taken too.
+// updateHold makes the ledger hold the places of all held units. What they need besides GPU memory counts as taken too.
 func (m *Manager) updateHold() {
-	a := m.reclaims.attempt
 	var held []ledger.Reservation
 	former := m.reclaims.charged
 	for name, amount := range former {
 		m.queue.Release(name, amount)
 	}
-	m.reclaims.charged = map[string]gpu.Memory{}
-	a.pods = map[gpu.PodUID]bool{}
-	for _, h := range a.held {
+	m.reclaims.charged, m.reclaims.heldFor = map[string]gpu.Memory{}, map[gpu.PodUID]*heldUnit{}
+	for _, h := range m.reclaims.held {
 		held = append(held, h.Reservation)
 		for _, share := range h.Shares {
 			m.reclaims.charged[h.tenant] = m.reclaims.charged[h.tenant].Add(share.On.Total())
-			a.pods[share.Pod.UID] = true
+			m.reclaims.heldFor[share.Pod.UID] = h
 		}
 	}
 	for name, amount := range m.reclaims.charged {
@@ -180,12 +206,11 @@ func (m *Manager) updateHold() {
 
 // grantHeld grants the units for which there is room now at their held places.
 func (m *Manager) grantHeld(now time.Time) {
-	a := m.reclaims.attempt
-	if a == nil || a.working {
+	if len(m.reclaims.held) == 0 {
 		return
 	}
-	capacity := m.capacity(false) // The plan has counted what all of them need.
-	m.endHolds(func(h *heldUnit) bool { return m.grantUnit(h, capacity, now) })
+	capacity := m.capacity(false) // The plans have counted what all of them need.
+	m.endHolds(func(h *heldUnit) bool { return h.state != making && m.grantUnit(h, capacity, now) })
 }
 
 // grantUnit grants a unit at its held places, if there is room.
@@ -216,45 +241,42 @@ func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time
 	return true
 }
 
-// makesRoom reports whether pods were evicted for the unit and its places are held.
-func (m *Manager) makesRoom(u *unit) bool {
-	a := m.reclaims.attempt
-	return a != nil && a.pods[u.pods[0].UID]
-}
+// makesRoom reports whether pods are evicted for the unit and its places are held.
+func (m *Manager) makesRoom(u *unit) bool { return m.reclaims.heldFor[u.pods[0].UID] != nil }
 
-// endHolds ends the holds for the units for which ends returns true. If no hold is left and the caller has finished the evictions, it ends
-// the attempt.
+// endHolds ends the holds for the units for which ends returns true.
 func (m *Manager) endHolds(ends func(*heldUnit) bool) {
-	a := m.reclaims.attempt
-	before := len(a.held)
-	if a.held = slices.DeleteFunc(a.held, ends); len(a.held) < before {
-		m.updateHold()
+	r := &m.reclaims
+	before := len(r.held)
+	if r.held = slices.DeleteFunc(r.held, ends); len(r.held) == before {
+		return
 	}
-	if len(a.held) == 0 && !a.working {
-		m.reclaims.attempt = nil
+	present := map[uint64]bool{}
+	for _, h := range r.held {
+		present[h.attempt] = true
 	}
+	maps.DeleteFunc(r.ending, func(_ gpu.PodUID, attempt uint64) bool { return !present[attempt] })
+	m.updateHold()
 }
 
 // endFailedHolds ends the holds for units that don't wait any more, whose tenants are not below their share, whose victims don't end in
 // time, or that still had no room some time after the victims had ended.
 func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
-	a := m.reclaims.attempt
-	if a == nil || a.working {
-		return
-	}
 	eligible := unitsOf(starving)
 	m.endHolds(func(h *heldUnit) bool {
+		if h.state == making {
+			return false
+		}
 		// If something has changed since the state that starving is from, the next round makes the units of groups again.
 		if u := m.unitOf(h); !m.changed && (u == nil || !eligible[u]) {
 			return true
 		}
-		if h.freed.IsZero() && !slices.ContainsFunc(h.Victims, m.holdsMemory) {
-			h.freed = now
+		if h.state == waiting && !slices.ContainsFunc(h.Victims, m.holdsMemory) {
+			h.state, h.until = freed, now.Add(freedLife)
 		}
-		stays := now.Sub(h.evicted) >= evictionLag && slices.ContainsFunc(h.Victims, m.stays)
-		failed := stays || now.Sub(h.evicted) >= holdLife || !h.freed.IsZero() && now.Sub(h.freed) >= freedLife
+		failed := !now.Before(h.until)
 		if failed {
-			m.pauseReclaim(h.reclaimKind, a.evicts, now)
+			m.pauseReclaim(h.reclaimKind, true, now)
 			m.Observer.ReclaimFailed()
 		}
 		return failed
@@ -263,10 +285,8 @@ func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
 
 // dropHold ends the hold for the unit of the pod, if there is one.
 func (m *Manager) dropHold(uid gpu.PodUID) {
-	if m.reclaims.attempt != nil {
-		m.endHolds(func(h *heldUnit) bool {
-			return slices.ContainsFunc(h.Shares, func(s ledger.Share) bool { return s.Pod.UID == uid })
-		})
+	if dropped := m.reclaims.heldFor[uid]; dropped != nil {
+		m.endHolds(func(h *heldUnit) bool { return h == dropped })
 	}
 }
 
@@ -275,6 +295,3 @@ func (m *Manager) holdsMemory(uid gpu.PodUID) bool {
 	p := m.pods[uid]
 	return p != nil && p.Node != "" && !p.Ended
 }
-
-// stays reports whether the pod is bound and isn't being deleted.
-func (m *Manager) stays(uid gpu.PodUID) bool { return m.holdsMemory(uid) && !m.pods[uid].Leaving }

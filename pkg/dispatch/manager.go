@@ -193,7 +193,7 @@ func (m *Manager) StopLeading() {
 	if !m.leading {
 		return
 	}
-	m.endAttempt()
+	m.endAttempts()
 	m.leading, m.effects, m.now, m.reclaims = false, Effects{}, time.Time{}, newReclaims(m.reclaims.attempts)
 	clear(m.holding)
 	for _, p := range m.pods {

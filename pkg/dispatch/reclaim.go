@@ -11,10 +11,10 @@ const (
 	reclaimInterval = time.Second
 	// maxReclaim limits the pods for which one attempt makes room: not more than can be granted at one time.
 	maxReclaim = maxOpen
-	// holdLife is how long places are held if the victims don't end. freedLife is how long they are held after the victims have ended.
+	// maxAttempts limits the attempts whose victims have not ended. It is the limit of the executor of evictions.
+	maxAttempts = 16
+	// holdLife is a pause after an attempt to add nodes. freedLife is how long places are held after the victims have ended.
 	holdLife, freedLife = 10 * time.Minute, 10 * time.Second
-	// evictionLag is the time after an attempt within which the watch must show that the victims are being deleted.
-	evictionLag = time.Minute
 	// minReclaimPause is the pause of a tenant's units of one kind after an attempt without success; it doubles each time, up to maxPause,
 	// unless something changed while the plan was made.
 	minReclaimPause = 10 * time.Second
@@ -22,8 +22,8 @@ const (
 	maxDelays = 6
 )
 
-// reclaims is the state of reclaiming, guarded by the Manager's lock. At most one attempt is made at a time. A new leader doesn't have the
-// former leader's state; it uses the pods that are being deleted instead.
+// reclaims is the state of reclaiming, guarded by the Manager's lock. At most one attempt is planned at a time, while the victims of others end.
+// A new leader gets the former leader's attempts by Resume.
 type reclaims struct {
 	checked time.Time
 	// since is when this process began to lead.
@@ -34,8 +34,14 @@ type reclaims struct {
 	counted  time.Time
 	pauses   map[reclaimKind]reclaimPause
 	attempts uint64
-	// attempt is nil if none is in progress.
+	// attempt is the one that is planned, or whose evictions are made; nil if there is none. held are the units for which places are held,
+	// heldFor the same by their pods. ending are the victims for them, with the number of the attempt: they count as being deleted.
 	attempt *attempt
+	held    []*heldUnit
+	heldFor map[gpu.PodUID]*heldUnit
+	ending  map[gpu.PodUID]uint64
+	// resumed is when Resume was last tried.
+	resumed time.Time
 	// charged is the memory of held places that the queue counts, by tenant. Without it, later pods of the tenant would be granted
 	// memory that belongs to its share and is held for its earlier pods.
 	charged map[string]gpu.Memory
@@ -44,7 +50,7 @@ type reclaims struct {
 // newReclaims returns the state of a new leader. attempts is how many this process has made before: a late result of one of these
 // must not be taken for that of a new one.
 func newReclaims(attempts uint64) reclaims {
-	return reclaims{attempts: attempts, pauses: map[reclaimKind]reclaimPause{}}
+	return reclaims{attempts: attempts, pauses: map[reclaimKind]reclaimPause{}, ending: map[gpu.PodUID]uint64{}}
 }
 
 // reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.
@@ -61,7 +67,7 @@ func (m *Manager) reclaimFor(s *standings, now time.Time) {
 	starving := m.starving(s, now)
 	m.reclaims.countBelow(starving, m.ReclaimAfter, now)
 	m.endFailedHolds(starving, now)
-	if m.reclaims.attempt == nil {
+	if m.reclaims.attempt == nil && m.reclaims.inProgress() < maxAttempts {
 		m.beginAttempt(s, starving, now)
 	}
 }
@@ -76,4 +82,13 @@ func (m *Manager) dueStandings(now time.Time) *standings {
 	}
 	m.reclaims.checked = now
 	return m.standings()
+}
+
+// inProgress counts the attempts for which places are held.
+func (r *reclaims) inProgress() int {
+	numbers := map[uint64]bool{}
+	for _, h := range r.held {
+		numbers[h.attempt] = true
+	}
+	return len(numbers)
 }

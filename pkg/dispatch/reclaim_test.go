@@ -60,28 +60,84 @@ func TestReclaim(t *testing.T) {
 	want(t, "reclaims without success", 0, f.failed)
 }
 
-// A new leader doesn't know what the former one has evicted. It evicts nothing for the same need, and holds what becomes free for it.
+// The leader changes while a plan is made, or between the evictions of a plan. The next leader goes on with what the former one has begun, as long
+// as that is right.
 func TestReclaimLeaderChanges(t *testing.T) {
+	for name, tc := range map[string]struct {
+		meanwhile func(f *fixture)
+		resumed   bool
+		admitted  []string
+	}{
+		"the unit still waits":     {func(*fixture) {}, true, []string{"alice/large"}},
+		"the unit waits no more":   {func(f *fixture) { f.delete("alice/large") }, false, []string{"bob/small"}},
+		"its tenant has its share": {func(f *fixture) { f.SetNamespace("bob", guarantees(4)) }, false, []string{"bob/small"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newReclaimFixture(t, 4)
+			f.pod("alice/large", 2)
+			f.pod("bob/small", 1)
+			f.meanwhile = func() { f.StopLeading(); f.StartLeading() }
+			f.run(after + 2*time.Second)
+			want(t, "evicted by a leader that isn't one any more", []string(nil), f.evicted)
+			f.meanwhile = nil
+			f.run(after)
+			want(t, "evicted by the next one", []string{"bob/3", "bob/2"}, f.evicted)
+			f.pod("bob/2", 0, func(p *Pod) { p.Leaving = false }) // The former leader dies before this eviction.
+			f.StopLeading()
+			f.StartLeading()
+			tc.meanwhile(f)
+			f.run(2 * time.Second)
+			attempt, resumed := f.Resume(map[gpu.PodUID]Cards{"alice/large": {"n0", []int{0}}}, [][]gpu.PodUID{{"bob/3"}, {"bob/2"}}, f.now)
+			want(t, "resumed", tc.resumed, resumed)
+			if resumed {
+				f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
+				f.pod("bob/2", 0, func(p *Pod) { p.Leaving = true })
+			}
+			f.delete("bob/3")
+			f.run(time.Second)
+			if resumed {
+				want(t, "what the first victim has freed is held", []string(nil), f.admitted())
+				f.delete("bob/2")
+				f.run(time.Second)
+			}
+			want(t, "admitted", tc.admitted, f.admitted())
+			want(t, "the places are held while pods wait", false, f.Holds(attempt))
+			want(t, "evictions", 2, len(f.evicted))
+		})
+	}
+}
+
+// Nothing is resumed before a round has shown what the units lack.
+func TestReclaimResumesAfterRound(t *testing.T) {
 	f := newReclaimFixture(t, 4)
 	f.pod("alice/large", 2)
-	f.pod("bob/small", 1)
-	f.meanwhile = func() { f.StopLeading(); f.StartLeading() }
-	f.run(after + 2*time.Second)
-	want(t, "evicted by a leader that isn't one any more", []string(nil), f.evicted)
-	f.meanwhile = nil
-	f.run(after)
-	want(t, "evicted by the next one", []string{"bob/3", "bob/2"}, f.evicted)
 	f.StopLeading()
 	f.StartLeading()
-	f.run(2 * time.Second)
-	f.delete("bob/3")
-	f.run(time.Second)
-	want(t, "what the first victim has freed is held", []string(nil), f.admitted())
-	f.delete("bob/2")
-	f.run(time.Second)
-	want(t, "the room is for what it was made", []string{"alice/large"}, f.admitted())
+	if _, resumed := f.Resume(map[gpu.PodUID]Cards{"alice/large": {"n0", []int{0}}}, [][]gpu.PodUID{{"bob/3"}}, f.now); resumed {
+		t.Error("resumed at once")
+	}
+}
+
+// While the victims of one attempt end, another one makes room for other units. What the former has evicted doesn't count twice.
+func TestReclaimAtOnce(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	f.pod("alice/0", 2)
+	f.run(after + 2*time.Second)
+	want(t, "evicted for the first", []string{"bob/7", "bob/6"}, f.evicted)
+	f.pod("alice/1", 2)
+	f.run(minReclaimPause)
+	want(t, "evicted for both", []string{"bob/7", "bob/6", "bob/3", "bob/2"}, f.evicted)
+	f.pod("alice/2", 2)
 	f.run(after)
-	want(t, "evictions", 2, len(f.evicted))
+	want(t, "bob keeps its share", 4, len(f.evicted))
+	want(t, "before the victims have ended", []string(nil), f.admitted())
+	f.delete("bob/3", "bob/2")
+	f.run(time.Second)
+	want(t, "the second doesn't wait for the victims of the first", []string{"alice/1"}, f.admitted())
+}
+
+func guarantees(amount gpu.Memory) Namespace {
+	return Namespace{Tenant: "bob", Terms: fairshare.Terms{Weight: 1, Guaranteed: amount}}
 }
 
 // What happens while places are held.
@@ -97,11 +153,11 @@ func TestReclaimHold(t *testing.T) {
 		"the pod is deleted": {func(f *fixture) { f.delete("alice/1") }, []string{"bob/small"}, 2, 0},
 		"the pod changes":    {func(f *fixture) { f.pod("alice/1", 0, func(p *Pod) { p.Cards = 2 }) }, []string{"bob/small"}, 2, 0},
 		"its tenant has no share any more": {func(f *fixture) {
-			f.SetNamespace("bob", Namespace{Tenant: "bob", Terms: fairshare.Terms{Weight: 1, Guaranteed: 4}})
+			f.SetNamespace("bob", guarantees(4))
 		}, []string{"bob/small"}, 2, 0},
 		"its namespace is free":                   {func(f *fixture) { f.SetNamespace("alice", Namespace{Tenant: "alice", Free: true}) }, []string{"alice/1", "bob/small"}, 2, 0},
-		"the victims stay for long, and end then": {func(f *fixture) { f.run(holdLife + 2*after) }, []string{"alice/1"}, 2, 1},
-		"an eviction has no effect":               {func(f *fixture) { f.pod("bob/3", 0, func(p *Pod) { p.Leaving = false }); f.run(evictionLag) }, []string{"bob/small"}, 2, 1},
+		"the victims stay for long, and end then": {func(f *fixture) { f.run(roundLasts + 2*after) }, []string{"alice/1"}, 2, 1},
+		"an eviction has no effect":               {func(f *fixture) { f.pod("bob/3", 0, func(p *Pod) { p.Leaving = false }); f.run(roundLasts) }, []string{"bob/small"}, 2, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newReclaimFixture(t, 4)
@@ -274,20 +330,6 @@ func TestReclaimHoldIsCharged(t *testing.T) {
 	want(t, "what tenants have", map[string]gpu.Memory{"alice": 5, "bob": 2, "carol": 1}, f.allocated())
 }
 
-// A new leader can only hold what pods free that are being deleted. That this doesn't help is no reason to wait for longer each time.
-func TestReclaimWithoutEvictions(t *testing.T) {
-	f := newReclaimFixture(t, 4)
-	f.pod("bob/3", 0, func(p *Pod) { p.Leaving = true })
-	f.pod("alice/1", 2)
-	attempts := 0
-	f.meanwhile = func() { attempts++ }
-	f.run(after - time.Second)
-	if every := (after / minReclaimPause); attempts < int(every)-3 {
-		t.Errorf("%d attempts, want about %d", attempts, every)
-	}
-	want(t, "evicted", []string(nil), f.evicted)
-}
-
 // A namespace moves to another tenant while places are held for its pod: they were held for what the former tenant lacks, and charged to it.
 func TestReclaimTenantChanges(t *testing.T) {
 	f := newReclaimFixture(t, 4, 4)
@@ -386,9 +428,9 @@ func TestReclaimHoldDuringSearch(t *testing.T) {
 	f.NodesChanged()
 	f.run(time.Second)
 	l.meanwhile = func() {}
-	want(t, "places are held", true, f.reclaims.attempt != nil)
+	want(t, "places are held", true, len(f.reclaims.held) > 0)
 	f.run(time.Second)
-	want(t, "places are still held", true, f.reclaims.attempt != nil)
+	want(t, "places are still held", true, len(f.reclaims.held) > 0)
 	f.finish()
 	f.run(2 * time.Second)
 	want(t, "admitted", []string{"alice/1", "alice/2"}, f.admitted())

@@ -1,8 +1,10 @@
 package dispatch
 
 import (
+	"maps"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -10,11 +12,11 @@ import (
 // takes long, so it is made without the Manager's lock. Hold checks its result.
 type Search struct {
 	*standings
-	need reclaim.Need
-	// evicts is false if no pods may be evicted.
-	evicts bool
+	need   reclaim.Need
 	ledger Ledger
 	groups Groups
+	// ending are the victims of other attempts.
+	ending map[gpu.PodUID]uint64
 	// since is when this process began to lead.
 	since, now     time.Time
 	minRuntime     time.Duration
@@ -24,7 +26,7 @@ type Search struct {
 // search returns a search for an attempt.
 func (m *Manager) search(attempt uint64, s *standings, now time.Time) *Search {
 	return &Search{
-		standings: s, need: reclaim.Need{Attempt: attempt}, ledger: m.Ledger, groups: m.Groups, since: m.reclaims.since, now: now, minRuntime: m.MinRuntime,
+		standings: s, need: reclaim.Need{Attempt: attempt}, ledger: m.Ledger, groups: m.Groups, ending: maps.Clone(m.reclaims.ending), since: m.reclaims.since, now: now, minRuntime: m.MinRuntime,
 		priorityCutoff: m.PriorityCutoff,
 	}
 }
@@ -36,8 +38,12 @@ func (s *Search) Attempt() uint64 { return s.need.Attempt }
 func (s *Search) Need() reclaim.Need {
 	need := s.need
 	need.Tenants = s.excess()
-	if s.evicts {
-		need.Victims = victims(need.Tenants, s.candidates())
-	}
+	need.Victims = victims(need.Tenants, s.candidates())
 	return need
+}
+
+// leaves reports whether the pod is being deleted, or is about to be.
+func (s *Search) leaves(p *allocatedPod) bool {
+	_, ending := s.ending[p.UID]
+	return p.Leaving || ending
 }

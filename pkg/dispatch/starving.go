@@ -51,8 +51,12 @@ func (r *reclaims) countBelow(starving []starvingTenant, atMost time.Duration, n
 // although pods were evicted for it.
 func (m *Manager) addStarving(s *starvingTenant, units []*unit, held bool, now time.Time) {
 	allocated := s.Allocated
-	if held && m.reclaims.attempt != nil {
-		allocated = min(allocated, m.reclaims.attempt.allocated[s.Name])
+	if held {
+		for _, h := range m.reclaims.held {
+			if h.tenant == s.Name {
+				allocated = min(allocated, h.allocated)
+			}
+		}
 	}
 	for _, u := range s.units {
 		allocated = allocated.Add(u.item.Memory)

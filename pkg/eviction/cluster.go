@@ -55,9 +55,8 @@ func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, num
 		return place, nil, false
 	}
 	numbers, _ = b.of(info) // If they are unknown, the API server decides.
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, len(numbers) < 2 && !r.spared.has(pod.UID, r.Clock.Now())
+	ok = len(numbers) < 2 && !r.executor.Spares(pod.UID) && !r.executor.Tries(pod.UID)
+	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, ok
 }
 
 // cards returns the cards of a node as the pod sees them, without the pods that are being deleted. It adds those pods to cluster.Leaving, and
@@ -78,6 +77,10 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, cluster *reclaim.Cluster) []
 		cluster.Leaving[name] = append(cluster.Leaving[name], a.UID)
 	}
 	slices.Sort(cluster.Leaving[name])
+	reserved := r.executor.Reserved(name)
+	for i := range available.Cards { // Rounds have different cards: none waits for the victims of another.
+		available.Cards[i].Unhealthy = available.Cards[i].Unhealthy || slices.Contains(reserved, available.Cards[i].Index)
+	}
 	return available.Cards
 }
 

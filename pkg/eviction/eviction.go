@@ -1,8 +1,9 @@
 // Package eviction evicts pods, and finds out what an eviction would free. It is the only place that evicts.
 //
-// Evictor frees a card for a pod that only fragmentation keeps pending, and reserves what kube-scheduler's preemptions free. Members
-// evicts the members of broken runs. Overusers evicts pods that use more memory than they request. Reclaimer evicts pods of tenants above
-// their share for tenants below theirs. Survey collects the input for the choice of victims, also for kube-scheduler's own preemption.
+// Executor makes the evictions for pods that wait, in rounds that a new leader finishes. Evictor chooses them for a pod that only fragmentation
+// keeps pending, and reserves what kube-scheduler's preemptions free. Reclaimer chooses them for tenants below their share. Members evicts the
+// members of broken runs, and Overusers pods that use more memory than they request, by the same calls. Survey collects the input for the
+// choice of victims, also for kube-scheduler's own preemption.
 package eviction
 
 import (
@@ -15,8 +16,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -25,18 +28,27 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
+// MaxGracePeriod is the longest grace period of a pod that the extender evicts. Otherwise a pod could keep memory for a month after its eviction.
+// It is what cluster-autoscaler allows by default (--max-graceful-termination-sec).
+const MaxGracePeriod = 10 * time.Minute
+
 // callTimeout bounds one call to the API server.
 const callTimeout = 5 * time.Second
 
-// maxConcurrent limits the concurrent calls of Members and of a Reclaimer.
+// maxConcurrent limits the concurrent calls of Members, and of each round.
 const maxConcurrent = 16
 
 // API is the part of package apiserver that evicts.
 type API interface {
-	// Evict requests the eviction of a pod. A dry run only checks whether the eviction would be granted.
-	Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error
+	// Evict requests the eviction of a pod, with its own grace period if grace is nil, else with this one, in seconds. A dry run only checks
+	// whether the eviction would be granted.
+	Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error
 	// Pod reads a pod.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+	// ConfigMap reads a ConfigMap, CreateConfigMap creates an empty one, and PatchConfigMap sets data if it still has the resource version.
+	ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error)
+	CreateConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error)
+	PatchConfigMap(ctx context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error)
 }
 
 // Cache is the part of package clustercache that evictions use.
@@ -70,7 +82,7 @@ type Observer interface {
 	APIWrite(kind string)
 }
 
-// Options configure an Evictor, Members, Overusers and a Reclaimer.
+// Options configure an Executor, Members and Overusers.
 type Options struct {
 	API API
 	// Ledger and Cache are those of an Evictor.
@@ -78,6 +90,8 @@ type Options struct {
 	Cache    Cache
 	Recorder record.EventRecorder
 	Observer Observer
+	// Journal is the ConfigMap of an Executor.
+	Journal types.NamespacedName
 	// AnswerLost is the time after the start of an eviction call in which it can still take effect, if its answer was lost.
 	AnswerLost time.Duration
 	// Leading returns an error if this process isn't the leader.
@@ -116,12 +130,22 @@ func every(ctx context.Context, c clock.WithTicker, interval time.Duration, step
 	}
 }
 
-// call makes an eviction call. gone is true if there is no such pod any more, which the watch will show soon; another pod may have its
-// name.
-func (o *Options) call(ctx context.Context, pod gpu.Pod, dryRun bool) (gone bool, err error) {
+// request evicts a pod. ends is when its grace period ends. gone is true if the pod
+// isn't running any more, or is being deleted, which the watch will show soon; another pod may have its name.
+func (o *Options) request(ctx context.Context, pod gpu.Pod) (ends time.Time, gone bool, err error) {
+	state, err := o.readVictim(ctx, pod)
+	if err != nil || !state.runs {
+		return state.ends, err == nil, err
+	}
+	gone, err = o.call(ctx, pod, state, false)
+	return state.ends, gone, err
+}
+
+// call makes an eviction call for a pod that runs. gone is true if it doesn't any more.
+func (o *Options) call(ctx context.Context, pod gpu.Pod, state victimState, dryRun bool) (gone bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err = o.API.Evict(ctx, pod, dryRun)
+	err = o.API.Evict(ctx, pod, state.capped, dryRun)
 	if !dryRun {
 		o.Observer.APIWrite("eviction")
 	}
@@ -131,8 +155,41 @@ func (o *Options) call(ctx context.Context, pod gpu.Pod, dryRun bool) (gone bool
 	return false, err
 }
 
-// readLive reads a pod; nil if it is gone, has ended, or is being deleted.
-func (o *Options) readLive(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
+// victimState is what the API server shows of a victim.
+type victimState struct {
+	// runs is true if the pod is bound, has not ended and isn't being deleted.
+	runs bool
+	// ends is when its grace period ends, if it is being deleted or evicted now; zero if it is gone.
+	ends time.Time
+	// capped is the grace period in seconds if the pod's own is too long; else nil.
+	capped *int64
+}
+
+func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimState, err error) {
+	live, err := o.read(ctx, pod)
+	switch {
+	case err != nil || live == nil || live.Spec.NodeName == "":
+		return state, err
+	case live.DeletionTimestamp != nil:
+		return victimState{ends: live.DeletionTimestamp.Time}, nil
+	}
+	const most = int64(MaxGracePeriod / time.Second)
+	grace := ptr.Deref(live.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
+	if grace > most {
+		grace, state.capped = most, ptr.To(most)
+	}
+	state.runs, state.ends = true, o.Clock.Now().Add(time.Duration(grace)*time.Second)
+	return state, nil
+}
+
+// awaitsBind reads a pod, and reports whether it exists without a node.
+func (o *Options) awaitsBind(ctx context.Context, pod gpu.Pod) (bool, error) {
+	live, err := o.read(ctx, pod)
+	return err == nil && live != nil && live.DeletionTimestamp == nil && live.Spec.NodeName == "", err
+}
+
+// read reads a pod; nil if it is gone or has ended.
+func (o *Options) read(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	live, err := o.API.Pod(ctx, pod.Namespace, pod.Name)
@@ -141,7 +198,7 @@ func (o *Options) readLive(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("reading pod %s: %w", pod, err)
-	case gpu.PodUID(live.UID) != pod.UID || live.DeletionTimestamp != nil || protocol.Terminal(live):
+	case gpu.PodUID(live.UID) != pod.UID || protocol.Terminal(live):
 		return nil, nil
 	}
 	return live, nil

@@ -57,13 +57,13 @@ const (
 // rules are those of preemption, but no disruption budget is violated.
 //
 // A round is the freeing of as many cards of a node as one pod needs. They are reserved for the pod as for a nominated one. The victims are
-// evicted by the Evictor, or by kube-scheduler (see Tried). A round ends when its pod is bound or deleted, when the pod doesn't take the cards,
-// when another pod takes them, when a victim stays, or when the leader's term ends. The next leader then finds the victims terminating and
-// continues with the same cards.
+// evicted by the Executor, or by kube-scheduler (see Tried). A round ends when its pod is bound or deleted, when the pod doesn't take the cards,
+// when another pod takes them, when a victim stays, or when the leader's term ends. The next leader continues with the Executor's rounds.
 //
 // Its methods are safe for concurrent use; mu guards the fields below it.
 type Evictor struct {
 	Options
+	executor *Executor
 	// fragmented is true if it evicts pods. Otherwise its rounds only follow kube-scheduler's preemptions.
 	fragmented bool
 	// requeue makes kube-scheduler retry the rejected pods.
@@ -74,11 +74,8 @@ type Evictor struct {
 	rounds  map[gpu.PodUID]round
 	// proposals are the last answers to preempt calls, for proposalLife.
 	proposals map[gpu.PodUID]proposal
-	// requested holds the pods whose eviction was requested and is not yet visible in the watch, with the time of the
-	// request. Until then no other pod is evicted.
-	requested map[gpu.PodUID]time.Time
-	// postponed holds the blocked pods that get no round for a while, spared those that are not evicted for a while.
-	postponed, spared pauses
+	// postponed holds the blocked pods that get no round for a while.
+	postponed pauses
 }
 
 // blockedPod is a pod that filter rejected, with the nodes that would suit it if one of their cards were freed. The Pod
@@ -94,16 +91,16 @@ type blockedPod struct {
 
 // New returns an Evictor, which frees cards for fragmented pods if fragmented is true. requeue makes kube-scheduler retry the rejected pods; it
 // must return at once. The Evictor evicts nothing before Run.
-func New(o Options, fragmented bool, requeue func()) *Evictor {
-	e := &Evictor{Options: o, fragmented: fragmented, requeue: requeue}
+func New(x *Executor, fragmented bool, requeue func()) *Evictor {
+	e := &Evictor{Options: x.Options, executor: x, fragmented: fragmented, requeue: requeue}
 	e.clear()
 	return e
 }
 
 // clear removes all state. The caller holds the lock, or the Evictor isn't used yet.
 func (e *Evictor) clear() {
-	e.blocked, e.rounds, e.requested = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]round{}, map[gpu.PodUID]time.Time{}
-	e.postponed, e.spared, e.proposals = pauses{}, pauses{}, map[gpu.PodUID]proposal{}
+	e.blocked, e.rounds = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]round{}
+	e.postponed, e.proposals = pauses{}, map[gpu.PodUID]proposal{}
 }
 
 // Rejected records that filter found no node for the pod, which is nominated to a node or to none. full yields the candidate
@@ -187,7 +184,7 @@ func (e *Evictor) Tick(ctx context.Context) {
 	}
 }
 
-// resign ends all rounds at the end of a term. The next leader continues them; this process must not when it leads again.
+// resign ends all rounds at the end of a term.
 func (e *Evictor) resign() {
 	e.mu.Lock()
 	rounds := e.rounds
@@ -200,14 +197,14 @@ func (e *Evictor) resign() {
 
 // step ends the rounds that are over, and begins at most one.
 func (e *Evictor) step(ctx context.Context) {
-	e.confirm()
+	e.adopt()
 	e.endRounds()
 	if !e.Cache.BudgetsSynced() {
 		return
 	}
 	tries := 0
 	for _, b := range e.due() {
-		if tries == maxTries || e.awaitsWatch() {
+		if tries == maxTries || e.executor.Full() {
 			return
 		}
 		pod, needed := e.needed(b)
@@ -232,7 +229,6 @@ func (e *Evictor) due() []blockedPod {
 	defer e.mu.Unlock()
 	now := e.Clock.Now()
 	e.postponed.prune(now)
-	e.spared.prune(now)
 	maps.DeleteFunc(e.blocked, func(_ gpu.PodUID, b blockedPod) bool { return now.Sub(b.asked) > candidatesLife })
 	var due []blockedPod
 	for uid, b := range e.blocked {
@@ -242,23 +238,6 @@ func (e *Evictor) due() []blockedPod {
 	}
 	slices.SortFunc(due, blockedPod.compare)
 	return due
-}
-
-// confirm removes the requested evictions that are visible in the watch, and those that can no longer take effect.
-func (e *Evictor) confirm() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	maps.DeleteFunc(e.requested, func(uid gpu.PodUID, at time.Time) bool {
-		_, allocation, held := e.Ledger.Lookup(uid)
-		return !held || allocation.Leaving || e.Clock.Since(at) > e.AnswerLost
-	})
-}
-
-// awaitsWatch reports whether an eviction may have taken effect that the ledger doesn't know yet.
-func (e *Evictor) awaitsWatch() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return len(e.requested) > 0
 }
 
 // needed returns the pod if only evictions can help it now.

@@ -79,7 +79,7 @@ func TestEvictorRounds(t *testing.T) {
 			f := newFixture(t, test.before, test.objects...)
 			f.startRound()
 			f.wantEvicted(test.want...)
-			if !f.inRound() {
+			if !f.reserves() {
 				t.Error("no card is reserved")
 			}
 		})
@@ -194,7 +194,7 @@ func TestEvictionRejected(t *testing.T) {
 			}})
 			f.startRound()
 			f.wantEvicted("?a5")
-			if f.inRound() {
+			if f.reserves() {
 				t.Error("a card is reserved that isn't freed")
 			}
 			if got := f.observer.Count("evicted " + string(test.result)); got != 1 {
@@ -216,7 +216,7 @@ func TestEvictionForNextPod(t *testing.T) {
 		answer error
 		want   [3][]string // after each step
 	}{
-		"evictions are rejected": {denied, [3][]string{{"?a5", "?c12", "c12"}, {"?a5", "?c12", "c12"}, {"?a5", "?c12", "c12"}}},
+		"evictions are rejected": {denied, [3][]string{{"?a5", "?c12", "c12"}, {"?a5", "?c12", "c12"}, {"?a5", "?c12", "c12", "?a7"}}},
 		// No victim is spared because of an unavailable server.
 		"the API server doesn't answer": {errLost, [3][]string{{"?a5"}, {"?a5", "?c12"}, {"?a5", "?c12", "?a5"}}},
 	} {
@@ -283,7 +283,7 @@ func TestEvictionBehindManyGuardedNodes(t *testing.T) {
 	for range 100 {
 		f.reject(f.pending, names...)
 		f.later(firstDelay)
-		if f.inRound() {
+		if f.reserves() {
 			return
 		}
 		f.clock.Step(planPause)
@@ -389,7 +389,7 @@ func TestEvictionOfDeletedPod(t *testing.T) {
 	f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, _ bool) error { return apierrors.NewNotFound(fake.PodResource, pod.Name) }})
 	f.startRound()
 	f.later(interval)
-	if !f.inRound() {
+	if !f.reserves() {
 		t.Error("the round is over, though its victim is gone")
 	}
 }
@@ -412,12 +412,12 @@ func TestEvictionVictimStays(t *testing.T) {
 				f.report(fake.Edited(f.a5, fake.Terminating(f.clock.Now())))
 			}
 			f.later(test.patience)
-			if !f.inRound() {
+			if !f.reserves() {
 				t.Error("the round is over too early")
 			}
 			f.later(interval)
 			f.later(interval)
-			if f.inRound() {
+			if f.reserves() {
 				t.Error("the round doesn't end")
 			}
 			f.delete(f.b12)
@@ -444,7 +444,7 @@ func TestEvictionCardTaken(t *testing.T) {
 	f.delete(f.a5)
 	f.report(fake.Pod("high", 9, fake.Bound("n1", 0), fake.Priority(10)))
 	f.later(interval)
-	if f.inRound() {
+	if f.reserves() {
 		t.Error("the round goes on, though its card is taken")
 	}
 	f.clock.Step(firstPause)
@@ -453,7 +453,8 @@ func TestEvictionCardTaken(t *testing.T) {
 	f.wantEvicted("?a5", "a5", "?c12", "c12")
 }
 
-func TestRoundsEndWithTerm(t *testing.T) {
+// The card isn't reserved while another process leads. The next term continues the round, of which a victim was evicted, from the record.
+func TestRoundsOfTerms(t *testing.T) {
 	f := newFixture(t, nil)
 	f.startRound()
 	f.delete(f.a5)
@@ -467,8 +468,8 @@ func TestRoundsEndWithTerm(t *testing.T) {
 	}
 	f.standby = nil
 	f.later(interval)
-	if f.inRound() || !f.fitsFor(9, 5) {
-		t.Error("a later term continues the round")
+	if !f.reserves() || f.fitsFor(9, 5) {
+		t.Error("a later term doesn't continue the round")
 	}
 }
 
@@ -575,7 +576,7 @@ func TestTriedElsewhere(t *testing.T) {
 	f.startRound()
 	f.Tried(protocol.Pod(f.pending), "n2", []string{"n2"}, f.clock.Now())
 	f.later(interval)
-	if !f.inRound() || !f.Awaits("uid-pending") {
+	if !f.reserves() || !f.Awaits("uid-pending") {
 		t.Error("the round has ended")
 	}
 	f.report(fake.Edited(f.b12, fake.Terminating(f.clock.Now())))
@@ -595,7 +596,7 @@ func TestStepBeforeTheWatch(t *testing.T) {
 		t.Error("the victim isn't awaited")
 	}
 	f.later(proposalLife)
-	if f.inRound() {
+	if f.reserves() {
 		t.Error("the round lasts although the victim stays")
 	}
 }

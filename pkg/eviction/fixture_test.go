@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -22,8 +23,9 @@ import (
 )
 
 var (
-	begin   = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
-	errLost = fmt.Errorf("reading the answer: %w", io.ErrUnexpectedEOF)
+	begin       = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	journalName = types.NamespacedName{Namespace: "gpushare", Name: "evictions"}
+	errLost     = fmt.Errorf("reading the answer: %w", io.ErrUnexpectedEOF)
 )
 
 // cluster implements Cache. A test reports pods to it and to the ledger.
@@ -49,7 +51,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 			c.budgets = append(c.budgets, o)
 		}
 	}
-	c.ledger, c.evictor = fake.Ledger(nodes...), New(Options{}, false, func() {})
+	c.ledger, c.evictor = fake.Ledger(nodes...), New(NewExecutor(Options{}), false, func() {})
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			c.report(pod)
@@ -147,16 +149,34 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 		change(f)
 	}
 	f.cluster = newCluster(append(objects, fake.Node("n1", 16, 16), f.a7, f.a5, f.b12, f.pending)...)
-	f.Evictor = New(f.options(recorder), true, func() { f.requeues++ })
+	for _, object := range append(objects, f.a7, f.a5, f.b12, f.pending) {
+		if pod, ok := object.(*corev1.Pod); ok {
+			f.server.Set(pod)
+		}
+	}
+	f.Evictor = New(NewExecutor(f.options(recorder)), true, func() { f.requeues++ })
 	f.evictor = f.Evictor
+	f.executor.Tick(context.Background())
 	return f
 }
 
 func (f *fixture) options(recorder record.EventRecorder) Options {
 	return Options{
 		API: f.server, Ledger: f.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
-		AnswerLost: 65 * time.Second, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: Goroutines,
+		AnswerLost: 65 * time.Second, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: Goroutines, Journal: journalName,
 	}
+}
+
+// report lets the API server have the pod, and reports it.
+func (f *fixture) report(pod *corev1.Pod) {
+	f.server.Set(pod)
+	f.cluster.report(pod)
+}
+
+// delete lets the API server lose the pod, and reports that.
+func (f *fixture) delete(pod *corev1.Pod) {
+	f.server.Remove(pod)
+	f.cluster.delete(pod)
 }
 
 // withSecondNode returns a node n2 of two cards of 16, with a pod with 12 of priority 1 on one and a pod with 12 of priority 2
@@ -181,14 +201,12 @@ func (f *fixture) startRound() {
 // later advances the clock and makes one step, as Run does.
 func (f *fixture) later(d time.Duration) {
 	f.clock.Step(d)
+	f.executor.Tick(context.Background())
 	f.Tick(context.Background())
 }
 
-// inRound reports whether a card is reserved for the pending pod by a round.
-func (f *fixture) inRound() bool {
-	_, ok := f.rounds["uid-pending"]
-	return ok
-}
+// reserves reports whether a card is reserved for the pending pod by a round.
+func (f *fixture) reserves() bool { return f.inRound("uid-pending")() }
 
 // fitsFor reports whether another pod would find memory on n1.
 func (f *fixture) fitsFor(priority int32, memory gpu.Memory) bool {

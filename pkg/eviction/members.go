@@ -56,7 +56,7 @@ func (m *Members) EvictMember(ctx context.Context, pod gpu.Pod) {
 	if m.Leading() != nil {
 		return
 	}
-	gone, err := m.call(ctx, pod, false)
+	_, gone, err := m.request(ctx, pod)
 	if err != nil {
 		logger.Error(err, "Member of a broken group not evicted, trying again")
 		return

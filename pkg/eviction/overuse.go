@@ -237,7 +237,7 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		return true // The watch is behind.
 	}
 	o.requested, o.requestedAt = v.pod.UID, o.Clock.Now() // Before the call, because its answer may be lost.
-	gone, err := o.call(ctx, v.pod.Pod, false)
+	_, gone, err := o.request(ctx, v.pod.Pod)
 	switch {
 	case gone:
 		return true

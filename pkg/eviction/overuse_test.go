@@ -45,7 +45,7 @@ type tenant struct {
 // overuseModel is a node with two cards whose pods use what they like. A device plugin measures them, and an extender evicts. The
 // model checks each eviction by what the pods really use.
 type overuseModel struct {
-	API // Overusers calls only Evict.
+	API // Overusers calls only Pod and Evict.
 	t   *testing.T
 	// cards is the memory of the cards in GiB. An administrator can lower it while pods run there.
 	cards    [2]int64
@@ -148,6 +148,23 @@ func (l live) PodsOn(context.Context, string) (pods []corev1.Pod, err error) {
 	return pods, nil
 }
 
+// pod returns one of them.
+func (l live) pod(ctx context.Context, name string) (*corev1.Pod, error) {
+	pods, err := l.PodsOn(ctx, "n")
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Name == name }); i >= 0 {
+		return &pods[i], nil
+	}
+	return nil, apierrors.NewNotFound(fake.PodResource, name)
+}
+
+// Pod implements API.
+func (m *overuseModel) Pod(ctx context.Context, _, name string) (*corev1.Pod, error) {
+	return live(m.live).pod(ctx, name)
+}
+
 // live returns the pods that the API server has.
 func (m *overuseModel) live() []*clustercache.PodInfo {
 	pods := m.PodsOn("n")
@@ -172,7 +189,7 @@ func (m *overuseModel) needs(card int) (sum int64) {
 }
 
 // Evict implements API. It checks the eviction.
-func (m *overuseModel) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
+func (m *overuseModel) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool) error {
 	i := slices.IndexFunc(m.tenants, func(t *tenant) bool { return t.name == pod.Name })
 	if i < 0 || m.tenants[i].evicted {
 		m.t.Errorf("%s is evicted, but is gone", pod)
@@ -388,7 +405,7 @@ func TestOverusersStep(t *testing.T) {
 // goneAPI is an API server from which each pod is deleted between a read and its eviction.
 type goneAPI struct{ API }
 
-func (goneAPI) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
+func (goneAPI) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool) error {
 	return apierrors.NewNotFound(corev1.Resource("pods"), pod.Name)
 }
 
@@ -492,8 +509,13 @@ func (c *overuseCluster) Overusing() []*clustercache.PodInfo {
 
 func (c *overuseCluster) Membership(gpu.PodUID) (member, whole bool) { return false, false }
 
+// Pod implements API.
+func (c *overuseCluster) Pod(ctx context.Context, _, name string) (*corev1.Pod, error) {
+	return live(func() []*clustercache.PodInfo { return c.pods }).pod(ctx, name)
+}
+
 // Evict implements API.
-func (c *overuseCluster) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
+func (c *overuseCluster) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool) error {
 	c.evicted = append(c.evicted, pod.UID)
 	c.pods = slices.DeleteFunc(c.pods, func(p *clustercache.PodInfo) bool { return p.UID == pod.UID })
 	return nil

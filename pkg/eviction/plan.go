@@ -55,11 +55,10 @@ func (e *Evictor) choosePlan(ctx context.Context, pod *clustercache.PodInfo, can
 }
 
 // evictable reports whether the pod is terminating, or its eviction is likely: the API server evicts no pod with several
-// budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and may reject again what it rejected.
+// budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and may reject again what it rejected. Victims of other rounds aren't
+// evicted for this pod.
 func (e *Evictor) evictable(p preemption.Pod) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return p.Terminating || len(p.Budgets) < 2 && !e.spared.has(p.UID, e.Clock.Now())
+	return p.Terminating || len(p.Budgets) < 2 && !e.executor.Spares(p.UID) && !e.executor.Tries(p.UID)
 }
 
 // nominationValid reports whether the pod can still get a card of the node to which it is nominated.

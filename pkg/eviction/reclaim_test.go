@@ -53,10 +53,11 @@ func newReclaimFixture() *reclaimFixture {
 	for _, pod := range append(slices.Clone(f.b), f.a) {
 		f.server.Set(pod)
 	}
-	f.Reclaimer = NewReclaimer(Options{
+	f.Reclaimer = NewReclaimer(NewExecutor(Options{
 		API: f.server, Ledger: f.cluster.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
-		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: Goroutines,
-	}, f.observer, func() reclaim.Capacity { return anyCapacity{f} })
+		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: Goroutines, Journal: journalName,
+	}), f.observer, func() reclaim.Capacity { return anyCapacity{f} })
+	f.executor.Tick(context.Background())
 	return f
 }
 
@@ -82,13 +83,14 @@ func (f *reclaimFixture) need() reclaim.Need {
 }
 
 func (f *reclaimFixture) reclaim(need reclaim.Need) bool {
-	return f.Reclaim(context.Background(), need, func(plan reclaim.Plan) bool {
+	until := f.Reclaim(context.Background(), need, func(plan reclaim.Plan) bool {
 		f.holds = append(f.holds, plan)
 		if f.meanwhile != nil {
 			f.meanwhile(f)
 		}
 		return !f.holdFails
-	})
+	}, func() bool { return true })
+	return !until.IsZero()
 }
 
 // The answers of the API server to evictions.

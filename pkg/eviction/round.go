@@ -43,15 +43,15 @@ type round struct {
 type initiator int
 
 const (
-	// byEvictor: the Evictor chooses and evicts the victims, see begin.
-	byEvictor initiator = iota
+	// byExecutor: the Evictor chooses the victims, and the Executor evicts them, see begin.
+	byExecutor initiator = iota
 	// byKubeScheduler: kube-scheduler has preempted them, see Tried.
 	byKubeScheduler
 )
 
 // phase is how far a round is.
 //
-//	          → leaving  begin (byEvictor), or Tried finds victims that are leaving (byKubeScheduler)
+//	          → leaving  begin or adopt (byExecutor), or Tried finds victims that are leaving (byKubeScheduler)
 //	leaving   → freed    endRounds finds that all victims are gone
 //	freed     → leaving  Tried finds other victims that are leaving
 //	any       → no round the pod is bound or gone (Forget), the round fails (failed, cancel), or the term ends (resign)
@@ -73,27 +73,63 @@ type proposal struct {
 func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan plan) (done bool) {
 	pod := info.Pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
-	e.mu.Lock()
-	e.rounds[pod.UID] = round{pod: pod, node: plan.node, victims: plan.victims, by: byEvictor, nominated: info.NominatedNode}
-	e.mu.Unlock()
-	e.Ledger.Nominate(plan.node, pod, plan.victims...)
+	r := round{pod: pod, node: plan.node, victims: plan.victims, by: byExecutor, nominated: info.NominatedNode}
+	e.reserve(r)
 	if len(plan.evict) == 0 {
 		return true // All victims are terminating already.
 	}
-	result, err := e.evict(ctx, pod, plan)
-	e.Observer.Evicted(result)
+	evicted, err := e.evict(ctx, pod, plan)
 	if err != nil {
-		logger.Error(err, "Card not freed for a pod that only fragmentation keeps pending", "result", result)
-		if e.awaitsWatch() {
-			return true // Some victims may be terminating: the round lasts until the watch shows which ones stay.
+		e.Observer.Evicted(resultOf(err))
+		logger.Error(err, "Card not freed for a pod that only fragmentation keeps pending", "result", resultOf(err))
+		if !evicted {
+			e.cancel(pod)
 		}
-		e.cancel(pod)
-		return !answered(err)
+		return evicted || !answered(err)
 	}
+	e.Observer.Evicted(reasons.ResultEvicted)
 	logger.Info("Freeing a card for a pod that only fragmentation keeps pending", "evicted", len(plan.evict))
 	e.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicting,
 		"Evicting %d pod(s) of lower priority from GPU %s of node %s: the node has enough free GPU memory, but %s", len(plan.evict), plan.where, plan.node, lacking(plan.where))
 	return true
+}
+
+// reserve begins a round of the Executor.
+func (e *Evictor) reserve(r round) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.rounds[r.pod.UID] = r
+	e.Ledger.Nominate(r.node, r.pod, r.victims...)
+}
+
+// inRound returns a function that reports whether a round for the pod is in progress.
+func (e *Evictor) inRound(uid gpu.PodUID) func() bool {
+	return func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		_, ok := e.rounds[uid]
+		return ok
+	}
+}
+
+// adopt continues the rounds of a former leader whose pods are still pending, and whose victims still have a lower priority.
+func (e *Evictor) adopt() {
+	for _, inherited := range e.executor.Inherited(ByPriority) {
+		w := inherited.For[0]
+		info, known := e.Cache.Pod(w.Namespace, w.Name)
+		r := round{node: w.Node, by: byExecutor}
+		lower := known
+		for victim := range inherited.pods() {
+			_, allocation, held := e.Ledger.Lookup(victim.UID)
+			lower = lower && (!held || allocation.Priority < info.Priority)
+			r.victims = append(r.victims, victim.UID)
+		}
+		if known && info.UID == w.UID && info.Pending != nil && lower && e.fragmented {
+			r.pod, r.nominated = info.Pod, info.NominatedNode
+			e.reserve(r)
+			e.executor.Continue(inherited, e.inRound(w.UID))
+		}
+	}
 }
 
 // lacking returns the end of an Event's message: that no card, or too few cards, have enough free memory.
@@ -104,50 +140,23 @@ func lacking(where gpu.Placement) string {
 	return "too few cards have"
 }
 
-// evict evicts the victims, after a dry run for each of them has succeeded. If the API server rejects an eviction, that
-// victim stays out of plans for a while.
-func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result reasons.Result, err error) {
-	for _, dryRun := range []bool{true, false} {
-		for _, victim := range plan.evict {
-			if err := e.Leading(); err != nil {
-				return reasons.ResultFailed, err
-			}
-			if err := e.evictOne(ctx, victim.Pod, dryRun); err != nil {
-				if answered(err) {
-					e.spare(victim.UID)
-				}
-				return resultOf(err), fmt.Errorf("evicting pod %s: %w", victim, err)
-			}
-			if !dryRun {
-				e.Recorder.Eventf(apiserver.Reference(victim.Pod), corev1.EventTypeNormal, EventEvicted,
-					"Evicted from GPU %s of node %s for pod %s/%s of higher priority", victim.Placement, plan.node, pod.Namespace, pod.Name)
-			}
-		}
+// evict evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether one was evicted, or may have been.
+func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (evicted bool, err error) {
+	if waits, err := e.awaitsBind(ctx, pod); err != nil || !waits {
+		return false, cmp.Or(err, fmt.Errorf("%w: pod %s doesn't wait any more", errOutdated, pod))
 	}
-	return reasons.ResultEvicted, nil
-}
-
-func (e *Evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) error {
-	if !dryRun {
-		// This comes before the call, because its answer may be lost.
-		e.mu.Lock()
-		e.requested[victim.UID] = e.Clock.Now()
-		e.mu.Unlock()
+	r := Round{Cause: ByPriority, For: []Waiting{{pod, plan.node, plan.where.Cards()}}}
+	for _, victim := range plan.evict {
+		r.Victims = append(r.Victims, Victim{
+			Pods: []gpu.Pod{victim.Pod},
+			For:  pod, What: fmt.Sprintf("Evicted from GPU %s of node %s", victim.Placement, plan.node), Why: " of higher priority",
+		})
 	}
-	_, err := e.call(ctx, victim, dryRun)
-	if !dryRun && apiserver.OutcomeOf(err) == apiserver.Rejected {
-		e.mu.Lock()
-		delete(e.requested, victim.UID)
-		e.mu.Unlock()
+	if err := e.executor.Check(ctx, r.Victims); err != nil {
+		return false, err
 	}
-	return err
-}
-
-// spare keeps the victim out of plans for a while.
-func (e *Evictor) spare(uid gpu.PodUID) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.spared.extend(uid, e.Clock.Now(), victimPause, longestPause)
+	_, until, err := e.executor.Evict(ctx, r, e.inRound(pod.UID))
+	return !until.IsZero(), err
 }
 
 // cancel ends a round in which no pod was evicted.
@@ -286,7 +295,7 @@ func (e *Evictor) Awaits(uid gpu.PodUID) bool {
 	}
 	awaits := false
 	switch r.by {
-	case byEvictor:
+	case byExecutor:
 		awaits = slices.ContainsFunc(r.victims, e.isAllocated)
 	case byKubeScheduler:
 		awaits = e.Clock.Since(r.tried) < cycle
@@ -310,7 +319,7 @@ func (e *Evictor) endRounds() {
 		}
 		if pause := e.failed(r, now); pause > 0 {
 			delete(e.rounds, uid)
-			if r.by == byEvictor {
+			if r.by == byExecutor {
 				e.postponed.extend(uid, now, pause, longestPause)
 			}
 			over = append(over, r)
@@ -366,13 +375,10 @@ func (e *Evictor) isAllocated(uid gpu.PodUID) bool {
 	return held
 }
 
-// remains reports whether a victim isn't terminating and no request to evict it, by this process or by kube-scheduler, awaits the watch. The
-// caller holds the lock.
+// remains reports whether a victim isn't terminating, and neither the Executor nor kube-scheduler is about to evict it. The caller holds the lock.
 func (e *Evictor) remains(r round, uid gpu.PodUID) bool {
 	_, allocation, held := e.Ledger.Lookup(uid)
-	_, requested := e.requested[uid]
-	requested = requested || slices.Contains(e.proposed(r.pod.UID)[r.node].Pods, uid)
-	return held && !allocation.Leaving && !requested
+	return held && !allocation.Leaving && !e.executor.Tries(uid) && !slices.Contains(e.proposed(r.pod.UID)[r.node].Pods, uid)
 }
 
 // isOverdue reports whether the pod is overdue.

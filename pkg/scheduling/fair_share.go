@@ -69,6 +69,7 @@ type fairShare struct {
 	FairShareOptions
 	manager   *dispatch.Manager
 	reclaimer *eviction.Reclaimer
+	executor  *eviction.Executor
 	groups    *groups
 	api       API
 	requeue   interface{ All(node string) }
@@ -81,7 +82,7 @@ type fairShare struct {
 	problems         namespaceProblems
 }
 
-func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options) *fairShare {
+func (s *Scheduler) newFairShare(o FairShareOptions) *fairShare {
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 		Nodes:          s.nodes,
@@ -92,12 +93,12 @@ func (s *Scheduler) newFairShare(o FairShareOptions, evictions eviction.Options)
 	}
 	f := &fairShare{
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
-		clock: s.Clock, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
+		clock: s.Clock, executor: s.executor, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
 	}
 	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld, false) }
 	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
 	f.manager = dispatch.New(options)
-	f.reclaimer = eviction.NewReclaimer(evictions, o.Observer, func() reclaim.Capacity { return s.capacity(true, false) })
+	f.reclaimer = eviction.NewReclaimer(s.executor, o.Observer, func() reclaim.Capacity { return s.capacity(true, false) })
 	return f
 }
 
@@ -256,6 +257,7 @@ func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
 	if leads {
 		f.reportProblems(ctx)
 		f.manager.Tick(f.clock.Now())
+		f.resume()
 		f.perform(ctx, f.manager.TakeEffects())
 	}
 	return leads
@@ -278,8 +280,9 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 	if search := effects.Reclaim; search != nil {
 		f.reclaims.Go(func() error {
 			attempt := search.Attempt()
-			made := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(attempt, plan, f.clock.Now()) })
-			f.manager.Reclaimed(attempt, made, f.clock.Now())
+			until := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(attempt, plan, f.clock.Now()) },
+				func() bool { return f.manager.Holds(attempt) })
+			f.manager.Reclaimed(attempt, until, f.clock.Now())
 			return nil
 		})
 	}
@@ -288,6 +291,26 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 			f.openGate(ctx, pod)
 			return nil
 		})
+	}
+}
+
+// resume continues the attempts of a former leader to reclaim memory.
+func (f *fairShare) resume() {
+	for _, r := range f.executor.Inherited(eviction.ByShare) {
+		places := map[gpu.PodUID]dispatch.Cards{}
+		for _, w := range r.For {
+			places[w.UID] = dispatch.Cards{Node: w.Node, Cards: w.Cards}
+		}
+		victims := make([][]gpu.PodUID, len(r.Victims))
+		for i, v := range r.Victims {
+			for _, pod := range v.Pods {
+				victims[i] = append(victims[i], pod.UID)
+			}
+		}
+		if attempt, ok := f.manager.Resume(places, victims, f.clock.Now()); ok {
+			until := f.executor.Continue(r, func() bool { return f.manager.Holds(attempt) })
+			f.manager.Reclaimed(attempt, until, f.clock.Now())
+		}
 	}
 }
 

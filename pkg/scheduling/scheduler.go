@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -65,6 +66,8 @@ type Options struct {
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
 	// eviction.Evictor.
 	EvictFragmented bool
+	// EvictionRecord is the ConfigMap in which evictions for other pods are recorded before they begin.
+	EvictionRecord types.NamespacedName
 	// EvictOverusers allows the eviction of pods that use more GPU memory than they request, see eviction.Overusers.
 	EvictOverusers bool
 	// Leading is called right before each write; an error prevents the write. It is nil for an extender without
@@ -118,12 +121,13 @@ type clusterCache interface {
 // Scheduler answers kube-scheduler's calls. Its methods are safe for concurrent use.
 type Scheduler struct {
 	Options
-	ledger  *ledger.Ledger
-	cache   clusterCache
-	requeue *requeue.Requeuer
-	binder  *binding.Binder
-	evictor *eviction.Evictor
-	members *eviction.Members
+	ledger   *ledger.Ledger
+	cache    clusterCache
+	requeue  *requeue.Requeuer
+	binder   *binding.Binder
+	executor *eviction.Executor
+	evictor  *eviction.Evictor
+	members  *eviction.Members
 	// overusers is nil if no pod is evicted for its use.
 	overusers *eviction.Overusers
 	// nodes knows which nodes pods can use, and what these have free besides GPU memory.
@@ -175,15 +179,16 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	})
 	evictions := eviction.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
-		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup,
+		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Journal: o.EvictionRecord,
 	}
-	s.evictor = eviction.New(evictions, o.EvictFragmented, func() { s.requeue.All("") })
+	s.executor = eviction.NewExecutor(evictions)
+	s.evictor = eviction.New(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
 		s.groups = s.newGroups()
 	}
 	if o.FairShare.On {
-		s.fair = s.newFairShare(o.FairShare, evictions)
+		s.fair = s.newFairShare(o.FairShare)
 	}
 	if o.SampleSize != nil {
 		s.nominator = s.newNominator()
@@ -249,6 +254,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { return s.binder.Run(ctx) })
 	g.Go(func() error { return s.requeue.Run(ctx) })
 	g.Go(func() error { return s.evictor.Run(ctx) })
+	if s.evictsForOthers() {
+		g.Go(func() error { return s.executor.Run(ctx) })
+	}
 	if s.nominator != nil {
 		g.Go(func() error { return s.nominator.run(ctx) })
 	}
@@ -263,6 +271,11 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		g.Go(func() error { return s.fair.run(ctx) })
 	}
 	return g.Wait()
+}
+
+// evictsForOthers reports whether pods are evicted for others.
+func (s *Scheduler) evictsForOthers() bool {
+	return s.EvictFragmented || s.FairShare.On && s.FairShare.ReclaimAfter > 0
 }
 
 // Ready returns nil once the cache is synced. Before, it returns an error that wraps clustercache.ErrNotSynced.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
@@ -36,6 +38,8 @@ type apiServer struct {
 	serial  int
 	watches []*watcher
 	runs    map[runKey]*run
+	// configMap is the record of evictions.
+	configMap corev1.ConfigMap
 	// mute is until when no Binding is answered. Some take effect.
 	mute time.Duration
 	// away is until when Bindings don't arrive.
@@ -156,7 +160,10 @@ type watcher struct {
 }
 
 func newAPIServer(w *world) *apiServer {
-	return &apiServer{w: w, pods: map[string]*apiPod{}, runs: map[runKey]*run{}}
+	return &apiServer{
+		w: w, pods: map[string]*apiPod{}, runs: map[runKey]*run{},
+		configMap: corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "0"}, Data: map[string]string{}},
+	}
 }
 
 // watch returns a watcher of the changes from now on.
@@ -236,7 +243,8 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 			CreationTimestamp: metav1.NewTime(virtualClock{a.w}.Now().Truncate(time.Second)),
 		},
 		Spec: corev1.PodSpec{
-			SchedulerName: spec.scheduler, Priority: &spec.priority,
+			TerminationGracePeriodSeconds: ptr.To(int64(math.Ceil(spec.grace.Seconds()))),
+			SchedulerName:                 spec.scheduler, Priority: &spec.priority,
 			Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{}}}},
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodPending},

@@ -179,7 +179,7 @@ func (c *simCache) Budgets(namespace string) (out []*policyv1.PodDisruptionBudge
 }
 
 // evict is the API server's part of an eviction.
-func (a *apiServer) evict(pod gpu.Pod, by string, why evictionReason, dryRun bool) error {
+func (a *apiServer) evict(pod gpu.Pod, by string, why evictionReason, grace *int64, dryRun bool) error {
 	p := a.pods[pod.Name]
 	switch {
 	case p == nil:
@@ -193,6 +193,9 @@ func (a *apiServer) evict(pod gpu.Pod, by string, why evictionReason, dryRun boo
 	a.w.stats.evictions++
 	a.w.trace("api: %s evicts %s", by, p.name())
 	a.w.checkEviction(p, why, by)
+	if grace != nil {
+		p.grace = time.Duration(*grace) * time.Second
+	}
 	a.delete(p)
 	return nil
 }

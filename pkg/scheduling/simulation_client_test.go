@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -234,16 +236,50 @@ func (c client) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
 }
 
 // Evict implements API.
-func (c client) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
+func (c client) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {
 	if err := c.reach(ctx); err != nil {
 		return err
 	}
 	w := c.r.w
 	why, _ := ctx.Value(reasonKey{}).(evictionReason)
 	if dryRun {
-		return w.api.evict(pod, c.r.name, why, true)
+		return w.api.evict(pod, c.r.name, why, grace, true)
 	}
-	return c.write(ctx, "the eviction of "+pod.Name, w.fateOf(), func() error { return w.api.evict(pod, c.r.name, why, false) })
+	return c.write(ctx, "the eviction of "+pod.Name, w.fateOf(), func() error { return w.api.evict(pod, c.r.name, why, grace, false) })
+}
+
+// ConfigMap implements API.
+func (c client) ConfigMap(ctx context.Context, _, _ string) (*corev1.ConfigMap, error) {
+	if err := c.reach(ctx); err != nil {
+		return nil, err
+	}
+	return c.r.w.api.configMap.DeepCopy(), nil
+}
+
+// CreateConfigMap implements API: the chart has created the ConfigMap.
+func (client) CreateConfigMap(context.Context, string, string) (*corev1.ConfigMap, error) {
+	return nil, errors.New("it exists")
+}
+
+// PatchConfigMap implements API.
+func (c client) PatchConfigMap(ctx context.Context, _, name, version string, data map[string]string) (patched *corev1.ConfigMap, err error) {
+	if err := c.reach(ctx); err != nil {
+		return nil, err
+	}
+	w := c.r.w
+	err = c.write(ctx, "the record of evictions", w.fateOf(), func() error {
+		present := w.api.configMap
+		if present.ResourceVersion != version {
+			return conflict(name, "another resource version")
+		}
+		w.api.version++
+		next := present.DeepCopy()
+		next.ResourceVersion = strconv.Itoa(int(w.api.version))
+		maps.Copy(next.Data, data)
+		w.api.configMap, patched = *next, next.DeepCopy()
+		return nil
+	})
+	return patched, err
 }
 
 // OpenGate implements API.

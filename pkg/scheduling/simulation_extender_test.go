@@ -173,6 +173,9 @@ func (r *replica) second() {
 	if !r.evicting {
 		r.evicting = true
 		r.w.start(r, func() {
+			if r.scheduler.evictsForOthers() {
+				r.scheduler.executor.Tick(r.w.context())
+			}
 			r.scheduler.evictor.Tick(r.w.context())
 			r.evicting = false
 		})

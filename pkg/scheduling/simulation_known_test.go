@@ -22,14 +22,11 @@ type knownDefect struct {
 
 // knownDefects are tried in order. What is mended is removed here.
 var knownDefects = []knownDefect{
-	{inPart, "", []string{"leaders die"}, nil, "a leader dies between the evictions of a group, and half of it stays"},
 	{wasted, "pods that can't be bound", nil, nil, "pods are evicted for pods that can't be bound"},
 	{wasted, "a broken job", nil, nil, "pods are evicted for a group of which a member is never scheduled"},
 	{wasted, "", []string{"pods that take CPU"}, nil, "pods are evicted for pods whose CPU others take"},
 	{wasted, "", []string{"reclaim"}, grouped, "pods are evicted for a group that then doesn't get their memory"},
 	{starved, "", nil, replacement, "without fair sharing, the replacement of a member waits behind everything else"},
-	{starved, "", []string{"reclaim", "a long grace period"}, nil, "pods with a long grace period can't be reclaimed"},
-	{wasted, "", []string{"reclaim", "a long grace period"}, nil, "pods are evicted beside others that don't end in time"},
 	{starved, "", []string{"reclaim", "services in groups"}, nil, "groups that run for ever aren't reclaimed for a pod within its tenant's share"},
 	{starved, "", []string{"a broken job"}, both(sharing, grouped), "one tenant's broken job keeps the groups of others waiting"},
 	{starved, "", []string{"stream of pods"}, sharing, "pods of minutes keep a tenant's larger items from its share"},

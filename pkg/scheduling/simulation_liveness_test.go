@@ -11,7 +11,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 // This file checks that what fits gets its turn, whatever others do, and that no running pod is ended for what doesn't run.
@@ -449,12 +448,8 @@ func (e recorder) Eventf(object runtime.Object, _, reason, _ string, args ...any
 	ref, ok := object.(*corev1.ObjectReference)
 	switch {
 	case !ok:
-	case reason == eviction.EventReclaimed:
-		e.r.w.liveness.evictedFor(gpu.PodUID(ref.UID), args[1].(reclaim.Pod).UID)
-	case reason == eviction.EventEvicted:
-		if p := e.r.w.api.pods[args[3].(string)]; p != nil {
-			e.r.w.liveness.evictedFor(gpu.PodUID(ref.UID), p.uid())
-		}
+	case reason == eviction.EventReclaimed, reason == eviction.EventEvicted:
+		e.r.w.liveness.evictedFor(gpu.PodUID(ref.UID), args[1].(gpu.Pod).UID)
 	}
 }
 

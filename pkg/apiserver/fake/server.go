@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -19,10 +21,12 @@ import (
 // Server has the methods of apiserver.Client. Its state of pods is independent of what a watch has reported. It answers as an
 // API server does, unless a test sets another answer. Its methods are safe for concurrent use.
 type Server struct {
-	mu      sync.Mutex
-	pods    map[types.NamespacedName]*corev1.Pod
-	answers Answers
-	calls   Calls
+	mu   sync.Mutex
+	pods map[types.NamespacedName]*corev1.Pod
+	// configMaps are the ConfigMaps; their resource version is the number of writes.
+	configMaps map[types.NamespacedName]*corev1.ConfigMap
+	answers    Answers
+	calls      Calls
 }
 
 // Answers replace the answers of a Server.
@@ -31,6 +35,8 @@ type Answers struct {
 	Bind func(ctx context.Context, binding *corev1.Binding) error
 	// Evict answers the request of an eviction.
 	Evict func(pod gpu.Pod, dryRun bool) error
+	// Record is called before each call for a ConfigMap, with its verb. If it returns an error, that is the answer.
+	Record func(verb string) error
 	// Read is the error of reads, Annotate that of AnnotateNode, Open that of OpenGate, Nominate that
 	// of Nominate.
 	Read, Annotate, Open, Nominate error
@@ -40,7 +46,7 @@ type Answers struct {
 type Calls struct {
 	// Binds and Reads count the calls.
 	Binds, Reads int
-	// Evicted are the names of the pods whose eviction was requested. A dry run has the prefix "?".
+	// Evicted are the names of the pods whose eviction was requested. A dry run has the prefix "?", a grace period is appended.
 	Evicted []string
 	// Annotated are the nodes whose annotation was set.
 	Annotated []string
@@ -50,12 +56,14 @@ type Calls struct {
 	Nominated []string
 }
 
+var configMapResource = corev1.Resource("configmaps")
+
 // PodResource is the resource of pods, for errors.
 var PodResource = corev1.Resource("pods")
 
 // NewServer returns a Server that has the pods.
 func NewServer(pods ...*corev1.Pod) *Server {
-	s := &Server{pods: map[types.NamespacedName]*corev1.Pod{}}
+	s := &Server{pods: map[types.NamespacedName]*corev1.Pod{}, configMaps: map[types.NamespacedName]*corev1.ConfigMap{}}
 	for _, pod := range pods {
 		s.Set(pod)
 	}
@@ -180,17 +188,74 @@ func (s *Server) read(ctx context.Context) error {
 }
 
 // Evict requests an eviction. The pod stays.
-func (s *Server) Evict(_ context.Context, pod gpu.Pod, dryRun bool) error {
+func (s *Server) Evict(_ context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {
 	s.mu.Lock()
 	name := pod.Name
 	if dryRun {
 		name = "?" + name
+	}
+	if grace != nil {
+		name = fmt.Sprintf("%s %ds", name, *grace)
 	}
 	s.calls.Evicted = append(s.calls.Evicted, name)
 	answer := s.answers.Evict
 	s.mu.Unlock()
 	if answer != nil {
 		return answer(pod, dryRun)
+	}
+	return nil
+}
+
+// ConfigMap reads a ConfigMap.
+func (s *Server) ConfigMap(_ context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.record("get"); err != nil {
+		return nil, err
+	}
+	object := s.configMaps[types.NamespacedName{Namespace: namespace, Name: name}]
+	if object == nil {
+		return nil, apierrors.NewNotFound(configMapResource, name)
+	}
+	return object.DeepCopy(), nil
+}
+
+// CreateConfigMap creates an empty ConfigMap.
+func (s *Server) CreateConfigMap(_ context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.record("create"); err != nil {
+		return nil, err
+	}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, ResourceVersion: "0"}, Data: map[string]string{}}
+	s.configMaps[types.NamespacedName{Namespace: namespace, Name: name}] = object
+	return object.DeepCopy(), nil
+}
+
+// PatchConfigMap sets data of a ConfigMap.
+func (s *Server) PatchConfigMap(_ context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.record("patch"); err != nil {
+		return nil, err
+	}
+	object := s.configMaps[types.NamespacedName{Namespace: namespace, Name: name}]
+	switch {
+	case object == nil:
+		return nil, apierrors.NewNotFound(configMapResource, name)
+	case object.ResourceVersion != version:
+		return nil, apierrors.NewConflict(configMapResource, name, errors.New("another resource version"))
+	}
+	n, _ := strconv.Atoi(version)
+	object.ResourceVersion = strconv.Itoa(n + 1)
+	maps.Copy(object.Data, data)
+	return object.DeepCopy(), nil
+}
+
+// record returns the error of a call for a ConfigMap. The caller holds mu.
+func (s *Server) record(verb string) error {
+	if s.answers.Record != nil {
+		return s.answers.Record(verb)
 	}
 	return nil
 }

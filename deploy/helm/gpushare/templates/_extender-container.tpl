@@ -31,6 +31,9 @@ args:
   {{- end }}
   {{- else if $host }}
   - --listen-address=127.0.0.1:12345
+  {{- if ne .Release.Namespace "kube-system" }}
+  - --leader-elect-namespace={{ .Release.Namespace }}
+  {{- end }}
   {{- else }}
   # Only for the scheduler in this pod; probes use the other address.
   - --listen-address=127.0.0.1:12345

@@ -1,0 +1,566 @@
+package eviction
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+const (
+	// maxRounds limits the rounds at one time.
+	maxRounds = 16
+	// roundMargin is the time from the last deletion timestamp of a round's victims to the end of the round.
+	roundMargin = time.Minute
+	// retryInterval is the time between two attempts to evict pods whose eviction was refused after the dry run.
+	retryInterval = 5 * time.Second
+	// adoptionTime is how long a round of a former leader waits for Continue.
+	adoptionTime = time.Minute
+)
+
+// Round is what is evicted for pods that wait.
+type Round struct {
+	Cause Cause
+	// For are the pods that wait. Their places are reserved until they have them, or until the round ends.
+	For     []Waiting
+	Victims []Victim
+}
+
+// Waiting is a pod that waits, with its place.
+type Waiting struct {
+	gpu.Pod
+	Node  string
+	Cards []int
+}
+
+// Victim is a pod, or the members of a group. These are evicted together or not at all.
+type Victim struct {
+	Pods []gpu.Pod
+	// For is the pod for which it is evicted. What and Why precede and follow it in the message of the Events on the victim's pods.
+	For       gpu.Pod
+	What, Why string
+}
+
+// Cause is why pods are evicted for others.
+type Cause string
+
+const (
+	// ByPriority: the others have a higher priority.
+	ByPriority Cause = "priority"
+	// ByShare: the tenant of the others is below its share.
+	ByShare Cause = "share"
+)
+
+var (
+	// errOutdated means that nothing was evicted because the API server shows other pods than the cache: the watch may have stalled.
+	errOutdated = errors.New("the cache is behind the API server")
+	// errEvictionLost means that it is unknown whether an eviction was made.
+	errEvictionLost = errors.New("the answer is lost")
+	// errTooMany means that no further round can begin now.
+	errTooMany = errors.New("too many rounds of evictions are in progress")
+	// errNotRead means that no round can begin before those of the former leader are known.
+	errNotRead = errors.New("the record of evictions isn't read yet")
+)
+
+// Executor makes the evictions for pods that wait, in rounds. Each round is recorded before its first eviction, so that the next leader
+// finishes what this one began. Refusals after the dry run are retried until the round ends.
+//
+// Its methods are safe for concurrent use; mu guards the fields below it, and is never held during a call to the API server.
+type Executor struct {
+	Options
+
+	mu sync.Mutex
+	// rounds are by the first pod that waits, victimOf by the pods of the victims.
+	rounds, victimOf map[gpu.PodUID]*execution
+	// spared are the victims whose eviction was refused, for a while.
+	spared pauses
+	// read is true once the rounds of the former leader are known. holder and version are those of the journal.
+	read            bool
+	holder, version string
+	// unwritten is true if the journal has other rounds than there are.
+	unwritten bool
+}
+
+// execution is a Round in progress.
+type execution struct {
+	Round
+	state executionState
+	// wanted reports whether the pods still wait for the victims. It is nil for a former leader's round until Continue.
+	wanted func() bool
+	// left are the pods that are to be evicted.
+	left map[gpu.PodUID]bool
+	// until is the end of the round, next the time of the next attempt, asked that of the latest eviction call.
+	until, next, asked time.Time
+}
+
+// executionState is how far a round is.
+//
+//	           → calling   Evict has recorded the round
+//	           → inherited a former leader has recorded the round
+//	inherited  → refused   Continue: its pods still wait
+//	inherited  → calling   adoptionTime is over: for the rest of groups that are evicted in part
+//	calling    → refused   some pods are left, whose eviction was refused or its answer lost
+//	calling    → leaves    none is left
+//	refused    → calling   retryInterval is over
+//	any        → no round  nothing was evicted; the round's end has come; no pod waits for it, and no group is evicted in part; the term ends
+type executionState int
+
+const (
+	calling executionState = iota
+	inherited
+	refused
+	leaves
+)
+
+// NewExecutor returns an Executor. It evicts nothing before Tick has read the rounds of the former leader.
+func NewExecutor(o Options) *Executor {
+	x := &Executor{Options: o}
+	x.resign()
+	return x
+}
+
+// Run continues rounds until ctx ends.
+func (x *Executor) Run(ctx context.Context) error { return every(ctx, x.Clock, interval, x.Tick) }
+
+// Tick performs one step of Run.
+func (x *Executor) Tick(ctx context.Context) {
+	if x.Leading() != nil {
+		x.resign()
+		return
+	}
+	if x.Cache.Ready() != nil {
+		return
+	}
+	x.mu.Lock()
+	read := x.read
+	x.spared.prune(x.Clock.Now())
+	x.mu.Unlock()
+	if !read {
+		x.inherit(ctx)
+	}
+	for _, e := range x.due() {
+		if x.stateOf(e) == inherited && !x.keepInherited(ctx, e) {
+			continue
+		}
+		_, _ = x.evictLeft(ctx, e) // It logs its errors.
+	}
+	x.mu.Lock()
+	unwritten := x.unwritten
+	x.mu.Unlock()
+	if unwritten {
+		if err := x.writeJournal(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Record of evictions not updated, trying again")
+		}
+	}
+}
+
+func (x *Executor) stateOf(e *execution) executionState {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return e.state
+}
+
+// resign forgets all rounds. The next leader has the journal.
+func (x *Executor) resign() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.set(nil)
+	x.spared, x.read, x.unwritten = pauses{}, false, false
+}
+
+// set replaces the rounds. The caller holds the lock.
+func (x *Executor) set(rounds []*execution) {
+	x.rounds, x.victimOf = map[gpu.PodUID]*execution{}, map[gpu.PodUID]*execution{}
+	for _, e := range rounds {
+		x.add(e)
+	}
+}
+
+// add adds a round. The caller holds the lock.
+func (x *Executor) add(e *execution) {
+	x.rounds[e.id()] = e
+	for pod := range e.pods() {
+		x.victimOf[pod.UID] = e
+	}
+}
+
+// Check reports whether all victims run, and whether the API server would evict each of them. It returns the first error. A victim whose
+// eviction is refused stays out of plans for a while.
+func (x *Executor) Check(ctx context.Context, victims []Victim) error {
+	group := x.NewGroup(maxConcurrent)
+	for _, v := range victims {
+		for _, pod := range v.Pods {
+			group.Go(func() error {
+				if err := x.Leading(); err != nil {
+					return err
+				}
+				state, err := x.readVictim(ctx, pod)
+				switch {
+				case err != nil:
+					return err
+				case !state.runs:
+					return fmt.Errorf("%w: pod %s has ended or is being deleted", errOutdated, pod)
+				}
+				if _, err := x.call(ctx, pod, state, true); err != nil {
+					x.refuse(v, err)
+					return fmt.Errorf("evicting pod %s: %w", pod, err)
+				}
+				return nil
+			})
+		}
+	}
+	return group.Wait()
+}
+
+// Evict evicts the victims of a round whose Check was successful, and goes on with those that are refused as long as wanted returns true. It
+// returns the pods that were evicted at once, the end of the round, and the first error. The end is zero if nothing was evicted.
+func (x *Executor) Evict(ctx context.Context, r Round, wanted func() bool) (evicted []gpu.Pod, until time.Time, err error) {
+	e := &execution{Round: r, state: calling, wanted: wanted, left: map[gpu.PodUID]bool{}, until: x.Clock.Now().Add(roundMargin)}
+	for pod := range r.pods() {
+		e.left[pod.UID] = true
+	}
+	if len(e.left) == 0 { // What is being deleted already is enough.
+		e.until = x.Clock.Now().Add(MaxGracePeriod)
+	}
+	if err := x.record(ctx, e); err != nil {
+		return nil, time.Time{}, err
+	}
+	evicted, err = x.evictLeft(ctx, e)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.rounds[e.id()] != e {
+		return evicted, time.Time{}, err
+	}
+	return evicted, e.until, err
+}
+
+// record adds a round to the rounds and to the journal.
+func (x *Executor) record(ctx context.Context, e *execution) error {
+	x.mu.Lock()
+	switch {
+	case !x.read:
+		x.mu.Unlock()
+		return errNotRead
+	case len(x.rounds) >= maxRounds:
+		x.mu.Unlock()
+		return errTooMany
+	}
+	x.add(e)
+	x.mu.Unlock()
+	err := x.writeJournal(ctx)
+	if err != nil {
+		x.end(e)
+	}
+	return err
+}
+
+// id identifies the round.
+func (r *Round) id() gpu.PodUID { return r.For[0].UID }
+
+// pods yields the pods of the victims.
+func (r *Round) pods() iter.Seq[gpu.Pod] {
+	return func(yield func(gpu.Pod) bool) {
+		for _, v := range r.Victims {
+			for _, pod := range v.Pods {
+				if !yield(pod) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// evictLeft evicts the pods that are left, the first one alone: if its eviction fails and nothing was evicted before, none is.
+func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.Pod, err error) {
+	x.mu.Lock()
+	e.state = calling
+	begun := e.begun()
+	type target struct {
+		Victim
+		pod gpu.Pod
+	}
+	var targets []target
+	for _, v := range e.Victims {
+		for _, pod := range v.Pods {
+			if e.left[pod.UID] {
+				targets = append(targets, target{v, pod})
+			}
+		}
+	}
+	x.mu.Unlock()
+	var mu sync.Mutex
+	evict := func(t target) error {
+		made, err := x.evictOne(ctx, e, t.Victim, t.pod)
+		mu.Lock()
+		defer mu.Unlock()
+		if made {
+			evicted = append(evicted, t.pod)
+		}
+		return err
+	}
+	if !begun && len(targets) > 0 {
+		if err = evict(targets[0]); err != nil && !errors.Is(err, errEvictionLost) {
+			x.end(e)
+			return evicted, err
+		}
+		targets = targets[1:]
+	}
+	group := x.NewGroup(maxConcurrent)
+	for _, t := range targets {
+		group.Go(func() error { return evict(t) })
+	}
+	if others := group.Wait(); err == nil {
+		err = others
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Not all pods of a round evicted, trying again", "left", len(e.left))
+	}
+	if e.state, e.next = refused, x.Clock.Now().Add(retryInterval); len(e.left) == 0 {
+		e.state = leaves
+	}
+	return evicted, err
+}
+
+// evictOne evicts a pod of a round. made is false if the pod is gone.
+func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu.Pod) (made bool, err error) {
+	if err := x.Leading(); err != nil {
+		return false, err
+	}
+	x.mu.Lock()
+	e.asked = x.Clock.Now() // Before the call, because its answer may be lost.
+	x.mu.Unlock()
+	ends, gone, err := x.request(ctx, pod)
+	if err != nil {
+		x.refuse(v, err)
+		if apiserver.OutcomeOf(err) == apiserver.Unknown {
+			err = fmt.Errorf("%w: %w", errEvictionLost, err)
+		}
+		return false, fmt.Errorf("evicting pod %s: %w", pod, err)
+	}
+	x.mu.Lock()
+	delete(e.left, pod.UID)
+	if end := ends.Add(roundMargin); end.After(e.until) {
+		e.until = end
+	}
+	x.mu.Unlock()
+	switch {
+	case gone:
+	case e.Cause == ByShare:
+		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventReclaimed, "%s for pod %s%s", v.What, v.For, v.Why)
+	default:
+		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicted, "%s for pod %s%s", v.What, v.For, v.Why)
+	}
+	return !gone, nil
+}
+
+// begun reports whether a victim was evicted. The caller holds the lock.
+func (e *execution) begun() bool {
+	return slices.ContainsFunc(slices.Collect(e.pods()), func(pod gpu.Pod) bool { return !e.left[pod.UID] })
+}
+
+// keepParts reduces the pods that are left to those of groups that are evicted in part, of which the others would stay for ever. The caller
+// holds the lock.
+func (e *execution) keepParts() {
+	for _, v := range e.Victims {
+		isLeft := func(pod gpu.Pod) bool { return e.left[pod.UID] }
+		if n := len(slices.DeleteFunc(slices.Clone(v.Pods), func(pod gpu.Pod) bool { return !isLeft(pod) })); n < len(v.Pods) {
+			continue
+		}
+		for _, pod := range v.Pods {
+			delete(e.left, pod.UID)
+		}
+	}
+}
+
+// due ends rounds that are over, and returns those with pods that are to be evicted now.
+func (x *Executor) due() (due []*execution) {
+	x.mu.Lock()
+	present := slices.Collect(maps.Values(x.rounds))
+	x.mu.Unlock()
+	for _, e := range present {
+		wanted := e.wanted != nil && e.wanted() // Without the lock: it takes that of another part.
+		x.mu.Lock()
+		now, over := x.Clock.Now(), false
+		switch {
+		case e.state == calling, e.state == inherited && now.Before(e.next):
+		case now.After(e.until):
+			over = true
+		case !wanted && e.state != inherited:
+			e.keepParts()
+			over = len(e.left) == 0
+		}
+		if !over && e.state != calling && (len(e.left) > 0 || e.state == inherited) && !now.Before(e.next) {
+			due = append(due, e)
+		}
+		x.mu.Unlock()
+		if over {
+			x.end(e)
+		}
+	}
+	slices.SortFunc(due, func(a, b *execution) int { return cmp.Or(a.next.Compare(b.next), cmp.Compare(a.id(), b.id())) })
+	return due
+}
+
+// end ends a round.
+func (x *Executor) end(e *execution) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.rounds[e.id()] == e {
+		delete(x.rounds, e.id())
+		maps.DeleteFunc(x.victimOf, func(_ gpu.PodUID, of *execution) bool { return of == e })
+		x.unwritten = true
+	}
+}
+
+// inherit reads the journal, and what became of the victims of its rounds.
+func (x *Executor) inherit(ctx context.Context) {
+	rounds, err := x.readJournal(ctx)
+	var executions []*execution
+	for _, r := range rounds {
+		// An eviction of the former leader whose answer is lost can still be made.
+		e := &execution{Round: r, state: inherited, next: x.Clock.Now().Add(max(adoptionTime, x.AnswerLost))}
+		if executions = append(executions, e); err == nil {
+			err = x.inspect(ctx, e)
+		}
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "No pods are evicted for others: the record of evictions can't be read, trying again")
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.set(executions)
+	x.read = true
+}
+
+// keepInherited reports whether pods are left of groups that were evicted in part, in a round that no pod waits for any more. If there are none, it
+// ends the round.
+func (x *Executor) keepInherited(ctx context.Context, e *execution) bool {
+	if err := x.inspect(ctx, e); err != nil {
+		klog.FromContext(ctx).Error(err, "Round of a former leader not inspected, trying again")
+		return false
+	}
+	x.mu.Lock()
+	e.keepParts()
+	left := len(e.left)
+	x.mu.Unlock()
+	if left == 0 {
+		x.end(e)
+	}
+	return left > 0
+}
+
+// inspect finds out which pods of a former leader's round are left, and when it ends.
+func (x *Executor) inspect(ctx context.Context, e *execution) error {
+	var mu sync.Mutex
+	left, until := map[gpu.PodUID]bool{}, e.next.Add(roundMargin)
+	group := x.NewGroup(maxConcurrent)
+	for pod := range e.pods() {
+		group.Go(func() error {
+			state, err := x.readVictim(ctx, pod)
+			mu.Lock()
+			defer mu.Unlock()
+			if state.runs {
+				left[pod.UID] = true
+			} else if end := state.ends.Add(roundMargin); end.After(until) {
+				until = end
+			}
+			return err
+		})
+	}
+	err := group.Wait()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err == nil {
+		e.left, e.until = left, until
+	}
+	return err
+}
+
+// Inherited returns the rounds of a former leader that await Continue. Of each, a victim was evicted.
+func (x *Executor) Inherited(cause Cause) (rounds []Round) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, r := range x.present() {
+		if e := x.rounds[r.id()]; e.state == inherited && e.begun() && r.Cause == cause {
+			rounds = append(rounds, r)
+		}
+	}
+	return rounds
+}
+
+// Continue goes on with a round of a former leader, as long as wanted returns true. Its places must be reserved. It returns the end of the round; zero if
+// there is no such round any more.
+func (x *Executor) Continue(r Round, wanted func() bool) (until time.Time) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.rounds[r.id()]
+	if e == nil || e.state != inherited {
+		return time.Time{}
+	}
+	e.wanted, e.state, e.next = wanted, refused, x.Clock.Now()
+	return e.until
+}
+
+// Tries reports whether the pod is a victim of a round and its deletion may not be visible yet.
+func (x *Executor) Tries(uid gpu.PodUID) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.victimOf[uid]
+	return e != nil && (e.left[uid] || x.Clock.Since(e.asked) <= x.AnswerLost)
+}
+
+// Reserved returns the cards of the node that are reserved for pods of rounds.
+func (x *Executor) Reserved(node string) (cards []int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, e := range x.rounds {
+		for _, w := range e.For {
+			if w.Node == node {
+				cards = append(cards, w.Cards...)
+			}
+		}
+	}
+	return cards
+}
+
+// Spares reports whether the eviction of the pod was refused a short time ago.
+func (x *Executor) Spares(uid gpu.PodUID) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.spared.has(uid, x.Clock.Now())
+}
+
+// Full reports whether no further round can begin now.
+func (x *Executor) Full() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return !x.read || len(x.rounds) >= maxRounds
+}
+
+// refuse keeps a victim out of plans for a while if the API server has refused its eviction.
+func (x *Executor) refuse(v Victim, err error) {
+	if !answered(err) {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, pod := range v.Pods {
+		if !x.spared.has(pod.UID, x.Clock.Now()) { // Another member of its group may have been refused too.
+			x.spared.extend(pod.UID, x.Clock.Now(), victimPause, longestPause)
+		}
+	}
+}

@@ -1,0 +1,294 @@
+package eviction
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// executions is an API server with the group g1, g2, g3 and the pod s, and the round that evicts them for the pod w. Its API server deletes what
+// is evicted.
+type executions struct {
+	t      *testing.T
+	server *fake.Server
+	clock  *clocktesting.FakeClock
+	pods   []*corev1.Pod
+	round  Round
+	// refused are the pods whose eviction is refused, except for dry runs.
+	refused string
+	wanted  bool
+}
+
+func newExecutions(t *testing.T) *executions {
+	f := &executions{t: t, clock: clocktesting.NewFakeClock(begin), server: fake.NewServer(), wanted: true}
+	for _, name := range []string{"g1", "g2", "g3", "s", "w"} {
+		pod := fake.Pod(name, 4, fake.Bound("n1", 0))
+		if name == "w" {
+			pod = fake.Pod(name, 16)
+		}
+		f.pods = append(f.pods, pod)
+		f.server.Set(pod)
+	}
+	p := func(i int) gpu.Pod { return protocol.Pod(f.pods[i]) }
+	f.round = Round{
+		Cause: ByShare, For: []Waiting{{p(4), "n1", []int{0}}},
+		Victims: []Victim{{Pods: []gpu.Pod{p(0), p(1), p(2)}, For: p(4), What: "Evicted"}, {Pods: []gpu.Pod{p(3)}, For: p(4), What: "Evicted"}},
+	}
+	f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, dryRun bool) error {
+		switch {
+		case dryRun:
+		case strings.Contains(f.refused, pod.Name):
+			return budgetRefusal()
+		default:
+			for _, object := range f.pods {
+				if object.Name == pod.Name {
+					f.server.Set(fake.Edited(object, fake.Terminating(f.clock.Now().Add(30*time.Second))))
+				}
+			}
+		}
+		return nil
+	}})
+	return f
+}
+
+// process returns an Executor that leads from now on.
+func (f *executions) process(api API) *Executor {
+	c := newCluster(fake.Node("n1", 16), f.pods[0], f.pods[1], f.pods[2], f.pods[3], f.pods[4])
+	x := NewExecutor(Options{
+		API: api, Ledger: c.ledger, Cache: c, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{}, Journal: journalName,
+		AnswerLost: time.Minute, Leading: func() error { return nil }, Clock: f.clock, NewGroup: func(int) Group { return &inline{} },
+	})
+	x.Tick(context.Background())
+	return x
+}
+
+// evict makes the round, if its check succeeds.
+func (f *executions) evict(x *Executor) (time.Time, error) {
+	if err := x.Check(context.Background(), f.round.Victims); err != nil {
+		return time.Time{}, err
+	}
+	_, until, err := x.Evict(context.Background(), f.round, func() bool { return f.wanted })
+	return until, err
+}
+
+// later lets time pass in steps of a second.
+func (f *executions) later(x *Executor, d time.Duration) {
+	for range d / time.Second {
+		f.clock.Step(time.Second)
+		x.Tick(context.Background())
+	}
+}
+
+// running returns the names of the victims that run.
+func (f *executions) running() string {
+	var names []string
+	for _, pod := range f.pods[:4] {
+		if live := f.server.Get(pod); live != nil && live.DeletionTimestamp == nil {
+			names = append(names, pod.Name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// inline is a Group that runs one function after the other.
+type inline struct{ err error }
+
+func (g *inline) Go(run func() error) { g.err = errors.Join(g.err, run()) }
+func (g *inline) Wait() error         { return g.err }
+
+// mortal is the API of a process that dies at its nth call: before or after the API server has made it.
+type mortal struct {
+	API
+	left  int
+	after bool
+}
+
+var errDead = fmt.Errorf("dead: %w", errLost)
+
+func call[T any](m *mortal, make func() (T, error)) (T, error) {
+	var none T
+	switch m.left--; {
+	case m.left > 0:
+		return make()
+	case m.left == 0 && m.after:
+		_, _ = make()
+	}
+	return none, errDead
+}
+
+func (m *mortal) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {
+	_, err := call(m, func() (bool, error) { return true, m.API.Evict(ctx, pod, grace, dryRun) })
+	return err
+}
+
+func (m *mortal) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return call(m, func() (*corev1.Pod, error) { return m.API.Pod(ctx, namespace, name) })
+}
+
+func (m *mortal) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	return call(m, func() (*corev1.ConfigMap, error) { return m.API.ConfigMap(ctx, namespace, name) })
+}
+
+func (m *mortal) CreateConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	return call(m, func() (*corev1.ConfigMap, error) { return m.API.CreateConfigMap(ctx, namespace, name) })
+}
+
+func (m *mortal) PatchConfigMap(ctx context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error) {
+	return call(m, func() (*corev1.ConfigMap, error) { return m.API.PatchConfigMap(ctx, namespace, name, version, data) })
+}
+
+// The leader dies at each call to the API server of a round, and the next one at each of its calls. The one after them finishes what they have begun:
+// all victims if the pod still waits, else the rest of the group. Nothing else is evicted.
+func TestExecutorDies(t *testing.T) {
+	const calls = 22 // A round needs 19.
+	for _, waits := range []bool{true, false} {
+		for _, after := range []bool{true, false} {
+			outcomes := map[string]int{}
+			for first := range calls {
+				for second := range calls {
+					f := newExecutions(t)
+					_, _ = f.evict(f.process(&mortal{f.server, first + 1, after}))
+					before := f.running()
+					f.next(&mortal{f.server, second + 1, after}, waits)
+					f.next(f.server, waits)
+					running, begun := f.running(), before != "g1 g2 g3 s"
+					outcomes[running]++
+					if begun != (running != "g1 g2 g3 s") || begun && running != "" && (waits || running != "s") {
+						t.Errorf("dead at calls %d and %d, after them %t, waits %t: first %q run, in the end %q", first+1, second+1, after, waits, before, running)
+					}
+				}
+			}
+			if len(outcomes) < 2 {
+				t.Errorf("outcomes %v", outcomes)
+			}
+		}
+	}
+}
+
+// next is a process that takes over.
+func (f *executions) next(api API, waits bool) {
+	x := f.process(api)
+	for range 3 * time.Minute / time.Second {
+		f.later(x, time.Second)
+		for _, r := range x.Inherited(ByShare) {
+			if waits {
+				x.Continue(r, func() bool { return true })
+			}
+		}
+	}
+}
+
+// What the API server refuses after the dry run is retried until the round ends, as long as the pod waits. A group is finished in any case.
+func TestExecutorRetries(t *testing.T) {
+	for name, tc := range map[string]struct {
+		refused   string
+		meanwhile func(f *executions, x *Executor)
+		running   string
+		began     bool
+	}{
+		"nothing is refused":           {"", nil, "", true},
+		"the first one":                {"g1", nil, "g1 g2 g3 s", false},
+		"for some time":                {"g2 s", func(f *executions, x *Executor) { f.later(x, 20*time.Second); f.refused = "" }, "", true},
+		"until the end":                {"g2 s", nil, "g2 s", true},
+		"until after the end":          {"g2 s", func(f *executions, x *Executor) { f.later(x, 92*time.Second); f.refused = "" }, "g2 s", true},
+		"the pod doesn't wait anymore": {"g2 s", func(f *executions, _ *Executor) { f.wanted, f.refused = false, "" }, "s", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newExecutions(t)
+			x := f.process(f.server)
+			f.refused = tc.refused
+			until, err := f.evict(x)
+			if began := !until.IsZero(); began != tc.began || (err != nil) != (tc.refused != "") {
+				t.Errorf("began %t, %v", began, err)
+			}
+			if tc.meanwhile != nil {
+				tc.meanwhile(f, x)
+			}
+			f.later(x, 3*time.Minute)
+			if got := f.running(); got != tc.running {
+				t.Errorf("%q run, want %q", got, tc.running)
+			}
+			if object, _ := f.server.ConfigMap(t.Context(), journalName.Namespace, journalName.Name); object.Data[keyRounds] != "null" && object.Data[keyRounds] != "[]" {
+				t.Errorf("still recorded: %s", object.Data[keyRounds])
+			}
+			if len(x.rounds)+len(x.victimOf) > 0 {
+				t.Error("the round doesn't end")
+			}
+		})
+	}
+}
+
+// A pod with a long grace period gets a shorter one, and one with a short grace period keeps it.
+func TestGracePeriod(t *testing.T) {
+	f := newExecutions(t)
+	for i, seconds := range []int64{30 * 24 * 60 * 60, 600, 0} {
+		f.pods[i].Spec.TerminationGracePeriodSeconds = ptr.To(seconds)
+		f.server.Set(f.pods[i])
+	}
+	until, err := f.evict(f.process(f.server))
+	if want := begin.Add(MaxGracePeriod + roundMargin); err != nil || !until.Equal(want) {
+		t.Errorf("the round ends at %v, want %v: %v", until, want, err)
+	}
+	got := f.server.Calls().Evicted
+	slices.Sort(got)
+	if diff := cmp.Diff([]string{"?g1 600s", "?g2", "?g3", "?s", "g1 600s", "g2", "g3", "s"}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// Nothing is evicted if the round can't be recorded.
+func TestExecutorRecords(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before func(f *executions, x *Executor)
+		want   error
+	}{
+		"the API server refuses": {func(f *executions, _ *Executor) {
+			f.server.Answer(fake.Answers{Record: func(string) error { return errDead }})
+		}, errDead},
+		"another process has written": {func(f *executions, _ *Executor) {
+			other := f.process(f.server)
+			if _, err := f.evict(other); err != nil {
+				t.Fatal(err)
+			}
+			f.server.Set(f.pods[0])
+		}, errOtherHolder},
+		"the record is full": {func(f *executions, _ *Executor) {
+			v := f.round.Victims[0]
+			v.Pods = slices.Repeat(v.Pods, maxJournal/30)
+			f.round.Victims = append(f.round.Victims, v)
+		}, errJournalFull},
+		"there are as many rounds as possible": {func(f *executions, x *Executor) {
+			for i := range maxRounds {
+				x.add(&execution{Round: Round{For: []Waiting{{Pod: gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i))}}}}})
+			}
+		}, errTooMany},
+		"the former leader's rounds aren't read": {func(_ *executions, x *Executor) { x.resign() }, errNotRead},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newExecutions(t)
+			x := f.process(f.server)
+			tc.before(f, x)
+			before := len(f.server.Calls().Evicted)
+			if _, until, err := x.Evict(t.Context(), f.round, func() bool { return true }); !errors.Is(err, tc.want) || !until.IsZero() {
+				t.Errorf("until %v, %v; want %v", until, err, tc.want)
+			}
+			if got := f.server.Calls().Evicted[before:]; len(got) > 0 {
+				t.Errorf("evicted %v", got)
+			}
+		})
+	}
+}
