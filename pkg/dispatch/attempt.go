@@ -48,7 +48,7 @@ type reclaimPause struct {
 // beginAttempt requests room for the tenants that have been below their share for long enough.
 func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time.Time) {
 	units := m.reclaimUnits(slices.DeleteFunc(slices.Clone(starving), func(s starvingTenant) bool {
-		return now.Sub(m.reclaims.below[s.Name]) < m.ReclaimAfter
+		return m.reclaims.below[s.Name] < m.ReclaimAfter
 	}), now)
 	if len(units) == 0 {
 		return
@@ -205,7 +205,7 @@ func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 // pauseReclaim pauses the units of a kind: for longer each time that nothing was achieved.
 func (m *Manager) pauseReclaim(kind reclaimKind, doubles bool, now time.Time) {
 	maps.DeleteFunc(m.reclaims.pauses, func(other reclaimKind, p reclaimPause) bool {
-		return other != kind && now.Sub(p.until) > 2*(maxPause+holdLife) // Most have no pods any more.
+		return other != kind && now.Sub(p.until) > 4*maxPause // Most have no pods any more.
 	})
 	last := m.reclaims.pauses[kind]
 	if now.Before(last.until) {

@@ -13,8 +13,8 @@ const (
 	maxReclaim = maxOpen
 	// maxAttempts limits the attempts whose victims have not ended. It is the limit of the executor of evictions.
 	maxAttempts = 16
-	// holdLife is a pause after an attempt to add nodes. freedLife is how long places are held after the victims have ended.
-	holdLife, freedLife = 10 * time.Minute, 10 * time.Second
+	// freedLife is how long places are held after the victims have ended.
+	freedLife = 10 * time.Second
 	// minReclaimPause is the pause of a tenant's units of one kind after an attempt without success; it doubles each time, up to maxPause,
 	// unless something changed while the plan was made.
 	minReclaimPause = 10 * time.Second
