@@ -137,8 +137,8 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.BoolVar(&o.ui, "ui", true, "serve the read-only web page at /ui of --ui-listen-address; it shows the same data as kubectl inspect gpushare")
 	f.StringVar(&o.uiAddress, "ui-listen-address", "127.0.0.1:12346", "`address` of the web page; no client certificate is required there, so set a reachable address only if every client that reaches it may see the pods")
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
-	f.StringVar(&o.cardPolicy, "card-policy", placement.Policies()[0].String(), "how a card is chosen among those of a node with enough free memory: "+placement.Choices())
-	f.StringVar(&o.nodePolicy, "node-policy", placement.Policies()[0].String(), "which nodes are scored higher: "+placement.Choices())
+	f.StringVar(&o.cardPolicy, "card-policy", placement.Policies()[0].String(), "how a card is chosen among those of a node with enough free memory: "+placement.Choices(placement.Policies()))
+	f.StringVar(&o.nodePolicy, "node-policy", placement.NodePolicies()[0].String(), "which nodes are scored higher: "+placement.Choices(placement.NodePolicies()))
 	f.IntVar(&o.filterBest, "filter-best", 1, "with more than --filter-best-above candidate nodes, filter returns at most this many, all with the best score. 0 returns every node that fits: use 0 if another extender filters after this one")
 	f.IntVar(&o.bestAbove, "filter-best-above", 32, "number of candidate nodes up to which filter returns all nodes that fit, with the reasons why the others don't")
 	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "maximum duration of a bind, without the time for which a group is held; more than 0, 1m at most, and less than the httpTimeout in kube-scheduler's configuration. Increase it if binds time out because the API server is slow")
@@ -199,10 +199,10 @@ func (o options) sampleSize() func(nodes int) int {
 }
 
 func (o options) validate() error {
-	if _, err := placement.ParsePolicy(o.cardPolicy); err != nil {
+	if _, err := placement.ParsePolicy(o.cardPolicy, placement.Policies()); err != nil {
 		return fmt.Errorf("--card-policy: %w", err)
 	}
-	if _, err := placement.ParsePolicy(o.nodePolicy); err != nil {
+	if _, err := placement.ParsePolicy(o.nodePolicy, placement.NodePolicies()); err != nil {
 		return fmt.Errorf("--node-policy: %w", err)
 	}
 	switch {

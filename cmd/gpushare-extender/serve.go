@@ -98,8 +98,8 @@ func serve(ctx context.Context, o options) error {
 	defer stopEvents()
 
 	// validate has checked both.
-	cardPolicy, _ := placement.ParsePolicy(o.cardPolicy)
-	nodePolicy, _ := placement.ParsePolicy(o.nodePolicy)
+	cardPolicy, _ := placement.ParsePolicy(o.cardPolicy, placement.Policies())
+	nodePolicy, _ := placement.ParsePolicy(o.nodePolicy, placement.NodePolicies())
 
 	groups := metrics.NewGangs(registry)
 	var elector *leader.Elector

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,6 +45,8 @@ type PodInfo struct {
 	Unserved bool
 	// GraceSeconds is metadata.deletionGracePeriodSeconds, between the request for the deletion and DeletionTime.
 	GraceSeconds int32
+	// Created is when a pod that asks for GPU memory was created, in seconds as Unix counts them.
+	Created uint32
 	// DeletionTime is metadata.deletionTimestamp, the end of the grace period; zero if the pod isn't being deleted.
 	DeletionTime time.Time
 	// Labels are the labels of a pod that has a node and asks for GPU memory, for disruption budgets; nil for other pods.
@@ -73,6 +76,9 @@ type PodInfo struct {
 	// RequestProblem is why the pod gets no GPU memory although it seems to ask for some, see diagnosis.RequestProblem; empty
 	// if it asks for none, or for some in the right way.
 	RequestProblem string
+
+	// Owner is the UID of the controller of a pod that asks for GPU memory, if it has one.
+	Owner unique.Handle[string]
 
 	resourceVersion string
 }
@@ -112,6 +118,10 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	}
 	if p.Request == 0 {
 		return p
+	}
+	p.Created = uint32(max(pod.CreationTimestamp.Unix(), 0))
+	if owner := metav1.GetControllerOfNoCopy(object); owner != nil {
+		p.Owner = unique.Make(string(owner.UID))
 	}
 	if p.Node == "" && p.NumCards() > 1 && !p.TooLarge {
 		for i := range pod.Spec.Containers {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // Cluster knows which nodes pods can use, and what nodes have free besides GPU memory: CPU, memory, pods, extended resources. Event handlers
@@ -66,6 +67,15 @@ func (c *Cluster) Among(constraints unique.Handle[string], nodes []string) []str
 // or all. It is what the call costs, beside the size of the constraints. all is the number of all nodes.
 func (c *Cluster) Unmatched(constraints unique.Handle[string]) (unmatched, all int) {
 	return c.usable.unmatched(constraints)
+}
+
+// Shape implements ledger.Shapes.
+func (c *Cluster) Shape(uid gpu.PodUID) (placement.Shape, bool) { return c.free.shape(uid) }
+
+// FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, and the revision of this state. Of what the
+// node doesn't list, everything is free. ok is false if the node isn't known.
+func (c *Cluster) FreeBeside(node string) (free placement.Beside, revision uint64, ok bool) {
+	return c.free.beside(node)
 }
 
 // Revision counts the changes of what nodes have free. It is independent of the ledger's revision, which counts those of GPU memory.

@@ -3,12 +3,14 @@ package eligibility
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // freeAmounts counts what pods use of their nodes besides GPU memory. A change of a pod adds the difference to its node. Any order of changes
@@ -181,6 +183,34 @@ func (f *freeAmounts) of(name string, planned []gpu.PodUID) (free *room, pending
 		}
 	}
 	return n.room, pending
+}
+
+// beside returns what the bound pods leave of the node, see Cluster.FreeBeside.
+func (f *freeAmounts) beside(name string) (free placement.Beside, revision uint64, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.nodes[name]
+	if n == nil || !n.known {
+		return placement.Beside{}, f.revision, false
+	}
+	left := func(resource corev1.ResourceName) int64 {
+		allocatable, listed := n.allocatable[resource]
+		if !listed {
+			return math.MaxInt64
+		}
+		return max(allocatable-n.used[resource], 0)
+	}
+	return placement.Beside{CPU: left(corev1.ResourceCPU), NodeMemory: left(corev1.ResourceMemory)}, f.revision, true
+}
+
+// shape returns what the pod asks for of its node.
+func (f *freeAmounts) shape(uid gpu.PodUID) (shape placement.Shape, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if pod := f.pods[uid]; pod != nil {
+		return pod.Shape(), true
+	}
+	return placement.Shape{}, false
 }
 
 // pending returns the pod if it still needs a node.

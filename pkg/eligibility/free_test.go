@@ -2,6 +2,7 @@ package eligibility
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // randomCluster is a Cluster beside what was reported to it.
@@ -180,5 +182,36 @@ func TestFreeRevision(t *testing.T) {
 	c.free.setNode("n", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8000m")})
 	if got := c.Revision(); got != revision {
 		t.Errorf("revision %d, want %d", got, revision)
+	}
+}
+
+// TestFreeBeside: what the bound pods leave of a node's CPU and memory, and what a pod asks for.
+func TestFreeBeside(t *testing.T) {
+	c := NewCluster()
+	use := func(uid gpu.PodUID, node string, request gpu.Memory, cpu, memory int64) *PodUse {
+		return &PodUse{Pod: gpu.Pod{UID: uid, Request: request}, Node: node, Requests: Amounts{corev1.ResourceCPU: cpu, corev1.ResourceMemory: memory}}
+	}
+	c.SetPod(use("early", "n1", 4, 1000, 100)) // Pods can come before their node.
+	if _, _, known := c.FreeBeside("n1"); known {
+		t.Error("a node that isn't known has something free")
+	}
+	c.free.setNode("n1", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8"), corev1.ResourceMemory: resource.MustParse("1000")})
+	c.free.setNode("n2", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8")})
+	c.SetPod(use("without GPU memory", "n1", 0, 2000, 200))
+	c.SetPod(use("pending", "", 4, 3000, 300))
+	before, revision, _ := c.FreeBeside("n1")
+	c.SetPod(use("too much", "n1", 0, 9000, 0))
+	after, later, _ := c.FreeBeside("n1")
+	other, _, _ := c.FreeBeside("n2")
+	want := []placement.Beside{{CPU: 5000, NodeMemory: 700}, {CPU: 0, NodeMemory: 700}, {CPU: 8000, NodeMemory: math.MaxInt64}}
+	if diff := cmp.Diff(want, []placement.Beside{before, after, other}); diff != "" || later <= revision {
+		t.Errorf("at revisions %d and %d (-want +got):\n%s", revision, later, diff)
+	}
+	shape, known := c.Shape("pending")
+	if want := (placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, Beside: placement.Beside{CPU: 3000, NodeMemory: 300}}); !known || shape != want {
+		t.Errorf("shape %+v, want %+v", shape, want)
+	}
+	if shape, _ := c.Shape("without GPU memory"); shape.Cards != 0 || shape.CPU != 2000 {
+		t.Errorf("shape %+v of a pod without GPU memory", shape)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -30,6 +31,17 @@ func (p *PodUse) pending() bool { return p.Node == "" && !p.Leaving && p.Request
 // pkg/scheduler/framework/runtime/framework.go, addGENominatedPods).
 func (p *PodUse) CountsFor(other *PodUse) bool {
 	return p.Node != "" || p.UID != other.UID && p.Priority >= other.Priority
+}
+
+// Shape returns what the pod asks for of its node.
+func (p *PodUse) Shape() placement.Shape {
+	shape := placement.Shape{Demand: p.Demand(), Constraints: p.Constraints, Beside: placement.Beside{
+		CPU: p.Requests[corev1.ResourceCPU], NodeMemory: p.Requests[corev1.ResourceMemory],
+	}}
+	if p.Request == 0 {
+		shape.Demand = gpu.Demand{}
+	}
+	return shape
 }
 
 // same reports whether two states of a pod make no difference here.

@@ -73,10 +73,13 @@ func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) reasons.Reason {
 	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod, true), *demand))
 }
 
-// suit is fit with the node's suitability.
-func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand) (placement.Suitability, reasons.Reason) {
+// suit is fit with the node's suitability. kind is kindOf the pod.
+func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand, kind int) (placement.Suitability, reasons.Reason) {
 	if reason := n.accepts(demand); reason != reasons.Fits {
 		return 0, reason
+	}
+	if kind != noKind {
+		return l.suitByCost(n, view, pod, demand, kind)
 	}
 	if len(n.reserved) == 0 && len(n.tentative) == 0 {
 		if floor := view.Best.Floor(); floor >= 0 && demand.Cards == 1 && demand.Cores == 0 {
@@ -90,11 +93,17 @@ func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand) (pl
 		}
 		return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
 	}
+	cards := l.cardsSeen(n, view, pod)
+	totals := placement.Sum(cards)
+	suits, reason := placement.Suit(&view.Card, &view.Node, cards, &totals, demand)
+	return suits, l.orReserved(n, pod, reason)
+}
+
+// cardsSeen returns the node's cards as the pod sees them in the view. The caller must not change them.
+func (l *Ledger) cardsSeen(n *node, view *View, pod *gpu.Pod) []placement.Card {
 	cards := l.cardsFor(n, pod, true)
 	if !view.TentativeAt.IsZero() {
 		cards = n.withTentative(cards, view, pod)
 	}
-	totals := placement.Sum(cards)
-	suits, reason := placement.Suit(&view.Card, &view.Node, cards, &totals, demand)
-	return suits, l.orReserved(n, pod, reason)
+	return cards
 }

@@ -2,11 +2,13 @@ package ledger_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -80,6 +82,63 @@ func BenchmarkRank(b *testing.B) {
 			})
 		}
 	}, sizes...)
+}
+
+// BenchmarkRankLeastWaste ranks pods of 64 random shapes, alternately, on nodes that are full to about 90%. Before each call a node has changed.
+func BenchmarkRankLeastWaste(b *testing.B) {
+	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
+		random, shapes, kinds := rand.New(rand.NewPCG(1, 2)), shapesOf{}, []placement.Kind(nil)
+		for _, name := range names {
+			l.SetBeside(name, placement.Beside{CPU: 1000 * random.Int64N(64), NodeMemory: random.Int64N(256) << 30}, 1)
+		}
+		pods := make([]gpu.Pod, placement.MaxKinds)
+		for i := range pods {
+			pods[i] = pod(fmt.Sprint("asking-", i), 50+gpu.Memory(random.IntN(2000)))
+			shape := placement.Shape{
+				Demand: pods[i].Demand(), Beside: placement.Beside{CPU: 1000 * random.Int64N(32), NodeMemory: random.Int64N(64) << 30},
+			}
+			shapes[pods[i].UID], kinds = shape, append(kinds, placement.Kind{Shape: shape, Frequency: random.Float64()})
+		}
+		l.Expect(kinds, placement.Binpack, func(unique.Handle[string]) []string { return names })
+		for i := 0; b.Loop(); i++ {
+			node := names[random.IntN(len(names))]
+			if changing := pod("changing-"+node, 10); !l.Release(changing.UID) {
+				if _, err := l.Reserve(node, changing, placement.Binpack, at); err != nil {
+					b.Fatal(err)
+				}
+			}
+			best := placement.Best{K: 1}
+			view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, Shapes: shapes, Best: &best, TentativeAt: at}
+			l.Rank(view, pods[i%len(pods)], names, func(i int, suits placement.Suitability, reason reasons.Reason) {
+				if reason == reasons.Fits {
+					best.Add(placement.Candidate{Node: i, Suits: suits})
+				}
+			})
+		}
+	}, sizes...)
+}
+
+// BenchmarkExpect measures how long a new outlook takes.
+func BenchmarkExpect(b *testing.B) {
+	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
+		random, kinds := rand.New(rand.NewPCG(1, 2)), []placement.Kind(nil)
+		for range placement.MaxKinds {
+			kinds = append(kinds, placement.Kind{Frequency: random.Float64(), Shape: placement.Shape{
+				Demand: gpu.Demand{Cards: 1, Memory: 50 + gpu.Memory(random.IntN(2000)), Containers: 1}, Beside: placement.Beside{CPU: 1000 * random.Int64N(32)},
+			}})
+		}
+		for b.Loop() {
+			l.Expect(kinds, placement.Binpack, func(unique.Handle[string]) []string { return names })
+		}
+	}, sizes...)
+}
+
+// shapesOf are the shapes of pods.
+type shapesOf map[gpu.PodUID]placement.Shape
+
+func (s shapesOf) Shape(uid gpu.PodUID) (placement.Shape, bool) {
+	shape, known := s[uid]
+	return shape, known
 }
 
 // reserveAndRelease reserves memory for a pod on the node and releases it.

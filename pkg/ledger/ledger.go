@@ -112,6 +112,8 @@ type Ledger struct {
 	leaving      map[string]struct{}
 	reservations reservations
 	tentative    tentativePlacements
+	// outlook is what Expect has set last; nil if nothing is expected.
+	outlook *placement.Outlook
 	// memory caches the result of Memory; nil after a change of a node's cards.
 	memory atomic.Pointer[gpu.Memory]
 	// revision is incremented by every change of a node, see ChangesSince. forgotten is the revision of the last change that
@@ -224,6 +226,8 @@ func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 type View struct {
 	// Card and Node are the policies by which a node's suitability is computed.
 	Card, Node placement.Policy
+	// Shapes knows what pods ask for, for a Node policy by cost. Of pods that it doesn't know, only the demand is known.
+	Shapes Shapes
 	// TentativeAt is the present time if tentative placements of other pods count as allocated; zero if they don't.
 	TentativeAt time.Time
 	// Best is an optimization for callers of Rank that need only the best nodes and add each node that fits to Best. For a node that can't be
@@ -238,7 +242,11 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
-	demand := pod.Demand()
+	demand, kind, exact := pod.Demand(), noKind, true
+	if !allocated {
+		kind, exact = l.kindOf(&view, &pod)
+	}
+	var later []rankedNode
 	l.each(names, func(i int, n *node) {
 		switch {
 		case allocated && home == names[i]:
@@ -246,10 +254,18 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 		case allocated:
 			visit(i, 0, reasons.Elsewhere)
 		default:
-			suits, reason := l.suit(n, &view, &pod, &demand)
-			visit(i, suits, reason)
+			suits, reason := l.suit(n, &view, &pod, &demand, kind)
+			if exact {
+				visit(i, suits, reason)
+			} else {
+				later = append(later, rankedNode{n, suits, reason})
+			}
 		}
 	})
+	l.refine(&view, &pod, later)
+	for i := range later {
+		visit(i, later[i].suits, later[i].reason)
+	}
 	return l.tentative.anyCounts(view)
 }
 
@@ -545,7 +561,7 @@ func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
 		what(func(name string, how func(*node)) {
 			n, ok := l.nodes[name]
 			if !ok {
-				n = &node{allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name]}
+				n = &node{allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name], beside: unlimited}
 				// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
 				l.nodes[strings.Clone(name)] = n
 				l.membership++

@@ -3,6 +3,7 @@ package ledger
 import (
 	"cmp"
 	"slices"
+	"sync/atomic"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -28,6 +29,12 @@ type node struct {
 	reserved []reserved
 	// tentative are the tentative placements that name this node, see AddTentative.
 	tentative []tentativePod
+	// costs are those of the outlook; nil if the node or the outlook has changed since they were computed.
+	costs atomic.Pointer[placement.Costs]
+	// beside is what is free beside the cards, and excluded has the kinds of the outlook that can't use the node.
+	beside         placement.Beside
+	besideRevision uint64
+	excluded       uint64
 
 	unit              gpu.Unit
 	closed, isolation string

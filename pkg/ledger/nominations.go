@@ -44,10 +44,14 @@ func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) [
 	defer l.mu.Unlock()
 	ranks := rankings{
 		ledger: l,
-		rate: func(n *node, request *Request) (float64, bool) {
+		kind: func(pod *gpu.Pod) int {
+			kind, _ := l.kindOf(&view, pod)
+			return kind
+		},
+		rate: func(n *node, request *Request, kind int) (float64, bool) {
 			pod, demand := request.Pod, request.Pod.Demand()
 			pod.UID = "" // The ranking is for all pods like this one, which sees its own nomination as free memory.
-			suits, reason := l.suit(n, &view, &pod, &demand)
+			suits, reason := l.suit(n, &view, &pod, &demand, kind)
 			return float64(suits), reason == reasons.Fits
 		},
 		put: func(name string, n *node, pod gpu.Pod) bool {

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"unique"
 
+	"github.com/gpushare/gpushare/pkg/arrivals"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -14,17 +16,28 @@ import (
 // TestPacking places 3,000 random pods on 1,000 nodes of eight cards, one after the other. If every fifth of them asks for as much of two
 // cards, or of four, nearly as much of the memory of the cards in use is allocated.
 func TestPacking(t *testing.T) {
-	one, several := packed(t, false), packed(t, true)
+	one, several := packed(t, binpack, false), packed(t, binpack, true)
 	t.Logf("allocated of the cards in use: %.1f%% by pods with one card, %.1f%% if a fifth has several", 100*one, 100*several)
 	if one < 0.9 || several < one-0.02 {
 		t.Errorf("too little is allocated of the cards in use: %.3f and %.3f", one, several)
 	}
 }
 
+// TestPackingByCost is TestPacking with the policy least-waste. All sizes of pods are equally frequent, and most are no kind of the outlook.
+func TestPackingByCost(t *testing.T) {
+	view := binpack
+	view.Node = placement.LeastWaste
+	one, several := packed(t, view, false), packed(t, view, true)
+	t.Logf("allocated of the cards in use: %.1f%% by pods with one card, %.1f%% if a fifth has several", 100*one, 100*several)
+	if one < 0.97 || several < one-0.02 {
+		t.Errorf("too little is allocated of the cards in use: %.3f and %.3f", one, several)
+	}
+}
+
 // packed returns the part of the memory of the cards in use that is allocated.
-func packed(t *testing.T, several bool) float64 {
+func packed(t *testing.T, view ledger.View, several bool) float64 {
 	const card = 16276
-	f, random := newFixture(t), rand.New(rand.NewPCG(1, 0))
+	f, random, seen := newFixture(t), rand.New(rand.NewPCG(1, 0)), arrivals.NewCounter()
 	names := make([]string, 1000)
 	for i := range names {
 		names[i] = fmt.Sprint("n", i)
@@ -36,8 +49,11 @@ func packed(t *testing.T, several bool) float64 {
 			p.Cards = 2 + 2*(i/5%2)
 			p.Request *= gpu.Memory(p.Cards)
 		}
+		if seen.Add(placement.Shape{Demand: p.Demand()}, unique.Make(string(p.UID)), at) && view.Node.ByCost() {
+			f.Expect(seen.Kinds(), view.Card, func(unique.Handle[string]) []string { return names })
+		}
 		best := placement.Best{K: 1}
-		f.Rank(binpack, p, names, func(i int, suits placement.Suitability, reason reasons.Reason) {
+		f.Rank(view, p, names, func(i int, suits placement.Suitability, reason reasons.Reason) {
 			if reason == reasons.Fits {
 				best.Add(placement.Candidate{Node: i, Suits: suits})
 			}

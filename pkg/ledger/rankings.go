@@ -12,9 +12,11 @@ import (
 // before it is used.
 type rankings struct {
 	ledger *Ledger
+	// kind returns the kind of a pod, for views by cost; nil if none is by cost.
+	kind func(*gpu.Pod) int
 	// rate returns how good the node is for the request, and whether the request fits the node. It depends only on the node
 	// and on what is in the key.
-	rate func(*node, *Request) (rate float64, fits bool)
+	rate func(n *node, request *Request, kind int) (rate float64, fits bool)
 	// put places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the
 	// pod doesn't fit for a reason that rate doesn't know.
 	put func(name string, n *node, pod gpu.Pod) bool
@@ -31,6 +33,7 @@ type rankingKey struct {
 	list     listKey
 	demand   gpu.Demand
 	priority int32
+	kind     int
 	// own are the pod's own reservations, but for its nomination.
 	own ownReservations
 }
@@ -53,6 +56,7 @@ func keyOf(names []string) listKey {
 type ranking struct {
 	*rankings
 	like        Request
+	kind        int // That of the key.
 	used, built bool
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
 	nodes []ranked
@@ -91,15 +95,18 @@ func (r *rankings) first(requests []Request) *ranking {
 // of returns the ranking for the request.
 func (r *rankings) of(request *Request) *ranking {
 	key := rankingKey{
-		list: keyOf(request.Nodes), demand: request.Pod.Demand(), priority: request.Pod.Priority, own: r.ledger.reservations.byPod[request.Pod.UID],
+		list: keyOf(request.Nodes), kind: noKind, demand: request.Pod.Demand(), priority: request.Pod.Priority, own: r.ledger.reservations.byPod[request.Pod.UID],
 	}
 	key.own[Nominated] = nil
+	if r.kind != nil {
+		key.kind = r.kind(&request.Pod)
+	}
 	known := r.byKey[key]
 	if known == nil {
 		if r.byKey == nil || len(r.byKey) >= maxRankings {
 			r.byKey = map[rankingKey]*ranking{}
 		}
-		known = &ranking{rankings: r, like: *request}
+		known = &ranking{rankings: r, like: *request, kind: key.kind}
 		r.byKey[key] = known
 	}
 	return known
@@ -111,7 +118,7 @@ func (r *ranking) each(visit func(ranked)) {
 		if n == nil {
 			return
 		}
-		if rate, fits := r.rate(n, &r.like); fits {
+		if rate, fits := r.rate(n, &r.like, r.kind); fits {
 			visit(ranked{n, rate, i, n.revision})
 		}
 	})
@@ -165,7 +172,7 @@ func (r *ranking) placeByHeap(pod gpu.Pod) (string, bool) {
 		case r.put(r.name(best), best.node, pod):
 			r.record(best.node)
 			r.applied = len(r.changes)
-			if rate, fits := r.rate(best.node, &r.like); fits {
+			if rate, fits := r.rate(best.node, &r.like, r.kind); fits {
 				r.nodes[0].rate, r.nodes[0].at = rate, best.node.revision
 				heap.Fix(r, 0)
 			} else {
@@ -196,7 +203,7 @@ func (r *ranking) apply() {
 		if !listed {
 			continue
 		}
-		if rate, fits := r.rate(n, &r.like); fits {
+		if rate, fits := r.rate(n, &r.like, r.kind); fits {
 			heap.Push(r, ranked{n, rate, i, n.revision})
 		}
 	}

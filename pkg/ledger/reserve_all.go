@@ -156,7 +156,7 @@ func (l *Ledger) try(view View, capacity Capacity, at time.Time, what func(t *tr
 			Ledger: l, view: view, capacity: capacity, at: at,
 			released: map[gpu.PodUID]releasedAllocation{}, before: map[string]room{},
 		}
-		t.ranks = rankings{ledger: l, rate: t.rate, put: t.put}
+		t.ranks = rankings{ledger: l, kind: t.kind, rate: t.rate, put: t.put}
 		if !what(t) {
 			t.undo()
 			return nil
@@ -278,16 +278,22 @@ func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 		return "", false
 	}
 	defer t.ranks.record(n) // The nomination doesn't count any more, wherever the pod is placed.
-	if _, fits := t.rate(n, request); !fits || !t.put(name, n, request.Pod) {
+	if _, fits := t.rate(n, request, t.kind(&request.Pod)); !fits || !t.put(name, n, request.Pod) {
 		return "", false
 	}
 	return name, true
 }
 
-// rate returns the suitability of the node for the request, and whether the request fits the node's cards.
-func (t *trial) rate(n *node, request *Request) (float64, bool) {
+// kind returns the pod's kind.
+func (t *trial) kind(pod *gpu.Pod) int {
+	kind, _ := t.kindOf(&t.view, pod)
+	return kind
+}
+
+// rate returns the suitability of the node for the request, whose pod has that kind, and whether the request fits the node's cards.
+func (t *trial) rate(n *node, request *Request, kind int) (float64, bool) {
 	demand := request.Pod.Demand()
-	suits, reason := t.suit(n, &t.view, &request.Pod, &demand)
+	suits, reason := t.suit(n, &t.view, &request.Pod, &demand, kind)
 	return float64(suits), reason == reasons.Fits
 }
 

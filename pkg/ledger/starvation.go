@@ -24,7 +24,7 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 
 func (l *Ledger) reserveForStarving(requests []Request, priority int32, label string, capacity Capacity) (reserved bool) {
 	made := l.addReservation(Reservation{Source: Starving, Label: label, Priority: priority, Lasting: true})
-	rate := func(n *node, request *Request) (float64, bool) { return n.rateEmptiest(request, made) }
+	rate := func(n *node, request *Request, _ int) (float64, bool) { return n.rateEmptiest(request, made) }
 	ranks := rankings{ledger: l, rate: rate, put: func(name string, n *node, pod gpu.Pod) bool {
 		if capacity != nil && !capacity.Take(name, pod.UID) {
 			return false

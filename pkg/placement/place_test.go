@@ -87,8 +87,8 @@ func TestPolicies(t *testing.T) {
 		}
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	for _, p := range Policies() {
-		parsed, err := ParsePolicy(p.String())
+	for _, p := range NodePolicies() {
+		parsed, err := ParsePolicy(p.String(), NodePolicies())
 		if err != nil || parsed.String() != p.String() {
 			t.Errorf("ParsePolicy(%q) = %v, %v", p, parsed, err)
 		}
@@ -110,10 +110,10 @@ func TestPolicies(t *testing.T) {
 			}
 		}
 	}
-	if got, want := Choices(), "binpack (least free memory) or spread (most free memory)"; got != want {
+	if got, want := Choices(Policies()), "binpack (least free memory) or spread (most free memory)"; got != want {
 		t.Errorf("choices %q, want %q", got, want)
 	}
-	_, err := ParsePolicy("random")
+	_, err := ParsePolicy("random", Policies())
 	if diff := cmp.Diff(`unknown policy "random": want binpack or spread`, fmt.Sprint(err)); diff != "" {
 		t.Errorf("error (-want +got):\n%s", diff)
 	}
@@ -125,16 +125,16 @@ func TestChartPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var want []string
-	for _, p := range Policies() {
-		want = append(want, p.String())
-	}
-	for _, flag := range []string{"cardPolicy", "nodePolicy"} {
+	for flag, policies := range map[string][]Policy{"cardPolicy": Policies(), "nodePolicy": NodePolicies()} {
+		var want []string
+		for _, p := range policies {
+			want = append(want, p.String())
+		}
 		enum := regexp.MustCompile(`"` + flag + `": \{\s*"enum": \[([^]]*)\]`).FindSubmatch(text)
 		if enum == nil {
 			t.Fatalf("values.schema.json has no %s", flag)
 		}
-		got := regexp.MustCompile(`\w+`).FindAllString(string(enum[1]), -1)
+		got := regexp.MustCompile(`[\w-]+`).FindAllString(string(enum[1]), -1)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-code +chart):\n%s", flag, diff)
 		}

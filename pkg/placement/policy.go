@@ -2,6 +2,7 @@ package placement
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -12,7 +13,7 @@ import (
 // A policy sees nothing of a card but its Room. One that ranks by more needs a change of choose and best (place.go).
 //
 // To add a policy, add a value below and list it in policies: the command line and its help take it from there.
-// It is offered for cards and for nodes. Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json, checked by
+// It is offered for cards and for nodes, LeastWaste for nodes only. Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json, checked by
 // TestChartPolicies), docs/glossary.md and docs/design.md (Choice). Add a case to TestPlace (place_test.go), change the texts that
 // TestPolicies there and cmd/gpushare-extender/main_test.go expect, extend the models of pkg/ledger's tests, and add a line to
 // CHANGELOG.md. Code that names a policy stays as it is: it doesn't depend on the user's choice (Expected; package ledger,
@@ -43,39 +44,57 @@ var (
 		better: func(a, b gpu.Memory) bool { return a > b },
 		rate:   func(used float64) float64 { return 1 - used },
 	}
+	// LeastWaste prefers the node on which the pod takes least from the pods that usually come, see Outlook: a node with CPU left for further pods
+	// keeps its memory usable. Where no outlook is known, it is Binpack.
+	LeastWaste = Policy{
+		name: "least-waste", help: "the least of what the pods that usually come could use",
+		better: Binpack.better,
+		rate:   Binpack.rate,
+	}
 )
 
-// policies are all policies, the default first.
-var policies = []Policy{Binpack, Spread}
+// policies are all policies for cards, nodePolicies those for nodes, the default first.
+var (
+	policies     = []Policy{Binpack, Spread}
+	nodePolicies = []Policy{Binpack, Spread, LeastWaste}
+)
 
 // Expected is the policy for choices that the extender only predicts: where the node puts a pod whose annotations name no
 // card, and which card a nominated pod gets. It doesn't depend on --card-policy. The device plugin must choose by it too. For a
 // nominated pod it predicts the fullest card that fits, which leaves the emptier cards to others.
 var Expected = Binpack
 
-// Policies returns all policies, the default first.
-func Policies() []Policy { return append([]Policy(nil), policies...) }
+// Policies returns the policies for cards, the default first.
+func Policies() []Policy { return slices.Clone(policies) }
 
-// Choices lists all policies for a flag's help, such as "binpack (least free memory) or spread (most free memory)".
-func Choices() string { return list(func(p Policy) string { return p.name + " (" + p.help + ")" }) }
+// NodePolicies returns the policies for nodes, the default first.
+func NodePolicies() []Policy { return slices.Clone(nodePolicies) }
+
+// Choices lists policies for a flag's help, such as "binpack (least free memory) or spread (most free memory)".
+func Choices(of []Policy) string {
+	return list(of, func(p Policy) string { return p.name + " (" + p.help + ")" })
+}
 
 // ParsePolicy returns the policy with the given name.
-func ParsePolicy(name string) (Policy, error) {
-	for _, p := range policies {
+func ParsePolicy(name string, of []Policy) (Policy, error) {
+	for _, p := range of {
 		if p.name == name {
 			return p, nil
 		}
 	}
-	return Policy{}, fmt.Errorf("unknown policy %q: want %s", name, list(Policy.String))
+	return Policy{}, fmt.Errorf("unknown policy %q: want %s", name, list(of, Policy.String))
 }
 
-func list(describe func(Policy) string) string {
+func list(of []Policy, describe func(Policy) string) string {
 	var out []string
-	for _, p := range policies {
+	for _, p := range of {
 		out = append(out, describe(p))
 	}
 	return strings.Join(out, " or ")
 }
+
+// ByCost reports whether the policy needs an Outlook.
+func (p *Policy) ByCost() bool { return p.name == LeastWaste.name }
 
 // String returns the policy's name, as in flags.
 func (p Policy) String() string { return p.name }

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -12,7 +13,8 @@ import (
 // (k8s.io/kube-scheduler/extender/v1 MaxExtenderPriority).
 const MaxScore = 10
 
-// Suitability rates a node for a demand, from 0 to MaxScore. It is 0 if the demand doesn't fit, but not only then.
+// Suitability rates a node for a demand: the best node has the highest. It is from 0 to MaxScore, and 0 if the demand doesn't fit, but not only
+// then. By cost, nearly all nodes have the same score: Policy.Scale makes them differ.
 type Suitability float64
 
 // Score returns the suitability in kube-scheduler's whole points. Nodes with the same score count as equally good, so that
@@ -68,6 +70,27 @@ func usedWith(demand *gpu.Demand, memory, free gpu.Memory, cores gpu.Cores, n in
 	return used
 }
 
+// SuitsByCost returns the suitability of a node on which a pod has this cost.
+func SuitsByCost(cost float64) Suitability { return MaxScore / Suitability(1+max(cost, 0)) }
+
+// Scale makes the scores of the candidates differ, if the policy is by cost: the best candidates, and no others, get MaxScore.
+func (p *Policy) Scale(candidates []Candidate) {
+	if !p.ByCost() || len(candidates) == 0 {
+		return
+	}
+	best, worst := candidates[0].Suits, candidates[0].Suits
+	for _, c := range candidates {
+		best, worst = max(best, c.Suits), min(worst, c.Suits)
+	}
+	for i := range candidates {
+		if suits := &candidates[i].Suits; *suits == best {
+			*suits = MaxScore
+		} else {
+			*suits = (MaxScore - 1) * (*suits - worst) / (best - worst)
+		}
+	}
+}
+
 // Candidate is a node that fits, by its position in the list of candidate nodes.
 type Candidate struct {
 	Node  int
@@ -94,10 +117,10 @@ func (b *Best) Add(c Candidate) {
 	}
 }
 
-// Floor returns the suitability above which a candidate that is added next would be kept; negative if any would be. b may be nil.
+// Floor returns the suitability above which a candidate that is added next would be kept; less than any if any would be. b may be nil.
 func (b *Best) Floor() Suitability {
 	if b == nil || !b.sifted {
-		return -1
+		return Suitability(math.Inf(-1))
 	}
 	return b.kept[b.K-1].Suits
 }
@@ -108,6 +131,12 @@ func (b *Best) sift() {
 	if len(b.kept) >= b.K {
 		b.kept, b.sifted = b.kept[:b.K], true
 	}
+}
+
+// All returns the K most suitable candidates, whatever their scores.
+func (b *Best) All() []Candidate {
+	b.sift()
+	return b.kept
 }
 
 // Candidates returns the best candidates.

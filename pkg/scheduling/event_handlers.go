@@ -29,7 +29,9 @@ type eventHandlers struct {
 	// nominator is nil if kube-scheduler offers no samples.
 	nominator *nominator
 	bypass    *bypass
-	synced    func()
+	// expectations are nil if the node policy isn't by cost.
+	expectations *expectations
+	synced       func()
 }
 
 // PodUpdated implements clustercache.Handler. The gang's manager comes last, when the ledger is up to date.
@@ -39,6 +41,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 	} else {
 		h.nodes.SetPod(&pod.PodUse)
 	}
+	defer h.expectations.updated(old, pod)
 	defer h.fair.updated(old, pod)
 	defer h.groups.updated(pod)
 	h.groups.replaced(old, pod)
@@ -73,6 +76,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 // before the deletion that explains it.
 func (h *eventHandlers) PodDeleted(pod *clustercache.PodInfo) {
 	h.nodes.DeletePod(pod.UID)
+	h.expectations.nodeChanged(pod.Node)
 	h.groups.deleted(pod)
 	h.podGone(pod.UID)
 	h.fair.deleted(pod)
@@ -121,6 +125,7 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 	if spec, shares := eligibility.Spec(object, node); shares {
 		h.nodes.SetNode(object, &spec)
 		h.ledger.SetNode(object.Name, spec)
+		h.expectations.nodeChanged(object.Name)
 	} else {
 		h.nodes.DeleteNode(object.Name)
 		h.ledger.DeleteNode(object.Name)
@@ -137,4 +142,7 @@ func (h *eventHandlers) NodeDeleted(name string) {
 }
 
 // Synced implements clustercache.Handler.
-func (h *eventHandlers) Synced() { h.synced() }
+func (h *eventHandlers) Synced() {
+	h.expectations.expectSoon()
+	h.synced()
+}

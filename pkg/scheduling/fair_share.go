@@ -84,7 +84,7 @@ type fairShare struct {
 
 func (s *Scheduler) newFairShare(o FairShareOptions) *fairShare {
 	options := dispatch.Options{
-		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
+		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
 		Nodes:          s.nodes,
 		PriorityCutoff: o.PriorityCutoff, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}

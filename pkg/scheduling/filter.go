@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -151,7 +150,8 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 			fits(placement.Candidate{Node: i, Suits: suits})
 		}
 	}
-	view := ledger.View{Card: s.CardPolicy, Node: s.NodePolicy, Best: best}
+	view := s.view()
+	view.Best = best
 	if s.FilterBest > 0 {
 		view.TentativeAt = now
 	}

@@ -92,7 +92,7 @@ const (
 func (s *Scheduler) newNominator() *nominator {
 	n := &nominator{
 		api: s.API, ledger: s.ledger, cache: s.cache, nodes: s.nodes, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
-		view: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}, requeue: s.requeue.All, writes: s.newGroup(maxNominating),
+		view: s.view(), requeue: s.requeue.All, writes: s.newGroup(maxNominating),
 		refused: map[refusedPods]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, steerings: map[gpu.PodUID]steering{},
 	}
 	return n

@@ -138,9 +138,10 @@ type Scheduler struct {
 	explainer explainer
 	counts    counts
 	failures  *queue.Failures
-	// nominator is nil if kube-scheduler offers no samples.
-	nominator *nominator
-	samples   samples
+	// nominator is nil if kube-scheduler offers no samples, expectations are nil if the node policy isn't by cost.
+	nominator    *nominator
+	expectations *expectations
+	samples      samples
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
@@ -169,6 +170,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	s := &Scheduler{
 		Options: o, ledger: ledger.New(), cache: cache, nodes: eligibility.NewCluster(), failures: &queue.Failures{}, withTimeout: context.WithTimeout,
 	}
+	s.expectations = s.newExpectations()
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.nodes.Names, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 		MinSample: o.minSample,
@@ -214,13 +216,13 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
 		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, nodes: s.nodes,
-		counts: &s.counts, samples: &s.samples, nominator: s.nominator, bypass: s.newBypass(), synced: synced,
+		counts: &s.counts, samples: &s.samples, nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
 	}
 }
 
 func (s *Scheduler) newGroups() *groups {
 	options := gang.Options{
-		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
+		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
 		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
 		Observer: s.Gangs.Observer, EligibleNodes: func(uid gpu.PodUID) []string {
 			if pod, pending := s.cache.PendingPod(uid); pending {
@@ -242,6 +244,11 @@ func (s *Scheduler) newGroups() *groups {
 	}
 }
 
+// view returns how nodes are rated.
+func (s *Scheduler) view() ledger.View {
+	return ledger.View{Card: s.CardPolicy, Node: s.NodePolicy, Shapes: s.nodes}
+}
+
 // capacity returns a new count of what nodes have besides GPU memory. It counts the pods with reservations, see ledger.ReservedOn.
 func (s *Scheduler) capacity(withReclaimed, empty bool) *eligibility.Capacity {
 	return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.ReservedOn(node, withReclaimed) }, empty)
@@ -256,6 +263,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { return s.evictor.Run(ctx) })
 	if s.evictsForOthers() {
 		g.Go(func() error { return s.executor.Run(ctx) })
+	}
+	if s.expectations != nil {
+		g.Go(func() error { return s.expectations.run(ctx) })
 	}
 	if s.nominator != nil {
 		g.Go(func() error { return s.nominator.run(ctx) })

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/arrivals"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -30,7 +32,9 @@ type cluster struct {
 	ledger   *ledger.Ledger
 	eligible *eligibility.Cluster
 	scheduler
-	view ledger.View
+	arrivals *arrivals.Counter
+	view     ledger.View
+	rule     rule
 	// constraints are those of pods, by what they ask for.
 	constraints map[tracePod]unique.Handle[string]
 	// allocated and all are thousandths of cards.
@@ -39,20 +43,37 @@ type cluster struct {
 }
 
 // newCluster returns the cluster without pods, with the nodes in this order.
-func newCluster(nodes []traceNode, order []int, policy placement.Policy, ties *rand.Rand) *cluster {
+func newCluster(nodes []traceNode, order []int, policy placement.Policy, rule rule, ties *rand.Rand) *cluster {
 	c := &cluster{
-		ledger: ledger.New(), eligible: eligibility.NewCluster(), scheduler: newScheduler(nodes, order, ties),
-		view:        ledger.View{Card: placement.Binpack, Node: policy},
+		ledger: ledger.New(), arrivals: arrivals.NewCounter(), eligible: eligibility.NewCluster(), scheduler: newScheduler(nodes, order, ties),
+		view: ledger.View{Card: placement.Binpack, Node: policy}, rule: rule,
 		constraints: map[tracePod]unique.Handle[string]{}, now: time.Unix(1_800_000_000, 0),
 	}
+	c.view.Shapes = c.eligible
 	for i := range nodes {
 		object := nodes[i].object()
 		spec, _ := eligibility.Spec(object, protocol.ParseNode(object))
 		c.eligible.SetNode(object, &spec)
 		c.ledger.SetNode(object.Name, spec)
+		c.reportFree(object.Name)
 		c.all += nodes[i].cards * cardMemory
 	}
+	c.expect()
 	return c
+}
+
+// reportFree tells the ledger what a node has free beside its cards, as the extender's event handlers do.
+func (c *cluster) reportFree(node string) {
+	if free, revision, known := c.eligible.FreeBeside(node); known {
+		c.ledger.SetBeside(node, free, revision)
+	}
+}
+
+// expect tells the ledger which kinds of pods come.
+func (c *cluster) expect() {
+	if c.view.Node.ByCost() {
+		c.ledger.Expect(c.arrivals.Kinds(), c.view.Card, c.eligible.Names)
+	}
 }
 
 // object returns the Node object.
@@ -68,6 +89,9 @@ func (c *cluster) arrive(pod *tracePod, number int) bool {
 	c.now = c.now.Add(time.Second)
 	use := c.use(pod, number)
 	c.eligible.SetPod(&use)
+	if owner := unique.Make(string(use.UID)); c.arrivals.Add(use.Shape(), owner, c.now) {
+		c.expect()
+	}
 	node, ok := c.choose(pod, &use)
 	if !ok {
 		c.eligible.DeletePod(use.UID)
@@ -76,6 +100,7 @@ func (c *cluster) arrive(pod *tracePod, number int) bool {
 	bound := use
 	bound.Node = node
 	c.eligible.SetPod(&bound)
+	c.reportFree(node)
 	c.take(node, pod)
 	c.allocated += pod.gpu()
 	return true
@@ -83,7 +108,11 @@ func (c *cluster) arrive(pod *tracePod, number int) bool {
 
 // choose returns the pod's node. A pod with GPU memory gets its cards there too.
 func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, ok bool) {
-	if pod.gpu() == 0 {
+	switch {
+	case pod.gpu() > 0:
+	case c.rule == byPolicy && c.view.Node.ByCost():
+		return c.leastCost(pod, use)
+	default:
 		return c.leastAllocated(pod)
 	}
 	candidates := c.fitting(pod, c.eligible.Names(use.Constraints))
@@ -93,14 +122,30 @@ func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, o
 			best.Add(placement.Candidate{Node: i, Suits: suits})
 		}
 	})
-	for _, candidate := range best.Candidates() {
-		node = candidates[candidate.Node]
-		if _, err := c.ledger.Reserve(node, use.Pod, c.view.Card, c.now); err != nil {
-			panic(err) // Rank has just returned that it fits.
-		}
-		return node, true
+	chosen := best.Candidates()
+	if len(chosen) == 0 {
+		return "", false
 	}
-	return "", false
+	node = candidates[chosen[0].Node]
+	if _, err := c.ledger.Reserve(node, use.Pod, c.view.Card, c.now); err != nil {
+		panic(err) // Rank has just returned that it fits.
+	}
+	return node, true
+}
+
+// leastCost returns the first of the nodes on which a pod without GPU costs the least.
+func (c *cluster) leastCost(pod *tracePod, use *eligibility.PodUse) (node string, ok bool) {
+	shape, least := use.Shape(), math.Inf(1)
+	for _, name := range c.fitting(pod, c.names) {
+		cost, _ := c.ledger.Cost(name, &shape)
+		if cost < least {
+			node, least = name, cost
+		}
+		if least == 0 {
+			break
+		}
+	}
+	return node, node != ""
 }
 
 // use returns the pod as the extender's cache would have it.

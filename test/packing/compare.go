@@ -46,7 +46,7 @@ func compare(out io.Writer, o options) error {
 			if err != nil {
 				return err
 			}
-			ours, fgd, err := o.means(workload, nodes, pods, published)
+			ours, fgd, err := o.means(rule, workload, nodes, pods, published)
 			if err != nil {
 				return err
 			}
@@ -59,7 +59,7 @@ func compare(out io.Writer, o options) error {
 }
 
 // means returns what is allocated of the cards, in percent, by us and by the published policy with the same seeds.
-func (o *options) means(workload string, nodes []traceNode, pods []tracePod, published map[publishedKey]float64) (ours, fgd float64, err error) {
+func (o *options) means(rule rule, workload string, nodes []traceNode, pods []tracePod, published map[publishedKey]float64) (ours, fgd float64, err error) {
 	results := make([]float64, o.seeds)
 	var group errgroup.Group
 	group.SetLimit(runtime.GOMAXPROCS(0))
@@ -71,7 +71,7 @@ func (o *options) means(workload string, nodes []traceNode, pods []tracePod, pub
 		}
 		fgd += figure / float64(o.seeds)
 		group.Go(func() error {
-			results[i] = o.replay(nodes, pods, seed)
+			results[i] = o.replay(rule, nodes, pods, seed)
 			return nil
 		})
 	}
@@ -83,9 +83,9 @@ func (o *options) means(workload string, nodes []traceNode, pods []tracePod, pub
 }
 
 // replay returns the mean of what is allocated of the cards, in percent, over the arrivals up to which that percent of the cards was asked for.
-func (o *options) replay(nodes []traceNode, pods []tracePod, seed int64) float64 {
-	arriving, order := arrivals(pods, nodes, multiple, seed)
-	c := newCluster(nodes, order, o.policy, rand.New(rand.NewPCG(uint64(seed), 0)))
+func (o *options) replay(rule rule, nodes []traceNode, pods []tracePod, seed int64) float64 {
+	arriving, nodeOrder := order(pods, nodes, multiple, seed)
+	c := newCluster(nodes, nodeOrder, o.policy, rule, rand.New(rand.NewPCG(uint64(seed), 0)))
 	asked, sum, count := 0, 0.0, 0
 	for i := range arriving {
 		c.arrive(&arriving[i], i)

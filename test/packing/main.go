@@ -24,7 +24,7 @@ func main() { os.Exit(run()) }
 func run() int {
 	var o options
 	flag.StringVar(&o.dir, "openb", "", "directory with the trace. The public data is at "+source)
-	policy := flag.String("policy", placement.Policies()[0].String(), "node policy: "+placement.Choices())
+	policy := flag.String("policy", placement.Policies()[0].String(), "node policy: "+placement.Choices(placement.NodePolicies()))
 	flag.IntVar(&o.seeds, "seeds", 10, "number of runs of each workload, from the first seed of the published experiments on")
 	flag.IntVar(&o.at, "at", 130, "percent of the cards that the pods that have arrived ask for, up to 130")
 	workloads := flag.String("workloads", "", "names of workloads, such as default,cpu250; all in the directory if empty")
@@ -33,7 +33,7 @@ func run() int {
 		o.workloads = strings.Split(*workloads, ",")
 	}
 	var err error
-	if o.policy, err = placement.ParsePolicy(*policy); err == nil {
+	if o.policy, err = placement.ParsePolicy(*policy, placement.NodePolicies()); err == nil {
 		err = compare(os.Stdout, o)
 	}
 	if err != nil {

@@ -26,24 +26,25 @@ func TestCompare(t *testing.T) {
 		"openb_pod_list_small,06-FGD,1.3,42,4,90.00", "openb_pod_list_small,06-FGD,1.3,43,4,91.00", "openb_pod_list_small,01-Random,1.3,42,4,1.00",
 		"openb_pod_list_cpu,06-FGD,1.3,42,4,60.00", "openb_pod_list_cpu,06-FGD,1.3,43,4,60.00")
 	for name, tc := range map[string]struct {
+		policy    placement.Policy
 		workloads []string
 		want      string
 	}{
-		"all workloads": {nil, `all cpu 50.00 60.00 -10.00
+		"all workloads": {placement.Binpack, nil, `all cpu 50.00 60.00 -10.00
 all small 100.00 90.50 +9.50
 all mean -0.25 worst -10.00 wins 1 of 2
 default cpu 50.00 60.00 -10.00
 default small 100.00 90.50 +9.50
 default mean -0.25 worst -10.00 wins 1 of 2
 `},
-		"one workload": {[]string{"small"}, `all small 100.00 90.50 +9.50
+		"one workload, by cost": {placement.LeastWaste, []string{"small"}, `all small 100.00 90.50 +9.50
 all mean +9.50 worst +9.50 wins 1 of 1
 default small 100.00 90.50 +9.50
 default mean +9.50 worst +9.50 wins 1 of 1
 `},
 	} {
 		var out strings.Builder
-		if err := compare(&out, options{dir: dir, policy: placement.Binpack, workloads: tc.workloads, seeds: 2, at: 100}); err != nil {
+		if err := compare(&out, options{dir: dir, policy: tc.policy, workloads: tc.workloads, seeds: 2, at: 100}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if diff := cmp.Diff(tc.want, out.String()); diff != "" {
@@ -70,10 +71,10 @@ func TestArrivals(t *testing.T) {
 		pods[i] = tracePod{name: string(rune('a' + i)), cards: 1, milli: 500}
 	}
 	for multiple, want := range map[float64]int{0.5: 10, 1: 20, 1.5: 30} {
-		first, order := arrivals(pods, nodes, multiple, 42)
-		again, _ := arrivals(pods, nodes, multiple, 42)
-		other, _ := arrivals(pods, nodes, multiple, 43)
-		if len(first) != want || len(order) != 1 || !cmp.Equal(first, again, cmp.AllowUnexported(tracePod{})) || cmp.Equal(first, other, cmp.AllowUnexported(tracePod{})) {
+		first, nodeOrder := order(pods, nodes, multiple, 42)
+		again, _ := order(pods, nodes, multiple, 42)
+		other, _ := order(pods, nodes, multiple, 43)
+		if len(first) != want || len(nodeOrder) != 1 || !cmp.Equal(first, again, cmp.AllowUnexported(tracePod{})) || cmp.Equal(first, other, cmp.AllowUnexported(tracePod{})) {
 			t.Errorf("%v of the cards: %d pods, want %d, the same for one seed only", multiple, len(first), want)
 		}
 	}

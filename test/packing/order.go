@@ -2,10 +2,10 @@ package main
 
 import "math/rand"
 
-// arrivals returns the pods in the order of their arrival, and the order of the nodes, as the published experiments make both from a seed: the
+// order returns the pods in the order of their arrival, and the order of the nodes, as the published experiments make both from a seed: the
 // pods are shuffled, and some are left out or copied until they ask for that multiple of all cards. So ours and the published figures are of the
 // same pods. The sequence of random numbers is that of package math/rand, and so of each version of Go.
-func arrivals(pods []tracePod, nodes []traceNode, multiple float64, seed int64) (arriving []tracePod, order []int) {
+func order(pods []tracePod, nodes []traceNode, multiple float64, seed int64) (arriving []tracePod, nodeOrder []int) {
 	random := rand.New(rand.NewSource(seed))
 	random.Int()
 	arriving = append(arriving, pods...)

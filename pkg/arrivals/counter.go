@@ -1,0 +1,115 @@
+package arrivals
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+const (
+	// halfLife is the age of a pod at which it counts half as much as a new one.
+	halfLife = 24 * time.Hour
+	// maxPerOwner is how many new pods of one shape and one owner count at most, so that neither retries nor one huge Deployment are mistaken
+	// for what comes.
+	maxPerOwner = 20
+	// maxSources is how many sources are kept, the latest ones, and maxAge how much older than the latest pod they can be.
+	maxSources = 1 << 14
+	maxAge     = 7 * halfLife
+)
+
+// Counter counts pods by shape. The age of pods is counted from their creation, not from when they are seen, so replicas and a restarted process
+// agree about the same pods, in whatever order they see them. Its methods are safe for concurrent use; mu guards the fields.
+type Counter struct {
+	mu      sync.Mutex
+	sources map[source]count
+	// latest is the latest creation of a pod, seen the number of pods.
+	latest time.Time
+	seen   int
+}
+
+// source is one owner's pods of one shape.
+type source struct {
+	shape placement.Shape
+	owner unique.Handle[string]
+}
+
+// count is a number of pods, each of which counts by its age at that time.
+type count struct {
+	pods float64
+	at   time.Time
+}
+
+// NewCounter returns a Counter that has seen no pod.
+func NewCounter() *Counter { return &Counter{sources: map[source]count{}} }
+
+// Add counts a pod, which must not have been counted before. The shape of a pod that asks for no GPU memory has no cards; it isn't kept. owner
+// tells controllers apart, of which each counts only up to a limit. Add reports whether enough has changed since the last time that Kinds should
+// be asked again: after 20, 50, and each 200 pods.
+func (c *Counter) Add(shape placement.Shape, owner unique.Handle[string], created time.Time) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if shape.Cards > 0 {
+		from := source{shape, owner}
+		c.sources[from] = c.sources[from].with(created)
+		if created.After(c.latest) {
+			c.latest = created
+		}
+	}
+	c.seen++
+	return c.seen == 20 || c.seen == 50 || c.seen%200 == 0
+}
+
+// with returns the count with one more pod.
+func (c count) with(created time.Time) count {
+	switch {
+	case c.pods == 0:
+		return count{1, created}
+	case created.After(c.at):
+		return count{c.pods*weight(created.Sub(c.at)) + 1, created}
+	default:
+		return count{c.pods + weight(c.at.Sub(created)), c.at}
+	}
+}
+
+// weight returns how much a pod of that age counts.
+func weight(age time.Duration) float64 { return math.Exp2(-float64(age) / float64(halfLife)) }
+
+// Kinds returns the kinds that come most frequently, at most placement.MaxKinds, the most frequent first.
+func (c *Counter) Kinds() []placement.Kind {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forget()
+	frequencies := map[placement.Shape]float64{}
+	for from, count := range c.sources {
+		frequencies[from.shape] += min(count.pods, maxPerOwner) * weight(c.latest.Sub(count.at))
+	}
+	kinds := make([]placement.Kind, 0, len(frequencies))
+	for shape, frequency := range frequencies {
+		kinds = append(kinds, placement.Kind{Shape: shape, Frequency: frequency})
+	}
+	slices.SortFunc(kinds, func(a, b placement.Kind) int {
+		return cmp.Or(cmp.Compare(b.Frequency, a.Frequency), a.Compare(&b.Shape))
+	})
+	return kinds[:min(len(kinds), placement.MaxKinds)]
+}
+
+// forget drops the oldest sources.
+func (c *Counter) forget() {
+	maps.DeleteFunc(c.sources, func(_ source, count count) bool { return c.latest.Sub(count.at) > maxAge })
+	excess := len(c.sources) - maxSources
+	if excess <= 0 {
+		return
+	}
+	times := make([]time.Time, 0, len(c.sources))
+	for _, count := range c.sources {
+		times = append(times, count.at)
+	}
+	slices.SortFunc(times, time.Time.Compare)
+	maps.DeleteFunc(c.sources, func(_ source, count count) bool { return !count.at.After(times[excess-1]) })
+}

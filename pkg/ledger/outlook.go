@@ -1,0 +1,227 @@
+package ledger
+
+import (
+	"math"
+	"slices"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// Shapes knows what pods ask for. It is called with the ledger's lock held, so it must not call the ledger.
+type Shapes interface {
+	// Shape returns what the pod asks for of its node; false if the pod isn't known.
+	Shape(uid gpu.PodUID) (placement.Shape, bool)
+}
+
+// unlimited is free on a node of which SetBeside has reported nothing.
+var unlimited = placement.Beside{CPU: math.MaxInt64, NodeMemory: math.MaxInt64}
+
+// SetBeside sets what the node has free beside its cards, for views by cost. A state with an older revision than the last one is ignored.
+func (l *Ledger) SetBeside(name string, free placement.Beside, revision uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.nodes[name]
+	if n == nil || revision < n.besideRevision {
+		return
+	}
+	n.besideRevision = revision
+	if n.beside != free {
+		n.beside = free
+		n.costs.Store(nil)
+	}
+}
+
+// Expect sets which kinds of pods are expected, for views by cost. It makes a new outlook from the present state of the nodes. cardPolicy chooses
+// the cards of a node, and usable returns the nodes that pods with such constraints can use. Expect takes the lock once for each node, and at the
+// end for the references to the results; it computes without the lock.
+func (l *Ledger) Expect(kinds []placement.Kind, cardPolicy placement.Policy, usable func(constraints unique.Handle[string]) []string) {
+	states := l.nodeStates()
+	exclude(states, kinds, usable)
+	rooms := make([]placement.NodeRoom, len(states))
+	for i := range states {
+		rooms[i] = states[i].NodeRoom
+	}
+	outlook := placement.NewOutlook(kinds, cardPolicy, rooms)
+	for i := range states {
+		if i > 0 && states[i].equal(&states[i-1].NodeRoom) { // Such as an empty node of a large group.
+			states[i].costs = states[i-1].costs
+		} else {
+			states[i].costs = outlook.Costs(&states[i].NodeRoom)
+		}
+	}
+	l.setOutlook(outlook, states)
+}
+
+// nodeState is what a node's costs depend on, at one moment. The cards are copied.
+type nodeState struct {
+	name                     string
+	revision, besideRevision uint64
+	placement.NodeRoom
+	costs *placement.Costs
+}
+
+// equal reports whether another node has the same costs.
+func (s *nodeState) equal(o *placement.NodeRoom) bool {
+	return slices.Equal(s.Cards, o.Cards) && s.Beside == o.Beside && s.Excluded == o.Excluded
+}
+
+// nodeStates returns the states of the nodes that share their cards.
+func (l *Ledger) nodeStates() (states []nodeState) {
+	read := func(name string) {
+		l.mu.RLock()
+		defer l.mu.RUnlock()
+		if n := l.nodes[name]; n.shareable() == reasons.Fits {
+			room := placement.NodeRoom{Cards: append([]placement.Card(nil), n.cards...), Beside: n.beside}
+			states = append(states, nodeState{name: name, revision: n.revision, besideRevision: n.besideRevision, NodeRoom: room})
+		}
+	}
+	for _, name := range l.names() {
+		read(name)
+	}
+	return states
+}
+
+// exclude sets the nodes' Excluded.
+func exclude(states []nodeState, kinds []placement.Kind, usable func(unique.Handle[string]) []string) {
+	positions := make(map[string]int, len(states))
+	for i := range states {
+		positions[states[i].name] = i
+	}
+	for i := range kinds[:min(len(kinds), placement.MaxKinds)] {
+		for j := range states {
+			states[j].Excluded |= 1 << i
+		}
+		for _, name := range usable(kinds[i].Constraints) {
+			if j, known := positions[name]; known {
+				states[j].Excluded &^= 1 << i
+			}
+		}
+	}
+}
+
+// setOutlook sets the outlook, and the costs of the nodes that haven't changed meanwhile.
+func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.outlook = outlook
+	for _, n := range l.nodes {
+		n.excluded = 0
+		n.costs.Store(nil)
+	}
+	for i := range states {
+		state := &states[i]
+		n := l.nodes[state.name]
+		if n == nil {
+			continue
+		}
+		n.excluded = state.Excluded
+		if n.revision == state.revision && n.besideRevision == state.besideRevision {
+			n.costs.Store(state.costs)
+		}
+	}
+}
+
+// noKind is the kind of a pod if the view isn't by cost, or nothing is expected yet.
+const noKind = -1
+
+// kindOf returns the pod's kind in the outlook, and whether that has exactly the pod's shape. The caller holds the lock.
+func (l *Ledger) kindOf(view *View, pod *gpu.Pod) (kind int, exact bool) {
+	if !view.Node.ByCost() || l.outlook == nil {
+		return noKind, true
+	}
+	shape := view.shapeOf(pod)
+	return l.outlook.KindOf(&shape)
+}
+
+// shapeOf returns what the pod asks for.
+func (v *View) shapeOf(pod *gpu.Pod) placement.Shape {
+	if v.Shapes != nil {
+		if shape, known := v.Shapes.Shape(pod.UID); known {
+			return shape
+		}
+	}
+	return placement.Shape{Demand: pod.Demand()}
+}
+
+// maxRefined is the number of nodes for which a cost is computed for the pod's own shape.
+const maxRefined = 64
+
+// rankedNode is a node with its suitability for the pod's kind, or the reason why the pod doesn't fit.
+type rankedNode struct {
+	node   *node
+	suits  placement.Suitability
+	reason reasons.Reason
+}
+
+// refine rates the most suitable nodes again, by the pod's own shape. All other nodes then suit less.
+func (l *Ledger) refine(view *View, pod *gpu.Pod, ranked []rankedNode) {
+	if len(ranked) == 0 {
+		return
+	}
+	shape := view.shapeOf(pod)
+	best, seen := placement.Best{K: maxRefined}, map[placement.Suitability]bool{}
+	for i := range ranked {
+		r := &ranked[i]
+		if r.reason != reasons.Fits {
+			continue
+		}
+		// Of many nodes that are equal, such as empty ones, the first is enough.
+		if len(ranked) <= maxRefined || r.suits > best.Floor() && !seen[r.suits] {
+			seen[r.suits] = true
+			best.Add(placement.Candidate{Node: i, Suits: r.suits})
+		}
+		r.suits = 0
+	}
+	for _, c := range best.All() {
+		n := ranked[c.Node].node
+		ranked[c.Node].suits = placement.SuitsByCost(l.outlook.Cost(n.nodeRoom(l.cardsSeen(n, view, pod)), &shape))
+	}
+}
+
+// costOf returns what a pod of that kind, for which the node has room, costs there. The costs are computed if the node or the outlook has changed
+// since the last call. The caller holds the lock, at least for reading.
+func (l *Ledger) costOf(n *node, kind int) float64 {
+	costs := n.costs.Load()
+	if costs == nil {
+		costs = l.outlook.Costs(n.nodeRoom(n.cards))
+		n.costs.Store(costs) // Another reader stores the same.
+	}
+	if cost, known := costs.Of(kind); known {
+		return cost
+	}
+	return l.outlook.CostOf(n.nodeRoom(n.cards), kind) // The pod asks for a little less than its kind.
+}
+
+// nodeRoom returns what the node has free if its cards are these.
+func (n *node) nodeRoom(cards []placement.Card) *placement.NodeRoom {
+	return &placement.NodeRoom{Cards: cards, Beside: n.beside, Excluded: n.excluded}
+}
+
+// Cost returns what a pod of that shape costs on the node, for which it must have room; false if nothing is expected yet, or the node shares no cards.
+func (l *Ledger) Cost(node string, shape *placement.Shape) (cost float64, ok bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	n := l.nodes[node]
+	if l.outlook == nil || n.shareable() != reasons.Fits {
+		return 0, false
+	}
+	return l.outlook.Cost(n.nodeRoom(n.cards), shape), true
+}
+
+// suitByCost is suit with the suitability by cost: the less a pod of that kind costs, the higher it is.
+func (l *Ledger) suitByCost(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand, kind int) (placement.Suitability, reasons.Reason) {
+	if len(n.reserved) == 0 && len(n.tentative) == 0 {
+		if reason := n.totals.Fit(n.cards, demand); reason != reasons.Fits {
+			return 0, reason
+		}
+		return placement.SuitsByCost(l.costOf(n, kind)), reasons.Fits
+	}
+	cards := l.cardsSeen(n, view, pod)
+	if reason := placement.Fit(cards, *demand); reason != reasons.Fits {
+		return 0, l.orReserved(n, pod, reason)
+	}
+	return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind)), reasons.Fits
+}

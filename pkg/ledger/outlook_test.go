@@ -1,0 +1,200 @@
+package ledger_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// costScene is a ledger with what a test knows of it: enough to compute every suitability from nothing but the present state.
+type costScene struct {
+	*fixture
+	random *rand.Rand
+	names  []string
+	// beside is what is free beside the cards, shapes are those of pods, and kinds are the kinds of the outlook.
+	beside  map[string]placement.Beside
+	shapes  shapesOf
+	kinds   []placement.Kind
+	outlook *placement.Outlook
+	// usable are the nodes that pods with constraints can use.
+	usable   map[unique.Handle[string]][]string
+	excluded map[string]uint64
+	revision uint64
+	pods     []gpu.Pod
+}
+
+func newCostScene(t *testing.T, seed uint64) *costScene {
+	s := &costScene{
+		fixture: newFixture(t), random: rand.New(rand.NewPCG(seed, 0)), beside: map[string]placement.Beside{}, shapes: shapesOf{},
+		usable: map[unique.Handle[string]][]string{}, excluded: map[string]uint64{},
+	}
+	for i := range 6 {
+		name := fmt.Sprint("n", i)
+		s.names = append(s.names, name)
+		s.SetNode(name, spec(16, 16, gpu.Memory(16+16*s.random.IntN(2)), gpu.Memory(8+8*s.random.IntN(2))))
+		s.setBeside(name)
+	}
+	s.usable[unique.Handle[string]{}] = s.names
+	s.usable[unique.Make("some")] = s.names[:3]
+	s.expect()
+	return s
+}
+
+func (s *costScene) setBeside(name string) {
+	s.beside[name] = placement.Beside{CPU: 1000 * s.random.Int64N(16), NodeMemory: s.random.Int64N(16) << 30}
+	s.revision++
+	s.SetBeside(name, s.beside[name], s.revision)
+	s.SetBeside(name, placement.Beside{}, s.revision-1) // Outdated.
+}
+
+// newPod returns a pod with a random shape, which the scene knows mostly.
+func (s *costScene) newPod() gpu.Pod {
+	p := pod(fmt.Sprint("p", len(s.pods)), gpu.Memory(1+s.random.IntN(16)))
+	p.Cards = 1 + s.random.IntN(2)
+	p.Request *= gpu.Memory(p.Cards)
+	s.pods = append(s.pods, p)
+	if s.random.IntN(5) > 0 {
+		shape := placement.Shape{Demand: p.Demand(), Beside: placement.Beside{CPU: 1000 * s.random.Int64N(8), NodeMemory: s.random.Int64N(8) << 30}}
+		if s.random.IntN(3) == 0 {
+			shape.Constraints = unique.Make("some")
+		}
+		s.shapes[p.UID] = shape
+	}
+	return p
+}
+
+// rooms returns what each node has free.
+func (s *costScene) rooms() (rooms []placement.NodeRoom) {
+	for _, n := range s.NodeCards() {
+		rooms = append(rooms, placement.NodeRoom{Cards: n.Cards, Beside: s.beside[n.Name], Excluded: s.excluded[n.Name]})
+	}
+	return rooms
+}
+
+// expect makes a new outlook of some shapes.
+func (s *costScene) expect() {
+	s.kinds, s.excluded = nil, map[string]uint64{}
+	for range s.random.IntN(9) {
+		p := s.newPod()
+		s.kinds = append(s.kinds, placement.Kind{Shape: s.shapes[p.UID], Frequency: 1 + s.random.Float64()})
+	}
+	s.kinds = slices.DeleteFunc(s.kinds, func(k placement.Kind) bool { return k.Cards == 0 }) // Of pods that the scene doesn't know.
+	for i, kind := range s.kinds {
+		for _, name := range s.names {
+			if !slices.Contains(s.usable[kind.Constraints], name) {
+				s.excluded[name] |= 1 << i
+			}
+		}
+	}
+	s.outlook = placement.NewOutlook(s.kinds, placement.Binpack, s.rooms())
+	s.Expect(s.kinds, placement.Binpack, func(constraints unique.Handle[string]) []string { return s.usable[constraints] })
+}
+
+// change changes the ledger at random.
+func (s *costScene) change() {
+	name := s.names[s.random.IntN(len(s.names))]
+	switch s.random.IntN(6) {
+	case 0:
+		s.setBeside(name)
+	case 1:
+		s.Remove(s.pods[s.random.IntN(len(s.pods))].UID)
+	case 2:
+		s.expect()
+	case 3:
+		s.Nominate(name, s.newPod())
+	default:
+		_, _ = s.Reserve(name, s.newPod(), placement.Binpack, at) // There may be no room.
+	}
+}
+
+// TestRankByCost changes a cluster at random, and compares each suitability with the cost that is computed from the present state.
+func TestRankByCost(t *testing.T) {
+	ranked, reservedAgainst := 0, 0
+	for seed := range uint64(40) {
+		s := newCostScene(t, seed)
+		for range 60 {
+			s.change()
+			p := s.newPod()
+			shape, known := s.shapes[p.UID]
+			if !known {
+				shape = placement.Shape{Demand: p.Demand()}
+			}
+			view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, Shapes: s.shapes}
+			s.Rank(view, p, s.names, func(i int, suits placement.Suitability, reason reasons.Reason) {
+				if reason != reasons.Fits {
+					return
+				}
+				ranked++
+				name := s.names[i]
+				seen, _ := s.Availability(name, p)
+				room := placement.NodeRoom{Cards: seen.Cards, Beside: s.beside[name], Excluded: s.excluded[name]}
+				if want := placement.SuitsByCost(s.outlook.Cost(&room, &shape)); suits != want {
+					t.Fatalf("seed %d: %s suits %v, want %v", seed, name, suits, want)
+				}
+				if node, _ := s.Node(name); !slices.EqualFunc(node.Used, seen.Cards, func(used gpu.Memory, c placement.Card) bool { return used == c.Used }) {
+					reservedAgainst++
+				}
+			})
+		}
+	}
+	if ranked < 1000 || reservedAgainst < 100 {
+		t.Errorf("only %d nodes ranked, on %d of them memory was reserved", ranked, reservedAgainst)
+	}
+}
+
+// TestReserveAllByCost: several pods get the nodes that they would get one after the other.
+func TestReserveAllByCost(t *testing.T) {
+	for seed := range uint64(100) {
+		s, reference := newCostScene(t, seed), newCostScene(t, seed)
+		view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, Shapes: s.shapes}
+		var requests []ledger.Request
+		for range min(4, 4*len(s.kinds)) {
+			p, kind := s.newPod(), s.kinds[s.random.IntN(len(s.kinds))].Shape // ReserveAll rates other shapes by their kind.
+			s.shapes[p.UID], p.Cards, p.Request = kind, kind.Cards, kind.Memory*gpu.Memory(kind.Cards)
+			requests = append(requests, ledger.Request{Pod: p, Nodes: s.names})
+		}
+		places, _ := s.ReserveAll(requests, nil, view, nil, at)
+		for i := range places {
+			best := placement.Best{K: 1}
+			reference.Rank(view, requests[i].Pod, s.names, func(i int, suits placement.Suitability, reason reasons.Reason) {
+				if reason == reasons.Fits {
+					best.Add(placement.Candidate{Node: i, Suits: suits})
+				}
+			})
+			node := s.names[best.Candidates()[0].Node]
+			expect(t, fmt.Sprint("seed ", seed, ", node of pod ", i), node, places[i].Node)
+			reference.reserve(node, requests[i].Pod)
+		}
+	}
+}
+
+// TestExpectBesideChanges: the outlook is made while the cluster changes, and no outdated cost stays.
+func TestExpectBesideChanges(t *testing.T) {
+	s := newCostScene(t, 1)
+	s.Expect(s.kinds, placement.Binpack, func(constraints unique.Handle[string]) []string {
+		for range 5 {
+			_, _ = s.Reserve(s.names[s.random.IntN(len(s.names))], s.newPod(), placement.Binpack, at)
+		}
+		s.setBeside("n0")
+		return s.usable[constraints]
+	})
+	s.DeleteNode("n5")
+	p := pod("asking", 1)
+	view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, Shapes: s.shapes}
+	before := map[string]placement.Suitability{}
+	s.Rank(view, p, s.names, func(i int, suits placement.Suitability, _ reasons.Reason) { before[s.names[i]] = suits })
+	for _, name := range s.names[:5] { // A change and its reversal make the costs be computed again.
+		s.bind(name, 0, pod("other", 0))
+		s.Remove("other")
+	}
+	s.Rank(view, p, s.names, func(i int, suits placement.Suitability, _ reasons.Reason) {
+		expect(t, "suitability of "+s.names[i], before[s.names[i]], suits)
+	})
+}

@@ -1,0 +1,256 @@
+package placement
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"unique"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// asks returns the shape of a pod that asks for that much memory of each of the cards, and for CPU in thousandths.
+func asks(cards int, memory gpu.Memory, cpu int64) Shape {
+	return Shape{Demand: gpu.Demand{Cards: cards, Memory: memory, Containers: 1}, Beside: Beside{CPU: cpu}}
+}
+
+// kindsOf returns equally frequent kinds.
+func kindsOf(shapes ...Shape) (kinds []Kind) {
+	for _, shape := range shapes {
+		kinds = append(kinds, Kind{shape, 1})
+	}
+	return kinds
+}
+
+// roomWith returns a node with that much CPU free, in thousandths, and cards of 16 units with these amounts free.
+func roomWith(cpu int64, memory ...int) NodeRoom {
+	n := NodeRoom{Beside: Beside{CPU: cpu, NodeMemory: 1 << 40}}
+	for i, amount := range memory {
+		n.Cards = append(n.Cards, Card{Index: i, Memory: 16, Used: gpu.Memory(16 - amount)})
+	}
+	return n
+}
+
+// TestOutlookChoice: on which node a pod costs the least.
+func TestOutlookChoice(t *testing.T) {
+	whole, part, cpuOnly := asks(1, 16, 4000), asks(1, 4, 4000), Shape{Beside: Beside{CPU: 4000}}
+	lean := asks(1, 4, 1000)
+	node := func(cpu int64, memory ...int) NodeRoom { return roomWith(cpu, memory...) }
+	large := node(8000, 16)
+	large.Cards[0].Memory, large.Cards[0].Used = 64, 0
+	cores := asks(1, 4, 4000)
+	cores.Cores = 50
+	busy := node(8000, 16)
+	busy.Cards[0].UsedCores = 60
+	for name, tc := range map[string]struct {
+		kinds []Kind
+		pod   Shape
+		nodes []NodeRoom
+		want  int
+	}{
+		"the card that is in use already":                     {kindsOf(whole, part), part, []NodeRoom{node(64000, 16), node(64000, 8)}, 1},
+		"a node whose CPU is gone, for a pod that needs none": {kindsOf(whole, part), asks(1, 4, 0), []NodeRoom{node(64000, 8), node(1000, 16)}, 1},
+		"CPU where no memory is left":                         {kindsOf(whole, part), cpuOnly, []NodeRoom{node(8000, 16), node(8000, 0)}, 1},
+		"CPU where the rest is enough for the memory":         {kindsOf(part), cpuOnly, []NodeRoom{node(8000, 8), node(64000, 8)}, 1},
+		"few CPUs go where few are left":                      {kindsOf(part, lean), lean, []NodeRoom{node(16000, 16), node(3000, 16)}, 1},
+		"no kind fits, nothing is lost":                       {kindsOf(whole), part, []NodeRoom{node(64000, 16), node(64000, 4)}, 1},
+		"a kind that was never seen, by the most similar one": {kindsOf(whole, part), asks(1, 3, 3000), []NodeRoom{node(64000, 16), node(64000, 8)}, 1},
+		"all CPU is gone: equal, the first":                   {kindsOf(whole, part), asks(1, 4, 0), []NodeRoom{node(0, 16), node(0, 8)}, 0},
+		"a small card before a large one":                     {kindsOf(asks(1, 64, 4000), part), part, []NodeRoom{large, node(8000, 16)}, 1},
+		"cores: the card that others can't use":               {kindsOf(cores), part, []NodeRoom{node(8000, 16), busy}, 1},
+		"several cards stay together":                         {kindsOf(asks(2, 16, 4000), part), part, []NodeRoom{node(64000, 16, 16), node(64000, 16, 4)}, 1},
+		"nothing is expected yet":                             {nil, asks(1, 4, 1000), []NodeRoom{node(64000, 16, 16), node(64000, 4, 16)}, 1},
+	} {
+		o := NewOutlook(tc.kinds, Binpack, tc.nodes)
+		best, least := -1, math.Inf(1)
+		for i := range tc.nodes {
+			if cost := o.Cost(&tc.nodes[i], &tc.pod); cost < least-1e-12 {
+				best, least = i, cost
+			}
+		}
+		if best != tc.want {
+			t.Errorf("%s: node %d, want %d", name, best, tc.want)
+		}
+	}
+}
+
+// randomWorld returns random kinds and nodes with unequal cards.
+func randomWorld(random *rand.Rand) (kinds []Kind, nodes []NodeRoom) {
+	for range 1 + random.IntN(8) {
+		shape := asks(1+random.IntN(2)*random.IntN(3), gpu.Memory(1+random.IntN(12)), 1000*random.Int64N(6))
+		shape.NodeMemory, shape.Cores = random.Int64N(3)<<30, gpu.Cores(25*random.IntN(3))
+		kinds = append(kinds, Kind{shape, random.Float64() + 0.1})
+	}
+	for range 1 + random.IntN(6) {
+		n := NodeRoom{Beside: Beside{CPU: 1000 * random.Int64N(20), NodeMemory: random.Int64N(8) << 30}, Excluded: random.Uint64() & random.Uint64() & random.Uint64()}
+		for i := range 1 + random.IntN(5) {
+			n.Cards = append(n.Cards, Card{
+				Index: i, Memory: gpu.Memory(8 + 8*random.IntN(2)), Used: gpu.Memory(random.IntN(10)), UsedCores: gpu.Cores(25 * random.IntN(5)),
+				Unhealthy: random.IntN(9) == 0, Containers: random.Int32N(3), MaxContainers: 4 * random.Int32N(2),
+			})
+		}
+		nodes = append(nodes, n)
+	}
+	return kinds, nodes
+}
+
+// fill returns how many pods of the kind fit the node, one after the other, and the memory of the cards that such a pod could use.
+func fill(n NodeRoom, kind *Shape) (pods int, memory gpu.Memory) {
+	n.Cards = slices.Clone(n.Cards)
+	usable := kind.Demand
+	usable.Cards = 1
+	for i := range n.Cards {
+		if n.Cards[i].Fits(&usable) {
+			memory += n.Cards[i].Free()
+		}
+	}
+	for ; n.CPU >= kind.CPU && n.NodeMemory >= kind.NodeMemory; pods++ {
+		// The cards with the most shares left, so that as many pods as possible find different cards.
+		slices.SortStableFunc(n.Cards, func(a, b Card) int { return int(b.shares(&kind.Demand) - a.shares(&kind.Demand)) })
+		if len(n.Cards) < kind.Cards || !n.Cards[kind.Cards-1].Fits(&usable) {
+			break
+		}
+		for i := range kind.Cards {
+			n.Cards[i].Add(gpu.Share{Memory: kind.Memory, Cores: kind.Cores, Containers: kind.Containers})
+		}
+		n.CPU, n.NodeMemory = n.CPU-kind.CPU, n.NodeMemory-kind.NodeMemory
+	}
+	if pods == 0 {
+		memory = 0
+	}
+	return pods, memory
+}
+
+// TestOutlookBruteForce compares room, value and costs with those that follow from placing pods one after the other.
+func TestOutlookBruteForce(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		kinds, nodes := randomWorld(random)
+		o := NewOutlook(kinds, Binpack, nodes)
+		value := func(n NodeRoom) (sum float64) {
+			weights := 0.0
+			for _, kind := range kinds {
+				weights += math.Pow(kind.Frequency/kind.size(meanCard(nodes)), weightExponent)
+			}
+			for i, kind := range kinds {
+				allPods, allMemory, pods, memory := 0, gpu.Memory(0), 0, gpu.Memory(0)
+				for _, node := range nodes {
+					if node.Excluded&(1<<i) == 0 {
+						p, m := fill(node, &kind.Shape)
+						allPods, allMemory = allPods+p, allMemory+m
+					}
+				}
+				if n.Excluded&(1<<i) == 0 {
+					pods, memory = fill(n, &kind.Shape)
+				}
+				size := kind.size(meanCard(nodes))
+				weight := math.Pow(kind.Frequency/size, weightExponent) / weights
+				sum += weight * (float64(pods)/(float64(allPods)+ample) + float64(memory)/(float64(allMemory)+ample*size))
+			}
+			return sum
+		}
+		n := nodes[random.IntN(len(nodes))]
+		if got, want := o.Value(&n), value(n); math.Abs(got-want) > 1e-9 {
+			t.Fatalf("value %v, want %v of %+v for %+v", got, want, n, kinds)
+		}
+		costs := o.Costs(&n)
+		for i := range kinds {
+			where, reason := Place(Binpack, n.Cards, kinds[i].Demand)
+			got, fits := costs.Of(i)
+			if fits != (reason == reasons.Fits) {
+				t.Fatalf("kind %d fits %+v: %v, but %v", i, n, fits, reason)
+			}
+			if !fits {
+				continue
+			}
+			after := n
+			after.Cards = slices.Clone(n.Cards)
+			after.CPU, after.NodeMemory = n.CPU-kinds[i].CPU, n.NodeMemory-kinds[i].NodeMemory
+			for _, share := range where {
+				after.Cards[share.Card].Add(share)
+			}
+			if want := value(n) - value(after); math.Abs(got-want) > 1e-9 || got < 0 {
+				t.Fatalf("kind %d costs %v, want %v on %+v with %+v", i, got, want, n, kinds)
+			}
+			if other := o.CostOf(&n, i); other != got {
+				t.Fatalf("CostOf is %v, Costs are %v", other, got)
+			}
+		}
+	}
+}
+
+// TestOutlookNotFitting: of a kind that doesn't fit, so much counts as there is room for. So a pod that asks for a little less and fits is rated
+// like one that takes the whole rest.
+func TestOutlookNotFitting(t *testing.T) {
+	n := roomWith(64000, 7, 4)
+	o := NewOutlook(kindsOf(asks(1, 8, 1000), asks(1, 1, 1000)), Binpack, []NodeRoom{n})
+	rest, all := asks(1, 7, 1000), o.CostOf(&n, 0)
+	if want := o.Cost(&n, &rest); all != want || all == 0 {
+		t.Errorf("cost %v, want that of the whole card, %v", all, want)
+	}
+}
+
+// TestKindOf: a shape that isn't a kind is rated like the most similar kind.
+func TestKindOf(t *testing.T) {
+	pinned := asks(1, 4, 1000)
+	pinned.Constraints = unique.Make("pinned")
+	kinds := kindsOf(asks(1, 4, 1000), asks(1, 4, 32000), asks(1, 16, 4000), asks(2, 16, 4000), pinned)
+	o := NewOutlook(kinds, Binpack, nil)
+	other := asks(1, 5, 1500)
+	other.Constraints = unique.Make("pinned")
+	for name, tc := range map[string]struct {
+		shape Shape
+		want  int
+	}{
+		"a kind":                       {kinds[3].Shape, 3},
+		"more memory, less CPU":        {asks(1, 5, 900), 0},
+		"much CPU":                     {asks(1, 3, 20000), 1},
+		"more cards than any kind":     {asks(4, 16, 4000), 3},
+		"constraints":                  {other, 4},
+		"constraints that no kind has": {Shape{Demand: pinned.Demand, Beside: pinned.Beside, Constraints: unique.Make("other")}, 0},
+	} {
+		if got, exact := o.KindOf(&tc.shape); got != tc.want || exact != (name == "a kind") {
+			t.Errorf("%s: kind %d, want %d", name, got, tc.want)
+		}
+	}
+}
+
+// TestGenericKinds: they fit into an Outlook, whatever the size of a card.
+func TestGenericKinds(t *testing.T) {
+	for _, card := range []float64{1, 16, 81920} {
+		if kinds := genericKinds(card); len(kinds) > MaxKinds || len(kinds) == 0 {
+			t.Errorf("%d kinds", len(kinds))
+		}
+	}
+}
+
+// TestScale: of the candidates, the best ones and no others get the best score, however little they differ.
+func TestScale(t *testing.T) {
+	for name, tc := range map[string]struct {
+		suits []Suitability
+		want  []int
+	}{
+		"none":            {nil, nil},
+		"one":             {[]Suitability{-0.3}, []int{10}},
+		"equal":           {[]Suitability{-0.3, -0.3}, []int{10, 10}},
+		"a little better": {[]Suitability{-0.3, -0.3000001, -0.4}, []int{10, 8, 0}},
+		"free of cost":    {[]Suitability{0, -0.1, -0.2}, []int{10, 4, 0}},
+	} {
+		var candidates []Candidate
+		for i, suits := range tc.suits {
+			candidates = append(candidates, Candidate{i, suits})
+		}
+		LeastWaste.Scale(candidates)
+		var got []int
+		for _, c := range candidates {
+			got = append(got, c.Suits.Score())
+		}
+		if diff := cmp.Diff(tc.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package scheduling
+
+import (
+	"context"
+	"time"
+	"unique"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/arrivals"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+const (
+	// expectAtMost is how often the outlook is made again at most, because that costs some milliseconds of processor time for each 1,000 nodes.
+	expectAtMost = time.Second
+	// expectAtLeast is how often it is made again if few pods come: nodes come and change too.
+	expectAtLeast = time.Minute
+)
+
+// expectations tell the ledger which kinds of pods come, and what nodes have free beside their cards. A nil one does nothing: no view is by cost
+// then.
+type expectations struct {
+	arrivals   *arrivals.Counter
+	nodes      *eligibility.Cluster
+	ledger     *ledger.Ledger
+	cardPolicy placement.Policy
+	clock      clock.Clock
+	// changed has an element if the kinds may have changed.
+	changed chan struct{}
+}
+
+func (s *Scheduler) newExpectations() *expectations {
+	if !s.NodePolicy.ByCost() {
+		return nil
+	}
+	return &expectations{
+		arrivals: arrivals.NewCounter(), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy, clock: s.Clock, changed: make(chan struct{}, 1),
+	}
+}
+
+// updated counts a pod that is new, and reports what its node has free.
+func (e *expectations) updated(old, pod *clustercache.PodInfo) {
+	if e == nil {
+		return
+	}
+	if old == nil || old.UID != pod.UID {
+		owner := pod.Owner
+		if owner == (unique.Handle[string]{}) {
+			owner = unique.Make(string(pod.UID))
+		}
+		if e.arrivals.Add(pod.Shape(), owner, time.Unix(int64(pod.Created), 0)) {
+			e.expectSoon()
+		}
+	}
+	if old != nil && old.Node != pod.Node {
+		e.nodeChanged(old.Node)
+	}
+	e.nodeChanged(pod.Node)
+}
+
+// nodeChanged tells the ledger what the node has free beside its cards.
+func (e *expectations) nodeChanged(name string) {
+	if e == nil || name == "" {
+		return
+	}
+	if free, revision, known := e.nodes.FreeBeside(name); known {
+		e.ledger.SetBeside(name, free, revision)
+	}
+}
+
+// expectSoon makes run make a new outlook.
+func (e *expectations) expectSoon() {
+	if e == nil {
+		return
+	}
+	select {
+	case e.changed <- struct{}{}:
+	default:
+	}
+}
+
+// expect makes a new outlook.
+func (e *expectations) expect() { e.ledger.Expect(e.arrivals.Kinds(), e.cardPolicy, e.nodes.Names) }
+
+// run makes the outlook again when pods have come, until ctx ends.
+func (e *expectations) run(ctx context.Context) error {
+	for {
+		e.expect()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.clock.After(expectAtMost):
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.changed:
+		case <-e.clock.After(expectAtLeast):
+		}
+	}
+}

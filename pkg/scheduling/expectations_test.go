@@ -1,0 +1,78 @@
+package scheduling
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/test/framework"
+)
+
+// TestLeastWaste: pods that come need CPU. A pod that needs none goes to the node whose CPU others use, by filter and by prioritize, whatever the
+// number of candidate nodes.
+func TestLeastWaste(t *testing.T) {
+	for name, few := range map[string]int{"filter passes the best node": 0, "prioritize decides": 32} {
+		t.Run(name, func(t *testing.T) {
+			f := startFilter(t, 1)
+			f.FilterBestAbove, f.NodePolicy = few, placement.LeastWaste
+			f.expectations = f.newExpectations()
+			handlers := f.newEventHandlers(func() {})
+			nodes := []string{"n1", "n2", "n3"}
+			for _, node := range nodes {
+				handlers.NodeUpdated(framework.MakeNode(node).Cards(1, 16).Obj())
+			}
+			withCPU := func(name, node string, request int64, cpus string) *clustercache.PodInfo {
+				object := filterPod(name, request)
+				object.Spec.NodeName = node
+				object.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpus)}
+				return clustercache.NewPodInfo(object)
+			}
+			for i := range 30 {
+				handlers.PodUpdated(nil, withCPU(fmt.Sprint("pending-", i), "", 8, "4"))
+			}
+			if len(f.expectations.changed) == 0 {
+				t.Error("a new outlook isn't due")
+			}
+			other := withCPU("other", "n2", 0, "62")
+			handlers.PodUpdated(nil, other)
+			f.expectations.expect()
+			best := func(pod string) string {
+				t.Helper()
+				asking := filterPod(pod, 8)
+				passed := f.filter(asking, nodes...).Names()
+				scores, err := f.Prioritize(asking, nodes)
+				if err != nil || few > 0 && len(passed) != len(nodes) {
+					t.Fatalf("%q pass (%v)", passed, err)
+				}
+				chosen := nodes[slices.Index(scores, placement.MaxScore)]
+				if few == 0 && passed[0] != chosen {
+					t.Errorf("filter passes %q, prioritize scores %v", passed, scores)
+				}
+				return chosen
+			}
+			if got := best("first"); got != "n2" {
+				t.Errorf("the pod goes to %s, want the node without CPU", got)
+			}
+			handlers.PodDeleted(other)
+			handlers.PodUpdated(nil, withCPU("another", "n3", 0, "62"))
+			if got := best("second"); got != "n3" {
+				t.Errorf("the pod goes to %s, want the node that has no CPU now", got)
+			}
+		})
+	}
+}
+
+// TestExpectationsOff: other policies need no outlook.
+func TestExpectationsOff(t *testing.T) {
+	f := startFilter(t, 1)
+	if f.expectations != nil {
+		t.Error("an outlook for a policy that needs none")
+	}
+	f.expectations.updated(nil, clustercache.NewPodInfo(filterPod("p", 1)))
+	f.expectations.nodeChanged("n1")
+}
