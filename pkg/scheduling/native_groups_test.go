@@ -62,7 +62,7 @@ func TestNativeGroups(t *testing.T) {
 				t.Errorf("its bind is held: %v", !test.holds)
 			}
 			wait := g.groups.wait(info)
-			if reported := wait != nil && strings.HasSuffix(test.message, wait.Reason.Words) || test.message == "" && wait == nil; !reported {
+			if reported := wait != nil && wait.Native && strings.HasSuffix(test.message, wait.Reason.Words) || test.message == "" && wait == nil; !reported {
 				t.Errorf("it waits for %v", wait)
 			}
 			if test.policy != nil {
