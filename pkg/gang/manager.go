@@ -127,6 +127,7 @@ type Manager struct {
 
 	mu      sync.Mutex
 	members map[gpu.PodUID]*member
+	serial  uint64
 	// podGroups are the PodGroups of native groups; nil while these are off.
 	podGroups map[Key]PodGroup
 	// leading is true between StartLeading and StopLeading. The fields from groups to starvation are used only then.
@@ -199,7 +200,8 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 		mgr.apply(known, merge(known.Member, m), now)
 		return
 	}
-	known = &member{Member: m, groupProblem: groupProblem}
+	mgr.serial++
+	known = &member{Member: m, serial: mgr.serial, groupProblem: groupProblem}
 	mgr.members[m.UID] = known
 	_, filtered := mgr.unknownPods[m.UID]
 	if delete(mgr.unknownPods, m.UID); filtered {

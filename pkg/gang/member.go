@@ -159,6 +159,8 @@ func relevantChange(known, next *Member) bool {
 // member is a Member with the state that a Manager keeps of it.
 type member struct {
 	Member
+	// serial orders the members as the watch reported them first.
+	serial uint64
 	// run is nil for a cardless member, and while the Manager doesn't lead.
 	run *run
 	// counted is what run's tally counts the member as.

@@ -108,6 +108,7 @@ type likeRuns struct {
 }
 
 // needed returns the needs of the run: the oldest members that it must place together. Further members are placed once the run is running.
+// Members for which fair sharing has opened the gate come first: it opens the gates of the same number of members.
 func (r *run) needed() *needs {
 	if r.needs != nil {
 		return r.needs
@@ -115,14 +116,16 @@ func (r *run) needed() *needs {
 	n := &needs{}
 	controller, several := r.completeController()
 	n.unclear = several && controller == ""
-	for _, m := range r.ordered() {
-		if len(n.members) >= r.need() {
-			break
-		}
-		if m.counted == pending && (controller == "" || m.Controller == controller) {
-			n.members = append(n.members, m)
-			n.size.Memory, n.size.Cards = n.size.Memory.Add(m.Request), n.size.Cards+m.NumCards()
-			n.wholeCards = n.wholeCards || m.Request == 0
+	for _, heldBack := range [...]bool{false, true} {
+		for _, m := range r.ordered() {
+			if len(n.members) >= r.need() {
+				break
+			}
+			if m.counted == pending && m.HeldBack == heldBack && (controller == "" || m.Controller == controller) {
+				n.members = append(n.members, m)
+				n.size.Memory, n.size.Cards = n.size.Memory.Add(m.Request), n.size.Cards+m.NumCards()
+				n.wholeCards = n.wholeCards || m.Request == 0
+			}
 		}
 	}
 	r.needs = n

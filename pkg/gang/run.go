@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -355,9 +354,10 @@ func (r *run) ordered() []*member {
 	return r.order
 }
 
-// compareAge orders the members of a run. What it compares never changes.
+// compareAge orders the members of a run. What it compares never changes, and a member that the watch reports later isn't older than those that
+// may have been chosen already.
 func compareAge(a, b *member) int {
-	return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.serial, b.serial))
 }
 
 // recordEvent records an Event on the run's oldest member, unless it repeats the run's latest Event.

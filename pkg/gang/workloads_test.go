@@ -184,6 +184,38 @@ func TestSurplusOfSeveralJobs(t *testing.T) {
 	c.wantBound("group", pods, 6)
 }
 
+// A job has more pods than its group's number. Those that are chosen to start, whose gates fair sharing opens, stay chosen while the job creates
+// the others, and after a restart of the extender.
+func TestSurplusMembersComeLater(t *testing.T) {
+	c := controllers{newFixture(t)}
+	heldBack := func(m *Member) { m.HeldBack = true }
+	named := func(name string) memberEdit { return func(m *Member) { m.Name = name } }
+	first := []gpu.PodUID{
+		c.add(1, "train", 2, "job", heldBack, named("job-m"))[0].UID, c.add(1, "train", 2, "job", heldBack, named("job-n"))[0].UID,
+	}
+	want := func(when string) {
+		t.Helper()
+		if together, _ := c.manager.Startable(Key{Namespace: "default", Name: "train"}); !slices.Equal(together, first) {
+			t.Errorf("%s: %v start, want %v", when, together, first)
+		}
+	}
+	want("two pods exist")
+	c.add(1, "train", 2, "job", heldBack, named("job-a"))
+	want("a third pod exists")
+	for _, uid := range first {
+		p := c.pods[uid]
+		p.HeldBack = false
+	}
+	next := newManager(t)
+	c.manager = next
+	for _, p := range slices.Backward(c.existing()) {
+		c.report(p)
+	}
+	c.manager.StartLeading(c.now)
+	slices.Reverse(first)
+	want("another process leads")
+}
+
 // Three members of a job have completed, and their pods were removed. The last one fails, and the job replaces it.
 func TestLastIndexFails(t *testing.T) {
 	for name, restarts := range map[string]bool{"the extender knows the completed pods": false, "the extender restarts": true} {

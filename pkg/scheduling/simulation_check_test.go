@@ -1,7 +1,6 @@
 package scheduling
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -254,9 +253,6 @@ func (w *world) fitsAndWaits() string {
 			continue // Replacements and surplus members; members that disagree.
 		}
 		// The oldest members are planned, whether or not others would fit: see "Surplus members" in docs/gangs.md.
-		slices.SortFunc(pods, func(a, b *apiPod) int {
-			return cmp.Or(a.object.CreationTimestamp.Compare(b.object.CreationTimestamp.Time), strings.Compare(a.name(), b.name()))
-		})
 		if size := pods[0].size; len(pods) >= size && w.fits(pods[:size]...) {
 			return fmt.Sprintf("group %s of %d", name, size)
 		}
