@@ -154,6 +154,9 @@ func (r *run) completeController() (controller string, several bool) {
 	return "", true
 }
 
+// settled reports whether it is clear which members belong together, or no more came for some time.
+func (r *run) settled(now time.Time) bool { return !r.needed().unclear || now.Sub(r.since) >= settle }
+
 // any reports whether is, which can be nil, returns true for one of the members.
 func (n *needs) any(is func(gpu.Pod) bool) bool {
 	return is != nil && slices.ContainsFunc(n.members, func(m *member) bool { return is(m.Pod) })
@@ -357,7 +360,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 	case !n.allOffered(r) && r.key.Native:
 		r.wait = reasons.GroupNoRoom
 		return r.wait, false
-	case !n.allOffered(r), n.unclear && now.Sub(r.since) < settle:
+	case !n.allOffered(r), !r.settled(now):
 		r.wait = reasons.GroupAwaitsOthers
 		return r.wait, false
 	case n.any(mgr.AwaitsTurn):

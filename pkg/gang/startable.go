@@ -32,7 +32,7 @@ func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, urgent [
 					urgent = append(urgent, m.UID)
 				}
 			}
-		case r.phase != PhaseEvicting && r.enough():
+		case r.phase != PhaseEvicting && r.enough() && r.settled(now):
 			for _, m := range r.needed().members {
 				together = append(together, m.UID)
 			}
