@@ -43,6 +43,8 @@ func (u *unit) reclaimKind() reclaimKind { return reclaimKind{u.item.Tenant, u.k
 type reclaimPause struct {
 	until  time.Time
 	length time.Duration
+	// wasted is true if pods were evicted for a unit of this kind that then wasn't bound.
+	wasted bool
 }
 
 // beginAttempt requests room for the tenants that have been below their share for long enough.
@@ -213,9 +215,9 @@ func (m *Manager) pauseReclaim(kind reclaimKind, doubles bool, now time.Time) {
 	}
 	length := minReclaimPause
 	if doubles {
-		length = min(max(minReclaimPause, 2*last.length), maxPause)
+		length = min(max(minReclaimPause, 2*min(last.length, maxPause)), maxPause)
 	}
-	m.reclaims.pauses[kind] = reclaimPause{now.Add(length), length}
+	m.reclaims.pauses[kind] = reclaimPause{until: now.Add(length), length: length}
 }
 
 // endAttempts ends all attempts, and what is held for them.

@@ -54,6 +54,7 @@ func (m *Manager) expire(now time.Time) {
 		}
 		p.notBefore = now.Add(min(minPause<<min(p.failures, 10), maxPause))
 		p.failures++
+		m.reclaims.wasted(p, now)
 		m.endCharge(p)
 		m.Observer.ChargeExpired()
 		m.refresh(p)

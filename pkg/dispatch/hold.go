@@ -237,7 +237,9 @@ func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time
 	}
 	m.queue.Charge(u.item.Tenant, u.item.Memory)
 	m.grant(u, places, now)
-	delete(m.reclaims.pauses, h.reclaimKind)
+	for _, p := range u.pods {
+		p.madeRoom = h.reclaimKind
+	}
 	return true
 }
 

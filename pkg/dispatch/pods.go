@@ -43,6 +43,8 @@ type pod struct {
 	expires time.Time
 	// started is when the pod was bound, if that happened while this process led.
 	started time.Time
+	// madeRoom is the kind of the unit for which pods were evicted before it was granted with this pod; zero if none were.
+	madeRoom reclaimKind
 	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
 	failures  int
 	notBefore time.Time
@@ -85,6 +87,9 @@ func (m *Manager) SetPod(next Pod) {
 	if asksElse || !p.awaitsBind() {
 		m.dropHold(p.UID)
 		m.endCharge(p)
+	}
+	if p.Node != "" {
+		m.reclaims.arrived(p)
 	}
 	if p.Node != "" && !ran { // Before the first Tick as leader, now is zero.
 		p.started = m.now

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"maps"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -18,6 +19,9 @@ const (
 	// minReclaimPause is the pause of a tenant's units of one kind after an attempt without success; it doubles each time, up to maxPause,
 	// unless something changed while the plan was made.
 	minReclaimPause = 10 * time.Second
+	// minWastedPause is the pause of a tenant's units of one kind after pods were evicted for one that then wasn't bound. It doubles with each such
+	// failure of the tenant, up to maxWastedPause: a controller can replace the pod, so the pause isn't the pod's.
+	minWastedPause, maxWastedPause = 10 * time.Minute, 24 * time.Hour
 	// maxDelays limits how often a unit's wait for a reclaim doubles because it wasn't bound after its turn.
 	maxDelays = 6
 )
@@ -30,9 +34,11 @@ type reclaims struct {
 	since time.Time
 	// below is how long each tenant has been below its share with a unit that has no room, less the time since in which it wasn't; ReclaimAfter
 	// at most. counted is up to when.
-	below    map[string]time.Duration
-	counted  time.Time
-	pauses   map[reclaimKind]reclaimPause
+	below   map[string]time.Duration
+	counted time.Time
+	pauses  map[reclaimKind]reclaimPause
+	// failed are the latest pauses of each tenant because pods were evicted for nothing.
+	failed   map[string]reclaimPause
 	attempts uint64
 	// attempt is the one that is planned, or whose evictions are made; nil if there is none. held are the units for which places are held,
 	// heldFor the same by their pods. ending are the victims for them, with the number of the attempt: they count as being deleted.
@@ -50,7 +56,7 @@ type reclaims struct {
 // newReclaims returns the state of a new leader. attempts is how many this process has made before: a late result of one of these
 // must not be taken for that of a new one.
 func newReclaims(attempts uint64) reclaims {
-	return reclaims{attempts: attempts, pauses: map[reclaimKind]reclaimPause{}, ending: map[gpu.PodUID]uint64{}}
+	return reclaims{attempts: attempts, pauses: map[reclaimKind]reclaimPause{}, failed: map[string]reclaimPause{}, ending: map[gpu.PodUID]uint64{}}
 }
 
 // reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.
@@ -82,6 +88,28 @@ func (m *Manager) dueStandings(now time.Time) *standings {
 	}
 	m.reclaims.checked = now
 	return m.standings()
+}
+
+// wasted records that the pod wasn't bound although pods were evicted for it.
+func (r *reclaims) wasted(p *pod, now time.Time) {
+	kind := p.madeRoom
+	p.madeRoom = reclaimKind{}
+	maps.DeleteFunc(r.failed, func(_ string, last reclaimPause) bool { return now.Sub(last.until) > maxWastedPause })
+	if last := r.pauses[kind]; kind == (reclaimKind{}) || last.wasted && now.Before(last.until) {
+		return // No pods were evicted for it, or several pods of this kind fail at the same time.
+	}
+	length := min(max(minWastedPause, 2*r.failed[kind.tenant].length), maxWastedPause)
+	pause := reclaimPause{until: now.Add(length), length: length, wasted: true}
+	r.failed[kind.tenant], r.pauses[kind] = pause, pause
+}
+
+// arrived records that the pod was bound.
+func (r *reclaims) arrived(p *pod) {
+	if p.madeRoom != (reclaimKind{}) {
+		delete(r.failed, p.madeRoom.tenant)
+		delete(r.pauses, p.madeRoom)
+		p.madeRoom = reclaimKind{}
+	}
 }
 
 // inProgress counts the attempts for which places are held.

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 	"unique"
@@ -134,6 +135,44 @@ func TestReclaimAtOnce(t *testing.T) {
 	f.delete("bob/3", "bob/2")
 	f.run(time.Second)
 	want(t, "the second doesn't wait for the victims of the first", []string{"alice/1"}, f.admitted())
+}
+
+// Alice's pods can't be bound, because their volume claim is misspelt; a CronJob replaces them every 15 minutes. Bob's pods are evicted for them
+// again after 10 minutes, then after 20, and so on, although each time it is another pod.
+func TestReclaimForPodsThatNeverStart(t *testing.T) {
+	f := newReclaimFixture(t, 8, 8)
+	serial, name := 0, ""
+	for second := range 24 * 60 * 60 {
+		if second%(15*60) == 0 {
+			f.delete(name)
+			serial++
+			name = fmt.Sprint("alice/", serial)
+			f.pod(name, 1, func(p *Pod) { p.Created = f.now })
+		}
+		f.tick(time.Second)
+		f.finish()
+		for name, p := range f.pods { // Bob's controller replaces what was evicted.
+			if p.Namespace == "bob" && p.Node == "" && f.Admit(p.Pod) {
+				f.bind(name)
+			}
+		}
+		if second%60 == 0 && f.running()["bob"] < 16 {
+			serial++
+			f.pod(fmt.Sprint("bob/", 1000+serial), 1, func(p *Pod) { p.Created = f.now })
+		}
+	}
+	if n := len(f.evicted); n < 3 || n > 8 {
+		t.Errorf("%d evictions in a day", n)
+	}
+	f.delete(name)
+	f.pod("alice/other", 2, func(p *Pod) { p.Created = f.now })
+	before := len(f.evicted)
+	f.run(2 * after)
+	f.finish()
+	f.run(time.Second)
+	want(t, "pods of another kind don't wait", true, len(f.evicted) > before && slices.Contains(f.admitted(), "alice/other"))
+	f.bind("alice/other")
+	want(t, "after that all may be served again", 0, len(f.reclaims.failed))
 }
 
 func guarantees(amount gpu.Memory) Namespace {
