@@ -31,7 +31,7 @@ func TestTurnReported(t *testing.T) {
 // What kept kube-scheduler from placing a pod at its last turn is said while the pod waits for the next one.
 func TestFailedAtTurn(t *testing.T) {
 	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9))}, nil, now)
-	const pause = "; it was not scheduled after its last turn, and gets the next one after a pause"
+	const pause = "; it, or a pod like it, was not scheduled after its last turn, and gets the next one after a pause"
 	for name, test := range map[string]struct {
 		request  int64
 		obstacle reasons.Obstacle

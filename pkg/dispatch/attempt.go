@@ -207,7 +207,7 @@ func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 // pauseReclaim pauses the units of a kind: for longer each time that nothing was achieved.
 func (m *Manager) pauseReclaim(kind reclaimKind, doubles bool, now time.Time) {
 	maps.DeleteFunc(m.reclaims.pauses, func(other reclaimKind, p reclaimPause) bool {
-		return other != kind && now.Sub(p.until) > 4*maxPause // Most have no pods any more.
+		return other != kind && now.Sub(p.until) > 4*maxReclaimPause // Most have no pods any more.
 	})
 	last := m.reclaims.pauses[kind]
 	if now.Before(last.until) {
@@ -215,7 +215,7 @@ func (m *Manager) pauseReclaim(kind reclaimKind, doubles bool, now time.Time) {
 	}
 	length := minReclaimPause
 	if doubles {
-		length = min(max(minReclaimPause, 2*min(last.length, maxPause)), maxPause)
+		length = min(max(minReclaimPause, 2*min(last.length, maxReclaimPause)), maxReclaimPause)
 	}
 	m.reclaims.pauses[kind] = reclaimPause{until: now.Add(length), length: length}
 }

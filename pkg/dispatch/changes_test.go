@@ -70,7 +70,7 @@ func TestPauseEnds(t *testing.T) {
 	f.pod("alice/first", 4)
 	f.tick(0)
 	want(t, "during the pause", reasons.ObstaclePaused, f.Turns()["alice/paused"].Obstacle)
-	f.tick(minPause)
+	f.tick(firstPause)
 	want(t, "after it", reasons.ObstacleNoRoom, f.Turns()["alice/paused"].Obstacle)
 }
 
@@ -86,6 +86,7 @@ func TestUselessWaitsGetRare(t *testing.T) {
 		f.tick(time.Minute)
 		if slices.Contains(f.admitted(), name) {
 			granted++
+			f.bind(name)
 		}
 		f.delete(name)
 	}

@@ -3,8 +3,10 @@ package dispatch
 import (
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 const (
@@ -13,9 +15,16 @@ const (
 	chargeLife = 30 * time.Second
 	// extension prolongs the charge of a pod that is about to be bound.
 	extension = 5 * time.Second
-	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
-	minPause, maxPause = 10 * time.Second, 10 * time.Minute
 )
+
+// turn is what is reported to Failures of a unit that was granted.
+type turn struct {
+	queue.Attempt
+	at time.Time
+	// charged counts its pods that have a charge. failed is true once one was not bound in time, bound once one was bound.
+	charged       int
+	failed, bound bool
+}
 
 // charged reports whether the pod was granted and isn't bound yet.
 func (p *pod) charged() bool { return !p.expires.IsZero() }
@@ -23,7 +32,10 @@ func (p *pod) charged() bool { return !p.expires.IsZero() }
 // grant charges the pods of a unit, whose places are in their order.
 func (m *Manager) grant(u *unit, places []ledger.Place, now time.Time) {
 	m.removeUnit(u)
+	turn := &turn{Attempt: u.attempt(), at: now, charged: len(u.pods)}
+	m.Failures.Placed(turn.Attempt)
 	for i, p := range u.pods {
+		p.turn = turn
 		if p.expires = now.Add(chargeLife); !places[i].Existing {
 			m.Ledger.Own(ledger.Granted, p.UID, time.Time{})
 		}
@@ -47,30 +59,49 @@ func (m *Manager) expire(now time.Time) {
 		if now.Before(p.expires) {
 			continue
 		}
-		m.GiveUpPlace(p.UID)
+		unused := m.GiveUpPlace(p.UID)
 		if _, _, held := m.Ledger.Lookup(p.UID); held { // A bind is in flight, or the plan of a group has the place.
 			p.expires = now.Add(extension)
 			continue
 		}
-		p.notBefore = now.Add(min(minPause<<min(p.failures, 10), maxPause))
-		p.failures++
 		m.reclaims.wasted(p, now)
-		m.endCharge(p)
+		m.endCharge(p, unused || p.Group == (gang.Key{})) // If the plan of a group had the place, package gang reports failures.
 		m.Observer.ChargeExpired()
 		m.refresh(p)
 	}
 }
 
-// endCharge ends the pod's charge and releases its place, unless a bind has it. It does nothing for a pod without a charge.
-func (m *Manager) endCharge(p *pod) {
+// endCharge ends the pod's charge and releases its place, unless a bind has it. failed is true if the pod should have been bound. It does nothing
+// for a pod without a charge.
+func (m *Manager) endCharge(p *pod, failed bool) {
 	if !p.charged() {
 		return
 	}
 	p.expires = time.Time{}
+	if failed {
+		p.failedAt = m.now
+	}
+	m.endTurn(p.turn, p.Node != "", failed)
 	delete(m.charged, p.UID)
 	m.admissions.update(p)
 	if p.Node == "" { // Otherwise the bound allocation has replaced it.
 		m.GiveUpPlace(p.UID)
+	}
+}
+
+// endTurn records what became of one of the pods that were granted together.
+func (m *Manager) endTurn(t *turn, bound, failed bool) {
+	t.charged--
+	t.bound = t.bound || bound
+	switch {
+	case failed && !t.failed:
+		t.failed = true
+		m.Failures.Failed(t.Attempt, t.at, m.now)
+	case t.charged > 0, t.failed:
+	case t.bound:
+		m.Failures.Arrived(t.Attempt)
+	default:
+		m.Failures.Ended(t.Attempt)
 	}
 }
 

@@ -18,6 +18,9 @@ import (
 
 var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
+// firstPause is the pause after the first failure in a namespace: until its next turn. It doubles each time.
+const firstPause = 2 * time.Second
+
 // fixture is a Manager that leads, with a real ledger. Gates open at once, and the watch reports it.
 type fixture struct {
 	*Manager

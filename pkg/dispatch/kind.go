@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"strings"
 	"unique"
 
@@ -18,6 +19,8 @@ type kind struct {
 	obstacle reasons.Obstacle
 	// units counts the units of this kind.
 	units int
+	// shape is queue.Attempt.Shape.
+	shape string
 }
 
 // kindKey identifies a kind. For a unit of several pods, text has their amounts and memory is 0.
@@ -74,7 +77,8 @@ func (k kinds) kindOf(pods []*pod) *kind {
 	}
 	found := like.kinds[key.memory]
 	if found == nil {
-		found = &kind{kindKey: key, likeness: like}
+		sum := sha256.Sum256([]byte(text(key.text) + " " + key.memory.String())) // Of a group it can be long.
+		found = &kind{kindKey: key, likeness: like, shape: string(sum[:])}
 		like.kinds[key.memory] = found
 	}
 	return found

@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // Options configure a Manager.
@@ -37,6 +38,8 @@ type Options struct {
 	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
 	// Pods that have run for less than MinRuntime are not evicted.
 	ReclaimAfter, MinRuntime time.Duration
+	// Failures are those of all items. If it is nil, New makes one.
+	Failures *queue.Failures
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
 	Observer Observer
 }
@@ -109,8 +112,8 @@ type Manager struct {
 	inNamespace map[string]map[gpu.PodUID]*pod
 	queue       fairshare.Queue
 	units       map[string]*unit
-	// pausing are the units that have a notBefore, of which there are few.
-	pausing map[string]*unit
+	// pausedUntil is when the first pause of a unit ends that the latest round passed over; zero if there is none.
+	pausedUntil time.Time
 	// members are the pods that wait in groups.
 	members map[gang.Key]map[gpu.PodUID]*pod
 	// charged are the pods with a charge. None of them is known to be bound.
@@ -153,9 +156,12 @@ type Manager struct {
 
 // New returns a Manager without pods.
 func New(o Options) *Manager {
+	if o.Failures == nil {
+		o.Failures = &queue.Failures{}
+	}
 	return &Manager{
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{},
-		units: map[string]*unit{}, pausing: map[string]*unit{},
+		units:   map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		holding: map[string]*unit{}, cutShort: map[string]uint64{}, kinds: kinds{},
 		feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{at: map[gpu.PodUID]int{}},
@@ -196,10 +202,11 @@ func (m *Manager) StopLeading() {
 	m.endAttempts()
 	m.leading, m.effects, m.now, m.reclaims = false, Effects{}, time.Time{}, newReclaims(m.reclaims.attempts)
 	clear(m.holding)
+	m.Failures.Clear()
 	for _, p := range m.pods {
 		m.withdraw(p)
-		m.endCharge(p)
-		p.failures, p.notBefore, p.letThrough = 0, time.Time{}, time.Time{}
+		m.endCharge(p, false)
+		p.failedAt, p.letThrough = time.Time{}, time.Time{}
 		m.refresh(p)
 		p.gate, p.gateFailures, p.gateRetry = gateClosed, 0, time.Time{}
 	}

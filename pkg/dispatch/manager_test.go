@@ -112,10 +112,10 @@ func TestChargeExpires(t *testing.T) {
 	f.delete("bob/1")
 	f.tick(0)
 	want(t, "during its pause", []string(nil), f.admitted())
-	f.tick(minPause)
+	f.tick(firstPause)
 	want(t, "after its pause", []string{"alice/stuck"}, f.admitted())
 	f.tick(chargeLife)
-	f.tick(2*minPause - time.Second)
+	f.tick(2*firstPause - time.Second)
 	want(t, "during its second pause", []string(nil), f.admitted())
 	f.tick(time.Second)
 	want(t, "after its second pause", []string{"alice/stuck"}, f.admitted())
@@ -186,7 +186,7 @@ func TestUrgentReplacement(t *testing.T) {
 	f.delete("alice/job-4")
 	f.groups.urgent = nil
 	f.pod("alice/job-5", 1, inGroup("job"), age(100))
-	f.tick(time.Second)
+	f.tick(firstPause)
 	want(t, "one that isn't urgent waits", []string{"alice/older"}, f.admitted())
 }
 

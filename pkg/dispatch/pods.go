@@ -45,9 +45,9 @@ type pod struct {
 	started time.Time
 	// madeRoom is the kind of the unit for which pods were evicted before it was granted with this pod; zero if none were.
 	madeRoom reclaimKind
-	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
-	failures  int
-	notBefore time.Time
+	// turn is that of its unit, if the pod has a charge. failedAt is when a charge last ended without a bind.
+	turn     *turn
+	failedAt time.Time
 	// letThrough is when its gate was opened for an autoscaler; zero if it wasn't.
 	letThrough time.Time
 	// gate is how far this process is with opening the pod's gate. gateFailures counts the failed attempts in a row; it is not tried
@@ -86,7 +86,7 @@ func (m *Manager) SetPod(next Pod) {
 	p.Pod = &next
 	if asksElse || !p.awaitsBind() {
 		m.dropHold(p.UID)
-		m.endCharge(p)
+		m.endCharge(p, p.Node == "" && !p.awaitsBind()) // A change by its user is no failure.
 	}
 	if p.Node != "" {
 		m.reclaims.arrived(p)
@@ -108,7 +108,7 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 	}
 	m.withdraw(p)
 	m.dropHold(uid)
-	m.endCharge(p)
+	m.endCharge(p, true)
 	tenant := p.countedFor
 	m.count(p, 0)
 	delete(m.gated, uid)

@@ -16,9 +16,9 @@ const (
 	maxAttempts = 16
 	// freedLife is how long places are held after the victims have ended.
 	freedLife = 10 * time.Second
-	// minReclaimPause is the pause of a tenant's units of one kind after an attempt without success; it doubles each time, up to maxPause,
+	// minReclaimPause is the pause of a tenant's units of one kind after an attempt without success; it doubles each time, up to maxReclaimPause,
 	// unless something changed while the plan was made.
-	minReclaimPause = 10 * time.Second
+	minReclaimPause, maxReclaimPause = 10 * time.Second, 10 * time.Minute
 	// minWastedPause is the pause of a tenant's units of one kind after pods were evicted for one that then wasn't bound. It doubles with each such
 	// failure of the tenant, up to maxWastedPause: a controller can replace the pod, so the pause isn't the pod's.
 	minWastedPause, maxWastedPause = 10 * time.Minute, 24 * time.Hour

@@ -263,7 +263,7 @@ func TestReclaimRefused(t *testing.T) {
 	f.run(time.Second)
 	want(t, "nothing stays held", []string{"bob/small"}, f.admitted())
 	f.evictionsFail = false
-	f.run(maxPause)
+	f.run(maxReclaimPause)
 	want(t, "evictions", 1, len(f.evicted))
 }
 
@@ -303,7 +303,7 @@ func TestReclaimAfterFailures(t *testing.T) {
 	}
 	f.run(2 * after)
 	want(t, "evicted early", []string(nil), f.evicted)
-	f.run(after + minPause)
+	f.run(after + firstPause)
 	want(t, "evicted in the end", 2, len(f.evicted))
 }
 

@@ -96,7 +96,6 @@ func (m *Manager) round(all bool, freed []string, now time.Time) {
 	m.changed, m.freedNow = false, freed
 	m.gatherGroups()
 	m.grantHeld(now)
-	m.pause(now)
 	capacity := m.capacity(true)
 	m.rounds, m.effort = m.rounds+1, 0
 	m.grantInOrder(capacity, now)
@@ -121,19 +120,21 @@ func (m *Manager) capacity(withHeld bool) ledger.Capacity {
 	return m.Capacity(withHeld)
 }
 
-// pause marks the units that pause.
-func (m *Manager) pause(now time.Time) {
-	for _, u := range m.pausing {
-		u.paused = now.Before(u.notBefore)
+// pause records whether the unit must not be granted because it, or others of its namespace, failed.
+func (m *Manager) pause(u *unit, now time.Time) {
+	before := u.paused
+	if u.paused = false; m.Failures.Any(u.pods[0].Namespace) {
+		until, turn := m.Failures.Until(u.attempt(), now)
+		if u.paused, u.behindFailed = until.After(now), turn; u.paused && (m.pausedUntil.IsZero() || until.Before(m.pausedUntil)) {
+			m.pausedUntil = until
+		}
+	}
+	if before && !u.paused {
+		u.kind.obstacle = reasons.ObstacleUntried // Nodes on which something was freed meanwhile were tried without it.
 	}
 }
 
 // pauseEnded reports whether the pause of a unit ended since the latest round.
 func (m *Manager) pauseEnded(now time.Time) bool {
-	for _, u := range m.pausing {
-		if u.paused && !now.Before(u.notBefore) {
-			return true
-		}
-	}
-	return false
+	return !m.pausedUntil.IsZero() && !now.Before(m.pausedUntil)
 }

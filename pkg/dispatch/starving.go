@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"cmp"
-	"slices"
 	"time"
 )
 
@@ -79,9 +78,8 @@ func (m *Manager) reclaimable(u *unit, now time.Time) bool {
 	if m.obstacle(u).Infeasible() {
 		return false
 	}
-	return !slices.ContainsFunc(u.pods, func(p *pod) bool {
-		return p.failures > 0 && now.Sub(p.notBefore) < m.ReclaimAfter<<min(p.failures, maxDelays)
-	})
+	failures, latest := m.Failures.Of(u.attempt())
+	return failures == 0 || now.Sub(latest) >= m.ReclaimAfter<<min(failures, maxDelays)
 }
 
 // unitsOf returns the tenants' units.

@@ -131,6 +131,8 @@ func (m *Manager) obstacle(u *unit) reasons.Obstacle { return u.obstacle(m.holdi
 // obstacle is Manager.obstacle. holding is the unit for which the later ones of the tenant wait; nil if there is none.
 func (u *unit) obstacle(holding *unit) reasons.Obstacle {
 	switch {
+	case u.paused && u.behindFailed:
+		return reasons.ObstacleBehindFailed
 	case u.paused:
 		return reasons.ObstaclePaused
 	case u.kind.obstacle == reasons.ObstacleNeverFits:

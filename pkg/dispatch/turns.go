@@ -26,6 +26,7 @@ const (
 // grantInOrder offers the units in the order of the queue until the effort is used up.
 func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 	clear(m.holding)
+	m.pausedUntil = time.Time{}
 	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}, othersFirst: m.exhausted}
 	t.ownEffort = max(1, min(ownEffort, maxEffort/(len(m.cutShort)+1)))
 	r := m.queue.Round()
@@ -113,6 +114,7 @@ func (t *turns) of(tenant string) *tenantTurns {
 // round.
 func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	own := t.of(u.item.Tenant)
+	t.pause(u, t.now)
 	switch {
 	case !t.open.mayGrant(u.item.Tenant):
 		return nil, true

@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // unit is what is granted at once: a pod, or the members of a group that must be bound together.
@@ -22,10 +23,10 @@ type unit struct {
 	// constraints are those of all its pods, unless they are mixed. They are here because looking at each pod takes long.
 	constraints unique.Handle[string]
 	mixed       bool
-	// notBefore is the time before which it must not be granted.
-	notBefore time.Time
-	// paused is true if the latest round passed it over because of notBefore.
-	paused bool
+	// cards is the number of cards that its pods ask for.
+	cards int
+	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
+	paused, behindFailed bool
 	// overtaken is when a later unit of the tenant was first granted although this one, the first, had no room; zero if none was.
 	overtaken time.Time
 	// waits counts the times that later units have waited for this one and it got no room.
@@ -39,6 +40,14 @@ type unit struct {
 // has reports whether the unit consists of these pods.
 func (u *unit) has(pods []*pod) bool {
 	return len(u.pods) == len(pods) && !slices.ContainsFunc(pods, func(p *pod) bool { return p.unit != u })
+}
+
+// attempt returns what Failures is asked about the unit.
+func (u *unit) attempt() queue.Attempt {
+	return queue.Attempt{
+		Namespace: u.pods[0].Namespace, ID: u.item.ID, Shape: u.kind.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
+		Broken: u.item.Urgent,
+	}
 }
 
 // enlist makes a unit of a waiting pod. If the pod is in a group, it adds the pod to the waiting members; gatherGroups makes their units.
@@ -89,6 +98,7 @@ func (m *Manager) addUnit(id string, pods []*pod, urgent bool) {
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.Likeness), text(b.Likeness)), cmp.Compare(a.UID, b.UID))
 	})
+	var failedAt time.Time
 	for _, p := range pods {
 		if p.unit != nil { // A member of a group that started meanwhile is placed alone, for example.
 			m.removeUnit(p.unit)
@@ -100,18 +110,20 @@ func (m *Manager) addUnit(id string, pods []*pod, urgent bool) {
 		if p.Created.Before(u.item.Created) {
 			u.item.Created = p.Created
 		}
-		if p.notBefore.After(u.notBefore) {
-			u.notBefore = p.notBefore
+		if p.failedAt.After(failedAt) {
+			failedAt = p.failedAt
 		}
+		u.cards += p.NumCards()
 		if p.letThrough.Before(u.letThrough) {
 			u.letThrough = p.letThrough
 		}
 	}
+	if failedAt.After(u.item.Created) {
+		u.item.Created = failedAt // It enters again, behind others of its priority.
+	}
 	u.kind, u.item.Value = m.kinds.kindOf(pods), u
 	u.kind.units++
-	if m.units[id] = u; !u.notBefore.IsZero() {
-		m.pausing[id] = u
-	}
+	m.units[id] = u
 	m.queue.Add(u.item)
 }
 
@@ -126,7 +138,6 @@ func (m *Manager) removeUnit(u *unit) {
 			m.kinds.drop(u.kind) // Otherwise Tick does it.
 		}
 		delete(m.units, u.item.ID)
-		delete(m.pausing, u.item.ID)
 		m.queue.Remove(u.item.ID)
 	}
 }

@@ -337,7 +337,12 @@ func (s *fixture) performEffects() {
 			if p.Gang.Native { // Its controller creates a replacement.
 				(&native{s}).add(p.Gang.Name, 1, p.Request, p.Template)
 			} else {
+				namespace := s.namespace
+				s.namespace = p.Namespace
 				s.create(p.Gang.Name, p.Size, p.Request, p.Template)
+				s.created[len(s.created)-1].Priority = p.Priority
+				s.report(s.created[len(s.created)-1])
+				s.namespace = namespace
 			}
 		}
 	}

@@ -60,7 +60,7 @@ func (mgr *Manager) reorder(r *run) {
 	mgr.placed.remove(r)
 	r.rank = rank{broken: r.counts[bound] > 0, priority: r.priority(), starvedAt: r.starvedAt, created: r.created, key: r.key}
 	if r.waits() && mgr.Failures.Any(r.key.Namespace) {
-		r.rank.failedAt = mgr.Failures.FailedAt(mgr.attempt(r))
+		_, r.rank.failedAt = mgr.Failures.Of(mgr.attempt(r))
 	}
 	switch r.phase {
 	case PhasePending, PhaseBroken:

@@ -15,7 +15,7 @@ type Attempt struct {
 	// Shape is equal for items that ask for the same and can use the same nodes.
 	Shape string
 	Size  Size
-	// Broken is true if a part of the item is bound already.
+	// Broken is true if the item is what a group that is bound in part still needs.
 	Broken bool
 }
 
@@ -132,14 +132,14 @@ func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) 
 	return next, shape == nil || n.turn != ""
 }
 
-// FailedAt returns when an item of this shape failed last; zero if none has since one of this shape arrived.
-func (f *Failures) FailedAt(i Attempt) time.Time {
+// Of returns how often items of this shape have failed since one arrived, and when the latest one did.
+func (f *Failures) Of(i Attempt) (failures int, latest time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
-		return n.shapes[i.Shape].latest
+		return n.shapes[i.Shape].count, n.shapes[i.Shape].latest
 	}
-	return time.Time{}
+	return 0, time.Time{}
 }
 
 // Placed records that memory is reserved for the item. Failed, Arrived or Ended must follow.

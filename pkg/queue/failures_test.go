@@ -64,11 +64,11 @@ func TestPauses(t *testing.T) {
 	if got, want := fmt.Sprint(got), "[0s 1s 2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 10m0s 10m0s]"; got != want {
 		t.Errorf("pauses %s, want %s", got, want)
 	}
-	if got := s.FailedAt(item("other", "shape", 8)); got != s.now {
-		t.Errorf("failed at %v, want %v", got, s.now)
+	if n, at := s.Of(item("other", "shape", 8)); n != 13 || at != s.now {
+		t.Errorf("%d have failed, the latest at %v, want 13 and %v", n, at, s.now)
 	}
-	if got := s.FailedAt(item("other", "another", 8)); !got.IsZero() {
-		t.Errorf("another shape failed at %v", got)
+	if n, at := s.Of(item("other", "another", 8)); n != 0 || !at.IsZero() {
+		t.Errorf("of another shape, %d have failed, the latest at %v", n, at)
 	}
 }
 

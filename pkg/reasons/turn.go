@@ -24,8 +24,10 @@ const (
 	// ObstacleNeverFits means that they wouldn't fit even if all cards were free, beside the pods without GPU memory, which are expected to
 	// stay. They don't count for their tenant's demand.
 	ObstacleNeverFits
-	// ObstaclePaused means that an earlier charge ended without a bind. They don't count for their tenant's demand.
+	// ObstaclePaused means that an earlier charge, of them or of pods like them, ended without a bind. They don't count for their tenant's demand.
 	ObstaclePaused
+	// ObstacleBehindFailed means that charges of others of their namespace ended without a bind. They don't count for their tenant's demand.
+	ObstacleBehindFailed
 	// ObstacleBehind means that they wait for a pod of their own tenant that was overtaken for too long.
 	ObstacleBehind
 	// ObstacleMakingRoom means that they have no room yet, and pods of other tenants are evicted for them.
@@ -37,21 +39,24 @@ const (
 )
 
 var obstacles = [...]string{
-	ObstacleUntried:    "",
-	ObstacleNoRoom:     "no card has room for it now",
-	ObstacleMakingRoom: "pods of other tenants are evicted for it",
-	ObstacleNeverFits:  "no node that it can use has enough cards, CPU or memory for it, even if all pods with GPU memory ended",
-	ObstaclePaused:     "it was not scheduled after its last turn, and gets the next one after a pause",
-	ObstacleBehind:     "a pod before it in its tenant's queue has no room and may no longer be overtaken",
-	ObstacleIncomplete: "its group isn't complete: it gets its turn when all members exist",
-	ObstacleGateStuck:  "it is its turn, but its scheduling gate could not be removed: the extender's log has the error",
+	ObstacleUntried:      "",
+	ObstacleNoRoom:       "no card has room for it now",
+	ObstacleMakingRoom:   "pods of other tenants are evicted for it",
+	ObstacleNeverFits:    "no node that it can use has enough cards, CPU or memory for it, even if all pods with GPU memory ended",
+	ObstaclePaused:       "it, or a pod like it, was not scheduled after its last turn, and gets the next one after a pause",
+	ObstacleBehindFailed: "other pods of its namespace were not scheduled after their last turns, so its pods get their turns one at a time",
+	ObstacleBehind:       "a pod before it in its tenant's queue has no room and may no longer be overtaken",
+	ObstacleIncomplete:   "its group isn't complete: it gets its turn when all members exist",
+	ObstacleGateStuck:    "it is its turn, but its scheduling gate could not be removed: the extender's log has the error",
 }
 
 // String returns the obstacle in words, as a part of a sentence about the pod; empty if nothing is known.
 func (o Obstacle) String() string { return obstacles[o] }
 
 // Infeasible reports whether pods with this obstacle don't count for their tenant's demand.
-func (o Obstacle) Infeasible() bool { return o == ObstacleNeverFits || o == ObstaclePaused }
+func (o Obstacle) Infeasible() bool {
+	return o == ObstacleNeverFits || o == ObstaclePaused || o == ObstacleBehindFailed
+}
 
 // Turn is the position of a waiting pod in the queue, and why it isn't granted.
 type Turn struct {
