@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -25,6 +26,9 @@ type UsageReport struct {
 	APIVersion string           `json:"apiVersion"`
 	Kind       string           `json:"kind"`
 	Nodes      []protocol.Usage `json:"nodes"`
+
+	// unreached is true if none of the nodes could be asked.
+	unreached bool
 }
 
 const (
@@ -39,6 +43,9 @@ const (
 
 // errNoUsage is returned if no device plugin serves its measured use.
 var errNoUsage = errors.New("no running device plugin of these nodes serves measured use (--usage-listen-address, which the chart sets)")
+
+// errUnreached is returned if no device plugin could be asked. The report has the reasons.
+var errUnreached = errors.New("no device plugin could be asked for the measured use")
 
 // usageSource asks the device plugins of the nodes.
 type usageSource struct {
@@ -60,7 +67,7 @@ func (o *options) runUsage(ctx context.Context, client kubernetes.Interface) err
 }
 
 // printUsage prints the measured use, and with --watch again after each pause until ctx ends. A failure of the first reading is an
-// error, a later one a remark.
+// error, a later one a remark. Without --watch it is also an error if no node could be asked.
 func (o *options) printUsage(ctx context.Context, source usageSource, pause time.Duration) error {
 	separator := ""
 	for first := true; ; first = false {
@@ -91,6 +98,9 @@ func (o *options) printUsage(ctx context.Context, source usageSource, pause time
 				separator = "\n========\n\n"
 			}
 		}
+		if !o.watch && report.unreached {
+			return errUnreached
+		}
 		if !o.watch {
 			return nil
 		}
@@ -110,32 +120,39 @@ func (s usageSource) Read(ctx context.Context) (UsageReport, error) {
 		return report, err
 	}
 	report.Nodes = make([]protocol.Usage, len(plugins))
+	var reached atomic.Bool
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(usageAtOnce)
 	for i, plugin := range plugins {
 		group.Go(func() error {
-			report.Nodes[i] = s.ask(ctx, plugin)
+			usage, err := s.ask(ctx, plugin)
+			if report.Nodes[i] = usage; err == nil {
+				reached.Store(true)
+			}
 			return nil
 		})
 	}
-	return report, group.Wait()
+	err = group.Wait()
+	report.unreached = !reached.Load()
+	return report, err
 }
 
-func (s usageSource) ask(ctx context.Context, plugin *corev1.Pod) protocol.Usage {
+// ask returns the measured use of the plugin's node. If the plugin can't be asked, the use has the reason as its problem, and err is not nil.
+func (s usageSource) ask(ctx context.Context, plugin *corev1.Pod) (usage protocol.Usage, err error) {
 	ctx, cancel := context.WithTimeout(ctx, usageTimeout)
 	defer cancel()
-	usage, err := s.fetch(ctx, plugin, usagePort(plugin))
+	usage, err = s.fetch(ctx, plugin, usagePort(plugin))
 	if err != nil {
 		return protocol.Usage{
 			APIVersion: protocol.UsageAPIVersion, Kind: protocol.UsageKind, Node: plugin.Spec.NodeName,
 			Problems: []string{fmt.Sprintf("asking the device plugin (pod %s/%s): %v", plugin.Namespace, plugin.Name, err)},
 			Cards:    []protocol.CardUsage{}, Containers: []protocol.ContainerUsage{},
-		}
+		}, err
 	}
 	if age := s.now().Sub(usage.Time); !usage.Time.IsZero() && age.Seconds() > staleIntervals*usage.IntervalSeconds {
 		usage.Problems = append(usage.Problems, fmt.Sprintf("measured %s ago: the driver doesn't answer, or the clocks differ", age.Round(time.Second)))
 	}
-	return usage
+	return usage, nil
 }
 
 // plugins returns the pods of the device plugins that serve their measured use, by node, one for each.

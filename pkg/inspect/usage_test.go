@@ -190,6 +190,28 @@ func serveForward(t *testing.T, api *fakeAPI, target string) {
 	})
 }
 
+// TestUsageUnreached: if no node can be asked, the report has the reasons, and the command fails.
+func TestUsageUnreached(t *testing.T) {
+	api := fake.NewClientset(pluginPod("n1", 1).Pod, pluginPod("n2", 2).Pod)
+	down := map[int]bool{1: true}
+	source := usageSource{client: api, now: time.Now, fetch: func(_ context.Context, plugin *corev1.Pod, port int) (protocol.Usage, error) {
+		if down[port] {
+			return protocol.Usage{}, errors.New("connection refused")
+		}
+		return usageOf(plugin.Spec.NodeName), nil
+	}}
+	var out bytes.Buffer
+	o := &options{connection: genericclioptions.NewConfigFlags(false), streams: genericclioptions.IOStreams{Out: &out, ErrOut: io.Discard}}
+	if err := o.printUsage(t.Context(), source, 0); err != nil {
+		t.Errorf("one of two nodes answers: %v", err)
+	}
+	down[2] = true
+	out.Reset()
+	if err := o.printUsage(t.Context(), source, 0); !errors.Is(err, errUnreached) || !strings.Contains(out.String(), "connection refused") {
+		t.Errorf("no node answers: %v\n%s", err, out.String())
+	}
+}
+
 func TestUsageByPortForward(t *testing.T) {
 	plugin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/usage" {
@@ -221,7 +243,7 @@ func TestUsageByPortForward(t *testing.T) {
 
 	plugin.Close()
 	stdout, _, err = execute(t, api, "--usage")
-	if err != nil || !strings.Contains(stdout, "asking the device plugin (pod gpushare/plugin-n1): the kubelet's error") {
+	if !errors.Is(err, errUnreached) || !strings.Contains(stdout, "asking the device plugin (pod gpushare/plugin-n1): the kubelet's error") {
 		t.Errorf("got %s, %v", stdout, err)
 	}
 }

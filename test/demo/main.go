@@ -5,13 +5,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
@@ -24,17 +28,18 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	keep := flag.Bool("keep", false, "keep the cluster running until Ctrl-C")
+	fairShare := flag.String("fair-share", "off", "the extender's --fair-share after the steps")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := play(ctx, *keep); err != nil {
+	if err := play(ctx, *keep, *fairShare); err != nil {
 		fmt.Fprintln(os.Stderr, "\nThe demo failed:", err)
 		return 1
 	}
 	return 0
 }
 
-func play(ctx context.Context, keep bool) (err error) {
+func play(ctx context.Context, keep bool, fairShare string) (err error) {
 	dir, err := os.MkdirTemp("", "gpushare-demo-")
 	if err != nil {
 		return err
@@ -49,7 +54,7 @@ func play(ctx context.Context, keep bool) (err error) {
 
 	say("Starting etcd, kube-apiserver, kube-scheduler and the gpushare extender ...")
 	cluster, err := framework.Start(ctx, framework.Options{
-		Dir: dir, ControlPlane: controlplane.Options{ControllerManager: true},
+		Dir: dir, Guard: true, ControlPlane: controlplane.Options{ControllerManager: true},
 	})
 	if err != nil {
 		return err
@@ -60,13 +65,22 @@ func play(ctx context.Context, keep bool) (err error) {
 		}
 	}()
 
+	// The extender is a process of this machine, so the pods of its Deployment would stay pending.
+	if err := cluster.Client.AppsV1().Deployments(metav1.NamespaceSystem).Delete(ctx, "gpushare-extender", metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("deleting the extender's Deployment: %w", err)
+	}
 	d := &demo{cluster: cluster}
-	for _, step := range []func(context.Context) error{d.nodes, d.share, d.filter, d.bind, d.allocate, d.full, d.several, d.table} {
+	for _, step := range []func(context.Context) error{d.nodes, d.guard, d.share, d.filter, d.bind, d.allocate, d.full, d.several, d.table} {
 		if err := step(ctx); err != nil {
 			return err
 		}
 	}
 	say("\nEvery step had the expected result.")
+	if fairShare != "off" {
+		if err := errors.Join(cluster.Extender.Kill(), d.restart(ctx, append(slices.Clone(cluster.Extender.Args), "--fair-share="+fairShare))); err != nil {
+			return err
+		}
+	}
 	if keep {
 		d.waitForInterrupt(ctx)
 	}
@@ -88,6 +102,8 @@ In another terminal:
 Create one more pod of 4000 MiB (the unit here is MiB):
 
   sed 's/gpu-mem: 2/gpu-mem: 4000/' %[3]s | kubectl apply -f -
+
+The guard is installed. FAIR_SHARE=dispatch KEEP=1 make demo switches fair sharing on; then add its scheduling gate to your pods.
 
 Press Ctrl-C to stop.`, d.cluster.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.cluster.PageURL)
 	<-ctx.Done()

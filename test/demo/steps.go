@@ -10,6 +10,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -36,6 +39,21 @@ func (d *demo) nodes(ctx context.Context) error {
 		say("  %s: the device plugin found two cards of %d MiB and reported aliyun.com/gpu-mem=%d and aliyun.com/gpu-count=2", name, card, 2*card)
 	}
 	return nil
+}
+
+// guard shows that a request in the wrong unit is refused.
+func (d *demo) guard(ctx context.Context) error {
+	title("The guard: a request of 2Gi, which would be 2147483648 units, is refused")
+	p := pod("wrong-unit", 0)
+	p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse("2Gi")}
+	// The API server enforces a policy some moments after it was created.
+	return d.poll(ctx, "the guard should refuse the pod", func(ctx context.Context) (bool, error) {
+		_, err := d.cluster.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, p.Obj(), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if apierrors.IsInvalid(err) {
+			say("    %v", err)
+		}
+		return apierrors.IsInvalid(err), nil
+	})
 }
 
 // filter shows the filter phase, with the figures of the gpushare design.

@@ -36,6 +36,8 @@ type Options struct {
 	ThroughProxy bool
 	// Bare runs only the control plane, and kube-scheduler without an extender: nothing of gpushare is applied or started.
 	Bare bool
+	// Guard installs the guard. The device plugins then have tokens that name their nodes.
+	Guard bool
 	// ControlPlane configures the control plane. Start sets its folder and the extender's address.
 	ControlPlane controlplane.Options
 }
@@ -127,6 +129,11 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	if o.Samples {
 		rule := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"patch"}}
 		if err = c.allow(ctx, "gpushare-nominations", rule); err != nil {
+			return nil, err
+		}
+	}
+	if o.Guard {
+		if err = c.Apply(ctx, filepath.Join(root, "deploy", "guard")); err != nil {
 			return nil, err
 		}
 	}

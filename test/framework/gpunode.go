@@ -101,10 +101,15 @@ func (c *Cluster) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 		return errors.Join(node.Plugin.Kill(), <-done)
 	})
 
+	kubeconfig, err := c.kubeconfigFor(ctx, node)
+	if err != nil {
+		stop()
+		return nil, errors.Join(err, <-done)
+	}
 	node.Plugin = &controlplane.Process{
 		Name: "gpushare-device-plugin " + spec.Name, Path: c.Binary("gpushare-device-plugin"),
 		Args: append([]string{
-			"--kubeconfig=" + c.pluginKubeconfig, "--node-name=" + spec.Name, "--memory-unit=" + cmp.Or(spec.MemoryUnit, c.options.MemoryUnit),
+			"--kubeconfig=" + kubeconfig, "--node-name=" + spec.Name, "--memory-unit=" + cmp.Or(spec.MemoryUnit, c.options.MemoryUnit),
 			"--device-plugin-dir=" + filepath.Join(dir, "device-plugins"),
 			"--pod-resources-socket=" + filepath.Join(dir, "pod-resources", "kubelet.sock"),
 			"--nvml-library=" + c.Binary("fake-nvml/libnvidia-ml.so.1"),
@@ -118,6 +123,21 @@ func (c *Cluster) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 		return node, c.awaitObject(ctx, node, func(*corev1.Node) bool { return true })
 	}
 	return node, c.StartPlugin(ctx, node)
+}
+
+// kubeconfigFor returns the kubeconfig of the node's device plugin.
+func (c *Cluster) kubeconfigFor(ctx context.Context, node *Node) (string, error) {
+	if !c.options.Guard {
+		return c.pluginKubeconfig, nil
+	}
+	if err := c.awaitObject(ctx, node, func(*corev1.Node) bool { return true }); err != nil {
+		return "", err
+	}
+	object, err := c.Client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	return c.NodeKubeconfig(ctx, metav1.NamespaceSystem, "gpushare-device-plugin", object)
 }
 
 // StartPlugin starts a node's device plugin and returns when pods can be scheduled to the node's cards.
