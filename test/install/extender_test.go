@@ -42,6 +42,7 @@ func TestInstall(t *testing.T) {
 	t.Run("the pods' security", c.testPodSecurity)
 	t.Run("the guard", func(t *testing.T) { c.testGuard(t, plugin) })
 	t.Run("the guard's warnings", c.testGuardTemplateKeys)
+	t.Run("the examples", c.testExamples)
 
 	t.Run("a call without the scheduler's certificate is rejected", func(t *testing.T) {
 		if err := controlplane.HTTPReady(extender.url + "/readyz")(t.Context()); err == nil || !strings.Contains(err.Error(), "certificate") {
