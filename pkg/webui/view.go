@@ -55,6 +55,8 @@ type podView struct {
 	Memory gpu.Memory `json:"memory"`
 	Cores  gpu.Cores  `json:"cores,omitempty"`
 	Cards  int        `json:"cards,omitempty"`
+	// Since is when the pod's card was chosen, in Unix milliseconds; left out if unknown.
+	Since int64 `json:"since,omitempty"`
 	// State is "assumed" (the bind isn't confirmed yet), "presumed" (the card is unknown), "leaving" (terminating) or
 	// empty.
 	State string `json:"state,omitempty"`
@@ -161,7 +163,7 @@ func viewNode(node ledger.Node) nodeView {
 }
 
 func viewPod(allocation ledger.Allocation, share gpu.Share) podView {
-	view := podView{Name: allocation.Name, Namespace: allocation.Namespace, Memory: share.Memory, Cores: share.Cores}
+	view := podView{Name: allocation.Name, Namespace: allocation.Namespace, Memory: share.Memory, Cores: share.Cores, Since: milliseconds(allocation.AssumeTime)}
 	if n := len(allocation.Placement); n > 1 {
 		view.Cards = n
 	}

@@ -52,7 +52,7 @@ func fleet(s *source) (step func(i int)) {
 				// So that 130 GiB are free of each of these nodes, but of none of its cards.
 				s.book.SetBound(name, gpu.Pod{
 					UID: gpu.PodUID(fmt.Sprintf("gateway-%d-%d", n, c)), Namespace: "search", Name: fmt.Sprintf("gateway-%d", n*kind.cards+c), Request: 20,
-				}, gpu.On(c, 20), time.Time{})
+				}, gpu.On(c, 20), s.clock.Now())
 			}
 		}
 	}
@@ -81,7 +81,7 @@ func fleet(s *source) (step func(i int)) {
 				continue // No room there.
 			}
 			pod.Leaving = random.IntN(60) == 0
-			s.book.SetBound(node, pod, reserved.Placement, time.Time{})
+			s.book.SetBound(node, pod, reserved.Placement, s.clock.Now())
 			pods = append(pods, uid)
 		}
 	}
@@ -90,12 +90,12 @@ func fleet(s *source) (step func(i int)) {
 // TestLook takes the pictures of the documentation.
 func TestLook(t *testing.T) {
 	s := newSource()
+	clock := clocktesting.NewFakeClock(time.Date(2026, 11, 20, 9, 0, 0, 0, time.Local))
+	s.clock = clock
 	step := fleet(s)
 	for i := range 100 {
 		step(i)
 	}
-	clock := clocktesting.NewFakeClock(time.Date(2026, 11, 20, 9, 0, 0, 0, time.Local))
-	s.clock = clock
 	board := webui.NewBoard(webui.Options{Source: s, Version: "v0.1.0", Clock: clock})
 	url, _ := show(t, board)
 	waits := func(name, namespace string, request gpu.Memory, ago time.Duration, reason string) *clustercache.PodInfo {

@@ -271,7 +271,7 @@ func TestNumbers(t *testing.T) {
 		{"cards", "#memory-amount", "48000 of 122399 MiB"},
 		{"cards", "#memory-percent", "39%"},
 		{"cards", "#largest", "65559 MiB"},
-		{"cards", ".line .node small", "16000/16276 MiB"},
+		{"cards", ".line .node small", "16000/16276 MiB · model-0"},
 		{"cards", ".line .caption span:last-child", "16000/16276"},
 		{"pods", "#view-pods tbody tr:not([aria-hidden]) td:nth-child(3)", "16000 MiB"},
 		{"pending", "#view-pending tbody td:nth-child(3)", "90000 MiB"},
@@ -313,7 +313,7 @@ func TestSeveralCards(t *testing.T) {
 		{"#count-pods", "1"},
 		{"#details dl", "50% of its cores allocated, not enforced"},
 		{"#details ul", "ml/tensor (one of 2 cards)8 GiB, 50%"},
-		{"#view-pods tbody", "mltensor8 GiB, 50%n0GPU0 of 2boundmltensor8 GiB, 50%n0GPU2 of 2bound"},
+		{"#view-pods tbody", "mltensor8 GiB, 50%n0GPU0 of 2–boundmltensor8 GiB, 50%n0GPU2 of 2–bound"},
 		{"#view-pending tbody td:nth-child(3)", "2 cards: 12 GiB, 75%"},
 	} {
 		if strings.Contains(test.selector, "view-") {

@@ -1,8 +1,8 @@
 // What is shown, as the page's address has it: a reload, a link and the back button show the same view.
 
-export const views = ["cards", "pods", "pending", "groups", "shares"];
+export const views = ["cards", "pods", "pending", "namespaces", "groups", "shares"];
 
-const defaults = { view: "cards", q: "", group: "", room: "", problems: "", order: "name", sort: "", card: "", help: "" };
+const defaults = { view: "cards", q: "", group: "", room: "", model: "", problems: "", order: "name", sort: "", card: "", help: "" };
 
 export class Address {
   /** moved() is called when the address has changed by another way than set. */

@@ -8,7 +8,7 @@ import { Model } from "./model.js";
 import { Shares } from "./shares.js";
 import { Stream } from "./stream.js";
 import { Summary } from "./summary.js";
-import { Groups, Pending, Pods } from "./tables.js";
+import { Groups, Namespaces, Pending, Pods } from "./tables.js";
 
 const model = new Model();
 const address = new Address(moved);
@@ -21,7 +21,7 @@ const cards = new Cards(byId("view-cards"), (card) => openDetails({ card, help: 
 const sorted = (sort) => go({ sort });
 const tables = {
   pods: new Pods(byId("view-pods"), sorted), pending: new Pending(byId("view-pending"), sorted), groups: new Groups(byId("view-groups"), sorted),
-  shares: new Shares(byId("view-shares"), sorted),
+  shares: new Shares(byId("view-shares"), sorted), namespaces: new Namespaces(byId("view-namespaces"), sorted),
 };
 
 // --- Drawing -----------------------------------------------------------------------------------------------------
@@ -63,13 +63,26 @@ function drawControls() {
     tab.tabIndex = name === state.view ? 0 : -1;
   }
   byId("panel").setAttribute("aria-labelledby", "tab-" + state.view);
-  for (const [id, value] of [["search", state.q], ["room", state.room], ["order", state.order]]) if (byId(id).value !== value) byId(id).value = value;
+  drawModels();
+  for (const [id, value] of [["search", state.q], ["room", state.room], ["model", state.model], ["order", state.order]]) if (byId(id).value !== value) byId(id).value = value;
   byId("problems").checked = Boolean(state.problems);
   byId("card-filters").hidden = state.view !== "cards";
   byId("group").hidden = !state.group || !["pods", "pending"].includes(state.view);
   setText(byId("group"), "group " + state.group + " ×");
   byId("group").setAttribute("aria-label", "Only pods of group " + state.group + ". Show all");
 }
+
+/** drawModels lists the models by which one can filter. */
+function drawModels() {
+  if (state.view !== "cards") return;
+  const known = model.models();
+  if (state.model && !known.includes(state.model)) known.push(state.model);
+  if (modelsDrawn === known.join("\n")) return;
+  modelsDrawn = known.join("\n");
+  byId("model").replaceChildren(h("option", { value: "" }, "all"), ...known.map((name) => h("option", { value: name }, name)));
+}
+
+let modelsDrawn = "";
 
 function drawView() {
   let nothing = missing();
@@ -105,6 +118,7 @@ function list() {
     return [pods + wrong, of(pods, model.pending.length, "pending pod", "pending pods")];
   }
   const n = table.show(model, state);
+  if (state.view === "namespaces") return [n, of(n, model.namespaces().length, "namespace", "namespaces")];
   if (state.view === "shares") return [n, of(n, model.tenants.length, "tenant", "tenants")];
   return [n, state.view === "pods" ? of(n, model.sums().pods, "pod", "pods") : of(n, model.runs().length, "group", "groups")];
 }
@@ -120,6 +134,8 @@ function missing() {
       return text("No node shares GPU memory yet", "Label a GPU node with gpushare=true and let the device plugin run there: its cards show up here within seconds.");
     case "pods":
       return model.sums().pods ? undefined : text("No pod holds GPU memory");
+    case "namespaces":
+      return model.sums().pods + model.pending.length ? undefined : text("No pod holds GPU memory, or asks for some");
     case "pending":
       return model.pending.length + model.problems.length ? undefined : text("No pending pods", "Every pod that requests GPU memory has a node.");
   }
@@ -133,15 +149,16 @@ function missing() {
 
 /** notFound returns the text if nothing matches the filters, with a button that clears them. */
 function notFound() {
-  const what = { cards: "node", pods: "pod", pending: "pending pod", groups: "group", shares: "tenant" }[state.view];
+  const what = { cards: "node", pods: "pod", pending: "pending pod", groups: "group", shares: "tenant", namespaces: "namespace" }[state.view];
   const filters = [];
   if (state.q) filters.push("the search “" + state.q + "”");
   if (state.group && ["pods", "pending"].includes(state.view)) filters.push("the group " + state.group);
   if (state.view === "cards" && state.room) filters.push("room for " + state.room + " on one card");
+  if (state.view === "cards" && state.model) filters.push("the model " + state.model);
   if (state.view === "cards" && state.problems) filters.push("problems only");
   const clear = h("button", { type: "button" }, "Show all");
   clear.addEventListener("click", () => {
-    go({ q: "", group: "", room: "", problems: "" });
+    go({ q: "", group: "", room: "", model: "", problems: "" });
     byId("search").focus();
   });
   return [h("h2", {}, "No " + what + " found"), h("p", {}, "Nothing matches " + filters.join(" and ") + "."), clear];
@@ -230,8 +247,8 @@ views.forEach((view) => {
     byId("tab-" + next).focus();
   });
 });
-for (const [id, field] of [["search", "q"], ["room", "room"], ["order", "order"]]) {
-  byId(id).addEventListener("input", (event) => go({ [field]: event.target.value }, id === "order" ? undefined : id));
+for (const [id, field] of [["search", "q"], ["room", "room"], ["model", "model"], ["order", "order"]]) {
+  byId(id).addEventListener("input", (event) => go({ [field]: event.target.value }, ["order", "model"].includes(id) ? undefined : id));
 }
 byId("problems").addEventListener("input", (event) => go({ problems: event.target.checked ? "only" : "" }));
 byId("group").addEventListener("click", () => {
@@ -239,10 +256,11 @@ byId("group").addEventListener("click", () => {
   byId("search").focus();
 });
 byId("panel").addEventListener("click", (event) => {
-  const link = event.target.closest("button[data-help], button[data-group], .link[data-card]");
+  const link = event.target.closest("button[data-help], button[data-group], .link[data-card], .link[data-search]");
   if (!link) return;
-  const { help, group, view, card } = link.dataset;
-  if (group) go({ view, group, q: "" });
+  const { help, group, view, card, search } = link.dataset;
+  if (search) go({ view: "pods", q: search, group: "" });
+  else if (group) go({ view, group, q: "" });
   else openDetails(help ? { help, card: "" } : { card, help: "" });
 });
 document.querySelector(".skip").addEventListener("click", (event) => {

@@ -4,14 +4,9 @@ import { haystack, matches, over, remark, reported, terms } from "./model.js";
 import { VirtualRows } from "./virtual.js";
 
 const rowHeight = 50;
-const tones = 8;
 
-/** tone returns one of a few colours for a pod, always the same one. */
-export function tone(pod) {
-  let hash = 2166136261;
-  for (const char of pod.namespace + "/" + pod.name) hash = Math.imul(hash ^ char.codePointAt(0), 16777619);
-  return "t" + ((hash >>> 0) % tones);
-}
+/** tone returns the class of a pod's colour. */
+export const tone = (pod) => "t" + pod.tone;
 
 /** bar draws a card's pods side by side, and at the bottom a line for the cores that they ask for. For an overcommitted card all segments are smaller, and the excess is marked. */
 export function bar(card) {
@@ -94,12 +89,13 @@ export class Cards {
   }
 
   /** show lists the nodes of the model that match the filters. */
-  show(model, { q, room, problems, order }) {
+  show(model, { q, room, problems, order, model: only }) {
     const wanted = terms(q);
     let nodes = [];
     for (const name of model.names) {
       const node = model.nodes.get(name);
       if (problems && !node.problem) continue;
+      if (only && !node.models.includes(only)) continue;
       if (room && node.largest < Number(room)) continue;
       if (wanted.length && !matches(haystack(node), wanted)) continue;
       nodes.push(node);
@@ -128,8 +124,9 @@ export class Cards {
     const problems = node.problems ?? [];
     const about = node.cards.length ? [number(node.used) + "/" + amount(node.total, unit)] : [];
     if (problems.length) about.push(problems[0] + (problems.length > 1 ? " (and " + (problems.length - 1) + " more)" : ""));
+    if (node.models.length) about.push(node.models.join(", ").replaceAll("NVIDIA ", ""));
     if (node.isolation) about.push("limits: " + node.isolation);
-    name.append(h("small", { class: problems.length ? "warn" : "", title: problems.length ? problems.join("\n") : undefined }, about.join(" · ")));
+    name.append(h("small", { class: problems.length ? "warn" : "", title: problems.length ? problems.join("\n") : about.join(" · ") }, about.join(" · ")));
     const cards = node.cards.map((card) => {
       const wrong = problem(node, card);
       const how = kind(node, card);

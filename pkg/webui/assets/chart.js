@@ -1,7 +1,7 @@
 // The charts of the last hour: areas on each other.
-import { byId, clock, plural, setText, sum, svg } from "./dom.js";
+import { age, byId, clock, plural, setText, sum, svg } from "./dom.js";
 
-const hour = 3600;
+const hour = 3600, shortest = 120; // Seconds.
 
 /** Areas draws samples, each a list that begins with its time in Unix seconds. */
 export class Areas {
@@ -15,7 +15,7 @@ export class Areas {
     this.at = undefined; // The index of the selected sample.
     root.addEventListener("pointermove", (event) => {
       const box = root.getBoundingClientRect();
-      this.read(this.nearest(this.from + ((event.clientX - box.left) / box.width) * hour));
+      this.read(this.nearest(this.from + ((event.clientX - box.left) / box.width) * this.span));
     });
     root.addEventListener("pointerleave", () => this.read(undefined));
     root.addEventListener("blur", () => this.read(undefined));
@@ -40,10 +40,12 @@ export class Areas {
       this.root.insertBefore(this.areas.at(-1), this.line);
     }
     const now = samples.at(-1)?.[0] ?? 0;
-    this.from = now - hour;
-    const highest = Math.max(1, ...samples.map(top));
+    // As long as there is no hour of samples, the chart shows what there is.
+    this.span = Math.min(hour, Math.max(shortest, now - (samples[0]?.[0] ?? now)));
+    this.from = now - this.span;
+    const highest = this.highest = Math.max(1, ...samples.map(top));
     const y = (value) => (100 - (96 * value) / highest).toFixed(2);
-    const x = (s) => s[0] - this.from;
+    const x = (s) => this.x(s);
     // Nothing is drawn for times without the extender: one area per run of samples.
     const runs = [];
     let before = -Infinity;
@@ -67,6 +69,11 @@ export class Areas {
     this.read(this.at);
   }
 
+  /** x returns where a sample is in the picture, which is an hour wide. */
+  x(s) {
+    return ((s[0] - this.from) * hour) / this.span;
+  }
+
   nearest(time) {
     let best;
     this.samples?.forEach((s, i) => {
@@ -80,8 +87,8 @@ export class Areas {
     const s = index === undefined ? undefined : this.samples?.[index];
     this.cursor.classList.toggle("on", Boolean(s));
     if (s) {
-      this.cursor.setAttribute("x1", s[0] - this.from);
-      this.cursor.setAttribute("x2", s[0] - this.from);
+      this.cursor.setAttribute("x1", this.x(s));
+      this.cursor.setAttribute("x2", this.x(s));
     }
     setText(this.reading, s ? clock(s[0] * 1000) + ": " + this.words(s) : "");
   }
@@ -102,6 +109,7 @@ export class FreeMemory extends Areas {
     this.draw(model.samples, model.sampleEvery, [{ class: "whole", value: (s) => s[3] }, { class: "pieces", value: (s) => s[4] }], [], (s) => s[1]);
     if (!last) return;
     this.root.setAttribute("aria-label", "Free memory over the last hour. Now " + this.words(last) + ". Arrow keys read earlier values");
-    setText(byId("chart-since"), "kept since " + clock(model.status.since) + ", lost when the extender restarts");
+    setText(byId("chart-since"), "last " + age((this.span + model.sampleEvery) * 1000) + ", up to " + sum(this.highest, this.unit));
+    byId("chart-since").title = "kept since " + clock(model.status.since) + ", lost when the extender restarts";
   }
 }

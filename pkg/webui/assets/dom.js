@@ -40,14 +40,15 @@ export function amount(n, unit) {
 /** part formats a part of a card: memory, and cores if there are some: "8 GiB, 50%". */
 export const part = (memory, cores, unit) => amount(memory, unit) + (cores ? ", " + cores + "%" : "");
 
-/** sum formats memory in MiB in the unit of the cluster. */
-export function sum(mib, unit) {
-  if (unit && unit.name) return amount(Math.round(mib / unit.mib), unit.name);
-  return amount(Math.round((10 * mib) / 1024) / 10, "GiB");
+/** sum formats memory in MiB in the unit of the cluster, or in GiB if the largest amount beside it has more than six digits in that unit. */
+export function sum(mib, unit, largest = mib) {
+  if (unit && unit.name && largest / unit.mib < 1e6) return amount(Math.round(mib / unit.mib), unit.name);
+  const gib = mib / 1024;
+  return amount(gib >= 1000 ? Math.round(gib) : Math.round(10 * gib) / 10, "GiB");
 }
 
 /** share formats a part of a sum: "40 of 80 GiB". */
-export const share = (part, all, unit) => sum(part, unit).split(" ")[0] + " of " + sum(all, unit);
+export const share = (part, all, unit) => sum(part, unit, all).split(" ")[0] + " of " + sum(all, unit);
 
 export function clock(milliseconds) {
   return new Date(milliseconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });

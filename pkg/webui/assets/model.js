@@ -92,6 +92,32 @@ export class Model {
     }
   }
 
+  /** models returns the models of all cards, sorted. */
+  models() {
+    return [...new Set([...this.nodes.values()].flatMap((node) => node.models))].sort();
+  }
+
+  /** namespaces returns the namespaces that have or ask for GPU memory, with what their pods have and wait for in MiB. */
+  namespaces() {
+    const found = new Map();
+    const of = (name) => {
+      if (!found.has(name)) found.set(name, { namespace: name, name: "", pods: 0, allocated: 0, pending: 0, waiting: 0 });
+      return found.get(name);
+    };
+    for (const node of this.nodes.values()) {
+      for (const pod of [...node.cards.flatMap((card) => card.pods), ...(node.cardless ?? [])]) {
+        of(pod.namespace).pods += 1 / (pod.cards ?? 1);
+        of(pod.namespace).allocated += pod.memory * node.unitMiB;
+      }
+    }
+    const unit = this.sums().unit?.mib ?? 1024; // A pending pod has no node, and so no unit of its own.
+    for (const pod of this.pending) {
+      of(pod.namespace).pending++;
+      of(pod.namespace).waiting += pod.request * unit;
+    }
+    return [...found.values()].map((n) => ({ ...n, pods: Math.round(n.pods), requested: n.allocated + n.waiting }));
+  }
+
   /** runs returns the runs of all groups. */
   runs() {
     return [...this.groups.values()].flatMap(({ namespace, name, runs }) =>
@@ -152,11 +178,27 @@ function byNode(reports) {
   return found;
 }
 
+const tones = 8; // style.css has a colour for each.
+
+/** paint gives each pod of a card one of a few colours: always the same one, but not that of the pod beside it. */
+function paint(pods) {
+  let before;
+  for (const pod of pods) {
+    let hash = 2166136261;
+    for (const char of pod.namespace + "/" + pod.name) hash = Math.imul(hash ^ char.codePointAt(0), 16777619);
+    pod.tone = (hash >>> 0) % tones;
+    if (pod.tone === before) pod.tone = (pod.tone + 1) % tones;
+    before = pod.tone;
+  }
+}
+
 /** prepare adds the reports about its pods, and derived data that is used often, to a node. */
 function prepare(node, reports) {
   const of = new Map(reports.map((report) => [report.namespace + "/" + report.name, report]));
   const mark = (pods) => pods.map((pod) => (pod.report = of.get(pod.namespace + "/" + pod.name))).filter(Boolean);
   mark(node.cardless ?? []);
+  paint(node.cardless ?? []);
+  node.models = [...new Set(node.cards.map((card) => card.model).filter(Boolean))];
   node.reports = reports;
   node.rows = node.haystack = undefined;
   node.total = 0;
@@ -169,6 +211,7 @@ function prepare(node, reports) {
     node.used += card.used;
     for (const pod of card.pods) node.podCount += 1 / (pod.cards ?? 1); // A pod counts once, not on each of its cards.
     card.reports = mark(card.pods);
+    paint(card.pods);
     if (!card.unhealthy && !card.vanished && !node.closed) node.largest = Math.max(node.largest, card.total - card.used);
   }
   node.podCount = Math.round(node.podCount);
@@ -220,7 +263,7 @@ export function rows(node) {
     node.rows = [];
     const add = (card, pod) =>
       node.rows.push({
-        namespace: pod.namespace, name: pod.name, memory: pod.memory, cores: pod.cores, cards: pod.cards, node: node.name, card,
+        namespace: pod.namespace, name: pod.name, tone: pod.tone, since: pod.since, memory: pod.memory, cores: pod.cores, cards: pod.cards, node: node.name, card,
         state: [pod.state, remark(pod)].filter(Boolean).join(", "), title: remark(pod, true),
         unit: node.unit, mib: pod.memory * node.unitMiB,
         haystack: (pod.namespace + "/" + pod.name + "\n" + node.name + "\n" + (pod.state ?? "") + "\n" + remark(pod, true)).toLowerCase(),

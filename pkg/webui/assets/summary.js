@@ -20,20 +20,20 @@ export class Summary {
     this.bar.setAttribute("aria-label", s.total
       ? sum(s.allocated, s.unit) + " allocated, " + sum(s.pieces, s.unit) + " free on cards in use, " + sum(s.whole, s.unit) + " free in whole cards, " + sum(s.out, s.unit) + " out of use"
       : "no cards");
-    setText(byId("largest"), s.where ? sum(s.largest, s.where.node.unit ? { name: s.where.node.unit, mib: s.where.node.unitMiB } : null) : "none");
-    setText(byId("largest-where"), s.where ? "on " + s.where.node.name + ", GPU " + s.where.card.id : "no card has anything free");
-    setText(byId("cards-count"), number(s.cards));
-    setText(byId("cards-note"), plural(s.nodes, "node", "nodes") + " · " + plural(s.pods, "pod", "pods"));
+    setText(byId("largest"), !model.known ? "–" : s.where ? sum(s.largest, s.where.node.unit ? { name: s.where.node.unit, mib: s.where.node.unitMiB } : null) : "none");
+    setText(byId("largest-where"), !model.known ? "" : s.where ? "on " + s.where.node.name + ", GPU " + s.where.card.id : "no card has anything free");
+    setText(byId("cards-count"), model.known ? number(s.cards) : "–");
+    setText(byId("cards-note"), !model.known ? "" : plural(s.nodes, "node", "nodes") + " · " + plural(s.pods, "pod", "pods"));
     const wrong = [];
     if (s.ill) wrong.push(number(s.ill) + " unhealthy");
     if (s.over) wrong.push(number(s.over) + " overfull");
     if (s.wrong) wrong.push(plural(s.wrong, "node has a problem", "nodes have problems"));
     wrong.push(...reported(s.reports));
     setText(byId("cards-problems"), wrong.join(" · "));
-    setText(byId("count-pods"), number(s.pods));
-    setText(byId("count-pending"), number(model.pending.length) + (model.problems.length ? " ⚠" : ""));
+    setText(byId("count-pods"), model.known ? number(s.pods) : "");
+    setText(byId("count-pending"), !model.known ? "" : number(model.pending.length) + (model.problems.length ? " ⚠" : ""));
     byId("count-pending").classList.toggle("some", model.pending.length + model.problems.length > 0);
     setText(byId("count-shares"), model.tenants ? number(model.tenants.length) : "");
-    setText(byId("count-groups"), model.status.noGroups ? "" : number(model.groups.size));
+    setText(byId("count-groups"), model.status.noGroups || !model.known ? "" : number(model.groups.size));
   }
 }

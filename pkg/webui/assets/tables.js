@@ -1,6 +1,6 @@
 // The tables of allocations, of pending pods, of request problems, and of groups.
 import { kindOf } from "./causes.js";
-import { age, amount, h, number, part, setText } from "./dom.js";
+import { age, amount, h, number, part, setText, sum } from "./dom.js";
 import { matches, rows, terms } from "./model.js";
 import { tone } from "./cards.js";
 import { VirtualRows } from "./virtual.js";
@@ -106,6 +106,7 @@ const podColumns = [
   { key: "memory", title: "Memory", class: "right", down: true, value: (r) => r.mib },
   { key: "node", title: "Node", value: undefined },
   { key: "card", title: "Card", class: "right", value: (r) => r.card },
+  { key: "since", title: "Placed", class: "right", down: true, value: (r) => -(r.since ?? 0) },
   { key: "state", title: "State", value: (r) => r.state },
 ];
 
@@ -113,7 +114,7 @@ export class Pods extends Head {
   constructor(root, changed) {
     super(root, "Pods with GPU memory", podColumns, "node", changed);
     this.rows = new VirtualRows({
-      scroller: root, body: this.body, height: 28, render: (row) => this.row(row), spacer: () => h("tr", { "aria-hidden": "true" }, h("td", { colspan: podColumns.length })),
+      scroller: root, body: this.body, height: 28, render: (row) => this.row(row), drawn: () => this.ages(), spacer: () => h("tr", { "aria-hidden": "true" }, h("td", { colspan: podColumns.length })),
     });
   }
 
@@ -127,6 +128,7 @@ export class Pods extends Head {
       h("td", { class: "right" }, row.card < 0 ? where
         : h("button", { type: "button", class: "link", "data-card": row.node + "/" + row.card, "aria-label": where + " of " + row.node }, where),
         row.cards ? h("small", { class: "dim" }, " of " + row.cards) : ""),
+      h("td", { class: "right age" }),
       h("td", { class: row.state ? "warn" : "dim", title: row.title || undefined }, row.state || "bound"));
   }
 
@@ -139,8 +141,14 @@ export class Pods extends Head {
     }
     if (this.column.value) list = this.sorted(list); // Nodes are already sorted, and their pods by card.
     this.table.setAttribute("aria-rowcount", list.length + 1);
+    this.time = model.time;
     this.rows.show(list);
     return list.length;
+  }
+
+  /** ages writes how long ago the drawn pods were placed. */
+  ages() {
+    for (const [row, element] of this.rows.drawn) setText(element.querySelector(".age"), row.since ? age(this.time - row.since) : "–");
   }
 }
 
@@ -199,6 +207,35 @@ export class Pending extends List {
   }
 }
 
+const namespaceColumns = [
+  { key: "namespace", title: "Namespace", value: (n) => n.namespace },
+  { key: "pods", title: "Pods", class: "right", down: true, value: (n) => n.pods },
+  { key: "allocated", title: "Allocated", class: "right", down: true, value: (n) => n.allocated },
+  { key: "pending", title: "Pending pods", class: "right", down: true, value: (n) => n.pending },
+  { key: "waiting", title: "Pending", class: "right", down: true, value: (n) => n.waiting },
+  { key: "requested", title: "Requested", class: "right", down: true, value: (n) => n.requested },
+];
+
+/** Namespaces has the sums of each namespace: what its pods have, what pending ones ask for, and both together. */
+export class Namespaces extends List {
+  constructor(root, changed) {
+    super(root, "Namespaces", namespaceColumns, "-allocated", changed, (n) => JSON.stringify([n, this.unit]), (n) => this.cells(n));
+  }
+
+  cells(n) {
+    const find = h("button", { type: "button", class: "link", "data-search": n.namespace + "/" }, n.namespace);
+    const right = (text) => h("td", { class: "right" }, text);
+    return h("tr", {}, h("td", {}, find), right(number(n.pods)), right(sum(n.allocated, this.unit)), right(number(n.pending)), right(sum(n.waiting, this.unit)),
+      right(sum(n.requested, this.unit)));
+  }
+
+  show(model, { q }) {
+    this.unit = model.sums().unit;
+    const passes = filter(model, { q });
+    return super.show(model.namespaces().filter((n) => passes(n, n.namespace.toLowerCase())), model.time);
+  }
+}
+
 const groupColumns = [
   { key: "namespace", title: "Namespace", value: (g) => g.namespace },
   { key: "name", title: "Group", value: (g) => g.name },
@@ -220,11 +257,11 @@ export class Groups extends List {
         h("td", {}, g.namespace),
         h("td", {}, g.name || "no name"),
         h("td", {}, chip(g.phase, g.phase)),
-        h("td", { class: "right" }, g.size ? number(g.size) : "unknown"),
-        h("td", { class: "right" }, number(g.counted)),
-        h("td", { class: "right" }, members(g, "bound", "pods")),
-        h("td", { class: "right" }, members(g, "pending", "pending")),
-        h("td", { class: "right" }, g.holds),
+        h("td", { class: "right", "data-title": "Needs" }, g.size ? number(g.size) : "unknown"),
+        h("td", { class: "right", "data-title": "Has" }, number(g.counted)),
+        h("td", { class: "right", "data-title": "Bound" }, members(g, "bound", "pods")),
+        h("td", { class: "right", "data-title": "Pending" }, members(g, "pending", "pending")),
+        h("td", { class: "right", "data-title": "Memory" }, g.holds),
         h("td", { class: "right age" }),
         h("td", { class: "wide" }, g.reason)));
   }

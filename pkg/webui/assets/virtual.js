@@ -5,10 +5,10 @@ const spare = 6; // Rows above and below the visible ones.
 export class VirtualRows {
   /**
    * scroller scrolls, body takes the rows between two spacers that make up for the others. height is that of a row.
-   * render(item, index) makes a row. spacer() makes an empty row.
+   * render(item, index) makes a row. spacer() makes an empty row. drawn() is called after rows were drawn.
    */
-  constructor({ scroller, body, height, render, spacer }) {
-    Object.assign(this, { scroller, body, height, render });
+  constructor({ scroller, body, height, render, spacer, drawn: after = () => {} }) {
+    Object.assign(this, { scroller, body, height, render, after });
     this.above = spacer();
     this.below = spacer();
     body.append(this.above, this.below);
@@ -61,6 +61,7 @@ export class VirtualRows {
       if (before.nextSibling !== row) before.after(row);
       before = row;
     });
+    this.after();
   }
 
   /** reveal scrolls until the item at the index is visible, and returns its row. */
