@@ -182,10 +182,13 @@ func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimStat
 	return state, nil
 }
 
-// awaitsBind reads a pod, and reports whether it exists without a node.
-func (o *Options) awaitsBind(ctx context.Context, pod gpu.Pod) (bool, error) {
+// readUnbound reads a pod; nil if it doesn't exist without a node.
+func (o *Options) readUnbound(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
 	live, err := o.read(ctx, pod)
-	return err == nil && live != nil && live.DeletionTimestamp == nil && live.Spec.NodeName == "", err
+	if err != nil || live == nil || live.DeletionTimestamp != nil || live.Spec.NodeName != "" {
+		return nil, err
+	}
+	return live, nil
 }
 
 // read reads a pod; nil if it is gone or has ended.

@@ -33,8 +33,8 @@ type OveruseCache interface {
 	Overusing() []*clustercache.PodInfo
 }
 
-// OveruseAPI is the part of package apiserver that Overusers uses beside API.
-type OveruseAPI interface {
+// NodeAPI is the part of package apiserver that Overusers and a Reclaimer use beside API.
+type NodeAPI interface {
 	// PodsOn lists the pods of a node.
 	PodsOn(ctx context.Context, node string) ([]corev1.Pod, error)
 }
@@ -56,7 +56,7 @@ type OveruseGroups interface {
 // gang would then evict the other members.
 type Overusers struct {
 	Options
-	api    OveruseAPI
+	api    NodeAPI
 	cache  OveruseCache
 	groups OveruseGroups
 	// Only Run uses the fields below.
@@ -68,7 +68,7 @@ type Overusers struct {
 }
 
 // NewOverusers returns an Overusers. It evicts nothing before Run.
-func NewOverusers(o Options, api OveruseAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
+func NewOverusers(o Options, api NodeAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
 	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: pauses{}}
 }
 

@@ -121,7 +121,7 @@ func (m *overuseModel) Overusing() []*clustercache.PodInfo {
 	return slices.DeleteFunc(m.PodsOn("n"), func(p *clustercache.PodInfo) bool { return p.Overuse == nil })
 }
 
-// live implements OveruseAPI: the API server has the pods that the function returns.
+// live implements NodeAPI: the API server has the pods that the function returns.
 type live func() []*clustercache.PodInfo
 
 func (l live) PodsOn(context.Context, string) (pods []corev1.Pod, err error) {

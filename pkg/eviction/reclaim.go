@@ -25,8 +25,8 @@ const (
 	EventReclaiming = "FairShareEvicting"
 )
 
-// maxReclaimPlans limits the plans of one attempt: after each, dry runs have shown which victims can't be evicted.
-const maxReclaimPlans = 3
+// maxReclaimPlans limits the plans of one attempt: after each it is known of some pods or victims that they can't be part of one.
+const maxReclaimPlans = 10
 
 // ReclaimObserver receives what metrics count. Its methods must return at once.
 type ReclaimObserver interface {
@@ -41,13 +41,14 @@ type ReclaimObserver interface {
 type Reclaimer struct {
 	Options
 	executor *Executor
+	nodes    NodeAPI
 	observer ReclaimObserver
 	capacity func() reclaim.Capacity
 }
 
 // NewReclaimer returns a Reclaimer. capacity returns a new count of what nodes have besides GPU memory.
-func NewReclaimer(x *Executor, observer ReclaimObserver, capacity func() reclaim.Capacity) *Reclaimer {
-	return &Reclaimer{Options: x.Options, executor: x, observer: observer, capacity: capacity}
+func NewReclaimer(x *Executor, nodes NodeAPI, observer ReclaimObserver, capacity func() reclaim.Capacity) *Reclaimer {
+	return &Reclaimer{Options: x.Options, executor: x, nodes: nodes, observer: observer, capacity: capacity}
 }
 
 // Reclaim evicts pods so that units of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan
@@ -97,10 +98,10 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 		if plan, ok = reclaim.Choose(need, r.cluster(need)); !ok {
 			return plan, false, err // A refusal after which there is no further plan; nil if there was none.
 		}
-		var gone bool
-		if need.Units, gone, err = r.stillWaiting(ctx, need.Units, plan); err != nil {
+		var changed bool
+		if need.Units, changed, err = r.confirmed(ctx, need.Units, plan); err != nil {
 			return plan, false, err
-		} else if gone {
+		} else if changed {
 			continue
 		}
 		if err = r.executor.Check(ctx, victims(plan)); err == nil {
@@ -112,20 +113,29 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 	return plan, false, err
 }
 
-// stillWaiting reads the pods of the plan, and returns the units without those of which a pod is gone or bound. gone reports whether
-// there are any.
-func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan reclaim.Plan) (left []reclaim.Unit, gone bool, err error) {
+// confirmed reads the pods of the plan, and returns the units without those of which a pod is gone or bound, and without nodes from which required
+// anti-affinity keeps a pod. changed reports whether there are any.
+func (r *Reclaimer) confirmed(ctx context.Context, units []reclaim.Unit, plan reclaim.Plan) (left []reclaim.Unit, changed bool, err error) {
 	var mu sync.Mutex
-	lost := map[gpu.PodUID]bool{}
+	lost, apart, gone := map[gpu.PodUID]bool{}, map[gpu.PodUID]string{}, map[gpu.PodUID]bool{}
+	for _, v := range plan.Victims {
+		for _, pod := range v.Pods {
+			gone[pod.UID] = true
+		}
+	}
 	group := r.NewGroup(maxConcurrent)
 	for _, served := range plan.Served {
-		for _, pod := range served.Pods {
+		for i, pod := range served.Pods {
 			group.Go(func() error {
-				waits, err := r.awaitsBind(ctx, pod.Pod)
-				if err == nil && !waits {
-					mu.Lock()
-					defer mu.Unlock()
-					lost[pod.UID] = true
+				live, err := r.readUnbound(ctx, pod.Pod)
+				kept := false
+				if err == nil && live != nil {
+					kept, err = r.keptApart(ctx, live, served.Places[i].Node, gone)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if lost[pod.UID] = err == nil && live == nil; kept {
+					apart[pod.UID] = served.Places[i].Node
 				}
 				return err
 			})
@@ -134,10 +144,21 @@ func (r *Reclaimer) stillWaiting(ctx context.Context, units []reclaim.Unit, plan
 	if err := group.Wait(); err != nil {
 		return units, false, err
 	}
-	left = slices.DeleteFunc(slices.Clone(units), func(u reclaim.Unit) bool {
-		return slices.ContainsFunc(u.Pods, func(p reclaim.Pod) bool { return lost[p.UID] })
-	})
-	return left, len(lost) > 0, nil
+	for _, u := range units {
+		if slices.ContainsFunc(u.Pods, func(p reclaim.Pod) bool { return lost[p.UID] }) {
+			changed = true
+			continue
+		}
+		u.Pods = slices.Clone(u.Pods)
+		for i, p := range u.Pods {
+			if node, kept := apart[p.UID]; kept {
+				changed = true
+				u.Pods[i].Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(name string) bool { return name == node })
+			}
+		}
+		left = append(left, u)
+	}
+	return left, changed, nil
 }
 
 // victims returns the victims of a plan with the messages of their Events.

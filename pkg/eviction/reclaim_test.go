@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -49,14 +50,18 @@ func newReclaimFixture() *reclaimFixture {
 		},
 		a: fake.Pod("a", 8),
 	}
-	f.cluster = newCluster(fake.Node("n1", 16), fake.Node("n2", 16), f.b[0], f.b[1], f.b[2], f.a)
+	n1, n2 := fake.Node("n1", 16), fake.Node("n2", 16)
+	for _, node := range []*corev1.Node{n1, n2} {
+		node.Labels = map[string]string{corev1.LabelHostname: node.Name}
+	}
+	f.cluster = newCluster(n1, n2, f.b[0], f.b[1], f.b[2], f.a)
 	for _, pod := range append(slices.Clone(f.b), f.a) {
 		f.server.Set(pod)
 	}
 	f.Reclaimer = NewReclaimer(NewExecutor(Options{
 		API: f.server, Ledger: f.cluster.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
 		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: Goroutines, Journal: journalName,
-	}), f.observer, func() reclaim.Capacity { return anyCapacity{f} })
+	}), f.server, f.observer, func() reclaim.Capacity { return anyCapacity{f} })
 	f.executor.Tick(context.Background())
 	return f
 }
@@ -150,6 +155,29 @@ func TestReclaimer(t *testing.T) {
 			f.cluster.report(fake.Edited(f.b[0], fake.Terminating(begin.Add(-time.Hour))))
 		}, true, []string{"?b2", "b2"}, nil},
 		"a node without CPU": {func(f *reclaimFixture) { f.noCapacity = map[string]bool{"n1": true} }, true, []string{"?b3", "b3"}, map[string]int{"unneeded memory": 8}},
+		"its anti-affinity keeps it off the node": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, apartFrom("db", "")))
+			f.server.Set(fake.Edited(fake.Pod("db", 0, fake.Bound("n1", 0)), fake.Label("db")))
+		}, true, []string{"?b3", "b3"}, nil},
+		"the anti-affinity of a pod there does": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, fake.Label("web")))
+			f.cluster.report(fake.Edited(f.b[0], apartFrom("web", "")))
+			f.server.Set(fake.Edited(f.b[0], apartFrom("web", "")))
+		}, true, []string{"?b3", "b3"}, nil},
+		"it is for the victim": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, apartFrom("db", "")))
+			f.server.Set(fake.Edited(f.b[1], fake.Label("db")))
+		}, true, []string{"?b2", "b2"}, nil},
+		"it is for another namespace": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, apartFrom("db", "other")))
+			f.server.Set(fake.Edited(fake.Pod("db", 0, fake.Bound("n1", 0)), fake.Label("db")))
+		}, true, []string{"?b2", "b2"}, nil},
+		"it keeps it off each node": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, apartFrom("db", "")))
+			for _, node := range []string{"n1", "n2"} {
+				f.server.Set(fake.Edited(fake.Pod("db-"+node, 0, fake.Bound(node, 0)), fake.Label("db")))
+			}
+		}, false, nil, nil},
 		"a mirror pod stays": {func(f *reclaimFixture) { f.cluster.report(fake.Edited(f.b[1], fake.Mirror)) }, true, []string{"?b1", "b1"}, nil},
 		"a budget allows none": {func(f *reclaimFixture) {
 			f.cluster.report(fake.Edited(f.b[1], fake.Label("x")))
@@ -173,6 +201,17 @@ func TestReclaimer(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// apartFrom gives a pod required anti-affinity to the pods with a label in a namespace; in its own if that is empty.
+func apartFrom(app, namespace string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		term := corev1.PodAffinityTerm{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}}
+		if namespace != "" {
+			term.Namespaces = []string{namespace}
+		}
+		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}
 	}
 }
 

@@ -98,7 +98,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions) *fairShare {
 	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld, false) }
 	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
 	f.manager = dispatch.New(options)
-	f.reclaimer = eviction.NewReclaimer(s.executor, o.Observer, func() reclaim.Capacity { return s.capacity(true, false) })
+	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, o.Observer, func() reclaim.Capacity { return s.capacity(true, false) })
 	return f
 }
 

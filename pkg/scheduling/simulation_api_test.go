@@ -429,7 +429,7 @@ func (a *apiServer) setNode(n *apiNode) {
 	}
 	n.version++
 	n.object = &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name: n.name, Labels: map[string]string{"zone": n.zone}, Annotations: map[string]string{protocol.AnnotationInventory: annotation},
+		Name: n.name, Labels: map[string]string{"zone": n.zone, corev1.LabelHostname: n.name}, Annotations: map[string]string{protocol.AnnotationInventory: annotation},
 	}}
 	n.object.Spec.Unschedulable = n.closed
 	n.object.Status.Capacity = corev1.ResourceList{
