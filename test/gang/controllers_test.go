@@ -2,6 +2,7 @@ package gang
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -150,4 +151,91 @@ func TestSample(t *testing.T) {
 	groups("default", "train", "4", "4", "4", "Running")
 	f.waitBound(map[string]int{"": 4}) // The Job's pods have no label "group".
 	must(t, c.Client.BatchV1().Jobs(f.ID).Delete(t.Context(), "train", background))
+}
+
+// TestRollout: the default rolling update of a Deployment whose pods are one group.
+func TestRollout(t *testing.T) {
+	c := controlled.Start(t)
+	f := newFixture(t, c, 8)
+	pod := f.member("serve", 4, 0, 4).GracePeriod(0)
+	deployments := c.Client.AppsV1().Deployments(f.ID)
+	_, err := deployments.Create(t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "serve"},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: ptr.To[int32](4), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{framework.LabelGroup: "serve"}},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Annotations: pod.ObjectMeta.Annotations, Labels: pod.Labels}, Spec: pod.Spec,
+			},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	defer func() { must(t, deployments.Delete(context.Background(), "serve", background)) }()
+	f.waitBound(map[string]int{"serve": 4})
+	_, err = deployments.Patch(t.Context(), "serve", types.MergePatchType,
+		[]byte(`{"spec":{"template":{"metadata":{"annotations":{"restarted":"1"}}}}}`), metav1.PatchOptions{})
+	must(t, err)
+	f.Eventually("the Deployment is rolled", func(ctx context.Context) error {
+		pods, err := f.List(ctx)
+		for i := range pods {
+			if pods[i].Spec.NodeName != "" && pods[i].Status.Phase != corev1.PodRunning {
+				f.Patch(pods[i].Name, map[string]any{"status": map[string]any{"phase": "Running", "conditions": []map[string]any{
+					{"type": "Ready", "status": "True"}, {"type": "ContainersReady", "status": "True"},
+				}}}, "status")
+			}
+		}
+		d, getErr := deployments.Get(ctx, "serve", metav1.GetOptions{})
+		if err = errors.Join(err, getErr); err != nil {
+			return err
+		}
+		if d.Status.UpdatedReplicas != 4 || d.Status.AvailableReplicas != 4 || d.Status.Replicas != 4 {
+			return fmt.Errorf("%+v", d.Status)
+		}
+		return nil
+	})
+}
+
+// TestLastIndex: of the four pods of an indexed Job three have completed and were removed. The last pod fails, and the Job replaces it.
+func TestLastIndex(t *testing.T) {
+	c := controlled.Start(t)
+	f := newFixture(t, c, 4)
+	pod := f.member("late", 4, 0, card).GracePeriod(0)
+	pod.Spec.RestartPolicy = corev1.RestartPolicyNever
+	jobs := c.Client.BatchV1().Jobs(f.ID)
+	_, err := jobs.Create(t.Context(), &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Name: "late"},
+		Spec: batchv1.JobSpec{
+			Parallelism: ptr.To[int32](4), Completions: ptr.To[int32](4), CompletionMode: ptr.To(batchv1.IndexedCompletion),
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Annotations: pod.ObjectMeta.Annotations, Labels: pod.Labels}, Spec: pod.Spec,
+			},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	defer func() { must(t, jobs.Delete(context.Background(), "late", background)) }()
+	f.waitBound(map[string]int{"late": 4})
+	pods, err := f.List(t.Context())
+	must(t, err)
+	for i := range pods[:3] {
+		f.Patch(pods[i].Name, map[string]any{"status": map[string]any{"phase": "Succeeded"}}, "status")
+	}
+	f.Eventually("three indexes are completed", func(ctx context.Context) error {
+		job, err := jobs.Get(ctx, "late", metav1.GetOptions{})
+		if err == nil && (job.Status.Succeeded != 3 || job.Status.UncountedTerminatedPods != nil && len(job.Status.UncountedTerminatedPods.Succeeded) > 0) {
+			err = fmt.Errorf("%+v", job.Status)
+		}
+		return err
+	})
+	for i := range pods[:3] {
+		f.Delete(pods[i].Name)
+	}
+	f.Patch(pods[3].Name, map[string]any{"status": map[string]any{"phase": "Failed"}}, "status")
+	f.Eventually("the replacement is bound", func(ctx context.Context) error {
+		now, err := f.List(ctx)
+		for i := range now {
+			if now[i].UID != pods[3].UID && now[i].Spec.NodeName != "" && now[i].Status.Phase == corev1.PodPending {
+				return nil
+			}
+		}
+		return errors.Join(err, errors.New("not yet"))
+	})
 }
