@@ -225,6 +225,15 @@ func (mgr *Manager) intern(f fingerprint, names []string) *candidates {
 	return set
 }
 
+// AwaitedTurn records a filter call for a member that was rejected because it isn't its turn.
+func (mgr *Manager) AwaitedTurn(uid gpu.PodUID, now time.Time) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	if m := mgr.members[uid]; m != nil && mgr.leading {
+		mgr.learnScheduler(m.Scheduler, now)
+	}
+}
+
 // learnScheduler records that the scheduler of this name calls the extender. Once such a scheduler is known, members that are
 // assigned to another scheduler don't count until that scheduler calls too.
 func (mgr *Manager) learnScheduler(name string, now time.Time) {

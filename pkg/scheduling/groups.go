@@ -95,6 +95,14 @@ func (g *groups) includes(pod *corev1.Pod) bool {
 	return g != nil && (protocol.InGroup(pod) || g.native.Load() && protocol.PodGroupName(pod) != "")
 }
 
+// awaitsTurn records a filter call for a pod that was rejected because it isn't its turn.
+func (g *groups) awaitsTurn(pod *corev1.Pod) {
+	if g.includes(pod) {
+		g.manager.AwaitedTurn(gpu.PodUID(pod.UID), g.clock.Now())
+		g.act()
+	}
+}
+
 // filter answers a filter call for a member of a gang. decided is false if the pod is to be placed like any single pod.
 func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, decided bool) {
 	if !g.includes(pod) {
