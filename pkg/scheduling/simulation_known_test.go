@@ -28,7 +28,6 @@ var knownDefects = []knownDefect{
 	{wasted, "", []string{"reclaim"}, grouped, "pods are evicted for a group that then doesn't get their memory"},
 	{starved, "", nil, replacement, "without fair sharing, the replacement of a member waits behind everything else"},
 	{starved, "", []string{"reclaim", "services in groups"}, nil, "groups that run for ever aren't reclaimed for a pod within its tenant's share"},
-	{starved, "", []string{"a broken job"}, both(sharing, grouped), "one tenant's broken job keeps the groups of others waiting"},
 	{starved, "", []string{"stream of pods"}, sharing, "pods of minutes keep a tenant's larger items from its share"},
 	{starved, "", []string{"stream of small groups"}, sharing, "small groups of minutes keep a tenant's larger items from its share"},
 	{starved, "", []string{"a backlog"}, nil, "a backlog of single pods starves a larger item"},
@@ -42,10 +41,6 @@ func replacement(w *world) bool { return w.item.ran && !w.fair.on() }
 
 // grouped reports whether the item that starves is a group.
 func grouped(w *world) bool { return w.item.job != nil }
-
-func both(a, b func(*world) bool) func(*world) bool {
-	return func(w *world) bool { return a(w) && b(w) }
-}
 
 // known returns the known defect that a violation shows; nil if there is none.
 func (w *world) known() *knownDefect {

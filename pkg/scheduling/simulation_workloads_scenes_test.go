@@ -322,7 +322,7 @@ func TestControllers(t *testing.T) {
 			w.autoscale(autoscaling{boot: minute, empty: 10 * minute}, newPool(3)...)
 			w.single("s", podSpec{memory: 16, tenant: "a", fairGate: true})
 			w.until(30*minute, "it runs", func() bool { return w.bound("") == 1 })
-		}, today: "it runs"},
+		}},
 		"a pool scales up with fair sharing": {nodes: 1, fair: twoTenants, play: func(w *world) {
 			w.autoscale(autoscaling{boot: minute, empty: 10 * minute}, newPool(3)...)
 			w.batchJob("j", jobSpec{completions: 6, parallelism: 6}, podSpec{memory: 16, tenant: "a", fairGate: true})
@@ -332,7 +332,7 @@ func TestControllers(t *testing.T) {
 			w.autoscale(autoscaling{boot: minute, empty: 10 * minute}, newPool(3)...)
 			w.group("g", 8, podSpec{memory: 16, tenant: "a", fairGate: true})
 			w.until(30*minute, "it runs", func() bool { return w.bound("g") == 8 })
-		}, today: "it runs"},
+		}},
 	} {
 		play := func(w *world) {
 			for i := range scene.nodes {
