@@ -51,6 +51,9 @@ func newCluster(nodes []traceNode, order []int, policy placement.Policy, rule ru
 	}
 	c.view.Shapes = c.eligible
 	for i := range nodes {
+		if nodes[i].cards == 0 {
+			continue
+		}
 		object := nodes[i].object()
 		spec, _ := eligibility.Spec(object, protocol.ParseNode(object))
 		c.eligible.SetNode(object, &spec)
@@ -113,7 +116,7 @@ func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, o
 	case c.rule == byPolicy && c.view.Node.ByCost():
 		return c.leastCost(pod, use)
 	default:
-		return c.leastAllocated(pod)
+		return c.leastAllocated(pod, c.rule == away)
 	}
 	candidates := c.fitting(pod, c.eligible.Names(use.Constraints))
 	best := placement.Best{K: 1}

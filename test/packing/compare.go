@@ -24,7 +24,7 @@ func compare(out io.Writer, o options) error {
 	if o.dir == "" {
 		return errors.New("no directory with the trace; the public data is at " + source)
 	}
-	nodes, err := readNodes(o.dir)
+	nodes, err := readNodes(o.dir, o.allNodes)
 	if err != nil {
 		return fmt.Errorf("%w; the public data is at %s", err, source)
 	}
@@ -39,7 +39,7 @@ func compare(out io.Writer, o options) error {
 	if len(o.workloads) > 0 {
 		workloads = slices.DeleteFunc(workloads, func(name string) bool { return !slices.Contains(o.workloads, strings.TrimPrefix(name, podList)) })
 	}
-	for _, rule := range rules {
+	for _, rule := range rules(o.allNodes) {
 		var sum summary
 		for _, workload := range workloads {
 			pods, err := readPods(o.dir, workload)

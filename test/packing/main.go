@@ -17,6 +17,8 @@ type options struct {
 	policy    placement.Policy
 	workloads []string
 	seeds, at int
+	// allNodes is true if the nodes without cards are there too.
+	allNodes bool
 }
 
 func main() { os.Exit(run()) }
@@ -27,6 +29,7 @@ func run() int {
 	policy := flag.String("policy", placement.Policies()[0].String(), "node policy: "+placement.Choices(placement.NodePolicies()))
 	flag.IntVar(&o.seeds, "seeds", 10, "number of runs of each workload, from the first seed of the published experiments on")
 	flag.IntVar(&o.at, "at", 130, "percent of the cards that the pods that have arrived ask for, up to 130")
+	flag.BoolVar(&o.allNodes, "all-nodes", false, "with the 310 nodes that have no cards too. Then it is compared what it brings if pods without GPU prefer these")
 	workloads := flag.String("workloads", "", "names of workloads, such as default,cpu250; all in the directory if empty")
 	flag.Parse()
 	if *workloads != "" {

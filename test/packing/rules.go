@@ -11,4 +11,13 @@ const (
 	byScheduler rule = "default"
 )
 
-var rules = []rule{byPolicy, byScheduler}
+// away is by kube-scheduler's scores with the preference of the shipped configuration for nodes that share no cards.
+const away rule = "away"
+
+// rules returns the rules to compare. allNodes is true if there are nodes without cards.
+func rules(allNodes bool) []rule {
+	if allNodes {
+		return []rule{byScheduler, away}
+	}
+	return []rule{byPolicy, byScheduler}
+}

@@ -17,13 +17,14 @@ type schedulerNode struct {
 	usedCPU, usedMemory int64
 	// order is the node's place in the order.
 	order int
+	cards bool
 }
 
 func newScheduler(nodes []traceNode, order []int, ties *rand.Rand) scheduler {
 	s := scheduler{names: make([]string, len(nodes)), nodes: map[string]*schedulerNode{}, ties: ties}
 	for i := range nodes {
 		s.names[order[i]] = nodes[i].name
-		s.nodes[nodes[i].name] = &schedulerNode{cpu: nodes[i].cpu, memory: nodes[i].memory, order: order[i]}
+		s.nodes[nodes[i].name] = &schedulerNode{cpu: nodes[i].cpu, memory: nodes[i].memory, order: order[i], cards: nodes[i].cards > 0}
 	}
 	return s
 }
@@ -54,8 +55,13 @@ func (s *scheduler) fitting(pod *tracePod, nodes []string) []string {
 	return fitting
 }
 
-// leastAllocated returns the node that kube-scheduler prefers for a pod without GPU by default, any of the best.
-func (s *scheduler) leastAllocated(pod *tracePod) (best string, found bool) {
+// affinityPoints is what a node that matches a preference has more of kube-scheduler's points, if no pod has an own preference: the weight of its
+// plugin NodeAffinity times 100.
+const affinityPoints = 200
+
+// leastAllocated returns the node that kube-scheduler prefers for a pod without GPU by default, any of the best. If away is true, nodes without
+// cards are preferred.
+func (s *scheduler) leastAllocated(pod *tracePod, away bool) (best string, found bool) {
 	most, equal := int64(-1), 0
 	for _, name := range s.names {
 		n := s.nodes[name]
@@ -63,6 +69,9 @@ func (s *scheduler) leastAllocated(pod *tracePod) (best string, found bool) {
 			continue
 		}
 		score := n.score(pod)
+		if away && !n.cards {
+			score += affinityPoints
+		}
 		switch {
 		case score > most:
 			best, most, equal = name, score, 1

@@ -15,7 +15,7 @@ import (
 )
 
 // source says where the public data comes from.
-const source = "https://github.com/hkust-adsl/kubernetes-scheduler-simulator: data/csv/openb_node_list_gpu_node.csv and openb_pod_list_*.csv " +
+const source = "https://github.com/hkust-adsl/kubernetes-scheduler-simulator: data/csv/openb_node_list_gpu_node.csv, openb_node_list_all_node.csv and openb_pod_list_*.csv " +
 	"(from https://github.com/alibaba/clusterdata, cluster-trace-gpu-v2023), and experiments/analysis/expected_results/analysis_allo_discrete.csv as allo.csv"
 
 // cardMemory is the memory of every card of the trace, which counts thousandths of a card.
@@ -43,8 +43,13 @@ type tracePod struct {
 // gpu returns what the pod asks for of all cards, in thousandths of a card.
 func (p *tracePod) gpu() int { return p.cards * p.milli }
 
-func readNodes(dir string) (nodes []traceNode, err error) {
-	rows, err := readTable(dir, "openb_node_list_gpu_node.csv")
+// readNodes returns the nodes with cards, or all nodes.
+func readNodes(dir string, all bool) (nodes []traceNode, err error) {
+	name := "openb_node_list_gpu_node.csv"
+	if all {
+		name = "openb_node_list_all_node.csv"
+	}
+	rows, err := readTable(dir, name)
 	for _, row := range rows {
 		nodes = append(nodes, traceNode{
 			name: row.text("sn"), model: row.text("model"), cards: int(row.number("gpu")),
