@@ -85,8 +85,10 @@ type Executor struct {
 	rounds, victimOf map[gpu.PodUID]*execution
 	// spared are the victims whose eviction was refused, for a while.
 	spared pauses
-	// read is true once the rounds of the former leader are known. holder and version are those of the journal.
+	// read is true once the rounds of the former leader are known, readAgain when reading them is tried next. holder and version are those of the
+	// journal.
 	read            bool
+	readAgain       time.Time
 	holder, version string
 	// unwritten is true if the journal has other rounds than there are.
 	unwritten bool
@@ -143,10 +145,14 @@ func (x *Executor) Tick(ctx context.Context) {
 		return
 	}
 	x.mu.Lock()
-	read := x.read
-	x.spared.prune(x.Clock.Now())
+	now := x.Clock.Now()
+	inherits := !x.read && !now.Before(x.readAgain)
+	if inherits {
+		x.readAgain = now.Add(retryInterval)
+	}
+	x.spared.prune(now)
 	x.mu.Unlock()
-	if !read {
+	if inherits {
 		x.inherit(ctx)
 	}
 	for _, e := range x.due() {
@@ -176,7 +182,7 @@ func (x *Executor) resign() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.set(nil)
-	x.spared, x.read, x.unwritten = pauses{}, false, false
+	x.spared, x.read, x.readAgain, x.unwritten = pauses{}, false, time.Time{}, false
 }
 
 // set replaces the rounds. The caller holds the lock.
