@@ -56,9 +56,9 @@ type Victim struct {
 type Cause string
 
 const (
-	// ByPriority: the others have a higher priority.
+	// ByPriority means that the others have a higher priority.
 	ByPriority Cause = "priority"
-	// ByShare: the tenant of the others is below its share.
+	// ByShare means that the tenant of the others is below its share.
 	ByShare Cause = "share"
 )
 

@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -236,7 +235,7 @@ func TestExecutorRetries(t *testing.T) {
 func TestGracePeriod(t *testing.T) {
 	f := newExecutions(t)
 	for i, seconds := range []int64{30 * 24 * 60 * 60, 600, 0} {
-		f.pods[i].Spec.TerminationGracePeriodSeconds = ptr.To(seconds)
+		f.pods[i].Spec.TerminationGracePeriodSeconds = new(seconds)
 		f.server.Set(f.pods[i])
 	}
 	until, err := f.evict(f.process(f.server))
