@@ -149,6 +149,8 @@ type Manager struct {
 	exhausted bool
 	cutShort  map[string]uint64
 	reclaims  reclaims
+	// kept is the memory of pods that have ended, ended that of those that have ended since the latest round.
+	kept, ended []*kept
 	// now is the time of the latest Tick as leader.
 	now     time.Time
 	effects Effects
@@ -203,6 +205,11 @@ func (m *Manager) StopLeading() {
 	m.leading, m.effects, m.now, m.reclaims = false, Effects{}, time.Time{}, newReclaims(m.reclaims.attempts)
 	clear(m.holding)
 	m.Failures.Clear()
+	for _, k := range m.kept {
+		k.until = time.Time{}
+	}
+	m.endKept(m.now)
+	m.ended = nil
 	for _, p := range m.pods {
 		m.withdraw(p)
 		m.endCharge(p, false)

@@ -161,6 +161,9 @@ func (m *Manager) count(p *pod, amount gpu.Memory) {
 	}
 	if p.counted > 0 {
 		m.queue.Release(p.countedFor, p.counted)
+		if m.leading && known && !ns.Free && amount == 0 && p.Node != "" {
+			m.noteEnd(p, p.countedFor)
+		}
 	}
 	if p.counted, p.countedFor = amount, ns.Tenant; amount > 0 {
 		m.queue.Charge(ns.Tenant, amount)

@@ -37,6 +37,7 @@ func (m *Manager) grantDue(now time.Time) *standings {
 	defer m.mu.Unlock()
 	m.now = now
 	m.expire(now)
+	m.endKept(now)
 	m.forgetOutdated(now)
 	freed := m.takeFreed()
 	all, some := m.retry(now)
@@ -96,6 +97,7 @@ func (m *Manager) round(all bool, freed []string, now time.Time) {
 	m.changed, m.freedNow = false, freed
 	m.gatherGroups()
 	m.grantHeld(now)
+	m.keepEnded(now)
 	capacity := m.capacity(true)
 	m.rounds, m.effort = m.rounds+1, 0
 	m.grantInOrder(capacity, now)

@@ -71,6 +71,12 @@ func (m *Manager) standings() *standings {
 		t := Tenant{Terms: s.Terms, Name: s.Name, Allocated: s.Allocated, Before: before}
 		claim := fairshare.Claim{Terms: s.Terms, Name: s.Name, Demand: s.Allocated}
 		own, holding := make([]*unit, len(s.Waiting)), m.holding[s.Name]
+		for _, k := range m.kept {
+			if k.tenant == s.Name {
+				t.Allocated = t.Allocated.Sub(k.Request)
+				out.demand(demander{len(out.tenants), k.Constraints}, k.Request)
+			}
+		}
 		var key demander
 		var demanded gpu.Memory // By the latest units, which are of key. Mostly the next one is too.
 		for i, item := range s.Waiting {

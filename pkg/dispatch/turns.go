@@ -37,6 +37,10 @@ func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 		case places != nil:
 			r.Grant()
 			t.grant(u, places)
+			for _, k := range t.ends {
+				r.Release(k.tenant, k.Request)
+			}
+			t.ends = nil
 		case leave:
 			r.Leave()
 		default:
@@ -81,6 +85,8 @@ type turns struct {
 	ownEffort int
 	// othersFirst is true if the latest round was exhausted: then the tenants that are cut short get no turn in this one.
 	othersFirst bool
+	// ends is what was kept and is taken by the present unit.
+	ends []*kept
 	// latest is the tenant of the latest unit. It saves look-ups if thousands of units of one tenant follow one another.
 	latest *tenantTurns
 }
@@ -91,6 +97,8 @@ type tenantTurns struct {
 	// head is the first unit that has no room; nil if there is none so far.
 	head   *unit
 	effort int
+	// triedKept are the kinds that have no room where memory is kept.
+	triedKept map[*kind]bool
 	// since is the round since which the tenant is cut short, later than any if it isn't. cut is true if it has used up its effort in this
 	// round, and again if it has untried units that have had their turn since.
 	since      uint64
@@ -121,8 +129,10 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	case t.othersFirst && own.since <= t.rounds:
 		own.cut = true
 		return nil, true
-	case u.paused || own.head != nil && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
-		return nil, false // There can be thousands of these.
+	case u.paused:
+		return nil, false
+	case own.head != nil && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
+		return t.takeKept(u), false // There can be thousands of these.
 	case own.effort >= t.ownEffort/2 && u.turn >= own.since: // Those that have not had their turn yet come first.
 		own.again = own.again || u.kind.obstacle == reasons.ObstacleUntried
 		return nil, false
@@ -134,6 +144,14 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	before := t.effort
 	places = t.try(u, t.capacity, t.now)
 	own.effort += t.effort - before
+	if places == nil {
+		if places = t.takeKept(u); places != nil {
+			return places, false
+		}
+		t.nextCame(u.item.Tenant, true)
+	} else {
+		t.nextCame(u.item.Tenant, false)
+	}
 	if places == nil && own.head == nil && u.kind.obstacle == reasons.ObstacleNoRoom {
 		own.head = u
 		if t.holdsOthers(u, t.now) {

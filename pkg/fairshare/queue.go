@@ -3,6 +3,7 @@ package fairshare
 import (
 	"cmp"
 	"container/heap"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -131,6 +132,13 @@ func (q *Queue) Release(name string, amount gpu.Memory) {
 	t.allocated = t.allocated.Sub(amount)
 }
 
+// Exceeds reports whether the tenant would have at least as much as the other one in proportion to their terms, with the additional amount.
+func (q *Queue) Exceeds(name string, amount gpu.Memory, other string) bool {
+	with := *q.tenant(name)
+	with.allocated, with.granted = with.allocated.Add(amount), math.MaxUint64
+	return with.compare(q.tenant(other)) > 0
+}
+
 // Forget removes a tenant if it has neither memory nor items. It reports whether it did.
 func (q *Queue) Forget(name string) bool {
 	if t := q.tenants[name]; t == nil || t.allocated > 0 || len(t.items) > 0 {
@@ -208,6 +216,12 @@ func (r *Round) Grant() {
 	if !r.exhausted() {
 		heap.Fix(&r.tenants, 0)
 	}
+}
+
+// Release undoes a charge of any tenant. It must be called after Grant.
+func (r *Round) Release(name string, amount gpu.Memory) {
+	r.queue.Release(name, amount)
+	heap.Init(&r.tenants)
 }
 
 // Pass leaves the item in the queue, and continues with the tenant's next item.

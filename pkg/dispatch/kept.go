@@ -1,0 +1,117 @@
+package dispatch
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// keptFor is how long the memory of a pod that has ended is kept for its tenant: longer than most controllers take to create the next pod.
+const keptFor = 10 * time.Second
+
+// kept is the memory of a pod that has ended while others wait. It is for the next pod of its tenant, and for tenants that would still have less
+// than this one. Without it, a tenant whose pods run for minutes would lose its share to others, pod by pod, and need evictions to get it back.
+type kept struct {
+	tenant string
+	// Pod is the pod that has ended, with a UID of its own, and node where its memory is. It has an allocation and a charge until then.
+	*Pod
+	node  string
+	until time.Time
+}
+
+// noteEnd notes that the memory of a bound pod of the tenant is free now.
+func (m *Manager) noteEnd(p *pod, tenant string) {
+	ended := *p.Pod
+	ended.UID = "kept-" + p.UID
+	m.ended = append(m.ended, &kept{tenant, &ended, p.Node, m.now.Add(keptFor)})
+}
+
+// keepEnded keeps the memory of the pods that have ended since the latest round.
+func (m *Manager) keepEnded(now time.Time) {
+	if len(m.ended) == 0 {
+		return
+	}
+	others := false
+	for _, u := range m.units {
+		others = others || !u.paused
+	}
+	for _, k := range m.ended {
+		if others && now.Before(k.until) && m.reserveKept(k, now) {
+			m.queue.Charge(k.tenant, k.Request)
+			m.kept = append(m.kept, k)
+		}
+	}
+	m.ended = nil
+}
+
+// reserveKept makes the ledger keep the memory, if it is free.
+func (m *Manager) reserveKept(k *kept, now time.Time) bool {
+	places, _ := m.Ledger.ReserveAll([]ledger.Request{{Pod: k.Pod.Pod, Nodes: []string{k.node}}}, nil, m.View, nil, now)
+	if places != nil {
+		m.Ledger.Own(ledger.Granted, k.UID, time.Time{})
+	}
+	return places != nil
+}
+
+// endKept ends what was kept for long enough, isn't there any more, or can't be used by the tenant's next pod.
+func (m *Manager) endKept(now time.Time) {
+	m.kept = slices.DeleteFunc(m.kept, func(k *kept) bool {
+		if _, _, held := m.Ledger.Lookup(k.UID); held && now.Before(k.until) {
+			return false
+		}
+		m.GiveUpPlace(k.UID)
+		m.queue.Release(k.tenant, k.Request)
+		m.setTerms(k.tenant) // Its namespaces may be gone.
+		return true
+	})
+}
+
+// takeKept reserves places for the pods of a unit that has no room elsewhere, where memory is kept that its tenant can take: its own, or else that
+// of tenants that would not have less than its own.
+func (t *turns) takeKept(u *unit) (places []ledger.Place) {
+	own := t.of(u.item.Tenant)
+	if len(t.kept) == 0 || own.triedKept[u.kind] {
+		return nil
+	}
+	for _, mine := range []bool{true, false} {
+		var usable []*kept
+		var uids []gpu.PodUID
+		for _, k := range t.kept {
+			if mine == (k.tenant == u.item.Tenant) && (mine || !t.queue.Exceeds(u.item.Tenant, u.item.Memory, k.tenant)) {
+				usable, uids = append(usable, k), append(uids, k.UID)
+			}
+		}
+		if usable == nil {
+			continue
+		}
+		t.effort++
+		if places, _ = t.Ledger.ReserveAll(t.requests(u, false), [][]gpu.PodUID{uids}, t.viewAt(t.now), t.capacity, t.now); places != nil {
+			t.kept = slices.DeleteFunc(t.kept, func(k *kept) bool { return slices.Contains(usable, k) && !t.reserveKept(k, t.now) && t.taken(k) })
+			return places
+		}
+	}
+	if own.triedKept == nil {
+		own.triedKept = map[*kind]bool{}
+	}
+	own.triedKept[u.kind] = true
+	return nil
+}
+
+// taken notes that what is kept was taken. Its charge ends after the present unit was granted.
+func (t *turns) taken(k *kept) bool {
+	t.ends = append(t.ends, k)
+	return true
+}
+
+// nextCame ends what is kept for a tenant's next pod, which has come: all of it if it found no room, else the oldest.
+func (t *turns) nextCame(tenant string, all bool) {
+	for _, k := range t.kept {
+		if k.tenant == tenant && t.now.Before(k.until) {
+			if k.until = t.now; !all {
+				return
+			}
+		}
+	}
+}
