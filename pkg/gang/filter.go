@@ -225,12 +225,12 @@ func (mgr *Manager) intern(f fingerprint, names []string) *candidates {
 	return set
 }
 
-// AwaitedTurn records a filter call for a member that was rejected because it isn't its turn.
-func (mgr *Manager) AwaitedTurn(uid gpu.PodUID, now time.Time) {
+// AwaitedTurn records a filter call by the scheduler for a member that was rejected because it isn't its turn.
+func (mgr *Manager) AwaitedTurn(scheduler string, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	if m := mgr.members[uid]; m != nil && mgr.leading {
-		mgr.learnScheduler(m.Scheduler, now)
+	if mgr.leading {
+		mgr.learnScheduler(scheduler, now)
 	}
 }
 

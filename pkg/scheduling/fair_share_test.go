@@ -188,7 +188,10 @@ func TestFairShareGroupOfOtherScheduler(t *testing.T) {
 	known := fake.Pod("known-0", 1, of("default-scheduler"), fake.Priority(1000),
 		fake.Annotation(protocol.AnnotationGroupName, "known"), fake.Annotation(protocol.AnnotationGroupSize, "2"))
 	g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), known)
-	g.pass("the leader's answer", func() bool { return g.filter(known, "n1").Message != reasons.GroupStarting.Text() })
+	g.pass("the leader's answer", func() bool {
+		message := g.filter(known, "n1").Message
+		return message != reasons.GroupStarting.Text() && message != reasons.GroupUnknown.Text()
+	})
 	g.publishObject(g.pods[0])
 	g.publishObject(g.pods[1])
 	for _, pod := range g.pods {

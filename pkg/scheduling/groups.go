@@ -98,7 +98,7 @@ func (g *groups) includes(pod *corev1.Pod) bool {
 // awaitsTurn records a filter call for a pod that was rejected because it isn't its turn.
 func (g *groups) awaitsTurn(pod *corev1.Pod) {
 	if g.includes(pod) {
-		g.manager.AwaitedTurn(gpu.PodUID(pod.UID), g.clock.Now())
+		g.manager.AwaitedTurn(pod.Spec.SchedulerName, g.clock.Now())
 		g.act()
 	}
 }
