@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
@@ -243,7 +242,7 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 			CreationTimestamp: metav1.NewTime(virtualClock{a.w}.Now().Truncate(time.Second)),
 		},
 		Spec: corev1.PodSpec{
-			TerminationGracePeriodSeconds: ptr.To(int64(math.Ceil(spec.grace.Seconds()))),
+			TerminationGracePeriodSeconds: new(int64(math.Ceil(spec.grace.Seconds()))),
 			SchedulerName:                 spec.scheduler, Priority: &spec.priority,
 			Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{}}}},
 		},

@@ -274,7 +274,7 @@ func (c client) PatchConfigMap(ctx context.Context, _, name, version string, dat
 		}
 		w.api.version++
 		next := present.DeepCopy()
-		next.ResourceVersion = strconv.Itoa(int(w.api.version))
+		next.ResourceVersion = strconv.Itoa(w.api.version)
 		maps.Copy(next.Data, data)
 		w.api.configMap, patched = *next, next.DeepCopy()
 		return nil
