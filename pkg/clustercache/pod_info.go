@@ -120,7 +120,7 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 		return p
 	}
 	p.Created = uint32(max(pod.CreationTimestamp.Unix(), 0))
-	if owner := metav1.GetControllerOfNoCopy(object); owner != nil {
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil { // The outline has none of a pod that is too large.
 		p.Owner = unique.Make(string(owner.UID))
 	}
 	if p.Node == "" && p.NumCards() > 1 && !p.TooLarge {
