@@ -40,6 +40,7 @@ type options struct {
 	bindTimeout      time.Duration
 	bindWindow       time.Duration
 	nodesToScore     int
+	reservations     reservations
 	gangs            gangs
 	// evictFragmented is off by default, because normally kube-scheduler decides on evictions.
 	evictFragmented bool
@@ -51,11 +52,16 @@ type options struct {
 	burst           int
 }
 
+// reservations are the values of the flags for the reservation of cards in use.
+type reservations struct {
+	maxIdle float64
+	maxAge  time.Duration
+}
+
 // gangs are the values of the flags for groups of pods.
 type gangs struct {
 	hold          time.Duration
 	patience      time.Duration
-	starvation    time.Duration
 	failurePolicy string
 	native        bool
 }
@@ -146,12 +152,16 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "while pods queue, binds are collected for up to this time and sent together; 0 sends each at once. No bind waits longer than a tenth of the time for which its pod has been pending. 500ms at most; more than a quarter of --bind-timeout has no further effect")
 	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card for a pod that only fragmentation keeps pending: a node has enough free GPU memory in total, and no card has. No PodDisruptionBudget is violated. Without it, kube-scheduler up to 1.37 evicts no pod in this case, and later ones violate budgets if nothing else helps. Needs the permission to create pods/eviction")
 	f.StringVar(&o.overusePolicy, "overuse-policy", overuseReport, "what happens to pods that use more GPU memory than they request, as the device plugins report them: report; or evict them, on cards whose memory is less than what these pods use plus what the other pods request. Pods outside groups go first, then the youngest. evict needs the permission to create pods/eviction")
+	r := &o.reservations
+	f.Float64Var(&r.maxIdle, "reservation-max-idle", 2, "percentage of the GPU memory that may be reserved, on cards that are in use, for pods and groups that wait for memory. The first one that waits for some nodes can reserve more, the others nothing beyond that. With more, large pods and groups run sooner, and more memory is idle meanwhile. 0 turns these reservations off")
+	f.DurationVar(&r.maxAge, "reservation-max-age", time.Hour, "only cards on which no pod that must end has run for longer than this are reserved: pods that have run for long are expected to stay")
 	g := &o.gangs
 	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "maximum time for which a bind is held until all members of the pod's group have arrived; 1m at most. The sum with --bind-timeout must be less than the httpTimeout in kube-scheduler's configuration. 0 turns off groups: their members are bound one by one")
 	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "time for which a group's reserved cards are kept until its members arrive, and for which a group may stay partially bound; not less than --gang-hold")
-	f.DurationVar(&g.starvation, "gang-claim-after", 2*time.Minute, "time for which a group must be pending before it gets a starvation reservation: freed memory is reserved for it, for a limited time; 0 turns these reservations off")
 	f.BoolVar(&g.native, "native-groups", false, "place the pods of a Kubernetes PodGroup (spec.schedulingGroup) all together or not at all; needs Kubernetes 1.37 with the feature gate GenericWorkload, and the right to list and watch podgroups. Without it they are placed one by one")
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
+	f.Duration("gang-claim-after", 0, "")
+	_ = f.MarkDeprecated("gang-claim-after", "cards are reserved without a wait; use --reservation-max-idle=0 to turn that off") // The flag exists.
 	s := &o.fairShare
 	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster: off; dispatch: pods with the scheduling gate gpushare.aliyun.com/fair-share are scheduled in an order that gives each tenant its share; or reclaim: in addition, pods of tenants above their share are evicted for those below theirs. Both need the permissions to patch pods and to list namespaces, reclaim also that to create pods/eviction")
 	f.StringVar(&s.by, "fair-share-by", byNamespace, "what a tenant is: namespace, or label:KEY for all namespaces with the same value of that label")
@@ -232,8 +242,10 @@ func (o options) validate() error {
 		return errors.New("--gang-patience must not be less than --gang-hold")
 	case o.gangs.native && o.gangs.hold == 0:
 		return errors.New("--native-groups needs groups: --gang-hold must not be 0")
-	case o.gangs.starvation < 0:
-		return errors.New("--gang-claim-after must not be negative")
+	case !(o.reservations.maxIdle >= 0 && o.reservations.maxIdle <= 100):
+		return errors.New("--reservation-max-idle must be between 0 and 100")
+	case o.reservations.maxAge <= 0:
+		return errors.New("--reservation-max-age must be positive")
 	case o.gangs.failurePolicy != string(gang.Evict) && o.gangs.failurePolicy != string(gang.Keep):
 		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", o.gangs.failurePolicy, gang.Evict, gang.Keep)
 	case o.overusePolicy != overuseReport && o.overusePolicy != overuseEvict:

@@ -130,8 +130,9 @@ func serve(ctx context.Context, o options) error {
 		EvictionRecord: types.NamespacedName{Namespace: o.election.options.Namespace, Name: evictionRecord},
 		EvictOverusers: o.overusePolicy == overuseEvict,
 		Leading:        leading, Clock: clock.RealClock{},
+		Reservations: scheduling.ReservationOptions{MaxIdle: o.reservations.maxIdle / 100, MaxAge: o.reservations.maxAge},
 		Gangs: scheduling.GangOptions{
-			Hold: o.gangs.hold, Patience: o.gangs.patience, StarvationAfter: o.gangs.starvation, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),
+			Hold: o.gangs.hold, Patience: o.gangs.patience, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),
 			Native:   o.gangs.native,
 			Observer: groups, Answering: answer,
 		},

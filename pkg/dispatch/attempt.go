@@ -86,7 +86,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			}
 			more = true
 			u := s.units[i]
-			if m.units[u.item.ID] != u || m.makesRoom(u) || m.reclaims.pausing(u, now) || m.obstacle(u) != reasons.ObstacleNoRoom {
+			if m.units[u.item.ID] != u || m.makesRoom(u) || m.reclaims.pausing(u, now) || u.obstacle() != reasons.ObstacleNoRoom {
 				continue
 			}
 			if pods += len(u.pods); pods > maxReclaim && len(units) > 0 {

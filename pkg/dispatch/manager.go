@@ -135,8 +135,9 @@ type Manager struct {
 	retryAll time.Time
 	// feasible keeps the results of everFits.
 	feasible feasible
-	// holding are the units for which the later ones of their tenants wait, by tenant.
-	holding map[string]*unit
+	// awaiting are the IDs of the units that may have awaited reservations, and unseen those of them that have not had their turn in the
+	// present round: their reservations don't count for the units that have their turn before.
+	awaiting, unseen map[string]bool
 	// changed is true if a pod or a tenant changed since the latest round.
 	changed bool
 	// rounds counts the rounds, and effort the attempts of the present one. freedNow are the nodes on which something was freed since the
@@ -165,7 +166,7 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{},
 		units:   map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		holding: map[string]*unit{}, cutShort: map[string]uint64{}, kinds: kinds{},
+		cutShort: map[string]uint64{}, kinds: kinds{},
 		feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{at: map[gpu.PodUID]int{}},
 		reclaims: newReclaims(0), admissions: admissions{free: map[string]bool{}, admitted: map[gpu.PodUID]bool{}},
 	}
@@ -203,7 +204,6 @@ func (m *Manager) StopLeading() {
 	}
 	m.endAttempts()
 	m.leading, m.effects, m.now, m.reclaims = false, Effects{}, time.Time{}, newReclaims(m.reclaims.attempts)
-	clear(m.holding)
 	m.Failures.Clear()
 	for _, k := range m.kept {
 		k.until = time.Time{}

@@ -250,44 +250,6 @@ func TestTentativePlacement(t *testing.T) {
 	want(t, "places on n0 after no bind came", []gpu.PodUID{"alice/2"}, f.ledger.ReservedOn("n0", true))
 }
 
-// A tenant's small pods overtake a large one for a minute. Then they wait, until there is room for it or it has blocked its
-// tenant for long enough.
-func TestLargePodsWaitBounded(t *testing.T) {
-	f := newFixture(t, []gpu.Memory{4}, nil)
-	f.pod("alice/small-0", 1)
-	f.tick(0)
-	f.bind("alice/small-0")
-	f.pod("alice/large", 4, age(1))
-	next := 1
-	turn := func() (granted bool) {
-		name, former := fmt.Sprint("alice/small-", next), fmt.Sprint("alice/small-", next-1)
-		f.pod(name, 1, age(1+next))
-		f.tick(time.Second)
-		if granted = slices.Contains(f.admitted(), name); granted {
-			f.bind(name)
-			f.delete(former)
-			next++
-		} else {
-			f.delete(name)
-		}
-		return granted
-	}
-	turns := 0
-	for ; turn() && turns < 1000; turns++ {
-	}
-	want(t, "seconds until small pods wait", 60, turns)
-	want(t, "the small pod's obstacle", reasons.ObstacleNoRoom, f.Turns()["alice/large"].Obstacle)
-	waited := 0
-	for ; !turn() && waited < 1000; waited++ {
-	}
-	want(t, "seconds for which they wait", 599, waited)
-	for turn() {
-	}
-	f.delete(fmt.Sprint("alice/small-", next-1))
-	f.tick(0)
-	want(t, "as soon as the small pod has ended", []string{"alice/large"}, f.admitted())
-}
-
 // The terms of a tenant are the largest of its namespaces'. A change counts at once.
 func TestTerms(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{6}, nil)

@@ -45,7 +45,7 @@ func (m *Manager) letThrough(now time.Time) {
 // needsNode reports whether no present node has room for the unit, not even an empty one, or none has had any for some time, and an autoscaler
 // can't see all of its pods.
 func (m *Manager) needsNode(u *unit, now time.Time) bool {
-	switch m.obstacle(u) {
+	switch u.obstacle() {
 	case reasons.ObstacleNeverFits:
 	case reasons.ObstacleNoRoom:
 		if now.Sub(u.item.Created) < provisionAfter || m.makesRoom(u) {

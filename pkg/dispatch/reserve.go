@@ -10,7 +10,7 @@ import (
 
 // try reserves places for the pods of a unit. It returns nil if they don't fit now.
 func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Place) {
-	if !u.kind.hasNoRoom(m.rounds) {
+	if !u.kind.hasNoRoom(m.rounds) || m.awaiting[u.item.ID] {
 		places = m.reserve(u, capacity, now)
 	}
 	if places != nil {
@@ -68,6 +68,6 @@ func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
 // their binds.
 func (m *Manager) viewAt(now time.Time) ledger.View {
 	view := m.View
-	view.TentativeAt = now
+	view.TentativeAt, view.Unseen = now, m.unseen
 	return view
 }

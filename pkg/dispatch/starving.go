@@ -75,7 +75,7 @@ func (m *Manager) addStarving(s *starvingTenant, units []*unit, held bool, now t
 // reclaimable reports whether nothing but memory seems to keep the unit from running. One that was not bound after an earlier turn
 // counts only much later: others would be evicted for it again and again.
 func (m *Manager) reclaimable(u *unit, now time.Time) bool {
-	if m.obstacle(u).Infeasible() {
+	if u.obstacle().Infeasible() {
 		return false
 	}
 	failures, latest := m.Failures.Of(u.attempt())

@@ -70,7 +70,7 @@ func (m *Manager) standings() *standings {
 		}
 		t := Tenant{Terms: s.Terms, Name: s.Name, Allocated: s.Allocated, Before: before}
 		claim := fairshare.Claim{Terms: s.Terms, Name: s.Name, Demand: s.Allocated}
-		own, holding := make([]*unit, len(s.Waiting)), m.holding[s.Name]
+		own := make([]*unit, len(s.Waiting))
 		for _, k := range m.kept {
 			if k.tenant == s.Name {
 				t.Allocated = t.Allocated.Sub(k.Request)
@@ -83,7 +83,7 @@ func (m *Manager) standings() *standings {
 			u := item.Value.(*unit)
 			own[i] = u
 			t.Waiting, t.WaitingMemory = t.Waiting+len(u.pods), t.WaitingMemory.Add(item.Memory)
-			obstacle := u.obstacle(holding)
+			obstacle := u.obstacle()
 			if i == 0 || t.Obstacle.Infeasible() && !obstacle.Infeasible() {
 				t.Next, t.Obstacle = u.pods[0].Pod.Pod, m.shownObstacle(u)
 			}
@@ -128,23 +128,16 @@ func (m *Manager) shownObstacle(u *unit) reasons.Obstacle {
 	if m.makesRoom(u) {
 		return reasons.ObstacleMakingRoom
 	}
-	return m.obstacle(u)
+	return u.obstacle()
 }
 
 // obstacle returns why the unit was not granted in the latest round.
-func (m *Manager) obstacle(u *unit) reasons.Obstacle { return u.obstacle(m.holding[u.item.Tenant]) }
-
-// obstacle is Manager.obstacle. holding is the unit for which the later ones of the tenant wait; nil if there is none.
-func (u *unit) obstacle(holding *unit) reasons.Obstacle {
+func (u *unit) obstacle() reasons.Obstacle {
 	switch {
 	case u.paused && u.behindFailed:
 		return reasons.ObstacleBehindFailed
 	case u.paused:
 		return reasons.ObstaclePaused
-	case u.kind.obstacle == reasons.ObstacleNeverFits:
-		return reasons.ObstacleNeverFits
-	case holding != nil && holding != u:
-		return reasons.ObstacleBehind
 	}
 	return u.kind.obstacle
 }

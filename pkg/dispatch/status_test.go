@@ -31,11 +31,6 @@ func TestWords(t *testing.T) {
 			"waits for its turn: tenant vision has 0 of its share of 32; no node that it can use has enough cards, CPU or memory for it, even if all pods with GPU memory ended",
 			"vision/a: no node that it can use has enough cards, CPU or memory for it, even if all pods with GPU memory ended",
 		},
-		"others wait for the first": {
-			reasons.Turn{Tenant: "vision", Share: 32, Obstacle: reasons.ObstacleBehind},
-			"waits for its turn: tenant vision has 0 of its share of 32; a pod before it in its tenant's queue has no room and may no longer be overtaken",
-			"vision/a: a pod before it in its tenant's queue has no room and may no longer be overtaken",
-		},
 		"a member is missing": {
 			reasons.Turn{Tenant: "vision", Obstacle: reasons.ObstacleIncomplete}, "its group isn't complete: it gets its turn when all members exist", "",
 		},

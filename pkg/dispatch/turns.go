@@ -17,15 +17,11 @@ const (
 	// sharedOpen of these are for tenants with less than ownOpen each: pods that are never bound, such as those whose volume doesn't exist,
 	// must not take all turns.
 	sharedOpen, ownOpen = maxOpen / 2, maxOpen / 16
-	// patience is how long a tenant's later pods may overtake one that doesn't fit. Then they wait for it, for maxWait at most.
-	// If it still has no room then, patience doubles, maxDoublings times at most.
-	patience, maxWait = time.Minute, 10 * time.Minute
-	maxDoublings      = 5
 )
 
 // grantInOrder offers the units in the order of the queue until the effort is used up.
 func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
-	clear(m.holding)
+	m.unseen = maps.Clone(m.awaiting)
 	m.pausedUntil = time.Time{}
 	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}, othersFirst: m.exhausted}
 	t.ownEffort = max(1, min(ownEffort, maxEffort/(len(m.cutShort)+1)))
@@ -51,6 +47,7 @@ func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 		own := t.of(item.Tenant)
 		own.cut = own.cut || own.effort > 0
 	}
+	m.unseen = nil
 	t.recordCuts()
 }
 
@@ -94,8 +91,8 @@ type turns struct {
 // tenantTurns is what grantInOrder knows of a tenant.
 type tenantTurns struct {
 	name string
-	// head is the first unit that has no room; nil if there is none so far.
-	head   *unit
+	// noRoom is true if a unit so far has no room.
+	noRoom bool
 	effort int
 	// triedKept are the kinds that have no room where memory is kept.
 	triedKept map[*kind]bool
@@ -121,7 +118,10 @@ func (t *turns) of(tenant string) *tenantTurns {
 // offer reserves places for the pods of a unit, if there is room. leave is true if the tenant's later units don't get their turn in this
 // round.
 func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
-	own := t.of(u.item.Tenant)
+	own, awaits := t.of(u.item.Tenant), t.awaiting[u.item.ID]
+	if awaits {
+		defer delete(t.unseen, u.item.ID)
+	}
 	t.pause(u, t.now)
 	switch {
 	case !t.open.mayGrant(u.item.Tenant):
@@ -131,7 +131,7 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 		return nil, true
 	case u.paused:
 		return nil, false
-	case own.head != nil && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
+	case own.noRoom && !awaits && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
 		return t.takeKept(u), false // There can be thousands of these.
 	case own.effort >= t.ownEffort/2 && u.turn >= own.since: // Those that have not had their turn yet come first.
 		own.again = own.again || u.kind.obstacle == reasons.ObstacleUntried
@@ -152,38 +152,14 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	} else {
 		t.nextCame(u.item.Tenant, false)
 	}
-	if places == nil && own.head == nil && u.kind.obstacle == reasons.ObstacleNoRoom {
-		own.head = u
-		if t.holdsOthers(u, t.now) {
-			t.holding[u.item.Tenant] = u
-			return nil, true
-		}
-	}
+	own.noRoom = own.noRoom || places == nil && u.kind.obstacle == reasons.ObstacleNoRoom
 	return places, false
 }
 
-// grant grants a unit, and notes that it has overtaken the tenant's first one without room.
+// grant grants a unit.
 func (t *turns) grant(u *unit, places []ledger.Place) {
 	t.Manager.grant(u, places, t.now)
 	t.open.add(u.item.Tenant, len(u.pods))
-	if head := t.of(u.item.Tenant).head; head != nil && head.overtaken.IsZero() {
-		head.overtaken = t.now
-	}
-}
-
-// holdsOthers reports whether the tenant's later units wait for this one, which has no room. Each time that the wait hasn't helped, they
-// may overtake it for longer, because there may never be room for it.
-func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
-	patience := patience << min(u.waits, maxDoublings)
-	if u.overtaken.IsZero() || now.Sub(u.overtaken) < patience {
-		return false
-	}
-	if now.Sub(u.overtaken) >= patience+maxWait {
-		u.overtaken = time.Time{} // It begins again with the next unit that overtakes it.
-		u.waits++
-		return false
-	}
-	return true
 }
 
 // openPods counts the granted pods with a place that aren't bound yet.

@@ -27,10 +27,6 @@ type unit struct {
 	cards int
 	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
 	paused, behindFailed bool
-	// overtaken is when a later unit of the tenant was first granted although this one, the first, had no room; zero if none was.
-	overtaken time.Time
-	// waits counts the times that later units have waited for this one and it got no room.
-	waits int
 	// turn is the latest round that tried it.
 	turn uint64
 	// letThrough is since when the gates of all its pods are open for an autoscaler; zero if one isn't.
@@ -93,7 +89,7 @@ func (m *Manager) addUnit(id string, pods []*pod, urgent bool) {
 		item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Urgent: urgent, Priority: first.Priority, Created: first.Created},
 	}
 	if former != nil {
-		u.overtaken, u.waits, u.turn = former.overtaken, former.waits, former.turn
+		u.turn = former.turn
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.Likeness), text(b.Likeness)), cmp.Compare(a.UID, b.UID))

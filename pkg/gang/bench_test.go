@@ -24,9 +24,8 @@ func newBenchCluster(nodes int) *benchCluster {
 	c.manager = New(Options{
 		Ledger: c.ledger, Release: func(uid gpu.PodUID) { c.ledger.Release(uid) },
 		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack},
-		Hold: testHold, Patience: testPatience, StarvationAfter: 2 * time.Minute, OnFailure: Evict, Observer: discard{},
+		Hold: testHold, Patience: testPatience, OnFailure: Evict, Observer: discard{},
 		EligibleNodes: func(gpu.PodUID) []string { return c.nodes },
-		Memory:        func() gpu.Memory { return gpu.Memory(nodes * 8 * 80) },
 	})
 	for i := range nodes {
 		name := fmt.Sprintf("node-%04d", i)

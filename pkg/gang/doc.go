@@ -18,7 +18,7 @@
 //
 // Once a run is running, pods of its controllers join it and are placed like single pods. Pods of other controllers begin the next run
 // (run.go, home and findOrBegin). A new leader derives the runs from the pods (partition.go). filter.go answers filter calls, status.go
-// returns what a pod waits for, starvation.go prevents single pods from starving groups.
+// returns what a pod waits for, waiting.go which runs wait for memory (package queue).
 //
 // A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that
 // it returns.

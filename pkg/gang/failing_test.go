@@ -141,9 +141,9 @@ func TestFailedGroupGoesBehind(t *testing.T) {
 	}
 }
 
-// TestStarvationNeedsAnOffer: a group gets no starvation reservation if kube-scheduler never offered nodes for its
+// TestReservationNeedsAnOffer: a group gets no awaited reservation if kube-scheduler never offered nodes for its
 // members, and names no lack of memory: they may ask for more CPU than there is, or for a scheduler that doesn't exist.
-func TestStarvationNeedsAnOffer(t *testing.T) {
+func TestReservationNeedsAnOffer(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(8, "evil", 8, 16, "t")
 	for _, p := range s.created {
@@ -159,7 +159,7 @@ func TestStarvationNeedsAnOffer(t *testing.T) {
 		}
 	}
 	if s.reservations > 0 {
-		t.Errorf("%d starvation reservations", s.reservations)
+		t.Errorf("%d reservations", s.reservations)
 	}
 	for _, p := range s.created {
 		p.ShortOfMemory = true
@@ -313,7 +313,7 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 // priority end each of its rounds before it fails.
 func TestDisplacedAgainAndAgain(t *testing.T) {
 	s := newFixture(t)
-	s.manager.StarvationAfter = 0
+	s.awaited = nil
 	s.createMany(8, "job", 8, 16, "t")
 	important := gpu.Pod{UID: "important", Request: 16, Priority: 1}
 	kept := 0

@@ -18,7 +18,7 @@ type failing struct {
 
 func newFailing(t *testing.T) *failing {
 	s := &failing{fixture: newFixture(t), never: map[*pod]bool{}}
-	s.manager.StarvationAfter = 0
+	s.awaited = nil
 	return s
 }
 

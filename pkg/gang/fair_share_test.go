@@ -31,29 +31,29 @@ func fullCluster(t *testing.T) *fixture {
 	return s
 }
 
-// TestTurnAndStarvation: no memory is kept for a group that needs a turn. Its tenant may have more than its share. If the group needs one
-// only later, it loses what is kept for it.
-func TestTurnAndStarvation(t *testing.T) {
+// TestTurnAndReservation: package dispatch, and not this one, decides about a group that waits for its turn.
+func TestTurnAndReservation(t *testing.T) {
 	for name, test := range map[string]struct {
 		before, after turns
-		reservations  int
+		reserved      bool
 		fits          bool
 	}{
-		"it needs no turn":             {turns{}, turns{}, 1, false},
-		"it needs one":                 {turns{true, false}, turns{true, false}, 0, true},
-		"its namespace takes part now": {turns{}, turns{true, true}, 1, true},
+		"it needs no turn":             {turns{}, turns{}, true, false},
+		"it waits for one":             {turns{true, true}, turns{true, true}, false, true},
+		"it has had one":               {turns{true, false}, turns{true, false}, true, false},
+		"its namespace takes part now": {turns{}, turns{true, true}, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, now := fullCluster(t), test.before
 			now.use(s)
 			for range 25 {
-				s.manager.Tick(s.now)
+				s.tick()
 				s.now = s.now.Add(time.Second)
 			}
 			now = test.after
-			s.manager.Tick(s.now)
-			if fits := s.fits(gpu.Pod{UID: "single", Request: 16}); s.reservations != test.reservations || fits != test.fits {
-				t.Errorf("%d starvation reservations, want %d; another pod fits: %v, want %v", s.reservations, test.reservations, fits, test.fits)
+			s.tick()
+			if fits := s.fits(gpu.Pod{UID: "single", Request: 16}); s.reservations > 0 != test.reserved || fits != test.fits {
+				t.Errorf("%d reservations, want some: %t; another pod fits: %v, want %v", s.reservations, test.reserved, fits, test.fits)
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -40,6 +41,8 @@ type fixture struct {
 	now     time.Time
 	manager *Manager
 	ledger  *ledger.Ledger
+	// awaited is nil if no memory in use is reserved.
+	awaited *queue.Awaited
 	nodes   []string
 	// pods are the pods in the API server.
 	pods map[gpu.PodUID]*pod
@@ -83,7 +86,10 @@ func newFixture(t *testing.T) *fixture {
 		manager.MemoryFreed()
 		s.freed = true
 	})
-	manager.StarvationAfter, manager.Observer = 20*time.Second, s
+	manager.Observer = s
+	s.awaited = queue.NewAwaited(queue.Options{
+		Ledger: s.ledger, Capacity: func() ledger.Capacity { return nil }, MaxIdle: 0.02, MaxAge: time.Hour, Failures: manager.Failures, Reserved: func() { s.reservations++ },
+	})
 	manager.EligibleNodes = func(gpu.PodUID) []string { return s.nodes }
 	for i := range 4 {
 		s.nodes = append(s.nodes, fmt.Sprintf("n%d", i))
@@ -106,9 +112,6 @@ func (s *fixture) setNode(name string, several reasons.Reason, cards ...gpu.Memo
 
 // GangFailed implements Observer.
 func (s *fixture) GangFailed(reason reasons.Group) { s.failures[reason.Label]++ }
-
-// GangStarving implements Observer.
-func (s *fixture) GangStarving() { s.reservations++ }
 
 func (s *fixture) create(gangName string, size int, memory gpu.Memory, template string) {
 	s.serial++
@@ -364,8 +367,16 @@ func (s *fixture) existing() []*pod {
 func (s *fixture) advance(d time.Duration) {
 	for end := s.now.Add(d); s.now.Before(end); {
 		s.now = s.now.Add(100 * time.Millisecond)
-		s.manager.Tick(s.now)
+		s.tick()
 		s.performEffects()
+	}
+}
+
+// tick makes a step of the manager and of the awaited reservations.
+func (s *fixture) tick() {
+	s.manager.Tick(s.now)
+	if s.awaited != nil {
+		s.awaited.Pass(s.manager.Waiting(s.now), s.now)
 	}
 }
 

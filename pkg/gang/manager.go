@@ -44,16 +44,11 @@ type Options struct {
 	// Capacity returns a new count of what nodes have free besides GPU memory. If empty is true, only pods that are expected to stay count
 	// as using the nodes. If Capacity is nil, only GPU memory counts.
 	Capacity func(empty bool) ledger.Capacity
-	// Memory returns the cluster's shared GPU memory.
-	Memory func() gpu.Memory
 	// Failures are those of all items. If it is nil, New makes one.
 	Failures *queue.Failures
 	// NeedsTurn reports whether fair sharing decides when the pod may be scheduled, and AwaitsTurn whether that isn't now. Both are nil if
 	// fair sharing is off.
 	NeedsTurn, AwaitsTurn func(gpu.Pod) bool
-	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation
-	// reservations.
-	StarvationAfter time.Duration
 	// Hold is how long a bind is held at most.
 	Hold time.Duration
 	// Patience is how long a plan's reservations last while members are missing, and how long a run may stay broken.
@@ -73,10 +68,7 @@ type Ledger interface {
 	Disown(source ledger.Source, uid gpu.PodUID) bool
 	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int)
 	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)
-	ReserveForStarving(requests []ledger.Request, priority int32, label string, capacity ledger.Capacity) bool
-	SetReservations(source ledger.Source, next ...ledger.Reservation)
-	StarvationUsable() bool
-	StarvationIdle() gpu.Memory
+	Awaits(uid gpu.PodUID) bool
 }
 
 // Observer receives what metrics count.
@@ -87,8 +79,6 @@ type Observer interface {
 	GangBound()
 	// GangFailed counts failed rounds. The reason is one of reasons.GroupFailures.
 	GangFailed(reason reasons.Group)
-	// GangStarving counts starvation reservations.
-	GangStarving()
 	// GangEvicted counts evicted members of broken runs.
 	GangEvicted()
 }
@@ -130,7 +120,7 @@ type Manager struct {
 	serial  uint64
 	// podGroups are the PodGroups of native groups; nil while these are off.
 	podGroups map[Key]PodGroup
-	// leading is true between StartLeading and StopLeading. The fields from groups to starvation are used only then.
+	// leading is true between StartLeading and StopLeading. The fields from groups to resumeAt are used only then.
 	leading bool
 	groups  map[Key]*group
 	// waiting are the runs that wait for a plan, placed those that have one and whose barrier hasn't opened.
@@ -143,11 +133,8 @@ type Manager struct {
 	// noRoomFor holds the ranks of runs for which there was no room since the latest Tick.
 	noRoomFor map[likeRuns]rank
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
-	work       int
-	resumeAt   *rank
-	starvation starvationState
-
-	budget budget
+	work     int
+	resumeAt *rank
 	// unknownPods are the pods of filter calls that the watch has not reported yet.
 	unknownPods map[gpu.PodUID]struct{}
 	// sets are the latest sets of candidate nodes. Equal sets are stored once, and most are equal.
@@ -307,9 +294,6 @@ func (mgr *Manager) removeMember(m *member, now time.Time) {
 		}
 		return
 	}
-	if mgr.starvation.run == r {
-		mgr.endStarvation(now) // The removed member was part of it.
-	}
 	mgr.leave(m)
 	mgr.changed(r, m, now)
 }
@@ -328,7 +312,6 @@ func (mgr *Manager) Tick(now time.Time) {
 		mgr.checkNodes(now)
 	}
 	mgr.planWaiting(now)
-	mgr.updateStarvation(now)
 }
 
 // maxUnknown is the number of remembered pods that the watch has not reported, so that requests for pods that don't exist can't
@@ -357,7 +340,7 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	}
 }
 
-// checkNodes ends plans whose cards or nodes don't exist any more, and likewise the starvation reservation.
+// checkNodes ends plans whose cards or nodes don't exist any more.
 func (mgr *Manager) checkNodes(now time.Time) {
 	for _, r := range slices.Clone(mgr.placed) {
 		for uid, pm := range r.plan.all() {
@@ -366,9 +349,6 @@ func (mgr *Manager) checkNodes(now time.Time) {
 				break
 			}
 		}
-	}
-	if mgr.starvation.run != nil && !mgr.Ledger.StarvationUsable() {
-		mgr.endStarvation(now)
 	}
 }
 

@@ -65,8 +65,8 @@ func TestCompleteWithoutNewMember(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
-			s.manager.StarvationAfter = 0 // The end of a starvation reservation requeues all pods.
-			s.performEffects()            // The new nodes requeue pods.
+			s.awaited = nil    // The end of a reservation requeues all pods.
+			s.performEffects() // The new nodes requeue pods.
 			for i := range 4 {
 				s.create("job", 8, 16, fmt.Sprint("t", i))
 			}

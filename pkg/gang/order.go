@@ -13,10 +13,8 @@ type rank struct {
 	priority int32
 	// failedAt is when a run of this shape last failed; zero if none has since one arrived.
 	failedAt time.Time
-	// starvedAt is run.starvedAt.
-	starvedAt time.Time
-	created   time.Time
-	key       Key
+	created  time.Time
+	key      Key
 }
 
 // compare returns a negative number if a goes before b.
@@ -30,7 +28,6 @@ func (a rank) compare(b rank) int {
 	return cmp.Or(
 		cmp.Compare(b.priority, a.priority),
 		a.failedAt.Compare(b.failedAt), // A zero time is before all others.
-		a.starvedAt.Compare(b.starvedAt),
 		a.created.Compare(b.created),
 		a.key.Compare(b.key),
 	)
@@ -58,7 +55,7 @@ func (l *runList) remove(r *run) {
 func (mgr *Manager) reorder(r *run) {
 	mgr.waiting.remove(r)
 	mgr.placed.remove(r)
-	r.rank = rank{broken: r.counts[bound] > 0, priority: r.priority(), starvedAt: r.starvedAt, created: r.created, key: r.key}
+	r.rank = rank{broken: r.counts[bound] > 0, priority: r.priority(), created: r.created, key: r.key}
 	if r.waits() && mgr.Failures.Any(r.key.Namespace) {
 		_, r.rank.failedAt = mgr.Failures.Of(mgr.attempt(r))
 	}

@@ -141,7 +141,6 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	for _, m := range mgr.members {
 		m.run, m.gone = nil, false
 	}
-	mgr.endStarvation(now)
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
 	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]int{}, map[likeRuns]rank{}, nil
 	mgr.Failures.Clear()

@@ -410,12 +410,6 @@ func (r *run) takesFrom(o *run) bool {
 	return r.mayDisplace() && r.rank.compare(o.rank) < 0 && (!r.rank.broken || !o.plan.made.Before(r.brokeAt))
 }
 
-func (mgr *Manager) refillBudget(now time.Time) {
-	if mgr.Memory != nil {
-		mgr.budget.refill(mgr.Memory(), now)
-	}
-}
-
 // reserve reserves memory for the requests. Plans of runs that r takes from give way, from the last, but no more than
 // needed.
 func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bool) {
@@ -423,9 +417,9 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 		return nil, true
 	}
 	// If a run found no room, a run of the same likeness behind it finds none either: fewer runs give way to it.
-	starving := mgr.starvation.run == r // Only r sees the memory that is reserved for it.
+	awaits := mgr.Ledger.Awaits(n.requests[0].Pod.UID) // Only r sees the memory that is reserved for it.
 	like := likeRuns{n.likeness, r.mayDisplace()}
-	if before, failed := mgr.noRoomFor[like]; failed && before.compare(r.rank) <= 0 && !starving {
+	if before, failed := mgr.noRoomFor[like]; failed && before.compare(r.rank) <= 0 && !awaits {
 		return nil, false
 	}
 	mgr.work += len(n.requests)
@@ -447,7 +441,7 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 		slices.Reverse(places)
 	}
 	if places == nil {
-		if !starving {
+		if !awaits {
 			mgr.noRoomFor[like] = r.rank
 		}
 		for _, set := range yielding {

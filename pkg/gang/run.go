@@ -52,11 +52,6 @@ type run struct {
 	verification verification
 	// inherited is true if members were bound by another leader: this process doesn't know whether all were.
 	inherited bool
-	// reservedFor is the duration of the latest starvation reservation. notReservable is when a starvation reservation was last impossible.
-	reservedFor   time.Duration
-	notReservable time.Time
-	// starvedAt is when the latest starvation reservation ended without a plan.
-	starvedAt time.Time
 	// reportAt is when an Event reports that the run gets no more than the reported number of members. stalled is true once that is so.
 	reportAt time.Time
 	reported int
@@ -302,7 +297,7 @@ func (mgr *Manager) nowRuns(r *run, why trigger, now time.Time) {
 // members. This ends, because a run becomes running only once, and the home of an unbound member depends only on which runs are running
 // and which controllers these accept.
 func (mgr *Manager) rehome(r *run, now time.Time) {
-	if r.unbound() == 0 || r.phase == PhaseRunning && r.acceptsAll() {
+	if r.unbound() == 0 || r.phase == PhaseRunning && r.counts[bound] > 0 && r.acceptsAll() {
 		return
 	}
 	g := mgr.groups[r.key]

@@ -70,5 +70,4 @@ type discard struct{}
 func (discard) GangHeld(time.Duration)   {}
 func (discard) GangBound()               {}
 func (discard) GangFailed(reasons.Group) {}
-func (discard) GangStarving()            {}
 func (discard) GangEvicted()             {}

@@ -36,7 +36,7 @@ func TestSlowScheduler(t *testing.T) {
 	for _, perSecond := range []int{100, 40, 20, 10} {
 		t.Run(fmt.Sprintf("%d pods a second", perSecond), func(t *testing.T) {
 			s := newFixture(t)
-			s.manager.StarvationAfter = 0
+			s.awaited = nil
 			// Four gangs that fit, and one that never does but is tried each time.
 			for range 30 {
 				for i := range 4 {
@@ -70,7 +70,7 @@ func TestSlowScheduler(t *testing.T) {
 // which would have to give way once it is enough for the large gang ahead of it.
 func TestFreedInPieces(t *testing.T) {
 	s := newFixture(t)
-	s.manager.StarvationAfter = 0
+	s.awaited = nil
 	tenth := s.slowScheduler(100)
 	wait := func(what string, seconds int, condition func(members map[string][2]int) bool) {
 		t.Helper()

@@ -33,7 +33,7 @@ func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, reasons.R
 	if n.shareable() != reasons.Fits {
 		return Availability{}, reason
 	}
-	return Availability{Cards: slices.Clone(l.cardsFor(n, &pod, true)), Allocations: n.copyAllocations()}, reason
+	return Availability{Cards: slices.Clone(l.cardsFor(n, &pod, true, nil)), Allocations: n.copyAllocations()}, reason
 }
 
 // Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can be freed for the
@@ -70,7 +70,7 @@ func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) reasons.Reason {
 	if len(n.reserved) == 0 {
 		return n.totals.Fit(n.cards, demand)
 	}
-	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod, true), *demand))
+	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod, true, nil), *demand))
 }
 
 // suit is fit with the node's suitability. kind is kindOf the pod.
@@ -101,7 +101,7 @@ func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand, kin
 
 // cardsSeen returns the node's cards as the pod sees them in the view. The caller must not change them.
 func (l *Ledger) cardsSeen(n *node, view *View, pod *gpu.Pod) []placement.Card {
-	cards := l.cardsFor(n, pod, true)
+	cards := l.cardsFor(n, pod, true, view.Unseen)
 	if !view.TentativeAt.IsZero() {
 		cards = n.withTentative(cards, view, pod)
 	}

@@ -205,7 +205,7 @@ func BenchmarkReserveBesideReaders(b *testing.B) {
 
 // BenchmarkReserveAll measures a gang of 512 pods of a card each on 5,000 empty nodes, whose pods have the same list of
 // candidate nodes, alternate between a few lists, or have a list each, as the pods of a StatefulSet with volumes.
-// BenchmarkReserveForStarving does so for the starvation reservation.
+// BenchmarkAwait does so for an awaited reservation.
 func BenchmarkReserveAll(b *testing.B) {
 	benchmarkGang(b, func(b *testing.B, l *ledger.Ledger, requests []ledger.Request) {
 		for b.Loop() {
@@ -221,10 +221,10 @@ func BenchmarkReserveAll(b *testing.B) {
 	})
 }
 
-func BenchmarkReserveForStarving(b *testing.B) {
+func BenchmarkAwait(b *testing.B) {
 	benchmarkGang(b, func(b *testing.B, l *ledger.Ledger, requests []ledger.Request) {
 		for b.Loop() {
-			if !l.ReserveForStarving(requests, 0, "", nil) {
+			if !l.Await(testItem, requests, longAgo, nil) {
 				b.Fatal("no room")
 			}
 		}
@@ -292,10 +292,10 @@ func BenchmarkLock(b *testing.B) {
 		"NodeCards":          func() { f.NodeCards() },
 		"NodeMemory":         func() { f.NodeMemory() },
 		"Memory":             func() { f.SetNode(names[0], spec(80, 80, 80, 80, 80, 80, 80, 80)); f.Memory() },
-		"ReserveForStarving": func() { f.ReserveForStarving(requests, 0, "", nil) },
-		"StarvationUsable":   func() { f.StarvationUsable() },
-		"StarvationIdle":     func() { f.StarvationIdle() },
-		"EndStarvation":      func() { f.ReserveForStarving(requests[:1], 0, "", nil); f.SetReservations(ledger.Starving) },
+		"Await":              func() { f.Await(testItem, requests, longAgo, nil) },
+		"AwaitedUsable":      func() { f.AwaitedUsable(testItem.ID) },
+		"AwaitedIdle":        func() { f.AwaitedIdle() },
+		"EndAwaited":         func() { f.Await(testItem, requests[:1], longAgo, nil); f.EndAwaited(testItem.ID) },
 		"Hold":               func() { f.SetReservations(ledger.Reclaimed, reserved...); f.SetReservations(ledger.Reclaimed) },
 		"AddTentative":       func() { f.AddTentative(asking, names[:100], at) },
 		"Move":               func() { f.Move(requests[0], binpack, nil, at); f.Release(requests[0].Pod.UID) },

@@ -151,11 +151,12 @@ func TestConcurrentOperations(t *testing.T) {
 				case 9:
 					l.ReserveAll([]ledger.Request{{Pod: p, Nodes: nodes}, {Pod: shared[0], Nodes: nodes}}, [][]gpu.PodUID{{shared[1].UID}}, binpack, nil, at)
 				case 10:
-					l.ReserveForStarving([]ledger.Request{{Pod: p, Nodes: nodes}}, 0, "label", nil)
+					l.Await(testItem, []ledger.Request{{Pod: p, Nodes: nodes}}, longAgo, nil)
 					l.Move(ledger.Request{Pod: p, Nodes: nodes}, binpack, nil, at)
 				case 11:
-					l.SetReservations(ledger.Starving)
-					l.StarvationLabel()
+					l.EndAwaited(testItem.ID)
+					l.AwaitedLabel()
+					l.AwaitedIdle()
 					l.StillUsable(p.UID)
 					l.Memory()
 				}

@@ -22,8 +22,8 @@ func TestFreed(t *testing.T) {
 		}
 		return places
 	}
-	starving := func(f *fixture, name, node string) {
-		f.ReserveForStarving([]ledger.Request{{Pod: pod(name, 16), Nodes: []string{node}}, {Pod: pod(name+"2", 16), Nodes: []string{node}}}, 9, "", nil)
+	await := func(f *fixture, name, node string) {
+		f.await([]ledger.Request{{Pod: pod(name, 16), Nodes: []string{node}}, {Pod: pod(name+"2", 16), Nodes: []string{node}}}, 9, longAgo, nil)
 	}
 	large := pod("p", 16, 5)
 	for name, test := range map[string]struct {
@@ -55,11 +55,11 @@ func TestFreed(t *testing.T) {
 		"places are held for a lower priority": {
 			large, func(f *fixture) { f.hold(heldFor("x", "y"), 9) }, func(f *fixture) { f.hold(heldFor("x", "y"), 4) },
 		},
-		"a starvation reservation replaces another one": {
-			large, func(f *fixture) { starving(f, "x", "n1") }, func(f *fixture) { starving(f, "y", "n2") },
+		"an awaited reservation replaces another one": {
+			large, func(f *fixture) { await(f, "x", "n1") }, func(f *fixture) { await(f, "y", "n2") },
 		},
-		"a starvation reservation ends, and the next one fails": {
-			large, func(f *fixture) { starving(f, "x", "n1") }, func(f *fixture) { starving(f, "y", "n9") },
+		"an awaited reservation ends, and the next one fails": {
+			large, func(f *fixture) { await(f, "x", "n1") }, func(f *fixture) { await(f, "y", "n9") },
 		},
 		"by a deletion, a nominated pod is likely to get another card": {
 			pod("p", 8, 5), func(f *fixture) {
@@ -183,8 +183,8 @@ func (s *simulation) change() (operation string, subjects []gpu.PodUID) {
 		return fmt.Sprintf("Hold(%v, %d)", places, priority), subjects
 	case 9:
 		priority := int32(s.random.IntN(3))
-		s.fixture.ReserveForStarving(requests, priority, "", nil)
-		return fmt.Sprintf("ReserveForStarving(%v, %d)", some, priority), subjects
+		s.fixture.await(requests, priority, longAgo, nil)
+		return fmt.Sprintf("Await(%v, %d)", some, priority), subjects
 	case 10:
 		yielding := [][]gpu.PodUID{one}
 		s.fixture.ReserveAll(requests, yielding, binpack, nil, at)

@@ -230,6 +230,8 @@ type View struct {
 	Shapes Shapes
 	// TentativeAt is the present time if tentative placements of other pods count as allocated; zero if they don't.
 	TentativeAt time.Time
+	// Unseen are the IDs of items of the queue whose awaited reservations don't count: those that come after the pod.
+	Unseen map[string]bool
 	// Best is an optimization for callers of Rank that need only the best nodes and add each node that fits to Best. For a node that can't be
 	// among the best, Rank then returns a suitability that is too high, but not above Best.Floor.
 	Best *placement.Best
@@ -293,7 +295,7 @@ func (l *Ledger) reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	demand := pod.Demand()
 	where, reason := gpu.Placement(nil), n.accepts(&demand)
 	if reason == reasons.Fits {
-		where, reason = placement.Place(policy, l.cardsFor(n, &pod, true), demand)
+		where, reason = placement.Place(policy, l.cardsFor(n, &pod, true, nil), demand)
 	}
 	if reason != reasons.Fits {
 		return Allocation{}, nil, &NoRoomError{name, l.orReserved(n, &pod, reason)}

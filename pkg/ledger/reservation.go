@@ -16,13 +16,15 @@ import (
 type Reservation struct {
 	Source Source
 	State  ReservationState
+	// Item is the item of the queue, for reservations from the queue. Of two items that both have one, each sees the memory of the one that comes
+	// before it as used.
+	Item Item
 	// Label names the item for users. A pod that only labelled reservations keep from a node doesn't fit it with the reason reasons.Reserved.
 	Label string
 	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one.
 	Priority int32
-	// Shares are what is kept. A share counts until its pod has an allocation, or until the reservation ends if Lasting is true.
-	Shares  []Share
-	Lasting bool
+	// Shares are what is kept. A share counts until its pod has an allocation.
+	Shares []Share
 	// Victims are pods that are about to be evicted for the item. For a share that names no cards they count as terminating already.
 	Victims []gpu.PodUID
 	// Until is when a placed reservation is due, see Ledger.Due; zero if its source knows that.
@@ -48,7 +50,7 @@ const (
 	Granted                 // A turn by fair sharing.
 	Nominated               // A nomination by kube-scheduler, or to a node where a round of evictions frees cards for the pod.
 	Reclaimed               // Reclaim, which frees memory for a unit.
-	Starving                // The run of a gang that has waited too long.
+	Queued                  // The queue, for an item that waits for memory.
 	sources
 )
 
@@ -99,6 +101,8 @@ type reservations struct {
 	byPod map[gpu.PodUID]ownReservations
 	// byNode are the awaited shares on each node, also on those that the ledger doesn't know. See node.reserved.
 	byNode map[string][]reserved
+	// items are the awaited reservations from the queue, by the item's ID.
+	items map[string]*Reservation
 	// placed are the placed and binding reservations. Their memory is in the pods' allocations.
 	placed  map[gpu.PodUID]*Reservation
 	counted *countedPods
@@ -109,6 +113,7 @@ func newReservations() (r reservations) {
 		r.bySource[source] = map[*Reservation]struct{}{}
 	}
 	r.byPod, r.byNode, r.placed = map[gpu.PodUID]ownReservations{}, map[string][]reserved{}, map[gpu.PodUID]*Reservation{}
+	r.items = map[string]*Reservation{}
 	r.counted = &countedPods{on: map[string]map[countedPod]struct{}{}}
 	return r
 }
@@ -132,7 +137,7 @@ func (r reserved) compare(o reserved) int {
 }
 
 func (r *Reservation) equal(o Reservation) bool {
-	return r.Source == o.Source && r.Label == o.Label && r.Priority == o.Priority && r.Lasting == o.Lasting && slices.Equal(r.Victims, o.Victims) &&
+	return r.Source == o.Source && r.Label == o.Label && r.Priority == o.Priority && slices.Equal(r.Victims, o.Victims) &&
 		slices.EqualFunc(r.Shares, o.Shares, func(a, b Share) bool { return a.Pod == b.Pod && a.Node == b.Node && a.On.Equal(b.On) })
 }
 
@@ -197,7 +202,7 @@ func (l *Ledger) endReservation(r *Reservation) (freed []string) {
 				l.reservations.byPod[share.Pod.UID] = own
 			}
 		}
-		if _, allocated := l.nodeOf[share.Pod.UID]; r.Lasting || !allocated {
+		if _, allocated := l.nodeOf[share.Pod.UID]; !allocated {
 			freed = append(freed, share.Node)
 		}
 	}
@@ -218,7 +223,7 @@ func (l *Ledger) setReserved(name string, shares []reserved) {
 // reservedFor returns the nodes on which shares don't count any more once the pod has an allocation.
 func (l *Ledger) reservedFor(uid gpu.PodUID) (names []string) {
 	for _, r := range l.reservations.byPod[uid] {
-		for i := 0; r != nil && !r.Lasting && i < len(r.Shares); i++ {
+		for i := 0; r != nil && i < len(r.Shares); i++ {
 			if r.Shares[i].Pod.UID == uid {
 				names = append(names, r.Shares[i].Node)
 			}
@@ -251,15 +256,15 @@ func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 }
 
 // cardsFor returns the node's cards as the pod sees them: a copy if reservations count for the pod. If labelled is false, those with a label
-// don't. The caller holds the lock, and the node is open.
-func (l *Ledger) cardsFor(n *node, pod *gpu.Pod, labelled bool) []placement.Card {
+// don't. unseen are those of View. The caller holds the lock, and the node is open.
+func (l *Ledger) cardsFor(n *node, pod *gpu.Pod, labelled bool, unseen map[string]bool) []placement.Card {
 	if len(n.reserved) == 0 {
 		return n.cards
 	}
 	cards, copied, own := n.cards, false, l.reservations.byPod[pod.UID]
 	for i := range n.reserved {
 		r := &n.reserved[i]
-		if !l.countsFor(r, pod, &own) || !labelled && r.Label != "" {
+		if !l.countsFor(r, pod, &own) || !labelled && r.Label != "" || unseen[r.Item.ID] {
 			continue
 		}
 		if !copied {
@@ -272,20 +277,27 @@ func (l *Ledger) cardsFor(n *node, pod *gpu.Pod, labelled bool) []placement.Card
 
 // countsFor reports whether the pod, which has these reservations of its own, sees the share as used.
 func (l *Ledger) countsFor(r *reserved, pod *gpu.Pod, own *ownReservations) bool {
-	return pod.Priority <= r.Priority && own[r.Source] != r.Reservation && l.stillCounts(r)
+	mine := own[r.Source]
+	switch {
+	case mine == r.Reservation:
+		return false
+	case r.Source == Queued && mine != nil:
+		return r.Item.Before(&mine.Item) && l.stillCounts(r)
+	}
+	return pod.Priority <= r.Priority && l.stillCounts(r)
 }
 
-// stillCounts reports whether the share counts: its pod has no allocation, or the reservation is lasting.
+// stillCounts reports whether the share counts: its pod has no allocation.
 func (l *Ledger) stillCounts(r *reserved) bool {
 	_, allocated := l.nodeOf[r.Pod.UID]
-	return r.Lasting || !allocated
+	return !allocated
 }
 
 // orReserved returns reasons.Reserved instead of the reason if the pod would fit the node without the labelled reservations.
 func (l *Ledger) orReserved(n *node, pod *gpu.Pod, reason reasons.Reason) reasons.Reason {
 	own := l.reservations.byPod[pod.UID]
 	named := func(r reserved) bool { return r.Label != "" && l.countsFor(&r, pod, &own) }
-	if reason.Resolvable() && slices.ContainsFunc(n.reserved, named) && placement.Fit(l.cardsFor(n, pod, false), pod.Demand()) == reasons.Fits {
+	if reason.Resolvable() && slices.ContainsFunc(n.reserved, named) && placement.Fit(l.cardsFor(n, pod, false, nil), pod.Demand()) == reasons.Fits {
 		return reasons.Reserved
 	}
 	return reason

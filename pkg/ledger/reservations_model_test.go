@@ -93,7 +93,7 @@ func (m *reservationModel) view(node string, pod gpu.Pod, starvation bool) *mode
 		}
 	}
 	if starvation && m.seesKept(pod) {
-		use(m.kept[node])
+		use(m.keptOn(node, true))
 	}
 	for _, n := range m.nominees(node) {
 		if n.pod.Priority >= pod.Priority && n.pod.UID != pod.UID && m.allocations[n.pod.UID] == nil {
@@ -142,7 +142,7 @@ func (m *reservationModel) check(node string, pod gpu.Pod) reasons.Reason {
 		return reasons.Elsewhere
 	}
 	reason := m.view(node, pod, true).reason(node, pod, false)
-	if reason.Resolvable() && len(m.kept[node]) > 0 && m.seesKept(pod) && m.view(node, pod, false).reason(node, pod, false) == reasons.Fits {
+	if reason.Resolvable() && len(m.keptOn(node, true)) > 0 && m.seesKept(pod) && m.view(node, pod, false).reason(node, pod, false) == reasons.Fits {
 		return reasons.Reserved
 	}
 	return reason
@@ -275,12 +275,12 @@ func (r *reserver) step() (operation string, err error) {
 		return fmt.Sprintf("Hold(%v, %d)", r.model.held, r.model.heldUpTo), nil
 	case n < 18 && r.alone:
 		priority := int32(r.random.IntN(3))
-		want := r.model.reserveForStarving(requests, priority)
-		return fmt.Sprintf("ReserveForStarving(%v, %d)", some, priority), differ(want, r.fixture.ReserveForStarving(requests, priority, "label", nil))
+		want := r.model.await(requests, priority, at.Add(-time.Hour))
+		return fmt.Sprintf("Await(%v, %d)", some, priority), differ(want, r.fixture.await(requests, priority, at.Add(-time.Hour), nil))
 	case n < 19 && r.alone:
-		r.fixture.SetReservations(ledger.Starving)
-		r.model.endStarvation()
-		return "SetReservations(ledger.Starving)", nil
+		r.fixture.EndAwaited(testItem.ID)
+		r.model.endAwaited()
+		return "EndAwaited", nil
 	case n < 21 && n > 18:
 		r.fixture.Own(source, p.UID, time.Time{})
 		r.model.own(p.UID, source)

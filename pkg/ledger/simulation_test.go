@@ -24,10 +24,8 @@ import (
 type model struct {
 	specs       map[string]ledger.NodeSpec
 	allocations map[gpu.PodUID]*allocation
-	// kept is the starvation reservation by node, of the pods in keptFor.
-	kept         map[string]gpu.Placement
-	keptFor      map[gpu.PodUID]string
-	keptPods     map[gpu.PodUID]gpu.Pod
+	// kept are the shares of the awaited reservation; nil if there is none.
+	kept         map[gpu.PodUID]keptShare
 	keptPriority int32
 }
 
@@ -113,11 +111,39 @@ func size(c gpu.Card) amount {
 	return amount{int64(c.Memory), 100, int64(cmp.Or(c.MaxContainers, unlimited))}
 }
 
-// left returns what a card has free, negative if it is over-full. If kept is true, the starvation reservation counts.
+// keptShare is a share of the awaited reservation.
+type keptShare struct {
+	pod  gpu.Pod
+	node string
+	on   gpu.Placement
+}
+
+// keptOn returns what the awaited reservation has on a node. If counting is true, the shares of pods with an allocation don't count.
+func (m *model) keptOn(node string, counting bool) (all gpu.Placement) {
+	for uid, share := range m.kept {
+		if share.node == node && (!counting || m.allocations[uid] == nil) {
+			all = append(all, share.on...)
+		}
+	}
+	return all
+}
+
+// counting returns the nodes of the shares that count, by pod.
+func (m *model) counting() map[gpu.PodUID]string {
+	out := map[gpu.PodUID]string{}
+	for uid, share := range m.kept {
+		if m.allocations[uid] == nil {
+			out[uid] = share.node
+		}
+	}
+	return out
+}
+
+// left returns what a card has free, negative if it is over-full. If kept is true, the awaited reservation counts.
 func (m *model) left(node string, c gpu.Card, kept bool) amount {
 	left := size(c).minus(m.used(node, c.Index))
 	if kept {
-		left = left.minus(sum(m.kept[node], c.Index))
+		left = left.minus(sum(m.keptOn(node, true), c.Index))
 	}
 	if c.MaxContainers == 0 {
 		left.containers = unlimited
@@ -145,9 +171,9 @@ func sorted(rooms map[int]int64, n int, most bool) []int {
 	return cards[:n]
 }
 
-// seesKept reports whether the starvation reservation counts for the pod.
+// seesKept reports whether the awaited reservation counts for the pod.
 func (m *model) seesKept(pod gpu.Pod) bool {
-	_, mine := m.keptFor[pod.UID]
+	_, mine := m.kept[pod.UID]
 	return !mine && pod.Priority <= m.keptPriority
 }
 
@@ -169,71 +195,110 @@ func (m *model) accepts(node string, pod gpu.Pod) reasons.Reason {
 	return reasons.Fits
 }
 
-// reserveForStarving reserves shares of the cards with the most room, or nothing.
-func (m *model) reserveForStarving(requests []ledger.Request, priority int32) bool {
-	m.kept, m.keptFor, m.keptPriority = map[string]gpu.Placement{}, map[gpu.PodUID]string{}, priority
-	m.keptPods = map[gpu.PodUID]gpu.Pod{}
+// await reserves shares of the cards on which the requests fit if the fewest of the pods that were placed after oldest have ended, or nothing.
+func (m *model) await(requests []ledger.Request, priority int32, oldest time.Time) bool {
+	m.kept, m.keptPriority = map[gpu.PodUID]keptShare{}, priority
 	for _, request := range requests {
 		if m.allocations[request.Pod.UID] != nil {
 			continue
 		}
 		share, n := each(request.Pod)
-		best, cards, most := "", []int(nil), int64(-1)
+		best, cards, latest := "", []int(nil), oldest
 		for _, node := range request.Nodes {
 			if m.accepts(node, request.Pod) != reasons.Fits {
 				continue
 			}
-			rooms := map[int]int64{}
+			since := map[int]time.Time{}
 			for _, c := range m.specs[node].Cards {
-				if c.Unhealthy == "" && size(c).minus(sum(m.kept[node], c.Index)).atLeast(share) {
-					rooms[c.Index] = room(c, m.left(node, c, true))
+				if at := m.freeable(node, c, share); c.Unhealthy == "" && at.After(oldest) {
+					since[c.Index] = at
 				}
 			}
-			if chosen := sorted(rooms, n, true); chosen != nil && rooms[chosen[n-1]] > most {
-				best, cards, most = node, chosen, rooms[chosen[n-1]]
+			chosen := slices.SortedFunc(maps.Keys(since), func(a, b int) int { return cmp.Or(since[b].Compare(since[a]), a-b) })
+			if len(chosen) >= n && since[chosen[n-1]].After(latest) {
+				best, cards, latest = node, chosen[:n], since[chosen[n-1]]
 			}
 		}
 		if best == "" {
-			m.kept, m.keptFor = nil, nil
+			m.kept = nil
 			return false
 		}
-		m.kept[best] = append(m.kept[best], on(cards, share)...)
-		m.keptFor[request.Pod.UID], m.keptPods[request.Pod.UID] = best, request.Pod
+		m.kept[request.Pod.UID] = keptShare{request.Pod, best, on(cards, share)}
 	}
 	return true
 }
 
-// idle returns what the starvation reservation keeps of free memory.
-func (m *model) idle() (idle gpu.Memory) {
-	for node, nodeSpec := range m.specs {
-		for _, c := range nodeSpec.Cards {
-			idle += gpu.Memory(min(sum(m.kept[node], c.Index).memory, m.left(node, c, false).some().memory))
+// freeable returns the latest time for which the card would have room for the share, beside the reservation, if all pods that were placed then or
+// later had ended; zero if there is none. A pod that isn't bound was placed last.
+func (m *model) freeable(node string, c gpu.Card, share amount) time.Time {
+	begun := func(a *allocation) time.Time {
+		if a.State == ledger.Assumed {
+			return lastOfAll.Add(-time.Second)
+		}
+		return a.AssumeTime
+	}
+	times := []time.Time{lastOfAll}
+	for _, uid := range m.uids(node) {
+		times = append(times, begun(m.allocations[uid]))
+	}
+	slices.SortFunc(times, func(a, b time.Time) int { return b.Compare(a) })
+	for _, at := range times {
+		left := size(c).minus(sum(m.keptOn(node, false), c.Index))
+		for _, uid := range m.uids(node) {
+			if a := m.allocations[uid]; begun(a).Before(at) {
+				left = left.minus(sum(a.Placement, c.Index))
+			}
+		}
+		if left.some().atLeast(share) {
+			return at
 		}
 	}
-	return idle
+	return time.Time{}
 }
 
-// usable reports whether the pods of the starvation reservation could be placed on its cards if these were empty.
+// lastOfAll is later than all times of a test.
+var lastOfAll = time.Unix(1<<33, 0)
+
+// idle returns what the awaited reservation keeps of free memory.
+func (m *model) idle() map[string]gpu.Memory {
+	if m.kept == nil {
+		return nil
+	}
+	var idle gpu.Memory
+	for node, nodeSpec := range m.specs {
+		for _, c := range nodeSpec.Cards {
+			idle += gpu.Memory(min(sum(m.keptOn(node, true), c.Index).memory, m.left(node, c, false).some().memory))
+		}
+	}
+	return map[string]gpu.Memory{testItem.ID: idle}
+}
+
+// usable reports whether the pods of the awaited reservation could be placed on its cards if these were empty.
 func (m *model) usable() bool {
-	for uid, node := range m.keptFor {
-		if m.accepts(node, m.keptPods[uid]) != reasons.Fits || len(m.kept[node]) == 0 {
+	for _, kept := range m.kept {
+		if m.accepts(kept.node, kept.pod) != reasons.Fits || len(kept.on) == 0 {
 			return false
 		}
-		for _, share := range m.kept[node] {
-			i := slices.IndexFunc(m.specs[node].Cards, func(c gpu.Card) bool { return c.Index == share.Card && c.Unhealthy == "" })
-			if i < 0 || !size(m.specs[node].Cards[i]).atLeast(sum(m.kept[node], share.Card)) {
+		for _, share := range kept.on {
+			i := slices.IndexFunc(m.specs[kept.node].Cards, func(c gpu.Card) bool { return c.Index == share.Card && c.Unhealthy == "" })
+			if i < 0 || !size(m.specs[kept.node].Cards[i]).atLeast(sum(m.keptOn(kept.node, false), share.Card)) {
 				return false
 			}
 		}
 	}
-	return m.keptFor != nil
+	return m.kept != nil
 }
 
-// endStarvation ends the starvation reservation and returns its nodes.
-func (m *model) endStarvation() []string {
-	nodes := slices.Compact(slices.Sorted(maps.Values(m.keptFor)))
-	m.kept, m.keptFor = nil, nil
-	return nodes
+// endAwaited ends the awaited reservation and returns the nodes on which it counted.
+func (m *model) endAwaited() (nodes []string) {
+	for uid, kept := range m.kept {
+		if m.allocations[uid] == nil {
+			nodes = append(nodes, kept.node)
+		}
+	}
+	m.kept = nil
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
 }
 
 // best returns the healthy cards on which the pod fits that have the least (or most) room, by index; none if there are too few.
@@ -399,7 +464,7 @@ type simulation struct {
 	pods    []gpu.Pod
 	nodes   []string
 	clock   time.Time
-	// ended are the nodes of a starvation reservation that the last operation ended, or the node that it made accept more pods.
+	// ended are the nodes of an awaited reservation that the last operation ended, or the node that it made accept more pods.
 	ended []string
 }
 
@@ -448,13 +513,14 @@ func (s *simulation) step() (operation string, got, want any) {
 		for _, member := range members {
 			requests = append(requests, ledger.Request{Pod: member, Nodes: s.nodes})
 		}
-		s.ended = s.model.endStarvation()
-		return fmt.Sprintf("ReserveForStarving(%v, %d)", members, priority),
-			s.fixture.ReserveForStarving(requests, priority, "label", nil), s.model.reserveForStarving(requests, priority)
+		s.ended = s.model.endAwaited()
+		oldest := s.clock.Add(-time.Duration(s.random.IntN(100)) * time.Second)
+		return fmt.Sprintf("Await(%v, %d, %v)", members, priority, oldest),
+			s.fixture.await(requests, priority, oldest, nil), s.model.await(requests, priority, oldest)
 	case n < 96:
-		s.fixture.SetReservations(ledger.Starving)
-		s.ended = s.model.endStarvation()
-		return "SetReservations(ledger.Starving)", nil, nil
+		s.fixture.EndAwaited(testItem.ID)
+		s.ended = s.model.endAwaited()
+		return "EndAwaited", nil, nil
 	default:
 		nodeSpec := s.nodeSpec()
 		shuffled := nodeSpec
@@ -592,7 +658,7 @@ func TestSimulation(t *testing.T) {
 		reader, asked := &follower{}, append(s.nodes, "n9")
 		var history []string
 		for range steps {
-			before := s.model.free()
+			before, counting := s.model.free(), s.model.counting()
 			operation, got, want := s.step()
 			history = append(history, operation)
 			compare := func(what string, want, got any) {
@@ -612,9 +678,14 @@ func TestSimulation(t *testing.T) {
 				copied, _ := reader.follow(s.fixture.Ledger)
 				compare("the reader's copy", nodes, copied)
 			}
-			freedNodes := s.fixture.takeFreed()
-			compare("StarvationIdle", s.model.idle(), s.fixture.StarvationIdle())
-			compare("StarvationUsable", s.model.usable(), s.fixture.StarvationUsable())
+			for uid, node := range counting {
+				if s.model.allocations[uid] != nil {
+					s.ended = append(s.ended, node) // The share doesn't count any more.
+				}
+			}
+			freedNodes := slices.Compact(s.fixture.takeFreed()) // A node can be reported twice.
+			compare("AwaitedIdle", s.model.idle(), s.fixture.AwaitedIdle())
+			compare("AwaitedUsable", s.model.usable(), s.fixture.AwaitedUsable(testItem.ID))
 			compare("freed nodes", slices.Compact(slices.Sorted(slices.Values(append(s.model.grown(before), s.ended...)))), freedNodes)
 			freed += len(freedNodes)
 

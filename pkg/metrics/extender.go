@@ -47,6 +47,7 @@ type Extender struct {
 	synced    prometheus.Gauge
 	requeues  prometheus.Counter
 	bypassed  prometheus.Counter
+	reserved  prometheus.Counter
 	expiry    *prometheus.GaugeVec
 }
 
@@ -67,6 +68,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 		nominated: newCounterVec("nominations_total", "Number of writes that nominate a pod to a node, by result.", "result"),
 		synced:    newGaugeVec("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
 		requeues:  newCounter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods."),
+		reserved:  newCounter("awaited_reservations_total", "Number of times that cards in use were reserved for an item that waits for memory."),
 		bypassed:  newCounter("binds_without_extender_total", "Number of pods that ask for GPU memory and were bound by a scheduler that did not call the extender."),
 		expiry:    newGaugeVec("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
 	}
@@ -85,7 +87,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	startAtZero(e.evicted, reasons.EvictionResults()...)
 	startAtZero(e.overuse, reasons.EvictionResults()...)
 	startAtZero(e.nominated, reasons.NominationResults()...)
-	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.bypassed, e.expiry)
+	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.bypassed, e.reserved, e.expiry)
 	return e
 }
 
@@ -135,6 +137,9 @@ func (e *Extender) Requeued() { e.requeues.Inc() }
 
 // BoundWithoutExtender implements scheduling.Observer.
 func (e *Extender) BoundWithoutExtender() { e.bypassed.Inc() }
+
+// Reserved implements scheduling.Observer.
+func (e *Extender) Reserved() { e.reserved.Inc() }
 
 // Nominated implements scheduling.Observer.
 func (e *Extender) Nominated(result reasons.Result) {

@@ -15,7 +15,6 @@ type Gangs struct {
 	bound    prometheus.Counter
 	failed   *prometheus.CounterVec
 	evicted  prometheus.Counter
-	starving prometheus.Counter
 }
 
 // NewGangs registers the collectors of gangs.
@@ -27,13 +26,12 @@ func NewGangs(registry prometheus.Registerer) *Gangs {
 		bound: newCounter("gangs_bound_total", "Number of gangs whose members were all bound together."),
 		failed: newCounterVec("gang_failures_total",
 			"Number of failed attempts to bind a gang, by reason; timed_out keeps the gang's plan if more members arrived than before, all other reasons release it.", "reason"),
-		evicted:  newCounter("gang_evictions_total", "Number of pods evicted because other members of their gang could not be bound."),
-		starving: newCounter("starvation_reservations_total", "Number of starvation reservations that were made for gangs."),
+		evicted: newCounter("gang_evictions_total", "Number of pods evicted because other members of their gang could not be bound."),
 	}
 	for _, reason := range reasons.GroupFailures() {
 		g.failed.WithLabelValues(reason.Label)
 	}
-	registry.MustRegister(g.held, g.bound, g.failed, g.evicted, g.starving)
+	registry.MustRegister(g.held, g.bound, g.failed, g.evicted)
 	return g
 }
 
@@ -55,9 +53,6 @@ func (g *Gangs) GangBound() { g.bound.Inc() }
 
 // GangFailed implements gang.Observer.
 func (g *Gangs) GangFailed(reason reasons.Group) { g.failed.WithLabelValues(reason.Label).Inc() }
-
-// GangStarving implements gang.Observer.
-func (g *Gangs) GangStarving() { g.starving.Inc() }
 
 // GangEvicted implements gang.Observer.
 func (g *Gangs) GangEvicted() { g.evicted.Inc() }

@@ -3,5 +3,5 @@
 //
 // The extender calls it for every node at filter, and again where a place is reserved: at bind, for the plan of a gang, by fair
 // sharing, for a pod that displaces gangs. The device plugin calls it for pods that the extender has not scheduled, and for pods whose
-// card has no room. Only starvation reservations choose cards in another way (package ledger, emptiest).
+// card has no room. Only awaited reservations choose cards in another way (Ledger.Await).
 package placement

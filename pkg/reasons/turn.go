@@ -28,8 +28,6 @@ const (
 	ObstaclePaused
 	// ObstacleBehindFailed means that charges of others of their namespace ended without a bind. They don't count for their tenant's demand.
 	ObstacleBehindFailed
-	// ObstacleBehind means that they wait for a pod of their own tenant that was overtaken for too long.
-	ObstacleBehind
 	// ObstacleMakingRoom means that they have no room yet, and pods of other tenants are evicted for them.
 	ObstacleMakingRoom
 	// ObstacleIncomplete means that too few members of their group exist.
@@ -45,7 +43,6 @@ var obstacles = [...]string{
 	ObstacleNeverFits:    "no node that it can use has enough cards, CPU or memory for it, even if all pods with GPU memory ended",
 	ObstaclePaused:       "it, or a pod like it, was not scheduled after its last turn, and gets the next one after a pause",
 	ObstacleBehindFailed: "other pods of its namespace were not scheduled after their last turns, so its pods get their turns one at a time",
-	ObstacleBehind:       "a pod before it in its tenant's queue has no room and may no longer be overtaken",
 	ObstacleIncomplete:   "its group isn't complete: it gets its turn when all members exist",
 	ObstacleGateStuck:    "it is its turn, but its scheduling gate could not be removed: the extender's log has the error",
 }

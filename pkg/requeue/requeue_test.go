@@ -258,6 +258,7 @@ func TestRejectionsAreBounded(t *testing.T) {
 func TestLeast(t *testing.T) {
 	small, large := gpu.Pod{UID: "small", Request: 10, Priority: 5}, gpu.Pod{UID: "large", Request: 100, Priority: 5}
 	other := gpu.Pod{UID: "other", Request: 100, Priority: 5}
+	item, longAgo := ledger.Item{ID: "item", Priority: 9}, time.Unix(0, 0)
 	for name, test := range map[string]struct {
 		before func(l *ledger.Ledger)
 		want   bool
@@ -269,12 +270,12 @@ func TestLeast(t *testing.T) {
 				t.Error(err)
 			}
 		}, true},
-		"a pod's own nomination":                   {func(l *ledger.Ledger) { l.Nominate("n1", large) }, true},
-		"another pod's nomination":                 {func(l *ledger.Ledger) { l.Nominate("n1", other) }, false},
-		"a place that is held for a pod":           {func(l *ledger.Ledger) { l.SetReservations(ledger.Reclaimed, held("large")) }, true},
-		"a place that is held for another pod":     {func(l *ledger.Ledger) { l.SetReservations(ledger.Reclaimed, held("other")) }, false},
-		"a starvation reservation for a pod":       {func(l *ledger.Ledger) { l.ReserveForStarving(requests(large), 9, "", nil) }, true},
-		"a starvation reservation for another pod": {func(l *ledger.Ledger) { l.ReserveForStarving(requests(other), 9, "", nil) }, false},
+		"a pod's own nomination":                 {func(l *ledger.Ledger) { l.Nominate("n1", large) }, true},
+		"another pod's nomination":               {func(l *ledger.Ledger) { l.Nominate("n1", other) }, false},
+		"a place that is held for a pod":         {func(l *ledger.Ledger) { l.SetReservations(ledger.Reclaimed, held("large")) }, true},
+		"a place that is held for another pod":   {func(l *ledger.Ledger) { l.SetReservations(ledger.Reclaimed, held("other")) }, false},
+		"an awaited reservation for a pod":       {func(l *ledger.Ledger) { l.Await(item, requests(large), longAgo, nil) }, true},
+		"an awaited reservation for another pod": {func(l *ledger.Ledger) { l.Await(item, requests(other), longAgo, nil) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := fake.Ledger(fake.Node("n1", 100))

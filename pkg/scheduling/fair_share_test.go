@@ -51,7 +51,7 @@ func startFair(t *testing.T, fair FairShareOptions, leading func() error, object
 	if fair.PriorityCutoff == 0 {
 		fair.PriorityCutoff = 1000
 	}
-	f := start(t, Options{FairShare: fair, Leading: leading, Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, StarvationAfter: 20 * time.Second, Observer: observer}},
+	f := start(t, Options{FairShare: fair, Leading: leading, Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: observer}},
 		append(objects, fake.Node("n1", 16))...)
 	<-f.watches // Of namespaces, beside the three that start waits for.
 	return f
@@ -200,20 +200,6 @@ func TestFairShareGroupOfOtherScheduler(t *testing.T) {
 		}
 	}
 	g.pass("places for the group", func() bool { return g.allocation("uid-job-0") == "assumed n1 card 0" })
-}
-
-// No memory is kept for a group that needs a turn, even if its members have no gate and wait for long.
-func TestFairShareGroupStarves(t *testing.T) {
-	a, stays := fake.Pod("a", 8, fake.Bound("n1", 0)), fake.Pod("b", 7, fake.Bound("n1", 0))
-	unbindable, bob := fake.Pod("unbindable", 1, gated, inNamespace("bob")), fake.Pod("bob-1", 8, inNamespace("bob"))
-	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil), a, stays, unbindable, member(2, 0, short), member(2, 1, short))
-	observer := f.FairShare.Observer.(*fake.Observer)
-	f.pass("a charge to end, which takes longer than a group waits for its reservation", func() bool { return observer.Count("charge expired") > 0 })
-	f.publishGone(a)
-	f.awaitAllocation(a, "none")
-	if !f.fits(protocol.Pod(bob), "n1") || observer.Count("gang starving") > 0 {
-		t.Error("memory is kept for the group")
-	}
 }
 
 // Writes fail, and another replica leads for a while: the gate is opened nevertheless, and only by the leader.

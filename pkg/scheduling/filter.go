@@ -85,7 +85,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	if len(result.Passed) == 0 && !alone && !steers && s.fair.evicts(pod) && s.displace(pod, nodes, now) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
-	result.ReservedFor = s.ledger.StarvationLabel()
+	result.ReservedFor = s.ledger.AwaitedLabel()
 	if len(result.Passed) == 0 {
 		s.requeue.Rejected(pod, len(nodes), seen)
 		s.nominator.rejected(pod.UID, nodes)

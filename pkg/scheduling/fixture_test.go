@@ -71,6 +71,7 @@ func (c *steppedClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) 
 func newFixture(t testing.TB, o Options, objects ...runtime.Object) *fixture {
 	t.Helper()
 	recorder := record.NewFakeRecorder(100_000)
+	o.Reservations = ReservationOptions{MaxIdle: 0.02, MaxAge: time.Hour}
 	f := &fixture{
 		t: t, clock: clocktesting.NewFakeClock(begin), client: clientfake.NewClientset(objects...), server: fake.NewServer(),
 		observer: &fake.Observer{}, events: recorder.Events, watches: make(chan struct{}, 100),

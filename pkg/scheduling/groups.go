@@ -31,8 +31,6 @@ type GangOptions struct {
 	Hold time.Duration
 	// Patience is how long a plan's reservations last while members are missing, and how long a run may stay broken.
 	Patience time.Duration
-	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation reservations.
-	StarvationAfter time.Duration
 	// OnFailure is what happens to the bound members of a run that is still broken after Patience.
 	OnFailure gang.FailurePolicy
 	// Native makes the pods of a PodGroup (spec.schedulingGroup) a gang, if the API server has PodGroups. Otherwise they are treated

@@ -430,8 +430,9 @@ func TestEffectsWaitForTheLease(t *testing.T) {
 
 // A gang without room is planned again soon after memory is freed.
 func TestGangAfterFreedMemory(t *testing.T) {
-	a := fake.Pod("a", 16, fake.Bound("n1", 0))
-	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
+	young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(-time.Minute).UnixNano(), 10))
+	a := fake.Pod("a", 16, fake.Bound("n1", 0), young)
+	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1), young), member(2, 0), member(2, 1))
 	g.awaitState(gang.PhasePending)
 	if result := g.filter(member(2, 0), "n1"); len(result.Passed) > 0 {
 		t.Errorf("filter: %+v", result)
@@ -449,11 +450,12 @@ func short(pod *corev1.Pod) {
 	}}
 }
 
-// A starving gang gets memory of full nodes, for which no filter call arrives.
-func TestStarvingGang(t *testing.T) {
-	a := fake.Pod("a", 16, fake.Bound("n1", 0))
-	g := startGroups(t, GangOptions{StarvationAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0, short), member(2, 1, short))
-	g.pass("a starvation reservation", func() bool { return g.gangs.Count("gang starving") > 0 })
+// Memory of full nodes, for which no filter call arrives, is reserved for a gang.
+func TestAwaitedReservationOfGang(t *testing.T) {
+	young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(-time.Minute).UnixNano(), 10))
+	a := fake.Pod("a", 16, fake.Bound("n1", 0), young)
+	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1), young), member(2, 0, short), member(2, 1, short))
+	g.pass("a reservation", func() bool { return g.observer.Count("reserved") > 0 })
 	g.publishGone(a)
 	g.await("memory for the gang", func() bool { return g.fits(protocol.Pod(member(2, 0)), "n1") })
 	if g.fits(protocol.Pod(fake.Pod("single", 8)), "n1") {

@@ -73,6 +73,8 @@ type Options struct {
 	// Leading is called right before each write; an error prevents the write. It is nil for an extender without
 	// replicas.
 	Leading func() error
+	// Reservations configures the awaited reservations of items that wait for memory. The zero value turns them off.
+	Reservations ReservationOptions
 	// Gangs configures gangs. The zero value treats their members like any other pod.
 	Gangs GangOptions
 	// FairShare configures fair sharing between tenants. The zero value turns it off.
@@ -97,6 +99,8 @@ type Observer interface {
 	BindFinished(result reasons.Result)
 	// Nominated counts nominations by result.
 	Nominated(result reasons.Result)
+	// Reserved counts the choices of cards for awaited reservations.
+	Reserved()
 	// BoundWithoutExtender counts the pods that were bound without the extender.
 	BoundWithoutExtender()
 	// CacheSynced reports how long the cache sync took.
@@ -137,6 +141,7 @@ type Scheduler struct {
 	fair      *fairShare
 	explainer explainer
 	counts    counts
+	waiting   *waiting
 	failures  *queue.Failures
 	// nominator is nil if kube-scheduler offers no samples, expectations are nil if the node policy isn't by cost.
 	nominator    *nominator
@@ -198,6 +203,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 			s.groups.nominator = s.nominator
 		}
 	}
+	s.waiting = s.newWaiting()
 	if o.EvictOverusers {
 		s.overusers = eviction.NewOverusers(evictions, s.API, s.cache, s.groups)
 	}
@@ -223,7 +229,7 @@ func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 func (s *Scheduler) newGroups() *groups {
 	options := gang.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
-		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
+		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, OnFailure: s.Gangs.OnFailure,
 		Observer: s.Gangs.Observer, EligibleNodes: func(uid gpu.PodUID) []string {
 			if pod, pending := s.cache.PendingPod(uid); pending {
 				return s.nodes.Names(pod.Constraints)
@@ -231,7 +237,6 @@ func (s *Scheduler) newGroups() *groups {
 			return nil
 		},
 		Capacity: func(empty bool) ledger.Capacity { return s.capacity(true, empty) },
-		Memory:   s.ledger.Memory,
 		Failures: s.failures,
 	}
 	if s.FairShare.On {
@@ -261,6 +266,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { return s.binder.Run(ctx) })
 	g.Go(func() error { return s.requeue.Run(ctx) })
 	g.Go(func() error { return s.evictor.Run(ctx) })
+	g.Go(func() error { return s.waiting.run(ctx) })
 	if s.evictsForOthers() {
 		g.Go(func() error { return s.executor.Run(ctx) })
 	}

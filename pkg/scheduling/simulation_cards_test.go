@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -159,11 +160,8 @@ func (w *world) relabel(p *apiPod, text string) {
 	}
 	p.counts[p.info.NumCards()] = true
 	w.api.edit(p, func(object *corev1.Pod) {
-		labels := map[string]string{protocol.LabelCount: text}
-		for _, label := range p.budgets {
-			labels[label] = "yes"
-		}
-		object.Labels = labels
+		object.Labels = maps.Clone(object.Labels) // A copy of the pod shares it.
+		metav1.SetMetaDataLabel(&object.ObjectMeta, protocol.LabelCount, text)
 	})
 	p.counts[p.info.NumCards()] = true
 	if p.info.RequestError != "" {

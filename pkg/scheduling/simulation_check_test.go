@@ -38,9 +38,9 @@ func (w *world) checkLedger(r *replica) {
 			w.reserved.all += float64(memory)
 		}
 	}
-	if label := r.scheduler.ledger.StarvationLabel(); label != "" {
-		if i := slices.IndexFunc(w.jobs, func(j *job) bool { return strings.Contains(label+"/", "/"+j.name+"/") }); i >= 0 && w.jobs[i].impossible {
-			w.reserved.impossible += float64(r.scheduler.ledger.StarvationIdle())
+	for id, idle := range r.scheduler.ledger.AwaitedIdle() {
+		if i := slices.IndexFunc(w.jobs, func(j *job) bool { return strings.Contains(id+"/", "/"+j.name+"/") }); i >= 0 && w.jobs[i].impossible {
+			w.reserved.impossible += float64(idle)
 		}
 	}
 	for _, node := range r.scheduler.ledger.Nodes() {

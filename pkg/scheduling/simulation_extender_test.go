@@ -1,6 +1,7 @@
 package scheduling
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -59,7 +60,8 @@ func (w *world) newReplica(name string) *replica {
 		API: client{r}, Recorder: recorder{r}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
 		BindTimeout: simBindTimeout, BindWindow: w.bindWindow, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
 		newGroup: r.newGroup, EvictFragmented: w.fragmented, EvictOverusers: w.overruns, FairShare: w.fair.options(w),
-		Gangs: GangOptions{Hold: w.hold, Patience: w.patience, StarvationAfter: w.starving, OnFailure: gang.Evict, Observer: gangObserver{w}},
+		Reservations: ReservationOptions{MaxIdle: w.maxIdle, MaxAge: cmp.Or(w.maxAge, time.Hour)},
+		Gangs:        GangOptions{Hold: w.hold, Patience: w.patience, OnFailure: gang.Evict, Observer: gangObserver{w}},
 	}
 	if w.keepPartial {
 		o.Gangs.OnFailure = gang.Keep
@@ -90,6 +92,7 @@ func (w *world) newReplica(name string) *replica {
 	r.cache.handler.Synced()
 	w.replicas = append(w.replicas, r)
 	w.after(w.between(0, gangInterval), r.tick)
+	w.after(w.between(0, waitingInterval), r.await)
 	w.after(w.between(0, time.Second), r.second)
 	w.after(w.between(0, 500*time.Millisecond), r.resolve)
 	if w.overruns {
@@ -133,6 +136,15 @@ func (r *replica) tick() {
 	}
 	r.ticking = r.scheduler.groups.tick(r.ticking)
 	r.w.after(gangInterval, r.tick)
+}
+
+// await is the loop of the awaited reservations.
+func (r *replica) await() {
+	if !r.runs(r.await) {
+		return
+	}
+	r.scheduler.waiting.tick()
+	r.w.after(waitingInterval, r.await)
 }
 
 // nominate is the loop of the nominations.
@@ -502,6 +514,7 @@ func (nullObserver) Filtered(reasons.Reason, int)   {}
 func (nullObserver) BindFinished(reasons.Result)    {}
 func (nullObserver) Nominated(reasons.Result)       {}
 func (nullObserver) BoundWithoutExtender()          {}
+func (nullObserver) Reserved()                      {}
 func (nullObserver) CacheSynced(time.Duration)      {}
 
 // gangObserver counts what happens to groups.
@@ -510,5 +523,4 @@ type gangObserver struct{ w *world }
 func (o gangObserver) GangHeld(time.Duration)          {}
 func (o gangObserver) GangBound()                      {}
 func (o gangObserver) GangFailed(reason reasons.Group) { o.w.stats.failed[reason.Label]++ }
-func (o gangObserver) GangStarving()                   { o.w.stats.failed["starving"]++ }
 func (o gangObserver) GangEvicted()                    { o.w.stats.evicted++ }

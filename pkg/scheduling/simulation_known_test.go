@@ -26,14 +26,9 @@ var knownDefects = []knownDefect{
 	{wasted, "a broken job", nil, nil, "pods are evicted for a group of which a member is never scheduled"},
 	{wasted, "", []string{"pods that take CPU"}, nil, "pods are evicted for pods whose CPU others take"},
 	{wasted, "", []string{"reclaim"}, grouped, "pods are evicted for a group that then doesn't get their memory"},
+	{starved, "", []string{"pods that can't be bound"}, sharing, "pods that are never bound keep larger items of their namespace waiting"},
 	{starved, "", nil, replacement, "without fair sharing, the replacement of a member waits behind everything else"},
 	{starved, "", []string{"reclaim", "services in groups"}, nil, "groups that run for ever aren't reclaimed for a pod within its tenant's share"},
-	{starved, "", []string{"stream of pods"}, sharing, "pods of minutes keep a tenant's larger items from its share"},
-	{starved, "", []string{"stream of small groups"}, sharing, "small groups of minutes keep a tenant's larger items from its share"},
-	{starved, "", []string{"a backlog"}, nil, "a backlog of single pods starves a larger item"},
-	{starved, "", []string{"stream of small groups"}, grouped, "small groups starve a larger group"},
-	{starved, "", []string{"stream of pods"}, grouped, "pods that run for longer than a starvation reservation starve a group"},
-	{starved, "", []string{"stream of pods"}, nil, "small pods starve a larger pod"},
 }
 
 // replacement reports whether the item that starves was whole before, in a world without fair sharing.

@@ -261,7 +261,7 @@ func playScene(t *testing.T, name string, o worldOptions, play func(w *world)) {
 
 // runScene plays a scene.
 func runScene(seed uint64, o worldOptions, tracing bool, play func(w *world)) *world {
-	o.hold, o.patience, o.starving, o.maxBackoff = 10*time.Second, 30*time.Second, 2*time.Minute, 5*time.Second
+	o.hold, o.patience, o.maxIdle, o.maxBackoff = 10*time.Second, 30*time.Second, 0.02, 5*time.Second
 	w := newWorld(seed, o)
 	defer w.close()
 	w.tracing = tracing

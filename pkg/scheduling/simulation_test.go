@@ -130,7 +130,7 @@ func mixedWorld(seed uint64, tracing bool) *world { return runSeed(seed, true, t
 // runSeed runs the world of one seed.
 func runSeed(seed uint64, mixed, tracing bool) *world {
 	w := newWorld(seed, worldOptions{
-		hold: 10 * time.Second, patience: 30 * time.Second, starving: 2 * time.Minute, maxBackoff: 5 * time.Second, mixed: mixed,
+		hold: 10 * time.Second, patience: 30 * time.Second, maxIdle: 0.02, maxAge: 10 * time.Minute, maxBackoff: 5 * time.Second, mixed: mixed,
 	})
 	defer w.close()
 	w.tracing = tracing

@@ -71,9 +71,13 @@ type world struct {
 // worldOptions are the properties of a cluster that don't change during a run.
 type worldOptions struct {
 	// replicas is the number of extenders; 1 for a sole extender without leader election.
-	replicas                 int
-	hold, patience, starving time.Duration
-	maxBackoff               time.Duration
+	replicas       int
+	hold, patience time.Duration
+	// maxIdle is ReservationOptions.MaxIdle.
+	maxIdle float64
+	// maxAge is ReservationOptions.MaxAge; an hour if it is zero.
+	maxAge     time.Duration
+	maxBackoff time.Duration
 	// popFromBackoff lets kube-scheduler try pods before their back-off is over if no other pod waits.
 	popFromBackoff bool
 	keepPartial    bool

@@ -11,19 +11,19 @@ import (
 
 // Names of metrics that tests read.
 const (
-	MetricAllocations      = "gpushare_extender_allocations"
-	MetricBinds            = "gpushare_extender_binds_total"
-	MetricBypasses         = "gpushare_extender_binds_without_extender_total"
-	MetricCards            = "gpushare_extender_cards"
-	MetricFilteredNodes    = "gpushare_extender_filtered_nodes_total"
-	MetricGangEvictions    = "gpushare_extender_gang_evictions_total"
-	MetricGangFailures     = "gpushare_extender_gang_failures_total"
-	MetricGangReservations = "gpushare_extender_starvation_reservations_total"
-	MetricGangs            = "gpushare_extender_gangs"
-	MetricNominations      = "gpushare_extender_nominations_total"
-	MetricPendingPods      = "gpushare_extender_pending_pods"
-	MetricRequestProblems  = "gpushare_extender_request_problems"
-	MetricRequeues         = "gpushare_extender_requeues_total"
+	MetricAllocations     = "gpushare_extender_allocations"
+	MetricBinds           = "gpushare_extender_binds_total"
+	MetricBypasses        = "gpushare_extender_binds_without_extender_total"
+	MetricCards           = "gpushare_extender_cards"
+	MetricFilteredNodes   = "gpushare_extender_filtered_nodes_total"
+	MetricGangEvictions   = "gpushare_extender_gang_evictions_total"
+	MetricGangFailures    = "gpushare_extender_gang_failures_total"
+	MetricReservations    = "gpushare_extender_awaited_reservations_total"
+	MetricGangs           = "gpushare_extender_gangs"
+	MetricNominations     = "gpushare_extender_nominations_total"
+	MetricPendingPods     = "gpushare_extender_pending_pods"
+	MetricRequestProblems = "gpushare_extender_request_problems"
+	MetricRequeues        = "gpushare_extender_requeues_total"
 )
 
 // StateAssumed is the value of the label "state" of MetricAllocations for allocations that aren't bound yet.

@@ -51,7 +51,7 @@ var (
 		MemoryUnit: "GiB", ExtenderArgs: shortTimeouts, ControlPlane: controlplane.Options{ControllerManager: true},
 	}}
 	hasty = &framework.Shared{Options: framework.Options{
-		MemoryUnit: "GiB", ExtenderArgs: append([]string{flagStarvationAfter + "0"}, shortTimeouts...), ThroughProxy: true,
+		MemoryUnit: "GiB", ExtenderArgs: append([]string{flagMaxIdle + "0"}, shortTimeouts...), ThroughProxy: true,
 		ControlPlane: controlplane.Options{Scheduler: faultyScheduler},
 	}}
 	native = &framework.Shared{Options: framework.Options{
@@ -60,8 +60,8 @@ var (
 	}}
 )
 
-// flagStarvationAfter is the extender's flag for how long a gang waits before it gets a starvation reservation; 0 disables these.
-const flagStarvationAfter = "--gang-claim-after="
+// flagMaxIdle is the extender's flag for how much memory on cards in use is reserved; 0 turns that off.
+const flagMaxIdle = "--reservation-max-idle="
 
 var must = framework.Must
 

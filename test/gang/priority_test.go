@@ -8,22 +8,22 @@ import (
 )
 
 // TestLowestPriorityCounts creates a gang of seven members of low priority and one of high priority. It must not hold up pods
-// and gangs whose priority is between: neither by its starvation reservation nor when it competes for the same cards.
+// and gangs whose priority is between: neither by its awaited reservation nor when it competes for the same cards.
 func TestLowestPriorityCounts(t *testing.T) {
 	if !controlplane.Long() {
 		t.Skip("pkg/scheduling has the same scene; make test-long runs it here")
 	}
 	c := hasty.Start(t)
-	c.RestartExtenderWith(t, flagStarvationAfter+"8s")
+	c.RestartExtenderWith(t, flagMaxIdle+"2")
 	between, high := priorityClass(t, c, 500), priorityClass(t, c, 1000)
 	f := newFixture(t, c, 4, 4)
 	f.Place(f.Pod("blocker", card).PriorityClass(between))
 
-	before := c.Metric(t, framework.MetricGangReservations)
+	before := c.Metric(t, framework.MetricReservations)
 	lifted := f.members("lifted", 8, 0, 8)
 	lifted[7].PriorityClass(high)
 	f.Create(lifted...)
-	c.WaitMetric(t, before+1, framework.MetricGangReservations)
+	c.WaitMetric(t, before+1, framework.MetricReservations)
 	f.placeSingles(32, func(pod *framework.PodWrapper) { pod.PriorityClass(between) })
 
 	honest := f.members("honest", 8, 0, 8)

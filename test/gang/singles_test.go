@@ -92,10 +92,10 @@ func TestNeverComplete(t *testing.T) {
 	f.placeSingles(controlplane.Times(20, 30), samePod)
 }
 
-// TestNeverRun runs single pods beside gangs that can't run, and that wait for long enough to get a starvation reservation.
+// TestNeverRun runs single pods beside gangs that can't run, and for which cards in use may be reserved.
 func TestNeverRun(t *testing.T) {
 	c := hasty.Start(t)
-	c.RestartExtenderWith(t, fmt.Sprintf("%s%ds", flagStarvationAfter, controlplane.Times(4, 8)))
+	c.RestartExtenderWith(t, flagMaxIdle+"2")
 	f := newFixture(t, c, 4, 4)
 	for gang, change := range map[string]func(*framework.PodWrapper){
 		"cpu":       func(pod *framework.PodWrapper) { pod.CPU(100_000) },

@@ -168,12 +168,13 @@ func edited(n *corev1.Node, change func(*corev1.Node)) *corev1.Node {
 	return n
 }
 
-// brokenCard returns the node n1, whose card 1 has failed; the kubelet takes its memory out of allocatable.
-func brokenCard(first, second int64) *corev1.Node {
+// brokenCard returns the node n1 with two cards of the first amount and of 8,000, of which card 1 has failed; the kubelet takes its memory out of allocatable.
+func brokenCard(first int64) *corev1.Node {
+	const second = 8000
 	n := node("n1", first, second)
 	inventory := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores}, Cards: []gpu.Card{
 		{Index: 0, Memory: gpu.Memory(first), NUMANode: gpu.NoNUMANode},
-		{Index: 1, Memory: gpu.Memory(second), NUMANode: gpu.NoNUMANode, Unhealthy: "Xid 79"},
+		{Index: 1, Memory: second, NUMANode: gpu.NoNUMANode, Unhealthy: "Xid 79"},
 	}}
 	n.Annotations[protocol.AnnotationInventory], _ = inventory.Annotation()
 	n.Status.Allocatable[protocol.ResourceMemory] = *resource.NewQuantity(first, resource.DecimalSI)

@@ -44,7 +44,7 @@ func OfNodes() []NodeMistake {
 			Problems: []string{"the node is gone, but pods are bound to it", "pods hold 4000 units of GPU memory there"}},
 		{Name: "a node that shares nothing any more", Nodes: []*corev1.Node{plain()}, Pods: list(pod("p", 3000, fake.Bound("n1", 0))),
 			Problems: []string{"pods hold 3000 units of GPU memory there"}},
-		{Name: "a failed card, and more on the other one than it has", Nodes: []*corev1.Node{brokenCard(8000, 8000)},
+		{Name: "a failed card, and more on the other one than it has", Nodes: []*corev1.Node{brokenCard(8000)},
 			Pods:     list(pod("p", 5000, fake.Bound("n1", 0)), pod("q", 4000, fake.Bound("n1", 0))),
 			Problems: []string{"GPU0 is oversubscribed: 9000 of 8000 (MiB)", "GPU1 is unhealthy: Xid 79"}},
 		{Name: "pods on a card that was removed, and on no card", Nodes: []*corev1.Node{node("n1", 8000)},

@@ -98,8 +98,8 @@ func (o *Observer) GangBound() { o.add("gang bound", 1) }
 // GangFailed counts "gang" and the label of the reason.
 func (o *Observer) GangFailed(reason reasons.Group) { o.add("gang "+reason.Label, 1) }
 
-// GangStarving counts "gang starving".
-func (o *Observer) GangStarving() { o.add("gang starving", 1) }
-
 // GangEvicted counts "gang evicted".
 func (o *Observer) GangEvicted() { o.add("gang evicted", 1) }
+
+// Reserved counts "reserved".
+func (o *Observer) Reserved() { o.add("reserved", 1) }

@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -10,12 +11,25 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-func TestStarvationReservation(t *testing.T) {
+// testItem is the item of most tests. longAgo is before all pods were placed.
+var (
+	testItem = ledger.Item{ID: "item", Label: "default/train"}
+	longAgo  = at.Add(-24 * time.Hour)
+)
+
+// await makes the awaited reservation of testItem.
+func (f *fixture) await(requests []ledger.Request, priority int32, oldest time.Time, capacity ledger.Capacity) bool {
+	item := testItem
+	item.Priority = priority
+	return f.Await(item, requests, oldest, capacity)
+}
+
+func TestAwaitedReservation(t *testing.T) {
 	f, nodes := newFixture(t, spec(16, 16), spec(16, 16)), []string{"n1", "n2"}
-	// n1 has 16 of 32 allocated, n2 28 of 32.
+	// n1 has 16 of 32 allocated, n2 28 of 32. The youngest pod is on the second card of n2.
 	f.bind("n1", 0, pod("a", 16))
 	f.bind("n2", 0, pod("b", 16))
-	f.bind("n2", 1, pod("c", 12))
+	f.SetBound("n2", pod("c", 12), gpu.On(1, 12), at.Add(time.Second))
 	finds := func(what string, pod gpu.Pod, want ...string) {
 		t.Helper()
 		var got []string
@@ -26,9 +40,9 @@ func TestStarvationReservation(t *testing.T) {
 		})
 		expect(t, what, want, got)
 	}
-	expect(t, "five cards of four are reserved", false, f.ReserveForStarving(requests(nodes, 16, 16, 16, 16, 16), 0, "", nil))
+	expect(t, "five cards of four are reserved", false, f.await(requests(nodes, 16, 16, 16, 16, 16), 0, longAgo, nil))
 	finds("after a failed reservation", pod("x", 4), nodes...)
-	expect(t, "two cards are reserved", true, f.ReserveForStarving(requests(nodes, 16, 16), 0, "", nil))
+	expect(t, "two cards are reserved", true, f.await(requests(nodes, 16, 16), 0, longAgo, nil))
 	finds("the reserved memory counts as used for other pods", pod("x", 4))
 	finds("a member", pod("w0", 16), "n1")
 	finds("a pod of higher priority", pod("x", 4, 1), nodes...)
@@ -40,20 +54,20 @@ func TestStarvationReservation(t *testing.T) {
 	f.Release("w0")
 	f.Release("w1")
 	f.takeFreed()
-	f.SetReservations(ledger.Starving)
-	f.SetReservations(ledger.Starving)
+	f.EndAwaited(testItem.ID)
+	f.EndAwaited(testItem.ID)
 	expect(t, "freed at the end", nodes, f.takeFreed())
 	finds("after the end", pod("x", 4), nodes...)
 }
 
 // Other pods see which nodes have room but for the reservation, by every path.
-func TestStarvationReservationReason(t *testing.T) {
+func TestAwaitedReservationReason(t *testing.T) {
 	const fits, full, reserved = reasons.Fits, reasons.Full, reasons.Reserved
 	f := newFixture(t, spec(16, 16), spec(16, 16))
 	f.bind("n1", 0, pod("a", 12))
 	f.bind("n2", 0, pod("b", 16))
-	expect(t, "reserved", true, f.ReserveForStarving(requests([]string{"n1"}, 16, 16), 1, "default/train", nil))
-	expect(t, "label", "default/train", f.StarvationLabel())
+	expect(t, "reserved", true, f.await(requests([]string{"n1"}, 16, 16), 1, longAgo, nil))
+	expect(t, "label", "default/train", f.AwaitedLabel())
 	for name, tc := range map[string]struct {
 		pod     gpu.Pod
 		nominee gpu.Memory
@@ -84,18 +98,18 @@ func TestStarvationReservationReason(t *testing.T) {
 		})
 	}
 	expect(t, "another node", []reasons.Reason{fits}, f.check(pod("x", 16), "n2"))
-	f.SetReservations(ledger.Starving)
-	expect(t, "label after the end", "", f.StarvationLabel())
+	f.EndAwaited(testItem.ID)
+	expect(t, "label after the end", "", f.AwaitedLabel())
 }
 
-// The reservation is made on the cards with the most free memory of nodes with capacity, or not at all.
-func TestStarvationReservationCapacity(t *testing.T) {
+// The reservation is made on nodes with capacity, or not at all.
+func TestAwaitedReservationCapacity(t *testing.T) {
 	f, nodes := newFixture(t, spec(16), spec(16), spec(16)), []string{"n1", "n2", "n3"}
 	f.bind("n2", 0, pod("a", 8))
 	f.bind("n3", 0, pod("b", 12))
 	c := newSlots(t, map[string]int{"n1": 0, "n2": 1, "n3": 1})
-	expect(t, "three members", false, f.ReserveForStarving(requests(nodes, 16, 16, 16), 0, "", c))
+	expect(t, "three members", false, f.await(requests(nodes, 16, 16, 16), 0, longAgo, c))
 	expect(t, "slots after the failure", map[gpu.PodUID]string{}, c.taken)
-	expect(t, "two members", true, f.ReserveForStarving(requests(nodes, 16, 16), 0, "", c))
+	expect(t, "two members", true, f.await(requests(nodes, 16, 16), 0, longAgo, c))
 	expect(t, "slots", map[gpu.PodUID]string{"w0": "n2", "w1": "n3"}, c.taken)
 }

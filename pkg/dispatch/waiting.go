@@ -1,0 +1,74 @@
+package dispatch
+
+import (
+	"cmp"
+	"strings"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// Waiting returns the units that lack only memory, as items of the queue: of those of one tenant that are alike, the first. Priorities count within
+// a tenant only, so they all have the same. Units for which reclaim holds places aren't among them.
+func (m *Manager) Waiting() []queue.Item {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	type alike struct {
+		tenant string
+		kind   *kind
+	}
+	first := map[alike]*unit{}
+	for _, u := range m.units {
+		if u.paused || u.obstacle() != reasons.ObstacleNoRoom || m.makesRoom(u) {
+			continue
+		}
+		key := alike{u.item.Tenant, u.kind}
+		if earliest := first[key]; earliest == nil || u.entersBefore(earliest) {
+			first[key] = u
+		}
+	}
+	turns := map[string]int{}
+	if len(first) > 0 {
+		for i, s := range m.queue.Standings() {
+			turns[s.Name] = i
+		}
+	}
+	items := make([]queue.Item, 0, len(first))
+	m.awaiting = map[string]bool{}
+	for key, u := range first {
+		items = append(items, queue.Item{
+			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), Priority: m.PriorityCutoff - 1, Entered: u.item.Created},
+			Turn:     turns[key.tenant],
+			Attempt:  u.attempt(),
+			Like:     key.tenant + "\x00" + text(key.kind.text) + "\x00" + key.kind.memory.String(),
+			Requests: func() []ledger.Request { return m.waitingRequests(u) },
+		})
+		m.awaiting[u.item.ID] = true
+	}
+	return items
+}
+
+// entersBefore reports whether the unit comes before another one of its tenant.
+func (u *unit) entersBefore(o *unit) bool {
+	return cmp.Or(cmp.Compare(o.item.Priority, u.item.Priority), u.item.Created.Compare(o.item.Created), strings.Compare(u.item.ID, o.item.ID)) < 0
+}
+
+// label names the unit for users.
+func (u *unit) label() string {
+	if p := u.pods[0]; p.Group == (gang.Key{}) {
+		return p.String()
+	}
+	return u.pods[0].Group.String()
+}
+
+// waitingRequests returns the requests of the unit's pods with all nodes that they can use.
+func (m *Manager) waitingRequests(u *unit) []ledger.Request {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.units[u.item.ID] != u {
+		return nil
+	}
+	return m.requests(u, false)
+}

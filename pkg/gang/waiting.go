@@ -1,0 +1,71 @@
+package gang
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// offerLifetime is for how long offered nodes show that only memory keeps a member pending.
+const offerLifetime = 10 * time.Minute
+
+// Waiting returns the runs that have no plan although only memory seems to be missing, as items of the queue. Those that
+// wait for their turn by fair sharing aren't among them: package dispatch returns these.
+func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	for _, r := range mgr.waiting {
+		if r.plan != nil || mgr.checkPause(r, now) || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksMemory(now) {
+			continue
+		}
+		entered := r.since
+		if r.rank.failedAt.After(entered) {
+			entered = r.rank.failedAt
+		}
+		id := r.key.ItemID()
+		items = append(items, queue.Item{
+			Item:  ledger.Item{ID: id, Label: r.key.String(), Priority: r.priority(), Entered: entered.Truncate(time.Second)}, // As those of pods are.
+			First: r.phase == PhaseBroken, Like: r.like(id), Attempt: mgr.attempt(r),
+			Requests: func() []ledger.Request { return mgr.waitingRequests(r) },
+		})
+	}
+	return items
+}
+
+// like returns Item.Like: equal for runs that fit the same free resources, as far as that is known.
+func (r *run) like(id string) string {
+	if likeness := r.needed().likeness; likeness != "" {
+		return likeness + " " + strconv.Itoa(int(r.priority()))
+	}
+	return id
+}
+
+// onlyLacksMemory reports whether a lack of memory is the only known reason why the members are pending.
+func (r *run) onlyLacksMemory(now time.Time) bool {
+	short := map[string]bool{} // By template; members with volumes have one each.
+	for _, m := range r.ordered() {
+		if m.ShortOfMemory && m.counted == pending {
+			short[m.Template] = true
+		}
+	}
+	return !slices.ContainsFunc(r.needed().members, func(m *member) bool {
+		o := r.offers[m.Template]
+		return !short[m.Template] && (r.wait != reasons.GroupNoRoom || o == nil || now.Sub(o.at) > offerLifetime)
+	})
+}
+
+// waitingRequests returns the requests of the members that the run still needs, with all their eligible nodes.
+func (mgr *Manager) waitingRequests(r *run) (requests []ledger.Request) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	for _, m := range r.needed().members {
+		if m.Request > 0 {
+			requests = append(requests, ledger.Request{Pod: m.Pod, Nodes: mgr.EligibleNodes(m.UID)})
+		}
+	}
+	return requests
+}

@@ -1,0 +1,297 @@
+package queue
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// Item is an item that waits for memory.
+type Item struct {
+	ledger.Item
+	// First is true for an item that comes before all others, whatever their priorities: what a broken run of a group still needs.
+	First bool
+	// Turn is the position of the item's tenant in the order of turns; 0 without fair sharing.
+	Turn int
+	// Like is equal for items with the same requests and rank but for the time of entry: if one of them has no room, none has.
+	Like string
+	// Fits is true for a single pod that fits now. If it has a reservation, it keeps it until it is placed. Other packages place groups and units of
+	// fair sharing. Attempt identifies the item for Failures. The ID of a single pod is its UID.
+	Fits    bool
+	Attempt Attempt
+	// Requests returns the pods with the nodes that they can use, in order. Requests with the same nodes share one slice.
+	Requests func() []ledger.Request
+}
+
+// Options configure Awaited.
+type Options struct {
+	Ledger Ledger
+	// Capacity returns a new count of what nodes would have besides GPU memory if no pod had GPU memory.
+	Capacity func() ledger.Capacity
+	// MaxIdle is the part of the memory of the nodes that an item can use up to which the items before it may have awaited reservations. If
+	// they have more, it gets none. 0 switches awaited reservations off.
+	MaxIdle float64
+	// MaxAge is how long pods may have run on the cards of an awaited reservation. Those that have run for longer are expected to stay.
+	MaxAge time.Duration
+	// Failures are those of all items.
+	Failures *Failures
+	// Bound reports whether the pod is bound, or about to be.
+	Bound func(gpu.PodUID) bool
+	// Reserved is called for each choice of cards, for metrics.
+	Reserved func()
+}
+
+// Ledger is the part of package ledger that Awaited uses.
+type Ledger interface {
+	Await(item ledger.Item, requests []ledger.Request, oldest time.Time, capacity ledger.Capacity) bool
+	Awaited(id string) map[string]gpu.Memory
+	AwaitedUsable(id string) bool
+	AwaitedFree(id string) bool
+	EndAwaited(id string)
+	NodeMemory() map[string]gpu.Memory
+}
+
+// Awaited makes the awaited reservations. It isn't safe for concurrent use.
+//
+// The first item that waits for some nodes always gets one. Others do while the items before them have little: see Options.MaxIdle. A choice of
+// cards lasts as long as the item had waited when it was made. It isn't made again as soon as other cards look better: where some card always has
+// just been refilled, a choice of the youngest pods would change for ever, and no card would become free.
+type Awaited struct {
+	Options
+	choices map[string]*choice
+}
+
+const (
+	// minChoice and maxChoice bound how long a choice lasts. If the item fitted nowhere, the next choice follows after failedChoice at the latest.
+	minChoice, maxChoice, failedChoice = time.Second, time.Hour, 5 * time.Second
+	// arrival is how long an item keeps its reservation once the cards are free: longer than kube-scheduler's longest back-off by default
+	// (podMaxBackoffSeconds). An item that isn't placed in that time has failed.
+	arrival = time.Minute
+	// maxItems limits the items that get reservations in one pass.
+	maxItems = 64
+	// maxWork limits the choices of one pass, in nodes that the pods of an item can use.
+	maxWork = 20_000
+)
+
+// choice is the latest choice of cards for an item.
+type choice struct {
+	// until is when it is made again.
+	until time.Time
+	// first is true if no item before it waited for the same nodes when it was made.
+	first bool
+	// nodes have the reserved memory; nil if the item didn't fit anywhere.
+	nodes map[string]gpu.Memory
+	// fits is since when the item's cards are free; zero if they aren't. placed is true if Failures knows that, of a single pod.
+	fits    time.Time
+	placed  bool
+	attempt Attempt
+}
+
+// NewAwaited returns an Awaited without reservations.
+func NewAwaited(o Options) *Awaited {
+	return &Awaited{Options: o, choices: map[string]*choice{}}
+}
+
+// Pass updates the awaited reservations of all items that wait now.
+func (a *Awaited) Pass(items []Item, now time.Time) {
+	if a.MaxIdle <= 0 {
+		items = nil
+	}
+	p := &pass{Awaited: a, now: now, before: map[string]gpu.Memory{}, seen: map[string]bool{}, choices: map[string]*choice{}, totals: map[*string]gpu.Memory{}}
+	for _, item := range a.sorted(items, now) {
+		p.await(&item)
+	}
+	for _, id := range slices.Sorted(maps.Keys(a.choices)) { // In an order, since each end can requeue pods.
+		if p.choices[id] == nil {
+			a.Ledger.EndAwaited(id)
+			a.end(a.choices[id])
+		}
+	}
+	a.choices = p.choices
+}
+
+// end records how an item's reservation ended, if the item fitted.
+func (a *Awaited) end(c *choice) {
+	switch {
+	case !c.placed:
+	case a.Bound(gpu.PodUID(c.attempt.ID)):
+		a.Failures.Arrived(c.attempt)
+	default:
+		a.Failures.Ended(c.attempt)
+	}
+}
+
+// Stop ends all awaited reservations, when the process stops leading.
+func (a *Awaited) Stop() { a.Pass(nil, time.Time{}) }
+
+// sorted returns the items in the order of the queue. Between tenants the order of turns counts. It can change with each pod, so an item whose choice
+// lasts comes before those of other tenants.
+func (a *Awaited) sorted(items []Item, now time.Time) []Item {
+	holds := func(i *Item) bool {
+		c := a.choices[i.ID]
+		return c != nil && c.nodes != nil && now.Before(c.until)
+	}
+	items = slices.Clone(items)
+	slices.SortFunc(items, func(x, y Item) int {
+		turns := cmp.Compare(x.Turn, y.Turn)
+		if turns != 0 && holds(&x) != holds(&y) {
+			turns = 1
+			if holds(&x) {
+				turns = -1
+			}
+		}
+		order := 1
+		if x.Before(&y.Item) {
+			order = -1
+		}
+		return cmp.Or(first(&y)-first(&x), cmp.Compare(y.Priority, x.Priority), turns, order)
+	})
+	return items
+}
+
+func first(i *Item) int {
+	if i.First {
+		return 1
+	}
+	return 0
+}
+
+// pass is the state of one pass.
+type pass struct {
+	*Awaited
+	now time.Time
+	// before is what the items so far have on each node.
+	before map[string]gpu.Memory
+	// seen holds the Like of the items so far.
+	seen map[string]bool
+	// choices are those of the items so far.
+	choices map[string]*choice
+	work    int
+	// memory is that of each node; nil until it is needed. totals are sums of it, by the first of the nodes.
+	memory map[string]gpu.Memory
+	totals map[*string]gpu.Memory
+}
+
+// await makes or keeps the reservation of the next item, if it may have one.
+func (p *pass) await(item *Item) {
+	c := p.Awaited.choices[item.ID]
+	again := p.seen[item.Like]
+	p.seen[item.Like] = true
+	reserved := c != nil && c.nodes != nil
+	if (again || item.Fits) && !reserved || len(p.choices) >= maxItems || p.pauses(item) || p.late(item, c) {
+		return
+	}
+	requests := item.Requests()
+	first := !p.anyBefore(requests)
+	if !first && p.beforeExceeds(requests) {
+		return
+	}
+	if !item.Fits && p.due(item, c, first) {
+		c = p.choose(item, requests, c, first)
+	}
+	if c == nil {
+		return
+	}
+	p.choices[item.ID] = c
+	for node, amount := range c.nodes {
+		p.before[node] = p.before[node].Add(amount)
+	}
+}
+
+// late reports whether the item has fitted for too long without being placed, and begins its pause then.
+func (p *pass) late(item *Item, c *choice) bool {
+	if c == nil || c.nodes == nil {
+		return false
+	}
+	if !item.Fits && !p.Ledger.AwaitedFree(item.ID) {
+		c.fits = time.Time{}
+		return false
+	}
+	if c.fits.IsZero() {
+		c.fits = p.now
+	}
+	if item.Fits && !c.placed {
+		c.placed = true
+		p.Failures.Placed(c.attempt)
+	}
+	if p.now.Sub(c.fits) < arrival {
+		return false
+	}
+	p.Failures.Failed(c.attempt, c.fits, p.now)
+	c.placed = false
+	return true
+}
+
+// pauses reports whether the item gets no reservation because it, or others of its namespace, have failed.
+func (p *pass) pauses(item *Item) bool {
+	until, _ := p.Failures.Until(item.Attempt, p.now)
+	return p.now.Before(until)
+}
+
+// due reports whether the cards of an item must be chosen now.
+func (p *pass) due(item *Item, c *choice, first bool) bool {
+	return c == nil || first && !c.first || !p.now.Before(c.until) || c.nodes != nil && !p.Ledger.AwaitedUsable(item.ID)
+}
+
+// choose chooses the cards of an item. If the pass has done enough already, it returns the earlier choice.
+func (p *pass) choose(item *Item, requests []ledger.Request, earlier *choice, first bool) *choice {
+	for i := range requests {
+		p.work += len(requests[i].Nodes) / (1 + i) // Most requests share their nodes, which are ranked once.
+	}
+	if p.work > maxWork && len(p.choices) > 0 {
+		return earlier
+	}
+	lasts := min(max(p.now.Sub(item.Entered), minChoice), maxChoice)
+	if !p.Ledger.Await(item.Item, requests, p.now.Add(-p.MaxAge), p.Capacity()) {
+		return &choice{until: p.now.Add(min(lasts, failedChoice)), first: first, attempt: item.Attempt}
+	}
+	p.Reserved()
+	return &choice{until: p.now.Add(lasts), first: first, attempt: item.Attempt, nodes: p.Ledger.Awaited(item.ID)}
+}
+
+// anyBefore reports whether an item before has a reservation on one of the nodes.
+func (p *pass) anyBefore(requests []ledger.Request) bool {
+	return slices.ContainsFunc(distinct(requests), func(nodes []string) bool { return p.reservedOn(nodes) > 0 })
+}
+
+// beforeExceeds reports whether the items before have reserved too much of the nodes that one of the pods can use.
+func (p *pass) beforeExceeds(requests []ledger.Request) bool {
+	if p.memory == nil {
+		p.memory = p.Ledger.NodeMemory()
+	}
+	return slices.ContainsFunc(distinct(requests), func(nodes []string) bool {
+		total, known := p.totals[&nodes[0]]
+		if !known {
+			for _, node := range nodes {
+				total = total.Add(p.memory[node])
+			}
+			p.totals[&nodes[0]] = total
+		}
+		return float64(p.reservedOn(nodes)) >= p.MaxIdle*float64(total)
+	})
+}
+
+// reservedOn returns what the items before have on the nodes.
+func (p *pass) reservedOn(nodes []string) (sum gpu.Memory) {
+	for node, amount := range p.before {
+		if _, found := slices.BinarySearch(nodes, node); found {
+			sum = sum.Add(amount)
+		}
+	}
+	return sum
+}
+
+// distinct returns the nodes of the requests. Of those that follow one another and share their nodes, it returns the nodes once.
+func distinct(requests []ledger.Request) (out [][]string) {
+	for i := range requests {
+		nodes := requests[i].Nodes
+		if last := len(out) - 1; len(nodes) > 0 && (last < 0 || &nodes[0] != &out[last][0]) {
+			out = append(out, nodes)
+		}
+	}
+	return out
+}

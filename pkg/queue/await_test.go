@@ -1,0 +1,200 @@
+package queue
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// fixture is an Awaited on a ledger. Each node has cards of 16.
+type fixture struct {
+	*testing.T
+	*Awaited
+	ledger *ledger.Ledger
+	nodes  []string
+	now    time.Time
+	items  []Item
+	bound  map[gpu.PodUID]bool
+}
+
+func newFixture(t *testing.T, cards ...int) *fixture {
+	f := &fixture{T: t, ledger: ledger.New(), now: begin, bound: map[gpu.PodUID]bool{}}
+	for i, n := range cards {
+		name, spec := fmt.Sprint("n", i+1), ledger.NodeSpec{Unit: gpu.GiB}
+		for card := range n {
+			spec.Cards = append(spec.Cards, gpu.Card{Index: card, Memory: 16})
+		}
+		f.ledger.SetNode(name, spec)
+		f.nodes = append(f.nodes, name)
+	}
+	f.Awaited = NewAwaited(Options{
+		Ledger: f.ledger, Capacity: func() ledger.Capacity { return nil }, MaxIdle: 0.1, MaxAge: time.Hour, Failures: &Failures{},
+		Bound: func(uid gpu.PodUID) bool { return f.bound[uid] }, Reserved: func() {},
+	})
+	return f
+}
+
+// run makes a pod run on a card since a time before now.
+func (f *fixture) run(name, node string, card int, memory gpu.Memory, since time.Duration) {
+	f.ledger.SetBound(node, gpu.Pod{UID: gpu.PodUID(name), Request: memory}, gpu.On(card, memory), f.now.Add(-since))
+}
+
+// wait adds an item of so many pods, which entered the queue at a time after begin.
+func (f *fixture) wait(name string, pods int, memory gpu.Memory, entered time.Duration) *Item {
+	f.items = append(f.items, Item{
+		Item: ledger.Item{ID: name, Label: name, Entered: begin.Add(entered)}, Like: fmt.Sprint(pods, " of ", memory),
+		Attempt: Attempt{Namespace: "default", ID: name, Shape: name, Size: Size{Memory: memory}},
+		Requests: func() (requests []ledger.Request) {
+			for i := range pods {
+				uid := gpu.PodUID(name)
+				if pods > 1 {
+					uid = gpu.PodUID(fmt.Sprint(name, i))
+				}
+				requests = append(requests, ledger.Request{Pod: gpu.Pod{UID: uid, Request: memory}, Nodes: f.nodes})
+			}
+			return requests
+		},
+	})
+	return &f.items[len(f.items)-1]
+}
+
+// pass makes a pass after some time, and compares what is reserved: for each item the memory by node.
+func (f *fixture) pass(after time.Duration, want ...string) {
+	f.Helper()
+	f.now = f.now.Add(after)
+	f.Pass(f.items, f.now)
+	var got []string
+	for id, c := range f.choices {
+		if c.nodes == nil {
+			continue
+		}
+		var nodes []string
+		for node, amount := range f.ledger.Awaited(id) {
+			nodes = append(nodes, fmt.Sprintf("%s:%d", node, amount))
+		}
+		slices.Sort(nodes)
+		got = append(got, id+" "+strings.Join(nodes, " "))
+	}
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		f.Errorf("after %v (-want +got):\n%s", f.now.Sub(begin), diff)
+	}
+}
+
+// The cards with the youngest pods are reserved, but no cards whose pods have run for too long.
+func TestAwaitedChoice(t *testing.T) {
+	f := newFixture(t, 1, 2, 1)
+	f.run("old", "n1", 0, 4, 30*time.Minute)
+	f.run("older", "n2", 0, 4, 50*time.Minute)
+	f.run("young", "n2", 1, 4, time.Minute)
+	f.run("endless", "n3", 0, 4, 2*time.Hour)
+	f.wait("first", 1, 16, 0)
+	f.pass(0, "first n2:16")
+	f.items = nil
+	f.pass(time.Second)
+	f.wait("group", 3, 16, 0)
+	f.pass(time.Second, "group n1:16 n2:32")
+	f.items = nil
+	f.wait("too large", 4, 16, 0)
+	f.pass(time.Second)
+}
+
+// A choice lasts as long as the item had waited, although other cards are better meanwhile.
+func TestAwaitedChoiceLasts(t *testing.T) {
+	f := newFixture(t, 1, 1)
+	f.run("a", "n1", 0, 4, time.Minute)
+	f.run("b", "n2", 0, 4, 2*time.Minute)
+	f.wait("first", 1, 16, -40*time.Second)
+	f.pass(0, "first n1:16")
+	f.ledger.Remove("b")
+	f.run("c", "n2", 0, 4, 0)
+	f.pass(39*time.Second, "first n1:16")
+	f.pass(2*time.Second, "first n2:16")
+	f.pass(79*time.Second, "first n2:16")
+}
+
+// A choice is made again when one of its cards can't be used any more.
+func TestAwaitedChoiceUnusable(t *testing.T) {
+	f := newFixture(t, 1, 1)
+	f.run("a", "n1", 0, 4, time.Minute)
+	f.run("b", "n2", 0, 4, 2*time.Minute)
+	f.wait("first", 1, 16, -time.Hour)
+	f.pass(0, "first n1:16")
+	f.ledger.DeleteNode("n1")
+	f.pass(time.Second, "first n2:16")
+}
+
+// Behind the first item, others get reservations up to the limit. Of items that are alike, only the first does.
+func TestAwaitedLimit(t *testing.T) {
+	f := newFixture(t, 8, 8, 4)
+	for i, node := range []string{"n1", "n2"} {
+		for card := range 8 {
+			f.run(fmt.Sprint(node, card), node, card, 4, time.Duration(1+i)*time.Minute)
+		}
+	}
+	for card := range 4 {
+		f.run(fmt.Sprint("n3", card), "n3", card, 16, 3*time.Minute)
+	}
+	f.wait("first", 1, 16, 0)
+	f.wait("alike", 1, 16, time.Second)
+	f.wait("other", 1, 15, 2*time.Second)
+	f.wait("late", 1, 14, 3*time.Second)
+	f.MaxIdle = 0.09 // The cards have 320.
+	f.pass(0, "first n1:16", "other n1:15")
+	f.MaxIdle = 0.05
+	f.pass(time.Minute, "first n1:16")
+	f.items = f.items[1:]
+	f.pass(time.Minute, "alike n1:16")
+	f.MaxIdle = 0
+	f.pass(time.Minute)
+}
+
+// What a broken run of a group still needs comes first, then priority counts, and then the time of entry. The first item may have any amount.
+func TestAwaitedOrder(t *testing.T) {
+	f := newFixture(t, 1)
+	f.run("a", "n1", 0, 4, time.Minute)
+	f.wait("early", 1, 16, 0)
+	f.pass(0, "early n1:16")
+	f.wait("important", 1, 15, time.Second).Priority = 5
+	f.pass(time.Second, "important n1:15")
+	f.wait("broken", 1, 14, 2*time.Second).First = true
+	f.pass(time.Second, "broken n1:14")
+	f.items = f.items[:2]
+	f.pass(time.Second, "important n1:15")
+}
+
+// An item that fits keeps its reservation until it is bound. If that takes too long, it has failed.
+func TestAwaitedArrival(t *testing.T) {
+	f := newFixture(t, 1)
+	f.run("a", "n1", 0, 4, time.Minute)
+	item := f.wait("pod", 1, 16, 0)
+	f.pass(0, "pod n1:16")
+	item.Fits = true
+	f.pass(time.Minute, "pod n1:16")
+	f.pass(arrival-time.Second, "pod n1:16")
+	f.pass(time.Second)
+	item.Fits = false
+	f.pass(time.Second)
+	f.pass(time.Second, "pod n1:16")
+	item.Fits = true
+	f.pass(time.Second, "pod n1:16")
+	f.bound["pod"], f.items = true, nil
+	f.pass(time.Second)
+	if failures, _ := f.Failures.Of(item.Attempt); failures > 0 {
+		t.Errorf("%d failures are counted, although it has arrived since", failures)
+	}
+}
+
+// An item that fits without a reservation needs none.
+func TestAwaitedFits(t *testing.T) {
+	f := newFixture(t, 1)
+	f.wait("pod", 1, 16, 0).Fits = true
+	f.pass(0)
+}

@@ -1,0 +1,151 @@
+package scheduling
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+	"unique"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
+)
+
+// ReservationOptions configure awaited reservations, see package queue.
+type ReservationOptions struct {
+	// MaxIdle is the part of the memory up to which items behind the first may have reservations; 0 turns all reservations off.
+	MaxIdle float64
+	// MaxAge is how long pods may have run on reserved cards.
+	MaxAge time.Duration
+}
+
+// waitingInterval is the interval between two passes.
+const waitingInterval = 250 * time.Millisecond
+
+// waiting passes what waits for memory to a queue.Awaited: groups, units of fair sharing, and single pods that kube-scheduler has rejected.
+type waiting struct {
+	awaited *queue.Awaited
+	cache   clusterCache
+	ledger  *ledger.Ledger
+	groups  *groups
+	fair    *fairShare
+	nodes   interface {
+		Names(constraints unique.Handle[string]) []string
+	}
+	leading func() error
+	clock   clock.WithTicker
+}
+
+func (s *Scheduler) newWaiting() *waiting {
+	o := s.Reservations
+	return &waiting{
+		awaited: queue.NewAwaited(queue.Options{
+			Ledger: s.ledger, MaxIdle: o.MaxIdle, MaxAge: o.MaxAge, Bound: s.binding, Failures: s.failures, Reserved: s.Observer.Reserved,
+			Capacity: func() ledger.Capacity { return s.nodes.Capacity(nil, true) },
+		}),
+		cache: s.cache, ledger: s.ledger, groups: s.groups, fair: s.fair, nodes: s.nodes, leading: s.Leading, clock: s.Clock,
+	}
+}
+
+// binding reports whether the pod has an allocation.
+func (s *Scheduler) binding(uid gpu.PodUID) bool {
+	_, _, ok := s.ledger.Lookup(uid)
+	return ok
+}
+
+// run makes passes until ctx ends.
+func (w *waiting) run(ctx context.Context) error {
+	ticker := w.clock.NewTicker(waitingInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			w.awaited.Stop()
+			return nil
+		case <-ticker.C():
+			w.tick()
+		}
+	}
+}
+
+// tick makes a pass if this process is the leader, and ends all reservations if it isn't.
+func (w *waiting) tick() {
+	if w.leading() != nil || w.cache.Ready() != nil {
+		w.awaited.Stop()
+		return
+	}
+	now := w.clock.Now()
+	items := w.pods()
+	if w.groups != nil {
+		items = append(items, w.groups.manager.Waiting(now)...)
+	}
+	if w.fair != nil {
+		items = append(items, w.fair.manager.Waiting()...)
+	}
+	w.awaited.Pass(items, now)
+}
+
+// alikePods is equal for pods with the same requests and rank.
+type alikePods struct {
+	demand      gpu.Demand
+	constraints unique.Handle[string]
+	priority    int32
+}
+
+// pods returns the single pods that kube-scheduler has rejected and that fit no node. Of pods that are alike it returns the first.
+func (w *waiting) pods() (items []queue.Item) {
+	first := map[alikePods]*clustercache.PodInfo{}
+	for _, pod := range w.cache.Pending() {
+		if !w.waits(pod) {
+			continue
+		}
+		like := alikePods{pod.Demand(), pod.Constraints, pod.Priority}
+		if earliest := first[like]; earliest == nil || entersBefore(pod, earliest) {
+			first[like] = pod
+		}
+	}
+	for like, pod := range first {
+		nodes := w.nodes.Names(pod.Constraints)
+		_, fits := w.ledger.FirstFit(pod.Pod, nodes)
+		if fits && !w.ledger.Awaits(pod.UID) {
+			continue // kube-scheduler will find the node.
+		}
+		items = append(items, queue.Item{
+			Item: ledger.Item{ID: "pod " + string(pod.UID), Label: pod.String(), Priority: pod.Priority, Entered: pod.Pending.Created},
+			Like: fmt.Sprint(like), Fits: fits, Attempt: attemptOf(pod),
+			Requests: func() []ledger.Request { return []ledger.Request{{Pod: pod.Pod, Nodes: nodes}} },
+		})
+	}
+	return items
+}
+
+// waits reports whether the pod may be an item of its own. A pod with constraints that only kube-scheduler knows isn't one: it may not run even if
+// its memory is free.
+func (w *waiting) waits(pod *clustercache.PodInfo) bool {
+	if pod.Request == 0 || !pod.Pending.Rejected || pod.Gated || pod.GatedOtherwise || pod.RequestError != "" || pod.NominatedNode != "" || constrained(pod) {
+		return false
+	}
+	if w.groups.memberOf(pod) != nil {
+		if _, whole := w.groups.manager.Membership(pod.UID); !whole {
+			return false
+		}
+	}
+	return w.fair.evicts(pod.Pod)
+}
+
+// attemptOf identifies the pod for queue.Failures.
+func attemptOf(pod *clustercache.PodInfo) queue.Attempt {
+	return queue.Attempt{
+		Namespace: pod.Namespace, ID: string(pod.UID), Shape: fmt.Sprint(alikePods{pod.Demand(), pod.Constraints, pod.Priority}),
+		Size: queue.Size{Memory: pod.Request},
+	}
+}
+
+// entersBefore orders pods by their creation.
+func entersBefore(a, b *clustercache.PodInfo) bool {
+	return cmp.Or(a.Pending.Created.Compare(b.Pending.Created), cmp.Compare(a.UID, b.UID)) < 0
+}
