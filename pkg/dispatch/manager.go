@@ -135,9 +135,10 @@ type Manager struct {
 	retryAll time.Time
 	// feasible keeps the results of everFits.
 	feasible feasible
-	// awaiting are the IDs of the units that may have awaited reservations, and unseen those of them that have not had their turn in the
-	// present round: their reservations don't count for the units that have their turn before.
-	awaiting, unseen map[string]bool
+	// awaiting are the IDs of the units that may have awaited reservations, with their tenants. unseen are those of them whose tenants have not had
+	// their turn in the present round: their reservations don't count for the units that have their turn before.
+	awaiting map[string]string
+	unseen   map[string]bool
 	// changed is true if a pod or a tenant changed since the latest round.
 	changed bool
 	// rounds counts the rounds, and effort the attempts of the present one. freedNow are the nodes on which something was freed since the
@@ -205,6 +206,7 @@ func (m *Manager) StopLeading() {
 	m.endAttempts()
 	m.leading, m.effects, m.now, m.reclaims = false, Effects{}, time.Time{}, newReclaims(m.reclaims.attempts)
 	m.Failures.Clear()
+	m.awaiting = nil
 	for _, k := range m.kept {
 		k.until = time.Time{}
 	}

@@ -10,7 +10,7 @@ import (
 
 // try reserves places for the pods of a unit. It returns nil if they don't fit now.
 func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Place) {
-	if !u.kind.hasNoRoom(m.rounds) || m.awaiting[u.item.ID] {
+	if _, awaits := m.awaiting[u.item.ID]; awaits || !u.kind.hasNoRoom(m.rounds) {
 		places = m.reserve(u, capacity, now)
 	}
 	if places != nil {

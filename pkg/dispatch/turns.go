@@ -21,7 +21,10 @@ const (
 
 // grantInOrder offers the units in the order of the queue until the effort is used up.
 func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
-	m.unseen = maps.Clone(m.awaiting)
+	m.unseen = map[string]bool{}
+	for id := range m.awaiting {
+		m.unseen[id] = true
+	}
 	m.pausedUntil = time.Time{}
 	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}, othersFirst: m.exhausted}
 	t.ownEffort = max(1, min(ownEffort, maxEffort/(len(m.cutShort)+1)))
@@ -38,6 +41,11 @@ func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 			}
 			t.ends = nil
 		case leave:
+			for id, tenant := range m.awaiting {
+				if tenant == item.Tenant {
+					delete(m.unseen, id)
+				}
+			}
 			r.Leave()
 		default:
 			r.Pass()
@@ -118,7 +126,8 @@ func (t *turns) of(tenant string) *tenantTurns {
 // offer reserves places for the pods of a unit, if there is room. leave is true if the tenant's later units don't get their turn in this
 // round.
 func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
-	own, awaits := t.of(u.item.Tenant), t.awaiting[u.item.ID]
+	own := t.of(u.item.Tenant)
+	_, awaits := t.awaiting[u.item.ID]
 	if awaits {
 		defer delete(t.unseen, u.item.ID)
 	}

@@ -32,11 +32,11 @@ func (m *Manager) Waiting() []queue.Item {
 	turns := map[string]int{}
 	if len(first) > 0 {
 		for i, s := range m.queue.Standings() {
-			turns[s.Name] = i
+			turns[s.Name] = i + 1
 		}
 	}
 	items := make([]queue.Item, 0, len(first))
-	m.awaiting = map[string]bool{}
+	m.awaiting = map[string]string{}
 	for key, u := range first {
 		items = append(items, queue.Item{
 			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), Priority: m.PriorityCutoff - 1, Entered: u.item.Created},
@@ -45,7 +45,7 @@ func (m *Manager) Waiting() []queue.Item {
 			Like:     key.tenant + "\x00" + text(key.kind.text) + "\x00" + key.kind.memory.String(),
 			Requests: func() []ledger.Request { return m.waitingRequests(u) },
 		})
-		m.awaiting[u.item.ID] = true
+		m.awaiting[u.item.ID] = key.tenant
 	}
 	return items
 }

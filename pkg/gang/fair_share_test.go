@@ -45,6 +45,11 @@ func TestTurnAndReservation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, now := fullCluster(t), test.before
+			for _, n := range s.ledger.Nodes() { // The pods were placed after the group was created.
+				for _, a := range n.Allocations {
+					s.ledger.SetBound(n.Name, a.Pod, a.Placement, s.now.Add(time.Second))
+				}
+			}
 			now.use(s)
 			for range 25 {
 				s.tick()

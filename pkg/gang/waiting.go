@@ -19,7 +19,8 @@ func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	for _, r := range mgr.waiting {
-		if r.plan != nil || mgr.checkPause(r, now) || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksMemory(now) {
+		paused, _ := mgr.paused(r, now)
+		if r.plan != nil || paused || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksMemory(now) {
 			continue
 		}
 		entered := r.since
@@ -28,8 +29,8 @@ func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 		}
 		id := r.key.ItemID()
 		items = append(items, queue.Item{
-			Item:  ledger.Item{ID: id, Label: r.key.String(), Priority: r.priority(), Entered: entered.Truncate(time.Second)}, // As those of pods are.
-			First: r.phase == PhaseBroken, Like: r.like(id), Attempt: mgr.attempt(r),
+			Item: ledger.Item{ID: id, Label: r.key.String(), First: r.phase == PhaseBroken, Priority: r.priority(), Entered: entered.Truncate(time.Second)}, // As those of pods are.
+			Like: r.like(id), Attempt: mgr.attempt(r),
 			Requests: func() []ledger.Request { return mgr.waitingRequests(r) },
 		})
 	}

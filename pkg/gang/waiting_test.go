@@ -72,7 +72,7 @@ func (s *stream) step(waiting int) {
 // TestLargeGroupRuns: a large group runs beside an endless stream of single pods, or of small groups. Items run for two minutes at most, so the
 // cards of a choice are free after two.
 func TestLargeGroupRuns(t *testing.T) {
-	const bound = 5 * time.Minute
+	const bound = 8 * time.Minute
 	for name, size := range map[string]int{"single pods": 0, "groups of two": 2} {
 		t.Run(name, func(t *testing.T) {
 			waited, ran := runBeside(t, size, true)

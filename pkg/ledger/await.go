@@ -14,15 +14,26 @@ import (
 type Item struct {
 	// ID identifies the item, and Label names it for users.
 	ID, Label string
-	// Priority and Entered, the time at which the item entered the queue, are the item's rank.
+	// First, Priority and Entered, the time at which the item entered the queue, are the item's rank. First is true for an item that comes before
+	// all others, whatever their priorities: what a broken run of a group still needs.
+	First    bool
 	Priority int32
 	Entered  time.Time
 }
 
-// Before reports whether the item comes before the other one: by priority, and then by the time at which it entered.
-func (i *Item) Before(o *Item) bool {
-	return cmp.Or(cmp.Compare(o.Priority, i.Priority), i.Entered.Compare(o.Entered), cmp.Compare(i.ID, o.ID)) < 0
+// Compare orders items by their ranks. It returns a negative number if the item comes before the other one.
+func (i *Item) Compare(o *Item) int {
+	if i.First != o.First {
+		if i.First {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(o.Priority, i.Priority), i.Entered.Compare(o.Entered), cmp.Compare(i.ID, o.ID))
 }
+
+// Before reports whether the item comes before the other one.
+func (i *Item) Before(o *Item) bool { return i.Compare(o) < 0 }
 
 // Await makes the awaited reservation of an item: shares of cards for all requests. The cards may still be in use, and become available when
 // pods end. It replaces an earlier reservation of the item.
@@ -61,28 +72,50 @@ func (l *Ledger) endAwaited(id string) (freed []string) {
 	return slices.Compact(freed)
 }
 
-// AwaitedUsable reports whether the nodes of the item's awaited reservation still take its pods, and its cards exist, are healthy, and would hold
-// what is reserved on them if they were empty. It returns false if there is no reservation.
-func (l *Ledger) AwaitedUsable(id string) bool {
+// AwaitedUsable reports whether the item's awaited reservation is for these requests and for the item's rank, the nodes still take its pods, and
+// its cards exist, are healthy, and would hold what is reserved on them if they were empty. It returns false if there is no reservation.
+func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	r := l.reservations.items[id]
-	return r != nil && !slices.ContainsFunc(r.Shares, func(share Share) bool {
+	r := l.reservations.items[item.ID]
+	return r != nil && r.Item == item && l.isFor(r, requests) && !slices.ContainsFunc(r.Shares, func(share Share) bool {
 		n, demand := l.nodes[share.Node], share.Pod.Demand()
 		return n.accepts(&demand) != reasons.Fits || !n.couldHold(r, share.On)
 	})
 }
 
-// AwaitedFree reports whether all that the item's awaited reservation has is free.
+// isFor reports whether the reservation has a share for each pod without an allocation, and no others.
+func (l *Ledger) isFor(r *Reservation, requests []Request) bool {
+	missing := map[gpu.PodUID]bool{}
+	for i := range requests {
+		if _, allocated := l.nodeOf[requests[i].Pod.UID]; !allocated {
+			missing[requests[i].Pod.UID] = true
+		}
+	}
+	for i := range r.Shares {
+		uid := r.Shares[i].Pod.UID
+		if _, allocated := l.nodeOf[uid]; !allocated && !missing[uid] {
+			return false
+		}
+		delete(missing, uid)
+	}
+	return len(missing) == 0
+}
+
+// AwaitedFree reports whether all that the item's awaited reservation has is free, and no other reservation keeps it from the item.
 func (l *Ledger) AwaitedFree(id string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	r := l.reservations.items[id]
 	return r != nil && !slices.ContainsFunc(r.Shares, func(share Share) bool {
 		n := l.nodes[share.Node]
-		return n == nil || slices.ContainsFunc(share.On, func(on gpu.Share) bool {
+		if n == nil {
+			return true
+		}
+		cards := l.cardsFor(n, &share.Pod, true, nil)
+		return slices.ContainsFunc(share.On, func(on gpu.Share) bool {
 			i, ok := n.position(on.Card)
-			return !ok || !n.cards[i].Has(n.reservedBy(r, on.Card))
+			return !ok || !cards[i].Has(n.reservedBy(r, on.Card))
 		})
 	})
 }

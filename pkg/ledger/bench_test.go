@@ -293,7 +293,7 @@ func BenchmarkLock(b *testing.B) {
 		"NodeMemory":         func() { f.NodeMemory() },
 		"Memory":             func() { f.SetNode(names[0], spec(80, 80, 80, 80, 80, 80, 80, 80)); f.Memory() },
 		"Await":              func() { f.Await(testItem, requests, longAgo, nil) },
-		"AwaitedUsable":      func() { f.AwaitedUsable(testItem.ID) },
+		"AwaitedUsable":      func() { f.AwaitedUsable(testItem, requests) },
 		"AwaitedIdle":        func() { f.AwaitedIdle() },
 		"EndAwaited":         func() { f.Await(testItem, requests[:1], longAgo, nil); f.EndAwaited(testItem.ID) },
 		"Hold":               func() { f.SetReservations(ledger.Reclaimed, reserved...); f.SetReservations(ledger.Reclaimed) },

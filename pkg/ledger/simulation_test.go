@@ -27,6 +27,7 @@ type model struct {
 	// kept are the shares of the awaited reservation; nil if there is none.
 	kept         map[gpu.PodUID]keptShare
 	keptPriority int32
+	keptRequests []ledger.Request
 }
 
 type allocation struct {
@@ -197,7 +198,7 @@ func (m *model) accepts(node string, pod gpu.Pod) reasons.Reason {
 
 // await reserves shares of the cards on which the requests fit if the fewest of the pods that were placed after oldest have ended, or nothing.
 func (m *model) await(requests []ledger.Request, priority int32, oldest time.Time) bool {
-	m.kept, m.keptPriority = map[gpu.PodUID]keptShare{}, priority
+	m.kept, m.keptPriority, m.keptRequests = map[gpu.PodUID]keptShare{}, priority, requests
 	for _, request := range requests {
 		if m.allocations[request.Pod.UID] != nil {
 			continue
@@ -273,6 +274,12 @@ func (m *model) idle() map[string]gpu.Memory {
 	return map[string]gpu.Memory{testItem.ID: idle}
 }
 
+func (m *model) keptItem() ledger.Item {
+	item := testItem
+	item.Priority = m.keptPriority
+	return item
+}
+
 // usable reports whether the pods of the awaited reservation could be placed on its cards if these were empty.
 func (m *model) usable() bool {
 	for _, kept := range m.kept {
@@ -284,6 +291,11 @@ func (m *model) usable() bool {
 			if i < 0 || !size(m.specs[kept.node].Cards[i]).atLeast(sum(m.keptOn(kept.node, false), share.Card)) {
 				return false
 			}
+		}
+	}
+	for _, request := range m.keptRequests {
+		if _, kept := m.kept[request.Pod.UID]; !kept && m.allocations[request.Pod.UID] == nil {
+			return false // It was allocated when the reservation was made.
 		}
 	}
 	return m.kept != nil
@@ -685,7 +697,7 @@ func TestSimulation(t *testing.T) {
 			}
 			freedNodes := slices.Compact(s.fixture.takeFreed()) // A node can be reported twice.
 			compare("AwaitedIdle", s.model.idle(), s.fixture.AwaitedIdle())
-			compare("AwaitedUsable", s.model.usable(), s.fixture.AwaitedUsable(testItem.ID))
+			compare("AwaitedUsable", s.model.usable(), s.fixture.AwaitedUsable(s.model.keptItem(), s.model.keptRequests))
 			compare("freed nodes", slices.Compact(slices.Sorted(slices.Values(append(s.model.grown(before), s.ended...)))), freedNodes)
 			freed += len(freedNodes)
 

@@ -13,13 +13,11 @@ import (
 // Item is an item that waits for memory.
 type Item struct {
 	ledger.Item
-	// First is true for an item that comes before all others, whatever their priorities: what a broken run of a group still needs.
-	First bool
-	// Turn is the position of the item's tenant in the order of turns; 0 without fair sharing.
+	// Turn is the position of the item's tenant in the order of turns, from 1 on; 0 without fair sharing.
 	Turn int
 	// Like is equal for items with the same requests and rank but for the time of entry: if one of them has no room, none has.
 	Like string
-	// Fits is true for a single pod that fits now. If it has a reservation, it keeps it until it is placed. Other packages place groups and units of
+	// Fits is true for a single pod that fits now. Other packages place groups and units of
 	// fair sharing. Attempt identifies the item for Failures. The ID of a single pod is its UID.
 	Fits    bool
 	Attempt Attempt
@@ -35,7 +33,8 @@ type Options struct {
 	// MaxIdle is the part of the memory of the nodes that an item can use up to which the items before it may have awaited reservations. If
 	// they have more, it gets none. 0 switches awaited reservations off.
 	MaxIdle float64
-	// MaxAge is how long pods may have run on the cards of an awaited reservation. Those that have run for longer are expected to stay.
+	// MaxAge is how long pods may have run that have to end on the cards of an awaited reservation. Those that have run for longer are expected to
+	// stay.
 	MaxAge time.Duration
 	// Failures are those of all items.
 	Failures *Failures
@@ -49,7 +48,7 @@ type Options struct {
 type Ledger interface {
 	Await(item ledger.Item, requests []ledger.Request, oldest time.Time, capacity ledger.Capacity) bool
 	Awaited(id string) map[string]gpu.Memory
-	AwaitedUsable(id string) bool
+	AwaitedUsable(item ledger.Item, requests []ledger.Request) bool
 	AwaitedFree(id string) bool
 	EndAwaited(id string)
 	NodeMemory() map[string]gpu.Memory
@@ -60,6 +59,9 @@ type Ledger interface {
 // The first item that waits for some nodes always gets one. Others do while the items before them have little: see Options.MaxIdle. A choice of
 // cards lasts as long as the item had waited when it was made. It isn't made again as soon as other cards look better: where some card always has
 // just been refilled, a choice of the youngest pods would change for ever, and no card would become free.
+//
+// Only pods that were placed after the item entered the queue have to end. So a group that lacks one card, with a pod that was there before, keeps no
+// others from the free cards. If pods are replaced by others without end, sooner or later all have been placed after the item entered.
 type Awaited struct {
 	Options
 	choices map[string]*choice
@@ -136,28 +138,18 @@ func (a *Awaited) sorted(items []Item, now time.Time) []Item {
 		return c != nil && c.nodes != nil && now.Before(c.until)
 	}
 	items = slices.Clone(items)
+	for i := range items {
+		if items[i].Turn > 0 && holds(&items[i]) {
+			items[i].Turn = 0
+		}
+	}
 	slices.SortFunc(items, func(x, y Item) int {
-		turns := cmp.Compare(x.Turn, y.Turn)
-		if turns != 0 && holds(&x) != holds(&y) {
-			turns = 1
-			if holds(&x) {
-				turns = -1
-			}
+		if x.First == y.First && x.Priority == y.Priority && x.Turn != y.Turn {
+			return cmp.Compare(x.Turn, y.Turn)
 		}
-		order := 1
-		if x.Before(&y.Item) {
-			order = -1
-		}
-		return cmp.Or(first(&y)-first(&x), cmp.Compare(y.Priority, x.Priority), turns, order)
+		return x.Compare(&y.Item)
 	})
 	return items
-}
-
-func first(i *Item) int {
-	if i.First {
-		return 1
-	}
-	return 0
 }
 
 // pass is the state of one pass.
@@ -170,7 +162,8 @@ type pass struct {
 	seen map[string]bool
 	// choices are those of the items so far.
 	choices map[string]*choice
-	work    int
+	// reserved counts those with a reservation, and work is what the pass has done.
+	reserved, work int
 	// memory is that of each node; nil until it is needed. totals are sums of it, by the first of the nodes.
 	memory map[string]gpu.Memory
 	totals map[*string]gpu.Memory
@@ -179,24 +172,25 @@ type pass struct {
 // await makes or keeps the reservation of the next item, if it may have one.
 func (p *pass) await(item *Item) {
 	c := p.Awaited.choices[item.ID]
-	again := p.seen[item.Like]
-	p.seen[item.Like] = true
 	reserved := c != nil && c.nodes != nil
-	if (again || item.Fits) && !reserved || len(p.choices) >= maxItems || p.pauses(item) || p.late(item, c) {
+	if (p.seen[item.Like] || item.Fits) && !reserved || p.reserved >= maxItems || p.pauses(item) || p.late(item, c) {
 		return
 	}
+	p.seen[item.Like] = true
 	requests := item.Requests()
 	first := !p.anyBefore(requests)
 	if !first && p.beforeExceeds(requests) {
 		return
 	}
-	if !item.Fits && p.due(item, c, first) {
+	if !item.Fits && p.due(item, requests, c, first) {
 		c = p.choose(item, requests, c, first)
 	}
 	if c == nil {
 		return
 	}
-	p.choices[item.ID] = c
+	if p.choices[item.ID] = c; c.nodes != nil {
+		p.reserved++
+	}
 	for node, amount := range c.nodes {
 		p.before[node] = p.before[node].Add(amount)
 	}
@@ -208,7 +202,10 @@ func (p *pass) late(item *Item, c *choice) bool {
 		return false
 	}
 	if !item.Fits && !p.Ledger.AwaitedFree(item.ID) {
-		c.fits = time.Time{}
+		if c.fits = (time.Time{}); c.placed {
+			c.placed = false
+			p.Failures.Ended(c.attempt)
+		}
 		return false
 	}
 	if c.fits.IsZero() {
@@ -233,8 +230,8 @@ func (p *pass) pauses(item *Item) bool {
 }
 
 // due reports whether the cards of an item must be chosen now.
-func (p *pass) due(item *Item, c *choice, first bool) bool {
-	return c == nil || first && !c.first || !p.now.Before(c.until) || c.nodes != nil && !p.Ledger.AwaitedUsable(item.ID)
+func (p *pass) due(item *Item, requests []ledger.Request, c *choice, first bool) bool {
+	return c == nil || first && !c.first || !p.now.Before(c.until) || c.nodes != nil && !p.Ledger.AwaitedUsable(item.Item, requests)
 }
 
 // choose chooses the cards of an item. If the pass has done enough already, it returns the earlier choice.
@@ -246,7 +243,11 @@ func (p *pass) choose(item *Item, requests []ledger.Request, earlier *choice, fi
 		return earlier
 	}
 	lasts := min(max(p.now.Sub(item.Entered), minChoice), maxChoice)
-	if !p.Ledger.Await(item.Item, requests, p.now.Add(-p.MaxAge), p.Capacity()) {
+	oldest := p.now.Add(-p.MaxAge)
+	if item.Entered.After(oldest) {
+		oldest = item.Entered
+	}
+	if !p.Ledger.Await(item.Item, requests, oldest, p.Capacity()) {
 		return &choice{until: p.now.Add(min(lasts, failedChoice)), first: first, attempt: item.Attempt}
 	}
 	p.Reserved()

@@ -88,29 +88,35 @@ func (f *fixture) pass(after time.Duration, want ...string) {
 	}
 }
 
-// The cards with the youngest pods are reserved, but no cards whose pods have run for too long.
+// longAgo and earlier are before all pods were placed, as times after begin.
+const longAgo, earlier = -24 * time.Hour, -90 * time.Minute
+
+// The cards with the youngest pods are reserved, but no cards whose pods have run for too long, or were there before the item.
 func TestAwaitedChoice(t *testing.T) {
 	f := newFixture(t, 1, 2, 1)
 	f.run("old", "n1", 0, 4, 30*time.Minute)
 	f.run("older", "n2", 0, 4, 50*time.Minute)
 	f.run("young", "n2", 1, 4, time.Minute)
 	f.run("endless", "n3", 0, 4, 2*time.Hour)
-	f.wait("first", 1, 16, 0)
+	f.wait("first", 1, 16, longAgo)
 	f.pass(0, "first n2:16")
 	f.items = nil
 	f.pass(time.Second)
-	f.wait("group", 3, 16, 0)
+	f.wait("group", 3, 16, longAgo)
 	f.pass(time.Second, "group n1:16 n2:32")
 	f.items = nil
-	f.wait("too large", 4, 16, 0)
+	f.wait("after some", 3, 16, -40*time.Minute)
+	f.pass(time.Second)
+	f.items = nil
+	f.wait("too large", 4, 16, longAgo)
 	f.pass(time.Second)
 }
 
 // A choice lasts as long as the item had waited, although other cards are better meanwhile.
 func TestAwaitedChoiceLasts(t *testing.T) {
 	f := newFixture(t, 1, 1)
-	f.run("a", "n1", 0, 4, time.Minute)
-	f.run("b", "n2", 0, 4, 2*time.Minute)
+	f.run("a", "n1", 0, 4, 10*time.Second)
+	f.run("b", "n2", 0, 4, 20*time.Second)
 	f.wait("first", 1, 16, -40*time.Second)
 	f.pass(0, "first n1:16")
 	f.ledger.Remove("b")
@@ -142,10 +148,10 @@ func TestAwaitedLimit(t *testing.T) {
 	for card := range 4 {
 		f.run(fmt.Sprint("n3", card), "n3", card, 16, 3*time.Minute)
 	}
-	f.wait("first", 1, 16, 0)
-	f.wait("alike", 1, 16, time.Second)
-	f.wait("other", 1, 15, 2*time.Second)
-	f.wait("late", 1, 14, 3*time.Second)
+	f.wait("first", 1, 16, earlier)
+	f.wait("alike", 1, 16, earlier+time.Second)
+	f.wait("other", 1, 15, earlier+2*time.Second)
+	f.wait("late", 1, 14, earlier+3*time.Second)
 	f.MaxIdle = 0.09 // The cards have 320.
 	f.pass(0, "first n1:16", "other n1:15")
 	f.MaxIdle = 0.05
@@ -160,11 +166,11 @@ func TestAwaitedLimit(t *testing.T) {
 func TestAwaitedOrder(t *testing.T) {
 	f := newFixture(t, 1)
 	f.run("a", "n1", 0, 4, time.Minute)
-	f.wait("early", 1, 16, 0)
+	f.wait("early", 1, 16, earlier)
 	f.pass(0, "early n1:16")
-	f.wait("important", 1, 15, time.Second).Priority = 5
+	f.wait("important", 1, 15, earlier+time.Second).Priority = 5
 	f.pass(time.Second, "important n1:15")
-	f.wait("broken", 1, 14, 2*time.Second).First = true
+	f.wait("broken", 1, 14, earlier+2*time.Second).First = true
 	f.pass(time.Second, "broken n1:14")
 	f.items = f.items[:2]
 	f.pass(time.Second, "important n1:15")
@@ -174,7 +180,7 @@ func TestAwaitedOrder(t *testing.T) {
 func TestAwaitedArrival(t *testing.T) {
 	f := newFixture(t, 1)
 	f.run("a", "n1", 0, 4, time.Minute)
-	item := f.wait("pod", 1, 16, 0)
+	item := f.wait("pod", 1, 16, earlier)
 	f.pass(0, "pod n1:16")
 	item.Fits = true
 	f.pass(time.Minute, "pod n1:16")
@@ -195,6 +201,6 @@ func TestAwaitedArrival(t *testing.T) {
 // An item that fits without a reservation needs none.
 func TestAwaitedFits(t *testing.T) {
 	f := newFixture(t, 1)
-	f.wait("pod", 1, 16, 0).Fits = true
+	f.wait("pod", 1, 16, earlier).Fits = true
 	f.pass(0)
 }

@@ -430,7 +430,7 @@ func TestEffectsWaitForTheLease(t *testing.T) {
 
 // A gang without room is planned again soon after memory is freed.
 func TestGangAfterFreedMemory(t *testing.T) {
-	young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(-time.Minute).UnixNano(), 10))
+	young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
 	a := fake.Pod("a", 16, fake.Bound("n1", 0), young)
 	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1), young), member(2, 0), member(2, 1))
 	g.awaitState(gang.PhasePending)
@@ -452,7 +452,7 @@ func short(pod *corev1.Pod) {
 
 // Memory of full nodes, for which no filter call arrives, is reserved for a gang.
 func TestAwaitedReservationOfGang(t *testing.T) {
-	young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(-time.Minute).UnixNano(), 10))
+	young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
 	a := fake.Pod("a", 16, fake.Bound("n1", 0), young)
 	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1), young), member(2, 0, short), member(2, 1, short))
 	g.pass("a reservation", func() bool { return g.observer.Count("reserved") > 0 })

@@ -76,6 +76,10 @@ func (w *waiting) run(ctx context.Context) error {
 func (w *waiting) tick() {
 	if w.leading() != nil || w.cache.Ready() != nil {
 		w.awaited.Stop()
+		w.awaited.Failures.Clear()
+		return
+	}
+	if w.awaited.MaxIdle <= 0 {
 		return
 	}
 	now := w.clock.Now()
@@ -91,9 +95,19 @@ func (w *waiting) tick() {
 
 // alikePods is equal for pods with the same requests and rank.
 type alikePods struct {
+	namespace   string
 	demand      gpu.Demand
 	constraints unique.Handle[string]
 	priority    int32
+}
+
+func likeOf(pod *clustercache.PodInfo) alikePods {
+	return alikePods{pod.Namespace, pod.Demand(), pod.Constraints, pod.Priority}
+}
+
+// String returns a text that is equal for equal values, also after the constraints have been collected and made again.
+func (a alikePods) String() string {
+	return fmt.Sprint(a.namespace, " ", a.demand, " ", a.priority, " ", a.constraints.Value())
 }
 
 // pods returns the single pods that kube-scheduler has rejected and that fit no node. Of pods that are alike it returns the first.
@@ -103,7 +117,7 @@ func (w *waiting) pods() (items []queue.Item) {
 		if !w.waits(pod) {
 			continue
 		}
-		like := alikePods{pod.Demand(), pod.Constraints, pod.Priority}
+		like := likeOf(pod)
 		if earliest := first[like]; earliest == nil || entersBefore(pod, earliest) {
 			first[like] = pod
 		}
@@ -116,7 +130,7 @@ func (w *waiting) pods() (items []queue.Item) {
 		}
 		items = append(items, queue.Item{
 			Item: ledger.Item{ID: "pod " + string(pod.UID), Label: pod.String(), Priority: pod.Priority, Entered: pod.Pending.Created},
-			Like: fmt.Sprint(like), Fits: fits, Attempt: attemptOf(pod),
+			Like: like.String(), Fits: fits, Attempt: attemptOf(pod),
 			Requests: func() []ledger.Request { return []ledger.Request{{Pod: pod.Pod, Nodes: nodes}} },
 		})
 	}
@@ -140,7 +154,7 @@ func (w *waiting) waits(pod *clustercache.PodInfo) bool {
 // attemptOf identifies the pod for queue.Failures.
 func attemptOf(pod *clustercache.PodInfo) queue.Attempt {
 	return queue.Attempt{
-		Namespace: pod.Namespace, ID: string(pod.UID), Shape: fmt.Sprint(alikePods{pod.Demand(), pod.Constraints, pod.Priority}),
+		Namespace: pod.Namespace, ID: string(pod.UID), Shape: likeOf(pod).String(),
 		Size: queue.Size{Memory: pod.Request},
 	}
 }

@@ -240,7 +240,8 @@ func TestSchedulerConfig(t *testing.T) {
 				config, err := schedulerconfig.Decode([]byte(text))
 				must(t, err)
 				for _, finding := range schedulerconfig.Check(config, schedulerconfig.Options{
-					Path: extender.Prefix, BindTimeout: 4 * time.Second, GangHold: 10 * time.Second,
+					Path: extender.Prefix, BindTimeout: 4 * time.Second, GangHold: 10 * time.Second, Now: time.Now(),
+					ReadFile: func(string) ([]byte, error) { return nil, os.ErrNotExist },
 				}) {
 					t.Error(finding)
 				}
