@@ -38,7 +38,8 @@ func TestRenamed(t *testing.T) {
 	h := newHelm(t, "")
 	extender := []string{
 		"ClusterRole/gpushare-extender metadata.name", "ClusterRoleBinding/gpu-extender roleRef.name",
-		"Lease/gpushare-extender metadata.name", "Role/gpu-extender rules.0.resourceNames.0",
+		"ConfigMap/gpushare-evictions metadata.name", "Lease/gpushare-extender metadata.name", "Role/gpu-extender rules.0.resourceNames.0",
+		"Role/gpu-extender-evictions rules.0.resourceNames.0",
 	}
 	for mode, want := range map[string][]string{
 		"extender": extender,
