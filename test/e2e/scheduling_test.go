@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 
@@ -102,18 +101,6 @@ func TestScheduling(t *testing.T) {
 		s.rejected("pod", "1 the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them")
 		s.AddNodes(node("n2", cardMiB))
 		s.WantCard(s.WaitBound("pod"), s.NodeName("n2"), 0)
-	})
-
-	play(t, c, "pods without GPU memory prefer nodes that share no cards", func(s *scene) {
-		s.AddNodes(node("shares", cardMiB), node("plain"))
-		for i := range 4 { // Without the preference, they would be spread.
-			if pod := s.Place(s.Pod(fmt.Sprint("pod-", i), 0).CPU(10)); pod.Spec.NodeName != s.NodeName("plain") {
-				s.Errorf("%s is on %s", pod.Name, pod.Spec.NodeName)
-			}
-		}
-		if pod := s.Place(s.Pod("large", 0).CPU(40)); pod.Spec.NodeName != s.NodeName("shares") {
-			s.Errorf("%s is on %s, want the node that has room", pod.Name, pod.Spec.NodeName)
-		}
 	})
 
 	play(t, c, "forged annotations have no effect", func(s *scene) {

@@ -36,20 +36,6 @@ profiles:
 {{- else }}
 clientConnection:
   kubeconfig: {{ .Values.scheduler.kubeconfig }}
-profiles:
-  - schedulerName: default-scheduler
-    pluginConfig:
-      - name: NodeAffinity
-        args:
-          # Pods prefer nodes that share no cards, so that the others keep CPU and memory for pods with GPU memory. A pod's own preferences
-          # have up to a hundred times that weight.
-          addedAffinity:
-            preferredDuringSchedulingIgnoredDuringExecution:
-              - weight: 1
-                preference:
-                  matchExpressions:
-                    - key: gpushare
-                      operator: DoesNotExist
 {{- end }}
 # How many of the nodes that fit a pod kube-scheduler looks for, but at least 100 nodes. The extender has the same value, in
 # --percentage-of-nodes-to-score: with less than 100 it nominates pods to other nodes.
