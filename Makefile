@@ -76,9 +76,10 @@ test: build kube fake-nvml ## run all tests that this machine can run, and list 
 	@hack/test.sh
 
 .PHONY: test-long
-test-long: build kube kube-node fake-nvml ## run the long form of all tests: more pods, more rounds, more kills (about an hour)
+test-long: build kube kube-node fake-nvml ## run the long form of all tests, with more pods, rounds and kills, and each benchmark once (about an hour)
 	@GPUSHARE_TEST_LONG=1 hack/test.sh
 	@GPUSHARE_TEST_LONG=1 hack/node-e2e.sh
+	$(GO) test -run '^$$' -bench . -benchtime 1x ./pkg/...
 
 .PHONY: test-versions
 test-versions: build kube fake-nvml ## run some tests on the other Kubernetes versions that hack/kube pins, or on VERSIONS="v1.34" (builds each the first time: 5 minutes)

@@ -242,7 +242,7 @@ func (o options) validate() error {
 		return errors.New("--gang-patience must not be less than --gang-hold")
 	case o.gangs.native && o.gangs.hold == 0:
 		return errors.New("--native-groups needs groups: --gang-hold must not be 0")
-	case !(o.reservations.maxIdle >= 0 && o.reservations.maxIdle <= 100):
+	case !(o.reservations.maxIdle >= 0 && o.reservations.maxIdle <= 100): // NaN too.
 		return errors.New("--reservation-max-idle must be between 0 and 100")
 	case o.reservations.maxAge <= 0:
 		return errors.New("--reservation-max-age must be positive")

@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // Options configure a Cache.
@@ -185,8 +185,7 @@ func (c *Cache) PendingFor(uid gpu.PodUID) time.Duration {
 func (c *Cache) RequestProblems() []*PodInfo {
 	pods := c.problems.list()
 	unserved := func(pod *PodInfo) bool { return pod.Unserved }
-	offers := func(node *corev1.Node) bool { return len(protocol.WholeCardResources(node.Status.Capacity)) > 0 }
-	if slices.ContainsFunc(pods, unserved) && slices.ContainsFunc(c.Nodes(), offers) {
+	if slices.ContainsFunc(pods, unserved) && diagnosis.OffersWholeCards(c.Nodes()) {
 		pods = slices.DeleteFunc(pods, unserved)
 	}
 	return pods

@@ -58,8 +58,8 @@ func memberOf(pod *corev1.Pod, problem error) *gang.Member {
 	return m
 }
 
-// controllerOf returns the controller whose pods replace each other: a Deployment, or what else makes ReplicaSets and replaces one by the
-// next, is known by their names, which end in a hash after its own name. Other owners are known by their UID.
+// controllerOf identifies the controller that replaces the pod. The ReplicaSets of one Deployment count as one controller: their names are the
+// Deployment's name and a hash. Other owners are identified by their UID.
 func controllerOf(owner *metav1.OwnerReference) string {
 	if at := strings.LastIndexByte(owner.Name, '-'); owner.Kind == "ReplicaSet" && at > 0 {
 		return "ReplicaSet " + owner.Name[:at]

@@ -12,7 +12,7 @@ import (
 )
 
 // NewLedger returns the ledger that the objects make up: what the extender's ledger has, except for binds that the API server
-// hasn't confirmed yet and for what is kept for a starving group. A pod whose annotations name no card counts on the card on
+// hasn't confirmed yet and for what is reserved for items that wait. A pod whose annotations name no card counts on the card on
 // which its node is likely to place it. It serves programs that read only the API server.
 func NewLedger(nodes []*corev1.Node, pods []*corev1.Pod) *ledger.Ledger {
 	l := ledger.New()
@@ -65,7 +65,7 @@ func Nodes(l *ledger.Ledger, object func(name string) (*corev1.Node, bool), dele
 //
 //   - Memory that is assumed for a pod or a group, and not bound yet, looks free: instead of Full the diagnosis is Fits, and says
 //     that kube-scheduler found no room at its last try.
-//   - That memory is kept for a starving group is known from kube-scheduler's message, here as in the extender.
+//   - That memory is reserved for an item that came first is known from kube-scheduler's message, here as in the extender.
 //   - A pod for which the extender itself evicts (--evict-fragmented) is nominated only once kube-scheduler says so. Until then
 //     it waits for the pods that are being deleted.
 func FromObjects(nodes []*corev1.Node, pods []*corev1.Pod, now time.Time) *Diagnoser {

@@ -188,7 +188,7 @@ var rules = []rule{
 		return "kube-scheduler reports an error, and tries the pod again: " + Shorten(c.Message) + c.pauseText()
 	}},
 	{reasons.KeptForGroup, (*podCase).keptForGroup, func(c *podCase) string {
-		return fmt.Sprintf("%s, but free GPU memory is kept for group %s, which has waited long", c.room.has, c.rejection.ReservedFor())
+		return fmt.Sprintf("%s, but free GPU memory is kept for %s, which came first", c.room.has, c.rejection.ReservedFor())
 	}},
 	{reasons.Fits, roomIs(reasons.Fits), (*podCase).fitsText},
 }

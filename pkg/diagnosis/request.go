@@ -67,6 +67,11 @@ func fractionOfKAI(pod *corev1.Pod) (problem string, found bool) {
 	return "", false
 }
 
+// OffersWholeCards reports whether one of the nodes offers whole cards (nvidia.com/gpu, for example).
+func OffersWholeCards(nodes []*corev1.Node) bool {
+	return slices.ContainsFunc(nodes, func(node *corev1.Node) bool { return len(protocol.WholeCardResources(node.Status.Capacity)) > 0 })
+}
+
 // UnservedRequest returns the request problem of a pending pod that asks for whole cards by a resource of NVIDIA's device plugin, as long as no
 // node offers whole cards (protocol.WholeCardResources). It is empty if the pod asks for none, or for GPU memory too.
 func UnservedRequest(pod *corev1.Pod) (problem string) {

@@ -129,7 +129,7 @@ func BenchmarkReclaim(b *testing.B) {
 	m, l, now := newBench(lockNodes, lockPods)
 	m.ReclaimAfter = time.Second
 	m.Tick(*now)
-	cluster := (&fixture{ledger: l}).cluster()
+	cluster := (&fixture{Manager: m, ledger: l}).cluster()
 	var longest longestHold
 	for b.Loop() {
 		*now = now.Add(time.Hour)
@@ -191,7 +191,8 @@ func (l *longestHold) of(call func()) {
 // tick is Tick in its parts.
 func (l *longestHold) tick(m *Manager, now time.Time) {
 	var s *standings
-	if l.of(func() { s = m.grantDue(now) }); s == nil {
+	l.of(func() { m.grantDue(now) })
+	if l.of(func() { s = m.dueStandings(now) }); s == nil {
 		return
 	}
 	m.setShares(s)

@@ -13,9 +13,10 @@
 //
 // Tick, in round.go, makes a step: it ends charges, makes a round, looks for tenants below their share, and requests the writes that
 // open gates. A round makes units of the pods that wait (units.go), offers them in the order of the queue (turns.go), and reserves
-// places (reserve.go). An attempt to reclaim memory (attempt.go) is for tenants that starve (starving.go). It lists what may be evicted
+// places (reserve.go). An attempt to reclaim memory (attempt.go) is for tenants below their share (starving.go). It lists what may be evicted
 // (search.go, candidates.go), and holds places until the victims are gone (hold.go). Shares and this search are computed from
-// snapshots (status.go, allocated.go), without the lock.
+// snapshots (status.go, allocated.go), without the lock. The memory of a pod that ended is kept for its tenant's next pod for a while
+// (kept.go). Units that lack only memory are items of package queue (waiting.go).
 //
 // A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that it
 // returns.

@@ -79,7 +79,7 @@ func (t *turns) takeKept(u *unit) (places []ledger.Place) {
 		var usable []*kept
 		var uids []gpu.PodUID
 		for _, k := range t.kept {
-			if mine == (k.tenant == u.item.Tenant) && (mine || !t.queue.Exceeds(u.item.Tenant, u.item.Memory, k.tenant)) {
+			if mine == (k.tenant == u.item.Tenant) && (mine || !t.queue.Reaches(u.item.Tenant, u.item.Memory, k.tenant)) {
 				usable, uids = append(usable, k), append(uids, k.UID)
 			}
 		}
@@ -88,7 +88,13 @@ func (t *turns) takeKept(u *unit) (places []ledger.Place) {
 		}
 		t.effort++
 		if places, _ = t.Ledger.ReserveAll(t.requests(u, false), [][]gpu.PodUID{uids}, t.viewAt(t.now), t.capacity, t.now); places != nil {
-			t.kept = slices.DeleteFunc(t.kept, func(k *kept) bool { return slices.Contains(usable, k) && !t.reserveKept(k, t.now) && t.taken(k) })
+			t.kept = slices.DeleteFunc(t.kept, func(k *kept) bool {
+				if !slices.Contains(usable, k) || t.reserveKept(k, t.now) {
+					return false
+				}
+				t.ends = append(t.ends, k) // Its charge ends after the present unit was granted.
+				return true
+			})
 			return places
 		}
 	}
@@ -97,12 +103,6 @@ func (t *turns) takeKept(u *unit) (places []ledger.Place) {
 	}
 	own.triedKept[u.kind] = true
 	return nil
-}
-
-// taken notes that what is kept was taken. Its charge ends after the present unit was granted.
-func (t *turns) taken(k *kept) bool {
-	t.ends = append(t.ends, k)
-	return true
 }
 
 // nextCame ends what is kept for a tenant's next pod, which has come: all of it if it found no room, else the oldest.

@@ -78,8 +78,15 @@ func (m *Manager) reclaimFor(s *standings, now time.Time) {
 	}
 }
 
-// dueStandings returns the state of the tenants if it is time to search for those below their share; else nil.
+// dueStandings returns the state of the tenants if it is time to search for those below their share; else nil. It holds the lock for itself, not
+// together with a round: both take milliseconds in a large cluster. What changed after the round can have taken the pods of a group out of their
+// unit, so units of groups are made again.
 func (m *Manager) dueStandings(now time.Time) *standings {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.leading {
+		return nil
+	}
 	if m.reclaims.since.IsZero() {
 		m.reclaims.since = now
 	}
@@ -87,6 +94,7 @@ func (m *Manager) dueStandings(now time.Time) *standings {
 		return nil
 	}
 	m.reclaims.checked = now
+	m.gatherGroups()
 	return m.standings()
 }
 

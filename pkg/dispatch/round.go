@@ -24,15 +24,15 @@ const (
 // Tick ends charges that have lasted too long, and grants what fits. Only the leader may call it, several times a second, once
 // the cache is synced.
 func (m *Manager) Tick(now time.Time) {
-	if s := m.grantDue(now); s != nil {
+	m.grantDue(now)
+	if s := m.dueStandings(now); s != nil {
 		m.setShares(s)
 		m.reclaimFor(s, now)
 	}
 }
 
-// grantDue ends charges, makes a round if it can help, and requests the writes that open gates. It returns dueStandings, of a moment in which all
-// pods that wait are in units: what changes after a round can take the pods of a group out of their unit.
-func (m *Manager) grantDue(now time.Time) *standings {
+// grantDue ends charges, makes a round if it can help, and requests the writes that open gates.
+func (m *Manager) grantDue(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.now = now
@@ -45,7 +45,6 @@ func (m *Manager) grantDue(now time.Time) *standings {
 		m.round(all, freed, now)
 	}
 	m.openGates(now)
-	return m.dueStandings(now)
 }
 
 // forgetOutdated drops what was computed from nodes that have changed since, and results that are too old.
@@ -122,10 +121,10 @@ func (m *Manager) capacity(withHeld bool) ledger.Capacity {
 	return m.Capacity(withHeld)
 }
 
-// pause records whether the unit must not be granted because it, or others of its namespace, failed.
-func (m *Manager) pause(u *unit, now time.Time) {
+// pause records whether the unit must not be granted because it, or others of its namespace, failed. failed is false if nothing of the namespace has.
+func (m *Manager) pause(u *unit, failed bool, now time.Time) {
 	before := u.paused
-	if u.paused = false; m.Failures.Any(u.pods[0].Namespace) {
+	if u.paused = false; failed {
 		until, turn := m.Failures.Until(u.attempt(), now)
 		if u.paused, u.behindFailed = until.After(now), turn; u.paused && (m.pausedUntil.IsZero() || until.Before(m.pausedUntil)) {
 			m.pausedUntil = until

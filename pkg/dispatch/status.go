@@ -181,6 +181,11 @@ func (m *Manager) waitingTurns(turns map[gpu.PodUID]reasons.Turn) (s *standings,
 		return nil, nil
 	}
 	s = m.standings()
+	pods := 0
+	for i := range s.tenants {
+		pods += s.tenants[i].Waiting
+	}
+	waiting = make([]waitingTurn, 0, pods)
 	for i, units := range s.units {
 		for _, u := range units {
 			for _, p := range u.pods {

@@ -92,6 +92,9 @@ type turns struct {
 	othersFirst bool
 	// ends is what was kept and is taken by the present unit.
 	ends []*kept
+	// namespace is that of the latest unit, and failed is whether anything of it has failed.
+	namespace string
+	failed    bool
 	// latest is the tenant of the latest unit. It saves look-ups if thousands of units of one tenant follow one another.
 	latest *tenantTurns
 }
@@ -123,6 +126,14 @@ func (t *turns) of(tenant string) *tenantTurns {
 	return t.latest
 }
 
+// anyFailed reports whether anything of the unit's namespace has failed. Most units have the namespace of the one before.
+func (t *turns) anyFailed(u *unit) bool {
+	if t.namespace != u.namespace {
+		t.namespace, t.failed = u.namespace, t.Failures.Any(u.namespace)
+	}
+	return t.failed
+}
+
 // offer reserves places for the pods of a unit, if there is room. leave is true if the tenant's later units don't get their turn in this
 // round.
 func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
@@ -131,7 +142,9 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	if awaits {
 		defer delete(t.unseen, u.item.ID)
 	}
-	t.pause(u, t.now)
+	if failed := t.anyFailed(u); failed || u.paused { // Mostly not, and there can be thousands of units.
+		t.pause(u, failed, t.now)
+	}
 	switch {
 	case !t.open.mayGrant(u.item.Tenant):
 		return nil, true

@@ -23,6 +23,8 @@ type unit struct {
 	// constraints are those of all its pods, unless they are mixed. They are here because looking at each pod takes long.
 	constraints unique.Handle[string]
 	mixed       bool
+	// namespace is that of its pods.
+	namespace string
 	// cards is the number of cards that its pods ask for.
 	cards int
 	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
@@ -41,7 +43,7 @@ func (u *unit) has(pods []*pod) bool {
 // attempt returns what Failures is asked about the unit.
 func (u *unit) attempt() queue.Attempt {
 	return queue.Attempt{
-		Namespace: u.pods[0].Namespace, ID: u.item.ID, Shape: u.kind.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
+		Namespace: u.namespace, ID: u.item.ID, Shape: u.kind.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
 		Broken: u.item.Urgent,
 	}
 }
@@ -85,7 +87,7 @@ func (m *Manager) addUnit(id string, pods []*pod, urgent bool) {
 	}
 	first := pods[0]
 	u := &unit{
-		pods: pods, constraints: first.Constraints, letThrough: first.letThrough,
+		pods: pods, constraints: first.Constraints, namespace: first.Namespace, letThrough: first.letThrough,
 		item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Urgent: urgent, Priority: first.Priority, Created: first.Created},
 	}
 	if former != nil {

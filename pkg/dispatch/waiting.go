@@ -11,7 +11,8 @@ import (
 )
 
 // Waiting returns the units that lack only memory, as items of the queue: of those of one tenant that are alike, the first. Priorities count within
-// a tenant only, so they all have the same. Units for which reclaim holds places aren't among them.
+// a tenant only, so all items get the same. Waiting also
+// records them: the next rounds need to know which units can have reservations (see awaiting). Units for which reclaim holds places aren't among them.
 func (m *Manager) Waiting() []queue.Item {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -57,10 +58,11 @@ func (u *unit) entersBefore(o *unit) bool {
 
 // label names the unit for users.
 func (u *unit) label() string {
-	if p := u.pods[0]; p.Group == (gang.Key{}) {
-		return p.String()
+	p := u.pods[0]
+	if p.Group == (gang.Key{}) {
+		return "pod " + p.String()
 	}
-	return u.pods[0].Group.String()
+	return "group " + p.Group.String()
 }
 
 // waitingRequests returns the requests of the unit's pods with all nodes that they can use.

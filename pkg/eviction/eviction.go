@@ -28,9 +28,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// MaxGracePeriod is the longest grace period of a pod that the extender evicts. Otherwise a pod could keep memory for a month after its eviction.
+// maxGracePeriod is the longest grace period of a pod that the extender evicts. Otherwise a pod could keep memory for a month after its eviction.
 // It is what cluster-autoscaler allows by default (--max-graceful-termination-sec).
-const MaxGracePeriod = 10 * time.Minute
+const maxGracePeriod = 10 * time.Minute
 
 // callTimeout bounds one call to the API server.
 const callTimeout = 5 * time.Second
@@ -85,7 +85,7 @@ type Observer interface {
 // Options configure an Executor, Members and Overusers.
 type Options struct {
 	API API
-	// Ledger and Cache are those of an Evictor.
+	// Ledger is used by an Evictor and a Reclaimer, Cache also by an Executor.
 	Ledger   Ledger
 	Cache    Cache
 	Recorder record.EventRecorder
@@ -173,7 +173,7 @@ func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimStat
 	case live.DeletionTimestamp != nil:
 		return victimState{ends: live.DeletionTimestamp.Time}, nil
 	}
-	const most = int64(MaxGracePeriod / time.Second)
+	const most = int64(maxGracePeriod / time.Second)
 	grace := ptr.Deref(live.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
 	if grace > most {
 		grace, state.capped = most, ptr.To(most)

@@ -159,7 +159,9 @@ func (x *Executor) Tick(ctx context.Context) {
 		if x.stateOf(e) == inherited && !x.keepInherited(ctx, e) {
 			continue
 		}
-		_, _ = x.evictLeft(ctx, e) // It logs its errors.
+		if _, err := x.evictLeft(ctx, e); err != nil {
+			klog.FromContext(ctx).Error(err, "Not all pods of a round evicted")
+		}
 	}
 	x.mu.Lock()
 	unwritten := x.unwritten
@@ -237,7 +239,7 @@ func (x *Executor) Evict(ctx context.Context, r Round, wanted func() bool) (evic
 		e.left[pod.UID] = true
 	}
 	if len(e.left) == 0 { // What is being deleted already is enough.
-		e.until = x.Clock.Now().Add(MaxGracePeriod)
+		e.until = x.Clock.Now().Add(maxGracePeriod)
 	}
 	if err := x.record(ctx, e); err != nil {
 		return nil, time.Time{}, err
@@ -331,9 +333,6 @@ func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.P
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Not all pods of a round evicted, trying again", "left", len(e.left))
-	}
 	if e.state, e.next = refused, x.Clock.Now().Add(retryInterval); len(e.left) == 0 {
 		e.state = leaves
 	}
@@ -374,15 +373,19 @@ func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu
 
 // begun reports whether a victim was evicted. The caller holds the lock.
 func (e *execution) begun() bool {
-	return slices.ContainsFunc(slices.Collect(e.pods()), func(pod gpu.Pod) bool { return !e.left[pod.UID] })
+	for pod := range e.pods() {
+		if !e.left[pod.UID] {
+			return true
+		}
+	}
+	return false
 }
 
 // keepParts reduces the pods that are left to those of groups that are evicted in part, of which the others would stay for ever. The caller
 // holds the lock.
 func (e *execution) keepParts() {
 	for _, v := range e.Victims {
-		isLeft := func(pod gpu.Pod) bool { return e.left[pod.UID] }
-		if n := len(slices.DeleteFunc(slices.Clone(v.Pods), func(pod gpu.Pod) bool { return !isLeft(pod) })); n < len(v.Pods) {
+		if slices.ContainsFunc(v.Pods, func(pod gpu.Pod) bool { return !e.left[pod.UID] }) {
 			continue
 		}
 		for _, pod := range v.Pods {
@@ -443,7 +446,7 @@ func (x *Executor) inherit(ctx context.Context) {
 		}
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "No pods are evicted for others: the record of evictions can't be read, trying again")
+		klog.FromContext(ctx).Error(err, "No pods are evicted for others: the evictions of a former leader aren't known yet, trying again")
 		return
 	}
 	x.mu.Lock()

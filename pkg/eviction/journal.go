@@ -173,7 +173,7 @@ func (x *Executor) writeJournal(ctx context.Context) (err error) {
 			return nil
 		}
 	}
-	return errors.New("it changes all the time")
+	return errors.New("it was changed by another writer at each attempt")
 }
 
 // present returns the rounds in a stable order. The caller holds the lock.

@@ -81,7 +81,7 @@ func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan pl
 	evicted, err := e.evict(ctx, pod, plan)
 	if err != nil {
 		e.Observer.Evicted(resultOf(err))
-		logger.Error(err, "Card not freed for a pod that only fragmentation keeps pending", "result", resultOf(err))
+		logger.Error(err, "Not all victims evicted for a pod that only fragmentation keeps pending", "result", resultOf(err))
 		if !evicted {
 			e.cancel(pod)
 		}

@@ -54,7 +54,7 @@ func TestFilter(t *testing.T) {
 			nodes: odd, result: scheduling.FilterResult{Passed: []placement.Candidate{{Node: 2}, {Node: 0}}}, passed: []string{odd[2], odd[0]},
 		},
 		"every reason": {
-			nodes: odd, result: scheduling.FilterResult{Passed: candidates(1), Reasons: oddReasons, ReservedFor: "default/train"},
+			nodes: odd, result: scheduling.FilterResult{Passed: candidates(1), Reasons: oddReasons, ReservedFor: "group default/train"},
 			passed: odd[:1], failed: failed, unresolvable: unresolvable,
 		},
 		"empty maps, not null": {

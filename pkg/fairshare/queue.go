@@ -132,10 +132,10 @@ func (q *Queue) Release(name string, amount gpu.Memory) {
 	t.allocated = t.allocated.Sub(amount)
 }
 
-// Exceeds reports whether the tenant would have at least as much as the other one in proportion to their terms, with the additional amount.
-func (q *Queue) Exceeds(name string, amount gpu.Memory, other string) bool {
+// Reaches reports whether the tenant would have at least as much as the other one in proportion to their terms, with the additional amount.
+func (q *Queue) Reaches(name string, amount gpu.Memory, other string) bool {
 	with := *q.tenant(name)
-	with.allocated, with.granted = with.allocated.Add(amount), math.MaxUint64
+	with.allocated, with.granted = with.allocated.Add(amount), math.MaxUint64 // So that a tie counts.
 	return with.compare(q.tenant(other)) > 0
 }
 

@@ -11,7 +11,7 @@ type rank struct {
 	// broken runs go before all others, because each of their bound members wastes memory.
 	broken   bool
 	priority int32
-	// failedAt is when a run of this shape last failed; zero if none has since one arrived.
+	// failedAt is when a run of this shape last failed; zero if none has failed since one was bound.
 	failedAt time.Time
 	created  time.Time
 	key      Key

@@ -360,10 +360,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 	case !n.allOffered(r) && r.key.Native:
 		r.wait = reasons.GroupNoRoom
 		return r.wait, false
-	case !n.allOffered(r), !r.settled(now):
-		r.wait = reasons.GroupAwaitsOthers
-		return r.wait, false
-	case n.any(mgr.AwaitsTurn):
+	case !n.allOffered(r), !r.settled(now), n.any(mgr.AwaitsTurn):
 		r.wait = reasons.GroupAwaitsOthers
 		return r.wait, false
 	case n.wholeCards && slices.ContainsFunc(mgr.placed, func(o *run) bool { return o.plan.wholeCards && !r.takesFrom(o) }):
@@ -400,8 +397,8 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 	return reasons.Group{}, true
 }
 
-// mayDisplace reports whether the run may take memory from others. One whose kind failed takes none until one like it has arrived: it would take the
-// same memory again and again.
+// mayDisplace reports whether the run may take memory from others. One whose shape failed takes none until a run of this shape is bound: it would
+// take the same memory again and again.
 func (r *run) mayDisplace() bool { return r.rank.failedAt.IsZero() }
 
 // takesFrom reports whether r may end the round of another run to get its memory. A broken run ends none that is older than the break: runs that

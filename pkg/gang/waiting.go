@@ -29,7 +29,7 @@ func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 		}
 		id := r.key.ItemID()
 		items = append(items, queue.Item{
-			Item: ledger.Item{ID: id, Label: r.key.String(), First: r.phase == PhaseBroken, Priority: r.priority(), Entered: entered.Truncate(time.Second)}, // As those of pods are.
+			Item: ledger.Item{ID: id, Label: "group " + r.key.String(), First: r.phase == PhaseBroken, Priority: r.priority(), Entered: entered.Truncate(time.Second)}, // As those of pods are.
 			Like: r.like(id), Attempt: mgr.attempt(r),
 			Requests: func() []ledger.Request { return mgr.waitingRequests(r) },
 		})

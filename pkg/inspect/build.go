@@ -108,8 +108,7 @@ func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
 func (o Objects) requestProblem(pod *corev1.Pod) (RequestProblem, bool) {
 	problem, found := diagnosis.RequestProblem(pod)
 	if unserved := diagnosis.UnservedRequest(pod); !found && unserved != "" && !o.PodsOnly {
-		offers := func(node *corev1.Node) bool { return len(protocol.WholeCardResources(node.Status.Capacity)) > 0 }
-		problem, found = unserved, !slices.ContainsFunc(o.Nodes, offers)
+		problem, found = unserved, !diagnosis.OffersWholeCards(o.Nodes)
 	}
 	return RequestProblem{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Node: pod.Spec.NodeName, Problem: problem},
 		found && pod.DeletionTimestamp == nil && !protocol.Terminal(pod)

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -43,19 +44,22 @@ func (i *Item) Before(o *Item) bool { return i.Compare(o) < 0 }
 // before count as pods that stay. If the requests don't fit then, these count as pods that end.
 //
 // If the requests don't fit, also not by capacity, there is no reservation for the item, and Await returns false. If all fit, the pods are taken
-// from capacity.
+// from capacity. The nodes are compared without the lock, a part after the other, so they can change before the cards are chosen: then Await can
+// return false although there are cards.
 func (l *Ledger) Await(item Item, requests []Request, oldest time.Time, capacity Capacity) (made bool) {
-	l.update(func() (freed []string) {
-		freed = l.endAwaited(item.ID)
-		for _, beside := range []bool{true, false} {
-			c := awaitedChoice{Ledger: l, oldest: oldest, beside: beside, capacity: capacity}
-			if made = c.choose(item, requests); made {
-				break
-			}
+	for _, beside := range []bool{true, false} {
+		c := awaitedChoice{Ledger: l, item: item, oldest: oldest, beside: beside, capacity: capacity, rated: map[gpu.Demand]ratedNodes{}}
+		shortlist := c.shortlist(requests)
+		l.update(func() []string {
+			freed := l.endAwaited(item.ID)
+			made = c.choose(shortlist)
+			return freed
+		})
+		if made {
+			return true
 		}
-		return freed
-	})
-	return made
+	}
+	return false
 }
 
 // EndAwaited ends the awaited reservation of an item, if there is one.
@@ -171,14 +175,19 @@ func (l *Ledger) Awaited(id string) map[string]gpu.Memory {
 	return out
 }
 
-// AwaitedLabel returns the label of the item that comes first, of those with an awaited reservation; empty if there is none.
-func (l *Ledger) AwaitedLabel() string {
+// ReservedFor returns the label of the item whose awaited reservation keeps the pod from one of the nodes; of several the one that comes first. It is
+// empty if there is none.
+func (l *Ledger) ReservedFor(pod gpu.Pod, nodes []string) string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
+	own := l.reservations.byPod[pod.UID]
 	var first *Reservation
-	for _, r := range l.reservations.items {
-		if first == nil || r.Item.Before(&first.Item) {
-			first = r
+	for _, name := range nodes {
+		on := l.reservations.byNode[name]
+		for i := range on {
+			if r := &on[i]; r.Source == Queued && l.countsFor(r, &pod, &own) && (first == nil || r.Item.Before(&first.Item)) {
+				first = r.Reservation
+			}
 		}
 	}
 	if first == nil {
@@ -221,27 +230,144 @@ func (l *Ledger) idle(r *Reservation) (idle gpu.Memory) {
 	return idle
 }
 
-// awaitedChoice is one choice of cards, see Await. The ledger's lock is held throughout.
+// awaitedChoice is one choice of cards, see Await.
 type awaitedChoice struct {
 	*Ledger
+	item     Item
 	made     *Reservation
 	oldest   time.Time
 	beside   bool
 	capacity Capacity
+	// rated are the rates of nodes by demand, for shortlist.
+	rated map[gpu.Demand]ratedNodes
+	// The slices are kept for reuse by freeable.
+	cards  []placement.Card
+	since  []time.Time
+	byAge  []*Allocation
+	result []freeableCard
 }
 
-// choose adds the reservation. It returns false, and changes nothing, if the requests don't fit.
-func (c *awaitedChoice) choose(item Item, requests []Request) bool {
-	c.made = c.addReservation(Reservation{Source: Queued, Item: item, Label: item.Label, Priority: item.Priority})
-	rate := func(n *node, request *Request, _ int) (float64, bool) {
-		demand := request.Pod.Demand()
-		cards := c.freeable(n, &demand)
-		if len(cards) < demand.Cards {
-			return 0, false
-		}
-		return cards[demand.Cards-1].since.Sub(c.oldest).Seconds(), true
+// ratedNodes are the rates of nodes for a demand, by name. Those that it doesn't fit are only in seen.
+type ratedNodes struct {
+	rates map[string]float64
+	seen  map[string]struct{}
+}
+
+const (
+	// partOfNodes is how many nodes are compared while the lock is held once.
+	partOfNodes = 512
+	// spareNodes is how many nodes a shortlist has beyond the number of pods.
+	spareNodes = 16
+)
+
+// shortlist returns the requests with the best of their nodes: as many as there are requests, and some more. Each pod changes one node, so others
+// are never better.
+func (c *awaitedChoice) shortlist(requests []Request) []Request {
+	type key struct {
+		list   listKey
+		demand gpu.Demand
 	}
-	ranks := rankings{ledger: c.Ledger, rate: rate, put: c.put}
+	best, compared := map[listKey]map[int]struct{}{}, map[key]bool{}
+	for i := range requests {
+		request := &requests[i]
+		list := keyOf(request.Nodes)
+		k := key{list, request.Pod.Demand()}
+		if compared[k] {
+			continue
+		}
+		compared[k] = true
+		if best[list] == nil {
+			best[list] = map[int]struct{}{}
+		}
+		for _, position := range c.best(request, len(requests)+spareNodes) {
+			best[list][position] = struct{}{}
+		}
+	}
+	names, out := map[listKey][]string{}, slices.Clone(requests)
+	for i := range out {
+		list := keyOf(requests[i].Nodes)
+		if names[list] == nil {
+			for _, position := range slices.Sorted(maps.Keys(best[list])) {
+				names[list] = append(names[list], requests[i].Nodes[position])
+			}
+		}
+		out[i].Nodes = names[list]
+	}
+	return out
+}
+
+// best returns the positions of the n best nodes for a request, of those that have capacity.
+func (c *awaitedChoice) best(request *Request, n int) (positions []int) {
+	rates := c.rates(request)
+	for i, name := range request.Nodes {
+		if _, fits := rates[name]; fits {
+			positions = append(positions, i)
+		}
+	}
+	slices.SortStableFunc(positions, func(a, b int) int { return cmp.Compare(rates[request.Nodes[b]], rates[request.Nodes[a]]) })
+	taken := 0
+	for _, position := range positions {
+		if taken == n {
+			break
+		}
+		if name, uid := request.Nodes[position], request.Pod.UID; c.capacity != nil {
+			if !c.capacity.Take(name, uid) {
+				continue
+			}
+			c.capacity.Return(name, uid)
+		}
+		positions[taken] = position
+		taken++
+	}
+	return positions[:taken]
+}
+
+// rates returns the rates of the nodes that the request fits, by name. Requests with the same demand share them.
+func (c *awaitedChoice) rates(request *Request) map[string]float64 {
+	demand := request.Pod.Demand()
+	known, begun := c.rated[demand]
+	if !begun {
+		known = ratedNodes{rates: map[string]float64{}, seen: map[string]struct{}{}}
+		c.rated[demand] = known
+	}
+	for from := 0; from < len(request.Nodes); from += partOfNodes {
+		c.rateSome(request, request.Nodes[from:min(from+partOfNodes, len(request.Nodes))], known)
+	}
+	return known.rates
+}
+
+// rateSome adds the rates of the nodes that aren't known yet.
+func (c *awaitedChoice) rateSome(request *Request, names []string, known ratedNodes) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, name := range names {
+		if _, seen := known.seen[name]; seen {
+			continue
+		}
+		known.seen[name] = struct{}{}
+		if n := c.nodes[name]; n != nil {
+			if rate, fits := c.rate(n, request, 0); fits {
+				known.rates[name] = rate
+			}
+		}
+	}
+}
+
+// rate returns the latest time after which all pods must have ended for the request to fit the node, in seconds after oldest. The caller holds the
+// lock, at least for reading.
+func (c *awaitedChoice) rate(n *node, request *Request, _ int) (float64, bool) {
+	demand := request.Pod.Demand()
+	cards := c.freeable(n, &demand)
+	if len(cards) < demand.Cards {
+		return 0, false
+	}
+	return cards[demand.Cards-1].since.Sub(c.oldest).Seconds(), true
+}
+
+// choose adds the reservation. It returns false, and changes nothing, if the requests don't fit. The caller holds the lock.
+func (c *awaitedChoice) choose(requests []Request) bool {
+	c.made = c.addReservation(Reservation{Source: Queued, Item: c.item, Label: c.item.Label, Priority: c.item.Priority})
+	ranks := rankings{ledger: c.Ledger, rate: c.rate, put: c.put}
 	for i := range requests {
 		if _, allocated := c.nodeOf[requests[i].Pod.UID]; allocated {
 			continue
@@ -251,7 +377,7 @@ func (c *awaitedChoice) choose(item Item, requests []Request) bool {
 			return false
 		}
 	}
-	c.reservations.items[item.ID] = c.made
+	c.reservations.items[c.item.ID] = c.made
 	return true
 }
 
@@ -284,54 +410,63 @@ type freeableCard struct {
 }
 
 // freeable returns the cards of a node on which the demand fits if the pods that were placed after oldest have ended. The card with the latest time
-// is the first.
-func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) (out []freeableCard) {
+// is the first. The result is valid until the next call.
+func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) []freeableCard {
 	if n.accepts(demand) != reasons.Fits {
 		return nil
 	}
-	cards := c.besideReservations(n)
-	if !slices.ContainsFunc(cards, func(card placement.Card) bool { return card.Fits(demand) }) {
+	c.countReservations(n)
+	c.since, c.result = c.since[:0], c.result[:0]
+	usable := 0
+	for i := range c.cards {
+		since := c.oldest
+		if c.cards[i].Fits(demand) {
+			since = never
+			usable++
+		}
+		c.since = append(c.since, since)
+	}
+	if usable < demand.Cards {
 		return nil
 	}
-	since := make([]time.Time, len(cards))
-	for i := range cards {
-		if since[i] = c.oldest; cards[i].Fits(demand) {
-			since[i] = never
-		}
-	}
-	for _, a := range n.byAge() {
+	c.sortByAge(n)
+	for _, a := range c.byAge {
 		for _, share := range a.Placement {
-			i, ok := position(cards, share.Card)
-			if !ok || since[i] != never {
+			i, ok := position(c.cards, share.Card)
+			if !ok || c.since[i] != never {
 				continue
 			}
-			if cards[i].Add(share); !cards[i].Fits(demand) {
-				since[i] = a.begun()
+			if c.cards[i].Add(share); !c.cards[i].Fits(demand) {
+				c.since[i] = a.begun()
 			}
 		}
 	}
-	for i := range cards {
-		if since[i].After(c.oldest) {
-			out = append(out, freeableCard{cards[i].Index, since[i]})
+	for i := range c.cards {
+		if c.since[i].After(c.oldest) {
+			c.result = append(c.result, freeableCard{c.cards[i].Index, c.since[i]})
 		}
 	}
-	slices.SortStableFunc(out, func(a, b freeableCard) int { return b.since.Compare(a.since) })
-	return out
+	slices.SortStableFunc(c.result, func(a, b freeableCard) int { return b.since.Compare(a.since) })
+	return c.result
 }
 
 // never is later than any time at which a pod was placed.
 var never = time.Unix(1<<33, 0)
 
-// besideReservations returns the cards without allocations, but with the item's own shares, and with those of items that come before
+// countReservations sets cards to those of the node without allocations, but with the item's own shares, and with those of items that come before
 // if beside is true.
-func (c *awaitedChoice) besideReservations(n *node) []placement.Card {
-	cards := n.emptyCards()
+func (c *awaitedChoice) countReservations(n *node) {
+	c.cards = c.cards[:0]
+	for i := range n.cards {
+		c.cards = append(c.cards, n.cards[i].Empty())
+	}
 	for i := range n.reserved {
-		if r := &n.reserved[i]; r.Reservation == c.made || c.beside && r.Source == Queued && r.Item.Before(&c.made.Item) && c.stillCounts(r) {
-			add(cards, r.On)
+		r := &n.reserved[i]
+		before := c.beside && r.Source == Queued && r.Item.ID != c.item.ID && r.Item.Before(&c.item) && c.stillCounts(r)
+		if before || c.made != nil && r.Reservation == c.made {
+			add(c.cards, r.On)
 		}
 	}
-	return cards
 }
 
 // begun returns when the pod was placed; a zero time if that is unknown. A pod that isn't bound yet counts as new.
@@ -342,22 +477,16 @@ func (a *Allocation) begun() time.Time {
 	return a.AssumeTime
 }
 
-// byAge returns the allocations, the oldest first. The result is valid until the node changes. The caller holds the lock for writing.
-func (n *node) byAge() []*Allocation {
-	if n.aged.revision == n.revision && len(n.aged.allocations) == len(n.allocations) {
-		return n.aged.allocations
-	}
-	out := n.aged.allocations[:0]
+// sortByAge sets byAge to the node's allocations, the oldest first.
+func (c *awaitedChoice) sortByAge(n *node) {
+	c.byAge = c.byAge[:0]
 	for _, a := range n.allocations {
-		out = append(out, a)
+		c.byAge = append(c.byAge, a)
 	}
-	slices.SortFunc(out, func(a, b *Allocation) int { return cmp.Or(a.begun().Compare(b.begun()), cmp.Compare(a.UID, b.UID)) })
-	n.aged = agedAllocations{n.revision, out}
-	return out
-}
-
-// agedAllocations are the allocations of a node, the oldest first, as they were at a revision.
-type agedAllocations struct {
-	revision    uint64
-	allocations []*Allocation
+	slices.SortFunc(c.byAge, func(a, b *Allocation) int {
+		if order := a.begun().Compare(b.begun()); order != 0 {
+			return order
+		}
+		return cmp.Compare(a.UID, b.UID)
+	})
 }

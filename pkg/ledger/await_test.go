@@ -67,7 +67,9 @@ func TestAwaitedReservationReason(t *testing.T) {
 	f.bind("n1", 0, pod("a", 12))
 	f.bind("n2", 0, pod("b", 16))
 	expect(t, "reserved", true, f.await(requests([]string{"n1"}, 16, 16), 1, longAgo, nil))
-	expect(t, "label", "default/train", f.AwaitedLabel())
+	expect(t, "label", "default/train", f.ReservedFor(pod("x", 16, 1), []string{"n2", "n1"}))
+	expect(t, "the label for a member", "", f.ReservedFor(pod("w0", 16), []string{"n1"}))
+	expect(t, "the label on another node", "", f.ReservedFor(pod("x", 16, 1), []string{"n2"}))
 	for name, tc := range map[string]struct {
 		pod     gpu.Pod
 		nominee gpu.Memory
@@ -99,7 +101,7 @@ func TestAwaitedReservationReason(t *testing.T) {
 	}
 	expect(t, "another node", []reasons.Reason{fits}, f.check(pod("x", 16), "n2"))
 	f.EndAwaited(testItem.ID)
-	expect(t, "label after the end", "", f.AwaitedLabel())
+	expect(t, "label after the end", "", f.ReservedFor(pod("x", 16, 1), []string{"n1"}))
 }
 
 // The reservation is made on nodes with capacity, or not at all.

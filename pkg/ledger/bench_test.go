@@ -255,7 +255,7 @@ func benchmarkGang(b *testing.B, run func(b *testing.B, l *ledger.Ledger, reques
 }
 
 // BenchmarkLock measures the methods that read or change many nodes, with 10,000 nodes and 100,000 pods. A call holds the lock no longer than
-// it takes; Outranked and NodeCards hold it for one node at a time. NominateAll and ReserveAll are measured elsewhere.
+// it takes; Outranked and NodeCards hold it for one node at a time, Await for some hundreds. NominateAll and ReserveAll are measured elsewhere.
 func BenchmarkLock(b *testing.B) {
 	const nodes, podsPerNode = 10_000, 10
 	f, names := newFixture(b), make([]string, nodes)

@@ -155,7 +155,7 @@ func TestConcurrentOperations(t *testing.T) {
 					l.Move(ledger.Request{Pod: p, Nodes: nodes}, binpack, nil, at)
 				case 11:
 					l.EndAwaited(testItem.ID)
-					l.AwaitedLabel()
+					l.ReservedFor(p, nodes)
 					l.AwaitedIdle()
 					l.StillUsable(p.UID)
 					l.Memory()

@@ -48,7 +48,6 @@ type node struct {
 	leaving   int
 	// revision is the ledger's revision at the last change of this node.
 	revision uint64
-	aged     agedAllocations
 }
 
 // setSpec sets what the Node object determines. The cards count as unused until recount.

@@ -77,7 +77,7 @@ type nomination struct {
 }
 
 // view returns the model as the pod sees it on the node.
-func (m *reservationModel) view(node string, pod gpu.Pod, starvation bool) *model {
+func (m *reservationModel) view(node string, pod gpu.Pod, awaited bool) *model {
 	view := &model{specs: m.specs, allocations: maps.Clone(m.allocations)}
 	use := func(where gpu.Placement) {
 		uid := gpu.PodUID(fmt.Sprint("invented-", len(view.allocations)))
@@ -92,7 +92,7 @@ func (m *reservationModel) view(node string, pod gpu.Pod, starvation bool) *mode
 			use(h.On)
 		}
 	}
-	if starvation && m.seesKept(pod) {
+	if awaited && m.seesKept(pod) {
 		use(m.keptOn(node, true))
 	}
 	for _, n := range m.nominees(node) {
@@ -152,7 +152,7 @@ func (m *reservationModel) check(node string, pod gpu.Pod) reasons.Reason {
 type reserver struct {
 	*simulation
 	model *reservationModel
-	// alone is true for the only one that holds places and makes starvation reservations.
+	// alone is true for the only one that holds places and makes awaited reservations.
 	alone bool
 }
 
@@ -374,7 +374,7 @@ func (r *reserver) verify() error {
 }
 
 // TestReservationModel compares what each pod sees after each of many random operations with a trivial model: beside allocations there are
-// nominations, held places, a starvation reservation, owned places and binds whose outcome isn't known. Each worker has its own nodes, so its model is exact, but all of them use one ledger.
+// nominations, held places, an awaited reservation, owned places and binds whose outcome isn't known. Each worker has its own nodes, so its model is exact, but all of them use one ledger.
 func TestReservationModel(t *testing.T) {
 	seeds, steps := uint64(12), 150
 	if testing.Short() {

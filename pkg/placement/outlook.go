@@ -99,14 +99,6 @@ func (k *weighed) worth(r room) float64 {
 	return k.perPod*float64(r.pods) + k.perMemory*float64(r.memory)
 }
 
-// Value returns what the node's room is worth to the pods that are expected.
-func (o *Outlook) Value(n *NodeRoom) (value float64) {
-	for i := range o.kinds {
-		value += o.kinds[i].worth(n.roomFor(i, &o.kinds[i].Shape))
-	}
-	return value
-}
-
 // Costs are what a pod of each kind costs on a node: what the node's room is worth less with the pod. The cost is notFitting if too few cards have
 // room for such a pod.
 type Costs [MaxKinds]float64

@@ -154,7 +154,7 @@ func TestOutlookBruteForce(t *testing.T) {
 			return sum
 		}
 		n := nodes[random.IntN(len(nodes))]
-		if got, want := o.Value(&n), value(n); math.Abs(got-want) > 1e-9 {
+		if got, want := o.value(&n), value(n); math.Abs(got-want) > 1e-9 {
 			t.Fatalf("value %v, want %v of %+v for %+v", got, want, n, kinds)
 		}
 		costs := o.Costs(&n)
@@ -253,4 +253,12 @@ func TestScale(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
+}
+
+// value returns what the node's room is worth to the pods that are expected.
+func (o *Outlook) value(n *NodeRoom) (value float64) {
+	for i := range o.kinds {
+		value += o.kinds[i].worth(n.roomFor(i, &o.kinds[i].Shape))
+	}
+	return value
 }

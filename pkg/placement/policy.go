@@ -56,7 +56,7 @@ var (
 // policies are all policies for cards, nodePolicies those for nodes, the default first.
 var (
 	policies     = []Policy{Binpack, Spread}
-	nodePolicies = []Policy{Binpack, Spread, LeastWaste}
+	nodePolicies = append(slices.Clone(policies), LeastWaste)
 )
 
 // Expected is the policy for choices that the extender only predicts: where the node puts a pod whose annotations name no

@@ -236,8 +236,8 @@ func (p *pass) due(item *Item, requests []ledger.Request, c *choice, first bool)
 
 // choose chooses the cards of an item. If the pass has done enough already, it returns the earlier choice.
 func (p *pass) choose(item *Item, requests []ledger.Request, earlier *choice, first bool) *choice {
-	for i := range requests {
-		p.work += len(requests[i].Nodes) / (1 + i) // Most requests share their nodes, which are ranked once.
+	for _, nodes := range distinct(requests) {
+		p.work += len(nodes)
 	}
 	if p.work > maxWork && len(p.choices) > 0 {
 		return earlier

@@ -111,7 +111,7 @@ func reasonOf(text string) Reason {
 	return OtherConstraint
 }
 
-// byText are the reasons of nodes by their texts, except those that name a group.
+// byText are the reasons of nodes by their texts, except those that name an item.
 var byText = func() map[string]Reason {
 	all := map[string]Reason{}
 	for _, r := range OfNodes() {
@@ -132,8 +132,8 @@ func (r *Rejection) Has(reason Reason) bool {
 	return false
 }
 
-// ReservedFor returns the group that the text of Reserved names; empty if there is none.
-func (r *Rejection) ReservedFor() (group string) {
+// ReservedFor returns the item that the text of Reserved names, such as "group ml/train"; empty if there is none.
+func (r *Rejection) ReservedFor() (item string) {
 	for _, part := range r.Parts {
 		if name, found := strings.CutPrefix(part.Text, keptFor); found {
 			return name

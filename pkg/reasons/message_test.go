@@ -41,7 +41,7 @@ func TestTextsRoundTrip(t *testing.T) {
 
 func TestReservedFor(t *testing.T) {
 	for text, want := range map[string]string{
-		Reserved.TextFor(one, "default/train.v1"): "default/train.v1", Reserved.TextFor(one, ""): "", Full.TextFor(one, "default/train"): "",
+		Reserved.TextFor(one, "group default/train.v1"): "group default/train.v1", Reserved.TextFor(one, ""): "", Full.TextFor(one, "group default/train"): "",
 	} {
 		for _, message := range []string{fitError(text), fitError("x", text), fitError(text, "x")} {
 			if got, ok := ParseRejection(message); !ok || got.ReservedFor() != want {

@@ -64,7 +64,7 @@ const (
 	WaitsForTurn
 	// OtherConstraint: a card has room, but kube-scheduler has rejected the pod for something else, such as a lack of CPU.
 	OtherConstraint
-	// KeptForGroup: a card has enough free memory, but it is reserved for a group that has waited long. It is Reserved of all nodes
+	// KeptForGroup: a card has enough free memory, but it is reserved for a group or pod that came first. It is Reserved of all nodes
 	// that have a card for the pod.
 	KeptForGroup
 	// KeptForNominated: a card has enough free memory, but it is reserved for a pod that is nominated to the node.
@@ -83,7 +83,7 @@ type row struct{ label, text, words string }
 
 var table = [...]row{
 	Fits:       {"fits", "fits", "about to be tried"},
-	Reserved:   {"reserved", "free GPU memory is kept for a group that has waited long", ""},
+	Reserved:   {"reserved", "free GPU memory is reserved for a group or pod that came first", ""},
 	Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", "free memory is in pieces"},
 	Full:       {"full", "no GPU card has enough free memory", "cards are full"},
 	Crowded:    {"crowded", "no GPU card with enough free memory takes more containers by MPS", "cards take no more containers"},
@@ -108,7 +108,7 @@ var table = [...]row{
 	WaitsForGroup:       {"waits_for_group", "", "waits for its group"},
 	WaitsForTurn:        {"waits_for_turn", "", "waits for its turn"},
 	OtherConstraint:     {"other_constraint", "", "something other than GPU memory"},
-	KeptForGroup:        {"kept_for_group", "", "memory is kept for a group"},
+	KeptForGroup:        {"kept_for_group", "", "memory is kept for a group or pod that came first"},
 	KeptForNominated:    {"kept_for_nominated", "", "memory is kept for a nominated pod"},
 	FailedCard:          {"failed_card", "", "a failed card blocks its node"},
 	WaitsForTermination: {"waits_for_termination", "", "waits for pods to terminate"},
@@ -194,19 +194,19 @@ var demanding = map[Reason]struct{ cores, cards, both string }{
 const (
 	tooFewHealthy = "too few of the GPU cards that are large enough are healthy"
 	tooFewLarge   = "the pod asks for more GPU cards than the node has that are large enough"
-	keptFor       = "free GPU memory is kept for group "
+	keptFor       = "free GPU memory is kept for "
 )
 
 // Text returns the text on the wire for a pod that asks for memory of one card. Users see it.
 func (r Reason) Text() string { return r.row().text }
 
-// TextFor returns the text on the wire for a pod with this demand. It names the group for which the memory is kept if the reason is
-// Reserved and group isn't empty.
-func (r Reason) TextFor(demand gpu.Demand, group string) string {
+// TextFor returns the text on the wire for a pod with this demand. It names the item for which the memory is kept if the reason is
+// Reserved and item isn't empty: "group NAMESPACE/NAME" or "pod NAMESPACE/NAME".
+func (r Reason) TextFor(demand gpu.Demand, item string) string {
 	texts, differs := demanding[r]
 	switch {
-	case r == Reserved && group != "":
-		return keptFor + group
+	case r == Reserved && item != "":
+		return keptFor + item
 	case r == TooLarge && demand.Cards == 1 && demand.Containers > 1:
 		return tooLarge
 	case differs && demand.Cards > 1 && demand.Cores > 0:

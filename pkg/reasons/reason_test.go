@@ -20,7 +20,7 @@ func TestReasons(t *testing.T) {
 	}
 	want := map[Reason]words{
 		Fits:       {"fits", "fits", false},
-		Reserved:   {"reserved", "free GPU memory is kept for a group that has waited long", false},
+		Reserved:   {"reserved", "free GPU memory is reserved for a group or pod that came first", false},
 		Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", false},
 		Full:       {"full", "no GPU card has enough free memory", false},
 		Crowded:    {"crowded", "no GPU card with enough free memory takes more containers by MPS", false},

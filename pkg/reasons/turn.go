@@ -24,9 +24,9 @@ const (
 	// ObstacleNeverFits means that they wouldn't fit even if all cards were free, beside the pods without GPU memory, which are expected to
 	// stay. They don't count for their tenant's demand.
 	ObstacleNeverFits
-	// ObstaclePaused means that an earlier charge, of them or of pods like them, ended without a bind. They don't count for their tenant's demand.
+	// ObstaclePaused means that they, or pods of the same shape, were placed and not bound in time (queue.Failures). They don't count for their tenant's demand.
 	ObstaclePaused
-	// ObstacleBehindFailed means that charges of others of their namespace ended without a bind. They don't count for their tenant's demand.
+	// ObstacleBehindFailed means that others of their namespace were placed and not bound in time. They don't count for their tenant's demand.
 	ObstacleBehindFailed
 	// ObstacleMakingRoom means that they have no room yet, and pods of other tenants are evicted for them.
 	ObstacleMakingRoom

@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// expectAtMost is how often the outlook is made again at most, because that costs some milliseconds of processor time for each 1,000 nodes.
-	expectAtMost = time.Second
-	// expectAtLeast is how often it is made again if few pods come: nodes come and change too.
-	expectAtLeast = time.Minute
+	// minExpectInterval is the shortest time between two outlooks, because one costs some milliseconds of processor time for each 1,000 nodes.
+	minExpectInterval = time.Second
+	// maxExpectInterval is the longest: nodes come and change even if few pods come.
+	maxExpectInterval = time.Minute
 )
 
 // expectations tell the ledger which kinds of pods come, and what nodes have free beside their cards. A nil one does nothing: no view is by cost
@@ -93,13 +93,13 @@ func (e *expectations) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-e.clock.After(expectAtMost):
+		case <-e.clock.After(minExpectInterval):
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-e.changed:
-		case <-e.clock.After(expectAtLeast):
+		case <-e.clock.After(maxExpectInterval):
 		}
 	}
 }

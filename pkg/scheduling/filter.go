@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"iter"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,7 +22,7 @@ type FilterResult struct {
 	Passed []placement.Candidate
 	// Reasons are the results of all Nodes, in their order; nil if Passed are only the best few, and for members of gangs.
 	Reasons []reasons.Reason
-	// ReservedFor names the group for which memory is held back, if any is: the reason reasons.Reserved is due to it.
+	// ReservedFor names the item for which memory is reserved, if a node has the reason reasons.Reserved.
 	ReservedFor string
 	// Message is why no node passes, for a member of a gang, a pod with an invalid request, or a pod that waits for its turn. It is empty
 	// for other pods. Preemption can't help a pod with a Message.
@@ -85,8 +86,10 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	if len(result.Passed) == 0 && !alone && !steers && s.fair.evicts(pod) && s.displace(pod, nodes, now) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
-	result.ReservedFor = s.ledger.AwaitedLabel()
 	if len(result.Passed) == 0 {
+		if slices.Contains(result.Reasons, reasons.Reserved) {
+			result.ReservedFor = s.ledger.ReservedFor(pod, nodes)
+		}
 		s.requeue.Rejected(pod, len(nodes), seen)
 		s.nominator.rejected(pod.UID, nodes)
 		if steers {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
@@ -12,18 +13,21 @@ import (
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
+func objectsOf(nodes []*corev1.Node, pods []*corev1.Pod) (objects []runtime.Object) {
+	for _, node := range nodes {
+		objects = append(objects, node)
+	}
+	for _, pod := range pods {
+		objects = append(objects, pod)
+	}
+	return objects
+}
+
 // The extender names each mistake: what its cache keeps of pods and nodes is enough, and its groups report the reasons.
 func TestMistakes(t *testing.T) {
 	for _, m := range mistakes.All() {
 		t.Run(m.Name, func(t *testing.T) {
-			var objects []runtime.Object
-			for _, node := range m.Nodes {
-				objects = append(objects, node)
-			}
-			for _, pod := range m.Pods {
-				objects = append(objects, pod)
-			}
-			f := start(t, Options{Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: &fake.Observer{}}}, objects...)
+			f := start(t, Options{Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: &fake.Observer{}}}, objectsOf(m.Nodes, m.Pods)...)
 			f.clock.SetTime(mistakes.Now)
 			find := func() (got diagnosis.Diagnosis) {
 				explanation := f.Explain()
@@ -55,14 +59,7 @@ func TestMistakes(t *testing.T) {
 func TestNodeMistakes(t *testing.T) {
 	for _, m := range mistakes.OfNodes() {
 		t.Run(m.Name, func(t *testing.T) {
-			var objects []runtime.Object
-			for _, node := range m.Nodes {
-				objects = append(objects, node)
-			}
-			for _, pod := range m.Pods {
-				objects = append(objects, pod)
-			}
-			f := start(t, Options{}, objects...)
+			f := start(t, Options{}, objectsOf(m.Nodes, m.Pods)...)
 			var got []string
 			for _, node := range f.ChangesSince(0).Nodes {
 				for _, problem := range diagnosis.NodeProblems(&node) {

@@ -85,16 +85,16 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	}
 }
 
-// checkBudget checks that groups that can't run kept little memory reserved. Each leader begins with some credit, which counts
-// much in the short time of a world. The scenes check the share over an hour.
-func (w *world) checkBudget() {
+// checkFailures checks that groups that can't run kept little memory reserved. A new leader doesn't know what has failed before, which counts much
+// in the short time of a world. The scenes check the share over an hour.
+func (w *world) checkFailures() {
 	perSecond := 0.0
 	for _, n := range w.api.nodes {
 		for _, memory := range n.cards {
 			perSecond += float64(max(memory, 16))
 		}
 	}
-	if allowed := 0.05*w.reserved.all + 180*perSecond*float64(1+w.stats.leaders+w.stats.restarts); w.reserved.impossible > allowed {
+	if allowed := 0.05*w.reserved.all + 60*perSecond*float64(1+w.stats.leaders+w.stats.restarts); w.reserved.impossible > allowed {
 		w.fail("groups that can't run kept %.0f%% of the memory reserved", 100*w.reserved.impossible/w.reserved.all)
 	}
 }
@@ -287,7 +287,7 @@ func (w *world) checkRest() {
 
 // calmDown ends the disturbances and checks what must hold at rest.
 func (w *world) calmDown() {
-	w.checkBudget()
+	w.checkFailures()
 	if w.faults != (faults{}) && w.chance(0.5) { // Then the last leader finds out alone which groups are bound in part.
 		w.changeLeader()
 	}

@@ -44,15 +44,15 @@ func (s *Scheduler) newWaiting() *waiting {
 	o := s.Reservations
 	return &waiting{
 		awaited: queue.NewAwaited(queue.Options{
-			Ledger: s.ledger, MaxIdle: o.MaxIdle, MaxAge: o.MaxAge, Bound: s.binding, Failures: s.failures, Reserved: s.Observer.Reserved,
+			Ledger: s.ledger, MaxIdle: o.MaxIdle, MaxAge: o.MaxAge, Bound: s.allocated, Failures: s.failures, Reserved: s.Observer.Reserved,
 			Capacity: func() ledger.Capacity { return s.nodes.Capacity(nil, true) },
 		}),
 		cache: s.cache, ledger: s.ledger, groups: s.groups, fair: s.fair, nodes: s.nodes, leading: s.Leading, clock: s.Clock,
 	}
 }
 
-// binding reports whether the pod has an allocation.
-func (s *Scheduler) binding(uid gpu.PodUID) bool {
+// allocated reports whether the pod has an allocation.
+func (s *Scheduler) allocated(uid gpu.PodUID) bool {
 	_, _, ok := s.ledger.Lookup(uid)
 	return ok
 }
@@ -110,7 +110,8 @@ func (a alikePods) String() string {
 	return fmt.Sprint(a.namespace, " ", a.demand, " ", a.priority, " ", a.constraints.Value())
 }
 
-// pods returns the single pods that kube-scheduler has rejected and that fit no node. Of pods that are alike it returns the first.
+// pods returns the single pods that kube-scheduler has rejected and that fit no node or have a reservation. Of pods
+// that are alike it returns the first.
 func (w *waiting) pods() (items []queue.Item) {
 	first := map[alikePods]*clustercache.PodInfo{}
 	for _, pod := range w.cache.Pending() {
@@ -129,7 +130,7 @@ func (w *waiting) pods() (items []queue.Item) {
 			continue // kube-scheduler will find the node.
 		}
 		items = append(items, queue.Item{
-			Item: ledger.Item{ID: "pod " + string(pod.UID), Label: pod.String(), Priority: pod.Priority, Entered: pod.Pending.Created},
+			Item: ledger.Item{ID: "pod " + string(pod.UID), Label: "pod " + pod.String(), Priority: pod.Priority, Entered: pod.Pending.Created},
 			Like: like.String(), Fits: fits, Attempt: attemptOf(pod),
 			Requests: func() []ledger.Request { return []ledger.Request{{Pod: pod.Pod, Nodes: nodes}} },
 		})

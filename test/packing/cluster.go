@@ -87,8 +87,8 @@ func (n *traceNode) object() *corev1.Node {
 	return object
 }
 
-// arrive places the pod, or loses it, and reports whether it was placed.
-func (c *cluster) arrive(pod *tracePod, number int) bool {
+// arrive places the pod, or loses it.
+func (c *cluster) arrive(pod *tracePod, number int) {
 	c.now = c.now.Add(time.Second)
 	use := c.use(pod, number)
 	c.eligible.SetPod(&use)
@@ -98,7 +98,7 @@ func (c *cluster) arrive(pod *tracePod, number int) bool {
 	node, ok := c.choose(pod, &use)
 	if !ok {
 		c.eligible.DeletePod(use.UID)
-		return false
+		return
 	}
 	bound := use
 	bound.Node = node
@@ -106,7 +106,6 @@ func (c *cluster) arrive(pod *tracePod, number int) bool {
 	c.reportFree(node)
 	c.take(node, pod)
 	c.allocated += pod.gpu()
-	return true
 }
 
 // choose returns the pod's node. A pod with GPU memory gets its cards there too.

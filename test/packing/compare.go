@@ -24,6 +24,9 @@ func compare(out io.Writer, o options) error {
 	if o.dir == "" {
 		return errors.New("no directory with the trace; the public data is at " + source)
 	}
+	if o.seeds < 1 || o.at < 1 || o.at > 130 {
+		return errors.New("-seeds must be positive, and -at between 1 and 130")
+	}
 	nodes, err := readNodes(o.dir, o.allNodes)
 	if err != nil {
 		return fmt.Errorf("%w; the public data is at %s", err, source)
@@ -38,6 +41,9 @@ func compare(out io.Writer, o options) error {
 	}
 	if len(o.workloads) > 0 {
 		workloads = slices.DeleteFunc(workloads, func(name string) bool { return !slices.Contains(o.workloads, strings.TrimPrefix(name, podList)) })
+		if len(workloads) == 0 {
+			return fmt.Errorf("%s has none of the workloads %s", o.dir, strings.Join(o.workloads, ", "))
+		}
 	}
 	for _, rule := range rules(o.allNodes) {
 		var sum summary

@@ -61,6 +61,14 @@ func TestCompareErrors(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	for name, o := range map[string]options{
+		"no seeds":         {seeds: 0, at: 130},
+		"beyond the trace": {seeds: 1, at: 131},
+	} {
+		if o.dir = "anywhere"; compare(&strings.Builder{}, o) == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
 }
 
 // TestArrivals: pods are left out or copied until they ask for that multiple of the cards, and a seed determines their order.

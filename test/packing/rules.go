@@ -9,10 +9,10 @@ const (
 	byPolicy rule = "all"
 	// byScheduler is by kube-scheduler's default scores: what users get.
 	byScheduler rule = "default"
+	// away is by kube-scheduler's scores and a preference for nodes that share no cards. The shipped configuration doesn't have it, see
+	// docs/performance.md.
+	away rule = "away"
 )
-
-// away is by kube-scheduler's scores with the preference of the shipped configuration for nodes that share no cards.
-const away rule = "away"
 
 // rules returns the rules to compare. allNodes is true if there are nodes without cards.
 func rules(allNodes bool) []rule {
