@@ -76,6 +76,8 @@ type Ledger interface {
 type Observer interface {
 	// Evicted reports the result of a round of evictions.
 	Evicted(result reasons.Result)
+	// EvictionRecordFailed counts failed attempts to read or write the journal of an Executor, which evicts nothing meanwhile.
+	EvictionRecordFailed()
 	// OveruserEvicted reports the result of the eviction of a pod that uses more than it requests.
 	OveruserEvicted(result reasons.Result)
 	// APIWrite counts the evictions ("eviction").

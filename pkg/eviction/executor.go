@@ -85,10 +85,10 @@ type Executor struct {
 	rounds, victimOf map[gpu.PodUID]*execution
 	// spared are the victims whose eviction was refused, for a while.
 	spared pauses
-	// read is true once the rounds of the former leader are known, readAgain when reading them is tried next. holder and version are those of the
-	// journal.
+	// read is true once the rounds of the former leader are known. again is when the journal is read or written next after a failure. holder and
+	// version are those of the journal.
 	read            bool
-	readAgain       time.Time
+	again           time.Time
 	holder, version string
 	// unwritten is true if the journal has other rounds than there are.
 	unwritten bool
@@ -146,9 +146,10 @@ func (x *Executor) Tick(ctx context.Context) {
 	}
 	x.mu.Lock()
 	now := x.Clock.Now()
-	inherits := !x.read && !now.Before(x.readAgain)
+	retry := !now.Before(x.again)
+	inherits := retry && !x.read
 	if inherits {
-		x.readAgain = now.Add(retryInterval)
+		x.again = now.Add(retryInterval)
 	}
 	x.spared.prune(now)
 	x.mu.Unlock()
@@ -164,12 +165,16 @@ func (x *Executor) Tick(ctx context.Context) {
 		}
 	}
 	x.mu.Lock()
-	unwritten := x.unwritten
+	unwritten := retry && x.unwritten
 	x.mu.Unlock()
-	if unwritten {
-		if err := x.writeJournal(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Record of evictions not updated, trying again")
-		}
+	if !unwritten {
+		return
+	}
+	if err := x.writeJournal(ctx); err != nil {
+		x.mu.Lock()
+		x.again = now.Add(retryInterval)
+		x.mu.Unlock()
+		klog.FromContext(ctx).Error(err, "Record of evictions not updated, trying again")
 	}
 }
 
@@ -184,7 +189,7 @@ func (x *Executor) resign() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.set(nil)
-	x.spared, x.read, x.readAgain, x.unwritten = pauses{}, false, time.Time{}, false
+	x.spared, x.read, x.again, x.unwritten = pauses{}, false, time.Time{}, false
 }
 
 // set replaces the rounds. The caller holds the lock.
@@ -446,13 +451,14 @@ func (x *Executor) inherit(ctx context.Context) {
 		}
 	}
 	if err != nil {
+		x.Observer.EvictionRecordFailed()
 		klog.FromContext(ctx).Error(err, "No pods are evicted for others: the evictions of a former leader aren't known yet, trying again")
 		return
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.set(executions)
-	x.read = true
+	x.read, x.again = true, time.Time{}
 }
 
 // keepInherited reports whether pods are left of groups that were evicted in part, in a round that no pod waits for any more. If there are none, it

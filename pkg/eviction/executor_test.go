@@ -276,6 +276,11 @@ func TestExecutorRecords(t *testing.T) {
 			}
 		}, errTooMany},
 		"the former leader's rounds aren't read": {func(_ *executions, x *Executor) { x.resign() }, errNotRead},
+		"the API server refuses to read them": {func(f *executions, x *Executor) {
+			f.server.Answer(fake.Answers{Record: func(string) error { return errDead }})
+			x.resign()
+			x.Tick(t.Context())
+		}, errNotRead},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newExecutions(t)
@@ -288,6 +293,34 @@ func TestExecutorRecords(t *testing.T) {
 			if got := f.server.Calls().Evicted[before:]; len(got) > 0 {
 				t.Errorf("evicted %v", got)
 			}
+			if failed := x.Observer.(*fake.Observer).Counts()["record failed"]; (failed > 0) != strings.Contains(name, "refuses") {
+				t.Errorf("%d failures are counted", failed)
+			}
 		})
+	}
+}
+
+// A record that can't be written is tried again every five seconds, not at each step.
+func TestExecutorWritesAgain(t *testing.T) {
+	f := newExecutions(t)
+	x := f.process(f.server)
+	if _, err := f.evict(x); err != nil {
+		t.Fatal(err)
+	}
+	writes := 0
+	f.server.Answer(fake.Answers{Record: func(string) error {
+		writes++
+		return errDead
+	}})
+	f.later(x, 91*time.Second) // Until the round has ended.
+	writes = 0
+	f.later(x, time.Minute)
+	if writes != 12 {
+		t.Errorf("tried %d times in a minute, want 12", writes)
+	}
+	f.server.Answer(fake.Answers{})
+	f.later(x, 6*time.Second)
+	if object, _ := f.server.ConfigMap(t.Context(), journalName.Namespace, journalName.Name); object.Data[keyRounds] != "null" && object.Data[keyRounds] != "[]" {
+		t.Errorf("still recorded: %s", object.Data[keyRounds])
 	}
 }

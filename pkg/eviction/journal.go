@@ -161,6 +161,7 @@ func (x *Executor) writeJournal(ctx context.Context) (err error) {
 		}
 		switch {
 		case err != nil:
+			x.Observer.EvictionRecordFailed()
 			return err
 		case object.Data[keyHolder] != holder:
 			x.resign()

@@ -47,6 +47,7 @@ type Extender struct {
 	synced    prometheus.Gauge
 	requeues  prometheus.Counter
 	bypassed  prometheus.Counter
+	unwritten prometheus.Counter
 	reserved  prometheus.Counter
 	expiry    *prometheus.GaugeVec
 }
@@ -68,6 +69,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 		nominated: newCounterVec("nominations_total", "Number of writes that nominate a pod to a node, by result.", "result"),
 		synced:    newGaugeVec("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
 		requeues:  newCounter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods."),
+		unwritten: newCounter("eviction_record_failures_total", "Number of failed attempts to read or write the ConfigMap that records evictions for other pods."),
 		reserved:  newCounter("awaited_reservations_total", "Number of times that cards in use were reserved for an item that waits for memory."),
 		bypassed:  newCounter("binds_without_extender_total", "Number of pods that ask for GPU memory and were bound by a scheduler that did not call the extender."),
 		expiry:    newGaugeVec("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
@@ -87,7 +89,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	startAtZero(e.evicted, reasons.EvictionResults()...)
 	startAtZero(e.overuse, reasons.EvictionResults()...)
 	startAtZero(e.nominated, reasons.NominationResults()...)
-	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.bypassed, e.reserved, e.expiry)
+	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.bypassed, e.unwritten, e.reserved, e.expiry)
 	return e
 }
 
@@ -123,6 +125,9 @@ func (e *Extender) BindResolved(outcome reasons.Result) {
 
 // Evicted implements scheduling.Observer.
 func (e *Extender) Evicted(result reasons.Result) { e.evicted.WithLabelValues(string(result)).Inc() }
+
+// EvictionRecordFailed implements scheduling.Observer.
+func (e *Extender) EvictionRecordFailed() { e.unwritten.Inc() }
 
 // OveruserEvicted implements scheduling.Observer.
 func (e *Extender) OveruserEvicted(result reasons.Result) {

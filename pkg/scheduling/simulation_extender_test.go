@@ -509,6 +509,7 @@ func (nullObserver) BindResolved(reasons.Result)    {}
 func (nullObserver) APIWrite(string)                {}
 func (nullObserver) Requeued()                      {}
 func (nullObserver) Evicted(reasons.Result)         {}
+func (nullObserver) EvictionRecordFailed()          {}
 func (nullObserver) OveruserEvicted(reasons.Result) {}
 func (nullObserver) Filtered(reasons.Reason, int)   {}
 func (nullObserver) BindFinished(reasons.Result)    {}

@@ -52,6 +52,9 @@ func (o *Observer) CacheSynced(time.Duration) { o.add("synced", 1) }
 // Evicted counts "evicted" and the result.
 func (o *Observer) Evicted(result reasons.Result) { o.add("evicted "+string(result), 1) }
 
+// EvictionRecordFailed counts "record failed".
+func (o *Observer) EvictionRecordFailed() { o.add("record failed", 1) }
+
 // OveruserEvicted counts "overuser" and the result.
 func (o *Observer) OveruserEvicted(result reasons.Result) { o.add("overuser "+string(result), 1) }
 
