@@ -22,7 +22,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Client sends each call at most once and within the deadline of its context.
+// timeout bounds each call but Bind, which has a deadline of its own.
+const timeout = 5 * time.Second
+
+// Client sends each call at most once. It gives up after the timeout, or at the deadline of the call's context if that is earlier.
 type Client struct{ client kubernetes.Interface }
 
 // New returns a Client.
@@ -45,11 +48,15 @@ func (c Client) Bind(ctx context.Context, binding *corev1.Binding) error {
 
 // Pod reads a pod from the API server, not from a cache.
 func (c Client) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	return c.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
 // PodsOn lists the pods that are bound to a node from the API server, not from a cache of this process.
 func (c Client) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	list, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
 	})
@@ -62,6 +69,8 @@ func (c Client) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
 // Evict requests the eviction of a pod; a dry run checks whether it would be granted. A disruption budget can reject both. grace is the grace
 // period in seconds; nil means the pod's own.
 func (c Client) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	eviction := &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
 		DeleteOptions: &metav1.DeleteOptions{GracePeriodSeconds: grace, Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
@@ -77,17 +86,23 @@ func (c Client) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun boo
 
 // ConfigMap reads a ConfigMap.
 func (c Client) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	return c.client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
 // CreateConfigMap creates an empty ConfigMap.
 func (c Client) CreateConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	return c.client.CoreV1().ConfigMaps(namespace).Create(ctx, object, metav1.CreateOptions{})
 }
 
 // PatchConfigMap sets data of a ConfigMap. It fails with a conflict if the ConfigMap has another resource version.
 func (c Client) PatchConfigMap(ctx context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]string{"resourceVersion": version}, "data": data})
 	if err != nil {
 		return nil, fmt.Errorf("writing the patch of ConfigMap %s/%s: %w", namespace, name, err)
@@ -98,6 +113,8 @@ func (c Client) PatchConfigMap(ctx context.Context, namespace, name, version str
 // OpenGate removes one scheduling gate of a pod, and changes nothing else. It succeeds if the pod doesn't have the gate. If the
 // pod has another UID the API server rejects the patch as invalid, because a UID can't change.
 func (c Client) OpenGate(ctx context.Context, pod gpu.Pod, gate string) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID},
 		"spec":     map[string]any{"schedulingGates": []map[string]string{{"$patch": "delete", "name": gate}}},
@@ -112,6 +129,8 @@ func (c Client) OpenGate(ctx context.Context, pod gpu.Pod, gate string) error {
 // Nominate sets status.nominatedNodeName of a pod, or removes it if node is empty, and changes nothing else. If the pod has another
 // resource version the API server answers with a conflict.
 func (c Client) Nominate(ctx context.Context, pod gpu.Pod, resourceVersion, node string) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	status := map[string]any{"nominatedNodeName": nil}
 	if node != "" {
 		status["nominatedNodeName"] = node
@@ -129,6 +148,8 @@ func (c Client) Nominate(ctx context.Context, pod gpu.Pod, resourceVersion, node
 
 // AnnotateNode sets one annotation of a Node.
 func (c Client) AnnotateNode(ctx context.Context, node, key, value string) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})
 	if err != nil {
 		return fmt.Errorf("writing the patch of node %s: %w", node, err)

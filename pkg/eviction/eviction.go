@@ -32,9 +32,6 @@ import (
 // It is what cluster-autoscaler allows by default (--max-graceful-termination-sec).
 const maxGracePeriod = 10 * time.Minute
 
-// callTimeout bounds one call to the API server.
-const callTimeout = 5 * time.Second
-
 // maxConcurrent limits the concurrent calls of Members, and of each round.
 const maxConcurrent = 16
 
@@ -145,8 +142,6 @@ func (o *Options) request(ctx context.Context, pod gpu.Pod) (ends time.Time, gon
 
 // call makes an eviction call for a pod that runs. gone is true if it doesn't any more.
 func (o *Options) call(ctx context.Context, pod gpu.Pod, state victimState, dryRun bool) (gone bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	err = o.API.Evict(ctx, pod, state.capped, dryRun)
 	if !dryRun {
 		o.Observer.APIWrite("eviction")
@@ -195,8 +190,6 @@ func (o *Options) readUnbound(ctx context.Context, pod gpu.Pod) (*corev1.Pod, er
 
 // read reads a pod; nil if it is gone or has ended.
 func (o *Options) read(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	live, err := o.API.Pod(ctx, pod.Namespace, pod.Name)
 	switch {
 	case apierrors.IsNotFound(err):

@@ -111,8 +111,6 @@ func decodeRounds(text string) (rounds []Round, err error) {
 
 // readJournal returns the rounds of the journal, and begins to hold it.
 func (x *Executor) readJournal(ctx context.Context) ([]Round, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	object, err := x.API.ConfigMap(ctx, x.Journal.Namespace, x.Journal.Name)
 	if apierrors.IsNotFound(err) {
 		object, err = x.API.CreateConfigMap(ctx, x.Journal.Namespace, x.Journal.Name)
@@ -132,8 +130,6 @@ func (x *Executor) readJournal(ctx context.Context) ([]Round, error) {
 
 // writeJournal writes the present rounds.
 func (x *Executor) writeJournal(ctx context.Context) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	defer func() {
 		if err != nil {
 			x.mu.Lock()

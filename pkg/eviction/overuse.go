@@ -227,8 +227,6 @@ func (o *Overusers) confirm(ctx context.Context, v victim) (confirmed victim, ok
 // evict evicts a pod. It reports whether the next eviction must wait for the next step.
 func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(v.pod.Namespace, v.pod.Name), "node", v.node, "card", v.card)
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	v, ok, err := o.confirm(ctx, v)
 	if err != nil {
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted")

@@ -47,8 +47,7 @@ const (
 	// It is far above the number of pending pods in a large cluster.
 	maxRejected = 100_000
 	// maxRecent limits the remembered changes. It is far above the number of changes during one filter call, unless very many pods end at once.
-	maxRecent    = 1000
-	writeTimeout = 5 * time.Second
+	maxRecent = 1000
 )
 
 // Options configure a Requeuer.
@@ -389,8 +388,6 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
 	recorded := r.rejections()
 	err := r.API.AnnotateNode(ctx, node, protocol.AnnotationFreed, r.Clock.Now().UTC().Format(time.RFC3339Nano))
 	r.Observer.APIWrite("node")

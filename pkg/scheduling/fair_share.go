@@ -56,8 +56,6 @@ const (
 	// next call before its gate is opened. After a long call, the pause is tickShare times as long as the call took.
 	minTickPause, maxTickPause = 20 * time.Millisecond, 100 * time.Millisecond
 	tickShare                  = 20
-	// gateTimeout bounds one write that opens a gate.
-	gateTimeout = 5 * time.Second
 )
 
 // EventFairShareInvalid is the reason of the Event on a namespace whose labels or annotations for fair sharing are invalid.
@@ -322,8 +320,6 @@ func (f *fairShare) openGate(ctx context.Context, pod gpu.Pod) {
 	if f.leading() != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, gateTimeout)
-	defer cancel()
 	err := f.api.OpenGate(ctx, pod, protocol.GateFairShare)
 	switch {
 	case err == nil:

@@ -22,8 +22,8 @@ import (
 const (
 	// nominateInterval is the interval between two checks of the pods to nominate.
 	nominateInterval = 50 * time.Millisecond
-	// nominationTimeout bounds one write, and nominationUnseen is how long after its begin the watch may take to show it.
-	nominationTimeout, nominationUnseen = 5 * time.Second, 10 * time.Second
+	// nominationUnseen is how long after the begin of a write the watch may take to show it.
+	nominationUnseen = 10 * time.Second
 	// nominationLife is how long a nomination may stay. It is limited, because memory is reserved for the pod during that time. kube-scheduler
 	// removes a nomination if the pod fits nowhere and may preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), but it
 	// may not retry the pod for a long time.
@@ -304,10 +304,8 @@ func (n *nominator) write(ctx context.Context, pod *clustercache.PodInfo, node s
 
 // send performs one write, and reports whether it succeeded.
 func (n *nominator) send(ctx context.Context, pod *clustercache.PodInfo, node string) bool {
-	limited, cancel := context.WithTimeout(ctx, nominationTimeout)
-	defer cancel()
 	n.observer.APIWrite("nomination")
-	err := n.api.Nominate(limited, pod.Pod, pod.GetObjectMeta().GetResourceVersion(), node)
+	err := n.api.Nominate(ctx, pod.Pod, pod.GetObjectMeta().GetResourceVersion(), node)
 	result := reasons.ResultMade
 	switch {
 	case err == nil && node == "":
