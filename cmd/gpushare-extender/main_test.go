@@ -50,7 +50,7 @@ func TestBadFlags(t *testing.T) {
 		"a duration without unit":   {[]string{"--bind-timeout=4"}, `invalid argument "4" for "--bind-timeout" flag`},
 		"gang hold too long":        {[]string{"--gang-hold=2m"}, "--gang-hold must be between 0 and 1m0s"},
 		"negative gang hold":        {[]string{"--gang-hold=-1s"}, "--gang-hold must be between 0 and 1m0s"},
-		"too little patience":       {[]string{"--gang-patience=1s"}, "--gang-patience must not be less than --gang-hold"},
+		"too little patience":       {[]string{"--gang-patience=1s"}, "--gang-patience must be positive, and not less than --gang-hold"},
 		"a bad overuse policy":      {[]string{"--overuse-policy=shrug"}, `--overuse-policy: unknown policy "shrug": want report or evict`},
 		"an unknown fair share":     {[]string{"--fair-share=on"}, `--fair-share: unknown mode "on": want off, dispatch or reclaim`},
 		"a reclaim at once":         {[]string{"--fair-share-reclaim-after=0s"}, "--fair-share-reclaim-after must be positive"},

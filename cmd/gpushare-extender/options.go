@@ -157,7 +157,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.DurationVar(&r.maxAge, "reservation-max-age", time.Hour, "only cards on which no pod that must end has run for longer than this are reserved: pods that have run for long are expected to stay")
 	g := &o.gangs
 	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "maximum time for which a bind is held until all members of the pod's group have arrived; 1m at most. The sum with --bind-timeout must be less than the httpTimeout in kube-scheduler's configuration. 0 turns off groups: their members are bound one by one")
-	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "time for which a group's reserved cards are kept until its members arrive, and for which a group may stay partially bound; not less than --gang-hold")
+	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "time for which cards that are reserved for a group, or with fair sharing for a pod whose turn has come, are kept until the pods arrive, and for which a group may stay partially bound; not less than --gang-hold")
 	f.BoolVar(&g.native, "native-groups", false, "place the pods of a Kubernetes PodGroup (spec.schedulingGroup) all together or not at all; needs Kubernetes 1.37 with the feature gate GenericWorkload, and the right to list and watch podgroups. Without it they are placed one by one")
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
 	f.Duration("gang-claim-after", 0, "")
@@ -238,8 +238,8 @@ func (o options) validate() error {
 		return fmt.Errorf("--bind-window must be between 0 and %v", maxWindow)
 	case o.gangs.hold < 0 || o.gangs.hold > maxHold:
 		return fmt.Errorf("--gang-hold must be between 0 and %v", maxHold)
-	case o.gangs.hold > 0 && o.gangs.patience < o.gangs.hold:
-		return errors.New("--gang-patience must not be less than --gang-hold")
+	case o.gangs.patience <= 0 || o.gangs.patience < o.gangs.hold:
+		return errors.New("--gang-patience must be positive, and not less than --gang-hold")
 	case o.gangs.native && o.gangs.hold == 0:
 		return errors.New("--native-groups needs groups: --gang-hold must not be 0")
 	case !(o.reservations.maxIdle >= 0 && o.reservations.maxIdle <= 100): // NaN too.

@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -39,13 +38,6 @@ type reclaimKind struct {
 }
 
 func (u *unit) reclaimKind() reclaimKind { return reclaimKind{u.item.Tenant, u.kind.kindKey} }
-
-type reclaimPause struct {
-	until  time.Time
-	length time.Duration
-	// wasted is true if pods were evicted for a unit of this kind that then wasn't bound.
-	wasted bool
-}
 
 // beginAttempt requests room for the tenants that have been below their share for long enough.
 func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time.Time) {
@@ -118,7 +110,7 @@ func (m *Manager) Reclaimed(attempt uint64, until, now time.Time) {
 	}
 	if until.IsZero() || !holds {
 		for _, kind := range a.kinds {
-			m.pauseReclaim(kind, !a.outdated, now)
+			m.reclaims.pause(kind, !a.outdated, now)
 		}
 		m.endHolds(func(h *heldUnit) bool { return h.attempt == attempt })
 	}
@@ -204,22 +196,6 @@ func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 	return a.number, plan
 }
 
-// pauseReclaim pauses the units of a kind: for longer each time that nothing was achieved.
-func (m *Manager) pauseReclaim(kind reclaimKind, doubles bool, now time.Time) {
-	maps.DeleteFunc(m.reclaims.pauses, func(other reclaimKind, p reclaimPause) bool {
-		return other != kind && now.Sub(p.until) > 4*maxReclaimPause // Most have no pods any more.
-	})
-	last := m.reclaims.pauses[kind]
-	if now.Before(last.until) {
-		return // Several units of this kind fail at the same time.
-	}
-	length := minReclaimPause
-	if doubles {
-		length = min(max(minReclaimPause, 2*min(last.length, maxReclaimPause)), maxReclaimPause)
-	}
-	m.reclaims.pauses[kind] = reclaimPause{until: now.Add(length), length: length}
-}
-
 // endAttempts ends all attempts, and what is held for them.
 func (m *Manager) endAttempts() {
 	m.reclaims.attempt = nil
@@ -228,5 +204,5 @@ func (m *Manager) endAttempts() {
 
 // pausing reports whether no attempt may be made for the unit, because the latest one had no success.
 func (r *reclaims) pausing(u *unit, now time.Time) bool {
-	return now.Before(r.pauses[u.reclaimKind()].until) || now.Before(r.pauses[reclaimKind{tenant: u.item.Tenant}].until)
+	return r.pauses.Has(u.reclaimKind(), now) || r.pauses.Has(reclaimKind{tenant: u.item.Tenant}, now)
 }

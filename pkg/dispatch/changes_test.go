@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -42,7 +43,7 @@ func TestNamespaceLeaves(t *testing.T) {
 	f.SetNamespace("alice", Namespace{Tenant: "alice", Free: true})
 	f.tick(0)
 	want(t, "requeues", 1, f.requeues)
-	f.tick(retryInterval)
+	f.tick(queue.Retry)
 	want(t, "requeues", 1, f.requeues)
 }
 
@@ -65,7 +66,7 @@ func TestPauseEnds(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
 	f.pod("alice/paused", 4, age(1))
 	f.tick(0)
-	f.tick(chargeLife)
+	f.tick(patience)
 	f.pod("bob/1", 4, on("n0"))
 	f.pod("alice/first", 4)
 	f.tick(0)

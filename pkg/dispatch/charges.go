@@ -9,14 +9,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-const (
-	// chargeLife is how long a pod that isn't bound keeps its charge and its place: much longer than kube-scheduler takes for a
-	// new pod, and longer than its longest back-off by default (podMaxBackoffSeconds).
-	chargeLife = 30 * time.Second
-	// extension prolongs the charge of a pod that is about to be bound.
-	extension = 5 * time.Second
-)
-
 // turn is what is reported to Failures of a unit that was granted.
 type turn struct {
 	queue.Attempt
@@ -24,6 +16,8 @@ type turn struct {
 	// charged counts its pods that have a charge. failed is true once one was not bound in time, bound once one was bound.
 	charged       int
 	failed, bound bool
+	// madeRoom is the kind of the unit if pods were evicted for it, until it is known whether it is bound.
+	madeRoom reclaimKind
 }
 
 // charged reports whether the pod was granted and isn't bound yet.
@@ -36,7 +30,7 @@ func (m *Manager) grant(u *unit, places []ledger.Place, now time.Time) {
 	m.Failures.Placed(turn.Attempt)
 	for i, p := range u.pods {
 		p.turn = turn
-		if p.expires = now.Add(chargeLife); !places[i].Existing {
+		if p.expires = now.Add(m.Patience); !places[i].Existing {
 			m.Ledger.Own(ledger.Granted, p.UID, time.Time{})
 		}
 		m.leaveGroup(p)
@@ -61,10 +55,10 @@ func (m *Manager) expire(now time.Time) {
 		}
 		unused := m.GiveUpPlace(p.UID)
 		if _, _, held := m.Ledger.Lookup(p.UID); held { // A bind is in flight, or the plan of a group has the place.
-			p.expires = now.Add(extension)
+			p.expires = now.Add(queue.Retry)
 			continue
 		}
-		m.reclaims.wasted(p, now)
+		m.reclaims.wasted(p.turn, now)
 		m.endCharge(p, unused || p.Group == (gang.Key{})) // If the plan of a group had the place, package gang reports failures.
 		m.Observer.ChargeExpired()
 		m.refresh(p)

@@ -73,7 +73,7 @@ func TestFailedGoesBehind(t *testing.T) {
 	f.pod("alice/next", 3, age(1))
 	f.tick(0)
 	want(t, "first", []string{"alice/stuck"}, f.admitted())
-	f.tick(chargeLife)
+	f.tick(patience)
 	f.tick(firstPause)
 	want(t, "after its pause", []string{"alice/next"}, f.admitted())
 }

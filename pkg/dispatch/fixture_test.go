@@ -21,6 +21,9 @@ var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 // firstPause is the pause after the first failure in a namespace: until its next turn. It doubles each time.
 const firstPause = 2 * time.Second
 
+// patience is Options.Patience.
+const patience = 30 * time.Second
+
 // fixture is a Manager that leads, with a real ledger. Gates open at once, and the watch reports it.
 type fixture struct {
 	*Manager
@@ -63,7 +66,7 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 			}
 		},
 		Nodes:          nodesOf(func(unique.Handle[string]) []string { return nodes }),
-		PriorityCutoff: 1000, Observer: f,
+		PriorityCutoff: 1000, Patience: patience, Observer: f,
 	}
 	if change != nil {
 		change(&o)

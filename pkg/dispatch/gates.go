@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // gateState is how far this process is with opening a gate. That the gate is gone is known from the watch alone (Pod.Gated).
@@ -20,13 +21,6 @@ const (
 	gateClosed gateState = iota
 	gateOpening
 	gateOpened
-)
-
-// gateRetry is the pause after the first failed attempt to open a gate. It doubles up to maxGateRetry: an admission webhook or policy can
-// reject the writes for good, and for many pods.
-const (
-	gateRetry    = time.Second
-	maxGateRetry = 8 * time.Second
 )
 
 // MaxOpening limits the writes in flight that open gates.
@@ -79,10 +73,9 @@ func (m *Manager) GateOpened(uid gpu.PodUID, opened bool, now time.Time) {
 		return
 	}
 	if opened {
-		p.gate, p.gateFailures = gateOpened, 0
+		p.gate, p.gateRetry = gateOpened, time.Time{}
 		delete(m.gated, uid)
 	} else {
-		p.gate, p.gateRetry = gateClosed, now.Add(min(gateRetry<<min(p.gateFailures, 8), maxGateRetry))
-		p.gateFailures++
+		p.gate, p.gateRetry = gateClosed, now.Add(queue.Retry)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -79,7 +80,7 @@ func (m *Manager) endHold(search *Search, plan reclaim.Plan, evictable bool) boo
 	}
 	for _, kind := range a.kinds {
 		if !slices.ContainsFunc(held, func(h *heldUnit) bool { return h.reclaimKind == kind }) {
-			m.pauseReclaim(kind, true, search.now)
+			m.reclaims.pause(kind, true, search.now)
 		}
 	}
 	allocated := map[string]gpu.Memory{}
@@ -237,9 +238,7 @@ func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time
 	}
 	m.queue.Charge(u.item.Tenant, u.item.Memory)
 	m.grant(u, places, now)
-	for _, p := range u.pods {
-		p.madeRoom = h.reclaimKind
-	}
+	u.pods[0].turn.madeRoom = h.reclaimKind
 	return true
 }
 
@@ -274,11 +273,11 @@ func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
 			return true
 		}
 		if h.state == waiting && !slices.ContainsFunc(h.Victims, m.holdsMemory) {
-			h.state, h.until = freed, now.Add(freedLife)
+			h.state, h.until = freed, now.Add(queue.Arrival)
 		}
 		failed := !now.Before(h.until)
 		if failed {
-			m.pauseReclaim(h.reclaimKind, true, now)
+			m.reclaims.pause(h.reclaimKind, true, now)
 			m.Observer.ReclaimFailed()
 		}
 		return failed

@@ -35,6 +35,8 @@ type Options struct {
 	// Provisioning is the number of units of each tenant that have no room and whose gates are opened nevertheless, so that an autoscaler
 	// adds nodes for them.
 	Provisioning int
+	// Patience is how long a pod that isn't bound keeps its charge and its place.
+	Patience time.Duration
 	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
 	// Pods that have run for less than MinRuntime are not evicted.
 	ReclaimAfter, MinRuntime time.Duration
@@ -217,6 +219,6 @@ func (m *Manager) StopLeading() {
 		m.endCharge(p, false)
 		p.failedAt, p.letThrough = time.Time{}, time.Time{}
 		m.refresh(p)
-		p.gate, p.gateFailures, p.gateRetry = gateClosed, 0, time.Time{}
+		p.gate, p.gateRetry = gateClosed, time.Time{}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -103,7 +104,7 @@ func TestChargeExpires(t *testing.T) {
 	f.pod("bob/1", 2, age(1))
 	f.tick(0)
 	want(t, "first", []string{"alice/stuck"}, f.admitted())
-	f.tick(chargeLife - time.Second)
+	f.tick(patience - time.Second)
 	want(t, "before the charge ends", []string{"alice/stuck"}, f.admitted())
 	f.tick(time.Second)
 	want(t, "after it", []string{"bob/1"}, f.admitted())
@@ -114,17 +115,17 @@ func TestChargeExpires(t *testing.T) {
 	want(t, "during its pause", []string(nil), f.admitted())
 	f.tick(firstPause)
 	want(t, "after its pause", []string{"alice/stuck"}, f.admitted())
-	f.tick(chargeLife)
+	f.tick(patience)
 	f.tick(2*firstPause - time.Second)
 	want(t, "during its second pause", []string(nil), f.admitted())
 	f.tick(time.Second)
 	want(t, "after its second pause", []string{"alice/stuck"}, f.admitted())
 	f.binding["alice/stuck"] = true
-	f.tick(chargeLife)
+	f.tick(patience)
 	want(t, "while its bind is in flight", []string{"alice/stuck"}, f.admitted())
 	f.binding["alice/stuck"] = false
 	f.ledger.Release("alice/stuck") // The bind failed.
-	f.tick(extension)
+	f.tick(queue.Retry)
 	want(t, "after a failed bind", []string(nil), f.admitted())
 	want(t, "expired", 3, f.expired)
 	want(t, "charged", map[string]gpu.Memory{"alice": 0}, f.allocated())
@@ -211,16 +212,14 @@ func TestOpenGates(t *testing.T) {
 	f.Tick(f.now)
 	want(t, "the rest", 101-MaxOpening, len(f.TakeEffects().Open))
 	want(t, "the failed one", reasons.Turn{Tenant: "alice", Obstacle: reasons.ObstacleGateStuck}, f.Turns()["alice/granted"])
-	var pauses []time.Duration
-	for last := f.now; len(pauses) < 5; f.now = f.now.Add(gateRetry) {
+	for range 3 {
+		f.Tick(f.now.Add(queue.Retry - 1))
+		want(t, "too early", 0, len(f.TakeEffects().Open))
+		f.now = f.now.Add(queue.Retry)
 		f.Tick(f.now)
-		for _, again := range f.TakeEffects().Open {
-			want(t, "the failed one again", first[0], again)
-			pauses, last = append(pauses, f.now.Sub(last)), f.now
-			f.GateOpened(again.UID, false, f.now)
-		}
+		want(t, "the failed one again", first[:1], f.TakeEffects().Open)
+		f.GateOpened(first[0].UID, false, f.now)
 	}
-	want(t, "the pauses", []time.Duration{gateRetry, 2 * gateRetry, 4 * gateRetry, 8 * gateRetry, 8 * gateRetry}, pauses)
 }
 
 // The plan of a group takes over the places of its members.
@@ -246,7 +245,7 @@ func TestTentativePlacement(t *testing.T) {
 	f.tick(0)
 	want(t, "places on n0", nil, f.ledger.ReservedOn("n0", true))
 	want(t, "places on n1", []gpu.PodUID{"alice/1"}, f.ledger.ReservedOn("n1", true))
-	f.tick(2 * retryInterval)
+	f.tick(2 * queue.Retry)
 	want(t, "places on n0 after no bind came", []gpu.PodUID{"alice/2"}, f.ledger.ReservedOn("n0", true))
 }
 
@@ -409,7 +408,7 @@ func TestPauseEndsWithTerm(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
 	f.pod("alice/1", 4)
 	f.tick(0)
-	f.run(chargeLife + time.Second)
+	f.run(patience + time.Second)
 	want(t, "its obstacle", reasons.ObstaclePaused, f.Turns()["alice/1"].Obstacle)
 	f.StopLeading()
 	f.StartLeading()

@@ -43,18 +43,14 @@ type pod struct {
 	expires time.Time
 	// started is when the pod was bound, if that happened while this process led.
 	started time.Time
-	// madeRoom is the kind of the unit for which pods were evicted before it was granted with this pod; zero if none were.
-	madeRoom reclaimKind
 	// turn is that of its unit, if the pod has a charge. failedAt is when a charge last ended without a bind.
 	turn     *turn
 	failedAt time.Time
 	// letThrough is when its gate was opened for an autoscaler; zero if it wasn't.
 	letThrough time.Time
-	// gate is how far this process is with opening the pod's gate. gateFailures counts the failed attempts in a row; it is not tried
-	// again before gateRetry.
-	gate         gateState
-	gateFailures int
-	gateRetry    time.Time
+	// gate is how far this process is with opening the pod's gate. If that has failed, it is not tried again before gateRetry.
+	gate      gateState
+	gateRetry time.Time
 }
 
 // maxRequest bounds what is counted for a pod, so that sums over pods are exact: a user can bind a pod with any request to a node by
@@ -88,8 +84,8 @@ func (m *Manager) SetPod(next Pod) {
 		m.dropHold(p.UID)
 		m.endCharge(p, p.Node == "" && !p.awaitsBind()) // A change by its user is no failure.
 	}
-	if p.Node != "" {
-		m.reclaims.arrived(p)
+	if p.Node != "" && p.turn != nil {
+		m.reclaims.arrived(p.turn)
 	}
 	if p.Node != "" && !ran { // Before the first Tick as leader, now is zero.
 		p.started = m.now

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // strange is a pod that a user bound to an unknown node by spec.nodeName, with as much as a request can be.
@@ -173,7 +174,7 @@ func TestUnitThatChanges(t *testing.T) {
 		n++
 		f.pod(fmt.Sprint("carol/", n), 1)
 	}
-	f.run(after + minReclaimPause/2)
+	f.run(after + queue.Retry/2)
 	want(t, "evicted for alice", []string{"bob/7", "bob/6"}, f.evicted)
 }
 
@@ -200,7 +201,7 @@ func TestUnitsThatChange(t *testing.T) {
 		n++
 		f.pod(fmt.Sprint("carol/", n), 1, priority(int32(n)))
 	}
-	f.run(after + minReclaimPause/2)
+	f.run(after + queue.Retry/2)
 	want(t, "evicted for alice", []string{"bob/7", "bob/6"}, f.evicted)
 }
 
@@ -221,7 +222,7 @@ func TestSharesThatChange(t *testing.T) {
 	}
 	want(t, "evicted", []string(nil), f.evicted)
 	f.meanwhile = nil
-	f.run(minReclaimPause + time.Second)
+	f.run(queue.Retry + time.Second)
 	want(t, "evicted for alice", []string{"bob/7", "bob/6", "bob/5", "bob/4"}, f.evicted)
 }
 
@@ -239,7 +240,7 @@ func TestShareOfVictims(t *testing.T) {
 	}
 	want(t, "evicted", []string(nil), f.evicted)
 	f.meanwhile = nil
-	f.run(minReclaimPause + time.Second)
+	f.run(queue.Retry + time.Second)
 	want(t, "evicted for alice", []string{"bob/7", "bob/6", "bob/5", "bob/4"}, f.evicted)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // An autoscaler sees only pods whose gates are open.
@@ -29,21 +30,21 @@ func TestAutoscalerSees(t *testing.T) {
 		"a group that is larger than all nodes": {[]gpu.Memory{16, 16, 16}, func(f *fixture) { f.group("alice/job", 4) }, 0,
 			[]string{"alice/job-0", "alice/job-1", "alice/job-2", "alice/job-3"}},
 		"nodes that are full":        {[]gpu.Memory{4}, func(f *fixture) { f.fill(); f.pod("alice/1", 4) }, provisionAfter - time.Second, nil},
-		"nodes that are full longer": {[]gpu.Memory{4}, func(f *fixture) { f.fill(); f.pod("alice/1", 4) }, provisionAfter + retryInterval, []string{"alice/1"}},
+		"nodes that are full longer": {[]gpu.Memory{4}, func(f *fixture) { f.fill(); f.pod("alice/1", 4) }, provisionAfter + queue.Retry, []string{"alice/1"}},
 		"one unit of each tenant": {nil, func(f *fixture) {
 			f.pod("alice/1", 4)
 			f.pod("alice/2", 4)
 			f.pod("bob/1", 4)
 			f.pod("bob/2", 4)
 		}, provisionLife - time.Second, []string{"alice/1", "bob/1"}},
-		"the next one, if no node came": {nil, func(f *fixture) { f.pod("alice/1", 4); f.pod("alice/2", 4) }, provisionLife + retryInterval, []string{"alice/1", "alice/2"}},
+		"the next one, if no node came": {nil, func(f *fixture) { f.pod("alice/1", 4); f.pod("alice/2", 4) }, provisionLife + queue.Retry, []string{"alice/1", "alice/2"}},
 		"a member that joins later": {nil, func(f *fixture) {
 			f.group("alice/job", 2)
 			f.tick(0)
 			f.delete("alice/job-1")
 			f.tick(0)
 			f.pod("alice/job-2", 16, inGroup("job"))
-		}, retryInterval, []string{"alice/job-0", "alice/job-2"}},
+		}, queue.Retry, []string{"alice/job-0", "alice/job-2"}},
 		"a pod that never had a gate takes no turn": {nil, func(f *fixture) { f.pod("alice/1", 4, open); f.pod("alice/2", 4) }, 0, []string{"alice/1", "alice/2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +87,7 @@ func TestNewNode(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = 1 })
 	f.pod("bob/has", 4, on("n0"))
 	f.pod("bob/seen", 4)
-	f.run(provisionAfter + retryInterval)
+	f.run(provisionAfter + queue.Retry)
 	want(t, "bob's gate", false, f.pods["bob/seen"].Gated)
 	f.pod("alice/1", 4)
 	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 4}, {Index: 1, Memory: 4}}})
@@ -119,6 +120,6 @@ func TestAutoscalerLeaderChanges(t *testing.T) {
 	f.tick(0)
 	f.StopLeading()
 	f.StartLeading()
-	f.tick(retryInterval)
+	f.tick(queue.Retry)
 	want(t, "opened", []string{"alice/0", "alice/1"}, f.granted)
 }

@@ -1,10 +1,10 @@
 package dispatch
 
 import (
-	"maps"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 const (
@@ -14,14 +14,8 @@ const (
 	maxReclaim = maxOpen
 	// maxAttempts limits the attempts whose victims have not ended. It is the limit of the executor of evictions.
 	maxAttempts = 16
-	// freedLife is how long places are held after the victims have ended.
-	freedLife = 10 * time.Second
-	// minReclaimPause is the pause of a tenant's units of one kind after an attempt without success; it doubles each time, up to maxReclaimPause,
-	// unless something changed while the plan was made.
-	minReclaimPause, maxReclaimPause = 10 * time.Second, 10 * time.Minute
-	// minWastedPause is the pause of a tenant's units of one kind after pods were evicted for one that then wasn't bound. It doubles with each such
-	// failure of the tenant, up to maxWastedPause: a controller can replace the pod, so the pause isn't the pod's.
-	minWastedPause, maxWastedPause = 10 * time.Minute, 24 * time.Hour
+	// maxWastedPause is the longest pause of a tenant's units of one kind after pods were evicted for one that then wasn't bound.
+	maxWastedPause = 24 * time.Hour
 	// maxDelays limits how often a unit's wait for a reclaim doubles because it wasn't bound after its turn.
 	maxDelays = 6
 )
@@ -36,9 +30,9 @@ type reclaims struct {
 	// at most. counted is up to when.
 	below   map[string]time.Duration
 	counted time.Time
-	pauses  map[reclaimKind]reclaimPause
+	pauses  queue.Pauses[reclaimKind]
 	// failed are the latest pauses of each tenant because pods were evicted for nothing.
-	failed   map[string]reclaimPause
+	failed   queue.Pauses[string]
 	attempts uint64
 	// attempt is the one that is planned, or whose evictions are made; nil if there is none. held are the units for which places are held,
 	// heldFor the same by their pods. ending are the victims for them, with the number of the attempt: they count as being deleted.
@@ -56,7 +50,7 @@ type reclaims struct {
 // newReclaims returns the state of a new leader. attempts is how many this process has made before: a late result of one of these
 // must not be taken for that of a new one.
 func newReclaims(attempts uint64) reclaims {
-	return reclaims{attempts: attempts, pauses: map[reclaimKind]reclaimPause{}, failed: map[string]reclaimPause{}, ending: map[gpu.PodUID]uint64{}}
+	return reclaims{attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, failed: queue.Pauses[string]{}, ending: map[gpu.PodUID]uint64{}}
 }
 
 // reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.
@@ -98,25 +92,37 @@ func (m *Manager) dueStandings(now time.Time) *standings {
 	return m.standings()
 }
 
-// wasted records that the pod wasn't bound although pods were evicted for it.
-func (r *reclaims) wasted(p *pod, now time.Time) {
-	kind := p.madeRoom
-	p.madeRoom = reclaimKind{}
-	maps.DeleteFunc(r.failed, func(_ string, last reclaimPause) bool { return now.Sub(last.until) > maxWastedPause })
-	if last := r.pauses[kind]; kind == (reclaimKind{}) || last.wasted && now.Before(last.until) {
-		return // No pods were evicted for it, or several pods of this kind fail at the same time.
+// pause pauses a tenant's units of one kind after an attempt without success: for longer each time, unless something changed while the plan was made.
+func (r *reclaims) pause(kind reclaimKind, doubles bool, now time.Time) {
+	r.pauses.Prune(now, queue.LongestPause) // Most have no pods any more.
+	if r.pauses.Has(kind, now) {
+		return // Several units of this kind fail at the same time.
 	}
-	length := min(max(minWastedPause, 2*r.failed[kind.tenant].length), maxWastedPause)
-	pause := reclaimPause{until: now.Add(length), length: length, wasted: true}
-	r.failed[kind.tenant], r.pauses[kind] = pause, pause
+	if !doubles {
+		delete(r.pauses, kind)
+	}
+	r.pauses.Extend(kind, now, queue.Retry, queue.LongestPause)
 }
 
-// arrived records that the pod was bound.
-func (r *reclaims) arrived(p *pod) {
-	if p.madeRoom != (reclaimKind{}) {
-		delete(r.failed, p.madeRoom.tenant)
-		delete(r.pauses, p.madeRoom)
-		p.madeRoom = reclaimKind{}
+// wasted records that a unit wasn't bound although pods were evicted for it. The tenant's units of its kind pause, for twice as long after each such
+// failure of the tenant: a controller can replace the pods.
+func (r *reclaims) wasted(t *turn, now time.Time) {
+	kind := t.madeRoom
+	t.madeRoom = reclaimKind{}
+	if kind == (reclaimKind{}) || r.pauses.Has(kind, now) {
+		return // No pods were evicted for it, or several units of this kind fail at the same time.
+	}
+	r.failed.Prune(now, maxWastedPause)
+	r.failed.Extend(kind.tenant, now, queue.LongestPause, maxWastedPause)
+	r.pauses[kind] = r.failed[kind.tenant]
+}
+
+// arrived records that a pod of a unit was bound.
+func (r *reclaims) arrived(t *turn) {
+	if t.madeRoom != (reclaimKind{}) {
+		delete(r.failed, t.madeRoom.tenant)
+		delete(r.pauses, t.madeRoom)
+		t.madeRoom = reclaimKind{}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -126,7 +127,7 @@ func TestReclaimAtOnce(t *testing.T) {
 	f.run(after + 2*time.Second)
 	want(t, "evicted for the first", []string{"bob/7", "bob/6"}, f.evicted)
 	f.pod("alice/1", 2)
-	f.run(minReclaimPause)
+	f.run(queue.Retry)
 	want(t, "evicted for both", []string{"bob/7", "bob/6", "bob/3", "bob/2"}, f.evicted)
 	f.pod("alice/2", 2)
 	f.run(after)
@@ -256,14 +257,15 @@ func TestReclaimRefused(t *testing.T) {
 	f.evictionsFail = true
 	f.pod("alice/1", 2)
 	f.run(after + time.Hour)
-	want(t, "attempts in an hour", 11, attempts)
+	want(t, "attempts in an hour", 12, attempts)
 	want(t, "what bob's pods have", 4, f.running()["bob"])
 	f.pod("bob/small", 1)
 	f.delete("bob/3")
 	f.run(time.Second)
 	want(t, "nothing stays held", []string{"bob/small"}, f.admitted())
 	f.evictionsFail = false
-	f.run(maxReclaimPause)
+	f.delete("bob/small")
+	f.run(queue.LongestPause)
 	want(t, "evictions", 1, len(f.evicted))
 }
 
@@ -297,7 +299,7 @@ func TestReclaimAfterFailures(t *testing.T) {
 	f.pod("alice/stuck", 2)
 	f.run(time.Second)
 	want(t, "it has its turn", []string{"alice/stuck"}, f.admitted())
-	f.run(chargeLife)
+	f.run(patience)
 	for i := range 2 {
 		f.pod(fmt.Sprint("bob/new-", i), 1, on("n0"), func(p *Pod) { p.Bound = begin.Add(-time.Hour) })
 	}

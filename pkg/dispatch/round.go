@@ -6,13 +6,13 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const (
-	// retryInterval is how often all pods are tried on all nodes again, even without a change that could help. A round tries at least
+	// All pods are tried on all nodes again each queue.Retry, even without a change that could help. A round tries at least
 	// leastRetries of their kinds, and at least a part of 1/retryRounds, which takes about half of the interval.
-	retryInterval             = 5 * time.Second
 	leastRetries, retryRounds = 4, 125
 	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick
 	// continues a round that reached the limit. An attempt on all nodes counts as one, and comparing all nodes with constraints as
@@ -66,7 +66,7 @@ func (m *Manager) takeFreed() []string {
 	return slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
 }
 
-// retry selects kinds without room that are tried on all nodes again. Every retryInterval all such kinds become due. A part of them is tried
+// retry selects kinds without room that are tried on all nodes again. Every queue.Retry all such kinds become due. A part of them is tried
 // in each round; after a change that can help any of them, all are tried at once. all is true if they have become due now, some if there
 // are any for this round. A round that was exhausted goes on first: otherwise its last units would never get their turn.
 func (m *Manager) retry(now time.Time) (all, some bool) {
@@ -78,7 +78,7 @@ func (m *Manager) retry(now time.Time) (all, some bool) {
 		m.due = m.kinds.tried()
 		slices.SortFunc(m.due, func(a, b *kind) int { return a.compare(b.kindKey) })
 		m.retries = max(leastRetries, len(m.due)/retryRounds)
-		m.retryAll = now.Add(retryInterval)
+		m.retryAll = now.Add(queue.Retry)
 	}
 	n := min(len(m.due), m.retries)
 	if atOnce {

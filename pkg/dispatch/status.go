@@ -194,7 +194,7 @@ func (m *Manager) waitingTurns(turns map[gpu.PodUID]reasons.Turn) (s *standings,
 		}
 	}
 	for uid, p := range m.gated {
-		if p.gateFailures > 0 {
+		if !p.gateRetry.IsZero() {
 			turns[uid] = reasons.Turn{Tenant: m.namespaces[p.Namespace].Tenant, Obstacle: reasons.ObstacleGateStuck}
 		}
 	}

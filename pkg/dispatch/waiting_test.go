@@ -76,6 +76,6 @@ func TestReservationAndTurns(t *testing.T) {
 	want(t, "behind the turn of the reservation", nil, f.admitted())
 	f.SetNamespace("aaron", Namespace{Tenant: "aaron", Terms: fairshare.DefaultTerms})
 	f.pod("aaron/small", 1, age(0)) // Of tenants that have nothing, the first by name comes first: before bob.
-	f.tick(retryInterval)           // Its kind had no room for alice.
+	f.tick(queue.Retry)             // Its kind had no room for alice.
 	want(t, "before the turn of the reservation", []string{"aaron/small"}, f.admitted())
 }

@@ -12,34 +12,23 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 const (
 	// interval is the minimum time between two rounds of evictions.
 	interval = time.Second
-	// firstDelay is the time from the first rejection of a pod to a round of evictions for it. kube-scheduler, which
-	// may preempt on other nodes, goes first, and memory that is freed in the meantime may be enough.
-	firstDelay = 3 * time.Second
-	// candidatesLife is how long the candidate nodes of a filter call remain valid, because a node can be cordoned later.
-	// Every change that makes a round possible also makes kube-scheduler send a new filter call.
-	candidatesLife = 30 * time.Second
-	// reservationLife is how long a freed card is reserved for the pod. If the pod doesn't take the card in that time,
-	// something unknown to the extender keeps it off the node: for longestPause no pod is evicted for it.
-	reservationLife = time.Minute
-	longestPause    = 10 * time.Minute
-	// cycle is longer than kube-scheduler takes from the filter call for a pod to the preempt call in the same scheduling cycle.
+	// cycle is longer than kube-scheduler takes from the filter call for a pod to the preempt call in the same scheduling cycle, and than the watch
+	// usually takes to show what kube-scheduler does then. A round for the pod begins that long after its first rejection at the earliest:
+	// kube-scheduler, which may preempt on other nodes, goes first.
 	cycle = 5 * time.Second
-	// proposalLife is longer than the watch usually takes to show what kube-scheduler does after a preempt call.
-	proposalLife = 5 * time.Second
-	// firstPause is the first pause of a blocked pod after a failed round, or if there is no plan for it. The pause
-	// doubles each time, up to longestPause after a round, or planPause without a plan.
-	firstPause = 10 * time.Second
-	planPause  = time.Minute
-	// victimPause is the first pause for which a pod stays out of plans after the API server rejected its eviction.
-	victimPause = 5 * time.Minute
+	// candidatesLife is how long the candidate nodes of a filter call remain valid, because a node can be cordoned later.
+	// Every change that makes a round possible also makes kube-scheduler send a new filter call. It is also the longest pause of a pod for which
+	// there is no plan.
+	candidatesLife = 30 * time.Second
 	// maxBlocked limits the blocked pods that are remembered, and maxBlockedNodes the nodes of each, which is far above
 	// what Kubernetes supports. maxPlans limits the nodes that are compared for one pod. maxTries limits the pods that
-	// are planned for in one step; all remembered pods get their turn within firstPause.
+	// are planned for in one step; all remembered pods get their turn within queue.Retry.
 	maxBlocked      = 100
 	maxBlockedNodes = 10_000
 	maxPlans        = 100
@@ -72,10 +61,10 @@ type Evictor struct {
 	mu      sync.Mutex
 	blocked map[gpu.PodUID]blockedPod
 	rounds  map[gpu.PodUID]round
-	// proposals are the last answers to preempt calls, for proposalLife.
+	// proposals are the last answers to preempt calls, for a cycle.
 	proposals map[gpu.PodUID]proposal
 	// postponed holds the blocked pods that get no round for a while.
-	postponed pauses
+	postponed queue.Pauses[gpu.PodUID]
 }
 
 // blockedPod is a pod that filter rejected, with the nodes that would suit it if one of their cards were freed. The Pod
@@ -100,7 +89,7 @@ func New(x *Executor, fragmented bool, requeue func()) *Evictor {
 // clear removes all state. The caller holds the lock, or the Evictor isn't used yet.
 func (e *Evictor) clear() {
 	e.blocked, e.rounds = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]round{}
-	e.postponed, e.proposals = pauses{}, map[gpu.PodUID]proposal{}
+	e.postponed, e.proposals = queue.Pauses[gpu.PodUID]{}, map[gpu.PodUID]proposal{}
 }
 
 // Rejected records that filter found no node for the pod, which is nominated to a node or to none. full yields the candidate
@@ -117,7 +106,7 @@ func (e *Evictor) Rejected(pod gpu.Pod, nominated string, full iter.Seq[string],
 		nodes = append(nodes, strings.Clone(name)) // The name may be a slice of the whole request.
 	}
 	if len(nodes) > 0 {
-		e.add(blockedPod{pod: pod, nodes: nodes, nominated: strings.Clone(nominated), asked: at, at: at.Add(firstDelay)})
+		e.add(blockedPod{pod: pod, nodes: nodes, nominated: strings.Clone(nominated), asked: at, at: at.Add(cycle)})
 	}
 }
 
@@ -140,7 +129,7 @@ func (e *Evictor) add(b blockedPod) {
 // compare orders the pods that are worth remembering first, and postponed pods last. The caller holds the lock.
 func (e *Evictor) compare(a, b blockedPod) int {
 	now := e.Clock.Now()
-	switch later, otherLater := e.postponed.has(a.pod.UID, now), e.postponed.has(b.pod.UID, now); {
+	switch later, otherLater := e.postponed.Has(a.pod.UID, now), e.postponed.Has(b.pod.UID, now); {
 	case later && !otherLater:
 		return 1
 	case !later && otherLater:
@@ -214,7 +203,7 @@ func (e *Evictor) step(ctx context.Context) {
 		tries++
 		chosen, found := e.choosePlan(ctx, pod, b.nodes)
 		if !found {
-			e.postpone(b.pod.UID, planPause)
+			e.postpone(b.pod.UID, candidatesLife)
 			continue
 		}
 		if e.begin(ctx, pod, chosen) {
@@ -228,11 +217,11 @@ func (e *Evictor) due() []blockedPod {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.Clock.Now()
-	e.postponed.prune(now)
+	e.postponed.Prune(now, queue.LongestPause)
 	maps.DeleteFunc(e.blocked, func(_ gpu.PodUID, b blockedPod) bool { return now.Sub(b.asked) > candidatesLife })
 	var due []blockedPod
 	for uid, b := range e.blocked {
-		if _, under := e.rounds[uid]; !under && !now.Before(b.at) && !e.postponed.has(uid, now) {
+		if _, under := e.rounds[uid]; !under && !now.Before(b.at) && !e.postponed.Has(uid, now) {
 			due = append(due, b)
 		}
 	}
@@ -257,5 +246,5 @@ func (e *Evictor) needed(b blockedPod) (*clustercache.PodInfo, bool) {
 func (e *Evictor) postpone(uid gpu.PodUID, most time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.postponed.extend(uid, e.Clock.Now(), firstPause, most)
+	e.postponed.Extend(uid, e.Clock.Now(), queue.Retry, most)
 }

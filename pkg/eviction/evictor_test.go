@@ -19,13 +19,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 func TestEvictor(t *testing.T) {
 	f := newFixture(t, nil)
 	f.reject(f.pending, "n1")
-	f.later(firstDelay - 1)
+	f.later(cycle - 1)
 	f.wantEvicted() // kube-scheduler goes first.
 	f.later(1)
 	f.wantEvicted("?a5", "a5") // 4 + 5 are enough; the victim with the least memory is chosen.
@@ -45,7 +46,7 @@ func TestEvictor(t *testing.T) {
 		t.Error("the freed card isn't reserved against pods of equal priority, or is against higher ones")
 	}
 	f.later(interval)
-	f.later(reservationLife)
+	f.later(queue.Arrival)
 	if f.fitsFor(9, 5) {
 		t.Error("the reservation ended too early")
 	}
@@ -142,7 +143,7 @@ func TestNoEviction(t *testing.T) {
 			if test.after != nil {
 				test.after(f)
 			}
-			f.later(firstDelay)
+			f.later(cycle)
 			f.wantEvicted()
 		})
 	}
@@ -202,7 +203,7 @@ func TestEvictionRejected(t *testing.T) {
 			}
 			f.later(interval)
 			f.wantEvicted("?a5") // It is not retried every second.
-			f.later(firstPause)
+			f.later(queue.Retry)
 			f.wantEvicted("?a5", "?a7", "a7") // The next best victim, while the first one is spared.
 		})
 	}
@@ -231,7 +232,7 @@ func TestEvictionForNextPod(t *testing.T) {
 			}})
 			f.reject(f.pending, "n1")
 			f.reject(second, "n2")
-			for i, d := range []time.Duration{firstDelay, interval, firstPause} {
+			for i, d := range []time.Duration{cycle, interval, queue.Retry} {
 				f.later(d)
 				f.wantEvicted(test.want[i]...)
 			}
@@ -282,11 +283,11 @@ func TestEvictionBehindManyGuardedNodes(t *testing.T) {
 	f := newFixture(t, nil, objects...)
 	for range 100 {
 		f.reject(f.pending, names...)
-		f.later(firstDelay)
+		f.later(cycle)
 		if f.reserves() {
 			return
 		}
-		f.clock.Step(planPause)
+		f.clock.Step(candidatesLife)
 	}
 	t.Error("no card is freed")
 }
@@ -295,11 +296,11 @@ func TestEvictionBehindManyGuardedNodes(t *testing.T) {
 func TestEvictionWaitsAfterNomination(t *testing.T) {
 	f := newFixture(t, nil)
 	f.reject(f.pending, "n1")
-	f.clock.Step(firstDelay)
+	f.clock.Step(cycle)
 	nominated := fake.Edited(f.pending, fake.Nominated("n1"))
 	f.report(nominated)
 	f.reject(nominated, "n1")
-	f.later(firstDelay - 1)
+	f.later(cycle - 1)
 	f.wantEvicted()
 	f.later(1)
 	f.wantEvicted("?a5", "a5")
@@ -322,12 +323,14 @@ func TestEvictionOfManyBlockedPods(t *testing.T) {
 	for _, pod := range hopeless {
 		f.reject(pod, "n1")
 	}
-	f.clock.Step(firstDelay)
+	f.clock.Step(cycle)
 	for range maxBlocked/maxTries + 1 {
 		f.later(interval)
 	}
 	f.reject(second, "n2")
-	f.later(firstDelay)
+	for range 3 * cycle / interval { // Some of the others are tried again before it.
+		f.later(interval)
+	}
 	f.wantEvicted("?c12", "c12")
 }
 
@@ -356,8 +359,8 @@ func TestEvictionLostAnswer(t *testing.T) {
 			}
 			f.later(f.AnswerLost - interval)
 			f.reject(f.pending, "n1")
-			f.later(firstPause)
-			f.later(firstPause)
+			f.later(queue.Retry)
+			f.later(queue.Retry)
 			f.wantEvicted("?a5", "a5", "?a5", "a5")
 		})
 	}
@@ -425,12 +428,13 @@ func TestEvictionVictimStays(t *testing.T) {
 				t.Error("memory is still reserved")
 			}
 			f.report(f.b12)
-			f.startRound()
+			f.reject(f.pending, "n1")
+			f.later(cycle - 1)
 			f.wantEvicted("?a5", "a5") // There is no second round at once.
-			f.clock.Step(longestPause)
+			f.clock.Step(queue.LongestPause)
 			f.reject(f.pending, "n1")
 			f.later(0)
-			f.later(firstDelay)
+			f.later(cycle)
 			f.wantEvicted(append([]string{"?a5", "a5"}, test.next...)...)
 		})
 	}
@@ -440,16 +444,16 @@ func TestEvictionVictimStays(t *testing.T) {
 func TestEvictionCardTaken(t *testing.T) {
 	f := newFixture(t, nil, withSecondNode()...)
 	f.reject(f.pending, "n1", "n2")
-	f.later(firstDelay)
+	f.later(cycle)
 	f.delete(f.a5)
 	f.report(fake.Pod("high", 9, fake.Bound("n1", 0), fake.Priority(10)))
 	f.later(interval)
 	if f.reserves() {
 		t.Error("the round goes on, though its card is taken")
 	}
-	f.clock.Step(firstPause)
+	f.clock.Step(queue.Retry)
 	f.reject(f.pending, "n1", "n2")
-	f.later(firstDelay)
+	f.later(cycle)
 	f.wantEvicted("?a5", "a5", "?c12", "c12")
 }
 
@@ -526,7 +530,7 @@ func BenchmarkHopeless(b *testing.B) {
 				for _, pod := range blocked {
 					f.reject(pod, names...)
 				}
-				f.clock.Step(firstDelay)
+				f.clock.Step(cycle)
 				b.StartTimer()
 				f.Tick(b.Context())
 			}
@@ -547,7 +551,7 @@ func TestPreemptionRound(t *testing.T) {
 		"the victim is leaving":              {func(f *fixture) { f.later(grace) }, true},
 		"the nomination is removed":          {func(f *fixture) { f.report(cleared) }, true},
 		"the victim has ended":               {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(interval) }, true},
-		"the pod doesn't take the place":     {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(interval); f.later(reservationLife + 1) }, false},
+		"the pod doesn't take the place":     {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(interval); f.later(queue.Arrival + 1) }, false},
 		"the victim stays":                   {func(f *fixture) { f.report(cleared); f.later(grace + 2*time.Minute) }, false},
 		"the pod is nominated elsewhere":     {func(f *fixture) { f.report(fake.Edited(nominated, fake.Nominated("n2"))) }, false},
 		"the pod is gone":                    {func(f *fixture) { f.delete(nominated) }, false},
@@ -595,7 +599,7 @@ func TestStepBeforeTheWatch(t *testing.T) {
 	if !f.Awaits("uid-pending") {
 		t.Error("the victim isn't awaited")
 	}
-	f.later(proposalLife)
+	f.later(cycle)
 	if f.reserves() {
 		t.Error("the round lasts although the victim stays")
 	}

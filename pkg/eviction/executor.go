@@ -16,18 +16,11 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-const (
-	// maxRounds limits the rounds at one time.
-	maxRounds = 16
-	// roundMargin is the time from the last deletion timestamp of a round's victims to the end of the round.
-	roundMargin = time.Minute
-	// retryInterval is the time between two attempts to evict pods whose eviction was refused after the dry run.
-	retryInterval = 5 * time.Second
-	// adoptionTime is how long a round of a former leader waits for Continue.
-	adoptionTime = time.Minute
-)
+// maxRounds limits the rounds at one time.
+const maxRounds = 16
 
 // Round is what is evicted for pods that wait.
 type Round struct {
@@ -84,7 +77,7 @@ type Executor struct {
 	// rounds are by the first pod that waits, victimOf by the pods of the victims.
 	rounds, victimOf map[gpu.PodUID]*execution
 	// spared are the victims whose eviction was refused, for a while.
-	spared pauses
+	spared queue.Pauses[gpu.PodUID]
 	// read is true once the rounds of the former leader are known. again is when the journal is read or written next after a failure. holder and
 	// version are those of the journal.
 	read            bool
@@ -111,10 +104,10 @@ type execution struct {
 //	           → calling   Evict has recorded the round
 //	           → inherited a former leader has recorded the round
 //	inherited  → refused   Continue: its pods still wait
-//	inherited  → calling   adoptionTime is over: for the rest of groups that are evicted in part
+//	inherited  → calling   queue.Arrival is over: for the rest of groups that are evicted in part
 //	calling    → refused   some pods are left, whose eviction was refused or its answer lost
 //	calling    → leaves    none is left
-//	refused    → calling   retryInterval is over
+//	refused    → calling   queue.Retry is over
 //	any        → no round  nothing was evicted; the round's end has come; no pod waits for it, and no group is evicted in part; the term ends
 type executionState int
 
@@ -149,9 +142,9 @@ func (x *Executor) Tick(ctx context.Context) {
 	retry := !now.Before(x.again)
 	inherits := retry && !x.read
 	if inherits {
-		x.again = now.Add(retryInterval)
+		x.again = now.Add(queue.Retry)
 	}
-	x.spared.prune(now)
+	x.spared.Prune(now, queue.LongestPause)
 	x.mu.Unlock()
 	if inherits {
 		x.inherit(ctx)
@@ -172,7 +165,7 @@ func (x *Executor) Tick(ctx context.Context) {
 	}
 	if err := x.writeJournal(ctx); err != nil {
 		x.mu.Lock()
-		x.again = now.Add(retryInterval)
+		x.again = now.Add(queue.Retry)
 		x.mu.Unlock()
 		klog.FromContext(ctx).Error(err, "Record of evictions not updated, trying again")
 	}
@@ -189,7 +182,7 @@ func (x *Executor) resign() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.set(nil)
-	x.spared, x.read, x.again, x.unwritten = pauses{}, false, time.Time{}, false
+	x.spared, x.read, x.again, x.unwritten = queue.Pauses[gpu.PodUID]{}, false, time.Time{}, false
 }
 
 // set replaces the rounds. The caller holds the lock.
@@ -239,7 +232,7 @@ func (x *Executor) Check(ctx context.Context, victims []Victim) error {
 // Evict evicts the victims of a round whose Check was successful, and goes on with those that are refused as long as wanted returns true. It
 // returns the pods that were evicted at once, the end of the round, and the first error. The end is zero if nothing was evicted.
 func (x *Executor) Evict(ctx context.Context, r Round, wanted func() bool) (evicted []gpu.Pod, until time.Time, err error) {
-	e := &execution{Round: r, state: calling, wanted: wanted, left: map[gpu.PodUID]bool{}, until: x.Clock.Now().Add(roundMargin)}
+	e := &execution{Round: r, state: calling, wanted: wanted, left: map[gpu.PodUID]bool{}, until: x.Clock.Now().Add(queue.Arrival)}
 	for pod := range r.pods() {
 		e.left[pod.UID] = true
 	}
@@ -338,7 +331,7 @@ func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.P
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if e.state, e.next = refused, x.Clock.Now().Add(retryInterval); len(e.left) == 0 {
+	if e.state, e.next = refused, x.Clock.Now().Add(queue.Retry); len(e.left) == 0 {
 		e.state = leaves
 	}
 	return evicted, err
@@ -362,7 +355,7 @@ func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu
 	}
 	x.mu.Lock()
 	delete(e.left, pod.UID)
-	if end := ends.Add(roundMargin); end.After(e.until) {
+	if end := ends.Add(queue.Arrival); end.After(e.until) {
 		e.until = end
 	}
 	x.mu.Unlock()
@@ -445,7 +438,7 @@ func (x *Executor) inherit(ctx context.Context) {
 	var executions []*execution
 	for _, r := range rounds {
 		// An eviction of the former leader whose answer is lost can still be made.
-		e := &execution{Round: r, state: inherited, next: x.Clock.Now().Add(max(adoptionTime, x.AnswerLost))}
+		e := &execution{Round: r, state: inherited, next: x.Clock.Now().Add(max(queue.Arrival, x.AnswerLost))}
 		if executions = append(executions, e); err == nil {
 			err = x.inspect(ctx, e)
 		}
@@ -481,7 +474,7 @@ func (x *Executor) keepInherited(ctx context.Context, e *execution) bool {
 // inspect finds out which pods of a former leader's round are left, and when it ends.
 func (x *Executor) inspect(ctx context.Context, e *execution) error {
 	var mu sync.Mutex
-	left, until := map[gpu.PodUID]bool{}, e.next.Add(roundMargin)
+	left, until := map[gpu.PodUID]bool{}, e.next.Add(queue.Arrival)
 	group := x.NewGroup(maxConcurrent)
 	for pod := range e.pods() {
 		group.Go(func() error {
@@ -490,7 +483,7 @@ func (x *Executor) inspect(ctx context.Context, e *execution) error {
 			defer mu.Unlock()
 			if state.runs {
 				left[pod.UID] = true
-			} else if end := state.ends.Add(roundMargin); end.After(until) {
+			} else if end := state.ends.Add(queue.Arrival); end.After(until) {
 				until = end
 			}
 			return err
@@ -556,7 +549,7 @@ func (x *Executor) Reserved(node string) (cards []int) {
 func (x *Executor) Spares(uid gpu.PodUID) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.spared.has(uid, x.Clock.Now())
+	return x.spared.Has(uid, x.Clock.Now())
 }
 
 // Full reports whether no further round can begin now.
@@ -574,8 +567,8 @@ func (x *Executor) refuse(v Victim, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, pod := range v.Pods {
-		if !x.spared.has(pod.UID, x.Clock.Now()) { // Another member of its group may have been refused too.
-			x.spared.extend(pod.UID, x.Clock.Now(), victimPause, longestPause)
+		if !x.spared.Has(pod.UID, x.Clock.Now()) { // Another member of its group may have been refused too.
+			x.spared.Extend(pod.UID, x.Clock.Now(), queue.LongestPause, queue.LongestPause)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // executions is an API server with the group g1, g2, g3 and the pod s, and the round that evicts them for the pod w. Its API server deletes what
@@ -239,7 +240,7 @@ func TestGracePeriod(t *testing.T) {
 		f.server.Set(f.pods[i])
 	}
 	until, err := f.evict(f.process(f.server))
-	if want := begin.Add(maxGracePeriod + roundMargin); err != nil || !until.Equal(want) {
+	if want := begin.Add(maxGracePeriod + queue.Arrival); err != nil || !until.Equal(want) {
 		t.Errorf("the round ends at %v, want %v: %v", until, want, err)
 	}
 	got := f.server.Calls().Evicted

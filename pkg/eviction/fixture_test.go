@@ -195,7 +195,7 @@ func (f *fixture) reject(pod *corev1.Pod, nodes ...string) {
 // startRound makes filter reject the pending pod, so that a round begins.
 func (f *fixture) startRound() {
 	f.reject(f.pending, "n1")
-	f.later(firstDelay)
+	f.later(cycle)
 }
 
 // later advances the clock and makes one step, as Run does.

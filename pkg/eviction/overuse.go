@@ -16,14 +16,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // EventOveruseEvicted is the reason of the Event on a pod that is evicted because it uses more than it requests.
 const EventOveruseEvicted = "GPUMemoryOveruseEvicted"
-
-// overuseInterval is the time between two checks of the pods that use more than they request.
-const overuseInterval = 5 * time.Second
 
 // OveruseCache is the part of package clustercache that Overusers uses.
 type OveruseCache interface {
@@ -64,17 +62,17 @@ type Overusers struct {
 	// requested is the pod whose eviction was requested last, at requestedAt; empty once the watch shows the eviction.
 	requested   gpu.PodUID
 	requestedAt time.Time
-	spared      pauses
+	spared      queue.Pauses[gpu.PodUID]
 }
 
 // NewOverusers returns an Overusers. It evicts nothing before Run.
 func NewOverusers(o Options, api NodeAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
-	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: pauses{}}
+	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}}
 }
 
 // Run evicts pods as needed until ctx ends.
 func (o *Overusers) Run(ctx context.Context) error {
-	return every(ctx, o.Clock, overuseInterval, o.Tick)
+	return every(ctx, o.Clock, queue.Retry, o.Tick)
 }
 
 // Tick performs one step of Run. It makes at most one eviction.
@@ -89,7 +87,7 @@ func (o *Overusers) Tick(ctx context.Context) {
 		return
 	}
 	o.requested = ""
-	o.spared.prune(now)
+	o.spared.Prune(now, queue.LongestPause)
 	nodes := sets.New[string]()
 	for _, pod := range over {
 		nodes.Insert(pod.Node)
@@ -97,7 +95,7 @@ func (o *Overusers) Tick(ctx context.Context) {
 	for _, name := range sets.List(nodes) {
 		for _, victim := range o.choose(name, o.cache.PodsOn(name), now) {
 			// victims can have a pod several times, once for each card.
-			if !o.spared.has(victim.pod.UID, now) && o.evict(ctx, victim) {
+			if !o.spared.Has(victim.pod.UID, now) && o.evict(ctx, victim) {
 				return
 			}
 		}
@@ -152,7 +150,7 @@ func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, 
 	if pod.Ended || pod.Leaving && !pod.Overdue(now) {
 		return share{}, false
 	}
-	s = share{pod: pod, spared: pod.Leaving || pod.Mirror || o.spared.has(pod.UID, now)}
+	s = share{pod: pod, spared: pod.Leaving || pod.Mirror || o.spared.Has(pod.UID, now)}
 	for _, part := range pod.Placement {
 		if part.Card == card {
 			s.needs = unit.Bytes(part.Memory)
@@ -247,7 +245,7 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		return true
 	case answered(err):
 		o.requested = ""
-		o.spared.extend(v.pod.UID, o.Clock.Now(), firstPause, longestPause)
+		o.spared.Extend(v.pod.UID, o.Clock.Now(), queue.Retry, queue.LongestPause)
 		result := resultOf(err)
 		o.Observer.OveruserEvicted(result)
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted", "result", result)

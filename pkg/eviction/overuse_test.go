@@ -24,6 +24,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/usage"
 )
 
@@ -308,7 +309,7 @@ func TestOverusersModel(t *testing.T) {
 				t.protected, t.partial = false, false
 			}
 			m.measure()
-			m.overuser.spared = pauses{}
+			m.overuser.spared = queue.Pauses[gpu.PodUID]{}
 			m.overuser.Tick(t.Context())
 		}
 		for card, memory := range m.cards {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -256,7 +257,7 @@ func TestReclaimerSpares(t *testing.T) {
 	if got := victims(); got != "b1" {
 		t.Errorf("victims soon after the refusal: %s", got)
 	}
-	f.clock.Step(victimPause)
+	f.clock.Step(queue.LongestPause)
 	if got := victims(); got != "b2" {
 		t.Errorf("victims later: %s", got)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
@@ -165,7 +166,7 @@ func (e *Evictor) cancel(pod gpu.Pod) {
 	r := e.rounds[pod.UID]
 	delete(e.rounds, pod.UID)
 	e.mu.Unlock()
-	e.postpone(pod.UID, longestPause)
+	e.postpone(pod.UID, queue.LongestPause)
 	e.ended(pod, r.awaited)
 }
 
@@ -192,7 +193,7 @@ func (e *Evictor) Proposed(uid gpu.PodUID, victims map[string]preemption.Victims
 
 // proposed returns the victims that were proposed for the pod a short time ago, by node.
 func (e *Evictor) proposed(uid gpu.PodUID) map[string]preemption.Victims {
-	if p, ok := e.proposals[uid]; ok && e.Clock.Since(p.at) < proposalLife {
+	if p, ok := e.proposals[uid]; ok && e.Clock.Since(p.at) < cycle {
 		return p.victims
 	}
 	return nil
@@ -311,7 +312,7 @@ func (e *Evictor) endRounds() {
 	var over []round
 	e.mu.Lock()
 	now := e.Clock.Now()
-	maps.DeleteFunc(e.proposals, func(_ gpu.PodUID, p proposal) bool { return now.Sub(p.at) >= proposalLife })
+	maps.DeleteFunc(e.proposals, func(_ gpu.PodUID, p proposal) bool { return now.Sub(p.at) >= cycle })
 	for uid, r := range e.rounds {
 		if r.phase == leaving && !slices.ContainsFunc(r.victims, e.isAllocated) {
 			r.phase, r.freed = freed, now
@@ -320,7 +321,7 @@ func (e *Evictor) endRounds() {
 		if pause := e.failed(r, now); pause > 0 {
 			delete(e.rounds, uid)
 			if r.by == byExecutor {
-				e.postponed.extend(uid, now, pause, longestPause)
+				e.postponed.Extend(uid, now, pause, queue.LongestPause)
 			}
 			over = append(over, r)
 		}
@@ -345,17 +346,17 @@ func (e *Evictor) failed(r round, now time.Time) time.Duration {
 	switch r.phase {
 	case leaving:
 		if slices.ContainsFunc(r.victims, e.isOverdue) {
-			return longestPause
+			return queue.LongestPause
 		}
 		if slices.ContainsFunc(r.victims, func(uid gpu.PodUID) bool { return e.remains(r, uid) }) {
-			return firstPause // The eviction failed, or was not made.
+			return queue.Retry // The eviction failed, or was not made.
 		}
 	case freed:
 		if !e.fits(r.pod, r.node) {
-			return firstPause // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
+			return queue.Retry // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
 		}
-		if now.Sub(r.freed) > reservationLife {
-			return longestPause
+		if now.Sub(r.freed) > queue.Arrival {
+			return queue.LongestPause // Something unknown to the extender keeps the pod off the node.
 		}
 	}
 	return 0

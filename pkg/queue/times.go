@@ -1,0 +1,44 @@
+package queue
+
+import (
+	"maps"
+	"time"
+)
+
+// The times that several packages share. Others are options that users know, such as the patience.
+const (
+	// Arrival is how long memory that is free is kept for an item whose pods don't come: longer than kube-scheduler's longest back-off by default
+	// (podMaxBackoffSeconds), also if many pods wait. Then something unknown keeps them away.
+	Arrival = time.Minute
+	// Retry is the time between two attempts of what failed and can succeed at any moment: a write that was rejected, a choice of nodes that are full.
+	// It is also the first pause of Pauses.
+	Retry = 5 * time.Second
+	// LongestPause is the longest pause after failures.
+	LongestPause = 10 * time.Minute
+	// KubeSchedulerRetries is the time in which kube-scheduler retries each rejected pod by itself (pkg/scheduler/backend/queue,
+	// DefaultPodMaxInUnschedulablePodsDuration, which it checks twice a minute).
+	KubeSchedulerRetries = 6 * time.Minute
+)
+
+// Pauses holds the pause of each key after its latest failure. It doubles with each failure.
+type Pauses[K comparable] map[K]Pause
+
+// Pause is until when nothing is tried.
+type Pause struct {
+	Until  time.Time
+	length time.Duration
+}
+
+// Extend begins a pause, twice as long as the latest one of the key, between least and most.
+func (p Pauses[K]) Extend(key K, now time.Time, least, most time.Duration) {
+	length := min(max(least, 2*p[key].length), most)
+	p[key] = Pause{Until: now.Add(length), length: length}
+}
+
+// Has reports whether the key pauses.
+func (p Pauses[K]) Has(key K, now time.Time) bool { return now.Before(p[key].Until) }
+
+// Prune forgets pauses that ended longer ago than most, the longest of them.
+func (p Pauses[K]) Prune(now time.Time, most time.Duration) {
+	maps.DeleteFunc(p, func(_ K, last Pause) bool { return now.Sub(last.Until) > most })
+}
