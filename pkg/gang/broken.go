@@ -3,11 +3,12 @@ package gang
 import (
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // verification reads the missing members of a broken run before its bound members are evicted, because the watch may be behind, and the
-// answer to a bind may be lost. Every verifyInterval it requests a live read of one missing member. The patience counts only the time between two
+// answer to a bind may be lost. Every queue.Retry it requests a live read of one missing member. The patience counts only the time between two
 // reads that were both answered: while the API server doesn't answer, the state of the members is unknown. When the patience is over, every
 // missing member is read.
 type verification struct {
@@ -23,9 +24,6 @@ type verification struct {
 	// over is when the patience was over; zero before.
 	over time.Time
 }
-
-// verifyInterval is the interval between reads, and between requests of the same evictions.
-const verifyInterval = 5 * time.Second
 
 // startVerification starts the verification of a run that is broken. After a failed round it continues the former verification, unless the
 // round bound further members.
@@ -61,7 +59,7 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 	default:
 		mgr.requestReads(r)
 	}
-	v.next = now.Add(verifyInterval)
+	v.next = now.Add(queue.Retry)
 	mgr.wake(r, v.next)
 }
 
@@ -91,7 +89,7 @@ func (mgr *Manager) readAnswered(r *run, now time.Time) {
 	if v.over.IsZero() {
 		v.asked = false
 		if !v.readAt.IsZero() {
-			v.waited += min(now.Sub(v.readAt), 2*verifyInterval) // More means that this process was frozen.
+			v.waited += min(now.Sub(v.readAt), 2*queue.Retry) // More means that this process was frozen.
 		}
 		if v.readAt = now; v.waited < mgr.Patience {
 			return

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
 )
 
 // A native group is a PodGroup of Kubernetes. kube-scheduler tries its pods in one group cycle (k8s.io/kubernetes
@@ -18,7 +19,7 @@ import (
 // So the plan for all members is made in the first filter call of a cycle: if this call finds no node, kube-scheduler may end the
 // cycle without a call for the other members. The call has candidate nodes only for its member's template. For other templates, the
 // candidate nodes are derived from the specs (offerEligible). No plan is made between two cycles, because no filter call would follow soon. If
-// no bind follows, the plan ends nativePatience after the latest filter call.
+// no bind follows, the plan ends ledger.TentativeLifetime after the latest filter call.
 
 // PodGroup holds the fields of a PodGroup that a Manager uses.
 type PodGroup struct {
@@ -29,10 +30,6 @@ type PodGroup struct {
 	// Problem is why they can't be placed; empty if they can.
 	Problem string
 }
-
-// nativePatience is how long the plan of a native group lasts after a filter call if no bind follows. In one cycle
-// the next call comes within milliseconds.
-const nativePatience = 2 * time.Second
 
 // twoGroups is the problem of a pod with a native group and another one.
 const twoGroups = "the pod has spec.schedulingGroup and also annotations or labels of a group: only one of both can count"

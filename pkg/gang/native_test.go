@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -149,7 +150,7 @@ func TestNativeAllOrNothing(t *testing.T) {
 }
 
 // TestNativePlanEnds: if no bind follows the filter calls, since kube-scheduler finds no node for another member, the plan ends
-// nativePatience after the last call, and at the patience at the latest. Then the group pauses.
+// ledger.TentativeLifetime after the last call, and at the patience at the latest. Then the group pauses.
 func TestNativePlanEnds(t *testing.T) {
 	s := newNative(t)
 	pods := s.add("train", 4, 16, "t")
@@ -159,11 +160,11 @@ func TestNativePlanEnds(t *testing.T) {
 	fail()
 	s.want("planned", map[string]int{}, 64)
 	for range 3 {
-		s.advance(nativePatience - 200*time.Millisecond)
+		s.advance(ledger.TentativeLifetime - 200*time.Millisecond)
 		fail()
 	}
 	s.want("the cycle is repeated", map[string]int{}, 64)
-	s.advance(nativePatience + 100*time.Millisecond)
+	s.advance(ledger.TentativeLifetime + 100*time.Millisecond)
 	s.want("no call for a while", map[string]int{}, 0)
 	s.wantReason(s.cycle("train", 4), reasons.GroupPaused.Text())
 	s.advance(2 * time.Second)
@@ -241,7 +242,7 @@ func TestNativeCallGivenUp(t *testing.T) {
 	if !s.manager.CancelPermit(pods[0].UID, permit) {
 		t.Error("it isn't cancelled")
 	}
-	s.advance(nativePatience)
+	s.advance(ledger.TentativeLifetime)
 	s.want("after that", map[string]int{}, 0)
 }
 

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -214,12 +215,12 @@ func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) boo
 }
 
 // extend makes the plan's reservations last until the patience after the given time. For a native group whose barrier hasn't opened, they last
-// until nativePatience after that time, but at most until the patience after the plan was made.
+// until ledger.TentativeLifetime after that time, but at most until the patience after the plan was made.
 func (mgr *Manager) extend(r *run, from time.Time) {
 	p := r.plan
 	p.expires = from.Add(mgr.Patience)
 	if r.key.Native && !p.isOpen() {
-		p.expires = p.made.Add(min(from.Sub(p.made)+nativePatience, mgr.Patience))
+		p.expires = p.made.Add(min(from.Sub(p.made)+ledger.TentativeLifetime, mgr.Patience))
 	}
 	mgr.wake(r, p.expires)
 }

@@ -10,9 +10,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// offerLifetime is for how long offered nodes show that only memory keeps a member pending.
-const offerLifetime = 10 * time.Minute
-
 // Waiting returns the runs that have no plan although only memory seems to be missing, as items of the queue. Those that
 // wait for their turn by fair sharing aren't among them: package dispatch returns these.
 func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
@@ -55,7 +52,7 @@ func (r *run) onlyLacksMemory(now time.Time) bool {
 	}
 	return !slices.ContainsFunc(r.needed().members, func(m *member) bool {
 		o := r.offers[m.Template]
-		return !short[m.Template] && (r.wait != reasons.GroupNoRoom || o == nil || now.Sub(o.at) > offerLifetime)
+		return !short[m.Template] && (r.wait != reasons.GroupNoRoom || o == nil || now.Sub(o.at) > queue.KubeSchedulerRetries)
 	})
 }
 

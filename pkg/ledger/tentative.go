@@ -8,9 +8,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// tentativeLifetime is how long a tentative placement counts. It is much longer than the time between filter and bind, and so short
+// TentativeLifetime is how long a tentative placement counts. It is much longer than the time between filter and bind, and so short
 // that a pod that isn't bound blocks other pods only briefly.
-const tentativeLifetime = 2 * time.Second
+const TentativeLifetime = 2 * time.Second
 
 // tentativePlacements are the tentative placements. Between a pod's filter and its bind, other pods are filtered. They
 // should see the memory that the first pod is about to get as used. A tentative placement is not an allocation: it counts only in
@@ -37,7 +37,7 @@ type tentativePod struct {
 func (l *Ledger) AddTentative(pod gpu.Pod, names []string, at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tentative.endIf(func(p tentativePlacement) bool { return p.pod.UID == pod.UID || at.Sub(p.at) > tentativeLifetime })
+	l.tentative.endIf(func(p tentativePlacement) bool { return p.pod.UID == pod.UID || at.Sub(p.at) > TentativeLifetime })
 	if _, allocated := l.nodeOf[pod.UID]; allocated {
 		return
 	}
@@ -74,7 +74,7 @@ func (p *tentativePlacements) anyCounts(view View) bool {
 }
 
 // counts reports whether a tentative placement made at that time counts in the view.
-func (v View) counts(at time.Time) bool { return v.TentativeAt.Sub(at) <= tentativeLifetime }
+func (v View) counts(at time.Time) bool { return v.TentativeAt.Sub(at) <= TentativeLifetime }
 
 // withTentative returns the cards with the tentative placements of other pods counted as used. The caller holds the lock.
 func (n *node) withTentative(cards []placement.Card, view *View, pod *gpu.Pod) []placement.Card {

@@ -57,7 +57,7 @@ type Ledger interface {
 // Awaited makes the awaited reservations. It isn't safe for concurrent use.
 //
 // The first item that waits for some nodes always gets one. Others do while the items before them have little: see Options.MaxIdle. A choice of
-// cards lasts as long as the item had waited when it was made. It isn't made again as soon as other cards look better: where some card always has
+// cards lasts as long as the item had waited when it was made, MaxAge at most. It isn't made again as soon as other cards look better: where some card always has
 // just been refilled, a choice of the youngest pods would change for ever, and no card would become free.
 //
 // Only pods that were placed after the item entered the queue have to end. So a group that lacks one card, with a pod that was there before, keeps no
@@ -68,11 +68,6 @@ type Awaited struct {
 }
 
 const (
-	// minChoice and maxChoice bound how long a choice lasts. If the item fitted nowhere, the next choice follows after failedChoice at the latest.
-	minChoice, maxChoice, failedChoice = time.Second, time.Hour, 5 * time.Second
-	// arrival is how long an item keeps its reservation once the cards are free: longer than kube-scheduler's longest back-off by default
-	// (podMaxBackoffSeconds). An item that isn't placed in that time has failed.
-	arrival = time.Minute
 	// maxItems limits the items that get reservations in one pass.
 	maxItems = 64
 	// maxWork limits the choices of one pass, in nodes that the pods of an item can use.
@@ -215,7 +210,7 @@ func (p *pass) late(item *Item, c *choice) bool {
 		c.placed = true
 		p.Failures.Placed(c.attempt)
 	}
-	if p.now.Sub(c.fits) < arrival {
+	if p.now.Sub(c.fits) < Arrival {
 		return false
 	}
 	p.Failures.Failed(c.attempt, c.fits, p.now)
@@ -242,13 +237,13 @@ func (p *pass) choose(item *Item, requests []ledger.Request, earlier *choice, fi
 	if p.work > maxWork && len(p.choices) > 0 {
 		return earlier
 	}
-	lasts := min(max(p.now.Sub(item.Entered), minChoice), maxChoice)
+	lasts := min(max(p.now.Sub(item.Entered), minPause), p.MaxAge)
 	oldest := p.now.Add(-p.MaxAge)
 	if item.Entered.After(oldest) {
 		oldest = item.Entered
 	}
 	if !p.Ledger.Await(item.Item, requests, oldest, p.Capacity()) {
-		return &choice{until: p.now.Add(min(lasts, failedChoice)), first: first, attempt: item.Attempt}
+		return &choice{until: p.now.Add(min(lasts, Retry)), first: first, attempt: item.Attempt}
 	}
 	p.Reserved()
 	return &choice{until: p.now.Add(lasts), first: first, attempt: item.Attempt, nodes: p.Ledger.Awaited(item.ID)}

@@ -184,7 +184,7 @@ func TestAwaitedArrival(t *testing.T) {
 	f.pass(0, "pod n1:16")
 	item.Fits = true
 	f.pass(time.Minute, "pod n1:16")
-	f.pass(arrival-time.Second, "pod n1:16")
+	f.pass(Arrival-time.Second, "pod n1:16")
 	f.pass(time.Second)
 	item.Fits = false
 	f.pass(time.Second)

@@ -68,9 +68,9 @@ type row struct {
 }
 
 const (
-	// minPause is the pause after the first failure. It doubles each time, up to maxPause.
-	minPause, maxPause = time.Second, 10 * time.Minute
-	// forgetAfter is how long after its latest failure a namespace or a shape is forgotten. Items that fail do so at least once in maxPause, unless
+	// minPause is the pause after the first failure. It doubles each time, up to LongestPause.
+	minPause = time.Second
+	// forgetAfter is how long after its latest failure a namespace or a shape is forgotten. Items that fail do so at least once in LongestPause, unless
 	// there is no room for them.
 	forgetAfter = time.Hour
 	// maxShapes is the number of shapes that are remembered for a namespace. Of more, those whose pauses end first are forgotten; the namespace's
@@ -87,10 +87,14 @@ func (r *row) add(placed, now time.Time) {
 }
 
 // pauseEnds returns when the pause after the latest failure ends.
-func (r *row) pauseEnds() time.Time { return r.latest.Add(min(minPause<<min(r.count-1, 10), maxPause)) }
+func (r *row) pauseEnds() time.Time {
+	return r.latest.Add(min(minPause<<min(r.count-1, 10), LongestPause))
+}
 
 // turnBegins returns when the next item may be placed.
-func (r *row) turnBegins() time.Time { return r.latest.Add(min(minPause<<min(r.count, 10), maxPause)) }
+func (r *row) turnBegins() time.Time {
+	return r.latest.Add(min(minPause<<min(r.count, 10), LongestPause))
+}
 
 // awaitsTurn reports whether the item is one of those that are placed one at a time.
 func (n *namespaceFailures) awaitsTurn(i Attempt) bool {

@@ -128,7 +128,7 @@ func TestFailures(t *testing.T) {
 			for n := range 20 {
 				s.fail(item(fmt.Sprint(n), fmt.Sprint("shape ", n), 64))
 			}
-		}, small, maxPause},
+		}, small, LongestPause},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
@@ -188,7 +188,7 @@ func TestHealthyAmongBroken(t *testing.T) {
 		s.fail(item(fmt.Sprint("broken-", n), fmt.Sprint("broken-", n), 64))
 	}
 	healthy := item("healthy", "healthy", 64)
-	if waited := s.await(healthy); waited > maxPause {
+	if waited := s.await(healthy); waited > LongestPause {
 		t.Errorf("it waits for %v", waited)
 	}
 	s.Placed(healthy)

@@ -8,21 +8,13 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-const (
-	// minSample is the smallest sample of feasible nodes to which kube-scheduler limits itself (pkg/scheduler/schedule_one.go,
-	// minFeasibleNodesToFind). If it sends fewer, they are no sample: they are all the nodes that passed its own filters.
-	minSample = 100
-	// attemptPause is the first pause before a pod is requeued. A bind follows a filter call much sooner, and
-	// kube-scheduler's own back-off takes about as long. maxAttemptPause is the longest pause: after that time
-	// kube-scheduler retries every pod by itself (pkg/scheduler/backend/queue,
-	// DefaultPodMaxInUnschedulablePodsDuration).
-	attemptPause    = 2 * time.Second
-	maxAttemptPause = 5 * time.Minute
-	// attemptInterval is the minimum time between two rounds.
-	attemptInterval = time.Second
-)
+// minSample is the smallest sample of feasible nodes to which kube-scheduler limits itself (pkg/scheduler/schedule_one.go,
+// minFeasibleNodesToFind). If it sends fewer, they are no sample: they are all the nodes that passed its own filters.
+const minSample = 100
 
 // attempts requeues pods whose scheduling attempt failed, or may have failed, although a node has room. The next attempt can
 // succeed without a change of the cluster, but without one kube-scheduler makes none for minutes. There are two causes:
@@ -32,6 +24,7 @@ const (
 //   - filter named only the best of the nodes that fit, and a later step rejected them: another extender, or a plugin
 //     that runs before the bind. For the next attempt filter names every node that fits.
 //
+// The first pause is ledger.TentativeLifetime: a bind follows a filter call much sooner, and kube-scheduler's own back-off takes about as long.
 // One write requeues every rejected pod, so it is an attempt for all, and the pauses of all grow. Pods are forgotten when
 // they are bound or deleted. Its methods are safe for concurrent use; mu guards the fields below it.
 type attempts struct {
@@ -115,7 +108,7 @@ func (a *attempts) handle(uid gpu.PodUID, e event, sample int) state {
 	case allNamed:
 		a.pods[uid] = triedPod{state: to}
 	default:
-		a.add(uid, triedPod{state: to, pause: attemptPause, sample: sample})
+		a.add(uid, triedPod{state: to, pause: ledger.TentativeLifetime, sample: sample})
 	}
 	return to
 }
@@ -155,7 +148,7 @@ func (a *attempts) run(ctx context.Context) error {
 	}
 }
 
-// sleep returns the time until the next pod is due, at least attemptInterval. some is false if no pod will be due.
+// sleep returns the time until the next pod is due, at least writeInterval. some is false if no pod will be due.
 func (a *attempts) sleep() (pause time.Duration, some bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -169,7 +162,7 @@ func (a *attempts) sleep() (pause time.Duration, some bool) {
 		return 0, false
 	}
 	now := a.Clock.Now()
-	if soonest := now.Add(attemptInterval); a.until.Before(soonest) {
+	if soonest := now.Add(writeInterval); a.until.Before(soonest) {
 		a.until = soonest
 	}
 	return a.until.Sub(now), true
@@ -248,7 +241,7 @@ func (a *attempts) postpone(requeued bool) {
 		// kube-scheduler begins each sample where the last one ended, whichever pod that was for. Therefore every node is
 		// likely to have been in a sample of this pod only after twice as many attempts.
 		if pod.state == fewNamed || pod.tries > 2*(nodes/pod.sample+1) {
-			pod.pause = min(2*pod.pause, maxAttemptPause)
+			pod.pause = min(2*pod.pause, queue.KubeSchedulerRetries)
 		}
 		pod.due = now.Add(pod.pause)
 		a.pods[uid] = pod

@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -64,7 +65,7 @@ func TestSampledPodWithAPlaceIsRequeued(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.rejectSampled(minSample)
-	f.pass(attemptPause)
+	f.pass(ledger.TentativeLifetime)
 	if diff := cmp.Diff([]string{"n1"}, f.requeues); diff != "" {
 		t.Errorf("requeues (-want +got):\n%s", diff)
 	}
@@ -73,7 +74,7 @@ func TestSampledPodWithAPlaceIsRequeued(t *testing.T) {
 func TestSampledPodIsRequeued(t *testing.T) {
 	f := newAttemptsFixture(t)
 	f.rejectSampled(minSample)
-	f.pass(attemptPause)
+	f.pass(ledger.TentativeLifetime)
 	if diff := cmp.Diff([]string{"n1"}, f.requeues); diff != "" {
 		t.Fatalf("requeues (-want +got):\n%s", diff)
 	}

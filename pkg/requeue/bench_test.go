@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
 // Two pools of nodes of eight cards each: one is full, the other is empty. Pods that may use only the full pool are rejected on samples of it.
@@ -31,7 +32,7 @@ func BenchmarkRetrySamples(b *testing.B) {
 			for _, pod := range pods {
 				f.Rejected(pod.Pod, minSample, f.Revision())
 			}
-			f.clock.Step(attemptPause)
+			f.clock.Step(ledger.TentativeLifetime)
 			b.StartTimer()
 			f.RetrySamples()
 		}

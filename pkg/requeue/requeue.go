@@ -31,6 +31,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -38,11 +39,8 @@ const (
 	// freedDelay is the time between the release of memory and the requeue. kube-scheduler usually sees the same change
 	// and retries at once; then no requeue is needed.
 	freedDelay = 300 * time.Millisecond
-	// writeInterval is the minimum time between two writes that requeue pods.
+	// writeInterval is the minimum time between two writes that requeue pods, and between two rounds of attempts.
 	writeInterval = time.Second
-	// rejectionLife is how long a rejection is remembered. kube-scheduler retries every rejected pod after five minutes
-	// (pkg/scheduler/backend/queue, DefaultPodMaxInUnschedulablePodsDuration).
-	rejectionLife = 6 * time.Minute
 	// maxRejected limits the remembered rejections, so that requests for pods that do not exist cannot exhaust memory.
 	// It is far above the number of pending pods in a large cluster.
 	maxRejected = 100_000
@@ -407,7 +405,7 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 func (r *Requeuer) reason() (node string, pod gpu.Pod, freed map[string]uint64) {
 	r.mu.Lock()
 	now := r.Clock.Now()
-	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return now.Sub(old.at) > rejectionLife })
+	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return now.Sub(old.at) > queue.KubeSchedulerRetries })
 	rejected, freed := slices.Collect(maps.Values(r.rejected)), r.freed
 	r.freed = map[string]uint64{}
 	r.mu.Unlock()

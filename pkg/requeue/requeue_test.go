@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/await"
 )
@@ -32,7 +33,7 @@ func TestRequeue(t *testing.T) {
 		"the pod is bound or gone":                     {func(f *fixture) { f.reject("a"); freed(f); f.Forget("a") }, ""},
 		"something else requeues the pod":              {func(f *fixture) { f.reject("a"); freed(f); f.ForgetRejection("a") }, ""},
 		"another pod took the memory":                  {func(f *fixture) { f.reject("a"); freed(f); f.allocate("n1", pod("b", 91)) }, ""},
-		"kube-scheduler has retried the pod by itself": {func(f *fixture) { f.reject("a"); f.clock.Step(rejectionLife); freed(f) }, ""},
+		"kube-scheduler has retried the pod by itself": {func(f *fixture) { f.reject("a"); f.clock.Step(queue.KubeSchedulerRetries); freed(f) }, ""},
 		"the rejection is recorded after a round for memory that came free after filter read the ledger": {func(f *fixture) {
 			read := f.Revision()
 			freed(f)
@@ -194,7 +195,7 @@ func TestRun(t *testing.T) {
 	await.True(t, "the second write", writes(2))
 	f.Rejected(pod(podP, 10), minSample, f.Revision())
 	await.True(t, "the write for a sampled pod", func() bool {
-		f.clock.Step(attemptInterval)
+		f.clock.Step(writeInterval)
 		return writes(3)()
 	})
 	cancel()

@@ -86,10 +86,10 @@ func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit
 	defer func() { s.groups.end(claim, gpu.PodUID(request.UID), request.Node, permit, err) }()
 	for {
 		result, err = s.bind(ctx, claim, request, permit)
-		if err == nil || permit.member == nil || !temporary(result, err) || permit.deadline.Sub(s.Clock.Now()) <= 2*retryInterval {
+		if err == nil || permit.member == nil || !temporary(result, err) || permit.deadline.Sub(s.Clock.Now()) <= 2*tickInterval {
 			return result, err
 		}
-		<-s.Clock.After(retryInterval)
+		<-s.Clock.After(tickInterval)
 	}
 }
 

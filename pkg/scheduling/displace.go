@@ -10,13 +10,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// displacerLife is how long a place is reserved for a pod that displaced groups: longer than kube-scheduler's longest back-off by
-// default (podMaxBackoffSeconds). Without the reservation, the groups could take the place again before the pod's bind: before it binds the
-// pod, kube-scheduler makes the filter call for its next pod, which is often a member of these groups.
-const displacerLife = 12 * time.Second
-
 // displace takes reserved places, whose binds have not begun, from groups of lower priority, if the pod then fits one
-// of the nodes. The pod gets an assumed allocation there for displacerLife. displace reports whether it did so.
+// of the nodes. The pod gets an assumed allocation there for the patience. Otherwise the groups could take the place again before the pod's
+// bind: before it binds the pod, kube-scheduler makes the filter call for its next pod, which is often a member of these groups. displace reports whether
+// it did so.
 func (s *Scheduler) displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if s.groups == nil || len(nodes) == 0 {
 		return false
@@ -39,7 +36,7 @@ func (s *Scheduler) takeDisplaced(pod gpu.Pod, nodes []string, now time.Time) bo
 	s.rank(pod, nodes, now, &best, best.Add)
 	for _, node := range names(nodes, best.Candidates()) {
 		if _, err := s.ledger.Reserve(node, pod, s.CardPolicy, now); err == nil {
-			s.ledger.Own(ledger.Displaced, pod.UID, now.Add(displacerLife))
+			s.ledger.Own(ledger.Displaced, pod.UID, now.Add(s.Gangs.Patience))
 			klog.Background().Info("Memory that was reserved for groups is given to another pod",
 				"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority, "node", node)
 			return true

@@ -14,13 +14,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-const (
-	// minExpectInterval is the shortest time between two outlooks, because one costs some milliseconds of processor time for each 1,000 nodes.
-	minExpectInterval = time.Second
-	// maxExpectInterval is the longest: nodes come and change even if few pods come.
-	maxExpectInterval = time.Minute
-)
-
 // expectations tell the ledger which kinds of pods come, and what nodes have free beside their cards. A nil one does nothing: no view is by cost
 // then.
 type expectations struct {
@@ -93,13 +86,13 @@ func (e *expectations) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-e.clock.After(minExpectInterval):
+		case <-e.clock.After(minCostly):
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-e.changed:
-		case <-e.clock.After(maxExpectInterval):
+		case <-e.clock.After(maxCostly):
 		}
 	}
 }

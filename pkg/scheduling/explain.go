@@ -28,8 +28,9 @@ type Explanation struct {
 }
 
 const (
-	// explainEvery is the least time between two explanations.
-	explainEvery = time.Second
+	// minCostly and maxCostly bound the time between two computations about all pods or nodes, which take milliseconds in a large cluster: explanations,
+	// and outlooks. These change even if few pods come, because nodes do.
+	minCostly, maxCostly = time.Second, time.Minute
 	// ExplainShare limits the part of the time that explanations take. The time from the start of one explanation to the start of the next one is
 	// at least ExplainShare times its duration. The web page uses the same limit for encoding explanations and groups.
 	ExplainShare = 50
@@ -65,5 +66,5 @@ func (s *Scheduler) Explain() *Explanation {
 // ExplainPause returns the time from the start of an explanation, which took that long, to the start of the next one. It is a minute at most:
 // the duration can include time in which the process was stopped and used no processor.
 func ExplainPause(took time.Duration) time.Duration {
-	return min(max(explainEvery, ExplainShare*took), time.Minute)
+	return min(max(minCostly, ExplainShare*took), maxCostly)
 }

@@ -14,7 +14,7 @@ func TestExplainShared(t *testing.T) {
 	if len(first.Pending) != 1 || len(first.Diagnoses) != 1 || len(first.RequestProblems) != 1 || !first.At.Equal(begin) {
 		t.Errorf("%+v", first)
 	}
-	f.clock.Step(explainEvery - 1)
+	f.clock.Step(minCostly - 1)
 	if f.Explain() != first {
 		t.Error("another explanation within a second")
 	}

@@ -52,10 +52,10 @@ type FairShareObserver interface {
 }
 
 const (
-	// minTickPause and maxTickPause bound the pause between two calls of Tick. The pause is short, because a pod that fits waits until the
-	// next call before its gate is opened. After a long call, the pause is tickShare times as long as the call took.
-	minTickPause, maxTickPause = 20 * time.Millisecond, 100 * time.Millisecond
-	tickShare                  = 20
+	// minTickPause is the pause between two calls of Tick. It is short, because a pod that fits waits until the next call before its gate is opened.
+	// After a long call, the pause is tickShare times as long as the call took, tickInterval at most.
+	minTickPause = 20 * time.Millisecond
+	tickShare    = 20
 )
 
 // EventFairShareInvalid is the reason of the Event on a namespace whose labels or annotations for fair sharing are invalid.
@@ -239,7 +239,7 @@ func (f *fairShare) run(ctx context.Context) error {
 		}
 		begin := f.clock.Now()
 		leads = f.tick(ctx, leads)
-		timer.Reset(min(max(minTickPause, tickShare*f.clock.Since(begin)), maxTickPause))
+		timer.Reset(min(max(minTickPause, tickShare*f.clock.Since(begin)), tickInterval))
 	}
 }
 

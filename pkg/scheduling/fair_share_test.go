@@ -228,7 +228,7 @@ func TestFairShareFaults(t *testing.T) {
 // the card is never over its size, and no charge and no place stays.
 func TestFairShareClockSteps(t *testing.T) {
 	clock, observer := &steppedClock{}, &fake.Observer{}
-	f := start(t, Options{Clock: clock, FairShare: FairShareOptions{On: true, PriorityCutoff: 1000, Observer: observer}},
+	f := start(t, Options{Clock: clock, FairShare: FairShareOptions{On: true, PriorityCutoff: 1000, Observer: observer}, Gangs: GangOptions{Patience: 30 * time.Second}},
 		fake.Node("n1", 16), namespace("default", nil), namespace("bob", nil))
 	<-f.watches
 	rises := func(count string, change func()) {

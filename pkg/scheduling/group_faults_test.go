@@ -168,12 +168,12 @@ func TestDisplacerEndsDuringBind(t *testing.T) {
 	if _, err := g.ledger.Reserve("n2", protocol.Pod(pod), placement.Binpack, g.clock.Now()); err != nil { // As takeDisplaced does.
 		t.Fatal(err)
 	}
-	g.ledger.Own(ledger.Displaced, "uid-p", g.clock.Now().Add(displacerLife))
+	g.ledger.Own(ledger.Displaced, "uid-p", g.clock.Now().Add(g.groups.Patience))
 	claim, ok := g.binder.Claim("uid-p")
 	if !ok {
 		t.Fatal("a bind is in flight")
 	}
-	g.clock.Step(displacerLife)
+	g.clock.Step(g.groups.Patience)
 	g.groups.tick(true)
 	g.want(pod, "assumed n2 card 0")
 	claim.End()

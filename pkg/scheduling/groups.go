@@ -29,7 +29,8 @@ type GangOptions struct {
 	// Hold is how long a member's bind call is held at most; 0 disables gangs. The sum of Hold and BindTimeout must be
 	// less than kube-scheduler's httpTimeout.
 	Hold time.Duration
-	// Patience is how long a plan's reservations last while members are missing, and how long a run may stay broken.
+	// Patience is how long a plan's reservations last while members are missing, and how long a run may stay broken. Without gangs too, it is how long
+	// the place of a pod whose turn by fair sharing has come lasts.
 	Patience time.Duration
 	// OnFailure is what happens to the bound members of a run that is still broken after Patience.
 	OnFailure gang.FailurePolicy
@@ -45,10 +46,9 @@ type GangOptions struct {
 }
 
 const (
-	// gangInterval is the interval between two calls of Tick.
-	gangInterval = 100 * time.Millisecond
-	// retryInterval is the pause between attempts to bind a member whose barrier has opened.
-	retryInterval = 100 * time.Millisecond
+	// tickInterval is the interval between two calls of the Tick of groups, fair sharing and nominations. It is also the pause between attempts to bind
+	// a member whose barrier has opened.
+	tickInterval = 100 * time.Millisecond
 	// deletedDelay is how long the rejection of held binds is delayed after a member of the gang was deleted.
 	// kube-scheduler may have deleted the member itself, as a victim of a preemptor. When the members with rejected binds leave its
 	// cache, it retries the preemptor. But if its own watch hasn't reported the deletion by then, it skips the preemptor, which then waits
@@ -346,7 +346,7 @@ func (g *groups) states() map[string]int {
 
 // run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
 func (g *groups) run(ctx context.Context) error {
-	ticker := g.clock.NewTicker(gangInterval)
+	ticker := g.clock.NewTicker(tickInterval)
 	defer ticker.Stop()
 	for leads := false; ; leads = g.tick(leads) {
 		select {

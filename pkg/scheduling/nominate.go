@@ -16,23 +16,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-const (
-	// nominateInterval is the interval between two checks of the pods to nominate.
-	nominateInterval = 50 * time.Millisecond
-	// nominationUnseen is how long after the begin of a write the watch may take to show it.
-	nominationUnseen = 10 * time.Second
-	// nominationLife is how long a nomination may stay. It is limited, because memory is reserved for the pod during that time. kube-scheduler
-	// removes a nomination if the pod fits nowhere and may preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), but it
-	// may not retry the pod for a long time.
-	nominationLife = time.Minute
-	// nominationPause is how long no nominations are made after a failed write.
-	nominationPause = 10 * time.Second
-	// maxNominating is the maximum number of concurrent writes.
-	maxNominating = 32
-)
+// maxNominating is the maximum number of concurrent writes.
+const maxNominating = 32
 
 // nominator nominates pods to nodes outside the sample that rejected them (see sample.go): it writes status.nominatedNodeName. kube-scheduler
 // then evaluates this node first, and other nodes only if this one doesn't pass (k8s.io/kubernetes pkg/scheduler/schedule_one.go,
@@ -52,6 +41,8 @@ type nominator struct {
 	clock    clock.WithTicker
 	view     ledger.View
 	writes   eviction.Group
+	// answerLost is how long after its begin a write can take effect whose answer was lost.
+	answerLost time.Duration
 	// requeue makes kube-scheduler retry rejected pods by a change of the node, or of any node if it is empty.
 	requeue func(node string)
 
@@ -92,7 +83,7 @@ const (
 func (s *Scheduler) newNominator() *nominator {
 	n := &nominator{
 		api: s.API, ledger: s.ledger, cache: s.cache, nodes: s.nodes, fair: s.fair, observer: s.Observer, leading: s.Leading, clock: s.Clock,
-		view: s.view(), requeue: s.requeue.All, writes: s.newGroup(maxNominating),
+		view: s.view(), requeue: s.requeue.All, writes: s.newGroup(maxNominating), answerLost: s.BindDeadline(),
 		refused: map[refusedPods]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, steerings: map[gpu.PodUID]steering{},
 	}
 	return n
@@ -181,7 +172,7 @@ func (n *nominator) nominated(uid gpu.PodUID, node string) bool {
 
 // run nominates pods until ctx ends.
 func (n *nominator) run(ctx context.Context) error {
-	ticker := n.clock.NewTicker(nominateInterval)
+	ticker := n.clock.NewTicker(tickInterval)
 	defer ticker.Stop()
 	defer func() { _ = n.writes.Wait() }() // It returns no error.
 	for {
@@ -316,7 +307,7 @@ func (n *nominator) send(ctx context.Context, pod *clustercache.PodInfo, node st
 		result = reasons.ResultFailed
 	case err != nil:
 		result = reasons.ResultFailed
-		klog.FromContext(ctx).Error(err, "Pod not nominated to a node outside the sample, pausing", "pod", klog.KRef(pod.Namespace, pod.Name), "pause", nominationPause)
+		klog.FromContext(ctx).Error(err, "Pod not nominated to a node outside the sample, pausing", "pod", klog.KRef(pod.Namespace, pod.Name), "pause", queue.Retry)
 		n.pause()
 	}
 	n.observer.Nominated(result)
@@ -334,7 +325,7 @@ func (n *nominator) due(uid gpu.PodUID) bool {
 func (n *nominator) pause() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.paused = n.clock.Now().Add(nominationPause)
+	n.paused = n.clock.Now().Add(queue.Retry)
 }
 
 // drop removes the ledger's nomination of a pod, unless the watch has shown it. If the write takes effect later, the watch restores the
@@ -357,7 +348,7 @@ func (n *nominator) dropUnseen() {
 	n.mu.Lock()
 	var unseen []gpu.PodUID
 	for uid, p := range n.pods {
-		if p.state == writing && n.clock.Since(p.at) > nominationUnseen {
+		if p.state == writing && n.clock.Since(p.at) > n.answerLost {
 			unseen = append(unseen, uid)
 		}
 	}
@@ -367,15 +358,16 @@ func (n *nominator) dropUnseen() {
 	}
 }
 
-// expired returns the pods whose nomination is to be removed. While pods leave the node, kube-scheduler may have nominated the pod
-// there for a preemption. A removal that fails is tried again.
+// expired returns the pods whose nomination is to be removed, because memory is reserved for the pod meanwhile: kube-scheduler removes a nomination if
+// the pod fits nowhere and may preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), but it may not retry the pod for a long time.
+// While pods leave the node, kube-scheduler may have nominated the pod there for a preemption. A removal that fails is tried again.
 func (n *nominator) expired() (pods []*clustercache.PodInfo) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.clock.Now()
 	for _, p := range n.pods {
 		leaving := func(pod *clustercache.PodInfo) bool { return pod.Leaving && pod.Priority < p.Priority }
-		if p.state == nominated && now.Sub(p.at) > nominationLife && !slices.ContainsFunc(n.cache.PodsOn(p.node), leaving) {
+		if p.state == nominated && now.Sub(p.at) > queue.Arrival && !slices.ContainsFunc(n.cache.PodsOn(p.node), leaving) {
 			p.at = now
 			pods = append(pods, p.PodInfo)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -170,7 +171,7 @@ func TestNominationOutcomes(t *testing.T) {
 				f.report(fake.Edited(pod, fake.Nominated("n1")), pod)
 			}},
 		"the watch never shows it": {again: true, result: reasons.ResultMade,
-			then: func(f *nominateFixture, _ *corev1.Pod) { f.clock.Step(2 * nominationUnseen) }},
+			then: func(f *nominateFixture, _ *corev1.Pod) { f.clock.Step(2 * f.nominator.answerLost) }},
 		"the pod was deleted": {again: true, result: reasons.ResultMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) { f.handlers.PodDeleted(clustercache.NewPodInfo(pod)) }},
 		"the pod has changed": {answer: apierrors.NewConflict(fake.PodResource, "p", nil), again: true, result: reasons.ResultConflict},
@@ -226,7 +227,7 @@ func TestExpiredNomination(t *testing.T) {
 				f.wantNominated("at first", "p=n1")
 			}
 			f.report(test.reported...)
-			f.clock.Step(2 * nominationLife)
+			f.clock.Step(2 * queue.Arrival)
 			f.wantNominated("and removed", test.want...)
 		})
 	}
@@ -278,7 +279,7 @@ func TestNominationWithoutAnswerExpires(t *testing.T) {
 	f.steer(pod)
 	f.wantNominated("at first", "p=n1")
 	f.report(fake.Edited(pod, fake.Nominated("n1")))
-	f.clock.Step(2 * nominationLife)
+	f.clock.Step(2 * queue.Arrival)
 	if got := f.nominator.expired(); len(got) != 1 {
 		t.Errorf("%d nominations expire, want 1", len(got))
 	}

@@ -375,7 +375,7 @@ func TestOddPods(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, accepted: %v", name, accepted), func(t *testing.T) {
 				c.t = t
 				remove := c.reportOdd(name, oddities[name], accepted)
-				c.clock.Step(explainEvery)
+				c.clock.Step(minCostly)
 				for _, d := range c.Explain().Diagnoses {
 					if len(d.Message) > protocol.MaxText {
 						t.Fatalf("a diagnosis has %d bytes: %.100s", len(d.Message), d.Message)

@@ -14,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // With percentageOfNodesToScore below 100, kube-scheduler stops when it has found enough nodes. A filter call then has only a sample of the
@@ -21,23 +22,18 @@ import (
 // cluster this saves most of its work. Each sample begins where the last one ended, so every node is in a sample sooner or later.
 //
 // Usually a sample has room. If it has none but another node has, filter rejects the pod, and the pod is nominated to that node and
-// requeued. kube-scheduler evaluates a nominated node before all others. Until then, for at most steerLimit, no pod is evicted for it. If the
+// requeued. kube-scheduler evaluates a nominated node before all others. Until then, for at most queue.Retry, no pod is evicted for it. If the
 // nomination isn't made in that time, or kube-scheduler rejects the node, nominations don't help: kube-scheduler has a reason that is
-// unknown here. Then, for refusedLife, a sample counts as all nodes for this pod, and the pod is requeued as long as any node seems to have
+// unknown here. Then, for queue.KubeSchedulerRetries, a sample counts as all nodes for this pod, and the pod is requeued as long as any node seems to have
 // room (see requeue.Requeuer.Rejected).
 
 const (
 	// steerDelay is the time between the rejection of a pod and its nomination. During this time kube-scheduler writes the pod's condition;
-	// an earlier write of the nomination would get a conflict.
+	// an earlier write of the nomination would get a conflict. It is also the time between two attempts to nominate a pod, and between two searches
+	// for nodes.
 	steerDelay = 200 * time.Millisecond
-	// steerInterval is the time between two attempts to nominate a pod, and between two searches for nodes. steerLimit is how long the
-	// attempts are repeated.
-	steerInterval = 200 * time.Millisecond
-	steerLimit    = 4 * time.Second
 	// maxSteered is the maximum number of single pods of one search.
 	maxSteered = 200
-	// refusedLife is how long a pod isn't nominated after a nomination was refused.
-	refusedLife = 5 * time.Minute
 )
 
 // steering is the nomination of a pod to a node outside the sample that rejected it.
@@ -142,7 +138,7 @@ func refusedKey(pod *clustercache.PodInfo) refusedPods {
 func (n *nominator) refuse(pod *clustercache.PodInfo) {
 	now := n.clock.Now()
 	maps.DeleteFunc(n.refused, func(_ refusedPods, until time.Time) bool { return now.After(until) })
-	n.refused[refusedKey(pod)] = now.Add(refusedLife)
+	n.refused[refusedKey(pod)] = now.Add(queue.KubeSchedulerRetries)
 	delete(n.steerings, pod.UID)
 }
 
@@ -152,7 +148,7 @@ func (n *nominator) steer(uid gpu.PodUID, node string) {
 	defer n.mu.Unlock()
 	if s, begun := n.steerings[uid]; !begun || s.node != node {
 		now := n.clock.Now()
-		n.steerings[uid] = steering{node: node, due: now.Add(steerDelay), until: now.Add(steerLimit)}
+		n.steerings[uid] = steering{node: node, due: now.Add(steerDelay), until: now.Add(queue.Retry)}
 	}
 }
 
@@ -232,7 +228,7 @@ func (n *nominator) dueSteerings() (singles []*clustercache.PodInfo, members []p
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.clock.Now()
-	if len(n.steerings) == 0 || now.Before(n.searched.Add(steerInterval)) {
+	if len(n.steerings) == 0 || now.Before(n.searched.Add(steerDelay)) {
 		return nil, nil, false
 	}
 	n.searched = now
@@ -250,7 +246,7 @@ func (n *nominator) dueSteerings() (singles []*clustercache.PodInfo, members []p
 		case now.Before(s.due), p != nil && (p.state == writing || p.state == nominated), pod.NominatedNode != "", len(singles) == maxSteered:
 			continue // kube-scheduler removes a nomination to a node that it rejected.
 		}
-		s.due = now.Add(steerInterval)
+		s.due = now.Add(steerDelay)
 		n.steerings[uid] = s
 		if p == nil {
 			p = &nominatedPod{}

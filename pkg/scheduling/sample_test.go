@@ -192,7 +192,7 @@ func TestSampleRefused(t *testing.T) {
 // TestSampleWithFairShare: a pod whose place is outside a sample without room keeps it, and is nominated to it.
 func TestSampleWithFairShare(t *testing.T) {
 	o := sampledOptions
-	o.FairShare = FairShareOptions{On: true, PriorityCutoff: 1000, Observer: &fake.Observer{}}
+	o.FairShare, o.Gangs.Patience = FairShareOptions{On: true, PriorityCutoff: 1000, Observer: &fake.Observer{}}, 30*time.Second
 	pod := fake.Pod("p", 10, gated)
 	f := start(t, o, sampledCluster(pod, namespace("default", nil))...)
 	<-f.watches // Of namespaces.

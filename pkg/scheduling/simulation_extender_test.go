@@ -80,7 +80,7 @@ func (w *world) newReplica(name string) *replica {
 		panic(err)
 	}
 	if r.scheduler.nominator != nil {
-		w.after(w.between(0, nominateInterval), r.nominate)
+		w.after(w.between(0, tickInterval), r.nominate)
 	}
 	if r.scheduler.fair != nil {
 		r.beginFairSharing()
@@ -91,7 +91,7 @@ func (w *world) newReplica(name string) *replica {
 	r.cache.list()
 	r.cache.handler.Synced()
 	w.replicas = append(w.replicas, r)
-	w.after(w.between(0, gangInterval), r.tick)
+	w.after(w.between(0, tickInterval), r.tick)
 	w.after(w.between(0, waitingInterval), r.await)
 	w.after(w.between(0, time.Second), r.second)
 	w.after(w.between(0, 500*time.Millisecond), r.resolve)
@@ -135,7 +135,7 @@ func (r *replica) tick() {
 		return
 	}
 	r.ticking = r.scheduler.groups.tick(r.ticking)
-	r.w.after(gangInterval, r.tick)
+	r.w.after(tickInterval, r.tick)
 }
 
 // await is the loop of the awaited reservations.
@@ -153,7 +153,7 @@ func (r *replica) nominate() {
 		return
 	}
 	r.scheduler.nominator.tick(r.w.context())
-	r.w.after(nominateInterval, r.nominate)
+	r.w.after(tickInterval, r.nominate)
 }
 
 // resolve is the loop that reads the pods of unconfirmed binds.

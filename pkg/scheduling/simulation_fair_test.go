@@ -49,7 +49,7 @@ func (t simTenant) namespace() *corev1.Namespace {
 
 // randomSharing turns fair sharing on.
 func (w *world) randomSharing() {
-	w.fair = fairSharing{provisioning: w.random.IntN(3), pause: w.between(minTickPause, maxTickPause)}
+	w.fair = fairSharing{provisioning: w.random.IntN(3), pause: w.between(minTickPause, tickInterval)}
 	for _, name := range []string{"alice", "bob", "carol", "dave"}[:2+w.random.IntN(3)] {
 		w.fair.tenants = append(w.fair.tenants, simTenant{name, []string{"1", "1", "3"}[w.random.IntN(3)]})
 	}

@@ -358,7 +358,7 @@ func runCrowd(seed uint64, tracing bool) *world {
 	}
 	if w.chance(0.6) {
 		w.randomSharing()
-		w.fair.pause, w.fair.provisioning = maxTickPause, 1
+		w.fair.pause, w.fair.provisioning = tickInterval, 1
 		if w.fair.reclaimAfter > 0 {
 			w.fair.reclaimAfter, w.fair.minRuntime = w.between(time.Minute, 5*time.Minute), w.between(0, 10*time.Minute)
 		}

@@ -354,7 +354,7 @@ func TestControllers(t *testing.T) {
 }
 
 // twoTenants share a cluster with an autoscaler.
-var twoTenants = fairSharing{tenants: []simTenant{{"a", "1"}, {"b", "1"}}, provisioning: 10, pause: maxTickPause}
+var twoTenants = fairSharing{tenants: []simTenant{{"a", "1"}, {"b", "1"}}, provisioning: 10, pause: tickInterval}
 
 // newPool returns nodes for an autoscaler.
 func newPool(n int) (nodes []*apiNode) {
