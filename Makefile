@@ -136,6 +136,7 @@ images: ## build the images for amd64 and arm64 with docker buildx (REGISTRY=...
 	@docker buildx version >/dev/null 2>&1 && docker info >/dev/null 2>&1 || { echo "make images needs Docker with buildx and a running engine; without one use make image-archives" >&2; exit 1; }
 	$(BUILDX) -f Dockerfile.extender -t $(REGISTRY)/gpushare-extender:$(VERSION) $(PUSH) .
 	$(BUILDX) -f Dockerfile.deviceplugin -t $(REGISTRY)/gpushare-device-plugin:$(VERSION) $(PUSH) .
+	$(BUILDX) -f Dockerfile.deviceplugin --build-arg SIMULATED=-simulated -t $(REGISTRY)/gpushare-device-plugin-simulated:$(VERSION) $(PUSH) .
 
 .PHONY: image-archives
 image-archives: build ## build the images as OCI archives into bin/images, without a container engine (ARCH="amd64 arm64")

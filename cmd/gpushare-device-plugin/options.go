@@ -95,6 +95,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.plugin.Directory, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; a constant of the kubelet, which doesn't depend on its --root-dir")
 	f.StringVar(&o.plugin.PodResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` of the kubelet's PodResources API, which reports the pod that the kubelet is admitting; change it if the kubelet has another --root-dir. If empty or missing, the plugin infers the pod from the order of scheduling")
 	f.StringVar(&o.monitor.Library, "nvml-library", "", "`path` of libnvidia-ml.so.1; if empty, the dynamic linker searches for it")
+	f.BoolVar(&o.plugin.Simulated, "simulated-cards", false, "report that the node's cards are simulated, because the driver library is the fake one of the image for trials (docs/try.md)")
 	f.DurationVar(&o.healthQuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` without failed probes and Xid errors after which an unhealthy card is used again; must be positive")
 	f.StringVar(&o.cardMemory, "card-memory", "", "memory of the cards, as one `size` for all such as 96Gi, or by UUID such as GPU-…=96Gi,GPU-…=48Gi; for cards that share the machine's memory, for which the driver reports none (such as GB10). It can't exceed the memory that the driver reports")
 	f.StringVar(&o.disableHealthChecks, "dp-disable-healthchecks", "", "`Xids` that do not make a card unhealthy, such as 48,63, or all; in addition to the Xids of application errors. The format is that of NVIDIA's device plugin (DP_DISABLE_HEALTHCHECKS)")
@@ -180,6 +181,8 @@ func (o *options) validate() error {
 		return errors.New("--cdi-directories: no directory")
 	case !allAbsolute(p.CDIDirectories):
 		return fmt.Errorf("--cdi-directories: %q are not all absolute paths", p.CDIDirectories)
+	case p.Simulated && (o.isolation != string(isolation.None) || p.DeviceList != deviceplugin.ListByEnv):
+		return errors.New("--simulated-cards: no container gets a simulated card as a device, and nothing limits its memory: use --isolation=none and --device-list-strategy=envvar")
 	case p.PodResourcesSocket != "" && !filepath.IsAbs(p.PodResourcesSocket):
 		return fmt.Errorf("--pod-resources-socket: %q is not an absolute path", p.PodResourcesSocket)
 	case p.ListenAddress != "":

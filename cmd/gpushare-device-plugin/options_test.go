@@ -54,6 +54,8 @@ func TestBadFlags(t *testing.T) {
 		"relative cgroups":          {[]string{"--node-name=a", "--cgroup-root=x"}, nil, `--cgroup-root: "x" is not an absolute path`},
 		"no CDI directory":          {[]string{"--node-name=a", "--cdi-directories="}, nil, "--cdi-directories: no directory"},
 		"relative CDI directory":    {[]string{"--node-name=a", "--cdi-directories=/etc/cdi,x"}, nil, `--cdi-directories: ["/etc/cdi" "x"] are not all absolute paths`},
+		"a simulated card's limit":  {[]string{"--node-name=a", "--simulated-cards", "--isolation=driver"}, nil, "--simulated-cards: no container gets a simulated card"},
+		"a simulated card by CDI":   {[]string{"--node-name=a", "--simulated-cards", "--device-list-strategy=cdi-cri"}, nil, "--simulated-cards: no container gets a simulated card"},
 		"a negative tolerance":      {[]string{"--node-name=a", "--overuse-tolerance=-1"}, nil, "--overuse-tolerance: must be a number of percent that is not negative, got -1"},
 		"a tolerance of no number":  {[]string{"--node-name=a", "--overuse-tolerance=NaN"}, nil, "not negative, got NaN"},
 		"an infinite tolerance":     {[]string{"--node-name=a", "--overuse-tolerance=Inf"}, nil, "not negative, got +Inf"},
@@ -87,7 +89,7 @@ func TestHelp(t *testing.T) {
 	for _, flag := range []string{
 		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
 		"nvml-library", "health-quiet-period", "card-memory", "config", "default-config", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
-		"usage-interval", "isolation", "cgroup-root", "cdi-directories", "mps-pipe-directory", "overuse-tolerance", "overuse-grace", "usage-listen-address", "usage-metrics",
+		"usage-interval", "isolation", "cgroup-root", "cdi-directories", "mps-pipe-directory", "overuse-tolerance", "overuse-grace", "usage-listen-address", "usage-metrics", "simulated-cards",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {
 			t.Errorf("help lacks --%s", flag)

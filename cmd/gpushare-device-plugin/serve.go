@@ -83,6 +83,9 @@ func serve(ctx context.Context, o options) error {
 	logger := klog.FromContext(ctx).WithName(component).WithValues("node", o.plugin.NodeName)
 	ctx = klog.NewContext(ctx, logger)
 	logger.Info("Starting", "version", version.Get().String())
+	if o.plugin.Simulated {
+		logger.Info("Warning: the cards of this node are simulated (--simulated-cards). Pods get memory of cards that don't exist, and no container can compute on them")
+	}
 
 	config, err := program.APIConfig(o.kubeconfig, component)
 	if err != nil {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the images as archives, without a container engine: hack/images/build.sh [GOARCH...] writes
-# bin/images/{extender,device-plugin}-GOARCH.tar, by default for this machine's architecture. Import archives with
+# bin/images/{extender,device-plugin,device-plugin-simulated}-GOARCH.tar, by default for this machine's architecture. Import archives with
 # `ctr --namespace k8s.io images import`, `docker load` or `skopeo copy oci-archive:…`. Another architecture needs a cross compiler and the C
 # library (on Debian gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and libc6:arm64). Equal inputs give equal files.
 set -euo pipefail
@@ -22,7 +22,7 @@ pack() {
 native=$(go env GOHOSTARCH)
 [ $# -gt 0 ] || set -- "$native"
 for arch; do
-  binaries=bin
+  binaries=bin compiler=${CC:-cc}
   if [ "$arch" != "$native" ]; then
     binaries=bin/linux-$arch
     case $arch in
@@ -33,11 +33,15 @@ for arch; do
     command -v "$compiler" >/dev/null || { echo "images: $arch needs $compiler and its C library" >&2; exit 1; }
     GOARCH=$arch CC=$compiler make --no-print-directory build BIN="$binaries"
   fi
-  for image in extender device-plugin; do
+  for image in extender device-plugin device-plugin-simulated; do
     name=$registry/gpushare-$image:$version archive=$out/$image-$arch.tar
-    hack/images/rootfs.sh "$image" "$arch" "$binaries" "$work/rootfs"
+    CC=$compiler hack/images/rootfs.sh "$image" "$arch" "$binaries" "$work/rootfs"
     pack "$work/rootfs" "$work/layer.tar"
-    go -C hack/images run . -dockerfile "$root/Dockerfile.${image/-/}" -arg "VERSION=$version" -arg "COMMIT=$commit" \
+    case $image in
+    extender) described=(-dockerfile "$root/Dockerfile.extender") ;;
+    *) described=(-dockerfile "$root/Dockerfile.deviceplugin" -arg "SIMULATED=${image#device-plugin}") ;;
+    esac
+    go -C hack/images run . "${described[@]}" -arg "VERSION=$version" -arg "COMMIT=$commit" \
       -arch "$arch" -layer "$work/layer.tar" -name "$name" -layout "$work/layout"
     pack "$work/layout" "$archive"
     echo "$archive is $name"

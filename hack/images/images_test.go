@@ -23,6 +23,36 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
+// TestSimulated: the fake driver library is only in the image with that title.
+func TestSimulated(t *testing.T) {
+	for _, suffix := range []string{"", "-simulated"} {
+		described, err := parse(read(t, filepath.Join("..", "..", "Dockerfile.deviceplugin")), map[string]string{"SIMULATED": suffix})
+		must(t, err)
+		if title := described.labels["org.opencontainers.image.title"]; title != "gpushare-device-plugin"+suffix {
+			t.Errorf("title %q", title)
+		}
+		libraries, err := filepath.Glob(filepath.Join(rootfs(t, "device-plugin"+suffix), "usr/lib/*/libnvidia-ml.so.1"))
+		must(t, err)
+		if found := len(libraries) > 0; found != (suffix != "") {
+			t.Errorf("the image device-plugin%s has driver libraries: %v", suffix, libraries)
+		}
+	}
+}
+
+// rootfs returns the folder with an image's files. Its programs are empty.
+func rootfs(t *testing.T, image string) string {
+	t.Helper()
+	if err := exec.Command("dpkg-query", "--show", "libc6:"+runtime.GOARCH).Run(); err != nil {
+		t.Skip("Debian's libc6 isn't installed: ", err)
+	}
+	binaries, folder := t.TempDir(), filepath.Join(t.TempDir(), "rootfs")
+	must(t, os.WriteFile(filepath.Join(binaries, "gpushare-device-plugin"), nil, 0o600))
+	if out, err := exec.Command("./rootfs.sh", image, runtime.GOARCH, binaries, folder).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return folder
+}
+
 // The chart relies on the user of each image: it requires that the extender doesn't run as root.
 func TestDockerfiles(t *testing.T) {
 	args := map[string]string{"VERSION": "v1.2.3", "COMMIT": "abcdef"}
@@ -112,22 +142,16 @@ func TestLayout(t *testing.T) {
 
 // Scanners need the C library's version and the distribution.
 func TestDevicePluginPackages(t *testing.T) {
+	folder := rootfs(t, "device-plugin")
 	out, err := exec.Command("dpkg-query", "--show", "--showformat=${Version}", "libc6:"+runtime.GOARCH).Output()
-	if err != nil {
-		t.Skip("Debian's libc6 isn't installed: ", err)
-	}
-	binaries, rootfs := t.TempDir(), filepath.Join(t.TempDir(), "rootfs")
-	must(t, os.WriteFile(filepath.Join(binaries, "gpushare-device-plugin"), nil, 0o600))
-	if out, err := exec.Command("./rootfs.sh", "device-plugin", runtime.GOARCH, binaries, rootfs).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	record := read(t, filepath.Join(rootfs, "var/lib/dpkg/status.d/libc6"))
+	must(t, err)
+	record := read(t, filepath.Join(folder, "var/lib/dpkg/status.d/libc6"))
 	for _, want := range []string{"Package: libc6\n", "Version: " + string(out) + "\n"} {
 		if !strings.Contains(record, want) {
 			t.Errorf("no %q in %q", want, record)
 		}
 	}
-	if release := read(t, filepath.Join(rootfs, "etc/os-release")); !strings.Contains(release, "\nID=") || !strings.Contains(release, "\nVERSION_ID=") {
+	if release := read(t, filepath.Join(folder, "etc/os-release")); !strings.Contains(release, "\nID=") || !strings.Contains(release, "\nVERSION_ID=") {
 		t.Errorf("no distribution in %q", release)
 	}
 }

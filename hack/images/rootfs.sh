@@ -11,7 +11,7 @@ case $image in
 extender)
   install -D -m 755 "$binaries/gpushare-extender" "$out/gpushare-extender"
   ;;
-device-plugin)
+device-plugin | device-plugin-simulated)
   # Of Debian only the C library: the plugin needs it, and so does the driver library, which NVIDIA's container runtime
   # mounts. The runtime checks debian_version to find the folder for libraries.
   case $arch in
@@ -39,6 +39,8 @@ device-plugin)
   dpkg-query --status "libc6:$arch" >"$out/var/lib/dpkg/status.d/libc6"
   install -m 644 /etc/os-release /etc/debian_version "$out/etc/"
   install -D -m 755 "$binaries/gpushare-device-plugin" "$out/usr/bin/gpushare-device-plugin"
+  # The fake driver library, for a trial without cards (docs/try.md). It is one that can't limit memory: no card enforces a limit.
+  [ "$image" = device-plugin ] || "$root/test/fakenvml/build.sh" "$out/usr/lib/$triplet/libnvidia-ml.so.1" -DFAKE_NVML_BEFORE_R615
   ;;
 *)
   echo "images: unknown image $image" >&2

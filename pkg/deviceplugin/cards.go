@@ -18,6 +18,8 @@ import (
 type cardState struct {
 	// bootID is the kernel's ID of the machine's boot, for the inventory. It doesn't change.
 	bootID string
+	// simulated is true if the cards don't exist. It doesn't change.
+	simulated bool
 
 	mu sync.Mutex
 	// unit is the unit in which the cards' memory is counted.
@@ -274,7 +276,7 @@ func (s *cardState) Inventory() protocol.Inventory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inventory := protocol.Inventory{
-		Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID,
+		Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID, Simulated: s.simulated,
 		Features: []string{protocol.FeatureCards, protocol.FeatureCores},
 	}
 	for i := range inventory.Cards {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestCleanup(t *testing.T) {
@@ -75,5 +76,28 @@ func TestKnownCards(t *testing.T) {
 	}
 	if got, _ := p.KnownCards(ctx); len(got) > 0 {
 		t.Errorf("a plugin that was never run has %v", got)
+	}
+}
+
+// TestSimulatedCards: a plugin with real cards removes the mark of one with simulated cards, and doesn't take those for cards that are lost.
+func TestSimulatedCards(t *testing.T) {
+	b := newFixture(t)
+	startKubelet(t, b.dir)
+	for _, simulated := range []bool{true, false, true} {
+		b.simulated = simulated
+		p, stop := b.start(nil)
+		if cards, boot := p.KnownCards(t.Context()); len(cards) > 0 || boot != "" {
+			t.Errorf("simulated %t: the plugin knows %v of boot %q, the cards of another kind", simulated, cards, boot)
+		}
+		p.SetCards(gpu.GiB, newCards(16), nil, "")
+		await.True(t, "the node's inventory", func() bool {
+			inventory, err := protocol.ParseInventory(b.node().Annotations)
+			return err == nil && inventory.Simulated == simulated
+		})
+		await.True(t, "a plugin of the same kind knows the card", func() bool {
+			cards, _ := p.KnownCards(t.Context())
+			return len(cards) == 1
+		})
+		stop()
 	}
 }

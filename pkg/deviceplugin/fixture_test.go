@@ -58,6 +58,7 @@ type fixture struct {
 	// errorEnv, deviceList and config are options of the plugins.
 	errorEnv   bool
 	deviceList DeviceListStrategy
+	simulated  bool
 	config     nodeconfig.Source
 	// isolation has the plugins' options for limits; nil for none.
 	isolation *isolationOptions
@@ -135,7 +136,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 		client = b.hanging.around(client)
 	}
 	options := Options{
-		Client: client, Events: b.events, NodeName: testNode, BootID: "this boot", VisibleDevices: VisibleByUUID,
+		Client: client, Events: b.events, NodeName: testNode, BootID: "this boot", VisibleDevices: VisibleByUUID, Simulated: b.simulated,
 		DeviceList: b.deviceList, ErrorEnv: b.errorEnv, Config: b.config,
 		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
 	}

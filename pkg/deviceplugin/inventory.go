@@ -14,7 +14,7 @@ import (
 func Inventory(o Options, settings nodeconfig.Settings, cards []gpu.Card, driver Driver) protocol.Inventory {
 	p := &Plugin{options: o, cards: newCardState()}
 	p.newIsolator()
-	p.cards.bootID = o.BootID
+	p.cards.bootID, p.cards.simulated = o.BootID, o.Simulated
 	p.cards.Set(settings.Unit, cards, nil, "")
 	p.cards.Exclude(settings.Excluded)
 	p.cards.SetHeld(map[int]gpu.Memory{})

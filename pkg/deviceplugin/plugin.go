@@ -34,6 +34,8 @@ type Options struct {
 	Config nodeconfig.Source
 	// BootID is the kernel's identity of the machine's boot. The inventory carries it. It is empty if it is not known.
 	BootID string
+	// Simulated is true if the cards don't exist: the driver library simulates them for a trial. The inventory says so.
+	Simulated bool
 	// VisibleDevices is the kind of name by which a container's environment names its card. The default is the UUID.
 	VisibleDevices VisibleDevices
 	// DeviceList is the way in which a card gets into a container. The default is the environment.
@@ -97,7 +99,7 @@ func New(o Options) (*Plugin, error) {
 	p := &Plugin{options: o, cards: newCardState(), service: &service{
 		logger: klog.Background(), interval: time.Second, admitting: time.Second, arriving: 100 * time.Millisecond, ending: make(chan struct{}),
 	}}
-	p.cards.bootID = o.BootID
+	p.cards.bootID, p.cards.simulated = o.BootID, o.Simulated
 	p.health = newHealthFile(o.Directory, o.BootID)
 	p.metrics = newMetrics(p.service.Listening)
 	var err error
@@ -188,7 +190,8 @@ func (p *Plugin) newIsolator() {
 func (p *Plugin) Settings() *nodeconfig.Settings { return p.configurator.inForce.Load() }
 
 // KnownCards returns the cards that the node's inventory lists, counted in the unit in force, and the boot in which the
-// inventory was written (protocol.Inventory). It returns none if the node has no inventory. It waits until the node has a valid
+// inventory was written (protocol.Inventory). It returns none if the node has no inventory, or if that is of simulated cards and this plugin's
+// cards are real, or the other way round: no card can be the same. It waits until the node has a valid
 // configuration, or until ctx ends. Each card must keep its index, because running pods hold memory of it.
 func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID string) {
 	select {
@@ -197,6 +200,9 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 	case <-p.configurator.decided:
 	}
 	inventory, unit := p.node.Inventory(), p.Settings().Unit
+	if inventory.Simulated != p.options.Simulated {
+		return nil, ""
+	}
 	p.health.Restore(&inventory)
 	for i := range inventory.Cards {
 		card := &inventory.Cards[i]

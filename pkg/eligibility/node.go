@@ -71,7 +71,7 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 	if len(node.Cards) == 0 && !node.WholeCards && !labelled {
 		return ledger.NodeSpec{}, false
 	}
-	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation}
+	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation, Simulated: node.Simulated}
 	if node.Isolation == protocol.IsolationMPS {
 		spec.SeveralCards, spec.SharedMemory = reasons.OneCardOnly, reasons.NoOwnSharedMemory
 	}

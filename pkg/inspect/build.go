@@ -173,7 +173,9 @@ func (r *Report) buildCardless(object *corev1.Node, pods []*corev1.Pod, state *l
 // buildNode returns the node with its pods. unit is the unit of a node without cards, state what a ledger has of it.
 func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit, state *ledger.Node) Node {
 	parsed := protocol.ParseNode(object)
-	node := Node{Name: object.Name, Address: address(object), Problems: []string{}, Cards: []Card{}, Pods: []Pod{}}
+	node := Node{
+		Name: object.Name, Address: address(object), Simulated: parsed.Simulated, Problems: []string{}, Cards: []Card{}, Pods: []Pod{},
+	}
 	node.Unit, node.UnitInferred = Unit(gpu.UnitOf(parsed.Unit, parsed.Cards)), parsed.Unit == 0
 	if len(parsed.Cards) == 0 {
 		node.Unit = unit

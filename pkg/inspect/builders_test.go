@@ -45,12 +45,17 @@ func legacyNode(name, ip string, memory ...int64) nodeBuilder {
 
 // inventoryNode returns a node of this project's plugin.
 func inventoryNode(t *testing.T, name, ip string, unit gpu.Unit, cards ...gpu.Card) nodeBuilder {
+	return withInventory(t, name, ip, protocol.Inventory{Unit: unit, Cards: cards})
+}
+
+func withInventory(t *testing.T, name, ip string, inventory protocol.Inventory) nodeBuilder {
+	cards := inventory.Cards
 	memory := make([]int64, len(cards))
 	for i, card := range cards {
 		memory[i] = int64(card.Memory)
 	}
 	n := legacyNode(name, ip, memory...)
-	text, err := protocol.Inventory{Unit: unit, Cards: cards}.Annotation()
+	text, err := inventory.Annotation()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ func writeDetails(out *bytes.Buffer, report Report, f format) {
 			{bold, []string{"NAME:", node.Name}},
 			{plain, []string{"IPADDRESS:", node.Address}},
 			{plain, []string{"UNIT:", node.Unit.String()}},
-		}, node.isolationRows()...).write(out, f.look)
+		}, node.aboutRows()...).write(out, f.look)
 		fmt.Fprintln(out)
 		if f.wide || f.look.bars {
 			width = max(width, cardRows(node, f.look.bars).write(out, f.look))

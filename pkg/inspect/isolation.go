@@ -40,9 +40,12 @@ func (n *Node) addIsolation(mode string) {
 	}
 }
 
-// isolationRows returns the lines of --details with the node's isolation mode, if shares of memory are enforced, and on how far cores
-// are, if pods ask for some.
-func (n *Node) isolationRows() (table rows) {
+// aboutRows returns the lines of --details on cards that are simulated, with the node's isolation mode, if shares of memory are enforced, and
+// on how far cores are, if pods ask for some.
+func (n *Node) aboutRows() (table rows) {
+	if n.Simulated {
+		table.add(plain, "CARDS:", "simulated for a trial: no container can compute on them")
+	}
 	if n.Isolation != "" {
 		table.add(plain, "LIMITS:", n.Isolation)
 	}

@@ -3,6 +3,7 @@ package inspect
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -36,6 +37,49 @@ in-gib  10.0.0.1   0/16384                2048/16384             2048/32768     
 Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:
 11210/64404 (17%)
+`},
+		"simulated cards": {simulated, writeTable, format{}, `
+NAME    IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)
+kind-a  10.0.0.1   0/16                   0/16
+kind-b  10.0.0.1   0/16                   0/16
+real    10.0.0.1   0/16                   0/16
+---------------------------------------------------------
+Simulated Cards: on kind-a and 1 other node, for a trial: no container can compute on them
+Largest Free Piece: 16 GiB of 48 GiB free, on kind-a and 2 other nodes
+Allocated/Total GPU Memory In Cluster:
+0/48 (0%)
+`},
+		"simulated cards, wide": {simulated, writeTable, format{wide: true, rowsOnly: true}, `
+kind-a  10.0.0.1  0/16  0/16  16  GiB  1 x Tesla T4 (simulated)  -
+kind-b  10.0.0.1  0/16  0/16  16  GiB  1 x Tesla T4 (simulated)  -
+real    10.0.0.1  0/16  0/16  16  GiB  1 x Tesla T4              -
+`},
+		"simulated cards, details": {func(t *testing.T) Objects { return Objects{Nodes: simulated(t).Nodes[1:2]} }, writeDetails, format{}, `
+NAME:       kind-b
+IPADDRESS:  10.0.0.1
+UNIT:       GiB
+CARDS:      simulated for a trial: no container can compute on them
+
+NAMESPACE    NAME  GPU0(Allocated)
+Allocated :  0 (0%)
+Total :      16
+-------------------------------------------------------------------
+
+Largest Free Piece: 16 GiB of 16 GiB free, on kind-b
+Allocated/Total GPU Memory In Cluster:  0/16 (0%)
+`},
+		"simulated cards, JSON": {simulated, func(out *bytes.Buffer, report Report, _ format) {
+			for _, node := range report.Nodes {
+				marked, err := json.Marshal(node)
+				if err != nil {
+					t.Error(err)
+				}
+				fmt.Fprintln(out, node.Name, strings.Contains(string(marked), `"simulated":true`))
+			}
+		}, format{}, `
+kind-a true
+kind-b true
+real false
 `},
 		"the table lists problems and pending pods": {trouble, writeTable, format{}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)

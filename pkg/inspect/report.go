@@ -81,6 +81,8 @@ type Node struct {
 	LargestFree gpu.Memory `json:"largestFree"`
 	// Isolation is how the node limits new containers to their share; empty if it doesn't.
 	Isolation string `json:"isolation,omitempty"`
+	// Simulated is true if the node's cards don't exist: its device plugin simulates them for a trial.
+	Simulated bool `json:"simulated,omitempty"`
 	// Problems describe for the user what is wrong with the node and its cards.
 	Problems []string `json:"problems"`
 	Cards    []Card   `json:"cards"`

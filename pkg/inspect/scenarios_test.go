@@ -180,3 +180,11 @@ func (p podBuilder) with(change func(*corev1.Pod)) podBuilder {
 }
 
 func nothing(*testing.T) Objects { return Objects{} }
+
+// simulated has two nodes for a trial and a real one.
+func simulated(t *testing.T) Objects {
+	node := func(name string, simulated bool) *corev1.Node {
+		return withInventory(t, name, "10.0.0.1", protocol.Inventory{Unit: gpu.GiB, Cards: []gpu.Card{t4(0, 16)}, Simulated: simulated}).Node
+	}
+	return Objects{Nodes: []*corev1.Node{node("kind-a", true), node("kind-b", true), node("real", false)}}
+}

@@ -35,6 +35,9 @@ func writeTable(out *bytes.Buffer, report Report, f format) {
 		nodes, width := fitNodeTables(report, f)
 		out.Write(nodes)
 		fmt.Fprintln(out, rule(width, f.look))
+		if text := simulatedText(report); text != "" {
+			fmt.Fprintln(out, text)
+		}
 		fmt.Fprintln(out, largestFreeText(report))
 		fmt.Fprintf(out, "%s\n%s", f.sumTitle(), sumText(report.Cluster.Sum))
 		if f.look.bars {
@@ -155,7 +158,7 @@ func nodeColumns(report Report, indices []int, layout layout) []column {
 	}
 	if layout.wide {
 		add("UNIT", func(n *Node) string { return n.Unit.String() })
-		add("MODEL", func(n *Node) string { return models(n.Cards) })
+		add("MODEL", func(n *Node) string { return models(n) })
 		add("PROBLEMS", func(n *Node) string { return cmp.Or(strings.Join(n.Problems, "; "), "-") })
 	}
 	return columns
@@ -186,11 +189,11 @@ func cardIndices(node *Node) []int {
 	return indices
 }
 
-// models returns the number of cards by model, such as "2 x Tesla T4".
-func models(cards []Card) string {
+// models returns the number of the node's cards by model, such as "2 x Tesla T4".
+func models(node *Node) string {
 	var names []string
 	counts := map[string]int{}
-	for _, card := range cards {
+	for _, card := range node.Cards {
 		if card.Model != "" && counts[card.Model] == 0 {
 			names = append(names, card.Model)
 		}
@@ -198,6 +201,9 @@ func models(cards []Card) string {
 	}
 	for i, name := range names {
 		names[i] = fmt.Sprintf("%d x %s", counts[name], name)
+		if node.Simulated {
+			names[i] += " (simulated)"
+		}
 	}
 	return cmp.Or(strings.Join(names, ", "), "-")
 }
@@ -213,20 +219,34 @@ func largestFreeText(report Report) string {
 		return "Largest Free Piece: none"
 	}
 	unit := gpu.Unit(cluster.Unit)
-	var names []string
-	for _, node := range report.Nodes {
-		if convert(node.LargestFree, node.Unit, cluster.Unit) == cluster.LargestFree {
-			names = append(names, node.Name)
+	where := someNames(report.Nodes, func(n *Node) bool { return convert(n.LargestFree, n.Unit, cluster.Unit) == cluster.LargestFree })
+	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s", unit.Format(cluster.LargestFree), unit.Format(cluster.Free), where)
+}
+
+// simulatedText returns the line about nodes whose cards don't exist; empty if there are none.
+func simulatedText(report Report) string {
+	where := someNames(report.Nodes, func(n *Node) bool { return n.Simulated })
+	if where == "" {
+		return ""
+	}
+	return fmt.Sprintf("Simulated Cards: on %s, for a trial: no container can compute on them", where)
+}
+
+// someNames returns the name of the first of the nodes for which of returns true, and the number of the others; empty if there are none.
+func someNames(nodes []Node, of func(*Node) bool) string {
+	first, others := "", -1
+	for i := range nodes {
+		if node := &nodes[i]; of(node) {
+			first, others = cmp.Or(first, oneLine(node.Name)), others+1
 		}
 	}
-	others := ""
-	if len(names) == 2 {
-		others = " and 1 other node"
-	} else if len(names) > 2 {
-		others = fmt.Sprintf(" and %d other nodes", len(names)-1)
+	switch {
+	case others < 1:
+		return first
+	case others == 1:
+		return first + " and 1 other node"
 	}
-	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s%s",
-		unit.Format(cluster.LargestFree), unit.Format(cluster.Free), oneLine(names[0]), others)
+	return fmt.Sprintf("%s and %d other nodes", first, others)
 }
 
 func (f format) sumTitle() string {

@@ -73,6 +73,8 @@ type NodeSpec struct {
 	placement.Support
 	// Isolation is the node's isolation mode, for display only; empty if shares are not enforced.
 	Isolation string
+	// Simulated is true if the cards don't exist, for display only.
+	Simulated bool
 	// Closed is the reason why no new pod can run on the node at present (cordoned, not ready). It is for display only:
 	// kube-scheduler decides which nodes a pod may use.
 	Closed string

@@ -18,7 +18,7 @@ type LedgerState interface {
 }
 
 // ledgerGauges are the descriptions of a ledger's gauges, without those of each card.
-type ledgerGauges struct{ synced, allocations, cards, overfull, problems *prometheus.Desc }
+type ledgerGauges struct{ synced, allocations, cards, simulated, overfull, problems *prometheus.Desc }
 
 // NewLedger registers a collector of the cluster's sums, which reads the ledger at each scrape. ready returns an error until the caches
 // are synced; until then only cache_synced is reported. It returns the series of each card; there are some if eachCard returns true.
@@ -27,10 +27,11 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 		synced:      gaugeDesc("cache_synced", "1 once the caches are synced and the extender can answer kube-scheduler, 0 before."),
 		allocations: gaugeDesc("allocations", "Number of allocations of GPU memory, one for each pod that holds some, by state.", "state"),
 		cards:       gaugeDesc("cards", "Number of cards of all nodes, by health.", "health"),
+		simulated:   gaugeDesc("simulated_cards", "Number of cards that don't exist, of nodes for a trial."),
 		overfull:    gaugeDesc("overfull_cards", "Number of cards with more memory, cores or containers allocated than they can have. It must be 0."),
 		problems:    gaugeDesc("node_problems", "Number of nodes with a problem, as kubectl inspect gpushare lists them, by problem.", "problem"),
 	}
-	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.overfull, g.problems}
+	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.simulated, g.overfull, g.problems}
 	for _, gauge := range cardGauges { // Their names are taken, although the registry collects no series of them.
 		descs = append(descs, gaugeDesc(gauge.name, gauge.help, "node", "card"))
 	}
@@ -47,7 +48,7 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 func (g *ledgerGauges) read(nodes []ledger.Node, set setGauge) {
 	allocations := map[ledger.State]int{ledger.Assumed: 0, ledger.Bound: 0}
 	cards := map[bool]int{true: 0, false: 0}
-	overfull := 0
+	overfull, simulated := 0, 0
 	problems := make([]int, len(reasons.NodeProblemKinds()))
 	for _, node := range nodes {
 		kinds := map[reasons.NodeProblemKind]bool{}
@@ -59,6 +60,9 @@ func (g *ledgerGauges) read(nodes []ledger.Node, set setGauge) {
 		}
 		for _, allocation := range node.Allocations {
 			allocations[allocation.State]++
+		}
+		if node.Simulated {
+			simulated += len(node.Cards)
 		}
 		for i, card := range node.Cards {
 			cards[card.Healthy()]++
@@ -72,6 +76,7 @@ func (g *ledgerGauges) read(nodes []ledger.Node, set setGauge) {
 	}
 	set(g.cards, float64(cards[true]), "healthy")
 	set(g.cards, float64(cards[false]), "unhealthy")
+	set(g.simulated, float64(simulated))
 	set(g.overfull, float64(overfull))
 	for kind, n := range problems {
 		set(g.problems, float64(n), reasons.NodeProblemKind(kind).String())

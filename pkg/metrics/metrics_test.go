@@ -175,6 +175,9 @@ gpushare_extender_cache_synced 1
 # HELP gpushare_extender_overfull_cards Number of cards with more memory, cores or containers allocated than they can have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
 gpushare_extender_overfull_cards 0
+# HELP gpushare_extender_simulated_cards Number of cards that don't exist, of nodes for a trial.
+# TYPE gpushare_extender_simulated_cards gauge
+gpushare_extender_simulated_cards 0
 ` + nodeProblems("unhealthy_card"))
 }
 
@@ -217,7 +220,7 @@ func TestCardsFollowChanges(t *testing.T) {
 
 func TestLedgerMetricsWithoutEachCard(t *testing.T) {
 	l := filledLedger(t)
-	l.SetNode("n2", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Index: 0, Memory: 100, MaxContainers: 2}}})
+	l.SetNode("n2", ledger.NodeSpec{Unit: gpu.MiB, Simulated: true, Cards: []gpu.Card{{Index: 0, Memory: 100, MaxContainers: 2}}})
 	// Another scheduler has bound more to the cards than they can have, of memory, of cores and of containers.
 	l.SetBound("n1", gpu.Pod{UID: "c", Name: "c", Request: 41}, gpu.On(0, 41), time.Unix(1, 0))
 	l.SetBound("n1", gpu.Pod{UID: "d", Name: "d", Request: 1, Cores: 101}, gpu.Placement{{Card: 3, Memory: 1, Cores: 101}}, time.Unix(1, 0))
@@ -242,6 +245,9 @@ gpushare_extender_cache_synced 1
 # HELP gpushare_extender_overfull_cards Number of cards with more memory, cores or containers allocated than they can have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
 gpushare_extender_overfull_cards 3
+# HELP gpushare_extender_simulated_cards Number of cards that don't exist, of nodes for a trial.
+# TYPE gpushare_extender_simulated_cards gauge
+gpushare_extender_simulated_cards 1
 `+nodeProblems("gone", "without_plugin", "unhealthy_card", "overfull_card", "overfull_card", "unknown_card")))
 	if err != nil {
 		t.Error(err)

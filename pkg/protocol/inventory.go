@@ -49,6 +49,8 @@ type Inventory struct {
 	Features []string
 	// DRADriver is the DRA driver that also offers the node's cards; empty if none does.
 	DRADriver string
+	// Simulated is true if the cards don't exist, so that no container can compute on them.
+	Simulated bool
 }
 
 // The features of a device plugin without which a pod that needs them doesn't go to its node.
@@ -70,6 +72,7 @@ type inventoryJSON struct {
 	Isolation string     `json:"isolation,omitempty"`
 	Features  []string   `json:"features,omitempty"`
 	DRADriver string     `json:"draDriver,omitempty"`
+	Simulated bool       `json:"simulated,omitempty"`
 	Cards     []cardJSON `json:"cards"`
 }
 
@@ -97,7 +100,7 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	}
 	out := inventoryJSON{
 		Version: InventoryVersion, Unit: inv.Unit.String(), BootID: inv.BootID, Isolation: inv.Isolation, Features: inv.Features,
-		DRADriver: inv.DRADriver, Cards: []cardJSON{},
+		DRADriver: inv.DRADriver, Simulated: inv.Simulated, Cards: []cardJSON{},
 	}
 	for _, c := range inv.Cards {
 		card := cardJSON{
@@ -126,7 +129,9 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	if err != nil {
 		return err
 	}
-	out := Inventory{Unit: unit, BootID: Shorten(in.BootID), Isolation: Shorten(in.Isolation), DRADriver: Shorten(in.DRADriver)}
+	out := Inventory{
+		Unit: unit, BootID: Shorten(in.BootID), Isolation: Shorten(in.Isolation), DRADriver: Shorten(in.DRADriver), Simulated: in.Simulated,
+	}
 	for _, feature := range in.Features[:min(len(in.Features), maxFeatures)] {
 		out.Features = append(out.Features, Shorten(feature))
 	}
@@ -214,6 +219,8 @@ type Node struct {
 	Isolation string
 	// Features are the inventory's; nil if it isn't used.
 	Features []string
+	// Simulated is the inventory's; false if it isn't used.
+	Simulated bool
 	// Problem is not nil if the inventory is invalid or contradicts the capacity, or if gpu-count is too large. It says what is used.
 	Problem error
 }
@@ -249,6 +256,7 @@ func ParseNode(node *corev1.Node) Node {
 		}
 		if !equalCards {
 			out.Unit, out.Cards, out.Isolation, out.Features = inventory.Unit, inventory.Cards, inventory.Isolation, inventory.Features
+			out.Simulated = inventory.Simulated
 			out.WholeCards = out.WholeCards || memory > 0 && inventory.DRADriver != ""
 			return out
 		}

@@ -48,6 +48,10 @@ func TestInventoryRoundTrip(t *testing.T) {
 			Inventory{Unit: gpu.GiB, DRADriver: DRADriver},
 			`{"version":1,"unit":"GiB","draDriver":"gpu.nvidia.com","cards":[]}`,
 		},
+		"simulated cards": {
+			Inventory{Unit: gpu.GiB, Simulated: true},
+			`{"version":1,"unit":"GiB","simulated":true,"cards":[]}`,
+		},
 		"features, and cards that are connected": {
 			Inventory{Unit: gpu.GiB, Features: []string{FeatureCards, FeatureCores}, Cards: []gpu.Card{
 				{Index: 0, Memory: 8, NUMANode: 0, NVLink: 1, PCIeSwitch: 2}, {Index: 1, Memory: 8, NUMANode: 0, NVLink: 1},

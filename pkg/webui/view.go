@@ -26,6 +26,8 @@ type nodeView struct {
 	Problems []string `json:"problems,omitempty"`
 	// Isolation is how the node limits containers to their share; empty if it doesn't.
 	Isolation string `json:"isolation,omitempty"`
+	// Simulated is true if the node's cards don't exist.
+	Simulated bool `json:"simulated,omitempty"`
 	// CountsCores is true if the node counts the computing that pods ask for.
 	CountsCores bool       `json:"countsCores,omitempty"`
 	Cards       []cardView `json:"cards"`
@@ -124,7 +126,7 @@ type runView struct {
 // zero.
 func viewNode(node ledger.Node) nodeView {
 	view := nodeView{
-		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed != "", Isolation: node.Isolation,
+		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed != "", Isolation: node.Isolation, Simulated: node.Simulated,
 		CountsCores: len(node.Cards) > 0 && node.Cores == reasons.Fits, Cards: make([]cardView, len(node.Cards)),
 	}
 	for _, problem := range diagnosis.NodeProblems(&node) {

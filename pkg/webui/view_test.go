@@ -28,7 +28,7 @@ import (
 func TestViewNode(t *testing.T) {
 	l := ledger.New()
 	nodeSpec := spec(16, 16)
-	nodeSpec.Cards[1].Unhealthy = "Xid 79"
+	nodeSpec.Cards[1].Unhealthy, nodeSpec.Simulated = "Xid 79", true
 	l.SetNode("n0", nodeSpec)
 	l.SetBound("n0", pod("bound", 10), gpu.On(0, 10), time.Time{})
 	l.SetBound("n0", pod("elsewhere", 4), gpu.On(5, 4), time.Time{})
@@ -42,7 +42,7 @@ func TestViewNode(t *testing.T) {
 	}
 	node, _ := l.Node("n0")
 	want := nodeView{
-		Name: "n0", Unit: "GiB", UnitMiB: 1024, CountsCores: true,
+		Name: "n0", Unit: "GiB", UnitMiB: 1024, CountsCores: true, Simulated: true,
 		Cards: []cardView{
 			{ID: 0, Total: 16, Used: 13, UUID: "GPU-0", Pods: []podView{
 				{Name: "assumed", Namespace: "default", Memory: 1, State: "assumed"}, {Name: "bound", Namespace: "default", Memory: 10},
@@ -63,7 +63,7 @@ func TestViewNode(t *testing.T) {
 
 	l.DeleteNode("n0")
 	node, _ = l.Node("n0")
-	if got := viewNode(node); len(got.Problems) == 0 || len(got.Cards) == 0 || !got.Cards[0].Vanished {
+	if got := viewNode(node); len(got.Problems) == 0 || len(got.Cards) == 0 || !got.Cards[0].Vanished || got.Simulated {
 		t.Errorf("deleted node: %+v", got)
 	}
 }

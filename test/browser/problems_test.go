@@ -7,6 +7,8 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
@@ -31,4 +33,33 @@ func TestNodeProblems(t *testing.T) {
 		}
 		tab.WantNoComplaints()
 	}
+}
+
+// TestSimulatedCards: the page marks cards that don't exist, in the node's row, in the sum and beside a card.
+func TestSimulatedCards(t *testing.T) {
+	s := newSource()
+	card := gpu.Card{Memory: 16, Model: "Tesla T4", NUMANode: gpu.NoNUMANode}
+	s.book.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card}, Simulated: true})
+	s.book.SetNode("n2", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card}})
+	url, _ := show(t, newBoard(s))
+	tab := Start(t, 1200, 700)
+	tab.Do(chromedp.Navigate(url + "#cards?card=n1/0"))
+	tab.Await("the nodes", `document.querySelector('[data-node="n2"]')`)
+	for selector, want := range map[string]string{
+		`[data-node="n1"] small`: "0/16 GiB · simulated cards · Tesla T4", `[data-node="n2"] small`: "0/16 GiB · Tesla T4",
+		"#cards-note": "2 nodes · 0 pods · 1 simulated",
+	} {
+		if got := tab.Text(selector); got != want {
+			t.Errorf("%s: %q, want %q", selector, got, want)
+		}
+	}
+	if got := tab.Text("#details dl"); !strings.Contains(got, "yes, for a trial: no container can compute on it") {
+		t.Errorf("the details of a simulated card: %q", got)
+	}
+	tab.Click(`[data-node="n2"] .card`)
+	tab.Await("the details of the real card", `document.querySelector("#details h2")?.innerText === "n2 · GPU 0"`)
+	if got := tab.Text("#details dl"); strings.Contains(got, "Simulated") {
+		t.Errorf("the details of a real card: %q", got)
+	}
+	tab.WantNoComplaints()
 }

@@ -24,6 +24,8 @@ const (
 	CardsEnv  = "FAKE_NVML_CARDS"
 	EventsEnv = "FAKE_NVML_EVENTS"
 	StateEnv  = "FAKE_NVML_STATE"
+	// LinesEnv has the lines of the cards file themselves. It counts if CardsEnv isn't set.
+	LinesEnv = "FAKE_NVML_CARD_LINES"
 )
 
 //go:embed build.sh src

@@ -35,6 +35,7 @@ func TestFake(t *testing.T) {
 		{"models", testModels},
 		{"failing cards", testFailingCards},
 		{"bad files", testBadFiles},
+		{"lines in a variable", testLines},
 		{"events", testEvents},
 		{"memory limits", testLimits},
 		{"processes", testProcesses},
@@ -170,6 +171,24 @@ func testCards(t *testing.T, lib nvml.Interface, _ fakenvml.Machine) {
 	returns(t, "DeviceGetHandleByIndex after the last", ret, nvml.ERROR_INVALID_ARGUMENT)
 	_, ret = lib.DeviceGetHandleByUUID("GPU-z")
 	returns(t, "DeviceGetHandleByUUID with an unknown UUID", ret, nvml.ERROR_NOT_FOUND)
+}
+
+// testLines: in a container the cards can be in the environment, with the node's name in the UUID. Names of nodes are longer than UUIDs.
+func testLines(t *testing.T, lib nvml.Interface, _ fakenvml.Machine) {
+	if err := os.Unsetenv(fakenvml.CardsEnv); err != nil { // TestFake has set it, and restores it.
+		t.Fatal(err)
+	}
+	uuid := "GPU-simulated-" + strings.Repeat("n", 63) + "-0"
+	returns(t, "Init without lines", lib.Init(), nvml.ERROR_DRIVER_NOT_LOADED)
+	t.Setenv(fakenvml.LinesEnv, "GPU-a, V100")
+	returns(t, "Init with an invalid line", lib.Init(), nvml.ERROR_UNKNOWN)
+	t.Setenv(fakenvml.LinesEnv, uuid+", V100, 16384, -\nGPU-simulated-b, V100, 8192, -")
+	start(t, lib)
+	n, _ := lib.DeviceGetCount()
+	memory, _ := open(t, lib, 1).GetMemoryInfo()
+	if got, _ := open(t, lib, 0).GetUUID(); n != 2 || got != uuid || memory.Total != 8<<30 {
+		t.Errorf("%d cards, the first %s, the second with %d bytes", n, got, memory.Total)
+	}
 }
 
 func testModels(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
@@ -318,7 +337,7 @@ func testBadFiles(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		"too few fields":        {"GPU-a, V100, 16276\n", nvml.ERROR_UNKNOWN},
 		"an option, no value":   {line + ", ok, more\n", nvml.ERROR_UNKNOWN},
 		"no UUID":               {", V100, 16276, 0\n", nvml.ERROR_UNKNOWN},
-		"a long UUID":           {strings.Repeat("x", 80) + ", V100, 16276, 0\n", nvml.ERROR_UNKNOWN},
+		"a long UUID":           {strings.Repeat("x", 96) + ", V100, 16276, 0\n", nvml.ERROR_UNKNOWN},
 		"memory with a unit":    {"GPU-a, V100, 16GiB, 0\n", nvml.ERROR_UNKNOWN},
 		"a bad node":            {"GPU-a, V100, 16276, x\n", nvml.ERROR_UNKNOWN},
 		"an unknown state":      {line + ", sleepy\n", nvml.ERROR_UNKNOWN},

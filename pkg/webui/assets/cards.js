@@ -124,6 +124,7 @@ export class Cards {
     const problems = node.problems ?? [];
     const about = node.cards.length ? [number(node.used) + "/" + amount(node.total, unit)] : [];
     if (problems.length) about.push(problems[0] + (problems.length > 1 ? " (and " + (problems.length - 1) + " more)" : ""));
+    if (node.simulated) about.push("simulated cards");
     if (node.models.length) about.push(node.models.join(", ").replaceAll("NVIDIA ", ""));
     if (node.isolation) about.push("limits: " + node.isolation);
     name.append(h("small", { class: problems.length ? "warn" : "", title: problems.length ? problems.join("\n") : about.join(" · ") }, about.join(" · ")));
@@ -220,7 +221,7 @@ export class Cards {
     // The pod under the pointer is listed even if the list is cut.
     const from = pod !== undefined && pod >= most ? pod - most + 1 : 0;
     this.tip.replaceChildren(
-      h("p", {}, h("b", {}, node.name + " · GPU " + card.id), card.model ? " " + card.model : ""),
+      h("p", {}, h("b", {}, node.name + " · GPU " + card.id), card.model ? " " + card.model : "", node.simulated ? " (simulated)" : ""),
       h("p", {}, number(card.used) + " of " + amount(card.total, node.unit) + " allocated, " + amount(Math.max(0, card.total - card.used), node.unit) + " free"),
       card.usedCores ? h("p", {}, cores(node, card)) : "",
       wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",

@@ -133,7 +133,7 @@ export class Model {
   /** sums returns the cluster's sums in MiB. */
   sums() {
     if (this.summed) return this.summed;
-    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, nodes: 0, cards: 0, ill: 0, over: 0, wrong: 0, reports: [], pods: 0, largest: 0, where: undefined, unit: undefined };
+    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, nodes: 0, cards: 0, simulated: 0, ill: 0, over: 0, wrong: 0, reports: [], pods: 0, largest: 0, where: undefined, unit: undefined };
     for (const node of this.nodes.values()) {
       if (node.problems) s.wrong++;
       if (node.cards.some((card) => !card.vanished)) {
@@ -146,6 +146,7 @@ export class Model {
       for (const card of node.cards) {
         if (card.vanished) continue;
         s.cards++;
+        if (node.simulated) s.simulated++;
         if (card.unhealthy) s.ill++;
         if (over(card)) s.over++;
         const total = card.total * node.unitMiB;
@@ -246,7 +247,7 @@ export function reported(reports) {
 /** haystack returns the searched text of a node. */
 export function haystack(node) {
   if (node.haystack === undefined) {
-    const words = [node.name, ...(node.problems ?? [])];
+    const words = [node.name, node.simulated ? "simulated" : "", ...(node.problems ?? [])];
     for (const card of node.cards) {
       words.push(card.model ?? "", card.uuid ?? "", card.unhealthy ?? "");
       for (const pod of card.pods) words.push(pod.namespace + "/" + pod.name);

@@ -23,7 +23,7 @@ export class Summary {
     setText(byId("largest"), !model.known ? "–" : s.where ? sum(s.largest, s.where.node.unit ? { name: s.where.node.unit, mib: s.where.node.unitMiB } : null) : "none");
     setText(byId("largest-where"), !model.known ? "" : s.where ? "on " + s.where.node.name + ", GPU " + s.where.card.id : "no card has anything free");
     setText(byId("cards-count"), model.known ? number(s.cards) : "–");
-    setText(byId("cards-note"), !model.known ? "" : plural(s.nodes, "node", "nodes") + " · " + plural(s.pods, "pod", "pods"));
+    setText(byId("cards-note"), !model.known ? "" : plural(s.nodes, "node", "nodes") + " · " + plural(s.pods, "pod", "pods") + (s.simulated ? " · " + number(s.simulated) + " simulated" : ""));
     const wrong = [];
     if (s.ill) wrong.push(number(s.ill) + " unhealthy");
     if (s.over) wrong.push(number(s.over) + " overfull");

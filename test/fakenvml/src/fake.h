@@ -13,7 +13,7 @@
 
 #define MAX_CARDS 64
 #define MAX_LINE 512
-#define UUID_SIZE 80
+#define UUID_SIZE 96 /* NVML_DEVICE_UUID_V2_BUFFER_SIZE */
 #define MODEL_SIZE 96
 #define POLL_MS 20
 
