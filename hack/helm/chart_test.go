@@ -56,11 +56,13 @@ monitoring:
   prometheusRule: {enabled: true}
   dashboard: {enabled: true}
 `,
-	"secondScheduler":          "mode: secondScheduler",
-	"images.scheduler":         "mode: secondScheduler",
-	"devicePlugin.memoryUnit":  "{}",
-	"devicePlugin.cdi":         "{devicePlugin: {deviceListStrategy: cdi-cri}, extender: {tls: {mode: secret, secretName: tls}}}",
-	"extender.tls.certManager": "extender: {tls: {mode: certManager, certManager: {issuerRef: {name: ca}}}}",
+	"secondScheduler":              "mode: secondScheduler",
+	"images.scheduler":             "mode: secondScheduler",
+	"devicePlugin.memoryUnit":      "{}",
+	"devicePlugin.simulatedCards":  "{devicePlugin: {simulatedCards: {count: 2}}, extender: {tls: {mode: secret, secretName: tls}}}",
+	"images.simulatedDevicePlugin": "{devicePlugin: {simulatedCards: {count: 2}}, extender: {tls: {mode: secret, secretName: tls}}}",
+	"devicePlugin.cdi":             "{devicePlugin: {deviceListStrategy: cdi-cri}, extender: {tls: {mode: secret, secretName: tls}}}",
+	"extender.tls.certManager":     "extender: {tls: {mode: certManager, certManager: {issuerRef: {name: ca}}}}",
 }
 
 // property is a value in the chart's schema.

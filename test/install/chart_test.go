@@ -27,6 +27,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/schedulerconfig"
+	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
 const chart = "deploy/helm/gpushare"
@@ -96,6 +97,7 @@ func TestHelmLint(t *testing.T) {
 		"a pool of nodes":  "mode=devicePlugin,fullnameOverride=pool-b,monitoring.enabled=true",
 		"configurations":   "devicePlugin.config.default=a,devicePlugin.config.map.a.memoryUnit=MiB",
 		"MPS":              "mps.enabled=true,devicePlugin.isolation=mps",
+		"simulated cards":  "devicePlugin.simulatedCards.count=2",
 		"with monitoring":  "monitoring.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -107,6 +109,9 @@ func TestHelmLint(t *testing.T) {
 	}
 }
 
+// simulated is the beginning of values with simulated cards.
+const simulated = "devicePlugin.simulatedCards.count=2,extender.service.clusterIP=10.96.0.15,"
+
 // unitMistake is the message about a wrong unit, without the value.
 const unitMistake = "the unit is GiB, MiB, or a whole number of either, such as 256MiB"
 
@@ -115,6 +120,17 @@ func TestWrongValues(t *testing.T) {
 	h := newHelm(t, "")
 	lease := leader.DefaultRenewDeadline.String()
 	tests := map[string]struct{ values, want string }{
+		"simulated cards, limits":           {simulated + "devicePlugin.isolation=driver", "devicePlugin.isolation: it is for real cards: with devicePlugin.simulatedCards leave it"},
+		"simulated cards, MPS":              {simulated + "devicePlugin.isolation=mps,mps.enabled=true", "mps.enabled: it is for real cards"},
+		"simulated cards, limits by label":  {simulated + "devicePlugin.isolationByLabel=true", "devicePlugin.isolationByLabel: it is for real cards"},
+		"simulated cards, a pool's limits":  {simulated + "devicePlugin.config.default=a,devicePlugin.config.map.a.isolation=driver", "devicePlugin.config.map.a.isolation: it is for real cards"},
+		"simulated cards by CDI":            {simulated + "devicePlugin.deviceListStrategy=cdi-cri", "devicePlugin.deviceListStrategy: it is for real cards"},
+		"simulated cards, driver by CDI":    {simulated + "devicePlugin.driverAccess=cdi", "devicePlugin.driverAccess: it is for real cards"},
+		"simulated cards, NVIDIA's runtime": {simulated + "devicePlugin.runtimeClassName=nvidia", "devicePlugin.runtimeClassName: it is for real cards"},
+		"simulated cards beside real ones":  {simulated + "devicePlugin.nodes=discovered", "devicePlugin.nodes: it is for real cards"},
+		"too many simulated cards":          {"devicePlugin.simulatedCards.count=65", "at '/devicePlugin/simulatedCards/count': maximum: got 65, want 64"},
+		"simulated cards in other units":    {simulated + "devicePlugin.simulatedCards.memory=16GB", `devicePlugin.simulatedCards.memory: "16GB" is invalid: a card's memory is a whole number of Mi or Gi, such as 16Gi`},
+		"a simulated model with a comma":    {simulated + `devicePlugin.simulatedCards.model=A\,B`, `devicePlugin.simulatedCards.model: "A,B" is invalid: a model consists of`},
 		"evictions without the right":       {"extender.overusePolicy=evict,extender.allowEvictions=false", "extender.overusePolicy: evict needs the right to evict"},
 		"evictions without the guard":       {"extender.overusePolicy=evict,guard.enabled=false", "extender.overusePolicy: evict believes an annotation of pods"},
 		"fair sharing without the guard":    {"extender.fairShare.mode=dispatch,guard.enabled=false", "extender.fairShare.mode: fair sharing needs the right to patch pods"},
@@ -515,7 +531,11 @@ func TestNotes(t *testing.T) {
 		"another name":     {"extender.service.clusterIP=10.96.0.15,fullnameOverride=gpu", "secret gpu-scheduler-config ", "gpushare-scheduler-config"},
 		"second scheduler": {"mode=secondScheduler", "schedulerName: gpushare-scheduler\n", "kube-scheduler to call"},
 		"a pool of nodes":  {"mode=devicePlugin,fullnameOverride=pool-b", "guard.allow.serviceAccounts:\n\n  gpu/pool-b-device-plugin\n", "kube-scheduler to call"},
-		"a pool's label":   {"mode=devicePlugin,fullnameOverride=pool-b", "NODE gpushare=pool-b\n", "gpushare=true"},
+		"simulated cards": {
+			"mode=secondScheduler,devicePlugin.simulatedCards.count=2",
+			"no\ncontainer can compute on them. Label no node that has real cards.\n\nNo release of gpushare has been published yet", "registry.example.com",
+		},
+		"a pool's label": {"mode=devicePlugin,fullnameOverride=pool-b", "NODE gpushare=pool-b\n", "gpushare=true"},
 	} {
 		out := h.run(t, "install", "gpushare", chart, "--namespace=gpu", "--dry-run=client", "--set="+test.values)
 		_, notes, _ := strings.Cut(out, "\nNOTES:\n")
@@ -697,6 +717,51 @@ func TestDevicePluginOverrides(t *testing.T) {
 	}
 	if last := container.Env[len(container.Env)-1]; last.Name != "NVML_LIBRARY" || last.Value != "/driver/libnvidia-ml.so.1" {
 		t.Errorf("the last variable is %v", last)
+	}
+}
+
+// TestSimulatedCards: the plugin gets the image and the cards of the trial, and nothing of a driver. By default nothing of that is there.
+func TestSimulatedCards(t *testing.T) {
+	h := newHelm(t, "")
+	const name = "DaemonSet/gpushare-device-plugin"
+	byDefault := podTemplate(t, h.render(t, "extender.replicas=2")[name])
+	template := podTemplate(t, h.render(t, "devicePlugin.simulatedCards.count=2,devicePlugin.simulatedCards.memory=40Gi,devicePlugin.simulatedCards.model=NVIDIA A100")[name])
+	container := &template.Spec.Containers[0]
+	if want := "ghcr.io/gpushare/gpushare-device-plugin-simulated:v0.1.0"; container.Image != want || !slices.Contains(container.Args, "--simulated-cards") {
+		t.Errorf("image %s, arguments %q", container.Image, container.Args)
+	}
+	var variables []string
+	for _, variable := range container.Env {
+		variables = append(variables, variable.Name+"="+variable.Value)
+	}
+	want := []string{"NODE_NAME=", fakenvml.LinesEnv + "=GPU-simulated-$(NODE_NAME)-0, NVIDIA A100, 40960, -\nGPU-simulated-$(NODE_NAME)-1, NVIDIA A100, 40960, -"}
+	if diff := cmp.Diff(want, variables); diff != "" {
+		t.Errorf("environment (-want +got)\n%s", diff)
+	}
+	if template.Spec.RuntimeClassName != nil || len(template.Annotations) > 0 {
+		t.Errorf("runtime class %v, annotations %v", template.Spec.RuntimeClassName, template.Annotations)
+	}
+	var paths []string
+	for _, volume := range template.Spec.Volumes {
+		paths = append(paths, volume.HostPath.Path)
+	}
+	if diff := cmp.Diff([]string{"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}, paths); diff != "" {
+		t.Errorf("paths of the node (-want +got)\n%s", diff)
+	}
+
+	// What is left is as by default.
+	plain := &byDefault.Spec.Containers[0]
+	container.Args = slices.DeleteFunc(container.Args, func(arg string) bool { return arg == "--simulated-cards" })
+	container.Image, container.Env = plain.Image, plain.Env
+	if diff := cmp.Diff(byDefault, template); diff != "" {
+		t.Errorf("another difference to the default (-default +simulated)\n%s", diff)
+	}
+	for _, object := range h.render(t, "extender.replicas=2") {
+		text, err := json.Marshal(object.Object)
+		must(t, err)
+		if strings.Contains(strings.ToLower(string(text)), "simulated") || strings.Contains(string(text), "FAKE_NVML") {
+			t.Errorf("a trace of simulated cards by default: %s %s", object.GetKind(), object.GetName())
+		}
 	}
 }
 

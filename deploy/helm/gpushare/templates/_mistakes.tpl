@@ -22,6 +22,8 @@ has one line per mistake, with an example of a correct value.
   (list "extender.fairShare.minRuntime" $v.extender.fairShare.minRuntime $long)
   (list "monitoring.interval" $v.monitoring.interval $duration)
   (list "devicePlugin.memoryUnit" $v.devicePlugin.memoryUnit $unit)
+  (list "devicePlugin.simulatedCards.memory" $v.devicePlugin.simulatedCards.memory (list "^[1-9][0-9]{0,6}(Mi|Gi)$" "a card's memory is a whole number of Mi or Gi, such as 16Gi"))
+  (list "devicePlugin.simulatedCards.model" $v.devicePlugin.simulatedCards.model (list "^[A-Za-z0-9][A-Za-z0-9 ._/()-]{0,93}$" "a model consists of at most 94 letters, digits, spaces and ._/()-, such as NVIDIA H200"))
   (list "mps.sharedMemory" $v.mps.sharedMemory (list "^[1-9][0-9]*(Ki|Mi|Gi)$" "a size is a whole number of Ki, Mi or Gi, such as 1Gi"))
   (list "devicePlugin.maxUnavailable" $v.devicePlugin.maxUnavailable (list "^([1-9][0-9]*|([1-9][0-9]?|100)%)$" "give a number of nodes above 0, such as 1, or a share of them, such as 10%"))
   (list "devicePlugin.devicePluginDirectory" $v.devicePlugin.devicePluginDirectory $directory)
@@ -127,6 +129,25 @@ mps.enabled: no node would use the MPS daemons: set devicePlugin.isolation=mps, 
 {{- end -}}
 {{- if and $v.mps.enabled (eq $v.devicePlugin.isolation "mps") (hasKey ($v.devicePlugin.affinity | default dict) "nodeAffinity") }}
 devicePlugin.affinity: with devicePlugin.isolation=mps the chart sets the node affinity of the MPS daemons: use devicePlugin.nodeSelector, or devicePlugin.isolationByLabel=true and label nodes
+{{- end -}}
+{{- if include "gpushare.simulated" . -}}
+{{- $plugin := $v.devicePlugin -}}
+{{- $real := dict
+  "devicePlugin.isolation" (ne $plugin.isolation "none")
+  "devicePlugin.isolationByLabel" $plugin.isolationByLabel
+  "devicePlugin.deviceListStrategy" (ne $plugin.deviceListStrategy "envvar")
+  "devicePlugin.driverAccess" (ne $plugin.driverAccess "envvar")
+  "devicePlugin.runtimeClassName" (ne (toString $plugin.runtimeClassName) "")
+  "devicePlugin.nodes" (ne $plugin.nodes "labelled")
+  "mps.enabled" $v.mps.enabled -}}
+{{- range $name, $config := $plugin.config.map -}}
+{{- $_ := set $real (printf "devicePlugin.config.map.%s.isolation" $name) (ne (dig "isolation" "none" ($config | default dict)) "none") -}}
+{{- end -}}
+{{- range $path, $set := $real -}}
+{{- if $set }}
+{{ $path }}: it is for real cards: with devicePlugin.simulatedCards leave it at its default
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- $image := $v.images.scheduler -}}
 {{- if and (eq $v.mode "secondScheduler") (not (or $image.tag $image.digest (include "gpushare.kubernetesVersion" .))) }}

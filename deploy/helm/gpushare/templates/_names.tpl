@@ -118,6 +118,23 @@ nvidia.cdi.k8s.io/container.{{ index . 1 }}: nvidia.com/gpu=all
 {{- end -}}
 {{- end }}
 
+{{/* Not empty if the device plugin's cards don't exist. */}}
+{{- define "gpushare.simulated" -}}
+{{- if gt (int .Values.devicePlugin.simulatedCards.count) 0 }}yes{{ end -}}
+{{- end }}
+
+{{/* The simulated cards of a node, as lines for the fake driver library: UUID, model, memory in MiB, NUMA node. */}}
+{{- define "gpushare.simulatedCards" -}}
+{{- with .Values.devicePlugin.simulatedCards -}}
+{{- $memory := regexFind "^[0-9]+" .memory | mul (ternary 1024 1 (hasSuffix "Gi" .memory)) -}}
+{{- $lines := list -}}
+{{- range $index := until (int .count) -}}
+{{- $lines = append $lines (printf "GPU-simulated-$(NODE_NAME)-%d, %s, %d, -" $index $.Values.devicePlugin.simulatedCards.model $memory) -}}
+{{- end -}}
+{{ join "\n" $lines }}
+{{- end -}}
+{{- end }}
+
 {{- define "gpushare.secondScheduler" -}}
 {{- if eq .Values.mode "secondScheduler" }}yes{{ end -}}
 {{- end }}
