@@ -179,13 +179,13 @@ func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimStat
 	return state, nil
 }
 
-// readUnbound reads a pod; nil if it doesn't exist without a node.
+// readUnbound reads a pod that waits. It returns errOutdated if there is none.
 func (o *Options) readUnbound(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
 	live, err := o.read(ctx, pod)
-	if err != nil || live == nil || live.DeletionTimestamp != nil || live.Spec.NodeName != "" {
-		return nil, err
+	if err == nil && (live == nil || live.DeletionTimestamp != nil || live.Spec.NodeName != "") {
+		err = fmt.Errorf("%w: pod %s doesn't wait any more", errOutdated, pod)
 	}
-	return live, nil
+	return live, err
 }
 
 // read reads a pod; nil if it is gone or has ended.

@@ -40,19 +40,21 @@ type Waiting struct {
 // Victim is a pod, or the members of a group. These are evicted together or not at all.
 type Victim struct {
 	Pods []gpu.Pod
-	// For is the pod for which it is evicted. What and Why precede and follow it in the message of the Events on the victim's pods.
-	For       gpu.Pod
-	What, Why string
+	// For is the pod for which it is evicted. What and Why precede and follow it in the message of the Events on the victim's pods. The journal
+	// doesn't have them.
+	For  gpu.Pod `json:"-"`
+	What string  `json:"-"`
+	Why  string  `json:"-"`
 }
 
-// Cause is why pods are evicted for others.
+// Cause is why pods are evicted for others. It is the reason of the Events on the victims.
 type Cause string
 
 const (
 	// ByPriority means that the others have a higher priority.
-	ByPriority Cause = "priority"
+	ByPriority Cause = EventEvicted
 	// ByShare means that the tenant of the others is below its share.
-	ByShare Cause = "share"
+	ByShare Cause = EventReclaimed
 )
 
 var (
@@ -150,7 +152,7 @@ func (x *Executor) Tick(ctx context.Context) {
 		x.inherit(ctx)
 	}
 	for _, e := range x.due() {
-		if x.stateOf(e) == inherited && !x.keepInherited(ctx, e) {
+		if !x.keep(ctx, e) {
 			continue
 		}
 		if _, err := x.evictLeft(ctx, e); err != nil {
@@ -169,12 +171,6 @@ func (x *Executor) Tick(ctx context.Context) {
 		x.mu.Unlock()
 		klog.FromContext(ctx).Error(err, "Record of evictions not updated, trying again")
 	}
-}
-
-func (x *Executor) stateOf(e *execution) executionState {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return e.state
 }
 
 // resign forgets all rounds. The next leader has the journal.
@@ -204,26 +200,31 @@ func (x *Executor) add(e *execution) {
 // Check reports whether all victims run, and whether the API server would evict each of them. It returns the first error. A victim whose
 // eviction is refused stays out of plans for a while.
 func (x *Executor) Check(ctx context.Context, victims []Victim) error {
+	return x.forEach(victims, func(v Victim, pod gpu.Pod) error {
+		if err := x.Leading(); err != nil {
+			return err
+		}
+		state, err := x.readVictim(ctx, pod)
+		switch {
+		case err != nil:
+			return err
+		case !state.runs:
+			return fmt.Errorf("%w: pod %s has ended or is being deleted", errOutdated, pod)
+		}
+		if _, err := x.call(ctx, pod, state, true); err != nil {
+			x.refuse(v, err)
+			return fmt.Errorf("evicting pod %s: %w", pod, err)
+		}
+		return nil
+	})
+}
+
+// forEach calls a function for each pod of the victims, several at a time. It returns the first error.
+func (x *Executor) forEach(victims []Victim, call func(Victim, gpu.Pod) error) error {
 	group := x.NewGroup(maxConcurrent)
 	for _, v := range victims {
 		for _, pod := range v.Pods {
-			group.Go(func() error {
-				if err := x.Leading(); err != nil {
-					return err
-				}
-				state, err := x.readVictim(ctx, pod)
-				switch {
-				case err != nil:
-					return err
-				case !state.runs:
-					return fmt.Errorf("%w: pod %s has ended or is being deleted", errOutdated, pod)
-				}
-				if _, err := x.call(ctx, pod, state, true); err != nil {
-					x.refuse(v, err)
-					return fmt.Errorf("evicting pod %s: %w", pod, err)
-				}
-				return nil
-			})
+			group.Go(func() error { return call(v, pod) })
 		}
 	}
 	return group.Wait()
@@ -291,42 +292,30 @@ func (r *Round) pods() iter.Seq[gpu.Pod] {
 func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.Pod, err error) {
 	x.mu.Lock()
 	e.state = calling
-	begun := e.begun()
-	type target struct {
-		Victim
-		pod gpu.Pod
-	}
-	var targets []target
-	for _, v := range e.Victims {
-		for _, pod := range v.Pods {
-			if e.left[pod.UID] {
-				targets = append(targets, target{v, pod})
-			}
-		}
+	begun, left := e.begun(), slices.Clone(e.Victims)
+	for i, v := range left {
+		left[i].Pods = slices.DeleteFunc(slices.Clone(v.Pods), func(pod gpu.Pod) bool { return !e.left[pod.UID] })
 	}
 	x.mu.Unlock()
 	var mu sync.Mutex
-	evict := func(t target) error {
-		made, err := x.evictOne(ctx, e, t.Victim, t.pod)
+	evict := func(v Victim, pod gpu.Pod) error {
+		made, err := x.evictOne(ctx, e, v, pod)
 		mu.Lock()
 		defer mu.Unlock()
 		if made {
-			evicted = append(evicted, t.pod)
+			evicted = append(evicted, pod)
 		}
 		return err
 	}
-	if !begun && len(targets) > 0 {
-		if err = evict(targets[0]); err != nil && !errors.Is(err, errEvictionLost) {
+	if !begun && len(left) > 0 {
+		first := &left[0]
+		if err = evict(*first, first.Pods[0]); err != nil && !errors.Is(err, errEvictionLost) {
 			x.end(e)
 			return evicted, err
 		}
-		targets = targets[1:]
+		first.Pods = first.Pods[1:]
 	}
-	group := x.NewGroup(maxConcurrent)
-	for _, t := range targets {
-		group.Go(func() error { return evict(t) })
-	}
-	if others := group.Wait(); err == nil {
+	if others := x.forEach(left, evict); err == nil {
 		err = others
 	}
 	x.mu.Lock()
@@ -359,12 +348,8 @@ func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu
 		e.until = end
 	}
 	x.mu.Unlock()
-	switch {
-	case gone:
-	case e.Cause == ByShare:
-		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventReclaimed, "%s for pod %s%s", v.What, v.For, v.Why)
-	default:
-		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicted, "%s for pod %s%s", v.What, v.For, v.Why)
+	if !gone {
+		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, string(e.Cause), "%s for pod %s%s", v.What, v.For, v.Why)
 	}
 	return !gone, nil
 }
@@ -454,9 +439,15 @@ func (x *Executor) inherit(ctx context.Context) {
 	x.read, x.again = true, time.Time{}
 }
 
-// keepInherited reports whether pods are left of groups that were evicted in part, in a round that no pod waits for any more. If there are none, it
-// ends the round.
-func (x *Executor) keepInherited(ctx context.Context, e *execution) bool {
+// keep reports whether pods of a round are to be evicted. In an inherited round, which no pod waits for any more, these are the rest of groups that were
+// evicted in part. If there is none, it ends the round.
+func (x *Executor) keep(ctx context.Context, e *execution) bool {
+	x.mu.Lock()
+	waits := e.state != inherited
+	x.mu.Unlock()
+	if waits {
+		return true
+	}
 	if err := x.inspect(ctx, e); err != nil {
 		klog.FromContext(ctx).Error(err, "Round of a former leader not inspected, trying again")
 		return false
@@ -475,21 +466,17 @@ func (x *Executor) keepInherited(ctx context.Context, e *execution) bool {
 func (x *Executor) inspect(ctx context.Context, e *execution) error {
 	var mu sync.Mutex
 	left, until := map[gpu.PodUID]bool{}, e.next.Add(queue.Arrival)
-	group := x.NewGroup(maxConcurrent)
-	for pod := range e.pods() {
-		group.Go(func() error {
-			state, err := x.readVictim(ctx, pod)
-			mu.Lock()
-			defer mu.Unlock()
-			if state.runs {
-				left[pod.UID] = true
-			} else if end := state.ends.Add(queue.Arrival); end.After(until) {
-				until = end
-			}
-			return err
-		})
-	}
-	err := group.Wait()
+	err := x.forEach(e.Victims, func(_ Victim, pod gpu.Pod) error {
+		state, err := x.readVictim(ctx, pod)
+		mu.Lock()
+		defer mu.Unlock()
+		if state.runs {
+			left[pod.UID] = true
+		} else if end := state.ends.Add(queue.Arrival); end.After(until) {
+			until = end
+		}
+		return err
+	})
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if err == nil {

@@ -7,13 +7,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/klog/v2"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // The journal is a ConfigMap with the rounds whose evictions have begun, so that a new leader can finish them. keyHolder names the term that
@@ -32,78 +29,28 @@ var errJournalFull = errors.New("too many pods are being evicted")
 // errOtherHolder means that another process has written the journal. If this process still leads, it reads the journal again.
 var errOtherHolder = errors.New("another extender has written the record of evictions")
 
-// recordedRound is a Round in the journal. Pods are written as NAMESPACE/NAME/UID.
-type recordedRound struct {
-	Cause   Cause           `json:"cause"`
-	For     []recordedPlace `json:"for"`
-	Victims [][]string      `json:"victims"`
-}
-
-type recordedPlace struct {
-	Pod   string `json:"pod"`
-	Node  string `json:"node"`
-	Cards []int  `json:"cards"`
-}
-
-func recordPod(pod gpu.Pod) string { return pod.Namespace + "/" + pod.Name + "/" + string(pod.UID) }
-
-func recordedPod(text string) (pod gpu.Pod) {
-	if parts := strings.Split(text, "/"); len(parts) == 3 {
-		pod.Namespace, pod.Name, pod.UID = parts[0], parts[1], gpu.PodUID(parts[2])
-	}
-	return pod
-}
-
 // encodeRounds returns the text of the journal.
 func encodeRounds(rounds []Round) (string, error) {
-	records := make([]recordedRound, len(rounds))
-	for i, r := range rounds {
-		out := recordedRound{Cause: r.Cause}
-		for _, w := range r.For {
-			out.For = append(out.For, recordedPlace{recordPod(w.Pod), w.Node, w.Cards})
-		}
-		for _, v := range r.Victims {
-			var pods []string
-			for _, pod := range v.Pods {
-				pods = append(pods, recordPod(pod))
-			}
-			out.Victims = append(out.Victims, pods)
-		}
-		records[i] = out
-	}
-	text, err := json.Marshal(records)
+	text, err := json.Marshal(rounds)
 	if err == nil && len(text) > maxJournal {
 		err = errJournalFull
 	}
 	return string(text), err
 }
 
-// decodeRounds is the inverse of encodeRounds. Of a pod it returns no more than its identity.
+// decodeRounds is the inverse of encodeRounds. It leaves out what isn't a round.
 func decodeRounds(text string) (rounds []Round, err error) {
-	var records []recordedRound
 	if text == "" {
 		return nil, nil
 	}
-	if err := json.Unmarshal([]byte(text), &records); err != nil {
+	if err := json.Unmarshal([]byte(text), &rounds); err != nil {
 		return nil, fmt.Errorf("reading the record of evictions: %w", err)
 	}
-	for _, record := range records {
-		r := Round{Cause: record.Cause}
-		for _, w := range record.For {
-			r.For = append(r.For, Waiting{recordedPod(w.Pod), w.Node, w.Cards})
-		}
-		for _, pods := range record.Victims {
-			v := Victim{What: "Evicted after others", Why: ", of which a former leader of the extender began the evictions"}
-			for _, pod := range pods {
-				v.Pods = append(v.Pods, recordedPod(pod))
-			}
-			if len(r.For) > 0 {
-				v.For = r.For[0].Pod
-				r.Victims = append(r.Victims, v)
-			}
-		}
-		if len(r.Victims) > 0 {
-			rounds = append(rounds, r)
+	rounds = slices.DeleteFunc(rounds, func(r Round) bool { return len(r.For) == 0 || len(r.Victims) == 0 })
+	for _, r := range rounds {
+		for i := range r.Victims {
+			v := &r.Victims[i]
+			v.For, v.What, v.Why = r.For[0].Pod, "Evicted after others", ", of which a former leader of the extender began the evictions"
 		}
 	}
 	return rounds, nil

@@ -98,10 +98,15 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 		if plan, ok = reclaim.Choose(need, r.cluster(need)); !ok {
 			return plan, false, err // A refusal after which there is no further plan; nil if there was none.
 		}
-		var changed bool
-		if need.Units, changed, err = r.confirmed(ctx, need.Units, plan); err != nil {
-			return plan, false, err
-		} else if changed {
+		excluded, failed := r.excluded(ctx, plan)
+		if failed != nil {
+			return plan, false, failed
+		} else if len(excluded) > 0 {
+			for _, u := range need.Units {
+				for i, p := range u.Pods {
+					u.Pods[i].Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(name string) bool { return name == excluded[p.UID] })
+				}
+			}
 			continue
 		}
 		if err = r.executor.Check(ctx, victims(plan)); err == nil {
@@ -113,11 +118,11 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 	return plan, false, err
 }
 
-// confirmed reads the pods of the plan, and returns the units without those of which a pod is gone or bound, and without nodes from which required
-// anti-affinity keeps a pod. changed reports whether there are any.
-func (r *Reclaimer) confirmed(ctx context.Context, units []reclaim.Unit, plan reclaim.Plan) (left []reclaim.Unit, changed bool, err error) {
+// excluded reads the pods of the plan that wait. It returns the node of each pod for which required anti-affinity excludes it.
+func (r *Reclaimer) excluded(ctx context.Context, plan reclaim.Plan) (excluded map[gpu.PodUID]string, err error) {
 	var mu sync.Mutex
-	lost, apart, gone := map[gpu.PodUID]bool{}, map[gpu.PodUID]string{}, map[gpu.PodUID]bool{}
+	excluded = map[gpu.PodUID]string{}
+	gone := map[gpu.PodUID]bool{}
 	for _, v := range plan.Victims {
 		for _, pod := range v.Pods {
 			gone[pod.UID] = true
@@ -127,38 +132,22 @@ func (r *Reclaimer) confirmed(ctx context.Context, units []reclaim.Unit, plan re
 	for _, served := range plan.Served {
 		for i, pod := range served.Pods {
 			group.Go(func() error {
+				node := served.Places[i].Node
 				live, err := r.readUnbound(ctx, pod.Pod)
-				kept := false
-				if err == nil && live != nil {
-					kept, err = r.keptApart(ctx, live, served.Places[i].Node, gone)
+				if err != nil {
+					return err
 				}
+				kept, err := r.keptApart(ctx, live, node, gone)
 				mu.Lock()
 				defer mu.Unlock()
-				if lost[pod.UID] = err == nil && live == nil; kept {
-					apart[pod.UID] = served.Places[i].Node
+				if kept {
+					excluded[pod.UID] = node
 				}
 				return err
 			})
 		}
 	}
-	if err := group.Wait(); err != nil {
-		return units, false, err
-	}
-	for _, u := range units {
-		if slices.ContainsFunc(u.Pods, func(p reclaim.Pod) bool { return lost[p.UID] }) {
-			changed = true
-			continue
-		}
-		u.Pods = slices.Clone(u.Pods)
-		for i, p := range u.Pods {
-			if node, kept := apart[p.UID]; kept {
-				changed = true
-				u.Pods[i].Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(name string) bool { return name == node })
-			}
-		}
-		left = append(left, u)
-	}
-	return left, changed, nil
+	return excluded, group.Wait()
 }
 
 // victims returns the victims of a plan with the messages of their Events.

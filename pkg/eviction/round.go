@@ -143,8 +143,8 @@ func lacking(where gpu.Placement) string {
 
 // evict evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether one was evicted, or may have been.
 func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (evicted bool, err error) {
-	if live, err := e.readUnbound(ctx, pod); err != nil || live == nil {
-		return false, cmp.Or(err, fmt.Errorf("%w: pod %s doesn't wait any more", errOutdated, pod))
+	if _, err := e.readUnbound(ctx, pod); err != nil {
+		return false, err
 	}
 	r := Round{Cause: ByPriority, For: []Waiting{{pod, plan.node, plan.where.Cards()}}}
 	for _, victim := range plan.evict {
