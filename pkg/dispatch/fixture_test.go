@@ -66,7 +66,7 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 			}
 		},
 		Nodes:          nodesOf(func(unique.Handle[string]) []string { return nodes }),
-		PriorityCutoff: 1000, Patience: patience, Observer: f,
+		PriorityCutoff: 1000, Patience: patience, EvictionsFull: func() bool { return false }, Observer: f,
 	}
 	if change != nil {
 		change(&o)

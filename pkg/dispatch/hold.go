@@ -220,17 +220,12 @@ func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time
 	if u == nil {
 		return false
 	}
-	nodeOf := map[gpu.PodUID]string{}
-	for i := range h.Shares {
-		nodeOf[h.Shares[i].Pod.UID] = h.Shares[i].Node
-	}
-	requests := make([]ledger.Request, len(u.pods))
-	for i, p := range u.pods {
-		node := nodeOf[p.UID]
-		if !m.mayUse(p, node) {
+	requests := make([]ledger.Request, len(h.Shares)) // In the order of the unit's pods.
+	for i, share := range h.Shares {
+		if !m.mayUse(m.pods[share.Pod.UID], share.Node) {
 			return false
 		}
-		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: []string{node}}
+		requests[i] = ledger.Request{Pod: share.Pod, Nodes: []string{share.Node}}
 	}
 	places, _ := m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
 	if places == nil {

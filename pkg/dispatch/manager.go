@@ -40,6 +40,8 @@ type Options struct {
 	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
 	// Pods that have run for less than MinRuntime are not evicted.
 	ReclaimAfter, MinRuntime time.Duration
+	// EvictionsFull reports whether no further evictions can begin now. It is nil if ReclaimAfter is 0.
+	EvictionsFull func() bool
 	// Failures are those of all items. If it is nil, New makes one.
 	Failures *queue.Failures
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.

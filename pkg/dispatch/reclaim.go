@@ -12,8 +12,6 @@ const (
 	reclaimInterval = time.Second
 	// maxReclaim limits the pods for which one attempt makes room: not more than can be granted at one time.
 	maxReclaim = maxOpen
-	// maxAttempts limits the attempts whose victims have not ended. It is the limit of the executor of evictions.
-	maxAttempts = 16
 	// maxWastedPause is the longest pause of a tenant's units of one kind after pods were evicted for one that then wasn't bound.
 	maxWastedPause = 24 * time.Hour
 	// maxDelays limits how often a unit's wait for a reclaim doubles because it wasn't bound after its turn.
@@ -67,7 +65,7 @@ func (m *Manager) reclaimFor(s *standings, now time.Time) {
 	starving := m.starving(s, now)
 	m.reclaims.countBelow(starving, m.ReclaimAfter, now)
 	m.endFailedHolds(starving, now)
-	if m.reclaims.attempt == nil && m.reclaims.inProgress() < maxAttempts {
+	if m.reclaims.attempt == nil && !m.EvictionsFull() {
 		m.beginAttempt(s, starving, now)
 	}
 }
@@ -124,13 +122,4 @@ func (r *reclaims) arrived(t *turn) {
 		delete(r.pauses, t.madeRoom)
 		t.madeRoom = reclaimKind{}
 	}
-}
-
-// inProgress counts the attempts for which places are held.
-func (r *reclaims) inProgress() int {
-	numbers := map[uint64]bool{}
-	for _, h := range r.held {
-		numbers[h.attempt] = true
-	}
-	return len(numbers)
 }

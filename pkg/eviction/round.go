@@ -27,39 +27,30 @@ type round struct {
 	pod     gpu.Pod
 	node    string
 	victims []gpu.PodUID
-	by      initiator
-	phase   phase
-	// freed is when the phase freed began.
-	freed time.Time
+	state   roundState
+	// since is when the state began.
+	since time.Time
 	// nominated is the node of the pod's nomination when the round began. It is node itself if kube-scheduler evicted the victims, else no
 	// longer valid.
 	nominated string
-	// tried is when filter was last called with the node while victims were leaving it, until Awaits uses it. It is zero in rounds of the Evictor.
-	tried time.Time
 	// awaited is true if Awaits has made kube-scheduler propose no other victims. Then the pod is requeued if the round fails.
 	awaited bool
 }
 
-// initiator is what evicts the victims of a round.
-type initiator int
-
-const (
-	// byExecutor: the Evictor chooses the victims, and the Executor evicts them, see begin.
-	byExecutor initiator = iota
-	// byKubeScheduler: kube-scheduler has preempted them, see Tried.
-	byKubeScheduler
-)
-
-// phase is how far a round is.
+// roundState is how far a round is.
 //
-//	          → leaving  begin or adopt (byExecutor), or Tried finds victims that are leaving (byKubeScheduler)
-//	leaving   → freed    endRounds finds that all victims are gone
-//	freed     → leaving  Tried finds other victims that are leaving
-//	any       → no round the pod is bound or gone (Forget), the round fails (failed, cancel), or the term ends (resign)
-type phase int
+//	           → evicting  begin or adopt: the Executor evicts the victims
+//	any other  → tried     Tried: filter is called with the node while victims of kube-scheduler are leaving it
+//	tried      → leaving   Tried finds none any more, Awaits has used the call, or the scheduling cycle of the call is over
+//	evicting   → freed     endRounds finds that all victims are gone
+//	leaving    → freed     likewise
+//	any        → no round  the pod is bound or gone (Forget), the round fails (failed, cancel), or the term ends (resign)
+type roundState int
 
 const (
-	leaving phase = iota
+	evicting roundState = iota
+	tried
+	leaving
 	freed
 )
 
@@ -74,7 +65,7 @@ type proposal struct {
 func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan plan) (done bool) {
 	pod := info.Pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
-	r := round{pod: pod, node: plan.node, victims: plan.victims, by: byExecutor, nominated: info.NominatedNode}
+	r := round{pod: pod, node: plan.node, victims: plan.victims, nominated: info.NominatedNode}
 	e.reserve(r)
 	if len(plan.evict) == 0 {
 		return true // All victims are terminating already.
@@ -118,7 +109,7 @@ func (e *Evictor) adopt() {
 	for _, inherited := range e.executor.Inherited(ByPriority) {
 		w := inherited.For[0]
 		info, known := e.Cache.Pod(w.Namespace, w.Name)
-		r := round{node: w.Node, by: byExecutor}
+		r := round{node: w.Node}
 		lower := known
 		for victim := range inherited.pods() {
 			_, allocation, held := e.Ledger.Lookup(victim.UID)
@@ -220,17 +211,17 @@ func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.T
 		// A round that is known is about another node.
 		known = false
 		node := strings.Clone(nominated) // The name may be a slice of the whole request.
-		r = round{pod: pod, node: node, nominated: node, by: byKubeScheduler}
+		r = round{pod: pod, node: node, nominated: node, state: leaving}
 	}
-	if r.by != byKubeScheduler || !slices.Contains(nodes, r.node) {
+	if r.state == evicting || !slices.Contains(nodes, r.node) {
 		return
 	}
 	switch victims := e.leavingFor(pod, r.node); {
 	case len(victims) > 0 && (known || e.isPending(pod)):
-		r.victims, r.phase, r.tried = victims, leaving, at
+		r.victims, r.state, r.since = victims, tried, at
 		e.rounds[pod.UID] = r
-	case known:
-		r.tried = time.Time{}
+	case known && r.state == tried:
+		r.state = leaving
 		e.rounds[pod.UID] = r
 	}
 }
@@ -295,12 +286,11 @@ func (e *Evictor) Awaits(uid gpu.PodUID) bool {
 		return false
 	}
 	awaits := false
-	switch r.by {
-	case byExecutor:
+	switch r.state {
+	case evicting:
 		awaits = slices.ContainsFunc(r.victims, e.isAllocated)
-	case byKubeScheduler:
-		awaits = e.Clock.Since(r.tried) < cycle
-		r.tried = time.Time{}
+	case tried:
+		awaits, r.state = e.Clock.Since(r.since) < cycle, leaving
 	}
 	r.awaited = r.awaited || awaits
 	e.rounds[uid] = r
@@ -314,15 +304,16 @@ func (e *Evictor) endRounds() {
 	now := e.Clock.Now()
 	maps.DeleteFunc(e.proposals, func(_ gpu.PodUID, p proposal) bool { return now.Sub(p.at) >= cycle })
 	for uid, r := range e.rounds {
-		if r.phase == leaving && !slices.ContainsFunc(r.victims, e.isAllocated) {
-			r.phase, r.freed = freed, now
-			e.rounds[uid] = r
+		if r.state == tried && now.Sub(r.since) >= cycle {
+			r.state = leaving
 		}
+		if (r.state == evicting || r.state == leaving) && !slices.ContainsFunc(r.victims, e.isAllocated) {
+			r.state, r.since = freed, now
+		}
+		e.rounds[uid] = r
 		if pause := e.failed(r, now); pause > 0 {
 			delete(e.rounds, uid)
-			if r.by == byExecutor {
-				e.postponed.Extend(uid, now, pause, queue.LongestPause)
-			}
+			e.postponed.Extend(uid, now, pause, queue.LongestPause)
 			over = append(over, r)
 		}
 	}
@@ -343,8 +334,8 @@ func (e *Evictor) ended(pod gpu.Pod, awaited bool) {
 
 // failed returns the minimum pause of the pod if the round has failed, zero if it continues. The caller holds the lock.
 func (e *Evictor) failed(r round, now time.Time) time.Duration {
-	switch r.phase {
-	case leaving:
+	switch r.state {
+	default:
 		if slices.ContainsFunc(r.victims, e.isOverdue) {
 			return queue.LongestPause
 		}
@@ -355,7 +346,7 @@ func (e *Evictor) failed(r round, now time.Time) time.Duration {
 		if !e.fits(r.pod, r.node) {
 			return queue.Retry // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
 		}
-		if now.Sub(r.freed) > queue.Arrival {
+		if now.Sub(r.since) > queue.Arrival {
 			return queue.LongestPause // Something unknown to the extender keeps the pod off the node.
 		}
 	}

@@ -83,7 +83,7 @@ type fairShare struct {
 func (s *Scheduler) newFairShare(o FairShareOptions) *fairShare {
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
-		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience,
+		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, EvictionsFull: s.executor.Full,
 		PriorityCutoff: o.PriorityCutoff, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	if s.groups != nil {
