@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
 )
 
 // A native group is a PodGroup of Kubernetes. kube-scheduler tries its pods in one group cycle (k8s.io/kubernetes
