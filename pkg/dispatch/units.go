@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
@@ -44,7 +45,7 @@ func (u *unit) has(pods []*pod) bool {
 func (u *unit) attempt() queue.Attempt {
 	return queue.Attempt{
 		Namespace: u.namespace, ID: u.item.ID, Shape: u.kind.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
-		Broken: u.item.Urgent,
+		Broken: u.item.Broken,
 	}
 }
 
@@ -80,7 +81,7 @@ func (m *Manager) leaveGroup(p *pod) {
 	}
 }
 
-func (m *Manager) addUnit(id string, pods []*pod, urgent bool) {
+func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 	former := m.units[id]
 	if former != nil {
 		m.removeUnit(former)
@@ -88,7 +89,10 @@ func (m *Manager) addUnit(id string, pods []*pod, urgent bool) {
 	first := pods[0]
 	u := &unit{
 		pods: pods, constraints: first.Constraints, namespace: first.Namespace, letThrough: first.letThrough,
-		item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Urgent: urgent, Priority: first.Priority, Created: first.Created},
+		item: fairshare.Item{
+			Item:   ledger.Item{ID: id, Broken: broken, Priority: first.Priority, Entered: first.Created},
+			Tenant: m.namespaces[first.Namespace].Tenant,
+		},
 	}
 	if former != nil {
 		u.turn = former.turn
@@ -105,8 +109,8 @@ func (m *Manager) addUnit(id string, pods []*pod, urgent bool) {
 		u.mixed = u.mixed || p.Constraints != u.constraints
 		u.item.Memory = u.item.Memory.Add(p.Request)
 		u.item.Priority = min(u.item.Priority, p.Priority) // As in package gang.
-		if p.Created.Before(u.item.Created) {
-			u.item.Created = p.Created
+		if p.Created.Before(u.item.Entered) {
+			u.item.Entered = p.Created
 		}
 		if p.failedAt.After(failedAt) {
 			failedAt = p.failedAt
@@ -116,8 +120,8 @@ func (m *Manager) addUnit(id string, pods []*pod, urgent bool) {
 			u.letThrough = p.letThrough
 		}
 	}
-	if failedAt.After(u.item.Created) {
-		u.item.Created = failedAt // It enters again, behind others of its priority.
+	if failedAt.After(u.item.Entered) {
+		u.item.Entered = failedAt // It enters again, behind others of its priority.
 	}
 	u.kind, u.item.Value = m.kinds.kindOf(pods), u
 	u.kind.units++
@@ -145,7 +149,7 @@ func (m *Manager) removeUnit(u *unit) {
 func (m *Manager) gatherGroups() {
 	for _, key := range slices.SortedFunc(maps.Keys(m.members), gang.Key.Compare) {
 		waiting := m.members[key]
-		together, alone, urgent := m.Groups.Startable(key, m.now)
+		together, alone, broken := m.Groups.Startable(key, m.now)
 		var pods []*pod
 		for _, uid := range together {
 			if p := waiting[uid]; p != nil {
@@ -153,9 +157,9 @@ func (m *Manager) gatherGroups() {
 			}
 		}
 		in := map[*unit]bool{}
-		gather := func(id string, pods []*pod, urgent bool) {
-			if u := m.units[id]; u == nil || !u.has(pods) || u.item.Urgent != urgent {
-				m.addUnit(id, pods, urgent)
+		gather := func(id string, pods []*pod, broken bool) {
+			if u := m.units[id]; u == nil || !u.has(pods) || u.item.Broken != broken {
+				m.addUnit(id, pods, broken)
 			}
 			in[m.units[id]] = true
 		}
@@ -164,7 +168,7 @@ func (m *Manager) gatherGroups() {
 		}
 		for _, uid := range alone {
 			if p := waiting[uid]; p != nil {
-				gather(p.unitID(), []*pod{p}, slices.Contains(urgent, uid))
+				gather(p.unitID(), []*pod{p}, slices.Contains(broken, uid))
 			}
 		}
 		for _, p := range waiting {

@@ -1,9 +1,6 @@
 package dispatch
 
 import (
-	"cmp"
-	"strings"
-
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
@@ -26,7 +23,7 @@ func (m *Manager) Waiting() []queue.Item {
 			continue
 		}
 		key := alike{u.item.Tenant, u.kind}
-		if earliest := first[key]; earliest == nil || u.entersBefore(earliest) {
+		if earliest := first[key]; earliest == nil || u.item.Before(&earliest.item.Item) {
 			first[key] = u
 		}
 	}
@@ -40,7 +37,7 @@ func (m *Manager) Waiting() []queue.Item {
 	m.awaiting = map[string]string{}
 	for key, u := range first {
 		items = append(items, queue.Item{
-			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), Priority: m.PriorityCutoff - 1, Entered: u.item.Created},
+			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
 			Turn:     turns[key.tenant],
 			Attempt:  u.attempt(),
 			Like:     key.tenant + "\x00" + text(key.kind.text) + "\x00" + key.kind.memory.String(),
@@ -49,11 +46,6 @@ func (m *Manager) Waiting() []queue.Item {
 		m.awaiting[u.item.ID] = key.tenant
 	}
 	return items
-}
-
-// entersBefore reports whether the unit comes before another one of its tenant.
-func (u *unit) entersBefore(o *unit) bool {
-	return cmp.Or(cmp.Compare(o.item.Priority, u.item.Priority), u.item.Created.Compare(o.item.Created), strings.Compare(u.item.ID, o.item.ID)) < 0
 }
 
 // label names the unit for users.

@@ -6,38 +6,23 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
 // Item is a pod, or all pods that a group must bind together. It is granted as a whole.
 type Item struct {
-	// ID is unique among the items of all tenants.
-	ID     string
+	// Item has an ID that is unique among the items of all tenants. Its rank orders the items of one tenant only.
+	ledger.Item
 	Tenant string
-	// Urgent items come before the other items of their tenant. Priority orders the items of one tenant only, the highest first. Items of equal
-	// priority are ordered by Created, the oldest first.
-	Urgent   bool
-	Priority int32
-	Created  time.Time
 	// Memory is the amount that is charged for the item.
 	Memory gpu.Memory
 	// Value is for the caller. It must be comparable. The queue doesn't use it.
 	Value any
 }
 
-// compareItems orders the items of one tenant.
-func compareItems(a, b Item) int {
-	urgent := 0
-	switch {
-	case a.Urgent && !b.Urgent:
-		urgent = -1
-	case b.Urgent && !a.Urgent:
-		urgent = 1
-	}
-	return cmp.Or(urgent, cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), strings.Compare(a.ID, b.ID))
-}
+func compareItems(a, b Item) int { return a.Compare(&b.Item) }
 
 // Queue holds the tenants with the memory that they have, and the items that wait. The zero value is empty. It is not safe for concurrent
 // use.

@@ -13,6 +13,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
 var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -20,7 +21,10 @@ var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 // item returns an item whose ID begins with its tenant's name.
 func item(id string, memory gpu.Memory, priority int32, age int) Item {
 	name, _, _ := strings.Cut(id, "/")
-	return Item{ID: id, Tenant: name, Memory: memory, Priority: priority, Created: begin.Add(time.Duration(age) * time.Second)}
+	return Item{
+		Item:   ledger.Item{ID: id, Priority: priority, Entered: begin.Add(time.Duration(age) * time.Second)},
+		Tenant: name, Memory: memory,
+	}
 }
 
 // grant grants what fits into the room, and returns the IDs in their order and the room that is left.
@@ -159,7 +163,7 @@ func (m *model) claims(name string) (guaranteed bool, ratio *big.Rat) {
 
 func (m *model) before(a, b Item) int {
 	if a.Tenant == b.Tenant {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Entered.Compare(b.Entered), cmp.Compare(a.ID, b.ID))
 	}
 	guaranteed, ratio := m.claims(a.Tenant)
 	otherGuaranteed, otherRatio := m.claims(b.Tenant)

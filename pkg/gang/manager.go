@@ -130,11 +130,11 @@ type Manager struct {
 	// places counts the planned members by node that are not bound yet.
 	places map[string]int
 	burst  freeBurst
-	// noRoomFor holds the ranks of runs for which there was no room since the latest Tick.
-	noRoomFor map[likeRuns]rank
+	// noRoomFor holds the first runs of each likeness for which there was no room since the latest Tick.
+	noRoomFor map[likeRuns]ledger.Item
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
 	work     int
-	resumeAt *rank
+	resumeAt *ledger.Item
 	// unknownPods are the pods of filter calls that the watch has not reported yet.
 	unknownPods map[gpu.PodUID]struct{}
 	// sets are the latest sets of candidate nodes. Equal sets are stored once, and most are equal.
@@ -152,7 +152,7 @@ func New(o Options) *Manager {
 	}
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
-		places: map[string]int{}, noRoomFor: map[likeRuns]rank{}, sets: map[fingerprint]*candidates{},
+		places: map[string]int{}, noRoomFor: map[likeRuns]ledger.Item{}, sets: map[fingerprint]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }

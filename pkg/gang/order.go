@@ -1,43 +1,17 @@
 package gang
 
 import (
-	"cmp"
 	"slices"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// rank determines which of two runs goes first.
-type rank struct {
-	// broken runs go before all others, because each of their bound members wastes memory.
-	broken   bool
-	priority int32
-	// failedAt is when a run of this shape last failed; zero if none has failed since one was bound.
-	failedAt time.Time
-	created  time.Time
-	key      Key
-}
-
-// compare returns a negative number if a goes before b.
-func (a rank) compare(b rank) int {
-	if a.broken != b.broken {
-		if a.broken {
-			return -1
-		}
-		return 1
-	}
-	return cmp.Or(
-		cmp.Compare(b.priority, a.priority),
-		a.failedAt.Compare(b.failedAt), // A zero time is before all others.
-		a.created.Compare(b.created),
-		a.key.Compare(b.key),
-	)
-}
-
-// runList is a list of runs in their order. The rank of a run must not change while it is on a list: see reorder.
+// runList is a list of runs in the order of the queue. The item of a run must not change while it is on a list: see reorder.
 type runList []*run
 
 func (l *runList) find(r *run) (int, bool) {
-	return slices.BinarySearchFunc(*l, r.rank, func(o *run, rank rank) int { return o.rank.compare(rank) })
+	return slices.BinarySearchFunc(*l, &r.item, func(o *run, item *ledger.Item) int { return o.item.Compare(item) })
 }
 
 func (l *runList) insert(r *run) {
@@ -55,9 +29,14 @@ func (l *runList) remove(r *run) {
 func (mgr *Manager) reorder(r *run) {
 	mgr.waiting.remove(r)
 	mgr.placed.remove(r)
-	r.rank = rank{broken: r.counts[bound] > 0, priority: r.priority(), created: r.created, key: r.key}
-	if r.waits() && mgr.Failures.Any(r.key.Namespace) {
-		_, r.rank.failedAt = mgr.Failures.Of(mgr.attempt(r))
+	r.item = ledger.Item{
+		ID: r.key.ItemID(), Label: "group " + r.key.String(), Broken: r.counts[bound] > 0, Priority: r.priority(), Entered: r.created,
+	}
+	if r.failures = 0; r.waits() && mgr.Failures.Any(r.key.Namespace) {
+		var latest time.Time
+		if r.failures, latest = mgr.Failures.Of(mgr.attempt(r)); latest.After(r.created) {
+			r.item.Entered = latest.Truncate(time.Second) // As times of creation are.
+		}
 	}
 	switch r.phase {
 	case PhasePending, PhaseBroken:

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -142,7 +143,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 		m.run, m.gone = nil, false
 	}
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
-	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]int{}, map[likeRuns]rank{}, nil
+	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]int{}, map[likeRuns]ledger.Item{}, nil
 	mgr.Failures.Clear()
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }

@@ -280,11 +280,11 @@ func (mgr *Manager) planWaiting(now time.Time) {
 	first := mgr.resumeAt
 	mgr.resumeAt = nil
 	for _, r := range slices.Clone(mgr.waiting) {
-		if first != nil && r.rank.compare(*first) < 0 || r.plan != nil {
+		if first != nil && r.item.Before(first) || r.plan != nil {
 			continue
 		}
 		if mgr.work >= maxWork {
-			next := r.rank
+			next := r.item
 			mgr.resumeAt = &next
 			return
 		}
@@ -399,12 +399,12 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 
 // mayDisplace reports whether the run may take memory from others. One whose shape failed takes none until a run of this shape is bound: it would
 // take the same memory again and again.
-func (r *run) mayDisplace() bool { return r.rank.failedAt.IsZero() }
+func (r *run) mayDisplace() bool { return r.failures == 0 }
 
 // takesFrom reports whether r may end the round of another run to get its memory. A broken run ends none that is older than the break: runs that
 // break again and again must not keep others from running.
 func (r *run) takesFrom(o *run) bool {
-	return r.mayDisplace() && r.rank.compare(o.rank) < 0 && (!r.rank.broken || !o.plan.made.Before(r.brokeAt))
+	return r.mayDisplace() && r.item.Before(&o.item) && (!r.item.Broken || !o.plan.made.Before(r.brokeAt))
 }
 
 // reserve reserves memory for the requests. Plans of runs that r takes from give way, from the last, but no more than
@@ -416,7 +416,7 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 	// If a run found no room, a run of the same likeness behind it finds none either: fewer runs give way to it.
 	awaits := mgr.Ledger.Awaits(n.requests[0].Pod.UID) // Only r sees the memory that is reserved for it.
 	like := likeRuns{n.likeness, r.mayDisplace()}
-	if before, failed := mgr.noRoomFor[like]; failed && before.compare(r.rank) <= 0 && !awaits {
+	if before, failed := mgr.noRoomFor[like]; failed && !r.item.Before(&before) && !awaits {
 		return nil, false
 	}
 	mgr.work += len(n.requests)
@@ -439,7 +439,7 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 	}
 	if places == nil {
 		if !awaits {
-			mgr.noRoomFor[like] = r.rank
+			mgr.noRoomFor[like] = r.item
 		}
 		for _, set := range yielding {
 			mgr.work += len(set)
@@ -484,7 +484,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 		candidates[node] = true
 	}
 	runs, yielding := mgr.yielding(func(r *run) bool {
-		return r.rank.priority < pod.Priority && r.plan.usesAny(candidates)
+		return r.item.Priority < pod.Priority && r.plan.usesAny(candidates)
 	})
 	if len(runs) == 0 {
 		return false

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -26,8 +27,9 @@ type run struct {
 	since time.Time
 	// created is when the oldest member was created, even if that member doesn't exist any more.
 	created time.Time
-	// rank is the run's place in the order, as of the latest reorder.
-	rank rank
+	// item is the run as an item of the queue, as of the latest reorder. failures is how often runs of its shape have failed since one was bound.
+	item     ledger.Item
+	failures int
 
 	plan *plan
 	// offers are the latest candidate nodes by Member.Template.

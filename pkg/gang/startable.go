@@ -10,10 +10,10 @@ import (
 )
 
 // Startable returns the unbound members that the group must bind together, none if too few exist; and those that are placed
-// alone because their run is running. Of these, urgent ones replace members of a run of which others run. Fair sharing places them before other
+// alone because their run is running. Of these, broken are what a run needs of which others run. Fair sharing places them before other
 // pods of their tenant, unless a member of the run was bound less than the patience ago: a run that breaks again and again must not
 // take all turns. While this process doesn't lead, Startable returns none.
-func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, urgent []gpu.PodUID) {
+func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, broken []gpu.PodUID) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	g := mgr.groups[key]
@@ -29,7 +29,7 @@ func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, urgent [
 			}
 			for i, m := range r.sorted((*member).awaitsBind) {
 				if alone = append(alone, m.UID); i < lacks {
-					urgent = append(urgent, m.UID)
+					broken = append(broken, m.UID)
 				}
 			}
 		case r.phase != PhaseEvicting && r.enough() && r.settled(now):
@@ -38,7 +38,7 @@ func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, urgent [
 			}
 		}
 	}
-	return together, alone, urgent
+	return together, alone, broken
 }
 
 // Surplus returns the bound members without which each running run of the group still has its number of members: of each run the latest bound

@@ -20,14 +20,8 @@ func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 		if r.plan != nil || paused || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksMemory(now) {
 			continue
 		}
-		entered := r.since
-		if r.rank.failedAt.After(entered) {
-			entered = r.rank.failedAt
-		}
-		id := r.key.ItemID()
 		items = append(items, queue.Item{
-			Item: ledger.Item{ID: id, Label: "group " + r.key.String(), First: r.phase == PhaseBroken, Priority: r.priority(), Entered: entered.Truncate(time.Second)}, // As those of pods are.
-			Like: r.like(id), Attempt: mgr.attempt(r),
+			Item: r.item, Like: r.like(), Attempt: mgr.attempt(r),
 			Requests: func() []ledger.Request { return mgr.waitingRequests(r) },
 		})
 	}
@@ -35,11 +29,11 @@ func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 }
 
 // like returns Item.Like: equal for runs that fit the same free resources, as far as that is known.
-func (r *run) like(id string) string {
+func (r *run) like() string {
 	if likeness := r.needed().likeness; likeness != "" {
 		return likeness + " " + strconv.Itoa(int(r.priority()))
 	}
-	return id
+	return r.item.ID
 }
 
 // onlyLacksMemory reports whether a lack of memory is the only known reason why the members are pending.

@@ -11,31 +11,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Item is an item of the queue: a pod, or several pods that get their places together.
-type Item struct {
-	// ID identifies the item, and Label names it for users.
-	ID, Label string
-	// First, Priority and Entered, the time at which the item entered the queue, are the item's rank. First is true for an item that comes before
-	// all others, whatever their priorities: what a broken run of a group still needs.
-	First    bool
-	Priority int32
-	Entered  time.Time
-}
-
-// Compare orders items by their ranks. It returns a negative number if the item comes before the other one.
-func (i *Item) Compare(o *Item) int {
-	if i.First != o.First {
-		if i.First {
-			return -1
-		}
-		return 1
-	}
-	return cmp.Or(cmp.Compare(o.Priority, i.Priority), i.Entered.Compare(o.Entered), cmp.Compare(i.ID, o.ID))
-}
-
-// Before reports whether the item comes before the other one.
-func (i *Item) Before(o *Item) bool { return i.Compare(o) < 0 }
-
 // Await makes the awaited reservation of an item: shares of cards for all requests. The cards may still be in use, and become available when
 // pods end. It replaces an earlier reservation of the item.
 //

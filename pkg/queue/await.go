@@ -139,7 +139,7 @@ func (a *Awaited) sorted(items []Item, now time.Time) []Item {
 		}
 	}
 	slices.SortFunc(items, func(x, y Item) int {
-		if x.First == y.First && x.Priority == y.Priority && x.Turn != y.Turn {
+		if x.Broken == y.Broken && x.Priority == y.Priority && x.Turn != y.Turn {
 			return cmp.Compare(x.Turn, y.Turn)
 		}
 		return x.Compare(&y.Item)

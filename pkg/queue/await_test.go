@@ -170,7 +170,7 @@ func TestAwaitedOrder(t *testing.T) {
 	f.pass(0, "early n1:16")
 	f.wait("important", 1, 15, earlier+time.Second).Priority = 5
 	f.pass(time.Second, "important n1:15")
-	f.wait("broken", 1, 14, earlier+2*time.Second).First = true
+	f.wait("broken", 1, 14, earlier+2*time.Second).Broken = true
 	f.pass(time.Second, "broken n1:14")
 	f.items = f.items[:2]
 	f.pass(time.Second, "important n1:15")
