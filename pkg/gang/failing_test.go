@@ -141,6 +141,19 @@ func TestFailedGroupGoesBehind(t *testing.T) {
 	}
 }
 
+// TestFailedGroupEntersAgain: a group whose round failed goes before groups of equal priority that were created after that.
+func TestFailedGroupEntersAgain(t *testing.T) {
+	s := newFixture(t)
+	s.createMany(8, "failed", 8, 16, "t")
+	s.manager.Filter("uid-00001", s.nodes, s.now)
+	s.advance(testPatience + 2*time.Second)
+	s.namespace = "other"
+	s.createMany(8, "later", 8, 16, "t")
+	if first := s.manager.waiting[0].key.Name; first != "failed" {
+		t.Errorf("%s goes first", first)
+	}
+}
+
 // TestReservationNeedsAnOffer: a group gets no awaited reservation if kube-scheduler never offered nodes for its
 // members, and names no lack of memory: they may ask for more CPU than there is, or for a scheduler that doesn't exist.
 func TestReservationNeedsAnOffer(t *testing.T) {
@@ -246,14 +259,15 @@ func TestDisplace(t *testing.T) {
 		if got := [3]bool{has(0), has(2), has(4)}; got != step.planned {
 			t.Errorf("%s: plans %v, want %v", step.what, got, step.planned)
 		}
-		if s.fits(step.pod) != step.want {
-			t.Errorf("%s: the pod fits: %t", step.what, !step.want)
+		if _, _, placed := s.ledger.Lookup(step.pod.UID); placed != step.want {
+			t.Errorf("%s: the pod has a place: %t", step.what, placed)
 		}
-		if step.takesTheCards {
-			for range 2 {
-				s.create("", 0, 16, "")
-				s.scheduleSingle(s.created[len(s.created)-1], s.nodes)
-			}
+		if due := s.ledger.Due(s.now.Add(testPatience), false); (len(due) == 1) != step.want {
+			t.Errorf("%s: places of %v end", step.what, due)
+		}
+		if step.takesTheCards { // The pod has one of them.
+			s.create("", 0, 16, "")
+			s.scheduleSingle(s.created[len(s.created)-1], s.nodes)
 		}
 	}
 	if s.failures["gave_way"] != 2 {
@@ -325,6 +339,7 @@ func TestDisplacedAgainAndAgain(t *testing.T) {
 		}
 		if second%5 == 4 {
 			s.manager.Displace(important, s.nodes, s.now)
+			s.ledger.Release(important.UID)
 		}
 	}
 	if kept == 0 || kept > 3*3600/15 {

@@ -471,7 +471,9 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 }
 
 // Displace ends plans of runs that have a lower priority than the pod, if the pod then fits one of the nodes: the last in the order first, and
-// as few as needed. It reports whether it ended any.
+// as few as needed. The pod gets an assumed allocation there, for the patience at most. Displace reports whether it did so. Without the allocation,
+// the runs could take the place again before the pod's bind: before it binds the pod, kube-scheduler makes the filter call for its next pod, which
+// is often a member of these runs.
 func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -496,8 +498,8 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	for _, r := range runs[:yielded] {
 		mgr.endRound(r, reasons.GroupGaveWay, now)
 	}
-	mgr.Release(pod.UID)
-	return yielded > 0
+	mgr.Ledger.Own(ledger.Displaced, pod.UID, now.Add(mgr.Patience))
+	return true
 }
 
 // endWholeCards ends the rounds with whole cards. The ledger doesn't count whole cards, so only one such run has a plan at a time. Otherwise two

@@ -54,7 +54,7 @@ func (r FilterResult) full() iter.Seq[string] {
 }
 
 // Filter returns the candidate nodes whose cards have room for the pod, or the best of them (see Options.FilterBest). For a
-// single pod it creates no allocation, unless groups give way to the pod (displace). For a member of a group it can make the
+// single pod it creates no allocation, unless groups give way to the pod (groups.displace). For a member of a group it can make the
 // group's plan. A pod that asks for no GPU memory passes on every node, unless its group rejects it.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
 	pod, err := s.checkRequest(object)
@@ -83,7 +83,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	steers := len(result.Passed) == 0 && !alone && s.steer(object, nodes)
-	if len(result.Passed) == 0 && !alone && !steers && s.fair.evicts(pod) && s.displace(pod, nodes, now) {
+	if len(result.Passed) == 0 && !alone && !steers && s.fair.evicts(pod) && s.groups.displace(pod, nodes) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	if len(result.Passed) == 0 {

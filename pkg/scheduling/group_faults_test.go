@@ -165,7 +165,7 @@ func TestPlanGivesWay(t *testing.T) {
 func TestDisplacerEndsDuringBind(t *testing.T) {
 	pod := fake.Pod("p", 10)
 	g := newGangFixture(t).start(Options{}, fake.Node("n2", 16), pod)
-	if _, err := g.ledger.Reserve("n2", protocol.Pod(pod), placement.Binpack, g.clock.Now()); err != nil { // As takeDisplaced does.
+	if _, err := g.ledger.Reserve("n2", protocol.Pod(pod), placement.Binpack, g.clock.Now()); err != nil { // As Manager.Displace does.
 		t.Fatal(err)
 	}
 	g.ledger.Own(ledger.Displaced, "uid-p", g.clock.Now().Add(g.groups.Patience))

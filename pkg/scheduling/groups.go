@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
@@ -128,6 +129,16 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 		g.nominator.rejected(uid, nodes)
 	}
 	return result, true
+}
+
+// displace takes reserved places, whose binds have not begun, from groups of lower priority, and reports whether the pod fits one of the nodes now.
+func (g *groups) displace(pod gpu.Pod, nodes []string) bool {
+	if g == nil || !g.manager.Displace(pod, nodes, g.clock.Now()) {
+		return false
+	}
+	g.act()
+	klog.Background().Info("Memory that was reserved for groups is given to another pod", "pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority)
+	return true
 }
 
 // holds reports whether the pod's bind needs a permit.

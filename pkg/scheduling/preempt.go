@@ -46,7 +46,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		klog.FromContext(ctx).Info("No victims proposed, because pods are leaving a node for the pod already", "pod", klog.KObj(object))
 		return nil, nil // The pod is requeued when they are gone.
 	}
-	s.displace(pod, slices.Sorted(maps.Keys(proposed)), s.Clock.Now())
+	s.groups.displace(pod, slices.Sorted(maps.Keys(proposed)))
 	if node, _, allocated := s.ledger.Lookup(pod.UID); allocated {
 		return s.withCard(node, proposed), nil
 	}
