@@ -167,10 +167,11 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 	return results
 }
 
-// recordTry records that kube-scheduler offers the pod these nodes, if it may have evicted pods for it.
+// recordTry records that kube-scheduler offers the pod these nodes, if it may have evicted pods for it. It evicts none for a group that isn't
+// whole, see Preempt.
 func (s *Scheduler) recordTry(object *corev1.Pod, pod gpu.Pod, nodes []string) {
 	nominated := object.Status.NominatedNodeName
-	if pod.Request > 0 && s.cache.Ready() == nil && s.fair.evicts(pod) && !s.nominator.nominated(pod.UID, nominated) {
+	if pod.Request > 0 && s.cache.Ready() == nil && s.fair.evicts(pod) && !s.nominator.nominated(pod.UID, nominated) && !s.groups.incomplete(object) {
 		s.evictor.Tried(pod, nominated, nodes, s.Clock.Now())
 	}
 }

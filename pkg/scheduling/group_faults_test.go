@@ -182,3 +182,17 @@ func TestDisplacerEndsDuringBind(t *testing.T) {
 		t.Errorf("the pod may go to %v, want the other node", got)
 	}
 }
+
+// TestLeavingPodIsForOthers: what a pod of lower priority leaves isn't kept for a member of a group that can't be placed now.
+func TestLeavingPodIsForOthers(t *testing.T) {
+	low := func(name string, card int, edits ...fake.PodEdit) *corev1.Pod {
+		return fake.Pod(name, 16, append(edits, fake.Bound("n1", card))...)
+	}
+	stays, leaves, first := low("stays", 0), low("leaves", 1, fake.Terminating(begin.Add(time.Minute))), member(gangSize, 0, fake.Priority(9))
+	g := startGroups(t, GangOptions{}, stays, leaves, first)
+	g.await("the watch shows the member", func() bool { _, pending := g.cache.PendingPod(gpu.PodUID(first.UID)); return pending })
+	g.filter(first, "n1")
+	if g.evictor.Awaits(gpu.PodUID(first.UID)) {
+		t.Error("the card is kept for one member of three")
+	}
+}

@@ -34,15 +34,20 @@ func (w *world) randomBudgets() {
 	}
 	for _, namespace := range namespaces {
 		for _, label := range simBudgets {
-			b := &budget{api: w.api, label: label, least: w.random.IntN(12)}
-			least := intstr.FromInt(b.least)
-			b.object = &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: label}, Spec: policyv1.PodDisruptionBudgetSpec{
-				MinAvailable: &least, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{label: "yes"}},
-			}}
-			w.api.budgets = append(w.api.budgets, b)
-			b.publish()
+			w.addBudget(namespace, label, w.random.IntN(12))
 		}
 	}
+}
+
+// addBudget creates a budget of a namespace for the pods with the label.
+func (w *world) addBudget(namespace, label string, least int) {
+	b := &budget{api: w.api, label: label, least: least}
+	available := intstr.FromInt(least)
+	b.object = &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: label}, Spec: policyv1.PodDisruptionBudgetSpec{
+		MinAvailable: &available, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{label: "yes"}},
+	}}
+	w.api.budgets = append(w.api.budgets, b)
+	b.publish()
 }
 
 // simBudgets are the names of the budgets of each namespace, and the labels of their pods.
