@@ -26,7 +26,7 @@ type turns struct {
 func TestTurns(t *testing.T) {
 	minute := time.Minute
 	abc := func(reclaimAfter time.Duration, tenants ...simTenant) fairSharing {
-		return fairSharing{tenants: tenants, provisioning: 1, pause: maxTickPause, reclaimAfter: reclaimAfter}
+		return fairSharing{tenants: tenants, provisioning: 1, pause: tickInterval, reclaimAfter: reclaimAfter}
 	}
 	of := func(tenant string, memory int64, lasts time.Duration) podSpec {
 		return podSpec{memory: memory, tenant: tenant, lasts: lasts, grace: 2 * time.Second}
