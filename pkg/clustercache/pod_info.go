@@ -10,6 +10,7 @@ import (
 	"time"
 	"unique"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -77,10 +78,38 @@ type PodInfo struct {
 	// if it asks for none, or for some in the right way.
 	RequestProblem string
 
-	// Owner is the UID of the controller of a pod that asks for GPU memory, if it has one.
-	Owner unique.Handle[string]
+	// Owner is the controller of a pod that asks for GPU memory; the zero Handle if it has none.
+	Owner unique.Handle[Owner]
 
 	resourceVersion string
+}
+
+// Owner is a pod's controller. The pods of one controller share it.
+type Owner struct {
+	UID string
+	// Kind and Name are those of the Deployment if the controller is one of its ReplicaSets.
+	Kind, Name string
+}
+
+// ownerOf returns the owner of a pod with the labels. The controller of Deployments names a ReplicaSet after the Deployment and the value of
+// its label pod-template-hash.
+func ownerOf(ref *metav1.OwnerReference, labels map[string]string) Owner {
+	owner := Owner{UID: string(ref.UID), Kind: ref.Kind, Name: ref.Name}
+	if hash := labels[appsv1.DefaultDeploymentUniqueLabelKey]; owner.Kind == "ReplicaSet" && hash != "" {
+		if name, ok := strings.CutSuffix(owner.Name, "-"+hash); ok {
+			owner.Kind, owner.Name = "Deployment", name
+		}
+	}
+	return owner
+}
+
+// OwnerName returns the pod's controller as Kind/name; "" if it has none, or asks for no GPU memory.
+func (p *PodInfo) OwnerName() string {
+	if p.Owner == (unique.Handle[Owner]{}) {
+		return ""
+	}
+	owner := p.Owner.Value()
+	return owner.Kind + "/" + owner.Name
 }
 
 // NewPodInfo returns the pod info of a pod of a watch, a live read, or a request. It shares nothing with the argument.
@@ -121,7 +150,7 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	}
 	p.Created = uint32(max(pod.CreationTimestamp.Unix(), 0))
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil { // The outline has none of a pod that is too large.
-		p.Owner = unique.Make(string(owner.UID))
+		p.Owner = unique.Make(ownerOf(owner, pod.Labels))
 	}
 	if p.Node == "" && p.NumCards() > 1 && !p.TooLarge {
 		for i := range pod.Spec.Containers {

@@ -27,8 +27,32 @@ import (
 
 // exported ignores what only client-go and the diagnosis read. An error is compared by its text.
 var exported = []cmp.Option{
-	cmpopts.IgnoreUnexported(PodInfo{}, diagnosis.Pod{}), cmpopts.EquateComparable(unique.Handle[string]{}),
+	cmpopts.IgnoreUnexported(PodInfo{}, diagnosis.Pod{}), cmpopts.EquateComparable(unique.Handle[string]{}, unique.Handle[Owner]{}),
 	cmp.Comparer(func(a, b error) bool { return fmt.Sprint(a) == fmt.Sprint(b) }),
+}
+
+// TestOwnerName: a pod of a Deployment names the Deployment, not the ReplicaSet.
+func TestOwnerName(t *testing.T) {
+	controller := true
+	for want, test := range map[string]struct {
+		kind, name string
+		labels     map[string]string
+	}{
+		"":                           {},
+		"Job/train":                  {kind: "Job", name: "train"},
+		"Deployment/web":             {"ReplicaSet", "web-6d4cf56db6", map[string]string{"pod-template-hash": "6d4cf56db6"}},
+		"ReplicaSet/web-6d4cf56db6":  {kind: "ReplicaSet", name: "web-6d4cf56db6"},
+		"StatefulSet/web-6d4cf56db6": {"StatefulSet", "web-6d4cf56db6", map[string]string{"pod-template-hash": "6d4cf56db6"}},
+	} {
+		pod := fake.Pod("p", 4)
+		pod.Labels = test.labels
+		if test.kind != "" {
+			pod.OwnerReferences = []metav1.OwnerReference{{Kind: test.kind, Name: test.name, UID: "u", Controller: &controller}}
+		}
+		if got := NewPodInfo(pod).OwnerName(); got != want {
+			t.Errorf("owner %q, want %q", got, want)
+		}
+	}
 }
 
 func TestNewPodInfo(t *testing.T) {

@@ -71,7 +71,9 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 	if len(node.Cards) == 0 && !node.WholeCards && !labelled {
 		return ledger.NodeSpec{}, false
 	}
-	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation, Simulated: node.Simulated}
+	spec = ledger.NodeSpec{
+		Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation, Simulated: node.Simulated, Pool: protocol.PoolOf(object),
+	}
 	if node.Isolation == protocol.IsolationMPS {
 		spec.SeveralCards, spec.SharedMemory = reasons.OneCardOnly, reasons.NoOwnSharedMemory
 	}

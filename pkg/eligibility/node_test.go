@@ -91,3 +91,24 @@ func texts(problems []reasons.NodeProblem) (texts []string) {
 	}
 	return texts
 }
+
+// TestPool: the page can show the nodes of a pool. gpushare's own label counts first.
+func TestPool(t *testing.T) {
+	node := &corev1.Node{}
+	node.Labels = map[string]string{protocol.LabelShared: "true"}
+	pool := func() string {
+		spec, _ := Spec(node, protocol.ParseNode(node))
+		return spec.Pool
+	}
+	if got := pool(); got != "" {
+		t.Errorf("pool %q of a node without a label", got)
+	}
+	node.Labels["cloud.google.com/gke-nodepool"] = "a100-spot"
+	if got := pool(); got != "a100-spot" {
+		t.Errorf("pool %q", got)
+	}
+	node.Labels[protocol.LabelPool] = "training"
+	if got := pool(); got != "training" {
+		t.Errorf("pool %q with a label of gpushare", got)
+	}
+}

@@ -75,6 +75,8 @@ type NodeSpec struct {
 	Isolation string
 	// Simulated is true if the cards don't exist, for display only.
 	Simulated bool
+	// Pool is the pool to which the node belongs, for display only; empty if unknown.
+	Pool string
 	// Closed is the reason why no new pod can run on the node at present (cordoned, not ready). It is for display only:
 	// kube-scheduler decides which nodes a pod may use.
 	Closed string

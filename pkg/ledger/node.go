@@ -36,10 +36,10 @@ type node struct {
 	besideRevision uint64
 	excluded       uint64
 
-	unit              gpu.Unit
-	closed, isolation string
-	simulated         bool
-	problems          []reasons.NodeProblem
+	unit                    gpu.Unit
+	closed, isolation, pool string
+	simulated               bool
+	problems                []reasons.NodeProblem
 	// inventory are the cards as the inventory lists them, by index.
 	inventory   []gpu.Card
 	allocations map[gpu.PodUID]*Allocation
@@ -54,7 +54,7 @@ type node struct {
 // setSpec sets what the Node object determines. The cards count as unused until recount.
 func (n *node) setSpec(spec NodeSpec) {
 	n.known, n.unit, n.wholeCards, n.closed = true, spec.Unit, spec.WholeCards, spec.Closed
-	n.isolation, n.simulated, n.support, n.problems = spec.Isolation, spec.Simulated, spec.Support, spec.Problems
+	n.isolation, n.simulated, n.pool, n.support, n.problems = spec.Isolation, spec.Simulated, spec.Pool, spec.Support, spec.Problems
 	n.inventory = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
 	n.cards = make([]placement.Card, len(n.inventory))
 	for i, c := range n.inventory {
@@ -65,7 +65,7 @@ func (n *node) setSpec(spec NodeSpec) {
 // clearSpec undoes setSpec.
 func (n *node) clearSpec() {
 	n.known, n.unit, n.wholeCards, n.closed, n.inventory, n.cards = false, 0, false, "", nil, nil
-	n.isolation, n.simulated, n.support, n.problems = "", false, placement.Support{}, nil
+	n.isolation, n.simulated, n.pool, n.support, n.problems = "", false, "", placement.Support{}, nil
 }
 
 // shareable returns Fits if the node shares its cards, else the reason why not. n may be nil.
@@ -221,7 +221,7 @@ func (n *node) copy(name string) Node {
 		Name: name, Gone: !n.known,
 		NodeSpec: NodeSpec{
 			Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, Support: n.support,
-			Closed: n.closed, Isolation: n.isolation, Simulated: n.simulated, Problems: n.problems,
+			Closed: n.closed, Isolation: n.isolation, Simulated: n.simulated, Pool: n.pool, Problems: n.problems,
 		},
 		Allocations: n.copyAllocations(),
 	}

@@ -278,6 +278,22 @@ func SharingLabel(node *corev1.Node) (value string, labelled bool) {
 	return value, value != "" && value != "false"
 }
 
+// poolLabels name the pool of a node: gpushare's own label, Karpenter's, and those of cloud providers, each as its documentation has it.
+var poolLabels = []string{
+	LabelPool, "karpenter.sh/nodepool", "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "kubernetes.azure.com/agentpool",
+	"alibabacloud.com/nodepool-id",
+}
+
+// PoolOf returns the value of the first label that names the node's pool; "" if it has none.
+func PoolOf(node *corev1.Node) string {
+	for _, label := range poolLabels {
+		if pool := node.Labels[label]; pool != "" {
+			return pool
+		}
+	}
+	return ""
+}
+
 // WholeCardResources returns the sorted names of NVIDIA's resources in the list with a positive quantity. They allocate the
 // same cards as aliyun.com/gpu-mem: whole, by time-slicing, or as MIG devices.
 func WholeCardResources(list corev1.ResourceList) []string {

@@ -111,6 +111,8 @@ const (
 	// LabelShared marks the nodes that share GPU memory. Its value is "true", or the name of the release that has the node's device
 	// plugin.
 	LabelShared = "gpushare"
+	// LabelPool names the pool of the node, for display only. PoolOf also knows the labels of cloud providers.
+	LabelPool = "gpushare.aliyun.com/pool"
 	// LabelConfig names the configuration of the node's device plugin (package nodeconfig).
 	LabelConfig = "gpushare.aliyun.com/config"
 	// LabelIsolation is the isolation mode of the node. It takes precedence over the device plugin's flag.

@@ -41,11 +41,11 @@ func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 		return
 	}
 	if old == nil || old.UID != pod.UID {
-		owner := pod.Owner
-		if owner == (unique.Handle[string]{}) {
-			owner = unique.Make(string(pod.UID))
+		owner := string(pod.UID)
+		if pod.Owner != (unique.Handle[clustercache.Owner]{}) {
+			owner = pod.Owner.Value().UID
 		}
-		if e.arrivals.Add(pod.Shape(), owner, time.Unix(int64(pod.Created), 0)) {
+		if e.arrivals.Add(pod.Shape(), unique.Make(owner), time.Unix(int64(pod.Created), 0)) {
 			e.expectSoon()
 		}
 	}

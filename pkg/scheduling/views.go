@@ -36,6 +36,15 @@ func (s *Scheduler) settleGone(nodes []ledger.Node) []ledger.Node {
 	return nodes
 }
 
+// OwnerOf returns the controller of a pod as Kind/name; "" if it has none or isn't in the cache.
+func (s *Scheduler) OwnerOf(namespace, name string) string {
+	pod, ok := s.cache.Pod(namespace, name)
+	if !ok {
+		return ""
+	}
+	return pod.OwnerName()
+}
+
 // Pending returns the pending pods, ordered by namespace and name.
 func (s *Scheduler) Pending() []*clustercache.PodInfo { return s.cache.Pending() }
 

@@ -36,6 +36,8 @@ type Source interface {
 	Ready() error
 	// ChangesSince returns the nodes that have changed since a revision, see ledger.Ledger.
 	ChangesSince(revision uint64) ledger.Changes
+	// OwnerOf returns the controller of a pod as Kind/name; "" if it has none or is unknown.
+	OwnerOf(namespace, name string) string
 	// Explain returns why pods are pending. It limits how often that is computed: until then it returns the same pointer.
 	Explain() *scheduling.Explanation
 	// Groups returns the runs of all groups, ordered by group, or an error that says why this replica doesn't know them.
@@ -247,7 +249,7 @@ func (b *Board) read(d *delta, watched bool) error {
 		}
 	}
 	for _, n := range changes.Nodes {
-		text, err := json.Marshal(viewNode(n))
+		text, err := json.Marshal(viewNode(n, b.Source.OwnerOf))
 		if err != nil {
 			return fmt.Errorf("encoding node %s for the page: %w", n.Name, err)
 		}

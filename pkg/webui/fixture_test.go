@@ -57,6 +57,11 @@ func (s *source) setReady(err error) {
 
 func (s *source) ChangesSince(revision uint64) ledger.Changes { return s.ledger.ChangesSince(revision) }
 
+func (s *source) OwnerOf(namespace, name string) string { return noOwner(namespace, name) }
+
+// noOwner is the owner of pods without a controller.
+func noOwner(_, _ string) string { return "" }
+
 func (s *source) setPending(pods ...*clustercache.PodInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

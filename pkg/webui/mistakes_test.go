@@ -78,7 +78,7 @@ func TestNodeMistakes(t *testing.T) {
 			l := diagnosis.NewLedger(m.Nodes, m.Pods)
 			node, _ := l.Node("n1")
 			node.Gone = node.Gone && len(m.Nodes) == 0 // As the scheduler sets it.
-			if diff := cmp.Diff(m.Problems, viewNode(node).Problems); diff != "" {
+			if diff := cmp.Diff(m.Problems, viewNode(node, noOwner).Problems); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

@@ -28,6 +28,8 @@ type nodeView struct {
 	Isolation string `json:"isolation,omitempty"`
 	// Simulated is true if the node's cards don't exist.
 	Simulated bool `json:"simulated,omitempty"`
+	// Pool is the node's pool as one of its labels names it; empty if none does.
+	Pool string `json:"pool,omitempty"`
 	// CountsCores is true if the node counts the computing that pods ask for.
 	CountsCores bool       `json:"countsCores,omitempty"`
 	Cards       []cardView `json:"cards"`
@@ -53,6 +55,8 @@ type cardView struct {
 type podView struct {
 	Name      string `json:"name"`
 	Namespace string `json:"namespace"`
+	// Owner is the pod's controller as Kind/name; empty if it has none.
+	Owner string `json:"owner,omitempty"`
 	// Memory and Cores are the pod's part of one card, and Cards is the number of its cards if it has several.
 	Memory gpu.Memory `json:"memory"`
 	Cores  gpu.Cores  `json:"cores,omitempty"`
@@ -67,6 +71,8 @@ type podView struct {
 type pendingView struct {
 	Name      string `json:"name"`
 	Namespace string `json:"namespace"`
+	// Owner is the pod's controller as Kind/name; empty if it has none.
+	Owner string `json:"owner,omitempty"`
 	// Request and Cores are the pod's total, and Cards is the number of cards over which they are divided, if there are several.
 	Request gpu.Memory `json:"request"`
 	Cores   gpu.Cores  `json:"cores,omitempty"`
@@ -123,10 +129,10 @@ type runView struct {
 }
 
 // viewNode returns the node's cards, followed by the vanished cards on which pods still have allocations, with a total of
-// zero.
-func viewNode(node ledger.Node) nodeView {
+// zero. ownerOf returns a pod's controller.
+func viewNode(node ledger.Node, ownerOf func(namespace, name string) string) nodeView {
 	view := nodeView{
-		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed != "", Isolation: node.Isolation, Simulated: node.Simulated,
+		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed != "", Isolation: node.Isolation, Simulated: node.Simulated, Pool: node.Pool,
 		CountsCores: len(node.Cards) > 0 && node.Cores == reasons.Fits, Cards: make([]cardView, len(node.Cards)),
 	}
 	for _, problem := range diagnosis.NodeProblems(&node) {
@@ -144,8 +150,9 @@ func viewNode(node ledger.Node) nodeView {
 		}
 	}
 	for _, allocation := range node.Allocations {
+		owner := ownerOf(allocation.Namespace, allocation.Name)
 		if len(allocation.Placement) == 0 {
-			view.Cardless = append(view.Cardless, viewPod(allocation, gpu.Share{Memory: allocation.Request, Cores: allocation.Cores}))
+			view.Cardless = append(view.Cardless, viewPod(allocation, owner, gpu.Share{Memory: allocation.Request, Cores: allocation.Cores}))
 		}
 		for _, share := range allocation.Placement {
 			i, ok := at[share.Card]
@@ -155,7 +162,7 @@ func viewNode(node ledger.Node) nodeView {
 				view.Cards = append(view.Cards, cardView{ID: share.Card, Vanished: true})
 			}
 			card := &view.Cards[i]
-			card.Pods = append(card.Pods, viewPod(allocation, share))
+			card.Pods = append(card.Pods, viewPod(allocation, owner, share))
 			if card.Vanished {
 				card.Used, card.UsedCores = card.Used.Add(share.Memory), card.UsedCores.Add(share.Cores)
 			}
@@ -164,8 +171,10 @@ func viewNode(node ledger.Node) nodeView {
 	return view
 }
 
-func viewPod(allocation ledger.Allocation, share gpu.Share) podView {
-	view := podView{Name: allocation.Name, Namespace: allocation.Namespace, Memory: share.Memory, Cores: share.Cores, Since: milliseconds(allocation.AssumeTime)}
+func viewPod(allocation ledger.Allocation, owner string, share gpu.Share) podView {
+	view := podView{
+		Name: allocation.Name, Namespace: allocation.Namespace, Owner: owner, Memory: share.Memory, Cores: share.Cores, Since: milliseconds(allocation.AssumeTime),
+	}
 	if n := len(allocation.Placement); n > 1 {
 		view.Cards = n
 	}
@@ -184,7 +193,7 @@ func viewPending(e *scheduling.Explanation) []pendingView {
 	views := make([]pendingView, len(e.Pending))
 	for i, pod := range e.Pending {
 		views[i] = pendingView{
-			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, Cores: pod.Cores, SchedulerMessage: protocol.Shorten(pod.Pending.Message),
+			Name: pod.Name, Namespace: pod.Namespace, Owner: pod.OwnerName(), Request: pod.Request, Cores: pod.Cores, SchedulerMessage: protocol.Shorten(pod.Pending.Message),
 			Reason: e.Diagnoses[i].Reason, Message: e.Diagnoses[i].Message, Created: milliseconds(pod.Pending.Created),
 		}
 		if n := pod.NumCards(); n > 1 && pod.Pending.RequestError == "" {

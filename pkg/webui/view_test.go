@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 	"time"
+	"unique"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
@@ -54,7 +55,7 @@ func TestViewNode(t *testing.T) {
 		Problems: []string{"GPU1 is unhealthy: Xid 79", "pods hold 4 (GiB) of GPU5, which the node doesn't report", "pods whose card is not known hold 99 (GiB)"},
 		Cardless: []podView{{Name: "too large", Namespace: "default", Memory: 99, State: "presumed"}},
 	}
-	if diff := cmp.Diff(want, viewNode(node)); diff != "" {
+	if diff := cmp.Diff(want, viewNode(node, noOwner)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	if diff := cmp.Diff(tally{total: 32 << 10, allocated: 16 << 10, pieces: 3 << 10}, tallyNode(node), cmp.AllowUnexported(tally{})); diff != "" {
@@ -63,8 +64,26 @@ func TestViewNode(t *testing.T) {
 
 	l.DeleteNode("n0")
 	node, _ = l.Node("n0")
-	if got := viewNode(node); len(got.Problems) == 0 || len(got.Cards) == 0 || !got.Cards[0].Vanished || got.Simulated {
+	if got := viewNode(node, noOwner); len(got.Problems) == 0 || len(got.Cards) == 0 || !got.Cards[0].Vanished || got.Simulated {
 		t.Errorf("deleted node: %+v", got)
+	}
+}
+
+// TestViewOwner: operators look for a pod by its controller, and for nodes by their pool.
+func TestViewOwner(t *testing.T) {
+	l := ledger.New()
+	nodeSpec := spec(16)
+	nodeSpec.Pool = "a100"
+	l.SetNode("n0", nodeSpec)
+	l.SetBound("n0", pod("serve-1", 4), gpu.On(0, 4), time.Time{})
+	node, _ := l.Node("n0")
+	view := viewNode(node, func(namespace, name string) string { return "Deployment/of-" + namespace + "-" + name })
+	if got := view.Cards[0].Pods[0].Owner; got != "Deployment/of-default-serve-1" || view.Pool != "a100" {
+		t.Errorf("owner %q, pool %q", got, view.Pool)
+	}
+	owned := &clustercache.PodInfo{PodUse: eligibility.PodUse{Pod: pod("p", 4)}, Owner: unique.Make(clustercache.Owner{Kind: "Job", Name: "train"}), Pending: &diagnosis.Pod{}}
+	if got := viewPending(&scheduling.Explanation{Pending: []*clustercache.PodInfo{owned}, Diagnoses: make([]diagnosis.Diagnosis, 1)}); got[0].Owner != "Job/train" {
+		t.Errorf("owner of a pending pod: %q", got[0].Owner)
 	}
 }
 
@@ -83,14 +102,14 @@ func TestViewSeveralCards(t *testing.T) {
 		{ID: 1, Total: 16, UUID: "GPU-1", Pods: []podView{}},
 		{ID: 2, Total: 16, Used: 14, UsedCores: 50, UUID: "GPU-2", Pods: []podView{{Name: "one", Namespace: "default", Memory: 6}, part}},
 	}
-	if diff := cmp.Diff(want, viewNode(node).Cards); diff != "" {
+	if diff := cmp.Diff(want, viewNode(node, noOwner).Cards); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 
 	old := spec(16)
 	old.Cores = reasons.OldForCores
 	l.SetNode("n1", old)
-	if node, _ = l.Node("n1"); viewNode(node).CountsCores {
+	if node, _ = l.Node("n1"); viewNode(node, noOwner).CountsCores {
 		t.Error("a node whose device plugin is too old counts cores")
 	}
 
@@ -116,7 +135,7 @@ func TestViewNodeUnit(t *testing.T) {
 		"unknown, large amounts": {0, 16276, "", 1},
 	} {
 		node := ledger.Node{NodeSpec: ledger.NodeSpec{Unit: test.unit, Cards: []gpu.Card{{Memory: test.card}}}, Used: []gpu.Memory{0}, UsedCores: []gpu.Cores{0}}
-		if got := viewNode(node); got.Unit != test.want || got.UnitMiB != test.mib {
+		if got := viewNode(node, noOwner); got.Unit != test.want || got.UnitMiB != test.mib {
 			t.Errorf("%s: %q of %v MiB, want %q of %v", name, got.Unit, got.UnitMiB, test.want, test.mib)
 		}
 	}

@@ -40,9 +40,13 @@ type source struct {
 	tenants  []dispatch.Tenant
 	groups   []gang.Report
 	noGroups error
+	// owners are the controllers of bound pods, by namespace/name.
+	owners map[string]string
 }
 
-func newSource() *source { return &source{book: ledger.New(), clock: clock.RealClock{}} }
+func newSource() *source {
+	return &source{book: ledger.New(), clock: clock.RealClock{}, owners: map[string]string{}}
+}
 
 func (s *source) Ready() error                                { return nil }
 func (s *source) ChangesSince(revision uint64) ledger.Changes { return s.book.ChangesSince(revision) }
@@ -65,6 +69,12 @@ func (s *source) Explain() *scheduling.Explanation {
 		e.Diagnoses = append(e.Diagnoses, diagnoser.Diagnose(pod, nil))
 	}
 	return e
+}
+
+func (s *source) OwnerOf(namespace, name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.owners[namespace+"/"+name]
 }
 
 func (s *source) Groups() ([]gang.Report, error) {

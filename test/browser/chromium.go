@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -181,7 +182,14 @@ func (b *Tab) Await(what, expression string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, 2*patience)
 	defer cancel()
-	_, err := chromedp.Run(ctx, chromedp.Poll[bool]("Boolean("+expression+")", chromedp.WithPollingInterval(10*time.Millisecond), chromedp.WithPollingTimeout(patience)))
+	var err error
+	for {
+		_, err = chromedp.Run(ctx, chromedp.Poll[bool]("Boolean("+expression+")", chromedp.WithPollingInterval(10*time.Millisecond), chromedp.WithPollingTimeout(patience)))
+		// Chromium reports late that a navigation replaced the page's context. Then the poll can't go on in the earlier one.
+		if err == nil || !strings.Contains(err.Error(), "Cannot find context") {
+			break
+		}
+	}
 	if err != nil {
 		b.Screenshot("failed")
 		b.t.Fatalf("waiting for %s: %v; the page shows:\n%.4000s", what, err, b.Text("body"))

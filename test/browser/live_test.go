@@ -77,7 +77,7 @@ func TestPage(t *testing.T) {
 		if got := Eval[string](tab, "location.hash"); got != "#pending" {
 			t.Errorf("the address has %q", got)
 		}
-		if got := Eval[string](tab, `document.querySelector("#view-pending tbody td:nth-child(3)").innerText`); got != "81 GiB" {
+		if got := Eval[string](tab, `document.querySelector("#view-pending tbody td:nth-child(4)").innerText`); got != "81 GiB" {
 			t.Errorf("it requests %q", got)
 		}
 		// A selection stays when other rows change.
@@ -126,7 +126,7 @@ func TestPage(t *testing.T) {
 
 	t.Run("search and sort", func(t *testing.T) {
 		for i := range 6 {
-			ns.Place(ns.Pod(fmt.Sprintf("sorted-%d", i), int64(2+i)))
+			ns.Place(ns.Pod(fmt.Sprintf("sorted-%d", i), int64(2+i)).ControlledBy("sorted"))
 		}
 		tab.Click("#tab-pods")
 		tab.Await("seven pods", `document.querySelectorAll("#view-pods tbody tr:not([aria-hidden])").length === 7`)
@@ -134,11 +134,11 @@ func TestPage(t *testing.T) {
 			return Eval[[]string](tab, fmt.Sprintf(`[...document.querySelectorAll("#view-pods tbody tr:not([aria-hidden]) td:nth-child(%d)")].map((td) => td.innerText)`, n))
 		}
 		tab.Click(`#view-pods [data-column="memory"]`)
-		if diff := cmp.Diff([]string{"40 GiB", "7 GiB", "6 GiB", "5 GiB", "4 GiB", "3 GiB", "2 GiB"}, column(3)); diff != "" {
+		if diff := cmp.Diff([]string{"40 GiB", "7 GiB", "6 GiB", "5 GiB", "4 GiB", "3 GiB", "2 GiB"}, column(4)); diff != "" {
 			t.Errorf("by memory (-want +got):\n%s", diff)
 		}
 		tab.Click(`#view-pods [data-column="memory"]`)
-		if got := column(3); got[0] != "2 GiB" || Eval[string](tab, `document.querySelector("#view-pods th[aria-sort]").getAttribute("aria-sort")`) != "ascending" {
+		if got := column(4); got[0] != "2 GiB" || Eval[string](tab, `document.querySelector("#view-pods th[aria-sort]").getAttribute("aria-sort")`) != "ascending" {
 			t.Errorf("in the other order: %v", got)
 		}
 		tab.Press("/")
@@ -146,6 +146,9 @@ func TestPage(t *testing.T) {
 		tab.Await("one pod", `document.querySelectorAll("#view-pods tbody tr:not([aria-hidden])").length === 1`)
 		if got := column(2); len(got) != 1 || got[0] != "sorted-3" {
 			t.Errorf("found %v", got)
+		}
+		if got := column(3); len(got) != 1 || got[0] != "Job/sorted" {
+			t.Errorf("its owner is %v", got)
 		}
 		if got := tab.Text("#shown"); got != "1 of 7 pods" {
 			t.Errorf("it shows %q", got)
@@ -335,7 +338,7 @@ func shown(tab *Tab) []string {
 		const cell = (row, n) => row.children[n].textContent;
 		show("pods");
 		const pods = {};
-		for (const row of rows("pods")) (pods[cell(row, 3) + " " + cell(row, 4)] ??= []).push(cell(row, 1) + " " + parseInt(cell(row, 2)));
+		for (const row of rows("pods")) (pods[cell(row, 4) + " " + cell(row, 5)] ??= []).push(cell(row, 1) + " " + parseInt(cell(row, 3)));
 		show("pending");
 		const pending = rows("pending").map((row) => "pending " + cell(row, 1) + ": " + row.querySelector("small").textContent);
 		show("cards");

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unique"
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -35,7 +36,7 @@ func fleet(s *source) (step func(i int)) {
 		{"t4", "Tesla T4", 4, 2, 16},
 	} {
 		for n := range kind.nodes {
-			spec := ledger.NodeSpec{Unit: gpu.GiB}
+			spec := ledger.NodeSpec{Unit: gpu.GiB, Pool: map[int]string{0: "spot", 1: "reserved"}[n%2]}
 			for c := range kind.cards {
 				card := gpu.Card{Index: c, UUID: fmt.Sprintf("GPU-5c0ffee%d-%04x-4000-8000-00000000%04x", n, c, n*16+c), Model: kind.model, Memory: kind.memory, NUMANode: c / 4}
 				if kind.name == "l40s" && n == 1 && c == 2 {
@@ -49,6 +50,7 @@ func fleet(s *source) (step func(i int)) {
 				if kind.name != "h200" {
 					break
 				}
+				s.owners[fmt.Sprintf("search/gateway-%d", n*kind.cards+c)] = "StatefulSet/gateway"
 				// So that 130 GiB are free of each of these nodes, but of none of its cards.
 				s.book.SetBound(name, gpu.Pod{
 					UID: gpu.PodUID(fmt.Sprintf("gateway-%d-%d", n, c)), Namespace: "search", Name: fmt.Sprintf("gateway-%d", n*kind.cards+c), Request: 20,
@@ -69,9 +71,9 @@ func fleet(s *source) (step func(i int)) {
 				continue
 			}
 			uid := gpu.PodUID(fmt.Sprintf("pod-%d-%d", i, random.Uint64()))
+			team, app := teams[random.IntN(len(teams))], apps[random.IntN(len(apps))]
 			pod := gpu.Pod{
-				UID: uid, Namespace: teams[random.IntN(len(teams))],
-				Name:    fmt.Sprintf("%s-%05x", apps[random.IntN(len(apps))], random.IntN(1<<20)),
+				UID: uid, Namespace: team, Name: fmt.Sprintf("%s-%05x", app, random.IntN(1<<20)),
 				Request: gpu.Memory([]int{2, 4, 8, 10, 16, 24, 40}[random.IntN(7)]),
 			}
 			node := nodes[random.IntN(len(nodes))].Name
@@ -80,6 +82,7 @@ func fleet(s *source) (step func(i int)) {
 			if err != nil {
 				continue // No room there.
 			}
+			s.change(func() { s.owners[pod.String()] = "Deployment/" + app })
 			pod.Leaving = random.IntN(60) == 0
 			s.book.SetBound(node, pod, reserved.Placement, s.clock.Now())
 			pods = append(pods, uid)
@@ -99,7 +102,9 @@ func TestLook(t *testing.T) {
 	board := webui.NewBoard(webui.Options{Source: s, Version: "v0.1.0", Clock: clock})
 	url, _ := show(t, board)
 	waits := func(name, namespace string, request gpu.Memory, ago time.Duration, reason string) *clustercache.PodInfo {
-		return pendingPod(gpu.Pod{Namespace: namespace, Name: name, Request: request}, reason, clock.Now().Add(-ago))
+		pod := pendingPod(gpu.Pod{Namespace: namespace, Name: name, Request: request}, reason, clock.Now().Add(-ago))
+		pod.Owner = unique.Make(clustercache.Owner{Kind: "Job", Name: name[:strings.LastIndex(name, "-")]})
+		return pod
 	}
 	// An hour passes, for the history.
 	for i := range 360 {
@@ -176,7 +181,7 @@ func TestLook(t *testing.T) {
 	themes("pods")
 	tab.Click("#tab-pending")
 	tab.Await("the pending pods", `document.querySelectorAll("#view-pending tbody tr").length === 4`)
-	if got := Eval[string](tab, `[...document.querySelectorAll("#view-pending tbody td:nth-child(5)")].map((td) => td.innerText).join()`); got != "no card is large enough,free memory is in pieces,about to be tried" {
+	if got := Eval[string](tab, `[...document.querySelectorAll("#view-pending tbody td:nth-child(6)")].map((td) => td.innerText).join()`); got != "no card is large enough,free memory is in pieces,about to be tried" {
 		t.Errorf("the causes are %s", got)
 	}
 	tab.Do(chromedp.EmulateViewport(1440, 590)) // Four rows need no more.
@@ -219,7 +224,13 @@ func TestNoNodes(t *testing.T) {
 	tab := Start(t, 1200, 700)
 	tab.Do(chromedp.Navigate(url))
 	tab.Await("the explanation", `document.getElementById("empty").innerText.includes("No node shares GPU memory yet")`)
-	tab.Screenshot("empty")
+	for _, width := range []int64{400, 900, 1600} {
+		tab.Do(chromedp.EmulateViewport(width, 860))
+		for _, theme := range []string{"light", "dark"} {
+			tab.Run(`document.documentElement.dataset.theme = "` + theme + `"`)
+			tab.Screenshot(fmt.Sprintf("empty-%d-%s", width, theme))
+		}
+	}
 	fill(s, 1, 2, 1)
 	tab.Await("the first node", `document.querySelectorAll(".line").length === 1 && document.getElementById("empty").hidden`)
 	tab.WantNoComplaints()

@@ -16,9 +16,10 @@ import (
 func TestNames(t *testing.T) {
 	const hostile = `<img src=x onerror="window.broken=1"><script>window.broken=1</script>`
 	s := newSource()
-	s.book.SetNode(hostile, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{
+	s.book.SetNode(hostile, ledger.NodeSpec{Unit: gpu.GiB, Pool: hostile, Cards: []gpu.Card{
 		{Index: 0, Memory: 16, Model: hostile, UUID: hostile, Unhealthy: hostile},
 	}})
+	s.owners[hostile+"/"+hostile] = hostile
 	s.book.SetBound(hostile, gpu.Pod{UID: "1", Namespace: hostile, Name: hostile, Request: 4}, gpu.On(0, 4), time.Time{})
 	s.wait(pendingPod(gpu.Pod{UID: "2", Namespace: hostile, Name: hostile, Request: 4}, hostile, time.Time{}))
 	board := newBoard(s)

@@ -15,23 +15,28 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// TestNarrow: on a telephone, no figure is cut and the cause and message of a pending pod are on the screen.
+// TestNarrow: on a telephone and on a half screen, no figure is cut, and the cause and message of a pending pod and the sums of a namespace are
+// on the screen.
 func TestNarrow(t *testing.T) {
 	s := somePods()
 	url, _ := show(t, newBoard(s))
 	tab := Start(t, 400, 860)
 	tab.Do(chromedp.Navigate(url + "#pending"))
 	tab.Await("the pending pods", `document.querySelectorAll("#view-pending tbody tr").length === 3`)
-	const cut = `[...document.querySelectorAll(".figure, .tile .note, #view-pending .chip, #view-pending td.wide")].filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 || e.getBoundingClientRect().right > innerWidth).map((e) => e.innerText)`
-	if got := Eval[[]string](tab, cut); len(got) > 0 {
-		t.Errorf("these are cut: %q", got)
-	}
-	for _, view := range []string{"pending", "cards", "groups", "namespaces"} {
-		tab.Click("#tab-" + view)
-		tab.Screenshot("telephone-" + view)
-	}
-	if got := Eval[int](tab, `document.documentElement.scrollWidth`); got > 400 {
-		t.Errorf("the page is %d px wide", got)
+	const cut = `[...document.querySelectorAll(".figure, .tile .note, .view:not([hidden]) td *, .view:not([hidden]) td")].filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 || e.getBoundingClientRect().right > innerWidth).map((e) => e.innerText)`
+	for _, width := range []int64{400, 900} {
+		tab.Do(chromedp.EmulateViewport(width, 860))
+		for _, view := range []string{"pending", "groups", "namespaces"} {
+			tab.Click("#tab-" + view)
+			tab.Await("the rows", `document.querySelector(".view:not([hidden]) tbody tr")`)
+			if got := Eval[[]string](tab, cut); len(got) > 0 {
+				t.Errorf("at %d px these are cut in %s: %q", width, view, got)
+			}
+			tab.Screenshot(fmt.Sprintf("narrow-%d-%s", width, view))
+		}
+		if got := Eval[int64](tab, `document.documentElement.scrollWidth`); got > width {
+			t.Errorf("the page is %d px wide", got)
+		}
 	}
 	tab.WantNoComplaints()
 }
@@ -80,7 +85,7 @@ func TestMixedNodes(t *testing.T) {
 			model, memory = "Tesla T4", 16276
 		}
 		name := fmt.Sprintf("gpu-pool-europe-west4-node-%03d", n)
-		spec := ledger.NodeSpec{Unit: gpu.MiB}
+		spec := ledger.NodeSpec{Unit: gpu.MiB, Pool: fmt.Sprintf("pool-%d", n%3)}
 		for c := range 4 {
 			spec.Cards = append(spec.Cards, gpu.Card{Index: c, Model: model, Memory: memory, NUMANode: gpu.NoNUMANode})
 		}
@@ -88,6 +93,7 @@ func TestMixedNodes(t *testing.T) {
 		for c := range 4 {
 			for p := range 5 {
 				id := fmt.Sprintf("%d-%d-%d", n, c, p)
+				s.owners[fmt.Sprintf("team-%d/serve-%s", p, id)] = fmt.Sprintf("Deployment/serve-%d", c)
 				s.book.SetBound(name, gpu.Pod{UID: gpu.PodUID(id), Namespace: fmt.Sprintf("team-%d", p), Name: "serve-" + id, Request: 3000}, gpu.On(c, 3000), time.Now())
 			}
 		}
@@ -118,8 +124,13 @@ func TestMixedNodes(t *testing.T) {
 			tab.Screenshot(fmt.Sprintf("mixed-%d-%s", width, theme))
 		}
 	}
-	tab.Run(`(() => { const select = document.getElementById("model"); select.value = "Tesla T4"; select.dispatchEvent(new Event("input", {bubbles: true})) })()`)
+	choose := func(id, value string) {
+		tab.Run(`(() => { const select = document.getElementById("` + id + `"); select.value = "` + value + `"; select.dispatchEvent(new Event("input", {bubbles: true})) })()`)
+	}
+	choose("model", "Tesla T4")
 	tab.Await("the nodes of a model", `document.getElementById("shown").innerText === "50 of 200 nodes" && location.hash.includes("model=Tesla")`)
+	choose("pool", "pool-1")
+	tab.Await("those of a pool", `document.getElementById("shown").innerText === "17 of 200 nodes" && location.hash.includes("pool=pool-1")`)
 	tab.Click("#tab-namespaces")
 	tab.Await("the namespaces", `document.querySelectorAll("#view-namespaces tbody tr").length === 6`)
 	if got := Eval[string](tab, `[...document.querySelectorAll("#view-namespaces tbody tr:last-child td")].map((td) => td.innerText).join()`); got != "team-9,0,0 MiB,1,90000 MiB,90000 MiB" {
@@ -129,6 +140,11 @@ func TestMixedNodes(t *testing.T) {
 	tab.Await("its pods", `document.getElementById("shown").innerText === "800 of 4000 pods"`)
 	if got := Eval[string](tab, `document.querySelector("#view-pods tbody tr:not([aria-hidden]) .age").innerText`); !strings.HasSuffix(got, "s") {
 		t.Errorf("the age of a pod is %q", got)
+	}
+	tab.Run(`(() => { const search = document.getElementById("search"); search.value = "deployment/serve-3 team-1/"; search.dispatchEvent(new Event("input")) })()`)
+	tab.Await("the pods of an owner", `document.getElementById("shown").innerText === "200 of 4000 pods"`)
+	if got := Eval[string](tab, `document.querySelector("#view-pods tbody tr:not([aria-hidden]) td:nth-child(3)").innerText`); got != "Deployment/serve-3" {
+		t.Errorf("the owner of a pod is %q", got)
 	}
 	tab.WantNoComplaints()
 }

@@ -57,6 +57,6 @@ func TestThousandNodes(t *testing.T) {
 	tab.Do(chromedp.SendKeys(chromedp.CSS("#search"), "fresh/pods-900-9"))
 	tab.Await("the pod to be found among 24,000", `document.querySelectorAll("#view-pods tbody tr:not([aria-hidden])").length === 1`)
 	tab.Run(`document.getElementById("search").value = ""; document.getElementById("search").dispatchEvent(new Event("input")); document.getElementById("view-pods").scrollTop = 1e9`)
-	tab.Await("the end of the table", `[...document.querySelectorAll("#view-pods tbody tr td:nth-child(4)")].some((td) => td.innerText === "gpu-node-0999")`)
+	tab.Await("the end of the table", `[...document.querySelectorAll("#view-pods tbody tr td:nth-child(5)")].some((td) => td.innerText === "gpu-node-0999")`)
 	tab.WantNoComplaints()
 }

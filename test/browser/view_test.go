@@ -273,9 +273,9 @@ func TestNumbers(t *testing.T) {
 		{"cards", "#largest", "65559 MiB"},
 		{"cards", ".line .node small", "16000/16276 MiB · model-0"},
 		{"cards", ".line .caption span:last-child", "16000/16276"},
-		{"pods", "#view-pods tbody tr:not([aria-hidden]) td:nth-child(3)", "16000 MiB"},
-		{"pending", "#view-pending tbody td:nth-child(3)", "90000 MiB"},
-		{"pending", "#view-pending tbody td:nth-child(4)", "26m"},
+		{"pods", "#view-pods tbody tr:not([aria-hidden]) td:nth-child(4)", "16000 MiB"},
+		{"pending", "#view-pending tbody td:nth-child(4)", "90000 MiB"},
+		{"pending", "#view-pending tbody td:nth-child(5)", "26m"},
 		{"groups", "#view-groups tbody td:nth-child(8)", "86000 MiB"},
 	} {
 		tab.Click("#tab-" + test.view)
@@ -313,8 +313,8 @@ func TestSeveralCards(t *testing.T) {
 		{"#count-pods", "1"},
 		{"#details dl", "50% of its cores allocated, not enforced"},
 		{"#details ul", "ml/tensor (one of 2 cards)8 GiB, 50%"},
-		{"#view-pods tbody", "mltensor8 GiB, 50%n0GPU0 of 2–boundmltensor8 GiB, 50%n0GPU2 of 2–bound"},
-		{"#view-pending tbody td:nth-child(3)", "2 cards: 12 GiB, 75%"},
+		{"#view-pods tbody", "mltensor–8 GiB, 50%n0GPU0 of 2–boundmltensor–8 GiB, 50%n0GPU2 of 2–bound"},
+		{"#view-pending tbody td:nth-child(4)", "2 cards: 12 GiB, 75%"},
 	} {
 		if strings.Contains(test.selector, "view-") {
 			tab.Click("#tab-" + strings.Split(strings.TrimPrefix(test.selector, "#view-"), " ")[0])

@@ -2,7 +2,7 @@
 
 export const views = ["cards", "pods", "pending", "namespaces", "groups", "shares"];
 
-const defaults = { view: "cards", q: "", group: "", room: "", model: "", problems: "", order: "name", sort: "", card: "", help: "" };
+const defaults = { view: "cards", q: "", group: "", room: "", model: "", pool: "", problems: "", order: "name", sort: "", card: "", help: "" };
 
 export class Address {
   /** moved() is called when the address has changed by another way than set. */

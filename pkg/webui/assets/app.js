@@ -63,8 +63,13 @@ function drawControls() {
     tab.tabIndex = name === state.view ? 0 : -1;
   }
   byId("panel").setAttribute("aria-labelledby", "tab-" + state.view);
-  drawModels();
-  for (const [id, value] of [["search", state.q], ["room", state.room], ["model", state.model], ["order", state.order]]) if (byId(id).value !== value) byId(id).value = value;
+  if (state.view === "cards") {
+    drawChoices("model", model.models());
+    const pools = model.pools();
+    drawChoices("pool", pools);
+    byId("pools").hidden = pools.length === 0;
+  }
+  for (const [id, value] of [["search", state.q], ["room", state.room], ["model", state.model], ["pool", state.pool], ["order", state.order]]) if (byId(id).value !== value) byId(id).value = value;
   byId("problems").checked = Boolean(state.problems);
   byId("card-filters").hidden = state.view !== "cards";
   byId("group").hidden = !state.group || !["pods", "pending"].includes(state.view);
@@ -72,17 +77,15 @@ function drawControls() {
   byId("group").setAttribute("aria-label", "Only pods of group " + state.group + ". Show all");
 }
 
-/** drawModels lists the models by which one can filter. */
-function drawModels() {
-  if (state.view !== "cards") return;
-  const known = model.models();
-  if (state.model && !known.includes(state.model)) known.push(state.model);
-  if (modelsDrawn === known.join("\n")) return;
-  modelsDrawn = known.join("\n");
-  byId("model").replaceChildren(h("option", { value: "" }, "all"), ...known.map((name) => h("option", { value: name }, name)));
+/** drawChoices lists the models or the pools by which one can filter. */
+function drawChoices(id, known) {
+  if (state[id] && !known.includes(state[id])) known.push(state[id]);
+  if (choices[id] === known.join("\n")) return;
+  choices[id] = known.join("\n");
+  byId(id).replaceChildren(h("option", { value: "" }, "all"), ...known.map((name) => h("option", { value: name }, name)));
 }
 
-let modelsDrawn = "";
+const choices = {}; // The drawn ones.
 
 function drawView() {
   let nothing = missing();
@@ -247,8 +250,8 @@ views.forEach((view) => {
     byId("tab-" + next).focus();
   });
 });
-for (const [id, field] of [["search", "q"], ["room", "room"], ["model", "model"], ["order", "order"]]) {
-  byId(id).addEventListener("input", (event) => go({ [field]: event.target.value }, ["order", "model"].includes(id) ? undefined : id));
+for (const [id, field] of [["search", "q"], ["room", "room"], ["model", "model"], ["pool", "pool"], ["order", "order"]]) {
+  byId(id).addEventListener("input", (event) => go({ [field]: event.target.value }, ["order", "model", "pool"].includes(id) ? undefined : id));
 }
 byId("problems").addEventListener("input", (event) => go({ problems: event.target.checked ? "only" : "" }));
 byId("group").addEventListener("click", () => {

@@ -89,13 +89,14 @@ export class Cards {
   }
 
   /** show lists the nodes of the model that match the filters. */
-  show(model, { q, room, problems, order, model: only }) {
+  show(model, { q, room, problems, order, model: only, pool }) {
     const wanted = terms(q);
     let nodes = [];
     for (const name of model.names) {
       const node = model.nodes.get(name);
       if (problems && !node.problem) continue;
       if (only && !node.models.includes(only)) continue;
+      if (pool && node.pool !== pool) continue;
       if (room && node.largest < Number(room)) continue;
       if (wanted.length && !matches(haystack(node), wanted)) continue;
       nodes.push(node);
@@ -126,6 +127,7 @@ export class Cards {
     if (problems.length) about.push(problems[0] + (problems.length > 1 ? " (and " + (problems.length - 1) + " more)" : ""));
     if (node.simulated) about.push("simulated cards");
     if (node.models.length) about.push(node.models.join(", ").replaceAll("NVIDIA ", ""));
+    if (node.pool) about.push(node.pool);
     if (node.isolation) about.push("limits: " + node.isolation);
     name.append(h("small", { class: problems.length ? "warn" : "", title: problems.length ? problems.join("\n") : about.join(" · ") }, about.join(" · ")));
     const cards = node.cards.map((card) => {

@@ -97,6 +97,11 @@ export class Model {
     return [...new Set([...this.nodes.values()].flatMap((node) => node.models))].sort();
   }
 
+  /** pools returns the pools of all nodes, sorted. */
+  pools() {
+    return [...new Set([...this.nodes.values()].map((node) => node.pool).filter(Boolean))].sort();
+  }
+
   /** namespaces returns the namespaces that have or ask for GPU memory, with what their pods have and wait for in MiB. */
   namespaces() {
     const found = new Map();
@@ -247,7 +252,7 @@ export function reported(reports) {
 /** haystack returns the searched text of a node. */
 export function haystack(node) {
   if (node.haystack === undefined) {
-    const words = [node.name, node.simulated ? "simulated" : "", ...(node.problems ?? [])];
+    const words = [node.name, node.pool ?? "", node.simulated ? "simulated" : "", ...(node.problems ?? [])];
     for (const card of node.cards) {
       words.push(card.model ?? "", card.uuid ?? "", card.unhealthy ?? "");
       for (const pod of card.pods) words.push(pod.namespace + "/" + pod.name);
@@ -264,10 +269,10 @@ export function rows(node) {
     node.rows = [];
     const add = (card, pod) =>
       node.rows.push({
-        namespace: pod.namespace, name: pod.name, tone: pod.tone, since: pod.since, memory: pod.memory, cores: pod.cores, cards: pod.cards, node: node.name, card,
+        namespace: pod.namespace, name: pod.name, tone: pod.tone, owner: pod.owner, since: pod.since, memory: pod.memory, cores: pod.cores, cards: pod.cards, node: node.name, card,
         state: [pod.state, remark(pod)].filter(Boolean).join(", "), title: remark(pod, true),
         unit: node.unit, mib: pod.memory * node.unitMiB,
-        haystack: (pod.namespace + "/" + pod.name + "\n" + node.name + "\n" + (pod.state ?? "") + "\n" + remark(pod, true)).toLowerCase(),
+        haystack: (pod.namespace + "/" + pod.name + "\n" + (pod.owner ?? "") + "\n" + node.name + "\n" + (pod.state ?? "") + "\n" + remark(pod, true)).toLowerCase(),
       });
     for (const card of node.cards) for (const pod of card.pods) add(card.id, pod);
     for (const pod of node.cardless ?? []) add(-1, pod);

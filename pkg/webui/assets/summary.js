@@ -21,7 +21,7 @@ export class Summary {
       ? sum(s.allocated, s.unit) + " allocated, " + sum(s.pieces, s.unit) + " free on cards in use, " + sum(s.whole, s.unit) + " free in whole cards, " + sum(s.out, s.unit) + " out of use"
       : "no cards");
     setText(byId("largest"), !model.known ? "–" : s.where ? sum(s.largest, s.where.node.unit ? { name: s.where.node.unit, mib: s.where.node.unitMiB } : null) : "none");
-    setText(byId("largest-where"), !model.known ? "" : s.where ? "on " + s.where.node.name + ", GPU " + s.where.card.id : "no card has anything free");
+    setText(byId("largest-where"), !model.known ? "" : s.where ? "on " + s.where.node.name + ", GPU " + s.where.card.id : s.cards ? "no card has anything free" : "");
     setText(byId("cards-count"), model.known ? number(s.cards) : "–");
     setText(byId("cards-note"), !model.known ? "" : plural(s.nodes, "node", "nodes") + " · " + plural(s.pods, "pod", "pods") + (s.simulated ? " · " + number(s.simulated) + " simulated" : ""));
     const wrong = [];

@@ -103,6 +103,7 @@ function filter(model, { q, group }) {
 const podColumns = [
   { key: "namespace", title: "Namespace", value: (r) => r.namespace },
   { key: "name", title: "Pod", value: (r) => r.name },
+  { key: "owner", title: "Owner", value: (r) => r.owner ?? "" },
   { key: "memory", title: "Memory", class: "right", down: true, value: (r) => r.mib },
   { key: "node", title: "Node", value: undefined },
   { key: "card", title: "Card", class: "right", value: (r) => r.card },
@@ -123,6 +124,7 @@ export class Pods extends Head {
     return h("tr", {},
       h("td", {}, row.namespace),
       h("td", { title: row.name }, h("i", { class: tone(row) }), row.name),
+      h("td", { class: "dim", title: row.owner }, row.owner ?? "–"),
       h("td", { class: "right" }, part(row.memory, row.cores, row.unit)),
       h("td", {}, row.node),
       h("td", { class: "right" }, row.card < 0 ? where
@@ -155,6 +157,7 @@ export class Pods extends Head {
 const pendingColumns = [
   { key: "namespace", title: "Namespace", value: (p) => p.namespace },
   { key: "name", title: "Pod", value: (p) => p.name },
+  { key: "owner", title: "Owner", value: (p) => p.owner ?? "" },
   { key: "request", title: "Requests", class: "right", down: true, value: (p) => p.request },
   { key: "age", title: "Age", class: "right", down: true, value: (p) => -p.created },
   { key: "cause", title: "Cause", value: (p) => p.words },
@@ -170,10 +173,11 @@ const problemColumns = [
 export class Pending extends List {
   constructor(root, changed) {
     super(root, "Pending pods", pendingColumns, "-age", changed,
-      (pod) => [pod.namespace, pod.name, pod.asks, pod.reason, pod.message, pod.schedulerMessage].join("\n"),
+      (pod) => [pod.namespace, pod.name, pod.owner, pod.asks, pod.reason, pod.message, pod.schedulerMessage].join("\n"),
       (pod) => h("tr", {},
         h("td", {}, pod.namespace),
         h("td", {}, pod.name),
+        h("td", { class: "dim" }, pod.owner ?? "–"),
         h("td", { class: "right" }, pod.asks),
         h("td", { class: "right age" }),
         h("td", {}, chip(pod.reason, pod.words)),
@@ -194,7 +198,7 @@ export class Pending extends List {
   /** show returns how many pods are shown: pending ones, and those of the second table. */
   show(model, state) {
     const passes = filter(model, state);
-    const found = model.pending.filter((pod) => passes(pod, searched(pod, pod.words, pod.reason, pod.message, pod.schedulerMessage)));
+    const found = model.pending.filter((pod) => passes(pod, searched(pod, pod.owner ?? "", pod.words, pod.reason, pod.message, pod.schedulerMessage)));
     const wrong = model.problems.filter((pod) => passes(pod, searched(pod, pod.problem)));
     const unit = model.sums().unit;
     for (const pod of found) {
@@ -224,9 +228,8 @@ export class Namespaces extends List {
 
   cells(n) {
     const find = h("button", { type: "button", class: "link", "data-search": n.namespace + "/" }, n.namespace);
-    const right = (text) => h("td", { class: "right" }, text);
-    return h("tr", {}, h("td", {}, find), right(number(n.pods)), right(sum(n.allocated, this.unit)), right(number(n.pending)), right(sum(n.waiting, this.unit)),
-      right(sum(n.requested, this.unit)));
+    const values = [number(n.pods), sum(n.allocated, this.unit), number(n.pending), sum(n.waiting, this.unit), sum(n.requested, this.unit)];
+    return h("tr", {}, h("td", {}, find), ...values.map((text, i) => h("td", { class: "right", "data-title": namespaceColumns[i + 1].title }, text)));
   }
 
   show(model, { q }) {
