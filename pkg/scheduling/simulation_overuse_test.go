@@ -75,6 +75,7 @@ func (w *world) checkEviction(p *apiPod, why evictionReason, by string) {
 	switch why {
 	case forOthers:
 		w.stats.reclaimed++
+		w.stats.reclaimedFrom[p.tenant]++
 		if w.chance(w.diesAtEviction) {
 			w.after(w.between(0, 5*time.Millisecond), w.changeLeader)
 		}

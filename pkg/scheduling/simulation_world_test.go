@@ -105,6 +105,8 @@ type stats struct {
 	binds, lost, rejected, singles, whole, evictions, evicted, preempted, leaders, restarts int
 	// opened counts the gates that were removed, reclaimed the pods that were evicted for other tenants.
 	opened, reclaimed int
+	// reclaimedFrom are those by tenant.
+	reclaimedFrom map[string]int
 	// overruns counts the pods that were evicted for their use, twice the preemptions for pods whose earlier victims had not ended.
 	overruns, twice int
 	// protected counts the evictions that a disruption budget refused.
@@ -126,7 +128,7 @@ const (
 )
 
 func newWorld(seed uint64, o worldOptions) *world {
-	w := &world{worldOptions: o, seed: seed, random: rand.New(rand.NewPCG(seed, 15)), stats: stats{failed: map[string]int{}, cards: map[string]int{}}}
+	w := &world{worldOptions: o, seed: seed, random: rand.New(rand.NewPCG(seed, 15)), stats: stats{failed: map[string]int{}, reclaimedFrom: map[string]int{}, cards: map[string]int{}}}
 	w.api = newAPIServer(w)
 	w.scheduler = newKubeScheduler(w)
 	return w
