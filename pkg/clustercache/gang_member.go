@@ -48,7 +48,7 @@ func memberOf(pod *corev1.Pod, problem error) *gang.Member {
 		switch condition := &pod.Status.Conditions[i]; {
 		case condition.Type != corev1.PodScheduled:
 		case m.Node == "":
-			m.ShortOfMemory = shortOfMemory(condition)
+			m.ShortOfResources = shortOfResources(condition)
 		case condition.Status == corev1.ConditionTrue:
 			// The API server sets the condition together with the node (k8s.io/kubernetes
 			// pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata).
@@ -82,9 +82,9 @@ func ofFairShare(gate corev1.PodSchedulingGate) bool { return gate.Name == proto
 // foreign reports whether the gate is not that of fair shares, which the extender itself removes.
 func foreign(gate corev1.PodSchedulingGate) bool { return gate.Name != protocol.GateFairShare }
 
-// shortOfMemory reports whether kube-scheduler found that nodes lack GPU memory or cores for the pod. It doesn't offer such nodes to the
-// extender.
-func shortOfMemory(condition *corev1.PodCondition) bool {
+// shortOfResources reports whether kube-scheduler found that nodes lack GPU memory, CPU or other resources for the pod. It doesn't offer such nodes
+// to the extender.
+func shortOfResources(condition *corev1.PodCondition) bool {
 	return condition.Status == corev1.ConditionFalse && condition.Reason == corev1.PodReasonUnschedulable &&
-		reasons.LacksSum(condition.Message)
+		reasons.LacksResources(condition.Message)
 }

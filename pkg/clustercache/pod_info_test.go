@@ -190,8 +190,10 @@ func TestGangMember(t *testing.T) {
 		"gated until its fair share": {[]fake.PodEdit{gated(protocol.GateFairShare)}, func(m *gang.Member) { m.HeldBack = true }},
 		"gated by both":              {[]fake.PodEdit{gated(protocol.GateFairShare, "g")}, func(m *gang.Member) { m.Gated, m.HeldBack = true, true }},
 		"of another scheduler":       {[]fake.PodEdit{func(pod *corev1.Pod) { pod.Spec.SchedulerName = "other" }}, func(m *gang.Member) { m.Scheduler = "other" }},
-		"nodes lack GPU memory":      {[]fake.PodEdit{unschedulable("0/3 nodes are available: 1 Insufficient aliyun.com/gpu-mem, 2 Insufficient cpu.")}, func(m *gang.Member) { m.ShortOfMemory = true }},
-		"nodes lack CPU":             {[]fake.PodEdit{unschedulable("0/3 nodes are available: 3 Insufficient cpu.")}, func(*gang.Member) {}},
+		"nodes lack GPU memory":      {[]fake.PodEdit{unschedulable("0/3 nodes are available: 1 Insufficient aliyun.com/gpu-mem, 2 Insufficient cpu.")}, func(m *gang.Member) { m.ShortOfResources = true }},
+		"nodes lack CPU":             {[]fake.PodEdit{unschedulable("0/3 nodes are available: 3 Insufficient cpu.")}, func(m *gang.Member) { m.ShortOfResources = true }},
+		"nodes have too many pods":   {[]fake.PodEdit{unschedulable("0/3 nodes are available: 3 Too many pods.")}, func(m *gang.Member) { m.ShortOfResources = true }},
+		"a claim is missing":         {[]fake.PodEdit{unschedulable(`0/3 nodes are available: persistentvolumeclaim "x" not found.`)}, func(*gang.Member) {}},
 		"nodes lacked GPU memory":    {[]fake.PodEdit{unschedulable("1 Insufficient aliyun.com/gpu-mem."), fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
 		"a run of its gang":          {[]fake.PodEdit{fake.Annotation(protocol.AnnotationGroupRun, "uid-a")}, func(m *gang.Member) { m.Run = "uid-a" }},
 		"too large": {[]fake.PodEdit{tooLarge, inGroup("2"), func(pod *corev1.Pod) {

@@ -188,7 +188,7 @@ var rules = []rule{
 		return "kube-scheduler reports an error, and tries the pod again: " + Shorten(c.Message) + c.pauseText()
 	}},
 	{reasons.KeptForGroup, (*podCase).keptForGroup, func(c *podCase) string {
-		return fmt.Sprintf("%s, but free GPU memory is kept for %s, which came first", c.room.has, c.rejection.ReservedFor())
+		return fmt.Sprintf("%s, but %s", c.room.has, c.rejection.Kept())
 	}},
 	{reasons.Fits, roomIs(reasons.Fits), (*podCase).fitsText},
 }
@@ -297,7 +297,7 @@ func (c *podCase) waits() bool {
 }
 
 func (c *podCase) keptForGroup() bool {
-	return c.room.reason == reasons.Fits && c.rejection != nil && c.rejection.ReservedFor() != ""
+	return c.room.reason == reasons.Fits && c.rejection != nil && c.rejection.Kept() != ""
 }
 
 func (c *podCase) fitsText() string {

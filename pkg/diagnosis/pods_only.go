@@ -31,7 +31,7 @@ func reportedRoom(pod *Pod) room {
 	}
 	rejected, _ := rejectionIn(pod.Message)
 	made := room{reason: reasons.OtherConstraint, message: Shorten(strings.TrimSuffix(reasons.WithoutPreemption(pod.Message), "."))}
-	if rejected.ReservedFor() != "" {
+	if rejected.Kept() != "" {
 		made.reason = reasons.KeptForGroup
 		return made
 	}

@@ -8,14 +8,13 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // awaits makes the awaited reservations of a fixture.
 func (f *fixture) awaits() *queue.Awaited {
 	return queue.NewAwaited(queue.Options{
-		Ledger: f.ledger, Capacity: func() ledger.Capacity { return nil }, MaxIdle: 0.02, MaxAge: time.Hour, Failures: &queue.Failures{}, Reserved: func() {},
+		Ledger: f.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: &queue.Failures{}, Reserved: func() {},
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -211,6 +212,60 @@ func (f *freeAmounts) shape(uid gpu.PodUID) (shape placement.Shape, ok bool) {
 		return pod.Shape(), true
 	}
 	return placement.Shape{}, false
+}
+
+// fit is Cluster.Fits.
+func (f *freeAmounts) fit(q *ledger.ResourceQuery) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.nodes[q.Node]
+	if n == nil || !n.known {
+		return true
+	}
+	pods, others := f.allPending(q.Pods), f.allPending(q.Ahead)
+	var ending []*PodUse
+	for _, uid := range q.Ending {
+		if pod := f.pods[uid]; pod != nil && pod.Node == q.Node {
+			ending = append(ending, pod)
+		}
+	}
+	lacks := func(name corev1.ResourceName) bool {
+		allocatable, listed := n.allocatable[name]
+		need := sumOf(name, pods)
+		if !listed {
+			return q.Listed && need > 0
+		}
+		return need > 0 && need > allocatable-n.used[name]-sumOf(name, others)+sumOf(name, ending)
+	}
+	for _, pod := range pods {
+		for name := range pod.Requests {
+			if lacks(name) {
+				return false
+			}
+		}
+	}
+	return !lacks(corev1.ResourcePods)
+}
+
+// allPending returns those of the pods that still need a node.
+func (f *freeAmounts) allPending(uids []gpu.PodUID) (pending []*PodUse) {
+	for _, uid := range uids {
+		if pod := f.pods[uid]; pod != nil && pod.pending() {
+			pending = append(pending, pod)
+		}
+	}
+	return pending
+}
+
+// sumOf returns what the pods use of a resource of their nodes.
+func sumOf(name corev1.ResourceName, pods []*PodUse) (sum int64) {
+	if name == corev1.ResourcePods {
+		return int64(len(pods))
+	}
+	for _, pod := range pods {
+		sum += pod.Requests[name]
+	}
+	return sum
 }
 
 // pending returns the pod if it still needs a node.

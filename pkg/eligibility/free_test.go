@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -150,6 +151,7 @@ func TestFree(t *testing.T) {
 				free, _ := r.cluster.free.of(name(i), nil)
 				got = append(got, free)
 			}
+			r.compareFits(t, name(r.IntN(randomNodes)))
 			if diff := cmp.Diff(after, got, sameRooms, byUID); diff != "" {
 				t.Fatalf("seed %d, step %d (-want +got):\n%s", seed, step, diff)
 			}
@@ -165,6 +167,43 @@ func TestFree(t *testing.T) {
 		if f := &r.cluster.free; len(f.pods)+len(f.nodes) > 0 {
 			t.Fatalf("seed %d: %d pods and %d nodes are kept", seed, len(f.pods), len(f.nodes))
 		}
+	}
+}
+
+// compareFits asks whether some pods fit the node, and compares the answer with a count from the beginning.
+func (r *randomCluster) compareFits(t *testing.T, node string) {
+	some := func() (uids []gpu.PodUID) {
+		for i := range randomPods {
+			if r.IntN(4) == 0 {
+				uids = append(uids, gpu.PodUID(fmt.Sprint("p", i)))
+			}
+		}
+		return uids
+	}
+	q := ledger.ResourceQuery{Node: node, Pods: some(), Ahead: some(), Ending: some(), Listed: r.IntN(2) == 0}
+	pending := func(p *PodUse) bool { return p.Node == "" && !p.Leaving && p.Request > 0 }
+	use := func(uids []gpu.PodUID, which func(*PodUse) bool, resourceName corev1.ResourceName) (sum int64) {
+		for _, uid := range uids {
+			if p := r.pods[uid]; p != nil && which(p) {
+				sum += Resources{resourceName}.Use(0, p)
+			}
+		}
+		return sum
+	}
+	want, state := true, r.want(node)
+	for _, resourceName := range randomResources {
+		if state == nil {
+			break
+		}
+		free, listed := state.free[resourceName]
+		need := use(q.Pods, pending, resourceName)
+		free += use(q.Ending, func(p *PodUse) bool { return p.Node == node }, resourceName) - use(q.Ahead, pending, resourceName)
+		if need > 0 && (listed && need > free || !listed && q.Listed) {
+			want = false
+		}
+	}
+	if got := r.cluster.Fits(q); got != want {
+		t.Fatalf("%+v: fits %t, want %t", q, got, want)
 	}
 }
 

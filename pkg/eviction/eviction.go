@@ -65,6 +65,7 @@ type Ledger interface {
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
 	Outranked(pod gpu.Pod, nodes []string) []string
 	SeenEnd(pod gpu.Pod, nodes []string) []string
+	FitsResources(node string, pod gpu.Pod, gone []gpu.PodUID) bool
 	Nominate(node string, pod gpu.Pod, victims ...gpu.PodUID)
 	RemoveNomination(uid gpu.PodUID)
 }

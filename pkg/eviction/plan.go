@@ -36,7 +36,7 @@ func (e *Evictor) choosePlan(ctx context.Context, pod *clustercache.PodInfo, can
 		if len(nodes) == maxPlans {
 			break
 		}
-		if node, ok := s.node(name, preemption.Victims{}); ok && preemption.Fragmented(node, s.request) {
+		if node, ok := s.node(name, preemption.Victims{}); ok && preemption.Fragmented(node, s.request) && e.Ledger.FitsResources(name, pod.Pod, nil) {
 			node.Pods = slices.DeleteFunc(node.Pods, func(p preemption.Pod) bool { return !e.evictable(p) })
 			names, nodes = append(names, name), append(nodes, node)
 		}

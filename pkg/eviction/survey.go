@@ -43,7 +43,8 @@ func NewSurvey(l Ledger, cache Cache, preemptor *clustercache.PodInfo, nodes int
 	return s
 }
 
-// Victims returns the victims on each node, given kube-scheduler's proposals. It omits the nodes that are no candidates, and those that are
+// Victims returns the victims on each node, given kube-scheduler's proposals. It omits the nodes that are no candidates, those that keep CPU or
+// another resource for pods that come before the preemptor and then have too little of it, and those that are
 // left when the budget of work is spent or the context has ended; undecided is the number of the latter.
 func (s *Survey) Victims(ctx context.Context, proposed map[string]preemption.Victims) (victims map[string]preemption.Victims, undecided int) {
 	victims = map[string]preemption.Victims{}
@@ -56,7 +57,7 @@ func (s *Survey) Victims(ctx context.Context, proposed map[string]preemption.Vic
 		if !ok {
 			continue
 		}
-		if chosen, ok := preemption.Choose(node, s.request, s.work); ok {
+		if chosen, ok := preemption.Choose(node, s.request, s.work); ok && s.ledger.FitsResources(name, s.pod.Pod, chosen.Pods) {
 			victims[name] = chosen
 		}
 	}

@@ -27,7 +27,7 @@ import (
 // The answer has the form of the request: names or whole nodes. Reasons that preemption can change are in FailedNodes.
 func TestFilter(t *testing.T) {
 	none := extenderv1.FailedNodesMap{}
-	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\u2028", "n\x7f6", "n7", "n8", "n9", "n10", "n11", "n12"}
+	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\u2028", "n\x7f6", "n7", "n8", "n9", "n10", "n11", "n12", "n13"}
 	oddReasons := slices.Concat([]reasons.Reason{reasons.Fits}, reasons.OfNodes(), []reasons.Reason{reasons.Full})
 	failed, unresolvable := extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
 	for i, reason := range oddReasons {
@@ -35,6 +35,8 @@ func TestFilter(t *testing.T) {
 		case reasons.Fits:
 		case reasons.Reserved:
 			failed[odd[i]] = "free GPU memory is kept for group default/train"
+		case reasons.ResourcesReserved:
+			failed[odd[i]] = "free CPU, memory or pods of the node are kept for group default/train"
 		case reasons.Fragmented, reasons.Full, reasons.Crowded:
 			failed[odd[i]] = reason.Text()
 		default:

@@ -118,7 +118,7 @@ func TestLostAnswers(t *testing.T) {
 		"the pod is gone":      {func(s *scene) { s.manager.ConfirmedGone(s.created[2].UID, s.now) }, "broken"},
 		"the watch deletes it": {func(s *scene) { s.manager.RemoveMember(s.created[2].UID, s.now) }, "broken"},
 		"it is still unbound": {func(s *scene) {
-			s.created[2].ShortOfMemory = true // So that the read shows something new.
+			s.created[2].ShortOfResources = true // So that the read shows something new.
 			s.manager.Confirmed(s.created[2].Member, s.now)
 		}, "binding"},
 		"the last one is gone": {func(s *scene) {

@@ -175,7 +175,7 @@ func TestReservationNeedsAnOffer(t *testing.T) {
 		t.Errorf("%d reservations", s.reservations)
 	}
 	for _, p := range s.created {
-		p.ShortOfMemory = true
+		p.ShortOfResources = true
 		s.report(p)
 	}
 	if s.advance(10 * time.Second); s.reservations != 1 {

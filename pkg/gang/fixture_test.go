@@ -88,7 +88,7 @@ func newFixture(t *testing.T) *fixture {
 	})
 	manager.Observer = s
 	s.awaited = queue.NewAwaited(queue.Options{
-		Ledger: s.ledger, Capacity: func() ledger.Capacity { return nil }, MaxIdle: 0.02, MaxAge: time.Hour, Failures: manager.Failures, Reserved: func() { s.reservations++ },
+		Ledger: s.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: manager.Failures, Reserved: func() { s.reservations++ },
 	})
 	manager.EligibleNodes = func(gpu.PodUID) []string { return s.nodes }
 	for i := range 4 {
@@ -183,7 +183,7 @@ func (s *fixture) schedule(p *pod) {
 	candidates := s.candidates(p)
 	if len(candidates) == 0 {
 		// kube-scheduler doesn't call the extender without candidates. It says what the nodes lack.
-		if p.ShortOfMemory = true; s.pods[p.UID] == p {
+		if p.ShortOfResources = true; s.pods[p.UID] == p {
 			s.report(p)
 		}
 		return

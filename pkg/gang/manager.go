@@ -224,7 +224,7 @@ func (mgr *Manager) group(key Key) *group {
 // apply sets what is known of a member.
 func (mgr *Manager) apply(m *member, next Member, now time.Time) {
 	r := m.run
-	m.ShortOfMemory = next.ShortOfMemory // This change alone continues no run: kube-scheduler's message can change with each attempt.
+	m.ShortOfResources = next.ShortOfResources // This change alone continues no run: kube-scheduler's message can change with each attempt.
 	if m.Member == next || r == nil {
 		m.Member = next
 		return

@@ -84,8 +84,8 @@ type Member struct {
 	// Cardless is true if the pod asks for no cards. kube-scheduler doesn't call the extender for it, and it doesn't
 	// count.
 	Cardless bool
-	// ShortOfMemory is true if kube-scheduler's message on the pod says that nodes lack GPU memory.
-	ShortOfMemory bool
+	// ShortOfResources is true if kube-scheduler's message on the pod says that nodes lack GPU memory, CPU or other resources.
+	ShortOfResources bool
 }
 
 // category is what a member counts as.

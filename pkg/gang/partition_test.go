@@ -296,7 +296,7 @@ func TestNoRequeueForMessage(t *testing.T) {
 	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.Template = "y" }), begin)
 	mgr.Filter("a", []string{"n"}, begin)
 	mgr.TakeEffects()
-	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.Template, m.ShortOfMemory = "y", true }), begin)
+	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.Template, m.ShortOfResources = "y", true }), begin)
 	if mgr.TakeEffects().Requeue {
 		t.Error("requeued")
 	}

@@ -10,14 +10,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Waiting returns the runs that have no plan although only memory seems to be missing, as items of the queue. Those that
+// Waiting returns the runs that have no plan although only memory or other resources seem to be missing, as items of the queue. Those that
 // wait for their turn by fair sharing aren't among them: package dispatch returns these.
 func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	for _, r := range mgr.waiting {
 		paused, _ := mgr.paused(r, now)
-		if r.plan != nil || paused || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksMemory(now) {
+		if r.plan != nil || paused || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksResources(now) {
 			continue
 		}
 		items = append(items, queue.Item{
@@ -36,11 +36,11 @@ func (r *run) like() string {
 	return r.item.ID
 }
 
-// onlyLacksMemory reports whether a lack of memory is the only known reason why the members are pending.
-func (r *run) onlyLacksMemory(now time.Time) bool {
+// onlyLacksResources reports whether a lack of memory or other resources is the only known reason why the members are pending.
+func (r *run) onlyLacksResources(now time.Time) bool {
 	short := map[string]bool{} // By template; members with volumes have one each.
 	for _, m := range r.ordered() {
-		if m.ShortOfMemory && m.counted == pending {
+		if m.ShortOfResources && m.counted == pending {
 			short[m.Template] = true
 		}
 	}

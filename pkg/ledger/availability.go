@@ -23,7 +23,7 @@ func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, reasons.R
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
 	demand := pod.Demand()
-	reason := l.fit(n, &pod, &demand)
+	reason := l.fit(name, n, &pod, &demand)
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		reason = reasons.Elsewhere
 		if home == name {
@@ -63,14 +63,14 @@ func (l *Ledger) outranked(name string, priority int32) bool {
 }
 
 // fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller holds the lock.
-func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) reasons.Reason {
+func (l *Ledger) fit(name string, n *node, pod *gpu.Pod, demand *gpu.Demand) reasons.Reason {
 	if reason := n.accepts(demand); reason != reasons.Fits {
 		return reason
 	}
-	if len(n.reserved) == 0 {
+	if !n.keeps() {
 		return n.totals.Fit(n.cards, demand)
 	}
-	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod, true, nil), *demand))
+	return l.orKept(l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod, true, nil), *demand)), name, n, pod, nil)
 }
 
 // suit is fit with the node's suitability. kind is kindOf the pod.

@@ -18,12 +18,13 @@ import (
 // and later than oldest. Run times are unknown, and a pod that has run for long will likely run for long. The awaited reservations of items that come
 // before count as pods that stay. If the requests don't fit then, these count as pods that end.
 //
-// If the requests don't fit, also not by capacity, there is no reservation for the item, and Await returns false. If all fit, the pods are taken
-// from capacity. The nodes are compared without the lock, a part after the other, so they can change before the cards are chosen: then Await can
-// return false although there are cards.
-func (l *Ledger) Await(item Item, requests []Request, oldest time.Time, capacity Capacity) (made bool) {
+// The nodes must also have enough CPU, memory and other resources if the pods that were placed after oldest have ended.
+//
+// If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, a part after
+// the other, so they can change before the cards are chosen: then Await can return false although there are cards.
+func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bool) {
 	for _, beside := range []bool{true, false} {
-		c := awaitedChoice{Ledger: l, item: item, oldest: oldest, beside: beside, capacity: capacity, rated: map[gpu.Demand]ratedNodes{}}
+		c := awaitedChoice{Ledger: l, item: item, oldest: oldest, beside: beside, rated: map[gpu.Demand]ratedNodes{}}
 		shortlist := c.shortlist(requests)
 		l.update(func() []string {
 			freed := l.endAwaited(item.ID)
@@ -81,14 +82,15 @@ func (l *Ledger) isFor(r *Reservation, requests []Request) bool {
 	return len(missing) == 0
 }
 
-// AwaitedFree reports whether all that the item's awaited reservation has is free, and no other reservation keeps it from the item.
+// AwaitedFree reports whether all that the item's awaited reservation has is free, with the CPU and the other resources that its pods need, and no
+// other reservation keeps it from the item.
 func (l *Ledger) AwaitedFree(id string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	r := l.reservations.items[id]
 	return r != nil && !slices.ContainsFunc(r.Shares, func(share Share) bool {
 		n := l.nodes[share.Node]
-		if n == nil {
+		if n == nil || !l.resourcesFree(r, &share, n) {
 			return true
 		}
 		cards := l.cardsFor(n, &share.Pod, true, nil)
@@ -97,6 +99,19 @@ func (l *Ledger) AwaitedFree(id string) bool {
 			return !ok || !cards[i].Has(n.reservedBy(r, on.Card))
 		})
 	})
+}
+
+// resourcesFree reports whether the node of the share has the resources free for all pods of the reservation that still need a place there.
+func (l *Ledger) resourcesFree(r *Reservation, share *Share, n *node) bool {
+	q := ResourceQuery{Node: share.Node}
+	for i := range r.Shares {
+		uid := r.Shares[i].Pod.UID
+		if _, allocated := l.nodeOf[uid]; !allocated && r.Shares[i].Node == share.Node {
+			q.Pods = append(q.Pods, uid)
+		}
+	}
+	q.Ahead, _ = l.ahead(n, &share.Pod, nil)
+	return l.fits(q)
 }
 
 // couldHold reports whether the cards would hold what the reservation has of them if they were empty.
@@ -208,11 +223,10 @@ func (l *Ledger) idle(r *Reservation) (idle gpu.Memory) {
 // awaitedChoice is one choice of cards, see Await.
 type awaitedChoice struct {
 	*Ledger
-	item     Item
-	made     *Reservation
-	oldest   time.Time
-	beside   bool
-	capacity Capacity
+	item   Item
+	made   *Reservation
+	oldest time.Time
+	beside bool
 	// rated are the rates of nodes by demand, for shortlist.
 	rated map[gpu.Demand]ratedNodes
 	// The slices are kept for reuse by freeable.
@@ -271,7 +285,7 @@ func (c *awaitedChoice) shortlist(requests []Request) []Request {
 	return out
 }
 
-// best returns the positions of the n best nodes for a request, of those that have capacity.
+// best returns the positions of the n best nodes for a request, of those that have the resources.
 func (c *awaitedChoice) best(request *Request, n int) (positions []int) {
 	rates := c.rates(request)
 	for i, name := range request.Nodes {
@@ -285,16 +299,40 @@ func (c *awaitedChoice) best(request *Request, n int) (positions []int) {
 		if taken == n {
 			break
 		}
-		if name, uid := request.Nodes[position], request.Pod.UID; c.capacity != nil {
-			if !c.capacity.Take(name, uid) {
-				continue
-			}
-			c.capacity.Return(name, uid)
+		if c.mayHaveResources(request.Nodes[position], request.Pod.UID) {
+			positions[taken] = position
+			taken++
 		}
-		positions[taken] = position
-		taken++
 	}
 	return positions[:taken]
+}
+
+// mayHaveResources is haveResources without the lock.
+func (c *awaitedChoice) mayHaveResources(name string, uid gpu.PodUID) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	n := c.nodes[name]
+	return n != nil && c.haveResources(name, n, uid)
+}
+
+// haveResources reports whether the node will have the resources for the pod beside the item's own shares and, if beside is true, those of items that
+// come before: once the pods that were placed after oldest have ended.
+func (c *awaitedChoice) haveResources(name string, n *node, uid gpu.PodUID) bool {
+	q := ResourceQuery{Node: name, Pods: []gpu.PodUID{uid}, Listed: true}
+	for i := range n.reserved {
+		if r := &n.reserved[i]; c.counts(r) {
+			q.Ahead = append(q.Ahead, r.Pod.UID)
+		}
+	}
+	if c.fits(q) {
+		return true // Also if no pod ends.
+	}
+	for uid, a := range n.allocations {
+		if a.begun().After(c.oldest) {
+			q.Ending = append(q.Ending, uid)
+		}
+	}
+	return len(q.Ending) > 0 && c.fits(q)
 }
 
 // rates returns the rates of the nodes that the request fits, by name. Requests with the same demand share them.
@@ -348,7 +386,7 @@ func (c *awaitedChoice) choose(requests []Request) bool {
 			continue
 		}
 		if _, ok := ranks.first(requests[i:]).place(requests[i].Pod); !ok {
-			c.undo()
+			c.endReservation(c.made)
 			return false
 		}
 	}
@@ -358,24 +396,20 @@ func (c *awaitedChoice) choose(requests []Request) bool {
 
 // put adds a share for the pod on the node.
 func (c *awaitedChoice) put(name string, n *node, pod gpu.Pod) bool {
-	if c.capacity != nil && !c.capacity.Take(name, pod.UID) {
+	if !c.haveResources(name, n, pod.UID) {
 		return false
 	}
 	demand, share := pod.Demand(), Share{Pod: pod, Node: name}
 	for _, card := range c.freeable(n, &demand)[:demand.Cards] {
 		share.On = append(share.On, demand.On(card.index)...)
+		for _, a := range c.byAge {
+			if !a.begun().Before(card.since) && slices.Contains(a.Placement.Cards(), card.index) && !slices.Contains(share.Ending, a.UID) {
+				share.Ending = append(share.Ending, a.UID)
+			}
+		}
 	}
 	c.addShare(c.made, share)
 	return true
-}
-
-func (c *awaitedChoice) undo() {
-	c.endReservation(c.made)
-	for _, share := range c.made.Shares {
-		if c.capacity != nil {
-			c.capacity.Return(share.Node, share.Pod.UID)
-		}
-	}
 }
 
 // freeableCard is a card on which a demand fits if the pods that were placed there at a time, or later, have ended.
@@ -436,12 +470,16 @@ func (c *awaitedChoice) countReservations(n *node) {
 		c.cards = append(c.cards, n.cards[i].Empty())
 	}
 	for i := range n.reserved {
-		r := &n.reserved[i]
-		before := c.beside && r.Source == Queued && r.Item.ID != c.item.ID && r.Item.Before(&c.item) && c.stillCounts(r)
-		if before || c.made != nil && r.Reservation == c.made {
+		if r := &n.reserved[i]; c.counts(r) {
 			add(c.cards, r.On)
 		}
 	}
+}
+
+// counts reports whether the share is the item's own, or that of an item that comes before if beside is true.
+func (c *awaitedChoice) counts(r *reserved) bool {
+	before := c.beside && r.Source == Queued && r.Item.ID != c.item.ID && r.Item.Before(&c.item) && c.stillCounts(r)
+	return before || c.made != nil && r.Reservation == c.made
 }
 
 // begun returns when the pod was placed; a zero time if that is unknown. A pod that isn't bound yet counts as new.

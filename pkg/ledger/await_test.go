@@ -18,10 +18,10 @@ var (
 )
 
 // await makes the awaited reservation of testItem.
-func (f *fixture) await(requests []ledger.Request, priority int32, oldest time.Time, capacity ledger.Capacity) bool {
+func (f *fixture) await(requests []ledger.Request, priority int32, oldest time.Time) bool {
 	item := testItem
 	item.Priority = priority
-	return f.Await(item, requests, oldest, capacity)
+	return f.Await(item, requests, oldest)
 }
 
 func TestAwaitedReservation(t *testing.T) {
@@ -40,9 +40,9 @@ func TestAwaitedReservation(t *testing.T) {
 		})
 		expect(t, what, want, got)
 	}
-	expect(t, "five cards of four are reserved", false, f.await(requests(nodes, 16, 16, 16, 16, 16), 0, longAgo, nil))
+	expect(t, "five cards of four are reserved", false, f.await(requests(nodes, 16, 16, 16, 16, 16), 0, longAgo))
 	finds("after a failed reservation", pod("x", 4), nodes...)
-	expect(t, "two cards are reserved", true, f.await(requests(nodes, 16, 16), 0, longAgo, nil))
+	expect(t, "two cards are reserved", true, f.await(requests(nodes, 16, 16), 0, longAgo))
 	finds("the reserved memory counts as used for other pods", pod("x", 4))
 	finds("a member", pod("w0", 16), "n1")
 	finds("a pod of higher priority", pod("x", 4, 1), nodes...)
@@ -66,7 +66,7 @@ func TestAwaitedReservationReason(t *testing.T) {
 	f := newFixture(t, spec(16, 16), spec(16, 16))
 	f.bind("n1", 0, pod("a", 12))
 	f.bind("n2", 0, pod("b", 16))
-	expect(t, "reserved", true, f.await(requests([]string{"n1"}, 16, 16), 1, longAgo, nil))
+	expect(t, "reserved", true, f.await(requests([]string{"n1"}, 16, 16), 1, longAgo))
 	expect(t, "label", "default/train", f.ReservedFor(pod("x", 16, 1), []string{"n2", "n1"}))
 	expect(t, "the label for a member", "", f.ReservedFor(pod("w0", 16), []string{"n1"}))
 	expect(t, "the label on another node", "", f.ReservedFor(pod("x", 16, 1), []string{"n2"}))
@@ -102,16 +102,4 @@ func TestAwaitedReservationReason(t *testing.T) {
 	expect(t, "another node", []reasons.Reason{fits}, f.check(pod("x", 16), "n2"))
 	f.EndAwaited(testItem.ID)
 	expect(t, "label after the end", "", f.ReservedFor(pod("x", 16, 1), []string{"n1"}))
-}
-
-// The reservation is made on nodes with capacity, or not at all.
-func TestAwaitedReservationCapacity(t *testing.T) {
-	f, nodes := newFixture(t, spec(16), spec(16), spec(16)), []string{"n1", "n2", "n3"}
-	f.bind("n2", 0, pod("a", 8))
-	f.bind("n3", 0, pod("b", 12))
-	c := newSlots(t, map[string]int{"n1": 0, "n2": 1, "n3": 1})
-	expect(t, "three members", false, f.await(requests(nodes, 16, 16, 16), 0, longAgo, c))
-	expect(t, "slots after the failure", map[gpu.PodUID]string{}, c.taken)
-	expect(t, "two members", true, f.await(requests(nodes, 16, 16), 0, longAgo, c))
-	expect(t, "slots", map[gpu.PodUID]string{"w0": "n2", "w1": "n3"}, c.taken)
 }

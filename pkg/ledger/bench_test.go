@@ -224,7 +224,7 @@ func BenchmarkReserveAll(b *testing.B) {
 func BenchmarkAwait(b *testing.B) {
 	benchmarkGang(b, func(b *testing.B, l *ledger.Ledger, requests []ledger.Request) {
 		for b.Loop() {
-			if !l.Await(testItem, requests, longAgo, nil) {
+			if !l.Await(testItem, requests, longAgo) {
 				b.Fatal("no room")
 			}
 		}
@@ -292,10 +292,10 @@ func BenchmarkLock(b *testing.B) {
 		"NodeCards":          func() { f.NodeCards() },
 		"NodeMemory":         func() { f.NodeMemory() },
 		"Memory":             func() { f.SetNode(names[0], spec(80, 80, 80, 80, 80, 80, 80, 80)); f.Memory() },
-		"Await":              func() { f.Await(testItem, requests, longAgo, nil) },
+		"Await":              func() { f.Await(testItem, requests, longAgo) },
 		"AwaitedUsable":      func() { f.AwaitedUsable(testItem, requests) },
 		"AwaitedIdle":        func() { f.AwaitedIdle() },
-		"EndAwaited":         func() { f.Await(testItem, requests[:1], longAgo, nil); f.EndAwaited(testItem.ID) },
+		"EndAwaited":         func() { f.Await(testItem, requests[:1], longAgo); f.EndAwaited(testItem.ID) },
 		"Hold":               func() { f.SetReservations(ledger.Reclaimed, reserved...); f.SetReservations(ledger.Reclaimed) },
 		"AddTentative":       func() { f.AddTentative(asking, names[:100], at) },
 		"Move":               func() { f.Move(requests[0], binpack, nil, at); f.Release(requests[0].Pod.UID) },

@@ -151,7 +151,7 @@ func TestConcurrentOperations(t *testing.T) {
 				case 9:
 					l.ReserveAll([]ledger.Request{{Pod: p, Nodes: nodes}, {Pod: shared[0], Nodes: nodes}}, [][]gpu.PodUID{{shared[1].UID}}, binpack, nil, at)
 				case 10:
-					l.Await(testItem, []ledger.Request{{Pod: p, Nodes: nodes}}, longAgo, nil)
+					l.Await(testItem, []ledger.Request{{Pod: p, Nodes: nodes}}, longAgo)
 					l.Move(ledger.Request{Pod: p, Nodes: nodes}, binpack, nil, at)
 				case 11:
 					l.EndAwaited(testItem.ID)

@@ -23,7 +23,7 @@ func TestFreed(t *testing.T) {
 		return places
 	}
 	await := func(f *fixture, name, node string) {
-		f.await([]ledger.Request{{Pod: pod(name, 16), Nodes: []string{node}}, {Pod: pod(name+"2", 16), Nodes: []string{node}}}, 9, longAgo, nil)
+		f.await([]ledger.Request{{Pod: pod(name, 16), Nodes: []string{node}}, {Pod: pod(name+"2", 16), Nodes: []string{node}}}, 9, longAgo)
 	}
 	large := pod("p", 16, 5)
 	for name, test := range map[string]struct {
@@ -183,7 +183,7 @@ func (s *simulation) change() (operation string, subjects []gpu.PodUID) {
 		return fmt.Sprintf("Hold(%v, %d)", places, priority), subjects
 	case 9:
 		priority := int32(s.random.IntN(3))
-		s.fixture.await(requests, priority, longAgo, nil)
+		s.fixture.await(requests, priority, longAgo)
 		return fmt.Sprintf("Await(%v, %d)", some, priority), subjects
 	case 10:
 		yielding := [][]gpu.PodUID{one}

@@ -101,9 +101,11 @@ type Node struct {
 
 // Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything except the name
 // cache, which has its own lock. mu is held for in-memory work only. The caller's code runs under it only in the visit
-// functions of Check and Rank, and in a Capacity.
+// functions of Check and Rank, in a Capacity, and in Resources.
 type Ledger struct {
 	freedListeners []func(node string)
+	// resources is nil if only GPU memory counts.
+	resources Resources
 
 	mu    sync.RWMutex
 	nodes map[string]*node
@@ -125,11 +127,15 @@ type Ledger struct {
 	revision, forgotten uint64
 }
 
-// New returns an empty ledger.
-func New() *Ledger {
+// New returns an empty ledger that counts only GPU memory.
+func New() *Ledger { return NewWithResources(nil) }
+
+// NewWithResources returns an empty ledger whose reservations also keep the other resources of nodes.
+func NewWithResources(resources Resources) *Ledger {
 	return &Ledger{
-		nodes:  map[string]*node{},
-		nodeOf: map[gpu.PodUID]string{}, leaving: map[string]struct{}{}, reservations: newReservations(),
+		resources: resources,
+		nodes:     map[string]*node{},
+		nodeOf:    map[gpu.PodUID]string{}, leaving: map[string]struct{}{}, reservations: newReservations(),
 	}
 }
 
@@ -191,7 +197,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 		case allocated:
 			visit(name, reasons.Elsewhere)
 		default:
-			visit(name, l.fit(l.nodes[name], &pod, &demand))
+			visit(name, l.fit(name, l.nodes[name], &pod, &demand))
 		}
 	}
 }
@@ -205,21 +211,28 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	}
 	demand := pod.Demand()
 	for name, n := range l.nodes {
-		if l.fit(n, &pod, &demand) == reasons.Fits {
+		if l.fit(name, n, &pod, &demand) == reasons.Fits {
 			return name, true
 		}
 	}
 	return "", false
 }
 
-// FirstFit returns the first of the named nodes that the pod fits. A pod with an allocation fits only its own node.
+// FirstFit returns the first of the named nodes that the pod fits, also by what the node has free besides GPU memory. A pod with an allocation
+// fits only its own node.
 func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
 	demand := pod.Demand()
 	for _, name := range names {
-		if allocated && name == home || !allocated && l.fit(l.nodes[name], &pod, &demand) == reasons.Fits {
+		if allocated {
+			if name == home {
+				return name, true
+			}
+			continue
+		}
+		if l.fit(name, l.nodes[name], &pod, &demand) == reasons.Fits && l.fits(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}}) {
 			return name, true
 		}
 	}
@@ -261,6 +274,9 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 			visit(i, 0, reasons.Elsewhere)
 		default:
 			suits, reason := l.suit(n, &view, &pod, &demand, kind)
+			if reason == reasons.Fits && n.keeps() {
+				reason = l.orKept(reason, names[i], n, &pod, view.Unseen)
+			}
 			if exact {
 				visit(i, suits, reason)
 			} else {
@@ -301,8 +317,11 @@ func (l *Ledger) reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	if reason == reasons.Fits {
 		where, reason = placement.Place(policy, l.cardsFor(n, &pod, true, nil), demand)
 	}
+	if reason = l.orReserved(n, &pod, reason); reason == reasons.Fits {
+		reason = l.orKept(reason, name, n, &pod, nil)
+	}
 	if reason != reasons.Fits {
-		return Allocation{}, nil, &NoRoomError{name, l.orReserved(n, &pod, reason)}
+		return Allocation{}, nil, &NoRoomError{name, reason}
 	}
 	return l.assume(name, pod, where, at).copy(), l.reservedFor(pod.UID), nil
 }
@@ -481,7 +500,7 @@ func (l *Ledger) nodeCards(name string, n *node) NodeCards {
 		if l.stillCounts(&nominee) {
 			where := n.expected(&nominee, cards)
 			add(cards, where)
-			out.Nominees = append(out.Nominees, Share{nominee.Pod, name, where})
+			out.Nominees = append(out.Nominees, Share{Pod: nominee.Pod, Node: name, On: where})
 		}
 	}
 	return out
@@ -567,7 +586,7 @@ func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
 		what(func(name string, how func(*node)) {
 			n, ok := l.nodes[name]
 			if !ok {
-				n = &node{allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name], beside: unlimited}
+				n = &node{allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name], planned: l.reservations.counted.any(name), beside: unlimited}
 				// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
 				l.nodes[strings.Clone(name)] = n
 				l.membership++

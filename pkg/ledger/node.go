@@ -27,6 +27,8 @@ type node struct {
 	cards []placement.Card
 	// reserved are the shares of reservations on this node, see reserved.compare.
 	reserved []reserved
+	// planned is true if Ledger.ReservedOn has pods.
+	planned bool
 	// tentative are the tentative placements that name this node, see AddTentative.
 	tentative []tentativePod
 	// costs are those of the outlook; nil if the node or the outlook has changed since they were computed.

@@ -55,7 +55,8 @@ func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) [
 			return float64(suits), reason == reasons.Fits
 		},
 		put: func(name string, n *node, pod gpu.Pod) bool {
-			if reason := placement.Fit(l.cardsFor(n, &pod, true, view.Unseen), pod.Demand()); reason != reasons.Fits || capacity != nil && !capacity.Take(name, pod.UID) {
+			reason := l.orKept(placement.Fit(l.cardsFor(n, &pod, true, view.Unseen), pod.Demand()), name, n, &pod, view.Unseen)
+			if reason != reasons.Fits || capacity != nil && !capacity.Take(name, pod.UID) {
 				return false
 			}
 			l.addReservation(nomination(name, pod))

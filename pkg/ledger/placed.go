@@ -36,12 +36,12 @@ func (l *Ledger) Disown(source Source, uid gpu.PodUID) bool {
 // own sets the source of a placed reservation.
 func (l *Ledger) own(r *Reservation, uid gpu.PodUID, source Source) {
 	for i := range r.Shares {
-		l.reservations.counted.set(r.Source, &r.Shares[i], false)
+		l.count(r.Source, &r.Shares[i], false)
 	}
 	r.Source, r.Shares = source, nil
 	if a := l.allocation(uid); a != nil && source != Direct {
 		r.Shares = []Share{{Pod: a.Pod, Node: l.nodeOf[uid], On: a.Placement}}
-		l.reservations.counted.set(source, &r.Shares[0], true)
+		l.count(source, &r.Shares[0], true)
 	}
 }
 
@@ -126,6 +126,21 @@ type countedPods struct {
 type countedPod struct {
 	uid    gpu.PodUID
 	source Source
+}
+
+// count adds a share to the counted pods, or removes it.
+func (l *Ledger) count(source Source, share *Share, counts bool) {
+	l.reservations.counted.set(source, share, counts)
+	if n := l.nodes[share.Node]; n != nil {
+		n.planned = l.reservations.counted.any(share.Node)
+	}
+}
+
+// any reports whether pods count on the node.
+func (c *countedPods) any(node string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.on[node]) > 0
 }
 
 // set adds or removes a share, if those of its source count.

@@ -37,6 +37,9 @@ type Share struct {
 	Node string
 	// On are the cards, which may still be in use. If it is empty, the cards are those that the pod is likely to get, see node.expected.
 	On gpu.Placement
+	// Ending are the pods that have to end on the cards of an awaited reservation from the queue. What they use of the node besides is free for its
+	// pod then.
+	Ending []gpu.PodUID
 }
 
 // Source is what makes and ends a reservation. A pod has at most one awaited reservation from each source, and one that is placed or binding.
@@ -178,7 +181,7 @@ func (l *Ledger) addReservation(r Reservation) *Reservation {
 // addShare adds a share to a reservation in the store.
 func (l *Ledger) addShare(r *Reservation, share Share) {
 	r.Shares = append(r.Shares, share)
-	l.reservations.counted.set(r.Source, &share, true)
+	l.count(r.Source, &share, true)
 	own := l.reservations.byPod[share.Pod.UID]
 	own[r.Source] = r
 	l.reservations.byPod[share.Pod.UID] = own
@@ -193,7 +196,7 @@ func (l *Ledger) endReservation(r *Reservation) (freed []string) {
 	r.on(ended)
 	delete(l.reservations.bySource[r.Source], r)
 	for _, share := range r.Shares {
-		l.reservations.counted.set(r.Source, &share, false)
+		l.count(r.Source, &share, false)
 		l.setReserved(share.Node, slices.DeleteFunc(l.reservations.byNode[share.Node], func(s reserved) bool { return s.Reservation == r }))
 		if own := l.reservations.byPod[share.Pod.UID]; own[r.Source] == r {
 			if own[r.Source] = nil; own == (ownReservations{}) {

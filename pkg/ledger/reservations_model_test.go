@@ -276,7 +276,7 @@ func (r *reserver) step() (operation string, err error) {
 	case n < 18 && r.alone:
 		priority := int32(r.random.IntN(3))
 		want := r.model.await(requests, priority, at.Add(-time.Hour))
-		return fmt.Sprintf("Await(%v, %d)", some, priority), differ(want, r.fixture.await(requests, priority, at.Add(-time.Hour), nil))
+		return fmt.Sprintf("Await(%v, %d)", some, priority), differ(want, r.fixture.await(requests, priority, at.Add(-time.Hour)))
 	case n < 19 && r.alone:
 		r.fixture.EndAwaited(testItem.ID)
 		r.model.endAwaited()

@@ -332,7 +332,7 @@ func randomRequests(t *testing.T, seed uint64) (*ledger.Ledger, *slots, []ledger
 		requests = append(requests, ledger.Request{Pod: p, Nodes: lists[random.IntN(len(lists))]})
 	}
 	if random.IntN(3) == 0 {
-		f.await(requests[:1+random.IntN(len(requests))], 0, longAgo, nil)
+		f.await(requests[:1+random.IntN(len(requests))], 0, longAgo)
 	}
 	return f.Ledger, c, requests, yielding
 }

@@ -42,7 +42,7 @@ func TestTentativePlacement(t *testing.T) {
 // A reservation with a label isn't the reason for a pod of higher priority, which doesn't see it: a tentative placement takes the memory.
 func TestTentativePlacementBesideReservation(t *testing.T) {
 	f := newFixture(t, spec(16))
-	f.await([]ledger.Request{{Pod: pod("waits", 16), Nodes: []string{"n1"}}}, 0, longAgo, nil)
+	f.await([]ledger.Request{{Pod: pod("waits", 16), Nodes: []string{"n1"}}}, 0, longAgo)
 	f.AddTentative(pod("first", 10, 1), []string{"n1"}, at)
 	expect(t, "a pod of higher priority", []reasons.Reason{reasons.Full}, f.rank(tentative, pod("second", 10, 1), "n1"))
 	expect(t, "another pod", []reasons.Reason{reasons.Reserved}, f.rank(tentative, pod("third", 4), "n1"))

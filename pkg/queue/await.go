@@ -28,8 +28,6 @@ type Item struct {
 // Options configure Awaited.
 type Options struct {
 	Ledger Ledger
-	// Capacity returns a new count of what nodes would have besides GPU memory if no pod had GPU memory.
-	Capacity func() ledger.Capacity
 	// MaxIdle is the part of the memory of the nodes that an item can use up to which the items before it may have awaited reservations. If
 	// they have more, it gets none. 0 switches awaited reservations off.
 	MaxIdle float64
@@ -46,7 +44,7 @@ type Options struct {
 
 // Ledger is the part of package ledger that Awaited uses.
 type Ledger interface {
-	Await(item ledger.Item, requests []ledger.Request, oldest time.Time, capacity ledger.Capacity) bool
+	Await(item ledger.Item, requests []ledger.Request, oldest time.Time) bool
 	Awaited(id string) map[string]gpu.Memory
 	AwaitedUsable(item ledger.Item, requests []ledger.Request) bool
 	AwaitedFree(id string) bool
@@ -242,7 +240,7 @@ func (p *pass) choose(item *Item, requests []ledger.Request, earlier *choice, fi
 	if item.Entered.After(oldest) {
 		oldest = item.Entered
 	}
-	if !p.Ledger.Await(item.Item, requests, oldest, p.Capacity()) {
+	if !p.Ledger.Await(item.Item, requests, oldest) {
 		return &choice{until: p.now.Add(min(lasts, Retry)), first: first, attempt: item.Attempt}
 	}
 	p.Reserved()

@@ -35,7 +35,7 @@ func newFixture(t *testing.T, cards ...int) *fixture {
 		f.nodes = append(f.nodes, name)
 	}
 	f.Awaited = NewAwaited(Options{
-		Ledger: f.ledger, Capacity: func() ledger.Capacity { return nil }, MaxIdle: 0.1, MaxAge: time.Hour, Failures: &Failures{},
+		Ledger: f.ledger, MaxIdle: 0.1, MaxAge: time.Hour, Failures: &Failures{},
 		Bound: func(uid gpu.PodUID) bool { return f.bound[uid] }, Reserved: func() {},
 	})
 	return f

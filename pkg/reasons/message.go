@@ -105,6 +105,8 @@ func reasonOf(text string) Reason {
 		return WaitsForTurn
 	case strings.HasPrefix(text, keptFor):
 		return Reserved
+	case strings.HasPrefix(text, resourcesFor):
+		return ResourcesReserved
 	case strings.HasPrefix(text, groupPrefix):
 		return WaitsForGroup
 	}
@@ -132,19 +134,23 @@ func (r *Rejection) Has(reason Reason) bool {
 	return false
 }
 
-// ReservedFor returns the item that the text of Reserved names, such as "group ml/train"; empty if there is none.
-func (r *Rejection) ReservedFor() (item string) {
+// Kept returns what of a node is reserved, and for which group or pod; empty if nothing is.
+func (r *Rejection) Kept() string {
 	for _, part := range r.Parts {
-		if name, found := strings.CutPrefix(part.Text, keptFor); found {
-			return name
+		switch {
+		case strings.HasPrefix(part.Text, keptFor), strings.HasPrefix(part.Text, resourcesFor):
+			return part.Text + ", which came first"
+		case part.Reason == Reserved, part.Reason == ResourcesReserved:
+			return part.Text
 		}
 	}
 	return ""
 }
 
-// LacksSum reports whether kube-scheduler's message says that nodes lack GPU memory or cores in sum.
-func LacksSum(message string) bool {
-	return strings.Contains(message, InsufficientMemory) || strings.Contains(message, InsufficientCores)
+// LacksResources reports whether kube-scheduler's message says that nodes lack resources for the pod: GPU memory, CPU or others (k8s.io/kubernetes
+// pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
+func LacksResources(message string) bool {
+	return strings.Contains(message, " Insufficient ") || strings.Contains(message, " Too many pods")
 }
 
 // WithoutPreemption returns kube-scheduler's message without what preemption found: the reasons before it are why the pod is

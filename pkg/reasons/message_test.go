@@ -39,13 +39,16 @@ func TestTextsRoundTrip(t *testing.T) {
 	}
 }
 
-func TestReservedFor(t *testing.T) {
+func TestKept(t *testing.T) {
 	for text, want := range map[string]string{
-		Reserved.TextFor(one, "group default/train.v1"): "group default/train.v1", Reserved.TextFor(one, ""): "", Full.TextFor(one, "group default/train"): "",
+		Reserved.TextFor(one, "group default/train.v1"):     "free GPU memory is kept for group default/train.v1, which came first",
+		ResourcesReserved.TextFor(one, "pod default/large"): "free CPU, memory or pods of the node are kept for pod default/large, which came first",
+		ResourcesReserved.TextFor(one, ""):                  "free CPU, memory or pods of the node are reserved for a group or pod that came first",
+		Full.TextFor(one, "group default/train"):            "",
 	} {
 		for _, message := range []string{fitError(text), fitError("x", text), fitError(text, "x")} {
-			if got, ok := ParseRejection(message); !ok || got.ReservedFor() != want {
-				t.Errorf("%q names %q, %t", message, got.ReservedFor(), ok)
+			if got, ok := ParseRejection(message); !ok || got.Kept() != want {
+				t.Errorf("%q has %q, %t", message, got.Kept(), ok)
 			}
 		}
 	}

@@ -20,6 +20,9 @@ const (
 	Fits Reason = iota
 	// Reserved: a card has enough free memory, but some of it is held back for a gang that has waited too long.
 	Reserved
+	// ResourcesReserved: enough cards have enough free memory, but a group or pod that came first needs too much of what the node has free besides:
+	// CPU, memory, pods, extended resources.
+	ResourcesReserved
 	// Fragmented: too few cards have enough free memory and cores, but the healthy cards together have.
 	Fragmented
 	// Full: enough healthy cards are large enough, but all healthy cards together have too little free memory or cores.
@@ -64,8 +67,8 @@ const (
 	WaitsForTurn
 	// OtherConstraint: a card has room, but kube-scheduler has rejected the pod for something else, such as a lack of CPU.
 	OtherConstraint
-	// KeptForGroup: a card has enough free memory, but it is reserved for a group or pod that came first. It is Reserved of all nodes
-	// that have a card for the pod.
+	// KeptForGroup: a card has enough free memory, but it is reserved for a group or pod that came first, or what the node has free besides is. It
+	// is Reserved or ResourcesReserved of all nodes that have a card for the pod.
 	KeptForGroup
 	// KeptForNominated: a card has enough free memory, but it is reserved for a pod that is nominated to the node.
 	KeptForNominated
@@ -82,16 +85,17 @@ const (
 type row struct{ label, text, words string }
 
 var table = [...]row{
-	Fits:       {"fits", "fits", "about to be tried"},
-	Reserved:   {"reserved", "free GPU memory is reserved for a group or pod that came first", ""},
-	Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", "free memory is in pieces"},
-	Full:       {"full", "no GPU card has enough free memory", "cards are full"},
-	Crowded:    {"crowded", "no GPU card with enough free memory takes more containers by MPS", "cards take no more containers"},
-	Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy", "cards are unhealthy"},
-	Elsewhere:  {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed", ""},
-	TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has", "no card is large enough"},
-	WholeCards: {"whole_cards", "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them", ""},
-	NotShared:  {"not_shared", "the node shares no GPU memory", ""},
+	Fits:              {"fits", "fits", "about to be tried"},
+	Reserved:          {"reserved", "free GPU memory is reserved for a group or pod that came first", ""},
+	ResourcesReserved: {"resources_reserved", "free CPU, memory or pods of the node are reserved for a group or pod that came first", ""},
+	Fragmented:        {"fragmented", "no GPU card has enough free memory, though the node's cards together have", "free memory is in pieces"},
+	Full:              {"full", "no GPU card has enough free memory", "cards are full"},
+	Crowded:           {"crowded", "no GPU card with enough free memory takes more containers by MPS", "cards take no more containers"},
+	Unhealthy:         {"unhealthy", "the GPU cards that are large enough are unhealthy", "cards are unhealthy"},
+	Elsewhere:         {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed", ""},
+	TooLarge:          {"too_large", "the pod asks for more GPU memory than any card of the node has", "no card is large enough"},
+	WholeCards:        {"whole_cards", "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them", ""},
+	NotShared:         {"not_shared", "the node shares no GPU memory", ""},
 
 	OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards", ""},
 	OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage", ""},
@@ -108,7 +112,7 @@ var table = [...]row{
 	WaitsForGroup:       {"waits_for_group", "", "waits for its group"},
 	WaitsForTurn:        {"waits_for_turn", "", "waits for its turn"},
 	OtherConstraint:     {"other_constraint", "", "something other than GPU memory"},
-	KeptForGroup:        {"kept_for_group", "", "memory is kept for a group or pod that came first"},
+	KeptForGroup:        {"kept_for_group", "", "kept for a group or pod that came first"},
 	KeptForNominated:    {"kept_for_nominated", "", "memory is kept for a nominated pod"},
 	FailedCard:          {"failed_card", "", "a failed card blocks its node"},
 	WaitsForTermination: {"waits_for_termination", "", "waits for pods to terminate"},
@@ -166,7 +170,7 @@ func (r Reason) Words() string { return r.row().words }
 
 // Resolvable reports whether the request could fit if other pods left the node. It is false for Fits, as Unresolvable is.
 func (r Reason) Resolvable() bool {
-	return r == Reserved || r == Fragmented || r == Full || r == Crowded
+	return r == Reserved || r == ResourcesReserved || r == Fragmented || r == Full || r == Crowded
 }
 
 // Unresolvable reports whether evicting pods from the node can't help, so that kube-scheduler must not try.
@@ -195,18 +199,21 @@ const (
 	tooFewHealthy = "too few of the GPU cards that are large enough are healthy"
 	tooFewLarge   = "the pod asks for more GPU cards than the node has that are large enough"
 	keptFor       = "free GPU memory is kept for "
+	resourcesFor  = "free CPU, memory or pods of the node are kept for "
 )
 
 // Text returns the text on the wire for a pod that asks for memory of one card. Users see it.
 func (r Reason) Text() string { return r.row().text }
 
-// TextFor returns the text on the wire for a pod with this demand. It names the item for which the memory is kept if the reason is
-// Reserved and item isn't empty: "group NAMESPACE/NAME" or "pod NAMESPACE/NAME".
+// TextFor returns the text on the wire for a pod with this demand. It names the item that comes first if the reason is
+// Reserved or ResourcesReserved and item isn't empty: "group NAMESPACE/NAME" or "pod NAMESPACE/NAME".
 func (r Reason) TextFor(demand gpu.Demand, item string) string {
 	texts, differs := demanding[r]
 	switch {
 	case r == Reserved && item != "":
 		return keptFor + item
+	case r == ResourcesReserved && item != "":
+		return resourcesFor + item
 	case r == TooLarge && demand.Cards == 1 && demand.Containers > 1:
 		return tooLarge
 	case differs && demand.Cards > 1 && demand.Cores > 0:

@@ -19,8 +19,10 @@ func TestReasons(t *testing.T) {
 		Unresolvable bool
 	}
 	want := map[Reason]words{
-		Fits:       {"fits", "fits", false},
-		Reserved:   {"reserved", "free GPU memory is reserved for a group or pod that came first", false},
+		Fits:              {"fits", "fits", false},
+		Reserved:          {"reserved", "free GPU memory is reserved for a group or pod that came first", false},
+		ResourcesReserved: {"resources_reserved", "free CPU, memory or pods of the node are reserved for a group or pod that came first", false},
+
 		Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", false},
 		Full:       {"full", "no GPU card has enough free memory", false},
 		Crowded:    {"crowded", "no GPU card with enough free memory takes more containers by MPS", false},

@@ -275,8 +275,8 @@ func TestLeast(t *testing.T) {
 		"another pod's nomination":               {func(l *ledger.Ledger) { l.Nominate("n1", other) }, false},
 		"a place that is held for a pod":         {func(l *ledger.Ledger) { l.SetReservations(ledger.Reclaimed, held("large")) }, true},
 		"a place that is held for another pod":   {func(l *ledger.Ledger) { l.SetReservations(ledger.Reclaimed, held("other")) }, false},
-		"an awaited reservation for a pod":       {func(l *ledger.Ledger) { l.Await(item, requests(large), longAgo, nil) }, true},
-		"an awaited reservation for another pod": {func(l *ledger.Ledger) { l.Await(item, requests(other), longAgo, nil) }, false},
+		"an awaited reservation for a pod":       {func(l *ledger.Ledger) { l.Await(item, requests(large), longAgo) }, true},
+		"an awaited reservation for another pod": {func(l *ledger.Ledger) { l.Await(item, requests(other), longAgo) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := fake.Ledger(fake.Node("n1", 100))

@@ -53,7 +53,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 	h.nominator.updated(pod)
 	h.bypass.updated(old, pod)
 	if pod.Ended && old != nil && !old.Ended {
-		h.fair.freed(pod.Node)
+		h.resourcesFreed(pod)
 	}
 	switch {
 	case !pod.Managed: // The ledger doesn't have the pod, and no bind of it is open.
@@ -80,7 +80,15 @@ func (h *eventHandlers) PodDeleted(pod *clustercache.PodInfo) {
 	h.groups.deleted(pod)
 	h.podGone(pod.UID)
 	h.fair.deleted(pod)
+	h.resourcesFreed(pod)
+}
+
+// resourcesFreed passes on that a pod doesn't use its node any more. If it had no GPU memory, the ledger doesn't report that.
+func (h *eventHandlers) resourcesFreed(pod *clustercache.PodInfo) {
 	h.fair.freed(pod.Node)
+	if pod.Request == 0 && h.ledger.Keeps(pod.Node) {
+		h.requeue.Freed(pod.Node)
+	}
 }
 
 func (h *eventHandlers) podGone(uid gpu.PodUID) {

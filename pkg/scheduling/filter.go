@@ -22,7 +22,7 @@ type FilterResult struct {
 	Passed []placement.Candidate
 	// Reasons are the results of all Nodes, in their order; nil if Passed are only the best few, and for members of gangs.
 	Reasons []reasons.Reason
-	// ReservedFor names the item for which memory is reserved, if a node has the reason reasons.Reserved.
+	// ReservedFor names the item for which something is reserved, if a node has the reason reasons.Reserved or reasons.ResourcesReserved.
 	ReservedFor string
 	// Message is why no node passes, for a member of a gang, a pod with an invalid request, or a pod that waits for its turn. It is empty
 	// for other pods. Preemption can't help a pod with a Message.
@@ -87,7 +87,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	if len(result.Passed) == 0 {
-		if slices.Contains(result.Reasons, reasons.Reserved) {
+		if slices.Contains(result.Reasons, reasons.Reserved) || slices.Contains(result.Reasons, reasons.ResourcesReserved) {
 			result.ReservedFor = s.ledger.ReservedFor(pod, nodes)
 		}
 		s.requeue.Rejected(pod, len(nodes), seen)

@@ -132,33 +132,33 @@ func (f *fixture) take(node string) {
 
 // TestSampleGivesUp: if a pod isn't nominated, or kube-scheduler rejects the node, the pod is requeued, and pods may be evicted for it.
 func TestSampleGivesUp(t *testing.T) {
-	large := func(pod *corev1.Pod) {
-		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1000")}
-	}
-	for name, test := range map[string]struct {
-		edit   fake.PodEdit
-		meddle func(f *fixture)
-	}{
-		"another pod takes the room": {func(*corev1.Pod) {}, func(f *fixture) {
-			f.take("n3")
-		}},
-		"the node lacks CPU": {large, func(*fixture) {}},
-		"the nomination is not written": {func(*corev1.Pod) {}, func(f *fixture) {
+	for name, meddle := range map[string]func(f *fixture){
+		"another pod takes the room": func(f *fixture) { f.take("n3") },
+		"the nomination is not written": func(f *fixture) {
 			f.server.Answer(fake.Answers{Nominate: errForbidden})
-		}},
-		"the watch doesn't show the nomination": {func(*corev1.Pod) {}, func(*fixture) {}},
+		},
+		"the watch doesn't show the nomination": func(*fixture) {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pod := fake.Pod("p", 8, fake.Priority(5), test.edit)
+			pod := fake.Pod("p", 8, fake.Priority(5))
 			f := start(t, sampledOptions, sampledCluster(pod)...)
 			f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
 			if victims := f.sampledCycle(pod); victims != nil {
 				t.Errorf("preemption of %v", victims)
 			}
-			test.meddle(f)
+			meddle(f)
 			f.pass("a requeue", func() bool { return len(f.server.Calls().Annotated) > 1 })
 			f.pass("the preemption", func() bool { return f.sampledCycle(pod) != nil })
 		})
+	}
+}
+
+// TestSampleLacksCPU: a node outside the sample that has a card and no CPU has no room. So pods may be evicted for the pod at once.
+func TestSampleLacksCPU(t *testing.T) {
+	pod := fake.Pod("p", 8, fake.Priority(5), fake.CPU(1000))
+	f := start(t, sampledOptions, sampledCluster(pod)...)
+	if victims := f.sampledCycle(pod); victims == nil {
+		t.Error("no preemption")
 	}
 }
 

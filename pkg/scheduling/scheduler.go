@@ -172,8 +172,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.newGroup == nil {
 		o.newGroup = eviction.Goroutines
 	}
+	nodes := eligibility.NewCluster()
 	s := &Scheduler{
-		Options: o, ledger: ledger.New(), cache: cache, nodes: eligibility.NewCluster(), failures: &queue.Failures{}, withTimeout: context.WithTimeout,
+		Options: o, ledger: ledger.NewWithResources(nodes), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
 	}
 	s.expectations = s.newExpectations()
 	s.requeue = requeue.New(requeue.Options{

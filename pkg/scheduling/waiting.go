@@ -45,7 +45,6 @@ func (s *Scheduler) newWaiting() *waiting {
 	return &waiting{
 		awaited: queue.NewAwaited(queue.Options{
 			Ledger: s.ledger, MaxIdle: o.MaxIdle, MaxAge: o.MaxAge, Bound: s.allocated, Failures: s.failures, Reserved: s.Observer.Reserved,
-			Capacity: func() ledger.Capacity { return s.nodes.Capacity(nil, true) },
 		}),
 		cache: s.cache, ledger: s.ledger, groups: s.groups, fair: s.fair, nodes: s.nodes, leading: s.Leading, clock: s.Clock,
 	}

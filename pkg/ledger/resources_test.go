@@ -1,0 +1,143 @@
+package ledger_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// resourcesFixture is a ledger that knows what nodes have free besides GPU memory.
+type resourcesFixture struct {
+	*fixture
+	cluster *eligibility.Cluster
+	nodes   []string
+}
+
+// newResourcesFixture returns a ledger of nodes with 8 CPUs and two cards of 16.
+func newResourcesFixture(t *testing.T, nodes int) *resourcesFixture {
+	f := &resourcesFixture{fixture: &fixture{t: t}, cluster: eligibility.NewCluster()}
+	f.Ledger = ledger.NewWithResources(f.cluster)
+	f.AddFreedListener(func(node string) { f.freed = append(f.freed, node) })
+	for i := range nodes {
+		name, s := fmt.Sprint("n", i+1), spec(16, 16)
+		f.cluster.SetNode(fake.Node(name, 16, 16), &s) // It has eight CPUs.
+		f.SetNode(name, s)
+		f.nodes = append(f.nodes, name)
+	}
+	return f
+}
+
+// pending reports a pod that asks for CPUs.
+func (f *resourcesFixture) pending(p gpu.Pod, cpus int64) gpu.Pod {
+	f.cluster.SetPod(&eligibility.PodUse{Pod: p, Requests: eligibility.Amounts{corev1.ResourceCPU: 1000 * cpus}})
+	return p
+}
+
+// run reports a pod that is bound to a card.
+func (f *resourcesFixture) run(p gpu.Pod, node string, card int, cpus int64, since time.Time) {
+	f.cluster.SetPod(&eligibility.PodUse{Pod: p, Node: node, Requests: eligibility.Amounts{corev1.ResourceCPU: 1000 * cpus}})
+	f.SetBound(node, p, gpu.On(card, p.Request), since)
+}
+
+// end reports that a pod has ended.
+func (f *resourcesFixture) end(uid gpu.PodUID) {
+	f.cluster.DeletePod(uid)
+	f.Remove(uid)
+}
+
+// A reservation keeps what its pod needs of the node besides the cards from the pods that come later, by every path, until the pod is bound.
+func TestReservedResources(t *testing.T) {
+	const fits, kept = reasons.Fits, reasons.ResourcesReserved
+	f := newResourcesFixture(t, 1)
+	f.run(pod("young", 4), "n1", 0, 3, at)
+	f.run(pod("old", 4), "n1", 1, 3, longAgo)
+	item := f.pending(pod("w0", 16, 1), 4)
+	small, none, higher := f.pending(pod("small", 4, 1), 2), f.pending(pod("none", 4, 1), 0), f.pending(pod("higher", 4, 2), 2)
+	finds := func(what string, pod gpu.Pod, want reasons.Reason) {
+		t.Helper()
+		expect(t, what+", Check", []reasons.Reason{want}, f.check(pod, "n1"))
+		expect(t, what+", Rank", []reasons.Reason{want}, f.rank(binpack, pod, "n1"))
+		_, reason := f.Availability("n1", pod)
+		expect(t, what+", Availability", want, reason)
+		_, found := f.FirstFit(pod, f.nodes)
+		expect(t, what+", FirstFit", want == fits, found)
+		places, _ := f.ReserveAll([]ledger.Request{{Pod: pod, Nodes: f.nodes}}, nil, binpack, nil, at)
+		expect(t, what+", ReserveAll", want == fits, places != nil)
+		f.Release(pod.UID)
+		nominated := f.NominateAll([]ledger.Request{{Pod: pod, Nodes: f.nodes}}, binpack, nil)
+		expect(t, what+", NominateAll", want == fits, nominated[0] != "")
+		f.RemoveNomination(pod.UID)
+		_, err := f.Reserve("n1", pod, placement.Binpack, at)
+		expect(t, what+", Reserve", want == fits, err == nil)
+		f.Release(pod.UID)
+	}
+	finds("before the reservation", small, fits)
+	expect(t, "reserved", true, f.await([]ledger.Request{{Pod: item, Nodes: f.nodes}}, 1, longAgo.Add(time.Second)))
+	// Two CPUs are free, and those of the young pod, which has to end on the reserved card, will be: one more than the item needs.
+	finds("a pod that needs one too many", small, kept)
+	finds("a pod that needs none", none, fits)
+	finds("a pod of higher priority", higher, fits)
+	expect(t, "it fits once the old pod has ended", []bool{false, true}, []bool{
+		f.FitsResources("n1", small, nil), f.FitsResources("n1", small, []gpu.PodUID{"old"}),
+	})
+	expect(t, "all is free", false, f.AwaitedFree(testItem.ID))
+	f.end("old")
+	finds("with the CPUs of the old pod", small, fits)
+	f.run(pod("long", 4, 2), "n1", 1, 5, at)
+	f.end("young")
+	expect(t, "all is free but CPU", false, f.AwaitedFree(testItem.ID))
+	finds("all that is free is the item's", small, kept)
+	f.end("long")
+	expect(t, "all is free now", true, f.AwaitedFree(testItem.ID))
+	f.EndAwaited(testItem.ID)
+
+	// The place of a plan keeps it too.
+	f.run(pod("other", 4), "n1", 1, 3, at)
+	f.reserve("n1", item)
+	f.Own(ledger.Planned, item.UID, time.Time{})
+	finds("beside a plan", small, kept)
+	finds("beside a plan, of higher priority", higher, fits)
+	f.Disown(ledger.Planned, item.UID)
+	finds("kube-scheduler counts a pod whose bind is in progress", small, fits)
+}
+
+// A choice needs nodes that will have enough of everything: pods that were placed before a time stay, also on other cards.
+func TestAwaitedResources(t *testing.T) {
+	f := newResourcesFixture(t, 3)
+	recent := longAgo.Add(time.Second)
+	f.run(pod("a", 4), "n1", 0, 2, at.Add(time.Minute)) // The card of the youngest pod, but another pod has the CPUs.
+	f.run(pod("stays", 4), "n1", 1, 5, longAgo)
+	f.run(pod("b", 4), "n2", 0, 4, at)
+	f.run(pod("c", 4), "n2", 1, 4, at)
+	f.run(pod("d", 16), "n3", 0, 1, longAgo)
+	f.run(pod("e", 16), "n3", 1, 1, longAgo)
+	members := func(cpus ...int64) (requests []ledger.Request) {
+		for i, n := range cpus {
+			requests = append(requests, ledger.Request{Pod: f.pending(pod(fmt.Sprint("w", i), 16), n), Nodes: f.nodes})
+		}
+		return requests
+	}
+	for _, test := range []struct {
+		what string
+		cpus []int64
+		want map[string]gpu.Memory
+	}{
+		{"a pod for each card of one node", []int64{4, 4}, map[string]gpu.Memory{"n2": 32}},
+		{"too much for one node", []int64{4, 5}, nil},
+		{"a pod that needs few", []int64{3, 8}, map[string]gpu.Memory{"n1": 16, "n2": 16}},
+		{"none has as many", []int64{9}, nil},
+	} {
+		expect(t, test.what, test.want != nil, f.await(members(test.cpus...), 0, recent))
+		expect(t, test.what, test.want, f.Awaited(testItem.ID))
+		f.EndAwaited(testItem.ID)
+	}
+}
