@@ -112,6 +112,11 @@ func TestDiagnose(t *testing.T) {
 	if got := diagnoser.Diagnose(kept, nil); got != want {
 		t.Errorf("memory is kept for a group: %+v, want %+v", got, want)
 	}
+	kept = pod(8, condition("", "0/2 nodes are available: 1 free CPU, memory or pods of the node are kept for pod default/large, 1 no GPU card has enough free memory."))
+	want.Message = "b has room for it, 8192 MiB on one card, but free CPU, memory or pods of the node are kept for pod default/large, which came first"
+	if got := diagnoser.Diagnose(kept, nil); got != want {
+		t.Errorf("CPU is kept for a pod: %+v, want %+v", got, want)
+	}
 	if got := diagnoser.Diagnose(pod(9000), nil).Message; got != "no card is large enough for 9000 GiB: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate the taint team:NoSchedule" {
 		t.Error(got)
 	}

@@ -192,32 +192,59 @@ func (l *Ledger) AwaitedIdle() map[string]gpu.Memory {
 	defer l.mu.RUnlock()
 	out := make(map[string]gpu.Memory, len(l.reservations.items))
 	for id, r := range l.reservations.items {
-		out[id] = l.idle(r)
+		out[id] = 0
+		l.eachIdle([]*Reservation{r}, func(_ *node, amount gpu.Memory) { out[id] = out[id].Add(amount) })
 	}
 	return out
 }
 
-func (l *Ledger) idle(r *Reservation) (idle gpu.Memory) {
+// AwaitedIdleRatio returns the part of the memory of all shared cards that awaited reservations keep from other pods now: what is free on their
+// cards. It is between 0 and 1.
+func (l *Ledger) AwaitedIdleRatio() float64 {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if len(l.reservations.items) == 0 {
+		return 0 // Usually.
+	}
+	var idle, all float64 // In bytes: nodes can have different units.
+	bytes := func(n *node, amount gpu.Memory) float64 {
+		return float64(gpu.UnitOf(n.unit, n.inventory).Bytes(amount))
+	}
+	l.eachIdle(slices.Collect(maps.Values(l.reservations.items)), func(n *node, amount gpu.Memory) { idle += bytes(n, amount) })
+	for _, n := range l.nodes {
+		if n.shareable() == reasons.Fits {
+			all += bytes(n, n.totals.Memory)
+		}
+	}
+	if all == 0 {
+		return 0
+	}
+	return idle / all
+}
+
+// eachIdle calls visit for each card of the reservations, with what is free there of their shares. The caller holds the lock.
+func (l *Ledger) eachIdle(items []*Reservation, visit func(n *node, amount gpu.Memory)) {
 	type card struct {
 		node  string
 		index int
 	}
 	kept := map[card]gpu.Memory{}
-	for _, share := range r.Shares {
-		if _, allocated := l.nodeOf[share.Pod.UID]; !allocated {
-			for _, s := range share.On {
-				kept[card{share.Node, s.Card}] += s.Memory
+	for _, r := range items {
+		for _, share := range r.Shares {
+			if _, allocated := l.nodeOf[share.Pod.UID]; !allocated {
+				for _, s := range share.On {
+					kept[card{share.Node, s.Card}] += s.Memory
+				}
 			}
 		}
 	}
 	for on, amount := range kept {
 		if n := l.nodes[on.node]; n != nil {
 			if i, ok := n.position(on.index); ok {
-				idle = idle.Add(min(amount, n.cards[i].Free()))
+				visit(n, min(amount, n.cards[i].Free()))
 			}
 		}
 	}
-	return idle
 }
 
 // awaitedChoice is one choice of cards, see Await.

@@ -15,10 +15,12 @@ type LedgerState interface {
 	Nodes() []ledger.Node
 	// ChangesSince returns the nodes that have changed since a revision, see ledger.Ledger.
 	ChangesSince(revision uint64) ledger.Changes
+	// AwaitedIdleRatio returns the part of the memory that awaited reservations keep idle.
+	AwaitedIdleRatio() float64
 }
 
 // ledgerGauges are the descriptions of a ledger's gauges, without those of each card.
-type ledgerGauges struct{ synced, allocations, cards, simulated, overfull, problems *prometheus.Desc }
+type ledgerGauges struct{ synced, allocations, cards, simulated, overfull, problems, idle *prometheus.Desc }
 
 // NewLedger registers a collector of the cluster's sums, which reads the ledger at each scrape. ready returns an error until the caches
 // are synced; until then only cache_synced is reported. It returns the series of each card; there are some if eachCard returns true.
@@ -30,8 +32,10 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 		simulated:   gaugeDesc("simulated_cards", "Number of cards that don't exist, of nodes for a trial."),
 		overfull:    gaugeDesc("overfull_cards", "Number of cards with more memory, cores or containers allocated than they can have. It must be 0."),
 		problems:    gaugeDesc("node_problems", "Number of nodes with a problem, as kubectl inspect gpushare lists them, by problem.", "problem"),
+		idle: gaugeDesc("awaited_idle_ratio",
+			"Part of the memory of all cards that is free and kept for items that wait until their cards in use are free, from 0 to 1."),
 	}
-	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.simulated, g.overfull, g.problems}
+	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.simulated, g.overfull, g.problems, g.idle}
 	for _, gauge := range cardGauges { // Their names are taken, although the registry collects no series of them.
 		descs = append(descs, gaugeDesc(gauge.name, gauge.help, "node", "card"))
 	}
@@ -40,6 +44,7 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 		set(g.synced, toFloat(synced))
 		if synced {
 			g.read(l.Nodes(), set)
+			set(g.idle, l.AwaitedIdleRatio())
 		}
 	}})
 	return &Cards{ledger: l, on: func() bool { return ready() == nil && eachCard() }}

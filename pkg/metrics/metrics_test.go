@@ -102,6 +102,7 @@ gpushare_extender_filtered_nodes_total{reason="old_for_cards"} 0
 gpushare_extender_filtered_nodes_total{reason="old_for_cores"} 0
 gpushare_extender_filtered_nodes_total{reason="one_card_only"} 0
 gpushare_extender_filtered_nodes_total{reason="reserved"} 0
+gpushare_extender_filtered_nodes_total{reason="resources_reserved"} 0
 gpushare_extender_filtered_nodes_total{reason="too_large"} 0
 gpushare_extender_filtered_nodes_total{reason="unhealthy"} 0
 gpushare_extender_filtered_nodes_total{reason="whole_cards"} 0
@@ -178,6 +179,9 @@ gpushare_extender_overfull_cards 0
 # HELP gpushare_extender_simulated_cards Number of cards that don't exist, of nodes for a trial.
 # TYPE gpushare_extender_simulated_cards gauge
 gpushare_extender_simulated_cards 0
+# HELP gpushare_extender_awaited_idle_ratio Part of the memory of all cards that is free and kept for items that wait until their cards in use are free, from 0 to 1.
+# TYPE gpushare_extender_awaited_idle_ratio gauge
+gpushare_extender_awaited_idle_ratio 0
 ` + nodeProblems("unhealthy_card"))
 }
 
@@ -248,6 +252,9 @@ gpushare_extender_overfull_cards 3
 # HELP gpushare_extender_simulated_cards Number of cards that don't exist, of nodes for a trial.
 # TYPE gpushare_extender_simulated_cards gauge
 gpushare_extender_simulated_cards 1
+# HELP gpushare_extender_awaited_idle_ratio Part of the memory of all cards that is free and kept for items that wait until their cards in use are free, from 0 to 1.
+# TYPE gpushare_extender_awaited_idle_ratio gauge
+gpushare_extender_awaited_idle_ratio 0
 `+nodeProblems("gone", "without_plugin", "unhealthy_card", "overfull_card", "overfull_card", "unknown_card")))
 	if err != nil {
 		t.Error(err)
@@ -285,6 +292,33 @@ func nodeProblems(kinds ...string) string {
 func always() bool { return true }
 
 func never() bool { return false }
+
+// The idle part of reserved memory is counted in bytes, since nodes can have different units, and each card once.
+func TestAwaitedIdleRatio(t *testing.T) {
+	l := ledger.New()
+	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 12}}})
+	l.SetNode("n2", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Index: 0, Memory: 4 << 10}}})
+	l.SetBound("n1", gpu.Pod{UID: "runs", Request: 8}, gpu.On(0, 8), time.Unix(2, 0))
+	registry := prometheus.NewPedanticRegistry()
+	NewLedger(registry, l, func() error { return nil }, never)
+	want := func(ratio string) {
+		t.Helper()
+		if err := testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP gpushare_extender_awaited_idle_ratio Part of the memory of all cards that is free and kept for items that wait until their cards in use are free, from 0 to 1.
+# TYPE gpushare_extender_awaited_idle_ratio gauge
+gpushare_extender_awaited_idle_ratio `+ratio+"\n"), "gpushare_extender_awaited_idle_ratio"); err != nil {
+			t.Error(err)
+		}
+	}
+	want("0")
+	request := []ledger.Request{{Pod: gpu.Pod{UID: "waits", Request: 12}, Nodes: []string{"n1"}}}
+	if !l.Await(ledger.Item{ID: "waits"}, request, time.Unix(1, 0)) {
+		t.Fatal("nothing is reserved")
+	}
+	want("0.25")
+	l.Remove("runs")
+	want("0.75")
+}
 
 // filledLedger returns a ledger of one node with a card that two pods share, and an unhealthy card.
 func filledLedger(t *testing.T) *ledger.Ledger {

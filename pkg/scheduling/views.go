@@ -18,6 +18,9 @@ func (s *Scheduler) Nodes() []ledger.Node { return s.settleGone(s.ledger.Nodes()
 // Node returns one node of the ledger.
 func (s *Scheduler) Node(name string) (ledger.Node, bool) { return s.ledger.Node(name) }
 
+// AwaitedIdleRatio returns the part of the memory that awaited reservations keep idle, see ledger.Ledger.
+func (s *Scheduler) AwaitedIdleRatio() float64 { return s.ledger.AwaitedIdleRatio() }
+
 // ChangesSince returns the nodes of the ledger that have changed since a revision, see ledger.Ledger.
 func (s *Scheduler) ChangesSince(revision uint64) ledger.Changes {
 	changes := s.ledger.ChangesSince(revision)
