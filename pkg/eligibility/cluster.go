@@ -81,6 +81,9 @@ func (c *Cluster) FreeBeside(node string) (free placement.Beside, revision uint6
 // Fits implements ledger.Resources. A node that isn't known, and a pod that isn't, lacks nothing.
 func (c *Cluster) Fits(q ledger.ResourceQuery) bool { return c.free.fit(&q) }
 
+// Part implements ledger.Resources.
+func (c *Cluster) Part(node string, pods []gpu.PodUID) float64 { return c.free.part(node, pods) }
+
 // Revision counts the changes of what nodes have free. It is independent of the ledger's revision, which counts those of GPU memory.
 func (c *Cluster) Revision() uint64 {
 	c.free.mu.Lock()

@@ -247,6 +247,23 @@ func (f *freeAmounts) fit(q *ledger.ResourceQuery) bool {
 	return !lacks(corev1.ResourcePods)
 }
 
+// part is Cluster.Part.
+func (f *freeAmounts) part(node string, uids []gpu.PodUID) (most float64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.nodes[node]
+	if n == nil {
+		return 0
+	}
+	pods := f.allPending(uids)
+	for name, allocatable := range n.allocatable {
+		if need := sumOf(name, pods); need > 0 {
+			most = max(most, min(float64(need)/float64(max(allocatable, 1)), 1))
+		}
+	}
+	return most
+}
+
 // allPending returns those of the pods that still need a node.
 func (f *freeAmounts) allPending(uids []gpu.PodUID) (pending []*PodUse) {
 	for _, uid := range uids {

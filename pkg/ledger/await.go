@@ -150,7 +150,8 @@ func (l *Ledger) Awaits(uid gpu.PodUID) bool {
 	return l.reservations.byPod[uid][Queued] != nil
 }
 
-// Awaited returns what an item's awaited reservation has on each node; nil if there is none.
+// Awaited returns what an item's awaited reservation has on each node; nil if there is none. A pod that needs a larger part of the node's CPU or
+// another resource than of its memory counts with that part of the memory.
 func (l *Ledger) Awaited(id string) map[string]gpu.Memory {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -158,9 +159,15 @@ func (l *Ledger) Awaited(id string) map[string]gpu.Memory {
 	if r == nil {
 		return nil
 	}
-	out := map[string]gpu.Memory{}
+	out, pods := map[string]gpu.Memory{}, map[string][]gpu.PodUID{}
 	for _, share := range r.Shares {
 		out[share.Node] = out[share.Node].Add(share.On.Total())
+		pods[share.Node] = append(pods[share.Node], share.Pod.UID)
+	}
+	for name, uids := range pods {
+		if n := l.nodes[name]; n != nil && l.resources != nil {
+			out[name] = max(out[name], gpu.Memory(l.resources.Part(name, uids)*float64(n.totals.Memory)))
+		}
 	}
 	return out
 }

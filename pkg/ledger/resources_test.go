@@ -110,6 +110,16 @@ func TestReservedResources(t *testing.T) {
 	finds("kube-scheduler counts a pod whose bind is in progress", small, fits)
 }
 
+// A pod that needs much CPU counts as one that needs as much memory: it keeps as much of the node from others.
+func TestAwaitedPart(t *testing.T) {
+	f := newResourcesFixture(t, 1)
+	for cpus, want := range map[int64]gpu.Memory{1: 16, 6: 24, 8: 32} { // The node has eight CPUs, and 32 of memory.
+		request := []ledger.Request{{Pod: f.pending(pod("w0", 16), cpus), Nodes: f.nodes}}
+		expect(t, "reserved", true, f.await(request, 0, longAgo))
+		expect(t, fmt.Sprint(cpus, " CPUs"), map[string]gpu.Memory{"n1": want}, f.Awaited(testItem.ID))
+	}
+}
+
 // A choice needs nodes that will have enough of everything: pods that were placed before a time stay, also on other cards.
 func TestAwaitedResources(t *testing.T) {
 	f := newResourcesFixture(t, 3)
@@ -133,7 +143,7 @@ func TestAwaitedResources(t *testing.T) {
 	}{
 		{"a pod for each card of one node", []int64{4, 4}, map[string]gpu.Memory{"n2": 32}},
 		{"too much for one node", []int64{4, 5}, nil},
-		{"a pod that needs few", []int64{3, 8}, map[string]gpu.Memory{"n1": 16, "n2": 16}},
+		{"a pod that needs few, and one that needs a whole node", []int64{3, 8}, map[string]gpu.Memory{"n1": 16, "n2": 32}},
 		{"none has as many", []int64{9}, nil},
 	} {
 		expect(t, test.what, test.want != nil, f.await(members(test.cpus...), 0, recent))
