@@ -56,10 +56,10 @@ clean: ## remove the built files (the Kubernetes binaries stay in the user's cac
 ##@ Try
 
 .PHONY: demo
-demo: first-build build fake-nvml ## show pods that share cards on a real control plane with simulated GPU nodes (KEEP=1 keeps it running, FAIR_SHARE=dispatch with fair sharing)
+demo: first-build build fake-nvml ## show pods that share cards on a real control plane with simulated GPU nodes (KEEP=1 keeps it running, FAIR_SHARE=dispatch with fair sharing; USER_PAGES=1 runs the commands of the pages for users)
 	@hack/kube/build.sh control-plane
 	@$(GO) build -o $(BIN)/demo ./test/demo
-	@exec $(BIN)/demo $(if $(KEEP),--keep) $(if $(FAIR_SHARE),--fair-share=$(FAIR_SHARE)) # Not with go run, which reports Ctrl-C as an error.
+	@exec $(BIN)/demo $(if $(KEEP),--keep) $(if $(FAIR_SHARE),--fair-share=$(FAIR_SHARE)) $(if $(USER_PAGES),--user-pages="$$($(GO) -C hack/helm tool -n kubectl)") # Not with go run, which reports Ctrl-C as an error.
 
 .PHONY: first-build
 first-build:

@@ -29,17 +29,18 @@ func main() { os.Exit(run()) }
 func run() int {
 	keep := flag.Bool("keep", false, "keep the cluster running until Ctrl-C")
 	fairShare := flag.String("fair-share", "off", "the extender's --fair-share after the steps")
+	kubectl := flag.String("user-pages", "", "the kubectl with which to run the commands of the pages for users, after the steps; empty runs none")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := play(ctx, *keep, *fairShare); err != nil {
+	if err := play(ctx, *keep, *fairShare, *kubectl); err != nil {
 		fmt.Fprintln(os.Stderr, "\nThe demo failed:", err)
 		return 1
 	}
 	return 0
 }
 
-func play(ctx context.Context, keep bool, fairShare string) (err error) {
+func play(ctx context.Context, keep bool, fairShare, kubectl string) (err error) {
 	dir, err := os.MkdirTemp("", "gpushare-demo-")
 	if err != nil {
 		return err
@@ -72,6 +73,11 @@ func play(ctx context.Context, keep bool, fairShare string) (err error) {
 	d := &demo{cluster: cluster}
 	for _, step := range []func(context.Context) error{d.nodes, d.guard, d.share, d.filter, d.bind, d.allocate, d.full, d.several, d.table} {
 		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	if kubectl != "" {
+		if err := d.userPages(ctx, kubectl); err != nil {
 			return err
 		}
 	}

@@ -63,7 +63,7 @@ func (d *demo) filter(ctx context.Context) error {
 		name, node string
 		memory     int64
 	}{
-		{"n1-a", "n1", 16276}, {"n1-b", "n1", 12207},
+		{"n1-a", "n1", 16276}, {"n1-b", "n1", 12807},
 		{"n2-a", "n2", 12207}, {"n2-b", "n2", 12207},
 		{"n3-a", "n3", 16276}, {"n3-b", "n3", 8138},
 	} {
@@ -71,7 +71,7 @@ func (d *demo) filter(ctx context.Context) error {
 			return err
 		}
 	}
-	say("  Free memory: n1: 4069 MiB on one card; n2: 4069 MiB on each of two cards; n3: 8138 MiB on one card.")
+	say("  Free memory: n1: 3469 MiB on one card; n2: 4069 MiB on each of two cards; n3: 8138 MiB on one card.")
 	say("  Create a pod that requests 8138 MiB and may run only on n2:")
 	only, err := d.create(ctx, pod("only-n2", 8138).OnNode("n2"))
 	if err != nil {

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/pages"
+)
+
+// elsewhere marks a command that needs more than the demo has: a real node, or an installation by the chart.
+const elsewhere = "not in the demo"
+
+// placeholders are what pages write for names of the reader's cluster.
+var placeholders = strings.NewReplacer(
+	"NODE", "n1", "POD", "n1-a", "APP", "binpack-1", "JOB", "train", "USER", "alice", "NAMESPACE", "default",
+)
+
+// userPages creates the objects that the pages for users show, runs the commands, and compares their output with what the pages show.
+func (d *demo) userPages(ctx context.Context, kubectl string) (err error) {
+	title("The commands of the pages for users")
+	all, err := pages.OfUsers()
+	if err != nil {
+		return err
+	}
+	root, err := controlplane.RepositoryRoot()
+	if err != nil {
+		return err
+	}
+	tools, err := os.MkdirTemp("", "gpushare-demo-tools-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tools)) }()
+	if err := os.Symlink(kubectl, filepath.Join(tools, "kubectl")); err != nil {
+		return err
+	}
+	run := func(ctx context.Context, shell, input string) (string, error) {
+		command := exec.CommandContext(ctx, "bash", "-o", "pipefail", "-c", shell)
+		command.Dir, command.Stdin = root, strings.NewReader(input)
+		command.Env = append(os.Environ(), "KUBECONFIG="+d.cluster.KubeconfigPath, "PATH="+tools+":"+filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
+		out, err := command.CombinedOutput()
+		if err != nil {
+			return "", fmt.Errorf("%s: %w\n%s", shell, err, out)
+		}
+		return string(out), nil
+	}
+	for _, example := range all {
+		command := placeholders.Replace(example.Command)
+		switch {
+		case strings.Contains(example.Object, "kind: PodGroup"): // The demo's API server doesn't serve it.
+		case strings.Contains(command, elsewhere):
+		case example.Object != "":
+			if _, err := run(ctx, "kubectl apply -f -", example.Object); err != nil {
+				return err
+			}
+		case strings.Contains(command, " -w"): // It doesn't end by itself.
+			if _, err := run(ctx, "timeout 2 "+command+"\n[ $? = 124 ]", ""); err != nil {
+				return err
+			}
+		default:
+			say("    $ %s", command)
+			if err := d.matches(ctx, func(ctx context.Context) (string, error) { return run(ctx, command, "") }, example.Output); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// matches runs a command, again until its output has all lines if some are expected.
+func (d *demo) matches(ctx context.Context, run func(context.Context) (string, error), want []string) error {
+	deadline := time.Now().Add(patience)
+	for {
+		out, err := run(ctx)
+		if err != nil {
+			return err
+		}
+		missing := ""
+		for _, line := range want {
+			if !strings.Contains(comparable(out), comparable(line)) {
+				missing = line
+			}
+		}
+		if missing == "" {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the output lacks a line that the page shows:\n%s\nIt is:\n%s", missing, out)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+var (
+	varying = regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}|\b(\d+m)?\d+s\b`) // UIDs and ages.
+	spaces  = regexp.MustCompile(`[ -]{2,}`)
+)
+
+// comparable returns a text without what differs each time, and without the widths of columns.
+func comparable(text string) string {
+	return spaces.ReplaceAllString(varying.ReplaceAllString(text, "…"), " ")
+}
