@@ -64,7 +64,8 @@ type apiPod struct {
 	late bool
 	// rejections are the versions of the pod with the messages that it had since its last other change.
 	rejections map[rejection]rejected
-	created    time.Duration
+	// created and boundAt are when it was created, and bound.
+	created, boundAt time.Duration
 	// run is the run in which the pod was bound; nil if it isn't bound, or names no group.
 	run *run
 }
@@ -533,6 +534,7 @@ func (a *apiServer) bind(b *corev1.Binding, by string) error {
 		a.w.checkCards(p, n)
 	}
 	a.w.stats.binds++
+	p.boundAt, a.w.latestBind = a.w.now, a.w.now
 	if p.group == "" {
 		a.w.stats.singles++
 	} else if p.memory > 0 {

@@ -1,7 +1,6 @@
 package scheduling
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -60,7 +59,7 @@ func (w *world) newReplica(name string) *replica {
 		API: client{r}, Recorder: recorder{r}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
 		BindTimeout: simBindTimeout, BindWindow: w.bindWindow, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
 		newGroup: r.newGroup, EvictFragmented: w.fragmented, EvictOverusers: w.overruns, FairShare: w.fair.options(w),
-		Reservations: ReservationOptions{MaxIdle: w.maxIdle, MaxAge: cmp.Or(w.maxAge, time.Hour)},
+		Reservations: ReservationOptions{MaxIdle: w.maxIdle, MaxAge: w.maxAge},
 		Gangs:        GangOptions{Hold: w.hold, Patience: w.patience, OnFailure: gang.Evict, Observer: gangObserver{w}},
 	}
 	if w.keepPartial {

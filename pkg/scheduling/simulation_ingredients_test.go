@@ -344,7 +344,9 @@ func (c *crowd) wanted() bool {
 
 // runCrowd runs a world of ingredients.
 func runCrowd(seed uint64, tracing bool) *world {
-	w := newWorld(seed, worldOptions{hold: 10 * time.Second, patience: 30 * time.Second, maxIdle: 0.02, maxBackoff: 10 * time.Second})
+	w := newWorld(seed, worldOptions{
+		hold: 10 * time.Second, patience: 30 * time.Second, maxIdle: 0.02, maxAge: []time.Duration{10 * time.Minute, time.Hour}[seed%2], maxBackoff: 10 * time.Second,
+	})
 	defer w.close()
 	w.tracing = tracing
 	w.worldOptions.replicas = 1 + w.random.IntN(2)

@@ -18,7 +18,8 @@ import (
 // An item is what has to run at once: a pod, or the members that a group's run needs. It is entitled to run while it would fit beside the
 // pods that stay for long, and, with fair sharing, while its tenant has less than it gets in any case. If n-1 items come before it, it must
 // have been bound before it was entitled for n·(4L+2c): L is how long other pods run, c how long kube-scheduler and the extender take to
-// place a pod. Only a quiet cluster counts, without the time after disturbances in which pauses end.
+// place a pod. Only a quiet cluster counts, without the time after disturbances in which pauses end, and without the time in which memory is
+// reserved for an item before it because a pod that stays may still be one that ends.
 
 // violationKind distinguishes violations of liveness from those of safety, which is the zero value.
 type violationKind string
@@ -216,7 +217,7 @@ func (l *liveness) check(i *item, usable bool) {
 		}
 		return
 	}
-	if l.entitled(i, waits[:missing]) {
+	if l.entitled(i, waits[:missing]) && !l.mistaken(i) {
 		if i.waited += livenessInterval; i.waited > l.bound(i) {
 			w.violate(starved, i, "%s waits for %v, was entitled to run for %v of it, and %d items come before it", i.name, w.now-i.entered, i.waited, i.before)
 		}
@@ -277,6 +278,21 @@ func (l *liveness) entitled(i *item, pods []*apiPod) bool {
 		i.fits = (!l.w.fair.on() || l.withinShare(i, pods)) && l.fitsBesideLasting(i, pods)
 	}
 	return i.fits
+}
+
+// staysAfter is how long after its bind a pod that runs for ever can be expected to end: until it is as old as reservations allow, and the
+// latest choice of cards before that is over.
+func (w *world) staysAfter() time.Duration { return 2*w.maxAge + time.Minute }
+
+// mistaken reports whether a pod that stays may be expected to end for an item that comes before i.
+func (l *liveness) mistaken(i *item) bool {
+	before := func(o *item) bool {
+		return o != i && o.entered > 0 && o.seen == l.w.now && (o.entered <= i.entered || o.pods[0].priority > i.pods[0].priority || o.tenant != i.tenant)
+	}
+	return slices.ContainsFunc(l.w.api.order, func(p *apiPod) bool {
+		return p.live() && p.lasts == 0 && p.memory > 0 && l.w.now < p.boundAt+l.w.staysAfter() &&
+			slices.ContainsFunc(l.order, func(o *item) bool { return before(o) && o.entered < p.boundAt })
+	})
 }
 
 // withinShare reports whether the tenant has no more than it gets in any case once the pods are bound.

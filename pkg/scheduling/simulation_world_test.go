@@ -59,6 +59,8 @@ type world struct {
 	fate func(pod string) fate
 	// terms counts the extenders that have begun to lead.
 	terms int
+	// latestBind is when a pod was bound last.
+	latestBind time.Duration
 	// calm is true once the disturbances are over.
 	calm bool
 	// blind is until when an extender may have known less than the API server.
@@ -75,7 +77,7 @@ type worldOptions struct {
 	hold, patience time.Duration
 	// maxIdle is ReservationOptions.MaxIdle.
 	maxIdle float64
-	// maxAge is ReservationOptions.MaxAge; an hour if it is zero.
+	// maxAge is ReservationOptions.MaxAge.
 	maxAge     time.Duration
 	maxBackoff time.Duration
 	// popFromBackoff lets kube-scheduler try pods before their back-off is over if no other pod waits.
@@ -129,6 +131,7 @@ const (
 
 func newWorld(seed uint64, o worldOptions) *world {
 	w := &world{worldOptions: o, seed: seed, random: rand.New(rand.NewPCG(seed, 15)), stats: stats{failed: map[string]int{}, reclaimedFrom: map[string]int{}, cards: map[string]int{}}}
+	w.maxAge = cmp.Or(w.maxAge, time.Hour)
 	w.api = newAPIServer(w)
 	w.scheduler = newKubeScheduler(w)
 	return w
