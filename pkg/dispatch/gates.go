@@ -46,22 +46,19 @@ func (m *Manager) openGates(now time.Time) {
 			due = append(due, p)
 		}
 	}
-	// Granted pods hold memory, so they go first.
 	slices.SortFunc(due, func(a, b *pod) int {
-		return cmp.Or(a.expiry(now).Compare(b.expiry(now)), cmp.Compare(a.UID, b.UID))
+		switch {
+		case a.charged() && !b.charged(): // Granted pods hold memory, so they go first.
+			return -1
+		case b.charged() && !a.charged():
+			return 1
+		}
+		return cmp.Or(a.expires.Compare(b.expires), cmp.Compare(a.UID, b.UID))
 	})
 	for _, p := range due[:min(len(due), max(MaxOpening-inFlight, 0))] {
 		p.gate = gateOpening
 		m.effects.Open = append(m.effects.Open, p.Pod.Pod)
 	}
-}
-
-// expiry returns when the pod's charge ends; a late time if there is none.
-func (p *pod) expiry(now time.Time) time.Time {
-	if p.expires.IsZero() {
-		return now.Add(time.Hour)
-	}
-	return p.expires
 }
 
 // GateOpened records whether the gate of a pod was opened. If not, openGates tries it again while the pod is granted or needs no turn.

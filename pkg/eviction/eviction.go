@@ -171,9 +171,8 @@ func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimStat
 	case live.DeletionTimestamp != nil:
 		return victimState{ends: live.DeletionTimestamp.Time}, nil
 	}
-	const most = int64(maxGracePeriod / time.Second)
 	grace := ptr.Deref(live.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
-	if grace > most {
+	if most := int64(maxGracePeriod.Seconds()); grace > most {
 		grace, state.capped = most, ptr.To(most)
 	}
 	state.runs, state.ends = true, o.Clock.Now().Add(time.Duration(grace)*time.Second)

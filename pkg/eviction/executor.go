@@ -47,14 +47,14 @@ type Victim struct {
 	Why  string  `json:"-"`
 }
 
-// Cause is why pods are evicted for others. It is the reason of the Events on the victims.
+// Cause is why pods are evicted for others.
 type Cause string
 
 const (
 	// ByPriority means that the others have a higher priority.
-	ByPriority Cause = EventEvicted
+	ByPriority Cause = "priority"
 	// ByShare means that the tenant of the others is below its share.
-	ByShare Cause = EventReclaimed
+	ByShare Cause = "share"
 )
 
 var (
@@ -348,8 +348,12 @@ func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu
 		e.until = end
 	}
 	x.mu.Unlock()
-	if !gone {
-		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, string(e.Cause), "%s for pod %s%s", v.What, v.For, v.Why)
+	switch {
+	case gone:
+	case e.Cause == ByShare:
+		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventReclaimed, "%s for pod %s%s", v.What, v.For, v.Why)
+	default:
+		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicted, "%s for pod %s%s", v.What, v.For, v.Why)
 	}
 	return !gone, nil
 }

@@ -110,7 +110,7 @@ func (mgr *Manager) placesAlone(key Key) bool { return mgr.podGroups[key].Alone 
 func (mgr *Manager) offerEligible(r *run, n *needs, now time.Time) {
 	eligible := map[string]*candidates{}
 	for _, m := range n.members {
-		if o := r.offers[m.Template]; m.Request == 0 || o != nil && o.nodes != nil && now.Sub(o.at) < noRoomMin {
+		if o := r.offers[m.Template]; m.Request == 0 || o != nil && o.nodes != nil && now.Sub(o.at) < quietPeriod {
 			continue
 		}
 		nodes, known := eligible[m.shape()]

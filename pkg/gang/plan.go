@@ -243,13 +243,11 @@ func (mgr *Manager) checkPause(r *run, now time.Time) (paused bool) {
 }
 
 const (
-	// noRoomMin is how long the result "no room" stays valid even if memory is freed, because all members of a run are filtered within
-	// milliseconds.
-	noRoomMin = 200 * time.Millisecond
-	// noRoomMax is how long it stays valid if no memory is freed. It is limited, because nodes can become eligible for other reasons.
+	// noRoomMax is how long the result "no room" stays valid if no memory is freed. It is limited, because nodes can become eligible for other
+	// reasons. It stays valid for the quietPeriod even if memory is freed, because all members of a run are filtered within milliseconds.
 	noRoomMax = 2 * time.Second
 	// settle is how long a run of which it is unclear which members belong together waits for more members of the same controllers: these
-	// create pods at the same time, but not at once.
+	// create pods at the same time, but not at once. It is also the longest burst of freed memory.
 	settle = time.Second
 	// maxWork is the number of members that one Tick sorts, or tries to place without success, before it leaves the rest to the
 	// next one.
@@ -259,7 +257,7 @@ const (
 // recentlyNoRoom reports whether the latest result "no room" is still valid.
 func (r *run) recentlyNoRoom(freed uint64, now time.Time) bool {
 	ago := now.Sub(r.noRoomAt)
-	return !r.noRoomAt.IsZero() && (ago < noRoomMin || r.noRoomFreed == freed && ago < noRoomMax)
+	return !r.noRoomAt.IsZero() && (ago < quietPeriod || r.noRoomFreed == freed && ago < noRoomMax)
 }
 
 // plannable reports whether the run isn't paused, and at least one of its members has candidate nodes. Other runs don't wait for a run that
@@ -315,12 +313,9 @@ func (mgr *Manager) mayPlan(r *run, freed uint64, now time.Time) bool {
 	return true
 }
 
-const (
-	// quietPeriod is how long no memory must have been freed before a run is planned while a run before it has no room. maxBurst bounds the
-	// wait for such a period.
-	quietPeriod = 300 * time.Millisecond
-	maxBurst    = time.Second
-)
+// quietPeriod is how long no memory must have been freed before a run is planned while a run before it has no room. settle bounds the wait for such a
+// period.
+const quietPeriod = 300 * time.Millisecond
 
 // freeBurst tracks a burst of freed memory: the pods of a job that ends terminate one after another.
 type freeBurst struct {
@@ -330,7 +325,7 @@ type freeBurst struct {
 }
 
 // observe takes the value of Manager.freed and reports whether the burst is over. It can't detect a quiet period between two calls that
-// both see more freed memory. So a burst counts as over after maxBurst at the latest.
+// both see more freed memory. So a burst counts as over after settle at the latest.
 func (f *freeBurst) observe(freed uint64, now time.Time) bool {
 	if freed != f.count {
 		if f.since.IsZero() {
@@ -342,7 +337,7 @@ func (f *freeBurst) observe(freed uint64, now time.Time) bool {
 		f.since = time.Time{}
 		return true
 	}
-	return now.Sub(f.since) >= maxBurst
+	return now.Sub(f.since) >= settle
 }
 
 // makePlan plans all members that the run still needs, or returns the reason why it can't.

@@ -140,7 +140,7 @@ func TestFreedContinuously(t *testing.T) {
 			for len(s.granted) == 0 && s.now.Sub(begun) < time.Minute {
 				instant()
 			}
-			if took := s.now.Sub(begun); took > 1500*time.Millisecond { // maxBurst and a tick.
+			if took := s.now.Sub(begun); took > 1500*time.Millisecond { // settle and a tick.
 				t.Errorf("it waited for %v", took)
 			}
 		})
