@@ -117,6 +117,11 @@ END
   build_neighbour nfd nfd-worker $nfd/cmd/nfd-worker "$host"
   link_folder $nfd deployment/base manifests
 
+  build_neighbour lws lws sigs.k8s.io/lws/cmd
+  link_folder sigs.k8s.io/lws charts/lws charts
+  build_neighbour jobset jobset sigs.k8s.io/jobset
+  link_folder sigs.k8s.io/jobset charts/jobset charts
+
   cgo=1 build_neighbour dra-driver gpu-kubelet-plugin sigs.k8s.io/dra-driver-nvidia-gpu/cmd/gpu-kubelet-plugin "$lazy"
   echo "kube: the neighbours and the kinds of other operators are in bin/kube"
 }
