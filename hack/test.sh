@@ -50,12 +50,13 @@ trap 'kill -- "-$running" 2>/dev/null || true' EXIT
 
 status=0
 # test/nodee2e needs a real kubelet, root, and system packages: make e2e-node. test/neighbours needs components of other
-# projects: make test-neighbours.
+# projects: make test-neighbours. test/upgrade needs an earlier version: make test-upgrade.
 # shellcheck disable=SC2046 # one word per package is intended
-test_packages -p 4 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(go list ./test/... | grep -Ev '/test/(nodee2e|neighbours)$') || status=$?
+test_packages -p 4 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(go list ./test/... | grep -Ev '/test/(nodee2e|neighbours|upgrade)$') || status=$?
 # A module of its own. Beside the packages alone, because those take longer than the suites.
 (cd test/browser && test_packages -timeout "${GPUSHARE_TEST_LONG:+1}25m" ./...) || status=$?
 wait "$running" || status=$?
 echo "NOT RUN: the tests on a real kubelet, which need root and containerd: make e2e-node"
 echo "NOT RUN: the tests with components of other projects: make test-neighbours"
+echo "NOT RUN: the tests with an earlier version: make test-upgrade"
 exit "$status"

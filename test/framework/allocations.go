@@ -78,8 +78,7 @@ func (c *Cluster) CheckLedger(t testing.TB) {
 	})
 }
 
-// Allocations adds up the API server's pods on the cards of its nodes. It shares no arithmetic with the programs under
-// test.
+// Allocations adds up the API server's pods on the cards of its nodes.
 func (c *Cluster) Allocations(ctx context.Context) (Allocations, error) {
 	nodes, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -89,18 +88,23 @@ func (c *Cluster) Allocations(ctx context.Context) (Allocations, error) {
 	if err != nil {
 		return nil, err
 	}
+	return AddUp(nodes.Items, pods.Items)
+}
+
+// AddUp adds up the pods on the cards of the nodes. It shares no arithmetic with the programs under test.
+func AddUp(nodes []corev1.Node, pods []corev1.Pod) (Allocations, error) {
 	sum := Allocations{}
-	for i := range nodes.Items {
-		cards, err := cardsOf(&nodes.Items[i])
+	for i := range nodes {
+		cards, err := cardsOf(&nodes[i])
 		if err != nil {
 			return nil, err
 		}
 		if len(cards) > 0 {
-			sum[nodes.Items[i].Name] = cards
+			sum[nodes[i].Name] = cards
 		}
 	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
+	for i := range pods {
+		pod := &pods[i]
 		memory := GPUMemOf(pod)
 		if pod.Spec.NodeName == "" || memory == 0 || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			continue

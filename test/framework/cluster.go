@@ -38,6 +38,8 @@ type Options struct {
 	Bare bool
 	// Guard installs the guard. The device plugins then have tokens that name their nodes.
 	Guard bool
+	// Former starts the extenders of the earlier version in bin/former (`make test-upgrade`), with the manifests of that version.
+	Former bool
 	// ControlPlane configures the control plane. Start sets its folder and the extender's address.
 	ControlPlane controlplane.Options
 }
@@ -112,7 +114,7 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	if o.Bare {
 		return c, nil
 	}
-	if err = c.Apply(ctx, filepath.Join(root, "deploy", "manifests")); err != nil {
+	if err = c.Apply(ctx, c.Manifests("manifests", o.Former)); err != nil {
 		return nil, err
 	}
 	if o.FairShare != "" {
@@ -178,7 +180,7 @@ func (c *Cluster) startExtender(ctx context.Context) error {
 		return err
 	}
 	c.Extender = &controlplane.Process{
-		Name: "gpushare-extender", Path: c.Binary("gpushare-extender"),
+		Name: "gpushare-extender", Path: c.ExtenderBinary(c.options.Former),
 		Args: append([]string{
 			"--kubeconfig=" + kubeconfig, "--listen-address=" + c.port.Address(), "--ui-listen-address=" + c.pagePort.Address(), "-v=2",
 		}, c.options.ExtenderArgs...),
@@ -263,6 +265,22 @@ func (c *Cluster) Processes() []*controlplane.Process {
 
 // Binary returns the path of a binary in bin/.
 func (c *Cluster) Binary(name string) string { return filepath.Join(c.root, "bin", name) }
+
+// ExtenderBinary returns the path of the extender of the earlier version in bin/former, or of the present one.
+func (c *Cluster) ExtenderBinary(former bool) string {
+	if former {
+		return c.Binary("former/gpushare-extender")
+	}
+	return c.Binary("gpushare-extender")
+}
+
+// Manifests returns the path of a folder in deploy/, of the earlier version in bin/former or of the present one.
+func (c *Cluster) Manifests(folder string, former bool) string {
+	if former {
+		return c.Binary("former/deploy/" + folder)
+	}
+	return filepath.Join(c.root, "deploy", folder)
+}
 
 // KubeBinary returns the path of a binary of the Kubernetes version under test.
 func (c *Cluster) KubeBinary(name string) string {

@@ -129,21 +129,28 @@ func namesIn(t *testing.T, certificate string) (names []string) {
 
 // extenderAt is a running extender.
 type extenderAt struct {
-	url     string
-	process *controlplane.Process
+	// url is for kube-scheduler's calls, health for probes and Prometheus.
+	url, health string
+	process     *controlplane.Process
 }
 
 // runExtender runs the extender of one of the Deployment's pods.
 func (c *cluster) runExtender() extenderAt {
 	c.t.Helper()
+	return c.runExtenderOf(c.Binary("gpushare-extender"))
+}
+
+// runExtenderOf is runExtender with another binary.
+func (c *cluster) runExtenderOf(binary string) extenderAt {
+	c.t.Helper()
 	pod := c.pod("extender")
 	port, health := controlplane.ReservePortForTest(c.t), controlplane.ReservePortForTest(c.t)
-	process := c.process(pod, "extender", c.Binary("gpushare-extender"),
+	process := c.process(pod, "extender", binary,
 		map[string]string{":12345": port.Address(), ":12347": health.Address(), "/tls/": c.volume("gpushare-extender-tls") + "/"},
 		"--kubeconfig="+c.account(pod))
 	process.Ready = controlplane.HTTPReady(health.URL("http") + "/readyz")
 	controlplane.RunForTest(c.t, process)
-	return extenderAt{port.URL("https"), process}
+	return extenderAt{port.URL("https"), health.URL("http"), process}
 }
 
 // giveToScheduler restarts the cluster's scheduler with the installed configuration. It replaces host and port, because the
