@@ -21,6 +21,8 @@ const (
 	// maxSources is how many sources are kept, the latest ones, and maxAge how much older than the latest pod they can be.
 	maxSources = 1 << 14
 	maxAge     = 7 * halfLife
+	// recent is over how many pods that come or end the turnover is a mean, approximately.
+	recent = 400
 )
 
 // Counter counts pods by shape. The age of pods is counted from their creation, not from when they are seen, so replicas and a restarted process
@@ -31,6 +33,8 @@ type Counter struct {
 	// latest is the latest creation of a pod, seen the number of pods.
 	latest time.Time
 	seen   int
+	// ending is the part of the pods that ended, among the latest pods with GPU memory that came or ended.
+	ending float64
 }
 
 // source is one owner's pods of one shape.
@@ -60,9 +64,24 @@ func (c *Counter) Add(shape placement.Shape, owner unique.Handle[string], create
 		if created.After(c.latest) {
 			c.latest = created
 		}
+		c.ending -= c.ending / recent
 	}
 	c.seen++
 	return c.seen == 20 || c.seen == 50 || c.seen%200 == 0
+}
+
+// End counts the end of a pod that asked for GPU memory.
+func (c *Counter) End() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ending += (1 - c.ending) / recent
+}
+
+// Turnover returns how many pods with GPU memory end for each one that comes, at most 1. Of the time before a start nothing is known, so it is 0 then.
+func (c *Counter) Turnover() float64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return min(c.ending/(1-c.ending), 1)
 }
 
 // with returns the count with one more pod.

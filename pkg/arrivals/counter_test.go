@@ -139,3 +139,31 @@ func TestAddChanged(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+// TestTurnover: pods that only come, as many that end as come, and more that end. After a start nothing is known.
+func TestTurnover(t *testing.T) {
+	c := NewCounter()
+	for _, tc := range []struct {
+		name       string
+		come, ends int
+		low, high  float64
+	}{
+		{"none yet", 0, 0, 0, 0},
+		{"pods only come", 1000, 0, 0, 0},
+		{"as many end as come", 1000, 1000, 0.95, 1},
+		{"half as many end", 1000, 500, 0.45, 0.55},
+		{"they only end", 0, 1000, 1, 1},
+		{"they only come again", 2000, 0, 0, 0.05},
+	} {
+		for i := range tc.come + tc.ends {
+			if i*tc.ends/(tc.come+tc.ends) == (i+1)*tc.ends/(tc.come+tc.ends) {
+				c.Add(pod{memory: 1}.shape(), unique.Make(fmt.Sprint(tc.name, i)), begin)
+			} else {
+				c.End()
+			}
+		}
+		if got := c.Turnover(); got < tc.low || got > tc.high {
+			t.Errorf("%s: turnover %.3f, want %v to %v", tc.name, got, tc.low, tc.high)
+		}
+	}
+}

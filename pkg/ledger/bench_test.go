@@ -99,7 +99,7 @@ func BenchmarkRankLeastWaste(b *testing.B) {
 			}
 			shapes[pods[i].UID], kinds = shape, append(kinds, placement.Kind{Shape: shape, Frequency: random.Float64()})
 		}
-		l.Expect(kinds, placement.Binpack, func(unique.Handle[string]) []string { return names })
+		l.Expect(kinds, 1, placement.Binpack, func(unique.Handle[string]) []string { return names })
 		for i := 0; b.Loop(); i++ {
 			node := names[random.IntN(len(names))]
 			if changing := pod("changing-"+node, 10); !l.Release(changing.UID) {
@@ -128,7 +128,7 @@ func BenchmarkExpect(b *testing.B) {
 			}})
 		}
 		for b.Loop() {
-			l.Expect(kinds, placement.Binpack, func(unique.Handle[string]) []string { return names })
+			l.Expect(kinds, 1, placement.Binpack, func(unique.Handle[string]) []string { return names })
 		}
 	}, sizes...)
 }

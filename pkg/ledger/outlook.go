@@ -34,17 +34,17 @@ func (l *Ledger) SetBeside(name string, free placement.Beside, revision uint64) 
 	}
 }
 
-// Expect sets which kinds of pods are expected, for views by cost. It makes a new outlook from the present state of the nodes. cardPolicy chooses
+// Expect sets which kinds of pods are expected, and how many pods end for each one that comes, for views by cost. It makes a new outlook from the present state of the nodes. cardPolicy chooses
 // the cards of a node, and usable returns the nodes that pods with such constraints can use. Expect takes the lock once for each node, and at the
 // end for the references to the results; it computes without the lock.
-func (l *Ledger) Expect(kinds []placement.Kind, cardPolicy placement.Policy, usable func(constraints unique.Handle[string]) []string) {
+func (l *Ledger) Expect(kinds []placement.Kind, turnover float64, cardPolicy placement.Policy, usable func(constraints unique.Handle[string]) []string) {
 	states := l.nodeStates()
 	exclude(states, kinds, usable)
 	rooms := make([]placement.NodeRoom, len(states))
 	for i := range states {
 		rooms[i] = states[i].NodeRoom
 	}
-	outlook := placement.NewOutlook(kinds, cardPolicy, rooms)
+	outlook := placement.NewOutlook(kinds, turnover, cardPolicy, rooms)
 	for i := range states {
 		if i > 0 && states[i].equal(&states[i-1].NodeRoom) { // Such as an empty node of a large group.
 			states[i].costs = states[i-1].costs

@@ -23,6 +23,8 @@ type costScene struct {
 	shapes  shapesOf
 	kinds   []placement.Kind
 	outlook *placement.Outlook
+	// turnover is that of the outlook.
+	turnover float64
 	// usable are the nodes that pods with constraints can use.
 	usable   map[unique.Handle[string]][]string
 	excluded map[string]uint64
@@ -80,7 +82,7 @@ func (s *costScene) rooms() (rooms []placement.NodeRoom) {
 
 // expect makes a new outlook of some shapes.
 func (s *costScene) expect() {
-	s.kinds, s.excluded = nil, map[string]uint64{}
+	s.kinds, s.excluded, s.turnover = nil, map[string]uint64{}, float64(len(s.pods)%2)
 	for range s.random.IntN(9) {
 		p := s.newPod()
 		s.kinds = append(s.kinds, placement.Kind{Shape: s.shapes[p.UID], Frequency: 1 + s.random.Float64()})
@@ -93,8 +95,8 @@ func (s *costScene) expect() {
 			}
 		}
 	}
-	s.outlook = placement.NewOutlook(s.kinds, placement.Binpack, s.rooms())
-	s.Expect(s.kinds, placement.Binpack, func(constraints unique.Handle[string]) []string { return s.usable[constraints] })
+	s.outlook = placement.NewOutlook(s.kinds, s.turnover, placement.Binpack, s.rooms())
+	s.Expect(s.kinds, s.turnover, placement.Binpack, func(constraints unique.Handle[string]) []string { return s.usable[constraints] })
 }
 
 // change changes the ledger at random.
@@ -178,7 +180,7 @@ func TestReserveAllByCost(t *testing.T) {
 // TestExpectBesideChanges: the outlook is made while the cluster changes, and no outdated cost stays.
 func TestExpectBesideChanges(t *testing.T) {
 	s := newCostScene(t, 1)
-	s.Expect(s.kinds, placement.Binpack, func(constraints unique.Handle[string]) []string {
+	s.Expect(s.kinds, s.turnover, placement.Binpack, func(constraints unique.Handle[string]) []string {
 		for range 5 {
 			_, _ = s.Reserve(s.names[s.random.IntN(len(s.names))], s.newPod(), placement.Binpack, at)
 		}

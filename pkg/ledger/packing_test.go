@@ -50,7 +50,7 @@ func packed(t *testing.T, view ledger.View, several bool) float64 {
 			p.Request *= gpu.Memory(p.Cards)
 		}
 		if seen.Add(placement.Shape{Demand: p.Demand()}, unique.Make(string(p.UID)), at) && view.Node.ByCost() {
-			f.Expect(seen.Kinds(), view.Card, func(unique.Handle[string]) []string { return names })
+			f.Expect(seen.Kinds(), 0, view.Card, func(unique.Handle[string]) []string { return names })
 		}
 		best := placement.Best{K: 1}
 		f.Rank(view, p, names, func(i int, suits placement.Suitability, reason reasons.Reason) {

@@ -1,9 +1,5 @@
 package placement
 
-import (
-	"github.com/gpushare/gpushare/pkg/gpu"
-)
-
 // NodeRoom is what a node has free.
 type NodeRoom struct {
 	Cards []Card
@@ -13,112 +9,99 @@ type NodeRoom struct {
 	Excluded uint64
 }
 
+// memory returns the free memory of the healthy cards, and their memory.
+func (n *NodeRoom) memory() (free, all float64) {
+	for i := range n.Cards {
+		if c := &n.Cards[i]; !c.Unhealthy {
+			free, all = free+float64(c.Free()), all+float64(c.Memory)
+		}
+	}
+	return free, all
+}
+
 // room is what a node has for one kind.
 type room struct {
 	// shares is the number of shares of the kind's demand that the cards have free, and memory what is free on these cards.
-	shares int64
-	memory gpu.Memory
+	shares, memory float64
 	// pods is how many pods of the kind the node has room for.
-	pods int64
+	pods float64
 }
 
-// roomFor returns what the node has for a kind, which is at that position in the outlook.
-func (n *NodeRoom) roomFor(position int, kind *Shape) (r room) {
-	if n.Excluded&(1<<position) != 0 {
+// roomFor returns what the node has for a kind, which is at that position in the outlook, and sets on to the number of shares on each card.
+func (n *NodeRoom) roomFor(position int, kind *weighed, on *[]float64) (r room) {
+	if n.Excluded&(1<<position) != 0 || n.CPU < kind.CPU || n.NodeMemory < kind.NodeMemory {
 		return room{}
 	}
+	*on = (*on)[:0]
 	for i := range n.Cards {
-		if shares := n.Cards[i].shares(&kind.Demand); shares > 0 {
+		free := float64(n.Cards[i].Free())
+		shares := kind.sharesOf(&n.Cards[i], free)
+		if *on = append(*on, shares); shares > 0 {
 			r.shares += shares
-			r.memory += n.Cards[i].Free()
+			r.memory += free
 		}
 	}
-	r.pods = n.podsOf(kind, r.shares)
+	if r.shares > 0 {
+		left := n.amounts()
+		r.pods = kind.podsOf(*on, r.shares, &left)
+	}
 	return r
 }
 
-// podsOf returns how many pods of the kind that many shares are enough for, and what the node has beside them.
-func (n *NodeRoom) podsOf(kind *Shape, shares int64) int64 {
-	if kind.Cards == 1 {
-		return n.atMost(shares, &kind.Beside)
+// amounts is Beside for computing with whole.
+type amounts struct{ cpu, nodeMemory float64 }
+
+func (b Beside) amounts() amounts {
+	return amounts{cpu: float64(max(b.CPU, 0)) + 0.5, nodeMemory: float64(max(b.NodeMemory, 0)) + 0.5}
+}
+
+// whole returns the amount divided by an integer without the rest. The amount is an integer, to which 0.5 is added so that the product with the
+// reciprocal is never rounded down to a smaller integer. It is exact for amounts below 2^50, and much faster than a division.
+func whole(amount, reciprocal float64) float64 { return float64(int64(amount * reciprocal)) }
+
+// podsOf returns how many pods of the kind that many shares on the cards are enough for, of which shares is the sum, and what is free beside the cards.
+func (k *weighed) podsOf(on []float64, shares float64, beside *amounts) float64 {
+	if k.Cards == 1 {
+		return k.atMost(shares, beside)
 	}
-	pods := n.atMost(shares/int64(kind.Cards), &kind.Beside)
+	pods := k.atMost(whole(shares, 1/float64(k.Cards)), beside)
 	for ; pods > 0; pods-- { // Each pod needs its shares on different cards. So with so many pods, a card gives at most that many shares.
-		usable := int64(0)
-		for i := range n.Cards {
-			usable += min(n.Cards[i].shares(&kind.Demand), pods)
+		usable := 0.0
+		for _, shares := range on {
+			usable += min(shares, pods)
 		}
-		if usable >= pods*int64(kind.Cards) {
+		if usable >= pods*float64(k.Cards) {
 			break
 		}
 	}
 	return pods
 }
 
-// atMost returns how many pods that need that much there is enough for, at most the given number.
-func (b *Beside) atMost(pods int64, need *Beside) int64 {
-	if pods == 0 {
-		return 0
-	}
-	// Usually there is enough for all, and a multiplication is faster than a division.
-	if float64(need.CPU)*float64(pods) > float64(b.CPU) {
-		pods = quotient(b.CPU, need.CPU)
-	}
-	if float64(need.NodeMemory)*float64(pods) > float64(b.NodeMemory) {
-		pods = quotient(b.NodeMemory, need.NodeMemory)
-	}
-	return pods
+// atMost returns how many pods of the kind there is enough for beside the cards, at most the given number.
+func (k *weighed) atMost(pods float64, beside *amounts) float64 {
+	// The rate is infinite if a pod needs nothing.
+	return float64(int64(min(pods, beside.cpu*k.cpuRate, beside.nodeMemory*k.nodeMemoryRate)))
 }
 
-// fits reports whether enough cards have room for the pod.
-func (n *NodeRoom) fits(pod *Shape) bool {
-	cards := 0
-	for i := range n.Cards {
-		if n.Cards[i].Fits(&pod.Demand) {
-			cards++
-		}
-	}
-	return cards >= pod.Cards
-}
-
-// shares returns how many shares of the demand the card has free.
-func (c *Card) shares(demand *gpu.Demand) int64 {
-	free := c.Free()
-	if c.Unhealthy || free < demand.Memory {
-		return 0
-	}
-	shares := quotient(int64(free), int64(demand.Memory))
-	if demand.Cores > 0 {
-		shares = min(shares, int64(c.FreeCores()/demand.Cores))
-	}
-	if c.MaxContainers > 0 {
-		shares = min(shares, int64(c.FreeContainers()/max(demand.Containers, 1)))
+// sharesOf returns how many shares of the kind's demand the card has free, of which that much memory is free.
+func (k *weighed) sharesOf(c *Card, free float64) float64 {
+	shares := whole(free+0.5, k.shareRate)
+	if c.Unhealthy || k.Cores > 0 || c.MaxContainers > 0 {
+		return k.limited(c, shares)
 	}
 	return shares
 }
 
-// quotient returns a divided by b, rounded down; 0 if a is negative. The floating-point division is much faster than that of integers, and exact for
-// amounts below 2^53.
-func quotient(a, b int64) int64 {
-	return int64(float64(max(a, 0)) / float64(max(b, 1)))
-}
-
-// with returns what the node has free beside the pod, and the positions of the cards that the pod gets, which are appended to changed. If too few
-// cards have room, it gets what the emptiest ones have. cards replaces the memory for the copy of the node's cards.
-func (n *NodeRoom) with(pod *Shape, cardPolicy *Policy, cards []Card, changed []int) (NodeRoom, []int) {
-	after := NodeRoom{Cards: n.Cards, Beside: Beside{CPU: n.CPU - pod.CPU, NodeMemory: n.NodeMemory - pod.NodeMemory}, Excluded: n.Excluded}
-	if pod.Cards == 0 {
-		return after, changed
+// limited returns how many of the shares the card gives if other things than memory limit them.
+func (k *weighed) limited(c *Card, shares float64) float64 {
+	if c.Unhealthy {
+		return 0
 	}
-	var buffer [usualCards]pick
-	picks := cardPolicy.choose(n.Cards, &pod.Demand, buffer[:0])
-	if len(picks) < pod.Cards {
-		picks = Spread.choose(n.Cards, &gpu.Demand{Cards: pod.Cards, Memory: 1}, buffer[:0])
+	if k.Cores > 0 {
+		shares = min(shares, float64(c.FreeCores()/k.Cores))
 	}
-	after.Cards = append(cards, n.Cards...)
-	for _, p := range picks {
-		after.Cards[p.position].Add(gpu.Share{Memory: pod.Memory, Cores: pod.Cores, Containers: pod.Containers})
-		changed = append(changed, p.position)
+	if c.MaxContainers > 0 {
+		shares = min(shares, float64(c.FreeContainers()/max(k.Containers, 1)))
 	}
-	return after, changed
+	return shares
 }

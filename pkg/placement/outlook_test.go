@@ -65,7 +65,7 @@ func TestOutlookChoice(t *testing.T) {
 		"several cards stay together":                         {kindsOf(asks(2, 16, 4000), part), part, []NodeRoom{node(64000, 16, 16), node(64000, 16, 4)}, 1},
 		"nothing is expected yet":                             {nil, asks(1, 4, 1000), []NodeRoom{node(64000, 16, 16), node(64000, 4, 16)}, 1},
 	} {
-		o := NewOutlook(tc.kinds, Binpack, tc.nodes)
+		o := NewOutlook(tc.kinds, 0, Binpack, tc.nodes)
 		best, least := -1, math.Inf(1)
 		for i := range tc.nodes {
 			if cost := o.Cost(&tc.nodes[i], &tc.pod); cost < least-1e-12 {
@@ -98,6 +98,16 @@ func randomWorld(random *rand.Rand) (kinds []Kind, nodes []NodeRoom) {
 	return kinds, nodes
 }
 
+// sharesOf returns how often the card has room for the kind's share.
+func sharesOf(card *Card, kind *Shape) (shares int) {
+	one := kind.Demand
+	one.Cards = 1
+	for c := *card; c.Fits(&one); shares++ {
+		c.Add(gpu.Share{Memory: kind.Memory, Cores: kind.Cores, Containers: kind.Containers})
+	}
+	return shares
+}
+
 // fill returns how many pods of the kind fit the node, one after the other, and the memory of the cards that such a pod could use.
 func fill(n NodeRoom, kind *Shape) (pods int, memory gpu.Memory) {
 	n.Cards = slices.Clone(n.Cards)
@@ -110,7 +120,7 @@ func fill(n NodeRoom, kind *Shape) (pods int, memory gpu.Memory) {
 	}
 	for ; n.CPU >= kind.CPU && n.NodeMemory >= kind.NodeMemory; pods++ {
 		// The cards with the most shares left, so that as many pods as possible find different cards.
-		slices.SortStableFunc(n.Cards, func(a, b Card) int { return int(b.shares(&kind.Demand) - a.shares(&kind.Demand)) })
+		slices.SortStableFunc(n.Cards, func(a, b Card) int { return sharesOf(&b, kind) - sharesOf(&a, kind) })
 		if len(n.Cards) < kind.Cards || !n.Cards[kind.Cards-1].Fits(&usable) {
 			break
 		}
@@ -125,12 +135,32 @@ func fill(n NodeRoom, kind *Shape) (pods int, memory gpu.Memory) {
 	return pods, memory
 }
 
+// emptiness returns the square of what the node has free by what it has, by what all nodes have free.
+func emptiness(n NodeRoom, nodes []NodeRoom) float64 {
+	sum := func(n NodeRoom) (free, all float64) {
+		for _, card := range n.Cards {
+			if !card.Unhealthy {
+				free, all = free+float64(card.Free()), all+float64(card.Memory)
+			}
+		}
+		return free, all
+	}
+	everywhere := 1.0
+	for _, node := range nodes {
+		free, _ := sum(node)
+		everywhere += free
+	}
+	free, all := sum(n)
+	return free * free / max(all, 1) / everywhere
+}
+
 // TestOutlookBruteForce compares room, value and costs with those that follow from placing pods one after the other.
 func TestOutlookBruteForce(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		kinds, nodes := randomWorld(random)
-		o := NewOutlook(kinds, Binpack, nodes)
+		turnover := float64(random.IntN(2))
+		o := NewOutlook(kinds, turnover, Binpack, nodes)
 		value := func(n NodeRoom) (sum float64) {
 			weights := 0.0
 			for _, kind := range kinds {
@@ -151,7 +181,7 @@ func TestOutlookBruteForce(t *testing.T) {
 				weight := math.Pow(kind.Frequency/size, weightExponent) / weights
 				sum += weight * (float64(pods)/(float64(allPods)+ample) + float64(memory)/(float64(allMemory)+ample*size))
 			}
-			return sum
+			return sum + turnover*emptiness(n, nodes)
 		}
 		n := nodes[random.IntN(len(nodes))]
 		if got, want := o.value(&n), value(n); math.Abs(got-want) > 1e-9 {
@@ -169,7 +199,7 @@ func TestOutlookBruteForce(t *testing.T) {
 			}
 			after := n
 			after.Cards = slices.Clone(n.Cards)
-			after.CPU, after.NodeMemory = n.CPU-kinds[i].CPU, n.NodeMemory-kinds[i].NodeMemory
+			after.CPU, after.NodeMemory = max(n.CPU-kinds[i].CPU, 0), max(n.NodeMemory-kinds[i].NodeMemory, 0)
 			for _, share := range where {
 				after.Cards[share.Card].Add(share)
 			}
@@ -187,7 +217,7 @@ func TestOutlookBruteForce(t *testing.T) {
 // like one that takes the whole rest.
 func TestOutlookNotFitting(t *testing.T) {
 	n := roomWith(64000, 7, 4)
-	o := NewOutlook(kindsOf(asks(1, 8, 1000), asks(1, 1, 1000)), Binpack, []NodeRoom{n})
+	o := NewOutlook(kindsOf(asks(1, 8, 1000), asks(1, 1, 1000)), 0, Binpack, []NodeRoom{n})
 	rest, all := asks(1, 7, 1000), o.CostOf(&n, 0)
 	if want := o.Cost(&n, &rest); all != want || all == 0 {
 		t.Errorf("cost %v, want that of the whole card, %v", all, want)
@@ -199,7 +229,7 @@ func TestKindOf(t *testing.T) {
 	pinned := asks(1, 4, 1000)
 	pinned.Constraints = unique.Make("pinned")
 	kinds := kindsOf(asks(1, 4, 1000), asks(1, 4, 32000), asks(1, 16, 4000), asks(2, 16, 4000), pinned)
-	o := NewOutlook(kinds, Binpack, nil)
+	o := NewOutlook(kinds, 0, Binpack, nil)
 	other := asks(1, 5, 1500)
 	other.Constraints = unique.Make("pinned")
 	for name, tc := range map[string]struct {
@@ -257,8 +287,9 @@ func TestScale(t *testing.T) {
 
 // value returns what the node's room is worth to the pods that are expected.
 func (o *Outlook) value(n *NodeRoom) (value float64) {
-	for i := range o.kinds {
-		value += o.kinds[i].worth(n.roomFor(i, &o.kinds[i].Shape))
+	for _, r := range o.before(n).rooms {
+		value += r.worth
 	}
-	return value
+	free, all := n.memory()
+	return value + o.emptiness*free*free/max(all, 1)
 }

@@ -76,7 +76,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 // before the deletion that explains it.
 func (h *eventHandlers) PodDeleted(pod *clustercache.PodInfo) {
 	h.nodes.DeletePod(pod.UID)
-	h.expectations.nodeChanged(pod.Node)
+	h.expectations.deleted(pod)
 	h.groups.deleted(pod)
 	h.podGone(pod.UID)
 	h.fair.deleted(pod)

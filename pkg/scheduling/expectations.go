@@ -35,7 +35,7 @@ func (s *Scheduler) newExpectations() *expectations {
 	}
 }
 
-// updated counts a pod that is new, and reports what its node has free.
+// updated counts a pod that is new or has ended, and reports what its node has free.
 func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 	if e == nil {
 		return
@@ -49,10 +49,29 @@ func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 			e.expectSoon()
 		}
 	}
+	if old != nil && pod.Ended {
+		e.ended(old)
+	}
 	if old != nil && old.Node != pod.Node {
 		e.nodeChanged(old.Node)
 	}
 	e.nodeChanged(pod.Node)
+}
+
+// deleted counts a pod's end, and reports what its node has free.
+func (e *expectations) deleted(pod *clustercache.PodInfo) {
+	if e == nil {
+		return
+	}
+	e.ended(pod)
+	e.nodeChanged(pod.Node)
+}
+
+// ended counts the end of a pod, whose former state is given: of each pod once, and only of those that used cards.
+func (e *expectations) ended(former *clustercache.PodInfo) {
+	if !former.Ended && former.Node != "" && former.Request > 0 {
+		e.arrivals.End()
+	}
 }
 
 // nodeChanged tells the ledger what the node has free beside its cards.
@@ -77,7 +96,9 @@ func (e *expectations) expectSoon() {
 }
 
 // expect makes a new outlook.
-func (e *expectations) expect() { e.ledger.Expect(e.arrivals.Kinds(), e.cardPolicy, e.nodes.Names) }
+func (e *expectations) expect() {
+	e.ledger.Expect(e.arrivals.Kinds(), e.arrivals.Turnover(), e.cardPolicy, e.nodes.Names)
+}
 
 // run makes the outlook again when pods have come, until ctx ends.
 func (e *expectations) run(ctx context.Context) error {

@@ -67,6 +67,38 @@ func TestLeastWaste(t *testing.T) {
 	}
 }
 
+// TestTurnover: the end of a pod counts once, if the pod used cards.
+func TestTurnover(t *testing.T) {
+	f := startFilter(t, 1)
+	f.NodePolicy = placement.LeastWaste
+	handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
+	handlers.expectations = e
+	pod := func(node string, request int64, phase corev1.PodPhase) *clustercache.PodInfo {
+		object := filterPod("p", request)
+		object.Spec.NodeName, object.Status.Phase = node, phase
+		return clustercache.NewPodInfo(object)
+	}
+	running, ended := pod("n1", 8, corev1.PodRunning), pod("n1", 8, corev1.PodSucceeded)
+	for name, tc := range map[string]struct {
+		change func()
+		want   bool
+	}{
+		"a pod comes":                          {func() { handlers.PodUpdated(nil, running) }, false},
+		"it ends":                              {func() { handlers.PodUpdated(running, ended) }, true},
+		"it is deleted":                        {func() { handlers.PodDeleted(running) }, true},
+		"it is deleted when it has ended":      {func() { handlers.PodDeleted(ended) }, false},
+		"a pending pod is deleted":             {func() { handlers.PodDeleted(pod("", 8, corev1.PodPending)) }, false},
+		"a pod without GPU memory is deleted":  {func() { handlers.PodDeleted(pod("n1", 0, corev1.PodRunning)) }, false},
+		"a pod that has ended changes further": {func() { handlers.PodUpdated(ended, ended) }, false},
+	} {
+		before := e.arrivals.Turnover()
+		tc.change()
+		if got := e.arrivals.Turnover() > before; got != tc.want {
+			t.Errorf("%s: the turnover grows: %v, want %v", name, got, tc.want)
+		}
+	}
+}
+
 // TestExpectationsOff: other policies need no outlook.
 func TestExpectationsOff(t *testing.T) {
 	f := startFilter(t, 1)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 	"unique"
@@ -75,7 +76,7 @@ func (c *cluster) reportFree(node string) {
 // expect tells the ledger which kinds of pods come.
 func (c *cluster) expect() {
 	if c.view.Node.ByCost() {
-		c.ledger.Expect(c.arrivals.Kinds(), c.view.Card, c.eligible.Names)
+		c.ledger.Expect(c.arrivals.Kinds(), c.arrivals.Turnover(), c.view.Card, c.eligible.Names)
 	}
 }
 
@@ -87,26 +88,64 @@ func (n *traceNode) object() *corev1.Node {
 	return object
 }
 
-// arrive places the pod, or loses it.
-func (c *cluster) arrive(pod *tracePod, number int) {
+// arrive implements world.
+func (c *cluster) arrive(pod *tracePod, number int) (node string, ok bool) {
 	c.now = c.now.Add(time.Second)
 	use := c.use(pod, number)
 	c.eligible.SetPod(&use)
 	if owner := unique.Make(string(use.UID)); c.arrivals.Add(use.Shape(), owner, c.now) {
 		c.expect()
 	}
-	node, ok := c.choose(pod, &use)
+	node, ok = c.choose(pod, &use)
 	if !ok {
 		c.eligible.DeletePod(use.UID)
-		return
+		return "", false
 	}
-	bound := use
-	bound.Node = node
-	c.eligible.SetPod(&bound)
+	c.bound(node, pod, use)
+	return node, true
+}
+
+func (c *cluster) bound(node string, pod *tracePod, use eligibility.PodUse) {
+	use.Node = node
+	c.eligible.SetPod(&use)
 	c.reportFree(node)
 	c.take(node, pod)
 	c.allocated += pod.gpu()
 }
+
+// placeOn implements world.
+func (c *cluster) placeOn(node string, pod *tracePod, number int) bool {
+	if !c.nodes[node].fits(pod) {
+		return false
+	}
+	use := c.use(pod, number)
+	if pod.gpu() > 0 {
+		if !slices.Contains(c.eligible.Names(use.Constraints), node) {
+			return false
+		}
+		if _, err := c.ledger.Reserve(node, use.Pod, c.view.Card, c.now); err != nil {
+			return false
+		}
+	}
+	c.bound(node, pod, use)
+	return true
+}
+
+// end implements world.
+func (c *cluster) end(node string, pod *tracePod, number int) {
+	uid := gpu.PodUID(fmt.Sprint(number))
+	if pod.gpu() > 0 {
+		c.arrivals.End()
+	}
+	c.ledger.Remove(uid)
+	c.eligible.DeletePod(uid)
+	c.reportFree(node)
+	c.give(node, pod)
+	c.allocated -= pod.gpu()
+}
+
+// used implements world.
+func (c *cluster) used() float64 { return float64(c.allocated) / float64(c.all) }
 
 // choose returns the pod's node. A pod with GPU memory gets its cards there too.
 func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, ok bool) {

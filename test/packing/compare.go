@@ -45,6 +45,9 @@ func compare(out io.Writer, o options) error {
 			return fmt.Errorf("%s has none of the workloads %s", o.dir, strings.Join(o.workloads, ", "))
 		}
 	}
+	if o.churn {
+		return churning(out, o, nodes, workloads)
+	}
 	for _, rule := range rules(o.allNodes) {
 		var sum summary
 		for _, workload := range workloads {
@@ -91,13 +94,14 @@ func (o *options) means(rule rule, workload string, nodes []traceNode, pods []tr
 // replay returns the mean of what is allocated of the cards, in percent, over the arrivals up to which that percent of the cards was asked for.
 func (o *options) replay(rule rule, nodes []traceNode, pods []tracePod, seed int64) float64 {
 	arriving, nodeOrder := order(pods, nodes, multiple, seed)
-	c := newCluster(nodes, nodeOrder, o.policy, rule, rand.New(rand.NewPCG(uint64(seed), 0)))
+	ties := rand.New(rand.NewPCG(uint64(seed), 0))
+	c := newCluster(nodes, nodeOrder, o.policy, rule, ties)
 	asked, sum, count := 0, 0.0, 0
 	for i := range arriving {
 		c.arrive(&arriving[i], i)
 		asked += arriving[i].gpu()
 		if int(math.Round(100*float64(asked)/float64(c.all))) == o.at {
-			sum += 100 * float64(c.allocated) / float64(c.all)
+			sum += 100 * c.used()
 			count++
 		}
 	}

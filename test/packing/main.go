@@ -19,6 +19,10 @@ type options struct {
 	seeds, at int
 	// allNodes is true if the nodes without cards are there too.
 	allNodes bool
+	// churn is true if pods end, and lost if those that fit nowhere don't wait then.
+	churn, lost bool
+	// nodes is the number of nodes that are taken at random if pods end; all if 0.
+	nodes int
 }
 
 func main() { os.Exit(run()) }
@@ -30,6 +34,9 @@ func run() int {
 	flag.IntVar(&o.seeds, "seeds", 10, "number of runs of each workload, from the first seed of the published experiments on")
 	flag.IntVar(&o.at, "at", 130, "percent of the cards that the pods that have arrived ask for, up to 130")
 	flag.BoolVar(&o.allNodes, "all-nodes", false, "with the 310 nodes that have no cards too. Then it is compared what it brings if pods without GPU prefer these")
+	flag.BoolVar(&o.churn, "churn", false, "pods end, and those that fit nowhere wait. Then it is compared with binpack and with the published policy")
+	flag.BoolVar(&o.lost, "lost", false, "with -churn: pods that fit nowhere are lost instead")
+	flag.IntVar(&o.nodes, "nodes", 0, "with -churn: how many of the nodes there are, taken at random; 0 for all")
 	workloads := flag.String("workloads", "", "names of workloads, such as default,cpu250; all in the directory if empty")
 	flag.Parse()
 	if *workloads != "" {

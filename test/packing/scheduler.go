@@ -38,6 +38,12 @@ func (s *scheduler) take(node string, pod *tracePod) {
 	n.usedCPU, n.usedMemory = n.usedCPU+pod.cpu, n.usedMemory+pod.memory
 }
 
+// give undoes take.
+func (s *scheduler) give(node string, pod *tracePod) {
+	n := s.nodes[node]
+	n.usedCPU, n.usedMemory = n.usedCPU-pod.cpu, n.usedMemory-pod.memory
+}
+
 // fitting returns those of the nodes that have enough CPU and memory for the pod, in the order of the run.
 func (s *scheduler) fitting(pod *tracePod, nodes []string) []string {
 	listed := make([]bool, len(s.names))
