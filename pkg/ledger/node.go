@@ -17,6 +17,8 @@ type node struct {
 	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
 	known      bool
 	wholeCards bool
+	// planned is true if Ledger.ReservedOn has pods.
+	planned bool
 	// support is that of NodeSpec.
 	support placement.Support
 	// cachePosition is the node's position in the name cache, guarded by the cache's lock.
@@ -27,8 +29,6 @@ type node struct {
 	cards []placement.Card
 	// reserved are the shares of reservations on this node, see reserved.compare.
 	reserved []reserved
-	// planned is true if Ledger.ReservedOn has pods.
-	planned bool
 	// tentative are the tentative placements that name this node, see AddTentative.
 	tentative []tentativePod
 	// costs are those of the outlook; nil if the node or the outlook has changed since they were computed.
