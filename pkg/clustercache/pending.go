@@ -21,14 +21,20 @@ type pendingPod struct {
 	since time.Time
 }
 
+// list returns the pods by name. It sorts them without the lock.
 func (p *pendingPods) list() []*PodInfo {
+	pods := p.all()
+	slices.SortFunc(pods, byName)
+	return pods
+}
+
+func (p *pendingPods) all() []*PodInfo {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	pods := make([]*PodInfo, 0, len(p.pods))
 	for _, pod := range p.pods {
 		pods = append(pods, pod.info)
 	}
-	slices.SortFunc(pods, byName)
 	return pods
 }
 

@@ -56,6 +56,7 @@ type Ledger interface {
 	Own(source ledger.Source, uid gpu.PodUID, until time.Time)
 	Disown(source ledger.Source, uid gpu.PodUID) bool
 	SetReservations(source ledger.Source, next ...ledger.Reservation)
+	AwaitedItems() []string
 	NodeMemory() map[string]gpu.Memory
 }
 
@@ -139,8 +140,8 @@ type Manager struct {
 	retryAll time.Time
 	// feasible keeps the results of everFits.
 	feasible feasible
-	// awaiting are the IDs of the units that may have awaited reservations, with their tenants. unseen are those of them whose tenants have not had
-	// their turn in the present round: their reservations don't count for the units that have their turn before.
+	// awaiting are the IDs of the units that have awaited reservations, with their tenants, in the present round. unseen are those of them whose
+	// tenants have not had their turn: their reservations don't count for the units that have their turn before.
 	awaiting map[string]string
 	unseen   map[string]bool
 	// changed is true if a pod or a tenant changed since the latest round.
@@ -200,7 +201,7 @@ func (m *Manager) StartLeading() {
 	m.leading, m.changed = true, true
 }
 
-// StopLeading is called while this process isn't the leader, and when it stops. It ends all charges and pauses.
+// StopLeading is called while this process isn't the leader, and when it stops. It ends all charges.
 func (m *Manager) StopLeading() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -209,8 +210,6 @@ func (m *Manager) StopLeading() {
 	}
 	m.endAttempts()
 	m.leading, m.effects, m.now, m.reclaims = false, Effects{}, time.Time{}, newReclaims(m.reclaims.attempts)
-	m.Failures.Clear()
-	m.awaiting = nil
 	for _, k := range m.kept {
 		k.until = time.Time{}
 	}

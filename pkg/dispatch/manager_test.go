@@ -411,6 +411,7 @@ func TestPauseEndsWithTerm(t *testing.T) {
 	f.run(patience + time.Second)
 	want(t, "its obstacle", reasons.ObstaclePaused, f.Turns()["alice/1"].Obstacle)
 	f.StopLeading()
+	f.Failures.Clear()
 	f.StartLeading()
 	f.tick(0)
 	want(t, "granted in the next term", []string{"alice/1"}, f.admitted())

@@ -21,9 +21,11 @@ const (
 
 // grantInOrder offers the units in the order of the queue until the effort is used up.
 func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
-	m.unseen = map[string]bool{}
-	for id := range m.awaiting {
-		m.unseen[id] = true
+	m.awaiting, m.unseen = map[string]string{}, map[string]bool{}
+	for _, id := range m.Ledger.AwaitedItems() {
+		if u := m.units[id]; u != nil {
+			m.awaiting[id], m.unseen[id] = u.item.Tenant, true
+		}
 	}
 	m.pausedUntil = time.Time{}
 	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}, othersFirst: m.exhausted}
@@ -55,7 +57,7 @@ func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 		own := t.of(item.Tenant)
 		own.cut = own.cut || own.effort > 0
 	}
-	m.unseen = nil
+	m.awaiting, m.unseen = nil, nil
 	t.recordCuts()
 }
 

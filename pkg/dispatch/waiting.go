@@ -8,8 +8,7 @@ import (
 )
 
 // Waiting returns the units that lack only memory, as items of the queue: of those of one tenant that are alike, the first. Priorities count within
-// a tenant only, so all items get the same. Waiting also
-// records them: the next rounds need to know which units can have reservations (see awaiting). Units for which reclaim holds places aren't among them.
+// a tenant only, so all items get the same. Units for which reclaim holds places aren't among them.
 func (m *Manager) Waiting() []queue.Item {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -34,7 +33,6 @@ func (m *Manager) Waiting() []queue.Item {
 		}
 	}
 	items := make([]queue.Item, 0, len(first))
-	m.awaiting = map[string]string{}
 	for key, u := range first {
 		items = append(items, queue.Item{
 			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
@@ -43,7 +41,6 @@ func (m *Manager) Waiting() []queue.Item {
 			Like:     key.tenant + "\x00" + text(key.kind.text) + "\x00" + key.kind.memory.String(),
 			Requests: func() []ledger.Request { return m.waitingRequests(u) },
 		})
-		m.awaiting[u.item.ID] = key.tenant
 	}
 	return items
 }

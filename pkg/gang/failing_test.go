@@ -154,6 +154,25 @@ func TestFailedGroupEntersAgain(t *testing.T) {
 	}
 }
 
+// TestStopEndsTurn: the end of a term ends the turn of a group, for which others of a namespace with failures wait.
+func TestStopEndsTurn(t *testing.T) {
+	s := newFixture(t)
+	attempt := func(name string) queue.Attempt {
+		return queue.Attempt{Namespace: "default", ID: name, Shape: name, Size: queue.Size{Memory: 128, Cards: 8}}
+	}
+	s.manager.Failures.Failed(attempt("failed"), s.now, s.now)
+	s.advance(5 * time.Second)
+	s.create("job", 1, 16, "t")
+	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	waits := func() bool { until, _ := s.manager.Failures.Until(attempt("other"), s.now); return until.After(s.now) }
+	if !waits() {
+		t.Fatal("another group doesn't wait for the turn")
+	}
+	if s.manager.StopLeading(s.now); waits() {
+		t.Error("another group still waits")
+	}
+}
+
 // TestReservationNeedsAnOffer: a group gets no awaited reservation if kube-scheduler never offered nodes for its
 // members, and names no lack of memory: they may ask for more CPU than there is, or for a scheduler that doesn't exist.
 func TestReservationNeedsAnOffer(t *testing.T) {

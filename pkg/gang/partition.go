@@ -135,6 +135,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.Compare) {
 		for _, r := range mgr.groups[key].runs {
 			if r.plan != nil {
+				mgr.Failures.Ended(r.plan.attempt)
 				mgr.dropPlan(r, reasons.GroupStopping)
 			}
 		}
@@ -144,6 +145,5 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	}
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
 	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]int{}, map[likeRuns]ledger.Item{}, nil
-	mgr.Failures.Clear()
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }

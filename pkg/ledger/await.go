@@ -150,6 +150,13 @@ func (l *Ledger) Awaits(uid gpu.PodUID) bool {
 	return l.reservations.byPod[uid][Queued] != nil
 }
 
+// AwaitedItems returns the IDs of the items that have awaited reservations, in no order.
+func (l *Ledger) AwaitedItems() []string {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return slices.Collect(maps.Keys(l.reservations.items))
+}
+
 // Awaited returns what an item's awaited reservation has on each node; nil if there is none. A pod that needs a larger part of the node's CPU or
 // another resource than of its memory counts with that part of the memory.
 func (l *Ledger) Awaited(id string) map[string]gpu.Memory {

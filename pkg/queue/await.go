@@ -17,9 +17,9 @@ type Item struct {
 	Turn int
 	// Like is equal for items with the same requests and rank but for the time of entry: if one of them has no room, none has.
 	Like string
-	// Fits is true for a single pod that fits now. Other packages place groups and units of
-	// fair sharing. Attempt identifies the item for Failures. The ID of a single pod is its UID.
-	Fits    bool
+	// Fits reports whether a single pod fits now: kube-scheduler will find the node. It is nil for groups and units of fair sharing, which other
+	// packages place. Attempt identifies the item for Failures. The ID of a single pod is its UID.
+	Fits    func() bool
 	Attempt Attempt
 	// Requests returns the pods with the nodes that they can use, in order. Requests with the same nodes share one slice.
 	Requests func() []ledger.Request
@@ -68,7 +68,7 @@ type Awaited struct {
 const (
 	// maxItems limits the items that get reservations in one pass.
 	maxItems = 64
-	// maxWork limits the choices of one pass, in nodes that the pods of an item can use.
+	// maxWork limits the choices of one pass, in nodes that the pods of an item can use. An item that fits costs much less.
 	maxWork = 20_000
 )
 
@@ -166,17 +166,23 @@ type pass struct {
 func (p *pass) await(item *Item) {
 	c := p.Awaited.choices[item.ID]
 	reserved := c != nil && c.nodes != nil
-	if (p.seen[item.Like] || item.Fits) && !reserved || p.reserved >= maxItems || p.pauses(item) || p.late(item, c) {
+	if p.seen[item.Like] && !reserved || p.reserved >= maxItems || p.pauses(item) {
 		return
 	}
-	p.seen[item.Like] = true
 	requests := item.Requests()
 	first := !p.anyBefore(requests)
 	if !first && p.beforeExceeds(requests) {
+		p.seen[item.Like] = true
 		return
 	}
-	if !item.Fits && p.due(item, requests, c, first) {
-		c = p.choose(item, requests, c, first)
+	due := (p.work < maxWork || len(p.choices) == 0) && p.due(item, requests, c, first)
+	fits := item.Fits != nil && (reserved || due) && item.Fits()
+	if fits && !reserved || reserved && p.late(item, c, fits) {
+		return
+	}
+	p.seen[item.Like] = true
+	if due && !fits {
+		c = p.choose(item, requests, first)
 	}
 	if c == nil {
 		return
@@ -189,12 +195,9 @@ func (p *pass) await(item *Item) {
 	}
 }
 
-// late reports whether the item has fitted for too long without being placed, and begins its pause then.
-func (p *pass) late(item *Item, c *choice) bool {
-	if c == nil || c.nodes == nil {
-		return false
-	}
-	if !item.Fits && !p.Ledger.AwaitedFree(item.ID) {
+// late reports whether the item, which has a reservation, has fitted for too long without being placed, and begins its pause then.
+func (p *pass) late(item *Item, c *choice, fits bool) bool {
+	if !fits && !p.Ledger.AwaitedFree(item.ID) {
 		if c.fits = (time.Time{}); c.placed {
 			c.placed = false
 			p.Failures.Ended(c.attempt)
@@ -204,7 +207,7 @@ func (p *pass) late(item *Item, c *choice) bool {
 	if c.fits.IsZero() {
 		c.fits = p.now
 	}
-	if item.Fits && !c.placed {
+	if fits && !c.placed {
 		c.placed = true
 		p.Failures.Placed(c.attempt)
 	}
@@ -227,13 +230,10 @@ func (p *pass) due(item *Item, requests []ledger.Request, c *choice, first bool)
 	return c == nil || first && !c.first || !p.now.Before(c.until) || c.nodes != nil && !p.Ledger.AwaitedUsable(item.Item, requests)
 }
 
-// choose chooses the cards of an item. If the pass has done enough already, it returns the earlier choice.
-func (p *pass) choose(item *Item, requests []ledger.Request, earlier *choice, first bool) *choice {
+// choose chooses the cards of an item.
+func (p *pass) choose(item *Item, requests []ledger.Request, first bool) *choice {
 	for _, nodes := range distinct(requests) {
 		p.work += len(nodes)
-	}
-	if p.work > maxWork && len(p.choices) > 0 {
-		return earlier
 	}
 	lasts := min(max(p.now.Sub(item.Entered), minPause), p.MaxAge)
 	oldest := p.now.Add(-p.MaxAge)

@@ -182,14 +182,14 @@ func TestAwaitedArrival(t *testing.T) {
 	f.run("a", "n1", 0, 4, time.Minute)
 	item := f.wait("pod", 1, 16, earlier)
 	f.pass(0, "pod n1:16")
-	item.Fits = true
+	item.Fits = func() bool { return true }
 	f.pass(time.Minute, "pod n1:16")
 	f.pass(Arrival-time.Second, "pod n1:16")
 	f.pass(time.Second)
-	item.Fits = false
+	item.Fits = nil
 	f.pass(time.Second)
 	f.pass(time.Second, "pod n1:16")
-	item.Fits = true
+	item.Fits = func() bool { return true }
 	f.pass(time.Second, "pod n1:16")
 	f.bound["pod"], f.items = true, nil
 	f.pass(time.Second)
@@ -201,6 +201,20 @@ func TestAwaitedArrival(t *testing.T) {
 // An item that fits without a reservation needs none.
 func TestAwaitedFits(t *testing.T) {
 	f := newFixture(t, 1)
-	f.wait("pod", 1, 16, earlier).Fits = true
+	f.wait("pod", 1, 16, earlier).Fits = func() bool { return true }
 	f.pass(0)
+}
+
+// Whether an item fits is checked only if it may get a reservation: with many kinds of pods, the check of all of them on all nodes takes long.
+func TestAwaitedChecksFew(t *testing.T) {
+	f := newFixture(t, 1)
+	f.run("a", "n1", 0, 4, time.Minute)
+	checks := 0
+	for memory := gpu.Memory(16); memory > 0; memory-- {
+		f.wait(fmt.Sprint("of ", memory), 1, memory, earlier-time.Duration(memory)).Fits = func() bool { checks++; return false }
+	}
+	f.pass(0, "of 16 n1:16")
+	if checks > 1 {
+		t.Errorf("%d items were checked", checks)
+	}
 }

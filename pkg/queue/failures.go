@@ -251,7 +251,7 @@ func (f *Failures) Forgive(i Attempt) {
 	}
 }
 
-// Clear forgets all failures: the term of the leader has ended.
+// Clear forgets all failures, at the begin of a term as leader.
 func (f *Failures) Clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

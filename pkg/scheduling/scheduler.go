@@ -305,6 +305,7 @@ func (s *Scheduler) TakeOver(ctx context.Context) error {
 		return err
 	}
 	s.binder.BeginTerm()
+	s.failures.Clear()
 	s.requeuePending()
 	return nil
 }

@@ -75,7 +75,6 @@ func (w *waiting) run(ctx context.Context) error {
 func (w *waiting) tick() {
 	if w.leading() != nil || w.cache.Ready() != nil {
 		w.awaited.Stop()
-		w.awaited.Failures.Clear()
 		return
 	}
 	if w.awaited.MaxIdle <= 0 {
@@ -100,38 +99,35 @@ type alikePods struct {
 	priority    int32
 }
 
-func likeOf(pod *clustercache.PodInfo) alikePods {
-	return alikePods{pod.Namespace, pod.Demand(), pod.Constraints, pod.Priority}
-}
-
 // String returns a text that is equal for equal values, also after the constraints have been collected and made again.
 func (a alikePods) String() string {
 	return fmt.Sprint(a.namespace, " ", a.demand, " ", a.priority, " ", a.constraints.Value())
 }
 
-// pods returns the single pods that kube-scheduler has rejected and that fit no node or have a reservation. Of pods
-// that are alike it returns the first.
+// pods returns the single pods that kube-scheduler has rejected. Of pods that are alike it returns the first.
 func (w *waiting) pods() (items []queue.Item) {
 	first := map[alikePods]*clustercache.PodInfo{}
 	for _, pod := range w.cache.Pending() {
 		if !w.waits(pod) {
 			continue
 		}
-		like := likeOf(pod)
+		like := alikePods{pod.Namespace, pod.Demand(), pod.Constraints, pod.Priority}
 		if earliest := first[like]; earliest == nil || entersBefore(pod, earliest) {
 			first[like] = pod
 		}
 	}
 	for like, pod := range first {
-		nodes := w.nodes.Names(pod.Constraints)
-		_, fits := w.ledger.FirstFit(pod.Pod, nodes)
-		if fits && !w.ledger.Awaits(pod.UID) {
-			continue // kube-scheduler will find the node.
-		}
+		shape := like.String()
+		nodes := func() []string { return w.nodes.Names(pod.Constraints) }
 		items = append(items, queue.Item{
-			Item: ledger.Item{ID: "pod " + string(pod.UID), Label: "pod " + pod.String(), Priority: pod.Priority, Entered: pod.Pending.Created},
-			Like: like.String(), Fits: fits, Attempt: attemptOf(pod),
-			Requests: func() []ledger.Request { return []ledger.Request{{Pod: pod.Pod, Nodes: nodes}} },
+			Item:     ledger.Item{ID: "pod " + string(pod.UID), Label: "pod " + pod.String(), Priority: pod.Priority, Entered: pod.Pending.Created},
+			Like:     shape,
+			Attempt:  queue.Attempt{Namespace: pod.Namespace, ID: string(pod.UID), Shape: shape, Size: queue.Size{Memory: pod.Request}},
+			Requests: func() []ledger.Request { return []ledger.Request{{Pod: pod.Pod, Nodes: nodes()}} },
+			Fits: func() bool {
+				_, fits := w.ledger.FirstFit(pod.Pod, nodes())
+				return fits
+			},
 		})
 	}
 	return items
@@ -149,14 +145,6 @@ func (w *waiting) waits(pod *clustercache.PodInfo) bool {
 		}
 	}
 	return w.fair.evicts(pod.Pod)
-}
-
-// attemptOf identifies the pod for queue.Failures.
-func attemptOf(pod *clustercache.PodInfo) queue.Attempt {
-	return queue.Attempt{
-		Namespace: pod.Namespace, ID: string(pod.UID), Shape: likeOf(pod).String(),
-		Size: queue.Size{Memory: pod.Request},
-	}
 }
 
 // entersBefore orders pods by their creation.
