@@ -1,11 +1,14 @@
 package gang
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // turns are the answers of fair sharing about all pods.
@@ -81,6 +84,61 @@ func TestTurnAndPlan(t *testing.T) {
 			s.manager.Tick(s.now)
 			if _, _, placed := s.ledger.Lookup(s.created[8].UID); placed != test.want {
 				t.Errorf("it has places: %v, want %v", placed, test.want)
+			}
+		})
+	}
+}
+
+// TestTurnAndPlaces: the plan takes over the places of fair sharing. If it finds no room on the candidate nodes, they stay.
+func TestTurnAndPlaces(t *testing.T) {
+	for name, test := range map[string]struct {
+		offered []string
+		// want are the nodes of the members.
+		want    [2]string
+		planned bool
+	}{
+		"their nodes are candidates":           {[]string{"n0", "n1", "n2", "n3"}, [2]string{"n0", "n1"}, true},
+		"one of them isn't":                    {[]string{"n0", "n2"}, [2]string{"n0", "n2"}, true},
+		"not all fit on the nodes that remain": {[]string{"n0", "n3"}, [2]string{"n0", "n1"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			(&turns{needed: true}).use(s)
+			for i, cards := range [][]int{{0}, {0}, {0}, {0, 1}} {
+				for _, card := range cards {
+					s.ledger.SetBound(s.nodes[i], gpu.Pod{UID: gpu.PodUID(fmt.Sprint("runs-", i, card)), Request: 16}, gpu.On(card, 16), s.now)
+				}
+			}
+			s.createMany(2, "job", 2, 16, "t")
+			for i, p := range s.created {
+				if _, err := s.ledger.Reserve(s.nodes[i], p.Pod, placement.Binpack, s.now); err != nil {
+					t.Fatal(err)
+				}
+				s.ledger.Own(ledger.Granted, p.UID, time.Time{})
+			}
+			s.manager.Filter(s.created[0].UID, test.offered, s.now)
+			if planned := s.manager.Phases()[PhasePlanned] == 1; planned != test.planned {
+				t.Errorf("planned: %v", planned)
+			}
+			var got [2]string
+			for i, p := range s.created {
+				got[i], _, _ = s.ledger.Lookup(p.UID)
+				if s.ledger.Owns(ledger.Granted, p.UID) == test.planned {
+					t.Errorf("fair sharing has the place of member %d: %v", i, !test.planned)
+				}
+			}
+			slices.Sort(got[:])
+			if got != test.want {
+				t.Errorf("the members have places on %v, want %v", got, test.want)
+			}
+			if !test.planned {
+				return
+			}
+			s.advance(testPatience)
+			for _, p := range s.created {
+				if node, _, placed := s.ledger.Lookup(p.UID); placed {
+					t.Errorf("a place on %s stays when the plan ends", node)
+				}
 			}
 		})
 	}

@@ -65,6 +65,7 @@ type Ledger interface {
 	StillUsable(uid gpu.PodUID) bool
 	FitsWithoutAssumed(pod gpu.Pod, nodes []string) bool
 	Own(source ledger.Source, uid gpu.PodUID, until time.Time)
+	Owns(source ledger.Source, uid gpu.PodUID) bool
 	Disown(source ledger.Source, uid gpu.PodUID) bool
 	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int)
 	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"hash/maphash"
 	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -402,27 +403,31 @@ func (r *run) takesFrom(o *run) bool {
 	return r.mayDisplace() && r.item.Before(&o.item) && (!r.item.Broken || !o.plan.made.Before(r.brokeAt))
 }
 
-// reserve reserves memory for the requests. Plans of runs that r takes from give way, from the last, but no more than
-// needed.
+// reserve reserves memory for the requests. Places that fair sharing has granted to the members are used if their nodes are candidates, and otherwise
+// exchanged, if there is room. Plans of runs that r takes from give way, from the last, but no more than needed.
 func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bool) {
 	if len(n.requests) == 0 {
 		return nil, true
 	}
 	// If a run found no room, a run of the same likeness behind it finds none either: fewer runs give way to it.
-	awaits := mgr.Ledger.Awaits(n.requests[0].Pod.UID) // Only r sees the memory that is reserved for it.
+	granted := map[gpu.PodUID]bool{}
+	for _, m := range n.requesters {
+		if mgr.Ledger.Owns(ledger.Granted, m.UID) {
+			granted[m.UID] = true
+		}
+	}
+	alone := len(granted) > 0 || mgr.Ledger.Awaits(n.requests[0].Pod.UID) // Only r sees the memory that is reserved for it.
 	like := likeRuns{n.likeness, r.mayDisplace()}
-	if before, failed := mgr.noRoomFor[like]; failed && !r.item.Before(&before) && !awaits {
+	if before, failed := mgr.noRoomFor[like]; failed && !r.item.Before(&before) && !alone {
 		return nil, false
 	}
 	mgr.work += len(n.requests)
-	for _, m := range n.requesters {
-		if mgr.Ledger.Disown(ledger.Granted, m.UID) {
-			mgr.Release(m.UID) // The plan places the pod.
-		}
-	}
 	// A run got its turn because there was room, and priorities count within a tenant only. But members that run must not be evicted.
 	mayTake := r.phase == PhaseBroken || !n.any(mgr.NeedsTurn)
 	younger, yielding := mgr.yielding(func(o *run) bool { return mayTake && r.takesFrom(o) })
+	if len(granted) > 0 { // Its own places give way first.
+		younger, yielding = slices.Insert(younger, 0, nil), slices.Insert(yielding, 0, slices.Sorted(maps.Keys(granted)))
+	}
 	capacity := mgr.capacity(false)
 	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
 	if places == nil && n.mixed && capacity != nil {
@@ -433,7 +438,7 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 		slices.Reverse(places)
 	}
 	if places == nil {
-		if !awaits {
+		if !alone {
 			mgr.noRoomFor[like] = r.item
 		}
 		for _, set := range yielding {
@@ -442,7 +447,12 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 		return nil, false
 	}
 	for _, o := range younger[:yielded] {
-		mgr.endRound(o, reasons.GroupGaveWay, now)
+		if o != nil {
+			mgr.endRound(o, reasons.GroupGaveWay, now)
+		}
+	}
+	for i, m := range n.requesters {
+		places[i].Existing = places[i].Existing && !granted[m.UID] // Otherwise a bind has the place.
 	}
 	return places, true
 }

@@ -33,6 +33,14 @@ func (l *Ledger) Disown(source Source, uid gpu.PodUID) bool {
 	return true
 }
 
+// Owns reports whether the source keeps the pod's assumed allocation, and no bind of the pod has begun.
+func (l *Ledger) Owns(source Source, uid gpu.PodUID) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	r := l.reservations.placed[uid]
+	return r != nil && r.Source == source && r.State == Placed
+}
+
 // own sets the source of a placed reservation.
 func (l *Ledger) own(r *Reservation, uid gpu.PodUID, source Source) {
 	for i := range r.Shares {
