@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"time"
@@ -51,6 +52,9 @@ const maxConfig = 16 << 20
 func checkSchedulerConfig(command *cobra.Command, path string, o schedulerconfig.Options) error {
 	if o.BindTimeout < 0 || o.GangHold < 0 || o.BindTimeout > time.Hour || o.GangHold > time.Hour {
 		return fmt.Errorf("--bind-timeout and --gang-hold must be between 0 and %v", time.Hour)
+	}
+	if _, port, err := net.SplitHostPort(command.Root().Flags().Lookup("ui-listen-address").DefValue); err == nil {
+		o.PagePort = port
 	}
 	input, name := command.InOrStdin(), "standard input"
 	if path != "-" {

@@ -118,6 +118,10 @@ func TestCheckSchedulerConfig(t *testing.T) {
 			old: "ignorable: false", new: "ignorable: true", stdout: "error: extenders[0].ignorable: true: while",
 			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
 		},
+		"the port of the web page": {
+			old: "127.0.0.1:12345", new: "127.0.0.1:12346", stdout: "error: extenders[0].urlPrefix: http://127.0.0.1:12346/gpushare-scheduler: 12346 is the port of the web page",
+			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
+		},
 		"the extender's flags": {
 			args: []string{"--gang-hold=11s"}, stdout: "error: extenders[0].httpTimeout: 15s is not more than the sum of --gang-hold and --bind-timeout, 11s and 4s",
 			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",

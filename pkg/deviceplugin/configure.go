@@ -130,7 +130,11 @@ func (c *configurator) apply(ctx context.Context, node *corev1.Node, selected no
 		}
 	}
 	c.reportChange(ctx, selected, next.Changes(*current), before == nil && c.problem.Load() == nil)
-	c.reportProblem(ctx, notice{reason: eventConfigWaits, text: waits})
+	problem := notice{reason: eventConfigWaits, text: waits}
+	if ignored := c.source.Ignored(node.Labels[protocol.LabelConfig]); waits == "" && ignored != "" {
+		problem = notice{reason: eventConfigRejected, text: ignored}
+	}
+	c.reportProblem(ctx, problem)
 }
 
 // hasPods reports whether live pods on the node ask for GPU memory.

@@ -247,6 +247,19 @@ func TestNodeConfiguration(t *testing.T) {
 	}
 }
 
+// TestConfigLabelWithoutConfigurations: a label that selects a configuration is reported if the plugin has none.
+func TestConfigLabelWithoutConfigurations(t *testing.T) {
+	b := newFixture(t)
+	k := startKubelet(t, b.dir)
+	b.label("workstations")
+	p, _ := b.start(nil)
+	b.monitorCards(p, 16)
+	k.awaitDevices(16, 16)
+	b.awaitEvent("GPUConfigRejected label gpushare.aliyun.com/config=workstations has no effect: the device plugin has no directory of configurations")
+	b.label("")
+	b.inForce(p, "", false)
+}
+
 // inForce waits until a configuration is in force, completely or not.
 func (b *fixture) inForce(p *Plugin, name string, outdated bool) {
 	b.t.Helper()

@@ -265,6 +265,12 @@ func (c *podCase) failedCallText() string {
 	case why == "HTTP status 403":
 		return fmt.Sprintf("kube-scheduler's %s call is rejected with %s: the extender's --client-names doesn't have the common name of its certificate, "+
 			"or a proxy is between them", verb, why)
+	case why == "HTTP status 404":
+		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s: urlPrefix in kube-scheduler's configuration must have the port of "+
+			"--listen-address, not that of the web page, and end with /gpushare-scheduler", verb, why)
+	case why == "HTTP status 400":
+		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s: if the extender has a certificate, urlPrefix in kube-scheduler's "+
+			"configuration must start with https://", verb, why)
 	case strings.HasPrefix(why, "HTTP status"):
 		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s", verb, why)
 	}

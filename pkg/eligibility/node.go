@@ -1,6 +1,7 @@
 package eligibility
 
 import (
+	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -91,8 +92,12 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 		spec.Problems = append(spec.Problems, reasons.NewNodeProblem(reasons.NodeInventory, "%v", node.Problem))
 	}
 	if len(node.Cards) == 0 && labelled {
+		usual := ""
+		if slices.Contains([]string{"True", "TRUE", "yes", "on", "1"}, label) { // Other values are names of releases.
+			usual = fmt.Sprintf("; the chart's device plugin runs on nodes with %s=true", protocol.LabelShared)
+		}
 		spec.Problems = append(spec.Problems, reasons.NewNodeProblem(reasons.NodeWithoutCards,
-			"the label %s=%s is set, but the node has no cards to share: its device plugin reports none", protocol.LabelShared, label))
+			"the label %s=%s is set, but the node has no cards to share: its device plugin reports none%s", protocol.LabelShared, label, usual))
 	}
 	return spec, true
 }

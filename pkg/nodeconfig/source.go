@@ -79,6 +79,14 @@ func (s Source) Read(label string) (Selected, error) {
 	return Selected{Name: filepath.Base(path), Hash: hex.EncodeToString(sum[:4]), Settings: s.Flags.Over(file).Settings()}, nil
 }
 
+// Ignored returns why the node's label has no effect; "" if it has none, or selects a file.
+func (s Source) Ignored(label string) string {
+	if label == "" || s.perNode() {
+		return ""
+	}
+	return fmt.Sprintf("label %s=%s has no effect: the device plugin has no directory of configurations (--config, devicePlugin.config in the chart)", protocol.LabelConfig, label)
+}
+
 // names returns the names of the configurations in the directory. What begins with a dot belongs to the kubelet, which mounts it.
 func (s Source) names() (names []string) {
 	entries, _ := os.ReadDir(s.Path) // Without entries every name is an error.

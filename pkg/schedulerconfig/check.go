@@ -46,6 +46,8 @@ func (f Finding) String() string { return fmt.Sprintf("%s: %s: %s", f.Severity, 
 type Options struct {
 	// Path is the URL path of the extender's verbs, such as "/gpushare-scheduler".
 	Path string
+	// PagePort is the port of the extender's web page, which serves none of the verbs.
+	PagePort string
 	// BindTimeout and GangHold are the extender's --bind-timeout and --gang-hold.
 	BindTimeout, GangHold time.Duration
 	// NodesToScore is the extender's --percentage-of-nodes-to-score.
@@ -310,6 +312,12 @@ func (c *check) target(path *field.Path, e *schedulerv1.Extender) {
 	if !strings.HasSuffix(strings.TrimRight(target.Path, "/"), c.Path) {
 		c.add(Error, prefix, "%s: must end with %s", e.URLPrefix, c.Path)
 	}
+	switch target.Port() {
+	case "":
+		c.add(Warning, prefix, "%s: without a port kube-scheduler calls port 80, or 443 for https; the extender's is 12345 by default", e.URLPrefix)
+	case c.PagePort:
+		c.add(Error, prefix, "%s: %s is the port of the web page, which doesn't serve kube-scheduler; write that of --listen-address, 12345 by default", e.URLPrefix, c.PagePort)
+	}
 	host := target.Hostname()
 	if strings.HasSuffix(host, ".svc") || strings.Contains(host, ".svc.") {
 		c.add(Warning, prefix, "%s: kube-scheduler in the host network can't resolve names of Services; use the Service's IP address", e.URLPrefix)
@@ -352,10 +360,25 @@ func (c *check) tls(path *field.Path, e *schedulerv1.Extender) {
 	}
 	c.certificate(path.Child("caData"), config.CAData, path.Child("caFile"), config.CAFile, false)
 	c.certificate(path.Child("certData"), config.CertData, path.Child("certFile"), config.CertFile, true)
-	if len(config.CertData) > 0 && len(config.KeyData) > 0 {
-		if _, err := tls.X509KeyPair(config.CertData, config.KeyData); err != nil {
-			c.add(Error, path.Child("certData"), "can't be used with keyData: %v", err)
-		}
+	c.pair(path, config)
+}
+
+// pair checks that kube-scheduler's certificate and key belong together. Data takes precedence over a file, which may not be on this machine.
+func (c *check) pair(path *field.Path, config *schedulerv1.ExtenderTLSConfig) {
+	certificate, key, certificateName, keyName := config.CertData, config.KeyData, "certData", "keyData"
+	if len(certificate) == 0 && config.CertFile != "" {
+		certificateName = "certFile"
+		certificate, _ = c.ReadFile(config.CertFile)
+	}
+	if len(key) == 0 && config.KeyFile != "" {
+		keyName = "keyFile"
+		key, _ = c.ReadFile(config.KeyFile)
+	}
+	if len(certificate) == 0 || len(key) == 0 {
+		return
+	}
+	if _, err := tls.X509KeyPair(certificate, key); err != nil {
+		c.add(Error, path.Child(certificateName), "can't be used with %s: %v", keyName, err)
 	}
 }
 

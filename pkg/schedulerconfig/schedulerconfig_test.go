@@ -85,6 +85,8 @@ var changes = map[string]change{
 	"an extender of something else":     {old: valid[strings.Index(valid, "- urlPrefix"):], new: "- urlPrefix: http://127.0.0.1/other\n", want: []string{"error: extenders"}},
 	"two entries":                       {old: "extenders:", new: "extenders:\n- urlPrefix: http://127.0.0.1:2/gpushare-scheduler\n  filterVerb: filter", want: []string{"error: extenders[1]", "warning: extenders[0].prioritizeVerb", "error: extenders[0].bindVerb", "warning: extenders[0].preemptVerb", "error: extenders[0].httpTimeout", "warning: extenders[0].nodeCacheCapable", "error: extenders[0].managedResources"}},
 	"no URL":                            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: `""`, want: []string{"error: extenders[0].urlPrefix"}},
+	"the port of the web page":          {old: "12345", new: "12346", options: func(o *Options) { o.PagePort = "12346" }, want: []string{"error: extenders[0].urlPrefix"}},
+	"no port":                           {old: ":12345", new: "", want: []string{"warning: extenders[0].urlPrefix"}},
 	"a URL of another kind":             {old: "http:", new: "ftp:", want: []string{"error: extenders[0].urlPrefix"}},
 	"a proxy":                           {options: func(o *Options) { o.Proxy = proxy("http://user:secret@proxy.example.com:3128") }, want: []string{"warning: extenders[0].urlPrefix"}},
 	"a proxy that is no address":        {options: func(o *Options) { o.Proxy = proxy("%") }, want: []string{"warning: extenders[0].urlPrefix"}},
@@ -225,6 +227,38 @@ func TestCertificates(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestKeyFiles: files on this machine that don't belong together are an error.
+func TestKeyFiles(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, text []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	crt, key := certificate(t, "kube-scheduler", options.Now, options.Now.Add(time.Hour))
+	_, another := certificate(t, "kube-scheduler", options.Now, options.Now.Add(time.Hour))
+	certFile, keyFile, anotherFile := write("tls.crt", crt), write("tls.key", key), write("another.key", another)
+	for name, test := range map[string]struct{ crt, key, want string }{
+		"a pair":                      {certFile, keyFile, ""},
+		"files that aren't here":      {"none.crt", "none.key", ""},
+		"the key of another":          {certFile, anotherFile, "error: extenders[0].tlsConfig.certFile: can't be used with keyFile: tls: private key does not match public key"},
+		"a file that isn't PEM":       {write("garbage", []byte("garbage")), keyFile, "error: extenders[0].tlsConfig.certFile: can't be used with keyFile: tls: failed to find any PEM data"},
+		"the two files in each other": {keyFile, certFile, "error: extenders[0].tlsConfig.certFile: can't be used"},
+	} {
+		c := &check{Options: options}
+		c.tls(field.NewPath("extenders").Index(0), &schedulerv1.Extender{TLSConfig: &schedulerv1.ExtenderTLSConfig{CAFile: "none", CertFile: test.crt, KeyFile: test.key}})
+		got := ""
+		for _, finding := range c.findings {
+			got += finding.String() + "\n"
+		}
+		if test.want == "" && got != "" || !strings.Contains(got, test.want) {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
 	}
 }
 

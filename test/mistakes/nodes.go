@@ -32,6 +32,9 @@ func OfNodes() []NodeMistake {
 	}
 	return []NodeMistake{
 		{Name: "a node of two cards", Nodes: two(), Pods: taken()},
+		{Name: "a label whose value is spelled otherwise", Nodes: []*corev1.Node{edited(plain(), func(n *corev1.Node) { n.Labels[protocol.LabelShared] = "True" })}, Problems: []string{
+			"the label gpushare=True is set, but the node has no cards to share: its device plugin reports none; the chart's device plugin runs on nodes with gpushare=true",
+		}},
 		{Name: "a label on a node whose plugin doesn't run", Nodes: []*corev1.Node{edited(plain(), shared)}, Problems: []string{noCards}},
 		{Name: "the same on a node that isn't ready", Nodes: []*corev1.Node{edited(edited(plain(), shared), func(n *corev1.Node) {
 			n.Status.Conditions[0].Status = corev1.ConditionUnknown
