@@ -83,10 +83,3 @@ func (c *Cluster) Fits(q ledger.ResourceQuery) bool { return c.free.fit(&q) }
 
 // Part implements ledger.Resources.
 func (c *Cluster) Part(node string, pods []gpu.PodUID) float64 { return c.free.part(node, pods) }
-
-// Revision counts the changes of what nodes have free. It is independent of the ledger's revision, which counts those of GPU memory.
-func (c *Cluster) Revision() uint64 {
-	c.free.mu.Lock()
-	defer c.free.mu.Unlock()
-	return c.free.revision
-}

@@ -126,7 +126,7 @@ func TestFree(t *testing.T) {
 		})
 		before := state()
 		for step := range 200 {
-			revision := r.cluster.Revision()
+			revision := r.cluster.free.revision
 			switch n, p := r.IntN(randomNodes), r.IntN(randomPods); r.IntN(10) {
 			case 0:
 				r.node(name(n))
@@ -155,7 +155,7 @@ func TestFree(t *testing.T) {
 			if diff := cmp.Diff(after, got, sameRooms, byUID); diff != "" {
 				t.Fatalf("seed %d, step %d (-want +got):\n%s", seed, step, diff)
 			}
-			if changed := !cmp.Equal(before, after, sameRooms, byUID); changed && r.cluster.Revision() == revision {
+			if changed := !cmp.Equal(before, after, sameRooms, byUID); changed && r.cluster.free.revision == revision {
 				t.Fatalf("seed %d, step %d: the revision doesn't show the change", seed, step)
 			}
 			before = after
@@ -213,13 +213,13 @@ func TestFreeRevision(t *testing.T) {
 	c.free.setNode("n", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8")})
 	pod := PodUse{Pod: gpu.Pod{UID: "p"}, Node: "n", Requests: Amounts{corev1.ResourceCPU: 1000}}
 	c.SetPod(&pod)
-	revision := c.Revision()
+	revision := c.free.revision
 	again, pending := pod, PodUse{Pod: gpu.Pod{UID: "q", Request: 1}}
 	c.SetPod(&again)
 	c.SetPod(&pending)
 	c.DeletePod("q")
 	c.free.setNode("n", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8000m")})
-	if got := c.Revision(); got != revision {
+	if got := c.free.revision; got != revision {
 		t.Errorf("revision %d, want %d", got, revision)
 	}
 }

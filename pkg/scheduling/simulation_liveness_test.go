@@ -284,14 +284,19 @@ func (l *liveness) entitled(i *item, pods []*apiPod) bool {
 // latest choice of cards before that is over.
 func (w *world) staysAfter() time.Duration { return 2*w.maxAge + time.Minute }
 
+// created returns when the item entered the queue: with its oldest pod.
+func (i *item) created() time.Duration {
+	return slices.MinFunc(i.pods, func(a, b *apiPod) int { return int(a.created - b.created) }).created
+}
+
 // mistaken reports whether a pod that stays may be expected to end for an item that comes before i.
 func (l *liveness) mistaken(i *item) bool {
 	before := func(o *item) bool {
-		return o != i && o.entered > 0 && o.seen == l.w.now && (o.entered <= i.entered || o.pods[0].priority > i.pods[0].priority || o.tenant != i.tenant)
+		return o != i && o.entered > 0 && o.seen == l.w.now && (o.created() <= i.created() || o.pods[0].priority > i.pods[0].priority || o.tenant != i.tenant)
 	}
 	return slices.ContainsFunc(l.w.api.order, func(p *apiPod) bool {
 		return p.live() && p.lasts == 0 && p.memory > 0 && l.w.now < p.boundAt+l.w.staysAfter() &&
-			slices.ContainsFunc(l.order, func(o *item) bool { return before(o) && o.entered < p.boundAt })
+			slices.ContainsFunc(l.order, func(o *item) bool { return before(o) && o.created() < p.boundAt })
 	})
 }
 
