@@ -127,6 +127,9 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 	if match == ByNone {
 		d = m.noMatch()
 	} else {
+		if match == ByOrder && m.limitsDiffer() {
+			found.Container.Limit = 0 // It must not get the limit of another container.
+		}
 		d = s.selectCards(Decision{Match: match, Pod: found.Pod, Container: found.Container})
 	}
 	switch {

@@ -149,6 +149,12 @@ func (m *matching) trusted() bool {
 // likelihood if nothing else is known: the pod that was assumed first comes first.
 func (m *matching) candidates() []Candidate { return m.containers(false) }
 
+// limitsDiffer reports whether the candidates have different limits above their requests.
+func (m *matching) limitsDiffer() bool {
+	all := m.candidates()
+	return slices.ContainsFunc(all, func(c Candidate) bool { return c.Container.Limit != all[0].Container.Limit })
+}
+
 // containers returns the candidates that run, or those that don't, according to the API server.
 func (m *matching) containers(running bool) []Candidate {
 	var out []Candidate

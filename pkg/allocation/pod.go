@@ -1,6 +1,7 @@
 package allocation
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -55,6 +56,8 @@ type Container struct {
 	// Request and Cores are the container's, over all of its cards.
 	Request gpu.Memory
 	Cores   gpu.Cores
+	// Limit is the annotated limit in bytes, over all of the container's cards; 0 if there is none.
+	Limit uint64
 	// Init is true for an ordinary init container, which the kubelet's PodResources service doesn't list.
 	Init bool
 	// Running is true if the container runs, or is an init container that has ended, because a container after it runs.
@@ -84,6 +87,24 @@ func (p *Pod) Even(cards int) bool {
 // Share returns what the container gets of each of this number of cards.
 func (c Container) Share(cards int) gpu.Demand {
 	return gpu.Pod{Request: c.Request, Cores: c.Cores, Cards: cards}.Demand()
+}
+
+// limitStep is what limits above requests are rounded up to, so that a node has few different ones: 128 MiB.
+const limitStep = 128 << 20
+
+// Allowed returns how much of each of its cards the container may use, in bytes: what it requests, or its limit. A limit below
+// than the request, or more than a card has, as far as that is possible: the annotation can have changed since filter has checked it.
+func (c Container) Allowed(cards []gpu.Card, unit gpu.Unit) uint64 {
+	n := len(cards)
+	request, least := unit.Bytes(c.Share(n).Memory), uint64(math.MaxUint64)
+	for _, card := range cards {
+		least = min(least, unit.Bytes(card.Memory))
+	}
+	limit := min(c.Limit/uint64(n), least)
+	if limit <= request {
+		return request
+	}
+	return min((limit+limitStep-1)/limitStep*limitStep, least/limitStep*limitStep)
 }
 
 func (c Container) even(cards int) bool {

@@ -29,6 +29,8 @@ type Allocation struct {
 	Unknown bool
 	// Limit is the limit in bytes that the container was given on each of its cards; 0 if its share isn't enforced.
 	Limit uint64
+	// Allowed is how much of each of its cards the container may use, in bytes, if that is more than it requests; else 0.
+	Allowed uint64
 	// MPS is true if the container's processes are limited by the MPS daemon of its card.
 	MPS bool
 	// Devices are the fake devices in the kubelet's call.

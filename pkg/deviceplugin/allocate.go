@@ -183,7 +183,8 @@ func (a *allocator) remember(d allocation.Decision, devices allocation.DeviceSet
 	if !withoutCard {
 		given = allocation.Give(d.Container, d.Cards)
 	}
-	given.Limit, given.MPS, given.Devices, given.At = l.limit, l.mode == isolation.MPS, devices, time.Now()
+	given.Limit, given.Allowed, given.MPS = l.limit, l.allowed, l.mode == isolation.MPS
+	given.Devices, given.At = devices, time.Now()
 	a.snapshots.record.Add(allocation.ContainerKey{UID: d.Pod.UID, Name: d.Container.Name}, given)
 	a.annotate(d.Pod.UID)
 }

@@ -119,6 +119,7 @@ func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Mem
 			given.UUIDs = append(given.UUIDs, name)
 		}
 	}
+	given.Allowed = protocol.AllowedOf(response.Envs)
 	given.MPS = response.Envs[isolation.EnvMPSPipeDirectory] != ""
 	for _, device := range response.CdiDevices {
 		if limit, ok := isolation.LimitOf(device.GetName()); ok {

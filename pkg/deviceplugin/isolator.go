@@ -180,6 +180,8 @@ type limitation struct {
 	mode isolation.Mode
 	// limit is what the driver enforces for the container's cgroup on each card, in bytes; 0 for none.
 	limit uint64
+	// allowed is allocation.Allocation.Allowed.
+	allowed uint64
 }
 
 // Isolate returns what enforces the container's share of the decision's cards, or the decision with a rejection if that fails. The mode in
@@ -196,27 +198,31 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Dec
 			return refuse(d, allocation.RefusedUnavailable, err.Error()), limitation{}
 		}
 	}
-	if !i.mode.Limits() {
-		return d, limitation{}
-	}
 	each := d.Container.Share(len(d.Cards))
 	share := isolation.Share{Limit: unit.Bytes(each.Memory), Cores: int(each.Cores)}
+	l := limitation{}
+	if allowed := d.Container.Allowed(d.Cards, unit); allowed > share.Limit && i.mode.LimitsAboveRequest() {
+		share.Limit, l.allowed = allowed, allowed
+	}
+	if !i.mode.Limits() {
+		return d, l
+	}
 	var shares []isolation.Share
 	for _, card := range d.Cards {
 		share.Card = i.card(card)
 		shares = append(shares, share)
 	}
-	edits, err := i.backends[i.mode].Apply(shares)
-	if err != nil {
+	var err error
+	if l.Edits, err = i.backends[i.mode].Apply(shares); err != nil {
 		return refuse(d, allocation.RefusedUnavailable, fmt.Sprintf("isolation mode %s: %v", i.mode, err)), limitation{}
 	}
-	for _, mount := range edits.Mounts {
+	for _, mount := range l.Mounts {
 		if mount.ContainerPath == protocol.SharedMemory && d.Container.SharedMemory {
 			return refuse(d, allocation.RefusedInvalid, fmt.Sprintf("isolation mode %s: the container mounts a volume at %s, where it needs that of its MPS daemon: "+
 				"remove the mount", i.mode, mount.ContainerPath)), limitation{}
 		}
 	}
-	l := limitation{Edits: edits, mode: i.mode}
+	l.mode = i.mode
 	if i.mode == isolation.Driver {
 		l.limit = share.Limit
 	}

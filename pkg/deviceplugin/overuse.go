@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"fmt"
 	"maps"
 	"sync"
 
@@ -28,6 +29,8 @@ type overuseWatch struct {
 	mu sync.Mutex
 	// reports are those of the last measurement; nil before the first one.
 	reports map[gpu.PodUID]protocol.Overuse
+	// promised is Check's argument. Only Check uses it.
+	promised map[int]gpu.Memory
 }
 
 // Annotation returns the value of the pod's annotation, empty for a pod without over-use. measured is false if nothing is known.
@@ -64,10 +67,29 @@ func (w *overuseWatch) Held(uid gpu.PodUID, card int) uint64 {
 	return w.cards.Unit().Bytes(min(held, pod.Demand().Memory))
 }
 
-// Check finds the pods that use more than they request. Pods that request none are not reported: measured use shows them. Nor are
+// Leaving implements usage.OverusePods.
+func (w *overuseWatch) Leaving(uid gpu.PodUID) bool {
+	pod, _ := w.pods.ByUID(uid)
+	return pod.Leaving
+}
+
+// Promised implements usage.OverusePods.
+func (w *overuseWatch) Promised(index int) (memory, promised uint64) {
+	unit := w.cards.Unit()
+	for _, card := range w.cards.All() {
+		if card.Index == index {
+			memory = unit.Bytes(card.Memory)
+		}
+	}
+	return memory, unit.Bytes(w.promised[index])
+}
+
+// Check finds the pods that use more than they may, and those that borrow memory of a card that is short of it. promised is what is promised of
+// each card to pods; nil if it isn't known: then no card is short. Pods that request no memory are not reported: measured use shows them. Nor are
 // pods of which it is not known what each container was given, because the kubelet has lost its checkpoint: such a container seems to
 // request nothing of the card that it uses.
-func (w *overuseWatch) Check(measured protocol.Usage) {
+func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memory) {
+	w.promised = promised
 	reports := w.tracker.Update(measured, w)
 	maps.DeleteFunc(reports, func(uid gpu.PodUID, _ protocol.Overuse) bool {
 		pod, requests := w.pods.ByUID(uid)
@@ -81,8 +103,7 @@ func (w *overuseWatch) Check(measured protocol.Usage) {
 	for uid, report := range reports {
 		pod, _ := w.pods.ByUID(uid)
 		if _, known := before[uid]; !known && pod.Overuse == "" {
-			w.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventOveruse,
-				"the pod uses %d MiB of GPU memory and requests %d MiB", report.Used, report.Requested)
+			w.events.Event(podReference(&pod), corev1.EventTypeWarning, eventOveruse, overuseText(report))
 		}
 		if before[uid].At != report.At {
 			w.changed(uid)
@@ -100,4 +121,13 @@ func (w *overuseWatch) Check(measured protocol.Usage) {
 			}
 		}
 	}
+}
+
+// overuseText describes a report for the pod's owner.
+func overuseText(report protocol.Overuse) string {
+	text := fmt.Sprintf("the pod uses %d MiB of GPU memory and requests %d MiB", report.Used, report.Requested)
+	if report.Borrows() {
+		text += "; it is within its limit, but its card is short of memory that other pods request"
+	}
+	return text
 }

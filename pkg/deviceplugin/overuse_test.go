@@ -38,7 +38,7 @@ func TestOveruse(t *testing.T) {
 		for _, name := range []string{"greedy", "none", "lost", "half", "restarting"} {
 			report.Containers = append(report.Containers, protocol.ContainerUsage{UID: "uid-" + name, Container: "main", Used: used << 20, Requested: 2 << 30})
 		}
-		p.overuse.Check(report)
+		p.overuse.Check(report, nil)
 	}
 	begin := time.Unix(1_000_000, 0)
 	measure(begin, 4096)

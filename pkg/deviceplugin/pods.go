@@ -81,11 +81,12 @@ func readPod(object *corev1.Pod) allocation.Pod {
 	for i := range object.Spec.Containers {
 		mainRuns = mainRuns || running[object.Spec.Containers[i].Name]
 	}
+	limits, _ := protocol.MemoryLimits(object) // Invalid ones count as none. The extender rejects them.
 	add := func(c *corev1.Container, init bool) {
 		if request := protocol.ContainerRequest(c); request > 0 {
 			pod.Containers = append(pod.Containers, allocation.Container{
 				Name: c.Name, Request: request, Cores: protocol.ContainerCores(c), Init: init, Running: running[c.Name] || init && mainRuns,
-				SharedMemory: protocol.MountsSharedMemory(c),
+				SharedMemory: protocol.MountsSharedMemory(c), Limit: limits[c.Name],
 			})
 		}
 	}

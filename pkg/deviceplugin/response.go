@@ -89,7 +89,7 @@ func (r *responses) withCards(cards []gpu.Card, pod gpu.Memory, container alloca
 	response := &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
 		Cards: cards, VisibleAs: names,
 		PodRequest: pod, ContainerRequest: container.Request, ContainerCores: container.Cores,
-		DisableIsolation: r.disableIsolation(),
+		DisableIsolation: r.disableIsolation(), Allowed: l.allowed,
 	}.Variables()}
 	maps.Copy(response.Envs, l.Env)
 	for _, mount := range l.Mounts {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/loopback"
@@ -35,13 +36,16 @@ func (s containerSource) Containers() []usage.Container {
 				ID: id[strings.LastIndexByte(id, '/')+1:], // The status has it as RUNTIME://ID.
 			}
 			if a := given[info.pod.UID][name]; a.HasCard() {
-				c.Cards, c.Requested, c.Limit = a.Cards.Cards(), unit.Bytes(a.Cards[0].Memory), a.Limit
+				c.Cards, c.Requested, c.Limit, c.Allowed = a.Cards.Cards(), unit.Bytes(a.Cards[0].Memory), a.Limit, a.Allowed
 			}
 			out = append(out, c)
 		}
 	}
 	return out
 }
+
+// heldTimeout is how long Measure waits for an allocation in progress.
+const heldTimeout = 2 * time.Second
 
 // Measure measures the use of the cards, checks the limits of containers, and finds those above their request. It must be called
 // regularly, and from one goroutine at a time.
@@ -56,7 +60,10 @@ func (p *Plugin) Measure(driver Driver) {
 	p.meter.Measure(driver)
 	report := p.meter.Report()
 	p.limits.Check(report)
-	p.overuse.Check(report)
+	ctx, cancel := context.WithTimeout(context.Background(), heldTimeout)
+	defer cancel()
+	promised, _ := p.allocator.Held(ctx) // Without it no pod counts as one that borrows.
+	p.overuse.Check(report, promised)
 }
 
 // usageHandler returns the handler for the measured use.

@@ -24,7 +24,7 @@ type Constraints struct {
 	Affinity     *corev1.NodeSelector
 	tolerations  []corev1.Toleration
 	affinity     nodeaffinity.RequiredNodeAffinity
-	// demand has what a node must support whatever its cards have free (placement.Support): several cards, cores, shared memory.
+	// demand has what a node must support whatever its cards have free (placement.Support): several cards, cores, shared memory, limits.
 	demand gpu.Demand
 }
 
@@ -47,7 +47,11 @@ func ConstraintsOf(pod *corev1.Pod) unique.Handle[string] {
 		p.Cards = len(where)
 	}
 	demand := p.Demand()
-	return unique.Make(fmt.Sprintf("%t %t %t %s", demand.Cards > 1, demand.Cores > 0, demand.SharedMemory, text))
+	limits := ""
+	if demand.Limits != (gpu.Limits{}) {
+		limits = fmt.Sprintf("%d/%d", demand.Limits.Largest, demand.Limits.MaxUnit)
+	}
+	return unique.Make(fmt.Sprintf("%t %t %t %s %s", demand.Cards > 1, demand.Cores > 0, demand.SharedMemory, limits, text))
 }
 
 // Parse parses what ConstraintsOf returned. It returns nil for any other text: then the pod can use no node.
@@ -55,18 +59,23 @@ func Parse(constraints unique.Handle[string]) *Constraints {
 	if constraints == (unique.Handle[string]{}) {
 		return nil
 	}
-	parts := strings.SplitN(constraints.Value(), " ", 4)
-	if len(parts) < 4 {
+	parts := strings.SplitN(constraints.Value(), " ", 5)
+	if len(parts) < 5 {
 		return nil
 	}
 	var spec corev1.PodSpec
-	if err := spec.Unmarshal([]byte(parts[3])); err != nil {
+	if err := spec.Unmarshal([]byte(parts[4])); err != nil {
 		return nil
 	}
 	c := &Constraints{
 		NodeSelector: spec.NodeSelector, tolerations: spec.Tolerations,
 		affinity: nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: spec}),
 		demand:   gpu.Demand{Cards: 1, SharedMemory: parts[2] == "true"},
+	}
+	if limits := &c.demand.Limits; parts[3] != "" {
+		if _, err := fmt.Sscanf(parts[3], "%d/%d", &limits.Largest, &limits.MaxUnit); err != nil {
+			return nil
+		}
 	}
 	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
 		c.Affinity = spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution

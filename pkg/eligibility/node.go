@@ -75,8 +75,12 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 	spec = ledger.NodeSpec{
 		Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation, Simulated: node.Simulated, Pool: protocol.PoolOf(object),
 	}
+	spec.Limits.Unit = max(node.Unit, 0)
+	for _, card := range node.Cards {
+		spec.Limits.Card = max(spec.Limits.Card, node.Unit.Bytes(card.Memory))
+	}
 	if node.Isolation == protocol.IsolationMPS {
-		spec.SeveralCards, spec.SharedMemory = reasons.OneCardOnly, reasons.NoOwnSharedMemory
+		spec.SeveralCards, spec.SharedMemory, spec.Limits.Refused = reasons.OneCardOnly, reasons.NoOwnSharedMemory, reasons.NoLimitAboveRequest
 	}
 	if !slices.Contains(node.Features, protocol.FeatureCards) {
 		spec.SeveralCards = reasons.OldForCards

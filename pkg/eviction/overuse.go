@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -46,6 +47,8 @@ type OveruseGroups interface {
 // Overusers evicts pods that use more GPU memory than they request, from cards that can't keep their promises otherwise: what these pods
 // use and what the other pods of the card request is more than the card has. Pods may use memory that is promised to no pod.
 //
+// Pods that borrow memory within their limits come after these, and only while their card is short of memory, as the device plugin reports it.
+//
 // It evicts one pod at a time, the youngest first. Before an eviction it checks the live pods of the node. After it, it waits until the watch
 // shows the eviction. A pod that a disruption budget protects is skipped for a while.
 //
@@ -59,15 +62,24 @@ type Overusers struct {
 	groups OveruseGroups
 	// Only Run uses the fields below.
 
-	// requested is the pod whose eviction was requested last, at requestedAt; empty once the watch shows the eviction.
+	// requested is the pod whose eviction was requested last, at requestedAt, from the card requestedOn; empty once the watch shows the eviction.
 	requested   gpu.PodUID
+	requestedOn cardOf
 	requestedAt time.Time
 	spared      queue.Pauses[gpu.PodUID]
+	// judged is the time of the last report on each card that said nothing of what is free there after the last eviction.
+	judged map[cardOf]time.Time
+}
+
+// cardOf is a card of a node.
+type cardOf struct {
+	node string
+	card int
 }
 
 // NewOverusers returns an Overusers. It evicts nothing before Run.
 func NewOverusers(o Options, api NodeAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
-	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}}
+	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}, judged: map[cardOf]time.Time{}}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -84,6 +96,7 @@ func (o *Overusers) Tick(ctx context.Context) {
 	over := o.cache.Overusing()
 	if slices.ContainsFunc(over, func(p *clustercache.PodInfo) bool { return p.UID == o.requested && !p.Leaving }) &&
 		now.Sub(o.requestedAt) <= o.AnswerLost {
+		o.judged[o.requestedOn] = lastReport(o.requestedOn, over, now)
 		return
 	}
 	o.requested = ""
@@ -92,6 +105,7 @@ func (o *Overusers) Tick(ctx context.Context) {
 	for _, pod := range over {
 		nodes.Insert(pod.Node)
 	}
+	maps.DeleteFunc(o.judged, func(card cardOf, _ time.Time) bool { return !nodes.Has(card.node) })
 	for _, name := range sets.List(nodes) {
 		for _, victim := range o.choose(name, o.cache.PodsOn(name), now) {
 			// victims can have a pod several times, once for each card.
@@ -120,7 +134,11 @@ func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.T
 				shares = append(shares, s)
 			}
 		}
-		for _, s := range chooseOverusers(parsed.Unit.Bytes(card.Memory), shares) {
+		chosen := chooseOverusers(parsed.Unit.Bytes(card.Memory), shares)
+		if len(chosen) == 0 && o.judge(cardOf{name, card.Index}, pods, now) {
+			chosen = chooseBorrower(shares)
+		}
+		for _, s := range chosen {
 			victims = append(victims, victim{s.pod, name, card.Index, s.pod.Overuse.Cards[card.Index]})
 		}
 	}
@@ -139,15 +157,16 @@ type share struct {
 	pod *clustercache.PodInfo
 	// needs is what the pod takes of the card's memory: what it uses if that is more than it requests, else its request.
 	needs uint64
-	// over is true for a pod that uses more than it requests. spared is true if it is not to be evicted now.
-	over, spared bool
+	// over is true for a pod that uses more than it may, borrows for one that borrows memory while the card is short of it. spared is true if it
+	// is not to be evicted now.
+	over, borrows, spared bool
 	// member is true for a member of a group.
 	member bool
 }
 
 // shareOf returns a pod's share of a card; ok is false for a pod that has none, or that is being deleted.
 func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, now time.Time) (s share, ok bool) {
-	if pod.Ended || pod.Leaving && !pod.Overdue(now) {
+	if pod.Ended || ending(pod, now) {
 		return share{}, false
 	}
 	s = share{pod: pod, spared: pod.Leaving || pod.Mirror || o.spared.Has(pod.UID, now)}
@@ -156,17 +175,54 @@ func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, 
 			s.needs = unit.Bytes(part.Memory)
 		}
 	}
-	if pod.Overuse.Current(now) {
-		if used := mebibytes(pod.Overuse.Cards[card].Used); used > s.needs {
+	if use := pod.Overuse.On(card); pod.Overuse.Current(now) {
+		if used := mebibytes(use.Used); used > s.needs && use.Borrows() {
+			s.borrows = true // What it borrows can be taken back.
+		} else if used > s.needs {
 			s.needs, s.over = used, true
 		}
 	}
-	if s.over {
+	if s.over || s.borrows {
 		var whole bool
 		s.member, whole = o.groups.Membership(pod.UID)
 		s.spared = s.spared || s.member && !whole
 	}
 	return s, s.needs > 0
+}
+
+// ending reports whether the pod is being deleted and will end soon.
+func ending(pod *clustercache.PodInfo, now time.Time) bool { return pod.Leaving && !pod.Overdue(now) }
+
+// judge reports whether the reports of pods that borrow memory of a card say what is free there now. They don't if a pod is leaving the card, or
+// has left it since they were made, or if they are the first: a former leader may have evicted a pod since.
+func (o *Overusers) judge(card cardOf, pods []*clustercache.PodInfo, now time.Time) bool {
+	newest := lastReport(card, pods, now)
+	leaves := slices.ContainsFunc(pods, func(p *clustercache.PodInfo) bool { return card.has(p) && ending(p, now) })
+	last, known := o.judged[card]
+	switch {
+	case newest.IsZero():
+		delete(o.judged, card)
+		return false
+	case leaves || !known:
+		o.judged[card] = newest
+		return false
+	}
+	return newest.After(last)
+}
+
+// has reports whether the pod has a share of the card.
+func (c cardOf) has(pod *clustercache.PodInfo) bool {
+	return pod.Node == c.node && slices.ContainsFunc(pod.Placement, func(s gpu.Share) bool { return s.Card == c.card })
+}
+
+// lastReport returns the time of the last report of a pod that borrows memory of the card; zero if there is none.
+func lastReport(card cardOf, pods []*clustercache.PodInfo, now time.Time) (newest time.Time) {
+	for _, pod := range pods {
+		if card.has(pod) && pod.Overuse.Current(now) && pod.Overuse.On(card.card).Borrows() && pod.Overuse.At.After(newest) {
+			newest = pod.Overuse.At
+		}
+	}
+	return newest
 }
 
 func mebibytes(n int64) uint64 {
@@ -176,15 +232,34 @@ func mebibytes(n int64) uint64 {
 	return uint64(n) << 20
 }
 
-// chooseOverusers returns the pods to evict from a card with this memory so that it can keep its promises: first those without a
-// group, and of these the youngest first. It never returns a pod that is within its request, even if these pods alone need more than the
+// chooseOverusers returns the pods to evict from a card with this memory so that it can keep its promises. It never returns a pod that is within its request, even if these pods alone need more than the
 // card has.
 func chooseOverusers(memory uint64, shares []share) []share {
 	var sum uint64
 	for _, s := range shares {
 		sum += s.needs
 	}
-	candidates := slices.DeleteFunc(slices.Clone(shares), func(s share) bool { return !s.over || s.spared })
+	candidates := inOrder(shares, func(s share) bool { return s.over })
+	for i, s := range candidates {
+		if sum <= memory {
+			return candidates[:i]
+		}
+		sum -= s.needs
+	}
+	return candidates
+}
+
+// chooseBorrower returns the pod to evict from a card that is short of memory, if there is one: of those that borrow memory, in the same order.
+// The next report shows if it was enough.
+func chooseBorrower(shares []share) []share {
+	candidates := inOrder(shares, func(s share) bool { return s.borrows })
+	return candidates[:min(len(candidates), 1)]
+}
+
+// inOrder returns the shares that are not spared, of those that may be evicted, in the order in which they are: first those without a group, and
+// of these the youngest first.
+func inOrder(shares []share, may func(share) bool) []share {
+	candidates := slices.DeleteFunc(slices.Clone(shares), func(s share) bool { return !may(s) || s.spared })
 	slices.SortFunc(candidates, func(a, b share) int {
 		switch {
 		case a.member && !b.member:
@@ -194,12 +269,6 @@ func chooseOverusers(memory uint64, shares []share) []share {
 		}
 		return cmp.Or(b.pod.AssumeTime.Compare(a.pod.AssumeTime), cmp.Compare(a.pod.UID, b.pod.UID))
 	})
-	for i, s := range candidates {
-		if sum <= memory {
-			return candidates[:i]
-		}
-		sum -= s.needs
-	}
 	return candidates
 }
 
@@ -233,6 +302,8 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		return true // The watch is behind.
 	}
 	o.requested, o.requestedAt = v.pod.UID, o.Clock.Now() // Before the call, because its answer may be lost.
+	o.requestedOn = cardOf{v.node, v.card}
+	o.judged[o.requestedOn] = v.pod.Overuse.At
 	_, gone, err := o.request(ctx, v.pod.Pod)
 	switch {
 	case gone:
@@ -240,8 +311,12 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 	case err == nil:
 		o.Observer.OveruserEvicted(reasons.ResultEvicted)
 		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", v.use.Used, "requestedMiB", v.use.Requested)
+		why := "other pods can't get what they request"
+		if v.use.Borrows() {
+			why = "the card has too little free memory for what other pods request"
+		}
 		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
-			"Evicted from GPU card %d of node %s: it uses %d MiB and requests %d MiB, and other pods can't get what they request", v.card, v.node, v.use.Used, v.use.Requested))
+			"Evicted from GPU card %d of node %s: it uses %d MiB and requests %d MiB, and %s", v.card, v.node, v.use.Used, v.use.Requested, why))
 		return true
 	case answered(err):
 		o.requested = ""

@@ -2,6 +2,7 @@ package gang
 
 import (
 	"cmp"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -129,7 +130,7 @@ func (m *Member) category(ours func(scheduler string) bool) category {
 func (m *Member) likeness() string {
 	demand := m.Demand()
 	return strconv.Itoa(demand.Cards) + " " + demand.Memory.String() + " " + demand.Cores.String() + " " + strconv.Itoa(int(demand.Containers)) + " " +
-		strconv.FormatBool(demand.SharedMemory) + " " + m.shape()
+		strconv.FormatBool(demand.SharedMemory) + " " + fmt.Sprint(demand.Limits) + " " + m.shape()
 }
 
 func (m *Member) shape() string {

@@ -22,7 +22,11 @@ func (p *Pod) addFound(object *corev1.Pod) {
 	}
 	if overuse, err := protocol.ParseOveruse(object.Annotations); err == nil && overuse != nil {
 		// Without its device plugin the annotation stays, so the note has the time of the measurement.
-		p.Notes = append(p.Notes, fmt.Sprintf("uses %d MiB, requests %d MiB, since %s, measured %s",
+		what := "uses %d MiB, requests %d MiB, since %s, measured %s"
+		if overuse.Borrows() {
+			what += "; within its limit, but its card is short of memory"
+		}
+		p.Notes = append(p.Notes, fmt.Sprintf(what,
 			overuse.Used, overuse.Requested, overuse.Since.UTC().Format(time.RFC3339), overuse.At.UTC().Format(time.RFC3339)))
 	}
 }

@@ -260,7 +260,7 @@ func writeUsage(out *bytes.Buffer, report UsageReport, f format) {
 	problems.writeSection(out, f.look, "Problems:")
 }
 
-// usageRows returns the containers, those above their request first.
+// usageRows returns the containers, those above their limit first, then those that borrow most.
 func usageRows(report UsageReport) rows {
 	type row struct {
 		node string
@@ -272,18 +272,24 @@ func usageRows(report UsageReport) rows {
 			list = append(list, row{node.Node, c})
 		}
 	}
-	excess := func(c row) uint64 { return c.Used - min(c.Used, c.Requested) }
+	excess := func(c row) uint64 { return c.Used - min(c.Used, c.Allowance()) }
 	slices.SortStableFunc(list, func(a, b row) int {
-		return cmp.Or(cmp.Compare(excess(b), excess(a)), cmp.Compare(b.Used, a.Used))
+		return cmp.Or(cmp.Compare(excess(b), excess(a)), cmp.Compare(b.Borrowed(), a.Borrowed()), cmp.Compare(b.Used, a.Used))
 	})
-	table := rows{{bold, []string{"NAMESPACE", "POD", "CONTAINER", "NODE", "CARD", "USED(MiB)", "REQUESTED(MiB)", "LIMIT(MiB)", "OVER(MiB)"}}}
+	table := rows{{bold, []string{"NAMESPACE", "POD", "CONTAINER", "NODE", "CARD", "USED(MiB)", "REQUESTED(MiB)", "LIMIT(MiB)", "OVER(MiB)", "BORROWED(MiB)"}}}
 	for _, c := range list {
-		style, over, limit := plain, "-", "-"
+		style, over, limit, borrowed := plain, "-", "-", "-"
 		if c.Over() {
 			style, over = red, "+"+mebibytes(excess(c))
 		}
-		if c.Limit != nil {
+		if c.Borrowed() > 0 {
+			borrowed = mebibytes(c.Borrowed())
+		}
+		switch {
+		case c.Limit != nil:
 			limit = mebibytes(*c.Limit)
+		case c.Allowed > 0: // Not enforced.
+			limit = mebibytes(c.Allowed)
 		}
 		if c.NotInForce != "" {
 			style, limit = red, "not held"
@@ -293,7 +299,7 @@ func usageRows(report UsageReport) rows {
 			used += "+?"
 		}
 		table.add(style, cmp.Or(c.Namespace, "-"), cmp.Or(c.Pod, "uid:"+c.UID), cmp.Or(c.Container, "-"), c.node, fmt.Sprintf("GPU%d", c.Card),
-			used, mebibytes(c.Requested), limit, over)
+			used, mebibytes(c.Requested), limit, over, borrowed)
 	}
 	return table
 }

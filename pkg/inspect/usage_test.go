@@ -48,6 +48,7 @@ func TestUsageTable(t *testing.T) {
 	a := usageOf("n1",
 		protocol.ContainerUsage{Namespace: "team", Pod: "small", UID: "1", Container: "main", Processes: 1, Used: 100*mib + 1, Requested: 512 * mib, Limit: &limit},
 		protocol.ContainerUsage{Namespace: "team", Pod: "greedy", UID: "2", Container: "main", Processes: 2, Used: 700 * mib, Requested: 512 * mib, Incomplete: true},
+		protocol.ContainerUsage{Namespace: "team", Pod: "notebook", UID: "4", Container: "main", Processes: 1, Used: 600 * mib, Requested: 512 * mib, Allowed: 1024 * mib},
 		protocol.ContainerUsage{UID: "static", Processes: 1, Used: 300 * mib},
 		protocol.ContainerUsage{Namespace: "team", Pod: "loose", UID: "3", Container: "main", Requested: 512 * mib, NotInForce: "its cgroup has no limit"})
 	b := usageOf("n2")
@@ -60,12 +61,13 @@ func TestUsageTable(t *testing.T) {
 		format format
 		want   string
 	}{
-		"those above their request come first": {report, format{}, `
-NAMESPACE  POD         CONTAINER  NODE  CARD  USED(MiB)  REQUESTED(MiB)  LIMIT(MiB)  OVER(MiB)
--          uid:static  -          n1    GPU0  300        0               -           +300
-team       greedy      main       n1    GPU0  700+?      512             -           +188
-team       small       main       n1    GPU0  101        512             512         -
-team       loose       main       n1    GPU0  0          512             not held    -
+		"those above their limit come first, then those that borrow": {report, format{}, `
+NAMESPACE  POD         CONTAINER  NODE  CARD  USED(MiB)  REQUESTED(MiB)  LIMIT(MiB)  OVER(MiB)  BORROWED(MiB)
+-          uid:static  -          n1    GPU0  300        0               -           +300       -
+team       greedy      main       n1    GPU0  700+?      512             -           +188       -
+team       notebook    main       n1    GPU0  600        512             1024        -          88
+team       small       main       n1    GPU0  101        512             512         -          -
+team       loose       main       n1    GPU0  0          512             not held    -          -
 
 Other Use:
 NODE  CARD  USED(MiB)  PODS(MiB)  HOST(MiB)  UNRESOLVED(MiB)  MPS(MiB)
@@ -78,10 +80,11 @@ n2    no hostPID
 n2    GPU1: reading its memory: GPU is lost
 `},
 		"rows only": {report, format{rowsOnly: true}, `
--     uid:static  -     n1  GPU0  300    0    -         +300
-team  greedy      main  n1  GPU0  700+?  512  -         +188
-team  small       main  n1  GPU0  101    512  512       -
-team  loose       main  n1  GPU0  0      512  not held  -
+-     uid:static  -     n1  GPU0  300    0    -         +300  -
+team  greedy      main  n1  GPU0  700+?  512  -         +188  -
+team  notebook    main  n1  GPU0  600    512  1024      -     88
+team  small       main  n1  GPU0  101    512  512       -     -
+team  loose       main  n1  GPU0  0      512  not held  -     -
 `},
 		"nothing in use": {UsageReport{Nodes: []protocol.Usage{usageOf("n3")}}, format{wide: true}, `
 No container uses GPU memory or has a card.
@@ -227,7 +230,7 @@ func TestUsageByPortForward(t *testing.T) {
 	api := newFakeAPI(t, Objects{Pods: []*corev1.Pod{pluginPod("n1", 12347).Pod}})
 	serveForward(t, api, plugin.Listener.Addr().String())
 	stdout, stderr, err := execute(t, api, "--usage", "-n", "team", "--no-headers")
-	if want := "team  p  c  n1  GPU0  1  0  -  +1\n"; err != nil || stdout != want || stderr != "" {
+	if want := "team  p  c  n1  GPU0  1  0  -  +1  -\n"; err != nil || stdout != want || stderr != "" {
 		t.Errorf("got %q, %q, %v", stdout, stderr, err)
 	}
 	stdout, _, err = execute(t, api, "--usage", "-o", "json")

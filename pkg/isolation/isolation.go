@@ -37,6 +37,10 @@ func ParseMode(name string) (Mode, error) {
 // Limits reports whether the mode limits memory. A node's cards then have only the memory that can be allocated.
 func (m Mode) Limits() bool { return m != None }
 
+// LimitsAboveRequest reports whether containers can have a limit above their request. The driver attributes the memory of all clients of MPS to
+// the server, so it is not known which of them uses more than its request.
+func (m Mode) LimitsAboveRequest() bool { return m != MPS }
+
 // Card is what a backend knows of a card.
 type Card struct {
 	// UUID identifies the card. Device is its name in the CDI specifications of NVIDIA's toolkit: its UUID or its index.

@@ -190,8 +190,16 @@ func (m *model) accepts(node string, pod gpu.Pod) reasons.Reason {
 		return nodeSpec.SeveralCards
 	case pod.Cores > 0 && nodeSpec.Cores != reasons.Fits:
 		return nodeSpec.Cores
-	case pod.SharedMemory:
+	case pod.SharedMemory && nodeSpec.SharedMemory != reasons.Fits:
 		return nodeSpec.SharedMemory
+	case pod.Limits == gpu.Limits{} || nodeSpec.Limits.Unit == 0:
+		return reasons.Fits
+	case nodeSpec.Limits.Refused != reasons.Fits:
+		return nodeSpec.Limits.Refused
+	case gpu.Unit(pod.Limits.MaxUnit) < nodeSpec.Limits.Unit/gpu.MiB:
+		return reasons.LimitBelowRequest
+	case uint64(pod.Limits.Largest) > nodeSpec.Limits.Card>>20:
+		return reasons.LimitTooLarge
 	}
 	return reasons.Fits
 }
@@ -545,7 +553,8 @@ func (s *simulation) step() (operation string, got, want any) {
 		s.model.specs[node] = nodeSpec
 		s.model.presume(node)
 		more := func(now, before reasons.Reason) bool { return now == reasons.Fits && before != reasons.Fits }
-		if more(nodeSpec.SeveralCards, former.SeveralCards) || more(nodeSpec.Cores, former.Cores) || more(nodeSpec.SharedMemory, former.SharedMemory) {
+		if more(nodeSpec.SeveralCards, former.SeveralCards) || more(nodeSpec.Cores, former.Cores) || more(nodeSpec.SharedMemory, former.SharedMemory) ||
+			more(nodeSpec.Limits.Refused, former.Limits.Refused) || nodeSpec.Limits.Card > former.Limits.Card || nodeSpec.Limits.Unit != former.Limits.Unit {
 			for _, free := range s.model.free()[node] {
 				if free.memory > 0 {
 					s.ended = []string{node}
@@ -617,6 +626,10 @@ func (s *simulation) nodeSpec() ledger.NodeSpec {
 	if s.random.IntN(4) == 0 {
 		nodeSpec.SharedMemory = reasons.NoOwnSharedMemory
 	}
+	if s.random.IntN(4) > 0 {
+		nodeSpec.Limits = placement.Limits{Unit: nodeSpec.Unit, Card: 16 << 30}
+		nodeSpec.Limits.Refused = []reasons.Reason{reasons.Fits, reasons.Fits, reasons.Fits, reasons.NoLimitAboveRequest}[s.random.IntN(4)]
+	}
 	for index := range 4 {
 		if s.random.IntN(4) == 0 {
 			continue
@@ -637,6 +650,9 @@ func (s *simulation) nodeSpec() ledger.NodeSpec {
 // memory. Some can't be divided evenly, as those that were bound without the extender.
 func (s *simulation) pod(name string) gpu.Pod {
 	p := pod(name, gpu.Memory(1+s.random.IntN(13)))
+	if s.random.IntN(6) == 0 {
+		p.Limits = gpu.Limits{Largest: uint32(1+s.random.IntN(17)) << 10, MaxUnit: []uint32{512, 1024}[s.random.IntN(2)]}
+	}
 	if s.random.IntN(3) == 0 {
 		p.Cards = 2 + s.random.IntN(2)
 		p.Request *= gpu.Memory(s.random.IntN(p.Cards) + 1)

@@ -11,6 +11,18 @@ type Support struct {
 	// SeveralCards is for pods with several cards, Cores for pods that ask for cores, and SharedMemory for pods that have their own volume for
 	// shared memory.
 	SeveralCards, Cores, SharedMemory reasons.Reason
+	// Limits is for pods with limits above their requests.
+	Limits Limits
+}
+
+// Limits are which limits above their requests a node can give to containers.
+type Limits struct {
+	// Refused is the reason why the node gives none; Fits if it gives some.
+	Refused reasons.Reason
+	// Unit is the node's unit of memory; 0 if it isn't known. Then the device plugin is another project's, which knows no limits.
+	Unit gpu.Unit
+	// Card is the memory of the node's largest card, in bytes.
+	Card uint64
 }
 
 // Accepts returns Fits if pods with this demand can be placed on the node, else the reason why not.
@@ -20,8 +32,22 @@ func (s *Support) Accepts(demand *gpu.Demand) reasons.Reason {
 		return s.SeveralCards
 	case demand.Cores > 0 && s.Cores != reasons.Fits:
 		return s.Cores
-	case demand.SharedMemory:
+	case demand.SharedMemory && s.SharedMemory != reasons.Fits:
 		return s.SharedMemory
+	}
+	return s.Limits.accepts(demand.Limits)
+}
+
+func (l Limits) accepts(demand gpu.Limits) reasons.Reason {
+	switch {
+	case demand == gpu.Limits{} || l.Unit == 0:
+		return reasons.Fits
+	case l.Refused != reasons.Fits:
+		return l.Refused
+	case l.Unit > gpu.Unit(demand.MaxUnit)*gpu.MiB:
+		return reasons.LimitBelowRequest
+	case uint64(demand.Largest) > l.Card/uint64(gpu.MiB):
+		return reasons.LimitTooLarge
 	}
 	return reasons.Fits
 }
@@ -29,5 +55,6 @@ func (s *Support) Accepts(demand *gpu.Demand) reasons.Reason {
 // MoreThan reports whether the node accepts pods that it didn't accept before.
 func (s *Support) MoreThan(before Support) bool {
 	more := func(now, before reasons.Reason) bool { return now == reasons.Fits && before != reasons.Fits }
-	return more(s.SeveralCards, before.SeveralCards) || more(s.Cores, before.Cores) || more(s.SharedMemory, before.SharedMemory)
+	return more(s.SeveralCards, before.SeveralCards) || more(s.Cores, before.Cores) || more(s.SharedMemory, before.SharedMemory) ||
+		more(s.Limits.Refused, before.Limits.Refused) || s.Limits.Card > before.Limits.Card || s.Limits.Unit != before.Limits.Unit
 }

@@ -23,10 +23,13 @@ func PodCards(pod *corev1.Pod) (int, error) {
 }
 
 // CheckRequest returns an error if no node can give the pod what it asks for: its label is invalid, a container's memory or cores
-// can't be divided by the number of cards, a container asks for cores without memory, or the pod asks for more cores than its cards
-// have. The error names the container and the numbers, and is the same each time. It depends on the label, which can change, and on
-// the containers' spec.
+// can't be divided by the number of cards, a container asks for cores without memory, the pod asks for more cores than its cards have, or an
+// annotated limit is invalid. The error names the container and the numbers, and is the same each time. It depends on the label and the
+// annotations of limits, which can change, and on the containers' spec.
 func CheckRequest(pod *corev1.Pod) error {
+	if _, err := MemoryLimits(pod); err != nil {
+		return err
+	}
 	cores := PodCores(pod)
 	if _, labelled := pod.Labels[LabelCount]; cores == 0 && (!labelled || PodRequest(pod) == 0) {
 		return nil // Most pods. The label alone means nothing.

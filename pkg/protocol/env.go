@@ -18,6 +18,8 @@ type ContainerEnv struct {
 	ContainerCores gpu.Cores
 	// DisableIsolation is set on nodes labelled LabelDisableIsolation.
 	DisableIsolation bool
+	// Allowed is how much of each card the container may use, in bytes, if that is more than it requests; else 0.
+	Allowed uint64
 }
 
 // Variables returns the environment variables.
@@ -43,7 +45,19 @@ func (e ContainerEnv) Variables() map[string]string {
 	if e.DisableIsolation {
 		env[EnvDisableIsolation] = "true"
 	}
+	if e.Allowed > 0 {
+		env[EnvMemoryLimit] = strconv.FormatUint(e.Allowed/uint64(gpu.MiB), 10)
+	}
 	return env
+}
+
+// AllowedOf returns how much of each card a container may use by its environment variables, in bytes; 0 if that isn't more than it requests.
+func AllowedOf(env map[string]string) uint64 {
+	mebibytes, err := strconv.ParseUint(env[EnvMemoryLimit], 10, 43)
+	if err != nil {
+		return 0
+	}
+	return mebibytes * uint64(gpu.MiB)
 }
 
 // CoresOf returns the computing of each card that a container's environment variables name; zero if they name none.

@@ -55,6 +55,8 @@ const (
 	EnvContainer = "ALIYUN_COM_GPU_MEM_CONTAINER"
 	// EnvCores is the computing that the container asks for, in percent of each of its cards; not set for one that asks for none.
 	EnvCores = "ALIYUN_COM_GPU_CORE_CONTAINER"
+	// EnvMemoryLimit is how much of each of its cards the container may use, in MiB; set only for one with a limit above its request.
+	EnvMemoryLimit = "GPUSHARE_MEMORY_LIMIT_MIB"
 	// EnvVisibleDevices names the cards that NVIDIA's container runtime mounts, separated by commas.
 	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	// EnvDeviceOrder is in which order CUDA numbers a container's cards. It is set for several cards: by its default CUDA puts the fastest first,

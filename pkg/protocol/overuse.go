@@ -19,8 +19,8 @@ type Overuse struct {
 	// Since is when the over-use began, At when it was last measured.
 	Since time.Time `json:"since"`
 	At    time.Time `json:"at"`
-	// Cards are the cards on which a container of the pod uses more than it requests, by index, with the use of all of its
-	// containers there.
+	// Cards are the cards on which a container of the pod uses more than it may, or borrows while the card is short of memory, by index, with
+	// the use of all of its containers there.
 	Cards map[int]CardOveruse `json:"cards"`
 }
 
@@ -28,7 +28,14 @@ type Overuse struct {
 type CardOveruse struct {
 	Used      int64 `json:"usedMiB"`
 	Requested int64 `json:"requestedMiB"`
+	// Limit is what the pod may use of the card if that is more than it requests; else 0.
+	Limit int64 `json:"limitMiB,omitempty"`
+	// Short is by how much the card lacks free memory, so that others may not get what they request; 0 for a pod that exceeds its limit.
+	Short int64 `json:"shortMiB,omitempty"`
 }
+
+// Borrows reports whether the pod is within its limit, and is reported because the card is short of memory.
+func (c CardOveruse) Borrows() bool { return c.Short > 0 }
 
 // Annotation returns the annotation's value.
 func (o Overuse) Annotation() (string, error) {
@@ -56,11 +63,28 @@ func ParseOveruse(annotations map[string]string) (*Overuse, error) {
 		return nil, fmt.Errorf("annotation %s: %d cards, want %d at most", AnnotationOveruse, n, gpu.MaxCards)
 	}
 	for card, use := range o.Cards {
-		if card < 0 || card > maxCard || use.Used < 0 || use.Requested < 0 || use.Used <= use.Requested {
+		if card < 0 || card > maxCard || use.Used < 0 || use.Requested < 0 || use.Used <= use.Requested || use.Limit < 0 || use.Short < 0 {
 			return nil, fmt.Errorf("annotation %s: card %d: %d of %d MiB", AnnotationOveruse, card, use.Used, use.Requested)
 		}
 	}
 	return &o, nil
+}
+
+// Borrows reports whether the pod is within its limit on all cards of the report.
+func (o *Overuse) Borrows() bool {
+	borrows := len(o.Cards) > 0
+	for _, card := range o.Cards {
+		borrows = borrows && card.Borrows()
+	}
+	return borrows
+}
+
+// On returns the report on a card, which is zero if there is none.
+func (o *Overuse) On(card int) CardOveruse {
+	if o == nil {
+		return CardOveruse{}
+	}
+	return o.Cards[card]
 }
 
 // Current reports whether the report still counts. One from the future doesn't: the node's clock is wrong, so its age is not known.

@@ -165,6 +165,9 @@ func Pod(pod *corev1.Pod) gpu.Pod {
 	out.SharedMemory = anyContainer(pod, func(c *corev1.Container) bool {
 		return len(c.VolumeMounts) > 0 && requestOf(c, ResourceMemory) > 0 && MountsSharedMemory(c)
 	})
+	if out.Request > 0 {
+		out.Limits = limitsOf(pod, out.NumCards())
+	}
 	if pod.Spec.Priority != nil {
 		out.Priority = *pod.Spec.Priority
 	}

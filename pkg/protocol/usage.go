@@ -57,6 +57,8 @@ type ContainerUsage struct {
 	Used uint64 `json:"used"`
 	// Requested is what the container requests of this card; 0 on a card that it was not given.
 	Requested uint64 `json:"requested"`
+	// Allowed is what the container may use of this card by its annotated limit, if that is more than it requests; else 0.
+	Allowed uint64 `json:"allowed,omitempty"`
 	// Limit is the limit that the driver enforces for the container on this card; nil if there is none, or none is known.
 	Limit *uint64 `json:"limit,omitempty"`
 	// Given is the limit that the container was given at its start; nil if its share isn't enforced. NotInForce is why that limit
@@ -68,5 +70,13 @@ type ContainerUsage struct {
 	Incomplete bool `json:"incomplete,omitempty"`
 }
 
-// Over reports whether the container uses more than it requests.
-func (c ContainerUsage) Over() bool { return c.Used > c.Requested }
+// Over reports whether the container uses more than it may.
+func (c ContainerUsage) Over() bool { return c.Used > c.Allowance() }
+
+// Allowance is what the container may use: its limit, or what it requests.
+func (c ContainerUsage) Allowance() uint64 { return max(c.Allowed, c.Requested) }
+
+// Borrowed is what the container uses above its request, and may use as long as the card has memory to spare.
+func (c ContainerUsage) Borrowed() uint64 {
+	return max(min(c.Used, c.Allowed), c.Requested) - c.Requested
+}

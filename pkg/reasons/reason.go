@@ -47,6 +47,12 @@ const (
 	OneCardOnly
 	// NoOwnSharedMemory: the node's isolation mode allows no pod a volume of its own for shared memory.
 	NoOwnSharedMemory
+	// LimitBelowRequest: the annotated limit of a container is less than it requests, in the node's unit.
+	LimitBelowRequest
+	// LimitTooLarge: the annotated limit of a container is more than the node's largest card has.
+	LimitTooLarge
+	// NoLimitAboveRequest: the node's isolation mode allows no limit above the request.
+	NoLimitAboveRequest
 
 	// Gated: the pod has scheduling gates.
 	Gated
@@ -102,6 +108,11 @@ var table = [...]row{
 	OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", ""},
 
 	NoOwnSharedMemory: {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", ""},
+
+	LimitBelowRequest: {"limit_below_request", "the annotated limit of GPU memory of a container is less than its request: raise the limit", ""},
+	LimitTooLarge:     {"limit_too_large", "the annotated limit of GPU memory of a container is more than any card of the node has: lower the limit", ""},
+
+	NoLimitAboveRequest: {"no_limit_above_request", "the node enforces GPU memory by MPS, which allows no limit above the request: remove the annotation", ""},
 
 	Gated:               {"gated", "", "held back by scheduling gates"},
 	NotTried:            {"not_tried", "", "no scheduler has tried it"},

@@ -36,7 +36,10 @@ func TestReasons(t *testing.T) {
 		OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage", true},
 		OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", true},
 
-		NoOwnSharedMemory: {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", true},
+		NoOwnSharedMemory:   {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", true},
+		LimitBelowRequest:   {"limit_below_request", "the annotated limit of GPU memory of a container is less than its request: raise the limit", true},
+		LimitTooLarge:       {"limit_too_large", "the annotated limit of GPU memory of a container is more than any card of the node has: lower the limit", true},
+		NoLimitAboveRequest: {"no_limit_above_request", "the node enforces GPU memory by MPS, which allows no limit above the request: remove the annotation", true},
 
 		255: {"unknown", "unknown reason", true},
 		99:  {"unknown", "unknown reason", true},

@@ -38,7 +38,8 @@ func inventoried(t *testing.T, name string, change func(*protocol.Inventory)) *c
 	return node
 }
 
-// Filter gives each node the reason that keeps a pod with several cards, with cores, or with its own shared memory off it.
+// Filter gives each node the reason that keeps a pod with several cards, with cores, with its own shared memory, or with a limit above its request
+// off it.
 func TestFilterCards(t *testing.T) {
 	f := start(t, Options{},
 		fake.Node("fits", 16, 16, 16), fake.Node("one-card", 16),
@@ -66,11 +67,26 @@ func TestFilterCards(t *testing.T) {
 		"its own volume at /dev/shm": {fake.Pod("torch", 8, fake.SharedMemory), []reasons.Reason{
 			fits, fits, fits, fits, fits, reasons.NoOwnSharedMemory,
 		}},
+		"a limit above the request": {fake.Pod("notebook", 2, limitedTo("16Mi")), []reasons.Reason{
+			fits, fits, fits, fits, fits, reasons.NoLimitAboveRequest,
+		}},
+		"a limit below the request": {fake.Pod("below", 2, limitedTo("1Mi")), []reasons.Reason{
+			reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.LimitBelowRequest,
+			reasons.NoLimitAboveRequest,
+		}},
+		"a limit above the largest card": {fake.Pod("above", 2, limitedTo("17Mi")), []reasons.Reason{
+			reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.NoLimitAboveRequest,
+		}},
 	} {
 		if diff := cmp.Diff(test.want, f.filter(test.pod, nodes...).Reasons); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
+}
+
+// limitedTo annotates a limit above the request.
+func limitedTo(limit string) func(*corev1.Pod) {
+	return fake.Annotation(protocol.AnnotationLimit("main"), limit)
 }
 
 // A pod that no node can give what it asks for is rejected on all nodes, and no eviction is tried for it. Package protocol tests

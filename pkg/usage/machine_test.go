@@ -112,7 +112,7 @@ func TestRealProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	a, b := Container{"team", "a", uidA, "main", idA, []int{0}, 256 * mib, 0}, Container{"team", "b", "mirror-pod", "main", idB, []int{3}, 64 * mib, 0}
+	a, b := Container{"team", "a", uidA, "main", idA, []int{0}, 256 * mib, 0, 0}, Container{"team", "b", "mirror-pod", "main", idB, []int{3}, 64 * mib, 0, 0}
 	var running atomic.Pointer[[]Container]
 	running.Store(&[]Container{a, b})
 	meter := NewMeter(Options{
@@ -273,7 +273,7 @@ func TestReusedNumber(t *testing.T) {
 	meter := NewMeter(Options{
 		Node: "n", Cgroups: v2,
 		Cards:      func() []gpu.Card { return []gpu.Card{{Index: 0, UUID: "GPU-0"}} },
-		Containers: func() []Container { return []Container{{"team", "a", uidA, "main", idA, []int{0}, mib, 0}} },
+		Containers: func() []Container { return []Container{{"team", "a", uidA, "main", idA, []int{0}, mib, 0, 0}} },
 	})
 	stub := stubDriver{cards: []string{"GPU-0"}}
 	var pid int

@@ -15,7 +15,7 @@ type collector struct {
 	// containers is true if the series of containers are collected too. They name pods.
 	containers bool
 
-	time, card, used, requested, limit *prometheus.Desc
+	time, card, used, requested, limit, borrowed *prometheus.Desc
 }
 
 // NewCollector returns the metrics of a meter's last report. The series of containers, which name tenants' pods, are omitted unless
@@ -33,12 +33,14 @@ func NewCollector(report func() protocol.Usage, containers bool) prometheus.Coll
 		used:      desc("container_memory_used_bytes", "Memory of a card that a container uses.", container...),
 		requested: desc("container_memory_requested_bytes", "Memory of a card that a container requests; 0 on a card that it was not given.", container...),
 		limit:     desc("container_memory_limit_bytes", "Limit that the driver enforces for a container on a card.", container...),
+		borrowed: desc("container_memory_borrowed_bytes", "Memory of a card that a container uses above its request and within its limit; only for "+
+			"containers with a limit above their request.", container...),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(descs chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{c.time, c.card, c.used, c.requested, c.limit} {
+	for _, desc := range []*prometheus.Desc{c.time, c.card, c.used, c.requested, c.limit, c.borrowed} {
 		descs <- desc
 	}
 }
@@ -75,6 +77,9 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		gauge(c.requested, float64(row.Requested), labels...)
 		if row.Limit != nil {
 			gauge(c.limit, float64(*row.Limit), labels...)
+		}
+		if row.Allowed > 0 {
+			gauge(c.borrowed, float64(row.Borrowed()), labels...)
 		}
 	}
 }

@@ -32,6 +32,10 @@ type OverusePods interface {
 	Annotated(uid gpu.PodUID) *protocol.Overuse
 	// Held returns what the containers of the pod were given of a card, in bytes. A measurement has only containers that run.
 	Held(uid gpu.PodUID, card int) uint64
+	// Leaving reports whether the pod is terminating.
+	Leaving(uid gpu.PodUID) bool
+	// Promised returns a card's memory, and what is promised of it to pods, also to those that have not started; in bytes.
+	Promised(card int) (memory, promised uint64)
 }
 
 // Overuse finds the pods that use more memory than they request, from measurement to measurement. Only one goroutine may use it at
@@ -60,7 +64,7 @@ func (o *Overuse) Update(report protocol.Usage, pods OverusePods) map[gpu.PodUID
 	o.keepUnread(report.Cards, since, reports)
 	for uid, next := range reports {
 		last, known := o.reports[uid]
-		if known && next.At.Sub(last.At) < renewal && maps.EqualFunc(last.Cards, next.Cards, similar) {
+		if known && next.At.Sub(last.At) < renewal && maps.EqualFunc(last.Cards, next.Cards, similar) { // False for those that borrow.
 			reports[uid] = last
 		}
 	}
@@ -68,30 +72,47 @@ func (o *Overuse) Update(report protocol.Usage, pods OverusePods) map[gpu.PodUID
 	return maps.Clone(reports)
 }
 
-// find returns since when containers exceed their requests, and the pods for which that is longer than the grace period.
+// find returns since when containers exceed their limits, and the pods for which that is longer than the grace period or that borrow memory of
+// a card that is short of it.
 func (o *Overuse) find(report protocol.Usage, pods OverusePods) (since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
 	now := report.Time
 	since, reports = map[excess]time.Time{}, map[gpu.PodUID]protocol.Overuse{}
+	short := shortages(report, pods)
 	for _, row := range report.Containers {
-		key := excess{gpu.PodUID(row.UID), row.Container, row.Card}
-		if row.Container == "" || float64(row.Used) <= float64(row.Requested)*(1+o.options.Tolerance/100) {
-			continue // What a container requests that the API server doesn't show is not known.
+		if row.Container == "" { // What a container requests that the API server doesn't show is not known.
+			continue
 		}
-		began, known := o.since[key]
-		if !known {
-			began = now
-			if before := pods.Annotated(key.pod); before.Current(now) && before.Since.Before(now) && before.Cards[key.card].Used > 0 {
-				began = before.Since
-			}
+		key, began, over := excess{gpu.PodUID(row.UID), row.Container, row.Card}, now, false
+		if o.exceeds(row.Used, row.Allowance()) {
+			began = o.began(key, now, pods)
+			since[key], over = began, now.Sub(began) >= o.options.Grace
 		}
-		since[key] = began
-		if now.Sub(began) >= o.options.Grace {
-			if pod := o.add(reports[key.pod], report, key, began, pods.Held(key.pod, key.card)); len(pod.Cards) > 0 {
-				reports[key.pod] = pod
-			}
+		borrows := row.Allowed > row.Requested && short[row.Card] > 0 && o.exceeds(row.Used, row.Requested)
+		if !over && !borrows {
+			continue
+		}
+		if pod := o.add(reports[key.pod], report, key, began, pods.Held(key.pod, key.card), over, short[row.Card]); len(pod.Cards) > 0 {
+			reports[key.pod] = pod
 		}
 	}
 	return since, reports
+}
+
+// exceeds reports whether the use exceeds the amount by more than the tolerance.
+func (o *Overuse) exceeds(used, amount uint64) bool {
+	return float64(used) > float64(amount)*(1+o.options.Tolerance/100)
+}
+
+// began returns since when the container has exceeded its limit.
+func (o *Overuse) began(key excess, now time.Time, pods OverusePods) time.Time {
+	if began, known := o.since[key]; known {
+		return began
+	}
+	before := pods.Annotated(key.pod)
+	if use := before.On(key.card); before.Current(now) && before.Since.Before(now) && use.Used > 0 && !use.Borrows() {
+		return before.Since
+	}
+	return now
 }
 
 // keepUnread adds what the last measurement has shown of the cards that this one could not read. It may not even list such a card: the
@@ -115,29 +136,35 @@ func (o *Overuse) keepUnread(cards []protocol.CardUsage, since map[excess]time.T
 	}
 }
 
-// similar reports whether a change of a card's use isn't worth a write.
+// similar reports whether a change of a card's use isn't worth a write. It always is for a pod that borrows: it may be evicted, by its latest
+// report.
 func similar(before, now protocol.CardOveruse) bool {
-	return max(before.Used-now.Used, now.Used-before.Used) <= before.Used/20 && before.Requested == now.Requested
+	return max(before.Used-now.Used, now.Used-before.Used) <= before.Used/20 && before.Requested == now.Requested && before.Limit == now.Limit && !now.Borrows()
 }
 
-// add adds a card to a pod's report, with the use of all of the pod's containers there. A pod whose containers together are within
-// their requests takes nothing from its neighbours. held is what they were given of the card, also those that don't run now.
-func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, over excess, began time.Time, held uint64) protocol.Overuse {
-	if _, counted := pod.Cards[over.card]; counted {
-		if began.Before(pod.Since) {
-			pod.Since = began
-		}
-		return pod
-	}
-	var used, requested uint64
+// add adds a card to a pod's report, with the use of all of the pod's containers there. A pod whose containers together are within their limits
+// takes nothing from its neighbours, unless the card is short of memory. held is what they were given of the card, also those that don't run now.
+// over is true if one of the containers has exceeded its limit for
+// longer than the grace period.
+func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, key excess, began time.Time, held uint64, over bool, short uint64) protocol.Overuse {
+	var used, requested, lendable uint64
 	for _, row := range report.Containers {
-		if row.UID == string(over.pod) && row.Card == over.card {
-			used, requested = used+row.Used, requested+row.Requested
+		if row.UID == string(key.pod) && row.Card == key.card {
+			used, requested, lendable = used+row.Used, requested+row.Requested, lendable+row.Allowance()-row.Requested
 		}
 	}
-	card := protocol.CardOveruse{Used: int64(used >> 20), Requested: int64(max(requested, held) >> 20)}
-	if card.Used <= card.Requested {
+	requested = max(requested, held)
+	card := protocol.CardOveruse{Used: int64(used >> 20), Requested: int64(requested >> 20)}
+	if lendable > 0 {
+		card.Limit = int64((requested + lendable) >> 20)
+	}
+	within := !over || card.Used <= max(card.Requested, card.Limit)
+	counted, again := pod.Cards[key.card]
+	switch {
+	case card.Used <= card.Requested, within && short == 0, again && within && !counted.Borrows():
 		return pod
+	case within:
+		card.Short = int64(short>>20) + 1
 	}
 	if pod.Cards == nil {
 		pod = protocol.Overuse{Since: began, Cards: map[int]protocol.CardOveruse{}}
@@ -146,7 +173,9 @@ func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, over excess, 
 		pod.Since = began
 	}
 	pod.At = report.Time
-	pod.Cards[over.card] = card
-	pod.Used, pod.Requested = pod.Used+card.Used, pod.Requested+card.Requested
+	pod.Cards[key.card] = card
+	if !again {
+		pod.Used, pod.Requested = pod.Used+card.Used, pod.Requested+card.Requested
+	}
 	return pod
 }

@@ -33,10 +33,27 @@ func missing(second int) protocol.Usage {
 type knownPod struct {
 	annotated *protocol.Overuse
 	held      uint64
+	// promised is what is promised of each card of 1600 MiB.
+	promised uint64
+}
+
+// borrows is a container with a limit, and full a measurement of a card with so much memory in use.
+func borrows(pod, container string, card int, used, requested, allowed uint64) protocol.ContainerUsage {
+	row := uses(pod, container, card, used, requested)
+	row.Allowed = allowed * mib
+	return row
+}
+
+func full(second int, used uint64, rows ...protocol.ContainerUsage) protocol.Usage {
+	report := measured(second, rows...)
+	report.Cards[0].Used = used * mib
+	return report
 }
 
 func (p knownPod) Annotated(gpu.PodUID) *protocol.Overuse { return p.annotated }
 func (p knownPod) Held(gpu.PodUID, int) uint64            { return p.held * mib }
+func (p knownPod) Leaving(gpu.PodUID) bool                { return false }
+func (p knownPod) Promised(int) (memory, promised uint64) { return 1600 * mib, p.promised * mib }
 
 // TestOveruse: a tolerance of 10% and a grace period of 60 s.
 func TestOveruse(t *testing.T) {
@@ -44,6 +61,10 @@ func TestOveruse(t *testing.T) {
 	at := func(second int) time.Time { return time.Unix(int64(second), 0) }
 	one := func(since, now int, card int, used, requested int64) reports {
 		return reports{"a": {Used: used, Requested: requested, Since: at(since), At: at(now), Cards: map[int]protocol.CardOveruse{card: {Used: used, Requested: requested}}}}
+	}
+	lent := func(since, now int, used, requested, limit, short int64) reports {
+		return reports{"a": {Used: used, Requested: requested, Since: at(since), At: at(now), Cards: map[int]protocol.CardOveruse{
+			0: {Used: used, Requested: requested, Limit: limit, Short: short}}}}
 	}
 	nothing := knownPod{}
 	for name, test := range map[string]struct {
@@ -90,6 +111,26 @@ func TestOveruse(t *testing.T) {
 		"an old annotation doesn't count": {
 			knownPod{annotated: new(one(5, 10, 0, 200, 100)["a"])},
 			[]protocol.Usage{measured(1000, uses("a", "c", 0, 200, 100))}, reports{}},
+		"within its limit": {nothing, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(60, 1600, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
+		"above its limit": {nothing, []protocol.Usage{
+			full(0, 300, borrows("a", "c", 0, 300, 100, 200)), full(60, 300, borrows("a", "c", 0, 300, 100, 200))}, lent(0, 60, 300, 100, 200, 0)},
+		"within its limit, while others use what they request": {knownPod{held: 100, promised: 100}, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
+		"within its limit, while there is room for what others request": {knownPod{held: 100, promised: 150}, []protocol.Usage{
+			full(0, 1550, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
+		"within its limit, while there is less than that": {knownPod{held: 100, promised: 150}, []protocol.Usage{
+			full(0, 1560, borrows("a", "c", 0, 200, 100, 200))}, lent(0, 0, 200, 100, 200, 11)},
+		"a sixteenth of the card is enough for the time until the next measurement": {knownPod{held: 100, promised: 1500}, []protocol.Usage{
+			full(0, 1500, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
+		"less than a sixteenth isn't": {knownPod{held: 100, promised: 1500}, []protocol.Usage{
+			full(0, 1501, borrows("a", "c", 0, 200, 100, 200))}, lent(0, 0, 200, 100, 200, 2)},
+		"it borrows what the pod's other container doesn't use": {knownPod{held: 200, promised: 1500}, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200), uses("a", "d", 0, 0, 100))}, reports{}},
+		"a card that isn't short any more": {knownPod{held: 100, promised: 1500}, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1400, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
+		"each report of a pod that borrows is renewed": {knownPod{held: 100, promised: 1500}, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1600, borrows("a", "c", 0, 200, 100, 200))}, lent(10, 10, 200, 100, 200, 101)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tracker := NewOveruse(OveruseOptions{Tolerance: 10, Grace: time.Minute})

@@ -24,6 +24,8 @@ type Container struct {
 	Requested uint64
 	// Limit is the limit in bytes that the container was given on each of its cards; 0 if its share isn't enforced.
 	Limit uint64
+	// Allowed is how much of each of its cards the container may use, in bytes, if that is more than it requests; else 0.
+	Allowed uint64
 }
 
 // reading is what was read at one time. It is the complete input of build.
@@ -184,7 +186,7 @@ func (r *rows) add(c *Container) *row {
 		Namespace: c.Namespace, Pod: c.Pod, UID: string(c.UID), Container: c.Name, Card: r.card.index,
 	}}
 	if slices.Contains(c.Cards, r.card.index) {
-		row.Requested = c.Requested
+		row.Requested, row.Allowed = c.Requested, c.Allowed
 		if c.Limit > 0 {
 			row.Given = &c.Limit
 		}

@@ -21,10 +21,10 @@ func TestBuild(t *testing.T) {
 	unknown := uint64(inventory.UnknownBytes)
 	// Two containers of pod a, of which one has card 0, the container of pod b, without a card, and one whose ID isn't known.
 	running := []Container{
-		{"team", "a", "uid-a", "main", "id-main", []int{0}, 100, 0},
-		{"team", "a", "uid-a", "helper", "id-helper", nil, 0, 0},
-		{"other", "b", "uid-b", "c", "id-c", nil, 0, 0},
-		{"other", "c", "uid-c", "c", "", nil, 0, 0},
+		{"team", "a", "uid-a", "main", "id-main", []int{0}, 100, 0, 0},
+		{"team", "a", "uid-a", "helper", "id-helper", nil, 0, 0, 0},
+		{"other", "b", "uid-b", "c", "id-c", nil, 0, 0, 0},
+		{"other", "c", "uid-c", "c", "", nil, 0, 0, 0},
 	}
 	limit := func(n uint64) *uint64 { return &n }
 	usageOf := func(c Container, used uint64, processes int) protocol.ContainerUsage {

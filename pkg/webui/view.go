@@ -102,6 +102,8 @@ type reportView struct {
 	Used      int64 `json:"usedMiB,omitempty"`
 	Requested int64 `json:"requestedMiB,omitempty"`
 	Since     int64 `json:"since,omitempty"`
+	// Borrowed is what a pod within its limit uses above its request while its card is short of memory, in MiB. Used is 0 then.
+	Borrowed int64 `json:"borrowedMiB,omitempty"`
 	// Limit is which limit is not in force, and why.
 	Limit           string `json:"limit,omitempty"`
 	WithoutExtender bool   `json:"withoutExtender,omitempty"`
@@ -241,10 +243,14 @@ func viewReports(e *scheduling.Explanation) []reportView {
 	views := []reportView{}
 	for _, pod := range e.Reported {
 		view := reportView{Name: pod.Name, Namespace: pod.Namespace, Node: pod.Node, Limit: pod.LimitProblem, WithoutExtender: pod.WithoutExtender}
-		if pod.Overuse.Current(e.At) {
+		switch {
+		case !pod.Overuse.Current(e.At):
+		case pod.Overuse.Borrows():
+			view.Borrowed = pod.Overuse.Used - pod.Overuse.Requested
+		default:
 			view.Used, view.Requested, view.Since = pod.Overuse.Used, pod.Overuse.Requested, milliseconds(pod.Overuse.Since)
 		}
-		if view.Used > 0 || view.Limit != "" || view.WithoutExtender {
+		if view.Used > 0 || view.Borrowed > 0 || view.Limit != "" || view.WithoutExtender {
 			views = append(views, view)
 		}
 	}

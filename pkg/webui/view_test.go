@@ -148,12 +148,15 @@ func TestViewReports(t *testing.T) {
 	}
 	got := viewReports(&scheduling.Explanation{At: at, Reported: []*clustercache.PodInfo{
 		{PodUse: eligibility.PodUse{Pod: pod("above", 8), Node: "n0"}, Overuse: overuse(at.Add(-time.Minute))},
+		{PodUse: eligibility.PodUse{Pod: pod("borrows", 8), Node: "n0"}, Overuse: &protocol.Overuse{
+			Used: 12288, Requested: 8192, At: at, Cards: map[int]protocol.CardOveruse{0: {Used: 12288, Requested: 8192, Limit: 16384, Short: 1}}}},
 		{PodUse: eligibility.PodUse{Pod: pod("no longer measured", 8), Node: "n0"}, Overuse: overuse(at.Add(-time.Hour))},
 		{PodUse: eligibility.PodUse{Pod: pod("bypass", 8), Node: "n0"}, WithoutExtender: true},
 		{PodUse: eligibility.PodUse{Pod: pod("without its limit", 8), Node: "n1"}, LimitProblem: "its cgroup has no limit", Overuse: overuse(at.Add(-time.Hour))},
 	}})
 	want := []reportView{
 		{Name: "above", Namespace: "default", Node: "n0", Used: 12288, Requested: 8192, Since: at.Add(-time.Hour).UnixMilli()},
+		{Name: "borrows", Namespace: "default", Node: "n0", Borrowed: 4096},
 		{Name: "bypass", Namespace: "default", Node: "n0", WithoutExtender: true},
 		{Name: "without its limit", Namespace: "default", Node: "n1", Limit: "its cgroup has no limit"},
 	}

@@ -83,7 +83,7 @@ func TestKubelet(t *testing.T) {
 }
 
 // TestFaults makes a card fail, and kills the node's programs and the API server while pods with one, two and four cards start. In
-// isolation mode driver the limit of each container is compared too; the long form repeats the scenes in mode none.
+// isolation mode driver the limit of each container is compared too, of which every other one is above the request and annotated otherwise later; the long form repeats the scenes in mode none.
 func TestFaults(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
 	framework.Must(t, c.node.addCDISpecification())
@@ -145,12 +145,13 @@ func (c *cluster) testFaults(t *testing.T, mode string) {
 			// may then belong to another card.
 			s.otherDevices = true
 			s.createAndWait(s.randomCards(s.total() / 8)...)
-			s.createAndWait(s.randomPods(s.total() / 8)...) // They would fill the smallest card.
+			s.createAndWait(s.lend(s.randomPods(s.total() / 8))...) // They would fill the smallest card.
 			for range inLong(4, 1) {
 				s.makeRoom(s.total() / 4)
 				s.waitTerminated()
 				stillRunning := s.expectRunning()
-				s.create(append(s.randomPods(s.total()/4), s.randomCards(s.total()/4)...)...)
+				s.changeLimits()
+				s.create(append(s.lend(s.randomPods(s.total()/4)), s.randomCards(s.total()/4)...)...)
 				test.fault(s)
 				s.waitCards(s)
 				s.waitOneCardBound()
@@ -162,6 +163,9 @@ func (c *cluster) testFaults(t *testing.T, mode string) {
 				}
 				s.waitConsistent()
 				stillRunning()
+			}
+			if mode == "driver" && s.given == 0 {
+				s.Error("no container has a limit above its request")
 			}
 		})
 	}

@@ -119,19 +119,63 @@ func (s *scenario) checkShares() {
 	s.Helper()
 	running, err := s.node.running()
 	framework.Must(s, err)
-	limited := 0
+	limited, names := 0, map[types.UID]string{}
+	for _, pod := range s.list() {
+		names[pod.UID] = pod.Name
+	}
 	for _, o := range running {
 		request, err := strconv.Atoi(o.Env[protocol.EnvContainer])
 		if err != nil {
 			continue // The container requests no GPU memory.
 		}
 		limited++
-		if want := strconv.Itoa(request * 1024); o.Env[limitEnv] != want || o.Env[requestEnv] != "0" {
+		want := strconv.Itoa(request * 1024)
+		if given := o.Env[protocol.EnvMemoryLimit]; given != "" {
+			want = given
+			s.checkGiven(names[o.podUID()], given, o.Env[protocol.AnnotationDevice])
+		}
+		if o.Env[limitEnv] != want || o.Env[requestEnv] != "0" {
 			s.Errorf("container %s of pod %s has the limit %q and the request %q, want %s and 0",
 				o.Container, o.PodUID, o.Env[limitEnv], o.Env[requestEnv], want)
 		}
 	}
 	s.checkLimits(limited)
+}
+
+// checkGiven compares the limit above its request that a container was given, in MiB, with the one that its pod was created with, at most the memory
+// of its card in GiB. A container whose pod was matched by order has none.
+func (s *scenario) checkGiven(pod, given, card string) {
+	s.Helper()
+	s.given++
+	memory, err := strconv.Atoi(card)
+	framework.Must(s, err)
+	if want := min(s.limits[pod], memory*1024); given != strconv.Itoa(want) {
+		s.Errorf("a container of pod %s has the limit %s, want %d", pod, given, want)
+	}
+}
+
+// lend gives every other one of these pods a limit above its request.
+func (s *scenario) lend(pods []*framework.PodWrapper) []*framework.PodWrapper {
+	for _, pod := range pods {
+		if s.random.IntN(2) == 0 {
+			continue
+		}
+		s.limits[pod.Name] = int(framework.GPUMemOf(pod.Obj()))*1024 + 512*(1+s.random.IntN(16))
+		text := fmt.Sprint(s.limits[pod.Name]) + "Mi"
+		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			if limit(&c) > 0 {
+				metav1.SetMetaDataAnnotation(&pod.ObjectMeta, protocol.AnnotationLimit(c.Name), text)
+			}
+		}
+	}
+	return pods
+}
+
+// changeLimits annotates other limits on all pods, also where there were none.
+func (s *scenario) changeLimits() {
+	for _, pod := range s.list() {
+		s.Annotate(pod.Name, map[string]string{protocol.AnnotationLimit(framework.MainContainer): []string{"9Gi", "1Mi", "much"}[s.random.IntN(3)]})
+	}
 }
 
 func (s *scenario) testOwnVariables() {

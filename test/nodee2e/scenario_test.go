@@ -36,6 +36,10 @@ type scenario struct {
 	// wrong pod gets that pod's total request in its environment. Its card may have no room for the rest of its own pod,
 	// which is then rejected.
 	guesses bool
+	// limits are the limits above requests, in MiB, by the names of the pods that were created with them.
+	limits map[string]int
+	// given counts the containers that were seen with such a limit.
+	given int
 	// deleted holds the names of the pods that the scenario itself has deleted.
 	deleted map[string]bool
 }
@@ -60,7 +64,7 @@ func (c *cluster) scenario(t *testing.T) *scenario {
 // scenarioBeside creates a scenario that runs beside another one.
 func (c *cluster) scenarioBeside(t *testing.T) *scenario {
 	t.Helper()
-	s := &scenario{cluster: c, random: rand.New(rand.NewPCG(1, uint64(len(t.Name())))), deleted: map[string]bool{}}
+	s := &scenario{cluster: c, random: rand.New(rand.NewPCG(1, uint64(len(t.Name())))), limits: map[string]int{}, deleted: map[string]bool{}}
 	s.Namespace = c.NewNamespace(t)
 	s.Kubelets = true
 	s.Eventually("the namespace has its ServiceAccount", func(ctx context.Context) error {

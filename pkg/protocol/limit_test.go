@@ -1,0 +1,83 @@
+package protocol
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// TestMemoryLimits has the words that users see for annotations of limits that no node can serve.
+func TestMemoryLimits(t *testing.T) {
+	trainer := AnnotationLimit("trainer")
+	const such = ": write an amount of bytes such as 16Gi"
+	for name, test := range map[string]struct {
+		annotations map[string]string
+		label       string
+		want        gpu.Limits
+		err         string
+	}{
+		"none":                    {},
+		"a limit":                 {annotations: map[string]string{trainer: "16Gi"}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 2 << 10}},
+		"decimal":                 {annotations: map[string]string{trainer: "16G"}, want: gpu.Limits{Largest: 15258, MaxUnit: 1907}},
+		"the least":               {annotations: map[string]string{trainer: "1Mi"}, want: gpu.Limits{Largest: 1}},
+		"over two cards":          {annotations: map[string]string{trainer: "16Gi"}, label: "2", want: gpu.Limits{Largest: 8 << 10, MaxUnit: 2 << 10}},
+		"by the other annotation": {annotations: map[string]string{AnnotationLimits: `{"trainer": "16Gi"}`}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 2 << 10}},
+		"of two containers": {
+			annotations: map[string]string{trainer: "12Gi", AnnotationLimits: `{"helper": "16Gi"}`}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 1536},
+		},
+		"of another kind":    {annotations: map[string]string{"nvidia.com/container.trainer.gpu-memory.request": "1Gi"}},
+		"less than 1 MiB":    {annotations: map[string]string{trainer: "1023Ki"}, err: `annotated limit of GPU memory of container trainer: "1023Ki" is less than 1 MiB` + such},
+		"nothing":            {annotations: map[string]string{trainer: ""}, err: `annotated limit of GPU memory of container trainer: "" is not a quantity` + such},
+		"negative":           {annotations: map[string]string{trainer: "-1Gi"}, err: `annotated limit of GPU memory of container trainer: "-1Gi" is less than 1 MiB` + such},
+		"no quantity":        {annotations: map[string]string{trainer: "16GB"}, err: `annotated limit of GPU memory of container trainer: "16GB" is not a quantity` + such},
+		"past 64 bits":       {annotations: map[string]string{trainer: "16E"}, err: `annotated limit of GPU memory of container trainer: it is more than any card has` + such},
+		"no such container":  {annotations: map[string]string{AnnotationLimit("training"): "16Gi"}, err: `a limit of GPU memory is annotated for container "training", which the pod doesn't have`},
+		"no container named": {annotations: map[string]string{"nvidia.com/container..gpu-memory.limit": "16Gi"}, err: `a limit of GPU memory is annotated for container "", which the pod doesn't have`},
+		"a container without GPU memory": {
+			annotations: map[string]string{AnnotationLimit("proxy"): "16Gi"},
+			err:         "container proxy has an annotated limit of GPU memory, and doesn't ask for any: set aliyun.com/gpu-mem in its resource limits",
+		},
+		"twice": {
+			annotations: map[string]string{trainer: "16Gi", AnnotationLimits: `{"trainer": "16Gi"}`},
+			err:         `the limit of GPU memory of container "trainer" is annotated twice: remove gpushare.aliyun.com/gpu-memory-limits or its entry there`,
+		},
+		"no JSON": {
+			annotations: map[string]string{AnnotationLimits: "16Gi"},
+			err: `annotation gpushare.aliyun.com/gpu-memory-limits: want {"CONTAINER": "QUANTITY"}, such as {"trainer": "16Gi"}: ` +
+				`invalid character 'G' after top-level value`,
+		},
+		"too long": {
+			annotations: map[string]string{AnnotationLimits: strings.Repeat(" ", MaxSize+1)},
+			err:         "annotation gpushare.aliyun.com/gpu-memory-limits: 16385 bytes, want 16384 at most",
+		},
+	} {
+		pod := counted(test.label, wants("trainer", "8", ""), wants("proxy", "", ""))
+		pod.Spec.InitContainers = []corev1.Container{wants("helper", "4", "")}
+		pod.Annotations = test.annotations
+		expect(t, name, test.err, message(CheckRequest(pod)))
+		expect(t, name+": limits", test.want, Pod(pod).Limits)
+	}
+}
+
+// FuzzMemoryLimits: no annotation makes the extender fail, or is accepted with less than it says.
+func FuzzMemoryLimits(f *testing.F) {
+	f.Add("16Gi", `{"helper": "1Gi"}`)
+	f.Add("1e3", "{}")
+	f.Fuzz(func(t *testing.T, text, list string) {
+		pod := counted("", wants("trainer", "8", ""), wants("helper", "4", ""))
+		pod.Annotations = map[string]string{AnnotationLimit("trainer"): text, AnnotationLimits: list}
+		limits, err := MemoryLimits(pod)
+		if err != nil {
+			return
+		}
+		for name, limit := range limits {
+			if limit < uint64(gpu.MiB) || name != "trainer" && name != "helper" {
+				t.Errorf("container %s has %s", name, strconv.FormatUint(limit, 10))
+			}
+		}
+	})
+}

@@ -1,0 +1,46 @@
+package usage
+
+import (
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// headroom is which part of a card's memory has to be free, if that much is promised and not used yet: pods can take it between two measurements.
+const headroom = 1.0 / 16
+
+// shortages returns by how much cards lack free memory, in bytes, by index: their free memory is less than the headroom, and less than what pods
+// don't use yet of what they were promised. Memory of terminating pods counts as free. Cards that could not be read, or of which is not known
+// what is promised, are omitted.
+func shortages(report protocol.Usage, pods OverusePods) map[int]uint64 {
+	type share struct {
+		pod  gpu.PodUID
+		card int
+	}
+	used := map[share]uint64{}
+	for _, row := range report.Containers {
+		used[share{gpu.PodUID(row.UID), row.Card}] += row.Used
+	}
+	// within is what pods use of what they were promised, leaving what terminating pods use.
+	within, leaving := map[int]uint64{}, map[int]uint64{}
+	for s, bytes := range used {
+		held := pods.Held(s.pod, s.card)
+		if pods.Leaving(s.pod) { // It needs no more.
+			within[s.card], leaving[s.card] = within[s.card]+held, leaving[s.card]+bytes
+		} else {
+			within[s.card] += min(bytes, held)
+		}
+	}
+	short := map[int]uint64{}
+	for _, card := range report.Cards {
+		memory, promised := pods.Promised(card.Index)
+		if card.Problem != "" || promised <= within[card.Index] {
+			continue
+		}
+		needed := min(promised-within[card.Index], uint64(float64(memory)*headroom))
+		taken := card.Used - min(leaving[card.Index], card.Used)
+		if free := memory - min(taken, memory); free < needed {
+			short[card.Index] = needed - free
+		}
+	}
+	return short
+}
