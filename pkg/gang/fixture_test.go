@@ -33,7 +33,8 @@ func newManager(t *testing.T) *Manager {
 
 // fixture is a cluster of four nodes with two cards of 16 each, whose scheduler behaves like kube-scheduler except for its
 // pace: it schedules pods one by one, binds some in parallel, and parks rejected pods until a requeue. It drives a Manager
-// with a real ledger, and keeps the true state of the pods itself.
+// with a real ledger, and keeps the true state of the pods itself. It is for single steps of a Manager: what takes hours, or needs a back-off,
+// controllers or fair sharing, belongs to the simulation in package scheduling.
 type fixture struct {
 	*testing.T
 	discard

@@ -13,7 +13,8 @@ import (
 )
 
 // book adds up the memory that bound pods have on each card. It gets every change of a pod in the API server's order, so it sees
-// every state that existed. It is not safe for concurrent use.
+// every state that existed. It shares no code with the simulation in pkg/scheduling: that one has a model of the API server, this one
+// checks what a real one's pods say. It is not safe for concurrent use.
 type book struct {
 	// memory is that of each card, and cards the number of cards of each node.
 	memory int64
