@@ -265,7 +265,7 @@ func (c *podCase) failedCallText() string {
 	case why == "HTTP status 403":
 		return fmt.Sprintf("kube-scheduler's %s call is rejected with %s: the extender's --client-names doesn't have the common name of its certificate, "+
 			"or a proxy is between them", verb, why)
-	case why == "HTTP status 404":
+	case why == "HTTP status 404", why == "HTTP status 405": // The web page answers POST with the latter.
 		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s: urlPrefix in kube-scheduler's configuration must have the port of "+
 			"--listen-address, not that of the web page, and end with /gpushare-scheduler", verb, why)
 	case why == "HTTP status 400":
