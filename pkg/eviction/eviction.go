@@ -173,7 +173,7 @@ func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimStat
 	}
 	grace := ptr.Deref(live.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
 	if most := int64(maxGracePeriod.Seconds()); grace > most {
-		grace, state.capped = most, ptr.To(most)
+		grace, state.capped = most, new(most)
 	}
 	state.runs, state.ends = true, o.Clock.Now().Add(time.Duration(grace)*time.Second)
 	return state, nil
