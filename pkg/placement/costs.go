@@ -43,8 +43,8 @@ func (o *Outlook) Cost(n *NodeRoom, pod *Shape) float64 {
 // before is a node before a placement, with what the costs of all placements have in common. Amounts are floating-point numbers, see whole.
 type before struct {
 	node *NodeRoom
-	// perEmptiness is that of the outlook.
-	perEmptiness float64
+	// perEmptiness is that of the outlook, free and all what NodeRoom.memory returns.
+	perEmptiness, free, all float64
 	// rooms are what the node has for the kinds for which it has any.
 	rooms []worthRoom
 	// chosen are the positions of the cards of a placement, and changed these cards after it.
@@ -73,6 +73,7 @@ func (o *Outlook) before(n *NodeRoom) *before {
 	b := &before{
 		node: n, perEmptiness: o.emptiness, rooms: make([]worthRoom, 0, len(o.kinds)), chosen: make([]pick, 0, len(n.Cards)), changed: make([]changedCard, 0, len(n.Cards)),
 	}
+	b.free, b.all = n.memory()
 	shares := make([]float64, len(n.Cards)*len(o.kinds))
 	for i := range o.kinds {
 		r := worthRoom{kind: &o.kinds[i], on: shares[:0:len(n.Cards)]}
@@ -136,12 +137,11 @@ func (b *before) emptiness() float64 {
 	if b.perEmptiness == 0 || len(b.changed) == 0 {
 		return 0
 	}
-	free, all := b.node.memory()
-	after := free
+	after := b.free
 	for i := range b.changed {
 		after -= b.changed[i].before - b.changed[i].after
 	}
-	return b.perEmptiness * (free*free - after*after) / all
+	return b.perEmptiness * (b.free*b.free - after*after) / b.all
 }
 
 // onSeveral returns how many pods of a kind with several cards the node has room for after the placement.
