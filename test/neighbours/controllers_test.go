@@ -52,7 +52,7 @@ func startWorkloads(t *testing.T, name, api string) *workloads {
 	bundle := base64.StdEncoding.EncodeToString(certificate)
 	rendered = regexp.MustCompile(`(?m)^( +)clientConfig:$`).ReplaceAll(rendered, []byte("$0\n${1}  caBundle: "+bundle))
 	var objects []string
-	for _, object := range strings.Split(string(rendered), "\n---\n") {
+	for object := range strings.SplitSeq(string(rendered), "\n---\n") {
 		if !strings.Contains(object, "\nkind: Secret\n") && !strings.Contains(object, "\nkind: Service\n") {
 			objects = append(objects, object)
 		}
