@@ -300,7 +300,6 @@ func (t *trial) rate(n *node, request *Request, kind int) (float64, bool) {
 // put adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
 func (t *trial) put(name string, n *node, pod gpu.Pod) bool {
 	where, reason := placement.Place(t.view.Card, t.cardsFor(n, &pod, true, t.view.Unseen), pod.Demand())
-	reason = t.orKept(reason, name, n, &pod, t.view.Unseen)
 	if reason != reasons.Fits || t.capacity != nil && !t.capacity.Take(name, pod.UID) {
 		return false
 	}
