@@ -49,7 +49,7 @@ func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time
 	}
 	search := m.search(m.newAttempt().number, s, now)
 	for _, u := range units {
-		out := reclaim.Unit{Tenant: u.item.Tenant}
+		out := reclaim.Unit{Tenant: u.item.Tenant, Item: u.item.ID}
 		for _, p := range u.pods {
 			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.eligibleFor(p.Constraints)})
 		}
@@ -167,7 +167,7 @@ func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 			continue
 		}
 		units[p.unit] = true
-		served := reclaim.Served{Unit: reclaim.Unit{Tenant: p.unit.item.Tenant}, Awaited: awaited}
+		served := reclaim.Served{Unit: reclaim.Unit{Tenant: p.unit.item.Tenant, Item: p.unit.item.ID}, Awaited: awaited}
 		for _, member := range p.unit.pods {
 			at, demand := places[member.UID], member.Demand()
 			served.Pods = append(served.Pods, reclaim.Pod{Pod: member.Pod.Pod})

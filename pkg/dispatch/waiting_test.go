@@ -67,7 +67,7 @@ func TestReservationAndTurns(t *testing.T) {
 	f.pod("alice/runs", 1)
 	f.tick(0)
 	f.bind("alice/runs")
-	f.pod("bob/large", 4, age(-1))
+	f.pod("bob/large", 4, age(-2))
 	f.tick(time.Second)
 	awaited.Pass(f.Waiting(), f.now)
 	f.pod("alice/next", 1, age(2)) // alice has more than bob, which has nothing.

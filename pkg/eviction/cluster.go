@@ -27,8 +27,9 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 	}
 	out.Allowed = budgets.allowed
 	var pods []reclaim.Pod
+	unseen := map[string]bool{}
 	for _, u := range need.Units {
-		pods = append(pods, u.Pods...)
+		pods, unseen[u.Item] = append(pods, u.Pods...), true
 	}
 	slices.SortStableFunc(pods, byPriority) // Pods with a higher priority see at least as much room.
 	seen := map[*string]bool{}
@@ -39,7 +40,7 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 		seen[&pod.Nodes[0]] = true
 		for _, name := range pod.Nodes {
 			if _, known := out.Cards[name]; !known {
-				out.Cards[name] = r.cards(name, pod.Pod, &out)
+				out.Cards[name] = r.cards(name, pod.Pod, unseen, &out)
 			}
 		}
 	}
@@ -59,10 +60,11 @@ func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, num
 	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, ok
 }
 
-// cards returns the cards of a node as the pod sees them, without the pods that are being deleted. It adds those pods to cluster.Leaving, and
+// cards returns the cards of a node as the pod sees them, without the pods that are being deleted, and without the awaited reservations of the
+// items in unseen: room is made for all of these together, wherever it is. It adds those pods to cluster.Leaving, and
 // removes them from the candidates. It returns none if the node doesn't share its cards.
-func (r *Reclaimer) cards(name string, pod gpu.Pod, cluster *reclaim.Cluster) []placement.Card {
-	available, _ := r.Ledger.Availability(name, pod)
+func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, cluster *reclaim.Cluster) []placement.Card {
+	available, _ := r.Ledger.AvailabilityWithout(name, pod, unseen)
 	for i := range available.Allocations {
 		a := &available.Allocations[i]
 		if !a.Leaving {
@@ -127,13 +129,17 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 		}
 	}
 	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}, Capacity: r.capacity()}
+	unseen := map[string]bool{}
+	for _, served := range plan.Served {
+		unseen[served.Item] = true
+	}
 	for _, served := range plan.Served {
 		nodes := map[string][]placement.Card{} // As the unit sees them: the places of other units count as used.
 		lowest := slices.MinFunc(served.Pods, byPriority).Pod
 		for _, place := range served.Places {
 			cards, known := nodes[place.Node]
 			if !known {
-				cards = r.cards(place.Node, lowest, &state)
+				cards = r.cards(place.Node, lowest, unseen, &state)
 				for _, v := range victims[place.Node] {
 					if !slices.Contains(state.Leaving[place.Node], v.uid) {
 						reclaim.Free(cards, v.on)

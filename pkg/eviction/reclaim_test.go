@@ -278,7 +278,7 @@ func TestReclaimerPriorities(t *testing.T) {
 		if pod == high {
 			p.Priority = 10
 		}
-		need.Units = append(need.Units, reclaim.Unit{Tenant: "alice", Pods: []reclaim.Pod{{Pod: p, Nodes: []string{"n1", "n2"}}}})
+		need.Units = append(need.Units, reclaim.Unit{Tenant: "alice", Item: pod.Name, Pods: []reclaim.Pod{{Pod: p, Nodes: []string{"n1", "n2"}}}})
 	}
 	f.cluster.ledger.Nominate("n2", gpu.Pod{UID: "uid-nominated", Name: "nominated", Request: 16, Priority: 5})
 	if made := f.reclaim(need); !made {

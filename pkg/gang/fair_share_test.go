@@ -50,7 +50,7 @@ func TestTurnAndReservation(t *testing.T) {
 			s, now := fullCluster(t), test.before
 			for _, n := range s.ledger.Nodes() { // The pods were placed after the group was created.
 				for _, a := range n.Allocations {
-					s.ledger.SetBound(n.Name, a.Pod, a.Placement, s.now.Add(time.Second))
+					s.ledger.SetBound(n.Name, a.Pod, a.Placement, s.now.Add(2*time.Second))
 				}
 			}
 			now.use(s)

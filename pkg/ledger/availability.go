@@ -19,6 +19,11 @@ type Availability struct {
 
 // Availability returns a node as the pod sees it, and the reason that Check gives for it.
 func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, reasons.Reason) {
+	return l.AvailabilityWithout(name, pod, nil)
+}
+
+// AvailabilityWithout is Availability without the reservations of some items, by their IDs.
+func (l *Ledger) AvailabilityWithout(name string, pod gpu.Pod, unseen map[string]bool) (Availability, reasons.Reason) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
@@ -33,7 +38,7 @@ func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, reasons.R
 	if n.shareable() != reasons.Fits {
 		return Availability{}, reason
 	}
-	return Availability{Cards: slices.Clone(l.cardsFor(n, &pod, true, nil)), Allocations: n.copyAllocations()}, reason
+	return Availability{Cards: slices.Clone(l.cardsFor(n, &pod, true, unseen)), Allocations: n.copyAllocations()}, reason
 }
 
 // Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can be freed for the

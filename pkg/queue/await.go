@@ -237,8 +237,8 @@ func (p *pass) choose(item *Item, requests []ledger.Request, first bool) *choice
 	}
 	lasts := min(max(p.now.Sub(item.Entered), minPause), p.MaxAge)
 	oldest := p.now.Add(-p.MaxAge)
-	if item.Entered.After(oldest) {
-		oldest = item.Entered
+	if entered := item.Entered.Add(time.Second); entered.After(oldest) { // Creation times are cut to whole seconds.
+		oldest = entered
 	}
 	if !p.Ledger.Await(item.Item, requests, oldest) {
 		return &choice{until: p.now.Add(min(lasts, Retry)), first: first, attempt: item.Attempt}

@@ -23,6 +23,8 @@ type Need struct {
 // Unit is a pod, or the members of a group that must be bound together. It gets room as a whole or not at all.
 type Unit struct {
 	Tenant string
+	// Item is the ID of the item of the queue.
+	Item string
 	// Pods are ordered by request, the largest first.
 	Pods []Pod
 }

@@ -13,6 +13,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -178,9 +179,11 @@ func TestRollout(t *testing.T) {
 		pods, err := f.List(ctx)
 		for i := range pods {
 			if pods[i].Spec.NodeName != "" && pods[i].Status.Phase != corev1.PodRunning {
-				f.Patch(pods[i].Name, map[string]any{"status": map[string]any{"phase": "Running", "conditions": []map[string]any{
-					{"type": "Ready", "status": "True"}, {"type": "ContainersReady", "status": "True"},
-				}}}, "status")
+				_, patchErr := f.Pods().Patch(ctx, pods[i].Name, types.MergePatchType, []byte(`{"status":{"phase":"Running","conditions":[
+					{"type":"Ready","status":"True"},{"type":"ContainersReady","status":"True"}]}}`), metav1.PatchOptions{}, "status")
+				if !apierrors.IsNotFound(patchErr) { // The rollout can have deleted it since.
+					err = errors.Join(err, patchErr)
+				}
 			}
 		}
 		d, getErr := deployments.Get(ctx, "serve", metav1.GetOptions{})
