@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reclaim"
@@ -260,6 +261,33 @@ func TestReclaimerSpares(t *testing.T) {
 	f.clock.Step(queue.LongestPause)
 	if got := victims(); got != "b2" {
 		t.Errorf("victims later: %s", got)
+	}
+}
+
+// The units of a plan don't see the awaited reservations of each other. With the places that are held for them these would count twice.
+func TestReclaimerAwaited(t *testing.T) {
+	f := newReclaimFixture()
+	need := f.need()
+	need.Units = nil
+	for _, name := range []string{"first", "second"} {
+		pod := fake.Pod(name, 8)
+		f.server.Set(pod)
+		requests := []ledger.Request{{Pod: protocol.Pod(pod), Nodes: []string{"n1"}}}
+		if !f.cluster.ledger.Await(ledger.Item{ID: name, Label: name}, requests, time.Time{}.Add(-time.Hour)) {
+			t.Fatalf("no card is reserved for %s", name)
+		}
+		need.Units = append(need.Units, reclaim.Unit{Tenant: "alice", Item: name, Pods: []reclaim.Pod{{Pod: requests[0].Pod, Nodes: requests[0].Nodes}}})
+	}
+	f.meanwhile = func(f *reclaimFixture) {
+		var held []ledger.Reservation
+		for _, served := range f.holds[0].Served {
+			place := served.Places[0]
+			held = append(held, ledger.Reservation{Source: ledger.Reclaimed, Shares: []ledger.Share{{Pod: served.Pods[0].Pod, Node: place.Node, On: place.On}}})
+		}
+		f.cluster.ledger.SetReservations(ledger.Reclaimed, held...)
+	}
+	if made := f.reclaim(need); !made || len(f.holds[0].Served) != 2 || len(f.holds[0].Victims) != 2 {
+		t.Errorf("room was made: %t, by the plans %+v", made, f.holds)
 	}
 }
 
