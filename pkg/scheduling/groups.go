@@ -133,7 +133,7 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 
 // displace takes reserved places, whose binds have not begun, from groups of lower priority, and reports whether the pod fits one of the nodes now.
 func (g *groups) displace(pod gpu.Pod, nodes []string) bool {
-	if g == nil || !g.manager.Displace(pod, nodes, g.clock.Now()) {
+	if g == nil || len(nodes) == 0 || !g.manager.Displace(pod, nodes, g.clock.Now()) {
 		return false
 	}
 	g.act()
