@@ -109,7 +109,7 @@ func (c *ControlPlane) start(ctx context.Context) error {
 	if err := c.startAPIServer(ctx); err != nil {
 		return err
 	}
-	if err := c.waitForNamespaces(ctx); err != nil {
+	if err := c.waitForFirstObjects(ctx); err != nil {
 		return err
 	}
 	if c.options.ControllerManager {
@@ -178,15 +178,24 @@ func (c *ControlPlane) writeSchedulerConfig(o SchedulerOptions) (string, error) 
 	return path, os.WriteFile(path, config, 0o600)
 }
 
-// waitForNamespaces waits for the namespaces that the API server creates only after it has reported ready.
-func (c *ControlPlane) waitForNamespaces(ctx context.Context) error {
-	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
-		err := untilFound(ctx, func(ctx context.Context) error {
+// waitForFirstObjects waits for the namespaces and the Service that the API server creates only after it has reported ready.
+func (c *ControlPlane) waitForFirstObjects(ctx context.Context) error {
+	namespace := func(name string) func(context.Context) error {
+		return func(ctx context.Context) error {
 			_, err := c.Client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 			return err
-		})
-		if err != nil {
-			return fmt.Errorf("waiting for namespace %s: %w", name, err)
+		}
+	}
+	for what, get := range map[string]func(context.Context) error{
+		"namespace default":     namespace(metav1.NamespaceDefault),
+		"namespace kube-system": namespace(metav1.NamespaceSystem),
+		"Service default/kubernetes": func(ctx context.Context) error {
+			_, err := c.Client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
+			return err
+		},
+	} {
+		if err := untilFound(ctx, get); err != nil {
+			return fmt.Errorf("waiting for %s: %w", what, err)
 		}
 	}
 	return nil
