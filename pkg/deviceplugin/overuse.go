@@ -84,7 +84,7 @@ func (w *overuseWatch) Promised(index int) (memory, promised uint64) {
 	return memory, unit.Bytes(w.promised[index])
 }
 
-// Check finds the pods that use more than they may, and those that borrow memory of a card that is short of it. promised is what is promised of
+// Check finds the pods that use more than they may, and those that borrow memory of a card that is low on it. promised is what is promised of
 // each card to pods; nil if it isn't known: then no card is short. Pods that request no memory are not reported: measured use shows them. Nor are
 // pods of which it is not known what each container was given, because the kubelet has lost its checkpoint: such a container seems to
 // request nothing of the card that it uses.
@@ -127,7 +127,7 @@ func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memor
 func overuseText(report protocol.Overuse) string {
 	text := fmt.Sprintf("the pod uses %d MiB of GPU memory and requests %d MiB", report.Used, report.Requested)
 	if report.Borrows() {
-		text += "; it is within its limit, but its card is short of memory that other pods request"
+		text += "; it is within its limit, but its card is low on free memory, which other pods request"
 	}
 	return text
 }

@@ -24,7 +24,7 @@ func (p *Pod) addFound(object *corev1.Pod) {
 		// Without its device plugin the annotation stays, so the note has the time of the measurement.
 		what := "uses %d MiB, requests %d MiB, since %s, measured %s"
 		if overuse.Borrows() {
-			what += "; within its limit, but its card is short of memory"
+			what += "; within its limit, but its card is low on free memory"
 		}
 		p.Notes = append(p.Notes, fmt.Sprintf(what,
 			overuse.Used, overuse.Requested, overuse.Since.UTC().Format(time.RFC3339), overuse.At.UTC().Format(time.RFC3339)))

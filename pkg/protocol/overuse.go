@@ -19,7 +19,7 @@ type Overuse struct {
 	// Since is when the over-use began, At when it was last measured.
 	Since time.Time `json:"since"`
 	At    time.Time `json:"at"`
-	// Cards are the cards on which a container of the pod uses more than it may, or borrows while the card is short of memory, by index, with
+	// Cards are the cards on which a container of the pod uses more than it may, or borrows while the card is low on free memory, by index, with
 	// the use of all of its containers there.
 	Cards map[int]CardOveruse `json:"cards"`
 }
@@ -34,7 +34,7 @@ type CardOveruse struct {
 	Short int64 `json:"shortMiB,omitempty"`
 }
 
-// Borrows reports whether the pod is within its limit, and is reported because the card is short of memory.
+// Borrows reports whether the pod is within its limit, and is reported because the card is low on free memory.
 func (c CardOveruse) Borrows() bool { return c.Short > 0 }
 
 // Annotation returns the annotation's value.

@@ -73,7 +73,7 @@ func (o *Overuse) Update(report protocol.Usage, pods OverusePods) map[gpu.PodUID
 }
 
 // find returns since when containers exceed their limits, and the pods for which that is longer than the grace period or that borrow memory of
-// a card that is short of it.
+// a card that is low on it.
 func (o *Overuse) find(report protocol.Usage, pods OverusePods) (since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
 	now := report.Time
 	since, reports = map[excess]time.Time{}, map[gpu.PodUID]protocol.Overuse{}
@@ -143,7 +143,7 @@ func similar(before, now protocol.CardOveruse) bool {
 }
 
 // add adds a card to a pod's report, with the use of all of the pod's containers there. A pod whose containers together are within their limits
-// takes nothing from its neighbours, unless the card is short of memory. held is what they were given of the card, also those that don't run now.
+// takes nothing from its neighbours, unless the card is low on free memory. held is what they were given of the card, also those that don't run now.
 // over is true if one of the containers has exceeded its limit for
 // longer than the grace period.
 func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, key excess, began time.Time, held uint64, over bool, short uint64) protocol.Overuse {

@@ -102,7 +102,7 @@ type reportView struct {
 	Used      int64 `json:"usedMiB,omitempty"`
 	Requested int64 `json:"requestedMiB,omitempty"`
 	Since     int64 `json:"since,omitempty"`
-	// Borrowed is what a pod within its limit uses above its request while its card is short of memory, in MiB. Used is 0 then.
+	// Borrowed is what a pod within its limit uses above its request while its card is low on free memory, in MiB. Used is 0 then.
 	Borrowed int64 `json:"borrowedMiB,omitempty"`
 	// Limit is which limit is not in force, and why.
 	Limit           string `json:"limit,omitempty"`

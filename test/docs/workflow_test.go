@@ -32,7 +32,7 @@ func TestWorkflowTargets(t *testing.T) {
 			}
 		}
 	}
-	steps := regexp.MustCompile(`(?m)^ *step make (\S+)`).FindAllStringSubmatch(read(t, ".ci/run"), -1)
+	steps := regexp.MustCompile(`(?m)^step make (\S+)`).FindAllStringSubmatch(read(t, ".ci/run"), -1)
 	if len(steps) < 4 {
 		t.Fatalf("too few targets in .ci/run: %q", steps)
 	}

@@ -231,7 +231,7 @@ export function remark({ report }, full) {
   if (report.usedMiB) {
     remarks.push("uses " + report.usedMiB + " MiB, requests " + report.requestedMiB + " MiB" + (full ? ", since " + new Date(report.since).toISOString().replace(/\.\d+/, "") : ""));
   }
-  if (report.borrowedMiB) remarks.push("borrows " + report.borrowedMiB + " MiB of a card that is short of memory");
+  if (report.borrowedMiB) remarks.push("borrows " + report.borrowedMiB + " MiB of a card that is low on free memory");
   if (report.limit) remarks.push("limit not in force" + (full ? ": " + report.limit : ""));
   if (report.withoutExtender) remarks.push("bound without the extender" + (full ? ": is its scheduler configured to call it?" : ""));
   return remarks.join("; ");
@@ -245,7 +245,7 @@ export function reported(reports) {
   };
   return [
     ...count("usedMiB", "pod above its request", "pods above their request"),
-    ...count("borrowedMiB", "pod that borrows memory of a card that is short of it", "pods that borrow memory of cards that are short of it"),
+    ...count("borrowedMiB", "pod that borrows memory of a card that is low on it", "pods that borrow memory of cards that are low on it"),
     ...count("limit", "pod without its limit", "pods without their limit"),
     ...count("withoutExtender", "pod bound without the extender: is its scheduler configured?", "pods bound without the extender: is their scheduler configured?"),
   ];
