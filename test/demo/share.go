@@ -78,8 +78,7 @@ func (d *demo) restart(ctx context.Context, args []string) error {
 // submit creates pods of the tenant that wait for their turn.
 func (d *demo) submit(ctx context.Context, tenant string, n int, priority string) error {
 	for i := range n {
-		p := pod(fmt.Sprintf("%s-%02d", tenant, i), half).Namespace(tenant).PriorityClass(priority)
-		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
+		p := pod(fmt.Sprintf("%s-%02d", tenant, i), half).Namespace(tenant).PriorityClass(priority).FairShareGate()
 		if _, err := d.cluster.Client.CoreV1().Pods(tenant).Create(ctx, p.Obj(), metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("creating pod %s: %w", p.Name, err)
 		}

@@ -13,11 +13,9 @@ import (
 	"sync/atomic"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -173,9 +171,7 @@ func newFairScene(s *scene) *fairScene {
 
 // gated builds a pod with the gate that asks for half of a card.
 func (f *fairScene) gated(i int) *framework.PodWrapper {
-	pod := f.Pod(fmt.Sprintf("pod-%d", i), 8)
-	pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
-	return pod
+	return f.Pod(fmt.Sprintf("pod-%d", i), 8).FairShareGate()
 }
 
 func (f *fairScene) tenants() []*framework.Namespace {

@@ -191,6 +191,18 @@ func (n *Namespace) Patch(name string, change map[string]any, subresources ...st
 	Must(n, err)
 }
 
+// SetRunning reports that pods run, as their kubelets would. Pods that are gone are skipped.
+func (n *Namespace) SetRunning(ctx context.Context, pods ...corev1.Pod) error {
+	const status = `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"},{"type":"ContainersReady","status":"True"}]}}`
+	for i := range pods {
+		_, err := n.Pods().Patch(ctx, pods[i].Name, types.MergePatchType, []byte(status), metav1.PatchOptions{}, "status")
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
 // Annotate sets annotations of a pod.
 func (n *Namespace) Annotate(name string, annotations map[string]string) {
 	n.Helper()

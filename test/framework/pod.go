@@ -45,6 +45,12 @@ func MakeContainer(name string, memory int64) corev1.Container {
 // Obj returns the pod.
 func (p *PodWrapper) Obj() *corev1.Pod { return &p.Pod }
 
+// FairShareGate adds the scheduling gate of fair sharing.
+func (p *PodWrapper) FairShareGate() *PodWrapper {
+	p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: protocol.GateFairShare})
+	return p
+}
+
 // Clone returns a wrapper of a copy.
 func (p *PodWrapper) Clone() *PodWrapper { return &PodWrapper{*p.DeepCopy()} }
 

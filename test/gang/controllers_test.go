@@ -13,7 +13,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -177,15 +176,9 @@ func TestRollout(t *testing.T) {
 	must(t, err)
 	f.Eventually("the Deployment is rolled", func(ctx context.Context) error {
 		pods, err := f.List(ctx)
-		for i := range pods {
-			if pods[i].Spec.NodeName != "" && pods[i].Status.Phase != corev1.PodRunning {
-				_, patchErr := f.Pods().Patch(ctx, pods[i].Name, types.MergePatchType, []byte(`{"status":{"phase":"Running","conditions":[
-					{"type":"Ready","status":"True"},{"type":"ContainersReady","status":"True"}]}}`), metav1.PatchOptions{}, "status")
-				if !apierrors.IsNotFound(patchErr) { // The rollout can have deleted it since.
-					err = errors.Join(err, patchErr)
-				}
-			}
-		}
+		err = errors.Join(err, f.SetRunning(ctx, slices.DeleteFunc(pods, func(pod corev1.Pod) bool {
+			return pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodRunning
+		})...))
 		d, getErr := deployments.Get(ctx, "serve", metav1.GetOptions{})
 		if err = errors.Join(err, getErr); err != nil {
 			return err

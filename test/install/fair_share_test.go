@@ -192,7 +192,7 @@ func (c *cluster) addsGates() bool {
 func (c *cluster) fairPod(namespace, name string, memory int64, gate bool) *framework.PodWrapper {
 	pod := framework.MakePod(name).Namespace(namespace).GPUMem(memory)
 	if gate {
-		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
+		pod.FairShareGate()
 	}
 	return pod
 }

@@ -63,7 +63,20 @@ func TestUpgrade(t *testing.T) {
 	c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values")
 	c.waitRolledOut()
 	must(t, extender.process.Terminate(t.Context()))
-	c.giveToScheduler(c.runExtender())
+	extender = c.runExtender()
+	c.giveToScheduler(extender)
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
+
+	// The extender of the earlier version counts the pods that the present one has bound.
+	c.helm.run(t, "rollback", "gpushare", "1", "--namespace="+namespace)
+	c.waitRolledOut()
+	must(t, extender.process.Terminate(t.Context()))
+	c.giveToScheduler(c.runExtenderOf(former(t, "gpushare-extender")))
+	c.end(t, "alice", 1)
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
+	c.end(t, "bob", 1)
+	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
+	c.mustLeaveNothing()
 }
 
 // waitRolledOut waits until all pods of the extender are of the latest release.

@@ -28,8 +28,8 @@ import (
 // workloads is a cluster with the controller of a kind of workload, which creates Jobs or StatefulSets.
 type workloads struct{ *framework.Cluster }
 
-// startWorkloads starts a cluster, applies the chart's kinds and webhooks, and runs the controller as a process. api is the controller's
-// configuration's.
+// startWorkloads starts a cluster, applies the chart's kinds and webhooks, and runs the controller as a process. api is the
+// apiVersion of the controller's configuration.
 func startWorkloads(t *testing.T, name, api string) *workloads {
 	t.Helper()
 	program, chart := part(t, name), part(t, "charts/"+name)
@@ -195,16 +195,6 @@ func (s *workloadScene) waitReplaced(former []corev1.Pod, want map[string]int) (
 		return err
 	})
 	return s.waitBound(want)
-}
-
-// setRunning reports that the pods run, as their kubelets would.
-func (s *workloadScene) setRunning(pods []corev1.Pod) {
-	s.Helper()
-	for i := range pods {
-		s.Patch(pods[i].Name, map[string]any{"status": map[string]any{"phase": corev1.PodRunning, "conditions": []map[string]any{
-			{"type": "Ready", "status": "True"}, {"type": "ContainersReady", "status": "True"},
-		}}}, "status")
-	}
 }
 
 // of returns the pods with this value of the label.

@@ -38,7 +38,7 @@ func TestJobSet(t *testing.T) {
 		s.Delete("single")
 		all := map[string]int{"driver": 1, "workers": 3}
 		pods := s.waitBound(all)
-		s.setRunning(pods)
+		must(s.T, s.SetRunning(s.Context(), pods...))
 		fail(s, s.of(pods, "workers")[1])
 		s.waitReplaced(pods, all)
 	})
@@ -49,7 +49,7 @@ func TestJobSet(t *testing.T) {
 		create(s, job("workers", 3, 2, s.member(2).Annotation("gpushare.aliyun.com/group-name-label", "jobset.sigs.k8s.io/job-key")))
 		pods := s.waitWhole(2, 2)
 		s.addCards("others", 1)
-		s.setRunning(pods)
+		must(s.T, s.SetRunning(s.Context(), pods...))
 		s.waitWhole(3, 2)
 	})
 }

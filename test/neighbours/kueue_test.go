@@ -89,9 +89,7 @@ func TestKueue(t *testing.T) {
 		k.cluster.RestartExtenderWith(t, "--fair-share=dispatch")
 		q := k.newQueue(t)
 		gated := func(name string) *framework.PodWrapper {
-			pod := q.Pod(name, 8)
-			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
-			return pod
+			return q.Pod(name, 8).FairShareGate()
 		}
 		q.apply("stopPolicy: Hold")
 		q.Create(gated("queued").Label(kueueQueue, "gpu"))

@@ -30,19 +30,19 @@ func TestLeaderWorkerSet(t *testing.T) {
 		s.waitCounts("one replica is bound", func(got map[string]int) bool { return len(got) == 2 && got["0"]+got["1"] == size })
 		s.Delete("single")
 		pods := s.waitBound(both)
-		s.setRunning(pods)
+		must(s.T, s.SetRunning(s.Context(), pods...))
 
 		// The leader of a replica is deleted.
 		s.Delete("set-0")
 		pods = s.waitReplaced(s.of(pods, "0"), both)
-		s.setRunning(pods)
+		must(s.T, s.SetRunning(s.Context(), pods...))
 
 		// A worker's container restarts.
 		s.Patch("set-1-2", map[string]any{"status": map[string]any{"containerStatuses": []map[string]any{{
 			"name": "main", "image": "app", "imageID": "app", "restartCount": 1, "state": map[string]any{"running": map[string]any{}},
 		}}}}, "status")
 		pods = s.waitReplaced(s.of(pods, "1"), both)
-		s.setRunning(pods)
+		must(s.T, s.SetRunning(s.Context(), pods...))
 
 		// A worker fails, as it does if its kubelet evicts it.
 		s.Patch("set-0-1", map[string]any{"status": map[string]any{"phase": corev1.PodFailed}}, "status")

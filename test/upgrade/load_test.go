@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -271,7 +270,7 @@ func (l *load) missing(alive map[kind]int) (pods []*framework.PodWrapper) {
 		l.next++
 		pod := framework.MakePod(fmt.Sprintf("%s-%d", k, l.next)).Namespace(l.namespaces[k].ID).GPUMem(8)
 		if gated {
-			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
+			pod.FairShareGate()
 		}
 		if change != nil {
 			change(pod)
