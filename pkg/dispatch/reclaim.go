@@ -107,7 +107,7 @@ func (r *reclaims) pause(kind reclaimKind, doubles bool, now time.Time) {
 func (r *reclaims) wasted(t *turn, now time.Time) {
 	kind := t.madeRoom
 	t.madeRoom = reclaimKind{}
-	if kind == (reclaimKind{}) || r.pauses.Has(kind, now) {
+	if kind == (reclaimKind{}) || r.failed.Has(kind.tenant, now) && r.pauses[kind] == r.failed[kind.tenant] {
 		return // No pods were evicted for it, or several units of this kind fail at the same time.
 	}
 	r.failed.Prune(now, maxWastedPause)

@@ -509,3 +509,16 @@ func TestReclaimTimeCountsDown(t *testing.T) {
 	f.run(10 * time.Second)
 	want(t, "evicted after it", 2, len(f.evicted))
 }
+
+// A unit that isn't bound although pods were evicted for it counts, also while its kind pauses for another reason.
+func TestWastedWhilePaused(t *testing.T) {
+	now, kind := time.Unix(1_000_000, 0), reclaimKind{tenant: "alice"}
+	r := newReclaims(0)
+	r.pause(kind, true, now)
+	for range 2 { // Two units of the kind fail at the same time.
+		r.wasted(&turn{madeRoom: kind}, now)
+	}
+	if pauses := now.Add(queue.LongestPause); !r.failed.Has("alice", pauses.Add(-time.Second)) || r.failed.Has("alice", pauses) || !r.pauses.Has(kind, pauses.Add(-time.Second)) {
+		t.Errorf("the tenant's failures are %+v, the pauses %+v", r.failed, r.pauses)
+	}
+}

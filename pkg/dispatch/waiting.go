@@ -1,6 +1,10 @@
 package dispatch
 
 import (
+	"cmp"
+	"maps"
+	"slices"
+
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
@@ -8,7 +12,7 @@ import (
 )
 
 // Waiting returns the units that lack only memory, as items of the queue: of those of one tenant that are alike, the first. Priorities count within
-// a tenant only, so all items get the same. Units for which reclaim holds places aren't among them.
+// a tenant only, so all items get the same, and their turns have the order of the tenant. Units for which reclaim holds places aren't among them.
 func (m *Manager) Waiting() []queue.Item {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -32,13 +36,16 @@ func (m *Manager) Waiting() []queue.Item {
 			turns[s.Name] = i + 1
 		}
 	}
-	items := make([]queue.Item, 0, len(first))
-	for key, u := range first {
+	units := slices.SortedFunc(maps.Values(first), func(a, b *unit) int {
+		return cmp.Or(cmp.Compare(turns[a.item.Tenant], turns[b.item.Tenant]), a.item.Compare(&b.item.Item))
+	})
+	items := make([]queue.Item, 0, len(units))
+	for i, u := range units {
 		items = append(items, queue.Item{
 			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
-			Turn:     turns[key.tenant],
+			Turn:     i + 1,
 			Attempt:  u.attempt(),
-			Like:     key.tenant + "\x00" + text(key.kind.text) + "\x00" + key.kind.memory.String(),
+			Like:     u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
 			Requests: func() []ledger.Request { return m.waitingRequests(u) },
 		})
 	}

@@ -78,3 +78,19 @@ func TestReservationAndTurns(t *testing.T) {
 	f.tick(queue.Retry)             // Its kind had no room for alice.
 	want(t, "before the turn of the reservation", []string{"aaron/small"}, f.admitted())
 }
+
+// Of a tenant's units that wait, those of higher priority come first, whatever their age.
+func TestWaitingOrder(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/runs", 4)
+	f.tick(0)
+	f.bind("alice/runs")
+	f.pod("bob/early", 3, age(-9))
+	f.pod("bob/urgent", 4, age(-1), priority(5))
+	f.tick(time.Second)
+	turns := map[string]int{}
+	for _, item := range f.Waiting() {
+		turns[item.Label] = item.Turn
+	}
+	want(t, "the order", map[string]int{"pod bob/urgent": 1, "pod bob/early": 2}, turns)
+}

@@ -61,7 +61,7 @@ type Cache interface {
 // Ledger is the part of package ledger that evictions use.
 type Ledger interface {
 	Availability(node string, pod gpu.Pod) (ledger.Availability, reasons.Reason)
-	AvailabilityWithout(node string, pod gpu.Pod, unseen map[string]bool) (ledger.Availability, reasons.Reason)
+	AvailabilityWithout(node string, pod gpu.Pod, unseen map[string]bool) ledger.Availability
 	Check(pod gpu.Pod, nodes []string, visit func(node string, reason reasons.Reason))
 	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
 	Outranked(pod gpu.Pod, nodes []string) []string

@@ -156,7 +156,7 @@ func (x *Executor) Tick(ctx context.Context) {
 			continue
 		}
 		if _, err := x.evictLeft(ctx, e); err != nil {
-			klog.FromContext(ctx).Error(err, "Not all pods of a round evicted")
+			klog.FromContext(ctx).Error(err, "Not all pods of a round evicted, trying again until the round ends", "for", e.For[0].String())
 		}
 	}
 	x.mu.Lock()

@@ -70,7 +70,9 @@ func (x *Executor) readJournal(ctx context.Context) ([]Round, error) {
 	x.mu.Unlock()
 	rounds, err := decodeRounds(object.Data[keyRounds])
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Record of evictions ignored")
+		x.Observer.EvictionRecordFailed()
+		klog.FromContext(ctx).Error(err, "Record of evictions can't be read, ignored: groups that a former leader evicted in part keep their other pods",
+			"configMap", x.Journal)
 	}
 	return rounds, nil
 }

@@ -47,7 +47,7 @@ type OveruseGroups interface {
 // Overusers evicts pods that use more GPU memory than they request, from cards that can't keep their promises otherwise: what these pods
 // use and what the other pods of the card request is more than the card has. Pods may use memory that is promised to no pod.
 //
-// Pods that borrow memory within their limits come after these, and only while their card is short of memory, as the device plugin reports it.
+// Pods that borrow memory within their limits come after these, and only while their card is low on free memory, as the device plugin reports it.
 //
 // It evicts one pod at a time, the youngest first. Before an eviction it checks the live pods of the node. After it, it waits until the watch
 // shows the eviction. A pod that a disruption budget protects is skipped for a while.
@@ -96,7 +96,9 @@ func (o *Overusers) Tick(ctx context.Context) {
 	over := o.cache.Overusing()
 	if slices.ContainsFunc(over, func(p *clustercache.PodInfo) bool { return p.UID == o.requested && !p.Leaving }) &&
 		now.Sub(o.requestedAt) <= o.AnswerLost {
-		o.judged[o.requestedOn] = lastReport(o.requestedOn, over, now)
+		if newest := lastReport(o.requestedOn, over, now); newest.After(o.judged[o.requestedOn]) {
+			o.judged[o.requestedOn] = newest
+		}
 		return
 	}
 	o.requested = ""
@@ -155,9 +157,9 @@ type victim struct {
 // share is a pod's part of one card, in bytes.
 type share struct {
 	pod *clustercache.PodInfo
-	// needs is what the pod takes of the card's memory: what it uses if that is more than it requests, else its request.
+	// needs is what the pod takes of the card's memory: what it uses if that is more than it may use, else its request, also for a pod that borrows.
 	needs uint64
-	// over is true for a pod that uses more than it may, borrows for one that borrows memory while the card is short of it. spared is true if it
+	// over is true for a pod that uses more than it may, borrows for one that borrows memory while the card is low on it. spared is true if it
 	// is not to be evicted now.
 	over, borrows, spared bool
 	// member is true for a member of a group.
@@ -249,7 +251,7 @@ func chooseOverusers(memory uint64, shares []share) []share {
 	return candidates
 }
 
-// chooseBorrower returns the pod to evict from a card that is short of memory, if there is one: of those that borrow memory, in the same order.
+// chooseBorrower returns the pod to evict from a card that is low on free memory, if there is one: of those that borrow memory, in the same order.
 // The next report shows if it was enough.
 func chooseBorrower(shares []share) []share {
 	candidates := inOrder(shares, func(s share) bool { return s.borrows })

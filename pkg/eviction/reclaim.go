@@ -64,7 +64,9 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	case !ok || r.Leading() != nil || !hold(plan):
 		return time.Time{}
 	case !r.stillFits(plan):
-		return time.Time{} // Other pods were placed there before the places were held.
+		r.observer.Reclaimed(reasons.ResultFailed)
+		logger.Info("No memory reclaimed: other pods were placed on the cards before they were reserved", "units", len(plan.Served))
+		return time.Time{}
 	}
 	evicted, until, err := r.evict(ctx, plan, wanted)
 	if len(evicted) > 0 {
@@ -104,7 +106,9 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 		} else if len(excluded) > 0 {
 			for _, u := range need.Units {
 				for i, p := range u.Pods {
-					u.Pods[i].Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(name string) bool { return name == excluded[p.UID] })
+					if node, found := excluded[p.UID]; found {
+						u.Pods[i].Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(name string) bool { return name == node })
+					}
 				}
 			}
 			continue

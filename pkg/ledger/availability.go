@@ -19,11 +19,6 @@ type Availability struct {
 
 // Availability returns a node as the pod sees it, and the reason that Check gives for it.
 func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, reasons.Reason) {
-	return l.AvailabilityWithout(name, pod, nil)
-}
-
-// AvailabilityWithout is Availability without the reservations of some items, by their IDs.
-func (l *Ledger) AvailabilityWithout(name string, pod gpu.Pod, unseen map[string]bool) (Availability, reasons.Reason) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
@@ -35,10 +30,22 @@ func (l *Ledger) AvailabilityWithout(name string, pod gpu.Pod, unseen map[string
 			reason = reasons.Fits
 		}
 	}
+	return l.availability(n, &pod, nil), reason
+}
+
+// AvailabilityWithout returns a node as the pod sees it without the awaited reservations of some items, by their IDs.
+func (l *Ledger) AvailabilityWithout(name string, pod gpu.Pod, unseen map[string]bool) Availability {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.availability(l.nodes[name], &pod, unseen)
+}
+
+// availability returns a node as the pod sees it; none if it doesn't share its cards. n may be nil. The caller holds the lock.
+func (l *Ledger) availability(n *node, pod *gpu.Pod, unseen map[string]bool) Availability {
 	if n.shareable() != reasons.Fits {
-		return Availability{}, reason
+		return Availability{}
 	}
-	return Availability{Cards: slices.Clone(l.cardsFor(n, &pod, true, unseen)), Allocations: n.copyAllocations()}, reason
+	return Availability{Cards: slices.Clone(l.cardsFor(n, pod, true, unseen)), Allocations: n.copyAllocations()}
 }
 
 // Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can be freed for the

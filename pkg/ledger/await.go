@@ -20,15 +20,19 @@ import (
 //
 // The nodes must also have enough CPU, memory and other resources if the pods that were placed after oldest have ended.
 //
-// If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, a part after
-// the other, so they can change before the cards are chosen: then Await can return false although there are cards.
+// If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, some
+// hundreds at a time; they can change before the cards are chosen, so Await can return false although there are cards.
 func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bool) {
 	for _, beside := range []bool{true, false} {
 		c := awaitedChoice{Ledger: l, item: item, oldest: oldest, beside: beside, rated: map[gpu.Demand]ratedNodes{}}
 		shortlist := c.shortlist(requests)
 		l.update(func() []string {
+			former := l.reservations.items[item.ID]
 			freed := l.endAwaited(item.ID)
-			made = c.choose(shortlist)
+			if made = c.choose(shortlist); !made && beside && former != nil {
+				l.reservations.items[item.ID] = l.addReservation(*former) // Until the second try.
+				return nil
+			}
 			return freed
 		})
 		if made {
@@ -179,8 +183,8 @@ func (l *Ledger) Awaited(id string) map[string]gpu.Memory {
 	return out
 }
 
-// ReservedFor returns the label of the item whose awaited reservation keeps the pod from one of the nodes; of several the one that comes first. It is
-// empty if there is none.
+// ReservedFor returns the label of the item that comes first, of those whose awaited reservations the pod sees as used on the nodes. It is empty if
+// there is none.
 func (l *Ledger) ReservedFor(pod gpu.Pod, nodes []string) string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()

@@ -13,7 +13,7 @@ import (
 // Item is an item that waits for memory.
 type Item struct {
 	ledger.Item
-	// Turn is the position of the item's tenant in the order of turns, from 1 on; 0 without fair sharing.
+	// Turn is the item's position in the order of turns: by tenant, and of one tenant by rank; from 1 on, 0 without fair sharing.
 	Turn int
 	// Like is equal for items with the same requests and rank but for the time of entry: if one of them has no room, none has.
 	Like string

@@ -8,12 +8,13 @@ import (
 // The times that several packages share. Others are options that users know, such as the patience.
 const (
 	// Arrival is how long memory that is free is kept for an item whose pods don't come: longer than kube-scheduler's longest back-off by default
-	// (podMaxBackoffSeconds), also if many pods wait. Then something unknown keeps them away.
+	// (podMaxBackoffSeconds), also if many pods wait. Then something unknown keeps them away. It is also how long a round of evictions lasts after
+	// the deletion timestamps of its victims, and how long one of a former leader waits to be continued.
 	Arrival = time.Minute
 	// Retry is the time between two attempts of what failed and can succeed at any moment: a write that was rejected, a choice of nodes that are full.
-	// It is also the first pause of Pauses.
+	// It is the first pause of most Pauses.
 	Retry = 5 * time.Second
-	// LongestPause is the longest pause after failures.
+	// LongestPause is the longest pause after failures, but for reclaims that were of no use (package dispatch).
 	LongestPause = 10 * time.Minute
 	// KubeSchedulerRetries is the time in which kube-scheduler retries each rejected pod by itself (pkg/scheduler/backend/queue,
 	// DefaultPodMaxInUnschedulablePodsDuration, which it checks twice a minute).
@@ -21,24 +22,24 @@ const (
 )
 
 // Pauses holds the pause of each key after its latest failure. It doubles with each failure.
-type Pauses[K comparable] map[K]Pause
+type Pauses[K comparable] map[K]pause
 
-// Pause is until when nothing is tried.
-type Pause struct {
-	Until  time.Time
+// pause is until when nothing is tried.
+type pause struct {
+	until  time.Time
 	length time.Duration
 }
 
 // Extend begins a pause, twice as long as the latest one of the key, between least and most.
 func (p Pauses[K]) Extend(key K, now time.Time, least, most time.Duration) {
 	length := min(max(least, 2*p[key].length), most)
-	p[key] = Pause{Until: now.Add(length), length: length}
+	p[key] = pause{until: now.Add(length), length: length}
 }
 
 // Has reports whether the key pauses.
-func (p Pauses[K]) Has(key K, now time.Time) bool { return now.Before(p[key].Until) }
+func (p Pauses[K]) Has(key K, now time.Time) bool { return now.Before(p[key].until) }
 
 // Prune forgets pauses that ended longer ago than most, the longest of them.
 func (p Pauses[K]) Prune(now time.Time, most time.Duration) {
-	maps.DeleteFunc(p, func(_ K, last Pause) bool { return now.Sub(last.Until) > most })
+	maps.DeleteFunc(p, func(_ K, last pause) bool { return now.Sub(last.until) > most })
 }

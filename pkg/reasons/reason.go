@@ -18,7 +18,7 @@ const (
 	// Fits: enough cards, mostly one, have enough free memory and cores. A pending pod with this reason is about to be tried by
 	// kube-scheduler: for the first time, or again because the card had no room at its last try.
 	Fits Reason = iota
-	// Reserved: a card has enough free memory, but some of it is held back for a gang that has waited too long.
+	// Reserved: a card has enough free memory, but some of it is reserved for a group or pod that came first.
 	Reserved
 	// ResourcesReserved: enough cards have enough free memory, but a group or pod that came first needs too much of what the node has free besides:
 	// CPU, memory, pods, extended resources.

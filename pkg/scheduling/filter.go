@@ -2,7 +2,6 @@ package scheduling
 
 import (
 	"iter"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -87,9 +86,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	if len(result.Passed) == 0 {
-		if slices.Contains(result.Reasons, reasons.Reserved) || slices.Contains(result.Reasons, reasons.ResourcesReserved) {
-			result.ReservedFor = s.ledger.ReservedFor(pod, nodes)
-		}
+		result.ReservedFor = s.reservedFor(pod, nodes, result.Reasons)
 		s.requeue.Rejected(pod, len(nodes), seen)
 		s.nominator.rejected(pod.UID, nodes)
 		if steers {
@@ -107,6 +104,21 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		s.addTentative(pod, result.Names(), now)
 	}
 	return result, nil
+}
+
+// reservedFor returns the label of the item for which memory or other resources are reserved that the pod would get otherwise; empty if that is the
+// reason of no node.
+func (s *Scheduler) reservedFor(pod gpu.Pod, nodes []string, why []reasons.Reason) string {
+	var reserved []string
+	for i, reason := range why {
+		if reason == reasons.Reserved || reason == reasons.ResourcesReserved {
+			reserved = append(reserved, nodes[i])
+		}
+	}
+	if len(reserved) == 0 {
+		return ""
+	}
+	return s.ledger.ReservedFor(pod, reserved)
 }
 
 // fitsOutsidePlace reports whether the pod fits one of the candidate nodes, if fair sharing has reserved a place for it on another node. If it

@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
@@ -91,17 +92,16 @@ func (w *waiting) tick() {
 	w.awaited.Pass(items, now)
 }
 
-// alikePods is equal for pods with the same requests and rank.
+// alikePods is equal for pods with the same requests, except for extended resources, and rank.
 type alikePods struct {
-	namespace   string
-	demand      gpu.Demand
-	constraints unique.Handle[string]
-	priority    int32
+	namespace string
+	shape     placement.Shape
+	priority  int32
 }
 
 // String returns a text that is equal for equal values, also after the constraints have been collected and made again.
 func (a alikePods) String() string {
-	return fmt.Sprint(a.namespace, " ", a.demand, " ", a.priority, " ", a.constraints.Value())
+	return fmt.Sprint(a.namespace, " ", a.shape.Demand, " ", a.shape.Beside, " ", a.priority, " ", a.shape.Constraints.Value())
 }
 
 // pods returns the single pods that kube-scheduler has rejected. Of pods that are alike it returns the first.
@@ -111,7 +111,7 @@ func (w *waiting) pods() (items []queue.Item) {
 		if !w.waits(pod) {
 			continue
 		}
-		like := alikePods{pod.Namespace, pod.Demand(), pod.Constraints, pod.Priority}
+		like := alikePods{pod.Namespace, pod.Shape(), pod.Priority}
 		if earliest := first[like]; earliest == nil || entersBefore(pod, earliest) {
 			first[like] = pod
 		}
