@@ -202,7 +202,7 @@ func (s *installation) images(ctx context.Context, dir string) (archives []strin
 	if out, err := command.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("building the images: %w: %s", err, out)
 	}
-	for _, image := range []string{"extender", "device-plugin"} {
+	for _, image := range []string{"extender", "device-plugin", "device-plugin-simulated"} {
 		archives = append(archives, filepath.Join(out, image+"-"+runtime.GOARCH+".tar"))
 	}
 	binary, err := os.ReadFile(s.Binary("kube/kube-scheduler"))
