@@ -241,15 +241,7 @@ func newRenderer(t *testing.T) renderer {
 
 // render returns the objects as text, by the template's name and the object's position.
 func (r renderer) render(values map[string]any) (map[string]string, error) {
-	release := common.ReleaseOptions{Name: "gpushare", Namespace: "gpu"}
-	input, err := util.ToRenderValuesWithSchemaValidation(r.chart, values, release, r.capabilities, true)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.schema.Validate(input["Values"].(common.Values).AsMap()); err != nil {
-		return nil, err
-	}
-	files, err := engine.Engine{}.Render(r.chart, input)
+	files, err := r.files(values, common.ReleaseOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -265,6 +257,19 @@ func (r renderer) render(values map[string]any) (map[string]string, error) {
 		}
 	}
 	return objects, nil
+}
+
+// files returns the rendered templates by their names.
+func (r renderer) files(values map[string]any, release common.ReleaseOptions) (map[string]string, error) {
+	release.Name, release.Namespace = "gpushare", "gpu"
+	input, err := util.ToRenderValuesWithSchemaValidation(r.chart, values, release, r.capabilities, true)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.schema.Validate(input["Values"].(common.Values).AsMap()); err != nil {
+		return nil, err
+	}
+	return engine.Engine{}.Render(r.chart, input)
 }
 
 // names reports whether an error is the schema's about the value or the one that contains it, or the chart's own about the value.

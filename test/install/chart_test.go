@@ -517,34 +517,6 @@ func TestRulesAndDashboard(t *testing.T) {
 	}
 }
 
-// TestNotes: the text after the installation explains values that leave something to do.
-func TestNotes(t *testing.T) {
-	h := newHelm(t, "")
-	for name, test := range map[string]struct {
-		values   string
-		has, not string
-	}{
-		"as it is":         {"extender.service.clusterIP=10.96.0.15", "NODE gpushare=true\n", "No extender runs"},
-		"no images":        {"extender.service.clusterIP=10.96.0.15", "--namespace gpu --reset-then-reuse-values --set imageRegistry=registry.example.com\n", "One step is left"},
-		"a registry":       {"extender.service.clusterIP=10.96.0.15,imageRegistry=example.com", "Configure kube-scheduler to call the extender.", "No release"},
-		"no replicas":      {"extender.service.clusterIP=10.96.0.15,extender.replicas=0", "No extender runs (extender.replicas=0).", "has no extender"},
-		"another name":     {"extender.service.clusterIP=10.96.0.15,fullnameOverride=gpu", "secret gpu-scheduler-config ", "gpushare-scheduler-config"},
-		"second scheduler": {"mode=secondScheduler", "schedulerName: gpushare-scheduler\n", "kube-scheduler to call"},
-		"a pool of nodes":  {"mode=devicePlugin,fullnameOverride=pool-b", "guard.allow.serviceAccounts:\n\n  gpu/pool-b-device-plugin\n", "kube-scheduler to call"},
-		"simulated cards": {
-			"mode=secondScheduler,devicePlugin.simulatedCards.count=2",
-			"no\ncontainer can compute on them. Label no node that has real cards.\n\nNo release of gpushare has been published yet", "registry.example.com",
-		},
-		"a pool's label": {"mode=devicePlugin,fullnameOverride=pool-b", "NODE gpushare=pool-b\n", "gpushare=true"},
-	} {
-		out := h.run(t, "install", "gpushare", chart, "--namespace=gpu", "--dry-run=client", "--set="+test.values)
-		_, notes, _ := strings.Cut(out, "\nNOTES:\n")
-		if !strings.Contains(notes, test.has) || strings.Contains(notes, test.not) {
-			t.Errorf("%s: want %q and no %q in\n%s", name, test.has, test.not, notes)
-		}
-	}
-}
-
 // TestPodLabels: they are added to the chart's own labels, which the selectors need.
 func TestPodLabels(t *testing.T) {
 	h := newHelm(t, "")

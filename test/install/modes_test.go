@@ -3,6 +3,7 @@ package install
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,6 +26,10 @@ func TestModes(t *testing.T) {
 
 	c.helm.shell(t, blocks[0])
 	c.mustHaveDeployments(t, "gpushare-scheduler")
+	notes := c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--dry-run=server", "--reset-then-reuse-values")
+	if !strings.Contains(notes, "The second scheduler is gpushare-scheduler, as before.") {
+		t.Errorf("the notes of an upgrade that keeps the second scheduler:\n%s", notes)
+	}
 	c.untilRefused("the policy", gpuPod("probe", "none", 1))
 
 	c.helm.shell(t, blocks[1])

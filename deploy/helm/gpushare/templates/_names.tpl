@@ -120,7 +120,21 @@ nvidia.cdi.k8s.io/container.{{ index . 1 }}: nvidia.com/gpu=all
 
 {{/* Not empty if the device plugin's cards don't exist. */}}
 {{- define "gpushare.simulated" -}}
-{{- if gt (int .Values.devicePlugin.simulatedCards.count) 0 }}yes{{ end -}}
+{{- if and .Values.devicePlugin.enabled (gt (int .Values.devicePlugin.simulatedCards.count) 0) }}yes{{ end -}}
+{{- end }}
+
+{{/* Not empty if a pod of this release has an image of a release that isn't published. */}}
+{{- define "gpushare.unpublishedImages" -}}
+{{- $images := list -}}
+{{- if include "gpushare.withExtender" . }}{{ $images = append $images .Values.images.extender }}{{ end -}}
+{{- if include "gpushare.simulated" . -}}
+{{- $images = append $images .Values.images.simulatedDevicePlugin -}}
+{{- else if .Values.devicePlugin.enabled -}}
+{{- $images = append $images .Values.images.devicePlugin -}}
+{{- end -}}
+{{- if and (index .Chart.Annotations "gpushare.aliyun.com/unreleased") (not .Values.imageRegistry) -}}
+{{- range $images }}{{ if hasPrefix "ghcr.io/gpushare/" .repository }}yes{{ end }}{{ end -}}
+{{- end -}}
 {{- end }}
 
 {{/* The simulated cards of a node, as lines for the fake driver library: UUID, model, memory in MiB, NUMA node. */}}
