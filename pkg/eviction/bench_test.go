@@ -6,10 +6,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // BenchmarkProposedVictims measures one node of a preempt call for which kube-scheduler proposes very many victims.

@@ -14,10 +14,10 @@ import (
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // executions is an API server with the group g1, g2, g3 and the pod s, and the round that evicts them for the pod w. Its API server deletes what

@@ -16,12 +16,12 @@ import (
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reclaim"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // reclaimFixture is a Reclaimer with two nodes of one card of 16. Of the tenant bob, b1 and b2 of 8 fill n1, of which b2 is the newer

@@ -16,9 +16,9 @@ import (
 	"k8s.io/klog/v2/textlogger"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
-	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // Incomplete bodies count too: a client that sends much and never completes its request can't exhaust the memory. The memory

@@ -10,8 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
-	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // fuzzed is the router over a cluster whose pods are all bound, or ask for no GPU memory. So no input may change the

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // All readers get the same explanation until the next one may be made.

@@ -1,4 +1,4 @@
-// Package fake has a fake of package apiserver, and builds the objects that an API server has. It is for tests.
+// Package fake has a fake of the calls of package apiserver, and builds the objects that an API server has.
 package fake
 
 import (
