@@ -45,7 +45,7 @@ func printInventory(ctx context.Context, out io.Writer, o options) error {
 	o.plugin.BootID = inventory.BootID()
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(deviceplugin.Inventory(o.plugin, selected.Settings, state.Cards, session)); err != nil {
+	if err := encoder.Encode(deviceplugin.Inventory(o.plugin, selected.Settings, state.Cards, state.Adapters, session)); err != nil {
 		return fmt.Errorf("printing the inventory: %w", err)
 	}
 	return nil
@@ -121,7 +121,10 @@ func serve(ctx context.Context, o options) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
-		return monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Unit, s.Cards, s.Moved, s.Problem) })
+		return monitor.Run(ctx, func(s inventory.State) {
+			plugin.SetAdapters(s.Adapters)
+			plugin.SetCards(s.Unit, s.Cards, s.Moved, s.Problem)
+		})
 	})
 	err = group.Wait()
 	logger.Info("Stopped")

@@ -27,6 +27,8 @@ type cardState struct {
 	// all are all cards of the node as the driver reports them, and cards those that the node reports (report).
 	all, cards []gpu.Card
 	moved      map[int]int
+	// adapters are the node's RDMA adapters.
+	adapters []gpu.Adapter
 	// excluded selects the cards that the configuration excludes. held is the memory that pods hold on each card; it is nil if it is
 	// not known.
 	excluded nodeconfig.Cards
@@ -64,6 +66,13 @@ func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, moved map[int]int, prob
 	}
 	s.unit, s.all, s.moved, s.driver = unit, cards, maps.Clone(moved), problem
 	s.update()
+}
+
+// SetAdapters sets the node's RDMA adapters, which must not be changed later. It is called before Set.
+func (s *cardState) SetAdapters(adapters []gpu.Adapter) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.adapters = adapters
 }
 
 // Isolate sets the isolation mode, and what it means for each card, by index. In a mode that limits memory, cards have only the
@@ -276,7 +285,7 @@ func (s *cardState) Inventory() protocol.Inventory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inventory := protocol.Inventory{
-		Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID, Simulated: s.simulated,
+		Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID, Simulated: s.simulated, Adapters: s.adapters,
 		Features: []string{protocol.FeatureCards, protocol.FeatureCores},
 	}
 	for i := range inventory.Cards {

@@ -8,13 +8,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Inventory returns the inventory that a plugin with these options and settings writes to its Node for these cards, if no pod uses one that the
-// settings exclude, and the kubelet has their devices. What only the API server knows is missing: the node's labels and versions, and a DRA
+// Inventory returns the inventory that a plugin with these options and settings writes to its Node for these cards and adapters, if no pod uses a
+// card that the settings exclude, and the kubelet has their devices. What only the API server knows is missing: the node's labels and versions, and a DRA
 // driver.
-func Inventory(o Options, settings nodeconfig.Settings, cards []gpu.Card, driver Driver) protocol.Inventory {
+func Inventory(o Options, settings nodeconfig.Settings, cards []gpu.Card, adapters []gpu.Adapter, driver Driver) protocol.Inventory {
 	p := &Plugin{options: o, cards: newCardState()}
 	p.newIsolator()
 	p.cards.bootID, p.cards.simulated = o.BootID, o.Simulated
+	p.cards.SetAdapters(adapters)
 	p.cards.Set(settings.Unit, cards, nil, "")
 	p.cards.Exclude(settings.Excluded)
 	p.cards.SetHeld(map[int]gpu.Memory{})

@@ -36,10 +36,12 @@ func TestPrintedInventory(t *testing.T) {
 			<-p.configurator.decided
 			p.cards.Exclude(test.excluded)
 			p.Measure(test.driver)
+			adapters := []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0", ActivePorts: []int{1}}}
+			p.SetAdapters(adapters)
 			p.SetCards(gpu.GiB, reservedCards(), nil, "")
 			settings := nodeconfig.Settings{Isolation: test.mode, Excluded: test.excluded}
 			settings.Unit = gpu.GiB
-			want, err := Inventory(p.options, settings, reservedCards(), test.driver).Annotation()
+			want, err := Inventory(p.options, settings, reservedCards(), adapters, test.driver).Annotation()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -23,6 +23,9 @@ type Card struct {
 	// NVLink and PCIeSwitch are equal for cards of a node that NVLink connects, or that are behind the same PCIe switch. They are
 	// counted from 1; 0 means that nothing is known, or that there is no such connection.
 	NVLink, PCIeSwitch int
+	// RDMAPorts are the active ports of the RDMA adapters near the card: those behind its PCIe switch or, if there are none, those on its
+	// NUMA node. They are written NAME:PORT, ordered, and separated by commas ("mlx5_0:1,mlx5_1:1"); empty if there are none.
+	RDMAPorts string
 	// Unhealthy is the reason why no new pod may be placed on the card; empty for a healthy card.
 	Unhealthy string
 }

@@ -184,6 +184,10 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit, state *ledger
 		node.Cards = append(node.Cards, buildCard(card, slices.Contains(parsed.Features, protocol.FeatureCores)))
 		node.Total = node.Total.Add(card.Memory)
 	}
+	for _, adapter := range parsed.Adapters {
+		node.Adapters = append(node.Adapters, Adapter(adapter))
+	}
+	slices.SortFunc(node.Adapters, func(a, b Adapter) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(node.Cards, func(a, b Card) int { return cmp.Compare(a.Index, b.Index) })
 
 	for _, object := range pods {
@@ -205,7 +209,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit, state *ledger
 func buildCard(card gpu.Card, countsCores bool) Card {
 	out := Card{
 		Index: card.Index, UUID: card.UUID, Model: card.Model, Total: card.Memory,
-		Healthy: card.Healthy(), Reason: card.Unhealthy,
+		Healthy: card.Healthy(), Reason: card.Unhealthy, RDMAPorts: card.RDMAPorts,
 	}
 	if card.NUMANode != gpu.NoNUMANode {
 		out.NUMANode = &card.NUMANode

@@ -100,6 +100,10 @@ func cardRows(node *Node, bars bool) rows {
 	if withCores {
 		header = append(header, "CORES")
 	}
+	withRDMA := len(node.Adapters) > 0
+	if withRDMA {
+		header = append(header, "RDMA")
+	}
 	if bars {
 		header = append(header, "")
 	}
@@ -117,6 +121,9 @@ func cardRows(node *Node, bars bool) rows {
 			fmt.Sprintf("%d/%d", card.Allocated, card.Total)}
 		if withCores {
 			cells = append(cells, card.coresText())
+		}
+		if withRDMA {
+			cells = append(cells, cmp.Or(card.RDMAPorts, "-"))
 		}
 		if bars {
 			cells = append(cells, cardBar(card, 2*barWidth))

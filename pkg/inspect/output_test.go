@@ -223,6 +223,10 @@ default    pair    2x10,25%  fragmented       2 cards with 10 GiB and 25% of the
 default    slow    4,100%    fits             node-a has room for it, 4 GiB and 100% of the computing on 1 card: kube-scheduler has not tried it yet
 default    uneven  5         invalid_request  no node can give the pod what it asks for: container main: aliyun.com/gpu-mem 5 can't be divided evenly over 2 cards
 `},
+		"wide, with RDMA adapters": {withAdapters, writeTable, format{wide: true, rowsOnly: true}, `
+rdma     10.0.0.1  0/16  0/16  0/32  16  GiB  2 x Tesla T4  GPU0 mlx5_1:1, GPU1 -  -
+without  10.0.0.2  0/16  0/16  0/32  16  GiB  2 x Tesla T4  -                      -
+`},
 		"details of several cards and cores": {severalCards, writeDetails, format{wide: true}, `
 NAME:       node-a
 IPADDRESS:  10.0.0.1

@@ -86,7 +86,9 @@ type Node struct {
 	// Problems describe for the user what is wrong with the node and its cards.
 	Problems []string `json:"problems"`
 	Cards    []Card   `json:"cards"`
-	Pods     []Pod    `json:"pods"`
+	// Adapters are the node's RDMA adapters, sorted by name; left out if it has none.
+	Adapters []Adapter `json:"adapters,omitempty"`
+	Pods     []Pod     `json:"pods"`
 
 	// closed is the first reason why no new pod can run on the node; empty if pods can.
 	closed string
@@ -108,6 +110,19 @@ type Card struct {
 	AllocatedCores gpu.Cores `json:"allocatedCores,omitempty"`
 	// Oversubscribed is true if more memory or cores are allocated than the card has.
 	Oversubscribed bool `json:"oversubscribed"`
+	// RDMAPorts are the active ports of the RDMA adapters near the card, such as "mlx5_0:1", separated by commas.
+	RDMAPorts string `json:"rdmaPorts,omitempty"`
+}
+
+// Adapter is an RDMA adapter, with the fields of gpu.Adapter.
+type Adapter struct {
+	Name        string `json:"name"`
+	Device      string `json:"device"`
+	ActivePorts []int  `json:"activePorts,omitempty"`
+	LinkLayer   string `json:"linkLayer,omitempty"`
+	PCIAddress  string `json:"pciAddress,omitempty"`
+	// NUMANode is -1 if it is unknown.
+	NUMANode int `json:"numaNode"`
 }
 
 // Pod is a pod that holds GPU memory of its node: from its binding until it has ended.

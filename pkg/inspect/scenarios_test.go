@@ -181,6 +181,20 @@ func (p podBuilder) with(change func(*corev1.Pod)) podBuilder {
 
 func nothing(*testing.T) Objects { return Objects{} }
 
+// withAdapters has a node with an adapter near one of its cards, and a node without adapters.
+func withAdapters(t *testing.T) Objects {
+	near, far := t4(0, 16), t4(1, 16)
+	near.RDMAPorts = "mlx5_1:1"
+	nodes := []*corev1.Node{
+		withInventory(t, "rdma", "10.0.0.1", protocol.Inventory{Unit: gpu.GiB, Cards: []gpu.Card{near, far}, Adapters: []gpu.Adapter{
+			{Name: "mlx5_1", Device: "uverbs1", ActivePorts: []int{1}, LinkLayer: "Ethernet", PCIAddress: "0000:3b:00.0", NUMANode: 1},
+			{Name: "mlx5_0", Device: "uverbs0", NUMANode: gpu.NoNUMANode},
+		}}).Node,
+		withInventory(t, "without", "10.0.0.2", protocol.Inventory{Unit: gpu.GiB, Cards: []gpu.Card{t4(0, 16), t4(1, 16)}}).Node,
+	}
+	return Objects{Nodes: nodes}
+}
+
 // simulated has two nodes for a trial and a real one.
 func simulated(t *testing.T) Objects {
 	node := func(name string, simulated bool) *corev1.Node {

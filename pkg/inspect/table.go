@@ -159,6 +159,9 @@ func nodeColumns(report Report, indices []int, layout layout) []column {
 	if layout.wide {
 		add("UNIT", func(n *Node) string { return n.Unit.String() })
 		add("MODEL", func(n *Node) string { return models(n) })
+		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return len(n.Adapters) > 0 }) {
+			add("RDMA", rdmaPorts)
+		}
 		add("PROBLEMS", func(n *Node) string { return cmp.Or(strings.Join(n.Problems, "; "), "-") })
 	}
 	return columns
@@ -206,6 +209,18 @@ func models(node *Node) string {
 		}
 	}
 	return cmp.Or(strings.Join(names, ", "), "-")
+}
+
+// rdmaPorts returns the active ports near each of the node's cards, such as "GPU0 mlx5_0:1, GPU1 -".
+func rdmaPorts(node *Node) string {
+	if len(node.Adapters) == 0 {
+		return "-"
+	}
+	var cards []string
+	for _, card := range node.Cards {
+		cards = append(cards, fmt.Sprintf("GPU%d %s", card.Index, cmp.Or(card.RDMAPorts, "-")))
+	}
+	return strings.Join(cards, ", ")
 }
 
 func sumText(sum Sum) string {

@@ -99,6 +99,7 @@ const (
 	symbolMIGMode        = "nvmlDeviceGetMigMode"
 	symbolFieldValues    = "nvmlDeviceGetFieldValues"
 	symbolMemoryInfo     = "nvmlDeviceGetMemoryInfo_v2"
+	symbolPCIInfo        = "nvmlDeviceGetPciInfo_v3"
 	symbolGetLimits      = "nvmlDeviceGetMemoryLimits_v1"
 	symbolSetLimits      = "nvmlDeviceSetMemoryLimits_v1"
 )
@@ -123,6 +124,8 @@ type device struct {
 	bytes    uint64
 	reserved uint64
 	numaNode int
+	// pciAddress is empty if the driver could not read it. rdmaPorts is that of gpu.Card.
+	pciAddress, rdmaPorts string
 	// err is the reason why the card can't be used. The fields that were read before the error are set.
 	err error
 	// lost is true if the driver has lost the card, or can use it only after a reset.
@@ -138,7 +141,7 @@ type device struct {
 type driver struct {
 	lib nvml.Interface
 	// hasAffinity, hasMIG, … report whether the library has the function.
-	hasAffinity, hasMIG, hasFields, hasMemoryInfo, hasLimits, hasModes, hasCompute, hasGraphics, hasMPS, hasAncestor, hasP2P bool
+	hasAffinity, hasMIG, hasFields, hasMemoryInfo, hasLimits, hasModes, hasCompute, hasGraphics, hasMPS, hasAncestor, hasP2P, hasPCI bool
 
 	// connections are those that were read since the driver library was initialized.
 	connections map[pair]connection
@@ -186,6 +189,7 @@ func openDriver(path string) (*driver, error) {
 		hasMPS:        slices.ContainsFunc(symbolsMPS, has),
 		hasAncestor:   has(symbolAncestor),
 		hasP2P:        has(symbolP2P),
+		hasPCI:        has(symbolPCIInfo),
 	}
 	switch ret := d.lib.Init(); ret {
 	case nvml.SUCCESS:
@@ -256,6 +260,11 @@ func (d *driver) read(index int) device {
 		c.model = "" // the model is for display only
 	}
 	c.numaNode = d.numaNode(c.handle)
+	if d.hasPCI {
+		if info, ret := c.handle.GetPciInfo(); ret == nvml.SUCCESS {
+			c.pciAddress = fmt.Sprintf("%04x:%02x:%02x.0", info.Domain, info.Bus, info.Device) // As in sysfs. A card is always function 0.
+		}
+	}
 	if d.hasMIG {
 		// A card without MIG support returns NOT_SUPPORTED.
 		if mode, _, ret := c.handle.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {

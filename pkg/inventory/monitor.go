@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -70,6 +71,8 @@ type Options struct {
 	// without access to the driver's devices. The default is 5 minutes.
 	Patience time.Duration
 
+	// SysfsRoot is the directory in which sysfs is mounted, where RDMA adapters are found; if it is empty, none are.
+	SysfsRoot string
 	// BootID is the kernel's ID of the machine's current boot; empty if unknown.
 	BootID string
 	// Clock measures all intervals except AnswerTimeout. The default is the real clock.
@@ -104,6 +107,8 @@ type State struct {
 	Unit gpu.Unit
 	// Cards are all cards that were ever listed, by index. A card that can't be used carries the reason.
 	Cards []gpu.Card
+	// Adapters are the RDMA adapters at the last listing, by name. The callee of Run must not change them.
+	Adapters []gpu.Adapter
 	// Moved maps the index of a card to the driver's own index of it, for the cards for which the two differ.
 	Moved map[int]int
 	// Problem is why no card of the node can be used, such as a missing driver; empty if there is no such reason.
@@ -111,7 +116,8 @@ type State struct {
 }
 
 func (s State) equal(o State) bool {
-	return s.Unit == o.Unit && s.Problem == o.Problem && slices.Equal(s.Cards, o.Cards) && maps.Equal(s.Moved, o.Moved)
+	return s.Unit == o.Unit && s.Problem == o.Problem && slices.Equal(s.Cards, o.Cards) &&
+		reflect.DeepEqual(s.Adapters, o.Adapters) && maps.Equal(s.Moved, o.Moved)
 }
 
 // stopGrace is how long Run waits for the driver at a stop: longer than a normal step, too short to be noticed.
@@ -150,7 +156,8 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 		}
 		logChanges(logger, last, state)
 		last = &state
-		publish(State{Unit: state.Unit, Cards: slices.Clone(state.Cards), Moved: maps.Clone(state.Moved), Problem: state.Problem})
+		state.Cards, state.Moved = slices.Clone(state.Cards), maps.Clone(state.Moved)
+		publish(state)
 	}
 
 	// A call into a faulty driver may never return, so each step runs in its own goroutine. Only this loop uses the roster.
@@ -195,6 +202,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 		roster.report(o.events, now)
 		switch {
 		case o.listed:
+			roster.adapters = o.adapters
 			roster.list(o.devices, now)
 		case o.err != nil:
 			roster.silence(o.err.Error())
@@ -318,6 +326,7 @@ func List(ctx context.Context, options Options) (State, error) {
 		return State{}, o.err
 	}
 	roster := newRoster(options)
+	roster.adapters = o.adapters
 	roster.list(o.devices, options.Clock.Now())
 	return roster.state(), nil
 }
@@ -375,7 +384,7 @@ func logChanges(logger klog.Logger, before *State, now State) {
 		case known && !old.Healthy():
 			logger.Info("GPU is healthy again", "model", card.Model, "memory", card.Memory)
 		default:
-			logger.Info("GPU found", "model", card.Model, "memory", card.Memory)
+			logger.Info("GPU found", "model", card.Model, "memory", card.Memory, "rdmaPorts", card.RDMAPorts)
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // slice is the longest time that a step waits inside NVML. Such a wait can't be interrupted, so a stop can take this long.
@@ -36,6 +38,8 @@ type observation struct {
 	// listed is true if the step listed the cards; devices holds them.
 	listed  bool
 	devices []device
+	// adapters are the node's RDMA adapters, if listed is true.
+	adapters []gpu.Adapter
 	// err is why the listing failed.
 	err error
 }
@@ -73,6 +77,9 @@ func (r *reader) observe(ctx context.Context, unreachable []int) observation {
 	}
 	o.devices, o.err = r.list(now)
 	o.listed, r.devices = o.err == nil, o.devices
+	if o.listed && r.options.SysfsRoot != "" {
+		o.adapters = sysfs(r.options.SysfsRoot).connect(o.devices)
+	}
 	r.due = now.Add(r.options.ProbeInterval)
 	if o.err != nil || len(o.devices) == 0 {
 		r.close()

@@ -35,6 +35,8 @@ type roster struct {
 	problem string
 	// silent is true if the driver failed or did not answer last time, so that the current state of the cards is unknown.
 	silent bool
+	// adapters are the RDMA adapters at the last listing.
+	adapters []gpu.Adapter
 	// listed is true if the driver has listed its cards since the program started.
 	listed bool
 }
@@ -171,6 +173,7 @@ func (rec *entry) update(d device, r *roster, now time.Time) {
 	if d.numaNode != gpu.NoNUMANode {
 		card.NUMANode = d.numaNode
 	}
+	card.RDMAPorts = d.rdmaPorts
 	if d.peers != nil {
 		rec.peers = d.peers
 	}
@@ -291,7 +294,7 @@ func (r *roster) unreachable() []int {
 
 // state returns a copy of the current state. It contains no cards before the first listing.
 func (r *roster) state() State {
-	s := State{Unit: r.unit, Problem: r.problem}
+	s := State{Unit: r.unit, Problem: r.problem, Adapters: r.adapters}
 	if !r.listed {
 		return s
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,6 +32,10 @@ var cardGauges = [...]struct {
 	}},
 	{"card_memory_units", "Total memory of a card, in the unit of its node.", func(node *ledger.Node, card int) (float64, bool) {
 		return float64(node.Cards[card].Memory), true
+	}},
+	{"card_rdma_ports", "Active ports of the RDMA adapters near a card; only of cards that have one.", func(node *ledger.Node, card int) (float64, bool) {
+		ports := node.Cards[card].RDMAPorts
+		return float64(strings.Count(ports, ",") + 1), ports != ""
 	}},
 }
 

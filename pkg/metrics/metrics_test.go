@@ -264,6 +264,22 @@ gpushare_extender_awaited_idle_ratio 0
 	}
 }
 
+// TestRDMAPorts: a card near active ports of adapters has a series with their number, and others have none.
+func TestRDMAPorts(t *testing.T) {
+	l := ledger.New()
+	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Memory: 100, RDMAPorts: "mlx5_0:1,mlx5_1:1"}, {Index: 1, Memory: 100}}})
+	registry := prometheus.NewPedanticRegistry()
+	cards := NewLedger(registry, l, func() error { return nil }, always)
+	err := testutil.GatherAndCompare(cards.Beside(registry), strings.NewReader(`
+# HELP gpushare_extender_card_rdma_ports Active ports of the RDMA adapters near a card; only of cards that have one.
+# TYPE gpushare_extender_card_rdma_ports gauge
+gpushare_extender_card_rdma_ports{card="0",node="n1"} 2
+`), namespace+"_card_rdma_ports")
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestCoresNotCounted: a node whose device plugin is too old for cores has no series for them.
 func TestCoresNotCounted(t *testing.T) {
 	l := ledger.New()

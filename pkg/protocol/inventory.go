@@ -40,6 +40,8 @@ var ErrNoInventory = errors.New("the node has no GPU inventory")
 type Inventory struct {
 	Unit  gpu.Unit
 	Cards []gpu.Card
+	// Adapters are the node's RDMA adapters, also those near no card.
+	Adapters []gpu.Adapter
 	// BootID is the kernel's boot ID when the inventory was written (/proc/sys/kernel/random/boot_id), empty if the plugin
 	// didn't write it. A restarted plugin uses it to detect that the machine has rebooted.
 	BootID string
@@ -61,8 +63,11 @@ const (
 	FeatureCores = "cores"
 )
 
-// maxFeatures is the most features that are read.
-const maxFeatures = 64
+// maxFeatures and maxAdapters are the most features and adapters that are read.
+const (
+	maxFeatures = 64
+	maxAdapters = 256
+)
 
 // inventoryJSON is the annotation's value.
 type inventoryJSON struct {
@@ -74,6 +79,18 @@ type inventoryJSON struct {
 	DRADriver string     `json:"draDriver,omitempty"`
 	Simulated bool       `json:"simulated,omitempty"`
 	Cards     []cardJSON `json:"cards"`
+
+	Adapters []adapterJSON `json:"adapters,omitempty"`
+}
+
+// adapterJSON has the fields of gpu.Adapter.
+type adapterJSON struct {
+	Name        string `json:"name"`
+	Device      string `json:"device"`
+	ActivePorts []int  `json:"activePorts,omitempty"`
+	LinkLayer   string `json:"linkLayer,omitempty"`
+	PCIAddress  string `json:"pciAddress,omitempty"`
+	NUMANode    int    `json:"numaNode"`
 }
 
 type cardJSON struct {
@@ -87,7 +104,8 @@ type cardJSON struct {
 	Healthy    bool       `json:"healthy"`
 	Reason     string     `json:"reason,omitempty"`
 	// MaxContainers was added for isolation mode mps.
-	MaxContainers int `json:"maxContainers,omitempty"`
+	MaxContainers int    `json:"maxContainers,omitempty"`
+	RDMAPorts     string `json:"rdmaPorts,omitempty"`
 }
 
 // MarshalJSON returns the annotation's value. It returns an error for an inventory that UnmarshalJSON would reject.
@@ -105,18 +123,22 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	for _, c := range inv.Cards {
 		card := cardJSON{
 			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, NVLink: c.NVLink, PCIeSwitch: c.PCIeSwitch,
-			Healthy: c.Healthy(), Reason: c.Unhealthy, MaxContainers: c.MaxContainers,
+			Healthy: c.Healthy(), Reason: c.Unhealthy, MaxContainers: c.MaxContainers, RDMAPorts: c.RDMAPorts,
 		}
 		if c.NUMANode != gpu.NoNUMANode {
 			card.NUMANode = &c.NUMANode
 		}
 		out.Cards = append(out.Cards, card)
 	}
+	for _, adapter := range inv.Adapters {
+		out.Adapters = append(out.Adapters, adapterJSON(adapter))
+	}
 	return json.Marshal(out)
 }
 
 // UnmarshalJSON parses the annotation's value. It keeps the order of the cards. More than gpu.MaxNodeCards cards, a duplicate index, a
-// negative amount and a version above InventoryVersion are errors. Texts are shortened, and only the first maxFeatures features count.
+// negative amount and a version above InventoryVersion are errors. Texts are shortened, and only the first maxFeatures features and
+// maxAdapters adapters count.
 func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	var in inventoryJSON
 	if err := json.Unmarshal(data, &in); err != nil {
@@ -139,6 +161,7 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 		card := gpu.Card{
 			Index: c.Index, UUID: Shorten(c.UUID), Model: Shorten(c.Model), Memory: c.Memory,
 			NUMANode: gpu.NoNUMANode, NVLink: max(c.NVLink, 0), PCIeSwitch: max(c.PCIeSwitch, 0), MaxContainers: max(c.MaxContainers, 0),
+			RDMAPorts: Shorten(c.RDMAPorts),
 		}
 		if c.NUMANode != nil {
 			card.NUMANode = max(*c.NUMANode, gpu.NoNUMANode)
@@ -147,6 +170,12 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 			card.Unhealthy = cmp.Or(Shorten(c.Reason), "reported unhealthy")
 		}
 		out.Cards = append(out.Cards, card)
+	}
+	for _, a := range in.Adapters[:min(len(in.Adapters), maxAdapters)] {
+		out.Adapters = append(out.Adapters, gpu.Adapter{
+			Name: Shorten(a.Name), Device: Shorten(a.Device), ActivePorts: a.ActivePorts[:min(len(a.ActivePorts), maxAdapters)],
+			LinkLayer: Shorten(a.LinkLayer), PCIAddress: Shorten(a.PCIAddress), NUMANode: max(a.NUMANode, gpu.NoNUMANode),
+		})
 	}
 	if err := out.check(); err != nil {
 		return err
@@ -215,6 +244,8 @@ type Node struct {
 	// WholeCards is true if the node offers its cards by NVIDIA's device plugin or DRA driver as well as by aliyun.com/gpu-mem. Such
 	// a node must not be used.
 	WholeCards bool
+	// Adapters are the inventory's; nil if it isn't used.
+	Adapters []gpu.Adapter
 	// Isolation is the inventory's; empty if shares are not enforced, or if the inventory isn't used.
 	Isolation string
 	// Features are the inventory's; nil if it isn't used.
@@ -256,7 +287,7 @@ func ParseNode(node *corev1.Node) Node {
 		}
 		if !equalCards {
 			out.Unit, out.Cards, out.Isolation, out.Features = inventory.Unit, inventory.Cards, inventory.Isolation, inventory.Features
-			out.Simulated = inventory.Simulated
+			out.Simulated, out.Adapters = inventory.Simulated, inventory.Adapters
 			out.WholeCards = out.WholeCards || memory > 0 && inventory.DRADriver != ""
 			return out
 		}

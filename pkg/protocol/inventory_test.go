@@ -59,6 +59,19 @@ func TestInventoryRoundTrip(t *testing.T) {
 			`{"version":1,"unit":"GiB","features":["cards","cores"],"cards":[` +
 				`{"index":0,"memory":8,"numaNode":0,"nvlink":1,"pcieSwitch":2,"healthy":true},{"index":1,"memory":8,"numaNode":0,"nvlink":1,"healthy":true}]}`,
 		},
+		"RDMA adapters, one near a card": {
+			Inventory{
+				Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 8, NUMANode: 0, RDMAPorts: "mlx5_0:1"}, plain(1, 8)},
+				Adapters: []gpu.Adapter{
+					{Name: "mlx5_0", Device: "uverbs0", ActivePorts: []int{1}, LinkLayer: "InfiniBand", PCIAddress: "0000:3b:00.0"},
+					{Name: "mlx5_1", Device: "uverbs1", LinkLayer: "Ethernet", PCIAddress: "0000:af:00.0", NUMANode: gpu.NoNUMANode},
+				},
+			},
+			`{"version":1,"unit":"GiB","cards":[{"index":0,"memory":8,"numaNode":0,"healthy":true,"rdmaPorts":"mlx5_0:1"},` +
+				`{"index":1,"memory":8,"healthy":true}],"adapters":[` +
+				`{"name":"mlx5_0","device":"uverbs0","activePorts":[1],"linkLayer":"InfiniBand","pciAddress":"0000:3b:00.0","numaNode":0},` +
+				`{"name":"mlx5_1","device":"uverbs1","linkLayer":"Ethernet","pciAddress":"0000:af:00.0","numaNode":-1}]}`,
+		},
 		"a model that JSON has to escape": {
 			Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Model: "<\"A100\" & \u00e9>", Memory: 1, NUMANode: gpu.NoNUMANode}}},
 			`{"version":1,"unit":"GiB","cards":[{"index":0,"model":"\u003c\"A100\" \u0026 é\u003e","memory":1,"healthy":true}]}`,
@@ -138,14 +151,18 @@ func TestParseInventory(t *testing.T) {
 // TestInventoryTexts: what a node writes is bounded in every text that is shown. A node can write 256 KiB of annotations.
 func TestInventoryTexts(t *testing.T) {
 	long := strings.Repeat("x", 10000)
-	card := gpu.Card{UUID: long, Model: long, NUMANode: gpu.NoNUMANode, Unhealthy: long}
-	text, err := Inventory{Unit: gpu.GiB, Cards: []gpu.Card{card}, BootID: long, Isolation: long, DRADriver: long, Features: slices.Repeat([]string{long}, 100)}.Annotation()
+	card := gpu.Card{UUID: long, Model: long, NUMANode: gpu.NoNUMANode, Unhealthy: long, RDMAPorts: long}
+	adapter := gpu.Adapter{Name: long, Device: long, LinkLayer: long, PCIAddress: long, NUMANode: -7, ActivePorts: make([]int, 1000)}
+	text, err := Inventory{Unit: gpu.GiB, Cards: []gpu.Card{card}, Adapters: slices.Repeat([]gpu.Adapter{adapter}, 300), BootID: long, Isolation: long, DRADriver: long, Features: slices.Repeat([]string{long}, 100)}.Annotation()
 	expect(t, "written", "", message(err))
 	got, err := ParseInventory(map[string]string{AnnotationInventory: text})
 	expect(t, "error", "", message(err))
 	short := Shorten(long)
 	expect(t, "read", Inventory{
-		Unit: gpu.GiB, Cards: []gpu.Card{{UUID: short, Model: short, NUMANode: gpu.NoNUMANode, Unhealthy: short}},
+		Unit: gpu.GiB, Cards: []gpu.Card{{UUID: short, Model: short, NUMANode: gpu.NoNUMANode, Unhealthy: short, RDMAPorts: short}},
+		Adapters: slices.Repeat([]gpu.Adapter{
+			{Name: short, Device: short, LinkLayer: short, PCIAddress: short, NUMANode: gpu.NoNUMANode, ActivePorts: make([]int, 256)},
+		}, 256),
 		BootID: short, Isolation: short, DRADriver: short, Features: slices.Repeat([]string{short}, 64),
 	}, got)
 	_, err = ParseInventory(map[string]string{AnnotationInventory: `{"version":` + strings.Repeat("1", 10000) + `}`})
@@ -293,7 +310,7 @@ func FuzzParseInventory(f *testing.F) {
 		}
 		expect(t, "read back", got, again)
 		node := ParseNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}})
-		expect(t, "on a node without capacity", Node{Unit: got.Unit, Cards: got.Cards}, node)
+		expect(t, "on a node without capacity", Node{Unit: got.Unit, Cards: got.Cards, Adapters: got.Adapters}, node)
 		if sum := got.memory(); sum < 0 {
 			t.Errorf("the cards add up to %d", sum)
 		}

@@ -45,6 +45,8 @@ type cardView struct {
 	UsedCores gpu.Cores `json:"usedCores,omitempty"`
 	Model     string    `json:"model,omitempty"`
 	UUID      string    `json:"uuid,omitempty"`
+	// RDMAPorts are the active ports of the RDMA adapters near the card.
+	RDMAPorts string `json:"rdmaPorts,omitempty"`
 	// Unhealthy is the reason why no new pod is placed on the card.
 	Unhealthy string `json:"unhealthy,omitempty"`
 	// Vanished is true for a card that the node doesn't report any more while pods have allocations on it.
@@ -148,7 +150,7 @@ func viewNode(node ledger.Node, ownerOf func(namespace, name string) string) nod
 		at[card.Index] = i
 		view.Cards[i] = cardView{
 			ID: card.Index, Total: card.Memory, Used: node.Used[i], UsedCores: node.UsedCores[i], Model: card.Model, UUID: card.UUID,
-			Unhealthy: card.Unhealthy, Pods: []podView{},
+			RDMAPorts: card.RDMAPorts, Unhealthy: card.Unhealthy, Pods: []podView{},
 		}
 	}
 	for _, allocation := range node.Allocations {

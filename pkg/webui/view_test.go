@@ -87,6 +87,16 @@ func TestViewOwner(t *testing.T) {
 	}
 }
 
+// TestViewRDMAPorts: the page gets the ports near a card.
+func TestViewRDMAPorts(t *testing.T) {
+	l := ledger.New()
+	l.SetNode("n", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 16, RDMAPorts: "mlx5_0:1"}}})
+	node, _ := l.Node("n")
+	if got := viewNode(node, noOwner).Cards[0].RDMAPorts; got != "mlx5_0:1" {
+		t.Errorf("ports %q", got)
+	}
+}
+
 // TestViewSeveralCards checks that a pod with several cards is on each of them with its part, and what the page gets of a pending one.
 func TestViewSeveralCards(t *testing.T) {
 	l := ledger.New()

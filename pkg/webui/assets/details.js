@@ -43,7 +43,7 @@ export class Details {
 
   facts(node, card) {
     const wrong = problem(node, card);
-    const facts = [["Model", card.model], ["Simulated", node.simulated ? "yes, for a trial: no container can compute on it" : ""], ["UUID", card.uuid], ["Unit", node.unit || "not reported by the node"],
+    const facts = [["Model", card.model], ["Simulated", node.simulated ? "yes, for a trial: no container can compute on it" : ""], ["UUID", card.uuid], ["RDMA adapters", (card.rdmaPorts ?? "").replaceAll(",", ", ")], ["Unit", node.unit || "not reported by the node"],
       ["Allocated", number(card.used) + " of " + amount(card.total, node.unit)],
       ["Free", wrong && !card.vanished && card.unhealthy ? "nothing, while it is unhealthy" : amount(Math.max(0, card.total - card.used), node.unit)],
       ["Cores", card.usedCores ? cores(node, card) + ", " + (node.isolation === "mps" ? "enforced by MPS" : "not enforced") : cores(node, card)]];

@@ -1,0 +1,15 @@
+package gpu
+
+// Adapter is an RDMA adapter of a node: an InfiniBand or RoCE device of the kernel.
+type Adapter struct {
+	// Name is the kernel's name of the adapter ("mlx5_0"), and Device that of its character device below /dev/infiniband ("uverbs0").
+	Name, Device string
+	// ActivePorts are the numbers of the ports that have a link, in ascending order.
+	ActivePorts []int
+	// LinkLayer is that of its first port: "InfiniBand", or "Ethernet" for RoCE.
+	LinkLayer string
+	// PCIAddress is its address on the PCI bus ("0000:3b:00.0"); empty if it isn't on that bus.
+	PCIAddress string
+	// NUMANode is its NUMA node, or NoNUMANode.
+	NUMANode int
+}
