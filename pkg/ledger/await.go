@@ -298,14 +298,14 @@ const (
 // are never better.
 func (c *awaitedChoice) shortlist(requests []Request) []Request {
 	type key struct {
-		list   listKey
-		demand gpu.Demand
+		list  listKey
+		shape placement.Shape
 	}
 	best, compared := map[listKey]map[int]struct{}{}, map[key]bool{}
 	for i := range requests {
 		request := &requests[i]
 		list := keyOf(request.Nodes)
-		k := key{list, request.Pod.Demand()}
+		k := key{list, shapeOf(c.resources, &request.Pod)}
 		if compared[k] {
 			continue
 		}

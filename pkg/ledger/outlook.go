@@ -132,14 +132,14 @@ func (l *Ledger) kindOf(view *View, pod *gpu.Pod) (kind int, exact bool) {
 	if !view.Node.ByCost() || l.outlook == nil {
 		return noKind, true
 	}
-	shape := view.shapeOf(pod)
+	shape := shapeOf(view.Shapes, pod)
 	return l.outlook.KindOf(&shape)
 }
 
-// shapeOf returns what the pod asks for.
-func (v *View) shapeOf(pod *gpu.Pod) placement.Shape {
-	if v.Shapes != nil {
-		if shape, known := v.Shapes.Shape(pod.UID); known {
+// shapeOf returns what the pod asks for. shapes can be nil.
+func shapeOf(shapes Shapes, pod *gpu.Pod) placement.Shape {
+	if shapes != nil {
+		if shape, known := shapes.Shape(pod.UID); known {
 			return shape
 		}
 	}
@@ -161,7 +161,7 @@ func (l *Ledger) refine(view *View, pod *gpu.Pod, ranked []rankedNode) {
 	if len(ranked) == 0 {
 		return
 	}
-	shape := view.shapeOf(pod)
+	shape := shapeOf(view.Shapes, pod)
 	best, seen := placement.Best{K: maxRefined}, map[placement.Suitability]bool{}
 	for i := range ranked {
 		r := &ranked[i]

@@ -10,6 +10,7 @@ import (
 // Resources knows what nodes have free besides GPU memory: CPU, memory, pods, extended resources. It is called with the ledger's lock held, so it
 // must not call the ledger.
 type Resources interface {
+	Shapes
 	// Fits reports whether pods fit a node.
 	Fits(q ResourceQuery) bool
 	// Part returns the part of a node that the pods request, from 0 to 1: of the resource of which it is the largest.

@@ -148,3 +148,15 @@ func TestAwaitedResources(t *testing.T) {
 		f.EndAwaited(testItem.ID)
 	}
 }
+
+// Pods of one item that differ only in their CPU are compared with the nodes separately: the best nodes for one may have too little CPU for the other.
+func TestAwaitedShapes(t *testing.T) {
+	f := newResourcesFixture(t, 40)
+	for _, node := range f.nodes[:39] {
+		f.run(pod("old "+node, 16), node, 0, 7, longAgo.Add(-time.Hour))
+	}
+	f.run(pod("young 0", 16), "n40", 0, 3, at)
+	f.run(pod("young 1", 16), "n40", 1, 3, at)
+	few, many := f.pending(pod("w0", 16), 1), f.pending(pod("w1", 16), 4)
+	expect(t, "reserved", true, f.await([]ledger.Request{{Pod: few, Nodes: f.nodes}, {Pod: many, Nodes: f.nodes}}, 0, longAgo))
+}
