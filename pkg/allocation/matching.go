@@ -251,8 +251,8 @@ func (m *matching) latest(found Candidate, candidates []Candidate) Candidate {
 func byAssumeTime(a, b Candidate) int {
 	return cmp.Or(
 		byReadiness(a, b),
-		first(a.Pod.Assumed, b.Pod.Assumed),
-		first(!a.Pod.Assigned, !b.Pod.Assigned),
+		gpu.TrueFirst(a.Pod.Assumed, b.Pod.Assumed),
+		gpu.TrueFirst(!a.Pod.Assigned, !b.Pod.Assigned),
 		a.Pod.Assignment.AssumeTime.Compare(b.Pod.Assignment.AssumeTime),
 		a.Pod.Created.Compare(b.Pod.Created),
 		cmp.Compare(a.Pod.UID, b.Pod.UID),
@@ -274,21 +274,10 @@ func byCreation(a, b Candidate) int {
 // byReadiness puts the candidates first for which the kubelet is likely to ask at all.
 func byReadiness(a, b Candidate) int {
 	return cmp.Or(
-		first(!a.Pod.Ran, !b.Pod.Ran),
-		first(!a.Rejected, !b.Rejected),
-		first(a.Begun, b.Begun),
-		first(a.Next, b.Next),
-		first(!a.Pod.Leaving, !b.Pod.Leaving),
+		gpu.TrueFirst(!a.Pod.Ran, !b.Pod.Ran),
+		gpu.TrueFirst(!a.Rejected, !b.Rejected),
+		gpu.TrueFirst(a.Begun, b.Begun),
+		gpu.TrueFirst(a.Next, b.Next),
+		gpu.TrueFirst(!a.Pod.Leaving, !b.Pod.Leaving),
 	)
-}
-
-// first orders true before false.
-func first(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
 }

@@ -11,16 +11,41 @@ import (
 // held.
 type admissions struct {
 	mu sync.RWMutex
-	// free are the namespaces that are exempt from fair sharing. admitted are the pods that are granted or bound.
-	free     map[string]bool
+	// admitted are the pods that are granted or bound.
 	admitted map[gpu.PodUID]bool
 }
 
-// setFree records whether a namespace is exempt.
-func (a *admissions) setFree(namespace string, free bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	set(a.free, namespace, free)
+// Exempt knows which pods take no part in turns. Its methods don't wait for a Tick in progress. mu guards namespaces. No other lock is taken while
+// mu is held. If it is nil, fair sharing is off.
+type Exempt struct {
+	// PriorityCutoff is the lowest priority with which pods need no turn.
+	PriorityCutoff int32
+
+	mu sync.RWMutex
+	// namespaces are those that are exempt from fair sharing.
+	namespaces map[string]bool
+}
+
+// NewExempt returns an Exempt without exempt namespaces.
+func NewExempt(priorityCutoff int32) *Exempt {
+	return &Exempt{PriorityCutoff: priorityCutoff, namespaces: map[string]bool{}}
+}
+
+// set records whether a namespace is exempt.
+func (e *Exempt) set(namespace string, exempt bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	set(e.namespaces, namespace, exempt)
+}
+
+// NeedsNoTurn reports whether the pod may be scheduled without a charge.
+func (e *Exempt) NeedsNoTurn(p gpu.Pod) bool {
+	if e == nil || p.Request == 0 || p.Priority >= e.PriorityCutoff {
+		return true
+	}
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.namespaces[p.Namespace]
 }
 
 // update records whether the pod is granted or bound. Pods that need no turn are admitted in any case.
@@ -43,16 +68,6 @@ func set[K comparable](keys map[K]bool, key K, in bool) {
 	} else {
 		delete(keys, key)
 	}
-}
-
-// NeedsNoTurn reports whether the pod may be scheduled without a charge. It doesn't wait for a Tick in progress.
-func (m *Manager) NeedsNoTurn(p gpu.Pod) bool {
-	if p.Request == 0 || p.Priority >= m.PriorityCutoff {
-		return true
-	}
-	m.admissions.mu.RLock()
-	defer m.admissions.mu.RUnlock()
-	return m.admissions.free[p.Namespace]
 }
 
 // Admit reports whether filter may place the pod. It doesn't wait for a Tick in progress.

@@ -40,7 +40,7 @@ func newBench(nNodes, nPods int) (*Manager, *ledger.Ledger, *time.Time) {
 	}
 	half := slices.Clone(nodes[:nNodes/2])
 	m := New(Options{
-		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, PriorityCutoff: 1 << 30, Patience: patience, EvictionsFull: func() bool { return false },
+		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Exempt: NewExempt(1 << 30), Patience: patience, EvictionsFull: func() bool { return false },
 		Release: func(uid gpu.PodUID) { l.Release(uid) },
 		Nodes: nodesOf(func(constraints unique.Handle[string]) []string {
 			if constraints == unique.Make("half") {

@@ -54,7 +54,8 @@ type fixture struct {
 // newFixture returns a fixture with nodes n0, n1 … of one card each, and the tenants alice and bob. change, which can be nil,
 // changes the options.
 func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixture {
-	f := &fixture{t: t, ledger: ledger.New(), now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}}
+	exempt := NewExempt(1000)
+	f := &fixture{t: t, ledger: ledger.NewWithResources(nil, exempt), now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}}
 	f.groups = &fakeGroups{f: f, sizes: map[string]int{}}
 	f.ledger.AddFreedListener(func(node string) { f.Freed(node) })
 	var nodes []string
@@ -65,8 +66,8 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 				f.ledger.Release(uid)
 			}
 		},
-		Nodes:          nodesOf(func(unique.Handle[string]) []string { return nodes }),
-		PriorityCutoff: 1000, Patience: patience, EvictionsFull: func() bool { return false }, Observer: f,
+		Nodes:  nodesOf(func(unique.Handle[string]) []string { return nodes }),
+		Exempt: exempt, Patience: patience, EvictionsFull: func() bool { return false }, Observer: f,
 	}
 	if change != nil {
 		change(&o)

@@ -47,13 +47,8 @@ func (m *Manager) openGates(now time.Time) {
 		}
 	}
 	slices.SortFunc(due, func(a, b *pod) int {
-		switch {
-		case a.charged() && !b.charged(): // Granted pods hold memory, so they go first.
-			return -1
-		case b.charged() && !a.charged():
-			return 1
-		}
-		return cmp.Or(a.expires.Compare(b.expires), cmp.Compare(a.UID, b.UID))
+		// Granted pods hold memory, so they go first.
+		return cmp.Or(gpu.TrueFirst(a.charged(), b.charged()), a.expires.Compare(b.expires), cmp.Compare(a.UID, b.UID))
 	})
 	for _, p := range due[:min(len(due), max(MaxOpening-inFlight, 0))] {
 		p.gate = gateOpening

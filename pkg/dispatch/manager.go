@@ -30,8 +30,8 @@ type Options struct {
 	// EmptyCapacity returns a new count of what nodes would have besides GPU memory if no pod had GPU memory. If it is nil, only
 	// GPU memory counts.
 	EmptyCapacity func() ledger.Capacity
-	// PriorityCutoff is the lowest priority with which pods need no turn.
-	PriorityCutoff int32
+	// Exempt knows which pods need no turn. The Manager sets its namespaces.
+	*Exempt
 	// Provisioning is the number of units of each tenant that have no room and whose gates are opened nevertheless, so that an autoscaler
 	// adds nodes for them.
 	Provisioning int
@@ -174,7 +174,7 @@ func New(o Options) *Manager {
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		cutShort: map[string]uint64{}, kinds: kinds{},
 		feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{at: map[gpu.PodUID]int{}},
-		reclaims: newReclaims(0), admissions: admissions{free: map[string]bool{}, admitted: map[gpu.PodUID]bool{}},
+		reclaims: newReclaims(0), admissions: admissions{admitted: map[gpu.PodUID]bool{}},
 	}
 }
 

@@ -62,7 +62,7 @@ func (m *Manager) SetNamespace(name string, next Namespace) {
 		return
 	}
 	m.namespaces[name] = next
-	m.admissions.setFree(name, next.Free)
+	m.Exempt.set(name, next.Free)
 	if !known || former.Tenant != next.Tenant || former.Free != next.Free {
 		for _, p := range m.inNamespace[name] {
 			m.withdraw(p)
@@ -85,7 +85,7 @@ func (m *Manager) RemoveNamespace(name string) {
 	defer m.mu.Unlock()
 	former := m.namespaces[name]
 	delete(m.namespaces, name)
-	m.admissions.setFree(name, false)
+	m.Exempt.set(name, false)
 	for _, p := range m.inNamespace[name] {
 		m.withdraw(p)
 	}

@@ -42,7 +42,7 @@ func (m *Manager) Waiting() []queue.Item {
 	items := make([]queue.Item, 0, len(units))
 	for i, u := range units {
 		items = append(items, queue.Item{
-			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
+			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
 			Turn:     i + 1,
 			Attempt:  u.attempt(),
 			Like:     u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),

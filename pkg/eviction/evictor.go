@@ -129,13 +129,7 @@ func (e *Evictor) add(b blockedPod) {
 // compare orders the pods that are worth remembering first, and postponed pods last. The caller holds the lock.
 func (e *Evictor) compare(a, b blockedPod) int {
 	now := e.Clock.Now()
-	switch later, otherLater := e.postponed.Has(a.pod.UID, now), e.postponed.Has(b.pod.UID, now); {
-	case later && !otherLater:
-		return 1
-	case !later && otherLater:
-		return -1
-	}
-	return a.compare(b)
+	return cmp.Or(gpu.TrueFirst(e.postponed.Has(b.pod.UID, now), e.postponed.Has(a.pod.UID, now)), a.compare(b))
 }
 
 // compare orders pods by descending priority, then by the earliest time of a round.

@@ -263,13 +263,7 @@ func chooseBorrower(shares []share) []share {
 func inOrder(shares []share, may func(share) bool) []share {
 	candidates := slices.DeleteFunc(slices.Clone(shares), func(s share) bool { return !may(s) || s.spared })
 	slices.SortFunc(candidates, func(a, b share) int {
-		switch {
-		case a.member && !b.member:
-			return 1
-		case b.member && !a.member:
-			return -1
-		}
-		return cmp.Or(b.pod.AssumeTime.Compare(a.pod.AssumeTime), cmp.Compare(a.pod.UID, b.pod.UID))
+		return cmp.Or(gpu.TrueFirst(b.member, a.member), b.pod.AssumeTime.Compare(a.pod.AssumeTime), cmp.Compare(a.pod.UID, b.pod.UID))
 	})
 	return candidates
 }

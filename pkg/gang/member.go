@@ -33,14 +33,7 @@ func (k Key) ItemID() string {
 
 // Compare orders keys by namespace and name, and of two groups with one name the native one is last.
 func (k Key) Compare(o Key) int {
-	order := cmp.Or(strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
-	switch {
-	case order != 0 || k.Native == o.Native:
-		return order
-	case o.Native:
-		return -1
-	}
-	return 1
+	return cmp.Or(strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name), gpu.TrueFirst(o.Native, k.Native))
 }
 
 // Member is a pod of a group, as read from its object.

@@ -191,7 +191,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	}
 	diagnoser := diagnosis.FromObjects(objects.Nodes, objects.Pods, now)
 	options := dispatch.Options{
-		Ledger: ledger, Groups: gang.NewSnapshot(members, now), PriorityCutoff: settings.PriorityCutoff,
+		Ledger: ledger, Groups: gang.NewSnapshot(members, now), Exempt: dispatch.NewExempt(settings.PriorityCutoff),
 		Nodes: nodes,
 	}
 	out.Total = int64(ledger.Memory())

@@ -103,3 +103,29 @@ func TestAwaitedReservationReason(t *testing.T) {
 	f.EndAwaited(testItem.ID)
 	expect(t, "label after the end", "", f.ReservedFor(pod("x", 16, 1), []string{"n1"}))
 }
+
+// needNoTurn are the namespaces that are exempt from fair sharing.
+type needNoTurn map[string]bool
+
+func (n needNoTurn) NeedsNoTurn(pod gpu.Pod) bool { return n[pod.Namespace] }
+
+// With fair sharing, what waits for a turn comes after all that needs none, whatever the priorities.
+func TestAwaitedReservationsAndTurns(t *testing.T) {
+	const fits, reserved = reasons.Fits, reasons.Reserved
+	free, waits := pod("free", 16), pod("waits", 16, 9)
+	free.Namespace, waits.Namespace = "exempt", "tenant"
+	for name, tc := range map[string]struct {
+		item        ledger.Item
+		free, waits reasons.Reason
+	}{
+		"of an item that waits for a turn":     {ledger.Item{ID: "item", Label: "item", ByTurn: true, Priority: 99}, fits, reserved},
+		"of an item that needs no turn":        {ledger.Item{ID: "item", Label: "item", Priority: 0}, reserved, reserved},
+		"of a less important one without turn": {ledger.Item{ID: "item", Label: "item", Priority: -1}, fits, reserved},
+	} {
+		f := &fixture{t: t, Ledger: ledger.NewWithResources(nil, needNoTurn{"exempt": true})}
+		f.SetNode("n1", spec(16))
+		expect(t, name, true, f.Await(tc.item, requests([]string{"n1"}, 16), longAgo))
+		expect(t, name+", for a pod that needs no turn", []reasons.Reason{tc.free}, f.check(free, "n1"))
+		expect(t, name+", for a pod that waits for a turn", []reasons.Reason{tc.waits}, f.check(waits, "n1"))
+	}
+}

@@ -3,6 +3,8 @@ package ledger
 import (
 	"cmp"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // Item is an item of the queue: a pod, or several pods that get their places together.
@@ -10,21 +12,19 @@ type Item struct {
 	// ID identifies the item, and Label names it for users.
 	ID, Label string
 	// Broken, Priority and Entered are the item's rank. Broken is true for what a broken run of a group still needs: each of its bound members
-	// wastes memory. Entered is when the item entered the queue: when its first pod was created, or when it last failed.
-	Broken   bool
-	Priority int32
-	Entered  time.Time
+	// wastes memory. ByTurn is true if it waits for a turn of fair sharing: such items come after all others, and priorities count within a tenant.
+	// Entered is when the item entered the queue: when its first pod was created, or when it last failed.
+	Broken, ByTurn bool
+	Priority       int32
+	Entered        time.Time
 }
 
 // Compare is the order of the queue. It returns a negative number if the item comes before the other one.
 func (i *Item) Compare(o *Item) int {
-	if i.Broken != o.Broken {
-		if i.Broken {
-			return -1
-		}
-		return 1
-	}
-	return cmp.Or(cmp.Compare(o.Priority, i.Priority), i.Entered.Compare(o.Entered), cmp.Compare(i.ID, o.ID))
+	return cmp.Or(
+		gpu.TrueFirst(i.Broken, o.Broken), gpu.TrueFirst(o.ByTurn, i.ByTurn), cmp.Compare(o.Priority, i.Priority), i.Entered.Compare(o.Entered),
+		cmp.Compare(i.ID, o.ID),
+	)
 }
 
 // Before reports whether the item comes before the other one.

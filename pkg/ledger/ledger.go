@@ -104,8 +104,9 @@ type Node struct {
 // functions of Check and Rank, in a Capacity, and in Resources.
 type Ledger struct {
 	freedListeners []func(node string)
-	// resources is nil if only GPU memory counts.
+	// resources is nil if only GPU memory counts, turns if fair sharing is off.
 	resources Resources
+	turns     Turns
 
 	mu    sync.RWMutex
 	nodes map[string]*node
@@ -128,14 +129,14 @@ type Ledger struct {
 }
 
 // New returns an empty ledger that counts only GPU memory.
-func New() *Ledger { return NewWithResources(nil) }
+func New() *Ledger { return NewWithResources(nil, nil) }
 
-// NewWithResources returns an empty ledger whose reservations also keep the other resources of nodes.
-func NewWithResources(resources Resources) *Ledger {
+// NewWithResources returns an empty ledger whose reservations also keep the other resources of nodes. turns is nil if fair sharing is off.
+func NewWithResources(resources Resources, turns Turns) *Ledger {
 	return &Ledger{
-		resources: resources,
-		nodes:     map[string]*node{},
-		nodeOf:    map[gpu.PodUID]string{}, leaving: map[string]struct{}{}, reservations: newReservations(),
+		resources: resources, turns: turns,
+		nodes:  map[string]*node{},
+		nodeOf: map[gpu.PodUID]string{}, leaving: map[string]struct{}{}, reservations: newReservations(),
 	}
 }
 

@@ -286,9 +286,19 @@ func (l *Ledger) countsFor(r *reserved, pod *gpu.Pod, own *ownReservations) bool
 		return false
 	case r.Source == Queued && mine != nil:
 		return r.Item.Before(&mine.Item) && l.stillCounts(r)
+	case r.Source == Queued && r.Item.ByTurn != l.needsTurn(pod):
+		return !r.Item.ByTurn && l.stillCounts(r)
 	}
 	return pod.Priority <= r.Priority && l.stillCounts(r)
 }
+
+// Turns knows which pods wait for a turn of fair sharing. It is called with the ledger's lock held, so it must not call the ledger.
+type Turns interface {
+	NeedsNoTurn(pod gpu.Pod) bool
+}
+
+// needsTurn reports whether the pod waits for a turn of fair sharing.
+func (l *Ledger) needsTurn(pod *gpu.Pod) bool { return l.turns != nil && !l.turns.NeedsNoTurn(*pod) }
 
 // stillCounts reports whether the share counts: its pod has no allocation.
 func (l *Ledger) stillCounts(r *reserved) bool {

@@ -25,7 +25,7 @@ type resourcesFixture struct {
 // newResourcesFixture returns a ledger of nodes with 8 CPUs and two cards of 16.
 func newResourcesFixture(t *testing.T, nodes int) *resourcesFixture {
 	f := &resourcesFixture{fixture: &fixture{t: t}, cluster: eligibility.NewCluster()}
-	f.Ledger = ledger.NewWithResources(f.cluster)
+	f.Ledger = ledger.NewWithResources(f.cluster, nil)
 	f.AddFreedListener(func(node string) { f.freed = append(f.freed, node) })
 	for i := range nodes {
 		name, s := fmt.Sprint("n", i+1), spec(16, 16)

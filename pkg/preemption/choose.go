@@ -157,7 +157,7 @@ func (n Node) potentialVictims(cards []placement.Card) []*potentialVictim {
 	})
 	n.markViolations(pool)
 	slices.SortStableFunc(pool, func(a, b *potentialVictim) int {
-		return cmp.Or(compareBool(a.Terminating, b.Terminating), compareBool(b.violates, a.violates))
+		return cmp.Or(gpu.TrueFirst(b.Terminating, a.Terminating), gpu.TrueFirst(a.violates, b.violates))
 	})
 	return pool
 }
@@ -357,15 +357,4 @@ func (a Amounts) cover(wanted, taken Amounts) bool {
 		}
 	}
 	return true
-}
-
-// compareBool orders false before true.
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }

@@ -137,7 +137,7 @@ func (a *Awaited) sorted(items []Item, now time.Time) []Item {
 		}
 	}
 	slices.SortFunc(items, func(x, y Item) int {
-		if x.Broken == y.Broken && x.Priority == y.Priority && x.Turn != y.Turn {
+		if x.ByTurn && y.ByTurn && x.Turn != y.Turn {
 			return cmp.Compare(x.Turn, y.Turn)
 		}
 		return x.Compare(&y.Item)

@@ -218,3 +218,17 @@ func TestAwaitedChecksFew(t *testing.T) {
 		t.Errorf("%d items were checked", checks)
 	}
 }
+
+// With fair sharing, an item that needs no turn comes before all that wait for one.
+func TestAwaitedTurns(t *testing.T) {
+	f := newFixture(t, 1)
+	f.run("runs", "n1", 0, 4, time.Minute)
+	for i, name := range []string{"second tenant", "first tenant"} {
+		item := f.wait(name, 1, 16, longAgo)
+		item.ByTurn, item.Priority, item.Turn, item.Like = true, 1000, 2-i, name
+	}
+	f.pass(0, "first tenant n1:16")
+	f.choices["first tenant"].until = f.now.Add(time.Second) // Items whose choice lasts come before those of other tenants only.
+	f.wait("exempt", 1, 16, -2*time.Hour)
+	f.pass(500*time.Millisecond, "exempt n1:16")
+}

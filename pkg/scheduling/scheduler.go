@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -173,8 +174,12 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		o.newGroup = eviction.Goroutines
 	}
 	nodes := eligibility.NewCluster()
+	var exempt *dispatch.Exempt
+	if o.FairShare.On {
+		exempt = dispatch.NewExempt(o.FairShare.PriorityCutoff)
+	}
 	s := &Scheduler{
-		Options: o, ledger: ledger.NewWithResources(nodes), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
+		Options: o, ledger: ledger.NewWithResources(nodes, exempt), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
 	}
 	s.expectations = s.newExpectations()
 	s.requeue = requeue.New(requeue.Options{
@@ -196,7 +201,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		s.groups = s.newGroups()
 	}
 	if o.FairShare.On {
-		s.fair = s.newFairShare(o.FairShare)
+		s.fair = s.newFairShare(o.FairShare, exempt)
 	}
 	if o.SampleSize != nil {
 		s.nominator = s.newNominator()
