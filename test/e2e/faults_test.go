@@ -1,15 +1,11 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
@@ -202,102 +197,6 @@ func TestFaults(t *testing.T) {
 			s.Logf("%d pods were created; %d of them are bound, the others were deleted", stream.made, len(stream.alive))
 		})
 	}
-}
-
-// TestRetryWhileAnswersAreLost: the API server answers no Bindings until the first write of a pod can't take effect any more, and at that moment a
-// retry of the bind waits for other binds. Meanwhile other pods try to get the same cards. The test makes the bind calls of kube-scheduler, because
-// the moment counts.
-func TestRetryWhileAnswersAreLost(t *testing.T) {
-	const (
-		timeout, window = 2 * time.Second, 500 * time.Millisecond
-		// over is how long after its begin the first write can't take effect any more (binding.Deadline).
-		over  = 2*timeout + 5*time.Second
-		nodes = 8
-		// burst is the number of binds after which the next ones wait for the whole window.
-		burst = 30
-	)
-	c := framework.StartForTest(t, faulty(framework.Options{ExtenderArgs: []string{"--bind-timeout=" + timeout.String(), "--bind-window=" + window.String()}}))
-	for round := range controlplane.Times(2, 20) {
-		play(t, c, fmt.Sprint("round ", round), func(s *scene) {
-			var group sync.WaitGroup
-			var cards []*framework.NodeWrapper
-			var first, next, others []*framework.PodWrapper
-			pods := func(name string, n int, memory int64) (made []*framework.PodWrapper) {
-				for i := range n {
-					pod := s.Pod(fmt.Sprint(name, i), memory)
-					pod.Spec.SchedulerName = "the-test"
-					made = append(made, pod)
-				}
-				s.Create(made...)
-				return made
-			}
-			for i := range nodes {
-				cards = append(cards, node(fmt.Sprint("n", i), 100))
-			}
-			s.AddNodes(append(cards, node("others", cardMiB))...)
-			first, next, others = pods("first-", nodes, 59), pods("next-", nodes, 59), pods("other-", burst, 1)
-			card := func(i int) string { return s.NodeName(fmt.Sprint("n", i)) }
-			held := c.Proxy.Inject(controlplane.Bindings, 0, controlplane.Hold)
-			defer held.Lift()
-			begun := time.Now()
-			for i, pod := range first {
-				group.Go(func() {
-					if err := s.bind(pod, card(i)); err == nil {
-						s.Errorf("the first bind of %s succeeded", pod.Name)
-					}
-				})
-			}
-			group.Wait()
-			pass(s.Context(), time.Until(begun.Add(over-window/4)))
-			held.Lift()
-			for _, pod := range others {
-				group.Go(func() { _ = s.bind(pod, s.NodeName("others")) })
-			}
-			pass(s.Context(), window/10)
-			for i := range nodes {
-				group.Go(func() { _ = s.bind(first[i], card(i)) })
-				group.Go(func() {
-					for time.Since(begun) < over+2*window && s.bind(next[i], card(i)) != nil {
-						pass(s.Context(), window/50)
-					}
-				})
-			}
-			group.Wait()
-			c.CheckCards(s)
-			bound := 0
-			for i := range nodes {
-				for _, name := range []string{first[i].Name, next[i].Name} {
-					if s.Get(name).Spec.NodeName != "" {
-						bound++
-					}
-				}
-			}
-			if bound == 0 {
-				s.Error("nothing was bound: this test shows nothing")
-			}
-		})
-	}
-}
-
-// bind makes a bind call as kube-scheduler does.
-func (s *scene) bind(pod *framework.PodWrapper, node string) error {
-	args, err := json.Marshal(extenderv1.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.ObjectMeta.Namespace, PodUID: pod.ObjectMeta.UID, Node: node})
-	if err != nil {
-		return err
-	}
-	response, err := http.Post(s.Cluster.ExtenderURL+"/gpushare-scheduler/bind", "application/json", bytes.NewReader(args))
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	var result extenderv1.ExtenderBindingResult
-	if err := json.NewDecoder(response.Body).Decode(&result); err != nil {
-		return err
-	}
-	if result.Error != "" {
-		return errors.New(result.Error)
-	}
-	return nil
 }
 
 // outage is how long a program is away.

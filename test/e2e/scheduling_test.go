@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -31,32 +30,6 @@ func TestScheduling(t *testing.T) {
 		s.Create(s.Pod("only-n2", 8138).OnNode(s.NodeName("n2")), s.Pod("only-n1", 8138).OnNode(s.NodeName("n1")))
 		s.rejected("only-n2", "1 no GPU card has enough free memory")
 		s.rejected("only-n1", "1 Insufficient "+string(protocol.ResourceMemory))
-	})
-
-	play(t, c, "bind chooses the fullest card with 8138 MiB", func(s *scene) {
-		s.AddNodes(node("n1", cardMiB, cardMiB, cardMiB, cardMiB))
-		// Binpack fills one card after the other. Every other pod is deleted then.
-		s.fill("n1", 12207, 4069, 8138, 8138, 4069, 12207, 16276)
-		s.remove("n1-0", "n1-3", "n1-4", "n1-6")
-		ledger, err := c.LedgerAllocations(s.Context())
-		must(s, err)
-		n1 := s.NodeName("n1")
-		var free []int64
-		for i := range len(ledger[n1]) {
-			free = append(free, ledger[n1][i].Total-ledger[n1][i].Used)
-		}
-		if want := []int64{12207, 8138, 4069, 16276}; !slices.Equal(free, want) {
-			s.Fatalf("the cards have %v free, want %v", free, want)
-		}
-
-		pod := s.Place(s.Pod("pod", 8138))
-		s.WantCard(pod, n1, 1)
-		assignment, err := protocol.ParseAssignment(pod.Annotations)
-		must(s, err)
-		if assignment.Request != 8138 || assignment.Cards[0].Memory != cardMiB || assignment.Assigned || assignment.AssumeTime.Before(pod.CreationTimestamp.Time) {
-			s.Errorf("the annotations are %v", pod.Annotations)
-		}
-		s.WaitEvent("pod", "GPUCardAssumed", "card 1 of node "+n1, "8138 MiB of its 16276 MiB")
 	})
 
 	play(t, c, "a pod without room is pending, and gets the place of a deleted pod", func(s *scene) {
@@ -93,35 +66,5 @@ func TestScheduling(t *testing.T) {
 		s.Delete("one")
 		s.WaitBound("computing")
 		s.CheckLedger()
-	})
-
-	play(t, c, "a node that also has nvidia.com/gpu is rejected", func(s *scene) {
-		s.AddNodes(node("n1", cardMiB).Capacity(protocol.ResourceWholeCard, 1))
-		s.Create(s.Pod("pod", 1024))
-		s.rejected("pod", "1 the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them")
-		s.AddNodes(node("n2", cardMiB))
-		s.WantCard(s.WaitBound("pod"), s.NodeName("n2"), 0)
-	})
-
-	play(t, c, "forged annotations have no effect", func(s *scene) {
-		s.AddNodes(node("n1", cardMiB, cardMiB))
-		n1 := s.NodeName("n1")
-		s.WantCard(s.Place(s.Pod("honest", 12207)), n1, 0)
-		forged := map[string]string{
-			protocol.AnnotationIndex: "0", protocol.AnnotationPod: "1", protocol.AnnotationDevice: "999999",
-			protocol.AnnotationAssumeTime: "1", protocol.AnnotationAssigned: "true", protocol.AnnotationAllocation: `{"main":{"0":1}}`,
-		}
-		// 4069 MiB are free on card 0.
-		pod := s.Place(s.Pod("forged", 12207).Annotations(forged))
-		s.WantCard(pod, n1, 1)
-		assignment, err := protocol.ParseAssignment(pod.Annotations)
-		must(s, err)
-		if assignment.Request != 12207 || assignment.Cards[0].Memory != cardMiB || assignment.Assigned || assignment.AssumeTime.Before(pod.CreationTimestamp.Time) {
-			s.Errorf("the forged annotations became %v", pod.Annotations)
-		}
-		// Annotations that are forged after the bind have no effect either.
-		s.Annotate("forged", map[string]string{protocol.AnnotationPod: "1"})
-		s.Create(s.Pod("pending", 5000).Annotations(forged))
-		s.rejected("pending", "1 no GPU card has enough free memory")
 	})
 }

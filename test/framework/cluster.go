@@ -11,6 +11,8 @@ import (
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -201,6 +203,16 @@ func (c *Cluster) RestartExtenderWith(t testing.TB, flags ...string) {
 	}
 	restart(slices.Concat(before, flags))
 	t.Cleanup(func() { restart(before) })
+}
+
+// PriorityClass creates the priority class with this value if the cluster has none, and returns its name.
+func (c *Cluster) PriorityClass(t testing.TB, value int32) string {
+	t.Helper()
+	class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("p", value)}, Value: value}
+	if _, err := c.Client.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
+		Must(t, err)
+	}
+	return class.Name
 }
 
 // throughProxy returns a kubeconfig that uses a proxy, if the options ask for one.

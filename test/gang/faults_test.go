@@ -24,29 +24,9 @@ const faultySize = 6
 func TestFaults(t *testing.T) {
 	c := hasty.Start(t)
 	rounds := controlplane.Times(1, 20)
-	for title, test := range map[string]struct {
-		cards  []int
-		inject func(f *fixture, gang string)
-	}{
-		"the extender is killed":   {[]int{4, 4}, func(f *fixture, _ string) { must(f, c.Extender.Restart(f.Context())) }},
-		"kube-scheduler is killed": {[]int{4, 4}, func(f *fixture, _ string) { must(f, c.Scheduler.Restart(f.Context())) }},
-		"a member is replaced": {[]int{4, 4}, func(f *fixture, gang string) {
-			f.Delete(gang + "-3")
-			f.Create(f.member(gang, faultySize, 3, card))
-		}},
-		"a node is deleted": {[]int{4, 4, 4}, func(f *fixture, _ string) {
-			must(f, c.Client.CoreV1().Nodes().Delete(f.Context(), f.NodeName("n0"), metav1.DeleteOptions{}))
-			f.AddNodes(f.node(0, 4))
-		}},
-		"binds fail for a while": {[]int{4, 4}, func(*fixture, string) {
-			c.Proxy.Inject(controlplane.Bindings, 5, controlplane.Answer(http.StatusServiceUnavailable, 0))
-		}},
-		"answers to binds are lost": {[]int{4, 4}, func(*fixture, string) {
-			c.Proxy.Inject(controlplane.Bindings, 3, controlplane.CutAnswer)
-		}},
-	} {
+	for title, program := range map[string]*controlplane.Process{"the extender is killed": c.Extender, "kube-scheduler is killed": c.Scheduler} {
 		t.Run(title, func(t *testing.T) {
-			f := newFixture(t, c, test.cards...)
+			f := newFixture(t, c, 4, 4)
 			random := rand.New(rand.NewPCG(1, uint64(len(title))))
 			boundAtFault := map[int]int{}
 			for round := range rounds {
@@ -57,7 +37,7 @@ func TestFaults(t *testing.T) {
 				gang := fmt.Sprintf("g%d", round)
 				f.createGang(gang, faultySize)
 				boundAtFault[f.boundAfter(random.IntN(700), gang)]++
-				test.inject(f, gang)
+				must(t, program.Restart(t.Context()))
 				injection.Lift()
 				f.waitBound(map[string]int{gang: faultySize})
 				f.CheckLedger()
@@ -135,57 +115,6 @@ func TestPolicyKeep(t *testing.T) {
 	}
 	if n := c.Metric(t, framework.MetricGangEvictions); n > 0 {
 		t.Errorf("%v members were evicted", n)
-	}
-}
-
-// TestLeaders kills, terminates or freezes the leader at a random moment while a gang is gathered and bound. The other replica
-// continues.
-func TestLeaders(t *testing.T) {
-	// kube-scheduler's timeout can pass twice: for a bind and for a filter call that the frozen leader doesn't answer.
-	c := framework.StartForTest(t, framework.Options{
-		MemoryUnit: "GiB", Replicas: 2, ThroughProxy: true, ControlPlane: controlplane.Options{Scheduler: faultyScheduler},
-		ExtenderArgs: append([]string{
-			"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
-		}, append(shortTimeouts, "--gang-patience=45s")...),
-	})
-	random := rand.New(rand.NewPCG(5, 5))
-	start := func(leader *controlplane.Process) error { return leader.Start(t.Context()) }
-	for title, test := range map[string]struct {
-		inject, restore func(leader *controlplane.Process) error
-		// acts is the time within which the former leader can still act when it is back.
-		acts time.Duration
-	}{
-		"the leader is killed":     {(*controlplane.Process).Kill, start, 0},
-		"the leader is terminated": {func(leader *controlplane.Process) error { return leader.Terminate(t.Context()) }, start, 0},
-		// Its Lease and a bind's timeout are 4 s.
-		"the leader is frozen": {(*controlplane.Process).Pause, (*controlplane.Process).Resume, 5 * time.Second},
-	} {
-		t.Run(title, func(t *testing.T) {
-			f := newFixture(t, c, 4, 4)
-			boundAtFault := map[int]int{}
-			for round := range controlplane.Times(1, 20) {
-				var leader *controlplane.Process
-				f.Eventually("a replica leads", func(ctx context.Context) error {
-					i := c.Leader(ctx)
-					if i < 0 {
-						return errors.New("no leader is published")
-					}
-					leader = c.Replicas[i]
-					return nil
-				})
-				gang := fmt.Sprintf("g%d", round)
-				f.createGang(gang, faultySize)
-				boundAtFault[f.boundAfter(random.IntN(60), gang)]++
-				must(t, test.inject(leader))
-				f.waitBound(map[string]int{gang: faultySize})
-				must(t, test.restore(leader))
-				must(t, leader.WaitReady(t.Context()))
-				f.staysBound(test.acts, map[string]int{gang: faultySize})
-				f.CheckLedger()
-				f.endGang(gang)
-			}
-			t.Logf("rounds by bound members at the moment of the fault: %v", boundAtFault)
-		})
 	}
 }
 

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
@@ -66,19 +64,6 @@ const flagMaxIdle = "--reservation-max-idle="
 var must = framework.Must
 
 func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared, controlled, hasty, native)) }
-
-// priorityClass creates the priority class with this value if the cluster has none, and returns its name.
-func priorityClass(t testing.TB, c *framework.Cluster, value int32) string {
-	t.Helper()
-	name := fmt.Sprintf("p%d", value)
-	_, err := c.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value,
-	}, metav1.CreateOptions{})
-	if !apierrors.IsAlreadyExists(err) {
-		must(t, err)
-	}
-	return name
-}
 
 // fixture is the namespace and the nodes of one test.
 type fixture struct{ *framework.Namespace }
@@ -234,6 +219,16 @@ func (f *fixture) waitRejected(gang string, n int, reason string) {
 			err = fmt.Errorf("%d are; %s", rejected, reasons(pods))
 		}
 		return err
+	})
+}
+
+// waitAnyRejected waits until a pod of the gang is pending with a message that contains the reason.
+func (f *fixture) waitAnyRejected(gang, reason string) {
+	f.Helper()
+	f.waitPods(fmt.Sprintf("a pod of %s is rejected: %s", gang, reason), func(pods []corev1.Pod) bool {
+		return slices.ContainsFunc(rejected(pods), func(pod corev1.Pod) bool {
+			return pod.Labels[framework.LabelGroup] == gang && strings.Contains(framework.SchedulerMessage(&pod), reason)
+		})
 	})
 }
 

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -83,47 +81,11 @@ func TestMembers(t *testing.T) {
 	f.CheckLedger()
 }
 
-// TestCompetingGangs creates two gangs that fit one at a time, alternately pod by pod. One of them is bound completely, then
-// the other one.
-func TestCompetingGangs(t *testing.T) {
-	f := newFixture(t, shared.Start(t), 4, 4, 4, 4)
-	const size = 10 // Of 16 cards.
-	var took []time.Duration
-	random := rand.New(rand.NewPCG(7, 7))
-	for round := range controlplane.Times(2, 100) {
-		start := time.Now()
-		left := map[string][]*framework.PodWrapper{}
-		var order []string
-		for _, gang := range []string{fmt.Sprintf("a%d", round), fmt.Sprintf("b%d", round)} {
-			left[gang] = f.members(gang, size, 0, size)
-			order = append(order, slices.Repeat([]string{gang}, size)...)
-		}
-		random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-		for _, gang := range order {
-			f.Create(left[gang][0])
-			left[gang] = left[gang][1:]
-		}
-		first := f.waitOneWhole(size)
-		f.CheckLedger()
-		f.DeleteGroup(first)
-		second := f.waitOneWhole(size)
-		if first == second {
-			t.Fatalf("round %d: %s was bound twice", round, first)
-		}
-		f.DeleteGroup(second)
-		f.waitBound(map[string]int{})
-		took = append(took, time.Since(start))
-	}
-	slices.Sort(took)
-	t.Logf("%d rounds: half of them took at most %v, the longest %v", len(took),
-		took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
-}
-
 // TestPreempted lets kube-scheduler evict a member whose bind is held, for a pod of higher priority. The other member has no
 // eligible node. Then no member is bound and nothing is assumed. With room for both the gang is bound.
 func TestPreempted(t *testing.T) {
 	c := shared.Start(t)
-	important := priorityClass(t, c, 1000)
+	important := c.PriorityClass(t, 1000)
 	f := newFixture(t, c, 2)
 	member := func(gang string, i int) *framework.PodWrapper {
 		return f.member(gang, 2, i, card).CPU(20).SeparateFrom(framework.LabelGroup, gang)

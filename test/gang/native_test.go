@@ -102,7 +102,7 @@ func TestNativeGroups(t *testing.T) {
 
 	t.Run("a group of high priority evicts nothing from cards", func(t *testing.T) {
 		f := newFixture(t, c, 2)
-		class := priorityClass(t, c, 1000)
+		class := c.PriorityClass(t, 1000)
 		f.Place(f.Pod("low-0", card))
 		f.Place(f.Pod("low-1", card))
 		f.createPodGroup("train", 2, func(group *schedulingv1beta1.PodGroup) { group.Spec.PriorityClassName = class })

@@ -3,46 +3,14 @@ package gang
 import (
 	"testing"
 
-	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
-
-// TestLowestPriorityCounts creates a gang of seven members of low priority and one of high priority. It must not hold up pods
-// and gangs whose priority is between: neither by its awaited reservation nor when it competes for the same cards.
-func TestLowestPriorityCounts(t *testing.T) {
-	if !controlplane.Long() {
-		t.Skip("pkg/scheduling has the same scene; make test-long runs it here")
-	}
-	c := hasty.Start(t)
-	c.RestartExtenderWith(t, flagMaxIdle+"2")
-	between, high := priorityClass(t, c, 500), priorityClass(t, c, 1000)
-	f := newFixture(t, c, 4, 4)
-	f.Place(f.Pod("blocker", card).PriorityClass(between))
-
-	before := c.Metric(t, framework.MetricReservations)
-	lifted := f.members("lifted", 8, 0, 8)
-	lifted[7].PriorityClass(high)
-	f.Create(lifted...)
-	c.WaitMetric(t, before+1, framework.MetricReservations)
-	f.placeSingles(32, func(pod *framework.PodWrapper) { pod.PriorityClass(between) })
-
-	honest := f.members("honest", 8, 0, 8)
-	for _, pod := range honest {
-		pod.PriorityClass(between)
-	}
-	f.Create(honest...)
-	f.staysPending(16, map[string]int{"": 1})
-	f.Delete("blocker")
-	if first := f.waitOneWhole(8); first != "honest" {
-		t.Errorf("gang %s goes first", first)
-	}
-}
 
 // TestDisplaced creates a pod of higher priority while the memory of all cards is reserved for a gang: seven of its members
 // are held, and the eighth can't be scheduled. The pod must not wait for the end of that attempt.
 func TestDisplaced(t *testing.T) {
 	c := shared.Start(t)
-	high := priorityClass(t, c, 1000)
+	high := c.PriorityClass(t, 1000)
 	for title, node := range map[string]string{
 		"filter finds no card: kube-scheduler counts three of four members": "n1",
 		"kube-scheduler finds no node: it counts four of four members":      "n0",

@@ -22,52 +22,6 @@ func TestFragmentation(t *testing.T) {
 		s.WaitEvent("blocked", "GPUCardEvicting", "GPU card 1")
 	})
 
-	play(t, c, "the freed card is kept for the blocked pod", 2, func(s *stage) {
-		s.slow = true
-		s.place("a12", 12, 1, 0)
-		s.place("b12", 12, 2, 1)
-		s.create("blocked", 6, 9)
-		s.evicted("a12")
-		s.create("thief", 5, 3)
-		s.end("a12")
-		s.wantCard("blocked", 0)
-		s.wantCard("thief", 0) // There is room for both.
-		s.create("waits", 6, 3)
-		s.evicted("b12", "a12") // b12 for the pod waits.
-		s.notEvicted("blocked", "thief")
-	})
-
-	play(t, c, "pods that may not evict", 2, func(s *stage) {
-		s.guard()
-		s.placeGuarded("a12", 12, 1, 0)
-		s.place("b12", 12, 3, 1)
-		// The budget allows no eviction, equal priority doesn't evict, and some pods never preempt. (With a higher priority,
-		// equal could find the node full in the end, and kube-scheduler itself breaks budgets if nothing else helps.)
-		s.create("equal", 8, 1)
-		s.Create(s.pod("polite", 8, 9).PriorityClass(never))
-		s.WaitUnschedulable("equal", "no GPU card has enough free memory")
-		s.WaitUnschedulable("polite", "no GPU card has enough free memory")
-		// A pod that may evict gets a card. Evictions for the others would have come before or with it.
-		s.create("blocked", 8, 9)
-		s.evicted("b12")
-		s.wantCard("blocked", 1)
-		s.notEvicted("a12", "equal", "polite")
-	})
-
-	play(t, c, "an extender that is killed in between evicts no other pod", 2, func(s *stage) {
-		s.slow = true
-		s.place("a5", 5, 1, 0)
-		s.place("a4", 4, 1, 0)
-		s.place("b12", 12, 2, 1)
-		s.create("blocked", 10, 9)
-		s.evicted("a4")
-		must(s, c.Extender.Restart(s.Context()))
-		s.evicted("a4")
-		s.end("a4")
-		s.wantCard("blocked", 0)
-		s.notEvicted("a5", "b12")
-	})
-
 	play(t, c, "a pod whose nomination has failed gets a card", 3, func(s *stage) {
 		s.slow = true
 		s.place("a12", 12, 1, 0)

@@ -63,28 +63,6 @@ func TestOveruse(t *testing.T) {
 		s.counted("evicted", 2)
 	})
 
-	playUse(t, c, "a member of a group is evicted alone, after pods without a group", func(s *useStage) {
-		s.place("single", 6, 1, 0) // The oldest of all.
-		s.Create(s.pod("member-a", 4, 1).Group("train", 2), s.pod("member-b", 4, 1).Group("train", 2))
-		s.wantCard("member-a", 0)
-		s.wantCard("member-b", 0)
-		s.use("single", 7)
-		s.use("member-a", 5)
-		s.use("member-b", 4)
-		s.reported("single", 7, 6)
-		s.reported("member-a", 5, 4)
-		s.notEvicted("single", "member-a") // 16 of 16.
-		s.place("last", 2, 1, 0)
-		s.evicted("single")
-		s.end("single")
-		s.reported("member-a", 5, 4)
-		s.place("next", 6, 1, 0)
-		s.evicted("single", "member-a")
-		s.WaitEvent("member-a", "GPUMemoryOveruseEvicted")
-		s.end("member-a")
-		s.notEvicted("member-b", "last", "next")
-	})
-
 	playUse(t, c, "a disruption budget protects, and the next one is evicted", func(s *useStage) {
 		s.guard()
 		s.place("old", 4, 1, 0)

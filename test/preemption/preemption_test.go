@@ -26,41 +26,6 @@ func TestPreemption(t *testing.T) {
 		s.notEvicted("b9", "b7", "c9", "c7")
 	})
 
-	play(t, c, "a disruption budget comes before a priority", 2, func(s *stage) {
-		s.guard()
-		s.placeGuarded("a9", 9, 1, 0)
-		s.place("a7", 7, 1, 0)
-		s.place("b9", 9, 1, 1)
-		s.place("b7", 7, 2, 1)
-
-		// Alone, kube-scheduler evicts a7 and b9.
-		s.create("whole", 16, 9)
-		s.evicted("b9", "b7")
-		s.wantCard("whole", 1)
-		s.notEvicted("a9", "a7")
-	})
-
-	play(t, c, "room for the preemptor's CPU is made as well", 2, func(s *stage) {
-		s.place("a16", 16, 1, 0)
-		s.Create(s.pod("b16", 16, 1).CPU(1), s.pod("busy", 0, 1).CPU(60), s.pod("idle", 0, 1).CPU(1)) // The node has 64 CPUs.
-		s.wantCard("b16", 1)
-		s.WaitBound("busy")
-		s.WaitBound("idle")
-		s.started(time.Hour, "a16", "b16", "idle")
-		s.started(time.Minute, "busy")
-
-		s.Create(s.pod("whole", 16, 9).CPU(10))
-		s.evicted("a16", "busy")
-		s.wantCard("whole", 0)
-		s.notEvicted("b16", "idle")
-
-		// No pod is evicted for CPUs that aren't requested.
-		s.create("frugal", 16, 9)
-		s.evicted("b16")
-		s.wantCard("frugal", 1)
-		s.notEvicted("idle", "whole")
-	})
-
 	play(t, c, "two preemptors get a card each", 3, func(s *stage) {
 		s.place("a9", 9, 1, 0)
 		s.place("a7", 7, 1, 0)

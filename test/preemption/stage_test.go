@@ -3,15 +3,14 @@ package preemption
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -20,39 +19,24 @@ import (
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-// never is a priority class with value 9 whose pods don't preempt.
-const never = "never"
-
 var must = framework.Must
 
 var shared = &framework.Shared{Options: framework.Options{MemoryUnit: "GiB"}}
 
 func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared)) }
 
-// start returns a cluster whose extender has these flags for the rest of the test, with the priority classes that pods use:
-// "p5" has the value 5.
+// start returns a cluster whose extender has these flags for the rest of the test, with the priority classes that pods use.
 func start(t *testing.T, flags ...string) *framework.Cluster {
 	t.Helper()
 	c := shared.Start(t)
 	if len(flags) > 0 {
 		c.RestartExtenderWith(t, flags...)
 	}
-	classes := []schedulingv1.PriorityClass{
-		{ObjectMeta: metav1.ObjectMeta{Name: never}, Value: 9, PreemptionPolicy: ptr.To(corev1.PreemptNever)},
-	}
 	for _, value := range []int32{1, 2, 3, 5, 9, 20, 30} {
-		classes = append(classes, schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: class(value)}, Value: value})
-	}
-	for i := range classes {
-		_, err := c.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &classes[i], metav1.CreateOptions{})
-		if !apierrors.IsAlreadyExists(err) {
-			must(t, err)
-		}
+		c.PriorityClass(t, value)
 	}
 	return c
 }
-
-func class(priority int32) string { return "p" + strconv.Itoa(int(priority)) }
 
 // stage is a part of a test with one node, in a namespace of its own.
 type stage struct {
@@ -77,7 +61,7 @@ func play(t *testing.T, c *framework.Cluster, title string, cards int, act func(
 
 // pod builds a pod that requests GPU memory, or none if memory is 0. Its grace period is longer than any test.
 func (s *stage) pod(name string, memory int64, priority int32) *framework.PodWrapper {
-	return s.Pod(name, memory).PriorityClass(class(priority)).GracePeriod(300)
+	return s.Pod(name, memory).PriorityClass(fmt.Sprint("p", priority)).GracePeriod(300)
 }
 
 // create creates a pod that requests GPU memory.
