@@ -95,6 +95,11 @@ func TestHelp(t *testing.T) {
 			t.Errorf("help lacks --%s", flag)
 		}
 	}
+	command.Flags().VisitAll(func(f *pflag.Flag) {
+		if strings.Count(f.Usage, ". ") > 1 {
+			t.Errorf("the help of --%s has more than two sentences: details are for docs/", f.Name)
+		}
+	})
 }
 
 // TestHealthCheckVariables checks the variables that manifests of NVIDIA's device plugin set.

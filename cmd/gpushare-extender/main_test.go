@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/spf13/pflag"
 )
 
 // TestBadFlags checks that a wrong setting ends the process with a message that names the flag.
@@ -41,7 +42,6 @@ func TestBadFlags(t *testing.T) {
 		"a bad card policy":         {[]string{"--card-policy=best"}, `--card-policy: unknown policy "best": want binpack or spread`},
 		"a bad node policy":         {[]string{"--node-policy="}, `--node-policy: unknown policy "": want binpack or spread`},
 		"negative filter-best":      {[]string{"--filter-best=-1"}, "--filter-best must not be negative"},
-		"negative best-above":       {[]string{"--filter-best-above=-1"}, "--filter-best-above must not be negative"},
 		"bind timeout too long":     {[]string{"--bind-timeout=2m"}, "--bind-timeout must be positive, and 1m0s at most"},
 		"no bind timeout":           {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
 		"negative bind window":      {[]string{"--bind-window=-1ms"}, "--bind-window must be between 0 and 500ms"},
@@ -59,11 +59,9 @@ func TestBadFlags(t *testing.T) {
 		"a kind without a key":      {[]string{"--fair-share-by=team"}, `--fair-share-by: want namespace or label:KEY with the key of a label, got "team"`},
 		"negative provisioning":     {[]string{"--fair-share-provisioning=-1"}, "--fair-share-provisioning must not be negative"},
 		"a bad failure policy":      {[]string{"--gang-failure-policy=shrug"}, `unknown policy "shrug": want evict or keep`},
-		"no requests allowed":       {[]string{"--kube-api-qps=0"}, "--kube-api-qps and --kube-api-burst must be positive"},
+		"no requests allowed":       {[]string{"--kube-api-qps=0"}, "--kube-api-qps must be positive"},
 		"a bad verbosity":           {[]string{"-v=much"}, `invalid argument "much" for "-v, --v" flag`},
 		"a certificate, no key":     {[]string{"--tls-cert-file=x"}, "--tls-cert-file and --tls-key-file must be set together"},
-		"a page address, no page":   {[]string{"--ui=false", "--ui-listen-address=127.0.0.1:0"}, "--ui-listen-address needs --ui"},
-		"an empty page address":     {[]string{"--ui-listen-address="}, "--ui-listen-address must not be empty: set --ui=false to turn off the web page"},
 		"no client names":           {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names="}, "--client-names must not be empty"},
 		"an empty client name":      {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names=a,"}, "or have an empty name"},
 		"an unknown log format":     {[]string{"--logging-format=xml"}, `--logging-format, -v: format: Invalid value: "xml": Unsupported log format`},
@@ -174,11 +172,16 @@ func TestHelpAndVersion(t *testing.T) {
 			}
 		}
 	}
+	newCommand().Flags().VisitAll(func(f *pflag.Flag) {
+		if strings.Count(f.Usage, ". ") > 1 {
+			t.Errorf("the help of --%s has more than two sentences: details are for docs/", f.Name)
+		}
+	})
 }
 
 // TestJSONLogs checks that every log line is one JSON object, also those of libraries.
 func TestJSONLogs(t *testing.T) {
-	p := startExtender(t, 1, "--logging-format=json", "--ui=false")
+	p := startExtender(t, 1, "--logging-format=json", "--ui-listen-address=")
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +245,7 @@ func TestLife(t *testing.T) {
 	}))
 	defer api.Close()
 
-	p := startExtender(t, 1, "--ui=false", "--kubeconfig="+writeKubeconfig(t, api.URL), "--bind-timeout=1m")
+	p := startExtender(t, 1, "--ui-listen-address=", "--kubeconfig="+writeKubeconfig(t, api.URL), "--bind-timeout=1m")
 	get := func(path string) (int, string) {
 		t.Helper()
 		code, body, err := get(http.DefaultClient, "http://"+p.verbs+path)

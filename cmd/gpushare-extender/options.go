@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
@@ -28,15 +29,15 @@ type options struct {
 	tlsKeyFile    string
 	clientCAFile  string
 	clientNames   []string
-	ui            bool
-	uiAddress     string
+	// ui is false with --ui=false, which an empty uiAddress replaces.
+	ui        bool
+	uiAddress string
 	// uiAddressGiven is true if the flag was set.
 	uiAddressGiven   bool
 	authorizeMetrics bool
 	cardPolicy       string
 	nodePolicy       string
 	filterBest       int
-	bestAbove        int
 	bindTimeout      time.Duration
 	bindWindow       time.Duration
 	nodesToScore     int
@@ -49,7 +50,6 @@ type options struct {
 	election        election
 	cardMetrics     bool
 	qps             float32
-	burst           int
 }
 
 // reservations are the values of the flags for the reservation of cards in use.
@@ -135,35 +135,31 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f := command.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; if empty, the pod's service account is used")
 	f.StringVar(&o.listenAddress, "listen-address", ":12345", "`address` for kube-scheduler's calls, and for /livez, /readyz, /metrics and /version")
-	f.StringVar(&o.healthAddress, "health-address", "", "additional `address` of /livez, /readyz, /metrics and /version, in plain HTTP; for probes that can't reach --listen-address or have no client certificate. It answers no matter how many connections other clients open. If empty, it is not served")
+	f.StringVar(&o.healthAddress, "health-address", "", "additional `address` of /livez, /readyz, /metrics and /version in plain HTTP, for probes that can't reach --listen-address or have no client certificate; however many connections other clients open. If empty, it is not served")
 	f.StringVar(&o.tlsCertFile, "tls-cert-file", "", "`file` with the server's certificate (PEM), reloaded when it changes; needs --tls-key-file. If empty, the extender serves plain HTTP")
 	f.StringVar(&o.tlsKeyFile, "tls-key-file", "", "`file` with the private key (PEM) of --tls-cert-file, reloaded when it changes")
 	f.StringVar(&o.clientCAFile, "client-ca-file", "", "`file` with CA certificates (PEM), reloaded when it changes; if set, clients must present a certificate that one of them signed")
 	f.StringSliceVar(&o.clientNames, "client-names", []string{defaultClientName}, "`names` of which a client's certificate must have one as its common name to call the verbs below /gpushare-scheduler; only with --client-ca-file")
-	f.BoolVar(&o.ui, "ui", true, "serve the read-only web page at /ui of --ui-listen-address; it shows the same data as kubectl inspect gpushare")
-	f.StringVar(&o.uiAddress, "ui-listen-address", "127.0.0.1:12346", "`address` of the web page; no client certificate is required there, so set a reachable address only if every client that reaches it may see the pods")
+	f.StringVar(&o.uiAddress, "ui-listen-address", "127.0.0.1:12346", "`address` of the read-only web page at /ui; if empty, it is not served. No client certificate is required there, so set a reachable address only if every client that reaches it may see the pods")
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
 	f.StringVar(&o.cardPolicy, "card-policy", placement.Policies()[0].String(), "how a card is chosen among those of a node with enough free memory: "+placement.Choices(placement.Policies()))
 	f.StringVar(&o.nodePolicy, "node-policy", placement.NodePolicies()[0].String(), "which nodes are scored higher: "+placement.Choices(placement.NodePolicies()))
-	f.IntVar(&o.filterBest, "filter-best", 1, "with more than --filter-best-above candidate nodes, filter returns at most this many, all with the best score. 0 returns every node that fits: use 0 if another extender filters after this one")
-	f.IntVar(&o.bestAbove, "filter-best-above", 32, "number of candidate nodes up to which filter returns all nodes that fit, with the reasons why the others don't")
-	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "maximum duration of a bind, without the time for which a group is held; more than 0, 1m at most, and less than the httpTimeout in kube-scheduler's configuration. Increase it if binds time out because the API server is slow")
-	f.IntVar(&o.nodesToScore, "percentage-of-nodes-to-score", 100, "percentageOfNodesToScore in kube-scheduler's configuration. With less than 100, a pod that fits no node of the sample that kube-scheduler offers is nominated to another node that has room, and no pod is evicted for it before; this needs the right to patch pods/status")
-	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "while pods queue, binds are collected for up to this time and sent together; 0 sends each at once. No bind waits longer than a tenth of the time for which its pod has been pending. 500ms at most; more than a quarter of --bind-timeout has no further effect")
-	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card for a pod that only fragmentation keeps pending: a node has enough free GPU memory in total, and no card has. No PodDisruptionBudget is violated. Without it, kube-scheduler up to 1.37 evicts no pod in this case, and later ones violate budgets if nothing else helps. Needs the permission to create pods/eviction")
-	f.StringVar(&o.overusePolicy, "overuse-policy", overuseReport, "what happens to pods that use more GPU memory than they request, as the device plugins report them: report; or evict them, on cards whose memory is less than what these pods use plus what the other pods request. Pods outside groups go first, then the youngest. Pods that borrow memory within their limits come after these, while their card is low on free memory. evict needs the permission to create pods/eviction")
+	f.IntVar(&o.filterBest, "filter-best", 1, "with more than 32 candidate nodes, filter returns at most this many, all with the best score. 0 returns every node that fits: use 0 if another extender filters after this one")
+	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "maximum duration of a bind, without the time for which a group is held: 1m at most, and less than the httpTimeout in kube-scheduler's configuration. Increase it if binds time out because the API server is slow")
+	f.IntVar(&o.nodesToScore, "percentage-of-nodes-to-score", 100, "percentageOfNodesToScore in kube-scheduler's configuration. With less than 100, pods that fit no node of kube-scheduler's sample are nominated to other nodes; this needs the right to patch pods/status")
+	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "while pods queue, binds are collected for up to this time and sent together; 500ms at most. 0 sends each at once")
+	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card for a pod that only fragmentation keeps pending (docs/preemption.md); no PodDisruptionBudget is violated. Needs the permission to create pods/eviction")
+	f.StringVar(&o.overusePolicy, "overuse-policy", overuseReport, "what happens to pods that use more GPU memory than they request: report, or evict where other pods lack it (docs/limits.md). evict needs the permission to create pods/eviction")
 	r := &o.reservations
-	f.Float64Var(&r.maxIdle, "reservation-max-idle", 2, "percentage of the GPU memory that may be reserved, on cards that are in use, for pods and groups that wait for memory. The first one that waits for some nodes can reserve more, the others nothing beyond that. With more, large pods and groups run sooner, and more memory is idle meanwhile. 0 turns these reservations off")
+	f.Float64Var(&r.maxIdle, "reservation-max-idle", 2, "percentage of the GPU memory that may be reserved on cards in use, for pods and groups that wait for memory (docs/gangs.md). With more, large pods and groups run sooner, and more memory is idle meanwhile; 0 turns these reservations off")
 	f.DurationVar(&r.maxAge, "reservation-max-age", time.Hour, "only cards on which no pod that must end has run for longer than this are reserved: pods that have run for long are expected to stay")
 	g := &o.gangs
-	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "maximum time for which a bind is held until all members of the pod's group have arrived; 1m at most. The sum with --bind-timeout must be less than the httpTimeout in kube-scheduler's configuration. 0 turns off groups: their members are bound one by one")
+	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "maximum time for which a bind is held until all members of the pod's group have arrived: 1m at most, and with --bind-timeout less than the httpTimeout in kube-scheduler's configuration. 0 turns off groups: their members are bound one by one")
 	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "time for which cards that are reserved for a group, or with fair sharing for a pod whose turn has come, are kept until the pods arrive, and for which a group may stay partially bound; not less than --gang-hold")
 	f.BoolVar(&g.native, "native-groups", false, "place the pods of a Kubernetes PodGroup (spec.schedulingGroup) all together or not at all; needs Kubernetes 1.37 with the feature gate GenericWorkload, and the right to list and watch podgroups. Without it they are placed one by one")
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
-	f.Duration("gang-claim-after", 0, "")
-	_ = f.MarkDeprecated("gang-claim-after", "cards are reserved without a wait; use --reservation-max-idle=0 to turn that off") // The flag exists.
 	s := &o.fairShare
-	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster: off; dispatch: pods with the scheduling gate gpushare.aliyun.com/fair-share are scheduled in an order that gives each tenant its share; or reclaim: in addition, pods of tenants above their share are evicted for those below theirs. Both need the permissions to patch pods and to list namespaces, reclaim also that to create pods/eviction")
+	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster (docs/fair-share.md): off; dispatch, by the order in which pods are scheduled; or reclaim, also by evicting pods of tenants above their share. Both need the permissions to patch pods and to list namespaces, reclaim also that to create pods/eviction")
 	f.StringVar(&s.by, "fair-share-by", byNamespace, "what a tenant is: namespace, or label:KEY for all namespaces with the same value of that label")
 	f.Int32Var(&s.cutoff, "fair-share-priority-cutoff", dispatch.DefaultPriorityCutoff, "pods with this `priority` or a higher one are scheduled without waiting for their turn; the default is that of the class system-cluster-critical")
 	f.IntVar(&s.provisioning, "fair-share-provisioning", 1, "number of pods or groups of each tenant whose gates are removed although they fit nowhere, so that cluster-autoscaler adds nodes for them")
@@ -178,12 +174,28 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.StringVar(&e.service, "publish-service", "gpushare-extender", "`name` of a Service without selector whose only endpoint is the leader; only with --leader-elect and --advertise-address")
 	f.StringVar(&e.address, "advertise-address", "", "`IP address` of this replica, which it publishes as the endpoint of --publish-service while it is the leader; if empty, nothing is published")
 	f.BoolVar(&o.cardMetrics, "card-metrics", true, "serve series for each card on /metrics, in addition to the cluster's sums; a standby serves none; turn it off if these are too many series")
-	f.Float32Var(&o.qps, "kube-api-qps", 1000, "maximum number of requests per second to the API server, without Events, leader election and token reviews")
-	f.IntVar(&o.burst, "kube-api-burst", 2000, "maximum number of requests to the API server in one burst, before --kube-api-qps limits them")
+	f.Float32Var(&o.qps, "kube-api-qps", 1000, "maximum number of requests per second to the API server, and twice as many in one burst; without Events, leader election and token reviews")
+	o.addFormerFlags(f)
 
 	command.CompletionOptions.DisableDefaultCmd = true
 	command.AddCommand(newCheckCommand())
 	return command
+}
+
+// addFormerFlags adds the flags that the next minor version won't have. Each warns when it is set.
+func (o *options) addFormerFlags(f *pflag.FlagSet) {
+	f.BoolVar(&o.ui, "ui", true, "")
+	f.Duration("gang-claim-after", 0, "")
+	f.Int("filter-best-above", 0, "")
+	f.Int("kube-api-burst", 0, "")
+	for name, instead := range map[string]string{
+		"ui":                "an empty --ui-listen-address turns off the web page",
+		"gang-claim-after":  "cards are reserved without a wait; use --reservation-max-idle=0 to turn that off",
+		"filter-best-above": "it has no effect: filter returns all nodes that fit of up to 32 candidate nodes, or of any number with --filter-best=0",
+		"kube-api-burst":    "it has no effect: a burst has twice as many requests as --kube-api-qps",
+	} {
+		_ = f.MarkDeprecated(name, instead) // The flag exists.
+	}
 }
 
 // The defaults that check-scheduler-config needs too.
@@ -198,6 +210,8 @@ const (
 	maxHold = time.Minute
 	// maxWindow is the maximum of --bind-window.
 	maxWindow = 500 * time.Millisecond
+	// filterBestAbove is the number of candidate nodes from which on --filter-best counts.
+	filterBestAbove = 32
 )
 
 // sampleSize returns scheduling.Options.SampleSize.
@@ -218,18 +232,12 @@ func (o options) validate() error {
 	switch {
 	case o.filterBest < 0:
 		return errors.New("--filter-best must not be negative")
-	case o.bestAbove < 0:
-		return errors.New("--filter-best-above must not be negative")
 	case (o.tlsCertFile == "") != (o.tlsKeyFile == ""):
 		return errors.New("--tls-cert-file and --tls-key-file must be set together")
 	case o.clientCAFile != "" && o.tlsCertFile == "":
 		return errors.New("--client-ca-file needs --tls-cert-file and --tls-key-file")
 	case o.clientCAFile != "" && (len(o.clientNames) == 0 || slices.Contains(o.clientNames, "")):
 		return errors.New("--client-names must not be empty or have an empty name: the CA of --client-ca-file can have signed other certificates than kube-scheduler's")
-	case o.uiAddressGiven && !o.ui:
-		return errors.New("--ui-listen-address needs --ui")
-	case o.ui && o.uiAddress == "":
-		return errors.New("--ui-listen-address must not be empty: set --ui=false to turn off the web page")
 	case o.bindTimeout <= 0 || o.bindTimeout > maxHold:
 		return fmt.Errorf("--bind-timeout must be positive, and %v at most", maxHold)
 	case o.nodesToScore < 0 || o.nodesToScore > 100:
@@ -262,8 +270,8 @@ func (o options) validate() error {
 		return errors.New("--fair-share-min-runtime must not be negative")
 	case o.election.elect && o.bindTimeout >= o.election.options.RenewDeadline:
 		return errors.New("--bind-timeout must be less than --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
-	case o.qps <= 0 || o.burst <= 0:
-		return errors.New("--kube-api-qps and --kube-api-burst must be positive")
+	case o.qps <= 0:
+		return errors.New("--kube-api-qps must be positive")
 	}
 	return nil
 }

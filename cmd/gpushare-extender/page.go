@@ -28,7 +28,7 @@ type page struct {
 
 func newPage(ctx context.Context, o options, scheduler *scheduling.Scheduler, standby func() error, expires func(time.Time)) (*page, error) {
 	p := &page{}
-	if !o.ui {
+	if !o.ui || o.uiAddress == "" {
 		return p, nil
 	}
 	var err error
@@ -38,7 +38,7 @@ func newPage(ctx context.Context, o options, scheduler *scheduling.Scheduler, st
 			return nil, err
 		}
 		// Another program in the host network may use that port. Pods are scheduled without the page.
-		klog.FromContext(ctx).Error(err, "Web page not served: set another address, or turn it off with --ui=false")
+		klog.FromContext(ctx).Error(err, "Web page not served: set another address, or an empty one to turn it off")
 		return p, nil
 	}
 	p.board = webui.NewBoard(webui.Options{

@@ -28,7 +28,7 @@ func TestPage(t *testing.T) {
 	}
 	plain := http.DefaultClient
 	t.Run("nowhere", func(t *testing.T) {
-		p := startExtender(t, 1, "--ui=false")
+		p := startExtender(t, 1, "--ui-listen-address=")
 		for _, path := range []string{"/ui", "/ui/", "/ui/data.json", "/ui/events"} {
 			wantStatus(t, plain, "http://"+p.verbs+path, 404)
 		}
@@ -84,7 +84,7 @@ func TestPage(t *testing.T) {
 // TestExpiredCertificate: the extender says at its start that kube-scheduler will reject its certificate.
 func TestExpiredCertificate(t *testing.T) {
 	cert, key := writeCertificate(t, time.Now().Add(-time.Hour))
-	p := startExtender(t, 1, "--tls-cert-file="+cert, "--tls-key-file="+key, "--ui=false")
+	p := startExtender(t, 1, "--tls-cert-file="+cert, "--tls-key-file="+key, "--ui-listen-address=")
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	config.QPS, config.Burst = o.qps, o.burst
+	config.QPS, config.Burst = o.qps, max(1, int(2*o.qps))
 	// Decoding and encoding protobuf costs a fraction of JSON, here and in the API server.
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -124,7 +124,7 @@ func serve(ctx context.Context, o options) error {
 	}
 	scheduler, err := scheduling.New(scheduling.Options{
 		Client: client, API: apiserver.New(client), Recorder: recorder, Observer: observer,
-		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: o.bestAbove,
+		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: filterBestAbove,
 		BindTimeout: o.bindTimeout, BindWindow: o.bindWindow,
 		SampleSize: o.sampleSize(), EvictFragmented: o.evictFragmented,
 		EvictionRecord: types.NamespacedName{Namespace: o.election.options.Namespace, Name: evictionRecord},

@@ -71,7 +71,7 @@ args:
   {{- end }}
   {{- end }}
   {{- if not .Values.extender.ui.enabled }}
-  - --ui=false
+  - --ui-listen-address=
   {{- else if .Values.extender.ui.listenAddress }}
   - --ui-listen-address={{ .Values.extender.ui.listenAddress }}
   {{- end }}
