@@ -121,6 +121,8 @@ type Ledger struct {
 	tentative    tentativePlacements
 	// outlook is what Expect has set last; nil if nothing is expected.
 	outlook *placement.Outlook
+	// costRows are for the costs of new nodes.
+	costRows costRows
 	// memory caches the result of Memory; nil after a change of a node's cards.
 	memory atomic.Pointer[gpu.Memory]
 	// revision is incremented by every change of a node, see ChangesSince. forgotten is the revision of the last change that
@@ -588,6 +590,9 @@ func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
 			n, ok := l.nodes[name]
 			if !ok {
 				n = &node{allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name], planned: l.reservations.counted.any(name), beside: unlimited}
+				if l.outlook != nil {
+					n.costs = l.costRows.next()
+				}
 				// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
 				l.nodes[strings.Clone(name)] = n
 				l.membership++

@@ -40,10 +40,10 @@ func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 		if at, found := runs.find(last, name); found {
 			n = lastNodes[at]
 		} else if n = l.nodes[name]; n != nil {
-			runs.begin(n.cachePosition + 1)
+			runs.begin(int(n.cachePosition) + 1)
 		}
-		if n != nil && n.cachePosition != i {
-			n.cachePosition = i
+		if n != nil && n.cachePosition != int32(i) {
+			n.cachePosition = int32(i)
 		}
 		called = append(called, n)
 		visit(i, n)

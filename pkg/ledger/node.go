@@ -14,25 +14,27 @@ import (
 type node struct {
 	// The fields that Rank reads for every node and pod come first, so that they share few cache lines.
 
+	// cachePosition is the node's position in the name cache, guarded by the cache's lock.
+	cachePosition int32
 	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
 	known      bool
 	wholeCards bool
 	// planned is true if Ledger.ReservedOn has pods.
 	planned bool
-	// support is that of NodeSpec.
-	support placement.Support
-	// cachePosition is the node's position in the name cache, guarded by the cache's lock.
-	cachePosition int
-	// totals are the sums over cards.
-	totals placement.Totals
-	// cards are in the order of inventory, with what the allocations use: recount and assume maintain it.
-	cards []placement.Card
+	// costsKnown is true if the node and the outlook haven't changed since costs were computed.
+	costsKnown atomic.Bool
+	// costs are those of the outlook; none if nothing is expected.
+	costs costRow
 	// reserved are the shares of reservations on this node, see reserved.compare.
 	reserved []reserved
 	// tentative are the tentative placements that name this node, see AddTentative.
 	tentative []tentativePod
-	// costs are those of the outlook; nil if the node or the outlook has changed since they were computed.
-	costs atomic.Pointer[placement.Costs]
+	// cards are in the order of inventory, with what the allocations use: recount and assume maintain it.
+	cards []placement.Card
+	// totals are the sums over cards.
+	totals placement.Totals
+	// support is that of NodeSpec.
+	support placement.Support
 	// beside is what is free beside the cards, and excluded has the kinds of the outlook that can't use the node.
 	beside         placement.Beside
 	besideRevision uint64

@@ -3,6 +3,7 @@ package ledger
 import (
 	"math"
 	"slices"
+	"sync/atomic"
 	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -30,7 +31,7 @@ func (l *Ledger) SetBeside(name string, free placement.Beside, revision uint64) 
 	n.besideRevision = revision
 	if n.beside != free {
 		n.beside = free
-		n.costs.Store(nil)
+		n.costsKnown.Store(false)
 	}
 }
 
@@ -45,14 +46,16 @@ func (l *Ledger) Expect(kinds []placement.Kind, turnover float64, cardPolicy pla
 		rooms[i] = states[i].NodeRoom
 	}
 	outlook := placement.NewOutlook(kinds, turnover, cardPolicy, rooms)
+	var rows costRows
+	var costs *placement.Costs
 	for i := range states {
-		if i > 0 && states[i].equal(&states[i-1].NodeRoom) { // Such as an empty node of a large group.
-			states[i].costs = states[i-1].costs
-		} else {
-			states[i].costs = outlook.Costs(&states[i].NodeRoom)
+		if i == 0 || !states[i].equal(&states[i-1].NodeRoom) { // Equal are such as the empty nodes of a large group.
+			costs = outlook.Costs(&states[i].NodeRoom)
 		}
+		states[i].costs = rows.next()
+		states[i].costs.set(costs)
 	}
-	l.setOutlook(outlook, states)
+	l.setOutlook(outlook, states, rows)
 }
 
 // nodeState is what a node's costs depend on, at one moment. The cards are copied.
@@ -60,7 +63,7 @@ type nodeState struct {
 	name                     string
 	revision, besideRevision uint64
 	placement.NodeRoom
-	costs *placement.Costs
+	costs costRow
 }
 
 // equal reports whether another node has the same costs.
@@ -102,14 +105,14 @@ func exclude(states []nodeState, kinds []placement.Kind, usable func(unique.Hand
 	}
 }
 
-// setOutlook sets the outlook, and the costs of the nodes that haven't changed meanwhile.
-func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState) {
+// setOutlook sets the outlook, and the costs of the nodes that haven't changed meanwhile. rows has the rows after those of the states.
+func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState, rows costRows) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.outlook = outlook
+	l.outlook, l.costRows = outlook, rows
 	for _, n := range l.nodes {
-		n.excluded = 0
-		n.costs.Store(nil)
+		n.excluded, n.costs = 0, costRow{}
+		n.costsKnown.Store(false)
 	}
 	for i := range states {
 		state := &states[i]
@@ -117,11 +120,49 @@ func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState) {
 		if n == nil {
 			continue
 		}
-		n.excluded = state.Excluded
-		if n.revision == state.revision && n.besideRevision == state.besideRevision {
-			n.costs.Store(state.costs)
+		n.excluded, n.costs = state.Excluded, state.costs
+		n.costsKnown.Store(n.revision == state.revision && n.besideRevision == state.besideRevision)
+	}
+	for _, n := range l.nodes {
+		if n.costs == (costRow{}) { // The node shares no cards, or is new.
+			n.costs = l.costRows.next()
 		}
 	}
+}
+
+// rowsPerBlock is how many nodes have their costs in one costBlock.
+const rowsPerBlock = 64
+
+// costBlock has what a pod of each kind costs on some nodes, as the bits of floating-point numbers. The costs of one kind follow each other in
+// memory, because Rank reads them for all nodes.
+type costBlock [placement.MaxKinds][rowsPerBlock]atomic.Uint64
+
+// costRow is where a node's costs are.
+type costRow struct {
+	block *costBlock
+	row   int
+}
+
+func (r costRow) set(costs *placement.Costs) {
+	for kind, cost := range costs {
+		r.block[kind][r.row].Store(math.Float64bits(cost))
+	}
+}
+
+func (r costRow) of(kind int) float64 { return math.Float64frombits(r.block[kind][r.row].Load()) }
+
+// costRows has unused rows. The ledger's lock guards it.
+type costRows struct {
+	block *costBlock
+	used  int
+}
+
+func (r *costRows) next() costRow {
+	if r.block == nil || r.used == rowsPerBlock {
+		r.block, r.used = new(costBlock), 0
+	}
+	r.used++
+	return costRow{r.block, r.used - 1}
 }
 
 // noKind is the kind of a pod if the view isn't by cost, or nothing is expected yet.
@@ -184,12 +225,11 @@ func (l *Ledger) refine(view *View, pod *gpu.Pod, ranked []rankedNode) {
 // costOf returns what a pod of that kind, for which the node has room, costs there. The costs are computed if the node or the outlook has changed
 // since the last call. The caller holds the lock, at least for reading.
 func (l *Ledger) costOf(n *node, kind int) float64 {
-	costs := n.costs.Load()
-	if costs == nil {
-		costs = l.outlook.Costs(n.nodeRoom(n.cards))
-		n.costs.Store(costs) // Another reader stores the same.
+	if !n.costsKnown.Load() {
+		n.costs.set(l.outlook.Costs(n.nodeRoom(n.cards))) // Another reader can set the same costs at the same time.
+		n.costsKnown.Store(true)
 	}
-	if cost, known := costs.Of(kind); known {
+	if cost := n.costs.of(kind); cost != placement.NotFitting {
 		return cost
 	}
 	return l.outlook.CostOf(n.nodeRoom(n.cards), kind) // The pod asks for a little less than its kind.

@@ -4,27 +4,27 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Costs are what a pod of each kind costs on a node: what the node's room is worth less with the pod. The cost is notFitting if too few cards have
+// Costs are what a pod of each kind costs on a node: what the node's room is worth less with the pod. The cost is NotFitting if too few cards have
 // room for such a pod.
 type Costs [MaxKinds]float64
 
-const notFitting = -1
+// NotFitting is no cost.
+const NotFitting = -1
 
 // Costs returns the costs on the node.
 func (o *Outlook) Costs(n *NodeRoom) *Costs {
-	costs, b := new(Costs), o.before(n)
+	var space space
+	var buffer [usualCards]pick
+	costs, b := new(Costs), o.before(n, &space)
 	for i := range o.kinds {
-		if kind := &o.kinds[i].Shape; b.choose(&o.cardPolicy, kind) {
-			costs[i] = b.lost(kind)
-		} else {
-			costs[i] = notFitting
+		costs[i] = NotFitting
+		kind := &o.kinds[i].Shape
+		if chosen := o.cardPolicy.choose(n.Cards, &kind.Demand, buffer[:0]); len(chosen) == kind.Cards {
+			costs[i] = b.lost(kind, chosen)
 		}
 	}
 	return costs
 }
-
-// Of returns the cost of a pod of that kind; false if too few cards have room for such a pod.
-func (c *Costs) Of(kind int) (cost float64, fits bool) { return c[kind], c[kind] != notFitting }
 
 // CostOf returns what a pod of that kind costs on the node. It is faster than Costs for one kind. Of a pod that doesn't fit, so much counts as there
 // is room for.
@@ -32,12 +32,17 @@ func (o *Outlook) CostOf(n *NodeRoom, kind int) float64 { return o.Cost(n, &o.ki
 
 // Cost is CostOf for any shape. Of a pod that fits too few cards, the emptiest cards count.
 func (o *Outlook) Cost(n *NodeRoom, pod *Shape) float64 {
-	b := o.before(n)
-	if !b.choose(&o.cardPolicy, pod) {
-		any := Shape{Demand: gpu.Demand{Cards: pod.Cards, Memory: 1}}
-		b.choose(&Spread, &any)
+	var space space
+	b := o.before(n, &space)
+	if pod.Cards == 0 {
+		return b.lost(pod, nil)
 	}
-	return b.lost(pod)
+	var buffer [usualCards]pick
+	chosen := o.cardPolicy.choose(n.Cards, &pod.Demand, buffer[:0])
+	if len(chosen) < pod.Cards {
+		chosen = Spread.choose(n.Cards, &gpu.Demand{Cards: pod.Cards, Memory: 1}, buffer[:0])
+	}
+	return b.lost(pod, chosen)
 }
 
 // before is a node before a placement, with what the costs of all placements have in common. Amounts are floating-point numbers, see whole.
@@ -47,18 +52,24 @@ type before struct {
 	perEmptiness, free, all float64
 	// rooms are what the node has for the kinds for which it has any.
 	rooms []worthRoom
-	// chosen are the positions of the cards of a placement, and changed these cards after it.
-	chosen  []pick
-	changed []changedCard
+	// on is how many shares each card has free for each of the rooms; the rooms of one card follow each other.
+	on []float64
 }
 
-// worthRoom is what a node has for a kind.
+// space is memory for before on the stack, which is enough for a usual node.
+type space struct {
+	rooms [MaxKinds]worthRoom
+	on    [MaxKinds * usualCards]float64
+}
+
+// worthRoom is what a node has for a kind. It has all that lost reads in its innermost loop.
 type worthRoom struct {
 	room
-	kind  *weighed
 	worth float64
-	// on is how many shares each card has free.
-	on []float64
+	rates
+	kind *weighed
+	// simple is true if a pod of the kind asks for one card and no cores.
+	simple bool
 }
 
 // changedCard is a card with a placement.
@@ -69,90 +80,146 @@ type changedCard struct {
 	before, after float64
 }
 
-func (o *Outlook) before(n *NodeRoom) *before {
-	b := &before{
-		node: n, perEmptiness: o.emptiness, rooms: make([]worthRoom, 0, len(o.kinds)), chosen: make([]pick, 0, len(n.Cards)), changed: make([]changedCard, 0, len(n.Cards)),
-	}
+func (o *Outlook) before(n *NodeRoom, s *space) before {
+	b := before{node: n, perEmptiness: o.emptiness, rooms: s.rooms[:0], on: s.on[:]}
 	b.free, b.all = n.memory()
-	shares := make([]float64, len(n.Cards)*len(o.kinds))
 	for i := range o.kinds {
-		r := worthRoom{kind: &o.kinds[i], on: shares[:0:len(n.Cards)]}
-		if r.room = n.roomFor(i, r.kind, &r.on); r.pods > 0 {
-			r.worth = r.kind.worth(r.pods, r.memory)
-			b.rooms, shares = append(b.rooms, r), shares[len(n.Cards):]
+		kind := &o.kinds[i]
+		if r := n.roomFor(i, kind); r.pods > 0 {
+			b.rooms = append(b.rooms, worthRoom{
+				room: r, worth: kind.worth(r.pods, r.memory), rates: kind.rates, kind: kind, simple: kind.Cards == 1 && kind.Cores == 0,
+			})
+		}
+	}
+	if len(b.rooms)*len(n.Cards) > len(b.on) {
+		b.on = make([]float64, len(b.rooms)*len(n.Cards))
+	}
+	for position := range n.Cards {
+		card, on := &n.Cards[position], b.onCard(position)
+		free := float64(card.Free())
+		for i := range b.rooms {
+			on[i] = b.rooms[i].kind.sharesOf(card, free)
 		}
 	}
 	return b
 }
 
-// choose chooses the cards for the pod. It returns false if it finds too few.
-func (b *before) choose(policy *Policy, pod *Shape) bool {
-	b.chosen = b.chosen[:0]
-	if pod.Cards > 0 {
-		b.chosen = policy.choose(b.node.Cards, &pod.Demand, b.chosen)
+// onCard returns how many shares the card at that position has free for each of the rooms.
+func (b *before) onCard(position int) []float64 { return b.on[position*len(b.rooms):][:len(b.rooms)] }
+
+// lost returns what the node is worth less if the pod is placed on the chosen cards.
+func (b *before) lost(pod *Shape, chosen []pick) (cost float64) {
+	left := Beside{CPU: b.node.CPU - pod.CPU, NodeMemory: b.node.NodeMemory - pod.NodeMemory}.amounts()
+	if len(chosen) == 1 && !b.node.Cards[chosen[0].position].limits() {
+		return b.lostOnCard(pod, chosen, &left)
 	}
-	return len(b.chosen) >= pod.Cards
+	var buffer [usualCards]changedCard
+	changed := b.change(pod, chosen, buffer[:0])
+	for i := range b.rooms {
+		cost += b.lostOf(i, changed, &left)
+	}
+	return cost + b.emptiness(changed)
 }
 
-// lost returns what the room is worth less if the pod is placed on the chosen cards.
-func (b *before) lost(pod *Shape) (cost float64) {
+// lostOnCard is lost for the usual case: one card, of which only the memory limits what is placed there. It runs for each pair of kinds on a node, so
+// it has the computations of lostOf inlined. left is what is free beside the cards after the placement.
+func (b *before) lostOnCard(pod *Shape, chosen []pick, left *amounts) (cost float64) {
+	var buffer [1]changedCard
+	changed := b.change(pod, chosen, buffer[:0])
+	c := &changed[0]
+	on := b.onCard(c.position)
+	for i := range b.rooms {
+		r := &b.rooms[i]
+		if !r.simple {
+			cost += b.lostOf(i, changed, left)
+			continue
+		}
+		shares, memory := r.shares, r.memory
+		if had := on[i]; had > 0 {
+			has := whole(c.after+0.5, r.share)
+			shares += has - had
+			memory -= c.before
+			if has > 0 {
+				memory += c.after
+			}
+		}
+		if enough := left.cpu * r.cpu; enough < shares { // The function min would be slower.
+			shares = enough
+		}
+		if enough := left.nodeMemory * r.nodeMemory; enough < shares {
+			shares = enough
+		}
+		worth := 0.0
+		if shares >= 1 {
+			worth = r.perPod*whole(shares, 1) + r.perMemory*memory
+		}
+		cost += r.worth - worth
+	}
+	return cost + b.emptiness(changed)
+}
+
+// change appends the chosen cards with the pod to changed.
+func (b *before) change(pod *Shape, chosen []pick, changed []changedCard) []changedCard {
 	share := gpu.Share{Memory: pod.Memory, Cores: pod.Cores, Containers: pod.Containers}
-	b.changed = b.changed[:0]
-	for _, p := range b.chosen {
+	for _, p := range chosen {
 		c := changedCard{Card: b.node.Cards[p.position], position: p.position}
 		c.before = float64(c.Free())
 		c.Add(share)
 		c.after = float64(c.Free())
-		b.changed = append(b.changed, c)
+		changed = append(changed, c)
 	}
-	left := Beside{CPU: b.node.CPU - pod.CPU, NodeMemory: b.node.NodeMemory - pod.NodeMemory}.amounts()
-	for i := range b.rooms {
-		r := &b.rooms[i]
-		k, shares, memory := r.kind, r.shares, r.memory
-		for j := range b.changed {
-			c := &b.changed[j]
-			if had := r.on[c.position]; had > 0 {
-				has := k.sharesOf(&c.Card, c.after)
-				shares += has - had
-				memory -= c.before
-				if has > 0 {
-					memory += c.after
-				}
+	return changed
+}
+
+// lostOf returns what the room at that position is worth less. left is what is free beside the cards after the placement.
+func (b *before) lostOf(i int, changed []changedCard, left *amounts) float64 {
+	r := &b.rooms[i]
+	k, shares, memory := r.kind, r.shares, r.memory
+	for j := range changed {
+		c := &changed[j]
+		if had := b.onCard(c.position)[i]; had > 0 {
+			has := k.sharesOf(&c.Card, c.after)
+			shares += has - had
+			memory -= c.before
+			if has > 0 {
+				memory += c.after
 			}
 		}
-		pods := 0.0
-		if k.Cards == 1 {
-			pods = k.atMost(shares, &left)
-		} else {
-			pods = b.onSeveral(r, shares, &left)
-		}
-		cost += r.worth - k.worth(pods, memory)
 	}
-	return cost + b.emptiness()
+	pods := 0.0
+	if k.Cards == 1 {
+		pods = k.atMost(shares, left)
+	} else {
+		pods = b.onSeveral(i, shares, changed, left)
+	}
+	return r.worth - k.worth(pods, memory)
 }
 
 // emptiness returns what the node is worth less because it is less empty with the placement. If pods end, a node that few pods use becomes empty
 // before long, and then has room for any kind. So pods go to nodes that are in use already, and the more so the more these are used.
-func (b *before) emptiness() float64 {
-	if b.perEmptiness == 0 || len(b.changed) == 0 {
+func (b *before) emptiness(changed []changedCard) float64 {
+	if b.perEmptiness == 0 || len(changed) == 0 {
 		return 0
 	}
 	after := b.free
-	for i := range b.changed {
-		after -= b.changed[i].before - b.changed[i].after
+	for i := range changed {
+		after -= changed[i].before - changed[i].after
 	}
 	return b.perEmptiness * (b.free*b.free - after*after) / b.all
 }
 
-// onSeveral returns how many pods of a kind with several cards the node has room for after the placement.
-func (b *before) onSeveral(r *worthRoom, shares float64, left *amounts) float64 {
+// onSeveral returns how many pods the node has room for after the placement, of a kind with several cards.
+func (b *before) onSeveral(i int, shares float64, changed []changedCard, left *amounts) float64 {
 	var buffer [usualCards]float64
-	on := append(buffer[:0], r.on...)
-	for j := range b.changed {
-		c := &b.changed[j]
-		on[c.position] = r.kind.sharesOf(&c.Card, c.after)
+	on, kind := buffer[:0], b.rooms[i].kind
+	for position := range b.node.Cards {
+		on = append(on, b.onCard(position)[i])
 	}
-	return r.kind.podsOf(on, shares, left)
+	for j := range changed {
+		c := &changed[j]
+		on[c.position] = kind.sharesOf(&c.Card, c.after)
+	}
+	return kind.podsOf(on, shares, left)
 }
 
 // worth returns what that much room for the kind is worth. Room counts by its part of all room for the kind, so what is scarce is worth more.

@@ -27,23 +27,24 @@ type room struct {
 	pods float64
 }
 
-// roomFor returns what the node has for a kind, which is at that position in the outlook, and sets on to the number of shares on each card.
-func (n *NodeRoom) roomFor(position int, kind *weighed, on *[]float64) (r room) {
+// roomFor returns what the node has for a kind, which is at that position in the outlook.
+func (n *NodeRoom) roomFor(position int, kind *weighed) (r room) {
 	if n.Excluded&(1<<position) != 0 || n.CPU < kind.CPU || n.NodeMemory < kind.NodeMemory {
 		return room{}
 	}
-	*on = (*on)[:0]
+	var buffer [usualCards]float64
+	on := buffer[:0]
 	for i := range n.Cards {
 		free := float64(n.Cards[i].Free())
 		shares := kind.sharesOf(&n.Cards[i], free)
-		if *on = append(*on, shares); shares > 0 {
+		if on = append(on, shares); shares > 0 {
 			r.shares += shares
 			r.memory += free
 		}
 	}
 	if r.shares > 0 {
 		left := n.amounts()
-		r.pods = kind.podsOf(*on, r.shares, &left)
+		r.pods = kind.podsOf(on, r.shares, &left)
 	}
 	return r
 }
@@ -80,17 +81,20 @@ func (k *weighed) podsOf(on []float64, shares float64, beside *amounts) float64 
 // atMost returns how many pods of the kind there is enough for beside the cards, at most the given number.
 func (k *weighed) atMost(pods float64, beside *amounts) float64 {
 	// The rate is infinite if a pod needs nothing.
-	return float64(int64(min(pods, beside.cpu*k.cpuRate, beside.nodeMemory*k.nodeMemoryRate)))
+	return float64(int64(min(pods, beside.cpu*k.cpu, beside.nodeMemory*k.nodeMemory)))
 }
 
 // sharesOf returns how many shares of the kind's demand the card has free, of which that much memory is free.
 func (k *weighed) sharesOf(c *Card, free float64) float64 {
-	shares := whole(free+0.5, k.shareRate)
-	if c.Unhealthy || k.Cores > 0 || c.MaxContainers > 0 {
+	shares := whole(free+0.5, k.share)
+	if k.Cores > 0 || c.limits() {
 		return k.limited(c, shares)
 	}
 	return shares
 }
+
+// limits reports whether other things than memory and cores limit the number of shares on the card.
+func (c *Card) limits() bool { return c.Unhealthy || c.MaxContainers > 0 }
 
 // limited returns how many of the shares the card gives if other things than memory limit them.
 func (k *weighed) limited(c *Card, shares float64) float64 {

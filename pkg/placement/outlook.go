@@ -22,10 +22,15 @@ type Outlook struct {
 // weighed is a kind with what room for it is worth.
 type weighed struct {
 	Shape
+	rates
+}
+
+// rates are a kind's factors for computing.
+type rates struct {
 	// perPod is what room for one such pod is worth, perMemory what a unit of free memory is worth that such pods can use.
 	perPod, perMemory float64
-	// shareRate, cpuRate and nodeMemoryRate are the reciprocals of what such a pod needs, see whole.
-	shareRate, cpuRate, nodeMemoryRate float64
+	// share, cpu and nodeMemory are the reciprocals of what such a pod needs, see whole.
+	share, cpu, nodeMemory float64
 }
 
 const (
@@ -50,7 +55,6 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 	}
 	o := &Outlook{cardPolicy: cardPolicy, emptiness: turnover / free, kinds: make([]weighed, len(kinds)), positions: map[Shape]int{}}
 	weights, sum := make([]float64, len(kinds)), 0.0
-	var on []float64
 	for i := range kinds {
 		weights[i] = math.Pow(kinds[i].Frequency/kinds[i].size(card), weightExponent)
 		sum += weights[i]
@@ -59,7 +63,7 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 		k := newWeighed(kinds[i].Shape)
 		pods, memory := 0.0, 0.0
 		for j := range nodes {
-			if r := nodes[j].roomFor(i, &k, &on); r.pods > 0 {
+			if r := nodes[j].roomFor(i, &k); r.pods > 0 {
 				pods, memory = pods+r.pods, memory+r.memory
 			}
 		}
@@ -74,7 +78,7 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 // newWeighed returns the kind without weights. A pod that asks for no memory of cards is counted as if it asked for one unit.
 func newWeighed(shape Shape) weighed {
 	return weighed{
-		Shape: shape, shareRate: 1 / float64(max(shape.Memory, 1)), cpuRate: 1 / float64(shape.CPU), nodeMemoryRate: 1 / float64(shape.NodeMemory),
+		Shape: shape, rates: rates{share: 1 / float64(max(shape.Memory, 1)), cpu: 1 / float64(shape.CPU), nodeMemory: 1 / float64(shape.NodeMemory)},
 	}
 }
 

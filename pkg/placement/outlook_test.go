@@ -190,7 +190,8 @@ func TestOutlookBruteForce(t *testing.T) {
 		costs := o.Costs(&n)
 		for i := range kinds {
 			where, reason := Place(Binpack, n.Cards, kinds[i].Demand)
-			got, fits := costs.Of(i)
+			got := costs[i]
+			fits := got != NotFitting
 			if fits != (reason == reasons.Fits) {
 				t.Fatalf("kind %d fits %+v: %v, but %v", i, n, fits, reason)
 			}
@@ -287,7 +288,7 @@ func TestScale(t *testing.T) {
 
 // value returns what the node's room is worth to the pods that are expected.
 func (o *Outlook) value(n *NodeRoom) (value float64) {
-	for _, r := range o.before(n).rooms {
+	for _, r := range o.before(n, new(space)).rooms {
 		value += r.worth
 	}
 	free, all := n.memory()

@@ -38,7 +38,7 @@ func (s *Support) Accepts(demand *gpu.Demand) reasons.Reason {
 	return s.Limits.accepts(demand.Limits)
 }
 
-func (l Limits) accepts(demand gpu.Limits) reasons.Reason {
+func (l *Limits) accepts(demand gpu.Limits) reasons.Reason {
 	switch {
 	case demand == gpu.Limits{} || l.Unit == 0:
 		return reasons.Fits

@@ -8,16 +8,18 @@ import (
 // Totals are sums over a node's cards. They show whether a request fits without reading each card, which matters with
 // thousands of nodes per pod. The owner must recompute them by Sum when a card changes.
 type Totals struct {
+	// The fields that are read for every node and pod come first.
+
+	// Limited is true if some card has a limit of containers, Alike if all cards are equal but for their indexes and links.
+	Limited, Alike bool
+	// MostFree is the free memory of the healthy card that has the most.
+	MostFree gpu.Memory
+	// Largest is the memory of the largest card, and LargestHealthy that of the largest healthy one.
+	Largest, LargestHealthy gpu.Memory
 	// Memory and Free are the sums over all cards.
 	Memory, Free gpu.Memory
 	// FreeHealthy is what the healthy cards have free together.
 	FreeHealthy gpu.Memory
-	// Largest is the memory of the largest card, and LargestHealthy that of the largest healthy one.
-	Largest, LargestHealthy gpu.Memory
-	// MostFree is the free memory of the healthy card that has the most.
-	MostFree gpu.Memory
-	// Limited is true if some card has a limit of containers, Alike if all cards are equal but for their indexes and links.
-	Limited, Alike bool
 	// Cards is the number of cards, FreeCores the sum of what they have free, FreeCoresHealthy that of the healthy ones.
 	Cards                       int
 	FreeCores, FreeCoresHealthy gpu.Cores
