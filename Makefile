@@ -57,7 +57,7 @@ clean: ## remove the built files (the Kubernetes binaries stay in the user's cac
 
 .PHONY: demo
 demo: first-build build fake-nvml ## show pods that share cards on a real control plane with simulated GPU nodes (KEEP=1 keeps it running, FAIR_SHARE=dispatch with fair sharing; USER_PAGES=1 runs the commands of the pages for users)
-	@hack/kube/build.sh control-plane
+	@hack/kube/build.sh control-plane $(if $(KEEP)$(USER_PAGES),kube-controller-manager)
 	@$(GO) build -o $(BIN)/demo ./test/demo
 	@exec $(BIN)/demo $(if $(KEEP),--keep) $(if $(FAIR_SHARE),--fair-share=$(FAIR_SHARE)) $(if $(USER_PAGES),--user-pages="$$($(GO) -C hack/helm tool -n kubectl)") # Not with go run, which reports Ctrl-C as an error.
 

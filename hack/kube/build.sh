@@ -2,7 +2,7 @@
 # Builds pinned binaries of other projects, once:
 #
 #   hack/kube/build.sh          etcd and Kubernetes, into bin/kube
-#   hack/kube/build.sh control-plane   of these only what the demo runs: no kubelet, kube-proxy and kubeadm
+#   hack/kube/build.sh control-plane [PROGRAM...]   of these only etcd, kube-apiserver and kube-scheduler, and the named ones
 #   hack/kube/build.sh v1.34    the control plane of a minor version that hack/kube/VERSION pins, into bin/kube-VERSION,
 #                               with the same etcd
 #   hack/kube/build.sh v1.34 kubelet     also its kubelet
@@ -14,10 +14,10 @@
 # doesn't build them again. The rest of this script isn't hashed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-part=${1:-} extra=${2:-kubelet kube-proxy kubeadm}
+part=${1:-} more=(kube-controller-manager kubelet kube-proxy kubeadm)
 case $part in
-  control-plane) part='' extra='' ;;
-  v*) extra=${2:-} ;;
+  control-plane) part='' more=("${@:2}") ;;
+  v*) more=(kube-controller-manager "${@:2}") ;;
 esac
 
 cd "$here/$part"
@@ -67,14 +67,12 @@ build_kubernetes() {
   use_cache "$kube_version" CGO_ENABLED=0 -trimpath -ldflags "$stamp"
 
   export CGO_ENABLED=0
-  local components=(kube-apiserver kube-scheduler kube-controller-manager)
   if [ -z "$part" ]; then
     build etcd go.etcd.io/etcd/server/v3 -ldflags "$stamp"
   else
     ln -sf ../kube/etcd "$out/etcd"
   fi
-  components+=($extra)
-  for name in "${components[@]}"; do
+  for name in kube-apiserver kube-scheduler "${more[@]}"; do
     build "$name" "k8s.io/kubernetes/cmd/$name" -ldflags "$stamp"
   done
   echo "kube: Kubernetes $kube_version and etcd are in bin/$(basename "$out")"

@@ -55,7 +55,7 @@ func play(ctx context.Context, keep bool, fairShare, kubectl string) (err error)
 
 	say("Starting etcd, kube-apiserver, kube-scheduler and the gpushare extender ...")
 	cluster, err := framework.Start(ctx, framework.Options{
-		Dir: dir, Guard: true, ControlPlane: controlplane.Options{ControllerManager: true},
+		Dir: dir, Guard: true, ControlPlane: controlplane.Options{ControllerManager: keep || kubectl != ""}, // For Deployments and Jobs.
 	})
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func play(ctx context.Context, keep bool, fairShare, kubectl string) (err error)
 		return fmt.Errorf("deleting the extender's Deployment: %w", err)
 	}
 	d := &demo{cluster: cluster}
-	for _, step := range []func(context.Context) error{d.nodes, d.guard, d.share, d.filter, d.bind, d.allocate, d.full, d.several, d.table} {
+	for _, step := range []func(context.Context) error{d.nodes, d.shareCard, d.guard, d.shareFairly, d.filter, d.bind, d.allocate, d.full, d.several, d.table} {
 		if err := step(ctx); err != nil {
 			return err
 		}

@@ -41,6 +41,16 @@ func (d *demo) nodes(ctx context.Context) error {
 	return nil
 }
 
+// shareCard shows two pods that share a card.
+func (d *demo) shareCard(ctx context.Context) error {
+	title("Two pods share a card")
+	say("  Create two pods that ask for 8000 MiB and for 4000 MiB on n1:")
+	return d.showOn(ctx, "n1", []placed{
+		{pod("first", 8000), "0", "both cards are free"},
+		{pod("second", 4000), "0", "both cards fit; binpack chooses the one with the least free memory"},
+	})
+}
+
 // guard shows that a request in the wrong unit is refused.
 func (d *demo) guard(ctx context.Context) error {
 	title("The guard: a request of 2Gi, which would be 2147483648 units, is refused")
@@ -192,31 +202,39 @@ func (d *demo) full(ctx context.Context) error {
 	return d.expect(bound, "n4", "3", "the freed card")
 }
 
-// several shows a pod over two cards, and pods with a share of computing. It leaves the nodes as they were.
+// several shows a pod over two cards, and pods with a share of computing.
 func (d *demo) several(ctx context.Context) error {
 	title("Several cards for one pod, and a share of computing")
 	say("  n2 has 4069 MiB free on each of its two cards. Create a pod of 4000 MiB over two cards, and two pods of 1000 MiB that ask for")
 	say("  60%% of a card's computing:")
-	var pods []*corev1.Pod
-	for _, want := range []struct {
-		pod        *framework.PodWrapper
-		cards, why string
-	}{
+	return d.showOn(ctx, "n2", []placed{
 		{pod("two-cards", 4000).Cards(2), "0,1", "2000 MiB on each of them"},
 		{pod("cores-a", 1000).Cores(60), "0", "both cards fit; of equal ones the first is chosen"},
 		{pod("cores-b", 1000).Cores(60), "1", "card 0 has more memory in use and room for 1069 MiB, but only 40% of its computing left"},
-	} {
-		running, err := d.run(ctx, want.pod.OnNode("n2"))
+	})
+}
+
+// placed is a pod, the cards that it must get, and the reason.
+type placed struct {
+	pod        *framework.PodWrapper
+	cards, why string
+}
+
+// showOn runs the pods on a node and prints what their containers get. It leaves the node as it was.
+func (d *demo) showOn(ctx context.Context, node string, wanted []placed) error {
+	var pods []*corev1.Pod
+	for _, want := range wanted {
+		running, err := d.run(ctx, want.pod.OnNode(node))
 		if err != nil {
 			return err
 		}
 		pods = append(pods, running)
-		if err := d.expect(running, "n2", want.cards, want.why); err != nil {
+		if err := d.expect(running, node, want.cards, want.why); err != nil {
 			return err
 		}
 		say("      its container has %s", d.variables(running))
 	}
-	if err := d.inspect(ctx, "n2", "-d"); err != nil {
+	if err := d.inspect(ctx, node, "-d"); err != nil {
 		return err
 	}
 	for _, pod := range pods {
