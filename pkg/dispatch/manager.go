@@ -127,12 +127,10 @@ type Manager struct {
 	gated map[gpu.PodUID]*pod
 	// seenChanges is nodeChanges at the latest Tick.
 	seenChanges uint64
-	// regions are nil if they were not computed yet. preferences are computed from them, by Pod.Constraints. The map is never changed, only
-	// replaced.
-	regions     *regions
-	preferences map[unique.Handle[string]]preference
-	allocated   allocatedPods
-	kinds       kinds
+	// regions are nil if they were not computed yet.
+	regions   *regions
+	allocated allocatedPods
+	kinds     kinds
 	// due are the kinds without room that are to be tried on all nodes again, retries of them in each round. At retryAll, all kinds
 	// without room become due.
 	due      []*kind

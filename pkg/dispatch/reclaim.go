@@ -53,14 +53,10 @@ func newReclaims(attempts uint64) reclaims {
 
 // reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.
 func (m *Manager) reclaimFor(s *standings, now time.Time) {
-	preferences := m.steer(s)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.leading {
 		return
-	}
-	if m.regions == s.regions { // Other regions may not know all constraints of the pods that wait.
-		m.preferences = preferences
 	}
 	starving := m.starving(s, now)
 	m.reclaims.countBelow(starving, m.ReclaimAfter, now)

@@ -114,7 +114,7 @@ func (m *Manager) installRegions(amounts map[unique.Handle[string]]gpu.Memory) *
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.regions == nil || m.regions.changes <= changes {
-		m.regions, m.preferences = r, nil // The numbers of regions change.
+		m.regions = r
 	}
 	return r
 }

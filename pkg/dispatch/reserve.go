@@ -36,12 +36,7 @@ func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (pla
 		m.effort++
 	}
 	if requests := m.requests(u, hadNoRoom); requests != nil {
-		if preferred := m.preferred(u, requests); preferred != nil {
-			places, _ = m.Ledger.ReserveAll(preferred, nil, m.viewAt(now), capacity, now)
-		}
-		if places == nil {
-			places, _ = m.Ledger.ReserveAll(requests, nil, m.viewAt(now), capacity, now)
-		}
+		places, _ = m.Ledger.ReserveAll(requests, nil, m.viewAt(now), capacity, now)
 	}
 	return places
 }

@@ -51,7 +51,7 @@ func (m *Manager) grantDue(now time.Time) {
 func (m *Manager) forgetOutdated(now time.Time) {
 	m.feasible.expire(now)
 	if changes := m.nodeChanges.Load(); changes != m.seenChanges {
-		m.seenChanges, m.regions, m.preferences = changes, nil, nil
+		m.seenChanges, m.regions = changes, nil
 		clear(m.feasible.results)
 		m.retryAll = time.Time{}
 	}
