@@ -9,27 +9,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// attempt is one try of reclaim to make room for units, until its evictions were made.
+// attempt is one try of reclaim to make room for units, until its evictions were made or the term ends.
 type attempt struct {
 	number uint64
-	state  attemptState
-	// kinds are those of its units, by the first pod of each.
-	kinds map[gpu.PodUID]reclaimKind
+	// kinds are those of its units.
+	kinds []reclaimKind
 	// outdated is true if something changed while the plan was made, and the plan could not be used.
 	outdated bool
 }
-
-// attemptState is how far an attempt is.
-//
-//	          → planning  beginAttempt, Resume
-//	planning  → evicting  Hold: the places are held
-//	any       → over      Reclaimed, or the term ends. What it holds then is in reclaims.held
-type attemptState int
-
-const (
-	planning attemptState = iota
-	evicting
-)
 
 // reclaimKind is a kind of units of a tenant, or all of them if kind is zero.
 type reclaimKind struct {
@@ -54,7 +41,7 @@ func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time
 			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.eligibleFor(p.Constraints)})
 		}
 		search.need.Units = append(search.need.Units, out)
-		m.reclaims.attempt.kinds[u.pods[0].UID] = u.reclaimKind()
+		m.reclaims.attempt.kinds = append(m.reclaims.attempt.kinds, u.reclaimKind())
 	}
 	m.effects.Reclaim = search
 }
@@ -63,7 +50,7 @@ func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time
 func (m *Manager) newAttempt() *attempt {
 	r := &m.reclaims
 	r.attempts++
-	r.attempt = &attempt{number: r.attempts, kinds: map[gpu.PodUID]reclaimKind{}}
+	r.attempt = &attempt{number: r.attempts}
 	return r.attempt
 }
 
@@ -112,7 +99,7 @@ func (m *Manager) Reclaimed(attempt uint64, until, now time.Time) {
 		for _, kind := range a.kinds {
 			m.reclaims.pause(kind, !a.outdated, now)
 		}
-		m.endHolds(func(h *heldUnit) bool { return h.attempt == attempt })
+		m.endHolds(func(h *hold) bool { return h.attempt == attempt })
 	}
 }
 
@@ -120,7 +107,12 @@ func (m *Manager) Reclaimed(attempt uint64, until, now time.Time) {
 func (m *Manager) Holds(attempt uint64) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.ContainsFunc(m.reclaims.held, func(h *heldUnit) bool { return h.attempt == attempt })
+	for _, h := range m.reclaims.held {
+		if h.attempt == attempt {
+			return true
+		}
+	}
+	return false
 }
 
 // Cards are cards of a node.
@@ -191,7 +183,7 @@ func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 	}
 	a := m.newAttempt()
 	for u := range units {
-		a.kinds[u.pods[0].UID] = u.reclaimKind()
+		a.kinds = append(a.kinds, u.reclaimKind())
 	}
 	return a.number, plan
 }
@@ -199,7 +191,7 @@ func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 // endAttempts ends all attempts, and what is held for them.
 func (m *Manager) endAttempts() {
 	m.reclaims.attempt = nil
-	m.endHolds(func(*heldUnit) bool { return true })
+	m.endHolds(func(*hold) bool { return true })
 }
 
 // pausing reports whether no attempt may be made for the unit, because the latest one had no success.

@@ -41,7 +41,8 @@ func newBench(nNodes, nPods int) (*Manager, *ledger.Ledger, *time.Time) {
 	half := slices.Clone(nodes[:nNodes/2])
 	m := New(Options{
 		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Exempt: NewExempt(1 << 30), Patience: patience, EvictionsFull: func() bool { return false },
-		Release: func(uid gpu.PodUID) { l.Release(uid) },
+		Evicting: func(gpu.PodUID) bool { return false },
+		Release:  func(uid gpu.PodUID) { l.Release(uid) },
 		Nodes: nodesOf(func(constraints unique.Handle[string]) []string {
 			if constraints == unique.Make("half") {
 				return half
@@ -139,10 +140,10 @@ func BenchmarkReclaim(b *testing.B) {
 		plan, ok := reclaim.Choose(need, cluster)
 		b.StartTimer()
 		var search *Search
-		longest.of(func() { search = m.beginHold(need.Attempt, *now) })
+		longest.of(func() { search = m.searchAgain(need.Attempt, *now) })
 		m.setShares(search.standings)
 		evictable := search.evictable(plan)
-		longest.of(func() { ok = ok && m.endHold(search, plan, evictable) })
+		longest.of(func() { ok = ok && m.hold(search, plan, evictable) })
 		if !ok {
 			b.Fatal("no room is made")
 		}

@@ -67,7 +67,8 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 			}
 		},
 		Nodes:  nodesOf(func(unique.Handle[string]) []string { return nodes }),
-		Exempt: exempt, Patience: patience, EvictionsFull: func() bool { return false }, Observer: f,
+		Exempt: exempt, Patience: patience, EvictionsFull: func() bool { return false },
+		Evicting: func(gpu.PodUID) bool { return false }, Observer: f,
 	}
 	if change != nil {
 		change(&o)

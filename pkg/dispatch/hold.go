@@ -11,17 +11,20 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// heldUnit is a unit for which places are held until its victims are gone.
-type heldUnit struct {
+// hold keeps the places of a unit until its victims are gone.
+type hold struct {
 	reclaimKind
-	// Reservation has the places, and as Victims the awaited ones on their nodes.
+	// Reservation is what the ledger keeps: the places, and as Victims the pods on their nodes that must end.
 	ledger.Reservation
+	// id is that of the unit.
+	id      string
 	attempt uint64
 	state   holdState
 	// until is when the hold ends. It isn't known while the evictions are made.
 	until time.Time
-	// allocated is what its tenant had when the places were held.
-	allocated gpu.Memory
+	// allocated is what its tenant had when the places were held. memory is that of the places. The queue counts it: otherwise later pods of the
+	// tenant would be granted memory that belongs to its share and is held for its earlier pods.
+	allocated, memory gpu.Memory
 }
 
 // holdState is how far a hold is.
@@ -38,90 +41,73 @@ const (
 	freed
 )
 
-// Hold holds the places of a plan for an attempt, before anything is evicted. It reports whether the plan is still right: the units
-// still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their tenants are
-// above their share, and their groups have the same members. It checks the victims without the Manager's lock.
+// Hold holds the places of a plan for an attempt, before anything is evicted. It must be called once for an attempt, and reports whether the plan is
+// still right: the units still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their
+// tenants are above their share, and their groups have the same members. It checks the victims without the Manager's lock.
 func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
-	search := m.beginHold(attempt, now)
-	if search == nil {
-		return false
-	}
+	search := m.searchAgain(attempt, now)
 	m.setShares(search.standings)
-	return m.endHold(search, plan, search.evictable(plan))
+	return m.hold(search, plan, search.evictable(plan))
 }
 
-// beginHold returns a search for an attempt; nil if the attempt has ended.
-func (m *Manager) beginHold(attempt uint64, now time.Time) *Search {
+// searchAgain returns a search of an attempt in the present state.
+func (m *Manager) searchAgain(attempt uint64, now time.Time) *Search {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.attemptToHold(attempt) == nil {
-		return nil
-	}
 	return m.search(attempt, m.standings(), now)
 }
 
-// endHold holds the places of a plan if its victims are evictable and its units still wait.
-func (m *Manager) endHold(search *Search, plan reclaim.Plan, evictable bool) bool {
+// hold holds the places of a plan if its victims are evictable and its units still wait.
+func (m *Manager) hold(search *Search, plan reclaim.Plan, evictable bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.attemptToHold(search.Attempt())
+	a := m.reclaims.attempt
 	switch {
-	case a == nil:
+	case a == nil || a.number != search.Attempt(): // The term has ended.
 		return false
 	case !evictable:
 		a.outdated = true
 		return false
 	}
-	held, wrong := m.heldUnits(plan, unitsOf(m.starving(search.standings, search.now)))
+	held, wrong := m.newHolds(plan, unitsOf(m.starving(search.standings, search.now)))
 	if wrong != nil {
-		a.kinds = map[gpu.PodUID]reclaimKind{wrong.Pods[0].UID: {tenant: wrong.Tenant}} // Other tenants need no pause.
-		a.outdated = true
+		a.kinds, a.outdated = []reclaimKind{{tenant: wrong.Tenant}}, true // Other tenants need no pause.
 		return false
 	}
 	for _, kind := range a.kinds {
-		if !slices.ContainsFunc(held, func(h *heldUnit) bool { return h.reclaimKind == kind }) {
+		if !slices.ContainsFunc(held, func(h *hold) bool { return h.reclaimKind == kind }) {
 			m.reclaims.pause(kind, true, search.now)
 		}
 	}
-	allocated := map[string]gpu.Memory{}
-	for _, t := range search.tenants {
-		allocated[t.Name] = t.Allocated
-	}
 	for _, h := range held {
-		h.attempt, h.allocated = a.number, allocated[h.tenant]
-	}
-	for _, v := range plan.Victims {
-		for _, pod := range v.Pods {
-			m.reclaims.ending[pod.UID] = a.number
+		h.attempt = a.number
+		for _, t := range search.tenants {
+			if t.Name == h.tenant {
+				h.allocated = t.Allocated
+			}
 		}
+		m.reclaims.held[h.id] = h
+		m.Ledger.Hold(h.id, h.Reservation)
+		m.queue.Charge(h.tenant, h.memory)
 	}
-	a.state, m.reclaims.held = evicting, append(m.reclaims.held, held...)
-	m.updateHold()
 	return true
 }
 
-// attemptToHold returns the attempt with that number, if no places are held for it yet; else nil.
-func (m *Manager) attemptToHold(number uint64) *attempt {
-	if a := m.reclaims.attempt; m.leading && a != nil && a.number == number && a.state == planning {
-		return a
-	}
-	return nil
-}
-
-// heldUnits returns the units for which a plan has places. wrong is the first unit that no longer waits with the same pods and requests; nil
-// if there is none.
-func (m *Manager) heldUnits(plan reclaim.Plan, eligible map[*unit]bool) (held []*heldUnit, wrong *reclaim.Served) {
+// newHolds returns the holds for the units of a plan. wrong is the first unit that no longer waits with the same pods and requests; nil if there is
+// none.
+func (m *Manager) newHolds(plan reclaim.Plan, eligible map[*unit]bool) (held []*hold, wrong *reclaim.Served) {
 	for i := range plan.Served {
 		s := &plan.Served[i]
-		h := &heldUnit{
-			reclaimKind: reclaimKind{tenant: s.Tenant},
+		h := &hold{
+			reclaimKind: reclaimKind{tenant: s.Tenant}, id: s.Item,
 			Reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
 		}
 		for j, place := range s.Places {
 			h.Shares = append(h.Shares, ledger.Share{Pod: s.Pods[j].Pod, Node: place.Node, On: place.On})
+			h.memory = h.memory.Add(place.On.Total())
 		}
 		u := m.unitOf(h)
-		if u == nil || !eligible[u] || !m.unchanged(s) {
+		if u == nil || !eligible[u] || m.makesRoom(u) || !m.unchanged(s) {
 			return nil, s
 		}
 		h.reclaimKind = u.reclaimKind()
@@ -166,43 +152,16 @@ func (m *Manager) unchanged(s *reclaim.Served) bool {
 }
 
 // unitOf returns the unit for which the places are held, if it still waits, has the same pods, and belongs to the same tenant; else nil.
-func (m *Manager) unitOf(h *heldUnit) *unit {
-	var u *unit
-	for i := range h.Shares {
-		p := m.pods[h.Shares[i].Pod.UID]
-		if p == nil || p.unit == nil || u != nil && p.unit != u {
-			return nil
-		}
-		u = p.unit
+func (m *Manager) unitOf(h *hold) *unit {
+	u := m.units[h.id]
+	other := func(share ledger.Share) bool {
+		p := m.pods[share.Pod.UID]
+		return p == nil || p.unit != u
 	}
-	if len(u.pods) != len(h.Shares) || u.item.Tenant != h.tenant {
+	if u == nil || len(u.pods) != len(h.Shares) || u.item.Tenant != h.tenant || slices.ContainsFunc(h.Shares, other) {
 		return nil
 	}
 	return u
-}
-
-// updateHold makes the ledger hold the places of all held units. What they need besides GPU memory counts as taken too.
-func (m *Manager) updateHold() {
-	var held []ledger.Reservation
-	former := m.reclaims.charged
-	for name, amount := range former {
-		m.queue.Release(name, amount)
-	}
-	m.reclaims.charged, m.reclaims.heldFor = map[string]gpu.Memory{}, map[gpu.PodUID]*heldUnit{}
-	for _, h := range m.reclaims.held {
-		held = append(held, h.Reservation)
-		for _, share := range h.Shares {
-			m.reclaims.charged[h.tenant] = m.reclaims.charged[h.tenant].Add(share.On.Total())
-			m.reclaims.heldFor[share.Pod.UID] = h
-		}
-	}
-	for name, amount := range m.reclaims.charged {
-		m.queue.Charge(name, amount)
-	}
-	for name := range former {
-		m.setTerms(name) // Its namespaces may be gone.
-	}
-	m.Ledger.SetReservations(ledger.Reclaimed, held...)
 }
 
 // grantHeld grants the units for which there is room now at their held places.
@@ -211,11 +170,11 @@ func (m *Manager) grantHeld(now time.Time) {
 		return
 	}
 	capacity := m.capacity(false) // The plans have counted what all of them need.
-	m.endHolds(func(h *heldUnit) bool { return h.state != making && m.grantUnit(h, capacity, now) })
+	m.endHolds(func(h *hold) bool { return h.state != making && m.grantUnit(h, capacity, now) })
 }
 
 // grantUnit grants a unit at its held places, if there is room.
-func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time) (granted bool) {
+func (m *Manager) grantUnit(h *hold, capacity ledger.Capacity, now time.Time) (granted bool) {
 	u := m.unitOf(h)
 	if u == nil {
 		return false
@@ -238,28 +197,25 @@ func (m *Manager) grantUnit(h *heldUnit, capacity ledger.Capacity, now time.Time
 }
 
 // makesRoom reports whether pods are evicted for the unit and its places are held.
-func (m *Manager) makesRoom(u *unit) bool { return m.reclaims.heldFor[u.pods[0].UID] != nil }
+func (m *Manager) makesRoom(u *unit) bool { return m.reclaims.held[u.item.ID] != nil }
 
-// endHolds ends the holds for the units for which ends returns true.
-func (m *Manager) endHolds(ends func(*heldUnit) bool) {
-	r := &m.reclaims
-	before := len(r.held)
-	if r.held = slices.DeleteFunc(r.held, ends); len(r.held) == before {
-		return
+// endHolds ends the holds for which ends returns true.
+func (m *Manager) endHolds(ends func(*hold) bool) {
+	for _, id := range slices.Sorted(maps.Keys(m.reclaims.held)) {
+		if h := m.reclaims.held[id]; ends(h) {
+			delete(m.reclaims.held, id)
+			m.Ledger.EndHold(id)
+			m.queue.Release(h.tenant, h.memory)
+			m.setTerms(h.tenant) // Its namespaces may be gone.
+		}
 	}
-	present := map[uint64]bool{}
-	for _, h := range r.held {
-		present[h.attempt] = true
-	}
-	maps.DeleteFunc(r.ending, func(_ gpu.PodUID, attempt uint64) bool { return !present[attempt] })
-	m.updateHold()
 }
 
 // endFailedHolds ends the holds for units that don't wait any more, whose tenants are not below their share, whose victims don't end in
 // time, or that still had no room some time after the victims had ended.
 func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
 	eligible := unitsOf(starving)
-	m.endHolds(func(h *heldUnit) bool {
+	m.endHolds(func(h *hold) bool {
 		if h.state == making {
 			return false
 		}
@@ -281,9 +237,9 @@ func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
 
 // dropHold ends the hold for the unit of the pod, if there is one.
 func (m *Manager) dropHold(uid gpu.PodUID) {
-	if dropped := m.reclaims.heldFor[uid]; dropped != nil {
-		m.endHolds(func(h *heldUnit) bool { return h == dropped })
-	}
+	m.endHolds(func(h *hold) bool {
+		return slices.ContainsFunc(h.Shares, func(share ledger.Share) bool { return share.Pod.UID == uid })
+	})
 }
 
 // holdsMemory reports whether the pod is bound and hasn't ended.

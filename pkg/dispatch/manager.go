@@ -40,8 +40,10 @@ type Options struct {
 	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
 	// Pods that have run for less than MinRuntime are not evicted.
 	ReclaimAfter, MinRuntime time.Duration
-	// EvictionsFull reports whether no further evictions can begin now. It is nil if ReclaimAfter is 0.
+	// EvictionsFull reports whether no further evictions can begin now, and Evicting whether a pod is about to be evicted: then it counts as being
+	// deleted. Both are nil if ReclaimAfter is 0. They must not wait for a call of the Manager.
 	EvictionsFull func() bool
+	Evicting      func(gpu.PodUID) bool
 	// Failures are those of all items. If it is nil, New makes one.
 	Failures *queue.Failures
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
@@ -55,7 +57,8 @@ type Ledger interface {
 	FitsEmpty(requests []ledger.Request, capacity ledger.Capacity) bool
 	Own(source ledger.Source, uid gpu.PodUID, until time.Time)
 	Disown(source ledger.Source, uid gpu.PodUID) bool
-	SetReservations(source ledger.Source, next ...ledger.Reservation)
+	Hold(id string, r ledger.Reservation)
+	EndHold(id string)
 	AwaitedItems() []string
 	NodeMemory() map[string]gpu.Memory
 }

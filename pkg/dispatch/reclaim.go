@@ -3,7 +3,6 @@ package dispatch
 import (
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
@@ -32,23 +31,18 @@ type reclaims struct {
 	// failed are the latest pauses of each tenant because pods were evicted for nothing.
 	failed   queue.Pauses[string]
 	attempts uint64
-	// attempt is the one that is planned, or whose evictions are made; nil if there is none. held are the units for which places are held,
-	// heldFor the same by their pods. ending are the victims for them, with the number of the attempt: they count as being deleted.
+	// attempt is the one that is planned, or whose evictions are made; nil if there is none.
 	attempt *attempt
-	held    []*heldUnit
-	heldFor map[gpu.PodUID]*heldUnit
-	ending  map[gpu.PodUID]uint64
+	// held are the holds, by the IDs of their units.
+	held map[string]*hold
 	// resumed is when Resume was last tried.
 	resumed time.Time
-	// charged is the memory of held places that the queue counts, by tenant. Without it, later pods of the tenant would be granted
-	// memory that belongs to its share and is held for its earlier pods.
-	charged map[string]gpu.Memory
 }
 
 // newReclaims returns the state of a new leader. attempts is how many this process has made before: a late result of one of these
 // must not be taken for that of a new one.
 func newReclaims(attempts uint64) reclaims {
-	return reclaims{attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, failed: queue.Pauses[string]{}, ending: map[gpu.PodUID]uint64{}}
+	return reclaims{attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, failed: queue.Pauses[string]{}, held: map[string]*hold{}}
 }
 
 // reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.

@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"maps"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -13,10 +12,9 @@ import (
 type Search struct {
 	*standings
 	need   reclaim.Need
-	ledger Ledger
 	groups Groups
-	// ending are the victims of other attempts.
-	ending map[gpu.PodUID]uint64
+	// evicting is Options.Evicting.
+	evicting func(gpu.PodUID) bool
 	// since is when this process began to lead.
 	since, now     time.Time
 	minRuntime     time.Duration
@@ -26,8 +24,8 @@ type Search struct {
 // search returns a search for an attempt.
 func (m *Manager) search(attempt uint64, s *standings, now time.Time) *Search {
 	return &Search{
-		standings: s, need: reclaim.Need{Attempt: attempt}, ledger: m.Ledger, groups: m.Groups, ending: maps.Clone(m.reclaims.ending), since: m.reclaims.since, now: now, minRuntime: m.MinRuntime,
-		priorityCutoff: m.PriorityCutoff,
+		standings: s, need: reclaim.Need{Attempt: attempt}, groups: m.Groups, evicting: m.Evicting, since: m.reclaims.since, now: now,
+		minRuntime: m.MinRuntime, priorityCutoff: m.PriorityCutoff,
 	}
 }
 
@@ -43,7 +41,4 @@ func (s *Search) Need() reclaim.Need {
 }
 
 // leaves reports whether the pod is being deleted, or is about to be.
-func (s *Search) leaves(p *allocatedPod) bool {
-	_, ending := s.ending[p.UID]
-	return p.Leaving || ending
-}
+func (s *Search) leaves(p *allocatedPod) bool { return p.Leaving || s.evicting(p.UID) }

@@ -62,9 +62,12 @@ type demander struct {
 // standings returns the state of the tenants, without shares.
 func (m *Manager) standings() *standings {
 	out := &standings{tenants: []Tenant{}, demanded: map[demander]gpu.Memory{}, allocated: m.allocated.snapshot()}
-	before := 0
+	before, held := 0, map[string]gpu.Memory{}
+	for _, h := range m.reclaims.held {
+		held[h.tenant] = held[h.tenant].Add(h.memory)
+	}
 	for _, s := range m.queue.Standings() {
-		s.Allocated = s.Allocated.Sub(m.reclaims.charged[s.Name])
+		s.Allocated = s.Allocated.Sub(held[s.Name])
 		if s.Allocated == 0 && len(s.Waiting) == 0 {
 			continue
 		}

@@ -279,12 +279,12 @@ func TestReclaimerAwaited(t *testing.T) {
 		need.Units = append(need.Units, reclaim.Unit{Tenant: "alice", Item: name, Pods: []reclaim.Pod{{Pod: requests[0].Pod, Nodes: requests[0].Nodes}}})
 	}
 	f.meanwhile = func(f *reclaimFixture) {
-		var held []ledger.Reservation
 		for _, served := range f.holds[0].Served {
 			place := served.Places[0]
-			held = append(held, ledger.Reservation{Source: ledger.Reclaimed, Shares: []ledger.Share{{Pod: served.Pods[0].Pod, Node: place.Node, On: place.On}}})
+			f.cluster.ledger.Hold(served.Item, ledger.Reservation{
+				Source: ledger.Reclaimed, Shares: []ledger.Share{{Pod: served.Pods[0].Pod, Node: place.Node, On: place.On}},
+			})
 		}
-		f.cluster.ledger.SetReservations(ledger.Reclaimed, held...)
 	}
 	if made := f.reclaim(need); !made || len(f.holds[0].Served) != 2 || len(f.holds[0].Victims) != 2 {
 		t.Errorf("room was made: %t, by the plans %+v", made, f.holds)

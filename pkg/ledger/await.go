@@ -28,7 +28,7 @@ func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bo
 		shortlist := c.shortlist(requests)
 		l.update(func() []string {
 			former := l.reservations.items[item.ID]
-			freed := l.endAwaited(item.ID)
+			freed := l.endItem(l.reservations.items, item.ID)
 			if made = c.choose(shortlist); !made && beside && former != nil {
 				l.reservations.items[item.ID] = l.addReservation(*former) // Until the second try.
 				return nil
@@ -44,16 +44,7 @@ func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bo
 
 // EndAwaited ends the awaited reservation of an item, if there is one.
 func (l *Ledger) EndAwaited(id string) {
-	l.update(func() []string { return l.endAwaited(id) })
-}
-
-func (l *Ledger) endAwaited(id string) (freed []string) {
-	if r := l.reservations.items[id]; r != nil {
-		delete(l.reservations.items, id)
-		freed = l.endReservation(r)
-		slices.Sort(freed)
-	}
-	return slices.Compact(freed)
+	l.update(func() []string { return l.endItem(l.reservations.items, id) })
 }
 
 // AwaitedUsable reports whether the item's awaited reservation is for these requests and for the item's rank, the nodes still take its pods, and

@@ -314,7 +314,7 @@ func BenchmarkLock(b *testing.B) {
 		"AwaitedUsable":      func() { f.AwaitedUsable(testItem, requests) },
 		"AwaitedIdle":        func() { f.AwaitedIdle() },
 		"EndAwaited":         func() { f.Await(testItem, requests[:1], longAgo); f.EndAwaited(testItem.ID) },
-		"Hold":               func() { f.SetReservations(ledger.Reclaimed, reserved...); f.SetReservations(ledger.Reclaimed) },
+		"Hold":               func() { f.Hold("held", reserved[0]); f.EndHold("held") },
 		"AddTentative":       func() { f.AddTentative(asking, names[:100], at) },
 		"Move":               func() { f.Move(requests[0], binpack, nil, at); f.Release(requests[0].Pod.UID) },
 	} {

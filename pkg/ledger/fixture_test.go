@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -75,6 +76,8 @@ type fixture struct {
 	*ledger.Ledger
 	t     testing.TB
 	freed []string
+	// held are the reservations of reclaim.
+	held map[string]ledger.Reservation
 }
 
 // newFixture returns a ledger with the nodes n1, n2 and so on.
@@ -122,9 +125,23 @@ type heldPlace struct {
 	Unit int
 }
 
-// hold replaces the reservations of reclaim.
+// hold replaces the reservations of reclaim that differ.
 func (f *fixture) hold(places []heldPlace, priority int32) {
-	f.SetReservations(ledger.Reclaimed, held(places, priority)...)
+	former, next := f.held, held(places, priority)
+	f.held = map[string]ledger.Reservation{}
+	for i, r := range next {
+		f.held[fmt.Sprint(i, r)] = r
+	}
+	for _, id := range slices.Sorted(maps.Keys(former)) {
+		if _, stays := f.held[id]; !stays {
+			f.EndHold(id)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(f.held)) {
+		if _, known := former[id]; !known {
+			f.Hold(id, f.held[id])
+		}
+	}
 }
 
 // held returns a reservation for each unit of the places, which must be in the order of units.

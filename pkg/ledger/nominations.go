@@ -1,6 +1,8 @@
 package ledger
 
 import (
+	"slices"
+
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -10,7 +12,15 @@ import (
 // no allocation yet, but pods of equal or lower priority see the memory that it is likely to get as used. victims are about to be evicted for
 // the pod. A pod has at most one nomination: a new one replaces an earlier one.
 func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
-	l.replaceNomination(pod.UID, nomination(name, pod, victims...))
+	l.update(func() []string {
+		former := l.reservations.byPod[pod.UID][Nominated]
+		if former != nil && former.Shares[0].Pod == pod && former.Shares[0].Node == name && slices.Equal(former.Victims, victims) {
+			return nil
+		}
+		freed := l.endNomination(pod.UID)
+		l.addReservation(nomination(name, pod, victims...))
+		return freed
+	})
 }
 
 // RemoveNomination removes the pod's nomination, if there is one.
@@ -19,17 +29,16 @@ func (l *Ledger) RemoveNomination(uid gpu.PodUID) {
 	nominated := l.reservations.byPod[uid][Nominated] != nil
 	l.mu.RUnlock()
 	if nominated { // Usually not, and then the write lock isn't needed.
-		l.replaceNomination(uid)
+		l.update(func() []string { return l.endNomination(uid) })
 	}
 }
 
-func (l *Ledger) replaceNomination(uid gpu.PodUID, next ...Reservation) {
-	l.update(func() []string {
-		if r := l.reservations.byPod[uid][Nominated]; r != nil {
-			return l.replace([]*Reservation{r}, next)
-		}
-		return l.replace(nil, next)
-	})
+// endNomination ends the pod's nomination, if there is one. It returns the node, unless the pod has an allocation.
+func (l *Ledger) endNomination(uid gpu.PodUID) (freed []string) {
+	if r := l.reservations.byPod[uid][Nominated]; r != nil {
+		freed = l.endReservation(r)
+	}
+	return freed
 }
 
 func nomination(name string, pod gpu.Pod, victims ...gpu.PodUID) Reservation {

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 
@@ -98,25 +97,20 @@ func (r *Reservation) on(e event) bool {
 
 // reservations is the store of all reservations. The ledger's lock guards it.
 type reservations struct {
-	// bySource are the awaited reservations.
-	bySource [sources]map[*Reservation]struct{}
 	// byPod are the awaited reservations of each pod by source.
 	byPod map[gpu.PodUID]ownReservations
 	// byNode are the awaited shares on each node, also on those that the ledger doesn't know. See node.reserved.
 	byNode map[string][]reserved
-	// items are the awaited reservations from the queue, by the item's ID.
-	items map[string]*Reservation
+	// items are the awaited reservations from the queue, and held those of reclaim, by the item's ID.
+	items, held map[string]*Reservation
 	// placed are the placed and binding reservations. Their memory is in the pods' allocations.
 	placed  map[gpu.PodUID]*Reservation
 	counted *countedPods
 }
 
 func newReservations() (r reservations) {
-	for source := range r.bySource {
-		r.bySource[source] = map[*Reservation]struct{}{}
-	}
 	r.byPod, r.byNode, r.placed = map[gpu.PodUID]ownReservations{}, map[string][]reserved{}, map[gpu.PodUID]*Reservation{}
-	r.items = map[string]*Reservation{}
+	r.items, r.held = map[string]*Reservation{}, map[string]*Reservation{}
 	r.counted = &countedPods{on: map[string]map[countedPod]struct{}{}}
 	return r
 }
@@ -139,30 +133,25 @@ func (r reserved) compare(o reserved) int {
 	return cmp.Or(cmp.Compare(o.Priority, r.Priority), cmp.Compare(o.Pod.Request, r.Pod.Request), cmp.Compare(r.Pod.UID, o.Pod.UID))
 }
 
-func (r *Reservation) equal(o Reservation) bool {
-	return r.Source == o.Source && r.Label == o.Label && r.Priority == o.Priority && slices.Equal(r.Victims, o.Victims) &&
-		slices.EqualFunc(r.Shares, o.Shares, func(a, b Share) bool { return a.Pod == b.Pod && a.Node == b.Node && a.On.Equal(b.On) })
+// Hold makes the awaited reservation of an item for which reclaim frees memory. The item must have none from reclaim.
+func (l *Ledger) Hold(id string, r Reservation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.reservations.held[id] = l.addReservation(r)
 }
 
-// SetReservations replaces the awaited reservations of the source.
-func (l *Ledger) SetReservations(source Source, next ...Reservation) {
-	l.update(func() []string { return l.replace(slices.Collect(maps.Keys(l.reservations.bySource[source])), next) })
+// EndHold ends the reservation that Hold has made for an item, if there is one.
+func (l *Ledger) EndHold(id string) {
+	l.update(func() []string { return l.endItem(l.reservations.held, id) })
 }
 
-// replace ends the former reservations and adds the next ones. Those that are equal stay. It returns the nodes on which shares don't count any more.
-func (l *Ledger) replace(former []*Reservation, next []Reservation) (freed []string) {
-	next = slices.Clone(next)
-	for _, r := range former {
-		if i := slices.IndexFunc(next, r.equal); i >= 0 {
-			next = slices.Delete(next, i, i+1)
-		} else {
-			freed = append(freed, l.endReservation(r)...)
-		}
+// endItem ends the reservation of an item, if there is one. It returns the nodes on which shares don't count any more.
+func (l *Ledger) endItem(of map[string]*Reservation, id string) (freed []string) {
+	if r := of[id]; r != nil {
+		delete(of, id)
+		freed = l.endReservation(r)
+		slices.Sort(freed)
 	}
-	for _, r := range next {
-		l.addReservation(r)
-	}
-	slices.Sort(freed)
 	return slices.Compact(freed)
 }
 
@@ -171,7 +160,6 @@ func (l *Ledger) addReservation(r Reservation) *Reservation {
 	shares := r.Shares
 	r.Shares, r.Victims = make([]Share, 0, len(shares)), slices.Clone(r.Victims)
 	r.on(kept)
-	l.reservations.bySource[r.Source][&r] = struct{}{}
 	for _, share := range shares {
 		l.addShare(&r, share)
 	}
@@ -194,7 +182,6 @@ func (l *Ledger) addShare(r *Reservation, share Share) {
 // endReservation ends an awaited reservation. It returns the nodes of the shares that counted until now.
 func (l *Ledger) endReservation(r *Reservation) (freed []string) {
 	r.on(ended)
-	delete(l.reservations.bySource[r.Source], r)
 	for _, share := range r.Shares {
 		l.count(r.Source, &share, false)
 		l.setReserved(share.Node, slices.DeleteFunc(l.reservations.byNode[share.Node], func(s reserved) bool { return s.Reservation == r }))

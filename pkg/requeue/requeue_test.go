@@ -273,8 +273,8 @@ func TestLeast(t *testing.T) {
 		}, true},
 		"a pod's own nomination":                 {func(l *ledger.Ledger) { l.Nominate("n1", large) }, true},
 		"another pod's nomination":               {func(l *ledger.Ledger) { l.Nominate("n1", other) }, false},
-		"a place that is held for a pod":         {func(l *ledger.Ledger) { l.SetReservations(ledger.Reclaimed, held("large")) }, true},
-		"a place that is held for another pod":   {func(l *ledger.Ledger) { l.SetReservations(ledger.Reclaimed, held("other")) }, false},
+		"a place that is held for a pod":         {func(l *ledger.Ledger) { l.Hold("item", held("large")) }, true},
+		"a place that is held for another pod":   {func(l *ledger.Ledger) { l.Hold("item", held("other")) }, false},
 		"an awaited reservation for a pod":       {func(l *ledger.Ledger) { l.Await(item, requests(large), longAgo) }, true},
 		"an awaited reservation for another pod": {func(l *ledger.Ledger) { l.Await(item, requests(other), longAgo) }, false},
 	} {

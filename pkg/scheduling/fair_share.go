@@ -83,7 +83,7 @@ type fairShare struct {
 func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *fairShare {
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
-		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, EvictionsFull: s.executor.Full,
+		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, EvictionsFull: s.executor.Full, Evicting: s.executor.Tries,
 		Exempt: exempt, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	if s.groups != nil {
