@@ -121,14 +121,12 @@ func (m *Manager) capacity(withHeld bool) ledger.Capacity {
 	return m.Capacity(withHeld)
 }
 
-// pause records whether the unit must not be granted because it, or others of its namespace, failed. failed is false if nothing of the namespace has.
-func (m *Manager) pause(u *unit, failed bool, now time.Time) {
+// pause records whether the unit must not be granted because it, or others of its namespace, failed.
+func (m *Manager) pause(u *unit, now time.Time) {
 	before := u.paused
-	if u.paused = false; failed {
-		until, turn := m.Failures.Until(u.attempt(), now)
-		if u.paused, u.behindFailed = until.After(now), turn; u.paused && (m.pausedUntil.IsZero() || until.Before(m.pausedUntil)) {
-			m.pausedUntil = until
-		}
+	until, turn := m.Failures.Until(u.attempt(), now)
+	if u.paused, u.behindFailed = until.After(now), turn; u.paused && (m.pausedUntil.IsZero() || until.Before(m.pausedUntil)) {
+		m.pausedUntil = until
 	}
 	if before && !u.paused {
 		u.kind.obstacle = reasons.ObstacleUntried // Nodes on which something was freed meanwhile were tried without it.

@@ -94,16 +94,10 @@ type turns struct {
 	othersFirst bool
 	// ends is what was kept and is taken by the present unit.
 	ends []*kept
-	// namespace is that of the latest unit, and failed is whether anything of it has failed.
-	namespace string
-	failed    bool
-	// latest is the tenant of the latest unit. It saves look-ups if thousands of units of one tenant follow one another.
-	latest *tenantTurns
 }
 
 // tenantTurns is what grantInOrder knows of a tenant.
 type tenantTurns struct {
-	name string
 	// noRoom is true if a unit so far has no room.
 	noRoom bool
 	effort int
@@ -116,24 +110,15 @@ type tenantTurns struct {
 }
 
 func (t *turns) of(tenant string) *tenantTurns {
-	if t.latest == nil || t.latest.name != tenant {
-		if t.latest = t.tenants[tenant]; t.latest == nil {
-			t.latest = &tenantTurns{name: tenant, since: math.MaxUint64}
-			if since, cut := t.cutShort[tenant]; cut {
-				t.latest.since = since
-			}
-			t.tenants[tenant] = t.latest
+	own := t.tenants[tenant]
+	if own == nil {
+		own = &tenantTurns{since: math.MaxUint64}
+		if since, cut := t.cutShort[tenant]; cut {
+			own.since = since
 		}
+		t.tenants[tenant] = own
 	}
-	return t.latest
-}
-
-// anyFailed reports whether anything of the unit's namespace has failed. Most units have the namespace of the one before.
-func (t *turns) anyFailed(u *unit) bool {
-	if t.namespace != u.namespace {
-		t.namespace, t.failed = u.namespace, t.Failures.Any(u.namespace)
-	}
-	return t.failed
+	return own
 }
 
 // offer reserves places for the pods of a unit, if there is room. leave is true if the tenant's later units don't get their turn in this
@@ -144,9 +129,7 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	if awaits {
 		defer delete(t.unseen, u.item.ID)
 	}
-	if failed := t.anyFailed(u); failed || u.paused { // Mostly not, and there can be thousands of units.
-		t.pause(u, failed, t.now)
-	}
+	t.pause(u, t.now)
 	switch {
 	case !t.open.mayGrant(u.item.Tenant):
 		return nil, true
