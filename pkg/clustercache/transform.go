@@ -47,7 +47,7 @@ func (s *sharing) node(node *corev1.Node) *corev1.Node {
 		}
 	}
 	_, shares := node.Status.Capacity[protocol.ResourceMemory]
-	if _, labelled := protocol.SharingLabel(node); !shares && !labelled {
+	if _, labelled := protocol.SharingLabel(node); !shares && !labelled && protocol.UnreadLabel(node) == "" {
 		return out
 	}
 	out.Status.Allocatable = node.Status.Allocatable // For preemption.

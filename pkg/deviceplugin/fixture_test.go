@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,6 +66,8 @@ type fixture struct {
 	// admitting and arriving are the plugins' fields of the same names. They are much shorter than in production unless a test is about
 	// them.
 	admitting, arriving time.Duration
+	// absence is the registrar's field of the same name; as in production if it is zero.
+	absence time.Duration
 }
 
 // TestMain switches a feature of client-go off: a fake clientset can't send a list as a watch.
@@ -148,7 +151,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	p.registrar.cleanup = time.Millisecond
+	p.registrar.cleanup, p.registrar.absence = time.Millisecond, cmp.Or(b.absence, p.registrar.absence)
 	p.node.pacer = newPacer(time.Millisecond)
 	p.service.interval, p.service.readmission.interval = time.Millisecond, time.Millisecond
 	p.service.admitting, p.service.arriving = b.admitting, b.arriving

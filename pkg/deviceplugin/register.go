@@ -38,6 +38,8 @@ const (
 	registerTimeout = 15 * time.Second
 	// listenGrace is how long a kubelet may have no ListAndWatch stream after the registration.
 	listenGrace = 10 * time.Second
+	// absence is how long the kubelet may be away before the node gets an Event: a restart takes seconds.
+	absence = time.Minute
 	// maxRequest is the size limit of requests, in bytes: a request can name every device of a node.
 	maxRequest = 4 * maxMessage
 )
@@ -50,10 +52,11 @@ type registrar struct {
 	cards   *cardState
 	// before is called before each registration with a kubelet.
 	before func(context.Context)
-	// refused is called with the reason why the kubelet rejects the plugin.
+	// refused is called with the reason why the kubelet rejects the plugin, or that there is none.
 	refused func(reason error)
 	wake    chan struct{}
-	cleanup time.Duration
+	// cleanup and absence are the constants of the same names.
+	cleanup, absence time.Duration
 	// tried is the kubelet's socket at the last attempt.
 	tried fs.FileInfo
 }
@@ -63,6 +66,7 @@ func (r *registrar) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	backoff := newRegistrationBackoff()
 	reported, refusal := "", ""
+	seen := time.Now() // When the plugin was registered last, or had nothing to register.
 	for ctx.Err() == nil {
 		_, changed, problem := r.cards.Get()
 		if problem != nil {
@@ -74,6 +78,7 @@ func (r *registrar) Run(ctx context.Context) error {
 			case <-ctx.Done():
 			case <-changed:
 			}
+			seen = time.Now()
 			continue
 		}
 		reported = ""
@@ -83,11 +88,15 @@ func (r *registrar) Run(ctx context.Context) error {
 		}
 		delay := r.cleanup
 		if registered {
-			backoff, refusal = newRegistrationBackoff(), ""
+			backoff, refusal, seen = newRegistrationBackoff(), "", time.Now()
 		} else {
-			if !transient(err) && err.Error() != refusal {
-				refusal = err.Error()
-				r.refused(err)
+			reason := err
+			if transient(err) {
+				reason = r.absent(seen)
+			}
+			if reason != nil && reason.Error() != refusal {
+				refusal = reason.Error()
+				r.refused(reason)
 			}
 			delay = backoff.Step()
 		}
@@ -97,6 +106,15 @@ func (r *registrar) Run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// absent returns an error if the kubelet, which was seen last at that time, has been away for too long.
+func (r *registrar) absent(seen time.Time) error {
+	if time.Since(seen) <= r.absence {
+		return nil
+	}
+	return fmt.Errorf("no kubelet has served %s for %v: it is down, or --device-plugin-dir is not its directory",
+		filepath.Join(r.dir, kubeletSocketName), r.absence)
 }
 
 // newRegistrationBackoff returns a backoff with short delays at first: a kubelet serves soon after its socket exists.

@@ -111,7 +111,7 @@ func (r *reporter) Run(ctx context.Context) error {
 	}
 }
 
-// Refused reports that the kubelet rejects the plugin.
+// Refused reports that the kubelet rejects the plugin, or that there is none.
 func (r *reporter) Refused(reason error) {
 	r.events.Event(r.node, corev1.EventTypeWarning, eventNotOffered, reason.Error())
 }

@@ -120,3 +120,15 @@ func TestRegistrationRefused(t *testing.T) {
 	}
 	await.True(t, "ready", func() bool { return len(p.missing()) == 0 })
 }
+
+// TestNoKubelet: a wrong directory isn't only in the log.
+func TestNoKubelet(t *testing.T) {
+	b := newFixture(t)
+	b.absence = time.Millisecond
+	b.start(newCards(16))
+	b.awaitEvent("GPUCardNotOffered no kubelet has served " + b.dir + "/kubelet.sock for 1ms: it is down, or --device-plugin-dir is not its directory")
+	startKubelet(t, b.dir).awaitDevices(16, 16)
+	if n := len(b.events.Events); n > 0 {
+		t.Errorf("%d more Events", n)
+	}
+}

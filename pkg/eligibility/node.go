@@ -65,11 +65,12 @@ func (n *Node) NominationValid(c *Constraints, cards []placement.Card, demand gp
 	return n.Admits(c) && (leaving || placement.Fit(cards, demand) == reasons.Fits)
 }
 
-// Spec returns what the ledger keeps of a node; false if the node shares no cards and isn't labelled for it. node is what protocol.ParseNode
+// Spec returns what the ledger keeps of a node; false if the node shares no cards and has no label for it, right or wrong. node is what protocol.ParseNode
 // returns for the object.
 func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares bool) {
 	label, labelled := protocol.SharingLabel(object)
-	if len(node.Cards) == 0 && !node.WholeCards && !labelled {
+	unread := protocol.UnreadLabel(object)
+	if len(node.Cards) == 0 && !node.WholeCards && !labelled && unread == "" {
 		return ledger.NodeSpec{}, false
 	}
 	spec = ledger.NodeSpec{
@@ -102,6 +103,9 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 		}
 		spec.Problems = append(spec.Problems, reasons.NewNodeProblem(reasons.NodeWithoutCards,
 			"the label %s=%s is set, but the node has no cards to share: its device plugin reports none%s", protocol.LabelShared, label, usual))
+	}
+	if unread != "" {
+		spec.Problems = append(spec.Problems, reasons.NodeProblem{Kind: reasons.NodeUnreadLabel, Text: unread})
 	}
 	return spec, true
 }

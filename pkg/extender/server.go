@@ -158,6 +158,7 @@ func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
 	// If the API server is unreachable, killing the extender doesn't help.
 	get("/livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	get("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		s.readTLS()
 		if err := s.Scheduler.Ready(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
@@ -171,13 +172,17 @@ func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
 	return r
 }
 
-// getMetrics reads the certificate again first, so that the metric of its expiry is current: possibly no client has
-// connected since the certificate changed, least of all to a standby.
 func (s *Server) getMetrics(w http.ResponseWriter, r *http.Request) {
-	if s.TLS != nil {
-		_, _ = s.TLS.GetConfigForClient(nil) // GetConfigForClient logs files that can't be used.
-	}
+	s.readTLS()
 	s.Metrics.ServeHTTP(w, r)
+}
+
+// readTLS reads the certificate again, so that the metric of its expiry is current and files that can't be used are logged: possibly no client has
+// connected since they changed, least of all to a standby. The kubelet's probe calls it every two seconds.
+func (s *Server) readTLS() {
+	if s.TLS != nil {
+		_, _ = s.TLS.GetConfigForClient(nil) // It logs files that can't be used.
+	}
 }
 
 // InFlight returns the number of kube-scheduler's calls in flight, without the binds whose answers are held.

@@ -227,17 +227,19 @@ func TestClientCAReload(t *testing.T) {
 	}
 }
 
-// The expiry metric follows a certificate that is replaced while no client connects.
+// TestExpiryWithoutClients: a certificate that is replaced while no client connects is read by the kubelet's probe, and before metrics are.
 func TestExpiryWithoutClients(t *testing.T) {
-	ca := newAuthority(t)
-	expiries := 0
-	config := ca.serverTLS("", func(time.Time) { expiries++ })
-	h := newServer(&fakeScheduler{}, func(o *Options) { o.TLS = config }).HealthHandler()
-	ca.issue("server", 3)
-	await.True(t, "the new certificate is read", func() bool {
-		get(h, "/metrics")
-		return expiries == 2
-	})
+	for _, path := range []string{"/metrics", "/readyz"} {
+		ca := newAuthority(t)
+		expiries := 0
+		config := ca.serverTLS("", func(time.Time) { expiries++ })
+		h := newServer(&fakeScheduler{}, func(o *Options) { o.TLS = config }).HealthHandler()
+		ca.issue("server", 3)
+		await.True(t, path+" reads the new certificate", func() bool {
+			get(h, path)
+			return expiries == 2
+		})
+	}
 }
 
 // Files that can't be used, such as half of a change, leave the previous configuration in use.

@@ -302,13 +302,6 @@ func ParseNode(node *corev1.Node) Node {
 	return out
 }
 
-// SharingLabel returns the value of the label by which the node should share its cards; false if it has none. A release of the chart with a
-// device plugin alone has another value than "true".
-func SharingLabel(node *corev1.Node) (value string, labelled bool) {
-	value = node.Labels[LabelShared]
-	return value, value != "" && value != "false"
-}
-
 // poolLabels name the pool of a node: gpushare's own label, Karpenter's, and those of cloud providers, each as its documentation has it.
 var poolLabels = []string{
 	LabelPool, "karpenter.sh/nodepool", "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "kubernetes.azure.com/agentpool",

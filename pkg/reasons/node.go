@@ -21,6 +21,8 @@ const (
 	NodeInventory
 	// NodeWithoutCards: the node has the label for sharing and no cards.
 	NodeWithoutCards
+	// NodeUnreadLabel: a label of the node was probably meant for gpushare, which doesn't read it.
+	NodeUnreadLabel
 	// NodeUnhealthyCard: a card is unhealthy.
 	NodeUnhealthyCard
 	// NodeOverfullCard: pods hold more of a card than it has.
@@ -31,7 +33,7 @@ const (
 
 var nodeProblemLabels = [...]string{
 	NodeGone: "gone", NodeWholeCards: "whole_cards", NodeNotReady: "not_ready", NodeWithoutPlugin: "without_plugin", NodeCordoned: "cordoned",
-	NodeInventory: "inventory", NodeWithoutCards: "without_cards", NodeUnhealthyCard: "unhealthy_card", NodeOverfullCard: "overfull_card",
+	NodeInventory: "inventory", NodeWithoutCards: "without_cards", NodeUnreadLabel: "unread_label", NodeUnhealthyCard: "unhealthy_card", NodeOverfullCard: "overfull_card",
 	NodeUnknownCard: "unknown_card",
 }
 

@@ -35,6 +35,17 @@ func OfNodes() []NodeMistake {
 		{Name: "a label whose value is spelled otherwise", Nodes: []*corev1.Node{edited(plain(), func(n *corev1.Node) { n.Labels[protocol.LabelShared] = "True" })}, Problems: []string{
 			"the label gpushare=True is set, but the node has no cards to share: its device plugin reports none; the chart's device plugin runs on nodes with gpushare=true",
 		}},
+		{Name: "a label that nothing reads", Nodes: []*corev1.Node{edited(plain(), func(n *corev1.Node) { n.Labels["aliyun.com/gpu-share"] = "true" })}, Problems: []string{
+			"the label aliyun.com/gpu-share=true has no effect: write gpushare=true",
+		}},
+		{Name: "a misspelt label of a node with cards", Nodes: []*corev1.Node{edited(node("n1", 8000), func(n *corev1.Node) {
+			n.Labels["gpushare.aliyun.com/isolatoin"] = "mps"
+		})}, Problems: []string{
+			"the label gpushare.aliyun.com/isolatoin=mps has no effect: nodes have gpushare.aliyun.com/config, gpushare.aliyun.com/isolation, gpushare.aliyun.com/pool",
+		}},
+		{Name: "labels that are not for gpushare", Nodes: []*corev1.Node{edited(node("n1", 8000), func(n *corev1.Node) {
+			n.Labels["example.com/gpushare-team"], n.Labels["gpu_share"], n.Labels[protocol.LabelShared], n.Labels[protocol.LabelPool] = "a", "false", "true", "a"
+		})}},
 		{Name: "a label on a node whose plugin doesn't run", Nodes: []*corev1.Node{edited(plain(), shared)}, Problems: []string{noCards}},
 		{Name: "the same on a node that isn't ready", Nodes: []*corev1.Node{edited(edited(plain(), shared), func(n *corev1.Node) {
 			n.Status.Conditions[0].Status = corev1.ConditionUnknown
