@@ -83,7 +83,7 @@ type Binder struct {
 	claims        *claims
 	batch         *batch
 	reader        *reader
-	term          term
+	term          termNodes
 	verifications *verifications
 	// events limits the Events that name a pod's card.
 	events *rate.Limiter

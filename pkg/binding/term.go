@@ -15,11 +15,11 @@ import (
 // drainInterval is how often a stopping leader checks whether its writes have ended.
 const drainInterval = 20 * time.Millisecond
 
-// term records which nodes a leader has confirmed. A leader can answer calls before its watch has reported the last
+// termNodes records which nodes a leader has confirmed. A leader can answer calls before its watch has reported the last
 // binds of the former leader. Therefore the pods of a node are listed once per term from the API server, before the
 // first bind to that node. An extender without replicas has no terms: a former extender has ended before this one lists
 // the pods, see package clustercache.
-type term struct {
+type termNodes struct {
 	mu sync.Mutex
 	// number counts the terms. It is 0 before the first one, and always for an extender without replicas.
 	number uint64
@@ -27,7 +27,7 @@ type term struct {
 	confirmed map[string]struct{}
 }
 
-func (t *term) begin() {
+func (t *termNodes) begin() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.number++
@@ -36,7 +36,7 @@ func (t *term) begin() {
 
 // isConfirmed reports whether the node was listed in the current term, whose number it returns. Without terms every
 // node is confirmed.
-func (t *term) isConfirmed(node string) (number uint64, confirmed bool) {
+func (t *termNodes) isConfirmed(node string) (number uint64, confirmed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	_, confirmed = t.confirmed[node]
@@ -44,7 +44,7 @@ func (t *term) isConfirmed(node string) (number uint64, confirmed bool) {
 }
 
 // confirm records that the node was listed, unless the list began in an earlier term.
-func (t *term) confirm(node string, number uint64) {
+func (t *termNodes) confirm(node string, number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if number == t.number {

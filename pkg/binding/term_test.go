@@ -75,7 +75,7 @@ func TestNodeIsListedOncePerTerm(t *testing.T) {
 }
 
 func TestListFromEarlierTermConfirmsNothing(t *testing.T) {
-	var terms term
+	var terms termNodes
 	terms.begin()
 	earlier, _ := terms.isConfirmed("n1")
 	terms.begin()

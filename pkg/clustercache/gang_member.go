@@ -10,13 +10,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // memberOf returns the pod as a member of its gang, or nil if it names no group. A native group has no size here: its PodGroup
 // says it. problem is why the pod gets no node; nil if it can get one.
-func memberOf(pod *corev1.Pod, problem error) *gang.Member {
+func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 	podGroup := protocol.PodGroupName(pod)
 	key, group, err := gang.Key{Namespace: pod.Namespace, Name: podGroup, Native: true}, protocol.Group{}, error(nil)
 	switch {
@@ -27,7 +28,7 @@ func memberOf(pod *corev1.Pod, problem error) *gang.Member {
 		return nil
 	}
 	m := &gang.Member{
-		Pod: protocol.Pod(pod), Gang: key, PodGroup: podGroup, Size: group.Size, LeaderWorkerSet: group.LeaderWorkerSet,
+		Pod: p, Gang: key, PodGroup: podGroup, Size: group.Size, LeaderWorkerSet: group.LeaderWorkerSet,
 		Created: pod.CreationTimestamp.Time, Template: protocol.TemplateHash(pod), Shape: protocol.ShapeHash(pod),
 		Node: pod.Spec.NodeName, Run: protocol.Shorten(pod.Annotations[protocol.AnnotationGroupRun]),
 		MarkedWhole: pod.Spec.NodeName != "" && pod.Annotations[protocol.AnnotationGroupWhole] == "true",

@@ -116,12 +116,13 @@ func (p *PodInfo) OwnerName() string {
 func NewPodInfo(object *corev1.Pod) *PodInfo {
 	pod, tooLarge := protocol.Outline(object)
 	problem := cmp.Or(tooLarge, protocol.CheckRequest(pod))
+	values := protocol.Pod(pod)
 	p := &PodInfo{
 		TooLarge: tooLarge != nil,
-		PodUse:   eligibility.PodUse{Pod: protocol.Pod(pod), Node: pod.Spec.NodeName, Requests: podRequests(pod)},
+		PodUse:   eligibility.PodUse{Pod: values, Node: pod.Spec.NodeName, Requests: podRequests(pod)},
 		Ended:    protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
 		Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare), GatedOtherwise: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
-		Managed: protocol.Managed(pod), Member: memberOf(pod, problem),
+		Managed: protocol.Managed(pod), Member: memberOf(pod, values, problem),
 		NeverPreempts:   NeverPreempts(pod),
 		resourceVersion: pod.ResourceVersion,
 	}
@@ -172,7 +173,7 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	switch {
 	case p.Ended:
 	case p.Node == "" && !p.Leaving:
-		p.Pending = diagnosis.NewPodOf(pod, problem)
+		p.Pending = diagnosis.NewPodOf(pod, values, problem)
 		p.Constraints = p.Pending.Constraints
 	default:
 		p.Constraints = eligibility.ConstraintsOf(pod)

@@ -148,7 +148,7 @@ func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred al
 	known := func() allocation.Decision {
 		snapshot := a.snapshots.Cached()
 		snapshot.Preferred = preferred
-		return questions.Decide(ctx, snapshot, request)
+		return questions.Ask(ctx, snapshot, request)
 	}
 	decision := known()
 	if !decision.Outdated {
@@ -165,7 +165,7 @@ func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred al
 	}
 	refreshed := a.snapshots.Of(pods).Refreshed(err)
 	refreshed.Preferred = preferred
-	return questions.Decide(ctx, refreshed, request)
+	return questions.Ask(ctx, refreshed, request)
 }
 
 // remember records what the container was given.

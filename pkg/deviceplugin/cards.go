@@ -139,10 +139,10 @@ func (s *cardState) Excludes() bool {
 // reasonExcluded is why no new pod is placed on an excluded card.
 const reasonExcluded = "excluded by the node's configuration, and still used by pods"
 
-// reported returns the cards that the node reports. An excluded card is reported, as an unhealthy one, as long as pods hold memory
+// withoutExcluded returns the cards that the node reports. An excluded card is reported, as an unhealthy one, as long as pods hold memory
 // on it, so that this memory is counted. If all cards are excluded, all are reported: without any card the node's old inventory
 // would stay.
-func reported(all []gpu.Card, excluded nodeconfig.Cards, held map[int]gpu.Memory) []gpu.Card {
+func withoutExcluded(all []gpu.Card, excluded nodeconfig.Cards, held map[int]gpu.Memory) []gpu.Card {
 	none := !slices.ContainsFunc(all, func(c gpu.Card) bool { return !excluded.Has(c) || held[c.Index] > 0 })
 	var out []gpu.Card
 	for _, c := range all {
@@ -170,7 +170,7 @@ func isExcluded(c gpu.Card) bool {
 
 // report returns the cards that the node reports: those that are not excluded, in the isolation mode in force. The caller holds mu.
 func (s *cardState) report() []gpu.Card {
-	cards := reported(s.all, s.excluded, s.held)
+	cards := withoutExcluded(s.all, s.excluded, s.held)
 	for i := range cards {
 		card := &cards[i]
 		card.Unhealthy = cmp.Or(card.Unhealthy, s.isolated[card.Index].notReady)

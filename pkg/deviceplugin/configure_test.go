@@ -41,7 +41,7 @@ func TestReportedCards(t *testing.T) {
 		"no cards":                 {nil, nodeconfig.Cards{{Index: 0}}, map[int]gpu.Memory{}, map[int]string{}},
 	} {
 		got := map[int]string{}
-		for _, c := range reported(test.all, test.excluded, test.held) {
+		for _, c := range withoutExcluded(test.all, test.excluded, test.held) {
 			got[c.Index] = c.Unhealthy
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" {

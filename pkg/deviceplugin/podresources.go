@@ -236,8 +236,8 @@ type questions struct {
 	states  map[allocation.ContainerKey]allocation.KubeletState
 }
 
-// Decide decides from the snapshot and from the kubelet's answers.
-func (q *questions) Decide(ctx context.Context, s allocation.Snapshot, request gpu.Memory) allocation.Decision {
+// Ask returns the decision from the snapshot, for which it asks the kubelet what allocation.Decide needs to know.
+func (q *questions) Ask(ctx context.Context, s allocation.Snapshot, request gpu.Memory) allocation.Decision {
 	for {
 		s.Kubelet = allocation.Answers{States: q.states, Trusted: q.kubelet.Answers(), Silent: q.left <= 0 || !q.kubelet.Askable()}
 		decision := allocation.Decide(s, request)

@@ -51,14 +51,14 @@ type Pod struct {
 // NewPod returns the fields of a pod. The result shares nothing with the argument.
 func NewPod(object *corev1.Pod) *Pod {
 	pod, tooLarge := protocol.Outline(object)
-	return NewPodOf(pod, cmp.Or(tooLarge, protocol.CheckRequest(pod)))
+	return NewPodOf(pod, protocol.Pod(pod), cmp.Or(tooLarge, protocol.CheckRequest(pod)))
 }
 
-// NewPodOf is NewPod for the outline of a pod. problem is why the pod gets no node; nil if it can get one.
-func NewPodOf(pod *corev1.Pod, problem error) *Pod {
+// NewPodOf is NewPod for the outline of a pod and its values. problem is why the pod gets no node; nil if it can get one.
+func NewPodOf(pod *corev1.Pod, values gpu.Pod, problem error) *Pod {
 	scheduler := cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName)
 	p := &Pod{
-		Pod: protocol.Pod(pod), NominatedNode: pod.Status.NominatedNodeName,
+		Pod: values, NominatedNode: pod.Status.NominatedNodeName,
 		Scheduler: scheduler, Message: fmt.Sprintf("scheduler %q has not tried it yet", scheduler),
 		Created: pod.CreationTimestamp.Time, Constraints: eligibility.ConstraintsOf(pod),
 	}
