@@ -15,7 +15,7 @@ type admissions struct {
 	admitted map[gpu.PodUID]bool
 }
 
-// Exempt knows which pods take no part in turns. Its methods don't wait for a Tick in progress. mu guards namespaces. No other lock is taken while
+// Exempt knows which pods need no turn. Its methods don't wait for a Tick in progress. mu guards namespaces. No other lock is taken while
 // mu is held. If it is nil, fair sharing is off.
 type Exempt struct {
 	// PriorityCutoff is the lowest priority with which pods need no turn.
