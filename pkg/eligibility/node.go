@@ -90,6 +90,9 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 		spec.Cores = reasons.OldForCores
 	}
 	spec.Problems = Closed(object, node.WholeCards)
+	if len(node.Cards) > 0 && !slices.ContainsFunc(node.Cards, gpu.Card.Healthy) { // Nothing is allocatable then, whether the plugin is connected or not.
+		spec.Problems = slices.DeleteFunc(spec.Problems, func(p reasons.NodeProblem) bool { return p.Kind == reasons.NodeWithoutPlugin })
+	}
 	if len(spec.Problems) > 0 {
 		spec.Closed = spec.Problems[0].Text
 	}

@@ -35,6 +35,8 @@ type cluster struct {
 	t    *testing.T
 	root string
 	helm helm
+	// plugin is the process that runPlugin has started.
+	plugin *controlplane.Process
 	// logs holds the log files of the project's programs.
 	logs []string
 }
@@ -153,6 +155,7 @@ func (c *cluster) runPlugin() *corev1.Pod {
 	plugin.Env = c.Machine.Env()
 	plugin.Ready = controlplane.HTTPReady(port.URL("http") + "/readyz")
 	controlplane.RunForTest(c.t, plugin)
+	c.plugin = plugin
 	return pod
 }
 

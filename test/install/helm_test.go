@@ -38,6 +38,16 @@ func tool(name string) (string, error) {
 // shell runs commands in the repository's root, with helm and kubectl, as an administrator would.
 func (h helm) shell(t *testing.T, commands string) string {
 	t.Helper()
+	out, err := h.tryShell(t, commands)
+	if err != nil {
+		t.Fatalf("%s\n%v: %s", commands, err, out)
+	}
+	return out
+}
+
+// tryShell is shell for commands that can fail.
+func (h helm) tryShell(t *testing.T, commands string) (string, error) {
+	t.Helper()
 	kubectl, err := kubectlPath()
 	must(t, err)
 	tools := t.TempDir()
@@ -47,10 +57,7 @@ func (h helm) shell(t *testing.T, commands string) string {
 	cmd.Dir = repository(t)
 	cmd.Env = []string{"HOME=" + h.home, "PATH=" + tools + ":" + os.Getenv("PATH"), "KUBECONFIG=" + h.kubeconfig}
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s\n%v: %s", commands, err, out)
-	}
-	return string(out)
+	return string(out), err
 }
 
 // helm runs helm on the chart's folder with its own home directory.

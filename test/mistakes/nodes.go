@@ -54,6 +54,9 @@ func OfNodes() []NodeMistake {
 		{Name: "a plugin that is down", Nodes: []*corev1.Node{edited(node("n1", 8000), down)}, Problems: []string{notConnected}},
 		{Name: "a cordoned node whose plugin is down", Nodes: []*corev1.Node{edited(edited(node("n1", 8000), down), func(n *corev1.Node) { n.Spec.Unschedulable = true })},
 			Problems: []string{notConnected, "the node is cordoned"}},
+		{Name: "all cards have failed: nothing is allocatable, though the plugin runs", Nodes: []*corev1.Node{edited(inventoried(func(i *protocol.Inventory) {
+			i.Cards[0].Unhealthy, i.Cards[1].Unhealthy = "Xid 79", "Xid 48"
+		}), down)}, Problems: []string{"GPU0 is unhealthy: Xid 79", "GPU1 is unhealthy: Xid 48"}},
 		{Name: "a deleted node", Pods: list(pod("p", 3000, fake.Bound("n1", 0)), pod("q", 1000, fake.On("n1"))),
 			Problems: []string{"the node is gone, but pods are bound to it", "pods hold 4000 units of GPU memory there"}},
 		{Name: "a node that shares nothing any more", Nodes: []*corev1.Node{plain()}, Pods: list(pod("p", 3000, fake.Bound("n1", 0))),
