@@ -63,15 +63,9 @@ func (s *scene) inOneBatch(m machine, act func()) {
 	heal := m.Proxy.Blackhole()
 	defer heal()
 	act()
-	// With its checkpoint, the kubelet would not use the devices of earlier pods until it has seen that these are gone.
-	s.restartKubelet(m, simkubelet.RestartOptions{DropCheckpoint: true})
-}
-
-// restartKubelet restarts the kubelet and waits until the device plugin has registered with it.
-func (s *scene) restartKubelet(m machine, options simkubelet.RestartOptions) {
-	s.Helper()
 	before := m.calls.lists()
-	must(s, m.Kubelet.Restart(s.Context(), options))
+	// With its checkpoint, the kubelet would not use the devices of earlier pods until it has seen that these are gone.
+	must(s, m.Kubelet.RestartWithoutCheckpoint(s.Context()))
 	s.Eventually("the device plugin has registered again", func(context.Context) error {
 		if m.calls.lists() == before {
 			return errors.New("the kubelet has received no devices")

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 
@@ -111,32 +110,6 @@ func TestNode(t *testing.T) {
 		}
 	})
 
-	playOn(t, c, m, "pods of every shape get one card for all containers", func(s *scene) {
-		s.Place(s.Pod("filler", 9000).OnNode(m.Name)) // So that both cards are used.
-		shapes := []*framework.PodWrapper{
-			s.Pod("plain", 2000),
-			s.Pod("two-containers", 2000).Container("second", 2000),
-			s.Pod("three-different", 1000).Container("second", 2000).Container("third", 500),
-			s.Pod("init", 2000).InitContainer("prepare", 2000),
-			s.Pod("larger-init", 1000).InitContainer("prepare", 2000),
-			s.Pod("sidecar", 2000).Sidecar("proxy", 1000),
-			s.Pod("all-of-it", 1000).Sidecar("proxy", 500).InitContainer("prepare", 2000).Container("second", 1000),
-			s.Pod("half-without", 2000).Container("plain", 0),
-		}
-		for _, pod := range shapes {
-			pod.OnNode(m.Name)
-		}
-		s.Create(shapes...)
-		cards := map[int]bool{}
-		for _, pod := range shapes {
-			s.checkContainers(m, pod.Name)
-			cards[s.CardOf(s.Get(pod.Name))] = true
-		}
-		if len(cards) != 2 {
-			s.Errorf("the pods use cards %v; with one card this shows nothing", cards)
-		}
-	})
-
 	playOn(t, c, m, "pods with a nodeName are counted, and their annotations are not trusted", func(s *scene) {
 		s.WantCard(s.Place(s.Pod("honest", 12207).OnNode(m.Name)), m.Name, 0)
 		s.WaitAssigned("honest")
@@ -174,106 +147,20 @@ func TestNode(t *testing.T) {
 		s.checkContainers(m, "pending")
 	})
 
-	playOn(t, c, m, "pods that succeed free their memory", func(s *scene) {
-		for _, name := range []string{"one", "two", "three"} {
-			s.Create(s.Pod(name, 16000).OnNode(m.Name).Annotation(simkubelet.AnnotationExitAfter, "300ms"))
-		}
-		s.Create(s.Pod("four", 16000).OnNode(m.Name))
-		s.checkContainers(m, "four")
-		for _, name := range []string{"one", "two", "three"} {
-			s.WaitPhase(name, corev1.PodSucceeded)
-		}
-	})
-
-	for title, stop := range map[string]func(s *scene){
-		"killed":     func(s *scene) { must(s, m.Plugin.Kill()) },
-		"terminated": func(s *scene) { terminate(s, m.Plugin) },
-	} {
-		playOn(t, c, m, "the device plugin is "+title, func(s *scene) {
-			for _, name := range []string{"before-0", "before-1"} {
-				s.Place(s.Pod(name, 9000).OnNode(m.Name))
-				s.WaitAssigned(name)
-			}
-			before := m.Kubelet.Containers()
-			stop(s)
-			s.waitAllocatable(m, 0)
-			s.Create(s.Pod("meanwhile", 5000).OnNode(m.Name))
-			s.rejected("meanwhile", "1 Insufficient "+string(protocol.ResourceMemory))
-			must(s, m.Plugin.Start(s.Context()))
-			s.checkContainers(m, "meanwhile", "before-0", "before-1")
-			if diff := cmp.Diff(before, s.containers(m, "before-0", "before-1")); diff != "" {
-				s.Errorf("the earlier containers have changed:\n%s", diff)
-			}
-		})
-	}
-
-	for title, test := range map[string]struct {
-		restart simkubelet.RestartOptions
-		// mayFail is true if the kubelet allocates devices for its pods as soon as it starts. By its rule they fail if no
-		// plugin has registered by then.
-		mayFail bool
-	}{
-		"the kubelet restarts":                        {simkubelet.RestartOptions{}, false},
-		"the kubelet restarts without its checkpoint": {simkubelet.RestartOptions{DropCheckpoint: true}, false},
-		"the machine reboots":                         {simkubelet.RestartOptions{Reboot: true}, true},
-		"the machine reboots, the checkpoint is lost": {simkubelet.RestartOptions{Reboot: true, DropCheckpoint: true}, true},
-	} {
-		playOn(t, c, m, title, func(s *scene) {
-			names := []string{"one", "two", "three"}
-			for _, name := range names {
-				s.Place(s.Pod(name, 6000).Container("second", 1000).OnNode(m.Name))
-				s.WaitAssigned(name)
-			}
-			s.restartKubelet(m, test.restart)
-			s.waitAllocatable(m, 2*cardMiB)
-			for _, name := range names {
-				if !test.mayFail || !s.failed(m, name) {
-					s.waitContainers(m, name)
-				}
-			}
-			s.Place(s.Pod("four", 2000).OnNode(m.Name))
-			s.waitContainers(m, "four")
-		})
-	}
-
-	playOn(t, c, m, "plugin, kubelet, extender and kube-scheduler are all killed", func(s *scene) {
-		var names []string
-		create := func(n int) {
-			for range n {
-				names = append(names, fmt.Sprintf("pod-%d", len(names)))
-				s.Create(s.Pod(names[len(names)-1], 5000).OnNode(m.Name))
-			}
-		}
-		create(3)
-		for _, name := range names {
-			s.WaitBound(name)
-		}
-		must(s, c.Extender.Kill())
-		must(s, c.Scheduler.Kill())
-		for _, name := range names {
+	playOn(t, c, m, "the device plugin is terminated", func(s *scene) {
+		for _, name := range []string{"before-0", "before-1"} {
+			s.Place(s.Pod(name, 9000).OnNode(m.Name))
 			s.WaitAssigned(name)
 		}
-		must(s, m.Plugin.Kill())
-		m.Kubelet.Stop()
-		create(3)
-		must(s, m.Kubelet.Start(s.Context()))
+		before := m.Kubelet.Containers()
+		terminate(s, m.Plugin)
 		s.waitAllocatable(m, 0)
+		s.Create(s.Pod("meanwhile", 5000).OnNode(m.Name))
+		s.rejected("meanwhile", "1 Insufficient "+string(protocol.ResourceMemory))
 		must(s, m.Plugin.Start(s.Context()))
-		must(s, c.Scheduler.Start(s.Context()))
-		must(s, c.Extender.Start(s.Context()))
-		s.checkContainers(m, names...)
-	})
-}
-
-// failed waits until the pod has failed, or all of its containers run again, and reports whether it has failed.
-func (s *scene) failed(m machine, name string) bool {
-	s.Helper()
-	pod := s.WaitPod(name, "has failed or runs again", func(pod *corev1.Pod) bool {
-		if pod.Status.Phase == corev1.PodFailed {
-			return true
+		s.checkContainers(m, "meanwhile", "before-0", "before-1")
+		if diff := cmp.Diff(before, s.containers(m, "before-0", "before-1")); diff != "" {
+			s.Errorf("the earlier containers have changed:\n%s", diff)
 		}
-		return pod.Status.Phase == corev1.PodRunning &&
-			!slices.ContainsFunc(s.containers(m, name), func(c simkubelet.Container) bool { return !c.Running })
 	})
-	return pod.Status.Phase == corev1.PodFailed
 }

@@ -87,26 +87,21 @@ func (k *Kubelet) stop() {
 	}
 }
 
-// RestartOptions define what is lost between two runs of the kubelet.
-type RestartOptions struct {
-	// DropCheckpoint removes the kubelet's file of allocated devices.
-	DropCheckpoint bool
-	// Reboot ends all containers; the kubelet starts them again.
-	Reboot bool
-}
-
 // Restart kills the kubelet and starts a new one.
-func (k *Kubelet) Restart(ctx context.Context, what RestartOptions) error {
+func (k *Kubelet) Restart(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.stop()
-	if what.Reboot {
-		k.containers.reboot()
-	}
-	if what.DropCheckpoint {
-		if err := os.Remove(k.options.checkpointFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("drop checkpoint: %w", err)
-		}
+	return k.start(ctx)
+}
+
+// RestartWithoutCheckpoint is Restart, and removes the kubelet's file of allocated devices in between.
+func (k *Kubelet) RestartWithoutCheckpoint(ctx context.Context) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stop()
+	if err := os.Remove(k.options.checkpointFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing the checkpoint: %w", err)
 	}
 	return k.start(ctx)
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
-	"github.com/gpushare/gpushare/test/simkubelet"
 )
 
 // trouble makes things fail, and updates programs, one after the other.
@@ -80,7 +79,7 @@ func (t *trouble) fail(ctx context.Context) error {
 		{"answers of binds lost", t.inject(10*time.Second, t.sometimes(controlplane.Bindings), controlplane.CutAnswer)},
 		{"watch behind", t.delayWatch},
 		{"device plugin killed", t.killPlugin},
-		{"kubelet restarted", func(ctx context.Context) error { return t.node().Kubelet.Restart(ctx, simkubelet.RestartOptions{}) }},
+		{"kubelet restarted", func(ctx context.Context) error { return t.node().Kubelet.Restart(ctx) }},
 		{"kube-scheduler restarted", func(ctx context.Context) error { return t.cluster.Scheduler.Restart(ctx) }},
 		{"card lost", t.loseCard},
 	}
