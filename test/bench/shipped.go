@@ -49,7 +49,7 @@ func (s *bench) serveShipped(ctx context.Context, values, args []string) (runnin
 	for _, value := range values {
 		install = append(install, "--set="+value)
 	}
-	if err := s.helm(ctx, root, install...); err != nil {
+	if err := s.helm(ctx, install...); err != nil {
 		return running{}, err
 	}
 	deployment, err := s.plane.Client.AppsV1().Deployments(namespace).Get(ctx, extenderName, metav1.GetOptions{})
@@ -86,7 +86,7 @@ func (s *bench) serveShipped(ctx context.Context, values, args []string) (runnin
 		url: leader.url, ready: ready, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
 		finish: func(ctx context.Context, t *result) error {
 			stopReading()
-			return s.finishShipped(ctx, root, replicas, t)
+			return s.finishShipped(ctx, replicas, t)
 		},
 	}, nil
 }
@@ -119,7 +119,7 @@ func (s *bench) startReplicas(ctx context.Context, root string, n int, args []st
 }
 
 // finishShipped adds the metrics of all replicas to the result, stops them and uninstalls the chart.
-func (s *bench) finishShipped(ctx context.Context, root string, replicas []*replica, t *result) error {
+func (s *bench) finishShipped(ctx context.Context, replicas []*replica, t *result) error {
 	var errs []error
 	for _, r := range replicas {
 		errs = append(errs, readMetrics(ctx, r.health, t), r.process.Kill())
@@ -127,7 +127,7 @@ func (s *bench) finishShipped(ctx context.Context, root string, replicas []*repl
 			port.Release()
 		}
 	}
-	errs = append(errs, s.helm(ctx, root, "uninstall", "gpushare"))
+	errs = append(errs, s.helm(ctx, "uninstall", "gpushare"))
 	// Without a controller manager nothing deletes the EndpointSlice with its Service.
 	err := s.plane.Client.DiscoveryV1().EndpointSlices(namespace).Delete(ctx, extenderName, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -137,12 +137,12 @@ func (s *bench) finishShipped(ctx context.Context, root string, replicas []*repl
 }
 
 // helm runs the pinned helm on the control plane.
-func (s *bench) helm(ctx context.Context, root string, args ...string) error {
-	path, err := exec.CommandContext(ctx, "go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", "helm").Output()
+func (s *bench) helm(ctx context.Context, args ...string) error {
+	path, err := controlplane.Tool(ctx, "helm")
 	if err != nil {
-		return fmt.Errorf("building helm: %w", err)
+		return err
 	}
-	command := exec.CommandContext(ctx, strings.TrimSpace(string(path)), append(args, "--namespace="+namespace)...)
+	command := exec.CommandContext(ctx, path, append(args, "--namespace="+namespace)...)
 	command.Env = append(os.Environ(), "HOME="+s.dir, "KUBECONFIG="+s.plane.KubeconfigPath)
 	if out, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("helm %s: %w: %s", args[0], err, out)

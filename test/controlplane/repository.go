@@ -1,9 +1,11 @@
 package controlplane
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 )
@@ -30,6 +32,19 @@ func RepositoryRoot() (string, error) {
 		}
 		dir = parent
 	}
+}
+
+// Tool builds helm or kubectl, which hack/helm pins, and returns the path of the program.
+func Tool(ctx context.Context, name string) (string, error) {
+	root, err := RepositoryRoot()
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.CommandContext(ctx, "go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", name).Output()
+	if err != nil {
+		return "", fmt.Errorf("building %s: %w", name, err)
+	}
+	return strings.TrimSpace(string(out)), nil
 }
 
 // Binaries returns ErrNoBinaries if a binary that Options needs is not built.

@@ -2,6 +2,7 @@ package install
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,18 +23,9 @@ func repository(t *testing.T) string {
 
 // helmPath and kubectlPath build the pinned helm and kubectl once and return their paths.
 var (
-	helmPath    = sync.OnceValues(func() (string, error) { return tool("helm") })
-	kubectlPath = sync.OnceValues(func() (string, error) { return tool("kubectl") })
+	helmPath    = sync.OnceValues(func() (string, error) { return controlplane.Tool(context.Background(), "helm") })
+	kubectlPath = sync.OnceValues(func() (string, error) { return controlplane.Tool(context.Background(), "kubectl") })
 )
-
-func tool(name string) (string, error) {
-	root, err := controlplane.RepositoryRoot()
-	if err != nil {
-		return "", err
-	}
-	out, err := exec.Command("go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", name).Output()
-	return strings.TrimSpace(string(out)), err
-}
 
 // shell runs commands in the repository's root, with helm and kubectl, as an administrator would.
 func (h helm) shell(t *testing.T, commands string) string {

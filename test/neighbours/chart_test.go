@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -41,9 +40,9 @@ func render(t *testing.T, values string) string {
 // template returns the objects of a chart as Helm renders them with these flags.
 func template(t *testing.T, release, chart string, flags ...string) []byte {
 	t.Helper()
-	helm, err := exec.CommandContext(t.Context(), "go", "-C", filepath.Join(repository(t), "hack", "helm"), "tool", "-n", "helm").Output()
+	helm, err := controlplane.Tool(t.Context(), "helm")
 	must(t, err)
-	command := exec.CommandContext(t.Context(), strings.TrimSpace(string(helm)), append([]string{"template", release, chart}, flags...)...)
+	command := exec.CommandContext(t.Context(), helm, append([]string{"template", release, chart}, flags...)...)
 	command.Stderr = os.Stderr
 	out, err := command.Output()
 	must(t, err)

@@ -28,14 +28,12 @@ func inOwnNetwork(t *testing.T) bool {
 	if os.Getenv(toolsEnv) != "" {
 		return true
 	}
-	root, err := controlplane.RepositoryRoot()
-	framework.Must(t, err)
 	tools := t.TempDir()
 	for _, name := range []string{"helm", "kubectl"} {
 		// The tools are built before the new network starts, because nothing can be downloaded in it.
-		path, err := exec.Command("go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", name).Output()
+		path, err := controlplane.Tool(t.Context(), name)
 		framework.Must(t, err)
-		framework.Must(t, os.Symlink(strings.TrimSpace(string(path)), filepath.Join(tools, name)))
+		framework.Must(t, os.Symlink(path, filepath.Join(tools, name)))
 	}
 	command := exec.Command("unshare", "--net", "--", "setpriv", "--pdeathsig", "KILL", "--",
 		os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=20m")
@@ -44,7 +42,7 @@ func inOwnNetwork(t *testing.T) bool {
 	command.Stdout, command.Stderr = &out, &out
 	framework.Must(t, command.Start())
 	t.Parallel()
-	err = command.Wait()
+	err := command.Wait()
 	t.Logf("in its own network:\n%s", &out)
 	framework.Must(t, err)
 	return false
