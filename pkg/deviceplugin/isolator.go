@@ -223,7 +223,7 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Dec
 		}
 	}
 	l.mode = i.mode
-	if i.mode == isolation.Driver {
+	if i.mode.ReadBack() {
 		l.limit = share.Limit
 	}
 	return d, l

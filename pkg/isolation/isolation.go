@@ -41,6 +41,9 @@ func (m Mode) Limits() bool { return m != None }
 // the server, so it is not known which of them uses more than its request.
 func (m Mode) LimitsAboveRequest() bool { return m != MPS }
 
+// ReadBack reports whether the driver can be asked which limit it enforces for a container's cgroup.
+func (m Mode) ReadBack() bool { return m == Driver }
+
 // Card is what a backend knows of a card.
 type Card struct {
 	// UUID identifies the card. Device is its name in the CDI specifications of NVIDIA's toolkit: its UUID or its index.
@@ -83,7 +86,9 @@ type Mount struct{ HostPath, ContainerPath string }
 // Node is what a backend knows of the node from its Node object.
 type Node struct{ KubeletVersion, Runtime string }
 
-// Backend implements a mode.
+// Backend implements a mode. A new mode needs its name and rules (Modes, and the methods of Mode), its Backend (Backends), which pods can't be
+// placed on its nodes (Spec in pkg/eligibility), and how it is found out that its limits aren't in force (limits.go in pkg/deviceplugin). The
+// chart lists the modes in values.schema.json, and mounts what a Backend reads of the machine.
 type Backend interface {
 	// Ready returns why a container on this card would not be limited; nil if it would be.
 	Ready(node Node, card Card) error
