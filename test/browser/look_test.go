@@ -90,6 +90,21 @@ func fleet(s *source) (step func(i int)) {
 	}
 }
 
+// widths are those at which the page is looked at: a telephone, half a screen, a screen.
+var widths = []int64{400, 900, 1600}
+
+// pictures takes a picture at each width in each theme.
+func pictures(tab *Tab, name string) {
+	tab.t.Helper()
+	for _, width := range widths {
+		tab.Do(chromedp.EmulateViewport(width, 900))
+		for _, theme := range []string{"light", "dark"} {
+			tab.Run(`document.documentElement.dataset.theme = "` + theme + `"`)
+			tab.Screenshot(fmt.Sprintf("%s-%d-%s", name, width, theme))
+		}
+	}
+}
+
 // TestLook takes the pictures of the documentation.
 func TestLook(t *testing.T) {
 	s := newSource()
@@ -191,10 +206,13 @@ func TestLook(t *testing.T) {
 	tab.Type(kb.Escape)
 	tab.Click("#tab-groups")
 	themes("groups")
-	tab.Do(chromedp.EmulateViewport(420, 860))
 	for _, view := range []string{"cards", "pods", "pending", "groups"} {
 		tab.Click("#tab-" + view)
-		tab.Screenshot("narrow-" + view)
+		pictures(tab, "fleet-"+view)
+		tab.Do(chromedp.EmulateViewport(900, 900))
+		if got := Eval[[]string](tab, cut); view == "cards" && len(got) > 0 {
+			t.Errorf("on half a screen these are cut: %q", got)
+		}
 	}
 	tab.WantNoComplaints()
 }
@@ -224,13 +242,7 @@ func TestNoNodes(t *testing.T) {
 	tab := Start(t, 1200, 700)
 	tab.Do(chromedp.Navigate(url))
 	tab.Await("the explanation", `document.getElementById("empty").innerText.includes("No node shares GPU memory yet")`)
-	for _, width := range []int64{400, 900, 1600} {
-		tab.Do(chromedp.EmulateViewport(width, 860))
-		for _, theme := range []string{"light", "dark"} {
-			tab.Run(`document.documentElement.dataset.theme = "` + theme + `"`)
-			tab.Screenshot(fmt.Sprintf("empty-%d-%s", width, theme))
-		}
-	}
+	pictures(tab, "empty")
 	fill(s, 1, 2, 1)
 	tab.Await("the first node", `document.querySelectorAll(".line").length === 1 && document.getElementById("empty").hidden`)
 	tab.WantNoComplaints()

@@ -13,7 +13,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
+
+// cut is a script for the texts that are cut, or off the screen.
+const cut = `[...document.querySelectorAll(".figure, .tile .note, .caption span:last-child, .line b, .view:not([hidden]) td *, .view:not([hidden]) td")].filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 || e.getBoundingClientRect().right > innerWidth).map((e) => e.innerText)`
 
 // TestNarrow: on a telephone and on a half screen, no figure is cut, and the cause and message of a pending pod and the sums of a namespace are
 // on the screen.
@@ -23,8 +27,7 @@ func TestNarrow(t *testing.T) {
 	tab := Start(t, 400, 860)
 	tab.Do(chromedp.Navigate(url + "#pending"))
 	tab.Await("the pending pods", `document.querySelectorAll("#view-pending tbody tr").length === 3`)
-	const cut = `[...document.querySelectorAll(".figure, .tile .note, .view:not([hidden]) td *, .view:not([hidden]) td")].filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 || e.getBoundingClientRect().right > innerWidth).map((e) => e.innerText)`
-	for _, width := range []int64{400, 900} {
+	for _, width := range widths[:2] {
 		tab.Do(chromedp.EmulateViewport(width, 860))
 		for _, view := range []string{"pending", "groups", "namespaces"} {
 			tab.Click("#tab-" + view)
@@ -32,11 +35,43 @@ func TestNarrow(t *testing.T) {
 			if got := Eval[[]string](tab, cut); len(got) > 0 {
 				t.Errorf("at %d px these are cut in %s: %q", width, view, got)
 			}
-			tab.Screenshot(fmt.Sprintf("narrow-%d-%s", width, view))
 		}
 		if got := Eval[int64](tab, `document.documentElement.scrollWidth`); got > width {
 			t.Errorf("the page is %d px wide", got)
 		}
+	}
+	tab.WantNoComplaints()
+}
+
+// TestFourNodes: at no width is a figure or a name of four nodes with four cards each cut, or the owner of a pod on a whole screen.
+func TestFourNodes(t *testing.T) {
+	s := newSource()
+	fill(s, 4, 4, 3)
+	for _, n := range s.book.Nodes() {
+		for _, a := range n.Allocations {
+			s.owners[a.Namespace+"/"+a.Name] = "Deployment/inference-llama-70b-instruct"
+		}
+	}
+	s.change(func() {
+		for i := range 12 {
+			pod := gpu.Pod{Namespace: "team-9", Name: fmt.Sprintf("training-large-worker-%d", i), Request: gpu.Memory(20 + 10*i)}
+			s.pending = append(s.pending, pendingPod(pod, "0/4 nodes are available: 4 "+reasons.Full.Text()+".", time.Now().Add(-time.Duration(i)*time.Hour)))
+		}
+	})
+	url, _ := show(t, newBoard(s))
+	tab := Start(t, 1600, 900)
+	tab.Do(chromedp.Navigate(url))
+	tab.Await("the nodes", `document.getElementById("shown").innerText === "4 nodes"`)
+	for view, from := range map[string]int{"cards": 0, "pending": 0, "namespaces": 0, "pods": 2} { // The table of pods scrolls on narrow screens.
+		tab.Click("#tab-" + view)
+		for _, width := range widths[from:] {
+			tab.Do(chromedp.EmulateViewport(width, 900))
+			tab.Await("the rows", `document.querySelector(".view:not([hidden]) :is(.line, tbody tr)")`)
+			if got := Eval[[]string](tab, cut); len(got) > 0 {
+				t.Errorf("at %d px these are cut in %s: %q", width, view, got)
+			}
+		}
+		pictures(tab, "four-"+view)
 	}
 	tab.WantNoComplaints()
 }
@@ -117,13 +152,7 @@ func TestMixedNodes(t *testing.T) {
 	if got := Eval[int](tab, `[...document.querySelectorAll(".segment + .segment")].filter((e) => e.className === e.previousSibling.className).length`); got != 0 {
 		t.Errorf("%d pods have the colour of the pod beside them", got)
 	}
-	for _, width := range []int64{400, 900, 1600} {
-		tab.Do(chromedp.EmulateViewport(width, 900))
-		for _, theme := range []string{"light", "dark"} {
-			tab.Run(`document.documentElement.dataset.theme = "` + theme + `"`)
-			tab.Screenshot(fmt.Sprintf("mixed-%d-%s", width, theme))
-		}
-	}
+	pictures(tab, "mixed")
 	choose := func(id, value string) {
 		tab.Run(`(() => { const select = document.getElementById("` + id + `"); select.value = "` + value + `"; select.dispatchEvent(new Event("input", {bubbles: true})) })()`)
 	}

@@ -92,14 +92,10 @@ func (c *cluster) mistakesBeforeInstallation() []firstMistake {
 	}
 }
 
-// addNode adds a Node object without a kubelet.
-func (c *cluster) addNode(name string, labels map[string]string) {
+// addNode adds a Node object with a label, without a kubelet.
+func (c *cluster) addNode(name, key, value string) {
 	c.t.Helper()
-	object := framework.MakeNode(name).Obj()
-	for key, value := range labels {
-		object.Labels[key] = value
-	}
-	_, err := c.Client.CoreV1().Nodes().Create(c.t.Context(), object, metav1.CreateOptions{})
+	_, err := c.Client.CoreV1().Nodes().Create(c.t.Context(), framework.MakeNode(name).Label(key, value).Obj(), metav1.CreateOptions{})
 	must(c.t, err)
 }
 
@@ -126,9 +122,9 @@ func (c *cluster) strayPlugin(name string, args ...string) {
 func (c *cluster) mistakesOfNodes() []firstMistake {
 	const inspect = "kubectl inspect gpushare -o wide"
 	return []firstMistake{
-		{"gpushare=True on a node", func() { c.addNode("capital", map[string]string{"gpushare": "True"}) }, inspect,
+		{"gpushare=True on a node", func() { c.addNode("capital", "gpushare", "True") }, inspect,
 			[]string{"the label gpushare=True is set, but the node has no cards to share", "gpushare=true"}},
-		{"gpu-share=true on a node", func() { c.addNode("dashed", map[string]string{"gpu-share": "true"}) }, inspect,
+		{"gpu-share=true on a node", func() { c.addNode("dashed", "gpu-share", "true") }, inspect,
 			[]string{"the label gpu-share=true has no effect: write gpushare=true"}},
 		{"an isolation mode that doesn't exist", func() { c.label("gpushare.aliyun.com/isolation", "mpss") }, inspect, []string{"mpss"}},
 		{"a mode whose daemons the chart doesn't run", func() { c.label("gpushare.aliyun.com/isolation", "mps") }, inspect, []string{"MPS"}},

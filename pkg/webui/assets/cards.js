@@ -3,7 +3,9 @@ import { amount, byId, h, number, part, plural } from "./dom.js";
 import { haystack, matches, over, remark, reported, terms } from "./model.js";
 import { VirtualRows } from "./virtual.js";
 
-const rowHeight = 50;
+// style.css has the same heights and width.
+const narrow = matchMedia("(max-width: 1000px)");
+const rowHeight = () => (narrow.matches ? 74 : 50);
 
 /** tone returns the class of a pod's colour. */
 export const tone = (pod) => "t" + pod.tone;
@@ -68,8 +70,12 @@ export class Cards {
     root.setAttribute("role", "grid");
     root.setAttribute("aria-label", "Nodes and their cards. Arrow keys move, Enter shows details");
     this.rows = new VirtualRows({
-      scroller: root, body: root, height: rowHeight, render: (node) => this.row(node),
+      scroller: root, body: root, height: rowHeight(), render: (node) => this.row(node),
       spacer: () => h("div", { role: "presentation" }),
+    });
+    narrow.addEventListener("change", () => {
+      this.rows.height = rowHeight();
+      this.rows.draw();
     });
     this.tip = byId("tip");
     root.addEventListener("keydown", (event) => this.key(event));
@@ -181,7 +187,7 @@ export class Cards {
     const nodes = this.rows.items;
     let row = nodes.findIndex((node) => node.name === name);
     let column = nodes[row].cards.findIndex((c) => c.id === card);
-    const page = Math.max(1, Math.floor(this.root.clientHeight / rowHeight) - 1);
+    const page = Math.max(1, Math.floor(this.root.clientHeight / this.rows.height) - 1);
     switch (event.key) {
       case "ArrowRight": column++; break;
       case "ArrowLeft": column--; break;

@@ -109,7 +109,7 @@ export class FreeMemory extends Areas {
     this.draw(model.samples, model.sampleEvery, [{ class: "whole", value: (s) => s[3] }, { class: "pieces", value: (s) => s[4] }], [], (s) => s[1]);
     if (!last) return;
     this.root.setAttribute("aria-label", "Free memory over the last hour. Now " + this.words(last) + ". Arrow keys read earlier values");
-    setText(byId("chart-since"), "last " + age((this.span + model.sampleEvery) * 1000) + (this.highest ? ", up to " + sum(this.highest, this.unit) : ""));
+    setText(byId("chart-since"), "last " + age((this.span + model.sampleEvery) * 1000) + (this.highest > 1 ? ", up to " + sum(this.highest, this.unit) : ""));
     byId("chart-since").title = "kept since " + clock(model.status.since) + ", lost when the extender restarts";
   }
 }
