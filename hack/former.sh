@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-if [ "$(git rev-parse --show-toplevel 2>/dev/null)" != "$PWD" ]; then
+if [ "$(git rev-parse --show-toplevel 2>/dev/null)" != "$(pwd -P)" ]; then
   echo "former: this folder is no git clone, and the earlier version is built from git's history: run it in a clone of the repository" >&2
   exit 1
 fi

@@ -90,7 +90,7 @@ func fleet(s *source) (step func(i int)) {
 	}
 }
 
-// widths are those at which the page is looked at: a telephone, half a screen, a screen.
+// widths are those of the pictures: a telephone, half a screen, a screen.
 var widths = []int64{400, 900, 1600}
 
 // pictures takes a picture at each width in each theme.

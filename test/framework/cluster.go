@@ -40,8 +40,8 @@ type Options struct {
 	Bare bool
 	// Guard installs the guard. The device plugins then have tokens that name their nodes.
 	Guard bool
-	// Former starts the extenders of the earlier version in bin/former (`make test-upgrade`), with the manifests of that version.
-	Former bool
+	// EarlierVersion starts the extenders of the earlier version in bin/former (`make test-upgrade`), with the manifests of that version.
+	EarlierVersion bool
 	// ControlPlane configures the control plane. Start sets its folder and the extender's address.
 	ControlPlane controlplane.Options
 }
@@ -116,7 +116,7 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	if o.Bare {
 		return c, nil
 	}
-	if err = c.Apply(ctx, c.Manifests("manifests", o.Former)); err != nil {
+	if err = c.Apply(ctx, c.Manifests("manifests", o.EarlierVersion)); err != nil {
 		return nil, err
 	}
 	if o.FairShare != "" {
@@ -182,7 +182,7 @@ func (c *Cluster) startExtender(ctx context.Context) error {
 		return err
 	}
 	c.Extender = &controlplane.Process{
-		Name: "gpushare-extender", Path: c.ExtenderBinary(c.options.Former),
+		Name: "gpushare-extender", Path: c.ExtenderBinary(c.options.EarlierVersion),
 		Args: append([]string{
 			"--kubeconfig=" + kubeconfig, "--listen-address=" + c.port.Address(), "--ui-listen-address=" + c.pagePort.Address(), "-v=2",
 		}, c.options.ExtenderArgs...),
@@ -279,16 +279,16 @@ func (c *Cluster) Processes() []*controlplane.Process {
 func (c *Cluster) Binary(name string) string { return filepath.Join(c.root, "bin", name) }
 
 // ExtenderBinary returns the path of the extender of the earlier version in bin/former, or of the present one.
-func (c *Cluster) ExtenderBinary(former bool) string {
-	if former {
+func (c *Cluster) ExtenderBinary(earlier bool) string {
+	if earlier {
 		return c.Binary("former/gpushare-extender")
 	}
 	return c.Binary("gpushare-extender")
 }
 
 // Manifests returns the path of a folder in deploy/, of the earlier version in bin/former or of the present one.
-func (c *Cluster) Manifests(folder string, former bool) string {
-	if former {
+func (c *Cluster) Manifests(folder string, earlier bool) string {
+	if earlier {
 		return c.Binary("former/deploy/" + folder)
 	}
 	return filepath.Join(c.root, "deploy", folder)

@@ -18,7 +18,7 @@ import (
 
 // startReplicas starts several extenders with leader election, and a service that forwards to the leader.
 func (c *Cluster) startReplicas(ctx context.Context) error {
-	if err := c.Apply(ctx, c.Manifests("replicas", c.options.Former)); err != nil {
+	if err := c.Apply(ctx, c.Manifests("replicas", c.options.EarlierVersion)); err != nil {
 		return err
 	}
 	kubeconfig, err := c.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-extender")
@@ -36,7 +36,7 @@ func (c *Cluster) startReplicas(ctx context.Context) error {
 		c.replicaPorts = append(c.replicaPorts, port)
 		name := "gpushare-extender-" + strconv.Itoa(i)
 		replica := &controlplane.Process{
-			Name: name, Path: c.ExtenderBinary(c.options.Former),
+			Name: name, Path: c.ExtenderBinary(c.options.EarlierVersion),
 			Args: append([]string{
 				"--kubeconfig=" + kubeconfig, "--listen-address=" + port.Address(), "--ui-listen-address=127.0.0.1:0", "-v=2", "--leader-elect",
 				// The API server rejects loopback addresses in an EndpointSlice. This one is for documentation (RFC

@@ -30,7 +30,7 @@ func start(t *testing.T, o framework.Options) *framework.Cluster {
 	if _, err := os.Stat(filepath.Join(root, "bin", "former")); err != nil {
 		t.Skip("SKIPPED: bin/former is missing: `make test-upgrade` builds it")
 	}
-	o.Former, o.MemoryUnit = true, "GiB"
+	o.EarlierVersion, o.MemoryUnit = true, "GiB"
 	return framework.StartForTest(t, o)
 }
 
