@@ -172,6 +172,9 @@ func (m *matching) containers(running bool) []Candidate {
 			if served && !allocation.Lost || container.Running != running {
 				continue
 			}
+			if allocation.HasCard() { // What it was given first counts, whatever is annotated now.
+				container.Limit = allocation.Allowed * uint64(len(allocation.Cards))
+			}
 			c := Candidate{
 				Pod: pod, Container: container, Next: next, Begun: next && !pod.Ran && begun, Rejected: m.Rejected[pod.UID], Lost: served,
 			}

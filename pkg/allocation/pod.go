@@ -92,19 +92,23 @@ func (c Container) Share(cards int) gpu.Demand {
 // limitStep is what limits above requests are rounded up to, so that a node has few different ones: 128 MiB.
 const limitStep = 128 << 20
 
-// Allowed returns how much of each of its cards the container may use, in bytes: what it requests, or its limit. A limit below
-// than the request, or more than a card has, as far as that is possible: the annotation can have changed since filter has checked it.
+// Allowed returns how much of each of its cards the container may use, in bytes: its limit, at least what it requests and at most what the smallest
+// card has. The annotation can have changed since filter has checked it.
 func (c Container) Allowed(cards []gpu.Card, unit gpu.Unit) uint64 {
 	n := len(cards)
-	request, least := unit.Bytes(c.Share(n).Memory), uint64(math.MaxUint64)
-	for _, card := range cards {
-		least = min(least, unit.Bytes(card.Memory))
-	}
-	limit := min(c.Limit/uint64(n), least)
-	if limit <= request {
+	request := unit.Bytes(c.Share(n).Memory)
+	if n == 0 || c.Limit/uint64(n) <= request {
 		return request
 	}
-	return min((limit+limitStep-1)/limitStep*limitStep, least/limitStep*limitStep)
+	steps := (c.Limit/uint64(n)-1)/limitStep + 1
+	allowed := uint64(math.MaxInt64)
+	if steps < math.MaxInt64/limitStep {
+		allowed = steps * limitStep
+	}
+	for _, card := range cards {
+		allowed = min(allowed, unit.Bytes(card.Memory))
+	}
+	return max(allowed, request)
 }
 
 func (c Container) even(cards int) bool {

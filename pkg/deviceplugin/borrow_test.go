@@ -1,12 +1,15 @@
 package deviceplugin
 
 import (
+	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
@@ -78,6 +81,109 @@ func TestLimitAboveRequest(t *testing.T) {
 			await.True(t, "the record", func() bool { return next.allocator.snapshots.record.Pod("uid-a")["main"].Confirmed })
 			recorded(next, "after a restart and a change of the annotation")
 		})
+	}
+}
+
+// TestLimitGivenAgain: a kubelet that has lost its checkpoint asks again for the devices of a container. It gets the limit that it was given first,
+// whatever is annotated now.
+func TestLimitGivenAgain(t *testing.T) {
+	for name, test := range map[string]struct{ first, later, want string }{
+		"another limit":       {"8Gi", "3Gi", "8192"},
+		"the annotation gone": {"8Gi", "", "8192"},
+		"the first one":       {"", "8Gi", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			b.servePodResources()
+			k, p := b.up(16, 16)
+			pod := newPod("a", main(2), assumed(0, 1))
+			if test.first != "" {
+				annotate(pod, map[string]string{protocol.AnnotationLimit("main"): test.first})
+			}
+			b.create(p, pod)
+			k.mustAdmit(pod)
+			changed := b.pod("a")
+			delete(changed.Annotations, protocol.AnnotationLimit("main"))
+			if test.later != "" {
+				annotate(changed, map[string]string{protocol.AnnotationLimit("main"): test.later})
+			}
+			if _, err := b.client.CoreV1().Pods("default").Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			await.True(t, "the plugin knows the change", func() bool {
+				info, _ := p.pods.ByUID("uid-a")
+				return (info.Containers[0].Limit > 0) == (test.later != "")
+			})
+			next := k.loseCheckpoint(b, pod)
+			if got := next.mustAdmit(changed)["main"][protocol.EnvMemoryLimit]; got != test.want {
+				t.Errorf("it gets %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestWithoutItsLimit: an Event says that a container runs without the limit that is annotated, also after the record is lost.
+func TestWithoutItsLimit(t *testing.T) {
+	b := newFixture(t)
+	p, _ := b.start(newCards(16))
+	await.True(t, "the annotator", func() bool { return p.node.informer.HasSynced() })
+	limited := annotation(protocol.AnnotationLimit("main"), "8Gi")
+	b.create(p, newPod("given", main(2), limited, ran(true)), newPod("lost", main(2), limited, ran(true)), newPod("ended", main(2), limited, ran(false)),
+		newPod("none", main(2), ran(true)), newPod("equal", main(8), limited, ran(true)))
+	given := giveOne(0, 2)
+	given.Allowed = 8 << 30
+	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-given", Name: "main"}, given)
+	for range 2 {
+		p.overuse.Check(protocol.Usage{}, nil)
+	}
+	b.awaitEvent("GPULimitNotInForce Container main runs without the annotated limit above its request; what it uses above its request counts as over-use")
+	if diff := cmp.Diff(map[gpu.PodUID]bool{"uid-lost": true}, p.overuse.unlimited); diff != "" {
+		t.Errorf("pods without their limit: -want +got:\n%s", diff)
+	}
+}
+
+// TestPromisedStays: while it isn't known what is promised of the cards, because an allocation takes long, the last known promises count.
+func TestPromisedStays(t *testing.T) {
+	b := newFixture(t)
+	p, _ := b.start(newCards(16))
+	await.True(t, "the annotator", func() bool { return p.node.informer.HasSynced() })
+	borrower := newPod("borrower", main(2), ran(true))
+	// Nothing is known of what it was given: the kubelet has lost its checkpoint. It uses all that it requests.
+	lost := newPod("lost", main(4), assumed(0, 1), ran(true))
+	b.create(p, borrower, lost, newPod("idle", main(8), assumed(0, 2)))
+	given := giveOne(0, 2)
+	given.Allowed = 8 << 30
+	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-borrower", Name: "main"}, given)
+	measure := func(freeMiB uint64) protocol.Usage {
+		return protocol.Usage{Time: time.Unix(1_000_000, 0), Cards: []protocol.CardUsage{{Index: 0, Free: new(freeMiB << 20)}}, Containers: []protocol.ContainerUsage{
+			{UID: "uid-borrower", Container: "main", Used: 7 << 30, Requested: 2 << 30, Allowed: 8 << 30}, {UID: "uid-lost", Container: "main", Used: 4 << 30}}}
+	}
+	reported := func() bool { value, _, _ := p.overuse.Annotation("uid-borrower"); return value != "" }
+	promised := func() map[int]gpu.Memory {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		promised, _ := p.allocator.Held(ctx)
+		return promised
+	}
+	p.overuse.Check(measure(512), promised())
+	if !reported() {
+		t.Error("it isn't reported while the card is low on free memory")
+	}
+	p.allocator.turn <- struct{}{}
+	p.overuse.Check(measure(512), promised())
+	<-p.allocator.turn
+	if !reported() {
+		t.Error("it isn't reported any more while an allocation takes long")
+	}
+	p.overuse.Check(measure(1024), promised())
+	if reported() {
+		t.Error("it is reported although the card has free memory")
+	}
+	p.allocator.snapshots.record.Remove("uid-idle")
+	b.delete(p, b.pod("idle"))
+	p.overuse.Check(measure(0), promised())
+	if reported() {
+		t.Error("it is reported although no pod needs more: the pod of which nothing is known uses what it requests")
 	}
 }
 

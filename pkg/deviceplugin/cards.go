@@ -286,7 +286,7 @@ func (s *cardState) Inventory() protocol.Inventory {
 	defer s.mu.Unlock()
 	inventory := protocol.Inventory{
 		Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID, Simulated: s.simulated, Adapters: s.adapters,
-		Features: []string{protocol.FeatureCards, protocol.FeatureCores},
+		Features: []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits},
 	}
 	for i := range inventory.Cards {
 		if card := &inventory.Cards[i]; !s.takenAs(*card) {

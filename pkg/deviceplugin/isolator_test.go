@@ -59,7 +59,7 @@ type limiter struct {
 }
 
 func (limiter) Cards() []string                               { return []string{"GPU-0", "GPU-1"} }
-func (limiter) Used(string) (uint64, error)                   { return 0, nil }
+func (limiter) Memory(string) (used, free uint64, err error)  { return 0, 0, nil }
 func (limiter) Processes(string) ([]inventory.Process, error) { return nil, nil }
 func (limiter) Limits() bool                                  { return true }
 func (l limiter) Limit(string, string) (inventory.MemoryLimit, error) {

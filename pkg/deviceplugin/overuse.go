@@ -1,8 +1,8 @@
 package deviceplugin
 
 import (
-	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,8 +29,10 @@ type overuseWatch struct {
 	mu sync.Mutex
 	// reports are those of the last measurement; nil before the first one.
 	reports map[gpu.PodUID]protocol.Overuse
-	// promised is Check's argument. Only Check uses it.
+	// promised is Check's argument, as last known. Only Check uses it and the next field.
 	promised map[int]gpu.Memory
+	// unlimited are the pods of which a container runs without its annotated limit.
+	unlimited map[gpu.PodUID]bool
 }
 
 // Annotation returns the value of the pod's annotation, empty for a pod without over-use. measured is false if nothing is known.
@@ -53,11 +55,15 @@ func (w *overuseWatch) Annotated(uid gpu.PodUID) *protocol.Overuse {
 }
 
 // Held implements usage.OverusePods. Init containers that have ended have a record too, so it is at most the pod's share of
-// the card.
+// the card. The share counts if it isn't known what each container was given.
 func (w *overuseWatch) Held(uid gpu.PodUID, card int) uint64 {
 	pod, _ := w.pods.ByUID(uid)
+	record := w.record.Pod(uid)
+	if pod.Assumed && !record.Complete(&pod) && slices.Contains(pod.Assignment.Indexes(), card) {
+		return w.cards.Unit().Bytes(pod.Demand().Memory)
+	}
 	var held gpu.Memory
-	for _, given := range w.record.Pod(uid) {
+	for _, given := range record {
 		for _, share := range given.Cards {
 			if share.Card == card {
 				held = held.Add(share.Memory)
@@ -85,11 +91,14 @@ func (w *overuseWatch) Promised(index int) (memory, promised uint64) {
 }
 
 // Check finds the pods that use more than they may, and those that borrow memory of a card that is low on it. promised is what is promised of
-// each card to pods; nil if it isn't known: then no card is short. Pods that request no memory are not reported: measured use shows them. Nor are
+// each card to pods; nil if it isn't known now: then the last one counts. Pods that request no memory are not reported: measured use shows them. Nor are
 // pods of which it is not known what each container was given, because the kubelet has lost its checkpoint: such a container seems to
 // request nothing of the card that it uses.
 func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memory) {
-	w.promised = promised
+	if promised != nil {
+		w.promised = promised
+	}
+	w.reportUnlimited()
 	reports := w.tracker.Update(measured, w)
 	maps.DeleteFunc(reports, func(uid gpu.PodUID, _ protocol.Overuse) bool {
 		pod, requests := w.pods.ByUID(uid)
@@ -125,9 +134,31 @@ func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memor
 
 // overuseText describes a report for the pod's owner.
 func overuseText(report protocol.Overuse) string {
-	text := fmt.Sprintf("the pod uses %d MiB of GPU memory and requests %d MiB", report.Used, report.Requested)
-	if report.Borrows() {
-		text += "; it is within its limit, but its card is low on free memory, which other pods request"
+	sum := report.Sum()
+	text := "the pod " + sum.String()
+	if sum.Borrows() {
+		text += "; its card is low on free memory, which other pods request"
 	}
 	return text
+}
+
+// reportUnlimited sends an Event for each pod of which a container has an annotated limit above its request and runs without one: what it uses
+// above its request counts as over-use. Its pod was matched by order among pods with different limits, the record is lost, or the annotation, the
+// isolation mode or the plugin was another one when it started.
+func (w *overuseWatch) reportUnlimited() {
+	unlimited := map[gpu.PodUID]bool{}
+	for _, pod := range w.pods.Cached() {
+		given := w.record.Pod(pod.UID)
+		for _, c := range pod.Containers {
+			if !c.Running || c.Init || c.Limit <= w.cards.Unit().Bytes(c.Request) || given[c.Name].Allowed > 0 {
+				continue
+			}
+			if !w.unlimited[pod.UID] && !unlimited[pod.UID] {
+				w.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventLimitNotInForce,
+					"container %s runs without the annotated limit above its request; what it uses above its request counts as over-use", c.Name)
+			}
+			unlimited[pod.UID] = true
+		}
+	}
+	w.unlimited = unlimited
 }

@@ -18,9 +18,9 @@ import (
 // stubUsage is a driver with one card, which a process uses that doesn't exist.
 type stubUsage struct{}
 
-func (stubUsage) Cards() []string             { return []string{"GPU-0"} }
-func (stubUsage) Used(string) (uint64, error) { return 50, nil }
-func (stubUsage) Limits() bool                { return false }
+func (stubUsage) Cards() []string                              { return []string{"GPU-0"} }
+func (stubUsage) Memory(string) (used, free uint64, err error) { return 50, 1000, nil }
+func (stubUsage) Limits() bool                                 { return false }
 func (stubUsage) Compute(string) (inventory.Compute, error) {
 	return inventory.Compute{}, inventory.ErrUnsupported
 }
@@ -68,7 +68,7 @@ func TestUsage(t *testing.T) {
 	if diff := cmp.Diff(want, got.Containers); diff != "" {
 		t.Errorf("containers: -want +got:\n%s", diff)
 	}
-	if diff := cmp.Diff([]protocol.CardUsage{{UUID: "GPU-0", Used: 50, Unresolved: 9}}, got.Cards); diff != "" {
+	if diff := cmp.Diff([]protocol.CardUsage{{UUID: "GPU-0", Used: 50, Free: new(uint64(1000)), Unresolved: 9, Incomplete: true}}, got.Cards); diff != "" {
 		t.Errorf("cards: -want +got:\n%s", diff)
 	}
 

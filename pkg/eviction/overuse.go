@@ -47,7 +47,8 @@ type OveruseGroups interface {
 // Overusers evicts pods that use more GPU memory than they request, from cards that can't keep their promises otherwise: what these pods
 // use and what the other pods of the card request is more than the card has. Pods may use memory that is promised to no pod.
 //
-// Pods that borrow memory within their limits come after these, and only while their card is low on free memory, as the device plugin reports it.
+// While a card is low on free memory, as the device plugin reports it, and pods borrow some of it, it evicts first those above their limits, also
+// within their grace period, then those that borrow.
 //
 // It evicts one pod at a time, the youngest first. Before an eviction it checks the live pods of the node. After it, it waits until the watch
 // shows the eviction. A pod that a disruption budget protects is skipped for a while.
@@ -67,8 +68,10 @@ type Overusers struct {
 	requestedOn cardOf
 	requestedAt time.Time
 	spared      queue.Pauses[gpu.PodUID]
-	// judged is the time of the last report on each card that said nothing of what is free there after the last eviction.
-	judged map[cardOf]time.Time
+	// stale is the time of the last report on each card that can be older than the end of a pod there. It doesn't say what is free now.
+	stale map[cardOf]time.Time
+	// led is true if the last step was made as the leader.
+	led bool
 }
 
 // cardOf is a card of a node.
@@ -79,7 +82,7 @@ type cardOf struct {
 
 // NewOverusers returns an Overusers. It evicts nothing before Run.
 func NewOverusers(o Options, api NodeAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
-	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}, judged: map[cardOf]time.Time{}}
+	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}, stale: map[cardOf]time.Time{}}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -91,14 +94,13 @@ func (o *Overusers) Run(ctx context.Context) error {
 func (o *Overusers) Tick(ctx context.Context) {
 	now := o.Clock.Now()
 	if o.Leading() != nil || o.cache.Ready() != nil {
+		o.led = false
 		return
 	}
 	over := o.cache.Overusing()
 	if slices.ContainsFunc(over, func(p *clustercache.PodInfo) bool { return p.UID == o.requested && !p.Leaving }) &&
 		now.Sub(o.requestedAt) <= o.AnswerLost {
-		if newest := lastReport(o.requestedOn, over, now); newest.After(o.judged[o.requestedOn]) {
-			o.judged[o.requestedOn] = newest
-		}
+		o.stale[o.requestedOn] = lastReport(o.requestedOn, over, now)
 		return
 	}
 	o.requested = ""
@@ -107,7 +109,12 @@ func (o *Overusers) Tick(ctx context.Context) {
 	for _, pod := range over {
 		nodes.Insert(pod.Node)
 	}
-	maps.DeleteFunc(o.judged, func(card cardOf, _ time.Time) bool { return !nodes.Has(card.node) })
+	maps.DeleteFunc(o.stale, func(card cardOf, _ time.Time) bool { return !nodes.Has(card.node) })
+	first := !o.led // A former leader may have evicted a pod since the reports were made.
+	o.led = true
+	for _, name := range sets.List(nodes) {
+		o.markStale(name, o.cache.PodsOn(name), now, first)
+	}
 	for _, name := range sets.List(nodes) {
 		for _, victim := range o.choose(name, o.cache.PodsOn(name), now) {
 			// victims can have a pod several times, once for each card.
@@ -137,8 +144,8 @@ func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.T
 			}
 		}
 		chosen := chooseOverusers(parsed.Unit.Bytes(card.Memory), shares)
-		if len(chosen) == 0 && o.judge(cardOf{name, card.Index}, pods, now) {
-			chosen = chooseBorrower(shares)
+		if on := (cardOf{name, card.Index}); len(chosen) == 0 && !on.left(pods, now) && lastReport(on, pods, now).After(o.stale[on]) {
+			chosen = chooseShort(shares)
 		}
 		for _, s := range chosen {
 			victims = append(victims, victim{s.pod, name, card.Index, s.pod.Overuse.Cards[card.Index]})
@@ -158,13 +165,27 @@ type victim struct {
 type share struct {
 	pod *clustercache.PodInfo
 	// needs is what the pod takes of the card's memory: what it uses if that is more than it may use, else its request, also for a pod that borrows.
-	needs uint64
-	// over is true for a pod that uses more than it may, borrows for one that borrows memory while the card is low on it. spared is true if it
-	// is not to be evicted now.
-	over, borrows, spared bool
+	needs  uint64
+	excess excess
+	// spared is true for a pod that is not to be evicted now.
+	spared bool
 	// member is true for a member of a group.
 	member bool
 }
+
+// excess is what is reported about a pod's use of a card.
+type excess int
+
+const (
+	// withinRequest: nothing is reported.
+	withinRequest excess = iota
+	// overLimit: it has used more than it may for longer than the grace period.
+	overLimit
+	// aboveLimit: it uses more than it may, and the card is low on free memory.
+	aboveLimit
+	// borrows: it uses more than it requests and no more than it may, and the card is low on free memory.
+	borrows
+)
 
 // shareOf returns a pod's share of a card; ok is false for a pod that has none, or that is being deleted.
 func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, now time.Time) (s share, ok bool) {
@@ -178,13 +199,17 @@ func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, 
 		}
 	}
 	if use := pod.Overuse.On(card); pod.Overuse.Current(now) {
-		if used := mebibytes(use.Used); used > s.needs && use.Borrows() {
-			s.borrows = true // What it borrows can be taken back.
-		} else if used > s.needs {
-			s.needs, s.over = used, true
+		switch used := mebibytes(use.Used); {
+		case used <= s.needs:
+		case !use.Borrows():
+			s.needs, s.excess = used, overLimit
+		case use.Above():
+			s.excess = aboveLimit
+		default:
+			s.excess = borrows // What it borrows can be taken back.
 		}
 	}
-	if s.over || s.borrows {
+	if s.excess != withinRequest {
 		var whole bool
 		s.member, whole = o.groups.Membership(pod.UID)
 		s.spared = s.spared || s.member && !whole
@@ -195,21 +220,21 @@ func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, 
 // ending reports whether the pod is being deleted and will end soon.
 func ending(pod *clustercache.PodInfo, now time.Time) bool { return pod.Leaving && !pod.Overdue(now) }
 
-// judge reports whether the reports of pods that borrow memory of a card say what is free there now. They don't if a pod is leaving the card, or
-// has left it since they were made, or if they are the first: a former leader may have evicted a pod since.
-func (o *Overusers) judge(card cardOf, pods []*clustercache.PodInfo, now time.Time) bool {
-	newest := lastReport(card, pods, now)
-	leaves := slices.ContainsFunc(pods, func(p *clustercache.PodInfo) bool { return card.has(p) && ending(p, now) })
-	last, known := o.judged[card]
-	switch {
-	case newest.IsZero():
-		delete(o.judged, card)
-		return false
-	case leaves || !known:
-		o.judged[card] = newest
-		return false
+// markStale marks the reports on the cards of a node which pods are leaving: they don't say what is free once these have ended. all is true if that
+// can be so on each card.
+func (o *Overusers) markStale(node string, pods []*clustercache.PodInfo, now time.Time, all bool) {
+	for _, pod := range pods {
+		for _, part := range pod.Placement {
+			if card := (cardOf{node, part.Card}); all || card.left(pods, now) {
+				o.stale[card] = lastReport(card, pods, now)
+			}
+		}
 	}
-	return newest.After(last)
+}
+
+// left reports whether a pod is leaving the card.
+func (c cardOf) left(pods []*clustercache.PodInfo, now time.Time) bool {
+	return slices.ContainsFunc(pods, func(p *clustercache.PodInfo) bool { return c.has(p) && ending(p, now) })
 }
 
 // has reports whether the pod has a share of the card.
@@ -217,7 +242,7 @@ func (c cardOf) has(pod *clustercache.PodInfo) bool {
 	return pod.Node == c.node && slices.ContainsFunc(pod.Placement, func(s gpu.Share) bool { return s.Card == c.card })
 }
 
-// lastReport returns the time of the last report of a pod that borrows memory of the card; zero if there is none.
+// lastReport returns the time of the last report because the card is low on free memory; zero if there is none.
 func lastReport(card cardOf, pods []*clustercache.PodInfo, now time.Time) (newest time.Time) {
 	for _, pod := range pods {
 		if card.has(pod) && pod.Overuse.Current(now) && pod.Overuse.On(card.card).Borrows() && pod.Overuse.At.After(newest) {
@@ -241,7 +266,7 @@ func chooseOverusers(memory uint64, shares []share) []share {
 	for _, s := range shares {
 		sum += s.needs
 	}
-	candidates := inOrder(shares, func(s share) bool { return s.over })
+	candidates := inOrder(shares, overLimit)
 	for i, s := range candidates {
 		if sum <= memory {
 			return candidates[:i]
@@ -251,17 +276,17 @@ func chooseOverusers(memory uint64, shares []share) []share {
 	return candidates
 }
 
-// chooseBorrower returns the pod to evict from a card that is low on free memory, if there is one: of those that borrow memory, in the same order.
-// The next report shows if it was enough.
-func chooseBorrower(shares []share) []share {
-	candidates := inOrder(shares, func(s share) bool { return s.borrows })
+// chooseShort returns the pod to evict from a card that is low on free memory, if there is one: of those above their limits, or else of those that
+// borrow. The next report shows if it was enough.
+func chooseShort(shares []share) []share {
+	candidates := slices.Concat(inOrder(shares, overLimit), inOrder(shares, aboveLimit), inOrder(shares, borrows))
 	return candidates[:min(len(candidates), 1)]
 }
 
-// inOrder returns the shares that are not spared, of those that may be evicted, in the order in which they are: first those without a group, and
-// of these the youngest first.
-func inOrder(shares []share, may func(share) bool) []share {
-	candidates := slices.DeleteFunc(slices.Clone(shares), func(s share) bool { return !may(s) || s.spared })
+// inOrder returns the shares of this kind that are not spared, in the order in which they are evicted: first those without a group, and of these the
+// youngest first.
+func inOrder(shares []share, of excess) []share {
+	candidates := slices.DeleteFunc(slices.Clone(shares), func(s share) bool { return s.excess != of || s.spared })
 	slices.SortFunc(candidates, func(a, b share) int {
 		return cmp.Or(gpu.TrueFirst(b.member, a.member), b.pod.AssumeTime.Compare(a.pod.AssumeTime), cmp.Compare(a.pod.UID, b.pod.UID))
 	})
@@ -299,7 +324,8 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 	}
 	o.requested, o.requestedAt = v.pod.UID, o.Clock.Now() // Before the call, because its answer may be lost.
 	o.requestedOn = cardOf{v.node, v.card}
-	o.judged[o.requestedOn] = v.pod.Overuse.At
+	stale := o.stale[o.requestedOn]
+	o.stale[o.requestedOn] = lastReport(o.requestedOn, o.cache.PodsOn(v.node), o.requestedAt)
 	_, gone, err := o.request(ctx, v.pod.Pod)
 	switch {
 	case gone:
@@ -312,10 +338,10 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 			why = "the card has too little free memory for what other pods request"
 		}
 		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
-			"Evicted from GPU card %d of node %s: it uses %d MiB and requests %d MiB, and %s", v.card, v.node, v.use.Used, v.use.Requested, why))
+			"Evicted from GPU card %d of node %s: it %s, and %s", v.card, v.node, v.use, why))
 		return true
 	case answered(err):
-		o.requested = ""
+		o.requested, o.stale[o.requestedOn] = "", stale // Another pod can be evicted by the same report.
 		o.spared.Extend(v.pod.UID, o.Clock.Now(), queue.Retry, queue.LongestPause)
 		result := resultOf(err)
 		o.Observer.OveruserEvicted(result)

@@ -41,6 +41,8 @@ type tenant struct {
 	// eviction of a protected one.
 	bound                       time.Time
 	evicted, leaving, protected bool
+	// deleted is true if its owner has deleted it.
+	deleted bool
 	// grouped is true for a member of a group, partial if that isn't bound completely.
 	grouped, partial bool
 }
@@ -61,10 +63,12 @@ type overuseModel struct {
 	// measured is the time of the last measurement, and there the pods then.
 	measured time.Time
 	there    []*tenant
-	// borrowers is how many of these were within their limits.
-	borrowers int
-	observer  fake.Observer
-	overuser  *Overusers
+	// borrowers is how many of these were within their limits, early how many above them for less than the grace period.
+	borrowers, early int
+	// hidden is memory of each card in GiB that no pod uses: of the driver, or of processes that aren't known.
+	hidden   [2]int64
+	observer fake.Observer
+	overuser *Overusers
 	// unseen, if not nil, makes the changes of the pods that the watch doesn't show yet.
 	unseen func(pods []*clustercache.PodInfo)
 }
@@ -102,21 +106,30 @@ func (m *overuseModel) Promised(card int) (memory, promised uint64) {
 	return uint64(m.cards[card]) << 30, promised
 }
 
-// borrows reports whether the tenant may use more than it requests, and has not exceeded that for longer than the grace period.
-func (m *overuseModel) borrows(t *tenant) bool {
-	return t.limit > t.requested && (t.over.IsZero() || m.measured.Sub(t.over) < modelGrace)
+// rank is the tenant's place in the order of evictions: 0 if it has exceeded its limit for longer than the grace period, 1 if for less, 2 if it
+// uses no more than its limit.
+func (m *overuseModel) rank(t *tenant) int {
+	switch {
+	case !t.over.IsZero() && m.measured.Sub(t.over) >= modelGrace:
+		return 0
+	case t.used > t.limit:
+		return 1
+	}
+	return 2
 }
 
 // short reports whether a card had less free memory at the last measurement than pods may need at once of what they were promised, without
-// the pods that are evicted.
+// the pods that are evicted or deleted, and whether a pod had borrowed some.
 func (m *overuseModel) short(card int) bool {
 	var used, unused float64
+	lent := false
 	for _, t := range m.there {
-		if t.card == card && !t.evicted {
+		lent = lent || t.card == card && t.limit > t.requested && float64(t.used) > float64(t.requested)*(1+modelTolerance/100.)
+		if t.card == card && !t.evicted && !t.deleted {
 			used, unused = used+float64(t.used), unused+float64(max(t.requested-t.used, 0))
 		}
 	}
-	return max(float64(m.cards[card])-used, 0) < min(unused, float64(m.cards[card])/16)
+	return lent && max(float64(m.cards[card]-m.hidden[card])-used, 0) < min(unused, float64(m.cards[card])/16)
 }
 
 func newOveruseModel(t *testing.T, seed uint64) *overuseModel {
@@ -225,7 +238,7 @@ func (m *overuseModel) needs(card int) (sum int64) {
 	for _, tenant := range m.tenants {
 		if tenant.card == card && !tenant.evicted {
 			need := tenant.requested
-			if _, reported := m.reports[gpu.PodUID(tenant.name)]; reported && !m.borrows(tenant) {
+			if _, reported := m.reports[gpu.PodUID(tenant.name)]; reported && m.rank(tenant) == 0 {
 				need = max(need, tenant.used)
 			}
 			sum += need
@@ -246,29 +259,26 @@ func (m *overuseModel) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool) e
 	switch {
 	case tenant.used <= tenant.requested:
 		m.t.Errorf("%+v is evicted within its request", *tenant)
-	case m.borrows(tenant) && !m.short(tenant.card):
-		m.t.Errorf("%+v is evicted within its limit from a card that isn't short of memory", *tenant)
-	case m.borrows(tenant):
-		m.borrowers++
-	case tenant.over.IsZero() || now.Sub(tenant.over) < modelGrace:
-		m.t.Errorf("%+v is evicted within its grace period, at %v", *tenant, now)
-	case m.needs(tenant.card) <= m.cards[tenant.card]:
-		m.t.Errorf("%+v is evicted from a card that keeps its promises: %d of %d", *tenant, m.needs(tenant.card), m.cards[tenant.card])
 	case tenant.partial:
 		m.t.Errorf("%+v is evicted from a group that is bound in part", *tenant)
+	case m.short(tenant.card) && m.rank(tenant) == 2:
+		m.borrowers++
+	case m.short(tenant.card) && m.rank(tenant) == 1:
+		m.early++
+	case m.short(tenant.card):
+	case m.rank(tenant) > 0:
+		m.t.Errorf("%+v is evicted within its limit or its grace period from a card of which pods don't borrow what others need, at %v", *tenant, now)
+	case m.needs(tenant.card) <= m.cards[tenant.card]:
+		m.t.Errorf("%+v is evicted from a card that keeps its promises: %d of %d", *tenant, m.needs(tenant.card), m.cards[tenant.card])
 	}
 	for _, other := range m.tenants {
 		_, reported := m.reports[gpu.PodUID(other.name)]
-		if !reported || other.card != tenant.card || other.evicted || other.protected || other.partial {
+		if !reported || other.card != tenant.card || other.evicted || other.deleted || other.protected || other.partial || m.rank(tenant) < m.rank(other) {
 			continue
 		}
-		switch borrows, first := m.borrows(tenant), !m.borrows(other); {
-		case borrows && first && m.needs(tenant.card) > m.cards[tenant.card]:
-			m.t.Errorf("%+v is evicted within its limit before %+v", *tenant, *other)
-		case borrows == first:
-			continue
-		}
-		if tenant.grouped && !other.grouped || tenant.grouped == other.grouped && other.bound.After(tenant.bound) {
+		if m.rank(tenant) > m.rank(other) {
+			m.t.Errorf("%+v, of rank %d, is evicted before %+v, of rank %d", *tenant, m.rank(tenant), *other, m.rank(other))
+		} else if tenant.grouped && !other.grouped || tenant.grouped == other.grouped && other.bound.After(tenant.bound) {
 			m.t.Errorf("%+v is evicted before %+v", *tenant, *other)
 		}
 	}
@@ -288,10 +298,18 @@ func (m *overuseModel) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool) e
 
 // measure reports what the tenants use, as the device plugin does.
 func (m *overuseModel) measure() {
-	report := protocol.Usage{Time: m.clock.Now(), Cards: []protocol.CardUsage{{Index: 0}, {Index: 1}}}
+	report := protocol.Usage{Time: m.clock.Now()}
+	for card, memory := range m.cards {
+		free := memory - m.hidden[card]
+		for _, t := range m.tenants {
+			if t.card == card {
+				free -= t.used
+			}
+		}
+		report.Cards = append(report.Cards, protocol.CardUsage{Index: card, Free: new(uint64(max(free, 0)) << 30)})
+	}
 	for _, t := range m.tenants {
 		t.limit = max(t.limit, t.requested)
-		report.Cards[t.card].Used += uint64(t.used) << 30
 		switch exceeds := float64(t.used) > float64(t.limit)*(1+modelTolerance/100.); {
 		case !exceeds:
 			t.over = time.Time{}
@@ -312,10 +330,18 @@ func (m *overuseModel) round() {
 		m.measure() // Just before some of these pods end.
 	}
 	m.tenants = slices.DeleteFunc(m.tenants, func(t *tenant) bool { return t.leaving && m.random.IntN(3) == 0 || m.random.IntN(40) == 0 })
+	for _, t := range m.tenants {
+		if m.random.IntN(40) == 0 {
+			t.deleted, t.leaving = true, true
+		}
+	}
 	m.overuser.Tick(m.t.Context()) // The last report doesn't know what the watch shows.
 	for card := range m.cards {
 		if m.random.IntN(10) == 0 {
 			m.cards[card] = modelCard - m.random.Int64N(2)*m.random.Int64N(modelCard)
+		}
+		if m.random.IntN(10) == 0 {
+			m.hidden[card] = m.random.Int64N(2) * m.random.Int64N(3)
 		}
 		free := m.cards[card]
 		for _, t := range m.tenants {
@@ -352,15 +378,16 @@ func (m *overuseModel) round() {
 // watch shows the evictions so far.
 func (m *overuseModel) watch() {
 	for _, t := range m.tenants {
-		t.leaving = t.evicted
+		t.leaving = t.evicted || t.deleted
 	}
 }
 
-// TestOverusersModel: in 1,500 random rounds no pod is evicted that is within its request or its grace period, none from a card
-// that keeps its promises, none within its limit from a card that isn't short of memory, none from a group that is bound in part, and none before one that comes first. Also if a card's memory
-// is lowered until requests alone exceed it. When the pods come to rest, no such card is left to over-users.
+// TestOverusersModel: in 1,500 random rounds no pod is evicted that is within its request. None is evicted from a card that keeps its promises, or
+// within its grace period, unless the card is low on free memory of which a pod borrows some. None that borrows is evicted before one above its limit,
+// none before a younger one, none from a group that is bound in part. Also if a card's memory is lowered until requests alone exceed it, and if
+// processes that aren't known use some. When the pods come to rest, no such card is left to over-users or borrowers.
 func TestOverusersModel(t *testing.T) {
-	evicted, borrowers := 0, 0
+	evicted, borrowers, early := 0, 0, 0
 	for seed := range uint64(15) {
 		m := newOveruseModel(t, seed)
 		for range 100 {
@@ -388,13 +415,13 @@ func TestOverusersModel(t *testing.T) {
 			if m.short(card) && slices.ContainsFunc(m.PodsOn(""), func(p *clustercache.PodInfo) bool {
 				return p.Overuse != nil && p.Overuse.On(card).Borrows() && !p.Leaving
 			}) {
-				t.Errorf("seed %d: card %d stays short of memory beside pods that borrow it", seed, card)
+				t.Errorf("seed %d: card %d stays low on free memory beside pods that borrow it", seed, card)
 			}
 		}
-		evicted, borrowers = evicted+m.evicted, borrowers+m.borrowers
+		evicted, borrowers, early = evicted+m.evicted, borrowers+m.borrowers, early+m.early
 	}
-	if evicted < 20 || borrowers < 20 || evicted-borrowers < 20 {
-		t.Errorf("only %d pods were evicted, of these %d within their limits: the model shows nothing", evicted, borrowers)
+	if borrowers < 20 || early < 20 || evicted-borrowers-early < 20 {
+		t.Errorf("only %d pods were evicted, of these %d within their limits and %d within their grace periods: the model shows nothing", evicted, borrowers, early)
 	}
 }
 
@@ -450,7 +477,7 @@ func TestOverusersStep(t *testing.T) {
 				{name: "greedy", requested: 8, used: 12, over: begin.Add(-time.Hour), bound: begin}, {name: "modest", requested: 8, used: 1, bound: begin},
 			}
 			m.reports = map[gpu.PodUID]protocol.Overuse{"greedy": {Since: begin, At: begin, Cards: map[int]protocol.CardOveruse{0: {Used: 12 << 10, Requested: 8 << 10}}}}
-			m.random = rand.New(rand.NewPCG(1, 2))
+			m.random, m.measured = rand.New(rand.NewPCG(1, 2)), begin
 			test.change(m)
 			m.overuser.Tick(t.Context())
 			var evicted []string
@@ -470,6 +497,83 @@ func TestOverusersStep(t *testing.T) {
 			}
 			if diff := cmp.Diff(want, m.observer.Counts(), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("counted: -want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestOverusersShort: which pods are evicted from a card that is low on free memory, one after the other, while nothing ends there.
+func TestOverusersShort(t *testing.T) {
+	report := func(at time.Time, used, requested, limit, short int64) *protocol.Overuse {
+		return &protocol.Overuse{Since: begin, At: at, Cards: map[int]protocol.CardOveruse{0: {Used: used << 10, Requested: requested << 10, Limit: limit << 10, Short: short}}}
+	}
+	type pod struct {
+		name    string
+		request int64
+		age     time.Duration
+		report  *protocol.Overuse
+	}
+	borrower, older := pod{"borrower", 2, 0, report(begin, 6, 2, 8, 1)}, pod{"older", 2, time.Hour, report(begin, 6, 2, 8, 1)}
+	for name, test := range map[string]struct {
+		pods []pod
+		// protected are those that a budget protects. newLeader is true if the first step follows a change of the leader.
+		protected []string
+		newLeader bool
+		// ends is a pod that is terminating at first and then gone, unseen one that is terminating, which the watch doesn't show.
+		ends, unseen string
+		want         []string
+	}{
+		"the youngest that borrows":                       {pods: []pod{older, borrower}, want: []string{"borrower"}},
+		"the next one, if a budget protects the youngest": {pods: []pod{older, borrower}, protected: []string{"borrower"}, want: []string{"older"}},
+		"one above its limit first, although the card keeps its promises": {
+			pods: []pod{borrower, {"above", 2, time.Hour, report(begin, 8, 2, 4, 0)}}, want: []string{"above"},
+		},
+		"one above its limit within its grace period too": {
+			pods: []pod{borrower, {"above", 2, time.Hour, report(begin, 8, 2, 4, 1)}}, want: []string{"above"},
+		},
+		"one above its request without a limit too": {
+			pods: []pod{borrower, {"above", 2, time.Hour, report(begin, 3, 2, 0, 1)}}, want: []string{"above"},
+		},
+		"a report of a former leader's time":            {pods: []pod{borrower}, newLeader: true},
+		"beside a pod that ends, after the report":      {pods: []pod{borrower, {"other", 2, 0, nil}}, ends: "other"},
+		"beside a pod whose end the watch doesn't show": {pods: []pod{borrower, {"other", 2, 0, nil}}, unseen: "other"},
+		"nothing, if none borrows any more":             {pods: []pod{{"within", 2, 0, nil}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &overuseCluster{overuseModel: newOveruseModel(t, 1), protected: test.protected}
+			for _, p := range test.pods {
+				info := &clustercache.PodInfo{
+					PodUse:    eligibility.PodUse{Pod: gpu.Pod{UID: gpu.PodUID(p.name), Name: p.name, Request: gpu.Memory(p.request)}, Node: "n"},
+					Placement: gpu.On(0, gpu.Memory(p.request)), AssumeTime: begin.Add(-p.age), Overuse: p.report,
+				}
+				if p.name == test.ends {
+					info.Leaving, info.DeletionTime = true, begin.Add(time.Minute)
+				}
+				c.pods = append(c.pods, info)
+			}
+			c.overuser.API, c.overuser.cache, c.overuser.groups = c, c, c
+			c.overuser.api = live(func() (pods []*clustercache.PodInfo) {
+				for _, p := range c.pods {
+					if p.Name == test.unseen {
+						p = new(*p)
+						p.Leaving, p.DeletionTime = true, begin.Add(time.Minute)
+					}
+					pods = append(pods, p)
+				}
+				return pods
+			})
+			c.overuser.led = !test.newLeader
+			for range 3 { // After an eviction, no report is newer.
+				c.overuser.Tick(t.Context())
+				c.clock.Step(time.Second)
+				c.pods = slices.DeleteFunc(c.pods, func(p *clustercache.PodInfo) bool { return p.Name == test.ends })
+			}
+			var got []string
+			for _, uid := range c.evicted {
+				got = append(got, string(uid))
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("evicted (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -556,7 +660,7 @@ func TestOverusersOfSeveralCards(t *testing.T) {
 		for range c.evicted {
 			var card int
 			var used, requested int64
-			if _, err := fmt.Sscanf(<-events.Events, "Warning GPUMemoryOveruseEvicted Evicted from GPU card %d of node n: it uses %d MiB and requests %d MiB", &card, &used, &requested); err != nil {
+			if _, err := fmt.Sscanf(<-events.Events, "Warning GPUMemoryOveruseEvicted Evicted from GPU card %d of node n: it uses %d MiB of GPU memory and requests %d MiB", &card, &used, &requested); err != nil {
 				t.Fatal(err)
 			}
 			got = append(got, fmt.Sprintf("%s from card %d: %d of %d GiB", c.evicted[len(got)], card, used>>10, requested>>10))
@@ -572,6 +676,8 @@ type overuseCluster struct {
 	*overuseModel
 	pods    []*clustercache.PodInfo
 	evicted []gpu.PodUID
+	// protected are the pods that a budget protects.
+	protected []string
 }
 
 func (c *overuseCluster) PodsOn(string) []*clustercache.PodInfo { return c.pods }
@@ -589,6 +695,9 @@ func (c *overuseCluster) Pod(ctx context.Context, _, name string) (*corev1.Pod, 
 
 // Evict implements API.
 func (c *overuseCluster) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool) error {
+	if slices.Contains(c.protected, pod.Name) {
+		return budgetRefusal()
+	}
 	c.evicted = append(c.evicted, pod.UID)
 	c.pods = slices.DeleteFunc(c.pods, func(p *clustercache.PodInfo) bool { return p.UID == pod.UID })
 	return nil

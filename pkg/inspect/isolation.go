@@ -22,12 +22,12 @@ func (p *Pod) addFound(object *corev1.Pod) {
 	}
 	if overuse, err := protocol.ParseOveruse(object.Annotations); err == nil && overuse != nil {
 		// Without its device plugin the annotation stays, so the note has the time of the measurement.
-		what := "uses %d MiB, requests %d MiB, since %s, measured %s"
-		if overuse.Borrows() {
-			what += "; within its limit, but its card is low on free memory"
+		sum := overuse.Sum()
+		what := "%s, since %s, measured %s"
+		if sum.Borrows() {
+			what += "; its card is low on free memory"
 		}
-		p.Notes = append(p.Notes, fmt.Sprintf(what,
-			overuse.Used, overuse.Requested, overuse.Since.UTC().Format(time.RFC3339), overuse.At.UTC().Format(time.RFC3339)))
+		p.Notes = append(p.Notes, fmt.Sprintf(what, sum, overuse.Since.UTC().Format(time.RFC3339), overuse.At.UTC().Format(time.RFC3339)))
 	}
 }
 

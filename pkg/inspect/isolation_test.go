@@ -86,7 +86,7 @@ func TestOveruse(t *testing.T) {
 	for _, pod := range report.Nodes[0].Pods {
 		got[pod.Name] = pod.Notes
 	}
-	want := map[string][]string{"greedy": {"uses 3000 MiB, requests 1024 MiB, since 2026-07-01T12:00:00Z, measured 2026-07-01T12:01:00Z"}, "broken": nil}
+	want := map[string][]string{"greedy": {"uses 3000 MiB of GPU memory and requests 1024 MiB, since 2026-07-01T12:00:00Z, measured 2026-07-01T12:01:00Z"}, "broken": nil}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -67,19 +67,19 @@ func (s *Session) card(uuid string) (nvml.Device, error) {
 	return nil, errNoSuchCard
 }
 
-// Used returns the memory of a card that is in use, without what the driver reserves for itself if it reports that.
-func (s *Session) Used(uuid string) (uint64, error) {
+// Memory returns the memory of a card that is in use, without what the driver reserves for itself if it reports that, and what is free.
+func (s *Session) Memory(uuid string) (used, free uint64, err error) {
 	handle, err := s.card(uuid)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if s.driver.hasMemoryInfo {
 		if memory, ret := handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
-			return memory.Used, nil
+			return memory.Used, memory.Free, nil
 		}
 	}
 	memory, ret := handle.GetMemoryInfo()
-	return memory.Used, problem("reading its memory", ret)
+	return memory.Used, memory.Free, problem("reading its memory", ret)
 }
 
 // Processes returns the processes that use a card, clients of MPS too. One that computes and draws is returned once.

@@ -192,7 +192,7 @@ func (m *model) accepts(node string, pod gpu.Pod) reasons.Reason {
 		return nodeSpec.Cores
 	case pod.SharedMemory && nodeSpec.SharedMemory != reasons.Fits:
 		return nodeSpec.SharedMemory
-	case pod.Limits == gpu.Limits{} || nodeSpec.Limits.Unit == 0:
+	case pod.Limits == gpu.Limits{}:
 		return reasons.Fits
 	case nodeSpec.Limits.Refused != reasons.Fits:
 		return nodeSpec.Limits.Refused
@@ -628,7 +628,7 @@ func (s *simulation) nodeSpec() ledger.NodeSpec {
 	}
 	if s.random.IntN(4) > 0 {
 		nodeSpec.Limits = placement.Limits{Unit: nodeSpec.Unit, Card: 16 << 30}
-		nodeSpec.Limits.Refused = []reasons.Reason{reasons.Fits, reasons.Fits, reasons.Fits, reasons.NoLimitAboveRequest}[s.random.IntN(4)]
+		nodeSpec.Limits.Refused = []reasons.Reason{reasons.Fits, reasons.Fits, reasons.OldForLimits, reasons.NoLimitAboveRequest}[s.random.IntN(4)]
 	}
 	for index := range 4 {
 		if s.random.IntN(4) == 0 {

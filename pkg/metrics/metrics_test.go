@@ -103,6 +103,7 @@ gpushare_extender_filtered_nodes_total{reason="no_own_shared_memory"} 0
 gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
 gpushare_extender_filtered_nodes_total{reason="old_for_cards"} 0
 gpushare_extender_filtered_nodes_total{reason="old_for_cores"} 0
+gpushare_extender_filtered_nodes_total{reason="old_for_limits"} 0
 gpushare_extender_filtered_nodes_total{reason="one_card_only"} 0
 gpushare_extender_filtered_nodes_total{reason="reserved"} 0
 gpushare_extender_filtered_nodes_total{reason="resources_reserved"} 0

@@ -19,7 +19,7 @@ type Support struct {
 type Limits struct {
 	// Refused is the reason why the node gives none; Fits if it gives some.
 	Refused reasons.Reason
-	// Unit is the node's unit of memory; 0 if it isn't known. Then the device plugin is another project's, which knows no limits.
+	// Unit is the node's unit of memory.
 	Unit gpu.Unit
 	// Card is the memory of the node's largest card, in bytes.
 	Card uint64
@@ -40,7 +40,7 @@ func (s *Support) Accepts(demand *gpu.Demand) reasons.Reason {
 
 func (l *Limits) accepts(demand gpu.Limits) reasons.Reason {
 	switch {
-	case demand == gpu.Limits{} || l.Unit == 0:
+	case demand == gpu.Limits{}:
 		return reasons.Fits
 	case l.Refused != reasons.Fits:
 		return l.Refused

@@ -61,6 +61,8 @@ const (
 	FeatureCards = "cards"
 	// FeatureCores is ResourceCores.
 	FeatureCores = "cores"
+	// FeatureLimits is limits above requests (MemoryLimits).
+	FeatureLimits = "limits"
 )
 
 // maxFeatures and maxAdapters are the most features and adapters that are read.

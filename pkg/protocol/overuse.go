@@ -30,12 +30,25 @@ type CardOveruse struct {
 	Requested int64 `json:"requestedMiB"`
 	// Limit is what the pod may use of the card if that is more than it requests; else 0.
 	Limit int64 `json:"limitMiB,omitempty"`
-	// Short is by how much the card lacks free memory, so that others may not get what they request; 0 for a pod that exceeds its limit.
+	// Short is by how much the card lacks free memory, so that others may not get what they request; 0 for a pod that has exceeded its limit for
+	// longer than the grace period.
 	Short int64 `json:"shortMiB,omitempty"`
 }
 
-// Borrows reports whether the pod is within its limit, and is reported because the card is low on free memory.
+// Borrows reports whether the pod is reported only because the card is low on free memory.
 func (c CardOveruse) Borrows() bool { return c.Short > 0 }
+
+// Above reports whether the pod uses more than it may.
+func (c CardOveruse) Above() bool { return c.Used > max(c.Requested, c.Limit) }
+
+// String describes the use in words that follow "it" or "the pod".
+func (c CardOveruse) String() string {
+	text := fmt.Sprintf("uses %d MiB of GPU memory and requests %d MiB", c.Used, c.Requested)
+	if c.Limit > 0 {
+		text += fmt.Sprintf(" with a limit of %d MiB", c.Limit)
+	}
+	return text
+}
 
 // Annotation returns the annotation's value.
 func (o Overuse) Annotation() (string, error) {
@@ -70,13 +83,19 @@ func ParseOveruse(annotations map[string]string) (*Overuse, error) {
 	return &o, nil
 }
 
-// Borrows reports whether the pod is within its limit on all cards of the report.
-func (o *Overuse) Borrows() bool {
-	borrows := len(o.Cards) > 0
+// Sum returns the sum over the cards. Short is 0 if that of one of them is.
+func (o *Overuse) Sum() CardOveruse {
+	limit, short, borrows := int64(0), int64(0), true
 	for _, card := range o.Cards {
-		borrows = borrows && card.Borrows()
+		limit, short, borrows = limit+max(card.Requested, card.Limit), short+card.Short, borrows && card.Borrows()
 	}
-	return borrows
+	if limit <= o.Requested {
+		limit = 0
+	}
+	if !borrows {
+		short = 0
+	}
+	return CardOveruse{o.Used, o.Requested, limit, short}
 }
 
 // On returns the report on a card, which is zero if there is none.

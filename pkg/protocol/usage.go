@@ -32,6 +32,8 @@ type CardUsage struct {
 	UUID  string `json:"uuid"`
 	// Used is the card's memory in use as the driver reports it, including what the driver itself needs.
 	Used uint64 `json:"used"`
+	// Free is the memory that can be allocated, as the driver reports it; nil if it reports none, as for a card that shares the machine's memory.
+	Free *uint64 `json:"free,omitempty"`
 	// Pods is the memory of processes of pods, Host that of processes that belong to no pod, and Unresolved that of processes
 	// that could not be found, because they had ended or because the plugin doesn't see the host's processes.
 	Pods       uint64 `json:"pods"`
@@ -39,6 +41,8 @@ type CardUsage struct {
 	Unresolved uint64 `json:"unresolved"`
 	// MPS is what the driver attributes to the card's MPS server and not to a client.
 	MPS uint64 `json:"mps,omitempty"`
+	// Incomplete is true if it isn't known of all processes of pods how much memory they use, or to which pod they belong.
+	Incomplete bool `json:"incomplete,omitempty"`
 	// Problem is why the card could not be measured; empty if it was.
 	Problem string `json:"problem,omitempty"`
 }

@@ -43,6 +43,8 @@ const (
 	OldForCards
 	// OldForCores: the node's device plugin doesn't understand cores.
 	OldForCores
+	// OldForLimits: the node's device plugin doesn't understand limits above requests.
+	OldForLimits
 	// OneCardOnly: the node's isolation mode allows one card for each pod.
 	OneCardOnly
 	// NoOwnSharedMemory: the node's isolation mode allows no pod a volume of its own for shared memory.
@@ -105,6 +107,9 @@ var table = [...]row{
 
 	OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards", ""},
 	OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage", ""},
+
+	OldForLimits: {"old_for_limits", "the node's GPU device plugin is too old for limits above requests", ""},
+
 	OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", ""},
 
 	NoOwnSharedMemory: {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", ""},

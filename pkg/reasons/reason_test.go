@@ -32,9 +32,10 @@ func TestReasons(t *testing.T) {
 		WholeCards: {"whole_cards", "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them", true},
 		NotShared:  {"not_shared", "the node shares no GPU memory", true},
 
-		OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards", true},
-		OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage", true},
-		OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", true},
+		OldForCards:  {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards", true},
+		OldForCores:  {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage", true},
+		OldForLimits: {"old_for_limits", "the node's GPU device plugin is too old for limits above requests", true},
+		OneCardOnly:  {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", true},
 
 		NoOwnSharedMemory:   {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", true},
 		LimitBelowRequest:   {"limit_below_request", "the annotated limit of GPU memory of a container is less than its request: raise the limit", true},

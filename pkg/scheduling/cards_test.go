@@ -68,14 +68,14 @@ func TestFilterCards(t *testing.T) {
 			fits, fits, fits, fits, fits, reasons.NoOwnSharedMemory,
 		}},
 		"a limit above the request": {fake.Pod("notebook", 2, limitedTo("16Mi")), []reasons.Reason{
-			fits, fits, fits, fits, fits, reasons.NoLimitAboveRequest,
+			fits, fits, fits, fits, reasons.OldForLimits, reasons.NoLimitAboveRequest,
 		}},
 		"a limit below the request": {fake.Pod("below", 2, limitedTo("1Mi")), []reasons.Reason{
-			reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.LimitBelowRequest,
+			reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.OldForLimits,
 			reasons.NoLimitAboveRequest,
 		}},
 		"a limit above the largest card": {fake.Pod("above", 2, limitedTo("17Mi")), []reasons.Reason{
-			reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.NoLimitAboveRequest,
+			reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.OldForLimits, reasons.NoLimitAboveRequest,
 		}},
 	} {
 		if diff := cmp.Diff(test.want, f.filter(test.pod, nodes...).Reasons); diff != "" {

@@ -148,8 +148,8 @@ func TestRealProcesses(t *testing.T) {
 	want := protocol.Usage{
 		APIVersion: protocol.UsageAPIVersion, Kind: protocol.UsageKind, Node: "n", Time: got.Time, IntervalSeconds: .001, Problems: []string{},
 		Cards: []protocol.CardUsage{
-			{Index: 0, UUID: "GPU-0", Used: 330 * mib, Pods: 330 * mib},
-			{Index: 3, UUID: "GPU-1", Used: 58 * mib, Pods: 45 * mib, Host: 6 * mib, Unresolved: 7 * mib},
+			{Index: 0, UUID: "GPU-0", Used: 330 * mib, Free: new(uint64(15670 * mib)), Pods: 330 * mib},
+			{Index: 3, UUID: "GPU-1", Used: 58 * mib, Free: new(uint64(15942 * mib)), Pods: 45 * mib, Host: 6 * mib, Unresolved: 7 * mib, Incomplete: true},
 		},
 		Containers: []protocol.ContainerUsage{
 			{Namespace: "team", Pod: "a", UID: string(uidA), Container: "main", Card: 0, Processes: 2, Used: 330 * mib, Requested: 256 * mib},
@@ -297,7 +297,7 @@ type stubDriver struct {
 }
 
 func (d stubDriver) Cards() []string                               { return d.cards }
-func (d stubDriver) Used(string) (uint64, error)                   { return 1000, nil }
+func (d stubDriver) Memory(string) (used, free uint64, err error)  { return 1000, 24, nil }
 func (d stubDriver) Processes(string) ([]inventory.Process, error) { return d.processes, nil }
 func (d stubDriver) Limits() bool                                  { return d.limits }
 func (d stubDriver) Limit(string, string) (inventory.MemoryLimit, error) {

@@ -21,7 +21,7 @@ const DefaultInterval = 10 * time.Second
 // Driver is what the meter asks the driver; inventory.Session implements it.
 type Driver interface {
 	Cards() []string
-	Used(uuid string) (uint64, error)
+	Memory(uuid string) (used, free uint64, err error)
 	Processes(uuid string) ([]inventory.Process, error)
 	Limits() bool
 	Limit(uuid, cgroup string) (inventory.MemoryLimit, error)
@@ -110,8 +110,10 @@ func (m *Meter) seesHost() bool { return m.options.Proc != "/proc" || os.Getpid(
 // readCard reads what the driver says about a card, and the owners of its processes.
 func (m *Meter) readCard(driver Driver, uuid string, processes processes) cardReading {
 	card := cardReading{uuid: uuid}
-	var err error
-	if card.used, err = driver.Used(uuid); err != nil && !errors.Is(err, inventory.ErrUnsupported) {
+	used, free, err := driver.Memory(uuid)
+	if card.used = used; err == nil {
+		card.free = &free
+	} else if !errors.Is(err, inventory.ErrUnsupported) {
 		card.problem = err
 		return card
 	}

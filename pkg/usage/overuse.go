@@ -44,8 +44,9 @@ type Overuse struct {
 	options OveruseOptions
 	// since is when a container began to exceed its request on a card.
 	since map[excess]time.Time
-	// reports are the last ones.
-	reports map[gpu.PodUID]protocol.Overuse
+	// reports are the last ones, and promised is what was promised of each card then.
+	reports  map[gpu.PodUID]protocol.Overuse
+	promised map[int]uint64
 }
 
 type excess struct {
@@ -58,26 +59,41 @@ type excess struct {
 func NewOveruse(o OveruseOptions) *Overuse { return &Overuse{options: o} }
 
 // Update adds a measurement and returns the reports by pod. A report keeps its value until it is due for renewal, or until it
-// has changed much: each change is written to the API server. A card that could not be read changes nothing.
+// has changed much: each change is written to the API server. For a pod that borrows it has changed when pods come to its card or leave it: the
+// extender evicts the next one only by a newer report. A card that could not be read changes nothing.
 func (o *Overuse) Update(report protocol.Usage, pods OverusePods) map[gpu.PodUID]protocol.Overuse {
-	since, reports := o.find(report, pods)
-	o.keepUnread(report.Cards, since, reports)
+	short := shortages(report, pods)
+	since, reports := o.find(report, pods, short)
+	o.keepUnread(report, short, since, reports)
+	promised := map[int]uint64{}
+	for _, card := range report.Cards {
+		_, promised[card.Index] = pods.Promised(card.Index)
+	}
 	for uid, next := range reports {
 		last, known := o.reports[uid]
-		if known && next.At.Sub(last.At) < renewal && maps.EqualFunc(last.Cards, next.Cards, similar) { // False for those that borrow.
+		moved := false
+		for card, use := range next.Cards {
+			moved = moved || use.Borrows() && promised[card] != o.promised[card]
+		}
+		if known && !moved && next.At.Sub(last.At) < renewal && maps.EqualFunc(last.Cards, next.Cards, similar) {
 			reports[uid] = last
 		}
 	}
-	o.since, o.reports = since, reports
+	o.since, o.reports, o.promised = since, reports, promised
 	return maps.Clone(reports)
 }
 
-// find returns since when containers exceed their limits, and the pods for which that is longer than the grace period or that borrow memory of
-// a card that is low on it.
-func (o *Overuse) find(report protocol.Usage, pods OverusePods) (since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
+// find returns since when containers exceed their limits, and the pods for which that is longer than the grace period, or that use more than they
+// request of a card that is low on free memory and of which a pod borrows some.
+func (o *Overuse) find(report protocol.Usage, pods OverusePods, short map[int]uint64) (since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
 	now := report.Time
 	since, reports = map[excess]time.Time{}, map[gpu.PodUID]protocol.Overuse{}
-	short := shortages(report, pods)
+	lent := map[int]uint64{}
+	for _, row := range report.Containers {
+		if row.Allowed > row.Requested && o.exceeds(row.Used, row.Requested) {
+			lent[row.Card] = short[row.Card]
+		}
+	}
 	for _, row := range report.Containers {
 		if row.Container == "" { // What a container requests that the API server doesn't show is not known.
 			continue
@@ -87,11 +103,13 @@ func (o *Overuse) find(report protocol.Usage, pods OverusePods) (since map[exces
 			began = o.began(key, now, pods)
 			since[key], over = began, now.Sub(began) >= o.options.Grace
 		}
-		borrows := row.Allowed > row.Requested && short[row.Card] > 0 && o.exceeds(row.Used, row.Requested)
-		if !over && !borrows {
+		if !over && (lent[row.Card] == 0 || !o.exceeds(row.Used, row.Requested)) {
 			continue
 		}
-		if pod := o.add(reports[key.pod], report, key, began, pods.Held(key.pod, key.card), over, short[row.Card]); len(pod.Cards) > 0 {
+		if last := o.reports[key.pod]; !over && last.Cards[row.Card].Borrows() {
+			began = last.Since
+		}
+		if pod := o.add(reports[key.pod], report, key, began, pods.Held(key.pod, key.card), over, lent[row.Card]); len(pod.Cards) > 0 {
 			reports[key.pod] = pod
 		}
 	}
@@ -116,10 +134,11 @@ func (o *Overuse) began(key excess, now time.Time, pods OverusePods) time.Time {
 }
 
 // keepUnread adds what the last measurement has shown of the cards that this one could not read. It may not even list such a card: the
-// driver didn't answer when it was listed.
-func (o *Overuse) keepUnread(cards []protocol.CardUsage, since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
+// driver didn't answer when it was listed. Of a card of which it isn't known whether it is low on free memory, it adds the pods that borrow, as long
+// as their reports count.
+func (o *Overuse) keepUnread(report protocol.Usage, short map[int]uint64, since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
 	read := map[int]bool{}
-	for _, card := range cards {
+	for _, card := range report.Cards {
 		read[card.Index] = card.Problem == ""
 	}
 	for key, began := range o.since {
@@ -128,24 +147,24 @@ func (o *Overuse) keepUnread(cards []protocol.CardUsage, since map[excess]time.T
 		}
 	}
 	for uid, last := range o.reports {
-		for card := range last.Cards {
-			if _, above := reports[uid]; !above && !read[card] {
+		for card, use := range last.Cards {
+			_, known := short[card]
+			if _, above := reports[uid]; !above && (!read[card] || !known && use.Borrows() && last.Current(report.Time)) {
 				reports[uid] = last
 			}
 		}
 	}
 }
 
-// similar reports whether a change of a card's use isn't worth a write. It always is for a pod that borrows: it may be evicted, by its latest
-// report.
+// similar reports whether a change of a card's use isn't worth a write.
 func similar(before, now protocol.CardOveruse) bool {
-	return max(before.Used-now.Used, now.Used-before.Used) <= before.Used/20 && before.Requested == now.Requested && before.Limit == now.Limit && !now.Borrows()
+	return max(before.Used-now.Used, now.Used-before.Used) <= before.Used/20 && before.Requested == now.Requested && before.Limit == now.Limit &&
+		before.Borrows() == now.Borrows() && before.Above() == now.Above()
 }
 
 // add adds a card to a pod's report, with the use of all of the pod's containers there. A pod whose containers together are within their limits
 // takes nothing from its neighbours, unless the card is low on free memory. held is what they were given of the card, also those that don't run now.
-// over is true if one of the containers has exceeded its limit for
-// longer than the grace period.
+// over is true if one of the containers has exceeded its limit for longer than the grace period.
 func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, key excess, began time.Time, held uint64, over bool, short uint64) protocol.Overuse {
 	var used, requested, lendable uint64
 	for _, row := range report.Containers {
@@ -158,7 +177,7 @@ func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, key excess, b
 	if lendable > 0 {
 		card.Limit = int64((requested + lendable) >> 20)
 	}
-	within := !over || card.Used <= max(card.Requested, card.Limit)
+	within := !over || !card.Above()
 	counted, again := pod.Cards[key.card]
 	switch {
 	case card.Used <= card.Requested, within && short == 0, again && within && !counted.Borrows():

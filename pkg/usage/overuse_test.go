@@ -46,7 +46,7 @@ func borrows(pod, container string, card int, used, requested, allowed uint64) p
 
 func full(second int, used uint64, rows ...protocol.ContainerUsage) protocol.Usage {
 	report := measured(second, rows...)
-	report.Cards[0].Used = used * mib
+	report.Cards[0].Free = new((1600 - used) * mib)
 	return report
 }
 
@@ -66,7 +66,11 @@ func TestOveruse(t *testing.T) {
 		return reports{"a": {Used: used, Requested: requested, Since: at(since), At: at(now), Cards: map[int]protocol.CardOveruse{
 			0: {Used: used, Requested: requested, Limit: limit, Short: short}}}}
 	}
-	nothing := knownPod{}
+	nothing, short := knownPod{}, knownPod{held: 100, promised: 1500}
+	incomplete := func(u protocol.Usage) protocol.Usage {
+		u.Cards[0].Incomplete = true
+		return u
+	}
 	for name, test := range map[string]struct {
 		pod   knownPod
 		steps []protocol.Usage
@@ -129,8 +133,40 @@ func TestOveruse(t *testing.T) {
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200), uses("a", "d", 0, 0, 100))}, reports{}},
 		"a card that isn't short any more": {knownPod{held: 100, promised: 1500}, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1400, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
-		"each report of a pod that borrows is renewed": {knownPod{held: 100, promised: 1500}, []protocol.Usage{
-			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1600, borrows("a", "c", 0, 200, 100, 200))}, lent(10, 10, 200, 100, 200, 101)},
+		"a small change of what is borrowed isn't reported": {short, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1590, borrows("a", "c", 0, 195, 100, 200))}, lent(0, 0, 200, 100, 200, 101)},
+		"a large change is, with its begin": {short, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1600, borrows("a", "c", 0, 180, 100, 200))}, lent(0, 10, 180, 100, 200, 101)},
+		"a small change past its limit is": {short, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1600, borrows("a", "c", 0, 201, 100, 200))}, lent(0, 10, 201, 100, 200, 101)},
+		"what is borrowed is reported again after a minute": {short, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(60, 1600, borrows("a", "c", 0, 200, 100, 200))}, lent(0, 60, 200, 100, 200, 101)},
+		"above its limit within the grace period, on a card that is low on free memory": {short, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 300, 100, 200))}, lent(0, 0, 300, 100, 200, 101)},
+		"the same without a limit, and no pod borrows": {short, []protocol.Usage{full(0, 1600, uses("a", "c", 0, 300, 100))}, reports{}},
+		"the same, and another pod borrows": {short, []protocol.Usage{
+			full(0, 1600, uses("a", "c", 0, 300, 100), borrows("b", "c", 0, 200, 100, 200))}, reports{
+			"a": lent(0, 0, 300, 100, 0, 101)["a"], "b": lent(0, 0, 200, 100, 200, 101)["a"]}},
+		"free memory is what the driver says: processes that aren't known use the rest": {short, []protocol.Usage{
+			func() protocol.Usage {
+				u := full(0, 1600, borrows("a", "c", 0, 200, 100, 200))
+				u.Cards[0].Pods = 200 * mib
+				return u
+			}()}, lent(0, 0, 200, 100, 200, 101)},
+		"the driver reports no memory, and processes leave enough": {short, []protocol.Usage{
+			measured(0, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
+		"the driver reports no memory, and processes leave too little": {short, []protocol.Usage{
+			func() protocol.Usage {
+				u := measured(0, borrows("a", "c", 0, 200, 100, 200))
+				u.Cards[0].Pods, u.Cards[0].Host, u.Cards[0].MPS = 1000*mib, 500*mib, 50*mib
+				return u
+			}()}, lent(0, 0, 200, 100, 200, 51)},
+		"it isn't known of all processes to which pod they belong": {short, []protocol.Usage{
+			incomplete(full(0, 1600, borrows("a", "c", 0, 200, 100, 200)))}, reports{}},
+		"the same, after a report": {short, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), incomplete(full(60, 1600, borrows("a", "c", 0, 200, 100, 200)))}, lent(0, 0, 200, 100, 200, 101)},
+		"the same, until the report doesn't count any more": {short, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), incomplete(full(181, 1600, borrows("a", "c", 0, 200, 100, 200)))}, reports{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tracker := NewOveruse(OveruseOptions{Tolerance: 10, Grace: time.Minute})
@@ -142,5 +178,20 @@ func TestOveruse(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestRenewed: a report of a pod that borrows is renewed when pods come to its card or leave it, because the extender evicts the next pod only by a
+// newer one.
+func TestRenewed(t *testing.T) {
+	tracker := NewOveruse(OveruseOptions{Tolerance: 10, Grace: time.Minute})
+	for i, step := range []struct {
+		promised uint64
+		want     int
+	}{{1500, 0}, {1500, 0}, {1400, 20}, {1400, 20}, {1500, 40}} {
+		got := tracker.Update(full(10*i, 1600, borrows("a", "c", 0, 200, 100, 200)), knownPod{held: 100, promised: step.promised})
+		if want := time.Unix(int64(step.want), 0); !got["a"].At.Equal(want) {
+			t.Errorf("measurement %d: reported at %v, want %v", i, got["a"].At, want)
+		}
 	}
 }

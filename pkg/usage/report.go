@@ -44,6 +44,7 @@ type cardReading struct {
 	index int
 	uuid  string
 	used  uint64
+	free  *uint64
 	// problem is why the card could not be read.
 	problem   error
 	processes []process
@@ -74,7 +75,7 @@ func build(r reading) protocol.Usage {
 	}
 	known := index(r.containers)
 	for _, card := range r.cards {
-		sum := protocol.CardUsage{Index: card.index, UUID: card.uuid, Used: card.used, MPS: card.mps}
+		sum := protocol.CardUsage{Index: card.index, UUID: card.uuid, Used: card.used, Free: card.free, MPS: card.mps}
 		if card.problem != nil {
 			sum.Problem = card.problem.Error()
 		}
@@ -83,13 +84,14 @@ func build(r reading) protocol.Usage {
 			bytes := knownBytes(p.Bytes)
 			switch row := rows.of(p.owner); {
 			case p.problem != nil:
-				sum.Unresolved += bytes
+				sum.Unresolved, sum.Incomplete = sum.Unresolved+bytes, true
 			case row == nil:
 				sum.Host += bytes
 			default:
 				row.Processes++
 				row.Used += bytes
 				row.Incomplete = row.Incomplete || p.Bytes == inventory.UnknownBytes
+				sum.Incomplete = sum.Incomplete || row.Incomplete
 			}
 		}
 		for _, row := range rows.list {

@@ -79,13 +79,13 @@ func TestBuild(t *testing.T) {
 		"a process that has ended": {
 			processes: []process{{inventory.Process{Bytes: 9}, Owner{}, errGone}},
 			want:      []protocol.ContainerUsage{usageOf(running[0], 0, 0)},
-			card:      protocol.CardUsage{Unresolved: 9},
+			card:      protocol.CardUsage{Unresolved: 9, Incomplete: true},
 		},
 		"a process whose memory the driver doesn't report": {
 			processes: []process{at(unknown, "uid-a", "id-main"), at(2, "uid-a", "id-main"), at(unknown, "", "")},
 			want: []protocol.ContainerUsage{{
 				Namespace: "team", Pod: "a", UID: "uid-a", Container: "main", Processes: 2, Used: 2, Requested: 100, Incomplete: true}},
-			card: protocol.CardUsage{Pods: 2},
+			card: protocol.CardUsage{Pods: 2, Incomplete: true},
 		},
 		"the driver counts more for the cgroup than its processes show": {
 			processes: []process{at(30, "uid-a", "id-main")},

@@ -9,8 +9,7 @@ import (
 const headroom = 1.0 / 16
 
 // shortages returns by how much cards lack free memory, in bytes, by index: their free memory is less than the headroom, and less than what pods
-// don't use yet of what they were promised. Memory of terminating pods counts as free. Cards that could not be read, or of which is not known
-// what is promised, are omitted.
+// don't use yet of what they were promised. It has all cards of which that is known. Memory of terminating pods counts as free.
 func shortages(report protocol.Usage, pods OverusePods) map[int]uint64 {
 	type share struct {
 		pod  gpu.PodUID
@@ -32,15 +31,16 @@ func shortages(report protocol.Usage, pods OverusePods) map[int]uint64 {
 	}
 	short := map[int]uint64{}
 	for _, card := range report.Cards {
-		memory, promised := pods.Promised(card.Index)
-		if card.Problem != "" || promised <= within[card.Index] {
+		if card.Problem != "" || card.Incomplete { // It isn't known what pods don't use yet.
 			continue
 		}
-		needed := min(promised-within[card.Index], uint64(float64(memory)*headroom))
-		taken := card.Used - min(leaving[card.Index], card.Used)
-		if free := memory - min(taken, memory); free < needed {
-			short[card.Index] = needed - free
+		memory, promised := pods.Promised(card.Index)
+		free := memory - min(card.Pods+card.Host+card.MPS, memory) // The driver can report none: the card shares the machine's memory.
+		if card.Free != nil {
+			free = *card.Free
 		}
+		needed := min(promised-min(within[card.Index], promised), uint64(float64(memory)*headroom))
+		short[card.Index] = needed - min(free+leaving[card.Index], needed)
 	}
 	return short
 }

@@ -63,6 +63,8 @@ type podView struct {
 	Memory gpu.Memory `json:"memory"`
 	Cores  gpu.Cores  `json:"cores,omitempty"`
 	Cards  int        `json:"cards,omitempty"`
+	// Limit is the largest annotated limit of a container on one card, in MiB; 0 if there is none.
+	Limit uint32 `json:"limitMiB,omitempty"`
 	// Since is when the pod's card was chosen, in Unix milliseconds; left out if unknown.
 	Since int64 `json:"since,omitempty"`
 	// State is "assumed" (the bind isn't confirmed yet), "presumed" (the card is unknown), "leaving" (terminating) or
@@ -99,13 +101,14 @@ type reportView struct {
 	Name      string `json:"name"`
 	Namespace string `json:"namespace"`
 	Node      string `json:"node"`
-	// Used is what the pod uses of the cards on which it uses more than it requests, in MiB; 0 if it doesn't. Since is in Unix
-	// milliseconds.
+	// Used is what the pod uses of the cards on which it uses more than it requests, in MiB; 0 if it doesn't. Allowed is its limit there, 0 for one
+	// without a limit above its request. Since is in Unix milliseconds; 0 for a pod that is reported because its card is low on free memory: Borrowed
+	// is what that uses above its request.
 	Used      int64 `json:"usedMiB,omitempty"`
 	Requested int64 `json:"requestedMiB,omitempty"`
+	Allowed   int64 `json:"allowedMiB,omitempty"`
 	Since     int64 `json:"since,omitempty"`
-	// Borrowed is what a pod within its limit uses above its request while its card is low on free memory, in MiB. Used is 0 then.
-	Borrowed int64 `json:"borrowedMiB,omitempty"`
+	Borrowed  int64 `json:"borrowedMiB,omitempty"`
 	// Limit is which limit is not in force, and why.
 	Limit           string `json:"limit,omitempty"`
 	WithoutExtender bool   `json:"withoutExtender,omitempty"`
@@ -177,7 +180,7 @@ func viewNode(node ledger.Node, ownerOf func(namespace, name string) string) nod
 
 func viewPod(allocation ledger.Allocation, owner string, share gpu.Share) podView {
 	view := podView{
-		Name: allocation.Name, Namespace: allocation.Namespace, Owner: owner, Memory: share.Memory, Cores: share.Cores, Since: milliseconds(allocation.AssumeTime),
+		Name: allocation.Name, Namespace: allocation.Namespace, Owner: owner, Memory: share.Memory, Cores: share.Cores, Limit: allocation.Limits.Largest, Since: milliseconds(allocation.AssumeTime),
 	}
 	if n := len(allocation.Placement); n > 1 {
 		view.Cards = n
@@ -245,14 +248,16 @@ func viewReports(e *scheduling.Explanation) []reportView {
 	views := []reportView{}
 	for _, pod := range e.Reported {
 		view := reportView{Name: pod.Name, Namespace: pod.Namespace, Node: pod.Node, Limit: pod.LimitProblem, WithoutExtender: pod.WithoutExtender}
-		switch {
-		case !pod.Overuse.Current(e.At):
-		case pod.Overuse.Borrows():
-			view.Borrowed = pod.Overuse.Used - pod.Overuse.Requested
-		default:
-			view.Used, view.Requested, view.Since = pod.Overuse.Used, pod.Overuse.Requested, milliseconds(pod.Overuse.Since)
+		if pod.Overuse.Current(e.At) {
+			sum := pod.Overuse.Sum()
+			view.Used, view.Requested, view.Allowed = sum.Used, sum.Requested, sum.Limit
+			if sum.Borrows() {
+				view.Borrowed = sum.Used - sum.Requested
+			} else {
+				view.Since = milliseconds(pod.Overuse.Since)
+			}
 		}
-		if view.Used > 0 || view.Borrowed > 0 || view.Limit != "" || view.WithoutExtender {
+		if view.Used > 0 || view.Limit != "" || view.WithoutExtender {
 			views = append(views, view)
 		}
 	}

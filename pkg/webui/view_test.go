@@ -166,7 +166,7 @@ func TestViewReports(t *testing.T) {
 	}})
 	want := []reportView{
 		{Name: "above", Namespace: "default", Node: "n0", Used: 12288, Requested: 8192, Since: at.Add(-time.Hour).UnixMilli()},
-		{Name: "borrows", Namespace: "default", Node: "n0", Borrowed: 4096},
+		{Name: "borrows", Namespace: "default", Node: "n0", Used: 12288, Requested: 8192, Allowed: 16384, Borrowed: 4096},
 		{Name: "bypass", Namespace: "default", Node: "n0", WithoutExtender: true},
 		{Name: "without its limit", Namespace: "default", Node: "n1", Limit: "its cgroup has no limit"},
 	}

@@ -30,7 +30,7 @@ func TestOveruse(t *testing.T) {
 		s.use("modest", 4)
 		since := s.reported("greedy", 8, 4).Since
 		s.WaitEvent("greedy", "GPUMemoryOveruse", "The pod uses 8192 MiB of GPU memory and requests 4096 MiB")
-		s.shown("greedy", fmt.Sprintf("uses 8192 MiB, requests 4096 MiB, since %s", since.UTC().Format(time.RFC3339)))
+		s.shown("greedy", fmt.Sprintf("uses 8192 MiB of GPU memory and requests 4096 MiB, since %s", since.UTC().Format(time.RFC3339)))
 		// More is used, but the card still has what all request: 12 and 4 of 16.
 		s.use("greedy", 12)
 		if again := s.reported("greedy", 12, 4); !again.Since.Equal(since) {
@@ -52,7 +52,7 @@ func TestOveruse(t *testing.T) {
 		s.place("within", 8, 1, 0)   // The youngest of all.
 		s.use("within", 8)
 		s.evicted("young")
-		s.WaitEvent("young", "GPUMemoryOveruseEvicted", "it uses 5120 MiB and requests 4096 MiB")
+		s.WaitEvent("young", "GPUMemoryOveruseEvicted", "it uses 5120 MiB of GPU memory and requests 4096 MiB")
 		s.end("young")
 		s.reported("old", 5, 4) // 5 and 8 of 16: the card keeps its promises again.
 		s.notEvicted("old", "within")
@@ -170,7 +170,7 @@ func (s *useStage) shown(name, note string) {
 		}
 		if !slices.ContainsFunc(page.Reports, func(r report) bool {
 			since := time.UnixMilli(r.Since).UTC().Format(time.RFC3339)
-			return r.Namespace == s.ID && r.Name == name && note == fmt.Sprintf("uses %d MiB, requests %d MiB, since %s", r.UsedMiB, r.RequestedMiB, since)
+			return r.Namespace == s.ID && r.Name == name && note == fmt.Sprintf("uses %d MiB of GPU memory and requests %d MiB, since %s", r.UsedMiB, r.RequestedMiB, since)
 		}) {
 			return fmt.Errorf("it has %+v", page.Reports)
 		}

@@ -112,7 +112,7 @@ func outOfMemory(err error) bool {
 // TestUse: measured use has a real process with the memory that it allocated.
 func TestUse(t *testing.T) {
 	card, session := healthyCard(t)
-	before, err := session.Used(card.UUID)
+	before, _, err := session.Memory(card.UUID)
 	framework.Must(t, err)
 	p, err := run(t, "", 512, "CUDA_VISIBLE_DEVICES="+card.UUID)
 	framework.Must(t, err)
@@ -125,7 +125,7 @@ func TestUse(t *testing.T) {
 	if bytes := processes[i].Bytes; bytes != inventory.UnknownBytes && bytes < 512<<20 {
 		t.Errorf("the process uses %d bytes", bytes)
 	}
-	if after, err := session.Used(card.UUID); err != nil || after < before+512<<20 {
+	if after, _, err := session.Memory(card.UUID); err != nil || after < before+512<<20 {
 		t.Errorf("the card used %d bytes before, %d now, %v", before, after, err)
 	}
 }

@@ -57,7 +57,7 @@ export const cores = (node, card) => (node.countsCores || card.usedCores ? (card
  * reported of it, in short or in full.
  */
 export function notes(pod, full) {
-  const all = [pod.state, pod.cards ? "one of " + pod.cards + " cards" : "", remark(pod, full)].filter(Boolean);
+  const all = [pod.state, pod.cards ? "one of " + pod.cards + " cards" : "", pod.limitMiB ? "limit " + pod.limitMiB + " MiB" : "", remark(pod, full)].filter(Boolean);
   return all.length ? " (" + all.join(", ") + ")" : "";
 }
 

@@ -229,7 +229,8 @@ export function remark({ report }, full) {
   if (!report) return "";
   const remarks = [];
   if (report.usedMiB) {
-    remarks.push("uses " + report.usedMiB + " MiB, requests " + report.requestedMiB + " MiB" + (full ? ", since " + new Date(report.since).toISOString().replace(/\.\d+/, "") : ""));
+    remarks.push("uses " + report.usedMiB + " MiB, requests " + report.requestedMiB + " MiB" + (report.allowedMiB ? ", limit " + report.allowedMiB + " MiB" : "") +
+      (full && report.since ? ", since " + new Date(report.since).toISOString().replace(/\.\d+/, "") : ""));
   }
   if (report.borrowedMiB) remarks.push("borrows " + report.borrowedMiB + " MiB of a card that is low on free memory");
   if (report.limit) remarks.push("limit not in force" + (full ? ": " + report.limit : ""));
@@ -244,7 +245,7 @@ export function reported(reports) {
     return n ? [n + " " + (n === 1 ? one : many)] : [];
   };
   return [
-    ...count("usedMiB", "pod above its request", "pods above their request"),
+    ...count("since", "pod above its request", "pods above their request"),
     ...count("borrowedMiB", "pod that borrows memory of a card that is low on it", "pods that borrow memory of cards that are low on it"),
     ...count("limit", "pod without its limit", "pods without their limit"),
     ...count("withoutExtender", "pod bound without the extender: is its scheduler configured?", "pods bound without the extender: is their scheduler configured?"),
