@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -76,12 +77,74 @@ func TestOveruse(t *testing.T) {
 		s.counted("refused", 1)
 		s.notEvicted("young", "within")
 	})
+
+	playUse(t, c, "of pods within their limits, the youngest is evicted while the card is low on free memory", func(s *useStage) {
+		s.placeLimited("old", 2, 8)
+		s.placeLimited("young", 2, 8)
+		s.place("within", 8, 1, 0)
+		s.use("old", 6)
+		s.use("young", 6)
+		s.use("within", 3)
+		s.measured("young", 6) // 15 of 16, and a sixteenth is free.
+		s.notReported("old")
+		s.notReported("young")
+		s.use("within", 4)
+		s.evicted("young")
+		s.WaitEvent("young", "GPUMemoryOveruse", "The pod uses 6144 MiB of GPU memory and requests 2048 MiB with a limit of 8192 MiB; its card is low on free memory")
+		s.WaitEvent("young", "GPUMemoryOveruseEvicted", "it uses 6144 MiB of GPU memory and requests 2048 MiB with a limit of 8192 MiB")
+		s.end("young")
+		s.notReported("old")
+		s.use("within", 8)
+		s.measured("within", 8) // 14 of 16: nothing more is requested.
+		s.notEvicted("old", "within")
+		s.counted("evicted", 1)
+	})
+
+	playUse(t, c, "the oldest pod above its limit is evicted before a pod within it", func(s *useStage) {
+		s.placeLimited("above", 2, 4)
+		s.placeLimited("borrower", 2, 8)
+		s.place("within", 6, 1, 0)
+		s.use("borrower", 6)
+		s.use("above", 9) // 9, 2 and 6 of 16: not all get what they request.
+		s.evicted("above")
+		s.end("above")
+		s.notReported("borrower")
+		s.notEvicted("borrower", "within")
+	})
+}
+
+// placeLimited creates a pod with a limit above its request, in GiB.
+func (s *useStage) placeLimited(name string, memory, limit int64) {
+	s.Helper()
+	s.Create(s.pod(name, memory, 1).Annotation(protocol.AnnotationLimit(framework.MainContainer), fmt.Sprint(limit)+"Gi"))
+	s.wantCard(name, 0)
+}
+
+// measured waits until the device plugin has measured that the pod uses so many GiB.
+func (s *useStage) measured(name string, used uint64) {
+	s.Helper()
+	s.Eventually(fmt.Sprintf("pod %s is measured to use %d GiB", name, used), func(ctx context.Context) error {
+		text, err := framework.Fetch(ctx, s.usage.URL("http")+"/usage")
+		if err != nil {
+			return err
+		}
+		var report protocol.Usage
+		if err := json.Unmarshal(text, &report); err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(report.Containers, func(c protocol.ContainerUsage) bool { return c.Pod == name && c.Used == used<<30 }) {
+			return fmt.Errorf("%s", text)
+		}
+		return nil
+	})
 }
 
 // useStage is a stage with a real device plugin.
 type useStage struct {
 	*stage
 	workload *framework.Workload
+	// usage is where the plugin serves measured use.
+	usage *controlplane.Port
 	// before are the counted evictions at the begin.
 	before map[string]float64
 }
@@ -93,13 +156,16 @@ func playUse(t *testing.T, c *framework.Cluster, title string, act func(s *useSt
 		s := &useStage{stage: &stage{Namespace: c.NewNamespace(t), slow: true}}
 		s.Kubelets = true
 		s.node = s.NodeName("node")
+		port, err := controlplane.ReservePort()
+		must(t, err)
+		t.Cleanup(port.Release)
+		s.usage = port
 		node := c.AddNodeForTest(t, framework.NodeSpec{
 			Name: s.node, Cards: []uint64{16 << 10}, Labels: map[string]string{framework.LabelNamespace: s.ID},
-			PluginArgs: []string{"--usage-interval=200ms", "--overuse-grace=" + overuseGrace.String()},
+			PluginArgs: []string{"--usage-interval=200ms", "--overuse-grace=" + overuseGrace.String(), "--usage-listen-address=" + port.Address()},
 		})
 		t.Cleanup(func() { must(t, s.DeleteAll(context.Background())) }) // While the kubelet runs.
 		s.workload = node.NewWorkload(t)
-		var err error
 		s.before, err = c.Metrics(t.Context(), metricEvictions)
 		must(t, err)
 		act(s)
