@@ -245,6 +245,7 @@ func checkAgreement(t *testing.T, report protocol.Usage) {
 	for _, c := range report.Containers {
 		labels := fmt.Sprintf(" %d %s %s %s", c.Card, c.Container, c.Namespace, c.Pod)
 		want["container_memory_used_bytes"+labels], want["container_memory_requested_bytes"+labels] = float64(c.Used), float64(c.Requested)
+		want["container_memory_allowed_bytes"+labels], want["container_memory_borrowed_bytes"+labels] = float64(max(c.Requested, c.Allowed)), float64(c.Borrowed())
 		if c.Limit != nil {
 			want["container_memory_limit_bytes"+labels] = float64(*c.Limit)
 		}

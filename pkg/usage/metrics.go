@@ -15,7 +15,7 @@ type collector struct {
 	// containers is true if the series of containers are collected too. They name pods.
 	containers bool
 
-	time, card, used, requested, limit, borrowed *prometheus.Desc
+	time, card, used, requested, allowed, limit, borrowed *prometheus.Desc
 }
 
 // NewCollector returns the metrics of a meter's last report. The series of containers, which name tenants' pods, are omitted unless
@@ -32,15 +32,15 @@ func NewCollector(report func() protocol.Usage, containers bool) prometheus.Coll
 			"unresolved (processes that were not found), mps (the MPS server), driver (the rest).", "card", "by"),
 		used:      desc("container_memory_used_bytes", "Memory of a card that a container uses.", container...),
 		requested: desc("container_memory_requested_bytes", "Memory of a card that a container requests; 0 on a card that it was not given.", container...),
+		allowed:   desc("container_memory_allowed_bytes", "Memory of a card that a container may use: its limit, or what it requests.", container...),
 		limit:     desc("container_memory_limit_bytes", "Limit that the driver enforces for a container on a card.", container...),
-		borrowed: desc("container_memory_borrowed_bytes", "Memory of a card that a container uses above its request and within its limit; only for "+
-			"containers with a limit above their request.", container...),
+		borrowed:  desc("container_memory_borrowed_bytes", "Memory of a card that a container uses above its request and within its limit.", container...),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(descs chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{c.time, c.card, c.used, c.requested, c.limit, c.borrowed} {
+	for _, desc := range []*prometheus.Desc{c.time, c.card, c.used, c.requested, c.allowed, c.limit, c.borrowed} {
 		descs <- desc
 	}
 }
@@ -75,11 +75,10 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		labels := []string{row.Namespace, cmp.Or(row.Pod, row.UID), row.Container, strconv.Itoa(row.Card)}
 		gauge(c.used, float64(row.Used), labels...)
 		gauge(c.requested, float64(row.Requested), labels...)
+		gauge(c.allowed, float64(row.Allowance()), labels...)
 		if row.Limit != nil {
 			gauge(c.limit, float64(*row.Limit), labels...)
 		}
-		if row.Allowed > 0 {
-			gauge(c.borrowed, float64(row.Borrowed()), labels...)
-		}
+		gauge(c.borrowed, float64(row.Borrowed()), labels...)
 	}
 }

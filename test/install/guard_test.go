@@ -703,10 +703,10 @@ type warnings struct{ texts []string }
 
 func (w *warnings) HandleWarningHeader(_ int, _ string, text string) { w.texts = append(w.texts, text) }
 
-// testGuardTemplateKeys: a user who puts the keys of a group, or the number of cards, on a Job, where nothing reads them, is warned.
+// testGuardTemplateKeys: a user who puts the keys of a group, the number of cards, or a limit on a Job, where nothing reads them, is warned.
 func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 	keys := map[string]string{protocol.AnnotationGroupName: "train", protocol.AnnotationGroupSize: "2"}
-	count := map[string]string{protocol.LabelCount: "2"}
+	count, limits := map[string]string{protocol.LabelCount: "2"}, map[string]string{protocol.AnnotationLimit("main"): "16Gi"}
 	const oneCard = "each of its pods gets one card: aliyun.com/gpu-count is on the Job itself, and must be a label in spec.template.metadata"
 	for name, test := range map[string]struct {
 		job, template map[string]string
@@ -720,9 +720,14 @@ func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 		"a number of cards on both":                     {count, count, true, "", true},
 		"a number of cards of pods without a request":   {count, nil, false, "", true},
 		"on the Job only":                               {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata", false},
-		"on both":                                       {keys, keys, true, "", false},
-		"on the template":                               {nil, keys, true, "", false},
-		"of pods without a request":                     {keys, nil, false, "", false},
+		"a limit on the Job only": {limits, nil, true, "its containers have no limit above their requests: the annotation " + protocol.AnnotationLimit("main") +
+			" is on the Job itself, and must be in spec.template.metadata", false},
+		"a limit by the other annotation on the Job only": {map[string]string{protocol.AnnotationLimits: "{}"}, nil, true,
+			"its containers have no limit above their requests: the annotation " + protocol.AnnotationLimits + " is on the Job itself, and must be in spec.template.metadata", false},
+		"a limit on both":           {limits, limits, true, "", false},
+		"on both":                   {keys, keys, true, "", false},
+		"on the template":           {nil, keys, true, "", false},
+		"of pods without a request": {keys, nil, false, "", false},
 	} {
 		t.Run("template keys "+name, func(t *testing.T) {
 			var got warnings
