@@ -1,7 +1,6 @@
 package allocation
 
 import (
-	"math"
 	"slices"
 	"time"
 
@@ -100,11 +99,7 @@ func (c Container) Allowed(cards []gpu.Card, unit gpu.Unit) uint64 {
 	if n == 0 || c.Limit/uint64(n) <= request {
 		return request
 	}
-	steps := (c.Limit/uint64(n)-1)/limitStep + 1
-	allowed := uint64(math.MaxInt64)
-	if steps < math.MaxInt64/limitStep {
-		allowed = steps * limitStep
-	}
+	allowed := (c.Limit/uint64(n)-1)/limitStep*limitStep + limitStep
 	for _, card := range cards {
 		allowed = min(allowed, unit.Bytes(card.Memory))
 	}

@@ -1,11 +1,13 @@
 package protocol
 
 import (
-	"strconv"
+	"encoding/json"
+	"maps"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -20,12 +22,13 @@ func TestMemoryLimits(t *testing.T) {
 		want        gpu.Limits
 		err         string
 	}{
-		"none":                    {},
-		"a limit":                 {annotations: map[string]string{trainer: "16Gi"}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 2 << 10}},
-		"decimal":                 {annotations: map[string]string{trainer: "16G"}, want: gpu.Limits{Largest: 15258, MaxUnit: 1907}},
-		"the least":               {annotations: map[string]string{trainer: "1Mi"}, want: gpu.Limits{Largest: 1}},
-		"over two cards":          {annotations: map[string]string{trainer: "16Gi"}, label: "2", want: gpu.Limits{Largest: 8 << 10, MaxUnit: 2 << 10}},
-		"by the other annotation": {annotations: map[string]string{AnnotationLimits: `{"trainer": "16Gi"}`}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 2 << 10}},
+		"none":                     {},
+		"a limit":                  {annotations: map[string]string{trainer: "16Gi"}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 2 << 10}},
+		"decimal":                  {annotations: map[string]string{trainer: "16G"}, want: gpu.Limits{Largest: 15258, MaxUnit: 1907}},
+		"the least":                {annotations: map[string]string{trainer: "1Mi"}, want: gpu.Limits{Largest: 1}},
+		"the least over two cards": {annotations: map[string]string{trainer: "1Mi"}, label: "2", want: gpu.Limits{Largest: 1}},
+		"over two cards":           {annotations: map[string]string{trainer: "16Gi"}, label: "2", want: gpu.Limits{Largest: 8 << 10, MaxUnit: 2 << 10}},
+		"by the other annotation":  {annotations: map[string]string{AnnotationLimits: `{"trainer": "16Gi"}`}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 2 << 10}},
 		"of two containers": {
 			annotations: map[string]string{trainer: "12Gi", AnnotationLimits: `{"helper": "16Gi"}`}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 1536},
 		},
@@ -63,7 +66,7 @@ func TestMemoryLimits(t *testing.T) {
 	}
 }
 
-// FuzzMemoryLimits: no annotation makes the extender fail, or is accepted with less than it says.
+// FuzzMemoryLimits: no annotation makes the extender fail. Those that are accepted give each named container what they say.
 func FuzzMemoryLimits(f *testing.F) {
 	f.Add("16Gi", `{"helper": "1Gi"}`)
 	f.Add("1e3", "{}")
@@ -74,10 +77,23 @@ func FuzzMemoryLimits(f *testing.F) {
 		if err != nil {
 			return
 		}
+		want := map[string]string{"trainer": text}
+		var listed map[string]string
+		if err := json.Unmarshal([]byte(list), &listed); err != nil {
+			t.Fatalf("%q is accepted: %v", list, err)
+		}
+		maps.Copy(want, listed)
+		if len(limits) != len(want) {
+			t.Errorf("%q and %q give %v", text, list, limits)
+		}
 		for name, limit := range limits {
-			if limit < uint64(gpu.MiB) || name != "trainer" && name != "helper" {
-				t.Errorf("container %s has %s", name, strconv.FormatUint(limit, 10))
+			quantity, err := resource.ParseQuantity(want[name])
+			if err != nil || limit < uint64(gpu.MiB) || quantity.CmpInt64(int64(limit)) > 0 || quantity.CmpInt64(int64(limit)-1) <= 0 || name != "trainer" && name != "helper" {
+				t.Errorf("container %s has %d by %q", name, limit, want[name])
 			}
+		}
+		if demand := Pod(pod).Limits; demand == (gpu.Limits{}) {
+			t.Errorf("%v demand nothing of a node", limits)
 		}
 	})
 }
