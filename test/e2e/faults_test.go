@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -100,14 +99,6 @@ func TestFaults(t *testing.T) {
 	}
 
 	for title, disturb := range map[string]func(s *stream){
-		"the extender is killed repeatedly": func(s *stream) {
-			for range controlplane.Times(2, 50) {
-				s.next(6)
-				must(s, c.Extender.Kill())
-				s.next(3)
-				must(s, c.Extender.Start(s.Context()))
-			}
-		},
 		// Half of the Bindings that are sent arrive without an answer, half of them never arrive.
 		"the extender is killed while it waits for the answer to a Binding": func(s *stream) {
 			for i := range controlplane.Times(2, 50) {
@@ -123,34 +114,12 @@ func TestFaults(t *testing.T) {
 				must(s, c.Extender.Start(s.Context()))
 			}
 		},
-		"the extender is frozen": func(s *stream) {
-			s.next(6)
-			must(s, c.Extender.Pause())
-			s.next(6)
-			s.WaitEvent("", "FailedScheduling", "gpushare-scheduler/filter", "deadline exceeded") // kube-scheduler has given up a call.
-			must(s, c.Extender.Resume())
-		},
-		"kube-scheduler is killed repeatedly": func(s *stream) {
-			for range 2 {
-				s.next(6)
-				must(s, c.Scheduler.Kill())
-				s.next(3)
-				must(s, c.Scheduler.Start(s.Context()))
-			}
-		},
 		"the API server is away": func(s *stream) {
 			s.next(6)
 			must(s, c.APIServer.Kill())
 			pass(s.Context(), outage)
 			must(s, c.APIServer.Start(s.Context()))
 			must(s, c.Scheduler.Restart(s.Context())) // See framework.Patience.
-		},
-		"etcd is away": func(s *stream) {
-			s.next(6)
-			must(s, c.Etcd.Kill())
-			pass(s.Context(), outage)
-			must(s, c.Etcd.Start(s.Context()))
-			must(s, c.Scheduler.Restart(s.Context()))
 		},
 		"a node is deleted and created again": func(s *stream) {
 			for range controlplane.Times(1, 20) {
@@ -169,14 +138,6 @@ func TestFaults(t *testing.T) {
 			must(s, c.APIServer.Start(s.Context()))
 			must(s, c.Extender.Start(s.Context()))
 			must(s, c.Scheduler.Restart(s.Context()))
-		},
-		"every other answer to a Binding is lost": func(s *stream) {
-			var n atomic.Int64
-			cut := c.Proxy.Inject(func(r *http.Request) bool {
-				return controlplane.Bindings(r) && n.Add(1)%2 == 0
-			}, 0, controlplane.CutAnswer)
-			defer cut.Lift()
-			s.next(30)
 		},
 	} {
 		play(t, c, "during a stream of pods "+title, func(s *scene) {

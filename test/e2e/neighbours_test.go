@@ -9,19 +9,15 @@ import (
 	"sync/atomic"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-// sampledScheduler is a profile of kube-scheduler that stops looking for feasible nodes when it has found 100.
-const sampledScheduler = "sampled"
-
-// TestNeighbours shows configuration of kube-scheduler that makes a pod fail although a node has room, while nothing happens
-// in the cluster. The pod must not stay pending for the five minutes after which kube-scheduler retries it by itself, which
-// is longer than framework.Patience.
+// TestNeighbours shows another extender that makes a pod fail although a node has room, while nothing happens in the cluster.
+// The pod must not stay pending for the five minutes after which kube-scheduler retries it by itself, which is longer than
+// framework.Patience.
 func TestNeighbours(t *testing.T) {
 	// Another extender rejects one node for every pod.
 	var rejects atomic.Pointer[string]
@@ -45,10 +41,6 @@ func TestNeighbours(t *testing.T) {
 			config["extenders"] = append(config["extenders"].([]any), map[string]any{
 				"urlPrefix": other.URL, "filterVerb": "filter", "nodeCacheCapable": true,
 			})
-			config["profiles"] = []any{
-				map[string]any{"schedulerName": corev1.DefaultSchedulerName},
-				map[string]any{"schedulerName": sampledScheduler, "percentageOfNodesToScore": 1},
-			}
 			return nil
 		}},
 	}}})
@@ -66,25 +58,5 @@ func TestNeighbours(t *testing.T) {
 			s.Errorf("the pod is on %s, which the other extender rejects", best)
 		}
 		s.WaitEvent("pod", "FailedScheduling", "the other extender rejects it")
-	})
-
-	play(t, c, "the only node with room is outside the sample", func(s *scene) {
-		nodes := []*framework.NodeWrapper{node("roomy", cardMiB)}
-		for i := range 450 {
-			nodes = append(nodes, node(fmt.Sprintf("n%d", i), cardMiB/2, cardMiB/2))
-		}
-		s.AddNodes(nodes...)
-		for i := range 20 {
-			before := c.Metric(s, framework.MetricRequeues)
-			pod := s.Place(s.Pod(fmt.Sprintf("pod-%d", i), 12207).Scheduler(sampledScheduler))
-			s.WantCard(pod, s.NodeName("roomy"), 0)
-			if c.Metric(s, framework.MetricRequeues) > before {
-				return
-			}
-			// The node was in the sample of the first attempt, or of the second, which follows the change of the pod's condition.
-			// kube-scheduler begins with another node for the next pod.
-			s.remove(pod.Name)
-		}
-		s.Error("the node with room was always in the sample: this scene shows nothing")
 	})
 }
