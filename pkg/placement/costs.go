@@ -48,7 +48,7 @@ func (o *Outlook) Cost(n *NodeRoom, pod *Shape) float64 {
 // before is a node before a placement, with what the costs of all placements have in common. Amounts are floating-point numbers, see whole.
 type before struct {
 	node *NodeRoom
-	// perEmptiness is that of the outlook, free and all what NodeRoom.memory returns.
+	// perEmptiness is the sum over the kinds that could use the node once it is empty, free and all are what NodeRoom.memory returns.
 	perEmptiness, free, all float64
 	// rooms are what the node has for the kinds for which it has any.
 	rooms []worthRoom
@@ -81,10 +81,13 @@ type changedCard struct {
 }
 
 func (o *Outlook) before(n *NodeRoom, s *space) before {
-	b := before{node: n, perEmptiness: o.emptiness, rooms: s.rooms[:0], on: s.on[:]}
+	b := before{node: n, rooms: s.rooms[:0], on: s.on[:]}
 	b.free, b.all = n.memory()
 	for i := range o.kinds {
 		kind := &o.kinds[i]
+		if kind.perEmptiness > 0 && n.usableOnceEmpty(i, kind, b.free/b.all) {
+			b.perEmptiness += kind.perEmptiness
+		}
 		if r := n.roomFor(i, kind); r.pods > 0 {
 			b.rooms = append(b.rooms, worthRoom{
 				room: r, worth: kind.worth(r.pods, r.memory), rates: kind.rates, kind: kind, simple: kind.Cards == 1 && kind.Cores == 0,
@@ -196,7 +199,8 @@ func (b *before) lostOf(i int, changed []changedCard, left *amounts) float64 {
 }
 
 // emptiness returns what the node is worth less because it is less empty with the placement. If pods end, a node that few pods use becomes empty
-// before long, and then has room for any kind. So pods go to nodes that are in use already, and the more so the more these are used.
+// before long, and then has room for kinds with several cards. So pods go to nodes that are in use already, the more so the more these are used, and
+// to nodes that are too small for these kinds.
 func (b *before) emptiness(changed []changedCard) float64 {
 	if b.perEmptiness == 0 || len(changed) == 0 {
 		return 0

@@ -49,6 +49,21 @@ func (n *NodeRoom) roomFor(position int, kind *weighed) (r room) {
 	return r
 }
 
+// usableOnceEmpty reports whether the node has room for a pod of the kind once the pods on its cards have ended. freePart is which part of the cards'
+// memory is free. What those pods use beside cards isn't known; it is assumed to be what this kind would use of that part.
+func (n *NodeRoom) usableOnceEmpty(position int, kind *weighed, freePart float64) bool {
+	if n.Excluded&(1<<position) != 0 || float64(n.CPU) < freePart*float64(kind.CPU) || float64(n.NodeMemory) < freePart*float64(kind.NodeMemory) {
+		return false
+	}
+	cards := 0
+	for i := range n.Cards {
+		if c := &n.Cards[i]; !c.Unhealthy && c.Memory >= kind.Memory {
+			cards++
+		}
+	}
+	return cards >= kind.Cards
+}
+
 // amounts is Beside for computing with whole.
 type amounts struct{ cpu, nodeMemory float64 }
 

@@ -15,8 +15,6 @@ type Outlook struct {
 	kinds      []weighed
 	// positions are the positions of the kinds, by shape.
 	positions map[Shape]int
-	// emptiness is what the square of the free part of a node's memory is worth for each unit of this memory.
-	emptiness float64
 }
 
 // weighed is a kind with what room for it is worth.
@@ -29,6 +27,9 @@ type weighed struct {
 type rates struct {
 	// perPod is what room for one such pod is worth, perMemory what a unit of free memory is worth that such pods can use.
 	perPod, perMemory float64
+	// perEmptiness is what the square of the free part of a node's memory is worth, for each unit of this memory, if the kind could use the node
+	// once it is empty.
+	perEmptiness float64
 	// share, cpu and nodeMemory are the reciprocals of what such a pod needs, see whole.
 	share, cpu, nodeMemory float64
 }
@@ -39,36 +40,45 @@ const (
 	// ample is how many pods of a kind the cluster has room for if more room is worth half of what the first is worth. With a larger one, nodes that
 	// are empty are not kept for kinds with many cards (test/packing, with pods that end).
 	ample = 1
+	// emptinessWeight is how much emptiness counts, compared with room, if as many pods end as come.
+	emptinessWeight = 3
 )
 
 // NewOutlook returns the outlook for the first MaxKinds of the kinds, and for the nodes. Their Excluded are bits for these kinds. Without kinds, it
 // expects generic ones. turnover is how many pods end for each one that comes, 0 to 1.
 func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeRoom) *Outlook {
-	card, free := meanCard(nodes), 1.0
+	card := meanCard(nodes)
 	if len(kinds) == 0 {
 		kinds = genericKinds(card)
 	}
 	kinds = kinds[:min(len(kinds), MaxKinds)]
-	for i := range nodes {
-		freeOfNode, _ := nodes[i].memory()
-		free += freeOfNode
-	}
-	o := &Outlook{cardPolicy: cardPolicy, emptiness: turnover / free, kinds: make([]weighed, len(kinds)), positions: map[Shape]int{}}
-	weights, sum := make([]float64, len(kinds)), 0.0
+	o := &Outlook{cardPolicy: cardPolicy, kinds: make([]weighed, len(kinds)), positions: map[Shape]int{}}
+	weights, sum, asked := make([]float64, len(kinds)), 0.0, 0.0
 	for i := range kinds {
 		weights[i] = math.Pow(kinds[i].Frequency/kinds[i].size(card), weightExponent)
 		sum += weights[i]
+		asked += kinds[i].Frequency * kinds[i].size(card)
+	}
+	free, freeParts := make([]float64, len(nodes)), make([]float64, len(nodes))
+	for j := range nodes {
+		ofNode, all := nodes[j].memory()
+		free[j], freeParts[j] = ofNode, ofNode/all
 	}
 	for i := range kinds {
 		k := newWeighed(kinds[i].Shape)
-		pods, memory := 0.0, 0.0
+		pods, memory, once := 0.0, 0.0, 1.0
 		for j := range nodes {
-			if r := nodes[j].roomFor(i, &k); r.pods > 0 {
+			n := &nodes[j]
+			if r := n.roomFor(i, &k); r.pods > 0 {
 				pods, memory = pods+r.pods, memory+r.memory
+			}
+			if n.usableOnceEmpty(i, &k, freeParts[j]) {
+				once += free[j]
 			}
 		}
 		k.perPod = weights[i] / sum / (pods + ample)
 		k.perMemory = weights[i] / sum / (memory + ample*k.size(card))
+		k.perEmptiness = emptinessWeight * turnover * kinds[i].Frequency * k.size(card) / asked / once
 		o.kinds[i] = k
 		o.positions[k.Shape] = i
 	}

@@ -135,9 +135,10 @@ func fill(n NodeRoom, kind *Shape) (pods int, memory gpu.Memory) {
 	return pods, memory
 }
 
-// emptiness returns the square of what the node has free by what it has, by what all nodes have free.
-func emptiness(n NodeRoom, nodes []NodeRoom) float64 {
-	sum := func(n NodeRoom) (free, all float64) {
+// emptiness returns the square of what the node has free by what it has, for each kind that could use the node once it is empty: by what all such
+// nodes have free, and by the kind's part of the memory that is asked for. Which kinds could use the node is as before.
+func emptiness(n, before NodeRoom, kinds []Kind, nodes []NodeRoom) (sum float64) {
+	memory := func(n NodeRoom) (free, all float64) {
 		for _, card := range n.Cards {
 			if !card.Unhealthy {
 				free, all = free+float64(card.Free()), all+float64(card.Memory)
@@ -145,13 +146,51 @@ func emptiness(n NodeRoom, nodes []NodeRoom) float64 {
 		}
 		return free, all
 	}
-	everywhere := 1.0
-	for _, node := range nodes {
-		free, _ := sum(node)
-		everywhere += free
+	usable := func(n NodeRoom, i int) bool {
+		free, all := memory(n)
+		large := slices.DeleteFunc(slices.Clone(n.Cards), func(c Card) bool { return c.Unhealthy || c.Memory < kinds[i].Memory })
+		enough := free*float64(kinds[i].CPU) <= all*float64(n.CPU) && free*float64(kinds[i].NodeMemory) <= all*float64(n.NodeMemory)
+		return n.Excluded&(1<<i) == 0 && len(large) >= kinds[i].Cards && enough
 	}
-	free, all := sum(n)
-	return free * free / max(all, 1) / everywhere
+	asked := 0.0
+	for _, kind := range kinds {
+		asked += kind.Frequency * kind.size(meanCard(nodes))
+	}
+	free, all := memory(n)
+	for i, kind := range kinds {
+		everywhere := 1.0
+		for _, node := range nodes {
+			if free, _ := memory(node); usable(node, i) {
+				everywhere += free
+			}
+		}
+		if usable(before, i) && all > 0 {
+			sum += kind.Frequency * kind.size(meanCard(nodes)) / asked * free * free / all / everywhere
+		}
+	}
+	return emptinessWeight * sum
+}
+
+// TestOutlookEmptiness: where pods end, pods stay away from nodes that others can use once these are empty.
+func TestOutlookEmptiness(t *testing.T) {
+	one, two := asks(1, 16, 4000), asks(2, 16, 32000)
+	for name, tc := range map[string]struct {
+		kinds    []Kind
+		nodes    []NodeRoom
+		turnover float64
+		want     int
+	}{
+		"the fuller node":                       {kindsOf(one, two), []NodeRoom{roomWith(64000, 16, 0, 0, 16), roomWith(64000, 16, 0, 0, 0)}, 1, 1},
+		"a node that is too small for two":      {kindsOf(one, two), []NodeRoom{roomWith(64000, 16, 0, 0), roomWith(64000, 16)}, 1, 1},
+		"no pod ends: not the smaller node":     {kindsOf(one, two), []NodeRoom{roomWith(64000, 16, 0, 0), roomWith(64000, 16)}, 0, 0},
+		"a node whose CPU isn't enough for two": {kindsOf(one, two), []NodeRoom{roomWith(64000, 16, 0), roomWith(4000, 16, 0)}, 1, 1},
+	} {
+		o := NewOutlook(tc.kinds, tc.turnover, Binpack, tc.nodes)
+		costs := []float64{o.Cost(&tc.nodes[0], &one), o.Cost(&tc.nodes[1], &one)}
+		if best := map[bool]int{false: 0, true: 1}[costs[1] < costs[0]-1e-12]; best != tc.want {
+			t.Errorf("%s: node %d, want %d; costs %v", name, best, tc.want, costs)
+		}
+	}
 }
 
 // TestOutlookBruteForce compares room, value and costs with those that follow from placing pods one after the other.
@@ -161,7 +200,8 @@ func TestOutlookBruteForce(t *testing.T) {
 		kinds, nodes := randomWorld(random)
 		turnover := float64(random.IntN(2))
 		o := NewOutlook(kinds, turnover, Binpack, nodes)
-		value := func(n NodeRoom) (sum float64) {
+		n := nodes[random.IntN(len(nodes))]
+		value := func(now NodeRoom) (sum float64) {
 			weights := 0.0
 			for _, kind := range kinds {
 				weights += math.Pow(kind.Frequency/kind.size(meanCard(nodes)), weightExponent)
@@ -174,16 +214,15 @@ func TestOutlookBruteForce(t *testing.T) {
 						allPods, allMemory = allPods+p, allMemory+m
 					}
 				}
-				if n.Excluded&(1<<i) == 0 {
-					pods, memory = fill(n, &kind.Shape)
+				if now.Excluded&(1<<i) == 0 {
+					pods, memory = fill(now, &kind.Shape)
 				}
 				size := kind.size(meanCard(nodes))
 				weight := math.Pow(kind.Frequency/size, weightExponent) / weights
 				sum += weight * (float64(pods)/(float64(allPods)+ample) + float64(memory)/(float64(allMemory)+ample*size))
 			}
-			return sum + turnover*emptiness(n, nodes)
+			return sum + turnover*emptiness(now, n, kinds, nodes)
 		}
-		n := nodes[random.IntN(len(nodes))]
 		if got, want := o.value(&n), value(n); math.Abs(got-want) > 1e-9 {
 			t.Fatalf("value %v, want %v of %+v for %+v", got, want, n, kinds)
 		}
@@ -288,9 +327,9 @@ func TestScale(t *testing.T) {
 
 // value returns what the node's room is worth to the pods that are expected.
 func (o *Outlook) value(n *NodeRoom) (value float64) {
-	for _, r := range o.before(n, new(space)).rooms {
+	b := o.before(n, new(space))
+	for _, r := range b.rooms {
 		value += r.worth
 	}
-	free, all := n.memory()
-	return value + o.emptiness*free*free/max(all, 1)
+	return value + b.perEmptiness*b.free*b.free/max(b.all, 1)
 }
