@@ -72,7 +72,7 @@ func main(memory int64) podOption { return container("main", memory) }
 func assumed(card int, at int) podOption {
 	return func(pod *corev1.Pod) {
 		annotate(pod, protocol.Assignment{
-			Cards: protocol.OneCard(card, 16), Request: protocol.PodRequest(pod), AssumeTime: start.Add(time.Duration(at) * time.Second),
+			Cards: []protocol.AssignedCard{{Index: card, Memory: 16}}, Request: protocol.PodRequest(pod), AssumeTime: start.Add(time.Duration(at) * time.Second),
 		}.Annotations())
 	}
 }

@@ -32,7 +32,7 @@ func TestBoundWithoutExtender(t *testing.T) {
 	// annotated sets the annotations of an assignment to card 0.
 	annotated := func(a protocol.Assignment) fake.PodEdit {
 		return func(pod *corev1.Pod) {
-			a.Cards, a.Request = protocol.OneCard(0, 16), protocol.PodRequest(pod)
+			a.Cards, a.Request = []protocol.AssignedCard{{Index: 0, Memory: 16}}, protocol.PodRequest(pod)
 			for key, value := range a.Annotations() {
 				fake.Annotation(key, value)(pod)
 			}

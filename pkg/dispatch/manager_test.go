@@ -402,17 +402,3 @@ func TestFaults(t *testing.T) {
 		t.Errorf("only %d evictions", evictions)
 	}
 }
-
-// A pause after a charge without a bind ends with the term: the next leader may be another process, which doesn't know of it.
-func TestPauseEndsWithTerm(t *testing.T) {
-	f := newFixture(t, []gpu.Memory{4}, nil)
-	f.pod("alice/1", 4)
-	f.tick(0)
-	f.run(patience + time.Second)
-	want(t, "its obstacle", reasons.ObstaclePaused, f.Turns()["alice/1"].Obstacle)
-	f.StopLeading()
-	f.Failures.Clear()
-	f.StartLeading()
-	f.tick(0)
-	want(t, "granted in the next term", []string{"alice/1"}, f.admitted())
-}

@@ -42,9 +42,8 @@ type Victim struct {
 	Pods []gpu.Pod
 	// For is the pod for which it is evicted. What and Why precede and follow it in the message of the Events on the victim's pods. The journal
 	// doesn't have them.
-	For  gpu.Pod `json:"-"`
-	What string  `json:"-"`
-	Why  string  `json:"-"`
+	For       gpu.Pod
+	What, Why string
 }
 
 // Cause is why pods are evicted for others.
@@ -197,19 +196,16 @@ func (x *Executor) add(e *execution) {
 	}
 }
 
-// Check reports whether all victims run, and whether the API server would evict each of them. It returns the first error. A victim whose
-// eviction is refused stays out of plans for a while.
+// Check reports whether the API server would evict each of the victims that still run. It returns the first error. A victim whose eviction is refused
+// stays out of plans for a while.
 func (x *Executor) Check(ctx context.Context, victims []Victim) error {
 	return x.forEach(victims, func(v Victim, pod gpu.Pod) error {
 		if err := x.Leading(); err != nil {
 			return err
 		}
 		state, err := x.readVictim(ctx, pod)
-		switch {
-		case err != nil:
+		if err != nil || !state.runs {
 			return err
-		case !state.runs:
-			return fmt.Errorf("%w: pod %s has ended or is being deleted", errOutdated, pod)
 		}
 		if _, err := x.call(ctx, pod, state, true); err != nil {
 			x.refuse(v, err)

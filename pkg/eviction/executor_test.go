@@ -255,33 +255,35 @@ func TestExecutorRecords(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before func(f *executions, x *Executor)
 		want   error
+		// failed is true if a failure to read or write the record is counted.
+		failed bool
 	}{
 		"the API server refuses": {func(f *executions, _ *Executor) {
 			f.server.Answer(fake.Answers{Record: func(string) error { return errDead }})
-		}, errDead},
+		}, errDead, true},
 		"another process has written": {func(f *executions, _ *Executor) {
 			other := f.process(f.server)
 			if _, err := f.evict(other); err != nil {
 				t.Fatal(err)
 			}
 			f.server.Set(f.pods[0])
-		}, errOtherHolder},
+		}, errOtherHolder, true},
 		"the record is full": {func(f *executions, _ *Executor) {
 			v := f.round.Victims[0]
 			v.Pods = slices.Repeat(v.Pods, maxJournal/30)
 			f.round.Victims = append(f.round.Victims, v)
-		}, errJournalFull},
+		}, errJournalFull, true},
 		"there are as many rounds as possible": {func(f *executions, x *Executor) {
 			for i := range maxRounds {
 				x.add(&execution{Round: Round{For: []Waiting{{Pod: gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i))}}}}})
 			}
-		}, errTooMany},
-		"the former leader's rounds aren't read": {func(_ *executions, x *Executor) { x.resign() }, errNotRead},
+		}, errTooMany, false},
+		"the former leader's rounds aren't read": {func(_ *executions, x *Executor) { x.resign() }, errNotRead, false},
 		"the API server refuses to read them": {func(f *executions, x *Executor) {
 			f.server.Answer(fake.Answers{Record: func(string) error { return errDead }})
 			x.resign()
 			x.Tick(t.Context())
-		}, errNotRead},
+		}, errNotRead, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newExecutions(t)
@@ -294,7 +296,7 @@ func TestExecutorRecords(t *testing.T) {
 			if got := f.server.Calls().Evicted[before:]; len(got) > 0 {
 				t.Errorf("evicted %v", got)
 			}
-			if failed := x.Observer.(*fake.Observer).Counts()["record failed"]; (failed > 0) != strings.Contains(name, "refuses") {
+			if failed := x.Observer.(*fake.Observer).Counts()["record failed"]; (failed > 0) != tc.failed {
 				t.Errorf("%d failures are counted", failed)
 			}
 		})

@@ -11,6 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // The journal is a ConfigMap with the rounds whose evictions have begun, so that a new leader can finish them. keyHolder names the term that
@@ -29,9 +31,49 @@ var errJournalFull = errors.New("too many pods are being evicted")
 // errOtherHolder means that another process has written the journal. If this process still leads, it reads the journal again.
 var errOtherHolder = errors.New("another extender has written the record of evictions")
 
-// encodeRounds returns the text of the journal.
+// recordedRound, recordedPlace, recordedVictim and recordedPod are a Round in the journal. Extenders of other versions read and write it too.
+type (
+	recordedRound struct {
+		Cause   Cause            `json:"cause"`
+		For     []recordedPlace  `json:"for"`
+		Victims []recordedVictim `json:"victims"`
+	}
+	recordedPlace struct {
+		recordedPod
+		Node  string `json:"node"`
+		Cards []int  `json:"cards"`
+	}
+	recordedVictim struct {
+		Pods []recordedPod `json:"pods"`
+	}
+	recordedPod struct {
+		Namespace string     `json:"namespace"`
+		Name      string     `json:"name"`
+		UID       gpu.PodUID `json:"uid"`
+	}
+)
+
+func recorded(pod gpu.Pod) recordedPod { return recordedPod{pod.Namespace, pod.Name, pod.UID} }
+
+func (p recordedPod) pod() gpu.Pod { return gpu.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID} }
+
+// encodeRounds returns the text of the journal. Of pods it has only what identifies them.
 func encodeRounds(rounds []Round) (string, error) {
-	text, err := json.Marshal(rounds)
+	out := make([]recordedRound, len(rounds))
+	for i, r := range rounds {
+		out[i].Cause = r.Cause
+		for _, w := range r.For {
+			out[i].For = append(out[i].For, recordedPlace{recorded(w.Pod), w.Node, w.Cards})
+		}
+		for _, v := range r.Victims {
+			var pods []recordedPod
+			for _, pod := range v.Pods {
+				pods = append(pods, recorded(pod))
+			}
+			out[i].Victims = append(out[i].Victims, recordedVictim{pods})
+		}
+	}
+	text, err := json.Marshal(out)
 	if err == nil && len(text) > maxJournal {
 		err = errJournalFull
 	}
@@ -43,15 +85,26 @@ func decodeRounds(text string) (rounds []Round, err error) {
 	if text == "" {
 		return nil, nil
 	}
-	if err := json.Unmarshal([]byte(text), &rounds); err != nil {
+	var in []recordedRound
+	if err := json.Unmarshal([]byte(text), &in); err != nil {
 		return nil, fmt.Errorf("reading the record of evictions: %w", err)
 	}
-	rounds = slices.DeleteFunc(rounds, func(r Round) bool { return len(r.For) == 0 || len(r.Victims) == 0 })
-	for _, r := range rounds {
-		for i := range r.Victims {
-			v := &r.Victims[i]
-			v.For, v.What, v.Why = r.For[0].Pod, "Evicted after others", ", of which a former leader of the extender began the evictions"
+	for _, r := range in {
+		if len(r.For) == 0 || len(r.Victims) == 0 {
+			continue
 		}
+		round := Round{Cause: r.Cause}
+		for _, w := range r.For {
+			round.For = append(round.For, Waiting{w.pod(), w.Node, w.Cards})
+		}
+		for _, recorded := range r.Victims {
+			v := Victim{For: round.For[0].Pod, What: "Evicted after others", Why: ", of which a former leader of the extender began the evictions"}
+			for _, pod := range recorded.Pods {
+				v.Pods = append(v.Pods, pod.pod())
+			}
+			round.Victims = append(round.Victims, v)
+		}
+		rounds = append(rounds, round)
 	}
 	return rounds, nil
 }
@@ -84,6 +137,7 @@ func (x *Executor) writeJournal(ctx context.Context) (err error) {
 			x.mu.Lock()
 			x.unwritten = true
 			x.mu.Unlock()
+			x.Observer.EvictionRecordFailed()
 			err = fmt.Errorf("writing ConfigMap %s: %w", x.Journal, err)
 		}
 	}()
@@ -106,7 +160,6 @@ func (x *Executor) writeJournal(ctx context.Context) (err error) {
 		}
 		switch {
 		case err != nil:
-			x.Observer.EvictionRecordFailed()
 			return err
 		case object.Data[keyHolder] != holder:
 			x.resign()

@@ -2,6 +2,7 @@ package eviction
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -82,11 +83,15 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 		return until
 	}
 	r.observer.Reclaimed(resultOf(err))
-	logger.Error(err, "Not all pods evicted from which memory was to be reclaimed", "result", resultOf(err))
+	what := "Not all pods evicted from which memory was to be reclaimed, trying again until the round ends"
+	if until.IsZero() {
+		what = "No pod evicted from which memory was to be reclaimed"
+	}
+	logger.Error(err, what, "result", resultOf(err))
 	return until
 }
 
-// plan returns a plan that live reads and dry runs have confirmed: its pods still wait, its victims still run, and each eviction would be
+// plan returns a plan that live reads and dry runs have confirmed: its pods still wait, and each eviction of a victim that still runs would be
 // granted.
 func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.Plan, ok bool, err error) {
 	if err := r.Cache.Ready(); err != nil {
@@ -107,7 +112,7 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 			for _, u := range need.Units {
 				for i, p := range u.Pods {
 					if node, found := excluded[p.UID]; found {
-						u.Pods[i].Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(name string) bool { return name == node })
+						u.Pods[i].Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(name string) bool { return node == anyNode || name == node })
 					}
 				}
 			}
@@ -122,7 +127,11 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 	return plan, false, err
 }
 
-// excluded reads the pods of the plan that wait. It returns the node of each pod for which required anti-affinity excludes it.
+// anyNode stands for all nodes.
+const anyNode = ""
+
+// excluded reads the pods of the plan that wait. It returns the node of each pod for which required anti-affinity excludes it; anyNode if the pod
+// doesn't wait any more.
 func (r *Reclaimer) excluded(ctx context.Context, plan reclaim.Plan) (excluded map[gpu.PodUID]string, err error) {
 	var mu sync.Mutex
 	excluded = map[gpu.PodUID]string{}
@@ -138,10 +147,12 @@ func (r *Reclaimer) excluded(ctx context.Context, plan reclaim.Plan) (excluded m
 			group.Go(func() error {
 				node := served.Places[i].Node
 				live, err := r.readUnbound(ctx, pod.Pod)
-				if err != nil {
-					return err
+				var kept bool
+				if errors.Is(err, errOutdated) {
+					node, kept, err = anyNode, true, nil
+				} else if err == nil {
+					kept, err = r.keptApart(ctx, live, node, gone)
 				}
-				kept, err := r.keptApart(ctx, live, node, gone)
 				mu.Lock()
 				defer mu.Unlock()
 				if kept {

@@ -137,15 +137,15 @@ func TestReclaimer(t *testing.T) {
 			f.server.Answer(fake.Answers{Evict: really(func(gpu.Pod, bool) error { return apierrors.NewNotFound(fake.PodResource, "b2") })})
 		}, true, []string{"?b2", "b2"}, nil},
 		"reads fail":                           {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Read: errors.New("away")}) }, false, nil, map[string]int{"reclaimed failed": 1}},
-		"the pod is gone, says a live read":    {func(f *reclaimFixture) { f.server.Remove(f.a) }, false, nil, nil},
+		"the pod is gone, says a live read":    {func(f *reclaimFixture) { f.server.Remove(f.a) }, false, nil, map[string]int{"reclaimed failed": 0}},
 		"the pod is bound, says a live read":   {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, fake.Bound("n2", 0))) }, false, nil, nil},
 		"another pod has its name":             {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, func(p *corev1.Pod) { p.UID = "other" })) }, false, nil, nil},
-		"the victim is gone, says a live read": {func(f *reclaimFixture) { f.server.Remove(f.b[1]) }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"the victim is gone, says a live read": {func(f *reclaimFixture) { f.server.Remove(f.b[1]) }, true, nil, map[string]int{"reclaimed failed": 0}},
 		"the victim has ended, says a live read": {func(f *reclaimFixture) {
 			f.server.Set(fake.Edited(f.b[1], func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }))
-		}, false, nil, map[string]int{"reclaimed failed": 1}},
-		"the victim is being deleted, says a live read": {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.b[1], fake.Terminating(begin))) }, false, nil,
-			map[string]int{"reclaimed failed": 1}},
+		}, true, nil, map[string]int{"reclaimed failed": 0}},
+		"the victim is being deleted, says a live read": {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.b[1], fake.Terminating(begin))) }, true, nil,
+			map[string]int{"reclaimed failed": 0}},
 		"this process doesn't lead":         {func(f *reclaimFixture) { f.standby = errors.New("standby") }, false, nil, map[string]int{"reclaimed failed": 1}},
 		"it stops leading before it evicts": {func(f *reclaimFixture) { f.meanwhile = func(f *reclaimFixture) { f.standby = errors.New("standby") } }, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
 		"the plan isn't right any more":     {func(f *reclaimFixture) { f.holdFails = true }, false, []string{"?b2"}, nil},
@@ -214,6 +214,17 @@ func apartFrom(app, namespace string) func(*corev1.Pod) {
 			term.Namespaces = []string{namespace}
 		}
 		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}
+	}
+}
+
+// A pod that doesn't wait any more, says a live read, keeps nothing from the others of the plan.
+func TestReclaimerWithoutGonePods(t *testing.T) {
+	f := newReclaimFixture()
+	need := f.need()
+	gone := protocol.Pod(fake.Pod("gone", 8))
+	need.Units = append([]reclaim.Unit{{Tenant: "alice", Pods: []reclaim.Pod{{Pod: gone, Nodes: []string{"n1", "n2"}}}}}, need.Units...)
+	if !f.reclaim(need) || len(f.holds) != 1 || len(f.holds[0].Served) != 1 || f.holds[0].Served[0].Pods[0].UID != protocol.Pod(f.a).UID {
+		t.Errorf("not made for the other pod alone: %+v", f.holds)
 	}
 }
 

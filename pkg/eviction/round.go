@@ -73,10 +73,12 @@ func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan pl
 	evicted, err := e.evict(ctx, pod, plan)
 	if err != nil {
 		e.Observer.Evicted(resultOf(err))
-		logger.Error(err, "Not all victims evicted for a pod that only fragmentation keeps pending", "result", resultOf(err))
+		what := "Not all victims evicted for a pod that only fragmentation keeps pending, trying again until the round ends"
 		if !evicted {
+			what = "No victim evicted for a pod that only fragmentation keeps pending, trying again after a pause"
 			e.cancel(pod)
 		}
+		logger.Error(err, what, "result", resultOf(err))
 		return evicted || !answered(err)
 	}
 	e.Observer.Evicted(reasons.ResultEvicted)

@@ -47,7 +47,7 @@ func absent(t *testing.T) Objects {
 // bypassed returns a node with two pods that a scheduler bound without the extender. For one of them the node has chosen a card.
 func bypassed(t *testing.T) Objects {
 	served := newPod("served", 4).on("n", 0).with(fake.BoundWithoutExtender("n"))
-	assignment := protocol.Assignment{Cards: protocol.OneCard(0, 16), Request: 4, AssumeTime: time.Unix(7, 0), Assigned: true, AssignTime: time.Unix(7, 0)}
+	assignment := protocol.Assignment{Cards: []protocol.AssignedCard{{Index: 0, Memory: 16}}, Request: 4, AssumeTime: time.Unix(7, 0), Assigned: true, AssignTime: time.Unix(7, 0)}
 	maps.Copy(served.Annotations, assignment.Annotations())
 	return objects([]nodeBuilder{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 16))},
 		newPod("by-extender", 1).on("n", 0), newPod("new", 2).bound("n").with(fake.BoundWithoutExtender("n")), served, newPod("nodename", 3).bound("n"))

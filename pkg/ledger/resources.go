@@ -46,39 +46,10 @@ func (l *Ledger) Keeps(name string) bool {
 // orKept returns reasons.ResourcesReserved instead of Fits if what the node keeps for others leaves too little CPU, or another resource, for the
 // pod. The caller holds the lock.
 func (l *Ledger) orKept(reason reasons.Reason, name string, n *node, pod *gpu.Pod, unseen map[string]bool) reasons.Reason {
-	if reason != reasons.Fits || !n.keeps() {
-		return reason // kube-scheduler has checked that the pod fits what is free.
+	if reason == reasons.Fits && n.keeps() && !l.fitsBeside(name, n, pod, unseen, nil) {
+		return reasons.ResourcesReserved
 	}
-	ahead, ending := l.ahead(n, pod, unseen)
-	if len(ahead) == 0 || l.fits(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}, Ahead: ahead, Ending: ending}) {
-		return reason
-	}
-	return reasons.ResourcesReserved
-}
-
-// ahead returns the pods that need a place on the node and that come before the pod, with the pods that have to end for them: those of awaited
-// reservations from the queue, as far as the pod sees their cards as used, and those with assumed allocations. kube-scheduler counts nominated pods
-// itself. unseen are those of View.
-func (l *Ledger) ahead(n *node, pod *gpu.Pod, unseen map[string]bool) (ahead, ending []gpu.PodUID) {
-	own := l.reservations.byPod[pod.UID]
-	for i := range n.reserved {
-		r := &n.reserved[i]
-		if r.Source != Queued || unseen[r.Item.ID] || !l.countsFor(r, pod, &own) {
-			continue
-		}
-		ahead = append(ahead, r.Pod.UID)
-		for _, uid := range r.Ending {
-			if !slices.Contains(ending, uid) {
-				ending = append(ending, uid)
-			}
-		}
-	}
-	for uid, a := range n.allocations {
-		if a.State == Assumed && uid != pod.UID && (a.Priority >= pod.Priority || l.isBinding(uid)) {
-			ahead = append(ahead, uid)
-		}
-	}
-	return ahead, ending
+	return reason
 }
 
 // FitsResources reports whether the pod fits the node beside what is kept there for others once the pods in gone have ended, by all resources but
@@ -87,14 +58,38 @@ func (l *Ledger) FitsResources(name string, pod gpu.Pod, gone []gpu.PodUID) bool
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
-	if n == nil {
-		return true
+	return n == nil || l.fitsBeside(name, n, &pod, nil, gone)
+}
+
+// fitsBeside is FitsResources. It returns true if nothing is kept: kube-scheduler has checked that the pod fits what is free. unseen are those of
+// View. The caller holds the lock.
+func (l *Ledger) fitsBeside(name string, n *node, pod *gpu.Pod, unseen map[string]bool, gone []gpu.PodUID) bool {
+	ahead, ending := l.ahead(n, pod, unseen)
+	return len(ahead) == 0 || l.fits(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}, Ahead: ahead, Ending: distinct(append(ending, gone...))})
+}
+
+// ahead returns the pods that need a place on the node and that come before the pod, with the pods that have to end for them: those of awaited
+// reservations from the queue and from reclaim, as far as the pod sees their cards as used, and those with assumed allocations. kube-scheduler counts
+// nominated pods itself. unseen are those of View.
+func (l *Ledger) ahead(n *node, pod *gpu.Pod, unseen map[string]bool) (ahead, ending []gpu.PodUID) {
+	own := l.reservations.byPod[pod.UID]
+	for i := range n.reserved {
+		r := &n.reserved[i]
+		if r.Source == Nominated || unseen[r.Item.ID] || !l.countsFor(r, pod, &own) {
+			continue
+		}
+		ahead = append(ahead, r.Pod.UID)
+		ending = append(append(ending, r.Ending...), r.Victims...)
 	}
-	ahead, ending := l.ahead(n, &pod, nil)
-	for _, uid := range gone {
-		if !slices.Contains(ending, uid) {
-			ending = append(ending, uid)
+	for uid, a := range n.allocations {
+		if a.State == Assumed && uid != pod.UID && (a.Priority >= pod.Priority || l.isBinding(uid)) {
+			ahead = append(ahead, uid)
 		}
 	}
-	return len(ahead) == 0 || l.fits(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}, Ahead: ahead, Ending: ending})
+	return ahead, distinct(ending)
+}
+
+func distinct(uids []gpu.PodUID) []gpu.PodUID {
+	slices.Sort(uids)
+	return slices.Compact(uids)
 }

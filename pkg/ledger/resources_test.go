@@ -107,6 +107,22 @@ func TestReservedResources(t *testing.T) {
 	finds("kube-scheduler counts a pod whose bind is in progress", small, fits)
 }
 
+// The held places of reclaim keep the other resources too, with what the pods that are evicted for them use.
+func TestReclaimedResources(t *testing.T) {
+	f := newResourcesFixture(t, 1)
+	f.run(pod("victim", 16), "n1", 0, 3, at)
+	f.run(pod("stays", 4), "n1", 1, 2, at)
+	unit, behind, none := f.pending(pod("unit", 16), 5), f.pending(pod("behind", 4), 2), f.pending(pod("none", 4), 0)
+	f.Hold("unit", ledger.Reservation{
+		Priority: 9, Source: ledger.Reclaimed, Victims: []gpu.PodUID{"victim"}, Shares: []ledger.Share{{Pod: unit, Node: "n1", On: gpu.On(0, 16)}},
+	})
+	// Three CPUs are free, and those of the victim will be: one more than the unit needs.
+	expect(t, "a pod that needs one too many", []reasons.Reason{reasons.ResourcesReserved}, f.check(behind, "n1"))
+	expect(t, "a pod that needs none", []reasons.Reason{reasons.Fits}, f.check(none, "n1"))
+	f.EndHold("unit")
+	expect(t, "after the end", []reasons.Reason{reasons.Fits}, f.check(behind, "n1"))
+}
+
 // A pod that needs much CPU counts as one that needs as much memory: it keeps as much of the node from others.
 func TestAwaitedPart(t *testing.T) {
 	f := newResourcesFixture(t, 1)

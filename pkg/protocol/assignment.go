@@ -49,9 +49,6 @@ func (a Assignment) ChosenByNode() bool {
 	return a.Assigned && !a.AssignTime.IsZero() && a.AssignTime.Equal(a.AssumeTime)
 }
 
-// OneCard returns the cards of an assignment to a single card.
-func OneCard(index int, memory gpu.Memory) []AssignedCard { return []AssignedCard{{index, memory}} }
-
 // Indexes returns the indexes of the cards.
 func (a Assignment) Indexes() []int {
 	indexes := make([]int, len(a.Cards))

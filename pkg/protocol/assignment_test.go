@@ -36,8 +36,8 @@ func TestAssignmentAnnotations(t *testing.T) {
 		in   Assignment
 		want map[string]string
 	}{
-		"at bind":                   {Assignment{Cards: OneCard(1, 16276), Request: 8138, AssumeTime: assumed}, atBind},
-		"once the card is assigned": {Assignment{Cards: OneCard(1, 16276), Request: 8138, AssumeTime: assumed, Assigned: true, AssignTime: assigned}, onNode},
+		"at bind":                   {Assignment{Cards: []AssignedCard{{1, 16276}}, Request: 8138, AssumeTime: assumed}, atBind},
+		"once the card is assigned": {Assignment{Cards: []AssignedCard{{1, 16276}}, Request: 8138, AssumeTime: assumed, Assigned: true, AssignTime: assigned}, onNode},
 		"several cards": {
 			Assignment{Cards: []AssignedCard{{3, 16}, {0, 24}}, Request: 12, Containers: []gpu.Memory{8, 0, 4}, AssumeTime: assumed},
 			map[string]string{
@@ -46,7 +46,7 @@ func TestAssignmentAnnotations(t *testing.T) {
 				"scheduler.framework.gpushare.allocation": `{"0":{"0":4,"3":4},"2":{"0":2,"3":2}}`,
 			},
 		},
-		"an unknown time": {Assignment{Cards: OneCard(1, 16276), Request: 8138}, unknownTime},
+		"an unknown time": {Assignment{Cards: []AssignedCard{{1, 16276}}, Request: 8138}, unknownTime},
 	} {
 		expect(t, name+": written", tc.want, tc.in.Annotations())
 		again, err := ParseAssignment(tc.want)
@@ -64,12 +64,12 @@ func TestParseAssignment(t *testing.T) {
 	}{
 		"no annotations":         {err: "the pod has no card assignment"},
 		"a request alone":        {annotations: map[string]string{AnnotationPod: "8"}, err: "the pod has no card assignment"},
-		"a card alone":           {annotations: map[string]string{AnnotationIndex: "1"}, want: Assignment{Cards: OneCard(1, 0)}},
-		"a card with spaces":     {annotations: map[string]string{AnnotationIndex: " 1 "}, want: Assignment{Cards: OneCard(1, 0)}},
+		"a card alone":           {annotations: map[string]string{AnnotationIndex: "1"}, want: Assignment{Cards: []AssignedCard{{1, 0}}}},
+		"a card with spaces":     {annotations: map[string]string{AnnotationIndex: " 1 "}, want: Assignment{Cards: []AssignedCard{{1, 0}}}},
 		"no card":                {annotations: map[string]string{AnnotationIndex: ""}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "" is not a card index`},
 		"no number":              {annotations: map[string]string{AnnotationIndex: "GPU-1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "GPU-1" is not a card index`},
 		"a negative card":        {annotations: map[string]string{AnnotationIndex: "-1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "-1" is not a card index`},
-		"the largest card index": {annotations: map[string]string{AnnotationIndex: "65536"}, want: Assignment{Cards: OneCard(65536, 0)}},
+		"the largest card index": {annotations: map[string]string{AnnotationIndex: "65536"}, want: Assignment{Cards: []AssignedCard{{65536, 0}}}},
 		"a card index too large": {annotations: map[string]string{AnnotationIndex: "65537"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "65537" is not a card index`},
 		"several cards":          {annotations: map[string]string{AnnotationIndex: "0, 1", AnnotationDevice: "16,24"}, want: Assignment{Cards: []AssignedCard{{0, 16}, {1, 24}}}},
 		"several cards with another number of amounts": {
@@ -83,11 +83,11 @@ func TestParseAssignment(t *testing.T) {
 				AnnotationIndex: "2", AnnotationPod: "much", AnnotationDevice: "-1", AnnotationAssumeTime: "yesterday",
 				AnnotationAssigned: "yes", AnnotationAssignTime: "-5",
 			},
-			want: Assignment{Cards: OneCard(2, 0)},
+			want: Assignment{Cards: []AssignedCard{{2, 0}}},
 		},
 		"amounts and times past 64 bits are unknown": {
 			annotations: map[string]string{AnnotationIndex: "2", AnnotationPod: "18446744073709551616", AnnotationAssumeTime: "18446744073709551616"},
-			want:        Assignment{Cards: OneCard(2, 0)},
+			want:        Assignment{Cards: []AssignedCard{{2, 0}}},
 		},
 	} {
 		got, err := ParseAssignment(tc.annotations)

@@ -33,7 +33,7 @@ func TestBind(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := f.server.Get(pod)
-	want := protocol.Assignment{Cards: protocol.OneCard(1, 16276), Request: 8138, AssumeTime: begin}.Annotations()
+	want := protocol.Assignment{Cards: []protocol.AssignedCard{{Index: 1, Memory: 16276}}, Request: 8138, AssumeTime: begin}.Annotations()
 	if diff := cmp.Diff(want, got.Annotations); diff != "" || got.Spec.NodeName != "n1" {
 		t.Errorf("bound to %q, annotations (-want +got):\n%s", got.Spec.NodeName, diff)
 	}
@@ -170,7 +170,7 @@ func TestBindWithoutGPUMemory(t *testing.T) {
 // The annotations that a user writes on a pod don't decide about its card.
 func TestForgedAnnotations(t *testing.T) {
 	pod := fake.Pod("p", 60, fake.Annotation(protocol.AnnotationAllocation, `{"main":{"0":1}}`))
-	for key, value := range (protocol.Assignment{Cards: protocol.OneCard(0, 9), Request: 1, AssumeTime: time.Unix(1, 0), Assigned: true}).Annotations() {
+	for key, value := range (protocol.Assignment{Cards: []protocol.AssignedCard{{Index: 0, Memory: 9}}, Request: 1, AssumeTime: time.Unix(1, 0), Assigned: true}).Annotations() {
 		fake.Annotation(key, value)(pod)
 	}
 	f := start(t, Options{}, fake.Node("n1", 100, 100), fake.Pod("a", 50, fake.Bound("n1", 0)), pod)

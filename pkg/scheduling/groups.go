@@ -137,7 +137,9 @@ func (g *groups) displace(pod gpu.Pod, nodes []string) bool {
 		return false
 	}
 	g.act()
-	klog.Background().Info("Memory that was reserved for groups is given to another pod", "pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority)
+	node, _, _ := g.ledger.Lookup(pod.UID)
+	klog.Background().Info("Memory that was reserved for groups is given to another pod",
+		"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority, "node", node)
 	return true
 }
 

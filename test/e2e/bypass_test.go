@@ -43,7 +43,7 @@ func TestBoundWithoutExtender(t *testing.T) {
 		s.WaitAssigned("nodename")
 		binding("by-another", nil)
 		s.WaitAssigned("by-another")
-		binding("by-extender", protocol.Assignment{Cards: protocol.OneCard(0, cardMiB), Request: 4000, AssumeTime: s.Get("a").CreationTimestamp.Time}.Annotations())
+		binding("by-extender", protocol.Assignment{Cards: []protocol.AssignedCard{{Index: 0, Memory: cardMiB}}, Request: 4000, AssumeTime: s.Get("a").CreationTimestamp.Time}.Annotations())
 		s.WaitAssigned("by-extender")
 		(&predecessor{scene: s, node: machine{Node: node}}).assume("by-predecessor", 1)
 		s.WaitAssigned("by-predecessor")

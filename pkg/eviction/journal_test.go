@@ -1,0 +1,38 @@
+package eviction
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// The journal's text is the same for all versions: during a rollout, extenders of two versions read what the other one has written.
+func TestJournalFormat(t *testing.T) {
+	const text = `[{"cause":"share","for":[{"namespace":"alice","name":"w","uid":"1","node":"n1","cards":[0,3]}],` +
+		`"victims":[{"pods":[{"namespace":"bob","name":"v1","uid":"2"},{"namespace":"bob","name":"v2","uid":"3"}]}]}]`
+	waits := gpu.Pod{Namespace: "alice", Name: "w", UID: "1"}
+	want := []Round{{
+		Cause: ByShare, For: []Waiting{{waits, "n1", []int{0, 3}}},
+		Victims: []Victim{{
+			Pods: []gpu.Pod{{Namespace: "bob", Name: "v1", UID: "2"}, {Namespace: "bob", Name: "v2", UID: "3"}}, For: waits,
+			What: "Evicted after others", Why: ", of which a former leader of the extender began the evictions",
+		}},
+	}}
+	for name, text := range map[string]string{
+		"as it is written": text,
+		"of an earlier build": `[{"Cause":"share","For":[{"UID":"1","Namespace":"alice","Name":"w","Request":16,"Leaving":false,"Node":"n1","Cards":[0,3]}],` +
+			`"Victims":[{"Pods":[{"UID":"2","Namespace":"bob","Name":"v1","Request":4},{"UID":"3","Namespace":"bob","Name":"v2","Cards":2}]}]}]`,
+		"with fields of a later one":   `[{"later":1,` + text[2:],
+		"with rounds that aren't ones": `[{},{"for":[{"uid":"1"}]},` + text[1:],
+	} {
+		got, err := decodeRounds(text)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
+		}
+	}
+	if got, err := encodeRounds(want); got != text || err != nil {
+		t.Errorf("written as %s, %v", got, err)
+	}
+}
