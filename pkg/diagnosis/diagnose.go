@@ -187,7 +187,7 @@ var rules = []rule{
 	{reasons.SchedulerError, func(c *podCase) bool { return c.room.reason == reasons.Fits && c.Failed }, func(c *podCase) string {
 		return "kube-scheduler reports an error, and tries the pod again: " + Shorten(c.Message) + c.pauseText()
 	}},
-	{reasons.KeptForGroup, (*podCase).keptForGroup, func(c *podCase) string {
+	{reasons.ReservedForOther, (*podCase).reservedForOther, func(c *podCase) string {
 		return fmt.Sprintf("%s, but %s", c.room.has, c.rejection.Kept())
 	}},
 	{reasons.Fits, roomIs(reasons.Fits), (*podCase).fitsText},
@@ -302,7 +302,7 @@ func (c *podCase) waits() bool {
 	return c.wait != nil && (!c.wait.untried() || c.room.reason == reasons.Fits)
 }
 
-func (c *podCase) keptForGroup() bool {
+func (c *podCase) reservedForOther() bool {
 	return c.room.reason == reasons.Fits && c.rejection != nil && c.rejection.Kept() != ""
 }
 

@@ -108,7 +108,7 @@ func TestDiagnose(t *testing.T) {
 		}
 	}
 	kept := pod(8, condition("", "0/2 nodes are available: 1 free GPU memory is kept for group default/train.v1, 1 no GPU card has enough free memory."))
-	want := Diagnosis{reasons.KeptForGroup, "b has room for it, 8192 MiB on one card, but free GPU memory is kept for group default/train.v1, which came first"}
+	want := Diagnosis{reasons.ReservedForOther, "b has room for it, 8192 MiB on one card, but free GPU memory is kept for group default/train.v1, which came first"}
 	if got := diagnoser.Diagnose(kept, nil); got != want {
 		t.Errorf("memory is kept for a group: %+v, want %+v", got, want)
 	}

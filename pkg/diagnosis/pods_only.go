@@ -32,7 +32,7 @@ func reportedRoom(pod *Pod) room {
 	rejected, _ := rejectionIn(pod.Message)
 	made := room{reason: reasons.OtherConstraint, message: Shorten(strings.TrimSuffix(reasons.WithoutPreemption(pod.Message), "."))}
 	if rejected.Kept() != "" {
-		made.reason = reasons.KeptForGroup
+		made.reason = reasons.ReservedForOther
 		return made
 	}
 	if i := slices.IndexFunc(reportedReasons, rejected.Has); i >= 0 {

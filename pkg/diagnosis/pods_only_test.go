@@ -48,9 +48,9 @@ func TestPodsOnly(t *testing.T) {
 		"too large": {rejected("5 the pod asks for more GPU memory than any card of the node has"), nil, Diagnosis{
 			reasons.TooLarge, "0/5 nodes are available: 5 the pod asks for more GPU memory than any card of the node has"}},
 		"kept for a group": {rejected("5 free GPU memory is kept for group ml/train"), nil, Diagnosis{
-			reasons.KeptForGroup, "0/5 nodes are available: 5 free GPU memory is kept for group ml/train"}},
+			reasons.ReservedForOther, "0/5 nodes are available: 5 free GPU memory is kept for group ml/train"}},
 		"CPU is kept for a pod": {rejected("5 free CPU, memory or pods of the node are kept for pod ml/large"), nil, Diagnosis{
-			reasons.KeptForGroup, "0/5 nodes are available: 5 free CPU, memory or pods of the node are kept for pod ml/large"}},
+			reasons.ReservedForOther, "0/5 nodes are available: 5 free CPU, memory or pods of the node are kept for pod ml/large"}},
 		"no node can be used": {rejected("5 node(s) didn't match Pod's node affinity/selector"), nil, Diagnosis{
 			reasons.NoNode, "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector"}},
 		"something else than GPU memory": {rejected("5 Insufficient cpu"), nil, Diagnosis{

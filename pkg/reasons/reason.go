@@ -75,9 +75,9 @@ const (
 	WaitsForTurn
 	// OtherConstraint: a card has room, but kube-scheduler has rejected the pod for something else, such as a lack of CPU.
 	OtherConstraint
-	// KeptForGroup: a card has enough free memory, but it is reserved for a group or pod that came first, or what the node has free besides is. It
+	// ReservedForOther: a card has enough free memory, but it is reserved for a group or pod that came first, or what the node has free besides is. It
 	// is Reserved or ResourcesReserved of all nodes that have a card for the pod.
-	KeptForGroup
+	ReservedForOther
 	// KeptForNominated: a card has enough free memory, but it is reserved for a pod that is nominated to the node.
 	KeptForNominated
 	// FailedCard: a card has room, but the node's sum, which kube-scheduler counts, has none: the sum doesn't include a failed card, and
@@ -128,7 +128,7 @@ var table = [...]row{
 	WaitsForGroup:       {"waits_for_group", "", "waits for its group"},
 	WaitsForTurn:        {"waits_for_turn", "", "waits for its turn"},
 	OtherConstraint:     {"other_constraint", "", "something other than GPU memory"},
-	KeptForGroup:        {"kept_for_group", "", "kept for a group or pod that came first"},
+	ReservedForOther:    {"reserved_for_other", "", "reserved for a group or pod that came first"},
 	KeptForNominated:    {"kept_for_nominated", "", "memory is kept for a nominated pod"},
 	FailedCard:          {"failed_card", "", "a failed card blocks its node"},
 	WaitsForTermination: {"waits_for_termination", "", "waits for pods to terminate"},

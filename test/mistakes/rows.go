@@ -221,7 +221,7 @@ func cluster() []Mistake {
 			Pods: list(pod("p", 6000, fake.Nominated("n2"), fake.Priority(100), failed(`Post "`+url+`filter": dial tcp 10.96.0.5:12345: connect: connection refused`))), Pod: "p",
 			Cause: reasons.SchedulerError, Words: "the extender does not answer kube-scheduler's filter call: dial tcp 10.96.0.5:12345: connect: connection refused"},
 		{Name: "memory is kept for a group", Nodes: two(), Pods: list(pod("p", 4000, rejected("1 Insufficient aliyun.com/gpu-mem, 1 free GPU memory is kept for group default/train.v1"))), Pod: "p",
-			Cause: reasons.KeptForGroup, Words: "n1 has room for it, 8000 MiB on one card, but free GPU memory is kept for group default/train.v1, which came first"},
+			Cause: reasons.ReservedForOther, Words: "n1 has room for it, 8000 MiB on one card, but free GPU memory is kept for group default/train.v1, which came first"},
 		{Name: "a node with NVIDIA's device plugin too", Nodes: closed(func(n *corev1.Node) {
 			n.Status.Capacity["nvidia.com/gpu"] = *resource.NewQuantity(1, resource.DecimalSI)
 		}), Pods: list(pod("p", 4000)), Pod: "p",

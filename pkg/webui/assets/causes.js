@@ -23,7 +23,7 @@ const explanations = {
     "Wait some seconds. If it stays pending, the cause changes and says what prevents it."],
   other_constraint: ["lack", "A card has room, but the pod's scheduler rejects the pod for another reason, such as CPU or a volume. The scheduler's message follows.",
     "Change what the message names."],
-  kept_for_group: ["wait", "A card has enough free memory, but this memory, or the node's CPU, memory or pods, is reserved for a group or pod that came first.",
+  reserved_for_other: ["wait", "A card has enough free memory, but this memory, or the node's CPU, memory or pods, is reserved for a group or pod that came first.",
     "Wait: that one is placed, or its reservation ends."],
   kept_for_nominated: ["wait", "A card has enough free memory, but it is reserved for a pod that is nominated to the node.",
     "Wait: that pod is bound soon, or loses its nomination."],
