@@ -63,6 +63,23 @@ func TestWholeCardsGetAllCandidates(t *testing.T) {
 	}
 }
 
+// TestUnclearMembers: members of several controllers aren't told that others haven't been tried: they keep the message when all have been.
+func TestUnclearMembers(t *testing.T) {
+	s := newFixture(t)
+	mgr := s.manager
+	for i, name := range []string{"job", "next"} {
+		mgr.SetMember(newMember(name, i, sized(2), func(m *Member) { m.Controller = name }), s.now)
+	}
+	for _, name := range []gpu.PodUID{"job", "next"} {
+		if got := mgr.Filter(name, s.nodes, s.now).Reason; got != reasons.GroupUnclear {
+			t.Errorf("%s: %v, want %v", name, got, reasons.GroupUnclear)
+		}
+	}
+	if got := mgr.Filter("job", s.nodes, s.now.Add(settle)); len(got.Nodes) == 0 {
+		t.Errorf("once no more come: %v", got.Reason)
+	}
+}
+
 // TestWholeCardsOneAtATime: only one group that asks for whole cards has a plan, the one that goes first.
 func TestWholeCardsOneAtATime(t *testing.T) {
 	mgr := newManager(t)

@@ -356,7 +356,10 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 	case !n.allOffered(r) && r.key.Native:
 		r.wait = reasons.GroupNoRoom
 		return r.wait, false
-	case !n.allOffered(r), !r.settled(now), n.any(mgr.AwaitsTurn):
+	case !r.settled(now): // Others of its members keep this message until they are tried again, so it must stay true.
+		r.wait = reasons.GroupUnclear
+		return r.wait, false
+	case !n.allOffered(r), n.any(mgr.AwaitsTurn):
 		r.wait = reasons.GroupAwaitsOthers
 		return r.wait, false
 	case n.wholeCards && slices.ContainsFunc(mgr.placed, func(o *run) bool { return o.plan.wholeCards && !r.takesFrom(o) }):

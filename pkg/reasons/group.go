@@ -23,6 +23,7 @@ var (
 	GroupStarting     = Group{"starting", "the extender has just started to lead"}
 	GroupDisagrees    = Group{"disagree", invalidGroup + "the members disagree on the group's size"}
 	GroupAwaitsOthers = Group{"awaits_others", "kube-scheduler hasn't tried all other members yet"}
+	GroupUnclear      = Group{"unclear", "its members are of several controllers, and none of these has enough for the group"}
 	GroupNoRoom       = Group{"no_room", "there is no room for all members at once"}
 	GroupPaused       = Group{"paused", "the group is retried after a pause"}
 	GroupBehindFailed = Group{"behind_failed", "other pods of the namespace were not bound in time, so its groups are tried one at a time"}
@@ -56,7 +57,7 @@ func GroupFailures() []Group {
 
 // constantGroups are all reasons with constant words.
 func constantGroups() []Group {
-	return append(GroupFailures(), GroupUnknown, GroupStarting, GroupDisagrees, GroupAwaitsOthers, GroupNoRoom, GroupPaused, GroupBehindFailed,
+	return append(GroupFailures(), GroupUnknown, GroupStarting, GroupDisagrees, GroupAwaitsOthers, GroupUnclear, GroupNoRoom, GroupPaused, GroupBehindFailed,
 		GroupOlderFirst, GroupSurplus, GroupBinding, GroupOutsideSample, GroupEvicting)
 }
 
