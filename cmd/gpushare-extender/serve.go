@@ -26,7 +26,6 @@ import (
 	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/binding"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
@@ -145,9 +144,12 @@ func serve(ctx context.Context, o options) error {
 		return o.cardMetrics && (leading == nil || leading() == nil)
 	})
 	metrics.NewCluster(registry, scheduler)
-	metrics.NewPending(registry, scheduler.Ready, func() ([]diagnosis.Diagnosis, int) {
+	metrics.NewPending(registry, scheduler.Ready, func() (pending []metrics.Pending, requestProblems int) {
 		explanation := scheduler.Explain()
-		return explanation.Diagnoses, len(explanation.RequestProblems)
+		for i, pod := range explanation.Pending {
+			pending = append(pending, metrics.Pending{Reason: explanation.Diagnoses[i].Reason, Waits: explanation.At.Sub(pod.Pending.Created)})
+		}
+		return pending, len(explanation.RequestProblems)
 	})
 	groups.Count(scheduler.GangStates)
 	if fair.On {

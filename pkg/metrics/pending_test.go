@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
@@ -18,17 +18,22 @@ import (
 func TestPending(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	ready := errors.New("not yet")
-	var pods []diagnosis.Diagnosis
+	var pods []Pending
 	problems := 0
-	NewPending(registry, func() error { return ready }, func() ([]diagnosis.Diagnosis, int) { return pods, problems })
+	NewPending(registry, func() error { return ready }, func() ([]Pending, int) { return pods, problems })
 	if n, err := testutil.GatherAndCount(registry); n != 0 || err != nil {
 		t.Errorf("%d series before the caches are synced (%v)", n, err)
 	}
 
 	ready = nil
-	expect := func(want map[reasons.Reason]int) {
+	expect := func(want, longest map[reasons.Reason]int) {
 		t.Helper()
 		var text strings.Builder
+		text.WriteString("# HELP gpushare_extender_longest_wait_seconds How long the oldest of these pods has existed, by the same reason; 0 if there is none.\n" +
+			"# TYPE gpushare_extender_longest_wait_seconds gauge\n")
+		for _, reason := range reasons.OfPods() {
+			fmt.Fprintf(&text, "gpushare_extender_longest_wait_seconds{reason=%q} %d\n", reason, longest[reason])
+		}
 		text.WriteString("# HELP gpushare_extender_pending_pods Number of pods that ask for GPU memory and have no node, by the reason of their diagnosis.\n" +
 			"# TYPE gpushare_extender_pending_pods gauge\n")
 		for _, reason := range reasons.OfPods() {
@@ -41,31 +46,34 @@ func TestPending(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	expect(nil)
-	pods = []diagnosis.Diagnosis{{Reason: reasons.Full}, {Reason: reasons.Gated}, {Reason: reasons.Full}}
+	expect(nil, nil)
+	pods = []Pending{{reasons.Full, time.Minute}, {reasons.Gated, 0}, {reasons.Full, time.Hour}, {reasons.Full, time.Second}}
 	problems = 3
-	expect(map[reasons.Reason]int{reasons.Full: 2, reasons.Gated: 1})
+	expect(map[reasons.Reason]int{reasons.Full: 3, reasons.Gated: 1}, map[reasons.Reason]int{reasons.Full: 3600})
 }
 
 // Each mistake counts under its cause, or as a request problem.
 func TestPendingMistakes(t *testing.T) {
-	causes, want, requestProblems := []diagnosis.Diagnosis{}, map[reasons.Reason]int{reasons.WaitsForTurn: 0}, 0 // That is no mistake.
+	causes, want, requestProblems := []Pending{}, map[reasons.Reason]int{reasons.WaitsForTurn: 0}, 0 // That is no mistake.
 	for _, m := range mistakes.All() {
 		if m.NotPending {
 			requestProblems++
 			continue
 		}
 		want[m.Cause]++
-		causes = append(causes, m.Diagnose())
+		causes = append(causes, Pending{Reason: m.Diagnose().Reason})
 	}
 	registry := prometheus.NewPedanticRegistry()
-	NewPending(registry, func() error { return nil }, func() ([]diagnosis.Diagnosis, int) { return causes, requestProblems })
+	NewPending(registry, func() error { return nil }, func() ([]Pending, int) { return causes, requestProblems })
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := map[reasons.Reason]int{}
 	for _, family := range families {
+		if family.GetName() == "gpushare_extender_longest_wait_seconds" {
+			continue
+		}
 		for _, metric := range family.GetMetric() {
 			if labels := metric.GetLabel(); len(labels) > 0 {
 				var reason reasons.Reason

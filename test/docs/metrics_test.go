@@ -26,7 +26,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/metrics"
@@ -72,7 +71,7 @@ func extenderSeries() series {
 	ready := func() error { return nil }
 	metrics.NewLedger(d, ledger.New(), ready, func() bool { return true })
 	metrics.NewCluster(d, nil)
-	metrics.NewPending(d, ready, func() ([]diagnosis.Diagnosis, int) { return nil, 0 })
+	metrics.NewPending(d, ready, func() ([]metrics.Pending, int) { return nil, 0 })
 	metrics.NewFairShare(d).Tenants(ready, nil, nil)
 	metrics.NewGangs(d).Count(func() map[string]int { return nil })
 	return d.found
