@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -42,32 +41,23 @@ func (d *demo) userPages(ctx context.Context, kubectl string) (err error) {
 	if err := os.Symlink(kubectl, filepath.Join(tools, "kubectl")); err != nil {
 		return err
 	}
-	run := func(ctx context.Context, shell, input string) (string, error) {
-		command := exec.CommandContext(ctx, "bash", "-o", "pipefail", "-c", shell)
-		command.Dir, command.Stdin = root, strings.NewReader(input)
-		command.Env = append(os.Environ(), "KUBECONFIG="+d.cluster.KubeconfigPath, "PATH="+tools+":"+filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
-		out, err := command.CombinedOutput()
-		if err != nil {
-			return "", fmt.Errorf("%s: %w\n%s", shell, err, out)
-		}
-		return string(out), nil
-	}
+	shell := controlplane.Shell{Dir: root, Path: tools + ":" + filepath.Join(root, "bin"), Home: os.Getenv("HOME"), Kubeconfig: d.cluster.KubeconfigPath}
 	for _, example := range all {
 		command := placeholders.Replace(example.Command)
 		switch {
 		case strings.Contains(example.Object, "kind: PodGroup"): // The demo's API server doesn't serve it.
 		case strings.Contains(command, elsewhere):
 		case example.Object != "":
-			if _, err := run(ctx, "kubectl apply -f -", example.Object); err != nil {
+			if _, err := shell.Run(ctx, "kubectl apply -f -", example.Object); err != nil {
 				return err
 			}
 		case strings.Contains(command, " -w"): // It doesn't end by itself.
-			if _, err := run(ctx, "timeout 2 "+command+"\n[ $? = 124 ]", ""); err != nil {
+			if _, err := shell.Run(ctx, "set +e\ntimeout 2 "+command+"\n[ $? = 124 ]", ""); err != nil {
 				return err
 			}
 		default:
 			say("    $ %s", command)
-			if err := d.matches(ctx, func(ctx context.Context) (string, error) { return run(ctx, command, "") }, example.Output); err != nil {
+			if err := d.matches(ctx, func(ctx context.Context) (string, error) { return shell.Run(ctx, command, "") }, example.Output); err != nil {
 				return err
 			}
 		}

@@ -32,7 +32,7 @@ func (h helm) shell(t *testing.T, commands string) string {
 	t.Helper()
 	out, err := h.tryShell(t, commands)
 	if err != nil {
-		t.Fatalf("%s\n%v: %s", commands, err, out)
+		t.Fatal(err)
 	}
 	return out
 }
@@ -45,11 +45,7 @@ func (h helm) tryShell(t *testing.T, commands string) (string, error) {
 	tools := t.TempDir()
 	must(t, os.Symlink(h.path, filepath.Join(tools, "helm")))
 	must(t, os.Symlink(kubectl, filepath.Join(tools, "kubectl")))
-	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", commands)
-	cmd.Dir = repository(t)
-	cmd.Env = []string{"HOME=" + h.home, "PATH=" + tools + ":" + os.Getenv("PATH"), "KUBECONFIG=" + h.kubeconfig}
-	out, err := cmd.CombinedOutput()
-	return string(out), err
+	return controlplane.Shell{Dir: repository(t), Path: tools, Home: h.home, Kubeconfig: h.kubeconfig}.Run(t.Context(), commands, "")
 }
 
 // helm runs helm on the chart's folder with its own home directory.

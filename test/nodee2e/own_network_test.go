@@ -98,12 +98,8 @@ type adminShell struct{ home, root, kubeconfig string }
 // run runs commands in dir, or in the repository's root if dir is empty.
 func (d adminShell) run(t *testing.T, dir, commands string) string {
 	t.Helper()
-	command := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", commands)
-	command.Dir = cmp.Or(dir, d.root)
-	command.Env = []string{"HOME=" + d.home, "PATH=" + os.Getenv(toolsEnv) + ":" + os.Getenv("PATH"), "KUBECONFIG=" + d.kubeconfig}
-	out, err := command.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s\n%v: %s", commands, err, out)
-	}
-	return string(out)
+	shell := controlplane.Shell{Dir: cmp.Or(dir, d.root), Path: os.Getenv(toolsEnv), Home: d.home, Kubeconfig: d.kubeconfig}
+	out, err := shell.Run(t.Context(), commands, "")
+	framework.Must(t, err)
+	return out
 }
