@@ -37,7 +37,7 @@ func (m *Manager) grant(u *unit, places []ledger.Place, now time.Time) {
 		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
 		m.charged[p.UID] = p
 		m.updateAllocated(p)
-		m.admissions.update(p)
+		m.updateAdmitted(p)
 		if p.Gated && p.gate != gateOpened {
 			m.gated[p.UID] = p
 		} else {
@@ -77,7 +77,7 @@ func (m *Manager) endCharge(p *pod, failed bool) {
 	}
 	m.endTurn(p.turn, p.Node != "", failed)
 	delete(m.charged, p.UID)
-	m.admissions.update(p)
+	m.updateAdmitted(p)
 	if p.Node == "" { // Otherwise the bound allocation has replaced it.
 		m.GiveUpPlace(p.UID)
 	}

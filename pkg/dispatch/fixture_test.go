@@ -269,6 +269,15 @@ func (f *fixture) allocated() map[string]gpu.Memory {
 	return out
 }
 
+// knownAdmitted returns the pods that the Manager knows as granted or bound.
+func (f *fixture) knownAdmitted() map[gpu.PodUID]bool {
+	known := map[gpu.PodUID]bool{}
+	for uid := range f.Manager.admitted.Range {
+		known[uid.(gpu.PodUID)] = true
+	}
+	return known
+}
+
 // admitted returns the names of the unbound pods that filter may place.
 func (f *fixture) admitted() (names []string) {
 	for name, p := range f.pods {

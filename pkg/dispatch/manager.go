@@ -16,7 +16,7 @@ import (
 // Options configure a Manager.
 type Options struct {
 	// Ledger reserves the places of granted pods.
-	Ledger Ledger
+	Ledger *ledger.Ledger
 	// Release releases a pod's reservation. If a bind of the pod is in flight or unconfirmed, its outcome decides instead.
 	Release func(gpu.PodUID)
 	View    ledger.View
@@ -48,19 +48,6 @@ type Options struct {
 	Failures *queue.Failures
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
 	Observer Observer
-}
-
-// Ledger is the part of package ledger that a Manager uses.
-type Ledger interface {
-	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int)
-	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
-	FitsEmpty(requests []ledger.Request, capacity ledger.Capacity) bool
-	Own(source ledger.Source, uid gpu.PodUID, until time.Time)
-	Disown(source ledger.Source, uid gpu.PodUID) bool
-	Hold(id string, r ledger.Reservation)
-	EndHold(id string)
-	AwaitedItems() []string
-	NodeMemory() map[string]gpu.Memory
 }
 
 // Nodes is the part of package eligibility that a Manager uses. Pods are identified by their Pod.Constraints.
@@ -105,8 +92,8 @@ type Effects struct {
 // Manager holds the pods of all tenants. mu guards the fields below it and is held for in-memory work only.
 type Manager struct {
 	Options
-	// admissions have a lock of their own, because filter calls read them.
-	admissions admissions
+	// admitted are the pods that are granted or bound. Filter calls read them without the lock, which is held for long in a large cluster.
+	admitted sync.Map
 	// freed are the nodes on which resources were freed since the latest Tick.
 	freed freedNodes
 	// nodeChanges counts the changes of nodes.
@@ -175,7 +162,7 @@ func New(o Options) *Manager {
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		cutShort: map[string]uint64{}, kinds: kinds{},
 		feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{at: map[gpu.PodUID]int{}},
-		reclaims: newReclaims(0), admissions: admissions{admitted: map[gpu.PodUID]bool{}},
+		reclaims: newReclaims(0),
 	}
 }
 

@@ -90,7 +90,7 @@ func (m *Manager) SetPod(next Pod) {
 	if p.Node != "" && !ran { // Before the first Tick as leader, now is zero.
 		p.started = m.now
 	}
-	m.admissions.update(p)
+	m.updateAdmitted(p)
 	m.refresh(p)
 }
 
@@ -113,7 +113,7 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 		delete(m.inNamespace, p.Namespace)
 	}
 	m.allocated.remove(uid)
-	m.admissions.remove(uid)
+	m.admitted.Delete(uid)
 	if _, known := m.namespaces[p.Namespace]; !known {
 		m.setTerms(tenant) // The last pod of a namespace that is gone already.
 	}

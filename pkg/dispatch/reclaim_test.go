@@ -390,41 +390,46 @@ func TestReclaimTenantChanges(t *testing.T) {
 	want(t, "the turn of alice, which has nothing", []string{"alice-2/small"}, f.admitted())
 }
 
-// slowLedger calls meanwhile after the memory of all nodes was read, as the Manager does to compute shares after a node changed.
-type slowLedger struct {
-	Ledger
+// slowNodes calls meanwhile after nodes were found without the Manager's lock, as the Manager does to compute shares after a node changed.
+type slowNodes struct {
+	Nodes
+	manager   *Manager
 	meanwhile func()
 }
 
-func (l *slowLedger) NodeMemory() map[string]gpu.Memory {
-	memory := l.Ledger.NodeMemory()
-	l.meanwhile()
-	return memory
+// newSlowFixture returns a fixture with slowNodes. Only pods with constraints make it look for nodes.
+func newSlowFixture(t *testing.T, memory gpu.Memory) (*fixture, *slowNodes) {
+	nodes := &slowNodes{}
+	f := newFixture(t, []gpu.Memory{memory}, func(o *Options) { nodes.Nodes, o.Nodes, o.ReclaimAfter = o.Nodes, nodes, after })
+	nodes.manager = f.Manager
+	return f, nodes
+}
+
+func (n *slowNodes) Names(constraints unique.Handle[string]) []string {
+	names := n.Nodes.Names(constraints)
+	if n.meanwhile != nil && n.manager.mu.TryLock() { // Else a round calls it.
+		n.manager.mu.Unlock()
+		n.meanwhile()
+	}
+	return names
 }
 
 // Shares are computed without the Manager's lock. What changes meanwhile counts: no room is made for a pod that was deleted.
 func TestReclaimChangesDuringSearch(t *testing.T) {
-	l := &slowLedger{meanwhile: func() {}}
-	f := newFixture(t, []gpu.Memory{2}, func(o *Options) {
-		l.Ledger, o.Ledger, o.ReclaimAfter = o.Ledger, l, after
-	})
+	f, nodes := newSlowFixture(t, 2)
 	f.pod("bob/0", 1, on("n0"))
 	f.pod("bob/1", 1, on("n0"))
-	f.pod("alice/0", 1)
+	f.pod("alice/0", 1, only("n0"))
 	f.run(after)
-	reads := 0
-	l.meanwhile = func() {
-		if reads++; !f.mu.TryLock() {
-			t.Error("the lock is held")
-			return
-		}
-		f.mu.Unlock()
+	searches := 0
+	nodes.meanwhile = func() {
+		searches++
 		f.delete("alice/0")
 	}
 	f.NodesChanged()
 	f.run(time.Second)
-	l.meanwhile = func() {}
-	want(t, "reads", 1, reads)
+	nodes.meanwhile = nil
+	want(t, "shares were computed", true, searches > 0)
 	want(t, "attempts", uint64(0), f.reclaims.attempts)
 	f.pod("alice/1", 1)
 	f.run(after + time.Second)
@@ -434,16 +439,13 @@ func TestReclaimChangesDuringSearch(t *testing.T) {
 // A node is added while shares are computed, and another call computes them with this node. The call that ends last doesn't know the node: what it
 // found must not stay.
 func TestNodeAddedDuringSearch(t *testing.T) {
-	l := &slowLedger{meanwhile: func() {}}
-	f := newFixture(t, []gpu.Memory{2}, func(o *Options) {
-		l.Ledger, o.Ledger = o.Ledger, l
-		o.Nodes = nodesOf(func(unique.Handle[string]) []string { return []string{"n0", "n1"} })
-	})
+	f, nodes := newSlowFixture(t, 2)
+	nodes.Nodes = nodesOf(func(unique.Handle[string]) []string { return []string{"n0", "n1"} })
 	for i := range 4 {
-		f.pod(fmt.Sprint("alice/", i), 1)
+		f.pod(fmt.Sprint("alice/", i), 1, only("n0 n1"))
 	}
-	l.meanwhile = func() {
-		l.meanwhile = func() {}
+	nodes.meanwhile = func() {
+		nodes.meanwhile = nil
 		f.ledger.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 2}}})
 		f.NodesChanged()
 		want(t, "the share with the node", gpu.Memory(4), f.Tenants()[0].Share)
@@ -455,20 +457,24 @@ func TestNodeAddedDuringSearch(t *testing.T) {
 
 // A member of a group changes while shares are computed, so its group is in no unit until the next round. Its places stay held.
 func TestReclaimHoldDuringSearch(t *testing.T) {
-	l := &slowLedger{meanwhile: func() {}}
-	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { l.Ledger, o.Ledger, o.ReclaimAfter = o.Ledger, l, after })
+	f, nodes := newSlowFixture(t, 4)
 	for i := range 4 {
 		f.pod(fmt.Sprint("bob/", i), 1, on("n0"))
 	}
 	f.groups.sizes["group"] = 2
-	f.pod("alice/1", 1, inGroup("group"))
-	f.pod("alice/2", 1, inGroup("group"))
+	f.pod("alice/1", 1, inGroup("group"), only("n0"))
+	f.pod("alice/2", 1, inGroup("group"), only("n0"))
 	f.run(after + 2*time.Second)
 	want(t, "evictions", 2, len(f.evicted))
-	l.meanwhile = func() { f.pod("alice/1", 1, open) }
+	changes := 0
+	nodes.meanwhile = func() {
+		changes++
+		f.pod("alice/1", 1, only("n0"), open)
+	}
 	f.NodesChanged()
 	f.run(time.Second)
-	l.meanwhile = func() {}
+	nodes.meanwhile = nil
+	want(t, "the member has changed", true, changes > 0)
 	want(t, "places are held", true, len(f.reclaims.held) > 0)
 	f.run(time.Second)
 	want(t, "places are still held", true, len(f.reclaims.held) > 0)

@@ -58,19 +58,6 @@ type Cache interface {
 	Budgets(namespace string) []*policyv1.PodDisruptionBudget
 }
 
-// Ledger is the part of package ledger that evictions use.
-type Ledger interface {
-	Availability(node string, pod gpu.Pod) (ledger.Availability, reasons.Reason)
-	AvailabilityWithout(node string, pod gpu.Pod, unseen map[string]bool) ledger.Availability
-	Check(pod gpu.Pod, nodes []string, visit func(node string, reason reasons.Reason))
-	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
-	Outranked(pod gpu.Pod, nodes []string) []string
-	SeenEnd(pod gpu.Pod, nodes []string) []string
-	FitsResources(node string, pod gpu.Pod, gone []gpu.PodUID) bool
-	Nominate(node string, pod gpu.Pod, victims ...gpu.PodUID)
-	RemoveNomination(uid gpu.PodUID)
-}
-
 // Observer receives what metrics count. Its methods must return at once.
 type Observer interface {
 	// Evicted reports the result of a round of evictions.
@@ -87,7 +74,7 @@ type Observer interface {
 type Options struct {
 	API API
 	// Ledger is used by an Evictor and a Reclaimer, Cache also by an Executor.
-	Ledger   Ledger
+	Ledger   *ledger.Ledger
 	Cache    Cache
 	Recorder record.EventRecorder
 	Observer Observer

@@ -19,7 +19,7 @@ import (
 // Survey collects the input of the decision which pods of a node to evict for one preemptor. It is used for one request
 // only.
 type Survey struct {
-	ledger Ledger
+	ledger *ledger.Ledger
 	cache  Cache
 	pod    *clustercache.PodInfo
 	// resources are the resources that the preemptor requests, and pods as the last one. All Amounts have this order.
@@ -32,7 +32,7 @@ type Survey struct {
 }
 
 // NewSurvey returns a Survey of that number of nodes for the preemptor.
-func NewSurvey(l Ledger, cache Cache, preemptor *clustercache.PodInfo, nodes int, now time.Time) *Survey {
+func NewSurvey(l *ledger.Ledger, cache Cache, preemptor *clustercache.PodInfo, nodes int, now time.Time) *Survey {
 	work := preemption.NewBudget(nodes)
 	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: newBudgets(cache, work), now: now, work: work}
 	for name := range preemptor.Requests {

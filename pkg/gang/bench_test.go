@@ -83,7 +83,7 @@ func BenchmarkTick(b *testing.B) {
 				c.load(bc.groups, bc.size, bc.volumes)
 				for g := range bc.groups {
 					for i := range bc.size {
-						c.manager.Filter(c.member(g, i, bc.size, bc.volumes).UID, c.nodes, c.now)
+						c.manager.filterAll(c.member(g, i, bc.size, bc.volumes).UID, c.nodes, c.now)
 						if !bc.volumes {
 							break
 						}
@@ -130,7 +130,7 @@ func BenchmarkFilter(b *testing.B) {
 			for b.Loop() {
 				c.now = c.now.Add(time.Millisecond)
 				i++
-				c.manager.Filter(c.member(i%1000, i%8, 8, false).UID, c.nodes, c.now)
+				c.manager.filterAll(c.member(i%1000, i%8, 8, false).UID, c.nodes, c.now)
 			}
 		})
 	}
@@ -147,7 +147,7 @@ func BenchmarkDisplace(b *testing.B) {
 	}
 	c.load(1000, 8, false)
 	for g := range 1000 {
-		c.manager.Filter(c.member(g, 0, 8, false).UID, c.nodes, c.now)
+		c.manager.filterAll(c.member(g, 0, 8, false).UID, c.nodes, c.now)
 	}
 	if c.manager.Tick(c.now); c.manager.Phases()[PhasePlanned] < 900 {
 		b.Fatal(c.manager.Phases())

@@ -55,7 +55,7 @@ func TestLostAnswer(t *testing.T) {
 	lost := s.created[2].Member
 	lost.Node = "n1"
 	s.manager.Confirmed(lost, s.now)
-	result := s.manager.Filter(last.pod.UID, s.nodes, s.now)
+	result := s.manager.filterAll(last.pod.UID, s.nodes, s.now)
 	if !slices.Equal(result.Nodes, []string{last.node}) {
 		t.Fatalf("the last member may go to %v, want %s: %s", result.Nodes, last.node, result.Reason.Text())
 	}

@@ -22,11 +22,11 @@ func TestSlowArrival(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(8, "job", 8, 16, "t")
 	start := s.now
-	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 	for hold := 1; s.manager.Phases()[PhasePlanned] == 1 && hold < 8; hold++ {
 		for _, p := range s.created[:hold] {
 			for node := ""; !s.inBind(p) && node == ""; { // A late member is rejected once more.
-				if result := s.manager.Filter(p.UID, s.nodes, s.now); len(result.Nodes) > 0 {
+				if result := s.manager.filterAll(p.UID, s.nodes, s.now); len(result.Nodes) > 0 {
 					node = result.Nodes[0]
 					permit, reason := s.manager.RequestPermit(p.UID, node, s.now)
 					if reason != nil {
@@ -47,7 +47,7 @@ func TestSlowArrival(t *testing.T) {
 func (s *fixture) failRounds(n int) (pauses []time.Duration) {
 	for range n {
 		for s.manager.Phases()[PhasePlanned] == 0 {
-			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 			s.advance(100 * time.Millisecond)
 		}
 		for s.manager.Phases()[PhasePlanned] == 1 {
@@ -55,7 +55,7 @@ func (s *fixture) failRounds(n int) (pauses []time.Duration) {
 		}
 		from := s.now
 		for reason := reasons.GroupPaused; reason == reasons.GroupPaused || reason == reasons.GroupBehindFailed; s.advance(100 * time.Millisecond) {
-			reason = s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason
+			reason = s.manager.filterAll(s.created[0].UID, s.nodes, s.now).Reason
 		}
 		pauses = append(pauses, s.now.Sub(from).Round(time.Second))
 	}
@@ -103,16 +103,16 @@ func TestForgive(t *testing.T) {
 			s := newFixture(t)
 			s.createMany(4, "job", 4, 16, "t")
 			s.failRounds(3)
-			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 			for s.manager.Phases()[PhasePlanned] == 1 {
 				s.advance(100 * time.Millisecond)
 			}
 			s.manager.Failures.Arrived(queue.Attempt{Namespace: "default", Size: queue.Size{Memory: 64, Cards: 8}}) // Another group of the namespace runs.
-			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason != reasons.GroupPaused {
+			if reason := s.manager.filterAll(s.created[0].UID, s.nodes, s.now).Reason; reason != reasons.GroupPaused {
 				t.Fatalf("not paused: %v", reason)
 			}
 			tc.change(s)
-			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; (reason == reasons.GroupPaused) == tc.ends {
+			if reason := s.manager.filterAll(s.created[0].UID, s.nodes, s.now).Reason; (reason == reasons.GroupPaused) == tc.ends {
 				t.Errorf("%v", reason)
 			}
 		})
@@ -125,16 +125,16 @@ func TestFailedGroupGoesBehind(t *testing.T) {
 	s.createMany(8, "first", 8, 16, "t")
 	s.namespace = "other"
 	s.createMany(8, "second", 8, 16, "t")
-	s.manager.Filter("uid-00001", s.nodes, s.now)
+	s.manager.filterAll("uid-00001", s.nodes, s.now)
 	if node, _, _ := s.ledger.Lookup("uid-00001"); node == "" {
 		t.Fatal("the older group has no plan")
 	}
 	s.advance(testPatience + 2*time.Second)
-	s.manager.Filter("uid-00001", s.nodes, s.now)
+	s.manager.filterAll("uid-00001", s.nodes, s.now)
 	if node, _, _ := s.ledger.Lookup("uid-00001"); node == "" {
 		t.Fatal("without a rival that has candidate nodes, the older group has no plan after its pause")
 	}
-	s.manager.Filter("uid-00009", s.nodes, s.now)
+	s.manager.filterAll("uid-00009", s.nodes, s.now)
 	s.advance(time.Second)
 	if node, _, _ := s.ledger.Lookup("uid-00009"); node == "" {
 		t.Error("the group that never failed has no plan")
@@ -145,7 +145,7 @@ func TestFailedGroupGoesBehind(t *testing.T) {
 func TestFailedGroupEntersAgain(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(8, "failed", 8, 16, "t")
-	s.manager.Filter("uid-00001", s.nodes, s.now)
+	s.manager.filterAll("uid-00001", s.nodes, s.now)
 	s.advance(testPatience + 2*time.Second)
 	s.namespace = "other"
 	s.createMany(8, "later", 8, 16, "t")
@@ -163,7 +163,7 @@ func TestStopEndsTurn(t *testing.T) {
 	s.manager.Failures.Failed(attempt("failed"), s.now, s.now)
 	s.advance(5 * time.Second)
 	s.create("job", 1, 16, "t")
-	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 	waits := func() bool { until, _ := s.manager.Failures.Until(attempt("other"), s.now); return until.After(s.now) }
 	if !waits() {
 		t.Fatal("another group doesn't wait for the turn")
@@ -209,12 +209,12 @@ func TestForeignMembers(t *testing.T) {
 	s.created[0].Scheduler, s.created[1].Scheduler = "default-scheduler", "nonesuch"
 	s.report(s.created[0])
 	s.report(s.created[1])
-	result := s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	result := s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 	if want := "gang: 1 of 2 members exist; not counted: 1 of scheduler nonesuch, which has not called the extender"; result.Reason.Text() != want {
 		t.Errorf("%q, want %q", result.Reason.Text(), want)
 	}
-	s.manager.Filter(s.created[1].UID, s.nodes, s.now)
-	if result := s.manager.Filter(s.created[0].UID, s.nodes, s.now); len(result.Nodes) != 1 {
+	s.manager.filterAll(s.created[1].UID, s.nodes, s.now)
+	if result := s.manager.filterAll(s.created[0].UID, s.nodes, s.now); len(result.Nodes) != 1 {
 		t.Errorf("once that scheduler has called the extender: %q", result.Reason.Text())
 	}
 }
@@ -229,7 +229,7 @@ func TestHeldBackMembers(t *testing.T) {
 		p.Scheduler, p.HeldBack = []string{"default-scheduler", "other-profile"}[i/2], i/2 == 1
 		s.report(p)
 	}
-	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 	if together, _, _ := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now); len(together) != 2 {
 		t.Errorf("%d members can be started together", len(together))
 	}
@@ -237,7 +237,7 @@ func TestHeldBackMembers(t *testing.T) {
 		p.HeldBack = false
 		s.report(p)
 	}
-	if result := s.manager.Filter(s.created[2].UID, s.nodes, s.now); len(result.Nodes) != 1 {
+	if result := s.manager.filterAll(s.created[2].UID, s.nodes, s.now); len(result.Nodes) != 1 {
 		t.Errorf("after its turn: %q", result.Reason.Text())
 	}
 }
@@ -252,7 +252,7 @@ func TestDisplace(t *testing.T) {
 			p.Priority = priority
 			s.report(p)
 		}
-		s.manager.Filter(s.created[2*i].UID, s.nodes, s.now)
+		s.manager.filterAll(s.created[2*i].UID, s.nodes, s.now)
 	}
 	s.createMany(2, "", 0, 16, "")
 	for _, p := range s.created[6:] {
@@ -322,7 +322,7 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
 			s.create("job", 1, 16, "t")
-			result := s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			result := s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 			tc.change(s)
 			permit, reason := s.manager.RequestPermit(s.created[0].UID, result.Nodes[0], s.now)
 			if (reason != nil) != tc.lost {
@@ -351,7 +351,7 @@ func TestDisplacedAgainAndAgain(t *testing.T) {
 	important := gpu.Pod{UID: "important", Request: 16, Priority: 1}
 	kept := 0
 	for second := range 4 * 3600 {
-		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+		s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 		s.advance(time.Second)
 		if s.manager.Phases()[PhasePlanned] == 1 && second >= 3600 {
 			kept++
@@ -372,7 +372,7 @@ func TestAlarmsBounded(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(8, "job", 8, 16, "t")
 	for range 1000 {
-		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+		s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 		s.advance(interval)
 		s.manager.Displace(gpu.Pod{UID: "important", Request: 16, Priority: 1}, s.nodes, s.now)
 		s.ledger.Release("important")

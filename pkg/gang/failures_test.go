@@ -20,17 +20,17 @@ func TestFailedTakesNothing(t *testing.T) {
 		return s.created[len(s.created)-8]
 	}
 	never := group("a", 1)
-	s.manager.Filter(never.UID, s.nodes, s.now)
+	s.manager.filterAll(never.UID, s.nodes, s.now)
 	s.advance(testPatience + 5*time.Second)
 	slow := group("b", 0)
-	s.manager.Filter(slow.UID, s.nodes, s.now)
-	s.manager.Filter(never.UID, s.nodes, s.now)
+	s.manager.filterAll(slow.UID, s.nodes, s.now)
+	s.manager.filterAll(never.UID, s.nodes, s.now)
 	s.advance(time.Second)
 	if node, _, _ := s.ledger.Lookup(slow.UID); node == "" {
 		t.Error("the group that had not failed has lost its memory")
 	}
 	important := group("c", 1)
-	s.manager.Filter(important.UID, s.nodes, s.now)
+	s.manager.filterAll(important.UID, s.nodes, s.now)
 	if node, _, _ := s.ledger.Lookup(important.UID); node == "" {
 		t.Error("a group that had not failed doesn't take the memory")
 	}
@@ -44,7 +44,7 @@ func TestBrokenTakesNothingOlder(t *testing.T) {
 			plan := func(n int) {
 				s.namespace = "other"
 				s.createMany(n, "other", n, 16, "t")
-				s.manager.Filter(s.created[3].UID, s.nodes, s.now)
+				s.manager.filterAll(s.created[3].UID, s.nodes, s.now)
 				s.now = s.now.Add(time.Second)
 				s.manager.Tick(s.now)
 			}
@@ -70,7 +70,7 @@ func TestBrokenTakesNothingOlder(t *testing.T) {
 			s.now = s.now.Add(2 * time.Second) // The pause after the failed bind.
 			for _, p := range s.created[:3] {
 				if p.Node == "" {
-					s.manager.Filter(p.UID, s.nodes, s.now)
+					s.manager.filterAll(p.UID, s.nodes, s.now)
 				}
 			}
 			if took := s.manager.Phases()[PhaseBroken] == 0; took == older {

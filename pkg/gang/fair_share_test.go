@@ -29,7 +29,7 @@ func fullCluster(t *testing.T) *fixture {
 	s.createMany(2, "job", 2, 16, "t")
 	for _, p := range s.created[7:] {
 		p.queued = false
-		s.manager.Filter(p.UID, s.nodes, s.now)
+		s.manager.filterAll(p.UID, s.nodes, s.now)
 	}
 	return s
 }
@@ -116,7 +116,7 @@ func TestTurnAndPlaces(t *testing.T) {
 				}
 				s.ledger.Own(ledger.Granted, p.UID, time.Time{})
 			}
-			s.manager.Filter(s.created[0].UID, test.offered, s.now)
+			s.manager.filterAll(s.created[0].UID, test.offered, s.now)
 			if planned := s.manager.Phases()[PhasePlanned] == 1; planned != test.planned {
 				t.Errorf("planned: %v", planned)
 			}
@@ -157,12 +157,12 @@ func TestTurnAndPriority(t *testing.T) {
 			s := newFixture(t)
 			test.turns.use(s)
 			s.createMany(8, "job", 8, 16, "t")
-			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 			s.create("urgent", 1, 16, "t")
 			urgent := s.created[8]
 			urgent.Priority = 5
 			s.report(urgent)
-			if got := s.manager.Filter(urgent.UID, s.nodes, s.now); (len(got.Nodes) > 0) != test.takes {
+			if got := s.manager.filterAll(urgent.UID, s.nodes, s.now); (len(got.Nodes) > 0) != test.takes {
 				t.Errorf("it may go to %v: %v", got.Nodes, got.Reason)
 			}
 		})
@@ -175,7 +175,7 @@ func TestTurnAndBroken(t *testing.T) {
 	(&turns{true, false}).use(s.fixture)
 	s.namespace = "other"
 	s.createMany(7, "other", 7, 16, "t")
-	s.manager.Filter(s.created[3].UID, s.nodes, s.now)
+	s.manager.filterAll(s.created[3].UID, s.nodes, s.now)
 	s.now = s.now.Add(time.Second)
 	s.manager.Tick(s.now)
 	if got := s.manager.Phases()[PhasePlanned]; got != 1 {
@@ -184,7 +184,7 @@ func TestTurnAndBroken(t *testing.T) {
 	s.now = s.now.Add(2 * time.Second) // The pause after the failed bind.
 	s.manager.Tick(s.now)
 	i := slices.IndexFunc(s.created[:3], func(p *pod) bool { return p.Node == "" })
-	if got := s.manager.Filter(s.created[i].UID, s.nodes, s.now); len(got.Nodes) == 0 {
+	if got := s.manager.filterAll(s.created[i].UID, s.nodes, s.now); len(got.Nodes) == 0 {
 		t.Errorf("it has no places: %v", got.Reason)
 	}
 }

@@ -24,14 +24,10 @@ type FilterResult struct {
 	Outside string
 }
 
-// Filter answers a filter call for a member of a group. The caller must not change candidates afterwards.
-func (mgr *Manager) Filter(uid gpu.PodUID, candidates []string, now time.Time) FilterResult {
-	return mgr.FilterSample(uid, candidates, candidates, now)
-}
-
-// FilterSample is Filter for candidates that are a sample of all nodes that the member can use (percentageOfNodesToScore). The group's
-// plan can use all. A member whose place is outside the sample moves to a node of the sample if one has room.
-func (mgr *Manager) FilterSample(uid gpu.PodUID, candidates, all []string, now time.Time) FilterResult {
+// Filter answers a filter call for a member of a group. The candidates can be a sample of all nodes that the member can use
+// (percentageOfNodesToScore). The group's plan can use all. A member whose place is outside the sample moves to a node of the sample if one has
+// room. The caller must not change the nodes afterwards.
+func (mgr *Manager) Filter(uid gpu.PodUID, candidates, all []string, now time.Time) FilterResult {
 	set := fingerprintOf(mgr.seed, all) // Without the lock, since these can be thousands.
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -144,7 +140,7 @@ func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now 
 	if !pm.reserved {
 		return false
 	}
-	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, mgr.capacity(false), now)
+	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, mgr.capacity(), now)
 	if ok {
 		mgr.setPlace(m.UID, pm, node)
 	}

@@ -16,7 +16,7 @@ import (
 func TestUnknownPodsBounded(t *testing.T) {
 	mgr := New(Options{})
 	for i := range maxUnknown + 100 {
-		mgr.Filter(gpu.PodUID(fmt.Sprint(i)), nil, time.Unix(1, 0))
+		mgr.filterAll(gpu.PodUID(fmt.Sprint(i)), nil, time.Unix(1, 0))
 	}
 	if got := len(mgr.unknownPods); got != maxUnknown {
 		t.Errorf("%d unknown pods remembered, want %d", got, maxUnknown)
@@ -56,9 +56,9 @@ func TestWholeCardsGetAllCandidates(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		mgr.SetMember(newMember(name, 0, sized(2), func(m *Member) { m.Request = 0 }), begin)
 	}
-	mgr.Filter("a", []string{"n1", "n2"}, begin)
+	mgr.filterAll("a", []string{"n1", "n2"}, begin)
 	candidates := []string{"n2", "n1"}
-	if got := mgr.Filter("b", candidates, begin).Nodes; !slices.Equal(got, candidates) {
+	if got := mgr.filterAll("b", candidates, begin).Nodes; !slices.Equal(got, candidates) {
 		t.Errorf("%v of %v", got, candidates)
 	}
 }
@@ -91,7 +91,7 @@ func TestWholeCardsOneAtATime(t *testing.T) {
 		uid  gpu.PodUID
 		want reasons.Group
 	}{{"young", reasons.Group{}}, {"old", reasons.Group{}}, {"young", reasons.GroupOlderFirst}} {
-		if got := mgr.Filter(call.uid, []string{"n"}, begin).Reason; got != call.want {
+		if got := mgr.filterAll(call.uid, []string{"n"}, begin).Reason; got != call.want {
 			t.Errorf("%s: %v, want %v", call.uid, got, call.want)
 		}
 	}
@@ -111,7 +111,7 @@ func TestWholeCardsGiveWayIfNeeded(t *testing.T) {
 		pod  int
 		want reasons.Group
 	}{{2, reasons.Group{}}, {0, reasons.GroupAwaitsOthers}, {1, reasons.GroupNoRoom}} {
-		if got := s.manager.Filter(s.created[call.pod].UID, s.nodes, s.now).Reason; got != call.want {
+		if got := s.manager.filterAll(s.created[call.pod].UID, s.nodes, s.now).Reason; got != call.want {
 			t.Errorf("%s: %v, want %v", s.created[call.pod].Name, got, call.want)
 		}
 	}
@@ -135,10 +135,10 @@ func TestFilterSample(t *testing.T) {
 			s.setNode("full", reasons.Fits, 4)
 			s.createMany(2, "g", 2, 8, "a")
 			all := []string{"n0", "n1", "n2", "n3"}
-			if first := s.manager.FilterSample(s.created[0].UID, all, all, s.now); !slices.Equal(first.Nodes, []string{"n0"}) {
+			if first := s.manager.Filter(s.created[0].UID, all, all, s.now); !slices.Equal(first.Nodes, []string{"n0"}) {
 				t.Fatalf("the first member passes on %v", first.Nodes)
 			}
-			got := s.manager.FilterSample(s.created[1].UID, test.sample, all, s.now)
+			got := s.manager.Filter(s.created[1].UID, test.sample, all, s.now)
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
 			}

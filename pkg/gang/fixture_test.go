@@ -31,6 +31,11 @@ func newManager(t *testing.T) *Manager {
 	})
 }
 
+// filterAll is Filter if the candidates are all nodes.
+func (mgr *Manager) filterAll(uid gpu.PodUID, candidates []string, now time.Time) FilterResult {
+	return mgr.Filter(uid, candidates, candidates, now)
+}
+
 // fixture is a cluster of four nodes with two cards of 16 each, whose scheduler behaves like kube-scheduler except for its
 // pace: it schedules pods one by one, binds some in parallel, and parks rejected pods until a requeue. It drives a Manager
 // with a real ledger, and keeps the true state of the pods itself. It is for single steps of a Manager: what takes hours, or needs a back-off,
@@ -81,7 +86,7 @@ func newFixture(t *testing.T) *fixture {
 	manager := newManager(t)
 	s := &fixture{
 		T: t, random: rand.New(rand.NewPCG(1, 3)), now: begin, pods: map[gpu.PodUID]*pod{}, failures: map[string]int{}, namespace: "default",
-		manager: manager, ledger: manager.Ledger.(*ledger.Ledger),
+		manager: manager, ledger: manager.Ledger,
 	}
 	s.ledger.AddFreedListener(func(string) {
 		manager.MemoryFreed()
@@ -193,7 +198,7 @@ func (s *fixture) schedule(p *pod) {
 		s.scheduleSingle(p, candidates)
 		return
 	}
-	result := s.manager.Filter(p.UID, candidates, s.now)
+	result := s.manager.filterAll(p.UID, candidates, s.now)
 	nodes := result.Nodes
 	if result.AsSingle {
 		nodes = s.fitting(p, candidates)

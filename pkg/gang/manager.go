@@ -34,16 +34,15 @@ const (
 
 // Options configure a Manager.
 type Options struct {
-	Ledger Ledger
+	Ledger *ledger.Ledger
 	// Release releases a pod's reservation. If a bind of the pod is in flight or unconfirmed, its outcome decides instead.
 	Release func(gpu.PodUID)
 	View    ledger.View
 	// EligibleNodes returns the nodes that the pod can run on regardless of free resources. It is called rarely, with
 	// the Manager's lock held.
 	EligibleNodes func(gpu.PodUID) []string
-	// Capacity returns a new count of what nodes have free besides GPU memory. If empty is true, only pods that are expected to stay count
-	// as using the nodes. If Capacity is nil, only GPU memory counts.
-	Capacity func(empty bool) ledger.Capacity
+	// Capacity returns a new count of what nodes have free besides GPU memory. If it is nil, only GPU memory counts.
+	Capacity func() ledger.Capacity
 	// Failures are those of all items. If it is nil, New makes one.
 	Failures *queue.Failures
 	// NeedsTurn reports whether fair sharing decides when the pod may be scheduled, and AwaitsTurn whether that isn't now. Both are nil if
@@ -58,18 +57,6 @@ type Options struct {
 	Observer Observer
 	// IllegalMove is called for a move that the table of transitions doesn't contain; nil outside tests.
 	IllegalMove func(move string)
-}
-
-// Ledger is the part of package ledger that a Manager uses.
-type Ledger interface {
-	StillUsable(uid gpu.PodUID) bool
-	FitsWithoutAssumed(pod gpu.Pod, nodes []string) bool
-	Own(source ledger.Source, uid gpu.PodUID, until time.Time)
-	Owns(source ledger.Source, uid gpu.PodUID) bool
-	Disown(source ledger.Source, uid gpu.PodUID) bool
-	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Place, int)
-	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)
-	Awaits(uid gpu.PodUID) bool
 }
 
 // Observer receives what metrics count.

@@ -71,7 +71,7 @@ func (s *native) cycle(group string, minCount int, reject ...gpu.PodUID) (reason
 		if len(candidates) == 0 {
 			continue
 		}
-		result := s.manager.Filter(p.UID, candidates, s.now)
+		result := s.manager.filterAll(p.UID, candidates, s.now)
 		nodes := result.Nodes
 		if result.AsSingle {
 			nodes = s.fitting(p, candidates)
@@ -253,7 +253,7 @@ func TestNativeWholeCards(t *testing.T) {
 	s.setSize("whole", 2)
 	pods := append(s.add("whole", 1, 0, "leader"), s.add("whole", 1, 0, "worker")...)
 	for _, p := range pods {
-		if got := s.manager.Filter(p.UID, s.nodes, s.now); len(got.Nodes) != len(s.nodes) {
+		if got := s.manager.filterAll(p.UID, s.nodes, s.now); len(got.Nodes) != len(s.nodes) {
 			t.Errorf("%+v", got)
 		}
 	}
@@ -272,7 +272,7 @@ func TestNativeTemplates(t *testing.T) {
 		return nil
 	}
 	s.wantReason(s.cycle("mixed", 3), reasons.GroupNoRoom.Text())
-	s.manager.Filter(workers[0].UID, s.nodes[:0], s.now.Add(10*time.Millisecond)) // A later call of the same cycle.
+	s.manager.filterAll(workers[0].UID, s.nodes[:0], s.now.Add(10*time.Millisecond)) // A later call of the same cycle.
 	s.want("no node for workers", map[string]int{}, 0)
 	if asked != 1 {
 		t.Errorf("the nodes of all members were looked for %d times in one cycle", asked)
@@ -281,7 +281,7 @@ func TestNativeTemplates(t *testing.T) {
 	s.advance(time.Second)
 	leader := s.existing()[0]
 	s.manager.TakeEffects()
-	s.manager.Filter(leader.UID, s.nodes, s.now)
+	s.manager.filterAll(leader.UID, s.nodes, s.now)
 	if s.manager.TakeEffects().Requeue {
 		t.Error("pods are requeued, though their filter calls follow")
 	}
@@ -290,7 +290,7 @@ func TestNativeTemplates(t *testing.T) {
 		if node, _, _ := s.ledger.Lookup(p.UID); node != "n1" && node != "n2" {
 			t.Errorf("worker on %s", node)
 		}
-		if got := s.manager.Filter(p.UID, []string{"n3"}, s.now).Nodes; !slices.Equal(got, []string{"n3"}) {
+		if got := s.manager.filterAll(p.UID, []string{"n3"}, s.now).Nodes; !slices.Equal(got, []string{"n3"}) {
 			t.Errorf("nodes %v", got)
 		}
 	}
@@ -320,7 +320,7 @@ func TestPodGroups(t *testing.T) {
 	s := newNative(t)
 	filter := func(p *pod) FilterResult {
 		s.advance(time.Second)
-		return s.manager.Filter(p.UID, s.nodes, s.now)
+		return s.manager.filterAll(p.UID, s.nodes, s.now)
 	}
 	want := func(p *pod, text string) {
 		s.Helper()
@@ -394,7 +394,7 @@ func TestPodGroupBasic(t *testing.T) {
 	s.report(bound)
 	for restarted := range 2 {
 		for _, p := range pods {
-			if !s.manager.Filter(p.UID, s.nodes, s.now).AsSingle {
+			if !s.manager.filterAll(p.UID, s.nodes, s.now).AsSingle {
 				t.Errorf("%s isn't placed alone (restarts: %d)", p.Name, restarted)
 			}
 		}

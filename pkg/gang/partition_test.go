@@ -294,7 +294,7 @@ func TestNoRequeueForMessage(t *testing.T) {
 	mgr.StartLeading(begin)
 	mgr.SetMember(newMember("a", 0, sized(2), func(m *Member) { m.Template = "x" }), begin)
 	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.Template = "y" }), begin)
-	mgr.Filter("a", []string{"n"}, begin)
+	mgr.filterAll("a", []string{"n"}, begin)
 	mgr.TakeEffects()
 	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.Template, m.ShortOfResources = "y", true }), begin)
 	if mgr.TakeEffects().Requeue {

@@ -83,7 +83,7 @@ func (s *scene) phase() (out string) {
 
 func (s *scene) filter(members ...int) {
 	for _, i := range members {
-		s.manager.Filter(s.created[i].UID, s.nodes, s.now)
+		s.manager.filterAll(s.created[i].UID, s.nodes, s.now)
 	}
 }
 
@@ -172,7 +172,7 @@ var phaseEvents = []struct {
 		return true
 	}},
 	{"filter offers nodes", func(s *scene) bool {
-		s.manager.Filter(s.created[len(s.created)-1].UID, s.nodes, s.now.Add(2*time.Second))
+		s.manager.filterAll(s.created[len(s.created)-1].UID, s.nodes, s.now.Add(2*time.Second))
 		return true
 	}},
 	{"a bind call arrives", func(s *scene) bool { s.arrive(1); return true }},

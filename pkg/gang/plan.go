@@ -431,7 +431,7 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 	if len(granted) > 0 { // Its own places give way first.
 		younger, yielding = slices.Insert(younger, 0, nil), slices.Insert(yielding, 0, slices.Sorted(maps.Keys(granted)))
 	}
-	capacity := mgr.capacity(false)
+	capacity := mgr.capacity()
 	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
 	if places == nil && n.mixed && capacity != nil {
 		// The ledger places one request after the other, the largest first. If CPU is scarce too, it can fail although places for all exist.
@@ -521,11 +521,11 @@ func (mgr *Manager) endWholeCards(now time.Time) {
 }
 
 // capacity returns a count of what nodes have free besides GPU memory; nil if only GPU memory counts.
-func (mgr *Manager) capacity(empty bool) ledger.Capacity {
+func (mgr *Manager) capacity() ledger.Capacity {
 	if mgr.Capacity == nil {
 		return nil
 	}
-	return mgr.Capacity(empty)
+	return mgr.Capacity()
 }
 
 // setPlace sets the planned node of a member. An empty node removes its place.

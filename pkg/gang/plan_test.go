@@ -12,22 +12,29 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// recorder is a Ledger without memory that records for which groups it was asked.
-type recorder struct {
-	*ledger.Ledger
-	asked []string
+// recorder records for which groups memory was asked, by their first members.
+type recorder struct{ asked []string }
+
+// noCapacity is a Capacity without room, for one group.
+type noCapacity struct {
+	*recorder
+	known bool
 }
 
-func (l *recorder) ReserveAll(requests []ledger.Request, _ [][]gpu.PodUID, _ ledger.View, _ ledger.Capacity, _ time.Time) ([]ledger.Place, int) {
-	l.asked = append(l.asked, requests[0].Pod.Name)
-	return nil, 0
+func (c *noCapacity) Take(_ string, uid gpu.PodUID) bool {
+	if !c.known {
+		c.known, c.asked = true, append(c.asked, string(uid))
+	}
+	return false
 }
 
-// newFullManager returns a Manager whose groups find no room.
+func (c *noCapacity) Return(string, gpu.PodUID) {}
+
+// newFullManager returns a Manager whose groups find no room on the node n.
 func newFullManager(t *testing.T) (*Manager, *recorder) {
-	mgr := newManager(t)
-	full := &recorder{Ledger: ledger.New()}
-	mgr.Ledger = full
+	mgr, full := newManager(t), &recorder{}
+	mgr.Ledger.SetNode("n", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 1 << 20}}})
+	mgr.Capacity = func() ledger.Capacity { return &noCapacity{recorder: full} }
 	mgr.StartLeading(begin)
 	return mgr, full
 }
@@ -73,7 +80,7 @@ func TestNoRoomInFormerTerm(t *testing.T) {
 	mgr, full := newFullManager(t)
 	mgr.SetMember(newMember("a", 0, sized(1)), begin)
 	for range 2 {
-		mgr.Filter("a", []string{"n"}, begin)
+		mgr.filterAll("a", []string{"n"}, begin)
 		mgr.StopLeading(begin)
 		mgr.StartLeading(begin)
 	}
@@ -128,16 +135,16 @@ func (c cpus) Return(node string, uid gpu.PodUID) { c.free[node] += c.needs[uid]
 func TestOppositeOrder(t *testing.T) {
 	mgr := newManager(t)
 	for _, node := range []string{"n1", "n2"} {
-		mgr.Ledger.(*ledger.Ledger).SetNode(node, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 16}}})
+		mgr.Ledger.SetNode(node, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 16}}})
 	}
-	mgr.Capacity = func(bool) ledger.Capacity {
+	mgr.Capacity = func() ledger.Capacity {
 		return cpus{map[string]int{"n1": 2, "n2": 1}, map[gpu.PodUID]int{"large": 1, "small": 2}}
 	}
 	mgr.StartLeading(begin)
 	mgr.SetMember(newMember("small", 0, sized(2)), begin)
 	mgr.SetMember(newMember("large", 0, sized(2), func(m *Member) { m.Request = 16 }), begin)
 	for uid, want := range map[gpu.PodUID]string{"large": "n2", "small": "n1"} {
-		if got := mgr.Filter(uid, []string{"n1", "n2"}, begin); !slices.Equal(got.Nodes, []string{want}) {
+		if got := mgr.filterAll(uid, []string{"n1", "n2"}, begin); !slices.Equal(got.Nodes, []string{want}) {
 			t.Errorf("%s: %v, want %s: %s", uid, got.Nodes, want, got.Reason.Text())
 		}
 	}
@@ -147,11 +154,10 @@ func TestOppositeOrder(t *testing.T) {
 func TestCapacity(t *testing.T) {
 	mgr := newManager(t)
 	mgr.StartLeading(begin)
-	mgr.Ledger.(*ledger.Ledger).SetNode("n", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 32}}})
+	mgr.Ledger.SetNode("n", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 32}}})
 	var planned []gpu.PodUID
-	var empty bool
-	mgr.Capacity = func(without bool) ledger.Capacity {
-		planned, empty = mgr.Ledger.(*ledger.Ledger).ReservedOn("n", true), without
+	mgr.Capacity = func() ledger.Capacity {
+		planned = mgr.Ledger.ReservedOn("n", true)
 		return nil
 	}
 	for _, name := range []string{"a", "b"} {
@@ -159,13 +165,13 @@ func TestCapacity(t *testing.T) {
 	}
 	want := func(what string, want ...gpu.PodUID) {
 		t.Helper()
-		planned, empty = nil, true
-		if mgr.capacity(false); !slices.Equal(planned, want) || empty {
+		planned = nil
+		if mgr.capacity(); !slices.Equal(planned, want) {
 			t.Errorf("%s: planned %v, want %v", what, planned, want)
 		}
 	}
 	want("before the plan")
-	mgr.Filter("a", []string{"n"}, begin)
+	mgr.filterAll("a", []string{"n"}, begin)
 	want("planned", "a", "b")
 	var permits []*Permit
 	for _, uid := range []gpu.PodUID{"b", "a"} {
@@ -180,8 +186,4 @@ func TestCapacity(t *testing.T) {
 	<-permits[0].Decided
 	mgr.BindDone(Key{Name: "job"}, "b", "n", BindSucceeded, true, begin)
 	want("bound")
-	mgr.capacity(true)
-	if !empty {
-		t.Error("the nodes don't count as empty")
-	}
 }

@@ -19,7 +19,7 @@ func TestReports(t *testing.T) {
 	cardless := func(m *Member) { m.Cardless = true }
 	invalidSize := func(m *Member) { m.Problem, m.Size = "its size is no number", 0 }
 	mgr := newManager(t)
-	mgr.Ledger.(*ledger.Ledger).SetNode("n", ledger.NodeSpec{Cards: []gpu.Card{{Memory: 16}}})
+	mgr.Ledger.SetNode("n", ledger.NodeSpec{Cards: []gpu.Card{{Memory: 16}}})
 	for _, m := range []Member{
 		newMember("b", 1, named("broken", sized(2), inRun("1", 9))...), newMember("a", 2, named("broken", sized(2))...),
 		newMember("a", 0, named("cardless", cardless)...), newMember("b", 0, named("cardless", cardless)...),
@@ -36,8 +36,8 @@ func TestReports(t *testing.T) {
 	}
 	mgr.StartLeading(begin)
 	later := begin.Add(time.Minute)
-	mgr.Filter("planneda", []string{"n"}, later)
-	mgr.Filter("plannedb", []string{"n"}, later)
+	mgr.filterAll("planneda", []string{"n"}, later)
+	mgr.filterAll("plannedb", []string{"n"}, later)
 	report := func(group string, r Report) Report {
 		r.Group = Key{Namespace: "ns", Name: group}
 		return r

@@ -39,7 +39,7 @@ func TestStatus(t *testing.T) {
 	mgr.SetMember(newMember("b", 0, sized(2)), at)
 	want("a", "pending since 1m0s, gang: kube-scheduler hasn't tried all other members yet")
 	at = at.Add(time.Minute)
-	mgr.Filter("a", []string{"n"}, at)
+	mgr.filterAll("a", []string{"n"}, at)
 	want("b", "pending since 1m0s, gang: there is no room for all members at once")
 	mgr.SetMember(newMember("c", 0, sized(2), func(m *Member) { m.Problem, m.Size = "the size is no number", 0 }), at)
 	want("c", "pending since 1m0s, gang: invalid group: the size is no number")

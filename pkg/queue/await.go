@@ -27,7 +27,7 @@ type Item struct {
 
 // Options configure Awaited.
 type Options struct {
-	Ledger Ledger
+	Ledger *ledger.Ledger
 	// MaxIdle is the part of the memory of the nodes that an item can use up to which the items before it may have awaited reservations. If
 	// they have more, it gets none. 0 switches awaited reservations off.
 	MaxIdle float64
@@ -40,16 +40,6 @@ type Options struct {
 	Bound func(gpu.PodUID) bool
 	// Reserved is called for each choice of cards, for metrics.
 	Reserved func()
-}
-
-// Ledger is the part of package ledger that Awaited uses.
-type Ledger interface {
-	Await(item ledger.Item, requests []ledger.Request, oldest time.Time) bool
-	Awaited(id string) map[string]gpu.Memory
-	AwaitedUsable(item ledger.Item, requests []ledger.Request) bool
-	AwaitedFree(id string) bool
-	EndAwaited(id string)
-	NodeMemory() map[string]gpu.Memory
 }
 
 // Awaited makes the awaited reservations. It isn't safe for concurrent use.

@@ -93,10 +93,10 @@ func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *f
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
 		clock: s.Clock, executor: s.executor, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
 	}
-	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld, false) }
+	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld) }
 	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
 	f.manager = dispatch.New(options)
-	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, o.Observer, func() reclaim.Capacity { return s.capacity(true, false) })
+	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, o.Observer, func() reclaim.Capacity { return s.capacity(true) })
 	return f
 }
 

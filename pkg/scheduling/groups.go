@@ -110,7 +110,7 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 	uid := gpu.PodUID(pod.UID)
 	answer := gang.FilterResult{Reason: reasons.GroupUnknown} // The pending pods are requeued after the cache sync.
 	if g.cache.Ready() == nil {
-		answer = g.manager.FilterSample(uid, nodes, g.offered(pod, nodes), g.clock.Now())
+		answer = g.manager.Filter(uid, nodes, g.offered(pod, nodes), g.clock.Now())
 		g.act()
 		g.nominator.steerMember(uid, answer.Outside)
 		if answer.AsSingle {

@@ -418,7 +418,7 @@ func TestEffectsWaitForTheLease(t *testing.T) {
 	manager.StartLeading(now)
 	for _, uid := range []gpu.PodUID{"a", "b"} {
 		manager.SetMember(gang.Member{Pod: gpu.Pod{UID: uid, Request: 8}, Gang: gang.Key{Name: "job"}, Size: 2}, now)
-		manager.Filter(uid, []string{"n1"}, now)
+		manager.Filter(uid, []string{"n1"}, []string{"n1"}, now)
 	}
 	g := &groups{manager: manager, leading: func() error { return errors.New("the lease has lapsed") }}
 	g.act()

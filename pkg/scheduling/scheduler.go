@@ -242,7 +242,7 @@ func (s *Scheduler) newGroups() *groups {
 			}
 			return nil
 		},
-		Capacity: func(empty bool) ledger.Capacity { return s.capacity(true, empty) },
+		Capacity: func() ledger.Capacity { return s.capacity(true) },
 		Failures: s.failures,
 	}
 	if s.FairShare.On {
@@ -261,8 +261,8 @@ func (s *Scheduler) view() ledger.View {
 }
 
 // capacity returns a new count of what nodes have besides GPU memory. It counts the pods with reservations, see ledger.ReservedOn.
-func (s *Scheduler) capacity(withReclaimed, empty bool) *eligibility.Capacity {
-	return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.ReservedOn(node, withReclaimed) }, empty)
+func (s *Scheduler) capacity(withReclaimed bool) *eligibility.Capacity {
+	return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.ReservedOn(node, withReclaimed) }, false)
 }
 
 // Run keeps the cache in step with the API server, and runs the loops of all parts, until ctx ends.
