@@ -40,7 +40,7 @@ func TestNamespaceLeaves(t *testing.T) {
 	f.pod("alice/1", 5, open)
 	f.tick(0)
 	want(t, "requeues", 0, f.requeues)
-	f.SetNamespace("alice", Namespace{Tenant: "alice", Free: true})
+	f.SetNamespace("alice", Namespace{Tenant: "alice", Exempt: true})
 	f.tick(0)
 	want(t, "requeues", 1, f.requeues)
 	f.tick(queue.Retry)

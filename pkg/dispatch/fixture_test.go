@@ -333,7 +333,7 @@ func (f *fixture) reclaimFor(need reclaim.Need) {
 func (f *fixture) running() map[string]gpu.Memory {
 	out := map[string]gpu.Memory{}
 	for _, p := range f.pods {
-		if ns := f.namespaces[p.Namespace]; p.Node != "" && !p.Leaving && !ns.Free {
+		if ns := f.namespaces[p.Namespace]; p.Node != "" && !p.Leaving && !ns.Exempt {
 			out[ns.Tenant] += p.Request
 		}
 	}

@@ -54,7 +54,7 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 func (m *Manager) searchAgain(attempt uint64, now time.Time) *Search {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.search(attempt, m.standings(), now)
+	return m.search(attempt, m.takeStandings(), now)
 }
 
 // hold holds the places of a plan if its victims are evictable and its units still wait.

@@ -67,7 +67,7 @@ func TestAdmitDuringTick(t *testing.T) {
 // What filter does with pods for which it isn't called in the usual way.
 func TestAdmit(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{2}, nil)
-	f.SetNamespace("system", Namespace{Tenant: "system", Free: true})
+	f.SetNamespace("system", Namespace{Tenant: "system", Exempt: true})
 	f.pod("alice/gated", 2)
 	f.pod("bob/removed-the-gate", 2, open)
 	f.pod("system/free", 1)
@@ -194,7 +194,7 @@ func TestUrgentReplacement(t *testing.T) {
 // Few writes are in flight at a time, those of granted pods first: they hold memory.
 func TestOpenGates(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{2}, nil)
-	f.SetNamespace("free", Namespace{Tenant: "free", Free: true})
+	f.SetNamespace("free", Namespace{Tenant: "free", Exempt: true})
 	for i := range 100 {
 		f.pod(fmt.Sprint("free/", i), 1)
 	}
@@ -258,7 +258,7 @@ func TestTerms(t *testing.T) {
 	f.pod("carol/1", 1, on("n0"))
 	want(t, "tenants", []Tenant{{Terms: fairshare.Terms{Weight: 2, Guaranteed: 3}, Name: "team", Share: 2, Allocated: 2}}, f.Tenants())
 	f.SetNamespace("bob", Namespace{Tenant: "bob", Terms: fairshare.DefaultTerms})
-	f.SetNamespace("carol", Namespace{Tenant: "carol", Free: true})
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Exempt: true})
 	want(t, "tenants", map[string]gpu.Memory{"bob": 1}, f.allocated())
 	f.RemoveNamespace("bob")
 	f.delete("bob/1", "carol/1")
@@ -321,7 +321,7 @@ func TestFaults(t *testing.T) {
 				f.tick(0) // Nothing may come of it.
 				f.StartLeading()
 			case what == 9:
-				f.SetNamespace("bob", Namespace{Tenant: []string{"bob", "alice"}[random.IntN(2)], Terms: fairshare.Terms{Weight: 1 + random.Int64N(3)}, Free: random.IntN(5) == 0})
+				f.SetNamespace("bob", Namespace{Tenant: []string{"bob", "alice"}[random.IntN(2)], Terms: fairshare.Terms{Weight: 1 + random.Int64N(3)}, Exempt: random.IntN(5) == 0})
 			case what < 12:
 				if p := f.pods[name]; p.Node == "" && !p.Gated {
 					if f.Admit(p.Pod) {

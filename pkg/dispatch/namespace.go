@@ -16,15 +16,15 @@ type Namespace struct {
 	// Tenant is the tenant to which its pods belong.
 	Tenant string
 	fairshare.Terms
-	// Free is true if its pods take no part in fair sharing.
-	Free bool
+	// Exempt is true if its pods take no part in fair sharing.
+	Exempt bool
 }
 
 // ParseNamespace returns what a namespace's labels and annotations say. label is the key of the label whose value names the tenant;
 // if it is empty, each namespace is a tenant. problem is what is wrong with labels and annotations, for which default values are used;
 // empty if nothing is.
 func ParseNamespace(name string, labels, annotations map[string]string, label string) (ns Namespace, problem string) {
-	ns = Namespace{Tenant: name, Terms: fairshare.DefaultTerms, Free: labels[protocol.LabelFairShare] == protocol.FairShareOff}
+	ns = Namespace{Tenant: name, Terms: fairshare.DefaultTerms, Exempt: labels[protocol.LabelFairShare] == protocol.FairShareOff}
 	if label != "" {
 		ns.Tenant = labels[label]
 	}
@@ -45,7 +45,7 @@ func ParseNamespace(name string, labels, annotations map[string]string, label st
 		ns.Guaranteed, err = fairshare.ParseGuaranteed(text)
 		return err
 	})
-	if value, given := labels[protocol.LabelFairShare]; given && !ns.Free {
+	if value, given := labels[protocol.LabelFairShare]; given && !ns.Exempt {
 		problems = append(problems, fmt.Sprintf("label %s: %q is not %q", protocol.LabelFairShare, value, protocol.FairShareOff))
 	}
 	problems = append(problems, unread("annotation", annotations, annotationKeys, "label", labelKeys)...)
@@ -62,12 +62,12 @@ func (m *Manager) SetNamespace(name string, next Namespace) {
 		return
 	}
 	m.namespaces[name] = next
-	m.Exempt.set(name, next.Free)
-	if !known || former.Tenant != next.Tenant || former.Free != next.Free {
+	m.Exempt.set(name, next.Exempt)
+	if !known || former.Tenant != next.Tenant || former.Exempt != next.Exempt {
 		for _, p := range m.inNamespace[name] {
 			m.withdraw(p)
 			m.refresh(p)
-			if next.Free && !p.Gated && p.awaitsBind() {
+			if next.Exempt && !p.Gated && p.awaitsBind() {
 				m.effects.Requeue = true // Until now filter has rejected it.
 			}
 		}
@@ -96,7 +96,7 @@ func (m *Manager) RemoveNamespace(name string) {
 func (m *Manager) setTerms(tenant string) {
 	terms, found := fairshare.DefaultTerms, false
 	for _, ns := range m.namespaces {
-		if ns.Tenant == tenant && !ns.Free {
+		if ns.Tenant == tenant && !ns.Exempt {
 			found = true
 			terms.Weight, terms.Guaranteed = max(terms.Weight, ns.Weight), max(terms.Guaranteed, ns.Guaranteed)
 		}

@@ -21,7 +21,7 @@ func TestParseNamespace(t *testing.T) {
 		"nothing is set":        {keys{"team": "red"}, keys{"a": "b"}, Namespace{Tenant: "red", Terms: terms(1)}, ""},
 		"a weight":              {nil, keys{"gpushare.aliyun.com/fair-share-weight": "2"}, Namespace{Terms: terms(2)}, ""},
 		"an unknown label":      {keys{"gpushare.aliyun.com/fair-share-tenant": "x"}, nil, Namespace{Terms: terms(1)}, "nothing reads the label gpushare.aliyun.com/fair-share-tenant"},
-		"it takes no part":      {keys{"gpushare.aliyun.com/fair-share": "off"}, nil, Namespace{Terms: terms(1), Free: true}, ""},
+		"it takes no part":      {keys{"gpushare.aliyun.com/fair-share": "off"}, nil, Namespace{Terms: terms(1), Exempt: true}, ""},
 		"off is spelt wrongly":  {keys{"gpushare.aliyun.com/fair-share": "Off"}, nil, Namespace{Terms: terms(1)}, `label gpushare.aliyun.com/fair-share: "Off" is not "off"`},
 		"a label as annotation": {nil, keys{"gpushare.aliyun.com/fair-share": "off"}, Namespace{Terms: terms(1)}, "nothing reads the annotation gpushare.aliyun.com/fair-share: it must be set as label"},
 		"annotations as labels, and a misspelt annotation": {

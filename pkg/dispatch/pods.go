@@ -149,7 +149,7 @@ func (m *Manager) count(p *pod, amount gpu.Memory) {
 	if !known && p.counted > 0 {
 		ns.Tenant = p.countedFor
 	}
-	if ns.Free {
+	if ns.Exempt {
 		amount = 0
 	}
 	if p.counted == amount && (amount == 0 || p.countedFor == ns.Tenant) {
@@ -157,7 +157,7 @@ func (m *Manager) count(p *pod, amount gpu.Memory) {
 	}
 	if p.counted > 0 {
 		m.queue.Release(p.countedFor, p.counted)
-		if m.leading && known && !ns.Free && amount == 0 && p.Node != "" {
+		if m.leading && known && !ns.Exempt && amount == 0 && p.Node != "" {
 			m.noteEnd(p, p.countedFor)
 		}
 	}

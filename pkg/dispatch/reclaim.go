@@ -77,7 +77,7 @@ func (m *Manager) dueStandings(now time.Time) *standings {
 	}
 	m.reclaims.checked = now
 	m.gatherGroups()
-	return m.standings()
+	return m.takeStandings()
 }
 
 // pause pauses a tenant's units of one kind after an attempt without success: for longer each time, unless something changed while the plan was made.

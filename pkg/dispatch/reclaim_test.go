@@ -195,7 +195,7 @@ func TestReclaimHold(t *testing.T) {
 		"its tenant has no share any more": {func(f *fixture) {
 			f.SetNamespace("bob", guarantees(4))
 		}, []string{"bob/small"}, 2, 0},
-		"its namespace is free":                   {func(f *fixture) { f.SetNamespace("alice", Namespace{Tenant: "alice", Free: true}) }, []string{"alice/1", "bob/small"}, 2, 0},
+		"its namespace is free":                   {func(f *fixture) { f.SetNamespace("alice", Namespace{Tenant: "alice", Exempt: true}) }, []string{"alice/1", "bob/small"}, 2, 0},
 		"the victims stay for long, and end then": {func(f *fixture) { f.run(roundLasts + 2*after) }, []string{"alice/1"}, 2, 1},
 		"an eviction has no effect":               {func(f *fixture) { f.pod("bob/3", 0, func(p *Pod) { p.Leaving = false }); f.run(roundLasts) }, []string{"bob/small"}, 2, 1},
 	} {
@@ -277,7 +277,7 @@ func TestReclaimVictims(t *testing.T) {
 	}
 	f := newFixture(t, []gpu.Memory{8, 8}, func(o *Options) { o.ReclaimAfter, o.MinRuntime = after, minRuntime })
 	f.groups.sizes["job"] = 2
-	f.SetNamespace("free", Namespace{Tenant: "free", Free: true})
+	f.SetNamespace("free", Namespace{Tenant: "free", Exempt: true})
 	f.pod("bob/young", 4, on("n0"), young)
 	f.pod("bob/urgent", 4, on("n0"), old(1), priority(1000))
 	f.pod("free/other", 2, on("n1"), old(1))

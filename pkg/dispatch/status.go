@@ -32,7 +32,7 @@ type Tenant struct {
 // Tenants returns the tenants that have or want something, by name. The list is never nil.
 func (m *Manager) Tenants() []Tenant {
 	m.mu.Lock()
-	s := m.standings()
+	s := m.takeStandings()
 	m.mu.Unlock()
 	m.setShares(s)
 	slices.SortFunc(s.tenants, func(a, b Tenant) int { return cmp.Compare(a.Name, b.Name) })
@@ -59,8 +59,8 @@ type demander struct {
 	constraints unique.Handle[string]
 }
 
-// standings returns the state of the tenants, without shares.
-func (m *Manager) standings() *standings {
+// takeStandings returns the state of the tenants, without shares.
+func (m *Manager) takeStandings() *standings {
 	out := &standings{tenants: []Tenant{}, demanded: map[demander]gpu.Memory{}, allocated: m.allocated.snapshot()}
 	before, held := 0, map[string]gpu.Memory{}
 	for _, h := range m.reclaims.held {
@@ -183,7 +183,7 @@ func (m *Manager) waitingTurns(turns map[gpu.PodUID]reasons.Turn) (s *standings,
 	if !m.leading {
 		return nil, nil
 	}
-	s = m.standings()
+	s = m.takeStandings()
 	pods := 0
 	for i := range s.tenants {
 		pods += s.tenants[i].Waiting

@@ -61,7 +61,7 @@ func TestDemanded(t *testing.T) {
 	f.pod("bob/1", 7, constrained("x"))
 	f.gatherGroups()
 	got := map[string]gpu.Memory{}
-	s := f.standings()
+	s := f.takeStandings()
 	for of, amount := range s.demanded {
 		got[s.tenants[of.tenant].Name+" "+of.constraints.Value()] = amount
 	}

@@ -171,13 +171,13 @@ func TestEventIneligibleMembers(t *testing.T) {
 		cardless        bool
 	}{
 		"scheduling gates": {
-			disable: func(p *pod) { p.Gated = true }, enable: func(p *pod) { p.Gated = false },
+			disable: func(p *pod) { p.GatedOtherwise = true }, enable: func(p *pod) { p.GatedOtherwise = false },
 		},
 		"invalid size": {
 			disable: func(p *pod) { p.Problem, p.Size = "x is no number", 0 }, enable: func(p *pod) { p.Problem, p.Size = "", 3 },
 		},
 		"scheduling gates, and a member without cards": {
-			disable: func(p *pod) { p.Gated = true }, enable: func(p *pod) { p.Gated = false }, cardless: true,
+			disable: func(p *pod) { p.GatedOtherwise = true }, enable: func(p *pod) { p.GatedOtherwise = false }, cardless: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

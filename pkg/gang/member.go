@@ -71,8 +71,8 @@ type Member struct {
 	MarkedWhole bool
 	// Ended is true if the pod has succeeded or failed, Succeeded if it has succeeded.
 	Ended, Succeeded bool
-	// Gated is true if the pod has scheduling gates other than that of fair sharing.
-	Gated bool
+	// GatedOtherwise is true if the pod has scheduling gates other than that of fair sharing.
+	GatedOtherwise bool
 	// HeldBack is true if the pod has the scheduling gate of fair sharing: no scheduler can have tried it yet.
 	HeldBack bool
 	// Cardless is true if the pod asks for no cards. kube-scheduler doesn't call the extender for it, and it doesn't
@@ -111,7 +111,7 @@ func (m *Member) category(ours func(scheduler string) bool) category {
 		return other
 	case m.Node != "":
 		return bound
-	case m.Problem != "", m.Gated:
+	case m.Problem != "", m.GatedOtherwise:
 		return ineligible
 	case !m.HeldBack && !ours(m.Scheduler):
 		return foreign
@@ -147,7 +147,7 @@ func merge(known, next Member) Member {
 // relevantChange reports whether a user changed the member in a way that may help a group that failed before.
 func relevantChange(known, next *Member) bool {
 	return known.Size != next.Size || known.Priority != next.Priority || known.Template != next.Template ||
-		known.NumCards() != next.NumCards() || known.Problem != next.Problem || known.Gated != next.Gated
+		known.NumCards() != next.NumCards() || known.Problem != next.Problem || known.GatedOtherwise != next.GatedOtherwise
 }
 
 // member is a Member with the state that a Manager keeps of it.

@@ -278,7 +278,7 @@ func TestMembership(t *testing.T) {
 func TestOldRead(t *testing.T) {
 	mgr := newManager(t)
 	mgr.StartLeading(begin)
-	old := newMember("a", 0, sized(3), func(m *Member) { m.Gated = true })
+	old := newMember("a", 0, sized(3), func(m *Member) { m.GatedOtherwise = true })
 	mgr.SetMember(old, begin)
 	mgr.SetMember(newMember("a", 0, sized(2)), begin)
 	mgr.SetMember(newMember("b", 0, sized(2)), begin)

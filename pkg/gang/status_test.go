@@ -31,7 +31,7 @@ func TestStatus(t *testing.T) {
 	want("a", "doesn't wait")
 	mgr.SetMember(newMember("a", 0, sized(2)), at)
 	want("a", "incomplete since 0s, gang: 1 of 2 members exist")
-	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.Gated = true }), at)
+	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.GatedOtherwise = true }), at)
 	want("a", "incomplete since 0s, gang: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as b")
 	mgr.SetMember(newMember("b", 0, sized(3)), at)
 	want("a", "incomplete since 0s, gang: invalid group: the members disagree on the group's size: a says 2, b says 3")

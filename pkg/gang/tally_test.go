@@ -68,7 +68,7 @@ func memberOf(a, b byte) *member {
 	case 7:
 		m.Leaving = true
 	case 8:
-		m.Gated = true
+		m.GatedOtherwise = true
 	}
 	m.counted = m.category(func(name string) bool { return name == "ours" })
 	return m

@@ -108,7 +108,7 @@ func (r *groupRun) add(m gang.Member) {
 	case m.Ended, m.Leaving:
 	case m.Node != "":
 		r.bound = append(r.bound, m)
-	case m.Problem != "", m.Gated:
+	case m.Problem != "", m.GatedOtherwise:
 		r.ineligible = append(r.ineligible, m)
 	default:
 		r.pending = append(r.pending, m)
@@ -256,7 +256,7 @@ func groupWaits(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now ti
 				reason = reported
 			case m.Problem != "":
 				reason = reasons.GroupInvalid(m.Problem)
-			case m.Gated:
+			case m.GatedOtherwise:
 				reason = run.reason(reasons.Group{})
 			}
 			waits[types.UID(m.UID)] = &diagnosis.GroupWait{Group: run.Group.String(), Native: run.Group.Native, Reason: reason, Since: run.since()}

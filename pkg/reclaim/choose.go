@@ -53,8 +53,6 @@ type trial struct {
 	// with the newest candidate first.
 	on    map[string][]int
 	order []string
-	// sets are slices of nodes as sets, by the address of their first element.
-	sets map[*string]map[string]bool
 	// memory is the memory of each candidate.
 	memory []gpu.Memory
 	// gone are the pods of the victims so far. lost is the memory of the victims, by tenant. allowed holds how many more evictions each budget allows.
@@ -72,7 +70,7 @@ type trial struct {
 
 func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
-		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{}, sets: map[*string]map[string]bool{},
+		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{},
 		memory: make([]gpu.Memory, len(need.Victims)), gone: map[gpu.PodUID]bool{}, lost: map[string]gpu.Memory{}, allowed: slices.Clone(cluster.Allowed),
 		unitOf: map[int]int{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
 	}

@@ -32,7 +32,7 @@ type Unit struct {
 // Pod is a pod that gets room.
 type Pod struct {
 	gpu.Pod
-	// Nodes are the nodes on which it can run.
+	// Nodes are the nodes on which it can run, by name.
 	Nodes []string
 }
 

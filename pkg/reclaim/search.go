@@ -51,29 +51,12 @@ func (t *trial) makeRoom(unit int, pod Pod) (node string, ok bool) {
 
 // cheapest returns the option for the pod with the least cost; nil if there is none.
 func (t *trial) cheapest(pod Pod) (best *option) {
-	usable := t.usable(pod.Nodes)
 	for _, node := range t.order {
-		if t.steps > 0 && usable[node] {
+		if _, usable := slices.BinarySearch(pod.Nodes, node); usable && t.steps > 0 {
 			best = t.cheapestOn(node, pod.UID, pod.Demand(), best)
 		}
 	}
 	return best
-}
-
-// usable returns the nodes as a set. Equal pods share the slice, so the sets are cached by it.
-func (t *trial) usable(nodes []string) map[string]bool {
-	if len(nodes) == 0 {
-		return nil
-	}
-	set := t.sets[&nodes[0]]
-	if set == nil {
-		set = make(map[string]bool, len(nodes))
-		for _, node := range nodes {
-			set[node] = true
-		}
-		t.sets[&nodes[0]] = set
-	}
-	return set
 }
 
 // cheapestOn returns the cheapest option on the node if it costs less than best, otherwise best. For a demand of several cards it considers
