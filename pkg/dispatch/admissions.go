@@ -20,8 +20,8 @@ func NewExempt(priorityCutoff int32) *Exempt {
 	return &Exempt{PriorityCutoff: priorityCutoff}
 }
 
-// set records whether a namespace is exempt.
-func (e *Exempt) set(namespace string, exempt bool) {
+// setExempt records whether a namespace is exempt.
+func (e *Exempt) setExempt(namespace string, exempt bool) {
 	if exempt {
 		e.namespaces.Store(namespace, true)
 	} else {

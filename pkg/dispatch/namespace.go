@@ -62,7 +62,7 @@ func (m *Manager) SetNamespace(name string, next Namespace) {
 		return
 	}
 	m.namespaces[name] = next
-	m.Exempt.set(name, next.Exempt)
+	m.setExempt(name, next.Exempt)
 	if !known || former.Tenant != next.Tenant || former.Exempt != next.Exempt {
 		for _, p := range m.inNamespace[name] {
 			m.withdraw(p)
@@ -85,7 +85,7 @@ func (m *Manager) RemoveNamespace(name string) {
 	defer m.mu.Unlock()
 	former := m.namespaces[name]
 	delete(m.namespaces, name)
-	m.Exempt.set(name, false)
+	m.setExempt(name, false)
 	for _, p := range m.inNamespace[name] {
 		m.withdraw(p)
 	}
