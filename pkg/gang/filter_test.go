@@ -71,11 +71,11 @@ func TestUnclearMembers(t *testing.T) {
 		mgr.SetMember(newMember(name, i, sized(2), func(m *Member) { m.Controller = name }), s.now)
 	}
 	for _, name := range []gpu.PodUID{"job", "next"} {
-		if got := mgr.Filter(name, s.nodes, s.now).Reason; got != reasons.GroupUnclear {
+		if got := mgr.filterAll(name, s.nodes, s.now).Reason; got != reasons.GroupUnclear {
 			t.Errorf("%s: %v, want %v", name, got, reasons.GroupUnclear)
 		}
 	}
-	if got := mgr.Filter("job", s.nodes, s.now.Add(settle)); len(got.Nodes) == 0 {
+	if got := mgr.filterAll("job", s.nodes, s.now.Add(settle)); len(got.Nodes) == 0 {
 		t.Errorf("once no more come: %v", got.Reason)
 	}
 }
