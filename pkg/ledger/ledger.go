@@ -205,7 +205,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 	}
 }
 
-// AnyFit returns some node that the pod fits.
+// AnyFit returns a node that the pod fits.
 func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -213,12 +213,12 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 		return home, true
 	}
 	demand := pod.Demand()
-	for name, n := range l.nodes {
-		if l.fit(name, n, &pod, &demand) == reasons.Fits {
-			return name, true
+	for other, n := range l.nodes { // Of those that it fits, the first by name, so that a simulation can be repeated.
+		if (!ok || other < name) && l.fit(other, n, &pod, &demand) == reasons.Fits {
+			name, ok = other, true
 		}
 	}
-	return "", false
+	return name, ok
 }
 
 // FirstFit returns the first of the named nodes that the pod fits, also by what the node has free besides GPU memory. A pod with an allocation

@@ -3,6 +3,7 @@ package requeue
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -191,7 +192,8 @@ func (a *attempts) round() {
 func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) {
 	var inSample []*clustercache.PodInfo
 	var requests []gpu.Pod
-	for uid, was := range due {
+	for _, uid := range slices.Sorted(maps.Keys(due)) {
+		was := due[uid]
 		pod, pending := a.Cache.PendingPod(uid)
 		switch {
 		case !pending:

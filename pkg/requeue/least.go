@@ -1,7 +1,9 @@
 package requeue
 
 import (
+	"maps"
 	"math"
+	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -35,8 +37,8 @@ func (l least) fits(node string) bool { return l.own[node] || fits(l.ledger, l.p
 
 // anyFit returns some node that one of the pods may fit.
 func (l least) anyFit() (node string, ok bool) {
-	for node := range l.own {
-		return node, true
+	if len(l.own) > 0 {
+		return slices.Min(slices.Collect(maps.Keys(l.own))), true
 	}
 	return l.ledger.AnyFit(l.pod)
 }
