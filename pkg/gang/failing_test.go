@@ -66,7 +66,7 @@ func (s *fixture) failRounds(n int) (pauses []time.Duration) {
 func TestPause(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(4, "job", 4, 16, "t")
-	if got, want := fmt.Sprint(s.failRounds(11)), "[2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 10m0s 10m0s]"; got != want {
+	if got, want := fmt.Sprint(s.failRounds(11)), "[2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 17m4s 20m0s]"; got != want {
 		t.Errorf("pauses %v, want %v", got, want)
 	}
 }

@@ -37,6 +37,8 @@ func (s Size) max(o Size) Size { return Size{max(s.Memory, o.Memory), max(s.Card
 //   - After failures in a row, items of the namespace are placed one at a time: the next one longer after the latest failure each time. Small items
 //     that arrive don't prove that large ones would. So this ends when an item as large as those that failed arrives. Before, only items no
 //     larger than one that has arrived since are placed without this delay.
+//   - A shape that has failed waits twice as long for this as one that hasn't. In between the latter can get an awaited reservation, and keeps it
+//     whatever fails meanwhile. Otherwise pods that are never bound would end it each time, and larger items would never get their memory.
 //
 // Items that were placed before the latest failure are no further failure in the row: kube-scheduler may have stopped for a while. Losing memory to
 // another item, or with a card or node, is no failure.
@@ -57,6 +59,9 @@ type namespaceFailures struct {
 	proven Size
 	// turn is the ID of the item that is placed, of those that are placed one at a time; empty if none is.
 	turn string
+	// awaits is the ID of an item that has an awaited reservation, and whose shape has not failed: it need not wait for its turn again. Empty if there is
+	// none.
+	awaits string
 	// shapes are the failures of each shape since an item of this shape arrived.
 	shapes map[string]*row
 }
@@ -91,14 +96,17 @@ func (r *row) pauseEnds() time.Time {
 	return r.latest.Add(min(minPause<<min(r.count-1, 10), LongestPause))
 }
 
-// turnBegins returns when the next item may be placed.
-func (r *row) turnBegins() time.Time {
-	return r.latest.Add(min(minPause<<min(r.count, 10), LongestPause))
+// turnBegins returns when the next item may be placed, of those whose shape has failed, or of the others.
+func (r *row) turnBegins(failed bool) time.Time {
+	if !failed {
+		return r.pauseEnds()
+	}
+	return r.latest.Add(min(minPause<<min(r.count, 11), 2*LongestPause))
 }
 
 // awaitsTurn reports whether the item is one of those that are placed one at a time.
 func (n *namespaceFailures) awaitsTurn(i Attempt) bool {
-	return n != nil && n.row.count > 0 && !i.Broken && !n.proven.covers(i.Size)
+	return n != nil && n.row.count > 0 && !i.Broken && n.awaits != i.ID && !n.proven.covers(i.Size)
 }
 
 // Any reports whether anything of the namespace has failed.
@@ -126,7 +134,7 @@ func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) 
 	switch {
 	case !n.awaitsTurn(i):
 	case n.turn == "":
-		next = n.row.turnBegins()
+		next = n.row.turnBegins(shape != nil)
 	case n.turn != i.ID:
 		next = now.Add(minPause)
 	}
@@ -150,8 +158,26 @@ func (f *Failures) Of(i Attempt) (failures int, latest time.Time) {
 func (f *Failures) Placed(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n.awaitsTurn(i) {
+	if n := f.namespaces[i.Namespace]; n.awaitsTurn(i) || n != nil && n.awaits == i.ID {
 		n.turn = i.ID
+	}
+}
+
+// Awaits records that the item has an awaited reservation. If one of its namespace has one already, it counts as the only one.
+func (f *Failures) Awaits(i Attempt) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := f.namespaces[i.Namespace]; n != nil && n.awaits == "" && n.shapes[i.Shape] == nil {
+		n.awaits = i.ID
+	}
+}
+
+// AwaitsNot records that the item has no awaited reservation any more.
+func (f *Failures) AwaitsNot(i Attempt) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := f.namespaces[i.Namespace]; n != nil && n.awaits == i.ID {
+		n.awaits = ""
 	}
 }
 
@@ -206,6 +232,9 @@ func (f *Failures) Failed(i Attempt, placed, now time.Time) {
 	}
 	if n.turn == i.ID {
 		n.turn = ""
+	}
+	if n.awaits == i.ID {
+		n.awaits = ""
 	}
 	if n.shapes[i.Shape] == nil {
 		n.shapes[i.Shape] = &row{}

@@ -74,7 +74,8 @@ func TestPauses(t *testing.T) {
 
 // TestFailures: for how long items wait after others have failed.
 func TestFailures(t *testing.T) {
-	const free, paused, turn = 0, time.Second, 2 * time.Second // After one failure.
+	// After one failure; others are the turns of shapes that have not failed.
+	const free, paused, turn, others = 0, time.Second, 2 * time.Second, time.Second
 	large, small := item("large", "large", 64), item("small", "small", 8)
 	other := large
 	other.Namespace = "b"
@@ -85,22 +86,22 @@ func TestFailures(t *testing.T) {
 	}{
 		"nothing has failed":                           {func(*scene) {}, large, free},
 		"the same item":                                {func(s *scene) { s.fail(large) }, large, turn},
-		"another shape":                                {func(s *scene) { s.fail(large) }, small, turn},
+		"another shape":                                {func(s *scene) { s.fail(large) }, small, others},
 		"another namespace":                            {func(s *scene) { s.fail(large) }, other, free},
 		"what is bound of it wastes memory":            {func(s *scene) { s.fail(large) }, Attempt{Namespace: "a", ID: "x", Shape: "x", Broken: true}, free},
 		"that, and its shape has failed":               {func(s *scene) { s.fail(large) }, Attempt{Namespace: "a", ID: "x", Shape: "large", Broken: true}, paused},
-		"it was edited":                                {func(s *scene) { s.fail(large); s.Forgive(large) }, large, turn},
+		"it was edited":                                {func(s *scene) { s.fail(large); s.Forgive(large) }, large, others},
 		"it arrived":                                   {func(s *scene) { s.fail(large); s.Arrived(large) }, large, free},
 		"it arrived, and another shape waits":          {func(s *scene) { s.fail(large); s.Arrived(large) }, small, free},
 		"a small one arrived":                          {func(s *scene) { s.fail(large); s.Arrived(small) }, large, turn},
 		"a small one arrived, and is next":             {func(s *scene) { s.fail(large); s.Arrived(small) }, small, free},
-		"a small one arrived, then failed":             {func(s *scene) { s.fail(large); s.Arrived(small); s.fail(small) }, item("x", "x", 8), 2 * turn},
+		"a small one arrived, then failed":             {func(s *scene) { s.fail(large); s.Arrived(small); s.fail(small) }, item("x", "x", 8), 2 * others},
 		"a large one arrived after a small one failed": {func(s *scene) { s.fail(small); s.Arrived(large) }, item("x", "x", 8), free},
 		"that, and it has the shape":                   {func(s *scene) { s.fail(small); s.Arrived(large) }, small, paused},
 		"fewer cards arrived": {func(s *scene) {
-			s.Failed(Attempt{Namespace: "a", Shape: "cards", Size: Size{16, 2}}, s.now, s.now)
+			s.Failed(Attempt{Namespace: "a", ID: "cards", Shape: "cards", Size: Size{16, 2}}, s.now, s.now)
 			s.Arrived(large)
-		}, Attempt{Namespace: "a", Shape: "x", Size: Size{16, 2}}, turn},
+		}, Attempt{Namespace: "a", ID: "x", Shape: "x", Size: Size{16, 2}}, others},
 		"another one is placed": {func(s *scene) {
 			s.fail(large)
 			s.await(large)
@@ -117,11 +118,29 @@ func TestFailures(t *testing.T) {
 			for n := range 10 {
 				s.Failed(item(fmt.Sprint(n), fmt.Sprint("shape ", n), 64), s.now.Add(-patience), s.now)
 			}
-		}, small, turn},
+		}, small, others},
 		"one failed twice, as two components report": {func(s *scene) {
 			s.fail(large)
 			s.Failed(large, s.now.Add(-patience), s.now)
 		}, large, turn},
+		"another one failed, and it has an awaited reservation since": {func(s *scene) { s.fail(small); s.await(large); s.Awaits(large); s.fail(small) }, large, free},
+		"that has ended": {func(s *scene) { s.fail(small); s.await(large); s.Awaits(large); s.fail(small); s.AwaitsNot(large) }, large, 2 * others},
+		"another item has one already": {func(s *scene) {
+			s.fail(small)
+			s.await(large)
+			s.Awaits(large)
+			s.Awaits(item("x", "x", 64))
+			s.fail(small)
+		}, item("x", "x", 64), 2 * others},
+		"its shape fails although it has one": {func(s *scene) { s.fail(small); s.await(large); s.Awaits(large); s.fail(large) }, large, 2 * turn},
+		"its memory is free": {func(s *scene) {
+			s.fail(small)
+			s.await(large)
+			s.Awaits(large)
+			s.fail(small)
+			s.Placed(large)
+			s.AwaitsNot(large)
+		}, large, free},
 		"an hour later":  {func(s *scene) { s.fail(large); s.now = s.now.Add(time.Hour) }, large, free},
 		"the term ended": {func(s *scene) { s.fail(large); s.Clear() }, large, free},
 		"twenty failed in a row": {func(s *scene) {

@@ -27,7 +27,6 @@ var knownDefects = []knownDefect{
 	{wasted, "", []string{"pods that take CPU"}, nil, "pods are evicted for pods whose CPU others take"},
 	{wasted, "", []string{"reclaim"}, grouped, "pods are evicted for a group that then doesn't get their memory"},
 	{wasted, "", []string{"reclaim", "a LeaderWorkerSet of several replicas"}, nil, "pods are evicted for a pod whose memory a group of its tenant then takes"},
-	{starved, "", []string{"pods that can't be bound"}, sharing, "pods that are never bound keep larger items of their namespace waiting"},
 	{starved, "", nil, replacement, "without fair sharing, the replacement of a member waits behind everything else"},
 }
 
