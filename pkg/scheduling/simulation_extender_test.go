@@ -1,7 +1,9 @@
 package scheduling
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -243,6 +245,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 		_, err := s.bindClaimed(r.w.context(), call.request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
 		return err
 	}
+	_, waits := s.groups.manager.Waits(uid) // A member that joins a run later is bound alone: if there is no room after all, no other one is affected.
 	held, err := s.groups.arrive(r.w.context(), uid, call.request.Node)
 	if err != nil {
 		return err
@@ -260,7 +263,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 	if err != nil {
 		return err
 	}
-	if held.OpenedAt.Equal(s.Clock.Now()) { // Later, for the last member, it is too late to give the place up.
+	if waits && held.OpenedAt.Equal(s.Clock.Now()) { // Later, for the last member, it is too late to give the place up.
 		r.w.checkPromise(r, call.request)
 	}
 	_, err = s.bindClaimed(r.w.context(), call.request, p)
@@ -364,19 +367,9 @@ func (c *simCache) list() {
 			}
 		}
 	}
-	for _, name := range slices.Sorted(mapKeys(c.pods)) {
+	for _, name := range slices.Sorted(maps.Keys(c.pods)) {
 		if c.r.w.api.pods[name] == nil {
 			c.observe(change{info: c.pods[name], gone: true})
-		}
-	}
-}
-
-func mapKeys[V any](m map[string]V) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for key := range m {
-			if !yield(key) {
-				return
-			}
 		}
 	}
 }
@@ -492,13 +485,8 @@ func (c *simCache) Node(name string) (*corev1.Node, bool) {
 	return c.nodes[i], true
 }
 
-func (c *simCache) Pending() (out []*clustercache.PodInfo) {
-	for _, name := range slices.Sorted(mapKeys(c.pods)) {
-		if p := c.pods[name]; p.Pending != nil {
-			out = append(out, p)
-		}
-	}
-	return out
+func (c *simCache) Pending() []*clustercache.PodInfo {
+	return slices.SortedFunc(maps.Values(c.pending), func(a, b *clustercache.PodInfo) int { return cmp.Compare(a.UID, b.UID) })
 }
 
 // nullObserver drops metrics.

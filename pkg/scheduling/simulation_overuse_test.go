@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -39,7 +40,7 @@ func (w *world) overrun(p *apiPod, more int64, since time.Duration) {
 
 // Overusing implements clusterCache.
 func (c *simCache) Overusing() (out []*clustercache.PodInfo) {
-	for _, name := range slices.Sorted(mapKeys(c.pods)) {
+	for _, name := range slices.Sorted(maps.Keys(c.pods)) {
 		if p := c.pods[name]; p.Overuse != nil && p.Node != "" && !p.Ended {
 			out = append(out, p)
 		}
