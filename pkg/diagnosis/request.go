@@ -24,6 +24,9 @@ func RequestProblem(pod *corev1.Pod) (problem string, found bool) {
 		if problem, found = misplacedCount(pod); found {
 			return problem, true
 		}
+		if _, annotation := pod.Annotations[protocol.LabelRDMA]; annotation && pod.Labels[protocol.LabelRDMA] == "" {
+			return fmt.Sprintf("%s is an annotation of the pod, and must be a label of the pod: the pod gets no adapter", protocol.LabelRDMA), true
+		}
 		return misplacedGroup(pod)
 	case names(pod, protocol.ResourceMemory):
 		return fmt.Sprintf("the pod asks for 0 of %s, so it gets no card", protocol.ResourceMemory), true

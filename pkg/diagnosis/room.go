@@ -248,7 +248,7 @@ type finding struct {
 	*figures
 	demand gpu.Demand
 	// roomy is the number of cards with room for the demand, and large of those that would have room if they were empty. They are
-	// counted only if the pod asks for several cards or for cores.
+	// counted only if the pod asks for more than memory of one card, see several.
 	roomy, large int
 	reason       reasons.Reason
 	// nominee is the pod for which the node keeps its room; failed is what happened to a card; waitsFor are the pods on
@@ -280,8 +280,10 @@ func (d *Diagnoser) find(f *finding, i int, pod *Pod) {
 	}
 }
 
-// several reports whether the pod asks for more than memory of one card.
-func (f *finding) several() bool { return f.demand.Cards > 1 || f.demand.Cores > 0 }
+// several reports whether the pod asks for more than memory of one card, whichever it is.
+func (f *finding) several() bool {
+	return f.demand.Cards > 1 || f.demand.Cores > 0 || f.demand.RDMA == gpu.RDMARequired
+}
 
 func (f *finding) count() {
 	if !f.several() {
@@ -510,7 +512,7 @@ func (s *summary) containersText() string {
 	return fmt.Sprintf("the pod has %d containers with GPU memory, and a card takes %d by MPS, on %s", containers, most, s.largest.node.Object.Name)
 }
 
-// severalText explains the reason for a pod that asks for several cards or for cores, if the reason needs words of its own.
+// severalText explains the reason for a pod that asks for more than memory of one card, if the reason needs words of its own.
 func (s *summary) severalText() string {
 	f, name := &s.best, s.best.node.Object.Name
 	needs, has := f.needsText(), "none"
@@ -538,10 +540,14 @@ func (f *finding) needsText() string {
 	} else if f.demand.Cores > 0 {
 		share += fmt.Sprintf(" and %d%% of their computing", f.demand.Cores)
 	}
-	if n == 1 {
-		return fmt.Sprintf("a card with %s free is needed", share)
+	near := ""
+	if f.demand.RDMA == gpu.RDMARequired {
+		near = " near an RDMA adapter"
 	}
-	return fmt.Sprintf("%d cards with %s free each are needed on one node", n, share)
+	if n == 1 {
+		return fmt.Sprintf("a card%s with %s free is needed", near, share)
+	}
+	return fmt.Sprintf("%d cards%s with %s free each are needed on one node", n, near, share)
 }
 
 // roomText describes cards with room for the pod's share.

@@ -24,7 +24,7 @@ type Constraints struct {
 	Affinity     *corev1.NodeSelector
 	tolerations  []corev1.Toleration
 	affinity     nodeaffinity.RequiredNodeAffinity
-	// demand has what a node must support whatever its cards have free (placement.Support): several cards, cores, shared memory, limits.
+	// demand has what a node must support whatever its cards have free (placement.Support): several cards, cores, shared memory, adapters, limits.
 	demand gpu.Demand
 }
 
@@ -51,7 +51,8 @@ func ConstraintsOf(pod *corev1.Pod) unique.Handle[string] {
 	if demand.Limits != (gpu.Limits{}) {
 		limits = fmt.Sprintf("%d/%d", demand.Limits.Largest, demand.Limits.MaxUnit)
 	}
-	return unique.Make(fmt.Sprintf("%t %t %t %s %s", demand.Cards > 1, demand.Cores > 0, demand.SharedMemory, limits, text))
+	return unique.Make(fmt.Sprintf("%t %t %t %t %s %s",
+		demand.Cards > 1, demand.Cores > 0, demand.SharedMemory, demand.RDMA == gpu.RDMARequired, limits, text))
 }
 
 // Parse parses what ConstraintsOf returned. It returns nil for any other text: then the pod can use no node.
@@ -59,12 +60,12 @@ func Parse(constraints unique.Handle[string]) *Constraints {
 	if constraints == (unique.Handle[string]{}) {
 		return nil
 	}
-	parts := strings.SplitN(constraints.Value(), " ", 5)
-	if len(parts) < 5 {
+	parts := strings.SplitN(constraints.Value(), " ", 6)
+	if len(parts) < 6 {
 		return nil
 	}
 	var spec corev1.PodSpec
-	if err := spec.Unmarshal([]byte(parts[4])); err != nil {
+	if err := spec.Unmarshal([]byte(parts[5])); err != nil {
 		return nil
 	}
 	c := &Constraints{
@@ -72,8 +73,8 @@ func Parse(constraints unique.Handle[string]) *Constraints {
 		affinity: nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: spec}),
 		demand:   gpu.Demand{Cards: 1, SharedMemory: parts[2] == "true"},
 	}
-	if limits := &c.demand.Limits; parts[3] != "" {
-		if _, err := fmt.Sscanf(parts[3], "%d/%d", &limits.Largest, &limits.MaxUnit); err != nil {
+	if limits := &c.demand.Limits; parts[4] != "" {
+		if _, err := fmt.Sscanf(parts[4], "%d/%d", &limits.Largest, &limits.MaxUnit); err != nil {
 			return nil
 		}
 	}
@@ -85,6 +86,9 @@ func Parse(constraints unique.Handle[string]) *Constraints {
 	}
 	if parts[1] == "true" {
 		c.demand.Cores = 1
+	}
+	if parts[3] == "true" {
+		c.demand.RDMA = gpu.RDMARequired
 	}
 	return c
 }

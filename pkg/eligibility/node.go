@@ -92,6 +92,12 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 	if !slices.Contains(node.Features, protocol.FeatureLimits) {
 		spec.Limits.Refused = reasons.OldForLimits
 	}
+	if !slices.ContainsFunc(node.Cards, func(c gpu.Card) bool { return c.RDMAPorts != "" }) {
+		spec.RDMA = reasons.NoAdapter
+	}
+	if !slices.Contains(node.Features, protocol.FeatureRDMA) {
+		spec.RDMA = reasons.OldForRDMA
+	}
 	spec.Problems = Closed(object, node.WholeCards)
 	if len(node.Cards) > 0 && !slices.ContainsFunc(node.Cards, gpu.Card.Healthy) { // Nothing is allocatable then, whether the plugin is connected or not.
 		spec.Problems = slices.DeleteFunc(spec.Problems, func(p reasons.NodeProblem) bool { return p.Kind == reasons.NodeWithoutPlugin })

@@ -123,7 +123,7 @@ func (m *Member) category(ours func(scheduler string) bool) category {
 func (m *Member) likeness() string {
 	demand := m.Demand()
 	return strconv.Itoa(demand.Cards) + " " + demand.Memory.String() + " " + demand.Cores.String() + " " + strconv.Itoa(int(demand.Containers)) + " " +
-		strconv.FormatBool(demand.SharedMemory) + " " + fmt.Sprint(demand.Limits) + " " + m.shape()
+		strconv.FormatBool(demand.SharedMemory) + " " + fmt.Sprint(demand.RDMA, demand.Limits) + " " + m.shape()
 }
 
 func (m *Member) shape() string {
@@ -147,7 +147,7 @@ func merge(known, next Member) Member {
 // relevantChange reports whether a user changed the member in a way that may help a group that failed before.
 func relevantChange(known, next *Member) bool {
 	return known.Size != next.Size || known.Priority != next.Priority || known.Template != next.Template ||
-		known.NumCards() != next.NumCards() || known.Problem != next.Problem || known.GatedOtherwise != next.GatedOtherwise
+		known.NumCards() != next.NumCards() || known.RDMA != next.RDMA || known.Problem != next.Problem || known.GatedOtherwise != next.GatedOtherwise
 }
 
 // member is a Member with the state that a Manager keeps of it.

@@ -13,3 +13,15 @@ type Adapter struct {
 	// NUMANode is its NUMA node, or NoNUMANode.
 	NUMANode int
 }
+
+// RDMA is whether a pod asks for cards near an adapter.
+type RDMA uint8
+
+const (
+	// RDMANone pods get no adapter.
+	RDMANone RDMA = iota
+	// RDMAPreferred pods get cards near an adapter if these are as good as others.
+	RDMAPreferred
+	// RDMARequired pods get no other cards.
+	RDMARequired
+)

@@ -20,6 +20,8 @@ type Demand struct {
 	Containers int32
 	// SharedMemory is true if one of these containers has a volume of its own for shared memory.
 	SharedMemory bool
+	// RDMA is whether the cards must be near an adapter.
+	RDMA RDMA
 	// Limits are those of containers that may use more than they request.
 	Limits Limits
 }
@@ -29,9 +31,9 @@ type Demand struct {
 func (p Pod) Demand() Demand {
 	n, containers := p.NumCards(), max(p.Containers, 1)
 	if n == 1 {
-		return Demand{1, p.Request, p.Cores, containers, p.SharedMemory, p.Limits}
+		return Demand{1, p.Request, p.Cores, containers, p.SharedMemory, p.RDMA, p.Limits}
 	}
-	return Demand{n, p.Request.perCard(n), p.Cores.PerCard(n), containers, p.SharedMemory, p.Limits}
+	return Demand{n, p.Request.perCard(n), p.Cores.PerCard(n), containers, p.SharedMemory, p.RDMA, p.Limits}
 }
 
 // NumCards returns the number of cards that the pod asks for, at least 1.

@@ -21,6 +21,8 @@ type Pod struct {
 	Priority int32
 	// SharedMemory is true if one of these containers has a volume of its own for shared memory.
 	SharedMemory bool
+	// RDMA is whether its cards must be near an adapter.
+	RDMA RDMA
 	// Limits are those of its containers that may use more than they request.
 	Limits Limits
 	// Leaving is true if the pod is terminating. It keeps its allocation until it has ended.

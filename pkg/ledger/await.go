@@ -55,7 +55,7 @@ func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 	r := l.reservations.items[item.ID]
 	return r != nil && r.Item == item && l.isFor(r, requests) && !slices.ContainsFunc(r.Shares, func(share Share) bool {
 		n, demand := l.nodes[share.Node], share.Pod.Demand()
-		return n.accepts(&demand) != reasons.Fits || !n.couldHold(r, share.On)
+		return n.accepts(&demand) != reasons.Fits || !n.couldHold(r, share.On, &demand)
 	})
 }
 
@@ -109,11 +109,11 @@ func (l *Ledger) resourcesFree(r *Reservation, share *Share, n *node) bool {
 	return l.fits(q)
 }
 
-// couldHold reports whether the cards would hold what the reservation has of them if they were empty.
-func (n *node) couldHold(r *Reservation, on gpu.Placement) bool {
+// couldHold reports whether the cards would hold what the reservation has of them, for the demand among others, if they were empty.
+func (n *node) couldHold(r *Reservation, on gpu.Placement, demand *gpu.Demand) bool {
 	for _, share := range on {
 		i, ok := n.position(share.Card)
-		if !ok || n.cards[i].Unhealthy {
+		if !ok || n.cards[i].Unhealthy || n.cards[i].Lacks(demand) {
 			return false
 		}
 		if empty := n.cards[i].Empty(); !empty.Has(n.reservedBy(r, share.Card)) {

@@ -127,13 +127,17 @@ func (n *node) recount() {
 }
 
 // presumed returns the demand that the node serves for a pod whose annotations name no card. A node that doesn't support several cards gives
-// the pod one card, and an old device plugin counts no cores.
+// the pod one card, an old device plugin counts no cores, and without
+// adapters none can be near.
 func (n *node) presumed(pod gpu.Pod) gpu.Demand {
 	if n.support.SeveralCards != reasons.Fits {
 		pod.Cards = 1
 	}
 	if n.support.Cores != reasons.Fits {
 		pod.Cores = 0
+	}
+	if n.support.RDMA != reasons.Fits {
+		pod.RDMA = gpu.RDMANone
 	}
 	return pod.Demand()
 }
@@ -215,9 +219,10 @@ func (n *node) roomierThan(before room) bool {
 	})
 }
 
-// roomier reports whether a card has more free than before, of memory, of cores, or for containers.
+// roomier reports whether a card has more free than before, of memory, of cores, or for containers, or has come near an adapter.
 func roomier(card, before *placement.Card) bool {
-	return card.Free() > before.Free() || card.FreeCores() > before.FreeCores() || card.FreeContainers() > before.FreeContainers()
+	return card.Free() > before.Free() || card.FreeCores() > before.FreeCores() || card.FreeContainers() > before.FreeContainers() ||
+		card.NearAdapter && !before.NearAdapter
 }
 
 func (n *node) copy(name string) Node {

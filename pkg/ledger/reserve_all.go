@@ -104,7 +104,7 @@ func (n *node) fitsWithoutAssumed(demand gpu.Demand) bool {
 }
 
 // StillUsable reports whether the pod can still be bound with its allocation: the node shares its cards, and the cards
-// of the allocation exist, are healthy, and have no more allocated than they have. A card can have more allocated
+// of the allocation exist, are healthy, near an adapter if they must be, and have no more allocated than they have. A card can have more allocated
 // if another scheduler bound a pod there, or if the card became smaller.
 func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 	l.mu.RLock()
@@ -119,7 +119,7 @@ func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 		return false
 	}
 	for _, share := range a.Placement {
-		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy || n.cards[i].Overfull() {
+		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy || n.cards[i].Lacks(&demand) || n.cards[i].Overfull() {
 			return false
 		}
 	}

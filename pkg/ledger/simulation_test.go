@@ -50,21 +50,24 @@ func (m *model) uids(node string) []gpu.PodUID {
 	return uids
 }
 
-// amount is memory, cores and containers of a card or of a demand. It can be negative.
-type amount struct{ memory, cores, containers int64 }
+// amount is memory, cores and containers of a card or of a demand. It can be negative. near is 1 for a card near an adapter, and for a demand that
+// needs such a card.
+type amount struct{ memory, cores, containers, near int64 }
 
 func (a amount) plus(o amount) amount {
-	return amount{a.memory + o.memory, a.cores + o.cores, a.containers + o.containers}
+	return amount{a.memory + o.memory, a.cores + o.cores, a.containers + o.containers, a.near + o.near}
 }
 func (a amount) minus(o amount) amount {
-	return amount{a.memory - o.memory, a.cores - o.cores, a.containers - o.containers}
+	return amount{a.memory - o.memory, a.cores - o.cores, a.containers - o.containers, a.near - o.near}
 }
 func (a amount) atLeast(o amount) bool {
-	return a.memory >= o.memory && a.cores >= o.cores && a.containers >= o.containers
+	return a.memory >= o.memory && a.cores >= o.cores && a.containers >= o.containers && a.near >= o.near
 }
 
 // some returns the amount with zero in place of what is negative.
-func (a amount) some() amount { return amount{max(a.memory, 0), max(a.cores, 0), max(a.containers, 0)} }
+func (a amount) some() amount {
+	return amount{max(a.memory, 0), max(a.cores, 0), max(a.containers, 0), a.near}
+}
 
 // times returns the memory and the cores of n cards.
 func (a amount) times(n int) amount {
@@ -73,8 +76,11 @@ func (a amount) times(n int) amount {
 
 // each returns what the pod asks for of each of its cards, and of how many.
 func each(pod gpu.Pod) (amount, int) {
-	n := int64(max(pod.Cards, 1))
-	return amount{(int64(pod.Request) + n - 1) / n, (int64(pod.Cores) + n - 1) / n, int64(max(pod.Containers, 1))}, int(n)
+	n, near := int64(max(pod.Cards, 1)), int64(0)
+	if pod.RDMA == gpu.RDMARequired {
+		near = 1
+	}
+	return amount{(int64(pod.Request) + n - 1) / n, (int64(pod.Cores) + n - 1) / n, int64(max(pod.Containers, 1)), near}, int(n)
 }
 
 func on(cards []int, of amount) (where gpu.Placement) {
@@ -85,7 +91,7 @@ func on(cards []int, of amount) (where gpu.Placement) {
 }
 
 func amountOf(share gpu.Share) amount {
-	return amount{int64(share.Memory), int64(share.Cores), int64(share.Containers)}
+	return amount{int64(share.Memory), int64(share.Cores), int64(share.Containers), 0}
 }
 
 func sum(where gpu.Placement, index int) (sum amount) {
@@ -109,7 +115,7 @@ func (m *model) used(node string, index int) (used amount) {
 const unlimited = 1 << 20
 
 func size(c gpu.Card) amount {
-	return amount{int64(c.Memory), 100, int64(cmp.Or(c.MaxContainers, unlimited))}
+	return amount{int64(c.Memory), 100, int64(cmp.Or(c.MaxContainers, unlimited)), int64(min(len(c.RDMAPorts), 1))}
 }
 
 // keptShare is a share of the awaited reservation.
@@ -159,12 +165,17 @@ func room(c gpu.Card, left amount) int64 {
 }
 
 // sorted returns the indexes of the n cards with the least (or most) room, or none if there are fewer cards.
-func sorted(rooms map[int]int64, n int, most bool) []int {
+func sorted(rooms map[int]int64, n int, most bool, first func(int) bool) []int {
 	cards := slices.SortedFunc(maps.Keys(rooms), func(a, b int) int {
+		order := cmp.Compare(rooms[a], rooms[b])
 		if most {
-			return cmp.Or(cmp.Compare(rooms[b], rooms[a]), a-b)
+			order = -order
 		}
-		return cmp.Or(cmp.Compare(rooms[a], rooms[b]), a-b)
+		preference := 0
+		if first(a) != first(b) {
+			preference = map[bool]int{true: -1, false: 1}[first(a)]
+		}
+		return cmp.Or(order, preference, a-b)
 	})
 	if len(cards) < n {
 		return nil
@@ -192,6 +203,8 @@ func (m *model) accepts(node string, pod gpu.Pod) reasons.Reason {
 		return nodeSpec.Cores
 	case pod.SharedMemory && nodeSpec.SharedMemory != reasons.Fits:
 		return nodeSpec.SharedMemory
+	case pod.RDMA == gpu.RDMARequired && nodeSpec.RDMA != reasons.Fits:
+		return nodeSpec.RDMA
 	case pod.Limits == gpu.Limits{}:
 		return reasons.Fits
 	case nodeSpec.Limits.Refused != reasons.Fits:
@@ -294,9 +307,10 @@ func (m *model) usable() bool {
 		if m.accepts(kept.node, kept.pod) != reasons.Fits || len(kept.on) == 0 {
 			return false
 		}
+		needs, _ := each(kept.pod)
 		for _, share := range kept.on {
 			i := slices.IndexFunc(m.specs[kept.node].Cards, func(c gpu.Card) bool { return c.Index == share.Card && c.Unhealthy == "" })
-			if i < 0 || !size(m.specs[kept.node].Cards[i]).atLeast(sum(m.keptOn(kept.node, false), share.Card)) {
+			if i < 0 || size(m.specs[kept.node].Cards[i]).near < needs.near || !size(m.specs[kept.node].Cards[i]).atLeast(sum(m.keptOn(kept.node, false), share.Card)) {
 				return false
 			}
 		}
@@ -330,7 +344,10 @@ func (m *model) best(node string, pod gpu.Pod, most, kept bool) []int {
 			rooms[c.Index] = room(c, left)
 		}
 	}
-	cards := sorted(rooms, n, most)
+	cards := sorted(rooms, n, most, func(index int) bool {
+		i := slices.IndexFunc(m.specs[node].Cards, func(c gpu.Card) bool { return c.Index == index })
+		return pod.RDMA == gpu.RDMAPreferred && m.specs[node].Cards[i].RDMAPorts != ""
+	})
 	slices.Sort(cards)
 	return cards
 }
@@ -417,6 +434,9 @@ func (m *model) presume(node string) {
 		}
 		if m.specs[node].Cores != reasons.Fits {
 			pod.Cores = 0
+		}
+		if m.specs[node].RDMA != reasons.Fits {
+			pod.RDMA = gpu.RDMANone
 		}
 		share, _ := each(pod)
 		h.Placement = on(m.best(node, pod, false, false), share)
@@ -553,7 +573,7 @@ func (s *simulation) step() (operation string, got, want any) {
 		s.model.specs[node] = nodeSpec
 		s.model.presume(node)
 		more := func(now, before reasons.Reason) bool { return now == reasons.Fits && before != reasons.Fits }
-		if more(nodeSpec.SeveralCards, former.SeveralCards) || more(nodeSpec.Cores, former.Cores) || more(nodeSpec.SharedMemory, former.SharedMemory) ||
+		if more(nodeSpec.SeveralCards, former.SeveralCards) || more(nodeSpec.Cores, former.Cores) || more(nodeSpec.SharedMemory, former.SharedMemory) || more(nodeSpec.RDMA, former.RDMA) ||
 			more(nodeSpec.Limits.Refused, former.Limits.Refused) || nodeSpec.Limits.Card > former.Limits.Card || nodeSpec.Limits.Unit != former.Limits.Unit {
 			for _, free := range s.model.free()[node] {
 				if free.memory > 0 {
@@ -623,6 +643,7 @@ func (s *simulation) nodeSpec() ledger.NodeSpec {
 	nodeSpec := ledger.NodeSpec{Unit: []gpu.Unit{gpu.MiB, gpu.GiB}[s.random.IntN(2)], WholeCards: s.random.IntN(10) == 0}
 	nodeSpec.SeveralCards = []reasons.Reason{reasons.Fits, reasons.Fits, reasons.Fits, reasons.OldForCards, reasons.OneCardOnly}[s.random.IntN(5)]
 	nodeSpec.Cores = []reasons.Reason{reasons.Fits, reasons.Fits, reasons.Fits, reasons.OldForCores}[s.random.IntN(4)]
+	nodeSpec.RDMA = []reasons.Reason{reasons.Fits, reasons.Fits, reasons.Fits, reasons.OldForRDMA, reasons.NoAdapter}[s.random.IntN(5)]
 	if s.random.IntN(4) == 0 {
 		nodeSpec.SharedMemory = reasons.NoOwnSharedMemory
 	}
@@ -641,13 +662,16 @@ func (s *simulation) nodeSpec() ledger.NodeSpec {
 		if s.random.IntN(3) == 0 {
 			card.MaxContainers = 1 + s.random.IntN(5)
 		}
+		if s.random.IntN(2) == 0 {
+			card.RDMAPorts = "mlx5_0:1"
+		}
 		nodeSpec.Cards = append(nodeSpec.Cards, card)
 	}
 	return nodeSpec
 }
 
 // pod returns a random pod: a third asks for several cards, a third for cores, a third has several containers, a quarter has its own shared
-// memory. Some can't be divided evenly, as those that were bound without the extender.
+// memory, a quarter prefers cards near an adapter, and a quarter needs them. Some can't be divided evenly, as those that were bound without the extender.
 func (s *simulation) pod(name string) gpu.Pod {
 	p := pod(name, gpu.Memory(1+s.random.IntN(13)))
 	if s.random.IntN(6) == 0 {
@@ -664,6 +688,7 @@ func (s *simulation) pod(name string) gpu.Pod {
 		p.Containers = int32(2 + s.random.IntN(2))
 	}
 	p.SharedMemory = s.random.IntN(4) == 0
+	p.RDMA = []gpu.RDMA{gpu.RDMANone, gpu.RDMANone, gpu.RDMAPreferred, gpu.RDMARequired}[s.random.IntN(4)]
 	return p
 }
 

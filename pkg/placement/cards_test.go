@@ -37,7 +37,17 @@ func limited(cards []Card, free ...int32) []Card {
 	return cards
 }
 
+// near returns the cards, of which these are near an adapter.
+func near(cards []Card, positions ...int) []Card {
+	for _, i := range positions {
+		cards[i].NearAdapter = true
+	}
+	return cards
+}
+
 func TestPlaceSeveral(t *testing.T) {
+	preferred := func(cards int) gpu.Demand { return gpu.Demand{Cards: cards, Memory: 4, RDMA: gpu.RDMAPreferred} }
+	required := func(cards int) gpu.Demand { return gpu.Demand{Cards: cards, Memory: 4, RDMA: gpu.RDMARequired} }
 	memory := func(free ...int) (cards []Card) {
 		for _, amount := range free {
 			cards = append(cards, shared([2]int{amount, 100})...)
@@ -85,6 +95,20 @@ func TestPlaceSeveral(t *testing.T) {
 		"containers: the card is unhealthy":         {Binpack, unhealthy(0, limited(memory(16), 0)), gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, nil, reasons.Unhealthy},
 		"containers: the card is too small":         {Binpack, limited(memory(16), 4), gpu.Demand{Cards: 1, Memory: 17, Containers: 1}, nil, reasons.TooLarge},
 		"containers: a connected card without room": {Binpack, limited(linked(memory(16, 16, 16), 1, 2, 1), 1, 1, 0), gpu.Demand{Cards: 2, Memory: 4, Containers: 1}, []int{0, 1}, reasons.Fits},
+		"adapter preferred: among equal cards":      {Binpack, near(memory(16, 8, 8), 0, 2), preferred(1), []int{2}, reasons.Fits},
+		"adapter preferred: the policy comes first": {Spread, near(memory(8, 16, 4), 0), preferred(1), []int{1}, reasons.Fits},
+		"adapter preferred: no such card":           {Binpack, memory(16, 8), preferred(1), []int{1}, reasons.Fits},
+		"adapter preferred: two of equal cards":     {Binpack, near(memory(8, 8, 8, 8), 1, 3), preferred(2), []int{1, 3}, reasons.Fits},
+		"adapter preferred: before connections":     {Binpack, near(linked(memory(8, 8, 8, 8), 1, 2, 1, 1), 1, 3), preferred(2), []int{1, 3}, reasons.Fits},
+		"adapter preferred: one, and the connected": {Binpack, near(linked(memory(8, 8, 8), 1, 2, 2), 2), preferred(2), []int{1, 2}, reasons.Fits},
+		"adapter not asked for":                     {Binpack, near(memory(8, 8), 1), gpu.Demand{Cards: 1, Memory: 4}, []int{0}, reasons.Fits},
+		"adapter required: the only such card":      {Binpack, near(memory(16, 8, 4), 0), required(1), []int{0}, reasons.Fits},
+		"adapter required: two cards":               {Binpack, near(memory(4, 8, 8, 16), 1, 3), required(2), []int{1, 3}, reasons.Fits},
+		"adapter required: others have room":        {Binpack, near(memory(16, 2), 1), required(1), nil, reasons.Fragmented},
+		"adapter required: no room at all":          {Binpack, near(memory(1, 2), 1), required(1), nil, reasons.Full},
+		"adapter required: the card is unhealthy":   {Binpack, unhealthy(1, near(memory(16, 16), 1)), required(1), nil, reasons.Unhealthy},
+		"adapter required: too few such cards":      {Binpack, near(memory(16, 16, 16), 1), required(2), nil, reasons.TooLarge},
+		"adapter required: no such card":            {Binpack, memory(16, 16), required(1), nil, reasons.TooLarge},
 		"memory that a multiplication would exceed": {Binpack, []Card{{Memory: 1 << 62, UsedCores: 50}, {Index: 1, Memory: 1 << 60}}, gpu.Demand{Cards: 1, Memory: 1}, []int{1}, reasons.Fits},
 	} {
 		got, reason := Place(tc.policy, tc.cards, tc.demand)

@@ -112,9 +112,12 @@ func (b *before) onCard(position int) []float64 { return b.on[position*len(b.roo
 
 // lost returns what the node is worth less if the pod is placed on the chosen cards.
 func (b *before) lost(pod *Shape, chosen []pick) (cost float64) {
+	if far(b.node.Cards, chosen, &pod.Demand) {
+		cost = farCost
+	}
 	left := Beside{CPU: b.node.CPU - pod.CPU, NodeMemory: b.node.NodeMemory - pod.NodeMemory}.amounts()
 	if len(chosen) == 1 && !b.node.Cards[chosen[0].position].limits() {
-		return b.lostOnCard(pod, chosen, &left)
+		return cost + b.lostOnCard(pod, chosen, &left)
 	}
 	var buffer [usualCards]changedCard
 	changed := b.change(pod, chosen, buffer[:0])
@@ -197,6 +200,9 @@ func (b *before) lostOf(i int, changed []changedCard, left *amounts) float64 {
 	}
 	return r.worth - k.worth(pods, memory)
 }
+
+// farCost is the cost of cards that aren't near an adapter, for pods that prefer it: so little that it decides only between equal nodes.
+const farCost = 1e-9
 
 // emptiness returns what the node is worth less because it is less empty with the placement. If pods end, a node that few pods use becomes empty
 // before long, and then has room for kinds with several cards. So pods go to nodes that are in use already, the more so the more these are used, and

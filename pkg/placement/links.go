@@ -48,7 +48,8 @@ func (l Links) to(o Links) int {
 func connect(cards []Card, chosen []int, demand *gpu.Demand) {
 	last := cards[chosen[len(chosen)-1]]
 	equal := func(c *Card) bool {
-		return c.Fits(demand) && c.Memory == last.Memory && c.Used == last.Used && c.UsedCores == last.UsedCores
+		return c.Fits(demand) && c.Memory == last.Memory && c.Used == last.Used && c.UsedCores == last.UsedCores &&
+			(demand.RDMA == gpu.RDMANone || c.NearAdapter == last.NearAdapter)
 	}
 	fixed := slices.DeleteFunc(slices.Clone(chosen), func(i int) bool { return equal(&cards[i]) })
 	s := search{cards: cards, n: len(chosen), most: -1}

@@ -102,7 +102,7 @@ func (k *weighed) atMost(pods float64, beside *amounts) float64 {
 // sharesOf returns how many shares of the kind's demand the card has free, of which that much memory is free.
 func (k *weighed) sharesOf(c *Card, free float64) float64 {
 	shares := whole(free+0.5, k.share)
-	if k.Cores > 0 || c.limits() {
+	if k.Cores > 0 || c.limits() || c.Lacks(&k.Demand) {
 		return k.limited(c, shares)
 	}
 	return shares
@@ -113,7 +113,7 @@ func (c *Card) limits() bool { return c.Unhealthy || c.MaxContainers > 0 }
 
 // limited returns how many of the shares the card gives if other things than memory limit them.
 func (k *weighed) limited(c *Card, shares float64) float64 {
-	if c.Unhealthy {
+	if c.Unhealthy || c.Lacks(&k.Demand) {
 		return 0
 	}
 	if k.Cores > 0 {

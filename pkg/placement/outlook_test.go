@@ -35,6 +35,26 @@ func roomWith(cpu int64, memory ...int) NodeRoom {
 	return n
 }
 
+// TestOutlookAdapters: there is room for pods that need a card near an adapter only on such cards, so others avoid these. A pod that prefers such a card
+// costs a little less where it gets one.
+func TestOutlookAdapters(t *testing.T) {
+	needs, prefers, other := asks(1, 8, 0), asks(1, 8, 0), asks(1, 8, 0)
+	needs.RDMA, prefers.RDMA = gpu.RDMARequired, gpu.RDMAPreferred
+	near, far := roomWith(8000, 16), roomWith(8000, 16)
+	near.Cards[0].NearAdapter = true
+	o := NewOutlook(kindsOf(needs), 0, Binpack, []NodeRoom{near, far})
+	if on, beside := o.Cost(&near, &other), o.Cost(&far, &other); on <= beside || beside != 0 {
+		t.Errorf("the card near an adapter costs %v, the other one %v, want more, and nothing", on, beside)
+	}
+	o = NewOutlook(kindsOf(other), 0, Binpack, []NodeRoom{near, far})
+	if on, beside := o.Cost(&near, &prefers), o.Cost(&far, &prefers); on >= beside || beside-on > 1e-6 {
+		t.Errorf("the card near an adapter costs %v, the other one %v, want a little less", on, beside)
+	}
+	if on, beside := o.Cost(&near, &other), o.Cost(&far, &other); on != beside {
+		t.Errorf("the card near an adapter costs %v, the other one %v, want the same", on, beside)
+	}
+}
+
 // TestOutlookChoice: on which node a pod costs the least.
 func TestOutlookChoice(t *testing.T) {
 	whole, part, cpuOnly := asks(1, 16, 4000), asks(1, 4, 4000), Shape{Beside: Beside{CPU: 4000}}

@@ -18,12 +18,14 @@ type Card struct {
 	Containers, MaxContainers int32
 	Links                     Links
 	Unhealthy                 bool
+	// NearAdapter is true if an active port of an RDMA adapter is near.
+	NearAdapter bool
 }
 
 // NewCard returns the card with the given used memory, and no used cores or containers.
 func NewCard(card gpu.Card, used gpu.Memory) Card {
 	return Card{
-		Index: card.Index, Memory: card.Memory, Used: used, Links: linksOf(card), Unhealthy: !card.Healthy(),
+		Index: card.Index, Memory: card.Memory, Used: used, Links: linksOf(card), Unhealthy: !card.Healthy(), NearAdapter: card.RDMAPorts != "",
 		MaxContainers: int32(min(max(card.MaxContainers, 0), math.MaxInt32)),
 	}
 }
@@ -41,7 +43,7 @@ func (c *Card) Subtract(s gpu.Share) {
 // alike reports whether the cards are equal but for their indexes and links.
 func (c *Card) alike(o *Card) bool {
 	return c.Memory == o.Memory && c.Used == o.Used && c.UsedCores == o.UsedCores && c.Containers == o.Containers &&
-		c.MaxContainers == o.MaxContainers && c.Unhealthy == o.Unhealthy
+		c.MaxContainers == o.MaxContainers && c.Unhealthy == o.Unhealthy && c.NearAdapter == o.NearAdapter
 }
 
 // Empty returns the card with nothing used.
@@ -74,9 +76,12 @@ func (c *Card) Overfull() bool {
 	return c.Used > c.Memory || c.UsedCores > gpu.CardCores || c.MaxContainers > 0 && c.Containers > c.MaxContainers
 }
 
+// Lacks reports whether the demand needs something that the card never has: an adapter near it.
+func (c *Card) Lacks(d *gpu.Demand) bool { return d.RDMA == gpu.RDMARequired && !c.NearAdapter }
+
 // Fits reports whether the card has room for its share of the demand.
 func (c *Card) Fits(d *gpu.Demand) bool {
-	return !c.Unhealthy && c.Has(gpu.Share{Memory: d.Memory, Cores: d.Cores, Containers: d.Containers})
+	return !c.Unhealthy && !c.Lacks(d) && c.Has(gpu.Share{Memory: d.Memory, Cores: d.Cores, Containers: d.Containers})
 }
 
 // Room returns what is free in the scarcer dimension, as memory: the free memory, or the card's memory times the free fraction of
@@ -97,7 +102,7 @@ func (c *Card) scarcer() gpu.Memory {
 }
 
 // Place returns the cards that the policy prefers among those with room for the demand, ordered by index. Of several cards that are
-// packed equally, it takes those that are connected best, and then those with the lowest indexes. The demand's memory must be positive.
+// packed equally, it takes those that are near an adapter if the demand prefers it, then those that are connected best, and then those with the lowest indexes. The demand's memory must be positive.
 func Place(policy Policy, cards []Card, demand gpu.Demand) (gpu.Placement, reasons.Reason) {
 	totals := Sum(cards)
 	if reason := totals.Fit(cards, &demand); reason != reasons.Fits {
@@ -131,7 +136,7 @@ const usualCards = 8
 // choose appends to picks, which must be empty, the cards that the policy prefers among those with room for the demand, in order. If
 // too few have room, it appends those. It runs for thousands of nodes per pod.
 func (p *Policy) choose(cards []Card, demand *gpu.Demand, picks []pick) []pick {
-	if demand.Cards == 1 && demand.Cores == 0 {
+	if demand.Cards == 1 && demand.Cores == 0 && demand.RDMA == gpu.RDMANone {
 		if i := best(cards, demand, p.better); i >= 0 {
 			picks = append(picks, pick{i, 0})
 		}
@@ -140,12 +145,17 @@ func (p *Policy) choose(cards []Card, demand *gpu.Demand, picks []pick) []pick {
 	better := p.better
 	for i := range cards {
 		c := &cards[i]
-		if c.Unhealthy || c.Memory.Sub(c.Used) < demand.Memory || c.FreeCores() < demand.Cores || c.MaxContainers != 0 && c.FreeContainers() < demand.Containers {
+		if c.Unhealthy || c.Lacks(demand) || c.Memory.Sub(c.Used) < demand.Memory || c.FreeCores() < demand.Cores || c.MaxContainers != 0 && c.FreeContainers() < demand.Containers {
 			continue
 		}
 		room := c.Room()
 		precedes := func(o *pick) bool {
-			return better(room, o.room) || c.Index < cards[o.position].Index && !better(o.room, room)
+			other := &cards[o.position]
+			first := c.Index < other.Index
+			if demand.RDMA == gpu.RDMAPreferred && c.NearAdapter != other.NearAdapter {
+				first = c.NearAdapter
+			}
+			return better(room, o.room) || first && !better(o.room, room)
 		}
 		at := len(picks)
 		switch {

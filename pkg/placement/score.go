@@ -23,9 +23,9 @@ func (s Suitability) Score() int { return int(s) }
 
 // Suit returns the suitability of a node, and Fits or the reason why the demand doesn't fit. cardPolicy chooses the cards,
 // as Place does. nodePolicy rates what stays free in the scarcer dimension: up to eight points for these cards, up to two for the
-// node. totals must be Sum(cards).
+// node. One point is subtracted if the demand prefers cards near an adapter and gets others. totals must be Sum(cards).
 func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *gpu.Demand) (Suitability, reasons.Reason) {
-	memoryOnly := demand.Cards == 1 && demand.Cores == 0
+	memoryOnly := demand.Cards == 1 && demand.Cores == 0 && demand.RDMA == gpu.RDMANone
 	if memoryOnly || demand.Memory > totals.MostFree {
 		if reason := totals.Fit(cards, demand); reason != reasons.Fits { // Mostly without a look at the cards.
 			return 0, reason
@@ -46,7 +46,16 @@ func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *
 		c := &cards[p.position]
 		memory, free, cores = memory.Add(c.Memory), free.Add(c.Free()), cores+c.FreeCores()
 	}
-	return suitability(nodePolicy.rate(usedWith(demand, memory, free, cores, demand.Cards)), nodePolicy, totals, demand), reasons.Fits
+	suits := suitability(nodePolicy.rate(usedWith(demand, memory, free, cores, demand.Cards)), nodePolicy, totals, demand)
+	if far(cards, picks, demand) {
+		suits = max(suits-1, 0)
+	}
+	return suits, reasons.Fits
+}
+
+// far reports whether one of the cards isn't near an adapter, although the demand prefers it.
+func far(cards []Card, picks []pick, demand *gpu.Demand) bool {
+	return demand.RDMA == gpu.RDMAPreferred && slices.ContainsFunc(picks, func(p pick) bool { return !cards[p.position].NearAdapter })
 }
 
 // Limit returns a suitability that Suit doesn't exceed for a demand that fits. It depends on the totals only: it is

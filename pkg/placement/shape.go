@@ -29,6 +29,7 @@ type Kind struct {
 func (s *Shape) Compare(o *Shape) int {
 	return cmp.Or(
 		cmp.Compare(s.Cards, o.Cards), cmp.Compare(s.Memory, o.Memory), cmp.Compare(s.Cores, o.Cores), cmp.Compare(s.Containers, o.Containers),
+		cmp.Compare(s.RDMA, o.RDMA),
 		cmp.Compare(s.CPU, o.CPU), cmp.Compare(s.NodeMemory, o.NodeMemory), cmp.Compare(text(s.Constraints), text(o.Constraints)),
 	)
 }

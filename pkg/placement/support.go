@@ -8,9 +8,9 @@ import (
 // Support is what a node can give to pods whatever its cards have free. Each field is the reason why no pod that asks for it can be placed on
 // the node; Fits if such pods can.
 type Support struct {
-	// SeveralCards is for pods with several cards, Cores for pods that ask for cores, and SharedMemory for pods that have their own volume for
-	// shared memory.
-	SeveralCards, Cores, SharedMemory reasons.Reason
+	// SeveralCards is for pods with several cards, Cores for pods that ask for cores, SharedMemory for pods that have their own volume for
+	// shared memory, and RDMA for pods whose cards must be near an adapter.
+	SeveralCards, Cores, SharedMemory, RDMA reasons.Reason
 	// Limits is for pods with limits above their requests.
 	Limits Limits
 }
@@ -34,6 +34,8 @@ func (s *Support) Accepts(demand *gpu.Demand) reasons.Reason {
 		return s.Cores
 	case demand.SharedMemory && s.SharedMemory != reasons.Fits:
 		return s.SharedMemory
+	case demand.RDMA == gpu.RDMARequired && s.RDMA != reasons.Fits:
+		return s.RDMA
 	}
 	return s.Limits.accepts(demand.Limits)
 }
@@ -56,5 +58,5 @@ func (l *Limits) accepts(demand gpu.Limits) reasons.Reason {
 func (s *Support) MoreThan(before Support) bool {
 	more := func(now, before reasons.Reason) bool { return now == reasons.Fits && before != reasons.Fits }
 	return more(s.SeveralCards, before.SeveralCards) || more(s.Cores, before.Cores) || more(s.SharedMemory, before.SharedMemory) ||
-		more(s.Limits.Refused, before.Limits.Refused) || s.Limits.Card > before.Limits.Card || s.Limits.Unit != before.Limits.Unit
+		more(s.RDMA, before.RDMA) || more(s.Limits.Refused, before.Limits.Refused) || s.Limits.Card > before.Limits.Card || s.Limits.Unit != before.Limits.Unit
 }

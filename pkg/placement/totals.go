@@ -53,7 +53,7 @@ func Sum(cards []Card) Totals {
 // Fit returns Fits if enough cards have room for the demand, whose memory must be positive, else the least severe reason. t must
 // be Sum(cards).
 func (t *Totals) Fit(cards []Card, demand *gpu.Demand) reasons.Reason {
-	if demand.Cards > 1 || demand.Cores > 0 || t.Limited {
+	if demand.Cards > 1 || demand.Cores > 0 || demand.RDMA == gpu.RDMARequired || t.Limited {
 		return t.fitCards(cards, demand)
 	}
 	// The sums suffice.
@@ -77,7 +77,7 @@ func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) reasons.Reason {
 	room, crowded, healthy, large := 0, 0, 0, 0
 	for i := range cards {
 		c := &cards[i]
-		if c.Memory < demand.Memory || gpu.CardCores < demand.Cores || c.MaxContainers != 0 && c.MaxContainers < demand.Containers {
+		if c.Memory < demand.Memory || gpu.CardCores < demand.Cores || c.Lacks(demand) || c.MaxContainers != 0 && c.MaxContainers < demand.Containers {
 			continue
 		}
 		large++

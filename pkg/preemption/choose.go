@@ -68,7 +68,7 @@ func (n Node) freeable(request Request, budget *Budget) []placement.Card {
 	one.Demand.Cards = 1
 	steps := min(maxSteps, budget.share/2/max(len(n.Cards), 1)) // Half of the share is for the sets.
 	for _, c := range n.Cards {
-		if c.Unhealthy || c.Memory < request.Demand.Memory {
+		if c.Unhealthy || c.Lacks(&request.Demand) || c.Memory < request.Demand.Memory {
 			continue
 		}
 		f := freeable{Card: c}

@@ -22,12 +22,30 @@ func PodCards(pod *corev1.Pod) (int, error) {
 	return n, nil
 }
 
-// CheckRequest returns an error if no node can give the pod what it asks for: its label is invalid, a container's memory or cores
+// PodRDMA returns whether the pod asks for cards near an RDMA adapter by LabelRDMA.
+func PodRDMA(pod *corev1.Pod) (gpu.RDMA, error) {
+	text, ok := pod.Labels[LabelRDMA]
+	switch {
+	case !ok:
+		return gpu.RDMANone, nil
+	case text == RDMAPreferred:
+		return gpu.RDMAPreferred, nil
+	case text == RDMARequired:
+		return gpu.RDMARequired, nil
+	}
+	return gpu.RDMANone, fmt.Errorf("label %s: %.32q is neither %s nor %s: write one of these, or remove the label",
+		LabelRDMA, text, RDMAPreferred, RDMARequired)
+}
+
+// CheckRequest returns an error if no node can give the pod what it asks for: a label is invalid, a container's memory or cores
 // can't be divided by the number of cards, a container asks for cores without memory, the pod asks for more cores than its cards have, or an
-// annotated limit is invalid. The error names the container and the numbers, and is the same each time. It depends on the label and the
+// annotated limit is invalid. The error names the container and the numbers, and is the same each time. It depends on labels and the
 // annotations of limits, which can change, and on the containers' spec.
 func CheckRequest(pod *corev1.Pod) error {
 	if _, err := MemoryLimits(pod); err != nil {
+		return err
+	}
+	if _, err := PodRDMA(pod); err != nil && PodRequest(pod) > 0 {
 		return err
 	}
 	cores := PodCores(pod)

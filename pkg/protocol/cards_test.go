@@ -72,6 +72,38 @@ func TestCheckRequest(t *testing.T) {
 	}
 }
 
+// TestRDMALabel: the label has two values, and the reason for another one says which. It means nothing on a pod without GPU memory.
+func TestRDMALabel(t *testing.T) {
+	const bad = ` is neither preferred nor required: write one of these, or remove the label`
+	for value, tc := range map[string]struct {
+		want gpu.RDMA
+		err  string
+	}{
+		"preferred":              {want: gpu.RDMAPreferred},
+		"required":               {want: gpu.RDMARequired},
+		"":                       {err: `label gpushare.aliyun.com/rdma: ""` + bad},
+		"Required":               {err: `label gpushare.aliyun.com/rdma: "Required"` + bad},
+		"required ":              {err: `label gpushare.aliyun.com/rdma: "required "` + bad},
+		"true":                   {err: `label gpushare.aliyun.com/rdma: "true"` + bad},
+		"none":                   {err: `label gpushare.aliyun.com/rdma: "none"` + bad},
+		"mlx5_0":                 {err: `label gpushare.aliyun.com/rdma: "mlx5_0"` + bad},
+		strings.Repeat("x", 100): {err: `label gpushare.aliyun.com/rdma: "` + strings.Repeat("x", 32) + `"` + bad},
+	} {
+		pod := counted("", wants("a", "8", ""))
+		pod.Labels = map[string]string{LabelRDMA: value}
+		expect(t, value, tc.err, message(CheckRequest(pod)))
+		expect(t, value+": the pod", tc.want, Pod(pod).RDMA)
+		outline, _ := Outline(pod)
+		expect(t, value+": its outline", tc.want, Pod(outline).RDMA)
+
+		without := counted("", wants("a", "", ""))
+		without.Labels = pod.Labels
+		expect(t, value+" without GPU memory", "", message(CheckRequest(without)))
+		expect(t, value+" without GPU memory: the pod", gpu.RDMANone, Pod(without).RDMA)
+	}
+	expect(t, "without the label", gpu.RDMANone, Pod(counted("", wants("a", "8", ""))).RDMA)
+}
+
 // FuzzRequest checks for an arbitrary label and arbitrary amounts that a request is either invalid, or is divided evenly over its
 // cards and can be read back from the annotations.
 func FuzzRequest(f *testing.F) {

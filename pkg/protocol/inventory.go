@@ -63,6 +63,8 @@ const (
 	FeatureCores = "cores"
 	// FeatureLimits is limits above requests (MemoryLimits).
 	FeatureLimits = "limits"
+	// FeatureRDMA is LabelRDMA.
+	FeatureRDMA = "rdma"
 )
 
 // maxFeatures and maxAdapters are the most features and adapters that are read.

@@ -57,6 +57,10 @@ const (
 	EnvCores = "ALIYUN_COM_GPU_CORE_CONTAINER"
 	// EnvMemoryLimit is how much of each of its cards the container may use, in MiB; set only for one with a limit above its request.
 	EnvMemoryLimit = "GPUSHARE_MEMORY_LIMIT_MIB"
+	// EnvRDMAPorts tells NCCL which ports of RDMA adapters to use. NCCL takes a name for the beginning of names, but a container can open
+	// only the devices of its own adapters (NCCL documentation, Environment Variables, NCCL_IB_HCA). If the pod sets it too, the kubelet passes
+	// the pod's value (k8s.io/kubernetes pkg/kubelet/kubelet_pods.go, GenerateRunContainerOptions).
+	EnvRDMAPorts = "NCCL_IB_HCA"
 	// EnvVisibleDevices names the cards that NVIDIA's container runtime mounts, separated by commas.
 	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	// EnvDeviceOrder is in which order CUDA numbers a container's cards. It is set for several cards: by its default CUDA puts the fastest first,
@@ -69,6 +73,13 @@ const (
 // LabelCount is the number of cards over which a pod's GPU memory is divided. It counts until the pod is bound; then the pod's
 // annotations do.
 const LabelCount = "aliyun.com/gpu-count"
+
+// LabelRDMA asks for cards near an RDMA adapter, which the containers with GPU memory get: RDMAPreferred or RDMARequired.
+const (
+	LabelRDMA     = "gpushare.aliyun.com/rdma"
+	RDMAPreferred = "preferred"
+	RDMARequired  = "required"
+)
 
 // AnnotationGroupRun names the run of its gang in which a member was bound: the UID of one of the run's members. Members that
 // were bound together have the same value, and later members get it too while the run is running.

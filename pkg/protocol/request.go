@@ -145,8 +145,8 @@ func anyContainer(pod *corev1.Pod, is func(*corev1.Container) bool) bool {
 	return false
 }
 
-// Pod returns the fields of a pod that the scheduling of cards depends on. A pod whose label is invalid counts as one with one
-// card; no such pod is scheduled (CheckRequest).
+// Pod returns the fields of a pod that the scheduling of cards depends on. A pod whose labels are invalid counts as one with one
+// card and without adapters; no such pod is scheduled (CheckRequest).
 func Pod(pod *corev1.Pod) gpu.Pod {
 	out := gpu.Pod{
 		UID:       gpu.PodUID(pod.UID),
@@ -167,6 +167,7 @@ func Pod(pod *corev1.Pod) gpu.Pod {
 	})
 	if out.Request > 0 {
 		out.Limits = limitsOf(pod, out.NumCards())
+		out.RDMA, _ = PodRDMA(pod)
 	}
 	if pod.Spec.Priority != nil {
 		out.Priority = *pod.Spec.Priority

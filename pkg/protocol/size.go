@@ -166,7 +166,7 @@ func Outline(pod *corev1.Pod) (*corev1.Pod, error) {
 	}
 	out := *pod
 	out.Labels, out.OwnerReferences = nil, nil
-	for _, key := range append(groupLabels(pod), LabelCount) {
+	for _, key := range append(groupLabels(pod), LabelCount, LabelRDMA) {
 		if value, ok := pod.Labels[key]; ok {
 			metav1.SetMetaDataLabel(&out.ObjectMeta, key, value)
 		}

@@ -55,6 +55,10 @@ const (
 	LimitTooLarge
 	// NoLimitAboveRequest: the node's isolation mode allows no limit above the request.
 	NoLimitAboveRequest
+	// OldForRDMA: the node's device plugin doesn't understand pods that ask for cards near an RDMA adapter.
+	OldForRDMA
+	// NoAdapter: no card of the node is near an RDMA adapter with an active port.
+	NoAdapter
 
 	// Gated: the pod has scheduling gates.
 	Gated
@@ -118,6 +122,9 @@ var table = [...]row{
 	LimitTooLarge:     {"limit_too_large", "the annotated limit of GPU memory of a container is more than any card of the node has: lower the limit", ""},
 
 	NoLimitAboveRequest: {"no_limit_above_request", "the node enforces GPU memory by MPS, which allows no limit above the request: remove the annotation", ""},
+
+	OldForRDMA: {"old_for_rdma", "the node's GPU device plugin is too old for the label gpushare.aliyun.com/rdma", ""},
+	NoAdapter:  {"no_adapter", "no GPU card of the node is near an RDMA adapter with an active port", ""},
 
 	Gated:               {"gated", "", "held back by scheduling gates"},
 	NotTried:            {"not_tried", "", "no scheduler has tried it"},
@@ -195,20 +202,23 @@ func (r Reason) Unresolvable() bool { return r != Fits && !r.Resolvable() }
 // tooLarge is the text of TooLarge for pods with several containers.
 const tooLarge = "the pod asks for more GPU memory, or has more containers, than any card of the node takes"
 
-// demanding are the texts of reasons that differ for pods with cores, with several cards, or with both.
-var demanding = map[Reason]struct{ cores, cards, both string }{
+// demanding are the texts of reasons that differ for pods with cores, with several cards, or with both, and for those whose cards must be near
+// an adapter, whatever else they ask for.
+var demanding = map[Reason]struct{ cores, cards, both, near string }{
 	Fragmented: {
 		cores: "no GPU card has enough free memory and cores, though the node's cards together have",
 		cards: "too few GPU cards have enough free memory, though the node's cards together have",
 		both:  "too few GPU cards have enough free memory and cores, though the node's cards together have",
+		near:  "too few GPU cards near an RDMA adapter have enough free memory and cores, though the node's cards together have",
 	},
 	Full: {
 		cores: "no GPU card has enough free memory and cores",
 		cards: "too few GPU cards have enough free memory",
 		both:  "too few GPU cards have enough free memory and cores",
+		near:  "too few GPU cards near an RDMA adapter have enough free memory and cores",
 	},
-	Unhealthy: {table[Unhealthy].text, tooFewHealthy, tooFewHealthy},
-	TooLarge:  {table[TooLarge].text, tooFewLarge, tooFewLarge},
+	Unhealthy: {table[Unhealthy].text, tooFewHealthy, tooFewHealthy, "too few of the GPU cards near an RDMA adapter that are large enough are healthy"},
+	TooLarge:  {table[TooLarge].text, tooFewLarge, tooFewLarge, "too few of the node's GPU cards near an RDMA adapter are large enough"},
 }
 
 const (
@@ -230,6 +240,8 @@ func (r Reason) TextFor(demand gpu.Demand, item string) string {
 		return keptFor + item
 	case r == ResourcesReserved && item != "":
 		return resourcesFor + item
+	case differs && demand.RDMA == gpu.RDMARequired:
+		return texts.near
 	case r == TooLarge && demand.Cards == 1 && demand.Containers > 1:
 		return tooLarge
 	case differs && demand.Cards > 1 && demand.Cores > 0:
@@ -246,7 +258,7 @@ func (r Reason) TextFor(demand gpu.Demand, item string) string {
 func (r Reason) AllTexts() []string {
 	texts := []string{r.Text()}
 	if other, differs := demanding[r]; differs {
-		texts = append(texts, other.cores, other.cards, other.both)
+		texts = append(texts, other.cores, other.cards, other.both, other.near)
 	}
 	if r == TooLarge {
 		texts = append(texts, tooLarge)

@@ -37,9 +37,12 @@ func TestReasons(t *testing.T) {
 		OldForLimits: {"old_for_limits", "the node's GPU device plugin is too old for limits above requests", true},
 		OneCardOnly:  {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", true},
 
-		NoOwnSharedMemory:   {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", true},
-		LimitBelowRequest:   {"limit_below_request", "the annotated limit of GPU memory of a container is less than its request: raise the limit", true},
-		LimitTooLarge:       {"limit_too_large", "the annotated limit of GPU memory of a container is more than any card of the node has: lower the limit", true},
+		NoOwnSharedMemory: {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", true},
+		LimitBelowRequest: {"limit_below_request", "the annotated limit of GPU memory of a container is less than its request: raise the limit", true},
+		LimitTooLarge:     {"limit_too_large", "the annotated limit of GPU memory of a container is more than any card of the node has: lower the limit", true},
+		OldForRDMA:        {"old_for_rdma", "the node's GPU device plugin is too old for the label gpushare.aliyun.com/rdma", true},
+		NoAdapter:         {"no_adapter", "no GPU card of the node is near an RDMA adapter with an active port", true},
+
 		NoLimitAboveRequest: {"no_limit_above_request", "the node enforces GPU memory by MPS, which allows no limit above the request: remove the annotation", true},
 
 		255: {"unknown", "unknown reason", true},
@@ -57,18 +60,27 @@ func TestReasons(t *testing.T) {
 func TestTextFor(t *testing.T) {
 	cores, cards := gpu.Demand{Cards: 1, Memory: 1, Cores: 5}, gpu.Demand{Cards: 2, Memory: 1}
 	both, containers := gpu.Demand{Cards: 2, Memory: 1, Cores: 5}, gpu.Demand{Cards: 1, Memory: 1, Containers: 2}
+	near := []gpu.Demand{one, cores, cards, both, containers}
+	for i := range near {
+		near[i].RDMA = gpu.RDMARequired
+	}
 	for text, demands := range map[string]map[Reason][]gpu.Demand{
-		"no GPU card has enough free memory and cores":                                               {Full: {cores}},
-		"too few GPU cards have enough free memory":                                                  {Full: {cards}},
-		"too few GPU cards have enough free memory and cores":                                        {Full: {both}},
-		"no GPU card has enough free memory and cores, though the node's cards together have":        {Fragmented: {cores}},
-		"too few GPU cards have enough free memory, though the node's cards together have":           {Fragmented: {cards}},
-		"too few GPU cards have enough free memory and cores, though the node's cards together have": {Fragmented: {both}},
-		"too few of the GPU cards that are large enough are healthy":                                 {Unhealthy: {cards, both}},
-		"the pod asks for more GPU cards than the node has that are large enough":                    {TooLarge: {cards, both}},
-		"the pod asks for more GPU memory than any card of the node has":                             {TooLarge: {one, cores}},
-		"the pod asks for more GPU memory, or has more containers, than any card of the node takes":  {TooLarge: {containers}},
-		"the node shares no GPU memory":                                                              {NotShared: {one, cores, cards, both}},
+		"too few GPU cards near an RDMA adapter have enough free memory and cores":                                        {Full: near},
+		"too few GPU cards near an RDMA adapter have enough free memory and cores, though the node's cards together have": {Fragmented: near},
+		"too few of the GPU cards near an RDMA adapter that are large enough are healthy":                                 {Unhealthy: near},
+		"too few of the node's GPU cards near an RDMA adapter are large enough":                                           {TooLarge: near},
+		"no GPU card of the node is near an RDMA adapter with an active port":                                             {NoAdapter: near},
+		"no GPU card has enough free memory and cores":                                                                    {Full: {cores}},
+		"too few GPU cards have enough free memory":                                                                       {Full: {cards}},
+		"too few GPU cards have enough free memory and cores":                                                             {Full: {both}},
+		"no GPU card has enough free memory and cores, though the node's cards together have":                             {Fragmented: {cores}},
+		"too few GPU cards have enough free memory, though the node's cards together have":                                {Fragmented: {cards}},
+		"too few GPU cards have enough free memory and cores, though the node's cards together have":                      {Fragmented: {both}},
+		"too few of the GPU cards that are large enough are healthy":                                                      {Unhealthy: {cards, both}},
+		"the pod asks for more GPU cards than the node has that are large enough":                                         {TooLarge: {cards, both}},
+		"the pod asks for more GPU memory than any card of the node has":                                                  {TooLarge: {one, cores}},
+		"the pod asks for more GPU memory, or has more containers, than any card of the node takes":                       {TooLarge: {containers}},
+		"the node shares no GPU memory":                                                                                   {NotShared: {one, cores, cards, both}},
 	} {
 		for reason, demands := range demands {
 			for _, demand := range demands {

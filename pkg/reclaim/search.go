@@ -73,7 +73,7 @@ func (t *trial) cheapestOn(node string, uid gpu.PodUID, demand gpu.Demand, best 
 	all := t.cardsOf(node)
 	for i := range all {
 		c := &all[i]
-		if c.Unhealthy || c.Memory < one.Memory || demand.Cards == 1 && best.excludes(one.Memory.Sub(c.Free()), newest) {
+		if c.Unhealthy || c.Lacks(&one) || c.Memory < one.Memory || demand.Cards == 1 && best.excludes(one.Memory.Sub(c.Free()), newest) {
 			continue
 		}
 		if demand.Cards == 1 {

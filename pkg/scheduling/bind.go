@@ -165,7 +165,7 @@ func (s *Scheduler) checkBind(pod *clustercache.PodInfo, node string, permit per
 	case pod.RequestError != "":
 		return reasons.ResultInvalidRequest, errors.New(pod.RequestError)
 	}
-	if err := s.counts.check(pod.Pod); err != nil {
+	if err := s.asked.check(pod.Pod); err != nil {
 		return reasons.ResultInvalidRequest, err
 	}
 	return prepared, nil

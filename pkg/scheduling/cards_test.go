@@ -38,8 +38,8 @@ func inventoried(t *testing.T, name string, change func(*protocol.Inventory)) *c
 	return node
 }
 
-// Filter gives each node the reason that keeps a pod with several cards, with cores, with its own shared memory, or with a limit above its request
-// off it.
+// Filter gives each node the reason that keeps a pod with several cards, with cores, with its own shared memory, with a limit above its request,
+// or one that needs cards near an adapter, off it.
 func TestFilterCards(t *testing.T) {
 	f := start(t, Options{},
 		fake.Node("fits", 16, 16, 16), fake.Node("one-card", 16),
@@ -47,35 +47,46 @@ func TestFilterCards(t *testing.T) {
 		fake.Node("cores", 16, 16), fake.Pod("b", 2, fake.Cores(80), fake.Bound("cores", 0)), fake.Pod("c", 2, fake.Cores(70), fake.Bound("cores", 1)),
 		inventoried(t, "old", func(i *protocol.Inventory) { i.Features = nil }),
 		inventoried(t, "mps", func(i *protocol.Inventory) { i.Isolation = protocol.IsolationMPS }),
+		nearAdapter(t, "rdma", 1), fake.Pod("d", 2, fake.Bound("rdma", 1)),
 	)
-	nodes := []string{"fits", "one-card", "one-free", "cores", "old", "mps"}
+	nodes := []string{"fits", "one-card", "one-free", "cores", "old", "mps", "rdma"}
 	const fits = reasons.Fits
 	for name, test := range map[string]struct {
 		pod  *corev1.Pod
 		want []reasons.Reason
 	}{
-		"one card": {fake.Pod("one", 8), []reasons.Reason{fits, fits, fits, fits, fits, fits}},
+		"one card": {fake.Pod("one", 8), []reasons.Reason{fits, fits, fits, fits, fits, fits, fits}},
+		"a card near an adapter": {fake.Pod("near", 8, rdma("required")), []reasons.Reason{
+			reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.OldForRDMA, reasons.NoAdapter, fits,
+		}},
+		"a card near an adapter, but only the other one has room": {fake.Pod("large", 15, rdma("required")), []reasons.Reason{
+			reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.OldForRDMA, reasons.NoAdapter, reasons.Fragmented,
+		}},
+		"two cards near an adapter": {fake.Pod("two-near", 8, fake.Cards(2), rdma("required")), []reasons.Reason{
+			reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.OldForCards, reasons.OneCardOnly, reasons.TooLarge,
+		}},
+		"a card near an adapter, preferred": {fake.Pod("prefers", 8, rdma("preferred")), []reasons.Reason{fits, fits, fits, fits, fits, fits, fits}},
 		"two cards": {fake.Pod("two", 16, fake.Cards(2)), []reasons.Reason{
-			fits, reasons.TooLarge, reasons.Fragmented, fits, reasons.OldForCards, reasons.OneCardOnly,
+			fits, reasons.TooLarge, reasons.Fragmented, fits, reasons.OldForCards, reasons.OneCardOnly, fits,
 		}},
 		"cores of one card": {fake.Pod("cores", 8, fake.Cores(40)), []reasons.Reason{
-			fits, fits, fits, reasons.Fragmented, reasons.OldForCores, fits,
+			fits, fits, fits, reasons.Fragmented, reasons.OldForCores, fits, fits,
 		}},
 		"cores of two cards": {fake.Pod("both", 8, fake.Cards(2), fake.Cores(60)), []reasons.Reason{
-			fits, reasons.TooLarge, reasons.Fragmented, reasons.Full, reasons.OldForCards, reasons.OneCardOnly,
+			fits, reasons.TooLarge, reasons.Fragmented, reasons.Full, reasons.OldForCards, reasons.OneCardOnly, fits,
 		}},
 		"its own volume at /dev/shm": {fake.Pod("torch", 8, fake.SharedMemory), []reasons.Reason{
-			fits, fits, fits, fits, fits, reasons.NoOwnSharedMemory,
+			fits, fits, fits, fits, fits, reasons.NoOwnSharedMemory, fits,
 		}},
 		"a limit above the request": {fake.Pod("notebook", 2, limitedTo("16Mi")), []reasons.Reason{
-			fits, fits, fits, fits, reasons.OldForLimits, reasons.NoLimitAboveRequest,
+			fits, fits, fits, fits, reasons.OldForLimits, reasons.NoLimitAboveRequest, fits,
 		}},
 		"a limit below the request": {fake.Pod("below", 2, limitedTo("1Mi")), []reasons.Reason{
 			reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.LimitBelowRequest, reasons.OldForLimits,
-			reasons.NoLimitAboveRequest,
+			reasons.NoLimitAboveRequest, reasons.LimitBelowRequest,
 		}},
 		"a limit above the largest card": {fake.Pod("above", 2, limitedTo("17Mi")), []reasons.Reason{
-			reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.OldForLimits, reasons.NoLimitAboveRequest,
+			reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.OldForLimits, reasons.NoLimitAboveRequest, reasons.LimitTooLarge,
 		}},
 	} {
 		if diff := cmp.Diff(test.want, f.filter(test.pod, nodes...).Reasons); diff != "" {
@@ -87,6 +98,79 @@ func TestFilterCards(t *testing.T) {
 // limitedTo annotates a limit above the request.
 func limitedTo(limit string) func(*corev1.Pod) {
 	return fake.Annotation(protocol.AnnotationLimit("main"), limit)
+}
+
+// nearAdapter returns a node with two cards of 16, of which these are near an adapter.
+func nearAdapter(t *testing.T, name string, cards ...int) *corev1.Node {
+	t.Helper()
+	return inventoried(t, name, func(i *protocol.Inventory) {
+		for _, card := range cards {
+			i.Cards[card].RDMAPorts = "mlx5_0:1"
+		}
+	})
+}
+
+func rdma(value string) fake.PodEdit {
+	return func(pod *corev1.Pod) { metav1.SetMetaDataLabel(&pod.ObjectMeta, protocol.LabelRDMA, value) }
+}
+
+// TestRDMA: a pod that prefers cards near an adapter goes to the node where its card is near one, if the nodes are equal, by each policy. One that
+// needs such a card is tried again once a port becomes active, and is not bound if none is active any more. Another value is refused.
+func TestRDMA(t *testing.T) {
+	for _, policy := range placement.NodePolicies() {
+		f := start(t, Options{NodePolicy: policy, FilterBestAbove: 1, FilterBest: 1}, fake.Node("a-far", 16, 16), nearAdapter(t, "near", 1), fake.Node("z-far", 16, 16))
+		pod := fake.Pod("p", 8, rdma("preferred"))
+		f.server.Set(pod)
+		f.publish(pod)
+		f.await("the watch", func() bool { _, known := f.cache.Pod("default", "p"); return known })
+		if result := f.filter(pod, "a-far", "near", "z-far"); len(result.Passed) != 1 || result.Passed[0].Node != 1 {
+			t.Errorf("%s: filter passes %v", policy, result.Passed)
+		}
+	}
+
+	pod := fake.Pod("p", 8, rdma("required"))
+	f := start(t, Options{}, nearAdapter(t, "n1"), pod)
+	update := func(node *corev1.Node, want reasons.Reason) {
+		t.Helper()
+		if _, err := f.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.await("the watch", func() bool { return f.filter(pod, "n1").Reasons[0] == want })
+	}
+	if got := f.filter(pod, "n1").Reasons; !slices.Equal(got, []reasons.Reason{reasons.NoAdapter}) {
+		t.Errorf("filter: %v", got)
+	}
+	update(nearAdapter(t, "n1", 0), reasons.Fits)
+	update(nearAdapter(t, "n1"), reasons.NoAdapter)
+	if err := f.bind(pod); err == nil {
+		t.Error("the pod was bound to a node without an active port")
+	}
+	update(nearAdapter(t, "n1", 1), reasons.Fits)
+
+	changed := fake.Edited(pod, rdma("preferred"))
+	f.server.Set(changed)
+	f.publish(changed)
+	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.RDMA == gpu.RDMAPreferred })
+	const want = "label gpushare.aliyun.com/rdma of the pod has changed since kube-scheduler first tried it: set it back, or create the pod again"
+	if err := f.bind(changed); !errors.Is(err, errRDMAChanged) || err.Error() != want {
+		t.Errorf("bind after a change of the label: %v", err)
+	}
+	if result := f.filter(changed, "n1"); result.Message != want {
+		t.Errorf("filter after a change of the label: %+v", result)
+	}
+	f.server.Set(pod)
+	f.publish(pod)
+	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.RDMA == gpu.RDMARequired })
+	if err := f.bind(pod); err != nil {
+		t.Errorf("bind: %v", err)
+	}
+	f.want(pod, "bound n1 card 1")
+
+	odd := fake.Pod("odd", 8, rdma("yes"))
+	const wrong = `label gpushare.aliyun.com/rdma: "yes" is neither preferred nor required: write one of these, or remove the label`
+	if result := f.filter(odd, "n1"); result.Message != wrong || len(result.Passed) > 0 {
+		t.Errorf("filter of another value: %+v", result)
+	}
 }
 
 // A pod that no node can give what it asks for is rejected on all nodes, and no eviction is tried for it. Package protocol tests
@@ -191,14 +275,14 @@ func TestCountIsFixed(t *testing.T) {
 	}
 	f.want(pod, "bound n1 cards 0, 1")
 	f.publish(pod)
-	f.await("the number to be forgotten", func() bool { return f.counts.check(gpu.Pod{UID: "uid-p", Cards: 9}) == nil })
+	f.await("the number to be forgotten", func() bool { return f.asked.check(gpu.Pod{UID: "uid-p", Cards: 9}) == nil })
 
-	for i := range maxCounts + 1 { // Requests for pods that don't exist take no more memory.
-		if err := f.counts.fix(gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i))}); err != nil {
+	for i := range maxAsked + 1 { // Requests for pods that don't exist take no more memory.
+		if err := f.asked.fix(gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i))}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := len(f.counts.pods); n != maxCounts {
+	if n := len(f.asked.pods); n != maxAsked {
 		t.Errorf("%d pods are remembered", n)
 	}
 }

@@ -24,7 +24,7 @@ type eventHandlers struct {
 	groups  *groups
 	fair    *fairShare
 	nodes   *eligibility.Cluster
-	counts  *counts
+	asked   *asked
 	samples *samples
 	// nominator is nil if kube-scheduler offers no samples.
 	nominator *nominator
@@ -100,7 +100,7 @@ func (h *eventHandlers) podGone(uid gpu.PodUID) {
 func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.requeue.Forget(uid)
 	h.evictor.Forget(uid)
-	h.counts.forget(uid)
+	h.asked.forget(uid)
 	h.nominator.gone(uid)
 	h.ledger.RemoveNomination(uid)
 }

@@ -141,7 +141,7 @@ type Scheduler struct {
 	groups    *groups
 	fair      *fairShare
 	explainer explainer
-	counts    counts
+	asked     asked
 	waiting   *waiting
 	failures  *queue.Failures
 	// nominator is nil if kube-scheduler offers no samples, expectations are nil if the node policy isn't by cost.
@@ -228,7 +228,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
 		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, nodes: s.nodes,
-		counts: &s.counts, samples: &s.samples, nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
+		asked: &s.asked, samples: &s.samples, nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
 	}
 }
 

@@ -254,7 +254,10 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 		limits[protocol.ResourceMemory] = quantity(spec.memory)
 	}
 	if spec.twoCards {
-		object.Labels = map[string]string{protocol.LabelCount: "2"}
+		metav1.SetMetaDataLabel(&object.ObjectMeta, protocol.LabelCount, "2")
+	}
+	if spec.rdma != "" {
+		metav1.SetMetaDataLabel(&object.ObjectMeta, protocol.LabelRDMA, spec.rdma)
 	}
 	spec.extras.apply(&object.Spec)
 	spec.constraints.apply(object)

@@ -20,7 +20,7 @@ import (
 func TestSimulationOfCards(t *testing.T) {
 	total := simulate(t, 200_000, mixedWorld)
 	for _, what := range []string{
-		"several cards", "cores", "cores of several cards", "several containers", "containers by MPS",
+		"several cards", "cores", "cores of several cards", "several containers", "containers by MPS", "an adapter required", "an adapter required of several cards", "an adapter required of a member", "an adapter preferred",
 		"the label changed while the pod was pending", "the label changed while the pod was bound", "node changed",
 	} {
 		if total.cards[what] == 0 {
@@ -34,6 +34,8 @@ type extras struct {
 	cores int64
 	// two is true if the pod has two containers, with half the memory each.
 	two bool
+	// rdma is the value of protocol.LabelRDMA; empty if the pod doesn't have the label.
+	rdma string
 }
 
 func (e extras) apply(spec *corev1.PodSpec) {
@@ -61,6 +63,9 @@ func (w *world) randomDemand(spec *podSpec) {
 	if !spec.twoCards && spec.group == "" {
 		spec.twoCards = w.chance(0.3)
 	}
+	if w.chance(0.3) {
+		spec.rdma = []string{protocol.RDMAPreferred, protocol.RDMARequired}[w.random.IntN(2)]
+	}
 }
 
 // nodeMode is what a node of a mixed world takes. The zero value takes anything.
@@ -70,6 +75,8 @@ type nodeMode struct {
 	limit int32
 	// old is true if the device plugin understands neither several cards nor cores.
 	old bool
+	// near are the cards near an adapter.
+	near map[int]bool
 	// since is when the mode changed. Extenders learn it late.
 	since time.Duration
 	// cores and containers are what is bound of each card.
@@ -84,7 +91,12 @@ func (m *nodeMode) apply(inventory *protocol.Inventory) {
 	case m.old:
 		inventory.Features = nil
 	default:
-		inventory.Features = []string{protocol.FeatureCards, protocol.FeatureCores}
+		inventory.Features = []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureRDMA}
+	}
+	for i := range inventory.Cards {
+		if !m.old && m.near[i] {
+			inventory.Cards[i].RDMAPorts = "mlx5_0:1"
+		}
 	}
 	if m.limit > 0 {
 		inventory.Isolation = protocol.IsolationMPS
@@ -113,6 +125,10 @@ func (w *world) randomMode(n *apiNode) {
 	n.limit, n.old, n.since = 0, w.chance(0.2), w.now
 	if w.chance(0.4) {
 		n.limit = 1 + w.random.Int32N(4)
+	}
+	n.near = map[int]bool{}
+	for i := range n.cards {
+		n.near[i] = w.chance(0.7)
 	}
 	w.api.setNode(n)
 }
@@ -211,12 +227,19 @@ func (w *world) checkCards(p *apiPod, n *apiNode) {
 			w.fail("card %d of %s has %d of %d containers bound: the last is %s", share.Card, n.name, used, n.limit, p.name())
 		}
 	}
+	for _, share := range where {
+		if p.rdma == protocol.RDMARequired && (n.old || !n.near[share.Card]) {
+			w.fail("%s is bound to %v of %s, and card %d isn't near an adapter", p.name(), where, n.name, share.Card)
+		}
+	}
 	if request > 1 && (n.limit > 0 || n.old) || cores > 0 && n.old {
 		w.fail("%s is bound to %v of %s, which doesn't take such pods", p.name(), where, n.name)
 	}
 	for what, reached := range map[string]bool{
 		"several cards": request > 1, "cores": cores > 0, "cores of several cards": request > 1 && cores > 0, "several containers": p.two,
-		"containers by MPS": n.limit > 0,
+		"containers by MPS": n.limit > 0, "an adapter required": p.rdma == protocol.RDMARequired, "an adapter preferred": p.rdma == protocol.RDMAPreferred,
+		"an adapter required of several cards": p.rdma == protocol.RDMARequired && request > 1,
+		"an adapter required of a member":      p.rdma == protocol.RDMARequired && p.group != "",
 	} {
 		if reached {
 			w.stats.cards[what]++

@@ -109,6 +109,9 @@ func (w *world) checkPromise(r *replica, request BindRequest) {
 	}
 	node, _ := r.scheduler.ledger.Node(name)
 	for i, card := range node.Cards {
+		if slices.Contains(a.Placement.Cards(), card.Index) && a.RDMA == gpu.RDMARequired && card.RDMAPorts == "" {
+			w.fail("%s promises card %d of %s, which isn't near an adapter, to %s", r.name, card.Index, name, request.Name)
+		}
 		if slices.Contains(a.Placement.Cards(), card.Index) && node.Used[i] > card.Memory {
 			w.fail("%s promises %d of %d on card %d of %s: the last is %s", r.name, node.Used[i], card.Memory, card.Index, name, request.Name)
 		}

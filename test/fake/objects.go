@@ -150,7 +150,7 @@ func Amount(name corev1.ResourceName, n int64) corev1.ResourceList {
 
 // Node returns a node with cards of the given sizes in MiB, as the device plugin reports it. It allows 8 CPUs and 100 pods.
 func Node(name string, cards ...int64) *corev1.Node {
-	inventory, sum := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits}}, int64(0)
+	inventory, sum := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits, protocol.FeatureRDMA}}, int64(0)
 	for i, memory := range cards {
 		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: gpu.Memory(memory), NUMANode: gpu.NoNUMANode})
 		sum += memory

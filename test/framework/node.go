@@ -52,7 +52,7 @@ func (n *NodeWrapper) Obj() *corev1.Node {
 		n.Capacity(protocol.ResourceMemory, int64(sum)).Capacity(protocol.ResourceCount, int64(len(n.cards)))
 		if !n.noInventory {
 			n.Capacity(protocol.ResourceCores, 100*int64(len(n.cards)))
-			features := []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits}
+			features := []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits, protocol.FeatureRDMA}
 			inventory, err := protocol.Inventory{Unit: n.unit, Cards: n.cards, Features: features}.Annotation()
 			if err != nil {
 				panic(fmt.Sprintf("the cards of node %s: %v", n.Name, err))

@@ -137,6 +137,18 @@ func severalCards() []Mistake {
 			Cause: reasons.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node's GPU device plugin is too old for pods with several cards"},
 		{Name: "computing on nodes whose device plugin is too old", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) { i.Features = nil })}, Pods: list(pod("p", 4000, fake.Cores(30))), Pod: "p",
 			Cause: reasons.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage"},
+		{Name: "another value of the label for adapters", Nodes: near(), Pods: list(pod("p", 2000, rdma("true"))), Pod: "p",
+			Cause: reasons.InvalidRequest, Words: `no node can give the pod what it asks for: label gpushare.aliyun.com/rdma: "true" is neither preferred nor required: write one of these, or remove the label`},
+		{Name: "the label for adapters as an annotation", Nodes: near(), Pods: list(pod("p", 2000, fake.Annotation(protocol.LabelRDMA, "required"), fake.Bound("n1", 0))), Pod: "p",
+			NotPending: true, Words: "gpushare.aliyun.com/rdma is an annotation of the pod, and must be a label of the pod: the pod gets no adapter"},
+		{Name: "an adapter on nodes whose device plugin is too old", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) { i.Features = nil })}, Pods: list(pod("p", 2000, rdma("required"))), Pod: "p",
+			Cause: reasons.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node's GPU device plugin is too old for the label gpushare.aliyun.com/rdma"},
+		{Name: "an adapter on nodes without one", Nodes: two(), Pods: list(pod("p", 2000, rdma("required"))), Pod: "p",
+			Cause: reasons.NoNode, Words: "no node that shares GPU memory can take the pod; n1, n2: no GPU card of the node is near an RDMA adapter with an active port"},
+		{Name: "an adapter, and the card near it is full", Nodes: near(), Pods: list(pod("p", 2000, rdma("required")), pod("u", 7000, fake.Bound("n1", 1))), Pod: "p",
+			Cause: reasons.Fragmented, Words: "a card near an RDMA adapter with 2000 MiB free is needed: n1 has none, though enough in sum"},
+		{Name: "two cards near an adapter where one is near", Nodes: near(), Pods: list(pod("p", 2000, cards("2"), rdma("required"))), Pod: "p",
+			Cause: reasons.TooLarge, Words: "2 cards near an RDMA adapter with 1000 MiB free each are needed on one node: no node has as many cards that are large enough; n1 has 1"},
 		{Name: "more containers than cards take by MPS", Nodes: []*corev1.Node{inventoried(func(i *protocol.Inventory) {
 			i.Isolation = protocol.IsolationMPS
 			i.Cards[0].MaxContainers, i.Cards[1].MaxContainers = 3, 3
