@@ -10,6 +10,8 @@ import (
 // Snapshot is the complete input of a decision. Decide changes nothing in it.
 type Snapshot struct {
 	Cards []gpu.Card
+	// Adapters are the node's RDMA adapters.
+	Adapters []gpu.Adapter
 	// Pods are this node's pods that ask for GPU memory, in any phase. Others have run without GPU memory: the kubelet knows them.
 	Pods, Others []Pod
 	// Given is what each container was given.
@@ -77,6 +79,8 @@ type Decision struct {
 	// cards that the pod should have, of which only the index is set, or none.
 	Cards  []gpu.Card
 	Result Result
+	// Adapters is what it gets of the node's RDMA adapters.
+	Adapters Adapters
 	// Moved is, with ResultMoved, why the container doesn't get the annotated cards.
 	Moved string
 	// Rejection is set if the container gets no card.
@@ -131,6 +135,9 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 			found.Container.Limit = 0 // It must not get the limit of another container.
 		}
 		d = s.selectCards(Decision{Match: match, Pod: found.Pod, Container: found.Container})
+		if match != ByOrder || !m.adaptersDiffer() { // It must not get what another container asks for.
+			d.Adapters = s.adapters(d)
+		}
 	}
 	switch {
 	case s.Look == Cached && (d.Rejection != nil || d.Result != ResultKept):

@@ -155,6 +155,12 @@ func (m *matching) limitsDiffer() bool {
 	return slices.ContainsFunc(all, func(c Candidate) bool { return c.Container.Limit != all[0].Container.Limit })
 }
 
+// adaptersDiffer reports whether the candidates' pods differ in whether they ask for adapters.
+func (m *matching) adaptersDiffer() bool {
+	all := m.candidates()
+	return slices.ContainsFunc(all, func(c Candidate) bool { return c.Pod.RDMA != all[0].Pod.RDMA })
+}
+
 // containers returns the candidates that run, or those that don't, according to the API server.
 func (m *matching) containers(running bool) []Candidate {
 	var out []Candidate

@@ -33,6 +33,8 @@ type Allocation struct {
 	Allowed uint64
 	// MPS is true if the container's processes are limited by the MPS daemon of its card.
 	MPS bool
+	// Adapters is what the container was given of the node's RDMA adapters.
+	Adapters Adapters
 	// Devices are the fake devices in the kubelet's call.
 	Devices DeviceSet
 	// At is the time of the allocation, or if only the checkpoint shows it, the time at which the checkpoint was written.

@@ -184,6 +184,7 @@ func (a *allocator) remember(d allocation.Decision, devices allocation.DeviceSet
 		given = allocation.Give(d.Container, d.Cards)
 	}
 	given.Limit, given.Allowed, given.MPS = l.limit, l.allowed, l.mode == isolation.MPS
+	given.Adapters = d.Adapters
 	given.Devices, given.At = devices, time.Now()
 	a.snapshots.record.Add(allocation.ContainerKey{UID: d.Pod.UID, Name: d.Container.Name}, given)
 	a.annotate(d.Pod.UID)
@@ -236,7 +237,7 @@ func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	maps.DeleteFunc(s.met, func(uid gpu.PodUID, _ bool) bool { return given[uid] == nil })
 	maps.DeleteFunc(given, func(uid gpu.PodUID, _ allocation.PodAllocations) bool { return s.met[uid] && !present[uid] })
 	return allocation.Snapshot{
-		Cards: cards, Pods: pods, Others: s.pods.Others(), Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered),
+		Cards: cards, Adapters: s.cards.Adapters(), Pods: pods, Others: s.pods.Others(), Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered),
 	}
 }
 

@@ -75,6 +75,13 @@ func (s *cardState) SetAdapters(adapters []gpu.Adapter) {
 	s.adapters = adapters
 }
 
+// Adapters returns the node's RDMA adapters. The caller must not change them.
+func (s *cardState) Adapters() []gpu.Adapter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.adapters
+}
+
 // Isolate sets the isolation mode, and what it means for each card, by index. In a mode that limits memory, cards have only the
 // memory that can be allocated.
 func (s *cardState) Isolate(mode isolation.Mode, cards map[int]cardIsolation) {
@@ -286,7 +293,7 @@ func (s *cardState) Inventory() protocol.Inventory {
 	defer s.mu.Unlock()
 	inventory := protocol.Inventory{
 		Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID, Simulated: s.simulated, Adapters: s.adapters,
-		Features: []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits},
+		Features: []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits, protocol.FeatureRDMA},
 	}
 	for i := range inventory.Cards {
 		if card := &inventory.Cards[i]; !s.takenAs(*card) {

@@ -120,6 +120,12 @@ func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Mem
 		}
 	}
 	given.Allowed = protocol.AllowedOf(response.Envs)
+	given.Adapters.Ports = response.Envs[protocol.EnvRDMAPorts]
+	for _, device := range response.Devices {
+		if name, ok := strings.CutPrefix(device.GetHostPath(), rdmaDevices); ok && name != connectionManager {
+			given.Adapters.Devices = append(given.Adapters.Devices, name)
+		}
+	}
 	given.MPS = response.Envs[isolation.EnvMPSPipeDirectory] != ""
 	for _, device := range response.CdiDevices {
 		if limit, ok := isolation.LimitOf(device.GetName()); ok {

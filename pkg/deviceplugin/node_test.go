@@ -32,7 +32,7 @@ func TestInventory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(protocol.Inventory{Unit: gpu.GiB, Cards: cards, BootID: "this boot", Features: []string{"cards", "cores", "limits"}}, inventory); diff != "" {
+	if diff := cmp.Diff(protocol.Inventory{Unit: gpu.GiB, Cards: cards, BootID: "this boot", Features: []string{"cards", "cores", "limits", "rdma"}}, inventory); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 	reported := func() bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 
 	"google.golang.org/grpc/codes"
@@ -37,7 +38,7 @@ type responses struct {
 func (r *responses) respond(d allocation.Decision, request gpu.Memory, l limitation) (*pluginapi.ContainerAllocateResponse, error) {
 	switch {
 	case d.Rejection == nil:
-		return r.withCards(d.Cards, d.Pod.Request, d.Container, l), nil
+		return r.withCards(d, l), nil
 	case !r.errorEnv:
 		return nil, status.Error(codeOf(d.Rejection), d.Rejection.Text)
 	case d.Pod == nil:
@@ -81,19 +82,26 @@ func (r *responses) report(ctx context.Context, d allocation.Decision, request g
 
 // withCards returns the response that gives a container its cards. The environment and the CDI devices are made from the same names,
 // so they can't disagree. The kubelet's checkpoint keeps them together.
-func (r *responses) withCards(cards []gpu.Card, pod gpu.Memory, container allocation.Container, l limitation) *pluginapi.ContainerAllocateResponse {
+func (r *responses) withCards(d allocation.Decision, l limitation) *pluginapi.ContainerAllocateResponse {
+	cards, container := d.Cards, d.Container
 	names := make([]string, len(cards))
 	for i, card := range cards {
 		names[i] = r.visibleBy.name(card, r.cards.Position(card.Index))
 	}
 	response := &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
 		Cards: cards, VisibleAs: names,
-		PodRequest: pod, ContainerRequest: container.Request, ContainerCores: container.Cores,
-		DisableIsolation: r.disableIsolation(), Allowed: l.allowed,
+		PodRequest: d.Pod.Request, ContainerRequest: container.Request, ContainerCores: container.Cores,
+		DisableIsolation: r.disableIsolation(), Allowed: l.allowed, RDMAPorts: d.Adapters.Ports,
 	}.Variables()}
 	maps.Copy(response.Envs, l.Env)
 	for _, mount := range l.Mounts {
 		response.Mounts = append(response.Mounts, &pluginapi.Mount{HostPath: mount.HostPath, ContainerPath: mount.ContainerPath})
+	}
+	if len(d.Adapters.Devices) > 0 {
+		for _, device := range append(slices.Clip(d.Adapters.Devices), connectionManager) {
+			path := rdmaDevices + device
+			response.Devices = append(response.Devices, &pluginapi.DeviceSpec{ContainerPath: path, HostPath: path, Permissions: "rw"})
+		}
 	}
 	devices := l.Devices
 	if len(devices) == 0 && r.strategy == ListByCDI {
@@ -106,6 +114,12 @@ func (r *responses) withCards(cards []gpu.Card, pod gpu.Memory, container alloca
 	}
 	return response
 }
+
+// rdmaDevices is the directory with the devices of RDMA adapters, and connectionManager is one that all of them need for connections by IP address.
+const (
+	rdmaDevices       = "/dev/infiniband/"
+	connectionManager = "rdma_cm"
+)
 
 // withoutCard returns what the existing plugin answers in place of an error: the container starts with the name of a card that
 // doesn't exist (AliyunContainerService/gpushare-device-plugin pkg/gpu/nvidia/allocate.go). The kubelet's checkpoint keeps the

@@ -60,7 +60,8 @@ func TestResponse(t *testing.T) {
 			cards := newCardState()
 			cards.Set(gpu.GiB, test.cards, map[int]int{3: test.position}, "")
 			r := &responses{cards: cards, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
-			got := r.withCards(test.cards, 5, test.container, test.limitation)
+			pod := &allocation.Pod{Pod: gpu.Pod{Request: 5}}
+			got := r.withCards(allocation.Decision{Pod: pod, Cards: test.cards, Container: test.container}, test.limitation)
 			if diff := cmp.Diff(test.env, got.Envs); diff != "" {
 				t.Errorf("environment (-want +got)\n%s", diff)
 			}

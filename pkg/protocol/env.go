@@ -20,6 +20,8 @@ type ContainerEnv struct {
 	DisableIsolation bool
 	// Allowed is how much of each card the container may use, in bytes, if that is more than it requests; else 0.
 	Allowed uint64
+	// RDMAPorts are the active ports of the container's RDMA adapters, as in gpu.Card; empty if it has none.
+	RDMAPorts string
 }
 
 // Variables returns the environment variables.
@@ -47,6 +49,9 @@ func (e ContainerEnv) Variables() map[string]string {
 	}
 	if e.Allowed > 0 {
 		env[EnvMemoryLimit] = strconv.FormatUint(e.Allowed/uint64(gpu.MiB), 10)
+	}
+	if e.RDMAPorts != "" {
+		env[EnvRDMAPorts] = e.RDMAPorts
 	}
 	return env
 }

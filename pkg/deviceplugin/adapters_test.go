@@ -1,0 +1,86 @@
+package deviceplugin
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
+)
+
+func asksForAdapter(value string) podOption {
+	return func(pod *corev1.Pod) { metav1.SetMetaDataLabel(&pod.ObjectMeta, protocol.LabelRDMA, value) }
+}
+
+// TestAdapters: a container gets the devices and the ports of the adapters near its card, and the record has them, also after a restart of the
+// plugin, which reads them from the kubelet's checkpoint. A pod without the label gets nothing.
+func TestAdapters(t *testing.T) {
+	cards := newCards(16, 16)
+	cards[1].RDMAPorts = "mlx5_2:1,mlx5_2:2"
+	for label, want := range map[string]allocation.Adapters{
+		"": {}, "preferred": {Ports: cards[1].RDMAPorts, Devices: []string{"uverbs3"}}, "required": {Ports: cards[1].RDMAPorts, Devices: []string{"uverbs3"}},
+	} {
+		t.Run("label "+label, func(t *testing.T) {
+			b := newFixture(t)
+			k := startKubelet(t, b.dir)
+			p, stop := b.start(nil)
+			p.SetAdapters([]gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}, {Name: "mlx5_2", Device: "uverbs3"}})
+			p.SetCards(gpu.GiB, cards, nil, "")
+			k.awaitDevices(32, 32)
+			options := []podOption{main(2), assumed(1, 1)}
+			if label != "" {
+				options = append(options, asksForAdapter(label))
+			}
+			pod := newPod("a", options...)
+			b.create(p, pod)
+			env := k.mustAdmit(pod)["main"]
+			if got := env["NCCL_IB_HCA"]; got != want.Ports {
+				t.Errorf("NCCL_IB_HCA is %q, want %q", got, want.Ports)
+			}
+			var devices, wanted []string
+			for _, d := range k.responseOf(t, pod).Devices {
+				devices = append(devices, fmt.Sprint(d.HostPath, " ", d.ContainerPath, " ", d.Permissions))
+			}
+			if label != "" {
+				wanted = []string{"/dev/infiniband/uverbs3 /dev/infiniband/uverbs3 rw", "/dev/infiniband/rdma_cm /dev/infiniband/rdma_cm rw"}
+			}
+			if diff := cmp.Diff(wanted, devices); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+			recorded := func(p *Plugin, when string) {
+				t.Helper()
+				if diff := cmp.Diff(want, p.allocator.snapshots.record.Pod("uid-a")["main"].Adapters); diff != "" {
+					t.Errorf("%s the record has (-want +got):\n%s", when, diff)
+				}
+			}
+			recorded(p, "at first")
+			stop()
+			next, _ := b.start(newCards(16, 16))
+			await.True(t, "the record", func() bool { return next.allocator.snapshots.record.Pod("uid-a")["main"].Confirmed })
+			recorded(next, "after a restart")
+		})
+	}
+}
+
+// TestAdaptersByOrder: without the kubelet's answers, a pod gets no adapter that another one of the same request asks for.
+func TestAdaptersByOrder(t *testing.T) {
+	b := newFixture(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(nil)
+	cards := newCards(16, 16)
+	cards[0].RDMAPorts = "mlx5_0:1"
+	p.SetAdapters([]gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}})
+	p.SetCards(gpu.GiB, cards, nil, "")
+	k.awaitDevices(32, 32)
+	asks, without := newPod("asks", main(2), assumed(0, 1), asksForAdapter("preferred")), newPod("without", main(2), assumed(0, 2))
+	b.create(p, asks, without)
+	if env := k.mustAdmit(without)["main"]; env["NCCL_IB_HCA"] != "" || len(k.responseOf(t, without).Devices) > 0 {
+		t.Errorf("a pod without the label got %v", env)
+	}
+}
