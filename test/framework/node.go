@@ -64,6 +64,14 @@ func (n *NodeWrapper) Obj() *corev1.Node {
 	return &n.Node
 }
 
+// NearAdapter lets an RDMA adapter with an active port be near these cards.
+func (n *NodeWrapper) NearAdapter(cards ...int) *NodeWrapper {
+	for _, card := range cards {
+		n.cards[card].RDMAPorts = fmt.Sprintf("mlx5_%d:1", card)
+	}
+	return n
+}
+
 // Rename sets the name and the label for it.
 func (n *NodeWrapper) Rename(name string) *NodeWrapper {
 	n.Name = name
