@@ -83,7 +83,8 @@ func TestKubelet(t *testing.T) {
 }
 
 // TestFaults makes a card fail, and kills the node's programs and the API server while pods with one, two and four cards start. In
-// isolation mode driver the limit of each container is compared too, of which every other one is above the request and annotated otherwise later; the long form repeats the scenes in mode none.
+// isolation mode driver the limit of each container is compared too, of which every other one is above the request and annotated otherwise later. In the
+// scenes of a mode more than 100 pods start. The long form repeats the scenes in mode none.
 func TestFaults(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
 	framework.Must(t, c.node.addCDISpecification())
@@ -101,6 +102,7 @@ func TestFaults(t *testing.T) {
 func (c *cluster) testFaults(t *testing.T, mode string) {
 	kubelet := func(s *scenario) { framework.Must(s, s.node.kubelet.Restart(s.Context())) }
 	plugin := func(s *scenario) { framework.Must(s, s.node.plugin.Restart(s.Context())) }
+	pods, given := 0, 0
 	for _, test := range []struct {
 		title string
 		fault func(s *scenario)
@@ -167,7 +169,12 @@ func (c *cluster) testFaults(t *testing.T, mode string) {
 			if mode == "driver" && s.given == 0 {
 				s.Error("no container has a limit above its request")
 			}
+			pods, given = pods+s.made, given+s.given
 		})
+	}
+	t.Logf("mode %s: %d pods, and %d times the limit above the request of a container was compared", mode, pods, given)
+	if pods < 100 {
+		t.Errorf("mode %s: only %d pods, want 100", mode, pods)
 	}
 }
 

@@ -31,6 +31,12 @@ func skip(t *testing.T, reason string, args ...any) {
 	t.Skip(text)
 }
 
+// saw prints what a test has seen of a card, also if it passes.
+func saw(t *testing.T, text string, args ...any) {
+	t.Helper()
+	fmt.Fprintf(os.Stderr, "SAW %s: %s\n", t.Name(), fmt.Sprintf(text, args...))
+}
+
 // healthyCard returns a healthy card that no process uses, and a session with the driver.
 func healthyCard(t *testing.T) (gpu.Card, *inventory.Session) {
 	t.Helper()
@@ -98,6 +104,9 @@ func run(t *testing.T, cgroup string, mib int, env ...string) (*running, error) 
 		_ = in.Close()
 		<-p.ended
 	})
+	if strings.Contains(line, "libcuda.so.1: cannot open") {
+		skip(t, "no program can use the card: %s", strings.TrimSpace(line))
+	}
 	if _, err := fmt.Sscanf(line, "runs %d %d", &p.free, &p.total); err != nil {
 		return nil, fmt.Errorf("the program ends: %s", strings.TrimSpace(line))
 	}
@@ -138,7 +147,7 @@ func TestDriverLimit(t *testing.T) {
 		skip(t, "it needs root and cgroup v2 at %s", root)
 	}
 	if _, err := session.Limit(card.UUID, root); err != nil {
-		skip(t, "%v", err)
+		skip(t, "card %s (%s): %v", card.UUID, card.Model, err)
 	}
 	cgroup := filepath.Join(root, "gpushare-test")
 	framework.Must(t, os.Mkdir(cgroup, 0o755))
@@ -156,19 +165,26 @@ func TestDriverLimit(t *testing.T) {
 	if ret != nvml.SUCCESS {
 		t.Fatalf("setting the limit: %v", ret)
 	}
-	if limit, err := session.Limit(card.UUID, cgroup); err != nil || limit.Hard != 1<<30 {
-		t.Errorf("the limit is read back as %+v, %v", limit, err)
+	limit, err := session.Limit(card.UUID, cgroup)
+	saw(t, "a limit of 1024 MiB of card %s (%s) for a cgroup is read back as %d MiB, %v", card.UUID, card.Model, limit.Hard>>20, err)
+	if err != nil || limit.Hard != 1<<30 {
+		t.Error("the driver doesn't have the limit")
 	}
 	visible := "CUDA_VISIBLE_DEVICES=" + card.UUID
 	p, err := run(t, cgroup, 256, visible)
 	framework.Must(t, err)
-	t.Logf("cuMemGetInfo reports %d MiB free of %d", p.free, p.total)
-	if _, err := run(t, cgroup, 1024, visible); !outOfMemory(err) {
-		t.Errorf("above the limit: %v", err)
+	saw(t, "a program that allocates 256 MiB runs; before, cuMemGetInfo reported %d MiB free of %d", p.free, p.total)
+	limit, err = session.Limit(card.UUID, cgroup)
+	saw(t, "the use of its cgroup is read as %d MiB, %v", limit.Used>>20, err)
+	if err != nil || limit.Used < 256<<20 {
+		t.Error("the driver doesn't count the use of the cgroup")
 	}
-	if limit, err := session.Limit(card.UUID, cgroup); err != nil || limit.Used < 256<<20 {
-		t.Errorf("the cgroup's use is read as %+v, %v", limit, err)
+	_, err = run(t, cgroup, 1024, visible)
+	if !outOfMemory(err) {
+		saw(t, "THE LIMIT DOES NOT HOLD: a program that allocates 1024 MiB beside the first one: %v", err)
+		t.Fatal("the limit doesn't hold")
 	}
+	saw(t, "the limit holds: a program that allocates 1024 MiB beside the first one gets out of memory")
 }
 
 // TestMPS: a real control daemon, which the supervisor runs, limits the memory of its clients. Killed, it takes its clients along and is
