@@ -80,7 +80,7 @@ func (k *weighed) podsOf(on []float64, shares float64, beside *amounts) float64 
 	if k.Cards == 1 {
 		return k.atMost(shares, beside)
 	}
-	pods := k.atMost(whole(shares, 1/float64(k.Cards)), beside)
+	pods := k.atMost(whole(shares+0.5, 1/float64(k.Cards)), beside)
 	for ; pods > 0; pods-- { // Each pod needs its shares on different cards. So with so many pods, a card gives at most that many shares.
 		usable := 0.0
 		for _, shares := range on {
