@@ -148,7 +148,7 @@ func (c *cluster) testFaults(t *testing.T, mode string) {
 			s.otherDevices = true
 			s.createAndWait(s.randomCards(s.total() / 8)...)
 			s.createAndWait(s.lend(s.randomPods(s.total() / 8))...) // They would fill the smallest card.
-			for range inLong(4, 1) {
+			for range inLong(4, 2) {
 				s.makeRoom(s.total() / 4)
 				s.waitTerminated()
 				stillRunning := s.expectRunning()
