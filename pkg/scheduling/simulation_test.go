@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +30,7 @@ func simulate(t *testing.T, steps int64, run func(seed uint64, tracing bool) *wo
 	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
 		steps *= 100
 	}
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // Worlds are small, and make much garbage: a quarter of the time.
 	first := envInt("GPUSHARE_SIM_SEED", 0)
 	steps = envInt("GPUSHARE_SIM_STEPS", steps)
 
