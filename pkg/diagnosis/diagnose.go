@@ -42,6 +42,8 @@ type Diagnoser struct {
 	// chosen is the number of nodes in choices.
 	chosen int
 	rooms  map[roomKey]room
+	// queues are the pods that wait for memory, by their constraints, in the order in which they get it.
+	queues map[unique.Handle[string]][]*Pod
 	// messages are the rejections by message of kube-scheduler; nil for a message that is none.
 	messages map[string]*rejection
 }
@@ -51,13 +53,14 @@ type Diagnoser struct {
 func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	d := &Diagnoser{
 		now: now, active: map[string]bool{}, nodes: newNodeFigures(nodes), choices: map[unique.Handle[string]]*choice{}, rooms: map[roomKey]room{},
-		messages: map[string]*rejection{},
+		messages: map[string]*rejection{}, queues: map[unique.Handle[string]][]*Pod{},
 	}
 	for _, pod := range pending {
 		if pod.Tried {
 			d.active[pod.Scheduler] = true
 		}
 	}
+	d.sortQueues(pending)
 	return d
 }
 

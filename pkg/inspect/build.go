@@ -353,7 +353,10 @@ func buildPending(pod *corev1.Pod, wait *diagnosis.GroupWait, diagnoser *diagnos
 		Scheduler: pod.Spec.SchedulerName,
 		Reason:    pending.Message,
 
-		Cause: why.Reason, Explanation: why.Message,
+		Cause: why.Reason, Explanation: why.Message, Since: pending.Created.UTC(),
+	}
+	if ahead, ok := diagnoser.Ahead(pending); ok {
+		out.Ahead = &ahead
 	}
 	if n := pending.NumCards(); n > 1 && pending.RequestError == "" {
 		out.Cards = n

@@ -3,7 +3,9 @@ package inspect
 import (
 	"bytes"
 	"fmt"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -35,17 +37,25 @@ func requestRows(problems []RequestProblem) rows {
 	return table
 }
 
-// pendingRows returns a row with the diagnosis of each pending pod. wide adds kube-scheduler's message, unshortened.
+// pendingRows returns a row with the diagnosis of each pending pod. wide adds its place in the queue, and kube-scheduler's message, unshortened.
 func pendingRows(pods []PendingPod, wide bool) rows {
 	header := row{bold, []string{"NAMESPACE", "NAME", "REQUEST", "CAUSE", "WHY"}}
 	if wide {
-		header.cells = append(header.cells, "SCHEDULER", "SCHEDULER SAYS")
+		header.cells = append(header.cells, "AHEAD", "SINCE", "SCHEDULER", "SCHEDULER SAYS")
 	}
 	table := rows{header}
 	for _, pod := range pods {
 		cells := []string{pod.Namespace, pod.Name, pod.requestText(), pod.Cause.String(), pod.Explanation}
 		if wide {
-			cells = append(cells, pod.Scheduler, pod.Reason)
+			ahead := "-"
+			if pod.Ahead != nil {
+				ahead = strconv.Itoa(*pod.Ahead)
+			}
+			since := "-"
+			if !pod.Since.IsZero() {
+				since = pod.Since.Format(time.RFC3339)
+			}
+			cells = append(cells, ahead, since, pod.Scheduler, pod.Reason)
 		}
 		table.add(plain, cells...)
 	}

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -173,6 +174,10 @@ type PendingPod struct {
 	// Cause and Explanation are the reason and message of gpushare's own diagnosis, from the current nodes and pods.
 	Cause       reasons.Reason `json:"cause"`
 	Explanation string         `json:"explanation"`
+	// Ahead is the number of pending pods that come before it, see diagnosis.Diagnoser.Ahead; left out if the pod isn't in this order. Since is its
+	// creation.
+	Ahead *int      `json:"ahead,omitempty"`
+	Since time.Time `json:"since,omitzero"`
 }
 
 // RequestProblem is a pod that runs or waits without what it seems to ask for, see diagnosis.RequestProblem.
