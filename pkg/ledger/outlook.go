@@ -62,8 +62,11 @@ func (l *Ledger) Expect(kinds []placement.Kind, turnover float64, cardPolicy pla
 type nodeState struct {
 	name                     string
 	revision, besideRevision uint64
+	unit                     gpu.Unit
+	// NodeRoom's Excluded is for the outlook.
 	placement.NodeRoom
-	costs costRow
+	outlook *placement.Outlook
+	costs   costRow
 }
 
 // equal reports whether another node has the same costs.
@@ -77,8 +80,10 @@ func (l *Ledger) nodeStates() (states []nodeState) {
 		l.mu.RLock()
 		defer l.mu.RUnlock()
 		if n := l.nodes[name]; n.shareable() == reasons.Fits {
-			room := placement.NodeRoom{Cards: append([]placement.Card(nil), n.cards...), Beside: n.beside}
-			states = append(states, nodeState{name: name, revision: n.revision, besideRevision: n.besideRevision, NodeRoom: room})
+			room := placement.NodeRoom{Cards: append([]placement.Card(nil), n.cards...), Beside: n.beside, Excluded: n.excluded}
+			states = append(states, nodeState{
+				name: name, revision: n.revision, besideRevision: n.besideRevision, unit: gpu.UnitOf(n.unit, n.inventory), NodeRoom: room, outlook: l.outlook,
+			})
 		}
 	}
 	for _, name := range l.names() {
@@ -91,7 +96,7 @@ func (l *Ledger) nodeStates() (states []nodeState) {
 func exclude(states []nodeState, kinds []placement.Kind, usable func(unique.Handle[string]) []string) {
 	positions := make(map[string]int, len(states))
 	for i := range states {
-		positions[states[i].name] = i
+		positions[states[i].name], states[i].Excluded = i, 0
 	}
 	for i := range kinds[:min(len(kinds), placement.MaxKinds)] {
 		for j := range states {
@@ -264,4 +269,25 @@ func (l *Ledger) suitByCost(n *node, view *View, pod *gpu.Pod, demand *gpu.Deman
 		return 0, l.orReserved(n, pod, reason)
 	}
 	return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind)), reasons.Fits
+}
+
+// StrandedRatios returns which part of the memory of all shared cards is free, and can't be used by pods of any expected kind because of what the nodes
+// lack; nil if nothing is expected. It takes the lock once for each node.
+func (l *Ledger) StrandedRatios() map[placement.Shortage]float64 {
+	ratios, all := map[placement.Shortage]float64{}, 0.0 // In bytes: nodes can have different units.
+	for _, state := range l.nodeStates() {
+		if state.outlook == nil {
+			return nil
+		}
+		for i := range state.Cards {
+			all += float64(state.unit.Bytes(state.Cards[i].Memory))
+		}
+		for shortage, memory := range state.outlook.Stranded(&state.NodeRoom) {
+			ratios[placement.Shortage(shortage)] += float64(state.unit.Bytes(memory))
+		}
+	}
+	for shortage := range ratios {
+		ratios[shortage] /= max(all, 1)
+	}
+	return ratios
 }

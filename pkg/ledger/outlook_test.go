@@ -200,3 +200,27 @@ func TestExpectBesideChanges(t *testing.T) {
 		expect(t, "suitability of "+s.names[i], before[s.names[i]], suits)
 	})
 }
+
+// TestStrandedRatios: memory counts in bytes, since nodes can have different units, and follows what nodes have free beside their cards.
+func TestStrandedRatios(t *testing.T) {
+	f := newFixture(t)
+	f.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 12}}})
+	f.SetNode("n2", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Index: 0, Memory: 4 << 10}}})
+	if got := f.StrandedRatios(); got != nil {
+		t.Errorf("nothing is expected yet, got %v", got)
+	}
+	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1, Containers: 1}, Beside: placement.Beside{CPU: 1000, NodeMemory: 1}}}
+	f.Expect([]placement.Kind{kind}, 0, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1", "n2"} })
+	want := func(cpu, memory float64) {
+		t.Helper()
+		got := f.StrandedRatios()
+		if got[placement.ShortOfCPU] != cpu || got[placement.ShortOfNodeMemory] != memory || got[placement.ShortOfBoth] != 0 {
+			t.Errorf("got %v, want %v for CPU and %v for memory", got, cpu, memory)
+		}
+	}
+	want(0, 0)
+	f.SetBeside("n1", placement.Beside{CPU: 500, NodeMemory: 1}, 1)
+	want(0.75, 0)
+	f.SetBeside("n2", placement.Beside{CPU: 1000}, 1)
+	want(0.75, 0.25)
+}

@@ -6,6 +6,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -17,10 +18,12 @@ type LedgerState interface {
 	ChangesSince(revision uint64) ledger.Changes
 	// AwaitedIdleRatio returns the part of the memory that awaited reservations keep idle.
 	AwaitedIdleRatio() float64
+	// StrandedRatios returns the part of the memory that is free, and that no pod that usually comes can use for lack of this; nil if it isn't known.
+	StrandedRatios() map[placement.Shortage]float64
 }
 
 // ledgerGauges are the descriptions of a ledger's gauges, without those of each card.
-type ledgerGauges struct{ synced, allocations, cards, simulated, overfull, problems, idle *prometheus.Desc }
+type ledgerGauges struct{ synced, allocations, cards, simulated, overfull, problems, idle, stranded *prometheus.Desc }
 
 // NewLedger registers a collector of the cluster's sums, which reads the ledger at each scrape. ready returns an error until the caches
 // are synced; until then only cache_synced is reported. It returns the series of each card; there are some if eachCard returns true.
@@ -34,8 +37,11 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 		problems:    gaugeDesc("node_problems", "Number of nodes with a problem, as kubectl inspect gpushare lists them, by problem.", "problem"),
 		idle: gaugeDesc("awaited_idle_ratio",
 			"Part of the memory of all cards that is free and kept for items that wait until their cards in use are free, from 0 to 1."),
+		stranded: gaugeDesc("stranded_ratio",
+			"Part of the memory of all cards that is free but of no use, because its node lacks this for every kind of pods that usually comes; only with --node-policy=least-waste.",
+			"lacks"),
 	}
-	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.simulated, g.overfull, g.problems, g.idle}
+	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.simulated, g.overfull, g.problems, g.idle, g.stranded}
 	for _, gauge := range cardGauges { // Their names are taken, although the registry collects no series of them.
 		descs = append(descs, gaugeDesc(gauge.name, gauge.help, "node", "card"))
 	}
@@ -45,6 +51,9 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 		if synced {
 			g.read(l.Nodes(), set)
 			set(g.idle, l.AwaitedIdleRatio())
+			for lacks, ratio := range l.StrandedRatios() {
+				set(g.stranded, ratio, lacks.String())
+			}
 		}
 	}})
 	return &Cards{ledger: l, on: func() bool { return ready() == nil && eachCard() }}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unique"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -340,6 +341,30 @@ gpushare_extender_awaited_idle_ratio `+ratio+"\n"), "gpushare_extender_awaited_i
 	want("0.25")
 	l.Remove("runs")
 	want("0.75")
+}
+
+// What is stranded is reported only if something is expected.
+func TestStrandedRatio(t *testing.T) {
+	l := ledger.New()
+	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 12}}})
+	registry := prometheus.NewPedanticRegistry()
+	NewLedger(registry, l, func() error { return nil }, never)
+	if n, err := testutil.GatherAndCount(registry, "gpushare_extender_stranded_ratio"); n != 0 || err != nil {
+		t.Errorf("%d series, error %v", n, err)
+	}
+	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1}, Beside: placement.Beside{CPU: 1000}}}
+	l.Expect([]placement.Kind{kind}, 0, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1"} })
+	l.SetBeside("n1", placement.Beside{}, 1)
+	help := "Part of the memory of all cards that is free but of no use, because its node lacks this for every kind of pods that usually comes; " +
+		"only with --node-policy=least-waste."
+	if err := testutil.GatherAndCompare(registry, strings.NewReader("# HELP gpushare_extender_stranded_ratio "+help+`
+# TYPE gpushare_extender_stranded_ratio gauge
+gpushare_extender_stranded_ratio{lacks="cpu"} 1
+gpushare_extender_stranded_ratio{lacks="cpu_and_memory"} 0
+gpushare_extender_stranded_ratio{lacks="memory"} 0
+`), "gpushare_extender_stranded_ratio"); err != nil {
+		t.Error(err)
+	}
 }
 
 // filledLedger returns a ledger of one node with a card that two pods share, and an unhealthy card.

@@ -8,6 +8,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // The methods in this file only read. They serve the web page, the metrics and the inspect path.
@@ -17,6 +18,9 @@ func (s *Scheduler) Nodes() []ledger.Node { return s.settleGone(s.ledger.Nodes()
 
 // Node returns one node of the ledger.
 func (s *Scheduler) Node(name string) (ledger.Node, bool) { return s.ledger.Node(name) }
+
+// StrandedRatios returns the part of the memory that nodes can't give to pods for lack of CPU or memory, see ledger.Ledger.
+func (s *Scheduler) StrandedRatios() map[placement.Shortage]float64 { return s.ledger.StrandedRatios() }
 
 // AwaitedIdleRatio returns the part of the memory that awaited reservations keep idle, see ledger.Ledger.
 func (s *Scheduler) AwaitedIdleRatio() float64 { return s.ledger.AwaitedIdleRatio() }

@@ -1,0 +1,62 @@
+package placement
+
+import "github.com/gpushare/gpushare/pkg/gpu"
+
+// Shortage is what a node lacks so that pods can't use its free GPU memory.
+type Shortage int
+
+const (
+	ShortOfCPU Shortage = iota
+	ShortOfNodeMemory
+	// ShortOfBoth is for memory that each kind of pods lacks both for.
+	ShortOfBoth
+	shortages
+)
+
+var shortageNames = [shortages]string{"cpu", "memory", "cpu_and_memory"}
+
+// String returns the name, as in metrics.
+func (s Shortage) String() string { return shortageNames[s] }
+
+// Shortages returns all values.
+func Shortages() []Shortage { return []Shortage{ShortOfCPU, ShortOfNodeMemory, ShortOfBoth} }
+
+// Stranded is free memory of cards by what their nodes lack.
+type Stranded [shortages]gpu.Memory
+
+// Stranded returns the node's free memory on cards that pods of some expected kind could use, if the node had more CPU or memory free, but that none can
+// use now. What no kind could use in any case isn't counted: that is fragmentation.
+func (o *Outlook) Stranded(n *NodeRoom) (stranded Stranded) {
+	plenty := NodeRoom{Cards: n.Cards, Beside: Beside{CPU: 1 << 40, NodeMemory: 1 << 50}, Excluded: n.Excluded}
+	usable, lacking := make([]bool, len(n.Cards)), make([][shortages]bool, len(n.Cards))
+	for i := range o.kinds {
+		kind := &o.kinds[i]
+		if plenty.roomFor(i, kind).pods == 0 {
+			continue
+		}
+		enoughCPU, enoughMemory := n.CPU >= kind.CPU, n.NodeMemory >= kind.NodeMemory
+		for position := range n.Cards {
+			card := &n.Cards[position]
+			switch {
+			case kind.sharesOf(card, float64(card.Free())) == 0:
+			case enoughCPU && enoughMemory:
+				usable[position] = true
+			case enoughMemory:
+				lacking[position][ShortOfCPU] = true
+			case enoughCPU:
+				lacking[position][ShortOfNodeMemory] = true
+			default:
+				lacking[position][ShortOfBoth] = true
+			}
+		}
+	}
+	for position := range n.Cards {
+		for _, shortage := range Shortages() {
+			if !usable[position] && lacking[position][shortage] {
+				stranded[shortage] = stranded[shortage].Add(n.Cards[position].Free())
+				break
+			}
+		}
+	}
+	return stranded
+}
