@@ -25,7 +25,6 @@ import (
 type violationKind string
 
 const (
-	unsafe violationKind = ""
 	// starved: an item wasn't bound within its bound.
 	starved violationKind = "starved"
 	// inPart: members hold memory, and the item isn't whole for longer than its bound.
