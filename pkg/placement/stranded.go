@@ -5,10 +5,11 @@ import "github.com/gpushare/gpushare/pkg/gpu"
 // Shortage is what a node lacks so that pods can't use its free GPU memory.
 type Shortage int
 
+// What a node can lack.
 const (
 	ShortOfCPU Shortage = iota
 	ShortOfNodeMemory
-	// ShortOfBoth is for memory that each kind of pods lacks both for.
+	// ShortOfBoth is for memory for which each kind of pods lacks both.
 	ShortOfBoth
 	shortages
 )
