@@ -27,7 +27,7 @@ import (
 // The answer has the form of the request: names or whole nodes. Reasons that preemption can change are in FailedNodes.
 func TestFilter(t *testing.T) {
 	none := extenderv1.FailedNodesMap{}
-	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\u2028", "n\x7f6", "n7", "n8", "n9", "n10", "n11", "n12", "n13", "n14", "n15", "n16"}
+	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\u2028", "n\x7f6", "n7", "n8", "n9", "n10", "n11", "n12", "n13", "n14", "n15", "n16", "n17", "n18", "n19"}
 	oddReasons := slices.Concat([]reasons.Reason{reasons.Fits}, reasons.OfNodes(), []reasons.Reason{reasons.Full})
 	failed, unresolvable := extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
 	for i, reason := range oddReasons {

@@ -297,7 +297,7 @@ func TestFlags(t *testing.T) {
 		},
 		"without a Lease":             {host + "extender.bindTimeout=1m,scheduler.httpTimeout=2m", times, "132 1m 10s 30s"},
 		"a long hold":                 {host + "extender.gangHold=1m,extender.gangPatience=1m,scheduler.httpTimeout=2m", times, "20 4s 1m 1m"},
-		"no groups and no patience":   {host + "extender.gangHold=0s,extender.gangPatience=0s,scheduler.httpTimeout=5s", times, "20 4s 0s 0s"},
+		"no groups":                   {host + "extender.gangHold=0s,scheduler.httpTimeout=5s", times, "20 4s 0s 30s"},
 		"patience for a long absence": {host + "extender.gangPatience=45s", times, "20 4s 10s 45s"},
 
 		"the page at the extender's default": {service, []string{page}, ""},
@@ -599,11 +599,16 @@ func TestKubeletDirectories(t *testing.T) {
 			got[name] = value
 		}
 	}
+	ofKubelet := func(name string) bool { return !strings.HasPrefix(name, "sys-") }
 	for _, mount := range spec.Containers[0].VolumeMounts {
-		got["mount "+mount.Name] = mount.MountPath
+		if ofKubelet(mount.Name) {
+			got["mount "+mount.Name] = mount.MountPath
+		}
 	}
 	for _, volume := range spec.Volumes {
-		got["volume "+volume.Name] = volume.HostPath.Path
+		if ofKubelet(volume.Name) {
+			got["volume "+volume.Name] = volume.HostPath.Path
+		}
 	}
 	want := map[string]string{
 		"--device-plugin-dir":    "/var/lib/kubelet/device-plugins",
@@ -722,9 +727,16 @@ func TestSimulatedCards(t *testing.T) {
 		t.Errorf("paths of the node (-want +got)\n%s", diff)
 	}
 
-	// What is left is as by default.
+	// What is left is as by default, but for the node's RDMA adapters.
 	plain := &byDefault.Spec.Containers[0]
-	container.Args = slices.DeleteFunc(container.Args, func(arg string) bool { return arg == "--simulated-cards" })
+	adapters := func(arg string) bool { return strings.HasPrefix(arg, "--sysfs-root=") }
+	if !slices.ContainsFunc(plain.Args, adapters) || !slices.Contains(container.Args, "--sysfs-root=") {
+		t.Errorf("arguments about adapters: by default %q, simulated %q", plain.Args, container.Args)
+	}
+	plain.Args = slices.DeleteFunc(plain.Args, adapters)
+	plain.VolumeMounts = slices.DeleteFunc(plain.VolumeMounts, func(m corev1.VolumeMount) bool { return strings.HasPrefix(m.Name, "sys-") })
+	byDefault.Spec.Volumes = slices.DeleteFunc(byDefault.Spec.Volumes, func(v corev1.Volume) bool { return strings.HasPrefix(v.Name, "sys-") })
+	container.Args = slices.DeleteFunc(container.Args, func(arg string) bool { return arg == "--simulated-cards" || adapters(arg) })
 	container.Image, container.Env = plain.Image, plain.Env
 	if diff := cmp.Diff(byDefault, template); diff != "" {
 		t.Errorf("another difference to the default (-default +simulated)\n%s", diff)
