@@ -59,20 +59,22 @@ func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 	})
 }
 
-// isFor reports whether the reservation has a share for each pod without an allocation, and no others.
+// isFor reports whether the reservation has a share for each pod without an allocation, as it is now, and no others.
 func (l *Ledger) isFor(r *Reservation, requests []Request) bool {
-	missing := map[gpu.PodUID]bool{}
+	missing := map[gpu.PodUID]gpu.Demand{}
 	for i := range requests {
-		if _, allocated := l.nodeOf[requests[i].Pod.UID]; !allocated {
-			missing[requests[i].Pod.UID] = true
+		pod := &requests[i].Pod
+		if _, allocated := l.nodeOf[pod.UID]; !allocated {
+			missing[pod.UID] = pod.Demand()
 		}
 	}
 	for i := range r.Shares {
-		uid := r.Shares[i].Pod.UID
-		if _, allocated := l.nodeOf[uid]; !allocated && !missing[uid] {
+		pod := &r.Shares[i].Pod
+		demand, found := missing[pod.UID]
+		if _, allocated := l.nodeOf[pod.UID]; !allocated && (!found || demand != pod.Demand()) {
 			return false
 		}
-		delete(missing, uid)
+		delete(missing, pod.UID)
 	}
 	return len(missing) == 0
 }

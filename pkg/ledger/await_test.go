@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -58,6 +59,17 @@ func TestAwaitedReservation(t *testing.T) {
 	f.EndAwaited(testItem.ID)
 	expect(t, "freed at the end", nodes, f.takeFreed())
 	finds("after the end", pod("x", 4), nodes...)
+}
+
+// The reservation is usable only for what the pod asks for now.
+func TestAwaitedUsableForDemand(t *testing.T) {
+	f := newFixture(t, spec(16, 16))
+	asked := requests([]string{"n1"}, 16)
+	expect(t, "reserved", true, f.await(asked, 0, longAgo))
+	expect(t, "as it was", true, f.AwaitedUsable(testItem, asked))
+	changed := slices.Clone(asked)
+	changed[0].Pod.RDMA = gpu.RDMAPreferred
+	expect(t, "with a label since", false, f.AwaitedUsable(testItem, changed))
 }
 
 // Other pods see which nodes have room but for the reservation, by every path.

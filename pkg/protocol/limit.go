@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -95,17 +96,28 @@ func limitTexts(pod *corev1.Pod) (texts map[string]string, err error) {
 	return texts, nil
 }
 
+// shortQuantity matches quantities with few digits. resource.Quantity computes the power of ten of any exponent, which takes hours for nine
+// digits.
+var shortQuantity = regexp.MustCompile(`^[+-]?[0-9.]{1,32}([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$`)
+
 func parseLimit(text string) (uint64, error) {
+	if !shortQuantity.MatchString(text) {
+		return 0, notQuantity(text)
+	}
 	quantity, err := resource.ParseQuantity(text)
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("%.32q is not a quantity: write an amount of bytes such as 16Gi", text)
+		return 0, notQuantity(text)
 	case quantity.CmpInt64(int64(gpu.MiB)) < 0:
 		return 0, fmt.Errorf("%.32q is less than 1 MiB: write an amount of bytes such as 16Gi", text)
 	case quantity.CmpInt64(math.MaxInt64) >= 0:
 		return 0, errors.New("it is more than any card has: write an amount of bytes such as 16Gi")
 	}
 	return uint64(quantity.Value()), nil
+}
+
+func notQuantity(text string) error {
+	return fmt.Errorf("%.32q is not a quantity: write an amount of bytes such as 16Gi", text)
 }
 
 // limitsOf returns what the annotated limits of a pod demand of a node; the zero value if there are none, or invalid ones: such a pod gets no

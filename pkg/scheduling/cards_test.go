@@ -173,6 +173,23 @@ func TestRDMA(t *testing.T) {
 	}
 }
 
+// TestRDMAAfterPlan: a group's plan has reserved a card for a pod without the label, which gets it before kube-scheduler first tries the pod. The card
+// isn't near an adapter, so the pod is bound to the one that is.
+func TestRDMAAfterPlan(t *testing.T) {
+	pod := fake.Pod("p", 8, rdma("required"))
+	f := start(t, Options{}, nearAdapter(t, "n1", 1), pod)
+	planned := fake.Pod("p", 8)
+	planned.UID = pod.UID
+	if _, err := f.ledger.Reserve("n1", protocol.Pod(planned), f.CardPolicy, f.clock.Now()); err != nil {
+		t.Fatal(err)
+	}
+	f.want(pod, "assumed n1 card 0")
+	if err := f.bind(pod); err != nil {
+		t.Fatal(err)
+	}
+	f.want(pod, "bound n1 card 1")
+}
+
 // A pod that no node can give what it asks for is rejected on all nodes, and no eviction is tried for it. Package protocol tests
 // which requests are invalid.
 func TestInvalidRequest(t *testing.T) {

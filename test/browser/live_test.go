@@ -369,7 +369,7 @@ func TestViewersCost(t *testing.T) {
 	var pods []*framework.PodWrapper
 	for i := range size * 8 * held {
 		pods = append(pods, ns.Pod(fmt.Sprintf("held-%05d", i), onCard).Node(nodes[i%size].Name).Annotations(protocol.Assignment{
-			Cards: []protocol.AssignedCard{{Index: i/size%8, Memory: 80}}, Request: onCard, AssumeTime: time.Unix(1_700_000_000, int64(i)),
+			Cards: []protocol.AssignedCard{{Index: i / size % 8, Memory: 80}}, Request: onCard, AssumeTime: time.Unix(1_700_000_000, int64(i)),
 		}.Annotations()))
 	}
 	for i := range 10 {

@@ -99,7 +99,7 @@ func newPod(i int, o options) *corev1.Pod {
 			protocol.ResourceMemory: *resource.NewQuantity(int64(request), resource.DecimalSI),
 		}
 		maps.Copy(pod.Annotations, protocol.Assignment{
-			Cards: []protocol.AssignedCard{{Index: i/o.nodes%o.cards, Memory: cardMemory}}, Request: request, AssumeTime: time.Unix(1_700_000_000, int64(i)),
+			Cards: []protocol.AssignedCard{{Index: i / o.nodes % o.cards, Memory: cardMemory}}, Request: request, AssumeTime: time.Unix(1_700_000_000, int64(i)),
 		}.Annotations())
 	}
 	return pod
