@@ -173,6 +173,9 @@ func (p *pass) await(item *Item) {
 	}
 	p.seen[item.Like] = true
 	if due && !fits {
+		if c != nil && c.placed {
+			p.Failures.Ended(c.attempt)
+		}
 		c = p.choose(item, requests, first)
 	}
 	if c == nil {

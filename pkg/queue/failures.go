@@ -38,7 +38,7 @@ func (s Size) max(o Size) Size { return Size{max(s.Memory, o.Memory), max(s.Card
 //     that arrive don't prove that large ones would. So this ends when an item as large as those that failed arrives. Before, only items no
 //     larger than one that has arrived since are placed without this delay.
 //   - A shape that has failed waits twice as long for this as one that hasn't. In between the latter can get an awaited reservation, and keeps it
-//     whatever fails meanwhile. Otherwise pods that are never bound would end it each time, and larger items would never get their memory.
+//     whatever other shapes fail meanwhile. Otherwise pods that are never bound would end it each time, and larger items would never get their memory.
 //
 // Items that were placed before the latest failure are no further failure in the row: kube-scheduler may have stopped for a while. Losing memory to
 // another item, or with a card or node, is no failure.
@@ -48,7 +48,13 @@ type Failures struct {
 	mu sync.Mutex
 	// namespaces have the failures of the last hour.
 	namespaces map[string]*namespaceFailures
+	// awaits has an item of each namespace that has an awaited reservation, and whose shape has not failed: it need not wait for its turn. It doesn't
+	// depend on failures, so that neither the first one nor one after an arrival ends the reservation.
+	awaits map[string]awaiting
 }
+
+// awaiting is an item that has an awaited reservation.
+type awaiting struct{ id, shape string }
 
 // namespaceFailures are the failures of a namespace.
 type namespaceFailures struct {
@@ -59,9 +65,6 @@ type namespaceFailures struct {
 	proven Size
 	// turn is the ID of the item that is placed, of those that are placed one at a time; empty if none is.
 	turn string
-	// awaits is the ID of an item that has an awaited reservation, and whose shape has not failed: it need not wait for its turn again. Empty if there is
-	// none.
-	awaits string
 	// shapes are the failures of each shape since an item of this shape arrived.
 	shapes map[string]*row
 }
@@ -105,8 +108,14 @@ func (r *row) turnBegins(failed bool) time.Time {
 }
 
 // awaitsTurn reports whether the item is one of those that are placed one at a time.
-func (n *namespaceFailures) awaitsTurn(i Attempt) bool {
-	return n != nil && n.row.count > 0 && !i.Broken && n.awaits != i.ID && !n.proven.covers(i.Size)
+func (f *Failures) awaitsTurn(n *namespaceFailures, i Attempt) bool {
+	return n != nil && n.row.count > 0 && !i.Broken && !f.holds(i) && !n.proven.covers(i.Size)
+}
+
+// holds reports whether the item is the one of its namespace in awaits.
+func (f *Failures) holds(i Attempt) bool {
+	a, ok := f.awaits[i.Namespace]
+	return ok && a.id == i.ID
 }
 
 // Any reports whether anything of the namespace has failed.
@@ -132,7 +141,7 @@ func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) 
 	}
 	var next time.Time
 	switch {
-	case !n.awaitsTurn(i):
+	case !f.awaitsTurn(n, i):
 	case n.turn == "":
 		next = n.row.turnBegins(shape != nil)
 	case n.turn != i.ID:
@@ -154,11 +163,12 @@ func (f *Failures) Of(i Attempt) (failures int, latest time.Time) {
 	return 0, time.Time{}
 }
 
-// Placed records that memory is reserved for the item. Failed, Arrived or Ended must follow.
+// Placed records that memory is reserved for the item. Failed, Arrived or Ended must follow. An item that need not wait takes the turn too, unless
+// another one has it.
 func (f *Failures) Placed(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n.awaitsTurn(i) || n != nil && n.awaits == i.ID {
+	if n := f.namespaces[i.Namespace]; n != nil && n.turn == "" && (f.awaitsTurn(n, i) || f.holds(i)) {
 		n.turn = i.ID
 	}
 }
@@ -167,8 +177,14 @@ func (f *Failures) Placed(i Attempt) {
 func (f *Failures) Awaits(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n != nil && n.awaits == "" && n.shapes[i.Shape] == nil {
-		n.awaits = i.ID
+	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
+		return
+	}
+	if _, other := f.awaits[i.Namespace]; !other {
+		if f.awaits == nil {
+			f.awaits = map[string]awaiting{}
+		}
+		f.awaits[i.Namespace] = awaiting{i.ID, i.Shape}
 	}
 }
 
@@ -176,8 +192,8 @@ func (f *Failures) Awaits(i Attempt) {
 func (f *Failures) AwaitsNot(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n != nil && n.awaits == i.ID {
-		n.awaits = ""
+	if f.holds(i) {
+		delete(f.awaits, i.Namespace)
 	}
 }
 
@@ -233,8 +249,8 @@ func (f *Failures) Failed(i Attempt, placed, now time.Time) {
 	if n.turn == i.ID {
 		n.turn = ""
 	}
-	if n.awaits == i.ID {
-		n.awaits = ""
+	if a, ok := f.awaits[i.Namespace]; ok && (a.id == i.ID || a.shape == i.Shape) {
+		delete(f.awaits, i.Namespace)
 	}
 	if n.shapes[i.Shape] == nil {
 		n.shapes[i.Shape] = &row{}
@@ -280,9 +296,9 @@ func (f *Failures) Forgive(i Attempt) {
 	}
 }
 
-// Clear forgets all failures, at the begin of a term as leader.
+// Clear forgets all failures and awaited reservations, at the begin of a term as leader.
 func (f *Failures) Clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.namespaces = nil
+	f.namespaces, f.awaits = nil, nil
 }

@@ -132,6 +132,20 @@ func TestFailures(t *testing.T) {
 			s.Awaits(item("x", "x", 64))
 			s.fail(small)
 		}, item("x", "x", 64), 2 * others},
+		"it has an awaited reservation before the first failure": {func(s *scene) { s.Awaits(large); s.fail(small) }, large, free},
+		"that, and one arrived and failed again":                 {func(s *scene) { s.Awaits(large); s.fail(small); s.Arrived(small); s.fail(small) }, large, free},
+		"it ended before the first failure":                      {func(s *scene) { s.Awaits(large); s.AwaitsNot(large); s.fail(small) }, large, others},
+		"the term ended before the first failure":                {func(s *scene) { s.Awaits(large); s.Clear(); s.fail(small) }, large, others},
+		"another one of its shape fails although it has one":     {func(s *scene) { s.Awaits(large); s.fail(item("x", "large", 64)) }, large, turn},
+		"one with an awaited reservation was placed beside another one, and lost its memory": {func(s *scene) {
+			s.fail(small)
+			s.Awaits(large)
+			other := item("x", "x", 64)
+			s.await(other)
+			s.Placed(other)
+			s.Placed(large)
+			s.Ended(large)
+		}, item("y", "y", 64), paused},
 		"its shape fails although it has one": {func(s *scene) { s.fail(small); s.await(large); s.Awaits(large); s.fail(large) }, large, 2 * turn},
 		"its memory is free": {func(s *scene) {
 			s.fail(small)
