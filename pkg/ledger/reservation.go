@@ -223,7 +223,7 @@ func (l *Ledger) reservedFor(uid gpu.PodUID) (names []string) {
 }
 
 // OwnPlaces returns the nodes on which one of the pods has something of its own: an allocation, or a share of its reservations. On other nodes
-// each of them sees the same memory as any pod of its priority.
+// each of them sees the same memory as any pod of its priority that needs a turn of fair sharing as well, or none either.
 func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -286,6 +286,9 @@ type Turns interface {
 
 // needsTurn reports whether the pod waits for a turn of fair sharing.
 func (l *Ledger) needsTurn(pod *gpu.Pod) bool { return l.turns != nil && !l.turns.NeedsNoTurn(*pod) }
+
+// NeedsNoTurn reports whether the pod waits for no turn of fair sharing.
+func (l *Ledger) NeedsNoTurn(pod gpu.Pod) bool { return !l.needsTurn(&pod) }
 
 // stillCounts reports whether the share counts: its pod has no allocation.
 func (l *Ledger) stillCounts(r *reserved) bool {

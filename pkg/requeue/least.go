@@ -13,7 +13,8 @@ import (
 // where none of them does.
 type least struct {
 	ledger Ledger
-	// pod is invented. It has the smallest demand of the pods on one card, and their highest priority.
+	// pod is invented. It has the smallest demand of the pods on one card, their highest priority, and the namespace of one that needs no turn of fair
+	// sharing, if there is one: such a pod sees less memory as used.
 	pod gpu.Pod
 	// own are the nodes on which a pod may fit although no other pod like it does, because the memory is its own.
 	own map[string]bool
@@ -28,6 +29,9 @@ func leastOf(ledger Ledger, pods []gpu.Pod) least {
 		pod.Request, pod.Cores = min(pod.Request, demand.Memory), min(pod.Cores, demand.Cores)
 		pod.Containers = min(pod.Containers, demand.Containers)
 		pod.Priority = max(pod.Priority, pods[i].Priority)
+		if pod.Namespace == "" && ledger.NeedsNoTurn(pods[i]) {
+			pod.Namespace = pods[i].Namespace
+		}
 	}
 	return least{ledger, pod, ledger.OwnPlaces(pods)}
 }

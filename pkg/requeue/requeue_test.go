@@ -291,6 +291,30 @@ func TestLeast(t *testing.T) {
 	}
 }
 
+// exempt is a namespace whose pods need no turn of fair sharing.
+type exempt string
+
+func (e exempt) NeedsNoTurn(pod gpu.Pod) bool { return pod.Namespace == string(e) }
+
+// A rejected pod that needs no turn is requeued when memory comes free that is reserved for an item that waits for one, also together with others.
+func TestLeastNeedsNoTurn(t *testing.T) {
+	f := newFixture(t)
+	f.ledger = ledger.NewWithResources(nil, exempt("free"))
+	f.ledger.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{{Memory: 100}}})
+	f.Ledger = f.ledger
+	waits, free := gpu.Pod{UID: "waits", Namespace: "tenant", Request: 10}, gpu.Pod{UID: "free", Namespace: "free", Request: 10}
+	if !f.ledger.Await(ledger.Item{ID: "item", Priority: 9, ByTurn: true}, requests(gpu.Pod{UID: "other", Request: 100}), time.Unix(0, 0)) {
+		t.Fatal("nothing is reserved")
+	}
+	if leastOf(f.ledger, []gpu.Pod{waits}).fits("n1") {
+		t.Error("it fits, although the pod waits for a turn")
+	}
+	f.Rejected(waits, 1, f.Revision())
+	f.Rejected(free, 1, f.Revision())
+	f.Freed("n1")
+	f.wantRequeue("n1")
+}
+
 func held(uid gpu.PodUID) ledger.Reservation {
 	share := ledger.Share{Pod: gpu.Pod{UID: uid}, Node: "n1", On: gpu.On(0, 100)}
 	return ledger.Reservation{Source: ledger.Reclaimed, Priority: 9, Shares: []ledger.Share{share}}
