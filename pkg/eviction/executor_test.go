@@ -117,6 +117,8 @@ type mortal struct {
 	after bool
 }
 
+var errStandby = errors.New("standby")
+
 var errDead = fmt.Errorf("dead: %w", errLost)
 
 func call[T any](m *mortal, make func() (T, error)) (T, error) {
@@ -267,7 +269,10 @@ func TestExecutorRecords(t *testing.T) {
 				t.Fatal(err)
 			}
 			f.server.Set(f.pods[0])
-		}, errOtherHolder, true},
+		}, errOtherHolder, false},
+		"this process leads no more": {func(_ *executions, x *Executor) {
+			x.Leading = func() error { return errStandby }
+		}, errStandby, false},
 		"the record is full": {func(f *executions, _ *Executor) {
 			v := f.round.Victims[0]
 			v.Pods = slices.Repeat(v.Pods, maxJournal/30)

@@ -130,19 +130,23 @@ func (x *Executor) readJournal(ctx context.Context) ([]Round, error) {
 	return rounds, nil
 }
 
-// writeJournal writes the present rounds.
+// writeJournal writes the present rounds. That another process leads, or has written, isn't counted as a failure.
 func (x *Executor) writeJournal(ctx context.Context) (err error) {
+	standby := false
 	defer func() {
 		if err != nil {
 			x.mu.Lock()
 			x.unwritten = true
 			x.mu.Unlock()
-			x.Observer.EvictionRecordFailed()
+			if !standby {
+				x.Observer.EvictionRecordFailed()
+			}
 			err = fmt.Errorf("writing ConfigMap %s: %w", x.Journal, err)
 		}
 	}()
 	for range maxConflicts {
 		if err := x.Leading(); err != nil {
+			standby = true
 			return err
 		}
 		x.mu.Lock()
@@ -163,6 +167,7 @@ func (x *Executor) writeJournal(ctx context.Context) (err error) {
 			return err
 		case object.Data[keyHolder] != holder:
 			x.resign()
+			standby = true
 			return errOtherHolder
 		}
 		x.mu.Lock()

@@ -86,7 +86,7 @@ func (l *Ledger) ahead(n *node, pod *gpu.Pod, unseen map[string]bool) (ahead, en
 			ahead = append(ahead, uid)
 		}
 	}
-	return ahead, distinct(ending)
+	return distinct(ahead), distinct(ending) // Reclaim and the queue can both keep a place for a pod.
 }
 
 func distinct(uids []gpu.PodUID) []gpu.PodUID {

@@ -123,6 +123,15 @@ func TestReclaimedResources(t *testing.T) {
 	expect(t, "after the end", []reasons.Reason{reasons.Fits}, f.check(behind, "n1"))
 }
 
+// A pod for which both reclaim and the queue keep a place on one node counts once.
+func TestResourcesCountOnce(t *testing.T) {
+	f := newResourcesFixture(t, 1)
+	unit, behind := f.pending(pod("unit", 16), 4), f.pending(pod("behind", 4), 4)
+	expect(t, "reserved", true, f.await([]ledger.Request{{Pod: unit, Nodes: f.nodes}}, 9, longAgo))
+	f.Hold("unit", ledger.Reservation{Priority: 9, Source: ledger.Reclaimed, Shares: []ledger.Share{{Pod: unit, Node: "n1", On: gpu.On(0, 16)}}})
+	expect(t, "a pod that needs what is left of eight CPUs", []reasons.Reason{reasons.Fits}, f.check(behind, "n1"))
+}
+
 // A pod that needs much CPU counts as one that needs as much memory: it keeps as much of the node from others.
 func TestAwaitedPart(t *testing.T) {
 	f := newResourcesFixture(t, 1)

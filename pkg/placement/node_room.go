@@ -57,7 +57,7 @@ func (n *NodeRoom) usableOnceEmpty(position int, kind *weighed, freePart float64
 	}
 	cards := 0
 	for i := range n.Cards {
-		if c := &n.Cards[i]; !c.Unhealthy && c.Memory >= kind.Memory {
+		if empty := n.Cards[i].Empty(); empty.Fits(&kind.Demand) {
 			cards++
 		}
 	}

@@ -103,6 +103,7 @@ func randomWorld(random *rand.Rand) (kinds []Kind, nodes []NodeRoom) {
 	for range 1 + random.IntN(8) {
 		shape := asks(1+random.IntN(2)*random.IntN(3), gpu.Memory(1+random.IntN(12)), 1000*random.Int64N(6))
 		shape.NodeMemory, shape.Cores = random.Int64N(3)<<30, gpu.Cores(25*random.IntN(3))
+		shape.Containers, shape.RDMA = 1+random.Int32N(6), []gpu.RDMA{0, gpu.RDMARequired}[random.IntN(2)]
 		kinds = append(kinds, Kind{shape, random.Float64() + 0.1})
 	}
 	for range 1 + random.IntN(6) {
@@ -111,6 +112,7 @@ func randomWorld(random *rand.Rand) (kinds []Kind, nodes []NodeRoom) {
 			n.Cards = append(n.Cards, Card{
 				Index: i, Memory: gpu.Memory(8 + 8*random.IntN(2)), Used: gpu.Memory(random.IntN(10)), UsedCores: gpu.Cores(25 * random.IntN(5)),
 				Unhealthy: random.IntN(9) == 0, Containers: random.Int32N(3), MaxContainers: 4 * random.Int32N(2),
+				NearAdapter: random.IntN(2) == 0,
 			})
 		}
 		nodes = append(nodes, n)
@@ -168,9 +170,12 @@ func emptiness(n, before NodeRoom, kinds []Kind, nodes []NodeRoom) (sum float64)
 	}
 	usable := func(n NodeRoom, i int) bool {
 		free, all := memory(n)
-		large := slices.DeleteFunc(slices.Clone(n.Cards), func(c Card) bool { return c.Unhealthy || c.Memory < kinds[i].Memory })
+		fitting := slices.DeleteFunc(slices.Clone(n.Cards), func(c Card) bool {
+			c.Used, c.UsedCores, c.Containers = 0, 0, 0
+			return !c.Fits(&kinds[i].Demand)
+		})
 		enough := free*float64(kinds[i].CPU) <= all*float64(n.CPU) && free*float64(kinds[i].NodeMemory) <= all*float64(n.NodeMemory)
-		return n.Excluded&(1<<i) == 0 && len(large) >= kinds[i].Cards && enough
+		return n.Excluded&(1<<i) == 0 && len(fitting) >= kinds[i].Cards && enough
 	}
 	asked := 0.0
 	for _, kind := range kinds {
@@ -194,6 +199,12 @@ func emptiness(n, before NodeRoom, kinds []Kind, nodes []NodeRoom) (sum float64)
 // TestOutlookEmptiness: where pods end, pods stay away from nodes that others can use once these are empty.
 func TestOutlookEmptiness(t *testing.T) {
 	one, two := asks(1, 16, 4000), asks(2, 16, 32000)
+	near, many := two, two // They need an adapter near their cards, and many containers.
+	near.RDMA, many.Containers = gpu.RDMARequired, 3
+	able, limited := roomWith(64000, 16, 0), roomWith(64000, 16, 0)
+	for i := range able.Cards {
+		able.Cards[i].NearAdapter, limited.Cards[i].MaxContainers = true, 2
+	}
 	for name, tc := range map[string]struct {
 		kinds    []Kind
 		nodes    []NodeRoom
@@ -204,6 +215,8 @@ func TestOutlookEmptiness(t *testing.T) {
 		"a node that is too small for two":      {kindsOf(one, two), []NodeRoom{roomWith(64000, 16, 0, 0), roomWith(64000, 16)}, 1, 1},
 		"no pod ends: not the smaller node":     {kindsOf(one, two), []NodeRoom{roomWith(64000, 16, 0, 0), roomWith(64000, 16)}, 0, 0},
 		"a node whose CPU isn't enough for two": {kindsOf(one, two), []NodeRoom{roomWith(64000, 16, 0), roomWith(4000, 16, 0)}, 1, 1},
+		"a node without adapters":               {kindsOf(one, near), []NodeRoom{able, limited}, 1, 1},
+		"a node with a limit of containers":     {kindsOf(one, many), []NodeRoom{able, limited}, 1, 1},
 	} {
 		o := NewOutlook(tc.kinds, tc.turnover, Binpack, tc.nodes)
 		costs := []float64{o.Cost(&tc.nodes[0], &one), o.Cost(&tc.nodes[1], &one)}
