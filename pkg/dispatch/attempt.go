@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -14,6 +15,9 @@ type attempt struct {
 	number uint64
 	// kinds are those of its units.
 	kinds []reclaimKind
+	// resumed are the victims of a former leader's round that still run. Although the caller is about to evict them, they don't count as being deleted
+	// for this attempt.
+	resumed map[gpu.PodUID]bool
 	// outdated is true if something changed while the plan was made, and the plan could not be used.
 	outdated bool
 }
@@ -144,10 +148,9 @@ func (m *Manager) Resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, now time.Time) (attempt uint64, plan reclaim.Plan) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.leading || m.ReclaimAfter <= 0 || m.now.IsZero() || m.reclaims.attempt != nil || now.Sub(m.reclaims.resumed) < reclaimInterval {
+	if !m.leading || m.ReclaimAfter <= 0 || m.now.IsZero() || m.reclaims.attempt != nil {
 		return 0, plan
 	}
-	m.reclaims.resumed = now
 	units := map[*unit]bool{}
 	var awaited []gpu.PodUID
 	for _, uids := range victims {
@@ -170,11 +173,18 @@ func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 	if len(plan.Served) == 0 {
 		return 0, plan
 	}
+	round := slices.Min(slices.Collect(maps.Keys(places)))
+	if now.Sub(m.reclaims.resumed[round]) < reclaimInterval {
+		return 0, plan
+	}
+	m.reclaims.resumed[round] = now
+	resumed := map[gpu.PodUID]bool{}
 	for _, uids := range victims {
 		e := reclaim.Eviction{For: plan.Served[0].Unit}
 		for _, uid := range slices.Sorted(slices.Values(uids)) {
 			if p := m.pods[uid]; p != nil && p.Node != "" && !p.Ended && !p.Leaving {
 				e.Tenant, e.Pods = p.countedFor, append(e.Pods, p.Pod.Pod)
+				resumed[uid] = true
 			}
 		}
 		if len(e.Pods) > 0 {
@@ -182,6 +192,7 @@ func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 		}
 	}
 	a := m.newAttempt()
+	a.resumed = resumed
 	for u := range units {
 		a.kinds = append(a.kinds, u.reclaimKind())
 	}

@@ -43,6 +43,8 @@ type fixture struct {
 	// evicted are the names of the pods whose eviction was requested, in order. evictionsFail makes such requests fail.
 	evicted       []string
 	evictionsFail bool
+	// evicting are the victims of rounds whose deletion isn't visible yet.
+	evicting map[gpu.PodUID]bool
 	// meanwhile, if not nil, is called before a plan is made.
 	meanwhile func()
 	// planned, if not nil, is called with each plan before its victims are evicted.
@@ -55,7 +57,9 @@ type fixture struct {
 // changes the options.
 func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixture {
 	exempt := NewExempt(1000)
-	f := &fixture{t: t, ledger: ledger.NewWithResources(nil, exempt), now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}}
+	f := &fixture{
+		t: t, ledger: ledger.NewWithResources(nil, exempt), now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}, evicting: map[gpu.PodUID]bool{},
+	}
 	f.groups = &fakeGroups{f: f, sizes: map[string]int{}}
 	f.ledger.AddFreedListener(func(node string) { f.Freed(node) })
 	var nodes []string
@@ -68,7 +72,7 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 		},
 		Nodes:  nodesOf(func(unique.Handle[string]) []string { return nodes }),
 		Exempt: exempt, Patience: patience, EvictionsFull: func() bool { return false },
-		Evicting: func(gpu.PodUID) bool { return false }, Observer: f,
+		Evicting: func(uid gpu.PodUID) bool { return f.evicting[uid] }, Observer: f,
 	}
 	if change != nil {
 		change(&o)

@@ -54,7 +54,11 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 func (m *Manager) searchAgain(attempt uint64, now time.Time) *Search {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.search(attempt, m.takeStandings(), now)
+	search := m.search(attempt, m.takeStandings(), now)
+	if a := m.reclaims.attempt; a != nil && a.number == attempt {
+		search.resumed = a.resumed
+	}
+	return search
 }
 
 // hold holds the places of a plan if its victims are evictable and its units still wait.

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
@@ -35,14 +36,16 @@ type reclaims struct {
 	attempt *attempt
 	// held are the holds, by the IDs of their units.
 	held map[string]*hold
-	// resumed is when Resume was last tried.
-	resumed time.Time
+	// resumed is when Resume last made a search for each round, by the first UID of its pods that wait: a round that can't be resumed delays no other.
+	resumed map[gpu.PodUID]time.Time
 }
 
 // newReclaims returns the state of a new leader. attempts is how many this process has made before: a late result of one of these
 // must not be taken for that of a new one.
 func newReclaims(attempts uint64) reclaims {
-	return reclaims{attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, failed: queue.Pauses[string]{}, held: map[string]*hold{}}
+	return reclaims{
+		attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, failed: queue.Pauses[string]{}, held: map[string]*hold{}, resumed: map[gpu.PodUID]time.Time{},
+	}
 }
 
 // reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.

@@ -84,7 +84,7 @@ func TestReclaimLeaderChanges(t *testing.T) {
 			f.meanwhile = nil
 			f.run(after)
 			want(t, "evicted by the next one", []string{"bob/3", "bob/2"}, f.evicted)
-			f.pod("bob/2", 0, func(p *Pod) { p.Leaving = false }) // The former leader dies before this eviction.
+			f.invisible("bob/2") // The former leader dies before this eviction, and the next one is to make it.
 			f.StopLeading()
 			f.StartLeading()
 			tc.meanwhile(f)
@@ -95,6 +95,7 @@ func TestReclaimLeaderChanges(t *testing.T) {
 				f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
 				f.pod("bob/2", 0, func(p *Pod) { p.Leaving = true })
 			}
+			clear(f.evicting)
 			f.delete("bob/3")
 			f.run(time.Second)
 			if resumed {
@@ -120,22 +121,71 @@ func TestReclaimResumesAfterRound(t *testing.T) {
 	}
 }
 
-// While the victims of one attempt end, another one makes room for other units. What the former has evicted doesn't count twice.
-func TestReclaimAtOnce(t *testing.T) {
+// A former leader's round that can't be resumed delays no other round, and isn't tried all the time.
+func TestReclaimResumesSeveral(t *testing.T) {
 	f := newReclaimFixture(t, 4, 4)
 	f.pod("alice/0", 2)
-	f.run(after + 2*time.Second)
-	want(t, "evicted for the first", []string{"bob/7", "bob/6"}, f.evicted)
 	f.pod("alice/1", 2)
-	f.run(queue.Retry)
-	want(t, "evicted for both", []string{"bob/7", "bob/6", "bob/3", "bob/2"}, f.evicted)
-	f.pod("alice/2", 2)
-	f.run(after)
-	want(t, "bob keeps its share", 4, len(f.evicted))
-	want(t, "before the victims have ended", []string(nil), f.admitted())
-	f.delete("bob/3", "bob/2")
-	f.run(time.Second)
-	want(t, "the second doesn't wait for the victims of the first", []string{"alice/1"}, f.admitted())
+	f.StopLeading()
+	f.StartLeading()
+	f.tick(time.Second)
+	resume := func(pod gpu.PodUID, node string, victim gpu.PodUID) bool {
+		attempt, resumed := f.Resume(map[gpu.PodUID]Cards{pod: {node, []int{0}}}, [][]gpu.PodUID{{victim}}, f.now)
+		if resumed {
+			f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
+		}
+		return resumed
+	}
+	want(t, "for a pod that is gone", false, resume("alice/gone", "n0", "bob/1"))
+	want(t, "a node that doesn't exist", false, resume("alice/0", "n9", "bob/2"))
+	want(t, "the next round", true, resume("alice/1", "n1", "bob/7"))
+	searches := f.reclaims.attempts
+	resume("alice/0", "n9", "bob/2")
+	want(t, "searches at the same time", searches, f.reclaims.attempts)
+	f.now = f.now.Add(reclaimInterval)
+	resume("alice/0", "n9", "bob/2")
+	want(t, "searches later", searches+1, f.reclaims.attempts)
+}
+
+// While the victims of one attempt end, another one makes room for other units. What the former has evicted doesn't count twice.
+func TestReclaimAtOnce(t *testing.T) {
+	for name, evicted := range map[string]func(f *fixture, names ...string){
+		"victims are being deleted":        func(*fixture, ...string) {},
+		"their deletion isn't visible yet": (*fixture).invisible,
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newReclaimFixture(t, 4, 4)
+			f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+			f.pod("alice/0", 2)
+			f.run(10 * time.Second)
+			f.pod("carol/large", 4)
+			f.run(after - 5*time.Second)
+			want(t, "evicted for the first", []string{"bob/7", "bob/6"}, f.evicted)
+			evicted(f, "bob/7", "bob/6")
+			f.run(15 * time.Second)
+			want(t, "for carol, bob would have less than its share", 2, len(f.evicted))
+			f.delete("carol/large")
+			f.pod("alice/1", 2)
+			f.run(queue.Retry)
+			want(t, "evicted for both", []string{"bob/7", "bob/6", "bob/3", "bob/2"}, f.evicted)
+			evicted(f, "bob/3", "bob/2")
+			f.pod("alice/2", 2)
+			f.run(after)
+			want(t, "bob keeps its share", 4, len(f.evicted))
+			want(t, "before the victims have ended", []string(nil), f.admitted())
+			f.delete("bob/3", "bob/2")
+			f.run(time.Second)
+			want(t, "the second doesn't wait for the victims of the first", []string{"alice/1"}, f.admitted())
+		})
+	}
+}
+
+// invisible makes the deletion of victims invisible: only the caller of the Manager knows that it evicts them.
+func (f *fixture) invisible(names ...string) {
+	for _, name := range names {
+		f.evicting[gpu.PodUID(name)] = true
+		f.pod(name, 0, func(p *Pod) { p.Leaving = false })
+	}
 }
 
 // Alice's pods can't be bound, because their volume claim is misspelt; a CronJob replaces them every 15 minutes. Bob's pods are evicted for them

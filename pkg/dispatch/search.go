@@ -15,6 +15,8 @@ type Search struct {
 	groups Groups
 	// evicting is Options.Evicting.
 	evicting func(gpu.PodUID) bool
+	// resumed is attempt.resumed.
+	resumed map[gpu.PodUID]bool
 	// since is when this process began to lead.
 	since, now     time.Time
 	minRuntime     time.Duration
@@ -41,4 +43,6 @@ func (s *Search) Need() reclaim.Need {
 }
 
 // leaves reports whether the pod is being deleted, or is about to be.
-func (s *Search) leaves(p *allocatedPod) bool { return p.Leaving || s.evicting(p.UID) }
+func (s *Search) leaves(p *allocatedPod) bool {
+	return p.Leaving || s.evicting(p.UID) && !s.resumed[p.UID]
+}
