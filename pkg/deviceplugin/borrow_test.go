@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
@@ -184,6 +185,31 @@ func TestPromisedStays(t *testing.T) {
 	p.overuse.Check(measure(0), promised())
 	if reported() {
 		t.Error("it is reported although no pod needs more: the pod of which nothing is known uses what it requests")
+	}
+}
+
+// TestPromisedToTerminatingPods: what is promised to a terminating pod needs no free memory, though none of its containers runs.
+func TestPromisedToTerminatingPods(t *testing.T) {
+	b := newFixture(t)
+	p, _ := b.start(newCards(16))
+	await.True(t, "the annotator", func() bool { return p.node.informer.HasSynced() })
+	leaving := func(pod *corev1.Pod) {
+		pod.DeletionTimestamp, pod.Finalizers = new(metav1.Now()), []string{"test/kubelet"}
+	}
+	slow := func(pod *corev1.Pod) { // For half an hour, of a day.
+		leaving(pod)
+		pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = new(metav1.NewTime(time.Now().Add(23*time.Hour+30*time.Minute))), new(int64(86400))
+	}
+	ended := func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded }
+	b.create(p, newPod("leaving", main(4), assumed(0, 1), leaving), newPod("slow", main(2), assumed(1, 2), slow),
+		newPod("ended", main(1), assumed(0, 3), leaving, ended), newPod("stays", main(8), assumed(0, 4)))
+	if got := p.overuse.Ending(0); got != 4<<30 {
+		t.Errorf("%d MiB are promised to terminating pods, want 4096", got>>20)
+	}
+	for name, want := range map[string][2]bool{"leaving": {true, true}, "slow": {true, false}, "stays": {false, false}} {
+		if leaving, soon := p.overuse.Leaving(gpu.PodUID("uid-"+name), time.Now()); [2]bool{leaving, soon} != want {
+			t.Errorf("%s is leaving: %v, soon: %v, want %v", name, leaving, soon, want)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	events "k8s.io/client-go/tools/record"
@@ -74,9 +75,9 @@ func (w *overuseWatch) Held(uid gpu.PodUID, card int) uint64 {
 }
 
 // Leaving implements usage.OverusePods.
-func (w *overuseWatch) Leaving(uid gpu.PodUID) bool {
+func (w *overuseWatch) Leaving(uid gpu.PodUID, now time.Time) (leaving, soon bool) {
 	pod, _ := w.pods.ByUID(uid)
-	return pod.Leaving
+	return pod.Leaving, pod.Leaving && !protocol.Overdue(pod.LeavesBy, now)
 }
 
 // Promised implements usage.OverusePods.
@@ -88,6 +89,16 @@ func (w *overuseWatch) Promised(index int) (memory, promised uint64) {
 		}
 	}
 	return memory, unit.Bytes(w.promised[index])
+}
+
+// Ending implements usage.OverusePods.
+func (w *overuseWatch) Ending(card int) (sum uint64) {
+	for _, pod := range w.pods.Cached() {
+		if pod.Leaving && !pod.Terminal { // Nothing is promised to one that has ended.
+			sum += w.Held(pod.UID, card)
+		}
+	}
+	return sum
 }
 
 // Check finds the pods that use more than they may, and those that borrow memory of a card that is low on it. promised is what is promised of

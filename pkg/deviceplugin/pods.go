@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -71,6 +72,9 @@ func readPod(object *corev1.Pod) allocation.Pod {
 		ResizePending: slices.ContainsFunc(object.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.PodResizePending && c.Status == corev1.ConditionTrue
 		}),
+	}
+	if pod.Leaving {
+		pod.LeavesBy = protocol.LeavesBy(object.DeletionTimestamp.Time, ptr.Deref(object.DeletionGracePeriodSeconds, 0))
 	}
 	pod.Version, _ = strconv.ParseUint(object.ResourceVersion, 10, 64) // Zero if it isn't a number; it then shows no order.
 	running, mainRuns := map[string]bool{}, false

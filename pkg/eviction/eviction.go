@@ -28,9 +28,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// maxGracePeriod is the longest grace period of a pod that the extender evicts. Otherwise a pod could keep memory for a month after its eviction.
-// It is what cluster-autoscaler allows by default (--max-graceful-termination-sec).
-const maxGracePeriod = 10 * time.Minute
+// maxGracePeriod is the longest grace period of a pod that the extender evicts.
+const maxGracePeriod = protocol.MaxGracePeriod
 
 // maxConcurrent limits the concurrent calls of Members, and of each round.
 const maxConcurrent = 16

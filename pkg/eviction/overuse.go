@@ -70,6 +70,8 @@ type Overusers struct {
 	spared      queue.Pauses[gpu.PodUID]
 	// stale is the time of the last report on each card that can be older than the end of a pod there. It doesn't say what is free now.
 	stale map[cardOf]time.Time
+	// there are the pods that had a share of each card at the last step, without those that were ending.
+	there map[cardOf]sets.Set[gpu.PodUID]
 	// led is true if the last step was made as the leader.
 	led bool
 }
@@ -82,7 +84,10 @@ type cardOf struct {
 
 // NewOverusers returns an Overusers. It evicts nothing before Run.
 func NewOverusers(o Options, api NodeAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
-	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}, stale: map[cardOf]time.Time{}}
+	return &Overusers{
+		Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{},
+		stale: map[cardOf]time.Time{}, there: map[cardOf]sets.Set[gpu.PodUID]{},
+	}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -110,6 +115,7 @@ func (o *Overusers) Tick(ctx context.Context) {
 		nodes.Insert(pod.Node)
 	}
 	maps.DeleteFunc(o.stale, func(card cardOf, _ time.Time) bool { return !nodes.Has(card.node) })
+	maps.DeleteFunc(o.there, func(card cardOf, _ sets.Set[gpu.PodUID]) bool { return !nodes.Has(card.node) })
 	first := !o.led // A former leader may have evicted a pod since the reports were made.
 	o.led = true
 	for _, name := range sets.List(nodes) {
@@ -144,7 +150,7 @@ func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.T
 			}
 		}
 		chosen := chooseOverusers(parsed.Unit.Bytes(card.Memory), shares)
-		if on := (cardOf{name, card.Index}); len(chosen) == 0 && !on.left(pods, now) && lastReport(on, pods, now).After(o.stale[on]) {
+		if on := (cardOf{name, card.Index}); len(chosen) == 0 && !o.left(on, pods, now) && lastReport(on, pods, now).After(o.stale[on]) {
 			chosen = chooseShort(shares)
 		}
 		for _, s := range chosen {
@@ -217,24 +223,49 @@ func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, 
 	return s, s.needs > 0
 }
 
-// ending reports whether the pod is being deleted and will end soon.
-func ending(pod *clustercache.PodInfo, now time.Time) bool { return pod.Leaving && !pod.Overdue(now) }
+// ending reports whether the pod is being deleted and will end soon. One with a long grace period can keep its memory for days,
+// so it isn't waited for that long.
+func ending(pod *clustercache.PodInfo, now time.Time) bool {
+	return pod.Leaving && !protocol.Overdue(protocol.LeavesBy(pod.DeletionTime, int64(pod.GraceSeconds)), now)
+}
 
-// markStale marks the reports on the cards of a node which pods are leaving: they don't say what is free once these have ended. all is true if that
-// can be so on each card.
+// markStale marks the reports on the cards of a node which pods are leaving or have left: they don't say what is free once these have ended. all is
+// true if that can be so on each card. It remembers the pods for the next step.
 func (o *Overusers) markStale(node string, pods []*clustercache.PodInfo, now time.Time, all bool) {
+	there := map[cardOf]sets.Set[gpu.PodUID]{}
 	for _, pod := range pods {
 		for _, part := range pod.Placement {
-			if card := (cardOf{node, part.Card}); all || card.left(pods, now) {
+			card := cardOf{node, part.Card}
+			if all || o.left(card, pods, now) {
 				o.stale[card] = lastReport(card, pods, now)
+			}
+			if there[card] == nil {
+				there[card] = sets.New[gpu.PodUID]()
+			}
+			if !pod.Ended && !ending(pod, now) {
+				there[card].Insert(pod.UID)
 			}
 		}
 	}
+	maps.DeleteFunc(o.there, func(card cardOf, _ sets.Set[gpu.PodUID]) bool { return card.node == node })
+	maps.Copy(o.there, there)
 }
 
-// left reports whether a pod is leaving the card.
-func (c cardOf) left(pods []*clustercache.PodInfo, now time.Time) bool {
-	return slices.ContainsFunc(pods, func(p *clustercache.PodInfo) bool { return c.has(p) && ending(p, now) })
+// left reports whether a pod is leaving the card, or has ended or disappeared there since the last step.
+func (o *Overusers) left(card cardOf, pods []*clustercache.PodInfo, now time.Time) bool {
+	ended := o.there[card].Clone()
+	for _, pod := range pods {
+		if !card.has(pod) {
+			continue
+		}
+		if ending(pod, now) {
+			return true
+		}
+		if !pod.Ended {
+			ended.Delete(pod.UID)
+		}
+	}
+	return len(ended) > 0
 }
 
 // has reports whether the pod has a share of the card.

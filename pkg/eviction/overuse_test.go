@@ -97,13 +97,25 @@ func (m *overuseModel) Held(uid gpu.PodUID, card int) uint64 {
 	return 0
 }
 
-func (m *overuseModel) Leaving(uid gpu.PodUID) bool { return m.tenant(string(uid)).leaving }
+func (m *overuseModel) Leaving(uid gpu.PodUID, _ time.Time) (leaving, soon bool) {
+	leaving = m.tenant(string(uid)).leaving
+	return leaving, leaving
+}
 
 func (m *overuseModel) Promised(card int) (memory, promised uint64) {
 	for _, t := range m.tenants {
 		promised += m.Held(gpu.PodUID(t.name), card)
 	}
 	return uint64(m.cards[card]) << 30, promised
+}
+
+func (m *overuseModel) Ending(card int) (sum uint64) {
+	for _, t := range m.tenants {
+		if t.leaving {
+			sum += m.Held(gpu.PodUID(t.name), card)
+		}
+	}
+	return sum
 }
 
 // rank is the tenant's place in the order of evictions: 0 if it has exceeded its limit for longer than the grace period, 1 if for less, 2 if it
@@ -194,6 +206,7 @@ func (l live) PodsOn(context.Context, string) (pods []corev1.Pod, err error) {
 		pod.Namespace, pod.UID = info.Namespace, types.UID(info.UID)
 		if info.Leaving {
 			pod = fake.Edited(pod, fake.Terminating(info.DeletionTime))
+			pod.DeletionGracePeriodSeconds = new(int64(info.GraceSeconds))
 		}
 		if info.Overuse != nil {
 			text, err := info.Overuse.Annotation()
@@ -521,7 +534,11 @@ func TestOverusersShort(t *testing.T) {
 		newLeader bool
 		// ends is a pod that is terminating at first and then gone, unseen one that is terminating, which the watch doesn't show.
 		ends, unseen string
-		want         []string
+		// slow is a pod that began to terminate half an hour ago and has a day for it.
+		slow string
+		// completes is a pod that ends after the first step, vanishes one that is gone then, missed one of which the watch doesn't show that.
+		completes, vanishes, missed string
+		want                        []string
 	}{
 		"the youngest that borrows":                       {pods: []pod{older, borrower}, want: []string{"borrower"}},
 		"the next one, if a budget protects the youngest": {pods: []pod{older, borrower}, protected: []string{"borrower"}, want: []string{"older"}},
@@ -537,7 +554,17 @@ func TestOverusersShort(t *testing.T) {
 		"a report of a former leader's time":            {pods: []pod{borrower}, newLeader: true},
 		"beside a pod that ends, after the report":      {pods: []pod{borrower, {"other", 2, 0, nil}}, ends: "other"},
 		"beside a pod whose end the watch doesn't show": {pods: []pod{borrower, {"other", 2, 0, nil}}, unseen: "other"},
-		"nothing, if none borrows any more":             {pods: []pod{{"within", 2, 0, nil}}},
+		"beside a pod that may take a day to end":       {pods: []pod{borrower, {"other", 2, 0, nil}}, slow: "other", want: []string{"borrower"}},
+		"not by a report before a pod's end, after a refused eviction": {
+			pods: []pod{older, borrower, {"other", 2, 0, nil}}, protected: []string{"borrower"}, completes: "other",
+		},
+		"not by a report before a pod was gone, after a refused eviction": {
+			pods: []pod{older, borrower, {"other", 2, 0, nil}}, protected: []string{"borrower"}, vanishes: "other",
+		},
+		"the same, and the watch doesn't show it": {
+			pods: []pod{older, borrower, {"other", 2, 0, nil}}, protected: []string{"borrower"}, missed: "other",
+		},
+		"nothing, if none borrows any more": {pods: []pod{{"within", 2, 0, nil}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &overuseCluster{overuseModel: newOveruseModel(t, 1), protected: test.protected}
@@ -549,11 +576,18 @@ func TestOverusersShort(t *testing.T) {
 				if p.name == test.ends {
 					info.Leaving, info.DeletionTime = true, begin.Add(time.Minute)
 				}
+				if p.name == test.slow {
+					info.Leaving, info.DeletionTime, info.GraceSeconds = true, begin.Add(24*time.Hour-30*time.Minute), 24*60*60
+				}
 				c.pods = append(c.pods, info)
 			}
+			stepped := false
 			c.overuser.API, c.overuser.cache, c.overuser.groups = c, c, c
 			c.overuser.api = live(func() (pods []*clustercache.PodInfo) {
 				for _, p := range c.pods {
+					if stepped && p.Name == test.missed {
+						continue
+					}
 					if p.Name == test.unseen {
 						p = new(*p)
 						p.Leaving, p.DeletionTime = true, begin.Add(time.Minute)
@@ -566,7 +600,11 @@ func TestOverusersShort(t *testing.T) {
 			for range 3 { // After an eviction, no report is newer.
 				c.overuser.Tick(t.Context())
 				c.clock.Step(time.Second)
-				c.pods = slices.DeleteFunc(c.pods, func(p *clustercache.PodInfo) bool { return p.Name == test.ends })
+				c.pods = slices.DeleteFunc(c.pods, func(p *clustercache.PodInfo) bool { return p.Name == test.ends || p.Name == test.vanishes })
+				for _, p := range c.pods {
+					p.Ended = p.Name == test.completes
+				}
+				stepped = true
 			}
 			var got []string
 			for _, uid := range c.evicted {

@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"math"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +10,16 @@ import (
 // OverdueMargin is how long a pod may exist after the end of its grace period. The kubelet then kills the containers,
 // unmounts the volumes and updates the status, which takes seconds.
 const OverdueMargin = time.Minute
+
+// MaxGracePeriod is how long a pod that is being deleted is waited for, and the longest grace period of an eviction by the extender: otherwise a
+// pod could keep memory for a month. It is what cluster-autoscaler allows by default (--max-graceful-termination-sec).
+const MaxGracePeriod = 10 * time.Minute
+
+// LeavesBy returns until when a pod that is being deleted is waited for: its deletion timestamp, but at most MaxGracePeriod after the deletion was
+// requested. graceSeconds is its metadata.deletionGracePeriodSeconds.
+func LeavesBy(deletion time.Time, graceSeconds int64) time.Time {
+	return deletion.Add(-time.Duration(max(min(graceSeconds, math.MaxInt32)-int64(MaxGracePeriod/time.Second), 0)) * time.Second)
+}
 
 // Overdue reports whether a pod that is being deleted still exists well after its deletion timestamp, which is the end of the grace
 // period (k8s.io/apimachinery pkg/apis/meta/v1, ObjectMeta): its containers don't end (the driver hangs), its node is down, or a

@@ -5,6 +5,20 @@ import (
 	"time"
 )
 
+func TestLeavesBy(t *testing.T) {
+	deletion := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	for name, tc := range map[string]struct {
+		grace int64
+		want  time.Duration // Since the request.
+	}{
+		"at once":     {0, 0},
+		"ten minutes": {600, 10 * time.Minute},
+		"a day":       {86400, 10 * time.Minute},
+	} {
+		expect(t, name, tc.want, LeavesBy(deletion, tc.grace).Sub(deletion.Add(-time.Duration(tc.grace)*time.Second)))
+	}
+}
+
 func TestOverdue(t *testing.T) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	for name, tc := range map[string]struct {

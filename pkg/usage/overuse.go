@@ -32,10 +32,12 @@ type OverusePods interface {
 	Annotated(uid gpu.PodUID) *protocol.Overuse
 	// Held returns what the containers of the pod were given of a card, in bytes. A measurement has only containers that run.
 	Held(uid gpu.PodUID, card int) uint64
-	// Leaving reports whether the pod is terminating.
-	Leaving(uid gpu.PodUID) bool
+	// Leaving reports whether the pod is terminating, and whether it is expected to end soon.
+	Leaving(uid gpu.PodUID, now time.Time) (leaving, soon bool)
 	// Promised returns a card's memory, and what is promised of it to pods, also to those that have not started; in bytes.
 	Promised(card int) (memory, promised uint64)
+	// Ending returns what of that is promised to terminating pods, also to those of which no container runs; in bytes.
+	Ending(card int) uint64
 }
 
 // Overuse finds the pods that use more memory than they request, from measurement to measurement. Only one goroutine may use it at

@@ -35,6 +35,10 @@ type knownPod struct {
 	held      uint64
 	// promised is what is promised of each card of 1600 MiB.
 	promised uint64
+	// ending is what of that is promised to terminating pods.
+	ending uint64
+	// leaving is true if the pod is terminating, soon if it is expected to end soon.
+	leaving, soon bool
 }
 
 // borrows is a container with a limit, and full a measurement of a card with so much memory in use.
@@ -50,10 +54,11 @@ func full(second int, used uint64, rows ...protocol.ContainerUsage) protocol.Usa
 	return report
 }
 
-func (p knownPod) Annotated(gpu.PodUID) *protocol.Overuse { return p.annotated }
-func (p knownPod) Held(gpu.PodUID, int) uint64            { return p.held * mib }
-func (p knownPod) Leaving(gpu.PodUID) bool                { return false }
-func (p knownPod) Promised(int) (memory, promised uint64) { return 1600 * mib, p.promised * mib }
+func (p knownPod) Annotated(gpu.PodUID) *protocol.Overuse             { return p.annotated }
+func (p knownPod) Held(gpu.PodUID, int) uint64                        { return p.held * mib }
+func (p knownPod) Leaving(gpu.PodUID, time.Time) (leaving, soon bool) { return p.leaving, p.soon }
+func (p knownPod) Ending(int) uint64                                  { return p.ending * mib }
+func (p knownPod) Promised(int) (memory, promised uint64)             { return 1600 * mib, p.promised * mib }
 
 // TestOveruse: a tolerance of 10% and a grace period of 60 s.
 func TestOveruse(t *testing.T) {
@@ -139,6 +144,12 @@ func TestOveruse(t *testing.T) {
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1600, borrows("a", "c", 0, 180, 100, 200))}, lent(0, 10, 180, 100, 200, 101)},
 		"a small change past its limit is": {short, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1600, borrows("a", "c", 0, 201, 100, 200))}, lent(0, 10, 201, 100, 200, 101)},
+		"what terminating pods were promised needs no free memory, also if none of their containers runs": {
+			knownPod{held: 100, promised: 1500, ending: 1400}, []protocol.Usage{full(0, 1600, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
+		"what a terminating pod uses counts as free": {knownPod{promised: 1500, ending: 100, leaving: true, soon: true}, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
+		"but not if it doesn't end soon": {knownPod{promised: 1500, ending: 100, leaving: true}, []protocol.Usage{
+			full(0, 1600, borrows("a", "c", 0, 200, 100, 200))}, lent(0, 0, 200, 100, 200, 101)},
 		"what is borrowed is reported again after a minute": {short, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(60, 1600, borrows("a", "c", 0, 200, 100, 200))}, lent(0, 60, 200, 100, 200, 101)},
 		"above its limit within the grace period, on a card that is low on free memory": {short, []protocol.Usage{

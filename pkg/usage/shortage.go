@@ -9,7 +9,8 @@ import (
 const headroom = 1.0 / 16
 
 // shortages returns by how much cards lack free memory, in bytes, by index: their free memory is less than the headroom, and less than what pods
-// don't use yet of what they were promised. It has all cards of which that is known. Memory of terminating pods counts as free.
+// don't use yet of what they were promised. It has all cards of which that is known. Memory of terminating pods counts as
+// free, unless they don't end soon.
 func shortages(report protocol.Usage, pods OverusePods) map[int]uint64 {
 	type share struct {
 		pod  gpu.PodUID
@@ -19,14 +20,15 @@ func shortages(report protocol.Usage, pods OverusePods) map[int]uint64 {
 	for _, row := range report.Containers {
 		used[share{gpu.PodUID(row.UID), row.Card}] += row.Used
 	}
-	// within is what pods use of what they were promised, leaving what terminating pods use.
+	// within is what pods use of what they were promised, without terminating pods, which need no more. leaving is what those of
+	// them use that end soon.
 	within, leaving := map[int]uint64{}, map[int]uint64{}
 	for s, bytes := range used {
-		held := pods.Held(s.pod, s.card)
-		if pods.Leaving(s.pod) { // It needs no more.
-			within[s.card], leaving[s.card] = within[s.card]+held, leaving[s.card]+bytes
-		} else {
-			within[s.card] += min(bytes, held)
+		switch terminating, soon := pods.Leaving(s.pod, report.Time); {
+		case soon:
+			leaving[s.card] += bytes
+		case !terminating:
+			within[s.card] += min(bytes, pods.Held(s.pod, s.card))
 		}
 	}
 	short := map[int]uint64{}
@@ -39,7 +41,8 @@ func shortages(report protocol.Usage, pods OverusePods) map[int]uint64 {
 		if card.Free != nil {
 			free = *card.Free
 		}
-		needed := min(promised-min(within[card.Index], promised), uint64(float64(memory)*headroom))
+		satisfied := within[card.Index] + pods.Ending(card.Index)
+		needed := min(promised-min(satisfied, promised), uint64(float64(memory)*headroom))
 		short[card.Index] = needed - min(free+leaving[card.Index], needed)
 	}
 	return short
