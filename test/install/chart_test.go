@@ -599,16 +599,11 @@ func TestKubeletDirectories(t *testing.T) {
 			got[name] = value
 		}
 	}
-	ofKubelet := func(name string) bool { return !strings.HasPrefix(name, "sys-") }
 	for _, mount := range spec.Containers[0].VolumeMounts {
-		if ofKubelet(mount.Name) {
-			got["mount "+mount.Name] = mount.MountPath
-		}
+		got["mount "+mount.Name] = mount.MountPath
 	}
 	for _, volume := range spec.Volumes {
-		if ofKubelet(volume.Name) {
-			got["volume "+volume.Name] = volume.HostPath.Path
-		}
+		got["volume "+volume.Name] = volume.HostPath.Path
 	}
 	want := map[string]string{
 		"--device-plugin-dir":    "/var/lib/kubelet/device-plugins",
@@ -727,16 +722,9 @@ func TestSimulatedCards(t *testing.T) {
 		t.Errorf("paths of the node (-want +got)\n%s", diff)
 	}
 
-	// What is left is as by default, but for the node's RDMA adapters.
+	// What is left is as by default.
 	plain := &byDefault.Spec.Containers[0]
-	adapters := func(arg string) bool { return strings.HasPrefix(arg, "--sysfs-root=") }
-	if !slices.ContainsFunc(plain.Args, adapters) || !slices.Contains(container.Args, "--sysfs-root=") {
-		t.Errorf("arguments about adapters: by default %q, simulated %q", plain.Args, container.Args)
-	}
-	plain.Args = slices.DeleteFunc(plain.Args, adapters)
-	plain.VolumeMounts = slices.DeleteFunc(plain.VolumeMounts, func(m corev1.VolumeMount) bool { return strings.HasPrefix(m.Name, "sys-") })
-	byDefault.Spec.Volumes = slices.DeleteFunc(byDefault.Spec.Volumes, func(v corev1.Volume) bool { return strings.HasPrefix(v.Name, "sys-") })
-	container.Args = slices.DeleteFunc(container.Args, func(arg string) bool { return arg == "--simulated-cards" || adapters(arg) })
+	container.Args = slices.DeleteFunc(container.Args, func(arg string) bool { return arg == "--simulated-cards" })
 	container.Image, container.Env = plain.Image, plain.Env
 	if diff := cmp.Diff(byDefault, template); diff != "" {
 		t.Errorf("another difference to the default (-default +simulated)\n%s", diff)
@@ -746,6 +734,28 @@ func TestSimulatedCards(t *testing.T) {
 		must(t, err)
 		if strings.Contains(strings.ToLower(string(text)), "simulated") || strings.Contains(string(text), "FAKE_NVML") {
 			t.Errorf("a trace of simulated cards by default: %s %s", object.GetKind(), object.GetName())
+		}
+	}
+}
+
+// TestAdapters: only a value lets the plugin look for RDMA adapters, and gives it what it needs of the node.
+func TestAdapters(t *testing.T) {
+	h := newHelm(t, "")
+	for values, want := range map[string][]string{
+		"":                       {"--sysfs-root="},
+		"devicePlugin.rdma=true": {"--sysfs-root=/host/sys", "/sys/bus at /host/sys/bus", "/sys/class at /host/sys/class", "/sys/devices at /host/sys/devices"},
+	} {
+		spec := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"]).Spec
+		container := spec.Containers[0]
+		got := slices.DeleteFunc(slices.Clone(container.Args), func(arg string) bool { return !strings.HasPrefix(arg, "--sysfs-root=") })
+		for _, volume := range spec.Volumes {
+			i := slices.IndexFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume.Name && m.ReadOnly })
+			if path := volume.HostPath.Path; strings.HasPrefix(path, "/sys") && i >= 0 {
+				got = append(got, path+" at "+container.VolumeMounts[i].MountPath)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%q (-want +got)\n%s", values, diff)
 		}
 	}
 }

@@ -719,7 +719,10 @@ func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 		"a number of cards as an annotation of the Job": {count, nil, true, oneCard, false},
 		"a number of cards on both":                     {count, count, true, "", true},
 		"a number of cards of pods without a request":   {count, nil, false, "", true},
-		"on the Job only":                               {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata", false},
+		"an adapter as a label of the Job": {map[string]string{protocol.LabelRDMA: "required"}, nil, true,
+			"its pods get no RDMA adapter: gpushare.aliyun.com/rdma is on the Job itself, and must be a label in spec.template.metadata", true},
+		"an adapter on both": {map[string]string{protocol.LabelRDMA: "required"}, map[string]string{protocol.LabelRDMA: "required"}, true, "", true},
+		"on the Job only":    {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata", false},
 		"a limit on the Job only": {limits, nil, true, "its containers have no limit above their requests: the annotation " + protocol.AnnotationLimit("main") +
 			" is on the Job itself, and must be in spec.template.metadata", false},
 		"a limit by the other annotation on the Job only": {map[string]string{protocol.AnnotationLimits: "{}"}, nil, true,
