@@ -261,6 +261,7 @@ func (c *cluster) testTurns(t *testing.T) {
 		return framework.MakePod("turnless").Namespace(namespace)
 	}
 	request := func(namespace string) *framework.PodWrapper { return plain(namespace).GPUMem(1) }
+	c.untilRefused("the guard of turns", request("bob").Node("gpu-1").Obj())
 	const node, class = "a pod with spec.nodeName would not wait", "a pod of the classes system-cluster-critical and system-node-critical would not wait"
 	for name, test := range map[string]struct {
 		pod *framework.PodWrapper
