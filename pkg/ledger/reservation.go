@@ -20,7 +20,8 @@ type Reservation struct {
 	Item Item
 	// Label names the item for users. A pod that only labelled reservations keep from a node doesn't fit it with the reason reasons.Reserved.
 	Label string
-	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one.
+	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one. With
+	// fair sharing, it doesn't count between an item of the queue and a pod of which only one needs a turn: the one that needs none comes first.
 	Priority int32
 	// Shares are what is kept. A share counts until its pod has an allocation.
 	Shares []Share
@@ -222,12 +223,14 @@ func (l *Ledger) reservedFor(uid gpu.PodUID) (names []string) {
 	return names
 }
 
-// OwnPlaces returns the nodes on which one of the pods has something of its own: an allocation, or a share of its reservations. On other nodes
-// each of them sees the same memory as any pod of its priority that needs a turn of fair sharing as well, or none either.
+// OwnPlaces returns the nodes on which one of the pods has something of its own: an allocation, a share of its reservations, or what is awaited for
+// an item of the queue after its own. On other nodes each of them sees no more memory as free than any pod of its priority, of those that need a turn
+// of fair sharing as well, or none either.
 func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	nodes, seen := map[string]bool{}, map[*Reservation]bool{}
+	var first *Item
 	for i := range pods {
 		if home, allocated := l.nodeOf[pods[i].UID]; allocated {
 			nodes[home] = true
@@ -240,6 +243,14 @@ func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 			for _, share := range r.Shares {
 				nodes[share.Node] = true
 			}
+			if r.Source == Queued && (first == nil || r.Item.Before(first)) {
+				first = &r.Item
+			}
+		}
+	}
+	for _, later := range l.reservations.items {
+		for i := 0; first != nil && first.Before(&later.Item) && i < len(later.Shares); i++ {
+			nodes[later.Shares[i].Node] = true
 		}
 	}
 	return nodes

@@ -9,8 +9,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// least stands for many pods in a check that is much cheaper than one for each of them: where it doesn't fit, none of the pods fits. It can fit
-// where none of them does.
+// least stands for many pods in a check that is much cheaper than one for each of them: where it doesn't fit, none of the pods fits,
+// because each of them sees at least as much memory as used on all nodes but own. It can fit where none of them does.
 type least struct {
 	ledger Ledger
 	// pod is invented. It has the smallest demand of the pods on one card, their highest priority, and the namespace of one that needs no turn of fair

@@ -315,6 +315,25 @@ func TestLeastNeedsNoTurn(t *testing.T) {
 	f.wantRequeue("n1")
 }
 
+// A pod with an awaited reservation sees what later items await on other nodes as free.
+func TestLeastBeforeOthers(t *testing.T) {
+	l := fake.Ledger(fake.Node("n1", 100), fake.Node("n2", 100))
+	first, later := gpu.Pod{UID: "first", Request: 100}, gpu.Pod{UID: "later", Request: 100}
+	for i, pod := range []gpu.Pod{first, later} {
+		request := ledger.Request{Pod: pod, Nodes: []string{fmt.Sprint("n", i+1)}}
+		if !l.Await(ledger.Item{ID: string(pod.UID), Entered: time.Unix(int64(i), 0)}, []ledger.Request{request}, time.Unix(0, 0)) {
+			t.Fatal("nothing is reserved")
+		}
+	}
+	for _, pod := range []gpu.Pod{first, later} {
+		for _, node := range []string{"n1", "n2"} {
+			if one, least := fits(l, pod, node), leastOf(l, []gpu.Pod{pod}).fits(node); one != least {
+				t.Errorf("pod %s fits %s: %v, the least pod: %v", pod.UID, node, one, least)
+			}
+		}
+	}
+}
+
 func held(uid gpu.PodUID) ledger.Reservation {
 	share := ledger.Share{Pod: gpu.Pod{UID: uid}, Node: "n1", On: gpu.On(0, 100)}
 	return ledger.Reservation{Source: ledger.Reclaimed, Priority: 9, Shares: []ledger.Share{share}}
