@@ -122,8 +122,7 @@ func serve(ctx context.Context, o options) error {
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
 		return monitor.Run(ctx, func(s inventory.State) {
-			plugin.SetAdapters(s.Adapters)
-			plugin.SetCards(s.Unit, s.Cards, s.Moved, s.Problem)
+			plugin.SetCards(s.Unit, s.Cards, s.Adapters, s.Moved, s.Problem)
 		})
 	})
 	err = group.Wait()

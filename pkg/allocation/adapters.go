@@ -45,7 +45,37 @@ func (s *Snapshot) adapters(d Decision) (near Adapters) {
 	return near
 }
 
-// lacksAdapter reports whether the pod must have cards near an adapter, and one of these isn't.
-func (p *Pod) lacksAdapter(cards []gpu.Card) bool {
-	return p.RDMA == gpu.RDMARequired && slices.ContainsFunc(cards, func(c gpu.Card) bool { return c.RDMAPorts == "" })
+// lacksAdapter reports whether the pod must have cards near an adapter, and the node has none near one of these.
+func (s *Snapshot) lacksAdapter(pod *Pod, cards []gpu.Card) bool {
+	return pod.RDMA == gpu.RDMARequired && slices.ContainsFunc(cards, func(c gpu.Card) bool {
+		return !slices.ContainsFunc(s.Adapters, func(a gpu.Adapter) bool {
+			return a.Device != "" && strings.Contains(","+c.RDMAPorts, ","+a.Name+":")
+		})
+	})
+}
+
+// withAdapters returns the decision with what its container gets of the adapters, or with a rejection if it must have one and gets none. unsure
+// is true if the call can be for a pod that asks for none: then it gets none.
+func (s *Snapshot) withAdapters(d Decision, unsure bool) Decision {
+	near := s.adapters(d)
+	switch served := d.Rejection == nil && s.has(d.Pod.UID, d.Container.Name, d.Indexes()); {
+	case d.Rejection != nil:
+	case unsure && len(near.Devices) > 0 && d.Pod.RDMA == gpu.RDMARequired:
+		return d.reject(RefusedUnavailable, "pod %s must have an RDMA adapter, and %s", d.Pod, unsureOfAdapters)
+	case unsure && len(near.Devices) > 0:
+		d.NoAdapter = unsureOfAdapters
+	case !served && s.lacksAdapter(d.Pod, d.Cards):
+		return d.rejectWithoutPort()
+	case !unsure:
+		d.Adapters = near
+	}
+	return d
+}
+
+// unsureOfAdapters is why a container gets no adapter, although there are some near its cards and its pod asks for them.
+const unsureOfAdapters = "the kubelet can't be asked whether it starts this pod or one of the same request that asks otherwise for adapters"
+
+func (d Decision) rejectWithoutPort() Decision {
+	where := d.Pod.Over(len(d.Cards)).On(d.Indexes()...)
+	return d.reject(RefusedUnavailable, "pod %s must have cards near an RDMA adapter, and no port is active near each of %s any more", d.Pod, where)
 }

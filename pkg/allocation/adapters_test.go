@@ -47,6 +47,18 @@ func TestAdapters(t *testing.T) {
 		"… and the label was removed":  {cards: cards(both), pod: asking(gpu.RDMANone, main(8), assumed(0, 1)), given: Allocations{"uid-a": {"main": served}}, want: before, on: []int{0}},
 		"… and the label was added":    {cards: cards(both), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), given: Allocations{"uid-a": {"main": onCard(0)}}, on: []int{0}},
 		"required, and none is active": {cards: cards("", both), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), rejected: "pod default/a must have cards near an RDMA adapter, and no port is active near each of card 0 any more"},
+		"required, an adapter that is gone": {
+			cards: cards("mlx5_7:1"), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)),
+			rejected: "pod default/a must have cards near an RDMA adapter, and no port is active near each of card 0 any more",
+		},
+		"required, gone from one of two cards": {
+			cards: cards("mlx5_1:1", "mlx5_10:1"), pod: asking(gpu.RDMARequired, main(8), assumedOn(0, 1)),
+			rejected: "pod default/a must have cards near an RDMA adapter, and no port is active near each of cards 0, 1 any more",
+		},
+		"required, gone, and no card annotated": {
+			cards: cards("", "mlx5_7:1"), pod: asking(gpu.RDMARequired, main(8)),
+			rejected: "pod default/a must have cards near an RDMA adapter, and no port is active near each of card 1 any more",
+		},
 		"required, the card is full": {
 			cards: cards("mlx5_0:1", "", "mlx5_1:1"), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), others: []Pod{newPod("b", main(16))},
 			given: Allocations{"uid-b": {"main": holding(0, 16)}}, want: Adapters{"mlx5_1:1", []string{"uverbs1"}}, on: []int{2},
@@ -60,7 +72,7 @@ func TestAdapters(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := Snapshot{Cards: tc.cards, Pods: append(tc.others, tc.pod), Given: tc.given, Adapters: []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}, {Name: "mlx5_1", Device: "uverbs1"}}}
 			pod := &s.Pods[len(s.Pods)-1]
-			d := s.selectCards(Decision{Pod: pod, Container: pod.Containers[0]})
+			d := s.withAdapters(s.selectCards(Decision{Pod: pod, Container: pod.Containers[0]}), false)
 			text := ""
 			if d.Rejection != nil {
 				text = d.Rejection.Text
@@ -68,11 +80,49 @@ func TestAdapters(t *testing.T) {
 			if diff := cmp.Diff(tc.rejected, text); diff != "" {
 				t.Errorf("rejected (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(tc.want, s.adapters(d)); diff != "" {
+			if diff := cmp.Diff(tc.want, d.Adapters); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 			if diff := cmp.Diff(tc.on, d.Indexes()); diff != "" && tc.rejected == "" {
 				t.Errorf("cards (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestAdaptersUnsure: if the call can be for a pod that asks otherwise for adapters, the container gets none. One that must have them is rejected,
+// and of one that prefers them the decision says why it gets none.
+func TestAdaptersUnsure(t *testing.T) {
+	const differs = "the kubelet can't be asked whether it starts this pod or one of the same request that asks otherwise for adapters"
+	near, far := newCards(16), newCards(16)
+	near[0].RDMAPorts = "mlx5_0:1"
+	for name, tc := range map[string]struct {
+		cards               []gpu.Card
+		rdma, other         gpu.RDMA
+		noAdapter, rejected string
+		want                Adapters
+	}{
+		"required":                      {cards: near, rdma: gpu.RDMARequired, rejected: "pod default/a must have an RDMA adapter, and " + differs},
+		"preferred":                     {cards: near, rdma: gpu.RDMAPreferred, noAdapter: differs},
+		"preferred, and none is near":   {cards: far, rdma: gpu.RDMAPreferred},
+		"not asked for":                 {cards: near, other: gpu.RDMARequired},
+		"the other one asks for it too": {cards: near, rdma: gpu.RDMARequired, other: gpu.RDMARequired, want: Adapters{"mlx5_0:1", []string{"uverbs0"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2))
+			a.RDMA, b.RDMA = tc.rdma, tc.other
+			d := Decide(Snapshot{
+				Cards: tc.cards, Adapters: []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}}, Pods: []Pod{a, b}, Kubelet: Answers{Silent: true}, Look: Live,
+			}, 2)
+			rejected := ""
+			if d.Rejection != nil {
+				rejected = d.Rejection.Text
+			}
+			if d.Match != ByOrder || d.Pod.Name != "a" || rejected != tc.rejected || d.NoAdapter != tc.noAdapter {
+				t.Errorf("pod %v by %s: rejected %q, no adapter %q", d.Pod, d.Match, rejected, d.NoAdapter)
+			}
+			if diff := cmp.Diff(tc.want, d.Adapters); diff != "" {
+				t.Errorf("adapters (-want +got):\n%s", diff)
 			}
 		})
 	}

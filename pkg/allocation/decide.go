@@ -81,6 +81,8 @@ type Decision struct {
 	Result Result
 	// Adapters is what it gets of the node's RDMA adapters.
 	Adapters Adapters
+	// NoAdapter is why it gets none, although its pod prefers cards near them and its cards are; empty otherwise.
+	NoAdapter string
 	// Moved is, with ResultMoved, why the container doesn't get the annotated cards.
 	Moved string
 	// Rejection is set if the container gets no card.
@@ -135,9 +137,7 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 			found.Container.Limit = 0 // It must not get the limit of another container.
 		}
 		d = s.selectCards(Decision{Match: match, Pod: found.Pod, Container: found.Container})
-		if match != ByOrder || !m.adaptersDiffer() { // It must not get what another container asks for.
-			d.Adapters = s.adapters(d)
-		}
+		d = s.withAdapters(d, match == ByOrder && m.adaptersDiffer()) // It must not get what another container asks for.
 	}
 	switch {
 	case s.Look == Cached && (d.Rejection != nil || d.Result != ResultKept):

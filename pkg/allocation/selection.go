@@ -35,8 +35,8 @@ func (s *Snapshot) selectCards(d Decision) Decision {
 			return d.reject(RefusedInvalid, "container %s of pod %s: its request can't be divided evenly over %s", container, pod, demand.On(expected...))
 		case s.has(pod.UID, container, expected):
 			return d.give(cards, ResultKept) // The call is repeated. The cards get no more load.
-		case pod.lacksAdapter(cards):
-			return d.reject(RefusedUnavailable, "pod %s must have cards near an RDMA adapter, and no port is active near each of %s any more", pod, demand.On(expected...))
+		case s.lacksAdapter(pod, cards):
+			return d.rejectWithoutPort()
 		case !own && s.preferredOther(pod, container):
 			// An annotated card had no room at GetPreferredAllocation, or the annotations named other cards then.
 		case s.fits(cards, pod.UID, demand, false):

@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -30,8 +31,7 @@ func TestAdapters(t *testing.T) {
 			b := newFixture(t)
 			k := startKubelet(t, b.dir)
 			p, stop := b.start(nil)
-			p.SetAdapters([]gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}, {Name: "mlx5_2", Device: "uverbs3"}})
-			p.SetCards(gpu.GiB, cards, nil, "")
+			p.SetCards(gpu.GiB, cards, []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}, {Name: "mlx5_2", Device: "uverbs3"}}, nil, "")
 			k.awaitDevices(32, 32)
 			options := []podOption{main(2), assumed(1, 1)}
 			if label != "" {
@@ -75,12 +75,36 @@ func TestAdaptersByOrder(t *testing.T) {
 	p, _ := b.start(nil)
 	cards := newCards(16, 16)
 	cards[0].RDMAPorts = "mlx5_0:1"
-	p.SetAdapters([]gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}})
-	p.SetCards(gpu.GiB, cards, nil, "")
+	p.SetCards(gpu.GiB, cards, []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}}, nil, "")
 	k.awaitDevices(32, 32)
 	asks, without := newPod("asks", main(2), assumed(0, 1), asksForAdapter("preferred")), newPod("without", main(2), assumed(0, 2))
 	b.create(p, asks, without)
 	if env := k.mustAdmit(without)["main"]; env["NCCL_IB_HCA"] != "" || len(k.responseOf(t, without).Devices) > 0 {
 		t.Errorf("a pod without the label got %v", env)
 	}
+	b.awaitEvent("GPUAdapterNotGiven container main gets no RDMA adapter: the kubelet can't be asked whether it starts this pod or one of the same request that asks otherwise for adapters")
+}
+
+// TestAdaptersWithCards: cards that are read beside a change come with the adapters of the same listing.
+func TestAdaptersWithCards(t *testing.T) {
+	s := newCardState()
+	set := func(name string) {
+		cards := newCards(16)
+		cards[0].RDMAPorts = name + ":1"
+		s.Set(gpu.GiB, cards, []gpu.Adapter{{Name: name}}, nil, "")
+	}
+	set("mlx5_0")
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			for i := range 20000 {
+				set(fmt.Sprintf("mlx5_%d", i%2))
+				if cards, adapters := s.WithAdapters(); cards[0].RDMAPorts != adapters[0].Name+":1" {
+					t.Errorf("ports %s with the adapter %s", cards[0].RDMAPorts, adapters[0].Name)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
 }

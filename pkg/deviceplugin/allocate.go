@@ -227,7 +227,7 @@ func (s *snapshots) Cached() allocation.Snapshot {
 // Of returns a snapshot with these pods. It omits the allocations of other pods that the informer has known: they are
 // deleted. The record learns of a deletion later than the informer, and the informer later than the API server.
 func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
-	cards, _, _ := s.cards.Get()
+	cards, adapters := s.cards.WithAdapters()
 	given := s.record.Snapshot()
 	present := map[gpu.PodUID]bool{}
 	for i := range pods {
@@ -237,7 +237,7 @@ func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	maps.DeleteFunc(s.met, func(uid gpu.PodUID, _ bool) bool { return given[uid] == nil })
 	maps.DeleteFunc(given, func(uid gpu.PodUID, _ allocation.PodAllocations) bool { return s.met[uid] && !present[uid] })
 	return allocation.Snapshot{
-		Cards: cards, Adapters: s.cards.Adapters(), Pods: pods, Others: s.pods.Others(), Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered),
+		Cards: cards, Adapters: adapters, Pods: pods, Others: s.pods.Others(), Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered),
 	}
 }
 

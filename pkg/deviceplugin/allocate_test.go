@@ -187,7 +187,7 @@ func TestRejectedPodsAreShown(t *testing.T) {
 	await.True(t, "the informer", func() bool { return p.pods.Exists("uid-rejected") })
 	cards := newCards(16, 16)
 	cards[1].Unhealthy = "Xid 79"
-	p.SetCards(gpu.GiB, cards, nil, "")
+	p.SetCards(gpu.GiB, cards, nil, nil, "")
 	k.awaitDevices(16, 32)
 	if _, err := k.admit(rejected); err == nil {
 		t.Fatal("the pod wasn't rejected")

@@ -47,7 +47,7 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 	}
 	b.Cleanup(c.plugin.resources.Close)
 	cards := newCards(slices.Repeat([]gpu.Memory{memory}, 8)...)
-	c.plugin.SetCards(gpu.GiB, cards, nil, "")
+	c.plugin.SetCards(gpu.GiB, cards, nil, nil, "")
 	for _, d := range devices(cards) {
 		card := strings.IndexByte(digits, d.ID[0])
 		c.free[card] = append(c.free[card], d.ID)

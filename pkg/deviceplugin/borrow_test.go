@@ -46,7 +46,7 @@ func TestLimitAboveRequest(t *testing.T) {
 			k := startKubelet(t, b.dir)
 			p, stop := b.start(nil)
 			p.Measure(limiter{hard: inventory.NoLimit})
-			p.SetCards(gpu.GiB, reservedCards(), nil, "")
+			p.SetCards(gpu.GiB, reservedCards(), nil, nil, "")
 			if test.mode.Limits() {
 				k.awaitDevices(30, 30)
 			} else {

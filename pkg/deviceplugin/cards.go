@@ -53,8 +53,8 @@ func newCardState() *cardState {
 
 // Set replaces the list of cards, whose memory is counted in the unit. If they can't be read, for example while the driver
 // restarts, problem is why, and the known cards stay and become unhealthy: pods may run on them. moved maps indices to the
-// driver's, where they differ.
-func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, moved map[int]int, problem string) {
+// driver's, where they differ. adapters are the node's RDMA adapters, which must not be changed later.
+func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter, moved map[int]int, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cards = slices.Clone(cards)
@@ -64,22 +64,15 @@ func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, moved map[int]int, prob
 			cards[i].Unhealthy = problem
 		}
 	}
-	s.unit, s.all, s.moved, s.driver = unit, cards, maps.Clone(moved), problem
+	s.unit, s.all, s.adapters, s.moved, s.driver = unit, cards, adapters, maps.Clone(moved), problem
 	s.update()
 }
 
-// SetAdapters sets the node's RDMA adapters, which must not be changed later. It is called before Set.
-func (s *cardState) SetAdapters(adapters []gpu.Adapter) {
+// WithAdapters returns the cards and the node's RDMA adapters, as one call of Set gave them. The caller must not change the adapters.
+func (s *cardState) WithAdapters() (cards []gpu.Card, adapters []gpu.Adapter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.adapters = adapters
-}
-
-// Adapters returns the node's RDMA adapters. The caller must not change them.
-func (s *cardState) Adapters() []gpu.Adapter {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.adapters
+	return slices.Clone(s.cards), s.adapters
 }
 
 // Isolate sets the isolation mode, and what it means for each card, by index. In a mode that limits memory, cards have only the

@@ -22,7 +22,7 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	b.create(p, a)
 	cards := newCards(16, 16)
 	cards[1].Unhealthy = "Xid 79"
-	p.SetCards(gpu.GiB, cards, nil, "")
+	p.SetCards(gpu.GiB, cards, nil, nil, "")
 	k.awaitDevices(16, 32)
 	b.awaitEvent("GPUCardUnhealthy card 1 (GPU-1): Xid 79")
 	await.True(t, "the inventory with the card", func() bool {
@@ -32,13 +32,13 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	if _, err := k.admit(a); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("got %v, want FailedPrecondition", err)
 	}
-	p.SetCards(gpu.GiB, nil, nil, "the driver is being updated")
+	p.SetCards(gpu.GiB, nil, nil, nil, "the driver is being updated")
 	k.awaitDevices(0, 32)
 	b.awaitEvent("GPUCardUnhealthy card 0 (GPU-0), 1 (GPU-1): the driver is being updated")
 	if missing := p.missing(); !slices.Equal(missing, []string{"the driver is being updated"}) {
 		t.Errorf("without a driver readyz reports %q", missing)
 	}
-	p.SetCards(gpu.GiB, newCards(16, 16), nil, "")
+	p.SetCards(gpu.GiB, newCards(16, 16), nil, nil, "")
 	k.awaitDevices(32, 32)
 	b.awaitEvent("GPUCardHealthy card 0 (GPU-0), 1 (GPU-1) can be used again")
 	if missing := p.missing(); len(missing) > 0 {
@@ -63,13 +63,13 @@ func TestNothingToOffer(t *testing.T) {
 		{[]gpu.Card{{Index: 0, Unhealthy: "no memory of its own"}}, "", "no GPU card has memory that can be shared: card 0: no memory of its own"},
 		{newCards(1150168), "", "the smallest unit that fits is 6GiB (--memory-unit)"},
 	} {
-		p.SetCards(gpu.GiB, test.cards, nil, test.problem)
+		p.SetCards(gpu.GiB, test.cards, nil, nil, test.problem)
 		if missing := strings.Join(p.missing(), "\n"); !strings.Contains(missing, test.want) {
 			t.Errorf("readyz reports %q, want %q", missing, test.want)
 		}
 		b.awaitEvent("GPUCardNotOffered")
 	}
-	p.SetCards(gpu.GiB, newCards(16), nil, "")
+	p.SetCards(gpu.GiB, newCards(16), nil, nil, "")
 	k.awaitDevices(16, 16)
 	k.awaitRegistrations(1)
 }
@@ -99,13 +99,13 @@ func TestCardReplaced(t *testing.T) {
 				stop()
 				p, _ = b.start(nil)
 			}
-			p.SetCards(gpu.GiB, replaced, nil, "")
+			p.SetCards(gpu.GiB, replaced, nil, nil, "")
 			b.awaitEvent("GPUCardLost the node doesn't have the pod's card GPU-0 any more")
 			lost(b, "GPU-0")
 			if _, has := b.pod("other").Annotations[protocol.AnnotationLostCards]; has {
 				t.Error("a pod on another card is marked too")
 			}
-			p.SetCards(gpu.GiB, newCards(16, 16), nil, "")
+			p.SetCards(gpu.GiB, newCards(16, 16), nil, nil, "")
 			lost(b, "")
 		})
 	}

@@ -89,7 +89,7 @@ func TestSimulatedCards(t *testing.T) {
 		if cards, boot := p.KnownCards(t.Context()); len(cards) > 0 || boot != "" {
 			t.Errorf("simulated %t: the plugin knows %v of boot %q, the cards of another kind", simulated, cards, boot)
 		}
-		p.SetCards(gpu.GiB, newCards(16), nil, "")
+		p.SetCards(gpu.GiB, newCards(16), nil, nil, "")
 		await.True(t, "the node's inventory", func() bool {
 			inventory, err := protocol.ParseInventory(b.node().Annotations)
 			return err == nil && inventory.Simulated == simulated

@@ -53,7 +53,7 @@ func TestReportedCards(t *testing.T) {
 // TestExcludeAnother: a card that is excluded later stays reported until it is known which pods use it.
 func TestExcludeAnother(t *testing.T) {
 	s := newCardState()
-	s.Set(gpu.GiB, newCards(16, 16, 16), nil, "")
+	s.Set(gpu.GiB, newCards(16, 16, 16), nil, nil, "")
 	steps := []struct {
 		what string
 		do   func()
@@ -63,7 +63,7 @@ func TestExcludeAnother(t *testing.T) {
 		{"no pod uses it", func() { s.SetHeld(map[int]gpu.Memory{1: 4}) }, []int{1, 2}},
 		{"two others", func() { s.Exclude(nodeconfig.Cards{{Index: 1}, {Index: 2}}) }, []int{0, 1, 2}},
 		{"a pod uses one", func() { s.SetHeld(map[int]gpu.Memory{1: 4}) }, []int{0, 1}},
-		{"the driver is away", func() { s.Set(gpu.GiB, nil, nil, "no driver") }, []int{0, 1}},
+		{"the driver is away", func() { s.Set(gpu.GiB, nil, nil, nil, "no driver") }, []int{0, 1}},
 		{"none", func() { s.Exclude(nil) }, []int{0, 1, 2}},
 	}
 	for _, step := range steps {
@@ -132,7 +132,7 @@ func (b *fixture) monitorCards(p *Plugin, sizes ...gpu.Memory) {
 				for i := range cards {
 					cards[i].Memory = used.Unit.Count(gpu.GiB.Bytes(cards[i].Memory))
 				}
-				p.SetCards(used.Unit, cards, nil, "")
+				p.SetCards(used.Unit, cards, nil, nil, "")
 			}
 			select {
 			case <-ctx.Done():

@@ -156,7 +156,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	p.service.interval, p.service.readmission.interval = time.Millisecond, time.Millisecond
 	p.service.admitting, p.service.arriving = b.admitting, b.arriving
 	if cards != nil {
-		p.SetCards(gpu.GiB, cards, nil, "")
+		p.SetCards(gpu.GiB, cards, nil, nil, "")
 	}
 	watches := b.watches.Load()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -35,7 +35,7 @@ func TestHealthWithoutAPIServer(t *testing.T) {
 			b.away.Store(true)
 			cards = newCards(16, 16)
 			cards[0].Unhealthy = test.during
-			p.SetCards(gpu.GiB, cards, nil, "")
+			p.SetCards(gpu.GiB, cards, nil, nil, "")
 			stop()
 			b.away.Store(false)
 			next, _ := b.start(nil)

@@ -42,7 +42,7 @@ func TestHTTP(t *testing.T) {
 	if guarded.Code != http.StatusUnauthorized {
 		t.Errorf("metrics without authorization gave %d", guarded.Code)
 	}
-	p.SetCards(gpu.GiB, newCards(16), nil, "")
+	p.SetCards(gpu.GiB, newCards(16), nil, nil, "")
 	k.awaitDevices(16, 16)
 	await.True(t, "ready", func() bool { return get("/readyz") == 200 })
 }

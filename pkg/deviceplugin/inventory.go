@@ -15,8 +15,7 @@ func Inventory(o Options, settings nodeconfig.Settings, cards []gpu.Card, adapte
 	p := &Plugin{options: o, cards: newCardState()}
 	p.newIsolator()
 	p.cards.bootID, p.cards.simulated = o.BootID, o.Simulated
-	p.cards.SetAdapters(adapters)
-	p.cards.Set(settings.Unit, cards, nil, "")
+	p.cards.Set(settings.Unit, cards, adapters, nil, "")
 	p.cards.Exclude(settings.Excluded)
 	p.cards.SetHeld(map[int]gpu.Memory{})
 	p.isolator.Configure(settings.Isolation)

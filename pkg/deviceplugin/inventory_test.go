@@ -37,8 +37,7 @@ func TestPrintedInventory(t *testing.T) {
 			p.cards.Exclude(test.excluded)
 			p.Measure(test.driver)
 			adapters := []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0", ActivePorts: []int{1}}}
-			p.SetAdapters(adapters)
-			p.SetCards(gpu.GiB, reservedCards(), nil, "")
+			p.SetCards(gpu.GiB, reservedCards(), adapters, nil, "")
 			settings := nodeconfig.Settings{Isolation: test.mode, Excluded: test.excluded}
 			settings.Unit = gpu.GiB
 			want, err := Inventory(p.options, settings, reservedCards(), adapters, test.driver).Annotation()

@@ -121,7 +121,7 @@ func TestIsolation(t *testing.T) {
 	k := startKubelet(t, b.dir)
 	p, stop := b.start(nil)
 	p.Measure(limiter{hard: inventory.NoLimit})
-	p.SetCards(gpu.GiB, reservedCards(), nil, "")
+	p.SetCards(gpu.GiB, reservedCards(), nil, nil, "")
 	k.awaitDevices(30, 30)
 	node, err := protocol.ParseInventory(b.node().Annotations)
 	if err != nil || node.Isolation != "driver" || node.Cards[0].Memory != 15 {
@@ -221,7 +221,7 @@ func TestIsolationNotReady(t *testing.T) {
 			}
 			cards := reservedCards()
 			cards[1].Unhealthy = "Xid 79"
-			p.SetCards(gpu.GiB, cards, nil, "")
+			p.SetCards(gpu.GiB, cards, nil, nil, "")
 			await.True(t, "the inventory", func() bool { return b.node().Annotations[protocol.AnnotationInventory] != "" })
 			all := 30
 			if test.label != nil {
@@ -268,7 +268,7 @@ func TestIsolationChanges(t *testing.T) {
 			o := newIsolation(t, isolation.Driver)
 			p := &Plugin{cards: newCardState(), options: Options{CgroupRoot: o.cgroups, CDIDirectories: []string{o.specs}}}
 			p.newIsolator()
-			p.cards.Set(gpu.GiB, reservedCards(), nil, "")
+			p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 			p.cards.Exclude(test.excluded)
 			p.cards.SetHeld(map[int]gpu.Memory{})
 			p.isolator.SetNode(labelled("driver"))
@@ -339,7 +339,7 @@ func TestIsolationFails(t *testing.T) {
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
 	p.Measure(limiter{})
-	p.SetCards(gpu.GiB, reservedCards(), nil, "")
+	p.SetCards(gpu.GiB, reservedCards(), nil, nil, "")
 	k.awaitDevices(30, 30)
 	// A directory in place of the file is an error that the check of the cards doesn't find.
 	if err := os.Mkdir(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"), 0o755); err != nil {
@@ -387,7 +387,7 @@ func TestCDIWithoutTheName(t *testing.T) {
 	}
 	p := &Plugin{cards: newCardState(), options: Options{DeviceList: ListByCDI, CDIDirectories: []string{specs}}}
 	p.newIsolator()
-	p.cards.Set(gpu.GiB, newCards(16), nil, "")
+	p.cards.Set(gpu.GiB, newCards(16), nil, nil, "")
 	p.isolator.SetNode(&corev1.Node{})
 	p.isolator.Ask(limiter{})
 	if card := p.cards.Reported()[0]; card.Healthy() {
@@ -402,7 +402,7 @@ func TestSpecificationRemoved(t *testing.T) {
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
 	p.Measure(limiter{hard: inventory.NoLimit})
-	p.SetCards(gpu.GiB, reservedCards(), nil, "")
+	p.SetCards(gpu.GiB, reservedCards(), nil, nil, "")
 	k.awaitDevices(30, 30)
 	pod := newPod("limited", main(2), assumed(1, 1))
 	b.create(p, pod)

@@ -50,7 +50,7 @@ func startMPS(t *testing.T, driver limiter, cards []gpu.Card) (*fixture, *kubele
 	k := startKubelet(t, b.dir)
 	p, stop := b.start(nil)
 	p.Measure(driver)
-	p.SetCards(gpu.GiB, cards, nil, "")
+	p.SetCards(gpu.GiB, cards, nil, nil, "")
 	healthy := 0
 	for _, card := range cards {
 		healthy += int(card.Memory - card.Reserved)
@@ -145,7 +145,7 @@ func TestMPSChanges(t *testing.T) {
 			o.writeStatus(t, isolation.MPSStatus{State: isolation.MPSReady})
 			p := &Plugin{cards: newCardState(), options: Options{MPSDirectory: o.mps}}
 			p.newIsolator()
-			p.cards.Set(gpu.GiB, reservedCards(), nil, "")
+			p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 			p.isolator.Configure(isolation.MPS)
 			p.isolator.SetNode(&corev1.Node{})
 			p.isolator.Ask(volta)

@@ -81,7 +81,7 @@ func TestNodeIsWrittenInOnePatch(t *testing.T) {
 	b.client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return writes.Add(1) > 1, nil, errors.New("the API server is away")
 	})
-	p.SetCards(gpu.GiB, cards, nil, "")
+	p.SetCards(gpu.GiB, cards, nil, nil, "")
 	await.True(t, "a write", func() bool { return writes.Load() > 0 })
 	k.awaitDevices(48, 64)
 	await.True(t, "the new inventory", func() bool { return len(protocol.ParseNode(b.node()).Cards) == 4 })

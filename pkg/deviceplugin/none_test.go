@@ -69,7 +69,7 @@ func BenchmarkIsolate(b *testing.B) {
 			o := newIsolation(b, mode)
 			p := &Plugin{cards: newCardState(), options: Options{CgroupRoot: o.cgroups, CDIDirectories: []string{o.specs}}}
 			p.newIsolator()
-			p.cards.Set(gpu.GiB, reservedCards(), nil, "")
+			p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 			p.isolator.SetNode(&corev1.Node{})
 			p.isolator.Configure(mode)
 			p.isolator.Ask(limiter{})

@@ -211,13 +211,11 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 	return inventory.Cards, inventory.BootID
 }
 
-// SetAdapters sets the node's RDMA adapters, which must not be changed later. SetCards must be called after it.
-func (p *Plugin) SetAdapters(adapters []gpu.Adapter) { p.cards.SetAdapters(adapters) }
-
-// SetCards sets the cards of the node, at any time, and the unit in which their memory is counted. moved maps the index of a card
-// to the driver's index where the two differ. problem is the reason why none of the cards can be used, and empty otherwise.
-func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, moved map[int]int, problem string) {
-	p.cards.Set(unit, cards, moved, problem)
+// SetCards sets the cards of the node, at any time, the unit in which their memory is counted, and the node's RDMA adapters, which must not be
+// changed later. moved maps the index of a card to the driver's index where the two differ. problem is the reason why none of the cards can be
+// used, and empty otherwise.
+func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter, moved map[int]int, problem string) {
+	p.cards.Set(unit, cards, adapters, moved, problem)
 	p.health.Save(cards)
 	p.isolator.Check()
 	for uid := range p.annotator.record.Snapshot() { // The pod's cards can be lost or found again, see lostCards.

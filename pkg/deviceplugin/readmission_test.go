@@ -30,13 +30,13 @@ func TestReadmission(t *testing.T) {
 		"the card has failed": {func(p *Plugin) {
 			cards := newCards(16, 16)
 			cards[0].Unhealthy = "Xid 79"
-			p.SetCards(gpu.GiB, cards, nil, "")
+			p.SetCards(gpu.GiB, cards, nil, nil, "")
 		}, 16, 32},
 		"the card is excluded": {func(p *Plugin) { p.cards.Exclude(nodeconfig.Cards{{Index: 0}}) }, 16, 32},
 		"the card has become smaller": {func(p *Plugin) {
-			p.SetCards(gpu.GiB, newCards(1, 16), nil, "")
+			p.SetCards(gpu.GiB, newCards(1, 16), nil, nil, "")
 		}, 17, 17},
-		"the driver doesn't answer": {func(p *Plugin) { p.SetCards(gpu.GiB, nil, nil, "no answer") }, 0, 32},
+		"the driver doesn't answer": {func(p *Plugin) { p.SetCards(gpu.GiB, nil, nil, nil, "no answer") }, 0, 32},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)

@@ -46,7 +46,7 @@ func TestLostCheckpoint(t *testing.T) {
 			if test.failed {
 				cards := newCards(16, 16)
 				cards[1].Unhealthy = "Xid 79"
-				p.SetCards(gpu.GiB, cards, nil, "")
+				p.SetCards(gpu.GiB, cards, nil, nil, "")
 			}
 			pod, name := test.one, test.container
 			if name == "" {

@@ -28,6 +28,8 @@ const (
 	eventLost     = "GPUCardLost"
 	eventNoDevice = "GPUDeviceNotFound"
 
+	eventNoAdapter = "GPUAdapterNotGiven"
+
 	eventLimitNotInForce = "GPULimitNotInForce"
 	eventOveruse         = "GPUMemoryOveruse"
 

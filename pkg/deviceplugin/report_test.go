@@ -82,7 +82,7 @@ func TestEventLimit(t *testing.T) {
 	set := func(reason string) {
 		list := newCards(16)
 		list[0].Unhealthy = reason
-		cards.Set(gpu.GiB, list, nil, "")
+		cards.Set(gpu.GiB, list, nil, nil, "")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

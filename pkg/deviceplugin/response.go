@@ -78,6 +78,10 @@ func (r *responses) report(ctx context.Context, d allocation.Decision, request g
 	if d.Moved != "" {
 		r.events.Eventf(object, corev1.EventTypeWarning, eventMoved, "container %s got %s: %s", d.Container.Name, allocation.Give(d.Container, d.Cards).Cards, d.Moved)
 	}
+	if d.NoAdapter != "" {
+		logger.Info("Gave no RDMA adapter", "reason", d.NoAdapter)
+		r.events.Eventf(object, corev1.EventTypeWarning, eventNoAdapter, "container %s gets no RDMA adapter: %s", d.Container.Name, d.NoAdapter)
+	}
 }
 
 // withCards returns the response that gives a container its cards. The environment and the CDI devices are made from the same names,

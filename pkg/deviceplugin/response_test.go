@@ -58,7 +58,7 @@ func TestResponse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cards := newCardState()
-			cards.Set(gpu.GiB, test.cards, map[int]int{3: test.position}, "")
+			cards.Set(gpu.GiB, test.cards, nil, map[int]int{3: test.position}, "")
 			r := &responses{cards: cards, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
 			pod := &allocation.Pod{Pod: gpu.Pod{Request: 5}}
 			got := r.withCards(allocation.Decision{Pod: pod, Cards: test.cards, Container: test.container}, test.limitation)

@@ -88,7 +88,7 @@ func TestKubeletRestartsDuringRegistration(t *testing.T) {
 		}
 		before(ctx)
 	}
-	p.SetCards(gpu.GiB, newCards(16), nil, "")
+	p.SetCards(gpu.GiB, newCards(16), nil, nil, "")
 	k2 := <-next
 	k2.awaitDevices(16, 16)
 	k2.mu.Lock()

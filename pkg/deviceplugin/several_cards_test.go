@@ -145,7 +145,7 @@ func TestLimitsOfSeveralCards(t *testing.T) {
 	o := newIsolation(t, isolation.Driver)
 	p := &Plugin{cards: newCardState(), options: Options{CgroupRoot: o.cgroups, CDIDirectories: []string{o.specs}}}
 	p.newIsolator()
-	p.cards.Set(gpu.GiB, reservedCards(), nil, "")
+	p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 	p.isolator.Configure(isolation.Driver)
 	p.isolator.SetNode(&corev1.Node{})
 	p.isolator.Ask(limiter{})

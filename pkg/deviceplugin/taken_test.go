@@ -81,12 +81,12 @@ func TestRecoveredCardFollowsKubelet(t *testing.T) {
 	p.service.interval = time.Hour // The kubelet gets no second message.
 	failed := newCards(16, 16, 16)
 	failed[1].Unhealthy = "Xid 79"
-	p.SetCards(gpu.GiB, failed, nil, "")
+	p.SetCards(gpu.GiB, failed, nil, nil, "")
 	k.awaitDevices(32, 48)
 	b.awaitHealthy(2)
 
 	next := newCards(16, 16, 24)
 	next[0].Unhealthy = "Xid 48"
-	p.SetCards(gpu.GiB, next, nil, "")
+	p.SetCards(gpu.GiB, next, nil, nil, "")
 	b.awaitReason("Xid 48", reasonNotTaken, reasonNotTaken)
 }

@@ -40,7 +40,7 @@ func TestUsage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.SetCards(gpu.GiB, []gpu.Card{{Index: 0, UUID: "GPU-0", Memory: 16}}, nil, "")
+	p.SetCards(gpu.GiB, []gpu.Card{{Index: 0, UUID: "GPU-0", Memory: 16}}, nil, nil, "")
 	for _, pod := range []any{given, other} {
 		info, err := transformPod(pod)
 		if err != nil {
@@ -100,7 +100,7 @@ func TestMeasureEarly(t *testing.T) {
 		}
 	}
 	measured(false)
-	p.SetCards(gpu.GiB, newCards(16), nil, "")
+	p.SetCards(gpu.GiB, newCards(16), nil, nil, "")
 	measured(true)
 }
 

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -19,9 +23,9 @@ type sysfs string
 
 // pciDevice is a device's place on the PCI bus.
 type pciDevice struct {
-	// address is empty for a device that isn't on the bus.
+	// address is empty for a device that isn't on the bus itself, such as an auxiliary device of one that is.
 	address string
-	// bridges are the addresses of the bridges above it, from the root port down: a PCIe switch is several.
+	// bridges are the addresses of the devices above it, from the root port down: a PCIe switch is several.
 	bridges  []string
 	numaNode int
 }
@@ -41,7 +45,7 @@ func (s sysfs) device(link ...string) pciDevice {
 			d.bridges = append(d.bridges, name)
 		}
 	}
-	if n := len(d.bridges); n > 0 {
+	if n := len(d.bridges); n > 0 && d.bridges[n-1] == filepath.Base(path) {
 		d.address, d.bridges = d.bridges[n-1], d.bridges[:n-1]
 	}
 	if node, err := strconv.Atoi(s.read(append(link, "numa_node")...)); err == nil && node >= 0 {
@@ -81,8 +85,8 @@ const (
 	portActive = "4:"
 )
 
-// adapters returns the RDMA adapters that containers can share, sorted by name: those with a character device, except virtual functions,
-// which others give to single containers.
+// adapters returns the RDMA adapters that containers can share, sorted by name: PCI devices with a character device, except virtual functions,
+// which others give to single containers. Scalable functions, which are meant for that too, aren't PCI devices.
 func (s sysfs) adapters() (found []adapter) {
 	devices := map[string]string{}
 	for _, device := range s.list(classVerbs) {
@@ -93,6 +97,9 @@ func (s sysfs) adapters() (found []adapter) {
 			continue
 		}
 		a := adapter{gpu.Adapter{Name: name, Device: devices[name]}, s.device(classAdapters, name, "device")}
+		if a.address == "" {
+			continue
+		}
 		a.PCIAddress, a.NUMANode = a.address, a.numaNode
 		for _, port := range s.list(classAdapters, name, "ports") {
 			a.LinkLayer = cmp.Or(a.LinkLayer, s.read(classAdapters, name, "ports", port, "link_layer"))
@@ -129,9 +136,38 @@ func (card pciDevice) near(adapters []adapter) string {
 	return strings.Join(ports, ",")
 }
 
+// adapterReader reads the adapters. The kernel asks an adapter's firmware for the state of a port, which can take a minute: then the adapters
+// of the last read count, and none before the first.
+type adapterReader struct {
+	// reading receives the adapters from the read in progress; nil if there is none.
+	reading <-chan []adapter
+	last    []adapter
+}
+
+// adapterPatience is the longest time that a step waits for the adapters.
+const adapterPatience = time.Second
+
+// adapters returns the adapters that read finds, or those of the last read if this one takes longer than adapterPatience. No two reads overlap.
+func (r *adapterReader) adapters(ctx context.Context, read func() []adapter) []adapter {
+	select {
+	case r.last = <-r.reading: // It may be old, so the adapters are read again.
+		r.reading = nil
+	default:
+	}
+	started := r.reading == nil
+	if started {
+		r.reading = beside(read)
+	}
+	if found, answered := await(ctx, r.reading, adapterPatience); answered {
+		r.last, r.reading = found, nil
+	} else if started && ctx.Err() == nil {
+		klog.FromContext(ctx).Info("Reading the state of the RDMA adapters takes long; until it ends, what was read before counts", "adapters", len(r.last))
+	}
+	return r.last
+}
+
 // connect sets the ports near each of the cards, and returns all adapters.
-func (s sysfs) connect(devices []device) (all []gpu.Adapter) {
-	adapters := s.adapters()
+func (s sysfs) connect(devices []device, adapters []adapter) (all []gpu.Adapter) {
 	for i := range devices {
 		if address := devices[i].pciAddress; address != "" {
 			devices[i].rdmaPorts = s.device("bus/pci/devices", address).near(adapters)

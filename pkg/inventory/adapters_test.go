@@ -4,8 +4,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/fakenvml"
@@ -57,6 +62,7 @@ func TestNearAdapters(t *testing.T) {
 			{Name: "mlx5_0", Device: "uverbs0", Path: outer + "0000:11:01.0/0000:20:00.0", States: active, VirtualFunction: true},
 			{Name: "mlx5_1", Path: outer + "0000:11:02.0/0000:21:00.0", States: active},
 			{Name: "rxe0", Device: "uverbs2", Path: "virtual/net/lo", NUMANode: -1, States: active},
+			{Name: "mlx5_2", Device: "uverbs3", Path: outer + "0000:11:03.0/0000:22:00.0/mlx5_core.sf.4", States: active},
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +72,11 @@ func TestNearAdapters(t *testing.T) {
 				must(t, machine.AddAdapter(a))
 			}
 			devices := []device{{pciAddress: "0000:01:00.0"}, {pciAddress: "0000:ff:00.0"}, {}}
-			sysfs(machine.Root).connect(devices)
+			adapters := sysfs(machine.Root).adapters()
+			sysfs(machine.Root).connect(devices, adapters)
+			if name == "what no container can share" {
+				expect(t, "adapters", []adapter(nil), adapters, cmp.AllowUnexported(adapter{}))
+			}
 			expect(t, "the card's ports, and those of cards that aren't there", [3]string{tc.want}, [3]string{devices[0].rdmaPorts, devices[1].rdmaPorts, devices[2].rdmaPorts})
 		})
 	}
@@ -116,9 +126,82 @@ func TestListAdapters(t *testing.T) {
 	})
 }
 
+// TestSlowAdapters: while the adapters are read, the last result counts, no step waits long, and no other read begins.
+func TestSlowAdapters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r adapterReader
+		reads, name, answer := 0, "mlx5_0", make(chan struct{}, 1)
+		read := func() []adapter {
+			reads++
+			found := []adapter{{Adapter: gpu.Adapter{Name: name}}}
+			<-answer
+			return found
+		}
+		step := func(what, want string, waits time.Duration, reading int) {
+			t.Helper()
+			start, got := time.Now(), ""
+			for _, a := range r.adapters(t.Context(), read) {
+				got += a.Name
+			}
+			took := time.Since(start)
+			synctest.Wait()
+			if got != want || took != waits || reads != reading {
+				t.Errorf("%s: got %q after %v in read %d, want %q after %v in read %d", what, got, took, reads, want, waits, reading)
+			}
+		}
+		step("the first read hangs", "", adapterPatience, 1)
+		step("it still does", "", adapterPatience, 1)
+		answer <- struct{}{}
+		synctest.Wait()
+		answer <- struct{}{}
+		name = "mlx5_1"
+		step("it has ended, and another one answers at once", "mlx5_1", 0, 2)
+		name = "mlx5_2"
+		step("a later one hangs", "mlx5_1", adapterPatience, 3)
+		answer <- struct{}{}
+		synctest.Wait()
+		name = "mlx5_3"
+		step("it has ended, and another one hangs", "mlx5_2", adapterPatience, 4)
+		answer <- struct{}{}
+	})
+}
+
+// TestHangingAdapter: an adapter whose firmware doesn't answer takes no card away.
+func TestHangingAdapter(t *testing.T) {
+	onMachine(t, []fakenvml.Card{{UUID: "GPU-0", MiB: 1024}}, func(t *testing.T, library string, _ fakenvml.Machine) {
+		machine := fakesysfs.Machine{Root: t.TempDir()}
+		must(t, machine.AddAdapter(fakesysfs.Adapter{Name: "mlx5_0", Device: "uverbs0", Path: outer + "0000:11:01.0/0000:20:00.0", States: []string{"ACTIVE"}}))
+		state := filepath.Join(machine.Root, "class/infiniband/mlx5_0/ports/1/state")
+		must(t, os.Remove(state))
+		must(t, syscall.Mkfifo(state, 0o600)) // Its reader waits for a writer, and there is none.
+		found, err := List(t.Context(), Options{Library: library, SysfsRoot: machine.Root, Settings: Settings{Unit: gpu.MiB}, AnswerTimeout: 20 * time.Second})
+		must(t, err)
+		expect(t, "cards", []gpu.Card{{UUID: "GPU-0", Memory: 1024}}, found.Cards)
+	})
+}
+
+// TestLastAddress: a card whose PCI address the driver doesn't report once is at the last one.
+func TestLastAddress(t *testing.T) {
+	var r reader
+	after := func(devices ...device) (addresses []string) {
+		r.keepAddresses(devices)
+		for _, d := range devices {
+			addresses = append(addresses, d.pciAddress)
+		}
+		return addresses
+	}
+	a, b := device{uuid: "a", pciAddress: "0000:01:00.0"}, device{uuid: "b", pciAddress: "0000:02:00.0"}
+	expect(t, "reported", []string{"0000:01:00.0", "0000:02:00.0", ""}, after(a, b, device{}))
+	expect(t, "not reported", []string{"0000:02:00.0", "0000:01:00.0", "", ""}, after(device{uuid: "b"}, device{uuid: "a"}, device{uuid: "c"}, device{}))
+	a.pciAddress = "0000:03:00.0"
+	expect(t, "another one is reported", []string{"0000:03:00.0"}, after(a))
+	expect(t, "and then not reported", []string{"0000:03:00.0", "0000:02:00.0"}, after(device{uuid: "a"}, device{uuid: "b"}))
+}
+
 // FuzzAdapters: whatever the files of an adapter have, a card's ports name only ports that are there.
 func FuzzAdapters(f *testing.F) {
 	f.Add("mlx5_0", "1", "4: ACTIVE\n", "InfiniBand\n", "0\n")
+	f.Add("mlx5_0", "1", " 4: ACTIVE\n", "", "0\n")
 	f.Add("mlx5_0", "x", "4: ACTIVE", "", "-1")
 	f.Add("mlx5_0", "-1", "4", "Ethernet", "99999999999999999999")
 	f.Add("mlx5_0", "007", "1: DOWN\n", "\xff", "")
@@ -139,8 +222,8 @@ func FuzzAdapters(f *testing.F) {
 			must(t, os.WriteFile(file, []byte(text), 0o600))
 		}
 		devices := []device{{pciAddress: "0000:01:00.0"}}
-		adapters := sysfs(root).connect(devices)
-		if ports := devices[0].rdmaPorts; ports != "" && (!strings.HasPrefix(state, "4:") || len(adapters) != 1 || !utf8.ValidString(ports)) {
+		adapters := sysfs(root).connect(devices, sysfs(root).adapters())
+		if ports := devices[0].rdmaPorts; ports != "" && (!strings.HasPrefix(strings.TrimSpace(state), "4:") || len(adapters) != 1 || !utf8.ValidString(ports)) {
 			t.Errorf("ports %q of adapters %v", ports, adapters)
 		}
 		for _, a := range adapters {

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -29,6 +30,9 @@ type reader struct {
 	// devices are those of the last listing; nil if it failed. visit is when Options.Visit is due.
 	devices []device
 	visit   time.Time
+	// adapters reads the RDMA adapters, and addresses are the cards' last known PCI addresses, by UUID.
+	adapters  adapterReader
+	addresses map[string]string
 }
 
 // observation is the result of one step.
@@ -78,7 +82,9 @@ func (r *reader) observe(ctx context.Context, unreachable []int) observation {
 	o.devices, o.err = r.list(now)
 	o.listed, r.devices = o.err == nil, o.devices
 	if o.listed && r.options.SysfsRoot != "" {
-		o.adapters = sysfs(r.options.SysfsRoot).connect(o.devices)
+		r.keepAddresses(o.devices)
+		root := sysfs(r.options.SysfsRoot)
+		o.adapters = root.connect(o.devices, r.adapters.adapters(ctx, root.adapters))
 	}
 	r.due = now.Add(r.options.ProbeInterval)
 	if o.err != nil || len(o.devices) == 0 {
@@ -86,6 +92,19 @@ func (r *reader) observe(ctx context.Context, unreachable []int) observation {
 		r.due = now.Add(r.options.RetryInterval)
 	}
 	return o
+}
+
+// keepAddresses gives the cards of which the driver didn't report the PCI address the last one that it did.
+func (r *reader) keepAddresses(devices []device) {
+	if r.addresses == nil {
+		r.addresses = map[string]string{}
+	}
+	for i := range devices {
+		if d := &devices[i]; d.uuid != "" {
+			d.pciAddress = cmp.Or(d.pciAddress, r.addresses[d.uuid])
+			r.addresses[d.uuid] = d.pciAddress
+		}
+	}
 }
 
 // stale reports whether the session is to be closed and opened again. NVML detects returned cards and new cards only in a

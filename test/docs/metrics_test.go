@@ -98,7 +98,7 @@ func pluginMetrics(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plugin.SetCards(gpu.GiB, []gpu.Card{{Index: 0, Memory: 16}}, nil, "")
+	plugin.SetCards(gpu.GiB, []gpu.Card{{Index: 0, Memory: 16}}, nil, nil, "")
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- plugin.Run(ctx) }()

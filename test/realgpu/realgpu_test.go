@@ -81,7 +81,7 @@ func TestContainerGetsCard(t *testing.T) {
 	go func() { ended <- kubelet.Run(ctx) }()
 	go func() { ended <- plugin.Run(ctx) }()
 	go func() {
-		ended <- monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Unit, s.Cards, s.Moved, s.Problem) })
+		ended <- monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Unit, s.Cards, s.Adapters, s.Moved, s.Problem) })
 	}()
 	defer func() {
 		stop()
