@@ -18,7 +18,7 @@ import (
 // for several cards, cores, or several containers. Their labels change at any time. No card may have more of anything allocated
 // than it has, whatever the label says while the extenders restart, and each pod gets what its spec and one of its labels ask for.
 func TestSimulationOfCards(t *testing.T) {
-	total := simulate(t, 200_000, mixedWorld)
+	total := simulate(t, 500_000, mixedWorld)
 	for _, what := range []string{
 		"several cards", "cores", "cores of several cards", "several containers", "containers by MPS", "an adapter required", "an adapter required of several cards", "an adapter required of a member", "an adapter preferred",
 		"the label changed while the pod was pending", "the label changed while the pod was bound", "node changed",
