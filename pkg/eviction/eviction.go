@@ -1,9 +1,17 @@
 // Package eviction evicts pods, and finds out what an eviction would free. It is the only place that evicts.
 //
-// Executor makes the evictions for pods that wait, in rounds that a new leader finishes. Evictor chooses them for a pod that only fragmentation
-// keeps pending, and reserves what kube-scheduler's preemptions free. Reclaimer chooses them for tenants below their share. Members evicts the
-// members of broken runs, and Overusers pods that use more memory than they request, by the same calls. Survey collects the input for the
-// choice of victims, also for kube-scheduler's own preemption.
+// Pods are evicted for five reasons. A kept place is what the ledger reserves of the freed memory until the pod that it is for is bound:
+//
+//   - For a pod of higher priority that only fragmentation keeps pending: Evictor, chosen by package preemption, kept by Ledger.Nominate. If the pod
+//     isn't placed then, it pauses (Evictor, endRounds).
+//   - By kube-scheduler, for a pod of higher priority: chosen by package preemption too (Scheduler.Preempt). The Evictor keeps the place.
+//   - For a tenant below its share, from those above theirs: Reclaimer, chosen by packages dispatch (candidates.go) and reclaim, kept by Ledger.Hold. If the
+//     unit isn't placed then, its tenant pauses (dispatch, endFailedHolds).
+//   - The bound members of a run that stays broken: Members, decided by package gang (broken.go). Nothing is kept.
+//   - Pods that use more memory than they request, or that borrow on a card that is low on free memory: Overusers, for the other pods of the card.
+//
+// Executor makes the evictions of Evictor and Reclaimer, in rounds that a new leader finishes; Check asks first whether all of them would be granted.
+// Survey collects the input for package preemption.
 package eviction
 
 import (

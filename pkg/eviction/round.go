@@ -88,7 +88,7 @@ func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan pl
 	return true
 }
 
-// reserve begins a round of the Executor.
+// reserve begins a round of the Evictor: the place is kept. If there is anything to evict, the Executor has a round of its own.
 func (e *Evictor) reserve(r round) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

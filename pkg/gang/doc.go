@@ -5,7 +5,8 @@
 // only in move, and only as the table in state.go permits. A run passes four steps:
 //
 //   - Count: enough members must exist (tally.go counts them, run.go handles a change of a member).
-//   - Plan: memory is reserved for all of them in the ledger, or for none (plan.go; order.go says which run goes first).
+//   - Plan: memory is reserved for all of them in the ledger, or for none (plan.go; order.go says which run goes first). A run without room for
+//     all keeps nothing. It is planned again when memory becomes free, and package queue may reserve cards in use for it (waiting.go).
 //   - Permit: a barrier holds each member's bind call until all have arrived (permit.go, RequestPermit and openBarrier).
 //   - Bind: all members but one are bound at the same time, the last one after the others (permit.go, advance). The outcome of a
 //     bind can be unknown for a while: the run waits until it is known.
@@ -18,7 +19,7 @@
 //
 // Once a run is running, pods of its controllers join it and are placed like single pods. Pods of other controllers begin the next run
 // (run.go, home and findOrBegin). A new leader derives the runs from the pods (partition.go). filter.go answers filter calls, status.go
-// returns what a pod waits for, waiting.go which runs wait for memory (package queue).
+// returns what a pod waits for.
 //
 // A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that
 // it returns.

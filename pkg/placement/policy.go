@@ -13,7 +13,8 @@ import (
 // A policy sees nothing of a card but its Room. One that ranks by more needs a change of choose and best (place.go).
 //
 // To add a policy, add a value below and list it in policies: the command line and its help take it from there.
-// It is offered for cards and for nodes, LeastWaste for nodes only. Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json, checked by
+// It is offered for cards and for nodes; one for nodes only, as LeastWaste, is listed in nodePolicies, and what it sees of nodes is up to suit
+// (pkg/ledger, availability.go). Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json, checked by
 // TestChartPolicies), docs/glossary.md and docs/design.md (Choice). Add a case to TestPlace (place_test.go), change the texts that
 // TestPolicies there and cmd/gpushare-extender/main_test.go expect, extend the models of pkg/ledger's tests, and add a line to
 // CHANGELOG.md. Code that names a policy stays as it is: it doesn't depend on the user's choice (Expected; package ledger,
