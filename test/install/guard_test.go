@@ -132,6 +132,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 			}
 		})
 	}
+	t.Run("the label for adapters is fixed once the pod has a node", c.testGuardAdapters)
 	// The API server itself accepts only the spec from these two.
 	for _, subresource := range []string{"ephemeralcontainers", "resize"} {
 		data := patch(map[string]any{protocol.AnnotationIndex: "7"})
@@ -581,6 +582,47 @@ func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
 		}}}
 		_, err := pods.UpdateEphemeralContainers(ctx, pod.Name, pod, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 		mustNameTheContainer(t, "an ephemeral container with the value "+value, err, refused)
+	}
+}
+
+// testGuardAdapters changes the label for RDMA adapters of pods with and without a node, and with the label and without it.
+func (c *cluster) testGuardAdapters(t *testing.T) {
+	pods := c.Client.CoreV1().Pods(metav1.NamespaceDefault)
+	create := func(name, node string, labels map[string]string) {
+		t.Helper()
+		c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Spec: corev1.PodSpec{NodeName: node}})
+		t.Cleanup(func() {
+			must(t, pods.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+		})
+	}
+	required := map[string]string{protocol.LabelRDMA: protocol.RDMARequired}
+	create("unlabelled", node, nil)
+	create("labelled", node, required)
+	create("pending", "", required)
+	for name, test := range map[string]struct {
+		pod, labels string
+		subresource string
+		rejected    bool
+	}{
+		"adds it":                        {"unlabelled", `{"gpushare.aliyun.com/rdma":"preferred"}`, "", true},
+		"adds it, by the status":         {"unlabelled", `{"gpushare.aliyun.com/rdma":"preferred"}`, "status", true},
+		"adds it without a value":        {"unlabelled", `{"gpushare.aliyun.com/rdma":""}`, "", true},
+		"changes it":                     {"labelled", `{"gpushare.aliyun.com/rdma":"preferred"}`, "", true},
+		"removes it":                     {"labelled", `{"gpushare.aliyun.com/rdma":null}`, "", true},
+		"removes all labels":             {"labelled", `null`, "", true},
+		"sets what it is":                {"labelled", `{"gpushare.aliyun.com/rdma":"required","app":"x"}`, "", false},
+		"adds another":                   {"unlabelled", `{"app":"x"}`, "", false},
+		"changes it, of a pending pod":   {"pending", `{"gpushare.aliyun.com/rdma":"preferred"}`, "", false},
+		"removes it, from a pending pod": {"pending", `{"gpushare.aliyun.com/rdma":null}`, "", false},
+	} {
+		_, err := pods.Patch(t.Context(), test.pod, types.MergePatchType, []byte(`{"metadata":{"labels":`+test.labels+`}}`),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, strings.Fields(test.subresource)...)
+		switch {
+		case !test.rejected && err != nil:
+			t.Errorf("%s: got %v, want it accepted", name, err)
+		case test.rejected && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "can't be changed once the pod has a node")):
+			t.Errorf("%s: got %v, want it rejected with the reason", name, err)
+		}
 	}
 }
 
