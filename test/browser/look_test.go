@@ -199,7 +199,7 @@ func TestLook(t *testing.T) {
 	if got := Eval[string](tab, `[...document.querySelectorAll("#view-pending tbody td:nth-child(6)")].map((td) => td.innerText).join()`); got != "no card is large enough,free memory is in pieces,about to be tried" {
 		t.Errorf("the causes are %s", got)
 	}
-	tab.Do(chromedp.EmulateViewport(1440, 590)) // Four rows need no more.
+	tab.Do(chromedp.EmulateViewport(1440, 610)) // Four rows need no more.
 	themes("pending")
 	tab.Click(`[data-help="fragmented"]`)
 	themes("cause")
@@ -245,5 +245,43 @@ func TestNoNodes(t *testing.T) {
 	pictures(tab, "empty")
 	fill(s, 1, 2, 1)
 	tab.Await("the first node", `document.querySelectorAll(".line").length === 1 && document.getElementById("empty").hidden`)
+	tab.WantNoComplaints()
+}
+
+// TestLastHour: as long as there is no hour of samples, the chart of the free memory shows what there is, over its whole width, and says how
+// much its height is and since when it is kept.
+func TestLastHour(t *testing.T) {
+	s := newSource()
+	fill(s, 1, 2, 1)
+	clock := clocktesting.NewFakeClock(time.Date(2026, 11, 20, 9, 0, 0, 0, time.Local))
+	s.clock = clock
+	board := webui.NewBoard(webui.Options{Source: s, Version: "v0.1.0", Clock: clock})
+	url, _ := show(t, board)
+	tab := Start(t, 1200, 700)
+	tab.Do(chromedp.Navigate(url))
+	for i, since := range []string{"last 20s, up to 160 GiB", "last 20s, up to 160 GiB", "last 30s, up to 160 GiB"} {
+		if i > 0 { // The first sample is taken when the board starts.
+			clock.Step(10 * time.Second)
+		}
+		awaitSample(t, board, clock)
+		tab.Await("the sample", fmt.Sprintf(`document.querySelector("#chart path.whole")?.getAttribute("d").split(",").length === 1 + %d`, 2*max(i+1, 2)))
+		path := Eval[string](tab, `document.querySelector("#chart path.whole").getAttribute("d")`)
+		if !strings.HasPrefix(path, "M0,") || !strings.Contains(path, "L3600,") {
+			t.Errorf("%d samples: the area is %s, want one from 0 to 3600", i+1, path)
+		}
+		if got := tab.Text("#chart-since"); got != since {
+			t.Errorf("%d samples: the text is %q, want %q", i+1, got, since)
+		}
+	}
+	if got := Eval[string](tab, `document.getElementById("chart-since").title`); got != "kept since 09:00:00, lost when the extender restarts" {
+		t.Errorf("the title is %q", got)
+	}
+	for _, width := range widths {
+		tab.Do(chromedp.EmulateViewport(width, 900))
+		if Eval[bool](tab, `(() => { const text = document.getElementById("chart-since").getBoundingClientRect(), tile = document.getElementById("tile-chart").getBoundingClientRect();
+			return text.bottom > tile.bottom || text.right > tile.right || document.getElementById("chart").getBoundingClientRect().height < 30 })()`) {
+			t.Errorf("at %d px the text is cut, or the chart is too low", width)
+		}
+	}
 	tab.WantNoComplaints()
 }

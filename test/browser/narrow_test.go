@@ -153,6 +153,20 @@ func TestMixedNodes(t *testing.T) {
 		t.Errorf("%d pods have the colour of the pod beside them", got)
 	}
 	pictures(tab, "mixed")
+	for view, from := range map[string]int{"pending": 0, "namespaces": 0, "pods": 2, "cards": 0} { // The table of pods scrolls on narrow screens.
+		tab.Click("#tab-" + view)
+		for _, width := range widths[from:] {
+			tab.Do(chromedp.EmulateViewport(width, 900))
+			tab.Await("the rows", `document.querySelector(".view:not([hidden]) :is(.line, tbody tr)")`)
+			if got := Eval[[]string](tab, cut); len(got) > 0 {
+				t.Errorf("at %d px these are cut in %s: %q", width, view, got)
+			}
+			if got := Eval[int64](tab, `document.documentElement.scrollWidth`); got > width {
+				t.Errorf("at %d px the page of %s is %d px wide", width, view, got)
+			}
+		}
+	}
+	tab.Click("#tab-cards")
 	choose := func(id, value string) {
 		tab.Run(`(() => { const select = document.getElementById("` + id + `"); select.value = "` + value + `"; select.dispatchEvent(new Event("input", {bubbles: true})) })()`)
 	}

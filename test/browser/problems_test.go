@@ -1,6 +1,7 @@
 package browser
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -12,8 +13,11 @@ import (
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
-// TestNodeProblems: the page says of each node what kubectl inspect says of it.
+// TestNodeProblems: the page says of each node what kubectl inspect says of it. The number of cards has no card of a node that is gone, and the lists
+// of cards and of pods agree about which cards the node's pods use.
 func TestNodeProblems(t *testing.T) {
+	counts := map[string]string{"a deleted node": "0", "a plugin that is down": "1"}
+	used := map[string]string{"a deleted node": "GPU0 1", "a plugin that is down": "GPU0 1"}
 	for _, m := range mistakes.OfNodes() {
 		s := newSource()
 		s.book = diagnosis.NewLedger(m.Nodes, m.Pods)
@@ -31,7 +35,28 @@ func TestNodeProblems(t *testing.T) {
 		if got := tab.Text("#cards-problems"); !strings.Contains(got, "1 node has a problem") {
 			t.Errorf("%s: the tile says %q", m.Name, got)
 		}
+		if want, ok := counts[m.Name]; ok {
+			delete(counts, m.Name)
+			if got := tab.Text("#cards-count"); got != want {
+				t.Errorf("%s: the tile counts %q cards, want %q", m.Name, got, want)
+			}
+		}
+		inCards := Eval[string](tab, `[...document.querySelectorAll('[data-node="n1"] .card')].map((card) => ["GPU" + card.dataset.card, card.querySelectorAll(".segment").length]).filter(([, n]) => n).map(([card, n]) => card + " " + n).sort().join()`)
+		tab.Click("#tab-pods")
+		tab.Await("the pods of "+m.Name, `document.querySelectorAll("#view-pods tbody tr:not([aria-hidden])").length === `+strconv.Itoa(len(node.Allocations)))
+		inPods := Eval[string](tab, `(() => { const counts = {};
+			for (const button of document.querySelectorAll('#view-pods [data-card^="n1/"]')) counts[button.innerText] = (counts[button.innerText] ?? 0) + 1;
+			return Object.entries(counts).map(([card, n]) => card + " " + n).sort().join() })()`)
+		if inCards != inPods {
+			t.Errorf("%s: pods by card are %q in the list of cards, %q in that of pods", m.Name, inCards, inPods)
+		}
+		if want, ok := used[m.Name]; ok && inCards != want {
+			t.Errorf("%s: pods by card are %q, want %q", m.Name, inCards, want)
+		}
 		tab.WantNoComplaints()
+	}
+	if len(counts) > 0 {
+		t.Errorf("these mistakes are missing: %v", counts)
 	}
 }
 

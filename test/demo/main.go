@@ -16,6 +16,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
@@ -67,8 +68,9 @@ func play(ctx context.Context, keep bool, fairShare, kubectl string) (err error)
 	}()
 
 	// The extender is a process of this machine, so the pods of its Deployment would stay pending.
-	if err := cluster.Client.AppsV1().Deployments(metav1.NamespaceSystem).Delete(ctx, "gpushare-extender", metav1.DeleteOptions{}); err != nil {
-		return fmt.Errorf("deleting the extender's Deployment: %w", err)
+	_, err = cluster.Client.AppsV1().Deployments(metav1.NamespaceSystem).Patch(ctx, "gpushare-extender", types.MergePatchType, []byte(`{"spec":{"replicas":0}}`), metav1.PatchOptions{})
+	if err != nil {
+		return fmt.Errorf("scaling the extender's Deployment to 0: %w", err)
 	}
 	d := &demo{cluster: cluster}
 	for _, step := range []func(context.Context) error{d.nodes, d.shareCard, d.guard, d.shareFairly, d.filter, d.bind, d.allocate, d.full, d.several, d.table} {
@@ -97,7 +99,7 @@ func play(ctx context.Context, keep bool, fairShare, kubectl string) (err error)
 func (d *demo) waitForInterrupt(ctx context.Context) {
 	root, _ := controlplane.RepositoryRoot()
 	say(`
-The cluster is still running. Web page: %[4]s/ui/
+The cluster is still running. Web page: %[4]s/ui/ Extender: %[5]s
 
 In another terminal:
 
@@ -111,7 +113,7 @@ Create one more pod of 4000 MiB (the unit here is MiB):
 
 The guard is installed. FAIR_SHARE=dispatch KEEP=1 make demo switches fair sharing on; then add its scheduling gate to your pods.
 
-Press Ctrl-C to stop.`, d.cluster.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.cluster.PageURL)
+Press Ctrl-C to stop.`, d.cluster.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.cluster.PageURL, d.cluster.ExtenderURL)
 	<-ctx.Done()
 	say("\nStopping ...")
 }

@@ -59,7 +59,7 @@ func (d *demo) prepareShares(ctx context.Context) error {
 	client := d.cluster.Client
 	_, err := client.SchedulingV1().PriorityClasses().Create(ctx, &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000}, metav1.CreateOptions{})
 	errs := []error{err, d.cluster.AllowFairShare(ctx)}
-	for _, name := range []string{"alice", "bob", "team-a"} { // The pages for users name the last one.
+	for _, name := range []string{"alice", "bob"} {
 		_, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		if errs = append(errs, err); d.cluster.ControllerManager == nil {
 			continue

@@ -51,7 +51,7 @@ func OfNodes() []NodeMistake {
 			n.Status.Conditions[0].Status = corev1.ConditionUnknown
 		})}, Problems: []string{"the node is not ready", noCards}},
 		{Name: "a node without cards and label", Nodes: []*corev1.Node{plain()}},
-		{Name: "a plugin that is down", Nodes: []*corev1.Node{edited(node("n1", 8000), down)}, Problems: []string{notConnected}},
+		{Name: "a plugin that is down", Nodes: []*corev1.Node{edited(node("n1", 8000), down)}, Pods: list(pod("p", 3000, fake.Bound("n1", 0))), Problems: []string{notConnected}},
 		{Name: "a cordoned node whose plugin is down", Nodes: []*corev1.Node{edited(edited(node("n1", 8000), down), func(n *corev1.Node) { n.Spec.Unschedulable = true })},
 			Problems: []string{notConnected, "the node is cordoned"}},
 		{Name: "all cards have failed: nothing is allocatable, though the plugin runs", Nodes: []*corev1.Node{edited(inventoried(func(i *protocol.Inventory) {

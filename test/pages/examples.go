@@ -16,6 +16,8 @@ type Example struct {
 	Command string
 	// Output are the lines that the page shows as the command's output. A command without "$ " before it has none.
 	Output []string
+	// Ignored are indented lines directly after a command without "$ " before it: nothing compares them.
+	Ignored []string
 	// Object is YAML for kubectl apply; empty for a command.
 	Object string
 }
@@ -51,7 +53,7 @@ func OfUsers() ([]Example, error) {
 func examples(text string) []Example {
 	var all []Example
 	var fence []string // The lines of a code block of YAML.
-	fenced, output, paragraph := false, false, false
+	fenced, output, commands, paragraph := false, false, false, false
 	for line := range strings.SplitSeq(text, "\n") {
 		indented, isIndented := strings.CutPrefix(line, indent)
 		switch {
@@ -61,13 +63,13 @@ func examples(text string) []Example {
 					all = append(all, Example{Object: object})
 				}
 			}
-			fence, output = nil, false
+			fence, output, commands = nil, false, false
 		case fenced:
 			fence = append(fence, line)
 		case strings.TrimSpace(line) == "":
 			paragraph = false
 		case !isIndented || paragraph:
-			paragraph, output = true, false
+			paragraph, output, commands = true, false, false
 		default:
 			command, prompt := strings.CutPrefix(indented, "$ ")
 			last := len(all) - 1
@@ -75,9 +77,11 @@ func examples(text string) []Example {
 			case last >= 0 && strings.HasSuffix(all[last].Command, "\\"):
 				all[last].Command += "\n" + indented
 			case prompt || program.MatchString(command):
-				all, output = append(all, Example{Command: command}), prompt
+				all, output, commands = append(all, Example{Command: command}), prompt, true
 			case output:
 				all[last].Output = append(all[last].Output, indented)
+			case commands:
+				all[last].Ignored = append(all[last].Ignored, indented)
 			}
 		}
 	}

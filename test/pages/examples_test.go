@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,14 +12,26 @@ func TestExamples(t *testing.T) {
 		"```yaml\nlimits: {}\n```\n```yaml\napiVersion: v1\nkind: Pod\n```\n" +
 		"    $ kubectl get pods\n    NAME\n\n    p\n\nText\n    kubectl that continues a paragraph\n\n    curl x\n    not an output\n"
 	want := []Example{
-		{Command: "kubectl apply -f x    # a comment"}, {Command: "sed s/a/b/ y |\\\n  kubectl apply -f -"}, {Object: "apiVersion: v1\nkind: Pod"},
-		{Command: "kubectl get pods", Output: []string{"NAME", "p"}}, {Command: "curl x"},
+		{Command: "kubectl apply -f x    # a comment"}, {Command: "sed s/a/b/ y |\\\n  kubectl apply -f -", Ignored: []string{"helm install x"}}, {Object: "apiVersion: v1\nkind: Pod"},
+		{Command: "kubectl get pods", Output: []string{"NAME", "p"}}, {Command: "curl x", Ignored: []string{"not an output"}},
 	}
 	if diff := cmp.Diff(want, examples(page)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+}
+
+// TestUserPages: what a page shows as the output of a command is compared with it, and the demo runs each command but one that needs a real node.
+func TestUserPages(t *testing.T) {
 	all, err := OfUsers()
 	if err != nil || len(all) < 25 {
 		t.Errorf("%d examples in the pages for users: %v", len(all), err)
+	}
+	for _, example := range all {
+		if len(example.Ignored) > 0 {
+			t.Errorf("%s: nothing compares %q: write \"$ \" before the command", example.Command, example.Ignored)
+		}
+		if strings.Contains(example.Command, "not in the demo") && !strings.Contains(example.Command, "--usage") {
+			t.Errorf("%s: only what needs a real node is marked", example.Command)
+		}
 	}
 }

@@ -1,7 +1,7 @@
 // The charts of the last hour: areas on each other.
 import { age, byId, clock, plural, setText, sum, svg } from "./dom.js";
 
-const hour = 3600, shortest = 120; // Seconds.
+const hour = 3600; // Seconds.
 
 /** Areas draws samples, each a list that begins with its time in Unix seconds. */
 export class Areas {
@@ -40,8 +40,8 @@ export class Areas {
       this.root.insertBefore(this.areas.at(-1), this.line);
     }
     const now = samples.at(-1)?.[0] ?? 0;
-    // As long as there is no hour of samples, the chart shows what there is.
-    this.span = Math.min(hour, Math.max(shortest, now - (samples[0]?.[0] ?? now)));
+    // As long as there is no hour of samples, the chart shows what there is, and a single one as wide as two.
+    this.span = Math.min(hour, Math.max(every, now - (samples[0]?.[0] ?? now)));
     this.from = now - this.span;
     const highest = this.highest = Math.max(1, ...samples.map(top));
     const y = (value) => (100 - (96 * value) / highest).toFixed(2);
