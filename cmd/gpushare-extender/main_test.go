@@ -3,8 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -103,6 +108,12 @@ func TestCheckSchedulerConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	const shippedURL = "http://127.0.0.1:12345/gpushare-scheduler"
+	// withCertificate returns what replaces shippedURL: https, and kube-scheduler's certificate in a file.
+	withCertificate := func(name string, ends time.Time) string {
+		return "https://127.0.0.1:12345/gpushare-scheduler\n    tlsConfig: {caFile: none, keyFile: none, certFile: " + certificateFile(t, name, ends) + "}"
+	}
+	past, future := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), time.Now().Add(time.Hour)
 	for name, test := range map[string]struct {
 		old, new       string
 		args, env      []string
@@ -127,6 +138,20 @@ func TestCheckSchedulerConfig(t *testing.T) {
 		"a proxy in the environment": {
 			old: "127.0.0.1", new: "10.96.0.15", env: []string{"HTTP_PROXY=http://user:secret@proxy.example.com:3128"},
 			stdout: "warning: extenders[0].urlPrefix: this shell's environment has the proxy http://user:xxxxx@proxy.example.com:3128 for it.", lines: 2,
+		},
+		"a certificate": {old: shippedURL, new: withCertificate("kube-scheduler", future)},
+		"an expired certificate": {
+			old: shippedURL, new: withCertificate("kube-scheduler", past),
+			stdout: "error: extenders[0].tlsConfig.certFile: the certificate expired at 2026-01-01T00:00:00Z: no call between kube-scheduler and extender succeeds",
+			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
+		},
+		"a certificate with another common name": {
+			old: shippedURL, new: withCertificate("system:kube-scheduler", future),
+			stdout: `error: extenders[0].tlsConfig.certFile: the certificate has the common name "system:kube-scheduler", and the extender's --client-names allows kube-scheduler:`,
+			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
+		},
+		"the same common name, which the extender allows": {
+			old: shippedURL, new: withCertificate("system:kube-scheduler", future), args: []string{"--client-names=system:kube-scheduler"},
 		},
 		"an invalid file":    {old: "ignorable: false", new: "ignorant: false", stderr: "gpushare-extender: standard input: strict decoding error: unknown field \"extenders[0].ignorant\"\n"},
 		"negative gang hold": {args: []string{"--gang-hold=-1s"}, stderr: "gpushare-extender: --bind-timeout and --gang-hold must be between 0 and 1h0m0s\n"},
@@ -155,6 +180,25 @@ func TestCheckSchedulerConfig(t *testing.T) {
 	if out, err := command(t.Context(), "check-scheduler-config").CombinedOutput(); err == nil || !strings.Contains(string(out), "accepts 1 arg(s), received 0") {
 		t.Errorf("without a file: %v: %s", err, out)
 	}
+}
+
+// certificateFile writes a self-signed certificate without its key, and returns the path.
+func certificateFile(t *testing.T, name string, ends time.Time) string {
+	t.Helper()
+	public, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: ends.Add(-24 * time.Hour), NotAfter: ends}
+	certificate, err := x509.CreateCertificate(nil, template, template, public, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "tls.crt")
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func TestHelpAndVersion(t *testing.T) {

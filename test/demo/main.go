@@ -12,9 +12,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -83,6 +85,9 @@ func play(ctx context.Context, keep bool, fairShare, kubectl string) (err error)
 			return err
 		}
 	}
+	if err := d.nonePending(ctx); err != nil {
+		return err
+	}
 	say("\nEvery step had the expected result.")
 	if fairShare != "off" {
 		if err := errors.Join(cluster.Extender.Kill(), d.restart(ctx, append(slices.Clone(cluster.Extender.Args), "--fair-share="+fairShare))); err != nil {
@@ -93,6 +98,14 @@ func play(ctx context.Context, keep bool, fairShare, kubectl string) (err error)
 		d.waitForInterrupt(ctx)
 	}
 	return nil
+}
+
+// nonePending waits until no pod of the extender's Deployment is left: no node can run one, and it would be pending for as long as the demo is kept.
+func (d *demo) nonePending(ctx context.Context) error {
+	return d.poll(ctx, "no pod of the extender should be left pending", func(ctx context.Context) (bool, error) {
+		pods, err := d.cluster.Client.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{})
+		return err == nil && !slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return strings.HasPrefix(pod.Name, "gpushare-extender") }), err
+	})
 }
 
 // waitForInterrupt prints how to use the running cluster and waits until ctx ends.

@@ -13,8 +13,11 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -174,17 +177,97 @@ func TestRollout(t *testing.T) {
 	_, err = deployments.Patch(t.Context(), "serve", types.MergePatchType,
 		[]byte(`{"spec":{"template":{"metadata":{"annotations":{"restarted":"1"}}}}}`), metav1.PatchOptions{})
 	must(t, err)
+	f.waitRolled("serve", 4)
+}
+
+// TestFullCards: a Deployment of three replicas has all cards. Its default rollout stays pending; one that ends old pods first finishes. When its node is
+// drained, the replacement of an evicted pod waits for another card, and a PodDisruptionBudget holds the drain back until then (docs/user-guide.md).
+func TestFullCards(t *testing.T) {
+	c := controlled.Start(t)
+	f := newFixture(t, c, 3)
+	pod := f.Pod("", card).Label(framework.LabelGroup, "full").GracePeriod(0)
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{framework.LabelGroup: "full"}}
+	deployments := c.Client.AppsV1().Deployments(f.ID)
+	_, err := deployments.Create(t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "full"},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: ptr.To[int32](3), Selector: selector,
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}, Spec: pod.Spec},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	defer func() { must(t, deployments.Delete(context.Background(), "full", background)) }()
+	f.waitRolled("full", 3)
+
+	// roll changes the template, and the strategy unless it is "".
+	roll := func(revision, strategy string) {
+		t.Helper()
+		if strategy != "" {
+			strategy = `"strategy":` + strategy + `,`
+		}
+		_, err := deployments.Patch(t.Context(), "full", types.MergePatchType,
+			fmt.Appendf(nil, `{"spec":{%s"template":{"metadata":{"annotations":{"revision":%q}}}}}`, strategy, revision), metav1.PatchOptions{})
+		must(t, err)
+	}
+	roll("2", "")
+	f.staysPending(1, map[string]int{"full": 3})
+	pods, err := f.List(t.Context())
+	must(t, err)
+	for i := range pods {
+		if isNew := pods[i].Annotations["revision"] == "2"; isNew == (pods[i].Spec.NodeName != "") {
+			t.Errorf("pod %s of revision %q is on node %q", pods[i].Name, pods[i].Annotations["revision"], pods[i].Spec.NodeName)
+		}
+	}
+	roll("3", `{"rollingUpdate":{"maxSurge":0,"maxUnavailable":1}}`)
+	f.waitRolled("full", 3)
+	roll("4", `{"type":"Recreate","rollingUpdate":null}`)
+	f.waitRolled("full", 3)
+
+	budgets := c.Client.PolicyV1().PodDisruptionBudgets(f.ID)
+	_, err = budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: "full"},
+		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: selector, MaxUnavailable: ptr.To(intstr.FromInt32(1))},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	f.Eventually("the budget allows a disruption", func(ctx context.Context) error {
+		budget, err := budgets.Get(ctx, "full", metav1.GetOptions{})
+		if err == nil && budget.Status.DisruptionsAllowed != 1 {
+			err = fmt.Errorf("%+v", budget.Status)
+		}
+		return err
+	})
+	_, err = c.Client.CoreV1().Nodes().Patch(t.Context(), f.NodeName("n0"), types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{})
+	must(t, err)
+	pods, err = f.List(t.Context())
+	must(t, err)
+	evict := func(i int) error {
+		return f.Pods().EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: f.ID, Name: pods[i].Name}})
+	}
+	must(t, evict(0))
+	f.staysPending(1, map[string]int{"full": 2})
+	if err := evict(1); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("a second eviction while the replacement is pending: %v, want it held back", err)
+	}
+	f.AddNodes(f.node(1, 1))
+	f.waitRolled("full", 3)
+	f.waitBound(map[string]int{"full": 3})
+	f.Eventually("the drain continues", func(context.Context) error { return evict(1) })
+}
+
+// waitRolled waits until all pods of the Deployment are of its template and run. There are no kubelets: it makes the bound pods run.
+func (f *fixture) waitRolled(name string, replicas int32) {
+	f.Helper()
 	f.Eventually("the Deployment is rolled", func(ctx context.Context) error {
 		pods, err := f.List(ctx)
 		err = errors.Join(err, f.SetRunning(ctx, slices.DeleteFunc(pods, func(pod corev1.Pod) bool {
 			return pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodRunning
 		})...))
-		d, getErr := deployments.Get(ctx, "serve", metav1.GetOptions{})
+		d, getErr := f.Cluster.Client.AppsV1().Deployments(f.ID).Get(ctx, name, metav1.GetOptions{})
 		if err = errors.Join(err, getErr); err != nil {
 			return err
 		}
-		if d.Status.UpdatedReplicas != 4 || d.Status.AvailableReplicas != 4 || d.Status.Replicas != 4 {
-			return fmt.Errorf("%+v", d.Status)
+		if s := d.Status; s.ObservedGeneration != d.Generation || s.UpdatedReplicas != replicas || s.AvailableReplicas != replicas || s.Replicas != replicas {
+			return fmt.Errorf("%+v", s)
 		}
 		return nil
 	})

@@ -309,7 +309,9 @@ func TestFlags(t *testing.T) {
 			service + "extender.fairShare.mode=dispatch,extender.fairShare.by=label:team,extender.fairShare.priorityCutoff=1000000,extender.fairShare.provisioning=2",
 			[]string{"--fair-share"}, "=dispatch -by=label:team -priority-cutoff=1000000 -provisioning=2",
 		},
-		"no page": {service + "extender.ui.enabled=false", []string{page}, "-listen-address="},
+		"evictions for fragmentation":    {service + "extender.allowEvictions=true,extender.evictFragmented=true", []string{"--evict-"}, "fragmented"},
+		"no evictions for fragmentation": {service + "extender.allowEvictions=true", []string{"--evict-"}, ""},
+		"no page":                        {service + "extender.ui.enabled=false", []string{page}, "-listen-address="},
 
 		// The signer of the certificates can also sign certificates for other users, so the extender must check the name.
 		"client names, generated certificate": {service + "extender.tls.mode=generated", []string{clients}, "kube-scheduler"},

@@ -78,7 +78,7 @@ func (c *cluster) mistakesBeforeInstallation() []firstMistake {
 		{"managedResources is misspelt", nil, "sed s/managedResources/managedResource/ config/scheduler-config.yaml | " + check,
 			[]string{`unknown field "extenders[0].managedResource"`}},
 		{"managedResources is missing", nil, "sed /managedResources/,\\$d config/scheduler-config.yaml | " + check,
-			[]string{"extenders[0].managedResources"}},
+			[]string{"aliyun.com/gpu-mem is missing: kube-scheduler doesn't send pods that ask for it to the extender, or sends all pods if the list is empty; add it"}},
 		{"the chart in a namespace of its own", nil, dryRun,
 			[]string{"urlPrefix: https://10.0.0.15:12345/", "kubectl get -n gpu secret gpushare-scheduler-config"}},
 		{"the second scheduler, and pods that don't name it", nil, dryRun + "--set=mode=secondScheduler",
@@ -126,8 +126,10 @@ func (c *cluster) mistakesOfNodes() []firstMistake {
 			[]string{"the label gpushare=True is set, but the node has no cards to share", "gpushare=true"}},
 		{"gpu-share=true on a node", func() { c.addNode("dashed", "gpu-share", "true") }, inspect,
 			[]string{"the label gpu-share=true has no effect: write gpushare=true"}},
-		{"an isolation mode that doesn't exist", func() { c.label("gpushare.aliyun.com/isolation", "mpss") }, inspect, []string{"mpss"}},
-		{"a mode whose daemons the chart doesn't run", func() { c.label("gpushare.aliyun.com/isolation", "mps") }, inspect, []string{"MPS"}},
+		{"an isolation mode that doesn't exist", func() { c.label("gpushare.aliyun.com/isolation", "mpss") }, inspect,
+			[]string{`GPU1 is unhealthy: label gpushare.aliyun.com/isolation of the node: isolation mode "mpss": want none, driver or mps`}},
+		{"a mode whose daemons the chart doesn't run", func() { c.label("gpushare.aliyun.com/isolation", "mps") }, inspect,
+			[]string{"GPU1 is unhealthy: isolation mode mps: it has no MPS daemon"}},
 		{"a configuration that doesn't exist", func() {
 			c.label("gpushare.aliyun.com/isolation", "")
 			c.label("gpushare.aliyun.com/config", "typo")
@@ -151,7 +153,7 @@ func (c *cluster) mistakesOfUsers() []firstMistake {
 		{"decimal gigabytes", nil, pod("decimal", `{"limits": {"aliyun.com/gpu-mem": "2G"}}`) + "; kubectl inspect gpushare --pending",
 			[]string{"too_large", "if bytes were meant"}},
 		{"a weight as a word", nil, "kubectl annotate --overwrite namespace default gpushare.aliyun.com/fair-share-weight=high; kubectl inspect gpushare --shares",
-			[]string{"gpushare.aliyun.com/fair-share-weight"}},
+			[]string{`namespace default: annotation gpushare.aliyun.com/fair-share-weight: "high" is not a whole number from 1 to 1000000: the default value is used`}},
 	}
 }
 

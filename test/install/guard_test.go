@@ -745,34 +745,40 @@ type warnings struct{ texts []string }
 
 func (w *warnings) HandleWarningHeader(_ int, _ string, text string) { w.texts = append(w.texts, text) }
 
-// testGuardTemplateKeys: a user who puts the keys of a group, the number of cards, or a limit on a Job, where nothing reads them, is warned.
+// testGuardTemplateKeys: a user who puts the keys of a group, the number of cards, or a limit on a Job or a Deployment, where nothing reads them, is
+// warned.
 func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 	keys := map[string]string{protocol.AnnotationGroupName: "train", protocol.AnnotationGroupSize: "2"}
 	count, limits := map[string]string{protocol.LabelCount: "2"}, map[string]string{protocol.AnnotationLimit("main"): "16Gi"}
 	const oneCard = "each of its pods gets one card: aliyun.com/gpu-count is on the Job itself, and must be a label in spec.template.metadata"
 	for name, test := range map[string]struct {
-		job, template map[string]string
-		request       bool
-		want          string
-		// asLabels makes the keys of the Job labels. Those of the template are labels and annotations.
+		object, template map[string]string
+		request          bool
+		want             string
+		// asLabels makes the keys of the object labels. Those of the template are labels and annotations.
 		asLabels bool
+		// kind is that of the object; "" is a Job.
+		kind string
 	}{
-		"a number of cards as a label of the Job":       {count, nil, true, oneCard, true},
-		"a number of cards as an annotation of the Job": {count, nil, true, oneCard, false},
-		"a number of cards on both":                     {count, count, true, "", true},
-		"a number of cards of pods without a request":   {count, nil, false, "", true},
+		"a number of cards as a label of the Job":        {count, nil, true, oneCard, true, ""},
+		"a number of cards as an annotation of the Job":  {count, nil, true, oneCard, false, ""},
+		"a number of cards as a label of the Deployment": {count, nil, true, strings.Replace(oneCard, "the Job", "the Deployment", 1), true, "Deployment"},
+		"a group on the Deployment only": {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName +
+			" is on the Deployment itself, and must be in spec.template.metadata", false, "Deployment"},
+		"a number of cards on both":                   {count, count, true, "", true, ""},
+		"a number of cards of pods without a request": {count, nil, false, "", true, ""},
 		"an adapter as a label of the Job": {map[string]string{protocol.LabelRDMA: "required"}, nil, true,
-			"its pods get no RDMA adapter: gpushare.aliyun.com/rdma is on the Job itself, and must be a label in spec.template.metadata", true},
-		"an adapter on both": {map[string]string{protocol.LabelRDMA: "required"}, map[string]string{protocol.LabelRDMA: "required"}, true, "", true},
-		"on the Job only":    {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata", false},
+			"its pods get no RDMA adapter: gpushare.aliyun.com/rdma is on the Job itself, and must be a label in spec.template.metadata", true, ""},
+		"an adapter on both": {map[string]string{protocol.LabelRDMA: "required"}, map[string]string{protocol.LabelRDMA: "required"}, true, "", true, ""},
+		"on the Job only":    {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata", false, ""},
 		"a limit on the Job only": {limits, nil, true, "its containers have no limit above their requests: the annotation " + protocol.AnnotationLimit("main") +
-			" is on the Job itself, and must be in spec.template.metadata", false},
+			" is on the Job itself, and must be in spec.template.metadata", false, ""},
 		"a limit by the other annotation on the Job only": {map[string]string{protocol.AnnotationLimits: "{}"}, nil, true,
-			"its containers have no limit above their requests: the annotation " + protocol.AnnotationLimits + " is on the Job itself, and must be in spec.template.metadata", false},
-		"a limit on both":           {limits, limits, true, "", false},
-		"on both":                   {keys, keys, true, "", false},
-		"on the template":           {nil, keys, true, "", false},
-		"of pods without a request": {keys, nil, false, "", false},
+			"its containers have no limit above their requests: the annotation " + protocol.AnnotationLimits + " is on the Job itself, and must be in spec.template.metadata", false, ""},
+		"a limit on both":           {limits, limits, true, "", false, ""},
+		"on both":                   {keys, keys, true, "", false, ""},
+		"on the template":           {nil, keys, true, "", false, ""},
+		"of pods without a request": {keys, nil, false, "", false, ""},
 	} {
 		t.Run("template keys "+name, func(t *testing.T) {
 			var got warnings
@@ -784,15 +790,21 @@ func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 			if !test.request {
 				pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 			}
-			pod.Spec.RestartPolicy = corev1.RestartPolicyNever
-			job := &batchv1.Job{
-				ObjectMeta: metav1.ObjectMeta{Name: "job", Annotations: test.job},
-				Spec:       batchv1.JobSpec{Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: test.template, Annotations: test.template}, Spec: pod.Spec}},
-			}
+			object := metav1.ObjectMeta{Name: "object", Annotations: test.object}
 			if test.asLabels {
-				job.Annotations, job.Labels = nil, test.job
+				object.Annotations, object.Labels = nil, test.object
 			}
-			_, err = client.BatchV1().Jobs(metav1.NamespaceDefault).Create(t.Context(), job, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(test.template), Annotations: test.template}, Spec: pod.Spec}
+			dryRun := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+			if test.kind == "Deployment" {
+				metav1.SetMetaDataLabel(&template.ObjectMeta, "app", "x")
+				_, err = client.AppsV1().Deployments(metav1.NamespaceDefault).Create(t.Context(), &appsv1.Deployment{
+					ObjectMeta: object, Spec: appsv1.DeploymentSpec{Selector: metav1.SetAsLabelSelector(map[string]string{"app": "x"}), Template: template},
+				}, dryRun)
+			} else {
+				template.Spec.RestartPolicy = corev1.RestartPolicyNever
+				_, err = client.BatchV1().Jobs(metav1.NamespaceDefault).Create(t.Context(), &batchv1.Job{ObjectMeta: object, Spec: batchv1.JobSpec{Template: template}}, dryRun)
+			}
 			must(t, err)
 			if all := strings.Join(got.texts, "; "); !strings.HasSuffix(all, test.want) || (all == "") != (test.want == "") {
 				t.Errorf("warned %q, want %q", all, test.want)

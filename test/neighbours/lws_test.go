@@ -1,10 +1,18 @@
 package neighbours
 
 import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestLeaderWorkerSet: each replica of a LeaderWorkerSet is a group, without an annotation for that. A replica that is created again starts whole,
@@ -47,6 +55,19 @@ func TestLeaderWorkerSet(t *testing.T) {
 		// A worker fails, as it does if its kubelet evicts it.
 		s.Patch("set-0-1", map[string]any{"status": map[string]any{"phase": corev1.PodFailed}}, "status")
 		s.waitReplaced(s.of(pods, "0"), both)
+	})
+
+	t.Run("example", func(t *testing.T) {
+		kubectl, err := controlplane.Tool(t.Context(), "kubectl")
+		must(t, err)
+		framework.Eventually(t, "the API server and the webhooks accept the example", func(ctx context.Context) error {
+			out, err := exec.CommandContext(ctx, kubectl, "--kubeconfig="+w.KubeconfigPath, "apply", "--dry-run=server", "--validate=strict",
+				"--filename="+filepath.Join(repository(t), "deploy", "examples", "leaderworkerset.yaml")).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "leaderworkerset.leaderworkerset.x-k8s.io/vllm created (server dry run)") || strings.Contains(string(out), "Warning") {
+				return fmt.Errorf("kubectl prints %s (%w)", out, err)
+			}
+			return nil
+		})
 	})
 
 	// With this policy the workers are created once the leader is ready, and the leader waits for them.
