@@ -15,23 +15,35 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
 )
 
 const theirExtender = "system:serviceaccount:kube-system:gpushare-schd-extender"
 
-// TestMigration runs the commands of docs/migration.md, with either half first, in a cluster with Alibaba's gpushare
+// TestMigration runs the commands of docs/migration.md and the checks after each step, with either half first, in a cluster with Alibaba's gpushare
 // installed. Helm must not fail on the existing objects. The guard must allow the requests of Alibaba's half as long as that
 // half is in use, and reject them afterwards.
 func TestMigration(t *testing.T) {
 	c := start(t)
+	const schedulersHalf, nodesHalf, swapped = "The scheduler's half first", "The node's half first", "When both are swapped"
 	type step struct {
 		heading string
 		block   int
+		// plugin runs our device plugin after the step. check is the block of schedulersHalf that checks the step, says the words that it shows.
+		plugin bool
+		check  int
+		says   []string
 	}
+	deployed := []string{`deployment "gpushare-extender" successfully rolled out`}
+	onNodes := []string{`daemon set "gpushare-device-plugin" successfully rolled out`, node, "2 x Tesla"}
 	for name, steps := range map[string][]step{
-		"the scheduler's half first": {{"The scheduler's half first", 0}, {"The scheduler's half first", 2}, {"The scheduler's half first", 4}},
-		"the node's half first":      {{"The node's half first", 0}, {"The node's half first", 1}},
+		"the scheduler's half first": {
+			{schedulersHalf, 0, false, 1, deployed},
+			{schedulersHalf, 2, false, 3, []string{"No resources found"}}, // The extender itself doesn't run here: no pod gets a card.
+			{schedulersHalf, 4, true, 5, onNodes},
+		},
+		"the node's half first": {{nodesHalf, 0, true, 5, onNodes}, {nodesHalf, 1, false, 1, deployed}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			must(t, c.Apply(t.Context(), filepath.Join(repository(t), "test", "install", "testdata", "theirs.yaml")))
@@ -41,6 +53,10 @@ func TestMigration(t *testing.T) {
 				blocks, err := pages.Commands("docs/migration.md", step.heading)
 				must(t, err)
 				c.helm.shell(t, blocks[step.block])
+				if step.plugin {
+					c.runPlugin()
+				}
+				c.mustShow(t, schedulersHalf, step.check, step.says...)
 				if i == 0 {
 					// From now on, requests of other users are rejected.
 					probe := gpuPod("probe", "none", 1)
@@ -54,7 +70,7 @@ func TestMigration(t *testing.T) {
 				}
 			}
 
-			blocks, err := pages.Commands("docs/migration.md", "When both are swapped")
+			blocks, err := pages.Commands("docs/migration.md", swapped)
 			must(t, err)
 			c.helm.shell(t, blocks[0])
 			attempt := 100
@@ -63,10 +79,26 @@ func TestMigration(t *testing.T) {
 				return apierrors.IsForbidden(assume(t, extender, pod, attempt)), nil
 			})
 			c.until("both halves are the chart's, and theirs are gone", func(ctx context.Context) (bool, error) { return c.swapped(ctx) })
+			c.mustShow(t, swapped, 1, "No resources found", node, "GPU1")
+			must(t, c.plugin.Terminate(t.Context()))
 			must(t, c.Client.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 			c.mustLeaveNothing()
 		})
 	}
+}
+
+// mustShow runs a block of commands until its output has the words and no problem.
+func (c *cluster) mustShow(t *testing.T, heading string, block int, words ...string) {
+	t.Helper()
+	blocks, err := pages.Commands("docs/migration.md", heading)
+	must(t, err)
+	framework.Eventually(t, "the check shows that the step is done", func(context.Context) error {
+		out, err := c.helm.tryShell(t, "PATH=$PWD/bin:$PATH\n"+blocks[block])
+		if err == nil && (!framework.ContainsAll(out, words...) || strings.Contains(out, "Problems:")) {
+			err = fmt.Errorf("want %q and no problem in\n%s", words, out)
+		}
+		return err
+	})
 }
 
 // theirPlugin waits for the pod of Alibaba's DaemonSet.
