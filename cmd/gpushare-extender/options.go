@@ -210,7 +210,7 @@ const (
 	maxHold = time.Minute
 	// maxWindow is the maximum of --bind-window.
 	maxWindow = 500 * time.Millisecond
-	// filterBestAbove is the number of candidate nodes from which on --filter-best counts.
+	// filterBestAbove is the number of candidate nodes above which --filter-best counts.
 	filterBestAbove = 32
 )
 

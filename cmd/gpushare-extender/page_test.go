@@ -27,13 +27,15 @@ func TestPage(t *testing.T) {
 		}
 	}
 	plain := http.DefaultClient
-	t.Run("nowhere", func(t *testing.T) {
-		p := startExtender(t, 1, "--ui-listen-address=")
-		for _, path := range []string{"/ui", "/ui/", "/ui/data.json", "/ui/events"} {
-			wantStatus(t, plain, "http://"+p.verbs+path, 404)
-		}
-		wantStatus(t, plain, "http://"+p.verbs+"/livez", 200)
-	})
+	for _, off := range []string{"--ui-listen-address=", "--ui=false"} {
+		t.Run("nowhere, by "+off, func(t *testing.T) {
+			p := startExtender(t, 1, off)
+			for _, path := range []string{"/ui", "/ui/", "/ui/data.json", "/ui/events"} {
+				wantStatus(t, plain, "http://"+p.verbs+path, 404)
+			}
+			wantStatus(t, plain, "http://"+p.verbs+"/livez", 200)
+		})
+	}
 	t.Run("at an address of its own, with nothing else", func(t *testing.T) {
 		p := startExtender(t, 2, "--ui-listen-address=127.0.0.1:0")
 		wantStatus(t, plain, "http://"+p.page+"/ui/", 200)

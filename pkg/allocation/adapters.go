@@ -18,11 +18,8 @@ type Adapters struct {
 // adapters returns what the container of the decision is given of the adapters near its cards, if its pod asks for it. If the call is repeated, it
 // is given the same as before.
 func (s *Snapshot) adapters(d Decision) (near Adapters) {
-	if d.Rejection != nil {
-		return Adapters{}
-	}
-	if before, served := s.Given[d.Pod.UID][d.Container.Name]; served && slices.Equal(before.Cards.Cards(), d.Indexes()) {
-		return before.Adapters
+	if s.has(d.Pod.UID, d.Container.Name, d.Indexes()) {
+		return s.Given[d.Pod.UID][d.Container.Name].Adapters
 	}
 	if d.Pod.RDMA == gpu.RDMANone {
 		return Adapters{}
@@ -57,9 +54,11 @@ func (s *Snapshot) lacksAdapter(pod *Pod, cards []gpu.Card) bool {
 // withAdapters returns the decision with what its container gets of the adapters, or with a rejection if it must have one and gets none. unsure
 // is true if the call can be for a pod that asks for none: then it gets none.
 func (s *Snapshot) withAdapters(d Decision, unsure bool) Decision {
+	if d.Rejection != nil {
+		return d
+	}
 	near := s.adapters(d)
-	switch served := d.Rejection == nil && s.has(d.Pod.UID, d.Container.Name, d.Indexes()); {
-	case d.Rejection != nil:
+	switch served := s.has(d.Pod.UID, d.Container.Name, d.Indexes()); {
 	case unsure && len(near.Devices) > 0 && d.Pod.RDMA == gpu.RDMARequired:
 		return d.reject(RefusedUnavailable, "pod %s must have an RDMA adapter, and %s", d.Pod, unsureOfAdapters)
 	case unsure && len(near.Devices) > 0:
@@ -73,9 +72,9 @@ func (s *Snapshot) withAdapters(d Decision, unsure bool) Decision {
 }
 
 // unsureOfAdapters is why a container gets no adapter, although there are some near its cards and its pod asks for them.
-const unsureOfAdapters = "the kubelet can't be asked whether it starts this pod or one of the same request that asks otherwise for adapters"
+const unsureOfAdapters = "the kubelet can't be asked which of several pods with the same request it starts, and they differ in the label gpushare.aliyun.com/rdma"
 
 func (d Decision) rejectWithoutPort() Decision {
 	where := d.Pod.Over(len(d.Cards)).On(d.Indexes()...)
-	return d.reject(RefusedUnavailable, "pod %s must have cards near an RDMA adapter, and no port is active near each of %s any more", d.Pod, where)
+	return d.reject(RefusedUnavailable, "pod %s must have cards near an RDMA adapter, and near at least one of its cards no port is active any more: %s", d.Pod, where)
 }

@@ -46,18 +46,18 @@ func TestAdapters(t *testing.T) {
 		"… and the port isn't active":  {cards: cards(), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), given: Allocations{"uid-a": {"main": served}}, want: before, on: []int{0}},
 		"… and the label was removed":  {cards: cards(both), pod: asking(gpu.RDMANone, main(8), assumed(0, 1)), given: Allocations{"uid-a": {"main": served}}, want: before, on: []int{0}},
 		"… and the label was added":    {cards: cards(both), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), given: Allocations{"uid-a": {"main": onCard(0)}}, on: []int{0}},
-		"required, and none is active": {cards: cards("", both), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), rejected: "pod default/a must have cards near an RDMA adapter, and no port is active near each of card 0 any more"},
+		"required, and none is active": {cards: cards("", both), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), rejected: "pod default/a must have cards near an RDMA adapter, and near at least one of its cards no port is active any more: card 0"},
 		"required, an adapter that is gone": {
 			cards: cards("mlx5_7:1"), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)),
-			rejected: "pod default/a must have cards near an RDMA adapter, and no port is active near each of card 0 any more",
+			rejected: "pod default/a must have cards near an RDMA adapter, and near at least one of its cards no port is active any more: card 0",
 		},
 		"required, gone from one of two cards": {
 			cards: cards("mlx5_1:1", "mlx5_10:1"), pod: asking(gpu.RDMARequired, main(8), assumedOn(0, 1)),
-			rejected: "pod default/a must have cards near an RDMA adapter, and no port is active near each of cards 0, 1 any more",
+			rejected: "pod default/a must have cards near an RDMA adapter, and near at least one of its cards no port is active any more: cards 0, 1",
 		},
 		"required, gone, and no card annotated": {
 			cards: cards("", "mlx5_7:1"), pod: asking(gpu.RDMARequired, main(8)),
-			rejected: "pod default/a must have cards near an RDMA adapter, and no port is active near each of card 1 any more",
+			rejected: "pod default/a must have cards near an RDMA adapter, and near at least one of its cards no port is active any more: card 1",
 		},
 		"required, the card is full": {
 			cards: cards("mlx5_0:1", "", "mlx5_1:1"), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), others: []Pod{newPod("b", main(16))},
@@ -90,10 +90,10 @@ func TestAdapters(t *testing.T) {
 	}
 }
 
-// TestAdaptersUnsure: if the call can be for a pod that asks otherwise for adapters, the container gets none. One that must have them is rejected,
+// TestAdaptersUnsure: if the call can be for a pod with another value of the label, the container gets none. One that must have them is rejected,
 // and of one that prefers them the decision says why it gets none.
 func TestAdaptersUnsure(t *testing.T) {
-	const differs = "the kubelet can't be asked whether it starts this pod or one of the same request that asks otherwise for adapters"
+	const differs = "the kubelet can't be asked which of several pods with the same request it starts, and they differ in the label gpushare.aliyun.com/rdma"
 	near, far := newCards(16), newCards(16)
 	near[0].RDMAPorts = "mlx5_0:1"
 	for name, tc := range map[string]struct {

@@ -17,7 +17,7 @@ type Pod struct {
 	Version uint64
 	// Terminal is true for a pod that no longer holds memory.
 	Terminal bool
-	// LeavesBy is until when a terminating pod is waited for, see protocol.LeavesBy.
+	// LeavesBy is the time up to which a terminating pod is waited for, see protocol.LeavesBy.
 	LeavesBy time.Time
 	// Mirror is true if the object mirrors a static pod. The kubelet knows a static pod by another UID than the object's.
 	Mirror bool

@@ -82,7 +82,7 @@ func TestAdaptersByOrder(t *testing.T) {
 	if env := k.mustAdmit(without)["main"]; env["NCCL_IB_HCA"] != "" || len(k.responseOf(t, without).Devices) > 0 {
 		t.Errorf("a pod without the label got %v", env)
 	}
-	b.awaitEvent("GPUAdapterNotGiven container main gets no RDMA adapter: the kubelet can't be asked whether it starts this pod or one of the same request that asks otherwise for adapters")
+	b.awaitEvent("GPUAdapterNotGiven container main gets no RDMA adapter: the kubelet can't be asked which of several pods with the same request it starts, and they differ in the label gpushare.aliyun.com/rdma")
 }
 
 // TestAdaptersWithCards: cards that are read beside a change come with the adapters of the same listing.

@@ -147,7 +147,7 @@ func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memor
 func overuseText(report protocol.Overuse) string {
 	sum := report.Sum()
 	text := "the pod " + sum.String()
-	if sum.Borrows() {
+	if sum.ForLowCard() {
 		text += "; its card is low on free memory, which other pods request"
 	}
 	return text

@@ -163,7 +163,7 @@ func New(o Options) (*Plugin, error) {
 	}
 	p.registrar = &registrar{
 		dir: o.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
-		refused: p.reporter.Refused, wake: make(chan struct{}, 1), cleanup: cleanup, absence: absence,
+		notOffered: p.reporter.NotOffered, wake: make(chan struct{}, 1), cleanup: cleanup, absence: absence,
 	}
 	return p, nil
 }

@@ -52,9 +52,9 @@ type registrar struct {
 	cards   *cardState
 	// before is called before each registration with a kubelet.
 	before func(context.Context)
-	// refused is called with the reason why the kubelet rejects the plugin, or that there is none.
-	refused func(reason error)
-	wake    chan struct{}
+	// notOffered is called with the reason why the kubelet doesn't offer the cards: it rejects the plugin, or there is no kubelet.
+	notOffered func(reason error)
+	wake       chan struct{}
 	// cleanup and absence are the constants of the same names.
 	cleanup, absence time.Duration
 	// tried is the kubelet's socket at the last attempt.
@@ -96,7 +96,7 @@ func (r *registrar) Run(ctx context.Context) error {
 			}
 			if reason != nil && reason.Error() != refusal {
 				refusal = reason.Error()
-				r.refused(reason)
+				r.notOffered(reason)
 			}
 			delay = backoff.Step()
 		}

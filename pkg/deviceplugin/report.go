@@ -113,8 +113,8 @@ func (r *reporter) Run(ctx context.Context) error {
 	}
 }
 
-// Refused reports that the kubelet rejects the plugin, or that there is none.
-func (r *reporter) Refused(reason error) {
+// NotOffered reports why the kubelet doesn't offer the cards: it rejects the plugin, or there is no kubelet.
+func (r *reporter) NotOffered(reason error) {
 	r.events.Event(r.node, corev1.EventTypeWarning, eventNotOffered, reason.Error())
 }
 

@@ -30,7 +30,7 @@ func (d *Diagnoser) sortQueues(pending []*Pod) {
 
 func (p *Pod) queues() bool { return len(p.Gates) == 0 && p.RequestError == "" }
 
-// comparePods is the order of ledger.Item for single pods.
+// comparePods is the order of ledger.Item for single pods, as if none had failed.
 func comparePods(a, b *Pod) int {
 	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.UID, b.UID))
 }

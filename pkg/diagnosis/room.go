@@ -282,7 +282,7 @@ func (d *Diagnoser) find(f *finding, i int, pod *Pod) {
 
 // several reports whether the pod asks for more than memory of one card, whichever it is.
 func (f *finding) several() bool {
-	return f.demand.Cards > 1 || f.demand.Cores > 0 || f.demand.RDMA == gpu.RDMARequired
+	return !f.demand.MemoryOnly()
 }
 
 func (f *finding) count() {

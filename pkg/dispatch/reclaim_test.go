@@ -245,7 +245,7 @@ func TestReclaimHold(t *testing.T) {
 		"its tenant has no share any more": {func(f *fixture) {
 			f.SetNamespace("bob", guarantees(4))
 		}, []string{"bob/small"}, 2, 0},
-		"its namespace is free":                   {func(f *fixture) { f.SetNamespace("alice", Namespace{Tenant: "alice", Exempt: true}) }, []string{"alice/1", "bob/small"}, 2, 0},
+		"its namespace is exempt":                 {func(f *fixture) { f.SetNamespace("alice", Namespace{Tenant: "alice", Exempt: true}) }, []string{"alice/1", "bob/small"}, 2, 0},
 		"the victims stay for long, and end then": {func(f *fixture) { f.run(roundLasts + 2*after) }, []string{"alice/1"}, 2, 1},
 		"an eviction has no effect":               {func(f *fixture) { f.pod("bob/3", 0, func(p *Pod) { p.Leaving = false }); f.run(roundLasts) }, []string{"bob/small"}, 2, 1},
 	} {

@@ -36,9 +36,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// maxGracePeriod is the longest grace period of a pod that the extender evicts.
-const maxGracePeriod = protocol.MaxGracePeriod
-
 // maxConcurrent limits the concurrent calls of Members, and of each round.
 const maxConcurrent = 16
 
@@ -69,7 +66,8 @@ type Cache interface {
 type Observer interface {
 	// Evicted reports the result of a round of evictions.
 	Evicted(result reasons.Result)
-	// EvictionRecordFailed counts failed attempts to read or write the journal of an Executor, which evicts nothing meanwhile.
+	// EvictionRecordFailed counts failed reads and writes of an Executor's journal, during which it evicts nothing, and journals that can't be
+	// parsed, which it ignores.
 	EvictionRecordFailed()
 	// OveruserEvicted reports the result of the eviction of a pod that uses more than it requests.
 	OveruserEvicted(result reasons.Result)
@@ -167,7 +165,7 @@ func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimStat
 		return victimState{ends: live.DeletionTimestamp.Time}, nil
 	}
 	grace := ptr.Deref(live.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
-	if most := int64(maxGracePeriod.Seconds()); grace > most {
+	if most := int64(protocol.MaxGracePeriod.Seconds()); grace > most {
 		grace, state.capped = most, new(most)
 	}
 	state.runs, state.ends = true, o.Clock.Now().Add(time.Duration(grace)*time.Second)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
@@ -234,7 +235,7 @@ func (x *Executor) Evict(ctx context.Context, r Round, wanted func() bool) (evic
 		e.left[pod.UID] = true
 	}
 	if len(e.left) == 0 { // What is being deleted already is enough.
-		e.until = x.Clock.Now().Add(maxGracePeriod)
+		e.until = x.Clock.Now().Add(protocol.MaxGracePeriod)
 	}
 	if err := x.record(ctx, e); err != nil {
 		return nil, time.Time{}, err

@@ -242,7 +242,7 @@ func TestGracePeriod(t *testing.T) {
 		f.server.Set(f.pods[i])
 	}
 	until, err := f.evict(f.process(f.server))
-	if want := begin.Add(maxGracePeriod + queue.Arrival); err != nil || !until.Equal(want) {
+	if want := begin.Add(protocol.MaxGracePeriod + queue.Arrival); err != nil || !until.Equal(want) {
 		t.Errorf("the round ends at %v, want %v: %v", until, want, err)
 	}
 	got := f.server.Calls().Evicted

@@ -97,9 +97,9 @@ func decodeRounds(text string) (rounds []Round, err error) {
 		for _, w := range r.For {
 			round.For = append(round.For, Waiting{w.pod(), w.Node, w.Cards})
 		}
-		for _, recorded := range r.Victims {
+		for _, victim := range r.Victims {
 			v := Victim{For: round.For[0].Pod, What: "Evicted after others", Why: ", of which a former leader of the extender began the evictions"}
-			for _, pod := range recorded.Pods {
+			for _, pod := range victim.Pods {
 				v.Pods = append(v.Pods, pod.pod())
 			}
 			round.Victims = append(round.Victims, v)

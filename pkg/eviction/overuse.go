@@ -151,7 +151,7 @@ func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.T
 		}
 		chosen := chooseOverusers(parsed.Unit.Bytes(card.Memory), shares)
 		if on := (cardOf{name, card.Index}); len(chosen) == 0 && !o.left(on, pods, now) && lastReport(on, pods, now).After(o.stale[on]) {
-			chosen = chooseShort(shares)
+			chosen = chooseOnLowCard(shares)
 		}
 		for _, s := range chosen {
 			victims = append(victims, victim{s.pod, name, card.Index, s.pod.Overuse.Cards[card.Index]})
@@ -170,7 +170,7 @@ type victim struct {
 // share is a pod's part of one card, in bytes.
 type share struct {
 	pod *clustercache.PodInfo
-	// needs is what the pod takes of the card's memory: what it uses if that is more than it may use, else its request, also for a pod that borrows.
+	// needs is what the pod takes of the card's memory: what it uses for overLimit, else its request.
 	needs  uint64
 	excess excess
 	// spared is true for a pod that is not to be evicted now.
@@ -207,7 +207,7 @@ func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, 
 	if use := pod.Overuse.On(card); pod.Overuse.Current(now) {
 		switch used := mebibytes(use.Used); {
 		case used <= s.needs:
-		case !use.Borrows():
+		case !use.ForLowCard():
 			s.needs, s.excess = used, overLimit
 		case use.Above():
 			s.excess = aboveLimit
@@ -276,7 +276,7 @@ func (c cardOf) has(pod *clustercache.PodInfo) bool {
 // lastReport returns the time of the last report because the card is low on free memory; zero if there is none.
 func lastReport(card cardOf, pods []*clustercache.PodInfo, now time.Time) (newest time.Time) {
 	for _, pod := range pods {
-		if card.has(pod) && pod.Overuse.Current(now) && pod.Overuse.On(card.card).Borrows() && pod.Overuse.At.After(newest) {
+		if card.has(pod) && pod.Overuse.Current(now) && pod.Overuse.On(card.card).ForLowCard() && pod.Overuse.At.After(newest) {
 			newest = pod.Overuse.At
 		}
 	}
@@ -307,9 +307,9 @@ func chooseOverusers(memory uint64, shares []share) []share {
 	return candidates
 }
 
-// chooseShort returns the pod to evict from a card that is low on free memory, if there is one: of those above their limits, or else of those that
+// chooseOnLowCard returns the pod to evict from a card that is low on free memory, if there is one: of those above their limits, or else of those that
 // borrow. The next report shows if it was enough.
-func chooseShort(shares []share) []share {
+func chooseOnLowCard(shares []share) []share {
 	candidates := slices.Concat(inOrder(shares, overLimit), inOrder(shares, aboveLimit), inOrder(shares, borrows))
 	return candidates[:min(len(candidates), 1)]
 }
@@ -365,7 +365,7 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		o.Observer.OveruserEvicted(reasons.ResultEvicted)
 		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", v.use.Used, "requestedMiB", v.use.Requested)
 		why := "other pods can't get what they request"
-		if v.use.Borrows() {
+		if v.use.ForLowCard() {
 			why = "the card has too little free memory for what other pods request"
 		}
 		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(

@@ -426,7 +426,7 @@ func TestOverusersModel(t *testing.T) {
 		}
 		for card := range m.cards {
 			if m.short(card) && slices.ContainsFunc(m.PodsOn(""), func(p *clustercache.PodInfo) bool {
-				return p.Overuse != nil && p.Overuse.On(card).Borrows() && !p.Leaving
+				return p.Overuse != nil && p.Overuse.On(card).ForLowCard() && !p.Leaving
 			}) {
 				t.Errorf("seed %d: card %d stays low on free memory beside pods that borrow it", seed, card)
 			}

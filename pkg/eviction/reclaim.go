@@ -83,9 +83,9 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 		return until
 	}
 	r.observer.Reclaimed(resultOf(err))
-	what := "Not all pods evicted from which memory was to be reclaimed, trying again until the round ends"
+	what := "Reclaim: not all victims evicted, trying again until the round ends"
 	if until.IsZero() {
-		what = "No pod evicted from which memory was to be reclaimed"
+		what = "Reclaim: no victim evicted"
 	}
 	logger.Error(err, what, "result", resultOf(err))
 	return until

@@ -174,7 +174,7 @@ func TestStopEndsTurn(t *testing.T) {
 }
 
 // TestReservationNeedsAnOffer: a group gets no awaited reservation if kube-scheduler never offered nodes for its
-// members, and names no lack of resources: their scheduler may not exist, or their volumes, or for a scheduler that doesn't exist.
+// members, and names no lack of resources: their scheduler or their volumes may not exist.
 func TestReservationNeedsAnOffer(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(8, "evil", 8, 16, "t")

@@ -24,7 +24,7 @@ func (p *Pod) addFound(object *corev1.Pod) {
 		// Without its device plugin the annotation stays, so the note has the time of the measurement.
 		sum := overuse.Sum()
 		what := "%s, since %s, measured %s"
-		if sum.Borrows() {
+		if sum.ForLowCard() {
 			what += "; its card is low on free memory"
 		}
 		p.Notes = append(p.Notes, fmt.Sprintf(what, sum, overuse.Since.UTC().Format(time.RFC3339), overuse.At.UTC().Format(time.RFC3339)))

@@ -107,7 +107,7 @@ type State struct {
 	Unit gpu.Unit
 	// Cards are all cards that were ever listed, by index. A card that can't be used carries the reason.
 	Cards []gpu.Card
-	// Adapters are the RDMA adapters at the last listing, by name. The callee of Run must not change them.
+	// Adapters are the RDMA adapters at the last listing, by name.
 	Adapters []gpu.Adapter
 	// Moved maps the index of a card to the driver's own index of it, for the cards for which the two differ.
 	Moved map[int]int
@@ -135,7 +135,7 @@ func New(options Options) *Monitor {
 
 // Run watches the cards until ctx ends. It then returns within a second, even if the driver hangs. It calls publish with
 // the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap, and
-// the callee may keep the state. Only one Run may be active in a process at a time.
+// the callee may keep the state, but must not change it. Only one Run may be active in a process at a time.
 //
 // Run returns an error if only a restart of the program helps: the driver was replaced while the old library was loaded, or for
 // Options.Patience there was no library although Library is empty (ErrNoLibrary), or no access to the driver. The reason is
@@ -156,7 +156,6 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 		}
 		logChanges(logger, last, state)
 		last = &state
-		state.Cards, state.Moved = slices.Clone(state.Cards), maps.Clone(state.Moved)
 		publish(state)
 	}
 

@@ -205,7 +205,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 	}
 }
 
-// AnyFit returns a node that the pod fits.
+// AnyFit returns the node of the pod's allocation, or else the first node by name that the pod fits.
 func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()

@@ -127,8 +127,7 @@ func (n *node) recount() {
 }
 
 // presumed returns the demand that the node serves for a pod whose annotations name no card. A node that doesn't support several cards gives
-// the pod one card, an old device plugin counts no cores, and without
-// adapters none can be near.
+// the pod one card, an old device plugin counts no cores, and without adapters none can be near.
 func (n *node) presumed(pod gpu.Pod) gpu.Demand {
 	if n.support.SeveralCards != reasons.Fits {
 		pod.Cards = 1

@@ -7,8 +7,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Resources knows what nodes have free besides GPU memory: CPU, memory, pods, extended resources. It is called with the ledger's lock held, so it
-// must not call the ledger.
+// Resources knows what nodes have free besides GPU memory (CPU, memory, pods, extended resources), and what pods ask for. It is called with the
+// ledger's lock held, so it must not call the ledger.
 type Resources interface {
 	Shapes
 	// Fits reports whether pods fit a node.

@@ -18,7 +18,7 @@ type LedgerState interface {
 	ChangesSince(revision uint64) ledger.Changes
 	// AwaitedIdleRatio returns the part of the memory that awaited reservations keep idle.
 	AwaitedIdleRatio() float64
-	// StrandedRatios returns the part of the memory that is free, and that no pod that usually comes can use for lack of this; nil if it isn't known.
+	// StrandedRatios returns the part of the memory that is free, but that no expected kind of pod can use, by what nodes lack; nil if nothing is expected.
 	StrandedRatios() map[placement.Shortage]float64
 }
 
@@ -38,7 +38,7 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 		idle: gaugeDesc("awaited_idle_ratio",
 			"Part of the memory of all cards that is free and kept for items that wait until their cards in use are free, from 0 to 1."),
 		stranded: gaugeDesc("stranded_ratio",
-			"Part of the memory of all cards that is free but of no use, because its node lacks this for every kind of pods that usually comes; only with --node-policy=least-waste.",
+			"Part of the memory of all cards that is free, but that no expected kind of pod can use, because its node has too little of this free; only with --node-policy=least-waste.",
 			"lacks"),
 	}
 	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.simulated, g.overfull, g.problems, g.idle, g.stranded}

@@ -142,17 +142,17 @@ func (b *before) lostOnCard(pod *Shape, chosen []pick, left *amounts) (cost floa
 		}
 		shares, memory := r.shares, r.memory
 		if had := on[i]; had > 0 {
-			has := whole(c.after+0.5, r.share)
+			has := whole(c.after+0.5, r.shareRate)
 			shares += has - had
 			memory -= c.before
 			if has > 0 {
 				memory += c.after
 			}
 		}
-		if enough := left.cpu * r.cpu; enough < shares { // The function min would be slower.
+		if enough := left.cpu * r.cpuRate; enough < shares { // The function min would be slower.
 			shares = enough
 		}
-		if enough := left.nodeMemory * r.nodeMemory; enough < shares {
+		if enough := left.nodeMemory * r.nodeMemoryRate; enough < shares {
 			shares = enough
 		}
 		worth := 0.0

@@ -96,12 +96,12 @@ func (k *weighed) podsOf(on []float64, shares float64, beside *amounts) float64 
 // atMost returns how many pods of the kind there is enough for beside the cards, at most the given number.
 func (k *weighed) atMost(pods float64, beside *amounts) float64 {
 	// The rate is infinite if a pod needs nothing.
-	return float64(int64(min(pods, beside.cpu*k.cpu, beside.nodeMemory*k.nodeMemory)))
+	return float64(int64(min(pods, beside.cpu*k.cpuRate, beside.nodeMemory*k.nodeMemoryRate)))
 }
 
 // sharesOf returns how many shares of the kind's demand the card has free, of which that much memory is free.
 func (k *weighed) sharesOf(c *Card, free float64) float64 {
-	shares := whole(free+0.5, k.share)
+	shares := whole(free+0.5, k.shareRate)
 	if k.Cores > 0 || c.limits() || c.Lacks(&k.Demand) {
 		return k.limited(c, shares)
 	}

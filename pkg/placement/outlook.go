@@ -30,8 +30,8 @@ type rates struct {
 	// perEmptiness is what the square of the free part of a node's memory is worth, for each unit of this memory, if the kind could use the node
 	// once it is empty.
 	perEmptiness float64
-	// share, cpu and nodeMemory are the reciprocals of what such a pod needs, see whole.
-	share, cpu, nodeMemory float64
+	// shareRate, cpuRate and nodeMemoryRate are the reciprocals of what such a pod needs, see whole.
+	shareRate, cpuRate, nodeMemoryRate float64
 }
 
 const (
@@ -88,7 +88,7 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 // newWeighed returns the kind without weights. A pod that asks for no memory of cards is counted as if it asked for one unit.
 func newWeighed(shape Shape) weighed {
 	return weighed{
-		Shape: shape, rates: rates{share: 1 / float64(max(shape.Memory, 1)), cpu: 1 / float64(shape.CPU), nodeMemory: 1 / float64(shape.NodeMemory)},
+		Shape: shape, rates: rates{shareRate: 1 / float64(max(shape.Memory, 1)), cpuRate: 1 / float64(shape.CPU), nodeMemoryRate: 1 / float64(shape.NodeMemory)},
 	}
 }
 

@@ -76,7 +76,7 @@ func (c *Card) Overfull() bool {
 	return c.Used > c.Memory || c.UsedCores > gpu.CardCores || c.MaxContainers > 0 && c.Containers > c.MaxContainers
 }
 
-// Lacks reports whether the demand needs something that the card never has: an adapter near it.
+// Lacks reports whether the demand needs something that the card doesn't have, whatever is free there: an adapter near it.
 func (c *Card) Lacks(d *gpu.Demand) bool { return d.RDMA == gpu.RDMARequired && !c.NearAdapter }
 
 // Fits reports whether the card has room for its share of the demand. fitCards, choose and best have the same condition, written for speed.
@@ -102,7 +102,8 @@ func (c *Card) scarcer() gpu.Memory {
 }
 
 // Place returns the cards that the policy prefers among those with room for the demand, ordered by index. Of several cards that are
-// packed equally, it takes those that are near an adapter if the demand prefers it, then those that are connected best, and then those with the lowest indexes. The demand's memory must be positive.
+// packed equally, it takes those near an adapter if the demand prefers it, then those that are connected best, and then those with the lowest
+// indexes. The demand's memory must be positive.
 func Place(policy Policy, cards []Card, demand gpu.Demand) (gpu.Placement, reasons.Reason) {
 	totals := Sum(cards)
 	if reason := totals.Fit(cards, &demand); reason != reasons.Fits {
@@ -136,7 +137,7 @@ const usualCards = 8
 // choose appends to picks, which must be empty, the cards that the policy prefers among those with room for the demand, in order. If
 // too few have room, it appends those. It runs for thousands of nodes per pod.
 func (p *Policy) choose(cards []Card, demand *gpu.Demand, picks []pick) []pick {
-	if demand.Cards == 1 && demand.Cores == 0 && demand.RDMA == gpu.RDMANone {
+	if demand.MemoryOnly() && demand.RDMA == gpu.RDMANone {
 		if i := best(cards, demand, p.better); i >= 0 {
 			picks = append(picks, pick{i, 0})
 		}

@@ -25,7 +25,7 @@ func (s Suitability) Score() int { return int(s) }
 // as Place does. nodePolicy rates what stays free in the scarcer dimension: up to eight points for these cards, up to two for the
 // node. One point is subtracted if the demand prefers cards near an adapter and gets others. totals must be Sum(cards).
 func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *gpu.Demand) (Suitability, reasons.Reason) {
-	memoryOnly := demand.Cards == 1 && demand.Cores == 0 && demand.RDMA == gpu.RDMANone
+	memoryOnly := demand.MemoryOnly() && demand.RDMA == gpu.RDMANone
 	if memoryOnly || demand.Memory > totals.MostFree {
 		if reason := totals.Fit(cards, demand); reason != reasons.Fits { // Mostly without a look at the cards.
 			return 0, reason

@@ -19,9 +19,6 @@ var shortageNames = [shortages]string{"cpu", "memory", "cpu_and_memory"}
 // String returns the name, as in metrics.
 func (s Shortage) String() string { return shortageNames[s] }
 
-// Shortages returns all values.
-func Shortages() []Shortage { return []Shortage{ShortOfCPU, ShortOfNodeMemory, ShortOfBoth} }
-
 // Stranded is free memory of cards by what their nodes lack.
 type Stranded [shortages]gpu.Memory
 
@@ -52,7 +49,7 @@ func (o *Outlook) Stranded(n *NodeRoom) (stranded Stranded) {
 		}
 	}
 	for position := range n.Cards {
-		for _, shortage := range Shortages() {
+		for shortage := range shortages {
 			if !usable[position] && lacking[position][shortage] {
 				stranded[shortage] = stranded[shortage].Add(n.Cards[position].Free())
 				break

@@ -53,7 +53,7 @@ func Sum(cards []Card) Totals {
 // Fit returns Fits if enough cards have room for the demand, whose memory must be positive, else the least severe reason. t must
 // be Sum(cards).
 func (t *Totals) Fit(cards []Card, demand *gpu.Demand) reasons.Reason {
-	if demand.Cards > 1 || demand.Cores > 0 || demand.RDMA == gpu.RDMARequired || t.Limited {
+	if !demand.MemoryOnly() || t.Limited {
 		return t.fitCards(cards, demand)
 	}
 	// The sums suffice.

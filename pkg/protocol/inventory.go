@@ -67,7 +67,7 @@ const (
 	FeatureRDMA = "rdma"
 )
 
-// maxFeatures and maxAdapters are the most features and adapters that are read.
+// maxFeatures and maxAdapters are the most features, and the most adapters and ports of each, that are read.
 const (
 	maxFeatures = 64
 	maxAdapters = 256

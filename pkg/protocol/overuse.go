@@ -35,8 +35,8 @@ type CardOveruse struct {
 	Short int64 `json:"shortMiB,omitempty"`
 }
 
-// Borrows reports whether the pod is reported only because the card is low on free memory.
-func (c CardOveruse) Borrows() bool { return c.Short > 0 }
+// ForLowCard reports whether the pod is reported only because its card is low on free memory. It may also be above its limit, see Above.
+func (c CardOveruse) ForLowCard() bool { return c.Short > 0 }
 
 // Above reports whether the pod uses more than it may.
 func (c CardOveruse) Above() bool { return c.Used > max(c.Requested, c.Limit) }
@@ -87,7 +87,7 @@ func ParseOveruse(annotations map[string]string) (*Overuse, error) {
 func (o *Overuse) Sum() CardOveruse {
 	limit, short, borrows := int64(0), int64(0), true
 	for _, card := range o.Cards {
-		limit, short, borrows = limit+max(card.Requested, card.Limit), short+card.Short, borrows && card.Borrows()
+		limit, short, borrows = limit+max(card.Requested, card.Limit), short+card.Short, borrows && card.ForLowCard()
 	}
 	if limit <= o.Requested {
 		limit = 0

@@ -101,7 +101,7 @@ func (a *Awaited) Pass(items []Item, now time.Time) {
 
 // end records how an item's reservation ended, if the item fitted.
 func (a *Awaited) end(c *choice) {
-	a.Failures.AwaitsNot(c.attempt)
+	a.Failures.Unreserved(c.attempt)
 	switch {
 	case !c.placed:
 	case a.Bound(gpu.PodUID(c.attempt.ID)):
@@ -183,9 +183,9 @@ func (p *pass) await(item *Item) {
 	}
 	if p.choices[item.ID] = c; c.nodes != nil {
 		p.reserved++
-		p.Failures.Awaits(item.Attempt)
+		p.Failures.Reserved(item.Attempt)
 	} else {
-		p.Failures.AwaitsNot(item.Attempt)
+		p.Failures.Unreserved(item.Attempt)
 	}
 	for node, amount := range c.nodes {
 		p.before[node] = p.before[node].Add(amount)

@@ -173,8 +173,8 @@ func (f *Failures) Placed(i Attempt) {
 	}
 }
 
-// Awaits records that the item has an awaited reservation. If one of its namespace has one already, it counts as the only one.
-func (f *Failures) Awaits(i Attempt) {
+// Reserved records that the item has an awaited reservation. If one of its namespace has one already, it counts as the only one.
+func (f *Failures) Reserved(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
@@ -188,8 +188,8 @@ func (f *Failures) Awaits(i Attempt) {
 	}
 }
 
-// AwaitsNot records that the item has no awaited reservation any more.
-func (f *Failures) AwaitsNot(i Attempt) {
+// Unreserved records that the item has no awaited reservation any more.
+func (f *Failures) Unreserved(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.holds(i) {

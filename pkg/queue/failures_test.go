@@ -123,37 +123,37 @@ func TestFailures(t *testing.T) {
 			s.fail(large)
 			s.Failed(large, s.now.Add(-patience), s.now)
 		}, large, turn},
-		"another one failed, and it has an awaited reservation since": {func(s *scene) { s.fail(small); s.await(large); s.Awaits(large); s.fail(small) }, large, free},
-		"that has ended": {func(s *scene) { s.fail(small); s.await(large); s.Awaits(large); s.fail(small); s.AwaitsNot(large) }, large, 2 * others},
+		"another one failed, and it has an awaited reservation since": {func(s *scene) { s.fail(small); s.await(large); s.Reserved(large); s.fail(small) }, large, free},
+		"that has ended": {func(s *scene) { s.fail(small); s.await(large); s.Reserved(large); s.fail(small); s.Unreserved(large) }, large, 2 * others},
 		"another item has one already": {func(s *scene) {
 			s.fail(small)
 			s.await(large)
-			s.Awaits(large)
-			s.Awaits(item("x", "x", 64))
+			s.Reserved(large)
+			s.Reserved(item("x", "x", 64))
 			s.fail(small)
 		}, item("x", "x", 64), 2 * others},
-		"it has an awaited reservation before the first failure": {func(s *scene) { s.Awaits(large); s.fail(small) }, large, free},
-		"that, and one arrived and failed again":                 {func(s *scene) { s.Awaits(large); s.fail(small); s.Arrived(small); s.fail(small) }, large, free},
-		"it ended before the first failure":                      {func(s *scene) { s.Awaits(large); s.AwaitsNot(large); s.fail(small) }, large, others},
-		"the term ended before the first failure":                {func(s *scene) { s.Awaits(large); s.Clear(); s.fail(small) }, large, others},
-		"another one of its shape fails although it has one":     {func(s *scene) { s.Awaits(large); s.fail(item("x", "large", 64)) }, large, turn},
+		"it has an awaited reservation before the first failure": {func(s *scene) { s.Reserved(large); s.fail(small) }, large, free},
+		"that, and one arrived and failed again":                 {func(s *scene) { s.Reserved(large); s.fail(small); s.Arrived(small); s.fail(small) }, large, free},
+		"it ended before the first failure":                      {func(s *scene) { s.Reserved(large); s.Unreserved(large); s.fail(small) }, large, others},
+		"the term ended before the first failure":                {func(s *scene) { s.Reserved(large); s.Clear(); s.fail(small) }, large, others},
+		"another one of its shape fails although it has one":     {func(s *scene) { s.Reserved(large); s.fail(item("x", "large", 64)) }, large, turn},
 		"one with an awaited reservation was placed beside another one, and lost its memory": {func(s *scene) {
 			s.fail(small)
-			s.Awaits(large)
+			s.Reserved(large)
 			other := item("x", "x", 64)
 			s.await(other)
 			s.Placed(other)
 			s.Placed(large)
 			s.Ended(large)
 		}, item("y", "y", 64), paused},
-		"its shape fails although it has one": {func(s *scene) { s.fail(small); s.await(large); s.Awaits(large); s.fail(large) }, large, 2 * turn},
+		"its shape fails although it has one": {func(s *scene) { s.fail(small); s.await(large); s.Reserved(large); s.fail(large) }, large, 2 * turn},
 		"its memory is free": {func(s *scene) {
 			s.fail(small)
 			s.await(large)
-			s.Awaits(large)
+			s.Reserved(large)
 			s.fail(small)
 			s.Placed(large)
-			s.AwaitsNot(large)
+			s.Unreserved(large)
 		}, large, free},
 		"an hour later":  {func(s *scene) { s.fail(large); s.now = s.now.Add(time.Hour) }, large, free},
 		"the term ended": {func(s *scene) { s.fail(large); s.Clear() }, large, free},

@@ -24,7 +24,7 @@ const (
 // Pauses holds the pause of each key after its latest failure. It doubles with each failure.
 type Pauses[K comparable] map[K]pause
 
-// pause is until when nothing is tried.
+// pause is a time in which nothing is tried.
 type pause struct {
 	until  time.Time
 	length time.Duration

@@ -380,8 +380,8 @@ func TestFairShareReclaimLeaderChanges(t *testing.T) {
 		bobs[name] = fake.Pod(name, 4, fake.Bound("n1", 0), inNamespace("bob"))
 		objects = append(objects, bobs[name])
 	}
-	alice, leads := fake.Pod("a", 8, gated), new(standby)
-	f := startFair(t, FairShareOptions{ReclaimAfter: 2 * time.Second}, leads.leading, append(objects, alice)...)
+	alice, away := fake.Pod("a", 8, gated), new(standby)
+	f := startFair(t, FairShareOptions{ReclaimAfter: 2 * time.Second}, away.leading, append(objects, alice)...)
 	f.server.Set(alice)
 	var mu sync.Mutex
 	var evicted, refused []string
@@ -410,13 +410,13 @@ func TestFairShareReclaimLeaderChanges(t *testing.T) {
 	}
 	f.pass("an eviction and a refusal", locked(func() bool { return len(evicted) == 1 && len(refused) > 0 }))
 	f.await("the end of the attempt", func() bool { return f.fair.manager.Holds(1) })
-	leads.Store(true)
+	away.Store(true)
 	f.pass("the end of the term", func() bool { return f.executor.Full() && !f.fair.manager.Holds(1) })
 	mu.Lock()
 	refuses, dryRuns = false, 0
 	mu.Unlock()
 	f.publish(bobs[evicted[0]])
-	leads.Store(false)
+	away.Store(false)
 	f.pass("the second eviction", locked(func() bool { return len(evicted) == 2 }))
 	if evicted[1] != refused[0] || dryRuns > 0 {
 		t.Errorf("evicted %v after %d dry runs, want %s without any: the round goes on", evicted, dryRuns, refused[0])

@@ -38,11 +38,11 @@ func (s *Scheduler) checkRequest(object *corev1.Pod) (gpu.Pod, error) {
 
 // asked is what the labels of pending pods ask for, from the first filter call for each. mu guards pods. The zero value is ready for use.
 //
-// It is in memory only. An extender that starts between a pod's filter and its bind has nothing for the pod, and binds it with the
-// present values of the labels. Of the number of cards, this gives no memory to two pods: bind uses one number to check the request, to reserve memory, on a node that
-// supports such a pod, and to write the annotations. After that only the annotations count. The total is always the request in the spec. Only
+// It is in memory only. An extender that starts between a pod's filter and its bind knows nothing of the pod, and binds it by the present labels.
+// No memory is given to two pods then: bind uses one number of cards to check the request, to reserve memory, and to write the annotations, on a node
+// that supports such a pod. After that only the annotations count. The total is always the request in the spec. Only
 // the choice of the node can be bad, because it was made for another number. A group's plan is in memory too, and is made again with the
-// present label. So storing each number in the API server would only turn such a bind into an error.
+// present label. So storing the values in the API server would only turn such a bind into an error.
 type asked struct {
 	mu   sync.Mutex
 	pods map[gpu.PodUID]askedByPod

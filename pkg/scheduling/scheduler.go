@@ -175,11 +175,13 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	nodes := eligibility.NewCluster()
 	var exempt *dispatch.Exempt
+	var turns ledger.Turns
 	if o.FairShare.On {
 		exempt = dispatch.NewExempt(o.FairShare.PriorityCutoff)
+		turns = exempt
 	}
 	s := &Scheduler{
-		Options: o, ledger: ledger.NewWithResources(nodes, exempt), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
+		Options: o, ledger: ledger.NewWithResources(nodes, turns), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
 	}
 	s.expectations = s.newExpectations()
 	s.requeue = requeue.New(requeue.Options{

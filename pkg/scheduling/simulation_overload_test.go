@@ -38,7 +38,7 @@ func TestSteadyOverload(t *testing.T) {
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			if tc.long && !long {
-				t.Skip("one world is enough for a short test")
+				t.Skip("SKIPPED, not tested: make test-long runs this world")
 			}
 			o := newOverload(1, tc.tenants)
 			defer o.close()

@@ -75,7 +75,7 @@ func (o *Overuse) Update(report protocol.Usage, pods OverusePods) map[gpu.PodUID
 		last, known := o.reports[uid]
 		moved := false
 		for card, use := range next.Cards {
-			moved = moved || use.Borrows() && promised[card] != o.promised[card]
+			moved = moved || use.ForLowCard() && promised[card] != o.promised[card]
 		}
 		if known && !moved && next.At.Sub(last.At) < renewal && maps.EqualFunc(last.Cards, next.Cards, similar) {
 			reports[uid] = last
@@ -108,7 +108,7 @@ func (o *Overuse) find(report protocol.Usage, pods OverusePods, short map[int]ui
 		if !over && (lent[row.Card] == 0 || !o.exceeds(row.Used, row.Requested)) {
 			continue
 		}
-		if last := o.reports[key.pod]; !over && last.Cards[row.Card].Borrows() {
+		if last := o.reports[key.pod]; !over && last.Cards[row.Card].ForLowCard() {
 			began = last.Since
 		}
 		if pod := o.add(reports[key.pod], report, key, began, pods.Held(key.pod, key.card), over, lent[row.Card]); len(pod.Cards) > 0 {
@@ -129,7 +129,7 @@ func (o *Overuse) began(key excess, now time.Time, pods OverusePods) time.Time {
 		return began
 	}
 	before := pods.Annotated(key.pod)
-	if use := before.On(key.card); before.Current(now) && before.Since.Before(now) && use.Used > 0 && !use.Borrows() {
+	if use := before.On(key.card); before.Current(now) && before.Since.Before(now) && use.Used > 0 && !use.ForLowCard() {
 		return before.Since
 	}
 	return now
@@ -151,7 +151,7 @@ func (o *Overuse) keepUnread(report protocol.Usage, short map[int]uint64, since 
 	for uid, last := range o.reports {
 		for card, use := range last.Cards {
 			_, known := short[card]
-			if _, above := reports[uid]; !above && (!read[card] || !known && use.Borrows() && last.Current(report.Time)) {
+			if _, above := reports[uid]; !above && (!read[card] || !known && use.ForLowCard() && last.Current(report.Time)) {
 				reports[uid] = last
 			}
 		}
@@ -161,7 +161,7 @@ func (o *Overuse) keepUnread(report protocol.Usage, short map[int]uint64, since 
 // similar reports whether a change of a card's use isn't worth a write.
 func similar(before, now protocol.CardOveruse) bool {
 	return max(before.Used-now.Used, now.Used-before.Used) <= before.Used/20 && before.Requested == now.Requested && before.Limit == now.Limit &&
-		before.Borrows() == now.Borrows() && before.Above() == now.Above()
+		before.ForLowCard() == now.ForLowCard() && before.Above() == now.Above()
 }
 
 // add adds a card to a pod's report, with the use of all of the pod's containers there. A pod whose containers together are within their limits
@@ -182,7 +182,7 @@ func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, key excess, b
 	within := !over || !card.Above()
 	counted, again := pod.Cards[key.card]
 	switch {
-	case card.Used <= card.Requested, within && short == 0, again && within && !counted.Borrows():
+	case card.Used <= card.Requested, within && short == 0, again && within && !counted.ForLowCard():
 		return pod
 	case within:
 		card.Short = int64(short>>20) + 1

@@ -103,7 +103,7 @@ type reportView struct {
 	Node      string `json:"node"`
 	// Used is what the pod uses of the cards on which it uses more than it requests, in MiB; 0 if it doesn't. Allowed is its limit there, 0 for one
 	// without a limit above its request. Since is in Unix milliseconds; 0 for a pod that is reported because its card is low on free memory: Borrowed
-	// is what that uses above its request.
+	// is what such a pod uses above its request.
 	Used      int64 `json:"usedMiB,omitempty"`
 	Requested int64 `json:"requestedMiB,omitempty"`
 	Allowed   int64 `json:"allowedMiB,omitempty"`
@@ -251,7 +251,7 @@ func viewReports(e *scheduling.Explanation) []reportView {
 		if pod.Overuse.Current(e.At) {
 			sum := pod.Overuse.Sum()
 			view.Used, view.Requested, view.Allowed = sum.Used, sum.Requested, sum.Limit
-			if sum.Borrows() {
+			if sum.ForLowCard() {
 				view.Borrowed = sum.Used - sum.Requested
 			} else {
 				view.Since = milliseconds(pod.Overuse.Since)

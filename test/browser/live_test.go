@@ -356,7 +356,7 @@ func shown(tab *Tab) []string {
 // nowhere are pending and others are created and deleted.
 func TestViewersCost(t *testing.T) {
 	if !controlplane.Long() {
-		t.Skip("it measures; make test-long runs it")
+		t.Skip("SKIPPED, not tested: it measures; make test-long runs it")
 	}
 	const held, onCard, size, seconds = 3, 24, 1000, 30
 	c := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})

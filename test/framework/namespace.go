@@ -195,7 +195,7 @@ func (n *Namespace) Patch(name string, change map[string]any, subresources ...st
 func (n *Namespace) SetRunning(ctx context.Context, pods ...corev1.Pod) error {
 	const status = `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"},{"type":"ContainersReady","status":"True"}]}}`
 	for i := range pods {
-		_, err := n.Pods().Patch(ctx, pods[i].Name, types.MergePatchType, []byte(status), metav1.PatchOptions{}, "status")
+		_, err := n.Pods().Patch(ctx, pods[i].Name, types.StrategicMergePatchType, []byte(status), metav1.PatchOptions{}, "status")
 		if err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}

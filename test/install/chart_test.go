@@ -175,7 +175,7 @@ func TestWrongValues(t *testing.T) {
 		"too long a hold":                   {"mode=secondScheduler,scheduler.httpTimeout=3m,extender.gangHold=61s,extender.gangPatience=3m", "extender.gangHold: 61s is above 1m"},
 		"native groups without groups":      {"mode=secondScheduler,extender.nativeGroups=true,extender.gangHold=0s", "extender.nativeGroups: groups are off with extender.gangHold=0s"},
 		"less patience than a hold":         {"mode=secondScheduler,scheduler.httpTimeout=50s,extender.gangHold=40s", "extender.gangPatience: 30s lies below extender.gangHold (40s)"},
-		"no patience, without groups":       {"mode=secondScheduler,extender.gangHold=0s,extender.gangPatience=0s", "extender.gangPatience: 0s isn't above 0s, also if groups are off"},
+		"no patience, without groups":       {"mode=secondScheduler,extender.gangHold=0s,extender.gangPatience=0s", "extender.gangPatience: 0s must be above 0s, also with groups off"},
 		"patience without a unit":           {"extender.gangPatience=30", `extender.gangPatience: "30" is invalid: a duration needs a number and a unit (ms, s or m), such as 10s or 1m30s`},
 		"an account without a namespace":    {"guard.allow.serviceAccounts[0]=velero", `guard.allow.serviceAccounts[0]: "velero" is invalid: give namespace and name of the ServiceAccount, such as velero/velero`},
 		"a page's address without a port":   {"extender.ui.listenAddress=127.0.0.1", `extender.ui.listenAddress: "127.0.0.1" is invalid: give an address with a port, such as 127.0.0.1:12346, or :8080 for all addresses`},

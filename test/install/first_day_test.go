@@ -28,7 +28,7 @@ type firstMistake struct {
 	says    []string
 }
 
-// TestFirstDay makes twenty mistakes of a first day on a real control plane, with the real programs: none is silent. The mistakes with pods are in
+// TestFirstDay makes mistakes of a first day on a real control plane, with the real programs: none is silent. The mistakes with pods are in
 // package mistakes and in TestMistakes of the suite e2e, those with a driver and a kubelet in the tests of the device plugin.
 func TestFirstDay(t *testing.T) {
 	c := &cluster{t: t, root: repository(t)}

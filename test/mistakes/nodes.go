@@ -41,7 +41,7 @@ func OfNodes() []NodeMistake {
 		{Name: "a misspelt label of a node with cards", Nodes: []*corev1.Node{edited(node("n1", 8000), func(n *corev1.Node) {
 			n.Labels["gpushare.aliyun.com/isolatoin"] = "mps"
 		})}, Problems: []string{
-			"the label gpushare.aliyun.com/isolatoin=mps has no effect: nodes have gpushare.aliyun.com/config, gpushare.aliyun.com/isolation, gpushare.aliyun.com/pool",
+			"the label gpushare.aliyun.com/isolatoin=mps has no effect: remove it, or write one of the labels of nodes that gpushare reads: gpushare.aliyun.com/config, gpushare.aliyun.com/isolation, gpushare.aliyun.com/pool",
 		}},
 		{Name: "labels that are not for gpushare", Nodes: []*corev1.Node{edited(node("n1", 8000), func(n *corev1.Node) {
 			n.Labels["example.com/gpushare-team"], n.Labels["gpu_share"], n.Labels[protocol.LabelShared], n.Labels[protocol.LabelPool] = "a", "false", "true", "a"

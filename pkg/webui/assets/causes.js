@@ -14,7 +14,7 @@ const explanations = {
   invalid_request: ["wrong", "No node can give the pod what it asks for, for example because its memory can't be divided evenly over its cards, or because the pod is too large for gpushare. The message names the container, the label or the part.",
     "Correct it on the template of the pods."],
   invalid_group: ["wrong", "The annotations or labels that name the pod's group are wrong, or its members contradict each other. Or the pod's PodGroup doesn't exist, or its pods name different schedulers. The message says which.",
-    "Correct them on the template of the pods."],
+    "Correct them on the template of the pods, or create the PodGroup."],
   waits_for_group: ["wait", "The pod is a member of a group that is bound all together or not at all. The message says what the group waits for.",
     "See the list of groups."],
   waits_for_turn: ["wait", "Tenants share the cluster, and it isn't the pod's turn. The message says what its tenant has and what its share is.",
@@ -40,7 +40,7 @@ const explanations = {
   unhealthy: ["wrong", "Too few cards that are large enough are healthy.",
     "See the card's details in the list of cards, and the node's Events."],
   too_large: ["wrong", "No card is large enough, even when empty, no card takes as many containers as the pod has, or no node has as many such cards as the pod asks for. A pod's containers share their cards, so their sum counts. The request is a plain whole number, in the node's unit.",
-    "Request less, or fewer cards."],
+    "Request less, or fewer cards, or use fewer containers."],
   no_node: ["wrong", "Each node that shares GPU memory is excluded: by the pod's node selector, affinity or tolerations, by the node's own state, because its device plugin doesn't support several cards or cores, or because its isolation mode doesn't allow several cards or the pod's volume at /dev/shm. The message says which.",
     "Change the pod's constraints, or make a node available."],
 

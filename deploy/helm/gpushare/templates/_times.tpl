@@ -25,7 +25,7 @@
 {{- end -}}
 {{- /* Fair sharing needs it too, with groups off. */ -}}
 {{- if eq $patience 0.0 -}}
-{{- fail (printf "extender.gangPatience: %s isn't above 0s, also if groups are off with extender.gangHold=0s" $e.gangPatience) -}}
+{{- fail (printf "extender.gangPatience: %s must be above 0s, also with groups off (extender.gangHold=0s): fair sharing needs it" $e.gangPatience) -}}
 {{- end -}}
 {{- if and (gt $hold 0.0) (lt $patience $hold) -}}
 {{- fail (printf "extender.gangPatience: %s lies below extender.gangHold (%s): places would be given up before the first hold is over" $e.gangPatience $e.gangHold) -}}
