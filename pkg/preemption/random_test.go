@@ -16,12 +16,19 @@ import (
 
 // TestChooseCheapest compares the result on small random nodes with an exhaustive search.
 func TestChooseCheapest(t *testing.T) {
-	freed := map[int]int{} // By the number of cards.
+	freed, near := map[int]int{}, 0 // By the number of cards; those for pods that require an adapter.
 	for seed := range uint64(10_000) {
-		freed[checkCheapest(t, seed, 0)]++
+		demand := checkCheapest(t, seed, 0)
+		freed[demand.Cards]++
+		if demand.RDMA == gpu.RDMARequired {
+			near++
+		}
 	}
 	if freed[1] < 2000 || freed[2] < 100 || freed[3] < 30 {
 		t.Errorf("nodes whose cards could be freed, by their number: %v; the random nodes are not useful", freed)
+	}
+	if near < 1000 {
+		t.Errorf("%d nodes whose cards near an adapter could be freed; the random nodes are not useful", near)
 	}
 }
 
@@ -40,11 +47,11 @@ func FuzzChooseCheapest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed, stream uint64) { checkCheapest(t, seed, stream) })
 }
 
-// checkCheapest returns the number of cards of the random node that were to be freed and could be.
-func checkCheapest(t *testing.T, seed, stream uint64) int {
+// checkCheapest returns the demand for which cards of the random node were to be freed and could be; the zero value otherwise.
+func checkCheapest(t *testing.T, seed, stream uint64) gpu.Demand {
 	n, request := randomNode(rand.New(rand.NewPCG(seed, stream)), 9, 8)
 	if placement.Fit(n.Cards, request.Demand) == reasons.Fits {
-		return 0
+		return gpu.Demand{}
 	}
 	got, ok := choose(n, request)
 	want, found := cheapest(n, request)
@@ -52,13 +59,13 @@ func checkCheapest(t *testing.T, seed, stream uint64) int {
 		t.Fatalf("found: %v, want %v\nof %+v\nfor %+v", ok, found, n, request)
 	}
 	if !ok {
-		return 0
+		return gpu.Demand{}
 	}
 	checkEnough(t, n, request, got)
 	if cost := costOf(n, maskOf(n, got.Pods)); cost != want {
 		t.Fatalf("%v costs %+v, want %+v\nof %+v\nfor %+v", got.Pods, cost, want, n, request)
 	}
-	return request.Demand.Cards
+	return request.Demand
 }
 
 // checkEnough fails the test unless the victims free a card, none of them is superfluous, and their order and number of
@@ -85,7 +92,7 @@ func randomNode(random *rand.Rand, pods, largest int) (preemption.Node, preempti
 	cards := 1 + random.IntN(4)
 	n := preemption.Node{Free: preemption.Amounts{int64(random.IntN(3))}}
 	for i := range cards {
-		n.Cards = append(n.Cards, placement.Card{Index: i, Memory: size, Used: gpu.Memory(random.IntN(3)), UsedCores: gpu.Cores(random.IntN(2) * 30), MaxContainers: 3 * random.Int32N(2)})
+		n.Cards = append(n.Cards, placement.Card{Index: i, Memory: size, Used: gpu.Memory(random.IntN(3)), UsedCores: gpu.Cores(random.IntN(2) * 30), MaxContainers: 3 * random.Int32N(2), NearAdapter: random.IntN(2) == 0})
 	}
 	if random.IntN(2) == 0 {
 		n.Budgets = []int{random.IntN(3), random.IntN(2)}
@@ -119,7 +126,7 @@ func randomNode(random *rand.Rand, pods, largest int) (preemption.Node, preempti
 	}
 	demand := gpu.Demand{
 		Cards: 1 + random.IntN(2)*random.IntN(3), Memory: gpu.Memory(1 + random.IntN(int(size))), Cores: gpu.Cores(max(0, random.IntN(120)-60)),
-		Containers: 1 + random.Int32N(3),
+		Containers: 1 + random.Int32N(3), RDMA: []gpu.RDMA{gpu.RDMANone, gpu.RDMARequired}[random.IntN(2)],
 	}
 	return n, preemption.Request{Demand: demand, Resources: preemption.Amounts{int64(random.IntN(int(wanted) + 1))}}
 }
@@ -149,8 +156,9 @@ func cheapest(n preemption.Node, request preemption.Request) (best cost, found b
 	return best, found
 }
 
-// sets returns all sets of as many cards as the request needs.
+// sets returns all sets of as many cards as the request needs, near an adapter if it requires one.
 func sets(n preemption.Node, request preemption.Request) (out [][]int) {
+	far := func(i int) bool { return request.Demand.RDMA == gpu.RDMARequired && !n.Cards[i].NearAdapter }
 	for mask := range 1 << len(n.Cards) {
 		var set []int
 		for i := range n.Cards {
@@ -158,7 +166,7 @@ func sets(n preemption.Node, request preemption.Request) (out [][]int) {
 				set = append(set, i)
 			}
 		}
-		if len(set) == request.Demand.Cards {
+		if len(set) == request.Demand.Cards && !slices.ContainsFunc(set, far) {
 			out = append(out, set)
 		}
 	}

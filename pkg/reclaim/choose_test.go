@@ -203,7 +203,7 @@ func (s *scene) checkRestored(t *testing.T) {
 
 // TestRandom compares decisions for random clusters with all possible ones.
 func TestRandom(t *testing.T) {
-	found, none := 0, 0
+	found, none, near := 0, 0, 0
 	for seed := range uint64(3000) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		s := randomScene(random)
@@ -216,6 +216,9 @@ func TestRandom(t *testing.T) {
 		if ok {
 			found++
 			s.check(t, seed, plan)
+			if len(plan.Victims) > 0 && plan.Served[0].Pods[0].RDMA == gpu.RDMARequired {
+				near++
+			}
 		} else {
 			none++
 		}
@@ -226,13 +229,13 @@ func TestRandom(t *testing.T) {
 			t.Fatalf("seed %d: %v is not possible", seed, names(plan.Victims))
 		}
 	}
-	if found < 500 || none < 500 {
-		t.Errorf("%d decisions, and %d times none", found, none)
+	if found < 500 || none < 500 || near < 200 {
+		t.Errorf("%d decisions, %d of them with victims for a pod that requires an adapter, and %d times none", found, near, none)
 	}
 }
 
 // randomScene returns up to three nodes, up to eight candidates of two tenants, some of which are groups or have a budget, and a pod
-// or a group of equal pods that wants room.
+// or a group of equal pods that wants room. Half of the cards are near an adapter, which the pods of half of the scenes require.
 func randomScene(random *rand.Rand) *scene {
 	s := newScene(slices.Repeat([]int{1 + random.IntN(2)}, 1+random.IntN(3))...)
 	place := func() (at [3]int, ok bool) {
@@ -274,6 +277,17 @@ func randomScene(random *rand.Rand) *scene {
 	if random.IntN(4) == 0 {
 		s.wants(memory, 1)
 	}
+	rdma := []gpu.RDMA{gpu.RDMANone, gpu.RDMARequired}[random.IntN(2)]
+	for _, unit := range s.Units {
+		for i := range unit.Pods {
+			unit.Pods[i].RDMA = rdma
+		}
+	}
+	for i := range len(s.Cards) {
+		for j := range s.Cards[node(i)] {
+			s.Cards[node(i)][j].NearAdapter = random.IntN(2) == 0
+		}
+	}
 	return s
 }
 
@@ -305,7 +319,7 @@ func (s *scene) check(t *testing.T, seed uint64, plan Plan) {
 		}
 		for _, place := range served.Places {
 			for _, share := range place.On {
-				if c := &cards[place.Node][share.Card]; !c.Has(share) {
+				if c := &cards[place.Node][share.Card]; !c.Has(share) || !s.usable(c) {
 					t.Fatalf("seed %d: %v has no room for %v", seed, place.Node, share)
 				}
 				cards[place.Node][share.Card].Add(share)
@@ -357,10 +371,17 @@ func (s *scene) fit(victims []Victim) bool {
 	room := 0
 	for _, cards := range s.without(victims) {
 		for _, c := range cards {
-			room += int(c.Free() / s.Units[0].Pods[0].Request)
+			if s.usable(&c) {
+				room += int(c.Free() / s.Units[0].Pods[0].Request)
+			}
 		}
 	}
 	return room >= len(s.Units[0].Pods)
+}
+
+// usable reports whether the pods can use the card: it is near an adapter, or they require none.
+func (s *scene) usable(c *placement.Card) bool {
+	return c.NearAdapter || s.Units[0].Pods[0].RDMA == gpu.RDMANone
 }
 
 // least returns the least memory whose eviction makes room, of all sets of candidates that may be evicted.

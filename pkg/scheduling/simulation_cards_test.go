@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/fake"
 )
@@ -18,10 +19,10 @@ import (
 // for several cards, cores, or several containers. Their labels change at any time. No card may have more of anything allocated
 // than it has, whatever the label says while the extenders restart, and each pod gets what its spec and one of its labels ask for.
 func TestSimulationOfCards(t *testing.T) {
-	total := simulate(t, 500_000, mixedWorld)
+	total := simulate(t, 200_000, mixedWorld)
 	for _, what := range []string{
-		"several cards", "cores", "cores of several cards", "several containers", "containers by MPS", "an adapter required", "an adapter required of several cards", "an adapter required of a member", "an adapter preferred",
-		"the label changed while the pod was pending", "the label changed while the pod was bound", "node changed",
+		"several cards", "cores", "cores of several cards", "several containers", "containers by MPS", "an adapter required", "an adapter required of several cards", "an adapter required of a member", "an adapter required of a preemptor", "an adapter preferred",
+		"the label changed while the pod was pending", "the label changed while the pod was bound", "another adapter label", "node changed",
 	} {
 		if total.cards[what] == 0 {
 			t.Errorf("no world had %s: %v", what, total.cards)
@@ -60,11 +61,14 @@ func (w *world) randomDemand(spec *podSpec) {
 	if w.chance(0.4) {
 		spec.cores = 2 * (1 + int64(w.random.IntN(50)))
 	}
-	if !spec.twoCards && spec.group == "" {
-		spec.twoCards = w.chance(0.3)
+	if w.chance(0.6) {
+		spec.rdma = []string{protocol.RDMAPreferred, protocol.RDMARequired, protocol.RDMARequired}[w.random.IntN(3)]
 	}
-	if w.chance(0.3) {
-		spec.rdma = []string{protocol.RDMAPreferred, protocol.RDMARequired}[w.random.IntN(2)]
+	if spec.rdma == protocol.RDMARequired && w.chance(0.3) { // So that pods are evicted for some.
+		spec.priority = 100
+	}
+	if !spec.twoCards && spec.group == "" {
+		spec.twoCards = w.chance(0.3) || spec.rdma == protocol.RDMARequired && w.chance(0.5)
 	}
 }
 
@@ -150,18 +154,21 @@ func (w *world) mix() {
 		return
 	}
 	p := existing[w.random.IntN(len(existing))]
-	w.relabel(p, []string{"1", "2", "2", "4", "none", "3"}[w.random.IntN(6)])
+	label, own, others := protocol.LabelCount, "1", []string{"1", "2", "2", "4", "none", "3"}
+	if p.twoCards {
+		own = "2"
+	}
+	if w.chance(0.2) {
+		label, own, others = protocol.LabelRDMA, p.rdma, []string{"", protocol.RDMAPreferred, protocol.RDMARequired}
+	}
+	w.relabel(p, label, others[w.random.IntN(len(others))])
 	if w.chance(0.7) { // Most are set back soon.
-		text := "1"
-		if p.twoCards {
-			text = "2"
-		}
-		w.after(w.between(0, 2*time.Second), func() { w.relabel(p, text) })
+		w.after(w.between(0, 2*time.Second), func() { w.relabel(p, label, own) })
 	}
 }
 
-// relabel changes the number of cards that a pod's label asks for.
-func (w *world) relabel(p *apiPod, text string) {
+// relabel changes a label of a pod that says how many cards it asks for, or whether near an adapter. An empty text removes the label.
+func (w *world) relabel(p *apiPod, label, text string) {
 	if !p.exists {
 		return
 	}
@@ -170,22 +177,29 @@ func (w *world) relabel(p *apiPod, text string) {
 		state = "bound"
 	}
 	w.stats.cards["the label changed while the pod was "+state]++
-	w.trace("api: %s has the label %s while it is %s", p.name(), text, state)
+	if label == protocol.LabelRDMA && text != p.object.Labels[label] {
+		w.stats.cards["another adapter label"]++
+	}
+	w.trace("api: %s has the label %s=%s while it is %s", p.name(), label, text, state)
 	if p.counts == nil {
 		p.counts = map[int]bool{}
 	}
 	p.counts[p.info.NumCards()] = true
 	w.api.edit(p, func(object *corev1.Pod) {
 		object.Labels = maps.Clone(object.Labels) // A copy of the pod shares it.
-		metav1.SetMetaDataLabel(&object.ObjectMeta, protocol.LabelCount, text)
+		metav1.SetMetaDataLabel(&object.ObjectMeta, label, text)
+		if text == "" {
+			delete(object.Labels, label)
+		}
 	})
 	p.counts[p.info.NumCards()] = true
+	p.relaxed = p.relaxed || p.info.RDMA != gpu.RDMARequired
 	if p.info.RequestError != "" {
 		w.api.missing(p)
 	}
 }
 
-// endMix deletes the pending pods whose label has changed: an extender can have fixed another number than the label has now.
+// endMix deletes the pending pods whose label has changed: an extender can have fixed another value than the label has now.
 func (w *world) endMix() {
 	for _, p := range slices.Clone(w.api.order) {
 		if p.counts != nil && p.exists && !p.bound() {
@@ -227,8 +241,9 @@ func (w *world) checkCards(p *apiPod, n *apiNode) {
 			w.fail("card %d of %s has %d of %d containers bound: the last is %s", share.Card, n.name, used, n.limit, p.name())
 		}
 	}
+	required := p.rdma == protocol.RDMARequired && !p.relaxed
 	for _, share := range where {
-		if p.rdma == protocol.RDMARequired && (n.old || !n.near[share.Card]) {
+		if required && (n.old || !n.near[share.Card]) {
 			w.fail("%s is bound to %v of %s, and card %d isn't near an adapter", p.name(), where, n.name, share.Card)
 		}
 	}
@@ -237,12 +252,42 @@ func (w *world) checkCards(p *apiPod, n *apiNode) {
 	}
 	for what, reached := range map[string]bool{
 		"several cards": request > 1, "cores": cores > 0, "cores of several cards": request > 1 && cores > 0, "several containers": p.two,
-		"containers by MPS": n.limit > 0, "an adapter required": p.rdma == protocol.RDMARequired, "an adapter preferred": p.rdma == protocol.RDMAPreferred,
-		"an adapter required of several cards": p.rdma == protocol.RDMARequired && request > 1,
-		"an adapter required of a member":      p.rdma == protocol.RDMARequired && p.group != "",
+		"containers by MPS": n.limit > 0, "an adapter required": required, "an adapter preferred": p.rdma == protocol.RDMAPreferred,
+		"an adapter required of several cards": required && request > 1,
+		"an adapter required of a member":      required && p.group != "",
 	} {
 		if reached {
 			w.stats.cards[what]++
+		}
+	}
+}
+
+// checkVictims checks the extender's answer for a preemptor that requires an adapter: without the victims of a node, enough cards near an adapter
+// must have room. A pod that has its cards already is checked by checkPromise.
+func (w *world) checkVictims(r *replica, p *schedPod, proposed map[string]preemption.Victims) {
+	if _, _, allocated := r.scheduler.ledger.Lookup(p.info.UID); allocated || p.info.RDMA != gpu.RDMARequired {
+		return
+	}
+	demand := p.info.Demand()
+	for _, name := range slices.Sorted(maps.Keys(proposed)) {
+		w.stats.cards["an adapter required of a preemptor"]++
+		node, _ := r.scheduler.ledger.Node(name)
+		used := map[int]gpu.Memory{}
+		for _, a := range node.Allocations {
+			for _, share := range a.Placement {
+				if !slices.Contains(proposed[name].Pods, a.UID) {
+					used[share.Card] += share.Memory
+				}
+			}
+		}
+		near := 0
+		for _, card := range node.Cards {
+			if card.RDMAPorts != "" && used[card.Index]+demand.Memory <= card.Memory {
+				near++
+			}
+		}
+		if near < demand.Cards {
+			w.fail("%s proposes %v of %s for %s: %d of %d cards near an adapter then have room", r.name, proposed[name].Pods, name, p.name(), near, demand.Cards)
 		}
 	}
 }

@@ -518,6 +518,7 @@ func (k *kubeScheduler) preempt(p *schedPod, result *FilterResult) {
 		if len(proposed) > 0 && p.group != "" && !k.w.api.joinsAlone(p.apiPod) {
 			k.w.fail("%s proposes victims for %s, of whose group no run is whole", r.name, p.name())
 		}
+		k.w.checkVictims(r, p, proposed)
 	}
 	if n := k.leastVictims(proposed); n != nil {
 		k.evictFor(p, n, proposed[n.name].Pods)
