@@ -226,7 +226,7 @@ func TestFullCards(t *testing.T) {
 	budgets := c.Client.PolicyV1().PodDisruptionBudgets(f.ID)
 	_, err = budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "full"},
-		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: selector, MaxUnavailable: ptr.To(intstr.FromInt32(1))},
+		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: selector, MaxUnavailable: new(intstr.FromInt32(1))},
 	}, metav1.CreateOptions{})
 	must(t, err)
 	f.Eventually("the budget allows a disruption", func(ctx context.Context) error {
