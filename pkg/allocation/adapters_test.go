@@ -41,6 +41,7 @@ func TestAdapters(t *testing.T) {
 		"two near the card":            {cards: cards(both), pod: asking(gpu.RDMAPreferred, main(8), assumed(0, 1)), want: Adapters{both, []string{"uverbs0", "uverbs1"}}, on: []int{0}},
 		"two ports of one adapter":     {cards: cards("mlx5_1:1,mlx5_1:2"), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), want: Adapters{"mlx5_1:1,mlx5_1:2", []string{"uverbs1"}}, on: []int{0}},
 		"required, no card annotated":  {cards: cards("", "mlx5_1:1"), pod: asking(gpu.RDMARequired, main(8)), want: Adapters{"mlx5_1:1", []string{"uverbs1"}}, on: []int{1}},
+		"required, and none is near":   {cards: cards("", ""), pod: asking(gpu.RDMARequired, main(8)), rejected: "pod default/a: no card for 8 units of GPU memory: no GPU card of the node is near an RDMA adapter with an active port"},
 		"an adapter that is gone":      {cards: cards("mlx5_7:1,mlx5_0:1"), pod: asking(gpu.RDMAPreferred, main(8), assumed(0, 1)), want: Adapters{"mlx5_0:1", []string{"uverbs0"}}, on: []int{0}},
 		"the call is repeated":         {cards: cards("mlx5_0:1"), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), given: Allocations{"uid-a": {"main": served}}, want: before, on: []int{0}},
 		"… and the port isn't active":  {cards: cards(), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), given: Allocations{"uid-a": {"main": served}}, want: before, on: []int{0}},

@@ -178,8 +178,13 @@ func (s *Snapshot) place(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, reasons
 	if cards, ok := s.preferred(uid, demand); ok {
 		return cards, reasons.Fits
 	}
-	placed, reason := placement.Place(placement.Expected, s.used(uid, true).on(s.Cards), demand)
-	if reason != reasons.Fits {
+	all := s.used(uid, true).on(s.Cards)
+	placed, reason := placement.Place(placement.Expected, all, demand)
+	switch {
+	case reason == reasons.Fits:
+	case !slices.ContainsFunc(all, func(c placement.Card) bool { return !c.Lacks(&demand) }):
+		return nil, reasons.NoAdapter
+	default:
 		return nil, reason
 	}
 	var cards []gpu.Card

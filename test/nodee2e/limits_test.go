@@ -61,12 +61,13 @@ type notReady struct{ option, flag, reason string }
 // play: the cards are unhealthy with the reason, no container starts there, and other cards go on.
 func (n notReady) play(s *scenario) {
 	const one = 1
-	cards := s.node.driverCards()
-	if n.option != "" {
+	if n.flag != "" {
+		s.limit(s, n.flag)
+	} else { // Without a restart: a pod that is bound while no plugin is registered fails for good.
+		cards := s.node.driverCards()
 		cards[one].Options = []string{n.option}
+		framework.Must(s, s.node.driver.SetCards(cards...))
 	}
-	framework.Must(s, s.node.driver.SetCards(cards...))
-	s.limit(s, slices.DeleteFunc([]string{n.flag}, func(flag string) bool { return flag == "" })...)
 	s.Eventually("the reason is in the node's inventory", func(ctx context.Context) error {
 		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
 		if err != nil {
@@ -94,8 +95,11 @@ func (n notReady) play(s *scenario) {
 		s.Errorf("%d containers run, want %d; %v", len(running), others, err)
 	}
 	// The pod starts when the plugin is ready. It would fail for good if it was bound before the kubelet has the plugin's devices.
-	framework.Must(s, s.node.setCards())
-	s.limit(s)
+	if n.flag != "" {
+		s.limit(s)
+	} else {
+		framework.Must(s, s.node.setCards())
+	}
 	s.waitLimits("driver")
 	s.checkShares()
 }

@@ -118,14 +118,27 @@ func TestRDMA(t *testing.T) {
 		if diff := cmp.Diff(before, s.checkAdapters()); diff != "" {
 			s.Errorf("after the loss of the checkpoint (-before +now):\n%s", diff)
 		}
+		const noPort = "no GPU card of the node is near an RDMA adapter with an active port"
 		pending = asks(s.pod(2), protocol.RDMARequired)
 		s.create(pending)
-		s.WaitUnschedulable(pending.Name, "no GPU card of the node is near an RDMA adapter with an active port")
+		s.WaitUnschedulable(pending.Name, noPort)
+		unscheduled := asks(s.pod(2), protocol.RDMARequired).Node(s.node.name)
+		s.create(unscheduled)
+		s.Eventually("the pod without a scheduler is rejected", func(context.Context) error {
+			if status := s.Get(unscheduled.Name).Status; status.Reason != "UnexpectedAdmissionError" || !strings.Contains(status.Message, noPort) {
+				return fmt.Errorf("it is %s: %s: %s", status.Phase, status.Reason, status.Message)
+			}
+			return nil
+		})
+		s.delete(unscheduled.Name)
 		framework.Must(s, sysfs.SetPort(rdmaAdapters[2], 1, "ACTIVE")) // The node's only one, and on the NUMA node of card 3.
 		s.waitConsistent()
-		if cards, err := s.cardsOf(pending.Name); err != nil || !slices.Contains([]int{2, 3}, cards[0]) {
+		o, err := s.node.find(s.Get(pending.Name).UID, framework.MainContainer)
+		framework.Must(s, err)
+		if cards, err := o.cards(); err != nil || !slices.Contains([]int{2, 3}, cards[0]) {
 			s.Errorf("the pod got the cards %v, %v", cards, err)
 		}
+		s.wantAdapters(o, s.Get(pending.Name), 2)
 	})
 }
 
@@ -148,15 +161,6 @@ func (s *scenario) waitPorts(want ...string) {
 	})
 }
 
-// cardsOf returns the cards of a pod's main container.
-func (s *scenario) cardsOf(name string) ([]int, error) {
-	o, err := s.node.find(s.Get(name).UID, framework.MainContainer)
-	if err != nil {
-		return nil, err
-	}
-	return o.cards()
-}
-
 // checkAdapters compares the devices and the variable of each running container with its cards and its pod's label. It returns them by container.
 func (s *scenario) checkAdapters() map[string]string {
 	s.Helper()
@@ -175,39 +179,47 @@ func (s *scenario) checkAdapters() map[string]string {
 		cards, err := o.cards()
 		framework.Must(s, err)
 		label := pod.Labels[protocol.LabelRDMA]
-		var ports, devices []string
+		var near []int
 		for _, card := range cards {
 			if label != "" && card < 2 {
-				ports, devices = append(ports, rdmaAdapters[card].Name+":1"), append(devices, rdmaAdapters[card].Device)
+				near = append(near, card)
 			} else if label == protocol.RDMARequired {
 				s.Errorf("container %s of pod %s needs an adapter, and has card %d", o.Container, pod.Name, card)
 			}
 		}
-		if len(devices) > 0 {
-			devices = append(devices, "rdma_cm")
-		}
-		variable := strings.Join(ports, ",")
-		for _, env := range pod.Spec.Containers[0].Env {
-			if env.Name == protocol.EnvRDMAPorts {
-				variable = env.Value
-			}
-		}
-		inside, err := devicesIn(s.node.machine.path("proc", fmt.Sprint(o.Pid), "root/dev/infiniband"))
-		framework.Must(s, err)
-		want := map[string]uint64{}
-		for _, device := range devices {
-			want[device] = rdmaMinors[device]
-		}
-		if got := o.Env[protocol.EnvRDMAPorts]; !maps.Equal(want, inside) || got != variable {
-			s.Errorf("container %s of pod %s with label %q and cards %v has the devices %v and %s=%q, want %v and %q",
-				o.Container, pod.Name, label, cards, inside, protocol.EnvRDMAPorts, got, want, variable)
-		}
-		found[pod.Name+"/"+o.Container] = fmt.Sprint(cards, " ", o.Env[protocol.EnvRDMAPorts], " ", slices.Sorted(maps.Keys(inside)))
+		devices := s.wantAdapters(o, pod, near...)
+		found[pod.Name+"/"+o.Container] = fmt.Sprint(cards, " ", o.Env[protocol.EnvRDMAPorts], " ", devices)
 	}
 	if len(found) == 0 {
 		s.Error("no container runs")
 	}
 	return found
+}
+
+// wantAdapters compares the devices and the variable of a running container with these of rdmaAdapters. It returns the devices' names.
+func (s *scenario) wantAdapters(o observed, pod *corev1.Pod, adapters ...int) []string {
+	s.Helper()
+	var ports []string
+	want := map[string]uint64{}
+	for _, i := range adapters {
+		ports = append(ports, rdmaAdapters[i].Name+":1")
+		for _, device := range []string{rdmaAdapters[i].Device, "rdma_cm"} {
+			want[device] = rdmaMinors[device]
+		}
+	}
+	variable := strings.Join(ports, ",")
+	for _, env := range pod.Spec.Containers[0].Env {
+		if env.Name == protocol.EnvRDMAPorts {
+			variable = env.Value
+		}
+	}
+	inside, err := devicesIn(s.node.machine.path("proc", fmt.Sprint(o.Pid), "root/dev/infiniband"))
+	framework.Must(s, err)
+	if got := o.Env[protocol.EnvRDMAPorts]; !maps.Equal(want, inside) || got != variable {
+		s.Errorf("container %s of pod %s with label %q has the devices %v and %s=%q, want %v and %q",
+			o.Container, pod.Name, pod.Labels[protocol.LabelRDMA], inside, protocol.EnvRDMAPorts, got, want, variable)
+	}
+	return slices.Sorted(maps.Keys(inside))
 }
 
 // devicesIn returns the character devices in a directory with their minor numbers; none if it doesn't exist.
