@@ -58,10 +58,10 @@ type apiPod struct {
 	member, generation int
 	// revision is that of the template from which a StatefulSet created it.
 	revision int
-	// counts are the numbers of cards that the pod's label has asked for, nil if it has never changed. relaxed is true if the pod
-	// did not require an adapter at one time because its labels had changed.
-	counts  map[int]bool
-	relaxed bool
+	// counts are the numbers of cards that the pod's label has asked for, nil if it has never changed. relabelled is when a label changed
+	// last.
+	counts     map[int]bool
+	relabelled time.Duration
 	// late is true if the answer to a Binding of the pod was lost.
 	late bool
 	// rejections are the versions of the pod with the messages that it had since its last other change.

@@ -193,7 +193,7 @@ func (w *world) relabel(p *apiPod, label, text string) {
 		}
 	})
 	p.counts[p.info.NumCards()] = true
-	p.relaxed = p.relaxed || p.info.RDMA != gpu.RDMARequired
+	p.relabelled = w.now
 	if p.info.RequestError != "" {
 		w.api.missing(p)
 	}
@@ -210,6 +210,9 @@ func (w *world) endMix() {
 
 // modeKnown is how long after a change of a node's mode each extender knows it.
 const modeKnown = 5 * time.Minute
+
+// labelKnown is how long after a change of a label each extender that isn't blind knows it, and no bind from before is in flight.
+const labelKnown = 15 * time.Second
 
 // checkCards checks a pod of a mixed world that was bound to the node just now. The memory of each card is checked without it.
 func (w *world) checkCards(p *apiPod, n *apiNode) {
@@ -241,7 +244,7 @@ func (w *world) checkCards(p *apiPod, n *apiNode) {
 			w.fail("card %d of %s has %d of %d containers bound: the last is %s", share.Card, n.name, used, n.limit, p.name())
 		}
 	}
-	required := p.rdma == protocol.RDMARequired && !p.relaxed
+	required := p.info.RDMA == gpu.RDMARequired && (p.counts == nil || w.now > max(p.relabelled, w.blind)+labelKnown)
 	for _, share := range where {
 		if required && (n.old || !n.near[share.Card]) {
 			w.fail("%s is bound to %v of %s, and card %d isn't near an adapter", p.name(), where, n.name, share.Card)
