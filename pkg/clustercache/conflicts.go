@@ -45,6 +45,12 @@ func Interferes(pod, preemptor *PodInfo) bool {
 // UsesHostPorts reports whether the pod uses ports of its node.
 func (c *Conflicts) UsesHostPorts() bool { return len(c.HostPorts) > 0 }
 
+// Constrained reports whether kube-scheduler may reject a node that the pod can use, because of other pods or of volumes.
+func (p *PodInfo) Constrained() bool {
+	c := &p.Conflicts
+	return p.TooLarge || c.RequiredAntiAffinity || c.RequiredSpread || c.RareVolumes || c.Claims || c.UsesHostPorts()
+}
+
 func conflictsOf(spec *corev1.PodSpec) Conflicts {
 	return Conflicts{
 		RequiredAntiAffinity: spec.Affinity != nil && spec.Affinity.PodAntiAffinity != nil &&

@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/requeue"
+	"github.com/gpushare/gpushare/pkg/sampling"
 )
 
 // eventHandlers applies the changes of the cluster to the ledger and to everything that keeps state of pods. It implements
@@ -25,9 +26,8 @@ type eventHandlers struct {
 	fair    *fairShare
 	nodes   *eligibility.Cluster
 	asked   *asked
-	samples *samples
 	// nominator is nil if kube-scheduler offers no samples.
-	nominator *nominator
+	nominator *sampling.Nominator
 	bypass    *bypass
 	// expectations are nil if the node policy isn't by cost.
 	expectations *expectations
@@ -50,7 +50,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.nodes.DeletePod(old.UID)
 		h.podGone(old.UID)
 	}
-	h.nominator.updated(pod)
+	h.nominator.Updated(pod)
 	h.bypass.updated(old, pod)
 	if pod.Ended && old != nil && !old.Ended {
 		h.resourcesFreed(pod)
@@ -66,7 +66,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 	case h.evictor.KeepsCard(pod.Pod, pod.NominatedNode): // The ledger has the nomination of the round.
 	case pod.NominatedNode != "" && !pod.Gated: // A pod with a gate may wait for long.
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
-	case h.nominator.keeps(pod):
+	case h.nominator.Keeps(pod):
 	default:
 		h.ledger.RemoveNomination(pod.UID)
 	}
@@ -101,7 +101,7 @@ func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.requeue.Forget(uid)
 	h.evictor.Forget(uid)
 	h.asked.forget(uid)
-	h.nominator.gone(uid)
+	h.nominator.Gone(uid)
 	h.ledger.RemoveNomination(uid)
 }
 
@@ -121,7 +121,7 @@ func (h *eventHandlers) NotBound(uid gpu.PodUID) {
 func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 	defer h.fair.nodesChanged()
 	defer h.groups.nodesChanged()
-	defer h.samples.nodesChanged()
+	defer h.nominator.NodesChanged()
 	node := protocol.ParseNode(object)
 	logger := klog.Background().WithValues("node", object.Name)
 	if node.Problem != nil {
@@ -144,7 +144,7 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 func (h *eventHandlers) NodeDeleted(name string) {
 	h.nodes.DeleteNode(name)
 	h.ledger.DeleteNode(name)
-	h.samples.nodesChanged()
+	h.nominator.NodesChanged()
 	h.groups.nodesChanged()
 	h.fair.nodesChanged()
 }

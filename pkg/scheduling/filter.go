@@ -76,20 +76,20 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	if err := s.cache.Ready(); err != nil {
 		return FilterResult{}, err
 	}
-	now, seen, alone := s.Clock.Now(), s.requeue.Revision(), s.nominator.alone(pod.UID, nodes)
+	now, seen, alone := s.Clock.Now(), s.requeue.Revision(), s.nominator.OnlyNominated(pod.UID, nodes)
 	result, fitting := s.fit(pod, nodes, now)
 	if len(result.Passed) == 0 && s.fitsOutsidePlace(pod, nodes) && s.fair.giveUpPlace(pod.UID) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
-	steers := len(result.Passed) == 0 && !alone && s.steer(object, nodes)
-	if len(result.Passed) == 0 && !alone && !steers && s.fair.evicts(pod) && s.groups.displace(pod, nodes) {
+	elsewhere := len(result.Passed) == 0 && !alone && s.nominator.Request(object, nodes)
+	if len(result.Passed) == 0 && !alone && !elsewhere && s.fair.evicts(pod) && s.groups.displace(pod, nodes) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	if len(result.Passed) == 0 {
 		result.ReservedFor = s.reservedFor(pod, nodes, result.Reasons)
 		s.requeue.Rejected(pod, len(nodes), seen)
-		s.nominator.rejected(pod.UID, nodes)
-		if steers {
+		s.nominator.Rejected(pod.UID, nodes)
+		if elsewhere {
 			s.evictor.Passed(pod.UID) // No pod is evicted for it meanwhile.
 		} else {
 			s.recordRejection(object, pod, result, now)
@@ -99,7 +99,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	// If a later step rejects the nominated node, the pod is requeued, since other nodes may fit.
 	s.requeue.Passed(pod.UID, alone || len(result.Passed) < fitting)
 	s.evictor.Passed(pod.UID)
-	s.nominator.passed(pod.UID)
+	s.nominator.Passed(pod.UID)
 	if result.Reasons == nil || len(result.Passed) == 1 { // kube-scheduler doesn't call prioritize for a single node.
 		s.addTentative(pod, result.Names(), now)
 	}
@@ -183,7 +183,7 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 // whole, see Preempt.
 func (s *Scheduler) recordTry(object *corev1.Pod, pod gpu.Pod, nodes []string) {
 	nominated := object.Status.NominatedNodeName
-	if pod.Request > 0 && s.cache.Ready() == nil && s.fair.evicts(pod) && !s.nominator.nominated(pod.UID, nominated) && !s.groups.incomplete(object) {
+	if pod.Request > 0 && s.cache.Ready() == nil && s.fair.evicts(pod) && !s.nominator.Nominated(pod.UID, nominated) && !s.groups.incomplete(object) {
 		s.evictor.Tried(pod, nominated, nodes, s.Clock.Now())
 	}
 }

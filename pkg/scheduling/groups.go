@@ -23,6 +23,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/requeue"
+	"github.com/gpushare/gpushare/pkg/sampling"
 )
 
 // GangOptions configure gangs: groups of pods that are bound all together or not at all.
@@ -47,7 +48,7 @@ type GangOptions struct {
 }
 
 const (
-	// tickInterval is the interval between two calls of the Tick of groups, fair sharing and nominations. It is also the pause between attempts to bind
+	// tickInterval is the interval between two calls of the Tick of groups and fair sharing. It is also the pause between attempts to bind
 	// a member whose barrier has opened.
 	tickInterval = 100 * time.Millisecond
 	// deletedDelay is how long the rejection of held binds is delayed after a member of the gang was deleted.
@@ -61,10 +62,8 @@ const (
 // means that members of gangs are treated like any other pod.
 type groups struct {
 	GangOptions
-	// offered returns the nodes that a plan can use after a filter call with these candidate nodes. It can return more nodes than the call has.
-	// nominator nominates members to such other nodes.
-	offered   func(pod *corev1.Pod, nodes []string) []string
-	nominator *nominator
+	// nominator nominates members whose places are outside the sample of a filter call; nil if there are no samples.
+	nominator *sampling.Nominator
 	manager   *gang.Manager
 	cache     clusterCache
 	ledger    *ledger.Ledger
@@ -110,9 +109,9 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 	uid := gpu.PodUID(pod.UID)
 	answer := gang.FilterResult{Reason: reasons.GroupUnknown} // The pending pods are requeued after the cache sync.
 	if g.cache.Ready() == nil {
-		answer = g.manager.Filter(uid, nodes, g.offered(pod, nodes), g.clock.Now())
+		answer = g.manager.Filter(uid, nodes, g.nominator.Offered(pod, nodes), g.clock.Now())
 		g.act()
-		g.nominator.steerMember(uid, answer.Outside)
+		g.nominator.RequestMember(uid, answer.Outside)
 		if answer.AsSingle {
 			return FilterResult{}, false
 		}
@@ -126,7 +125,7 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 		}
 	}
 	if len(result.Passed) == 0 {
-		g.nominator.rejected(uid, nodes)
+		g.nominator.Rejected(uid, nodes)
 	}
 	return result, true
 }

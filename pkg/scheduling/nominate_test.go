@@ -20,6 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/pkg/sampling"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -56,6 +57,9 @@ func (c reportedPods) PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool) {
 
 func startNominating(t *testing.T, o Options) *nominateFixture {
 	o.SampleSize = sampledOptions.SampleSize
+	if o.newGroup == nil {
+		o.newGroup = func(int) eviction.Group { return before{func() {}} }
+	}
 	f := &nominateFixture{fixture: newFixture(t, o)}
 	f.handlers = f.newEventHandlers(func() {})
 	f.pending = reportedPods{f.cache, map[gpu.PodUID]*clustercache.PodInfo{}}
@@ -66,7 +70,8 @@ func startNominating(t *testing.T, o Options) *nominateFixture {
 		}
 		f.handlers.NodeUpdated(node)
 	}
-	f.nominator.cache, f.nominator.requeue = f.pending, func(string) { f.requeued.Add(1) }
+	f.nominator.Cache, f.nominator.Requeue = f.pending, func(string) { f.requeued.Add(1) }
+	f.nominator.HasRoom = func(*clustercache.PodInfo) bool { return true } // When filter was called.
 	return f
 }
 
@@ -83,17 +88,14 @@ func (f *nominateFixture) report(pods ...*corev1.Pod) {
 func (f *nominateFixture) steer(pods ...*corev1.Pod) {
 	f.report(pods...)
 	for _, pod := range pods {
-		f.nominator.steer(gpu.PodUID(pod.UID), "")
+		f.nominator.Request(pod, []string{"n4", "n5"})
 	}
 }
 
 // step nominates what is due, and returns the nominations that were written since the start.
 func (f *nominateFixture) step() []string {
-	f.clock.Step(steerDelay)
-	f.nominator.tick(f.t.Context())
-	if err := f.nominator.writes.Wait(); err != nil {
-		f.t.Error(err)
-	}
+	f.clock.Step(2 * sampling.TickInterval)
+	f.nominator.Tick(f.t.Context())
 	nominated := f.server.Calls().Nominated
 	slices.Sort(nominated)
 	return nominated
@@ -123,7 +125,7 @@ func TestNominate(t *testing.T) {
 	f.report(a, b, c, d)
 	f.wantNominated("while the watch shows none", "a=n1", "c=n2", "d=n3")
 	for _, nodes := range [][]string{{"n1"}, {"n2"}, {"n1", "n2"}} {
-		if got := f.nominator.alone(gpu.PodUID(a.UID), nodes); got != (len(nodes) == 1 && nodes[0] == "n1") {
+		if got := f.nominator.OnlyNominated(gpu.PodUID(a.UID), nodes); got != (len(nodes) == 1 && nodes[0] == "n1") {
 			t.Errorf("pod a has only its nominated node among %v: %t", nodes, got)
 		}
 	}
@@ -171,7 +173,7 @@ func TestNominationOutcomes(t *testing.T) {
 				f.report(fake.Edited(pod, fake.Nominated("n1")), pod)
 			}},
 		"the watch never shows it": {again: true, result: reasons.ResultMade,
-			then: func(f *nominateFixture, _ *corev1.Pod) { f.clock.Step(2 * f.nominator.answerLost) }},
+			then: func(f *nominateFixture, _ *corev1.Pod) { f.clock.Step(2 * f.nominator.AnswerLost) }},
 		"the pod was deleted": {again: true, result: reasons.ResultMade,
 			then: func(f *nominateFixture, pod *corev1.Pod) { f.handlers.PodDeleted(clustercache.NewPodInfo(pod)) }},
 		"the pod has changed": {answer: apierrors.NewConflict(fake.PodResource, "p", nil), again: true, result: reasons.ResultConflict},
@@ -186,7 +188,7 @@ func TestNominationOutcomes(t *testing.T) {
 			if test.then != nil {
 				test.then(f, pod)
 			}
-			f.nominator.dropUnseen()
+			f.nominator.Tick(t.Context())
 			if f.kept() != test.kept {
 				t.Errorf("memory is kept for the pod: %t, want %t", f.kept(), test.kept)
 			}
@@ -280,7 +282,6 @@ func TestNominationWithoutAnswerExpires(t *testing.T) {
 	f.wantNominated("at first", "p=n1")
 	f.report(fake.Edited(pod, fake.Nominated("n1")))
 	f.clock.Step(2 * queue.Arrival)
-	if got := f.nominator.expired(); len(got) != 1 {
-		t.Errorf("%d nominations expire, want 1", len(got))
-	}
+	f.server.Answer(fake.Answers{})
+	f.wantNominated("and removed", "p=", "p=n1")
 }

@@ -39,7 +39,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if err := cmp.Or(ctx.Err(), s.cache.Ready()); err != nil {
 		return nil, err
 	}
-	if s.nominator.steers(pod.UID) {
+	if s.nominator.Requested(pod.UID) {
 		return nil, nil // Another node has room.
 	}
 	if s.evictor.Awaits(pod.UID) {

@@ -113,7 +113,7 @@ func TestSampleOfPodThatNeverPreempts(t *testing.T) {
 	f := start(t, sampledOptions, sampledCluster(pod)...)
 	f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
 	f.sampledCycle(pod)
-	if f.nominator.steers(gpu.PodUID(pod.UID)) {
+	if f.nominator.Requested(gpu.PodUID(pod.UID)) {
 		t.Error("it is about to be nominated")
 	}
 	f.pass("the requeue", func() bool { return len(f.server.Calls().Annotated) == 2 })

@@ -28,17 +28,17 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/requeue"
+	"github.com/gpushare/gpushare/pkg/sampling"
 )
 
 // API makes the writes and live reads of a Scheduler; apiserver.Client implements it.
 type API interface {
 	binding.API
 	eviction.API
+	sampling.API
 	AnnotateNode(ctx context.Context, node, key, value string) error
 	// OpenGate removes one scheduling gate of a pod.
 	OpenGate(ctx context.Context, pod gpu.Pod, gate string) error
-	// Nominate sets status.nominatedNodeName of a pod, or removes it if node is empty, if the pod still has the resource version.
-	Nominate(ctx context.Context, pod gpu.Pod, resourceVersion, node string) error
 }
 
 // Options configure a Scheduler.
@@ -61,7 +61,7 @@ type Options struct {
 	// BindWindow is the longest time for which binds are collected, while pods queue, before they are sent together. Zero
 	// sends each bind at once. At most a quarter of BindTimeout is used for it.
 	BindWindow time.Duration
-	// SampleSize returns the smallest number of candidate nodes that can be a sample, in a cluster of that many nodes, see sample.go. It is nil
+	// SampleSize returns the smallest number of candidate nodes that can be a sample, in a cluster of that many nodes, see package sampling. It is nil
 	// if filter calls always have every node that passes kube-scheduler's own filters.
 	SampleSize func(nodes int) int
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
@@ -94,12 +94,11 @@ type Observer interface {
 	binding.Observer
 	requeue.Observer
 	eviction.Observer
+	sampling.Observer
 	// Filtered counts nodes by Filter's result.
 	Filtered(reason reasons.Reason, nodes int)
 	// BindFinished reports the result of a bind, one of reasons.BindResults.
 	BindFinished(result reasons.Result)
-	// Nominated counts nominations by result.
-	Nominated(result reasons.Result)
 	// Reserved counts the choices of cards for awaited reservations.
 	Reserved()
 	// BoundWithoutExtender counts the pods that were bound without the extender.
@@ -145,9 +144,8 @@ type Scheduler struct {
 	waiting   *waiting
 	failures  *queue.Failures
 	// nominator is nil if kube-scheduler offers no samples, expectations are nil if the node policy isn't by cost.
-	nominator    *nominator
+	nominator    *sampling.Nominator
 	expectations *expectations
-	samples      samples
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
@@ -206,7 +204,11 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		s.fair = s.newFairShare(o.FairShare, exempt)
 	}
 	if o.SampleSize != nil {
-		s.nominator = s.newNominator()
+		s.nominator = sampling.New(sampling.Options{
+			API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize, HasRoom: s.requeue.HasRoom,
+			NeedsTurn: func(pod gpu.Pod) bool { return !s.fair.evicts(pod) }, Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
+			AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
+		})
 		if s.groups != nil {
 			s.groups.nominator = s.nominator
 		}
@@ -230,7 +232,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
 		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, nodes: s.nodes,
-		asked: &s.asked, samples: &s.samples, nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
+		asked: &s.asked, nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
 	}
 }
 
@@ -252,7 +254,7 @@ func (s *Scheduler) newGroups() *groups {
 		options.AwaitsTurn = func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) }
 	}
 	return &groups{
-		GangOptions: s.Gangs, offered: s.outsideToo, cache: s.cache, ledger: s.ledger, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
+		GangOptions: s.Gangs, cache: s.cache, ledger: s.ledger, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
 		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock, manager: gang.New(options),
 	}
 }
@@ -282,7 +284,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		g.Go(func() error { return s.expectations.run(ctx) })
 	}
 	if s.nominator != nil {
-		g.Go(func() error { return s.nominator.run(ctx) })
+		g.Go(func() error { return s.nominator.Run(ctx) })
 	}
 	if s.overusers != nil {
 		g.Go(func() error { return s.overusers.Run(ctx) })

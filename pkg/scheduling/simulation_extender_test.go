@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/pkg/sampling"
 )
 
 // replica is the process of an extender: a real Scheduler whose loops the world runs.
@@ -81,7 +82,7 @@ func (w *world) newReplica(name string) *replica {
 		panic(err)
 	}
 	if r.scheduler.nominator != nil {
-		w.after(w.between(0, tickInterval), r.nominate)
+		w.after(w.between(0, sampling.TickInterval), r.nominate)
 	}
 	if r.scheduler.fair != nil {
 		r.beginFairSharing()
@@ -153,8 +154,8 @@ func (r *replica) nominate() {
 	if !r.runs(r.nominate) {
 		return
 	}
-	r.scheduler.nominator.tick(r.w.context())
-	r.w.after(tickInterval, r.nominate)
+	r.scheduler.nominator.Tick(r.w.context())
+	r.w.after(sampling.TickInterval, r.nominate)
 }
 
 // resolve is the loop that reads the pods of unconfirmed binds.

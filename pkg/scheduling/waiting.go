@@ -136,7 +136,7 @@ func (w *waiting) pods() (items []queue.Item) {
 // waits reports whether the pod may be an item of its own. A pod with constraints that only kube-scheduler knows isn't one: it may not run even if
 // its memory is free.
 func (w *waiting) waits(pod *clustercache.PodInfo) bool {
-	if pod.Request == 0 || !pod.Pending.Rejected || pod.Gated || pod.GatedOtherwise || pod.RequestError != "" || pod.NominatedNode != "" || constrained(pod) {
+	if pod.Request == 0 || !pod.Pending.Rejected || pod.Gated || pod.GatedOtherwise || pod.RequestError != "" || pod.NominatedNode != "" || pod.Constrained() {
 		return false
 	}
 	if w.groups.memberOf(pod) != nil {

@@ -1,0 +1,418 @@
+// Package sampling nominates pods to nodes outside the sample of nodes that kube-scheduler has offered.
+//
+// With percentageOfNodesToScore below 100, kube-scheduler stops when it has found enough nodes. A filter call then has only a sample of the
+// nodes that kube-scheduler's own filters would pass (k8s.io/kubernetes pkg/scheduler/schedule_one.go, numFeasibleNodesToFind). In a large
+// cluster this saves most of its work. Each sample begins where the last one ended, so every node is in a sample sooner or later.
+//
+// Usually a sample has room. If it has none but another node has, filter rejects the pod, and the pod is nominated to that node and
+// requeued: kube-scheduler evaluates a nominated node before all others, and those only if it doesn't pass (findNodesThatFitPod). Until then,
+// for at most queue.Retry, no pod is evicted for it. If the nomination isn't made in that time, or kube-scheduler rejects the node,
+// nominations don't help: kube-scheduler has a reason that is unknown here. Then, for queue.KubeSchedulerRetries, a sample counts as all nodes
+// for this pod, and the pod is requeued as long as any node seems to have room (see requeue.Requeuer.Rejected).
+package sampling
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/eviction"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// TickInterval is the interval between two calls of Tick.
+const TickInterval = 100 * time.Millisecond
+
+// maxWrites is the maximum number of concurrent writes.
+const maxWrites = 32
+
+// API writes nominations.
+type API interface {
+	// Nominate sets status.nominatedNodeName of a pod, or removes it if node is empty, if the pod still has the resource version.
+	Nominate(ctx context.Context, pod gpu.Pod, resourceVersion, node string) error
+}
+
+// Observer receives what metrics count.
+type Observer interface {
+	// APIWrite counts a write before it begins.
+	APIWrite(what string)
+	// Nominated counts nominations by result.
+	Nominated(result reasons.Result)
+}
+
+// Cache is the part of package clustercache that a Nominator uses.
+type Cache interface {
+	Ready() error
+	Nodes() []*corev1.Node
+	PodsOn(node string) []*clustercache.PodInfo
+	PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool)
+}
+
+// Options configure a Nominator.
+type Options struct {
+	API      API
+	Ledger   *ledger.Ledger
+	Cache    Cache
+	Nodes    *eligibility.Cluster
+	Observer Observer
+	// SampleSize returns the smallest number of candidate nodes that can be a sample, in a cluster of that many nodes.
+	SampleSize func(nodes int) int
+	// HasRoom reports whether any node has room for a pending pod.
+	HasRoom func(pod *clustercache.PodInfo) bool
+	// NeedsTurn reports whether fair sharing decides when the pod may run, and reserves its place.
+	NeedsTurn func(pod gpu.Pod) bool
+	// Requeue makes kube-scheduler retry rejected pods by a change of the node, or of any node if it is empty.
+	Requeue func(node string)
+	// Leading is called right before each write; an error prevents the write.
+	Leading func() error
+	View    ledger.View
+	// AnswerLost is how long after its begin a write can take effect whose answer was lost.
+	AnswerLost time.Duration
+	Writes     func(limit int) eviction.Group
+	Clock      clock.WithTicker
+}
+
+// Nominator nominates pods: it writes status.nominatedNodeName. The ledger reserves memory for a nominated pod, as for a preemptor: pods of
+// equal or lower priority see it as used. A Nominator doesn't change nominations that kube-scheduler makes for preemptors.
+//
+// Its methods are safe for concurrent use. A nil Nominator does nothing: kube-scheduler offers no samples.
+type Nominator struct {
+	Options
+	writes eviction.Group
+
+	// mu guards the fields below it. The ledger is not called with mu held.
+	mu sync.Mutex
+	// size is that of the smallest sample, until a node changes; 0 if it isn't known.
+	size int
+	// requests are the pods to nominate, and searched is when they were last looked through. refused is until when nominations
+	// are not expected to help a pod, by refusedKey.
+	requests map[gpu.PodUID]request
+	searched time.Time
+	refused  map[refusedPods]time.Time
+	// pods are the pending pods that are nominated here, or were.
+	pods map[gpu.PodUID]*nominatedPod
+	// paused is the time until which nothing is nominated.
+	paused time.Time
+}
+
+// nominatedPod is a pod that is nominated here, or was.
+type nominatedPod struct {
+	*clustercache.PodInfo
+	state nominationState
+	// taken is true if filter has rejected the node after the nomination.
+	taken bool
+	// node is the nominated node, and at is when the nomination was written or first seen.
+	node string
+	at   time.Time
+}
+
+type nominationState int
+
+const (
+	// done: the pod isn't nominated here any more, unless a write that was given up takes effect.
+	done nominationState = iota
+	// writing: the pod is nominated in the ledger. The watch hasn't shown it yet.
+	writing
+	// nominated: the watch has shown the nomination.
+	nominated
+)
+
+// New returns a Nominator. It writes nothing before Run.
+func New(o Options) *Nominator {
+	return &Nominator{
+		Options: o, writes: o.Writes(maxWrites),
+		refused: map[refusedPods]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, requests: map[gpu.PodUID]request{},
+	}
+}
+
+// start begins a write.
+func (n *Nominator) start(write func()) {
+	n.writes.Go(func() error {
+		write()
+		return nil
+	})
+}
+
+// Updated passes on the state of a pod, as the watch reports it.
+func (n *Nominator) Updated(pod *clustercache.PodInfo) {
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.pods[pod.UID]
+	if p == nil {
+		return
+	}
+	if pod.Pending == nil || !pod.Managed {
+		delete(n.pods, pod.UID)
+		return
+	}
+	p.PodInfo = pod
+	switch {
+	case p.state == writing && pod.NominatedNode != "" && pod.NominatedNode != p.node: // By kube-scheduler: the write meets a conflict.
+		p.state = done
+	case p.state == writing && pod.NominatedNode != "":
+		p.state = nominated
+	case p.state == done && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was given up, and took effect.
+		p.state, p.at = nominated, n.Clock.Now()
+	case p.state == nominated && pod.NominatedNode != p.node:
+		p.state = done
+	}
+}
+
+// Gone removes a pod that is no longer pending.
+func (n *Nominator) Gone(uid gpu.PodUID) {
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.pods, uid)
+	delete(n.requests, uid)
+}
+
+// Keeps reports whether the ledger's nomination of the pod stays although the watch shows none: its write is in progress.
+func (n *Nominator) Keeps(pod *clustercache.PodInfo) bool {
+	if n == nil || pod.NominatedNode != "" {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.pods[pod.UID]
+	return p != nil && p.state == writing
+}
+
+// OnlyNominated reports whether the only candidate node of a filter call is the node to which the pod was nominated here. If the pod doesn't fit it,
+// kube-scheduler continues with other nodes.
+func (n *Nominator) OnlyNominated(uid gpu.PodUID, nodes []string) bool {
+	return len(nodes) == 1 && n.Nominated(uid, nodes[0])
+}
+
+// Nominated reports whether the pod was nominated here to the node.
+func (n *Nominator) Nominated(uid gpu.PodUID, node string) bool {
+	if n == nil {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.pods[uid]
+	return p != nil && p.state != done && node == p.node
+}
+
+// Run nominates pods until ctx ends.
+func (n *Nominator) Run(ctx context.Context) error {
+	ticker := n.Clock.NewTicker(TickInterval)
+	defer ticker.Stop()
+	defer func() { _ = n.writes.Wait() }() // It returns no error.
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+			n.Tick(ctx)
+		}
+	}
+}
+
+// Tick nominates the pods that are due, and removes expired nominations, if this process is the leader.
+func (n *Nominator) Tick(ctx context.Context) {
+	n.dropUnseen()
+	if n.Leading() != nil || n.Cache.Ready() != nil {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		clear(n.requests) // kube-scheduler calls another process now.
+		return
+	}
+	for _, pod := range n.expired() {
+		n.start(func() { n.write(ctx, pod, "") })
+	}
+	n.nominateDue(ctx)
+}
+
+// nominate chooses the nodes of single pods, and begins to write them. It reports whether there is none for some.
+func (n *Nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) (refused bool) {
+	view, unseen := n.View, n.unseen()
+	view.TentativeAt = n.Clock.Now()
+	capacity := n.Nodes.Capacity(func(node string) []gpu.PodUID { return unseen[node] }, false)
+	requests, granted := n.eligible(pods)
+	nodes := n.Ledger.NominateAll(requests, view, capacity)
+	for i, pod := range pods {
+		nodes[i] = cmp.Or(nodes[i], granted[i])
+		switch due := n.chosen(pod, nodes[i]); {
+		case nodes[i] == "":
+			refused = refused || due
+		case !due:
+			nodes[i] = ""
+			if !n.nominatedByOthers(pod.UID) { // It was bound or deleted meanwhile.
+				n.Ledger.RemoveNomination(pod.UID)
+			}
+		}
+	}
+	for i, pod := range pods { // This loop waits if the API server is slow, so every choice is recorded before it.
+		if node := nodes[i]; node != "" {
+			n.start(func() { n.write(ctx, pod, node) })
+		}
+	}
+	return refused
+}
+
+// nominatedByOthers reports whether the watch has shown a nomination of the pod, which then is kube-scheduler's.
+func (n *Nominator) nominatedByOthers(uid gpu.PodUID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.pods[uid]
+	return p != nil && p.NominatedNode != ""
+}
+
+// eligible returns the pods with their eligible nodes, and the places that fair sharing has granted to some.
+func (n *Nominator) eligible(pods []*clustercache.PodInfo) (requests []ledger.Request, granted []string) {
+	requests, granted = make([]ledger.Request, len(pods)), make([]string, len(pods))
+	for i, pod := range pods {
+		requests[i].Pod = pod.Pod
+		granted[i], _, _ = n.Ledger.Lookup(pod.UID)
+		if !n.NeedsTurn(pod.Pod) {
+			requests[i].Nodes = n.Nodes.Names(pod.Constraints)
+		}
+	}
+	return requests, granted
+}
+
+// unseen returns the pods whose nomination the watch hasn't shown, by node.
+func (n *Nominator) unseen() map[string][]gpu.PodUID {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	unseen := map[string][]gpu.PodUID{}
+	for uid, p := range n.pods {
+		if p.state == writing && p.node != "" {
+			unseen[p.node] = append(unseen[p.node], uid)
+		}
+	}
+	return unseen
+}
+
+// chosen records the node that was chosen for a pod. If node is empty, no node has room, and nominations don't help the pod. chosen reports
+// whether the pod was still to be nominated.
+func (n *Nominator) chosen(pod *clustercache.PodInfo, node string) (due bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.pods[pod.UID]
+	if p == nil || p.state != writing {
+		return false
+	}
+	p.node = node
+	if node == "" {
+		p.state = done
+		n.refuse(pod)
+	}
+	return true
+}
+
+// write writes the nomination of the pod, or removes it if node is empty.
+func (n *Nominator) write(ctx context.Context, pod *clustercache.PodInfo, node string) {
+	if n.Leading() != nil || ctx.Err() != nil || node != "" && !n.due(pod.UID) {
+		n.drop(pod.UID)
+		return
+	}
+	switch done := n.send(ctx, pod, node); {
+	case node == "":
+	case !done:
+		n.drop(pod.UID)
+	default:
+		n.Requeue(node)
+	}
+}
+
+// send performs one write, and reports whether it succeeded.
+func (n *Nominator) send(ctx context.Context, pod *clustercache.PodInfo, node string) bool {
+	n.Observer.APIWrite("nomination")
+	err := n.API.Nominate(ctx, pod.Pod, pod.GetObjectMeta().GetResourceVersion(), node)
+	result := reasons.ResultMade
+	switch {
+	case err == nil && node == "":
+		result = reasons.ResultRemoved
+	case apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err): // It was tried, bound or deleted meanwhile.
+		result = reasons.ResultConflict
+	case err != nil && ctx.Err() != nil: // This process is stopping.
+		result = reasons.ResultFailed
+	case err != nil:
+		result = reasons.ResultFailed
+		klog.FromContext(ctx).Error(err, "Pod not nominated to a node outside the sample, pausing", "pod", klog.KRef(pod.Namespace, pod.Name), "pause", queue.Retry)
+		n.pause()
+	}
+	n.Observer.Nominated(result)
+	return err == nil
+}
+
+// due reports whether the chosen node of a pod is still to be written: no write failed while this one waited for others.
+func (n *Nominator) due(uid gpu.PodUID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.pods[uid]
+	return p != nil && p.state == writing && !n.Clock.Now().Before(n.paused)
+}
+
+func (n *Nominator) pause() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.paused = n.Clock.Now().Add(queue.Retry)
+}
+
+// drop removes the ledger's nomination of a pod, unless the watch has shown it. If the write takes effect later, the watch restores the
+// nomination.
+func (n *Nominator) drop(uid gpu.PodUID) {
+	n.mu.Lock()
+	p := n.pods[uid]
+	dropped := p != nil && p.state == writing
+	if dropped {
+		p.state = done
+	}
+	n.mu.Unlock()
+	if dropped {
+		n.Ledger.RemoveNomination(uid)
+	}
+}
+
+// dropUnseen drops the nominations that the watch should have shown by now.
+func (n *Nominator) dropUnseen() {
+	n.mu.Lock()
+	var unseen []gpu.PodUID
+	for uid, p := range n.pods {
+		if p.state == writing && n.Clock.Since(p.at) > n.AnswerLost {
+			unseen = append(unseen, uid)
+		}
+	}
+	n.mu.Unlock()
+	for _, uid := range unseen {
+		n.drop(uid)
+	}
+}
+
+// expired returns the pods whose nomination is to be removed, because memory is reserved for the pod meanwhile: kube-scheduler removes a nomination if
+// the pod fits nowhere and may preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), but it may not retry the pod for a long time.
+// While pods leave the node, kube-scheduler may have nominated the pod there for a preemption. A removal that fails is tried again.
+func (n *Nominator) expired() (pods []*clustercache.PodInfo) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := n.Clock.Now()
+	for _, p := range n.pods {
+		leaving := func(pod *clustercache.PodInfo) bool { return pod.Leaving && pod.Priority < p.Priority }
+		if p.state == nominated && now.Sub(p.at) > queue.Arrival && !slices.ContainsFunc(n.Cache.PodsOn(p.node), leaving) {
+			p.at = now
+			pods = append(pods, p.PodInfo)
+		}
+	}
+	return pods
+}
