@@ -84,8 +84,8 @@ func (f *nominateFixture) report(pods ...*corev1.Pod) {
 	}
 }
 
-// steer reports pods for which a sample has no room.
-func (f *nominateFixture) steer(pods ...*corev1.Pod) {
+// request reports pods for which a sample has no room.
+func (f *nominateFixture) request(pods ...*corev1.Pod) {
 	f.report(pods...)
 	for _, pod := range pods {
 		f.nominator.Request(pod, []string{"n4", "n5"})
@@ -117,7 +117,7 @@ func TestNominate(t *testing.T) {
 	f := startNominating(t, Options{})
 	a, b := fake.Pod("a", 60), fake.Pod("b", 60, func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "first"} })
 	c, d := fake.Pod("c", 60), fake.Pod("d", 60)
-	f.steer(b, d, c, a)
+	f.request(b, d, c, a)
 	f.wantNominated("at first", "a=n1", "c=n2", "d=n3")
 	if got := f.requeued.Load(); got != 4 {
 		t.Errorf("%d requeues, want 4", got)
@@ -135,9 +135,9 @@ func TestNominate(t *testing.T) {
 func TestNominateToEligible(t *testing.T) {
 	f := startNominating(t, Options{})
 	f.handlers.NodeUpdated(fake.Node("n1", 50))
-	f.steer(fake.Pod("p", 60, func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "first"} }))
+	f.request(fake.Pod("p", 60, func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "first"} }))
 	f.wantNominated("of a pod that fits no eligible node")
-	f.steer(fake.Pod("q", 60))
+	f.request(fake.Pod("q", 60))
 	f.wantNominated("of a pod that may use all", "q=n2")
 }
 
@@ -148,7 +148,7 @@ func TestNominateToPlace(t *testing.T) {
 	if _, err := f.ledger.Reserve("n2", protocol.Pod(pod), placement.Binpack, f.clock.Now()); err != nil {
 		t.Fatal(err)
 	}
-	f.steer(pod)
+	f.request(pod)
 	f.wantNominated("of a pod with a place", "p=n2")
 }
 
@@ -183,7 +183,7 @@ func TestNominationOutcomes(t *testing.T) {
 			f := startNominating(t, Options{})
 			f.server.Answer(fake.Answers{Nominate: test.answer})
 			pod := fake.Pod("p", 60)
-			f.steer(pod)
+			f.request(pod)
 			f.wantNominated("at first", "p=n1")
 			if test.then != nil {
 				test.then(f, pod)
@@ -196,7 +196,7 @@ func TestNominationOutcomes(t *testing.T) {
 				t.Errorf("counted %v, want one nomination %s", f.observer.Counts(), test.result)
 			}
 			f.server.Answer(fake.Answers{})
-			f.steer(fake.Pod("next", 60))
+			f.request(fake.Pod("next", 60))
 			if got := slices.ContainsFunc(f.step(), func(made string) bool { return strings.HasPrefix(made, "next") }); got != test.again {
 				t.Errorf("the next pod is nominated: %t, want %t", got, test.again)
 			}
@@ -207,7 +207,7 @@ func TestNominationOutcomes(t *testing.T) {
 // A nomination that leads nowhere is removed after a while, but not one that kube-scheduler has made.
 func TestExpiredNomination(t *testing.T) {
 	for name, test := range map[string]struct {
-		steered  bool
+		requested  bool
 		reported []*corev1.Pod
 		want     []string
 	}{
@@ -224,8 +224,8 @@ func TestExpiredNomination(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startNominating(t, Options{})
-			if test.steered {
-				f.steer(fake.Pod("p", 60))
+			if test.requested {
+				f.request(fake.Pod("p", 60))
 				f.wantNominated("at first", "p=n1")
 			}
 			f.report(test.reported...)
@@ -264,12 +264,12 @@ func TestStandbyNominatesNothing(t *testing.T) {
 	var s standby
 	afterChoice := func(int) eviction.Group { return before{func() { s.Store(true) }} }
 	f := startNominating(t, Options{Leading: s.leading, newGroup: afterChoice})
-	f.steer(fake.Pod("p", 60))
+	f.request(fake.Pod("p", 60))
 	f.wantNominated("of a former leader")
 	if f.kept() {
 		t.Error("memory is kept for a pod that was not nominated")
 	}
-	f.steer(fake.Pod("q", 60))
+	f.request(fake.Pod("q", 60))
 	f.wantNominated("of a standby")
 }
 
@@ -278,7 +278,7 @@ func TestNominationWithoutAnswerExpires(t *testing.T) {
 	f := startNominating(t, Options{})
 	f.server.Answer(fake.Answers{Nominate: errors.New("the connection is gone")})
 	pod := fake.Pod("p", 60)
-	f.steer(pod)
+	f.request(pod)
 	f.wantNominated("at first", "p=n1")
 	f.report(fake.Edited(pod, fake.Nominated("n1")))
 	f.clock.Step(2 * queue.Arrival)
