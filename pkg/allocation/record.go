@@ -42,11 +42,12 @@ type Allocation struct {
 	// Confirmed is true once the kubelet's checkpoint has shown the allocation. Lost is true if the checkpoint no longer shows
 	// it: the kubelet may then call Allocate again if it has to start the container.
 	Confirmed, Lost bool
-	// Instance is set if the container runs with Cards but the kubelet's checkpoint has come to name others. It is the ID of the
-	// running container. Next is what the checkpoint names and the container's next start gets. All of these cards are held. If the
-	// checkpoint agrees, Instance is empty and Next has no meaning.
-	Instance string
-	Next     gpu.Placement
+	// Instance is set if the container runs with Cards and Limit but the kubelet's checkpoint has come to name others. It is the ID of
+	// the running container. Next and NextLimit are what the checkpoint names and the container's next start gets. All of these cards
+	// are held. If the checkpoint agrees, Instance is empty and both have no meaning.
+	Instance  string
+	Next      gpu.Placement
+	NextLimit uint64
 }
 
 // Give returns the allocation of a container's request, divided evenly over cards that are ordered by index.
@@ -63,9 +64,9 @@ func Give(c Container, cards []gpu.Card) Allocation {
 // HasCard reports whether the container was given a card.
 func (a Allocation) HasCard() bool { return len(a.Cards) > 0 }
 
-// sameCards reports whether both were given the same cards.
-func (a Allocation) sameCards(b Allocation) bool {
-	return a.Unknown == b.Unknown && slices.Equal(a.Cards.Cards(), b.Cards.Cards())
+// sameAnswer reports whether both were given the same cards with the same limits.
+func (a Allocation) sameAnswer(b Allocation) bool {
+	return a.Unknown == b.Unknown && slices.Equal(a.Cards.Cards(), b.Cards.Cards()) && a.Limit == b.Limit && a.Allowed == b.Allowed
 }
 
 // PodAllocations is what a pod's containers were given, by name. The record replaces these values and never changes them.
@@ -188,7 +189,7 @@ func (r *Record) Sync(entries []Entry, written time.Time, pods KnownPods) []gpu.
 		a.At, a.Confirmed = written, true
 		instance := pods.Instance(e.ContainerKey)
 		switch {
-		case ok && known.sameCards(a) && known.Devices == a.Devices:
+		case ok && known.sameAnswer(a) && known.Devices == a.Devices:
 			a.At = known.At
 		case known.holdsOn(a, instance):
 			a = known.withNext(a, instance)

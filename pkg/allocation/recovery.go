@@ -97,15 +97,15 @@ func (a Allocation) lose() Allocation {
 	return a
 }
 
-// holdsOn reports whether the running container still has a's cards although the checkpoint has come to name those of next:
+// holdsOn reports whether the running container still has a's cards and limit although the checkpoint has come to name those of next:
 // the kubelet's repeated call for it was matched to another container. instance is the ID of the running container, or empty.
 func (a Allocation) holdsOn(next Allocation, instance string) bool {
-	return a.Confirmed && a.HasCard() && !a.sameCards(next) && instance != "" && (a.Instance == "" || a.Instance == instance)
+	return a.Confirmed && a.HasCard() && !a.sameAnswer(next) && instance != "" && (a.Instance == "" || a.Instance == instance)
 }
 
-// withNext returns the allocation of a running container that gets the cards of next when it starts again.
+// withNext returns the allocation of a running container that gets the cards and limit of next when it starts again.
 func (a Allocation) withNext(next Allocation, instance string) Allocation {
-	a.Instance, a.Next = instance, next.Cards
+	a.Instance, a.Next, a.NextLimit = instance, next.Cards, next.Limit
 	a.Devices, a.Lost = next.Devices, false
 	return a
 }

@@ -113,8 +113,10 @@ func (a *allocator) KeepLimits(ctx context.Context, specification *isolation.Lim
 	var limits []uint64
 	for _, containers := range a.snapshots.record.Snapshot() {
 		for _, given := range containers {
-			if given.Limit > 0 {
-				limits = append(limits, given.Limit)
+			for _, limit := range []uint64{given.Limit, given.NextLimit} {
+				if limit > 0 {
+					limits = append(limits, limit)
+				}
 			}
 		}
 	}
@@ -182,9 +184,9 @@ func (a *allocator) remember(d allocation.Decision, devices allocation.DeviceSet
 	var given allocation.Allocation
 	if !withoutCard {
 		given = allocation.Give(d.Container, d.Cards)
+		given.Limit, given.Allowed, given.MPS = l.limit, l.allowed, l.mode == isolation.MPS
+		given.Adapters = d.Adapters
 	}
-	given.Limit, given.Allowed, given.MPS = l.limit, l.allowed, l.mode == isolation.MPS
-	given.Adapters = d.Adapters
 	given.Devices, given.At = devices, time.Now()
 	a.snapshots.record.Add(allocation.ContainerKey{UID: d.Pod.UID, Name: d.Container.Name}, given)
 	a.annotate(d.Pod.UID)

@@ -2,13 +2,19 @@ package deviceplugin
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cdi "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -122,6 +128,62 @@ func TestLimitGivenAgain(t *testing.T) {
 		})
 	}
 }
+
+// TestLimitOfNextStart: a kubelet that has lost its checkpoint gave a running container the answer for another one. Until the container starts again, the
+// record has what it runs with, and its next start finds the CDI device that the checkpoint names.
+func TestLimitOfNextStart(t *testing.T) {
+	given := func(card int, limit uint64) allocation.Allocation {
+		a := giveOne(card, 2)
+		a.Limit, a.Devices = limit, allocation.NewDeviceSet([]string{fmt.Sprint(card, limit)})
+		return a
+	}
+	for name, next := range map[string]allocation.Allocation{"another card": given(1, 4<<30), "the same card": given(0, 4<<30)} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			b.isolation = newIsolation(t, isolation.Driver)
+			p, _ := b.start(nil)
+			key := allocation.ContainerKey{UID: "uid-a", Name: "main"}
+			record, pods := p.allocator.snapshots.record, &runningPods{instance: "first"}
+			kept := func(when string, want ...uint64) {
+				t.Helper()
+				if err := p.allocator.KeepLimits(t.Context(), p.limitSpec); err != nil {
+					t.Fatal(err)
+				}
+				var spec cdi.Spec
+				text, err := os.ReadFile(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"))
+				if err = errors.Join(err, json.Unmarshal(text, &spec)); err != nil {
+					t.Fatal(err)
+				}
+				var got []uint64
+				for _, device := range spec.Devices {
+					limit, _ := isolation.LimitOf(spec.Kind + "=" + device.Name)
+					got = append(got, limit)
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%s the specification has (-want +got)\n%s", when, diff)
+				}
+			}
+			record.Sync([]allocation.Entry{{ContainerKey: key, Allocation: given(0, 8<<30)}}, time.Now(), pods)
+			kept("at first", 8<<30)
+			for range 2 {
+				record.Sync([]allocation.Entry{{ContainerKey: key, Allocation: next}}, time.Now(), pods)
+				kept("until it starts again", 4<<30, 8<<30)
+			}
+			if got := record.Pod("uid-a")["main"]; got.Limit != 8<<30 || !slices.Equal(got.Cards.Cards(), []int{0}) {
+				t.Errorf("the running container is recorded with the limit %d on %v", got.Limit, got.Cards)
+			}
+			pods.instance = "second"
+			record.Sync([]allocation.Entry{{ContainerKey: key, Allocation: next}}, time.Now(), pods)
+			kept("after its start", 4<<30)
+		})
+	}
+}
+
+// runningPods implements allocation.KnownPods: all pods exist, and their containers run with one ID.
+type runningPods struct{ instance string }
+
+func (*runningPods) Exists(gpu.PodUID) bool                    { return true }
+func (p *runningPods) Instance(allocation.ContainerKey) string { return p.instance }
 
 // TestWithoutItsLimit: an Event says that a container runs without the limit that is annotated, also after the record is lost.
 func TestWithoutItsLimit(t *testing.T) {

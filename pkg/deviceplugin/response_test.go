@@ -3,6 +3,8 @@ package deviceplugin
 import (
 	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
 )
 
@@ -146,6 +149,31 @@ func TestErrorEnv(t *testing.T) {
 	b.awaitAssigned("fits", 0)
 	if got := b.pod("late").Annotations; got["ALIYUN_COM_GPU_MEM_IDX"] != "0" || got["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
 		t.Errorf("late was annotated: %v", got)
+	}
+}
+
+// TestErrorEnvAfterSelection: a container that starts without a card, because its limit can't be set up, is recorded without adapters and limits.
+func TestErrorEnvAfterSelection(t *testing.T) {
+	b := newFixture(t)
+	b.errorEnv, b.isolation = true, newIsolation(t, isolation.Driver)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(nil)
+	p.Measure(limiter{})
+	cards := reservedCards()
+	cards[0].RDMAPorts = "mlx5_0:1"
+	p.SetCards(gpu.GiB, cards, []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}}, nil, "")
+	k.awaitDevices(30, 30)
+	if err := os.Mkdir(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pod := newPod("a", main(2), assumed(0, 1), asksForAdapter("preferred"), annotation(protocol.AnnotationLimit("main"), "8Gi"))
+	b.create(p, pod)
+	if got := cardOf(k.mustAdmit(pod)["main"]); got != "-1" {
+		t.Fatalf("it got card %s", got)
+	}
+	got := p.allocator.snapshots.record.Pod("uid-a")["main"]
+	if diff := cmp.Diff(allocation.Allocation{Devices: got.Devices, At: got.At, Confirmed: got.Confirmed}, got); diff != "" {
+		t.Errorf("record (-want +got)\n%s", diff)
 	}
 }
 
