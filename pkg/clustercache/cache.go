@@ -113,15 +113,14 @@ func (c *Cache) Pod(namespace, name string) (*PodInfo, bool) {
 // PodsOn returns the pods that are bound to the node and have not ended, and the pending pods that are nominated to it.
 func (c *Cache) PodsOn(node string) []*PodInfo { return c.indexed(nodeIndex, node) }
 
-// Overusing returns the bound pods that use more GPU memory than they request, according to their annotations.
-func (c *Cache) Overusing() []*PodInfo {
-	return slices.DeleteFunc(c.indexed(reportIndex, reportIndex), func(p *PodInfo) bool { return p.Overuse == nil })
-}
+// MayOveruse returns the bound pods that use more GPU memory than they request, according to their annotations, or that may: they have
+// limits above their requests.
+func (c *Cache) MayOveruse() []*PodInfo { return c.indexed(reportIndex, overuseValue) }
 
 // Reported returns the bound pods with a problem, ordered by namespace and name: their annotations report over-use or a limit that is
 // not in force, or they were bound without the extender.
 func (c *Cache) Reported() []*PodInfo {
-	pods := c.indexed(reportIndex, reportIndex)
+	pods := c.indexed(reportIndex, problemValue)
 	slices.SortFunc(pods, byName)
 	return pods
 }
@@ -138,14 +137,25 @@ func (c *Cache) indexed(index, value string) []*PodInfo {
 	return pods
 }
 
-// reportIndex is the name of the index of Reported, and its only value.
-const reportIndex = "report"
+// reportIndex is the name of the index of Reported and MayOveruse, the others are its values for them.
+const (
+	reportIndex  = "report"
+	problemValue = "problem"
+	overuseValue = "overuse"
+)
 
-func indexByReport(object any) ([]string, error) {
-	if pod, ok := object.(*PodInfo); ok && (pod.Overuse != nil || pod.LimitProblem != "" || pod.WithoutExtender) && pod.Node != "" && !pod.Ended {
-		return []string{reportIndex}, nil
+func indexByReport(object any) (values []string, err error) {
+	pod, ok := object.(*PodInfo)
+	if !ok || pod.Node == "" || pod.Ended {
+		return nil, nil
 	}
-	return nil, nil
+	if pod.Overuse != nil || pod.LimitProblem != "" || pod.WithoutExtender {
+		values = append(values, problemValue)
+	}
+	if pod.Overuse != nil || pod.Limits != (gpu.Limits{}) {
+		values = append(values, overuseValue)
+	}
+	return values, nil
 }
 
 // nodeIndex is the name of the index of pods by node, see PodsOn.

@@ -1,6 +1,7 @@
 package clustercache
 
 import (
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,8 +19,9 @@ func TestReported(t *testing.T) {
 	f := start(t, fake.Pod("b", 1, fake.Bound("n1", 0), over), fake.Pod("a", 1, fake.Bound("n2", 0), unlimited), fake.Pod("pending", 1, over),
 		fake.Pod("c", 1, fake.BoundWithoutExtender("n1")),
 		fake.Pod("limited", 1, fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationIsolation, "driver")),
-		fake.Pod("ended", 1, fake.Bound("n1", 0), fake.Phase(corev1.PodSucceeded), over))
-	for range 6 {
+		fake.Pod("ended", 1, fake.Bound("n1", 0), fake.Phase(corev1.PodSucceeded), over),
+		fake.Pod("may", 1, fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationLimit("main"), "8Gi")))
+	for range 7 {
 		<-f.got.pods
 	}
 	names := func(pods []*PodInfo) (names []string) {
@@ -29,7 +31,7 @@ func TestReported(t *testing.T) {
 		return names
 	}
 	wantEqual(t, "reported pods", []string{"a", "b", "c"}, names(f.Reported()))
-	wantEqual(t, "pods that use more than they request", []string{"b"}, names(f.Overusing()))
+	wantEqual(t, "pods that use more than they request, or may", []string{"b", "may"}, slices.Sorted(slices.Values(names(f.MayOveruse()))))
 	f.publish(fake.Pod("b", 1, fake.Bound("n1", 0)))
 	f.want(f.got.pods, "uid-b becomes uid-b")
 	wantEqual(t, "pods that are still reported", []string{"a", "c"}, names(f.Reported()))

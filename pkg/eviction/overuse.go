@@ -29,7 +29,7 @@ type OveruseCache interface {
 	Ready() error
 	PodsOn(node string) []*clustercache.PodInfo
 	Node(name string) (*corev1.Node, bool)
-	Overusing() []*clustercache.PodInfo
+	MayOveruse() []*clustercache.PodInfo
 }
 
 // NodeAPI is the part of package apiserver that Overusers and a Reclaimer use beside API.
@@ -102,7 +102,7 @@ func (o *Overusers) Tick(ctx context.Context) {
 		o.led = false
 		return
 	}
-	over := o.cache.Overusing()
+	over := o.cache.MayOveruse()
 	if slices.ContainsFunc(over, func(p *clustercache.PodInfo) bool { return p.UID == o.requested && !p.Leaving }) &&
 		now.Sub(o.requestedAt) <= o.AnswerLost {
 		o.stale[o.requestedOn] = lastReport(o.requestedOn, over, now)

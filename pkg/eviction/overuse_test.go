@@ -172,6 +172,9 @@ func (m *overuseModel) PodsOn(string) (pods []*clustercache.PodInfo) {
 		info := &clustercache.PodInfo{
 			PodUse: eligibility.PodUse{Pod: gpu.Pod{UID: gpu.PodUID(tenant.name), Namespace: "d", Name: tenant.name, Request: gpu.Memory(tenant.requested), Leaving: tenant.leaving}, Node: "n"}, Placement: gpu.On(tenant.card, gpu.Memory(tenant.requested)), AssumeTime: tenant.bound,
 		}
+		if tenant.limit > tenant.requested {
+			info.Limits = info.Limits.With(uint64(tenant.limit)<<30, info.Request, 1)
+		}
 		if tenant.leaving {
 			info.DeletionTime = m.clock.Now().Add(time.Minute)
 		}
@@ -188,8 +191,10 @@ func (m *overuseModel) Membership(uid gpu.PodUID) (member, whole bool) {
 	return m.tenants[i].grouped, !m.tenants[i].partial
 }
 
-func (m *overuseModel) Overusing() []*clustercache.PodInfo {
-	return slices.DeleteFunc(m.PodsOn("n"), func(p *clustercache.PodInfo) bool { return p.Overuse == nil })
+func (m *overuseModel) MayOveruse() []*clustercache.PodInfo { return mayOveruse(m.PodsOn("n")) }
+
+func mayOveruse(pods []*clustercache.PodInfo) []*clustercache.PodInfo {
+	return slices.DeleteFunc(slices.Clone(pods), func(p *clustercache.PodInfo) bool { return p.Overuse == nil && p.Limits == (gpu.Limits{}) })
 }
 
 // live implements NodeAPI: the API server has the pods that the function returns.
@@ -538,7 +543,9 @@ func TestOverusersShort(t *testing.T) {
 		slow string
 		// completes is a pod that ends after the first step, vanishes one that is gone then, missed one of which the watch doesn't show that.
 		completes, vanishes, missed string
-		want                        []string
+		// before is a pod that is gone at the step that sees the first report, and was there at the step before.
+		before string
+		want   []string
 	}{
 		"the youngest that borrows":                       {pods: []pod{older, borrower}, want: []string{"borrower"}},
 		"the next one, if a budget protects the youngest": {pods: []pod{older, borrower}, protected: []string{"borrower"}, want: []string{"older"}},
@@ -564,7 +571,8 @@ func TestOverusersShort(t *testing.T) {
 		"the same, and the watch doesn't show it": {
 			pods: []pod{older, borrower, {"other", 2, 0, nil}}, protected: []string{"borrower"}, missed: "other",
 		},
-		"nothing, if none borrows any more": {pods: []pod{{"within", 2, 0, nil}}},
+		"not by the first report, which was made before a pod was gone": {pods: []pod{borrower, {"other", 2, 0, nil}}, before: "other"},
+		"nothing, if none borrows any more":                             {pods: []pod{{"within", 2, 0, nil}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &overuseCluster{overuseModel: newOveruseModel(t, 1), protected: test.protected}
@@ -572,6 +580,9 @@ func TestOverusersShort(t *testing.T) {
 				info := &clustercache.PodInfo{
 					PodUse:    eligibility.PodUse{Pod: gpu.Pod{UID: gpu.PodUID(p.name), Name: p.name, Request: gpu.Memory(p.request)}, Node: "n"},
 					Placement: gpu.On(0, gpu.Memory(p.request)), AssumeTime: begin.Add(-p.age), Overuse: p.report,
+				}
+				if p.report != nil {
+					info.Limits = info.Limits.With(uint64(p.report.Cards[0].Limit)<<20, info.Request, 1)
 				}
 				if p.name == test.ends {
 					info.Leaving, info.DeletionTime = true, begin.Add(time.Minute)
@@ -597,6 +608,15 @@ func TestOverusersShort(t *testing.T) {
 				return pods
 			})
 			c.overuser.led = !test.newLeader
+			if test.before != "" {
+				reports := slices.Clone(c.pods)
+				for i, p := range reports {
+					c.pods[i] = new(*p)
+					c.pods[i].Overuse = nil
+				}
+				c.overuser.Tick(t.Context())
+				c.pods = slices.DeleteFunc(reports, func(p *clustercache.PodInfo) bool { return p.Name == test.before })
+			}
 			for range 3 { // After an eviction, no report is newer.
 				c.overuser.Tick(t.Context())
 				c.clock.Step(time.Second)
@@ -720,9 +740,7 @@ type overuseCluster struct {
 
 func (c *overuseCluster) PodsOn(string) []*clustercache.PodInfo { return c.pods }
 
-func (c *overuseCluster) Overusing() []*clustercache.PodInfo {
-	return slices.DeleteFunc(slices.Clone(c.pods), func(p *clustercache.PodInfo) bool { return p.Overuse == nil })
-}
+func (c *overuseCluster) MayOveruse() []*clustercache.PodInfo { return mayOveruse(c.pods) }
 
 func (c *overuseCluster) Membership(gpu.PodUID) (member, whole bool) { return false, false }
 

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -38,10 +39,10 @@ func (w *world) overrun(p *apiPod, more int64, since time.Duration) {
 	w.after(protocol.OveruseLife/3, func() { w.overrun(p, more, since) })
 }
 
-// Overusing implements clusterCache.
-func (c *simCache) Overusing() (out []*clustercache.PodInfo) {
+// MayOveruse implements clusterCache.
+func (c *simCache) MayOveruse() (out []*clustercache.PodInfo) {
 	for _, name := range slices.Sorted(maps.Keys(c.pods)) {
-		if p := c.pods[name]; p.Overuse != nil && p.Node != "" && !p.Ended {
+		if p := c.pods[name]; (p.Overuse != nil || p.Limits != (gpu.Limits{})) && p.Node != "" && !p.Ended {
 			out = append(out, p)
 		}
 	}

@@ -25,6 +25,7 @@ import (
 func TestLimits(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
 	framework.Must(t, c.node.addCDISpecification())
+	c.RestartExtenderWith(t, "--overuse-policy=evict")
 	c.testCDI(t)
 	c.limit(t)
 	c.waitCards(t)
@@ -44,6 +45,7 @@ func TestLimits(t *testing.T) {
 	}
 	c.run(t, "a limit that the driver ignores is reported", (*scenario).testIgnoredLimit)
 	c.run(t, "a change of the mode counts for new containers", (*scenario).testModeChange)
+	c.run(t, "a pod that borrows is evicted when its card is low on free memory", (*scenario).testBorrower)
 }
 
 // limit starts the plugin again in isolation mode driver, with additional flags.
@@ -259,6 +261,38 @@ func (s *scenario) testModeChange() {
 	s.checkLimits(3)
 	s.labelNode("null")
 	s.waitHealth(0, true)
+}
+
+// testBorrower: two pods fill one card. The older one, which uses no more than its limit, is evicted when the other one uses what it requests.
+func (s *scenario) testBorrower() {
+	borrower, within := s.pod(2), s.pod(5)
+	s.limits[borrower.Name] = 6 << 10
+	metav1.SetMetaDataAnnotation(&borrower.ObjectMeta, protocol.AnnotationLimit(framework.MainContainer), "6Gi")
+	s.createAndWait(borrower)
+	s.createAndWait(within)
+	s.waitLimits("driver")
+	s.checkShares()
+	card := s.Get(borrower.Name).Annotations[protocol.AnnotationIndex]
+	if other := s.Get(within.Name).Annotations[protocol.AnnotationIndex]; card != "2" || other != card || s.given != 1 {
+		s.Fatalf("the pods are on the cards %s and %s, and %d containers have limits above their requests", card, other, s.given)
+	}
+	s.deleted[borrower.Name] = true
+	stillRunning := s.expectRunning()
+	use := func(mib map[string]int64) {
+		processes, err := s.node.processesOn(2, s.list(), mib)
+		framework.Must(s, err)
+		framework.Must(s, s.node.driver.SetProcesses(processes...))
+	}
+	defer use(nil)
+	use(map[string]int64{borrower.Name: 5900, within.Name: 2000}) // Of 8138.
+	s.WaitEvent(borrower.Name, "GPUMemoryOveruseEvicted", "it uses 5900 MiB of GPU memory and requests 2048 MiB with a limit of 6144 MiB")
+	s.WaitGone(borrower.Name)
+	use(map[string]int64{within.Name: 5 << 10})
+	s.waitConsistent()
+	stillRunning()
+	if pod := s.Get(within.Name); pod.DeletionTimestamp != nil || pod.Annotations[protocol.AnnotationOveruse] != "" {
+		s.Errorf("the pod within its request: %v", pod.ObjectMeta)
+	}
 }
 
 func (s *scenario) labelNode(value string) {

@@ -11,9 +11,11 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
 // observed is a container of a test, by its own environment.
@@ -115,6 +117,26 @@ func (n *node) find(pod types.UID, container string) (observed, error) {
 		}
 	}
 	return observed{}, fmt.Errorf("container %s of pod %s doesn't run", container, pod)
+}
+
+// processesOn returns the processes of these pods' containers, which use so many MiB of a card. Their IDs are those outside of the machine, where
+// the device plugin runs.
+func (n *node) processesOn(card int, pods []corev1.Pod, use map[string]int64) (processes []fakenvml.Process, err error) {
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	for _, file := range files {
+		environment, _ := os.ReadFile(file) // Empty if the process has ended.
+		o, ok := newObserved(environment)
+		i := slices.IndexFunc(pods, func(pod corev1.Pod) bool { return pod.UID == o.podUID() })
+		if !ok || i < 0 {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil {
+			return nil, err
+		}
+		processes = append(processes, fakenvml.Process{Card: cardUUID(card), PID: pid, MiB: use[pods[i].Name]})
+	}
+	return processes, err
 }
 
 // kill kills the container's process.

@@ -50,9 +50,10 @@ func TestRDMA(t *testing.T) {
 		framework.Must(t, sysfs.AddAdapter(adapter))
 	}
 	// The directory is the whole machine's, and what is mounted there only the node's.
-	made := os.Mkdir("/dev/infiniband", 0o755)
-	if made == nil {
+	if err := os.Mkdir("/dev/infiniband", 0o755); err == nil {
 		t.Cleanup(func() { _ = os.Remove("/dev/infiniband") })
+	} else if !errors.Is(err, os.ErrExist) {
+		t.Fatal(err)
 	}
 	commands := []string{"mount -t tmpfs tmpfs /dev/infiniband"}
 	for name, minor := range rdmaMinors {
@@ -83,17 +84,20 @@ func TestRDMA(t *testing.T) {
 		s.delete(pending.Name)
 		s.waitTerminated()
 
-		for what, restart := range map[string]func(){
-			"the plugin":  func() { framework.Must(s, s.node.plugin.Restart(s.Context())); s.waitPlugin() },
-			"the kubelet": func() { framework.Must(s, s.node.kubelet.Restart(s.Context())) },
-			"the plugin, after links failed": func() {
+		for _, test := range []struct {
+			what    string
+			restart func()
+		}{
+			{"the plugin", func() { framework.Must(s, s.node.plugin.Restart(s.Context())); s.waitPlugin() }},
+			{"the kubelet", func() { framework.Must(s, s.node.kubelet.Restart(s.Context())) }},
+			{"the plugin, after links failed", func() {
 				framework.Must(s, errors.Join(sysfs.SetPort(rdmaAdapters[0], 1, "DOWN"), sysfs.SetPort(rdmaAdapters[1], 1, "DOWN")))
 				framework.Must(s, s.node.plugin.Restart(s.Context()))
 				s.waitPlugin()
 				s.waitPorts("", "", "", "")
-			},
+			}},
 		} {
-			restart()
+			test.restart()
 			s.waitConsistent()
 			for _, name := range s.names() { // The kubelet starts these containers with what it was answered.
 				if pod := s.Get(name); len(pod.Spec.Containers) == 1 && s.random.IntN(3) == 0 {
@@ -102,7 +106,7 @@ func TestRDMA(t *testing.T) {
 			}
 			s.waitConsistent()
 			if diff := cmp.Diff(before, s.checkAdapters()); diff != "" {
-				s.Errorf("after a restart of %s (-before +now):\n%s", what, diff)
+				s.Errorf("after a restart of %s (-before +now):\n%s", test.what, diff)
 			}
 		}
 		// The kubelet calls Allocate again, and the links have failed.
