@@ -3,7 +3,6 @@ package clustercache
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
@@ -43,7 +42,7 @@ func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 		m.Problem = problem.Error() // It would hold up a plan of the others.
 	}
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
-		m.Controller, m.Kind = controllerOf(owner), owner.Kind
+		m.Controller, m.Kind = ownerOf(owner, pod.Labels).ID(), owner.Kind
 	}
 	for i := range pod.Status.Conditions {
 		switch condition := &pod.Status.Conditions[i]; {
@@ -57,15 +56,6 @@ func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 		}
 	}
 	return m
-}
-
-// controllerOf identifies the controller that replaces the pod. The ReplicaSets of one Deployment count as one controller: their names are the
-// Deployment's name and a hash. Other owners are identified by their UID.
-func controllerOf(owner *metav1.OwnerReference) string {
-	if at := strings.LastIndexByte(owner.Name, '-'); owner.Kind == "ReplicaSet" && at > 0 {
-		return "ReplicaSet " + owner.Name[:at]
-	}
-	return string(owner.UID)
 }
 
 // PodGroupOf returns what the PodGroup says about its pods, and the key of their gang.

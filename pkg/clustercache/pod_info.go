@@ -103,6 +103,14 @@ func ownerOf(ref *metav1.OwnerReference, labels map[string]string) Owner {
 	return owner
 }
 
+// ID identifies the owner in its namespace. The ReplicaSets of one Deployment count as one owner.
+func (o Owner) ID() string {
+	if o.Kind == "Deployment" {
+		return o.Kind + " " + o.Name
+	}
+	return o.UID
+}
+
 // OwnerName returns the pod's controller as Kind/name; "" if it has none, or asks for no GPU memory.
 func (p *PodInfo) OwnerName() string {
 	if p.Owner == (unique.Handle[Owner]{}) {

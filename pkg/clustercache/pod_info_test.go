@@ -158,6 +158,11 @@ func TestGangMember(t *testing.T) {
 	ofDeployment := func(pod *corev1.Pod) {
 		yes := true
 		pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "serve-v2-7d9f8c", UID: "owner", Controller: &yes}}
+		metav1.SetMetaDataLabel(&pod.ObjectMeta, "pod-template-hash", "7d9f8c")
+	}
+	ofReplicaSet := func(pod *corev1.Pod) {
+		ofDeployment(pod)
+		delete(pod.Labels, "pod-template-hash")
 	}
 	ofReplica := func(pod *corev1.Pod) {
 		pod.Labels["leaderworkerset.sigs.k8s.io/group-key"] = "2f1a"
@@ -205,21 +210,22 @@ func TestGangMember(t *testing.T) {
 		"an invalid size": {[]fake.PodEdit{inGroup("x")}, func(m *gang.Member) {
 			m.Size, m.Problem = 0, protocol.ErrGroupSize.Error()+": label pod-group.scheduling.sigs.k8s.io/min-available is \"x\""
 		}},
-		"owned by a controller":      {[]fake.PodEdit{owned}, func(m *gang.Member) { m.Controller, m.Kind = "owner", "Job" }},
-		"of a Deployment":            {[]fake.PodEdit{ofDeployment}, func(m *gang.Member) { m.Controller, m.Kind = "ReplicaSet serve-v2", "ReplicaSet" }},
-		"of a LeaderWorkerSet":       {[]fake.PodEdit{ofReplica}, func(m *gang.Member) { m.Gang.Name, m.LeaderWorkerSet = "job/2f1a", true }},
-		"bound":                      {[]fake.PodEdit{fake.Bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},
-		"bound, the time is unknown": {[]fake.PodEdit{fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
-		"a condition without a node": {[]fake.PodEdit{scheduled}, func(*gang.Member) {}},
-		"succeeded":                  {[]fake.PodEdit{fake.Phase(corev1.PodSucceeded)}, func(m *gang.Member) { m.Ended, m.Succeeded = true, true }},
-		"failed":                     {[]fake.PodEdit{fake.Phase(corev1.PodFailed)}, func(m *gang.Member) { m.Ended = true }},
-		"terminating":                {[]fake.PodEdit{fake.Terminating(begin)}, func(m *gang.Member) { m.Leaving = true }},
-		"it marks its gang as whole": {[]fake.PodEdit{fake.Bound("n1", 0), marked("true")}, func(m *gang.Member) { m.Node, m.MarkedWhole = "n1", true }},
-		"bound before the others":    {[]fake.PodEdit{fake.Bound("n1", 0), marked("false")}, func(m *gang.Member) { m.Node = "n1" }},
-		"with a copied mark":         {[]fake.PodEdit{marked("true")}, func(*gang.Member) {}},
-		"it asks for whole cards":    {[]fake.PodEdit{limits(fake.Amount(protocol.ResourceWholeCard, 1))}, func(m *gang.Member) { m.Request = 0 }},
-		"it asks for neither":        {[]fake.PodEdit{limits(nil)}, func(m *gang.Member) { m.Request, m.Cardless = 0, true }},
-		"in a PodGroup besides":      {[]fake.PodEdit{inPodGroup}, func(m *gang.Member) { m.PodGroup = "train" }},
+		"owned by a controller":                {[]fake.PodEdit{owned}, func(m *gang.Member) { m.Controller, m.Kind = "owner", "Job" }},
+		"of a Deployment":                      {[]fake.PodEdit{ofDeployment}, func(m *gang.Member) { m.Controller, m.Kind = "Deployment serve-v2", "ReplicaSet" }},
+		"of a ReplicaSet without a Deployment": {[]fake.PodEdit{ofReplicaSet}, func(m *gang.Member) { m.Controller, m.Kind = "owner", "ReplicaSet" }},
+		"of a LeaderWorkerSet":                 {[]fake.PodEdit{ofReplica}, func(m *gang.Member) { m.Gang.Name, m.LeaderWorkerSet = "job/2f1a", true }},
+		"bound":                                {[]fake.PodEdit{fake.Bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},
+		"bound, the time is unknown":           {[]fake.PodEdit{fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
+		"a condition without a node":           {[]fake.PodEdit{scheduled}, func(*gang.Member) {}},
+		"succeeded":                            {[]fake.PodEdit{fake.Phase(corev1.PodSucceeded)}, func(m *gang.Member) { m.Ended, m.Succeeded = true, true }},
+		"failed":                               {[]fake.PodEdit{fake.Phase(corev1.PodFailed)}, func(m *gang.Member) { m.Ended = true }},
+		"terminating":                          {[]fake.PodEdit{fake.Terminating(begin)}, func(m *gang.Member) { m.Leaving = true }},
+		"it marks its gang as whole":           {[]fake.PodEdit{fake.Bound("n1", 0), marked("true")}, func(m *gang.Member) { m.Node, m.MarkedWhole = "n1", true }},
+		"bound before the others":              {[]fake.PodEdit{fake.Bound("n1", 0), marked("false")}, func(m *gang.Member) { m.Node = "n1" }},
+		"with a copied mark":                   {[]fake.PodEdit{marked("true")}, func(*gang.Member) {}},
+		"it asks for whole cards":              {[]fake.PodEdit{limits(fake.Amount(protocol.ResourceWholeCard, 1))}, func(m *gang.Member) { m.Request = 0 }},
+		"it asks for neither":                  {[]fake.PodEdit{limits(nil)}, func(m *gang.Member) { m.Request, m.Cardless = 0, true }},
+		"in a PodGroup besides":                {[]fake.PodEdit{inPodGroup}, func(m *gang.Member) { m.PodGroup = "train" }},
 		"in a PodGroup": {[]fake.PodEdit{inPodGroup, func(pod *corev1.Pod) { pod.Labels, pod.Annotations = nil, nil }}, func(m *gang.Member) {
 			m.Gang, m.PodGroup, m.Size = gang.Key{Namespace: "default", Name: "train", Native: true}, "train", 0
 		}},

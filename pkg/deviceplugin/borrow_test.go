@@ -139,18 +139,16 @@ func TestLimitOfNextStart(t *testing.T) {
 	}
 	for name, next := range map[string]allocation.Allocation{"another card": given(1, 4<<30), "the same card": given(0, 4<<30)} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.isolation = newIsolation(t, isolation.Driver)
-			p, _ := b.start(nil)
+			dir, record, pods := t.TempDir(), allocation.NewRecord(nil), &runningPods{instance: "first"}
+			a := &allocator{turn: make(chan struct{}, 1), checkpoint: &checkpoint{}, snapshots: &snapshots{record: record}}
 			key := allocation.ContainerKey{UID: "uid-a", Name: "main"}
-			record, pods := p.allocator.snapshots.record, &runningPods{instance: "first"}
 			kept := func(when string, want ...uint64) {
 				t.Helper()
-				if err := p.allocator.KeepLimits(t.Context(), p.limitSpec); err != nil {
+				if err := a.KeepLimits(t.Context(), isolation.NewLimitSpec(dir)); err != nil {
 					t.Fatal(err)
 				}
 				var spec cdi.Spec
-				text, err := os.ReadFile(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"))
+				text, err := os.ReadFile(filepath.Join(dir, "gpushare.aliyun.com-memory-limit.json"))
 				if err = errors.Join(err, json.Unmarshal(text, &spec)); err != nil {
 					t.Fatal(err)
 				}

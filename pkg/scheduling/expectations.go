@@ -43,7 +43,7 @@ func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 	if old == nil || old.UID != pod.UID {
 		owner := string(pod.UID)
 		if pod.Owner != (unique.Handle[clustercache.Owner]{}) {
-			owner = pod.Owner.Value().UID
+			owner = pod.Namespace + "/" + pod.Owner.Value().ID()
 		}
 		if e.arrivals.Add(pod.Shape(), unique.Make(owner), time.Unix(int64(pod.Created), 0)) {
 			e.expectSoon()

@@ -8,8 +8,10 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -288,6 +290,9 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 	if by.name != "" {
 		yes := true
 		object.OwnerReferences = []metav1.OwnerReference{{Kind: by.kind, Name: by.name, UID: types.UID(cmp.Or(by.uid, by.name)), Controller: &yes}}
+	}
+	if by.kind == "ReplicaSet" {
+		metav1.SetMetaDataLabel(&object.ObjectMeta, appsv1.DefaultDeploymentUniqueLabelKey, by.name[strings.LastIndexByte(by.name, '-')+1:])
 	}
 	if spec.gated {
 		object.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: testGate}}
