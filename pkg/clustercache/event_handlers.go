@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // Handler receives the changes of the cluster, in the order of the watches. The methods for pods are called on one
@@ -110,5 +111,5 @@ func relevantChange(old, node *corev1.Node) bool {
 	same := func(a, b corev1.ResourceList) bool { return maps.EqualFunc(a, b, resource.Quantity.Equal) }
 	return !maps.Equal(old.Annotations, node.Annotations) || !maps.Equal(old.Labels, node.Labels) ||
 		!same(old.Status.Capacity, node.Status.Capacity) || !same(old.Status.Allocatable, node.Status.Allocatable) ||
-		!equality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) || !slices.Equal(eligibility.Closed(old, false), eligibility.Closed(node, false))
+		!equality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) || !slices.Equal(eligibility.Closed(old, protocol.Node{}), eligibility.Closed(node, protocol.Node{})) // Annotations are compared.
 }

@@ -64,7 +64,7 @@ func TestTransformNode(t *testing.T) {
 			wantEqual(t, "labels", node.Labels, got.Labels)
 			wantEqual(t, "taints", node.Spec.Taints, got.Spec.Taints)
 			wantEqual(t, "allocatable", node.Status.Allocatable, got.Status.Allocatable)
-			wantEqual(t, "why no pod can run there", eligibility.Closed(node, false), eligibility.Closed(got, false))
+			wantEqual(t, "why no pod can run there", eligibility.Closed(node, protocol.Node{}), eligibility.Closed(got, protocol.Node{}))
 		})
 	}
 }

@@ -46,7 +46,7 @@ func TestNames(t *testing.T) {
 		if i%4 == 0 {
 			n.SharedMemory = reasons.NoOwnSharedMemory
 		}
-		if reasons := Closed(n.Object, false); len(reasons) > 0 {
+		if reasons := Closed(n.Object, protocol.Node{}); len(reasons) > 0 {
 			n.Closed = reasons[0].Text
 		}
 		nodes = append(nodes, n)

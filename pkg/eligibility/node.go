@@ -98,10 +98,7 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 	if !slices.Contains(node.Features, protocol.FeatureRDMA) {
 		spec.RDMA = reasons.OldForRDMA
 	}
-	spec.Problems = Closed(object, node.WholeCards)
-	if len(node.Cards) > 0 && !slices.ContainsFunc(node.Cards, gpu.Card.Healthy) { // Nothing is allocatable then, whether the plugin is connected or not.
-		spec.Problems = slices.DeleteFunc(spec.Problems, func(p reasons.NodeProblem) bool { return p.Kind == reasons.NodeWithoutPlugin })
-	}
+	spec.Problems = Closed(object, node)
 	if len(spec.Problems) > 0 {
 		spec.Closed = spec.Problems[0].Text
 	}
@@ -127,19 +124,20 @@ const (
 	notReady = "the node is not ready"
 )
 
-// Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory. It
-// depends on the node's resources, its conditions and on whether it is cordoned. wholeCards is protocol.Node.WholeCards.
-func Closed(node *corev1.Node, wholeCards bool) (closed []reasons.NodeProblem) {
+// Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory. It depends on the node's
+// resources, its conditions and on whether it is cordoned, and on parsed, which is what protocol.ParseNode returns for the node.
+func Closed(node *corev1.Node, parsed protocol.Node) (closed []reasons.NodeProblem) {
 	add := func(kind reasons.NodeProblemKind, text string) {
 		closed = append(closed, reasons.NodeProblem{Kind: kind, Text: text})
 	}
-	if wholeCards {
+	if parsed.WholeCards {
 		add(reasons.NodeWholeCards, reasons.WholeCards.Text())
 	}
 	if !ready(node) {
 		add(reasons.NodeNotReady, notReady)
 	}
-	if Disconnected(node) {
+	unhealthy := len(parsed.Cards) > 0 && !slices.ContainsFunc(parsed.Cards, gpu.Card.Healthy)
+	if Disconnected(node) && !unhealthy { // Of unhealthy cards nothing is allocatable, whether the plugin is connected or not.
 		add(reasons.NodeWithoutPlugin, "the device plugin is not connected: nothing of "+string(protocol.ResourceMemory)+" is allocatable")
 	}
 	if node.Spec.Unschedulable {

@@ -1,12 +1,14 @@
 package eligibility
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -43,14 +45,18 @@ func TestClosed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var node corev1.Node
 			test.node(&node)
-			if diff := cmp.Diff(test.want, texts(Closed(&node, false))); diff != "" {
+			if diff := cmp.Diff(test.want, texts(Closed(&node, protocol.Node{}))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if got, want := Disconnected(&node), len(test.want) > 0 && test.want[0] == notConnected; got != want {
 				t.Errorf("disconnected: %v, want %v", got, want)
 			}
-			if got := Closed(&node, true); len(got) != len(test.want)+1 {
+			if got := Closed(&node, protocol.Node{WholeCards: true}); len(got) != len(test.want)+1 {
 				t.Errorf("with whole cards: %q", got)
+			}
+			unhealthy := protocol.Node{Cards: []gpu.Card{{Unhealthy: "Xid 79"}}}
+			if got := texts(Closed(&node, unhealthy)); slices.Contains(got, notConnected) {
+				t.Errorf("with unhealthy cards only: %q", got)
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -72,7 +73,7 @@ func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
 		return false
 	}
 	node := eligibility.Node{Object: object}
-	if reasons := eligibility.Closed(object, false); len(reasons) > 0 {
+	if reasons := eligibility.Closed(object, protocol.ParseNode(object)); len(reasons) > 0 {
 		node.Closed = reasons[0].Text
 	}
 	leaving := slices.ContainsFunc(e.Cache.PodsOn(name), func(other *clustercache.PodInfo) bool {
