@@ -56,16 +56,16 @@ func TestFilterCards(t *testing.T) {
 		want []reasons.Reason
 	}{
 		"one card": {fake.Pod("one", 8), []reasons.Reason{fits, fits, fits, fits, fits, fits, fits}},
-		"a card near an adapter": {fake.Pod("near", 8, rdma("required")), []reasons.Reason{
+		"a card near an adapter": {fake.Pod("near", 8, fake.RDMA("required")), []reasons.Reason{
 			reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.OldForRDMA, reasons.NoAdapter, fits,
 		}},
-		"a card near an adapter, but only the other one has room": {fake.Pod("large", 15, rdma("required")), []reasons.Reason{
+		"a card near an adapter, but only the other one has room": {fake.Pod("large", 15, fake.RDMA("required")), []reasons.Reason{
 			reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.OldForRDMA, reasons.NoAdapter, reasons.Fragmented,
 		}},
-		"two cards near an adapter": {fake.Pod("two-near", 8, fake.Cards(2), rdma("required")), []reasons.Reason{
+		"two cards near an adapter": {fake.Pod("two-near", 8, fake.Cards(2), fake.RDMA("required")), []reasons.Reason{
 			reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.NoAdapter, reasons.OldForCards, reasons.OneCardOnly, reasons.TooLarge,
 		}},
-		"a card near an adapter, preferred": {fake.Pod("prefers", 8, rdma("preferred")), []reasons.Reason{fits, fits, fits, fits, fits, fits, fits}},
+		"a card near an adapter, preferred": {fake.Pod("prefers", 8, fake.RDMA("preferred")), []reasons.Reason{fits, fits, fits, fits, fits, fits, fits}},
 		"two cards": {fake.Pod("two", 16, fake.Cards(2)), []reasons.Reason{
 			fits, reasons.TooLarge, reasons.Fragmented, fits, reasons.OldForCards, reasons.OneCardOnly, fits,
 		}},
@@ -110,16 +110,12 @@ func nearAdapter(t *testing.T, name string, cards ...int) *corev1.Node {
 	})
 }
 
-func rdma(value string) fake.PodEdit {
-	return func(pod *corev1.Pod) { metav1.SetMetaDataLabel(&pod.ObjectMeta, protocol.LabelRDMA, value) }
-}
-
 // TestRDMA: a pod that prefers cards near an adapter goes to the node where its card is near one, if the nodes are equal, by each policy. One that
 // needs such a card is tried again once a port becomes active, and is not bound if none is active any more. Another value is refused.
 func TestRDMA(t *testing.T) {
 	for _, policy := range placement.NodePolicies() {
 		f := start(t, Options{NodePolicy: policy, FilterBestAbove: 1, FilterBest: 1}, fake.Node("a-far", 16, 16), nearAdapter(t, "near", 1), fake.Node("z-far", 16, 16))
-		pod := fake.Pod("p", 8, rdma("preferred"))
+		pod := fake.Pod("p", 8, fake.RDMA("preferred"))
 		f.server.Set(pod)
 		f.publish(pod)
 		f.await("the watch", func() bool { _, known := f.cache.Pod("default", "p"); return known })
@@ -128,7 +124,7 @@ func TestRDMA(t *testing.T) {
 		}
 	}
 
-	pod := fake.Pod("p", 8, rdma("required"))
+	pod := fake.Pod("p", 8, fake.RDMA("required"))
 	f := start(t, Options{}, nearAdapter(t, "n1"), pod)
 	update := func(node *corev1.Node, want reasons.Reason) {
 		t.Helper()
@@ -147,7 +143,7 @@ func TestRDMA(t *testing.T) {
 	}
 	update(nearAdapter(t, "n1", 1), reasons.Fits)
 
-	changed := fake.Edited(pod, rdma("preferred"))
+	changed := fake.Edited(pod, fake.RDMA("preferred"))
 	f.server.Set(changed)
 	f.publish(changed)
 	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.RDMA == gpu.RDMAPreferred })
@@ -166,7 +162,7 @@ func TestRDMA(t *testing.T) {
 	}
 	f.want(pod, "bound n1 card 1")
 
-	odd := fake.Pod("odd", 8, rdma("yes"))
+	odd := fake.Pod("odd", 8, fake.RDMA("yes"))
 	const wrong = `label gpushare.aliyun.com/rdma: "yes" is neither preferred nor required: write one of these, or remove the label`
 	if result := f.filter(odd, "n1"); result.Message != wrong || len(result.Passed) > 0 {
 		t.Errorf("filter of another value: %+v", result)
@@ -176,7 +172,7 @@ func TestRDMA(t *testing.T) {
 // TestRDMAAfterPlan: a group's plan has reserved a card for a pod without the label, which gets it before kube-scheduler first tries the pod. The card
 // isn't near an adapter, so the pod is bound to the one that is.
 func TestRDMAAfterPlan(t *testing.T) {
-	pod := fake.Pod("p", 8, rdma("required"))
+	pod := fake.Pod("p", 8, fake.RDMA("required"))
 	f := start(t, Options{}, nearAdapter(t, "n1", 1), pod)
 	planned := fake.Pod("p", 8)
 	planned.UID = pod.UID

@@ -48,6 +48,11 @@ func Cards(n int) PodEdit {
 	return func(pod *corev1.Pod) { metav1.SetMetaDataLabel(&pod.ObjectMeta, protocol.LabelCount, strconv.Itoa(n)) }
 }
 
+// RDMA gives the pod the label that asks for cards near an RDMA adapter.
+func RDMA(value string) PodEdit {
+	return func(pod *corev1.Pod) { metav1.SetMetaDataLabel(&pod.ObjectMeta, protocol.LabelRDMA, value) }
+}
+
 // Cores makes the pod ask for computing, in percent of one card.
 func Cores(percent int64) PodEdit {
 	return func(pod *corev1.Pod) {

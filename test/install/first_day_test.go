@@ -49,10 +49,10 @@ func TestFirstDay(t *testing.T) {
 // show makes the mistakes, one after the other.
 func (c *cluster) show(mistakes []firstMistake) {
 	for _, m := range mistakes {
+		if m.given != nil {
+			m.given() // Later mistakes need what it starts, so it's a part of the whole test.
+		}
 		c.t.Run(m.what, func(t *testing.T) {
-			if m.given != nil {
-				m.given()
-			}
 			framework.Eventually(t, "it says what is wrong", func(context.Context) error {
 				out, err := c.helm.tryShell(t, "PATH=$PWD/bin:$PATH\n"+m.command)
 				if !framework.ContainsAll(out, m.says...) {
