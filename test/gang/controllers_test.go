@@ -254,14 +254,88 @@ func TestFullCards(t *testing.T) {
 	f.Eventually("the drain continues", func(context.Context) error { return evict(1) })
 }
 
-// waitRolled waits until all pods of the Deployment are of its template and run. There are no kubelets: it makes the bound pods run.
+// TestDaemonSet: the pods of a DaemonSet wait for a card of their own node. A pending one holds back an update, which otherwise ends each old pod before
+// its successor starts (docs/user-guide.md).
+func TestDaemonSet(t *testing.T) {
+	c := controlled.Start(t)
+	f := newFixture(t, c, 1, 1)
+	f.AddNodes(framework.MakeNode("plain"))
+	f.Create(f.Pod("other", card).Label(framework.LabelGroup, "other").NodeSelector(corev1.LabelHostname, f.NodeName("n1")).GracePeriod(0))
+	f.waitBound(map[string]int{"other": 1})
+	pod := f.Pod("", card).Label(framework.LabelGroup, "each").GracePeriod(0)
+	sets := c.Client.AppsV1().DaemonSets(f.ID)
+	_, err := sets.Create(t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "each"},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: pod.Labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}, Spec: pod.Spec},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	defer func() { must(t, sets.Delete(context.Background(), "each", background)) }()
+	waitReady := func(want func(appsv1.DaemonSetStatus) bool) {
+		t.Helper()
+		f.Eventually("the DaemonSet's pods", func(ctx context.Context) error {
+			err := f.runBound(ctx)
+			set, getErr := sets.Get(ctx, "each", metav1.GetOptions{})
+			if err = errors.Join(err, getErr); err == nil && (set.Status.ObservedGeneration != set.Generation || !want(set.Status)) {
+				err = fmt.Errorf("%+v", set.Status)
+			}
+			return err
+		})
+	}
+	// roll changes the template.
+	roll := func(template string) {
+		t.Helper()
+		_, err := sets.Patch(t.Context(), "each", types.MergePatchType, []byte(`{"spec":{"template":`+template+`}}`), metav1.PatchOptions{})
+		must(t, err)
+	}
+	waitReady(func(s appsv1.DaemonSetStatus) bool { return s.DesiredNumberScheduled == 3 && s.NumberAvailable == 1 })
+	f.staysPending(2, map[string]int{"other": 1, "each": 1})
+	was := f.onNode("n0")
+	roll(`{"metadata":{"annotations":{"revision":"2"}}}`)
+	waitReady(func(s appsv1.DaemonSetStatus) bool { return s.UpdatedNumberScheduled == 2 })
+	f.staysPending(2, map[string]int{"other": 1, "each": 1})
+	if now := f.onNode("n0"); now != was {
+		t.Errorf("the update went on while pods were pending: pod %s instead of %s", now, was)
+	}
+	f.Delete("other")
+	waitReady(func(s appsv1.DaemonSetStatus) bool { return s.NumberAvailable == 2 })
+	roll(`{"spec":{"nodeSelector":{"gpushare":"true"}}}`)
+	waitReady(func(s appsv1.DaemonSetStatus) bool {
+		return s.DesiredNumberScheduled == 2 && s.UpdatedNumberScheduled == 2 && s.NumberAvailable == 2
+	})
+	if now := f.onNode("n0"); now == was {
+		t.Errorf("pod %s was not updated", was)
+	}
+}
+
+// onNode returns the name of the only pod on a node.
+func (f *fixture) onNode(node string) (name string) {
+	f.Helper()
+	pods, err := f.List(f.Context())
+	must(f, err)
+	for i := range pods {
+		if pods[i].Spec.NodeName == f.NodeName(node) {
+			name += pods[i].Name
+		}
+	}
+	return name
+}
+
+// runBound makes the bound pods run. There are no kubelets.
+func (f *fixture) runBound(ctx context.Context) error {
+	pods, err := f.List(ctx)
+	return errors.Join(err, f.SetRunning(ctx, slices.DeleteFunc(pods, func(pod corev1.Pod) bool {
+		return pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodRunning
+	})...))
+}
+
+// waitRolled waits until all pods of the Deployment are of its template and run.
 func (f *fixture) waitRolled(name string, replicas int32) {
 	f.Helper()
 	f.Eventually("the Deployment is rolled", func(ctx context.Context) error {
-		pods, err := f.List(ctx)
-		err = errors.Join(err, f.SetRunning(ctx, slices.DeleteFunc(pods, func(pod corev1.Pod) bool {
-			return pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodRunning
-		})...))
+		err := f.runBound(ctx)
 		d, getErr := f.Cluster.Client.AppsV1().Deployments(f.ID).Get(ctx, name, metav1.GetOptions{})
 		if err = errors.Join(err, getErr); err != nil {
 			return err

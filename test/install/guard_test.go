@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -157,6 +159,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	t.Run("a Deployment with a forged template has the reason in its status", func(t *testing.T) { c.testForgedTemplate(t, forged) })
 	t.Run("a kubelet creates mirror pods", func(t *testing.T) { c.testMirrorPod(t, forged) })
 	t.Run("a pod's environment names no card", func(t *testing.T) { c.testEnvironment(t, running) })
+	t.Run("kubectl debug gets no card of the pod", func(t *testing.T) { c.testDebug(t, running) })
 	t.Run("a request is a number of units", c.testQuantities)
 	t.Run("a pod isn't too large", c.testLargePods)
 	t.Run("a device plugin changes only its node", func(t *testing.T) { c.testPluginsReach(t, plugin, patch) })
@@ -583,6 +586,36 @@ func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
 		_, err := pods.UpdateEphemeralContainers(ctx, pod.Name, pod, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 		mustNameTheContainer(t, "an ephemeral container with the value "+value, err, refused)
 	}
+}
+
+// testDebug runs the commands of docs/user-guide.md for a pod with a card. The API server lets no ephemeral container request memory of the card, and a
+// copy of the pod is a pod without a card.
+func (c *cluster) testDebug(t *testing.T, running *corev1.Pod) {
+	pods := c.Client.CoreV1().Pods(running.Namespace)
+	debug := "kubectl debug --image=example.com/none " + running.Name + " "
+	c.helm.shell(t, debug+"--container=debugger --target=main")
+	pod, err := pods.Get(t.Context(), running.Name, metav1.GetOptions{})
+	must(t, err)
+	if n := len(pod.Spec.EphemeralContainers); n != 1 || len(pod.Spec.EphemeralContainers[0].Resources.Limits) > 0 {
+		t.Errorf("the ephemeral containers are %+v", pod.Spec.EphemeralContainers)
+	}
+	custom := filepath.Join(t.TempDir(), "custom.json")
+	must(t, os.WriteFile(custom, []byte(`{"resources": {"limits": {"aliyun.com/gpu-mem": "1"}}}`), 0o600))
+	out, err := c.helm.tryShell(t, debug+"--custom="+custom)
+	if err == nil || !strings.Contains(out+err.Error(), "spec.ephemeralContainers[1].resources: Forbidden") {
+		t.Errorf("an ephemeral container that requests GPU memory: %v\n%s", err, out)
+	}
+	out, err = c.helm.tryShell(t, debug+"--copy-to=kept --keep-annotations")
+	if err == nil || !strings.Contains(out+err.Error(), "say which GPU card and group a pod has") {
+		t.Errorf("a copy with the annotations: %v\n%s", err, out)
+	}
+	c.helm.shell(t, debug+"--copy-to=copy")
+	pod, err = pods.Get(t.Context(), "copy", metav1.GetOptions{})
+	must(t, err)
+	if pod.Spec.NodeName != "" || len(pod.Annotations) > 0 || len(pod.Labels) > 0 || protocol.PodRequest(pod) != protocol.PodRequest(running) {
+		t.Errorf("the copy is %+v", pod)
+	}
+	must(t, pods.Delete(t.Context(), "copy", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 }
 
 // testGuardAdapters changes the label for RDMA adapters of pods with and without a node, and with the label and without it.
