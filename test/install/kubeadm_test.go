@@ -101,8 +101,22 @@ func TestKubeadm(t *testing.T) {
 	n.copy(filepath.Join(repository(t), "config", "scheduler-config.yaml"), "home/scheduler-config.yaml")
 	const scheduler = "kube-scheduler"
 	before, _ := n.manifest(scheduler)
+	// kubeadm reads the API server's address from this pod.
+	_, pod := n.manifest("kube-apiserver")
+	pod.Spec.NodeName = node
+	_, err = c.Client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+	must(t, err)
 
+	// As Alibaba's guide edits it by hand (docs/migration.md).
+	const theirs = "--config=/etc/kubernetes/scheduler-policy-config.yaml"
+	n.run("sed -i 's|^    - kube-scheduler$|&\\n    - " + theirs + "|' /etc/kubernetes/manifests/kube-scheduler.yaml")
+	if diff := n.run("kubeadm upgrade diff v1.99.0"); !strings.Contains(diff, "\n-    - "+theirs) {
+		t.Errorf("an upgrade that removes what was edited by hand shows:\n%s", diff)
+	}
 	n.run(page.Install)
+	if got, _ := n.manifest(scheduler); strings.Contains(got, theirs) {
+		t.Errorf("after the installation the manifest is\n%s", got)
+	}
 	n.startScheduler(c.ControlPlane)
 	// No extender runs. The Event shows that kube-scheduler calls it.
 	ns.Create(ns.Pod("pod", 1))
@@ -114,11 +128,6 @@ func TestKubeadm(t *testing.T) {
 	}
 
 	n.run(page.Install + page.Upload)
-	// kubeadm reads the API server's address from this pod.
-	_, pod := n.manifest("kube-apiserver")
-	pod.Spec.NodeName = node
-	_, err = c.Client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
-	must(t, err)
 	diff := n.run("kubeadm upgrade diff v1.99.0")
 	if entry := regexp.MustCompile("(?m)^[-+].*gpushare"); entry.MatchString(diff) || !strings.Contains(diff, "kube-scheduler:v1.99.0") {
 		t.Errorf("an upgrade changes:\n%s", diff)
