@@ -3,7 +3,8 @@
 // An allocation that isn't bound is released only while no other bind can write it: each bind claims its pod before it reads the allocation
 // (claim.go). So a pod has at most one bind in flight. While pods queue, binds are sent together (batch.go). Each write is open from its begin
 // until it is rejected or the watch reports the pod; a bind whose answer was lost is unconfirmed until a live read or the watch resolves it
-// (resolve.go). A new leader lists the pods of a node from the API server before its first bind there (term.go). What live reads show reaches the
+// (resolve.go). Until its watch has caught up, a new leader lists the pods of a node from the API server before its first
+// bind there (term.go). What live reads show reaches the
 // ledger and the listeners (read.go).
 package binding
 
@@ -83,7 +84,7 @@ type Binder struct {
 	claims        *claims
 	batch         *batch
 	reader        *reader
-	term          termNodes
+	term          *termNodes
 	verifications *verifications
 	// events limits the Events that name a pod's card.
 	events *rate.Limiter
@@ -91,8 +92,9 @@ type Binder struct {
 
 // New returns a Binder. It writes nothing before Run.
 func New(o Options) *Binder {
+	term := &termNodes{}
 	return &Binder{
-		Options: o, claims: newClaims(o.Ledger), events: rate.NewLimiter(eventsSecond, eventsBurst),
+		Options: o, claims: newClaims(o.Ledger, term), term: term, events: rate.NewLimiter(eventsSecond, eventsBurst),
 		batch: &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)}, reader: &reader{api: o.API}, verifications: newVerifications(),
 	}
 }

@@ -53,6 +53,7 @@ func (b *Binder) Abandon(uid gpu.PodUID) (none bool) { return b.claims.abandon(u
 // no result of a live read overwrites what the watch has reported since. What the ledger calls must not call a Binder.
 type claims struct {
 	ledger *ledger.Ledger
+	term   *termNodes
 
 	mu sync.Mutex
 	// pods are the pods of which a bind is in flight, or a write is open, or both. The ledger keeps their allocations (BeginBind).
@@ -106,6 +107,8 @@ type write struct {
 	pod   gpu.Pod
 	node  string
 	state writeState
+	// begun is when the write began. It is no moment of a term for an unseen one that was read.
+	begun termMoment
 	// at is when the write began. For an unseen one that was read, it is when the last read began.
 	at time.Time
 	// earlier is the write before this one, if it is open too: it may still be made if this one is rejected.
@@ -127,7 +130,9 @@ const (
 	unseen
 )
 
-func newClaims(l *ledger.Ledger) *claims { return &claims{ledger: l, pods: map[gpu.PodUID]*claimed{}} }
+func newClaims(l *ledger.Ledger, term *termNodes) *claims {
+	return &claims{ledger: l, term: term, pods: map[gpu.PodUID]*claimed{}}
+}
 
 // of returns what is kept of the pod. The caller holds mu, and calls dropUnused in the end.
 func (c *claims) of(uid gpu.PodUID) *claimed {
@@ -203,7 +208,7 @@ func (c *claims) begin(pod gpu.Pod, node string, now time.Time) *write {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	claimed := c.pods[pod.UID]
-	claimed.open = &write{pod: pod, node: node, at: now, earlier: claimed.open}
+	claimed.open = &write{pod: pod, node: node, begun: c.term.now(), at: now, earlier: claimed.open}
 	return claimed.open
 }
 
@@ -277,8 +282,12 @@ func (c *claims) watchReported(uid gpu.PodUID, update func()) (resolved *write) 
 	if pod == nil {
 		return nil
 	}
-	if pod.open != nil && pod.open.state == unconfirmed {
-		resolved = pod.open
+	switch w := pod.open; {
+	case w == nil:
+	case w.state == unconfirmed:
+		resolved = w
+	case w.state == unseen:
+		c.term.reported(w.begun)
 	}
 	pod.settle(nil)
 	c.dropUnused(uid, false)

@@ -3,10 +3,14 @@ package binding
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/fake"
@@ -72,6 +76,45 @@ func TestNodeIsListedOncePerTerm(t *testing.T) {
 	f.server.Answer(fake.Answers{})
 	wantReads(b, 1)
 	wantReads(c, 0)
+}
+
+// Once the watch has reported a bind of the term and then another one, which was begun after that report, no node is listed any more. A bind that was
+// begun before the report could be in the same list of an interrupted watch, and one of an earlier term could precede the former leader's binds.
+func TestNoListOnceTheWatchHasCaughtUp(t *testing.T) {
+	pods, nodes := map[string]*corev1.Pod{}, 0
+	for _, name := range []string{"earlier", "first", "beside", "second", "third", "next"} {
+		pods[name] = fake.Pod(name, 1)
+	}
+	f := newFixture(t, 0, slices.Collect(maps.Values(pods))...)
+	bind := func(name string, wantReads int) { // To a node of its own.
+		t.Helper()
+		nodes++
+		node := fmt.Sprint("node-", nodes)
+		f.ledger.SetNode(node, ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Memory: 100}}})
+		before := f.server.Calls().Reads
+		if _, err := f.bind(pods[name], node); err != nil {
+			t.Fatal(err)
+		}
+		if n := f.server.Calls().Reads - before; n != wantReads {
+			t.Errorf("%s: %d reads, want %d", name, n, wantReads)
+		}
+	}
+	f.BeginTerm()
+	bind("earlier", 1)
+	f.BeginTerm()
+	bind("first", 1)
+	bind("beside", 1)
+	f.report(pods["earlier"])
+	f.report(pods["first"])
+	f.report(pods["beside"])
+	bind("second", 1)
+	bind("third", 1)
+	f.report(pods["second"])
+	bind("next", 0)
+	f.BeginTerm()
+	if _, confirmed := f.term.isConfirmed("n1"); confirmed {
+		t.Error("a new term confirms a node without a list")
+	}
 }
 
 func TestListFromEarlierTermConfirmsNothing(t *testing.T) {

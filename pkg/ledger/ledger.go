@@ -99,8 +99,8 @@ type Node struct {
 	Allocations []Allocation
 }
 
-// Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything except the name
-// cache, which has its own lock. mu is held for in-memory work only. The caller's code runs under it only in the visit
+// Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything except the order
+// of nodes, which has its own lock. mu is held for in-memory work only. The caller's code runs under it only in the visit
 // functions of Check and Rank, in a Capacity, and in Resources.
 type Ledger struct {
 	freedListeners []func(node string)
@@ -112,7 +112,7 @@ type Ledger struct {
 	nodes map[string]*node
 	// membership is incremented when a node is added or removed.
 	membership uint64
-	nameCache  nameCache
+	order      nodeOrder
 	// nodeOf maps each pod with an allocation to its node. A pod has an allocation on at most one node.
 	nodeOf map[gpu.PodUID]string
 	// leaving are the nodes with pods that are being deleted.
@@ -258,8 +258,7 @@ type View struct {
 }
 
 // Rank is Check with each node's suitability; i is the position of the node in names. A node on which the pod has an
-// allocation gets the best suitability. Rank reports whether it counted tentative placements. It keeps names, so the caller must not change
-// the slice.
+// allocation gets the best suitability. Rank reports whether it counted tentative placements.
 func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason reasons.Reason)) (tentative bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -589,12 +588,12 @@ func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
 		what(func(name string, how func(*node)) {
 			n, ok := l.nodes[name]
 			if !ok {
-				n = &node{allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name], planned: l.reservations.counted.any(name), beside: unlimited}
+				n = &node{name: strings.Clone(name), allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name], planned: l.reservations.counted.any(name), beside: unlimited}
 				if l.outlook != nil {
 					n.costs = l.costRows.next()
 				}
 				// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
-				l.nodes[strings.Clone(name)] = n
+				l.nodes[n.name] = n
 				l.membership++
 			}
 			before := n.room()

@@ -14,8 +14,8 @@ import (
 type node struct {
 	// The fields that Rank reads for every node and pod come first, so that they share few cache lines.
 
-	// cachePosition is the node's position in the name cache, guarded by the cache's lock.
-	cachePosition int32
+	// orderPosition is the node's position in the ledger's order of nodes, guarded by that one's lock.
+	orderPosition int
 	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
 	known      bool
 	wholeCards bool
@@ -40,6 +40,7 @@ type node struct {
 	besideRevision uint64
 	excluded       uint64
 
+	name                    string
 	unit                    gpu.Unit
 	closed, isolation, pool string
 	simulated               bool
