@@ -42,6 +42,7 @@ func TestChangesMinimal(t *testing.T) {
 		{"no change", func() {}, 0},
 		{"a reservation", func() { f.reserve("n1", p) }, 1},
 		{"a confirmed bind", func() { f.bind("n1", 0, p) }, 1},
+		{"the same bind, reported again", func() { f.bind("n1", 0, p) }, 0},
 		{"a pod on another node", func() { f.bind("n2", 1, p) }, 2},
 		{"a removed pod", func() { f.Remove(p.UID) }, 1},
 		{"deletion of an unknown node", func() { f.DeleteNode("never there") }, 0},

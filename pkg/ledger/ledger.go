@@ -355,8 +355,12 @@ func (l *Ledger) Remove(uid gpu.PodUID) bool {
 
 // SetBound sets the bound allocation of a pod as the API server reports it, or as its Binding was written. It replaces an assumed
 // allocation, never fails, and can exceed a card's memory. If where is empty the card is unknown: the allocation is then presumed, on the
-// card of the pod's former allocation on this node, or else on the card on which the node is likely to place the pod.
+// card of the pod's former allocation on this node, or else on the card on which the node is likely to place the pod. SetBound of what the ledger
+// has already changes no node.
 func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) {
+	if l.hasBound(name, pod, where, assumed) {
+		return
+	}
 	var ended []string
 	l.edit(func(alter func(string, func(*node))) {
 		home, allocated := l.nodeOf[pod.UID]
@@ -377,6 +381,20 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 		l.tentative.endFor(pod.UID)
 	})
 	l.freed(ended...)
+}
+
+// hasBound reports whether the ledger has this bound allocation, as after most events of the watch. Then it ends what ends with a bind.
+func (l *Ledger) hasBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.allocation(pod.UID)
+	if a == nil || l.nodeOf[pod.UID] != name || a.State != Bound || a.Presumed || a.Pod != pod ||
+		!slices.Equal(a.Placement, where) || !a.AssumeTime.Equal(assumed) {
+		return false
+	}
+	l.endPlaced(pod.UID)
+	l.tentative.endFor(pod.UID)
+	return true
 }
 
 // Lookup returns the pod's allocation and its node.
