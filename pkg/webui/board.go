@@ -23,7 +23,7 @@ import (
 
 const (
 	// refreshEvery is the least time between two reads of the ledger, for all viewers together.
-	refreshEvery = 250 * time.Millisecond
+	refreshEvery = time.Second
 	// deltasKept is how many changes a viewer can lag behind before it gets the complete state again.
 	deltasKept = 32
 	// maxViewers bounds the number of open streams.
@@ -119,8 +119,9 @@ type entry struct {
 // fields below it.
 type Board struct {
 	Options
-	stopping context.Context
-	stop     context.CancelFunc
+	stopping    context.Context
+	compressors compressors
+	stop        context.CancelFunc
 
 	mu sync.Mutex
 	// nextExplain is when the next explanation may be read, see scheduling.ExplainShare.
@@ -352,7 +353,7 @@ func (b *Board) publish(d delta) error {
 	if len(b.deltas) == deltasKept {
 		b.deltas = slices.Delete(b.deltas, 0, 1)
 	}
-	b.deltas = append(b.deltas, newFrame("delta", b.seq, text))
+	b.deltas = append(b.deltas, newFrame("delta", b.seq, text, &b.compressors))
 	close(b.changed)
 	b.changed = make(chan struct{})
 	return nil
@@ -394,7 +395,7 @@ func (b *Board) wholeFrame() (*frame, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the state for the page: %w", err)
 	}
-	b.whole = newFrame("whole", b.seq, text)
+	b.whole = newFrame("whole", b.seq, text, &b.compressors)
 	return b.whole, nil
 }
 

@@ -76,7 +76,7 @@ func (b *Board) stream(ctx context.Context, connection *http.ResponseController,
 	}
 	beat := b.Clock.NewTicker(beatEvery)
 	defer beat.Stop()
-	beatFrame := newFrame("beat", 0, []byte("0"))
+	beatFrame := newFrame("beat", 0, []byte("0"), &b.compressors)
 	seq := uint64(0)
 	for {
 		frames, now, changed, err := b.after(seq)

@@ -17,18 +17,30 @@ type frame struct {
 	packed func() []byte
 }
 
-func newFrame(event string, seq uint64, data []byte) *frame {
+// compressors keeps compressors for later frames: a new one allocates and clears a megabyte. The zero value is ready for use.
+type compressors struct{ pool sync.Pool }
+
+// pack returns the text as frame.packed does.
+func (c *compressors) pack(text []byte) []byte {
+	w, ok := c.pool.Get().(*flate.Writer)
+	if !ok {
+		w, _ = flate.NewWriter(nil, flate.BestSpeed) // The level is valid.
+	}
+	var out bytes.Buffer
+	w.Reset(&out)
+	_, _ = w.Write(text) // Writing to memory can't fail.
+	_ = w.Flush()
+	w.Reset(nil)
+	c.pool.Put(w)
+	return out.Bytes()
+}
+
+func newFrame(event string, seq uint64, data []byte, c *compressors) *frame {
 	head := fmt.Appendf(nil, "event: %s\nid: %d\ndata: ", event, seq)
 	plain := slices.Concat(head, data, []byte("\n\n"))
 	return &frame{
 		plain: plain, data: plain[len(head) : len(plain)-2],
-		packed: sync.OnceValue(func() []byte {
-			var out bytes.Buffer
-			w, _ := flate.NewWriter(&out, flate.BestSpeed) // The level is valid.
-			_, _ = w.Write(plain)                          // Writing to memory can't fail.
-			_ = w.Flush()
-			return out.Bytes()
-		}),
+		packed: sync.OnceValue(func() []byte { return c.pack(plain) }),
 	}
 }
 
