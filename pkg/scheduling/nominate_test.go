@@ -207,9 +207,9 @@ func TestNominationOutcomes(t *testing.T) {
 // A nomination that leads nowhere is removed after a while, but not one that kube-scheduler has made.
 func TestExpiredNomination(t *testing.T) {
 	for name, test := range map[string]struct {
-		requested  bool
-		reported []*corev1.Pod
-		want     []string
+		requested bool
+		reported  []*corev1.Pod
+		want      []string
 	}{
 		"the pod is still pending": {true, []*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1"))}, []string{"p=", "p=n1"}},
 		"the pod has become a member of a group": {true, []*corev1.Pod{fake.Pod("p", 60, fake.Nominated("n1")), fake.Pod("p", 60, fake.Nominated("n1"), func(pod *corev1.Pod) {
