@@ -82,7 +82,13 @@ type matching struct {
 	question *Candidate
 }
 
-// find returns the container that the kubelet calls Allocate for, or ByNone.
+// find returns the container that the kubelet calls Allocate for, or ByNone. Candidates are the containers with this request that have no card. It is, in
+// this order:
+//
+//   - the one for which the kubelet has called GetPreferredAllocation with the same devices;
+//   - the first that waits for devices by the kubelet's PodResources;
+//   - if the kubelet can't be asked, the one whose card the scheduler chose first;
+//   - after pods and checkpoint were read again, one that had a card and starts again (recovery.go).
 func (m *matching) find() (Candidate, Match) {
 	candidates := m.candidates()
 	preferred := slices.IndexFunc(candidates, func(c Candidate) bool { return c.Key() == m.Preferred.Container })
@@ -97,6 +103,18 @@ func (m *matching) find() (Candidate, Match) {
 		// GetPreferredAllocation was matched to a container that isn't a candidate in this snapshot: perhaps its pod is not known
 		// here yet. The first candidate by order would be another pod's container.
 		return Candidate{}, ByNone
+	}
+	return found, match
+}
+
+// findRefreshed finds the container among all that are known, those that were given a card before included.
+func (m *matching) findRefreshed(candidates []Candidate) (Candidate, Match) {
+	found, match := m.resolve(candidates, true)
+	switch {
+	case match == ByNone:
+		return m.findInterrupted()
+	case found.Pod.Ran && slices.ContainsFunc(m.resized(), func(c Candidate) bool { return m.ask(c) == StateWaiting }):
+		return Candidate{}, ByNone // Either the container starts again, or the pod is resized.
 	}
 	return found, match
 }

@@ -24,18 +24,6 @@ import (
 // statusLag is how long after a kubelet's start the API server may report containers as running that ended before.
 const statusLag = 5 * time.Minute
 
-// findRefreshed finds the container among all that are known, those that were given a card before included.
-func (m *matching) findRefreshed(candidates []Candidate) (Candidate, Match) {
-	found, match := m.resolve(candidates, true)
-	switch {
-	case match == ByNone:
-		return m.findInterrupted()
-	case found.Pod.Ran && slices.ContainsFunc(m.resized(), func(c Candidate) bool { return m.ask(c) == StateWaiting }):
-		return Candidate{}, ByNone // Either the container starts again, or the pod is resized.
-	}
-	return found, match
-}
-
 // interrupted returns the running containers with this request, for which the kubelet may ask again.
 func (m *matching) interrupted() []Candidate { return m.containers(true) }
 

@@ -1,15 +1,12 @@
 package binding
 
 import (
-	"cmp"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Claim is the sole right to write, to move and to release a pod's allocation until the pod is bound. A bind holds it from before it reads the
@@ -244,11 +241,6 @@ func (c *claims) rejected(w *write) {
 	})
 }
 
-// answerLost records that the answer was lost. It forgets earlier writes, because their deadlines end before that of this one.
-func (c *claims) answerLost(w *write) (open bool) {
-	return c.answered(w, func(*claimed) { w.state, w.earlier = unconfirmed, nil })
-}
-
 // foundBound records that a live read after the write found the pod bound, perhaps to another node.
 func (c *claims) foundBound(w *write, found *clustercache.PodInfo, now time.Time) {
 	c.answered(w, func(pod *claimed) { c.recordBound(pod, found, now) })
@@ -292,45 +284,6 @@ func (c *claims) watchReported(uid gpu.PodUID, update func()) (resolved *write) 
 	pod.settle(nil)
 	c.dropUnused(uid, false)
 	return resolved
-}
-
-// due returns the writes whose pods must be read now, the oldest first. A bind in flight finds the outcome itself.
-func (c *claims) due(now time.Time) (due []*write) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, pod := range c.pods {
-		if w := pod.open; pod.state == idle && (w.state == unconfirmed || now.Sub(w.at) > unseenAfter) {
-			due = append(due, w)
-		}
-	}
-	slices.SortFunc(due, func(a, b *write) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.pod.UID, b.pod.UID)) })
-	return due
-}
-
-// applyRead updates the ledger with the result of a read that began at asked; found is nil if there is no such pod. If the pod isn't bound, the
-// write is no longer made if it began more than deadline before. applyRead returns the outcome, or "" if there is none yet, and whether the write
-// was unconfirmed.
-func (c *claims) applyRead(w *write, found *clustercache.PodInfo, asked time.Time, deadline time.Duration) (outcome reasons.Result, resolved bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	pod := c.pods[w.pod.UID]
-	if pod == nil || pod.state != idle || pod.open != w {
-		return "", false // A retry has begun, which may have read the allocation; or the watch has reported the pod.
-	}
-	resolved = w.state == unconfirmed
-	switch {
-	case found == nil, found.Ended:
-		c.recordGone(pod, w.pod.UID)
-		return reasons.ResultGone, resolved
-	case found.Node != "":
-		c.recordBound(pod, found, asked)
-		return reasons.ResultBound, resolved
-	case asked.Sub(w.at) > deadline:
-		pod.open = nil
-		c.dropUnused(w.pod.UID, true)
-		return reasons.ResultNotBound, resolved
-	}
-	return "", false // The write may still be under way.
 }
 
 // addUnseen adds a pod that a live read found on a node and that the watch has not reported. The bind stays open until the

@@ -1,11 +1,14 @@
 package binding
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -21,6 +24,15 @@ const (
 	// readTimeout bounds one live read.
 	readTimeout = 2 * time.Second
 )
+
+// A write whose answer is lost may have been made, and may still be made. Its allocation stays, and the pod is read every resolveInterval until it is
+// bound or gone, or until Deadline is over: then the write can't be made any more, and the allocation is released. The watch, or the next bind of the
+// pod, can find the outcome first.
+
+// answerLost records that the answer was lost, and that a read has shown no outcome. It forgets earlier writes, because their deadlines end before that of this one.
+func (c *claims) answerLost(w *write) (open bool) {
+	return c.answered(w, func(*claimed) { w.state, w.earlier = unconfirmed, nil })
+}
 
 // runResolve resolves unconfirmed binds until ctx ends.
 func (b *Binder) runResolve(ctx context.Context) error {
@@ -45,6 +57,19 @@ func (b *Binder) Resolve(ctx context.Context) {
 	}
 }
 
+// due returns the writes whose pods must be read now, the oldest first. A bind in flight finds the outcome itself.
+func (c *claims) due(now time.Time) (due []*write) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, pod := range c.pods {
+		if w := pod.open; pod.state == idle && (w.state == unconfirmed || now.Sub(w.at) > unseenAfter) {
+			due = append(due, w)
+		}
+	}
+	slices.SortFunc(due, func(a, b *write) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.pod.UID, b.pod.UID)) })
+	return due
+}
+
 // resolve reads the pod of one write. It reports whether the API server answered.
 func (b *Binder) resolve(ctx context.Context, w *write) bool {
 	logger := klog.FromContext(ctx)
@@ -57,12 +82,38 @@ func (b *Binder) resolve(ctx context.Context, w *write) bool {
 		logger.V(2).Info("Pod of an open bind not read, trying again", "pod", klog.KRef(w.pod.Namespace, w.pod.Name), "err", err)
 		return false
 	}
-	outcome, resolved := b.claims.applyRead(w, found, asked, Deadline(b.Timeout))
+	outcome, lost := b.claims.applyRead(w, found, asked, Deadline(b.Timeout))
 	b.reader.report(w.pod.UID, found)
-	if outcome != "" && resolved {
+	if outcome != "" && lost {
 		b.reportResolved(logger, w, outcome)
 	}
 	return true
+}
+
+// applyRead updates the ledger with the result of a read that began at asked; found is nil if there is no such pod. If the pod isn't bound, the
+// write is no longer made if it began more than deadline before. applyRead returns the outcome, or "" if there is none yet, and whether the answer to
+// the write was lost.
+func (c *claims) applyRead(w *write, found *clustercache.PodInfo, asked time.Time, deadline time.Duration) (outcome reasons.Result, lost bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pod := c.pods[w.pod.UID]
+	if pod == nil || pod.state != idle || pod.open != w {
+		return "", false // A retry has begun, which may have read the allocation; or the watch has reported the pod.
+	}
+	lost = w.state == unconfirmed
+	switch {
+	case found == nil, found.Ended:
+		c.recordGone(pod, w.pod.UID)
+		return reasons.ResultGone, lost
+	case found.Node != "":
+		c.recordBound(pod, found, asked)
+		return reasons.ResultBound, lost
+	case asked.Sub(w.at) > deadline:
+		pod.open = nil
+		c.dropUnused(w.pod.UID, true)
+		return reasons.ResultNotBound, lost
+	}
+	return "", false // The write may still be under way.
 }
 
 // watchReported applies what the watch reports of a pod to the ledger, see claims.watchReported. outcome is that of the pod's bind.

@@ -1,14 +1,17 @@
-// Package eviction evicts pods, and finds out what an eviction would free. It is the only place that evicts.
+// Package eviction evicts pods, and finds out what an eviction would free. Only kube-scheduler, for a preemption, evicts pods beside it.
 //
-// Pods are evicted for five reasons. A kept place is what the ledger reserves of the freed memory until the pod that it is for is bound:
+// Pods are evicted for five reasons. Three free a place for a pod: the ledger reserves it until that pod is bound, and if it isn't bound in time, the
+// evictions were of no use, and no more follow for a while.
 //
-//   - For a pod of higher priority that only fragmentation keeps pending: Evictor, chosen by package preemption, kept by Ledger.Nominate. If the pod
-//     isn't placed then, it pauses (Evictor, endRounds).
-//   - By kube-scheduler, for a pod of higher priority: chosen by package preemption too (Scheduler.Preempt). The Evictor keeps the place.
-//   - For a tenant below its share, from those above theirs: Reclaimer, chosen by packages dispatch (candidates.go) and reclaim, kept by Ledger.Hold. If the
-//     unit isn't placed then, its tenant pauses (dispatch, endFailedHolds).
-//   - The bound members of a run that stays broken: Members, decided by package gang (broken.go). Nothing is kept.
-//   - Pods that use more memory than they request, or that borrow on a card that is low on free memory: Overusers, for the other pods of the card.
+//	for                              victims are chosen by             the place is kept by    of no use: found by, who pauses
+//	a pod that only fragmentation    Evictor, preemption.Choose        Ledger.Nominate         Evictor (endRounds); the pod
+//	keeps pending
+//	a pod, by kube-scheduler         Scheduler.Preempt, the same       Ledger.Nominate         Evictor (endRounds); the pod
+//	a tenant below its share         dispatch (candidates), reclaim    Ledger.Hold             dispatch (endFailedHolds: no room came free, wasted:
+//	                                                                                           not bound); its units of that kind
+//	the run of a broken group        gang (broken.go), by Members      nothing
+//	other pods of a short card       Overusers: pods above their       nothing
+//	                                 limit, then borrowers
 //
 // Executor makes the evictions of Evictor and Reclaimer, in rounds that a new leader finishes; Check asks first whether all of them would be granted.
 // Survey collects the input for package preemption.

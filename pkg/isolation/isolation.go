@@ -86,11 +86,12 @@ type Mount struct{ HostPath, ContainerPath string }
 // Node is what a backend knows of the node from its Node object.
 type Node struct{ KubeletVersion, Runtime string }
 
-// Backend implements a mode. A new mode needs its name and rules (Modes, and the methods of Mode), its Backend (Backends), which pods can't be
-// placed on its nodes (Spec in pkg/eligibility/node.go), and how it is found out that its limits aren't in force (limits.go in pkg/deviceplugin). If its
+// Backend implements a mode. A new mode needs its name and rules (Modes, and the methods of Mode), its Backend (Backends, and Isolate if it has a
+// daemon), which pods can't be placed on its nodes (Spec in pkg/eligibility/node.go; the texts in pkg/reasons/reason.go and pkg/diagnosis/room.go say
+// "by MPS" so far), and how it is found out that its limits aren't in force (limits.go in pkg/deviceplugin, which reads limits of the driver). If its
 // containers differ from others after a restart of the plugin, the record and what is read back from the kubelet's checkpoint know it
 // (Allocation.MPS in pkg/allocation/record.go, checkpoint.go in pkg/deviceplugin). The extender has the modes that it must know in
-// pkg/protocol/isolation.go. The help of --isolation, pkg/inspect/isolation.go, pkg/webui/assets/details.js and docs/limits.md name modes. The
+// pkg/protocol/isolation.go. The help of --isolation, pkg/inspect/isolation.go, pkg/webui/assets/details.js, docs/limits.md and docs/node.md name modes. The
 // chart lists them in values.schema.json, and mounts what a Backend reads of the machine.
 type Backend interface {
 	// Ready returns why a container on this card would not be limited; nil if it would be.

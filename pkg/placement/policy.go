@@ -10,12 +10,13 @@ import (
 
 // Policy is a preference among the cards of a node, or among nodes, that have room for a demand.
 //
-// A policy sees nothing of a card but its Room. One that ranks by more needs a change of choose and best (place.go).
+// A policy sees nothing of a card but its Room. One for cards that ranks by more needs a change of choose and best (place.go). One for nodes that sees
+// more, as LeastWaste does, sets byCost, and is a cost instead of better and rate: how it is computed is in costs.go and outlook.go, for which pods
+// in pkg/ledger (kindOf and suitByCost in outlook.go) and pkg/scheduling (expectations.go), and how it becomes a score in score.go (Scale).
 //
 // To add a policy, add a value below and list it in policies: the command line and its help take it from there.
-// It is offered for cards and for nodes; one for nodes only, as LeastWaste, is listed in nodePolicies, and what it sees of nodes is up to suit
-// (pkg/ledger, availability.go). Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json, checked by
-// TestChartPolicies), docs/glossary.md and docs/design.md (Choice). Add a case to TestPlace (place_test.go), change the texts that
+// It is offered for cards and for nodes; one for nodes only, as LeastWaste, is listed in nodePolicies. Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json, checked by
+// TestChartPolicies), docs/glossary.md and docs/design.md (Prioritize). Add a case to TestPlace (place_test.go), change the texts that
 // TestPolicies there and cmd/gpushare-extender/main_test.go expect, extend the models of pkg/ledger's tests, and add a line to
 // CHANGELOG.md. Code that names a policy stays as it is: it doesn't depend on the user's choice (Expected; package ledger,
 // feasible.go; package diagnosis, room.go). TestPolicies checks for each policy what other code relies on:
@@ -30,6 +31,8 @@ type Policy struct {
 	// rate rates cards or a node by the fraction that is used after the placement, in the scarcer dimension, 0 to 1. The highest
 	// rate is best.
 	rate func(used float64) float64
+	// byCost is true if nodes are ranked by an Outlook, where there is one, instead of better and rate.
+	byCost bool
 }
 
 var (
@@ -51,6 +54,7 @@ var (
 		name: "least-waste", help: "the least of what the pods that usually come could use",
 		better: Binpack.better,
 		rate:   Binpack.rate,
+		byCost: true,
 	}
 )
 
@@ -95,7 +99,7 @@ func list(of []Policy, describe func(Policy) string) string {
 }
 
 // ByCost reports whether the policy needs an Outlook.
-func (p *Policy) ByCost() bool { return p.name == LeastWaste.name }
+func (p *Policy) ByCost() bool { return p.byCost }
 
 // String returns the policy's name, as in flags.
 func (p Policy) String() string { return p.name }
