@@ -85,7 +85,8 @@ func (l *Ledger) fit(name string, n *node, pod *gpu.Pod, demand *gpu.Demand) rea
 	return l.orKept(l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod, true, nil), *demand)), name, n, pod, nil)
 }
 
-// suit is fit with the node's suitability, without orKept, which Rank adds. kind is kindOf the pod.
+// suit returns how well the node suits the pod, or the reason why it doesn't fit. Unlike fit, it doesn't ask whether CPU and other resources are kept for
+// others: Rank does (orKept), where it is needed. kind is kindOf the pod.
 func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand, kind int) (placement.Suitability, reasons.Reason) {
 	if reason := n.accepts(demand); reason != reasons.Fits {
 		return 0, reason

@@ -21,7 +21,8 @@ type Reservation struct {
 	// Label names the item for users. A pod that only labelled reservations keep from a node doesn't fit it with the reason reasons.Reserved.
 	Label string
 	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one. With
-	// fair sharing, it doesn't count between an item of the queue and a pod of which only one needs a turn: the one that needs none comes first.
+	// fair sharing, priorities don't count between items that need a turn and pods that need none, or the other way round: an item that needs no
+	// turn is seen by all pods that need one, and an item that needs a turn by no pod that needs none.
 	Priority int32
 	// Shares are what is kept. A share counts until its pod has an allocation.
 	Shares []Share
@@ -224,8 +225,8 @@ func (l *Ledger) reservedFor(uid gpu.PodUID) (names []string) {
 }
 
 // OwnPlaces returns the nodes on which one of the pods has something of its own: an allocation, a share of its reservations, or what is awaited for
-// an item of the queue after its own. On other nodes each of them sees no more memory as free than any pod of its priority, of those that need a turn
-// of fair sharing as well, or none either.
+// an item of the queue after its own. On other nodes each of them sees at most as much free memory as any other pod that has its priority, and that
+// needs a turn of fair sharing if it does.
 func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()

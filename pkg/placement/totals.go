@@ -50,8 +50,9 @@ func Sum(cards []Card) Totals {
 	return t
 }
 
-// Fit returns Fits if enough cards have room for the demand, whose memory must be positive, else the least severe reason. t must
-// be Sum(cards).
+// Fit returns Fits if enough cards have room for the demand, whose memory must be positive, else the reason that least has to change for: first that
+// containers end on cards with memory, then that memory is free on one card instead of several, that memory comes free, that cards become healthy. t
+// must be Sum(cards).
 func (t *Totals) Fit(cards []Card, demand *gpu.Demand) reasons.Reason {
 	if !demand.MemoryOnly() || t.Limited {
 		return t.fitCards(cards, demand)
