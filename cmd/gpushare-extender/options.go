@@ -58,6 +58,15 @@ type reservations struct {
 	maxAge  time.Duration
 }
 
+// bound returns how long the first item of the queue waits at most if the pods on its cards run for maxAge at most (docs/design.md, "The promise"),
+// without what kube-scheduler needs; 0 without reservations.
+func (r *reservations) bound() time.Duration {
+	if r.maxIdle <= 0 {
+		return 0
+	}
+	return 4 * r.maxAge
+}
+
 // gangs are the values of the flags for groups of pods.
 type gangs struct {
 	hold          time.Duration

@@ -144,12 +144,13 @@ func serve(ctx context.Context, o options) error {
 		return o.cardMetrics && (leading == nil || leading() == nil)
 	})
 	metrics.NewCluster(registry, scheduler)
-	metrics.NewPending(registry, scheduler.Ready, func() (pending []metrics.Pending, requestProblems int) {
+	metrics.NewPending(registry, scheduler.Ready, o.reservations.bound(), func() metrics.PendingPods {
 		explanation := scheduler.Explain()
-		for i, pod := range explanation.Pending {
-			pending = append(pending, metrics.Pending{Reason: explanation.Diagnoses[i].Reason, Waits: explanation.At.Sub(pod.Pending.Created)})
+		now := metrics.PendingPods{At: explanation.At, RequestProblems: len(explanation.RequestProblems)}
+		for i, why := range explanation.Diagnoses {
+			now.Pods = append(now.Pods, metrics.Pending{Reason: why.Reason, Place: explanation.Places[i]})
 		}
-		return pending, len(explanation.RequestProblems)
+		return now
 	})
 	groups.Count(scheduler.GangStates)
 	if fair.On {

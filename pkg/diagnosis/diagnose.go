@@ -31,6 +31,8 @@ type Diagnoser struct {
 	// Turns are the turns of the pods that wait for one; nil if tenants don't share the cluster fairly, or if only another
 	// process knows.
 	Turns map[gpu.PodUID]reasons.Turn
+	// Awaited are the nodes on which cards in use are reserved for pods; nil if only another process knows.
+	Awaited map[gpu.PodUID]string
 
 	now time.Time
 	// active are the names of the schedulers that have tried a pending pod.
@@ -42,8 +44,6 @@ type Diagnoser struct {
 	// chosen is the number of nodes in choices.
 	chosen int
 	rooms  map[roomKey]room
-	// queues are the pods that wait for memory, by their constraints, in the order in which they get it.
-	queues map[unique.Handle[string]][]*Pod
 	// messages are the rejections by message of kube-scheduler; nil for a message that is none.
 	messages map[string]*rejection
 }
@@ -53,15 +53,35 @@ type Diagnoser struct {
 func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	d := &Diagnoser{
 		now: now, active: map[string]bool{}, nodes: newNodeFigures(nodes), choices: map[unique.Handle[string]]*choice{}, rooms: map[roomKey]room{},
-		messages: map[string]*rejection{}, queues: map[unique.Handle[string]][]*Pod{},
+		messages: map[string]*rejection{},
 	}
 	for _, pod := range pending {
 		if pod.Tried {
 			d.active[pod.Scheduler] = true
 		}
 	}
-	d.sortQueues(pending)
 	return d
+}
+
+// DiagnoseAll returns the diagnoses of all pending pods, and their places, which the messages have too. wait returns what the group of the i-th pod
+// waits for, see Diagnose.
+func (d *Diagnoser) DiagnoseAll(pods []*Pod, wait func(i int) *GroupWait) ([]Diagnosis, []Place) {
+	all, waits := make([]Diagnosis, len(pods)), make([]*GroupWait, len(pods))
+	for i, pod := range pods {
+		waits[i] = wait(i)
+		all[i] = d.diagnose(pod, waits[i])
+	}
+	places := d.places(pods, waits, all)
+	for i := range all {
+		if text := places[i].String(); text != "" {
+			all[i].Message += "; " + text
+		}
+		if node := d.Awaited[pods[i].UID]; node != "" {
+			all[i].Message += fmt.Sprintf("; cards of %s are reserved for it, and it gets them when pods there have ended", node)
+		}
+		all[i].Message = protocol.Shorten(all[i].Message)
+	}
+	return all, places
 }
 
 // Diagnose returns why the pod, which has no node, is pending. wait is what the pod's group waits for; nil if the pod doesn't

@@ -25,6 +25,14 @@ func (w *GroupWait) invalid() bool { return w != nil && w.Reason.Invalid() }
 // untried reports whether kube-scheduler has not tried all members yet. It doesn't try those for which it finds no node.
 func (w *GroupWait) untried() bool { return w.Reason == reasons.GroupAwaitsOthers }
 
+// since returns since when the pod's group waits, or the pod if it waits for none, or if that is unknown of its group.
+func (w *GroupWait) since(pod *Pod) time.Time {
+	if w == nil || w.Since.IsZero() {
+		return pod.Created
+	}
+	return w.Since
+}
+
 // String returns the sentence that is shown to users.
 func (w *GroupWait) String() string {
 	group := "group " + w.Group

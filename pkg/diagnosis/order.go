@@ -1,36 +1,93 @@
 package diagnosis
 
 import (
-	"cmp"
+	"fmt"
 	"slices"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Ahead returns how many of the pending pods come before the pod in the queue, of those that can use the same nodes by their constraints: pods of
-// higher priority, and older ones of the same priority. Each pod of a group counts. ok is false if the pod isn't in this order, because it has gates
-// or its request is invalid, or if the pods of other namespaces aren't known.
-func (d *Diagnoser) Ahead(pod *Pod) (ahead int, ok bool) {
-	if d.podsOnly || !pod.queues() {
-		return 0, false
-	}
-	ahead, _ = slices.BinarySearchFunc(d.queues[pod.Constraints], pod, comparePods)
-	return ahead, true
+// Place is where a pending pod is in the queue. A group has one place, as in the queue. All views show it in the words of String: Ahead and Since.
+type Place struct {
+	// Ahead is how many pods and groups come before the pod, of those that wait for memory and can use the same nodes by their constraints:
+	// those of higher priority, and older ones of the same priority. What failed lately comes later than this says: only the leader knows it.
+	// It is only valid if Queued is true.
+	Ahead int
+	// Queued is true if the pod waits for memory. A pod that waits for its turn has another order, see reasons.Turn.
+	Queued bool
+	// Since is since when the pod or its group waits.
+	Since time.Time
 }
 
-// sortQueues sets queues to those of the pods that are in an order.
-func (d *Diagnoser) sortQueues(pending []*Pod) {
-	for _, pod := range pending {
-		if pod.queues() {
-			d.queues[pod.Constraints] = append(d.queues[pod.Constraints], pod)
+// String returns the place in words; empty if nothing is ahead.
+//
+// The views that are read on demand show it. It is neither in Events nor in the condition PodScheduled: a pod that is bound changes the place of all
+// behind it, so each bind would cost writes, and a changed condition makes kube-scheduler retry the pod.
+func (p Place) String() string {
+	switch {
+	case !p.Queued || p.Ahead == 0:
+		return ""
+	case p.Ahead == 1:
+		return "1 pod or group is ahead of it"
+	}
+	return fmt.Sprintf("%d pods or groups are ahead of it", p.Ahead)
+}
+
+// places returns the places of the pods. waits are what their groups wait for, and why are their diagnoses.
+func (d *Diagnoser) places(pods []*Pod, waits []*GroupWait, why []Diagnosis) []Place {
+	places := make([]Place, len(pods))
+	items := map[string]*ledger.Item{}
+	queues := map[unique.Handle[string]][]*ledger.Item{} // By Pod.Constraints.
+	itemOf := make([]*ledger.Item, len(pods))            // nil for a pod that isn't queued.
+	for i, pod := range pods {
+		places[i] = Place{Since: waits[i].since(pod), Queued: !d.podsOnly && queued(why[i].Reason, pod, waits[i])}
+		if places[i].Queued {
+			itemOf[i] = addTo(items, pod, waits[i])
+			queues[pod.Constraints] = append(queues[pod.Constraints], itemOf[i])
 		}
 	}
-	for _, queue := range d.queues {
-		slices.SortFunc(queue, comparePods)
+	for constraints, queue := range queues {
+		slices.SortFunc(queue, (*ledger.Item).Compare)
+		queues[constraints] = slices.Compact(queue) // Each member has added its group.
 	}
+	for i, pod := range pods {
+		if places[i].Queued {
+			places[i].Ahead, _ = slices.BinarySearchFunc(queues[pod.Constraints], itemOf[i], (*ledger.Item).Compare)
+		}
+	}
+	return places
 }
 
-func (p *Pod) queues() bool { return len(p.Gates) == 0 && p.RequestError == "" }
+// addTo returns the pod's item, which it adds to the items by their IDs. It is a ledger.Item as far as the pods of the API server show it.
+func addTo(items map[string]*ledger.Item, pod *Pod, wait *GroupWait) *ledger.Item {
+	id := "pod " + string(pod.UID)
+	if wait != nil {
+		id = fmt.Sprint("group ", wait.Native, " ", wait.Group)
+	}
+	item := items[id]
+	if item == nil {
+		item = &ledger.Item{ID: id, Broken: wait != nil && wait.Reason.Broken(), Priority: pod.Priority, Entered: pod.Created}
+		items[id] = item
+	}
+	item.Priority = min(item.Priority, pod.Priority)
+	if pod.Created.Before(item.Entered) {
+		item.Entered = pod.Created
+	}
+	return item
+}
 
-// comparePods is the order of ledger.Item for single pods, as if none had failed.
-func comparePods(a, b *Pod) int {
-	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.UID, b.UID))
+// queued reports whether a pod with this reason waits for memory: it runs as soon as it gets some.
+func queued(reason reasons.Reason, pod *Pod, wait *GroupWait) bool {
+	switch reason {
+	case reasons.ReservedForOther, reasons.KeptForNominated, reasons.FailedCard, reasons.WaitsForTermination, reasons.Crowded, reasons.Fragmented, reasons.Full:
+		return true
+	case reasons.WaitsForGroup:
+		return !wait.Reason.Incomplete()
+	case reasons.OtherConstraint: // The queue also counts CPU and other resources.
+		return reasons.LacksResources(pod.Message)
+	}
+	return false
 }

@@ -1,36 +1,80 @@
 package diagnosis
 
 import (
+	"strings"
 	"testing"
 	"time"
-	"unique"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// The pods that come before a pod are those that can use the same nodes, with a higher priority or an earlier creation.
-func TestAhead(t *testing.T) {
-	begin := time.Unix(1_000_000, 0)
-	pod := func(name gpu.PodUID, priority int32, age int, constraints string, gates ...string) *Pod {
-		return &Pod{
-			Pod: gpu.Pod{UID: name, Request: 1, Priority: priority}, Created: begin.Add(-time.Duration(age) * time.Second),
-			Constraints: unique.Make(constraints), Gates: gates,
-		}
+// TestPlaces: ahead of a pod are the pods and groups that wait for memory, can use the same nodes, and have a higher priority or are older.
+func TestPlaces(t *testing.T) {
+	aged := func(name string, memory int64, priority int32, seconds int, changes ...func(*corev1.Pod)) *Pod {
+		full := condition(corev1.PodReasonUnschedulable, "0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.")
+		return pod(memory, append([]func(*corev1.Pod){full, func(p *corev1.Pod) {
+			p.Name, p.UID, p.Spec.Priority = name, types.UID(name), &priority
+			p.CreationTimestamp.Time = now.Add(-time.Duration(seconds) * time.Second)
+		}}, changes...)...)
 	}
+	rejected := func(message string) func(*corev1.Pod) { return condition(corev1.PodReasonUnschedulable, message) }
+	onB := func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": "b"} }
 	pods := []*Pod{
-		pod("young", 0, 1, ""), pod("important", 5, 2, ""), pod("old", 0, 9, ""), pod("elsewhere", 9, 9, "pool=b"), pod("gated", 9, 9, "", "gate"), pod("twin", 0, 1, ""),
+		aged("young", 9, 0, 1), aged("twin", 9, 0, 1), aged("old", 9, 0, 9), aged("important", 9, 5, 2), aged("on-b", 9, 0, 9, onB),
+		aged("lacks-cpu", 1, 0, 99, rejected("0/2 nodes are available: 2 Insufficient cpu.")),
+		aged("lacks-volume", 1, 9, 99, rejected(`persistentvolumeclaim "data" not found. not found`)),
+		aged("gated", 9, 9, 99, gated), aged("turn", 9, 9, 99, gated), aged("too-large", 99, 9, 99),
+		aged("group-0", 9, 7, 3), aged("group-1", 9, 0, 5), aged("broken-0", 9, -1, 1), aged("few-0", 9, 9, 99),
 	}
-	pods = append(pods, &Pod{Pod: gpu.Pod{UID: "odd", Priority: 9}, RequestError: "too large"})
-	d := NewDiagnoser(nil, pods, begin)
-	want := map[gpu.PodUID]int{"important": 0, "old": 1, "twin": 2, "young": 3, "elsewhere": 0}
-	for _, p := range pods {
-		ahead, ok := d.Ahead(p)
-		if n, queues := want[p.UID]; ok != queues || ahead != n {
-			t.Errorf("%s: %d, %v", p.UID, ahead, ok)
+	wait := func(i int) *GroupWait {
+		group, _, member := strings.Cut(pods[i].Name, "-")
+		reason, known := map[string]reasons.Group{
+			"group": reasons.GroupNoRoom, "broken": reasons.GroupBroken(1, 2), "few": reasons.GroupIncomplete(1, 2),
+		}[group]
+		if !member || !known {
+			return nil
 		}
+		return &GroupWait{Group: "default/" + group, Reason: reason, Since: now.Add(-time.Second)}
+	}
+	nodes := []Node{node("a", gpu.GiB, card(0, 16, 9)), node("b", gpu.GiB, card(0, 16, 16))}
+	d := NewDiagnoser(nodes, pods, now)
+	d.Turns = map[gpu.PodUID]reasons.Turn{"turn": {Tenant: "t", Before: 2}}
+	d.Awaited = map[gpu.PodUID]string{"important": "a"}
+	why, places := d.DiagnoseAll(pods, wait)
+	if words := "1 pod or group is ahead of it; cards of a are reserved for it, and it gets them when pods there have ended"; !strings.HasSuffix(why[3].Message, words) {
+		t.Errorf("of reserved cards: %q", why[3].Message)
+	}
+	got, want := map[string]int{}, map[string]int{
+		"broken-0": 0, "important": 1, "lacks-cpu": 2, "old": 3, "group-0": 4, "group-1": 4, "twin": 5, "young": 6, "on-b": 0,
+	}
+	for i, place := range places {
+		if place.Queued {
+			got[pods[i].Name] = place.Ahead
+		}
+		if strings.Contains(why[i].Message, "ahead of it") != (place.Queued && place.Ahead > 0 || pods[i].Name == "turn") {
+			t.Errorf("%s: %q", pods[i].Name, why[i].Message)
+		}
+		since := pods[i].Created
+		if wait(i) != nil {
+			since = wait(i).Since
+		}
+		if !place.Since.Equal(since) {
+			t.Errorf("%s waits since %v, want %v", pods[i].Name, place.Since, since)
+		}
+	}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("ahead (-want +got):\n%s", diff)
+	}
+	if text := (Place{Queued: true, Ahead: 1}).String(); text != "1 pod or group is ahead of it" {
+		t.Error(text)
 	}
 	d.podsOnly = true
-	if _, ok := d.Ahead(pods[0]); ok {
-		t.Error("known from the pods of one namespace")
+	if _, places = d.DiagnoseAll(pods, wait); places[0].Queued {
+		t.Error("the pods of other namespaces aren't known")
 	}
 }

@@ -16,15 +16,15 @@ func TestWords(t *testing.T) {
 	}{
 		"its turn comes": {
 			reasons.Turn{Tenant: "vision", Allocated: 40, Share: 32, Before: 2},
-			"waits for its turn: tenant vision has 40 of its share of 32; 2 tenants are before it", "vision/a: 2 tenants are before it",
+			"waits for its turn: tenant vision has 40 of its share of 32; 2 tenants are ahead of it", "vision/a: 2 tenants are ahead of it",
 		},
 		"its turn is next": {
 			reasons.Turn{Tenant: "vision", Allocated: 1, Share: 32}, "waits for its turn: tenant vision has 1 of its share of 32", "vision/a: its turn is next",
 		},
 		"it has no room": {
 			reasons.Turn{Tenant: "", Allocated: 1, Share: 32, Before: 1, Obstacle: reasons.ObstacleNoRoom},
-			"waits for its turn: tenant <none> has 1 of its share of 32; 1 tenant is before it; no card has room for it now",
-			"vision/a: 1 tenant is before it; no card has room for it now",
+			"waits for its turn: tenant <none> has 1 of its share of 32; 1 tenant is ahead of it; no card has room for it now",
+			"vision/a: 1 tenant is ahead of it; no card has room for it now",
 		},
 		"it never fits": {
 			reasons.Turn{Tenant: "vision", Share: 32, Before: 1, Obstacle: reasons.ObstacleNeverFits},

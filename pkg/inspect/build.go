@@ -99,8 +99,13 @@ func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
 	if objects.PodsOnly {
 		diagnoser = diagnosis.PodsOnly(objects.Pods, objects.Now)
 	}
-	for _, pod := range pending {
-		r.PendingPods = append(r.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
+	pods := make([]*diagnosis.Pod, len(pending))
+	for i, pod := range pending {
+		pods[i] = diagnosis.NewPod(pod)
+	}
+	diagnoses, places := diagnoser.DiagnoseAll(pods, func(i int) *diagnosis.GroupWait { return waits[pending[i].UID] })
+	for i, pod := range pending {
+		r.PendingPods = append(r.PendingPods, buildPending(pod, pods[i], diagnoses[i], places[i]))
 	}
 }
 
@@ -341,9 +346,7 @@ func (p *Pod) firstCard() int {
 	return p.Shares[0].Card
 }
 
-func buildPending(pod *corev1.Pod, wait *diagnosis.GroupWait, diagnoser *diagnosis.Diagnoser) PendingPod {
-	pending := diagnosis.NewPod(pod)
-	why := diagnoser.Diagnose(pending, wait)
+func buildPending(pod *corev1.Pod, pending *diagnosis.Pod, why diagnosis.Diagnosis, place diagnosis.Place) PendingPod {
 	out := PendingPod{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
@@ -353,10 +356,10 @@ func buildPending(pod *corev1.Pod, wait *diagnosis.GroupWait, diagnoser *diagnos
 		Scheduler: pod.Spec.SchedulerName,
 		Reason:    pending.Message,
 
-		Cause: why.Reason, Explanation: why.Message, Since: pending.Created.UTC(),
+		Cause: why.Reason, Explanation: why.Message, Since: place.Since.UTC(),
 	}
-	if ahead, ok := diagnoser.Ahead(pending); ok {
-		out.Ahead = &ahead
+	if place.Queued {
+		out.Ahead = &place.Ahead
 	}
 	if n := pending.NumCards(); n > 1 && pending.RequestError == "" {
 		out.Cards = n

@@ -119,7 +119,7 @@ Allocated/Total GPU Memory In Cluster:
 
 Pending Pods:
 NAMESPACE  NAME     REQUEST  CAUSE                  WHY                                                                                          AHEAD  SINCE  SCHEDULER          SCHEDULER SAYS
-default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a                        1      -      default-scheduler  0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a                        -      -      default-scheduler  0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
 ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z  0      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
 `},
 		"details list the problems of nodes and pods": {sick, writeDetails, format{}, `
@@ -266,7 +266,7 @@ Allocated/Total GPU Memory In Cluster:  28/64 (43%)
 Pending Pods:
 NAMESPACE  NAME    REQUEST   CAUSE            WHY                                                                                                                                                                                               AHEAD  SINCE  SCHEDULER          SCHEDULER SAYS
 default    pair    2x10,25%  fragmented       2 cards with 10 GiB and 25% of their computing free each are needed on one node: node-a has 1, though enough in sum; node-b: the node's GPU device plugin is too old for pods with several cards  0      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
-default    slow    4,100%    fits             node-a has room for it, 4 GiB and 100% of the computing on 1 card: kube-scheduler has not tried it yet                                                                                            0      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
+default    slow    4,100%    fits             node-a has room for it, 4 GiB and 100% of the computing on 1 card: kube-scheduler has not tried it yet                                                                                            -      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
 default    uneven  5         invalid_request  no node can give the pod what it asks for: container main: aliyun.com/gpu-mem 5 can't be divided evenly over 2 cards                                                                              -      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
 `},
 		"pending pods with several cards and cores": {severalCards, writePending, format{}, `
@@ -372,8 +372,7 @@ nodes:
   unknownCard: 8
 nodesWithoutCards: []
 pendingPods:
-- ahead: 1
-  cause: too_large
+- cause: too_large
   explanation: 'no card is large enough for 20 GiB: the largest has 16 GiB, on node-a'
   name: waiting
   namespace: default
@@ -442,8 +441,8 @@ requestProblems: []
 `},
 		"wide pending pods have kube-scheduler's message": {refused, writePending, format{wide: true}, `
 NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                     AHEAD  SINCE  SCHEDULER          SCHEDULER SAYS
-default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card  1      -      default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
-ml         large  17       too_large   no card is large enough for 17 GiB: the largest has 16 GiB, on n1       0      -      default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
+default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card  0      -      default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
+ml         large  17       too_large   no card is large enough for 17 GiB: the largest has 16 GiB, on n1       -      -      default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
 `},
 		"an empty cluster has empty lists": {nothing, structured(outputJSON), format{}, `
 {

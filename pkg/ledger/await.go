@@ -233,6 +233,19 @@ func (l *Ledger) AwaitedIdleRatio() float64 {
 	return idle / all
 }
 
+// AwaitedNodes returns the nodes on which awaited reservations from the queue keep cards for pods.
+func (l *Ledger) AwaitedNodes() map[gpu.PodUID]string {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	nodes := map[gpu.PodUID]string{}
+	for _, r := range l.reservations.items {
+		for i := range r.Shares {
+			nodes[r.Shares[i].Pod.UID] = r.Shares[i].Node
+		}
+	}
+	return nodes
+}
+
 // eachIdle calls visit for each card of the reservations, with what is free there of their shares. The caller holds the lock.
 func (l *Ledger) eachIdle(items []*Reservation, visit func(n *node, amount gpu.Memory)) {
 	type card struct {

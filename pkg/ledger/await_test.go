@@ -44,6 +44,7 @@ func TestAwaitedReservation(t *testing.T) {
 	expect(t, "five cards of four are reserved", false, f.await(requests(nodes, 16, 16, 16, 16, 16), 0, longAgo))
 	finds("after a failed reservation", pod("x", 4), nodes...)
 	expect(t, "two cards are reserved", true, f.await(requests(nodes, 16, 16), 0, longAgo))
+	expect(t, "their nodes", map[gpu.PodUID]string{"w0": "n1", "w1": "n2"}, f.AwaitedNodes())
 	finds("the reserved memory counts as used for other pods", pod("x", 4))
 	finds("a member", pod("w0", 16), "n1")
 	finds("a pod of higher priority", pod("x", 4, 1), nodes...)

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
@@ -18,18 +19,19 @@ import (
 func TestPending(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	ready := errors.New("not yet")
-	var pods []Pending
-	problems := 0
-	NewPending(registry, func() error { return ready }, func() ([]Pending, int) { return pods, problems })
+	now := PendingPods{At: time.Unix(1_000_000, 0)}
+	NewPending(registry, func() error { return ready }, 2*time.Hour, func() PendingPods { return now })
 	if n, err := testutil.GatherAndCount(registry); n != 0 || err != nil {
 		t.Errorf("%d series before the caches are synced (%v)", n, err)
 	}
 
 	ready = nil
-	expect := func(want, longest map[reasons.Reason]int) {
+	expect := func(want, longest map[reasons.Reason]int, ratio float64) {
 		t.Helper()
 		var text strings.Builder
-		text.WriteString("# HELP gpushare_extender_longest_wait_seconds How long the oldest of these pods has existed, by the same reason; 0 if there is none.\n" +
+		fmt.Fprintf(&text, "# HELP gpushare_extender_longest_wait_bound_ratio Largest part of its bound for which a queued pod or group has waited: four times --reservation-max-age for itself and for each one ahead of it.\n"+
+			"# TYPE gpushare_extender_longest_wait_bound_ratio gauge\ngpushare_extender_longest_wait_bound_ratio %v\n", ratio)
+		text.WriteString("# HELP gpushare_extender_longest_wait_seconds How long the one of these pods that waits longest has waited, by the same reason; 0 if there is none.\n" +
 			"# TYPE gpushare_extender_longest_wait_seconds gauge\n")
 		for _, reason := range reasons.OfPods() {
 			fmt.Fprintf(&text, "gpushare_extender_longest_wait_seconds{reason=%q} %d\n", reason, longest[reason])
@@ -41,15 +43,20 @@ func TestPending(t *testing.T) {
 		}
 		text.WriteString("# HELP gpushare_extender_request_problems Number of pods that get no GPU memory although they seem to ask for some, because of a mistake in their request.\n" +
 			"# TYPE gpushare_extender_request_problems gauge\n")
-		fmt.Fprintf(&text, "gpushare_extender_request_problems %d\n", problems)
+		fmt.Fprintf(&text, "gpushare_extender_request_problems %d\n", now.RequestProblems)
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(text.String())); err != nil {
 			t.Error(err)
 		}
 	}
-	expect(nil, nil)
-	pods = []Pending{{reasons.Full, time.Minute}, {reasons.Gated, 0}, {reasons.Full, time.Hour}, {reasons.Full, time.Second}}
-	problems = 3
-	expect(map[reasons.Reason]int{reasons.Full: 3, reasons.Gated: 1}, map[reasons.Reason]int{reasons.Full: 3600})
+	expect(nil, nil, 0)
+	waits := func(reason reasons.Reason, waited time.Duration, queued bool, ahead int) Pending {
+		return Pending{reason, diagnosis.Place{Since: now.At.Add(-waited), Queued: queued, Ahead: ahead}}
+	}
+	now.Pods = []Pending{
+		waits(reasons.Full, time.Minute, true, 0), waits(reasons.Gated, 24*time.Hour, false, 0), waits(reasons.Full, 3*time.Hour, true, 1), waits(reasons.Full, time.Second, true, 2),
+	}
+	now.RequestProblems = 3
+	expect(map[reasons.Reason]int{reasons.Full: 3, reasons.Gated: 1}, map[reasons.Reason]int{reasons.Full: 3 * 3600, reasons.Gated: 24 * 3600}, 0.75)
 }
 
 // Each mistake counts under its cause, or as a request problem.
@@ -64,14 +71,14 @@ func TestPendingMistakes(t *testing.T) {
 		causes = append(causes, Pending{Reason: m.Diagnose().Reason})
 	}
 	registry := prometheus.NewPedanticRegistry()
-	NewPending(registry, func() error { return nil }, func() ([]Pending, int) { return causes, requestProblems })
+	NewPending(registry, func() error { return nil }, 0, func() PendingPods { return PendingPods{Pods: causes, RequestProblems: requestProblems} })
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := map[reasons.Reason]int{}
 	for _, family := range families {
-		if family.GetName() == "gpushare_extender_longest_wait_seconds" {
+		if strings.HasPrefix(family.GetName(), "gpushare_extender_longest_wait") {
 			continue
 		}
 		for _, metric := range family.GetMetric() {

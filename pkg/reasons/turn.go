@@ -81,9 +81,9 @@ func (t Turn) waits() (why []string) {
 	switch {
 	case t.Obstacle.Infeasible(): // Then the order of the tenants doesn't matter.
 	case t.Before == 1:
-		why = []string{"1 tenant is before it"}
+		why = []string{"1 tenant is ahead of it"}
 	case t.Before > 1:
-		why = []string{fmt.Sprintf("%d tenants are before it", t.Before)}
+		why = []string{fmt.Sprintf("%d tenants are ahead of it", t.Before)}
 	}
 	if text := t.Obstacle.String(); text != "" {
 		why = append(why, text)

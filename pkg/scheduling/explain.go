@@ -14,9 +14,10 @@ import (
 type Explanation struct {
 	// At is when it was made.
 	At time.Time
-	// Pending are the pending pods, ordered by namespace and name, and Diagnoses are why each of them is pending.
+	// Pending are the pending pods, ordered by namespace and name, Diagnoses are why each of them is pending, and Places where it is in the queue.
 	Pending   []*clustercache.PodInfo
 	Diagnoses []diagnosis.Diagnosis
+	Places    []diagnosis.Place
 	// RequestProblems are the pods that get no GPU memory although they seem to ask for some, ordered by namespace and name:
 	// see PodInfo.RequestProblem. Most of them run.
 	RequestProblems []*clustercache.PodInfo
@@ -56,9 +57,9 @@ func (s *Scheduler) Explain() *Explanation {
 	}
 	pods := s.cache.Pending()
 	e.last = &Explanation{
-		At: begin, Pending: pods, Diagnoses: s.diagnose(pods), RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(),
-		Tenants: s.Tenants(),
+		At: begin, Pending: pods, RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(), Tenants: s.Tenants(),
 	}
+	e.last.Diagnoses, e.last.Places = s.diagnose(pods)
 	e.next = begin.Add(ExplainPause(s.Clock.Since(begin)))
 	return e.last
 }

@@ -102,7 +102,7 @@ func TestFairShare(t *testing.T) {
 			{Terms: fairshare.DefaultTerms, Name: "default", Share: 8, Allocated: 10, Before: 1},
 		}, cmpopts.IgnoreFields(dispatch.Tenant{}, "Next"))
 	})
-	d := f.diagnose(f.pendingPods("bob-2"))
+	d, _ := f.diagnose(f.pendingPods("bob-2"))
 	want := []diagnosis.Diagnosis{{Reason: reasons.WaitsForTurn, Message: "waits for its turn: tenant bob has 6 of its share of 8; no card has room for it now"}}
 	if diff := cmp.Diff(want, d); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -163,7 +163,7 @@ func TestFairShareGroup(t *testing.T) {
 	g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
 	g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), g.pods[0])
 	g.pass("the first member's diagnosis", func() bool {
-		d := g.diagnose(g.pendingPods("job-0"))
+		d, _ := g.diagnose(g.pendingPods("job-0"))
 		return len(d) == 1 && d[0].Reason == reasons.WaitsForGroup
 	})
 	g.publishObject(g.pods[1])

@@ -55,22 +55,18 @@ func (s *Scheduler) OwnerOf(namespace, name string) string {
 // Pending returns the pending pods, ordered by namespace and name.
 func (s *Scheduler) Pending() []*clustercache.PodInfo { return s.cache.Pending() }
 
-// diagnose returns the diagnosis of each pending pod against the current state of the nodes. Explain costs less.
-func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
+// diagnose returns the diagnosis of each pending pod against the current state of the nodes, and its place in the queue. Explain costs less.
+func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) ([]diagnosis.Diagnosis, []diagnosis.Place) {
 	if len(pods) == 0 {
-		return nil
+		return nil, nil
 	}
 	pending := make([]*diagnosis.Pod, len(pods))
 	for i := range pods {
 		pending[i] = pods[i].Pending
 	}
 	diagnoser := diagnosis.NewDiagnoser(s.diagnosisNodes(), pending, s.Clock.Now())
-	diagnoser.Turns = s.fair.turns()
-	out := make([]diagnosis.Diagnosis, len(pods))
-	for i := range pods {
-		out[i] = diagnoser.Diagnose(pending[i], s.groups.wait(pods[i]))
-	}
-	return out
+	diagnoser.Turns, diagnoser.Awaited = s.fair.turns(), s.ledger.AwaitedNodes()
+	return diagnoser.DiagnoseAll(pending, func(i int) *diagnosis.GroupWait { return s.groups.wait(pods[i]) })
 }
 
 // wait returns what the pending pod's group waits for; nil if the pod doesn't wait for a group.

@@ -37,7 +37,8 @@ func TestDiagnose(t *testing.T) {
 		f.await(what, func() bool {
 			pods := f.Pending()
 			got := map[string]diagnosis.Diagnosis{}
-			for i, d := range f.diagnose(pods) {
+			diagnoses, _ := f.diagnose(pods)
+			for i, d := range diagnoses {
 				got[pods[i].Name] = d
 			}
 			return cmp.Equal(got, want)
@@ -67,7 +68,7 @@ func TestDiagnose(t *testing.T) {
 		t.Fatal(err)
 	}
 	await("the node to be deleted")
-	if got := f.diagnose(nil); got != nil {
+	if got, _ := f.diagnose(nil); got != nil {
 		t.Errorf("no pods: %v", got)
 	}
 }
@@ -83,7 +84,8 @@ func TestDiagnoseMember(t *testing.T) {
 	g := startGroups(t, GangOptions{}, member(3, 0, reported), member(3, 1, reported))
 	diagnosed := func() (messages []string) {
 		pods := g.Pending()
-		for _, d := range g.diagnose(pods) {
+		diagnoses, _ := g.diagnose(pods)
+		for _, d := range diagnoses {
 			since, reason, _ := strings.Cut(d.Message, "Z: ")
 			before, _, _ := strings.Cut(since, " since ")
 			messages = append(messages, d.Reason.String()+": "+before+": "+reason)

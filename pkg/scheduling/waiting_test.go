@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,6 +39,10 @@ func TestResourcesAreKept(t *testing.T) {
 	}
 	wantFilter("before the large pod waits", small, reasons.Fits)
 	f.waiting.tick()
+	why, _ := f.diagnose(f.pendingPods("large"))
+	if words := "; cards of n1 are reserved for it, and it gets them when pods there have ended"; !strings.HasSuffix(why[0].Message, words) {
+		t.Errorf("it is pending because %q", why[0].Message)
+	}
 	wantFilter("a pod that comes later", small, reasons.ResourcesReserved)
 	wantFilter("a pod of higher priority", higher, reasons.Fits)
 	if err := f.bind(small); !errors.Is(err, ledger.ErrNoRoom) {

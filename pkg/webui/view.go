@@ -85,6 +85,8 @@ type pendingView struct {
 	Reason           reasons.Reason `json:"reason"`
 	Message          string         `json:"message"`
 	SchedulerMessage string         `json:"schedulerMessage"`
+	// Ahead is diagnosis.Place.Ahead; left out for a pod that isn't queued.
+	Ahead *int `json:"ahead,omitempty"`
 	// Created is in Unix milliseconds.
 	Created int64 `json:"created"`
 }
@@ -205,6 +207,9 @@ func viewPending(e *scheduling.Explanation) []pendingView {
 		}
 		if n := pod.NumCards(); n > 1 && pod.Pending.RequestError == "" {
 			views[i].Cards = n
+		}
+		if e.Places[i].Queued {
+			views[i].Ahead = &e.Places[i].Ahead
 		}
 	}
 	return views

@@ -65,9 +65,7 @@ func (s *source) Explain() *scheduling.Explanation {
 	}
 	e := &scheduling.Explanation{At: s.clock.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported, Tenants: s.tenants}
 	diagnoser := diagnosis.NewDiagnoser(nodes, pending, s.clock.Now())
-	for _, pod := range pending {
-		e.Diagnoses = append(e.Diagnoses, diagnoser.Diagnose(pod, nil))
-	}
+	e.Diagnoses, e.Places = diagnoser.DiagnoseAll(pending, func(int) *diagnosis.GroupWait { return nil })
 	return e
 }
 

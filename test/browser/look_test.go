@@ -117,7 +117,7 @@ func TestLook(t *testing.T) {
 	board := webui.NewBoard(webui.Options{Source: s, Version: "v0.1.0", Clock: clock})
 	url, _ := show(t, board)
 	waits := func(name, namespace string, request gpu.Memory, ago time.Duration, reason string) *clustercache.PodInfo {
-		pod := pendingPod(gpu.Pod{Namespace: namespace, Name: name, Request: request}, reason, clock.Now().Add(-ago))
+		pod := pendingPod(gpu.Pod{UID: gpu.PodUID(name), Namespace: namespace, Name: name, Request: request}, reason, clock.Now().Add(-ago))
 		pod.Owner = unique.Make(clustercache.Owner{Kind: "Job", Name: name[:strings.LastIndex(name, "-")]})
 		return pod
 	}
@@ -137,6 +137,7 @@ func TestLook(t *testing.T) {
 	}
 	s.wait(
 		waits("train-7b-0", "research", 130, 26*time.Minute, says(fmt.Sprintf("3 %s, 5 %s", reasons.Full.Text(), reasons.TooLarge.Text()), 13)),
+		waits("train-13b-0", "research", 131, 25*time.Minute, says(fmt.Sprintf("3 %s, 5 %s", reasons.Full.Text(), reasons.TooLarge.Text()), 13)),
 		waits("batch-score-9f2c1", "ads", 160, 4*time.Hour, says(fmt.Sprintf("8 %s", reasons.TooLarge.Text()), 16)),
 		waits("notebook-ines-0", "notebooks", 16, time.Second, ""),
 	)
@@ -162,7 +163,7 @@ func TestLook(t *testing.T) {
 	tab := Start(t, 1440, 900)
 	tab.Do(chromedp.Navigate(url))
 	tab.Await("the nodes", `document.querySelectorAll(".line").length >= 14`)
-	if got := tab.Text("#count-pending"); got != "3 ⚠" {
+	if got := tab.Text("#count-pending"); got != "4 ⚠" {
 		t.Errorf("%q pods are pending", got)
 	}
 	ill := Eval[string](tab, `document.querySelector(".card.ill").getAttribute("aria-label")`)
@@ -195,11 +196,12 @@ func TestLook(t *testing.T) {
 	tab.Click(`#view-pods [data-column="memory"]`)
 	themes("pods")
 	tab.Click("#tab-pending")
-	tab.Await("the pending pods", `document.querySelectorAll("#view-pending tbody tr").length === 4`)
-	if got := Eval[string](tab, `[...document.querySelectorAll("#view-pending tbody td:nth-child(6)")].map((td) => td.innerText).join()`); got != "no card is large enough,free memory is in pieces,about to be tried" {
-		t.Errorf("the causes are %s", got)
+	tab.Await("the pending pods", `document.querySelectorAll("#view-pending tbody tr").length === 5`)
+	const want = "– no card is large enough,0 free memory is in pieces,1 free memory is in pieces,– about to be tried"
+	if got := Eval[string](tab, `[...document.querySelectorAll("#view-pending tbody td.ahead")].map((td) => td.innerText + " " + td.nextSibling.innerText).join()`); got != want {
+		t.Errorf("what is ahead, and the causes, are %s", got)
 	}
-	tab.Do(chromedp.EmulateViewport(1440, 610)) // Four rows need no more.
+	tab.Do(chromedp.EmulateViewport(1440, 720)) // Five rows need no more.
 	themes("pending")
 	tab.Click(`[data-help="fragmented"]`)
 	themes("cause")

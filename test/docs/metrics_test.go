@@ -71,7 +71,7 @@ func extenderSeries() series {
 	ready := func() error { return nil }
 	metrics.NewLedger(d, ledger.New(), ready, func() bool { return true })
 	metrics.NewCluster(d, nil)
-	metrics.NewPending(d, ready, func() ([]metrics.Pending, int) { return nil, 0 })
+	metrics.NewPending(d, ready, 0, func() metrics.PendingPods { return metrics.PendingPods{} })
 	metrics.NewFairShare(d).Tenants(ready, nil, nil)
 	metrics.NewGangs(d).Count(func() map[string]int { return nil })
 	return d.found

@@ -51,11 +51,12 @@ func (m Mistake) Diagnose() diagnosis.Diagnosis {
 // Now is the time at which the mistakes are looked for.
 var Now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
-var since = regexp.MustCompile(`(group \S+ waits) since \S+Z`)
+// ofLeader matches what only the extender that leads knows exactly: since when a group waits, which other programs take from the pods' creation, and
+// which cards in use are reserved.
+var ofLeader = regexp.MustCompile(`(group \S+ waits) since \S+Z|; cards of \S+ are reserved for it, and .*$`)
 
-// Comparable returns a message without the time since which a group waits: the extender that leads knows it exactly, and other
-// programs take it from the pods' creation.
-func Comparable(words string) string { return since.ReplaceAllString(words, "$1") }
+// Comparable returns a message without what only the extender that leads knows.
+func Comparable(words string) string { return ofLeader.ReplaceAllString(words, "$1") }
 
 // All returns the mistakes.
 func All() []Mistake { return slices.Concat(requests(), severalCards(), cluster(), groups()) }

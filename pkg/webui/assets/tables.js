@@ -160,6 +160,7 @@ const pendingColumns = [
   { key: "owner", title: "Owner", value: (p) => p.owner ?? "" },
   { key: "request", title: "Requests", class: "right", down: true, value: (p) => p.request },
   { key: "age", title: "Age", class: "right", down: true, value: (p) => -p.created },
+  { key: "ahead", title: "Ahead", class: "right", value: (p) => p.ahead ?? Infinity },
   { key: "cause", title: "Cause", value: (p) => p.words },
   { key: "message", title: "Messages of gpushare and kube-scheduler", class: "wide", value: (p) => p.message },
 ];
@@ -173,13 +174,14 @@ const problemColumns = [
 export class Pending extends List {
   constructor(root, changed) {
     super(root, "Pending pods", pendingColumns, "-age", changed,
-      (pod) => [pod.namespace, pod.name, pod.owner, pod.asks, pod.reason, pod.message, pod.schedulerMessage].join("\n"),
+      (pod) => [pod.namespace, pod.name, pod.owner, pod.asks, pod.ahead, pod.reason, pod.message, pod.schedulerMessage].join("\n"),
       (pod) => h("tr", {},
         h("td", {}, pod.namespace),
         h("td", {}, pod.name),
         h("td", { class: "dim" }, pod.owner ?? "–"),
         h("td", { class: "right" }, pod.asks),
         h("td", { class: "right age" }),
+        h("td", { class: "right ahead" + (pod.ahead === undefined ? " none" : "") }, pod.ahead === undefined ? "–" : number(pod.ahead)),
         h("td", {}, chip(pod.reason, pod.words)),
         h("td", { class: "wide" }, pod.message, h("small", {}, pod.schedulerMessage))));
     this.section = h("section", {}, h("h2", {}, "Request problems: pods that get no GPU memory"));
