@@ -36,7 +36,7 @@ var phaseNames = [phases]string{"incomplete", "pending", "planned", "permitting"
 // String returns the phase as metrics and docs name it.
 func (p Phase) String() string { return phaseNames[p] }
 
-// trigger is what makes a run leave a phase, in the words of the diagram in docs/gangs.md.
+// trigger is what makes a run leave a phase, in the words of the diagram in docs/design.md.
 type trigger string
 
 const (

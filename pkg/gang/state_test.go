@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the state diagram to docs/gangs.md")
+var update = flag.Bool("update", false, "write the state diagram to docs/design.md")
 
-const diagramFile = "../../docs/gangs.md"
+const diagramFile = "../../docs/design.md"
 
 // diagram draws the transition table.
 func diagram() string {
@@ -39,10 +39,11 @@ func TestDiagram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, rest, found := strings.Cut(string(page), "```mermaid\n")
+	head, section, _ := strings.Cut(string(page), "\n### Phases\n")
+	before, rest, found := strings.Cut(section, "```mermaid\n")
 	drawn, after, closed := strings.Cut(rest, "```\n")
 	if !found || !closed {
-		t.Fatalf("%s has no mermaid block", diagramFile)
+		t.Fatalf("%s has no mermaid block for the phases", diagramFile)
 	}
 	if drawn == diagram() {
 		return
@@ -50,7 +51,7 @@ func TestDiagram(t *testing.T) {
 	if !*update {
 		t.Fatalf("the diagram in %s differs from the transition table: run go test ./pkg/gang -run TestDiagram -update", diagramFile)
 	}
-	if err := os.WriteFile(diagramFile, []byte(before+"```mermaid\n"+diagram()+"```\n"+after), 0o644); err != nil {
+	if err := os.WriteFile(diagramFile, []byte(head+"\n### Phases\n"+before+"```mermaid\n"+diagram()+"```\n"+after), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }

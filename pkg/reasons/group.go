@@ -55,8 +55,8 @@ func GroupFailures() []Group {
 	}
 }
 
-// constantGroups are all reasons with constant words.
-func constantGroups() []Group {
+// Groups returns all reasons with constant words.
+func Groups() []Group {
 	return append(GroupFailures(), GroupUnknown, GroupStarting, GroupDisagrees, GroupAwaitsOthers, GroupUnclear, GroupNoRoom, GroupPaused, GroupBehindFailed,
 		GroupOlderFirst, GroupSurplus, GroupBinding, GroupOutsideSample, GroupEvicting)
 }
@@ -189,7 +189,7 @@ var countedGroups = map[string]*regexp.Regexp{
 }
 
 func groupLabel(words string) string {
-	for _, g := range constantGroups() {
+	for _, g := range Groups() {
 		if g.Words == words {
 			return g.Label
 		}

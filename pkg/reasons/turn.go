@@ -47,6 +47,15 @@ var obstacles = [...]string{
 	ObstacleGateStuck:    "it is its turn, but its scheduling gate could not be removed: the extender's log has the error",
 }
 
+// Obstacles returns all obstacles.
+func Obstacles() []Obstacle {
+	all := make([]Obstacle, len(obstacles))
+	for i := range all {
+		all[i] = Obstacle(i)
+	}
+	return all
+}
+
 // String returns the obstacle in words, as a part of a sentence about the pod; empty if nothing is known.
 func (o Obstacle) String() string { return obstacles[o] }
 

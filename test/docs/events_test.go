@@ -137,3 +137,47 @@ func TestCausesDocumented(t *testing.T) {
 		}
 	}
 }
+
+// The pages about groups and fair sharing explain each of their options, annotations, labels and Events, and docs/events.md each reason.
+func TestGroupsAndSharesDocumented(t *testing.T) {
+	explains := func(page, what string, texts ...string) {
+		t.Helper()
+		for _, text := range texts {
+			if !strings.Contains(page, text) {
+				t.Errorf("no page explains the %s %q", what, text)
+			}
+		}
+	}
+	all := func(pattern, file string) (found []string) {
+		for _, match := range regexp.MustCompile(pattern).FindAllStringSubmatch(read(t, file), -1) {
+			found = append(found, match[1])
+		}
+		return found
+	}
+	pages := read(t, "docs/gangs.md") + read(t, "docs/fair-share.md")
+	flags := all(`Var\(&[a-z.A-Z]+, "((?:gang|fair-share|reservation|native)[a-z-]*)"`, "cmd/gpushare-extender/options.go")
+	names := slices.Concat(all(`(?m)^\s+(?:Annotation|Label|label)\w+\s+= "([^"]+)"`, "pkg/protocol/group.go"), all(`"(gpushare.aliyun.com/(?:group|fair)-[^"]+)"`, "pkg/protocol/names.go"))
+	if len(flags) < 12 || len(names) < 9 {
+		t.Fatalf("too few flags or names: %q, %q", flags, names)
+	}
+	for _, flag := range flags {
+		explains(pages, "option", "`--"+flag+"`")
+	}
+	for _, name := range names {
+		domain, key, _ := strings.Cut(name, "/")
+		explains(pages, "annotation or label", domain, key) // Of two names of one domain the second one is written "…/key".
+	}
+	constants, _ := eventConstants(t)
+	for _, event := range constants {
+		if strings.HasPrefix(event, "Gang") || strings.HasPrefix(event, "FairShare") {
+			explains(pages, "Event", "`"+event+"`")
+		}
+	}
+	_, section, _ := strings.Cut(read(t, "docs/events.md"), "\n### What a group or a turn waits for")
+	for _, reason := range append(reasons.Groups(), reasons.GroupIncomplete(3, 4), reasons.GroupCardless(4), reasons.GroupArriving(2, 4), reasons.GroupBroken(1, 4), reasons.GroupInvalid("…")) {
+		explains(section, "reason", reason.Words)
+	}
+	for _, obstacle := range reasons.Obstacles() {
+		explains(section, "reason", obstacle.String())
+	}
+}
