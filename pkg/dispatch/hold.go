@@ -22,9 +22,9 @@ type hold struct {
 	state   holdState
 	// until is when the hold ends. It isn't known while the evictions are made.
 	until time.Time
-	// allocated is what its tenant had when the places were held. memory is that of the places. The queue counts it: otherwise later pods of the
-	// tenant would be granted memory that belongs to its share and is held for its earlier pods.
-	allocated, memory gpu.Memory
+	// memory is that of the places. The queue counts it: otherwise later pods of the tenant would be granted memory that belongs to its share and is
+	// held for its earlier pods.
+	memory gpu.Memory
 }
 
 // holdState is how far a hold is.
@@ -32,7 +32,10 @@ type hold struct {
 //	          → making   Hold
 //	making    → waiting  Reclaimed: victims were evicted
 //	waiting   → freed    no victim has memory any more
-//	any       → none     the unit is granted, or doesn't wait any more; its tenant has its share; until is over; nothing was evicted; the term ends
+//	any       → none     the unit is granted, or doesn't wait any more; until is over; nothing was evicted; the term ends
+//
+// What the victims have freed is the unit's, also if its tenant's share is smaller meanwhile: a share can be so for a moment, while a node can't be
+// used or a third tenant has a pod, and pods would be evicted for the unit again after it.
 type holdState int
 
 const (
@@ -85,11 +88,6 @@ func (m *Manager) hold(search *Search, plan reclaim.Plan, evictable bool) bool {
 	}
 	for _, h := range held {
 		h.attempt = a.number
-		for _, t := range search.tenants {
-			if t.Name == h.tenant {
-				h.allocated = t.Allocated
-			}
-		}
 		m.reclaims.held[h.id] = h
 		m.Ledger.Hold(h.id, h.Reservation)
 		m.queue.Charge(h.tenant, h.memory)
@@ -215,16 +213,14 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 	}
 }
 
-// endFailedHolds ends the holds for units that don't wait any more, whose tenants are not below their share, whose victims don't end in
-// time, or that still had no room some time after the victims had ended.
-func (m *Manager) endFailedHolds(starving []starvingTenant, now time.Time) {
-	eligible := unitsOf(starving)
+// endFailedHolds ends the holds for units that don't wait any more, whose victims don't end in time, or that still had no room some time after the
+// victims had ended.
+func (m *Manager) endFailedHolds(now time.Time) {
 	m.endHolds(func(h *hold) bool {
 		if h.state == making {
 			return false
 		}
-		// If something has changed since the state that starving is from, the next round makes the units of groups again.
-		if u := m.unitOf(h); !m.changed && (u == nil || !eligible[u]) {
+		if !m.changed && m.unitOf(h) == nil { // After a change, the next round makes the units of groups again.
 			return true
 		}
 		if h.state == waiting && !slices.ContainsFunc(h.Victims, m.holdsMemory) {

@@ -242,9 +242,7 @@ func TestReclaimHold(t *testing.T) {
 		"the victims end":    {func(*fixture) {}, []string{"alice/1"}, 2, 0},
 		"the pod is deleted": {func(f *fixture) { f.delete("alice/1") }, []string{"bob/small"}, 2, 0},
 		"the pod changes":    {func(f *fixture) { f.pod("alice/1", 0, func(p *Pod) { p.Cards = 2 }) }, []string{"bob/small"}, 2, 0},
-		"its tenant has no share any more": {func(f *fixture) {
-			f.SetNamespace("bob", guarantees(4))
-		}, []string{"bob/small"}, 2, 0},
+		"its tenant has no share any more": {func(f *fixture) { f.SetNamespace("bob", guarantees(4)) }, []string{"alice/1"}, 2, 0},
 		"its namespace is exempt":                 {func(f *fixture) { f.SetNamespace("alice", Namespace{Tenant: "alice", Exempt: true}) }, []string{"alice/1", "bob/small"}, 2, 0},
 		"the victims stay for long, and end then": {func(f *fixture) { f.run(roundLasts + 2*after) }, []string{"alice/1"}, 2, 1},
 		"an eviction has no effect":               {func(f *fixture) { f.pod("bob/3", 0, func(p *Pod) { p.Leaving = false }); f.run(roundLasts) }, []string{"bob/small"}, 2, 1},
@@ -263,6 +261,32 @@ func TestReclaimHold(t *testing.T) {
 			want(t, "without success", tc.failed, f.failed)
 		})
 	}
+}
+
+// The nodes of held places are away for a moment, so the shares are smaller. What was evicted is still alice's: no further pods are evicted for her.
+func TestReclaimHoldOutlastsNode(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4, 4)
+	for i := range 8 {
+		f.pod(fmt.Sprint("alice/", i), 1, age(i))
+	}
+	f.run(after + 2*time.Second)
+	want(t, "evicted", 6, len(f.evicted))
+	f.pod("bob/again", 1)
+	open := func(nodes ...string) {
+		f.Nodes = nodesOf(func(unique.Handle[string]) []string { return nodes })
+		f.NodesChanged()
+	}
+	open("n0")
+	f.finish()
+	f.run(2 * time.Second)
+	open("n0", "n1")
+	f.run(5 * time.Second)
+	open("n0", "n1", "n2")
+	f.run(2 * time.Second)
+	f.bindAll()
+	f.run(after)
+	want(t, "evictions", 6, len(f.evicted))
+	want(t, "tenants", map[string]gpu.Memory{"alice": 6, "bob": 6}, f.allocated())
 }
 
 // All pods of bob name one group. The members beyond its number are evicted like single pods.

@@ -3,26 +3,39 @@ package dispatch
 import (
 	"cmp"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // starvingTenant is a tenant below its share.
 type starvingTenant struct {
 	Tenant
-	// units are those with which it would still have no more than its share. A tenant that has nothing gets its first one in any case.
+	// units are those with which it would still have no more than its share, beside those for which places are held. A tenant that has nothing
+	// gets its first one in any case.
 	units []*unit
 }
 
-// starving returns the tenants below their share that have a unit which lacks only memory, in the order of their turns.
+// starving returns the tenants below their share that have a unit which lacks only memory, and those for which places are held, in the order of
+// their turns.
 func (m *Manager) starving(all *standings, now time.Time) (out []starvingTenant) {
+	held := m.heldMemory()
 	for i, t := range all.tenants {
 		s := starvingTenant{Tenant: t}
-		m.addStarving(&s, all.units[i], true, now)
-		m.addStarving(&s, all.units[i], false, now)
-		if len(s.units) > 0 {
+		m.addStarving(&s, all.units[i], t.Allocated.Add(held[t.Name]), now)
+		if len(s.units) > 0 || held[t.Name] > 0 {
 			out = append(out, s)
 		}
 	}
 	return out
+}
+
+// heldMemory returns the memory of the held places by tenant.
+func (m *Manager) heldMemory() map[string]gpu.Memory {
+	held := map[string]gpu.Memory{}
+	for _, h := range m.reclaims.held {
+		held[h.tenant] = held[h.tenant].Add(h.memory)
+	}
+	return held
 }
 
 // countBelow counts for how long the tenants have been below their share. Other time counts down: a moment in which a share is smaller, because
@@ -45,27 +58,14 @@ func (r *reclaims) countBelow(starving []starvingTenant, atMost time.Duration, n
 	}
 }
 
-// addStarving adds the units that fit into the tenant's share and lack only memory: those for which places are held if held is true,
-// else the others. For the former, memory that the tenant got after the places were held doesn't count. Otherwise a hold would end
-// although pods were evicted for it.
-func (m *Manager) addStarving(s *starvingTenant, units []*unit, held bool, now time.Time) {
-	allocated := s.Allocated
-	if held {
-		for _, h := range m.reclaims.held {
-			if h.tenant == s.Name {
-				allocated = min(allocated, h.allocated)
-			}
-		}
-	}
-	for _, u := range s.units {
-		allocated = allocated.Add(u.item.Memory)
-	}
+// addStarving adds the units that lack only memory and fit into the tenant's share beside what is allocated.
+func (m *Manager) addStarving(s *starvingTenant, units []*unit, allocated gpu.Memory, now time.Time) {
 	for _, u := range units {
 		first, left := allocated == 0, s.Share.Sub(allocated)
 		if left == 0 {
 			return
 		}
-		if u.item.Memory > left && !first || m.makesRoom(u) != held || !m.reclaimable(u, now) {
+		if u.item.Memory > left && !first || m.makesRoom(u) || !m.reclaimable(u, now) {
 			continue
 		}
 		s.units, allocated = append(s.units, u), allocated.Add(u.item.Memory)

@@ -62,10 +62,7 @@ type demander struct {
 // takeStandings returns the state of the tenants, without shares.
 func (m *Manager) takeStandings() *standings {
 	out := &standings{tenants: []Tenant{}, demanded: map[demander]gpu.Memory{}, allocated: m.allocated.snapshot()}
-	before, held := 0, map[string]gpu.Memory{}
-	for _, h := range m.reclaims.held {
-		held[h.tenant] = held[h.tenant].Add(h.memory)
-	}
+	before, held := 0, m.heldMemory()
 	for _, s := range m.queue.Standings() {
 		s.Allocated = s.Allocated.Sub(held[s.Name])
 		if s.Allocated == 0 && len(s.Waiting) == 0 {
