@@ -42,6 +42,7 @@ type round struct {
 //	           → evicting  begin or adopt: the Executor evicts the victims
 //	any other  → tried     Tried: filter is called with the node while victims of kube-scheduler are leaving it
 //	tried      → leaving   Tried finds none any more, Awaits has used the call, or the scheduling cycle of the call is over
+//	           → leaving   Repeated: the victims of kube-scheduler are leaving or gone, and it would evict them again
 //	evicting   → freed     endRounds finds that all victims are gone
 //	leaving    → freed     likewise
 //	any        → no round  the pod is bound or gone (Forget), the round fails (failed, cancel), or the term ends (resign)
@@ -190,6 +191,34 @@ func (e *Evictor) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 		return p.victims
 	}
 	return nil
+}
+
+// Repeated reports whether an answer to a preempt call for the pod would name, on one of its nodes, only pods that the last answer has named there
+// and that are leaving or gone by now. Then kube-scheduler has evicted them and hasn't seen it. It must not evict them again: it could wait for an end
+// that it has seen meanwhile (kubernetes/kubernetes#141694). Without victims it retries the pod when it sees their end. It clears the nomination, so a
+// round begins, which keeps the place.
+func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	told := e.proposed(pod.UID)
+	for node, victims := range told {
+		again := answer[node].Pods
+		if len(again) == 0 || slices.ContainsFunc(again, func(uid gpu.PodUID) bool { return e.runs(uid) || !slices.Contains(victims.Pods, uid) }) {
+			continue
+		}
+		if r, known := e.rounds[pod.UID]; (!known || r.node != node) && e.isPending(pod) {
+			e.rounds[pod.UID] = round{pod: pod, node: node, nominated: node, victims: again, state: leaving, awaited: true}
+			e.Ledger.Nominate(node, pod, again...)
+		}
+		return true
+	}
+	return false
+}
+
+// runs reports whether the pod has memory and isn't being deleted.
+func (e *Evictor) runs(uid gpu.PodUID) bool {
+	_, allocation, held := e.Ledger.Lookup(uid)
+	return held && !allocation.Leaving
 }
 
 // Tried records a filter call for the pod, which kube-scheduler has nominated to a node or to none, with the candidate nodes. It must be called
@@ -371,8 +400,7 @@ func (e *Evictor) isAllocated(uid gpu.PodUID) bool {
 
 // remains reports whether a victim isn't terminating, and neither the Executor nor kube-scheduler is about to evict it. The caller holds the lock.
 func (e *Evictor) remains(r round, uid gpu.PodUID) bool {
-	_, allocation, held := e.Ledger.Lookup(uid)
-	return held && !allocation.Leaving && !e.executor.Tries(uid) && !slices.Contains(e.proposed(r.pod.UID)[r.node].Pods, uid)
+	return e.runs(uid) && !e.executor.Tries(uid) && !slices.Contains(e.proposed(r.pod.UID)[r.node].Pods, uid)
 }
 
 // isOverdue reports whether the pod is overdue.

@@ -60,6 +60,10 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	if s.evictor.Repeated(pod, answer) {
+		klog.FromContext(ctx).Info("No victims proposed, because those of the last call are leaving or gone already", "pod", klog.KObj(object))
+		return nil, nil // kube-scheduler retries the pod when it sees their end.
+	}
 	if len(answer) > 0 {
 		s.evictor.Proposed(pod.UID, answer)
 	}

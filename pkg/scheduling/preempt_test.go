@@ -131,6 +131,52 @@ func TestPreemptBeforeTheWatch(t *testing.T) {
 	preempt(victims{"n2": on2}, victims{"n2": on2})
 }
 
+// kube-scheduler asks again, because its cache still has the victims of the last call.
+func TestPreemptRepeated(t *testing.T) {
+	type victims = map[string]preemption.Victims
+	on1, on2, both := preemption.Victims{Pods: []gpu.PodUID{"uid-a"}}, preemption.Victims{Pods: []gpu.PodUID{"uid-b"}}, []gpu.PodUID{"uid-a", "uid-c"}
+	gone := func(f *fixture, pod *corev1.Pod) {
+		f.publishGone(pod)
+		f.awaitAllocation(pod, "none")
+	}
+	leaves := func(f *fixture, pod *corev1.Pod) {
+		f.publishObject(fake.Edited(pod, fake.Terminating(f.clock.Now())))
+		f.await("the watch", func() bool { info, _ := f.cache.Pod("default", pod.Name); return info.Leaving })
+	}
+	for name, test := range map[string]struct {
+		meanwhile func(f *fixture, a *corev1.Pod)
+		again     victims
+		want      victims
+	}{
+		"they are leaving":             {leaves, victims{"n1": on1, "n2": on2}, nil},
+		"they are gone":                {gone, victims{"n1": on1, "n2": on2}, nil},
+		"they still run":               {func(*fixture, *corev1.Pod) {}, victims{"n1": on1, "n2": on2}, victims{"n1": on1, "n2": on2}},
+		"it rejects the node now":      {leaves, victims{"n2": on2}, victims{"n2": on2}},
+		"the node needs a further one": {gone, victims{"n1": {Pods: both}}, victims{"n1": {Pods: both}}},
+		"they were named long ago":     {func(f *fixture, a *corev1.Pod) { f.clock.Step(10 * time.Second); leaves(f, a) }, victims{"n1": on1}, victims{"n1": on1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod, rival := fake.Pod("p", 16, fake.Priority(5)), fake.Pod("rival", 16, fake.Priority(5))
+			a := fake.Pod("a", 16, fake.Bound("n1", 0), fake.Priority(1))
+			f := start(t, Options{}, fake.Node("n1", 16), fake.Node("n2", 16), pod, rival, a,
+				fake.Pod("b", 16, fake.Bound("n2", 0), fake.Priority(1)), fake.Pod("c", 0, fake.Bound("n1", 0), fake.Priority(1)))
+			preempt := func(proposed, want victims) {
+				t.Helper()
+				got, err := f.Preempt(t.Context(), pod, proposed)
+				if diff := cmp.Diff(want, got); diff != "" || err != nil {
+					t.Errorf("%v (-want +got):\n%s", err, diff)
+				}
+			}
+			preempt(victims{"n1": on1, "n2": on2}, victims{"n1": on1, "n2": on2})
+			test.meanwhile(f, a)
+			preempt(test.again, test.want)
+			if test.want == nil && f.fits(protocol.Pod(rival), "n1") {
+				t.Error("a pod of equal priority may take the place")
+			}
+		})
+	}
+}
+
 // kube-scheduler clears the nomination of a pod for which it finds no victims. The place is kept until the victim is gone and the pod had
 // time to take it.
 func TestPlaceOfPreemptorIsKept(t *testing.T) {
