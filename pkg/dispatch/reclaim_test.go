@@ -239,10 +239,10 @@ func TestReclaimHold(t *testing.T) {
 		evicted  int
 		failed   int
 	}{
-		"the victims end":    {func(*fixture) {}, []string{"alice/1"}, 2, 0},
-		"the pod is deleted": {func(f *fixture) { f.delete("alice/1") }, []string{"bob/small"}, 2, 0},
-		"the pod changes":    {func(f *fixture) { f.pod("alice/1", 0, func(p *Pod) { p.Cards = 2 }) }, []string{"bob/small"}, 2, 0},
-		"its tenant has no share any more": {func(f *fixture) { f.SetNamespace("bob", guarantees(4)) }, []string{"alice/1"}, 2, 0},
+		"the victims end":                         {func(*fixture) {}, []string{"alice/1"}, 2, 0},
+		"the pod is deleted":                      {func(f *fixture) { f.delete("alice/1") }, []string{"bob/small"}, 2, 0},
+		"the pod changes":                         {func(f *fixture) { f.pod("alice/1", 0, func(p *Pod) { p.Cards = 2 }) }, []string{"bob/small"}, 2, 0},
+		"its tenant has no share any more":        {func(f *fixture) { f.SetNamespace("bob", guarantees(4)) }, []string{"alice/1"}, 2, 0},
 		"its namespace is exempt":                 {func(f *fixture) { f.SetNamespace("alice", Namespace{Tenant: "alice", Exempt: true}) }, []string{"alice/1", "bob/small"}, 2, 0},
 		"the victims stay for long, and end then": {func(f *fixture) { f.run(roundLasts + 2*after) }, []string{"alice/1"}, 2, 1},
 		"an eviction has no effect":               {func(f *fixture) { f.pod("bob/3", 0, func(p *Pod) { p.Leaving = false }); f.run(roundLasts) }, []string{"bob/small"}, 2, 1},

@@ -90,6 +90,8 @@ type evictionFor struct {
 	// gone is when the victim's pod was gone; 0 before. victimPod is the victim.
 	victimPod *apiPod
 	gone      time.Duration
+	// pod is the one for which it was evicted.
+	pod *apiPod
 }
 
 const (
@@ -414,7 +416,7 @@ func (l *liveness) evictedFor(victim, pod gpu.PodUID) {
 	}
 	key, _ := keyOf(p)
 	l.counts["evicted"]++
-	l.evictions = append(l.evictions, &evictionFor{victim: v.name(), victimPod: v, item: key, name: p.name(), at: l.w.now})
+	l.evictions = append(l.evictions, &evictionFor{victim: v.name(), victimPod: v, item: key, name: p.name(), at: l.w.now, pod: p})
 }
 
 func firstKey(p *apiPod) itemKey {
@@ -434,7 +436,7 @@ func (l *liveness) checkEvictions(usable bool) {
 		case l.quiet > e.at-recovery: // Disturbed.
 			l.counts["disturbed"]++
 			return true
-		case i != nil && i.ran && i.entered == 0:
+		case i != nil && i.ran && i.entered == 0, l.otherRan(e):
 			l.counts["ran"]++
 			return true
 		case i == nil, i.seen < w.now && (i.job == nil || !i.job.isBroken()): // Its owner has deleted it.
@@ -447,6 +449,13 @@ func (l *liveness) checkEvictions(usable bool) {
 		w.violate(wasted, i, "%s was evicted at %v for %s, which doesn't run", e.victim, e.at, e.name)
 		return true
 	})
+}
+
+// otherRan reports whether another run of the group for which the eviction was made has been bound whole since. Two jobs can have the same group: then the
+// evictions are for the run that is complete, and an earlier one can become complete meanwhile.
+func (l *liveness) otherRan(e *evictionFor) bool {
+	since := func(p *apiPod) bool { return p.group == e.pod.group && p.tenant == e.pod.tenant && p.boundAt > e.at }
+	return e.pod.group != "" && slices.ContainsFunc(l.order, func(i *item) bool { return i.ran && i.entered == 0 && slices.ContainsFunc(i.pods, since) })
 }
 
 // byUID returns the pod with the UID; nil if there is none any more.
