@@ -80,8 +80,10 @@ func memory(container int, amount string) fake.PodEdit {
 // cards divides the pod's request over cards.
 func cards(n string) fake.PodEdit { return label(protocol.LabelCount, n) }
 
-// rdma asks for cards near an adapter.
-func rdma(value string) fake.PodEdit { return label(protocol.LabelRDMA, value) }
+// limitOf annotates a limit of GPU memory of the pod's container.
+func limitOf(container, text string) fake.PodEdit {
+	return fake.Annotation(protocol.AnnotationLimit(container), text)
+}
 
 // near returns the node n1 with two cards of 8000 MiB, of which card 1 is near an adapter.
 func near() []*corev1.Node {
@@ -97,7 +99,7 @@ func coresOf(container int, percent string) fake.PodEdit {
 
 // inventoried returns the node n1 with two cards of 8000 MiB, and a change of its inventory.
 func inventoried(change func(*protocol.Inventory)) *corev1.Node {
-	inventory := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureRDMA}}
+	inventory := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits, protocol.FeatureRDMA}}
 	for i := range 2 {
 		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: 8000, NUMANode: gpu.NoNUMANode})
 	}
