@@ -69,7 +69,7 @@ func (c *Cluster) Unmatched(constraints unique.Handle[string]) (unmatched, all i
 	return c.usable.unmatched(constraints)
 }
 
-// Shape implements ledger.Shapes.
+// Shape implements ledger.Resources.
 func (c *Cluster) Shape(uid gpu.PodUID) (placement.Shape, bool) { return c.free.shape(uid) }
 
 // FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, and the revision of this state. Of what the

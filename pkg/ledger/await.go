@@ -311,7 +311,7 @@ func (c *awaitedChoice) shortlist(requests []Request) []Request {
 	for i := range requests {
 		request := &requests[i]
 		list := keyOf(request.Nodes)
-		k := key{list, shapeOf(c.resources, &request.Pod)}
+		k := key{list, c.shapeOf(&request.Pod)}
 		if compared[k] {
 			continue
 		}

@@ -23,9 +23,14 @@ var sizes = []int{100, 1000, 5000}
 // benchmark runs a benchmark with clusters of several sizes. The nodes have eight cards of 16276; seven pods use about 90%
 // of each card.
 func benchmark(b *testing.B, run func(b *testing.B, l *ledger.Ledger, names []string), sizes ...int) {
+	benchmarkWith(b, nil, run, sizes...)
+}
+
+// benchmarkWith is benchmark with a ledger that knows what pods ask for.
+func benchmarkWith(b *testing.B, resources ledger.Resources, run func(b *testing.B, l *ledger.Ledger, names []string), sizes ...int) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
-			f, names := newFixture(b), make([]string, size)
+			f, names := &fixture{t: b, Ledger: ledger.NewWithResources(resources, nil)}, make([]string, size)
 			for i := range names {
 				names[i] = fmt.Sprintf("node-%04d", i)
 				f.SetNode(names[i], spec(16276, 16276, 16276, 16276, 16276, 16276, 16276, 16276))
@@ -127,8 +132,9 @@ func BenchmarkRankSample(b *testing.B) {
 
 // BenchmarkRankLeastWaste ranks pods of 64 random shapes, alternately, on nodes that are full to about 90%. Before each call a node has changed.
 func BenchmarkRankLeastWaste(b *testing.B) {
-	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
-		random, shapes, kinds := rand.New(rand.NewPCG(1, 2)), shapesOf{}, []placement.Kind(nil)
+	shapes := shapesOf{}
+	benchmarkWith(b, shapes, func(b *testing.B, l *ledger.Ledger, names []string) {
+		random, kinds := rand.New(rand.NewPCG(1, 2)), []placement.Kind(nil)
 		for _, name := range names {
 			l.SetBeside(name, placement.Beside{CPU: 1000 * random.Int64N(64), NodeMemory: random.Int64N(256) << 30}, 1)
 		}
@@ -150,7 +156,7 @@ func BenchmarkRankLeastWaste(b *testing.B) {
 				}
 			}
 			best := placement.Best{K: 1}
-			view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, Shapes: shapes, Best: &best, TentativeAt: at}
+			view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, Best: &best, TentativeAt: at}
 			l.Rank(view, pods[i%len(pods)], names, func(i int, suits placement.Suitability, reason reasons.Reason) {
 				if reason == reasons.Fits {
 					best.Add(placement.Candidate{Node: i, Suits: suits})
@@ -175,13 +181,16 @@ func BenchmarkExpect(b *testing.B) {
 	}, sizes...)
 }
 
-// shapesOf are the shapes of pods.
+// shapesOf are the shapes of pods. It implements ledger.Resources: all pods fit all nodes.
 type shapesOf map[gpu.PodUID]placement.Shape
 
 func (s shapesOf) Shape(uid gpu.PodUID) (placement.Shape, bool) {
 	shape, known := s[uid]
 	return shape, known
 }
+
+func (shapesOf) Fits(ledger.ResourceQuery) bool    { return true }
+func (shapesOf) Part(string, []gpu.PodUID) float64 { return 0 }
 
 // reserveAndRelease reserves memory for a pod on the node and releases it.
 func reserveAndRelease(b *testing.B, l *ledger.Ledger, node string) {

@@ -246,8 +246,6 @@ func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 type View struct {
 	// Card and Node are the policies by which a node's suitability is computed.
 	Card, Node placement.Policy
-	// Shapes knows what pods ask for, for a Node policy by cost. Of pods that it doesn't know, only the demand is known.
-	Shapes Shapes
 	// TentativeAt is the present time if tentative placements of other pods count as allocated; zero if they don't.
 	TentativeAt time.Time
 	// Unseen are the IDs of items of the queue whose awaited reservations don't count: those that come after the pod.

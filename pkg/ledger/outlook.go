@@ -11,12 +11,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Shapes knows what pods ask for. It is called with the ledger's lock held, so it must not call the ledger.
-type Shapes interface {
-	// Shape returns what the pod asks for of its node; false if the pod isn't known.
-	Shape(uid gpu.PodUID) (placement.Shape, bool)
-}
-
 // unlimited is free on a node of which SetBeside has reported nothing.
 var unlimited = placement.Beside{CPU: math.MaxInt64, NodeMemory: math.MaxInt64}
 
@@ -178,14 +172,14 @@ func (l *Ledger) kindOf(view *View, pod *gpu.Pod) (kind int, exact bool) {
 	if !view.Node.ByCost() || l.outlook == nil {
 		return noKind, true
 	}
-	shape := shapeOf(view.Shapes, pod)
+	shape := l.shapeOf(pod)
 	return l.outlook.KindOf(&shape)
 }
 
-// shapeOf returns what the pod asks for. shapes can be nil.
-func shapeOf(shapes Shapes, pod *gpu.Pod) placement.Shape {
-	if shapes != nil {
-		if shape, known := shapes.Shape(pod.UID); known {
+// shapeOf returns what the pod asks for; only its demand if the rest isn't known.
+func (l *Ledger) shapeOf(pod *gpu.Pod) placement.Shape {
+	if l.resources != nil {
+		if shape, known := l.resources.Shape(pod.UID); known {
 			return shape
 		}
 	}
@@ -207,7 +201,7 @@ func (l *Ledger) refine(view *View, pod *gpu.Pod, ranked []rankedNode) {
 	if len(ranked) == 0 {
 		return
 	}
-	shape := shapeOf(view.Shapes, pod)
+	shape := l.shapeOf(pod)
 	best, seen := placement.Best{K: maxRefined}, map[placement.Suitability]bool{}
 	for i := range ranked {
 		r := &ranked[i]

@@ -34,9 +34,10 @@ type costScene struct {
 
 func newCostScene(t *testing.T, seed uint64) *costScene {
 	s := &costScene{
-		fixture: newFixture(t), random: rand.New(rand.NewPCG(seed, 0)), beside: map[string]placement.Beside{}, shapes: shapesOf{},
+		fixture: &fixture{t: t}, random: rand.New(rand.NewPCG(seed, 0)), beside: map[string]placement.Beside{}, shapes: shapesOf{},
 		usable: map[unique.Handle[string]][]string{}, excluded: map[string]uint64{},
 	}
+	s.Ledger = ledger.NewWithResources(s.shapes, nil)
 	for i := range 6 {
 		name := fmt.Sprint("n", i)
 		s.names = append(s.names, name)
@@ -128,7 +129,7 @@ func TestRankByCost(t *testing.T) {
 			if !known {
 				shape = placement.Shape{Demand: p.Demand()}
 			}
-			view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, Shapes: s.shapes}
+			view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste}
 			s.Rank(view, p, s.names, func(i int, suits placement.Suitability, reason reasons.Reason) {
 				if reason != reasons.Fits {
 					return
@@ -155,10 +156,11 @@ func TestRankByCost(t *testing.T) {
 func TestReserveAllByCost(t *testing.T) {
 	for seed := range uint64(100) {
 		s, reference := newCostScene(t, seed), newCostScene(t, seed)
-		view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, Shapes: s.shapes}
+		view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste}
 		var requests []ledger.Request
 		for range min(4, 4*len(s.kinds)) {
 			p, kind := s.newPod(), s.kinds[s.random.IntN(len(s.kinds))].Shape // ReserveAll rates other shapes by their kind.
+			reference.shapes[p.UID] = kind
 			s.shapes[p.UID], p.Cards, p.Request = kind, kind.Cards, kind.Memory*gpu.Memory(kind.Cards)
 			requests = append(requests, ledger.Request{Pod: p, Nodes: s.names})
 		}
@@ -189,7 +191,7 @@ func TestExpectBesideChanges(t *testing.T) {
 	})
 	s.DeleteNode("n5")
 	p := pod("asking", 1)
-	view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, Shapes: s.shapes}
+	view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste}
 	before := map[string]placement.Suitability{}
 	s.Rank(view, p, s.names, func(i int, suits placement.Suitability, _ reasons.Reason) { before[s.names[i]] = suits })
 	for _, name := range s.names[:5] { // A change and its reversal make the costs be computed again.

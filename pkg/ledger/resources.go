@@ -4,13 +4,15 @@ import (
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Resources knows what nodes have free besides GPU memory (CPU, memory, pods, extended resources), and what pods ask for. It is called with the
 // ledger's lock held, so it must not call the ledger.
 type Resources interface {
-	Shapes
+	// Shape returns what the pod asks for of its node; false if the pod isn't known.
+	Shape(uid gpu.PodUID) (placement.Shape, bool)
 	// Fits reports whether pods fit a node.
 	Fits(q ResourceQuery) bool
 	// Part returns the part of a node that the pods request, from 0 to 1: of the resource of which it is the largest.

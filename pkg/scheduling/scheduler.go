@@ -261,7 +261,7 @@ func (s *Scheduler) newGroups() *groups {
 
 // view returns how nodes are rated.
 func (s *Scheduler) view() ledger.View {
-	return ledger.View{Card: s.CardPolicy, Node: s.NodePolicy, Shapes: s.nodes}
+	return ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}
 }
 
 // capacity returns a new count of what nodes have besides GPU memory. It counts the pods with reservations, see ledger.ReservedOn.
