@@ -45,12 +45,12 @@ type cluster struct {
 
 // newCluster returns the cluster without pods, with the nodes in this order.
 func newCluster(nodes []traceNode, order []int, policy placement.Policy, rule rule, ties *rand.Rand) *cluster {
+	eligible := eligibility.NewCluster()
 	c := &cluster{
-		ledger: ledger.New(), arrivals: arrivals.NewCounter(), eligible: eligibility.NewCluster(), scheduler: newScheduler(nodes, order, ties),
+		ledger: ledger.NewWithResources(eligible, nil), arrivals: arrivals.NewCounter(), eligible: eligible, scheduler: newScheduler(nodes, order, ties),
 		view: ledger.View{Card: placement.Binpack, Node: policy}, rule: rule,
 		constraints: map[tracePod]unique.Handle[string]{}, now: time.Unix(1_800_000_000, 0),
 	}
-	c.view.Shapes = c.eligible
 	for i := range nodes {
 		if nodes[i].cards == 0 {
 			continue
