@@ -155,10 +155,9 @@ func TestNode(t *testing.T) {
 		before := m.Kubelet.Containers()
 		terminate(s, m.Plugin)
 		s.waitAllocatable(m, 0)
-		s.Create(s.Pod("meanwhile", 5000).OnNode(m.Name))
-		s.rejected("meanwhile", "1 Insufficient "+string(protocol.ResourceMemory))
+		meanwhile := s.rejectedWithoutPlugin(m)
 		must(s, m.Plugin.Start(s.Context()))
-		s.checkContainers(m, "meanwhile", "before-0", "before-1")
+		s.checkContainers(m, meanwhile, "before-0", "before-1")
 		if diff := cmp.Diff(before, s.containers(m, "before-0", "before-1")); diff != "" {
 			s.Errorf("the earlier containers have changed:\n%s", diff)
 		}

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -74,6 +75,23 @@ func (s *scene) rejected(name, reason string) {
 	s.WaitEvent(name, "FailedScheduling", reason)
 	if pod := s.Get(name); pod.Spec.NodeName != "" || pod.Status.Phase != corev1.PodPending {
 		s.Errorf("pod %s is %s on node %q, want it pending", name, pod.Status.Phase, pod.Spec.NodeName)
+	}
+}
+
+// rejectedWithoutPlugin creates a pod for a node without device plugin, and checks that it is rejected. It returns the pod's name. kube-scheduler can
+// see the node's change later than the test, and bind a pod, which then fails.
+func (s *scene) rejectedWithoutPlugin(m machine) string {
+	s.Helper()
+	for i := 0; ; i++ {
+		name := fmt.Sprint("meanwhile-", i)
+		s.Create(s.Pod(name, 5000).OnNode(m.Name))
+		pod := s.WaitPod(name, "is bound or rejected", func(pod *corev1.Pod) bool {
+			return pod.Spec.NodeName != "" || strings.Contains(framework.SchedulerMessage(pod), "1 Insufficient "+string(protocol.ResourceMemory))
+		})
+		if pod.Spec.NodeName == "" {
+			return name
+		}
+		s.WaitPhase(name, corev1.PodFailed)
 	}
 }
 
