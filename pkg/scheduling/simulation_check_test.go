@@ -19,8 +19,9 @@ type reservation struct {
 }
 
 const (
-	// offeredWithin is the longest time since the last filter call for each template of a group that has reservations.
-	offeredWithin = 10 * time.Minute
+	// keptUnasked is the longest time for which a member keeps memory after the latest filter call for its template, all times together: the
+	// patience, and some more.
+	keptUnasked = time.Minute
 	// reservedFor is the longest time for which a member may keep memory without being bound.
 	reservedFor = 10 * time.Minute
 )
@@ -79,9 +80,11 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	if p.info.Node != "" || p.run != nil || w.api.joinsAlone(p.apiPod) || w.fair.on() {
 		return // With fair sharing a member has a place before its gate is opened.
 	}
-	at, offered := w.scheduler.offered[offer{p.group, p.info.Member.Template}]
-	if !offered || w.now-at > offeredWithin {
-		w.fail("%s keeps memory for %s, which was offered no nodes since %v", r.name, a.Name, w.now-at)
+	if at := w.scheduler.offered[offer{p.group, p.info.Member.Template}]; p.offered != at {
+		p.offered, p.unasked = at, 0
+	}
+	if p.unasked += time.Second; p.unasked > keptUnasked {
+		w.fail("%s keeps memory for %s for %v, which was offered no nodes since %v", r.name, a.Name, p.unasked, w.now-p.offered)
 	}
 }
 
@@ -258,11 +261,20 @@ func (w *world) fitsAndWaits() string {
 			continue // Replacements and surplus members; members that disagree.
 		}
 		// The oldest members are planned, whether or not others would fit: see "Surplus members" in docs/gangs.md.
-		if size := pods[0].size; len(pods) >= size && w.fits(pods[:size]...) {
+		if size := pods[0].size; len(pods) >= size && w.fits(pods[:size]...) && !w.otherIsOldest(pods, size) {
 			return fmt.Sprintf("group %s of %d", name, size)
 		}
 	}
 	return ""
+}
+
+// otherIsOldest reports whether the group's last member, by age, can be another one, with which the group doesn't fit: creation times are in
+// seconds.
+func (w *world) otherIsOldest(pods []*apiPod, size int) bool {
+	last := pods[size-1].created.Truncate(time.Second)
+	return slices.ContainsFunc(pods[size:], func(p *apiPod) bool {
+		return p.created.Truncate(time.Second) == last && !w.fits(append(slices.Clone(pods[:size-1]), p)...)
+	})
 }
 
 // bound counts the bound pods of a group that have not ended.

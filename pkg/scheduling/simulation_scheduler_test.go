@@ -77,6 +77,8 @@ type schedPod struct {
 	// failing is true if the last attempt ended in an error: such a pod waits for all of its back-off.
 	failing bool
 	token   int
+	// offered is kubeScheduler.offered of its template when memory was reserved for it last; unasked is for how long it was since then.
+	offered, unasked time.Duration
 }
 
 // preempting is a preemption for a pod.
@@ -240,13 +242,15 @@ func (k *kubeScheduler) backoff(p *schedPod) time.Duration {
 	return min(time.Second<<min(max(p.attempts-1, 0), 10), k.w.maxBackoff)
 }
 
-// retry moves the pod to activeQ once its back-off is over.
+// retry moves the pod to activeQ once its back-off is over. kube-scheduler looks for such pods once a second (backoff_queue.go,
+// backoffQOrderingWindowDuration), so many come at the same time.
 func (k *kubeScheduler) retry(p *schedPod) {
 	left := p.failed + k.backoff(p) - k.w.now
 	if left <= 0 {
 		k.enqueue(p)
 		return
 	}
+	left += time.Second - (k.w.now+left)%time.Second
 	k.dequeue(p)
 	p.state = schedBackoff
 	token := p.token

@@ -139,7 +139,7 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 	w.worldOptions.replicas = 1 + w.random.IntN(2)
 	w.slow = seed%3 == 1
 	w.brisk = seed%5 >= 3
-	w.brownouts = seed%10 == 3
+	w.brownouts = seed%5 == 3
 	if seed%4 == 2 {
 		w.sample = 1 + int(seed/4%3)
 	}
