@@ -10,8 +10,8 @@ import (
 )
 
 // Startable returns the unbound members that the group must bind together, none if too few exist; and those that are placed
-// alone because their run is running. Of these, broken are what a run needs of which others run. Fair sharing places them before other
-// pods of their tenant, unless a member of the run was bound less than the patience ago: a run that breaks again and again must not
+// alone because their run is running. Of these, broken are what a run needs of which others run. They come first in the queue, with fair sharing
+// before other pods of their tenant, unless a member of the run was bound less than the patience ago: a run that breaks again and again must not
 // take all turns. While this process doesn't lead, Startable returns none.
 func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, broken []gpu.PodUID) {
 	mgr.mu.Lock()

@@ -11,8 +11,8 @@ import (
 type Item struct {
 	// ID identifies the item, and Label names it for users.
 	ID, Label string
-	// Broken, Priority and Entered are the item's rank. Broken is true for what a broken run of a group still needs: each of its bound members
-	// wastes memory. ByTurn is true if it waits for a turn of fair sharing: such items come after all others, and priorities count within a tenant.
+	// Broken, Priority and Entered are the item's rank. Broken is true for what a run of a group still needs of which others are bound: each of these
+	// may waste memory. ByTurn is true if it waits for a turn of fair sharing: such items come after all others, and priorities count within a tenant.
 	// Entered is when the item entered the queue: when its first pod was created, or when it last failed.
 	Broken, ByTurn bool
 	Priority       int32

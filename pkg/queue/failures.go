@@ -15,7 +15,7 @@ type Attempt struct {
 	// Shape is equal for items that ask for the same and can use the same nodes.
 	Shape string
 	Size  Size
-	// Broken is true if the item is what a group that is bound in part still needs.
+	// Broken is ledger.Item.Broken.
 	Broken bool
 }
 

@@ -462,6 +462,27 @@ func TestAwaitedReservationOfGang(t *testing.T) {
 	}
 }
 
+// The replacement of a running group's member comes before pods that have waited for longer: the other members wait for it.
+func TestAwaitedReservationOfReplacement(t *testing.T) {
+	placed := func(d time.Duration) fake.PodEdit {
+		return fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(d).UnixNano(), 10))
+	}
+	job := func(pod *corev1.Pod) {
+		pod.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}}
+	}
+	older := fake.Pod("older", 16, short, func(pod *corev1.Pod) { pod.CreationTimestamp = metav1.NewTime(begin.Add(-2 * time.Hour)) })
+	young := fake.Pod("young", 16, fake.Bound("n1", 1), placed(time.Second))
+	g := startGroups(t, GangOptions{}, older, young, fake.Pod("stays", 8, fake.Bound("n1", 0), placed(-3*time.Hour)),
+		member(2, 0, job, fake.Bound("n1", 0), placed(-3*time.Hour), fake.Annotation(protocol.AnnotationGroupRun, "x"), fake.Annotation(protocol.AnnotationGroupWhole, "true")),
+		member(2, 1, job, short))
+	g.pass("a reservation", func() bool { return g.observer.Count("reserved") > 0 })
+	g.publishGone(young)
+	g.pass("memory for the replacement", func() bool { return g.fits(protocol.Pod(member(2, 1)), "n1") })
+	if g.fits(protocol.Pod(older), "n1") {
+		t.Error("the older pod finds memory that is reserved for the replacement")
+	}
+}
+
 // Members whose binds are in flight can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
 func TestRequeueWhenGangIsWhole(t *testing.T) {
 	for priority, want := range map[int32]bool{0: false, 5: true} {

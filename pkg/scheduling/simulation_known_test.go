@@ -10,28 +10,22 @@ import (
 
 // knownDefect is a defect that worlds show. A violation of its kind isn't an error in a world with all of its ingredients.
 type knownDefect struct {
-	kind violationKind
-	with []string
-	// shows, if not nil, reports whether the violation in this world can be the defect.
-	shows  func(w *world) bool
+	kind   violationKind
+	with   []string
 	defect string
 }
 
 // knownDefects are tried in order. What is mended is removed here.
 var knownDefects = []knownDefect{
-	{wasted, []string{"pods that take CPU"}, nil, "pods are evicted for pods whose CPU others take"},
-	{starved, nil, replacement, "without fair sharing, the replacement of a member waits behind everything else"},
+	{wasted, []string{"pods that take CPU"}, "pods are evicted for pods whose CPU others take"},
 }
-
-// replacement reports whether the item that starves was whole before, in a world without fair sharing.
-func replacement(w *world) bool { return w.item.ran && !w.fair.on() }
 
 // known returns the known defect that a violation shows; nil if there is none.
 func (w *world) known() *knownDefect {
 	for i := range knownDefects {
 		k := &knownDefects[i]
 		lacks := func(name string) bool { return !slices.Contains(w.ingredients, name) }
-		if k.kind == w.kind && !slices.ContainsFunc(k.with, lacks) && (k.shows == nil || k.shows(w)) {
+		if k.kind == w.kind && !slices.ContainsFunc(k.with, lacks) {
 			return k
 		}
 	}

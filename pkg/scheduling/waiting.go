@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 	"unique"
 
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -82,7 +84,7 @@ func (w *waiting) tick() {
 		return
 	}
 	now := w.clock.Now()
-	items := w.pods()
+	items := w.pods(now)
 	if w.groups != nil {
 		items = append(items, w.groups.manager.Waiting(now)...)
 	}
@@ -92,26 +94,28 @@ func (w *waiting) tick() {
 	w.awaited.Pass(items, now)
 }
 
-// alikePods is equal for pods with the same requests, except for extended resources, and rank.
+// alikePods is equal for pods with the same requests, except for extended resources, and rank. broken is ledger.Item.Broken.
 type alikePods struct {
 	namespace string
 	shape     placement.Shape
 	priority  int32
+	broken    bool
 }
 
 // String returns a text that is equal for equal values, also after the constraints have been collected and made again.
 func (a alikePods) String() string {
-	return fmt.Sprint(a.namespace, " ", a.shape.Demand, " ", a.shape.Beside, " ", a.priority, " ", a.shape.Constraints.Value())
+	return fmt.Sprint(a.namespace, " ", a.shape.Demand, " ", a.shape.Beside, " ", a.priority, " ", a.broken, " ", a.shape.Constraints.Value())
 }
 
 // pods returns the single pods that kube-scheduler has rejected. Of pods that are alike it returns the first.
-func (w *waiting) pods() (items []queue.Item) {
+func (w *waiting) pods(now time.Time) (items []queue.Item) {
 	first := map[alikePods]*clustercache.PodInfo{}
+	broken := map[gang.Key][]gpu.PodUID{}
 	for _, pod := range w.cache.Pending() {
 		if !w.waits(pod) {
 			continue
 		}
-		like := alikePods{pod.Namespace, pod.Shape(), pod.Priority}
+		like := alikePods{pod.Namespace, pod.Shape(), pod.Priority, w.replaces(pod, broken, now)}
 		if earliest := first[like]; earliest == nil || entersBefore(pod, earliest) {
 			first[like] = pod
 		}
@@ -120,9 +124,13 @@ func (w *waiting) pods() (items []queue.Item) {
 		shape := like.String()
 		nodes := func() []string { return w.nodes.Names(pod.Constraints) }
 		items = append(items, queue.Item{
-			Item:     ledger.Item{ID: "pod " + string(pod.UID), Label: "pod " + pod.String(), Priority: pod.Priority, Entered: pod.Pending.Created},
-			Like:     shape,
-			Attempt:  queue.Attempt{Namespace: pod.Namespace, ID: string(pod.UID), Shape: shape, Size: queue.Size{Memory: pod.Request}},
+			Item: ledger.Item{
+				ID: "pod " + string(pod.UID), Label: "pod " + pod.String(), Broken: like.broken, Priority: pod.Priority, Entered: pod.Pending.Created,
+			},
+			Like: shape,
+			Attempt: queue.Attempt{
+				Namespace: pod.Namespace, ID: string(pod.UID), Shape: shape, Size: queue.Size{Memory: pod.Request}, Broken: like.broken,
+			},
 			Requests: func() []ledger.Request { return []ledger.Request{{Pod: pod.Pod, Nodes: nodes()}} },
 			Fits: func() bool {
 				_, fits := w.ledger.FirstFit(pod.Pod, nodes())
@@ -145,6 +153,18 @@ func (w *waiting) waits(pod *clustercache.PodInfo) bool {
 		}
 	}
 	return w.fair.evicts(pod.Pod)
+}
+
+// replaces reports whether the pod is a member that a running group lacks. broken has those of the groups that were asked about in this pass.
+func (w *waiting) replaces(pod *clustercache.PodInfo, broken map[gang.Key][]gpu.PodUID, now time.Time) bool {
+	member := w.groups.memberOf(pod)
+	if member == nil {
+		return false
+	}
+	if _, asked := broken[member.Gang]; !asked {
+		_, _, broken[member.Gang] = w.groups.manager.Startable(member.Gang, now)
+	}
+	return slices.Contains(broken[member.Gang], pod.UID)
 }
 
 // entersBefore orders pods by their creation.
