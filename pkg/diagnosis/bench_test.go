@@ -68,13 +68,12 @@ func benchmarkDiagnose(b *testing.B, n int, build func(i int) *Pod) {
 	nodes, pods := manyNodes(n), make([]*Pod, n)
 	for i := range pods {
 		pods[i] = build(i)
+		pods[i].UID = gpu.PodUID(fmt.Sprint("uid-", i))
 	}
 	for b.Loop() {
-		diagnoser := NewDiagnoser(nodes, pods, now)
-		for _, pod := range pods {
-			if d := diagnoser.Diagnose(pod, nil); d.Message == "" {
-				b.Fatal(d)
-			}
+		diagnoses, _ := NewDiagnoser(nodes, pods, now).DiagnoseAll(pods, func(int) *GroupWait { return nil })
+		if len(diagnoses) != n {
+			b.Fatal(len(diagnoses))
 		}
 	}
 }
