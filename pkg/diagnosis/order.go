@@ -13,7 +13,8 @@ import (
 // Place is where a pending pod is in the queue. A group has one place, as in the queue. All views show it in the words of String: Ahead and Since.
 type Place struct {
 	// Ahead is how many pods and groups come before the pod, of those that wait for memory and can use the same nodes by their constraints:
-	// those of higher priority, and older ones of the same priority. What failed lately comes later than this says: only the leader knows it.
+	// those of higher priority, and older ones of the same priority. What failed lately comes later than this says, and the replacement that a running
+	// group lacks comes sooner: only the leader knows them.
 	// It is only valid if Queued is true.
 	Ahead int
 	// Queued is true if the pod waits for memory. A pod that waits for its turn has another order, see reasons.Turn.
