@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,6 +44,10 @@ const component = "gpushare-extender"
 // evictionRecord is the name of the ConfigMap in which evictions for other pods are recorded.
 const evictionRecord = "gpushare-evictions"
 
+// gcPercent is how much the heap grows until it is collected, in percent of what was in use after the last collection, unless GOGC is set. With Go's
+// own 100, collections take a tenth of the processor time.
+const gcPercent = 200
+
 // stopTimeout limits the time for calls in flight at SIGTERM. The process exits within two seconds in any case.
 const stopTimeout = 800 * time.Millisecond
 
@@ -50,6 +56,9 @@ func serve(ctx context.Context, o options) error {
 	logger := klog.FromContext(ctx).WithName(component)
 	ctx = klog.NewContext(ctx, logger)
 	logger.Info("Starting", "version", version.Get().String())
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 
 	listener, err := net.Listen("tcp", o.listenAddress)
 	if err != nil {

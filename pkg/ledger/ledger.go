@@ -110,6 +110,8 @@ type Ledger struct {
 
 	mu    sync.RWMutex
 	nodes map[string]*node
+	// unused are nodes for newNode.
+	unused []node
 	// membership is incremented when a node is added or removed.
 	membership uint64
 	order      nodeOrder
@@ -604,7 +606,8 @@ func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
 		what(func(name string, how func(*node)) {
 			n, ok := l.nodes[name]
 			if !ok {
-				n = &node{name: strings.Clone(name), allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name], planned: l.reservations.counted.any(name), beside: unlimited}
+				n = l.newNode()
+				*n = node{name: strings.Clone(name), allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name], planned: l.reservations.counted.any(name), beside: unlimited}
 				if l.outlook != nil {
 					n.costs = l.costRows.next()
 				}
@@ -630,6 +633,17 @@ func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
 		})
 		return roomier
 	})
+}
+
+// newNode returns the memory for a node. Nodes that are added one after the other, as those of the first list, lie next to each other: Rank reads
+// them much faster then, because kube-scheduler's order is similar.
+func (l *Ledger) newNode() *node {
+	if len(l.unused) == 0 {
+		l.unused = make([]node, 8) // All stay in memory as long as one does.
+	}
+	n := &l.unused[0]
+	l.unused = l.unused[1:]
+	return n
 }
 
 // dropUnused removes the node if it has neither an object nor allocations, and reports whether it did. The caller holds the lock.

@@ -246,8 +246,8 @@ func newReplica(i int, args []string, certificates string) (*replica, error) {
 	return r, nil
 }
 
-// scrapeInterval is how often Prometheus scrapes by default.
-const scrapeInterval = 15 * time.Second
+// scrapeInterval is that of the chart's monitors.
+const scrapeInterval = 30 * time.Second
 
 // scrape reads the replica's metrics until ctx ends.
 func (r *replica) scrape(ctx context.Context) {
