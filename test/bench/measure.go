@@ -46,8 +46,8 @@ type result struct {
 	// sharing.
 	gates, expired int
 	// attempts is the number of attempts to evict pods for tenants below their share, unneeded the memory of the evicted pods beyond
-	// what was missing on the cards.
-	attempts, unneeded int
+	// what was missing on the cards, and useless the number of pods and groups that got no room although pods were evicted for them.
+	attempts, unneeded, useless int
 	// binds is the number of binds, conflicts the number of those that failed because the card was taken.
 	binds, conflicts int
 }
