@@ -74,7 +74,7 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, clus
 		if info, known := r.Cache.Pod(a.Namespace, a.Name); !certain(a) || known && info.UID == a.UID && !frees(info, r.Clock.Now()) {
 			continue
 		}
-		reclaim.Free(available.Cards, a.Placement)
+		placement.Free(available.Cards, a.Placement)
 		cluster.Capacity.Evict(name, a.UID)
 		cluster.Leaving[name] = append(cluster.Leaving[name], a.UID)
 	}
@@ -142,17 +142,26 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 				cards = r.cards(place.Node, lowest, unseen, &state)
 				for _, v := range victims[place.Node] {
 					if !slices.Contains(state.Leaving[place.Node], v.uid) {
-						reclaim.Free(cards, v.on)
+						placement.Free(cards, v.on)
 					}
 				}
 				nodes[place.Node] = cards
 			}
-			if !reclaim.Use(cards, place.On) {
+			if !usable(cards, place.On) {
 				return false
 			}
+			placement.Use(cards, place.On)
 		}
 	}
 	return true
+}
+
+// usable reports whether the cards of the placement are healthy, and have room for it.
+func usable(cards []placement.Card, where gpu.Placement) bool {
+	return !slices.ContainsFunc(where, func(share gpu.Share) bool {
+		i, ok := placement.Position(cards, share.Card)
+		return !ok || cards[i].Unhealthy || !cards[i].Has(share)
+	})
 }
 
 // byPriority orders pods: that with the lowest priority first.

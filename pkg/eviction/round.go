@@ -19,7 +19,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
-	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 // round is the freeing of cards for one pod. A nomination that is reserved in the ledger keeps them for the pod until the round ends.
@@ -297,7 +296,7 @@ func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
 	for i := range available.Allocations {
 		a := &available.Allocations[i]
 		if a.Priority < pod.Priority && (a.Leaving && !e.isOverdue(a.UID) || slices.Contains(proposed, a.UID)) {
-			reclaim.Free(available.Cards, a.Placement)
+			placement.Free(available.Cards, a.Placement)
 			victims = append(victims, a.UID)
 		}
 	}

@@ -492,7 +492,7 @@ func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) []freeableCard {
 	c.sortByAge(n)
 	for _, a := range c.byAge {
 		for _, share := range a.Placement {
-			i, ok := position(c.cards, share.Card)
+			i, ok := placement.Position(c.cards, share.Card)
 			if !ok || c.since[i] != never {
 				continue
 			}
@@ -522,7 +522,7 @@ func (c *awaitedChoice) countReservations(n *node) {
 	}
 	for i := range n.reserved {
 		if r := &n.reserved[i]; c.counts(r) {
-			add(c.cards, r.On)
+			placement.Use(c.cards, r.On)
 		}
 	}
 }

@@ -51,7 +51,7 @@ func (t *emptyTrial) place(request Request, from int) (position int, ok bool) {
 		if reason != reasons.Fits || t.capacity != nil && !t.capacity.Take(name, request.Pod.UID) {
 			continue
 		}
-		add(cards, where)
+		placement.Use(cards, where)
 		t.cards[name] = cards
 		return from + i, true
 	}

@@ -337,7 +337,7 @@ func (l *Ledger) assume(name string, pod gpu.Pod, where gpu.Placement, at time.T
 	l.placedFor(pod.UID).on(assumed)
 	l.markChanged(n)
 	n.request(a)
-	add(n.cards, where)
+	placement.Use(n.cards, where)
 	n.totals = placement.Sum(n.cards)
 	return a
 }
@@ -519,7 +519,7 @@ func (l *Ledger) nodeCards(name string, n *node) NodeCards {
 		}
 		if l.stillCounts(&nominee) {
 			where := n.expected(&nominee, cards)
-			add(cards, where)
+			placement.Use(cards, where)
 			out.Nominees = append(out.Nominees, Share{Pod: nominee.Pod, Node: name, On: where})
 		}
 	}

@@ -109,20 +109,20 @@ func (n *node) recount() {
 			presumed = append(presumed, a)
 			continue
 		}
-		add(n.cards, a.Placement)
+		placement.Use(n.cards, a.Placement)
 	}
 	slices.SortFunc(presumed, func(a, b *Allocation) int { return cmp.Compare(a.UID, b.UID) })
 	var moving []*Allocation
 	for _, a := range presumed {
 		if n.hasRoom(a.Placement) {
-			add(n.cards, a.Placement)
+			placement.Use(n.cards, a.Placement)
 		} else {
 			moving = append(moving, a)
 		}
 	}
 	for _, a := range moving {
 		a.Placement, _ = placement.Place(placement.Expected, n.cards, n.presumed(a.Pod))
-		add(n.cards, a.Placement)
+		placement.Use(n.cards, a.Placement)
 	}
 	n.totals = placement.Sum(n.cards)
 }
@@ -162,30 +162,7 @@ func (n *node) hasRoom(where gpu.Placement) bool {
 }
 
 // position returns the position of the card with the given index.
-func (n *node) position(index int) (int, bool) { return position(n.cards, index) }
-
-// position returns the position of the card with the given index in cards, which are ordered by index.
-func position(cards []placement.Card, index int) (int, bool) {
-	return slices.BinarySearchFunc(cards, index, func(c placement.Card, index int) int { return c.Index - index })
-}
-
-// add counts a placement as used.
-func add(cards []placement.Card, where gpu.Placement) {
-	for _, share := range where {
-		if i, ok := position(cards, share.Card); ok {
-			cards[i].Add(share)
-		}
-	}
-}
-
-// subtract undoes add.
-func subtract(cards []placement.Card, where gpu.Placement) {
-	for _, share := range where {
-		if i, ok := position(cards, share.Card); ok {
-			cards[i].Subtract(share)
-		}
-	}
-}
+func (n *node) position(index int) (int, bool) { return placement.Position(n.cards, index) }
 
 // room is what pods can use of a node. It is a copy.
 type room struct {
@@ -214,7 +191,7 @@ func (n *node) roomierThan(before room) bool {
 	// The card that a nominated pod is likely to get can be another one since, see expected.
 	otherNominee := len(n.nominees()) > 0 && now.leaving != before.leaving
 	return slices.ContainsFunc(now.cards, func(c placement.Card) bool {
-		i, ok := position(before.cards, c.Index)
+		i, ok := placement.Position(before.cards, c.Index)
 		return c.Free() > 0 && (!ok || accepts || otherNominee || roomier(&c, &before.cards[i]))
 	})
 }

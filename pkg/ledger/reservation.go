@@ -272,7 +272,7 @@ func (l *Ledger) cardsFor(n *node, pod *gpu.Pod, labelled bool, unseen map[strin
 		if !copied {
 			cards, copied = slices.Clone(cards), true
 		}
-		add(cards, n.expected(r, cards))
+		placement.Use(cards, n.expected(r, cards))
 	}
 	return cards
 }
@@ -336,7 +336,7 @@ func (n *node) expected(r *reserved, cards []placement.Card) gpu.Placement {
 	cards = slices.Clone(cards)
 	for _, a := range n.allocations {
 		if a.Leaving || slices.Contains(r.Victims, a.UID) {
-			subtract(cards, a.Placement)
+			placement.Free(cards, a.Placement)
 		}
 	}
 	where, _ = placement.Place(placement.Expected, cards, demand)

@@ -97,7 +97,7 @@ func (n *node) fitsWithoutAssumed(demand gpu.Demand) bool {
 	bound := n.emptyCards()
 	for _, a := range n.allocations {
 		if a.State != Assumed {
-			add(bound, a.Placement)
+			placement.Use(bound, a.Placement)
 		}
 	}
 	return placement.Fit(bound, demand) == reasons.Fits

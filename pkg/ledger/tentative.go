@@ -87,7 +87,7 @@ func (n *node) withTentative(cards []placement.Card, view *View, pod *gpu.Pod) [
 			cards, copied = slices.Clone(cards), true
 		}
 		where, _ := placement.Place(view.Card, cards, other.Demand())
-		add(cards, where)
+		placement.Use(cards, where)
 	}
 	return cards
 }

@@ -40,6 +40,29 @@ func (c *Card) Subtract(s gpu.Share) {
 	c.Used, c.UsedCores, c.Containers = c.Used.Sub(s.Memory), c.UsedCores.Sub(s.Cores), max(c.Containers-s.Containers, 0)
 }
 
+// Position returns the position of the card with the given index in cards, which are ordered by index.
+func Position(cards []Card, index int) (int, bool) {
+	return slices.BinarySearchFunc(cards, index, func(c Card, index int) int { return c.Index - index })
+}
+
+// Use counts a placement as used on the cards, which are ordered by index. Cards that don't exist count for nothing.
+func Use(cards []Card, where gpu.Placement) {
+	for _, share := range where {
+		if i, ok := Position(cards, share.Card); ok {
+			cards[i].Add(share)
+		}
+	}
+}
+
+// Free undoes Use.
+func Free(cards []Card, where gpu.Placement) {
+	for _, share := range where {
+		if i, ok := Position(cards, share.Card); ok {
+			cards[i].Subtract(share)
+		}
+	}
+}
+
 // alike reports whether the cards are equal but for their indexes and links.
 func (c *Card) alike(o *Card) bool {
 	return c.Memory == o.Memory && c.Used == o.Used && c.UsedCores == o.UsedCores && c.Containers == o.Containers &&

@@ -139,7 +139,7 @@ func (t *trial) evict(v int) {
 	t.count(v, -1)
 	for _, p := range t.need.Victims[v].Pods {
 		place := t.cluster.Places[p.UID]
-		Free(t.cardsOf(place.Node), place.On)
+		placement.Free(t.cardsOf(place.Node), place.On)
 		if t.cluster.Capacity != nil {
 			t.cluster.Capacity.Evict(place.Node, p.UID)
 		}
@@ -153,10 +153,13 @@ func (t *trial) restore(v int) (fits bool) {
 	fits = true
 	for _, p := range t.need.Victims[v].Pods {
 		place := t.cluster.Places[p.UID]
-		change(t.cardsOf(place.Node), place.On, func(c *placement.Card, share gpu.Share) {
-			fits = fits && c.Has(share)
-			c.Add(share)
-		})
+		cards := t.cardsOf(place.Node)
+		for _, share := range place.On {
+			if i, ok := placement.Position(cards, share.Card); ok {
+				fits = fits && cards[i].Has(share)
+			}
+		}
+		placement.Use(cards, place.On)
 		if t.cluster.Capacity != nil {
 			fits = t.cluster.Capacity.Restore(place.Node, p.UID) && fits
 		}
@@ -175,29 +178,6 @@ func (t *trial) count(v, sign int) {
 	}
 }
 
-// Free subtracts a placement from the used amounts of the cards. The cards must be ordered by index.
-func Free(cards []placement.Card, where gpu.Placement) {
-	change(cards, where, (*placement.Card).Subtract)
-}
-
-// Use adds a placement to the used amounts of the cards, and reports whether they had room for it. The cards must be ordered by index.
-func Use(cards []placement.Card, where gpu.Placement) (fits bool) {
-	found, fits := 0, true
-	change(cards, where, func(c *placement.Card, share gpu.Share) {
-		found, fits = found+1, fits && !c.Unhealthy && c.Has(share)
-		c.Add(share)
-	})
-	return fits && found == len(where)
-}
-
-func change(cards []placement.Card, where gpu.Placement, how func(*placement.Card, gpu.Share)) {
-	for _, share := range where {
-		if i, ok := slices.BinarySearchFunc(cards, share.Card, func(c placement.Card, index int) int { return c.Index - index }); ok {
-			how(&cards[i], share)
-		}
-	}
-}
-
 // placeSomewhere gives a pod of a unit a place on the first node that has room, and reports whether one has.
 func (t *trial) placeSomewhere(unit, i int) bool {
 	return slices.ContainsFunc(t.need.Units[unit].Pods[i].Nodes, func(node string) bool { return t.place(unit, i, node) })
@@ -210,7 +190,7 @@ func (t *trial) place(unit, i int, node string) bool {
 	if reason != reasons.Fits || t.cluster.Capacity != nil && !t.cluster.Capacity.Take(node, pod.UID) {
 		return false
 	}
-	change(t.cardsOf(node), where, (*placement.Card).Add)
+	placement.Use(t.cardsOf(node), where)
 	t.places[unit] = append(t.places[unit], Place{node, where})
 	return true
 }
@@ -220,7 +200,7 @@ func (t *trial) unplace(unit int) []Place {
 	former := t.places[unit]
 	t.places[unit] = nil
 	for i, place := range former {
-		Free(t.cardsOf(place.Node), place.On)
+		placement.Free(t.cardsOf(place.Node), place.On)
 		if t.cluster.Capacity != nil {
 			t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
 		}
@@ -235,7 +215,7 @@ func (t *trial) placeAgain(unit int, places []Place) {
 		if t.cluster.Capacity != nil {
 			t.cluster.Capacity.Take(place.Node, t.need.Units[unit].Pods[i].UID)
 		}
-		change(t.cardsOf(place.Node), place.On, (*placement.Card).Add)
+		placement.Use(t.cardsOf(place.Node), place.On)
 	}
 }
 
@@ -318,7 +298,7 @@ func (t *trial) missing() (missing gpu.Memory) {
 				}
 				wanted[place.Node] = cards
 			}
-			change(wanted[place.Node], place.On, (*placement.Card).Add)
+			placement.Use(wanted[place.Node], place.On)
 		}
 	}
 	for node, cards := range wanted {
