@@ -167,6 +167,9 @@ func open(p *Pod)           { p.Gated = false }
 func priority(n int32) edit { return func(p *Pod) { p.Priority = n } }
 func age(n int) edit        { return func(p *Pod) { p.Created = begin.Add(time.Duration(n) * time.Second) } }
 
+// Shape returns the name of the group.
+func (g *fakeGroups) Shape(key gang.Key) string { return key.Name }
+
 // Surplus returns the bound members beyond the group's size, those with the last names. A group without a size has none.
 func (g fakeGroups) Surplus(key gang.Key) (surplus []gpu.PodUID) {
 	for _, p := range g.f.pods {

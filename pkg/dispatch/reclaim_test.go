@@ -8,6 +8,7 @@ import (
 	"unique"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
@@ -377,6 +378,19 @@ func TestReclaimAfterFailures(t *testing.T) {
 	for i := range 2 {
 		f.pod(fmt.Sprint("bob/new-", i), 1, on("n0"), func(p *Pod) { p.Bound = begin.Add(-time.Hour) })
 	}
+	f.run(2 * after)
+	want(t, "evicted early", []string(nil), f.evicted)
+	f.run(after + firstPause)
+	want(t, "evicted in the end", 2, len(f.evicted))
+}
+
+// A group that had its places and wasn't bound, as package gang found, isn't worth evictions for long either.
+func TestReclaimAfterFailureOfGroup(t *testing.T) {
+	f := newReclaimFixture(t, 4)
+	f.groups.sizes["job"] = 2
+	f.pod("alice/job-0", 1, inGroup("job"))
+	f.pod("alice/job-1", 1, inGroup("job"))
+	f.Failures.Failed(queue.Attempt{Namespace: "alice", ID: gang.Key{Namespace: "alice", Name: "job"}.ItemID(), Shape: "job"}, f.now, f.now)
 	f.run(2 * after)
 	want(t, "evicted early", []string(nil), f.evicted)
 	f.run(after + firstPause)

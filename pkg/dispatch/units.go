@@ -28,6 +28,8 @@ type unit struct {
 	namespace string
 	// cards is the number of cards that its pods ask for.
 	cards int
+	// shape is queue.Attempt.Shape. That of a group comes from package gang, which reports failures of the group too.
+	shape string
 	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
 	paused, behindFailed bool
 	// turn is the latest round that tried it.
@@ -44,7 +46,7 @@ func (u *unit) has(pods []*pod) bool {
 // attempt returns what Failures is asked about the unit.
 func (u *unit) attempt() queue.Attempt {
 	return queue.Attempt{
-		Namespace: u.namespace, ID: u.item.ID, Shape: u.kind.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
+		Namespace: u.namespace, ID: u.item.ID, Shape: u.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
 		Broken: u.item.Broken,
 	}
 }
@@ -124,6 +126,7 @@ func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 		u.item.Entered = failedAt // It enters again, behind others of its priority.
 	}
 	u.kind, u.item.Value = m.kinds.kindOf(pods), u
+	u.shape = u.kind.shape
 	u.kind.units++
 	m.units[id] = u
 	m.queue.Add(u.item)
@@ -165,6 +168,7 @@ func (m *Manager) gatherGroups() {
 		}
 		if len(pods) > 0 {
 			gather(key.ItemID(), pods, false)
+			m.units[key.ItemID()].shape = m.Groups.Shape(key)
 		}
 		for _, uid := range alone {
 			if p := waiting[uid]; p != nil {

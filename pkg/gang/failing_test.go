@@ -69,6 +69,10 @@ func TestPause(t *testing.T) {
 	if got, want := fmt.Sprint(s.failRounds(11)), "[2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 17m4s 20m0s]"; got != want {
 		t.Errorf("pauses %v, want %v", got, want)
 	}
+	key := s.created[0].Gang
+	if failures, _ := s.manager.Failures.Of(queue.Attempt{Namespace: key.Namespace, Shape: s.manager.Shape(key)}); failures != 11 {
+		t.Errorf("%d failures of the group's shape", failures)
+	}
 }
 
 // TestForgive: which changes end the pause of a group.

@@ -41,6 +41,20 @@ func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, broken [
 	return together, alone, broken
 }
 
+// Shape returns the shape for which failures of the run are remembered whose members Startable returns together; empty if there is none.
+func (mgr *Manager) Shape(key Key) string {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	if g := mgr.groups[key]; g != nil && mgr.leading {
+		for _, r := range g.runs {
+			if r.phase != PhaseRunning && r.phase != PhaseEvicting && r.enough() {
+				return mgr.attempt(r).Shape
+			}
+		}
+	}
+	return ""
+}
+
 // Surplus returns the bound members without which each running run of the group still has its number of members: of each run the latest bound
 // ones. Of a group whose members are placed alone these are all. If members disagree about the number, the smallest one counts. While this process
 // doesn't lead, it returns none.
