@@ -285,3 +285,23 @@ func (l *Ledger) StrandedRatios() map[placement.Shortage]float64 {
 	}
 	return ratios
 }
+
+// StrandedNode is a node with free memory that pods of no expected kind can use, because of what the node lacks.
+type StrandedNode struct {
+	Name string
+	Unit gpu.Unit
+	placement.Stranded
+}
+
+// StrandedNodes returns the nodes that have such memory, by name; none if nothing is expected. It takes the lock once for each node.
+func (l *Ledger) StrandedNodes() (nodes []StrandedNode) {
+	for _, state := range l.nodeStates() {
+		if state.outlook == nil {
+			return nil
+		}
+		if stranded := state.outlook.Stranded(&state.NodeRoom); stranded != (placement.Stranded{}) {
+			nodes = append(nodes, StrandedNode{state.name, state.unit, stranded})
+		}
+	}
+	return nodes
+}

@@ -203,18 +203,25 @@ func TestExpectBesideChanges(t *testing.T) {
 	})
 }
 
-// TestStrandedRatios: memory counts in bytes, since nodes can have different units, and follows what nodes have free beside their cards.
-func TestStrandedRatios(t *testing.T) {
+// TestStranded: memory counts in bytes, since nodes can have different units, and follows what nodes have free beside their cards.
+func TestStranded(t *testing.T) {
 	f := newFixture(t)
 	f.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 12}}})
 	f.SetNode("n2", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Index: 0, Memory: 4 << 10}}})
-	if got := f.StrandedRatios(); got != nil {
-		t.Errorf("nothing is expected yet, got %v", got)
+	if ratios, nodes := f.StrandedRatios(), f.StrandedNodes(); ratios != nil || nodes != nil {
+		t.Errorf("nothing is expected yet, got %v, %v", ratios, nodes)
 	}
 	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1, Containers: 1}, Beside: placement.Beside{CPU: 1000, NodeMemory: 1}}}
 	f.Expect([]placement.Kind{kind}, 0, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1", "n2"} })
-	want := func(cpu, memory float64) {
+	want := func(cpu, memory float64, texts ...string) {
 		t.Helper()
+		var nodes []string
+		for _, node := range f.StrandedNodes() {
+			nodes = append(nodes, node.Name+" has "+node.Text(node.Unit))
+		}
+		if !slices.Equal(nodes, texts) {
+			t.Errorf("got %q, want %q", nodes, texts)
+		}
 		got := f.StrandedRatios()
 		if got[placement.ShortOfCPU] != cpu || got[placement.ShortOfNodeMemory] != memory || got[placement.ShortOfBoth] != 0 {
 			t.Errorf("got %v, want %v for CPU and %v for memory", got, cpu, memory)
@@ -222,7 +229,7 @@ func TestStrandedRatios(t *testing.T) {
 	}
 	want(0, 0)
 	f.SetBeside("n1", placement.Beside{CPU: 500, NodeMemory: 1}, 1)
-	want(0.75, 0)
+	want(0.75, 0, "n1 has 12 GiB free, of no use: the node lacks CPU")
 	f.SetBeside("n2", placement.Beside{CPU: 1000}, 1)
-	want(0.75, 0.25)
+	want(0.75, 0.25, "n1 has 12 GiB free, of no use: the node lacks CPU", "n2 has 4096 MiB free, of no use: the node lacks node memory")
 }

@@ -1,6 +1,11 @@
 package placement
 
-import "github.com/gpushare/gpushare/pkg/gpu"
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
 
 // Shortage is what a node lacks so that pods can't use its free GPU memory.
 type Shortage int
@@ -16,11 +21,25 @@ const (
 
 var shortageNames = [shortages]string{"cpu", "memory", "cpu_and_memory"}
 
+// shortageWords are for users.
+var shortageWords = [shortages]string{"CPU", "node memory", "CPU and node memory"}
+
 // String returns the name, as in metrics.
 func (s Shortage) String() string { return shortageNames[s] }
 
 // Stranded is free memory of cards by what their nodes lack.
 type Stranded [shortages]gpu.Memory
+
+// Text says for users how much of a node's memory is of no use, and why; empty if nothing is stranded. unit is the node's.
+func (s *Stranded) Text(unit gpu.Unit) string {
+	var parts []string
+	for shortage, memory := range s {
+		if memory > 0 {
+			parts = append(parts, fmt.Sprintf("%s free, of no use: the node lacks %s", unit.Format(memory), shortageWords[shortage]))
+		}
+	}
+	return strings.Join(parts, "; ")
+}
 
 // Stranded returns the node's free memory on cards that pods of some expected kind could use, if the node had more CPU or memory free, but that none can
 // use now. What no kind could use in any case isn't counted: that is fragmentation.

@@ -3,7 +3,28 @@ package placement
 import (
 	"testing"
 	"unique"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
+
+func TestStrandedText(t *testing.T) {
+	for _, tc := range []struct {
+		stranded Stranded
+		unit     gpu.Unit
+		want     string
+	}{
+		{Stranded{}, gpu.GiB, ""},
+		{Stranded{ShortOfCPU: 12}, gpu.GiB, "12 GiB free, of no use: the node lacks CPU"},
+		{
+			Stranded{ShortOfNodeMemory: 512, ShortOfBoth: 1024}, gpu.MiB,
+			"512 MiB free, of no use: the node lacks node memory; 1024 MiB free, of no use: the node lacks CPU and node memory",
+		},
+	} {
+		if got := tc.stranded.Text(tc.unit); got != tc.want {
+			t.Errorf("%v: %q, want %q", tc.stranded, got, tc.want)
+		}
+	}
+}
 
 func TestStranded(t *testing.T) {
 	small, large, pinned := asks(1, 4, 1000), asks(2, 16, 8000), asks(1, 8, 1000)

@@ -67,6 +67,37 @@ func TestLeastWaste(t *testing.T) {
 	}
 }
 
+// TestExplainStranded: an explanation has the nodes whose memory is of no use, if pods are expected.
+func TestExplainStranded(t *testing.T) {
+	for _, policy := range []placement.Policy{placement.LeastWaste, placement.Binpack} {
+		f := startFilter(t, 1)
+		f.NodePolicy = policy
+		handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
+		handlers.expectations = e
+		handlers.NodeUpdated(framework.MakeNode("n1").Cards(1, 16).Obj())
+		object := filterPod("wants-cpu", 8)
+		object.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4")}
+		handlers.PodUpdated(nil, clustercache.NewPodInfo(object))
+		full := filterPod("takes-cpu", 0)
+		full.Spec.NodeName, full.Spec.Containers[0].Resources.Requests = "n1", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("62")}
+		handlers.PodUpdated(nil, clustercache.NewPodInfo(full))
+		if e != nil {
+			e.expect()
+		}
+		var texts []string
+		for _, node := range f.Explain().Stranded {
+			texts = append(texts, node.Name+": "+node.Text(node.Unit))
+		}
+		var want []string
+		if policy.ByCost() {
+			want = []string{"n1: 16 MiB free, of no use: the node lacks CPU"}
+		}
+		if !slices.Equal(texts, want) {
+			t.Errorf("by cost %v: %q, want %q", policy.ByCost(), texts, want)
+		}
+	}
+}
+
 // TestTurnover: the end of a pod counts once, if the pod used cards.
 func TestTurnover(t *testing.T) {
 	f := startFilter(t, 1)

@@ -7,6 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
 // Explanation is what is wrong with the pods of the cluster at one moment. It is shared by all readers, which must not change
@@ -26,6 +27,8 @@ type Explanation struct {
 	Reported []*clustercache.PodInfo
 	// Tenants are the tenants, by name; nil if fair sharing is off.
 	Tenants []dispatch.Tenant
+	// Stranded are the nodes with free memory that is of no use, by name; none with a node policy for which no pods are expected.
+	Stranded []ledger.StrandedNode
 }
 
 const (
@@ -60,6 +63,9 @@ func (s *Scheduler) Explain() *Explanation {
 		At: begin, Pending: pods, RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(), Tenants: s.Tenants(),
 	}
 	e.last.Diagnoses, e.last.Places = s.diagnose(pods)
+	if s.NodePolicy.ByCost() {
+		e.last.Stranded = s.ledger.StrandedNodes()
+	}
 	e.next = begin.Add(ExplainPause(s.Clock.Since(begin)))
 	return e.last
 }

@@ -79,6 +79,8 @@ type delta struct {
 	Problems json.RawMessage `json:"problems,omitempty"`
 	// Reports are the problems of bound pods.
 	Reports json.RawMessage `json:"reports,omitempty"`
+	// Stranded are the nodes with free memory that is of no use.
+	Stranded json.RawMessage `json:"stranded,omitempty"`
 	// Tenants are null if fair sharing is off.
 	Tenants json.RawMessage   `json:"tenants,omitempty"`
 	Groups  []json.RawMessage `json:"groups,omitempty"`
@@ -89,7 +91,7 @@ type delta struct {
 }
 
 func (d *delta) empty() bool {
-	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Problems == nil && d.Reports == nil && d.Tenants == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
+	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Problems == nil && d.Reports == nil && d.Stranded == nil && d.Tenants == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
 }
 
 // whole is the complete state.
@@ -103,6 +105,7 @@ type whole struct {
 	Pending     json.RawMessage           `json:"pending"`
 	Problems    json.RawMessage           `json:"problems"`
 	Reports     json.RawMessage           `json:"reports"`
+	Stranded    json.RawMessage           `json:"stranded"`
 	Tenants     json.RawMessage           `json:"tenants"`
 	Groups      []json.RawMessage         `json:"groups"`
 	SampleEvery int                       `json:"sampleEverySeconds"`
@@ -130,10 +133,11 @@ type Board struct {
 	refreshed time.Time
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
-	explained *scheduling.Explanation // The one that is in pending, problems, reports and tenants; nil if there was no viewer.
+	explained *scheduling.Explanation // The one that is in pending, problems, reports, stranded and tenants; nil if there was no viewer.
 	pending   json.RawMessage
 	problems  json.RawMessage
 	reports   json.RawMessage
+	stranded  json.RawMessage
 	tenants   json.RawMessage
 	groups    map[string][]byte // By namespace/name, as last encoded.
 	history   history
@@ -149,7 +153,7 @@ type Board struct {
 // NewBoard returns a Board. Run updates it, and so does each request.
 func NewBoard(o Options) *Board {
 	b := &Board{
-		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, pending: json.RawMessage("[]"), problems: json.RawMessage("[]"), reports: json.RawMessage("[]"), tenants: json.RawMessage("null"), changed: make(chan struct{}), seq: 1,
+		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, pending: json.RawMessage("[]"), problems: json.RawMessage("[]"), reports: json.RawMessage("[]"), stranded: json.RawMessage("[]"), tenants: json.RawMessage("null"), changed: make(chan struct{}), seq: 1,
 		status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
 	}
 	b.stopping, b.stop = context.WithCancel(context.Background())
@@ -280,8 +284,8 @@ func (b *Board) read(d *delta, watched bool) error {
 	return b.readGroups(d)
 }
 
-// readPending adds the pending pods, those that share nothing by mistake, the problems of bound pods, and the tenants to the board and
-// to the delta.
+// readPending adds the pending pods, those that share nothing by mistake, the problems of bound pods, the memory that is of no use, and the tenants
+// to the board and to the delta.
 func (b *Board) readPending(d *delta) error {
 	for _, part := range []struct {
 		what         string
@@ -291,6 +295,7 @@ func (b *Board) readPending(d *delta) error {
 		{"the pending pods", viewPending(b.explained), &b.pending, &d.Pending},
 		{"the pods that share nothing", viewProblems(b.explained), &b.problems, &d.Problems},
 		{"the problems of bound pods", viewReports(b.explained), &b.reports, &d.Reports},
+		{"the memory that is of no use", viewStranded(b.explained), &b.stranded, &d.Stranded},
 		{"the tenants", viewTenants(b.explained), &b.tenants, &d.Tenants},
 	} {
 		text, err := json.Marshal(part.view)
@@ -380,7 +385,7 @@ func (b *Board) wholeFrame() (*frame, error) {
 	}
 	w := whole{
 		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Words: map[reasons.Reason]string{}, Nodes: make([]json.RawMessage, 0, len(b.nodes)),
-		Pending: b.pending, Problems: b.problems, Reports: b.reports, Tenants: b.tenants, Groups: make([]json.RawMessage, 0, len(b.groups)), SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
+		Pending: b.pending, Problems: b.problems, Reports: b.reports, Stranded: b.stranded, Tenants: b.tenants, Groups: make([]json.RawMessage, 0, len(b.groups)), SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
 	}
 	for _, reason := range reasons.OfPods() {
 		w.Words[reason] = reason.Words()

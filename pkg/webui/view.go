@@ -116,6 +116,14 @@ type reportView struct {
 	WithoutExtender bool   `json:"withoutExtender,omitempty"`
 }
 
+// strandedView is the JSON form of a node's free memory that is of no use.
+type strandedView struct {
+	Node   string  `json:"node"`
+	Memory float64 `json:"MiB"`
+	// Text says how much it is in the node's unit, and why.
+	Text string `json:"text"`
+}
+
 // groupView is the JSON form of a group of pods. Each of its runs has a row on the page.
 type groupView struct {
 	Namespace string    `json:"namespace"`
@@ -264,6 +272,18 @@ func viewReports(e *scheduling.Explanation) []reportView {
 		}
 		if view.Used > 0 || view.Limit != "" || view.WithoutExtender {
 			views = append(views, view)
+		}
+	}
+	return views
+}
+
+func viewStranded(e *scheduling.Explanation) []strandedView {
+	views := make([]strandedView, len(e.Stranded))
+	for i := range e.Stranded {
+		node := &e.Stranded[i]
+		views[i] = strandedView{Node: node.Name, Text: node.Text(node.Unit)}
+		for _, memory := range node.Stranded {
+			views[i].Memory += float64(node.Unit.Bytes(memory)) / float64(gpu.MiB)
 		}
 	}
 	return views

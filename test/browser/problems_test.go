@@ -4,12 +4,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+	"unique"
 
 	"github.com/chromedp/chromedp"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
@@ -85,6 +88,54 @@ func TestSimulatedCards(t *testing.T) {
 	tab.Await("the details of the real card", `document.querySelector("#details h2")?.innerText === "n2 · GPU 0"`)
 	if got := tab.Text("#details dl"); strings.Contains(got, "Simulated") {
 		t.Errorf("the details of a real card: %q", got)
+	}
+	tab.WantNoComplaints()
+}
+
+// TestStranded: the page says how much memory is of no use and why, in the node's row, in the sum and beside a card, also when that changes. At no
+// width is the sum cut.
+func TestStranded(t *testing.T) {
+	s := newSource()
+	card := func(index int) gpu.Card { return gpu.Card{Index: index, Memory: 16, Model: "Tesla T4", NUMANode: gpu.NoNUMANode} }
+	for _, name := range []string{"n1", "n2"} {
+		s.book.SetNode(name, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card(0), card(1)}})
+	}
+	s.book.SetBound("n1", gpu.Pod{UID: "p", Namespace: "default", Name: "p", Request: 4}, gpu.On(0, 4), time.Now())
+	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1}, Beside: placement.Beside{CPU: 1000}}}
+	s.book.Expect([]placement.Kind{kind}, 0, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1", "n2"} })
+	url, _ := show(t, newBoard(s))
+	tab := Start(t, 1600, 900)
+	tab.Do(chromedp.Navigate(url + "#cards?card=n1/0"))
+	tab.Await("the nodes", `document.querySelector('[data-node="n2"]')`)
+	if got := tab.Text("#stranded") + tab.Text("#details dl"); strings.Contains(got, "of no use") {
+		t.Errorf("nothing is stranded, the page says %q", got)
+	}
+	s.book.SetBeside("n1", placement.Beside{CPU: 500}, 1)
+	tab.Await("the sum", `document.getElementById("stranded").innerText`)
+	for selector, want := range map[string]string{
+		"#stranded":              "28 GiB free (44% of all), of no use: nodes lack CPU or node memory",
+		`[data-node="n1"] small`: "4/32 GiB · 28 GiB free, of no use: the node lacks CPU · Tesla T4",
+		`[data-node="n2"] small`: "0/32 GiB · Tesla T4",
+	} {
+		if got := tab.Text(selector); got != want {
+			t.Errorf("%s: %q, want %q", selector, got, want)
+		}
+	}
+	if got := tab.Text("#details dl"); !strings.Contains(got, "28 GiB free, of no use: the node lacks CPU") {
+		t.Errorf("the details of a card: %q", got)
+	}
+	pictures(tab, "stranded")
+	tab.Run(`location.hash = "#cards"`)
+	tab.Await("the list alone", `document.getElementById("details").hidden`)
+	pictures(tab, "stranded-list")
+	for _, width := range widths {
+		tab.Do(chromedp.EmulateViewport(width, 900))
+		if got := Eval[bool](tab, `(() => { const note = document.getElementById("stranded"), tile = note.parentElement; return note.scrollHeight > note.clientHeight + 1 || tile.scrollHeight > tile.clientHeight + 1 })()`); got {
+			t.Errorf("at %d px the sum is cut", width)
+		}
+		if got := Eval[[]string](tab, cut); len(got) > 0 {
+			t.Errorf("at %d px these are cut: %q", width, got)
+		}
 	}
 	tab.WantNoComplaints()
 }

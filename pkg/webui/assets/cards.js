@@ -131,6 +131,7 @@ export class Cards {
     const problems = node.problems ?? [];
     const about = node.cards.length ? [number(node.used) + "/" + amount(node.total, unit)] : [];
     if (problems.length) about.push(problems[0] + (problems.length > 1 ? " (and " + (problems.length - 1) + " more)" : ""));
+    if (node.stranded) about.push(node.stranded.text);
     if (node.simulated) about.push("simulated cards");
     if (node.models.length) about.push(node.models.join(", ").replaceAll("NVIDIA ", ""));
     if (node.pool) about.push(node.pool);

@@ -13,6 +13,7 @@ export class Model {
     this.pending = [];
     this.problems = []; // Pods that share nothing by mistake.
     this.reports = new Map(); // Problems of bound pods, by node.
+    this.stranded = new Map(); // Free memory that is of no use, by node.
     this.groups = new Map();
     this.tenants = null; // Null if fair sharing is off.
     this.words = {}; // The causes in words.
@@ -39,6 +40,7 @@ export class Model {
     this.samples = message.samples;
     this.sampleEvery = message.sampleEverySeconds;
     this.reports = byNode(message.reports);
+    this.stranded = new Map(message.stranded.map((stranded) => [stranded.node, stranded]));
     for (const node of message.nodes) this.setNode(node);
     this.names = message.nodes.map((node) => node.name);
   }
@@ -63,6 +65,7 @@ export class Model {
     if (message.problems) this.problems = message.problems;
     if (message.tenants) this.tenants = message.tenants;
     if (message.reports) this.setReports(message.reports);
+    if (message.stranded) this.setStranded(message.stranded);
     for (const key of message.groupsGone ?? []) this.groups.delete(key);
     for (const group of message.groups ?? []) this.groups.set(group.namespace + "/" + group.name, group);
     if (message.status) this.status = message.status;
@@ -78,14 +81,27 @@ export class Model {
   }
 
   setNode(node) {
+    node.stranded = this.stranded.get(node.name);
     this.nodes.set(node.name, prepare(node, this.reports.get(node.name) ?? []));
   }
 
-  /** setReports replaces the reports, and the nodes that they concern: what is drawn of a node is kept as long as it is the same object. */
+  /** setReports replaces the reports, and the nodes that they concern. */
   setReports(reports) {
     const before = this.reports;
     this.reports = byNode(reports);
-    for (const name of new Set([...before.keys(), ...this.reports.keys()])) {
+    this.renew([...before.keys(), ...this.reports.keys()]);
+  }
+
+  /** setStranded replaces the memory that is of no use, and the nodes that have it. */
+  setStranded(stranded) {
+    const before = this.stranded;
+    this.stranded = new Map(stranded.map((s) => [s.node, s]));
+    this.renew([...before.keys(), ...this.stranded.keys()].filter((name) => before.get(name)?.text !== this.stranded.get(name)?.text));
+  }
+
+  /** renew replaces nodes: what is drawn of a node is kept as long as it is the same object. */
+  renew(names) {
+    for (const name of new Set(names)) {
       const node = this.nodes.get(name);
       const pods = (list) => list?.map((pod) => ({ ...pod }));
       if (node) this.setNode({ ...node, cards: node.cards.map((card) => ({ ...card, pods: pods(card.pods) })), cardless: pods(node.cardless) });
@@ -138,7 +154,7 @@ export class Model {
   /** sums returns the cluster's sums in MiB. */
   sums() {
     if (this.summed) return this.summed;
-    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, nodes: 0, cards: 0, simulated: 0, ill: 0, over: 0, wrong: 0, reports: [], pods: 0, largest: 0, where: undefined, unit: undefined };
+    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, nodes: 0, cards: 0, simulated: 0, ill: 0, over: 0, wrong: 0, reports: [], stranded: 0, pods: 0, largest: 0, where: undefined, unit: undefined };
     for (const node of this.nodes.values()) {
       if (node.problems) s.wrong++;
       if (node.cards.some((card) => !card.vanished)) {
@@ -148,6 +164,7 @@ export class Model {
       }
       s.pods += node.podCount;
       s.reports.push(...node.reports);
+      s.stranded += node.stranded?.MiB ?? 0;
       for (const card of node.cards) {
         if (card.vanished) continue;
         s.cards++;
@@ -255,7 +272,7 @@ export function reported(reports) {
 /** haystack returns the searched text of a node. */
 export function haystack(node) {
   if (node.haystack === undefined) {
-    const words = [node.name, node.pool ?? "", node.simulated ? "simulated" : "", ...(node.problems ?? [])];
+    const words = [node.name, node.pool ?? "", node.simulated ? "simulated" : "", node.stranded?.text ?? "", ...(node.problems ?? [])];
     for (const card of node.cards) {
       words.push(card.model ?? "", card.uuid ?? "", card.unhealthy ?? "");
       for (const pod of card.pods) words.push(pod.namespace + "/" + pod.name);

@@ -22,6 +22,7 @@ export class Summary {
       : "no cards");
     setText(byId("largest"), !model.known ? "–" : s.where ? sum(s.largest, s.where.node.unit ? { name: s.where.node.unit, mib: s.where.node.unitMiB } : null) : "none");
     setText(byId("largest-where"), !model.known ? "" : s.where ? "on " + s.where.node.name + ", GPU " + s.where.card.id : s.cards ? "no card has anything free" : "");
+    setText(byId("stranded"), s.stranded ? sum(s.stranded, s.unit) + " free (" + Math.round((100 * s.stranded) / s.total) + "% of all), of no use: nodes lack CPU or node memory" : "");
     setText(byId("cards-count"), model.known ? number(s.cards) : "–");
     setText(byId("cards-note"), !model.known ? "" : plural(s.nodes, "node", "nodes") + " · " + plural(s.pods, "pod", "pods") + (s.simulated ? " · " + number(s.simulated) + " simulated" : ""));
     const wrong = [];
