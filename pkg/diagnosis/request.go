@@ -27,6 +27,9 @@ func RequestProblem(pod *corev1.Pod) (problem string, found bool) {
 		if _, annotation := pod.Annotations[protocol.LabelRDMA]; annotation && pod.Labels[protocol.LabelRDMA] == "" {
 			return fmt.Sprintf("%s is an annotation of the pod, and must be a label of the pod: the pod gets no adapter", protocol.LabelRDMA), true
 		}
+		if label := protocol.LimitLabel(pod); label != "" {
+			return label + " is a label of the pod, and must be an annotation: it limits no container", true
+		}
 		return misplacedGroup(pod)
 	case names(pod, protocol.ResourceMemory):
 		return fmt.Sprintf("the pod asks for 0 of %s, so it gets no card", protocol.ResourceMemory), true
@@ -199,10 +202,13 @@ func names(pod *corev1.Pod, resource corev1.ResourceName) bool {
 	return false
 }
 
-// misplacedRequest reports a resource of ours that is an annotation or a label of a pod that asks for none.
+// misplacedRequest reports a resource of ours that is an annotation or a label of a pod that asks for none, and labels that say more about a request.
 func misplacedRequest(pod *corev1.Pod) (problem string, found bool) {
 	if _, label := pod.Labels[protocol.LabelCount]; label {
 		return fmt.Sprintf("the label %s alone reserves nothing: ask for %s", protocol.LabelCount, protocol.ResourceMemory), true
+	}
+	if _, label := pod.Labels[protocol.LabelRDMA]; label {
+		return fmt.Sprintf("the label %s alone gives the pod neither a card nor an adapter: ask for %s", protocol.LabelRDMA, protocol.ResourceMemory), true
 	}
 	for _, name := range ours {
 		if kind := kindOf(pod, string(name)); kind != "" {

@@ -29,6 +29,25 @@ const (
 // AnnotationLimit returns the name of the annotation with the limit of a container.
 func AnnotationLimit(container string) string { return prefixLimit + container + suffixLimit }
 
+// limitedContainer returns the name of the container whose limit an annotation with this key has.
+func limitedContainer(key string) (name string, ok bool) {
+	if rest, prefixed := strings.CutPrefix(key, prefixLimit); prefixed {
+		return strings.CutSuffix(rest, suffixLimit)
+	}
+	return "", false
+}
+
+// LimitLabel returns the first label of the pod that would be a container's limit as an annotation, and isn't one too; empty if there is none.
+func LimitLabel(pod *corev1.Pod) (first string) {
+	for key := range pod.Labels {
+		_, isLimit := limitedContainer(key)
+		if _, annotated := pod.Annotations[key]; isLimit && !annotated && (first == "" || key < first) {
+			first = key
+		}
+	}
+	return first
+}
+
 // MemoryLimits returns the annotated limits of the pod's containers, in bytes over all of the container's cards. It returns an error that says
 // what to write if an annotation names no container that asks for GPU memory, or has no quantity of at least 1 MiB. Users can change
 // annotations at any time; what a container was given at its start is in its environment (EnvMemoryLimit).
@@ -72,8 +91,7 @@ func limitTexts(pod *corev1.Pod) (texts map[string]string, err error) {
 		return nil
 	}
 	for key, text := range pod.Annotations {
-		rest, prefixed := strings.CutPrefix(key, prefixLimit)
-		if name, ok := strings.CutSuffix(rest, suffixLimit); prefixed && ok {
+		if name, ok := limitedContainer(key); ok {
 			_ = set(name, text) // Keys are different.
 		}
 	}

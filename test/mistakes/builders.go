@@ -85,6 +85,11 @@ func limitOf(container, text string) fake.PodEdit {
 	return fake.Annotation(protocol.AnnotationLimit(container), text)
 }
 
+// limitLabel sets a limit as a label, where nothing reads it.
+func limitLabel(container, text string) fake.PodEdit {
+	return func(p *corev1.Pod) { metav1.SetMetaDataLabel(&p.ObjectMeta, protocol.AnnotationLimit(container), text) }
+}
+
 // near returns the node n1 with two cards of 8000 MiB, of which card 1 is near an adapter.
 func near() []*corev1.Node {
 	return []*corev1.Node{inventoried(func(i *protocol.Inventory) { i.Cards[1].RDMAPorts = "mlx5_0:1" })}
