@@ -32,33 +32,42 @@ func TestMigration(t *testing.T) {
 	type step struct {
 		heading string
 		block   int
-		// plugin runs our device plugin after the step. check is the block of schedulersHalf that checks the step, says the words that it shows.
-		plugin bool
-		check  int
-		says   []string
+		// plugin runs our device plugin after the step, extender gives kube-scheduler our extender, and creates a GPU pod. check is the block of
+		// schedulersHalf that checks the step, says the words that it shows.
+		plugin, extender bool
+		check            int
+		says             []string
 	}
 	deployed := []string{`deployment "gpushare-extender" successfully rolled out`}
 	onNodes := []string{`daemon set "gpushare-device-plugin" successfully rolled out`, node, "2 x Tesla"}
-	for name, steps := range map[string][]step{
-		"the scheduler's half first": {
-			{schedulersHalf, 0, false, 1, deployed},
-			{schedulersHalf, 2, false, 3, []string{"No resources found"}}, // The extender itself doesn't run here: no pod gets a card.
-			{schedulersHalf, 4, true, 5, onNodes},
-		},
-		"the node's half first": {{nodesHalf, 0, true, 5, onNodes}, {nodesHalf, 1, false, 1, deployed}},
+	event := []string{"GPUCardAssumed", "pod/new", "Assumed GPU card"}
+	for _, order := range []struct {
+		first string
+		steps []step
+	}{
+		{schedulersHalf, []step{
+			{schedulersHalf, 0, false, false, 1, deployed}, {schedulersHalf, 2, false, true, 3, event}, {schedulersHalf, 4, true, false, 5, onNodes},
+		}},
+		{nodesHalf, []step{{nodesHalf, 0, true, false, 5, onNodes}, {nodesHalf, 1, false, false, 1, deployed}}},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(order.first, func(t *testing.T) {
 			must(t, c.Apply(t.Context(), filepath.Join(repository(t), "test", "install", "testdata", "theirs.yaml")))
 			pod := c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, Spec: corev1.PodSpec{NodeName: node}})
 			extender := c.user(t, theirExtender, "system:masters")
-			for i, step := range steps {
+			for i, step := range order.steps {
 				blocks, err := pages.Commands("docs/migration.md", step.heading)
 				must(t, err)
 				c.helm.shell(t, blocks[step.block])
 				if step.plugin {
 					c.runPlugin()
 				}
+				remove := func() {}
+				if step.extender {
+					c.mustShow(t, schedulersHalf, step.check, "No resources found") // kube-scheduler doesn't have its configuration yet.
+					remove = c.bindNewPod(t)
+				}
 				c.mustShow(t, schedulersHalf, step.check, step.says...)
+				remove()
 				if i == 0 {
 					// From now on, requests of other users are rejected.
 					probe := gpuPod("probe", "none", 1)
@@ -66,7 +75,7 @@ func TestMigration(t *testing.T) {
 					c.untilRefused("the guard", probe)
 				}
 				must(t, assume(t, extender, pod, i))
-				if strings.HasPrefix(name, "the scheduler's") && i < 2 {
+				if order.first == schedulersHalf && i < 2 {
 					// The plugin's token names its node.
 					must(t, assume(t, c.clientOf(c.account(c.theirPlugin())), pod, 10+i))
 				}
@@ -86,6 +95,24 @@ func TestMigration(t *testing.T) {
 			must(t, c.Client.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 			c.mustLeaveNothing()
 		})
+	}
+}
+
+// bindNewPod gives kube-scheduler our extender, and creates a pod for the node, whose memory their plugin reports. The function that it returns removes
+// both; nothing starts the pod.
+func (c *cluster) bindNewPod(t *testing.T) func() {
+	t.Helper()
+	memory := fmt.Sprintf(`{%q: "32", %q: "2"}`, protocol.ResourceMemory, protocol.ResourceCount)
+	data := []byte(`{"status": {"capacity": ` + memory + `, "allocatable": ` + memory + `}}`)
+	_, err := c.Client.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, data, metav1.PatchOptions{}, "status")
+	must(t, err)
+	extender := c.runExtender()
+	c.giveToScheduler(extender)
+	pod, err := c.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), gpuPod("new", "", 10), metav1.CreateOptions{})
+	must(t, err)
+	return func() {
+		must(t, c.Client.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+		must(t, extender.process.Terminate(t.Context()))
 	}
 }
 
