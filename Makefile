@@ -104,7 +104,7 @@ e2e-node: build kube kube-node fake-nvml ## run real pods on a real kubelet (roo
 
 .PHONY: test-gpu
 test-gpu: ## run the node tests with the real NVIDIA driver, if this machine has one
-	$(GO) test -count=1 -v -ldflags "-extldflags=-Wl,-z,lazy" ./test/realgpu
+	$(GO) test -count=1 -timeout 2m -v -ldflags "-extldflags=-Wl,-z,lazy" ./test/realgpu
 
 .PHONY: bench
 bench: build kube ## run the benchmarks, with and without the extender (BENCH="-nodes 5000" sets flags)
