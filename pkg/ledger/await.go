@@ -20,6 +20,8 @@ import (
 //
 // The nodes must also have enough CPU, memory and other resources if the pods that were placed after oldest have ended.
 //
+// If the requests fit at once, what the reservation has counts as freed memory: it can have been kept from them, for an item that comes later.
+//
 // If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, some
 // hundreds at a time; they can change before the cards are chosen, so Await can return false although there are cards.
 func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bool) {
@@ -33,7 +35,8 @@ func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bo
 				l.reservations.items[item.ID] = l.addReservation(*former) // Until the second try.
 				return nil
 			}
-			return freed
+			nodes, _ := l.freeOf(item.ID)
+			return append(freed, nodes...)
 		})
 		if made {
 			return true
@@ -84,18 +87,32 @@ func (l *Ledger) isFor(r *Reservation, requests []Request) bool {
 func (l *Ledger) AwaitedFree(id string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
+	_, free := l.freeOf(id)
+	return free
+}
+
+// freeOf is AwaitedFree, and returns the nodes of the reservation if all is free. The caller holds the lock.
+func (l *Ledger) freeOf(id string) (nodes []string, free bool) {
 	r := l.reservations.items[id]
-	return r != nil && !slices.ContainsFunc(r.Shares, func(share Share) bool {
+	if r == nil {
+		return nil, false
+	}
+	for i := range r.Shares {
+		share := &r.Shares[i]
 		n := l.nodes[share.Node]
-		if n == nil || !l.resourcesFree(r, &share, n) {
-			return true
+		if n == nil || !l.resourcesFree(r, share, n) {
+			return nil, false
 		}
 		cards := l.cardsFor(n, &share.Pod, true, nil)
-		return slices.ContainsFunc(share.On, func(on gpu.Share) bool {
+		if slices.ContainsFunc(share.On, func(on gpu.Share) bool {
 			i, ok := n.position(on.Card)
 			return !ok || !cards[i].Has(n.reservedBy(r, on.Card))
-		})
-	})
+		}) {
+			return nil, false
+		}
+		nodes = append(nodes, share.Node)
+	}
+	return nodes, true
 }
 
 // resourcesFree reports whether the node of the share has the resources free for all pods of the reservation that still need a place there.

@@ -25,6 +25,20 @@ func (f *fixture) await(requests []ledger.Request, priority int32, oldest time.T
 	return f.Await(item, requests, oldest)
 }
 
+// A reservation with which its pod fits at once is reported as freed memory: the pod was rejected because the memory was reserved for an item that
+// comes later.
+func TestAwaitedReservationFits(t *testing.T) {
+	f, nodes := newFixture(t, spec(16)), []string{"n1"}
+	f.bind("n1", 0, pod("a", 8))
+	small := []ledger.Request{{Pod: pod("small", 8), Nodes: nodes}}
+	expect(t, "a card of which half is free is reserved", true, f.await(requests(nodes, 16), 0, longAgo))
+	expect(t, "the small pod", []reasons.Reason{reasons.Reserved}, f.check(small[0].Pod, nodes...))
+	f.takeFreed()
+	expect(t, "it gets a reservation", true, f.Await(ledger.Item{ID: "small", Broken: true}, small, longAgo))
+	expect(t, "the small pod, then", []reasons.Reason{reasons.Fits}, f.check(small[0].Pod, nodes...))
+	expect(t, "freed", []string{"n1"}, f.takeFreed())
+}
+
 func TestAwaitedReservation(t *testing.T) {
 	f, nodes := newFixture(t, spec(16, 16), spec(16, 16)), []string{"n1", "n2"}
 	// n1 has 16 of 32 allocated, n2 28 of 32. The youngest pod is on the second card of n2.

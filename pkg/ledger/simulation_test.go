@@ -323,6 +323,20 @@ func (m *model) usable() bool {
 	return m.kept != nil
 }
 
+// freeNow returns the nodes of the awaited reservation if all that it has is free.
+func (m *model) freeNow() (nodes []string) {
+	for _, kept := range m.kept {
+		for _, share := range kept.on {
+			i := slices.IndexFunc(m.specs[kept.node].Cards, func(c gpu.Card) bool { return c.Index == share.Card })
+			if !m.left(kept.node, m.specs[kept.node].Cards[i], false).atLeast(sum(m.keptOn(kept.node, false), share.Card)) {
+				return nil
+			}
+		}
+		nodes = append(nodes, kept.node)
+	}
+	return nodes
+}
+
 // endAwaited ends the awaited reservation and returns the nodes on which it counted.
 func (m *model) endAwaited() (nodes []string) {
 	for uid, kept := range m.kept {
@@ -555,8 +569,9 @@ func (s *simulation) step() (operation string, got, want any) {
 		}
 		s.ended = s.model.endAwaited()
 		oldest := s.clock.Add(-time.Duration(s.random.IntN(100)) * time.Second)
-		return fmt.Sprintf("Await(%v, %d, %v)", members, priority, oldest),
-			s.fixture.await(requests, priority, oldest), s.model.await(requests, priority, oldest)
+		got, want := s.fixture.await(requests, priority, oldest), s.model.await(requests, priority, oldest)
+		s.ended = append(s.ended, s.model.freeNow()...)
+		return fmt.Sprintf("Await(%v, %d, %v)", members, priority, oldest), got, want
 	case n < 96:
 		s.fixture.EndAwaited(testItem.ID)
 		s.ended = s.model.endAwaited()
