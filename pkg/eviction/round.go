@@ -199,19 +199,37 @@ func (e *Evictor) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	told := e.proposed(pod.UID)
-	for node, victims := range told {
+	told, nominated := e.proposed(pod.UID), ""
+	if known, ok := e.Cache.Pod(pod.Namespace, pod.Name); ok {
+		nominated = known.NominatedNode
+	}
+	for _, node := range slices.Concat([]string{nominated}, slices.Sorted(maps.Keys(told))) {
 		again := answer[node].Pods
-		if len(again) == 0 || slices.ContainsFunc(again, func(uid gpu.PodUID) bool { return e.runs(uid) || !slices.Contains(victims.Pods, uid) }) {
+		if len(again) == 0 || slices.ContainsFunc(again, func(uid gpu.PodUID) bool { return !slices.Contains(told[node].Pods, uid) || e.stays(node, uid) }) {
 			continue
 		}
-		if r, known := e.rounds[pod.UID]; (!known || r.node != node) && e.isPending(pod) {
+		r, known := e.rounds[pod.UID]
+		switch {
+		case known && (r.node == node || r.state == evicting): // The Executor goes on with its round.
+			r.awaited = true
+			e.rounds[pod.UID] = r
+		case e.isPending(pod):
 			e.rounds[pod.UID] = round{pod: pod, node: node, nominated: node, victims: again, state: leaving, awaited: true}
 			e.Ledger.Nominate(node, pod, again...)
 		}
 		return true
 	}
 	return false
+}
+
+// stays reports whether a pod of the node neither ends nor has ended. Victims can be pods without GPU memory, which the ledger doesn't have.
+func (e *Evictor) stays(node string, uid gpu.PodUID) bool {
+	for _, pod := range e.Cache.PodsOn(node) {
+		if pod.UID == uid {
+			return !pod.Leaving && !pod.Ended
+		}
+	}
+	return e.runs(uid)
 }
 
 // runs reports whether the pod has memory and isn't being deleted.

@@ -3,6 +3,7 @@ package scheduling
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -135,6 +136,7 @@ func TestPreemptBeforeTheWatch(t *testing.T) {
 func TestPreemptRepeated(t *testing.T) {
 	type victims = map[string]preemption.Victims
 	on1, on2, both := preemption.Victims{Pods: []gpu.PodUID{"uid-a"}}, preemption.Victims{Pods: []gpu.PodUID{"uid-b"}}, []gpu.PodUID{"uid-a", "uid-c"}
+	on3 := preemption.Victims{Pods: []gpu.PodUID{"uid-d"}} // For CPU: the pod has no GPU memory.
 	gone := func(f *fixture, pod *corev1.Pod) {
 		f.publishGone(pod)
 		f.awaitAllocation(pod, "none")
@@ -152,6 +154,7 @@ func TestPreemptRepeated(t *testing.T) {
 		"they are gone":                {gone, victims{"n1": on1, "n2": on2}, nil},
 		"they still run":               {func(*fixture, *corev1.Pod) {}, victims{"n1": on1, "n2": on2}, victims{"n1": on1, "n2": on2}},
 		"it rejects the node now":      {leaves, victims{"n2": on2}, victims{"n2": on2}},
+		"another has no GPU memory":    {leaves, victims{"n3": on3}, victims{"n3": on3}},
 		"the node needs a further one": {gone, victims{"n1": {Pods: both}}, victims{"n1": {Pods: both}}},
 		"they were named long ago":     {func(f *fixture, a *corev1.Pod) { f.clock.Step(10 * time.Second); leaves(f, a) }, victims{"n1": on1}, victims{"n1": on1}},
 	} {
@@ -159,7 +162,8 @@ func TestPreemptRepeated(t *testing.T) {
 			pod, rival := fake.Pod("p", 16, fake.Priority(5)), fake.Pod("rival", 16, fake.Priority(5))
 			a := fake.Pod("a", 16, fake.Bound("n1", 0), fake.Priority(1))
 			f := start(t, Options{}, fake.Node("n1", 16), fake.Node("n2", 16), pod, rival, a,
-				fake.Pod("b", 16, fake.Bound("n2", 0), fake.Priority(1)), fake.Pod("c", 0, fake.Bound("n1", 0), fake.Priority(1)))
+				fake.Pod("b", 16, fake.Bound("n2", 0), fake.Priority(1)), fake.Pod("c", 0, fake.Bound("n1", 0), fake.Priority(1)),
+				fake.Node("n3", 16), fake.Pod("d", 0, fake.Bound("n3", 0), fake.Priority(1)))
 			preempt := func(proposed, want victims) {
 				t.Helper()
 				got, err := f.Preempt(t.Context(), pod, proposed)
@@ -167,7 +171,8 @@ func TestPreemptRepeated(t *testing.T) {
 					t.Errorf("%v (-want +got):\n%s", err, diff)
 				}
 			}
-			preempt(victims{"n1": on1, "n2": on2}, victims{"n1": on1, "n2": on2})
+			all := victims{"n1": on1, "n2": on2, "n3": on3}
+			preempt(maps.Clone(all), all)
 			test.meanwhile(f, a)
 			preempt(test.again, test.want)
 			if test.want == nil && f.fits(protocol.Pod(rival), "n1") {
