@@ -36,7 +36,7 @@ type outcome string
 const (
 	holds       outcome = "THE LIMIT HOLDS"
 	doesNotHold outcome = "THE LIMIT DOES NOT HOLD"
-	unclear     outcome = "COULDN'T TELL WHETHER THE LIMIT HOLDS"
+	unclear     outcome = "UNCLEAR WHETHER THE LIMIT HOLDS"
 )
 
 // verdict returns what the programs show, with the reason. Out of memory may hit any call: a context takes memory too.
