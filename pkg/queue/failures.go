@@ -127,7 +127,7 @@ func (f *Failures) Any(namespace string) bool {
 
 // Until returns until when the item must not be placed; a time that isn't after now if it may be. turn is true if that is because others of its
 // namespace failed. While another one is placed, the end is unknown, and Until returns when to ask again at the latest. A broken item only pauses:
-// what is bound of it is evicted soon.
+// what is bound of a broken run is evicted soon, and a run that goes on holds its memory anyway.
 func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
