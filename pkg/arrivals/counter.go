@@ -104,13 +104,14 @@ func (c *Counter) Kinds() []placement.Kind {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.forget()
-	frequencies := map[placement.Shape]float64{}
+	const precision = 1 << 30 // Sums of whole numbers don't depend on the map's order.
+	frequencies := map[placement.Shape]int64{}
 	for from, count := range c.sources {
-		frequencies[from.shape] += min(count.pods, maxPerOwner) * weight(c.latest.Sub(count.at))
+		frequencies[from.shape] += int64(precision * min(count.pods, maxPerOwner) * weight(c.latest.Sub(count.at)))
 	}
 	kinds := make([]placement.Kind, 0, len(frequencies))
 	for shape, frequency := range frequencies {
-		kinds = append(kinds, placement.Kind{Shape: shape, Frequency: frequency})
+		kinds = append(kinds, placement.Kind{Shape: shape, Frequency: float64(frequency) / precision})
 	}
 	slices.SortFunc(kinds, func(a, b placement.Kind) int {
 		return cmp.Or(cmp.Compare(b.Frequency, a.Frequency), a.Compare(&b.Shape))

@@ -94,8 +94,12 @@ func TestKindsOrder(t *testing.T) {
 	for range 500 {
 		pods = append(pods, pod{gpu.Memory(random.IntN(9)), fmt.Sprint(random.IntN(20)), time.Duration(random.IntN(72)) * time.Hour})
 	}
-	first := frequencies(counted(pods))
+	same := counted(pods)
+	first := frequencies(same)
 	for range 20 {
+		if diff := cmp.Diff(first, frequencies(same)); diff != "" {
+			t.Fatalf("asked again (-first +again):\n%s", diff)
+		}
 		random.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
 		if diff := cmp.Diff(first, frequencies(counted(pods)), cmpopts.EquateApprox(1e-9, 0)); diff != "" {
 			t.Fatalf("in another order (-first +other):\n%s", diff)
