@@ -77,8 +77,8 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	if p.job != nil && p.job.impossible {
 		w.reserved.impossible += float64(a.Request)
 	}
-	if p.info.Node != "" || p.run != nil || w.api.joinsAlone(p.apiPod) || w.fair.on() {
-		return // With fair sharing a member has a place before its gate is opened.
+	if p.info.Node != "" || p.run != nil || p.late || w.api.joinsAlone(p.apiPod) || w.fair.on() {
+		return // A bind can be unconfirmed. With fair sharing a member has a place before its gate is opened.
 	}
 	if at := w.scheduler.offered[offer{p.group, p.info.Member.Template}]; p.offered != at {
 		p.offered, p.unasked = at, 0
