@@ -19,7 +19,8 @@ type Place struct {
 	Ahead int
 	// Queued is true if the pod waits for memory. A pod that waits for its turn has another order, see reasons.Turn.
 	Queued bool
-	// Since is since when the pod or its group waits.
+	// Since is since when the pod or its group waits: since the creation of the pod, or of the oldest pod of its group that is queued, or for longer if
+	// the leader has seen the group wait before. So it outlasts a leader.
 	Since time.Time
 }
 
@@ -55,8 +56,12 @@ func (d *Diagnoser) places(pods []*Pod, waits []*GroupWait, why []Diagnosis) []P
 		queues[constraints] = slices.Compact(queue) // Each member has added its group.
 	}
 	for i, pod := range pods {
-		if places[i].Queued {
-			places[i].Ahead, _ = slices.BinarySearchFunc(queues[pod.Constraints], itemOf[i], (*ledger.Item).Compare)
+		if !places[i].Queued {
+			continue
+		}
+		places[i].Ahead, _ = slices.BinarySearchFunc(queues[pod.Constraints], itemOf[i], (*ledger.Item).Compare)
+		if entered := itemOf[i].Entered; entered.Before(places[i].Since) {
+			places[i].Since = entered
 		}
 	}
 	return places
@@ -86,7 +91,7 @@ func queued(reason reasons.Reason, pod *Pod, wait *GroupWait) bool {
 	case reasons.ReservedForOther, reasons.KeptForNominated, reasons.FailedCard, reasons.WaitsForTermination, reasons.Crowded, reasons.Fragmented, reasons.Full:
 		return true
 	case reasons.WaitsForGroup:
-		return !wait.Reason.Incomplete()
+		return wait != nil && !wait.Reason.Incomplete()
 	case reasons.OtherConstraint: // The queue also counts CPU and other resources.
 		return reasons.LacksResources(pod.Message)
 	}

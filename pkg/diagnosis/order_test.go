@@ -29,17 +29,21 @@ func TestPlaces(t *testing.T) {
 		aged("lacks-cpu", 1, 0, 99, rejected("0/2 nodes are available: 2 Insufficient cpu.")),
 		aged("lacks-volume", 1, 9, 99, rejected(`persistentvolumeclaim "data" not found. not found`)),
 		aged("gated", 9, 9, 99, gated), aged("turn", 9, 9, 99, gated), aged("too-large", 99, 9, 99),
-		aged("group-0", 9, 7, 3), aged("group-1", 9, 0, 5), aged("broken-0", 9, -1, 1), aged("few-0", 9, 9, 99),
+		aged("group-0", 9, 7, 3), aged("group-1", 9, 0, 5), aged("broken-0", 9, -1, 1), aged("few-0", 9, 9, 99), aged("recent-0", 9, -2, 1),
 	}
 	wait := func(i int) *GroupWait {
 		group, _, member := strings.Cut(pods[i].Name, "-")
 		reason, known := map[string]reasons.Group{
-			"group": reasons.GroupNoRoom, "broken": reasons.GroupBroken(1, 2), "few": reasons.GroupIncomplete(1, 2),
+			"group": reasons.GroupNoRoom, "broken": reasons.GroupBroken(1, 2), "few": reasons.GroupIncomplete(1, 2), "recent": reasons.GroupNoRoom,
 		}[group]
 		if !member || !known {
 			return nil
 		}
-		return &GroupWait{Group: "default/" + group, Reason: reason, Since: now.Add(-time.Second)}
+		since := now.Add(-time.Second)
+		if group == "recent" { // Its first member is gone.
+			since = now.Add(-8 * time.Second)
+		}
+		return &GroupWait{Group: "default/" + group, Reason: reason, Since: since}
 	}
 	nodes := []Node{node("a", gpu.GiB, card(0, 16, 9)), node("b", gpu.GiB, card(0, 16, 16))}
 	d := NewDiagnoser(nodes, pods, now)
@@ -50,7 +54,7 @@ func TestPlaces(t *testing.T) {
 		t.Errorf("of reserved cards: %q", why[3].Message)
 	}
 	got, want := map[string]int{}, map[string]int{
-		"broken-0": 0, "important": 1, "lacks-cpu": 2, "old": 3, "group-0": 4, "group-1": 4, "twin": 5, "young": 6, "on-b": 0,
+		"broken-0": 0, "important": 1, "lacks-cpu": 2, "old": 3, "group-0": 4, "group-1": 4, "twin": 5, "young": 6, "recent-0": 7, "on-b": 0,
 	}
 	for i, place := range places {
 		if place.Queued {
@@ -60,8 +64,11 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("%s: %q", pods[i].Name, why[i].Message)
 		}
 		since := pods[i].Created
-		if wait(i) != nil {
-			since = wait(i).Since
+		switch name, _, _ := strings.Cut(pods[i].Name, "-"); name {
+		case "group": // Since its oldest member was created, though the leader has seen it wait for a second only.
+			since = now.Add(-5 * time.Second)
+		case "recent":
+			since = now.Add(-8 * time.Second)
 		}
 		if !place.Since.Equal(since) {
 			t.Errorf("%s waits since %v, want %v", pods[i].Name, place.Since, since)
