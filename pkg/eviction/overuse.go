@@ -110,9 +110,12 @@ func (o *Overusers) Tick(ctx context.Context) {
 	}
 	o.requested = ""
 	o.spared.Prune(now, queue.LongestPause)
-	nodes := sets.New[string]()
+	nodes, reported := sets.New[string](), sets.New[string]()
 	for _, pod := range over {
 		nodes.Insert(pod.Node)
+		if pod.Overuse.Current(now) {
+			reported.Insert(pod.Node)
+		}
 	}
 	maps.DeleteFunc(o.stale, func(card cardOf, _ time.Time) bool { return !nodes.Has(card.node) })
 	maps.DeleteFunc(o.there, func(card cardOf, _ sets.Set[gpu.PodUID]) bool { return !nodes.Has(card.node) })
@@ -121,7 +124,7 @@ func (o *Overusers) Tick(ctx context.Context) {
 	for _, name := range sets.List(nodes) {
 		o.markStale(name, o.cache.PodsOn(name), now, first)
 	}
-	for _, name := range sets.List(nodes) {
+	for _, name := range sets.List(reported) { // No other node has a victim.
 		for _, victim := range o.choose(name, o.cache.PodsOn(name), now) {
 			// victims can have a pod several times, once for each card.
 			if !o.spared.Has(victim.pod.UID, now) && o.evict(ctx, victim) {

@@ -764,3 +764,20 @@ func (c *overuseCluster) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool)
 	c.pods = slices.DeleteFunc(c.pods, func(p *clustercache.PodInfo) bool { return p.UID == pod.UID })
 	return nil
 }
+
+// TestOverusersReadReportedNodesOnly: a node on which no pod uses more than it requests isn't read at each step, though pods there may.
+func TestOverusersReadReportedNodesOnly(t *testing.T) {
+	c := &overuseCluster{overuseModel: newOveruseModel(t, 1)}
+	pod := gpu.Pod{UID: "a", Name: "a", Request: 8, Limits: gpu.Limits{Largest: 16, MaxUnit: 16}}
+	c.pods = []*clustercache.PodInfo{{PodUse: eligibility.PodUse{Pod: pod, Node: "n"}, Placement: []gpu.Share{{Memory: 8}}}}
+	c.overuser.cache = unreadNode{c}
+	c.overuser.Tick(t.Context())
+}
+
+// unreadNode fails the test if a node is read.
+type unreadNode struct{ *overuseCluster }
+
+func (c unreadNode) Node(name string) (*corev1.Node, bool) {
+	c.t.Errorf("node %s is read", name)
+	return nil, false
+}
