@@ -166,8 +166,8 @@ func (c *cluster) testFaults(t *testing.T, mode string) {
 				s.waitConsistent()
 				stillRunning()
 			}
-			if mode == "driver" && s.given == 0 {
-				s.Error("no container has a limit above its request")
+			if mode == "driver" && s.notGiven >= s.given { // Some were matched to their pods by order.
+				s.Errorf("of the containers that asked for a limit above their request, %d have it, and %d don't", s.given, s.notGiven)
 			}
 			pods, given = pods+s.made, given+s.given
 		})

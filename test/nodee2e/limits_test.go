@@ -139,6 +139,8 @@ func (s *scenario) checkShares() {
 		if given := o.Env[protocol.EnvMemoryLimit]; given != "" {
 			want = given
 			s.checkGiven(names[o.podUID()], given, o.Env[protocol.AnnotationDevice])
+		} else if card, err := strconv.Atoi(o.Env[protocol.AnnotationDevice]); err == nil && min(s.limits[names[o.podUID()]], card*1024) > request*1024 {
+			s.notGiven++
 		}
 		if o.Env[limitEnv] != want || o.Env[requestEnv] != "0" {
 			s.Errorf("container %s of pod %s has the limit %q and the request %q, want %s and 0",

@@ -38,8 +38,8 @@ type scenario struct {
 	guesses bool
 	// limits are the limits above requests, in MiB, by the names of the pods that were created with them.
 	limits map[string]int
-	// given counts the containers that were seen with such a limit.
-	given int
+	// given counts the containers that were seen with such a limit, notGiven those without, although their cards have the memory.
+	given, notGiven int
 	// deleted holds the names of the pods that the scenario itself has deleted.
 	deleted map[string]bool
 }
