@@ -128,14 +128,14 @@ func (f *fixture) NodesChanged() {
 }
 
 // fakeGroups says that the members of a group, which the first part of their names after the namespace is, are startable once
-// enough exist that no other gate holds back.
+// enough exist that no other gate holds back. Their shape is the name of the group.
 type fakeGroups struct {
 	f      *fixture
 	sizes  map[string]int
 	urgent []gpu.PodUID
 }
 
-func (g *fakeGroups) Startable(key gang.Key, _ time.Time) (together, alone, urgent []gpu.PodUID) {
+func (g *fakeGroups) Startable(key gang.Key, _ time.Time) (together, alone, urgent []gpu.PodUID, shape string) {
 	bound := 0
 	for _, p := range g.f.pods {
 		switch {
@@ -149,11 +149,11 @@ func (g *fakeGroups) Startable(key gang.Key, _ time.Time) (together, alone, urge
 	slices.Sort(together)
 	switch size := g.sizes[key.Name]; {
 	case bound >= size:
-		return nil, together, g.urgent
+		return nil, together, g.urgent, ""
 	case bound+len(together) < size:
-		return nil, nil, nil
+		return nil, nil, nil, ""
 	}
-	return together, nil, nil
+	return together, nil, nil, key.Name
 }
 
 func (f *fixture) PodGranted(time.Duration) {}
@@ -166,9 +166,6 @@ func gatedOtherwise(p *Pod) { p.GatedOtherwise = true }
 func open(p *Pod)           { p.Gated = false }
 func priority(n int32) edit { return func(p *Pod) { p.Priority = n } }
 func age(n int) edit        { return func(p *Pod) { p.Created = begin.Add(time.Duration(n) * time.Second) } }
-
-// Shape returns the name of the group.
-func (g *fakeGroups) Shape(key gang.Key) string { return key.Name }
 
 // Surplus returns the bound members beyond the group's size, those with the last names. A group without a size has none.
 func (g fakeGroups) Surplus(key gang.Key) (surplus []gpu.PodUID) {

@@ -152,7 +152,7 @@ func (m *Manager) removeUnit(u *unit) {
 func (m *Manager) gatherGroups() {
 	for _, key := range slices.SortedFunc(maps.Keys(m.members), gang.Key.Compare) {
 		waiting := m.members[key]
-		together, alone, broken := m.Groups.Startable(key, m.now)
+		together, alone, broken, shape := m.Groups.Startable(key, m.now)
 		var pods []*pod
 		for _, uid := range together {
 			if p := waiting[uid]; p != nil {
@@ -168,7 +168,7 @@ func (m *Manager) gatherGroups() {
 		}
 		if len(pods) > 0 {
 			gather(key.ItemID(), pods, false)
-			m.units[key.ItemID()].shape = m.Groups.Shape(key)
+			m.units[key.ItemID()].shape = shape
 		}
 		for _, uid := range alone {
 			if p := waiting[uid]; p != nil {

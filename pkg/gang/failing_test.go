@@ -70,7 +70,8 @@ func TestPause(t *testing.T) {
 		t.Errorf("pauses %v, want %v", got, want)
 	}
 	key := s.created[0].Gang
-	if failures, _ := s.manager.Failures.Of(queue.Attempt{Namespace: key.Namespace, Shape: s.manager.Shape(key)}); failures != 11 {
+	_, _, _, shape := s.manager.Startable(key, s.now)
+	if failures, _ := s.manager.Failures.Of(queue.Attempt{Namespace: key.Namespace, Shape: shape}); failures != 11 {
 		t.Errorf("%d failures of the group's shape", failures)
 	}
 }
@@ -234,7 +235,7 @@ func TestHeldBackMembers(t *testing.T) {
 		s.report(p)
 	}
 	s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
-	if together, _, _ := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now); len(together) != 2 {
+	if together, _, _, _ := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now); len(together) != 2 {
 		t.Errorf("%d members can be started together", len(together))
 	}
 	for _, p := range s.created[2:] {

@@ -196,7 +196,7 @@ func TestUrgentReplacement(t *testing.T) {
 	s.runUntilIdle()
 	want := func(when string, alone, urgent int) {
 		t.Helper()
-		_, gotAlone, gotUrgent := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now)
+		_, gotAlone, gotUrgent, _ := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now)
 		if len(gotAlone) != alone || len(gotUrgent) != urgent {
 			t.Errorf("%s, %d are placed alone, of which %d are urgent; want %d and %d", when, len(gotAlone), len(gotUrgent), alone, urgent)
 		}

@@ -398,7 +398,7 @@ func TestPodGroupBasic(t *testing.T) {
 				t.Errorf("%s isn't placed alone (restarts: %d)", p.Name, restarted)
 			}
 		}
-		_, alone, _ := s.manager.Startable(nativeKey("basic"), s.now)
+		_, alone, _, _ := s.manager.Startable(nativeKey("basic"), s.now)
 		if len(alone) != len(pods) {
 			t.Errorf("%d can be started alone", len(alone))
 		}

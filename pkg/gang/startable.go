@@ -12,13 +12,14 @@ import (
 // Startable returns the unbound members that the group must bind together, none if too few exist; and those that are placed
 // alone because their run is running. Of these, broken are what a run needs of which others run. They come first in the queue, with fair sharing
 // before other pods of their tenant, unless a member of the run was bound less than the patience ago: a run that breaks again and again must not
-// take all turns. While this process doesn't lead, Startable returns none.
-func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, broken []gpu.PodUID) {
+// take all turns. shape is that for which failures of the members that bind together are remembered; empty if there are none. Of several runs it is
+// the first one's. While this process doesn't lead, Startable returns none.
+func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, broken []gpu.PodUID, shape string) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	g := mgr.groups[key]
 	if g == nil || !mgr.leading {
-		return nil, nil, nil
+		return nil, nil, nil, ""
 	}
 	for _, r := range g.runs {
 		switch {
@@ -33,26 +34,13 @@ func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, broken [
 				}
 			}
 		case r.phase != PhaseEvicting && r.enough() && r.settled(now):
+			shape = cmp.Or(shape, mgr.attempt(r).Shape)
 			for _, m := range r.needed().members {
 				together = append(together, m.UID)
 			}
 		}
 	}
-	return together, alone, broken
-}
-
-// Shape returns the shape for which failures of the run are remembered whose members Startable returns together; empty if there is none.
-func (mgr *Manager) Shape(key Key) string {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	if g := mgr.groups[key]; g != nil && mgr.leading {
-		for _, r := range g.runs {
-			if r.phase != PhaseRunning && r.phase != PhaseEvicting && r.enough() {
-				return mgr.attempt(r).Shape
-			}
-		}
-	}
-	return ""
+	return together, alone, broken, shape
 }
 
 // Surplus returns the bound members without which each running run of the group still has its number of members: of each run the latest bound

@@ -150,8 +150,8 @@ func TestTwoJobsAreCreated(t *testing.T) {
 	for range 4 {
 		first = append(first, c.add(1, "train", 4, "job-1")...)
 		second = append(second, c.add(1, "train", 4, "job-2")...)
-		if together, _, _ := c.manager.Startable(first[0].Gang, c.now); len(first) < 4 && len(together) > 0 {
-			t.Errorf("%d pods of each job exist, and fair sharing may start %v", len(first), together)
+		if together, _, _, shape := c.manager.Startable(first[0].Gang, c.now); len(first) < 4 && (len(together) > 0 || shape != "") {
+			t.Errorf("%d pods of each job exist, and fair sharing may start %v of shape %q", len(first), together, shape)
 		}
 		c.scheduleAll()
 		c.advance(200 * time.Millisecond)
@@ -198,7 +198,7 @@ func TestSurplusMembersComeLater(t *testing.T) {
 	}
 	want := func(when string) {
 		t.Helper()
-		if together, _, _ := c.manager.Startable(Key{Namespace: "default", Name: "train"}, c.now); !slices.Equal(together, first) {
+		if together, _, _, _ := c.manager.Startable(Key{Namespace: "default", Name: "train"}, c.now); !slices.Equal(together, first) {
 			t.Errorf("%s: %v start, want %v", when, together, first)
 		}
 	}
