@@ -39,7 +39,8 @@ func (m *Manager) heldMemory() map[string]gpu.Memory {
 }
 
 // countBelow counts for how long the tenants have been below their share. Other time counts down: a moment in which a share is smaller, because
-// a pod of another tenant comes and goes, must not make a tenant wait for ReclaimAfter again.
+// a pod of another tenant comes and goes, must not make a tenant wait for ReclaimAfter again. Tenants for which places are held count as below
+// their share, whatever it is: if they are below it once the hold has ended, this needs no ReclaimAfter again.
 func (r *reclaims) countBelow(starving []starvingTenant, atMost time.Duration, now time.Time) {
 	passed := now.Sub(cmp.Or(r.counted, now))
 	former := r.below
