@@ -107,16 +107,18 @@ func (m *Manager) Reclaimed(attempt uint64, until, now time.Time) {
 	}
 }
 
-// Holds reports whether places are held for a unit of the attempt.
-func (m *Manager) Holds(attempt uint64) bool {
+// Holds reports whether places are held for a unit of the attempt, and if so whether the shares still justify that victims are evicted which were
+// refused before.
+func (m *Manager) Holds(attempt uint64) (held, evicts bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	justified := true
 	for _, h := range m.reclaims.held {
 		if h.attempt == attempt {
-			return true
+			held, justified = true, justified && h.fits && h.spares
 		}
 	}
-	return false
+	return held, held && justified
 }
 
 // Cards are cards of a node.

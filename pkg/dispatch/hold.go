@@ -25,6 +25,12 @@ type hold struct {
 	// memory is that of the places. The queue counts it: otherwise later pods of the tenant would be granted memory that belongs to its share and is
 	// held for its earlier pods.
 	memory gpu.Memory
+	// victims are all pods that its attempt evicts. evicted is true if there are such pods, or a former leader has evicted some.
+	victims []gpu.PodUID
+	evicted bool
+	// fits is true if the unit still fits into its tenant's share, spares if the victims that still run can go without their tenants having less than
+	// theirs. checkShares sets them.
+	fits, spares bool
 }
 
 // holdState is how far a hold is.
@@ -33,9 +39,10 @@ type hold struct {
 //	making    → waiting  Reclaimed: victims were evicted
 //	waiting   → freed    no victim has memory any more
 //	any       → none     the unit is granted, or doesn't wait any more; until is over; nothing was evicted; the term ends
+//	                     no pod had to be evicted, and the unit doesn't fit into its tenant's share any more
 //
 // What the victims have freed is the unit's, also if its tenant's share is smaller meanwhile: a share can be so for a moment, while a node can't be
-// used or a third tenant has a pod, and pods would be evicted for the unit again after it.
+// used or a third tenant has a pod, and pods would be evicted for the unit again after it. No further pod is evicted during that moment.
 type holdState int
 
 const (
@@ -86,8 +93,15 @@ func (m *Manager) hold(search *Search, plan reclaim.Plan, evictable bool) bool {
 			m.reclaims.pause(kind, true, search.now)
 		}
 	}
+	var victims []gpu.PodUID
+	for _, v := range plan.Victims {
+		for _, pod := range v.Pods {
+			victims = append(victims, pod.UID)
+		}
+	}
 	for _, h := range held {
-		h.attempt = a.number
+		h.attempt, h.victims, h.evicted = a.number, victims, len(victims) > 0 || a.resumed != nil
+		h.fits, h.spares = true, true
 		m.reclaims.held[h.id] = h
 		m.Ledger.Hold(h.id, h.Reservation)
 		m.queue.Charge(h.tenant, h.memory)
@@ -213,14 +227,57 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 	}
 }
 
+// checkShares finds out whether the shares still justify the evictions of each hold.
+func (m *Manager) checkShares(s *standings, now time.Time) {
+	tenants, held, spares := map[string]Tenant{}, m.heldMemory(), map[uint64]bool{}
+	for _, t := range s.tenants {
+		tenants[t.Name] = t
+	}
+	for _, h := range m.reclaims.held {
+		if _, known := spares[h.attempt]; !known {
+			spares[h.attempt] = m.sparesVictims(h, s, now)
+		}
+		t := tenants[h.tenant]
+		others := t.Allocated.Add(held[h.tenant]).Sub(h.memory)
+		h.fits = t.Share > 0 && (others == 0 || others.Add(h.memory) <= t.Share) // As in addStarving.
+		h.spares = spares[h.attempt]
+	}
+}
+
+// sparesVictims reports whether the tenants of the victims of a hold's attempt that still run have at least their share without them.
+func (m *Manager) sparesVictims(h *hold, s *standings, now time.Time) bool {
+	running, lost := map[gpu.PodUID]bool{}, map[string]gpu.Memory{}
+	for _, uid := range h.victims {
+		if m.holdsMemory(uid) && !m.pods[uid].Leaving {
+			p := m.pods[uid]
+			running[uid], lost[p.countedFor] = true, lost[p.countedFor].Add(p.counted)
+		}
+	}
+	if len(running) == 0 {
+		return true
+	}
+	search := m.search(h.attempt, s, now)
+	search.resumed = running // They are about to be evicted, but count as running here.
+	standings := search.excess()
+	for tenant, memory := range lost {
+		if memory > standings[tenant].Excess {
+			return false
+		}
+	}
+	return true
+}
+
 // endFailedHolds ends the holds for units that don't wait any more, whose victims don't end in time, or that still had no room some time after the
-// victims had ended.
+// victims had ended. If no pod had to be evicted, it ends those for units that don't fit into their tenants' shares any more.
 func (m *Manager) endFailedHolds(now time.Time) {
 	m.endHolds(func(h *hold) bool {
 		if h.state == making {
 			return false
 		}
 		if !m.changed && m.unitOf(h) == nil { // After a change, the next round makes the units of groups again.
+			return true
+		}
+		if !h.evicted && !h.fits {
 			return true
 		}
 		if h.state == waiting && !slices.ContainsFunc(h.Victims, m.holdsMemory) {

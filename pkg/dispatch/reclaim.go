@@ -57,6 +57,7 @@ func (m *Manager) reclaimFor(s *standings, now time.Time) {
 	}
 	starving := m.starving(s, now)
 	m.reclaims.countBelow(starving, m.ReclaimAfter, now)
+	m.checkShares(s, now)
 	m.endFailedHolds(now)
 	if m.reclaims.attempt == nil && !m.EvictionsFull() {
 		m.beginAttempt(s, starving, now)

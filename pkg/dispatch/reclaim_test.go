@@ -105,7 +105,8 @@ func TestReclaimLeaderChanges(t *testing.T) {
 				f.run(time.Second)
 			}
 			want(t, "admitted", tc.admitted, f.admitted())
-			want(t, "the places are held while pods wait", false, f.Holds(attempt))
+			held, _ := f.Holds(attempt)
+			want(t, "the places are held while pods wait", false, held)
 			want(t, "evictions", 2, len(f.evicted))
 		})
 	}
@@ -247,6 +248,31 @@ func TestReclaimHold(t *testing.T) {
 		"its namespace is exempt":                 {func(f *fixture) { f.SetNamespace("alice", Namespace{Tenant: "alice", Exempt: true}) }, []string{"alice/1", "bob/small"}, 2, 0},
 		"the victims stay for long, and end then": {func(f *fixture) { f.run(roundLasts + 2*after) }, []string{"alice/1"}, 2, 1},
 		"an eviction has no effect":               {func(f *fixture) { f.pod("bob/3", 0, func(p *Pod) { p.Leaving = false }); f.run(roundLasts) }, []string{"bob/small"}, 2, 1},
+		"a victim is refused, and the share is smaller for some time": {func(f *fixture) {
+			f.refused(true)
+			f.SetNamespace("bob", guarantees(4))
+			f.run(10 * time.Second)
+			f.refused(false)
+			f.SetNamespace("bob", guarantees(0))
+			f.run(time.Second)
+			f.refused(true)
+			f.pod("bob/2", 0, func(p *Pod) { p.Leaving = true })
+		}, []string{"alice/1"}, 2, 0},
+		"a victim is refused, and a third tenant is guaranteed the memory": {func(f *fixture) {
+			f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.Terms{Weight: 1, Guaranteed: 4}})
+			f.pod("carol/1", 4)
+			f.refused(true)
+			f.run(2 * time.Second)
+			f.refused(false)
+			f.delete("carol/1")
+			f.pod("bob/2", 0, func(p *Pod) { p.Leaving = true })
+		}, []string{"alice/1"}, 2, 0},
+		"a victim is refused, and its tenant has only its share": {func(f *fixture) {
+			f.refused(true)
+			f.delete("bob/0")
+			f.run(time.Second)
+			f.refused(false)
+		}, []string{"alice/1"}, 2, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newReclaimFixture(t, 4)
@@ -262,6 +288,32 @@ func TestReclaimHold(t *testing.T) {
 			want(t, "without success", tc.failed, f.failed)
 		})
 	}
+}
+
+// refused makes the eviction of bob/2 refused. It checks that the Executor may try it again.
+func (f *fixture) refused(evicts bool) {
+	f.t.Helper()
+	f.invisible("bob/2")
+	held, may := f.Holds(f.reclaims.attempts)
+	want(f.t, "the places are held", true, held)
+	want(f.t, "the other victim may be evicted", evicts, may)
+}
+
+// What is being deleted already is enough. Nothing was evicted, so nothing is lost if the places aren't held any more.
+func TestReclaimHoldWithoutEvictions(t *testing.T) {
+	f := newReclaimFixture(t, 4)
+	for _, name := range []string{"bob/2", "bob/3"} {
+		f.pod(name, 0, func(p *Pod) { p.Leaving = true })
+	}
+	f.pod("alice/1", 2)
+	f.run(after + 2*time.Second)
+	held, _ := f.Holds(f.reclaims.attempts)
+	want(t, "the places are held", true, held)
+	f.SetNamespace("bob", guarantees(4))
+	f.run(2 * time.Second)
+	held, _ = f.Holds(f.reclaims.attempts)
+	want(t, "the places are held without a share", false, held)
+	want(t, "evicted", []string(nil), f.evicted)
 }
 
 // The nodes of held places are away for a moment, so the shares are smaller. What was evicted is still alice's: no further pods are evicted for her.

@@ -93,13 +93,18 @@ type Executor struct {
 type execution struct {
 	Round
 	state executionState
-	// wanted reports whether the pods still wait for the victims. It is nil for a former leader's round until Continue.
-	wanted func() bool
-	// left are the pods that are to be evicted.
-	left map[gpu.PodUID]bool
+	// wanted is nil for a former leader's round until Continue.
+	wanted Wanted
+	// left are the pods that are to be evicted. While partsOnly is true, only those of groups that are evicted in part are.
+	left      map[gpu.PodUID]bool
+	partsOnly bool
 	// until is the end of the round, next the time of the next attempt, asked that of the latest eviction call.
 	until, next, asked time.Time
 }
+
+// Wanted reports whether pods still wait for the places of a round, and if so whether further victims may be evicted now. Neither affects the rest of a
+// group that was evicted in part.
+type Wanted func() (places, victims bool)
 
 // executionState is how far a round is.
 //
@@ -227,9 +232,9 @@ func (x *Executor) forEach(victims []Victim, call func(Victim, gpu.Pod) error) e
 	return group.Wait()
 }
 
-// Evict evicts the victims of a round whose Check was successful, and goes on with those that are refused as long as wanted returns true. It
+// Evict evicts the victims of a round whose Check was successful, and goes on with those that are refused as long as they are wanted. It
 // returns the pods that were evicted at once, the end of the round, and the first error. The end is zero if nothing was evicted.
-func (x *Executor) Evict(ctx context.Context, r Round, wanted func() bool) (evicted []gpu.Pod, until time.Time, err error) {
+func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted []gpu.Pod, until time.Time, err error) {
 	e := &execution{Round: r, state: calling, wanted: wanted, left: map[gpu.PodUID]bool{}, until: x.Clock.Now().Add(queue.Arrival)}
 	for pod := range r.pods() {
 		e.left[pod.UID] = true
@@ -289,10 +294,7 @@ func (r *Round) pods() iter.Seq[gpu.Pod] {
 func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.Pod, err error) {
 	x.mu.Lock()
 	e.state = calling
-	begun, left := e.begun(), slices.Clone(e.Victims)
-	for i, v := range left {
-		left[i].Pods = slices.DeleteFunc(slices.Clone(v.Pods), func(pod gpu.Pod) bool { return !e.left[pod.UID] })
-	}
+	begun, left := e.begun(), e.remaining()
 	x.mu.Unlock()
 	var mu sync.Mutex
 	evict := func(v Victim, pod gpu.Pod) error {
@@ -365,6 +367,18 @@ func (e *execution) begun() bool {
 	return false
 }
 
+// remaining returns the victims that are to be evicted now, with their pods that are left. The caller holds the lock.
+func (e *execution) remaining() (victims []Victim) {
+	for _, v := range e.Victims {
+		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod gpu.Pod) bool { return !e.left[pod.UID] })
+		if part := len(left) < len(v.Pods); len(left) > 0 && (part || !e.partsOnly) {
+			v.Pods = left
+			victims = append(victims, v)
+		}
+	}
+	return victims
+}
+
 // keepParts reduces the pods that are left to those of groups that are evicted in part, of which the others would stay for ever. The caller
 // holds the lock.
 func (e *execution) keepParts() {
@@ -384,18 +398,23 @@ func (x *Executor) due() (due []*execution) {
 	present := slices.Collect(maps.Values(x.rounds))
 	x.mu.Unlock()
 	for _, e := range present {
-		wanted := e.wanted != nil && e.wanted() // Without the lock: it takes that of another part.
+		var places, victims bool
+		if e.wanted != nil {
+			places, victims = e.wanted() // Without the lock: it takes that of another part.
+		}
 		x.mu.Lock()
 		now, over := x.Clock.Now(), false
 		switch {
 		case e.state == calling, e.state == inherited && now.Before(e.next):
 		case now.After(e.until):
 			over = true
-		case !wanted && e.state != inherited:
-			e.keepParts()
-			over = len(e.left) == 0
+		case e.state != inherited:
+			if e.partsOnly = !victims; !places {
+				e.keepParts()
+				over = len(e.left) == 0
+			}
 		}
-		if !over && e.state != calling && (len(e.left) > 0 || e.state == inherited) && !now.Before(e.next) {
+		if !over && e.state != calling && (len(e.remaining()) > 0 || e.state == inherited) && !now.Before(e.next) {
 			due = append(due, e)
 		}
 		x.mu.Unlock()
@@ -498,9 +517,9 @@ func (x *Executor) Inherited(cause Cause) (rounds []Round) {
 	return rounds
 }
 
-// Continue goes on with a round of a former leader, as long as wanted returns true. Its places must be reserved. It returns the end of the round; zero if
+// Continue goes on with a round of a former leader, as long as it is wanted. Its places must be reserved. It returns the end of the round; zero if
 // there is no such round any more.
-func (x *Executor) Continue(r Round, wanted func() bool) (until time.Time) {
+func (x *Executor) Continue(r Round, wanted Wanted) (until time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	e := x.rounds[r.id()]

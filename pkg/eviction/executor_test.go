@@ -31,10 +31,12 @@ type executions struct {
 	// refused are the pods whose eviction is refused, except for dry runs.
 	refused string
 	wanted  bool
+	// justified is false while no further victims may be evicted.
+	justified bool
 }
 
 func newExecutions(t *testing.T) *executions {
-	f := &executions{t: t, clock: clocktesting.NewFakeClock(begin), server: fake.NewServer(), wanted: true}
+	f := &executions{t: t, clock: clocktesting.NewFakeClock(begin), server: fake.NewServer(), wanted: true, justified: true}
 	for _, name := range []string{"g1", "g2", "g3", "s", "w"} {
 		pod := fake.Pod(name, 4, fake.Bound("n1", 0))
 		if name == "w" {
@@ -81,9 +83,12 @@ func (f *executions) evict(x *Executor) (time.Time, error) {
 	if err := x.Check(context.Background(), f.round.Victims); err != nil {
 		return time.Time{}, err
 	}
-	_, until, err := x.Evict(context.Background(), f.round, func() bool { return f.wanted })
+	_, until, err := x.Evict(context.Background(), f.round, func() (places, victims bool) { return f.wanted, f.wanted && f.justified })
 	return until, err
 }
+
+// always wants places and victims.
+func always() (places, victims bool) { return true, true }
 
 // later lets time pass in steps of a second.
 func (f *executions) later(x *Executor, d time.Duration) {
@@ -188,7 +193,7 @@ func (f *executions) next(api API, waits bool) {
 		f.later(x, time.Second)
 		for _, r := range x.Inherited(ByShare) {
 			if waits {
-				x.Continue(r, func() bool { return true })
+				x.Continue(r, always)
 			}
 		}
 	}
@@ -202,11 +207,17 @@ func TestExecutorRetries(t *testing.T) {
 		running   string
 		began     bool
 	}{
-		"nothing is refused":           {"", nil, "", true},
-		"the first one":                {"g1", nil, "g1 g2 g3 s", false},
-		"for some time":                {"g2 s", func(f *executions, x *Executor) { f.later(x, 20*time.Second); f.refused = "" }, "", true},
-		"until the end":                {"g2 s", nil, "g2 s", true},
-		"until after the end":          {"g2 s", func(f *executions, x *Executor) { f.later(x, 92*time.Second); f.refused = "" }, "g2 s", true},
+		"nothing is refused":                {"", nil, "", true},
+		"the first one":                     {"g1", nil, "g1 g2 g3 s", false},
+		"for some time":                     {"g2 s", func(f *executions, x *Executor) { f.later(x, 20*time.Second); f.refused = "" }, "", true},
+		"until the end":                     {"g2 s", nil, "g2 s", true},
+		"until after the end":               {"g2 s", func(f *executions, x *Executor) { f.later(x, 92*time.Second); f.refused = "" }, "g2 s", true},
+		"no further victims may be evicted": {"g2 s", func(f *executions, _ *Executor) { f.justified, f.refused = false, "" }, "s", true},
+		"not for some time": {"g2 s", func(f *executions, x *Executor) {
+			f.justified, f.refused = false, ""
+			f.later(x, 20*time.Second)
+			f.justified = true
+		}, "", true},
 		"the pod doesn't wait anymore": {"g2 s", func(f *executions, _ *Executor) { f.wanted, f.refused = false, "" }, "s", true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -295,7 +306,7 @@ func TestExecutorRecords(t *testing.T) {
 			x := f.process(f.server)
 			tc.before(f, x)
 			before := len(f.server.Calls().Evicted)
-			if _, until, err := x.Evict(t.Context(), f.round, func() bool { return true }); !errors.Is(err, tc.want) || !until.IsZero() {
+			if _, until, err := x.Evict(t.Context(), f.round, always); !errors.Is(err, tc.want) || !until.IsZero() {
 				t.Errorf("until %v, %v; want %v", until, err, tc.want)
 			}
 			if got := f.server.Calls().Evicted[before:]; len(got) > 0 {

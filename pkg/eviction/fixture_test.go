@@ -206,7 +206,10 @@ func (f *fixture) later(d time.Duration) {
 }
 
 // reserves reports whether a card is reserved for the pending pod by a round.
-func (f *fixture) reserves() bool { return f.inRound("uid-pending")() }
+func (f *fixture) reserves() bool {
+	places, _ := f.inRound("uid-pending")()
+	return places
+}
 
 // fitsFor reports whether another pod would find memory on n1.
 func (f *fixture) fitsFor(priority int32, memory gpu.Memory) bool {

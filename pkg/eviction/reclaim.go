@@ -53,8 +53,8 @@ func NewReclaimer(x *Executor, nodes NodeAPI, observer ReclaimObserver, capacity
 }
 
 // Reclaim evicts pods so that units of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan
-// is outdated. wanted reports whether the places are still held. Reclaim returns until when they must stay held: zero if nothing was evicted.
-func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(reclaim.Plan) bool, wanted func() bool) (until time.Time) {
+// is outdated. Reclaim returns until when they must stay held: zero if nothing was evicted.
+func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(reclaim.Plan) bool, wanted Wanted) (until time.Time) {
 	logger := klog.FromContext(ctx)
 	plan, ok, err := r.plan(ctx, need)
 	switch {
@@ -179,7 +179,7 @@ func victims(plan reclaim.Plan) (victims []Victim) {
 }
 
 // evict makes the evictions. It returns the evicted pods, the end of the round, and the first error.
-func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan, wanted func() bool) (evicted []gpu.Pod, until time.Time, err error) {
+func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan, wanted Wanted) (evicted []gpu.Pod, until time.Time, err error) {
 	round := Round{Cause: ByShare, Victims: victims(plan)}
 	for _, served := range plan.Served {
 		for i, pod := range served.Pods {

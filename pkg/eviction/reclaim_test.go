@@ -96,7 +96,7 @@ func (f *reclaimFixture) reclaim(need reclaim.Need) bool {
 			f.meanwhile(f)
 		}
 		return !f.holdFails
-	}, func() bool { return true })
+	}, always)
 	return !until.IsZero()
 }
 

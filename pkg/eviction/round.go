@@ -97,12 +97,12 @@ func (e *Evictor) reserve(r round) {
 }
 
 // inRound returns a function that reports whether a round for the pod is in progress.
-func (e *Evictor) inRound(uid gpu.PodUID) func() bool {
-	return func() bool {
+func (e *Evictor) inRound(uid gpu.PodUID) Wanted {
+	return func() (places, victims bool) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		_, ok := e.rounds[uid]
-		return ok
+		return ok, ok
 	}
 }
 

@@ -279,7 +279,7 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 		f.reclaims.Go(func() error {
 			attempt := search.Attempt()
 			until := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(attempt, plan, f.clock.Now()) },
-				func() bool { return f.manager.Holds(attempt) })
+				func() (places, victims bool) { return f.manager.Holds(attempt) })
 			f.manager.Reclaimed(attempt, until, f.clock.Now())
 			return nil
 		})
@@ -306,7 +306,7 @@ func (f *fairShare) resume() {
 			}
 		}
 		if attempt, ok := f.manager.Resume(places, victims, f.clock.Now()); ok {
-			until := f.executor.Continue(r, func() bool { return f.manager.Holds(attempt) })
+			until := f.executor.Continue(r, func() (places, victims bool) { return f.manager.Holds(attempt) })
 			f.manager.Reclaimed(attempt, until, f.clock.Now())
 		}
 	}

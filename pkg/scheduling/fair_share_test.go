@@ -408,10 +408,14 @@ func TestFairShareReclaimLeaderChanges(t *testing.T) {
 			return condition()
 		}
 	}
+	holds := func() bool {
+		held, _ := f.fair.manager.Holds(1)
+		return held
+	}
 	f.pass("an eviction and a refusal", locked(func() bool { return len(evicted) == 1 && len(refused) > 0 }))
-	f.await("the end of the attempt", func() bool { return f.fair.manager.Holds(1) })
+	f.await("the end of the attempt", holds)
 	away.Store(true)
-	f.pass("the end of the term", func() bool { return f.executor.Full() && !f.fair.manager.Holds(1) })
+	f.pass("the end of the term", func() bool { return f.executor.Full() && !holds() })
 	mu.Lock()
 	refuses, dryRuns = false, 0
 	mu.Unlock()
