@@ -96,7 +96,9 @@ func TestSimulatedCards(t *testing.T) {
 // width is the sum cut.
 func TestStranded(t *testing.T) {
 	s := newSource()
-	card := func(index int) gpu.Card { return gpu.Card{Index: index, Memory: 16, Model: "Tesla T4", NUMANode: gpu.NoNUMANode} }
+	card := func(index int) gpu.Card {
+		return gpu.Card{Index: index, Memory: 16, Model: "Tesla T4", NUMANode: gpu.NoNUMANode}
+	}
 	for _, name := range []string{"n1", "n2"} {
 		s.book.SetNode(name, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card(0), card(1)}})
 	}
