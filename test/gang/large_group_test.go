@@ -82,7 +82,8 @@ func (f *fixture) runSinglePods(n int, life time.Duration) (stop func() int) {
 			for ; waiting < n; waiting++ {
 				single := f.Pod(fmt.Sprintf("single-%d", made), card/2).Obj()
 				made++
-				if _, err := f.Pods().Create(ctx, single, metav1.CreateOptions{}); err != nil {
+				// If the call was given up, the pod could be created after the test has removed its pods.
+				if _, err := f.Pods().Create(context.WithoutCancel(ctx), single, metav1.CreateOptions{}); err != nil {
 					break
 				}
 			}
