@@ -25,9 +25,9 @@ type hold struct {
 	// memory is that of the places. The queue counts it: otherwise later pods of the tenant would be granted memory that belongs to its share and is
 	// held for its earlier pods.
 	memory gpu.Memory
-	// victims are all pods that its attempt evicts. evicted is true if there are such pods, or a former leader has evicted some.
+	// victims are all pods that its attempt evicts. evicts is true if there are such pods, or a former leader has evicted some.
 	victims []gpu.PodUID
-	evicted bool
+	evicts  bool
 	// fits is true if the unit still fits into its tenant's share, spares if the victims that still run can go without their tenants having less than
 	// theirs. checkShares sets them.
 	fits, spares bool
@@ -100,7 +100,7 @@ func (m *Manager) hold(search *Search, plan reclaim.Plan, evictable bool) bool {
 		}
 	}
 	for _, h := range held {
-		h.attempt, h.victims, h.evicted = a.number, victims, len(victims) > 0 || a.resumed != nil
+		h.attempt, h.victims, h.evicts = a.number, victims, len(victims) > 0 || a.resumed != nil
 		h.fits, h.spares = true, true
 		m.reclaims.held[h.id] = h
 		m.Ledger.Hold(h.id, h.Reservation)
@@ -277,7 +277,7 @@ func (m *Manager) endFailedHolds(now time.Time) {
 		if !m.changed && m.unitOf(h) == nil { // After a change, the next round makes the units of groups again.
 			return true
 		}
-		if !h.evicted && !h.fits {
+		if !h.evicts && !h.fits {
 			return true
 		}
 		if h.state == waiting && !slices.ContainsFunc(h.Victims, m.holdsMemory) {

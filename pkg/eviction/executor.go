@@ -114,7 +114,7 @@ type Wanted func() (places, victims bool)
 //	inherited  → calling   queue.Arrival is over: for the rest of groups that are evicted in part
 //	calling    → refused   some pods are left, whose eviction was refused or its answer lost
 //	calling    → leaves    none is left
-//	refused    → calling   queue.Retry is over
+//	refused    → calling   queue.Retry is over, and pods that are left are still wanted
 //	any        → no round  nothing was evicted; the round's end has come; no pod waits for it, and no group is evicted in part; the term ends
 type executionState int
 
@@ -396,11 +396,15 @@ func (e *execution) keepParts() {
 func (x *Executor) due() (due []*execution) {
 	x.mu.Lock()
 	present := slices.Collect(maps.Values(x.rounds))
+	wanted := make([]Wanted, len(present))
+	for i, e := range present {
+		wanted[i] = e.wanted
+	}
 	x.mu.Unlock()
-	for _, e := range present {
+	for i, e := range present {
 		var places, victims bool
-		if e.wanted != nil {
-			places, victims = e.wanted() // Without the lock: it takes that of another part.
+		if wanted[i] != nil {
+			places, victims = wanted[i]() // Without the lock: it takes that of another part.
 		}
 		x.mu.Lock()
 		now, over := x.Clock.Now(), false
@@ -408,7 +412,7 @@ func (x *Executor) due() (due []*execution) {
 		case e.state == calling, e.state == inherited && now.Before(e.next):
 		case now.After(e.until):
 			over = true
-		case e.state != inherited:
+		case e.state != inherited && wanted[i] != nil: // Without, Continue was called just now.
 			if e.partsOnly = !victims; !places {
 				e.keepParts()
 				over = len(e.left) == 0

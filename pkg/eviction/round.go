@@ -216,6 +216,8 @@ func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bo
 		case e.isPending(pod):
 			e.rounds[pod.UID] = round{pod: pod, node: node, nominated: node, victims: again, state: leaving, awaited: true}
 			e.Ledger.Nominate(node, pod, again...)
+		default:
+			return false // Nothing would make kube-scheduler retry it.
 		}
 		return true
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/webui"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // fleet makes a cluster as there might be one, with something of everything that can be seen.
@@ -223,9 +224,7 @@ func TestLook(t *testing.T) {
 func awaitSample(t *testing.T, board *webui.Board, clock *clocktesting.FakeClock) {
 	t.Helper()
 	want := fmt.Sprintf("[%d,", clock.Now().Unix())
-	for !strings.Contains(whole(t, board), want) {
-		time.Sleep(time.Millisecond)
-	}
+	await.True(t, "a sample of the clock's time", func() bool { return strings.Contains(whole(t, board), want) })
 }
 
 func whole(t *testing.T, board *webui.Board) string {

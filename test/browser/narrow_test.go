@@ -43,6 +43,25 @@ func TestNarrow(t *testing.T) {
 	tab.WantNoComplaints()
 }
 
+// wantNothingCut looks at each view at each width, and takes pictures.
+func wantNothingCut(tab *Tab, name string) {
+	tab.t.Helper()
+	for view, from := range map[string]int{"cards": 0, "pending": 0, "namespaces": 0, "pods": 2} { // The table of pods scrolls on narrow screens.
+		tab.Click("#tab-" + view)
+		for _, width := range widths[from:] {
+			tab.Do(chromedp.EmulateViewport(width, 900))
+			tab.Await("the rows", `document.querySelector(".view:not([hidden]) :is(.line, tbody tr)")`)
+			if got := Eval[[]string](tab, cut); len(got) > 0 {
+				tab.t.Errorf("at %d px these are cut in %s: %q", width, view, got)
+			}
+			if got := Eval[int64](tab, `document.documentElement.scrollWidth`); got > width {
+				tab.t.Errorf("at %d px the page of %s is %d px wide", width, view, got)
+			}
+		}
+		pictures(tab, name+"-"+view)
+	}
+}
+
 // TestFourNodes: at no width is a figure or a name of four nodes with four cards each cut, or the owner of a pod on a whole screen.
 func TestFourNodes(t *testing.T) {
 	s := newSource()
@@ -62,17 +81,7 @@ func TestFourNodes(t *testing.T) {
 	tab := Start(t, 1600, 900)
 	tab.Do(chromedp.Navigate(url))
 	tab.Await("the nodes", `document.getElementById("shown").innerText === "4 nodes"`)
-	for view, from := range map[string]int{"cards": 0, "pending": 0, "namespaces": 0, "pods": 2} { // The table of pods scrolls on narrow screens.
-		tab.Click("#tab-" + view)
-		for _, width := range widths[from:] {
-			tab.Do(chromedp.EmulateViewport(width, 900))
-			tab.Await("the rows", `document.querySelector(".view:not([hidden]) :is(.line, tbody tr)")`)
-			if got := Eval[[]string](tab, cut); len(got) > 0 {
-				t.Errorf("at %d px these are cut in %s: %q", width, view, got)
-			}
-		}
-		pictures(tab, "four-"+view)
-	}
+	wantNothingCut(tab, "four")
 	tab.WantNoComplaints()
 }
 
@@ -152,20 +161,7 @@ func TestMixedNodes(t *testing.T) {
 	if got := Eval[int](tab, `[...document.querySelectorAll(".segment + .segment")].filter((e) => e.className === e.previousSibling.className).length`); got != 0 {
 		t.Errorf("%d pods have the colour of the pod beside them", got)
 	}
-	pictures(tab, "mixed")
-	for view, from := range map[string]int{"pending": 0, "namespaces": 0, "pods": 2, "cards": 0} { // The table of pods scrolls on narrow screens.
-		tab.Click("#tab-" + view)
-		for _, width := range widths[from:] {
-			tab.Do(chromedp.EmulateViewport(width, 900))
-			tab.Await("the rows", `document.querySelector(".view:not([hidden]) :is(.line, tbody tr)")`)
-			if got := Eval[[]string](tab, cut); len(got) > 0 {
-				t.Errorf("at %d px these are cut in %s: %q", width, view, got)
-			}
-			if got := Eval[int64](tab, `document.documentElement.scrollWidth`); got > width {
-				t.Errorf("at %d px the page of %s is %d px wide", width, view, got)
-			}
-		}
-	}
+	wantNothingCut(tab, "mixed")
 	tab.Click("#tab-cards")
 	choose := func(id, value string) {
 		tab.Run(`(() => { const select = document.getElementById("` + id + `"); select.value = "` + value + `"; select.dispatchEvent(new Event("input", {bubbles: true})) })()`)
