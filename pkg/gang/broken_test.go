@@ -12,10 +12,10 @@ import (
 )
 
 // newBrokenScene lets two of four binds succeed; the results of the others are lost or they fail.
-func newBrokenScene(t *testing.T, result BindResult) *scene {
-	s := newScene(t)
+func newBrokenScene(t *testing.T, result BindResult) *fixture {
+	s := newFixture(t)
 	s.createMany(4, "job", 4, 16, "t")
-	s.scheduleAll()
+	s.tryAll()
 	if len(s.granted) != 3 {
 		t.Fatalf("%d binds are granted, want 3", len(s.granted))
 	}
@@ -27,14 +27,14 @@ func newBrokenScene(t *testing.T, result BindResult) *scene {
 	return s
 }
 
-func (s *scene) wantPhase(want Phase) {
+func (s *fixture) wantPhase(want Phase) {
 	s.Helper()
 	if s.manager.Phases()[want] != 1 {
 		s.Errorf("phases %v, want %v", s.manager.Phases(), want)
 	}
 }
 
-func (s *scene) wantNoEviction() {
+func (s *fixture) wantNoEviction() {
 	s.Helper()
 	if len(s.evictions) > 0 {
 		s.Errorf("evicted: %v", s.evictions)
@@ -50,7 +50,7 @@ func TestLostAnswer(t *testing.T) {
 		t.Fatal("the last member's call could not be given up")
 	}
 	s.held = nil
-	s.wait(testPatience / 2)
+	s.advance(testPatience / 2)
 	s.wantPhase(PhaseBinding)
 	lost := s.created[2].Member
 	lost.Node = "n1"
@@ -68,7 +68,7 @@ func TestLostAnswer(t *testing.T) {
 		t.Errorf("rejection %v, completes %t, opened at %v", permit.Rejection, permit.MarkWhole, permit.OpenedAt)
 	}
 	s.manager.BindDone(last.key, last.pod.UID, last.node, BindSucceeded, true, s.now)
-	s.wait(10 * testPatience)
+	s.advance(10 * testPatience)
 	s.wantPhase(PhaseRunning)
 	s.wantNoEviction()
 }
@@ -78,26 +78,26 @@ func TestLostAnswer(t *testing.T) {
 func TestLastPlaceLost(t *testing.T) {
 	s := newBrokenScene(t, BindUnconfirmed)
 	last := s.held[0]
-	s.wait(2 * testPatience)
+	s.advance(2 * testPatience)
 	s.ledger.SetNode(last.node, ledger.NodeSpec{Unit: gpu.GiB})
 	if _, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now); reason == nil || *reason != reasons.GroupChanged {
 		t.Fatalf("rejected: %v, want %v", reason, reasons.GroupChanged)
 	}
 	s.done(2, BindSucceeded)
-	s.wait(testPatience - time.Second)
+	s.advance(testPatience - time.Second)
 	s.wantPhase(PhaseBinding)
-	s.wait(2 * time.Second)
+	s.advance(2 * time.Second)
 	s.wantPhase(PhaseBroken)
 }
 
 // TestFrozenProcess: while the process is frozen, nothing is known of the API server, so that isn't patience.
 func TestFrozenProcess(t *testing.T) {
 	s := newBrokenScene(t, BindFailed)
-	s.wait(2 * time.Second)
+	s.advance(2 * time.Second)
 	s.now = s.now.Add(10 * testPatience)
-	s.wait(testPatience / 2)
+	s.advance(testPatience / 2)
 	s.wantNoEviction()
-	s.wait(testPatience)
+	s.advance(testPatience)
 	if len(s.evictions) == 0 {
 		t.Error("no eviction, though the API server answered for longer than the patience")
 	}
@@ -106,38 +106,38 @@ func TestFrozenProcess(t *testing.T) {
 // TestLostAnswers: whatever becomes of a bind whose answer was lost, and of the last member.
 func TestLostAnswers(t *testing.T) {
 	for name, tc := range map[string]struct {
-		then func(s *scene)
+		then func(s *fixture)
 		want string
 	}{
-		"nothing is known yet": {func(*scene) {}, "binding"},
-		"it failed":            {func(s *scene) { s.done(2, BindFailed) }, "broken"},
-		"it succeeded, and so does the last one": {func(s *scene) {
+		"nothing is known yet": {func(*fixture) {}, "binding"},
+		"it failed":            {func(s *fixture) { s.done(2, BindFailed) }, "broken"},
+		"it succeeded, and so does the last one": {func(s *fixture) {
 			s.done(2, BindSucceeded)
 			s.done(3, BindSucceeded)
 		}, "running"},
-		"the pod is gone":      {func(s *scene) { s.manager.ConfirmedGone(s.created[2].UID, s.now) }, "broken"},
-		"the watch deletes it": {func(s *scene) { s.manager.RemoveMember(s.created[2].UID, s.now) }, "broken"},
-		"it is still unbound": {func(s *scene) {
+		"the pod is gone":      {func(s *fixture) { s.manager.ConfirmedGone(s.created[2].UID, s.now) }, "broken"},
+		"the watch deletes it": {func(s *fixture) { s.manager.RemoveMember(s.created[2].UID, s.now) }, "broken"},
+		"it is still unbound": {func(s *fixture) {
 			s.created[2].ShortOfResources = true // So that the read shows something new.
 			s.manager.Confirmed(s.created[2].Member, s.now)
 		}, "binding"},
-		"the last one is gone": {func(s *scene) {
+		"the last one is gone": {func(s *fixture) {
 			s.done(2, BindSucceeded)
 			s.manager.RemoveMember(s.created[3].UID, s.now)
 			s.done(3, BindFailed)
 		}, "broken"},
-		"the last one is away": {func(s *scene) {
+		"the last one is away": {func(s *fixture) {
 			s.manager.CancelPermit(s.created[3].UID, s.held[0].permit)
-			s.wait(testPatience)
+			s.advance(testPatience)
 			s.done(2, BindFailed)
 		}, "broken"},
-		"all members are gone": {func(s *scene) { s.removeAll(); s.done(2, BindFailed) }, ""},
-		"a bound one is gone": {func(s *scene) {
+		"all members are gone": {func(s *fixture) { s.removeAll(); s.done(2, BindFailed) }, ""},
+		"a bound one is gone": {func(s *fixture) {
 			s.manager.RemoveMember(s.created[0].UID, s.now)
 			s.done(2, BindSucceeded)
 			s.done(3, BindSucceeded)
 		}, "running"},
-		"another process leads": {func(s *scene) {
+		"another process leads": {func(s *fixture) {
 			s.manager.StopLeading(s.now)
 			s.done(2, BindSucceeded)
 			s.manager.StartLeading(s.now)
@@ -156,13 +156,13 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-func (s *scene) done(i int, result BindResult) {
+func (s *fixture) done(i int, result BindResult) {
 	p := s.created[i]
 	s.manager.BindDone(p.Gang, p.UID, "n1", result, i == 3, s.now)
 	s.collectDecided()
 }
 
-func (s *scene) removeAll() {
+func (s *fixture) removeAll() {
 	for _, p := range s.created {
 		s.manager.RemoveMember(p.UID, s.now)
 	}
@@ -174,12 +174,12 @@ func (s *scene) removeAll() {
 func TestEvictionIsTheLastResort(t *testing.T) {
 	t.Run("all missing members are unbound", func(t *testing.T) {
 		s := newBrokenScene(t, BindFailed)
-		s.wait(testPatience - time.Second)
+		s.advance(testPatience - time.Second)
 		s.wantNoEviction()
 		if slices.Contains(s.reads, s.created[3].UID) {
 			t.Error("more than a probe was read before the patience was over")
 		}
-		s.wait(7 * time.Second)
+		s.advance(7 * time.Second)
 		if !slices.Contains(s.reads, s.created[2].UID) || !slices.Contains(s.reads, s.created[3].UID) {
 			t.Errorf("read: %v", s.reads)
 		}
@@ -202,7 +202,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 				answer(uid)
 			}
 		}
-		s.wait(time.Hour)
+		s.advance(time.Hour)
 		s.wantNoEviction()
 	})
 	t.Run("one of the missing members can't be read", func(t *testing.T) {
@@ -213,10 +213,10 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 				answer(uid)
 			}
 		}
-		s.wait(time.Hour)
+		s.advance(time.Hour)
 		s.wantNoEviction()
 		s.answer = answer
-		s.wait(10 * time.Second)
+		s.advance(10 * time.Second)
 		s.wantPhase(PhaseEvicting)
 	})
 	t.Run("the members disagree on the size: it is unknown how many are missing", func(t *testing.T) {
@@ -224,22 +224,22 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		odd := s.created[3]
 		odd.Size++
 		s.report(odd)
-		s.wait(time.Hour)
+		s.advance(time.Hour)
 		s.wantNoEviction()
 		odd.Size--
 		s.report(odd)
-		s.wait(testPatience + 7*time.Second)
+		s.advance(testPatience + 7*time.Second)
 		s.wantPhase(PhaseEvicting)
 	})
 	t.Run("the watch shows during the evictions that it is whole", func(t *testing.T) {
 		s := newBrokenScene(t, BindFailed)
-		s.wait(testPatience + 10*time.Second)
+		s.advance(testPatience + 10*time.Second)
 		n := len(s.evictions)
 		for _, p := range s.created[2:] {
 			p.Node = "n1"
 			s.report(p)
 		}
-		s.wait(time.Hour)
+		s.advance(time.Hour)
 		s.wantPhase(PhaseRunning)
 		if len(s.evictions) > n {
 			t.Error("the evictions went on")
@@ -253,7 +253,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 				answer(uid)
 			}
 		}
-		s.wait(2 * testPatience)
+		s.advance(2 * testPatience)
 		s.delete(s.created[0])
 		s.delete(s.created[1])
 		answer(last.UID)
@@ -261,15 +261,13 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 	})
 	t.Run("the next attempt is broken too: its patience begins again", func(t *testing.T) {
 		s := newBrokenScene(t, BindFailed)
-		s.wait(testPatience + 7*time.Second)
+		s.advance(testPatience + 7*time.Second)
 		s.wantPhase(PhaseEvicting)
 		s.delete(s.created[0])
 		s.delete(s.created[1])
 		s.createMany(2, "job", 4, 16, "t")
-		for _, p := range s.existing() {
-			p.queued = true
-		}
-		s.scheduleAll()
+		s.existing()
+		s.tryAll()
 		if len(s.granted) != 3 {
 			t.Fatalf("%d binds are granted, want 3", len(s.granted))
 		}
@@ -277,7 +275,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 			s.bind(bind, i > 0)
 		}
 		s.evictions = nil
-		s.wait(testPatience - time.Second)
+		s.advance(testPatience - time.Second)
 		s.wantNoEviction()
 	})
 }

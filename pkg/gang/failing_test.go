@@ -182,15 +182,10 @@ func TestStopEndsTurn(t *testing.T) {
 // members, and names no lack of resources: their scheduler or their volumes may not exist.
 func TestReservationNeedsAnOffer(t *testing.T) {
 	s := newFixture(t)
+	s.reserve()
 	s.createMany(8, "evil", 8, 16, "t")
-	for _, p := range s.created {
-		p.queued = false
-	}
 	for range 60 {
 		s.advance(time.Minute)
-		for _, p := range s.created {
-			p.queued = false
-		}
 		if !s.fits(gpu.Pod{UID: "single", Request: 1}) {
 			t.Fatal("a single pod fits no node of an idle cluster")
 		}
@@ -261,7 +256,7 @@ func TestDisplace(t *testing.T) {
 	}
 	s.createMany(2, "", 0, 16, "")
 	for _, p := range s.created[6:] {
-		s.scheduleSingle(p, s.nodes)
+		s.bindSingle(p)
 	}
 	has := func(i int) bool { _, _, ok := s.ledger.Lookup(s.created[i].UID); return ok }
 	for _, step := range []struct {
@@ -290,8 +285,7 @@ func TestDisplace(t *testing.T) {
 			t.Errorf("%s: places of %v end", step.what, due)
 		}
 		if step.takesTheCards { // The pod has one of them.
-			s.create("", 0, 16, "")
-			s.scheduleSingle(s.created[len(s.created)-1], s.nodes)
+			s.bindSingle(s.create("", 0, 16, ""))
 		}
 	}
 	if s.failures["gave_way"] != 2 {
@@ -351,7 +345,6 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 // priority end each of its rounds before it fails.
 func TestDisplacedAgainAndAgain(t *testing.T) {
 	s := newFixture(t)
-	s.awaited = nil
 	s.createMany(8, "job", 8, 16, "t")
 	important := gpu.Pod{UID: "important", Request: 16, Priority: 1}
 	kept := 0
@@ -392,10 +385,10 @@ func TestAlarmsBounded(t *testing.T) {
 
 // TestResultOfAnEarlierBind: the result of a bind that began before the plan doesn't decide about a member whose bind is still held.
 func TestResultOfAnEarlierBind(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.createMany(3, "job", 3, 16, "t")
-	s.filter(0)
-	s.arrive(0, 1, 2)
+	s.filterMembers(0)
+	s.arriveMembers(0, 1, 2)
 	last := s.held[0]
 	s.manager.BindDone(last.key, last.pod.UID, last.node, BindFailed, false, s.now)
 	s.bindGranted()

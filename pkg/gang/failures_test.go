@@ -58,8 +58,7 @@ func TestBrokenTakesNothingOlder(t *testing.T) {
 			s.collectDecided()
 			if older { // Other pods take what the failed binds have left.
 				for range 2 {
-					s.create("", 0, 16, "")
-					s.scheduleSingle(s.created[len(s.created)-1], s.nodes)
+					s.bindSingle(s.create("", 0, 16, ""))
 				}
 			} else {
 				plan(7)

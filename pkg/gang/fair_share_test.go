@@ -24,12 +24,11 @@ func fullCluster(t *testing.T) *fixture {
 	s := newFixture(t)
 	s.createMany(7, "", 0, 16, "")
 	for _, p := range s.created {
-		s.scheduleSingle(p, s.nodes)
+		s.bindSingle(p)
 	}
 	s.createMany(2, "job", 2, 16, "t")
 	for _, p := range s.created[7:] {
-		p.queued = false
-		s.manager.filterAll(p.UID, s.nodes, s.now)
+		s.filter(p)
 	}
 	return s
 }
@@ -48,6 +47,7 @@ func TestTurnAndReservation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, now := fullCluster(t), test.before
+			s.reserve()
 			for _, n := range s.ledger.Nodes() { // The pods were placed after the group was created.
 				for _, a := range n.Allocations {
 					s.ledger.SetBound(n.Name, a.Pod, a.Placement, s.now.Add(2*time.Second))
@@ -172,7 +172,7 @@ func TestTurnAndPriority(t *testing.T) {
 // TestTurnAndBroken: a broken group takes places of others nevertheless. Otherwise its bound members would be evicted.
 func TestTurnAndBroken(t *testing.T) {
 	s := newPhaseScene(t, "broken")
-	(&turns{true, false}).use(s.fixture)
+	(&turns{true, false}).use(s)
 	s.namespace = "other"
 	s.createMany(7, "other", 7, 16, "t")
 	s.manager.filterAll(s.created[3].UID, s.nodes, s.now)
@@ -193,7 +193,7 @@ func TestTurnAndBroken(t *testing.T) {
 func TestUrgentReplacement(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(4, "job", 4, 16, "t")
-	s.runUntilIdle()
+	s.settle()
 	want := func(when string, alone, urgent int) {
 		t.Helper()
 		_, gotAlone, gotUrgent, _ := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now)
@@ -208,7 +208,7 @@ func TestUrgentReplacement(t *testing.T) {
 	s.create("job", 4, 16, "t")
 	want("after one ended", 2, 1)
 	s.advance(time.Second)
-	s.schedule(s.created[4])
+	s.try(s.created[4])
 	s.bindGranted()
 	s.delete(s.created[1])
 	want("soon after it was replaced", 1, 0)

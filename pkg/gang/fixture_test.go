@@ -2,7 +2,6 @@ package gang
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -36,14 +35,12 @@ func (mgr *Manager) filterAll(uid gpu.PodUID, candidates []string, now time.Time
 	return mgr.Filter(uid, candidates, candidates, now)
 }
 
-// fixture is a cluster of four nodes with two cards of 16 each, whose scheduler behaves like kube-scheduler except for its
-// pace: it schedules pods one by one, binds some in parallel, and parks rejected pods until a requeue. It drives a Manager
-// with a real ledger, and keeps the true state of the pods itself. It is for single steps of a Manager: what takes hours, or needs a back-off,
-// controllers or fair sharing, belongs to the simulation in package scheduling.
+// fixture is a Manager with a real ledger of four nodes with two cards of 16 each, and the pods that the API server has. Tests make the calls
+// of kube-scheduler, with all nodes as candidates, let time pass, and look at what the Manager asks for. It doesn't imitate kube-scheduler or
+// controllers: what depends on their queues, back-offs or order belongs to the simulation in package scheduling.
 type fixture struct {
 	*testing.T
 	discard
-	random  *rand.Rand
 	now     time.Time
 	manager *Manager
 	ledger  *ledger.Ledger
@@ -63,17 +60,16 @@ type fixture struct {
 	// reservations and failures count what the Manager reports as its Observer.
 	reservations int
 	failures     map[string]int
-	// events are the recorded Events.
-	events []string
-	// freed is true if memory was freed. The caller of the Manager requeues single pods for that.
-	freed bool
+	// events, reads, evictions and requeued are what the Manager asked for.
+	events    []string
+	reads     []gpu.PodUID
+	evictions []gpu.PodUID
+	requeued  bool
+	// answer answers a read; nil while the API server doesn't answer.
+	answer func(uid gpu.PodUID)
 }
 
-type pod struct {
-	Member
-	// queued is true if the scheduler will schedule the pod. Otherwise the pod is parked, or its bind is held.
-	queued bool
-}
+type pod struct{ Member }
 
 type bindCall struct {
 	pod    *pod
@@ -85,27 +81,37 @@ type bindCall struct {
 func newFixture(t *testing.T) *fixture {
 	manager := newManager(t)
 	s := &fixture{
-		T: t, random: rand.New(rand.NewPCG(1, 3)), now: begin, pods: map[gpu.PodUID]*pod{}, failures: map[string]int{}, namespace: "default",
-		manager: manager, ledger: manager.Ledger,
+		T: t, now: begin, pods: map[gpu.PodUID]*pod{}, failures: map[string]int{}, namespace: "default", manager: manager, ledger: manager.Ledger,
 	}
-	s.ledger.AddFreedListener(func(string) {
-		manager.MemoryFreed()
-		s.freed = true
-	})
+	s.answer = func(uid gpu.PodUID) {
+		if p := s.pods[uid]; p != nil {
+			manager.Confirmed(p.Member, s.now)
+		} else {
+			manager.ConfirmedGone(uid, s.now)
+		}
+	}
+	s.ledger.AddFreedListener(func(string) { manager.MemoryFreed() })
 	manager.Observer = s
-	s.awaited = queue.NewAwaited(queue.Options{
-		Ledger: s.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: manager.Failures, Reserved: func() { s.reservations++ },
-	})
 	manager.EligibleNodes = func(gpu.PodUID) []string { return s.nodes }
 	for i := range 4 {
-		s.nodes = append(s.nodes, fmt.Sprintf("n%d", i))
-		s.addNode(s.nodes[i])
+		s.addNode(fmt.Sprintf("n%d", i))
 	}
 	manager.StartLeading(s.now)
 	return s
 }
 
-func (s *fixture) addNode(name string) { s.setNode(name, reasons.Fits, 16, 16) }
+// reserve lets awaited reservations be made.
+func (s *fixture) reserve() {
+	s.awaited = queue.NewAwaited(queue.Options{
+		Ledger: s.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: s.manager.Failures, Reserved: func() { s.reservations++ },
+	})
+}
+
+// addNode adds a node, which is a candidate from now on.
+func (s *fixture) addNode(name string) {
+	s.nodes = append(s.nodes, name)
+	s.setNode(name, reasons.Fits, 16, 16)
+}
 
 // setNode sets a node's cards, and why it takes no pods with several cards.
 func (s *fixture) setNode(name string, several reasons.Reason, cards ...gpu.Memory) {
@@ -119,17 +125,28 @@ func (s *fixture) setNode(name string, several reasons.Reason, cards ...gpu.Memo
 // GangFailed implements Observer.
 func (s *fixture) GangFailed(reason reasons.Group) { s.failures[reason.Label]++ }
 
-func (s *fixture) create(gangName string, size int, memory gpu.Memory, template string) {
+// add creates a pod with a name of its own.
+func (s *fixture) add(m Member, edits ...memberEdit) *pod {
 	s.serial++
-	p := &pod{queued: true}
-	p.UID, p.Namespace, p.Name = gpu.PodUID(fmt.Sprintf("uid-%05d", s.serial)), s.namespace, fmt.Sprintf("pod-%05d", s.serial)
-	p.Request, p.Created = memory, s.now.Truncate(time.Second)
-	if gangName != "" {
-		p.Gang, p.Size, p.Template = Key{Namespace: s.namespace, Name: gangName}, size, template
+	m.UID, m.Namespace, m.Name = gpu.PodUID(fmt.Sprintf("uid-%05d", s.serial)), s.namespace, fmt.Sprintf("pod-%05d", s.serial)
+	m.Created = s.now.Truncate(time.Second)
+	for _, edit := range edits {
+		edit(&m)
 	}
+	p := &pod{m}
 	s.pods[p.UID] = p
 	s.created = append(s.created, p)
 	s.report(p)
+	return p
+}
+
+// create creates a pod, without a group if the name is empty.
+func (s *fixture) create(group string, size int, memory gpu.Memory, template string) *pod {
+	m := Member{Pod: gpu.Pod{Request: memory}}
+	if group != "" {
+		m.Gang, m.Size, m.Template = Key{Namespace: s.namespace, Name: group}, size, template
+	}
+	return s.add(m)
 }
 
 func (s *fixture) report(p *pod) {
@@ -139,9 +156,9 @@ func (s *fixture) report(p *pod) {
 }
 
 // createMany creates n equal pods.
-func (s *fixture) createMany(n int, gangName string, size int, memory gpu.Memory, template string) {
+func (s *fixture) createMany(n int, group string, size int, memory gpu.Memory, template string) {
 	for range n {
-		s.create(gangName, size, memory, template)
+		s.create(group, size, memory, template)
 	}
 }
 
@@ -159,89 +176,57 @@ func (s *fixture) delete(p *pod) {
 	s.manager.RemoveMember(p.UID, s.now)
 }
 
-// scheduleOne schedules a random queued pod.
-func (s *fixture) scheduleOne() {
-	var queued []*pod
-	for _, p := range s.existing() {
-		if p.queued {
-			queued = append(queued, p)
-		}
-	}
-	if len(queued) == 0 {
-		return
-	}
-	s.schedule(queued[s.random.IntN(len(queued))])
-}
-
-// scheduleAll schedules each queued pod once, in the order of creation.
-func (s *fixture) scheduleAll() {
-	for _, p := range s.existing() {
-		if p.queued {
-			s.schedule(p)
-		}
-	}
-	s.performEffects()
-}
-
-// schedule runs one scheduling attempt of the pod.
-func (s *fixture) schedule(p *pod) {
-	p.queued = false
-	candidates := s.candidates(p)
-	if len(candidates) == 0 {
-		// kube-scheduler doesn't call the extender without candidates. It says what the nodes lack.
-		if p.ShortOfResources = true; s.pods[p.UID] == p {
-			s.report(p)
-		}
-		return
-	}
+// try makes the calls of a scheduling attempt: filter, and bind if a node passes.
+func (s *fixture) try(p *pod) {
 	if p.Gang.Name == "" {
-		s.scheduleSingle(p, candidates)
+		s.bindSingle(p)
 		return
 	}
-	result := s.manager.filterAll(p.UID, candidates, s.now)
-	nodes := result.Nodes
-	if result.AsSingle {
-		nodes = s.fitting(p, candidates)
-	}
-	if len(nodes) == 0 {
-		return
-	}
-	bind := bindCall{pod: p, node: nodes[s.random.IntN(len(nodes))], key: p.Gang}
-	permit, reason := s.manager.RequestPermit(p.UID, bind.node, s.now)
-	if reason != nil {
-		p.queued = true
-	} else {
-		bind.permit = permit
-		s.held = append(s.held, bind)
+	if node := s.filter(p).node; node != "" {
+		s.arrive(p, node)
 	}
 	s.collectDecided()
 }
 
-// candidates returns the nodes whose sum of free memory covers the pod, as kube-scheduler counts: pods that are bound
-// or being bound use memory.
-func (s *fixture) candidates(p *pod) (names []string) {
-	taken := map[string]gpu.Memory{}
-	for _, other := range s.pods {
-		taken[other.Node] += other.Request
-	}
-	for _, bind := range slices.Concat(s.held, s.granted) {
-		taken[bind.node] += bind.pod.Request
-	}
-	for _, name := range s.nodes {
-		node, _ := s.ledger.Node(name)
-		var sum gpu.Memory
-		for _, card := range node.Cards {
-			sum += card.Memory
-		}
-		if taken[name]+p.Request <= sum {
-			names = append(names, name)
-		}
-	}
-	return names
+// passed is an answer to a filter call, with the first node that passes; empty if none does.
+type passed struct {
+	FilterResult
+	node string
 }
 
-func (s *fixture) fitting(p *pod, candidates []string) (nodes []string) {
-	s.ledger.Check(p.Pod, candidates, func(name string, reason reasons.Reason) {
+// filter makes a filter call with all nodes.
+func (s *fixture) filter(p *pod) passed {
+	result := passed{FilterResult: s.manager.filterAll(p.UID, s.nodes, s.now)}
+	nodes := result.Nodes
+	if result.AsSingle {
+		nodes = s.fitting(p)
+	}
+	if len(nodes) > 0 {
+		result.node = nodes[0]
+	}
+	return result
+}
+
+// arrive makes the bind call of a member.
+func (s *fixture) arrive(p *pod, node string) {
+	if permit, rejection := s.manager.RequestPermit(p.UID, node, s.now); rejection == nil {
+		s.held = append(s.held, bindCall{p, node, p.Gang, permit})
+	}
+}
+
+// tryAll tries each pod that isn't bound and whose bind isn't held, in the order of creation.
+func (s *fixture) tryAll() {
+	for _, p := range s.existing() {
+		if p.Node == "" && !s.inBind(p) {
+			s.try(p)
+		}
+	}
+	s.collectEffects()
+}
+
+// fitting returns the nodes with room for a pod alone.
+func (s *fixture) fitting(p *pod) (nodes []string) {
+	s.ledger.Check(p.Pod, s.nodes, func(name string, reason reasons.Reason) {
 		if reason == reasons.Fits {
 			nodes = append(nodes, name)
 		}
@@ -249,14 +234,14 @@ func (s *fixture) fitting(p *pod, candidates []string) (nodes []string) {
 	return nodes
 }
 
-func (s *fixture) scheduleSingle(p *pod, candidates []string) {
-	if nodes := s.fitting(p, candidates); len(nodes) > 0 {
+// bindSingle binds a pod without a group, if it fits.
+func (s *fixture) bindSingle(p *pod) {
+	if nodes := s.fitting(p); len(nodes) > 0 {
 		s.bind(bindCall{pod: p, node: nodes[0]}, false)
 	}
 }
 
-// collectDecided moves held binds whose permit was decided: granted ones to s.granted, rejected pods back into the
-// queue.
+// collectDecided moves the binds whose permit was granted from held to granted, and drops rejected ones.
 func (s *fixture) collectDecided() {
 	s.held = slices.DeleteFunc(s.held, func(bind bindCall) bool {
 		select {
@@ -264,9 +249,7 @@ func (s *fixture) collectDecided() {
 		default:
 			return false
 		}
-		if bind.permit.Rejection != nil {
-			bind.pod.queued, s.freed = true, true // kube-scheduler removes the assumed pod from its cache.
-		} else {
+		if bind.permit.Rejection == nil {
 			s.granted = append(s.granted, bind)
 		}
 		return true
@@ -278,9 +261,8 @@ func (s *fixture) bind(bind bindCall, fails bool) {
 	current, exists := s.pods[bind.pod.UID]
 	ok := exists && current.Node == "" && !fails
 	if ok && bind.pod.Request > 0 {
-		if _, err := s.ledger.Reserve(bind.node, bind.pod.Pod, placement.Binpack, s.now); err != nil {
-			ok = false
-		}
+		_, err := s.ledger.Reserve(bind.node, bind.pod.Pod, placement.Binpack, s.now)
+		ok = err == nil
 	}
 	if ok {
 		bind.pod.BoundAt = s.now.Truncate(time.Second)
@@ -293,7 +275,6 @@ func (s *fixture) bind(bind bindCall, fails bool) {
 		}
 	} else {
 		s.ledger.Release(bind.pod.UID)
-		bind.pod.queued = exists
 	}
 	if bind.permit != nil {
 		result := BindFailed
@@ -313,48 +294,28 @@ func (s *fixture) bindGranted() {
 		bind := s.granted[0]
 		s.granted = s.granted[1:]
 		s.bind(bind, false)
-		s.performEffects()
+		s.collectEffects()
 	}
 }
 
-// performEffects performs the Manager's effects.
-func (s *fixture) performEffects() {
+// collectEffects records what the Manager asks for. Its reads are answered.
+func (s *fixture) collectEffects() {
 	s.collectDecided()
 	effects := s.manager.TakeEffects()
-	requeue := effects.Requeue || s.freed
-	s.freed = false
-	if requeue {
-		for _, p := range s.pods {
-			if p.Node == "" && !s.inBind(p) {
-				p.queued = true
-			}
-		}
-	}
+	s.requeued = s.requeued || effects.Requeue
 	for _, notice := range effects.Events {
 		s.events = append(s.events, notice.Reason+": "+notice.Text)
 	}
 	for _, unclear := range effects.Verify {
-		if p := s.pods[unclear.UID]; p != nil {
-			s.manager.Confirmed(p.Member, s.now)
-		} else {
-			s.manager.ConfirmedGone(unclear.UID, s.now)
+		s.reads = append(s.reads, unclear.UID)
+		if s.answer != nil {
+			s.answer(unclear.UID)
 		}
 	}
 	for _, evicted := range effects.Evict {
-		if p := s.pods[evicted.UID]; p != nil {
-			s.delete(p)
-			if p.Gang.Native { // Its controller creates a replacement.
-				(&native{s}).add(p.Gang.Name, 1, p.Request, p.Template)
-			} else {
-				namespace := s.namespace
-				s.namespace = p.Namespace
-				s.create(p.Gang.Name, p.Size, p.Request, p.Template)
-				s.created[len(s.created)-1].Priority = p.Priority
-				s.report(s.created[len(s.created)-1])
-				s.namespace = namespace
-			}
-		}
+		s.evictions = append(s.evictions, evicted.UID)
 	}
+	s.collectDecided()
 }
 
 // inBind reports whether a bind of the pod is held or granted.
@@ -374,7 +335,7 @@ func (s *fixture) advance(d time.Duration) {
 	for end := s.now.Add(d); s.now.Before(end); {
 		s.now = s.now.Add(100 * time.Millisecond)
 		s.tick()
-		s.performEffects()
+		s.collectEffects()
 	}
 }
 
@@ -386,15 +347,12 @@ func (s *fixture) tick() {
 	}
 }
 
-// runUntilIdle lets all granted binds succeed and schedules pods until nothing changes any more.
-func (s *fixture) runUntilIdle() {
+// settle tries all pods and binds those that may be, for three minutes.
+func (s *fixture) settle() {
 	s.Helper()
-	for range 400 {
+	for range 360 {
 		s.bindGranted()
-		for range 30 {
-			s.scheduleOne()
-			s.performEffects()
-		}
+		s.tryAll()
 		s.advance(500 * time.Millisecond)
 	}
 	if len(s.held) > 0 {
@@ -402,7 +360,7 @@ func (s *fixture) runUntilIdle() {
 	}
 }
 
-// memberCounts counts the bound and the pending members of each gang.
+// memberCounts counts the bound and the pending members of each group.
 func (s *fixture) memberCounts() map[string][2]int {
 	out := map[string][2]int{}
 	for _, p := range s.pods {
@@ -418,38 +376,4 @@ func (s *fixture) memberCounts() map[string][2]int {
 		out[p.Gang.Name] = count
 	}
 	return out
-}
-
-// scene is a fixture in which time passes without a scheduler, and evictions are not performed. reads and evictions are what
-// the Manager asked for.
-type scene struct {
-	*fixture
-	// answer answers a read; nil while the API server doesn't answer.
-	answer    func(uid gpu.PodUID)
-	reads     []gpu.PodUID
-	evictions []gpu.PodUID
-}
-
-func newScene(t *testing.T) *scene {
-	s := &scene{fixture: newFixture(t)}
-	s.answer = func(uid gpu.PodUID) { s.manager.Confirmed(s.pods[uid].Member, s.now) }
-	return s
-}
-
-func (s *scene) wait(d time.Duration) {
-	for end := s.now.Add(d); s.now.Before(end); {
-		s.now = s.now.Add(100 * time.Millisecond)
-		s.manager.Tick(s.now)
-		effects := s.manager.TakeEffects()
-		for _, pod := range effects.Verify {
-			s.reads = append(s.reads, pod.UID)
-			if s.answer != nil {
-				s.answer(pod.UID)
-			}
-		}
-		for _, pod := range effects.Evict {
-			s.evictions = append(s.evictions, pod.UID)
-		}
-		s.collectDecided()
-	}
 }

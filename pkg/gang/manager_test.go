@@ -21,10 +21,11 @@ func TestSizeChange(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
 			s.createMany(8-tc.cards, "others", 8-tc.cards, 16, "t")
-			s.runUntilIdle()
+			s.settle()
 			s.createMany(3, "job", 3, 16, "t")
-			s.scheduleOne()
-			s.scheduleOne()
+			mine := s.existing()[8-tc.cards:]
+			s.try(mine[0])
+			s.try(mine[1])
 			if len(s.held) != 2 {
 				t.Fatalf("%d binds are held, want 2", len(s.held))
 			}
@@ -35,7 +36,7 @@ func TestSizeChange(t *testing.T) {
 					s.report(p)
 				}
 			}
-			s.runUntilIdle()
+			s.settle()
 			if got := s.memberCounts()["job"][0]; got != tc.bound {
 				t.Errorf("%d members bound, want %d", got, tc.bound)
 			}
@@ -49,7 +50,8 @@ func TestCompleteWithoutNewMember(t *testing.T) {
 	for name, change := range map[string]func(s *fixture, old []*pod){
 		"members of another size are created before the old ones are deleted": func(s *fixture, old []*pod) {
 			s.createMany(4, "job", 4, 16, "t")
-			s.scheduleAll()
+			s.tryAll()
+			s.requeued = false
 			for _, p := range old {
 				s.delete(p)
 				s.advance(time.Second)
@@ -57,22 +59,24 @@ func TestCompleteWithoutNewMember(t *testing.T) {
 		},
 		"the size is edited": func(s *fixture, old []*pod) {
 			for _, p := range old {
-				p.Size, p.queued = 4, true
+				p.Size, s.requeued = 4, false
 				s.report(p)
-				s.scheduleAll()
+				s.try(p)
+				s.collectEffects()
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
-			s.awaited = nil    // The end of a reservation requeues all pods.
-			s.performEffects() // The new nodes requeue pods.
 			for i := range 4 {
 				s.create("job", 8, 16, fmt.Sprint("t", i))
 			}
-			s.scheduleAll()
+			s.tryAll()
 			change(s, s.existing())
-			s.runUntilIdle()
+			if !s.requeued {
+				t.Error("the members aren't requeued")
+			}
+			s.settle()
 			if got := s.memberCounts()["job"]; got != [2]int{4, 0} {
 				t.Errorf("bound and pending: %v, want 4 and 0", got)
 			}
@@ -85,34 +89,30 @@ func TestCompleteWithoutNewMember(t *testing.T) {
 func TestRequeueRejected(t *testing.T) {
 	start := func(t *testing.T) *fixture {
 		s := newFixture(t)
-		s.performEffects()                   // The new nodes requeue pods.
 		s.createMany(9, "never", 9, 16, "t") // One more than there are cards.
-		s.scheduleAll()
+		s.tryAll()
 		s.advance(3 * time.Second) // Creation times are in whole seconds.
 		return s
-	}
-	queued := func(s *fixture, name string) bool {
-		return slices.ContainsFunc(s.existing(), func(p *pod) bool { return p.Gang.Name == name && p.queued })
 	}
 	t.Run("after a back-off, while memory is freed", func(t *testing.T) {
 		s := start(t)
 		s.createMany(2, "small", 2, 16, "t")
-		s.scheduleAll()
-		s.scheduleAll()
+		s.tryAll()
+		s.tryAll()
 		if len(s.granted) != 1 {
 			t.Fatalf("%d binds are granted, want 1", len(s.granted))
 		}
 		s.bind(s.granted[0], true)
 		s.granted = nil
-		s.performEffects()
-		s.scheduleAll() // The back-off has begun.
+		s.tryAll() // The back-off has begun.
+		s.requeued = false
 		s.advance(1800 * time.Millisecond)
-		if queued(s, "small") {
+		if s.requeued {
 			t.Fatal("requeued before the back-off was over")
 		}
 		s.manager.MemoryFreed() // The gang that goes first waits for more freed memory.
 		s.advance(time.Second)
-		if !queued(s, "small") {
+		if !s.requeued {
 			t.Error("not requeued")
 		}
 	})
@@ -122,8 +122,9 @@ func TestRequeueRejected(t *testing.T) {
 		s.advance(time.Second) // No room was found just now.
 		s.manager.StopLeading(s.now)
 		s.manager.StartLeading(s.now)
+		s.requeued = false
 		s.advance(time.Second)
-		if !queued(s, "never") {
+		if !s.requeued {
 			t.Error("not requeued")
 		}
 	})
@@ -142,14 +143,14 @@ func TestEventIncomplete(t *testing.T) {
 	}
 	s := newFixture(t)
 	s.create("web", 3, 16, "t")
-	s.runUntilIdle()
+	s.settle()
 	if n := incompleteEvents(s); n != 1 || !slices.ContainsFunc(s.events, func(s string) bool { return strings.Contains(s, "1 of 3 members exist; all must be created") }) {
 		t.Errorf("events: %q", s.events)
 	}
 	s.create("web", 3, 16, "t")
 	s.advance(testPatience / 2)
 	s.create("web", 3, 16, "t")
-	s.runUntilIdle()
+	s.settle()
 	if n := incompleteEvents(s); n != 1 || s.memberCounts()["web"][0] != 3 {
 		t.Errorf("events: %q; bound and pending: %v", s.events, s.memberCounts())
 	}
@@ -157,7 +158,7 @@ func TestEventIncomplete(t *testing.T) {
 	for _, p := range s.existing()[:1] {
 		s.delete(p)
 	}
-	s.runUntilIdle()
+	s.settle()
 	if n := incompleteEvents(s); n != 1 {
 		t.Errorf("events: %q", s.events)
 	}
@@ -188,17 +189,15 @@ func TestEventIneligibleMembers(t *testing.T) {
 			s.createMany(3, "job", 3, 16, "t")
 			ineligible := s.existing()[2]
 			tc.disable(ineligible)
-			ineligible.queued = false
 			s.report(ineligible)
-			s.runUntilIdle()
+			s.settle()
 			want := []string{EventIncomplete + ": The group waits: 2 of 3 members exist; not counted: 1 with scheduling gates or an invalid group, such as " + ineligible.Name}
 			if events := slices.DeleteFunc(s.events, func(s string) bool { return !strings.HasPrefix(s, EventIncomplete) }); !slices.Equal(events, want) {
 				t.Errorf("events: %q", events)
 			}
 			tc.enable(ineligible)
-			ineligible.queued = true
 			s.report(ineligible)
-			s.runUntilIdle()
+			s.settle()
 			if n := s.memberCounts()["job"][0]; n != 3 {
 				t.Errorf("%d members bound, want 3", n)
 			}
@@ -212,13 +211,9 @@ func TestEventCardlessMembers(t *testing.T) {
 	s := newFixture(t)
 	s.create("mpi", 2, 16, "t")
 	s.createCardless("mpi", 2)
-	s.scheduleOne()
+	s.tryAll()
 	s.advance(10 * testPatience)
-	for _, p := range s.created {
-		p.queued = true
-	}
-	s.scheduleOne()
-	s.performEffects()
+	s.tryAll()
 	if len(s.events) != 1 || !strings.Contains(s.events[0], "1 ask for none") {
 		t.Errorf("events: %q", s.events)
 	}

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // TestNativeRandom runs random cycles, failing binds, deletions, changes of PodGroups, and changes of the leader, for native groups and
@@ -13,8 +15,7 @@ func TestNativeRandom(t *testing.T) {
 	const size = 3
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			s := newNative(t)
-			s.random = rand.New(rand.NewPCG(seed, 7))
+			s, random := newNative(t), rand.New(rand.NewPCG(seed, 7))
 			groups := []string{"a", "b", "c"}
 			for _, group := range groups {
 				s.setSize(group, size)
@@ -23,7 +24,7 @@ func TestNativeRandom(t *testing.T) {
 			s.createMany(size, "by-annotations", size, 16, "t")
 			s.create("", 0, 16, "")
 			for range 80 {
-				s.randomStep(groups[s.random.IntN(len(groups))], size)
+				s.randomStep(random, groups[random.IntN(len(groups))], size)
 			}
 			for _, group := range groups {
 				s.setSize(group, size)
@@ -32,7 +33,7 @@ func TestNativeRandom(t *testing.T) {
 				for _, group := range groups {
 					s.cycle(group, size)
 				}
-				s.scheduleAnnotated()
+				s.tryOthers()
 				s.bindGranted()
 				s.advance(10 * time.Second)
 			}
@@ -48,33 +49,46 @@ func TestNativeRandom(t *testing.T) {
 	}
 }
 
-func (s *native) scheduleAnnotated() {
+// tryOthers tries the pods of no native group.
+func (s *native) tryOthers() {
 	for _, p := range s.existing() {
-		if p.queued && !p.Gang.Native {
-			s.schedule(p)
+		if !p.Gang.Native && p.Node == "" && !s.inBind(p) {
+			s.try(p)
 		}
 	}
-	s.performEffects()
+	s.evict()
+}
+
+// evict deletes the pods that the Manager evicts. Others replace them.
+func (s *native) evict() {
+	s.collectEffects()
+	for _, uid := range s.evictions {
+		if p := s.pods[uid]; p != nil {
+			s.delete(p)
+			s.fixture.add(Member{Pod: gpu.Pod{Request: p.Request}, Gang: p.Gang, Size: p.Size, Template: p.Template, PodGroup: p.PodGroup})
+		}
+	}
+	s.evictions = nil
 }
 
 // randomStep does something that can happen at any time.
-func (s *native) randomStep(group string, size int) {
+func (s *native) randomStep(random *rand.Rand, group string, size int) {
 	pods := s.existing()
-	p := pods[s.random.IntN(len(pods))]
-	switch s.random.IntN(12) {
+	p := pods[random.IntN(len(pods))]
+	switch random.IntN(12) {
 	case 0, 1, 2, 3:
-		if s.random.IntN(3) == 0 {
+		if random.IntN(3) == 0 {
 			s.cycle(group, size, p.UID)
 		} else {
 			s.cycle(group, size)
 		}
 	case 4:
-		s.scheduleAnnotated()
+		s.tryOthers()
 	case 5, 6:
 		if len(s.granted) > 0 {
 			bind := s.granted[0]
 			s.granted = s.granted[1:]
-			s.bind(bind, s.random.IntN(4) == 0)
+			s.bind(bind, random.IntN(4) == 0)
 		}
 	case 7:
 		if p.Gang.Native && !s.inBind(p) {
@@ -82,7 +96,7 @@ func (s *native) randomStep(group string, size int) {
 			s.add(p.Gang.Name, 1, 16, "t")
 		}
 	case 8:
-		s.setSize(group, size-1+s.random.IntN(2))
+		s.setSize(group, size-1+random.IntN(2))
 	case 9:
 		s.manager.RemovePodGroup(nativeKey(group), s.now)
 	case 10:
@@ -92,6 +106,6 @@ func (s *native) randomStep(group string, size int) {
 			s.manager.StartLeading(s.now)
 		}
 	}
-	s.performEffects()
-	s.advance(time.Duration(s.random.IntN(1000)) * time.Millisecond)
+	s.evict()
+	s.advance(time.Duration(random.IntN(1000)) * time.Millisecond)
 }

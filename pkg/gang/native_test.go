@@ -3,6 +3,7 @@ package gang
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -14,7 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// native is a fixture with native groups, whose scheduler runs cycles like kube-scheduler for PodGroups.
+// native is a fixture with native groups.
 type native struct{ *fixture }
 
 func newNative(t *testing.T) *native {
@@ -32,20 +33,13 @@ func (s *native) setSize(group string, size int) {
 // add creates n pods of a native group.
 func (s *native) add(group string, n int, memory gpu.Memory, template string) (pods []*pod) {
 	for range n {
-		s.serial++
-		p := &pod{}
-		p.UID, p.Namespace, p.Name = gpu.PodUID(fmt.Sprintf("uid-%05d", s.serial)), "default", fmt.Sprintf("pod-%05d", s.serial)
-		p.Request, p.Created, p.Template, p.Gang, p.PodGroup = memory, s.now.Truncate(time.Second), template, nativeKey(group), group
-		s.pods[p.UID] = p
-		s.created = append(s.created, p)
-		s.report(p)
-		pods = append(pods, p)
+		pods = append(pods, s.fixture.add(Member{Pod: gpu.Pod{Request: memory}, Template: template, Gang: nativeKey(group), PodGroup: group}))
 	}
 	return pods
 }
 
-// cycle runs kube-scheduler's cycle for a group with minCount. reject names pods for which kube-scheduler finds no node. It makes the
-// bind calls if enough members have a node, and returns the reasons of the extender otherwise.
+// cycle makes the calls for the members of a group with minCount, as kube-scheduler does for PodGroups: the bind calls follow if enough
+// members have a node. reject names pods for which kube-scheduler finds no node. It returns the reasons of the Manager.
 func (s *native) cycle(group string, minCount int, reject ...gpu.PodUID) (reasons []string) {
 	scheduled, left := 0, []*pod{}
 	for _, p := range s.existing() {
@@ -65,19 +59,8 @@ func (s *native) cycle(group string, minCount int, reject ...gpu.PodUID) (reason
 		if slices.Contains(reject, p.UID) {
 			continue
 		}
-		s.granted = append(s.granted, binds...) // The members before are assumed.
-		candidates := s.candidates(p)
-		s.granted = s.granted[:len(s.granted)-len(binds)]
-		if len(candidates) == 0 {
-			continue
-		}
-		result := s.manager.filterAll(p.UID, candidates, s.now)
-		nodes := result.Nodes
-		if result.AsSingle {
-			nodes = s.fitting(p, candidates)
-		}
-		if len(nodes) > 0 {
-			binds = append(binds, bindCall{pod: p, node: nodes[0], key: p.Gang})
+		if result := s.filter(p); result.node != "" {
+			binds = append(binds, bindCall{pod: p, node: result.node})
 		} else {
 			reasons = append(reasons, result.Reason.Text())
 		}
@@ -86,10 +69,7 @@ func (s *native) cycle(group string, minCount int, reject ...gpu.PodUID) (reason
 		return reasons
 	}
 	for _, bind := range binds {
-		if permit, rejection := s.manager.RequestPermit(bind.pod.UID, bind.node, s.now); rejection == nil {
-			bind.permit = permit
-			s.held = append(s.held, bind)
-		}
+		s.arrive(bind.pod, bind.node)
 	}
 	s.collectDecided()
 	return reasons
@@ -139,7 +119,6 @@ func TestNativeAllOrNothing(t *testing.T) {
 	s.wantReason(s.cycle("train", 9), reasons.GroupNoRoom.Text())
 	s.want("it fits by sums", map[string]int{}, 0)
 	s.addNode("n4")
-	s.nodes = append(s.nodes, "n4")
 	s.advance(time.Second)
 	s.wantReason(s.cycle("train", 9), reasons.GroupSurplus.Text())
 	s.bindGranted()
@@ -184,16 +163,16 @@ func TestNativePlanEnds(t *testing.T) {
 
 // TestNativeGroupsCompete: two groups of which one fits never get a half each, whatever the order of their cycles.
 func TestNativeGroupsCompete(t *testing.T) {
-	for seed := range 20 {
-		s := newNative(t)
+	for seed := range uint64(20) {
+		s, random := newNative(t), rand.New(rand.NewPCG(seed, 3))
 		for _, group := range []string{"a", "b"} {
 			s.setSize(group, 5)
 			s.add(group, 5, 16, "t")
 		}
 		for range 200 {
-			s.cycle([]string{"a", "b"}[(s.random.IntN(2)+seed)%2], 5)
+			s.cycle([]string{"a", "b"}[random.IntN(2)], 5)
 			s.bindGranted()
-			s.advance(time.Duration(s.random.IntN(1500)) * time.Millisecond)
+			s.advance(time.Duration(random.IntN(1500)) * time.Millisecond)
 			for _, n := range s.bound() {
 				if n != 5 {
 					t.Fatalf("bound: %v", s.bound())
@@ -211,7 +190,7 @@ func TestNativeGroupsCompete(t *testing.T) {
 func TestNativePlanBetweenCycles(t *testing.T) {
 	s := newNative(t)
 	s.createMany(8, "", 0, 12, "") // One on each card: each node has 8 free by its sum, each card 4.
-	s.scheduleAll()
+	s.tryAll()
 	for _, group := range []string{"first", "second"} {
 		s.setSize(group, 1)
 		s.add(group, 1, 8, "t")
@@ -418,13 +397,13 @@ func TestNativeControllers(t *testing.T) {
 	s.setSize("service", 1)
 	s.add("service", 1, 1, "t")
 	s.cycle("service", 1)
-	s.runUntilIdle()
+	s.bindGranted()
 	for i := range 20 {
 		p := s.add("service", 1, 1, "t")[0]
 		p.Controller = fmt.Sprint("job-", i)
 		s.report(p)
 		s.cycle("service", 1)
-		s.runUntilIdle()
+		s.bindGranted()
 		if p.Node == "" {
 			t.Fatalf("%s is not bound", p.Name)
 		}

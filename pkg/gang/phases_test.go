@@ -40,28 +40,34 @@ another leader takes over               incomplete  pending     pending     pend
 `
 
 // newPhaseScene brings a run into a phase, the way that runs get there.
-func newPhaseScene(t *testing.T, phase string) *scene {
-	s := newScene(t)
+func newPhaseScene(t *testing.T, phase string) *fixture {
+	s := newFixture(t)
 	s.createMany(2, "job", 3, 16, "t")
 	if phase == "incomplete" {
 		return s
 	}
 	s.create("job", 3, 16, "t")
 	broken := func() {
-		s.filter(0)
-		s.arrive(0, 1, 2)
+		s.filterMembers(0)
+		s.arriveMembers(0, 1, 2)
 		s.bind(s.granted[0], false)
 		s.bind(s.granted[1], true)
 		s.granted = nil
 	}
 	steps := map[string]func(){
 		"pending":    func() {},
-		"planned":    func() { s.filter(0) },
-		"permitting": func() { s.filter(0); s.arrive(0) },
-		"binding":    func() { s.filter(0); s.arrive(0, 1, 2) },
-		"running":    func() { s.filter(0); s.arrive(0, 1, 2); s.bindGranted(); s.collectDecided(); s.bindGranted() },
-		"broken":     broken,
-		"evicting":   func() { broken(); s.wait(testPatience + 10*time.Second) },
+		"planned":    func() { s.filterMembers(0) },
+		"permitting": func() { s.filterMembers(0); s.arriveMembers(0) },
+		"binding":    func() { s.filterMembers(0); s.arriveMembers(0, 1, 2) },
+		"running": func() {
+			s.filterMembers(0)
+			s.arriveMembers(0, 1, 2)
+			s.bindGranted()
+			s.collectDecided()
+			s.bindGranted()
+		},
+		"broken":   broken,
+		"evicting": func() { broken(); s.advance(testPatience + 10*time.Second) },
 	}
 	steps[phase]()
 	s.collectDecided()
@@ -72,7 +78,7 @@ func newPhaseScene(t *testing.T, phase string) *scene {
 }
 
 // phase returns the phase of the run that isn't running, or else "running"; "" if there is no run.
-func (s *scene) phase() (out string) {
+func (s *fixture) phase() (out string) {
 	for phase, n := range s.manager.Phases() {
 		if n > 0 && (out == "" || phase != PhaseRunning) {
 			out = phase.String()
@@ -81,29 +87,27 @@ func (s *scene) phase() (out string) {
 	return out
 }
 
-func (s *scene) filter(members ...int) {
+func (s *fixture) filterMembers(members ...int) {
 	for _, i := range members {
-		s.manager.filterAll(s.created[i].UID, s.nodes, s.now)
+		s.filter(s.created[i])
 	}
 }
 
-// arrive makes the bind calls of members.
-func (s *scene) arrive(members ...int) {
+// arriveMembers makes the bind calls of members.
+func (s *fixture) arriveMembers(members ...int) {
 	for _, i := range members {
 		if i >= len(s.created) || s.inBind(s.created[i]) || s.created[i].Node != "" {
 			continue
 		}
 		p := s.created[i]
 		node, _, _ := s.ledger.Lookup(p.UID)
-		if permit, reason := s.manager.RequestPermit(p.UID, node, s.now); reason == nil {
-			s.held = append(s.held, bindCall{p, node, p.Gang, permit})
-		}
+		s.arrive(p, node)
 	}
 	s.collectDecided()
 }
 
 // member returns the oldest pod that is bound, or that isn't; nil if there is none.
-func (s *scene) member(bound bool) *pod {
+func (s *fixture) member(bound bool) *pod {
 	for _, p := range s.existing() {
 		if (p.Node != "") == bound {
 			return p
@@ -113,7 +117,7 @@ func (s *scene) member(bound bool) *pod {
 }
 
 // bound returns a member as it is once it is bound.
-func (s *scene) bound(p *pod) Member {
+func (s *fixture) bound(p *pod) Member {
 	m := p.Member
 	if m.Node == "" {
 		m.Node = "elsewhere"
@@ -124,60 +128,60 @@ func (s *scene) bound(p *pod) Member {
 // phaseEvents are the events. They return false if they can't happen in the scene.
 var phaseEvents = []struct {
 	name  string
-	apply func(s *scene) bool
+	apply func(s *fixture) bool
 }{
-	{"a member is created", func(s *scene) bool { s.create("job", 3, 16, "t"); return true }},
-	{"an unbound member is deleted", func(s *scene) bool {
+	{"a member is created", func(s *fixture) bool { s.create("job", 3, 16, "t"); return true }},
+	{"an unbound member is deleted", func(s *fixture) bool {
 		if p := s.member(false); p != nil {
 			s.delete(p)
 		}
 		return true
 	}},
-	{"a bound member is deleted", func(s *scene) bool {
+	{"a bound member is deleted", func(s *fixture) bool {
 		p := s.member(true)
 		if p != nil {
 			s.delete(p)
 		}
 		return p != nil
 	}},
-	{"its last unbound member is deleted", func(s *scene) bool {
+	{"its last unbound member is deleted", func(s *fixture) bool {
 		for p := s.member(false); p != nil && len(s.existing()) > 1; p = s.member(false) {
 			s.delete(p)
 		}
 		return true
 	}},
-	{"a member's size is edited", func(s *scene) bool { s.created[0].Size = 4; s.report(s.created[0]); return true }},
-	{"the watch shows one more bound", func(s *scene) bool {
+	{"a member's size is edited", func(s *fixture) bool { s.created[0].Size = 4; s.report(s.created[0]); return true }},
+	{"the watch shows one more bound", func(s *fixture) bool {
 		if p := s.member(false); p != nil {
 			s.manager.SetMember(s.bound(p), s.now)
 		}
 		return true
 	}},
-	{"a live read shows one more bound", func(s *scene) bool {
+	{"a live read shows one more bound", func(s *fixture) bool {
 		if p := s.member(false); p != nil {
 			s.manager.Confirmed(s.bound(p), s.now)
 		}
 		return true
 	}},
-	{"the watch shows all bound", func(s *scene) bool {
+	{"the watch shows all bound", func(s *fixture) bool {
 		for _, p := range s.created {
 			s.manager.SetMember(s.bound(p), s.now)
 		}
 		return true
 	}},
-	{"a list shows a pod of another run", func(s *scene) bool {
+	{"a list shows a pod of another run", func(s *fixture) bool {
 		m := s.bound(s.created[0])
 		m.UID, m.Run, m.BoundAt = "unknown", "z", s.now
 		s.manager.SetMember(m, s.now)
 		return true
 	}},
-	{"filter offers nodes", func(s *scene) bool {
+	{"filter offers nodes", func(s *fixture) bool {
 		s.manager.filterAll(s.created[len(s.created)-1].UID, s.nodes, s.now.Add(2*time.Second))
 		return true
 	}},
-	{"a bind call arrives", func(s *scene) bool { s.arrive(1); return true }},
-	{"all bind calls arrive", func(s *scene) bool { s.arrive(0, 1, 2); return true }},
-	{"held bind calls are cancelled", func(s *scene) bool {
+	{"a bind call arrives", func(s *fixture) bool { s.arriveMembers(1); return true }},
+	{"all bind calls arrive", func(s *fixture) bool { s.arriveMembers(0, 1, 2); return true }},
+	{"held bind calls are cancelled", func(s *fixture) bool {
 		for _, bind := range s.held {
 			if !s.manager.CancelPermit(bind.pod.UID, bind.permit) {
 				s.Error("not cancelled")
@@ -189,38 +193,40 @@ var phaseEvents = []struct {
 	{"a granted bind fails", bindDone(1, BindFailed)},
 	{"all granted binds fail", bindDone(2, BindFailed)},
 	{"a granted bind's answer is lost", bindDone(1, BindUnconfirmed)},
-	{"the hold passes", func(s *scene) bool { s.wait(testHold + time.Second); return true }},
-	{"patience passes, reads are answered", func(s *scene) bool { s.wait(testPatience + 10*time.Second); return true }},
-	{"patience passes, no read is answered", func(s *scene) bool {
+	{"the hold passes", func(s *fixture) bool { s.advance(testHold + time.Second); return true }},
+	{"patience passes, reads are answered", func(s *fixture) bool { s.advance(testPatience + 10*time.Second); return true }},
+	{"patience passes, no read is answered", func(s *fixture) bool {
 		s.answer = nil
-		s.wait(10 * testPatience)
+		s.advance(10 * testPatience)
 		return true
 	}},
-	{"all nodes are gone", func(s *scene) bool {
+	{"all nodes are gone", func(s *fixture) bool {
 		for _, name := range s.nodes {
 			s.ledger.DeleteNode(name)
 		}
 		s.manager.NodesChanged()
-		s.wait(100 * time.Millisecond)
+		s.advance(100 * time.Millisecond)
 		return true
 	}},
-	{"a pod of higher priority needs a card", func(s *scene) bool {
+	{"a pod of higher priority needs a card", func(s *fixture) bool {
 		s.createMany(8-s.allocated(), "", 0, 16, "")
-		for range 20 {
-			s.scheduleOneSingle()
+		for _, p := range s.existing() {
+			if p.Gang.Name == "" {
+				s.bindSingle(p)
+			}
 		}
 		s.manager.Displace(gpu.Pod{UID: "important", Request: 16, Priority: 1}, s.nodes, s.now)
 		return true
 	}},
-	{"another leader takes over", func(s *scene) bool {
+	{"another leader takes over", func(s *fixture) bool {
 		s.manager.StopLeading(s.now)
 		s.manager.StartLeading(s.now)
 		return true
 	}},
 }
 
-func bindDone(n int, result BindResult) func(s *scene) bool {
-	return func(s *scene) bool {
+func bindDone(n int, result BindResult) func(s *fixture) bool {
+	return func(s *fixture) bool {
 		if len(s.granted) < n && s.phase() != "running" {
 			return false
 		}
@@ -232,21 +238,11 @@ func bindDone(n int, result BindResult) func(s *scene) bool {
 }
 
 // allocated counts the allocations.
-func (s *scene) allocated() (n int) {
+func (s *fixture) allocated() (n int) {
 	for _, node := range s.ledger.Nodes() {
 		n += len(node.Allocations)
 	}
 	return n
-}
-
-// scheduleOneSingle binds a pod without a group.
-func (s *scene) scheduleOneSingle() {
-	for _, p := range s.existing() {
-		if p.Gang.Name == "" && p.Node == "" {
-			s.scheduleSingle(p, s.nodes)
-			return
-		}
-	}
 }
 
 // TestPhases applies every event in every phase. Each move must be in the transition table, too: see newManager.

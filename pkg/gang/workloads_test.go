@@ -15,18 +15,8 @@ type controllers struct{ *fixture }
 // add creates pods of a card each. The pods of a LeaderWorkerSet name the controller after its kind.
 func (c controllers) add(n int, group string, size int, controller string, edits ...memberEdit) (added []*pod) {
 	for range n {
-		c.serial++
-		p := &pod{queued: true}
-		p.UID, p.Namespace, p.Name = gpu.PodUID(fmt.Sprintf("uid-%05d", c.serial)), "default", fmt.Sprintf("pod-%05d", c.serial)
-		p.Request, p.Created, p.Controller, p.Kind = 16, c.now.Truncate(time.Second), controller, "Job"
-		p.Gang, p.Size, p.Template = Key{Namespace: "default", Name: group}, size, "t"
-		for _, edit := range edits {
-			edit(&p.Member)
-		}
-		c.pods[p.UID] = p
-		c.created = append(c.created, p)
-		c.report(p)
-		added = append(added, p)
+		m := Member{Pod: gpu.Pod{Request: 16}, Gang: Key{Namespace: "default", Name: group}, Size: size, Template: "t", Controller: controller, Kind: "Job"}
+		added = append(added, c.fixture.add(m, edits...))
 	}
 	return added
 }
@@ -34,10 +24,8 @@ func (c controllers) add(n int, group string, size int, controller string, edits
 // fill binds n single pods of a card each.
 func (c controllers) fill(n int) (pods []*pod) {
 	for range n {
-		c.create("", 0, 16, "")
-		p := c.created[len(c.created)-1]
-		p.queued = false
-		c.scheduleSingle(p, c.nodes)
+		p := c.create("", 0, 16, "")
+		c.bindSingle(p)
 		pods = append(pods, p)
 	}
 	return pods
@@ -50,14 +38,11 @@ func (c controllers) end(p *pod, succeeded bool) {
 	c.report(p)
 }
 
-// minutes lets time pass with a scheduler that retries everything.
+// minutes lets time pass in which all pods are tried.
 func (c controllers) minutes(n int) {
 	for range n {
 		c.advance(time.Minute)
-		for _, p := range c.existing() {
-			p.queued = p.Node == "" && !c.inBind(p)
-		}
-		c.runUntilIdle()
+		c.settle()
 	}
 }
 
@@ -111,13 +96,13 @@ func TestLeaderWorkerSetRestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := controllers{newFixture(t)}
 			first, second := c.replica(tc.groups[0], 0, 0, 4, tc.number), c.replica(tc.groups[1], 1, 0, 4, tc.number)
-			c.runUntilIdle()
+			c.settle()
 			c.wantBound("LeaderWorkerSet", slices.Concat(first, second), 8)
 			for _, p := range second[:4-tc.remains] {
 				c.delete(p)
 			}
 			leader := c.add(1, tc.groups[1], tc.number, "leaders", ofLeaderWorkerSet)
-			c.runUntilIdle()
+			c.settle()
 			for _, p := range second[4-tc.remains:] {
 				c.delete(p)
 			}
@@ -153,9 +138,9 @@ func TestTwoJobsAreCreated(t *testing.T) {
 		if together, _, _, shape := c.manager.Startable(first[0].Gang, c.now); len(first) < 4 && (len(together) > 0 || shape != "") {
 			t.Errorf("%d pods of each job exist, and fair sharing may start %v of shape %q", len(first), together, shape)
 		}
-		c.scheduleAll()
+		c.tryAll()
 		c.advance(200 * time.Millisecond)
-		c.scheduleAll()
+		c.tryAll()
 		c.bindGranted()
 	}
 	c.minutes(10)
@@ -168,11 +153,11 @@ func TestTwoJobsOneIsLate(t *testing.T) {
 	c := controllers{newFixture(t)}
 	single := c.fill(8)
 	first, second := c.add(4, "train", 4, "job-1"), c.add(2, "train", 4, "job-2")
-	c.runUntilIdle()
+	c.settle()
 	for _, p := range single[:6] {
 		c.delete(p)
 	}
-	c.runUntilIdle()
+	c.settle()
 	c.wantBound("first job", first, 4)
 	second = append(second, c.add(2, "train", 4, "job-2")...) // For these there is no room any more.
 	c.minutes(10)
@@ -225,7 +210,7 @@ func TestLastIndexFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := controllers{newFixture(t)}
 			pods := c.add(4, "train", 4, "job")
-			c.runUntilIdle()
+			c.settle()
 			c.wantBound("job", pods, 4)
 			for _, p := range pods[:3] {
 				c.end(p, true)
@@ -237,7 +222,7 @@ func TestLastIndexFails(t *testing.T) {
 				c.manager.StopLeading(c.now)
 				c.manager.StartLeading(c.now)
 			}
-			c.runUntilIdle()
+			c.settle()
 			c.minutes(1)
 			c.wantBound("replacement", replacement, 1)
 		})
@@ -248,7 +233,7 @@ func TestLastIndexFails(t *testing.T) {
 func TestAllIndexesFail(t *testing.T) {
 	c := controllers{newFixture(t)}
 	pods := c.add(4, "train", 4, "job")
-	c.runUntilIdle()
+	c.settle()
 	for _, p := range pods {
 		c.end(p, false)
 	}

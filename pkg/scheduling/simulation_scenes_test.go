@@ -64,6 +64,23 @@ func TestScenes(t *testing.T) {
 			w.runFor(minute)
 			w.wantWhole("g", 40)
 		}},
+		"kube-scheduler takes longer for all pending pods than binds are held": {1, func(w *world) {
+			w.slow = 20 + 20*int(w.seed)
+			for i := range 4 {
+				w.api.addNode(fmt.Sprint("n", i), "a", 32, 16, 16)
+			}
+			whole := func() (n int) {
+				for i := range 4 {
+					n += w.bound(fmt.Sprint("fits", i))
+				}
+				return n
+			}
+			for i := range 4 {
+				w.group(fmt.Sprint("fits", i), 30, podSpec{memory: 1})
+			}
+			w.group("huge", 180, podSpec{memory: 16}).impossible = true
+			w.until(6*minute, "all groups that fit run", func() bool { return whole() == 4*30 })
+		}},
 		"a group that no scheduler places": {1, func(w *world) {
 			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
 			w.group("g", 4, podSpec{memory: 16, scheduler: absentScheduler}).impossible = true

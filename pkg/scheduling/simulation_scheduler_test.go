@@ -290,9 +290,7 @@ func (k *kubeScheduler) kick() {
 	if !k.cycling && (len(k.active) > 0 || k.w.popFromBackoff) {
 		k.cycling = true
 		duration := k.w.between(500*time.Microsecond, 3*time.Millisecond)
-		if k.w.slow { // As with thousands of nodes: pods queue.
-			duration *= 40
-		}
+		duration *= time.Duration(max(1, k.w.slow))
 		k.w.after(duration, k.cycle)
 	}
 }

@@ -85,8 +85,8 @@ type worldOptions struct {
 	keepPartial    bool
 	// mixed has nodes of all kinds and pods that ask for more than memory, see simulation_cards_test.go.
 	mixed bool
-	// slow makes kube-scheduler slow, so that pods queue.
-	slow bool
+	// slow is how many times as long as usual kube-scheduler's cycles take, if it isn't 0: then pods queue.
+	slow int
 	// sample is the number of feasible nodes at which kube-scheduler stops looking for more; 0 if it evaluates all nodes.
 	sample int
 	fair   fairSharing
