@@ -41,7 +41,7 @@ func run() int {
 	flag.IntVar(&o.pods, "pods", 3000, "pods in each run, of 512 to 16276 MiB")
 	flag.IntVar(&o.rounds, "rounds", 3, "runs of each kind")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the pods' sizes")
-	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: several (a fifth of the pods have two or four cards), least, some, some-unscored, all, all-unscored, gated, held, queued. A kind with gpushare takes further arguments of the extender, such as ours:--bind-window=0")
+	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: several (a fifth of the pods have two or four cards), least, some, some-unscored, all, all-unscored, gated, held, queued. A kind with gpushare takes further arguments of the extender, such as ours:--bind-window=0, and one with the chart values of it, such as shipped:--set=scheduler.percentageOfNodesToScore=4")
 	flag.IntVar(&o.waiting, "waiting", 10_000, "pods that wait meanwhile, in the kinds gated, held and queued")
 	flag.IntVar(&o.tenants, "tenants", 50, "tenants of the pods that wait, or that share the cluster")
 	flag.DurationVar(&o.fairness, "fairness", 0, "measure how evenly tenants share the cluster, for this long; use it with -nodes 100 -pods 2000 -tenants 20 -kinds stock,dispatch,reclaim")

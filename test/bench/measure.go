@@ -104,8 +104,17 @@ func (s *bench) kinds(named []string) ([]*kind, error) {
 	return chosen, nil
 }
 
-// allKinds returns every kind. Those with our extender run it with additional arguments.
+// allKinds returns every kind. Those with our extender run it with additional arguments. Arguments of the form --set=NAME=VALUE are values of
+// the chart instead.
 func (s *bench) allKinds(args []string) []*kind {
+	var values []string
+	args = slices.DeleteFunc(args, func(arg string) bool {
+		value, found := strings.CutPrefix(arg, "--set=")
+		if found {
+			values = append(values, value)
+		}
+		return found
+	})
 	ours := func(own ...string) func(context.Context) (running, error) {
 		return s.startOurs(append(own, args...)...)
 	}
@@ -120,13 +129,13 @@ func (s *bench) allKinds(args []string) []*kind {
 		// The same with pods of several cards, for comparison with "ours".
 		{name: "several", start: ours(), several: true},
 		// Two replicas with leader election and mutual TLS, as the chart installs them.
-		{name: "shipped", start: s.startShipped(nil, args)},
+		{name: "shipped", start: s.startShipped(values, args)},
 		// The same with fair sharing, while other tenants' pods wait.
-		{name: "gated", start: s.startShipped([]string{fairShareMode + "dispatch"}, args), waiting: true, gate: protocol.GateFairShare},
+		{name: "gated", start: s.startShipped(append(values, fairShareMode+"dispatch"), args), waiting: true, gate: protocol.GateFairShare},
 		// The same pods wait without fair sharing, behind a gate that is never removed.
-		{name: "held", start: s.startShipped(nil, args), waiting: true, gate: "gpushare.test/never"},
+		{name: "held", start: s.startShipped(values, args), waiting: true, gate: "gpushare.test/never"},
 		// The same pods wait without a gate.
-		{name: "queued", start: s.startShipped(nil, args), waiting: true},
+		{name: "queued", start: s.startShipped(values, args), waiting: true},
 		// Filter returns the 32 best nodes; kube-scheduler's own plugins score them, with or without a prioritize call.
 		{name: "some", start: ours("--filter-best=32")},
 		{name: "some-unscored", start: ours("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
