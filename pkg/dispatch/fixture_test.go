@@ -348,7 +348,7 @@ func (f *fixture) running() map[string]gpu.Memory {
 func (f *fixture) cluster() reclaim.Cluster {
 	c := reclaim.Cluster{Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{}}
 	for _, node := range f.ledger.Nodes() {
-		available, _ := f.ledger.Availability(node.Name, gpu.Pod{})
+		available, _ := f.ledger.Availability(node.Name, gpu.Pod{}, nil)
 		c.Cards[node.Name] = available.Cards
 		for _, h := range f.reclaims.held {
 			for _, share := range h.Shares {

@@ -64,7 +64,7 @@ func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, num
 // items in unseen: room is made for all of these together, wherever it is. It adds those pods to cluster.Leaving, and
 // removes them from the candidates. It returns none if the node doesn't share its cards.
 func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, cluster *reclaim.Cluster) []placement.Card {
-	available := r.Ledger.AvailabilityWithout(name, pod, unseen)
+	available, _ := r.Ledger.Availability(name, pod, unseen)
 	for i := range available.Allocations {
 		a := &available.Allocations[i]
 		if !a.Leaving {

@@ -68,7 +68,7 @@ func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
 	if !ok {
 		return false // The node was deleted in the meantime.
 	}
-	available, reason := e.Ledger.Availability(name, pod.Pod)
+	available, reason := e.Ledger.Availability(name, pod.Pod, nil)
 	if reason.Unresolvable() {
 		return false
 	}

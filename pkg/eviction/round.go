@@ -308,7 +308,7 @@ func (e *Evictor) isPending(pod gpu.Pod) bool {
 // leavingFor returns the pods of lower priority that are leaving the node, or have just been proposed as victims, if the pod doesn't fit the
 // node now but does once they are gone.
 func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
-	available, reason := e.Ledger.Availability(node, pod)
+	available, reason := e.Ledger.Availability(node, pod, nil)
 	if !reason.Resolvable() {
 		return nil
 	}

@@ -66,7 +66,7 @@ func (s *Survey) Victims(ctx context.Context, proposed map[string]preemption.Vic
 
 // node collects the input of the decision about one node. It returns false if no eviction can help there.
 func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node, bool) {
-	available, reason := s.ledger.Availability(name, s.pod.Pod)
+	available, reason := s.ledger.Availability(name, s.pod.Pod, nil)
 	if reason.Unresolvable() {
 		return preemption.Node{}, false
 	}

@@ -51,15 +51,28 @@ func (l *Ledger) EndAwaited(id string) {
 }
 
 // AwaitedUsable reports whether the item's awaited reservation is for these requests and for the item's rank, the nodes still take its pods, and
-// its cards exist, are healthy, and would hold what is reserved on them if they were empty. It returns false if there is no reservation.
+// its cards exist, are healthy, and would have room for what is reserved on them if they were empty. It returns false if there is no reservation.
 func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	r := l.reservations.items[item.ID]
-	return r != nil && r.Item == item && l.isFor(r, requests) && !slices.ContainsFunc(r.Shares, func(share Share) bool {
-		n, demand := l.nodes[share.Node], share.Pod.Demand()
-		return n.accepts(&demand) != reasons.Fits || !n.couldHold(r, share.On, &demand)
-	})
+	if r == nil || r.Item != item || !l.isFor(r, requests) {
+		return false
+	}
+	for name, shares := range l.sharesByNode(r) {
+		n := l.nodes[name]
+		if slices.ContainsFunc(shares, func(share Share) bool { return !n.takes(&share) }) || !haveRoom(n.emptyCards(), shares) {
+			return false
+		}
+	}
+	return true
+}
+
+// takes reports whether the node takes the pod of the share, on cards that can be used. n may be nil.
+func (n *node) takes(share *Share) bool {
+	demand := share.Pod.Demand()
+	return n.accepts(&demand) == reasons.Fits &&
+		!slices.ContainsFunc(share.On, func(on gpu.Share) bool { return n.usableCard(on.Card, &demand) == nil })
 }
 
 // isFor reports whether the reservation has a share for each pod without an allocation, as it is now, and no others.
@@ -97,64 +110,53 @@ func (l *Ledger) freeOf(id string) (nodes []string, free bool) {
 	if r == nil {
 		return nil, false
 	}
-	for i := range r.Shares {
-		share := &r.Shares[i]
-		n := l.nodes[share.Node]
-		if n == nil || !l.resourcesFree(r, share, n) {
+	for name, shares := range l.sharesByNode(r) {
+		if n := l.nodes[name]; n == nil || !l.isFree(n, shares) {
 			return nil, false
 		}
-		cards := l.cardsFor(n, &share.Pod, true, nil)
-		if slices.ContainsFunc(share.On, func(on gpu.Share) bool {
-			i, ok := n.position(on.Card)
-			return !ok || !cards[i].Has(n.reservedBy(r, on.Card))
-		}) {
-			return nil, false
-		}
-		nodes = append(nodes, share.Node)
+		nodes = append(nodes, name)
 	}
+	slices.Sort(nodes)
 	return nodes, true
 }
 
-// resourcesFree reports whether the node of the share has the resources free for all pods of the reservation that still need a place there.
-func (l *Ledger) resourcesFree(r *Reservation, share *Share, n *node) bool {
-	q := ResourceQuery{Node: share.Node}
-	for i := range r.Shares {
-		uid := r.Shares[i].Pod.UID
-		if _, allocated := l.nodeOf[uid]; !allocated && r.Shares[i].Node == share.Node {
-			q.Pods = append(q.Pods, uid)
+// isFree reports whether the shares of one item are free on the node, with the resources that their pods need.
+func (l *Ledger) isFree(n *node, shares []Share) bool {
+	q, lowest := ResourceQuery{Node: n.name}, &shares[0].Pod // A pod of lower priority sees more as used.
+	for i := range shares {
+		pod := &shares[i].Pod
+		q.Pods = append(q.Pods, pod.UID)
+		if pod.Priority < lowest.Priority {
+			lowest = pod
 		}
 	}
-	q.Ahead, _ = l.ahead(n, &share.Pod, nil)
-	return l.fits(q)
+	q.Ahead, _ = l.ahead(n, lowest, nil)
+	return l.resourcesFit(q) && haveRoom(slices.Clone(l.cardsFor(n, lowest, nil)), shares)
 }
 
-// couldHold reports whether the cards would hold what the reservation has of them, for the demand among others, if they were empty.
-func (n *node) couldHold(r *Reservation, on gpu.Placement, demand *gpu.Demand) bool {
-	for _, share := range on {
-		i, ok := n.position(share.Card)
-		if !ok || n.cards[i].Unhealthy || n.cards[i].Lacks(demand) {
-			return false
+// sharesByNode returns the shares of the reservation that count.
+func (l *Ledger) sharesByNode(r *Reservation) map[string][]Share {
+	out := map[string][]Share{}
+	for _, share := range r.Shares {
+		if _, allocated := l.nodeOf[share.Pod.UID]; !allocated {
+			out[share.Node] = append(out[share.Node], share)
 		}
-		if empty := n.cards[i].Empty(); !empty.Has(n.reservedBy(r, share.Card)) {
-			return false
+	}
+	return out
+}
+
+// haveRoom reports whether the cards have room for all shares, which it adds to what is used of them.
+func haveRoom(cards []placement.Card, shares []Share) bool {
+	for _, share := range shares {
+		for _, on := range share.On {
+			i, ok := placement.Position(cards, on.Card)
+			if !ok || !cards[i].Has(on) {
+				return false
+			}
+			cards[i].Add(on)
 		}
 	}
 	return true
-}
-
-// reservedBy returns what the reservation has of the card with this index.
-func (n *node) reservedBy(r *Reservation, index int) (sum gpu.Share) {
-	for i := range n.reserved {
-		if n.reserved[i].Reservation != r {
-			continue
-		}
-		for _, share := range n.reserved[i].On {
-			if share.Card == index {
-				sum.Memory, sum.Cores, sum.Containers = sum.Memory.Add(share.Memory), sum.Cores.Add(share.Cores), sum.Containers+share.Containers
-			}
-		}
-	}
-	return sum
 }
 
 // Awaits reports whether the pod belongs to an item with an awaited reservation.
@@ -392,7 +394,7 @@ func (c *awaitedChoice) haveResources(name string, n *node, uid gpu.PodUID) bool
 			q.Ahead = append(q.Ahead, r.Pod.UID)
 		}
 	}
-	if c.fits(q) {
+	if c.resourcesFit(q) {
 		return true // Also if no pod ends.
 	}
 	for uid, a := range n.allocations {
@@ -400,7 +402,7 @@ func (c *awaitedChoice) haveResources(name string, n *node, uid gpu.PodUID) bool
 			q.Ending = append(q.Ending, uid)
 		}
 	}
-	return len(q.Ending) > 0 && c.fits(q)
+	return len(q.Ending) > 0 && c.resourcesFit(q)
 }
 
 // rates returns the rates of the nodes that the request fits, by name. Requests with the same demand share them.

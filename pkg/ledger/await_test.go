@@ -115,7 +115,7 @@ func TestAwaitedReservationReason(t *testing.T) {
 			}
 			expect(t, "Check", []reasons.Reason{tc.want}, f.check(tc.pod, "n1"))
 			expect(t, "Rank", []reasons.Reason{tc.want}, f.rank(binpack, tc.pod, "n1"))
-			_, reason := f.Availability("n1", tc.pod)
+			_, reason := f.Availability("n1", tc.pod, nil)
 			expect(t, "Availability", tc.want, reason)
 			var noRoom *ledger.NoRoomError
 			if _, err := f.Reserve("n1", tc.pod, placement.Binpack, at); errors.As(err, &noRoom) {

@@ -41,7 +41,7 @@ func TestReadersGetCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	again.Placement[0].Memory = 1
-	available, _ := f.Availability("n1", pod("x", 1))
+	available, _ := f.Availability("n1", pod("x", 1), nil)
 	available.Cards[0].Used, available.Allocations[0].Placement[0].Memory = 1, 1
 	f.NodeCards()[0].Cards[0].Used = 1
 

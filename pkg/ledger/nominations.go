@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -64,8 +63,7 @@ func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) [
 			return float64(suits), reason == reasons.Fits
 		},
 		put: func(name string, n *node, pod gpu.Pod) bool {
-			reason := l.orKept(placement.Fit(l.cardsFor(n, &pod, true, view.Unseen), pod.Demand()), name, n, &pod, view.Unseen)
-			if reason != reasons.Fits || capacity != nil && !capacity.Take(name, pod.UID) {
+			if _, reason := l.place(n, &pod, view.Card, view.Unseen); reason != reasons.Fits || capacity != nil && !capacity.Take(name, pod.UID) {
 				return false
 			}
 			l.addReservation(nomination(name, pod))

@@ -81,7 +81,7 @@ func TestNomination(t *testing.T) {
 			expect(t, "Check", []reasons.Reason{tc.want}, f.check(tc.pod, "n1"))
 			expect(t, "Rank", []reasons.Reason{tc.want}, f.rank(binpack, tc.pod, "n1"))
 			n, _ := f.Node("n1")
-			available, reason := f.Availability("n1", tc.pod)
+			available, reason := f.Availability("n1", tc.pod, nil)
 			expect(t, "Availability", []any{tc.want, len(n.Allocations)}, []any{reason, len(available.Allocations)})
 			if _, err := f.Reserve("n1", tc.pod, placement.Binpack, at); (err == nil) != (tc.want == reasons.Fits) {
 				t.Errorf("Reserve returns %v", err)
@@ -123,7 +123,7 @@ func TestNominationMoves(t *testing.T) {
 		step.do()
 		expect(t, step.what, step.want, f.check(x, "n1", "n2", "unknown"))
 		expect(t, step.what+": freed", step.freed, f.takeFreed())
-		_, reason := f.Availability("unknown", x)
+		_, reason := f.Availability("unknown", x, nil)
 		expect(t, step.what+": Availability", step.want[2], reason)
 	}
 }
@@ -144,7 +144,7 @@ func TestAvailability(t *testing.T) {
 		"a pod with an allocation, on its node":    {a, "n1", 32, reasons.Fits},
 		"a pod with an allocation, on another one": {a, "n2", 0, reasons.Elsewhere},
 	} {
-		got, reason := f.Availability(tc.node, tc.pod)
+		got, reason := f.Availability(tc.node, tc.pod, nil)
 		expect(t, name, []any{tc.want, tc.used}, []any{reason, got.Cards[0].Used})
 	}
 }

@@ -250,21 +250,6 @@ func (l *Ledger) Cost(node string, shape *placement.Shape) (cost float64, ok boo
 	return l.outlook.Cost(n.nodeRoom(n.cards), shape), true
 }
 
-// suitByCost is suit with the suitability by cost: the less a pod of that kind costs, the higher it is.
-func (l *Ledger) suitByCost(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand, kind int) (placement.Suitability, reasons.Reason) {
-	if len(n.reserved) == 0 && len(n.tentative) == 0 {
-		if reason := n.totals.Fit(n.cards, demand); reason != reasons.Fits {
-			return 0, reason
-		}
-		return placement.SuitsByCost(l.costOf(n, kind)), reasons.Fits
-	}
-	cards := l.cardsSeen(n, view, pod)
-	if reason := placement.Fit(cards, *demand); reason != reasons.Fits {
-		return 0, l.orReserved(n, pod, reason)
-	}
-	return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind)), reasons.Fits
-}
-
 // StrandedRatios returns which part of the memory of all shared cards is free, and can't be used by pods of any expected kind because of what the nodes
 // lack; nil if nothing is expected. It takes the lock once for each node.
 func (l *Ledger) StrandedRatios() map[placement.Shortage]float64 {

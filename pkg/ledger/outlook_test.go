@@ -136,7 +136,7 @@ func TestRankByCost(t *testing.T) {
 				}
 				ranked++
 				name := s.names[i]
-				seen, _ := s.Availability(name, p)
+				seen, _ := s.Availability(name, p, nil)
 				room := placement.NodeRoom{Cards: seen.Cards, Beside: s.beside[name], Excluded: s.excluded[name]}
 				if want := placement.SuitsByCost(s.outlook.Cost(&room, &shape)); suits != want {
 					t.Fatalf("seed %d: %s suits %v, want %v", seed, name, suits, want)

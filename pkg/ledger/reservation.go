@@ -257,40 +257,6 @@ func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 	return nodes
 }
 
-// cardsFor returns the node's cards as the pod sees them: a copy if reservations count for the pod. If labelled is false, those with a label
-// don't. unseen are those of View. The caller holds the lock, and the node is open.
-func (l *Ledger) cardsFor(n *node, pod *gpu.Pod, labelled bool, unseen map[string]bool) []placement.Card {
-	if len(n.reserved) == 0 {
-		return n.cards
-	}
-	cards, copied, own := n.cards, false, l.reservations.byPod[pod.UID]
-	for i := range n.reserved {
-		r := &n.reserved[i]
-		if !l.countsFor(r, pod, &own) || !labelled && r.Label != "" || unseen[r.Item.ID] {
-			continue
-		}
-		if !copied {
-			cards, copied = slices.Clone(cards), true
-		}
-		placement.Use(cards, n.expected(r, cards))
-	}
-	return cards
-}
-
-// countsFor reports whether the pod, which has these reservations of its own, sees the share as used.
-func (l *Ledger) countsFor(r *reserved, pod *gpu.Pod, own *ownReservations) bool {
-	mine := own[r.Source]
-	switch {
-	case mine == r.Reservation:
-		return false
-	case r.Source == Queued && mine != nil:
-		return r.Item.Before(&mine.Item) && l.stillCounts(r)
-	case r.Source == Queued && r.Item.ByTurn != l.needsTurn(pod):
-		return !r.Item.ByTurn && l.stillCounts(r)
-	}
-	return pod.Priority <= r.Priority && l.stillCounts(r)
-}
-
 // Turns knows which pods wait for a turn of fair sharing. It is called with the ledger's lock held, so it must not call the ledger.
 type Turns interface {
 	NeedsNoTurn(pod gpu.Pod) bool
@@ -306,16 +272,6 @@ func (l *Ledger) NeedsNoTurn(pod gpu.Pod) bool { return !l.needsTurn(&pod) }
 func (l *Ledger) stillCounts(r *reserved) bool {
 	_, allocated := l.nodeOf[r.Pod.UID]
 	return !allocated
-}
-
-// orReserved returns reasons.Reserved instead of the reason if the pod would fit the node without the labelled reservations.
-func (l *Ledger) orReserved(n *node, pod *gpu.Pod, reason reasons.Reason) reasons.Reason {
-	own := l.reservations.byPod[pod.UID]
-	named := func(r reserved) bool { return r.Label != "" && l.countsFor(&r, pod, &own) }
-	if reason.Resolvable() && slices.ContainsFunc(n.reserved, named) && placement.Fit(l.cardsFor(n, pod, false, nil), pod.Demand()) == reasons.Fits {
-		return reasons.Reserved
-	}
-	return reason
 }
 
 // expected returns the cards of a share. If it names none, these are the cards that the pod is likely to get: cards with room, or if there are

@@ -361,7 +361,7 @@ func (r *reserver) verify() error {
 			if r.model.accepts(r.nodes[i], gpu.Pod{}) != reasons.Fits {
 				continue
 			}
-			available, _ := r.fixture.Availability(r.nodes[i], p)
+			available, _ := r.fixture.Availability(r.nodes[i], p, nil)
 			view := r.model.view(r.nodes[i], p, true)
 			for _, c := range available.Cards {
 				if err := differ(view.used(r.nodes[i], c.Index).memory, int64(c.Used)); err != nil {

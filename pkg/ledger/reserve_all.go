@@ -115,15 +115,19 @@ func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 	}
 	n := l.nodes[l.nodeOf[uid]]
 	demand := a.Demand()
-	if n.accepts(&demand) != reasons.Fits || len(a.Placement) == 0 {
-		return false
+	return n.accepts(&demand) == reasons.Fits && len(a.Placement) > 0 && !slices.ContainsFunc(a.Placement, func(share gpu.Share) bool {
+		card := n.usableCard(share.Card, &demand)
+		return card == nil || card.Overfull()
+	})
+}
+
+// usableCard returns the card with this index; nil if it doesn't exist, is unhealthy, or isn't near an adapter although the demand needs one.
+func (n *node) usableCard(index int, demand *gpu.Demand) *placement.Card {
+	i, ok := n.position(index)
+	if !ok || n.cards[i].Unhealthy || n.cards[i].Lacks(demand) {
+		return nil
 	}
-	for _, share := range a.Placement {
-		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy || n.cards[i].Lacks(&demand) || n.cards[i].Overfull() {
-			return false
-		}
-	}
-	return true
+	return &n.cards[i]
 }
 
 // trial is a change of several nodes that can be undone. The ledger's lock is held throughout.
@@ -299,7 +303,7 @@ func (t *trial) rate(n *node, request *Request, kind int) (float64, bool) {
 
 // put adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
 func (t *trial) put(name string, n *node, pod gpu.Pod) bool {
-	where, reason := placement.Place(t.view.Card, t.cardsFor(n, &pod, true, t.view.Unseen), pod.Demand())
+	where, reason := t.place(n, &pod, t.view.Card, t.view.Unseen)
 	if reason != reasons.Fits || t.capacity != nil && !t.capacity.Take(name, pod.UID) {
 		return false
 	}

@@ -66,7 +66,7 @@ func TestReservedResources(t *testing.T) {
 		t.Helper()
 		expect(t, what+", Check", []reasons.Reason{want}, f.check(pod, "n1"))
 		expect(t, what+", Rank", []reasons.Reason{want}, f.rank(binpack, pod, "n1"))
-		_, reason := f.Availability("n1", pod)
+		_, reason := f.Availability("n1", pod, nil)
 		expect(t, what+", Availability", want, reason)
 		_, found := f.FirstFit(pod, f.nodes)
 		expect(t, what+", FirstFit", want == fits, found)
@@ -184,4 +184,36 @@ func TestAwaitedShapes(t *testing.T) {
 	f.run(pod("young 1", 16), "n40", 1, 3, at)
 	few, many := f.pending(pod("w0", 16), 1), f.pending(pod("w1", 16), 4)
 	expect(t, "reserved", true, f.await([]ledger.Request{{Pod: few, Nodes: f.nodes}, {Pod: many, Nodes: f.nodes}}, 0, longAgo))
+}
+
+// countedResources counts the questions about the resources of nodes.
+type countedResources struct {
+	ledger.Resources
+	asked int
+}
+
+func (c *countedResources) Fits(q ledger.ResourceQuery) bool {
+	c.asked++
+	return c.Resources.Fits(q)
+}
+
+// Of the pods of an item on one node, all together must be free there: one question for each node, and one report of freed memory.
+func TestAwaitedFreeByNode(t *testing.T) {
+	f := newResourcesFixture(t, 2)
+	counted := &countedResources{Resources: f.cluster}
+	f.fixture = &fixture{t: t, Ledger: ledger.NewWithResources(counted, nil)}
+	f.AddFreedListener(func(node string) { f.freed = append(f.freed, node) })
+	var requests []ledger.Request
+	for i := range 8 { // Four fill a card, with half of the node's CPUs.
+		requests = append(requests, ledger.Request{Pod: f.pending(pod(fmt.Sprint("w", i), 4), 1), Nodes: f.nodes[:1]})
+	}
+	f.SetNode("n1", spec(16, 16))
+	f.takeFreed()
+	expect(t, "reserved", true, f.await(requests, 0, longAgo))
+	expect(t, "freed", []string{"n1"}, f.takeFreed())
+	counted.asked = 0
+	expect(t, "all is free", true, f.AwaitedFree(testItem.ID))
+	expect(t, "questions", 1, counted.asked)
+	f.run(pod("other", 1), "n1", 1, 0, at)
+	expect(t, "a card lacks one", false, f.AwaitedFree(testItem.ID))
 }

@@ -303,14 +303,17 @@ func (m *model) keptItem() ledger.Item {
 
 // usable reports whether the pods of the awaited reservation could be placed on its cards if these were empty.
 func (m *model) usable() bool {
-	for _, kept := range m.kept {
+	for uid, kept := range m.kept {
+		if m.allocations[uid] != nil {
+			continue
+		}
 		if m.accepts(kept.node, kept.pod) != reasons.Fits || len(kept.on) == 0 {
 			return false
 		}
 		needs, _ := each(kept.pod)
 		for _, share := range kept.on {
 			i := slices.IndexFunc(m.specs[kept.node].Cards, func(c gpu.Card) bool { return c.Index == share.Card && c.Unhealthy == "" })
-			if i < 0 || size(m.specs[kept.node].Cards[i]).near < needs.near || !size(m.specs[kept.node].Cards[i]).atLeast(sum(m.keptOn(kept.node, false), share.Card)) {
+			if i < 0 || size(m.specs[kept.node].Cards[i]).near < needs.near || !size(m.specs[kept.node].Cards[i]).atLeast(sum(m.keptOn(kept.node, true), share.Card)) {
 				return false
 			}
 		}
@@ -325,10 +328,13 @@ func (m *model) usable() bool {
 
 // freeNow returns the nodes of the awaited reservation if all that it has is free.
 func (m *model) freeNow() (nodes []string) {
-	for _, kept := range m.kept {
+	for uid, kept := range m.kept {
+		if m.allocations[uid] != nil {
+			continue
+		}
 		for _, share := range kept.on {
 			i := slices.IndexFunc(m.specs[kept.node].Cards, func(c gpu.Card) bool { return c.Index == share.Card })
-			if !m.left(kept.node, m.specs[kept.node].Cards[i], false).atLeast(sum(m.keptOn(kept.node, false), share.Card)) {
+			if !m.left(kept.node, m.specs[kept.node].Cards[i], false).atLeast(sum(m.keptOn(kept.node, true), share.Card)) {
 				return nil
 			}
 		}

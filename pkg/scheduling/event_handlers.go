@@ -86,7 +86,7 @@ func (h *eventHandlers) PodDeleted(pod *clustercache.PodInfo) {
 // resourcesFreed passes on that a pod doesn't use its node any more. If it had no GPU memory, the ledger doesn't report that.
 func (h *eventHandlers) resourcesFreed(pod *clustercache.PodInfo) {
 	h.fair.freed(pod.Node)
-	if pod.Request == 0 && h.ledger.Keeps(pod.Node) {
+	if pod.Request == 0 && h.ledger.HasReserved(pod.Node) {
 		h.requeue.Freed(pod.Node)
 	}
 }

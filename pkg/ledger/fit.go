@@ -1,0 +1,325 @@
+package ledger
+
+import (
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// This file decides whether a node has room for a pod. The steps are the same for all who ask: the node takes such pods (node.accepts); its cards have
+// room beside what is reserved against the pod (cardsFor); and so has the rest of the node (orResourcesReserved). place takes these steps and chooses
+// cards, fit only answers, and suit also rates the node.
+
+// Check calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
+// changes nothing. visit runs under the lock and must not call the ledger.
+func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reason reasons.Reason)) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	home, allocated := l.nodeOf[pod.UID]
+	demand := pod.Demand()
+	for _, name := range names {
+		switch {
+		case !allocated:
+			visit(name, l.fit(l.nodes[name], &pod, &demand))
+		case name == home:
+			visit(name, reasons.Fits)
+		default:
+			visit(name, reasons.Elsewhere)
+		}
+	}
+}
+
+// AnyFit returns the node of the pod's allocation, or else the first node by name that the pod fits.
+func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if home, allocated := l.nodeOf[pod.UID]; allocated {
+		return home, true
+	}
+	demand := pod.Demand()
+	for other, n := range l.nodes { // Of those that it fits, the first by name, so that a simulation can be repeated.
+		if (!ok || other < name) && l.fit(n, &pod, &demand) == reasons.Fits {
+			name, ok = other, true
+		}
+	}
+	return name, ok
+}
+
+// FirstFit returns the first of the named nodes that the pod fits, also by what the node has free besides GPU memory. A pod with an allocation
+// fits only its own node.
+func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if home, allocated := l.nodeOf[pod.UID]; allocated {
+		return home, slices.Contains(names, home)
+	}
+	demand := pod.Demand()
+	for _, name := range names {
+		if l.fit(l.nodes[name], &pod, &demand) == reasons.Fits && l.resourcesFit(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}}) {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+// FitsResources reports whether the pod fits the node beside what is reserved there for others once the pods in gone have ended, by all resources but
+// GPU memory.
+func (l *Ledger) FitsResources(name string, pod gpu.Pod, gone []gpu.PodUID) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	n := l.nodes[name]
+	return n == nil || l.resourcesFitBeside(n, &pod, nil, gone)
+}
+
+// View determines how Rank, ReserveAll and Move rate nodes.
+type View struct {
+	// Card and Node are the policies by which a node's suitability is computed.
+	Card, Node placement.Policy
+	// TentativeAt is the present time if tentative placements of other pods count as allocated; zero if they don't.
+	TentativeAt time.Time
+	// Unseen are the IDs of items of the queue whose awaited reservations don't count: those that come after the pod.
+	Unseen map[string]bool
+	// Best is an optimization for callers of Rank that need only the best nodes and add each node that fits to Best. For a node that can't be
+	// among the best, Rank then returns a suitability that is too high, but not above Best.Floor.
+	Best *placement.Best
+}
+
+// Rank is Check with each node's suitability; i is the position of the node in names. A node on which the pod has an
+// allocation gets the best suitability. Rank reports whether it counted tentative placements.
+func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason reasons.Reason)) (tentative bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	home, allocated := l.nodeOf[pod.UID]
+	demand, kind, exact := pod.Demand(), noKind, true
+	if !allocated {
+		kind, exact = l.kindOf(&view, &pod)
+	}
+	var later []rankedNode
+	l.each(names, func(i int, n *node) {
+		switch {
+		case allocated && home == names[i]:
+			visit(i, placement.MaxScore, reasons.Fits)
+		case allocated:
+			visit(i, 0, reasons.Elsewhere)
+		default:
+			suits, reason := l.suit(n, &view, &pod, &demand, kind)
+			if reason == reasons.Fits && n.hasReserved() {
+				reason = l.orResourcesReserved(n, &pod, view.Unseen, reason)
+			}
+			if exact {
+				visit(i, suits, reason)
+			} else {
+				later = append(later, rankedNode{n, suits, reason})
+			}
+		}
+	})
+	l.refine(&view, &pod, later)
+	for i := range later {
+		visit(i, later[i].suits, later[i].reason)
+	}
+	return l.tentative.anyCounts(view)
+}
+
+// Reserve chooses cards of the node for the pod and adds an assumed allocation, in one step. If the pod already has an
+// allocation on this node, Reserve returns that one unchanged, so that retries are safe; a presumed one may have no
+// placement. The error is a *NoRoomError if the pod doesn't fit.
+func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (allocation Allocation, err error) {
+	l.update(func() (freed []string) {
+		l.tentative.endFor(pod.UID)
+		if home, allocated := l.nodeOf[pod.UID]; allocated {
+			if home != name {
+				err = &NoRoomError{name, reasons.Elsewhere}
+				return nil
+			}
+			allocation = l.allocation(pod.UID).copy()
+			return nil
+		}
+		where, reason := l.place(l.nodes[name], &pod, policy, nil)
+		if reason != reasons.Fits {
+			err = &NoRoomError{name, reason}
+			return nil
+		}
+		allocation = l.assume(name, pod, where, at).copy()
+		return l.reservedFor(pod.UID)
+	})
+	return allocation, err
+}
+
+// place returns the cards of the node that the policy chooses for the pod, which has no allocation, or the reason why the pod doesn't fit. n may be nil.
+// unseen are those of View. The caller holds the lock.
+func (l *Ledger) place(n *node, pod *gpu.Pod, policy placement.Policy, unseen map[string]bool) (where gpu.Placement, reason reasons.Reason) {
+	demand := pod.Demand()
+	if reason = n.accepts(&demand); reason != reasons.Fits {
+		return nil, reason
+	}
+	where, reason = placement.Place(policy, l.cardsFor(n, pod, unseen), demand)
+	return where, l.orResourcesReserved(n, pod, unseen, l.orReserved(n, pod, unseen, reason))
+}
+
+// fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller holds the lock.
+func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) reasons.Reason {
+	if n.accepts(demand) == reasons.Fits && !n.hasReserved() { // Mostly, and then without a look at the cards.
+		return n.totals.Fit(n.cards, demand)
+	}
+	_, reason := l.place(n, pod, placement.Binpack, nil)
+	return reason
+}
+
+// suit returns how well the node suits the pod, or the reason why it doesn't fit. Unlike fit, it doesn't ask whether CPU and other resources are
+// reserved for others. kind is kindOf the pod.
+func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand, kind int) (suits placement.Suitability, reason reasons.Reason) {
+	if reason = n.accepts(demand); reason != reasons.Fits {
+		return 0, reason
+	}
+	if len(n.reserved) == 0 && len(n.tentative) == 0 {
+		return l.suitUnreserved(n, view, demand, kind)
+	}
+	cards := l.cardsSeen(n, view, pod)
+	totals := placement.Sum(cards)
+	if kind == noKind {
+		suits, reason = placement.Suit(&view.Card, &view.Node, cards, &totals, demand)
+	} else if reason = totals.Fit(cards, demand); reason == reasons.Fits {
+		suits = placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind))
+	}
+	return suits, l.orReserved(n, pod, view.Unseen, reason)
+}
+
+// suitUnreserved is suit for a node without reservations and tentative placements. It usually avoids reading the cards, which would cost more than the
+// rest of the function.
+func (l *Ledger) suitUnreserved(n *node, view *View, demand *gpu.Demand, kind int) (placement.Suitability, reasons.Reason) {
+	floor := view.Best.Floor()
+	bounded := floor >= 0 && demand.Cards == 1 && demand.Cores == 0
+	if kind == noKind && !bounded {
+		return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
+	}
+	if reason := n.totals.Fit(n.cards, demand); reason != reasons.Fits {
+		return 0, reason
+	}
+	if kind != noKind {
+		return placement.SuitsByCost(l.costOf(n, kind)), reasons.Fits
+	}
+	if limit := placement.Limit(&view.Node, &n.totals, demand); limit <= floor {
+		return limit, reasons.Fits
+	}
+	return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
+}
+
+// cardsSeen is cardsFor in a view: tentative placements can count too.
+func (l *Ledger) cardsSeen(n *node, view *View, pod *gpu.Pod) []placement.Card {
+	cards := l.cardsFor(n, pod, view.Unseen)
+	if !view.TentativeAt.IsZero() {
+		cards = n.withTentative(cards, view, pod)
+	}
+	return cards
+}
+
+// cardsFor returns the node's cards as the pod sees them: what is reserved against it counts as used. The caller must not change them. unseen are those
+// of View. The caller holds the lock.
+func (l *Ledger) cardsFor(n *node, pod *gpu.Pod, unseen map[string]bool) []placement.Card {
+	return l.cardsWithout(n, pod, unseen, func(*reserved) bool { return false })
+}
+
+// cardsWithout is cardsFor without the shares that are left out.
+func (l *Ledger) cardsWithout(n *node, pod *gpu.Pod, unseen map[string]bool, out func(*reserved) bool) []placement.Card {
+	cards, copied := n.cards, false
+	for r := range l.against(n, pod, unseen) {
+		if out(r) {
+			continue
+		}
+		if !copied {
+			cards, copied = slices.Clone(cards), true
+		}
+		placement.Use(cards, n.expected(r, cards))
+	}
+	return cards
+}
+
+// against yields the shares of awaited reservations on the node that the pod sees as used. unseen are those of View. The caller holds the lock.
+func (l *Ledger) against(n *node, pod *gpu.Pod, unseen map[string]bool) iter.Seq[*reserved] {
+	return func(yield func(*reserved) bool) {
+		if len(n.reserved) == 0 {
+			return
+		}
+		own := l.reservations.byPod[pod.UID]
+		for i := range n.reserved {
+			r := &n.reserved[i]
+			if !unseen[r.Item.ID] && l.countsFor(r, pod, &own) && !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+// countsFor reports whether the pod, which has these reservations of its own, sees the share as used.
+func (l *Ledger) countsFor(r *reserved, pod *gpu.Pod, own *ownReservations) bool {
+	mine := own[r.Source]
+	switch {
+	case mine == r.Reservation:
+		return false
+	case r.Source == Queued && mine != nil:
+		return r.Item.Before(&mine.Item) && l.stillCounts(r)
+	case r.Source == Queued && r.Item.ByTurn != l.needsTurn(pod):
+		return !r.Item.ByTurn && l.stillCounts(r)
+	}
+	return pod.Priority <= r.Priority && l.stillCounts(r)
+}
+
+// orReserved returns reasons.Reserved instead of the reason if the pod would fit the node without the labelled reservations.
+func (l *Ledger) orReserved(n *node, pod *gpu.Pod, unseen map[string]bool, reason reasons.Reason) reasons.Reason {
+	if !reason.Resolvable() {
+		return reason
+	}
+	labelled := false
+	cards := l.cardsWithout(n, pod, unseen, func(r *reserved) bool {
+		labelled = labelled || r.Label != ""
+		return r.Label != ""
+	})
+	if labelled && placement.Fit(cards, pod.Demand()) == reasons.Fits {
+		return reasons.Reserved
+	}
+	return reason
+}
+
+// orResourcesReserved returns reasons.ResourcesReserved instead of Fits if what is reserved for others on the node leaves too little CPU, or another
+// resource, for the pod.
+func (l *Ledger) orResourcesReserved(n *node, pod *gpu.Pod, unseen map[string]bool, reason reasons.Reason) reasons.Reason {
+	if reason == reasons.Fits && n.hasReserved() && !l.resourcesFitBeside(n, pod, unseen, nil) {
+		return reasons.ResourcesReserved
+	}
+	return reason
+}
+
+// resourcesFitBeside is FitsResources. It returns true if nothing is reserved: kube-scheduler has checked that the pod fits what is free. unseen are those
+// of View. The caller holds the lock.
+func (l *Ledger) resourcesFitBeside(n *node, pod *gpu.Pod, unseen map[string]bool, gone []gpu.PodUID) bool {
+	ahead, ending := l.ahead(n, pod, unseen)
+	return len(ahead) == 0 ||
+		l.resourcesFit(ResourceQuery{Node: n.name, Pods: []gpu.PodUID{pod.UID}, Ahead: ahead, Ending: distinct(append(ending, gone...))})
+}
+
+// ahead returns the pods that need a place on the node and that come before the pod, with the pods that have to end for them: those of awaited
+// reservations from the queue and from reclaim, as far as the pod sees their cards as used, and those with assumed allocations. kube-scheduler counts
+// nominated pods itself. unseen are those of View.
+func (l *Ledger) ahead(n *node, pod *gpu.Pod, unseen map[string]bool) (ahead, ending []gpu.PodUID) {
+	for r := range l.against(n, pod, unseen) {
+		if r.Source != Nominated {
+			ahead = append(ahead, r.Pod.UID)
+			ending = append(append(ending, r.Ending...), r.Victims...)
+		}
+	}
+	for uid, a := range n.allocations {
+		if a.State == Assumed && uid != pod.UID && (a.Priority >= pod.Priority || l.isBinding(uid)) {
+			ahead = append(ahead, uid)
+		}
+	}
+	return distinct(ahead), distinct(ending) // Reclaim and the queue can both have a reservation for a pod.
+}
+
+func distinct(uids []gpu.PodUID) []gpu.PodUID {
+	slices.Sort(uids)
+	return slices.Compact(uids)
+}
