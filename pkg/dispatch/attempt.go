@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -107,30 +106,33 @@ func (m *Manager) Reclaimed(attempt uint64, until, now time.Time) {
 	}
 }
 
-// Holds reports whether places are held for a unit of the attempt, and if so whether the shares still justify that victims are evicted which were
-// refused before.
-func (m *Manager) Holds(attempt uint64) (held, evicts bool) {
+// Holds returns the pods of the attempt for which places are held, and whether the shares still justify that victims are evicted for each which
+// were refused before.
+func (m *Manager) Holds(attempt uint64) map[gpu.PodUID]bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	justified := true
+	justified := map[gpu.PodUID]bool{}
 	for _, h := range m.reclaims.held {
-		if h.attempt == attempt {
-			held, justified = true, justified && h.fits && h.spares
+		for _, share := range h.Shares {
+			if h.attempt == attempt {
+				justified[share.Pod.UID] = h.justified
+			}
 		}
 	}
-	return held, held && justified
+	return justified
 }
 
-// Cards are cards of a node.
-type Cards struct {
+// Held is a pod that waits, with the cards that are held for it.
+type Held struct {
+	Pod   gpu.PodUID
 	Node  string
 	Cards []int
 }
 
 // Resume holds the places of an attempt of a former leader that has evicted a part of the victims, if that is still right for the others: see Hold. It
 // makes the attempt the present one. It reports false if it isn't right, or if it isn't known yet, because there was no round or another
-// attempt is in progress. places are by the pods that wait.
-func (m *Manager) Resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, now time.Time) (attempt uint64, ok bool) {
+// attempt is in progress.
+func (m *Manager) Resume(places []Held, victims [][]gpu.PodUID, now time.Time) (attempt uint64, ok bool) {
 	attempt, plan := m.resume(places, victims, now)
 	if attempt == 0 {
 		return 0, false
@@ -147,7 +149,7 @@ func (m *Manager) Resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 }
 
 // resume begins an attempt with the plan of a former leader. It returns zero if that isn't possible now.
-func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, now time.Time) (attempt uint64, plan reclaim.Plan) {
+func (m *Manager) resume(places []Held, victims [][]gpu.PodUID, now time.Time) (attempt uint64, plan reclaim.Plan) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.leading || m.ReclaimAfter <= 0 || m.now.IsZero() || m.reclaims.attempt != nil {
@@ -158,24 +160,28 @@ func (m *Manager) resume(places map[gpu.PodUID]Cards, victims [][]gpu.PodUID, no
 	for _, uids := range victims {
 		awaited = append(awaited, uids...)
 	}
-	for uid := range places {
-		p := m.pods[uid]
+	at := map[gpu.PodUID]Held{}
+	for _, place := range places {
+		at[place.Pod] = place
+	}
+	for _, place := range places {
+		p := m.pods[place.Pod]
 		if p == nil || p.unit == nil || units[p.unit] {
 			continue
 		}
 		units[p.unit] = true
 		served := reclaim.Served{Unit: reclaim.Unit{Tenant: p.unit.item.Tenant, Item: p.unit.item.ID}, Awaited: awaited}
 		for _, member := range p.unit.pods {
-			at, demand := places[member.UID], member.Demand()
+			place, demand := at[member.UID], member.Demand()
 			served.Pods = append(served.Pods, reclaim.Pod{Pod: member.Pod.Pod})
-			served.Places = append(served.Places, reclaim.Place{Node: at.Node, On: demand.On(at.Cards...)})
+			served.Places = append(served.Places, reclaim.Place{Node: place.Node, On: demand.On(place.Cards...)})
 		}
 		plan.Served = append(plan.Served, served)
 	}
 	if len(plan.Served) == 0 {
 		return 0, plan
 	}
-	round := slices.Min(slices.Collect(maps.Keys(places)))
+	round := places[0].Pod
 	if now.Sub(m.reclaims.resumed[round]) < reclaimInterval {
 		return 0, plan
 	}

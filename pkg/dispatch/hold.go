@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -16,8 +17,8 @@ type hold struct {
 	reclaimKind
 	// Reservation is what the ledger keeps: the places, and as Victims the pods on their nodes that must end.
 	ledger.Reservation
-	// id is that of the unit.
-	id      string
+	// item is that of the unit.
+	item    ledger.Item
 	attempt uint64
 	state   holdState
 	// until is when the hold ends. It isn't known while the evictions are made.
@@ -25,12 +26,13 @@ type hold struct {
 	// memory is that of the places. The queue counts it: otherwise later pods of the tenant would be granted memory that belongs to its share and is
 	// held for its earlier pods.
 	memory gpu.Memory
-	// victims are all pods that its attempt evicts. evicts is true if there are such pods, or a former leader has evicted some.
+	// victims are the pods that are evicted for the unit. evicts is true if its attempt evicts any, or a former leader has evicted some.
 	victims []gpu.PodUID
 	evicts  bool
-	// fits is true if the unit still fits into its tenant's share, spares if the victims that still run can go without their tenants having less than
-	// theirs. checkShares sets them.
-	fits, spares bool
+	// first is true if its tenant had nothing when the hold began, so that the unit may be larger than the share.
+	first bool
+	// justified is true if the shares still justify the hold, see checkShares.
+	justified bool
 }
 
 // holdState is how far a hold is.
@@ -83,7 +85,7 @@ func (m *Manager) hold(search *Search, plan reclaim.Plan, evictable bool) bool {
 		a.outdated = true
 		return false
 	}
-	held, wrong := m.newHolds(plan, unitsOf(m.starving(search.standings, search.now)))
+	held, wrong := m.newHolds(search, plan)
 	if wrong != nil {
 		a.kinds, a.outdated = []reclaimKind{{tenant: wrong.Tenant}}, true // Other tenants need no pause.
 		return false
@@ -93,17 +95,17 @@ func (m *Manager) hold(search *Search, plan reclaim.Plan, evictable bool) bool {
 			m.reclaims.pause(kind, true, search.now)
 		}
 	}
-	var victims []gpu.PodUID
-	for _, v := range plan.Victims {
-		for _, pod := range v.Pods {
-			victims = append(victims, pod.UID)
-		}
-	}
 	for _, h := range held {
-		h.attempt, h.victims, h.evicts = a.number, victims, len(victims) > 0 || a.resumed != nil
-		h.fits, h.spares = true, true
-		m.reclaims.held[h.id] = h
-		m.Ledger.Hold(h.id, h.Reservation)
+		h.attempt, h.evicts, h.justified = a.number, len(plan.Victims) > 0 || a.resumed != nil, true
+		for _, v := range plan.Victims {
+			for _, pod := range v.Pods {
+				if v.For.Item == h.item.ID {
+					h.victims = append(h.victims, pod.UID)
+				}
+			}
+		}
+		m.reclaims.held[h.item.ID] = h
+		m.Ledger.Hold(h.item.ID, h.Reservation)
 		m.queue.Charge(h.tenant, h.memory)
 	}
 	return true
@@ -111,11 +113,12 @@ func (m *Manager) hold(search *Search, plan reclaim.Plan, evictable bool) bool {
 
 // newHolds returns the holds for the units of a plan. wrong is the first unit that no longer waits with the same pods and requests; nil if there is
 // none.
-func (m *Manager) newHolds(plan reclaim.Plan, eligible map[*unit]bool) (held []*hold, wrong *reclaim.Served) {
+func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (held []*hold, wrong *reclaim.Served) {
+	eligible := unitsOf(m.starving(search.standings, search.now))
 	for i := range plan.Served {
 		s := &plan.Served[i]
 		h := &hold{
-			reclaimKind: reclaimKind{tenant: s.Tenant}, id: s.Item,
+			reclaimKind: reclaimKind{tenant: s.Tenant}, item: ledger.Item{ID: s.Item},
 			Reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
 		}
 		for j, place := range s.Places {
@@ -123,10 +126,11 @@ func (m *Manager) newHolds(plan reclaim.Plan, eligible map[*unit]bool) (held []*
 			h.memory = h.memory.Add(place.On.Total())
 		}
 		u := m.unitOf(h)
-		if u == nil || !eligible[u] || m.makesRoom(u) || !m.unchanged(s) {
+		first, may := eligible[u]
+		if u == nil || !may || m.makesRoom(u) || !m.unchanged(s) {
 			return nil, s
 		}
-		h.reclaimKind = u.reclaimKind()
+		h.reclaimKind, h.item, h.first = u.reclaimKind(), u.item.Item, first
 		held = append(held, h)
 	}
 	return held, nil
@@ -169,7 +173,7 @@ func (m *Manager) unchanged(s *reclaim.Served) bool {
 
 // unitOf returns the unit for which the places are held, if it still waits, has the same pods, and belongs to the same tenant; else nil.
 func (m *Manager) unitOf(h *hold) *unit {
-	u := m.units[h.id]
+	u := m.units[h.item.ID]
 	other := func(share ledger.Share) bool {
 		p := m.pods[share.Pod.UID]
 		return p == nil || p.unit != u
@@ -227,44 +231,42 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 	}
 }
 
-// checkShares finds out whether the shares still justify the evictions of each hold.
+// checkShares finds out whether the shares still justify each hold: its tenant is below its share, and has no more than that with the unit, unless this
+// is its first; and the tenants of the victims that still run have their shares without them. A hold counts for the later ones: those of later attempts,
+// and of one attempt those of items behind.
 func (m *Manager) checkShares(s *standings, now time.Time) {
-	tenants, held, spares := map[string]Tenant{}, m.heldMemory(), map[uint64]bool{}
-	for _, t := range s.tenants {
-		tenants[t.Name] = t
+	if len(m.reclaims.held) == 0 {
+		return
 	}
-	for _, h := range m.reclaims.held {
-		if _, known := spares[h.attempt]; !known {
-			spares[h.attempt] = m.sparesVictims(h, s, now)
-		}
-		t := tenants[h.tenant]
-		others := t.Allocated.Add(held[h.tenant]).Sub(h.memory)
-		h.fits = t.Share > 0 && (others == 0 || others.Add(h.memory) <= t.Share) // As in addStarving.
-		h.spares = spares[h.attempt]
-	}
-}
-
-// sparesVictims reports whether the tenants of the victims of a hold's attempt that still run have at least their share without them.
-func (m *Manager) sparesVictims(h *hold, s *standings, now time.Time) bool {
-	running, lost := map[gpu.PodUID]bool{}, map[string]gpu.Memory{}
-	for _, uid := range h.victims {
-		if m.holdsMemory(uid) && !m.pods[uid].Leaving {
-			p := m.pods[uid]
-			running[uid], lost[p.countedFor] = true, lost[p.countedFor].Add(p.counted)
+	holds := slices.SortedFunc(maps.Values(m.reclaims.held), func(a, b *hold) int {
+		return cmp.Or(cmp.Compare(a.attempt, b.attempt), a.item.Compare(&b.item))
+	})
+	running := map[gpu.PodUID]bool{}
+	for _, h := range holds {
+		for _, uid := range h.victims {
+			running[uid] = m.holdsMemory(uid) && !m.pods[uid].Leaving
 		}
 	}
-	if len(running) == 0 {
-		return true
-	}
-	search := m.search(h.attempt, s, now)
+	search := m.search(0, s, now)
 	search.resumed = running // They are about to be evicted, but count as running here.
 	standings := search.excess()
-	for tenant, memory := range lost {
-		if memory > standings[tenant].Excess {
-			return false
+	has, lost := map[string]gpu.Memory{}, map[string]gpu.Memory{}
+	for _, h := range holds {
+		of, others := standings[h.tenant], has[h.tenant].Add(standings[h.tenant].Allocated)
+		h.justified = others < of.Share && (h.first || others == 0 || others.Add(h.memory) <= of.Share) // As in addStarving.
+		has[h.tenant] = has[h.tenant].Add(h.memory)
+		with := maps.Clone(lost)
+		for _, uid := range h.victims {
+			if running[uid] {
+				p := m.pods[uid]
+				with[p.countedFor] = with[p.countedFor].Add(p.counted)
+				h.justified = h.justified && with[p.countedFor] <= standings[p.countedFor].Excess
+			}
+		}
+		if h.justified {
+			lost = with
 		}
 	}
-	return true
 }
 
 // endFailedHolds ends the holds for units that don't wait any more, whose victims don't end in time, or that still had no room some time after the
@@ -277,7 +279,7 @@ func (m *Manager) endFailedHolds(now time.Time) {
 		if !m.changed && m.unitOf(h) == nil { // After a change, the next round makes the units of groups again.
 			return true
 		}
-		if !h.evicts && !h.fits {
+		if !h.evicts && !h.justified {
 			return true
 		}
 		if h.state == waiting && !slices.ContainsFunc(h.Victims, m.holdsMemory) {

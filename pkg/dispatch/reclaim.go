@@ -36,7 +36,7 @@ type reclaims struct {
 	attempt *attempt
 	// held are the holds, by the IDs of their units.
 	held map[string]*hold
-	// resumed is when Resume last made a search for each round, by the first UID of its pods that wait: a round that can't be resumed delays no other.
+	// resumed is when Resume last made a search for each round, by the first of its pods that wait: a round that can't be resumed delays no other.
 	resumed map[gpu.PodUID]time.Time
 }
 

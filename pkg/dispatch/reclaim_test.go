@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -90,7 +91,7 @@ func TestReclaimLeaderChanges(t *testing.T) {
 			f.StartLeading()
 			tc.meanwhile(f)
 			f.run(2 * time.Second)
-			attempt, resumed := f.Resume(map[gpu.PodUID]Cards{"alice/large": {"n0", []int{0}}}, [][]gpu.PodUID{{"bob/3"}, {"bob/2"}}, f.now)
+			attempt, resumed := f.Resume([]Held{{"alice/large", "n0", []int{0}}}, [][]gpu.PodUID{{"bob/3"}, {"bob/2"}}, f.now)
 			want(t, "resumed", tc.resumed, resumed)
 			if resumed {
 				f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
@@ -105,8 +106,7 @@ func TestReclaimLeaderChanges(t *testing.T) {
 				f.run(time.Second)
 			}
 			want(t, "admitted", tc.admitted, f.admitted())
-			held, _ := f.Holds(attempt)
-			want(t, "the places are held while pods wait", false, held)
+			want(t, "the places are held while pods wait", map[gpu.PodUID]bool{}, f.Holds(attempt))
 			want(t, "evictions", 2, len(f.evicted))
 		})
 	}
@@ -118,7 +118,7 @@ func TestReclaimResumesAfterRound(t *testing.T) {
 	f.pod("alice/large", 2)
 	f.StopLeading()
 	f.StartLeading()
-	if _, resumed := f.Resume(map[gpu.PodUID]Cards{"alice/large": {"n0", []int{0}}}, [][]gpu.PodUID{{"bob/3"}}, f.now); resumed {
+	if _, resumed := f.Resume([]Held{{"alice/large", "n0", []int{0}}}, [][]gpu.PodUID{{"bob/3"}}, f.now); resumed {
 		t.Error("resumed at once")
 	}
 }
@@ -132,7 +132,7 @@ func TestReclaimResumesSeveral(t *testing.T) {
 	f.StartLeading()
 	f.tick(time.Second)
 	resume := func(pod gpu.PodUID, node string, victim gpu.PodUID) bool {
-		attempt, resumed := f.Resume(map[gpu.PodUID]Cards{pod: {node, []int{0}}}, [][]gpu.PodUID{{victim}}, f.now)
+		attempt, resumed := f.Resume([]Held{{pod, node, []int{0}}}, [][]gpu.PodUID{{victim}}, f.now)
 		if resumed {
 			f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
 		}
@@ -294,9 +294,66 @@ func TestReclaimHold(t *testing.T) {
 func (f *fixture) refused(evicts bool) {
 	f.t.Helper()
 	f.invisible("bob/2")
-	held, may := f.Holds(f.reclaims.attempts)
-	want(f.t, "the places are held", true, held)
-	want(f.t, "the other victim may be evicted", evicts, may)
+	want(f.t, "the places are held, and the other victim may be evicted", map[gpu.PodUID]bool{"alice/1": evicts}, f.Holds(f.reclaims.attempts))
+}
+
+// A tenant that has nothing gets a first pod that is larger than its share. That stays so if it gets a small pod meanwhile.
+func TestReclaimHoldOfFirst(t *testing.T) {
+	for name, small := range map[string]gpu.Memory{"the tenant is below its share": 1, "it has its share": 4} {
+		t.Run(name, func(t *testing.T) {
+			f := newReclaimFixture(t, 12)
+			f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+			f.pod("alice/first", 5) // The share of each is 4.
+			f.pod("carol/1", 4)
+			f.run(after + 2*time.Second)
+			want(t, "evicted", []string{"bob/11", "bob/10", "bob/9", "bob/8", "bob/7"}, f.evicted)
+			f.invisible("bob/7")
+			f.pod("alice/small", small, on("n0"))
+			f.run(time.Second)
+			want(t, "the last victim may be evicted", map[gpu.PodUID]bool{"alice/first": small < 4}, f.Holds(f.reclaims.attempts))
+		})
+	}
+}
+
+// The share of a tenant gets smaller: the evictions go on for the first of two pods, whether they are of one attempt or of two.
+func TestReclaimHoldsOfOneTenant(t *testing.T) {
+	for name, between := range map[string]time.Duration{"at the same time": 0, "one after the other": 10 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			f := newReclaimFixture(t, 4, 4)
+			f.pod("alice/1", 2)
+			f.run(between)
+			f.pod("alice/2", 2, age(1))
+			f.run(after + 10*time.Second)
+			want(t, "evicted", 4, len(f.evicted))
+			f.invisible(f.evicted...)
+			f.SetNamespace("bob", guarantees(5))
+			f.run(time.Second)
+			holds := f.Holds(1)
+			maps.Copy(holds, f.Holds(f.reclaims.attempts))
+			want(t, "for whom evictions go on", map[gpu.PodUID]bool{"alice/1": true, "alice/2": false}, holds)
+		})
+	}
+}
+
+// The share of the victims' tenant gets larger, but not so large that nothing more could be evicted.
+func TestReclaimHoldsOfTwoTenants(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4, 4)
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	f.pod("alice/1", 4)
+	f.run(10 * time.Second)
+	f.pod("carol/1", 4)
+	f.run(after + 10*time.Second)
+	want(t, "evicted", 8, len(f.evicted))
+	want(t, "attempts", uint64(2), f.reclaims.attempts)
+	f.invisible(f.evicted...)
+	f.ledger.SetNode("small", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 2}}})
+	for tenant, guaranteed := range map[string]gpu.Memory{"alice": 4, "bob": 6, "carol": 4} {
+		f.SetNamespace(tenant, Namespace{Tenant: tenant, Terms: fairshare.Terms{Weight: 1, Guaranteed: guaranteed}})
+	}
+	f.NodesChanged()
+	f.run(time.Second)
+	want(t, "for alice", map[gpu.PodUID]bool{"alice/1": true}, f.Holds(1))
+	want(t, "for carol", map[gpu.PodUID]bool{"carol/1": false}, f.Holds(2))
 }
 
 // What is being deleted already is enough. Nothing was evicted, so nothing is lost if the places aren't held any more.
@@ -307,12 +364,10 @@ func TestReclaimHoldWithoutEvictions(t *testing.T) {
 	}
 	f.pod("alice/1", 2)
 	f.run(after + 2*time.Second)
-	held, _ := f.Holds(f.reclaims.attempts)
-	want(t, "the places are held", true, held)
+	want(t, "the places are held", 1, len(f.Holds(f.reclaims.attempts)))
 	f.SetNamespace("bob", guarantees(4))
 	f.run(2 * time.Second)
-	held, _ = f.Holds(f.reclaims.attempts)
-	want(t, "the places are held without a share", false, held)
+	want(t, "the places are held without a share", map[gpu.PodUID]bool{}, f.Holds(f.reclaims.attempts))
 	want(t, "evicted", []string(nil), f.evicted)
 }
 

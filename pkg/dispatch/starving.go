@@ -10,6 +10,8 @@ import (
 // starvingTenant is a tenant below its share.
 type starvingTenant struct {
 	Tenant
+	// has is what is allocated, and what is held.
+	has gpu.Memory
 	// units are those with which it would still have no more than its share, beside those for which places are held. A tenant that has nothing
 	// gets its first one in any case.
 	units []*unit
@@ -20,8 +22,8 @@ type starvingTenant struct {
 func (m *Manager) starving(all *standings, now time.Time) (out []starvingTenant) {
 	held := m.heldMemory()
 	for i, t := range all.tenants {
-		s := starvingTenant{Tenant: t}
-		m.addStarving(&s, all.units[i], t.Allocated.Add(held[t.Name]), now)
+		s := starvingTenant{Tenant: t, has: t.Allocated.Add(held[t.Name])}
+		m.addStarving(&s, all.units[i], now)
 		if len(s.units) > 0 || held[t.Name] > 0 {
 			out = append(out, s)
 		}
@@ -59,8 +61,9 @@ func (r *reclaims) countBelow(starving []starvingTenant, atMost time.Duration, n
 	}
 }
 
-// addStarving adds the units that lack only memory and fit into the tenant's share beside what is allocated.
-func (m *Manager) addStarving(s *starvingTenant, units []*unit, allocated gpu.Memory, now time.Time) {
+// addStarving adds the units that lack only memory and fit into the tenant's share beside what it has.
+func (m *Manager) addStarving(s *starvingTenant, units []*unit, now time.Time) {
+	allocated := s.has
 	for _, u := range units {
 		first, left := allocated == 0, s.Share.Sub(allocated)
 		if left == 0 {
@@ -83,12 +86,12 @@ func (m *Manager) reclaimable(u *unit, now time.Time) bool {
 	return failures == 0 || now.Sub(latest) >= m.ReclaimAfter<<min(failures, maxDelays)
 }
 
-// unitsOf returns the tenants' units.
+// unitsOf returns the tenants' units, and whether each is the first of a tenant that has nothing.
 func unitsOf(starving []starvingTenant) map[*unit]bool {
 	out := map[*unit]bool{}
 	for _, s := range starving {
-		for _, u := range s.units {
-			out[u] = true
+		for i, u := range s.units {
+			out[u] = i == 0 && s.has == 0
 		}
 	}
 	return out

@@ -95,16 +95,16 @@ type execution struct {
 	state executionState
 	// wanted is nil for a former leader's round until Continue.
 	wanted Wanted
-	// left are the pods that are to be evicted. While partsOnly is true, only those of groups that are evicted in part are.
-	left      map[gpu.PodUID]bool
-	partsOnly bool
+	// left are the pods that are to be evicted. justified is what wanted has returned last: of victims for other pods, only the rest of groups that
+	// were evicted in part is evicted. It is nil before the first call.
+	left, justified map[gpu.PodUID]bool
 	// until is the end of the round, next the time of the next attempt, asked that of the latest eviction call.
 	until, next, asked time.Time
 }
 
-// Wanted reports whether pods still wait for the places of a round, and if so whether further victims may be evicted now. Neither affects the rest of a
-// group that was evicted in part.
-type Wanted func() (places, victims bool)
+// Wanted returns the pods that still wait for the places of a round, and whether further victims may be evicted for each now. The rest of a group that
+// was evicted in part is evicted in any case.
+type Wanted func() map[gpu.PodUID]bool
 
 // executionState is how far a round is.
 //
@@ -371,7 +371,7 @@ func (e *execution) begun() bool {
 func (e *execution) remaining() (victims []Victim) {
 	for _, v := range e.Victims {
 		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod gpu.Pod) bool { return !e.left[pod.UID] })
-		if part := len(left) < len(v.Pods); len(left) > 0 && (part || !e.partsOnly) {
+		if part := len(left) < len(v.Pods); len(left) > 0 && (part || e.justified == nil || e.justified[v.For.UID]) {
 			v.Pods = left
 			victims = append(victims, v)
 		}
@@ -402,9 +402,9 @@ func (x *Executor) due() (due []*execution) {
 	}
 	x.mu.Unlock()
 	for i, e := range present {
-		var places, victims bool
+		var justified map[gpu.PodUID]bool
 		if wanted[i] != nil {
-			places, victims = wanted[i]() // Without the lock: it takes that of another part.
+			justified = wanted[i]() // Without the lock: it takes that of another part.
 		}
 		x.mu.Lock()
 		now, over := x.Clock.Now(), false
@@ -413,7 +413,7 @@ func (x *Executor) due() (due []*execution) {
 		case now.After(e.until):
 			over = true
 		case e.state != inherited && wanted[i] != nil: // Without, Continue was called just now.
-			if e.partsOnly = !victims; !places {
+			if e.justified = justified; len(justified) == 0 {
 				e.keepParts()
 				over = len(e.left) == 0
 			}

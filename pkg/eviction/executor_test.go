@@ -30,13 +30,12 @@ type executions struct {
 	round  Round
 	// refused are the pods whose eviction is refused, except for dry runs.
 	refused string
-	wanted  bool
-	// justified is false while no further victims may be evicted.
-	justified bool
+	// justified is what the round's Wanted returns.
+	justified map[gpu.PodUID]bool
 }
 
 func newExecutions(t *testing.T) *executions {
-	f := &executions{t: t, clock: clocktesting.NewFakeClock(begin), server: fake.NewServer(), wanted: true, justified: true}
+	f := &executions{t: t, clock: clocktesting.NewFakeClock(begin), server: fake.NewServer(), justified: always()}
 	for _, name := range []string{"g1", "g2", "g3", "s", "w"} {
 		pod := fake.Pod(name, 4, fake.Bound("n1", 0))
 		if name == "w" {
@@ -83,12 +82,12 @@ func (f *executions) evict(x *Executor) (time.Time, error) {
 	if err := x.Check(context.Background(), f.round.Victims); err != nil {
 		return time.Time{}, err
 	}
-	_, until, err := x.Evict(context.Background(), f.round, func() (places, victims bool) { return f.wanted, f.wanted && f.justified })
+	_, until, err := x.Evict(context.Background(), f.round, func() map[gpu.PodUID]bool { return f.justified })
 	return until, err
 }
 
-// always wants places and victims.
-func always() (places, victims bool) { return true, true }
+// always wants victims for the pods of these tests.
+func always() map[gpu.PodUID]bool { return map[gpu.PodUID]bool{"uid-w": true, "uid-a": true} }
 
 // later lets time pass in steps of a second.
 func (f *executions) later(x *Executor, d time.Duration) {
@@ -212,13 +211,17 @@ func TestExecutorRetries(t *testing.T) {
 		"for some time":                     {"g2 s", func(f *executions, x *Executor) { f.later(x, 20*time.Second); f.refused = "" }, "", true},
 		"until the end":                     {"g2 s", nil, "g2 s", true},
 		"until after the end":               {"g2 s", func(f *executions, x *Executor) { f.later(x, 92*time.Second); f.refused = "" }, "g2 s", true},
-		"no further victims may be evicted": {"g2 s", func(f *executions, _ *Executor) { f.justified, f.refused = false, "" }, "s", true},
-		"not for some time": {"g2 s", func(f *executions, x *Executor) {
-			f.justified, f.refused = false, ""
-			f.later(x, 20*time.Second)
-			f.justified = true
+		"no further victims may be evicted": {"g2 s", func(f *executions, _ *Executor) { f.justified["uid-w"], f.refused = false, "" }, "s", true},
+		"they may be evicted for the other pod only": {"g2 s", func(f *executions, _ *Executor) {
+			f.round.Victims[1].For.UID = "other"
+			f.justified, f.refused = map[gpu.PodUID]bool{"uid-w": false, "other": true}, ""
 		}, "", true},
-		"the pod doesn't wait anymore": {"g2 s", func(f *executions, _ *Executor) { f.wanted, f.refused = false, "" }, "s", true},
+		"not for some time": {"g2 s", func(f *executions, x *Executor) {
+			f.justified["uid-w"], f.refused = false, ""
+			f.later(x, 20*time.Second)
+			f.justified["uid-w"] = true
+		}, "", true},
+		"the pod doesn't wait anymore": {"g2 s", func(f *executions, _ *Executor) { f.justified, f.refused = nil, "" }, "s", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newExecutions(t)

@@ -96,13 +96,15 @@ func (e *Evictor) reserve(r round) {
 	e.Ledger.Nominate(r.node, r.pod, r.victims...)
 }
 
-// inRound returns a function that reports whether a round for the pod is in progress.
+// inRound returns a function that returns the pod while a round for it is in progress.
 func (e *Evictor) inRound(uid gpu.PodUID) Wanted {
-	return func() (places, victims bool) {
+	return func() map[gpu.PodUID]bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		_, ok := e.rounds[uid]
-		return ok, ok
+		if _, ok := e.rounds[uid]; ok {
+			return map[gpu.PodUID]bool{uid: true}
+		}
+		return nil
 	}
 }
 

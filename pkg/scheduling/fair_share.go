@@ -279,7 +279,7 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 		f.reclaims.Go(func() error {
 			attempt := search.Attempt()
 			until := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(attempt, plan, f.clock.Now()) },
-				func() (places, victims bool) { return f.manager.Holds(attempt) })
+				func() map[gpu.PodUID]bool { return f.manager.Holds(attempt) })
 			f.manager.Reclaimed(attempt, until, f.clock.Now())
 			return nil
 		})
@@ -295,9 +295,9 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 // resume continues the attempts of a former leader to reclaim memory.
 func (f *fairShare) resume() {
 	for _, r := range f.executor.Inherited(eviction.ByShare) {
-		places := map[gpu.PodUID]dispatch.Cards{}
+		var places []dispatch.Held
 		for _, w := range r.For {
-			places[w.UID] = dispatch.Cards{Node: w.Node, Cards: w.Cards}
+			places = append(places, dispatch.Held{Pod: w.UID, Node: w.Node, Cards: w.Cards})
 		}
 		victims := make([][]gpu.PodUID, len(r.Victims))
 		for i, v := range r.Victims {
@@ -306,7 +306,7 @@ func (f *fairShare) resume() {
 			}
 		}
 		if attempt, ok := f.manager.Resume(places, victims, f.clock.Now()); ok {
-			until := f.executor.Continue(r, func() (places, victims bool) { return f.manager.Holds(attempt) })
+			until := f.executor.Continue(r, func() map[gpu.PodUID]bool { return f.manager.Holds(attempt) })
 			f.manager.Reclaimed(attempt, until, f.clock.Now())
 		}
 	}
