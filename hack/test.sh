@@ -18,9 +18,11 @@ test_packages() {
 }
 
 # The race detector makes tests ten times as slow, and finds something only where several goroutines run: in packages that start some, in their
-# code or in their tests, and in those that use a library for it. The tests of simulations, each of which is one goroutine, run without it.
+# code or in their tests, and in those that use a library for it. The tests of simulations, and those in files of package ledger that start no
+# goroutine, run without it.
 concurrent='\bgo (func\b|[A-Za-z.]+\()|\.Go\(|\.Parallel\(|AfterFunc|"(net/http|github.com/fsnotify/|k8s.io/client-go/)'
-simulations="^($(grep -ohP '^func \KTest\w+' pkg/{scheduling,ledger}/simulation*_test.go pkg/scheduling/odd_pods_test.go | sort -u | paste -sd '|'))\$"
+# shellcheck disable=SC2046 # one word per file is intended
+single="^($(grep -ohP '^func \KTest\w+' pkg/scheduling/{simulation*,odd_pods}_test.go $(grep -LE "$concurrent" pkg/ledger/*_test.go) | sort -u | paste -sd '|'))\$"
 
 packages() {
   local dir race=() plain=()
@@ -34,10 +36,10 @@ packages() {
     (cd "$module" && test_packages ./...)
   done
   # The longest first. Many tests of the others wait, so more of them run at a time than there are processors.
-  test_packages -race -skip "$simulations" ./pkg/scheduling ./pkg/ledger
+  test_packages -race -skip "$single" ./pkg/scheduling ./pkg/ledger
   test_packages -race -p 4 "${race[@]}"
   test_packages "${plain[@]}"
-  test_packages -timeout 60m -run "$simulations" ./pkg/scheduling ./pkg/ledger
+  test_packages -timeout 60m -run "$single" ./pkg/scheduling ./pkg/ledger
   hack/alerts.sh
 }
 
