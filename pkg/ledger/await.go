@@ -16,7 +16,7 @@ import (
 //
 // It takes the cards on which all requests fit if the youngest pods have ended: those that were placed after a time that is as late as possible,
 // and later than oldest. Run times are unknown, and a pod that has run for long will likely run for long. The awaited reservations of items that come
-// before count as pods that stay. If the requests don't fit then, these count as pods that end.
+// before count as pods that stay.
 //
 // The nodes must also have enough CPU, memory and other resources if the pods that were placed after oldest have ended.
 //
@@ -25,24 +25,15 @@ import (
 // If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, some
 // hundreds at a time; they can change before the cards are chosen, so Await can return false although there are cards.
 func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bool) {
-	for _, beside := range []bool{true, false} {
-		c := awaitedChoice{Ledger: l, item: item, oldest: oldest, beside: beside, rated: map[gpu.Demand]ratedNodes{}}
-		shortlist := c.shortlist(requests)
-		l.update(func() []string {
-			former := l.reservations.items[item.ID]
-			freed := l.endItem(l.reservations.items, item.ID)
-			if made = c.choose(shortlist); !made && beside && former != nil {
-				l.reservations.items[item.ID] = l.addReservation(*former) // Until the second try.
-				return nil
-			}
-			nodes, _ := l.freeOf(item.ID)
-			return append(freed, nodes...)
-		})
-		if made {
-			return true
-		}
-	}
-	return false
+	c := awaitedChoice{Ledger: l, item: item, oldest: oldest}
+	shortlist := c.shortlist(requests)
+	l.update(func() []string {
+		freed := l.endItem(l.reservations.items, item.ID)
+		made = c.choose(shortlist)
+		nodes, _ := l.freeOf(item.ID)
+		return append(freed, nodes...)
+	})
+	return made
 }
 
 // EndAwaited ends the awaited reservation of an item, if there is one.
@@ -61,7 +52,7 @@ func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 	}
 	for name, shares := range l.sharesByNode(r) {
 		n := l.nodes[name]
-		if slices.ContainsFunc(shares, func(share Share) bool { return !n.takes(&share) }) || !haveRoom(n.emptyCards(), shares) {
+		if slices.ContainsFunc(shares, func(share Share) bool { return !n.takes(&share) }) || !haveRoom(n.spec.empty(), shares) {
 			return false
 		}
 	}
@@ -238,7 +229,7 @@ func (l *Ledger) AwaitedIdleRatio() float64 {
 	}
 	var idle, all float64 // In bytes: nodes can have different units.
 	bytes := func(n *node, amount gpu.Memory) float64 {
-		return float64(gpu.UnitOf(n.unit, n.inventory).Bytes(amount))
+		return float64(n.unit().Bytes(amount))
 	}
 	l.eachIdle(slices.Collect(maps.Values(l.reservations.items)), func(n *node, amount gpu.Memory) { idle += bytes(n, amount) })
 	for _, n := range l.nodes {
@@ -296,20 +287,11 @@ type awaitedChoice struct {
 	item   Item
 	made   *Reservation
 	oldest time.Time
-	beside bool
-	// rated are the rates of nodes by demand, for shortlist.
-	rated map[gpu.Demand]ratedNodes
 	// The slices are kept for reuse by freeable.
 	cards  []placement.Card
 	since  []time.Time
 	byAge  []*Allocation
 	result []freeableCard
-}
-
-// ratedNodes are the rates of nodes for a demand, by name. Those that it doesn't fit are only in seen.
-type ratedNodes struct {
-	rates map[string]float64
-	seen  map[string]struct{}
 }
 
 const (
@@ -357,13 +339,12 @@ func (c *awaitedChoice) shortlist(requests []Request) []Request {
 
 // best returns the positions of the n best nodes for a request, of those that have the resources.
 func (c *awaitedChoice) best(request *Request, n int) (positions []int) {
-	rates := c.rates(request)
-	for i, name := range request.Nodes {
-		if _, fits := rates[name]; fits {
-			positions = append(positions, i)
-		}
+	rates := map[int]float64{}
+	for from := 0; from < len(request.Nodes); from += partOfNodes {
+		c.rateSome(request, from, rates)
 	}
-	slices.SortStableFunc(positions, func(a, b int) int { return cmp.Compare(rates[request.Nodes[b]], rates[request.Nodes[a]]) })
+	positions = slices.Sorted(maps.Keys(rates))
+	slices.SortStableFunc(positions, func(a, b int) int { return cmp.Compare(rates[b], rates[a]) })
 	taken := 0
 	for _, position := range positions {
 		if taken == n {
@@ -385,8 +366,8 @@ func (c *awaitedChoice) mayHaveResources(name string, uid gpu.PodUID) bool {
 	return n != nil && c.haveResources(name, n, uid)
 }
 
-// haveResources reports whether the node will have the resources for the pod beside the item's own shares and, if beside is true, those of items that
-// come before: once the pods that were placed after oldest have ended.
+// haveResources reports whether the node will have the resources for the pod beside the item's own shares and those of items that come
+// before: once the pods that were placed after oldest have ended.
 func (c *awaitedChoice) haveResources(name string, n *node, uid gpu.PodUID) bool {
 	q := ResourceQuery{Node: name, Pods: []gpu.PodUID{uid}, Listed: true}
 	for i := range n.reserved {
@@ -405,32 +386,14 @@ func (c *awaitedChoice) haveResources(name string, n *node, uid gpu.PodUID) bool
 	return len(q.Ending) > 0 && c.resourcesFit(q)
 }
 
-// rates returns the rates of the nodes that the request fits, by name. Requests with the same demand share them.
-func (c *awaitedChoice) rates(request *Request) map[string]float64 {
-	demand := request.Pod.Demand()
-	known, begun := c.rated[demand]
-	if !begun {
-		known = ratedNodes{rates: map[string]float64{}, seen: map[string]struct{}{}}
-		c.rated[demand] = known
-	}
-	for from := 0; from < len(request.Nodes); from += partOfNodes {
-		c.rateSome(request, request.Nodes[from:min(from+partOfNodes, len(request.Nodes))], known)
-	}
-	return known.rates
-}
-
-// rateSome adds the rates of the nodes that aren't known yet.
-func (c *awaitedChoice) rateSome(request *Request, names []string, known ratedNodes) {
+// rateSome adds the rates of the next partOfNodes nodes that the request fits, by their positions.
+func (c *awaitedChoice) rateSome(request *Request, from int, rates map[int]float64) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	for _, name := range names {
-		if _, seen := known.seen[name]; seen {
-			continue
-		}
-		known.seen[name] = struct{}{}
-		if n := c.nodes[name]; n != nil {
-			if rate, fits := c.rate(n, request, 0); fits {
-				known.rates[name] = rate
+	for i := from; i < min(from+partOfNodes, len(request.Nodes)); i++ {
+		if n := c.nodes[request.Nodes[i]]; n != nil {
+			if rate, fits := c.rate(n, request, noKind); fits {
+				rates[i] = rate
 			}
 		}
 	}
@@ -532,8 +495,7 @@ func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) []freeableCard {
 // never is later than any time at which a pod was placed.
 var never = time.Unix(1<<33, 0)
 
-// countReservations sets cards to those of the node without allocations, but with the item's own shares, and with those of items that come before
-// if beside is true.
+// countReservations sets cards to those of the node without allocations, but with the item's own shares, and with those of items that come before.
 func (c *awaitedChoice) countReservations(n *node) {
 	c.cards = c.cards[:0]
 	for i := range n.cards {
@@ -546,9 +508,9 @@ func (c *awaitedChoice) countReservations(n *node) {
 	}
 }
 
-// counts reports whether the share is the item's own, or that of an item that comes before if beside is true.
+// counts reports whether the share is the item's own, or that of an item that comes before.
 func (c *awaitedChoice) counts(r *reserved) bool {
-	before := c.beside && r.Source == Queued && r.Item.ID != c.item.ID && r.Item.Before(&c.item) && c.stillCounts(r)
+	before := r.Source == Queued && r.Item.ID != c.item.ID && r.Item.Before(&c.item) && c.stillCounts(r)
 	return before || c.made != nil && r.Reservation == c.made
 }
 

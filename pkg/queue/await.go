@@ -86,17 +86,28 @@ func (a *Awaited) Pass(items []Item, now time.Time) {
 	if a.MaxIdle <= 0 {
 		items = nil
 	}
+	wait := map[string]bool{}
+	for i := range items {
+		wait[items[i].ID] = true
+	}
+	a.endUnless(func(id string) bool { return wait[id] }) // So that those behind get what it had.
 	p := &pass{Awaited: a, now: now, before: map[string]gpu.Memory{}, seen: map[string]bool{}, choices: map[string]*choice{}, totals: map[*string]gpu.Memory{}}
 	for _, item := range a.sorted(items, now) {
 		p.await(&item)
 	}
+	a.endUnless(func(id string) bool { return p.choices[id] != nil })
+	a.choices = p.choices
+}
+
+// endUnless ends the reservations of the items that don't go on.
+func (a *Awaited) endUnless(goesOn func(id string) bool) {
 	for _, id := range slices.Sorted(maps.Keys(a.choices)) { // In an order, since each end can requeue pods.
-		if p.choices[id] == nil {
+		if !goesOn(id) {
 			a.Ledger.EndAwaited(id)
 			a.end(a.choices[id])
+			delete(a.choices, id)
 		}
 	}
-	a.choices = p.choices
 }
 
 // end records how an item's reservation ended, if the item fitted.
