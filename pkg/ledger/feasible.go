@@ -45,7 +45,7 @@ func (t *emptyTrial) place(request Request, from int) (position int, ok bool) {
 		}
 		cards, used := t.cards[name]
 		if !used {
-			cards = n.emptyCards()
+			cards = n.spec.empty()
 		}
 		where, reason := placement.Place(placement.Binpack, cards, demand)
 		if reason != reasons.Fits || t.capacity != nil && !t.capacity.Take(name, request.Pod.UID) {
@@ -56,13 +56,4 @@ func (t *emptyTrial) place(request Request, from int) (position int, ok bool) {
 		return from + i, true
 	}
 	return 0, false
-}
-
-// emptyCards returns the node's cards without allocations.
-func (n *node) emptyCards() []placement.Card {
-	cards := make([]placement.Card, len(n.inventory))
-	for i, c := range n.inventory {
-		cards[i] = placement.NewCard(c, 0)
-	}
-	return cards
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// This file decides whether a node has room for a pod. The steps are the same for all who ask: the node takes such pods (node.accepts); its cards have
+// This file decides whether a node has room for a pod. All questions take the same steps: the node takes such pods (node.accepts); its cards have
 // room beside what is reserved against the pod (cardsFor); and so has the rest of the node (orResourcesReserved). place takes these steps and chooses
 // cards, fit only answers, and suit also rates the node.
 

@@ -24,7 +24,7 @@ func (l *Ledger) SeenEnd(pod gpu.Pod, names []string) (out []string) {
 // isFullFor reports whether the sum of the node's cards has no room for the pod.
 func (n *node) isFullFor(pod *gpu.Pod) bool {
 	var memory gpu.Memory
-	for _, card := range n.inventory {
+	for _, card := range n.spec.Cards {
 		memory = memory.Add(card.Memory)
 	}
 	return n.requested.Add(pod.Request) > memory

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -125,8 +124,6 @@ type Ledger struct {
 	outlook *placement.Outlook
 	// costRows are for the costs of new nodes.
 	costRows costRows
-	// memory caches the result of Memory; nil after a change of a node's cards.
-	memory atomic.Pointer[gpu.Memory]
 	// revision is incremented by every change of a node, see ChangesSince. forgotten is the revision of the last change that
 	// removed a node.
 	revision, forgotten uint64
@@ -173,19 +170,13 @@ func (l *Ledger) update(change func() (freed []string)) {
 
 // SetNode sets the cards of a node. Allocations stay, including those on cards that no longer exist.
 func (l *Ledger) SetNode(name string, spec NodeSpec) {
-	l.change(name, func(n *node) {
-		n.setSpec(spec)
-		l.memory.Store(nil)
-	})
+	l.change(name, func(n *node) { n.setSpec(spec) })
 }
 
 // DeleteNode removes the cards of a node. Its allocations stay until their pods are gone, so that they still count when
 // the Node object is deleted and created again.
 func (l *Ledger) DeleteNode(name string) {
-	l.change(name, func(n *node) {
-		n.clearSpec()
-		l.memory.Store(nil)
-	})
+	l.change(name, (*node).clearSpec)
 }
 
 // assume adds an assumed allocation. Presumed allocations keep their placement, because the new allocation takes only free memory. The
@@ -280,7 +271,7 @@ func (l *Ledger) Card(name string, index int) (gpu.Card, gpu.Unit, bool) {
 	if !ok {
 		return gpu.Card{}, 0, false
 	}
-	return n.inventory[i], n.unit, true
+	return n.spec.Cards[i], n.spec.Unit, true
 }
 
 // Node returns one node with its allocations.
@@ -361,8 +352,8 @@ func (l *Ledger) cardsOf(name string) (cards NodeCards) {
 // nodeCards returns the node's NodeCards. The caller holds the lock.
 func (l *Ledger) nodeCards(name string, n *node) NodeCards {
 	out := NodeCards{
-		Name: name, Unit: gpu.UnitOf(n.unit, n.inventory), Closed: n.closed, Cards: slices.Clone(n.cards),
-		Support: n.support, Requested: n.requested,
+		Name: name, Unit: n.unit(), Closed: n.spec.Closed, Cards: slices.Clone(n.cards),
+		Support: n.spec.Support, Requested: n.requested,
 	}
 	if n.leaving > 0 {
 		for _, a := range n.allocations {
@@ -387,24 +378,14 @@ func (l *Ledger) nodeCards(name string, n *node) NodeCards {
 }
 
 // Memory returns the memory of all shared cards, in the unit in which most of it is counted. A request is in the unit of its pod's node, so
-// the result is comparable with a sum of requests only if all nodes have the same unit. Memory reads every node if a node's cards have
-// changed since the last call. Otherwise it is cheap.
+// the result is comparable with a sum of requests only if all nodes have the same unit.
 func (l *Ledger) Memory() gpu.Memory {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if known := l.memory.Load(); known != nil {
-		return *known
-	}
-	sum := l.sumMemory()
-	l.memory.Store(&sum)
-	return sum
-}
-
-func (l *Ledger) sumMemory() gpu.Memory {
 	byUnit := map[gpu.Unit]gpu.Memory{}
 	for _, n := range l.nodes {
 		if n.shareable() == reasons.Fits {
-			unit := gpu.UnitOf(n.unit, n.inventory)
+			unit := n.unit()
 			byUnit[unit] = byUnit[unit].Add(n.totals.Memory)
 		}
 	}

@@ -17,8 +17,7 @@ type node struct {
 	// orderPosition is the node's position in the ledger's order of nodes, guarded by that one's lock.
 	orderPosition int
 	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
-	known      bool
-	wholeCards bool
+	known bool
 	// planned is true if Ledger.ReservedOn has pods.
 	planned bool
 	// costsKnown is true if the node and the outlook haven't changed since costs were computed.
@@ -29,24 +28,18 @@ type node struct {
 	reserved []reserved
 	// tentative are the tentative placements that name this node, see AddTentative.
 	tentative []tentativePod
-	// cards are in the order of inventory, with what the allocations use: recount and assume maintain it.
+	// cards are those of spec, with what the allocations use: recount and assume maintain it.
 	cards []placement.Card
 	// totals are the sums over cards.
 	totals placement.Totals
-	// support is that of NodeSpec.
-	support placement.Support
+	// spec is what the Node object determines, with the cards by index; zero if the node isn't known.
+	spec NodeSpec
 	// beside is what is free beside the cards, and excluded has the kinds of the outlook that can't use the node.
 	beside         placement.Beside
 	besideRevision uint64
 	excluded       uint64
 
-	name                    string
-	unit                    gpu.Unit
-	closed, isolation, pool string
-	simulated               bool
-	problems                []reasons.NodeProblem
-	// inventory are the cards as the inventory lists them, by index.
-	inventory   []gpu.Card
+	name        string
 	allocations map[gpu.PodUID]*Allocation
 	// requested is the sum of the allocations' requests, and leaving the number of those of pods that are being deleted: recount
 	// and assume maintain them.
@@ -58,27 +51,31 @@ type node struct {
 
 // setSpec sets what the Node object determines. The cards count as unused until recount.
 func (n *node) setSpec(spec NodeSpec) {
-	n.known, n.unit, n.wholeCards, n.closed = true, spec.Unit, spec.WholeCards, spec.Closed
-	n.isolation, n.simulated, n.pool, n.support, n.problems = spec.Isolation, spec.Simulated, spec.Pool, spec.Support, spec.Problems
-	n.inventory = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
-	n.cards = make([]placement.Card, len(n.inventory))
-	for i, c := range n.inventory {
-		n.cards[i] = placement.NewCard(c, 0)
-	}
+	spec.Cards = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
+	n.known, n.spec, n.cards = true, spec, spec.empty()
 }
 
 // clearSpec undoes setSpec.
-func (n *node) clearSpec() {
-	n.known, n.unit, n.wholeCards, n.closed, n.inventory, n.cards = false, 0, false, "", nil, nil
-	n.isolation, n.simulated, n.pool, n.support, n.problems = "", false, "", placement.Support{}, nil
+func (n *node) clearSpec() { n.known, n.spec, n.cards = false, NodeSpec{}, nil }
+
+// empty returns the cards without allocations.
+func (s *NodeSpec) empty() []placement.Card {
+	cards := make([]placement.Card, len(s.Cards))
+	for i, c := range s.Cards {
+		cards[i] = placement.NewCard(c, 0)
+	}
+	return cards
 }
+
+// unit returns the node's unit, or a guess from the cards' sizes if the node doesn't report one.
+func (n *node) unit() gpu.Unit { return gpu.UnitOf(n.spec.Unit, n.spec.Cards) }
 
 // shareable returns Fits if the node shares its cards, else the reason why not. n may be nil.
 func (n *node) shareable() reasons.Reason {
 	switch {
-	case n == nil || len(n.cards) == 0 && !n.wholeCards:
+	case n == nil || len(n.cards) == 0 && !n.spec.WholeCards:
 		return reasons.NotShared
-	case n.wholeCards:
+	case n.spec.WholeCards:
 		return reasons.WholeCards
 	}
 	return reasons.Fits
@@ -89,7 +86,7 @@ func (n *node) accepts(demand *gpu.Demand) reasons.Reason {
 	if reason := n.shareable(); reason != reasons.Fits {
 		return reason
 	}
-	return n.support.Accepts(demand)
+	return n.spec.Support.Accepts(demand)
 }
 
 // recount computes the used amounts of each card from the allocations. A full recount is cheap for the number of pods on a
@@ -130,13 +127,13 @@ func (n *node) recount() {
 // presumed returns the demand that the node serves for a pod whose annotations name no card. A node that doesn't support several cards gives
 // the pod one card, an old device plugin counts no cores, and without adapters none can be near.
 func (n *node) presumed(pod gpu.Pod) gpu.Demand {
-	if n.support.SeveralCards != reasons.Fits {
+	if n.spec.Support.SeveralCards != reasons.Fits {
 		pod.Cards = 1
 	}
-	if n.support.Cores != reasons.Fits {
+	if n.spec.Support.Cores != reasons.Fits {
 		pod.Cores = 0
 	}
-	if n.support.RDMA != reasons.Fits {
+	if n.spec.Support.RDMA != reasons.Fits {
 		pod.RDMA = gpu.RDMANone
 	}
 	return pod.Demand()
@@ -180,7 +177,7 @@ func (n *node) room() room {
 	}
 	return room{
 		cards:   slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy }),
-		support: n.support, leaving: n.leaving,
+		support: n.spec.Support, leaving: n.leaving,
 	}
 }
 
@@ -203,14 +200,8 @@ func roomier(card, before *placement.Card) bool {
 }
 
 func (n *node) copy(name string) Node {
-	out := Node{
-		Name: name, Gone: !n.known,
-		NodeSpec: NodeSpec{
-			Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, Support: n.support,
-			Closed: n.closed, Isolation: n.isolation, Simulated: n.simulated, Pool: n.pool, Problems: n.problems,
-		},
-		Allocations: n.copyAllocations(),
-	}
+	out := Node{Name: name, Gone: !n.known, NodeSpec: n.spec, Allocations: n.copyAllocations()}
+	out.Cards = slices.Clone(out.Cards)
 	for _, c := range n.cards {
 		out.Used, out.UsedCores, out.Containers = append(out.Used, c.Used), append(out.UsedCores, c.UsedCores), append(out.Containers, c.Containers)
 	}

@@ -76,7 +76,7 @@ func (l *Ledger) nodeStates() (states []nodeState) {
 		if n := l.nodes[name]; n.shareable() == reasons.Fits {
 			room := placement.NodeRoom{Cards: append([]placement.Card(nil), n.cards...), Beside: n.beside, Excluded: n.excluded}
 			states = append(states, nodeState{
-				name: name, revision: n.revision, besideRevision: n.besideRevision, unit: gpu.UnitOf(n.unit, n.inventory), NodeRoom: room, outlook: l.outlook,
+				name: name, revision: n.revision, besideRevision: n.besideRevision, unit: n.unit(), NodeRoom: room, outlook: l.outlook,
 			})
 		}
 	}

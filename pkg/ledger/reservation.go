@@ -73,16 +73,16 @@ const (
 type event uint8
 
 const (
-	kept      event = iota // The item doesn't fit now.
-	assumed                // An allocation was assumed for the pod.
-	bindBegun              // See Ledger.BeginBind.
-	bindEnded              // See Ledger.EndBind.
-	ended                  // Given up, taken for another item, or no longer needed, because the pod is bound.
+	notFitting event = iota // The item doesn't fit now.
+	assumed                 // An allocation was assumed for the pod.
+	bindBegun               // See Ledger.BeginBind.
+	bindEnded               // See Ledger.EndBind.
+	ended                   // Given up, taken for another item, or no longer needed, because the pod is bound.
 )
 
 // transitions are all changes of the state. What the table doesn't contain has no effect.
 var transitions = map[ReservationState]map[event]ReservationState{
-	none:    {kept: Awaited, assumed: Placed, bindBegun: Binding},
+	none:    {notFitting: Awaited, assumed: Placed, bindBegun: Binding},
 	Awaited: {ended: none},
 	Placed:  {bindBegun: Binding, ended: none},
 	Binding: {bindEnded: Placed},
@@ -161,7 +161,7 @@ func (l *Ledger) endItem(of map[string]*Reservation, id string) (freed []string)
 func (l *Ledger) addReservation(r Reservation) *Reservation {
 	shares := r.Shares
 	r.Shares, r.Victims = make([]Share, 0, len(shares)), slices.Clone(r.Victims)
-	r.on(kept)
+	r.on(notFitting)
 	for _, share := range shares {
 		l.addShare(&r, share)
 	}

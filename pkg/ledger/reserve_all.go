@@ -94,7 +94,7 @@ func (n *node) fitsWithoutAssumed(demand gpu.Demand) bool {
 	if reason := n.totals.Fit(n.cards, &demand); !reason.Resolvable() {
 		return reason == reasons.Fits
 	}
-	bound := n.emptyCards()
+	bound := n.spec.empty()
 	for _, a := range n.allocations {
 		if a.State != Assumed {
 			placement.Use(bound, a.Placement)
