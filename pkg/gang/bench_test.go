@@ -8,6 +8,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // benchCluster is a Manager with nodes of eight cards of 80, of which 70 are used.
@@ -25,6 +26,7 @@ func newBenchCluster(nodes int) *benchCluster {
 		Ledger: c.ledger, Release: func(uid gpu.PodUID) { c.ledger.Release(uid) },
 		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack},
 		Hold: testHold, Patience: testPatience, OnFailure: Evict, Observer: discard{},
+		Capacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{}, NeedsTurn: never, AwaitsTurn: never,
 		EligibleNodes: func(gpu.PodUID) []string { return c.nodes },
 	})
 	for i := range nodes {

@@ -25,8 +25,8 @@ type verification struct {
 	over time.Time
 }
 
-// startVerification starts the verification of a run that is broken. After a failed round it continues the former verification, unless the
-// round bound further members.
+// startVerification starts the verification of a run that is broken. After a failed plan it continues the former verification, unless
+// further members were bound.
 func (mgr *Manager) startVerification(r *run, now time.Time) {
 	if r.verification.next.IsZero() || r.counts[bound] > r.verification.bound {
 		r.verification = verification{bound: r.counts[bound], next: now}
@@ -109,7 +109,7 @@ func (mgr *Manager) readAnswered(r *run, now time.Time) {
 // policy is Keep.
 func (mgr *Manager) giveUp(r *run, now time.Time) {
 	if r.plan != nil {
-		mgr.endRound(r, reasons.GroupExpired, now)
+		mgr.abandonPlan(r, reasons.GroupExpired, now)
 	}
 	switch {
 	case r.inherited && r.lostMembers():

@@ -11,7 +11,7 @@
 //   - Bind: all members but one are bound at the same time, the last one after the others (permit.go, advance). The outcome of a
 //     bind can be unknown for a while: the run waits until it is known.
 //
-// Before the barrier opens, a round can be undone: its plan is dropped (endRound). A failed round puts runs of this shape behind the
+// Before the barrier opens, a plan can be dropped (abandonPlan). A failed plan puts runs of this shape behind the
 // others, and delays them and others of the namespace (fail, queue.Failures). After the barrier has opened, binds are in flight. If
 // some of them fail, the run is broken, and goes before all others. If it is still broken after the patience, every missing member is read
 // from the API server. If none of them is bound, the bound members are evicted, or stay if the policy is Keep. There is one exception: if

@@ -43,8 +43,8 @@ func TestSlowArrival(t *testing.T) {
 	}
 }
 
-// failRounds lets n rounds of the first pod's group fail, since no member arrives, and returns the pause after each.
-func (s *fixture) failRounds(n int) (pauses []time.Duration) {
+// failPlans lets n plans of the first pod's group fail, since no member arrives, and returns the pause after each.
+func (s *fixture) failPlans(n int) (pauses []time.Duration) {
 	for range n {
 		for s.manager.Phases()[PhasePlanned] == 0 {
 			s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
@@ -62,11 +62,11 @@ func (s *fixture) failRounds(n int) (pauses []time.Duration) {
 	return pauses
 }
 
-// TestPause: the pause after a failed round doubles up to ten minutes.
+// TestPause: the pause after a failed plan doubles up to ten minutes.
 func TestPause(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(4, "job", 4, 16, "t")
-	if got, want := fmt.Sprint(s.failRounds(11)), "[2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 17m4s 20m0s]"; got != want {
+	if got, want := fmt.Sprint(s.failPlans(11)), "[2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 17m4s 20m0s]"; got != want {
 		t.Errorf("pauses %v, want %v", got, want)
 	}
 	key := s.created[0].Gang
@@ -107,7 +107,7 @@ func TestForgive(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
 			s.createMany(4, "job", 4, 16, "t")
-			s.failRounds(3)
+			s.failPlans(3)
 			s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 			for s.manager.Phases()[PhasePlanned] == 1 {
 				s.advance(100 * time.Millisecond)
@@ -124,7 +124,7 @@ func TestForgive(t *testing.T) {
 	}
 }
 
-// TestFailedGroupGoesBehind: a group whose round failed lets one of equal priority go first.
+// TestFailedGroupGoesBehind: a group whose plan failed lets one of equal priority go first.
 func TestFailedGroupGoesBehind(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(8, "first", 8, 16, "t")
@@ -146,7 +146,7 @@ func TestFailedGroupGoesBehind(t *testing.T) {
 	}
 }
 
-// TestFailedGroupEntersAgain: a group whose round failed goes before groups of equal priority that were created after that.
+// TestFailedGroupEntersAgain: a group whose plan failed goes before groups of equal priority that were created after that.
 func TestFailedGroupEntersAgain(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(8, "failed", 8, 16, "t")
@@ -304,7 +304,7 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		change func(s *fixture)
-		// lost is true if the round ends.
+		// lost is true if the plan ends.
 		lost bool
 	}{
 		"nothing": {func(*fixture) {}, false},
@@ -342,7 +342,7 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 }
 
 // TestDisplacedAgainAndAgain: a group whose members never arrive keeps little memory from others of its priority, also if pods of higher
-// priority end each of its rounds before it fails.
+// priority end each of its plans before it fails.
 func TestDisplacedAgainAndAgain(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(8, "job", 8, 16, "t")

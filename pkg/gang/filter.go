@@ -128,9 +128,9 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 	case slices.Contains(all.names, pm.node):
 		return FilterResult{Reason: reasons.GroupOutsideSample, Outside: pm.node}
 	case r.phase == PhaseBinding:
-		return FilterResult{Reason: reasons.GroupUnplaced} // The member's place stays reserved until the run ends the round.
+		return FilterResult{Reason: reasons.GroupUnplaced} // The member's place stays reserved until the plan ends.
 	}
-	mgr.endRound(r, reasons.GroupUnplaced, now)
+	mgr.abandonPlan(r, reasons.GroupUnplaced, now)
 	return FilterResult{Reason: reasons.GroupUnplaced}
 }
 
@@ -140,7 +140,7 @@ func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now 
 	if !pm.reserved {
 		return false
 	}
-	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, mgr.capacity(), now)
+	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, mgr.Capacity(), now)
 	if ok {
 		mgr.setPlace(m.UID, pm, node)
 	}
@@ -161,7 +161,7 @@ func (mgr *Manager) reportProblem(m *member) reasons.Group {
 
 // offer holds the candidate nodes for the members of one template.
 type offer struct {
-	// nodes are the latest candidate nodes; nil after a failed round. at is when the latest were offered.
+	// nodes are the latest candidate nodes; nil after a failed plan. at is when the latest were offered.
 	nodes *candidates
 	at    time.Time
 }

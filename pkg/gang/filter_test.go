@@ -100,7 +100,7 @@ func TestWholeCardsOneAtATime(t *testing.T) {
 	}
 }
 
-// TestWholeCardsGiveWayIfNeeded: a round of a group with whole cards doesn't end for an older group that has no room for its GPU memory.
+// TestWholeCardsGiveWayIfNeeded: a plan of a group with whole cards doesn't end for an older group that has no room for its GPU memory.
 func TestWholeCardsGiveWayIfNeeded(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(1, "old", 2, 17, "large")

@@ -26,9 +26,12 @@ func newManager(t *testing.T) *Manager {
 	return New(Options{
 		Ledger: l, Release: func(uid gpu.PodUID) { l.Release(uid) },
 		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Hold: testHold, Patience: testPatience,
+		Capacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{}, NeedsTurn: never, AwaitsTurn: never,
 		OnFailure: Evict, Observer: discard{}, IllegalMove: func(move string) { t.Error(move) },
 	})
 }
+
+func never(gpu.Pod) bool { return false }
 
 // filterAll is Filter if the candidates are all nodes.
 func (mgr *Manager) filterAll(uid gpu.PodUID, candidates []string, now time.Time) FilterResult {

@@ -41,12 +41,11 @@ type Options struct {
 	// EligibleNodes returns the nodes that the pod can run on regardless of free resources. It is called rarely, with
 	// the Manager's lock held.
 	EligibleNodes func(gpu.PodUID) []string
-	// Capacity returns a new count of what nodes have free besides GPU memory. If it is nil, only GPU memory counts.
+	// Capacity returns a new count of what nodes have free besides GPU memory; nil if only GPU memory counts.
 	Capacity func() ledger.Capacity
-	// Failures are those of all items. If it is nil, New makes one.
+	// Failures are those of all items.
 	Failures *queue.Failures
-	// NeedsTurn reports whether fair sharing decides when the pod may be scheduled, and AwaitsTurn whether that isn't now. Both are nil if
-	// fair sharing is off.
+	// NeedsTurn reports whether fair sharing decides when the pod may be scheduled, and AwaitsTurn whether that isn't now.
 	NeedsTurn, AwaitsTurn func(gpu.Pod) bool
 	// Hold is how long a bind is held at most.
 	Hold time.Duration
@@ -65,7 +64,7 @@ type Observer interface {
 	GangHeld(wait time.Duration)
 	// GangBound counts gangs of which all members were bound.
 	GangBound()
-	// GangFailed counts failed rounds. The reason is one of reasons.GroupFailures.
+	// GangFailed counts failed plans. The reason is one of reasons.GroupFailures.
 	GangFailed(reason reasons.Group)
 	// GangEvicted counts evicted members of broken runs.
 	GangEvicted()
@@ -114,10 +113,7 @@ type Manager struct {
 	// waiting are the runs that wait for a plan, placed those that have one and whose barrier hasn't opened.
 	waiting, placed runList
 	alarms          []alarm
-	heldBinds       int
-	// places counts the planned members by node that are not bound yet.
-	places map[string]int
-	burst  freeBurst
+	burst           freeBurst
 	// noRoomFor holds the first runs of each likeness for which there was no room since the latest Tick.
 	noRoomFor map[likeRuns]ledger.Item
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
@@ -135,12 +131,9 @@ type Manager struct {
 
 // New returns a Manager without members.
 func New(o Options) *Manager {
-	if o.Failures == nil {
-		o.Failures = &queue.Failures{}
-	}
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
-		places: map[string]int{}, noRoomFor: map[likeRuns]ledger.Item{}, sets: map[fingerprint]*candidates{},
+		noRoomFor: map[likeRuns]ledger.Item{}, sets: map[fingerprint]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }
@@ -324,7 +317,7 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	case r.phase == PhasePermitting && now.Sub(p.firstHeld) >= mgr.Hold:
 		mgr.timeOut(r, now)
 	case r.phase == PhasePlanned && !now.Before(p.expires):
-		mgr.endRound(r, reasons.GroupExpired, now)
+		mgr.abandonPlan(r, reasons.GroupExpired, now)
 	}
 }
 
@@ -333,7 +326,7 @@ func (mgr *Manager) checkNodes(now time.Time) {
 	for _, r := range slices.Clone(mgr.placed) {
 		for uid, pm := range r.plan.all() {
 			if pm.node != "" && !mgr.Ledger.StillUsable(uid) && !mgr.movePlace(r.members[uid], pm, []string{pm.node}, now) {
-				mgr.endRound(r, reasons.GroupPlaceLost, now)
+				mgr.abandonPlan(r, reasons.GroupPlaceLost, now)
 				break
 			}
 		}

@@ -144,6 +144,6 @@ func (mgr *Manager) StopLeading(now time.Time) {
 		m.run, m.gone = nil, false
 	}
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
-	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]int{}, map[likeRuns]ledger.Item{}, nil
+	mgr.noRoomFor, mgr.resumeAt = map[likeRuns]ledger.Item{}, nil
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }

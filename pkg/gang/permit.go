@@ -92,7 +92,6 @@ func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Tim
 		pm.permit.reject(reasons.GroupChanged) // kube-scheduler abandoned the earlier call.
 	} else {
 		p.held++
-		mgr.heldBinds++
 	}
 	pm.permit = permit
 	if r.phase == PhasePlanned {
@@ -107,7 +106,6 @@ func (mgr *Manager) unhold(p *plan, pm *plannedMember) *Permit {
 	permit := pm.permit
 	pm.permit = nil
 	p.held--
-	mgr.heldBinds--
 	return permit
 }
 
@@ -132,7 +130,7 @@ func (mgr *Manager) rejectHeld(p *plan, reason reasons.Group) {
 
 // checkPlace reports whether the member's place can still be used. If its card is missing, unhealthy or over-full, the member moves to
 // another card of the node. If none has room, the member moves to another candidate node, and its bind call is rejected. If none of these has
-// room either, the round ends.
+// room either, the plan ends.
 func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Time) bool {
 	if pm.node == "" || mgr.Ledger.StillUsable(m.UID) {
 		return true
@@ -152,7 +150,7 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 	if r.plan.isOpen() {
 		mgr.failLast(r, reasons.GroupPlaceLost, now)
 	} else {
-		mgr.endRound(r, reasons.GroupPlaceLost, now)
+		mgr.abandonPlan(r, reasons.GroupPlaceLost, now)
 	}
 	return false
 }
@@ -184,11 +182,11 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 }
 
 // timeOut rejects the held binds after Hold. If more members arrived than in the hold before, the reservations stay and the members are
-// retried together, until twice the patience has passed. Otherwise the round has failed.
+// retried together, until twice the patience has passed. Otherwise the plan has failed.
 func (mgr *Manager) timeOut(r *run, now time.Time) {
 	p := r.plan
 	if p.held <= p.maxHeld || now.Sub(p.made) >= 2*mgr.Patience {
-		mgr.endRound(r, reasons.GroupTimedOut, now)
+		mgr.abandonPlan(r, reasons.GroupTimedOut, now)
 		return
 	}
 	p.maxHeld = p.held
@@ -320,7 +318,7 @@ func (mgr *Manager) decide(r *run, uid gpu.PodUID, pm *plannedMember, success bo
 }
 
 // advance continues a run whose barrier is open. Once the binds of all members but the last are decided, it grants or
-// rejects the last one's permit; once that is decided too, the round ends.
+// rejects the last one's permit; once that is decided too, the plan ends.
 func (mgr *Manager) advance(r *run, now time.Time) {
 	p := r.plan
 	last := p.members[p.last]
@@ -340,7 +338,7 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 	}
 }
 
-// failLast gives up the last member of a run whose barrier is open, and with it the round.
+// failLast gives up the last member of a run whose barrier is open, and with it the plan.
 func (mgr *Manager) failLast(r *run, reason reasons.Group, now time.Time) {
 	p := r.plan
 	last := p.members[p.last]
@@ -355,7 +353,7 @@ func (mgr *Manager) failLast(r *run, reason reasons.Group, now time.Time) {
 	mgr.decide(r, p.last, last, false, now)
 }
 
-// finishBinding ends a round whose binds are all decided.
+// finishBinding ends a plan whose binds are all decided.
 func (mgr *Manager) finishBinding(r *run, now time.Time) {
 	p := r.plan
 	if p.bound == len(p.members) {

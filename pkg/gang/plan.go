@@ -158,9 +158,9 @@ func (r *run) completeController() (controller string, several bool) {
 // settled reports whether it is clear which members belong together, or no more came for some time.
 func (r *run) settled(now time.Time) bool { return !r.needed().unclear || now.Sub(r.since) >= settle }
 
-// any reports whether is, which can be nil, returns true for one of the members.
+// any reports whether is returns true for one of the members.
 func (n *needs) any(is func(gpu.Pod) bool) bool {
-	return is != nil && slices.ContainsFunc(n.members, func(m *member) bool { return is(m.Pod) })
+	return slices.ContainsFunc(n.members, func(m *member) bool { return is(m.Pod) })
 }
 
 // allOffered reports whether the candidate nodes of all members are known. kube-scheduler alone places those of native groups that
@@ -400,7 +400,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 // take the same memory again and again.
 func (r *run) mayDisplace() bool { return r.failures == 0 }
 
-// takesFrom reports whether r may end the round of another run to get its memory. A broken run ends none that is older than the break: runs that
+// takesFrom reports whether r may end the plan of another run to get its memory. A broken run ends none that is older than the break: runs that
 // break again and again must not keep others from running.
 func (r *run) takesFrom(o *run) bool {
 	return r.mayDisplace() && r.item.Before(&o.item) && (!r.item.Broken || !o.plan.made.Before(r.brokeAt))
@@ -431,7 +431,7 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 	if len(granted) > 0 { // Its own places give way first.
 		younger, yielding = slices.Insert(younger, 0, nil), slices.Insert(yielding, 0, slices.Sorted(maps.Keys(granted)))
 	}
-	capacity := mgr.capacity()
+	capacity := mgr.Capacity()
 	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
 	if places == nil && n.mixed && capacity != nil {
 		// The ledger places one request after the other, the largest first. If CPU is scarce too, it can fail although places for all exist.
@@ -451,7 +451,7 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 	}
 	for _, o := range younger[:yielded] {
 		if o != nil {
-			mgr.endRound(o, reasons.GroupGaveWay, now)
+			mgr.abandonPlan(o, reasons.GroupGaveWay, now)
 		}
 	}
 	for i, m := range n.requesters {
@@ -485,18 +485,15 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return mgr.places[node] == 0 })
-	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) {
+	if pod.Request == 0 {
 		return false
 	}
 	candidates := make(map[string]bool, len(nodes))
 	for _, node := range nodes {
 		candidates[node] = true
 	}
-	runs, yielding := mgr.yielding(func(r *run) bool {
-		return r.item.Priority < pod.Priority && r.plan.usesAny(candidates)
-	})
-	if len(runs) == 0 {
+	runs, yielding := mgr.yielding(func(r *run) bool { return r.item.Priority < pod.Priority && r.plan.usesAny(candidates) })
+	if len(runs) == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) {
 		return false
 	}
 	places, yielded := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: pod, Nodes: nodes}}, yielding, mgr.View, nil, now)
@@ -504,51 +501,39 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 		return false
 	}
 	for _, r := range runs[:yielded] {
-		mgr.endRound(r, reasons.GroupGaveWay, now)
+		mgr.abandonPlan(r, reasons.GroupGaveWay, now)
 	}
 	mgr.Ledger.Own(ledger.Displaced, pod.UID, now.Add(mgr.Patience))
 	return true
 }
 
-// endWholeCards ends the rounds with whole cards. The ledger doesn't count whole cards, so only one such run has a plan at a time. Otherwise two
+// endWholeCards ends the plans with whole cards. The ledger doesn't count whole cards, so only one such run has a plan at a time. Otherwise two
 // runs could each take half of the cards that both need.
 func (mgr *Manager) endWholeCards(now time.Time) {
 	for _, o := range slices.Clone(mgr.placed) {
 		if o.plan.wholeCards {
-			mgr.endRound(o, reasons.GroupGaveWay, now)
+			mgr.abandonPlan(o, reasons.GroupGaveWay, now)
 		}
 	}
 }
 
-// capacity returns a count of what nodes have free besides GPU memory; nil if only GPU memory counts.
-func (mgr *Manager) capacity() ledger.Capacity {
-	if mgr.Capacity == nil {
-		return nil
-	}
-	return mgr.Capacity()
-}
-
 // setPlace sets the planned node of a member. An empty node removes its place.
 func (mgr *Manager) setPlace(uid gpu.PodUID, pm *plannedMember, node string) {
-	if mgr.places[pm.node]--; mgr.places[pm.node] <= 0 {
-		delete(mgr.places, pm.node)
-	}
 	if pm.node = node; node == "" {
 		mgr.Ledger.Disown(ledger.Planned, uid)
 		return
 	}
-	mgr.places[node]++
 	mgr.Ledger.Own(ledger.Planned, uid, time.Time{})
 }
 
-// checkPlan ends the round of a run whose members don't match its plan any more.
+// checkPlan ends the plan of a run whose members don't match it any more.
 func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 	pm := r.plan.members[m.UID]
 	switch {
 	case pm != nil && (m.run != r || m.counted != pending):
-		mgr.endRound(r, reasons.GroupDeleted, now)
+		mgr.abandonPlan(r, reasons.GroupDeleted, now)
 	case r.need() != len(r.plan.members):
-		mgr.endRound(r, reasons.GroupChanged, now)
+		mgr.abandonPlan(r, reasons.GroupChanged, now)
 	}
 }
 
@@ -574,12 +559,12 @@ func (mgr *Manager) dropPlan(r *run, reason reasons.Group) {
 	mgr.Observer.GangFailed(reason)
 }
 
-// endRound ends the round of a run whose barrier hasn't opened, without success. It has failed if its members didn't arrive or were deleted.
-// One that loses its memory to others has not, unless the run had memory for the patience, in all rounds since the latest failure.
-func (mgr *Manager) endRound(r *run, reason reasons.Group, now time.Time) {
+// abandonPlan ends the plan of a run whose barrier hasn't opened, without success. It has failed if its members didn't arrive or were deleted.
+// One that loses its memory to others has not, unless the run had memory for the patience, in all plans since the latest failure.
+func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 	p := r.plan
 	mgr.dropPlan(r, reason)
-	r.kept += now.Sub(p.made)
+	r.reservedFor += now.Sub(p.made)
 	switch reason {
 	case reasons.GroupExpired, reasons.GroupTimedOut, reasons.GroupUnplaced:
 		mgr.recordEvent(r, true, EventNotBound, reason.Text())
@@ -587,25 +572,25 @@ func (mgr *Manager) endRound(r *run, reason reasons.Group, now time.Time) {
 	case reasons.GroupDeleted:
 		mgr.fail(r, p, now)
 	default:
-		if mgr.Failures.Ended(p.attempt); r.kept >= mgr.Patience {
+		if mgr.Failures.Ended(p.attempt); r.reservedFor >= mgr.Patience {
 			mgr.fail(r, p, now)
 		}
 	}
-	mgr.move(r, roundEnded, r.rest(), now)
+	mgr.move(r, planDropped, r.rest(), now)
 	mgr.rested(r, now)
 }
 
-// fail records that a round has failed. The candidate nodes are dropped, so the next round needs new filter calls.
+// fail records that a plan has failed. The candidate nodes are dropped, so the next plan needs new filter calls.
 func (mgr *Manager) fail(r *run, p *plan, now time.Time) {
 	mgr.Failures.Failed(p.attempt, p.made, now)
-	r.kept, r.wait = 0, reasons.GroupPaused
+	r.reservedFor, r.wait = 0, reasons.GroupPaused
 	for _, offer := range r.offers {
 		offer.nodes = nil
 	}
 	r.needs = nil
 }
 
-// forgive ends the pause of the run's shape. It is called after a change by a user that can make the next round succeed.
+// forgive ends the pause of the run's shape. It is called after a change by a user that can make the next plan succeed.
 func (mgr *Manager) forgive(r *run) {
 	if r.needs = nil; mgr.Failures.Any(r.key.Namespace) {
 		mgr.Failures.Forgive(mgr.attempt(r))

@@ -44,8 +44,8 @@ type run struct {
 	// triedFreed is the value of Manager.freed at the latest attempt to plan.
 	triedFreed uint64
 
-	// kept is for how long the run had memory reserved in rounds since its latest failure.
-	kept time.Duration
+	// reservedFor is for how long the run had plans since its latest failure.
+	reservedFor time.Duration
 	// brokeAt is when the run last became broken.
 	brokeAt time.Time
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -46,7 +47,7 @@ func Snapshot(members []Member, now time.Time) []RunStatus {
 
 // NewSnapshot returns a Manager that starts to lead with these members.
 func NewSnapshot(members []Member, now time.Time) *Manager {
-	mgr := New(Options{Observer: discard{}})
+	mgr := New(Options{Observer: discard{}, Failures: &queue.Failures{}})
 	for i := range members {
 		mgr.SetMember(members[i], now)
 	}

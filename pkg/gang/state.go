@@ -45,7 +45,7 @@ const (
 	placesReserved trigger = "memory for all is reserved"
 	firstHeld      trigger = "the first bind call is held"
 	noneHeld       trigger = "held too long, or cancelled"
-	roundEnded     trigger = "the plan is dropped"
+	planDropped    trigger = "the plan is dropped"
 	allArrived     trigger = "all have arrived"
 	bindsEnded     trigger = "not all could be bound"
 	foundBound     trigger = "a member is found bound"
@@ -76,15 +76,15 @@ var transitions = []transition{
 	{PhasePending, foundBound, PhaseBroken},
 	{PhasePending, allBound, PhaseRunning},
 	{PhasePlanned, firstHeld, PhasePermitting},
-	{PhasePlanned, roundEnded, PhasePending},
-	{PhasePlanned, roundEnded, PhaseIncomplete},
-	{PhasePlanned, roundEnded, PhaseBroken},
+	{PhasePlanned, planDropped, PhasePending},
+	{PhasePlanned, planDropped, PhaseIncomplete},
+	{PhasePlanned, planDropped, PhaseBroken},
 	{PhasePlanned, allBound, PhaseRunning},
 	{PhasePermitting, noneHeld, PhasePlanned},
 	{PhasePermitting, allArrived, PhaseBinding},
-	{PhasePermitting, roundEnded, PhasePending},
-	{PhasePermitting, roundEnded, PhaseIncomplete},
-	{PhasePermitting, roundEnded, PhaseBroken},
+	{PhasePermitting, planDropped, PhasePending},
+	{PhasePermitting, planDropped, PhaseIncomplete},
+	{PhasePermitting, planDropped, PhaseBroken},
 	{PhasePermitting, allBound, PhaseRunning},
 	{PhaseBinding, allBound, PhaseRunning},
 	{PhaseBinding, bindsEnded, PhaseBroken},
@@ -112,7 +112,7 @@ func (mgr *Manager) move(r *run, why trigger, to Phase, now time.Time) {
 	if r.waits() != to.waits() || to == PhaseIncomplete {
 		r.since = now
 	}
-	if to == PhaseBroken && why != roundEnded {
+	if to == PhaseBroken && why != planDropped {
 		r.brokeAt = now
 	}
 	r.phase = to

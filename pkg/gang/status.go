@@ -87,8 +87,15 @@ func (mgr *Manager) Membership(uid gpu.PodUID) (member, whole bool) {
 }
 
 // HeldBinds counts the held binds.
-func (mgr *Manager) HeldBinds() int {
+func (mgr *Manager) HeldBinds() (n int) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	return mgr.heldBinds
+	for _, g := range mgr.groups {
+		for _, r := range g.runs {
+			if r.plan != nil {
+				n += r.plan.held
+			}
+		}
+	}
+	return n
 }

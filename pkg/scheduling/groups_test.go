@@ -21,6 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/fake"
 )
@@ -414,7 +415,10 @@ func TestUnknownMember(t *testing.T) {
 func TestEffectsWaitForTheLease(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	l := ledger.New()
-	manager := gang.New(gang.Options{Ledger: l, Observer: &fake.Observer{}})
+	no := func(gpu.Pod) bool { return false }
+	manager := gang.New(gang.Options{
+		Ledger: l, Observer: &fake.Observer{}, Failures: &queue.Failures{}, Capacity: func() ledger.Capacity { return nil }, NeedsTurn: no, AwaitsTurn: no,
+	})
 	manager.StartLeading(now)
 	for _, uid := range []gpu.PodUID{"a", "b"} {
 		manager.SetMember(gang.Member{Pod: gpu.Pod{UID: uid, Request: 8}, Gang: gang.Key{Name: "job"}, Size: 2}, now)

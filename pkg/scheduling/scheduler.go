@@ -140,7 +140,6 @@ type Scheduler struct {
 	groups    *groups
 	fair      *fairShare
 	explainer explainer
-	asked     asked
 	waiting   *waiting
 	failures  *queue.Failures
 	// nominator is nil if kube-scheduler offers no samples, expectations are nil if the node policy isn't by cost.
@@ -232,7 +231,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
 		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, nodes: s.nodes,
-		asked: &s.asked, nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
+		nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
 	}
 }
 
@@ -246,12 +245,10 @@ func (s *Scheduler) newGroups() *groups {
 			}
 			return nil
 		},
-		Capacity: func() ledger.Capacity { return s.capacity(true) },
-		Failures: s.failures,
-	}
-	if s.FairShare.On {
-		options.NeedsTurn = func(pod gpu.Pod) bool { return !s.fair.evicts(pod) }
-		options.AwaitsTurn = func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) }
+		Capacity:   func() ledger.Capacity { return s.capacity(true) },
+		Failures:   s.failures,
+		NeedsTurn:  func(pod gpu.Pod) bool { return !s.fair.evicts(pod) },
+		AwaitsTurn: func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) },
 	}
 	return &groups{
 		GangOptions: s.Gangs, cache: s.cache, ledger: s.ledger, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
