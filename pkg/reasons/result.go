@@ -12,7 +12,7 @@ const (
 	ResultNotReady   Result = "not_ready"
 	ResultNotLeading Result = "not_leading"
 	ResultBadRequest Result = "bad_request"
-	// ResultInvalidRequest: the pod no longer asks for what filter saw: its number of cards has changed, or can't be given.
+	// ResultInvalidRequest: no node can give the pod what it asks for now.
 	ResultInvalidRequest Result = "invalid_request"
 	// ResultUnreachable: the pod or the pods of its node could not be read, or no time was left for the write. Nothing was written.
 	ResultUnreachable Result = "unreachable"

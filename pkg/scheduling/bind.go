@@ -165,9 +165,6 @@ func (s *Scheduler) checkBind(pod *clustercache.PodInfo, node string, permit per
 	case pod.RequestError != "":
 		return reasons.ResultInvalidRequest, errors.New(pod.RequestError)
 	}
-	if err := s.asked.check(pod.Pod); err != nil {
-		return reasons.ResultInvalidRequest, err
-	}
 	return prepared, nil
 }
 

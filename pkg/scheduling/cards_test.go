@@ -1,7 +1,6 @@
 package scheduling
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -143,20 +142,6 @@ func TestRDMA(t *testing.T) {
 	}
 	update(nearAdapter(t, "n1", 1), reasons.Fits)
 
-	changed := fake.Edited(pod, fake.RDMA("preferred"))
-	f.server.Set(changed)
-	f.publish(changed)
-	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.RDMA == gpu.RDMAPreferred })
-	const want = "label gpushare.aliyun.com/rdma of the pod has changed since kube-scheduler first tried it: set it back, or create the pod again"
-	if err := f.bind(changed); !errors.Is(err, errRDMAChanged) || err.Error() != want {
-		t.Errorf("bind after a change of the label: %v", err)
-	}
-	if result := f.filter(changed, "n1"); result.Message != want {
-		t.Errorf("filter after a change of the label: %+v", result)
-	}
-	f.server.Set(pod)
-	f.publish(pod)
-	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.RDMA == gpu.RDMARequired })
 	if err := f.bind(pod); err != nil {
 		t.Errorf("bind: %v", err)
 	}
@@ -262,47 +247,9 @@ func TestWholeAndSharedCards(t *testing.T) {
 	}
 }
 
-// The number of cards is the one that filter saw first, whatever the label says later.
-func TestCountIsFixed(t *testing.T) {
-	pod := fake.Pod("p", 12, fake.Cards(2))
-	f := start(t, Options{}, fake.Node("n1", 16, 16, 16), pod)
-	f.filter(pod, "n1")
-	changed := fake.Edited(pod, fake.Cards(3))
-	f.server.Set(changed)
-	f.publish(changed)
-	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Cards == 3 })
-	const want = "label aliyun.com/gpu-count of the pod has changed since kube-scheduler first tried it: it asked for 2 and now asks for 3; set it back, or create the pod again"
-	if err := f.bind(changed); !errors.Is(err, errCountChanged) || err.Error() != want || f.observer.Count("bind "+string(reasons.ResultInvalidRequest)) != 1 {
-		t.Errorf("bind: %v", err)
-	}
-	if result := f.filter(changed, "n1"); result.Message != want {
-		t.Errorf("filter: %+v", result)
-	}
-	f.want(pod, "none")
-
-	f.server.Set(pod)
-	f.publish(pod)
-	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Cards == 2 })
-	if err := f.bind(pod); err != nil {
-		t.Errorf("bind with the first number: %v", err)
-	}
-	f.want(pod, "bound n1 cards 0, 1")
-	f.publish(pod)
-	f.await("the number to be forgotten", func() bool { return f.asked.check(gpu.Pod{UID: "uid-p", Cards: 9}) == nil })
-
-	for i := range maxAsked + 1 { // Requests for pods that don't exist take no more memory.
-		if err := f.asked.fix(gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i))}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n := len(f.asked.pods); n != maxAsked {
-		t.Errorf("%d pods are remembered", n)
-	}
-}
-
-// An extender that starts between filter and bind has not seen the number of cards that filter saw. It goes by the label as it is: the
-// pod gets all that its spec and the label ask for, on a node that takes such a pod, or nothing.
-func TestCountAcrossRestart(t *testing.T) {
+// The number of cards can change between filter and bind. Bind goes by the label as it is: the pod gets all that its spec and the label ask for, on a
+// node that takes such a pod, or nothing.
+func TestCountChanges(t *testing.T) {
 	for name, test := range map[string]struct {
 		node       *corev1.Node
 		from, to   int
@@ -322,23 +269,25 @@ func TestCountAcrossRestart(t *testing.T) {
 		},
 	} {
 		pod := fake.Pod("p", 12, fake.Cards(test.from))
-		before := start(t, Options{}, test.node, pod)
-		before.filter(pod, "n1")
+		f := start(t, Options{}, test.node, pod)
+		f.filter(pod, "n1")
 		changed := fake.Edited(pod, fake.Cards(test.to))
-		after := start(t, Options{}, test.node, changed)
-		err := after.bind(changed)
-		if (err == nil) != (test.wantResult == reasons.ResultBound) || after.observer.Count("bind "+string(test.wantResult)) != 1 {
-			t.Errorf("%s: bind: %v, %v", name, err, after.observer.Counts())
+		f.server.Set(changed)
+		f.publish(changed)
+		f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Cards == protocol.Pod(changed).Cards })
+		err := f.bind(changed)
+		if (err == nil) != (test.wantResult == reasons.ResultBound) || f.observer.Count("bind "+string(test.wantResult)) != 1 {
+			t.Errorf("%s: bind: %v, %v", name, err, f.observer.Counts())
 		}
-		after.want(pod, test.bound)
-		if _, allocation, ok := after.ledger.Lookup("uid-p"); ok && allocation.Placement.Total() != 12 {
+		f.want(pod, test.bound)
+		if _, allocation, ok := f.ledger.Lookup("uid-p"); ok && allocation.Placement.Total() != 12 {
 			t.Errorf("%s: %v of 12 are allocated", name, allocation.Placement)
 		}
 	}
 }
 
 // The place that a group or fair sharing gives a pod before filter has seen the pod has another number of cards if the label changes
-// meanwhile. Bind gives the pod the number that filter saw, if the node has room for it.
+// meanwhile. Bind gives the pod the present number, if the node has room for it.
 func TestPlaceOfAnotherCount(t *testing.T) {
 	for name, test := range map[string]struct {
 		planned, filtered int

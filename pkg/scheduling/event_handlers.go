@@ -25,7 +25,6 @@ type eventHandlers struct {
 	groups  *groups
 	fair    *fairShare
 	nodes   *eligibility.Cluster
-	asked   *asked
 	// nominator is nil if kube-scheduler offers no samples.
 	nominator *sampling.Nominator
 	bypass    *bypass
@@ -100,7 +99,6 @@ func (h *eventHandlers) podGone(uid gpu.PodUID) {
 func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.requeue.Forget(uid)
 	h.evictor.Forget(uid)
-	h.asked.forget(uid)
 	h.nominator.Gone(uid)
 	h.ledger.RemoveNomination(uid)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -56,7 +57,7 @@ func (r FilterResult) full() iter.Seq[string] {
 // single pod it creates no allocation, unless groups give way to the pod (groups.displace). For a member of a group it can make the
 // group's plan. A pod that asks for no GPU memory passes on every node, unless its group rejects it.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
-	pod, err := s.checkRequest(object)
+	pod, err := checkRequest(object)
 	if err != nil {
 		s.requeue.ForgetRejection(gpu.PodUID(object.UID)) // No memory that comes free helps it.
 		s.evictor.Passed(gpu.PodUID(object.UID))
@@ -104,6 +105,14 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		s.addTentative(pod, result.Names(), now)
 	}
 	return result, nil
+}
+
+// checkRequest returns the pod, or why it gets no node: it is too large, or no node can give it what it asks for.
+func checkRequest(object *corev1.Pod) (gpu.Pod, error) {
+	if err := protocol.CheckSize(object); err != nil {
+		return gpu.Pod{}, err
+	}
+	return protocol.Pod(object), protocol.CheckRequest(object)
 }
 
 // reservedFor returns the label of the item for which memory or other resources are reserved that the pod would get otherwise; empty if that is the

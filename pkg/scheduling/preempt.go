@@ -21,7 +21,7 @@ import (
 // left: kube-scheduler then chooses among the others. kube-scheduler chooses the node and evicts the victims. It evicts none if the answer is
 // empty.
 func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error) {
-	pod, err := s.checkRequest(object)
+	pod, err := checkRequest(object)
 	switch {
 	case err != nil:
 		return nil, nil // No eviction helps.

@@ -199,7 +199,7 @@ func (w *world) relabel(p *apiPod, label, text string) {
 	}
 }
 
-// endMix deletes the pending pods whose label has changed: an extender can have fixed another value than the label has now.
+// endMix deletes the pending pods whose label has changed.
 func (w *world) endMix() {
 	for _, p := range slices.Clone(w.api.order) {
 		if p.counts != nil && p.exists && !p.bound() {

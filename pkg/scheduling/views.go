@@ -1,11 +1,13 @@
 package scheduling
 
 import (
+	"errors"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -115,3 +117,15 @@ func (s *Scheduler) GangStates() map[string]int { return s.groups.states() }
 
 // WatchVersions returns the resource version that each watch has reached, by resource.
 func (s *Scheduler) WatchVersions() map[string]uint64 { return s.cache.WatchVersions() }
+
+// Groups returns the runs of all groups of pods, or an error that says why this process doesn't know them. It only reads.
+func (s *Scheduler) Groups() ([]gang.Report, error) {
+	if s.groups == nil {
+		return nil, errors.New("groups are turned off by --gang-hold=0")
+	}
+	reports, leads := s.groups.manager.Reports()
+	if !leads {
+		return nil, errors.New("only the replica that leads knows the state of groups, and this one doesn't lead")
+	}
+	return reports, nil
+}
