@@ -290,10 +290,10 @@ func (i *item) created() time.Duration {
 	return slices.MinFunc(i.pods, func(a, b *apiPod) int { return int(a.created - b.created) }).created
 }
 
-// mistaken reports whether a pod that stays may be expected to end for an item that comes before i.
+// mistaken reports whether a pod that stays, and was bound while the item waited, may be expected to end for it, or for an item that comes before it.
 func (l *liveness) mistaken(i *item) bool {
 	before := func(o *item) bool {
-		return o != i && o.entered > 0 && o.seen == l.w.now && (o.created() <= i.created() || o.pods[0].priority > i.pods[0].priority || o.tenant != i.tenant)
+		return o.entered > 0 && o.seen == l.w.now && (o.created() <= i.created() || o.pods[0].priority > i.pods[0].priority || o.tenant != i.tenant)
 	}
 	return slices.ContainsFunc(l.w.api.order, func(p *apiPod) bool {
 		return p.live() && p.lasts == 0 && p.memory > 0 && l.w.now < p.boundAt+l.w.staysAfter() &&
