@@ -574,6 +574,41 @@ func TestPreemptionRound(t *testing.T) {
 	}
 }
 
+// The pod waits for the CPU of a victim without GPU memory, which the ledger doesn't have. The place is kept as long as the victim is leaving, though
+// that takes longer than a pod has for its bind.
+func TestRoundOfVictimWithoutMemory(t *testing.T) {
+	const grace = 5 * time.Minute
+	for name, test := range map[string]struct {
+		meanwhile      func(f *fixture, cpu *corev1.Pod)
+		kept, requeued bool
+	}{
+		"it is leaving": {func(f *fixture, _ *corev1.Pod) { f.later(2 * queue.Arrival) }, true, false},
+		"it has ended": {func(f *fixture, cpu *corev1.Pod) {
+			f.later(2 * queue.Arrival)
+			f.delete(cpu)
+			f.later(interval)
+			f.later(queue.Arrival)
+		}, true, false},
+		"the pod doesn't take the place": {func(f *fixture, cpu *corev1.Pod) { f.delete(cpu); f.later(interval); f.later(queue.Arrival + 1) }, false, true},
+		"it stays":                       {func(f *fixture, _ *corev1.Pod) { f.later(grace + 2*time.Minute) }, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cpu := fake.Pod("cpu", 0, fake.Bound("n1", 0), fake.Terminating(begin.Add(grace)))
+			f := newFixture(t, func(f *fixture) { f.pending = fake.Pod("pending", 4, fake.Priority(9)) }, cpu)
+			victims := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-cpu"}}}
+			f.Proposed("uid-pending", victims)
+			if !f.Repeated(protocol.Pod(f.pending), victims) {
+				t.Fatal("the victim would be evicted again")
+			}
+			f.later(interval)
+			test.meanwhile(f, cpu)
+			if kept := f.reserves(); kept != test.kept || f.requeues > 0 != test.requeued {
+				t.Errorf("the place is kept: %t, want %t; %d requeues", kept, test.kept, f.requeues)
+			}
+		})
+	}
+}
+
 // A nomination to another node, where no pods are leaving, doesn't end a round. A pod that the watch doesn't show gets none.
 func TestTriedElsewhere(t *testing.T) {
 	f := newFixture(t, nil, fake.Node("n2", 16))

@@ -207,7 +207,9 @@ func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bo
 	}
 	for _, node := range slices.Concat([]string{nominated}, slices.Sorted(maps.Keys(told))) {
 		again := answer[node].Pods
-		if len(again) == 0 || slices.ContainsFunc(again, func(uid gpu.PodUID) bool { return !slices.Contains(told[node].Pods, uid) || e.stays(node, uid) }) {
+		if len(again) == 0 || slices.ContainsFunc(again, func(uid gpu.PodUID) bool {
+			return !slices.Contains(told[node].Pods, uid) || e.phase(node, uid) == running
+		}) {
 			continue
 		}
 		r, known := e.rounds[pod.UID]
@@ -224,22 +226,6 @@ func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bo
 		return true
 	}
 	return false
-}
-
-// stays reports whether a pod of the node neither ends nor has ended. Victims can be pods without GPU memory, which the ledger doesn't have.
-func (e *Evictor) stays(node string, uid gpu.PodUID) bool {
-	for _, pod := range e.Cache.PodsOn(node) {
-		if pod.UID == uid {
-			return !pod.Leaving && !pod.Ended
-		}
-	}
-	return e.runs(uid)
-}
-
-// runs reports whether the pod has memory and isn't being deleted.
-func (e *Evictor) runs(uid gpu.PodUID) bool {
-	_, allocation, held := e.Ledger.Lookup(uid)
-	return held && !allocation.Leaving
 }
 
 // Tried records a filter call for the pod, which kube-scheduler has nominated to a node or to none, with the candidate nodes. It must be called
@@ -317,7 +303,7 @@ func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
 	proposed := e.proposed(pod.UID)[node].Pods
 	for i := range available.Allocations {
 		a := &available.Allocations[i]
-		if a.Priority < pod.Priority && (a.Leaving && !e.isOverdue(a.UID) || slices.Contains(proposed, a.UID)) {
+		if a.Priority < pod.Priority && (e.phase(node, a.UID) == departing || slices.Contains(proposed, a.UID)) {
 			placement.Free(available.Cards, a.Placement)
 			victims = append(victims, a.UID)
 		}
@@ -340,7 +326,7 @@ func (e *Evictor) Awaits(uid gpu.PodUID) bool {
 	awaits := false
 	switch r.state {
 	case evicting:
-		awaits = slices.ContainsFunc(r.victims, e.isAllocated)
+		awaits = e.count(r)[gone] < len(r.victims)
 	case tried:
 		awaits, r.state = e.Clock.Since(r.since) < cycle, leaving
 	}
@@ -359,11 +345,12 @@ func (e *Evictor) endRounds() {
 		if r.state == tried && now.Sub(r.since) >= cycle {
 			r.state = leaving
 		}
-		if (r.state == evicting || r.state == leaving) && !slices.ContainsFunc(r.victims, e.isAllocated) {
+		victims := e.count(r)
+		if (r.state == evicting || r.state == leaving) && victims[gone] == len(r.victims) {
 			r.state, r.since = freed, now
 		}
 		e.rounds[uid] = r
-		if pause := e.failed(r, now); pause > 0 {
+		if pause := e.failed(r, victims, now); pause > 0 {
 			delete(e.rounds, uid)
 			e.postponed.Extend(uid, now, pause, queue.LongestPause)
 			over = append(over, r)
@@ -384,14 +371,14 @@ func (e *Evictor) ended(pod gpu.Pod, awaited bool) {
 	}
 }
 
-// failed returns the minimum pause of the pod if the round has failed, zero if it continues. The caller holds the lock.
-func (e *Evictor) failed(r round, now time.Time) time.Duration {
+// failed returns the minimum pause of the pod if the round has failed, zero if it continues.
+func (e *Evictor) failed(r round, victims [phases]int, now time.Time) time.Duration {
 	switch r.state {
 	default:
-		if slices.ContainsFunc(r.victims, e.isOverdue) {
+		if victims[overdue] > 0 {
 			return queue.LongestPause
 		}
-		if slices.ContainsFunc(r.victims, func(uid gpu.PodUID) bool { return e.remains(r, uid) }) {
+		if victims[running] > 0 {
 			return queue.Retry // The eviction failed, or was not made.
 		}
 	case freed:
@@ -414,22 +401,49 @@ func (e *Evictor) endReservation(pod gpu.Pod) {
 	e.Ledger.RemoveNomination(pod.UID)
 }
 
-func (e *Evictor) isAllocated(uid gpu.PodUID) bool {
-	_, _, held := e.Ledger.Lookup(uid)
-	return held
-}
+// phase is how far a victim is.
+type phase int
 
-// remains reports whether a victim isn't terminating, and neither the Executor nor kube-scheduler is about to evict it. The caller holds the lock.
-func (e *Evictor) remains(r round, uid gpu.PodUID) bool {
-	return e.runs(uid) && !e.executor.Tries(uid) && !slices.Contains(e.proposed(r.pod.UID)[r.node].Pods, uid)
-}
+const (
+	running phase = iota
+	// departing victims are being deleted, or are about to be, and overdue ones exist well after their deletion deadline, see protocol.Overdue.
+	departing
+	overdue
+	gone
+	phases
+)
 
-// isOverdue reports whether the pod is overdue.
-func (e *Evictor) isOverdue(uid gpu.PodUID) bool {
-	_, allocation, held := e.Ledger.Lookup(uid)
-	if !held {
-		return false
+// count counts the victims of a round by phase. Those that the Executor or kube-scheduler is about to evict are departing. The caller holds the lock.
+func (e *Evictor) count(r round) (n [phases]int) {
+	proposed := e.proposed(r.pod.UID)[r.node].Pods
+	for _, uid := range r.victims {
+		is := e.phase(r.node, uid)
+		if is == running && (e.executor.Tries(uid) || slices.Contains(proposed, uid)) {
+			is = departing
+		}
+		n[is]++
 	}
-	known, ok := e.Cache.Pod(allocation.Namespace, allocation.Name)
-	return ok && known.UID == uid && known.Overdue(e.Clock.Now())
+	return n
+}
+
+// phase returns how far a victim on the node is. One without GPU memory is only in the cache, and one that was bound just now only in the ledger.
+func (e *Evictor) phase(node string, uid gpu.PodUID) phase {
+	_, allocation, held := e.Ledger.Lookup(uid)
+	info, known := e.Cache.Pod(allocation.Namespace, allocation.Name)
+	if !held {
+		pods := e.Cache.PodsOn(node)
+		i := slices.IndexFunc(pods, func(pod *clustercache.PodInfo) bool { return pod.UID == uid && !pod.Ended })
+		if i < 0 {
+			return gone
+		}
+		info, known = pods[i], true
+	}
+	known = known && info.UID == uid
+	switch {
+	case known && info.Overdue(e.Clock.Now()):
+		return overdue
+	case held && allocation.Leaving, known && info.Leaving:
+		return departing
+	}
+	return running
 }
