@@ -15,7 +15,7 @@ type GroupWait struct {
 	// Native is true for a PodGroup of Kubernetes: kube-scheduler tries no member before enough members exist.
 	Native bool
 	Reason reasons.Group
-	// Since is the time since which the group waits, as far as the leader knows: it can't be before its term. Zero if unknown.
+	// Since is the time since which the group waits, see gang.Status; zero if unknown.
 	Since time.Time
 }
 
@@ -24,14 +24,6 @@ func (w *GroupWait) invalid() bool { return w != nil && w.Reason.Invalid() }
 
 // untried reports whether kube-scheduler has not tried all members yet. It doesn't try those for which it finds no node.
 func (w *GroupWait) untried() bool { return w.Reason == reasons.GroupAwaitsOthers }
-
-// since returns since when the pod waits, or its group if that is earlier.
-func (w *GroupWait) since(pod *Pod) time.Time {
-	if w == nil || w.Since.IsZero() || pod.Created.Before(w.Since) {
-		return pod.Created
-	}
-	return w.Since
-}
 
 // String returns the sentence that is shown to users.
 func (w *GroupWait) String() string {
@@ -56,5 +48,5 @@ func ReportedWait(group string, pod *Pod) *GroupWait {
 	if !reported {
 		return nil
 	}
-	return &GroupWait{Group: group, Reason: reason, Since: pod.Created}
+	return &GroupWait{Group: group, Reason: reason}
 }

@@ -12,15 +12,15 @@ import (
 
 // Place is where a pending pod is in the queue. A group has one place, as in the queue. All views show it in the words of String: Ahead and Since.
 type Place struct {
-	// Ahead is how many pods and groups come before the pod, of those that wait for memory and can use the same nodes by their constraints:
-	// those of higher priority, and older ones of the same priority. What failed lately comes later than this says, and the replacement that a running
-	// group lacks comes sooner: only the leader knows them.
+	// Ahead is how many pods and groups come before the pod, of those that wait for memory and have equal constraints: those of higher priority, and
+	// older ones of the same priority. What failed lately comes later than this says, and the replacement that a running group lacks comes sooner: only
+	// the leader knows them.
 	// It is only valid if Queued is true.
 	Ahead int
 	// Queued is true if the pod waits for memory. A pod that waits for its turn has another order, see reasons.Turn.
 	Queued bool
-	// Since is since when the pod or its group waits: since the creation of the pod, or of the oldest pod of its group that is queued, or for longer if
-	// the leader has seen the group wait before. So it outlasts a leader.
+	// Since is since when the pod or its group waits: the creation of the pod, or of the last pod that its group needs, or of its oldest one if pods are
+	// missing. It is zero if that is unknown of its group.
 	Since time.Time
 }
 
@@ -45,7 +45,10 @@ func (d *Diagnoser) places(pods []*Pod, waits []*GroupWait, why []Diagnosis) []P
 	queues := map[unique.Handle[string]][]*ledger.Item{} // By Pod.Constraints.
 	itemOf := make([]*ledger.Item, len(pods))            // nil for a pod that isn't queued.
 	for i, pod := range pods {
-		places[i] = Place{Since: waits[i].since(pod), Queued: !d.podsOnly && queued(why[i].Reason, pod, waits[i])}
+		places[i] = Place{Since: pod.Created, Queued: !d.podsOnly && queued(why[i].Reason, pod, waits[i])}
+		if waits[i] != nil {
+			places[i].Since = waits[i].Since
+		}
 		if places[i].Queued {
 			itemOf[i] = addTo(items, pod, waits[i])
 			queues[pod.Constraints] = append(queues[pod.Constraints], itemOf[i])
@@ -56,12 +59,8 @@ func (d *Diagnoser) places(pods []*Pod, waits []*GroupWait, why []Diagnosis) []P
 		queues[constraints] = slices.Compact(queue) // Each member has added its group.
 	}
 	for i, pod := range pods {
-		if !places[i].Queued {
-			continue
-		}
-		places[i].Ahead, _ = slices.BinarySearchFunc(queues[pod.Constraints], itemOf[i], (*ledger.Item).Compare)
-		if entered := itemOf[i].Entered; entered.Before(places[i].Since) {
-			places[i].Since = entered
+		if places[i].Queued {
+			places[i].Ahead, _ = slices.BinarySearchFunc(queues[pod.Constraints], itemOf[i], (*ledger.Item).Compare)
 		}
 	}
 	return places

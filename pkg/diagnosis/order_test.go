@@ -39,11 +39,10 @@ func TestPlaces(t *testing.T) {
 		if !member || !known {
 			return nil
 		}
-		since := now.Add(-time.Second)
-		if group == "recent" { // Its first member is gone.
-			since = now.Add(-8 * time.Second)
+		if group == "recent" {
+			return &GroupWait{Group: "default/" + group, Reason: reason} // A standby doesn't know more.
 		}
-		return &GroupWait{Group: "default/" + group, Reason: reason, Since: since}
+		return &GroupWait{Group: "default/" + group, Reason: reason, Since: now.Add(-time.Second)}
 	}
 	nodes := []Node{node("a", gpu.GiB, card(0, 16, 9)), node("b", gpu.GiB, card(0, 16, 16))}
 	d := NewDiagnoser(nodes, pods, now)
@@ -64,11 +63,8 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("%s: %q", pods[i].Name, why[i].Message)
 		}
 		since := pods[i].Created
-		switch name, _, _ := strings.Cut(pods[i].Name, "-"); name {
-		case "group": // Since its oldest member was created, though the leader has seen it wait for a second only.
-			since = now.Add(-5 * time.Second)
-		case "recent":
-			since = now.Add(-8 * time.Second)
+		if w := wait(i); w != nil {
+			since = w.Since
 		}
 		if !place.Since.Equal(since) {
 			t.Errorf("%s waits since %v, want %v", pods[i].Name, place.Since, since)

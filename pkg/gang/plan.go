@@ -98,6 +98,9 @@ type needs struct {
 	likeness string
 	// mixed is true if not all requests are alike.
 	mixed bool
+	// since is when the last of the members was created, or the oldest if members are missing; zero if there are none. All replicas and later leaders
+	// know it.
+	since time.Time
 	// unclear is true if the members are of several controllers, of which none has enough for the run: it is unknown which belong together.
 	unclear bool
 }
@@ -127,6 +130,11 @@ func (r *run) needed() *needs {
 				n.size.Memory, n.size.Cards = n.size.Memory.Add(m.Request), n.size.Cards+m.NumCards()
 				n.wholeCards = n.wholeCards || m.Request == 0
 			}
+		}
+	}
+	for _, m := range n.members {
+		if n.since.IsZero() || m.Created.After(n.since) == (len(n.members) == r.need()) {
+			n.since = m.Created
 		}
 	}
 	r.needs = n

@@ -24,7 +24,7 @@ type Report struct {
 	Memory gpu.Memory
 	// Reason is why members are pending, without its prefix; empty if the run is running.
 	Reason string
-	// Since is when the run began to be incomplete, to wait for its bind, to run, or to be evicted; zero if unknown.
+	// Since is since when it waits, see Status, else when it began to run or to be evicted; zero if unknown.
 	Since time.Time
 }
 
@@ -56,7 +56,7 @@ func (mgr *Manager) reports() (out []Report, leads bool) {
 
 func (r *run) report() Report {
 	report := Report{
-		Group: r.key, Phase: r.phase, Size: r.size(), Counted: r.existing(), Since: r.since,
+		Group: r.key, Phase: r.phase, Size: r.size(), Counted: r.existing(), Since: cmp.Or(r.needed().since, r.since),
 		Bound: make([]string, 0, r.counts[bound]), Pending: make([]string, 0, r.unbound()),
 	}
 	for _, m := range r.ordered() {

@@ -43,7 +43,7 @@ func TestReports(t *testing.T) {
 		return r
 	}
 	want := []Report{
-		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, Pending: []string{"a"}, Memory: 16, Reason: "only 1 of 2 members are bound", Since: begin}),
+		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, Pending: []string{"a"}, Memory: 16, Reason: "only 1 of 2 members are bound", Since: begin.Add(2 * time.Second)}),
 		report("cardless", Report{Reason: "none of its 2 pods asks for cards"}),
 		report("incomplete", Report{Size: 4, Counted: 1, Pending: []string{"a"}, Memory: 8, Reason: "1 of 4 members exist", Since: begin}),
 		report("invalid", Report{Size: 4, Counted: 1, Pending: []string{"a", "b"}, Memory: 16, Reason: "invalid group: its size is no number", Since: begin}),

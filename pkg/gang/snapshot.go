@@ -23,6 +23,8 @@ type RunStatus struct {
 	Size int
 	// Reason is why members are pending; empty if the run is running. It is the one of a Manager that has just started.
 	Reason reasons.Group
+	// Since is since when it waits, see Status; zero if it waits for no member.
+	Since time.Time
 	// Members are all pods of the run, including those that have ended.
 	Members []gpu.PodUID
 }
@@ -34,7 +36,7 @@ func Snapshot(members []Member, now time.Time) []RunStatus {
 	var out []RunStatus
 	for _, g := range mgr.groups {
 		for _, r := range g.runs {
-			status := RunStatus{Group: r.key, ID: r.id, Phase: r.phase, Size: r.size(), Members: slices.Sorted(maps.Keys(r.members))}
+			status := RunStatus{Group: r.key, ID: r.id, Phase: r.phase, Size: r.size(), Since: r.needed().since, Members: slices.Sorted(maps.Keys(r.members))}
 			if r.phase != PhaseRunning {
 				status.Reason = r.reason(&member{})
 			}

@@ -31,13 +31,13 @@ func TestSnapshot(t *testing.T) {
 	}, now)
 	want := []RunStatus{
 		{
-			Group: other, ID: "9", Phase: PhaseBroken, Size: 2, Members: []gpu.PodUID{"c", "g"},
+			Group: other, ID: "9", Phase: PhaseBroken, Size: 2, Since: now, Members: []gpu.PodUID{"c", "g"},
 			Reason: reasons.Group{Label: "broken", Words: "only 1 of 2 members are bound"},
 		},
 		{Group: train, ID: "1", Phase: PhaseRunning, Size: 2, Members: []gpu.PodUID{"a", "b"}},
 		{Group: train, ID: "2", Phase: PhaseRunning, Size: 2, Members: []gpu.PodUID{"d", "e"}},
 		{
-			Group: train, Phase: PhaseIncomplete, Size: 2, Members: []gpu.PodUID{"f"},
+			Group: train, Phase: PhaseIncomplete, Size: 2, Since: now, Members: []gpu.PodUID{"f"},
 			Reason: reasons.Group{Label: "incomplete", Words: "1 of 2 members exist"},
 		},
 	}

@@ -12,7 +12,7 @@ import (
 type Status struct {
 	Group  Key
 	Reason reasons.Group
-	// Since is when the members began to be too few, or the group to wait for its bind, or to be evicted.
+	// Since is when the last member that the run needs was created, or the oldest one that waits if members are missing; zero if none counts.
 	Since time.Time
 }
 
@@ -25,7 +25,7 @@ func (mgr *Manager) Waits(uid gpu.PodUID) (Status, bool) {
 	if m == nil || m.run == nil || !m.awaitsBind() || m.run.phase == PhaseRunning {
 		return Status{}, false
 	}
-	return Status{Group: m.Gang, Reason: m.run.reason(m), Since: m.run.since}, true
+	return Status{Group: m.Gang, Reason: m.run.reason(m), Since: m.run.needed().since}, true
 }
 
 // reason returns why a member of a run that isn't running is pending.

@@ -20,7 +20,11 @@ func TestStatus(t *testing.T) {
 		if s.Group.Name != "job" {
 			t.Errorf("group %v", s.Group)
 		}
-		return mgr.members[uid].run.phase.String() + " since " + s.Since.Sub(begin).String() + ", " + s.Reason.Text()
+		since := ""
+		if !s.Since.IsZero() {
+			since = " since " + s.Since.Sub(begin).String()
+		}
+		return mgr.members[uid].run.phase.String() + since + ", " + s.Reason.Text()
 	}
 	want := func(uid gpu.PodUID, want string) {
 		t.Helper()
@@ -33,15 +37,15 @@ func TestStatus(t *testing.T) {
 	want("a", "incomplete since 0s, gang: 1 of 2 members exist")
 	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.GatedOtherwise = true }), at)
 	want("a", "incomplete since 0s, gang: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as b")
-	mgr.SetMember(newMember("b", 0, sized(3)), at)
-	want("a", "incomplete since 0s, gang: invalid group: the members disagree on the group's size: a says 2, b says 3")
+	mgr.SetMember(newMember("b", 60, sized(3)), at)
+	want("a", "incomplete, gang: invalid group: the members disagree on the group's size: a says 2, b says 3")
 	at = at.Add(time.Minute)
-	mgr.SetMember(newMember("b", 0, sized(2)), at)
+	mgr.SetMember(newMember("b", 60, sized(2)), at) // So the group waits since its last member was created, whichever process has led since when.
 	want("a", "pending since 1m0s, gang: kube-scheduler hasn't tried all other members yet")
 	at = at.Add(time.Minute)
 	mgr.filterAll("a", []string{"n"}, at)
 	want("b", "pending since 1m0s, gang: there is no room for all members at once")
-	mgr.SetMember(newMember("c", 0, sized(2), func(m *Member) { m.Problem, m.Size = "the size is no number", 0 }), at)
+	mgr.SetMember(newMember("c", 90, sized(2), func(m *Member) { m.Problem, m.Size = "the size is no number", 0 }), at)
 	want("c", "pending since 1m0s, gang: invalid group: the size is no number")
 	at = at.Add(time.Minute)
 	mgr.SetMember(newMember("a", 0, sized(2), inRun("", 9)), at)
@@ -50,7 +54,7 @@ func TestStatus(t *testing.T) {
 	if member, whole := mgr.Membership("a"); !member || whole {
 		t.Errorf("a bound member of a broken group: member %t, whole %t", member, whole)
 	}
-	mgr.SetMember(newMember("b", 0, sized(2), inRun("", 9)), at)
+	mgr.SetMember(newMember("b", 60, sized(2), inRun("", 9)), at)
 	want("b", "doesn't wait")
 	if member, whole := mgr.Membership("a"); !member || !whole {
 		t.Errorf("a member of a running group: member %t, whole %t", member, whole)

@@ -219,20 +219,6 @@ func (r *groupRun) message() (first string) {
 	return first
 }
 
-// since returns since when the run waits: the creation time of the last member that it needs, or of its oldest member if
-// members are missing. It is zero if no member waits.
-func (r *groupRun) since() time.Time {
-	byAge := slices.SortedFunc(slices.Values(r.pending), func(a, b gang.Member) int { return a.Created.Compare(b.Created) })
-	need := r.Size - len(r.bound) - r.succeeded
-	switch {
-	case len(byAge) == 0:
-		return time.Time{}
-	case need >= 1 && need <= len(byAge):
-		return byAge[need-1].Created
-	}
-	return byAge[0].Created
-}
-
 // groupWaits returns what pods wait for that belong to a run that isn't running, by UID: the reason that the extender gave
 // for the pod, else for others of its run, else what the API server's objects show. podGroups is nil if they aren't known.
 func groupWaits(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now time.Time) map[types.UID]*diagnosis.GroupWait {
@@ -259,7 +245,7 @@ func groupWaits(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now ti
 			case m.GatedOtherwise:
 				reason = run.reason(reasons.Group{})
 			}
-			waits[types.UID(m.UID)] = &diagnosis.GroupWait{Group: run.Group.String(), Native: run.Group.Native, Reason: reason, Since: run.since()}
+			waits[types.UID(m.UID)] = &diagnosis.GroupWait{Group: run.Group.String(), Native: run.Group.Native, Reason: reason, Since: run.Since}
 		}
 	}
 	return waits

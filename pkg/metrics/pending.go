@@ -41,8 +41,11 @@ func NewPending(registry prometheus.Registerer, ready func() error, bound time.D
 		count, waits := map[reasons.Reason]int{}, map[reasons.Reason]time.Duration{}
 		ofBound := 0.0
 		for _, p := range now.Pods {
-			waited := now.At.Sub(p.Place.Since)
 			count[p.Reason]++
+			if p.Place.Since.IsZero() {
+				continue
+			}
+			waited := now.At.Sub(p.Place.Since)
 			waits[p.Reason] = max(waits[p.Reason], waited)
 			if p.Place.Queued && bound > 0 {
 				ofBound = max(ofBound, waited.Seconds()/(float64(p.Place.Ahead+1)*bound.Seconds()))

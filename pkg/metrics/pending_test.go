@@ -54,9 +54,10 @@ func TestPending(t *testing.T) {
 	}
 	now.Pods = []Pending{
 		waits(reasons.Full, time.Minute, true, 0), waits(reasons.Gated, 24*time.Hour, false, 0), waits(reasons.Full, 3*time.Hour, true, 1), waits(reasons.Full, time.Second, true, 2),
+		{reasons.WaitsForGroup, diagnosis.Place{Queued: true}}, // A standby doesn't know since when.
 	}
 	now.RequestProblems = 3
-	expect(map[reasons.Reason]int{reasons.Full: 3, reasons.Gated: 1}, map[reasons.Reason]int{reasons.Full: 3 * 3600, reasons.Gated: 24 * 3600}, 0.75)
+	expect(map[reasons.Reason]int{reasons.Full: 3, reasons.Gated: 1, reasons.WaitsForGroup: 1}, map[reasons.Reason]int{reasons.Full: 3 * 3600, reasons.Gated: 24 * 3600}, 0.75)
 }
 
 // Each mistake counts under its cause, or as a request problem.

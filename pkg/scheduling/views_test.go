@@ -1,8 +1,8 @@
 package scheduling
 
 import (
+	"regexp"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -82,13 +82,12 @@ func TestDiagnoseMember(t *testing.T) {
 		}}
 	}
 	g := startGroups(t, GangOptions{}, member(3, 0, reported), member(3, 1, reported))
+	since := regexp.MustCompile(" since [^ ]+Z")
 	diagnosed := func() (messages []string) {
 		pods := g.Pending()
 		diagnoses, _ := g.diagnose(pods)
 		for _, d := range diagnoses {
-			since, reason, _ := strings.Cut(d.Message, "Z: ")
-			before, _, _ := strings.Cut(since, " since ")
-			messages = append(messages, d.Reason.String()+": "+before+": "+reason)
+			messages = append(messages, d.Reason.String()+": "+since.ReplaceAllString(d.Message, ""))
 		}
 		return messages
 	}
