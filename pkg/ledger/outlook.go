@@ -250,27 +250,6 @@ func (l *Ledger) Cost(node string, shape *placement.Shape) (cost float64, ok boo
 	return l.outlook.Cost(n.nodeRoom(n.cards), shape), true
 }
 
-// StrandedRatios returns which part of the memory of all shared cards is free, and can't be used by pods of any expected kind because of what the nodes
-// lack; nil if nothing is expected. It takes the lock once for each node.
-func (l *Ledger) StrandedRatios() map[placement.Shortage]float64 {
-	ratios, all := map[placement.Shortage]float64{}, 0.0 // In bytes: nodes can have different units.
-	for _, state := range l.nodeStates() {
-		if state.outlook == nil {
-			return nil
-		}
-		for i := range state.Cards {
-			all += float64(state.unit.Bytes(state.Cards[i].Memory))
-		}
-		for shortage, memory := range state.outlook.Stranded(&state.NodeRoom) {
-			ratios[placement.Shortage(shortage)] += float64(state.unit.Bytes(memory))
-		}
-	}
-	for shortage := range ratios {
-		ratios[shortage] /= max(all, 1)
-	}
-	return ratios
-}
-
 // StrandedNode is a node with free memory that pods of no expected kind can use, because of what the node lacks.
 type StrandedNode struct {
 	Name string
@@ -278,15 +257,34 @@ type StrandedNode struct {
 	placement.Stranded
 }
 
-// StrandedNodes returns the nodes that have such memory, by name; none if nothing is expected. It takes the lock once for each node.
-func (l *Ledger) StrandedNodes() (nodes []StrandedNode) {
+// Stranded is the free memory that pods of no expected kind can use, because of what nodes lack.
+type Stranded struct {
+	// Nodes are those that have such memory, by name.
+	Nodes []StrandedNode
+	// Ratios are its parts of the memory of all shared cards; nil if nothing is expected.
+	Ratios map[placement.Shortage]float64
+}
+
+// Stranded returns the memory that is stranded. It takes the lock once for each node.
+func (l *Ledger) Stranded() Stranded {
+	out, all := Stranded{Ratios: map[placement.Shortage]float64{}}, 0.0 // In bytes: nodes can have different units.
 	for _, state := range l.nodeStates() {
 		if state.outlook == nil {
-			return nil
+			return Stranded{}
 		}
-		if stranded := state.outlook.Stranded(&state.NodeRoom); stranded != (placement.Stranded{}) {
-			nodes = append(nodes, StrandedNode{state.name, state.unit, stranded})
+		for i := range state.Cards {
+			all += float64(state.unit.Bytes(state.Cards[i].Memory))
+		}
+		stranded := state.outlook.Stranded(&state.NodeRoom)
+		for shortage, memory := range stranded {
+			out.Ratios[placement.Shortage(shortage)] += float64(state.unit.Bytes(memory))
+		}
+		if stranded != (placement.Stranded{}) {
+			out.Nodes = append(out.Nodes, StrandedNode{state.name, state.unit, stranded})
 		}
 	}
-	return nodes
+	for shortage := range out.Ratios {
+		out.Ratios[shortage] /= max(all, 1)
+	}
+	return out
 }

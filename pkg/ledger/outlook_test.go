@@ -208,22 +208,22 @@ func TestStranded(t *testing.T) {
 	f := newFixture(t)
 	f.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 12}}})
 	f.SetNode("n2", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Index: 0, Memory: 4 << 10}}})
-	if ratios, nodes := f.StrandedRatios(), f.StrandedNodes(); ratios != nil || nodes != nil {
-		t.Errorf("nothing is expected yet, got %v, %v", ratios, nodes)
+	if got := f.Stranded(); got.Ratios != nil || got.Nodes != nil {
+		t.Errorf("nothing is expected yet, got %v", got)
 	}
 	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1, Containers: 1}, Beside: placement.Beside{CPU: 1000, NodeMemory: 1}}}
 	f.Expect([]placement.Kind{kind}, 0, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1", "n2"} })
 	want := func(cpu, memory float64, texts ...string) {
 		t.Helper()
 		var nodes []string
-		for _, node := range f.StrandedNodes() {
+		stranded := f.Stranded()
+		for _, node := range stranded.Nodes {
 			nodes = append(nodes, node.Name+" has "+node.Text(node.Unit))
 		}
 		if !slices.Equal(nodes, texts) {
 			t.Errorf("got %q, want %q", nodes, texts)
 		}
-		got := f.StrandedRatios()
-		if got[placement.ShortOfCPU] != cpu || got[placement.ShortOfNodeMemory] != memory || got[placement.ShortOfBoth] != 0 {
+		if got := stranded.Ratios; got[placement.ShortOfCPU] != cpu || got[placement.ShortOfNodeMemory] != memory || got[placement.ShortOfBoth] != 0 {
 			t.Errorf("got %v, want %v for CPU and %v for memory", got, cpu, memory)
 		}
 	}

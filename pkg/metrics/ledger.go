@@ -6,7 +6,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -18,8 +17,8 @@ type LedgerState interface {
 	ChangesSince(revision uint64) ledger.Changes
 	// AwaitedIdleRatio returns the part of the memory that awaited reservations keep idle.
 	AwaitedIdleRatio() float64
-	// StrandedRatios returns the part of the memory that is free, but that no expected kind of pod can use, by what nodes lack; nil if nothing is expected.
-	StrandedRatios() map[placement.Shortage]float64
+	// Stranded returns the memory that is free, but that no expected kind of pod can use.
+	Stranded() ledger.Stranded
 }
 
 // ledgerGauges are the descriptions of a ledger's gauges, without those of each card.
@@ -51,7 +50,7 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 		if synced {
 			g.read(l.Nodes(), set)
 			set(g.idle, l.AwaitedIdleRatio())
-			for lacks, ratio := range l.StrandedRatios() {
+			for lacks, ratio := range l.Stranded().Ratios {
 				set(g.stranded, ratio, lacks.String())
 			}
 		}

@@ -85,7 +85,7 @@ func TestExplainStranded(t *testing.T) {
 			e.expect()
 		}
 		var texts []string
-		for _, node := range f.Explain().Stranded {
+		for _, node := range f.Explain().Stranded.Nodes {
 			texts = append(texts, node.Name+": "+node.Text(node.Unit))
 		}
 		var want []string

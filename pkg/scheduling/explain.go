@@ -27,8 +27,8 @@ type Explanation struct {
 	Reported []*clustercache.PodInfo
 	// Tenants are the tenants, by name; nil if fair sharing is off.
 	Tenants []dispatch.Tenant
-	// Stranded are the nodes with free memory that is of no use, by name; none with a node policy for which no pods are expected.
-	Stranded []ledger.StrandedNode
+	// Stranded is the free memory that is of no use; none with a node policy for which no pods are expected.
+	Stranded ledger.Stranded
 }
 
 const (
@@ -64,7 +64,7 @@ func (s *Scheduler) Explain() *Explanation {
 	}
 	e.last.Diagnoses, e.last.Places = s.diagnose(pods)
 	if s.NodePolicy.ByCost() {
-		e.last.Stranded = s.ledger.StrandedNodes()
+		e.last.Stranded = s.ledger.Stranded()
 	}
 	e.next = begin.Add(ExplainPause(s.Clock.Since(begin)))
 	return e.last

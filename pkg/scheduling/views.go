@@ -10,7 +10,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // The methods in this file only read. They serve the web page, the metrics and the inspect path.
@@ -21,8 +20,8 @@ func (s *Scheduler) Nodes() []ledger.Node { return s.settleGone(s.ledger.Nodes()
 // Node returns one node of the ledger.
 func (s *Scheduler) Node(name string) (ledger.Node, bool) { return s.ledger.Node(name) }
 
-// StrandedRatios returns the part of the memory that nodes can't give to pods for lack of CPU or memory, see ledger.Ledger.
-func (s *Scheduler) StrandedRatios() map[placement.Shortage]float64 { return s.ledger.StrandedRatios() }
+// Stranded returns the memory that nodes can't give to pods for lack of CPU or memory, as of the last explanation.
+func (s *Scheduler) Stranded() ledger.Stranded { return s.Explain().Stranded }
 
 // AwaitedIdleRatio returns the part of the memory that awaited reservations keep idle, see ledger.Ledger.
 func (s *Scheduler) AwaitedIdleRatio() float64 { return s.ledger.AwaitedIdleRatio() }

@@ -103,7 +103,7 @@ func (s *source) setGroups(err error, groups ...gang.Report) {
 func (s *source) Explain() *scheduling.Explanation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := &scheduling.Explanation{At: time.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported, Tenants: s.tenants, Stranded: s.ledger.StrandedNodes()}
+	e := &scheduling.Explanation{At: time.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported, Tenants: s.tenants, Stranded: s.ledger.Stranded()}
 	for range s.pending {
 		e.Diagnoses = append(e.Diagnoses, diagnosis.Diagnosis{Reason: reasons.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))})
 	}

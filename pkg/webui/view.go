@@ -278,9 +278,9 @@ func viewReports(e *scheduling.Explanation) []reportView {
 }
 
 func viewStranded(e *scheduling.Explanation) []strandedView {
-	views := make([]strandedView, len(e.Stranded))
-	for i := range e.Stranded {
-		node := &e.Stranded[i]
+	views := make([]strandedView, len(e.Stranded.Nodes))
+	for i := range e.Stranded.Nodes {
+		node := &e.Stranded.Nodes[i]
 		views[i] = strandedView{Node: node.Name, Text: node.Text(node.Unit)}
 		for _, memory := range node.Stranded {
 			views[i].Memory += float64(node.Unit.Bytes(memory)) / float64(gpu.MiB)

@@ -63,7 +63,7 @@ func (s *source) Explain() *scheduling.Explanation {
 	for _, pod := range s.pending {
 		pending = append(pending, pod.Pending)
 	}
-	e := &scheduling.Explanation{At: s.clock.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported, Tenants: s.tenants, Stranded: s.book.StrandedNodes()}
+	e := &scheduling.Explanation{At: s.clock.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported, Tenants: s.tenants, Stranded: s.book.Stranded()}
 	diagnoser := diagnosis.NewDiagnoser(nodes, pending, s.clock.Now())
 	e.Diagnoses, e.Places = diagnoser.DiagnoseAll(pending, func(int) *diagnosis.GroupWait { return nil })
 	return e
