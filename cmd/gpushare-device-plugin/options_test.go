@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
+	"github.com/gpushare/gpushare/cmd/internal/program/programtest"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 )
@@ -95,11 +96,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("help lacks --%s", flag)
 		}
 	}
-	command.Flags().VisitAll(func(f *pflag.Flag) {
-		if strings.Count(f.Usage, ". ") > 1 {
-			t.Errorf("the help of --%s has more than two sentences: details are for docs/", f.Name)
-		}
-	})
+	programtest.CheckHelp(t, command.Flags())
 }
 
 // TestHealthCheckVariables checks the variables that manifests of NVIDIA's device plugin set.

@@ -21,8 +21,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpushare/gpushare/cmd/internal/program/programtest"
 	"github.com/gpushare/gpushare/test/await"
-	"github.com/spf13/pflag"
 )
 
 // TestBadFlags checks that a wrong setting ends the process with a message that names the flag.
@@ -216,11 +216,7 @@ func TestHelpAndVersion(t *testing.T) {
 			}
 		}
 	}
-	newCommand().Flags().VisitAll(func(f *pflag.Flag) {
-		if strings.Count(f.Usage, ". ") > 1 {
-			t.Errorf("the help of --%s has more than two sentences: details are for docs/", f.Name)
-		}
-	})
+	programtest.CheckHelp(t, newCommand().Flags())
 }
 
 // TestJSONLogs checks that every log line is one JSON object, also those of libraries.

@@ -17,11 +17,11 @@ import (
 
 // Node is what decides which pods can use a node that shares its cards.
 type Node struct {
-	// Object is the Node object. Its name, labels and taints are used, and whether its device plugin is connected.
+	// Object is the Node object. Its name, labels and taints are used.
 	Object *corev1.Node
 	// Support is what the node can give to pods.
 	placement.Support
-	// Closed is the reason why no new pod can run on the node, see the function Closed; empty if pods can.
+	// Closed is the first reason why no new pod can run on the node, see the function Closed; empty if pods can.
 	Closed string
 }
 
@@ -41,7 +41,7 @@ func (n *Node) Exclusion(c *Constraints) Exclusion {
 	if ok, err := c.affinity.Match(n.Object); err != nil || !ok {
 		return Exclusion{ByConstraints: true}
 	}
-	if n.Closed != "" && (Disconnected(n.Object) || !c.toleratesClosed(n.Closed)) {
+	if n.Closed != "" && !c.toleratesClosed(n.Closed) {
 		return Exclusion{Reason: n.Closed}
 	}
 	if reason := n.Accepts(&c.demand); reason != reasons.Fits {
@@ -124,7 +124,8 @@ const (
 	notReady = "the node is not ready"
 )
 
-// Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory. It depends on the node's
+// Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory: first those that no pod tolerates.
+// It depends on the node's
 // resources, its conditions and on whether it is cordoned, and on parsed, which is what protocol.ParseNode returns for the node.
 func Closed(node *corev1.Node, parsed protocol.Node) (closed []reasons.NodeProblem) {
 	add := func(kind reasons.NodeProblemKind, text string) {
@@ -133,12 +134,12 @@ func Closed(node *corev1.Node, parsed protocol.Node) (closed []reasons.NodeProbl
 	if parsed.WholeCards {
 		add(reasons.NodeWholeCards, reasons.WholeCards.Text())
 	}
+	unhealthy := len(parsed.Cards) > 0 && !slices.ContainsFunc(parsed.Cards, gpu.Card.Healthy)
+	if disconnected(node) && !unhealthy { // Of unhealthy cards nothing is allocatable, whether the plugin is connected or not.
+		add(reasons.NodeWithoutPlugin, "the device plugin is not connected: nothing of "+string(protocol.ResourceMemory)+" is allocatable")
+	}
 	if !ready(node) {
 		add(reasons.NodeNotReady, notReady)
-	}
-	unhealthy := len(parsed.Cards) > 0 && !slices.ContainsFunc(parsed.Cards, gpu.Card.Healthy)
-	if Disconnected(node) && !unhealthy { // Of unhealthy cards nothing is allocatable, whether the plugin is connected or not.
-		add(reasons.NodeWithoutPlugin, "the device plugin is not connected: nothing of "+string(protocol.ResourceMemory)+" is allocatable")
 	}
 	if node.Spec.Unschedulable {
 		add(reasons.NodeCordoned, cordoned)
@@ -155,9 +156,9 @@ func ready(node *corev1.Node) bool {
 	return true // No Ready condition yet.
 }
 
-// Disconnected reports whether the device plugin is not connected to the kubelet. In that case allocatable becomes zero at
+// disconnected reports whether the device plugin is not connected to the kubelet. In that case allocatable becomes zero at
 // once, and capacity some minutes later.
-func Disconnected(node *corev1.Node) bool {
+func disconnected(node *corev1.Node) bool {
 	capacity := node.Status.Capacity[protocol.ResourceMemory]
 	allocatable, known := node.Status.Allocatable[protocol.ResourceMemory]
 	_, announced := node.Annotations[protocol.AnnotationInventory]

@@ -48,7 +48,7 @@ func TestClosed(t *testing.T) {
 			if diff := cmp.Diff(test.want, texts(Closed(&node, protocol.Node{}))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if got, want := Disconnected(&node), len(test.want) > 0 && test.want[0] == notConnected; got != want {
+			if got, want := disconnected(&node), len(test.want) > 0 && test.want[0] == notConnected; got != want {
 				t.Errorf("disconnected: %v, want %v", got, want)
 			}
 			if got := Closed(&node, protocol.Node{WholeCards: true}); len(got) != len(test.want)+1 {
@@ -59,6 +59,38 @@ func TestClosed(t *testing.T) {
 				t.Errorf("with unhealthy cards only: %q", got)
 			}
 		})
+	}
+}
+
+// TestExclusionOfTolerantPod: pods of a DaemonSet can use a node that is cordoned or isn't ready, unless its device plugin is not connected. Unhealthy
+// cards alone have nothing allocatable either, and their pods wait for the cards.
+func TestExclusionOfTolerantPod(t *testing.T) {
+	p := &corev1.Pod{}
+	p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	for name, test := range map[string]struct {
+		allocatable string
+		unhealthy   string
+		want        string
+	}{
+		"the plugin is connected":     {"16", "", ""},
+		"the plugin is not connected": {"0", "", "the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable"},
+		"all cards are unhealthy":     {"0", "Xid 79", ""},
+	} {
+		for state, change := range map[string]func(*corev1.Node){
+			"cordoned": func(n *corev1.Node) { n.Spec.Unschedulable = true },
+			"not ready": func(n *corev1.Node) {
+				n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}}
+			},
+		} {
+			object := &corev1.Node{}
+			object.Status.Capacity = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse("16")}
+			object.Status.Allocatable = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse(test.allocatable)}
+			change(object)
+			node := Node{Object: object, Closed: Closed(object, protocol.Node{Cards: []gpu.Card{{Unhealthy: test.unhealthy}}})[0].Text}
+			if got := node.Exclusion(Parse(ConstraintsOf(p))); got.Reason != test.want {
+				t.Errorf("%s, %s: excluded by %q, want %q", name, state, got.Reason, test.want)
+			}
+		}
 	}
 }
 

@@ -100,14 +100,14 @@ node-a  GPU1 is unhealthy: Xid 79: fell off the bus
 node-a  pods hold 3 (GiB) of GPU7, which the node doesn't report
 node-a  pods whose card is not known hold 5 (GiB)
 node-b  the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them
-node-c  the node is not ready
 node-c  the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
+node-c  the node is not ready
 node-c  the node is cordoned
 
 Pending Pods:
 NAMESPACE  NAME     REQUEST  CAUSE                  WHY
-default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a; node-b: the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them; node-c: the node is not ready
-ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z; node-b: the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them; node-c: the node is not ready
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a; node-c: the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable; node-b: the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them
+ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z; node-c: the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable; node-b: the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them
 `},
 		"wide has problems in a column and unshortened reasons": {sick, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)  LARGEST FREE(GiB)  UNIT  MODEL         PROBLEMS
