@@ -54,11 +54,6 @@ func churning(out io.Writer, o options, nodes []traceNode, workloads []string) e
 			return err
 		}
 	}
-	if o.nodes > 0 && o.nodes < len(nodes) {
-		random := rand.New(rand.NewPCG(firstSeed, 3))
-		random.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-		nodes = nodes[:o.nodes]
-	}
 	name := func(i int) string { return strings.TrimPrefix(workloads[i], podList) }
 	for _, rule := range rules(o.allNodes) {
 		for _, times := range runTimes {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -20,12 +21,15 @@ const firstSeed = 42
 const multiple = 1.3
 
 // compare prints the comparison for each rule of pods without GPU.
-func compare(out io.Writer, o options) error {
+func compare(ctx context.Context, out io.Writer, o options) error {
 	if o.dir == "" {
 		return errors.New("no directory with the trace; the public data is at " + source)
 	}
 	if o.seeds < 1 || o.at < 1 || o.at > 130 {
 		return errors.New("-seeds must be positive, and -at between 1 and 130")
+	}
+	if o.nodes > 0 && !o.churn && !o.controlPlane {
+		return errors.New("-nodes needs -churn or -control-plane: the published figures are for all nodes")
 	}
 	nodes, err := readNodes(o.dir, o.allNodes)
 	if err != nil {
@@ -45,7 +49,15 @@ func compare(out io.Writer, o options) error {
 			return fmt.Errorf("%s has none of the workloads %s", o.dir, strings.Join(o.workloads, ", "))
 		}
 	}
-	if o.churn {
+	if o.nodes > 0 && o.nodes < len(nodes) {
+		random := rand.New(rand.NewPCG(firstSeed, 3))
+		random.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+		nodes = nodes[:o.nodes]
+	}
+	switch {
+	case o.controlPlane:
+		return onControlPlane(ctx, out, o, nodes, workloads)
+	case o.churn:
 		return churning(out, o, nodes, workloads)
 	}
 	for _, rule := range rules(o.allNodes) {

@@ -1,13 +1,16 @@
 // Command packing replays a public trace of pods that share GPUs, and compares how much of the GPUs the extender allocates with the best
-// published policy. It runs no control plane: the extender's own packages choose nodes and cards, and kube-scheduler's default rule places pods
-// that ask for no GPU.
+// published policy. The extender's own packages choose nodes and cards, and kube-scheduler's default rule places pods that ask for no GPU. A control
+// plane runs only with -control-plane.
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/gpushare/gpushare/pkg/placement"
 )
@@ -21,7 +24,9 @@ type options struct {
 	allNodes bool
 	// churn is true if pods end, and lost if those that fit nowhere don't wait then.
 	churn, lost bool
-	// nodes is the number of nodes that are taken at random if pods end; all if 0.
+	// controlPlane is true if pods come to a real control plane.
+	controlPlane bool
+	// nodes is the number of nodes that are taken at random if pods end, or on a control plane; all if 0.
 	nodes int
 }
 
@@ -36,15 +41,18 @@ func run() int {
 	flag.BoolVar(&o.allNodes, "all-nodes", false, "with the 310 nodes that have no cards too. Then it is compared what it brings if pods without GPU prefer these")
 	flag.BoolVar(&o.churn, "churn", false, "pods end, and those that fit nowhere wait. Then it is compared with binpack and with the published policy")
 	flag.BoolVar(&o.lost, "lost", false, "with -churn: pods that fit nowhere are lost instead")
-	flag.IntVar(&o.nodes, "nodes", 0, "with -churn: how many of the nodes there are, taken at random; 0 for all")
+	flag.BoolVar(&o.controlPlane, "control-plane", false, "pods come to a real kube-scheduler and extender (make build kube). Then it is compared with the replay, and with how many pods are tried in a second with binpack; use it with -nodes 120 -seeds 5 -workloads default -policy least-waste")
+	flag.IntVar(&o.nodes, "nodes", 0, "with -churn or -control-plane: how many of the nodes there are, taken at random; 0 for all")
 	workloads := flag.String("workloads", "", "names of workloads, such as default,cpu250; all in the directory if empty")
 	flag.Parse()
 	if *workloads != "" {
 		o.workloads = strings.Split(*workloads, ",")
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	var err error
 	if o.policy, err = placement.ParsePolicy(*policy, placement.NodePolicies()); err == nil {
-		err = compare(os.Stdout, o)
+		err = compare(ctx, os.Stdout, o)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "packing:", err)

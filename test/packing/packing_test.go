@@ -47,7 +47,7 @@ default mean +9.50 worst +9.50 wins 1 of 1
 `},
 	} {
 		var out strings.Builder
-		if err := compare(&out, options{dir: dir, policy: tc.policy, workloads: tc.workloads, seeds: 2, at: 100}); err != nil {
+		if err := compare(t.Context(), &out, options{dir: dir, policy: tc.policy, workloads: tc.workloads, seeds: 2, at: 100}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if diff := cmp.Diff(tc.want, out.String()); diff != "" {
@@ -59,7 +59,7 @@ default mean +9.50 worst +9.50 wins 1 of 1
 // TestCompareErrors: each error says what is missing, and where the data is.
 func TestCompareErrors(t *testing.T) {
 	for name, dir := range map[string]string{"no directory": "", "an empty directory": t.TempDir()} {
-		err := compare(&strings.Builder{}, options{dir: dir, policy: placement.Binpack, seeds: 1, at: 130})
+		err := compare(t.Context(), &strings.Builder{}, options{dir: dir, policy: placement.Binpack, seeds: 1, at: 130})
 		if err == nil || !strings.Contains(err.Error(), source) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -69,7 +69,7 @@ func TestCompareErrors(t *testing.T) {
 		"beyond the trace": {seeds: 1, at: 131},
 	} {
 		o.dir = "anywhere"
-		if err := compare(&strings.Builder{}, o); err == nil || !strings.Contains(err.Error(), "-seeds must be positive") {
+		if err := compare(t.Context(), &strings.Builder{}, o); err == nil || !strings.Contains(err.Error(), "-seeds must be positive") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
