@@ -28,7 +28,8 @@ type rates struct {
 	// perPod is what room for one such pod is worth, perMemory what a unit of free memory is worth that such pods can use.
 	perPod, perMemory float64
 	// perEmptiness is what the square of the free part of a node's memory is worth, for each unit of this memory, if the kind could use the node
-	// once it is empty.
+	// once it is empty. What such nodes are worth counts by its part of all of them, as room does: where all of them are nearly full, the emptiest
+	// become empty for kinds that no other node can hold.
 	perEmptiness float64
 	// shareRate, cpuRate and nodeMemoryRate are the reciprocals of what such a pod needs, see whole.
 	shareRate, cpuRate, nodeMemoryRate float64
@@ -73,7 +74,7 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 				pods, memory = pods+r.pods, memory+r.memory
 			}
 			if n.usableOnceEmpty(i, &k, freeParts[j]) {
-				once += free[j]
+				once += free[j] * freeParts[j]
 			}
 		}
 		k.perPod = weights[i] / sum / (pods + ample)

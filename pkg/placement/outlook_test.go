@@ -185,8 +185,8 @@ func emptiness(n, before NodeRoom, kinds []Kind, nodes []NodeRoom) (sum float64)
 	for i, kind := range kinds {
 		everywhere := 1.0
 		for _, node := range nodes {
-			if free, _ := memory(node); usable(node, i) {
-				everywhere += free
+			if free, all := memory(node); usable(node, i) && all > 0 {
+				everywhere += free * free / all
 			}
 		}
 		if usable(before, i) && all > 0 {
