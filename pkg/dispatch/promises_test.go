@@ -117,15 +117,17 @@ func TestUnbindableGroup(t *testing.T) {
 // TestPodsThatDiffer: a tenant with many pods that can all use different nodes doesn't keep others from their turns.
 func TestPodsThatDiffer(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{16}, withSelectors("n0"))
+	f.Nodes.(*foundNodes).unmatched = maxMatched / 8
 	f.pod("bob/has", 1, on("n0"))
 	for i := range 100 {
 		f.pod(fmt.Sprint("alice/", i), 1, only(fmt.Sprint("other-", i)))
 	}
 	f.pod("bob/waits", 1)
-	f.tick(time.Second)
+	f.tick(100 * time.Millisecond) // Its nodes are found.
+	f.tick(100 * time.Millisecond)
 	want(t, "admitted", []string{"bob/waits"}, f.admitted())
 	f.pod("alice/fits", 1, age(1))
-	for range 100 * constraintsEffort / ownEffort {
+	for range 100 / 8 {
 		f.tick(100 * time.Millisecond)
 	}
 	f.tick(100 * time.Millisecond)
@@ -273,7 +275,7 @@ func TestDemandThatFlaps(t *testing.T) {
 func TestUnbindableTenants(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{20_000}, nil)
 	f.pod("bob/has", 1000, on("n0"))
-	for tenant := range maxOpen / ownOpen {
+	for tenant := range 20 {
 		name := fmt.Sprint("carol-", tenant)
 		f.SetNamespace(name, Namespace{Tenant: name, Terms: fairshare.DefaultTerms})
 		for i := range maxOpen {

@@ -32,8 +32,6 @@ type unit struct {
 	shape string
 	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
 	paused, behindFailed bool
-	// turn is the latest round that tried it.
-	turn uint64
 	// letThrough is since when the gates of all its pods are open for an autoscaler; zero if one isn't.
 	letThrough time.Time
 }
@@ -84,8 +82,7 @@ func (m *Manager) leaveGroup(p *pod) {
 }
 
 func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
-	former := m.units[id]
-	if former != nil {
+	if former := m.units[id]; former != nil {
 		m.removeUnit(former)
 	}
 	first := pods[0]
@@ -95,9 +92,6 @@ func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 			Item:   ledger.Item{ID: id, Broken: broken, Priority: first.Priority, Entered: first.Created},
 			Tenant: m.namespaces[first.Namespace].Tenant,
 		},
-	}
-	if former != nil {
-		u.turn = former.turn
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.Likeness), text(b.Likeness)), cmp.Compare(a.UID, b.UID))
