@@ -170,53 +170,38 @@ func (m *Manager) setShares(s *standings) {
 	}
 }
 
-// demands returns the regions as pools, and the parts of the demand of each claim by class. ok is false if there are no regions yet, or a
-// pod has constraints that they don't know.
+// demands returns the regions as pools, and the parts of the demand of each claim by class. Memory on nodes that its pods couldn't use now, such as cordoned
+// ones, has a pool and a class of its own. ok is false if there are no regions yet, or a pod has constraints that they don't know.
 func (s *standings) demands() (pools fairshare.Pools, demands [][]gpu.Memory, ok bool) {
 	r := s.regions
 	if r == nil {
 		return pools, nil, false
 	}
+	closed := len(r.Classes)
 	position := make(map[string]int, len(s.claims))
 	demands = make([][]gpu.Memory, len(s.claims))
 	for i, c := range s.claims {
-		position[c.Name], demands[i] = i, make([]gpu.Memory, len(r.Classes))
+		position[c.Name], demands[i] = i, make([]gpu.Memory, closed+1)
 	}
-	stray, unknown := make([]gpu.Memory, len(s.claims)), false
+	onClosed, ok := gpu.Memory(0), true
 	for _, p := range s.allocated {
 		if p.counted == 0 {
 			continue
 		}
 		class, known := r.classes[p.Constraints]
-		claim := position[p.countedFor]
-		unknown = unknown || !known
+		ok = ok && known
 		if region, shared := r.of[p.Node]; p.Node != "" && (!shared || !r.usable(class, region)) {
-			stray[claim] = stray[claim].Add(p.counted)
-		} else {
-			demands[claim][class] = demands[claim][class].Add(p.counted)
+			class, onClosed = closed, onClosed.Add(p.counted)
 		}
+		own := demands[position[p.countedFor]]
+		own[class] = own[class].Add(p.counted)
 	}
 	for of, amount := range s.demanded {
 		class, known := r.classes[of.constraints]
-		unknown = unknown || !known
+		ok = ok && known
 		demands[of.tenant][class] = demands[of.tenant][class].Add(amount) // A user can request any amount.
 	}
-	return r.withStray(stray, demands), demands, !unknown
-}
-
-// withStray returns the pools with an additional pool for each tenant that has memory on nodes that its pods couldn't use now, such as
-// cordoned ones. It adds the classes of these pools to the demands.
-func (r *regions) withStray(stray []gpu.Memory, demands [][]gpu.Memory) fairshare.Pools {
-	pools := fairshare.Pools{Sizes: slices.Clone(r.Sizes), Classes: slices.Clone(r.Classes)}
-	for claim, amount := range stray {
-		if amount == 0 {
-			continue
-		}
-		for other := range demands {
-			demands[other] = append(demands[other], 0)
-		}
-		demands[claim][len(pools.Classes)] = amount
-		pools.Sizes, pools.Classes = append(pools.Sizes, amount), append(pools.Classes, []int{len(pools.Sizes)})
-	}
-	return pools
+	pools.Sizes = append(slices.Clone(r.Sizes), onClosed)
+	pools.Classes = append(slices.Clone(r.Classes), []int{len(r.Sizes)})
+	return pools, demands, ok
 }

@@ -2,7 +2,6 @@ package fairshare
 
 import (
 	"cmp"
-	"container/heap"
 	"math"
 	"slices"
 	"strings"
@@ -165,19 +164,17 @@ func (q *Queue) ordered() []*tenant {
 // After each Next the caller calls Grant, Pass or Leave. During a round, no other calls may change the queue.
 type Round struct {
 	queue *Queue
-	// tenants is a heap of the tenants that have an item left. Package container/heap maintains it.
-	tenants tenantHeap
+	// tenants are those that have an item left, in their order.
+	tenants []*tenant
 }
 
 // Round begins a round.
 func (q *Queue) Round() *Round {
-	r := &Round{queue: q}
-	for _, t := range q.tenants {
-		if t.next = 0; len(t.items) > 0 {
-			r.tenants = append(r.tenants, t)
-		}
-	}
-	heap.Init(&r.tenants)
+	r := &Round{q, q.ordered()}
+	r.tenants = slices.DeleteFunc(r.tenants, func(t *tenant) bool {
+		t.next = 0
+		return len(t.items) == 0
+	})
 	return r
 }
 
@@ -198,15 +195,18 @@ func (r *Round) Grant() {
 	delete(r.queue.items, item.ID)
 	r.queue.grants++
 	t.allocated, t.granted = t.allocated.Add(item.Memory), r.queue.grants
-	if !r.exhausted() {
-		heap.Fix(&r.tenants, 0)
+	if r.exhausted() {
+		return
+	}
+	for i := 1; i < len(r.tenants) && r.tenants[i].compare(t) < 0; i++ {
+		r.tenants[i-1], r.tenants[i] = r.tenants[i], t
 	}
 }
 
 // Release undoes a charge of any tenant. It must be called after Grant.
 func (r *Round) Release(name string, amount gpu.Memory) {
 	r.queue.Release(name, amount)
-	heap.Init(&r.tenants)
+	slices.SortFunc(r.tenants, (*tenant).compare)
 }
 
 // Pass leaves the item in the queue, and continues with the tenant's next item.
@@ -228,24 +228,6 @@ func (r *Round) exhausted() bool {
 	if t.next < len(t.items) {
 		return false
 	}
-	heap.Pop(&r.tenants)
+	r.tenants = r.tenants[1:]
 	return true
-}
-
-// tenantHeap implements heap.Interface.
-type tenantHeap []*tenant
-
-func (h tenantHeap) Len() int           { return len(h) }
-func (h tenantHeap) Less(i, j int) bool { return h[i].compare(h[j]) < 0 }
-func (h tenantHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-
-// Push implements heap.Interface.
-func (h *tenantHeap) Push(x any) { *h = append(*h, x.(*tenant)) }
-
-// Pop implements heap.Interface.
-func (h *tenantHeap) Pop() any {
-	last := len(*h) - 1
-	t := (*h)[last]
-	*h = (*h)[:last]
-	return t
 }
