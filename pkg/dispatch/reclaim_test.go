@@ -330,7 +330,7 @@ func TestReclaimHoldsOfOneTenant(t *testing.T) {
 			f.run(time.Second)
 			holds := f.Holds(1)
 			maps.Copy(holds, f.Holds(f.reclaims.attempts))
-			want(t, "for whom evictions go on", map[gpu.PodUID]bool{"alice/1": true, "alice/2": false}, holds)
+			want(t, "that evictions go on for", map[gpu.PodUID]bool{"alice/1": true, "alice/2": false}, holds)
 		})
 	}
 }

@@ -493,15 +493,16 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	if pod.Request == 0 {
+	lower := func(r *run) bool { return r.item.Priority < pod.Priority }
+	if pod.Request == 0 || !slices.ContainsFunc(mgr.placed, lower) || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) {
 		return false
 	}
 	candidates := make(map[string]bool, len(nodes))
 	for _, node := range nodes {
 		candidates[node] = true
 	}
-	runs, yielding := mgr.yielding(func(r *run) bool { return r.item.Priority < pod.Priority && r.plan.usesAny(candidates) })
-	if len(runs) == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) {
+	runs, yielding := mgr.yielding(func(r *run) bool { return lower(r) && r.plan.usesAny(candidates) })
+	if len(runs) == 0 {
 		return false
 	}
 	places, yielded := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: pod, Nodes: nodes}}, yielding, mgr.View, nil, now)

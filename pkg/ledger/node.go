@@ -86,7 +86,7 @@ func (n *node) accepts(demand *gpu.Demand) reasons.Reason {
 	if reason := n.shareable(); reason != reasons.Fits {
 		return reason
 	}
-	return n.spec.Support.Accepts(demand)
+	return n.spec.Accepts(demand)
 }
 
 // recount computes the used amounts of each card from the allocations. A full recount is cheap for the number of pods on a
@@ -127,10 +127,10 @@ func (n *node) recount() {
 // presumed returns the demand that the node serves for a pod whose annotations name no card. A node that doesn't support several cards gives
 // the pod one card, an old device plugin counts no cores, and without adapters none can be near.
 func (n *node) presumed(pod gpu.Pod) gpu.Demand {
-	if n.spec.Support.SeveralCards != reasons.Fits {
+	if n.spec.SeveralCards != reasons.Fits {
 		pod.Cards = 1
 	}
-	if n.spec.Support.Cores != reasons.Fits {
+	if n.spec.Cores != reasons.Fits {
 		pod.Cores = 0
 	}
 	if n.spec.Support.RDMA != reasons.Fits {
