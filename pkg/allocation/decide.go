@@ -133,11 +133,11 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 	if match == ByNone {
 		d = m.noMatch()
 	} else {
-		if match == ByOrder && m.limitsDiffer() {
+		if match == ByOrder && m.differ(func(c Candidate) any { return c.Container.Limit }) {
 			found.Container.Limit = 0 // It must not get the limit of another container.
 		}
 		d = s.selectCards(Decision{Match: match, Pod: found.Pod, Container: found.Container})
-		d = s.withAdapters(d, match == ByOrder && m.adaptersDiffer()) // It must not get what another container asks for.
+		d = s.withAdapters(d, match == ByOrder && m.differ(func(c Candidate) any { return c.Pod.RDMA })) // It must not get what another container asks for.
 	}
 	switch {
 	case s.Look == Cached && (d.Rejection != nil || d.Result != ResultKept):

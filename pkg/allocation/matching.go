@@ -167,16 +167,10 @@ func (m *matching) trusted() bool {
 // likelihood if nothing else is known: the pod that was assumed first comes first.
 func (m *matching) candidates() []Candidate { return m.containers(false) }
 
-// limitsDiffer reports whether the candidates have different limits above their requests.
-func (m *matching) limitsDiffer() bool {
+// differ reports whether what the function reads differs between the candidates.
+func (m *matching) differ(read func(Candidate) any) bool {
 	all := m.candidates()
-	return slices.ContainsFunc(all, func(c Candidate) bool { return c.Container.Limit != all[0].Container.Limit })
-}
-
-// adaptersDiffer reports whether the candidates' pods differ in whether they ask for adapters.
-func (m *matching) adaptersDiffer() bool {
-	all := m.candidates()
-	return slices.ContainsFunc(all, func(c Candidate) bool { return c.Pod.RDMA != all[0].Pod.RDMA })
+	return slices.ContainsFunc(all, func(c Candidate) bool { return read(c) != read(all[0]) })
 }
 
 // containers returns the candidates that run, or those that don't, according to the API server.

@@ -173,7 +173,7 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	if p.Placement, err = protocol.PodPlacement(pod); err != nil && !errors.Is(err, protocol.ErrNotAssumed) {
 		p.PlacementErr = errors.New(protocol.Shorten(err.Error()))
 	}
-	p.Overuse, _ = protocol.ParseOveruse(pod.Annotations) // An invalid annotation reports nothing.
+	p.Overuse, _ = protocol.ParseOveruse(pod.Annotations[protocol.AnnotationOveruse]) // An invalid annotation reports nothing.
 	p.WithoutExtender = diagnosis.BoundWithoutExtender(pod)
 	p.LimitProblem = strings.Clone(protocol.ParsePodIsolation(pod.Annotations).Problem)
 	assignment, _ := protocol.ParseAssignment(pod.Annotations)

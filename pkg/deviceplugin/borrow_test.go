@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
@@ -21,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/usage"
 	"github.com/gpushare/gpushare/test/await"
 )
 
@@ -198,7 +200,7 @@ func TestWithoutItsLimit(t *testing.T) {
 		p.overuse.Check(protocol.Usage{}, nil)
 	}
 	b.awaitEvent("GPULimitNotInForce Container main runs without the annotated limit above its request; what it uses above its request counts as over-use")
-	if diff := cmp.Diff(map[gpu.PodUID]bool{"uid-lost": true}, p.overuse.unlimited); diff != "" {
+	if diff := cmp.Diff(sets.New[gpu.PodUID]("uid-lost"), p.overuse.unlimited); diff != "" {
 		t.Errorf("pods without their limit: -want +got:\n%s", diff)
 	}
 }
@@ -263,13 +265,14 @@ func TestPromisedToTerminatingPods(t *testing.T) {
 	ended := func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded }
 	b.create(p, newPod("leaving", main(4), assumed(0, 1), leaving), newPod("slow", main(2), assumed(1, 2), slow),
 		newPod("ended", main(1), assumed(0, 3), leaving, ended), newPod("stays", main(8), assumed(0, 4)))
-	if got := p.overuse.Ending(0); got != 4<<30 {
-		t.Errorf("%d MiB are promised to terminating pods, want 4096", got>>20)
+	want := map[gpu.PodUID]usage.KnownPod{
+		"uid-leaving": {Held: map[int]uint64{0: 4 << 30}, Leaving: true, EndsSoon: true},
+		"uid-slow":    {Held: map[int]uint64{1: 2 << 30}, Leaving: true},
+		"uid-ended":   {Leaving: true, EndsSoon: true},
+		"uid-stays":   {Held: map[int]uint64{0: 8 << 30}},
 	}
-	for name, want := range map[string][2]bool{"leaving": {true, true}, "slow": {true, false}, "stays": {false, false}} {
-		if leaving, soon := p.overuse.Leaving(gpu.PodUID("uid-"+name), time.Now()); [2]bool{leaving, soon} != want {
-			t.Errorf("%s is leaving: %v, soon: %v, want %v", name, leaving, soon, want)
-		}
+	if diff := cmp.Diff(want, p.overuse.known(time.Now()).Pods); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 

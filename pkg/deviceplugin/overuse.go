@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	events "k8s.io/client-go/tools/record"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
@@ -33,7 +34,7 @@ type overuseWatch struct {
 	// promised is Check's argument, as last known. Only Check uses it and the next field.
 	promised map[int]gpu.Memory
 	// unlimited are the pods of which a container runs without its annotated limit.
-	unlimited map[gpu.PodUID]bool
+	unlimited sets.Set[gpu.PodUID]
 }
 
 // Annotation returns the value of the pod's annotation, empty for a pod without over-use. measured is false if nothing is known.
@@ -48,57 +49,39 @@ func (w *overuseWatch) Annotation(uid gpu.PodUID) (value string, measured bool, 
 	return value, true, err
 }
 
-// Annotated implements usage.OverusePods.
-func (w *overuseWatch) Annotated(uid gpu.PodUID) *protocol.Overuse {
-	pod, _ := w.pods.ByUID(uid)
-	overuse, _ := protocol.ParseOveruse(map[string]string{protocol.AnnotationOveruse: pod.Overuse}) // An invalid one doesn't count.
-	return overuse
-}
-
-// Held implements usage.OverusePods. Init containers that have ended have a record too, so it is at most the pod's share of
-// the card. The share counts if it isn't known what each container was given.
-func (w *overuseWatch) Held(uid gpu.PodUID, card int) uint64 {
-	pod, _ := w.pods.ByUID(uid)
-	record := w.record.Pod(uid)
-	if pod.Assumed && !record.Complete(&pod) && slices.Contains(pod.Assignment.Indexes(), card) {
-		return w.cards.Unit().Bytes(pod.Demand().Memory)
-	}
-	var held gpu.Memory
-	for _, given := range record {
-		for _, share := range given.Cards {
-			if share.Card == card {
-				held = held.Add(share.Memory)
-			}
-		}
-	}
-	return w.cards.Unit().Bytes(min(held, pod.Demand().Memory))
-}
-
-// Leaving implements usage.OverusePods.
-func (w *overuseWatch) Leaving(uid gpu.PodUID, now time.Time) (leaving, soon bool) {
-	pod, _ := w.pods.ByUID(uid)
-	return pod.Leaving, pod.Leaving && !protocol.Overdue(pod.LeavesBy, now)
-}
-
-// Promised implements usage.OverusePods.
-func (w *overuseWatch) Promised(index int) (memory, promised uint64) {
-	unit := w.cards.Unit()
+// known returns what is known about the node's pods and cards.
+func (w *overuseWatch) known(now time.Time) usage.Known {
+	known, unit := usage.Known{Pods: map[gpu.PodUID]usage.KnownPod{}, Cards: map[int]usage.KnownCard{}}, w.cards.Unit()
 	for _, card := range w.cards.All() {
-		if card.Index == index {
-			memory = unit.Bytes(card.Memory)
-		}
+		known.Cards[card.Index] = usage.KnownCard{Memory: unit.Bytes(card.Memory), Promised: unit.Bytes(w.promised[card.Index])}
 	}
-	return memory, unit.Bytes(w.promised[index])
+	for _, pod := range w.pods.Cached() {
+		k := usage.KnownPod{Leaving: pod.Leaving, EndsSoon: pod.Leaving && !protocol.Overdue(pod.LeavesBy, now)}
+		k.Annotated, _ = protocol.ParseOveruse(pod.Overuse) // An invalid one doesn't count.
+		if !pod.Terminal {
+			k.Held = w.held(&pod)
+		}
+		known.Pods[pod.UID] = k
+	}
+	return known
 }
 
-// Ending implements usage.OverusePods.
-func (w *overuseWatch) Ending(card int) (sum uint64) {
-	for _, pod := range w.pods.Cached() {
-		if pod.Leaving && !pod.Terminal { // Nothing is promised to one that has ended.
-			sum += w.Held(pod.UID, card)
+// held returns what the pod's containers were given of each card, in bytes. Init containers that have ended have a record too, so it is at most the
+// pod's share of the card. The share counts if it isn't known what each container was given.
+func (w *overuseWatch) held(pod *allocation.Pod) map[int]uint64 {
+	held, unit, record := map[int]uint64{}, w.cards.Unit(), w.record.Pod(pod.UID)
+	share := unit.Bytes(pod.Demand().Memory)
+	for _, given := range record {
+		for _, part := range given.Cards {
+			held[part.Card] = min(held[part.Card]+unit.Bytes(part.Memory), share)
 		}
 	}
-	return sum
+	if pod.Assumed && !record.Complete(pod) {
+		for _, card := range pod.Assignment.Indexes() {
+			held[card] = share
+		}
+	}
+	return held
 }
 
 // Check finds the pods that use more than they may, and those that borrow memory of a card that is low on it. promised is what is promised of
@@ -110,7 +93,7 @@ func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memor
 		w.promised = promised
 	}
 	w.reportUnlimited()
-	reports := w.tracker.Update(measured, w)
+	reports := w.tracker.Update(measured, w.known(measured.Time))
 	maps.DeleteFunc(reports, func(uid gpu.PodUID, _ protocol.Overuse) bool {
 		pod, requests := w.pods.ByUID(uid)
 		return !requests || !w.record.Pod(uid).Complete(&pod)
@@ -157,18 +140,18 @@ func overuseText(report protocol.Overuse) string {
 // above its request counts as over-use. Its pod was matched by order among pods with different limits, the record is lost, or the annotation, the
 // isolation mode or the plugin was another one when it started.
 func (w *overuseWatch) reportUnlimited() {
-	unlimited := map[gpu.PodUID]bool{}
+	unlimited := sets.New[gpu.PodUID]()
 	for _, pod := range w.pods.Cached() {
 		given := w.record.Pod(pod.UID)
-		for _, c := range pod.Containers {
-			if !c.Running || c.Init || c.Limit <= w.cards.Unit().Bytes(c.Request) || given[c.Name].Allowed > 0 {
-				continue
-			}
-			if !w.unlimited[pod.UID] && !unlimited[pod.UID] {
-				w.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventLimitNotInForce,
-					"container %s runs without the annotated limit above its request; what it uses above its request counts as over-use", c.Name)
-			}
-			unlimited[pod.UID] = true
+		i := slices.IndexFunc(pod.Containers, func(c allocation.Container) bool {
+			return c.Running && !c.Init && c.Limit > w.cards.Unit().Bytes(c.Request) && given[c.Name].Allowed == 0
+		})
+		if i < 0 {
+			continue
+		}
+		if unlimited.Insert(pod.UID); !w.unlimited.Has(pod.UID) {
+			w.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventLimitNotInForce,
+				"container %s runs without the annotated limit above its request; what it uses above its request counts as over-use", pod.Containers[i].Name)
 		}
 	}
 	w.unlimited = unlimited

@@ -90,7 +90,7 @@ func readPod(object *corev1.Pod) allocation.Pod {
 		if request := protocol.ContainerRequest(c); request > 0 {
 			pod.Containers = append(pod.Containers, allocation.Container{
 				Name: c.Name, Request: request, Cores: protocol.ContainerCores(c), Init: init, Running: running[c.Name] || init && mainRuns,
-				SharedMemory: protocol.MountsSharedMemory(c), Limit: limits[c.Name],
+				SharedMemory: protocol.MountsSharedMemory(c), Limit: limits[c.Name].Bytes,
 			})
 		}
 	}

@@ -3,6 +3,7 @@ package diagnosis
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -27,8 +28,11 @@ func RequestProblem(pod *corev1.Pod) (problem string, found bool) {
 		if _, annotation := pod.Annotations[protocol.LabelRDMA]; annotation && pod.Labels[protocol.LabelRDMA] == "" {
 			return fmt.Sprintf("%s is an annotation of the pod, and must be a label of the pod: the pod gets no adapter", protocol.LabelRDMA), true
 		}
-		if label := protocol.LimitLabel(pod); label != "" {
-			return label + " is a label of the pod, and must be an annotation: it limits no container", true
+		for _, key := range slices.Sorted(maps.Keys(pod.Labels)) {
+			_, isLimit := protocol.LimitedContainer(key)
+			if _, annotated := pod.Annotations[key]; isLimit && !annotated {
+				return key + " is a label of the pod, and must be an annotation: it limits no container", true
+			}
 		}
 		return misplacedGroup(pod)
 	case names(pod, protocol.ResourceMemory):

@@ -47,12 +47,8 @@ func ConstraintsOf(pod *corev1.Pod) unique.Handle[string] {
 		p.Cards = len(where)
 	}
 	demand := p.Demand()
-	limits := ""
-	if demand.Limits != (gpu.Limits{}) {
-		limits = fmt.Sprintf("%d/%d", demand.Limits.Largest, demand.Limits.MaxUnit)
-	}
-	return unique.Make(fmt.Sprintf("%t %t %t %t %s %s",
-		demand.Cards > 1, demand.Cores > 0, demand.SharedMemory, demand.RDMA == gpu.RDMARequired, limits, text))
+	return unique.Make(fmt.Sprintf("%t %t %t %t %d/%d %s", demand.Cards > 1, demand.Cores > 0, demand.SharedMemory,
+		demand.RDMA == gpu.RDMARequired, demand.Limits.Largest, demand.Limits.MaxUnit, text))
 }
 
 // Parse parses what ConstraintsOf returned. It returns nil for any other text: then the pod can use no node.
@@ -73,10 +69,8 @@ func Parse(constraints unique.Handle[string]) *Constraints {
 		affinity: nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: spec}),
 		demand:   gpu.Demand{Cards: 1, SharedMemory: parts[2] == "true"},
 	}
-	if limits := &c.demand.Limits; parts[4] != "" {
-		if _, err := fmt.Sscanf(parts[4], "%d/%d", &limits.Largest, &limits.MaxUnit); err != nil {
-			return nil
-		}
+	if _, err := fmt.Sscanf(parts[4], "%d/%d", &c.demand.Limits.Largest, &c.demand.Limits.MaxUnit); err != nil {
+		return nil
 	}
 	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
 		c.Affinity = spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution

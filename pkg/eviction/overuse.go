@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -63,17 +62,12 @@ type Overusers struct {
 	groups OveruseGroups
 	// Only Run uses the fields below.
 
-	// requested is the pod whose eviction was requested last, at requestedAt, from the card requestedOn; empty once the watch shows the eviction.
+	// requested is the pod whose eviction was requested last, at requestedAt; empty once the watch shows the eviction.
 	requested   gpu.PodUID
-	requestedOn cardOf
 	requestedAt time.Time
 	spared      queue.Pauses[gpu.PodUID]
-	// stale is the time of the last report on each card that can be older than the end of a pod there. It doesn't say what is free now.
-	stale map[cardOf]time.Time
-	// there are the pods that had a share of each card at the last step, without those that were ending.
-	there map[cardOf]sets.Set[gpu.PodUID]
-	// led is true if the last step was made as the leader.
-	led bool
+	// cards are those with a pod at the last step, on nodes where a pod may use more than it requests; nil if that step wasn't made as the leader.
+	cards map[cardOf]cardSeen
 }
 
 // cardOf is a card of a node.
@@ -82,12 +76,17 @@ type cardOf struct {
 	card int
 }
 
+// cardSeen is what Overusers remembers of a card from step to step.
+type cardSeen struct {
+	// staying are the pods of the card, without those that have ended or are ending.
+	staying sets.Set[gpu.PodUID]
+	// stale is the time of the last report that can be older than the end of a pod there. It doesn't say what is free now.
+	stale time.Time
+}
+
 // NewOverusers returns an Overusers. It evicts nothing before Run.
 func NewOverusers(o Options, api NodeAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
-	return &Overusers{
-		Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{},
-		stale: map[cardOf]time.Time{}, there: map[cardOf]sets.Set[gpu.PodUID]{},
-	}
+	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -99,13 +98,12 @@ func (o *Overusers) Run(ctx context.Context) error {
 func (o *Overusers) Tick(ctx context.Context) {
 	now := o.Clock.Now()
 	if o.Leading() != nil || o.cache.Ready() != nil {
-		o.led = false
+		o.cards = nil
 		return
 	}
 	over := o.cache.MayOveruse()
 	if slices.ContainsFunc(over, func(p *clustercache.PodInfo) bool { return p.UID == o.requested && !p.Leaving }) &&
 		now.Sub(o.requestedAt) <= o.AnswerLost {
-		o.stale[o.requestedOn] = lastReport(o.requestedOn, over, now)
 		return
 	}
 	o.requested = ""
@@ -117,13 +115,11 @@ func (o *Overusers) Tick(ctx context.Context) {
 			reported.Insert(pod.Node)
 		}
 	}
-	maps.DeleteFunc(o.stale, func(card cardOf, _ time.Time) bool { return !nodes.Has(card.node) })
-	maps.DeleteFunc(o.there, func(card cardOf, _ sets.Set[gpu.PodUID]) bool { return !nodes.Has(card.node) })
-	first := !o.led // A former leader may have evicted a pod since the reports were made.
-	o.led = true
-	for _, name := range sets.List(nodes) {
-		o.markStale(name, o.cache.PodsOn(name), now, first)
+	seen := map[cardOf]cardSeen{}
+	for name := range nodes {
+		o.look(seen, name, o.cache.PodsOn(name), now)
 	}
+	o.cards = seen
 	for _, name := range sets.List(reported) { // No other node has a victim.
 		for _, victim := range o.choose(name, o.cache.PodsOn(name), now) {
 			// victims can have a pod several times, once for each card.
@@ -146,14 +142,16 @@ func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.T
 	}
 	var victims []victim
 	for _, card := range parsed.Cards {
+		key := cardOf{name, card.Index}
+		on := key.pods(pods)
 		var shares []share
-		for _, pod := range pods {
-			if s, ok := o.shareOf(pod, card.Index, parsed.Unit, now); ok && pod.Node == name {
+		for _, pod := range on {
+			if s, ok := o.shareOf(pod, card.Index, parsed.Unit, now); ok {
 				shares = append(shares, s)
 			}
 		}
 		chosen := chooseOverusers(parsed.Unit.Bytes(card.Memory), shares)
-		if on := (cardOf{name, card.Index}); len(chosen) == 0 && !o.left(on, pods, now) && lastReport(on, pods, now).After(o.stale[on]) {
+		if seen := o.cards[key]; len(chosen) == 0 && !seen.left(on, now) && lastReport(on, card.Index, now).After(seen.stale) {
 			chosen = chooseOnLowCard(shares)
 		}
 		for _, s := range chosen {
@@ -232,54 +230,55 @@ func ending(pod *clustercache.PodInfo, now time.Time) bool {
 	return pod.Leaving && !protocol.Overdue(protocol.LeavesBy(pod.DeletionTime, int64(pod.GraceSeconds)), now)
 }
 
-// markStale marks the reports on the cards of a node which pods are leaving or have left: they don't say what is free once these have ended. all is
-// true if that can be so on each card. It remembers the pods for the next step.
-func (o *Overusers) markStale(node string, pods []*clustercache.PodInfo, now time.Time, all bool) {
-	there := map[cardOf]sets.Set[gpu.PodUID]{}
+// look adds what is to be remembered of the cards of a node. The reports on a card which pods are leaving or have left are stale: they don't say what
+// is free once these have ended. A former leader may have evicted a pod since any report was made.
+func (o *Overusers) look(seen map[cardOf]cardSeen, node string, pods []*clustercache.PodInfo, now time.Time) {
 	for _, pod := range pods {
 		for _, part := range pod.Placement {
-			card := cardOf{node, part.Card}
-			if all || o.left(card, pods, now) {
-				o.stale[card] = lastReport(card, pods, now)
+			key := cardOf{node, part.Card}
+			if _, done := seen[key]; done {
+				continue
 			}
-			if there[card] == nil {
-				there[card] = sets.New[gpu.PodUID]()
+			on, card := key.pods(pods), o.cards[key]
+			if o.cards == nil || card.left(on, now) {
+				card.stale = lastReport(on, part.Card, now)
 			}
-			if !pod.Ended && !ending(pod, now) {
-				there[card].Insert(pod.UID)
-			}
+			card.staying = staying(on, now)
+			seen[key] = card
 		}
 	}
-	maps.DeleteFunc(o.there, func(card cardOf, _ sets.Set[gpu.PodUID]) bool { return card.node == node })
-	maps.Copy(o.there, there)
 }
 
 // left reports whether a pod is leaving the card, or has ended or disappeared there since the last step.
-func (o *Overusers) left(card cardOf, pods []*clustercache.PodInfo, now time.Time) bool {
-	ended := o.there[card].Clone()
+func (c cardSeen) left(on []*clustercache.PodInfo, now time.Time) bool {
+	return slices.ContainsFunc(on, func(p *clustercache.PodInfo) bool { return ending(p, now) }) || !staying(on, now).IsSuperset(c.staying)
+}
+
+// staying returns those of the pods that haven't ended and aren't ending.
+func staying(pods []*clustercache.PodInfo, now time.Time) sets.Set[gpu.PodUID] {
+	uids := sets.New[gpu.PodUID]()
 	for _, pod := range pods {
-		if !card.has(pod) {
-			continue
-		}
-		if ending(pod, now) {
-			return true
-		}
-		if !pod.Ended {
-			ended.Delete(pod.UID)
+		if !pod.Ended && !ending(pod, now) {
+			uids.Insert(pod.UID)
 		}
 	}
-	return len(ended) > 0
+	return uids
 }
 
-// has reports whether the pod has a share of the card.
-func (c cardOf) has(pod *clustercache.PodInfo) bool {
-	return pod.Node == c.node && slices.ContainsFunc(pod.Placement, func(s gpu.Share) bool { return s.Card == c.card })
-}
-
-// lastReport returns the time of the last report because the card is low on free memory; zero if there is none.
-func lastReport(card cardOf, pods []*clustercache.PodInfo, now time.Time) (newest time.Time) {
+// pods returns those of the pods that have a share of the card.
+func (c cardOf) pods(pods []*clustercache.PodInfo) (on []*clustercache.PodInfo) {
 	for _, pod := range pods {
-		if card.has(pod) && pod.Overuse.Current(now) && pod.Overuse.On(card.card).ForLowCard() && pod.Overuse.At.After(newest) {
+		if pod.Node == c.node && slices.ContainsFunc(pod.Placement, func(s gpu.Share) bool { return s.Card == c.card }) {
+			on = append(on, pod)
+		}
+	}
+	return on
+}
+
+// lastReport returns the time of the last report because the card of these pods is low on free memory; zero if there is none.
+func lastReport(pods []*clustercache.PodInfo, card int, now time.Time) (newest time.Time) {
+	for _, pod := range pods {
+		if pod.Overuse.Current(now) && pod.Overuse.On(card).ForLowCard() && pod.Overuse.At.After(newest) {
 			newest = pod.Overuse.At
 		}
 	}
@@ -313,16 +312,17 @@ func chooseOverusers(memory uint64, shares []share) []share {
 // chooseOnLowCard returns the pod to evict from a card that is low on free memory, if there is one: of those above their limits, or else of those that
 // borrow. The next report shows if it was enough.
 func chooseOnLowCard(shares []share) []share {
-	candidates := slices.Concat(inOrder(shares, overLimit), inOrder(shares, aboveLimit), inOrder(shares, borrows))
+	candidates := inOrder(shares, borrows)
 	return candidates[:min(len(candidates), 1)]
 }
 
-// inOrder returns the shares of this kind that are not spared, in the order in which they are evicted: first those without a group, and of these the
-// youngest first.
-func inOrder(shares []share, of excess) []share {
-	candidates := slices.DeleteFunc(slices.Clone(shares), func(s share) bool { return s.excess != of || s.spared })
+// inOrder returns the shares of pods that use more than they request, up to this excess, and that are not spared, in the order in which they are
+// evicted: by excess, then those without a group first, and of these the youngest.
+func inOrder(shares []share, last excess) []share {
+	candidates := slices.DeleteFunc(slices.Clone(shares), func(s share) bool { return s.spared || s.excess == withinRequest || s.excess > last })
 	slices.SortFunc(candidates, func(a, b share) int {
-		return cmp.Or(gpu.TrueFirst(b.member, a.member), b.pod.AssumeTime.Compare(a.pod.AssumeTime), cmp.Compare(a.pod.UID, b.pod.UID))
+		return cmp.Or(cmp.Compare(a.excess, b.excess), gpu.TrueFirst(b.member, a.member), b.pod.AssumeTime.Compare(a.pod.AssumeTime),
+			cmp.Compare(a.pod.UID, b.pod.UID))
 	})
 	return candidates
 }
@@ -357,9 +357,6 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		return true // The watch is behind.
 	}
 	o.requested, o.requestedAt = v.pod.UID, o.Clock.Now() // Before the call, because its answer may be lost.
-	o.requestedOn = cardOf{v.node, v.card}
-	stale := o.stale[o.requestedOn]
-	o.stale[o.requestedOn] = lastReport(o.requestedOn, o.cache.PodsOn(v.node), o.requestedAt)
 	_, gone, err := o.request(ctx, v.pod.Pod)
 	switch {
 	case gone:
@@ -375,7 +372,7 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 			"Evicted from GPU card %d of node %s: it %s, and %s", v.card, v.node, v.use, why))
 		return true
 	case answered(err):
-		o.requested, o.stale[o.requestedOn] = "", stale // Another pod can be evicted by the same report.
+		o.requested = ""
 		o.spared.Extend(v.pod.UID, o.Clock.Now(), queue.Retry, queue.LongestPause)
 		result := resultOf(err)
 		o.Observer.OveruserEvicted(result)

@@ -79,43 +79,19 @@ const (
 	modelCard      = 16
 )
 
-// The methods below implement usage.OverusePods.
-
-func (m *overuseModel) Annotated(gpu.PodUID) *protocol.Overuse { return nil }
-
-func (m *overuseModel) tenant(name string) *tenant {
-	if i := slices.IndexFunc(m.tenants, func(t *tenant) bool { return t.name == name }); i >= 0 {
-		return m.tenants[i]
+// known returns what the device plugin knows beside a measurement.
+func (m *overuseModel) known() usage.Known {
+	known := usage.Known{Pods: map[gpu.PodUID]usage.KnownPod{}, Cards: map[int]usage.KnownCard{}}
+	for i, memory := range m.cards {
+		known.Cards[i] = usage.KnownCard{Memory: uint64(memory) << 30}
 	}
-	return &tenant{}
-}
-
-func (m *overuseModel) Held(uid gpu.PodUID, card int) uint64 {
-	if t := m.tenant(string(uid)); t.card == card {
-		return uint64(t.requested) << 30
-	}
-	return 0
-}
-
-func (m *overuseModel) Leaving(uid gpu.PodUID, _ time.Time) (leaving, soon bool) {
-	leaving = m.tenant(string(uid)).leaving
-	return leaving, leaving
-}
-
-func (m *overuseModel) Promised(card int) (memory, promised uint64) {
 	for _, t := range m.tenants {
-		promised += m.Held(gpu.PodUID(t.name), card)
+		requested, card := uint64(t.requested)<<30, known.Cards[t.card]
+		known.Pods[gpu.PodUID(t.name)] = usage.KnownPod{Held: map[int]uint64{t.card: requested}, Leaving: t.leaving, EndsSoon: t.leaving}
+		card.Promised += requested
+		known.Cards[t.card] = card
 	}
-	return uint64(m.cards[card]) << 30, promised
-}
-
-func (m *overuseModel) Ending(card int) (sum uint64) {
-	for _, t := range m.tenants {
-		if t.leaving {
-			sum += m.Held(gpu.PodUID(t.name), card)
-		}
-	}
-	return sum
+	return known
 }
 
 // rank is the tenant's place in the order of evictions: 0 if it has exceeded its limit for longer than the grace period, 1 if for less, 2 if it
@@ -338,7 +314,7 @@ func (m *overuseModel) measure() {
 			UID: t.name, Container: "c", Card: t.card, Used: uint64(t.used) << 30, Requested: uint64(t.requested) << 30, Allowed: uint64(t.limit) << 30})
 	}
 	m.measured, m.there = report.Time, slices.Clone(m.tenants)
-	m.reports = m.tracker.Update(report, m)
+	m.reports = m.tracker.Update(report, m.known())
 }
 
 // round lets ten seconds pass: pods come and go and change their use, the plugin measures, and the extender makes its steps.
@@ -613,7 +589,9 @@ func TestOverusersShort(t *testing.T) {
 				}
 				return pods
 			})
-			c.overuser.led = !test.newLeader
+			if !test.newLeader {
+				c.overuser.cards = map[cardOf]cardSeen{}
+			}
 			if test.before != "" {
 				reports := slices.Clone(c.pods)
 				for i, p := range reports {

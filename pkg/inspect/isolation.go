@@ -20,7 +20,7 @@ func (p *Pod) addFound(object *corev1.Pod) {
 	if lost := object.Annotations[protocol.AnnotationLostCards]; lost != "" {
 		p.Notes = append(p.Notes, "card "+protocol.Shorten(lost)+" is not on the node any more, containers can't start again: delete the pod")
 	}
-	if overuse, err := protocol.ParseOveruse(object.Annotations); err == nil && overuse != nil {
+	if overuse, err := protocol.ParseOveruse(object.Annotations[protocol.AnnotationOveruse]); err == nil && overuse != nil {
 		// Without its device plugin the annotation stays, so the note has the time of the measurement.
 		sum := overuse.Sum()
 		what := "%s, since %s, measured %s"

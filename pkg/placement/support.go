@@ -36,19 +36,13 @@ func (s *Support) Accepts(demand *gpu.Demand) reasons.Reason {
 		return s.SharedMemory
 	case demand.RDMA == gpu.RDMARequired && s.RDMA != reasons.Fits:
 		return s.RDMA
-	}
-	return s.Limits.accepts(demand.Limits)
-}
-
-func (l *Limits) accepts(demand gpu.Limits) reasons.Reason {
-	switch {
-	case demand == gpu.Limits{}:
+	case demand.Limits == gpu.Limits{}:
 		return reasons.Fits
-	case l.Refused != reasons.Fits:
-		return l.Refused
-	case l.Unit > gpu.Unit(demand.MaxUnit)*gpu.MiB:
+	case s.Limits.Refused != reasons.Fits:
+		return s.Limits.Refused
+	case s.Limits.Unit > gpu.Unit(demand.Limits.MaxUnit)*gpu.MiB:
 		return reasons.LimitBelowRequest
-	case uint64(demand.Largest) > l.Card/uint64(gpu.MiB):
+	case uint64(demand.Limits.Largest) > s.Limits.Card/uint64(gpu.MiB):
 		return reasons.LimitTooLarge
 	}
 	return reasons.Fits

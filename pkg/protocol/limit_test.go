@@ -90,7 +90,8 @@ func FuzzMemoryLimits(f *testing.F) {
 		if len(limits) != len(want) {
 			t.Errorf("%q and %q give %v", text, list, limits)
 		}
-		for name, limit := range limits {
+		for name, l := range limits {
+			limit := l.Bytes
 			quantity, err := resource.ParseQuantity(want[name])
 			if err != nil || limit < uint64(gpu.MiB) || quantity.CmpInt64(int64(limit)) > 0 || quantity.CmpInt64(int64(limit)-1) <= 0 || name != "trainer" && name != "helper" {
 				t.Errorf("container %s has %d by %q", name, limit, want[name])

@@ -59,10 +59,9 @@ func (o Overuse) Annotation() (string, error) {
 	return string(data), nil
 }
 
-// ParseOveruse parses a pod's annotation. It returns nil for a pod without the annotation.
-func ParseOveruse(annotations map[string]string) (*Overuse, error) {
-	text, ok := annotations[AnnotationOveruse]
-	if !ok {
+// ParseOveruse parses the value of a pod's annotation. It returns nil for an empty one: the pod has none.
+func ParseOveruse(text string) (*Overuse, error) {
+	if text == "" {
 		return nil, nil
 	}
 	if len(text) > MaxSize {
@@ -85,17 +84,17 @@ func ParseOveruse(annotations map[string]string) (*Overuse, error) {
 
 // Sum returns the sum over the cards. Short is 0 if that of one of them is.
 func (o *Overuse) Sum() CardOveruse {
-	limit, short, borrows := int64(0), int64(0), true
+	sum, low := CardOveruse{Used: o.Used, Requested: o.Requested}, true
 	for _, card := range o.Cards {
-		limit, short, borrows = limit+max(card.Requested, card.Limit), short+card.Short, borrows && card.ForLowCard()
+		sum.Limit, sum.Short, low = sum.Limit+max(card.Requested, card.Limit), sum.Short+card.Short, low && card.ForLowCard()
 	}
-	if limit <= o.Requested {
-		limit = 0
+	if sum.Limit <= o.Requested {
+		sum.Limit = 0
 	}
-	if !borrows {
-		short = 0
+	if !low {
+		sum.Short = 0
 	}
-	return CardOveruse{o.Used, o.Requested, limit, short}
+	return sum
 }
 
 // On returns the report on a card, which is zero if there is none.

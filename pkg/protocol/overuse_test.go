@@ -18,12 +18,12 @@ func TestParseOveruse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := ParseOveruse(map[string]string{AnnotationOveruse: text})
+	got, err := ParseOveruse(text)
 	if err != nil {
 		t.Fatal(err)
 	}
 	expect(t, "the largest report", &want, got)
-	if _, err := ParseOveruse(map[string]string{AnnotationOveruse: text + strings.Repeat(" ", MaxSize)}); err == nil {
+	if _, err := ParseOveruse(text + strings.Repeat(" ", MaxSize)); err == nil {
 		t.Error("a report of any length is parsed")
 	}
 }

@@ -166,7 +166,10 @@ func Pod(pod *corev1.Pod) gpu.Pod {
 		return len(c.VolumeMounts) > 0 && requestOf(c, ResourceMemory) > 0 && MountsSharedMemory(c)
 	})
 	if out.Request > 0 {
-		out.Limits = limitsOf(pod, out.NumCards())
+		limits, _ := MemoryLimits(pod) // A pod with an invalid one gets no node (CheckRequest).
+		for _, limit := range limits {
+			out.Limits = out.Limits.With(limit.Bytes, limit.Request, out.NumCards())
+		}
 		out.RDMA, _ = PodRDMA(pod)
 	}
 	if pod.Spec.Priority != nil {

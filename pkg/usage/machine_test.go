@@ -338,7 +338,7 @@ func BenchmarkMeasure(b *testing.B) {
 			before := processorTime(b)
 			for b.Loop() {
 				meter.Measure(driver)
-				overuse.Update(meter.Report(), knownPod{})
+				overuse.Update(meter.Report(), Known{})
 			}
 			b.ReportMetric(float64((processorTime(b)-before).Microseconds())/float64(b.N), "cpu-µs/op")
 		})

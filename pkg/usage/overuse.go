@@ -25,20 +25,24 @@ type OveruseOptions struct {
 	Grace time.Duration
 }
 
-// OverusePods is what is known about pods, besides the measurement.
-type OverusePods interface {
-	// Annotated returns what the pod's annotation reports; nil if nothing. With it, a restarted plugin continues an over-use that it had
-	// reported before.
-	Annotated(uid gpu.PodUID) *protocol.Overuse
-	// Held returns what the containers of the pod were given of a card, in bytes. A measurement has only containers that run.
-	Held(uid gpu.PodUID, card int) uint64
-	// Leaving reports whether the pod is terminating, and whether it is expected to end soon.
-	Leaving(uid gpu.PodUID, now time.Time) (leaving, soon bool)
-	// Promised returns a card's memory, and what is promised of it to pods, also to those that have not started; in bytes.
-	Promised(card int) (memory, promised uint64)
-	// Ending returns what of that is promised to terminating pods, also to those of which no container runs; in bytes.
-	Ending(card int) uint64
+// Known is what is known about a node's pods and cards, besides a measurement. Amounts are bytes.
+type Known struct {
+	Pods  map[gpu.PodUID]KnownPod
+	Cards map[int]KnownCard
 }
+
+// KnownPod is a pod that requests GPU memory.
+type KnownPod struct {
+	// Annotated is what its annotation reports; nil if nothing. With it, a restarted plugin continues an over-use that it had reported before.
+	Annotated *protocol.Overuse
+	// Held is what its containers were given of each card, also those that don't run; empty for a pod that has ended.
+	Held map[int]uint64
+	// Leaving is true if the pod is terminating, EndsSoon if it is also expected to end soon.
+	Leaving, EndsSoon bool
+}
+
+// KnownCard is a card's memory, and what is promised of it to pods, also to those that have not started.
+type KnownCard struct{ Memory, Promised uint64 }
 
 // Overuse finds the pods that use more memory than they request, from measurement to measurement. Only one goroutine may use it at
 // a time.
@@ -46,15 +50,29 @@ type Overuse struct {
 	options OveruseOptions
 	// since is when a container began to exceed its request on a card.
 	since map[excess]time.Time
-	// reports are the last ones, and promised is what was promised of each card then.
-	reports  map[gpu.PodUID]protocol.Overuse
-	promised map[int]uint64
+	// reports are the last ones, and cards what was known then.
+	reports map[gpu.PodUID]protocol.Overuse
+	cards   map[int]KnownCard
+}
+
+// share is a pod's share of a card.
+type share struct {
+	pod  gpu.PodUID
+	card int
 }
 
 type excess struct {
-	pod       gpu.PodUID
+	share
 	container string
-	card      int
+}
+
+// use is how the containers of a pod use a card. Amounts are sums.
+type use struct {
+	used, requested, allowance uint64
+	// began is when the first container began to exceed its limit; zero if none does.
+	began time.Time
+	// exceeds is true if a container uses more than it requests, and borrows if one with a limit above its request does.
+	exceeds, borrows bool
 }
 
 // NewOveruse returns an Overuse without a measurement.
@@ -63,59 +81,89 @@ func NewOveruse(o OveruseOptions) *Overuse { return &Overuse{options: o} }
 // Update adds a measurement and returns the reports by pod. A report keeps its value until it is due for renewal, or until it
 // has changed much: each change is written to the API server. For a pod that borrows it has changed when pods come to its card or leave it: the
 // extender evicts the next one only by a newer report. A card that could not be read changes nothing.
-func (o *Overuse) Update(report protocol.Usage, pods OverusePods) map[gpu.PodUID]protocol.Overuse {
-	short := shortages(report, pods)
-	since, reports := o.find(report, pods, short)
+func (o *Overuse) Update(report protocol.Usage, known Known) map[gpu.PodUID]protocol.Overuse {
+	uses, since := o.uses(report, known)
+	short := shortages(report, uses, known)
+	reports := o.find(report.Time, uses, known, short)
 	o.keepUnread(report, short, since, reports)
-	promised := map[int]uint64{}
-	for _, card := range report.Cards {
-		_, promised[card.Index] = pods.Promised(card.Index)
-	}
 	for uid, next := range reports {
-		last, known := o.reports[uid]
-		moved := false
+		last, moved := o.reports[uid], false
 		for card, use := range next.Cards {
-			moved = moved || use.ForLowCard() && promised[card] != o.promised[card]
+			moved = moved || use.ForLowCard() && known.Cards[card].Promised != o.cards[card].Promised
 		}
-		if known && !moved && next.At.Sub(last.At) < renewal && maps.EqualFunc(last.Cards, next.Cards, similar) {
+		if !moved && next.At.Sub(last.At) < renewal && maps.EqualFunc(last.Cards, next.Cards, similar) {
 			reports[uid] = last
 		}
 	}
-	o.since, o.reports, o.promised = since, reports, promised
+	o.since, o.reports, o.cards = since, reports, known.Cards
 	return maps.Clone(reports)
 }
 
-// find returns since when containers exceed their limits, and the pods for which that is longer than the grace period, or that use more than they
-// request of a card that is low on free memory and of which a pod borrows some.
-func (o *Overuse) find(report protocol.Usage, pods OverusePods, short map[int]uint64) (since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
-	now := report.Time
-	since, reports = map[excess]time.Time{}, map[gpu.PodUID]protocol.Overuse{}
+// uses returns what the report shows of each pod on each card, and since when containers exceed their limits.
+func (o *Overuse) uses(report protocol.Usage, known Known) (uses map[share]use, since map[excess]time.Time) {
+	uses, since = map[share]use{}, map[excess]time.Time{}
+	for _, row := range report.Containers {
+		s := share{gpu.PodUID(row.UID), row.Card}
+		u := uses[s]
+		u.used, u.requested, u.allowance = u.used+row.Used, u.requested+row.Requested, u.allowance+row.Allowance()
+		if row.Container != "" && o.exceeds(row.Used, row.Requested) { // What a container requests that the API server doesn't show is not known.
+			u.exceeds, u.borrows = true, u.borrows || row.Allowed > row.Requested
+			if key := (excess{s, row.Container}); o.exceeds(row.Used, row.Allowance()) {
+				since[key] = o.began(key, report.Time, known.Pods[s.pod].Annotated)
+				if u.began.IsZero() || since[key].Before(u.began) {
+					u.began = since[key]
+				}
+			}
+		}
+		uses[s] = u
+	}
+	return uses, since
+}
+
+// find returns the pods that exceed their limits for longer than the grace period, or that use more than they request of a card that is low on free
+// memory and of which a pod borrows some. A pod whose containers together are within their limits takes nothing from its neighbours,
+// unless the card is low on free memory.
+func (o *Overuse) find(now time.Time, uses map[share]use, known Known, short map[int]uint64) map[gpu.PodUID]protocol.Overuse {
 	lent := map[int]uint64{}
-	for _, row := range report.Containers {
-		if row.Allowed > row.Requested && o.exceeds(row.Used, row.Requested) {
-			lent[row.Card] = short[row.Card]
+	for s, use := range uses {
+		if use.borrows {
+			lent[s.card] = short[s.card]
 		}
 	}
-	for _, row := range report.Containers {
-		if row.Container == "" { // What a container requests that the API server doesn't show is not known.
+	reports := map[gpu.PodUID]protocol.Overuse{}
+	for s, use := range uses {
+		requested := max(use.requested, known.Pods[s.pod].Held[s.card])
+		card := protocol.CardOveruse{Used: int64(use.used >> 20), Requested: int64(requested >> 20)}
+		if use.allowance > use.requested {
+			card.Limit = int64((requested + use.allowance - use.requested) >> 20)
+		}
+		over := !use.began.IsZero() && now.Sub(use.began) >= o.options.Grace && card.Above()
+		low := use.exceeds && lent[s.card] > 0
+		if card.Used <= card.Requested || !over && !low {
 			continue
 		}
-		key, began, over := excess{gpu.PodUID(row.UID), row.Container, row.Card}, now, false
-		if o.exceeds(row.Used, row.Allowance()) {
-			began = o.began(key, now, pods)
-			since[key], over = began, now.Sub(began) >= o.options.Grace
+		last, pod := o.reports[s.pod], reports[s.pod]
+		began := use.began
+		if began.IsZero() {
+			began = now
 		}
-		if !over && (lent[row.Card] == 0 || !o.exceeds(row.Used, row.Requested)) {
-			continue
+		if !over {
+			card.Short = int64(lent[s.card]>>20) + 1
+			if last.Cards[s.card].ForLowCard() {
+				began = last.Since
+			}
 		}
-		if last := o.reports[key.pod]; !over && last.Cards[row.Card].ForLowCard() {
-			began = last.Since
+		if pod.Cards == nil {
+			pod = protocol.Overuse{Since: began, At: now, Cards: map[int]protocol.CardOveruse{}}
 		}
-		if pod := o.add(reports[key.pod], report, key, began, pods.Held(key.pod, key.card), over, lent[row.Card]); len(pod.Cards) > 0 {
-			reports[key.pod] = pod
+		if began.Before(pod.Since) {
+			pod.Since = began
 		}
+		pod.Cards[s.card] = card
+		pod.Used, pod.Requested = pod.Used+card.Used, pod.Requested+card.Requested
+		reports[s.pod] = pod
 	}
-	return since, reports
+	return reports
 }
 
 // exceeds reports whether the use exceeds the amount by more than the tolerance.
@@ -123,14 +171,14 @@ func (o *Overuse) exceeds(used, amount uint64) bool {
 	return float64(used) > float64(amount)*(1+o.options.Tolerance/100)
 }
 
-// began returns since when the container has exceeded its limit.
-func (o *Overuse) began(key excess, now time.Time, pods OverusePods) time.Time {
+// began returns since when the container has exceeded its limit. annotated is what the pod's annotation reports.
+func (o *Overuse) began(key excess, now time.Time, annotated *protocol.Overuse) time.Time {
 	if began, known := o.since[key]; known {
 		return began
 	}
-	before := pods.Annotated(key.pod)
-	if use := before.On(key.card); before.Current(now) && before.Since.Before(now) && use.Used > 0 && !use.ForLowCard() {
-		return before.Since
+	use := annotated.On(key.card)
+	if annotated.Current(now) && annotated.Since.Before(now) && use.Used > 0 && !use.ForLowCard() {
+		return annotated.Since
 	}
 	return now
 }
@@ -162,41 +210,4 @@ func (o *Overuse) keepUnread(report protocol.Usage, short map[int]uint64, since 
 func similar(before, now protocol.CardOveruse) bool {
 	return max(before.Used-now.Used, now.Used-before.Used) <= before.Used/20 && before.Requested == now.Requested && before.Limit == now.Limit &&
 		before.ForLowCard() == now.ForLowCard() && before.Above() == now.Above()
-}
-
-// add adds a card to a pod's report, with the use of all of the pod's containers there. A pod whose containers together are within their limits
-// takes nothing from its neighbours, unless the card is low on free memory. held is what they were given of the card, also those that don't run now.
-// over is true if one of the containers has exceeded its limit for longer than the grace period.
-func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, key excess, began time.Time, held uint64, over bool, short uint64) protocol.Overuse {
-	var used, requested, lendable uint64
-	for _, row := range report.Containers {
-		if row.UID == string(key.pod) && row.Card == key.card {
-			used, requested, lendable = used+row.Used, requested+row.Requested, lendable+row.Allowance()-row.Requested
-		}
-	}
-	requested = max(requested, held)
-	card := protocol.CardOveruse{Used: int64(used >> 20), Requested: int64(requested >> 20)}
-	if lendable > 0 {
-		card.Limit = int64((requested + lendable) >> 20)
-	}
-	within := !over || !card.Above()
-	counted, again := pod.Cards[key.card]
-	switch {
-	case card.Used <= card.Requested, within && short == 0, again && within && !counted.ForLowCard():
-		return pod
-	case within:
-		card.Short = int64(short>>20) + 1
-	}
-	if pod.Cards == nil {
-		pod = protocol.Overuse{Since: began, Cards: map[int]protocol.CardOveruse{}}
-	}
-	if began.Before(pod.Since) {
-		pod.Since = began
-	}
-	pod.At = report.Time
-	pod.Cards[key.card] = card
-	if !again {
-		pod.Used, pod.Requested = pod.Used+card.Used, pod.Requested+card.Requested
-	}
-	return pod
 }

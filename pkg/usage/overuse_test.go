@@ -29,16 +29,26 @@ func missing(second int) protocol.Usage {
 	return protocol.Usage{Time: time.Unix(int64(second), 0), Cards: []protocol.CardUsage{{Index: 1}}}
 }
 
-// knownPod implements OverusePods. All pods are the same.
-type knownPod struct {
+// state is what is known beside a measurement, in MiB. All pods are the same.
+type state struct {
 	annotated *protocol.Overuse
 	held      uint64
 	// promised is what is promised of each card of 1600 MiB.
 	promised uint64
-	// ending is what of that is promised to terminating pods.
+	// ending is what of that is promised to a terminating pod of which no container runs.
 	ending uint64
-	// leaving is true if the pod is terminating, soon if it is expected to end soon.
+	// leaving is true if the pods are terminating, soon if they are expected to end soon.
 	leaving, soon bool
+}
+
+func (s state) known() Known {
+	held := func(memory uint64) map[int]uint64 { return map[int]uint64{0: memory * mib, 1: memory * mib} }
+	pod := KnownPod{Annotated: s.annotated, Held: held(s.held), Leaving: s.leaving, EndsSoon: s.soon}
+	card := KnownCard{1600 * mib, s.promised * mib}
+	return Known{
+		Pods:  map[gpu.PodUID]KnownPod{"a": pod, "b": pod, "ending": {Held: held(s.ending), Leaving: true, EndsSoon: true}},
+		Cards: map[int]KnownCard{0: card, 1: card},
+	}
 }
 
 // borrows is a container with a limit, and full a measurement of a card with so much memory in use.
@@ -54,12 +64,6 @@ func full(second int, used uint64, rows ...protocol.ContainerUsage) protocol.Usa
 	return report
 }
 
-func (p knownPod) Annotated(gpu.PodUID) *protocol.Overuse             { return p.annotated }
-func (p knownPod) Held(gpu.PodUID, int) uint64                        { return p.held * mib }
-func (p knownPod) Leaving(gpu.PodUID, time.Time) (leaving, soon bool) { return p.leaving, p.soon }
-func (p knownPod) Ending(int) uint64                                  { return p.ending * mib }
-func (p knownPod) Promised(int) (memory, promised uint64)             { return 1600 * mib, p.promised * mib }
-
 // TestOveruse: a tolerance of 10% and a grace period of 60 s.
 func TestOveruse(t *testing.T) {
 	type reports = map[gpu.PodUID]protocol.Overuse
@@ -71,13 +75,13 @@ func TestOveruse(t *testing.T) {
 		return reports{"a": {Used: used, Requested: requested, Since: at(since), At: at(now), Cards: map[int]protocol.CardOveruse{
 			0: {Used: used, Requested: requested, Limit: limit, Short: short}}}}
 	}
-	nothing, short := knownPod{}, knownPod{held: 100, promised: 1500}
+	nothing, short := state{}, state{held: 100, promised: 1500}
 	incomplete := func(u protocol.Usage) protocol.Usage {
 		u.Cards[0].Incomplete = true
 		return u
 	}
 	for name, test := range map[string]struct {
-		pod   knownPod
+		pod   state
 		steps []protocol.Usage
 		want  reports
 	}{
@@ -99,11 +103,11 @@ func TestOveruse(t *testing.T) {
 			measured(0, uses("a", "c", 0, 10, 100), uses("a", "c", 1, 150, 100)), measured(60, uses("a", "c", 0, 10, 100), uses("a", "c", 1, 150, 100))}, one(0, 60, 1, 150, 100)},
 		"another container of the pod makes room": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100)), measured(60, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100))}, reports{}},
-		"another container of the pod makes room, and doesn't run now": {knownPod{held: 200}, []protocol.Usage{
+		"another container of the pod makes room, and doesn't run now": {state{held: 200}, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100))}, reports{}},
-		"another container was started again, and the API server doesn't show it yet": {knownPod{held: 200}, []protocol.Usage{
+		"another container was started again, and the API server doesn't show it yet": {state{held: 200}, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 120, 100), uses("a", "", 0, 80, 0)), measured(60, uses("a", "c", 0, 120, 100), uses("a", "", 0, 80, 0))}, reports{}},
-		"the request of a container that doesn't run counts": {knownPod{held: 200}, []protocol.Usage{
+		"the request of a container that doesn't run counts": {state{held: 200}, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 300, 100)), measured(60, uses("a", "c", 0, 300, 100))}, one(0, 60, 0, 300, 200)},
 		"a container that the API server doesn't show": {nothing, []protocol.Usage{measured(0, uses("a", "", 0, 200, 0)), measured(60, uses("a", "", 0, 200, 0))}, reports{}},
 		"two containers count together": {nothing, []protocol.Usage{
@@ -115,28 +119,28 @@ func TestOveruse(t *testing.T) {
 		"it is renewed": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), measured(120, uses("a", "c", 0, 200, 100))}, one(0, 120, 0, 200, 100)},
 		"after a restart of the plugin it goes on": {
-			knownPod{annotated: new(one(5, 950, 0, 200, 100)["a"])},
+			state{annotated: new(one(5, 950, 0, 200, 100)["a"])},
 			[]protocol.Usage{measured(1000, uses("a", "c", 0, 200, 100))}, one(5, 1000, 0, 200, 100)},
 		"an old annotation doesn't count": {
-			knownPod{annotated: new(one(5, 10, 0, 200, 100)["a"])},
+			state{annotated: new(one(5, 10, 0, 200, 100)["a"])},
 			[]protocol.Usage{measured(1000, uses("a", "c", 0, 200, 100))}, reports{}},
 		"within its limit": {nothing, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(60, 1600, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
 		"above its limit": {nothing, []protocol.Usage{
 			full(0, 300, borrows("a", "c", 0, 300, 100, 200)), full(60, 300, borrows("a", "c", 0, 300, 100, 200))}, lent(0, 60, 300, 100, 200, 0)},
-		"within its limit, while others use what they request": {knownPod{held: 100, promised: 100}, []protocol.Usage{
+		"within its limit, while others use what they request": {state{held: 100, promised: 100}, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
-		"within its limit, while there is room for what others request": {knownPod{held: 100, promised: 150}, []protocol.Usage{
+		"within its limit, while there is room for what others request": {state{held: 100, promised: 150}, []protocol.Usage{
 			full(0, 1550, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
-		"within its limit, while there is less than that": {knownPod{held: 100, promised: 150}, []protocol.Usage{
+		"within its limit, while there is less than that": {state{held: 100, promised: 150}, []protocol.Usage{
 			full(0, 1560, borrows("a", "c", 0, 200, 100, 200))}, lent(0, 0, 200, 100, 200, 11)},
-		"a sixteenth of the card is enough for the time until the next measurement": {knownPod{held: 100, promised: 1500}, []protocol.Usage{
+		"a sixteenth of the card is enough for the time until the next measurement": {state{held: 100, promised: 1500}, []protocol.Usage{
 			full(0, 1500, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
-		"less than a sixteenth isn't": {knownPod{held: 100, promised: 1500}, []protocol.Usage{
+		"less than a sixteenth isn't": {state{held: 100, promised: 1500}, []protocol.Usage{
 			full(0, 1501, borrows("a", "c", 0, 200, 100, 200))}, lent(0, 0, 200, 100, 200, 2)},
-		"it borrows what the pod's other container doesn't use": {knownPod{held: 200, promised: 1500}, []protocol.Usage{
+		"it borrows what the pod's other container doesn't use": {state{held: 200, promised: 1500}, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200), uses("a", "d", 0, 0, 100))}, reports{}},
-		"a card that isn't short any more": {knownPod{held: 100, promised: 1500}, []protocol.Usage{
+		"a card that isn't short any more": {state{held: 100, promised: 1500}, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1400, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
 		"a small change of what is borrowed isn't reported": {short, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1590, borrows("a", "c", 0, 195, 100, 200))}, lent(0, 0, 200, 100, 200, 101)},
@@ -145,10 +149,10 @@ func TestOveruse(t *testing.T) {
 		"a small change past its limit is": {short, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(10, 1600, borrows("a", "c", 0, 201, 100, 200))}, lent(0, 10, 201, 100, 200, 101)},
 		"what terminating pods were promised needs no free memory, also if none of their containers runs": {
-			knownPod{held: 100, promised: 1500, ending: 1400}, []protocol.Usage{full(0, 1600, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
-		"what a terminating pod uses counts as free": {knownPod{promised: 1500, ending: 100, leaving: true, soon: true}, []protocol.Usage{
+			state{held: 100, promised: 1500, ending: 1400}, []protocol.Usage{full(0, 1600, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
+		"what a terminating pod uses counts as free": {state{promised: 1500, ending: 100, leaving: true, soon: true}, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200))}, reports{}},
-		"but not if it doesn't end soon": {knownPod{promised: 1500, ending: 100, leaving: true}, []protocol.Usage{
+		"but not if it doesn't end soon": {state{promised: 1500, ending: 100, leaving: true}, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200))}, lent(0, 0, 200, 100, 200, 101)},
 		"what is borrowed is reported again after a minute": {short, []protocol.Usage{
 			full(0, 1600, borrows("a", "c", 0, 200, 100, 200)), full(60, 1600, borrows("a", "c", 0, 200, 100, 200))}, lent(0, 60, 200, 100, 200, 101)},
@@ -183,7 +187,7 @@ func TestOveruse(t *testing.T) {
 			tracker := NewOveruse(OveruseOptions{Tolerance: 10, Grace: time.Minute})
 			var got reports
 			for _, step := range test.steps {
-				got = tracker.Update(step, test.pod)
+				got = tracker.Update(step, test.pod.known())
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
@@ -200,7 +204,7 @@ func TestRenewed(t *testing.T) {
 		promised uint64
 		want     int
 	}{{1500, 0}, {1500, 0}, {1400, 20}, {1400, 20}, {1500, 40}} {
-		got := tracker.Update(full(10*i, 1600, borrows("a", "c", 0, 200, 100, 200)), knownPod{held: 100, promised: step.promised})
+		got := tracker.Update(full(10*i, 1600, borrows("a", "c", 0, 200, 100, 200)), state{held: 100, promised: step.promised}.known())
 		if want := time.Unix(int64(step.want), 0); !got["a"].At.Equal(want) {
 			t.Errorf("measurement %d: reported at %v, want %v", i, got["a"].At, want)
 		}

@@ -190,7 +190,7 @@ func (s *useStage) end(name string) {
 func (s *useStage) reported(name string, used, requested int64) (report protocol.Overuse) {
 	s.Helper()
 	s.Eventually(fmt.Sprintf("pod %s is reported to use %d of %d GiB", name, used, requested), func(context.Context) error {
-		found, err := protocol.ParseOveruse(s.Get(name).Annotations)
+		found, err := protocol.ParseOveruse(s.Get(name).Annotations[protocol.AnnotationOveruse])
 		if err != nil || found == nil || found.Used != used<<10 || found.Requested != requested<<10 {
 			return fmt.Errorf("%+v, %w", found, err)
 		}
