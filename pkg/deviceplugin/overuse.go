@@ -106,7 +106,11 @@ func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memor
 	for uid, report := range reports {
 		pod, _ := w.pods.ByUID(uid)
 		if _, known := before[uid]; !known && pod.Overuse == "" {
-			w.events.Event(podReference(&pod), corev1.EventTypeWarning, eventOveruse, overuseText(report))
+			text, sum := "the pod %s", report.Sum()
+			if sum.ForLowCard() {
+				text += "; its card is low on free memory, which other pods request"
+			}
+			w.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventOveruse, text, sum)
 		}
 		if before[uid].At != report.At {
 			w.changed(uid)
@@ -124,16 +128,6 @@ func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memor
 			}
 		}
 	}
-}
-
-// overuseText describes a report for the pod's owner.
-func overuseText(report protocol.Overuse) string {
-	sum := report.Sum()
-	text := "the pod " + sum.String()
-	if sum.ForLowCard() {
-		text += "; its card is low on free memory, which other pods request"
-	}
-	return text
 }
 
 // reportUnlimited sends an Event for each pod of which a container has an annotated limit above its request and runs without one: what it uses

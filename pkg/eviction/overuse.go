@@ -130,7 +130,7 @@ func (o *Overusers) Tick(ctx context.Context) {
 	}
 }
 
-// choose returns the pods of a node that are to be evicted, by card, in the order of chooseOverusers.
+// choose returns the pods of a node that are to be evicted, by card, in the order in which they are evicted.
 func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.Time) []victim {
 	node, ok := o.cache.Node(name)
 	if !ok {
@@ -152,7 +152,8 @@ func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.T
 		}
 		chosen := chooseOverusers(parsed.Unit.Bytes(card.Memory), shares)
 		if seen := o.cards[key]; len(chosen) == 0 && !seen.left(on, now) && lastReport(on, card.Index, now).After(seen.stale) {
-			chosen = chooseOnLowCard(shares)
+			chosen = inOrder(shares, borrows)
+			chosen = chosen[:min(len(chosen), 1)] // The next report shows if it was enough.
 		}
 		for _, s := range chosen {
 			victims = append(victims, victim{s.pod, name, card.Index, s.pod.Overuse.Cards[card.Index]})
@@ -307,13 +308,6 @@ func chooseOverusers(memory uint64, shares []share) []share {
 		sum -= s.needs
 	}
 	return candidates
-}
-
-// chooseOnLowCard returns the pod to evict from a card that is low on free memory, if there is one: of those above their limits, or else of those that
-// borrow. The next report shows if it was enough.
-func chooseOnLowCard(shares []share) []share {
-	candidates := inOrder(shares, borrows)
-	return candidates[:min(len(candidates), 1)]
 }
 
 // inOrder returns the shares of pods that use more than they request, up to this excess, and that are not spared, in the order in which they are
