@@ -1,0 +1,200 @@
+package preemption
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/eviction"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/fake"
+	"github.com/gpushare/gpushare/test/framework"
+)
+
+// dying is the API of an Executor whose process dies after a number of calls. It records the evictions that the API server has granted.
+type dying struct {
+	apiserver.Client
+	mu      sync.Mutex
+	left    int
+	evicted *[]string
+}
+
+var errDead = errors.New("the process is dead")
+
+// call makes a call. The answer to the last one is lost.
+func call[T any](d *dying, make func() (T, error)) (T, error) {
+	var none T
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch d.left--; {
+	case d.left > 0:
+		return make()
+	case d.left == 0:
+		_, _ = make()
+	}
+	return none, errDead
+}
+
+func (d *dying) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {
+	_, err := call(d, func() (bool, error) {
+		err := d.Client.Evict(ctx, pod, grace, dryRun)
+		if err == nil && !dryRun {
+			*d.evicted = append(*d.evicted, pod.Name)
+		}
+		return true, err
+	})
+	return err
+}
+
+func (d *dying) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return call(d, func() (*corev1.Pod, error) { return d.Client.Pod(ctx, namespace, name) })
+}
+
+func (d *dying) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	return call(d, func() (*corev1.ConfigMap, error) { return d.Client.ConfigMap(ctx, namespace, name) })
+}
+
+func (d *dying) CreateConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	return call(d, func() (*corev1.ConfigMap, error) { return d.Client.CreateConfigMap(ctx, namespace, name) })
+}
+
+func (d *dying) PatchConfigMap(ctx context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error) {
+	return call(d, func() (*corev1.ConfigMap, error) { return d.Client.PatchConfigMap(ctx, namespace, name, version, data) })
+}
+
+// synced is all that an Executor asks of its cache.
+type synced struct{ eviction.Cache }
+
+func (synced) Ready() error { return nil }
+
+// createForRound creates a pod of a group (g1), a single one (s), both of which run on a node without a kubelet, so that they never end, or one that
+// waits (w).
+func createForRound(s *framework.Namespace, name string) gpu.Pod {
+	s.Helper()
+	pod := s.Pod(name, 1).GracePeriod(300).Obj()
+	switch name[0] {
+	case 'w':
+		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "test/waits"}}
+	case 'g':
+		pod.Labels = map[string]string{"app": "group"}
+	}
+	if name != "w" {
+		pod.Spec.NodeName = "none"
+	}
+	pod, err := s.Pods().Create(s.Context(), pod, metav1.CreateOptions{})
+	must(s, err)
+	if name != "w" {
+		pod.Status.Phase, pod.Status.Conditions = corev1.PodRunning, []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		pod, err = s.Pods().UpdateStatus(s.Context(), pod, metav1.UpdateOptions{})
+		must(s, err)
+	}
+	return protocol.Pod(pod)
+}
+
+// TestLeaderDiesBesideDrain lets the leader die after each call to the API server of a round that evicts a group of three pods and a single one, while a
+// drain evicts two of these too. A disruption budget allows two evictions of the group, and later more. The next leader finishes the round: no pod
+// is evicted again, and no part of the group stays if another part was evicted for the round.
+func TestLeaderDiesBesideDrain(t *testing.T) {
+	c := shared.Start(t)
+	api := apiserver.New(c.Client)
+	outcomes := map[string]int{}
+	const calls = 22 // A round needs 19.
+	for n := 1; n <= calls; n += controlplane.Times(3, 1) {
+		for _, drained := range []string{"", "g2 s"} {
+			s := c.NewNamespace(t)
+			budgets := c.Client.PolicyV1().PodDisruptionBudgets(s.ID)
+			allow := func(disruptions int32) {
+				budget, err := budgets.Get(t.Context(), "group", metav1.GetOptions{})
+				must(t, err)
+				budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation, DisruptionsAllowed: disruptions, DesiredHealthy: 1, CurrentHealthy: 3, ExpectedPods: 3}
+				_, err = budgets.UpdateStatus(t.Context(), budget, metav1.UpdateOptions{})
+				must(t, err)
+			}
+			_, err := budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
+				ObjectMeta: metav1.ObjectMeta{Name: "group"},
+				Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "group"}}},
+			}, metav1.CreateOptions{})
+			must(t, err)
+			allow(2)
+			pods := map[string]gpu.Pod{}
+			for _, name := range []string{"g1", "g2", "g3", "s", "w"} {
+				pods[name] = createForRound(s, name)
+			}
+			victim := func(names ...string) eviction.Victim {
+				v := eviction.Victim{For: pods["w"], What: "Evicted"}
+				for _, name := range names {
+					v.Pods = append(v.Pods, pods[name])
+				}
+				return v
+			}
+			round := eviction.Round{
+				Cause: eviction.ByShare, For: []eviction.Waiting{{Pod: pods["w"], Node: "none", Cards: []int{0}}},
+				Victims: []eviction.Victim{victim("g1", "g2", "g3"), victim("s")},
+			}
+			var evicted []string
+			clock := clocktesting.NewFakeClock(time.Now())
+			lead := func(left int) *eviction.Executor {
+				return eviction.NewExecutor(eviction.Options{
+					API: &dying{Client: api, left: left, evicted: &evicted}, Cache: synced{}, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
+					Journal: types.NamespacedName{Namespace: s.ID, Name: "evictions"}, AnswerLost: time.Minute,
+					Leading: func() error { return nil }, Clock: clock, NewGroup: eviction.Goroutines,
+				})
+			}
+			wanted := func() map[gpu.PodUID]bool { return map[gpu.PodUID]bool{pods["w"].UID: true} }
+			first := lead(n)
+			first.Tick(t.Context())
+			var drain sync.WaitGroup
+			for name := range strings.FieldsSeq(drained) {
+				drain.Go(func() { _ = api.Evict(context.Background(), pods[name], nil, false) }) // A budget can forbid it.
+			}
+			if first.Check(t.Context(), round.Victims) == nil {
+				_, _, _ = first.Evict(t.Context(), round, wanted)
+			}
+			drain.Wait()
+			before := slices.Clone(evicted)
+			allow(3)
+			second := lead(1 << 30)
+			for range 3 * 60 {
+				second.Tick(t.Context())
+				for _, r := range second.Inherited(eviction.ByShare) {
+					second.Continue(r, wanted)
+				}
+				clock.Step(time.Second)
+			}
+			var running []string
+			for _, name := range []string{"g1", "g2", "g3", "s"} {
+				if s.Get(name).DeletionTimestamp == nil {
+					running = append(running, name)
+				}
+			}
+			outcomes[fmt.Sprint(running)]++
+			for _, name := range evicted {
+				if i := slices.Index(evicted, name); slices.Contains(evicted[i+1:], name) {
+					t.Errorf("dead after call %d, drain of %q: %s was evicted twice: %v", n, drained, name, evicted)
+				}
+			}
+			if len(evicted) > 0 && len(running) > 0 {
+				t.Errorf("dead after call %d, drain of %q: %v evicted before the leader died, %v at all, and %v run", n, drained, before, evicted, running)
+			}
+		}
+	}
+	t.Logf("pods that run in the end: %v", outcomes)
+	if len(outcomes) < 2 {
+		t.Error("the leader died always before the first eviction, or never: the test shows nothing")
+	}
+}
