@@ -133,7 +133,7 @@ func (n *node) presumed(pod gpu.Pod) gpu.Demand {
 	if n.spec.Cores != reasons.Fits {
 		pod.Cores = 0
 	}
-	if n.spec.Support.RDMA != reasons.Fits {
+	if n.spec.RDMA != reasons.Fits {
 		pod.RDMA = gpu.RDMANone
 	}
 	return pod.Demand()
