@@ -3,11 +3,14 @@ package gang
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -44,6 +47,27 @@ func (f *fixture) createNative(group string, minCount int32, pods int, memory in
 	f.Helper()
 	f.createPodGroup(group, minCount)
 	f.Create(f.nativeMembers(group, pods, memory)...)
+}
+
+// createClaim creates a PersistentVolumeClaim that is bound to a volume of its own, which all nodes have.
+func (f *fixture) createClaim(name string) {
+	f.Helper()
+	capacity, class := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}, new(string)
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: f.ID + "-" + name}, Spec: corev1.PersistentVolumeSpec{
+		Capacity: capacity, AccessModes: modes, ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: f.ID, Name: name},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data"}},
+	}}
+	_, err := f.Cluster.Client.CoreV1().PersistentVolumes().Create(f.Context(), volume, metav1.CreateOptions{})
+	must(f, err)
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/bind-completed": "yes"}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: modes, VolumeName: volume.Name, StorageClassName: class, Resources: corev1.VolumeResourceRequirements{Requests: capacity},
+		},
+	}
+	_, err = f.Cluster.Client.CoreV1().PersistentVolumeClaims(f.ID).Create(f.Context(), claim, metav1.CreateOptions{})
+	must(f, err)
 }
 
 // TestNativeGroups runs PodGroups with kube-scheduler's own cycle for groups.
@@ -144,6 +168,28 @@ func TestNativeGroups(t *testing.T) {
 		f.waitBound(map[string]int{"": 1, "elastic": 2})
 		f.Delete("other")
 		f.waitBound(map[string]int{"elastic": 3})
+	})
+
+	t.Run("a member names a claim that doesn't exist", func(t *testing.T) {
+		f := newFixture(t, c, 2)
+		f.createPodGroup("train", 2)
+		pods := f.nativeMembers("train", 2, card)
+		pods[1].Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}}
+		f.Create(pods...)
+		// kube-scheduler 1.37 doesn't name the claim: its plugin DynamicResources fails when a member isn't tried.
+		f.waitPods("kube-scheduler has tried the group", func(pods []corev1.Pod) bool {
+			return !slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return framework.SchedulerMessage(&pod) == "" })
+		})
+		f.staysBound(2*time.Second, map[string]int{})
+		c.WaitNoneAssumed(f)
+		f.Place(f.Pod("other-0", card)) // Nothing is kept from others.
+		f.Place(f.Pod("other-1", card))
+		f.Delete("other-0", "other-1")
+		f.createClaim("data")
+		f.waitBound(map[string]int{"train": 2})
+		f.CheckLedger()
 	})
 
 	t.Run("the policy basic", func(t *testing.T) {
