@@ -63,13 +63,14 @@ type Allocation struct {
 
 // NodeSpec is the part of a node that its Node object determines.
 type NodeSpec struct {
-	Unit gpu.Unit
-	// Cards are ordered by index; each index occurs once.
-	Cards []gpu.Card
-	// WholeCards is true if the node also offers whole cards to pods. No pod is placed on such a node.
+	// WholeCards is true if the node also offers whole cards to pods. No pod is placed on such a node. Like Support it is read for every node and pod,
+	// so both are first in memory.
 	WholeCards bool
 	// Support is what the node can give to pods.
 	placement.Support
+	Unit gpu.Unit
+	// Cards are ordered by index; each index occurs once.
+	Cards []gpu.Card
 	// Isolation is the node's isolation mode, for display only; empty if shares are not enforced.
 	Isolation string
 	// Simulated is true if the cards don't exist, for display only.
