@@ -271,7 +271,7 @@ func TestDemandThatFlaps(t *testing.T) {
 	want(t, "tenants", map[string]gpu.Memory{"alice": 6, "bob": 6}, f.allocated())
 }
 
-// TestUnbindableTenants: however many tenants have pods that are never bound, another tenant gets a turn.
+// TestUnbindableTenants: however many tenants have pods that are never bound, another tenant gets its turns.
 func TestUnbindableTenants(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{20_000}, nil)
 	f.pod("bob/has", 1000, on("n0"))
@@ -283,8 +283,9 @@ func TestUnbindableTenants(t *testing.T) {
 		}
 	}
 	f.tick(time.Second)
-	f.pod("bob/waits-0", 1)
-	f.pod("bob/waits-1", 1)
+	for i := range ownOpen + 1 {
+		f.pod(fmt.Sprint("bob/waits-", i), 1, age(i))
+	}
 	f.tick(2 * time.Second)
 	bobs := func() (names []string) {
 		for _, name := range f.admitted() {
@@ -294,11 +295,11 @@ func TestUnbindableTenants(t *testing.T) {
 		}
 		return names
 	}
-	want(t, "admitted", []string{"bob/waits-0"}, bobs())
+	want(t, "admitted", []string{"bob/waits-0", "bob/waits-1", "bob/waits-2", "bob/waits-3"}, bobs())
 	f.bind("bob/waits-0")
 	f.tick(time.Second)
-	want(t, "admitted then", []string{"bob/waits-1"}, bobs())
-	if n := len(f.admitted()); n > maxOpen+1 {
+	want(t, "admitted then", []string{"bob/waits-1", "bob/waits-2", "bob/waits-3", "bob/waits-4"}, bobs())
+	if n := len(f.admitted()); n > maxOpen+21*ownOpen {
 		t.Errorf("%d pods are admitted", n)
 	}
 }

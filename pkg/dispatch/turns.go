@@ -8,9 +8,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// maxOpen limits the granted pods that aren't bound yet, apart from the first unit of each tenant. kube-scheduler binds some hundreds per second in a small
-// cluster, and some dozens in a large one. Of more pods, some would lose their charges before kube-scheduler tries them.
-const maxOpen = 256
+const (
+	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster, and some dozens in a
+	// large one. Of more pods, some would lose their charges before kube-scheduler tries them.
+	maxOpen = 256
+	// ownOpen is how many such pods a tenant may have beyond that, so that pods of others that are never bound don't stop its turns.
+	ownOpen = 4
+)
 
 // grantInOrder offers the units in the order of the queue.
 func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
@@ -93,7 +97,7 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	}
 	t.pause(u, t.now)
 	switch {
-	case t.allOpen >= maxOpen && t.open[u.item.Tenant] > 0: // A tenant without open pods gets its first unit, however many others have some.
+	case t.allOpen >= maxOpen && t.open[u.item.Tenant] >= ownOpen:
 		return nil, true
 	case u.paused:
 		return nil, false
