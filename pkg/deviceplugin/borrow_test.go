@@ -55,7 +55,7 @@ func TestLimitAboveRequest(t *testing.T) {
 			p, stop := b.start(nil)
 			p.Measure(limiter{hard: inventory.NoLimit})
 			p.SetCards(gpu.GiB, reservedCards(), nil, nil, "")
-			if test.mode.Limits() {
+			if test.mode.Rules().Limits {
 				k.awaitDevices(30, 30)
 			} else {
 				k.awaitDevices(32, 32)

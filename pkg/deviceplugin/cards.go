@@ -175,7 +175,7 @@ func (s *cardState) report() []gpu.Card {
 		card := &cards[i]
 		card.Unhealthy = cmp.Or(card.Unhealthy, s.isolated[card.Index].notReady)
 		card.MaxContainers = s.isolated[card.Index].maxContainers
-		if s.mode.Limits() {
+		if s.mode.Rules().Limits {
 			*card = card.Unreserved()
 		}
 	}
@@ -293,7 +293,7 @@ func (s *cardState) Inventory() protocol.Inventory {
 			card.Unhealthy = cmp.Or(card.Unhealthy, reasonNotTaken)
 		}
 	}
-	if s.mode.Limits() {
+	if s.mode.Rules().Limits {
 		inventory.Isolation = string(s.mode)
 	}
 	return inventory

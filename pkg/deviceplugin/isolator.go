@@ -142,7 +142,7 @@ func (i *isolator) ready(card gpu.Card) error {
 		return i.invalid
 	}
 	err := i.backends[i.mode].Ready(i.node, i.card(card))
-	if err != nil && i.mode.Limits() {
+	if err != nil && i.mode.Rules().Limits {
 		err = fmt.Errorf("isolation mode %s: %w", i.mode, err)
 	}
 	return err
@@ -201,10 +201,10 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Dec
 	each := d.Container.Share(len(d.Cards))
 	share := isolation.Share{Limit: unit.Bytes(each.Memory), Cores: int(each.Cores)}
 	l := limitation{}
-	if allowed := d.Container.Allowed(d.Cards, unit); allowed > share.Limit && i.mode.LimitsAboveRequest() {
+	if allowed := d.Container.Allowed(d.Cards, unit); allowed > share.Limit && !i.mode.Rules().NoLimitAboveRequest {
 		share.Limit, l.allowed = allowed, allowed
 	}
-	if !i.mode.Limits() {
+	if !i.mode.Rules().Limits {
 		return d, l
 	}
 	var shares []isolation.Share
@@ -223,7 +223,7 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Dec
 		}
 	}
 	l.mode = i.mode
-	if i.mode.ReadBack() {
+	if i.mode.Rules().ReadBack {
 		l.limit = share.Limit
 	}
 	return d, l

@@ -9,6 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // metrics are the plugin's metrics. Every label has few values, and each value is present from the start.
@@ -92,8 +93,8 @@ func newMetrics(registered func() bool) *metrics {
 }
 
 func (m *metrics) setIsolation(inForce isolation.Mode) {
-	for _, mode := range isolation.Modes() {
-		m.isolation.WithLabelValues(string(mode)).Set(oneIf(mode == inForce))
+	for _, mode := range protocol.IsolationModes() {
+		m.isolation.WithLabelValues(mode).Set(oneIf(mode == string(inForce)))
 	}
 }
 

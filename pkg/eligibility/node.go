@@ -80,8 +80,15 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 	for _, card := range node.Cards {
 		spec.Limits.Card = max(spec.Limits.Card, node.Unit.Bytes(card.Memory))
 	}
-	if node.Isolation == protocol.IsolationMPS {
-		spec.SeveralCards, spec.SharedMemory, spec.Limits.Refused = reasons.OneCardOnly, reasons.NoOwnSharedMemory, reasons.NoLimitAboveRequest
+	rules := protocol.RulesOfIsolation(node.Isolation)
+	if rules.OneCard {
+		spec.SeveralCards = reasons.OneCardOnly
+	}
+	if rules.NoOwnSharedMemory {
+		spec.SharedMemory = reasons.NoOwnSharedMemory
+	}
+	if rules.NoLimitAboveRequest {
+		spec.Limits.Refused = reasons.NoLimitAboveRequest
 	}
 	if !slices.Contains(node.Features, protocol.FeatureCards) {
 		spec.SeveralCards = reasons.OldForCards

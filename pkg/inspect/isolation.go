@@ -55,8 +55,8 @@ func (n *Node) aboutRows() (table rows) {
 	}
 	if n.coresInUse() {
 		text := "counted, not enforced"
-		if n.Isolation == protocol.IsolationMPS {
-			text = "enforced by " + protocol.IsolationMPS
+		if protocol.RulesOfIsolation(n.Isolation).Cores {
+			text = "enforced by " + n.Isolation
 		}
 		table.add(plain, "CORES:", text)
 	}

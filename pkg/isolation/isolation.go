@@ -4,45 +4,32 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // Mode is how a node enforces the shares of its cards.
 type Mode string
 
+// The modes, see package protocol.
 const (
-	// None enforces nothing: containers read their share from the environment.
-	None Mode = "none"
-	// Driver has NVIDIA's driver limit the memory of each container's cgroup (R615 and later).
-	Driver Mode = "driver"
-	// MPS has a daemon of NVIDIA's Multi-Process Service for each card, which limits the memory of each process.
-	MPS Mode = "mps"
+	None   Mode = protocol.IsolationNone
+	Driver Mode = protocol.IsolationDriver
+	MPS    Mode = protocol.IsolationMPS
 )
-
-// Modes returns all modes.
-func Modes() []Mode { return []Mode{None, Driver, MPS} }
 
 // ParseMode returns the mode with this name.
 func ParseMode(name string) (Mode, error) {
-	if mode := Mode(name); slices.Contains(Modes(), mode) {
-		return mode, nil
-	}
-	var names []string
-	for _, mode := range Modes() {
-		names = append(names, string(mode))
+	names := protocol.IsolationModes()
+	if slices.Contains(names, name) {
+		return Mode(name), nil
 	}
 	last := len(names) - 1
 	return "", fmt.Errorf("isolation mode %.32q: want %s or %s", name, strings.Join(names[:last], ", "), names[last])
 }
 
-// Limits reports whether the mode limits memory. A node's cards then have only the memory that can be allocated.
-func (m Mode) Limits() bool { return m != None }
-
-// LimitsAboveRequest reports whether containers can have a limit above their request. The driver attributes the memory of all clients of MPS to
-// the server, so it is not known which of them uses more than its request.
-func (m Mode) LimitsAboveRequest() bool { return m != MPS }
-
-// ReadBack reports whether the driver can be asked which limit it enforces for a container's cgroup.
-func (m Mode) ReadBack() bool { return m == Driver }
+// Rules returns the mode's rules.
+func (m Mode) Rules() protocol.IsolationRules { return protocol.RulesOfIsolation(string(m)) }
 
 // Card is what a backend knows of a card.
 type Card struct {
@@ -86,13 +73,14 @@ type Mount struct{ HostPath, ContainerPath string }
 // Node is what a backend knows of the node from its Node object.
 type Node struct{ KubeletVersion, Runtime string }
 
-// Backend implements a mode. A new mode needs its name and rules (Modes, and the methods of Mode), its Backend (Backends, and Isolate if it has a
-// daemon), which pods can't be placed on its nodes (Spec in pkg/eligibility/node.go; the texts in pkg/reasons/reason.go and pkg/diagnosis/room.go say
-// "by MPS" so far), and how it is found out that its limits aren't in force (limits.go in pkg/deviceplugin, which reads limits of the driver). If its
-// containers differ from others after a restart of the plugin, the record and what is read back from the kubelet's checkpoint know it
-// (Allocation.MPS in pkg/allocation/record.go, checkpoint.go in pkg/deviceplugin). The extender has the modes that it must know in
-// pkg/protocol/isolation.go. The help of --isolation, pkg/inspect/isolation.go, pkg/webui/assets/details.js, docs/limits.md and docs/node.md name modes. The
-// chart lists them in values.schema.json, and mounts what a Backend reads of the machine.
+// Backend implements a mode. A new mode needs:
+//
+//   - its name and rules in pkg/protocol/isolation.go. Filter, diagnosis, page and kubectl inspect ask these. Rules that only MPS has had so far name MPS
+//     in their texts (pkg/reasons/reason.go; for MaxContainers also room.go in pkg/diagnosis and causes.js in pkg/webui);
+//   - its Backend here, in Backends, and in the isolator of pkg/deviceplugin if it has a daemon;
+//   - how the plugin finds out that its limits aren't in force, if they can't be read back: limits.go in pkg/deviceplugin, with a field in
+//     pkg/allocation/record.go, which allocate.go sets and checkpoint.go restores after a restart of the plugin;
+//   - values.schema.json of the chart, and the mounts for what its Backend reads of the machine; docs/limits.md, docs/node.md and the help of --isolation.
 type Backend interface {
 	// Ready returns why a container on this card would not be limited; nil if it would be.
 	Ready(node Node, card Card) error

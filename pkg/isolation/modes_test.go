@@ -5,16 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-
-	"github.com/gpushare/gpushare/pkg/protocol"
 )
-
-// The extender knows the mode by the name that nodes write.
-func TestModeOnTheWire(t *testing.T) {
-	if MPS != protocol.IsolationMPS {
-		t.Errorf("mode %s is %q for the extender", MPS, protocol.IsolationMPS)
-	}
-}
 
 // TestUsable: no container starts on a card that a supervisor of MPS has left in a compute mode in which containers can't share it.
 func TestUsable(t *testing.T) {

@@ -31,8 +31,10 @@ type nodeView struct {
 	// Pool is the node's pool as one of its labels names it; empty if none does.
 	Pool string `json:"pool,omitempty"`
 	// CountsCores is true if the node counts the computing that pods ask for.
-	CountsCores bool       `json:"countsCores,omitempty"`
-	Cards       []cardView `json:"cards"`
+	CountsCores bool `json:"countsCores,omitempty"`
+	// CoresEnforced is true if Isolation limits computing too.
+	CoresEnforced bool       `json:"coresEnforced,omitempty"`
+	Cards         []cardView `json:"cards"`
 	// Cardless are pods on the node whose card is unknown.
 	Cardless []podView `json:"cardless,omitempty"`
 }
@@ -149,7 +151,7 @@ type runView struct {
 // zero. ownerOf returns a pod's controller.
 func viewNode(node ledger.Node, ownerOf func(namespace, name string) string) nodeView {
 	view := nodeView{
-		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed != "", Isolation: node.Isolation, Simulated: node.Simulated, Pool: node.Pool,
+		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed != "", Isolation: node.Isolation, CoresEnforced: protocol.RulesOfIsolation(node.Isolation).Cores, Simulated: node.Simulated, Pool: node.Pool,
 		CountsCores: len(node.Cards) > 0 && node.Cores == reasons.Fits, Cards: make([]cardView, len(node.Cards)),
 	}
 	for _, problem := range diagnosis.NodeProblems(&node) {

@@ -47,7 +47,7 @@ export class Details {
       ["Allocated", number(card.used) + " of " + amount(card.total, node.unit)],
       ["Free", wrong && !card.vanished && card.unhealthy ? "nothing, while it is unhealthy" : amount(Math.max(0, card.total - card.used), node.unit)],
       ["On the node", node.stranded?.text],
-      ["Cores", card.usedCores ? cores(node, card) + ", " + (node.isolation === "mps" ? "enforced by MPS" : "not enforced") : cores(node, card)]];
+      ["Cores", card.usedCores ? cores(node, card) + ", " + (node.coresEnforced ? "enforced by " + node.isolation : "not enforced") : cores(node, card)]];
     const pods = card.pods.map((pod) => {
       const find = h("button", { type: "button", class: "link", "aria-label": "Find " + pod.namespace + "/" + pod.name + " in the table" }, pod.namespace + "/" + pod.name);
       find.addEventListener("click", () => this.search(pod.namespace + "/" + pod.name));
