@@ -23,6 +23,8 @@ type options struct {
 	kindNames []string
 	// waiting is the number of pods that wait in the kinds "gated", "held" and "queued", tenants that of the tenants that share the cluster.
 	waiting, tenants int
+	// freed is the number of cards that are freed one after the other while pods wait for them; 0 means that this isn't measured.
+	freed int
 	// fairness is how long teams share the cluster; 0 means that this isn't measured. reclaimAfter is the extender's flag then.
 	fairness, reclaimAfter time.Duration
 	// rates are the pods created per second for which the time until a pod is bound is compared. If it is empty, pods are created as
@@ -44,6 +46,7 @@ func run() int {
 	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: several (a fifth of the pods have two or four cards), least, some, some-unscored, all, all-unscored, gated, held, queued. A kind with gpushare takes further arguments of the extender, such as ours:--bind-window=0, and one with the chart values of it, such as shipped:--set=scheduler.percentageOfNodesToScore=4")
 	flag.IntVar(&o.waiting, "waiting", 10_000, "pods that wait meanwhile, in the kinds gated, held and queued")
 	flag.IntVar(&o.tenants, "tenants", 50, "tenants of the pods that wait, or that share the cluster")
+	flag.IntVar(&o.freed, "freed", 0, "fill all cards, free so many of them one after the other, and measure how long each is free until one of the pods that wait is bound; use it with -nodes 100 -kinds queued,gated")
 	flag.DurationVar(&o.fairness, "fairness", 0, "measure how evenly tenants share the cluster, for this long; use it with -nodes 100 -pods 2000 -tenants 20 -kinds stock,dispatch,reclaim")
 	flag.DurationVar(&o.reclaimAfter, "reclaim-after", 5*time.Second, "the extender's --fair-share-reclaim-after, with -fairness")
 	full := flag.String("full", "", "count binds that fail because the card was taken, at these fill levels of all cards, such as 0.8,0.9,0.95; use it with -kinds ours")

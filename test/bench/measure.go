@@ -176,7 +176,7 @@ func measure(ctx context.Context, o options) (err error) {
 			continue
 		}
 		node := framework.MakeNode(nodeName(i)).Cards(o.cards, int64(cardMemory))
-		if i < fullNodes(o.nodes) {
+		if i < o.fullNodes() {
 			node.Label(labelPool, poolFull)
 		}
 		nodes = append(nodes, node.Obj())
@@ -192,6 +192,9 @@ func measure(ctx context.Context, o options) (err error) {
 	kinds, err := bench.kinds(o.kindNames)
 	if err != nil {
 		return err
+	}
+	if o.freed > 0 {
+		return measureFreed(ctx, bench, kinds)
 	}
 	if len(o.full) > 0 {
 		return measureRaces(ctx, bench, kinds, o)

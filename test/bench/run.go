@@ -36,24 +36,9 @@ const creators = 16
 // run measures one kind: it starts the extender and the scheduler, creates the pods (rate per second, or as fast as possible if
 // it is 0), waits until they are bound, and deletes everything.
 func (s *bench) run(ctx context.Context, k *kind, pods []podSize, rate float64) (t result, err error) {
-	if k.waiting {
-		if err := s.createWaiting(ctx, k.gate); err != nil {
-			return t, err
-		}
-	}
-	extender := running{finish: func(context.Context, *result) error { return nil }}
-	if k.start != nil {
-		if extender, err = k.start(ctx); err != nil {
-			return t, err
-		}
-	}
-	if err := s.startScheduler(ctx, extender, k.edits); err != nil {
+	extender, err := s.begin(ctx, k)
+	if err != nil {
 		return t, err
-	}
-	if k.waiting && k.gate == "" {
-		if err := s.awaitTried(ctx); err != nil {
-			return t, err
-		}
 	}
 	former, err := s.readCycles(ctx)
 	if err != nil {
@@ -76,18 +61,46 @@ func (s *bench) run(ctx context.Context, k *kind, pods []podSize, rate float64) 
 			return t, err
 		}
 	}
-	if err := extender.finish(ctx, &t); err != nil {
-		return t, err
+	return t, s.end(ctx, k, extender, &t)
+}
+
+// begin creates the pods of the kind that wait, and starts its extender and the scheduler. It returns when kube-scheduler has rejected each of
+// the waiting pods, unless they have a gate.
+func (s *bench) begin(ctx context.Context, k *kind) (extender running, err error) {
+	if k.waiting {
+		if err := s.createWaiting(ctx, k.gate); err != nil {
+			return running{}, err
+		}
+	}
+	extender.finish = func(context.Context, *result) error { return nil }
+	if k.start != nil {
+		if extender, err = k.start(ctx); err != nil {
+			return running{}, err
+		}
+	}
+	if err := s.startScheduler(ctx, extender, k.edits); err != nil {
+		return running{}, err
+	}
+	if k.waiting && k.gate == "" {
+		return extender, s.awaitTried(ctx)
+	}
+	return extender, nil
+}
+
+// end adds the extender's metrics to the result, stops the extender and the scheduler, and deletes all pods.
+func (s *bench) end(ctx context.Context, k *kind, extender running, t *result) error {
+	if err := extender.finish(ctx, t); err != nil {
+		return err
 	}
 	if err := s.plane.Scheduler.Kill(); err != nil {
-		return t, err
+		return err
 	}
 	if k.waiting {
 		if err := s.clear(ctx, append(tenantNames(s.tenants), namespaceFull)...); err != nil {
-			return t, err
+			return err
 		}
 	}
-	return t, s.clear(ctx, metav1.NamespaceDefault)
+	return s.clear(ctx, metav1.NamespaceDefault)
 }
 
 // startScheduler starts kube-scheduler with this extender, with a client rate limit high enough not to be the

@@ -34,8 +34,13 @@ const labelPool = "gpushare.test/pool"
 // poolFull are nodes whose cards pods of namespaceFull fill, which takes no part in fair sharing.
 const poolFull, namespaceFull = "full", "full"
 
-// fullNodes is the number of nodes of poolFull.
-func fullNodes(nodes int) int { return max(nodes/100, 1) }
+// fullNodes is the number of nodes of poolFull: all of them if their cards are freed.
+func (o options) fullNodes() int {
+	if o.freed > 0 {
+		return o.nodes
+	}
+	return max(o.nodes/100, 1)
+}
 
 // tenantNames are the namespaces of the tenants.
 func tenantNames(tenants int) (names []string) {
@@ -75,9 +80,11 @@ func (s *bench) createWaiting(ctx context.Context, gate string) error {
 			return err
 		})
 	}
-	for i := range fullNodes(s.nodes) * s.cards {
+	for i := range s.fullNodes() * s.cards {
 		pod := newPod(i, podSize{cardMemory, 1})
-		pod.Spec.NodeName = nodeName(i / s.cards)
+		pod.Spec.NodeName, pod.Annotations = nodeName(i/s.cards), protocol.Assignment{
+			Cards: []protocol.AssignedCard{{Index: i % s.cards, Memory: cardMemory}}, Request: cardMemory, AssumeTime: time.Now(),
+		}.Annotations()
 		create(namespaceFull, pod)
 	}
 	for i, request := range sizes(s.waiting, s.seed) {
