@@ -15,8 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// longestPause is the longest time from a bind until the next card is freed: as long as kube-scheduler's default of podMaxBackoffSeconds, so
-// that the waiting pods are in each state of its queue by then.
+// longestPause is the longest time from a bind until the next card is freed: twice the chart's podMaxBackoffSeconds.
 const longestPause = 10 * time.Second
 
 // measureFreed fills all cards, lets pods wait for them, and frees one card after the other. It reports how long each is free until the first
