@@ -14,7 +14,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // constraintsFixture is a fixture whose nodes have the labels "name" and "pool".
@@ -79,9 +78,9 @@ func TestTurnOfEachConstraint(t *testing.T) {
 	f.node("late0", "late", 4)
 	until("bob/0", 2)
 	f.node("late1", "late", 4)
-	until("alice/last", 4*pods*nodes/maxMatched+pods)
+	until("alice/last", 2*pods*constraintsEffort/ownEffort*2)
 	for _, u := range f.units {
-		if u.obstacle() == reasons.ObstacleUntried {
+		if u.turn == 0 {
 			t.Fatalf("%s had no turn", u.item.ID)
 		}
 	}
@@ -118,7 +117,7 @@ func TestTurnBehindTenants(t *testing.T) {
 func TestNewNodeBehindTenants(t *testing.T) {
 	nodes := []string{"n0"}
 	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
-		o.Nodes = manyNodes(func(c unique.Handle[string]) []string {
+		o.Nodes = nodesOf(func(c unique.Handle[string]) []string {
 			if c.Value() == "" {
 				return nodes
 			}
@@ -126,7 +125,7 @@ func TestNewNodeBehindTenants(t *testing.T) {
 		})
 	})
 	f.pod("bob/has", 4, on("n0"))
-	for n := range 16 {
+	for n := range 2 * maxEffort / constraintsEffort {
 		name := fmt.Sprint("pinned-", n)
 		f.SetNamespace(name, Namespace{Tenant: name})
 		for i := range 40 {

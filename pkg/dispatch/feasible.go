@@ -3,6 +3,7 @@ package dispatch
 import (
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
@@ -10,7 +11,7 @@ const (
 	// feasibleFor is how long results are kept. A change of a node drops them earlier. They also depend on pods without GPU memory, whose
 	// changes drop nothing.
 	feasibleFor = time.Minute
-	// nodesPerEffort is how many checks of a node's other resources take as long as one attempt to reserve places, see maxEffort.
+	// nodesPerEffort is how many checks of a node's other resources cost as much effort as one attempt to reserve places, see maxEffort.
 	nodesPerEffort = 32
 )
 
@@ -35,14 +36,26 @@ func (m *Manager) everFits(u *unit) bool {
 	if known {
 		return fits
 	}
-	var capacity ledger.Capacity
-	if m.EmptyCapacity != nil {
-		capacity = m.EmptyCapacity()
-	}
-	requests := m.requests(u, false)
-	if fits = m.Ledger.FitsEmpty(requests, capacity); !fits { // Otherwise mostly the first node has room.
-		m.effort += len(requests[0].Nodes) / nodesPerEffort
+	m.effort++
+	if m.EmptyCapacity == nil {
+		fits = m.Ledger.FitsEmpty(m.requests(u, false), nil)
+	} else {
+		// Mostly the first node has room. All nodes are checked only for a unit that fits none.
+		counting := countingCapacity{Capacity: m.EmptyCapacity()}
+		fits = m.Ledger.FitsEmpty(m.requests(u, false), &counting)
+		m.effort += counting.asked / nodesPerEffort
 	}
 	m.feasible.results[u.kind.kindKey] = fits
 	return fits
+}
+
+// countingCapacity counts the calls of Take.
+type countingCapacity struct {
+	ledger.Capacity
+	asked int
+}
+
+func (c *countingCapacity) Take(node string, uid gpu.PodUID) bool {
+	c.asked++
+	return c.Capacity.Take(node, uid)
 }

@@ -90,22 +90,14 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 	return f
 }
 
-// foundNodes are the nodes that find returns for constraints, until nodes change. unmatched is how many must be matched if nothing is known.
+// foundNodes are the nodes that find returns for constraints, until nodes change.
 type foundNodes struct {
-	find      func(unique.Handle[string]) []string
-	found     map[unique.Handle[string]][]string
-	unmatched int
+	find  func(unique.Handle[string]) []string
+	found map[unique.Handle[string]][]string
 }
 
 func nodesOf(find func(unique.Handle[string]) []string) *foundNodes {
-	return &foundNodes{find: find, found: map[unique.Handle[string]][]string{}}
-}
-
-// manyNodes returns nodes of a large cluster: match finds those of eight constraints.
-func manyNodes(find func(unique.Handle[string]) []string) *foundNodes {
-	nodes := nodesOf(find)
-	nodes.unmatched = maxMatched / 8
-	return nodes
+	return &foundNodes{find, map[unique.Handle[string]][]string{}}
 }
 
 func (n *foundNodes) Names(constraints unique.Handle[string]) []string {
@@ -120,11 +112,11 @@ func (n *foundNodes) Among(constraints unique.Handle[string], nodes []string) (a
 	return slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return !slices.Contains(names, name) })
 }
 
-func (n *foundNodes) Unmatched(constraints unique.Handle[string]) int {
+func (n *foundNodes) Unmatched(constraints unique.Handle[string]) (unmatched, all int) {
 	if _, known := n.found[constraints]; known {
-		return 0
+		return 0, 1
 	}
-	return n.unmatched
+	return 1, 1
 }
 
 // NodesChanged records that nodes have changed.

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"strings"
 	"unique"
@@ -13,10 +14,9 @@ import (
 type kind struct {
 	kindKey
 	*likeness
-	// obstacle is why there was no room at the latest attempt: ObstacleNoRoom or ObstacleNeverFits; ObstacleUntried before the first one.
+	// obstacle is why there was no room at the latest attempt: ObstacleNoRoom or ObstacleNeverFits. If it is ObstacleUntried, the next attempt tries
+	// all nodes. Otherwise the next attempt tries only nodes on which resources were freed since.
 	obstacle reasons.Obstacle
-	// tried is true if the next attempt tries only nodes on which resources were freed since, not all.
-	tried bool
 	// units counts the units of this kind.
 	units int
 	// shape is queue.Attempt.Shape.
@@ -28,6 +28,10 @@ type kindKey struct {
 	text unique.Handle[string]
 	// memory is what a pod requests of each card.
 	memory gpu.Memory
+}
+
+func (k kindKey) compare(other kindKey) int {
+	return cmp.Or(strings.Compare(text(k.text), text(other.text)), cmp.Compare(k.memory, other.memory))
 }
 
 // likeness is shared by kinds that differ only in the amount of memory: if there is no room for one of them, there is none for the kinds
@@ -87,16 +91,19 @@ func (k kinds) drop(one *kind) {
 	}
 }
 
-// retry drops the kinds that have no units left, and makes the others be tried on all nodes.
-func (k kinds) retry() {
+// tried drops the kinds that have no units left, and returns those that had no room.
+func (k kinds) tried() (tried []*kind) {
 	for key, like := range k {
 		for memory, one := range like.kinds {
-			if one.tried = false; one.units == 0 {
+			if one.units == 0 {
 				delete(like.kinds, memory)
+			} else if one.obstacle != reasons.ObstacleUntried {
+				tried = append(tried, one)
 			}
 		}
 		if len(like.kinds) == 0 {
 			delete(k, key)
 		}
 	}
+	return tried
 }

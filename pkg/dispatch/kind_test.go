@@ -1,10 +1,12 @@
 package dispatch
 
 import (
+	"strings"
 	"testing"
 	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // like returns a pod with a likeness.
@@ -39,8 +41,28 @@ func TestKinds(t *testing.T) {
 	want(t, "groups with the same amounts are of one kind", true, group == kindOf(like("a", 2), like("a", 1)))
 	want(t, "groups with different amounts are of one kind", false, group == kindOf(like("a", 2), like("a", 2)))
 
-	two.tried, two.units = true, 1
-	k.retry()
-	want(t, "kinds that were tried", false, two.tried)
+	two.obstacle, two.units, four.obstacle = reasons.ObstacleNoRoom, 1, reasons.ObstacleNoRoom
+	if tried := k.tried(); len(tried) != 1 || tried[0] != two {
+		t.Errorf("%d kinds were tried and have units, want one", len(tried))
+	}
 	want(t, "kinds without units are dropped", 1, len(k))
+}
+
+// Finding the nodes for large constraints counts as more effort, but leaves half of a round's to other tenants.
+func TestEffortOfConstraints(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{16}, nil)
+	for _, tc := range []struct {
+		name        string
+		size, costs int
+	}{
+		{"small", 100, constraintsEffort}, {"3 KiB", 3000, 3 * constraintsEffort}, {"16 KiB", 16_000, ownEffort},
+	} {
+		before := f.effort
+		constraints := unique.Make(strings.Repeat("x", tc.size))
+		f.eligibleFor(constraints)
+		f.eligibleFor(constraints) // The nodes are known.
+		if got := f.effort - before; got != tc.costs {
+			t.Errorf("%s: %d, want %d", tc.name, got, tc.costs)
+		}
+	}
 }

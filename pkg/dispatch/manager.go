@@ -56,8 +56,8 @@ type Nodes interface {
 	Names(constraints unique.Handle[string]) []string
 	// Among returns those of the nodes that the pods can use.
 	Among(constraints unique.Handle[string], nodes []string) []string
-	// Unmatched returns the number of nodes that must be matched with the constraints before the other calls can answer.
-	Unmatched(constraints unique.Handle[string]) int
+	// Unmatched returns how many of all nodes must be compared with the constraints before the other calls can answer.
+	Unmatched(constraints unique.Handle[string]) (unmatched, all int)
 }
 
 // Groups is the part of package gang that a Manager uses.
@@ -122,12 +122,11 @@ type Manager struct {
 	regions   *regions
 	allocated allocatedPods
 	kinds     kinds
-	// retryAll is when all kinds without room are tried on all nodes again.
+	// due are the kinds without room that are to be tried on all nodes again, retries of them in each round. At retryAll, all kinds
+	// without room become due.
+	due      []*kind
+	retries  int
 	retryAll time.Time
-	// unmatched are, by tenant, constraints of units that the latest round has passed over because they must be matched with many nodes. matchedFor is
-	// the tenant for which match has matched some last. Only Tick uses both.
-	unmatched  map[string][]unique.Handle[string]
-	matchedFor string
 	// feasible keeps the results of everFits.
 	feasible feasible
 	// awaiting are the IDs of the units that have awaited reservations, with their tenants, in the present round. unseen are those of them whose
@@ -136,12 +135,15 @@ type Manager struct {
 	unseen   map[string]bool
 	// changed is true if a pod or a tenant changed since the latest round.
 	changed bool
-	// rounds counts the rounds, and effort the attempts of the present one. exhausted is true if units were passed over because it was used up.
-	// freedNow are the nodes on which something was freed since the former round.
-	rounds    uint64
-	effort    int
+	// rounds counts the rounds, and effort the attempts of the present one. freedNow are the nodes on which something was freed since the
+	// former round.
+	rounds   uint64
+	effort   int
+	freedNow []string
+	// exhausted is true if the latest round has used up its effort. cutShort are the tenants that have used up their own, with the number of
+	// the round since which their units get their turns one after the other.
 	exhausted bool
-	freedNow  []string
+	cutShort  map[string]uint64
 	reclaims  reclaims
 	// kept is the memory of pods that have ended, ended that of those that have ended since the latest round.
 	kept, ended []*kept
@@ -159,7 +161,7 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{},
 		units:   map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		kinds:    kinds{},
+		cutShort: map[string]uint64{}, kinds: kinds{},
 		feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{at: map[gpu.PodUID]int{}},
 		reclaims: newReclaims(0),
 	}

@@ -1,8 +1,6 @@
 package dispatch
 
 import (
-	"maps"
-	"slices"
 	"sync"
 	"unique"
 )
@@ -37,52 +35,27 @@ func (f *freedNodes) take() (names map[string]struct{}, all bool) {
 
 // eligibleFor returns the nodes that pods with the constraints can use.
 func (m *Manager) eligibleFor(constraints unique.Handle[string]) []string {
+	m.spendFor(constraints)
 	return m.Nodes.Names(constraints)
+}
+
+// freedFor returns the nodes that pods with the constraints can use, of those on which resources were freed since the former round.
+func (m *Manager) freedFor(constraints unique.Handle[string]) []string {
+	m.spendFor(constraints)
+	return m.Nodes.Among(constraints, m.freedNow)
+}
+
+// spendFor adds to the effort what it costs to find the nodes that pods with the constraints can use.
+func (m *Manager) spendFor(constraints unique.Handle[string]) {
+	if unmatched, all := m.Nodes.Unmatched(constraints); unmatched > 0 {
+		effort := max(1, constraintsEffort*unmatched/all) * sizeOf(constraints)
+		m.effort += min(effort, ownEffort) // More would end the round for other tenants.
+	}
 }
 
 // mayUse reports whether the pod can use the node.
 func (m *Manager) mayUse(p *pod, node string) bool {
 	return len(m.Nodes.Among(p.Constraints, []string{node})) > 0
-}
-
-const (
-	// fewUnmatched is how many nodes constraints are matched with during a round. Those that must be matched with more are matched after it, without the
-	// Manager's lock: with all nodes, that takes milliseconds in a large cluster.
-	fewUnmatched = 8
-	// maxMatched limits the nodes with which match matches constraints, times the size of the constraints.
-	maxMatched = 40_000
-)
-
-// awaitsMatch reports whether constraints of the unit's pods must be matched first, and notes these.
-func (m *Manager) awaitsMatch(u *unit) (awaits bool) {
-	for _, p := range u.pods {
-		if m.Nodes.Unmatched(p.Constraints) > fewUnmatched {
-			m.unmatched[u.item.Tenant], awaits = append(m.unmatched[u.item.Tenant], p.Constraints), true
-		}
-		if !u.mixed {
-			break
-		}
-	}
-	return awaits
-}
-
-// match matches constraints of units that were passed over, alternately of each tenant: tenants don't wait for thousands of another one's constraints.
-func (m *Manager) match() {
-	tenants := slices.Sorted(maps.Keys(m.unmatched))
-	next, _ := slices.BinarySearch(tenants, m.matchedFor+"\x00")
-	tenants = slices.Concat(tenants[next:], tenants[:next])
-	for i, matched, more := 0, 0, true; more; i++ {
-		more = false
-		for _, tenant := range tenants {
-			if i >= len(m.unmatched[tenant]) || matched > maxMatched {
-				continue
-			}
-			constraints := m.unmatched[tenant][i]
-			matched += m.Nodes.Unmatched(constraints) * sizeOf(constraints)
-			m.Nodes.Names(constraints)
-			m.matchedFor, more = tenant, true
-		}
-	}
 }
 
 // sizeOf returns the size of the constraints in KiB, rounded up: what it costs to find the nodes that satisfy them grows with it.

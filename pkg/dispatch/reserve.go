@@ -17,9 +17,8 @@ func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places 
 		return places
 	}
 	u.kind.fail(m.rounds)
-	if !u.kind.tried {
-		u.kind.tried, u.kind.obstacle = true, reasons.ObstacleNoRoom
-		if !m.everFits(u) {
+	if u.kind.obstacle == reasons.ObstacleUntried {
+		if u.kind.obstacle = reasons.ObstacleNoRoom; !m.everFits(u) {
 			u.kind.obstacle = reasons.ObstacleNeverFits
 		}
 	}
@@ -29,13 +28,14 @@ func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places 
 // reserve reserves places for the pods of a unit on all nodes, or on those on which something was freed if the unit had no room before.
 // It returns nil if they don't fit now.
 func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Place) {
-	if u.kind.tried && len(m.freedNow) == 0 {
+	hadNoRoom := u.kind.obstacle != reasons.ObstacleUntried
+	if hadNoRoom && len(m.freedNow) == 0 {
 		return nil
 	}
-	if !u.kind.tried {
+	if !hadNoRoom {
 		m.effort++
 	}
-	if requests := m.requests(u, u.kind.tried); requests != nil {
+	if requests := m.requests(u, hadNoRoom); requests != nil {
 		places, _ = m.Ledger.ReserveAll(requests, nil, m.viewAt(now), capacity, now)
 	}
 	return places
@@ -44,14 +44,14 @@ func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (pla
 // requests returns what the ledger must place. If the unit had no room before, only nodes on which something was freed can have
 // room now; it returns nil if there is none. Of several pods, some may fit where nothing was freed.
 func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
-	if hadNoRoom && !slices.ContainsFunc(u.pods, func(p *pod) bool { return len(m.Nodes.Among(p.Constraints, m.freedNow)) > 0 }) {
+	if hadNoRoom && !slices.ContainsFunc(u.pods, func(p *pod) bool { return len(m.freedFor(p.Constraints)) > 0 }) {
 		return nil
 	}
 	requests := make([]ledger.Request, len(u.pods))
 	for i, p := range u.pods {
 		requests[i].Pod = p.Pod.Pod
 		if hadNoRoom && len(u.pods) == 1 {
-			requests[i].Nodes = m.Nodes.Among(p.Constraints, m.freedNow)
+			requests[i].Nodes = m.freedFor(p.Constraints)
 		} else {
 			requests[i].Nodes = m.eligibleFor(p.Constraints)
 		}

@@ -7,17 +7,24 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// maxEffort limits the attempts of one round to reserve places on all nodes, because event handlers wait for the end of the round. The next Tick tries
-// the units that a round has passed over for it.
-const maxEffort = 1024
+const (
+	// All pods are tried on all nodes again each queue.Retry, even without a change that could help. A round tries at least
+	// leastRetries of their kinds, and at least a part of 1/retryRounds, which takes about half of the interval.
+	leastRetries, retryRounds = 4, 125
+	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick
+	// continues a round that reached the limit. An attempt on all nodes counts as one, and comparing all nodes with constraints as
+	// constraintsEffort for each KiB of them. A tenant gets ownEffort at most, and less if several tenants are cut short, so that other
+	// tenants don't wait for thousands of its pods that all differ. Its next round spends half of that on its first units, and the rest on those that have not had their turn yet.
+	maxEffort, ownEffort, constraintsEffort = 1024, maxEffort / 2, 128
+)
 
 // Tick ends charges that have lasted too long, and grants what fits. Only the leader may call it, several times a second, once
 // the cache is synced.
 func (m *Manager) Tick(now time.Time) {
 	m.grantDue(now)
-	m.match()
 	if s := m.dueStandings(now); s != nil {
 		m.setShares(s)
 		m.reclaimFor(s, now)
@@ -33,12 +40,9 @@ func (m *Manager) grantDue(now time.Time) {
 	m.endKept(now)
 	m.forgetOutdated(now)
 	freed := m.takeFreed()
-	retries := m.retry(now)
-	if m.changed || m.incomplete() || m.pauseEnded(now) || len(m.units)+len(m.members) > 0 && (retries || len(freed) > 0) {
-		m.round(freed, now)
-	}
-	if retries {
-		m.letThrough(now)
+	all, some := m.retry(now)
+	if m.changed || m.incomplete() || m.pauseEnded(now) || len(m.units)+len(m.members) > 0 && (all || some || len(freed) > 0) {
+		m.round(all, freed, now)
 	}
 	m.openGates(now)
 }
@@ -62,29 +66,52 @@ func (m *Manager) takeFreed() []string {
 	return slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
 }
 
-// retry makes all kinds be tried on all nodes again each queue.Retry, and after a change that can help any of them. It reports whether they are. If a
-// round was exhausted, the units that it has passed over come first: otherwise the last ones would never get their turn.
-func (m *Manager) retry(now time.Time) bool {
-	if m.exhausted || now.Before(m.retryAll) {
-		return false
+// retry selects kinds without room that are tried on all nodes again. Every queue.Retry all such kinds become due. A part of them is tried
+// in each round; after a change that can help any of them, all are tried at once. all is true if they have become due now, some if there
+// are any for this round. A round that was exhausted goes on first: otherwise its last units would never get their turn.
+func (m *Manager) retry(now time.Time) (all, some bool) {
+	if m.exhausted {
+		return false, false
 	}
-	m.kinds.retry()
-	m.retryAll = now.Add(queue.Retry)
-	return true
+	atOnce := m.retryAll.IsZero()
+	if all = !now.Before(m.retryAll); all {
+		m.due = m.kinds.tried()
+		slices.SortFunc(m.due, func(a, b *kind) int { return a.compare(b.kindKey) })
+		m.retries = max(leastRetries, len(m.due)/retryRounds)
+		m.retryAll = now.Add(queue.Retry)
+	}
+	n := min(len(m.due), m.retries)
+	if atOnce {
+		n = len(m.due)
+	}
+	for _, kind := range m.due[:n] {
+		kind.obstacle = reasons.ObstacleUntried
+	}
+	m.due = m.due[n:]
+	return all, n > 0
 }
 
-// round grants what fits, in the order of the queue.
-func (m *Manager) round(freed []string, now time.Time) {
+// round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
+func (m *Manager) round(all bool, freed []string, now time.Time) {
 	m.changed, m.freedNow = false, freed
 	m.gatherGroups()
 	m.grantHeld(now)
 	m.keepEnded(now)
-	m.rounds, m.effort, m.exhausted = m.rounds+1, 0, false
-	m.grantInOrder(m.capacity(true), now)
+	capacity := m.capacity(true)
+	m.rounds, m.effort = m.rounds+1, 0
+	m.grantInOrder(capacity, now)
+	if all {
+		m.letThrough(now)
+	}
+	if m.incomplete() {
+		for _, node := range freed {
+			m.freed.add(node) // For the units that were not tried.
+		}
+	}
 }
 
 // incomplete reports whether the latest round has not tried all units.
-func (m *Manager) incomplete() bool { return m.exhausted || len(m.unmatched) > 0 }
+func (m *Manager) incomplete() bool { return m.exhausted || len(m.cutShort) > 0 }
 
 // capacity returns a new count of what nodes have free besides GPU memory; nil if nothing else counts.
 func (m *Manager) capacity(withHeld bool) ledger.Capacity {
@@ -102,7 +129,7 @@ func (m *Manager) pause(u *unit, now time.Time) {
 		m.pausedUntil = until
 	}
 	if before && !u.paused {
-		u.kind.tried = false // Nodes on which something was freed meanwhile were tried without it.
+		u.kind.obstacle = reasons.ObstacleUntried // Nodes on which something was freed meanwhile were tried without it.
 	}
 }
 

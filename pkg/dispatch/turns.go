@@ -1,37 +1,38 @@
 package dispatch
 
 import (
+	"maps"
+	"math"
 	"time"
-	"unique"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const (
-	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster, and some dozens in a
-	// large one. Of more pods, some would lose their charges before kube-scheduler tries them.
+	// maxOpen limits the granted pods that aren't bound yet, apart from the first unit of each tenant. kube-scheduler binds some hundreds
+	// per second in a small cluster, and some dozens in a large one. Of more pods, some would lose their charges before kube-scheduler
+	// tries them.
 	maxOpen = 256
-	// ownOpen is how many such pods a tenant may have beyond that, so that pods of others that are never bound don't stop its turns.
-	ownOpen = 4
+	// sharedOpen of these are for tenants with less than ownOpen each: pods that are never bound, such as those whose volume doesn't exist,
+	// must not take all turns.
+	sharedOpen, ownOpen = maxOpen / 2, maxOpen / 16
 )
 
-// grantInOrder offers the units in the order of the queue.
+// grantInOrder offers the units in the order of the queue until the effort is used up.
 func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
-	m.awaiting, m.unseen, m.unmatched = map[string]string{}, map[string]bool{}, map[string][]unique.Handle[string]{}
+	m.awaiting, m.unseen = map[string]string{}, map[string]bool{}
 	for _, id := range m.Ledger.AwaitedItems() {
 		if u := m.units[id]; u != nil {
 			m.awaiting[id], m.unseen[id] = u.item.Tenant, true
 		}
 	}
 	m.pausedUntil = time.Time{}
-	t := &turns{Manager: m, capacity: capacity, now: now, open: map[string]int{}, tenants: map[string]*tenantTurns{}}
-	for _, p := range m.charged {
-		t.open[p.countedFor]++
-	}
-	t.allOpen = len(m.charged)
+	t := &turns{Manager: m, capacity: capacity, now: now, open: m.openPods(), tenants: map[string]*tenantTurns{}, othersFirst: m.exhausted}
+	t.ownEffort = max(1, min(ownEffort, maxEffort/(len(m.cutShort)+1)))
 	r := m.queue.Round()
-	for item, more := r.Next(); more; item, more = r.Next() {
+	item, more := r.Next()
+	for ; more && m.effort < maxEffort; item, more = r.Next() {
 		u := item.Value.(*unit)
 		switch places, leave := t.offer(u); {
 		case places != nil:
@@ -52,7 +53,31 @@ func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
 			r.Pass()
 		}
 	}
+	if m.exhausted = more; more {
+		own := t.of(item.Tenant)
+		own.cut = own.cut || own.effort > 0
+	}
 	m.awaiting, m.unseen = nil, nil
+	t.recordCuts()
+}
+
+// recordCuts sets the tenants that were cut short, which get further turns in the next round. Of a tenant whose units have all had their turn,
+// some must be tried again because nodes have changed meanwhile.
+func (t *turns) recordCuts() {
+	for name, own := range t.tenants {
+		_, before := t.cutShort[name]
+		switch {
+		case own.again && !own.cut:
+			t.cutShort[name] = t.rounds + 1
+		case !own.cut:
+			delete(t.cutShort, name)
+		case !before:
+			t.cutShort[name] = t.rounds
+		}
+	}
+	if !t.exhausted { // Otherwise the others were not reached.
+		maps.DeleteFunc(t.cutShort, func(name string, _ uint64) bool { return t.tenants[name] == nil })
+	}
 }
 
 // turns is the state of grantInOrder.
@@ -60,10 +85,13 @@ type turns struct {
 	*Manager
 	capacity ledger.Capacity
 	now      time.Time
-	// open counts the granted pods of each tenant that aren't bound yet, and allOpen all of them.
-	open    map[string]int
-	allOpen int
-	tenants map[string]*tenantTurns
+	open     *openPods
+	tenants  map[string]*tenantTurns
+	// ownEffort is what a tenant gets in this round. The more tenants are cut short, the less: together they must not use up the effort of each
+	// round, or the tenants behind them would never get a turn.
+	ownEffort int
+	// othersFirst is true if the latest round was exhausted: then the tenants that are cut short get no turn in this one.
+	othersFirst bool
 	// ends is what was kept and is taken by the present unit.
 	ends []*kept
 }
@@ -72,16 +100,22 @@ type turns struct {
 type tenantTurns struct {
 	// noRoom is true if a unit so far has no room.
 	noRoom bool
-	// effort is what it has used up: half of a round's at most, so that others don't wait for thousands of its pods that all differ.
 	effort int
 	// triedKept are the kinds that have no room where memory is kept.
 	triedKept map[*kind]bool
+	// since is the round since which the tenant is cut short, later than any if it isn't. cut is true if it has used up its effort in this
+	// round, and again if it has untried units that have had their turn since.
+	since      uint64
+	cut, again bool
 }
 
 func (t *turns) of(tenant string) *tenantTurns {
 	own := t.tenants[tenant]
 	if own == nil {
-		own = &tenantTurns{}
+		own = &tenantTurns{since: math.MaxUint64}
+		if since, cut := t.cutShort[tenant]; cut {
+			own.since = since
+		}
 		t.tenants[tenant] = own
 	}
 	return own
@@ -97,19 +131,23 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	}
 	t.pause(u, t.now)
 	switch {
-	case t.allOpen >= maxOpen && t.open[u.item.Tenant] >= ownOpen:
+	case !t.open.mayGrant(u.item.Tenant):
+		return nil, true
+	case t.othersFirst && own.since <= t.rounds:
+		own.cut = true
 		return nil, true
 	case u.paused:
 		return nil, false
-	case own.noRoom && !awaits && u.kind.tried && u.kind.hasNoRoom(t.rounds):
+	case own.noRoom && !awaits && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
 		return t.takeKept(u), false // There can be thousands of these.
-	case t.awaitsMatch(u):
-		u.kind.tried = false // What is freed meanwhile isn't tried.
+	case own.effort >= t.ownEffort/2 && u.turn >= own.since: // Those that have not had their turn yet come first.
+		own.again = own.again || u.kind.obstacle == reasons.ObstacleUntried
 		return nil, false
-	case !u.kind.tried && (t.effort >= maxEffort || own.effort >= maxEffort/2):
-		t.exhausted = true
-		return nil, false
+	case own.effort >= t.ownEffort:
+		own.cut = true
+		return nil, true
 	}
+	u.turn = t.rounds
 	before := t.effort
 	places = t.try(u, t.capacity, t.now)
 	own.effort += t.effort - before
@@ -128,6 +166,33 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 // grant grants a unit.
 func (t *turns) grant(u *unit, places []ledger.Place) {
 	t.Manager.grant(u, places, t.now)
-	t.open[u.item.Tenant] += len(u.pods)
-	t.allOpen += len(u.pods)
+	t.open.add(u.item.Tenant, len(u.pods))
+}
+
+// openPods counts the granted pods with a place that aren't bound yet.
+type openPods struct {
+	byTenant map[string]int
+	// total counts sharedOpen pods of each tenant at most, so that a large group of one tenant doesn't take the turns of others.
+	total int
+}
+
+func (o *openPods) add(tenant string, pods int) {
+	former := o.byTenant[tenant]
+	o.byTenant[tenant] = former + pods
+	o.total += min(former+pods, sharedOpen) - min(former, sharedOpen)
+}
+
+// mayGrant reports whether more pods of the tenant may be granted. A tenant without such pods always gets its first unit granted, however
+// many other tenants have pods.
+func (o *openPods) mayGrant(tenant string) bool {
+	own := o.byTenant[tenant]
+	return own == 0 || o.total < maxOpen-sharedOpen || o.total < maxOpen && own < ownOpen
+}
+
+func (m *Manager) openPods() *openPods {
+	open := &openPods{byTenant: map[string]int{}}
+	for _, p := range m.charged {
+		open.add(p.countedFor, 1)
+	}
+	return open
 }

@@ -32,6 +32,8 @@ type unit struct {
 	shape string
 	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
 	paused, behindFailed bool
+	// turn is the latest round that tried it.
+	turn uint64
 	// letThrough is since when the gates of all its pods are open for an autoscaler; zero if one isn't.
 	letThrough time.Time
 }
@@ -82,7 +84,8 @@ func (m *Manager) leaveGroup(p *pod) {
 }
 
 func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
-	if former := m.units[id]; former != nil {
+	former := m.units[id]
+	if former != nil {
 		m.removeUnit(former)
 	}
 	first := pods[0]
@@ -92,6 +95,9 @@ func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 			Item:   ledger.Item{ID: id, Broken: broken, Priority: first.Priority, Entered: first.Created},
 			Tenant: m.namespaces[first.Namespace].Tenant,
 		},
+	}
+	if former != nil {
+		u.turn = former.turn
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.Likeness), text(b.Likeness)), cmp.Compare(a.UID, b.UID))

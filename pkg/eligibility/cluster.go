@@ -64,8 +64,8 @@ func (c *Cluster) Among(constraints unique.Handle[string], nodes []string) []str
 }
 
 // Unmatched returns the number of nodes that Names must match with the constraints: those that have changed since the last call for such pods,
-// or all. It is what the call costs, beside the size of the constraints.
-func (c *Cluster) Unmatched(constraints unique.Handle[string]) int {
+// or all. It is what the call costs, beside the size of the constraints. all is the number of all nodes.
+func (c *Cluster) Unmatched(constraints unique.Handle[string]) (unmatched, all int) {
 	return c.usable.unmatched(constraints)
 }
 

@@ -133,15 +133,15 @@ func (u *usableNodes) release(constraints unique.Handle[string]) {
 	}
 }
 
-// unmatched returns the number of nodes that must be matched with the constraints.
-func (u *usableNodes) unmatched(constraints unique.Handle[string]) int {
+// unmatched returns the number of nodes that must be matched with the constraints, and of all.
+func (u *usableNodes) unmatched(constraints unique.Handle[string]) (unmatched, all int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	s := u.sets[constraints]
 	if s == nil || s.outdated(u) {
-		return len(u.nodes)
+		return len(u.nodes), len(u.nodes)
 	}
-	return min(u.revision-s.revision, len(u.nodes))
+	return min(u.revision-s.revision, len(u.nodes)), len(u.nodes)
 }
 
 // outdated reports whether not all changes since the set's revision are known.

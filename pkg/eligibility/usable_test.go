@@ -108,8 +108,10 @@ func TestUnmatched(t *testing.T) {
 		{"without any pod", func() { c.DeletePod("p1") }, [2]int{9, 9}},
 	} {
 		step.change()
-		if got := [2]int{c.Unmatched(first), c.Unmatched(second)}; got != step.want {
-			t.Errorf("%s: %v nodes are to be matched, want %v", step.what, got, step.want)
+		got, all := c.Unmatched(first)
+		other, _ := c.Unmatched(second)
+		if got != step.want[0] || other != step.want[1] {
+			t.Errorf("%s: %d and %d of %d nodes are to be matched, want %v", step.what, got, other, all, step.want)
 		}
 	}
 	if len(c.usable.sets) > 0 {
