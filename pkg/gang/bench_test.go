@@ -139,7 +139,7 @@ func BenchmarkFilter(b *testing.B) {
 }
 
 // BenchmarkDisplace measures the call for a pod of higher priority than all planned groups that fits nowhere even without
-// them.
+// them: it is larger than the cards, or its candidates are full and hold no plan.
 func BenchmarkDisplace(b *testing.B) {
 	c := newBenchCluster(1000)
 	for node := range c.nodes {
@@ -154,10 +154,24 @@ func BenchmarkDisplace(b *testing.B) {
 	if c.manager.Tick(c.now); c.manager.Phases()[PhasePlanned] < 900 {
 		b.Fatal(c.manager.Phases())
 	}
-	pod := gpu.Pod{UID: "important", Request: 81, Priority: 1}
-	for b.Loop() {
-		c.manager.Displace(pod, c.nodes, c.now)
+	b.Run("too large", func(b *testing.B) {
+		for b.Loop() {
+			c.manager.Displace(gpu.Pod{UID: "important", Request: 81, Priority: 1}, c.nodes, c.now)
+		}
+	})
+	var others []string
+	for node := range 5000 {
+		others = append(others, fmt.Sprint("full-", node))
+		c.ledger.SetNode(others[node], ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 80}}})
+		if _, err := c.ledger.Reserve(others[node], gpu.Pod{UID: gpu.PodUID(others[node]), Request: 80}, placement.Binpack, c.now); err != nil {
+			b.Fatal(err)
+		}
 	}
+	b.Run("full nodes without plans", func(b *testing.B) {
+		for b.Loop() {
+			c.manager.Displace(gpu.Pod{UID: "important", Request: 20, Priority: 1}, others, c.now)
+		}
+	})
 }
 
 // BenchmarkReports is what the web page costs while it has viewers, once a second: 1,000 groups of eight.

@@ -19,6 +19,7 @@ an unbound member is deleted            incomplete  incomplete  incomplete  inco
 a bound member is deleted               -           -           -           -           -           running     incomplete  incomplete
 its last unbound member is deleted      incomplete  incomplete  incomplete  incomplete  binding     running     broken      evicting
 a member's size is edited               incomplete  incomplete  incomplete  incomplete  binding     running     broken      evicting
+a member asks for two cards             incomplete  pending     pending     pending     binding     running     broken      evicting
 the watch shows one more bound          broken      broken      broken      broken      binding     running     broken      evicting
 a live read shows one more bound        broken      broken      broken      broken      binding     running     broken      evicting
 the watch shows all bound               broken      running     running     running     running     running     running     running
@@ -151,6 +152,7 @@ var phaseEvents = []struct {
 		return true
 	}},
 	{"a member's size is edited", func(s *fixture) bool { s.created[0].Size = 4; s.report(s.created[0]); return true }},
+	{"a member asks for two cards", func(s *fixture) bool { s.created[0].Cards = 2; s.report(s.created[0]); return true }},
 	{"the watch shows one more bound", func(s *fixture) bool {
 		if p := s.member(false); p != nil {
 			s.manager.SetMember(s.bound(p), s.now)

@@ -132,8 +132,9 @@ func (r *run) needed() *needs {
 			}
 		}
 	}
+	complete := len(n.members) == r.need()
 	for _, m := range n.members {
-		if n.since.IsZero() || m.Created.After(n.since) == (len(n.members) == r.need()) {
+		if n.since.IsZero() || complete && m.Created.After(n.since) || !complete && m.Created.Before(n.since) {
 			n.since = m.Created
 		}
 	}
@@ -494,7 +495,11 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	lower := func(r *run) bool { return r.item.Priority < pod.Priority }
-	if pod.Request == 0 || !slices.ContainsFunc(mgr.placed, lower) || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) {
+	if pod.Request == 0 || !slices.ContainsFunc(mgr.placed, lower) {
+		return false
+	}
+	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !mgr.Ledger.HasReserved(node) })
+	if !mgr.Ledger.FitsWithoutAssumed(pod, nodes) { // ReserveAll would take long to find that out.
 		return false
 	}
 	candidates := make(map[string]bool, len(nodes))
@@ -541,9 +546,15 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 	switch {
 	case pm != nil && (m.run != r || m.counted != pending):
 		mgr.abandonPlan(r, reasons.GroupDeleted, now)
-	case r.need() != len(r.plan.members):
+	case r.need() != len(r.plan.members), pm != nil && pm.reserved && mgr.asksElse(m):
 		mgr.abandonPlan(r, reasons.GroupChanged, now)
 	}
+}
+
+// asksElse reports whether the member's place is for another demand than it has now: users can change labels.
+func (mgr *Manager) asksElse(m *member) bool {
+	_, allocation, placed := mgr.Ledger.Lookup(m.UID)
+	return placed && allocation.Demand() != m.Demand()
 }
 
 // endPlan removes the plan from the run, and returns it.

@@ -101,7 +101,11 @@ func (l *Ledger) freeOf(id string) (nodes []string, free bool) {
 	if r == nil {
 		return nil, false
 	}
-	for name, shares := range l.sharesByNode(r) {
+	byNode := l.sharesByNode(r)
+	if len(byNode) == 0 { // All its pods have allocations.
+		return nil, false
+	}
+	for name, shares := range byNode {
 		if n := l.nodes[name]; n == nil || !l.isFree(n, shares) {
 			return nil, false
 		}

@@ -12,7 +12,9 @@ import (
 
 // This file decides whether a node has room for a pod. All questions take the same steps: the node takes such pods (node.accepts); its cards have
 // room beside what is reserved against the pod (cardsFor); and so has the rest of the node (orResourcesReserved). place takes these steps and chooses
-// cards, fit only answers, and suit also rates the node.
+// cards, fit only answers, and suit also rates the node; Rank takes the last step after suit. Whether one card has room is decided by
+// placement.Card.Fits, and for a node's cards mostly without a look at each of them by placement.Totals.Fit. A card's used memory includes
+// placed reservations, which are assumed allocations; only awaited ones are added in this file.
 
 // Check calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
 // changes nothing. visit runs under the lock and must not call the ledger.
@@ -157,7 +159,8 @@ func (l *Ledger) place(n *node, pod *gpu.Pod, policy placement.Policy, unseen ma
 		return nil, reason
 	}
 	where, reason = placement.Place(policy, l.cardsFor(n, pod, unseen), demand)
-	return where, l.orResourcesReserved(n, pod, unseen, l.orReserved(n, pod, unseen, reason))
+	reason = l.orReserved(n, pod, unseen, reason)
+	return where, l.orResourcesReserved(n, pod, unseen, reason)
 }
 
 // fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller holds the lock.
@@ -165,7 +168,7 @@ func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) reasons.Reason {
 	if n.accepts(demand) == reasons.Fits && !n.hasReserved() { // Mostly, and then without a look at the cards.
 		return n.totals.Fit(n.cards, demand)
 	}
-	_, reason := l.place(n, pod, placement.Binpack, nil)
+	_, reason := l.place(n, pod, placement.Binpack, nil) // The reason is the same with each policy.
 	return reason
 }
 
@@ -254,7 +257,9 @@ func (l *Ledger) against(n *node, pod *gpu.Pod, unseen map[string]bool) iter.Seq
 	}
 }
 
-// countsFor reports whether the pod, which has these reservations of its own, sees the share as used.
+// countsFor reports whether the pod, which has these reservations of its own, sees the share as used: not if it is its own. Of two items of the queue,
+// the later one sees the earlier one's. A pod that isn't in the queue sees those of items without turns, and of those with turns only if it needs a
+// turn too. Otherwise priority decides, see Reservation.Priority.
 func (l *Ledger) countsFor(r *reserved, pod *gpu.Pod, own *ownReservations) bool {
 	mine := own[r.Source]
 	switch {

@@ -120,6 +120,9 @@ func (c *check) share(path *field.Path, share *int32, used bool) {
 	case used && value < 100 && c.NodesToScore == 100:
 		c.add(Warning, path, "%d: with more than 100 nodes, kube-scheduler offers the extender only a part of them, so a pod can be rejected although "+
 			"another node has room, and stays pending until a retry; set 100, or the extender's --percentage-of-nodes-to-score to the same value", value)
+	case used && value > 0 && int(value) < c.NodesToScore:
+		c.add(Warning, path, "%d: less than the extender's --percentage-of-nodes-to-score (%d), so with more than 100 nodes the extender can take "+
+			"kube-scheduler's part of the nodes for all of them; set both to the same value", value, c.NodesToScore)
 	}
 }
 

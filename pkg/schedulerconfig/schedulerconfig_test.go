@@ -110,6 +110,7 @@ var changes = map[string]change{
 	"a sample of the nodes":             {old: "ToScore: 100", new: "ToScore: 99", want: []string{"warning: percentageOfNodesToScore"}},
 	"kube-scheduler's own sample":       {old: "percentageOfNodesToScore: 100", new: "", want: []string{"warning: percentageOfNodesToScore"}},
 	"a sample that is expected":         {old: "ToScore: 100", new: "ToScore: 20", options: func(o *Options) { o.NodesToScore = 10 }},
+	"a smaller sample":                  {old: "ToScore: 100", new: "ToScore: 9", want: []string{"warning: percentageOfNodesToScore"}, options: func(o *Options) { o.NodesToScore = 10 }},
 	"all nodes for a sample":            {options: func(o *Options) { o.NodesToScore = 10 }},
 	"more than all nodes":               {old: "ToScore: 100", new: "ToScore: 101", want: []string{"error: percentageOfNodesToScore"}, refused: true},
 	"a sample in one profile":           {old: "extenders:", new: "profiles:\n- schedulerName: a\n- schedulerName: b\n  percentageOfNodesToScore: 0\nextenders:", want: []string{"warning: profiles[1].percentageOfNodesToScore"}},

@@ -93,6 +93,9 @@ func (s *bench) kinds(named []string) ([]*kind, error) {
 	var chosen []*kind
 	for _, name := range named {
 		base, args, _ := strings.Cut(name, ":")
+		if strings.Contains(args, "--set=") && !slices.Contains([]string{"shipped", "gated", "held", "queued"}, base) {
+			return nil, fmt.Errorf("-kinds: %q isn't installed with the chart, so it takes no values", base)
+		}
 		every := s.allKinds(strings.Fields(args))
 		at := slices.IndexFunc(every, func(k *kind) bool { return k.name == base })
 		if at < 0 {

@@ -200,6 +200,7 @@ func newTried(arriving []tracePod) *tried {
 func (t *tried) watch(ctx context.Context, c *framework.Cluster) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(c.Client, 0, informers.WithNamespace(metav1.NamespaceDefault))
 	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(pod any) { t.update(pod.(*corev1.Pod)) }, // The watch was broken meanwhile.
 		UpdateFunc: func(_, after any) { t.update(after.(*corev1.Pod)) },
 	})
 	if err != nil {
