@@ -14,8 +14,8 @@ type attempt struct {
 	number uint64
 	// kinds are those of its units.
 	kinds []reclaimKind
-	// resumed are the victims of a former leader's round that still run. Although the caller is about to evict them, they don't count as being deleted
-	// for this attempt.
+	// resumed are the victims of a former leader's round that still run. Although the caller is about to evict them, or was for a unit that doesn't wait
+	// any more, they don't count as being deleted for this attempt.
 	resumed map[gpu.PodUID]bool
 	// outdated is true if something changed while the plan was made, and the plan could not be used.
 	outdated bool
@@ -129,10 +129,16 @@ type Held struct {
 	Cards []int
 }
 
+// HeldVictim are the pods of a victim, with the pod that waits for which they are evicted.
+type HeldVictim struct {
+	Pods []gpu.PodUID
+	For  gpu.PodUID
+}
+
 // Resume holds the places of an attempt of a former leader that has evicted a part of the victims, if that is still right for the others: see Hold. It
 // makes the attempt the present one. It reports false if it isn't right, or if it isn't known yet, because there was no round or another
 // attempt is in progress.
-func (m *Manager) Resume(places []Held, victims [][]gpu.PodUID, now time.Time) (attempt uint64, ok bool) {
+func (m *Manager) Resume(places []Held, victims []HeldVictim, now time.Time) (attempt uint64, ok bool) {
 	attempt, plan := m.resume(places, victims, now)
 	if attempt == 0 {
 		return 0, false
@@ -149,16 +155,16 @@ func (m *Manager) Resume(places []Held, victims [][]gpu.PodUID, now time.Time) (
 }
 
 // resume begins an attempt with the plan of a former leader. It returns zero if that isn't possible now.
-func (m *Manager) resume(places []Held, victims [][]gpu.PodUID, now time.Time) (attempt uint64, plan reclaim.Plan) {
+func (m *Manager) resume(places []Held, victims []HeldVictim, now time.Time) (attempt uint64, plan reclaim.Plan) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.leading || m.ReclaimAfter <= 0 || m.now.IsZero() || m.reclaims.attempt != nil {
 		return 0, plan
 	}
-	units := map[*unit]bool{}
+	units := map[*unit]reclaim.Unit{}
 	var awaited []gpu.PodUID
-	for _, uids := range victims {
-		awaited = append(awaited, uids...)
+	for _, v := range victims {
+		awaited = append(awaited, v.Pods...)
 	}
 	at := map[gpu.PodUID]Held{}
 	for _, place := range places {
@@ -166,16 +172,16 @@ func (m *Manager) resume(places []Held, victims [][]gpu.PodUID, now time.Time) (
 	}
 	for _, place := range places {
 		p := m.pods[place.Pod]
-		if p == nil || p.unit == nil || units[p.unit] {
+		if p == nil || p.unit == nil || units[p.unit].Item != "" {
 			continue
 		}
-		units[p.unit] = true
 		served := reclaim.Served{Unit: reclaim.Unit{Tenant: p.unit.item.Tenant, Item: p.unit.item.ID}, Awaited: awaited}
 		for _, member := range p.unit.pods {
 			place, demand := at[member.UID], member.Demand()
 			served.Pods = append(served.Pods, reclaim.Pod{Pod: member.Pod.Pod})
 			served.Places = append(served.Places, reclaim.Place{Node: place.Node, On: demand.On(place.Cards...)})
 		}
+		units[p.unit] = served.Unit
 		plan.Served = append(plan.Served, served)
 	}
 	if len(plan.Served) == 0 {
@@ -187,16 +193,24 @@ func (m *Manager) resume(places []Held, victims [][]gpu.PodUID, now time.Time) (
 	}
 	m.reclaims.resumed[round] = now
 	resumed := map[gpu.PodUID]bool{}
-	for _, uids := range victims {
-		e := reclaim.Eviction{For: plan.Served[0].Unit}
-		for _, uid := range slices.Sorted(slices.Values(uids)) {
+	for _, v := range victims {
+		e := reclaim.Eviction{}
+		if p := m.pods[v.For]; p != nil {
+			e.For = units[p.unit]
+		}
+		for _, uid := range slices.Sorted(slices.Values(v.Pods)) {
 			if p := m.pods[uid]; p != nil && p.Node != "" && !p.Ended && !p.Leaving {
 				e.Tenant, e.Pods = p.countedFor, append(e.Pods, p.Pod.Pod)
-				resumed[uid] = true
 			}
 		}
-		if len(e.Pods) > 0 {
+		waits := e.For.Item != ""
+		if waits && len(e.Pods) > 0 {
 			plan.Victims = append(plan.Victims, e)
+		}
+		if waits || len(e.Pods) == len(v.Pods) { // Otherwise the rest of a group is evicted although no pod waits for that.
+			for _, pod := range e.Pods {
+				resumed[pod.UID] = true
+			}
 		}
 	}
 	a := m.newAttempt()

@@ -14,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 const after, minRuntime = 5 * time.Minute, 10 * time.Minute
@@ -91,7 +92,8 @@ func TestReclaimLeaderChanges(t *testing.T) {
 			f.StartLeading()
 			tc.meanwhile(f)
 			f.run(2 * time.Second)
-			attempt, resumed := f.Resume([]Held{{"alice/large", "n0", []int{0}}}, [][]gpu.PodUID{{"bob/3"}, {"bob/2"}}, f.now)
+			victims := []HeldVictim{{[]gpu.PodUID{"bob/3"}, "alice/large"}, {[]gpu.PodUID{"bob/2"}, "alice/large"}}
+			attempt, resumed := f.Resume([]Held{{"alice/large", "n0", []int{0}}}, victims, f.now)
 			want(t, "resumed", tc.resumed, resumed)
 			if resumed {
 				f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
@@ -118,7 +120,7 @@ func TestReclaimResumesAfterRound(t *testing.T) {
 	f.pod("alice/large", 2)
 	f.StopLeading()
 	f.StartLeading()
-	if _, resumed := f.Resume([]Held{{"alice/large", "n0", []int{0}}}, [][]gpu.PodUID{{"bob/3"}}, f.now); resumed {
+	if _, resumed := f.Resume([]Held{{"alice/large", "n0", []int{0}}}, []HeldVictim{{[]gpu.PodUID{"bob/3"}, "alice/large"}}, f.now); resumed {
 		t.Error("resumed at once")
 	}
 }
@@ -132,7 +134,7 @@ func TestReclaimResumesSeveral(t *testing.T) {
 	f.StartLeading()
 	f.tick(time.Second)
 	resume := func(pod gpu.PodUID, node string, victim gpu.PodUID) bool {
-		attempt, resumed := f.Resume([]Held{{pod, node, []int{0}}}, [][]gpu.PodUID{{victim}}, f.now)
+		attempt, resumed := f.Resume([]Held{{pod, node, []int{0}}}, []HeldVictim{{[]gpu.PodUID{victim}, pod}}, f.now)
 		if resumed {
 			f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
 		}
@@ -147,6 +149,56 @@ func TestReclaimResumesSeveral(t *testing.T) {
 	f.now = f.now.Add(reclaimInterval)
 	resume("alice/0", "n9", "bob/2")
 	want(t, "searches later", searches+1, f.reclaims.attempts)
+}
+
+// A former leader's round is for two pods. Each victim counts for its own one only.
+func TestReclaimResumesRoundOfSeveral(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before, later func(f *fixture)
+		holds         map[gpu.PodUID]bool
+	}{
+		"both wait": {func(*fixture) {}, func(*fixture) {}, map[gpu.PodUID]bool{"alice/1": true, "alice/2": true}},
+		"the shares justify the first only": {func(*fixture) {}, func(f *fixture) { f.SetNamespace("bob", guarantees(5)) },
+			map[gpu.PodUID]bool{"alice/1": true, "alice/2": false}},
+		"the first is gone before":  {func(f *fixture) { f.delete("alice/1") }, func(*fixture) {}, map[gpu.PodUID]bool{"alice/2": true}},
+		"the second is gone before": {func(f *fixture) { f.delete("alice/2") }, func(*fixture) {}, map[gpu.PodUID]bool{"alice/1": true}},
+		"the first is gone later":   {func(*fixture) {}, func(f *fixture) { f.delete("alice/1") }, map[gpu.PodUID]bool{"alice/2": true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newReclaimFixture(t, 4, 4)
+			var places []Held
+			var victims []HeldVictim
+			f.planned = func(plan reclaim.Plan) {
+				for _, s := range plan.Served {
+					places = append(places, Held{s.Pods[0].UID, s.Places[0].Node, s.Places[0].On.Cards()})
+				}
+				for _, v := range plan.Victims {
+					victims = append(victims, HeldVictim{[]gpu.PodUID{v.Pods[0].UID}, v.For.Pods[0].UID})
+				}
+			}
+			f.pod("alice/1", 2)
+			f.pod("alice/2", 2, age(1))
+			f.run(after + 2*time.Second)
+			want(t, "evicted for both", []string{"bob/7", "bob/6", "bob/5", "bob/4"}, f.evicted)
+			f.invisible(f.evicted...)
+			f.StopLeading()
+			f.StartLeading()
+			f.run(minRuntime)
+			tc.before(f)
+			f.run(time.Second)
+			attempt, resumed := f.Resume(places, victims, f.now)
+			want(t, "resumed", true, resumed)
+			f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
+			tc.later(f)
+			for _, v := range victims {
+				if _, waits := f.Holds(attempt)[v.For]; !waits { // As the Executor does it.
+					delete(f.evicting, v.Pods[0])
+				}
+			}
+			f.run(time.Second)
+			want(t, "that evictions go on for", tc.holds, f.Holds(attempt))
+		})
+	}
 }
 
 // While the victims of one attempt end, another one makes room for other units. What the former has evicted doesn't count twice.

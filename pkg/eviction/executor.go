@@ -379,11 +379,11 @@ func (e *execution) remaining() (victims []Victim) {
 	return victims
 }
 
-// keepParts reduces the pods that are left to those of groups that are evicted in part, of which the others would stay for ever. The caller
-// holds the lock.
-func (e *execution) keepParts() {
+// keepWanted removes victims from those that are left whose pods don't wait any more, except the rest of groups that are evicted in part, which would
+// stay for ever. The caller holds the lock.
+func (e *execution) keepWanted() {
 	for _, v := range e.Victims {
-		if slices.ContainsFunc(v.Pods, func(pod gpu.Pod) bool { return !e.left[pod.UID] }) {
+		if _, waits := e.justified[v.For.UID]; waits || slices.ContainsFunc(v.Pods, func(pod gpu.Pod) bool { return !e.left[pod.UID] }) {
 			continue
 		}
 		for _, pod := range v.Pods {
@@ -413,10 +413,9 @@ func (x *Executor) due() (due []*execution) {
 		case now.After(e.until):
 			over = true
 		case e.state != inherited && wanted[i] != nil: // Without, Continue was called just now.
-			if e.justified = justified; len(justified) == 0 {
-				e.keepParts()
-				over = len(e.left) == 0
-			}
+			e.justified = justified
+			e.keepWanted()
+			over = len(justified) == 0 && len(e.left) == 0
 		}
 		if !over && e.state != calling && (len(e.remaining()) > 0 || e.state == inherited) && !now.Before(e.next) {
 			due = append(due, e)
@@ -477,7 +476,7 @@ func (x *Executor) keep(ctx context.Context, e *execution) bool {
 		return false
 	}
 	x.mu.Lock()
-	e.keepParts()
+	e.keepWanted()
 	left := len(e.left)
 	x.mu.Unlock()
 	if left == 0 {

@@ -248,6 +248,29 @@ func TestExecutorRetries(t *testing.T) {
 	}
 }
 
+// A round for two pods outlasts its leader. What was refused is evicted for its own pod only, whichever of them still waits.
+func TestExecutorInheritsSeveral(t *testing.T) {
+	for waits, want := range map[gpu.PodUID]string{"uid-w": "s", "uid-other": ""} {
+		f := newExecutions(t)
+		other := gpu.Pod{Namespace: "default", Name: "other", UID: "uid-other"}
+		f.round.For, f.round.Victims[1].For = append(f.round.For, Waiting{other, "n1", []int{1}}), other
+		f.refused = "s"
+		_, _ = f.evict(f.process(f.server))
+		f.refused = ""
+		x := f.process(f.server)
+		for _, r := range x.Inherited(ByShare) {
+			x.Continue(r, func() map[gpu.PodUID]bool { return map[gpu.PodUID]bool{waits: true} })
+		}
+		f.later(x, 10*time.Second)
+		if got := f.running(); got != want {
+			t.Errorf("%s waits: %q run, want %q", waits, got, want)
+		}
+		if x.Tries("uid-s") != (waits == "uid-other") {
+			t.Errorf("%s waits: tries to evict s: %t", waits, x.Tries("uid-s"))
+		}
+	}
+}
+
 // A pod with a long grace period gets a shorter one, and one with a short grace period keeps it.
 func TestGracePeriod(t *testing.T) {
 	f := newExecutions(t)

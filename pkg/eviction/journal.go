@@ -1,6 +1,7 @@
 package eviction
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,6 +46,8 @@ type (
 	}
 	recordedVictim struct {
 		Pods []recordedPod `json:"pods"`
+		// For is zero if it is the first of the round, as it is if an earlier version has written the journal.
+		For recordedPod `json:"for,omitzero"`
 	}
 	recordedPod struct {
 		Namespace string     `json:"namespace"`
@@ -70,7 +73,11 @@ func encodeRounds(rounds []Round) (string, error) {
 			for _, pod := range v.Pods {
 				pods = append(pods, recorded(pod))
 			}
-			out[i].Victims = append(out[i].Victims, recordedVictim{pods})
+			victim := recordedVictim{Pods: pods}
+			if v.For.UID != r.id() {
+				victim.For = recorded(v.For)
+			}
+			out[i].Victims = append(out[i].Victims, victim)
 		}
 	}
 	text, err := json.Marshal(out)
@@ -98,7 +105,8 @@ func decodeRounds(text string) (rounds []Round, err error) {
 			round.For = append(round.For, Waiting{w.pod(), w.Node, w.Cards})
 		}
 		for _, victim := range r.Victims {
-			v := Victim{For: round.For[0].Pod, What: "Evicted after others", Why: ", of which a former leader of the extender began the evictions"}
+			waits := cmp.Or(victim.For, r.For[0].recordedPod).pod()
+			v := Victim{For: waits, What: "Evicted after others", Why: ", of which a former leader of the extender began the evictions"}
 			for _, pod := range victim.Pods {
 				v.Pods = append(v.Pods, pod.pod())
 			}

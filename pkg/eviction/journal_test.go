@@ -12,6 +12,10 @@ import (
 func TestJournalFormat(t *testing.T) {
 	const text = `[{"cause":"share","for":[{"namespace":"alice","name":"w","uid":"1","node":"n1","cards":[0,3]}],` +
 		`"victims":[{"pods":[{"namespace":"bob","name":"v1","uid":"2"},{"namespace":"bob","name":"v2","uid":"3"}]}]}]`
+	const ofTwo = `[{"cause":"share","for":[{"namespace":"alice","name":"w","uid":"1","node":"n1","cards":[0,3]},` +
+		`{"namespace":"alice","name":"x","uid":"4","node":"n2","cards":[0]}],` +
+		`"victims":[{"pods":[{"namespace":"bob","name":"v1","uid":"2"}]},` +
+		`{"pods":[{"namespace":"bob","name":"v2","uid":"3"}],"for":{"namespace":"alice","name":"x","uid":"4"}}]}]`
 	waits := gpu.Pod{Namespace: "alice", Name: "w", UID: "1"}
 	want := []Round{{
 		Cause: ByShare, For: []Waiting{{waits, "n1", []int{0, 3}}},
@@ -34,5 +38,12 @@ func TestJournalFormat(t *testing.T) {
 	}
 	if got, err := encodeRounds(want); got != text || err != nil {
 		t.Errorf("written as %s, %v", got, err)
+	}
+	want, err := decodeRounds(ofTwo)
+	if err != nil || want[0].Victims[0].For != waits || want[0].Victims[1].For != want[0].For[1].Pod {
+		t.Errorf("of two pods: read as %v, %v", want, err)
+	}
+	if got, err := encodeRounds(want); got != ofTwo || err != nil {
+		t.Errorf("of two pods: written as %s, %v", got, err)
 	}
 }

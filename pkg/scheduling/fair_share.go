@@ -299,10 +299,11 @@ func (f *fairShare) resume() {
 		for _, w := range r.For {
 			places = append(places, dispatch.Held{Pod: w.UID, Node: w.Node, Cards: w.Cards})
 		}
-		victims := make([][]gpu.PodUID, len(r.Victims))
+		victims := make([]dispatch.HeldVictim, len(r.Victims))
 		for i, v := range r.Victims {
+			victims[i].For = v.For.UID
 			for _, pod := range v.Pods {
-				victims[i] = append(victims[i], pod.UID)
+				victims[i].Pods = append(victims[i].Pods, pod.UID)
 			}
 		}
 		if attempt, ok := f.manager.Resume(places, victims, f.clock.Now()); ok {
