@@ -274,6 +274,18 @@ func TestMembership(t *testing.T) {
 	}
 }
 
+// TestMembershipBeforeLeading: what a new leader evicts before it knows the runs is no member of a group.
+func TestMembershipBeforeLeading(t *testing.T) {
+	mgr := newManager(t)
+	mgr.SetMember(newMember("a", 0, inRun("x", 5)), begin)
+	if member, whole := mgr.Membership("a"); !member || whole {
+		t.Errorf("member %t, of a whole group %t; want a member of one that isn't known to be whole", member, whole)
+	}
+	if member, _ := mgr.Membership("other"); member {
+		t.Error("a pod without a group is a member")
+	}
+}
+
 // TestOldRead: a live read that is older than the watch doesn't undo what the watch has reported.
 func TestOldRead(t *testing.T) {
 	mgr := newManager(t)

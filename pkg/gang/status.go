@@ -75,15 +75,13 @@ func (mgr *Manager) InPendingGang(uid gpu.PodUID) bool {
 	return !m.Cardless && (m.run == nil || m.run.phase != PhaseRunning)
 }
 
-// Membership reports whether the pod is a member of a run, and whether that run is whole: all members that it needs are bound.
+// Membership reports whether the pod is a member of a group, and whether its run is whole: all members that it needs are bound. Before this process
+// leads, members have no runs, so none counts as whole.
 func (mgr *Manager) Membership(uid gpu.PodUID) (member, whole bool) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
-	if m == nil || m.run == nil {
-		return false, false
-	}
-	return true, m.run.phase == PhaseRunning
+	return m != nil, m != nil && m.run != nil && m.run.phase == PhaseRunning
 }
 
 // HeldBinds counts the held binds.

@@ -655,7 +655,8 @@ type run struct {
 	wholeAt   time.Duration
 	// term is the value of world.terms at the first bind, generation that of the pod.
 	term, generation int
-	// resized is true if the group's number was changed, misled if the extender may not have known that at a bind.
+	// resized is true if the group's number was changed, misled if the extender may not have known that at a bind, or that a member was deleted: a
+	// Binding that says that the run is whole can take effect seconds after it was sent.
 	resized, misled bool
 	// controllers are those of the pods that were bound in it.
 	controllers map[string]bool
@@ -705,7 +706,8 @@ func (a *apiServer) joined(p *apiPod) {
 		a.w.fail("%s of controller %q joins run %v, which was whole before and has none of its pods", p.name(), controller, key)
 	}
 	r.controllers[p.info.Member.Controller] = true
-	r.resized, r.misled = r.resized || p.job.resized, r.misled || p.job.resized && a.w.now <= a.w.blind+time.Second
+	r.resized = r.resized || p.job.resized
+	r.misled = r.misled || p.job.resized && a.w.now <= a.w.blind+time.Second || p.late && p.info.Member.MarkedWhole
 	r.members, r.size = append(r.members, p), p.size
 	p.run = r
 	n := 0
