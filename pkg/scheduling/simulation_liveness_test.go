@@ -11,9 +11,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// This file checks that what fits gets its turn, whatever others do, and that no running pod is ended for what doesn't run.
+// This file checks that what fits gets its turn, whatever others do, and that no running pod is ended for what doesn't run. What can't start for a
+// reason that the extender doesn't see may cost others their places, but not again within queue.LongestPause.
 //
 // An item is what has to run at once: a pod, or the members that a group's run needs. It is entitled to run while it would fit beside the
 // pods that stay for long, and, with fair sharing, while its tenant has less than it gets in any case. If n-1 items come before it, it must
@@ -78,7 +80,10 @@ type liveness struct {
 	// quiet is since when nothing was disturbed.
 	quiet     time.Duration
 	evictions []*evictionFor
-	counts    map[string]int
+	// unseen is when a victim of the latest evictions was gone that were for pods which can't start for reasons that the extender doesn't see.
+	// Those of a world are all alike.
+	unseen time.Duration
+	counts map[string]int
 }
 
 // evictionFor is an eviction for an item.
@@ -204,6 +209,9 @@ func (l *liveness) check(i *item, usable bool) {
 	if len(waits) < missing || i.pods[0].job.isBroken() {
 		i.entered, i.waited, i.halved = 0, 0, 0
 		return
+	}
+	if bound == 0 && i.ran { // No member is left of its run. It starts again as a new one, which comes after what waits already.
+		i.ran, i.entered = false, 0
 	}
 	if i.entered == 0 {
 		i.entered, i.waited, i.before, i.fitted = w.now, 0, l.waiting(i), 0
@@ -444,6 +452,11 @@ func (l *liveness) checkEvictions(usable bool) {
 			return true
 		case e.gone == 0 || w.now < e.gone+runsWithin || !usable:
 			return false
+		case e.pod.hidden() && (l.unseen == 0 || e.at < l.unseen || e.at >= l.unseen+queue.LongestPause-livenessInterval):
+			// It is of the same round, or the pause was over.
+			l.counts["can't start"]++
+			l.unseen = max(l.unseen, e.gone)
+			return true
 		}
 		l.counts["for nothing"]++
 		w.violate(wasted, i, "%s was evicted at %v for %s, which doesn't run", e.victim, e.at, e.name)
