@@ -58,7 +58,10 @@ func (e ContainerEnv) Variables() map[string]string {
 
 // AllowedOf returns how much of each card a container may use by its environment variables, in bytes; 0 if that isn't more than it requests.
 func AllowedOf(env map[string]string) uint64 {
-	mebibytes, _ := strconv.ParseUint(env[EnvMemoryLimit], 10, 43) // 0 if it isn't set.
+	mebibytes, err := strconv.ParseUint(env[EnvMemoryLimit], 10, 43)
+	if err != nil {
+		return 0
+	}
 	return mebibytes * uint64(gpu.MiB)
 }
 
