@@ -132,8 +132,7 @@ const (
 )
 
 // Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory: first those that no pod tolerates.
-// It depends on the node's
-// resources, its conditions and on whether it is cordoned, and on parsed, which is what protocol.ParseNode returns for the node.
+// It depends on the node's resources, its conditions and on whether it is cordoned, and on parsed, which is what protocol.ParseNode returns for the node.
 func Closed(node *corev1.Node, parsed protocol.Node) (closed []reasons.NodeProblem) {
 	add := func(kind reasons.NodeProblemKind, text string) {
 		closed = append(closed, reasons.NodeProblem{Kind: kind, Text: text})

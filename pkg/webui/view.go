@@ -151,7 +151,8 @@ type runView struct {
 // zero. ownerOf returns a pod's controller.
 func viewNode(node ledger.Node, ownerOf func(namespace, name string) string) nodeView {
 	view := nodeView{
-		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed != "", Isolation: node.Isolation, CoresEnforced: protocol.RulesOfIsolation(node.Isolation).Cores, Simulated: node.Simulated, Pool: node.Pool,
+		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed != "", Simulated: node.Simulated, Pool: node.Pool,
+		Isolation: node.Isolation, CoresEnforced: protocol.RulesOfIsolation(node.Isolation).Cores,
 		CountsCores: len(node.Cards) > 0 && node.Cores == reasons.Fits, Cards: make([]cardView, len(node.Cards)),
 	}
 	for _, problem := range diagnosis.NodeProblems(&node) {
