@@ -13,8 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -252,20 +250,9 @@ func newPod(i int, size podSize) *corev1.Pod {
 
 // watchBound calls bound for each change of a bound pod of the default namespace, until ctx ends. It returns once it follows the pods.
 func (s *bench) watchBound(ctx context.Context, bound func(name string)) error {
-	factory := informers.NewSharedInformerFactoryWithOptions(s.plane.Client, 0, informers.WithNamespace(metav1.NamespaceDefault))
-	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(_, after any) {
-			if pod := after.(*corev1.Pod); pod.Spec.NodeName != "" {
-				bound(pod.Name)
-			}
-		},
+	return framework.WatchPods(ctx, s.plane.Client, func(pod *corev1.Pod) {
+		if pod.Spec.NodeName != "" {
+			bound(pod.Name)
+		}
 	})
-	if err != nil {
-		return err
-	}
-	factory.StartWithContext(ctx)
-	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
-		return ctx.Err()
-	}
-	return nil
 }

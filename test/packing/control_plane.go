@@ -16,8 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -115,7 +113,7 @@ func runOnControlPlane(ctx context.Context, policy placement.Policy, rule rule, 
 	ctx, stop := context.WithCancel(ctx) // The watch ends before the control plane.
 	defer stop()
 	tried := newTried(arriving)
-	if err := tried.watch(ctx, c); err != nil {
+	if err := framework.WatchPods(ctx, c.Client, tried.update); err != nil {
 		return result, err
 	}
 	start := time.Now()
@@ -194,23 +192,6 @@ func newTried(arriving []tracePod) *tried {
 		t.untried[podName(i)], t.asked[podName(i)] = true, arriving[i].gpu()
 	}
 	return t
-}
-
-// watch follows the pods that are created after it has returned, until ctx ends.
-func (t *tried) watch(ctx context.Context, c *framework.Cluster) error {
-	factory := informers.NewSharedInformerFactoryWithOptions(c.Client, 0, informers.WithNamespace(metav1.NamespaceDefault))
-	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(pod any) { t.update(pod.(*corev1.Pod)) }, // The watch was broken meanwhile.
-		UpdateFunc: func(_, after any) { t.update(after.(*corev1.Pod)) },
-	})
-	if err != nil {
-		return err
-	}
-	factory.StartWithContext(ctx)
-	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
-		return ctx.Err()
-	}
-	return nil
 }
 
 func (t *tried) update(pod *corev1.Pod) {
