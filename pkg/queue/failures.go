@@ -46,7 +46,7 @@ func (s Size) max(o Size) Size { return Size{max(s.Memory, o.Memory), max(s.Card
 // The zero value remembers nothing. Its methods may be called concurrently.
 type Failures struct {
 	mu sync.Mutex
-	// namespaces have the failures of the last hour.
+	// namespaces have the failures of the last hour, and those of items that wait since.
 	namespaces map[string]*namespaceFailures
 	// awaits has an item of each namespace that has an awaited reservation, and whose shape has not failed: it need not wait for its turn. It doesn't
 	// depend on failures, so that neither the first one nor one after an arrival ends the reservation.
@@ -73,13 +73,15 @@ type namespaceFailures struct {
 type row struct {
 	count  int
 	latest time.Time
+	// asked is when an item of the shape waited last.
+	asked time.Time
 }
 
 const (
 	// minPause is the pause after the first failure. It doubles each time, up to LongestPause.
 	minPause = time.Second
-	// forgetAfter is how long after its latest failure a namespace or a shape is forgotten. Items that fail do so at least once in LongestPause, unless
-	// there is no room for them.
+	// forgetAfter is how long after its latest failure a namespace or a shape is forgotten. A shape isn't while an item of it waits, which can be for
+	// longer if there is no room.
 	forgetAfter = time.Hour
 	// maxShapes is the number of shapes that are remembered for a namespace. Of more, those whose pauses end first are forgotten; the namespace's
 	// failures in a row are counted in any case.
@@ -137,7 +139,7 @@ func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) 
 	}
 	shape := n.shapes[i.Shape]
 	if shape != nil {
-		until = shape.pauseEnds()
+		until, shape.asked = shape.pauseEnds(), now
 	}
 	var next time.Time
 	switch {
@@ -277,7 +279,7 @@ func (n *namespaceFailures) bound(failed string) {
 func (f *Failures) forget(now time.Time) {
 	for name, n := range f.namespaces {
 		for shape, r := range n.shapes {
-			if now.Sub(r.latest) > forgetAfter {
+			if now.Sub(r.latest) > forgetAfter && now.Sub(r.asked) > forgetAfter {
 				delete(n.shapes, shape)
 			}
 		}

@@ -231,6 +231,23 @@ func TestHealthyAmongBroken(t *testing.T) {
 	}
 }
 
+// TestNoRoomForHours: an item that waits for room for hours between its failures pauses for longer each time, also if others fail meanwhile.
+func TestNoRoomForHours(t *testing.T) {
+	s := newScene(t)
+	i := item("large", "large", 64)
+	for n := range 5 {
+		s.fail(i)
+		if got, want := s.waits(i), minPause<<(n+1); got != want {
+			t.Errorf("after failure %d: waits for %v, want %v", n, got, want)
+		}
+		for range 20 {
+			s.now = s.now.Add(10 * time.Minute)
+			s.waits(i)
+			s.Failed(Attempt{Namespace: "other", ID: "x", Shape: "x"}, s.now, s.now)
+		}
+	}
+}
+
 // TestForgotten: nothing is left of namespaces that have failed once, or whose items have arrived.
 func TestForgotten(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
