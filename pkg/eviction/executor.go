@@ -23,29 +23,49 @@ import (
 // maxRounds limits the rounds at one time.
 const maxRounds = 16
 
-// Round is what is evicted for pods that wait.
+// Round is what is evicted for pods that wait. Extenders of other versions read and write it too, in the journal.
 type Round struct {
-	Cause Cause
+	Cause Cause `json:"cause"`
 	// For are the pods that wait. Their places are reserved until they have them, or until the round ends.
-	For     []Waiting
-	Victims []Victim
+	For     []Waiting `json:"for"`
+	Victims []Victim  `json:"victims"`
 }
 
 // Waiting is a pod that waits, with its place.
 type Waiting struct {
-	gpu.Pod
-	Node  string
-	Cards []int
+	PodID
+	Node  string `json:"node"`
+	Cards []int  `json:"cards"`
 }
 
 // Victim is a pod, or the members of a group. These are evicted together or not at all.
 type Victim struct {
-	Pods []gpu.Pod
-	// For is the pod for which it is evicted. What and Why precede and follow it in the message of the Events on the victim's pods. The journal
-	// doesn't have them.
-	For       gpu.Pod
-	What, Why string
+	Pods []PodID `json:"pods"`
+	// For is the pod for which it is evicted. What and Why precede and follow it in the message of the Events on the victim's pods.
+	For  PodID  `json:"for"`
+	What string `json:"-"`
+	Why  string `json:"-"`
 }
+
+// PodID identifies a pod.
+type PodID struct {
+	Namespace string     `json:"namespace"`
+	Name      string     `json:"name"`
+	UID       gpu.PodUID `json:"uid"`
+}
+
+// IDs returns what identifies the pods.
+func IDs(pods ...gpu.Pod) []PodID {
+	ids := make([]PodID, len(pods))
+	for i, pod := range pods {
+		ids[i] = PodID{pod.Namespace, pod.Name, pod.UID}
+	}
+	return ids
+}
+
+func (p PodID) pod() gpu.Pod { return gpu.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID} }
+
+func (p PodID) String() string { return p.pod().String() }
 
 // Cause is why pods are evicted for others.
 type Cause string
@@ -110,19 +130,17 @@ type Wanted func() map[gpu.PodUID]bool
 //
 //	           → calling   Evict has recorded the round
 //	           → inherited a former leader has recorded the round
-//	inherited  → refused   Continue: its pods still wait
+//	inherited  → called    Continue: its pods still wait
 //	inherited  → calling   queue.Arrival is over: for the rest of groups that are evicted in part
-//	calling    → refused   some pods are left, whose eviction was refused or its answer lost
-//	calling    → leaves    none is left
-//	refused    → calling   queue.Retry is over, and pods that are left are still wanted
+//	calling    → called    for pods that are left, the eviction was refused or its answer lost
+//	called     → calling   queue.Retry is over, and pods that are left are still wanted
 //	any        → no round  nothing was evicted; the round's end has come; no pod waits for it, and no group is evicted in part; the term ends
 type executionState int
 
 const (
 	calling executionState = iota
 	inherited
-	refused
-	leaves
+	called
 )
 
 // NewExecutor returns an Executor. It evicts nothing before Tick has read the rounds of the former leader.
@@ -145,36 +163,29 @@ func (x *Executor) Tick(ctx context.Context) {
 		return
 	}
 	x.mu.Lock()
-	now := x.Clock.Now()
-	retry := !now.Before(x.again)
-	inherits := retry && !x.read
-	if inherits {
-		x.again = now.Add(queue.Retry)
-	}
-	x.spared.Prune(now, queue.LongestPause)
+	x.spared.Prune(x.Clock.Now(), queue.LongestPause)
 	x.mu.Unlock()
-	if inherits {
-		x.inherit(ctx)
-	}
 	for _, e := range x.due() {
-		if !x.keep(ctx, e) {
-			continue
-		}
 		if _, err := x.evictLeft(ctx, e); err != nil {
 			klog.FromContext(ctx).Error(err, "Not all pods of a round evicted, trying again until the round ends", "for", e.For[0].String())
 		}
 	}
 	x.mu.Lock()
-	unwritten := retry && x.unwritten
+	now := x.Clock.Now()
+	sync := x.writeJournal
+	if !x.read {
+		sync = x.inherit
+	}
+	skip := now.Before(x.again) || x.read && !x.unwritten
 	x.mu.Unlock()
-	if !unwritten {
+	if skip {
 		return
 	}
-	if err := x.writeJournal(ctx); err != nil {
+	if err := sync(ctx); err != nil {
 		x.mu.Lock()
 		x.again = now.Add(queue.Retry)
 		x.mu.Unlock()
-		klog.FromContext(ctx).Error(err, "Record of evictions not updated, trying again")
+		klog.FromContext(ctx).Error(err, "Record of evictions not read or written, trying again: until it is read, no pods are evicted for others")
 	}
 }
 
@@ -226,7 +237,7 @@ func (x *Executor) forEach(victims []Victim, call func(Victim, gpu.Pod) error) e
 	group := x.NewGroup(maxConcurrent)
 	for _, v := range victims {
 		for _, pod := range v.Pods {
-			group.Go(func() error { return call(v, pod) })
+			group.Go(func() error { return call(v, pod.pod()) })
 		}
 	}
 	return group.Wait()
@@ -234,11 +245,9 @@ func (x *Executor) forEach(victims []Victim, call func(Victim, gpu.Pod) error) e
 
 // Evict evicts the victims of a round whose Check was successful, and goes on with those that are refused as long as they are wanted. It
 // returns the pods that were evicted at once, the end of the round, and the first error. The end is zero if nothing was evicted.
-func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted []gpu.Pod, until time.Time, err error) {
-	e := &execution{Round: r, state: calling, wanted: wanted, left: map[gpu.PodUID]bool{}, until: x.Clock.Now().Add(queue.Arrival)}
-	for pod := range r.pods() {
-		e.left[pod.UID] = true
-	}
+func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
+	e := newExecution(r)
+	e.wanted, e.until = wanted, x.Clock.Now().Add(queue.Arrival)
 	if len(e.left) == 0 { // What is being deleted already is enough.
 		e.until = x.Clock.Now().Add(protocol.MaxGracePeriod)
 	}
@@ -252,6 +261,15 @@ func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted [
 		return evicted, time.Time{}, err
 	}
 	return evicted, e.until, err
+}
+
+// newExecution returns a round of which all pods are left.
+func newExecution(r Round) *execution {
+	e := &execution{Round: r, left: map[gpu.PodUID]bool{}}
+	for pod := range r.pods() {
+		e.left[pod.UID] = true
+	}
+	return e
 }
 
 // record adds a round to the rounds and to the journal.
@@ -278,8 +296,8 @@ func (x *Executor) record(ctx context.Context, e *execution) error {
 func (r *Round) id() gpu.PodUID { return r.For[0].UID }
 
 // pods yields the pods of the victims.
-func (r *Round) pods() iter.Seq[gpu.Pod] {
-	return func(yield func(gpu.Pod) bool) {
+func (r *Round) pods() iter.Seq[PodID] {
+	return func(yield func(PodID) bool) {
 		for _, v := range r.Victims {
 			for _, pod := range v.Pods {
 				if !yield(pod) {
@@ -291,7 +309,7 @@ func (r *Round) pods() iter.Seq[gpu.Pod] {
 }
 
 // evictLeft evicts the pods that are left, the first one alone: if its eviction fails and nothing was evicted before, none is.
-func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.Pod, err error) {
+func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.PodUID, err error) {
 	x.mu.Lock()
 	e.state = calling
 	begun, left := e.begun(), e.remaining()
@@ -302,13 +320,13 @@ func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.P
 		mu.Lock()
 		defer mu.Unlock()
 		if made {
-			evicted = append(evicted, pod)
+			evicted = append(evicted, pod.UID)
 		}
 		return err
 	}
 	if !begun && len(left) > 0 {
 		first := &left[0]
-		if err = evict(*first, first.Pods[0]); err != nil && !errors.Is(err, errEvictionLost) {
+		if err = evict(*first, first.Pods[0].pod()); err != nil && !errors.Is(err, errEvictionLost) {
 			x.end(e)
 			return evicted, err
 		}
@@ -319,9 +337,7 @@ func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.P
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if e.state, e.next = refused, x.Clock.Now().Add(queue.Retry); len(e.left) == 0 {
-		e.state = leaves
-	}
+	e.state, e.next = called, x.Clock.Now().Add(queue.Retry)
 	return evicted, err
 }
 
@@ -370,7 +386,7 @@ func (e *execution) begun() bool {
 // remaining returns the victims that are to be evicted now, with their pods that are left. The caller holds the lock.
 func (e *execution) remaining() (victims []Victim) {
 	for _, v := range e.Victims {
-		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod gpu.Pod) bool { return !e.left[pod.UID] })
+		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod PodID) bool { return !e.left[pod.UID] })
 		if part := len(left) < len(v.Pods); len(left) > 0 && (part || e.justified == nil || e.justified[v.For.UID]) {
 			v.Pods = left
 			victims = append(victims, v)
@@ -383,7 +399,7 @@ func (e *execution) remaining() (victims []Victim) {
 // stay for ever. The caller holds the lock.
 func (e *execution) keepWanted() {
 	for _, v := range e.Victims {
-		if _, waits := e.justified[v.For.UID]; waits || slices.ContainsFunc(v.Pods, func(pod gpu.Pod) bool { return !e.left[pod.UID] }) {
+		if _, waits := e.justified[v.For.UID]; waits || slices.ContainsFunc(v.Pods, func(pod PodID) bool { return !e.left[pod.UID] }) {
 			continue
 		}
 		for _, pod := range v.Pods {
@@ -410,15 +426,18 @@ func (x *Executor) due() (due []*execution) {
 		now, over := x.Clock.Now(), false
 		switch {
 		case e.state == calling, e.state == inherited && now.Before(e.next):
+		case wanted[i] == nil && e.wanted != nil: // Continue was called just now.
 		case now.After(e.until):
 			over = true
-		case e.state != inherited && wanted[i] != nil: // Without, Continue was called just now.
+		default:
+			if e.state == inherited {
+				x.inspect(e)
+			}
 			e.justified = justified
 			e.keepWanted()
-			over = len(justified) == 0 && len(e.left) == 0
-		}
-		if !over && e.state != calling && (len(e.remaining()) > 0 || e.state == inherited) && !now.Before(e.next) {
-			due = append(due, e)
+			if over = len(justified) == 0 && len(e.left) == 0; len(e.remaining()) > 0 && !now.Before(e.next) {
+				due = append(due, e)
+			}
 		}
 		x.mu.Unlock()
 		if over {
@@ -440,72 +459,39 @@ func (x *Executor) end(e *execution) {
 	}
 }
 
-// inherit reads the journal, and what became of the victims of its rounds.
-func (x *Executor) inherit(ctx context.Context) {
+// inherit reads the rounds of the former leader.
+func (x *Executor) inherit(ctx context.Context) error {
 	rounds, err := x.readJournal(ctx)
-	var executions []*execution
-	for _, r := range rounds {
-		// An eviction of the former leader whose answer is lost can still be made.
-		e := &execution{Round: r, state: inherited, next: x.Clock.Now().Add(max(queue.Arrival, x.AnswerLost))}
-		if executions = append(executions, e); err == nil {
-			err = x.inspect(ctx, e)
-		}
-	}
 	if err != nil {
 		x.Observer.EvictionRecordFailed()
-		klog.FromContext(ctx).Error(err, "No pods are evicted for others: the evictions of a former leader aren't known yet, trying again")
-		return
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.set(executions)
-	x.read, x.again = true, time.Time{}
-}
-
-// keep reports whether pods of a round are to be evicted. In an inherited round, which no pod waits for any more, these are the rest of groups that were
-// evicted in part. If there is none, it ends the round.
-func (x *Executor) keep(ctx context.Context, e *execution) bool {
-	x.mu.Lock()
-	waits := e.state != inherited
-	x.mu.Unlock()
-	if waits {
-		return true
-	}
-	if err := x.inspect(ctx, e); err != nil {
-		klog.FromContext(ctx).Error(err, "Round of a former leader not inspected, trying again")
-		return false
-	}
-	x.mu.Lock()
-	e.keepWanted()
-	left := len(e.left)
-	x.mu.Unlock()
-	if left == 0 {
-		x.end(e)
-	}
-	return left > 0
-}
-
-// inspect finds out which pods of a former leader's round are left, and when it ends.
-func (x *Executor) inspect(ctx context.Context, e *execution) error {
-	var mu sync.Mutex
-	left, until := map[gpu.PodUID]bool{}, e.next.Add(queue.Arrival)
-	err := x.forEach(e.Victims, func(_ Victim, pod gpu.Pod) error {
-		state, err := x.readVictim(ctx, pod)
-		mu.Lock()
-		defer mu.Unlock()
-		if state.runs {
-			left[pod.UID] = true
-		} else if end := state.ends.Add(queue.Arrival); end.After(until) {
-			until = end
-		}
 		return err
-	})
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if err == nil {
-		e.left, e.until = left, until
+	x.set(nil)
+	for _, r := range rounds {
+		e := newExecution(r)
+		// An eviction of the former leader whose answer is lost can still be made.
+		e.state, e.next = inherited, x.Clock.Now().Add(max(queue.Arrival, x.AnswerLost))
+		e.until = e.next.Add(queue.Arrival)
+		x.add(e)
 	}
-	return err
+	x.read, x.again = true, time.Time{}
+	return nil
+}
+
+// inspect removes the pods that a former leader has evicted from those that are left. The caller holds the lock.
+func (x *Executor) inspect(e *execution) {
+	for pod := range e.pods() {
+		info, known := x.Cache.Pod(pod.Namespace, pod.Name)
+		if known = known && info.UID == pod.UID; known && !info.Leaving && !info.Ended {
+			continue
+		}
+		delete(e.left, pod.UID)
+		if known && info.DeletionTime.Add(queue.Arrival).After(e.until) {
+			e.until = info.DeletionTime.Add(queue.Arrival)
+		}
+	}
 }
 
 // Inherited returns the rounds of a former leader that await Continue. Of each, a victim was evicted.
@@ -513,7 +499,11 @@ func (x *Executor) Inherited(cause Cause) (rounds []Round) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, r := range x.present() {
-		if e := x.rounds[r.id()]; e.state == inherited && e.begun() && r.Cause == cause {
+		e := x.rounds[r.id()]
+		if e.state != inherited || r.Cause != cause {
+			continue
+		}
+		if x.inspect(e); e.begun() {
 			rounds = append(rounds, r)
 		}
 	}
@@ -529,7 +519,7 @@ func (x *Executor) Continue(r Round, wanted Wanted) (until time.Time) {
 	if e == nil || e.state != inherited {
 		return time.Time{}
 	}
-	e.wanted, e.state, e.next = wanted, refused, x.Clock.Now()
+	e.wanted, e.state, e.next = wanted, called, x.Clock.Now()
 	return e.until
 }
 

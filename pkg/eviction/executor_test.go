@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -44,10 +45,10 @@ func newExecutions(t *testing.T) *executions {
 		f.pods = append(f.pods, pod)
 		f.server.Set(pod)
 	}
-	p := func(i int) gpu.Pod { return protocol.Pod(f.pods[i]) }
+	p := func(i int) PodID { return IDs(protocol.Pod(f.pods[i]))[0] }
 	f.round = Round{
 		Cause: ByShare, For: []Waiting{{p(4), "n1", []int{0}}},
-		Victims: []Victim{{Pods: []gpu.Pod{p(0), p(1), p(2)}, For: p(4), What: "Evicted"}, {Pods: []gpu.Pod{p(3)}, For: p(4), What: "Evicted"}},
+		Victims: []Victim{{Pods: []PodID{p(0), p(1), p(2)}, For: p(4), What: "Evicted"}, {Pods: []PodID{p(3)}, For: p(4), What: "Evicted"}},
 	}
 	f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, dryRun bool) error {
 		switch {
@@ -66,9 +67,13 @@ func newExecutions(t *testing.T) *executions {
 	return f
 }
 
-// process returns an Executor that leads from now on.
+// process returns an Executor that leads from now on. Its cache has what the API server has now.
 func (f *executions) process(api API) *Executor {
-	c := newCluster(fake.Node("n1", 16), f.pods[0], f.pods[1], f.pods[2], f.pods[3], f.pods[4])
+	objects := []runtime.Object{fake.Node("n1", 16)}
+	for _, pod := range f.pods {
+		objects = append(objects, f.server.Get(pod))
+	}
+	c := newCluster(objects...)
 	x := NewExecutor(Options{
 		API: api, Ledger: c.ledger, Cache: c, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{}, Journal: journalName,
 		AnswerLost: time.Minute, Leading: func() error { return nil }, Clock: f.clock, NewGroup: func(int) Group { return &inline{} },
@@ -252,7 +257,7 @@ func TestExecutorRetries(t *testing.T) {
 func TestExecutorInheritsSeveral(t *testing.T) {
 	for waits, want := range map[gpu.PodUID]string{"uid-w": "s", "uid-other": ""} {
 		f := newExecutions(t)
-		other := gpu.Pod{Namespace: "default", Name: "other", UID: "uid-other"}
+		other := PodID{Namespace: "default", Name: "other", UID: "uid-other"}
 		f.round.For, f.round.Victims[1].For = append(f.round.For, Waiting{other, "n1", []int{1}}), other
 		f.refused = "s"
 		_, _ = f.evict(f.process(f.server))
@@ -317,7 +322,7 @@ func TestExecutorRecords(t *testing.T) {
 		}, errJournalFull, true},
 		"there are as many rounds as possible": {func(f *executions, x *Executor) {
 			for i := range maxRounds {
-				x.add(&execution{Round: Round{For: []Waiting{{Pod: gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i))}}}}})
+				x.add(&execution{Round: Round{For: []Waiting{{PodID: PodID{UID: gpu.PodUID(fmt.Sprint(i))}}}}})
 			}
 		}, errTooMany, false},
 		"the former leader's rounds aren't read": {func(_ *executions, x *Executor) { x.resign() }, errNotRead, false},

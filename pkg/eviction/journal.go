@@ -12,8 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/klog/v2"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // The journal is a ConfigMap with the rounds whose evictions have begun, so that a new leader can finish them. keyHolder names the term that
@@ -32,55 +30,9 @@ var errJournalFull = errors.New("too many pods are being evicted")
 // errOtherHolder means that another process has written the journal. If this process still leads, it reads the journal again.
 var errOtherHolder = errors.New("another extender has written the record of evictions")
 
-// recordedRound, recordedPlace, recordedVictim and recordedPod are a Round in the journal. Extenders of other versions read and write it too.
-type (
-	recordedRound struct {
-		Cause   Cause            `json:"cause"`
-		For     []recordedPlace  `json:"for"`
-		Victims []recordedVictim `json:"victims"`
-	}
-	recordedPlace struct {
-		recordedPod
-		Node  string `json:"node"`
-		Cards []int  `json:"cards"`
-	}
-	recordedVictim struct {
-		Pods []recordedPod `json:"pods"`
-		// For is zero if it is the first of the round, as it is if an earlier version has written the journal.
-		For recordedPod `json:"for,omitzero"`
-	}
-	recordedPod struct {
-		Namespace string     `json:"namespace"`
-		Name      string     `json:"name"`
-		UID       gpu.PodUID `json:"uid"`
-	}
-)
-
-func recorded(pod gpu.Pod) recordedPod { return recordedPod{pod.Namespace, pod.Name, pod.UID} }
-
-func (p recordedPod) pod() gpu.Pod { return gpu.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID} }
-
-// encodeRounds returns the text of the journal. Of pods it has only what identifies them.
+// encodeRounds returns the text of the journal.
 func encodeRounds(rounds []Round) (string, error) {
-	out := make([]recordedRound, len(rounds))
-	for i, r := range rounds {
-		out[i].Cause = r.Cause
-		for _, w := range r.For {
-			out[i].For = append(out[i].For, recordedPlace{recorded(w.Pod), w.Node, w.Cards})
-		}
-		for _, v := range r.Victims {
-			var pods []recordedPod
-			for _, pod := range v.Pods {
-				pods = append(pods, recorded(pod))
-			}
-			victim := recordedVictim{Pods: pods}
-			if v.For.UID != r.id() {
-				victim.For = recorded(v.For)
-			}
-			out[i].Victims = append(out[i].Victims, victim)
-		}
-	}
-	text, err := json.Marshal(out)
+	text, err := json.Marshal(rounds)
 	if err == nil && len(text) > maxJournal {
 		err = errJournalFull
 	}
@@ -92,27 +44,16 @@ func decodeRounds(text string) (rounds []Round, err error) {
 	if text == "" {
 		return nil, nil
 	}
-	var in []recordedRound
-	if err := json.Unmarshal([]byte(text), &in); err != nil {
+	if err := json.Unmarshal([]byte(text), &rounds); err != nil {
 		return nil, fmt.Errorf("reading the record of evictions: %w", err)
 	}
-	for _, r := range in {
-		if len(r.For) == 0 || len(r.Victims) == 0 {
-			continue
+	rounds = slices.DeleteFunc(rounds, func(r Round) bool { return len(r.For) == 0 || len(r.Victims) == 0 })
+	for _, r := range rounds {
+		for i := range r.Victims {
+			v := &r.Victims[i]
+			v.For = cmp.Or(v.For, r.For[0].PodID) // Earlier versions don't write it.
+			v.What, v.Why = "Evicted after others", ", of which a former leader of the extender began the evictions"
 		}
-		round := Round{Cause: r.Cause}
-		for _, w := range r.For {
-			round.For = append(round.For, Waiting{w.pod(), w.Node, w.Cards})
-		}
-		for _, victim := range r.Victims {
-			waits := cmp.Or(victim.For, r.For[0].recordedPod).pod()
-			v := Victim{For: waits, What: "Evicted after others", Why: ", of which a former leader of the extender began the evictions"}
-			for _, pod := range victim.Pods {
-				v.Pods = append(v.Pods, pod.pod())
-			}
-			round.Victims = append(round.Victims, v)
-		}
-		rounds = append(rounds, round)
 	}
 	return rounds, nil
 }

@@ -72,8 +72,12 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	evicted, until, err := r.evict(ctx, plan, wanted)
 	if len(evicted) > 0 {
 		var memory gpu.Memory
-		for _, pod := range evicted {
-			memory = memory.Add(pod.Request)
+		for _, v := range plan.Victims {
+			for _, pod := range v.Pods {
+				if slices.Contains(evicted, pod.UID) {
+					memory = memory.Add(pod.Request)
+				}
+			}
 		}
 		r.observer.ReclaimEvicted(len(evicted), memory, min(plan.Beyond, memory))
 		logger.Info("Evicted pods for tenants below their share", "pods", len(evicted), "memory", memory.String(), "units", len(plan.Served))
@@ -172,18 +176,18 @@ func victims(plan reclaim.Plan) (victims []Victim) {
 		if len(v.Pods) > 1 {
 			what = "Evicted with its group"
 		}
-		victims = append(victims, Victim{Pods: v.Pods, For: v.For.Pods[0].Pod, What: what, Why: fmt.Sprintf(": tenant %s has %s, and tenant %s has %s",
+		victims = append(victims, Victim{Pods: IDs(v.Pods...), For: IDs(v.For.Pods[0].Pod)[0], What: what, Why: fmt.Sprintf(": tenant %s has %s, and tenant %s has %s",
 			v.For.Tenant, plan.Tenants[v.For.Tenant], v.Tenant, plan.Tenants[v.Tenant])})
 	}
 	return victims
 }
 
 // evict makes the evictions. It returns the evicted pods, the end of the round, and the first error.
-func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan, wanted Wanted) (evicted []gpu.Pod, until time.Time, err error) {
+func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
 	round := Round{Cause: ByShare, Victims: victims(plan)}
 	for _, served := range plan.Served {
 		for i, pod := range served.Pods {
-			round.For = append(round.For, Waiting{pod.Pod, served.Places[i].Node, served.Places[i].On.Cards()})
+			round.For = append(round.For, Waiting{IDs(pod.Pod)[0], served.Places[i].Node, served.Places[i].On.Cards()})
 		}
 	}
 	evicted, until, err = r.executor.Evict(ctx, round, wanted)
@@ -192,12 +196,12 @@ func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan, wanted Wanted)
 }
 
 // report records Events on the pods that wait.
-func (r *Reclaimer) report(plan reclaim.Plan, evicted []gpu.Pod) {
+func (r *Reclaimer) report(plan reclaim.Plan, evicted []gpu.PodUID) {
 	for _, served := range plan.Served {
 		n, losers := 0, map[string]bool{}
 		for _, v := range plan.Victims {
 			for _, pod := range v.Pods {
-				if v.For.Pods[0].UID == served.Pods[0].UID && slices.Contains(evicted, pod) {
+				if v.For.Pods[0].UID == served.Pods[0].UID && slices.Contains(evicted, pod.UID) {
 					n, losers[v.Tenant] = n+1, true
 				}
 			}

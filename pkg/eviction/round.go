@@ -141,11 +141,12 @@ func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (evicted bo
 	if _, err := e.readUnbound(ctx, pod); err != nil {
 		return false, err
 	}
-	r := Round{Cause: ByPriority, For: []Waiting{{pod, plan.node, plan.where.Cards()}}}
+	waits := IDs(pod)[0]
+	r := Round{Cause: ByPriority, For: []Waiting{{waits, plan.node, plan.where.Cards()}}}
 	for _, victim := range plan.evict {
 		r.Victims = append(r.Victims, Victim{
-			Pods: []gpu.Pod{victim.Pod},
-			For:  pod, What: fmt.Sprintf("Evicted from GPU %s of node %s", victim.Placement, plan.node), Why: " of higher priority",
+			Pods: IDs(victim.Pod),
+			For:  waits, What: fmt.Sprintf("Evicted from GPU %s of node %s", victim.Placement, plan.node), Why: " of higher priority",
 		})
 	}
 	if err := e.executor.Check(ctx, r.Victims); err != nil {
