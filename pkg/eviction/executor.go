@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -65,8 +64,6 @@ func IDs(pods ...gpu.Pod) []PodID {
 
 func (p PodID) pod() gpu.Pod { return gpu.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID} }
 
-func (p PodID) String() string { return p.pod().String() }
-
 // Cause is why pods are evicted for others.
 type Cause string
 
@@ -96,8 +93,8 @@ type Executor struct {
 	Options
 
 	mu sync.Mutex
-	// rounds are by the first pod that waits, victimOf by the pods of the victims.
-	rounds, victimOf map[gpu.PodUID]*execution
+	// rounds are by the first pod that waits.
+	rounds map[gpu.PodUID]*execution
 	// spared are the victims whose eviction was refused, for a while.
 	spared queue.Pauses[gpu.PodUID]
 	// read is true once the rounds of the former leader are known. again is when the journal is read or written next after a failure. holder and
@@ -115,9 +112,11 @@ type execution struct {
 	state executionState
 	// wanted is nil for a former leader's round until Continue.
 	wanted Wanted
-	// left are the pods that are to be evicted. justified is what wanted has returned last: of victims for other pods, only the rest of groups that
-	// were evicted in part is evicted. It is nil before the first call.
-	left, justified map[gpu.PodUID]bool
+	// left has the pods of the victims: true for those that are to be evicted, false for the others. Victims that aren't wanted any more are removed.
+	left map[gpu.PodUID]bool
+	// justified is what wanted has returned last, at first the pods of all victims: of victims for other pods, only the rest of groups that were evicted
+	// in part is evicted.
+	justified map[gpu.PodUID]bool
 	// until is the end of the round, next the time of the next attempt, asked that of the latest eviction call.
 	until, next, asked time.Time
 }
@@ -167,7 +166,7 @@ func (x *Executor) Tick(ctx context.Context) {
 	x.mu.Unlock()
 	for _, e := range x.due() {
 		if _, err := x.evictLeft(ctx, e); err != nil {
-			klog.FromContext(ctx).Error(err, "Not all pods of a round evicted, trying again until the round ends", "for", e.For[0].String())
+			klog.FromContext(ctx).Error(err, "Not all pods of a round evicted, trying again until the round ends", "for", e.For[0].pod().String())
 		}
 	}
 	x.mu.Lock()
@@ -193,24 +192,8 @@ func (x *Executor) Tick(ctx context.Context) {
 func (x *Executor) resign() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.set(nil)
-	x.spared, x.read, x.again, x.unwritten = queue.Pauses[gpu.PodUID]{}, false, time.Time{}, false
-}
-
-// set replaces the rounds. The caller holds the lock.
-func (x *Executor) set(rounds []*execution) {
-	x.rounds, x.victimOf = map[gpu.PodUID]*execution{}, map[gpu.PodUID]*execution{}
-	for _, e := range rounds {
-		x.add(e)
-	}
-}
-
-// add adds a round. The caller holds the lock.
-func (x *Executor) add(e *execution) {
-	x.rounds[e.id()] = e
-	for pod := range e.pods() {
-		x.victimOf[pod.UID] = e
-	}
+	x.rounds, x.spared = map[gpu.PodUID]*execution{}, queue.Pauses[gpu.PodUID]{}
+	x.read, x.again, x.unwritten = false, time.Time{}, false
 }
 
 // Check reports whether the API server would evict each of the victims that still run. It returns the first error. A victim whose eviction is refused
@@ -265,9 +248,12 @@ func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted [
 
 // newExecution returns a round of which all pods are left.
 func newExecution(r Round) *execution {
-	e := &execution{Round: r, left: map[gpu.PodUID]bool{}}
-	for pod := range r.pods() {
-		e.left[pod.UID] = true
+	e := &execution{Round: r, left: map[gpu.PodUID]bool{}, justified: map[gpu.PodUID]bool{}}
+	for _, v := range r.Victims {
+		e.justified[v.For.UID] = true
+		for _, pod := range v.Pods {
+			e.left[pod.UID] = true
+		}
 	}
 	return e
 }
@@ -283,7 +269,7 @@ func (x *Executor) record(ctx context.Context, e *execution) error {
 		x.mu.Unlock()
 		return errTooMany
 	}
-	x.add(e)
+	x.rounds[e.id()] = e
 	x.mu.Unlock()
 	err := x.writeJournal(ctx)
 	if err != nil {
@@ -294,19 +280,6 @@ func (x *Executor) record(ctx context.Context, e *execution) error {
 
 // id identifies the round.
 func (r *Round) id() gpu.PodUID { return r.For[0].UID }
-
-// pods yields the pods of the victims.
-func (r *Round) pods() iter.Seq[PodID] {
-	return func(yield func(PodID) bool) {
-		for _, v := range r.Victims {
-			for _, pod := range v.Pods {
-				if !yield(pod) {
-					return
-				}
-			}
-		}
-	}
-}
 
 // evictLeft evicts the pods that are left, the first one alone: if its eviction fails and nothing was evicted before, none is.
 func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.PodUID, err error) {
@@ -358,54 +331,43 @@ func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu
 		return false, fmt.Errorf("evicting pod %s: %w", pod, err)
 	}
 	x.mu.Lock()
-	delete(e.left, pod.UID)
+	e.left[pod.UID] = false
 	if end := ends.Add(queue.Arrival); end.After(e.until) {
 		e.until = end
 	}
 	x.mu.Unlock()
-	switch {
-	case gone:
-	case e.Cause == ByShare:
-		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventReclaimed, "%s for pod %s%s", v.What, v.For, v.Why)
-	default:
-		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicted, "%s for pod %s%s", v.What, v.For, v.Why)
+	if gone {
+		return false, nil
 	}
-	return !gone, nil
+	reason := EventEvicted
+	if e.Cause == ByShare {
+		reason = EventReclaimed
+	}
+	x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, reason, "%s for pod %s%s", v.What, v.For.pod(), v.Why)
+	return true, nil
 }
 
 // begun reports whether a victim was evicted. The caller holds the lock.
-func (e *execution) begun() bool {
-	for pod := range e.pods() {
-		if !e.left[pod.UID] {
-			return true
-		}
-	}
-	return false
-}
+func (e *execution) begun() bool { return slices.Contains(slices.Collect(maps.Values(e.left)), false) }
 
-// remaining returns the victims that are to be evicted now, with their pods that are left. The caller holds the lock.
+// remaining returns the victims that are to be evicted now, with their pods that are left. It removes those whose pods don't wait any more. The rest of
+// groups that are evicted in part would stay for ever, so it is evicted in any case. The caller holds the lock.
 func (e *execution) remaining() (victims []Victim) {
 	for _, v := range e.Victims {
 		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod PodID) bool { return !e.left[pod.UID] })
-		if part := len(left) < len(v.Pods); len(left) > 0 && (part || e.justified == nil || e.justified[v.For.UID]) {
+		justified, waits := e.justified[v.For.UID]
+		switch {
+		case len(left) == 0:
+		case len(left) < len(v.Pods) || justified:
 			v.Pods = left
 			victims = append(victims, v)
+		case !waits:
+			for _, pod := range v.Pods {
+				delete(e.left, pod.UID)
+			}
 		}
 	}
 	return victims
-}
-
-// keepWanted removes victims from those that are left whose pods don't wait any more, except the rest of groups that are evicted in part, which would
-// stay for ever. The caller holds the lock.
-func (e *execution) keepWanted() {
-	for _, v := range e.Victims {
-		if _, waits := e.justified[v.For.UID]; waits || slices.ContainsFunc(v.Pods, func(pod PodID) bool { return !e.left[pod.UID] }) {
-			continue
-		}
-		for _, pod := range v.Pods {
-			delete(e.left, pod.UID)
-		}
-	}
 }
 
 // due ends rounds that are over, and returns those with pods that are to be evicted now.
@@ -434,8 +396,8 @@ func (x *Executor) due() (due []*execution) {
 				x.inspect(e)
 			}
 			e.justified = justified
-			e.keepWanted()
-			if over = len(justified) == 0 && len(e.left) == 0; len(e.remaining()) > 0 && !now.Before(e.next) {
+			left := len(e.remaining())
+			if over = left == 0 && len(justified) == 0; left > 0 && !now.Before(e.next) {
 				due = append(due, e)
 			}
 		}
@@ -454,7 +416,6 @@ func (x *Executor) end(e *execution) {
 	defer x.mu.Unlock()
 	if x.rounds[e.id()] == e {
 		delete(x.rounds, e.id())
-		maps.DeleteFunc(x.victimOf, func(_ gpu.PodUID, of *execution) bool { return of == e })
 		x.unwritten = true
 	}
 }
@@ -468,13 +429,12 @@ func (x *Executor) inherit(ctx context.Context) error {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.set(nil)
 	for _, r := range rounds {
 		e := newExecution(r)
 		// An eviction of the former leader whose answer is lost can still be made.
 		e.state, e.next = inherited, x.Clock.Now().Add(max(queue.Arrival, x.AnswerLost))
 		e.until = e.next.Add(queue.Arrival)
-		x.add(e)
+		x.rounds[r.id()] = e
 	}
 	x.read, x.again = true, time.Time{}
 	return nil
@@ -482,14 +442,16 @@ func (x *Executor) inherit(ctx context.Context) error {
 
 // inspect removes the pods that a former leader has evicted from those that are left. The caller holds the lock.
 func (x *Executor) inspect(e *execution) {
-	for pod := range e.pods() {
-		info, known := x.Cache.Pod(pod.Namespace, pod.Name)
-		if known = known && info.UID == pod.UID; known && !info.Leaving && !info.Ended {
-			continue
-		}
-		delete(e.left, pod.UID)
-		if known && info.DeletionTime.Add(queue.Arrival).After(e.until) {
-			e.until = info.DeletionTime.Add(queue.Arrival)
+	for _, v := range e.Victims {
+		for _, pod := range v.Pods {
+			info, known := x.Cache.Pod(pod.Namespace, pod.Name)
+			if known = known && info.UID == pod.UID; known && !info.Leaving && !info.Ended {
+				continue
+			}
+			e.left[pod.UID] = false
+			if known && info.DeletionTime.Add(queue.Arrival).After(e.until) {
+				e.until = info.DeletionTime.Add(queue.Arrival)
+			}
 		}
 	}
 }
@@ -527,8 +489,12 @@ func (x *Executor) Continue(r Round, wanted Wanted) (until time.Time) {
 func (x *Executor) Tries(uid gpu.PodUID) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	e := x.victimOf[uid]
-	return e != nil && (e.left[uid] || x.Clock.Since(e.asked) <= x.AnswerLost)
+	for _, e := range x.rounds {
+		if left, victim := e.left[uid]; victim && (left || x.Clock.Since(e.asked) <= x.AnswerLost) {
+			return true
+		}
+	}
+	return false
 }
 
 // Reserved returns the cards of the node that are reserved for pods of rounds.

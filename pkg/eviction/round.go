@@ -115,10 +115,12 @@ func (e *Evictor) adopt() {
 		info, known := e.Cache.Pod(w.Namespace, w.Name)
 		r := round{node: w.Node}
 		lower := known
-		for victim := range inherited.pods() {
-			_, allocation, held := e.Ledger.Lookup(victim.UID)
-			lower = lower && (!held || allocation.Priority < info.Priority)
-			r.victims = append(r.victims, victim.UID)
+		for _, v := range inherited.Victims {
+			for _, pod := range v.Pods {
+				_, allocation, held := e.Ledger.Lookup(pod.UID)
+				lower = lower && (!held || allocation.Priority < info.Priority)
+				r.victims = append(r.victims, pod.UID)
+			}
 		}
 		if known && info.UID == w.UID && info.Pending != nil && lower && e.fragmented {
 			r.pod, r.nominated = info.Pod, info.NominatedNode
