@@ -40,7 +40,7 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 		seen[&pod.Nodes[0]] = true
 		for _, name := range pod.Nodes {
 			if _, known := out.Cards[name]; !known {
-				out.Cards[name] = r.cards(name, pod.Pod, unseen, &out)
+				out.Cards[name] = r.cards(name, pod.Pod, unseen, nil, &out)
 			}
 		}
 	}
@@ -60,14 +60,17 @@ func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, num
 	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, ok
 }
 
-// cards returns the cards of a node as the pod sees them, without the pods that are being deleted, and without the awaited reservations of the
-// items in unseen: room is made for all of these together, wherever it is. It adds those pods to cluster.Leaving, and
-// removes them from the candidates. It returns none if the node doesn't share its cards.
-func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, cluster *reclaim.Cluster) []placement.Card {
+// cards returns the cards of a node as the pod sees them, without the victims and the pods that are being deleted, and without the awaited
+// reservations of the items in unseen: room is made for all of these together, wherever it is. It adds the pods that are being deleted to
+// cluster.Leaving, and removes them from the candidates. It returns none if the node doesn't share its cards.
+func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, victims map[gpu.PodUID]bool, cluster *reclaim.Cluster) []placement.Card {
 	available, _ := r.Ledger.Availability(name, pod, unseen)
 	for i := range available.Allocations {
 		a := &available.Allocations[i]
 		if !a.Leaving {
+			if victims[a.UID] {
+				placement.Free(available.Cards, a.Placement)
+			}
 			continue
 		}
 		delete(cluster.Places, a.UID) // A candidate that is being deleted by now would count twice.
@@ -116,18 +119,6 @@ func (r *Reclaimer) withUsableNodes(need reclaim.Need) reclaim.Need {
 
 // stillFits reports whether the places of the plan, which are held now, have room once its victims are gone.
 func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
-	type victim struct {
-		uid gpu.PodUID
-		on  gpu.Placement
-	}
-	victims := map[string][]victim{}
-	for _, v := range plan.Victims {
-		for _, pod := range v.Pods {
-			if node, allocation, held := r.Ledger.Lookup(pod.UID); held {
-				victims[node] = append(victims[node], victim{pod.UID, allocation.Placement})
-			}
-		}
-	}
 	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}, Capacity: r.capacity()}
 	unseen := map[string]bool{}
 	for _, served := range plan.Served {
@@ -139,12 +130,7 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 		for _, place := range served.Places {
 			cards, known := nodes[place.Node]
 			if !known {
-				cards = r.cards(place.Node, lowest, unseen, &state)
-				for _, v := range victims[place.Node] {
-					if !slices.Contains(state.Leaving[place.Node], v.uid) {
-						placement.Free(cards, v.on)
-					}
-				}
+				cards = r.cards(place.Node, lowest, unseen, evicted(plan), &state)
 				nodes[place.Node] = cards
 			}
 			if !usable(cards, place.On) {
@@ -154,6 +140,17 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 		}
 	}
 	return true
+}
+
+// evicted returns the pods of the plan's victims.
+func evicted(plan reclaim.Plan) map[gpu.PodUID]bool {
+	uids := map[gpu.PodUID]bool{}
+	for _, v := range plan.Victims {
+		for _, pod := range v.Pods {
+			uids[pod.UID] = true
+		}
+	}
+	return uids
 }
 
 // usable reports whether the cards of the placement are healthy, and have room for it.

@@ -126,15 +126,11 @@ func (e *Evictor) add(b blockedPod) {
 	e.blocked[uid] = b
 }
 
-// compare orders the pods that are worth remembering first, and postponed pods last. The caller holds the lock.
+// compare orders pods by descending priority, then by the earliest time of a round, and postponed pods last. The caller holds the lock.
 func (e *Evictor) compare(a, b blockedPod) int {
 	now := e.Clock.Now()
-	return cmp.Or(gpu.TrueFirst(e.postponed.Has(b.pod.UID, now), e.postponed.Has(a.pod.UID, now)), a.compare(b))
-}
-
-// compare orders pods by descending priority, then by the earliest time of a round.
-func (b blockedPod) compare(o blockedPod) int {
-	return cmp.Or(cmp.Compare(o.pod.Priority, b.pod.Priority), b.at.Compare(o.at), cmp.Compare(b.pod.UID, o.pod.UID))
+	return cmp.Or(gpu.TrueFirst(e.postponed.Has(b.pod.UID, now), e.postponed.Has(a.pod.UID, now)),
+		cmp.Compare(b.pod.Priority, a.pod.Priority), a.at.Compare(b.at), cmp.Compare(a.pod.UID, b.pod.UID))
 }
 
 // Forget removes the pod, which is no longer pending.
@@ -200,7 +196,7 @@ func (e *Evictor) step(ctx context.Context) {
 			e.postpone(b.pod.UID, candidatesLife)
 			continue
 		}
-		if e.begin(ctx, pod, chosen) {
+		if e.begin(ctx, chosen) {
 			return
 		}
 	}
@@ -219,7 +215,7 @@ func (e *Evictor) due() []blockedPod {
 			due = append(due, b)
 		}
 	}
-	slices.SortFunc(due, blockedPod.compare)
+	slices.SortFunc(due, e.compare)
 	return due
 }
 

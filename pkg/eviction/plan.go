@@ -14,14 +14,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// plan is the choice of the pods to evict from cards of a node.
+// plan is the choice of the pods to evict from cards of a node, and the round in which they are.
 type plan struct {
-	node string
+	round
 	// where is what the pod is to get.
 	where gpu.Placement
-	// evict are the victims that aren't terminating yet. victims are all pods that must be gone before the cards are free.
-	evict   []ledger.Allocation
-	victims []gpu.PodUID
+	// evict are the victims of the round that aren't terminating yet.
+	evict []ledger.Allocation
 }
 
 // choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
@@ -46,7 +45,10 @@ func (e *Evictor) choosePlan(ctx context.Context, pod *clustercache.PodInfo, can
 	if !ok || chosen.Violations > 0 {
 		return plan{}, false
 	}
-	out := plan{node: names[chosen.Node], where: pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...), victims: chosen.Pods}
+	out := plan{
+		round: round{pod: pod.Pod, node: names[chosen.Node], victims: chosen.Pods, nominated: pod.NominatedNode},
+		where: pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...),
+	}
 	for _, uid := range chosen.Pods {
 		if _, allocation, held := e.Ledger.Lookup(uid); held && !allocation.Leaving {
 			out.evict = append(out.evict, allocation)

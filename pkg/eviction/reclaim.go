@@ -139,12 +139,7 @@ const anyNode = ""
 func (r *Reclaimer) excluded(ctx context.Context, plan reclaim.Plan) (excluded map[gpu.PodUID]string, err error) {
 	var mu sync.Mutex
 	excluded = map[gpu.PodUID]string{}
-	gone := map[gpu.PodUID]bool{}
-	for _, v := range plan.Victims {
-		for _, pod := range v.Pods {
-			gone[pod.UID] = true
-		}
-	}
+	gone := evicted(plan)
 	group := r.NewGroup(maxConcurrent)
 	for _, served := range plan.Served {
 		for i, pod := range served.Pods {

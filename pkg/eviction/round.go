@@ -62,15 +62,14 @@ type proposal struct {
 
 // begin reserves the cards and evicts the victims. It reports whether this step must not try another pod: a round is in
 // progress, or the API server doesn't answer.
-func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan plan) (done bool) {
-	pod := info.Pod
+func (e *Evictor) begin(ctx context.Context, plan plan) (done bool) {
+	pod := plan.pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
-	r := round{pod: pod, node: plan.node, victims: plan.victims, nominated: info.NominatedNode}
-	e.reserve(r)
+	e.reserve(plan.round)
 	if len(plan.evict) == 0 {
 		return true // All victims are terminating already.
 	}
-	evicted, err := e.evict(ctx, pod, plan)
+	evicted, err := e.evict(ctx, plan)
 	if err != nil {
 		e.Observer.Evicted(resultOf(err))
 		what := "Not all victims evicted for a pod that only fragmentation keeps pending, trying again until the round ends"
@@ -83,8 +82,12 @@ func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan pl
 	}
 	e.Observer.Evicted(reasons.ResultEvicted)
 	logger.Info("Freeing a card for a pod that only fragmentation keeps pending", "evicted", len(plan.evict))
+	lacking := "no card has"
+	if len(plan.where) > 1 {
+		lacking = "too few cards have"
+	}
 	e.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicting,
-		"Evicting %d pod(s) of lower priority from GPU %s of node %s: the node has enough free GPU memory, but %s", len(plan.evict), plan.where, plan.node, lacking(plan.where))
+		"Evicting %d pod(s) of lower priority from GPU %s of node %s: the node has enough free GPU memory, but %s", len(plan.evict), plan.where, plan.node, lacking)
 	return true
 }
 
@@ -130,20 +133,12 @@ func (e *Evictor) adopt() {
 	}
 }
 
-// lacking returns the end of an Event's message: that no card, or too few cards, have enough free memory.
-func lacking(where gpu.Placement) string {
-	if len(where) == 1 {
-		return "no card has"
-	}
-	return "too few cards have"
-}
-
 // evict evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether one was evicted, or may have been.
-func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (evicted bool, err error) {
-	if _, err := e.readUnbound(ctx, pod); err != nil {
+func (e *Evictor) evict(ctx context.Context, plan plan) (evicted bool, err error) {
+	if _, err := e.readUnbound(ctx, plan.pod); err != nil {
 		return false, err
 	}
-	waits := IDs(pod)[0]
+	waits := IDs(plan.pod)[0]
 	r := Round{Cause: ByPriority, For: []Waiting{{waits, plan.node, plan.where.Cards()}}}
 	for _, victim := range plan.evict {
 		r.Victims = append(r.Victims, Victim{
@@ -154,7 +149,7 @@ func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (evicted bo
 	if err := e.executor.Check(ctx, r.Victims); err != nil {
 		return false, err
 	}
-	_, until, err := e.executor.Evict(ctx, r, e.inRound(pod.UID))
+	_, until, err := e.executor.Evict(ctx, r, e.inRound(waits.UID))
 	return !until.IsZero(), err
 }
 
@@ -329,7 +324,7 @@ func (e *Evictor) Awaits(uid gpu.PodUID) bool {
 	awaits := false
 	switch r.state {
 	case evicting:
-		awaits = e.count(r)[gone] < len(r.victims)
+		awaits = e.slowest(r) != gone
 	case tried:
 		awaits, r.state = e.Clock.Since(r.since) < cycle, leaving
 	}
@@ -348,12 +343,12 @@ func (e *Evictor) endRounds() {
 		if r.state == tried && now.Sub(r.since) >= cycle {
 			r.state = leaving
 		}
-		victims := e.count(r)
-		if (r.state == evicting || r.state == leaving) && victims[gone] == len(r.victims) {
+		slowest := e.slowest(r)
+		if (r.state == evicting || r.state == leaving) && slowest == gone {
 			r.state, r.since = freed, now
 		}
 		e.rounds[uid] = r
-		if pause := e.failed(r, victims, now); pause > 0 {
+		if pause := e.failed(r, slowest, now); pause > 0 {
 			delete(e.rounds, uid)
 			e.postponed.Extend(uid, now, pause, queue.LongestPause)
 			over = append(over, r)
@@ -375,22 +370,16 @@ func (e *Evictor) ended(pod gpu.Pod, awaited bool) {
 }
 
 // failed returns the minimum pause of the pod if the round has failed, zero if it continues.
-func (e *Evictor) failed(r round, victims [phases]int, now time.Time) time.Duration {
-	switch r.state {
-	default:
-		if victims[overdue] > 0 {
-			return queue.LongestPause
-		}
-		if victims[running] > 0 {
-			return queue.Retry // The eviction failed, or was not made.
-		}
-	case freed:
-		if !e.fits(r.pod, r.node) {
-			return queue.Retry // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
-		}
-		if now.Sub(r.since) > queue.Arrival {
-			return queue.LongestPause // Something unknown to the extender keeps the pod off the node.
-		}
+func (e *Evictor) failed(r round, slowest phase, now time.Time) time.Duration {
+	switch {
+	case r.state != freed && slowest == overdue:
+		return queue.LongestPause
+	case r.state != freed && slowest == running:
+		return queue.Retry // The eviction failed, or was not made.
+	case r.state == freed && !e.fits(r.pod, r.node):
+		return queue.Retry // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
+	case r.state == freed && now.Sub(r.since) > queue.Arrival:
+		return queue.LongestPause // Something unknown to the extender keeps the pod off the node.
 	}
 	return 0
 }
@@ -408,25 +397,27 @@ func (e *Evictor) endReservation(pod gpu.Pod) {
 type phase int
 
 const (
-	running phase = iota
-	// departing victims are being deleted, or are about to be, and overdue ones exist well after their deletion deadline, see protocol.Overdue.
+	// overdue victims exist well after their deletion deadline, see protocol.Overdue.
+	overdue phase = iota
+	running
+	// departing victims are being deleted, or are about to be.
 	departing
-	overdue
 	gone
-	phases
 )
 
-// count counts the victims of a round by phase. Those that the Executor or kube-scheduler is about to evict are departing. The caller holds the lock.
-func (e *Evictor) count(r round) (n [phases]int) {
+// slowest returns the lowest phase of the victims of a round. Those that the Executor or kube-scheduler is about to evict are departing. The caller
+// holds the lock.
+func (e *Evictor) slowest(r round) phase {
+	slowest := gone
 	proposed := e.proposed(r.pod.UID)[r.node].Pods
 	for _, uid := range r.victims {
 		is := e.phase(r.node, uid)
 		if is == running && (e.executor.Tries(uid) || slices.Contains(proposed, uid)) {
 			is = departing
 		}
-		n[is]++
+		slowest = min(slowest, is)
 	}
-	return n
+	return slowest
 }
 
 // phase returns how far a victim on the node is. One without GPU memory is only in the cache, and one that was bound just now only in the ledger.
