@@ -79,10 +79,8 @@ var (
 	errOutdated = errors.New("the cache is behind the API server")
 	// errEvictionLost means that it is unknown whether an eviction was made.
 	errEvictionLost = errors.New("the answer is lost")
-	// errTooMany means that no further round can begin now.
-	errTooMany = errors.New("too many rounds of evictions are in progress")
-	// errNotRead means that no round can begin before those of the former leader are known.
-	errNotRead = errors.New("the record of evictions isn't read yet")
+	// errFull means that no further round can begin now, see Executor.Full.
+	errFull = errors.New("too many rounds of evictions are in progress, or their record isn't read yet")
 )
 
 // Executor makes the evictions for pods that wait, in rounds. Each round is recorded before its first eviction, so that the next leader
@@ -234,7 +232,15 @@ func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted [
 	if len(e.left) == 0 { // What is being deleted already is enough.
 		e.until = x.Clock.Now().Add(protocol.MaxGracePeriod)
 	}
-	if err := x.record(ctx, e); err != nil {
+	x.mu.Lock()
+	if x.full() {
+		x.mu.Unlock()
+		return nil, time.Time{}, errFull
+	}
+	x.rounds[e.id()] = e
+	x.mu.Unlock()
+	if err := x.writeJournal(ctx); err != nil {
+		x.end(e)
 		return nil, time.Time{}, err
 	}
 	evicted, err = x.evictLeft(ctx, e)
@@ -256,26 +262,6 @@ func newExecution(r Round) *execution {
 		}
 	}
 	return e
-}
-
-// record adds a round to the rounds and to the journal.
-func (x *Executor) record(ctx context.Context, e *execution) error {
-	x.mu.Lock()
-	switch {
-	case !x.read:
-		x.mu.Unlock()
-		return errNotRead
-	case len(x.rounds) >= maxRounds:
-		x.mu.Unlock()
-		return errTooMany
-	}
-	x.rounds[e.id()] = e
-	x.mu.Unlock()
-	err := x.writeJournal(ctx)
-	if err != nil {
-		x.end(e)
-	}
-	return err
 }
 
 // id identifies the round.
@@ -518,12 +504,14 @@ func (x *Executor) Spares(uid gpu.PodUID) bool {
 	return x.spared.Has(uid, x.Clock.Now())
 }
 
-// Full reports whether no further round can begin now.
+// Full reports whether no further round can begin now: there are too many, or those of the former leader aren't known yet.
 func (x *Executor) Full() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return !x.read || len(x.rounds) >= maxRounds
+	return x.full()
 }
+
+func (x *Executor) full() bool { return !x.read || len(x.rounds) >= maxRounds }
 
 // refuse keeps a victim out of plans for a while if the API server has refused its eviction.
 func (x *Executor) refuse(v Victim, err error) {

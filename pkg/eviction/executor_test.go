@@ -324,13 +324,13 @@ func TestExecutorRecords(t *testing.T) {
 			for i := range maxRounds {
 				x.rounds[gpu.PodUID(fmt.Sprint(i))] = newExecution(Round{})
 			}
-		}, errTooMany, false},
-		"the former leader's rounds aren't read": {func(_ *executions, x *Executor) { x.resign() }, errNotRead, false},
+		}, errFull, false},
+		"the former leader's rounds aren't read": {func(_ *executions, x *Executor) { x.resign() }, errFull, false},
 		"the API server refuses to read them": {func(f *executions, x *Executor) {
 			f.server.Answer(fake.Answers{Record: func(string) error { return errDead }})
 			x.resign()
 			x.Tick(t.Context())
-		}, errNotRead, true},
+		}, errFull, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newExecutions(t)
