@@ -18,6 +18,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -77,10 +78,17 @@ func (d *dying) PatchConfigMap(ctx context.Context, namespace, name, version str
 	return call(d, func() (*corev1.ConfigMap, error) { return d.Client.PatchConfigMap(ctx, namespace, name, version, data) })
 }
 
-// synced is all that an Executor asks of its cache.
-type synced struct{ eviction.Cache }
+// synced is all that an Executor asks of its cache. It shows what the API server has.
+type synced struct {
+	eviction.Cache
+	*framework.Namespace
+}
 
 func (synced) Ready() error { return nil }
+
+func (s synced) Pod(_, name string) (*clustercache.PodInfo, bool) {
+	return clustercache.NewPodInfo(s.Get(name)), true
+}
 
 // createForRound creates a pod of a group (g1), a single one (s), both of which run on a node without a kubelet, so that they never end, or one that
 // waits (w).
@@ -135,22 +143,19 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 			for _, name := range []string{"g1", "g2", "g3", "s", "w"} {
 				pods[name] = createForRound(s, name)
 			}
-			victim := func(names ...string) eviction.Victim {
-				v := eviction.Victim{For: pods["w"], What: "Evicted"}
-				for _, name := range names {
-					v.Pods = append(v.Pods, pods[name])
-				}
-				return v
+			waits := eviction.IDs(pods["w"])[0]
+			victim := func(pods ...gpu.Pod) eviction.Victim {
+				return eviction.Victim{Pods: eviction.IDs(pods...), For: waits, What: "Evicted"}
 			}
 			round := eviction.Round{
-				Cause: eviction.ByShare, For: []eviction.Waiting{{Pod: pods["w"], Node: "none", Cards: []int{0}}},
-				Victims: []eviction.Victim{victim("g1", "g2", "g3"), victim("s")},
+				Cause: eviction.ByShare, For: []eviction.Waiting{{PodID: waits, Node: "none", Cards: []int{0}}},
+				Victims: []eviction.Victim{victim(pods["g1"], pods["g2"], pods["g3"]), victim(pods["s"])},
 			}
 			var evicted []string
 			clock := clocktesting.NewFakeClock(time.Now())
 			lead := func(left int) *eviction.Executor {
 				return eviction.NewExecutor(eviction.Options{
-					API: &dying{Client: api, left: left, evicted: &evicted}, Cache: synced{}, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
+					API: &dying{Client: api, left: left, evicted: &evicted}, Cache: synced{Namespace: s}, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
 					Journal: types.NamespacedName{Namespace: s.ID, Name: "evictions"}, AnswerLost: time.Minute,
 					Leading: func() error { return nil }, Clock: clock, NewGroup: eviction.Goroutines,
 				})
