@@ -13,9 +13,9 @@ const (
 	// keptIdle is the number of idle connections that kube-scheduler keeps. If an answer leaves it with another one, it closes
 	// that, and opens a new one for a later bind (net/http, DefaultMaxIdleConnsPerHost).
 	keptIdle = 2
-	// maxHold is the longest time for which the answer to a bind is held: longer than binds are collected by default
-	// (--bind-window), so that the next ones need the connections.
-	maxHold = 300 * time.Millisecond
+	// maxHold is the longest time for which the answer to a bind is held: longer than binds are collected by default (--bind-window) and
+	// then written, also where the API server is busy, so that the next ones need the connections.
+	maxHold = time.Second
 )
 
 // pacer holds answers to successful binds until later binds need their connections. Binds that are written together would
