@@ -88,8 +88,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar((*string)(&o.plugin.VisibleDevices), "visible-devices", string(deviceplugin.VisibleByUUID), "identifier of a card in NVIDIA_VISIBLE_DEVICES: uuid or index; set index for software that needs indices. With index, a container that restarts after the driver has renumbered the cards can start on another card")
 	f.StringVar((*string)(&o.plugin.DeviceList), "device-list-strategy", string(deviceplugin.ListByEnv), "how a container gets its card: envvar relies on NVIDIA's container runtime; cdi-cri also names a CDI device (nvidia.com/gpu=, identified as --visible-devices sets). Set cdi-cri if the runtime injects devices by CDI")
 	f.StringVar(&o.isolation, "isolation", string(isolation.None), "how shares of cards are enforced (docs/limits.md): none; driver (experimental), by NVIDIA's driver for each container; or mps (experimental), by NVIDIA's Multi-Process Service for each process. The node's label gpushare.aliyun.com/isolation takes precedence")
-	f.StringVar(&o.plugin.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "`directory` of the machine's cgroups; for measured use and limits by the driver")
-	f.StringSliceVar(&o.plugin.CDIDirectories, "cdi-directories", []string{"/etc/cdi", "/var/run/cdi"}, "`directories` in which the container runtime looks for CDI specifications. With --isolation=driver the plugin writes a specification into the last one")
+	f.StringVar(&o.plugin.Isolation.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "`directory` of the machine's cgroups; for measured use and limits by the driver")
+	f.StringSliceVar(&o.plugin.Isolation.SpecDirs, "cdi-directories", []string{"/etc/cdi", "/var/run/cdi"}, "`directories` in which the container runtime looks for CDI specifications. With --isolation=driver the plugin writes a specification into the last one")
 	f.StringVar(&o.mpsPipes, "mps-pipe-directory", defaultMPSDirectory, "`directory` of the MPS daemons of the command mps, for isolation mode mps; the same path on the machine")
 	f.BoolVar(&o.plugin.ErrorEnv, "compat-error-env", false, "start a container without a card if none can be allocated, with an environment that names no card, as the original gpushare plugin does; by default its pod fails")
 	f.StringVar(&o.plugin.Directory, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; a constant of the kubelet, which doesn't depend on its --root-dir")
@@ -174,14 +174,14 @@ func (o *options) validate() error {
 		return fmt.Errorf("--overuse-tolerance: must be a number of percent that is not negative, got %v", p.Overuse.Tolerance)
 	case p.Overuse.Grace < 0:
 		return fmt.Errorf("--overuse-grace: must not be negative, got %v", p.Overuse.Grace)
-	case !filepath.IsAbs(p.CgroupRoot):
-		return fmt.Errorf("--cgroup-root: %q is not an absolute path", p.CgroupRoot)
+	case !filepath.IsAbs(p.Isolation.CgroupRoot):
+		return fmt.Errorf("--cgroup-root: %q is not an absolute path", p.Isolation.CgroupRoot)
 	case !filepath.IsAbs(o.mpsPipes):
 		return fmt.Errorf("--mps-pipe-directory: %q is not an absolute path", o.mpsPipes)
-	case len(p.CDIDirectories) == 0:
+	case len(p.Isolation.SpecDirs) == 0:
 		return errors.New("--cdi-directories: no directory")
-	case !allAbsolute(p.CDIDirectories):
-		return fmt.Errorf("--cdi-directories: %q are not all absolute paths", p.CDIDirectories)
+	case !allAbsolute(p.Isolation.SpecDirs):
+		return fmt.Errorf("--cdi-directories: %q are not all absolute paths", p.Isolation.SpecDirs)
 	case p.Simulated && (o.isolation != string(isolation.None) || p.DeviceList != deviceplugin.ListByEnv):
 		return errors.New("--simulated-cards: no container gets a simulated card as a device, and nothing limits its memory: use --isolation=none and --device-list-strategy=envvar")
 	case p.PodResourcesSocket != "" && !filepath.IsAbs(p.PodResourcesSocket):
@@ -191,7 +191,7 @@ func (o *options) validate() error {
 			return fmt.Errorf("--listen-address: %w", err)
 		}
 	}
-	p.MPSDirectory = isolation.MPSDirectory(o.mpsPipes)
+	p.Isolation.MPS = isolation.MPSDirectory(o.mpsPipes)
 	p.UsageMetrics = p.UsageMetrics || o.authorizeMetrics
 	return nil
 }

@@ -27,12 +27,12 @@ type Allocation struct {
 	UUIDs []string
 	// Unknown is true if the container's response in the checkpoint isn't one of this plugin. Cards is empty then.
 	Unknown bool
-	// Limit is the limit in bytes that the container was given on each of its cards; 0 if its share isn't enforced.
+	// Mode is the isolation mode that enforces the container's share; empty if none does. Limit is the limit in bytes on each of its cards that the
+	// driver can be asked for; 0 if there is none.
+	Mode  string
 	Limit uint64
 	// Allowed is how much of each of its cards the container may use, in bytes, if that is more than it requests; else 0.
 	Allowed uint64
-	// MPS is true if the container's processes are limited by the MPS daemon of its card.
-	MPS bool
 	// Adapters is what the container was given of the node's RDMA adapters.
 	Adapters Adapters
 	// Devices are the fake devices in the kubelet's call.

@@ -15,7 +15,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/isolation"
 )
 
 // allocator answers Allocate and GetPreferredAllocation. It takes a snapshot, has package allocation decide, and acts.
@@ -102,9 +101,9 @@ func (a *allocator) Held(ctx context.Context) (map[int]gpu.Memory, error) {
 	return held.Held(), nil
 }
 
-// KeepLimits brings the specification in line with the limits of the record. No allocation is in progress meanwhile: its limit is in the
-// specification before it is in the record. While the checkpoint can't be read, the record can lack limits, so none is removed.
-func (a *allocator) KeepLimits(ctx context.Context, specification *isolation.LimitSpec) error {
+// KeepLimits makes sure that the containers of the record can be started again with their limits. No allocation is in progress meanwhile: its limit
+// is kept before it is in the record. While the checkpoint can't be read, the record can lack limits, so none is removed.
+func (a *allocator) KeepLimits(ctx context.Context) error {
 	release, err := a.lock(ctx, 1)
 	if err != nil {
 		return err
@@ -120,10 +119,12 @@ func (a *allocator) KeepLimits(ctx context.Context, specification *isolation.Lim
 			}
 		}
 	}
-	if !a.checkpoint.Readable() {
-		return specification.Add(limits...)
+	all := a.checkpoint.Readable()
+	var errs []error
+	for _, backend := range a.isolator.backends {
+		errs = append(errs, backend.Keep(limits, all))
 	}
-	return specification.Set(limits...)
+	return errors.Join(errs...)
 }
 
 // lock waits for the turn of a call for this number of devices.
@@ -184,7 +185,7 @@ func (a *allocator) remember(d allocation.Decision, devices allocation.DeviceSet
 	var given allocation.Allocation
 	if !withoutCard {
 		given = allocation.Give(d.Container, d.Cards)
-		given.Limit, given.Allowed, given.MPS = l.limit, l.allowed, l.mode == isolation.MPS
+		given.Mode, given.Limit, given.Allowed = string(l.mode), l.limit, l.allowed
 		given.Adapters = d.Adapters
 	}
 	given.Devices, given.At = devices, time.Now()

@@ -155,7 +155,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 			b.SetBytes(int64(len(data)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := parseCheckpoint(data); err != nil {
+				if _, err := parseCheckpoint(data, nil); err != nil {
 					b.Fatal(err)
 				}
 			}

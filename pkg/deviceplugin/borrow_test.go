@@ -49,17 +49,7 @@ func TestLimitAboveRequest(t *testing.T) {
 		"named by the other annotation": {isolation.None, []podOption{annotation(protocol.AnnotationLimits, `{"main": "4Gi"}`)}, "4096", "", 4 << 30, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			b.isolation = newIsolation(t, test.mode)
-			k := startKubelet(t, b.dir)
-			p, stop := b.start(nil)
-			p.Measure(limiter{hard: inventory.NoLimit})
-			p.SetCards(gpu.GiB, reservedCards(), nil, nil, "")
-			if test.mode.Rules().Limits {
-				k.awaitDevices(30, 30)
-			} else {
-				k.awaitDevices(32, 32)
-			}
+			b, k, p, stop := startIsolated(t, test.mode, limiter{hard: inventory.NoLimit}, reservedCards())
 			pod := newPod("a", append(test.pod, main(2), assumed(1, 1))...)
 			b.create(p, pod)
 			env := k.mustAdmit(pod)["main"]
@@ -142,11 +132,14 @@ func TestLimitOfNextStart(t *testing.T) {
 	for name, next := range map[string]allocation.Allocation{"another card": given(1, 4<<30), "the same card": given(0, 4<<30)} {
 		t.Run(name, func(t *testing.T) {
 			dir, record, pods := t.TempDir(), allocation.NewRecord(nil), &runningPods{instance: "first"}
-			a := &allocator{turn: make(chan struct{}, 1), checkpoint: &checkpoint{}, snapshots: &snapshots{record: record}}
+			backends := isolation.Backends(isolation.Options{SpecDirs: []string{dir}})
+			a := &allocator{
+				turn: make(chan struct{}, 1), checkpoint: &checkpoint{}, snapshots: &snapshots{record: record}, isolator: &isolator{backends: backends},
+			}
 			key := allocation.ContainerKey{UID: "uid-a", Name: "main"}
 			kept := func(when string, want ...uint64) {
 				t.Helper()
-				if err := a.KeepLimits(t.Context(), isolation.NewLimitSpec(dir)); err != nil {
+				if err := a.KeepLimits(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				var spec cdi.Spec
@@ -156,7 +149,7 @@ func TestLimitOfNextStart(t *testing.T) {
 				}
 				var got []uint64
 				for _, device := range spec.Devices {
-					limit, _ := isolation.LimitOf(spec.Kind + "=" + device.Name)
+					_, limit := isolation.Given(backends, isolation.Edits{Devices: []string{spec.Kind + "=" + device.Name}})
 					got = append(got, limit)
 				}
 				if diff := cmp.Diff(want, got); diff != "" {

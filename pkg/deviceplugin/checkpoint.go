@@ -82,7 +82,7 @@ func parseDevices(data []byte) ([]deviceEntry, error) {
 }
 
 // parseCheckpoint returns what containers were given.
-func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
+func parseCheckpoint(data []byte, backends map[isolation.Mode]isolation.Backend) ([]allocation.Entry, error) {
 	devices, err := parseDevices(data)
 	if err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 		if err := proto.Unmarshal(e.response, &response); err != nil {
 			entry.Unknown = true
 		} else {
-			entry.Allocation = allocationOf(&response, gpu.Memory(len(e.ids)))
+			entry.Allocation = allocationOf(&response, gpu.Memory(len(e.ids)), backends)
 		}
 		entry.Devices = allocation.NewDeviceSet(e.ids)
 		entries = append(entries, entry)
@@ -103,7 +103,7 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 }
 
 // allocationOf returns what a container with this request was given, as the plugin's response shows it.
-func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Memory) allocation.Allocation {
+func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Memory, backends map[isolation.Mode]isolation.Backend) allocation.Allocation {
 	assignment, err := protocol.ParseAssignment(response.Envs)
 	if err != nil {
 		return allocation.Allocation{Unknown: response.Envs[protocol.AnnotationIndex] != strconv.Itoa(allocation.NoCard)}
@@ -126,12 +126,12 @@ func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Mem
 			given.Adapters.Devices = append(given.Adapters.Devices, name)
 		}
 	}
-	given.MPS = response.Envs[isolation.EnvMPSPipeDirectory] != ""
+	edits := isolation.Edits{Env: response.Envs}
 	for _, device := range response.CdiDevices {
-		if limit, ok := isolation.LimitOf(device.GetName()); ok {
-			given.Limit = limit
-		}
+		edits.Devices = append(edits.Devices, device.GetName())
 	}
+	mode, limit := isolation.Given(backends, edits)
+	given.Mode, given.Limit = string(mode), limit
 	return given
 }
 
@@ -141,6 +141,8 @@ type checkpoint struct {
 	record  *allocation.Record
 	pods    allocation.KnownPods
 	changed func(gpu.PodUID)
+	// backends tell which containers they limit.
+	backends map[isolation.Mode]isolation.Backend
 	// stale receives a value when the file may have changed.
 	stale chan struct{}
 
@@ -217,7 +219,7 @@ func (c *checkpoint) read() error {
 	if err != nil {
 		return fmt.Errorf("reading the kubelet's checkpoint: %w", err)
 	}
-	entries, err := parseCheckpoint(data)
+	entries, err := parseCheckpoint(data, c.backends)
 	if err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func TestParseCheckpoint(t *testing.T) {
 
 	got, err := parseCheckpoint(checkpointData(t, newEntry(t, "uid-a", "init", 1, "11", "10"), other, garbled, spread,
 		newEntry(t, "uid-e", "main", -1, "06"), withoutResponse,
-		newEntryOf(t, "uid-g", "main", protocol.ContainerEnv{Cards: []gpu.Card{{Index: 2, Memory: 16}, {Index: 0, Memory: 24}}, ContainerCores: 60}, "08", "09", "28", "29")))
+		newEntryOf(t, "uid-g", "main", protocol.ContainerEnv{Cards: []gpu.Card{{Index: 2, Memory: 16}, {Index: 0, Memory: 24}}, ContainerCores: 60}, "08", "09", "28", "29")), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestParseCheckpoint(t *testing.T) {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 	for _, bad := range []string{"", "null", "{}", "[]", `{"Data":7}`, `{"Data":{"PodDeviceEntries":[{"AllocResp":"!"}]}}`} {
-		if got, err := parseCheckpoint([]byte(bad)); err == nil {
+		if got, err := parseCheckpoint([]byte(bad), nil); err == nil {
 			t.Errorf("%q gave %v, want an error", bad, got)
 		}
 	}
@@ -114,7 +114,7 @@ func FuzzParseCheckpoint(f *testing.F) {
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":0}`))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"aliyun.com/gpu-mem","DeviceIDs":{"-1":["a"]},"AllocResp":"CgA="}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		entries, err := parseCheckpoint(data)
+		entries, err := parseCheckpoint(data, nil)
 		if err != nil {
 			return
 		}

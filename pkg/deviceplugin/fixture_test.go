@@ -27,6 +27,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
@@ -144,8 +145,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
 	}
 	if o := b.isolation; o != nil {
-		options.Config.Flags.Isolation, options.CgroupRoot, options.CDIDirectories = &o.mode, o.cgroups, []string{o.specs}
-		options.MPSDirectory = o.mps
+		options.Config.Flags.Isolation, options.Isolation = &o.mode, isolation.Options{CgroupRoot: o.cgroups, SpecDirs: []string{o.specs}, MPS: o.mps}
 	}
 	p, err := New(options)
 	if err != nil {

@@ -47,8 +47,6 @@ type isolator struct {
 	cards    *cardState
 	visible  VisibleDevices
 	backends map[isolation.Mode]isolation.Backend
-	// daemons are the node's MPS daemons.
-	daemons *isolation.MPSDaemons
 	// cgroups is the hierarchy of cgroups, of which the driver is asked.
 	cgroups string
 
@@ -161,24 +159,39 @@ func (i *isolator) card(card gpu.Card) isolation.Card {
 	}
 }
 
-// Holds returns why the limits by MPS on the card of this index may not be in force; nil if they are, or if that isn't known.
-func (i *isolator) Holds(index int) error {
+// Holds returns why a limit of this mode on the card of this index may not be in force; nil if it is, or if that isn't known.
+func (i *isolator) Holds(mode string, index int) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, card := range i.cards.All() {
 		if card.Index == index {
-			return i.daemons.Holds(i.card(card))
+			return i.backends[isolation.Mode(mode)].Holds(i.card(card))
 		}
 	}
 	return nil
 }
 
+// Share tells the mode in force which cards the node shares.
+func (i *isolator) Share(uuids []string) error {
+	i.mu.Lock()
+	backend := i.backends[i.mode]
+	i.mu.Unlock()
+	return backend.Share(uuids)
+}
+
+// Servers returns the processes whose memory on a card is used by no container in particular, in whatever mode the node is now.
+func (i *isolator) Servers(uuid string) (servers []int) {
+	for _, backend := range i.backends {
+		servers = append(servers, backend.Servers(uuid)...)
+	}
+	return servers
+}
+
 // limitation is what enforces a container's share of each of its cards.
 type limitation struct {
 	isolation.Edits
-	// mode is the mode that enforces it; empty if none does.
-	mode isolation.Mode
-	// limit is what the driver enforces for the container's cgroup on each card, in bytes; 0 for none.
+	// mode and limit are allocation.Allocation's.
+	mode  isolation.Mode
 	limit uint64
 	// allowed is allocation.Allocation.Allowed.
 	allowed uint64
@@ -218,14 +231,12 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Dec
 	}
 	for _, mount := range l.Mounts {
 		if mount.ContainerPath == protocol.SharedMemory && d.Container.SharedMemory {
-			return refuse(d, allocation.RefusedInvalid, fmt.Sprintf("isolation mode %s: the container mounts a volume at %s, where it needs that of its MPS daemon: "+
+			return refuse(d, allocation.RefusedInvalid, fmt.Sprintf("isolation mode %s: the container mounts a volume at %s, where it gets a directory of this mode: "+
 				"remove the mount", i.mode, mount.ContainerPath)), limitation{}
 		}
 	}
 	l.mode = i.mode
-	if i.mode.Rules().ReadBack {
-		l.limit = share.Limit
-	}
+	l.limit, _ = i.backends[i.mode].Gave(l.Edits)
 	return d, l
 }
 

@@ -114,15 +114,31 @@ func (k *kubelet) devicesOf(t *testing.T, pod *corev1.Pod) (devices []string) {
 	return devices
 }
 
-// TestIsolation follows a limit from Allocate to its read-back, through a change of the mode and a restart.
-func TestIsolation(t *testing.T) {
+// startIsolated starts a plugin in this mode, and waits until the kubelet has all of the cards. In mode mps the daemons are ready.
+func startIsolated(t *testing.T, mode isolation.Mode, driver limiter, cards []gpu.Card) (*fixture, *kubelet, *Plugin, func()) {
+	t.Helper()
 	b := newFixture(t)
-	b.isolation = newIsolation(t, isolation.Driver)
+	b.isolation = newIsolation(t, mode)
+	if mode == isolation.MPS {
+		b.isolation.writeStatus(t, ready)
+	}
 	k := startKubelet(t, b.dir)
 	p, stop := b.start(nil)
-	p.Measure(limiter{hard: inventory.NoLimit})
-	p.SetCards(gpu.GiB, reservedCards(), nil, nil, "")
-	k.awaitDevices(30, 30)
+	p.Measure(driver)
+	p.SetCards(gpu.GiB, cards, nil, nil, "")
+	healthy := 0
+	for _, card := range cards {
+		if healthy += int(card.Memory); mode.Rules().Limits {
+			healthy -= int(card.Reserved)
+		}
+	}
+	k.awaitDevices(healthy, healthy)
+	return b, k, p, stop
+}
+
+// TestIsolation follows a limit from Allocate to its read-back, through a change of the mode and a restart.
+func TestIsolation(t *testing.T) {
+	b, k, p, stop := startIsolated(t, isolation.Driver, limiter{hard: inventory.NoLimit}, reservedCards())
 	node, err := protocol.ParseInventory(b.node().Annotations)
 	if err != nil || node.Isolation != "driver" || node.Cards[0].Memory != 15 {
 		t.Errorf("the inventory has the mode %q and %+v, %v", node.Isolation, node.Cards, err)
@@ -266,7 +282,7 @@ func TestIsolationChanges(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := newIsolation(t, isolation.Driver)
-			p := &Plugin{cards: newCardState(), options: Options{CgroupRoot: o.cgroups, CDIDirectories: []string{o.specs}}}
+			p := &Plugin{cards: newCardState(), options: Options{Isolation: isolation.Options{CgroupRoot: o.cgroups, SpecDirs: []string{o.specs}}}}
 			p.newIsolator()
 			p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 			p.cards.Exclude(test.excluded)
@@ -295,6 +311,25 @@ func TestIsolationChanges(t *testing.T) {
 	}
 }
 
+// withLimit returns a plugin that doesn't run, and that knows the pod "a" with a limit for its container "main".
+func withLimit(t *testing.T, edit podOption) *Plugin {
+	t.Helper()
+	b := newFixture(t)
+	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := transformPod(newPod("a", main(2), ran(true), edit))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.pods.informer.GetStore().Add(info); err != nil {
+		t.Fatal(err)
+	}
+	p.limits.record.Add(allocation.ContainerKey{UID: "uid-a", Name: "main"}, allocation.Allocation{Mode: "driver", Limit: 2 << 30})
+	return p
+}
+
 // TestLimitNotRead: a limit that can't be read is reported the second time, but not of a pod that is being deleted: a container of it
 // can have ended long before the API server shows that.
 func TestLimitNotRead(t *testing.T) {
@@ -306,18 +341,7 @@ func TestLimitNotRead(t *testing.T) {
 		"being deleted": {func(pod *corev1.Pod) { pod.DeletionTimestamp = new(metav1.Now()) }, protocol.PodIsolation{Mode: "driver"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
-			if err != nil {
-				t.Fatal(err)
-			}
-			info, err := transformPod(newPod("a", main(2), ran(true), test.edit))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := p.pods.informer.GetStore().Add(info); err != nil {
-				t.Fatal(err)
-			}
+			p := withLimit(t, test.edit)
 			for i, problem := range []string{"", "no cgroup", "no cgroup", "no cgroup"} {
 				p.limits.Check(protocol.Usage{Containers: []protocol.ContainerUsage{{UID: "uid-a", Container: "main", Given: new(uint64), NotInForce: problem, NotRead: problem != ""}}})
 				want := test.want
@@ -334,13 +358,7 @@ func TestLimitNotRead(t *testing.T) {
 
 // TestIsolationFails: a limit that can't be set up is a rejection, not a container without it.
 func TestIsolationFails(t *testing.T) {
-	b := newFixture(t)
-	b.isolation = newIsolation(t, isolation.Driver)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(nil)
-	p.Measure(limiter{})
-	p.SetCards(gpu.GiB, reservedCards(), nil, nil, "")
-	k.awaitDevices(30, 30)
+	b, k, p, _ := startIsolated(t, isolation.Driver, limiter{}, reservedCards())
 	// A directory in place of the file is an error that the check of the cards doesn't find.
 	if err := os.Mkdir(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"), 0o755); err != nil {
 		t.Fatal(err)
@@ -356,18 +374,7 @@ func TestIsolationFails(t *testing.T) {
 // One container of a pod was given a limit, and another one none: the mode was switched on between their Allocate calls, or the kubelet lost its
 // checkpoint and has started only one of them again.
 func TestPodLimitedInPart(t *testing.T) {
-	b := newFixture(t)
-	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	info, err := transformPod(newPod("a", main(2), container("other", 2), ran(true)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.pods.informer.GetStore().Add(info); err != nil {
-		t.Fatal(err)
-	}
+	p := withLimit(t, container("other", 2))
 	p.limits.Check(protocol.Usage{Containers: []protocol.ContainerUsage{
 		{UID: "uid-a", Container: "main", Requested: 2 << 30, Given: new(uint64), Limit: new(uint64)},
 		{UID: "uid-a", Container: "other", Requested: 2 << 30}, // It was given none.
@@ -385,7 +392,7 @@ func TestCDIWithoutTheName(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(specs, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := &Plugin{cards: newCardState(), options: Options{DeviceList: ListByCDI, CDIDirectories: []string{specs}}}
+	p := &Plugin{cards: newCardState(), options: Options{DeviceList: ListByCDI, Isolation: isolation.Options{SpecDirs: []string{specs}}}}
 	p.newIsolator()
 	p.cards.Set(gpu.GiB, newCards(16), nil, nil, "")
 	p.isolator.SetNode(&corev1.Node{})
@@ -397,13 +404,7 @@ func TestCDIWithoutTheName(t *testing.T) {
 
 // A container can only be started again while the CDI specification of its limit exists. /var/run/cdi is shared with others.
 func TestSpecificationRemoved(t *testing.T) {
-	b := newFixture(t)
-	b.isolation = newIsolation(t, isolation.Driver)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(nil)
-	p.Measure(limiter{hard: inventory.NoLimit})
-	p.SetCards(gpu.GiB, reservedCards(), nil, nil, "")
-	k.awaitDevices(30, 30)
+	b, k, p, _ := startIsolated(t, isolation.Driver, limiter{hard: inventory.NoLimit}, reservedCards())
 	pod := newPod("limited", main(2), assumed(1, 1))
 	b.create(p, pod)
 	k.mustAdmit(pod)

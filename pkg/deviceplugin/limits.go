@@ -11,7 +11,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -22,8 +21,8 @@ type limitWatch struct {
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
-	// holds returns why limits by MPS on the card of this index may not be in force; nil if they are.
-	holds func(card int) error
+	// holds returns why a limit of this mode on the card of this index may not be in force; nil if it is.
+	holds func(mode string, card int) error
 	// changed is called for each pod whose annotation may have to change.
 	changed func(gpu.PodUID)
 
@@ -54,10 +53,11 @@ func (w *limitWatch) Check(report protocol.Usage) {
 	unlimited := map[gpu.PodUID]string{}
 	for _, row := range report.Containers {
 		uid, key := gpu.PodUID(row.UID), allocation.ContainerKey{UID: gpu.PodUID(row.UID), Name: row.Container}
-		if row.Given == nil {
-			if row.Requested > 0 && !w.record.Pod(uid)[row.Container].MPS {
-				unlimited[uid] = row.Container
-			}
+		mode := w.record.Pod(uid)[row.Container].Mode
+		if row.Given == nil && row.Requested > 0 && mode == "" {
+			unlimited[uid] = row.Container
+		}
+		if row.Given == nil || mode == "" { // The record can have lost the container since the measurement.
 			continue
 		}
 		pod, _ := w.pods.ByUID(uid)
@@ -69,7 +69,7 @@ func (w *limitWatch) Check(report protocol.Usage) {
 			continue
 		}
 		limited++
-		state := protocol.PodIsolation{Mode: string(isolation.Driver), Problem: found[uid].Problem}
+		state := protocol.PodIsolation{Mode: mode, Problem: found[uid].Problem}
 		if row.NotInForce != "" {
 			failed++
 			notRead[key] = row.NotRead
@@ -77,7 +77,7 @@ func (w *limitWatch) Check(report protocol.Usage) {
 		}
 		found[uid] = state
 	}
-	w.addMPS(found)
+	w.addNotReadBack(found)
 	for uid, container := range unlimited {
 		if state, limited := found[uid]; limited && state.Problem == "" {
 			state.Problem = "container " + container + ": it was started without a limit"
@@ -99,21 +99,20 @@ func (w *limitWatch) cardOf(uid gpu.PodUID, row protocol.ContainerUsage) string 
 	return fmt.Sprintf(", card %d", row.Card)
 }
 
-// addMPS adds the pods of which containers were given a limit by MPS. The daemon keeps the limits, and they can't be read back: it is only
-// known whether programs can use the card without the daemon.
-func (w *limitWatch) addMPS(found map[gpu.PodUID]protocol.PodIsolation) {
+// addNotReadBack adds the pods of which containers were given a limit that can't be read back.
+func (w *limitWatch) addNotReadBack(found map[gpu.PodUID]protocol.PodIsolation) {
 	for uid, containers := range w.record.Snapshot() {
 		for _, name := range slices.Sorted(maps.Keys(containers)) {
 			given := containers[name]
 			state, has := found[uid]
-			if !given.MPS || has && state.Problem != "" {
+			if given.Mode == "" || given.Limit > 0 || has && state.Problem != "" {
 				continue
 			}
 			if !has {
-				state.Mode = string(isolation.MPS)
+				state.Mode = given.Mode
 			}
-			for _, share := range given.Cards { // A container has one card.
-				if err := w.holds(share.Card); err != nil {
+			for _, share := range given.Cards {
+				if err := w.holds(given.Mode, share.Card); err != nil {
 					state.Problem = "container " + name + ": " + err.Error()
 				}
 			}

@@ -44,19 +44,7 @@ var ready = isolation.MPSStatus{State: isolation.MPSReady, Servers: []int{os.Get
 // startMPS starts a plugin in mode mps on a node whose daemons are ready.
 func startMPS(t *testing.T, driver limiter, cards []gpu.Card) (*fixture, *kubelet, *Plugin, func()) {
 	t.Helper()
-	b := newFixture(t)
-	b.isolation = newIsolation(t, isolation.MPS)
-	b.isolation.writeStatus(t, ready)
-	k := startKubelet(t, b.dir)
-	p, stop := b.start(nil)
-	p.Measure(driver)
-	p.SetCards(gpu.GiB, cards, nil, nil, "")
-	healthy := 0
-	for _, card := range cards {
-		healthy += int(card.Memory - card.Reserved)
-	}
-	k.awaitDevices(healthy, healthy)
-	return b, k, p, stop
+	return startIsolated(t, isolation.MPS, driver, cards)
 }
 
 // TestMPSCards: the supervisor of the daemons gets the cards that the node shares, among them excluded ones that pods still use.
@@ -122,7 +110,7 @@ func TestMPS(t *testing.T) {
 	p, _ = b.start(reservedCards())
 	await.True(t, "the annotation", func() bool {
 		p.Measure(volta)
-		return b.pod("a").Annotations[protocol.AnnotationIsolation] == "mps" && p.allocator.snapshots.record.Pod("uid-a")["main"].MPS
+		return b.pod("a").Annotations[protocol.AnnotationIsolation] == "mps" && p.allocator.snapshots.record.Pod("uid-a")["main"].Mode == "mps"
 	})
 }
 
@@ -143,7 +131,7 @@ func TestMPSChanges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := newIsolation(t, isolation.MPS)
 			o.writeStatus(t, isolation.MPSStatus{State: isolation.MPSReady})
-			p := &Plugin{cards: newCardState(), options: Options{MPSDirectory: o.mps}}
+			p := &Plugin{cards: newCardState(), options: Options{Isolation: isolation.Options{MPS: o.mps}}}
 			p.newIsolator()
 			p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 			p.isolator.Configure(isolation.MPS)

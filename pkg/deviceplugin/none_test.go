@@ -67,7 +67,7 @@ func BenchmarkIsolate(b *testing.B) {
 	for _, mode := range []isolation.Mode{isolation.None, isolation.Driver} {
 		b.Run(string(mode), func(b *testing.B) {
 			o := newIsolation(b, mode)
-			p := &Plugin{cards: newCardState(), options: Options{CgroupRoot: o.cgroups, CDIDirectories: []string{o.specs}}}
+			p := &Plugin{cards: newCardState(), options: Options{Isolation: isolation.Options{CgroupRoot: o.cgroups, SpecDirs: []string{o.specs}}}}
 			p.newIsolator()
 			p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 			p.isolator.SetNode(&corev1.Node{})

@@ -49,12 +49,8 @@ type Options struct {
 	PodResourcesSocket string
 	// ListenAddress is the address for health and metrics. Empty disables both.
 	ListenAddress string
-	// CgroupRoot is the machine's hierarchy of cgroups. CDIDirectories are the directories in which the container runtime looks for
-	// CDI specifications; the specification of limits is written to the last one. Modes that limit memory need both.
-	CgroupRoot     string
-	CDIDirectories []string
-	// MPSDirectory is the directory of the MPS daemons, for mode mps.
-	MPSDirectory isolation.MPSDirectory
+	// Isolation is what modes that limit memory need. New sets its CardsByCDI.
+	Isolation isolation.Options
 	// UsageInterval is the time between two calls of Measure, for the report. UsageAddress is the loopback address of /usage; empty
 	// disables it. UsageMetrics adds measured use by container to the metrics.
 	UsageInterval time.Duration
@@ -85,7 +81,6 @@ type Plugin struct {
 	isolator   *isolator
 	limits     *limitWatch
 	overuse    *overuseWatch
-	limitSpec  *isolation.LimitSpec
 	// configurator brings the node's configuration into force.
 	configurator *configurator
 }
@@ -125,7 +120,9 @@ func New(o Options) (*Plugin, error) {
 	if err := p.annotator.Watch(); err != nil {
 		return nil, err
 	}
-	p.checkpoint = &checkpoint{dir: o.Directory, record: record, pods: p.pods, changed: queue.Add, stale: make(chan struct{}, 1)}
+	p.checkpoint = &checkpoint{
+		dir: o.Directory, record: record, pods: p.pods, changed: queue.Add, backends: p.isolator.backends, stale: make(chan struct{}, 1),
+	}
 	p.allocator = &allocator{
 		snapshots: &snapshots{
 			cards: p.cards, pods: p.pods, record: record, rejected: map[gpu.PodUID]bool{}, met: map[gpu.PodUID]bool{},
@@ -146,12 +143,9 @@ func New(o Options) (*Plugin, error) {
 		return nil, err
 	}
 	p.meter = usage.NewMeter(usage.Options{
-		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.Reported, Cgroups: o.CgroupRoot,
+		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.Reported, Cgroups: o.Isolation.CgroupRoot,
 		Containers: containerSource{p.pods, record, p.cards}.Containers,
-		Servers: func(uuid string) []int {
-			status, _ := p.isolator.daemons.Status(uuid) // Without a supervisor there is none, and others can have the process IDs.
-			return status.Servers
-		},
+		Servers:    p.isolator.Servers,
 	})
 	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
@@ -171,18 +165,10 @@ func New(o Options) (*Plugin, error) {
 // newIsolator makes what enforces shares.
 func (p *Plugin) newIsolator() {
 	o := p.options
-	directory := ""
-	if n := len(o.CDIDirectories); n > 0 {
-		directory = o.CDIDirectories[n-1]
-	}
-	p.limitSpec = isolation.NewLimitSpec(directory)
-	daemons := isolation.NewMPSDaemons(o.MPSDirectory)
+	o.Isolation.CardsByCDI = o.DeviceList == ListByCDI
 	p.isolator = &isolator{
-		daemons: daemons, cards: p.cards, visible: cmp.Or(o.VisibleDevices, VisibleByUUID), configured: isolation.None, mode: isolation.None,
-		cgroups: o.CgroupRoot,
-		backends: isolation.Backends(isolation.Options{
-			CgroupRoot: o.CgroupRoot, SpecDirs: o.CDIDirectories, CardsByCDI: o.DeviceList == ListByCDI, Limits: p.limitSpec, MPS: daemons,
-		}),
+		cards: p.cards, visible: cmp.Or(o.VisibleDevices, VisibleByUUID), configured: isolation.None, mode: isolation.None,
+		cgroups: o.Isolation.CgroupRoot, backends: isolation.Backends(o.Isolation),
 	}
 }
 
@@ -271,7 +257,7 @@ func (p *Plugin) work(ctx context.Context) error {
 	group.Go(func() error { return p.node.Run(ctx) })
 	group.Go(func() error { return p.configurator.Run(ctx) })
 	group.Go(func() error { return p.keepLimits(ctx) })
-	group.Go(func() error { return p.nameMPSCards(ctx) })
+	group.Go(func() error { return p.shareCards(ctx) })
 	group.Go(func() error { return p.follow(ctx) })
 	group.Go(func() error {
 		defer end()
@@ -292,7 +278,7 @@ func (p *Plugin) keepLimits(ctx context.Context) error {
 	reported := ""
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		problem := ""
-		if err := p.allocator.KeepLimits(ctx, p.limitSpec); err != nil && ctx.Err() == nil {
+		if err := p.allocator.KeepLimits(ctx); err != nil && ctx.Err() == nil {
 			problem = err.Error()
 		}
 		if problem != "" && problem != reported {
@@ -303,13 +289,13 @@ func (p *Plugin) keepLimits(ctx context.Context) error {
 	return nil
 }
 
-// nameMPSCards writes which cards the node shares in mode mps, for the supervisor of the MPS daemons, until ctx ends.
-func (p *Plugin) nameMPSCards(ctx context.Context) error {
+// shareCards tells the isolation mode in force which cards the node shares, until ctx ends.
+func (p *Plugin) shareCards(ctx context.Context) error {
 	for {
 		_, changed, _ := p.cards.Get()
-		if shared, ok := p.cards.Shared(); ok && p.cards.Mode() == isolation.MPS {
-			if err := p.options.MPSDirectory.WriteCards(shared); err != nil {
-				klog.FromContext(ctx).Error(err, "Could not write which cards get an MPS daemon, trying again", "delay", nodeRecheck)
+		if shared, ok := p.cards.Shared(); ok {
+			if err := p.isolator.Share(shared); err != nil {
+				klog.FromContext(ctx).Error(err, "Could not write which cards the node shares, trying again", "delay", nodeRecheck)
 			}
 		}
 		select {

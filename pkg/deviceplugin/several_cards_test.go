@@ -143,7 +143,7 @@ func (b *fixture) awaitCards(pod, cards string) {
 // TestLimitsOfSeveralCards: each card is limited to the container's share of it.
 func TestLimitsOfSeveralCards(t *testing.T) {
 	o := newIsolation(t, isolation.Driver)
-	p := &Plugin{cards: newCardState(), options: Options{CgroupRoot: o.cgroups, CDIDirectories: []string{o.specs}}}
+	p := &Plugin{cards: newCardState(), options: Options{Isolation: isolation.Options{CgroupRoot: o.cgroups, SpecDirs: []string{o.specs}}}}
 	p.newIsolator()
 	p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 	p.isolator.Configure(isolation.Driver)

@@ -15,14 +15,12 @@ type Options struct {
 	// CgroupRoot is the hierarchy of cgroups.
 	CgroupRoot string
 	// SpecDirs are the directories in which the container runtime looks for CDI specifications, in ascending order of
-	// precedence.
+	// precedence. The specification of limits is written to the last one.
 	SpecDirs []string
 	// CardsByCDI is true if containers get their cards as CDI devices in every mode.
 	CardsByCDI bool
-	// Limits is the specification of limits, in one of SpecDirs.
-	Limits *LimitSpec
-	// MPS are the node's MPS daemons.
-	MPS *MPSDaemons
+	// MPS is the directory of the node's MPS daemons.
+	MPS MPSDirectory
 }
 
 // CardKind is the device kind in the specifications that NVIDIA's container toolkit generates (nvidia-ctk cdi generate). They name
@@ -34,18 +32,20 @@ const limitHook = "apply-cuda-memory-limits"
 
 // driver has the container runtime add the card with NVIDIA's hook, and the variables that the hook reads, both as CDI devices.
 type driver struct {
-	options Options
+	none
+	cgroups string
 	devices *cdiDevices
+	limits  *limitSpec
 }
 
 // Apply implements Backend.
 func (d *driver) Apply(shares []Share) (edits Edits, err error) {
 	for _, share := range shares {
-		device, err := LimitDevice(share.Limit)
+		device, err := limitDevice(share.Limit)
 		if err != nil {
 			return Edits{}, err
 		}
-		if err := d.options.Limits.Add(share.Limit); err != nil {
+		if err := d.limits.Add(share.Limit); err != nil {
 			return Edits{}, err
 		}
 		edits.Devices = append(edits.Devices, CardKind+"="+share.Card.Device)
@@ -56,24 +56,39 @@ func (d *driver) Apply(shares []Share) (edits Edits, err error) {
 	return edits, nil
 }
 
-// MaxContainers implements Backend.
-func (d *driver) MaxContainers(Card) int { return 0 }
+// Gave implements Backend.
+func (d *driver) Gave(edits Edits) (limit uint64, ok bool) {
+	for _, device := range edits.Devices {
+		if limit, ok = limitOf(device); ok {
+			return limit, ok
+		}
+	}
+	return 0, false
+}
+
+// Keep implements Backend. Other programs can remove the specification of limits, and a container that restarts needs it in every mode.
+func (d *driver) Keep(limits []uint64, all bool) error {
+	if all {
+		return d.limits.Set(limits...)
+	}
+	return d.limits.Add(limits...)
+}
 
 // Ready implements Backend. Only one goroutine may call it at a time.
 func (d *driver) Ready(node Node, card Card) error {
 	switch {
-	case !exists(filepath.Join(d.options.CgroupRoot, "cgroup.controllers")):
-		return fmt.Errorf("%s is not cgroup v2", d.options.CgroupRoot)
+	case !exists(filepath.Join(d.cgroups, "cgroup.controllers")):
+		return fmt.Errorf("%s is not cgroup v2", d.cgroups)
 	case card.Unlimitable != nil:
 		return card.Unlimitable
 	}
-	if err := d.options.MPS.Left(card); err != nil {
+	if err := d.none.Ready(node, card); err != nil {
 		return err
 	}
 	if err := takesCDI(node); err != nil {
 		return err
 	}
-	if err := d.options.Limits.Check(); err != nil {
+	if err := d.limits.Check(); err != nil {
 		return err
 	}
 	return d.hasHook(card)

@@ -54,7 +54,7 @@ func newMachine(t *testing.T) *machine {
 	}
 	m.write(t, filepath.Join(m.cgroups, "cgroup.controllers"), "memory")
 	m.write(t, filepath.Join(m.etc, "nvidia.yaml"), toolkitSpec)
-	m.backend = Backends(Options{CgroupRoot: m.cgroups, SpecDirs: []string{m.etc, m.run}, Limits: NewLimitSpec(m.run)})[Driver]
+	m.backend = Backends(Options{CgroupRoot: m.cgroups, SpecDirs: []string{m.etc, m.run}})[Driver]
 	return m
 }
 
@@ -120,7 +120,7 @@ func TestCardsByCDI(t *testing.T) {
 			if m.card.Compute = (Compute{8, 0, "DEFAULT"}); mode == MPS {
 				m.card.Compute.Mode = exclusive
 			}
-			backend := Backends(Options{SpecDirs: []string{m.etc, m.run}, CardsByCDI: byCDI, MPS: NewMPSDaemons(daemons)})[mode]
+			backend := Backends(Options{SpecDirs: []string{m.etc, m.run}, CardsByCDI: byCDI, MPS: daemons})[mode]
 			for i, change := range []func(){
 				func() {},
 				func() { m.write(t, filepath.Join(m.etc, "toolkit.yaml"), toolkitSpec) },

@@ -77,23 +77,37 @@ type Node struct{ KubeletVersion, Runtime string }
 //
 //   - its name and rules in pkg/protocol/isolation.go. Filter, diagnosis, page and kubectl inspect ask these. Rules that only MPS has had so far name MPS
 //     in their texts (pkg/reasons/reason.go; for MaxContainers also room.go in pkg/diagnosis and causes.js in pkg/webui);
-//   - its Backend here, in Backends, and in the isolator of pkg/deviceplugin if it has a daemon;
-//   - how the plugin finds out that its limits aren't in force, if they can't be read back: limits.go in pkg/deviceplugin, with a field in
-//     pkg/allocation/record.go, which allocate.go sets and checkpoint.go restores after a restart of the plugin;
+//   - its Backend here, in Backends;
 //   - values.schema.json of the chart, and the mounts for what its Backend reads of the machine; docs/limits.md, docs/node.md and the help of --isolation.
 type Backend interface {
 	// Ready returns why a container on this card would not be limited; nil if it would be.
 	Ready(node Node, card Card) error
 	// Apply returns what a container with these shares gets.
 	Apply(shares []Share) (Edits, error)
+	// Gave reports whether a container with these edits is limited by the mode, also if an earlier version of the plugin made them. limit is what the
+	// driver can be asked for, in bytes for each card; 0 if the limit can't be read back.
+	Gave(edits Edits) (limit uint64, ok bool)
+	// Holds returns why a limit on this card that can't be read back may not be in force; nil if it is, or if that isn't known.
+	Holds(card Card) error
+	// Keep makes sure that containers can be started again that have these limits, which Gave returned. all is false if other containers can have
+	// others.
+	Keep(limits []uint64, all bool) error
+	// Share sets which cards the node shares, by UUID, while the mode is in force.
+	Share(uuids []string) error
+	// Servers returns the processes whose memory on the card is used by no container in particular.
+	Servers(uuid string) []int
 	// MaxContainers returns how many containers can have a share of the card; 0 if there is no such bound.
 	MaxContainers(card Card) int
 }
 
 // Backends returns the backends by mode.
 func Backends(o Options) map[Mode]Backend {
-	devices := newCDIDevices(o.SpecDirs)
-	backends := map[Mode]Backend{None: none{o.MPS}, Driver: &driver{o, devices}, MPS: mps{o.MPS}}
+	devices, daemons := newCDIDevices(o.SpecDirs), newMPSDaemons(o.MPS)
+	limits := &limitSpec{}
+	if n := len(o.SpecDirs); n > 0 {
+		limits.dir = o.SpecDirs[n-1]
+	}
+	backends := map[Mode]Backend{None: none{daemons}, Driver: &driver{none{daemons}, o.CgroupRoot, devices, limits}, MPS: mps{none{daemons}}}
 	if o.CardsByCDI {
 		backends[None], backends[MPS] = byCDI{backends[None], devices}, byCDI{backends[MPS], devices}
 	}
@@ -115,8 +129,24 @@ func (b byCDI) Ready(node Node, card Card) error {
 	return err
 }
 
-type none struct{ daemons *MPSDaemons }
+// Given returns the mode that limits a container with these edits, and the limit that its backend returns; an empty mode if none does.
+func Given(backends map[Mode]Backend, edits Edits) (mode Mode, limit uint64) {
+	for mode, backend := range backends {
+		if limit, ok := backend.Gave(edits); ok {
+			return mode, limit
+		}
+	}
+	return "", 0
+}
+
+// none limits nothing. The other modes embed it, for what they don't need.
+type none struct{ daemons *mpsDaemons }
 
 func (n none) Ready(_ Node, card Card) error { return n.daemons.Left(card) }
 func (none) Apply([]Share) (Edits, error)    { return Edits{}, nil }
+func (none) Gave(Edits) (uint64, bool)       { return 0, false }
+func (none) Holds(Card) error                { return nil }
+func (none) Keep([]uint64, bool) error       { return nil }
+func (none) Share([]string) error            { return nil }
+func (none) Servers(string) []int            { return nil }
 func (none) MaxContainers(Card) int          { return 0 }

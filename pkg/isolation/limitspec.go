@@ -40,16 +40,16 @@ const (
 	envMemoryRequest = "NVIDIA_GPU_MEMORY_REQUEST"
 )
 
-// LimitDevice returns the name of the CDI device of a limit in bytes, which must be a positive number of mebibytes.
-func LimitDevice(limit uint64) (string, error) {
+// limitDevice returns the name of the CDI device of a limit in bytes, which must be a positive number of mebibytes.
+func limitDevice(limit uint64) (string, error) {
 	if limit == 0 || limit%mebibyte != 0 {
 		return "", fmt.Errorf("a limit of %d bytes is no positive number of MiB", limit)
 	}
 	return limitKind + "=" + strconv.FormatUint(limit/mebibyte, 10) + limitSuffix, nil
 }
 
-// LimitOf returns the limit in bytes of the CDI device of this name, and whether it is the device of a limit.
-func LimitOf(device string) (limit uint64, ok bool) {
+// limitOf returns the limit in bytes of the CDI device of this name, and whether it is the device of a limit.
+func limitOf(device string) (limit uint64, ok bool) {
 	name, ok := strings.CutPrefix(device, limitKind+"=")
 	if !ok {
 		return 0, false
@@ -66,18 +66,15 @@ func limitOfName(name string) (uint64, bool) {
 	return n * mebibyte, true
 }
 
-// LimitSpec is the specification of limits in a directory that the container runtime reads. Other programs have files there too, and can remove
+// limitSpec is the specification of limits in a directory that the container runtime reads. Other programs have files there too, and can remove
 // this one. mu guards the file.
-type LimitSpec struct {
+type limitSpec struct {
 	dir string
 	mu  sync.Mutex
 }
 
-// NewLimitSpec returns the specification in this directory. It reads and writes nothing yet.
-func NewLimitSpec(dir string) *LimitSpec { return &LimitSpec{dir: dir} }
-
 // Add makes sure that the specification has devices for these limits in bytes. It writes the file only if it lacks one of them.
-func (s *LimitSpec) Add(limits ...uint64) error {
+func (s *limitSpec) Add(limits ...uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	has, err := s.read()
@@ -93,7 +90,7 @@ func (s *LimitSpec) Add(limits ...uint64) error {
 
 // Set makes sure that the specification has devices for these limits in bytes and no others, and removes what a writer has left that was killed.
 // Without limits there is no file.
-func (s *LimitSpec) Set(limits ...uint64) error {
+func (s *limitSpec) Set(limits ...uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	has, err := s.read()
@@ -108,9 +105,9 @@ func (s *LimitSpec) Set(limits ...uint64) error {
 }
 
 // replace replaces the file if it doesn't have the wanted limits. The caller holds mu.
-func (s *LimitSpec) replace(has, wanted map[uint64]bool) error {
+func (s *limitSpec) replace(has, wanted map[uint64]bool) error {
 	for limit := range wanted {
-		if _, err := LimitDevice(limit); err != nil {
+		if _, err := limitDevice(limit); err != nil {
 			return err
 		}
 	}
@@ -129,14 +126,14 @@ func (s *LimitSpec) replace(has, wanted map[uint64]bool) error {
 }
 
 // Check returns why the specification can't be written.
-func (s *LimitSpec) Check() error {
+func (s *limitSpec) Check() error {
 	if err := unix.Access(s.dir, unix.W_OK); err != nil {
 		return fmt.Errorf("writing the CDI specification of limits to %s: %w", s.dir, err)
 	}
 	return nil
 }
 
-func (s *LimitSpec) path() string { return filepath.Join(s.dir, limitFile) }
+func (s *limitSpec) path() string { return filepath.Join(s.dir, limitFile) }
 
 func exists(path string) bool {
 	_, err := os.Stat(path)
@@ -144,7 +141,7 @@ func exists(path string) bool {
 }
 
 // read returns the limits of the file; none if there is no file, or one that isn't a specification.
-func (s *LimitSpec) read() (map[uint64]bool, error) {
+func (s *limitSpec) read() (map[uint64]bool, error) {
 	limits := map[uint64]bool{}
 	data, err := os.ReadFile(s.path())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -163,7 +160,7 @@ func (s *LimitSpec) read() (map[uint64]bool, error) {
 }
 
 // write replaces the file at once: the runtime reads it at each start of a container.
-func (s *LimitSpec) write(limits map[uint64]bool) error {
+func (s *limitSpec) write(limits map[uint64]bool) error {
 	spec := cdi.Spec{Version: limitVersion, Kind: limitKind}
 	for _, limit := range slices.Sorted(maps.Keys(limits)) {
 		n := strconv.FormatUint(limit/mebibyte, 10)

@@ -50,7 +50,7 @@ var (
 func TestLimitSpec(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, limitFile)
-	add := func(s *LimitSpec, limits ...uint64) {
+	add := func(s *limitSpec, limits ...uint64) {
 		t.Helper()
 		if err := s.Add(limits...); err != nil {
 			t.Fatal(err)
@@ -62,7 +62,7 @@ func TestLimitSpec(t *testing.T) {
 			t.Errorf("%s: -want +got:\n%s", what, diff)
 		}
 	}
-	first := NewLimitSpec(dir)
+	first := &limitSpec{dir: dir}
 	add(first)
 	if entries, _ := os.ReadDir(dir); len(entries) > 0 {
 		t.Errorf("a file without a limit: %v", entries)
@@ -76,7 +76,7 @@ func TestLimitSpec(t *testing.T) {
 		t.Error("the file was written although it has the limit")
 	}
 
-	second := NewLimitSpec(dir)
+	second := &limitSpec{dir: dir}
 	add(second, 2*mebibyte)
 	want("after a restart the file has what it had", map[string][]string{"1024Mi": oneGiB, "2Mi": twoMiB})
 	if err := os.Remove(path); err != nil {
@@ -87,7 +87,7 @@ func TestLimitSpec(t *testing.T) {
 	if err := os.WriteFile(path, []byte(`{"devices": [`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	add(NewLimitSpec(dir), 2*mebibyte)
+	add(&limitSpec{dir: dir}, 2*mebibyte)
 	want("a broken file is replaced", map[string][]string{"2Mi": twoMiB})
 
 	for _, limit := range []uint64{0, 1, mebibyte + 1} {
@@ -95,7 +95,7 @@ func TestLimitSpec(t *testing.T) {
 			t.Errorf("a limit of %d bytes", limit)
 		}
 	}
-	if err := NewLimitSpec(filepath.Join(dir, "nowhere")).Add(mebibyte); err == nil {
+	if err := (&limitSpec{dir: filepath.Join(dir, "nowhere")}).Add(mebibyte); err == nil {
 		t.Error("no error without the directory")
 	}
 }
@@ -111,7 +111,7 @@ func TestLimitSpecSet(t *testing.T) {
 	if err := os.Chtimes(leftover, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	spec := NewLimitSpec(dir)
+	spec := &limitSpec{dir: dir}
 	if err := spec.Set(); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestLimitSpecSet(t *testing.T) {
 // TestLimitSpecConcurrent: containers start at the same time, and a reader never finds a part of a file.
 func TestLimitSpecConcurrent(t *testing.T) {
 	dir := t.TempDir()
-	spec := NewLimitSpec(dir)
+	spec := &limitSpec{dir: dir}
 	if err := spec.Add(mebibyte); err != nil {
 		t.Fatal(err)
 	}
@@ -168,12 +168,12 @@ func TestLimitSpecConcurrent(t *testing.T) {
 }
 
 func TestLimitDevice(t *testing.T) {
-	device, err := LimitDevice(3 << 30)
-	if limit, ok := LimitOf(device); err != nil || device != "gpushare.aliyun.com/memory-limit=3072Mi" || limit != 3<<30 || !ok {
+	device, err := limitDevice(3 << 30)
+	if limit, ok := limitOf(device); err != nil || device != "gpushare.aliyun.com/memory-limit=3072Mi" || limit != 3<<30 || !ok {
 		t.Errorf("%q, %d, %t, %v", device, limit, ok, err)
 	}
 	for _, name := range []string{"", "nvidia.com/gpu=0", limitKind + "=", limitKind + "=Mi", limitKind + "=5", limitKind + "=0Mi", limitKind + "=05Mi", limitKind + "=-1Mi", limitKind + "=99999999999999999Mi"} {
-		if limit, ok := LimitOf(name); ok {
+		if limit, ok := limitOf(name); ok {
 			t.Errorf("%q is a limit of %d", name, limit)
 		}
 	}

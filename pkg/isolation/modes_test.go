@@ -30,7 +30,7 @@ func TestUsable(t *testing.T) {
 				}
 			}
 			got := ""
-			if err := Backends(Options{MPS: NewMPSDaemons(dir)})[None].Ready(Node{}, Card{UUID: "GPU-a", Compute: Compute{Mode: test.mode}}); err != nil {
+			if err := Backends(Options{MPS: dir})[None].Ready(Node{}, Card{UUID: "GPU-a", Compute: Compute{Mode: test.mode}}); err != nil {
 				got = err.Error()
 			}
 			if test.want != "" {
@@ -40,5 +40,26 @@ func TestUsable(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// TestGave: what a container was given shows the mode that limits it, whatever the mode of the node is later.
+func TestGave(t *testing.T) {
+	type answer struct {
+		Mode  Mode
+		Limit uint64
+	}
+	for _, byCDI := range []bool{false, true} {
+		backends := Backends(Options{SpecDirs: []string{t.TempDir()}, CardsByCDI: byCDI, MPS: "/run/mps"})
+		for mode, want := range map[Mode]answer{None: {}, Driver: {Driver, 2 << 30}, MPS: {MPS, 0}} {
+			edits, err := backends[mode].Apply([]Share{{Card: Card{UUID: "GPU-a", Device: "GPU-a"}, Limit: 2 << 30}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			edits.Devices = append([]string{CardKind + "=GPU-a"}, edits.Devices...)
+			if mode, limit := Given(backends, edits); (answer{mode, limit}) != want {
+				t.Errorf("mode %s, cards by CDI %t: got %s and %d, want %+v", mode, byCDI, mode, limit, want)
+			}
+		}
 	}
 }

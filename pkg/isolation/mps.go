@@ -131,8 +131,8 @@ func (d MPSDirectory) ReadStatus(uuid string) (status MPSStatus, err error) {
 	return status, err
 }
 
-// MPSDaemons reads what a supervisor knows of the daemons in its directory. mu guards seen.
-type MPSDaemons struct {
+// mpsDaemons reads what a supervisor knows of the daemons in its directory. mu guards seen.
+type mpsDaemons struct {
 	directory MPSDirectory
 
 	mu sync.Mutex
@@ -143,9 +143,9 @@ type MPSDaemons struct {
 // renewal is a status's time, by the supervisor's clock, and when it was first seen, by the clock of this process, which has no steps.
 type renewal struct{ written, seen time.Time }
 
-// NewMPSDaemons returns the daemons of a directory.
-func NewMPSDaemons(directory MPSDirectory) *MPSDaemons {
-	return &MPSDaemons{directory: directory, seen: map[string]renewal{}}
+// newMPSDaemons returns the daemons of a directory.
+func newMPSDaemons(directory MPSDirectory) *mpsDaemons {
+	return &mpsDaemons{directory: directory, seen: map[string]renewal{}}
 }
 
 // statusLifetime is how long a status counts that isn't renewed: the supervisor renews it every few seconds.
@@ -154,7 +154,7 @@ const statusLifetime = 15 * time.Second
 var errNoSupervisor = errors.New("the supervisor of its MPS daemon doesn't run")
 
 // Status returns the status of a card's daemon, or why it isn't known. That of a daemon that the supervisor has ended stays.
-func (d *MPSDaemons) Status(uuid string) (MPSStatus, error) {
+func (d *mpsDaemons) Status(uuid string) (MPSStatus, error) {
 	status, err := d.directory.ReadStatus(uuid)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -168,7 +168,7 @@ func (d *MPSDaemons) Status(uuid string) (MPSStatus, error) {
 }
 
 // renewed reports whether a status with this time was renewed lately. The clock matters only for the first status that is read of a card.
-func (d *MPSDaemons) renewed(uuid string, written time.Time) bool {
+func (d *mpsDaemons) renewed(uuid string, written time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
@@ -184,20 +184,6 @@ func (d *MPSDaemons) renewed(uuid string, written time.Time) bool {
 	return now.Sub(last.seen) <= statusLifetime
 }
 
-// Holds returns why the limits on this card may not be in force; nil if they are, or if that isn't known.
-func (d *MPSDaemons) Holds(card Card) error {
-	switch {
-	case card.Unreadable != nil || card.Compute.Mode == prohibited:
-		return nil
-	case card.Compute.Mode != exclusive:
-		return fmt.Errorf("the compute mode of its card is %s, in which programs need no MPS daemon", card.Compute.Mode)
-	}
-	if _, err := d.Status(card.UUID); err != nil {
-		return fmt.Errorf("its card: %w", err)
-	}
-	return nil
-}
-
 // NVML's names of compute modes.
 const (
 	// prohibited lets no program use the card.
@@ -208,7 +194,7 @@ const (
 
 // Left returns why containers can't share the card outside of mode mps: its compute mode is still that of mode mps; nil if they can. The
 // compute mode EXCLUSIVE_PROCESS without a status of a supervisor suits MPS daemons of the administrator's own.
-func (d *MPSDaemons) Left(card Card) error {
+func (d *mpsDaemons) Left(card Card) error {
 	programs := "no program"
 	switch card.Compute.Mode {
 	case prohibited:
@@ -225,7 +211,7 @@ func (d *MPSDaemons) Left(card Card) error {
 }
 
 // mps has a container use the MPS daemon of its card.
-type mps struct{ daemons *MPSDaemons }
+type mps struct{ none }
 
 // MPSCapable returns why MPS can't limit memory on a card with this compute capability: it can since Volta.
 func MPSCapable(major, minor int) error {
@@ -277,6 +263,37 @@ func (m mps) Apply(shares []Share) (Edits, error) {
 		env[EnvMPSThreads] = strconv.Itoa(share.Cores)
 	}
 	return Edits{Env: env, Mounts: []Mount{{pipe, pipe}, {m.daemons.directory.SharedMemory(), protocol.SharedMemory}}}, nil
+}
+
+// Gave implements Backend.
+func (m mps) Gave(edits Edits) (limit uint64, ok bool) {
+	return 0, edits.Env[EnvMPSPipeDirectory] != ""
+}
+
+// Holds implements Backend. The daemon keeps the limits: it is only known whether programs can use the card without it.
+func (m mps) Holds(card Card) error {
+	switch {
+	case card.Unreadable != nil || card.Compute.Mode == prohibited:
+		return nil
+	case card.Compute.Mode != exclusive:
+		return fmt.Errorf("the compute mode of its card is %s, in which programs need no MPS daemon", card.Compute.Mode)
+	}
+	if _, err := m.daemons.Status(card.UUID); err != nil {
+		return fmt.Errorf("its card: %w", err)
+	}
+	return nil
+}
+
+// Share implements Backend: others get no daemon.
+func (m mps) Share(uuids []string) error { return m.daemons.directory.WriteCards(uuids) }
+
+// Servers implements Backend. Without a supervisor there is none, and others can have the process IDs.
+func (m mps) Servers(uuid string) []int {
+	status, err := m.daemons.Status(uuid)
+	if err != nil {
+		return nil
+	}
+	return status.Servers
 }
 
 // MaxContainers implements Backend. MPS counts processes (NVIDIA, Multi-Process Service, "Client-Server Connection Limits"), so a

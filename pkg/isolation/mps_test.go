@@ -40,7 +40,7 @@ func TestMPSReady(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			err := Backends(Options{MPS: NewMPSDaemons(dir)})[MPS].Ready(Node{}, test.card)
+			err := Backends(Options{MPS: dir})[MPS].Ready(Node{}, test.card)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
@@ -54,7 +54,7 @@ func TestMPSStatusRenewed(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	daemons := NewMPSDaemons(dir)
+	daemons := newMPSDaemons(dir)
 	at := time.Now()
 	for _, test := range []struct {
 		name    string
@@ -106,7 +106,7 @@ func TestMPSHolds(t *testing.T) {
 				}
 			}
 			test.card.UUID = "GPU-a"
-			if err := NewMPSDaemons(dir).Holds(test.card); (err == nil) != (test.want == "") || err != nil && err.Error() != test.want {
+			if err := Backends(Options{MPS: dir})[MPS].Holds(test.card); (err == nil) != (test.want == "") || err != nil && err.Error() != test.want {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
@@ -114,7 +114,7 @@ func TestMPSHolds(t *testing.T) {
 }
 
 func TestMPSApply(t *testing.T) {
-	backend := Backends(Options{MPS: NewMPSDaemons("/run/mps")})[MPS]
+	backend := Backends(Options{MPS: "/run/mps"})[MPS]
 	share := Share{Card: Card{UUID: "GPU-a"}, Limit: 2 << 30}
 	edits, err := backend.Apply([]Share{share})
 	want := Edits{

@@ -18,8 +18,6 @@ type IsolationRules struct {
 	// Limits is true if the mode limits memory: a node's cards then have only the memory that can be allocated. Cores is true if it limits
 	// computing too.
 	Limits, Cores bool
-	// ReadBack is true if the driver can be asked which limit it enforces for a container's cgroup.
-	ReadBack bool
 	// OneCard is true if a container can have one card only, NoOwnSharedMemory if its pod can have no volume at SharedMemory, and
 	// NoLimitAboveRequest if it can have no limit above its request.
 	OneCard, NoOwnSharedMemory, NoLimitAboveRequest bool
@@ -28,7 +26,7 @@ type IsolationRules struct {
 // isolationModes are all modes.
 var isolationModes = []IsolationRules{
 	{Mode: IsolationNone},
-	{Mode: IsolationDriver, Limits: true, ReadBack: true},
+	{Mode: IsolationDriver, Limits: true},
 	// A container can be a client of one daemon only, and mounts the daemon's shared memory. The driver attributes the memory of all clients to the
 	// server, so it is not known which of them uses more than its request.
 	{Mode: IsolationMPS, Limits: true, Cores: true, OneCard: true, NoOwnSharedMemory: true, NoLimitAboveRequest: true},
