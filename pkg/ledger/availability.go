@@ -22,8 +22,8 @@ type Availability struct {
 func (l *Ledger) Availability(name string, pod gpu.Pod, unseen map[string]bool) (Availability, reasons.Reason) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	n, demand := l.nodes[name], pod.Demand()
-	reason := l.fit(n, &pod, &demand)
+	n, a := l.nodes[name], l.asks(&pod, nil)
+	reason := l.fit(n, &a)
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		reason = reasons.Elsewhere
 		if home == name {
@@ -33,7 +33,8 @@ func (l *Ledger) Availability(name string, pod gpu.Pod, unseen map[string]bool) 
 	if n.shareable() != reasons.Fits {
 		return Availability{}, reason
 	}
-	return Availability{Cards: slices.Clone(l.cardsFor(n, &pod, unseen)), Allocations: n.copyAllocations()}, reason
+	a.unseen = unseen
+	return Availability{Cards: slices.Clone(l.cardsFor(n, &a)), Allocations: n.copyAllocations()}, reason
 }
 
 // Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can be freed for the

@@ -71,14 +71,14 @@ func (l *Ledger) isFor(r *Reservation, requests []Request) bool {
 	missing := map[gpu.PodUID]gpu.Demand{}
 	for i := range requests {
 		pod := &requests[i].Pod
-		if _, allocated := l.nodeOf[pod.UID]; !allocated {
+		if !l.allocated(pod.UID) {
 			missing[pod.UID] = pod.Demand()
 		}
 	}
 	for i := range r.Shares {
 		pod := &r.Shares[i].Pod
 		demand, found := missing[pod.UID]
-		if _, allocated := l.nodeOf[pod.UID]; !allocated && (!found || demand != pod.Demand()) {
+		if !l.allocated(pod.UID) && (!found || demand != pod.Demand()) {
 			return false
 		}
 		delete(missing, pod.UID)
@@ -125,15 +125,16 @@ func (l *Ledger) isFree(n *node, shares []Share) bool {
 			lowest = pod
 		}
 	}
-	q.Ahead, _ = l.ahead(n, lowest, nil)
-	return l.resourcesFit(q) && haveRoom(slices.Clone(l.cardsFor(n, lowest, nil)), shares)
+	a := l.asks(lowest, nil)
+	q.Ahead, _ = l.ahead(n, &a)
+	return l.resourcesFit(q) && haveRoom(slices.Clone(l.cardsFor(n, &a)), shares)
 }
 
 // sharesByNode returns the shares of the reservation that count.
 func (l *Ledger) sharesByNode(r *Reservation) map[string][]Share {
 	out := map[string][]Share{}
 	for _, share := range r.Shares {
-		if _, allocated := l.nodeOf[share.Pod.UID]; !allocated {
+		if !l.allocated(share.Pod.UID) {
 			out[share.Node] = append(out[share.Node], share)
 		}
 	}
@@ -142,23 +143,20 @@ func (l *Ledger) sharesByNode(r *Reservation) map[string][]Share {
 
 // haveRoom reports whether the cards have room for all shares, which it adds to what is used of them.
 func haveRoom(cards []placement.Card, shares []Share) bool {
-	for _, share := range shares {
-		for _, on := range share.On {
-			i, ok := placement.Position(cards, on.Card)
-			if !ok || !cards[i].Has(on) {
-				return false
-			}
-			cards[i].Add(on)
+	return !slices.ContainsFunc(shares, func(share Share) bool {
+		if !hasRoom(cards, share.On) {
+			return true
 		}
-	}
-	return true
+		placement.Use(cards, share.On)
+		return false
+	})
 }
 
 // Awaits reports whether the pod belongs to an item with an awaited reservation.
 func (l *Ledger) Awaits(uid gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return l.reservations.byPod[uid][Queued] != nil
+	return l.reservations.awaited[Queued][uid] != nil
 }
 
 // AwaitedItems returns the IDs of the items that have awaited reservations, in no order.
@@ -195,12 +193,15 @@ func (l *Ledger) Awaited(id string) map[string]gpu.Memory {
 func (l *Ledger) ReservedFor(pod gpu.Pod, nodes []string) string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	own := l.reservations.byPod[pod.UID]
+	a := l.asks(&pod, nil)
 	var first *Reservation
 	for _, name := range nodes {
-		on := l.reservations.byNode[name]
-		for i := range on {
-			if r := &on[i]; r.Source == Queued && l.countsFor(r, &pod, &own) && (first == nil || r.Item.Before(&first.Item)) {
+		n := l.nodes[name]
+		if n == nil {
+			continue
+		}
+		for r := range l.against(n, &a) {
+			if r.Source == Queued && (first == nil || r.Item.Before(&first.Item)) {
 				first = r.Reservation
 			}
 		}
@@ -269,7 +270,7 @@ func (l *Ledger) eachIdle(items []*Reservation, visit func(n *node, amount gpu.M
 	kept := map[card]gpu.Memory{}
 	for _, r := range items {
 		for _, share := range r.Shares {
-			if _, allocated := l.nodeOf[share.Pod.UID]; !allocated {
+			if !l.allocated(share.Pod.UID) {
 				for _, s := range share.On {
 					kept[card{share.Node, s.Card}] += s.Memory
 				}
@@ -394,24 +395,24 @@ func (c *awaitedChoice) haveResources(name string, n *node, uid gpu.PodUID) bool
 func (c *awaitedChoice) rateSome(request *Request, from int, rates map[int]float64) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
+	a := c.asks(&request.Pod, nil)
 	for i := from; i < min(from+partOfNodes, len(request.Nodes)); i++ {
 		if n := c.nodes[request.Nodes[i]]; n != nil {
-			if rate, fits := c.rate(n, request, noKind); fits {
+			if rate, fits := c.rate(n, &a, noKind); fits {
 				rates[i] = rate
 			}
 		}
 	}
 }
 
-// rate returns the latest time after which all pods must have ended for the request to fit the node, in seconds after oldest. The caller holds the
-// lock, at least for reading.
-func (c *awaitedChoice) rate(n *node, request *Request, _ int) (float64, bool) {
-	demand := request.Pod.Demand()
-	cards := c.freeable(n, &demand)
-	if len(cards) < demand.Cards {
+// rate returns the latest time after which all pods must have ended for the pod to fit the node, in seconds after oldest. The caller holds the lock, at
+// least for reading.
+func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
+	cards := c.freeable(n, &a.demand)
+	if len(cards) < a.demand.Cards {
 		return 0, false
 	}
-	return cards[demand.Cards-1].since.Sub(c.oldest).Seconds(), true
+	return cards[a.demand.Cards-1].since.Sub(c.oldest).Seconds(), true
 }
 
 // choose adds the reservation. It returns false, and changes nothing, if the requests don't fit. The caller holds the lock.
@@ -419,7 +420,7 @@ func (c *awaitedChoice) choose(requests []Request) bool {
 	c.made = c.addReservation(Reservation{Source: Queued, Item: c.item, Label: c.item.Label, Priority: c.item.Priority})
 	ranks := rankings{ledger: c.Ledger, rate: c.rate, put: c.put}
 	for i := range requests {
-		if _, allocated := c.nodeOf[requests[i].Pod.UID]; allocated {
+		if c.allocated(requests[i].Pod.UID) {
 			continue
 		}
 		if _, ok := ranks.first(requests[i:]).place(requests[i].Pod); !ok {
@@ -514,7 +515,7 @@ func (c *awaitedChoice) countReservations(n *node) {
 
 // counts reports whether the share is the item's own, or that of an item that comes before.
 func (c *awaitedChoice) counts(r *reserved) bool {
-	before := r.Source == Queued && r.Item.ID != c.item.ID && r.Item.Before(&c.item) && c.stillCounts(r)
+	before := r.Source == Queued && r.Item.ID != c.item.ID && r.Item.Before(&c.item) && !c.allocated(r.Pod.UID)
 	return before || c.made != nil && r.Reservation == c.made
 }
 

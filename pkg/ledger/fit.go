@@ -11,10 +11,26 @@ import (
 )
 
 // This file decides whether a node has room for a pod. All questions take the same steps: the node takes such pods (node.accepts); its cards have
-// room beside what is reserved against the pod (cardsFor); and so has the rest of the node (orResourcesReserved). place takes these steps and chooses
-// cards, fit only answers, and suit also rates the node; Rank takes the last step after suit. Whether one card has room is decided by
-// placement.Card.Fits, and for a node's cards mostly without a look at each of them by placement.Totals.Fit. A card's used memory includes
-// placed reservations, which are assumed allocations; only awaited ones are added in this file.
+// room beside what is reserved against the pod (cardsFor); and so has the rest of the node (hasResources). place takes the first two steps and chooses
+// cards, and suit takes them and rates the node. besideReserved takes the third one, and says whether a reservation is the reason: only callers that
+// show the reason to users ask it. Whether one card has room is decided by placement.Card.Fits, and for a node's cards mostly without a look at each of
+// them by placement.Totals.Fit. A card's used memory includes placed reservations, which are assumed allocations; only awaited ones are added in this
+// file.
+
+// asker is a pod without an allocation that asks what nodes have for it.
+type asker struct {
+	pod    *gpu.Pod
+	demand gpu.Demand
+	// own are its awaited reservations, whose memory it sees as free.
+	own ownReservations
+	// unseen are those of View.
+	unseen map[string]bool
+}
+
+// asks returns the pod as one that asks. The caller holds the lock.
+func (l *Ledger) asks(pod *gpu.Pod, unseen map[string]bool) asker {
+	return asker{pod, pod.Demand(), l.reservations.of(pod.UID), unseen}
+}
 
 // Check calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
 // changes nothing. visit runs under the lock and must not call the ledger.
@@ -22,11 +38,11 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
-	demand := pod.Demand()
+	a := l.asks(&pod, nil)
 	for _, name := range names {
 		switch {
 		case !allocated:
-			visit(name, l.fit(l.nodes[name], &pod, &demand))
+			visit(name, l.fit(l.nodes[name], &a))
 		case name == home:
 			visit(name, reasons.Fits)
 		default:
@@ -42,9 +58,9 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		return home, true
 	}
-	demand := pod.Demand()
+	a := l.asks(&pod, nil)
 	for other, n := range l.nodes { // Of those that it fits, the first by name, so that a simulation can be repeated.
-		if (!ok || other < name) && l.fit(n, &pod, &demand) == reasons.Fits {
+		if (!ok || other < name) && l.fit(n, &a) == reasons.Fits {
 			name, ok = other, true
 		}
 	}
@@ -59,9 +75,9 @@ func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		return home, slices.Contains(names, home)
 	}
-	demand := pod.Demand()
+	a := l.asks(&pod, nil)
 	for _, name := range names {
-		if l.fit(l.nodes[name], &pod, &demand) == reasons.Fits && l.resourcesFit(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}}) {
+		if l.fit(l.nodes[name], &a) == reasons.Fits && l.resourcesFit(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}}) {
 			return name, true
 		}
 	}
@@ -73,8 +89,8 @@ func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 func (l *Ledger) FitsResources(name string, pod gpu.Pod, gone []gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	n := l.nodes[name]
-	return n == nil || l.resourcesFitBeside(n, &pod, nil, gone)
+	n, a := l.nodes[name], l.asks(&pod, nil)
+	return n == nil || l.resourcesFitBeside(n, &a, gone)
 }
 
 // View determines how Rank, ReserveAll and Move rate nodes.
@@ -96,7 +112,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
-	demand, kind, exact := pod.Demand(), noKind, true
+	a, kind, exact := l.asks(&pod, view.Unseen), noKind, true
 	if !allocated {
 		kind, exact = l.kindOf(&view, &pod)
 	}
@@ -108,9 +124,9 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 		case allocated:
 			visit(i, 0, reasons.Elsewhere)
 		default:
-			suits, reason := l.suit(n, &view, &pod, &demand, kind)
-			if reason == reasons.Fits && n.hasReserved() {
-				reason = l.orResourcesReserved(n, &pod, view.Unseen, reason)
+			suits, reason := l.suit(n, &view, &a, kind)
+			if n.hasReserved() {
+				reason = l.besideReserved(n, &a, reason)
 			}
 			if exact {
 				visit(i, suits, reason)
@@ -119,7 +135,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 			}
 		}
 	})
-	l.refine(&view, &pod, later)
+	l.refine(&view, &a, later)
 	for i := range later {
 		visit(i, later[i].suits, later[i].reason)
 	}
@@ -140,8 +156,9 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 			allocation = l.allocation(pod.UID).copy()
 			return nil
 		}
-		where, reason := l.place(l.nodes[name], &pod, policy, nil)
-		if reason != reasons.Fits {
+		n, a := l.nodes[name], l.asks(&pod, nil)
+		where, reason := l.place(n, &a, policy)
+		if reason = l.besideReserved(n, &a, reason); reason != reasons.Fits {
 			err = &NoRoomError{name, reason}
 			return nil
 		}
@@ -151,44 +168,43 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	return allocation, err
 }
 
-// place returns the cards of the node that the policy chooses for the pod, which has no allocation, or the reason why the pod doesn't fit. n may be nil.
-// unseen are those of View. The caller holds the lock.
-func (l *Ledger) place(n *node, pod *gpu.Pod, policy placement.Policy, unseen map[string]bool) (where gpu.Placement, reason reasons.Reason) {
-	demand := pod.Demand()
-	if reason = n.accepts(&demand); reason != reasons.Fits {
+// place returns the cards of the node that the policy chooses for the pod, or the reason why the node's cards have no room. n may be nil.
+func (l *Ledger) place(n *node, a *asker, policy placement.Policy) (gpu.Placement, reasons.Reason) {
+	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return nil, reason
 	}
-	where, reason = placement.Place(policy, l.cardsFor(n, pod, unseen), demand)
-	reason = l.orReserved(n, pod, unseen, reason)
-	return where, l.orResourcesReserved(n, pod, unseen, reason)
+	return placement.Place(policy, l.cardsFor(n, a), a.demand)
 }
 
-// fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller holds the lock.
-func (l *Ledger) fit(n *node, pod *gpu.Pod, demand *gpu.Demand) reasons.Reason {
-	if n.accepts(demand) == reasons.Fits && !n.hasReserved() { // Mostly, and then without a look at the cards.
-		return n.totals.Fit(n.cards, demand)
+// fit returns Fits if the pod fits the node, else the reason why not. n may be nil.
+func (l *Ledger) fit(n *node, a *asker) reasons.Reason {
+	if reason := n.accepts(&a.demand); reason != reasons.Fits {
+		return reason
 	}
-	_, reason := l.place(n, pod, placement.Binpack, nil) // The reason is the same with each policy.
-	return reason
+	if !n.hasReserved() { // Mostly, and then without a look at the cards.
+		return n.totals.Fit(n.cards, &a.demand)
+	}
+	return l.besideReserved(n, a, placement.Fit(l.cardsFor(n, a), a.demand))
 }
 
-// suit returns how well the node suits the pod, or the reason why it doesn't fit. Unlike fit, it doesn't ask whether CPU and other resources are
-// reserved for others. kind is kindOf the pod.
-func (l *Ledger) suit(n *node, view *View, pod *gpu.Pod, demand *gpu.Demand, kind int) (suits placement.Suitability, reason reasons.Reason) {
-	if reason = n.accepts(demand); reason != reasons.Fits {
+// suit returns how well the node suits the pod, or the reason why the node's cards have no room. kind is kindOf the pod.
+func (l *Ledger) suit(n *node, view *View, a *asker, kind int) (placement.Suitability, reasons.Reason) {
+	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return 0, reason
 	}
 	if len(n.reserved) == 0 && len(n.tentative) == 0 {
-		return l.suitUnreserved(n, view, demand, kind)
+		return l.suitUnreserved(n, view, &a.demand, kind)
 	}
-	cards := l.cardsSeen(n, view, pod)
+	cards := l.cardsSeen(n, view, a)
 	totals := placement.Sum(cards)
 	if kind == noKind {
-		suits, reason = placement.Suit(&view.Card, &view.Node, cards, &totals, demand)
-	} else if reason = totals.Fit(cards, demand); reason == reasons.Fits {
-		suits = placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind))
+		return placement.Suit(&view.Card, &view.Node, cards, &totals, &a.demand)
 	}
-	return suits, l.orReserved(n, pod, view.Unseen, reason)
+	reason := totals.Fit(cards, &a.demand)
+	if reason != reasons.Fits {
+		return 0, reason
+	}
+	return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind)), reason
 }
 
 // suitUnreserved is suit for a node without reservations and tentative placements. It usually avoids reading the cards, which would cost more than the
@@ -212,25 +228,24 @@ func (l *Ledger) suitUnreserved(n *node, view *View, demand *gpu.Demand, kind in
 }
 
 // cardsSeen is cardsFor in a view: tentative placements can count too.
-func (l *Ledger) cardsSeen(n *node, view *View, pod *gpu.Pod) []placement.Card {
-	cards := l.cardsFor(n, pod, view.Unseen)
+func (l *Ledger) cardsSeen(n *node, view *View, a *asker) []placement.Card {
+	cards := l.cardsFor(n, a)
 	if !view.TentativeAt.IsZero() {
-		cards = n.withTentative(cards, view, pod)
+		cards = n.withTentative(cards, view, a.pod)
 	}
 	return cards
 }
 
-// cardsFor returns the node's cards as the pod sees them: what is reserved against it counts as used. The caller must not change them. unseen are those
-// of View. The caller holds the lock.
-func (l *Ledger) cardsFor(n *node, pod *gpu.Pod, unseen map[string]bool) []placement.Card {
-	return l.cardsWithout(n, pod, unseen, func(*reserved) bool { return false })
+// cardsFor returns the node's cards as the pod sees them: what is reserved against it counts as used. The caller must not change them.
+func (l *Ledger) cardsFor(n *node, a *asker) []placement.Card {
+	return l.cardsBeside(n, a, func(*reserved) bool { return true })
 }
 
-// cardsWithout is cardsFor without the shares that are left out.
-func (l *Ledger) cardsWithout(n *node, pod *gpu.Pod, unseen map[string]bool, out func(*reserved) bool) []placement.Card {
+// cardsBeside is cardsFor with those of the shares only that count.
+func (l *Ledger) cardsBeside(n *node, a *asker, counts func(*reserved) bool) []placement.Card {
 	cards, copied := n.cards, false
-	for r := range l.against(n, pod, unseen) {
-		if out(r) {
+	for r := range l.against(n, a) {
+		if !counts(r) {
 			continue
 		}
 		if !copied {
@@ -241,83 +256,81 @@ func (l *Ledger) cardsWithout(n *node, pod *gpu.Pod, unseen map[string]bool, out
 	return cards
 }
 
-// against yields the shares of awaited reservations on the node that the pod sees as used. unseen are those of View. The caller holds the lock.
-func (l *Ledger) against(n *node, pod *gpu.Pod, unseen map[string]bool) iter.Seq[*reserved] {
+// against yields the shares of awaited reservations on the node that the pod sees as used.
+func (l *Ledger) against(n *node, a *asker) iter.Seq[*reserved] {
 	return func(yield func(*reserved) bool) {
-		if len(n.reserved) == 0 {
-			return
-		}
-		own := l.reservations.byPod[pod.UID]
 		for i := range n.reserved {
 			r := &n.reserved[i]
-			if !unseen[r.Item.ID] && l.countsFor(r, pod, &own) && !yield(r) {
+			if !a.unseen[r.Item.ID] && l.seesUsed(a, r) && !yield(r) {
 				return
 			}
 		}
 	}
 }
 
-// countsFor reports whether the pod, which has these reservations of its own, sees the share as used: not if it is its own. Of two items of the queue,
-// the later one sees the earlier one's. A pod that isn't in the queue sees those of items without turns, and of those with turns only if it needs a
-// turn too. Otherwise priority decides, see Reservation.Priority.
-func (l *Ledger) countsFor(r *reserved, pod *gpu.Pod, own *ownReservations) bool {
-	mine := own[r.Source]
+// seesUsed reports whether the pod sees the share as used: not if it is its own. Of two items of the queue, the later one sees the earlier one's. A pod
+// that isn't in the queue sees those of items without turns, and of those with turns only if it needs a turn too. Otherwise priority decides, see
+// Reservation.Priority.
+func (l *Ledger) seesUsed(a *asker, r *reserved) bool {
+	mine := a.own[r.Source]
+	sees := a.pod.Priority <= r.Priority
 	switch {
 	case mine == r.Reservation:
 		return false
 	case r.Source == Queued && mine != nil:
-		return r.Item.Before(&mine.Item) && l.stillCounts(r)
-	case r.Source == Queued && r.Item.ByTurn != l.needsTurn(pod):
-		return !r.Item.ByTurn && l.stillCounts(r)
+		sees = r.Item.Before(&mine.Item)
+	case r.Source == Queued && r.Item.ByTurn != l.needsTurn(a.pod):
+		sees = !r.Item.ByTurn
 	}
-	return pod.Priority <= r.Priority && l.stillCounts(r)
+	return sees && !l.allocated(r.Pod.UID)
 }
 
-// orReserved returns reasons.Reserved instead of the reason if the pod would fit the node without the labelled reservations.
-func (l *Ledger) orReserved(n *node, pod *gpu.Pod, unseen map[string]bool, reason reasons.Reason) reasons.Reason {
-	if !reason.Resolvable() {
-		return reason
-	}
-	labelled := false
-	cards := l.cardsWithout(n, pod, unseen, func(r *reserved) bool {
-		labelled = labelled || r.Label != ""
-		return r.Label != ""
-	})
-	if labelled && placement.Fit(cards, pod.Demand()) == reasons.Fits {
+// besideReserved returns the reason with what is reserved for others on the node, which may be nil: reasons.ResourcesReserved instead of Fits if that
+// leaves too little CPU, or another resource, for the pod, and reasons.Reserved if the cards would have room without the labelled reservations.
+func (l *Ledger) besideReserved(n *node, a *asker, reason reasons.Reason) reasons.Reason {
+	switch {
+	case reason == reasons.Fits && !l.hasResources(n, a):
+		return reasons.ResourcesReserved
+	case reason.Resolvable() && l.fitsUnlabelled(n, a):
 		return reasons.Reserved
 	}
 	return reason
 }
 
-// orResourcesReserved returns reasons.ResourcesReserved instead of Fits if what is reserved for others on the node leaves too little CPU, or another
-// resource, for the pod.
-func (l *Ledger) orResourcesReserved(n *node, pod *gpu.Pod, unseen map[string]bool, reason reasons.Reason) reasons.Reason {
-	if reason == reasons.Fits && n.hasReserved() && !l.resourcesFitBeside(n, pod, unseen, nil) {
-		return reasons.ResourcesReserved
-	}
-	return reason
+// fitsUnlabelled reports whether labelled reservations keep the pod from the node's cards.
+func (l *Ledger) fitsUnlabelled(n *node, a *asker) bool {
+	labelled := false
+	cards := l.cardsBeside(n, a, func(r *reserved) bool {
+		labelled = labelled || r.Label != ""
+		return r.Label == ""
+	})
+	return labelled && placement.Fit(cards, a.demand) == reasons.Fits
 }
 
-// resourcesFitBeside is FitsResources. It returns true if nothing is reserved: kube-scheduler has checked that the pod fits what is free. unseen are those
-// of View. The caller holds the lock.
-func (l *Ledger) resourcesFitBeside(n *node, pod *gpu.Pod, unseen map[string]bool, gone []gpu.PodUID) bool {
-	ahead, ending := l.ahead(n, pod, unseen)
+// hasResources reports whether the node has CPU and all other resources for the pod beside what is reserved there for others.
+func (l *Ledger) hasResources(n *node, a *asker) bool {
+	return !n.hasReserved() || l.resourcesFitBeside(n, a, nil)
+}
+
+// resourcesFitBeside is FitsResources. It returns true if nothing is reserved: kube-scheduler has checked that the pod fits what is free.
+func (l *Ledger) resourcesFitBeside(n *node, a *asker, gone []gpu.PodUID) bool {
+	ahead, ending := l.ahead(n, a)
 	return len(ahead) == 0 ||
-		l.resourcesFit(ResourceQuery{Node: n.name, Pods: []gpu.PodUID{pod.UID}, Ahead: ahead, Ending: distinct(append(ending, gone...))})
+		l.resourcesFit(ResourceQuery{Node: n.name, Pods: []gpu.PodUID{a.pod.UID}, Ahead: ahead, Ending: distinct(append(ending, gone...))})
 }
 
 // ahead returns the pods that need a place on the node and that come before the pod, with the pods that have to end for them: those of awaited
 // reservations from the queue and from reclaim, as far as the pod sees their cards as used, and those with assumed allocations. kube-scheduler counts
-// nominated pods itself. unseen are those of View.
-func (l *Ledger) ahead(n *node, pod *gpu.Pod, unseen map[string]bool) (ahead, ending []gpu.PodUID) {
-	for r := range l.against(n, pod, unseen) {
+// nominated pods itself.
+func (l *Ledger) ahead(n *node, a *asker) (ahead, ending []gpu.PodUID) {
+	for r := range l.against(n, a) {
 		if r.Source != Nominated {
 			ahead = append(ahead, r.Pod.UID)
 			ending = append(append(ending, r.Ending...), r.Victims...)
 		}
 	}
-	for uid, a := range n.allocations {
-		if a.State == Assumed && uid != pod.UID && (a.Priority >= pod.Priority || l.isBinding(uid)) {
+	for uid, other := range n.allocations {
+		if other.State == Assumed && uid != a.pod.UID && (other.Priority >= a.pod.Priority || l.isBinding(uid)) {
 			ahead = append(ahead, uid)
 		}
 	}

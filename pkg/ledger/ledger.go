@@ -171,13 +171,13 @@ func (l *Ledger) update(change func() (freed []string)) {
 
 // SetNode sets the cards of a node. Allocations stay, including those on cards that no longer exist.
 func (l *Ledger) SetNode(name string, spec NodeSpec) {
-	l.change(name, func(n *node) { n.setSpec(spec) })
+	l.edit(func(e *edit) { e.alter(name, func(n *node) { n.setSpec(spec) }) })
 }
 
 // DeleteNode removes the cards of a node. Its allocations stay until their pods are gone, so that they still count when
 // the Node object is deleted and created again.
 func (l *Ledger) DeleteNode(name string) {
-	l.change(name, (*node).clearSpec)
+	l.edit(func(e *edit) { e.alter(name, (*node).clearSpec) })
 }
 
 // assume adds an assumed allocation. Presumed allocations keep their placement, because the new allocation takes only free memory. The
@@ -213,15 +213,14 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 	if l.hasBound(name, pod, where, assumed) {
 		return
 	}
-	var ended []string
-	l.edit(func(alter func(string, func(*node))) {
+	l.edit(func(e *edit) {
 		home, allocated := l.nodeOf[pod.UID]
 		if !allocated {
-			ended = l.reservedFor(pod.UID)
+			e.freed = l.reservedFor(pod.UID)
 		} else if home != name {
-			alter(home, func(n *node) { delete(n.allocations, pod.UID) })
+			e.unplace(pod.UID)
 		}
-		alter(name, func(n *node) {
+		e.alter(name, func(n *node) {
 			a := &Allocation{Pod: pod, State: Bound, Placement: slices.Clone(where), Presumed: len(where) == 0, AssumeTime: assumed}
 			if before := n.allocations[pod.UID]; before != nil && a.Presumed {
 				a.Placement = before.Placement
@@ -232,7 +231,6 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 		l.endPlaced(pod.UID)
 		l.tentative.endFor(pod.UID)
 	})
-	l.freed(ended...)
 }
 
 // hasBound reports whether the ledger has this bound allocation, as after most events of the watch. Then it ends what ends with a bind.
@@ -247,6 +245,12 @@ func (l *Ledger) hasBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 	l.endPlaced(pod.UID)
 	l.tentative.endFor(pod.UID)
 	return true
+}
+
+// allocated reports whether the pod has an allocation. The caller holds the lock.
+func (l *Ledger) allocated(uid gpu.PodUID) bool {
+	_, allocated := l.nodeOf[uid]
+	return allocated
 }
 
 // Lookup returns the pod's allocation and its node.
@@ -369,7 +373,7 @@ func (l *Ledger) nodeCards(name string, n *node) NodeCards {
 		if i == 0 {
 			cards = slices.Clone(cards)
 		}
-		if l.stillCounts(&nominee) {
+		if !l.allocated(nominee.Pod.UID) {
 			where := n.expected(&nominee, cards)
 			placement.Use(cards, where)
 			out.Nominees = append(out.Nominees, Share{Pod: nominee.Pod, Node: name, On: where})
@@ -416,65 +420,122 @@ func (l *Ledger) NodeMemory() map[string]gpu.Memory {
 	return out
 }
 
-// change edits one node.
-func (l *Ledger) change(name string, how func(*node)) {
-	l.edit(func(alter func(string, func(*node))) { alter(name, how) })
-}
-
 // remove removes the pod's allocation if may returns true for it.
 func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (removed bool) {
-	l.edit(func(alter func(string, func(*node))) {
+	l.edit(func(e *edit) {
 		l.tentative.endFor(uid)
-		if a := l.allocation(uid); a == nil || !may(a) {
-			return
+		if a := l.allocation(uid); a != nil && may(a) {
+			e.drop(uid)
+			removed = true
 		}
-		l.drop(uid, alter)
-		removed = true
 	})
 	return removed
 }
 
-// drop removes the pod's allocation.
-func (l *Ledger) drop(uid gpu.PodUID, alter func(string, func(*node))) {
-	alter(l.nodeOf[uid], func(n *node) { delete(n.allocations, uid) })
-	delete(l.nodeOf, uid)
-	l.endPlaced(uid)
+// edit is a change of nodes in one step. The ledger's lock is held throughout.
+type edit struct {
+	*Ledger
+	// changed are the nodes that have changed.
+	changed map[*node]former
+	// freed are nodes on which reservations don't count any more, because their pods got allocations.
+	freed []string
 }
 
-// edit changes nodes by calls of alter, which recounts the node afterwards, and removes it from the ledger if it is unused (see dropUnused). Then
-// edit calls the freed listeners for each node on which memory became free.
-func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
-	l.update(func() (roomier []string) {
-		what(func(name string, how func(*node)) {
-			n, ok := l.nodes[name]
-			if !ok {
-				n = l.newNode()
-				*n = node{name: strings.Clone(name), allocations: map[gpu.PodUID]*Allocation{}, reserved: l.reservations.byNode[name], planned: l.reservations.counted.any(name), beside: unlimited}
-				if l.outlook != nil {
-					n.costs = l.costRows.next()
-				}
-				// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
-				l.nodes[n.name] = n
-				l.membership++
-			}
-			before := n.room()
-			how(n)
-			n.recount()
-			if n.leaving > 0 {
-				l.leaving[name] = struct{}{}
-			} else {
-				delete(l.leaving, name)
-			}
-			l.markChanged(n)
-			if l.dropUnused(name, n) && ok {
-				l.forgotten = l.revision
-			}
-			if n.roomierThan(before) {
-				roomier = append(roomier, name)
-			}
-		})
-		return roomier
+// former is what a node was before an edit.
+type former struct {
+	room
+	added bool // By this edit.
+}
+
+// edit makes a change of nodes. Then it calls the freed listeners for each node on which memory became free.
+func (l *Ledger) edit(what func(e *edit)) {
+	l.update(func() []string {
+		e := l.beginEdit()
+		what(e)
+		return e.end()
 	})
+}
+
+func (l *Ledger) beginEdit() *edit { return &edit{Ledger: l, changed: map[*node]former{}} }
+
+// alter changes a node, which it adds if there is none of the name, and recounts it.
+func (e *edit) alter(name string, how func(*node)) *node {
+	n, known := e.nodes[name]
+	if !known {
+		n = e.addNode(name)
+	}
+	e.changes(n, !known)
+	how(n)
+	n.recount()
+	if n.leaving > 0 {
+		e.leaving[n.name] = struct{}{}
+	} else {
+		delete(e.leaving, name)
+	}
+	e.markChanged(n)
+	return n
+}
+
+// changes records what the node is before its first change.
+func (e *edit) changes(n *node, added bool) {
+	if _, changed := e.changed[n]; !changed {
+		e.changed[n] = former{n.room(), added}
+	}
+}
+
+// unplace removes the pod's allocation, but not its reservation.
+func (e *edit) unplace(uid gpu.PodUID) *node {
+	n := e.alter(e.nodeOf[uid], func(n *node) { delete(n.allocations, uid) })
+	delete(e.nodeOf, uid)
+	return n
+}
+
+// drop removes the pod's allocation.
+func (e *edit) drop(uid gpu.PodUID) {
+	e.unplace(uid)
+	e.endPlaced(uid)
+}
+
+// end removes the nodes that have neither an object nor allocations any more. It returns the nodes on which pods may fit that didn't fit before.
+func (e *edit) end() []string {
+	for n, former := range e.changed {
+		if n.roomierThan(former.room) {
+			e.freed = append(e.freed, n.name)
+		}
+		if n.known || len(n.allocations) > 0 {
+			continue
+		}
+		e.removeNode(n)
+		if !former.added {
+			e.forgotten = e.revision
+		}
+	}
+	slices.Sort(e.freed)
+	return slices.Compact(e.freed)
+}
+
+func (l *Ledger) addNode(name string) *node {
+	n := l.newNode()
+	*n = node{
+		// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
+		name: strings.Clone(name), allocations: map[gpu.PodUID]*Allocation{}, beside: unlimited,
+		reserved: l.reservations.elsewhere[name], planned: l.reservations.counted.any(name),
+	}
+	delete(l.reservations.elsewhere, name)
+	if l.outlook != nil {
+		n.costs = l.costRows.next()
+	}
+	l.nodes[n.name] = n
+	l.membership++
+	return n
+}
+
+func (l *Ledger) removeNode(n *node) {
+	if len(n.reserved) > 0 {
+		l.reservations.elsewhere[n.name] = n.reserved
+	}
+	delete(l.nodes, n.name)
+	l.membership++
 }
 
 // newNode returns the memory for a node. Nodes that are added one after the other, as those of the first list, lie next to each other: Rank reads
@@ -486,16 +547,6 @@ func (l *Ledger) newNode() *node {
 	n := &l.unused[0]
 	l.unused = l.unused[1:]
 	return n
-}
-
-// dropUnused removes the node if it has neither an object nor allocations, and reports whether it did. The caller holds the lock.
-func (l *Ledger) dropUnused(name string, n *node) bool {
-	if n.known || len(n.allocations) > 0 {
-		return false
-	}
-	delete(l.nodes, name)
-	l.membership++
-	return true
 }
 
 // allocation returns the pod's allocation, nil if it has none. The caller holds the lock.

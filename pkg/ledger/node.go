@@ -111,7 +111,7 @@ func (n *node) recount() {
 	slices.SortFunc(presumed, func(a, b *Allocation) int { return cmp.Compare(a.UID, b.UID) })
 	var moving []*Allocation
 	for _, a := range presumed {
-		if n.hasRoom(a.Placement) {
+		if len(a.Placement) > 0 && hasRoom(n.cards, a.Placement) {
 			placement.Use(n.cards, a.Placement)
 		} else {
 			moving = append(moving, a)
@@ -149,13 +149,11 @@ func (n *node) request(a *Allocation) {
 
 // hasRoom reports whether each card of the placement exists and has enough free. It ignores health, because a running
 // pod stays on its card when the card becomes unhealthy.
-func (n *node) hasRoom(where gpu.Placement) bool {
-	for _, share := range where {
-		if i, ok := n.position(share.Card); !ok || !n.cards[i].Has(share) {
-			return false
-		}
-	}
-	return len(where) > 0
+func hasRoom(cards []placement.Card, where gpu.Placement) bool {
+	return !slices.ContainsFunc(where, func(share gpu.Share) bool {
+		i, ok := placement.Position(cards, share.Card)
+		return !ok || !cards[i].Has(share)
+	})
 }
 
 // position returns the position of the card with the given index.

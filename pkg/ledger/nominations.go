@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Nominate records that the pod is nominated to the node (status.nominatedNodeName), usually because pods are evicted there for it. The pod has
@@ -12,7 +11,7 @@ import (
 // the pod. A pod has at most one nomination: a new one replaces an earlier one.
 func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 	l.update(func() []string {
-		former := l.reservations.byPod[pod.UID][Nominated]
+		former := l.reservations.awaited[Nominated][pod.UID]
 		if former != nil && former.Shares[0].Pod == pod && former.Shares[0].Node == name && slices.Equal(former.Victims, victims) {
 			return nil
 		}
@@ -25,7 +24,7 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 // RemoveNomination removes the pod's nomination, if there is one.
 func (l *Ledger) RemoveNomination(uid gpu.PodUID) {
 	l.mu.RLock()
-	nominated := l.reservations.byPod[uid][Nominated] != nil
+	nominated := l.reservations.awaited[Nominated][uid] != nil
 	l.mu.RUnlock()
 	if nominated { // Usually not, and then the write lock isn't needed.
 		l.update(func() []string { return l.endNomination(uid) })
@@ -34,7 +33,7 @@ func (l *Ledger) RemoveNomination(uid gpu.PodUID) {
 
 // endNomination ends the pod's nomination, if there is one. It returns the node, unless the pod has an allocation.
 func (l *Ledger) endNomination(uid gpu.PodUID) (freed []string) {
-	if r := l.reservations.byPod[uid][Nominated]; r != nil {
+	if r := l.reservations.awaited[Nominated][uid]; r != nil {
 		freed = l.endReservation(r)
 	}
 	return freed
@@ -50,31 +49,17 @@ func nomination(name string, pod gpu.Pod, victims ...gpu.PodUID) Reservation {
 func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ranks := rankings{
-		ledger: l,
-		kind: func(pod *gpu.Pod) int {
-			kind, _ := l.kindOf(&view, pod)
-			return kind
-		},
-		rate: func(n *node, request *Request, kind int) (float64, bool) {
-			pod, demand := request.Pod, request.Pod.Demand()
-			pod.UID = "" // The ranking is for all pods like this one, which sees its own nomination as free memory.
-			suits, reason := l.suit(n, &view, &pod, &demand, kind)
-			return float64(suits), reason == reasons.Fits
-		},
-		put: func(name string, n *node, pod gpu.Pod) bool {
-			if _, reason := l.place(n, &pod, view.Card, view.Unseen); reason != reasons.Fits || capacity != nil && !capacity.Take(name, pod.UID) {
-				return false
-			}
-			l.addReservation(nomination(name, pod))
-			return true
-		},
-	}
+	ranks := l.rankingsBy(view, func(name string, n *node, pod gpu.Pod) bool {
+		if _, fits := l.placeWith(capacity, n, &pod, &view); !fits {
+			return false
+		}
+		l.addReservation(nomination(name, pod))
+		return true
+	})
 	nodes := make([]string, len(requests))
 	for i := range requests {
 		uid := requests[i].Pod.UID
-		_, allocated := l.nodeOf[uid]
-		if !allocated && l.reservations.byPod[uid][Nominated] == nil {
+		if !l.allocated(uid) && l.reservations.awaited[Nominated][uid] == nil {
 			nodes[i], _ = ranks.first(requests[i:]).place(requests[i].Pod)
 		}
 	}

@@ -173,6 +173,16 @@ func TestNominateAll(t *testing.T) {
 		"beside a preemptor's nomination": {before: func(f *fixture) { f.Nominate("n1", pod("preemptor", 16)) }, pods: []gpu.Pod{pod("a", 10)}, want: []string{"n2"}},
 		"the preemptor itself":            {before: func(f *fixture) { f.Nominate("n1", pod("a", 16)) }, pods: []gpu.Pod{pod("a", 16)}, want: []string{""}},
 		"a pod with an allocation":        {before: func(f *fixture) { f.reserve("n1", pod("a", 16)) }, pods: []gpu.Pod{pod("a", 16)}, want: []string{""}},
+		"a pod for which a card is reserved": {
+			before: func(f *fixture) {
+				f.bind("n1", 0, pod("x", 16))
+				f.bind("n2", 0, pod("y", 16))
+				f.bind("n3", 0, pod("ends", 16))
+				f.await([]ledger.Request{{Pod: pod("a", 16), Nodes: []string{"n3"}}}, 0, longAgo)
+				f.Remove("ends")
+			},
+			pods: []gpu.Pod{pod("a", 16), pod("b", 16)}, want: []string{"n3", ""},
+		},
 		"one pod for each node's CPU": {
 			capacity: onePerNode{}, pods: []gpu.Pod{pod("a", 4), pod("b", 4), pod("c", 4), pod("d", 4)}, want: []string{"n1", "n2", "n3", ""},
 		},

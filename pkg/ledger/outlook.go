@@ -197,11 +197,11 @@ type rankedNode struct {
 }
 
 // refine rates the most suitable nodes again, by the pod's own shape. All other nodes then suit less.
-func (l *Ledger) refine(view *View, pod *gpu.Pod, ranked []rankedNode) {
+func (l *Ledger) refine(view *View, a *asker, ranked []rankedNode) {
 	if len(ranked) == 0 {
 		return
 	}
-	shape := l.shapeOf(pod)
+	shape := l.shapeOf(a.pod)
 	best, seen := placement.Best{K: maxRefined}, map[placement.Suitability]bool{}
 	for i := range ranked {
 		r := &ranked[i]
@@ -217,7 +217,7 @@ func (l *Ledger) refine(view *View, pod *gpu.Pod, ranked []rankedNode) {
 	}
 	for _, c := range best.All() {
 		n := ranked[c.Node].node
-		ranked[c.Node].suits = placement.SuitsByCost(l.outlook.Cost(n.nodeRoom(l.cardsSeen(n, view, pod)), &shape))
+		ranked[c.Node].suits = placement.SuitsByCost(l.outlook.Cost(n.nodeRoom(l.cardsSeen(n, view, a)), &shape))
 	}
 }
 

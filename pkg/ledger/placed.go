@@ -76,12 +76,12 @@ func (l *Ledger) BeginBind(uid gpu.PodUID) {
 // EndBind records that no write of the bind can take effect any more, or that the watch has reported the pod. If release is true, EndBind releases
 // an assumed allocation. Otherwise it stays with its source.
 func (l *Ledger) EndBind(uid gpu.PodUID, release bool) {
-	l.edit(func(alter func(string, func(*node))) {
+	l.edit(func(e *edit) {
 		l.placedFor(uid).on(bindEnded)
 		if a := l.allocation(uid); a == nil || a.State != Assumed {
 			l.endPlaced(uid)
 		} else if release {
-			l.drop(uid, alter)
+			e.drop(uid)
 		}
 	})
 }
@@ -116,7 +116,7 @@ func (l *Ledger) ReservedOn(node string, withReclaimed bool) (uids []gpu.PodUID)
 	c := l.reservations.counted
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for pod := range c.on[node] {
+	for _, pod := range c.on[node] {
 		if withReclaimed || pod.source != Reclaimed {
 			uids = append(uids, pod.uid)
 		}
@@ -128,7 +128,7 @@ func (l *Ledger) ReservedOn(node string, withReclaimed bool) (uids []gpu.PodUID)
 // countedPods are the pods that count in the capacity of nodes. mu guards on. No other lock is taken while mu is held.
 type countedPods struct {
 	mu sync.Mutex
-	on map[string]map[countedPod]struct{}
+	on map[string][]countedPod
 }
 
 type countedPod struct {
@@ -136,11 +136,14 @@ type countedPod struct {
 	source Source
 }
 
-// count adds a share to the counted pods, or removes it.
+// count adds a share to the counted pods, or removes it, if those of its source count.
 func (l *Ledger) count(source Source, share *Share, counts bool) {
-	l.reservations.counted.set(source, share, counts)
+	if source != Planned && source != Granted && source != Reclaimed {
+		return
+	}
+	any := l.reservations.counted.set(share.Node, countedPod{share.Pod.UID, source}, counts)
 	if n := l.nodes[share.Node]; n != nil {
-		n.planned = l.reservations.counted.any(share.Node)
+		n.planned = any
 	}
 }
 
@@ -151,22 +154,19 @@ func (c *countedPods) any(node string) bool {
 	return len(c.on[node]) > 0
 }
 
-// set adds or removes a share, if those of its source count.
-func (c *countedPods) set(source Source, share *Share, counts bool) {
-	if source != Planned && source != Granted && source != Reclaimed {
-		return
-	}
+// set adds or removes a pod, and reports whether pods count on the node then.
+func (c *countedPods) set(node string, pod countedPod, counts bool) (any bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	on, pod := c.on[share.Node], countedPod{share.Pod.UID, source}
-	switch {
-	case !counts:
-		if delete(on, pod); len(on) == 0 {
-			delete(c.on, share.Node)
-		}
-	case on == nil:
-		c.on[share.Node] = map[countedPod]struct{}{pod: {}}
-	default:
-		on[pod] = struct{}{}
+	if counts {
+		c.on[node] = append(c.on[node], pod)
+		return true
 	}
+	on := slices.DeleteFunc(c.on[node], func(other countedPod) bool { return other == pod })
+	if len(on) == 0 {
+		delete(c.on, node)
+		return false
+	}
+	c.on[node] = on
+	return true
 }

@@ -14,9 +14,10 @@ type rankings struct {
 	ledger *Ledger
 	// kind returns the kind of a pod, for views by cost; nil if none is by cost.
 	kind func(*gpu.Pod) int
-	// rate returns how good the node is for the request, and whether the request fits the node. It depends only on the node
-	// and on what is in the key.
-	rate func(n *node, request *Request, kind int) (rate float64, fits bool)
+	// unseen are those of View.
+	unseen map[string]bool
+	// rate returns how good the node is for the pod, and whether the pod fits the node. It depends only on the node and on what is in the key.
+	rate func(n *node, a *asker, kind int) (rate float64, fits bool)
 	// put places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the
 	// pod doesn't fit for a reason that rate doesn't know.
 	put func(name string, n *node, pod gpu.Pod) bool
@@ -56,7 +57,8 @@ func keyOf(names []string) listKey {
 type ranking struct {
 	*rankings
 	like        Request
-	kind        int // That of the key.
+	asker       asker // The pod of like, but its nomination is like any other: the pods that share the ranking see it as used.
+	kind        int   // That of the key.
 	used, built bool
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
 	nodes []ranked
@@ -94,10 +96,9 @@ func (r *rankings) first(requests []Request) *ranking {
 
 // of returns the ranking for the request.
 func (r *rankings) of(request *Request) *ranking {
-	key := rankingKey{
-		list: keyOf(request.Nodes), kind: noKind, demand: request.Pod.Demand(), priority: request.Pod.Priority, own: r.ledger.reservations.byPod[request.Pod.UID],
-	}
-	key.own[Nominated] = nil
+	a := r.ledger.asks(&request.Pod, r.unseen)
+	a.own[Nominated] = nil
+	key := rankingKey{list: keyOf(request.Nodes), kind: noKind, demand: a.demand, priority: a.pod.Priority, own: a.own}
 	if r.kind != nil {
 		key.kind = r.kind(&request.Pod)
 	}
@@ -106,7 +107,7 @@ func (r *rankings) of(request *Request) *ranking {
 		if r.byKey == nil || len(r.byKey) >= maxRankings {
 			r.byKey = map[rankingKey]*ranking{}
 		}
-		known = &ranking{rankings: r, like: *request, kind: key.kind}
+		known = &ranking{rankings: r, like: *request, asker: a, kind: key.kind}
 		r.byKey[key] = known
 	}
 	return known
@@ -118,7 +119,7 @@ func (r *ranking) each(visit func(ranked)) {
 		if n == nil {
 			return
 		}
-		if rate, fits := r.rate(n, &r.like, r.kind); fits {
+		if rate, fits := r.rate(n, &r.asker, r.kind); fits {
 			visit(ranked{n, rate, i, n.revision})
 		}
 	})
@@ -172,7 +173,7 @@ func (r *ranking) placeByHeap(pod gpu.Pod) (string, bool) {
 		case r.put(r.name(best), best.node, pod):
 			r.record(best.node)
 			r.applied = len(r.changes)
-			if rate, fits := r.rate(best.node, &r.like, r.kind); fits {
+			if rate, fits := r.rate(best.node, &r.asker, r.kind); fits {
 				r.nodes[0].rate, r.nodes[0].at = rate, best.node.revision
 				heap.Fix(r, 0)
 			} else {
@@ -203,7 +204,7 @@ func (r *ranking) apply() {
 		if !listed {
 			continue
 		}
-		if rate, fits := r.rate(n, &r.like, r.kind); fits {
+		if rate, fits := r.rate(n, &r.asker, r.kind); fits {
 			heap.Push(r, ranked{n, rate, i, n.revision})
 		}
 	}

@@ -99,10 +99,10 @@ func (r *Reservation) on(e event) bool {
 
 // reservations is the store of all reservations. The ledger's lock guards it.
 type reservations struct {
-	// byPod are the awaited reservations of each pod by source.
-	byPod map[gpu.PodUID]ownReservations
-	// byNode are the awaited shares on each node, also on those that the ledger doesn't know. See node.reserved.
-	byNode map[string][]reserved
+	// awaited are the awaited reservations by source and pod.
+	awaited [sources]map[gpu.PodUID]*Reservation
+	// elsewhere are the awaited shares on nodes that the ledger doesn't know. See node.reserved.
+	elsewhere map[string][]reserved
 	// items are the awaited reservations from the queue, and held those of reclaim, by the item's ID.
 	items, held map[string]*Reservation
 	// placed are the placed and binding reservations. Their memory is in the pods' allocations.
@@ -111,14 +111,25 @@ type reservations struct {
 }
 
 func newReservations() (r reservations) {
-	r.byPod, r.byNode, r.placed = map[gpu.PodUID]ownReservations{}, map[string][]reserved{}, map[gpu.PodUID]*Reservation{}
+	for source := range r.awaited {
+		r.awaited[source] = map[gpu.PodUID]*Reservation{}
+	}
+	r.elsewhere, r.placed = map[string][]reserved{}, map[gpu.PodUID]*Reservation{}
 	r.items, r.held = map[string]*Reservation{}, map[string]*Reservation{}
-	r.counted = &countedPods{on: map[string]map[countedPod]struct{}{}}
+	r.counted = &countedPods{on: map[string][]countedPod{}}
 	return r
 }
 
 // ownReservations are the awaited reservations of one pod by source; nil if there is none.
 type ownReservations [sources]*Reservation
+
+// of returns the awaited reservations of the pod.
+func (r *reservations) of(uid gpu.PodUID) (own ownReservations) {
+	for source := range own {
+		own[source] = r.awaited[source][uid]
+	}
+	return own
+}
 
 // reserved is a share with its reservation.
 type reserved struct {
@@ -171,14 +182,13 @@ func (l *Ledger) addReservation(r Reservation) *Reservation {
 // addShare adds a share to a reservation in the store.
 func (l *Ledger) addShare(r *Reservation, share Share) {
 	r.Shares = append(r.Shares, share)
-	l.count(r.Source, &share, true)
-	own := l.reservations.byPod[share.Pod.UID]
-	own[r.Source] = r
-	l.reservations.byPod[share.Pod.UID] = own
+	l.reservations.awaited[r.Source][share.Pod.UID] = r
 	added := reserved{r, share}
-	on := l.reservations.byNode[share.Node]
-	i, _ := slices.BinarySearchFunc(on, added, reserved.compare)
-	l.setReserved(share.Node, slices.Insert(on, i, added))
+	l.alterReserved(share.Node, func(on []reserved) []reserved {
+		i, _ := slices.BinarySearchFunc(on, added, reserved.compare)
+		return slices.Insert(on, i, added)
+	})
+	l.count(r.Source, &share, true)
 }
 
 // endReservation ends an awaited reservation. It returns the nodes of the shares that counted until now.
@@ -186,35 +196,34 @@ func (l *Ledger) endReservation(r *Reservation) (freed []string) {
 	r.on(ended)
 	for _, share := range r.Shares {
 		l.count(r.Source, &share, false)
-		l.setReserved(share.Node, slices.DeleteFunc(l.reservations.byNode[share.Node], func(s reserved) bool { return s.Reservation == r }))
-		if own := l.reservations.byPod[share.Pod.UID]; own[r.Source] == r {
-			if own[r.Source] = nil; own == (ownReservations{}) {
-				delete(l.reservations.byPod, share.Pod.UID)
-			} else {
-				l.reservations.byPod[share.Pod.UID] = own
-			}
+		l.alterReserved(share.Node, func(on []reserved) []reserved {
+			return slices.DeleteFunc(on, func(s reserved) bool { return s.Reservation == r })
+		})
+		if own := l.reservations.awaited[r.Source]; own[share.Pod.UID] == r {
+			delete(own, share.Pod.UID)
 		}
-		if _, allocated := l.nodeOf[share.Pod.UID]; !allocated {
+		if !l.allocated(share.Pod.UID) {
 			freed = append(freed, share.Node)
 		}
 	}
 	return freed
 }
 
-// setReserved sets the shares on a node.
-func (l *Ledger) setReserved(name string, shares []reserved) {
-	if l.reservations.byNode[name] = shares; len(shares) == 0 {
-		delete(l.reservations.byNode, name)
-	}
+// alterReserved changes the shares on a node.
+func (l *Ledger) alterReserved(name string, alter func([]reserved) []reserved) {
 	if n := l.nodes[name]; n != nil {
-		n.reserved = shares
+		n.reserved = alter(n.reserved)
 		l.markChanged(n)
+	} else if shares := alter(l.reservations.elsewhere[name]); len(shares) > 0 {
+		l.reservations.elsewhere[name] = shares
+	} else {
+		delete(l.reservations.elsewhere, name)
 	}
 }
 
 // reservedFor returns the nodes on which shares don't count any more once the pod has an allocation.
 func (l *Ledger) reservedFor(uid gpu.PodUID) (names []string) {
-	for _, r := range l.reservations.byPod[uid] {
+	for _, r := range l.reservations.of(uid) {
 		for i := 0; r != nil && i < len(r.Shares); i++ {
 			if r.Shares[i].Pod.UID == uid {
 				names = append(names, r.Shares[i].Node)
@@ -236,7 +245,7 @@ func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 		if home, allocated := l.nodeOf[pods[i].UID]; allocated {
 			nodes[home] = true
 		}
-		for _, r := range l.reservations.byPod[pods[i].UID] {
+		for _, r := range l.reservations.of(pods[i].UID) {
 			if r == nil || seen[r] {
 				continue
 			}
@@ -267,12 +276,6 @@ func (l *Ledger) needsTurn(pod *gpu.Pod) bool { return l.turns != nil && !l.turn
 
 // NeedsNoTurn reports whether the pod waits for no turn of fair sharing.
 func (l *Ledger) NeedsNoTurn(pod gpu.Pod) bool { return !l.needsTurn(&pod) }
-
-// stillCounts reports whether the share counts: its pod has no allocation.
-func (l *Ledger) stillCounts(r *reserved) bool {
-	_, allocated := l.nodeOf[r.Pod.UID]
-	return !allocated
-}
 
 // expected returns the cards of a share. If it names none, these are the cards that the pod is likely to get: cards with room, or if there are
 // none, cards that have room once the terminating pods and the victims have ended. The result can be empty, because the victims that

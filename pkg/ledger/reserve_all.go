@@ -132,7 +132,7 @@ func (n *node) usableCard(index int, demand *gpu.Demand) *placement.Card {
 
 // trial is a change of several nodes that can be undone. The ledger's lock is held throughout.
 type trial struct {
-	*Ledger
+	*edit
 	view View
 	// capacity counts everything but GPU memory; nil if nothing else counts.
 	capacity Capacity
@@ -142,10 +142,6 @@ type trial struct {
 	ranks  rankings
 	// released are the released allocations.
 	released map[gpu.PodUID]releasedAllocation
-	// before is the room that the nodes of released allocations had before.
-	before map[string]room
-	// ended are nodes on which reservations don't count any more, because their pods got allocations.
-	ended []string
 }
 
 type releasedAllocation struct {
@@ -156,82 +152,48 @@ type releasedAllocation struct {
 // try restores the released allocations if what returns false. Otherwise it calls the freed listeners for each node on which memory became free.
 func (l *Ledger) try(view View, capacity Capacity, at time.Time, what func(t *trial) bool) {
 	l.update(func() []string {
-		t := &trial{
-			Ledger: l, view: view, capacity: capacity, at: at,
-			released: map[gpu.PodUID]releasedAllocation{}, before: map[string]room{},
-		}
-		t.ranks = rankings{ledger: l, kind: t.kind, rate: t.rate, put: t.put}
+		t := &trial{edit: l.beginEdit(), view: view, capacity: capacity, at: at, released: map[gpu.PodUID]releasedAllocation{}}
+		t.ranks = l.rankingsBy(view, t.put)
 		if !what(t) {
 			t.undo()
 			return nil
 		}
 		for uid := range t.released {
-			if _, moved := t.nodeOf[uid]; !moved {
+			if !t.allocated(uid) {
 				t.endPlaced(uid)
 			}
 		}
-		return t.roomier()
+		return t.end()
 	})
 }
 
 // release releases assumed allocations. Bound ones stay.
 func (t *trial) release(uids ...gpu.PodUID) {
 	for _, uid := range uids {
-		a := t.allocation(uid)
-		if a == nil || a.State != Assumed {
-			continue
+		if a := t.allocation(uid); a != nil && a.State == Assumed {
+			t.released[uid] = releasedAllocation{t.nodeOf[uid], a}
+			t.unplace(uid)
 		}
-		name := t.nodeOf[uid]
-		n := t.nodes[name]
-		if _, touched := t.before[name]; !touched {
-			t.before[name] = n.room()
-		}
-		t.released[uid] = releasedAllocation{name, a}
-		t.unplace(uid)
 	}
 }
 
 // undo restores the released allocations.
 func (t *trial) undo() {
 	for uid, what := range t.released {
-		n := t.nodes[what.node]
-		n.allocations[uid] = what.allocation
+		t.alter(what.node, func(n *node) { n.allocations[uid] = what.allocation })
 		t.nodeOf[uid] = what.node
-		n.recount()
-		t.markChanged(n)
 		if t.capacity != nil {
 			t.capacity.Take(what.node, uid)
 		}
 	}
 }
 
-// roomier returns the nodes on which pods may fit that didn't fit before.
-func (t *trial) roomier() (names []string) {
-	for name, before := range t.before {
-		n := t.nodes[name]
-		if n.roomierThan(before) {
-			names = append(names, name)
-		}
-		if t.dropUnused(name, n) {
-			t.forgotten = t.revision
-		}
-	}
-	names = append(names, t.ended...)
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
 // unplace removes the pod's allocation and returns its capacity.
 func (t *trial) unplace(uid gpu.PodUID) {
-	name := t.nodeOf[uid]
-	n := t.nodes[name]
-	delete(n.allocations, uid)
-	delete(t.nodeOf, uid)
-	n.recount()
-	t.markChanged(n)
+	n := t.edit.unplace(uid)
 	t.ranks.record(n)
 	if t.capacity != nil {
-		t.capacity.Return(name, uid)
+		t.capacity.Return(n.name, uid)
 	}
 }
 
@@ -272,7 +234,7 @@ func (t *trial) placeAll(requests []Request) []Place {
 // placeNominated places the pod on the node to which it is nominated, if this node is a candidate and has room. All other pods see the
 // nomination as used memory, so a ranking that the pod shares with other pods may not contain the node.
 func (t *trial) placeNominated(request *Request) (name string, ok bool) {
-	nomination := t.reservations.byPod[request.Pod.UID][Nominated]
+	nomination := t.reservations.awaited[Nominated][request.Pod.UID]
 	if nomination == nil {
 		return "", false
 	}
@@ -282,33 +244,45 @@ func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 		return "", false
 	}
 	defer t.ranks.record(n) // The nomination doesn't count any more, wherever the pod is placed.
-	if _, fits := t.rate(n, request, t.kind(&request.Pod)); !fits || !t.put(name, n, request.Pod) {
+	a := t.asks(&request.Pod, t.view.Unseen)
+	if placement.Fit(t.cardsSeen(n, &t.view, &a), a.demand) != reasons.Fits || !t.put(name, n, request.Pod) {
 		return "", false
 	}
 	return name, true
 }
 
-// kind returns the pod's kind.
-func (t *trial) kind(pod *gpu.Pod) int {
-	kind, _ := t.kindOf(&t.view, pod)
-	return kind
-}
-
-// rate returns the suitability of the node for the request, whose pod has that kind, and whether the request fits the node's cards.
-func (t *trial) rate(n *node, request *Request, kind int) (float64, bool) {
-	demand := request.Pod.Demand()
-	suits, reason := t.suit(n, &t.view, &request.Pod, &demand, kind)
-	return float64(suits), reason == reasons.Fits
-}
-
 // put adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
 func (t *trial) put(name string, n *node, pod gpu.Pod) bool {
-	where, reason := t.place(n, &pod, t.view.Card, t.view.Unseen)
-	if reason != reasons.Fits || t.capacity != nil && !t.capacity.Take(name, pod.UID) {
+	where, fits := t.placeWith(t.capacity, n, &pod, &t.view)
+	if !fits {
 		return false
 	}
-	t.ended = append(t.ended, t.reservedFor(pod.UID)...)
+	t.freed = append(t.freed, t.reservedFor(pod.UID)...)
+	t.changes(n, false)
 	t.assume(name, pod, where, t.at.Add(time.Duration(t.placed)))
 	t.placed++
 	return true
+}
+
+// placeWith returns the cards of the node that the view's policy chooses for the pod; false if the pod doesn't fit. If it does, it is taken from capacity,
+// which can be nil.
+func (l *Ledger) placeWith(capacity Capacity, n *node, pod *gpu.Pod, view *View) (where gpu.Placement, fits bool) {
+	a := l.asks(pod, view.Unseen)
+	where, reason := l.place(n, &a, view.Card)
+	return where, reason == reasons.Fits && l.hasResources(n, &a) && (capacity == nil || capacity.Take(n.name, pod.UID))
+}
+
+// rankingsBy returns rankings by the view. put is that of rankings.
+func (l *Ledger) rankingsBy(view View, put func(name string, n *node, pod gpu.Pod) bool) rankings {
+	return rankings{
+		ledger: l, unseen: view.Unseen, put: put,
+		kind: func(pod *gpu.Pod) int {
+			kind, _ := l.kindOf(&view, pod)
+			return kind
+		},
+		rate: func(n *node, a *asker, kind int) (float64, bool) {
+			suits, reason := l.suit(n, &view, a, kind)
+			return float64(suits), reason == reasons.Fits
+		},
+	}
 }

@@ -31,13 +31,12 @@ type ResourceQuery struct {
 // resourcesFit is Resources.Fits; true if only GPU memory counts.
 func (l *Ledger) resourcesFit(q ResourceQuery) bool { return l.resources == nil || l.resources.Fits(q) }
 
-// hasReserved reports whether something is reserved on the node.
-func (n *node) hasReserved() bool { return len(n.reserved) > 0 || n.planned }
+// hasReserved reports whether something is reserved on the node. n may be nil.
+func (n *node) hasReserved() bool { return n != nil && (len(n.reserved) > 0 || n.planned) }
 
 // HasReserved reports whether something is reserved on the node, so that pods may fit once it has more CPU or another resource free.
 func (l *Ledger) HasReserved(name string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	n := l.nodes[name]
-	return n != nil && n.hasReserved()
+	return l.nodes[name].hasReserved()
 }
