@@ -86,32 +86,32 @@ func (a *Awaited) Pass(items []Item, now time.Time) {
 	if a.MaxIdle <= 0 {
 		items = nil
 	}
-	wait := map[string]bool{}
+	waits := map[string]bool{}
 	for i := range items {
-		wait[items[i].ID] = true
+		waits[items[i].ID] = true
 	}
-	a.endUnless(func(id string) bool { return wait[id] }) // So that those behind get what it had.
+	for _, id := range slices.Sorted(maps.Keys(a.choices)) { // In an order, since each end can requeue pods.
+		if !waits[id] {
+			a.end(id)
+		}
+	}
 	p := &pass{Awaited: a, now: now, before: map[string]gpu.Memory{}, seen: map[string]bool{}, choices: map[string]*choice{}, totals: map[*string]gpu.Memory{}}
 	for _, item := range a.sorted(items, now) {
-		p.await(&item)
+		if p.await(&item); p.choices[item.ID] == nil {
+			a.end(item.ID) // Before the items behind choose.
+		}
 	}
-	a.endUnless(func(id string) bool { return p.choices[id] != nil })
 	a.choices = p.choices
 }
 
-// endUnless ends the reservations of the items that don't go on.
-func (a *Awaited) endUnless(goesOn func(id string) bool) {
-	for _, id := range slices.Sorted(maps.Keys(a.choices)) { // In an order, since each end can requeue pods.
-		if !goesOn(id) {
-			a.Ledger.EndAwaited(id)
-			a.end(a.choices[id])
-			delete(a.choices, id)
-		}
+// end ends the reservation of an item, and records how it ended if the item fitted. It does nothing if the item has no choice.
+func (a *Awaited) end(id string) {
+	c := a.choices[id]
+	if c == nil {
+		return
 	}
-}
-
-// end records how an item's reservation ended, if the item fitted.
-func (a *Awaited) end(c *choice) {
+	delete(a.choices, id)
+	a.Ledger.EndAwaited(id)
 	a.Failures.Unreserved(c.attempt)
 	switch {
 	case !c.placed:

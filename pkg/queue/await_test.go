@@ -198,6 +198,18 @@ func TestAwaitedArrival(t *testing.T) {
 	}
 }
 
+// What an item gives up is reserved for the next one in the same pass.
+func TestAwaitedGivenUp(t *testing.T) {
+	f := newFixture(t, 1)
+	f.run("a", "n1", 0, 4, time.Minute)
+	f.wait("first", 1, 16, earlier)
+	f.wait("second", 1, 15, earlier+time.Second).Attempt.Namespace = "other"
+	f.pass(0, "first n1:16")
+	f.items[0].Fits = func() bool { return true }
+	f.pass(time.Second, "first n1:16")
+	f.pass(Arrival, "second n1:15")
+}
+
 // A small item that fails again and again, and arrives in between, doesn't end the reservation of a large one of its namespace.
 func TestAwaitedWhileOthersFail(t *testing.T) {
 	f := newFixture(t, 8)
