@@ -95,7 +95,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 		mgr.offer(r, m, all, now)
 	}
 	if r.plan == nil {
-		if !mgr.mayPlan(r, mgr.freed.Load(), now) {
+		if !mgr.mayPlan(r, now) {
 			return FilterResult{Reason: reasons.GroupNoRoom}
 		}
 		if reason, ok := mgr.makePlan(r, now); !ok {

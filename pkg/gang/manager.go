@@ -114,8 +114,8 @@ type Manager struct {
 	waiting, placed runList
 	alarms          []alarm
 	burst           freeBurst
-	// noRoomFor holds the first runs of each likeness for which there was no room since the latest Tick.
-	noRoomFor map[likeRuns]ledger.Item
+	// noRoomFor are the latest results "no room" that may still be valid.
+	noRoomFor map[likeRuns]noRoom
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
 	work     int
 	resumeAt *ledger.Item
@@ -133,7 +133,7 @@ type Manager struct {
 func New(o Options) *Manager {
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
-		noRoomFor: map[likeRuns]ledger.Item{}, sets: map[fingerprint]*candidates{},
+		noRoomFor: map[likeRuns]noRoom{}, sets: map[fingerprint]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }

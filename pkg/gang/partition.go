@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -144,6 +143,6 @@ func (mgr *Manager) StopLeading(now time.Time) {
 		m.run, m.gone = nil, false
 	}
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
-	mgr.noRoomFor, mgr.resumeAt = map[likeRuns]ledger.Item{}, nil
+	mgr.noRoomFor, mgr.resumeAt = map[likeRuns]noRoom{}, nil
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }

@@ -105,10 +105,25 @@ type needs struct {
 	unclear bool
 }
 
-// likeRuns identifies the runs of one likeness that may take memory from others (displaces is true), or may not.
+// likeRuns identifies the runs of one likeness that may take memory from others (displaces is true), or may not. Those with memory that only they
+// see are alike none: alone is the ID of their item.
 type likeRuns struct {
 	likeness  string
 	displaces bool
+	alone     string
+}
+
+// noRoom is the latest result "no room" for runs that are alike: the run, when it was, and the value of Manager.freed then.
+type noRoom struct {
+	item  ledger.Item
+	at    time.Time
+	freed uint64
+}
+
+// isValid reports whether the result still holds for a run that doesn't go before that one.
+func (n *noRoom) isValid(freed uint64, now time.Time) bool {
+	ago := now.Sub(n.at)
+	return ago < quietPeriod || n.freed == freed && ago < noRoomMax
 }
 
 // needed returns the needs of the run: the oldest members that it must place together. Further members are placed once the run is running.
@@ -264,12 +279,6 @@ const (
 	maxWork = 2000
 )
 
-// recentlyNoRoom reports whether the latest result "no room" is still valid.
-func (r *run) recentlyNoRoom(freed uint64, now time.Time) bool {
-	ago := now.Sub(r.noRoomAt)
-	return !r.noRoomAt.IsZero() && (ago < quietPeriod || r.noRoomFreed == freed && ago < noRoomMax)
-}
-
 // plannable reports whether the run isn't paused, and at least one of its members has candidate nodes. Other runs don't wait for a run that
 // isn't plannable.
 func (mgr *Manager) plannable(r *run, now time.Time) bool {
@@ -283,7 +292,7 @@ func (mgr *Manager) plannable(r *run, now time.Time) bool {
 func (mgr *Manager) planWaiting(now time.Time) {
 	freed := mgr.freed.Load()
 	over := mgr.burst.observe(freed, now)
-	clear(mgr.noRoomFor)
+	maps.DeleteFunc(mgr.noRoomFor, func(_ likeRuns, last noRoom) bool { return !last.isValid(freed, now) })
 	mgr.work = 0
 	first := mgr.resumeAt
 	mgr.resumeAt = nil
@@ -308,19 +317,13 @@ func (mgr *Manager) planWaiting(now time.Time) {
 	}
 }
 
-// mayPlan reports whether all runs that go before r have been tried, see planWaiting. Native groups are tried by filter alone.
-func (mgr *Manager) mayPlan(r *run, freed uint64, now time.Time) bool {
-	over := mgr.burst.observe(freed, now)
-	for _, o := range mgr.waiting {
-		switch {
-		case o == r:
-			return true
-		case o.key.Native, !mgr.plannable(o, now):
-		case !over, o.triedFreed != freed && !o.recentlyNoRoom(freed, now):
-			return false // The next Tick tries all of them in their order.
-		}
-	}
-	return true
+// mayPlan reports whether filter may plan r: if memory is being freed, the next Tick tries all runs in their order, see planWaiting. Native groups are
+// tried by filter alone.
+func (mgr *Manager) mayPlan(r *run, now time.Time) bool {
+	over := mgr.burst.observe(mgr.freed.Load(), now)
+	return over || !slices.ContainsFunc(mgr.waiting, func(o *run) bool {
+		return o.item.Before(&r.item) && !o.key.Native && mgr.plannable(o, now)
+	})
 }
 
 // quietPeriod is how long no memory must have been freed before a run is planned while a run before it has no room. settle bounds the wait for such a
@@ -352,11 +355,6 @@ func (f *freeBurst) observe(freed uint64, now time.Time) bool {
 
 // makePlan plans all members that the run still needs, or returns the reason why it can't.
 func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
-	freed := mgr.freed.Load()
-	if r.recentlyNoRoom(freed, now) {
-		return reasons.GroupNoRoom, false
-	}
-	r.triedFreed = freed
 	n := r.needed()
 	if r.key.Native {
 		mgr.offerEligible(r, n, now)
@@ -378,8 +376,8 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 	n.build(r)
 	places, ok := mgr.reserve(r, n, now)
 	if !ok {
-		r.noRoomAt, r.noRoomFreed, r.wait = now, freed, reasons.GroupNoRoom
-		return reasons.GroupNoRoom, false
+		r.wait = reasons.GroupNoRoom
+		return r.wait, false
 	}
 	if n.wholeCards {
 		mgr.endWholeCards(now)
@@ -389,7 +387,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 		attempt: mgr.attempt(r), made: now, wholeCards: n.wholeCards,
 	}
 	mgr.Failures.Placed(p.attempt)
-	r.plan, r.noRoomAt, r.wait = p, time.Time{}, reasons.Group{}
+	r.plan, r.wait = p, reasons.Group{}
 	for _, m := range n.members {
 		p.members[m.UID], p.order = &plannedMember{}, append(p.order, m.UID)
 	}
@@ -421,16 +419,18 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 	if len(n.requests) == 0 {
 		return nil, true
 	}
-	// If a run found no room, a run of the same likeness behind it finds none either: fewer runs give way to it.
 	granted := map[gpu.PodUID]bool{}
 	for _, m := range n.requesters {
 		if mgr.Ledger.Owns(ledger.Granted, m.UID) {
 			granted[m.UID] = true
 		}
 	}
-	alone := len(granted) > 0 || mgr.Ledger.Awaits(n.requests[0].Pod.UID) // Only r sees the memory that is reserved for it.
-	like := likeRuns{n.likeness, r.mayDisplace()}
-	if before, failed := mgr.noRoomFor[like]; failed && !r.item.Before(&before) && !alone {
+	// If a run found no room, a run of the same likeness behind it finds none either: fewer runs give way to it.
+	freed, like := mgr.freed.Load(), likeRuns{likeness: n.likeness, displaces: r.mayDisplace()}
+	if len(granted) > 0 || mgr.Ledger.Awaits(n.requests[0].Pod.UID) {
+		like.alone = r.item.ID
+	}
+	if last, found := mgr.noRoomFor[like]; found && !r.item.Before(&last.item) && last.isValid(freed, now) {
 		return nil, false
 	}
 	mgr.work += len(n.requests)
@@ -450,9 +450,7 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 		slices.Reverse(places)
 	}
 	if places == nil {
-		if !alone {
-			mgr.noRoomFor[like] = r.item
-		}
+		mgr.noRoomFor[like] = noRoom{r.item, now, freed}
 		for _, set := range yielding {
 			mgr.work += len(set)
 		}

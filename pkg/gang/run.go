@@ -38,11 +38,6 @@ type run struct {
 	needs *needs
 	// wait is why the latest attempt to plan failed.
 	wait reasons.Group
-	// noRoomAt is when planning last found no room, noRoomFreed the value of Manager.freed at that time.
-	noRoomAt    time.Time
-	noRoomFreed uint64
-	// triedFreed is the value of Manager.freed at the latest attempt to plan.
-	triedFreed uint64
 
 	// reservedFor is for how long the run had plans since its latest failure.
 	reservedFor time.Duration
