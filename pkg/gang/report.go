@@ -3,60 +3,88 @@ package gang
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Report is the state of a run as the leader knows it.
+// Report is the state of a run.
 type Report struct {
 	Group Key
+	// ID is the value of the annotation gpushare.aliyun.com/group-run of its bound members; empty if they have none.
+	ID    string
 	Phase Phase
 	// Size is how many members must be bound together; 0 if unknown.
 	Size int
-	// Counted is the number of members that count towards Size: those that are bound, to be bound, or have succeeded.
-	Counted int
+	// Counted is the number of members that count towards Size: those that are bound, to be bound, or have succeeded. Succeeded counts the
+	// last of these.
+	Counted, Succeeded int
+	// Cardless is the number of the group's pods if none of them asks for cards. Such a group has no run, and is reported as incomplete.
+	Cardless int
 	// Bound and Pending are the names of the members with and without a node that exist, the oldest first. Pending includes
 	// members that don't count.
 	Bound, Pending []string
 	// Memory is what these members request in all.
 	Memory gpu.Memory
-	// Reason is why members are pending, without its prefix; empty if the run is running.
-	Reason string
-	// Since is since when it waits, see Status, else when it began to run or to be evicted; zero if unknown.
-	Since time.Time
+	// Reason is why members are pending; none if the run is running. Problem is what is wrong with the oldest of those that can't be placed even
+	// if all memory is free; empty if there are none.
+	Reason  reasons.Group
+	Problem string
+	// Waits is since when members wait, see Status.Since. Since is the same, else when the run began to run or to be evicted; zero if unknown.
+	Waits, Since time.Time
 }
 
-// Reports returns the runs of all groups that have a member which exists, ordered by group; false while this process doesn't
-// lead. A group whose pods all ask for no cards has no run, and is reported as incomplete.
+// Reports returns the runs of all groups that have a member which exists; false while this process doesn't lead. They are ordered by group, and
+// of one group those that are running come first.
 func (mgr *Manager) Reports() (reports []Report, leads bool) {
 	reports, leads = mgr.reports()
-	slices.SortFunc(reports, func(a, b Report) int {
-		return cmp.Or(a.Group.Compare(b.Group), a.Since.Compare(b.Since), cmp.Compare(a.Phase, b.Phase))
-	})
-	return reports, leads
+	return slices.DeleteFunc(reports, func(r Report) bool { return len(r.Bound)+len(r.Pending)+r.Cardless == 0 }), leads
+}
+
+// Snapshot returns the runs of these members as a Manager reports them that starts to lead: as the API server alone shows them. Of the phases, such a
+// Manager knows incomplete, pending, running and broken. Runs whose members have all ended are among them. Members that ask for no cards belong to none.
+func Snapshot(members []Member, now time.Time) []Report {
+	reports, _ := NewSnapshot(members, now).reports()
+	return reports
+}
+
+// NewSnapshot returns a Manager that starts to lead with these members.
+func NewSnapshot(members []Member, now time.Time) *Manager {
+	mgr := New(Options{Observer: discard{}, Failures: &queue.Failures{}})
+	for i := range members {
+		mgr.SetMember(members[i], now)
+	}
+	mgr.StartLeading(now)
+	return mgr
 }
 
 func (mgr *Manager) reports() (out []Report, leads bool) {
 	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
 	for _, g := range mgr.groups {
 		for _, r := range g.runs {
-			if report := r.report(); len(report.Bound)+len(report.Pending) > 0 {
-				out = append(out, report)
-			}
+			out = append(out, r.report())
 		}
 		if len(g.runs) == 0 && g.cardless > 0 {
-			out = append(out, Report{Group: g.key, Reason: reasons.GroupCardless(g.cardless).Words})
+			out = append(out, Report{Group: g.key, Cardless: g.cardless, Reason: reasons.GroupCardless(g.cardless)})
 		}
 	}
-	return out, mgr.leading
+	leads = mgr.leading
+	mgr.mu.Unlock()
+	slices.SortFunc(out, func(a, b Report) int {
+		return cmp.Or(a.Group.Compare(b.Group), gpu.TrueFirst(a.Phase == PhaseRunning, b.Phase == PhaseRunning),
+			a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID))
+	})
+	return out, leads
 }
 
 func (r *run) report() Report {
+	waits := r.needed().since
 	report := Report{
-		Group: r.key, Phase: r.phase, Size: r.size(), Counted: r.existing(), Since: cmp.Or(r.needed().since, r.since),
+		Group: r.key, ID: r.id, Phase: r.phase, Size: r.size(), Counted: r.existing(), Succeeded: r.counts[succeeded],
+		Waits: waits, Since: cmp.Or(waits, r.since),
 		Bound: make([]string, 0, r.counts[bound]), Pending: make([]string, 0, r.unbound()),
 	}
 	for _, m := range r.ordered() {
@@ -69,25 +97,20 @@ func (r *run) report() Report {
 			continue
 		}
 		report.Memory = report.Memory.Add(m.Request)
+		if m.counted == ineligible && r.phase != PhaseRunning {
+			report.Problem = cmp.Or(report.Problem, m.problem())
+		}
 	}
 	if r.phase != PhaseRunning {
-		report.Reason = r.common().Words
+		report.Reason = r.reason(nil)
 	}
 	return report
 }
 
-// common returns why the members of a run that isn't running are pending: what makes the group invalid, else the reason of those
-// that have a place in the plan, if there is one.
-func (r *run) common() reasons.Group {
-	if r.counts[ineligible] > 0 {
-		for _, m := range r.ordered() {
-			if m.counted == ineligible && m.problem() != "" {
-				return reasons.GroupInvalid(m.problem())
-			}
-		}
-	}
-	if r.phase == PhasePlanned || r.phase == PhasePermitting {
-		return r.arriving()
-	}
-	return r.reason(&member{})
-}
+// discard is an Observer that does nothing.
+type discard struct{}
+
+func (discard) GangHeld(time.Duration)   {}
+func (discard) GangBound()               {}
+func (discard) GangFailed(reasons.Group) {}
+func (discard) GangEvicted()             {}

@@ -1,6 +1,7 @@
 package gang
 
 import (
+	stdcmp "cmp"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestReports: what the web page shows of each run.
@@ -39,17 +41,17 @@ func TestReports(t *testing.T) {
 	mgr.filterAll("planneda", []string{"n"}, later)
 	mgr.filterAll("plannedb", []string{"n"}, later)
 	report := func(group string, r Report) Report {
-		r.Group = Key{Namespace: "ns", Name: group}
+		r.Group, r.Since = Key{Namespace: "ns", Name: group}, stdcmp.Or(r.Since, r.Waits)
 		return r
 	}
 	want := []Report{
-		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, Pending: []string{"a"}, Memory: 16, Reason: "only 1 of 2 members are bound", Since: begin.Add(2 * time.Second)}),
-		report("cardless", Report{Reason: "none of its 2 pods asks for cards"}),
-		report("incomplete", Report{Size: 4, Counted: 1, Pending: []string{"a"}, Memory: 8, Reason: "1 of 4 members exist", Since: begin}),
-		report("invalid", Report{Size: 4, Counted: 1, Pending: []string{"a", "b"}, Memory: 16, Reason: "invalid group: its size is no number", Since: begin}),
-		report("planned", Report{Phase: PhasePlanned, Size: 2, Counted: 2, Pending: []string{"a", "b"}, Memory: 16, Reason: "memory is reserved for all, and 0 of 2 members have arrived", Since: begin}),
-		report("running", Report{Size: 2, Counted: 1, Pending: []string{"b"}, Memory: 8, Reason: "1 of 2 members exist", Since: begin}),
-		report("running", Report{Phase: PhaseRunning, Size: 1, Counted: 1, Bound: []string{"a"}, Memory: 8, Since: begin}),
+		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, ID: "1", Pending: []string{"a"}, Memory: 16, Reason: reasons.GroupBroken(1, 2), Waits: begin.Add(2 * time.Second)}),
+		report("cardless", Report{Cardless: 2, Reason: reasons.GroupCardless(2)}),
+		report("incomplete", Report{Size: 4, Counted: 1, Pending: []string{"a"}, Memory: 8, Reason: reasons.GroupIncomplete(1, 4), Waits: begin}),
+		report("invalid", Report{Size: 4, Counted: 1, Pending: []string{"a", "b"}, Memory: 16, Reason: reasons.GroupIncomplete(1, 4).Ineligible(1, "b"), Problem: "its size is no number", Waits: begin}),
+		report("planned", Report{Phase: PhasePlanned, Size: 2, Counted: 2, Pending: []string{"a", "b"}, Memory: 16, Reason: reasons.GroupArriving(0, 2), Waits: begin}),
+		report("running", Report{ID: "1", Phase: PhaseRunning, Size: 1, Counted: 1, Bound: []string{"a"}, Memory: 8, Since: begin}),
+		report("running", Report{Size: 2, Counted: 1, Pending: []string{"b"}, Memory: 8, Reason: reasons.GroupIncomplete(1, 2), Waits: begin}),
 	}
 	got, leads := mgr.Reports()
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || !leads {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -15,7 +16,7 @@ func TestSnapshot(t *testing.T) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	train, other := Key{Namespace: "a", Name: "train"}, Key{Namespace: "a", Name: "other"}
 	member := func(uid gpu.PodUID, key Key, run, controller string) Member {
-		m := Member{Pod: gpu.Pod{UID: uid, Request: 1}, Gang: key, Size: 2, Run: run, Controller: controller, Created: now}
+		m := Member{Pod: gpu.Pod{UID: uid, Name: string(uid), Request: 1}, Gang: key, Size: 2, Run: run, Controller: controller, Created: now}
 		if run != "" {
 			m.Node, m.BoundAt = "n", now
 		}
@@ -29,19 +30,19 @@ func TestSnapshot(t *testing.T) {
 		member("f", train, "", "job-3"), member("b", train, "1", "job-1"), member("a", train, "1", "job-1"),
 		member("d", train, "2", "job-2"), ended, member("c", other, "9", "job-9"), member("g", other, "", "job-9"), cardless,
 	}, now)
-	want := []RunStatus{
+	want := []Report{
 		{
-			Group: other, ID: "9", Phase: PhaseBroken, Size: 2, Since: now, Members: []gpu.PodUID{"c", "g"},
-			Reason: reasons.Group{Label: "broken", Words: "only 1 of 2 members are bound"},
+			Group: other, ID: "9", Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"g"}, Memory: 2, Waits: now, Since: now,
+			Reason: reasons.GroupBroken(1, 2),
 		},
-		{Group: train, ID: "1", Phase: PhaseRunning, Size: 2, Members: []gpu.PodUID{"a", "b"}},
-		{Group: train, ID: "2", Phase: PhaseRunning, Size: 2, Members: []gpu.PodUID{"d", "e"}},
+		{Group: train, ID: "1", Phase: PhaseRunning, Size: 2, Counted: 2, Bound: []string{"b", "a"}, Memory: 2, Since: now},
+		{Group: train, ID: "2", Phase: PhaseRunning, Size: 2, Counted: 2, Succeeded: 1, Bound: []string{"d"}, Memory: 1, Since: now},
 		{
-			Group: train, Phase: PhaseIncomplete, Size: 2, Since: now, Members: []gpu.PodUID{"f"},
-			Reason: reasons.Group{Label: "incomplete", Words: "1 of 2 members exist"},
+			Group: train, Phase: PhaseIncomplete, Size: 2, Counted: 1, Pending: []string{"f"}, Memory: 1, Waits: now, Since: now,
+			Reason: reasons.GroupIncomplete(1, 2),
 		},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

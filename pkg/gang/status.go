@@ -28,16 +28,17 @@ func (mgr *Manager) Waits(uid gpu.PodUID) (Status, bool) {
 	return Status{Group: m.Gang, Reason: m.run.reason(m), Since: m.run.needed().since}, true
 }
 
-// reason returns why a member of a run that isn't running is pending.
+// reason returns why a member of a run that isn't running is pending. If m is nil, it is one that has no problem, and a place in the plan if there
+// is one.
 func (r *run) reason(m *member) reasons.Group {
-	if problem := m.problem(); problem != "" {
-		return reasons.GroupInvalid(problem)
+	if m != nil && m.problem() != "" {
+		return reasons.GroupInvalid(m.problem())
 	}
 	switch r.phase {
 	case PhasePending:
 		return cmp.Or(r.wait, reasons.GroupAwaitsOthers)
 	case PhasePlanned, PhasePermitting:
-		if r.plan.members[m.UID] == nil {
+		if m != nil && r.plan.members[m.UID] == nil {
 			return reasons.GroupSurplus
 		}
 		return r.arriving()

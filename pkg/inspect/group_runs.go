@@ -20,11 +20,10 @@ import (
 
 // groupRun is a run of a group as the API server shows it.
 type groupRun struct {
-	gang.RunStatus
+	gang.Report
 	// bound, pending and ineligible are the members that have a node, wait for one, or wait and don't count. Members that end
 	// or have ended are in none.
 	bound, pending, ineligible []gang.Member
-	succeeded                  int
 	// cardless is the number of pods that name the group and ask for no cards; of a group's runs, only the last one has it.
 	cardless int
 	// messages are kube-scheduler's messages about pods, by UID.
@@ -35,7 +34,7 @@ type groupRun struct {
 // Pods of a PodGroup that places them one by one are in none.
 func groupRuns(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now time.Time) []groupRun {
 	var members []gang.Member
-	byUID, messages := map[gpu.PodUID]gang.Member{}, map[gpu.PodUID]string{}
+	byName, messages := map[types.NamespacedName]gang.Member{}, map[gpu.PodUID]string{}
 	groups := map[gang.Key][]groupRun{}
 	cardless := map[gang.Key][]gang.Member{}
 	for _, pod := range pods {
@@ -52,21 +51,22 @@ func groupRuns(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now tim
 		}
 		switch {
 		case !m.Cardless:
-			members, byUID[m.UID], messages[m.UID] = append(members, *m), *m, schedulerMessage(pod)
+			members, messages[m.UID] = append(members, *m), schedulerMessage(pod)
+			byName[types.NamespacedName{Namespace: m.Namespace, Name: m.Name}] = *m
 		case !m.Ended && !m.Leaving:
 			cardless[m.Gang] = append(cardless[m.Gang], *m)
 		}
 	}
-	for _, status := range gang.Snapshot(members, now) {
-		run := groupRun{RunStatus: status, messages: messages}
-		for _, uid := range status.Members {
-			run.add(byUID[uid])
+	for _, report := range gang.Snapshot(members, now) {
+		run := groupRun{Report: report, messages: messages}
+		for _, name := range slices.Concat(report.Bound, report.Pending) {
+			run.add(byName[types.NamespacedName{Namespace: report.Group.Namespace, Name: name}])
 		}
 		groups[run.Group] = append(groups[run.Group], run)
 	}
 	for key, pods := range cardless {
 		if len(groups[key]) == 0 {
-			groups[key] = []groupRun{{RunStatus: gang.RunStatus{
+			groups[key] = []groupRun{{Report: gang.Report{
 				Group: key, Size: pods[0].Size, Reason: reasons.GroupIncomplete(0, pods[0].Size),
 			}}}
 		}
@@ -103,9 +103,6 @@ func schedulerMessage(pod *corev1.Pod) string {
 
 func (r *groupRun) add(m gang.Member) {
 	switch {
-	case m.Succeeded:
-		r.succeeded++
-	case m.Ended, m.Leaving:
 	case m.Node != "":
 		r.bound = append(r.bound, m)
 	case m.Problem != "", m.GatedOtherwise:
@@ -190,7 +187,7 @@ func (r *groupRun) reason(reported reasons.Group) reasons.Group {
 	case r.Phase == gang.PhaseBroken && !reported.Broken():
 		reason = reason.Because(reported)
 	}
-	if asking := len(r.bound) + len(r.pending) + len(r.ineligible) + r.succeeded; asking < r.Size && asking+r.cardless >= r.Size {
+	if asking := len(r.bound) + len(r.pending) + len(r.ineligible) + r.Succeeded; asking < r.Size && asking+r.cardless >= r.Size {
 		reason = reason.Cardless(r.cardless)
 	}
 	return reason
@@ -245,7 +242,7 @@ func groupWaits(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now ti
 			case m.GatedOtherwise:
 				reason = run.reason(reasons.Group{})
 			}
-			waits[types.UID(m.UID)] = &diagnosis.GroupWait{Group: run.Group.String(), Native: run.Group.Native, Reason: reason, Since: run.Since}
+			waits[types.UID(m.UID)] = &diagnosis.GroupWait{Group: run.Group.String(), Native: run.Group.Native, Reason: reason, Since: run.Waits}
 		}
 	}
 	return waits

@@ -302,10 +302,18 @@ func viewGroups(reports []gang.Report) []groupView {
 		group := &views[len(views)-1]
 		group.Runs = append(group.Runs, runView{
 			Phase: r.Phase.String(), Size: r.Size, Counted: r.Counted, Bound: r.Bound, Pending: r.Pending, Memory: r.Memory,
-			Reason: protocol.Shorten(r.Reason), Since: milliseconds(r.Since),
+			Reason: protocol.Shorten(reasonOf(&r)), Since: milliseconds(r.Since),
 		})
 	}
 	return views
+}
+
+// reasonOf returns why members of the run are pending: what makes the group invalid comes first.
+func reasonOf(r *gang.Report) string {
+	if r.Problem != "" {
+		return reasons.GroupInvalid(r.Problem).Words
+	}
+	return r.Reason.Words
 }
 
 func milliseconds(at time.Time) int64 {

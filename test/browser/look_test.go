@@ -149,10 +149,10 @@ func TestLook(t *testing.T) {
 		s.groups = []gang.Report{
 			{
 				Group: gang.Key{Namespace: "research", Name: "train-7b"}, Phase: gang.PhasePending, Size: 4, Counted: 4, Memory: 520, Since: clock.Now().Add(-26 * time.Minute),
-				Pending: []string{"train-7b-0", "train-7b-1", "train-7b-2", "train-7b-3"}, Reason: "there is no room for all members at once",
+				Pending: []string{"train-7b-0", "train-7b-1", "train-7b-2", "train-7b-3"}, Reason: reasons.GroupNoRoom,
 			},
 			{Group: gang.Key{Namespace: "search", Name: "gateway"}, Phase: gang.PhaseRunning, Size: 2, Counted: 2, Memory: 40, Bound: []string{"gateway-0", "gateway-1"}, Since: clock.Now().Add(-time.Hour)},
-			{Group: gang.Key{Namespace: "vision", Name: "sweep"}, Size: 3, Counted: 2, Memory: 20, Pending: []string{"sweep-0", "sweep-1"}, Since: clock.Now().Add(-5 * time.Minute), Reason: "2 of 3 members exist"},
+			{Group: gang.Key{Namespace: "vision", Name: "sweep"}, Size: 3, Counted: 2, Memory: 20, Pending: []string{"sweep-0", "sweep-1"}, Since: clock.Now().Add(-5 * time.Minute), Reason: reasons.GroupIncomplete(2, 3)},
 		}
 	})
 	if _, err := s.book.Reserve("gpu-a100-04", gpu.Pod{UID: "r", Namespace: "vision", Name: "detector-3b1e0", Request: 24}, placement.Binpack, clock.Now()); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // rows are the names of what the page lists.
@@ -50,7 +51,7 @@ func somePods() *source {
 		s.problems = []*clustercache.PodInfo{{PodUse: eligibility.PodUse{Pod: gpu.Pod{Namespace: "ns", Name: "typo"}}, RequestProblem: "is aliyun.com/gpu-mem meant?"}}
 		s.groups = []gang.Report{{
 			Group: gang.Key{Namespace: "ns", Name: "train"}, Phase: gang.PhaseBroken, Size: 2, Counted: 2, Memory: 86000,
-			Bound: []string{"bound-n1"}, Pending: []string{"member"}, Reason: "only 1 of 2 members are bound", Since: created,
+			Bound: []string{"bound-n1"}, Pending: []string{"member"}, Reason: reasons.GroupBroken(1, 2), Since: created,
 		}}
 	})
 	return s
