@@ -9,9 +9,11 @@ import (
 )
 
 // Permit is the decision about one bind call of a member: granted or rejected. Once Decided is closed, the exported fields don't
-// change any more, and may be read.
+// change any more, and may be read; Group may always be.
 type Permit struct {
 	Decided chan struct{}
+	// Group is the group of the member.
+	Group Key
 	// Rejection is why the bind is rejected; nil if the permit is granted.
 	Rejection *reasons.Group
 	// OpenedAt is when the barrier opened. The bind timeout counts from then.
@@ -48,7 +50,7 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 	if m == nil {
 		return nil, &reasons.GroupUnknown
 	}
-	permit := &Permit{Decided: make(chan struct{}), run: m.run, requested: now}
+	permit := &Permit{Decided: make(chan struct{}), Group: m.Gang, run: m.run, requested: now}
 	if m.Cardless {
 		permit.grant(now, false)
 		return permit, nil
@@ -255,12 +257,16 @@ const (
 	BindUnconfirmed
 )
 
-// BindDone records the result of a bind whose permit was granted.
+// BindDone records the result of a bind whose permit was granted. key is the permit's group; if it is the zero value, the member's present one counts.
 func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, result BindResult, markedWhole bool, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
+	if m != nil && key == (Key{}) {
+		key = m.Gang
+	}
 	r, pm := mgr.findBind(key, uid)
-	if m := mgr.members[uid]; m != nil && m.run != nil && m.Gang == key && result == BindSucceeded && m.Node == "" {
+	if m != nil && m.run != nil && m.Gang == key && result == BindSucceeded && m.Node == "" {
 		next := m.Member
 		next.Node, next.Run, next.MarkedWhole = node, m.run.id, markedWhole
 		mgr.apply(m, next, now)

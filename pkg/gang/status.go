@@ -52,17 +52,6 @@ func (r *run) reason(m *member) reasons.Group {
 	return r.incomplete()
 }
 
-// GangOf returns the group of the pod.
-func (mgr *Manager) GangOf(uid gpu.PodUID) (Key, bool) {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	m := mgr.members[uid]
-	if m == nil {
-		return Key{}, false
-	}
-	return m.Gang, true
-}
-
 // InPendingGang reports whether the pod, which names a group, asks for cards and is a member of a run that isn't known to be running. A pod
 // that the watch has not reported yet counts as such a member; it is requeued when the watch reports it.
 func (mgr *Manager) InPendingGang(uid gpu.PodUID) bool {

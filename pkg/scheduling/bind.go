@@ -86,7 +86,7 @@ func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit
 	defer func() { s.groups.end(claim, gpu.PodUID(request.UID), request.Node, permit, err) }()
 	for {
 		result, err = s.bind(ctx, claim, request, permit)
-		if err == nil || permit.member == nil || !temporary(result, err) || permit.deadline.Sub(s.Clock.Now()) <= 2*tickInterval {
+		if err == nil || permit.gang == nil || !temporary(result, err) || permit.deadline.Sub(s.Clock.Now()) <= 2*tickInterval {
 			return result, err
 		}
 		<-s.Clock.After(tickInterval)
@@ -114,14 +114,14 @@ func (s *Scheduler) bind(ctx context.Context, claim *binding.Claim, request Bind
 	defer cancel()
 	pod, allocation, result, err := s.prepareBind(ctx, claim, request, permit)
 	// The binds of a gang's members arrive together.
-	if result == prepared && permit.member == nil && s.binder.Gather(ctx, s.cache.PendingFor(pod.UID)) {
+	if result == prepared && permit.gang == nil && s.binder.Gather(ctx, s.cache.PendingFor(pod.UID)) {
 		pod, allocation, result, err = s.prepareBind(ctx, claim, request, permit)
 		if result != prepared && result != reasons.ResultBound { // The watch is about to report a bound pod, with this allocation or another.
 			claim.Abandon()
 		}
 	}
 	if result == prepared {
-		result, err = claim.Write(ctx, request.Node, allocation, pod.Containers, permit.membership)
+		result, err = claim.Write(ctx, request.Node, allocation, pod.Containers, permit.membership())
 	}
 	if result == reasons.ResultNoRoom {
 		s.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventNotAssumed, "No GPU card could be assumed: %v", err)
@@ -158,7 +158,7 @@ func (s *Scheduler) checkBind(pod *clustercache.PodInfo, node string, permit per
 		return reasons.ResultBound, nil
 	case pod.Node != "":
 		return reasons.ResultBadRequest, fmt.Errorf("%w: the pod is bound to node %s already", binding.ErrBadRequest, pod.Node)
-	case s.groups.holds(pod) && permit.member == nil:
+	case s.groups.holds(pod) && permit.gang == nil:
 		return reasons.ResultHeldBack, reasons.GroupUnknown // The cache doesn't have the pod yet.
 	case !pod.Managed:
 		return reasons.ResultBadRequest, errUnmanaged

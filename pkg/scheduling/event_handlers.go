@@ -8,6 +8,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -112,13 +113,13 @@ func (h *eventHandlers) PodReadGone(uid gpu.PodUID) { h.groups.confirmedGone(uid
 // NotBound implements binding.Listener.
 func (h *eventHandlers) NotBound(uid gpu.PodUID) {
 	h.requeue.Unrestricted(uid)
-	h.groups.notBound(uid)
+	h.groups.notBound(uid, gang.Key{})
 }
 
 // NodeUpdated implements clustercache.Handler.
 func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 	defer h.fair.nodesChanged()
-	defer h.groups.nodesChanged()
+	defer h.groups.manager.NodesChanged()
 	defer h.nominator.NodesChanged()
 	node := protocol.ParseNode(object)
 	logger := klog.Background().WithValues("node", object.Name)
@@ -143,7 +144,7 @@ func (h *eventHandlers) NodeDeleted(name string) {
 	h.nodes.DeleteNode(name)
 	h.ledger.DeleteNode(name)
 	h.nominator.NodesChanged()
-	h.groups.nodesChanged()
+	h.groups.manager.NodesChanged()
 	h.fair.nodesChanged()
 }
 

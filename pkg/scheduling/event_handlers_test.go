@@ -98,7 +98,7 @@ func TestReplacedPod(t *testing.T) {
 	f.report(third)
 	f.wantUsed(0, 0)
 
-	inGang := func(uid gpu.PodUID) bool { _, known := f.groups.manager.GangOf(uid); return known }
+	inGang := func(uid gpu.PodUID) bool { known, _ := f.groups.manager.Membership(uid); return known }
 	f.report(member(2, 1))
 	single := fake.Pod("job-1", 8)
 	if !inGang("uid-job-1") {

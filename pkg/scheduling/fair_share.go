@@ -84,10 +84,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *f
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
 		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, EvictionsFull: s.executor.Full, Evicting: s.executor.Tries,
-		Exempt: exempt, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
-	}
-	if s.groups != nil {
-		options.Groups = s.groups.manager
+		Groups: s.groups.manager, Exempt: exempt, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	f := &fairShare{
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,

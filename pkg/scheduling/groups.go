@@ -58,8 +58,8 @@ const (
 	deletedDelay = time.Second
 )
 
-// groups connects a gang.Manager to the cluster: it passes in the events and the time, and performs the Effects. A nil groups
-// means that members of gangs are treated like any other pod.
+// groups connects a gang.Manager to the cluster: it passes in the events and the time, and performs the Effects. If Hold is 0, the Manager has no
+// members, and pods of gangs are treated like any other pod.
 type groups struct {
 	GangOptions
 	// nominator nominates members whose places are outside the sample of a filter call; nil if there are no samples.
@@ -82,7 +82,7 @@ type groups struct {
 
 // memberOf returns the pod as a member of its gang; nil for a pod that is treated like one without a group.
 func (g *groups) memberOf(pod *clustercache.PodInfo) *gang.Member {
-	if g == nil || pod.Member == nil || pod.Member.Gang.Native && !g.native.Load() {
+	if g.Hold == 0 || pod.Member == nil || pod.Member.Gang.Native && !g.native.Load() {
 		return nil
 	}
 	return pod.Member
@@ -90,7 +90,7 @@ func (g *groups) memberOf(pod *clustercache.PodInfo) *gang.Member {
 
 // includes reports whether the pod is a member of a gang.
 func (g *groups) includes(pod *corev1.Pod) bool {
-	return g != nil && (protocol.InGroup(pod) || g.native.Load() && protocol.PodGroupName(pod) != "")
+	return g.Hold > 0 && (protocol.InGroup(pod) || g.native.Load() && protocol.PodGroupName(pod) != "")
 }
 
 // awaitsTurn records a filter call for a pod that was rejected because it isn't its turn.
@@ -132,7 +132,7 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 
 // displace takes reserved places, whose binds have not begun, from groups of lower priority, and reports whether the pod fits one of the nodes now.
 func (g *groups) displace(pod gpu.Pod, nodes []string) bool {
-	if g == nil || len(nodes) == 0 || !g.manager.Displace(pod, nodes, g.clock.Now()) {
+	if len(nodes) == 0 || !g.manager.Displace(pod, nodes, g.clock.Now()) {
 		return false
 	}
 	g.act()
@@ -145,27 +145,25 @@ func (g *groups) displace(pod gpu.Pod, nodes []string) bool {
 // holds reports whether the pod's bind needs a permit.
 func (g *groups) holds(pod *clustercache.PodInfo) bool { return g.memberOf(pod) != nil }
 
-// Membership implements eviction.OveruseGroups.
-func (g *groups) Membership(uid gpu.PodUID) (member, whole bool) {
-	if g == nil {
-		return false, false
-	}
-	return g.manager.Membership(uid)
-}
-
 // incomplete reports whether the pod is a member of a gang that isn't whole.
 func (g *groups) incomplete(pod *corev1.Pod) bool {
 	return g.includes(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID))
 }
 
-// permit is what a gang allows for the bind of one pod. A pod without a gang needs none.
+// permit is what a bind needs.
 type permit struct {
-	// member is the gang's key; nil for a pod without a gang.
-	member *gang.Key
-	// membership is what the Binding records about the gang.
-	membership binding.Membership
+	// gang is granted by the pod's gang; nil for a pod without one.
+	gang *gang.Permit
 	// deadline is when the bind must have ended.
 	deadline time.Time
+}
+
+// membership returns what the Binding records about the gang.
+func (p permit) membership() binding.Membership {
+	if p.gang == nil {
+		return binding.Membership{}
+	}
+	return binding.Membership{Run: p.gang.Run, Whole: p.gang.MarkWhole}
 }
 
 // await holds a member's bind call until the permit of its gang is decided. The caller of a permit must call end.
@@ -177,7 +175,7 @@ func (g *groups) await(ctx context.Context, uid gpu.PodUID, node string) (permit
 	select {
 	case <-held.Decided:
 	case <-ctx.Done():
-		if g.manager.CancelPermit(uid, held.Permit) {
+		if g.manager.CancelPermit(uid, held) {
 			return permit{}, fmt.Errorf("kube-scheduler gave the call up: %w", ctx.Err())
 		}
 		<-held.Decided // The permit was granted meanwhile.
@@ -185,46 +183,35 @@ func (g *groups) await(ctx context.Context, uid gpu.PodUID, node string) (permit
 	return g.decided(held)
 }
 
-// heldBind is a member's bind call that waits for its permit.
-type heldBind struct {
-	*gang.Permit
-	key gang.Key
-}
-
 // arrive requests the permit for a member's bind call. First it confirms the node, so that the check of the member's place includes the binds
 // of former leaders there.
-func (g *groups) arrive(ctx context.Context, uid gpu.PodUID, node string) (heldBind, error) {
-	key, member := g.manager.GangOf(uid)
-	if !member {
-		return heldBind{}, reasons.GroupUnknown
-	}
+func (g *groups) arrive(ctx context.Context, uid gpu.PodUID, node string) (*gang.Permit, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.bindTimeout)
 	defer cancel()
 	if err := g.binder.ConfirmNode(ctx, node); err != nil {
-		return heldBind{}, err
+		return nil, err
 	}
 	held, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
 	g.act()
 	if rejection != nil {
-		return heldBind{}, *rejection
+		return nil, *rejection
 	}
-	return heldBind{held, key}, nil
+	return held, nil
 }
 
 // decided returns the permit, or why it was rejected.
-func (g *groups) decided(held heldBind) (permit, error) {
+func (g *groups) decided(held *gang.Permit) (permit, error) {
 	if rejection := held.Rejection; rejection != nil {
 		if *rejection == reasons.GroupDeleted {
 			<-g.clock.After(min(deletedDelay, g.bindTimeout))
 		}
 		return permit{}, *rejection
 	}
-	membership := binding.Membership{Run: held.Run, Whole: held.MarkWhole}
 	deadline := held.OpenedAt.Add(g.bindTimeout)
 	if enough := g.clock.Now().Add(g.bindTimeout / 2); enough.After(deadline) {
 		deadline = enough // The last member waited long for the others, because the answer to one of their binds was lost.
 	}
-	return permit{member: &held.key, membership: membership, deadline: deadline}, nil
+	return permit{held, deadline}, nil
 }
 
 // end ends a bind's claim, and records the outcome of a permitted bind. err is nil if the pod is bound.
@@ -234,16 +221,16 @@ func (g *groups) decided(held heldBind) (permit, error) {
 // pod. If no write of the pod is open then, the bind has failed.
 func (g *groups) end(claim *binding.Claim, uid gpu.PodUID, node string, p permit, err error) {
 	switch {
-	case p.member == nil:
+	case p.gang == nil:
 		claim.End()
 	case err == nil:
 		claim.End()
-		g.bindDone(*p.member, uid, node, gang.BindSucceeded, p.membership.Whole)
+		g.bindDone(p.gang.Group, uid, node, gang.BindSucceeded, p.gang.MarkWhole)
 	default:
-		g.bindDone(*p.member, uid, node, gang.BindUnconfirmed, false)
+		g.bindDone(p.gang.Group, uid, node, gang.BindUnconfirmed, false)
 		claim.Abandon()
 		if none := claim.End(); none {
-			g.bindDone(*p.member, uid, node, gang.BindFailed, false)
+			g.notBound(uid, p.gang.Group)
 		}
 	}
 }
@@ -251,12 +238,12 @@ func (g *groups) end(claim *binding.Claim, uid gpu.PodUID, node string, p permit
 // inFlight records that a permitted bind wasn't made because another bind of the pod is in flight. When that one ends, notBound or a bound pod
 // follows, unless it has ended already.
 func (g *groups) inFlight(uid gpu.PodUID, node string, p permit) {
-	if p.member == nil {
+	if p.gang == nil {
 		return
 	}
-	g.bindDone(*p.member, uid, node, gang.BindUnconfirmed, false)
+	g.bindDone(p.gang.Group, uid, node, gang.BindUnconfirmed, false)
 	if g.binder.Abandon(uid) {
-		g.bindDone(*p.member, uid, node, gang.BindFailed, false)
+		g.notBound(uid, p.gang.Group)
 	}
 }
 
@@ -265,14 +252,9 @@ func (g *groups) bindDone(key gang.Key, uid gpu.PodUID, node string, result gang
 	g.act()
 }
 
-// notBound records that a bind has failed for certain.
-func (g *groups) notBound(uid gpu.PodUID) {
-	if g == nil {
-		return
-	}
-	if key, member := g.manager.GangOf(uid); member {
-		g.bindDone(key, uid, "", gang.BindFailed, false)
-	}
+// notBound records that a bind has failed for certain. key is that of its permit, see gang.Manager.BindDone.
+func (g *groups) notBound(uid gpu.PodUID, key gang.Key) {
+	g.bindDone(key, uid, "", gang.BindFailed, false)
 }
 
 // confirmed passes the state of a pod that a live read found to the manager.
@@ -285,17 +267,8 @@ func (g *groups) confirmed(pod *clustercache.PodInfo) {
 
 // confirmedGone passes to the manager that a live read found no such pod.
 func (g *groups) confirmedGone(uid gpu.PodUID) {
-	if g != nil {
-		g.manager.ConfirmedGone(uid, g.clock.Now())
-		g.act()
-	}
-}
-
-// nodesChanged passes to the manager that the nodes on which pods can run may have changed.
-func (g *groups) nodesChanged() {
-	if g != nil {
-		g.manager.NodesChanged()
-	}
+	g.manager.ConfirmedGone(uid, g.clock.Now())
+	g.act()
 }
 
 // replaced removes the old pod from the manager if another pod now has its name, or if the pod no longer names a group. old is
@@ -337,16 +310,9 @@ func (g *groups) PodGroupDeleted(namespace, name string) {
 	g.manager.RemovePodGroup(gang.Key{Namespace: namespace, Name: name, Native: true}, g.clock.Now())
 }
 
-// memoryFreed passes freed memory to the manager.
-func (g *groups) memoryFreed(string) {
-	if g != nil {
-		g.manager.MemoryFreed()
-	}
-}
-
-// states returns the number of runs in each phase.
+// states returns the number of runs in each phase; nil if gangs are off.
 func (g *groups) states() map[string]int {
-	if g == nil {
+	if g.Hold == 0 {
 		return nil
 	}
 	states := map[string]int{}

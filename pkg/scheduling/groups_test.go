@@ -546,7 +546,7 @@ func TestInvalidMember(t *testing.T) {
 	invalid := member(gangSize, 7)
 	fake.Annotation(protocol.AnnotationGroupSize, "many")(invalid)
 	g.publishObject(invalid)
-	g.await("the watch", func() bool { _, known := g.groups.manager.GangOf("uid-job-7"); return known })
+	g.await("the watch", func() bool { known, _ := g.groups.manager.Membership("uid-job-7"); return known })
 	for range 2 {
 		result := g.filter(invalid, "n1")
 		if want := "gang: invalid group: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is \"many\""; len(result.Passed) > 0 || result.Message != want {

@@ -136,7 +136,7 @@ type Scheduler struct {
 	overusers *eviction.Overusers
 	// nodes knows which nodes pods can use, and what these have free besides GPU memory.
 	nodes *eligibility.Cluster
-	// groups is nil if members of gangs are treated like any other pod, fair if fair sharing is off.
+	// fair is nil if fair sharing is off.
 	groups    *groups
 	fair      *fairShare
 	explainer explainer
@@ -156,7 +156,7 @@ func New(o Options) (*Scheduler, error) {
 	if err == nil && s.fair != nil {
 		err = cache.AddNamespaceHandler(s.fair)
 	}
-	if err == nil && s.groups != nil && o.Gangs.Native {
+	if err == nil && o.Gangs.Hold > 0 && o.Gangs.Native {
 		cache.AddPodGroupHandler(s.groups)
 	}
 	return s, err
@@ -197,8 +197,8 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	s.evictor = eviction.New(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
-		s.groups = s.newGroups()
 	}
+	s.groups = s.newGroups()
 	if o.FairShare.On {
 		s.fair = s.newFairShare(o.FairShare, exempt)
 	}
@@ -208,16 +208,14 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 			NeedsTurn: func(pod gpu.Pod) bool { return !s.fair.evicts(pod) }, Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
 			AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
 		})
-		if s.groups != nil {
-			s.groups.nominator = s.nominator
-		}
+		s.groups.nominator = s.nominator
 	}
 	s.waiting = s.newWaiting()
 	if o.EvictOverusers {
-		s.overusers = eviction.NewOverusers(evictions, s.API, s.cache, s.groups)
+		s.overusers = eviction.NewOverusers(evictions, s.API, s.cache, s.groups.manager)
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
-	s.ledger.AddFreedListener(s.groups.memoryFreed)
+	s.ledger.AddFreedListener(func(string) { s.groups.manager.MemoryFreed() })
 	s.ledger.AddFreedListener(s.fair.freed)
 	synced := func() {}
 	if !replicas { // With replicas, TakeOver does this.
@@ -286,7 +284,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	if s.overusers != nil {
 		g.Go(func() error { return s.overusers.Run(ctx) })
 	}
-	if s.groups != nil {
+	if s.Gangs.Hold > 0 {
 		g.Go(func() error { return s.groups.run(ctx) })
 		g.Go(func() error { return s.members.Run(ctx) })
 	}

@@ -48,7 +48,7 @@ type bindCall struct {
 	done    func(error)
 	// over is true once kube-scheduler has the answer, or has abandoned the call.
 	over bool
-	held heldBind
+	held *gang.Permit
 	task *task
 }
 
@@ -271,7 +271,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 	return err
 }
 
-func isDecided(held heldBind) bool {
+func isDecided(held *gang.Permit) bool {
 	select {
 	case <-held.Decided:
 		return true
@@ -287,7 +287,7 @@ func (r *replica) cancel(call *bindCall) {
 
 func (r *replica) cancelled(call *bindCall) {
 	if i := slices.Index(r.held, call); i >= 0 && !r.dead && !isDecided(call.held) {
-		if r.scheduler.groups.manager.CancelPermit(gpu.PodUID(call.request.UID), call.held.Permit) {
+		if r.scheduler.groups.manager.CancelPermit(gpu.PodUID(call.request.UID), call.held) {
 			r.w.trace("%s: the held bind of %s is cancelled", r.name, call.request.Name)
 		}
 	}

@@ -119,7 +119,7 @@ func (s *Scheduler) WatchVersions() map[string]uint64 { return s.cache.WatchVers
 
 // Groups returns the runs of all groups of pods, or an error that says why this process doesn't know them. It only reads.
 func (s *Scheduler) Groups() ([]gang.Report, error) {
-	if s.groups == nil {
+	if s.Gangs.Hold == 0 {
 		return nil, errors.New("groups are turned off by --gang-hold=0")
 	}
 	reports, leads := s.groups.manager.Reports()

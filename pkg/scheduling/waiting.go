@@ -84,10 +84,7 @@ func (w *waiting) tick() {
 		return
 	}
 	now := w.clock.Now()
-	items := w.pods(now)
-	if w.groups != nil {
-		items = append(items, w.groups.manager.Waiting(now)...)
-	}
+	items := append(w.pods(now), w.groups.manager.Waiting(now)...)
 	if w.fair != nil {
 		items = append(items, w.fair.manager.Waiting()...)
 	}
