@@ -4,9 +4,9 @@
 // A run is one all-or-nothing start of a group. Everything in this package is decided per run. The phase of a run changes
 // only in move, and only as the table in state.go permits. A run passes four steps:
 //
-//   - Count: enough members must exist (tally.go counts them, run.go handles a change of a member).
-//   - Plan: memory is reserved for all of them in the ledger, or for none (plan.go; order.go says which run goes first). A run without room for
-//     all keeps nothing. It is planned again when memory becomes free, and package queue may reserve cards in use for it (waiting.go).
+//   - Count: enough members must exist (tally.go counts them, run.go handles a change of a member, needs.go chooses those that must be placed together).
+//   - Plan: memory is reserved for all of them in the ledger, or for none (plan.go, makePlan). A run without room for all keeps nothing. It is planned
+//     again when memory becomes free (pass.go says when, order.go which run goes first), and package queue may reserve cards in use for it (waiting.go).
 //   - Permit: a barrier holds each member's bind call until all have arrived (permit.go, RequestPermit and openBarrier).
 //   - Bind: all members but one are bound at the same time, the last one after the others (permit.go, advance). The outcome of a
 //     bind can be unknown for a while: the run waits until it is known.

@@ -1,0 +1,160 @@
+package gang
+
+import (
+	"cmp"
+	"hash/maphash"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
+)
+
+// needs are the members that a run must place, and what their plan depends on.
+type needs struct {
+	// members are the oldest pending ones.
+	members    []*member
+	size       queue.Size
+	wholeCards bool
+	// shape is queue.Attempt.Shape; empty until it is needed.
+	shape string
+	// offered is the number of members, from the first, that have candidate nodes.
+	offered int
+	// requests are those of requesters, the members that the ledger places; nil if they must be built again.
+	requests   []ledger.Request
+	requesters []*member
+	// likeness is equal for runs that fit the same free resources.
+	likeness string
+	// mixed is true if not all requests are alike.
+	mixed bool
+	// since is when the last of the members was created, or the oldest if members are missing; zero if there are none. All replicas and later leaders
+	// know it.
+	since time.Time
+	// unclear is true if the members are of several controllers, of which none has enough for the run: it is unknown which belong together.
+	unclear bool
+}
+
+// needed returns the needs of the run: the oldest members that it must place together. Further members are placed once the run is running.
+// Members for which fair sharing has opened the gate come first: it opens the gates of the same number of members.
+func (r *run) needed() *needs {
+	if r.needs != nil {
+		return r.needs
+	}
+	n := &needs{}
+	controller, several := r.completeController()
+	n.unclear = several && controller == ""
+	for _, heldBack := range [...]bool{false, true} {
+		for _, m := range r.ordered() {
+			if len(n.members) >= r.need() {
+				break
+			}
+			if m.counted == pending && m.HeldBack == heldBack && (controller == "" || m.Controller == controller) {
+				n.members = append(n.members, m)
+				n.size.Memory, n.size.Cards = n.size.Memory.Add(m.Request), n.size.Cards+m.NumCards()
+				n.wholeCards = n.wholeCards || m.Request == 0
+			}
+		}
+	}
+	complete := len(n.members) == r.need()
+	for _, m := range n.members {
+		if n.since.IsZero() || complete && m.Created.After(n.since) || !complete && m.Created.Before(n.since) {
+			n.since = m.Created
+		}
+	}
+	r.needs = n
+	return n
+}
+
+// completeController returns the controller of the oldest member whose controller has all members that the run needs. So if two jobs have the
+// same group name, one of them starts, and not half of each. It returns no controller if the members needn't be of one, and whether several
+// have members that can be placed.
+func (r *run) completeController() (controller string, several bool) {
+	if r.key.Native || strings.Contains(r.key.Name, "/") || r.counts[bound] > 0 {
+		return "", false
+	}
+	active := 0
+	for _, c := range r.controllers {
+		active += min(c.active, 1)
+	}
+	if active < 2 {
+		return "", false
+	}
+	for _, m := range r.ordered() {
+		if c := r.controllers[m.Controller]; m.counted == pending && m.Controller != "" && c.active+c.succeeded >= r.size() {
+			return m.Controller, true
+		}
+	}
+	return "", true
+}
+
+// settle is how long a run of which it is unclear which members belong together waits for more members of the same controllers: these
+// create pods at the same time, but not at once. It is also the longest burst of freed memory.
+const settle = time.Second
+
+// settled reports whether it is clear which members belong together, or no more came for some time.
+func (r *run) settled(now time.Time) bool { return !r.needed().unclear || now.Sub(r.since) >= settle }
+
+// any reports whether is returns true for one of the members.
+func (n *needs) any(is func(gpu.Pod) bool) bool {
+	return slices.ContainsFunc(n.members, func(m *member) bool { return is(m.Pod) })
+}
+
+// allOffered reports whether the candidate nodes of all members are known. kube-scheduler alone places those of native groups that
+// request whole cards.
+func (n *needs) allOffered(r *run) bool {
+	for n.offered < len(n.members) {
+		m := n.members[n.offered]
+		if !r.offers[m.Template].known() && (!r.key.Native || m.Request > 0) {
+			break
+		}
+		n.offered++
+	}
+	return n.offered == len(n.members)
+}
+
+// build sets the requests. Large requests, and those with few candidate nodes, come first, because they fit fewer places. Members with the
+// same candidate nodes follow each other, so that the ledger ranks these nodes once.
+func (n *needs) build(r *run) {
+	if n.likeness != "" {
+		return
+	}
+	nodes := func(m *member) *candidates { return r.offers[m.Template].nodes }
+	n.requesters = slices.DeleteFunc(slices.Clone(n.members), func(m *member) bool { return m.Request == 0 })
+	slices.SortStableFunc(n.requesters, func(a, b *member) int {
+		x, y := nodes(a), nodes(b)
+		return cmp.Or(cmp.Compare(b.Request, a.Request), cmp.Compare(len(x.names), len(y.names)),
+			cmp.Compare(x.id, y.id), strings.Compare(a.shape(), b.shape()))
+	})
+	n.requests = make([]ledger.Request, len(n.requesters))
+	var text strings.Builder
+	like, count := "", 0
+	for i, m := range n.requesters {
+		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
+		this := m.likeness() + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id)
+		if this != like {
+			n.mixed = i > 0
+			text.WriteString(strconv.Itoa(count) + ";" + this + "*")
+			like, count = this, 0
+		}
+		count++
+	}
+	text.WriteString(strconv.Itoa(count) + ";")
+	n.likeness = text.String()
+}
+
+// attempt returns what Failures is asked about the run.
+func (mgr *Manager) attempt(r *run) queue.Attempt {
+	n := r.needed()
+	if n.shape == "" {
+		texts := make([]string, len(n.members))
+		for i, m := range n.members {
+			texts[i] = m.likeness()
+		}
+		slices.Sort(texts)
+		n.shape = strconv.FormatUint(maphash.Comparable(mgr.seed, strings.Join(texts, ";")), 36)
+	}
+	return queue.Attempt{Namespace: r.key.Namespace, ID: r.key.ItemID(), Shape: n.shape, Size: n.size, Broken: r.counts[bound] > 0}
+}
