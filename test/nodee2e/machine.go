@@ -82,15 +82,21 @@ func (m *machine) command(args ...string) ([]string, error) {
 
 // run runs a command in the machine.
 func (m *machine) run(ctx context.Context, args ...string) error {
+	_, err := m.output(ctx, args...)
+	return err
+}
+
+// output runs a command in the machine and returns what it prints.
+func (m *machine) output(ctx context.Context, args ...string) (string, error) {
 	command, err := m.command(args...)
 	if err != nil {
-		return err
+		return "", err
 	}
 	out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("%v: %w: %s", args, err, out)
+		return "", fmt.Errorf("%v: %w: %s", args, err, out)
 	}
-	return nil
+	return string(out), nil
 }
 
 // path returns the path outside of the machine for a path inside it. It is valid while the machine runs.

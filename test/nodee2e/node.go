@@ -156,26 +156,29 @@ func (n *node) startContainerd(ctx context.Context) (err error) {
 	}
 	// containerd looks for its shim there.
 	n.containerd.Env = []string{"PATH=" + binaries + ":" + os.Getenv("PATH")}
-	n.containerd.Ready = func(ctx context.Context) error { return n.ctr(ctx, "version") }
+	n.containerd.Ready = func(ctx context.Context) error {
+		_, err := n.ctr(ctx, "version")
+		return err
+	}
 	if err := n.containerd.Start(ctx); err != nil {
 		return err
 	}
 	for _, archive := range append([]string{images}, n.images...) {
-		if err := n.ctr(ctx, "images", "import", "--local", "--snapshotter=native", archive); err != nil {
+		if _, err := n.ctr(ctx, "images", "import", "--local", "--snapshotter=native", archive); err != nil {
 			return err
 		}
 	}
 	for image, tag := range n.tags {
-		if err := n.ctr(ctx, "images", "tag", "--local", image, tag); err != nil {
+		if _, err := n.ctr(ctx, "images", "tag", "--local", image, tag); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// ctr runs a command of containerd's client in the machine.
-func (n *node) ctr(ctx context.Context, args ...string) error {
-	return n.machine.run(ctx, append([]string{n.cluster.Binary("kube/ctr"), "--namespace=k8s.io"}, args...)...)
+// ctr runs a command of containerd's client in the machine and returns what it prints.
+func (n *node) ctr(ctx context.Context, args ...string) (string, error) {
+	return n.machine.output(ctx, append([]string{n.cluster.Binary("kube/ctr"), "--namespace=k8s.io"}, args...)...)
 }
 
 // configureContainerd writes containerd's configuration and the programs that it runs containers with.
