@@ -82,41 +82,21 @@ func TestKubelet(t *testing.T) {
 	})
 }
 
-// TestFaults makes a card fail, and kills the node's programs and the API server while pods with one, two and four cards start. In
-// isolation mode driver the limit of each container is compared too, of which every other one is above the request and annotated otherwise later. In the
-// scenes of a mode more than 100 pods start. The long form repeats the scenes in mode none.
+// TestFaults kills the device plugin and the kubelet while pods with one, two and four cards start, TestOutages what both depend on. In isolation
+// mode driver the limit of each container is compared too, of which every other one is above the request and annotated otherwise later. In each scene more
+// than 20 pods start. The long form repeats the scenes in mode none.
 func TestFaults(t *testing.T) {
-	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
-	framework.Must(t, c.node.addCDISpecification())
-	c.limit(t)
-	c.waitCards(t)
-	c.run(t, "a card fails and recovers", (*scenario).testFailingCard)
-	for _, mode := range []string{"driver", "none"}[:inLong(2, 1)] {
-		c.limit(t, "--isolation="+mode)
-		c.waitCards(t)
-		c.testFaults(t, mode)
-	}
-}
-
-// testFaults plays each fault in an isolation mode. The API server's comes last: its clients come back late.
-func (c *cluster) testFaults(t *testing.T, mode string) {
-	kubelet := func(s *scenario) { framework.Must(s, s.node.kubelet.Restart(s.Context())) }
-	plugin := func(s *scenario) { framework.Must(s, s.node.plugin.Restart(s.Context())) }
-	pods, given := 0, 0
-	for _, test := range []struct {
-		title string
-		fault func(s *scenario)
-	}{
+	startLimited(t).testFaults(t, []fault{
 		{"the plugin is killed three times", func(s *scenario) {
 			for range 3 {
 				s.sleepRandomly()
-				plugin(s)
+				restartPlugin(s)
 			}
 		}},
 		{"the kubelet is killed three times", func(s *scenario) {
 			for range 3 {
 				s.sleepRandomly()
-				kubelet(s)
+				framework.Must(s, s.node.kubelet.Restart(s.Context()))
 			}
 		}},
 		{"the plugin and the kubelet are killed, and pods are created and deleted before they restart", func(s *scenario) {
@@ -129,6 +109,14 @@ func (c *cluster) testFaults(t *testing.T, mode string) {
 			framework.Must(s, s.node.kubelet.Start(s.Context()))
 			framework.Must(s, s.node.plugin.Start(s.Context()))
 		}},
+	})
+}
+
+// TestOutages makes a card fail, and kills containerd and the API server. The API server's fault comes last: its clients come back late.
+func TestOutages(t *testing.T) {
+	c := startLimited(t)
+	c.run(t, "a card fails and recovers", (*scenario).testFailingCard)
+	c.testFaults(t, []fault{
 		{"containerd is killed", func(s *scenario) {
 			s.sleepRandomly()
 			framework.Must(s, s.node.containerd.Restart(s.Context()))
@@ -137,11 +125,43 @@ func (c *cluster) testFaults(t *testing.T, mode string) {
 			s.sleepRandomly()
 			framework.Must(s, s.APIServer.Kill())
 			s.sleepRandomly()
-			plugin(s)
+			restartPlugin(s)
 			time.Sleep(3 * time.Second) // The plugin and the kubelet fail to reach the API server several times.
 			framework.Must(s, s.APIServer.Start(s.Context()))
 		}},
-	} {
+	})
+}
+
+// fault is a fault that a scene of testFaults plays.
+type fault struct {
+	title string
+	play  func(s *scenario)
+}
+
+func restartPlugin(s *scenario) { framework.Must(s, s.node.plugin.Restart(s.Context())) }
+
+// startLimited starts a cluster in isolation mode driver.
+func startLimited(t *testing.T) *cluster {
+	t.Helper()
+	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
+	framework.Must(t, c.node.addCDISpecification())
+	c.limit(t)
+	c.waitCards(t)
+	return c
+}
+
+// testFaults plays the faults in each isolation mode.
+func (c *cluster) testFaults(t *testing.T, faults []fault) {
+	for _, mode := range []string{"driver", "none"}[:inLong(2, 1)] {
+		c.limit(t, "--isolation="+mode)
+		c.waitCards(t)
+		c.testFaultsIn(t, mode, faults)
+	}
+}
+
+func (c *cluster) testFaultsIn(t *testing.T, mode string, faults []fault) {
+	pods, given := 0, 0
+	for _, test := range faults {
 		c.run(t, test.title+" (mode "+mode+")", func(s *scenario) {
 			// A restarted kubelet admits pods before it has freed the devices of deleted pods. All its remaining free devices
 			// may then belong to another card.
@@ -154,7 +174,7 @@ func (c *cluster) testFaults(t *testing.T, mode string) {
 				stillRunning := s.expectRunning()
 				s.changeLimits()
 				s.create(append(s.lend(s.randomPods(s.total()/4)), s.randomCards(s.total()/4)...)...)
-				test.fault(s)
+				test.play(s)
 				s.waitCards(s)
 				s.waitOneCardBound()
 				s.deleteUnschedulable() // Pods with several cards of which no set has room.
@@ -173,8 +193,8 @@ func (c *cluster) testFaults(t *testing.T, mode string) {
 		})
 	}
 	t.Logf("mode %s: %d pods, and %d times the limit above the request of a container was compared", mode, pods, given)
-	if pods < 100 {
-		t.Errorf("mode %s: only %d pods, want 100", mode, pods)
+	if want := 20 * len(faults); pods < want {
+		t.Errorf("mode %s: only %d pods, want %d", mode, pods, want)
 	}
 }
 
