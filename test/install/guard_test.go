@@ -43,46 +43,6 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	must(t, err)
 
 	refused := map[string]func() error{
-		"a pod with annotations": func() error {
-			pod := gpuPod("forged", "", 1)
-			pod.Annotations = forged
-			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
-			return err
-		},
-		"a pod with another scheduler's annotation": func() error {
-			pod := gpuPod("forged", "", 1)
-			pod.Annotations = map[string]string{protocol.AnnotationAllocation: "{}"}
-			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
-			return err
-		},
-		"a pod with the annotation of a whole group": func() error {
-			pod := gpuPod("forged", "", 1)
-			pod.Annotations = map[string]string{protocol.AnnotationGroupWhole: "true"}
-			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
-			return err
-		},
-		"a pod with the annotation of a group's run": func() error {
-			pod := gpuPod("forged", "", 1)
-			pod.Annotations = map[string]string{protocol.AnnotationGroupRun: "uid"}
-			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
-			return err
-		},
-		"a pod with the annotations of limits and use": func() error {
-			pod := gpuPod("forged", "", 1)
-			pod.Annotations = map[string]string{protocol.AnnotationIsolation: "driver"}
-			if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
-				return err
-			}
-			pod.Annotations = map[string]string{protocol.AnnotationOveruse: "{}"}
-			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
-			return err
-		},
-		"a pod with the annotation of lost cards": func() error {
-			pod := gpuPod("forged", "", 1)
-			pod.Annotations = map[string]string{protocol.AnnotationLostCards: "GPU-0"}
-			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
-			return err
-		},
 		"a pod with the annotation of a mirror pod": func() error {
 			pod := gpuPod("forged", "", 1)
 			pod.Annotations = map[string]string{protocol.AnnotationIndex: "1", corev1.MirrorPodAnnotationKey: "x"}
@@ -125,6 +85,22 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 			return c.Client.CoreV1().RESTClient().Post().Namespace(victim.Namespace).Resource("bindings").
 				Body(c.binding(victim, forged)).Do(ctx).Error()
 		},
+	}
+	for name, annotations := range map[string]map[string]string{
+		"annotations":                     forged,
+		"another scheduler's annotation":  {protocol.AnnotationAllocation: "{}"},
+		"the annotation of a whole group": {protocol.AnnotationGroupWhole: "true"},
+		"the annotation of a group's run": {protocol.AnnotationGroupRun: "uid"},
+		"the annotation of limits":        {protocol.AnnotationIsolation: "driver"},
+		"the annotation of use":           {protocol.AnnotationOveruse: "{}"},
+		"the annotation of lost cards":    {protocol.AnnotationLostCards: "GPU-0"},
+	} {
+		refused["a pod with "+name] = func() error {
+			pod := gpuPod("forged", "", 1)
+			pod.Annotations = annotations
+			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		}
 	}
 	for name, try := range refused {
 		t.Run("rejects "+name, func(t *testing.T) {
