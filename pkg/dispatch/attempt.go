@@ -41,7 +41,8 @@ func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time
 	for _, u := range units {
 		out := reclaim.Unit{Tenant: u.item.Tenant, Item: u.item.ID}
 		for _, p := range u.pods {
-			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod, Nodes: m.eligibleFor(p.Constraints)})
+			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod})
+			search.constraints = append(search.constraints, p.Constraints)
 		}
 		search.need.Units = append(search.need.Units, out)
 		m.reclaims.attempt.kinds = append(m.reclaims.attempt.kinds, u.reclaimKind())

@@ -34,6 +34,40 @@ func newReclaimFixture(t *testing.T, cards ...gpu.Memory) *fixture {
 	return f
 }
 
+// countedNames counts calls of Names.
+type countedNames struct {
+	Nodes
+	calls *int
+}
+
+// Names implements Nodes.
+func (c countedNames) Names(constraints unique.Handle[string]) []string {
+	*c.calls++
+	return c.Nodes.Names(constraints)
+}
+
+// Finding the nodes for hundreds of different constraints takes long, so the search does that without the Manager's lock.
+func TestReclaimFindsNodesInItsSearch(t *testing.T) {
+	calls := 0
+	f := newFixture(t, []gpu.Memory{1}, func(o *Options) {
+		o.ReclaimAfter, o.MinRuntime, o.Nodes = after, minRuntime, countedNames{o.Nodes, &calls}
+	})
+	f.pod("bob/0", 1, on("n0"), func(p *Pod) { p.Bound = begin.Add(-time.Hour) })
+	f.pod("alice/0", 1)
+	f.run(after)
+	var search *Search
+	for range 5 {
+		f.now = f.now.Add(time.Second)
+		f.Tick(f.now)
+		if search = f.TakeEffects().Reclaim; search != nil {
+			break
+		}
+	}
+	calls = 0
+	want(t, "nodes", []string{"n0"}, search.Need().Units[0].Pods[0].Nodes)
+	want(t, "calls by the search", 1, calls)
+}
+
 // run lets time pass in steps of a second.
 func (f *fixture) run(d time.Duration) {
 	for range d / time.Second {

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"time"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reclaim"
@@ -11,8 +12,11 @@ import (
 // takes long, so it is made without the Manager's lock. Hold checks its result.
 type Search struct {
 	*standings
-	need   reclaim.Need
-	groups Groups
+	need reclaim.Need
+	// constraints are those of the pods in need, one after another. nodes knows which nodes they can use: that takes long if they are new.
+	constraints []unique.Handle[string]
+	nodes       Nodes
+	groups      Groups
 	// evicting is Options.Evicting.
 	evicting func(gpu.PodUID) bool
 	// resumed is attempt.resumed.
@@ -26,7 +30,7 @@ type Search struct {
 // search returns a search for an attempt.
 func (m *Manager) search(attempt uint64, s *standings, now time.Time) *Search {
 	return &Search{
-		standings: s, need: reclaim.Need{Attempt: attempt}, groups: m.Groups, evicting: m.Evicting, since: m.reclaims.since, now: now,
+		standings: s, need: reclaim.Need{Attempt: attempt}, nodes: m.Nodes, groups: m.Groups, evicting: m.Evicting, since: m.reclaims.since, now: now,
 		minRuntime: m.MinRuntime, priorityCutoff: m.PriorityCutoff,
 	}
 }
@@ -36,7 +40,13 @@ func (s *Search) Attempt() uint64 { return s.need.Attempt }
 
 // Need returns the units that need room, and the pods that may be evicted for them.
 func (s *Search) Need() reclaim.Need {
-	need := s.need
+	need, i := s.need, 0
+	for _, u := range need.Units {
+		for j := range u.Pods {
+			u.Pods[j].Nodes = s.nodes.Names(s.constraints[i])
+			i++
+		}
+	}
 	need.Tenants = s.excess()
 	need.Victims = victims(need.Tenants, s.candidates())
 	return need
