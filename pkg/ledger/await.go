@@ -313,54 +313,35 @@ func (c *awaitedChoice) shortlist(requests []Request) []Request {
 		list  listKey
 		shape placement.Shape
 	}
-	best, compared := map[listKey]map[int]struct{}{}, map[key]bool{}
-	for i := range requests {
-		request := &requests[i]
-		list := keyOf(request.Nodes)
-		k := key{list, c.shapeOf(&request.Pod)}
-		if compared[k] {
-			continue
-		}
-		compared[k] = true
-		if best[list] == nil {
-			best[list] = map[int]struct{}{}
-		}
-		for _, position := range c.best(request, len(requests)+spareNodes) {
-			best[list][position] = struct{}{}
-		}
-	}
-	names, out := map[listKey][]string{}, slices.Clone(requests)
+	out, best := slices.Clone(requests), map[key][]string{}
 	for i := range out {
-		list := keyOf(requests[i].Nodes)
-		if names[list] == nil {
-			for _, position := range slices.Sorted(maps.Keys(best[list])) {
-				names[list] = append(names[list], requests[i].Nodes[position])
-			}
+		request := &out[i]
+		k := key{keyOf(request.Nodes), c.shapeOf(&request.Pod)}
+		if _, compared := best[k]; !compared {
+			best[k] = c.best(request, len(requests)+spareNodes)
 		}
-		out[i].Nodes = names[list]
+		request.Nodes = best[k]
 	}
 	return out
 }
 
-// best returns the positions of the n best nodes for a request, of those that have the resources.
-func (c *awaitedChoice) best(request *Request, n int) (positions []int) {
+// best returns the n best nodes for a request, in their order, of those that have the resources.
+func (c *awaitedChoice) best(request *Request, n int) (names []string) {
 	rates := map[int]float64{}
 	for from := 0; from < len(request.Nodes); from += partOfNodes {
 		c.rateSome(request, from, rates)
 	}
-	positions = slices.Sorted(maps.Keys(rates))
-	slices.SortStableFunc(positions, func(a, b int) int { return cmp.Compare(rates[b], rates[a]) })
-	taken := 0
-	for _, position := range positions {
-		if taken == n {
-			break
-		}
-		if c.mayHaveResources(request.Nodes[position], request.Pod.UID) {
-			positions[taken] = position
-			taken++
+	var best []int
+	for _, position := range slices.SortedFunc(maps.Keys(rates), func(a, b int) int { return cmp.Or(cmp.Compare(rates[b], rates[a]), cmp.Compare(a, b)) }) {
+		if len(best) < n && c.mayHaveResources(request.Nodes[position], request.Pod.UID) {
+			best = append(best, position)
 		}
 	}
-	return positions[:taken]
+	slices.Sort(best)
+	for _, position := range best {
+		names = append(names, request.Nodes[position])
+	}
+	return names
 }
 
 // mayHaveResources is haveResources without the lock.

@@ -337,26 +337,22 @@ func (l *Ledger) NodeCards() []NodeCards {
 	names := l.names()
 	out := make([]NodeCards, 0, len(names))
 	for _, name := range names {
-		if cards := l.cardsOf(name); len(cards.Cards) > 0 {
+		if cards := l.nodeCards(name); len(cards.Cards) > 0 {
 			out = append(out, cards)
 		}
 	}
 	return out
 }
 
-// cardsOf returns the NodeCards of one node; without cards if it has none or doesn't exist.
-func (l *Ledger) cardsOf(name string) (cards NodeCards) {
+// nodeCards returns the NodeCards of one node; without cards if it has none or doesn't exist.
+func (l *Ledger) nodeCards(name string) (out NodeCards) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if n := l.nodes[name]; n != nil && len(n.cards) > 0 {
-		cards = l.nodeCards(name, n)
+	n := l.nodes[name]
+	if n == nil || len(n.cards) == 0 {
+		return out
 	}
-	return cards
-}
-
-// nodeCards returns the node's NodeCards. The caller holds the lock.
-func (l *Ledger) nodeCards(name string, n *node) NodeCards {
-	out := NodeCards{
+	out = NodeCards{
 		Name: name, Unit: n.unit(), Closed: n.spec.Closed, Cards: slices.Clone(n.cards),
 		Support: n.spec.Support, Requested: n.requested,
 	}
