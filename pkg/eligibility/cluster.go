@@ -1,13 +1,10 @@
 package eligibility
 
 import (
-	"unique"
-
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // Cluster knows which nodes pods can use, and what nodes have free besides GPU memory: CPU, memory, pods, extended resources. Event handlers
@@ -51,35 +48,3 @@ func (c *Cluster) DeletePod(uid gpu.PodUID) {
 		c.usable.release(last.Constraints)
 	}
 }
-
-// Names returns the names of the nodes that pods with the constraints can use, whatever they have free, in order; not nil. The caller must not
-// change them. Equal sets of nodes mostly share one slice.
-func (c *Cluster) Names(constraints unique.Handle[string]) []string {
-	return c.usable.names(constraints)
-}
-
-// Among returns those of the nodes that pods with the constraints can use.
-func (c *Cluster) Among(constraints unique.Handle[string], nodes []string) []string {
-	return c.usable.among(constraints, nodes)
-}
-
-// Unmatched returns the number of nodes that Names must match with the constraints: those that have changed since the last call for such pods,
-// or all. It is what the call costs, beside the size of the constraints. all is the number of all nodes.
-func (c *Cluster) Unmatched(constraints unique.Handle[string]) (unmatched, all int) {
-	return c.usable.unmatched(constraints)
-}
-
-// Shape implements ledger.Resources.
-func (c *Cluster) Shape(uid gpu.PodUID) (placement.Shape, bool) { return c.free.shape(uid) }
-
-// FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, and the revision of this state. Of what the
-// node doesn't list, everything is free. ok is false if the node isn't known.
-func (c *Cluster) FreeBeside(node string) (free placement.Beside, revision uint64, ok bool) {
-	return c.free.beside(node)
-}
-
-// Fits implements ledger.Resources. A node that isn't known, and a pod that isn't, lacks nothing.
-func (c *Cluster) Fits(q ledger.ResourceQuery) bool { return c.free.fit(&q) }
-
-// Part implements ledger.Resources.
-func (c *Cluster) Part(node string, pods []gpu.PodUID) float64 { return c.free.part(node, pods) }

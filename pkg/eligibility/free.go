@@ -186,8 +186,10 @@ func (f *freeAmounts) of(name string, planned []gpu.PodUID) (free *room, pending
 	return n.room, pending
 }
 
-// beside returns what the bound pods leave of the node, see Cluster.FreeBeside.
-func (f *freeAmounts) beside(name string) (free placement.Beside, revision uint64, ok bool) {
+// FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, and the revision of this state. Of what the
+// node doesn't list, everything is free. ok is false if the node isn't known.
+func (c *Cluster) FreeBeside(name string) (free placement.Beside, revision uint64, ok bool) {
+	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.nodes[name]
@@ -204,8 +206,9 @@ func (f *freeAmounts) beside(name string) (free placement.Beside, revision uint6
 	return placement.Beside{CPU: left(corev1.ResourceCPU), NodeMemory: left(corev1.ResourceMemory)}, f.revision, true
 }
 
-// shape returns what the pod asks for of its node.
-func (f *freeAmounts) shape(uid gpu.PodUID) (shape placement.Shape, ok bool) {
+// Shape implements ledger.Resources.
+func (c *Cluster) Shape(uid gpu.PodUID) (shape placement.Shape, ok bool) {
+	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if pod := f.pods[uid]; pod != nil {
@@ -214,8 +217,9 @@ func (f *freeAmounts) shape(uid gpu.PodUID) (shape placement.Shape, ok bool) {
 	return placement.Shape{}, false
 }
 
-// fit is Cluster.Fits.
-func (f *freeAmounts) fit(q *ledger.ResourceQuery) bool {
+// Fits implements ledger.Resources. A node that isn't known, and a pod that isn't, lacks nothing.
+func (c *Cluster) Fits(q ledger.ResourceQuery) bool {
+	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.nodes[q.Node]
@@ -247,8 +251,9 @@ func (f *freeAmounts) fit(q *ledger.ResourceQuery) bool {
 	return !lacks(corev1.ResourcePods)
 }
 
-// part is Cluster.Part.
-func (f *freeAmounts) part(node string, uids []gpu.PodUID) (most float64) {
+// Part implements ledger.Resources.
+func (c *Cluster) Part(node string, uids []gpu.PodUID) (most float64) {
+	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.nodes[node]

@@ -133,8 +133,10 @@ func (u *usableNodes) release(constraints unique.Handle[string]) {
 	}
 }
 
-// unmatched returns the number of nodes that must be matched with the constraints, and of all.
-func (u *usableNodes) unmatched(constraints unique.Handle[string]) (unmatched, all int) {
+// Unmatched returns the number of nodes that Names must match with the constraints: those that have changed since the last call for such pods,
+// or all. It is what the call costs, beside the size of the constraints. all is the number of all nodes.
+func (c *Cluster) Unmatched(constraints unique.Handle[string]) (unmatched, all int) {
+	u := &c.usable
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	s := u.sets[constraints]
@@ -149,15 +151,18 @@ func (s *nodeSet) outdated(u *usableNodes) bool {
 	return s.revision == 0 || u.revision-s.revision > len(u.changes)
 }
 
-// names returns the names of the nodes that pods with the constraints can use, in order.
-func (u *usableNodes) names(constraints unique.Handle[string]) []string {
+// Names returns the names of the nodes that pods with the constraints can use, whatever they have free, in order; not nil. The caller must not
+// change them. Equal sets of nodes mostly share one slice.
+func (c *Cluster) Names(constraints unique.Handle[string]) []string {
+	u := &c.usable
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.list(u.current(constraints))
 }
 
-// among returns those of the nodes that pods with the constraints can use.
-func (u *usableNodes) among(constraints unique.Handle[string], nodes []string) (among []string) {
+// Among returns those of the nodes that pods with the constraints can use.
+func (c *Cluster) Among(constraints unique.Handle[string], nodes []string) (among []string) {
+	u := &c.usable
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	bits := u.current(constraints)
