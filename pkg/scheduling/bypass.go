@@ -26,17 +26,11 @@ const (
 // bypass reports pods that are bound without the extender (clustercache.PodInfo.WithoutExtender).
 type bypass struct {
 	recorder record.EventRecorder
-	observer Observer
+	observer interface{ BoundWithoutExtender() }
 	// leading returns an error if another replica reports them.
 	leading func() error
 	clock   clock.Clock
 	limit   *rate.Limiter
-}
-
-func (s *Scheduler) newBypass() *bypass {
-	return &bypass{
-		recorder: s.Recorder, observer: s.Observer, leading: s.Leading, clock: s.Clock, limit: rate.NewLimiter(rate.Every(bypassPause), bypassBurst),
-	}
 }
 
 // updated reports the pod if the watch has shown it pending, and shows now that it was bound without the extender.

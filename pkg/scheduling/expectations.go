@@ -14,6 +14,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
+// minCostly and maxCostly bound the time between two computations about all pods or nodes, which take milliseconds in a large cluster: explanations,
+// and outlooks. These change even if few pods come, because nodes do.
+const minCostly, maxCostly = time.Second, time.Minute
+
 // expectations tell the ledger which kinds of pods come, and what nodes have free beside their cards. A nil one does nothing: no view is by cost
 // then.
 type expectations struct {
@@ -24,15 +28,6 @@ type expectations struct {
 	clock      clock.Clock
 	// changed has an element if the kinds may have changed.
 	changed chan struct{}
-}
-
-func (s *Scheduler) newExpectations() *expectations {
-	if !s.NodePolicy.ByCost() {
-		return nil
-	}
-	return &expectations{
-		arrivals: arrivals.NewCounter(), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy, clock: s.Clock, changed: make(chan struct{}, 1),
-	}
 }
 
 // updated counts a pod that is new or has ended, and reports what its node has free.

@@ -31,14 +31,9 @@ type Explanation struct {
 	Stranded ledger.Stranded
 }
 
-const (
-	// minCostly and maxCostly bound the time between two computations about all pods or nodes, which take milliseconds in a large cluster: explanations,
-	// and outlooks. These change even if few pods come, because nodes do.
-	minCostly, maxCostly = time.Second, time.Minute
-	// ExplainShare limits the part of the time that explanations take. The time from the start of one explanation to the start of the next one is
-	// at least ExplainShare times its duration. The web page uses the same limit for encoding explanations and groups.
-	ExplainShare = 50
-)
+// ExplainShare limits the part of the time that explanations take. The time from the start of one explanation to the start of the next one is
+// at least ExplainShare times its duration. The web page uses the same limit for encoding explanations and groups.
+const ExplainShare = 50
 
 // explainer holds the last explanation. mu guards its fields.
 type explainer struct {
@@ -46,28 +41,6 @@ type explainer struct {
 	last *Explanation
 	// next is when the next one may be made.
 	next time.Time
-}
-
-// Explain returns why pods are pending. All callers share one explanation. A new one is made at most once per second, and less often if it
-// takes long; until then callers get the last one.
-func (s *Scheduler) Explain() *Explanation {
-	e := &s.explainer
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	begin := s.Clock.Now()
-	if e.last != nil && begin.Before(e.next) {
-		return e.last
-	}
-	pods := s.cache.Pending()
-	e.last = &Explanation{
-		At: begin, Pending: pods, RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(), Tenants: s.Tenants(),
-	}
-	e.last.Diagnoses, e.last.Places = s.diagnose(pods)
-	if s.NodePolicy.ByCost() {
-		e.last.Stranded = s.ledger.Stranded()
-	}
-	e.next = begin.Add(ExplainPause(s.Clock.Since(begin)))
-	return e.last
 }
 
 // ExplainPause returns the time from the start of an explanation, which took that long, to the start of the next one. It is a minute at most:

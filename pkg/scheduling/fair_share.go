@@ -19,7 +19,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
@@ -69,32 +68,17 @@ type fairShare struct {
 	reclaimer *eviction.Reclaimer
 	executor  *eviction.Executor
 	groups    *groups
-	api       API
-	requeue   interface{ All(node string) }
-	ready     func() error
-	recorder  record.EventRecorder
-	leading   func() error
-	clock     clock.WithTicker
+	api       interface {
+		OpenGate(ctx context.Context, pod gpu.Pod, gate string) error
+	}
+	requeue  interface{ All(node string) }
+	ready    func() error
+	recorder record.EventRecorder
+	leading  func() error
+	clock    clock.WithTicker
 	// writes are the writes that open gates. reclaims is the attempt to reclaim memory; there is at most one in a term.
 	writes, reclaims eviction.Group
 	problems         namespaceProblems
-}
-
-func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *fairShare {
-	options := dispatch.Options{
-		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
-		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, EvictionsFull: s.executor.Full, Evicting: s.executor.Tries,
-		Groups: s.groups.manager, Exempt: exempt, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
-	}
-	f := &fairShare{
-		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
-		clock: s.Clock, executor: s.executor, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
-	}
-	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld) }
-	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
-	f.manager = dispatch.New(options)
-	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, o.Observer, func() reclaim.Capacity { return s.capacity(true) })
-	return f
 }
 
 // awaitsTurn reports whether it isn't the pod's turn, so that filter must reject it.

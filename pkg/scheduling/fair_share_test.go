@@ -73,7 +73,7 @@ func (f *fixture) passUntilOpened(want ...string) {
 
 // pendingPods returns the pending pods with the names.
 func (f *fixture) pendingPods(names ...string) []*clustercache.PodInfo {
-	return slices.DeleteFunc(f.Pending(), func(pod *clustercache.PodInfo) bool { return !slices.Contains(names, pod.Name) })
+	return slices.DeleteFunc(f.cache.Pending(), func(pod *clustercache.PodInfo) bool { return !slices.Contains(names, pod.Name) })
 }
 
 // A pod's way from its gate to its bind.

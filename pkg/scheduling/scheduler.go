@@ -17,11 +17,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/binding"
-	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -107,21 +104,6 @@ type Observer interface {
 	CacheSynced(took time.Duration)
 }
 
-// clusterCache is the part of package clustercache that a Scheduler uses.
-type clusterCache interface {
-	eviction.Cache
-	requeue.Cache
-	eviction.OveruseCache
-	AddHandler(h clustercache.Handler) error
-	Run(ctx context.Context) error
-	AwaitReady(ctx context.Context) error
-	Pending() []*clustercache.PodInfo
-	PendingFor(uid gpu.PodUID) time.Duration
-	WatchVersions() map[string]uint64
-	RequestProblems() []*clustercache.PodInfo
-	Reported() []*clustercache.PodInfo
-}
-
 // Scheduler answers kube-scheduler's calls. Its methods are safe for concurrent use.
 type Scheduler struct {
 	Options
@@ -147,111 +129,6 @@ type Scheduler struct {
 	expectations *expectations
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
-}
-
-// New builds a Scheduler. It reads and writes nothing before Run.
-func New(o Options) (*Scheduler, error) {
-	cache := clustercache.New(clustercache.Options{Client: o.Client, Clock: o.Clock, CacheSynced: o.Observer.CacheSynced})
-	s, err := newScheduler(o, cache)
-	if err == nil && s.fair != nil {
-		err = cache.AddNamespaceHandler(s.fair)
-	}
-	if err == nil && o.Gangs.Hold > 0 && o.Gangs.Native {
-		cache.AddPodGroupHandler(s.groups)
-	}
-	return s, err
-}
-
-func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
-	replicas := o.Leading != nil
-	if !replicas {
-		o.Leading = func() error { return nil }
-	}
-	if o.newGroup == nil {
-		o.newGroup = eviction.Goroutines
-	}
-	nodes := eligibility.NewCluster()
-	var exempt *dispatch.Exempt
-	var turns ledger.Turns
-	if o.FairShare.On {
-		exempt = dispatch.NewExempt(o.FairShare.PriorityCutoff)
-		turns = exempt
-	}
-	s := &Scheduler{
-		Options: o, ledger: ledger.NewWithResources(nodes, turns), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
-	}
-	s.expectations = s.newExpectations()
-	s.requeue = requeue.New(requeue.Options{
-		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.nodes.Names, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
-		MinSample: o.minSample,
-	})
-	s.binder = binding.New(binding.Options{
-		API: o.API, Ledger: s.ledger, Recorder: o.Recorder, Observer: o.Observer,
-		Timeout: o.BindTimeout, Window: o.BindWindow, Leading: o.Leading, Clock: o.Clock,
-	})
-	evictions := eviction.Options{
-		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
-		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Journal: o.EvictionRecord,
-	}
-	s.executor = eviction.NewExecutor(evictions)
-	s.evictor = eviction.New(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
-	if o.Gangs.Hold > 0 {
-		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
-	}
-	s.groups = s.newGroups()
-	if o.FairShare.On {
-		s.fair = s.newFairShare(o.FairShare, exempt)
-	}
-	if o.SampleSize != nil {
-		s.nominator = sampling.New(sampling.Options{
-			API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize, HasRoom: s.requeue.HasRoom,
-			NeedsTurn: func(pod gpu.Pod) bool { return !s.fair.evicts(pod) }, Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
-			AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
-		})
-		s.groups.nominator = s.nominator
-	}
-	s.waiting = s.newWaiting()
-	if o.EvictOverusers {
-		s.overusers = eviction.NewOverusers(evictions, s.API, s.cache, s.groups.manager)
-	}
-	s.ledger.AddFreedListener(s.requeue.Freed)
-	s.ledger.AddFreedListener(func(string) { s.groups.manager.MemoryFreed() })
-	s.ledger.AddFreedListener(s.fair.freed)
-	synced := func() {}
-	if !replicas { // With replicas, TakeOver does this.
-		synced = s.requeuePending
-	}
-	handlers := s.newEventHandlers(synced)
-	s.binder.AddListener(handlers)
-	return s, s.cache.AddHandler(handlers)
-}
-
-func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
-	return &eventHandlers{
-		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, nodes: s.nodes,
-		nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
-	}
-}
-
-func (s *Scheduler) newGroups() *groups {
-	options := gang.Options{
-		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
-		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, OnFailure: s.Gangs.OnFailure,
-		Observer: s.Gangs.Observer, EligibleNodes: func(uid gpu.PodUID) []string {
-			if pod, pending := s.cache.PendingPod(uid); pending {
-				return s.nodes.Names(pod.Constraints)
-			}
-			return nil
-		},
-		Capacity:   func() ledger.Capacity { return s.capacity(true) },
-		Failures:   s.failures,
-		NeedsTurn:  func(pod gpu.Pod) bool { return !s.fair.evicts(pod) },
-		AwaitsTurn: func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) },
-	}
-	return &groups{
-		GangOptions: s.Gangs, cache: s.cache, ledger: s.ledger, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
-		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock, manager: gang.New(options),
-	}
 }
 
 // view returns how nodes are rated.

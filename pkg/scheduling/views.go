@@ -14,6 +14,28 @@ import (
 
 // The methods in this file only read. They serve the web page, the metrics and the inspect path.
 
+// Explain returns why pods are pending. All callers share one explanation. A new one is made at most once per second, and less often if it
+// takes long; until then callers get the last one.
+func (s *Scheduler) Explain() *Explanation {
+	e := &s.explainer
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	begin := s.Clock.Now()
+	if e.last != nil && begin.Before(e.next) {
+		return e.last
+	}
+	pods := s.cache.Pending()
+	e.last = &Explanation{
+		At: begin, Pending: pods, RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(), Tenants: s.Tenants(),
+	}
+	e.last.Diagnoses, e.last.Places = s.diagnose(pods)
+	if s.NodePolicy.ByCost() {
+		e.last.Stranded = s.ledger.Stranded()
+	}
+	e.next = begin.Add(ExplainPause(s.Clock.Since(begin)))
+	return e.last
+}
+
 // Nodes returns the nodes of the ledger with their allocations.
 func (s *Scheduler) Nodes() []ledger.Node { return s.settleGone(s.ledger.Nodes()) }
 
@@ -52,9 +74,6 @@ func (s *Scheduler) OwnerOf(namespace, name string) string {
 	}
 	return pod.OwnerName()
 }
-
-// Pending returns the pending pods, ordered by namespace and name.
-func (s *Scheduler) Pending() []*clustercache.PodInfo { return s.cache.Pending() }
 
 // diagnose returns the diagnosis of each pending pod against the current state of the nodes, and its place in the queue. Explain costs less.
 func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) ([]diagnosis.Diagnosis, []diagnosis.Place) {

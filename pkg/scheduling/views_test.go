@@ -35,7 +35,7 @@ func TestDiagnose(t *testing.T) {
 	await := func(what string) {
 		t.Helper()
 		f.await(what, func() bool {
-			pods := f.Pending()
+			pods := f.cache.Pending()
 			got := map[string]diagnosis.Diagnosis{}
 			diagnoses, _ := f.diagnose(pods)
 			for i, d := range diagnoses {
@@ -84,7 +84,7 @@ func TestDiagnoseMember(t *testing.T) {
 	g := startGroups(t, GangOptions{}, member(3, 0, reported), member(3, 1, reported))
 	since := regexp.MustCompile(" since [^ ]+Z")
 	diagnosed := func() (messages []string) {
-		pods := g.Pending()
+		pods := g.cache.Pending()
 		diagnoses, _ := g.diagnose(pods)
 		for _, d := range diagnoses {
 			messages = append(messages, d.Reason.String()+": "+since.ReplaceAllString(d.Message, ""))

@@ -43,22 +43,6 @@ type waiting struct {
 	clock   clock.WithTicker
 }
 
-func (s *Scheduler) newWaiting() *waiting {
-	o := s.Reservations
-	return &waiting{
-		awaited: queue.NewAwaited(queue.Options{
-			Ledger: s.ledger, MaxIdle: o.MaxIdle, MaxAge: o.MaxAge, Bound: s.allocated, Failures: s.failures, Reserved: s.Observer.Reserved,
-		}),
-		cache: s.cache, ledger: s.ledger, groups: s.groups, fair: s.fair, nodes: s.nodes, leading: s.Leading, clock: s.Clock,
-	}
-}
-
-// allocated reports whether the pod has an allocation.
-func (s *Scheduler) allocated(uid gpu.PodUID) bool {
-	_, _, ok := s.ledger.Lookup(uid)
-	return ok
-}
-
 // run makes passes until ctx ends.
 func (w *waiting) run(ctx context.Context) error {
 	ticker := w.clock.NewTicker(waitingInterval)

@@ -1,0 +1,174 @@
+package scheduling
+
+import (
+	"context"
+
+	"golang.org/x/time/rate"
+
+	"github.com/gpushare/gpushare/pkg/arrivals"
+	"github.com/gpushare/gpushare/pkg/binding"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/eviction"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/pkg/reclaim"
+	"github.com/gpushare/gpushare/pkg/requeue"
+	"github.com/gpushare/gpushare/pkg/sampling"
+)
+
+// New builds a Scheduler. It reads and writes nothing before Run.
+func New(o Options) (*Scheduler, error) {
+	cache := clustercache.New(clustercache.Options{Client: o.Client, Clock: o.Clock, CacheSynced: o.Observer.CacheSynced})
+	s, err := newScheduler(o, cache)
+	if err == nil && s.fair != nil {
+		err = cache.AddNamespaceHandler(s.fair)
+	}
+	if err == nil && o.Gangs.Hold > 0 && o.Gangs.Native {
+		cache.AddPodGroupHandler(s.groups)
+	}
+	return s, err
+}
+
+func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
+	replicas := o.Leading != nil
+	if !replicas {
+		o.Leading = func() error { return nil }
+	}
+	if o.newGroup == nil {
+		o.newGroup = eviction.Goroutines
+	}
+	nodes := eligibility.NewCluster()
+	var exempt *dispatch.Exempt
+	var turns ledger.Turns
+	if o.FairShare.On {
+		exempt = dispatch.NewExempt(o.FairShare.PriorityCutoff)
+		turns = exempt
+	}
+	s := &Scheduler{
+		Options: o, ledger: ledger.NewWithResources(nodes, turns), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
+	}
+	s.expectations = s.newExpectations()
+	s.requeue = requeue.New(requeue.Options{
+		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.nodes.Names, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
+		MinSample: o.minSample,
+	})
+	s.binder = binding.New(binding.Options{
+		API: o.API, Ledger: s.ledger, Recorder: o.Recorder, Observer: o.Observer,
+		Timeout: o.BindTimeout, Window: o.BindWindow, Leading: o.Leading, Clock: o.Clock,
+	})
+	evictions := eviction.Options{
+		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
+		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Journal: o.EvictionRecord,
+	}
+	s.executor = eviction.NewExecutor(evictions)
+	s.evictor = eviction.New(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
+	if o.Gangs.Hold > 0 {
+		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
+	}
+	s.groups = s.newGroups()
+	if o.FairShare.On {
+		s.fair = s.newFairShare(o.FairShare, exempt)
+	}
+	if o.SampleSize != nil {
+		s.nominator = sampling.New(sampling.Options{
+			API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize, HasRoom: s.requeue.HasRoom,
+			NeedsTurn: func(pod gpu.Pod) bool { return !s.fair.evicts(pod) }, Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
+			AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
+		})
+		s.groups.nominator = s.nominator
+	}
+	s.waiting = s.newWaiting()
+	if o.EvictOverusers {
+		s.overusers = eviction.NewOverusers(evictions, s.API, s.cache, s.groups.manager)
+	}
+	s.ledger.AddFreedListener(s.requeue.Freed)
+	s.ledger.AddFreedListener(func(string) { s.groups.manager.MemoryFreed() })
+	s.ledger.AddFreedListener(s.fair.freed)
+	synced := func() {}
+	if !replicas { // With replicas, TakeOver does this.
+		synced = s.requeuePending
+	}
+	handlers := s.newEventHandlers(synced)
+	s.binder.AddListener(handlers)
+	return s, s.cache.AddHandler(handlers)
+}
+
+func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
+	return &eventHandlers{
+		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, nodes: s.nodes,
+		nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
+	}
+}
+
+func (s *Scheduler) newGroups() *groups {
+	options := gang.Options{
+		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
+		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, OnFailure: s.Gangs.OnFailure,
+		Observer: s.Gangs.Observer, EligibleNodes: func(uid gpu.PodUID) []string {
+			if pod, pending := s.cache.PendingPod(uid); pending {
+				return s.nodes.Names(pod.Constraints)
+			}
+			return nil
+		},
+		Capacity:   func() ledger.Capacity { return s.capacity(true) },
+		Failures:   s.failures,
+		NeedsTurn:  func(pod gpu.Pod) bool { return !s.fair.evicts(pod) },
+		AwaitsTurn: func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) },
+	}
+	return &groups{
+		GangOptions: s.Gangs, cache: s.cache, ledger: s.ledger, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
+		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock, manager: gang.New(options),
+	}
+}
+
+func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *fairShare {
+	options := dispatch.Options{
+		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
+		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, EvictionsFull: s.executor.Full, Evicting: s.executor.Tries,
+		Groups: s.groups.manager, Exempt: exempt, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
+	}
+	f := &fairShare{
+		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
+		clock: s.Clock, executor: s.executor, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
+	}
+	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld) }
+	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
+	f.manager = dispatch.New(options)
+	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, o.Observer, func() reclaim.Capacity { return s.capacity(true) })
+	return f
+}
+
+func (s *Scheduler) newWaiting() *waiting {
+	o := s.Reservations
+	return &waiting{
+		awaited: queue.NewAwaited(queue.Options{
+			Ledger: s.ledger, MaxIdle: o.MaxIdle, MaxAge: o.MaxAge, Bound: s.allocated, Failures: s.failures, Reserved: s.Observer.Reserved,
+		}),
+		cache: s.cache, ledger: s.ledger, groups: s.groups, fair: s.fair, nodes: s.nodes, leading: s.Leading, clock: s.Clock,
+	}
+}
+
+// allocated reports whether the pod has an allocation.
+func (s *Scheduler) allocated(uid gpu.PodUID) bool {
+	_, _, ok := s.ledger.Lookup(uid)
+	return ok
+}
+
+func (s *Scheduler) newExpectations() *expectations {
+	if !s.NodePolicy.ByCost() {
+		return nil
+	}
+	return &expectations{
+		arrivals: arrivals.NewCounter(), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy, clock: s.Clock, changed: make(chan struct{}, 1),
+	}
+}
+
+func (s *Scheduler) newBypass() *bypass {
+	return &bypass{
+		recorder: s.Recorder, observer: s.Observer, leading: s.Leading, clock: s.Clock, limit: rate.NewLimiter(rate.Every(bypassPause), bypassBurst),
+	}
+}
