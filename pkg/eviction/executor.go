@@ -322,15 +322,14 @@ func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu
 		e.until = end
 	}
 	x.mu.Unlock()
-	if gone {
-		return false, nil
+	switch {
+	case gone:
+	case e.Cause == ByShare:
+		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventReclaimed, "%s for pod %s%s", v.What, v.For.pod(), v.Why)
+	default:
+		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicted, "%s for pod %s%s", v.What, v.For.pod(), v.Why)
 	}
-	reason := EventEvicted
-	if e.Cause == ByShare {
-		reason = EventReclaimed
-	}
-	x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, reason, "%s for pod %s%s", v.What, v.For.pod(), v.Why)
-	return true, nil
+	return !gone, nil
 }
 
 // begun reports whether a victim was evicted. The caller holds the lock.
