@@ -55,7 +55,7 @@ func TestKubelet(t *testing.T) {
 		// The kubelet calls Allocate again for the init containers.
 		s.create(s.pod(1)) // The kubelet admits it after all others.
 		s.deleteRejected(s.made)
-		s.otherDevices = true
+		s.otherDevices, s.lateRejections = true, true
 		s.waitConsistent()
 	})
 	c.run(t, "the machine restarts and the kubelet loses its checkpoint", func(s *scenario) {
@@ -64,7 +64,7 @@ func TestKubelet(t *testing.T) {
 		s.create(s.pod(1)) // The kubelet admits it after all others.
 		s.deleteRejected(s.made)
 		// If an init container had devices, the kubelet has no entry for them any more.
-		s.otherDevices = true
+		s.otherDevices, s.lateRejections = true, true
 		s.waitConsistent()
 		s.create(repeat(8, func() *framework.PodWrapper { return s.pod(1 + s.random.Int64N(2)) })...)
 		s.deleteRejected(s.made)

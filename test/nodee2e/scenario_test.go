@@ -32,6 +32,8 @@ type scenario struct {
 	// There are three reasons: the kubelet has lost its records, too few devices are free because it still counts those of
 	// deleted pods, or the scheduler chose a card while the node did. The containers aren't affected.
 	otherDevices bool
+	// lateRejections is true if the kubelet may reject pods that it admits again, and report that after it has started the pods that it admitted last.
+	lateRejections bool
 	// guesses is true if no API reports for which pod the kubelet calls the plugin. A container that was matched to the
 	// wrong pod gets that pod's total request in its environment. Its card may have no room for the rest of its own pod,
 	// which is then rejected.
@@ -281,6 +283,9 @@ func (s *scenario) waitConsistent() {
 			return err
 		}
 		for i := range pods {
+			if s.lateRejections && pods[i].Status.Phase == corev1.PodFailed {
+				s.delete(pods[i].Name)
+			}
 			if pods[i].Spec.NodeName == "" || ended(&pods[i]) && !protocol.IsMirror(&pods[i]) {
 				return fmt.Errorf("pod %s is %s: %s %s", pods[i].Name, pods[i].Status.Phase, pods[i].Status.Message, conditions(&pods[i]))
 			}
