@@ -80,7 +80,7 @@ var (
 	// errEvictionLost means that it is unknown whether an eviction was made.
 	errEvictionLost = errors.New("the answer is lost")
 	// errFull means that no further round can begin now, see Executor.Full.
-	errFull = errors.New("too many rounds of evictions are in progress, or their record isn't read yet")
+	errFull = errors.New("too many rounds of evictions are in progress, or one for this pod, or their record isn't read yet")
 )
 
 // Executor makes the evictions for pods that wait, in rounds. Each round is recorded before its first eviction, so that the next leader
@@ -115,8 +115,9 @@ type execution struct {
 	// justified is what wanted has returned last, at first the pods of all victims: of victims for other pods, only the rest of groups that were evicted
 	// in part is evicted.
 	justified map[gpu.PodUID]bool
-	// until is the end of the round, next the time of the next attempt, asked that of the latest eviction call.
-	until, next, asked time.Time
+	// until is the end of the round, next the time of the next attempt, asked that of the latest eviction call. lost is until when the eviction of a
+	// group's pod whose answer is lost can still be made; zero if there is none.
+	until, next, asked, lost time.Time
 }
 
 // Wanted returns the pods that still wait for the places of a round, and whether further victims may be evicted for each now. The rest of a group that
@@ -233,7 +234,7 @@ func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted [
 		e.until = x.Clock.Now().Add(protocol.MaxGracePeriod)
 	}
 	x.mu.Lock()
-	if x.full() {
+	if x.full() || x.rounds[e.id()] != nil { // A former round for the pod may still evict the rest of a group.
 		x.mu.Unlock()
 		return nil, time.Time{}, errFull
 	}
@@ -257,11 +258,18 @@ func newExecution(r Round) *execution {
 	e := &execution{Round: r, left: map[gpu.PodUID]bool{}, justified: map[gpu.PodUID]bool{}}
 	for _, v := range r.Victims {
 		e.justified[v.For.UID] = true
+	}
+	e.reset()
+	return e
+}
+
+// reset makes all pods of the victims left. The caller holds the lock.
+func (e *execution) reset() {
+	for _, v := range e.Victims {
 		for _, pod := range v.Pods {
 			e.left[pod.UID] = true
 		}
 	}
-	return e
 }
 
 // id identifies the round.
@@ -271,7 +279,7 @@ func (r *Round) id() gpu.PodUID { return r.For[0].UID }
 func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.PodUID, err error) {
 	x.mu.Lock()
 	e.state = calling
-	begun, left := e.begun(), e.remaining()
+	begun, left := e.begun() || !e.lost.IsZero(), e.remaining(x.Clock.Now())
 	x.mu.Unlock()
 	var mu sync.Mutex
 	evict := func(v Victim, pod gpu.Pod) error {
@@ -312,6 +320,7 @@ func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu
 	if err != nil {
 		x.refuse(v, err)
 		if apiserver.OutcomeOf(err) == apiserver.Unknown {
+			x.lose(e, pod.UID)
 			err = fmt.Errorf("%w: %w", errEvictionLost, err)
 		}
 		return false, fmt.Errorf("evicting pod %s: %w", pod, err)
@@ -332,12 +341,34 @@ func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu
 	return !gone, nil
 }
 
+// lose records that the answer to the eviction of a pod is lost. If the pod is one of a group, the others stay victims until it is known whether the
+// eviction was made.
+func (x *Executor) lose(e *execution, uid gpu.PodUID) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !slices.ContainsFunc(e.Victims, func(v Victim) bool {
+		return len(v.Pods) > 1 && slices.ContainsFunc(v.Pods, func(pod PodID) bool { return pod.UID == uid })
+	}) {
+		return
+	}
+	e.lost = e.asked.Add(x.AnswerLost)
+	if end := e.lost.Add(queue.Arrival); end.After(e.until) {
+		e.until = end
+	}
+}
+
 // begun reports whether a victim was evicted. The caller holds the lock.
-func (e *execution) begun() bool { return slices.Contains(slices.Collect(maps.Values(e.left)), false) }
+func (e *execution) begun() bool { return e.has(false) }
+
+// has reports whether a pod of the victims is left, or is not. The caller holds the lock.
+func (e *execution) has(left bool) bool {
+	return slices.Contains(slices.Collect(maps.Values(e.left)), left)
+}
 
 // remaining returns the victims that are to be evicted now, with their pods that are left. It removes those whose pods don't wait any more. The rest of
-// groups that are evicted in part would stay for ever, so it is evicted in any case. The caller holds the lock.
-func (e *execution) remaining() (victims []Victim) {
+// groups that are evicted in part would stay for ever, so it is evicted in any case, and a group that may be is kept until that is known. The caller
+// holds the lock.
+func (e *execution) remaining(now time.Time) (victims []Victim) {
 	for _, v := range e.Victims {
 		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod PodID) bool { return !e.left[pod.UID] })
 		justified, waits := e.justified[v.For.UID]
@@ -346,7 +377,7 @@ func (e *execution) remaining() (victims []Victim) {
 		case len(left) < len(v.Pods) || justified:
 			v.Pods = left
 			victims = append(victims, v)
-		case !waits:
+		case !waits && (len(v.Pods) == 1 || now.After(e.lost)):
 			for _, pod := range v.Pods {
 				delete(e.left, pod.UID)
 			}
@@ -372,17 +403,17 @@ func (x *Executor) due() (due []*execution) {
 		x.mu.Lock()
 		now, over := x.Clock.Now(), false
 		switch {
-		case e.state == calling, e.state == inherited && now.Before(e.next):
+		case e.state == calling, e.state == inherited && !now.After(e.next):
 		case wanted[i] == nil && e.wanted != nil: // Continue was called just now.
 		case now.After(e.until):
 			over = true
 		default:
-			if e.state == inherited {
+			if !e.lost.IsZero() && now.After(e.lost) {
 				x.inspect(e)
 			}
 			e.justified = justified
-			left := len(e.remaining())
-			if over = left == 0 && len(justified) == 0; left > 0 && !now.Before(e.next) {
+			left := len(e.remaining(now))
+			if over = len(justified) == 0 && !e.has(true); left > 0 && !now.Before(e.next) {
 				due = append(due, e)
 			}
 		}
@@ -418,15 +449,19 @@ func (x *Executor) inherit(ctx context.Context) error {
 		e := newExecution(r)
 		// An eviction of the former leader whose answer is lost can still be made.
 		e.state, e.next = inherited, x.Clock.Now().Add(max(queue.Arrival, x.AnswerLost))
-		e.until = e.next.Add(queue.Arrival)
+		e.until, e.lost = e.next.Add(queue.Arrival), e.next
 		x.rounds[r.id()] = e
 	}
 	x.read, x.again = true, time.Time{}
 	return nil
 }
 
-// inspect removes the pods that a former leader has evicted from those that are left. The caller holds the lock.
+// inspect finds out from the cache which pods aren't left. While it lags, it can lack pods that run: of a former leader's round, these are left once it
+// has them. The caller holds the lock.
 func (x *Executor) inspect(e *execution) {
+	if e.state == inherited {
+		e.reset()
+	}
 	for _, v := range e.Victims {
 		for _, pod := range v.Pods {
 			info, known := x.Cache.Pod(pod.Namespace, pod.Name)
@@ -457,8 +492,8 @@ func (x *Executor) Inherited(cause Cause) (rounds []Round) {
 	return rounds
 }
 
-// Continue goes on with a round of a former leader, as long as it is wanted. Its places must be reserved. It returns the end of the round; zero if
-// there is no such round any more.
+// Continue goes on with a round of a former leader, as long as it is wanted. Its places must be reserved. Which victims run is read from the API server
+// again before they are evicted. It returns the end of the round; zero if there is no such round any more.
 func (x *Executor) Continue(r Round, wanted Wanted) (until time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -466,6 +501,7 @@ func (x *Executor) Continue(r Round, wanted Wanted) (until time.Time) {
 	if e == nil || e.state != inherited {
 		return time.Time{}
 	}
+	e.reset()
 	e.wanted, e.state, e.next = wanted, called, x.Clock.Now()
 	return e.until
 }

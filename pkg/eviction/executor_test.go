@@ -374,3 +374,91 @@ func TestExecutorWritesAgain(t *testing.T) {
 		t.Errorf("still recorded: %s", object.Data[keyRounds])
 	}
 }
+
+// A new leader's cache doesn't have a victim yet when it takes over. The former leader has evicted nothing: nor does the new one if no pod waits, and if
+// one does, it evicts all victims.
+func TestExecutorInheritsUnseen(t *testing.T) {
+	for waits, want := range map[bool]string{true: "", false: "g1 g2 g3 s"} {
+		f := newExecutions(t)
+		_, _ = f.evict(f.process(&mortal{f.server, 12, false})) // It dies before the first eviction.
+		x := f.process(f.server)
+		c := x.Cache.(*cluster)
+		delete(c.pods, "g1")
+		for _, r := range x.Inherited(ByShare) {
+			if waits {
+				x.Continue(r, always)
+			}
+		}
+		f.later(x, 5*time.Second)
+		c.report(f.server.Get(f.pods[0]))
+		f.later(x, 3*time.Minute)
+		if got := f.running(); got != want {
+			t.Errorf("waits %t: %q run, want %q", waits, got, want)
+		}
+	}
+}
+
+// The answer to the first eviction of a group is lost, the others are refused, and then no pod waits any more. Once the cache shows that the eviction was
+// made, the rest of the group is evicted, else none.
+func TestExecutorLostAnswer(t *testing.T) {
+	for made, want := range map[string]string{"at once": "s", "later": "s", "never": "g1 g2 g3 s"} {
+		f := newExecutions(t)
+		x := f.process(f.server)
+		terminating := fake.Edited(f.pods[0], fake.Terminating(f.clock.Now().Add(30*time.Second)))
+		f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, dryRun bool) error {
+			switch {
+			case dryRun:
+				return nil
+			case pod.Name != "g1":
+				return budgetRefusal()
+			case made == "at once":
+				f.server.Set(terminating)
+			}
+			return errLost
+		}})
+		if until, err := f.evict(x); err == nil || until.IsZero() {
+			t.Fatal(until, err)
+		}
+		f.justified = nil
+		f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, _ bool) error {
+			for _, object := range f.pods {
+				if object.Name == pod.Name {
+					f.server.Set(fake.Edited(object, fake.Terminating(f.clock.Now().Add(30*time.Second))))
+				}
+			}
+			return nil
+		}})
+		f.later(x, 30*time.Second)
+		if made != "never" {
+			f.server.Set(terminating)
+			x.Cache.(*cluster).report(terminating)
+		}
+		f.later(x, 3*time.Minute)
+		if got := f.running(); got != want {
+			t.Errorf("made %s: %q run, want %q", made, got, want)
+		}
+		if len(x.rounds) > 0 {
+			t.Errorf("made %s: the round doesn't end", made)
+		}
+	}
+}
+
+// A round for a pod doesn't begin while a former one for it still evicts the rest of a group.
+func TestExecutorOneRoundPerPod(t *testing.T) {
+	f := newExecutions(t)
+	x := f.process(f.server)
+	f.refused = "g2 g3"
+	if until, err := f.evict(x); err == nil || until.IsZero() {
+		t.Fatal(until, err)
+	}
+	f.justified = nil
+	f.later(x, 2*time.Second)
+	second := f.round
+	second.Victims = second.Victims[1:]
+	_, _, err := x.Evict(t.Context(), second, always)
+	f.refused = ""
+	f.later(x, time.Minute)
+	if got := f.running(); got != "" || !errors.Is(err, errFull) {
+		t.Errorf("%q run, %v", got, err)
+	}
+}
