@@ -114,7 +114,7 @@ type Manager struct {
 	waiting, placed runList
 	alarms          []alarm
 	burst           freeBurst
-	// noRoomFor are the latest results "no room" that may still be valid.
+	// noRoomFor are the latest results "no room" of runs that are alike, while they may be valid.
 	noRoomFor map[likeRuns]noRoom
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
 	work     int

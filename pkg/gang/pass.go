@@ -21,22 +21,24 @@ const (
 	maxWork = 2000
 )
 
-// likeRuns identifies the runs of one likeness that may take memory from others (displaces is true), or may not. Those with memory that only they
-// see are alike none: alone is the ID of their item.
+// likeRuns identifies the runs of one likeness that may take memory from others (displaces is true), or may not.
 type likeRuns struct {
 	likeness  string
 	displaces bool
-	alone     string
 }
 
-// noRoom is the latest result "no room" for runs that are alike: the run, when it was, and the value of Manager.freed then.
+// noRoom is a result "no room": the run, when it was, and the value of Manager.freed then.
 type noRoom struct {
 	item  ledger.Item
 	at    time.Time
 	freed uint64
 }
 
-// isValid reports whether the result still holds for a run that doesn't go before that one.
+// holdsFor reports whether the result holds for the run, which is that one or is like it: it must not go before that one.
+func (n *noRoom) holdsFor(r *run, freed uint64, now time.Time) bool {
+	return n.isValid(freed, now) && !r.item.Before(&n.item)
+}
+
 func (n *noRoom) isValid(freed uint64, now time.Time) bool {
 	ago := now.Sub(n.at)
 	return ago < quietPeriod || n.freed == freed && ago < noRoomMax

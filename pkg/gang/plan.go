@@ -79,6 +79,10 @@ func (p *plan) isOpen() bool { return !p.opened.IsZero() }
 
 // makePlan plans all members that the run still needs, or returns the reason why it can't.
 func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
+	freed := mgr.freed.Load()
+	if r.noRoom.holdsFor(r, freed, now) { // Before all that takes longer for more members.
+		return reasons.GroupNoRoom, false
+	}
 	n := r.needed()
 	if r.key.Native {
 		mgr.offerEligible(r, n, now)
@@ -98,7 +102,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 		return r.wait, false
 	}
 	n.build(r)
-	places, ok := mgr.reserve(r, n, now)
+	places, ok := mgr.reserve(r, n, freed, now)
 	if !ok {
 		r.wait = reasons.GroupNoRoom
 		return r.wait, false
@@ -111,7 +115,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
 		attempt: mgr.attempt(r), made: now, wholeCards: n.wholeCards,
 	}
 	mgr.Failures.Placed(p.attempt)
-	r.plan, r.wait = p, reasons.Group{}
+	r.plan, r.wait, r.noRoom = p, reasons.Group{}, noRoom{}
 	for _, m := range n.members {
 		p.members[m.UID], p.order = &plannedMember{}, append(p.order, m.UID)
 	}
@@ -139,7 +143,7 @@ func (r *run) takesFrom(o *run) bool {
 
 // reserve reserves memory for the requests. Places that fair sharing has granted to the members are used if their nodes are candidates, and otherwise
 // exchanged, if there is room. Plans of runs that r takes from give way, from the last, but no more than needed.
-func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bool) {
+func (mgr *Manager) reserve(r *run, n *needs, freed uint64, now time.Time) ([]ledger.Place, bool) {
 	if len(n.requests) == 0 {
 		return nil, true
 	}
@@ -150,11 +154,10 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 		}
 	}
 	// If a run found no room, a run of the same likeness behind it finds none either: fewer runs give way to it.
-	freed, like := mgr.freed.Load(), likeRuns{likeness: n.likeness, displaces: r.mayDisplace()}
-	if len(granted) > 0 || mgr.Ledger.Awaits(n.requests[0].Pod.UID) {
-		like.alone = r.item.ID
-	}
-	if last, found := mgr.noRoomFor[like]; found && !r.item.Before(&last.item) && last.isValid(freed, now) {
+	alone := len(granted) > 0 || mgr.Ledger.Awaits(n.requests[0].Pod.UID) // Only r sees the memory that is reserved for it.
+	like := likeRuns{n.likeness, r.mayDisplace()}
+	if last, found := mgr.noRoomFor[like]; found && !alone && last.holdsFor(r, freed, now) {
+		r.noRoom = last
 		return nil, false
 	}
 	mgr.work += len(n.requests)
@@ -174,7 +177,9 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Place, bo
 		slices.Reverse(places)
 	}
 	if places == nil {
-		mgr.noRoomFor[like] = noRoom{r.item, now, freed}
+		if r.noRoom = (noRoom{r.item, now, freed}); !alone {
+			mgr.noRoomFor[like] = r.noRoom
+		}
 		for _, set := range yielding {
 			mgr.work += len(set)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // recorder records for which groups memory was asked, by their first members.
@@ -180,4 +181,23 @@ func TestCapacity(t *testing.T) {
 	<-permits[0].Decided
 	mgr.BindDone(Key{Name: "job"}, "b", "n", BindSucceeded, true, begin)
 	want("bound")
+}
+
+// TestNoRoomForManyMembers: while a group has no room, a filter call for one of its members doesn't look at all others.
+func TestNoRoomForManyMembers(t *testing.T) {
+	const members = 500
+	c, looks := newBenchCluster(1), 0
+	c.manager.AwaitsTurn = func(gpu.Pod) bool {
+		looks++
+		return false
+	}
+	c.load(1, members, false)
+	for i := range members {
+		if got := c.manager.filterAll(c.member(0, i, members, false).UID, c.nodes, c.now); got.Reason != reasons.GroupNoRoom {
+			t.Fatal(got)
+		}
+	}
+	if looks > 2*members {
+		t.Errorf("%d looks at members in %d calls", looks, members)
+	}
 }

@@ -36,8 +36,9 @@ type run struct {
 	offers map[string]*offer
 	// needs are the members to place; nil if they must be computed again.
 	needs *needs
-	// wait is why the latest attempt to plan failed.
-	wait reasons.Group
+	// wait is why the latest attempt to plan failed. noRoom is its result if there was no room: each filter call for a member asks for it.
+	wait   reasons.Group
+	noRoom noRoom
 
 	// reservedFor is for how long the run had plans since its latest failure.
 	reservedFor time.Duration
