@@ -36,13 +36,12 @@ func (m *Manager) everFits(u *unit) bool {
 	if known {
 		return fits
 	}
-	m.effort++
 	if m.EmptyCapacity == nil {
-		fits = m.Ledger.FitsEmpty(m.requests(u, false), nil)
+		fits = m.Ledger.FitsEmpty(m.requests(u), nil)
 	} else {
 		// Mostly the first node has room. All nodes are checked only for a unit that fits none.
 		counting := countingCapacity{Capacity: m.EmptyCapacity()}
-		fits = m.Ledger.FitsEmpty(m.requests(u, false), &counting)
+		fits = m.Ledger.FitsEmpty(m.requests(u), &counting)
 		m.effort += counting.asked / nodesPerEffort
 	}
 	m.feasible.results[u.kind.kindKey] = fits

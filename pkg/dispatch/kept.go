@@ -72,22 +72,24 @@ func (m *Manager) endKept(now time.Time) {
 // of tenants that would not have less than its own.
 func (t *turns) takeKept(u *unit) (places []ledger.Place) {
 	own := t.of(u.item.Tenant)
-	if len(t.kept) == 0 || own.triedKept[u.kind] {
+	if len(t.kept) == 0 || own.triedKept[u.kind] || own.effort >= t.ownEffort {
 		return nil
 	}
 	for _, mine := range []bool{true, false} {
 		var usable []*kept
 		var uids []gpu.PodUID
+		var nodes []string
 		for _, k := range t.kept {
 			if mine == (k.tenant == u.item.Tenant) && (mine || !t.queue.Reaches(u.item.Tenant, u.item.Memory, k.tenant)) {
-				usable, uids = append(usable, k), append(uids, k.UID)
+				usable, uids, nodes = append(usable, k), append(uids, k.UID), append(nodes, k.node)
 			}
 		}
-		if usable == nil {
+		slices.Sort(nodes)
+		requests := t.requestsOn(u, slices.Compact(nodes))
+		if requests == nil {
 			continue
 		}
-		t.effort++
-		if places, _ = t.Ledger.ReserveAll(t.requests(u, false), [][]gpu.PodUID{uids}, t.viewAt(t.now), t.capacity, t.now); places != nil {
+		if places, _ = t.Ledger.ReserveAll(requests, [][]gpu.PodUID{uids}, t.viewAt(t.now), t.capacity, t.now); places != nil {
 			t.kept = slices.DeleteFunc(t.kept, func(k *kept) bool {
 				if !slices.Contains(usable, k) || t.reserveKept(k, t.now) {
 					return false

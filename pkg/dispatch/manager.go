@@ -136,10 +136,10 @@ type Manager struct {
 	// changed is true if a pod or a tenant changed since the latest round.
 	changed bool
 	// rounds counts the rounds, and effort the attempts of the present one. freedNow are the nodes on which something was freed since the
-	// former round.
-	rounds   uint64
-	effort   int
-	freedNow []string
+	// former round, and missed those of them for the next one, because units were not tried.
+	rounds           uint64
+	effort           int
+	freedNow, missed []string
 	// exhausted is true if the latest round has used up its effort. cutShort are the tenants that have used up their own, with the number of
 	// the round since which their units get their turns one after the other.
 	exhausted bool

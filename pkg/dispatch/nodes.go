@@ -39,12 +39,6 @@ func (m *Manager) eligibleFor(constraints unique.Handle[string]) []string {
 	return m.Nodes.Names(constraints)
 }
 
-// freedFor returns the nodes that pods with the constraints can use, of those on which resources were freed since the former round.
-func (m *Manager) freedFor(constraints unique.Handle[string]) []string {
-	m.spendFor(constraints)
-	return m.Nodes.Among(constraints, m.freedNow)
-}
-
 // spendFor adds to the effort what it costs to find the nodes that pods with the constraints can use.
 func (m *Manager) spendFor(constraints unique.Handle[string]) {
 	if unmatched, all := m.Nodes.Unmatched(constraints); unmatched > 0 {

@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"slices"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -28,35 +27,41 @@ func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places 
 // reserve reserves places for the pods of a unit on all nodes, or on those on which something was freed if the unit had no room before.
 // It returns nil if they don't fit now.
 func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Place) {
-	hadNoRoom := u.kind.obstacle != reasons.ObstacleUntried
-	if hadNoRoom && len(m.freedNow) == 0 {
+	var requests []ledger.Request
+	if u.kind.obstacle == reasons.ObstacleUntried {
+		requests = m.requests(u)
+	} else if requests = m.requestsOn(u, m.freedNow); requests == nil {
 		return nil
 	}
-	if !hadNoRoom {
-		m.effort++
-	}
-	if requests := m.requests(u, hadNoRoom); requests != nil {
-		places, _ = m.Ledger.ReserveAll(requests, nil, m.viewAt(now), capacity, now)
-	}
+	places, _ = m.Ledger.ReserveAll(requests, nil, m.viewAt(now), capacity, now)
 	return places
 }
 
-// requests returns what the ledger must place. If the unit had no room before, only nodes on which something was freed can have
-// room now; it returns nil if there is none. Of several pods, some may fit where nothing was freed.
-func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
-	if hadNoRoom && !slices.ContainsFunc(u.pods, func(p *pod) bool { return len(m.freedFor(p.Constraints)) > 0 }) {
-		return nil
-	}
+// requests returns what the ledger must place, on all nodes.
+func (m *Manager) requests(u *unit) []ledger.Request {
+	m.effort++
 	requests := make([]ledger.Request, len(u.pods))
 	for i, p := range u.pods {
-		requests[i].Pod = p.Pod.Pod
-		if hadNoRoom && len(u.pods) == 1 {
-			requests[i].Nodes = m.freedFor(p.Constraints)
-		} else {
-			requests[i].Nodes = m.eligibleFor(p.Constraints)
-		}
+		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: m.eligibleFor(p.Constraints)}
 	}
 	return requests
+}
+
+// requestsOn returns what the ledger must place if only these nodes can have got room; nil if the unit can't use them. Of several pods, some may fit
+// elsewhere.
+func (m *Manager) requestsOn(u *unit, nodes []string) []ledger.Request {
+	for _, p := range u.pods {
+		m.spendFor(p.Constraints)
+		usable := m.Nodes.Among(p.Constraints, nodes)
+		switch {
+		case len(usable) == 0:
+		case len(u.pods) == 1:
+			return []ledger.Request{{Pod: p.Pod.Pod, Nodes: usable}}
+		default:
+			return m.requests(u)
+		}
+	}
+	return nil
 }
 
 // viewAt returns the view for granted pods. They avoid the tentative placements of other pods, because those pods would be rejected at

@@ -62,6 +62,7 @@ func (m *Manager) takeFreed() []string {
 	freed, tooMany := m.freed.take()
 	if tooMany {
 		m.retryAll = time.Time{}
+		return nil
 	}
 	return slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
 }
@@ -93,7 +94,7 @@ func (m *Manager) retry(now time.Time) (all, some bool) {
 
 // round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
 func (m *Manager) round(all bool, freed []string, now time.Time) {
-	m.changed, m.freedNow = false, freed
+	m.changed, m.freedNow, m.missed = false, slices.Compact(slices.Sorted(slices.Values(append(freed, m.missed...)))), nil
 	m.gatherGroups()
 	m.grantHeld(now)
 	m.keepEnded(now)
@@ -104,9 +105,10 @@ func (m *Manager) round(all bool, freed []string, now time.Time) {
 		m.letThrough(now)
 	}
 	if m.incomplete() {
-		for _, node := range freed {
-			m.freed.add(node) // For the units that were not tried.
-		}
+		m.missed = m.freedNow
+	}
+	if len(m.missed) > maxFreed {
+		m.retryAll, m.missed = time.Time{}, nil
 	}
 }
 

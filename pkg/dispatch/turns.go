@@ -104,7 +104,7 @@ type tenantTurns struct {
 	// triedKept are the kinds that have no room where memory is kept.
 	triedKept map[*kind]bool
 	// since is the round since which the tenant is cut short, later than any if it isn't. cut is true if it has used up its effort in this
-	// round, and again if it has untried units that have had their turn since.
+	// round, and again if units were not tried because they have had their turn since.
 	since      uint64
 	cut, again bool
 }
@@ -130,8 +130,11 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 		defer delete(t.unseen, u.item.ID)
 	}
 	t.pause(u, t.now)
+	before := t.effort
+	defer func() { own.effort += t.effort - before }()
 	switch {
 	case !t.open.mayGrant(u.item.Tenant):
+		t.missed = t.freedNow
 		return nil, true
 	case t.othersFirst && own.since <= t.rounds:
 		own.cut = true
@@ -141,16 +144,14 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	case own.noRoom && !awaits && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
 		return t.takeKept(u), false // There can be thousands of these.
 	case own.effort >= t.ownEffort/2 && u.turn >= own.since: // Those that have not had their turn yet come first.
-		own.again = own.again || u.kind.obstacle == reasons.ObstacleUntried
+		own.again = true
 		return nil, false
 	case own.effort >= t.ownEffort:
 		own.cut = true
 		return nil, true
 	}
 	u.turn = t.rounds
-	before := t.effort
 	places = t.try(u, t.capacity, t.now)
-	own.effort += t.effort - before
 	if places == nil {
 		if places = t.takeKept(u); places != nil {
 			return places, false

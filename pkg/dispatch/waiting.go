@@ -68,5 +68,5 @@ func (m *Manager) waitingRequests(u *unit) []ledger.Request {
 	if m.units[u.item.ID] != u {
 		return nil
 	}
-	return m.requests(u, false)
+	return m.requests(u)
 }

@@ -1,0 +1,193 @@
+package dispatch
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// manyKinds is more kinds than a round tries.
+const manyKinds = maxEffort + maxEffort/4
+
+// unlike adds a gated pod that is like no other one.
+func (f *fixture) unlike(name string, memory gpu.Memory, edits ...edit) {
+	f.pod(name, memory, edits...)
+	p := f.pods[name]
+	p.Likeness = unique.Make(name)
+	f.pods[name] = p
+	f.SetPod(p)
+}
+
+// countedNodes counts the nodes that are listed, which is what it costs to reserve places on them.
+type countedNodes struct {
+	Nodes
+	listed int
+}
+
+func (c *countedNodes) Names(constraints unique.Handle[string]) []string {
+	names := c.Nodes.Names(constraints)
+	c.listed += len(names)
+	return names
+}
+
+// More kinds than a round tries wait of each of two tenants, and something changes before each round. Another tenant, which comes after both, gets
+// room as soon as there is some.
+func TestTurnBehindManyKinds(t *testing.T) {
+	for name, change := range map[string]func(f *fixture, n int){
+		"nothing changes":           func(*fixture, int) {},
+		"nodes change":              func(f *fixture, _ int) { f.NodesChanged() },
+		"something else is freed":   func(f *fixture, _ int) { f.Freed("n1") },
+		"more pods of these come":   func(f *fixture, n int) { f.unlike(fmt.Sprint("alice/more-", n), 5) },
+		"all of these come at once": func(*fixture, int) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, []gpu.Memory{16, 4}, nil)
+			f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+			f.pod("carol/has", 12, on("n0"))
+			f.pod("carol/ends", 4, on("n0"), age(-1))
+			f.pod("bob/has", 2, on("n1"))
+			f.pod("alice/has", 2, on("n1"))
+			f.pod("carol/waits", 4, age(1))
+			f.tick(time.Second)
+			for i := range manyKinds {
+				f.unlike(fmt.Sprint("alice/", i), 5)
+				f.unlike(fmt.Sprint("bob/", i), 5)
+			}
+			if name != "all of these come at once" {
+				for range 20 {
+					f.tick(100 * time.Millisecond)
+				}
+			}
+			f.delete("carol/ends")
+			ticks := 0
+			for ; len(f.granted) == 0 && ticks < 100; ticks++ {
+				change(f, ticks)
+				f.tick(100 * time.Millisecond)
+			}
+			want(t, "granted", []string{"carol/waits"}, f.granted)
+			if ticks > 4 {
+				t.Errorf("after %d ticks", ticks)
+			}
+		})
+	}
+}
+
+// However many nodes change between two ticks, pods that fit are granted.
+func TestNodesThatChange(t *testing.T) {
+	const nodes = 200
+	f := &constraintsFixture{cluster: eligibility.NewCluster()}
+	f.fixture = newFixture(t, nil, func(o *Options) { o.Nodes = f.cluster })
+	report := func() {
+		for i := range nodes {
+			f.node(fmt.Sprint("n", i), "first", 4)
+		}
+	}
+	report()
+	for i := range 10 {
+		name := fmt.Sprint("alice/", i)
+		f.in("first", "", name, 4)
+		report()
+		f.tick(100 * time.Millisecond)
+		want(t, "granted", i+1, len(f.granted))
+	}
+}
+
+// More kinds than a round tries have no room in a large cluster, and the memory of pods that end is kept, for these kinds too. They are tried with it only on
+// the nodes where it is: event handlers would wait for seconds.
+func TestKeptMemoryAndManyKinds(t *testing.T) {
+	const nodes, ends = 200, 10
+	f := newFixture(t, slices.Repeat([]gpu.Memory{4}, nodes), nil)
+	for i := range nodes {
+		f.pod(fmt.Sprint("alice/", i), 3, on(fmt.Sprint("n", i)))
+		f.pod(fmt.Sprint("bob/", i), 1, on(fmt.Sprint("n", i)))
+	}
+	for i := range manyKinds {
+		f.unlike(fmt.Sprint("bob/waits-", i), 4)
+	}
+	for range 100 {
+		f.tick(100 * time.Millisecond)
+	}
+	counted := &countedNodes{Nodes: f.Nodes}
+	f.Nodes = counted
+	for i := range ends {
+		f.delete(fmt.Sprint("alice/", i))
+		counted.listed = 0
+		f.tick(100 * time.Millisecond)
+		if limit := maxEffort * nodes / 8; counted.listed > limit {
+			t.Fatalf("a round listed nodes %d times, want %d at most", counted.listed, limit)
+		}
+	}
+	want(t, "kept", ends, len(f.kept))
+}
+
+// A pod has waited so long for room that an autoscaler may see it. Now a node has come, but the round ends before the pod has its turn: its gate stays
+// closed until it gets its place.
+func TestGateBeforeTurn(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4, 4}, func(o *Options) { o.Provisioning = 1 })
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	f.pod("alice/has", 2, on("n0"))
+	f.pod("bob/has", 2, on("n0"))
+	f.pod("carol/has", 4, on("n1"))
+	f.pod("carol/waits", 4)
+	for range provisionAfter / time.Second {
+		f.tick(time.Second)
+	}
+	for i := range manyKinds {
+		f.unlike(fmt.Sprint("alice/", i), 5)
+		f.unlike(fmt.Sprint("bob/", i), 5)
+	}
+	f.delete("carol/has")
+	f.NodesChanged()
+	for ticks := 0; f.pods["carol/waits"].Gated; ticks++ {
+		if ticks == 20 {
+			t.Fatal("its gate stays closed")
+		}
+		f.tick(time.Second)
+	}
+	want(t, "granted", true, f.Admit(f.pods["carol/waits"].Pod))
+}
+
+// Something is freed while a tenant has so many open pods that its units aren't tried. They are tried there once pods are bound.
+func TestFreedBeforeTurn(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4, sharedOpen}, nil)
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Exempt: true})
+	f.pod("carol/1", 4, on("n0"))
+	f.pod("carol/2", sharedOpen, on("n1"))
+	f.pod("alice/large", 4, age(1))
+	f.tick(0)
+	for i := range sharedOpen {
+		f.pod(fmt.Sprint("alice/", i), 1)
+	}
+	f.delete("carol/2")
+	f.tick(100 * time.Millisecond)
+	want(t, "open", sharedOpen, len(f.admitted()))
+	f.delete("carol/1")
+	f.tick(100 * time.Millisecond)
+	f.tick(100 * time.Millisecond)
+	f.bindAll()
+	f.tick(100 * time.Millisecond)
+	want(t, "admitted", []string{"alice/large"}, f.admitted())
+}
+
+// Something is freed on more nodes than are listed while more kinds than a round tries wait: in the end there is nothing left to try.
+func TestManyFreedAndManyKinds(t *testing.T) {
+	f := newFixture(t, slices.Repeat([]gpu.Memory{4}, 2*maxFreed), nil)
+	for i := range manyKinds {
+		f.unlike(fmt.Sprint("alice/", i), 5)
+	}
+	for i := range 2 * maxFreed {
+		f.Freed(fmt.Sprint("n", i))
+	}
+	for range 30 {
+		f.tick(100 * time.Millisecond)
+	}
+	before := f.rounds
+	f.tick(100 * time.Millisecond)
+	want(t, "rounds", before, f.rounds)
+}
