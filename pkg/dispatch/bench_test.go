@@ -14,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
@@ -41,6 +42,7 @@ func newBench(nNodes, nPods int) (*Manager, *ledger.Ledger, *time.Time) {
 	half := slices.Clone(nodes[:nNodes/2])
 	m := New(Options{
 		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Exempt: NewExempt(1 << 30), Patience: patience, EvictionsFull: func() bool { return false },
+		Capacity: func(bool) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
 		Evicting: func(gpu.PodUID) bool { return false },
 		Release:  func(uid gpu.PodUID) { l.Release(uid) },
 		Nodes: nodesOf(func(constraints unique.Handle[string]) []string {

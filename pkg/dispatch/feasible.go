@@ -15,40 +15,20 @@ const (
 	nodesPerEffort = 32
 )
 
-// feasible keeps by kind whether units would fit if no pod had GPU memory.
-type feasible struct {
-	results map[kindKey]bool
-	until   time.Time
-}
-
-// expire drops the results if they are too old.
-func (f *feasible) expire(now time.Time) {
-	if !now.Before(f.until) {
-		clear(f.results)
-		f.until = now.Add(feasibleFor)
-	}
-}
-
 // everFits reports whether the unit would fit the nodes that its pods can use if no pod had GPU memory: by the cards, and by the other
 // resources that its pods request, such as CPU. A unit that wouldn't fit doesn't count for its tenant's demand.
 func (m *Manager) everFits(u *unit) bool {
-	fits, known := m.feasible.results[u.kind.kindKey]
-	if known {
-		return fits
-	}
-	if m.EmptyCapacity == nil {
-		fits = m.Ledger.FitsEmpty(m.requests(u), nil)
-	} else {
+	if u.kind.feasible == nil {
 		// Mostly the first node has room. All nodes are checked only for a unit that fits none.
-		counting := countingCapacity{Capacity: m.EmptyCapacity()}
-		fits = m.Ledger.FitsEmpty(m.requests(u), &counting)
+		counting := &countingCapacity{Capacity: m.EmptyCapacity()}
+		fits := m.Ledger.FitsEmpty(m.requests(u), counting)
 		m.effort += counting.asked / nodesPerEffort
+		u.kind.feasible = &fits
 	}
-	m.feasible.results[u.kind.kindKey] = fits
-	return fits
+	return *u.kind.feasible
 }
 
-// countingCapacity counts the calls of Take.
+// countingCapacity counts the calls of Take. Its Capacity is nil if only GPU memory counts.
 type countingCapacity struct {
 	ledger.Capacity
 	asked int
@@ -56,5 +36,11 @@ type countingCapacity struct {
 
 func (c *countingCapacity) Take(node string, uid gpu.PodUID) bool {
 	c.asked++
-	return c.Capacity.Take(node, uid)
+	return c.Capacity == nil || c.Capacity.Take(node, uid)
+}
+
+func (c *countingCapacity) Return(node string, uid gpu.PodUID) {
+	if c.Capacity != nil {
+		c.Capacity.Return(node, uid)
+	}
 }

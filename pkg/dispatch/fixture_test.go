@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -70,7 +71,8 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 				f.ledger.Release(uid)
 			}
 		},
-		Nodes:  nodesOf(func(unique.Handle[string]) []string { return nodes }),
+		Nodes:    nodesOf(func(unique.Handle[string]) []string { return nodes }),
+		Capacity: func(bool) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
 		Exempt: exempt, Patience: patience, EvictionsFull: func() bool { return false },
 		Evicting: func(uid gpu.PodUID) bool { return f.evicting[uid] }, Observer: f,
 	}

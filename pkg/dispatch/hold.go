@@ -189,7 +189,7 @@ func (m *Manager) grantHeld(now time.Time) {
 	if len(m.reclaims.held) == 0 {
 		return
 	}
-	capacity := m.capacity(false) // The plans have counted what all of them need.
+	capacity := m.Capacity(false) // The plans have counted what all of them need.
 	m.endHolds(func(h *hold) bool { return h.state != making && m.grantUnit(h, capacity, now) })
 }
 

@@ -17,6 +17,8 @@ type kind struct {
 	// obstacle is why there was no room at the latest attempt: ObstacleNoRoom or ObstacleNeverFits. If it is ObstacleUntried, the next attempt tries
 	// all nodes. Otherwise the next attempt tries only nodes on which resources were freed since.
 	obstacle reasons.Obstacle
+	// feasible is the result of everFits; nil if it isn't known.
+	feasible *bool
 	// units counts the units of this kind.
 	units int
 	// shape is queue.Attempt.Shape.
@@ -82,6 +84,15 @@ func (k kinds) kindOf(pods []*pod) *kind {
 		like.kinds[key.memory] = found
 	}
 	return found
+}
+
+// forgetFeasible drops the results of everFits.
+func (k kinds) forgetFeasible() {
+	for _, like := range k {
+		for _, one := range like.kinds {
+			one.feasible = nil
+		}
+	}
 }
 
 // drop drops a kind that has no units left.

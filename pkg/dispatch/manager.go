@@ -24,11 +24,9 @@ type Options struct {
 	Groups Groups
 	// Nodes knows which nodes pods can use regardless of free resources.
 	Nodes Nodes
-	// Capacity returns a new count of what nodes have free besides GPU memory, with or without the held places. If Capacity is nil,
-	// only GPU memory counts.
-	Capacity func(withHeld bool) ledger.Capacity
-	// EmptyCapacity returns a new count of what nodes would have besides GPU memory if no pod had GPU memory. If it is nil, only
-	// GPU memory counts.
+	// Capacity returns a new count of what nodes have free besides GPU memory, with or without the held places. EmptyCapacity returns one of what they
+	// would have if no pod had GPU memory. Their results are nil if only GPU memory counts.
+	Capacity      func(withHeld bool) ledger.Capacity
 	EmptyCapacity func() ledger.Capacity
 	// Exempt knows which pods need no turn. The Manager sets its namespaces.
 	*Exempt
@@ -41,10 +39,10 @@ type Options struct {
 	// Pods that have run for less than MinRuntime are not evicted.
 	ReclaimAfter, MinRuntime time.Duration
 	// EvictionsFull reports whether no further evictions can begin now, and Evicting whether a pod is about to be evicted: then it counts as being
-	// deleted. Both are nil if ReclaimAfter is 0. They must not wait for a call of the Manager.
+	// deleted. They must not wait for a call of the Manager.
 	EvictionsFull func() bool
 	Evicting      func(gpu.PodUID) bool
-	// Failures are those of all items. If it is nil, New makes one.
+	// Failures are those of all items.
 	Failures *queue.Failures
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
 	Observer Observer
@@ -97,8 +95,9 @@ type Manager struct {
 	admitted sync.Map
 	// freed are the nodes on which resources were freed since the latest Tick.
 	freed freedNodes
-	// nodeChanges counts the changes of nodes.
+	// nodeChanges counts the changes of nodes. regions are the latest ones; nil if there are none yet.
 	nodeChanges atomic.Uint64
+	regions     atomic.Pointer[regions]
 
 	mu         sync.Mutex
 	leading    bool
@@ -118,17 +117,16 @@ type Manager struct {
 	gated map[gpu.PodUID]*pod
 	// seenChanges is nodeChanges at the latest Tick.
 	seenChanges uint64
-	// regions are nil if they were not computed yet.
-	regions   *regions
-	allocated allocatedPods
-	kinds     kinds
+	kinds       kinds
+	// allocated are the pods that have memory.
+	allocated map[gpu.PodUID]*allocatedPod
 	// due are the kinds without room that are to be tried on all nodes again, retries of them in each round. At retryAll, all kinds
 	// without room become due.
 	due      []*kind
 	retries  int
 	retryAll time.Time
-	// feasible keeps the results of everFits.
-	feasible feasible
+	// feasibleUntil is when the results of everFits are dropped.
+	feasibleUntil time.Time
 	// awaiting are the IDs of the units that have awaited reservations, with their tenants, in the present round. unseen are those of them whose
 	// tenants have not had their turn: their reservations don't count for the units that have their turn before.
 	awaiting map[string]string
@@ -154,16 +152,12 @@ type Manager struct {
 
 // New returns a Manager without pods.
 func New(o Options) *Manager {
-	if o.Failures == nil {
-		o.Failures = &queue.Failures{}
-	}
 	return &Manager{
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{},
 		units:   map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
 		cutShort: map[string]uint64{}, kinds: kinds{},
-		feasible: feasible{results: map[kindKey]bool{}}, allocated: allocatedPods{at: map[gpu.PodUID]int{}},
-		reclaims: newReclaims(0),
+		allocated: map[gpu.PodUID]*allocatedPod{}, reclaims: newReclaims(0),
 	}
 }
 

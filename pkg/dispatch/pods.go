@@ -112,7 +112,7 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 	if delete(m.inNamespace[p.Namespace], uid); len(m.inNamespace[p.Namespace]) == 0 {
 		delete(m.inNamespace, p.Namespace)
 	}
-	m.allocated.remove(uid)
+	delete(m.allocated, uid)
 	m.admitted.Delete(uid)
 	if _, known := m.namespaces[p.Namespace]; !known {
 		m.setTerms(tenant) // The last pod of a namespace that is gone already.

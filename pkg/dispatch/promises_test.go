@@ -273,10 +273,10 @@ func TestDemandThatFlaps(t *testing.T) {
 func TestUnbindableTenants(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{20_000}, nil)
 	f.pod("bob/has", 1000, on("n0"))
-	for tenant := range maxOpen / ownOpen {
+	for tenant := range maxOpen {
 		name := fmt.Sprint("carol-", tenant)
 		f.SetNamespace(name, Namespace{Tenant: name, Terms: fairshare.DefaultTerms})
-		for i := range maxOpen {
+		for i := range 2 {
 			f.pod(fmt.Sprint(name, "/", i), 1, age(i))
 		}
 	}
@@ -298,5 +298,27 @@ func TestUnbindableTenants(t *testing.T) {
 	want(t, "admitted then", []string{"bob/waits-1"}, bobs())
 	if n := len(f.admitted()); n > maxOpen+1 {
 		t.Errorf("%d pods are admitted", n)
+	}
+}
+
+// TestFewUnbindableTenants: beside some tenants with as many such pods as they may have, another tenant has several open pods.
+func TestFewUnbindableTenants(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{20_000}, nil)
+	f.pod("bob/has", 1000, on("n0"))
+	for tenant := range 16 {
+		name := fmt.Sprint("carol-", tenant)
+		f.SetNamespace(name, Namespace{Tenant: name, Terms: fairshare.DefaultTerms})
+		for i := range 64 {
+			f.pod(fmt.Sprint(name, "/", i), 1, age(i))
+		}
+	}
+	f.tick(time.Second)
+	before := len(f.admitted())
+	for i := range 8 {
+		f.pod(fmt.Sprint("bob/", i), 1)
+	}
+	f.tick(2 * time.Second)
+	if more := len(f.admitted()) - before; more < 4 {
+		t.Errorf("%d of its pods are admitted beside %d others", more, before)
 	}
 }

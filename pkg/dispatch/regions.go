@@ -102,20 +102,15 @@ func (r *regions) usable(class, region int) bool {
 	return found
 }
 
-// installRegions computes the regions for pods with these amounts of memory by constraints, and makes them those of the Manager, unless it has
-// got regions meanwhile that know more changes of nodes.
+// installRegions computes the regions for pods with these amounts of memory by constraints, and makes them those of the Manager.
 func (m *Manager) installRegions(amounts map[unique.Handle[string]]gpu.Memory) *regions {
 	constraints := slices.SortedFunc(maps.Keys(amounts), func(a, b unique.Handle[string]) int {
 		return cmp.Or(cmp.Compare(amounts[b], amounts[a]), strings.Compare(text(a), text(b)))
 	})
-	changes := m.nodeChanges.Load()
+	changes := m.nodeChanges.Load() // Before the nodes are read: regions that miss a later change are outdated.
 	r := newRegions(constraints, m.eligibleSet, m.Ledger.NodeMemory())
 	r.changes = changes
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.regions == nil || m.regions.changes <= changes {
-		m.regions = r
-	}
+	m.regions.Store(r)
 	return r
 }
 
@@ -129,16 +124,6 @@ func (m *Manager) eligibleSet(constraints unique.Handle[string]) map[string]stru
 	return set
 }
 
-// currentRegions returns the regions; nil if nodes changed since they were computed.
-func (m *Manager) currentRegions() *regions {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.regions == nil || m.regions.changes != m.nodeChanges.Load() {
-		return nil
-	}
-	return m.regions
-}
-
 // text returns the value of a handle, of which the zero value has none.
 func text(h unique.Handle[string]) string {
 	if h == (unique.Handle[string]{}) {
@@ -150,8 +135,8 @@ func text(h unique.Handle[string]) string {
 // setShares computes the shares of the tenants. The pods' constraints count: the share of a tenant whose pods can use few nodes is at most the
 // memory of these nodes, and the others divide the rest. It must be called without the Manager's lock: it takes long in a large cluster.
 func (m *Manager) setShares(s *standings) {
-	s.regions = m.currentRegions()
-	pools, demands, ok := s.demands()
+	s.regions = m.regions.Load()
+	pools, demands, ok := s.demands(m.nodeChanges.Load())
 	if !ok { // There are new constraints, or nodes have changed.
 		amounts := map[unique.Handle[string]]gpu.Memory{}
 		for _, p := range s.allocated {
@@ -163,7 +148,7 @@ func (m *Manager) setShares(s *standings) {
 			amounts[of.constraints] = amounts[of.constraints].Add(amount)
 		}
 		s.regions = m.installRegions(amounts)
-		pools, demands, _ = s.demands()
+		pools, demands, _ = s.demands(s.regions.changes)
 	}
 	for i, share := range pools.Shares(s.claims, demands) {
 		s.tenants[i].Share = share
@@ -171,10 +156,11 @@ func (m *Manager) setShares(s *standings) {
 }
 
 // demands returns the regions as pools, and the parts of the demand of each claim by class. Memory on nodes that its pods couldn't use now, such as cordoned
-// ones, has a pool and a class of its own. ok is false if there are no regions yet, or a pod has constraints that they don't know.
-func (s *standings) demands() (pools fairshare.Pools, demands [][]gpu.Memory, ok bool) {
+// ones, has a pool and a class of its own. ok is false if there are no regions after that many changes of nodes yet, or a pod has constraints that they don't
+// know.
+func (s *standings) demands(changes uint64) (pools fairshare.Pools, demands [][]gpu.Memory, ok bool) {
 	r := s.regions
-	if r == nil {
+	if r == nil || r.changes != changes {
 		return pools, nil, false
 	}
 	closed := len(r.Classes)

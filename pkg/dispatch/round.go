@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -49,12 +48,14 @@ func (m *Manager) grantDue(now time.Time) {
 
 // forgetOutdated drops what was computed from nodes that have changed since, and results that are too old.
 func (m *Manager) forgetOutdated(now time.Time) {
-	m.feasible.expire(now)
-	if changes := m.nodeChanges.Load(); changes != m.seenChanges {
-		m.seenChanges, m.regions = changes, nil
-		clear(m.feasible.results)
-		m.retryAll = time.Time{}
+	changes := m.nodeChanges.Load()
+	if changes != m.seenChanges {
+		m.seenChanges, m.retryAll = changes, time.Time{}
+	} else if now.Before(m.feasibleUntil) {
+		return
 	}
+	m.feasibleUntil = now.Add(feasibleFor)
+	m.kinds.forgetFeasible()
 }
 
 // takeFreed returns the nodes on which resources were freed since the latest Tick. If there are many, all nodes are tried.
@@ -98,7 +99,7 @@ func (m *Manager) round(all bool, freed []string, now time.Time) {
 	m.gatherGroups()
 	m.grantHeld(now)
 	m.keepEnded(now)
-	capacity := m.capacity(true)
+	capacity := m.Capacity(true)
 	m.rounds, m.effort = m.rounds+1, 0
 	m.grantInOrder(capacity, now)
 	if all {
@@ -114,14 +115,6 @@ func (m *Manager) round(all bool, freed []string, now time.Time) {
 
 // incomplete reports whether the latest round has not tried all units.
 func (m *Manager) incomplete() bool { return m.exhausted || len(m.cutShort) > 0 }
-
-// capacity returns a new count of what nodes have free besides GPU memory; nil if nothing else counts.
-func (m *Manager) capacity(withHeld bool) ledger.Capacity {
-	if m.Capacity == nil {
-		return nil
-	}
-	return m.Capacity(withHeld)
-}
 
 // pause records whether the unit must not be granted because it, or others of its namespace, failed.
 func (m *Manager) pause(u *unit, now time.Time) {

@@ -2,11 +2,13 @@ package dispatch
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"unique"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -61,7 +63,7 @@ type demander struct {
 
 // takeStandings returns the state of the tenants, without shares.
 func (m *Manager) takeStandings() *standings {
-	out := &standings{tenants: []Tenant{}, demanded: map[demander]gpu.Memory{}, allocated: m.allocated.snapshot()}
+	out := &standings{tenants: []Tenant{}, demanded: map[demander]gpu.Memory{}, allocated: slices.AppendSeq(make([]*allocatedPod, 0, len(m.allocated)), maps.Values(m.allocated))}
 	before, held := 0, m.heldMemory()
 	for _, s := range m.queue.Standings() {
 		s.Allocated = s.Allocated.Sub(held[s.Name])
@@ -214,6 +216,7 @@ const DefaultPriorityCutoff = 2_000_000_000
 // Snapshot returns the tenants, by name, as they are according to the API server alone. Of the options it uses Ledger, Groups,
 // Nodes and Exempt. Pods that the extender has granted count as waiting until they are bound.
 func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
+	o.EmptyCapacity = func() ledger.Capacity { return nil }
 	m := New(o)
 	for name, ns := range namespaces {
 		m.SetNamespace(name, ns)

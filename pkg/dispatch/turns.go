@@ -9,15 +9,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-const (
-	// maxOpen limits the granted pods that aren't bound yet, apart from the first unit of each tenant. kube-scheduler binds some hundreds
-	// per second in a small cluster, and some dozens in a large one. Of more pods, some would lose their charges before kube-scheduler
-	// tries them.
-	maxOpen = 256
-	// sharedOpen of these are for tenants with less than ownOpen each: pods that are never bound, such as those whose volume doesn't exist,
-	// must not take all turns.
-	sharedOpen, ownOpen = maxOpen / 2, maxOpen / 16
-)
+// maxOpen limits the granted pods that aren't bound yet, apart from the first unit of each tenant. kube-scheduler binds some hundreds
+// per second in a small cluster, and some dozens in a large one. Of more pods, some would lose their charges before kube-scheduler
+// tries them. sharedOpen is how many of a tenant's pods count.
+const maxOpen, sharedOpen = 256, maxOpen / 2
 
 // grantInOrder offers the units in the order of the queue until the effort is used up.
 func (m *Manager) grantInOrder(capacity ledger.Capacity, now time.Time) {
@@ -183,11 +178,11 @@ func (o *openPods) add(tenant string, pods int) {
 	o.total += min(former+pods, sharedOpen) - min(former, sharedOpen)
 }
 
-// mayGrant reports whether more pods of the tenant may be granted. A tenant without such pods always gets its first unit granted, however
-// many other tenants have pods.
+// mayGrant reports whether more pods of the tenant may be granted: it has fewer such pods than the others leave. Pods that are never bound, such as those
+// whose volume doesn't exist, must not take all turns. So a tenant without such pods always gets its first unit granted.
 func (o *openPods) mayGrant(tenant string) bool {
 	own := o.byTenant[tenant]
-	return own == 0 || o.total < maxOpen-sharedOpen || o.total < maxOpen && own < ownOpen
+	return own == 0 || own < maxOpen-o.total
 }
 
 func (m *Manager) openPods() *openPods {
