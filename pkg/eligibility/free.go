@@ -2,6 +2,7 @@ package eligibility
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -215,6 +216,22 @@ func (c *Cluster) Shape(uid gpu.PodUID) (shape placement.Shape, ok bool) {
 		return pod.Shape(), true
 	}
 	return placement.Shape{}, false
+}
+
+// Requests implements ledger.Resources.
+func (c *Cluster) Requests(uid gpu.PodUID) string {
+	f := &c.free
+	f.mu.Lock()
+	pod := f.pods[uid]
+	f.mu.Unlock()
+	if pod == nil {
+		return ""
+	}
+	var text []byte
+	for _, name := range slices.Sorted(maps.Keys(pod.Requests)) {
+		text = fmt.Appendf(text, "%s=%d ", name, pod.Requests[name])
+	}
+	return string(text)
 }
 
 // Fits implements ledger.Resources. A node that isn't known, and a pod that isn't, lacks nothing.

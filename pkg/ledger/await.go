@@ -310,13 +310,14 @@ const (
 // are never better.
 func (c *awaitedChoice) shortlist(requests []Request) []Request {
 	type key struct {
-		list  listKey
-		shape placement.Shape
+		list     listKey
+		demand   gpu.Demand
+		requests string
 	}
 	out, best := slices.Clone(requests), map[key][]string{}
 	for i := range out {
 		request := &out[i]
-		k := key{keyOf(request.Nodes), c.shapeOf(&request.Pod)}
+		k := key{keyOf(request.Nodes), request.Pod.Demand(), c.requestsOf(request.Pod.UID)}
 		if _, compared := best[k]; !compared {
 			best[k] = c.best(request, len(requests)+spareNodes)
 		}

@@ -189,6 +189,7 @@ func (s shapesOf) Shape(uid gpu.PodUID) (placement.Shape, bool) {
 	return shape, known
 }
 
+func (shapesOf) Requests(gpu.PodUID) string        { return "" }
 func (shapesOf) Fits(ledger.ResourceQuery) bool    { return true }
 func (shapesOf) Part(string, []gpu.PodUID) float64 { return 0 }
 

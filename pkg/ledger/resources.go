@@ -10,6 +10,8 @@ import (
 type Resources interface {
 	// Shape returns what the pod asks for of its node; false if the pod isn't known.
 	Shape(uid gpu.PodUID) (placement.Shape, bool)
+	// Requests returns a text that is equal for pods that ask for the same resources of their nodes; empty if the pod isn't known.
+	Requests(uid gpu.PodUID) string
 	// Fits reports whether pods fit a node.
 	Fits(q ResourceQuery) bool
 	// Part returns the part of a node that the pods request, from 0 to 1: of the resource of which it is the largest.
@@ -30,6 +32,14 @@ type ResourceQuery struct {
 
 // resourcesFit is Resources.Fits; true if only GPU memory counts.
 func (l *Ledger) resourcesFit(q ResourceQuery) bool { return l.resources == nil || l.resources.Fits(q) }
+
+// requestsOf is Resources.Requests; empty if only GPU memory counts.
+func (l *Ledger) requestsOf(uid gpu.PodUID) string {
+	if l.resources == nil {
+		return ""
+	}
+	return l.resources.Requests(uid)
+}
 
 // hasReserved reports whether something is reserved on the node. n may be nil.
 func (n *node) hasReserved() bool { return n != nil && (len(n.reserved) > 0 || n.planned) }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -184,6 +185,23 @@ func TestAwaitedShapes(t *testing.T) {
 	f.run(pod("young 1", 16), "n40", 1, 3, at)
 	few, many := f.pending(pod("w0", 16), 1), f.pending(pod("w1", 16), 4)
 	expect(t, "reserved", true, f.await([]ledger.Request{{Pod: few, Nodes: f.nodes}, {Pod: many, Nodes: f.nodes}}, 0, longAgo))
+}
+
+// The same holds for pods that differ only in another resource, such as an adapter that only some members of a group have.
+func TestAwaitedOtherResources(t *testing.T) {
+	f := newResourcesFixture(t, 40)
+	for _, node := range f.nodes[:39] {
+		f.run(pod("old "+node, 16), node, 0, 7, longAgo.Add(-time.Hour))
+	}
+	adapter, with := corev1.ResourceName("example.com/adapter"), fake.Node("n40", 16, 16)
+	with.Status.Allocatable[adapter] = resource.MustParse("1")
+	s := spec(16, 16)
+	f.cluster.SetNode(with, &s)
+	f.run(pod("young 0", 16), "n40", 0, 1, at)
+	f.run(pod("young 1", 16), "n40", 1, 1, at)
+	leader, worker := f.pending(pod("w0", 16), 1), pod("w1", 16)
+	f.cluster.SetPod(&eligibility.PodUse{Pod: worker, Requests: eligibility.Amounts{corev1.ResourceCPU: 1000, adapter: 1}})
+	expect(t, "reserved", true, f.await([]ledger.Request{{Pod: leader, Nodes: f.nodes}, {Pod: worker, Nodes: f.nodes}}, 0, longAgo))
 }
 
 // countedResources counts the questions about the resources of nodes.
