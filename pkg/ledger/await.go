@@ -306,43 +306,69 @@ const (
 	spareNodes = 16
 )
 
-// shortlist returns the requests with the best of their nodes: as many as there are requests, and some more. Each pod changes one node, so others
-// are never better.
+// shortlist returns the requests with the best of their nodes: for each kind of request as many as there are requests, and some more. Each pod changes
+// one node, so others are never better. Requests that shared a list of nodes share one again, and so a ranking: kinds that differ in CPU alone would
+// otherwise be ranked one by one, with the lock held.
 func (c *awaitedChoice) shortlist(requests []Request) []Request {
-	type key struct {
-		list     listKey
-		demand   gpu.Demand
+	type demandOn struct {
+		list   listKey
+		demand gpu.Demand
+	}
+	type kind struct {
+		demandOn
 		requests string
 	}
-	out, best := slices.Clone(requests), map[key][]string{}
-	for i := range out {
-		request := &out[i]
-		k := key{keyOf(request.Nodes), request.Pod.Demand(), c.requestsOf(request.Pod.UID)}
-		if _, compared := best[k]; !compared {
-			best[k] = c.best(request, len(requests)+spareNodes)
+	best, compared := map[listKey]map[int]bool{}, map[kind]bool{}
+	var rated demandOn
+	var order []int
+	for i := range requests {
+		request := &requests[i]
+		asks := demandOn{keyOf(request.Nodes), request.Pod.Demand()}
+		k := kind{asks, c.requestsOf(request.Pod.UID)}
+		if compared[k] {
+			continue
 		}
-		request.Nodes = best[k]
+		compared[k] = true
+		if rated != asks { // Mostly requests of one demand follow one another.
+			rated, order = asks, c.bestFirst(request)
+		}
+		if best[asks.list] == nil {
+			best[asks.list] = map[int]bool{}
+		}
+		for _, position := range c.haveResourcesOf(request, order, len(requests)+spareNodes) {
+			best[asks.list][position] = true
+		}
+	}
+	names, out := map[listKey][]string{}, slices.Clone(requests)
+	for i := range out {
+		list := keyOf(requests[i].Nodes)
+		if names[list] == nil {
+			for _, position := range slices.Sorted(maps.Keys(best[list])) {
+				names[list] = append(names[list], requests[i].Nodes[position])
+			}
+		}
+		out[i].Nodes = names[list]
 	}
 	return out
 }
 
-// best returns the n best nodes for a request, in their order, of those that have the resources.
-func (c *awaitedChoice) best(request *Request, n int) (names []string) {
+// bestFirst returns the positions of the nodes that the request fits, the best first.
+func (c *awaitedChoice) bestFirst(request *Request) []int {
 	rates := map[int]float64{}
 	for from := 0; from < len(request.Nodes); from += partOfNodes {
 		c.rateSome(request, from, rates)
 	}
-	var best []int
-	for _, position := range slices.SortedFunc(maps.Keys(rates), func(a, b int) int { return cmp.Or(cmp.Compare(rates[b], rates[a]), cmp.Compare(a, b)) }) {
-		if len(best) < n && c.mayHaveResources(request.Nodes[position], request.Pod.UID) {
-			best = append(best, position)
+	return slices.SortedFunc(maps.Keys(rates), func(a, b int) int { return cmp.Or(cmp.Compare(rates[b], rates[a]), cmp.Compare(a, b)) })
+}
+
+// haveResourcesOf returns the first n of the positions whose nodes have the resources for the request.
+func (c *awaitedChoice) haveResourcesOf(request *Request, positions []int, n int) (have []int) {
+	for i := 0; i < len(positions) && len(have) < n; i++ {
+		if c.mayHaveResources(request.Nodes[positions[i]], request.Pod.UID) {
+			have = append(have, positions[i])
 		}
 	}
-	slices.Sort(best)
-	for _, position := range best {
-		names = append(names, request.Nodes[position])
-	}
-	return names
+	return have
 }
 
 // mayHaveResources is haveResources without the lock.

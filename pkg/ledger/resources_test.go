@@ -235,3 +235,18 @@ func TestAwaitedFreeByNode(t *testing.T) {
 	f.run(pod("other", 1), "n1", 1, 0, at)
 	expect(t, "a card lacks one", false, f.AwaitedFree(testItem.ID))
 }
+
+// Requests that differ in CPU alone are ranked together while the lock is held, however many kinds there are.
+func TestAwaitManyKinds(t *testing.T) {
+	f := newResourcesFixture(t, 4)
+	var requests []ledger.Request
+	for i := range 8 {
+		requests = append(requests, ledger.Request{Pod: f.pending(pod(fmt.Sprint("w", i), 16), int64(1+i%3)), Nodes: f.nodes})
+	}
+	if lists := f.Shortlists(testItem, requests, longAgo); lists != 1 {
+		t.Errorf("they are ranked by %d lists of nodes", lists)
+	}
+	if !f.Await(testItem, requests, longAgo) {
+		t.Error("no reservation")
+	}
+}
