@@ -138,6 +138,8 @@ type Manager struct {
 	rounds           uint64
 	effort           int
 	freedNow, missed []string
+	// freedAt is the latest round before which something was freed: units that have had their turn since were tried there.
+	freedAt uint64
 	// exhausted is true if the latest round has used up its effort. cutShort are the tenants that have used up their own, with the number of
 	// the round since which their units get their turns one after the other.
 	exhausted bool

@@ -100,7 +100,9 @@ func (m *Manager) round(all bool, freed []string, now time.Time) {
 	m.grantHeld(now)
 	m.keepEnded(now)
 	capacity := m.Capacity(true)
-	m.rounds, m.effort = m.rounds+1, 0
+	if m.rounds, m.effort = m.rounds+1, 0; len(freed) > 0 {
+		m.freedAt = m.rounds
+	}
 	m.grantInOrder(capacity, now)
 	if all {
 		m.letThrough(now)

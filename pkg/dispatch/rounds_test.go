@@ -191,3 +191,34 @@ func TestManyFreedAndManyKinds(t *testing.T) {
 	f.tick(100 * time.Millisecond)
 	want(t, "rounds", before, f.rounds)
 }
+
+// Something is freed while more groups wait than a tenant's effort is for, each of its own kind. Each of them is tried there, and in the end there is
+// nothing left to try.
+func TestFreedAndManyGroups(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4, 4}, nil)
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Exempt: true})
+	f.pod("carol/1", 4, on("n0"))
+	f.pod("carol/2", 4, on("n1"))
+	for i := range ownEffort + ownEffort/4 {
+		group := fmt.Sprint(i)
+		f.groups.sizes[group] = 2
+		for member := range 2 {
+			f.unlike(fmt.Sprint("alice/", group, "-", member), 4, inGroup(group))
+		}
+	}
+	for range 10 {
+		f.tick(100 * time.Millisecond)
+	}
+	want(t, "incomplete", false, f.incomplete())
+	freed := f.rounds
+	f.Freed("n1")
+	for range 10 {
+		f.tick(100 * time.Millisecond)
+	}
+	want(t, "incomplete after something was freed", false, f.incomplete())
+	for id, u := range f.units {
+		if u.turn <= freed {
+			t.Errorf("%s was not tried", id)
+		}
+	}
+}

@@ -139,7 +139,7 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	case own.noRoom && !awaits && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(t.rounds):
 		return t.takeKept(u), false // There can be thousands of these.
 	case own.effort >= t.ownEffort/2 && u.turn >= own.since: // Those that have not had their turn yet come first.
-		own.again = true
+		own.again = own.again || u.kind.obstacle == reasons.ObstacleUntried || u.turn < t.freedAt
 		return nil, false
 	case own.effort >= t.ownEffort:
 		own.cut = true
