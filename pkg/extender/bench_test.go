@@ -199,7 +199,7 @@ func BenchmarkWithoutGroup(b *testing.B) {
 			members = append(members, member)
 			f.addPod(member)
 		}
-		await.True(b, "the members are pending", func() bool { return len(f.Pending()) == len(members) })
+		await.True(b, "the members are pending", func() bool { return len(f.Explain().Pending) == len(members) })
 		for i := 0; i < len(members); i += setting.size {
 			f.request(b, "filter", nodesRequest(members[i], f.names...))()
 		}
