@@ -163,8 +163,15 @@ func (m *mortal) PatchConfigMap(ctx context.Context, namespace, name, version st
 }
 
 // The leader dies at each call to the API server of a round, and the next one at each of its calls. The one after them finishes what they have begun:
-// all victims if the pod still waits, else the rest of the group. Nothing else is evicted.
+// all victims if the pod still waits, else the rest of the group. Nothing else is evicted. The same holds if the caches of the next ones show only after a
+// while what was evicted.
 func TestExecutorDies(t *testing.T) {
+	for _, lag := range []time.Duration{0, 20 * time.Second} {
+		testExecutorDies(t, lag)
+	}
+}
+
+func testExecutorDies(t *testing.T, lag time.Duration) {
 	const calls = 22 // A round needs 19.
 	for _, waits := range []bool{true, false} {
 		for _, after := range []bool{true, false} {
@@ -174,12 +181,13 @@ func TestExecutorDies(t *testing.T) {
 					f := newExecutions(t)
 					_, _ = f.evict(f.process(&mortal{f.server, first + 1, after}))
 					before := f.running()
-					f.next(&mortal{f.server, second + 1, after}, waits)
-					f.next(f.server, waits)
+					f.next(&mortal{f.server, second + 1, after}, waits, lag)
+					f.next(f.server, waits, lag)
 					running, begun := f.running(), before != "g1 g2 g3 s"
 					outcomes[running]++
 					if begun != (running != "g1 g2 g3 s") || begun && running != "" && (waits || running != "s") {
-						t.Errorf("dead at calls %d and %d, after them %t, waits %t: first %q run, in the end %q", first+1, second+1, after, waits, before, running)
+						t.Errorf("dead at calls %d and %d, after them %t, waits %t, lag %v: first %q run, in the end %q",
+							first+1, second+1, after, waits, lag, before, running)
 					}
 				}
 			}
@@ -190,10 +198,23 @@ func TestExecutorDies(t *testing.T) {
 	}
 }
 
-// next is a process that takes over.
-func (f *executions) next(api API, waits bool) {
+// next is a process that takes over. Its cache shows only after the lag that pods are being deleted.
+func (f *executions) next(api API, waits bool, lag time.Duration) {
 	x := f.process(api)
-	for range 3 * time.Minute / time.Second {
+	c := x.Cache.(*cluster)
+	report := func(current bool) {
+		for _, pod := range f.pods {
+			if current {
+				pod = f.server.Get(pod)
+			}
+			c.report(pod)
+		}
+	}
+	report(lag == 0)
+	for passed := range 3 * time.Minute / time.Second {
+		if passed == lag/time.Second {
+			report(true)
+		}
 		f.later(x, time.Second)
 		for _, r := range x.Inherited(ByShare) {
 			if waits {
