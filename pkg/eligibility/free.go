@@ -227,11 +227,7 @@ func (c *Cluster) Requests(uid gpu.PodUID) string {
 	if pod == nil {
 		return ""
 	}
-	var text []byte
-	for _, name := range slices.Sorted(maps.Keys(pod.Requests)) {
-		text = fmt.Appendf(text, "%s=%d ", name, pod.Requests[name])
-	}
-	return string(text)
+	return fmt.Sprint(pod.Requests) // It is sorted.
 }
 
 // Fits implements ledger.Resources. A node that isn't known, and a pod that isn't, lacks nothing.

@@ -1,6 +1,7 @@
 package eligibility
 
 import (
+	"fmt"
 	"maps"
 	"unique"
 
@@ -42,6 +43,20 @@ func (p *PodUse) Shape() placement.Shape {
 		shape.Demand = gpu.Demand{}
 	}
 	return shape
+}
+
+// OtherRequests returns a text that is equal for pods that ask for the same of what Shape doesn't have; empty if that is nothing.
+func (p *PodUse) OtherRequests() string {
+	others := Amounts{}
+	for name, amount := range p.Requests {
+		if name != corev1.ResourceCPU && name != corev1.ResourceMemory {
+			others[name] = amount
+		}
+	}
+	if len(others) == 0 {
+		return ""
+	}
+	return fmt.Sprint(others) // It is sorted.
 }
 
 // same reports whether two states of a pod make no difference here.

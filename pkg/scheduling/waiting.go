@@ -75,17 +75,18 @@ func (w *waiting) tick() {
 	w.awaited.Pass(items, now)
 }
 
-// alikePods is equal for pods with the same requests, except for extended resources, and rank. broken is ledger.Item.Broken.
+// alikePods is equal for pods with the same requests and rank. broken is ledger.Item.Broken.
 type alikePods struct {
 	namespace string
 	shape     placement.Shape
+	others    string // PodUse.OtherRequests.
 	priority  int32
 	broken    bool
 }
 
 // String returns a text that is equal for equal values, also after the constraints have been collected and made again.
 func (a alikePods) String() string {
-	return fmt.Sprint(a.namespace, " ", a.shape.Demand, " ", a.shape.Beside, " ", a.priority, " ", a.broken, " ", a.shape.Constraints.Value())
+	return fmt.Sprint(a.namespace, " ", a.shape.Demand, " ", a.shape.Beside, " ", a.others, " ", a.priority, " ", a.broken, " ", a.shape.Constraints.Value())
 }
 
 // pods returns the single pods that kube-scheduler has rejected. Of pods that are alike it returns the first.
@@ -96,7 +97,7 @@ func (w *waiting) pods(now time.Time) (items []queue.Item) {
 		if !w.waits(pod) {
 			continue
 		}
-		like := alikePods{pod.Namespace, pod.Shape(), pod.Priority, w.replaces(pod, broken, now)}
+		like := alikePods{pod.Namespace, pod.Shape(), pod.OtherRequests(), pod.Priority, w.replaces(pod, broken, now)}
 		if earliest := first[like]; earliest == nil || entersBefore(pod, earliest) {
 			first[like] = pod
 		}
