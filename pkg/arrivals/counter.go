@@ -49,8 +49,8 @@ type count struct {
 	at   time.Time
 }
 
-// NewCounter returns a Counter that has seen no pod.
-func NewCounter() *Counter { return &Counter{sources: map[source]count{}} }
+// NewCounter returns a Counter that has seen no pod. Until it has seen others, it expects one pod to end for four that come.
+func NewCounter() *Counter { return &Counter{sources: map[source]count{}, ending: 0.2} }
 
 // Add counts a pod, which must not have been counted before. The shape of a pod that asks for no GPU memory has no cards; it isn't kept. owner
 // tells controllers apart, of which each counts only up to a limit. Add reports whether enough has changed since the last time that Kinds should
@@ -77,7 +77,7 @@ func (c *Counter) End() {
 	c.ending += (1 - c.ending) / recent
 }
 
-// Turnover returns how many pods with GPU memory end for each one that comes, at most 1. Of the time before a start nothing is known, so it is 0 then.
+// Turnover returns how many pods with GPU memory end for each one that comes, at most 1.
 func (c *Counter) Turnover() float64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

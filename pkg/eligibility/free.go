@@ -187,24 +187,26 @@ func (f *freeAmounts) of(name string, planned []gpu.PodUID) (free *room, pending
 	return n.room, pending
 }
 
-// FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, and the revision of this state. Of what the
-// node doesn't list, everything is free. ok is false if the node isn't known.
-func (c *Cluster) FreeBeside(name string) (free placement.Beside, revision uint64, ok bool) {
+// FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, what the node has of that for pods, and the
+// revision of this state. Of what the node doesn't list, everything is free. ok is false if the node isn't known.
+func (c *Cluster) FreeBeside(name string) (free, all placement.Beside, revision uint64, ok bool) {
 	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.nodes[name]
 	if n == nil || !n.known {
-		return placement.Beside{}, f.revision, false
+		return free, all, f.revision, false
 	}
-	left := func(resource corev1.ResourceName) int64 {
+	amounts := func(resource corev1.ResourceName) (free, all int64) {
 		allocatable, listed := n.allocatable[resource]
 		if !listed {
-			return math.MaxInt64
+			return math.MaxInt64, math.MaxInt64
 		}
-		return max(allocatable-n.used[resource], 0)
+		return max(allocatable-n.used[resource], 0), allocatable
 	}
-	return placement.Beside{CPU: left(corev1.ResourceCPU), NodeMemory: left(corev1.ResourceMemory)}, f.revision, true
+	free.CPU, all.CPU = amounts(corev1.ResourceCPU)
+	free.NodeMemory, all.NodeMemory = amounts(corev1.ResourceMemory)
+	return free, all, f.revision, true
 }
 
 // Shape implements ledger.Resources.

@@ -224,26 +224,29 @@ func TestFreeRevision(t *testing.T) {
 	}
 }
 
-// TestFreeBeside: what the bound pods leave of a node's CPU and memory, and what a pod asks for.
+// TestFreeBeside: what the bound pods leave of a node's CPU and memory, what it has, and what a pod asks for.
 func TestFreeBeside(t *testing.T) {
 	c := NewCluster()
 	use := func(uid gpu.PodUID, node string, request gpu.Memory, cpu, memory int64) *PodUse {
 		return &PodUse{Pod: gpu.Pod{UID: uid, Request: request}, Node: node, Requests: Amounts{corev1.ResourceCPU: cpu, corev1.ResourceMemory: memory}}
 	}
 	c.SetPod(use("early", "n1", 4, 1000, 100)) // Pods can come before their node.
-	if _, _, known := c.FreeBeside("n1"); known {
+	if _, _, _, known := c.FreeBeside("n1"); known {
 		t.Error("a node that isn't known has something free")
 	}
 	c.free.setNode("n1", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8"), corev1.ResourceMemory: resource.MustParse("1000")})
 	c.free.setNode("n2", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8")})
 	c.SetPod(use("without GPU memory", "n1", 0, 2000, 200))
 	c.SetPod(use("pending", "", 4, 3000, 300))
-	before, revision, _ := c.FreeBeside("n1")
+	before, all, revision, _ := c.FreeBeside("n1")
 	c.SetPod(use("too much", "n1", 0, 9000, 0))
-	after, later, _ := c.FreeBeside("n1")
-	other, _, _ := c.FreeBeside("n2")
-	want := []placement.Beside{{CPU: 5000, NodeMemory: 700}, {CPU: 0, NodeMemory: 700}, {CPU: 8000, NodeMemory: math.MaxInt64}}
-	if diff := cmp.Diff(want, []placement.Beside{before, after, other}); diff != "" || later <= revision {
+	after, _, later, _ := c.FreeBeside("n1")
+	other, allOther, _, _ := c.FreeBeside("n2")
+	want := []placement.Beside{
+		{CPU: 5000, NodeMemory: 700}, {CPU: 0, NodeMemory: 700}, {CPU: 8000, NodeMemory: math.MaxInt64},
+		{CPU: 8000, NodeMemory: 1000}, {CPU: 8000, NodeMemory: math.MaxInt64},
+	}
+	if diff := cmp.Diff(want, []placement.Beside{before, after, other, all, allOther}); diff != "" || later <= revision {
 		t.Errorf("at revisions %d and %d (-want +got):\n%s", revision, later, diff)
 	}
 	shape, known := c.Shape("pending")

@@ -136,7 +136,8 @@ func BenchmarkRankLeastWaste(b *testing.B) {
 	benchmarkWith(b, shapes, func(b *testing.B, l *ledger.Ledger, names []string) {
 		random, kinds := rand.New(rand.NewPCG(1, 2)), []placement.Kind(nil)
 		for _, name := range names {
-			l.SetBeside(name, placement.Beside{CPU: 1000 * random.Int64N(64), NodeMemory: random.Int64N(256) << 30}, 1)
+			free := placement.Beside{CPU: 1000 * random.Int64N(64), NodeMemory: random.Int64N(256) << 30}
+			l.SetBeside(name, free, placement.Beside{CPU: 64000, NodeMemory: 256 << 30}, 1)
 		}
 		pods := make([]gpu.Pod, placement.MaxKinds)
 		for i := range pods {

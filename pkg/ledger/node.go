@@ -34,10 +34,10 @@ type node struct {
 	totals placement.Totals
 	// spec is what the Node object determines, with the cards by index; zero if the node isn't known.
 	spec NodeSpec
-	// beside is what is free beside the cards, and excluded has the kinds of the outlook that can't use the node.
-	beside         placement.Beside
-	besideRevision uint64
-	excluded       uint64
+	// beside is what is free beside the cards, allBeside what the node has of it, and excluded has the kinds of the outlook that can't use the node.
+	beside, allBeside placement.Beside
+	besideRevision    uint64
+	excluded          uint64
 
 	name        string
 	allocations map[gpu.PodUID]*Allocation

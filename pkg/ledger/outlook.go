@@ -11,11 +11,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// unlimited is free on a node of which SetBeside has reported nothing.
+// unlimited is what a node has, and has free, of which SetBeside has reported nothing.
 var unlimited = placement.Beside{CPU: math.MaxInt64, NodeMemory: math.MaxInt64}
 
-// SetBeside sets what the node has free beside its cards, for views by cost. A state with an older revision than the last one is ignored.
-func (l *Ledger) SetBeside(name string, free placement.Beside, revision uint64) {
+// SetBeside sets what the node has free beside its cards and what it has of that for pods, for views by cost. A state with an older revision than the
+// last one is ignored.
+func (l *Ledger) SetBeside(name string, free, all placement.Beside, revision uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodes[name]
@@ -23,8 +24,8 @@ func (l *Ledger) SetBeside(name string, free placement.Beside, revision uint64) 
 		return
 	}
 	n.besideRevision = revision
-	if n.beside != free {
-		n.beside = free
+	if n.beside != free || n.allBeside != all {
+		n.beside, n.allBeside = free, all
 		n.costsKnown.Store(false)
 	}
 }
@@ -65,7 +66,7 @@ type nodeState struct {
 
 // equal reports whether another node has the same costs.
 func (s *nodeState) equal(o *placement.NodeRoom) bool {
-	return slices.Equal(s.Cards, o.Cards) && s.Beside == o.Beside && s.Excluded == o.Excluded
+	return slices.Equal(s.Cards, o.Cards) && s.Beside == o.Beside && s.All == o.All && s.Excluded == o.Excluded
 }
 
 // nodeStates returns the states of the nodes that share their cards.
@@ -74,7 +75,7 @@ func (l *Ledger) nodeStates() (states []nodeState) {
 		l.mu.RLock()
 		defer l.mu.RUnlock()
 		if n := l.nodes[name]; n.shareable() == reasons.Fits {
-			room := placement.NodeRoom{Cards: append([]placement.Card(nil), n.cards...), Beside: n.beside, Excluded: n.excluded}
+			room := *n.nodeRoom(slices.Clone(n.cards))
 			states = append(states, nodeState{
 				name: name, revision: n.revision, besideRevision: n.besideRevision, unit: n.unit(), NodeRoom: room, outlook: l.outlook,
 			})
@@ -236,7 +237,7 @@ func (l *Ledger) costOf(n *node, kind int) float64 {
 
 // nodeRoom returns what the node has free if its cards are these.
 func (n *node) nodeRoom(cards []placement.Card) *placement.NodeRoom {
-	return &placement.NodeRoom{Cards: cards, Beside: n.beside, Excluded: n.excluded}
+	return &placement.NodeRoom{Cards: cards, Beside: n.beside, All: n.allBeside, Excluded: n.excluded}
 }
 
 // Cost returns what a pod of that shape costs on the node, for which it must have room; false if nothing is expected yet, or the node shares no cards.

@@ -50,11 +50,14 @@ func newCostScene(t *testing.T, seed uint64) *costScene {
 	return s
 }
 
+// all is what each node has beside its cards.
+var all = placement.Beside{CPU: 6000, NodeMemory: 6 << 30}
+
 func (s *costScene) setBeside(name string) {
 	s.beside[name] = placement.Beside{CPU: 1000 * s.random.Int64N(16), NodeMemory: s.random.Int64N(16) << 30}
 	s.revision++
-	s.SetBeside(name, s.beside[name], s.revision)
-	s.SetBeside(name, placement.Beside{}, s.revision-1) // Outdated.
+	s.SetBeside(name, s.beside[name], all, s.revision)
+	s.SetBeside(name, placement.Beside{}, placement.Beside{}, s.revision-1) // Outdated.
 }
 
 // newPod returns a pod with a random shape, which the scene knows mostly.
@@ -76,7 +79,7 @@ func (s *costScene) newPod() gpu.Pod {
 // rooms returns what each node has free.
 func (s *costScene) rooms() (rooms []placement.NodeRoom) {
 	for _, n := range s.NodeCards() {
-		rooms = append(rooms, placement.NodeRoom{Cards: n.Cards, Beside: s.beside[n.Name], Excluded: s.excluded[n.Name]})
+		rooms = append(rooms, placement.NodeRoom{Cards: n.Cards, Beside: s.beside[n.Name], All: all, Excluded: s.excluded[n.Name]})
 	}
 	return rooms
 }
@@ -137,7 +140,7 @@ func TestRankByCost(t *testing.T) {
 				ranked++
 				name := s.names[i]
 				seen, _ := s.Availability(name, p, nil)
-				room := placement.NodeRoom{Cards: seen.Cards, Beside: s.beside[name], Excluded: s.excluded[name]}
+				room := placement.NodeRoom{Cards: seen.Cards, Beside: s.beside[name], All: all, Excluded: s.excluded[name]}
 				if want := placement.SuitsByCost(s.outlook.Cost(&room, &shape)); suits != want {
 					t.Fatalf("seed %d: %s suits %v, want %v", seed, name, suits, want)
 				}
@@ -228,8 +231,8 @@ func TestStranded(t *testing.T) {
 		}
 	}
 	want(0, 0)
-	f.SetBeside("n1", placement.Beside{CPU: 500, NodeMemory: 1}, 1)
+	f.SetBeside("n1", placement.Beside{CPU: 500, NodeMemory: 1}, placement.Beside{}, 1)
 	want(0.75, 0, "n1 has 12 GiB free, of no use: the node lacks CPU")
-	f.SetBeside("n2", placement.Beside{CPU: 1000}, 1)
+	f.SetBeside("n2", placement.Beside{CPU: 1000}, placement.Beside{}, 1)
 	want(0.75, 0.25, "n1 has 12 GiB free, of no use: the node lacks CPU", "n2 has 4096 MiB free, of no use: the node lacks node memory")
 }

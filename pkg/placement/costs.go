@@ -85,7 +85,7 @@ func (o *Outlook) before(n *NodeRoom, s *space) before {
 	b.free, b.all = n.memory()
 	for i := range o.kinds {
 		kind := &o.kinds[i]
-		if kind.perEmptiness > 0 && n.usableOnceEmpty(i, kind, b.free/b.all) {
+		if kind.perEmptiness > 0 && n.usableOnceEmpty(i, kind) {
 			b.perEmptiness += kind.perEmptiness
 		}
 		if r := n.roomFor(i, kind); r.pods > 0 {

@@ -3,8 +3,9 @@ package placement
 // NodeRoom is what a node has free.
 type NodeRoom struct {
 	Cards []Card
-	// Beside is what is free beside the cards.
+	// Beside is what is free beside the cards, and All what the node has of it for pods.
 	Beside
+	All Beside
 	// Excluded has a bit for each kind of an Outlook. It is set if such pods can't use the node, whatever the node has free.
 	Excluded uint64
 }
@@ -49,10 +50,9 @@ func (n *NodeRoom) roomFor(position int, kind *weighed) (r room) {
 	return r
 }
 
-// usableOnceEmpty reports whether the node has room for a pod of the kind once the pods on its cards have ended. freePart is which part of the cards'
-// memory is free. What those pods use beside cards isn't known; it is assumed to be what this kind would use of that part.
-func (n *NodeRoom) usableOnceEmpty(position int, kind *weighed, freePart float64) bool {
-	if n.Excluded&(1<<position) != 0 || float64(n.CPU) < freePart*float64(kind.CPU) || float64(n.NodeMemory) < freePart*float64(kind.NodeMemory) {
+// usableOnceEmpty reports whether the node has room for a pod of the kind once its pods have ended, also those that use no cards.
+func (n *NodeRoom) usableOnceEmpty(position int, kind *weighed) bool {
+	if n.Excluded&(1<<position) != 0 || n.All.CPU < kind.CPU || n.All.NodeMemory < kind.NodeMemory {
 		return false
 	}
 	cards := 0

@@ -60,10 +60,10 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 		sum += weights[i]
 		asked += kinds[i].Frequency * kinds[i].size(card)
 	}
-	free, freeParts := make([]float64, len(nodes)), make([]float64, len(nodes))
+	emptiness := make([]float64, len(nodes))
 	for j := range nodes {
-		ofNode, all := nodes[j].memory()
-		free[j], freeParts[j] = ofNode, ofNode/all
+		free, all := nodes[j].memory()
+		emptiness[j] = free * free / max(all, 1)
 	}
 	for i := range kinds {
 		k := newWeighed(kinds[i].Shape)
@@ -73,8 +73,8 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 			if r := n.roomFor(i, &k); r.pods > 0 {
 				pods, memory = pods+r.pods, memory+r.memory
 			}
-			if n.usableOnceEmpty(i, &k, freeParts[j]) {
-				once += free[j] * freeParts[j]
+			if n.usableOnceEmpty(i, &k) {
+				once += emptiness[j]
 			}
 		}
 		k.perPod = weights[i] / sum / (pods + ample)

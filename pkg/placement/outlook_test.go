@@ -26,9 +26,9 @@ func kindsOf(shapes ...Shape) (kinds []Kind) {
 	return kinds
 }
 
-// roomWith returns a node with that much CPU free, in thousandths, and cards of 16 units with these amounts free.
+// roomWith returns a node with that much CPU, all free, in thousandths, and cards of 16 units with these amounts free.
 func roomWith(cpu int64, memory ...int) NodeRoom {
-	n := NodeRoom{Beside: Beside{CPU: cpu, NodeMemory: 1 << 40}}
+	n := NodeRoom{Beside: Beside{CPU: cpu, NodeMemory: 1 << 40}, All: Beside{CPU: cpu, NodeMemory: 1 << 40}}
 	for i, amount := range memory {
 		n.Cards = append(n.Cards, Card{Index: i, Memory: 16, Used: gpu.Memory(16 - amount)})
 	}
@@ -107,7 +107,10 @@ func randomWorld(random *rand.Rand) (kinds []Kind, nodes []NodeRoom) {
 		kinds = append(kinds, Kind{shape, random.Float64() + 0.1})
 	}
 	for range 1 + random.IntN(6) {
-		n := NodeRoom{Beside: Beside{CPU: 1000 * random.Int64N(20), NodeMemory: random.Int64N(8) << 30}, Excluded: random.Uint64() & random.Uint64() & random.Uint64()}
+		n := NodeRoom{
+			Beside: Beside{CPU: 1000 * random.Int64N(20), NodeMemory: random.Int64N(8) << 30}, All: Beside{CPU: 1000 * random.Int64N(20), NodeMemory: 8 << 30},
+			Excluded: random.Uint64() & random.Uint64() & random.Uint64(),
+		}
 		for i := range 1 + random.IntN(5) {
 			n.Cards = append(n.Cards, Card{
 				Index: i, Memory: gpu.Memory(8 + 8*random.IntN(2)), Used: gpu.Memory(random.IntN(10)), UsedCores: gpu.Cores(25 * random.IntN(5)),
@@ -169,12 +172,11 @@ func emptiness(n, before NodeRoom, kinds []Kind, nodes []NodeRoom) (sum float64)
 		return free, all
 	}
 	usable := func(n NodeRoom, i int) bool {
-		free, all := memory(n)
 		fitting := slices.DeleteFunc(slices.Clone(n.Cards), func(c Card) bool {
 			c.Used, c.UsedCores, c.Containers = 0, 0, 0
 			return !c.Fits(&kinds[i].Demand)
 		})
-		enough := free*float64(kinds[i].CPU) <= all*float64(n.CPU) && free*float64(kinds[i].NodeMemory) <= all*float64(n.NodeMemory)
+		enough := kinds[i].CPU <= n.All.CPU && kinds[i].NodeMemory <= n.All.NodeMemory
 		return n.Excluded&(1<<i) == 0 && len(fitting) >= kinds[i].Cards && enough
 	}
 	asked := 0.0
@@ -205,6 +207,8 @@ func TestOutlookEmptiness(t *testing.T) {
 	for i := range able.Cards {
 		able.Cards[i].NearAdapter, limited.Cards[i].MaxContainers = true, 2
 	}
+	busy := roomWith(64000, 16, 16)
+	busy.CPU = 16000
 	for name, tc := range map[string]struct {
 		kinds    []Kind
 		nodes    []NodeRoom
@@ -217,6 +221,7 @@ func TestOutlookEmptiness(t *testing.T) {
 		"a node whose CPU isn't enough for two": {kindsOf(one, two), []NodeRoom{roomWith(64000, 16, 0), roomWith(4000, 16, 0)}, 1, 1},
 		"a node without adapters":               {kindsOf(one, near), []NodeRoom{able, limited}, 1, 1},
 		"a node with a limit of containers":     {kindsOf(one, many), []NodeRoom{able, limited}, 1, 1},
+		"pods without cards end too":            {kindsOf(two), []NodeRoom{busy, roomWith(16000, 16, 16)}, 1, 1},
 	} {
 		o := NewOutlook(tc.kinds, tc.turnover, Binpack, tc.nodes)
 		costs := []float64{o.Cost(&tc.nodes[0], &one), o.Cost(&tc.nodes[1], &one)}

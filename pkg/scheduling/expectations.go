@@ -74,8 +74,8 @@ func (e *expectations) nodeChanged(name string) {
 	if e == nil || name == "" {
 		return
 	}
-	if free, revision, known := e.nodes.FreeBeside(name); known {
-		e.ledger.SetBeside(name, free, revision)
+	if free, all, revision, known := e.nodes.FreeBeside(name); known {
+		e.ledger.SetBeside(name, free, all, revision)
 	}
 }
 

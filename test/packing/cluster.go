@@ -68,8 +68,8 @@ func newCluster(nodes []traceNode, order []int, policy placement.Policy, rule ru
 
 // reportFree tells the ledger what a node has free beside its cards, as the extender's event handlers do.
 func (c *cluster) reportFree(node string) {
-	if free, revision, known := c.eligible.FreeBeside(node); known {
-		c.ledger.SetBeside(node, free, revision)
+	if free, all, revision, known := c.eligible.FreeBeside(node); known {
+		c.ledger.SetBeside(node, free, all, revision)
 	}
 }
 
