@@ -48,7 +48,7 @@ func (b *Binder) runResolve(ctx context.Context) error {
 	}
 }
 
-// Resolve makes one round of Run: it reads the pods of the writes that are due.
+// Resolve makes one round of runResolve: it reads the pods of the writes that are due.
 func (b *Binder) Resolve(ctx context.Context) {
 	for _, w := range b.claims.due(b.Clock.Now()) {
 		if !b.resolve(ctx, w) {

@@ -1,4 +1,4 @@
-// Package eviction evicts pods, and finds out what an eviction would free. Only kube-scheduler, for a preemption, evicts pods beside it.
+// Package eviction evicts pods, and finds out what an eviction would free. Besides this package only kube-scheduler evicts pods, for a preemption.
 //
 // Pods are evicted for five reasons. Three free a place for a pod: the ledger reserves it until that pod is bound, and if it isn't bound in time, the
 // evictions were of no use, and no more follow for a while.

@@ -20,7 +20,8 @@ import (
 //
 // The nodes must also have enough CPU, memory and other resources if the pods that were placed after oldest have ended.
 //
-// If the requests fit at once, what the reservation has counts as freed memory: it can have been kept from them, for an item that comes later.
+// If the requests fit at once, the memory of the reservation counts as freed: it can have been reserved until now for an item that comes later in the
+// queue.
 //
 // If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, some
 // hundreds at a time; they can change before the cards are chosen, so Await can return false although there are cards.

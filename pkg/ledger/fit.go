@@ -10,12 +10,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// This file decides whether a node has room for a pod. All questions take the same steps: the node takes such pods (node.accepts); its cards have
-// room beside what is reserved against the pod (cardsFor); and so has the rest of the node (hasResources). place takes the first two steps and chooses
-// cards, and suit takes them and rates the node. besideReserved takes the third one, and reports whether a reservation is the reason: only callers that
-// show the reason to users ask it. Whether one card has room is decided by placement.Card.Fits, and for a node's cards mostly without a look at each of
-// them by placement.Totals.Fit. A card's used memory includes placed reservations, which are assumed allocations; only awaited ones are added in this
-// file.
+// This file decides whether a node has room for a pod, in three steps: the node takes such pods (node.accepts); its cards have room beside what is
+// reserved against the pod (cardsFor); and so has the rest of the node (hasResources). place takes the first two steps and chooses cards, and suit takes
+// them and rates the node. Their callers take the third one, by besideReserved if they show users whether a reservation is the reason. Which cards have
+// room is decided in package placement (Totals.Fit, Place). A card's used memory includes placed reservations, which are assumed allocations; only
+// awaited ones are added in this file.
 
 // asker is a pod without an allocation that asks what nodes have for it.
 type asker struct {

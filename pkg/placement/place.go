@@ -102,8 +102,8 @@ func (c *Card) Overfull() bool {
 // Lacks reports whether the demand needs something that the card doesn't have, whatever is free there: an adapter near it.
 func (c *Card) Lacks(d *gpu.Demand) bool { return d.RDMA == gpu.RDMARequired && !c.NearAdapter }
 
-// Fits reports whether the card has room for its share of the demand. fitCards and choose have the same condition, written for speed, and best has
-// what is left of it for memory of one card.
+// Fits reports whether the card has room for its share of the demand. For speed, fitCards and choose repeat this condition, and best repeats the part of it
+// that matters for the memory of one card.
 func (c *Card) Fits(d *gpu.Demand) bool {
 	return !c.Unhealthy && !c.Lacks(d) && c.Has(gpu.Share{Memory: d.Memory, Cores: d.Cores, Containers: d.Containers})
 }

@@ -12,7 +12,7 @@ import (
 //
 // A policy sees nothing of a card but its Room. One for cards that ranks by more needs a change of choose and best (place.go). One for nodes that sees
 // more, as LeastWaste does, sets byCost, and is a cost instead of better and rate: how it is computed is in costs.go and outlook.go, for which pods
-// in pkg/ledger (kindOf and suitByCost in outlook.go) and pkg/scheduling (expectations.go), and how it becomes a score in score.go (Scale).
+// in pkg/ledger (kindOf in outlook.go) and pkg/scheduling (expectations.go), and how it becomes a score in score.go (SuitsByCost, Scale).
 //
 // To add a policy, add a value below and list it in policies: the command line and its help take it from there.
 // It is offered for cards and for nodes; one for nodes only, as LeastWaste, is listed in nodePolicies. Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json, checked by

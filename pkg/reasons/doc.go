@@ -4,7 +4,7 @@
 // The wire is kube-scheduler: it puts the texts of filter's answers into the pod's Event and condition PodScheduled, from where
 // other programs and replicas of the extender read them. Other versions read them too, so texts don't change.
 //
-// A pending pod is explained by texts of four origins:
+// A pending pod is explained by texts of five origins:
 //
 //	text                            made by                                  shown in
 //	why a node was rejected         Reason.TextFor                           Events, PodScheduled, by node in views
