@@ -128,13 +128,13 @@ func (a *Awaited) Stop() { a.Pass(nil, time.Time{}) }
 // sorted returns the items in the order of the queue. Between tenants the order of turns counts. It can change with each pod, so an item whose choice
 // lasts comes before those of other tenants.
 func (a *Awaited) sorted(items []Item, now time.Time) []Item {
-	holds := func(i *Item) bool {
+	lasts := func(i *Item) bool {
 		c := a.choices[i.ID]
 		return c != nil && c.nodes != nil && now.Before(c.until)
 	}
 	items = slices.Clone(items)
 	for i := range items {
-		if items[i].Turn > 0 && holds(&items[i]) {
+		if items[i].Turn > 0 && lasts(&items[i]) {
 			items[i].Turn = 0
 		}
 	}

@@ -48,7 +48,7 @@ type Failures struct {
 	mu sync.Mutex
 	// namespaces have the failures of the last hour, and those of items that wait since.
 	namespaces map[string]*namespaceFailures
-	// awaits has an item of each namespace that has an awaited reservation, and whose shape has not failed: it need not wait for its turn. It doesn't
+	// awaits has an item of each namespace that has an awaited reservation, and whose shape has not failed: it need not wait for others. It doesn't
 	// depend on failures, so that neither the first one nor one after an arrival ends the reservation.
 	awaits map[string]awaiting
 }
@@ -63,22 +63,22 @@ type namespaceFailures struct {
 	largest Size
 	// proven is the size up to which items have arrived since. Nothing of this size has failed since then.
 	proven Size
-	// turn is the ID of the item that is placed, of those that are placed one at a time; empty if none is.
-	turn string
+	// placed is the ID of the item that is placed, of those that are placed one at a time; empty if none is.
+	placed string
 	// shapes are the failures of each shape since an item of this shape arrived.
 	shapes map[string]*row
 }
 
-// row are failures without an arrival between them.
+// row are failures without an arrival between them, and the pause after the latest one.
 type row struct {
-	count  int
-	latest time.Time
+	pause
+	count int
 	// asked is when an item of the shape waited last.
 	asked time.Time
 }
 
 const (
-	// minPause is the pause after the first failure. It doubles each time, up to LongestPause.
+	// minPause is the pause after the first failure, and LongestPause the longest.
 	minPause = time.Second
 	// forgetAfter is how long after its latest failure a namespace or a shape is forgotten. A shape isn't while an item of it waits, which can be for
 	// longer if there is no room.
@@ -90,32 +90,21 @@ const (
 
 // add counts a failure of an item that was placed at that time.
 func (r *row) add(placed, now time.Time) {
-	if r.count == 0 || !placed.Before(r.latest) {
-		r.count++
+	if r.count > 0 && placed.Before(r.began()) {
+		r.until = now.Add(r.length)
+		return
 	}
-	r.latest = now
+	r.count++
+	r.pause = r.next(now, minPause, LongestPause)
 }
 
-// pauseEnds returns when the pause after the latest failure ends.
-func (r *row) pauseEnds() time.Time {
-	return r.latest.Add(min(minPause<<min(r.count-1, 10), LongestPause))
+// oneAtATime reports whether the item is one of those that are placed one at a time.
+func (f *Failures) oneAtATime(n *namespaceFailures, i Attempt) bool {
+	return n != nil && n.row.count > 0 && !i.Broken && !f.hasReservation(i) && !n.proven.covers(i.Size)
 }
 
-// turnBegins returns when the next item may be placed, of those whose shape has failed, or of the others.
-func (r *row) turnBegins(failed bool) time.Time {
-	if !failed {
-		return r.pauseEnds()
-	}
-	return r.latest.Add(min(minPause<<min(r.count, 11), 2*LongestPause))
-}
-
-// awaitsTurn reports whether the item is one of those that are placed one at a time.
-func (f *Failures) awaitsTurn(n *namespaceFailures, i Attempt) bool {
-	return n != nil && n.row.count > 0 && !i.Broken && !f.holds(i) && !n.proven.covers(i.Size)
-}
-
-// holds reports whether the item is the one of its namespace in awaits.
-func (f *Failures) holds(i Attempt) bool {
+// hasReservation reports whether the item is the one of its namespace in awaits.
+func (f *Failures) hasReservation(i Attempt) bool {
 	a, ok := f.awaits[i.Namespace]
 	return ok && a.id == i.ID
 }
@@ -127,10 +116,10 @@ func (f *Failures) Any(namespace string) bool {
 	return f.namespaces[namespace] != nil
 }
 
-// Until returns until when the item must not be placed; a time that isn't after now if it may be. turn is true if that is because others of its
+// Until returns until when the item must not be placed; a time that isn't after now if it may be. behind is true if that is because others of its
 // namespace failed. While another one is placed, the end is unknown, and Until returns when to ask again at the latest. A broken item only pauses:
 // what is bound of a broken run is evicted soon, and a run that goes on holds its memory anyway.
-func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) {
+func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, behind bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.namespaces[i.Namespace]
@@ -139,20 +128,22 @@ func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, turn bool) 
 	}
 	shape := n.shapes[i.Shape]
 	if shape != nil {
-		until, shape.asked = shape.pauseEnds(), now
+		until, shape.asked = shape.until, now
 	}
 	var next time.Time
 	switch {
-	case !f.awaitsTurn(n, i):
-	case n.turn == "":
-		next = n.row.turnBegins(shape != nil)
-	case n.turn != i.ID:
+	case !f.oneAtATime(n, i):
+	case n.placed == "" && shape != nil:
+		next = n.row.until.Add(n.row.length)
+	case n.placed == "":
+		next = n.row.until
+	case n.placed != i.ID:
 		next = now.Add(minPause)
 	}
 	if !next.After(until) {
 		return until, false
 	}
-	return next, shape == nil || n.turn != ""
+	return next, shape == nil || n.placed != ""
 }
 
 // Of returns how often items of this shape have failed since one arrived, and when the latest one did.
@@ -160,18 +151,18 @@ func (f *Failures) Of(i Attempt) (failures int, latest time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
-		return n.shapes[i.Shape].count, n.shapes[i.Shape].latest
+		return n.shapes[i.Shape].count, n.shapes[i.Shape].began()
 	}
 	return 0, time.Time{}
 }
 
-// Placed records that memory is reserved for the item. Failed, Arrived or Ended must follow. An item that need not wait takes the turn too, unless
-// another one has it.
+// Placed records that memory is reserved for the item. Failed, Arrived or Ended must follow. An item that need not wait counts too, unless
+// another one is placed.
 func (f *Failures) Placed(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n != nil && n.turn == "" && (f.awaitsTurn(n, i) || f.holds(i)) {
-		n.turn = i.ID
+	if n := f.namespaces[i.Namespace]; n != nil && n.placed == "" && (f.oneAtATime(n, i) || f.hasReservation(i)) {
+		n.placed = i.ID
 	}
 }
 
@@ -194,7 +185,7 @@ func (f *Failures) Reserved(i Attempt) {
 func (f *Failures) Unreserved(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.holds(i) {
+	if f.hasReservation(i) {
 		delete(f.awaits, i.Namespace)
 	}
 }
@@ -203,8 +194,8 @@ func (f *Failures) Unreserved(i Attempt) {
 func (f *Failures) Ended(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n != nil && n.turn == i.ID {
-		n.turn = ""
+	if n := f.namespaces[i.Namespace]; n != nil && n.placed == i.ID {
+		n.placed = ""
 	}
 }
 
@@ -217,11 +208,11 @@ func (f *Failures) Arrived(i Attempt) {
 		return
 	}
 	delete(n.shapes, i.Shape)
-	if n.turn == i.ID {
-		n.turn = ""
+	if n.placed == i.ID {
+		n.placed = ""
 	}
 	if i.Size.covers(n.largest) {
-		n.row, n.largest, n.proven, n.turn = row{}, Size{}, Size{}, ""
+		n.row, n.largest, n.proven, n.placed = row{}, Size{}, Size{}, ""
 	} else {
 		n.proven = n.proven.max(i.Size)
 	}
@@ -248,8 +239,8 @@ func (f *Failures) Failed(i Attempt, placed, now time.Time) {
 	if n.proven.covers(i.Size) {
 		n.proven = Size{}
 	}
-	if n.turn == i.ID {
-		n.turn = ""
+	if n.placed == i.ID {
+		n.placed = ""
 	}
 	if a, ok := f.awaits[i.Namespace]; ok && (a.id == i.ID || a.shape == i.Shape) {
 		delete(f.awaits, i.Namespace)
@@ -268,7 +259,7 @@ func (n *namespaceFailures) bound(failed string) {
 	}
 	first := ""
 	for shape, r := range n.shapes {
-		if shape != failed && (first == "" || r.pauseEnds().Before(n.shapes[first].pauseEnds())) {
+		if shape != failed && (first == "" || r.until.Before(n.shapes[first].until)) {
 			first = shape
 		}
 	}
@@ -279,11 +270,11 @@ func (n *namespaceFailures) bound(failed string) {
 func (f *Failures) forget(now time.Time) {
 	for name, n := range f.namespaces {
 		for shape, r := range n.shapes {
-			if now.Sub(r.latest) > forgetAfter && now.Sub(r.asked) > forgetAfter {
+			if now.Sub(r.began()) > forgetAfter && now.Sub(r.asked) > forgetAfter {
 				delete(n.shapes, shape)
 			}
 		}
-		if n.turn == "" && now.Sub(n.row.latest) > forgetAfter && len(n.shapes) == 0 {
+		if n.placed == "" && now.Sub(n.row.began()) > forgetAfter && len(n.shapes) == 0 {
 			delete(f.namespaces, name)
 		}
 	}

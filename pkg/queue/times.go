@@ -30,10 +30,18 @@ type pause struct {
 	length time.Duration
 }
 
+// began returns when the pause began, with the latest failure.
+func (p pause) began() time.Time { return p.until.Add(-p.length) }
+
+// next returns the pause after another failure, twice as long, between least and most.
+func (p pause) next(now time.Time, least, most time.Duration) pause {
+	length := min(max(least, 2*p.length), most)
+	return pause{until: now.Add(length), length: length}
+}
+
 // Extend begins a pause, twice as long as the latest one of the key, between least and most.
 func (p Pauses[K]) Extend(key K, now time.Time, least, most time.Duration) {
-	length := min(max(least, 2*p[key].length), most)
-	p[key] = pause{until: now.Add(length), length: length}
+	p[key] = p[key].next(now, least, most)
 }
 
 // Has reports whether the key pauses.
