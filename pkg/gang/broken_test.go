@@ -73,6 +73,23 @@ func TestLostAnswer(t *testing.T) {
 	s.wantNoEviction()
 }
 
+// TestLastFoundBound: the last member's bind call is held when an earlier bind turns out to have bound it. The call is answered, also if another
+// member can't be bound.
+func TestLastFoundBound(t *testing.T) {
+	s := newBrokenScene(t, BindUnconfirmed)
+	last := s.held[0]
+	found := last.pod.Member
+	found.Node = last.node
+	s.manager.SetMember(found, s.now)
+	s.done(2, BindFailed)
+	s.wantPhase(PhaseBroken)
+	select {
+	case <-last.permit.Decided:
+	default:
+		t.Error("the bind call is held for ever")
+	}
+}
+
 // TestLastPlaceLost: the last member's place is gone when kube-scheduler makes its bind call again, long after the plan. The
 // member doesn't return to the place that it gets instead, and the run doesn't wait for it longer than the patience.
 func TestLastPlaceLost(t *testing.T) {

@@ -5,8 +5,8 @@
 // only in move, and only as the table in state.go permits. A run passes four steps:
 //
 //   - Count: enough members must exist (tally.go counts them, run.go handles a change of a member, needs.go chooses those that must be placed together).
-//   - Plan: memory is reserved for all of them in the ledger, or for none (plan.go, makePlan). A run without room for all keeps nothing. It is planned
-//     again when memory becomes free (pass.go says when, order.go which run goes first), and package queue may reserve cards in use for it (waiting.go).
+//   - Plan: memory is reserved for all of them in the ledger, or for none (plan.go). wait.go decides when a run is tried and what it waits for,
+//     order.go which run goes first.
 //   - Permit: a barrier holds each member's bind call until all have arrived (permit.go, RequestPermit and openBarrier).
 //   - Bind: all members but one are bound at the same time, the last one after the others (permit.go, advance). The outcome of a
 //     bind can be unknown for a while: the run waits until it is known.
@@ -17,9 +17,8 @@
 // from the API server. If none of them is bound, the bound members are evicted, or stay if the policy is Keep. There is one exception: if
 // another leader bound them and members may have been deleted since, the run counts as whole (broken.go, giveUp).
 //
-// Once a run is running, pods of its controllers join it and are placed like single pods. Pods of other controllers begin the next run
-// (run.go, home and findOrBegin). A new leader derives the runs from the pods (partition.go). filter.go answers filter calls, status.go
-// returns what a pod waits for.
+// Once a run is running, pods of its controllers join it and are placed like single pods. Pods of other controllers begin the next run. A new leader
+// derives the runs from the pods. assign.go has all of that. filter.go answers filter calls, report.go lists the runs.
 //
 // A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that
 // it returns.

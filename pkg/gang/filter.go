@@ -78,7 +78,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 	case r.phase == PhaseEvicting:
 		return FilterResult{Reason: reasons.GroupEvicting}
 	case r.phase == PhaseBinding:
-		if pm := r.plan.members[m.UID]; m.UID == r.plan.last && !pm.granted {
+		if pm := r.plan.members[m.UID]; m.UID == r.plan.last && pm.state < memberBinding {
 			return mgr.nodesFromPlan(r, m, pm, names, all, now) // Its earlier call was cancelled.
 		}
 		return FilterResult{Reason: reasons.GroupBinding}
@@ -95,11 +95,11 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 		mgr.offer(r, m, all, now)
 	}
 	if r.plan == nil {
-		if !mgr.mayPlan(r, now) {
+		if !mgr.mayTry(r, now) {
 			return FilterResult{Reason: reasons.GroupNoRoom}
 		}
-		if reason, ok := mgr.makePlan(r, now); !ok {
-			return FilterResult{Reason: reason}
+		if !mgr.tryPlan(r, now) {
+			return FilterResult{Reason: r.wait}
 		}
 	}
 	pm := r.plan.members[m.UID]
@@ -137,9 +137,6 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 // movePlace moves the member's reservation to one of the nodes, or to another card of its node. It reports whether one
 // has room.
 func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now time.Time) bool {
-	if !pm.reserved {
-		return false
-	}
 	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, mgr.Capacity(), now)
 	if ok {
 		mgr.setPlace(m.UID, pm, node)
@@ -176,7 +173,7 @@ func (mgr *Manager) offer(r *run, m *member, nodes *candidates, now time.Time) {
 		r.offers[m.Template] = o
 	}
 	if o.nodes != nodes && r.needs != nil {
-		r.needs.likeness = "" // The requests name other nodes now.
+		r.needs.requests = nil // They name other nodes now.
 	}
 	o.nodes, o.at = nodes, now
 }

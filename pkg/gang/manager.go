@@ -2,6 +2,7 @@ package gang
 
 import (
 	"hash/maphash"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -115,7 +116,7 @@ type Manager struct {
 	alarms          []alarm
 	burst           freeBurst
 	// noRoomFor are the latest results "no room" of runs that are alike, while they may be valid.
-	noRoomFor map[likeRuns]noRoom
+	noRoomFor map[alikeRuns]noRoom
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
 	work     int
 	resumeAt *ledger.Item
@@ -133,7 +134,7 @@ type Manager struct {
 func New(o Options) *Manager {
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
-		noRoomFor: map[likeRuns]noRoom{}, sets: map[fingerprint]*candidates{},
+		noRoomFor: map[alikeRuns]noRoom{}, sets: map[fingerprint]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }
@@ -152,6 +153,57 @@ func (mgr *Manager) TakeEffects() Effects {
 	out := mgr.effects
 	mgr.effects = Effects{}
 	return out
+}
+
+// StartLeading is called when this process becomes the leader. It divides the members into runs, from what the API
+// server knows of them alone. It is unknown which pods another replica rejected, so all of them count as rejected.
+func (mgr *Manager) StartLeading(now time.Time) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	if mgr.leading {
+		return
+	}
+	mgr.leading = true
+	mgr.findWholeRuns()
+	members := map[*group][]*member{}
+	for _, m := range mgr.members {
+		m.groupProblem = mgr.resolve(&m.Member)
+		g := mgr.group(m.Gang)
+		if m.Cardless {
+			g.cardless++
+		} else {
+			members[g] = append(members[g], m)
+		}
+	}
+	byKey := func(a, b *group) int { return a.key.Compare(b.key) }
+	for _, g := range slices.SortedFunc(maps.Keys(members), byKey) {
+		mgr.partition(g, members[g], now)
+	}
+}
+
+// StopLeading is called while this process isn't the leader, and when it stops. It rejects the held binds, releases what
+// is reserved for binds that were not granted, and forgets all runs.
+func (mgr *Manager) StopLeading(now time.Time) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	if !mgr.leading {
+		return
+	}
+	mgr.leading = false
+	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.Compare) {
+		for _, r := range mgr.groups[key].runs {
+			if r.plan != nil {
+				mgr.Failures.Ended(r.plan.attempt)
+				mgr.dropPlan(r, reasons.GroupStopping)
+			}
+		}
+	}
+	for _, m := range mgr.members {
+		m.run, m.gone = nil, false
+	}
+	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
+	mgr.noRoomFor, mgr.resumeAt = map[alikeRuns]noRoom{}, nil
+	mgr.effects = Effects{} // The next leader has effects of its own.
 }
 
 // SetMember adds or updates a member, as the watch reports it.
@@ -190,16 +242,6 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 		mgr.rehome(starting, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
 		mgr.changed(starting, nil, now)
 	}
-}
-
-// group returns the group of the key, and adds it if there is none.
-func (mgr *Manager) group(key Key) *group {
-	g := mgr.groups[key]
-	if g == nil {
-		g = &group{key: key}
-		mgr.groups[key] = g
-	}
-	return g
 }
 
 // apply sets what is known of a member.
@@ -310,7 +352,7 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	switch {
 	case p == nil:
 	case r.phase == PhaseBinding:
-		if last := p.members[p.last]; !last.granted && last.permit == nil && !now.Before(p.expires) {
+		if p.members[p.last].state == memberExpected && !now.Before(p.expires) {
 			mgr.failLast(r, reasons.GroupExpired, now)
 			mgr.removeIfEmpty(r)
 		}

@@ -2,8 +2,6 @@ package gang
 
 import (
 	"cmp"
-	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -119,12 +117,13 @@ func (m *Member) category(ours func(scheduler string) bool) category {
 	return pending
 }
 
-// likeness returns a text that is equal for members that ask for the same and can use the same nodes.
-func (m *Member) likeness() string {
-	demand := m.Demand()
-	return strconv.Itoa(demand.Cards) + " " + demand.Memory.String() + " " + demand.Cores.String() + " " + strconv.Itoa(int(demand.Containers)) + " " +
-		strconv.FormatBool(demand.SharedMemory) + " " + fmt.Sprint(demand.RDMA, demand.Limits) + " " + m.shape()
+// asks is equal for members that ask for the same and can use the same nodes.
+type asks struct {
+	demand gpu.Demand
+	shape  string
 }
+
+func (m *Member) asks() asks { return asks{m.Demand(), m.shape()} }
 
 func (m *Member) shape() string {
 	if m.Shape == "" {

@@ -19,15 +19,13 @@ type needs struct {
 	members    []*member
 	size       queue.Size
 	wholeCards bool
-	// shape is queue.Attempt.Shape; empty until it is needed.
+	// shape is queue.Attempt.Shape, equal for runs whose members are alike; empty until it is needed.
 	shape string
 	// offered is the number of members, from the first, that have candidate nodes.
 	offered int
 	// requests are those of requesters, the members that the ledger places; nil if they must be built again.
 	requests   []ledger.Request
 	requesters []*member
-	// likeness is equal for runs that fit the same free resources.
-	likeness string
 	// mixed is true if not all requests are alike.
 	mixed bool
 	// since is when the last of the members was created, or the oldest if members are missing; zero if there are none. All replicas and later leaders
@@ -118,7 +116,7 @@ func (n *needs) allOffered(r *run) bool {
 // build sets the requests. Large requests, and those with few candidate nodes, come first, because they fit fewer places. Members with the
 // same candidate nodes follow each other, so that the ledger ranks these nodes once.
 func (n *needs) build(r *run) {
-	if n.likeness != "" {
+	if n.requests != nil {
 		return
 	}
 	nodes := func(m *member) *candidates { return r.offers[m.Template].nodes }
@@ -128,33 +126,22 @@ func (n *needs) build(r *run) {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), cmp.Compare(len(x.names), len(y.names)),
 			cmp.Compare(x.id, y.id), strings.Compare(a.shape(), b.shape()))
 	})
-	n.requests = make([]ledger.Request, len(n.requesters))
-	var text strings.Builder
-	like, count := "", 0
+	n.requests, n.mixed = make([]ledger.Request, len(n.requesters)), false
 	for i, m := range n.requesters {
 		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
-		this := m.likeness() + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id)
-		if this != like {
-			n.mixed = i > 0
-			text.WriteString(strconv.Itoa(count) + ";" + this + "*")
-			like, count = this, 0
-		}
-		count++
+		n.mixed = n.mixed || m.asks() != n.requesters[0].asks() || nodes(m) != nodes(n.requesters[0])
 	}
-	text.WriteString(strconv.Itoa(count) + ";")
-	n.likeness = text.String()
 }
 
 // attempt returns what Failures is asked about the run.
 func (mgr *Manager) attempt(r *run) queue.Attempt {
 	n := r.needed()
 	if n.shape == "" {
-		texts := make([]string, len(n.members))
-		for i, m := range n.members {
-			texts[i] = m.likeness()
+		sum := uint64(0) // Whatever the order of the members.
+		for _, m := range n.members {
+			sum += maphash.Comparable(mgr.seed, m.asks())
 		}
-		slices.Sort(texts)
-		n.shape = strconv.FormatUint(maphash.Comparable(mgr.seed, strings.Join(texts, ";")), 36)
+		n.shape = strconv.FormatUint(sum, 36)
 	}
 	return queue.Attempt{Namespace: r.key.Namespace, ID: r.key.ItemID(), Shape: n.shape, Size: n.size, Broken: r.counts[bound] > 0}
 }

@@ -71,7 +71,7 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 	switch {
 	case pm == nil, pm.node != "" && pm.node != node:
 		return nil, &reasons.GroupChanged
-	case pm.granted, r.plan.isOpen() && uid != r.plan.last:
+	case pm.state >= memberBinding:
 		return nil, &reasons.GroupBinding
 	}
 	mgr.hold(r, pm, permit, now)
@@ -81,7 +81,7 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 		return nil, permit.Rejection
 	case r.plan.isOpen():
 		mgr.advance(r, now)
-	case r.plan.held == len(r.plan.members):
+	case r.plan.count[memberHeld] == len(r.plan.members):
 		mgr.openBarrier(r, now)
 	}
 	return permit, nil
@@ -92,10 +92,9 @@ func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Tim
 	p := r.plan
 	if pm.permit != nil {
 		pm.permit.reject(reasons.GroupChanged) // kube-scheduler abandoned the earlier call.
-	} else {
-		p.held++
 	}
 	pm.permit = permit
+	p.set(pm, memberHeld)
 	if r.phase == PhasePlanned {
 		p.firstHeld = now
 		mgr.move(r, firstHeld, PhasePermitting, now)
@@ -103,17 +102,23 @@ func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Tim
 	}
 }
 
-// unhold removes the held permit from the member, and returns it.
-func (mgr *Manager) unhold(p *plan, pm *plannedMember) *Permit {
-	permit := pm.permit
+// rejectOne rejects the held bind of a member, which is expected again.
+func (p *plan) rejectOne(pm *plannedMember, reason reasons.Group) {
+	pm.permit.reject(reason)
 	pm.permit = nil
-	p.held--
-	return permit
+	p.set(pm, memberExpected)
+}
+
+// grant grants the held bind of a member.
+func (p *plan) grant(pm *plannedMember, opened time.Time, markWhole bool) {
+	pm.permit.grant(opened, markWhole)
+	pm.permit = nil
+	p.set(pm, memberBinding)
 }
 
 // checkHeld moves a run whose last held bind has ended.
 func (mgr *Manager) checkHeld(r *run, now time.Time) {
-	if r.phase == PhasePermitting && r.plan.held == 0 {
+	if r.phase == PhasePermitting && r.plan.count[memberHeld] == 0 {
 		mgr.move(r, noneHeld, PhasePlanned, now)
 		if r.key.Native {
 			mgr.extend(r, now)
@@ -122,10 +127,10 @@ func (mgr *Manager) checkHeld(r *run, now time.Time) {
 }
 
 // rejectHeld rejects the held binds.
-func (mgr *Manager) rejectHeld(p *plan, reason reasons.Group) {
+func (p *plan) rejectHeld(reason reasons.Group) {
 	for _, pm := range p.all() {
-		if pm.permit != nil {
-			mgr.unhold(p, pm).reject(reason)
+		if pm.state == memberHeld {
+			p.rejectOne(pm, reason)
 		}
 	}
 }
@@ -141,8 +146,8 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 		return true
 	}
 	if offer := r.offers[m.Template]; offer.known() && mgr.movePlace(m, pm, offer.nodes.names, now) {
-		if pm.permit != nil {
-			mgr.unhold(r.plan, pm).reject(reasons.GroupChanged)
+		if pm.state == memberHeld {
+			r.plan.rejectOne(pm, reasons.GroupChanged)
 		}
 		if r.plan.isOpen() { // The plan's alarm may have gone off while the call was held.
 			mgr.extend(r, now)
@@ -170,14 +175,13 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	if r.id == "" || r.counts[bound] == 0 {
 		r.id = string(p.order[0])
 	}
-	p.opened, p.undecided = now, len(p.members)-1
+	p.opened = now
 	mgr.move(r, allArrived, PhaseBinding, now)
 	mgr.Observer.GangHeld(now.Sub(p.firstHeld))
 	p.last = p.order[len(p.order)-1]
 	for uid, pm := range p.all() {
 		if uid != p.last {
-			pm.granted, pm.reserved = true, false
-			mgr.unhold(p, pm).grant(now, false)
+			p.grant(pm, now, false)
 		}
 	}
 	mgr.advance(r, now)
@@ -187,16 +191,18 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 // retried together, until twice the patience has passed. Otherwise the plan has failed.
 func (mgr *Manager) timeOut(r *run, now time.Time) {
 	p := r.plan
-	if p.held <= p.maxHeld || now.Sub(p.made) >= 2*mgr.Patience {
+	if p.count[memberHeld] <= p.maxHeld || now.Sub(p.made) >= 2*mgr.Patience {
 		mgr.abandonPlan(r, reasons.GroupTimedOut, now)
 		return
 	}
-	p.maxHeld = p.held
+	p.maxHeld = p.count[memberHeld]
 	for _, pm := range p.members {
-		pm.late = pm.permit == nil && !r.key.Native // kube-scheduler tries a native group in one cycle, which a rejection ends.
+		if pm.state == memberExpected && !r.key.Native { // kube-scheduler tries a native group in one cycle, which a rejection ends.
+			p.set(pm, memberLate)
+		}
 	}
 	mgr.Observer.GangFailed(reasons.GroupTimedOut)
-	mgr.rejectHeld(p, reasons.GroupTimedOut)
+	p.rejectHeld(reasons.GroupTimedOut)
 	mgr.move(r, noneHeld, PhasePlanned, now)
 	mgr.extend(r, now)
 }
@@ -206,12 +212,12 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 // calls of the others would time out without it, and so on. So the late member is rejected, unless another member is held already. Then all
 // return at the same time.
 func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) bool {
-	if !pm.late {
+	if pm.state != memberLate {
 		return false
 	}
-	pm.late = false
+	r.plan.set(pm, memberExpected)
 	mgr.extend(r, now)
-	return r.plan.held == 0
+	return r.plan.count[memberHeld] == 0
 }
 
 // extend makes the plan's reservations last until the patience after the given time. For a native group whose barrier hasn't opened, they last
@@ -236,7 +242,7 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 	default:
 	}
 	r := permit.run // A pending permit always belongs to a planned member.
-	mgr.unhold(r.plan, r.plan.members[uid]).reject(reasons.GroupChanged)
+	r.plan.rejectOne(r.plan.members[uid], reasons.GroupChanged)
 	if r.phase == PhaseBinding {
 		mgr.extend(r, permit.requested)
 	}
@@ -273,11 +279,11 @@ func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, result BindRe
 		return
 	}
 	switch {
-	case pm == nil, pm.decided, !pm.granted: // Not granted: it is the result of a bind that began before the plan.
+	case pm == nil, pm.state != memberBinding && pm.state != memberUnconfirmed: // It can be the result of a bind that began before the plan.
 	case result == BindUnconfirmed:
-		pm.unconfirmed = true
+		r.plan.set(pm, memberUnconfirmed)
 	default:
-		mgr.decide(r, uid, pm, result == BindSucceeded, now)
+		mgr.decide(r, pm, result == BindSucceeded, now)
 		mgr.removeIfEmpty(r)
 	}
 }
@@ -299,26 +305,27 @@ func (mgr *Manager) findBind(key Key, uid gpu.PodUID) (*run, *plannedMember) {
 func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
 	pm := r.plan.members[m.UID]
 	switch {
-	case pm == nil, pm.decided:
+	case pm == nil, pm.state >= memberBound:
 	case m.Node != "":
-		mgr.decide(r, m.UID, pm, true, now)
+		mgr.decide(r, pm, true, now)
 	case m.run == r && !m.gone:
 		// The pod isn't bound yet. A terminating pod can still become bound, if its bind was faster than its deletion.
-	case pm.unconfirmed:
-		mgr.decide(r, m.UID, pm, false, now)
-	case !pm.granted:
+	case pm.state == memberUnconfirmed:
+		mgr.decide(r, pm, false, now)
+	case pm.state < memberBinding:
 		mgr.failLast(r, reasons.GroupDeleted, now)
 	}
 }
 
-// decide records whether a member's bind succeeded.
-func (mgr *Manager) decide(r *run, uid gpu.PodUID, pm *plannedMember, success bool, now time.Time) {
-	pm.decided = true
-	if success {
-		r.plan.bound++
+// decide records whether a member is bound.
+func (mgr *Manager) decide(r *run, pm *plannedMember, isBound bool, now time.Time) {
+	if pm.state == memberHeld { // Another bind than this one has bound the last member: this one finds that out.
+		r.plan.grant(pm, now, false)
 	}
-	if uid != r.plan.last {
-		r.plan.undecided--
+	if isBound {
+		r.plan.set(pm, memberBound)
+	} else {
+		r.plan.set(pm, memberFailed)
 	}
 	mgr.advance(r, now)
 }
@@ -329,18 +336,17 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 	p := r.plan
 	last := p.members[p.last]
 	switch {
-	case p.undecided > 0:
-	case last.decided:
+	case p.undecided() > 0:
+	case last.state >= memberBound:
 		mgr.finishBinding(r, now)
-	case p.bound < len(p.members)-1 && !last.granted:
+	case p.count[memberFailed] > 0:
 		mgr.failLast(r, reasons.GroupNotBound, now)
-	case last.permit != nil:
-		last.granted, last.reserved = true, false
-		permit, opened := mgr.unhold(p, last), p.opened
-		if permit.requested.After(opened) { // The call that was held when the barrier opened was cancelled.
-			opened = permit.requested
+	case last.state == memberHeld:
+		opened := p.opened
+		if last.permit.requested.After(opened) { // The call that was held when the barrier opened was cancelled.
+			opened = last.permit.requested
 		}
-		permit.grant(opened, true)
+		p.grant(last, opened, true)
 	}
 }
 
@@ -348,21 +354,17 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 func (mgr *Manager) failLast(r *run, reason reasons.Group, now time.Time) {
 	p := r.plan
 	last := p.members[p.last]
-	if last.permit != nil {
-		mgr.unhold(p, last).reject(reason)
-	}
-	if last.reserved {
-		last.reserved = false
+	p.rejectHeld(reason)
+	if last.node != "" {
 		mgr.Release(p.last)
 	}
-	last.granted = true
-	mgr.decide(r, p.last, last, false, now)
+	mgr.decide(r, last, false, now)
 }
 
 // finishBinding ends a plan whose binds are all decided.
 func (mgr *Manager) finishBinding(r *run, now time.Time) {
 	p := r.plan
-	if p.bound == len(p.members) {
+	if p.count[memberBound] == len(p.members) {
 		mgr.finish(r, now)
 		return
 	}
@@ -372,4 +374,18 @@ func (mgr *Manager) finishBinding(r *run, now time.Time) {
 	mgr.Observer.GangFailed(reasons.GroupNotBound)
 	mgr.recordEvent(r, true, EventNotBound, "Not all members of the group could be bound")
 	mgr.rested(r, now)
+}
+
+// HeldBinds counts the held binds.
+func (mgr *Manager) HeldBinds() (n int) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	for _, g := range mgr.groups {
+		for _, r := range g.runs {
+			if r.plan != nil {
+				n += r.plan.count[memberHeld]
+			}
+		}
+	}
+	return n
 }

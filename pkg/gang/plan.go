@@ -2,7 +2,6 @@ package gang
 
 import (
 	"iter"
-	"maps"
 	"slices"
 	"time"
 
@@ -25,12 +24,11 @@ type plan struct {
 	wholeCards bool
 	// opened is when the barrier opened; zero before.
 	opened time.Time
-	// last is the member that is bound after all others, and marks the run as whole. undecided counts the members other than
-	// last for which it isn't known yet whether they were bound. bound counts the members, last included, that were bound.
-	last             gpu.PodUID
-	undecided, bound int
-	// held counts the members whose binds are held, firstHeld is since when one is.
-	held      int
+	// last is the member that is bound after all others, and marks the run as whole; empty before the barrier opened.
+	last gpu.PodUID
+	// count is the number of members in each state.
+	count [memberStates]int
+	// firstHeld is since when a bind call is held.
 	firstHeld time.Time
 	// maxHeld is the largest number of members that were held when a hold ended.
 	maxHeld int
@@ -38,21 +36,45 @@ type plan struct {
 
 // plannedMember is a member's part of a plan.
 type plannedMember struct {
-	// node is the planned node; empty for a member that only kube-scheduler can place.
-	node string
-	// reserved is true if the plan made the reservation and must release it when the plan is dropped. Once the permit
-	// is granted, the reservation belongs to the bind.
-	reserved bool
-	permit   *Permit
-	// granted is true once the permit is granted. It is also true for a last member that was given up: it gets no permit any more.
-	granted bool
-	// decided is true once it is known whether the granted bind succeeded.
-	decided bool
-	// unconfirmed is true if the answer to the bind was lost.
-	unconfirmed bool
-	// late is true if the member had not arrived when the others timed out, and kube-scheduler has not retried it since.
-	late bool
+	// node is the planned node; empty for a member that only kube-scheduler can place. Its reservation there belongs to the plan until the permit is
+	// granted, and then to the bind.
+	node  string
+	state memberState
+	// permit is that of the bind call that is held; nil if none is.
+	permit *Permit
 }
+
+// memberState is how far a planned member has come.
+type memberState uint8
+
+const (
+	// memberExpected: no bind call of it is held.
+	memberExpected memberState = iota
+	// memberLate: as memberExpected. It had not arrived when the others timed out, and kube-scheduler has not retried it since.
+	memberLate
+	// memberHeld: its bind call is held.
+	memberHeld
+	// memberBinding: its permit is granted, and its bind in flight.
+	memberBinding
+	// memberUnconfirmed: the answer to the bind was lost.
+	memberUnconfirmed
+	// memberBound: it is bound.
+	memberBound
+	// memberFailed: it wasn't bound, and gets no permit any more. The last member fails without a bind if another one has failed.
+	memberFailed
+
+	memberStates
+)
+
+// set changes the state of a member.
+func (p *plan) set(pm *plannedMember, to memberState) {
+	p.count[pm.state]--
+	p.count[to]++
+	pm.state = to
+}
+
+// undecided counts the members whose permits are granted, and of which it isn't known yet whether they are bound.
+func (p *plan) undecided() int { return p.count[memberBinding] + p.count[memberUnconfirmed] }
 
 // all yields the members in their order.
 func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {
@@ -68,7 +90,7 @@ func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {
 // usesAny reports whether a member's place is on one of the nodes.
 func (p *plan) usesAny(nodes map[string]bool) bool {
 	for _, pm := range p.members {
-		if pm.reserved && nodes[pm.node] {
+		if nodes[pm.node] {
 			return true
 		}
 	}
@@ -76,60 +98,6 @@ func (p *plan) usesAny(nodes map[string]bool) bool {
 }
 
 func (p *plan) isOpen() bool { return !p.opened.IsZero() }
-
-// makePlan plans all members that the run still needs, or returns the reason why it can't.
-func (mgr *Manager) makePlan(r *run, now time.Time) (reasons.Group, bool) {
-	freed := mgr.freed.Load()
-	if r.noRoom.holdsFor(r, freed, now) { // Before all that takes longer for more members.
-		return reasons.GroupNoRoom, false
-	}
-	n := r.needed()
-	if r.key.Native {
-		mgr.offerEligible(r, n, now)
-	}
-	switch {
-	case !n.allOffered(r) && r.key.Native:
-		r.wait = reasons.GroupNoRoom
-		return r.wait, false
-	case !r.settled(now): // Others of its members keep this message until they are tried again, so it must stay true.
-		r.wait = reasons.GroupUnclear
-		return r.wait, false
-	case !n.allOffered(r), n.any(mgr.AwaitsTurn):
-		r.wait = reasons.GroupAwaitsOthers
-		return r.wait, false
-	case n.wholeCards && slices.ContainsFunc(mgr.placed, func(o *run) bool { return o.plan.wholeCards && !r.takesFrom(o) }):
-		r.wait = reasons.GroupOlderFirst
-		return r.wait, false
-	}
-	n.build(r)
-	places, ok := mgr.reserve(r, n, freed, now)
-	if !ok {
-		r.wait = reasons.GroupNoRoom
-		return r.wait, false
-	}
-	if n.wholeCards {
-		mgr.endWholeCards(now)
-	}
-	p := &plan{
-		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
-		attempt: mgr.attempt(r), made: now, wholeCards: n.wholeCards,
-	}
-	mgr.Failures.Placed(p.attempt)
-	r.plan, r.wait, r.noRoom = p, reasons.Group{}, noRoom{}
-	for _, m := range n.members {
-		p.members[m.UID], p.order = &plannedMember{}, append(p.order, m.UID)
-	}
-	for i, m := range n.requesters {
-		p.members[m.UID].reserved = !places[i].Existing
-		mgr.setPlace(m.UID, p.members[m.UID], places[i].Node)
-	}
-	mgr.move(r, placesReserved, PhasePlanned, now)
-	mgr.extend(r, now)
-	if !r.key.Native { // Its filter calls follow.
-		mgr.requeueParked(r)
-	}
-	return reasons.Group{}, true
-}
 
 // mayDisplace reports whether the run may take memory from others. One whose shape failed takes none until a run of this shape is bound: it would
 // take the same memory again and again.
@@ -141,31 +109,43 @@ func (r *run) takesFrom(o *run) bool {
 	return r.mayDisplace() && r.item.Before(&o.item) && (!r.item.Broken || !o.plan.made.Before(r.brokeAt))
 }
 
-// reserve reserves memory for the requests. Places that fair sharing has granted to the members are used if their nodes are candidates, and otherwise
-// exchanged, if there is room. Plans of runs that r takes from give way, from the last, but no more than needed.
-func (mgr *Manager) reserve(r *run, n *needs, freed uint64, now time.Time) ([]ledger.Place, bool) {
+// beginPlan makes the plan of a run for whose members the places are reserved.
+func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.Place, now time.Time) {
+	if n.wholeCards {
+		mgr.endWholeCards(now)
+	}
+	p := &plan{
+		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
+		attempt: mgr.attempt(r), made: now, wholeCards: n.wholeCards,
+	}
+	mgr.Failures.Placed(p.attempt)
+	r.plan, r.noRoom = p, noRoom{}
+	for _, m := range n.members {
+		p.members[m.UID], p.order = &plannedMember{}, append(p.order, m.UID)
+	}
+	p.count[memberExpected] = len(p.order)
+	for i, m := range n.requesters {
+		mgr.setPlace(m.UID, p.members[m.UID], places[i].Node)
+	}
+	mgr.move(r, placesReserved, PhasePlanned, now)
+	mgr.extend(r, now)
+	if !r.key.Native { // Its filter calls follow.
+		mgr.requeueParked(r)
+	}
+}
+
+// reserve reserves memory for the requests, or returns nil if there is no room. The places that fair sharing has granted to the members are used if their
+// nodes are candidates, and otherwise exchanged, if there is room. Plans of runs that r takes from give way, from the last, but no more than needed.
+func (mgr *Manager) reserve(r *run, n *needs, granted []gpu.PodUID, now time.Time) []ledger.Place {
 	if len(n.requests) == 0 {
-		return nil, true
-	}
-	granted := map[gpu.PodUID]bool{}
-	for _, m := range n.requesters {
-		if mgr.Ledger.Owns(ledger.Granted, m.UID) {
-			granted[m.UID] = true
-		}
-	}
-	// If a run found no room, a run of the same likeness behind it finds none either: fewer runs give way to it.
-	alone := len(granted) > 0 || mgr.Ledger.Awaits(n.requests[0].Pod.UID) // Only r sees the memory that is reserved for it.
-	like := likeRuns{n.likeness, r.mayDisplace()}
-	if last, found := mgr.noRoomFor[like]; found && !alone && last.holdsFor(r, freed, now) {
-		r.noRoom = last
-		return nil, false
+		return []ledger.Place{}
 	}
 	mgr.work += len(n.requests)
 	// A run got its turn because there was room, and priorities count within a tenant only. But members that run must not be evicted.
 	mayTake := r.phase == PhaseBroken || !n.any(mgr.NeedsTurn)
 	younger, yielding := mgr.yielding(func(o *run) bool { return mayTake && r.takesFrom(o) })
 	if len(granted) > 0 { // Its own places give way first.
-		younger, yielding = slices.Insert(younger, 0, nil), slices.Insert(yielding, 0, slices.Sorted(maps.Keys(granted)))
+		younger, yielding = slices.Insert(younger, 0, nil), slices.Insert(yielding, 0, granted)
 	}
 	capacity := mgr.Capacity()
 	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
@@ -177,23 +157,17 @@ func (mgr *Manager) reserve(r *run, n *needs, freed uint64, now time.Time) ([]le
 		slices.Reverse(places)
 	}
 	if places == nil {
-		if r.noRoom = (noRoom{r.item, now, freed}); !alone {
-			mgr.noRoomFor[like] = r.noRoom
-		}
 		for _, set := range yielding {
 			mgr.work += len(set)
 		}
-		return nil, false
+		return nil
 	}
 	for _, o := range younger[:yielded] {
 		if o != nil {
 			mgr.abandonPlan(o, reasons.GroupGaveWay, now)
 		}
 	}
-	for i, m := range n.requesters {
-		places[i].Existing = places[i].Existing && !granted[m.UID] // Otherwise a bind has the place.
-	}
-	return places, true
+	return places
 }
 
 // yielding returns the runs that pass and whose plans can be dropped, the last in the order first. For each it returns the members whose
@@ -205,7 +179,7 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 		}
 		var set []gpu.PodUID
 		for uid, pm := range r.plan.all() {
-			if pm.reserved {
+			if pm.node != "" {
 				set = append(set, uid)
 			}
 		}
@@ -258,12 +232,9 @@ func (mgr *Manager) endWholeCards(now time.Time) {
 	}
 }
 
-// setPlace sets the planned node of a member. An empty node removes its place.
+// setPlace sets the planned node of a member.
 func (mgr *Manager) setPlace(uid gpu.PodUID, pm *plannedMember, node string) {
-	if pm.node = node; node == "" {
-		mgr.Ledger.Disown(ledger.Planned, uid)
-		return
-	}
+	pm.node = node
 	mgr.Ledger.Own(ledger.Planned, uid, time.Time{})
 }
 
@@ -273,7 +244,7 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 	switch {
 	case pm != nil && (m.run != r || m.counted != pending):
 		mgr.abandonPlan(r, reasons.GroupDeleted, now)
-	case r.need() != len(r.plan.members), pm != nil && pm.reserved && mgr.asksElse(m):
+	case r.need() != len(r.plan.members), pm != nil && mgr.asksElse(m):
 		mgr.abandonPlan(r, reasons.GroupChanged, now)
 	}
 }
@@ -288,8 +259,8 @@ func (mgr *Manager) asksElse(m *member) bool {
 func (mgr *Manager) endPlan(r *run) *plan {
 	p := r.plan
 	r.plan, r.needs = nil, nil
-	for uid, pm := range p.members {
-		mgr.setPlace(uid, pm, "")
+	for uid := range p.members {
+		mgr.Ledger.Disown(ledger.Planned, uid)
 	}
 	return p
 }
@@ -297,13 +268,18 @@ func (mgr *Manager) endPlan(r *run) *plan {
 // dropPlan rejects the held binds and releases the reservations of a plan.
 func (mgr *Manager) dropPlan(r *run, reason reasons.Group) {
 	p := mgr.endPlan(r)
-	mgr.rejectHeld(p, reason)
+	p.rejectHeld(reason)
+	mgr.releasePlaces(p)
+	mgr.Observer.GangFailed(reason)
+}
+
+// releasePlaces releases the reservations that belong to the plan.
+func (mgr *Manager) releasePlaces(p *plan) {
 	for uid, pm := range p.all() {
-		if pm.reserved {
+		if pm.node != "" && pm.state < memberBinding {
 			mgr.Release(uid)
 		}
 	}
-	mgr.Observer.GangFailed(reason)
 }
 
 // abandonPlan ends the plan of a run whose barrier hasn't opened, without success. It has failed if its members didn't arrive or were deleted.

@@ -69,7 +69,7 @@ func TestLikeGroups(t *testing.T) {
 	now := begin.Add(time.Minute)
 	clear(mgr.noRoomFor)
 	for _, name := range []string{"second", "third", "first"} {
-		_, _ = mgr.makePlan(mgr.groups[Key{Name: name}].runs[0], now)
+		mgr.tryPlan(mgr.groups[Key{Name: name}].runs[0], now)
 	}
 	if diff := cmp.Diff([]string{"second-0", "first-0"}, full.asked); diff != "" {
 		t.Errorf("one that goes before has more groups that give way: -want +got:\n%s", diff)

@@ -67,9 +67,9 @@ func TestStatus(t *testing.T) {
 	want("d", "doesn't wait")
 	launcher := newMember("launcher", 0, func(m *Member) { m.Cardless = true })
 	mgr.SetMember(launcher, at)
-	for uid, want := range map[gpu.PodUID]bool{"d": true, "not seen yet": true, "launcher": false} {
-		if got := mgr.InPendingGang(uid); got != want {
-			t.Errorf("%s must wait for its group: %t", uid, got)
+	for uid, want := range map[gpu.PodUID]bool{"d": false, "not seen yet": false, "launcher": true} {
+		if _, whole := mgr.Membership(uid); whole != want {
+			t.Errorf("%s is placed like a single pod: %t", uid, whole)
 		}
 	}
 }

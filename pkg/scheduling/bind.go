@@ -58,7 +58,7 @@ func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (res
 	if err := s.cache.Ready(); err != nil {
 		return reasons.ResultNotReady, err
 	}
-	if pod, known := s.cachedPod(request); !known || pod.Node != "" || !s.groups.holds(pod) {
+	if pod, known := s.cachedPod(request); !known || pod.Node != "" || !s.groups.needsPermit(pod) {
 		return s.bindClaimed(ctx, request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
 	}
 	uid := gpu.PodUID(request.UID)
@@ -158,7 +158,7 @@ func (s *Scheduler) checkBind(pod *clustercache.PodInfo, node string, permit per
 		return reasons.ResultBound, nil
 	case pod.Node != "":
 		return reasons.ResultBadRequest, fmt.Errorf("%w: the pod is bound to node %s already", binding.ErrBadRequest, pod.Node)
-	case s.groups.holds(pod) && permit.gang == nil:
+	case s.groups.needsPermit(pod) && permit.gang == nil:
 		return reasons.ResultHeldBack, reasons.GroupUnknown // The cache doesn't have the pod yet.
 	case !pod.Managed:
 		return reasons.ResultBadRequest, errUnmanaged

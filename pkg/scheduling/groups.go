@@ -142,12 +142,16 @@ func (g *groups) displace(pod gpu.Pod, nodes []string) bool {
 	return true
 }
 
-// holds reports whether the pod's bind needs a permit.
-func (g *groups) holds(pod *clustercache.PodInfo) bool { return g.memberOf(pod) != nil }
+// needsPermit reports whether the pod's bind needs a permit.
+func (g *groups) needsPermit(pod *clustercache.PodInfo) bool { return g.memberOf(pod) != nil }
 
-// incomplete reports whether the pod is a member of a gang that isn't whole.
+// incomplete reports whether the pod is a member of a gang that isn't known to be whole.
 func (g *groups) incomplete(pod *corev1.Pod) bool {
-	return g.includes(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID))
+	if !g.includes(pod) {
+		return false
+	}
+	_, whole := g.manager.Membership(gpu.PodUID(pod.UID))
+	return !whole
 }
 
 // permit is what a bind needs.

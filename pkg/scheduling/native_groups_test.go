@@ -58,7 +58,7 @@ func TestNativeGroups(t *testing.T) {
 				t.Errorf("%d nodes, message %q; want %q", len(result.Passed), result.Message, test.message)
 			}
 			info, _ := g.cachedPod(request(pod, "n1"))
-			if g.groups.holds(info) != test.holds {
+			if g.groups.needsPermit(info) != test.holds {
 				t.Errorf("its bind is held: %v", !test.holds)
 			}
 			wait := g.groups.wait(info)

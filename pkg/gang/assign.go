@@ -1,0 +1,289 @@
+package gang
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Which run a pod belongs to. A pod joins a run when the watch reports it (SetMember), or when this process becomes the leader (partition), and moves
+// to another one when the home of pods changes (rehome): a run becomes whole, or an earlier one turns out to go on.
+
+// group holds the runs of one key: any number that are running, and at most one that isn't.
+type group struct {
+	key  Key
+	runs []*run
+	// cardless counts the members that ask for no cards. They belong to no run.
+	cardless int
+}
+
+// starting returns the run that isn't running, or nil.
+func (g *group) starting() *run {
+	for _, r := range g.runs {
+		if r.phase != PhaseRunning {
+			return r
+		}
+	}
+	return nil
+}
+
+// group returns the group of the key, and adds it if there is none.
+func (mgr *Manager) group(key Key) *group {
+	g := mgr.groups[key]
+	if g == nil {
+		g = &group{key: key}
+		mgr.groups[key] = g
+	}
+	return g
+}
+
+// begin adds a run without members.
+func (mgr *Manager) begin(g *group, now time.Time) *run {
+	r := &run{key: g.key, members: map[gpu.PodUID]*member{}, tally: newTally(), since: now, offers: map[string]*offer{}}
+	g.runs = append(g.runs, r)
+	return r
+}
+
+// findOrBegin returns the member's home. If it has none, it begins a run or makes the pod part of one.
+//
+// A bound pod without a home was bound by another leader: the watch was behind when this process became the leader, and then began again with
+// a list. The pods of a list come in any order, so the other members of the pod's run may follow, or be known as unbound. So the pod becomes
+// part of the run that isn't running, if mayInclude allows it. giveUp decides later whether this run has lost members; if so, none is
+// evicted. As in partition, of several such runs only the one that was bound last can be broken. A pod that can't be part of it counts as a
+// member of a whole run.
+func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
+	home, starting := mgr.home(g, m), g.starting()
+	switch {
+	case home != nil:
+		return home
+	case m.Node == "":
+		return mgr.begin(g, now)
+	case m.Run != "" && starting != nil && starting.phase == PhaseBroken && starting.inherited && starting.lastBound().Before(m.BoundAt):
+		mgr.nowRuns(starting, ranBefore, now)
+		starting = g.starting()
+	}
+	switch {
+	case m.Run == "", starting == nil && (m.marksWhole() || mgr.countAs(m) != bound), starting != nil && !starting.mayInclude(m):
+		r := mgr.begin(g, now)
+		r.id = m.Run
+		mgr.move(r, ranBefore, PhaseRunning, now)
+		return r
+	case starting == nil:
+		starting = mgr.begin(g, now)
+	}
+	starting.id, starting.inherited = m.Run, true
+	return starting
+}
+
+// home returns the run that a member belongs to:
+//   - a bound pod to the run that its annotation names;
+//   - an unbound pod that a running run takes to that run, which it joins alone;
+//   - any other unbound pod to the run that isn't running.
+//
+// It returns nil if there is no such run. All pods of a PodGroup that places them alone belong to one run.
+func (mgr *Manager) home(g *group, m *member) *run {
+	for _, r := range g.runs {
+		switch {
+		case r.phase == PhaseRunning && mgr.placesAlone(g.key):
+			return r
+		case m.Node != "" && m.Run == r.id && (r.id != "" || r.phase == PhaseRunning),
+			m.Node == "" && r.phase == PhaseRunning && r.takes(m):
+			return r
+		}
+	}
+	if m.Node != "" {
+		return nil
+	}
+	return g.starting()
+}
+
+// takes reports whether a running run takes the pod: one of a controller that it accepts. While one of its members runs, it takes any pod of a
+// native group, since kube-scheduler counts all pods of a PodGroup together, and any pod of a LeaderWorkerSet, whose workers have another
+// controller after each restart of their leader.
+func (r *run) takes(m *member) bool {
+	return r.accepts(m.Controller) || (m.Gang.Native || m.LeaderWorkerSet) && r.counts[bound] > 0
+}
+
+// mayInclude reports whether the bound pod m may belong to this run, of which no bound pod is known yet. It may if the run has a pod of m's
+// controller, or if its oldest pod was created no later than m was bound. Otherwise the run's pods belong to a later run.
+func (r *run) mayInclude(m *member) bool {
+	return r.id == "" && r.counts[bound] == 0 &&
+		(m.Controller != "" && r.controllers[m.Controller] != nil || !r.created.After(m.BoundAt))
+}
+
+// join adds a member to the run.
+func (mgr *Manager) join(r *run, m *member) {
+	m.run, m.counted = r, mgr.countAs(m)
+	r.members[m.UID], r.needs = m, nil
+	if r.order != nil {
+		i, _ := slices.BinarySearchFunc(r.order, m, compareAge)
+		r.order = slices.Insert(r.order, i, m)
+	}
+	r.add(m, 1)
+	if !m.Ended && (r.created.IsZero() || m.Created.Before(r.created)) {
+		r.created = m.Created
+	}
+}
+
+// leave removes a member from its run.
+func (mgr *Manager) leave(m *member) {
+	r := m.run
+	r.add(m, -1)
+	if (m.Gang.Native || m.LeaderWorkerSet) && r.phase == PhaseRunning { // While it runs, it takes pods of any controller.
+		r.forget(m.Controller)
+	}
+	delete(r.members, m.UID)
+	if i, found := slices.BinarySearchFunc(r.order, m, compareAge); found {
+		r.order = slices.Delete(r.order, i, i+1)
+	}
+	r.needs, m.run = nil, nil
+}
+
+// rehome moves unbound members of the run that belong to another run now. Their new run changes. It may become running and rehome its own
+// members. This ends, because a run becomes running only once, and the home of an unbound member depends only on which runs are running
+// and which controllers these accept.
+func (mgr *Manager) rehome(r *run, now time.Time) {
+	if r.unbound() == 0 || r.phase == PhaseRunning && r.counts[bound] > 0 && r.acceptsAll() {
+		return
+	}
+	g := mgr.groups[r.key]
+	for _, m := range r.sorted((*member).awaitsBind) {
+		if next := mgr.findOrBegin(g, m, now); next != r {
+			mgr.leave(m)
+			next.parked = next.parked || r.parked
+			mgr.join(next, m)
+			mgr.changed(next, m, now)
+		}
+	}
+}
+
+// continues reports whether an earlier run of the group goes on with the members of r: members of the same controller have failed in it, and the
+// controller creates fewer than a run needs. The others of the earlier run have completed, and their pods were removed.
+func (mgr *Manager) continues(r *run) (found bool) {
+	for _, o := range mgr.groups[r.key].runs {
+		for _, m := range o.members {
+			if c := r.controllers[m.Controller]; o.phase == PhaseRunning && m.Ended && m.Controller != "" && c != nil && c.active > 0 {
+				o.controllers[m.Controller].continues, found = true, true
+			}
+		}
+	}
+	return found
+}
+
+// findWholeRuns sets ofWholeRun of all members.
+func (mgr *Manager) findWholeRuns() {
+	type run struct{ namespace, name, id string }
+	of := func(m *member) run {
+		name, _, _ := strings.Cut(m.Gang.Name, "/")
+		return run{m.Namespace, name, m.Run}
+	}
+	whole := map[run]bool{}
+	for _, m := range mgr.members {
+		if m.MarkedWhole && m.Run != "" {
+			whole[of(m)] = true
+		}
+	}
+	for _, m := range mgr.members {
+		m.ofWholeRun = m.Node != "" && whole[of(m)]
+	}
+}
+
+// partition divides the members of a group into runs. Bound members belong to the run that their annotation names. At
+// most one of these runs can be broken: the one that was bound last. Any earlier run must have ended or been whole before that one began.
+func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
+	class := func(m *member) int {
+		switch {
+		case mgr.countAs(m) == bound:
+			return 0
+		case m.Node != "":
+			return 1
+		}
+		return 2
+	}
+	slices.SortFunc(members, func(a, b *member) int {
+		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
+	})
+	for _, m := range members {
+		if starting := g.starting(); m.Node == "" && starting != nil && starting.whole() {
+			mgr.move(starting, ranBefore, PhaseRunning, now)
+		}
+		mgr.join(mgr.findOrBegin(g, m, now), m)
+	}
+	if starting := g.starting(); starting != nil && starting.inherited && (starting.whole() || starting.lostMembers()) {
+		mgr.move(starting, ranBefore, PhaseRunning, now)
+	}
+	for _, r := range slices.Clone(g.runs) {
+		r.parked = true
+		mgr.requeueParked(r)
+		mgr.changed(r, nil, now)
+	}
+}
+
+// lastBound returns when a member was last bound, of the members that are bound now.
+func (r *run) lastBound() (last time.Time) {
+	for _, m := range r.members {
+		if m.counted == bound && m.BoundAt.After(last) {
+			last = m.BoundAt
+		}
+	}
+	return last
+}
+
+// lostMembers reports whether members must have been deleted after the members of the run were bound. All members exist before the first one
+// is bound. So if fewer than the group's size are left of the members that were created before the latest bind, some were deleted after
+// it, and the unbound members replace them: the run was whole, even if no member has the mark. The run also counts as whole if a
+// controller of one of its bound members created another pod after the latest bind: that pod replaces a lost member. In doubt the run counts
+// as whole, because the opposite error would evict a running job. So a run of which no member is known to be missing counts as whole too.
+func (r *run) lostMembers() bool {
+	if r.counts[pending] == 0 {
+		return true
+	}
+	for _, m := range r.members {
+		if m.counted == bound && m.BoundAt.IsZero() {
+			return false
+		}
+	}
+	existed, last := r.counts[bound]+r.finished, r.lastBound()
+	for _, m := range r.members {
+		switch c := r.controllers[m.Controller]; {
+		case m.counted != pending:
+		case !m.Created.After(last):
+			existed++
+		case c.bound > 0:
+			return true // It replaces a member. Surplus members can't stand for that one.
+		}
+	}
+	return existed < r.size()
+}
+
+// removeIfEmpty removes a run without members, unless its binds are in flight.
+func (mgr *Manager) removeIfEmpty(r *run) {
+	if len(r.members) > 0 || r.plan != nil || r.removed {
+		return
+	}
+	mgr.waiting.remove(r)
+	mgr.placed.remove(r)
+	r.removed = true
+	g := mgr.groups[r.key]
+	g.runs = slices.DeleteFunc(g.runs, func(o *run) bool { return o == r })
+	mgr.removeIfUnused(g)
+}
+
+// removeIfUnused removes a group without pods.
+func (mgr *Manager) removeIfUnused(g *group) {
+	if len(g.runs) == 0 && g.cardless == 0 {
+		delete(mgr.groups, g.key)
+	}
+}
+
+// Membership reports whether the pod is a member of a group, and whether it is placed like a single pod: its run is whole, or it asks for no cards.
+// Before this process leads, members have no runs, so none counts as whole. A pod that the watch has not reported yet is no member.
+func (mgr *Manager) Membership(uid gpu.PodUID) (member, whole bool) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
+	return m != nil, m != nil && (m.Cardless || m.run != nil && m.run.phase == PhaseRunning)
+}

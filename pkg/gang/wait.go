@@ -1,0 +1,374 @@
+package gang
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/pkg/reasons"
+)
+
+// What a run waits for. One without a plan is tried in filter calls and by each Tick: tryPlan decides what it waits for, in this order:
+//
+//   - More members, if too few exist.
+//   - The end of a pause, if it or others of its namespace have failed.
+//   - Filter calls for the other members: their candidate nodes are needed.
+//   - Fair sharing, or a run before it.
+//   - Room. If seven of eight members fit, nothing is reserved for any of them. The run is tried again when memory is freed (planWaiting), and as an
+//     item of the queue (Waiting) it can get a reservation of cards that are in use: queue.Awaited.Pass says when, Ledger.Await says which cards.
+
+const (
+	// noRoomMax is how long the result "no room" stays valid if no memory is freed. It is limited, because nodes can become eligible for other
+	// reasons. It stays valid for the quietPeriod even if memory is freed, because all members of a run are filtered within milliseconds.
+	noRoomMax = 2 * time.Second
+	// quietPeriod is how long no memory must have been freed before a run is planned while a run before it has no room. settle bounds the wait for
+	// such a period.
+	quietPeriod = 300 * time.Millisecond
+	// maxWork is the number of members that one Tick sorts, or tries to place without success, before it leaves the rest to the
+	// next one.
+	maxWork = 2000
+)
+
+// checkPause reports whether the run must not be tried because it, or others of its namespace, failed. Once a pause has ended, it requeues members
+// whose candidate nodes are needed.
+func (mgr *Manager) checkPause(r *run, now time.Time) bool {
+	switch paused, behind := mgr.paused(r, now); {
+	case paused && behind:
+		r.wait = reasons.GroupBehindFailed
+		return true
+	case paused:
+		r.wait = reasons.GroupPaused
+		return true
+	}
+	if r.wait == reasons.GroupPaused || r.wait == reasons.GroupBehindFailed {
+		r.wait = reasons.GroupAwaitsOthers
+		mgr.requeueUnknown(r, now)
+	}
+	return false
+}
+
+// paused reports whether the run pauses. If that is because others of its namespace failed, behind is true.
+func (mgr *Manager) paused(r *run, now time.Time) (paused, behind bool) {
+	if !mgr.Failures.Any(r.key.Namespace) {
+		return false, false
+	}
+	until, behind := mgr.Failures.Until(mgr.attempt(r), now)
+	return until.After(now), behind
+}
+
+// tryPlan plans all members that the run still needs, or sets what the run waits for. It has enough members, and doesn't pause.
+func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
+	freed := mgr.freed.Load()
+	if r.noRoom.appliesTo(r, freed, now) { // Before all that takes longer for more members.
+		r.wait = reasons.GroupNoRoom
+		return false
+	}
+	n := r.needed()
+	if r.wait = mgr.obstacle(r, n, now); r.wait != (reasons.Group{}) {
+		return false
+	}
+	n.build(r)
+	granted, alike := mgr.grantedPlaces(n), mgr.alike(r)
+	exclusive := len(granted) > 0 || len(n.requests) > 0 && mgr.Ledger.Awaits(n.requests[0].Pod.UID) // Only r sees the memory that is reserved for it.
+	if last, found := mgr.noRoomFor[alike]; found && !exclusive && last.appliesTo(r, freed, now) {   // Fewer runs give way to it.
+		r.wait, r.noRoom = reasons.GroupNoRoom, last
+		return false
+	}
+	places := mgr.reserve(r, n, granted, now)
+	if places == nil {
+		if r.wait, r.noRoom = reasons.GroupNoRoom, (noRoom{r.item, now, freed}); !exclusive {
+			mgr.noRoomFor[alike] = r.noRoom
+		}
+		return false
+	}
+	mgr.beginPlan(r, n, places, now)
+	return true
+}
+
+// grantedPlaces returns the members whose places fair sharing has granted.
+func (mgr *Manager) grantedPlaces(n *needs) (uids []gpu.PodUID) {
+	for _, m := range n.requesters {
+		if mgr.Ledger.Owns(ledger.Granted, m.UID) {
+			uids = append(uids, m.UID)
+		}
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+// obstacle returns why it can't be tried to place the members; none if it can.
+func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {
+	if r.key.Native {
+		if mgr.offerEligible(r, n, now); !n.allOffered(r) {
+			return reasons.GroupNoRoom
+		}
+	}
+	switch {
+	case !r.settled(now): // Others of its members keep this message until they are tried again, so it must stay true.
+		return reasons.GroupUnclear
+	case !n.allOffered(r), n.any(mgr.AwaitsTurn):
+		return reasons.GroupAwaitsOthers
+	case n.wholeCards && slices.ContainsFunc(mgr.placed, func(o *run) bool { return o.plan.wholeCards && !r.takesFrom(o) }):
+		return reasons.GroupOlderFirst
+	}
+	return reasons.Group{}
+}
+
+// planWaiting tries to plan the waiting runs in their order. While memory is being freed piece by piece, runs behind a run without room
+// wait. Otherwise a small group would take memory that a large one is about to get, and give way a moment later, when its first members
+// have arrived. This would cost both groups seconds.
+func (mgr *Manager) planWaiting(now time.Time) {
+	freed := mgr.freed.Load()
+	over := mgr.burst.observe(freed, now)
+	maps.DeleteFunc(mgr.noRoomFor, func(_ alikeRuns, last noRoom) bool { return !last.isValid(freed, now) })
+	mgr.work = 0
+	first := mgr.resumeAt
+	mgr.resumeAt = nil
+	for _, r := range slices.Clone(mgr.waiting) {
+		if first != nil && r.item.Before(first) || r.plan != nil {
+			continue
+		}
+		if mgr.work >= maxWork {
+			next := r.item
+			mgr.resumeAt = &next
+			return
+		}
+		if r.needs == nil || r.needs.requests == nil && len(r.offers) > 0 {
+			mgr.work += len(r.members)
+		}
+		if mgr.checkPause(r, now) || len(r.offers) == 0 || r.key.Native {
+			continue
+		}
+		if !mgr.tryPlan(r, now) && r.wait == reasons.GroupNoRoom && !over {
+			return
+		}
+	}
+}
+
+// mayTry reports whether filter may try r: if memory is being freed, the next Tick tries all runs in their order, see planWaiting. Native groups are
+// tried by filter alone. No run waits for one that pauses, or none of whose members has candidate nodes.
+func (mgr *Manager) mayTry(r *run, now time.Time) bool {
+	over := mgr.burst.observe(mgr.freed.Load(), now)
+	return over || !slices.ContainsFunc(mgr.waiting, func(o *run) bool {
+		if !o.item.Before(&r.item) || o.key.Native || len(o.offers) == 0 {
+			return false
+		}
+		paused, _ := mgr.paused(o, now)
+		return !paused
+	})
+}
+
+// freeBurst tracks a burst of freed memory: the pods of a job that ends terminate one after another.
+type freeBurst struct {
+	count uint64
+	// since is when the burst began, zero if it is over; last is when freed memory was last observed.
+	since, last time.Time
+}
+
+// observe takes the value of Manager.freed and reports whether the burst is over. It can't detect a quiet period between two calls that
+// both see more freed memory. So a burst counts as over after settle at the latest.
+func (f *freeBurst) observe(freed uint64, now time.Time) bool {
+	if freed != f.count {
+		if f.since.IsZero() {
+			f.since = now
+		}
+		f.count, f.last = freed, now
+	}
+	if now.Sub(f.last) >= quietPeriod {
+		f.since = time.Time{}
+		return true
+	}
+	return now.Sub(f.since) >= settle
+}
+
+// noRoom is a result "no room": the run, when it was, and the value of Manager.freed then.
+type noRoom struct {
+	item  ledger.Item
+	at    time.Time
+	freed uint64
+}
+
+// appliesTo reports whether the run has no room either. It is that one or is like it: it must not go before that one.
+func (n *noRoom) appliesTo(r *run, freed uint64, now time.Time) bool {
+	return n.isValid(freed, now) && !r.item.Before(&n.item)
+}
+
+func (n *noRoom) isValid(freed uint64, now time.Time) bool {
+	ago := now.Sub(n.at)
+	return ago < quietPeriod || n.freed == freed && ago < noRoomMax
+}
+
+// alikeRuns identifies the runs of one shape and priority that may take memory from others (displaces is true), or may not: if one of them has no room,
+// those behind it have none.
+type alikeRuns struct {
+	shape     string
+	priority  int32
+	displaces bool
+}
+
+func (mgr *Manager) alike(r *run) alikeRuns {
+	return alikeRuns{mgr.attempt(r).Shape, r.item.Priority, r.mayDisplace()}
+}
+
+// Waiting returns the runs that have no plan although only memory or other resources seem to be missing, as items of the queue. Those that
+// wait for their turn by fair sharing aren't among them: package dispatch returns these.
+func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	for _, r := range mgr.waiting {
+		paused, _ := mgr.paused(r, now)
+		if r.plan != nil || paused || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksResources(now) {
+			continue
+		}
+		attempt := mgr.attempt(r)
+		items = append(items, queue.Item{
+			Item: r.item, Like: attempt.Shape + " " + strconv.Itoa(int(r.item.Priority)), Attempt: attempt,
+			Requests: func() []ledger.Request { return mgr.waitingRequests(r) },
+		})
+	}
+	return items
+}
+
+// onlyLacksResources reports whether a lack of memory or other resources is the only known reason why the members are pending.
+func (r *run) onlyLacksResources(now time.Time) bool {
+	short := map[string]bool{} // By template; members with volumes have one each.
+	for _, m := range r.ordered() {
+		if m.ShortOfResources && m.counted == pending {
+			short[m.Template] = true
+		}
+	}
+	return !slices.ContainsFunc(r.needed().members, func(m *member) bool {
+		o := r.offers[m.Template]
+		return !short[m.Template] && (r.wait != reasons.GroupNoRoom || o == nil || now.Sub(o.at) > queue.KubeSchedulerRetries)
+	})
+}
+
+// waitingRequests returns the requests of the members that the run still needs, with all their eligible nodes.
+func (mgr *Manager) waitingRequests(r *run) (requests []ledger.Request) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	for _, m := range r.needed().members {
+		if m.Request > 0 {
+			requests = append(requests, ledger.Request{Pod: m.Pod, Nodes: mgr.EligibleNodes(m.UID)})
+		}
+	}
+	return requests
+}
+
+// Status is what a member that isn't bound waits for.
+type Status struct {
+	Group  Key
+	Reason reasons.Group
+	// Since is when the last member that the run needs was created, or the oldest one that waits if members are missing; zero if none counts.
+	Since time.Time
+}
+
+// Waits returns what the pod waits for. It returns false for a pod that doesn't wait for its group: one that isn't a
+// member, is bound, or is placed like a single pod; and for all pods while this process doesn't lead.
+func (mgr *Manager) Waits(uid gpu.PodUID) (Status, bool) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
+	if m == nil || m.run == nil || !m.awaitsBind() || m.run.phase == PhaseRunning {
+		return Status{}, false
+	}
+	return Status{Group: m.Gang, Reason: m.run.reason(m), Since: m.run.needed().since}, true
+}
+
+// reason returns why a member of a run that isn't running is pending. If m is nil, it is one that has no problem, and a place in the plan if there
+// is one.
+func (r *run) reason(m *member) reasons.Group {
+	if m != nil && m.problem() != "" {
+		return reasons.GroupInvalid(m.problem())
+	}
+	switch r.phase {
+	case PhasePending:
+		return cmp.Or(r.wait, reasons.GroupAwaitsOthers)
+	case PhasePlanned, PhasePermitting:
+		if m != nil && r.plan.members[m.UID] == nil {
+			return reasons.GroupSurplus
+		}
+		return reasons.GroupArriving(r.plan.count[memberHeld], len(r.plan.members))
+	case PhaseBinding:
+		return reasons.GroupBinding
+	case PhaseBroken:
+		return reasons.GroupBroken(r.counts[bound]+r.finished, r.size()).Because(r.wait)
+	case PhaseEvicting:
+		return reasons.GroupEvicting
+	}
+	return r.incomplete()
+}
+
+// incomplete returns the reason for members of a run that has too few: how many members exist, and why other pods don't count.
+func (r *run) incomplete() reasons.Group {
+	if r.size() == 0 {
+		return r.disagree()
+	}
+	reason := reasons.GroupIncomplete(r.existing(), r.size())
+	if n := r.counts[ineligible]; n > 0 {
+		reason = reason.Ineligible(n, r.firstName(func(m *member) bool { return m.counted == ineligible }))
+	}
+	if r.stalled && r.counts[ineligible]+r.counts[foreign] == 0 {
+		reason = reason.Stalled(r.workload())
+	}
+	schedulers := map[string]int{}
+	if r.counts[foreign] > 0 {
+		for _, m := range r.members {
+			if m.counted == foreign {
+				schedulers[m.Scheduler]++
+			}
+		}
+	}
+	names := slices.Sorted(maps.Keys(schedulers))
+	for _, name := range names[:min(len(names), 3)] {
+		reason = reason.Foreign(schedulers[name], name)
+	}
+	return reason
+}
+
+// workload returns the kind of the workload that all pending members are of; empty if there is none.
+func (r *run) workload() string {
+	kinds := map[string]bool{}
+	for _, m := range r.members {
+		switch {
+		case m.counted != pending:
+		case m.LeaderWorkerSet:
+			kinds["LeaderWorkerSet"] = true
+		default:
+			kinds[m.Kind] = true
+		}
+	}
+	if len(kinds) != 1 {
+		return ""
+	}
+	return slices.Collect(maps.Keys(kinds))[0]
+}
+
+// firstName returns the name that sorts first of the members that pass.
+func (r *run) firstName(pass func(*member) bool) (first string) {
+	for _, m := range r.members {
+		if pass(m) && (first == "" || m.Name < first) {
+			first = m.Name
+		}
+	}
+	return first
+}
+
+// disagree returns the reason of members that say different sizes, with the first pod of each size, for three sizes at most.
+func (r *run) disagree() reasons.Group {
+	sizes := slices.Sorted(maps.Keys(r.sizes))
+	sizes = sizes[:min(len(sizes), 3)]
+	var pods []string
+	for _, size := range sizes {
+		pods = append(pods, r.firstName(func(m *member) bool { return m.counted != other && m.counted != succeeded && m.Size == size }))
+	}
+	if len(pods) < 2 {
+		return reasons.GroupDisagrees
+	}
+	return reasons.GroupDisagrees.Says(pods, sizes)
+}
