@@ -239,7 +239,7 @@ func (l *Ledger) AwaitedIdleRatio() float64 {
 	}
 	l.eachIdle(slices.Collect(maps.Values(l.reservations.items)), func(n *node, amount gpu.Memory) { idle += bytes(n, amount) })
 	for _, n := range l.nodes {
-		if n.shareable() == reasons.Fits {
+		if n.sharing == reasons.Fits {
 			all += bytes(n, n.totals.Memory)
 		}
 	}

@@ -20,6 +20,8 @@ import (
 type asker struct {
 	pod    *gpu.Pod
 	demand gpu.Demand
+	// plain is true if only the free memory of single cards decides whether the pod fits a node.
+	plain bool
 	// own are its awaited reservations, whose memory it sees as free.
 	own ownReservations
 	// unseen are those of View.
@@ -28,7 +30,9 @@ type asker struct {
 
 // asks returns the pod as one that asks. The caller holds the lock.
 func (l *Ledger) asks(pod *gpu.Pod, unseen map[string]bool) asker {
-	return asker{pod, pod.Demand(), l.reservations.of(pod.UID), unseen}
+	demand := pod.Demand()
+	plain := demand.MemoryOnly() && !demand.SharedMemory && demand.Limits == gpu.Limits{}
+	return asker{pod, demand, plain, l.reservations.of(pod.UID), unseen}
 }
 
 // Check calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
@@ -124,7 +128,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 			visit(i, 0, reasons.Elsewhere)
 		default:
 			suits, reason := l.suit(n, &view, &a, kind)
-			if n.hasReserved() {
+			if n != nil && n.hasReserved {
 				reason = l.besideReserved(n, &a, reason)
 			}
 			if exact {
@@ -180,7 +184,7 @@ func (l *Ledger) fit(n *node, a *asker) reasons.Reason {
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return reason
 	}
-	if !n.hasReserved() { // Mostly, and then without a look at the cards.
+	if !n.hasReserved { // Mostly, and then without a look at the cards.
 		return n.totals.Fit(n.cards, &a.demand)
 	}
 	return l.besideReserved(n, a, placement.Fit(l.cardsFor(n, a), a.demand))
@@ -188,6 +192,11 @@ func (l *Ledger) fit(n *node, a *asker) reasons.Reason {
 
 // suit returns how well the node suits the pod, or the reason why the node's cards have no room. kind is kindOf the pod.
 func (l *Ledger) suit(n *node, view *View, a *asker, kind int) (placement.Suitability, reasons.Reason) {
+	if kind != noKind && a.plain && n.isPlain() && a.demand.Memory <= n.totals.MostFree && n.costsKnown.Load() {
+		if cost := n.costs.of(kind); cost != placement.NotFitting { // Usually, and then the rest of the node isn't read.
+			return placement.SuitsByCost(cost), reasons.Fits
+		}
+	}
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return 0, reason
 	}
@@ -308,7 +317,7 @@ func (l *Ledger) fitsUnlabelled(n *node, a *asker) bool {
 
 // hasResources reports whether the node has CPU and all other resources for the pod beside what is reserved there for others.
 func (l *Ledger) hasResources(n *node, a *asker) bool {
-	return !n.hasReserved() || l.resourcesFitBeside(n, a, nil)
+	return !n.hasReserved || l.resourcesFitBeside(n, a, nil)
 }
 
 // resourcesFitBeside is FitsResources. It returns true if nothing is reserved: kube-scheduler has checked that the pod fits what is free.

@@ -12,26 +12,31 @@ import (
 
 // node is the state of one node, guarded by the ledger's lock.
 type node struct {
-	// The fields that Rank reads for every node and pod come first, so that they share few cache lines.
+	// The fields that Rank reads for every node and pod come first. They take one cache line, which ends with totals.MostFree.
 
-	// orderPosition is the node's position in the ledger's order of nodes, guarded by that one's lock.
-	orderPosition int
+	// sharing is Fits if the node shares its cards, else the reason why not: setSpec and clearSpec maintain it.
+	sharing reasons.Reason
 	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
 	known bool
+	// hasReserved is true if something is reserved on the node: reserved isn't empty, or planned is true.
+	hasReserved bool
 	// planned is true if Ledger.ReservedOn has pods.
 	planned bool
 	// costsKnown is true if the node and the outlook haven't changed since costs were computed.
 	costsKnown atomic.Bool
 	// costs are those of the outlook; none if nothing is expected.
 	costs costRow
-	// reserved are the shares of reservations on this node, see reserved.compare.
-	reserved []reserved
 	// tentative are the tentative placements that name this node, see AddTentative.
 	tentative []tentativePod
-	// cards are those of spec, with what the allocations use: recount and assume maintain it.
-	cards []placement.Card
 	// totals are the sums over cards.
 	totals placement.Totals
+
+	// reserved are the shares of reservations on this node, see reserved.compare.
+	reserved []reserved
+	// cards are those of spec, with what the allocations use: recount and assume maintain it.
+	cards []placement.Card
+	// orderPosition is the node's position in the ledger's order of nodes, guarded by that one's lock.
+	orderPosition int
 	// spec is what the Node object determines, with the cards by index; zero if the node isn't known.
 	spec NodeSpec
 	// beside is what is free beside the cards, allBeside what the node has of it, and excluded has the kinds of the outlook that can't use the node.
@@ -52,11 +57,19 @@ type node struct {
 // setSpec sets what the Node object determines. The cards count as unused until recount.
 func (n *node) setSpec(spec NodeSpec) {
 	spec.Cards = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
-	n.known, n.spec, n.cards = true, spec, spec.empty()
+	n.known, n.spec, n.cards, n.sharing = true, spec, spec.empty(), reasons.Fits
+	switch {
+	case spec.WholeCards:
+		n.sharing = reasons.WholeCards
+	case len(spec.Cards) == 0:
+		n.sharing = reasons.NotShared
+	}
 }
 
 // clearSpec undoes setSpec.
-func (n *node) clearSpec() { n.known, n.spec, n.cards = false, NodeSpec{}, nil }
+func (n *node) clearSpec() {
+	n.known, n.spec, n.cards, n.sharing = false, NodeSpec{}, nil, reasons.NotShared
+}
 
 // empty returns the cards without allocations.
 func (s *NodeSpec) empty() []placement.Card {
@@ -72,13 +85,15 @@ func (n *node) unit() gpu.Unit { return gpu.UnitOf(n.spec.Unit, n.spec.Cards) }
 
 // shareable returns Fits if the node shares its cards, else the reason why not. n may be nil.
 func (n *node) shareable() reasons.Reason {
-	switch {
-	case n == nil || len(n.cards) == 0 && !n.spec.WholeCards:
+	if n == nil {
 		return reasons.NotShared
-	case n.spec.WholeCards:
-		return reasons.WholeCards
 	}
-	return reasons.Fits
+	return n.sharing
+}
+
+// isPlain reports whether only the free memory of its cards decides whether a pod fits the node that asks for nothing else. n may be nil.
+func (n *node) isPlain() bool {
+	return n != nil && n.sharing == reasons.Fits && !n.hasReserved && len(n.tentative) == 0 && !n.totals.Limited
 }
 
 // accepts returns Fits if pods with this demand can be placed on the node at all, else the reason why not. n may be nil.
@@ -170,7 +185,7 @@ type room struct {
 }
 
 func (n *node) room() room {
-	if n.shareable() != reasons.Fits {
+	if n.sharing != reasons.Fits {
 		return room{}
 	}
 	return room{
@@ -181,13 +196,15 @@ func (n *node) room() room {
 
 // roomierThan reports whether a pod may fit the node now and didn't before.
 func (n *node) roomierThan(before room) bool {
-	now := n.room()
-	accepts := now.support.MoreThan(before.support)
+	if n.sharing != reasons.Fits {
+		return false
+	}
+	accepts := n.spec.MoreThan(before.support)
 	// The card that a nominated pod is likely to get can be another one since, see expected.
-	otherNominee := len(n.nominees()) > 0 && now.leaving != before.leaving
-	return slices.ContainsFunc(now.cards, func(c placement.Card) bool {
+	otherNominee := len(n.nominees()) > 0 && n.leaving != before.leaving
+	return slices.ContainsFunc(n.cards, func(c placement.Card) bool {
 		i, ok := placement.Position(before.cards, c.Index)
-		return c.Free() > 0 && (!ok || accepts || otherNominee || roomier(&c, &before.cards[i]))
+		return !c.Unhealthy && c.Free() > 0 && (!ok || accepts || otherNominee || roomier(&c, &before.cards[i]))
 	})
 }
 

@@ -143,7 +143,7 @@ func (l *Ledger) count(source Source, share *Share, counts bool) {
 	}
 	any := l.reservations.counted.set(share.Node, countedPod{share.Pod.UID, source}, counts)
 	if n := l.nodes[share.Node]; n != nil {
-		n.planned = any
+		n.planned, n.hasReserved = any, any || len(n.reserved) > 0
 	}
 }
 
