@@ -224,7 +224,7 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 	for _, id := range slices.Sorted(maps.Keys(m.reclaims.held)) {
 		if h := m.reclaims.held[id]; ends(h) {
 			delete(m.reclaims.held, id)
-			m.Ledger.EndHold(id)
+			m.Ledger.End(ledger.Reclaimed, id)
 			m.queue.Release(h.tenant, h.memory)
 			m.setTerms(h.tenant) // Its namespaces may be gone.
 		}

@@ -69,12 +69,12 @@ func (c *cluster) report(object *corev1.Pod) {
 	case pod.Node != "":
 		c.ledger.SetBound(pod.Node, pod.Pod, pod.Placement, pod.AssumeTime)
 		c.evictor.Forget(pod.UID)
-		c.ledger.RemoveNomination(pod.UID)
+		c.ledger.End(ledger.Nominated, string(pod.UID))
 	case c.evictor.KeepsCard(pod.Pod, pod.NominatedNode):
 	case pod.NominatedNode != "":
 		c.ledger.Nominate(pod.NominatedNode, pod.Pod)
 	default:
-		c.ledger.RemoveNomination(pod.UID)
+		c.ledger.End(ledger.Nominated, string(pod.UID))
 	}
 }
 
@@ -84,7 +84,7 @@ func (c *cluster) delete(object *corev1.Pod) {
 	delete(c.pods, object.Name)
 	c.ledger.Remove(uid)
 	c.evictor.Forget(uid)
-	c.ledger.RemoveNomination(uid)
+	c.ledger.End(ledger.Nominated, string(uid))
 }
 
 func (c *cluster) Ready() error        { return c.notReady }

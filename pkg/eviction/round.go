@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/queue"
@@ -390,7 +391,7 @@ func (e *Evictor) endReservation(pod gpu.Pod) {
 		e.Ledger.Nominate(known.NominatedNode, pod)
 		return
 	}
-	e.Ledger.RemoveNomination(pod.UID)
+	e.Ledger.End(ledger.Nominated, string(pod.UID))
 }
 
 // phase is how far a victim is.

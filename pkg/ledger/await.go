@@ -29,7 +29,7 @@ func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bo
 	c := awaitedChoice{Ledger: l, item: item, oldest: oldest}
 	shortlist := c.shortlist(requests)
 	l.update(func() []string {
-		freed := l.endItem(l.reservations.items, item.ID)
+		freed := l.endItem(Queued, item.ID)
 		made = c.choose(shortlist)
 		nodes, _ := l.freeOf(item.ID)
 		return append(freed, nodes...)
@@ -37,17 +37,12 @@ func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bo
 	return made
 }
 
-// EndAwaited ends the awaited reservation of an item, if there is one.
-func (l *Ledger) EndAwaited(id string) {
-	l.update(func() []string { return l.endItem(l.reservations.items, id) })
-}
-
 // AwaitedUsable reports whether the item's awaited reservation is for these requests and for the item's rank, the nodes still take its pods, and
 // its cards exist, are healthy, and would have room for what is reserved on them if they were empty. It returns false if there is no reservation.
 func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	r := l.reservations.items[item.ID]
+	r := l.reservations.items[Queued][item.ID]
 	if r == nil || r.Item != item || !l.isFor(r, requests) {
 		return false
 	}
@@ -98,7 +93,7 @@ func (l *Ledger) AwaitedFree(id string) bool {
 
 // freeOf is AwaitedFree, and returns the nodes of the reservation if all is free. The caller holds the lock.
 func (l *Ledger) freeOf(id string) (nodes []string, free bool) {
-	r := l.reservations.items[id]
+	r := l.reservations.items[Queued][id]
 	if r == nil {
 		return nil, false
 	}
@@ -164,7 +159,7 @@ func (l *Ledger) Awaits(uid gpu.PodUID) bool {
 func (l *Ledger) AwaitedItems() []string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return slices.Collect(maps.Keys(l.reservations.items))
+	return slices.Collect(maps.Keys(l.reservations.items[Queued]))
 }
 
 // Awaited returns what an item's awaited reservation has on each node; nil if there is none. A pod that needs a larger part of the node's CPU or
@@ -172,7 +167,7 @@ func (l *Ledger) AwaitedItems() []string {
 func (l *Ledger) Awaited(id string) map[string]gpu.Memory {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	r := l.reservations.items[id]
+	r := l.reservations.items[Queued][id]
 	if r == nil {
 		return nil
 	}
@@ -217,8 +212,8 @@ func (l *Ledger) ReservedFor(pod gpu.Pod, nodes []string) string {
 func (l *Ledger) AwaitedIdle() map[string]gpu.Memory {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	out := make(map[string]gpu.Memory, len(l.reservations.items))
-	for id, r := range l.reservations.items {
+	out := make(map[string]gpu.Memory, len(l.reservations.items[Queued]))
+	for id, r := range l.reservations.items[Queued] {
 		out[id] = 0
 		l.eachIdle([]*Reservation{r}, func(_ *node, amount gpu.Memory) { out[id] = out[id].Add(amount) })
 	}
@@ -230,14 +225,14 @@ func (l *Ledger) AwaitedIdle() map[string]gpu.Memory {
 func (l *Ledger) AwaitedIdleRatio() float64 {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if len(l.reservations.items) == 0 {
+	if len(l.reservations.items[Queued]) == 0 {
 		return 0 // Usually.
 	}
 	var idle, all float64 // In bytes: nodes can have different units.
 	bytes := func(n *node, amount gpu.Memory) float64 {
 		return float64(n.unit().Bytes(amount))
 	}
-	l.eachIdle(slices.Collect(maps.Values(l.reservations.items)), func(n *node, amount gpu.Memory) { idle += bytes(n, amount) })
+	l.eachIdle(slices.Collect(maps.Values(l.reservations.items[Queued])), func(n *node, amount gpu.Memory) { idle += bytes(n, amount) })
 	for _, n := range l.nodes {
 		if n.sharing == reasons.Fits {
 			all += bytes(n, n.totals.Memory)
@@ -254,7 +249,7 @@ func (l *Ledger) AwaitedNodes() map[gpu.PodUID]string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	nodes := map[gpu.PodUID]string{}
-	for _, r := range l.reservations.items {
+	for _, r := range l.reservations.items[Queued] {
 		for i := range r.Shares {
 			nodes[r.Shares[i].Pod.UID] = r.Shares[i].Node
 		}
@@ -426,7 +421,7 @@ func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
 
 // choose adds the reservation. It returns false, and changes nothing, if the requests don't fit. The caller holds the lock.
 func (c *awaitedChoice) choose(requests []Request) bool {
-	c.made = c.addReservation(Reservation{Source: Queued, Item: c.item, Label: c.item.Label, Priority: c.item.Priority})
+	c.made = c.addReservation(c.item.ID, Reservation{Source: Queued, Item: c.item, Label: c.item.Label, Priority: c.item.Priority})
 	ranks := rankings{ledger: c.Ledger, rate: c.rate, put: c.put}
 	for i := range requests {
 		if c.allocated(requests[i].Pod.UID) {
@@ -437,7 +432,6 @@ func (c *awaitedChoice) choose(requests []Request) bool {
 			return false
 		}
 	}
-	c.reservations.items[c.item.ID] = c.made
 	return true
 }
 

@@ -70,8 +70,8 @@ func TestAwaitedReservation(t *testing.T) {
 	f.Release("w0")
 	f.Release("w1")
 	f.takeFreed()
-	f.EndAwaited(testItem.ID)
-	f.EndAwaited(testItem.ID)
+	f.End(ledger.Queued, testItem.ID)
+	f.End(ledger.Queued, testItem.ID)
 	expect(t, "freed at the end", nodes, f.takeFreed())
 	finds("after the end", pod("x", 4), nodes...)
 }
@@ -110,7 +110,7 @@ func TestAwaitedReservationReason(t *testing.T) {
 		"a member":                                   {pod("w0", 16), 0, fits},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if f.RemoveNomination("nominee"); tc.nominee > 0 {
+			if f.End(ledger.Nominated, "nominee"); tc.nominee > 0 {
 				f.Nominate("n1", pod("nominee", tc.nominee, 5))
 			}
 			expect(t, "Check", []reasons.Reason{tc.want}, f.check(tc.pod, "n1"))
@@ -127,7 +127,7 @@ func TestAwaitedReservationReason(t *testing.T) {
 		})
 	}
 	expect(t, "another node", []reasons.Reason{fits}, f.check(pod("x", 16), "n2"))
-	f.EndAwaited(testItem.ID)
+	f.End(ledger.Queued, testItem.ID)
 	expect(t, "label after the end", "", f.ReservedFor(pod("x", 16, 1), []string{"n1"}))
 }
 

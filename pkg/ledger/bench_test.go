@@ -351,9 +351,9 @@ func BenchmarkLock(b *testing.B) {
 		"Await on its shortlist": func() { f.Await(testItem, shortlist, longAgo) },
 		"AwaitedUsable":          func() { f.AwaitedUsable(testItem, requests) },
 		"AwaitedIdle":            func() { f.AwaitedIdle() },
-		"EndAwaited":             func() { f.Await(testItem, requests[:1], longAgo); f.EndAwaited(testItem.ID) },
+		"End of Await":           func() { f.Await(testItem, requests[:1], longAgo); f.End(ledger.Queued, testItem.ID) },
 		"Hold":                   func() { f.Hold("held", reserved[0]) },
-		"EndHold":                func() { f.EndHold("held") },
+		"End of Hold":            func() { f.End(ledger.Reclaimed, "held") },
 		"AddTentative":           func() { f.AddTentative(asking, names[:100], at) },
 		"Move":                   func() { f.Move(requests[0], binpack, nil, at); f.Release(requests[0].Pod.UID) },
 	} {
@@ -363,8 +363,8 @@ func BenchmarkLock(b *testing.B) {
 				b.StopTimer()
 				switch name {
 				case "Hold":
-					f.EndHold("held")
-				case "EndHold":
+					f.End(ledger.Reclaimed, "held")
+				case "End of Hold":
 					f.Hold("held", reserved[0])
 				}
 				before := cpuTime()

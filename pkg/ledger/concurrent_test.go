@@ -154,7 +154,7 @@ func TestConcurrentOperations(t *testing.T) {
 					l.Await(testItem, []ledger.Request{{Pod: p, Nodes: nodes}}, longAgo)
 					l.Move(ledger.Request{Pod: p, Nodes: nodes}, binpack, nil, at)
 				case 11:
-					l.EndAwaited(testItem.ID)
+					l.End(ledger.Queued, testItem.ID)
 					l.ReservedFor(p, nodes)
 					l.AwaitedIdle()
 					l.StillUsable(p.UID)

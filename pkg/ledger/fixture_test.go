@@ -134,7 +134,7 @@ func (f *fixture) hold(places []heldPlace, priority int32) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(former)) {
 		if _, stays := f.held[id]; !stays {
-			f.EndHold(id)
+			f.End(ledger.Reclaimed, id)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(f.held)) {

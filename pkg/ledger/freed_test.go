@@ -38,7 +38,7 @@ func TestFreed(t *testing.T) {
 		},
 		"a nominated pod is bound to another node": {
 			large, func(f *fixture) { f.Nominate("n1", pod("x", 16, 5)); f.Nominate("n1", pod("y", 16, 5)) },
-			func(f *fixture) { f.bind("n2", 0, pod("x", 16, 5)); f.RemoveNomination("x") },
+			func(f *fixture) { f.bind("n2", 0, pod("x", 16, 5)); f.End(ledger.Nominated, "x") },
 		},
 		"a pod with a held place is bound to another node": {
 			large, func(f *fixture) { f.hold(heldFor("x", "y"), 9) }, func(f *fixture) { f.bind("n2", 0, pod("x", 16)) },
@@ -170,8 +170,8 @@ func (s *simulation) change() (operation string, subjects []gpu.PodUID) {
 		s.fixture.Nominate(node, p, subjects...)
 		return fmt.Sprintf("Nominate(%s, %v, %v)", node, p, subjects), one
 	case 7:
-		s.fixture.RemoveNomination(p.UID)
-		return fmt.Sprintf("RemoveNomination(%v)", p), one
+		s.fixture.End(ledger.Nominated, string(p.UID))
+		return fmt.Sprintf("End(Nominated, %v)", p), one
 	case 8:
 		var places []heldPlace
 		for i, member := range some {

@@ -41,7 +41,7 @@ func TestHold(t *testing.T) {
 	expect(t, "the smaller hold", []reasons.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
 	expect(t, "reserved", true, f.await(requests([]string{"n2"}, 16), 1, longAgo))
 	expect(t, "with an awaited reservation", []reasons.Reason{fits, reserved}, f.check(pod("x", 4), "n1", "n2"))
-	f.EndAwaited(testItem.ID)
+	f.End(ledger.Queued, testItem.ID)
 	f.takeFreed()
 	f.hold(nil, 5)
 	expect(t, "freed at the end", []string{"n1", "n2"}, f.takeFreed())

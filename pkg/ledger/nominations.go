@@ -11,36 +11,21 @@ import (
 // the pod. A pod has at most one nomination: a new one replaces an earlier one.
 func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 	l.update(func() []string {
-		former := l.reservations.awaited[Nominated][pod.UID]
+		id := string(pod.UID)
+		former := l.reservations.items[Nominated][id]
 		if former != nil && former.Shares[0].Pod == pod && former.Shares[0].Node == name && slices.Equal(former.Victims, victims) {
 			return nil
 		}
-		freed := l.endNomination(pod.UID)
-		l.addReservation(nomination(name, pod, victims...))
+		freed := l.endItem(Nominated, id)
+		l.nominate(name, pod, victims...)
 		return freed
 	})
 }
 
-// RemoveNomination removes the pod's nomination, if there is one.
-func (l *Ledger) RemoveNomination(uid gpu.PodUID) {
-	l.mu.RLock()
-	nominated := l.reservations.awaited[Nominated][uid] != nil
-	l.mu.RUnlock()
-	if nominated { // Usually not, and then the write lock isn't needed.
-		l.update(func() []string { return l.endNomination(uid) })
-	}
-}
-
-// endNomination ends the pod's nomination, if there is one. It returns the node, unless the pod has an allocation.
-func (l *Ledger) endNomination(uid gpu.PodUID) (freed []string) {
-	if r := l.reservations.awaited[Nominated][uid]; r != nil {
-		freed = l.endReservation(r)
-	}
-	return freed
-}
-
-func nomination(name string, pod gpu.Pod, victims ...gpu.PodUID) Reservation {
-	return Reservation{Source: Nominated, Priority: pod.Priority, Shares: []Share{{Pod: pod, Node: name}}, Victims: victims}
+func (l *Ledger) nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
+	l.addReservation(string(pod.UID), Reservation{
+		Source: Nominated, Priority: pod.Priority, Shares: []Share{{Pod: pod, Node: name}}, Victims: victims,
+	})
 }
 
 // NominateAll nominates each pod to the best of its candidate nodes by the view. It nominates one pod after another, so that each pod sees the
@@ -53,7 +38,7 @@ func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) [
 		if _, fits := l.placeWith(capacity, n, &pod, &view); !fits {
 			return false
 		}
-		l.addReservation(nomination(name, pod))
+		l.nominate(name, pod)
 		return true
 	})
 	nodes := make([]string, len(requests))

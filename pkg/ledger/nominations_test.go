@@ -112,13 +112,13 @@ func TestNominationMoves(t *testing.T) {
 		{"nominated", func() { f.Nominate("n1", nominee) }, []reasons.Reason{full, fits, notShared}, nil},
 		{"nominated again", func() { f.Nominate("n1", nominee) }, []reasons.Reason{full, fits, notShared}, nil},
 		{"moved", func() { f.Nominate("n2", nominee) }, []reasons.Reason{fits, full, notShared}, []string{"n1"}},
-		{"of another pod", func() { f.RemoveNomination("another") }, []reasons.Reason{fits, full, notShared}, nil},
-		{"removed", func() { f.RemoveNomination(nominee.UID) }, []reasons.Reason{fits, fits, notShared}, []string{"n2"}},
-		{"removed again", func() { f.RemoveNomination(nominee.UID) }, []reasons.Reason{fits, fits, notShared}, nil},
+		{"of another pod", func() { f.End(ledger.Nominated, "another") }, []reasons.Reason{fits, full, notShared}, nil},
+		{"removed", func() { f.End(ledger.Nominated, string(nominee.UID)) }, []reasons.Reason{fits, fits, notShared}, []string{"n2"}},
+		{"removed again", func() { f.End(ledger.Nominated, string(nominee.UID)) }, []reasons.Reason{fits, fits, notShared}, nil},
 		{"to an unknown node", func() { f.Nominate("unknown", nominee) }, []reasons.Reason{fits, fits, notShared}, nil},
 		{"the node is added", func() { f.SetNode("unknown", spec(16)) }, []reasons.Reason{fits, fits, full}, []string{"unknown"}},
 		{"and deleted", func() { f.DeleteNode("unknown") }, []reasons.Reason{fits, fits, notShared}, nil},
-		{"from it", func() { f.RemoveNomination(nominee.UID) }, []reasons.Reason{fits, fits, notShared}, []string{"unknown"}},
+		{"from it", func() { f.End(ledger.Nominated, string(nominee.UID)) }, []reasons.Reason{fits, fits, notShared}, []string{"unknown"}},
 	} {
 		step.do()
 		expect(t, step.what, step.want, f.check(x, "n1", "n2", "unknown"))
@@ -235,7 +235,7 @@ func TestNominationEnds(t *testing.T) {
 			if tc.allocated {
 				f.reserve("n1", pod("a", 16))
 			}
-			f.RemoveNomination("a")
+			f.End(ledger.Nominated, "a")
 			expect(t, "freed", tc.want, f.takeFreed())
 		})
 	}

@@ -30,6 +30,8 @@ type Reservation struct {
 	Victims []gpu.PodUID
 	// Until is when a placed reservation is due, see Ledger.Due; zero if its source knows that.
 	Until time.Time
+	// id is that of an awaited reservation, see reservations.items.
+	id string
 }
 
 // Share is what a reservation keeps for one of its pods.
@@ -103,8 +105,8 @@ type reservations struct {
 	awaited [sources]map[gpu.PodUID]*Reservation
 	// elsewhere are the awaited shares on nodes that the ledger doesn't know. See node.reserved.
 	elsewhere map[string][]reserved
-	// items are the awaited reservations from the queue, and held those of reclaim, by the item's ID.
-	items, held map[string]*Reservation
+	// items are the awaited reservations by source and the item's ID. The item of a nomination is its pod, whose UID is the ID.
+	items [sources]map[string]*Reservation
 	// placed are the placed and binding reservations. Their memory is in the pods' allocations.
 	placed  map[gpu.PodUID]*Reservation
 	counted *countedPods
@@ -112,10 +114,9 @@ type reservations struct {
 
 func newReservations() (r reservations) {
 	for source := range r.awaited {
-		r.awaited[source] = map[gpu.PodUID]*Reservation{}
+		r.awaited[source], r.items[source] = map[gpu.PodUID]*Reservation{}, map[string]*Reservation{}
 	}
 	r.elsewhere, r.placed = map[string][]reserved{}, map[gpu.PodUID]*Reservation{}
-	r.items, r.held = map[string]*Reservation{}, map[string]*Reservation{}
 	r.counted = &countedPods{on: map[string][]countedPod{}}
 	return r
 }
@@ -150,18 +151,22 @@ func (r reserved) compare(o reserved) int {
 func (l *Ledger) Hold(id string, r Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.reservations.held[id] = l.addReservation(r)
+	l.addReservation(id, r)
 }
 
-// EndHold ends the reservation that Hold has made for an item, if there is one.
-func (l *Ledger) EndHold(id string) {
-	l.update(func() []string { return l.endItem(l.reservations.held, id) })
+// End ends the awaited reservation that the source has made for an item, if there is one. The ID of a nomination is its pod's UID.
+func (l *Ledger) End(source Source, id string) {
+	l.mu.RLock()
+	known := l.reservations.items[source][id] != nil
+	l.mu.RUnlock()
+	if known { // Usually not, and then the write lock isn't needed.
+		l.update(func() []string { return l.endItem(source, id) })
+	}
 }
 
-// endItem ends the reservation of an item, if there is one. It returns the nodes on which shares don't count any more.
-func (l *Ledger) endItem(of map[string]*Reservation, id string) (freed []string) {
-	if r := of[id]; r != nil {
-		delete(of, id)
+// endItem is End with the lock held. It returns the nodes on which shares don't count any more.
+func (l *Ledger) endItem(source Source, id string) (freed []string) {
+	if r := l.reservations.items[source][id]; r != nil {
 		freed = l.endReservation(r)
 		slices.Sort(freed)
 	}
@@ -169,13 +174,14 @@ func (l *Ledger) endItem(of map[string]*Reservation, id string) (freed []string)
 }
 
 // addReservation adds an awaited reservation with its shares.
-func (l *Ledger) addReservation(r Reservation) *Reservation {
+func (l *Ledger) addReservation(id string, r Reservation) *Reservation {
 	shares := r.Shares
-	r.Shares, r.Victims = make([]Share, 0, len(shares)), slices.Clone(r.Victims)
+	r.id, r.Shares, r.Victims = id, make([]Share, 0, len(shares)), slices.Clone(r.Victims)
 	r.on(notFitting)
 	for _, share := range shares {
 		l.addShare(&r, share)
 	}
+	l.reservations.items[r.Source][id] = &r
 	return &r
 }
 
@@ -194,6 +200,7 @@ func (l *Ledger) addShare(r *Reservation, share Share) {
 // endReservation ends an awaited reservation. It returns the nodes of the shares that counted until now.
 func (l *Ledger) endReservation(r *Reservation) (freed []string) {
 	r.on(ended)
+	delete(l.reservations.items[r.Source], r.id)
 	for _, share := range r.Shares {
 		l.count(r.Source, &share, false)
 		l.alterReserved(share.Node, func(on []reserved) []reserved {
@@ -259,7 +266,7 @@ func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 			}
 		}
 	}
-	for _, later := range l.reservations.items {
+	for _, later := range l.reservations.items[Queued] {
 		for i := 0; first != nil && first.Before(&later.Item) && i < len(later.Shares); i++ {
 			nodes[later.Shares[i].Node] = true
 		}

@@ -216,9 +216,9 @@ func (r *reserver) step() (operation string, err error) {
 		r.model.nominated[p.UID] = nomination{node, p, uids}
 		return fmt.Sprintf("Nominate(%s, %v, %v)", node, p, uids), nil
 	case n < 12:
-		r.fixture.RemoveNomination(p.UID)
+		r.fixture.End(ledger.Nominated, string(p.UID))
 		delete(r.model.nominated, p.UID)
-		return fmt.Sprintf("RemoveNomination(%v)", p), nil
+		return fmt.Sprintf("End(Nominated, %v)", p), nil
 	case n < 13:
 		for i, chosen := range r.fixture.NominateAll(requests, binpack, nil) {
 			if chosen != "" {
@@ -278,9 +278,9 @@ func (r *reserver) step() (operation string, err error) {
 		want := r.model.await(requests, priority, at.Add(-time.Hour))
 		return fmt.Sprintf("Await(%v, %d)", some, priority), differ(want, r.fixture.await(requests, priority, at.Add(-time.Hour)))
 	case n < 19 && r.alone:
-		r.fixture.EndAwaited(testItem.ID)
+		r.fixture.End(ledger.Queued, testItem.ID)
 		r.model.endAwaited()
-		return "EndAwaited", nil
+		return "End(Queued)", nil
 	case n < 21 && n > 18:
 		r.fixture.Own(source, p.UID, time.Time{})
 		r.model.own(p.UID, source)

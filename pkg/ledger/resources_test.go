@@ -73,7 +73,7 @@ func TestReservedResources(t *testing.T) {
 		expect(t, what+", FirstFit", want == fits, found)
 		nominated := f.NominateAll([]ledger.Request{{Pod: pod, Nodes: f.nodes}}, binpack, nil)
 		expect(t, what+", NominateAll", want == fits, nominated[0] != "")
-		f.RemoveNomination(pod.UID)
+		f.End(ledger.Nominated, string(pod.UID))
 		_, err := f.Reserve("n1", pod, placement.Binpack, at)
 		expect(t, what+", Reserve", want == fits, err == nil)
 		f.Release(pod.UID)
@@ -96,7 +96,7 @@ func TestReservedResources(t *testing.T) {
 	finds("all that is free is the item's", small, kept)
 	f.end("long")
 	expect(t, "all is free now", true, f.AwaitedFree(testItem.ID))
-	f.EndAwaited(testItem.ID)
+	f.End(ledger.Queued, testItem.ID)
 
 	// The place of a plan keeps it too.
 	f.run(pod("other", 4), "n1", 1, 3, at)
@@ -120,7 +120,7 @@ func TestReclaimedResources(t *testing.T) {
 	// Three CPUs are free, and those of the victim will be: one more than the unit needs.
 	expect(t, "a pod that needs one too many", []reasons.Reason{reasons.ResourcesReserved}, f.check(behind, "n1"))
 	expect(t, "a pod that needs none", []reasons.Reason{reasons.Fits}, f.check(none, "n1"))
-	f.EndHold("unit")
+	f.End(ledger.Reclaimed, "unit")
 	expect(t, "after the end", []reasons.Reason{reasons.Fits}, f.check(behind, "n1"))
 }
 
@@ -171,7 +171,7 @@ func TestAwaitedResources(t *testing.T) {
 	} {
 		expect(t, test.what, test.want != nil, f.await(members(test.cpus...), 0, recent))
 		expect(t, test.what, test.want, f.Awaited(testItem.ID))
-		f.EndAwaited(testItem.ID)
+		f.End(ledger.Queued, testItem.ID)
 	}
 }
 

@@ -579,9 +579,9 @@ func (s *simulation) step() (operation string, got, want any) {
 		s.ended = append(s.ended, s.model.freeNow()...)
 		return fmt.Sprintf("Await(%v, %d, %v)", members, priority, oldest), got, want
 	case n < 96:
-		s.fixture.EndAwaited(testItem.ID)
+		s.fixture.End(ledger.Queued, testItem.ID)
 		s.ended = s.model.endAwaited()
-		return "EndAwaited", nil, nil
+		return "End(Queued)", nil, nil
 	default:
 		nodeSpec := s.nodeSpec()
 		shuffled := nodeSpec

@@ -111,7 +111,7 @@ func (a *Awaited) end(id string) {
 		return
 	}
 	delete(a.choices, id)
-	a.Ledger.EndAwaited(id)
+	a.Ledger.End(ledger.Queued, id)
 	a.Failures.Unreserved(c.attempt)
 	switch {
 	case !c.placed:

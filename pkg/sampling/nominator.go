@@ -257,7 +257,7 @@ func (n *Nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) 
 		case !due:
 			nodes[i] = ""
 			if !n.nominatedByOthers(pod.UID) { // It was bound or deleted meanwhile.
-				n.Ledger.RemoveNomination(pod.UID)
+				n.Ledger.End(ledger.Nominated, string(pod.UID))
 			}
 		}
 	}
@@ -381,7 +381,7 @@ func (n *Nominator) drop(uid gpu.PodUID) {
 	}
 	n.mu.Unlock()
 	if dropped {
-		n.Ledger.RemoveNomination(uid)
+		n.Ledger.End(ledger.Nominated, string(uid))
 	}
 }
 

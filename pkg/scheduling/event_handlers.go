@@ -68,7 +68,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
 	case h.nominator.Keeps(pod):
 	default:
-		h.ledger.RemoveNomination(pod.UID)
+		h.ledger.End(ledger.Nominated, string(pod.UID))
 	}
 }
 
@@ -101,7 +101,7 @@ func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.requeue.Forget(uid)
 	h.evictor.Forget(uid)
 	h.nominator.Gone(uid)
-	h.ledger.RemoveNomination(uid)
+	h.ledger.End(ledger.Nominated, string(uid))
 }
 
 // PodRead implements binding.Listener.
