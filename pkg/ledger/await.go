@@ -3,6 +3,7 @@ package ledger
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -26,14 +27,27 @@ import (
 // If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, some
 // hundreds at a time; they can change before the cards are chosen, so Await can return false although there are cards.
 func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bool) {
-	c := awaitedChoice{Ledger: l, item: item, oldest: oldest}
-	shortlist := c.shortlist(requests)
-	l.update(func() []string {
-		freed := l.endItem(Queued, item.ID)
-		made = c.choose(shortlist)
-		nodes, _ := l.freeOf(item.ID)
-		return append(freed, nodes...)
-	})
+	c := newAwaitedChoice(l, item, oldest)
+	requests, made = c.shortlist(requests), true
+	for begins := true; made && (begins || len(requests) > 0); begins = false {
+		l.update(func() (freed []string) {
+			if begins {
+				freed = l.endShares(Queued, item.ID, math.MaxInt)
+				c.begin()
+			}
+			requests, made = c.choose(requests)
+			switch {
+			case !made && begins: // No pod has seen the reservation.
+				l.endShares(Queued, item.ID, math.MaxInt)
+			case !made:
+				freed = append(freed, l.endShares(Queued, item.ID, math.MaxInt)...)
+			case len(requests) == 0:
+				nodes, _ := l.freeOf(item.ID)
+				freed = append(freed, nodes...)
+			}
+			return freed
+		})
+	}
 	return made
 }
 
@@ -288,6 +302,11 @@ type awaitedChoice struct {
 	item   Item
 	made   *Reservation
 	oldest time.Time
+	ranks  rankings
+	// rated is the number of nodes that were rated while the lock is held.
+	rated int
+	// known are the rates of nodes by demand and name, for the shortlist; 0 if the demand doesn't fit.
+	known map[gpu.Demand]map[string]float64
 	// The slices are kept for reuse by freeable.
 	cards  []placement.Card
 	since  []time.Time
@@ -295,8 +314,12 @@ type awaitedChoice struct {
 	result []freeableCard
 }
 
+func newAwaitedChoice(l *Ledger, item Item, oldest time.Time) *awaitedChoice {
+	return &awaitedChoice{Ledger: l, item: item, oldest: oldest, known: map[gpu.Demand]map[string]float64{}}
+}
+
 const (
-	// partOfNodes is how many nodes are compared while the lock is held once.
+	// partOfNodes is how many nodes are rated while the lock is held once.
 	partOfNodes = 512
 	// spareNodes is how many nodes a shortlist has beyond the number of pods.
 	spareNodes = 16
@@ -400,11 +423,20 @@ func (c *awaitedChoice) rateSome(request *Request, from int, rates map[int]float
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	a := c.asks(&request.Pod, nil)
+	known := c.known[a.demand]
+	if known == nil {
+		known = map[string]float64{}
+		c.known[a.demand] = known
+	}
 	for i := from; i < min(from+partOfNodes, len(request.Nodes)); i++ {
-		if n := c.nodes[request.Nodes[i]]; n != nil {
-			if rate, fits := c.rate(n, &a, noKind); fits {
-				rates[i] = rate
-			}
+		name := request.Nodes[i]
+		rate, rated := known[name]
+		if n := c.nodes[name]; !rated && n != nil {
+			rate, _ = c.rate(n, &a, noKind)
+			known[name] = rate
+		}
+		if rate > 0 {
+			rates[i] = rate
 		}
 	}
 }
@@ -412,6 +444,7 @@ func (c *awaitedChoice) rateSome(request *Request, from int, rates map[int]float
 // rate returns the latest time after which all pods must have ended for the pod to fit the node, in seconds after oldest. The caller holds the lock, at
 // least for reading.
 func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
+	c.rated++
 	cards := c.freeable(n, &a.demand)
 	if len(cards) < a.demand.Cards {
 		return 0, false
@@ -419,20 +452,28 @@ func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
 	return cards[a.demand.Cards-1].since.Sub(c.oldest).Seconds(), true
 }
 
-// choose adds the reservation. It returns false, and changes nothing, if the requests don't fit. The caller holds the lock.
-func (c *awaitedChoice) choose(requests []Request) bool {
+// begin adds the reservation, without shares. The caller holds the lock.
+func (c *awaitedChoice) begin() {
 	c.made = c.addReservation(c.item.ID, Reservation{Source: Queued, Item: c.item, Label: c.item.Label, Priority: c.item.Priority})
-	ranks := rankings{ledger: c.Ledger, rate: c.rate, put: c.put}
+	c.ranks = rankings{ledger: c.Ledger, rate: c.rate, put: c.put}
+}
+
+// choose adds shares for the first of the requests, until it has rated partOfNodes nodes. It returns the other requests; false if one of the first
+// doesn't fit. The caller holds the lock.
+func (c *awaitedChoice) choose(requests []Request) (others []Request, fit bool) {
+	c.rated = 0
 	for i := range requests {
+		if c.rated >= partOfNodes {
+			return requests[i:], true
+		}
 		if c.allocated(requests[i].Pod.UID) {
 			continue
 		}
-		if _, ok := ranks.first(requests[i:]).place(requests[i].Pod); !ok {
-			c.endReservation(c.made)
-			return false
+		if _, ok := c.ranks.first(requests[i:]).place(requests[i].Pod); !ok {
+			return nil, false
 		}
 	}
-	return true
+	return nil, true
 }
 
 // put adds a share for the pod on the node.

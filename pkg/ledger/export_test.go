@@ -8,7 +8,7 @@ func (l *Ledger) ReservedNodes() int { return len(l.reservations.counted.on) }
 // Shortlists returns the number of different lists of nodes among which Await chooses with the lock held.
 func (l *Ledger) Shortlists(item Item, requests []Request, oldest time.Time) int {
 	lists := map[listKey]bool{}
-	for _, request := range (&awaitedChoice{Ledger: l, item: item, oldest: oldest}).shortlist(requests) {
+	for _, request := range newAwaitedChoice(l, item, oldest).shortlist(requests) {
 		lists[keyOf(request.Nodes)] = true
 	}
 	return len(lists)

@@ -16,16 +16,15 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 		if former != nil && former.Shares[0].Pod == pod && former.Shares[0].Node == name && slices.Equal(former.Victims, victims) {
 			return nil
 		}
-		freed := l.endItem(Nominated, id)
+		freed := l.endShares(Nominated, id, 1)
 		l.nominate(name, pod, victims...)
 		return freed
 	})
 }
 
 func (l *Ledger) nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
-	l.addReservation(string(pod.UID), Reservation{
-		Source: Nominated, Priority: pod.Priority, Shares: []Share{{Pod: pod, Node: name}}, Victims: victims,
-	})
+	r := l.addReservation(string(pod.UID), Reservation{Source: Nominated, Priority: pod.Priority, Victims: victims})
+	l.addShare(r, Share{Pod: pod, Node: name})
 }
 
 // NominateAll nominates each pod to the best of its candidate nodes by the view. It nominates one pod after another, so that each pod sees the

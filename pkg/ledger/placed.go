@@ -44,12 +44,12 @@ func (l *Ledger) Owns(source Source, uid gpu.PodUID) bool {
 // own sets the source of a placed reservation.
 func (l *Ledger) own(r *Reservation, uid gpu.PodUID, source Source) {
 	for i := range r.Shares {
-		l.count(r.Source, &r.Shares[i], false)
+		l.uncount(r.Source, r.Shares[i].Node, func(counted gpu.PodUID) bool { return counted == uid })
 	}
 	r.Source, r.Shares = source, nil
 	if a := l.allocation(uid); a != nil && source != Direct {
 		r.Shares = []Share{{Pod: a.Pod, Node: l.nodeOf[uid], On: a.Placement}}
-		l.count(source, &r.Shares[0], true)
+		l.count(source, &r.Shares[0])
 	}
 }
 
@@ -136,14 +136,28 @@ type countedPod struct {
 	source Source
 }
 
-// count adds a share to the counted pods, or removes it, if those of its source count.
-func (l *Ledger) count(source Source, share *Share, counts bool) {
-	if source != Planned && source != Granted && source != Reclaimed {
-		return
+// counted reports whether pods with reservations of the source are counted pods.
+func (s Source) counted() bool { return s == Planned || s == Granted || s == Reclaimed }
+
+// count adds a share to the counted pods, if those of its source count.
+func (l *Ledger) count(source Source, share *Share) {
+	if source.counted() {
+		l.reservations.counted.add(share.Node, countedPod{share.Pod.UID, source})
+		l.setPlanned(share.Node, true)
 	}
-	any := l.reservations.counted.set(share.Node, countedPod{share.Pod.UID, source}, counts)
-	if n := l.nodes[share.Node]; n != nil {
-		n.planned, n.hasReserved = any, any || len(n.reserved) > 0
+}
+
+// uncount removes those of the source's counted pods on the node for which ends returns true.
+func (l *Ledger) uncount(source Source, name string, ends func(gpu.PodUID) bool) {
+	if source.counted() {
+		any := l.reservations.counted.remove(name, func(pod countedPod) bool { return pod.source == source && ends(pod.uid) })
+		l.setPlanned(name, any)
+	}
+}
+
+func (l *Ledger) setPlanned(name string, planned bool) {
+	if n := l.nodes[name]; n != nil {
+		n.planned, n.hasReserved = planned, planned || len(n.reserved) > 0
 	}
 }
 
@@ -154,15 +168,17 @@ func (c *countedPods) any(node string) bool {
 	return len(c.on[node]) > 0
 }
 
-// set adds or removes a pod, and reports whether pods count on the node then.
-func (c *countedPods) set(node string, pod countedPod, counts bool) (any bool) {
+func (c *countedPods) add(node string, pod countedPod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if counts {
-		c.on[node] = append(c.on[node], pod)
-		return true
-	}
-	on := slices.DeleteFunc(c.on[node], func(other countedPod) bool { return other == pod })
+	c.on[node] = append(c.on[node], pod)
+}
+
+// remove removes the pods of the node for which ends returns true, and reports whether others are left.
+func (c *countedPods) remove(node string, ends func(countedPod) bool) (any bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	on := slices.DeleteFunc(c.on[node], ends)
 	if len(on) == 0 {
 		delete(c.on, node)
 		return false

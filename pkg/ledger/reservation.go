@@ -30,8 +30,6 @@ type Reservation struct {
 	Victims []gpu.PodUID
 	// Until is when a placed reservation is due, see Ledger.Due; zero if its source knows that.
 	Until time.Time
-	// id is that of an awaited reservation, see reservations.items.
-	id string
 }
 
 // Share is what a reservation keeps for one of its pods.
@@ -147,40 +145,44 @@ func (r reserved) compare(o reserved) int {
 	return cmp.Or(cmp.Compare(o.Priority, r.Priority), cmp.Compare(o.Pod.Request, r.Pod.Request), cmp.Compare(r.Pod.UID, o.Pod.UID))
 }
 
+// partOfShares is how many shares are added or ended while the lock is held once.
+const partOfShares = 1024
+
 // Hold makes the awaited reservation of an item for which reclaim frees memory. The item must have none from reclaim.
 func (l *Ledger) Hold(id string, r Reservation) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.addReservation(id, r)
+	add := func(shares []Share) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		made := l.reservations.items[r.Source][id]
+		if made == nil {
+			made = l.addReservation(id, r)
+		}
+		for _, share := range shares {
+			l.addShare(made, share)
+		}
+	}
+	for shares := range slices.Chunk(r.Shares, partOfShares) {
+		add(shares)
+	}
 }
 
 // End ends the awaited reservation that the source has made for an item, if there is one. The ID of a nomination is its pod's UID.
 func (l *Ledger) End(source Source, id string) {
+	for l.isAwaited(source, id) { // Usually it isn't, and then the write lock isn't needed.
+		l.update(func() []string { return l.endShares(source, id, partOfShares) })
+	}
+}
+
+func (l *Ledger) isAwaited(source Source, id string) bool {
 	l.mu.RLock()
-	known := l.reservations.items[source][id] != nil
-	l.mu.RUnlock()
-	if known { // Usually not, and then the write lock isn't needed.
-		l.update(func() []string { return l.endItem(source, id) })
-	}
+	defer l.mu.RUnlock()
+	return l.reservations.items[source][id] != nil
 }
 
-// endItem is End with the lock held. It returns the nodes on which shares don't count any more.
-func (l *Ledger) endItem(source Source, id string) (freed []string) {
-	if r := l.reservations.items[source][id]; r != nil {
-		freed = l.endReservation(r)
-		slices.Sort(freed)
-	}
-	return slices.Compact(freed)
-}
-
-// addReservation adds an awaited reservation with its shares.
+// addReservation adds an awaited reservation without its shares.
 func (l *Ledger) addReservation(id string, r Reservation) *Reservation {
-	shares := r.Shares
-	r.id, r.Shares, r.Victims = id, make([]Share, 0, len(shares)), slices.Clone(r.Victims)
+	r.Shares, r.Victims = nil, slices.Clone(r.Victims)
 	r.on(notFitting)
-	for _, share := range shares {
-		l.addShare(&r, share)
-	}
 	l.reservations.items[r.Source][id] = &r
 	return &r
 }
@@ -191,28 +193,43 @@ func (l *Ledger) addShare(r *Reservation, share Share) {
 	l.reservations.awaited[r.Source][share.Pod.UID] = r
 	added := reserved{r, share}
 	l.alterReserved(share.Node, func(on []reserved) []reserved {
-		i, _ := slices.BinarySearchFunc(on, added, reserved.compare)
+		i, _ := slices.BinarySearchFunc(on, added, func(s, _ reserved) int { return cmp.Or(s.compare(added), -1) }) // After equal ones.
 		return slices.Insert(on, i, added)
 	})
-	l.count(r.Source, &share, true)
+	l.count(r.Source, &share)
 }
 
-// endReservation ends an awaited reservation. It returns the nodes of the shares that counted until now.
-func (l *Ledger) endReservation(r *Reservation) (freed []string) {
-	r.on(ended)
-	delete(l.reservations.items[r.Source], r.id)
-	for _, share := range r.Shares {
-		l.count(r.Source, &share, false)
-		l.alterReserved(share.Node, func(on []reserved) []reserved {
-			return slices.DeleteFunc(on, func(s reserved) bool { return s.Reservation == r })
-		})
-		if own := l.reservations.awaited[r.Source]; own[share.Pod.UID] == r {
-			delete(own, share.Pod.UID)
-		}
-		if !l.allocated(share.Pod.UID) {
-			freed = append(freed, share.Node)
+// endShares ends up to that many shares of an item's awaited reservation, if there is one, and the reservation with the last. It returns the nodes of
+// the shares that counted until now.
+func (l *Ledger) endShares(source Source, id string, most int) (freed []string) {
+	r := l.reservations.items[source][id]
+	if r == nil {
+		return nil
+	}
+	rest := max(len(r.Shares)-most, 0)
+	own, ending := l.reservations.awaited[source], map[gpu.PodUID]bool{}
+	nodes := map[string]bool{} // True where a share counted.
+	for _, share := range r.Shares[rest:] {
+		uid := share.Pod.UID
+		ending[uid], nodes[share.Node] = true, nodes[share.Node] || !l.allocated(uid)
+		if own[uid] == r {
+			delete(own, uid)
 		}
 	}
+	for name, counted := range nodes {
+		l.alterReserved(name, func(on []reserved) []reserved {
+			return slices.DeleteFunc(on, func(s reserved) bool { return s.Reservation == r && ending[s.Pod.UID] })
+		})
+		l.uncount(source, name, func(uid gpu.PodUID) bool { return ending[uid] })
+		if counted {
+			freed = append(freed, name)
+		}
+	}
+	if r.Shares = r.Shares[:rest]; rest == 0 {
+		r.on(ended)
+		delete(l.reservations.items[source], id)
+	}
+	slices.Sort(freed)
 	return freed
 }
 
