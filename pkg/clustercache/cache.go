@@ -44,9 +44,9 @@ type Cache struct {
 	nodes                     corelisters.NodeLister
 	budgets                   policylisters.PodDisruptionBudgetLister
 	budgetsSynced             cache.InformerSynced
-	pending                   pendingPods
-	problems                  problemPods
-	handler                   Handler
+	// pending are the pending pods, problems those that have a RequestProblem and have not ended.
+	pending, problems podSet
+	handler           Handler
 	// namespaces is true if namespaces are watched.
 	namespaces bool
 	// podGroups is nil if PodGroups are not watched.

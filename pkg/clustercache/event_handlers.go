@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -29,13 +30,12 @@ type Handler interface {
 	Synced()
 }
 
-// podEvents returns the event handlers that update the list of pending pods, and then pass changes of pods to the handler.
+// podEvents returns the event handlers that update the sets of pending pods and of those with problems, and then pass changes of pods to the handler.
 func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) {
 			if pod, ok := object.(*PodInfo); ok {
-				c.pending.update(pod, c.Clock.Now())
-				c.problems.update(pod)
+				c.updateSets(pod)
 				h.PodUpdated(nil, pod)
 			}
 		},
@@ -46,21 +46,29 @@ func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
 				return
 			}
 			if old != nil && old.UID != pod.UID {
-				c.pending.remove(old.UID)
-				c.problems.remove(old.UID)
+				c.removeFromSets(old.UID)
 			}
-			c.pending.update(pod, c.Clock.Now())
-			c.problems.update(pod)
+			c.updateSets(pod)
 			h.PodUpdated(old, pod)
 		},
 		DeleteFunc: func(object any) {
 			if pod, ok := lastState(object).(*PodInfo); ok {
-				c.pending.remove(pod.UID)
-				c.problems.remove(pod.UID)
+				c.removeFromSets(pod.UID)
 				h.PodDeleted(pod)
 			}
 		},
 	}
+}
+
+func (c *Cache) updateSets(pod *PodInfo) {
+	now := c.Clock.Now()
+	c.pending.update(pod, pod.Pending != nil, now)
+	c.problems.update(pod, pod.RequestProblem != "" && !pod.Ended && !pod.Leaving, now)
+}
+
+func (c *Cache) removeFromSets(uid gpu.PodUID) {
+	c.pending.remove(uid)
+	c.problems.remove(uid)
 }
 
 func nodeEvents(h Handler) cache.ResourceEventHandler {

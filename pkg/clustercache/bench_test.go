@@ -1,0 +1,64 @@
+package clustercache
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientfake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/fake"
+)
+
+// BenchmarkLock measures the methods that read many objects, with 10,000 nodes and 100,000 pods, all of which are pending or all of which use more
+// than they request. While they read, event handlers wait. longest-update-ns is the longest time that an update of a pod took.
+func BenchmarkLock(b *testing.B) {
+	const nodes, pods = 10_000, 100_000
+	c := New(Options{Client: clientfake.NewClientset(), Clock: clock.RealClock{}})
+	for i := range nodes {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)}}
+		if err := c.nodeInformer.GetIndexer().Add(node); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for i := range pods {
+		pod := gpu.Pod{UID: gpu.PodUID(fmt.Sprint("uid-", i)), Namespace: "default", Name: fmt.Sprint("pod-", i), Request: 10}
+		bound := &PodInfo{PodUse: eligibility.PodUse{Pod: pod, Node: nodeName(i % nodes)}, Overuse: &protocol.Overuse{}}
+		if err := c.podInformer.GetIndexer().Add(bound); err != nil {
+			b.Fatal(err)
+		}
+		c.updateSets(&PodInfo{PodUse: eligibility.PodUse{Pod: pod}, Pending: &diagnosis.Pod{Pod: pod}, RequestProblem: "none"})
+	}
+	changing := gpu.Pod{UID: "changing", Namespace: "default", Name: "changing", Request: 10}
+	update := func() {
+		bound := &PodInfo{PodUse: eligibility.PodUse{Pod: changing, Node: nodeName(0)}, Overuse: &protocol.Overuse{}}
+		if err := c.podInformer.GetIndexer().Update(bound); err != nil {
+			b.Error(err)
+		}
+		c.updateSets(&PodInfo{PodUse: bound.PodUse, Pending: &diagnosis.Pod{Pod: changing}, RequestProblem: "none"})
+	}
+	for name, call := range map[string]func(){
+		"Pending":         func() { c.Pending() },
+		"RequestProblems": func() { c.RequestProblems() },
+		"Reported":        func() { c.Reported() },
+		"MayOveruse":      func() { c.MayOveruse() },
+		"Nodes":           func() { c.Nodes() },
+	} {
+		b.Run(name, func(b *testing.B) {
+			longest := fake.LongestBeside(update, func() {
+				for b.Loop() {
+					call()
+				}
+			})
+			b.ReportMetric(float64(longest.Nanoseconds()), "longest-update-ns")
+		})
+	}
+}
+
+func nodeName(i int) string { return fmt.Sprintf("gpu-node-%05d.example", i) }
