@@ -34,16 +34,13 @@ type eventHandlers struct {
 	synced       func()
 }
 
-// PodUpdated implements clustercache.Handler. The gang's manager comes last, when the ledger is up to date.
+// PodUpdated implements clustercache.Handler. Groups and fair sharing come last, when the ledger is up to date.
 func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 	if pod.Ended {
 		h.nodes.DeletePod(pod.UID)
 	} else {
 		h.nodes.SetPod(&pod.PodUse)
 	}
-	defer h.expectations.updated(old, pod)
-	defer h.fair.updated(old, pod)
-	defer h.groups.updated(pod)
 	h.groups.replaced(old, pod)
 	if old != nil && old.UID != pod.UID {
 		// While the watch was interrupted, the old pod was deleted and another pod was created with its name.
@@ -70,6 +67,9 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 	default:
 		h.ledger.End(ledger.Nominated, string(pod.UID))
 	}
+	h.groups.updated(pod)
+	h.fair.updated(old, pod)
+	h.expectations.updated(old, pod)
 }
 
 // PodDeleted implements clustercache.Handler. The gang's manager comes first: otherwise the gang would see the lost allocation
@@ -118,9 +118,6 @@ func (h *eventHandlers) NotBound(uid gpu.PodUID) {
 
 // NodeUpdated implements clustercache.Handler.
 func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
-	defer h.fair.nodesChanged()
-	defer h.groups.manager.NodesChanged()
-	defer h.nominator.NodesChanged()
 	node := protocol.ParseNode(object)
 	logger := klog.Background().WithValues("node", object.Name)
 	if node.Problem != nil {
@@ -137,12 +134,17 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 		h.nodes.DeleteNode(object.Name)
 		h.ledger.DeleteNode(object.Name)
 	}
+	h.nodesChanged()
 }
 
 // NodeDeleted implements clustercache.Handler.
 func (h *eventHandlers) NodeDeleted(name string) {
 	h.nodes.DeleteNode(name)
 	h.ledger.DeleteNode(name)
+	h.nodesChanged()
+}
+
+func (h *eventHandlers) nodesChanged() {
 	h.nominator.NodesChanged()
 	h.groups.manager.NodesChanged()
 	h.fair.nodesChanged()

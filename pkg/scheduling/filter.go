@@ -36,34 +36,70 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	if err := s.cache.Ready(); err != nil {
 		return FilterResult{}, err
 	}
-	now, seen, alone := s.Clock.Now(), s.requeue.Revision(), s.nominator.OnlyNominated(pod.UID, nodes)
-	result, fitting := s.fit(pod, nodes, now)
-	if len(result.Passed) == 0 && s.fitsOutsidePlace(pod, nodes) && s.fair.giveUpPlace(pod.UID) {
-		result, fitting = s.fit(pod, nodes, now)
+	c := &filterCall{
+		object: object, pod: pod, FilterResult: FilterResult{Nodes: nodes}, now: s.Clock.Now(), seen: s.requeue.Revision(), alone: s.nominator.OnlyNominated(pod.UID, nodes),
 	}
-	elsewhere := len(result.Passed) == 0 && !alone && s.nominator.Request(object, nodes)
-	if len(result.Passed) == 0 && !alone && !elsewhere && s.fair.evicts(pod) && s.groups.displace(pod, nodes) {
-		result, fitting = s.fit(pod, nodes, now)
+	if s.findRoom(c); len(c.Passed) == 0 {
+		s.recordRejection(c)
+	} else {
+		s.recordPass(c)
 	}
-	if len(result.Passed) == 0 {
-		result.ReservedFor = s.reservedFor(pod, nodes, result.Reasons)
-		s.requeue.Rejected(pod, len(nodes), seen)
-		s.nominator.Rejected(pod.UID, nodes)
-		if elsewhere {
-			s.evictor.Passed(pod.UID) // No pod is evicted for it meanwhile.
-		} else {
-			s.recordRejection(object, pod, result, now)
-		}
-		return result, nil
+	return c.FilterResult, nil
+}
+
+// filterCall is a filter call for a single pod, with its result.
+type filterCall struct {
+	object *corev1.Pod
+	pod    gpu.Pod
+	now    time.Time
+	// seen is the revision of the requeuer when the call began.
+	seen uint64
+	// alone is true if the only candidate is the node to which the pod was nominated because it was outside a sample.
+	alone bool
+	FilterResult
+	// fitting is the number of nodes that fit.
+	fitting int
+	// elsewhere is true if the pod is about to be nominated to a node outside the sample.
+	elsewhere bool
+}
+
+// findRoom finds the nodes that pass. If the pod fits none, it may get the place of others or give up its own.
+func (s *Scheduler) findRoom(c *filterCall) {
+	try := func() bool {
+		c.FilterResult, c.fitting = s.fit(c.pod, c.Nodes, c.now)
+		return len(c.Passed) > 0
 	}
+	if try() || s.fitsOutsidePlace(c.pod, c.Nodes) && s.fair.giveUpPlace(c.pod.UID) && try() || c.alone {
+		return
+	}
+	c.elsewhere = s.nominator.Request(c.object, c.Nodes)
+	if !c.elsewhere && s.fair.evicts(c.pod) && s.groups.displace(c.pod, c.Nodes) {
+		try()
+	}
+}
+
+// recordRejection records that no node passes, and what later evictions for the pod need.
+func (s *Scheduler) recordRejection(c *filterCall) {
+	c.ReservedFor = s.reservedFor(c.pod, c.Nodes, c.Reasons)
+	s.requeue.Rejected(c.pod, len(c.Nodes), c.seen)
+	s.nominator.Rejected(c.pod.UID, c.Nodes)
+	switch {
+	case c.elsewhere:
+		s.evictor.Passed(c.pod.UID) // No pod is evicted for it meanwhile.
+	case !clustercache.NeverPreempts(c.object) && s.fair.evicts(c.pod):
+		s.evictor.Rejected(c.pod, c.object.Status.NominatedNodeName, c.full(), c.now)
+	}
+}
+
+// recordPass records that nodes pass.
+func (s *Scheduler) recordPass(c *filterCall) {
 	// If a later step rejects the nominated node, the pod is requeued, since other nodes may fit.
-	s.requeue.Passed(pod.UID, alone || len(result.Passed) < fitting)
-	s.evictor.Passed(pod.UID)
-	s.nominator.Passed(pod.UID)
-	if result.Reasons == nil || len(result.Passed) == 1 { // kube-scheduler doesn't call prioritize for a single node.
-		s.addTentative(pod, result.Names(), now)
+	s.requeue.Passed(c.pod.UID, c.alone || len(c.Passed) < c.fitting)
+	s.evictor.Passed(c.pod.UID)
+	s.nominator.Passed(c.pod.UID)
+	if c.Reasons == nil || len(c.Passed) == 1 { // kube-scheduler doesn't call prioritize for a single node.
+		s.addTentative(c.pod, c.Names(), c.now)
 	}
-	return result, nil
 }
 
 // checkRequest returns the pod, or why it gets no node: it is too large, or no node can give it what it asks for.
@@ -153,13 +189,6 @@ func (s *Scheduler) recordTry(object *corev1.Pod, pod gpu.Pod, nodes []string) {
 	nominated := object.Status.NominatedNodeName
 	if pod.Request > 0 && s.cache.Ready() == nil && s.fair.evicts(pod) && !s.nominator.Nominated(pod.UID, nominated) && !s.groups.incomplete(object) {
 		s.evictor.Tried(pod, nominated, nodes, s.Clock.Now())
-	}
-}
-
-// recordRejection records what later evictions for the rejected pod need.
-func (s *Scheduler) recordRejection(object *corev1.Pod, pod gpu.Pod, result FilterResult, now time.Time) {
-	if !clustercache.NeverPreempts(object) && s.fair.evicts(pod) {
-		s.evictor.Rejected(pod, object.Status.NominatedNodeName, result.full(), now)
 	}
 }
 
