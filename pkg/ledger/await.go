@@ -333,17 +333,17 @@ func (c *awaitedChoice) shortlist(requests []Request) []Request {
 		list   listKey
 		demand gpu.Demand
 	}
-	type kind struct {
+	type alike struct {
 		demandOn
 		requests string
 	}
-	best, compared := map[listKey]map[int]bool{}, map[kind]bool{}
+	best, compared := map[listKey]map[int]bool{}, map[alike]bool{}
 	var rated demandOn
 	var order []int
 	for i := range requests {
 		request := &requests[i]
 		asks := demandOn{keyOf(request.Nodes), request.Pod.Demand()}
-		k := kind{asks, c.requestsOf(request.Pod.UID)}
+		k := alike{asks, c.requestsOf(request.Pod.UID)}
 		if compared[k] {
 			continue
 		}
@@ -455,7 +455,7 @@ func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
 // begin adds the reservation, without shares. The caller holds the lock.
 func (c *awaitedChoice) begin() {
 	c.made = c.addReservation(c.item.ID, Reservation{Source: Queued, Item: c.item, Label: c.item.Label, Priority: c.item.Priority})
-	c.ranks = rankings{ledger: c.Ledger, rate: c.rate, put: c.put}
+	c.ranks = rankings{ledger: c.Ledger, rate: c.rate, placeOn: c.placeOn}
 }
 
 // choose adds shares for the first of the requests, until it has rated partOfNodes nodes. It returns the other requests; false if one of the first
@@ -476,8 +476,8 @@ func (c *awaitedChoice) choose(requests []Request) (others []Request, fit bool) 
 	return nil, true
 }
 
-// put adds a share for the pod on the node.
-func (c *awaitedChoice) put(name string, n *node, pod gpu.Pod) bool {
+// placeOn adds a share for the pod on the node.
+func (c *awaitedChoice) placeOn(name string, n *node, pod gpu.Pod) bool {
 	if !c.haveResources(name, n, pod.UID) {
 		return false
 	}

@@ -11,10 +11,10 @@ import (
 )
 
 // This file decides whether a node has room for a pod, in three steps: the node takes such pods (node.accepts); its cards have room beside what is
-// reserved against the pod (cardsFor); and so has the rest of the node (hasResources). place takes the first two steps and chooses cards, and suit takes
-// them and rates the node. Their callers take the third one, by besideReserved if they show users whether a reservation is the reason. Which cards have
-// room is decided in package placement (Totals.Fit, Place). A card's used memory includes placed reservations, which are assumed allocations; only
-// awaited ones are added in this file.
+// reserved against the pod (cardsFor); and so has the rest of the node (hasResources). chooseCards takes the first two steps and chooses cards, and
+// suitability takes them and rates the node. Their callers take the third one, by besideReserved if they show users whether a reservation is the
+// reason. Which cards have room is decided in package placement (Totals.Fit, Place). A card's used memory includes placed reservations, which are
+// assumed allocations; only awaited ones are added in this file.
 
 // asker is a pod without an allocation that asks what nodes have for it.
 type asker struct {
@@ -127,7 +127,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 		case allocated:
 			visit(i, 0, reasons.Elsewhere)
 		default:
-			suits, reason := l.suit(n, &view, &a, kind)
+			suits, reason := l.suitability(n, &view, &a, kind)
 			if n != nil && n.hasReserved {
 				reason = l.besideReserved(n, &a, reason)
 			}
@@ -145,34 +145,8 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 	return l.tentative.anyCounts(view)
 }
 
-// Reserve chooses cards of the node for the pod and adds an assumed allocation, in one step. If the pod already has an
-// allocation on this node, Reserve returns that one unchanged, so that retries are safe; a presumed one may have no
-// placement. The error is a *NoRoomError if the pod doesn't fit.
-func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (allocation Allocation, err error) {
-	l.update(func() (freed []string) {
-		l.tentative.endFor(pod.UID)
-		if home, allocated := l.nodeOf[pod.UID]; allocated {
-			if home != name {
-				err = &NoRoomError{name, reasons.Elsewhere}
-				return nil
-			}
-			allocation = l.allocation(pod.UID).copy()
-			return nil
-		}
-		n, a := l.nodes[name], l.asks(&pod, nil)
-		where, reason := l.place(n, &a, policy)
-		if reason = l.besideReserved(n, &a, reason); reason != reasons.Fits {
-			err = &NoRoomError{name, reason}
-			return nil
-		}
-		allocation = l.assume(name, pod, where, at).copy()
-		return l.reservedFor(pod.UID)
-	})
-	return allocation, err
-}
-
-// place returns the cards of the node that the policy chooses for the pod, or the reason why the node's cards have no room. n may be nil.
-func (l *Ledger) place(n *node, a *asker, policy placement.Policy) (gpu.Placement, reasons.Reason) {
+// chooseCards returns the cards of the node that the policy chooses for the pod, or the reason why the node's cards have no room. n may be nil.
+func (l *Ledger) chooseCards(n *node, a *asker, policy placement.Policy) (gpu.Placement, reasons.Reason) {
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return nil, reason
 	}
@@ -190,8 +164,8 @@ func (l *Ledger) fit(n *node, a *asker) reasons.Reason {
 	return l.besideReserved(n, a, placement.Fit(l.cardsFor(n, a), a.demand))
 }
 
-// suit returns how well the node suits the pod, or the reason why the node's cards have no room. kind is kindOf the pod.
-func (l *Ledger) suit(n *node, view *View, a *asker, kind int) (placement.Suitability, reasons.Reason) {
+// suitability returns how well the node suits the pod, or the reason why the node's cards have no room. kind is kindOf the pod.
+func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement.Suitability, reasons.Reason) {
 	if kind != noKind && a.plain && n.isPlain() && a.demand.Memory <= n.totals.MostFree && n.costsKnown.Load() {
 		if cost := n.costs.of(kind); cost != placement.NotFitting { // Usually, and then the rest of the node isn't read.
 			return placement.SuitsByCost(cost), reasons.Fits
@@ -201,7 +175,7 @@ func (l *Ledger) suit(n *node, view *View, a *asker, kind int) (placement.Suitab
 		return 0, reason
 	}
 	if len(n.reserved) == 0 && len(n.tentative) == 0 {
-		return l.suitUnreserved(n, view, &a.demand, kind)
+		return l.suitabilityUnreserved(n, view, &a.demand, kind)
 	}
 	cards := l.cardsSeen(n, view, a)
 	totals := placement.Sum(cards)
@@ -215,9 +189,9 @@ func (l *Ledger) suit(n *node, view *View, a *asker, kind int) (placement.Suitab
 	return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind)), reason
 }
 
-// suitUnreserved is suit for a node without reservations and tentative placements. It usually avoids reading the cards, which would cost more than the
+// suitabilityUnreserved is suitability for a node without reservations and tentative placements. It usually avoids reading the cards, which would cost more than the
 // rest of the function.
-func (l *Ledger) suitUnreserved(n *node, view *View, demand *gpu.Demand, kind int) (placement.Suitability, reasons.Reason) {
+func (l *Ledger) suitabilityUnreserved(n *node, view *View, demand *gpu.Demand, kind int) (placement.Suitability, reasons.Reason) {
 	floor := view.Best.Floor()
 	bounded := floor >= 0 && demand.Cards == 1 && demand.Cores == 0
 	if kind == noKind && !bounded {

@@ -216,7 +216,7 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 	l.edit(func(e *edit) {
 		home, allocated := l.nodeOf[pod.UID]
 		if !allocated {
-			e.freed = l.reservedFor(pod.UID)
+			e.freed = l.nodesReservedFor(pod.UID)
 		} else if home != name {
 			e.unplace(pod.UID)
 		}

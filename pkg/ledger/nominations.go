@@ -34,7 +34,7 @@ func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) [
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ranks := l.rankingsBy(view, func(name string, n *node, pod gpu.Pod) bool {
-		if _, fits := l.placeWith(capacity, n, &pod, &view); !fits {
+		if _, fits := l.chooseCardsWith(capacity, n, &pod, &view); !fits {
 			return false
 		}
 		l.nominate(name, pod)

@@ -18,9 +18,9 @@ type rankings struct {
 	unseen map[string]bool
 	// rate returns how good the node is for the pod, and whether the pod fits the node. It depends only on the node and on what is in the key.
 	rate func(n *node, a *asker, kind int) (rate float64, fits bool)
-	// put places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the
+	// placeOn places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the
 	// pod doesn't fit for a reason that rate doesn't know.
-	put func(name string, n *node, pod gpu.Pod) bool
+	placeOn func(name string, n *node, pod gpu.Pod) bool
 
 	byKey map[rankingKey]*ranking
 	// changes are the nodes that changed, in order.
@@ -62,7 +62,7 @@ type ranking struct {
 	used, built bool
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
 	nodes []ranked
-	// refused are the entries of nodes on which a pod could not be put although it fits their cards. They are tried
+	// refused are the entries of nodes on which a pod could not be placed although it fits their cards. They are tried
 	// again only if no other node is left, because another pod can need less of the other resources. If they were tried first, each pod
 	// would check each full node.
 	refused []ranked
@@ -144,7 +144,7 @@ func (r *ranking) build() {
 // record records that the node's revision has changed.
 func (r *rankings) record(n *node) { r.changes = append(r.changes, n) }
 
-// place puts the pod on the best node that takes it.
+// place places the pod on the best node that takes it.
 func (r *ranking) place(pod gpu.Pod) (string, bool) {
 	if !r.used {
 		r.used = true
@@ -152,7 +152,7 @@ func (r *ranking) place(pod gpu.Pod) (string, bool) {
 		if !ok {
 			return "", false
 		}
-		if r.put(r.name(best), best.node, pod) {
+		if r.placeOn(r.name(best), best.node, pod) {
 			r.record(best.node)
 			return r.name(best), true
 		}
@@ -170,7 +170,7 @@ func (r *ranking) placeByHeap(pod gpu.Pod) (string, bool) {
 		switch {
 		case best.obsolete():
 			heap.Pop(r)
-		case r.put(r.name(best), best.node, pod):
+		case r.placeOn(r.name(best), best.node, pod):
 			r.record(best.node)
 			r.applied = len(r.changes)
 			if rate, fits := r.rate(best.node, &r.asker, r.kind); fits {
@@ -186,7 +186,7 @@ func (r *ranking) placeByHeap(pod gpu.Pod) (string, bool) {
 	}
 	r.refused = slices.DeleteFunc(r.refused, ranked.obsolete)
 	for _, candidate := range r.refused {
-		if r.put(r.name(candidate), candidate.node, pod) {
+		if r.placeOn(r.name(candidate), candidate.node, pod) {
 			r.record(candidate.node) // The entry is obsolete now, and the next call of apply adds another one.
 			return r.name(candidate), true
 		}

@@ -246,8 +246,8 @@ func (l *Ledger) alterReserved(name string, alter func([]reserved) []reserved) {
 	}
 }
 
-// reservedFor returns the nodes on which shares don't count any more once the pod has an allocation.
-func (l *Ledger) reservedFor(uid gpu.PodUID) (names []string) {
+// nodesReservedFor returns the nodes on which shares don't count any more once the pod has an allocation.
+func (l *Ledger) nodesReservedFor(uid gpu.PodUID) (names []string) {
 	for _, r := range l.reservations.of(uid) {
 		for i := 0; r != nil && i < len(r.Shares); i++ {
 			if r.Shares[i].Pod.UID == uid {

@@ -36,6 +36,32 @@ type Capacity interface {
 	Return(node string, uid gpu.PodUID)
 }
 
+// Reserve chooses cards of the node for the pod and adds an assumed allocation, in one step. If the pod already has an
+// allocation on this node, Reserve returns that one unchanged, so that retries are safe; a presumed one may have no
+// placement. The error is a *NoRoomError if the pod doesn't fit.
+func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (allocation Allocation, err error) {
+	l.update(func() (freed []string) {
+		l.tentative.endFor(pod.UID)
+		if home, allocated := l.nodeOf[pod.UID]; allocated {
+			if home != name {
+				err = &NoRoomError{name, reasons.Elsewhere}
+				return nil
+			}
+			allocation = l.allocation(pod.UID).copy()
+			return nil
+		}
+		n, a := l.nodes[name], l.asks(&pod, nil)
+		where, reason := l.chooseCards(n, &a, policy)
+		if reason = l.besideReserved(n, &a, reason); reason != reasons.Fits {
+			err = &NoRoomError{name, reason}
+			return nil
+		}
+		allocation = l.assume(name, pod, where, at).copy()
+		return l.nodesReservedFor(pod.UID)
+	})
+	return allocation, err
+}
+
 // ReserveAll adds an assumed allocation for each of the requests, or for none, in one step. A pod that has an allocation keeps it; this
 // allocation must be on one of its candidate nodes. Each other pod gets the best node by the view that has capacity. Nodes that lacked
 // capacity for an earlier request with the same candidates are tried last.
@@ -153,7 +179,7 @@ type releasedAllocation struct {
 func (l *Ledger) try(view View, capacity Capacity, at time.Time, what func(t *trial) bool) {
 	l.update(func() []string {
 		t := &trial{edit: l.beginEdit(), view: view, capacity: capacity, at: at, released: map[gpu.PodUID]releasedAllocation{}}
-		t.ranks = l.rankingsBy(view, t.put)
+		t.ranks = l.rankingsBy(view, t.placeOn)
 		if !what(t) {
 			t.undo()
 			return nil
@@ -245,43 +271,43 @@ func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 	}
 	defer t.ranks.record(n) // The nomination doesn't count any more, wherever the pod is placed.
 	a := t.asks(&request.Pod, t.view.Unseen)
-	if placement.Fit(t.cardsSeen(n, &t.view, &a), a.demand) != reasons.Fits || !t.put(name, n, request.Pod) {
+	if placement.Fit(t.cardsSeen(n, &t.view, &a), a.demand) != reasons.Fits || !t.placeOn(name, n, request.Pod) {
 		return "", false
 	}
 	return name, true
 }
 
-// put adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
-func (t *trial) put(name string, n *node, pod gpu.Pod) bool {
-	where, fits := t.placeWith(t.capacity, n, &pod, &t.view)
+// placeOn adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
+func (t *trial) placeOn(name string, n *node, pod gpu.Pod) bool {
+	where, fits := t.chooseCardsWith(t.capacity, n, &pod, &t.view)
 	if !fits {
 		return false
 	}
-	t.freed = append(t.freed, t.reservedFor(pod.UID)...)
+	t.freed = append(t.freed, t.nodesReservedFor(pod.UID)...)
 	t.changes(n, false)
 	t.assume(name, pod, where, t.at.Add(time.Duration(t.placed)))
 	t.placed++
 	return true
 }
 
-// placeWith returns the cards of the node that the view's policy chooses for the pod; false if the pod doesn't fit. If it does, it is taken from capacity,
+// chooseCardsWith returns the cards of the node that the view's policy chooses for the pod; false if the pod doesn't fit. If it does, it is taken from capacity,
 // which can be nil.
-func (l *Ledger) placeWith(capacity Capacity, n *node, pod *gpu.Pod, view *View) (where gpu.Placement, fits bool) {
+func (l *Ledger) chooseCardsWith(capacity Capacity, n *node, pod *gpu.Pod, view *View) (where gpu.Placement, fits bool) {
 	a := l.asks(pod, view.Unseen)
-	where, reason := l.place(n, &a, view.Card)
+	where, reason := l.chooseCards(n, &a, view.Card)
 	return where, reason == reasons.Fits && l.hasResources(n, &a) && (capacity == nil || capacity.Take(n.name, pod.UID))
 }
 
-// rankingsBy returns rankings by the view. put is that of rankings.
-func (l *Ledger) rankingsBy(view View, put func(name string, n *node, pod gpu.Pod) bool) rankings {
+// rankingsBy returns rankings by the view. placeOn is that of rankings.
+func (l *Ledger) rankingsBy(view View, placeOn func(name string, n *node, pod gpu.Pod) bool) rankings {
 	return rankings{
-		ledger: l, unseen: view.Unseen, put: put,
+		ledger: l, unseen: view.Unseen, placeOn: placeOn,
 		kind: func(pod *gpu.Pod) int {
 			kind, _ := l.kindOf(&view, pod)
 			return kind
 		},
 		rate: func(n *node, a *asker, kind int) (float64, bool) {
-			suits, reason := l.suit(n, &view, a, kind)
+			suits, reason := l.suitability(n, &view, a, kind)
 			return float64(suits), reason == reasons.Fits
 		},
 	}
