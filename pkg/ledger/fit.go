@@ -167,8 +167,8 @@ func (l *Ledger) fit(n *node, a *asker) reasons.Reason {
 // suitability returns how well the node suits the pod, or the reason why the node's cards have no room. kind is kindOf the pod.
 func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement.Suitability, reasons.Reason) {
 	if kind != noKind && a.plain && n.isPlain() && a.demand.Memory <= n.totals.MostFree && n.costsKnown.Load() {
-		if cost := n.costs.of(kind); cost != placement.NotFitting { // Usually, and then the rest of the node isn't read.
-			return placement.SuitsByCost(cost), reasons.Fits
+		if suits := n.costs.of(kind); suits != placement.NotFitting { // Usually, and then the rest of the node isn't read.
+			return suits, reasons.Fits
 		}
 	}
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
@@ -201,7 +201,7 @@ func (l *Ledger) suitabilityUnreserved(n *node, view *View, demand *gpu.Demand, 
 		return 0, reason
 	}
 	if kind != noKind {
-		return placement.SuitsByCost(l.costOf(n, kind)), reasons.Fits
+		return l.suitabilityByCost(n, kind), reasons.Fits
 	}
 	if limit := placement.Limit(&view.Node, &n.totals, demand); limit <= floor {
 		return limit, reasons.Fits

@@ -133,7 +133,7 @@ func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState, rows
 // rowsPerBlock is how many nodes have their costs in one costBlock.
 const rowsPerBlock = 64
 
-// costBlock has what a pod of each kind costs on some nodes, as the bits of floating-point numbers. The costs of one kind follow each other in
+// costBlock has how well some nodes suit a pod of each kind by its cost, as the bits of floating-point numbers. Those of one kind follow each other in
 // memory, because Rank reads them for all nodes.
 type costBlock [placement.MaxKinds][rowsPerBlock]atomic.Uint64
 
@@ -145,11 +145,18 @@ type costRow struct {
 
 func (r costRow) set(costs *placement.Costs) {
 	for kind, cost := range costs {
-		r.block[kind][r.row].Store(math.Float64bits(cost))
+		suits := placement.Suitability(cost)
+		if cost != placement.NotFitting {
+			suits = placement.SuitsByCost(cost)
+		}
+		r.block[kind][r.row].Store(math.Float64bits(float64(suits)))
 	}
 }
 
-func (r costRow) of(kind int) float64 { return math.Float64frombits(r.block[kind][r.row].Load()) }
+// of returns how well the node suits a pod of that kind; placement.NotFitting if it has no room for one.
+func (r costRow) of(kind int) placement.Suitability {
+	return placement.Suitability(math.Float64frombits(r.block[kind][r.row].Load()))
+}
 
 // costRows has unused rows. The ledger's lock guards it.
 type costRows struct {
@@ -222,17 +229,17 @@ func (l *Ledger) refine(view *View, a *asker, ranked []rankedNode) {
 	}
 }
 
-// costOf returns what a pod of that kind, for which the node has room, costs there. The costs are computed if the node or the outlook has changed
-// since the last call. The caller holds the lock, at least for reading.
-func (l *Ledger) costOf(n *node, kind int) float64 {
+// suitabilityByCost returns how well the node suits a pod of that kind, for which it has room. The costs are computed if the node or the outlook has
+// changed since the last call. The caller holds the lock, at least for reading.
+func (l *Ledger) suitabilityByCost(n *node, kind int) placement.Suitability {
 	if !n.costsKnown.Load() {
 		n.costs.set(l.outlook.Costs(n.nodeRoom(n.cards))) // Another reader can set the same costs at the same time.
 		n.costsKnown.Store(true)
 	}
-	if cost := n.costs.of(kind); cost != placement.NotFitting {
-		return cost
+	if suits := n.costs.of(kind); suits != placement.NotFitting {
+		return suits
 	}
-	return l.outlook.CostOf(n.nodeRoom(n.cards), kind) // The pod asks for a little less than its kind.
+	return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(n.cards), kind)) // The pod asks for a little less than its kind.
 }
 
 // nodeRoom returns what the node has free if its cards are these.

@@ -15,13 +15,22 @@ const NotFitting = -1
 func (o *Outlook) Costs(n *NodeRoom) *Costs {
 	var space space
 	var buffer [usualCards]pick
-	costs, b := new(Costs), o.before(n, &space)
+	var single [MaxKinds]podOnCard
+	costs, b, pods := new(Costs), o.before(n, &space), single[:0]
 	for i := range o.kinds {
 		costs[i] = NotFitting
 		kind := &o.kinds[i].Shape
-		if chosen := o.cardPolicy.choose(n.Cards, &kind.Demand, buffer[:0]); len(chosen) == kind.Cards {
+		switch chosen := o.cardPolicy.choose(n.Cards, &kind.Demand, buffer[:0]); {
+		case len(chosen) != kind.Cards:
+		case b.isSingle(chosen):
+			pods = append(pods, b.onCard(i, kind, chosen))
+		default:
 			costs[i] = b.lost(kind, chosen)
 		}
+	}
+	b.lostOnCards(pods)
+	for i := range pods {
+		costs[pods[i].kind] = pods[i].cost
 	}
 	return costs
 }
@@ -52,7 +61,7 @@ type before struct {
 	perEmptiness, free, all float64
 	// rooms are what the node has for the kinds for which it has any.
 	rooms []worthRoom
-	// on is how many shares each card has free for each of the rooms; the rooms of one card follow each other.
+	// on is how many shares each card has free for each of the rooms; those of one room follow each other.
 	on []float64
 }
 
@@ -81,87 +90,131 @@ type changedCard struct {
 }
 
 func (o *Outlook) before(n *NodeRoom, s *space) before {
-	b := before{node: n, rooms: s.rooms[:0], on: s.on[:]}
+	b := before{node: n, rooms: s.rooms[:0], on: s.on[:0]}
 	b.free, b.all = n.memory()
 	for i := range o.kinds {
 		kind := &o.kinds[i]
 		if kind.perEmptiness > 0 && n.usableOnceEmpty(i, kind) {
 			b.perEmptiness += kind.perEmptiness
 		}
-		if r := n.roomFor(i, kind); r.pods > 0 {
+		var r room
+		if r, b.on = n.roomFor(i, kind, b.on); r.pods > 0 {
 			b.rooms = append(b.rooms, worthRoom{
 				room: r, worth: kind.worth(r.pods, r.memory), rates: kind.rates, kind: kind, simple: kind.Cards == 1 && kind.Cores == 0,
 			})
 		}
 	}
-	if len(b.rooms)*len(n.Cards) > len(b.on) {
-		b.on = make([]float64, len(b.rooms)*len(n.Cards))
-	}
-	for position := range n.Cards {
-		card, on := &n.Cards[position], b.onCard(position)
-		free := float64(card.Free())
-		for i := range b.rooms {
-			on[i] = b.rooms[i].kind.sharesOf(card, free)
-		}
-	}
 	return b
 }
 
-// onCard returns how many shares the card at that position has free for each of the rooms.
-func (b *before) onCard(position int) []float64 { return b.on[position*len(b.rooms):][:len(b.rooms)] }
+// sharesOf returns how many shares each card has free for the room at that position.
+func (b *before) sharesOf(i int) []float64 {
+	return b.on[i*len(b.node.Cards):][:len(b.node.Cards)]
+}
 
 // lost returns what the node is worth less if the pod is placed on the chosen cards.
-func (b *before) lost(pod *Shape, chosen []pick) (cost float64) {
-	if far(b.node.Cards, chosen, &pod.Demand) {
-		cost = farCost
-	}
-	left := Beside{CPU: b.node.CPU - pod.CPU, NodeMemory: b.node.NodeMemory - pod.NodeMemory}.amounts()
-	if len(chosen) == 1 && !b.node.Cards[chosen[0].position].limits() {
-		return cost + b.lostOnCard(pod, chosen, &left)
+func (b *before) lost(pod *Shape, chosen []pick) float64 {
+	if b.isSingle(chosen) {
+		pods := [1]podOnCard{b.onCard(0, pod, chosen)}
+		b.lostOnCards(pods[:])
+		return pods[0].cost
 	}
 	var buffer [usualCards]changedCard
-	changed := b.change(pod, chosen, buffer[:0])
+	cost, left, changed := b.farCost(pod, chosen), b.left(pod), b.change(pod, chosen, buffer[:0])
 	for i := range b.rooms {
 		cost += b.lostOf(i, changed, &left)
 	}
-	return cost + b.emptiness(changed)
+	taken := 0.0
+	for i := range changed {
+		taken += changed[i].before - changed[i].after
+	}
+	return cost + b.emptiness(taken)
 }
 
-// lostOnCard is lost for the usual case: one card, of which only the memory limits what is placed there. It runs for each pair of kinds on a node, so
-// it has the computations of lostOf inlined. left is what is free beside the cards after the placement.
-func (b *before) lostOnCard(pod *Shape, chosen []pick, left *amounts) (cost float64) {
-	var buffer [1]changedCard
-	changed := b.change(pod, chosen, buffer[:0])
-	c := &changed[0]
-	on := b.onCard(c.position)
+// farCost is the cost of cards that aren't near an adapter, for pods that prefer it: so little that it decides only between equal nodes.
+func (b *before) farCost(pod *Shape, chosen []pick) float64 {
+	if far(b.node.Cards, chosen, &pod.Demand) {
+		return 1e-9
+	}
+	return 0
+}
+
+// left returns what is free beside the cards after the placement.
+func (b *before) left(pod *Shape) amounts {
+	return Beside{CPU: b.node.CPU - pod.CPU, NodeMemory: b.node.NodeMemory - pod.NodeMemory}.amounts()
+}
+
+// podOnCard is a pod on one card, of which only the memory limits what is placed there: the usual case.
+type podOnCard struct {
+	*Shape
+	// left is what is free beside the cards after the placement.
+	left amounts
+	// before and after are what is free on the card without and with the pod.
+	before, after float64
+	cost          float64
+	// kind is the pod's position in the outlook.
+	kind int
+	// chosen is the card.
+	chosen [1]pick
+}
+
+// isSingle reports whether the chosen cards are one card, of which only the memory limits what is placed there.
+func (b *before) isSingle(chosen []pick) bool {
+	return len(chosen) == 1 && !b.node.Cards[chosen[0].position].limits()
+}
+
+func (b *before) onCard(kind int, pod *Shape, chosen []pick) podOnCard {
+	p := podOnCard{Shape: pod, kind: kind, left: b.left(pod), cost: b.farCost(pod, chosen), chosen: [1]pick{chosen[0]}}
+	free := b.node.Cards[chosen[0].position].Free()
+	p.before, p.after = float64(free), float64(free.Sub(pod.Memory))
+	return p
+}
+
+// lostOnCards adds to the cost of each pod what the node is worth less with it. It runs for each pair of kinds on a node, so it has the computations of
+// lostOf inlined, and what it needs of a room is read once for all pods.
+func (b *before) lostOnCards(pods []podOnCard) {
 	for i := range b.rooms {
 		r := &b.rooms[i]
 		if !r.simple {
-			cost += b.lostOf(i, changed, left)
+			for j := range pods {
+				p := &pods[j]
+				var buffer [1]changedCard
+				p.cost += b.lostOf(i, b.change(p.Shape, p.chosen[:], buffer[:0]), &p.left)
+			}
 			continue
 		}
-		shares, memory := r.shares, r.memory
-		if had := on[i]; had > 0 {
-			has := whole(c.after+0.5, r.shareRate)
-			shares += has - had
-			memory -= c.before
-			if has > 0 {
-				memory += c.after
+		all, memoryOfAll, rates, worth, on := r.shares, r.memory, r.rates, r.worth, b.sharesOf(i)
+		for j := range pods {
+			p := &pods[j]
+			shares, memory, had := all, memoryOfAll, on[p.chosen[0].position]
+			if had > 0 {
+				has := whole(p.after+0.5, rates.shareRate)
+				shares += has - had
+				memory -= p.before
+				if has > 0 {
+					memory += p.after
+				}
 			}
+			cpu, nodeMemory := p.left.cpu*rates.cpuRate, p.left.nodeMemory*rates.nodeMemoryRate
+			if had == 0 && cpu >= shares && nodeMemory >= shares {
+				continue // Nothing is lost.
+			}
+			if cpu < shares { // The function min would be slower.
+				shares = cpu
+			}
+			if nodeMemory < shares {
+				shares = nodeMemory
+			}
+			rest := 0.0
+			if shares >= 1 {
+				rest = rates.perPod*whole(shares, 1) + rates.perMemory*memory
+			}
+			p.cost += worth - rest
 		}
-		if enough := left.cpu * r.cpuRate; enough < shares { // The function min would be slower.
-			shares = enough
-		}
-		if enough := left.nodeMemory * r.nodeMemoryRate; enough < shares {
-			shares = enough
-		}
-		worth := 0.0
-		if shares >= 1 {
-			worth = r.perPod*whole(shares, 1) + r.perMemory*memory
-		}
-		cost += r.worth - worth
 	}
-	return cost + b.emptiness(changed)
+	for j := range pods {
+		pods[j].cost += b.emptiness(pods[j].before - pods[j].after)
+	}
 }
 
 // change appends the chosen cards with the pod to changed.
@@ -183,7 +236,7 @@ func (b *before) lostOf(i int, changed []changedCard, left *amounts) float64 {
 	k, shares, memory := r.kind, r.shares, r.memory
 	for j := range changed {
 		c := &changed[j]
-		if had := b.onCard(c.position)[i]; had > 0 {
+		if had := b.sharesOf(i)[c.position]; had > 0 {
 			has := k.sharesOf(&c.Card, c.after)
 			shares += has - had
 			memory -= c.before
@@ -201,30 +254,21 @@ func (b *before) lostOf(i int, changed []changedCard, left *amounts) float64 {
 	return r.worth - k.worth(pods, memory)
 }
 
-// farCost is the cost of cards that aren't near an adapter, for pods that prefer it: so little that it decides only between equal nodes.
-const farCost = 1e-9
-
-// emptiness returns what the node is worth less because it is less empty with the placement. If pods end, a node that few pods use becomes empty
+// emptiness returns what the node is worth less because it is less empty with a placement that takes so much memory. If pods end, a node that few pods use becomes empty
 // before long, and then has room for kinds with several cards. So pods go to nodes that are in use already, the more so the more these are used, and
 // to nodes that are too small for these kinds.
-func (b *before) emptiness(changed []changedCard) float64 {
-	if b.perEmptiness == 0 || len(changed) == 0 {
+func (b *before) emptiness(taken float64) float64 {
+	if b.perEmptiness == 0 || taken == 0 {
 		return 0
 	}
-	after := b.free
-	for i := range changed {
-		after -= changed[i].before - changed[i].after
-	}
+	after := b.free - taken
 	return b.perEmptiness * (b.free*b.free - after*after) / b.all
 }
 
 // onSeveral returns how many pods the node has room for after the placement, of a kind with several cards.
 func (b *before) onSeveral(i int, shares float64, changed []changedCard, left *amounts) float64 {
 	var buffer [usualCards]float64
-	on, kind := buffer[:0], b.rooms[i].kind
-	for position := range b.node.Cards {
-		on = append(on, b.onCard(position)[i])
-	}
+	on, kind := append(buffer[:0], b.sharesOf(i)...), b.rooms[i].kind
 	for j := range changed {
 		c := &changed[j]
 		on[c.position] = kind.sharesOf(&c.Card, c.after)

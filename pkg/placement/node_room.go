@@ -28,13 +28,14 @@ type room struct {
 	pods float64
 }
 
-// roomFor returns what the node has for a kind, which is at that position in the outlook.
-func (n *NodeRoom) roomFor(position int, kind *weighed) (r room) {
+// roomFor returns what the node has for a kind, which is at that position in the outlook. If the node has room for a pod, roomFor appends to on how
+// many shares each card has free.
+func (n *NodeRoom) roomFor(position int, kind *weighed, on []float64) (room, []float64) {
 	if n.Excluded&(1<<position) != 0 || n.CPU < kind.CPU || n.NodeMemory < kind.NodeMemory {
-		return room{}
+		return room{}, on
 	}
-	var buffer [usualCards]float64
-	on := buffer[:0]
+	var r room
+	others := len(on)
 	for i := range n.Cards {
 		free := float64(n.Cards[i].Free())
 		shares := kind.sharesOf(&n.Cards[i], free)
@@ -45,9 +46,12 @@ func (n *NodeRoom) roomFor(position int, kind *weighed) (r room) {
 	}
 	if r.shares > 0 {
 		left := n.amounts()
-		r.pods = kind.podsOf(on, r.shares, &left)
+		r.pods = kind.podsOf(on[others:], r.shares, &left)
 	}
-	return r
+	if r.pods == 0 {
+		return r, on[:others]
+	}
+	return r, on
 }
 
 // usableOnceEmpty reports whether the node has room for a pod of the kind once its pods have ended, also those that use no cards.
@@ -57,7 +61,7 @@ func (n *NodeRoom) usableOnceEmpty(position int, kind *weighed) bool {
 	}
 	cards := 0
 	for i := range n.Cards {
-		if empty := n.Cards[i].Empty(); empty.Fits(&kind.Demand) {
+		if n.Cards[i].fitsEmpty(&kind.Demand) {
 			cards++
 		}
 	}

@@ -108,6 +108,11 @@ func (c *Card) Fits(d *gpu.Demand) bool {
 	return !c.Unhealthy && !c.Lacks(d) && c.Has(gpu.Share{Memory: d.Memory, Cores: d.Cores, Containers: d.Containers})
 }
 
+// fitsEmpty is Fits for the card with nothing used.
+func (c *Card) fitsEmpty(d *gpu.Demand) bool {
+	return !c.Unhealthy && !c.Lacks(d) && d.Memory <= c.Memory && d.Cores <= gpu.CardCores && (c.MaxContainers == 0 || d.Containers <= c.MaxContainers)
+}
+
 // Room returns what is free in the scarcer dimension, as memory: the free memory, or the card's memory times the free fraction of
 // its cores, whichever is less.
 func (c *Card) Room() gpu.Memory {
