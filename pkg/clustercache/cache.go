@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -115,12 +116,12 @@ func (c *Cache) PodsOn(node string) []*PodInfo { return c.indexed(nodeIndex, nod
 
 // MayOveruse returns the bound pods that use more GPU memory than they request, according to their annotations, or that may: they have
 // limits above their requests.
-func (c *Cache) MayOveruse() []*PodInfo { return c.indexed(reportIndex, overuseValue) }
+func (c *Cache) MayOveruse() []*PodInfo { return c.reported(overuseValue) }
 
 // Reported returns the bound pods with a problem, ordered by namespace and name: their annotations report over-use or a limit that is
 // not in force, or they were bound without the extender.
 func (c *Cache) Reported() []*PodInfo {
-	pods := c.indexed(reportIndex, problemValue)
+	pods := c.reported(problemValue)
 	slices.SortFunc(pods, byName)
 	return pods
 }
@@ -137,11 +138,21 @@ func (c *Cache) indexed(index, value string) []*PodInfo {
 	return pods
 }
 
-// reportIndex is the name of the index of Reported and MayOveruse, the others are its values for them.
+// reported returns the pods of one kind of report. It reads those of one node after the other, because event handlers wait while the index is read.
+func (c *Cache) reported(what string) (pods []*PodInfo) {
+	for _, value := range c.podInformer.GetIndexer().ListIndexFuncValues(reportIndex) {
+		if strings.HasPrefix(value, what) {
+			pods = append(pods, c.indexed(reportIndex, value)...)
+		}
+	}
+	return pods
+}
+
+// reportIndex is the name of the index of Reported and MayOveruse. Its values are one of the others, followed by the node.
 const (
 	reportIndex  = "report"
-	problemValue = "problem"
-	overuseValue = "overuse"
+	problemValue = "problem/"
+	overuseValue = "overuse/"
 )
 
 func indexByReport(object any) (values []string, err error) {
@@ -150,10 +161,10 @@ func indexByReport(object any) (values []string, err error) {
 		return nil, nil
 	}
 	if pod.Overuse != nil || pod.LimitProblem != "" || pod.WithoutExtender {
-		values = append(values, problemValue)
+		values = append(values, problemValue+pod.Node)
 	}
 	if pod.Overuse != nil || pod.Limits != (gpu.Limits{}) {
-		values = append(values, overuseValue)
+		values = append(values, overuseValue+pod.Node)
 	}
 	return values, nil
 }
