@@ -1,7 +1,6 @@
 package sampling
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -23,6 +22,8 @@ const (
 	delay = 200 * time.Millisecond
 	// maxSingles is the maximum number of single pods of one search.
 	maxSingles = 200
+	// partOfRequests is how many requests are looked through while the lock is held once: filter and event handlers wait for it.
+	partOfRequests = 1024
 )
 
 // request is a nomination that is to be made.
@@ -189,16 +190,30 @@ func (n *Nominator) Rejected(uid gpu.PodUID, nodes []string) {
 
 // nominateDue nominates the pods that are due. Pods for which that isn't possible are requeued, since no pod was evicted for them.
 func (n *Nominator) nominateDue(ctx context.Context) {
-	singles, members, refused := n.dueRequests()
-	for _, m := range members {
+	var d dueRequests
+	uids := n.requested()
+	slices.Sort(uids)
+	for part := range slices.Chunk(uids, partOfRequests) {
+		n.addDue(&d, part)
+	}
+	for _, m := range d.members {
 		n.start(func() { n.write(ctx, m.PodInfo, m.node) })
 	}
-	if len(singles) > 0 {
-		refused = n.nominate(ctx, singles) || refused
+	refused := d.refused
+	if len(d.singles) > 0 {
+		refused = n.nominate(ctx, d.singles) || refused
 	}
 	if refused {
 		n.Requeue("")
 	}
+}
+
+// dueRequests are the pods to nominate now.
+type dueRequests struct {
+	singles []*clustercache.PodInfo
+	members []placedMember
+	// refused is true if one was given up.
+	refused bool
 }
 
 // placedMember is a member of a group with the node of its place.
@@ -207,27 +222,38 @@ type placedMember struct {
 	node string
 }
 
-// dueRequests returns the pods to nominate now, and marks them. refused is true if one was given up.
-func (n *Nominator) dueRequests() (singles []*clustercache.PodInfo, members []placedMember, refused bool) {
+// requested returns the pods to nominate if it is time to look through them.
+func (n *Nominator) requested() []gpu.PodUID {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.Clock.Now()
 	if len(n.requests) == 0 || now.Before(n.searched.Add(delay)) {
-		return nil, nil, false
+		return nil
 	}
 	n.searched = now
-	for _, uid := range slices.SortedFunc(maps.Keys(n.requests), cmp.Compare[gpu.PodUID]) {
-		r, p := n.requests[uid], n.pods[uid]
+	return slices.AppendSeq(make([]gpu.PodUID, 0, len(n.requests)), maps.Keys(n.requests))
+}
+
+// addDue adds those of the requested pods that are to be nominated now, and marks them.
+func (n *Nominator) addDue(d *dueRequests, uids []gpu.PodUID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := n.Clock.Now()
+	for _, uid := range uids {
+		r, requested := n.requests[uid]
+		p := n.pods[uid]
 		pod, pending := n.Cache.PendingPod(uid)
 		switch {
+		case !requested:
+			continue
 		case !pending, p != nil && p.state == nominated && (r.node == "" || r.node == p.node):
 			delete(n.requests, uid)
 			continue
 		case now.After(r.until), now.Before(n.paused):
 			n.refuse(pod)
-			refused = true
+			d.refused = true
 			continue
-		case now.Before(r.due), p != nil && (p.state == writing || p.state == nominated), pod.NominatedNode != "", len(singles) == maxSingles:
+		case now.Before(r.due), p != nil && (p.state == writing || p.state == nominated), pod.NominatedNode != "", len(d.singles) == maxSingles:
 			continue // kube-scheduler removes a nomination to a node that it rejected.
 		}
 		r.due = now.Add(delay)
@@ -238,10 +264,9 @@ func (n *Nominator) dueRequests() (singles []*clustercache.PodInfo, members []pl
 		}
 		p.PodInfo, p.state, p.taken, p.node, p.at = pod, writing, false, r.node, now
 		if r.node == "" {
-			singles = append(singles, pod)
+			d.singles = append(d.singles, pod)
 		} else {
-			members = append(members, placedMember{pod, r.node})
+			d.members = append(d.members, placedMember{pod, r.node})
 		}
 	}
-	return singles, members, refused
 }
