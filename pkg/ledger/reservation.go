@@ -181,7 +181,7 @@ func (l *Ledger) isAwaited(source Source, id string) bool {
 
 // addReservation adds an awaited reservation without its shares.
 func (l *Ledger) addReservation(id string, r Reservation) *Reservation {
-	r.Shares, r.Victims = nil, slices.Clone(r.Victims)
+	r.Shares, r.Victims = make([]Share, 0, len(r.Shares)), slices.Clone(r.Victims)
 	r.on(notFitting)
 	l.reservations.items[r.Source][id] = &r
 	return &r
@@ -207,30 +207,28 @@ func (l *Ledger) endShares(source Source, id string, most int) (freed []string) 
 		return nil
 	}
 	rest := max(len(r.Shares)-most, 0)
-	own, ending := l.reservations.awaited[source], map[gpu.PodUID]bool{}
-	nodes := map[string]bool{} // True where a share counted.
+	own, nodes := l.reservations.awaited[source], map[string]bool{}
 	for _, share := range r.Shares[rest:] {
-		uid := share.Pod.UID
-		ending[uid], nodes[share.Node] = true, nodes[share.Node] || !l.allocated(uid)
-		if own[uid] == r {
-			delete(own, uid)
+		if own[share.Pod.UID] == r {
+			delete(own, share.Pod.UID)
+		}
+		nodes[share.Node] = true
+		if !l.allocated(share.Pod.UID) {
+			freed = append(freed, share.Node)
 		}
 	}
-	for name, counted := range nodes {
+	for name := range nodes {
 		l.alterReserved(name, func(on []reserved) []reserved {
-			return slices.DeleteFunc(on, func(s reserved) bool { return s.Reservation == r && ending[s.Pod.UID] })
+			return slices.DeleteFunc(on, func(s reserved) bool { return s.Reservation == r && own[s.Pod.UID] != r })
 		})
-		l.uncount(source, name, func(uid gpu.PodUID) bool { return ending[uid] })
-		if counted {
-			freed = append(freed, name)
-		}
+		l.uncount(source, name, func(uid gpu.PodUID) bool { return own[uid] == nil })
 	}
 	if r.Shares = r.Shares[:rest]; rest == 0 {
 		r.on(ended)
 		delete(l.reservations.items[source], id)
 	}
 	slices.Sort(freed)
-	return freed
+	return slices.Compact(freed)
 }
 
 // alterReserved changes the shares on a node.
