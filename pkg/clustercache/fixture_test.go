@@ -19,6 +19,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestMain(m *testing.M) {
@@ -83,13 +85,8 @@ func start(t *testing.T, objects ...runtime.Object) *fixture {
 // want waits for one event.
 func (f *fixture) want(from <-chan string, want string) {
 	f.t.Helper()
-	select {
-	case got := <-from:
-		if got != want {
-			f.t.Fatalf("event %q, want %q", got, want)
-		}
-	case <-time.After(30 * time.Second):
-		f.t.Fatalf("no event, want %q", want)
+	if got := await.Receive(f.t, want, from); got != want {
+		f.t.Fatalf("event %q, want %q", got, want)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,6 +16,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // podGroupEventsSeen is a PodGroupHandler that records its calls.
@@ -71,13 +72,8 @@ func TestPodGroupWatch(t *testing.T) {
 	want := func(seen podGroupEventsSeen, want ...string) {
 		t.Helper()
 		for _, text := range want {
-			select {
-			case got := <-seen:
-				if got != text {
-					t.Errorf("%q, want %q", got, text)
-				}
-			case <-time.After(30 * time.Second):
-				t.Fatalf("no event, want %q", text)
+			if got := await.Receive(t, text, seen); got != text {
+				t.Errorf("%q, want %q", got, text)
 			}
 		}
 	}

@@ -1,7 +1,6 @@
 package clustercache
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -31,9 +30,7 @@ func TestSyncHindrance(t *testing.T) {
 	if err := c.AddHandler(handler); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
+	stop := await.Run(t, c.Run)
 	await.True(t, "the ticker", fakeClock.HasWaiters)
 	if err := c.Ready(); !errors.Is(err, ErrNotSynced) {
 		t.Errorf("Ready before the lists: %v, want ErrNotSynced", err)
@@ -43,10 +40,7 @@ func TestSyncHindrance(t *testing.T) {
 		err := c.Ready()
 		return errors.Is(err, ErrNotSynced) && strings.Contains(err.Error(), "listing nodes: the network is down")
 	})
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Run: %v", err)
-	}
+	stop()
 	if len(handler.synced) > 0 {
 		t.Error("Synced was called")
 	}

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -159,16 +158,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 		p.SetCards(gpu.GiB, cards, nil, nil, "")
 	}
 	watches := b.watches.Load()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			b.t.Errorf("Run: %v", err)
-		}
-	})
-	b.t.Cleanup(stop)
+	stop = await.Run(b.t, p.Run)
 	if !b.blind {
 		// The fake clientset drops events between list and watch.
 		await.True(b.t, "the informer's watch", func() bool { return p.pods.informer.HasSynced() && b.watches.Load() > watches })

@@ -1,7 +1,6 @@
 package deviceplugin
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -84,9 +83,7 @@ func TestEventLimit(t *testing.T) {
 		list[0].Unhealthy = reason
 		cards.Set(gpu.GiB, list, nil, nil, "")
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
+	stop := await.Run(t, r.Run)
 	set("Xid 1")
 	if got := <-recorder.Events; got != "Warning GPUCardUnhealthy card 0 (GPU-0): Xid 1" {
 		t.Errorf("got %q", got)
@@ -96,10 +93,7 @@ func TestEventLimit(t *testing.T) {
 	}
 	set("Xid 3")
 	<-recorder.Events // The second of the two allowed Events. Which change it reports is chance.
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	stop()
 	if n := len(recorder.Events); n > 0 {
 		t.Errorf("%d Events more than the two that are allowed", n)
 	}

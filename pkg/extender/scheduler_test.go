@@ -58,17 +58,9 @@ func startCluster(t testing.TB, options ...func(*scheduling.Options)) *cluster {
 	if c.Scheduler, err = scheduling.New(o); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	await.Run(t, c.Run)
 	await.True(t, "the cache and the disruption budgets are synced", func() bool {
-		_, err := c.Preempt(ctx, fake.Pod("probe", 1), nil)
+		_, err := c.Preempt(t.Context(), fake.Pod("probe", 1), nil)
 		return err == nil
 	})
 	return c

@@ -43,13 +43,8 @@ func serveWith(ctx context.Context, t *testing.T, serve func(context.Context, ne
 
 func (s serving) wantEnd(t *testing.T) {
 	t.Helper()
-	select {
-	case err := <-s.ended:
-		if err != nil {
-			t.Errorf("Serve: %v", err)
-		}
-	case <-time.After(30 * time.Second):
-		t.Fatal("Serve doesn't end")
+	if err := await.Receive(t, "the end of Serve", s.ended); err != nil {
+		t.Errorf("Serve: %v", err)
 	}
 }
 
@@ -225,11 +220,7 @@ func TestCancelledCall(t *testing.T) {
 	conn := s.dial(t, rawPost("bind", len(body), body))
 	<-begun
 	conn.Close()
-	select {
-	case <-ended:
-	case <-time.After(30 * time.Second):
-		t.Error("the bind's context doesn't end")
-	}
+	await.Receive(t, "the end of the bind's context", ended)
 }
 
 // Headers don't count towards the limit for all request bodies, so each header has its own limit.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // output collects what a command writes. It can be read while the command runs.
@@ -73,13 +75,7 @@ func start(ctx context.Context, t *testing.T, api *fakeAPI, out, errOut io.Write
 	go func() { ended <- cmd.ExecuteContext(ctx) }()
 	return func() error {
 		t.Helper()
-		select {
-		case err := <-ended:
-			return err
-		case <-time.After(30 * time.Second):
-			t.Fatal("the command did not end within 30 s")
-			return nil
-		}
+		return await.Receive(t, "the end of the command", ended)
 	}
 }
 

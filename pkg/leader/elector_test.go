@@ -12,15 +12,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/test/await"
 )
-
-// patience is much longer than any wait in these tests.
-const patience = 30 * time.Second
 
 // changes is an Observer.
 type changes chan bool
@@ -30,16 +28,8 @@ func (c changes) LeadershipChanged(leads bool) { c <- leads }
 // awaitLeading returns when LeadershipChanged was called with true.
 func (c changes) awaitLeading(t *testing.T) {
 	t.Helper()
-	deadline := time.After(patience)
-	for {
-		select {
-		case leads := <-c:
-			if leads {
-				return
-			}
-		case <-deadline:
-			t.Fatal("not leading in time")
-		}
+	for leads := false; !leads; {
+		leads = await.Receive(t, "to lead", c)
 	}
 }
 
@@ -81,22 +71,8 @@ func runWith(t *testing.T, o Options, led funcs) *replica {
 	if r.Elector, err = New(o); err != nil {
 		t.Fatal(err)
 	}
-	_, ctx := ktesting.NewTestContext(t)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx, led) }()
-	stopped := false
-	r.stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(r.stop)
+	logger, _ := ktesting.NewTestContext(t)
+	r.stop = await.Run(t, func(ctx context.Context) error { return r.Run(klog.NewContext(ctx, logger), led) })
 	return r
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // slowSource is a source whose explanations take time.
@@ -42,15 +43,7 @@ func TestStranded(t *testing.T) {
 	}
 	s.ledger.SetBeside("n1", placement.Beside{CPU: 999}, placement.Beside{}, 1)
 	want := []strandedView{{"n1", 24 << 10, "24 GiB free, of no use: the node lacks CPU"}}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		got := s.data().Stranded
-		if slices.Equal(got, want) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("got %v, want %v", got, want)
-		}
-	}
+	await.True(t, "the stranded memory", func() bool { return slices.Equal(s.data().Stranded, want) })
 }
 
 func TestExplanationsTakeTheirShare(t *testing.T) {

@@ -3,7 +3,6 @@ package webui
 import (
 	"bufio"
 	"compress/gzip"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,6 +26,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // source is a Source that a test sets up.
@@ -138,19 +138,8 @@ func startWithTimeout(t *testing.T, standby func() error, timeout time.Duration)
 	server.Config.ReadTimeout, server.Config.WriteTimeout = timeout, timeout
 	server.Start()
 	s.url = server.URL + Path + "/"
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.board.Run(ctx) }()
-	s.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	t.Cleanup(func() {
-		s.stop()
-		server.Close()
-	})
+	t.Cleanup(server.Close)
+	s.stop = await.Run(t, s.board.Run)
 	return s
 }
 

@@ -2,6 +2,8 @@
 package await
 
 import (
+	"context"
+	"sync"
 	"testing"
 	"time"
 )
@@ -17,4 +19,32 @@ func True(t testing.TB, what string, condition func() bool) {
 			t.Fatalf("timed out waiting: %s", what)
 		}
 	}
+}
+
+// Receive waits for a value from the channel, or for its end. what names the value in the error of a test that fails.
+func Receive[T any](t testing.TB, what string, from <-chan T) (value T) {
+	t.Helper()
+	select {
+	case value = <-from:
+	case <-time.After(patience):
+		t.Fatalf("timed out waiting: %s", what)
+	}
+	return value
+}
+
+// Run runs a part of a program in another goroutine until stop is called or the test ends. Both wait for its end. An error that it returns fails
+// the test.
+func Run(t testing.TB, run func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
 }

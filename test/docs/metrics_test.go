@@ -1,7 +1,6 @@
 package docs
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -99,15 +98,7 @@ func pluginMetrics(t *testing.T) string {
 		t.Fatal(err)
 	}
 	plugin.SetCards(gpu.GiB, []gpu.Card{{Index: 0, Memory: 16}}, nil, nil, "")
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- plugin.Run(ctx) }()
-	defer func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
+	await.Run(t, plugin.Run)
 	var text []byte
 	await.True(t, "the plugin has its cards", func() bool {
 		response, err := http.Get("http://" + address + "/metrics")
