@@ -6,18 +6,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/fake"
 )
-
-func asksForAdapter(value string) podOption {
-	return func(pod *corev1.Pod) { metav1.SetMetaDataLabel(&pod.ObjectMeta, protocol.LabelRDMA, value) }
-}
 
 // TestAdapters: a container gets the devices and the ports of the adapters near its card, and the record has them, also after a restart of the
 // plugin, which reads them from the kubelet's checkpoint. A pod without the label gets nothing.
@@ -35,7 +29,7 @@ func TestAdapters(t *testing.T) {
 			k.awaitDevices(32, 32)
 			options := []podOption{main(2), assumed(1, 1)}
 			if label != "" {
-				options = append(options, asksForAdapter(label))
+				options = append(options, fake.RDMA(label))
 			}
 			pod := newPod("a", options...)
 			b.create(p, pod)
@@ -77,7 +71,7 @@ func TestAdaptersByOrder(t *testing.T) {
 	cards[0].RDMAPorts = "mlx5_0:1"
 	p.SetCards(gpu.GiB, cards, []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}}, nil, "")
 	k.awaitDevices(32, 32)
-	asks, without := newPod("asks", main(2), assumed(0, 1), asksForAdapter("preferred")), newPod("without", main(2), assumed(0, 2))
+	asks, without := newPod("asks", main(2), assumed(0, 1), fake.RDMA("preferred")), newPod("without", main(2), assumed(0, 2))
 	b.create(p, asks, without)
 	if env := k.mustAdmit(without)["main"]; env["NCCL_IB_HCA"] != "" || len(k.responseOf(t, without).Devices) > 0 {
 		t.Errorf("a pod without the label got %v", env)

@@ -24,12 +24,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/usage"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // TestLimitAboveRequest: a container gets the limit that is annotated when it starts, in its environment, as a CDI device if the driver enforces it,
 // and in the record, also after a restart of the plugin. Later changes of the annotation change nothing.
 func TestLimitAboveRequest(t *testing.T) {
-	limited := func(limit string) podOption { return annotation(protocol.AnnotationLimit("main"), limit) }
+	limited := func(limit string) podOption { return fake.Annotation(protocol.AnnotationLimit("main"), limit) }
 	for name, test := range map[string]struct {
 		mode isolation.Mode
 		pod  []podOption
@@ -46,7 +47,7 @@ func TestLimitAboveRequest(t *testing.T) {
 		"below the request":             {isolation.Driver, []podOption{limited("1Gi")}, "", "2048Mi", 0, 2 << 30},
 		"more than the card has":        {isolation.Driver, []podOption{limited("1Ti")}, "15360", "15360Mi", 15 << 30, 15 << 30},
 		"invalid":                       {isolation.Driver, []podOption{limited("much")}, "", "2048Mi", 0, 2 << 30},
-		"named by the other annotation": {isolation.None, []podOption{annotation(protocol.AnnotationLimits, `{"main": "4Gi"}`)}, "4096", "", 4 << 30, 0},
+		"named by the other annotation": {isolation.None, []podOption{fake.Annotation(protocol.AnnotationLimits, `{"main": "4Gi"}`)}, "4096", "", 4 << 30, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, k, p, stop := startIsolated(t, test.mode, limiter{hard: inventory.NoLimit}, reservedCards())
@@ -183,7 +184,7 @@ func TestWithoutItsLimit(t *testing.T) {
 	b := newFixture(t)
 	p, _ := b.start(newCards(16))
 	await.True(t, "the annotator", func() bool { return p.node.informer.HasSynced() })
-	limited := annotation(protocol.AnnotationLimit("main"), "8Gi")
+	limited := fake.Annotation(protocol.AnnotationLimit("main"), "8Gi")
 	b.create(p, newPod("given", main(2), limited, ran(true)), newPod("lost", main(2), limited, ran(true)), newPod("ended", main(2), limited, ran(false)),
 		newPod("none", main(2), ran(true)), newPod("equal", main(8), limited, ran(true)))
 	given := giveOne(0, 2)
@@ -279,8 +280,8 @@ func TestLimitsByOrder(t *testing.T) {
 			if !same {
 				other = "4Gi"
 			}
-			first := newPod("first", main(2), assumed(0, 1), annotation(protocol.AnnotationLimit("main"), "8Gi"))
-			second := newPod("second", main(2), assumed(0, 2), annotation(protocol.AnnotationLimit("main"), other))
+			first := newPod("first", main(2), assumed(0, 1), fake.Annotation(protocol.AnnotationLimit("main"), "8Gi"))
+			second := newPod("second", main(2), assumed(0, 2), fake.Annotation(protocol.AnnotationLimit("main"), other))
 			b.create(p, first, second)
 			want := map[bool]string{true: "8192", false: ""}[same]
 			if got := k.mustAdmit(second)["main"][protocol.EnvMemoryLimit]; got != want {

@@ -7,11 +7,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 var start = time.Unix(1_700_000_000, 0)
@@ -19,27 +19,18 @@ var start = time.Unix(1_700_000_000, 0)
 const testNode = "node-1"
 
 // podOption changes a pod under construction.
-type podOption func(*corev1.Pod)
+type podOption = fake.PodEdit
 
 // newPod returns a pod bound to the test's node, with the UID "uid-NAME", created at start and without containers.
 func newPod(name string, options ...podOption) *corev1.Pod {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Namespace: "default", UID: types.UID("uid-" + name), CreationTimestamp: metav1.NewTime(start),
-		},
-		Spec:   corev1.PodSpec{NodeName: testNode},
-		Status: corev1.PodStatus{Phase: corev1.PodPending},
-	}
-	for _, option := range options {
-		option(pod)
-	}
-	return pod
+	empty := func(pod *corev1.Pod) { pod.Spec.Containers = nil }
+	return fake.Pod(name, 0, append([]podOption{fake.On(testNode), created(0), empty}, options...)...)
 }
 
 func newContainer(name string, memory int64) corev1.Container {
 	c := corev1.Container{Name: name}
 	if memory > 0 {
-		c.Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(memory, resource.DecimalSI)}
+		c.Resources.Limits = fake.Amount(protocol.ResourceMemory, memory)
 		c.Resources.Requests = c.Resources.Limits
 	}
 	return c
@@ -79,10 +70,6 @@ func assumed(card int, at int) podOption {
 
 func assigned(pod *corev1.Pod) { annotate(pod, protocol.AssignedAnnotations(start)) }
 
-func annotation(key, value string) podOption {
-	return func(pod *corev1.Pod) { annotate(pod, map[string]string{key: value}) }
-}
-
 func annotate(pod *corev1.Pod, annotations map[string]string) {
 	for key, value := range annotations {
 		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, key, value)
@@ -112,7 +99,7 @@ func ran(running bool) podOption {
 }
 
 // mirrors makes the pod the mirror pod of a static pod.
-func mirrors(uid string) podOption { return annotation(corev1.MirrorPodAnnotationKey, uid) }
+func mirrors(uid string) podOption { return fake.Annotation(corev1.MirrorPodAnnotationKey, uid) }
 
 // newCards returns healthy cards of these sizes, in units.
 func newCards(sizes ...gpu.Memory) []gpu.Card {

@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // TestOveruse: a pod above its request is annotated as long as it is, with one Event. Package usage tests what counts.
@@ -19,7 +20,7 @@ func TestOveruse(t *testing.T) {
 	p, _ := b.start(newCards(16))
 	await.True(t, "the annotator", func() bool { return p.node.informer.HasSynced() })
 	pod, none := newPod("greedy", main(2)), newPod("none", main(0))
-	stale := newPod("stale", main(2), annotation(protocol.AnnotationOveruse, `{"usedMiB":3,"requestedMiB":2,"cards":{"0":{"usedMiB":3,"requestedMiB":2}}}`))
+	stale := newPod("stale", main(2), fake.Annotation(protocol.AnnotationOveruse, `{"usedMiB":3,"requestedMiB":2,"cards":{"0":{"usedMiB":3,"requestedMiB":2}}}`))
 	lost := newPod("lost", main(2))
 	// Its second container runs too. The kubelet has lost its checkpoint, and only the first one has been given a card since.
 	half := newPod("half", main(2), container("second", 3))

@@ -9,11 +9,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
+	clientfake "k8s.io/client-go/kubernetes/fake"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // A container runtime doesn't find the CDI device of a card. The kubelet tries the container again and again, with the same message.
@@ -74,12 +75,12 @@ func TestReadPod(t *testing.T) {
 			allocation.Pod{Pod: gpu.Pod{Request: 2}, Ran: true, Containers: one, AppRequests: []gpu.Memory{2}},
 		},
 		"the request is read from the spec": {
-			newPod("a", main(2), annotation("ALIYUN_COM_GPU_MEM_POD", "5"), mirrors("static"), func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }),
+			newPod("a", main(2), fake.Annotation("ALIYUN_COM_GPU_MEM_POD", "5"), mirrors("static"), func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }),
 			allocation.Pod{Pod: gpu.Pod{Request: 2}, Mirror: true, Terminal: true, Containers: one, AppRequests: []gpu.Memory{2}},
 		},
 		"an invalid card": {
-			newPod("a", main(2), annotation("ALIYUN_COM_GPU_MEM_IDX", "-1"), annotation("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "yesterday"),
-				annotation("ALIYUN_COM_GPU_MEM_ASSIGNED", "true")),
+			newPod("a", main(2), fake.Annotation("ALIYUN_COM_GPU_MEM_IDX", "-1"), fake.Annotation("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "yesterday"),
+				fake.Annotation("ALIYUN_COM_GPU_MEM_ASSIGNED", "true")),
 			allocation.Pod{
 				Pod: gpu.Pod{Request: 2}, HasAssumeTime: true, Assigned: true, Containers: one, AppRequests: []gpu.Memory{2},
 			},
@@ -96,8 +97,8 @@ func TestReadPod(t *testing.T) {
 
 // TestReadCards: which cards a pod has, as the node reads it.
 func TestReadCards(t *testing.T) {
-	allocation := func(value string) podOption { return annotation(protocol.AnnotationAllocation, value) }
-	index := func(value string) podOption { return annotation(protocol.AnnotationIndex, value) }
+	allocation := func(value string) podOption { return fake.Annotation(protocol.AnnotationAllocation, value) }
+	index := func(value string) podOption { return fake.Annotation(protocol.AnnotationIndex, value) }
 	for name, test := range map[string]struct {
 		pod     *corev1.Pod
 		want    []int // The cards of the assignment; nil if it doesn't count.
@@ -113,7 +114,7 @@ func TestReadCards(t *testing.T) {
 		"no assignment":                      {newPod("a", main(4), labelled("2")), nil, 2, false},
 		"an invalid label":                   {newPod("a", main(4), labelled("two")), nil, 0, true},
 		"a request that can't be divided":    {newPod("a", main(3), labelled("2")), nil, 2, true},
-		"cores that can't be divided":        {newPod("a", main(4), asksCores(5), assumedOn(1, 0, 2)), nil, 0, false},
+		"cores that can't be divided":        {newPod("a", main(4), fake.Cores(5), assumedOn(1, 0, 2)), nil, 0, false},
 		"a list of cards alone":              {newPod("a", main(4), index("0,1")), []int{0, 1}, 2, false},
 		"other cards in the allocation":      {newPod("a", main(4), assumedOn(1, 0, 1), index("0,2")), nil, 0, false},
 		"an allocation of less":              {newPod("a", main(4), assumedOn(1, 0, 1), allocation(`{"0":{"0":1,"1":1}}`)), nil, 0, false},
@@ -159,7 +160,7 @@ func TestTransformPod(t *testing.T) {
 
 // TestDeletedPods: the list of pods can lack a pod before the record learns of the pod's deletion.
 func TestDeletedPods(t *testing.T) {
-	pods, err := newPodSource(fakeClient(fake.NewClientset()), testNode)
+	pods, err := newPodSource(fakeClient(clientfake.NewClientset()), testNode)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 func TestResponse(t *testing.T) {
@@ -166,7 +167,7 @@ func TestErrorEnvAfterSelection(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	pod := newPod("a", main(2), assumed(0, 1), asksForAdapter("preferred"), annotation(protocol.AnnotationLimit("main"), "8Gi"))
+	pod := newPod("a", main(2), assumed(0, 1), fake.RDMA("preferred"), fake.Annotation(protocol.AnnotationLimit("main"), "8Gi"))
 	b.create(p, pod)
 	if got := cardOf(k.mustAdmit(pod)["main"]); got != "-1" {
 		t.Fatalf("it got card %s", got)

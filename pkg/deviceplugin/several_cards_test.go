@@ -14,19 +14,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // labelled sets the number of cards that the pod asks for.
 func labelled(cards string) podOption {
 	return func(pod *corev1.Pod) { pod.Labels = map[string]string{protocol.LabelCount: cards} }
-}
-
-// asksCores sets the computing that the pod's last container asks for.
-func asksCores(percent int64) podOption {
-	return func(pod *corev1.Pod) {
-		c := &pod.Spec.Containers[len(pod.Spec.Containers)-1]
-		c.Resources.Limits[protocol.ResourceCores] = *newQuantity(percent)
-	}
 }
 
 // assumedOn sets the extender's annotations for a pod with these cards of 16 units.
@@ -50,7 +43,7 @@ func TestSeveralCards(t *testing.T) {
 	k, p := b.up(16, 16, 16, 16)
 	b.trust(k, p)
 	one := newPod("one", main(8), assumed(1, 1))
-	two := newPod("two", main(8), container("second", 4), asksCores(60), labelled("2"), assumedOn(2, 1, 3))
+	two := newPod("two", main(8), container("second", 4), fake.Cores(60), labelled("2"), assumedOn(2, 1, 3))
 	four := newPod("four", main(8), labelled("4"), assumedOn(3, 0, 1, 2, 3))
 	b.create(p, one, two, four)
 	got := map[string]map[string]string{}
@@ -75,7 +68,7 @@ func TestSeveralCards(t *testing.T) {
 		"two/second": env("12", "1,3", "GPU-1,GPU-3", "16,16", "2"),
 		"four/main":  env("8", "0,1,2,3", "GPU-0,GPU-1,GPU-2,GPU-3", "16,16,16,16", "2"),
 	}
-	want["two/second"]["ALIYUN_COM_GPU_CORE_CONTAINER"] = "30"
+	want["two/main"]["ALIYUN_COM_GPU_CORE_CONTAINER"] = "30"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
@@ -108,7 +101,7 @@ func TestSeveralCards(t *testing.T) {
 // repaired by it.
 func TestSeveralCardsAgain(t *testing.T) {
 	cores := protocol.ContainerEnv{Cards: newCards(16, 16, 16)[1:], ContainerCores: 80}
-	b := newFixture(t, newPod("wrong", main(20), asksCores(80), labelled("2"), assumedOn(1, 0, 1), assigned))
+	b := newFixture(t, newPod("wrong", main(20), fake.Cores(80), labelled("2"), assumedOn(1, 0, 1), assigned))
 	writeCheckpoint(t, b.dir, newEntryOf(t, "uid-wrong", "main", cores, idsOf(newCards(10, 10)...)...))
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(newCards(16, 16, 16))
@@ -163,7 +156,7 @@ func TestLimitsOfSeveralCards(t *testing.T) {
 // TestMPSCores: with MPS a share of computing becomes a limit, and a pod with several cards is rejected.
 func TestMPSCores(t *testing.T) {
 	b, k, p, _ := startMPS(t, volta, reservedCards())
-	pod, several := newPod("a", main(2), asksCores(30), assumed(0, 1)), newPod("several", main(4), labelled("2"), assumedOn(2, 0, 1))
+	pod, several := newPod("a", main(2), fake.Cores(30), assumed(0, 1)), newPod("several", main(4), labelled("2"), assumedOn(2, 0, 1))
 	b.create(p, pod, several)
 	if env := k.mustAdmit(pod)["main"]; env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] != "30" || env["ALIYUN_COM_GPU_CORE_CONTAINER"] != "30" {
 		t.Errorf("got %v", env)

@@ -8,10 +8,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // nodeBuilder builds nodes as the API server returns them.
@@ -95,21 +95,9 @@ type podBuilder struct{ *corev1.Pod }
 
 // newPod returns a pending pod that asks for GPU memory.
 func newPod(name string, request int64) podBuilder {
-	return podBuilder{&corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "default", Name: name, UID: types.UID("uid-" + name), Annotations: map[string]string{},
-		},
-		Spec: corev1.PodSpec{
-			SchedulerName: "default-scheduler",
-			Containers: []corev1.Container{{
-				Name: "main",
-				Resources: corev1.ResourceRequirements{
-					Limits: corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)},
-				},
-			}},
-		},
-		Status: corev1.PodStatus{Phase: corev1.PodPending},
-	}}
+	pod := fake.Pod(name, request)
+	pod.Annotations, pod.Spec.SchedulerName = map[string]string{}, corev1.DefaultSchedulerName
+	return podBuilder{pod}
 }
 
 // plain makes the pod one that asks for nothing.
@@ -143,8 +131,7 @@ func (p podBuilder) refused(message string) podBuilder {
 }
 
 func (p podBuilder) terminating() podBuilder {
-	p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1700000000, 0)}
-	p.Finalizers = []string{"example.com/held"}
+	fake.Terminating(time.Unix(1700000000, 0))(p.Pod)
 	return p
 }
 
