@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -25,38 +26,39 @@ import (
 )
 
 func TestBind(t *testing.T) {
-	pod := fake.Pod("p", 8138)
-	// The free memory is 12207, 8138, 4069 and 16276 MiB: card 1 fits best.
-	f := start(t, Options{}, fake.Node("n1", 16276, 16276, 16276, 16276), pod, fake.Pod("a", 4069, fake.Bound("n1", 0)),
-		fake.Pod("b", 8138, fake.Bound("n1", 1)), fake.Pod("c", 12207, fake.Bound("n1", 2)))
-	if err := f.bind(pod); err != nil {
-		t.Fatal(err)
-	}
-	got := f.server.Get(pod)
-	want := protocol.Assignment{Cards: []protocol.AssignedCard{{Index: 1, Memory: 16276}}, Request: 8138, AssumeTime: begin}.Annotations()
-	if diff := cmp.Diff(want, got.Annotations); diff != "" || got.Spec.NodeName != "n1" {
-		t.Errorf("bound to %q, annotations (-want +got):\n%s", got.Spec.NodeName, diff)
-	}
-	f.want(pod, "bound n1 card 1")
-	f.wantEvent("Normal GPUCardAssumed Assumed GPU card 1 of node n1: 8138 MiB of its 16276 MiB")
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 8138)
+		// The free memory is 12207, 8138, 4069 and 16276 MiB: card 1 fits best.
+		f := start(t, Options{}, fake.Node("n1", 16276, 16276, 16276, 16276), pod, fake.Pod("a", 4069, fake.Bound("n1", 0)),
+			fake.Pod("b", 8138, fake.Bound("n1", 1)), fake.Pod("c", 12207, fake.Bound("n1", 2)))
+		if err := f.bind(pod); err != nil {
+			t.Fatal(err)
+		}
+		got := f.server.Get(pod)
+		want := protocol.Assignment{Cards: []protocol.AssignedCard{{Index: 1, Memory: 16276}}, Request: 8138, AssumeTime: begin}.Annotations()
+		if diff := cmp.Diff(want, got.Annotations); diff != "" || got.Spec.NodeName != "n1" {
+			t.Errorf("bound to %q, annotations (-want +got):\n%s", got.Spec.NodeName, diff)
+		}
+		f.want(pod, "bound n1 card 1")
+		f.wantEvent("Normal GPUCardAssumed Assumed GPU card 1 of node n1: 8138 MiB of its 16276 MiB")
 
-	// Retries succeed and change nothing, before and after the watch reports the bind.
-	f.clock.Step(time.Second)
-	if err := f.bind(pod); err != nil {
-		t.Errorf("a retry before the watch reports the bind: %v", err)
-	}
-	f.publish(pod)
-	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Node == "n1" })
-	if err := f.bind(pod); err != nil {
-		t.Errorf("a retry after the watch reported the bind: %v", err)
-	}
-	if diff := cmp.Diff(got, f.server.Get(pod)); diff != "" {
-		t.Errorf("the pod changed (-before +after):\n%s", diff)
-	}
-	f.want(pod, "bound n1 card 1")
-	if n := f.observer.Count("bind " + string(reasons.ResultBound)); n != 3 {
-		t.Errorf("%d binds counted, want 3", n)
-	}
+		// Retries succeed and change nothing, before and after the watch reports the bind.
+		f.clock.Step(time.Second)
+		if err := f.bind(pod); err != nil {
+			t.Errorf("a retry before the watch reports the bind: %v", err)
+		}
+		f.publish(pod)
+		if err := f.bind(pod); err != nil {
+			t.Errorf("a retry after the watch reported the bind: %v", err)
+		}
+		if diff := cmp.Diff(got, f.server.Get(pod)); diff != "" {
+			t.Errorf("the pod changed (-before +after):\n%s", diff)
+		}
+		f.want(pod, "bound n1 card 1")
+		if n := f.observer.Count("bind " + string(reasons.ResultBound)); n != 3 {
+			t.Errorf("%d binds counted, want 3", n)
+		}
+	})
 }
 
 func TestBindBeforeSync(t *testing.T) {
@@ -73,59 +75,63 @@ func TestBindBeforeSync(t *testing.T) {
 
 // A replica that gets the Lease before it has listed the pods leads as soon as it has.
 func TestTakeOverWaitsForSync(t *testing.T) {
-	f := newFixture(t, Options{}, fake.Node("n1", 100))
-	tookOver := make(chan error, 1)
-	go func() { tookOver <- f.TakeOver(t.Context()) }()
-	f.run()
-	if err := <-tookOver; err != nil {
-		t.Error(err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, Options{}, fake.Node("n1", 100))
+		tookOver := make(chan error, 1)
+		go func() { tookOver <- f.TakeOver(t.Context()) }()
+		f.run()
+		if err := <-tookOver; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestBadBindRequests(t *testing.T) {
-	pod, bound, unmanaged := fake.Pod("p", 10), fake.Pod("b", 10, fake.Bound("n2", 0)), fake.Pod("unmanaged", 0, fake.CPU(1))
-	unmanaged.Spec.Containers[0].Resources.Limits = nil
-	f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 100), pod, bound, unmanaged)
-	edited := func(edit func(r *BindRequest)) BindRequest {
-		r := request(pod, "n1")
-		edit(&r)
-		return r
-	}
-	before := f.ledger.Nodes()
-	for name, test := range map[string]struct {
-		request BindRequest
-		want    error
-		text    string
-	}{
-		"no name":               {edited(func(r *BindRequest) { r.Name = "" }), binding.ErrBadRequest, "needed"},
-		"no namespace":          {edited(func(r *BindRequest) { r.Namespace = "" }), binding.ErrBadRequest, "needed"},
-		"no UID":                {edited(func(r *BindRequest) { r.UID = "" }), binding.ErrBadRequest, "needed"},
-		"no node":               {edited(func(r *BindRequest) { r.Node = "" }), binding.ErrBadRequest, "needed"},
-		"unknown pod":           {edited(func(r *BindRequest) { r.Name = "x" }), binding.ErrBadRequest, "there is no pod default/x with UID uid-p"},
-		"wrong UID":             {edited(func(r *BindRequest) { r.UID = "other" }), binding.ErrBadRequest, "there is no pod default/p with UID other"},
-		"unknown node":          {edited(func(r *BindRequest) { r.Node = "x" }), ledger.ErrNoRoom, "shares no GPU memory"},
-		"unmanaged pod":         {request(unmanaged, "n1"), binding.ErrBadRequest, "the pod asks for none of aliyun.com/gpu-mem, aliyun.com/gpu-count, aliyun.com/gpu-core.percentage and nvidia.com/gpu"},
-		"bound to another node": {request(bound, "n1"), binding.ErrBadRequest, "bound to node n2 already"},
-	} {
-		if err := f.Bind(t.Context(), test.request); !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
-			t.Errorf("%s: %v, want %v with %q", name, err, test.want, test.text)
+	synctest.Test(t, func(t *testing.T) {
+		pod, bound, unmanaged := fake.Pod("p", 10), fake.Pod("b", 10, fake.Bound("n2", 0)), fake.Pod("unmanaged", 0, fake.CPU(1))
+		unmanaged.Spec.Containers[0].Resources.Limits = nil
+		f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 100), pod, bound, unmanaged)
+		edited := func(edit func(r *BindRequest)) BindRequest {
+			r := request(pod, "n1")
+			edit(&r)
+			return r
 		}
-	}
-	f.server.Answer(fake.Answers{Read: errLost})
-	err := f.Bind(t.Context(), edited(func(r *BindRequest) { r.Name = "x" }))
-	if !errors.Is(err, errLost) || errors.Is(err, binding.ErrBadRequest) {
-		t.Errorf("a pod that can't be read: %v", err)
-	}
-	want := map[string]int{"synced": 1, "bind bad_request": 8, "bind no_room": 1, "bind unreachable": 1}
-	if diff := cmp.Diff(want, f.observer.Counts()); diff != "" {
-		t.Errorf("counts (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(before, f.ledger.Nodes()); diff != "" {
-		t.Errorf("the ledger changed (-before +after):\n%s", diff)
-	}
-	if n := f.server.Calls().Binds; n != 0 {
-		t.Errorf("%d writes", n)
-	}
+		before := f.ledger.Nodes()
+		for name, test := range map[string]struct {
+			request BindRequest
+			want    error
+			text    string
+		}{
+			"no name":               {edited(func(r *BindRequest) { r.Name = "" }), binding.ErrBadRequest, "needed"},
+			"no namespace":          {edited(func(r *BindRequest) { r.Namespace = "" }), binding.ErrBadRequest, "needed"},
+			"no UID":                {edited(func(r *BindRequest) { r.UID = "" }), binding.ErrBadRequest, "needed"},
+			"no node":               {edited(func(r *BindRequest) { r.Node = "" }), binding.ErrBadRequest, "needed"},
+			"unknown pod":           {edited(func(r *BindRequest) { r.Name = "x" }), binding.ErrBadRequest, "there is no pod default/x with UID uid-p"},
+			"wrong UID":             {edited(func(r *BindRequest) { r.UID = "other" }), binding.ErrBadRequest, "there is no pod default/p with UID other"},
+			"unknown node":          {edited(func(r *BindRequest) { r.Node = "x" }), ledger.ErrNoRoom, "shares no GPU memory"},
+			"unmanaged pod":         {request(unmanaged, "n1"), binding.ErrBadRequest, "the pod asks for none of aliyun.com/gpu-mem, aliyun.com/gpu-count, aliyun.com/gpu-core.percentage and nvidia.com/gpu"},
+			"bound to another node": {request(bound, "n1"), binding.ErrBadRequest, "bound to node n2 already"},
+		} {
+			if err := f.Bind(t.Context(), test.request); !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
+				t.Errorf("%s: %v, want %v with %q", name, err, test.want, test.text)
+			}
+		}
+		f.server.Answer(fake.Answers{Read: errLost})
+		err := f.Bind(t.Context(), edited(func(r *BindRequest) { r.Name = "x" }))
+		if !errors.Is(err, errLost) || errors.Is(err, binding.ErrBadRequest) {
+			t.Errorf("a pod that can't be read: %v", err)
+		}
+		want := map[string]int{"synced": 1, "bind bad_request": 8, "bind no_room": 1, "bind unreachable": 1}
+		if diff := cmp.Diff(want, f.observer.Counts()); diff != "" {
+			t.Errorf("counts (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(before, f.ledger.Nodes()); diff != "" {
+			t.Errorf("the ledger changed (-before +after):\n%s", diff)
+		}
+		if n := f.server.Calls().Binds; n != 0 {
+			t.Errorf("%d writes", n)
+		}
+	})
 }
 
 // Bind finds no room if no card has any, if it is kept for a nominated pod, or if the card of an earlier bind is gone.
@@ -141,7 +147,7 @@ func TestBindNoRoom(t *testing.T) {
 			f.ledger.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{{Index: 5, Memory: 50}}})
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			f := start(t, Options{}, fake.Node("n1", 100), pod)
 			before(f)
 			if err := f.bind(pod); !errors.Is(err, ledger.ErrNoRoom) {
@@ -149,101 +155,107 @@ func TestBindNoRoom(t *testing.T) {
 			}
 			f.wantEvent("Warning GPUCardNotAssumed No GPU card could be assumed: node n1: no GPU card has enough free memory")
 			f.want(pod, "none")
-		})
+		}))
 	}
 }
 
 func TestBindWithoutGPUMemory(t *testing.T) {
-	pod := fake.Pod("p", 0) // With a request of 0: without the resource, kube-scheduler would not call the extender.
-	f := start(t, Options{}, fake.Node("n1", 100), pod)
-	for range 2 {
-		if err := f.bind(pod); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 0) // With a request of 0: without the resource, kube-scheduler would not call the extender.
+		f := start(t, Options{}, fake.Node("n1", 100), pod)
+		for range 2 {
+			if err := f.bind(pod); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	if got := f.server.Get(pod); got.Spec.NodeName != "n1" || len(got.Annotations) != 0 {
-		t.Errorf("bound to %q with %v", got.Spec.NodeName, got.Annotations)
-	}
-	f.want(pod, "none")
+		if got := f.server.Get(pod); got.Spec.NodeName != "n1" || len(got.Annotations) != 0 {
+			t.Errorf("bound to %q with %v", got.Spec.NodeName, got.Annotations)
+		}
+		f.want(pod, "none")
+	})
 }
 
 // The annotations that a user writes on a pod don't decide about its card.
 func TestForgedAnnotations(t *testing.T) {
-	pod := fake.Pod("p", 60, fake.Annotation(protocol.AnnotationAllocation, `{"main":{"0":1}}`))
-	for key, value := range (protocol.Assignment{Cards: []protocol.AssignedCard{{Index: 0, Memory: 9}}, Request: 1, AssumeTime: time.Unix(1, 0), Assigned: true}).Annotations() {
-		fake.Annotation(key, value)(pod)
-	}
-	f := start(t, Options{}, fake.Node("n1", 100, 100), fake.Pod("a", 50, fake.Bound("n1", 0)), pod)
-	f.want(pod, "none")
-	if err := f.bind(pod); err != nil {
-		t.Fatal(err)
-	}
-	f.publish(pod)
-	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Node == "n1" })
-	f.want(pod, "bound n1 card 1")
-	assignment, err := protocol.ParseAssignment(f.server.Get(pod).Annotations)
-	if err != nil || assignment.Cards[0].Index != 1 || assignment.Request != 60 || assignment.Assigned || !assignment.AssumeTime.Equal(begin) {
-		t.Errorf("the pod has %+v (%v)", assignment, err)
-	}
-	if used := f.ledger.Nodes()[0].Used; !cmp.Equal(used, []gpu.Memory{50, 60}) {
-		t.Errorf("used %v", used)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 60, fake.Annotation(protocol.AnnotationAllocation, `{"main":{"0":1}}`))
+		for key, value := range (protocol.Assignment{Cards: []protocol.AssignedCard{{Index: 0, Memory: 9}}, Request: 1, AssumeTime: time.Unix(1, 0), Assigned: true}).Annotations() {
+			fake.Annotation(key, value)(pod)
+		}
+		f := start(t, Options{}, fake.Node("n1", 100, 100), fake.Pod("a", 50, fake.Bound("n1", 0)), pod)
+		f.want(pod, "none")
+		if err := f.bind(pod); err != nil {
+			t.Fatal(err)
+		}
+		f.publish(pod)
+		f.want(pod, "bound n1 card 1")
+		assignment, err := protocol.ParseAssignment(f.server.Get(pod).Annotations)
+		if err != nil || assignment.Cards[0].Index != 1 || assignment.Request != 60 || assignment.Assigned || !assignment.AssumeTime.Equal(begin) {
+			t.Errorf("the pod has %+v (%v)", assignment, err)
+		}
+		if used := f.ledger.Nodes()[0].Used; !cmp.Equal(used, []gpu.Memory{50, 60}) {
+			t.Errorf("used %v", used)
+		}
+	})
 }
 
 // While a bind is in flight, other binds of the pod fail. It goes on when kube-scheduler disconnects.
 func TestBindInFlight(t *testing.T) {
-	pod := fake.Pod("p", 10)
-	f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 100), pod)
-	writing, goOn := make(chan struct{}), make(chan struct{})
-	f.server.Answer(fake.Answers{Bind: func(ctx context.Context, b *corev1.Binding) error {
-		close(writing)
-		<-goOn
-		return errors.Join(ctx.Err(), f.server.Commit(b))
-	}})
-	ctx, cancel := context.WithCancel(t.Context())
-	first := make(chan error, 1)
-	go func() { first <- f.Bind(ctx, request(pod, "n1")) }()
-	<-writing
-	for _, node := range []string{"n1", "n2"} {
-		if err := f.Bind(t.Context(), request(pod, node)); !errors.Is(err, binding.ErrInFlight) {
-			t.Errorf("to %s: %v, want ErrInFlight", node, err)
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 10)
+		f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 100), pod)
+		writing, goOn := make(chan struct{}), make(chan struct{})
+		f.server.Answer(fake.Answers{Bind: func(ctx context.Context, b *corev1.Binding) error {
+			close(writing)
+			<-goOn
+			return errors.Join(ctx.Err(), f.server.Commit(b))
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		first := make(chan error, 1)
+		go func() { first <- f.Bind(ctx, request(pod, "n1")) }()
+		<-writing
+		for _, node := range []string{"n1", "n2"} {
+			if err := f.Bind(t.Context(), request(pod, node)); !errors.Is(err, binding.ErrInFlight) {
+				t.Errorf("to %s: %v, want ErrInFlight", node, err)
+			}
 		}
-	}
-	cancel()
-	close(goOn)
-	if err := <-first; err != nil {
-		t.Fatal(err)
-	}
-	f.want(pod, "bound n1 card 0")
-	if n := f.server.Calls().Binds; n != 1 {
-		t.Errorf("%d writes, want 1", n)
-	}
+		cancel()
+		close(goOn)
+		if err := <-first; err != nil {
+			t.Fatal(err)
+		}
+		f.want(pod, "bound n1 card 0")
+		if n := f.server.Calls().Binds; n != 1 {
+			t.Errorf("%d writes, want 1", n)
+		}
+	})
 }
 
 // A pod that has queued waits for other binds, with its card assumed; a new pod does not.
 func TestBindWaitsForOthers(t *testing.T) {
-	first, queued := fake.Pod("first", 10), fake.Pod("queued", 10)
-	f := start(t, Options{BindWindow: 100 * time.Millisecond}, fake.Node("n1", 100), first, queued)
-	f.clock.Step(time.Second)
-	if err := f.bind(first); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- f.bind(queued) }()
-	f.awaitAllocation(queued, "assumed n1 card 0")
-	recent := fake.Pod("new", 10)
-	f.server.Set(recent)
-	f.publish(recent)
-	f.await("the watch", func() bool { _, known := f.cache.Pod("default", "new"); return known })
-	if err := f.bind(recent); err != nil {
-		t.Error(err)
-	}
-	f.want(queued, "assumed n1 card 0")
-	f.clock.Step(100 * time.Millisecond)
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	f.want(queued, "bound n1 card 0")
+	synctest.Test(t, func(t *testing.T) {
+		first, queued := fake.Pod("first", 10), fake.Pod("queued", 10)
+		f := start(t, Options{BindWindow: 100 * time.Millisecond}, fake.Node("n1", 100), first, queued)
+		f.clock.Step(time.Second)
+		if err := f.bind(first); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- f.bind(queued) }()
+		f.wantSettled(queued, "assumed n1 card 0")
+		recent := fake.Pod("new", 10)
+		f.server.Set(recent)
+		f.publish(recent)
+		if err := f.bind(recent); err != nil {
+			t.Error(err)
+		}
+		f.want(queued, "assumed n1 card 0")
+		f.clock.Step(100 * time.Millisecond)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		f.want(queued, "bound n1 card 0")
+	})
 }
 
 // A bind that has waited for others is written only if the pod, its node and its card still allow it. The pod has 10 of card 0 of n1.
@@ -257,10 +269,6 @@ func TestBindChecksAfterWait(t *testing.T) {
 			changed := fake.Edited(pod, edits...)
 			f.server.Set(changed)
 			f.publish(changed)
-			f.await("the watch", func() bool {
-				info, _ := f.cache.Pod("default", "p")
-				return info.Node == changed.Spec.NodeName && info.NumCards() == protocol.Pod(changed).NumCards()
-			})
 		}
 	}
 	for name, test := range map[string]struct {
@@ -285,11 +293,10 @@ func TestBindChecksAfterWait(t *testing.T) {
 		"the pod is deleted": {func(f *fixture) {
 			f.server.Remove(pod)
 			f.publishGone(pod)
-			f.awaitAllocation(pod, "none")
 		}, "none", binding.ErrBadRequest, 0},
 		"another replica leads": {func(f *fixture) { others.Store(true) }, "none", errStandby, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			first := fake.Pod("first", 10)
 			defer others.Store(false)
 			f := start(t, Options{BindWindow: 100 * time.Millisecond, Leading: others.leading}, fake.Node("n1", 100, 100), fake.Node("n2", 100), first, pod)
@@ -300,188 +307,196 @@ func TestBindChecksAfterWait(t *testing.T) {
 			}
 			ended := make(chan error, 1)
 			go func() { ended <- f.bind(pod) }()
-			f.awaitAllocation(pod, "assumed n1 card 0")
+			f.wantSettled(pod, "assumed n1 card 0")
 			test.change(f)
 			f.clock.Step(100 * time.Millisecond)
 			if err := <-ended; !errors.Is(err, test.err) {
 				t.Errorf("%v, want %v", err, test.err)
 			}
-			f.awaitAllocation(pod, test.want) // The event handlers can be behind the cache.
+			f.want(pod, test.want)
 			if n := f.server.Calls().Binds - 1; n != test.binds {
 				t.Errorf("%d Bindings, want %d", n, test.binds)
 			}
-		})
+		}))
 	}
 }
 
 // A retry of an unconfirmed bind waits for others while a live read would show that the first write has failed for certain. It keeps its card:
 // n1 has 39, 39 and 59 free, and no other card has room for either pod.
 func TestRetryKeepsCardWhileItWaits(t *testing.T) {
-	pod, other, next := fake.Pod("p", 59), fake.Pod("other", 10), fake.Pod("next", 59)
-	f := startCache(t, Options{BindWindow: 150 * time.Millisecond}, fake.Node("n1", 100, 100, 100), fake.Node("n2", 100), pod, other, next,
-		fake.Pod("x", 61, fake.Bound("n1", 0)), fake.Pod("y", 61, fake.Bound("n1", 1)), fake.Pod("z", 41, fake.Bound("n1", 2)))
-	f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errLost }})
-	if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
-		t.Fatal(err)
-	}
-	f.server.Answer(fake.Answers{})
-	f.clock.Step(f.BindDeadline())
-	if err := f.Bind(t.Context(), request(other, "n2")); err != nil {
-		t.Fatal(err)
-	}
-	waiters, ended := f.clock.Waiters(), make(chan error, 1)
-	go func() { ended <- f.bind(pod) }()
-	f.await("the retry to wait for other binds", func() bool { return f.clock.Waiters() > waiters })
-	f.clock.Step(10 * time.Millisecond)
-	f.binder.Resolve(t.Context())
-	f.want(pod, "assumed n1 card 2")
-	if err := f.bind(next); !errors.Is(err, ledger.ErrNoRoom) {
-		t.Errorf("the next pod: %v, want ErrNoRoom", err)
-	}
-	f.clock.Step(20 * time.Millisecond)
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	f.want(pod, "bound n1 card 2")
+	synctest.Test(t, func(t *testing.T) {
+		pod, other, next := fake.Pod("p", 59), fake.Pod("other", 10), fake.Pod("next", 59)
+		f := startCache(t, Options{BindWindow: 150 * time.Millisecond}, fake.Node("n1", 100, 100, 100), fake.Node("n2", 100), pod, other, next,
+			fake.Pod("x", 61, fake.Bound("n1", 0)), fake.Pod("y", 61, fake.Bound("n1", 1)), fake.Pod("z", 41, fake.Bound("n1", 2)))
+		f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errLost }})
+		if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
+			t.Fatal(err)
+		}
+		f.server.Answer(fake.Answers{})
+		f.clock.Step(f.BindDeadline())
+		if err := f.Bind(t.Context(), request(other, "n2")); err != nil {
+			t.Fatal(err)
+		}
+		waiters, ended := f.clock.Waiters(), make(chan error, 1)
+		go func() { ended <- f.bind(pod) }()
+		f.await("the retry to wait for other binds", func() bool { return f.clock.Waiters() > waiters })
+		f.clock.Step(10 * time.Millisecond)
+		f.binder.Resolve(t.Context())
+		f.want(pod, "assumed n1 card 2")
+		if err := f.bind(next); !errors.Is(err, ledger.ErrNoRoom) {
+			t.Errorf("the next pod: %v, want ErrNoRoom", err)
+		}
+		f.clock.Step(20 * time.Millisecond)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		f.want(pod, "bound n1 card 2")
+	})
 }
 
 // The card of an unconfirmed bind fails. No retry writes it again. It stays assumed as long as the first write can still be made.
 func TestNoRetryOnFailedCard(t *testing.T) {
-	pod := fake.Pod("p", 10)
-	f := start(t, Options{}, fake.Node("n1", 100, 100), pod)
-	f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errLost }})
-	if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
-		t.Fatal(err)
-	}
-	f.server.Answer(fake.Answers{})
-	f.ledger.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{{Memory: 100, Unhealthy: "Xid 79"}, {Index: 1, Memory: 100}}})
-	if err := f.bind(pod); !errors.Is(err, ledger.ErrNoRoom) || f.server.Calls().Binds != 1 {
-		t.Errorf("%v after %d Bindings, want ErrNoRoom after 1", err, f.server.Calls().Binds)
-	}
-	f.want(pod, "assumed n1 card 0")
-	f.clock.Step(f.BindDeadline())
-	f.pass("the card to be released", func() bool { return f.allocation("uid-p") == "none" })
-	if err := f.bind(pod); err != nil {
-		t.Error(err)
-	}
-	f.want(pod, "bound n1 card 1")
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 10)
+		f := start(t, Options{}, fake.Node("n1", 100, 100), pod)
+		f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errLost }})
+		if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
+			t.Fatal(err)
+		}
+		f.server.Answer(fake.Answers{})
+		f.ledger.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{{Memory: 100, Unhealthy: "Xid 79"}, {Index: 1, Memory: 100}}})
+		if err := f.bind(pod); !errors.Is(err, ledger.ErrNoRoom) || f.server.Calls().Binds != 1 {
+			t.Errorf("%v after %d Bindings, want ErrNoRoom after 1", err, f.server.Calls().Binds)
+		}
+		f.want(pod, "assumed n1 card 0")
+		f.clock.Step(f.BindDeadline())
+		f.pass("the card to be released", func() bool { return f.allocation("uid-p") == "none" })
+		if err := f.bind(pod); err != nil {
+			t.Error(err)
+		}
+		f.want(pod, "bound n1 card 1")
+	})
 }
 
 // A new leader learns of the last binds of the former one before its own.
 func TestBindAfterTakeOver(t *testing.T) {
-	theirs, ours := fake.Pod("theirs", 60), fake.Pod("ours", 60)
-	f := start(t, Options{Leading: new(standby).leading}, fake.Node("n1", 100), theirs, ours)
-	if err := f.TakeOver(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	f.server.Set(fake.Edited(theirs, fake.Bound("n1", 0)))
-	if err := f.bind(ours); !errors.Is(err, ledger.ErrNoRoom) {
-		t.Errorf("to a card that the former leader gave away: %v, want ErrNoRoom", err)
-	}
-	f.want(theirs, "bound n1 card 0")
+	synctest.Test(t, func(t *testing.T) {
+		theirs, ours := fake.Pod("theirs", 60), fake.Pod("ours", 60)
+		f := start(t, Options{Leading: new(standby).leading}, fake.Node("n1", 100), theirs, ours)
+		if err := f.TakeOver(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		f.server.Set(fake.Edited(theirs, fake.Bound("n1", 0)))
+		if err := f.bind(ours); !errors.Is(err, ledger.ErrNoRoom) {
+			t.Errorf("to a card that the former leader gave away: %v, want ErrNoRoom", err)
+		}
+		f.want(theirs, "bound n1 card 0")
+	})
 }
 
 // Many pods are bound in parallel by an API server that rejects writes and loses answers, and some pods end meanwhile.
 // No card is ever overcommitted, and in the end the ledger equals the API server's state.
 func TestParallelBinds(t *testing.T) {
-	const memory, pods = 100, 300
-	names := []string{"n1", "n2", "n3"}
-	node := func(name string) *corev1.Node { return fake.Node(name, memory, memory, memory, memory) }
-	f := start(t, Options{}, node("n1"), node("n2"), node("n3"))
+	synctest.Test(t, func(t *testing.T) {
+		const memory, pods = 100, 300
+		names := []string{"n1", "n2", "n3"}
+		node := func(name string) *corev1.Node { return fake.Node(name, memory, memory, memory, memory) }
+		f := start(t, Options{}, node("n1"), node("n2"), node("n3"))
 
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	var mu sync.Mutex
-	random := rand.New(rand.NewPCG(seed, 1))
-	roll := func(n int) int {
-		mu.Lock()
-		defer mu.Unlock()
-		return random.IntN(n)
-	}
-	f.server.Answer(fake.Answers{Bind: func(_ context.Context, b *corev1.Binding) error {
-		switch roll(6) {
-		case 0:
-			return errForbidden
-		case 1:
-			return errLost
-		case 2:
-			if err := f.server.Commit(b); err != nil {
-				return err
-			}
-			return apierrors.NewInternalError(errors.New("etcdserver: request timed out"))
+		seed := rand.Uint64() // The time in a bubble is the same in each run.
+		t.Logf("seed %d", seed)
+		var mu sync.Mutex
+		random := rand.New(rand.NewPCG(seed, 1))
+		roll := func(n int) int {
+			mu.Lock()
+			defer mu.Unlock()
+			return random.IntN(n)
 		}
-		return f.server.Commit(b)
-	}})
-
-	// placements returns where the API server's state, on which the nodes act, has each pod. It checks the sums.
-	placements := func() map[gpu.PodUID]string {
-		out, used := map[gpu.PodUID]string{}, map[string]gpu.Memory{}
-		for _, pod := range f.server.Pods() {
-			if pod.Spec.NodeName == "" {
-				continue
-			}
-			cards, err := protocol.PodPlacement(pod)
-			if err != nil {
-				t.Errorf("%s: %v", pod.Name, err)
-			}
-			where := fmt.Sprint(pod.Spec.NodeName, " ", cards)
-			if used[where] += cards.Total(); used[where] > memory {
-				t.Errorf("%s: %d of %d are used", where, used[where], memory)
-			}
-			out[gpu.PodUID(pod.UID)] = "bound " + where
-		}
-		return out
-	}
-
-	var wg sync.WaitGroup
-	work := make(chan *corev1.Pod)
-	for range 16 {
-		wg.Go(func() {
-			for pod := range work {
-				f.server.Set(pod)
-				if roll(2) == 0 {
-					f.publishObject(pod)
+		f.server.Answer(fake.Answers{Bind: func(_ context.Context, b *corev1.Binding) error {
+			switch roll(6) {
+			case 0:
+				return errForbidden
+			case 1:
+				return errLost
+			case 2:
+				if err := f.server.Commit(b); err != nil {
+					return err
 				}
-				for range 6 {
-					err := f.Bind(context.Background(), request(pod, names[roll(len(names))]))
-					placements()
-					if err == nil {
-						break
+				return apierrors.NewInternalError(errors.New("etcdserver: request timed out"))
+			}
+			return f.server.Commit(b)
+		}})
+
+		// placements returns where the API server's state, on which the nodes act, has each pod. It checks the sums.
+		placements := func() map[gpu.PodUID]string {
+			out, used := map[gpu.PodUID]string{}, map[string]gpu.Memory{}
+			for _, pod := range f.server.Pods() {
+				if pod.Spec.NodeName == "" {
+					continue
+				}
+				cards, err := protocol.PodPlacement(pod)
+				if err != nil {
+					t.Errorf("%s: %v", pod.Name, err)
+				}
+				where := fmt.Sprint(pod.Spec.NodeName, " ", cards)
+				if used[where] += cards.Total(); used[where] > memory {
+					t.Errorf("%s: %d of %d are used", where, used[where], memory)
+				}
+				out[gpu.PodUID(pod.UID)] = "bound " + where
+			}
+			return out
+		}
+
+		var wg sync.WaitGroup
+		work := make(chan *corev1.Pod)
+		for range 16 {
+			wg.Go(func() {
+				for pod := range work {
+					f.server.Set(pod)
+					if roll(2) == 0 {
+						f.send(pod)
+					}
+					for range 6 {
+						err := f.Bind(context.Background(), request(pod, names[roll(len(names))]))
+						placements()
+						if err == nil {
+							break
+						}
+					}
+					if now := f.server.Get(pod); now.Spec.NodeName != "" {
+						f.send(now)
+						if roll(2) == 0 { // The pod ends, and its memory is freed.
+							f.server.Remove(pod)
+							f.sendGone(pod)
+						}
 					}
 				}
-				if now := f.server.Get(pod); now.Spec.NodeName != "" {
-					f.publishObject(now)
-					if roll(2) == 0 { // The pod ends, and its memory is freed.
-						f.server.Remove(pod)
-						f.publishGone(pod)
-					}
+			})
+		}
+		for i := range pods {
+			work <- fake.Pod(fmt.Sprintf("p%d", i), int64(1+roll(60)))
+		}
+		close(work)
+		wg.Wait()
+
+		want := placements()
+		if len(want) == 0 {
+			t.Fatal("nothing was bound: this test shows nothing")
+		}
+		f.clock.Step(f.BindDeadline())
+		f.pass("the ledger to equal the API server's state", func() bool {
+			got := map[gpu.PodUID]string{}
+			for _, node := range f.ledger.Nodes() {
+				for _, a := range node.Allocations {
+					got[a.UID] = f.allocation(a.UID)
 				}
 			}
+			return cmp.Equal(want, got)
 		})
-	}
-	for i := range pods {
-		work <- fake.Pod(fmt.Sprintf("p%d", i), int64(1+roll(60)))
-	}
-	close(work)
-	wg.Wait()
-
-	want := placements()
-	if len(want) == 0 {
-		t.Fatal("nothing was bound: this test shows nothing")
-	}
-	f.clock.Step(f.BindDeadline())
-	f.pass("the ledger to equal the API server's state", func() bool {
-		got := map[gpu.PodUID]string{}
-		for _, node := range f.ledger.Nodes() {
-			for _, a := range node.Allocations {
-				got[a.UID] = f.allocation(a.UID)
+		for _, result := range []reasons.Result{reasons.ResultBound, reasons.ResultRejected, reasons.ResultUnconfirmed, reasons.ResultNoRoom} {
+			if f.observer.Count("bind "+string(result)) == 0 {
+				t.Errorf("no bind had the result %s: this test shows less than it should", result)
 			}
 		}
-		return cmp.Equal(want, got)
 	})
-	for _, result := range []reasons.Result{reasons.ResultBound, reasons.ResultRejected, reasons.ResultUnconfirmed, reasons.ResultNoRoom} {
-		if f.observer.Count("bind "+string(result)) == 0 {
-			t.Errorf("no bind had the result %s: this test shows less than it should", result)
-		}
-	}
 }

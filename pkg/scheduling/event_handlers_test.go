@@ -3,13 +3,12 @@ package scheduling
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
@@ -217,35 +216,35 @@ func TestNominations(t *testing.T) {
 
 // What a node has free follows the watch.
 func TestFreeFollowsTheWatch(t *testing.T) {
-	asking := fake.Pod("asking", 16, fake.CPU(5))
-	running := fake.Pod("running", 0, fake.On("n1"), fake.CPU(5))
-	g := startGroups(t, GangOptions{}, asking)
-	fits := func(want bool) {
-		t.Helper()
-		g.await(fmt.Sprintf("the pod to fit: %t", want), func() bool { return g.nodes.Capacity(nil, false).Take("n1", "uid-asking") == want })
-	}
-	fits(true)
-	g.publishObject(running)
-	fits(false)
-	g.publishObject(fake.Edited(running, fake.Phase(corev1.PodSucceeded)))
-	fits(true)
-	g.publishObject(fake.Edited(asking, fake.Nominated("n2"))) // It doesn't count for itself.
-	fits(true)
-	nominee := fake.Pod("nominee", 0, fake.Nominated("n1"), fake.CPU(5), fake.Priority(1))
-	g.publishObject(nominee)
-	fits(false)
-	g.publishGone(nominee)
-	fits(true)
-	for _, cpus := range []int64{4, 8} {
-		node := fake.Node("n1", 16, 16)
-		node.Status.Allocatable[corev1.ResourceCPU] = fake.Amount("x", cpus)["x"]
-		if _, err := g.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		asking := fake.Pod("asking", 16, fake.CPU(5))
+		running := fake.Pod("running", 0, fake.On("n1"), fake.CPU(5))
+		g := startGroups(t, GangOptions{}, asking)
+		fits := func(want bool) {
+			t.Helper()
+			if got := g.nodes.Capacity(nil, false).Take("n1", "uid-asking"); got != want {
+				t.Errorf("the pod fits: %t, want %t", got, want)
+			}
 		}
-		fits(cpus > 5)
-	}
-	if err := g.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	fits(false)
+		fits(true)
+		g.publishObject(running)
+		fits(false)
+		g.publishObject(fake.Edited(running, fake.Phase(corev1.PodSucceeded)))
+		fits(true)
+		g.publishObject(fake.Edited(asking, fake.Nominated("n2"))) // It doesn't count for itself.
+		fits(true)
+		nominee := fake.Pod("nominee", 0, fake.Nominated("n1"), fake.CPU(5), fake.Priority(1))
+		g.publishObject(nominee)
+		fits(false)
+		g.publishGone(nominee)
+		fits(true)
+		for _, cpus := range []int64{4, 8} {
+			node := fake.Node("n1", 16, 16)
+			node.Status.Allocatable[corev1.ResourceCPU] = fake.Amount("x", cpus)["x"]
+			g.publishNode(node)
+			fits(cpus > 5)
+		}
+		g.publishNodeGone("n1")
+		fits(false)
+	})
 }

@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/test/fake"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -17,7 +18,7 @@ import (
 // number of candidate nodes.
 func TestLeastWaste(t *testing.T) {
 	for name, few := range map[string]int{"filter passes the best node": 0, "prioritize decides": 32} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			f := startFilter(t, 1)
 			f.FilterBestAbove, f.NodePolicy = few, placement.LeastWaste
 			handlers, e := f.newEventHandlers(func() {}), f.newExpectations() // Its loop doesn't run.
@@ -26,24 +27,21 @@ func TestLeastWaste(t *testing.T) {
 			for _, node := range nodes {
 				handlers.NodeUpdated(framework.MakeNode(node).Cards(1, 16).Obj())
 			}
-			withCPU := func(name, node string, request int64, cpus string) *clustercache.PodInfo {
-				object := filterPod(name, request)
-				object.Spec.NodeName = node
-				object.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpus)}
-				return clustercache.NewPodInfo(object)
+			withCPU := func(name, node string, request, cpus int64) *clustercache.PodInfo {
+				return clustercache.NewPodInfo(fake.Pod(name, request, fake.On(node), fake.CPU(cpus)))
 			}
 			for i := range 30 {
-				handlers.PodUpdated(nil, withCPU(fmt.Sprint("pending-", i), "", 8, "4"))
+				handlers.PodUpdated(nil, withCPU(fmt.Sprint("pending-", i), "", 8, 4))
 			}
 			if len(e.changed) == 0 {
 				t.Error("a new outlook isn't due")
 			}
-			other := withCPU("other", "n2", 0, "62")
+			other := withCPU("other", "n2", 0, 62)
 			handlers.PodUpdated(nil, other)
 			e.expect()
 			best := func(pod string) string {
 				t.Helper()
-				asking := filterPod(pod, 8)
+				asking := fake.Pod(pod, 8)
 				passed := f.filter(asking, nodes...).Names()
 				scores, err := f.Prioritize(asking, nodes)
 				if err != nil || few > 0 && len(passed) != len(nodes) {
@@ -59,83 +57,83 @@ func TestLeastWaste(t *testing.T) {
 				t.Errorf("the pod goes to %s, want the node without CPU", got)
 			}
 			handlers.PodDeleted(other)
-			handlers.PodUpdated(nil, withCPU("another", "n3", 0, "62"))
+			handlers.PodUpdated(nil, withCPU("another", "n3", 0, 62))
 			if got := best("second"); got != "n3" {
 				t.Errorf("the pod goes to %s, want the node that has no CPU now", got)
 			}
-		})
+		}))
 	}
 }
 
 // TestExplainStranded: an explanation has the nodes whose memory is of no use, if pods are expected.
 func TestExplainStranded(t *testing.T) {
-	for _, policy := range []placement.Policy{placement.LeastWaste, placement.Binpack} {
-		f := startFilter(t, 1)
-		f.NodePolicy = policy
-		handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
-		handlers.expectations = e
-		handlers.NodeUpdated(framework.MakeNode("n1").Cards(1, 16).Obj())
-		object := filterPod("wants-cpu", 8)
-		object.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4")}
-		handlers.PodUpdated(nil, clustercache.NewPodInfo(object))
-		full := filterPod("takes-cpu", 0)
-		full.Spec.NodeName, full.Spec.Containers[0].Resources.Requests = "n1", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("62")}
-		handlers.PodUpdated(nil, clustercache.NewPodInfo(full))
-		if e != nil {
-			e.expect()
+	synctest.Test(t, func(t *testing.T) {
+		for _, policy := range []placement.Policy{placement.LeastWaste, placement.Binpack} {
+			f := startFilter(t, 1)
+			f.NodePolicy = policy
+			handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
+			handlers.expectations = e
+			handlers.NodeUpdated(framework.MakeNode("n1").Cards(1, 16).Obj())
+			handlers.PodUpdated(nil, clustercache.NewPodInfo(fake.Pod("wants-cpu", 8, fake.CPU(4))))
+			handlers.PodUpdated(nil, clustercache.NewPodInfo(fake.Pod("takes-cpu", 0, fake.On("n1"), fake.CPU(62))))
+			if e != nil {
+				e.expect()
+			}
+			var texts []string
+			for _, node := range f.Explain().Stranded.Nodes {
+				texts = append(texts, node.Name+": "+node.Text(node.Unit))
+			}
+			var want []string
+			if policy.ByCost() {
+				want = []string{"n1: 16 MiB free, of no use: the node lacks CPU"}
+			}
+			if !slices.Equal(texts, want) {
+				t.Errorf("by cost %v: %q, want %q", policy.ByCost(), texts, want)
+			}
 		}
-		var texts []string
-		for _, node := range f.Explain().Stranded.Nodes {
-			texts = append(texts, node.Name+": "+node.Text(node.Unit))
-		}
-		var want []string
-		if policy.ByCost() {
-			want = []string{"n1: 16 MiB free, of no use: the node lacks CPU"}
-		}
-		if !slices.Equal(texts, want) {
-			t.Errorf("by cost %v: %q, want %q", policy.ByCost(), texts, want)
-		}
-	}
+	})
 }
 
 // TestTurnover: the end of a pod counts once, if the pod used cards.
 func TestTurnover(t *testing.T) {
-	f := startFilter(t, 1)
-	f.NodePolicy = placement.LeastWaste
-	handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
-	handlers.expectations = e
-	pod := func(node string, request int64, phase corev1.PodPhase) *clustercache.PodInfo {
-		object := filterPod("p", request)
-		object.Spec.NodeName, object.Status.Phase = node, phase
-		return clustercache.NewPodInfo(object)
-	}
-	running, ended := pod("n1", 8, corev1.PodRunning), pod("n1", 8, corev1.PodSucceeded)
-	for name, tc := range map[string]struct {
-		change func()
-		want   bool
-	}{
-		"a pod comes":                          {func() { handlers.PodUpdated(nil, running) }, false},
-		"it ends":                              {func() { handlers.PodUpdated(running, ended) }, true},
-		"it is deleted":                        {func() { handlers.PodDeleted(running) }, true},
-		"it is deleted when it has ended":      {func() { handlers.PodDeleted(ended) }, false},
-		"a pending pod is deleted":             {func() { handlers.PodDeleted(pod("", 8, corev1.PodPending)) }, false},
-		"a pod without GPU memory is deleted":  {func() { handlers.PodDeleted(pod("n1", 0, corev1.PodRunning)) }, false},
-		"a pod that has ended changes further": {func() { handlers.PodUpdated(ended, ended) }, false},
-	} {
-		before := e.arrivals.Turnover()
-		tc.change()
-		if got := e.arrivals.Turnover() > before; got != tc.want {
-			t.Errorf("%s: the turnover grows: %v, want %v", name, got, tc.want)
+	synctest.Test(t, func(t *testing.T) {
+		f := startFilter(t, 1)
+		f.NodePolicy = placement.LeastWaste
+		handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
+		handlers.expectations = e
+		pod := func(node string, request int64, phase corev1.PodPhase) *clustercache.PodInfo {
+			return clustercache.NewPodInfo(fake.Pod("p", request, fake.On(node), fake.Phase(phase)))
 		}
-	}
+		running, ended := pod("n1", 8, corev1.PodRunning), pod("n1", 8, corev1.PodSucceeded)
+		for name, tc := range map[string]struct {
+			change func()
+			want   bool
+		}{
+			"a pod comes":                          {func() { handlers.PodUpdated(nil, running) }, false},
+			"it ends":                              {func() { handlers.PodUpdated(running, ended) }, true},
+			"it is deleted":                        {func() { handlers.PodDeleted(running) }, true},
+			"it is deleted when it has ended":      {func() { handlers.PodDeleted(ended) }, false},
+			"a pending pod is deleted":             {func() { handlers.PodDeleted(pod("", 8, corev1.PodPending)) }, false},
+			"a pod without GPU memory is deleted":  {func() { handlers.PodDeleted(pod("n1", 0, corev1.PodRunning)) }, false},
+			"a pod that has ended changes further": {func() { handlers.PodUpdated(ended, ended) }, false},
+		} {
+			before := e.arrivals.Turnover()
+			tc.change()
+			if got := e.arrivals.Turnover() > before; got != tc.want {
+				t.Errorf("%s: the turnover grows: %v, want %v", name, got, tc.want)
+			}
+		}
+	})
 }
 
 // TestExpectationsOff: other policies need no outlook.
 func TestExpectationsOff(t *testing.T) {
-	f := startFilter(t, 1)
-	if f.expectations != nil {
-		t.Error("an outlook for a policy that needs none")
-	}
-	f.expectations.updated(nil, clustercache.NewPodInfo(filterPod("p", 1)))
-	f.expectations.nodeChanged("n1")
+	synctest.Test(t, func(t *testing.T) {
+		f := startFilter(t, 1)
+		if f.expectations != nil {
+			t.Error("an outlook for a policy that needs none")
+		}
+		f.expectations.updated(nil, clustercache.NewPodInfo(fake.Pod("p", 1)))
+		f.expectations.nodeChanged("n1")
+	})
 }

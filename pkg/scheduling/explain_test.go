@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gpushare/gpushare/test/fake"
@@ -9,19 +10,21 @@ import (
 
 // All readers get the same explanation until the next one may be made.
 func TestExplainShared(t *testing.T) {
-	f := start(t, Options{}, fake.Pod("p", 1), fake.Pod("q", 0))
-	first := f.Explain()
-	if len(first.Pending) != 1 || len(first.Diagnoses) != 1 || len(first.RequestProblems) != 1 || !first.At.Equal(begin) {
-		t.Errorf("%+v", first)
-	}
-	f.clock.Step(minCostly - 1)
-	if f.Explain() != first {
-		t.Error("another explanation within a second")
-	}
-	f.clock.Step(1)
-	if f.Explain() == first {
-		t.Error("no other explanation after a second")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := start(t, Options{}, fake.Pod("p", 1), fake.Pod("q", 0))
+		first := f.Explain()
+		if len(first.Pending) != 1 || len(first.Diagnoses) != 1 || len(first.RequestProblems) != 1 || !first.At.Equal(begin) {
+			t.Errorf("%+v", first)
+		}
+		f.clock.Step(minCostly - 1)
+		if f.Explain() != first {
+			t.Error("another explanation within a second")
+		}
+		f.clock.Step(1)
+		if f.Explain() == first {
+			t.Error("no other explanation after a second")
+		}
+	})
 }
 
 func TestExplainPause(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -53,10 +54,8 @@ func startFair(t *testing.T, fair FairShareOptions, leading func() error, object
 	if fair.PriorityCutoff == 0 {
 		fair.PriorityCutoff = 1000
 	}
-	f := start(t, Options{FairShare: fair, Leading: leading, Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: observer}},
+	return start(t, Options{FairShare: fair, Leading: leading, Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: observer}},
 		append(objects, fake.Node("n1", 16))...)
-	<-f.watches // Of namespaces, beside the three that start waits for.
-	return f
 }
 
 // opened returns the names of the pods whose gate was removed.
@@ -78,54 +77,58 @@ func (f *fixture) pendingPods(names ...string) []*clustercache.PodInfo {
 
 // A pod's way from its gate to its bind.
 func TestFairShare(t *testing.T) {
-	alice, bob, late := fake.Pod("alice-1", 10, gated), fake.Pod("bob-1", 6, gated, inNamespace("bob")), fake.Pod("bob-2", 6, gated, inNamespace("bob"))
-	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil), alice, bob, late)
-	if result := f.filter(late, "n1"); result.Message != reasons.AwaitsTurn || len(result.Passed) > 0 {
-		t.Errorf("before its turn filter answers %v, %q", result.Passed, result.Message)
-	}
-	f.passUntilOpened("alice-1", "bob-1")
-	f.want(alice, "assumed n1 card 0")
-	for _, pod := range []*corev1.Pod{alice, bob} {
-		f.publishObject(fake.Edited(pod, ungated))
-		if result := f.filter(pod, "n2", "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
-			t.Errorf("%s may go to %v: %s", pod.Name, result.Names(), result.Message)
+	synctest.Test(t, func(t *testing.T) {
+		alice, bob, late := fake.Pod("alice-1", 10, gated), fake.Pod("bob-1", 6, gated, inNamespace("bob")), fake.Pod("bob-2", 6, gated, inNamespace("bob"))
+		f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil), alice, bob, late)
+		if result := f.filter(late, "n1"); result.Message != reasons.AwaitsTurn || len(result.Passed) > 0 {
+			t.Errorf("before its turn filter answers %v, %q", result.Passed, result.Message)
 		}
-	}
-	if err := f.bind(alice); err != nil {
-		t.Fatal(err)
-	}
-	f.want(alice, "bound n1 card 0")
-	f.publish(alice)
-	f.await("the tenants", func() bool {
-		return cmp.Equal(f.Tenants(), []dispatch.Tenant{
-			{Terms: fairshare.DefaultTerms, Name: "bob", Share: 8, Allocated: 6, Waiting: 1, WaitingMemory: 6, PassedOver: 1, Obstacle: reasons.ObstacleNoRoom},
-			{Terms: fairshare.DefaultTerms, Name: "default", Share: 8, Allocated: 10, Before: 1},
-		}, cmpopts.IgnoreFields(dispatch.Tenant{}, "Next"))
+		f.passUntilOpened("alice-1", "bob-1")
+		f.want(alice, "assumed n1 card 0")
+		for _, pod := range []*corev1.Pod{alice, bob} {
+			f.publishObject(fake.Edited(pod, ungated))
+			if result := f.filter(pod, "n2", "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
+				t.Errorf("%s may go to %v: %s", pod.Name, result.Names(), result.Message)
+			}
+		}
+		if err := f.bind(alice); err != nil {
+			t.Fatal(err)
+		}
+		f.want(alice, "bound n1 card 0")
+		f.publish(alice)
+		f.await("the tenants", func() bool {
+			return cmp.Equal(f.Tenants(), []dispatch.Tenant{
+				{Terms: fairshare.DefaultTerms, Name: "bob", Share: 8, Allocated: 6, Waiting: 1, WaitingMemory: 6, PassedOver: 1, Obstacle: reasons.ObstacleNoRoom},
+				{Terms: fairshare.DefaultTerms, Name: "default", Share: 8, Allocated: 10, Before: 1},
+			}, cmpopts.IgnoreFields(dispatch.Tenant{}, "Next"))
+		})
+		want := []diagnosis.Diagnosis{{Reason: reasons.WaitsForTurn, Message: "waits for its turn: tenant bob has 6 of its share of 8; no card has room for it now" +
+			"; cards of n1 are reserved for it, and it gets them when pods there have ended"}}
+		f.pass("the reservation", func() bool {
+			d, _ := f.diagnose(f.pendingPods("bob-2"))
+			return cmp.Equal(want, d)
+		})
+		f.publishGone(alice)
+		f.passUntilOpened("alice-1", "bob-1", "bob-2")
 	})
-	want := []diagnosis.Diagnosis{{Reason: reasons.WaitsForTurn, Message: "waits for its turn: tenant bob has 6 of its share of 8; no card has room for it now" +
-		"; cards of n1 are reserved for it, and it gets them when pods there have ended"}}
-	f.pass("the reservation", func() bool {
-		d, _ := f.diagnose(f.pendingPods("bob-2"))
-		return cmp.Equal(want, d)
-	})
-	f.publishGone(alice)
-	f.passUntilOpened("alice-1", "bob-1", "bob-2")
 }
 
 // kube-scheduler doesn't offer the node of the pod's place: the pod goes elsewhere.
 func TestFairSharePlaceUnusable(t *testing.T) {
-	pod := fake.Pod("p", 10, gated)
-	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), pod, fake.Node("n2", 10))
-	f.passUntilOpened("p") // Binpack prefers n2.
-	f.want(pod, "assumed n2 card 0")
-	if result := f.filter(pod, "n3"); len(result.Passed) > 0 {
-		t.Errorf("it may go to %v", result.Names())
-	}
-	f.want(pod, "assumed n2 card 0") // The next call may offer that node.
-	if result := f.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
-		t.Errorf("it may go to %v", result.Names())
-	}
-	f.want(pod, "none")
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 10, gated)
+		f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), pod, fake.Node("n2", 10))
+		f.passUntilOpened("p") // Binpack prefers n2.
+		f.want(pod, "assumed n2 card 0")
+		if result := f.filter(pod, "n3"); len(result.Passed) > 0 {
+			t.Errorf("it may go to %v", result.Names())
+		}
+		f.want(pod, "assumed n2 card 0") // The next call may offer that node.
+		if result := f.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
+			t.Errorf("it may go to %v", result.Names())
+		}
+		f.want(pod, "none")
+	})
 }
 
 // The card of a pod's place can't be used any more when the pod is bound: it gets another card of the node, or none.
@@ -140,7 +143,7 @@ func TestFairSharePlaceLost(t *testing.T) {
 		"and there is another card":        {[]int64{16, 20}, func(f *fixture) { f.server.Set(fake.Edited(former, fake.Bound("n2", 0))) }, "bound n2 card 1"},
 		"since it was taken from the node": {[]int64{16, 20}, func(f *fixture) { f.ledger.SetNode("n2", ledger.NodeSpec{Cards: []gpu.Card{{Index: 1, Memory: 20}}}) }, "bound n2 card 1"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			pod := fake.Pod("p", 12, gated)
 			f := startFair(t, FairShareOptions{}, new(standby).leading, namespace("default", nil), pod, fake.Node("n2", tc.cards...))
 			if err := f.TakeOver(t.Context()); err != nil {
@@ -154,289 +157,308 @@ func TestFairSharePlaceLost(t *testing.T) {
 				t.Errorf("the bind returns %v", err)
 			}
 			f.want(pod, tc.want)
-		})
+		}))
 	}
 }
 
 // The gates of a group open together. Its plan takes over the places, and the group is bound like any other.
 func TestFairShareGroup(t *testing.T) {
-	g := newGangFixture(t)
-	g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
-	g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), g.pods[0])
-	g.pass("the first member's diagnosis", func() bool {
-		d, _ := g.diagnose(g.pendingPods("job-0"))
-		return len(d) == 1 && d[0].Reason == reasons.WaitsForGroup
+	synctest.Test(t, func(t *testing.T) {
+		g := newGangFixture(t)
+		g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
+		g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), g.pods[0])
+		g.pass("the first member's diagnosis", func() bool {
+			d, _ := g.diagnose(g.pendingPods("job-0"))
+			return len(d) == 1 && d[0].Reason == reasons.WaitsForGroup
+		})
+		g.publishObject(g.pods[1])
+		g.passUntilOpened("job-0", "job-1")
+		g.want(g.pods[1], "assumed n1 card 0")
+		for i, pod := range g.pods {
+			g.pods[i] = fake.Edited(pod, ungated)
+			g.server.Set(g.pods[i])
+			g.publishObject(g.pods[i])
+		}
+		g.offer()
+		g.startBinds(t.Context(), 0, 1)
+		g.wantEnds(2, nil)
+		for _, pod := range g.pods {
+			g.want(pod, "bound n1 card 0")
+		}
 	})
-	g.publishObject(g.pods[1])
-	g.passUntilOpened("job-0", "job-1")
-	g.want(g.pods[1], "assumed n1 card 0")
-	for i, pod := range g.pods {
-		g.pods[i] = fake.Edited(pod, ungated)
-		g.server.Set(g.pods[i])
-		g.publishObject(g.pods[i])
-	}
-	g.offer()
-	g.startBinds(t.Context(), 0, 1)
-	g.wantEnds(2, nil)
-	for _, pod := range g.pods {
-		g.want(pod, "bound n1 card 0")
-	}
 }
 
 // A group without gates, of a scheduler whose pods have all been rejected, gets its turn, although another scheduler has called the extender.
 func TestFairShareGroupOfOtherScheduler(t *testing.T) {
-	g := newGangFixture(t)
-	of := func(name string) fake.PodEdit { return func(pod *corev1.Pod) { pod.Spec.SchedulerName = name } }
-	g.pods = []*corev1.Pod{member(2, 0, of("other-profile")), member(2, 1, of("other-profile"))}
-	known := fake.Pod("known-0", 1, of("default-scheduler"), fake.Priority(1000),
-		fake.Annotation(protocol.AnnotationGroupName, "known"), fake.Annotation(protocol.AnnotationGroupSize, "2"))
-	g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), known)
-	g.pass("the leader's answer", func() bool {
-		message := g.filter(known, "n1").Message
-		return message != reasons.GroupStarting.Text() && message != reasons.GroupUnknown.Text()
-	})
-	g.publishObject(g.pods[0])
-	g.publishObject(g.pods[1])
-	for _, pod := range g.pods {
-		if result := g.filter(pod, "n1"); result.Message != reasons.AwaitsTurn {
-			t.Errorf("before its turn filter answers %q", result.Message)
+	synctest.Test(t, func(t *testing.T) {
+		g := newGangFixture(t)
+		of := func(name string) fake.PodEdit { return func(pod *corev1.Pod) { pod.Spec.SchedulerName = name } }
+		g.pods = []*corev1.Pod{member(2, 0, of("other-profile")), member(2, 1, of("other-profile"))}
+		known := fake.Pod("known-0", 1, of("default-scheduler"), fake.Priority(1000),
+			fake.Annotation(protocol.AnnotationGroupName, "known"), fake.Annotation(protocol.AnnotationGroupSize, "2"))
+		g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), known)
+		g.pass("the leader's answer", func() bool {
+			message := g.filter(known, "n1").Message
+			return message != reasons.GroupStarting.Text() && message != reasons.GroupUnknown.Text()
+		})
+		g.publishObject(g.pods[0])
+		g.publishObject(g.pods[1])
+		for _, pod := range g.pods {
+			if result := g.filter(pod, "n1"); result.Message != reasons.AwaitsTurn {
+				t.Errorf("before its turn filter answers %q", result.Message)
+			}
 		}
-	}
-	g.pass("places for the group", func() bool { return g.allocation("uid-job-0") == "assumed n1 card 0" })
+		g.pass("places for the group", func() bool { return g.allocation("uid-job-0") == "assumed n1 card 0" })
+	})
 }
 
 // Writes fail, and another replica leads for a while: the gate is opened nevertheless, and only by the leader.
 func TestFairShareFaults(t *testing.T) {
-	var standby standby
-	pod := fake.Pod("p", 10, gated)
-	standby.Store(true)
-	f := startFair(t, FairShareOptions{}, standby.leading, namespace("default", nil), pod)
-	observer := f.FairShare.Observer.(*fake.Observer)
-	for range 20 {
-		f.clock.Step(tick)
-	}
-	f.server.Answer(fake.Answers{Open: errors.New("not now")})
-	standby.Store(false)
-	f.pass("two failed writes", func() bool { return observer.Count("gate opened false") >= 2 })
-	if opened := f.opened(); len(opened) > 0 {
-		t.Errorf("opened %v", opened)
-	}
-	f.server.Answer(fake.Answers{})
-	f.passUntilOpened("p")
-	standby.Store(true)
-	f.pass("the place to be given up", func() bool { return f.allocation("uid-p") == "none" })
+	synctest.Test(t, func(t *testing.T) {
+		var standby standby
+		pod := fake.Pod("p", 10, gated)
+		standby.Store(true)
+		f := startFair(t, FairShareOptions{}, standby.leading, namespace("default", nil), pod)
+		observer := f.FairShare.Observer.(*fake.Observer)
+		for range 20 {
+			f.clock.Step(tick)
+		}
+		f.server.Answer(fake.Answers{Open: errors.New("not now")})
+		standby.Store(false)
+		f.pass("two failed writes", func() bool { return observer.Count("gate opened false") >= 2 })
+		if opened := f.opened(); len(opened) > 0 {
+			t.Errorf("opened %v", opened)
+		}
+		f.server.Answer(fake.Answers{})
+		f.passUntilOpened("p")
+		standby.Store(true)
+		f.pass("the place to be given up", func() bool { return f.allocation("uid-p") == "none" })
+	})
 }
 
 // TestFairShareClockSteps sets the clock forwards or back between charge and gate, by more than a charge lasts: all pods get their turn,
 // the card is never over its size, and no charge and no place stays.
 func TestFairShareClockSteps(t *testing.T) {
-	clock, observer := &steppedClock{}, &fake.Observer{}
-	f := start(t, Options{Clock: clock, FairShare: FairShareOptions{On: true, PriorityCutoff: 1000, Observer: observer}, Gangs: GangOptions{Patience: 30 * time.Second}},
-		fake.Node("n1", 16), namespace("default", nil), namespace("bob", nil))
-	<-f.watches
-	rises := func(count string, change func()) {
-		before := observer.Count(count)
-		change()
-		f.pass(count, func() bool { return observer.Count(count) > before })
-	}
-	for round := range 20 {
-		var waiting, bound []*corev1.Pod
-		f.server.Answer(fake.Answers{Open: errors.New("not now")})
-		rises("gate opened false", func() {
-			for i := range 4 { // Two of them fit.
-				pod := fake.Pod(fmt.Sprintf("p-%d-%d", round, i), 8, gated, inNamespace([]string{"default", "bob"}[i%2]))
-				f.server.Set(pod)
-				f.publishObject(pod)
-				waiting = append(waiting, pod)
-			}
-		})
-		if round%2 == 0 {
-			rises("charge expired", func() { clock.steps.Add(int64(time.Minute)) })
-		} else {
-			clock.steps.Add(-int64(time.Minute))
+	synctest.Test(t, func(t *testing.T) {
+		clock, observer := &steppedClock{}, &fake.Observer{}
+		f := start(t, Options{Clock: clock, FairShare: FairShareOptions{On: true, PriorityCutoff: 1000, Observer: observer}, Gangs: GangOptions{Patience: 30 * time.Second}},
+			fake.Node("n1", 16), namespace("default", nil), namespace("bob", nil))
+		rises := func(count string, change func()) {
+			before := observer.Count(count)
+			change()
+			f.pass(count, func() bool { return observer.Count(count) > before })
 		}
-		f.server.Answer(fake.Answers{})
-		for len(waiting) > 0 {
-			f.pass("a bind", func() bool {
-				opened := f.opened()
-				i := slices.IndexFunc(waiting, func(pod *corev1.Pod) bool {
-					return slices.Contains(opened, pod.Name) && len(f.filter(fake.Edited(pod, ungated), "n1").Passed) > 0 && f.bind(pod) == nil
-				})
-				if i >= 0 {
-					f.publish(waiting[i])
-					bound, waiting = append(bound, waiting[i]), slices.Delete(waiting, i, i+1)
+		for round := range 20 {
+			var waiting, bound []*corev1.Pod
+			f.server.Answer(fake.Answers{Open: errors.New("not now")})
+			rises("gate opened false", func() {
+				for i := range 4 { // Two of them fit.
+					pod := fake.Pod(fmt.Sprintf("p-%d-%d", round, i), 8, gated, inNamespace([]string{"default", "bob"}[i%2]))
+					f.server.Set(pod)
+					f.publishObject(pod)
+					waiting = append(waiting, pod)
 				}
-				return i >= 0
 			})
-			if used := f.ledger.Nodes()[0].Used[0]; used > 16 {
-				t.Fatalf("round %d: %d of 16 are used", round, used)
+			if round%2 == 0 {
+				rises("charge expired", func() { clock.steps.Add(int64(time.Minute)) })
+			} else {
+				clock.steps.Add(-int64(time.Minute))
 			}
-			if len(bound) == 2 {
-				for _, pod := range bound {
-					f.publishGone(pod)
+			f.server.Answer(fake.Answers{})
+			for len(waiting) > 0 {
+				f.pass("a bind", func() bool {
+					opened := f.opened()
+					i := slices.IndexFunc(waiting, func(pod *corev1.Pod) bool {
+						return slices.Contains(opened, pod.Name) && len(f.filter(fake.Edited(pod, ungated), "n1").Passed) > 0 && f.bind(pod) == nil
+					})
+					if i >= 0 {
+						f.publish(waiting[i])
+						bound, waiting = append(bound, waiting[i]), slices.Delete(waiting, i, i+1)
+					}
+					return i >= 0
+				})
+				if used := f.ledger.Nodes()[0].Used[0]; used > 16 {
+					t.Fatalf("round %d: %d of 16 are used", round, used)
 				}
-				bound = nil
+				if len(bound) == 2 {
+					for _, pod := range bound {
+						f.publishGone(pod)
+					}
+					bound = nil
+				}
+			}
+			f.pass("the end of all charges", func() bool {
+				return !slices.ContainsFunc(f.Tenants(), func(t dispatch.Tenant) bool { return t.Allocated > 0 || t.Waiting > 0 })
+			})
+			if used := f.ledger.Nodes()[0].Used[0]; used > 0 {
+				t.Fatalf("round %d: %d are used in the end", round, used)
 			}
 		}
-		f.pass("the end of all charges", func() bool {
-			return !slices.ContainsFunc(f.Tenants(), func(t dispatch.Tenant) bool { return t.Allocated > 0 || t.Waiting > 0 })
-		})
-		if used := f.ledger.Nodes()[0].Used[0]; used > 0 {
-			t.Fatalf("round %d: %d are used in the end", round, used)
-		}
-	}
+	})
 }
 
 // What namespaces say.
 func TestFairShareNamespaces(t *testing.T) {
-	pods := []runtime.Object{
-		fake.Pod("a", 4, fake.Bound("n1", 0)), fake.Pod("b", 4, fake.Bound("n1", 0), inNamespace("b")),
-		fake.Pod("free", 4, gated, inNamespace("free")), fake.Pod("urgent", 16, gated, inNamespace("b"), fake.Priority(1000)), fake.Pod("no-memory", 0, gated),
-	}
-	f := startFair(t, FairShareOptions{Label: "team"}, nil, append(pods,
-		namespace("default", map[string]string{protocol.AnnotationFairShareWeight: "3", protocol.AnnotationFairShareGuaranteed: "2"}, "team", "x"),
-		namespace("b", map[string]string{protocol.AnnotationFairShareWeight: "0", protocol.AnnotationFairShareGuaranteed: "2Gi"}, "team", "x"),
-		namespace("free", nil, protocol.LabelFairShare, protocol.FairShareOff))...)
-	f.passUntilOpened("free", "no-memory", "urgent")
-	want := []dispatch.Tenant{{Terms: fairshare.Terms{Weight: 3, Guaranteed: 2}, Name: "x", Share: 8, Allocated: 8}}
-	if diff := cmp.Diff(want, f.Tenants()); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
-	f.wantEvent(`Warning FairShareInvalid The default value is used: annotation gpushare.aliyun.com/fair-share-weight: "0" is not a whole number from 1 to 1000000; ` +
-		`annotation gpushare.aliyun.com/fair-share-guaranteed: "2Gi" is not a whole number from 0 to 1099511627776`)
-	if n := f.InvalidNamespaces(); n != 1 {
-		t.Errorf("%d invalid namespaces", n)
-	}
-	if err := f.client.CoreV1().Namespaces().Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	f.await("the deletion", func() bool { return f.InvalidNamespaces() == 0 })
+	synctest.Test(t, func(t *testing.T) {
+		pods := []runtime.Object{
+			fake.Pod("a", 4, fake.Bound("n1", 0)), fake.Pod("b", 4, fake.Bound("n1", 0), inNamespace("b")),
+			fake.Pod("free", 4, gated, inNamespace("free")), fake.Pod("urgent", 16, gated, inNamespace("b"), fake.Priority(1000)), fake.Pod("no-memory", 0, gated),
+		}
+		f := startFair(t, FairShareOptions{Label: "team"}, nil, append(pods,
+			namespace("default", map[string]string{protocol.AnnotationFairShareWeight: "3", protocol.AnnotationFairShareGuaranteed: "2"}, "team", "x"),
+			namespace("b", map[string]string{protocol.AnnotationFairShareWeight: "0", protocol.AnnotationFairShareGuaranteed: "2Gi"}, "team", "x"),
+			namespace("free", nil, protocol.LabelFairShare, protocol.FairShareOff))...)
+		f.passUntilOpened("free", "no-memory", "urgent")
+		want := []dispatch.Tenant{{Terms: fairshare.Terms{Weight: 3, Guaranteed: 2}, Name: "x", Share: 8, Allocated: 8}}
+		if diff := cmp.Diff(want, f.Tenants()); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+		f.wantEvent(`Warning FairShareInvalid The default value is used: annotation gpushare.aliyun.com/fair-share-weight: "0" is not a whole number from 1 to 1000000; ` +
+			`annotation gpushare.aliyun.com/fair-share-guaranteed: "2Gi" is not a whole number from 0 to 1099511627776`)
+		if n := f.InvalidNamespaces(); n != 1 {
+			t.Errorf("%d invalid namespaces", n)
+		}
+		if err := f.client.CoreV1().Namespaces().Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.await("the deletion", func() bool { return f.InvalidNamespaces() == 0 })
+	})
 }
 
 // Priorities count within a tenant only: a pod with a turn evicts no pods, one that needs none does.
 func TestFairShareEvictsNothing(t *testing.T) {
-	pod, urgent := fake.Pod("p", 16, gated, fake.Priority(5), inNamespace("bob")), fake.Pod("urgent", 16, fake.Priority(1000), inNamespace("bob"))
-	charged := fake.Pod("charged", 4, gated, fake.Priority(5), inNamespace("bob"))
-	f := startFair(t, FairShareOptions{Provisioning: 1}, nil, namespace("default", nil), namespace("bob", nil), fake.Node("n2", 8), fake.Pod("a", 16, fake.Bound("n1", 0)), pod, charged)
-	f.passUntilOpened("charged", "p") // The second one for an autoscaler.
-	proposed := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}}
-	if got, err := f.Preempt(t.Context(), pod, proposed); len(got) > 0 || err != nil {
-		t.Errorf("victims %v, %v", got, err)
-	}
-	if got, err := f.Preempt(t.Context(), charged, map[string]preemption.Victims{"n2": {Pods: []gpu.PodUID{"uid-x"}}}); len(got) > 0 || err != nil {
-		t.Errorf("victims of a pod that has a place: %v, %v", got, err)
-	}
-	if got, err := f.Preempt(t.Context(), urgent, proposed); !cmp.Equal(proposed, got) || err != nil {
-		t.Errorf("victims of the pod above the cutoff: %v, %v", got, err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		pod, urgent := fake.Pod("p", 16, gated, fake.Priority(5), inNamespace("bob")), fake.Pod("urgent", 16, fake.Priority(1000), inNamespace("bob"))
+		charged := fake.Pod("charged", 4, gated, fake.Priority(5), inNamespace("bob"))
+		f := startFair(t, FairShareOptions{Provisioning: 1}, nil, namespace("default", nil), namespace("bob", nil), fake.Node("n2", 8), fake.Pod("a", 16, fake.Bound("n1", 0)), pod, charged)
+		f.passUntilOpened("charged", "p") // The second one for an autoscaler.
+		proposed := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}}
+		if got, err := f.Preempt(t.Context(), pod, proposed); len(got) > 0 || err != nil {
+			t.Errorf("victims %v, %v", got, err)
+		}
+		if got, err := f.Preempt(t.Context(), charged, map[string]preemption.Victims{"n2": {Pods: []gpu.PodUID{"uid-x"}}}); len(got) > 0 || err != nil {
+			t.Errorf("victims of a pod that has a place: %v, %v", got, err)
+		}
+		if got, err := f.Preempt(t.Context(), urgent, proposed); !cmp.Equal(proposed, got) || err != nil {
+			t.Errorf("victims of the pod above the cutoff: %v, %v", got, err)
+		}
+	})
 }
 
 // Nor does a pod whose place is on another node take the places of another tenant's group because its priority is higher.
 func TestFairShareDisplacesNothing(t *testing.T) {
-	g := newGangFixture(t)
-	g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
-	g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil), fake.Node("n2", 16), g.pods[0], g.pods[1])
-	g.passUntilOpened("job-0", "job-1")
-	for i, pod := range g.pods {
-		g.pods[i] = fake.Edited(pod, ungated)
-		g.publishObject(g.pods[i])
-	}
-	g.offer()
-	pod := fake.Pod("p", 16, gated, fake.Priority(5), inNamespace("bob"))
-	g.publishObject(pod)
-	g.passUntilOpened("job-0", "job-1", "p")
-	g.want(pod, "assumed n2 card 0")
-	if result := g.filter(pod, "n1"); len(result.Passed) > 0 {
-		t.Errorf("it may go to %v", result.Names())
-	}
-	for _, pod := range g.pods {
-		g.want(pod, "assumed n1 card 0")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		g := newGangFixture(t)
+		g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
+		g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil), fake.Node("n2", 16), g.pods[0], g.pods[1])
+		g.passUntilOpened("job-0", "job-1")
+		for i, pod := range g.pods {
+			g.pods[i] = fake.Edited(pod, ungated)
+			g.publishObject(g.pods[i])
+		}
+		g.offer()
+		pod := fake.Pod("p", 16, gated, fake.Priority(5), inNamespace("bob"))
+		g.publishObject(pod)
+		g.passUntilOpened("job-0", "job-1", "p")
+		g.want(pod, "assumed n2 card 0")
+		if result := g.filter(pod, "n1"); len(result.Passed) > 0 {
+			t.Errorf("it may go to %v", result.Names())
+		}
+		for _, pod := range g.pods {
+			g.want(pod, "assumed n1 card 0")
+		}
+	})
 }
 
 // A tenant below its share gets room from one above: the newest pod is evicted, and its place is held until it has ended.
 func TestFairShareReclaim(t *testing.T) {
-	bobs := []*corev1.Pod{fake.Pod("b1", 8, fake.Bound("n1", 0), inNamespace("bob")), fake.Pod("b2", 8, fake.Bound("n1", 0), inNamespace("bob"))}
-	alice, small := fake.Pod("a", 8, gated), fake.Pod("small", 1, gated, inNamespace("bob"))
-	f := startFair(t, FairShareOptions{ReclaimAfter: 2 * time.Second}, nil, namespace("default", nil), namespace("bob", nil), bobs[0], bobs[1], alice, small)
-	f.server.Set(alice)
-	f.pass("an eviction", func() bool { return len(f.server.Calls().Evicted) >= 2 })
-	evicted := f.server.Calls().Evicted
-	victim := bobs[slices.IndexFunc(bobs, func(pod *corev1.Pod) bool { return pod.Name == evicted[1] })]
-	if want := []string{"?" + victim.Name, victim.Name}; !slices.Equal(want, evicted) {
-		t.Errorf("evictions %v", evicted)
-	}
-	f.wantEvent("Normal FairShareEvicted Evicted for pod default/a: tenant default has 0 of its share of 8, and tenant bob has 16 of its share of 8")
-	f.publishObject(fake.Edited(victim, fake.Terminating(f.clock.Now().Add(30*time.Second))))
-	f.publishGone(victim)
-	f.passUntilOpened("a")
-	f.want(alice, "assumed n1 card 0")
+	synctest.Test(t, func(t *testing.T) {
+		bobs := []*corev1.Pod{fake.Pod("b1", 8, fake.Bound("n1", 0), inNamespace("bob")), fake.Pod("b2", 8, fake.Bound("n1", 0), inNamespace("bob"))}
+		alice, small := fake.Pod("a", 8, gated), fake.Pod("small", 1, gated, inNamespace("bob"))
+		f := startFair(t, FairShareOptions{ReclaimAfter: 2 * time.Second}, nil, namespace("default", nil), namespace("bob", nil), bobs[0], bobs[1], alice, small)
+		f.server.Set(alice)
+		f.pass("an eviction", func() bool { return len(f.server.Calls().Evicted) >= 2 })
+		evicted := f.server.Calls().Evicted
+		victim := bobs[slices.IndexFunc(bobs, func(pod *corev1.Pod) bool { return pod.Name == evicted[1] })]
+		if want := []string{"?" + victim.Name, victim.Name}; !slices.Equal(want, evicted) {
+			t.Errorf("evictions %v", evicted)
+		}
+		f.wantEvent("Normal FairShareEvicted Evicted for pod default/a: tenant default has 0 of its share of 8, and tenant bob has 16 of its share of 8")
+		f.publishObject(fake.Edited(victim, fake.Terminating(f.clock.Now().Add(30*time.Second))))
+		f.publishGone(victim)
+		f.passUntilOpened("a")
+		f.want(alice, "assumed n1 card 0")
+	})
 }
 
 // The leader changes between two evictions of one round: the new leader makes the second one, since the pod still waits.
 func TestFairShareReclaimLeaderChanges(t *testing.T) {
-	objects := []runtime.Object{namespace("default", nil), namespace("bob", nil)}
-	bobs := map[string]*corev1.Pod{}
-	for _, name := range []string{"b1", "b2", "b3", "b4"} {
-		bobs[name] = fake.Pod(name, 4, fake.Bound("n1", 0), inNamespace("bob"))
-		objects = append(objects, bobs[name])
-	}
-	alice, away := fake.Pod("a", 8, gated), new(standby)
-	f := startFair(t, FairShareOptions{ReclaimAfter: 2 * time.Second}, away.leading, append(objects, alice)...)
-	f.server.Set(alice)
-	var mu sync.Mutex
-	var evicted, refused []string
-	dryRuns, refuses := 0, true
-	f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, dryRun bool) error {
-		mu.Lock()
-		defer mu.Unlock()
-		switch {
-		case dryRun:
-			dryRuns++
-			return nil
-		case refuses && len(evicted) > 0:
-			refused = append(refused, pod.Name)
-			return apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	synctest.Test(t, func(t *testing.T) {
+		objects := []runtime.Object{namespace("default", nil), namespace("bob", nil)}
+		bobs := map[string]*corev1.Pod{}
+		for _, name := range []string{"b1", "b2", "b3", "b4"} {
+			bobs[name] = fake.Pod(name, 4, fake.Bound("n1", 0), inNamespace("bob"))
+			objects = append(objects, bobs[name])
 		}
-		evicted = append(evicted, pod.Name)
-		f.server.Set(fake.Edited(bobs[pod.Name], fake.Terminating(f.clock.Now().Add(30*time.Second))))
-		return nil
-	}})
-	locked := func(condition func() bool) func() bool {
-		return func() bool {
+		alice, away := fake.Pod("a", 8, gated), new(standby)
+		f := startFair(t, FairShareOptions{ReclaimAfter: 2 * time.Second}, away.leading, append(objects, alice)...)
+		f.server.Set(alice)
+		var mu sync.Mutex
+		var evicted, refused []string
+		dryRuns, refuses := 0, true
+		f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, dryRun bool) error {
 			mu.Lock()
 			defer mu.Unlock()
-			return condition()
+			switch {
+			case dryRun:
+				dryRuns++
+				return nil
+			case refuses && len(evicted) > 0:
+				refused = append(refused, pod.Name)
+				return apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+			}
+			evicted = append(evicted, pod.Name)
+			f.server.Set(fake.Edited(bobs[pod.Name], fake.Terminating(f.clock.Now().Add(30*time.Second))))
+			return nil
+		}})
+		locked := func(condition func() bool) func() bool {
+			return func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return condition()
+			}
 		}
-	}
-	holds := func() bool { return len(f.fair.manager.Holds(1)) > 0 }
-	f.pass("an eviction and a refusal", locked(func() bool { return len(evicted) == 1 && len(refused) > 0 }))
-	f.await("the end of the attempt", holds)
-	away.Store(true)
-	f.pass("the end of the term", func() bool { return f.executor.Full() && !holds() })
-	mu.Lock()
-	refuses, dryRuns = false, 0
-	mu.Unlock()
-	f.publish(bobs[evicted[0]])
-	away.Store(false)
-	f.pass("the second eviction", locked(func() bool { return len(evicted) == 2 }))
-	if evicted[1] != refused[0] || dryRuns > 0 {
-		t.Errorf("evicted %v after %d dry runs, want %s without any: the round goes on", evicted, dryRuns, refused[0])
-	}
-	for _, name := range evicted {
-		f.publishGone(bobs[name])
-	}
-	f.passUntilOpened("a")
+		holds := func() bool { return len(f.fair.manager.Holds(1)) > 0 }
+		f.pass("an eviction and a refusal", locked(func() bool { return len(evicted) == 1 && len(refused) > 0 }))
+		f.await("the end of the attempt", holds)
+		away.Store(true)
+		f.pass("the end of the term", func() bool { return f.executor.Full() && !holds() })
+		mu.Lock()
+		refuses, dryRuns = false, 0
+		mu.Unlock()
+		f.publish(bobs[evicted[0]])
+		away.Store(false)
+		f.pass("the second eviction", locked(func() bool { return len(evicted) == 2 }))
+		if evicted[1] != refused[0] || dryRuns > 0 {
+			t.Errorf("evicted %v after %d dry runs, want %s without any: the round goes on", evicted, dryRuns, refused[0])
+		}
+		for _, name := range evicted {
+			f.publishGone(bobs[name])
+		}
+		f.passUntilOpened("a")
+	})
 }
 
 // A pod for whose CPU no node is large enough is no demand. What pods with GPU memory use doesn't count, since it can become free.
 func TestFairShareNeverFits(t *testing.T) {
-	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil),
-		fake.Pod("full", 16, fake.Bound("n1", 0), fake.CPU(4)), fake.Pod("daemon", 0, fake.On("n1"), fake.CPU(1)),
-		fake.Pod("never", 1, gated, fake.CPU(8), inNamespace("bob")), fake.Pod("waits", 1, gated, fake.CPU(7), inNamespace("bob")))
-	f.pass("the tenants", func() bool {
-		return slices.ContainsFunc(f.Tenants(), func(t dispatch.Tenant) bool {
-			return t.Name == "bob" && t.Share == 1 && t.Infeasible == 1 && t.PassedOver == 1 && t.Next.Name == "waits"
+	synctest.Test(t, func(t *testing.T) {
+		f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil),
+			fake.Pod("full", 16, fake.Bound("n1", 0), fake.CPU(4)), fake.Pod("daemon", 0, fake.On("n1"), fake.CPU(1)),
+			fake.Pod("never", 1, gated, fake.CPU(8), inNamespace("bob")), fake.Pod("waits", 1, gated, fake.CPU(7), inNamespace("bob")))
+		f.pass("the tenants", func() bool {
+			return slices.ContainsFunc(f.Tenants(), func(t dispatch.Tenant) bool {
+				return t.Name == "bob" && t.Share == 1 && t.Infeasible == 1 && t.PassedOver == 1 && t.Next.Name == "waits"
+			})
 		})
 	})
 }
@@ -444,20 +466,22 @@ func TestFairShareNeverFits(t *testing.T) {
 // The charge of a pod ends while a bind of the pod is in flight. Its place is released when that bind fails before its write, so the pod can go
 // to any node again.
 func TestChargeEndsDuringBind(t *testing.T) {
-	pod := fake.Pod("p", 10, gated)
-	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), pod, fake.Node("n2", 10))
-	f.passUntilOpened("p")
-	f.want(pod, "assumed n2 card 0")
-	pod = fake.Edited(pod, ungated)
-	f.server.Set(pod)
-	f.publishObject(pod)
-	claim, ok := f.binder.Claim("uid-p")
-	if !ok {
-		t.Fatal("a bind is in flight")
-	}
-	f.pass("the place to be given up", func() bool { return len(f.ledger.ReservedOn("n2", false)) == 0 })
-	f.want(pod, "assumed n2 card 0")
-	claim.End()
-	f.awaitAllocation(pod, "none")
-	f.pass("the pod to pass on the other node", func() bool { return len(f.filter(pod, "n1").Passed) > 0 })
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 10, gated)
+		f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), pod, fake.Node("n2", 10))
+		f.passUntilOpened("p")
+		f.want(pod, "assumed n2 card 0")
+		pod = fake.Edited(pod, ungated)
+		f.server.Set(pod)
+		f.publishObject(pod)
+		claim, ok := f.binder.Claim("uid-p")
+		if !ok {
+			t.Fatal("a bind is in flight")
+		}
+		f.pass("the place to be given up", func() bool { return len(f.ledger.ReservedOn("n2", false)) == 0 })
+		f.want(pod, "assumed n2 card 0")
+		claim.End()
+		f.wantSettled(pod, "none")
+		f.pass("the pod to pass on the other node", func() bool { return len(f.filter(pod, "n1").Passed) > 0 })
+	})
 }

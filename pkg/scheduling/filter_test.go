@@ -1,21 +1,15 @@
 package scheduling
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/tools/record"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -23,60 +17,17 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
-	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
-// filterFixture is a Scheduler of an empty cluster. A test adds nodes to the ledger.
-type filterFixture struct {
-	*Scheduler
-	t *testing.T
-	// filtered counts nodes by result.
-	filtered map[reasons.Reason]int
-}
-
-// filterObserver implements the methods of Observer that these tests need.
-type filterObserver struct {
-	Observer
-	filtered map[reasons.Reason]int
-}
-
-func (o filterObserver) Filtered(reason reasons.Reason, nodes int) { o.filtered[reason] += nodes }
-func (filterObserver) CacheSynced(time.Duration)                   {}
-
-func startFilter(t *testing.T, filterBest int) *filterFixture {
+// startFilter starts a Scheduler of an empty cluster. A test adds nodes to its ledger.
+func startFilter(t *testing.T, filterBest int) *fixture {
 	t.Helper()
-	f := newFilter(t, filterBest)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- f.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	await.True(t, "the cache is synced", func() bool { return f.Ready() == nil })
-	return f
-}
-
-// newFilter returns a fixture whose cache is not synced.
-func newFilter(t *testing.T, filterBest int) *filterFixture {
-	t.Helper()
-	f := &filterFixture{t: t, filtered: map[reasons.Reason]int{}}
-	var err error
-	f.Scheduler, err = New(Options{
-		Client: fake.NewClientset(), Recorder: &record.FakeRecorder{}, Observer: filterObserver{filtered: f.filtered},
-		CardPolicy: placement.Binpack, NodePolicy: placement.Binpack, FilterBest: filterBest, BindTimeout: time.Second,
-		Clock: clocktesting.NewFakeClock(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
+	return start(t, Options{FilterBest: filterBest})
 }
 
 // addNode adds a node with cards of the given sizes; a negative size makes an unhealthy card.
-func (f *filterFixture) addNode(name string, cards ...gpu.Memory) {
+func (f *fixture) addNode(name string, cards ...gpu.Memory) {
 	spec := ledger.NodeSpec{Unit: gpu.MiB}
 	for i, memory := range cards {
 		card := gpu.Card{Index: i, Memory: max(memory, -memory), NUMANode: gpu.NoNUMANode}
@@ -89,33 +40,13 @@ func (f *filterFixture) addNode(name string, cards ...gpu.Memory) {
 }
 
 // allocate binds a pod to a card of the node.
-func (f *filterFixture) allocate(node string, card int, memory gpu.Memory) {
+func (f *fixture) allocate(node string, card int, memory gpu.Memory) {
 	uid := gpu.PodUID(fmt.Sprintf("%s-%d", node, card))
 	f.ledger.SetBound(node, gpu.Pod{UID: uid, Request: memory}, gpu.On(card, memory), time.Unix(1, 0))
 }
 
-func filterPod(name string, request int64) *corev1.Pod {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}},
-	}
-	if request > 0 {
-		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)}
-	}
-	return pod
-}
-
-func (f *filterFixture) filter(pod *corev1.Pod, nodes ...string) FilterResult {
-	f.t.Helper()
-	result, err := f.Filter(pod, nodes)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return result
-}
-
 // wantPassed expects these nodes, in this order.
-func (f *filterFixture) wantPassed(pod *corev1.Pod, nodes []string, want ...string) {
+func (f *fixture) wantPassed(pod *corev1.Pod, nodes []string, want ...string) {
 	f.t.Helper()
 	if got := f.filter(pod, nodes...).Names(); !slices.Equal(got, want) {
 		f.t.Errorf("%s: %q pass, want %q", pod.Name, got, want)
@@ -123,31 +54,33 @@ func (f *filterFixture) wantPassed(pod *corev1.Pod, nodes []string, want ...stri
 }
 
 func TestFilterReasons(t *testing.T) {
-	f := startFilter(t, 0)
-	f.addNode("fits", 100)
-	f.addNode("full", 100)
-	f.allocate("full", 0, 60)
-	f.addNode("fragmented", 100, 100)
-	f.allocate("fragmented", 0, 75)
-	f.allocate("fragmented", 1, 70)
-	f.addNode("small", 49, 49)
-	f.addNode("ill", 49, -100)
-	f.ledger.SetNode("whole", ledger.NodeSpec{WholeCards: true})
-	nodes := []string{"fits", "full", "fragmented", "small", "ill", "whole", "unknown"}
-	want := []reasons.Reason{
-		reasons.Fits, reasons.Full, reasons.Fragmented, reasons.TooLarge, reasons.Unhealthy, reasons.WholeCards, reasons.NotShared,
-	}
-	for i, request := range []int64{50, 51} { // The reasons don't depend on the size of the request.
-		got := f.filter(filterPod("p", request), nodes...)
-		if diff := cmp.Diff(want, got.Reasons); diff != "" || !slices.Equal(got.Names(), nodes[:1]) {
-			t.Errorf("request %d: %q pass, reasons (-want +got):\n%s", request, got.Names(), diff)
+	synctest.Test(t, func(t *testing.T) {
+		f := startFilter(t, 0)
+		f.addNode("fits", 100)
+		f.addNode("full", 100)
+		f.allocate("full", 0, 60)
+		f.addNode("fragmented", 100, 100)
+		f.allocate("fragmented", 0, 75)
+		f.allocate("fragmented", 1, 70)
+		f.addNode("small", 49, 49)
+		f.addNode("ill", 49, -100)
+		f.ledger.SetNode("whole", ledger.NodeSpec{WholeCards: true})
+		nodes := []string{"fits", "full", "fragmented", "small", "ill", "whole", "unknown"}
+		want := []reasons.Reason{
+			reasons.Fits, reasons.Full, reasons.Fragmented, reasons.TooLarge, reasons.Unhealthy, reasons.WholeCards, reasons.NotShared,
 		}
-		for _, reason := range want {
-			if f.filtered[reason] != i+1 {
-				t.Errorf("%d nodes counted as %q, want %d", f.filtered[reason], reason, i+1)
+		for i, request := range []int64{50, 51} { // The reasons don't depend on the size of the request.
+			got := f.filter(fake.Pod("p", request), nodes...)
+			if diff := cmp.Diff(want, got.Reasons); diff != "" || !slices.Equal(got.Names(), nodes[:1]) {
+				t.Errorf("request %d: %q pass, reasons (-want +got):\n%s", request, got.Names(), diff)
+			}
+			for _, reason := range want {
+				if n := f.observer.Count("filtered " + reason.Text()); n != i+1 {
+					t.Errorf("%d nodes counted as %q, want %d", n, reason, i+1)
+				}
 			}
 		}
-	}
+	})
 }
 
 // With FilterBest, filter names the best nodes only, and gives no reasons. It names all nodes, and gives all reasons, if
@@ -171,7 +104,7 @@ func TestFilterBest(t *testing.T) {
 		"no limit":                               {0, 60, []string{"full", "empty"}, []string{"empty"}, true},
 		"a pod that has an allocation on a node": {5, 50, all, []string{"half"}, false},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			f := startFilter(t, test.best)
 			for _, node := range []string{"empty", "vacant", "half", "twin", "fuller"} {
 				f.addNode(node, 100, 100)
@@ -182,7 +115,7 @@ func TestFilterBest(t *testing.T) {
 			f.allocate("twin", 1, 50)
 			f.allocate("fuller", 0, 50)
 			f.allocate("fuller", 1, 30)
-			pod := filterPod("p", test.request)
+			pod := fake.Pod("p", test.request)
 			if slices.Equal(test.want, []string{"half"}) {
 				pod.UID = "half-0"
 			}
@@ -190,111 +123,119 @@ func TestFilterBest(t *testing.T) {
 			if diff := cmp.Diff(test.want, got.Names()); diff != "" || (got.Reasons != nil) != test.reasons {
 				t.Errorf("reasons: %v, nodes (-want +got):\n%s", got.Reasons, diff)
 			}
-		})
+		}))
 	}
 }
 
 func TestFilterWithoutGPUMemory(t *testing.T) {
-	for name, f := range map[string]*filterFixture{"synced": startFilter(t, 1), "not synced": newFilter(t, 1)} {
-		f.wantPassed(filterPod("p", 0), []string{"a", "b"}, "a", "b")
-		scores, err := f.Prioritize(filterPod("p", 0), []string{"a", "b"})
-		if err != nil || !slices.Equal(scores, []int64{0, 0}) {
-			t.Errorf("%s: scores %v, %v", name, scores, err)
+	synctest.Test(t, func(t *testing.T) {
+		for name, f := range map[string]*fixture{"synced": startFilter(t, 1), "not synced": newFixture(t, Options{FilterBest: 1})} {
+			f.wantPassed(fake.Pod("p", 0), []string{"a", "b"}, "a", "b")
+			scores, err := f.Prioritize(fake.Pod("p", 0), []string{"a", "b"})
+			if err != nil || !slices.Equal(scores, []int64{0, 0}) {
+				t.Errorf("%s: scores %v, %v", name, scores, err)
+			}
 		}
-	}
+	})
 }
 
 func TestFilterNotSynced(t *testing.T) {
-	f := newFilter(t, 1)
-	if _, err := f.Filter(filterPod("p", 1), []string{"a"}); !errors.Is(err, clustercache.ErrNotSynced) {
+	f := newFixture(t, Options{FilterBest: 1})
+	if _, err := f.Filter(fake.Pod("p", 1), []string{"a"}); !errors.Is(err, clustercache.ErrNotSynced) {
 		t.Errorf("Filter: %v", err)
 	}
-	if _, err := f.Prioritize(filterPod("p", 1), []string{"a"}); !errors.Is(err, clustercache.ErrNotSynced) {
+	if _, err := f.Prioritize(fake.Pod("p", 1), []string{"a"}); !errors.Is(err, clustercache.ErrNotSynced) {
 		t.Errorf("Prioritize: %v", err)
 	}
 }
 
 // The nodes that filter names are those with the highest score of prioritize.
 func TestFilterAgreesWithPrioritize(t *testing.T) {
-	all := []string{"n1", "n2", "n3", "n4", "n5", "unknown"}
-	best, every := startFilter(t, len(all)-1), startFilter(t, 0)
-	for _, f := range []*filterFixture{best, every} {
-		f.addNode("n1", 100, 60)
-		f.addNode("n2", 100)
-		f.allocate("n2", 0, 35)
-		f.addNode("n3", 80, 100)
-		f.allocate("n3", 0, 40)
-		f.addNode("n4", 20, 20)
-		f.addNode("n5", 100)
-		f.allocate("n5", 0, 34)
-	}
-	for request := int64(1); request <= 100; request++ {
-		pod := filterPod("p", request)
-		scores, err := every.Prioritize(pod, all)
-		if err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		all := []string{"n1", "n2", "n3", "n4", "n5", "unknown"}
+		best, every := startFilter(t, len(all)-1), startFilter(t, 0)
+		for _, f := range []*fixture{best, every} {
+			f.addNode("n1", 100, 60)
+			f.addNode("n2", 100)
+			f.allocate("n2", 0, 35)
+			f.addNode("n3", 80, 100)
+			f.allocate("n3", 0, 40)
+			f.addNode("n4", 20, 20)
+			f.addNode("n5", 100)
+			f.allocate("n5", 0, 34)
 		}
-		var want []string
-		for _, candidate := range every.filter(pod, all...).Passed {
-			if scores[candidate.Node] == slices.Max(scores) {
-				want = append(want, all[candidate.Node])
+		for request := int64(1); request <= 100; request++ {
+			pod := fake.Pod("p", request)
+			scores, err := every.Prioritize(pod, all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want []string
+			for _, candidate := range every.filter(pod, all...).Passed {
+				if scores[candidate.Node] == slices.Max(scores) {
+					want = append(want, all[candidate.Node])
+				}
+			}
+			got := best.filter(pod, all...).Names()
+			best.requeue.BindStarted("uid-p") // Without it, the next call would name all nodes.
+			slices.Sort(got)
+			if !slices.Equal(want, got) {
+				t.Errorf("request %d: %q, want %q", request, got, want)
 			}
 		}
-		got := best.filter(pod, all...).Names()
-		best.requeue.BindStarted("p") // Without it, the next call would name all nodes.
-		slices.Sort(got)
-		if !slices.Equal(want, got) {
-			t.Errorf("request %d: %q, want %q", request, got, want)
-		}
-	}
+	})
 }
 
 // Filter names all nodes in the next call for a pod only if it named some of the nodes that fit.
 func TestFilterNameAll(t *testing.T) {
-	for name, test := range map[string]struct {
-		request int64
-		nodes   []string
-		want    bool
-	}{
-		"some of the nodes that fit": {60, []string{"near", "far", "full"}, true},
-		"the only node that fits":    {60, []string{"near", "full"}, false},
-		"no node fits":               {60, []string{"full", "unknown"}, false},
-		"no GPU memory":              {0, []string{"near", "far", "full"}, false},
-	} {
-		f := startFilter(t, 1)
-		f.addNode("near", 100)
-		f.allocate("near", 0, 30)
-		f.addNode("far", 100)
-		f.addNode("full", 50)
-		f.filter(filterPod(name, test.request), test.nodes...)
-		if got := f.requeue.NameAll(gpu.PodUID(name)); got != test.want {
-			t.Errorf("%s: the next call names all nodes: %t, want %t", name, got, test.want)
+	synctest.Test(t, func(t *testing.T) {
+		for name, test := range map[string]struct {
+			request int64
+			nodes   []string
+			want    bool
+		}{
+			"some of the nodes that fit": {60, []string{"near", "far", "full"}, true},
+			"the only node that fits":    {60, []string{"near", "full"}, false},
+			"no node fits":               {60, []string{"full", "unknown"}, false},
+			"no GPU memory":              {0, []string{"near", "far", "full"}, false},
+		} {
+			f := startFilter(t, 1)
+			f.addNode("near", 100)
+			f.allocate("near", 0, 30)
+			f.addNode("far", 100)
+			f.addNode("full", 50)
+			f.filter(fake.Pod(name, test.request), test.nodes...)
+			if got := f.requeue.NameAll(gpu.PodUID("uid-" + name)); got != test.want {
+				t.Errorf("%s: the next call names all nodes: %t, want %t", name, got, test.want)
+			}
 		}
-	}
+	})
 }
 
 // Between filter and bind of a pod, filter names other nodes for other pods, if there are any.
 func TestFilterTentative(t *testing.T) {
-	f := startFilter(t, 1)
-	f.addNode("near", 100)
-	f.allocate("near", 0, 30)
-	f.addNode("far", 100)
-	f.allocate("far", 0, 10)
-	nodes := []string{"near", "far"}
-	first, second, third := filterPod("first", 60), filterPod("second", 60), filterPod("third", 60)
-	passed := func(pod *corev1.Pod, want ...string) {
-		t.Helper()
-		f.wantPassed(pod, nodes, want...)
-		f.requeue.BindStarted(gpu.PodUID(pod.UID)) // Without it, the next call would name all nodes.
-	}
-	passed(first, "near")
-	passed(first, "near") // A pod's own tentative placement doesn't count for it.
-	passed(second, "far")
-	passed(third, "near") // No other node is left, and the first pod's bind may never arrive.
-	for pod, node := range map[*corev1.Pod]string{first: "near", second: "far"} {
-		if _, err := f.ledger.Reserve(node, protocol.Pod(pod), placement.Binpack, f.Clock.Now()); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		f := startFilter(t, 1)
+		f.addNode("near", 100)
+		f.allocate("near", 0, 30)
+		f.addNode("far", 100)
+		f.allocate("far", 0, 10)
+		nodes := []string{"near", "far"}
+		first, second, third := fake.Pod("first", 60), fake.Pod("second", 60), fake.Pod("third", 60)
+		passed := func(pod *corev1.Pod, want ...string) {
+			t.Helper()
+			f.wantPassed(pod, nodes, want...)
+			f.requeue.BindStarted(gpu.PodUID(pod.UID)) // Without it, the next call would name all nodes.
 		}
-	}
-	passed(third)
+		passed(first, "near")
+		passed(first, "near") // A pod's own tentative placement doesn't count for it.
+		passed(second, "far")
+		passed(third, "near") // No other node is left, and the first pod's bind may never arrive.
+		for pod, node := range map[*corev1.Pod]string{first: "near", second: "far"} {
+			if _, err := f.ledger.Reserve(node, protocol.Pod(pod), placement.Binpack, f.Clock.Now()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		passed(third)
+	})
 }

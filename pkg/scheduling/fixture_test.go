@@ -1,7 +1,6 @@
 package scheduling
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,15 +8,14 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	clientfake "k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -42,8 +40,18 @@ var (
 	errForbidden = apierrors.NewForbidden(fake.PodResource, "p", errors.New("no permission"))
 )
 
-// tick is a step of the fake clock in which each loop of a Scheduler runs at most once.
-const tick = 100 * time.Millisecond
+const (
+	// tick is a step of the fake clock in which each loop of a Scheduler runs at most once.
+	tick = 100 * time.Millisecond
+	// patience is more time of the fake clock than any test waits.
+	patience = time.Hour
+)
+
+// bubble makes the test run in a bubble of package synctest, as tests of a running Scheduler have to: the helpers that change something go
+// on when all goroutines of the Scheduler wait, so what a test sees doesn't depend on how fast the machine is.
+func bubble(test func(t *testing.T)) func(t *testing.T) {
+	return func(t *testing.T) { synctest.Test(t, test) }
+}
 
 // fixture is a Scheduler on a fake API server. The test controls the server's answers and its watch separately.
 type fixture struct {
@@ -54,7 +62,6 @@ type fixture struct {
 	server   *fake.Server
 	observer *fake.Observer
 	events   chan string
-	watches  chan struct{}
 }
 
 // steppedClock is a clock that can be set forwards and back. As on a real machine, its timers don't follow.
@@ -74,14 +81,8 @@ func newFixture(t testing.TB, o Options, objects ...runtime.Object) *fixture {
 	o.Reservations = ReservationOptions{MaxIdle: 0.02, MaxAge: time.Hour}
 	f := &fixture{
 		t: t, clock: clocktesting.NewFakeClock(begin), client: clientfake.NewClientset(objects...), server: fake.NewServer(),
-		observer: &fake.Observer{}, events: recorder.Events, watches: make(chan struct{}, 100),
+		observer: &fake.Observer{}, events: recorder.Events,
 	}
-	f.client.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
-		options := action.(clienttesting.WatchActionImpl).ListOptions
-		w, err := f.client.Tracker().Watch(action.GetResource(), action.GetNamespace(), options)
-		f.watches <- struct{}{}
-		return true, w, err
-	})
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			f.server.Set(pod)
@@ -105,20 +106,7 @@ func newFixture(t testing.TB, o Options, objects ...runtime.Object) *fixture {
 }
 
 // run runs the Scheduler until the test ends.
-func (f *fixture) run() { f.runPart(f.Run) }
-
-// runPart runs the Scheduler or a part of it until the test ends.
-func (f *fixture) runPart(run func(context.Context) error) {
-	ctx, cancel := context.WithCancel(f.t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx) }()
-	f.t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			f.t.Errorf("Run: %v", err)
-		}
-	})
-}
+func (f *fixture) run() { await.Run(f.t, f.Run) }
 
 // start runs a Scheduler until the test ends, and waits for the cache sync.
 func start(t testing.TB, o Options, objects ...runtime.Object) *fixture {
@@ -136,19 +124,17 @@ func start(t testing.TB, o Options, objects ...runtime.Object) *fixture {
 func startCache(t *testing.T, o Options, objects ...runtime.Object) *fixture {
 	t.Helper()
 	f := newFixture(t, o, objects...)
-	f.runPart(f.cache.Run)
+	await.Run(t, f.cache.Run)
 	f.awaitSync()
 	return f
 }
 
 func (f *fixture) awaitSync() {
 	f.t.Helper()
-	for range []string{"nodes", "pods", "disruption budgets"} {
-		<-f.watches // The fake client's watch does not report changes from before it began.
-	}
 	f.await("the cache sync", func() bool {
 		return f.Ready() == nil && f.cache.BudgetsSynced() && f.observer.Count("synced") == 1
 	})
+	synctest.Wait() // The fake client's watches don't report changes from before they began.
 }
 
 // standby is true while another replica leads.
@@ -165,16 +151,21 @@ func (s *standby) leading() error {
 
 func (f *fixture) await(what string, condition func() bool) {
 	f.t.Helper()
+	synctest.Wait()
 	await.True(f.t, what, condition)
 }
 
-// pass advances the clock until the condition is true.
+// pass advances the clock until the condition is true. The condition is checked when all that the Scheduler does in a tick is done.
 func (f *fixture) pass(what string, condition func() bool) {
 	f.t.Helper()
-	f.await(what, func() bool {
+	for passed := time.Duration(0); passed < patience; passed += tick {
 		f.clock.Step(tick)
-		return condition()
-	})
+		time.Sleep(tick) // The time of client-go.
+		if synctest.Wait(); condition() {
+			return
+		}
+	}
+	f.t.Fatalf("after %v still waiting: %s", patience, what)
 }
 
 func request(pod *corev1.Pod, node string) BindRequest {
@@ -195,10 +186,20 @@ func (f *fixture) filter(pod *corev1.Pod, nodes ...string) FilterResult {
 }
 
 // publish makes the watch report the API server's current state of the pod.
-func (f *fixture) publish(pod *corev1.Pod) { f.publishObject(f.server.Get(pod)) }
+func (f *fixture) publish(pod *corev1.Pod) {
+	f.t.Helper()
+	f.publishObject(f.server.Get(pod))
+}
 
 // publishObject makes the watch report the given pod.
 func (f *fixture) publishObject(pod *corev1.Pod) {
+	f.t.Helper()
+	f.send(pod)
+	synctest.Wait()
+}
+
+// send is publishObject without the wait until the Scheduler has received it.
+func (f *fixture) send(pod *corev1.Pod) {
 	f.t.Helper()
 	pods := f.client.CoreV1().Pods(pod.Namespace)
 	_, err := pods.Update(f.t.Context(), pod, metav1.UpdateOptions{})
@@ -213,9 +214,34 @@ func (f *fixture) publishObject(pod *corev1.Pod) {
 // publishGone makes the watch report that the pod was deleted.
 func (f *fixture) publishGone(pod *corev1.Pod) {
 	f.t.Helper()
+	f.sendGone(pod)
+	synctest.Wait()
+}
+
+// sendGone is publishGone without the wait until the Scheduler has received it.
+func (f *fixture) sendGone(pod *corev1.Pod) {
+	f.t.Helper()
 	if err := f.client.CoreV1().Pods(pod.Namespace).Delete(f.t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
 		f.t.Error(err)
 	}
+}
+
+// publishNode makes the watch report the node.
+func (f *fixture) publishNode(node *corev1.Node) {
+	f.t.Helper()
+	if _, err := f.client.CoreV1().Nodes().Update(f.t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		f.t.Error(err)
+	}
+	synctest.Wait()
+}
+
+// publishNodeGone makes the watch report that the node was deleted.
+func (f *fixture) publishNodeGone(name string) {
+	f.t.Helper()
+	if err := f.client.CoreV1().Nodes().Delete(f.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		f.t.Error(err)
+	}
+	synctest.Wait()
 }
 
 // allocation returns the pod's allocation, such as "bound n1 card 0", "assumed n1 card 0" or "none".
@@ -235,9 +261,11 @@ func (f *fixture) want(pod *corev1.Pod, want string) {
 	}
 }
 
-func (f *fixture) awaitAllocation(pod *corev1.Pod, want string) {
+// wantSettled is want, once all that the Scheduler does now is done.
+func (f *fixture) wantSettled(pod *corev1.Pod, want string) {
 	f.t.Helper()
-	f.await(fmt.Sprintf("%s to be %q", pod.Name, want), func() bool { return f.allocation(gpu.PodUID(pod.UID)) == want })
+	synctest.Wait()
+	f.want(pod, want)
 }
 
 // fits reports whether the pod would find memory on the node.
@@ -249,13 +277,8 @@ func (f *fixture) fits(pod gpu.Pod, node string) (fits bool) {
 // wantEvent waits for an Event and compares it.
 func (f *fixture) wantEvent(want string) {
 	f.t.Helper()
-	select {
-	case event := <-f.events:
-		if event != want {
-			f.t.Errorf("Event %q, want %q", event, want)
-		}
-	case <-time.After(30 * time.Second):
-		f.t.Errorf("no Event, want %q", want)
+	if event := await.Receive(f.t, want, f.events); event != want {
+		f.t.Errorf("Event %q, want %q", event, want)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -34,11 +35,11 @@ func TestPlanLosesPlaces(t *testing.T) {
 		"another component binds a pod to the card": {
 			lose: func(g *gangFixture) {
 				g.publishObject(fake.Edited(theirs, fake.Bound("n1", 0)))
-				g.awaitAllocation(theirs, "bound n1 card 0")
+				g.want(theirs, "bound n1 card 0")
 			},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			g := startGang(t, GangOptions{}, theirs)
 			arrived := []int{0, 1}
 			if test.newTerm {
@@ -58,37 +59,39 @@ func TestPlanLosesPlaces(t *testing.T) {
 			if bound := g.boundMembers(); len(bound) > 0 {
 				t.Errorf("%v are bound; errors: %v", bound, errs)
 			}
-		})
+		}))
 	}
 }
 
 // The answer to a bind is lost and the API server fails for longer than a bind may take. When a live read finds that pod bound, the
 // last member, whose call is still held, has time left to be bound.
 func TestLastMemberAfterLostAnswer(t *testing.T) {
-	pods, objects := members()
-	g := newGangFixture(t).start(Options{BindTimeout: 2 * time.Second}, objects...) // Without replicas.
-	g.pods = pods
-	g.offer()
-	first := make(chan struct{})
-	g.server.Answer(fake.Answers{Bind: func(_ context.Context, b *corev1.Binding) error {
-		if b.Name == "job-0" {
-			defer close(first)
-			return g.server.Commit(b)
+	synctest.Test(t, func(t *testing.T) {
+		pods, objects := members()
+		g := newGangFixture(t).start(Options{BindTimeout: 2 * time.Second}, objects...) // Without replicas.
+		g.pods = pods
+		g.offer()
+		first := make(chan struct{})
+		g.server.Answer(fake.Answers{Bind: func(_ context.Context, b *corev1.Binding) error {
+			if b.Name == "job-0" {
+				defer close(first)
+				return g.server.Commit(b)
+			}
+			<-first
+			_ = g.server.Commit(b)
+			g.server.Answer(fake.Answers{Read: errLost, Bind: func(context.Context, *corev1.Binding) error { return errLost }})
+			return errLost
+		}})
+		g.startBinds(t.Context(), 0, 1, 2)
+		g.awaitEnds(2)
+		g.awaitHeld(1)
+		g.server.Answer(fake.Answers{})
+		g.wantEnds(1, nil)
+		g.awaitState(gang.PhaseRunning)
+		if n := g.marked(); n != 1 {
+			t.Errorf("%d members mark the gang as whole, want one", n)
 		}
-		<-first
-		_ = g.server.Commit(b)
-		g.server.Answer(fake.Answers{Read: errLost, Bind: func(context.Context, *corev1.Binding) error { return errLost }})
-		return errLost
-	}})
-	g.startBinds(t.Context(), 0, 1, 2)
-	g.awaitEnds(2)
-	g.awaitHeld(1)
-	g.server.Answer(fake.Answers{})
-	g.wantEnds(1, nil)
-	g.awaitState(gang.PhaseRunning)
-	if n := g.marked(); n != 1 {
-		t.Errorf("%d members mark the gang as whole, want one", n)
-	}
+	})
 }
 
 // Reserved places give way to a pod of higher priority.
@@ -134,7 +137,7 @@ func TestPlanGivesWay(t *testing.T) {
 		"in preempt, victims for other resources":  {5, true, false, preempt("uid-cpu", "uid-cpu")},
 		"in preempt, of equal priority":            {0, false, false, preempt("uid-job-0")},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			g := startGang(t, GangOptions{}, fake.Pod("cpu", 0, fake.On("n1"), fake.CPU(8)))
 			g.startBinds(t.Context(), 0, 1)
 			g.awaitHeld(2)
@@ -157,42 +160,45 @@ func TestPlanGivesWay(t *testing.T) {
 			}
 			g.pass("the end of the kept place", func() bool { return g.allocation(gpu.PodUID(single.UID)) == "none" })
 			g.pass("the group's plan", func() bool { return g.allocation("uid-job-0") != "none" })
-		})
+		}))
 	}
 }
 
 // The place of a pod that displaced a group ends while a bind of the pod is in flight. It is released when that bind fails before its write.
 func TestDisplacerEndsDuringBind(t *testing.T) {
-	pod := fake.Pod("p", 10)
-	g := newGangFixture(t).start(Options{}, fake.Node("n2", 16), pod)
-	if _, err := g.ledger.Reserve("n2", protocol.Pod(pod), placement.Binpack, g.clock.Now()); err != nil { // As Manager.Displace does.
-		t.Fatal(err)
-	}
-	g.ledger.Own(ledger.Displaced, "uid-p", g.clock.Now().Add(g.groups.Patience))
-	claim, ok := g.binder.Claim("uid-p")
-	if !ok {
-		t.Fatal("a bind is in flight")
-	}
-	g.clock.Step(g.groups.Patience)
-	g.groups.tick(true)
-	g.want(pod, "assumed n2 card 0")
-	claim.End()
-	g.awaitAllocation(pod, "none")
-	if got := g.filter(pod, "n1").Names(); len(got) != 1 {
-		t.Errorf("the pod may go to %v, want the other node", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 10)
+		g := newGangFixture(t).start(Options{}, fake.Node("n2", 16), pod)
+		if _, err := g.ledger.Reserve("n2", protocol.Pod(pod), placement.Binpack, g.clock.Now()); err != nil { // As Manager.Displace does.
+			t.Fatal(err)
+		}
+		g.ledger.Own(ledger.Displaced, "uid-p", g.clock.Now().Add(g.groups.Patience))
+		claim, ok := g.binder.Claim("uid-p")
+		if !ok {
+			t.Fatal("a bind is in flight")
+		}
+		g.clock.Step(g.groups.Patience)
+		g.groups.tick(true)
+		g.want(pod, "assumed n2 card 0")
+		claim.End()
+		g.wantSettled(pod, "none")
+		if got := g.filter(pod, "n1").Names(); len(got) != 1 {
+			t.Errorf("the pod may go to %v, want the other node", got)
+		}
+	})
 }
 
 // TestLeavingPodIsForOthers: what a pod of lower priority leaves isn't kept for a member of a group that can't be placed now.
 func TestLeavingPodIsForOthers(t *testing.T) {
-	low := func(name string, card int, edits ...fake.PodEdit) *corev1.Pod {
-		return fake.Pod(name, 16, append(edits, fake.Bound("n1", card))...)
-	}
-	stays, leaves, first := low("stays", 0), low("leaves", 1, fake.Terminating(begin.Add(time.Minute))), member(gangSize, 0, fake.Priority(9))
-	g := startGroups(t, GangOptions{}, stays, leaves, first)
-	g.await("the watch shows the member", func() bool { _, pending := g.cache.PendingPod(gpu.PodUID(first.UID)); return pending })
-	g.filter(first, "n1")
-	if g.evictor.Awaits(gpu.PodUID(first.UID)) {
-		t.Error("the card is kept for one member of three")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		low := func(name string, card int, edits ...fake.PodEdit) *corev1.Pod {
+			return fake.Pod(name, 16, append(edits, fake.Bound("n1", card))...)
+		}
+		stays, leaves, first := low("stays", 0), low("leaves", 1, fake.Terminating(begin.Add(time.Minute))), member(gangSize, 0, fake.Priority(9))
+		g := startGroups(t, GangOptions{}, stays, leaves, first)
+		g.filter(first, "n1")
+		if g.evictor.Awaits(gpu.PodUID(first.UID)) {
+			t.Error("the card is kept for one member of three")
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -196,30 +197,32 @@ func (g *gangFixture) marked() (n int) {
 }
 
 func TestGangIsBoundTogether(t *testing.T) {
-	g := startGang(t, GangOptions{})
-	g.clock.Step(time.Second) // The binds of single pods would now wait for each other, until the clock moves.
-	g.startBinds(t.Context(), 0, 1)
-	g.awaitHeld(2)
-	if n := g.server.Calls().Binds; n != 0 {
-		t.Fatalf("%d were bound before all binds had arrived", n)
-	}
-	g.startBinds(t.Context(), 2)
-	g.wantEnds(gangSize, nil)
-	if n := g.marked(); n != 1 {
-		t.Errorf("%d members mark the gang as whole, want one", n)
-	}
-	for _, pod := range g.pods {
-		if run := g.server.Get(pod).Annotations[protocol.AnnotationGroupRun]; run != "uid-job-0" {
-			t.Errorf("%s is of run %q", pod.Name, run)
+	synctest.Test(t, func(t *testing.T) {
+		g := startGang(t, GangOptions{})
+		g.clock.Step(time.Second) // The binds of single pods would now wait for each other, until the clock moves.
+		g.startBinds(t.Context(), 0, 1)
+		g.awaitHeld(2)
+		if n := g.server.Calls().Binds; n != 0 {
+			t.Fatalf("%d were bound before all binds had arrived", n)
 		}
-	}
-	if g.gangs.Count("gang bound") != 1 || g.gangs.Count("gang held") != 1 {
-		t.Errorf("counted: %v", g.gangs.Counts())
-	}
-	for _, pod := range g.pods {
-		g.publish(pod)
-	}
-	g.awaitState(gang.PhaseRunning)
+		g.startBinds(t.Context(), 2)
+		g.wantEnds(gangSize, nil)
+		if n := g.marked(); n != 1 {
+			t.Errorf("%d members mark the gang as whole, want one", n)
+		}
+		for _, pod := range g.pods {
+			if run := g.server.Get(pod).Annotations[protocol.AnnotationGroupRun]; run != "uid-job-0" {
+				t.Errorf("%s is of run %q", pod.Name, run)
+			}
+		}
+		if g.gangs.Count("gang bound") != 1 || g.gangs.Count("gang held") != 1 {
+			t.Errorf("counted: %v", g.gangs.Counts())
+		}
+		for _, pod := range g.pods {
+			g.publish(pod)
+		}
+		g.awaitState(gang.PhaseRunning)
+	})
 }
 
 // The bind of one member doesn't arrive in time, or is given up. The reservations last, and a second attempt succeeds.
@@ -231,7 +234,7 @@ func TestGangHeldBindsEnd(t *testing.T) {
 		"a bind doesn't arrive":        {false, reasons.GroupTimedOut},
 		"kube-scheduler gives them up": {true, context.Canceled},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			g := startGang(t, GangOptions{})
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -248,18 +251,20 @@ func TestGangHeldBindsEnd(t *testing.T) {
 			}
 			g.startBinds(t.Context(), 0, 1, 2)
 			g.wantEnds(gangSize, nil)
-		})
+		}))
 	}
 }
 
 func TestGangReservationsExpire(t *testing.T) {
-	g := startGang(t, GangOptions{})
-	g.want(g.pods[2], "assumed n1 card 1")
-	g.pass("the end of all reservations", func() bool {
-		return !slices.ContainsFunc(g.pods, func(pod *corev1.Pod) bool { return g.allocation(gpu.PodUID(pod.UID)) != "none" })
+	synctest.Test(t, func(t *testing.T) {
+		g := startGang(t, GangOptions{})
+		g.want(g.pods[2], "assumed n1 card 1")
+		g.pass("the end of all reservations", func() bool {
+			return !slices.ContainsFunc(g.pods, func(pod *corev1.Pod) bool { return g.allocation(gpu.PodUID(pod.UID)) != "none" })
+		})
+		g.pass("a count of the end", func() bool { return g.gangs.Count("gang "+reasons.GroupExpired.Label) == 1 })
+		g.pass("a requeue of the gang", func() bool { return len(g.requeued()) > 0 })
 	})
-	g.pass("a count of the end", func() bool { return g.gangs.Count("gang "+reasons.GroupExpired.Label) == 1 })
-	g.pass("a requeue of the gang", func() bool { return len(g.requeued()) > 0 })
 }
 
 // The held binds are rejected, and nothing stays reserved.
@@ -272,25 +277,25 @@ func TestGangIsGivenUp(t *testing.T) {
 		"another replica answers": {func(g *gangFixture) { g.draining.Store(true) }, reasons.GroupStopping},
 		"another replica leads":   {func(g *gangFixture) { g.standby.Store(true) }, reasons.GroupStopping},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			g := startGang(t, GangOptions{})
 			g.startBinds(t.Context(), 0, 1)
 			g.awaitHeld(2)
 			test.change(g)
 			g.wantEnds(2, test.want)
 			for _, pod := range g.pods {
-				g.awaitAllocation(pod, "none")
+				g.wantSettled(pod, "none")
 			}
 			if n := g.server.Calls().Binds; n != 0 {
 				t.Errorf("%d binds", n)
 			}
-		})
+		}))
 	}
 }
 
 func TestBrokenGang(t *testing.T) {
 	for _, policy := range []gang.FailurePolicy{gang.Evict, gang.Keep} {
-		t.Run(string(policy), func(t *testing.T) {
+		t.Run(string(policy), bubble(func(t *testing.T) {
 			g := startGang(t, GangOptions{OnFailure: policy})
 			g.server.Answer(fake.Answers{Bind: func(_ context.Context, binding *corev1.Binding) error {
 				if binding.Name == "job-1" {
@@ -315,7 +320,7 @@ func TestBrokenGang(t *testing.T) {
 			if got := g.server.Calls().Evicted; (len(got) > 0) != (policy == gang.Evict) || slices.ContainsFunc(got, func(name string) bool { return name != "job-0" }) {
 				t.Errorf("evicted: %v", got)
 			}
-		})
+		}))
 	}
 }
 
@@ -334,38 +339,42 @@ func (p planAgain) NotBound(uid gpu.PodUID) {
 
 // The end of a failed bind releases no place that a new plan has reserved for the pod.
 func TestPlaceAfterFailedBind(t *testing.T) {
-	g := startGang(t, GangOptions{OnFailure: gang.Keep})
-	g.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errForbidden }})
-	g.binder.AddListener(planAgain{pod: protocol.Pod(g.pods[1]), reserve: func(pod gpu.Pod) {
-		if _, err := g.ledger.Reserve("n1", pod, placement.Binpack, g.clock.Now()); err != nil {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) {
+		g := startGang(t, GangOptions{OnFailure: gang.Keep})
+		g.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errForbidden }})
+		g.binder.AddListener(planAgain{pod: protocol.Pod(g.pods[1]), reserve: func(pod gpu.Pod) {
+			if _, err := g.ledger.Reserve("n1", pod, placement.Binpack, g.clock.Now()); err != nil {
+				t.Error(err)
+			}
+		}})
+		g.startBinds(t.Context(), 0, 1, 2)
+		g.awaitEnds(gangSize)
+		if got := g.allocation("uid-job-1"); got == "none" {
+			t.Error("the new place is released")
 		}
-	}})
-	g.startBinds(t.Context(), 0, 1, 2)
-	g.awaitEnds(gangSize)
-	if got := g.allocation("uid-job-1"); got == "none" {
-		t.Error("the new place is released")
-	}
+	})
 }
 
 // Failures that may be temporary are retried, because the other members are being bound.
 func TestGangBindIsRetried(t *testing.T) {
-	g := startGang(t, GangOptions{})
-	failures := make(chan error, 2)
-	failures <- errLost
-	failures <- errLost
-	g.server.Answer(fake.Answers{Bind: func(_ context.Context, binding *corev1.Binding) error {
-		if binding.Name == "job-0" {
-			select {
-			case err := <-failures:
-				return err
-			default:
+	synctest.Test(t, func(t *testing.T) {
+		g := startGang(t, GangOptions{})
+		failures := make(chan error, 2)
+		failures <- errLost
+		failures <- errLost
+		g.server.Answer(fake.Answers{Bind: func(_ context.Context, binding *corev1.Binding) error {
+			if binding.Name == "job-0" {
+				select {
+				case err := <-failures:
+					return err
+				default:
+				}
 			}
-		}
-		return g.server.Commit(binding)
-	}})
-	g.startBinds(t.Context(), 0, 1, 2)
-	g.wantEnds(gangSize, nil)
+			return g.server.Commit(binding)
+		}})
+		g.startBinds(t.Context(), 0, 1, 2)
+		g.wantEnds(gangSize, nil)
+	})
 }
 
 // A card fails after the barrier has opened, while the last member waits for the binds of the others. The last one gets another card of its node, or
@@ -379,7 +388,7 @@ func TestCardFailsAfterBarrier(t *testing.T) {
 		"another card has room": {16, "bound n1 card 2", gangSize},
 		"no card has room":      {4, "none", gangSize - 1},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			g := startGang(t, GangOptions{OnFailure: gang.Keep})
 			g.want(g.pods[2], "assumed n1 card 1")
 			g.server.Answer(fake.Answers{Bind: func(_ context.Context, binding *corev1.Binding) error {
@@ -392,23 +401,25 @@ func TestCardFailsAfterBarrier(t *testing.T) {
 			if bound := g.boundMembers(); len(bound) != test.bound {
 				t.Errorf("%v are bound, want %d", bound, test.bound)
 			}
-		})
+		}))
 	}
 }
 
 // A member that the watch has not reported yet is not bound alone.
 func TestUnknownMember(t *testing.T) {
-	g := startGang(t, GangOptions{})
-	unknown := member(gangSize, 7)
-	g.server.Set(unknown)
-	if result := g.filter(unknown, "n1"); len(result.Passed) > 0 || result.Message != reasons.GroupUnknown.Text() {
-		t.Errorf("filter: %+v", result)
-	}
-	if err := g.bind(unknown); !errors.Is(err, reasons.GroupUnknown) {
-		t.Errorf("bind: %v", err)
-	}
-	g.publish(unknown)
-	g.pass("a requeue", func() bool { return len(g.requeued()) > 0 })
+	synctest.Test(t, func(t *testing.T) {
+		g := startGang(t, GangOptions{})
+		unknown := member(gangSize, 7)
+		g.server.Set(unknown)
+		if result := g.filter(unknown, "n1"); len(result.Passed) > 0 || result.Message != reasons.GroupUnknown.Text() {
+			t.Errorf("filter: %+v", result)
+		}
+		if err := g.bind(unknown); !errors.Is(err, reasons.GroupUnknown) {
+			t.Errorf("bind: %v", err)
+		}
+		g.publish(unknown)
+		g.pass("a requeue", func() bool { return len(g.requeued()) > 0 })
+	})
 }
 
 // The lease lapses between two ticks and is renewed: what is to be done meanwhile is kept.
@@ -433,16 +444,17 @@ func TestEffectsWaitForTheLease(t *testing.T) {
 
 // A gang without room is planned again soon after memory is freed.
 func TestGangAfterFreedMemory(t *testing.T) {
-	young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
-	a := fake.Pod("a", 16, fake.Bound("n1", 0), young)
-	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1), young), member(2, 0), member(2, 1))
-	g.awaitState(gang.PhasePending)
-	if result := g.filter(member(2, 0), "n1"); len(result.Passed) > 0 {
-		t.Errorf("filter: %+v", result)
-	}
-	g.publishGone(a)
-	g.awaitAllocation(a, "none")
-	g.pass("the gang to have room", func() bool { return len(g.filter(member(2, 0), "n1").Passed) == 1 })
+	synctest.Test(t, func(t *testing.T) {
+		young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
+		a := fake.Pod("a", 16, fake.Bound("n1", 0), young)
+		g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1), young), member(2, 0), member(2, 1))
+		g.awaitState(gang.PhasePending)
+		if result := g.filter(member(2, 0), "n1"); len(result.Passed) > 0 {
+			t.Errorf("filter: %+v", result)
+		}
+		g.publishGone(a)
+		g.pass("the gang to have room", func() bool { return len(g.filter(member(2, 0), "n1").Passed) == 1 })
+	})
 }
 
 // short makes a pod one that kube-scheduler has rejected because the node is full.
@@ -455,42 +467,48 @@ func short(pod *corev1.Pod) {
 
 // Memory of full nodes, for which no filter call arrives, is reserved for a gang.
 func TestAwaitedReservationOfGang(t *testing.T) {
-	young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
-	a := fake.Pod("a", 16, fake.Bound("n1", 0), young)
-	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1), young), member(2, 0, short), member(2, 1, short))
-	g.pass("a reservation", func() bool { return g.observer.Count("reserved") > 0 })
-	g.publishGone(a)
-	g.await("memory for the gang", func() bool { return g.fits(protocol.Pod(member(2, 0)), "n1") })
-	if g.fits(protocol.Pod(fake.Pod("single", 8)), "n1") {
-		t.Error("a single pod finds memory that is reserved for the gang")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
+		a := fake.Pod("a", 16, fake.Bound("n1", 0), young)
+		g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1), young), member(2, 0, short), member(2, 1, short))
+		g.pass("a reservation", func() bool { return g.observer.Count("reserved") > 0 })
+		g.publishGone(a)
+		if !g.fits(protocol.Pod(member(2, 0)), "n1") {
+			t.Error("no memory for the gang")
+		}
+		if g.fits(protocol.Pod(fake.Pod("single", 8)), "n1") {
+			t.Error("a single pod finds memory that is reserved for the gang")
+		}
+	})
 }
 
 // The replacement of a running group's member comes before pods that have waited for longer: the other members wait for it.
 func TestAwaitedReservationOfReplacement(t *testing.T) {
-	placed := func(d time.Duration) fake.PodEdit {
-		return fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(d).UnixNano(), 10))
-	}
-	job := func(pod *corev1.Pod) {
-		pod.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}}
-	}
-	older := fake.Pod("older", 16, short, func(pod *corev1.Pod) { pod.CreationTimestamp = metav1.NewTime(begin.Add(-2 * time.Hour)) })
-	young := fake.Pod("young", 16, fake.Bound("n1", 1), placed(time.Second))
-	g := startGroups(t, GangOptions{}, older, young, fake.Pod("stays", 8, fake.Bound("n1", 0), placed(-3*time.Hour)),
-		member(2, 0, job, fake.Bound("n1", 0), placed(-3*time.Hour), fake.Annotation(protocol.AnnotationGroupRun, "x"), fake.Annotation(protocol.AnnotationGroupWhole, "true")),
-		member(2, 1, job, short))
-	g.pass("a reservation", func() bool { return g.observer.Count("reserved") > 0 })
-	g.publishGone(young)
-	g.pass("memory for the replacement", func() bool { return g.fits(protocol.Pod(member(2, 1)), "n1") })
-	if g.fits(protocol.Pod(older), "n1") {
-		t.Error("the older pod finds memory that is reserved for the replacement")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		placed := func(d time.Duration) fake.PodEdit {
+			return fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(d).UnixNano(), 10))
+		}
+		job := func(pod *corev1.Pod) {
+			pod.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}}
+		}
+		older := fake.Pod("older", 16, short, func(pod *corev1.Pod) { pod.CreationTimestamp = metav1.NewTime(begin.Add(-2 * time.Hour)) })
+		young := fake.Pod("young", 16, fake.Bound("n1", 1), placed(time.Second))
+		g := startGroups(t, GangOptions{}, older, young, fake.Pod("stays", 8, fake.Bound("n1", 0), placed(-3*time.Hour)),
+			member(2, 0, job, fake.Bound("n1", 0), placed(-3*time.Hour), fake.Annotation(protocol.AnnotationGroupRun, "x"), fake.Annotation(protocol.AnnotationGroupWhole, "true")),
+			member(2, 1, job, short))
+		g.pass("a reservation", func() bool { return g.observer.Count("reserved") > 0 })
+		g.publishGone(young)
+		g.pass("memory for the replacement", func() bool { return g.fits(protocol.Pod(member(2, 1)), "n1") })
+		if g.fits(protocol.Pod(older), "n1") {
+			t.Error("the older pod finds memory that is reserved for the replacement")
+		}
+	})
 }
 
 // Members whose binds are in flight can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
 func TestRequeueWhenGangIsWhole(t *testing.T) {
 	for priority, want := range map[int32]bool{0: false, 5: true} {
-		t.Run(fmt.Sprint(priority), func(t *testing.T) {
+		t.Run(fmt.Sprint(priority), bubble(func(t *testing.T) {
 			g := startGang(t, GangOptions{})
 			g.pass("the requeue of the members", func() bool { return len(g.requeued()) > 0 })
 			began, end := make(chan struct{}, gangSize), make(chan struct{})
@@ -516,14 +534,14 @@ func TestRequeueWhenGangIsWhole(t *testing.T) {
 			if got := g.requeued()[before:]; !slices.Equal(got, []string{"last"}) {
 				t.Errorf("requeued by %v, want only the last", got)
 			}
-		})
+		}))
 	}
 }
 
 // No pod is evicted for a member of a gang that may never become whole.
 func TestPreemptForMember(t *testing.T) {
 	for name, resource := range map[string]corev1.ResourceName{"GPU memory": protocol.ResourceMemory, "whole cards": protocol.ResourceWholeCard} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			pending := member(2, 0, fake.Priority(5))
 			pending.Spec.Containers[0].Resources.Limits = fake.Amount(resource, 8)
 			g := startGroups(t, GangOptions{}, fake.Pod("a", 16, fake.Bound("n1", 0)), pending)
@@ -536,61 +554,65 @@ func TestPreemptForMember(t *testing.T) {
 					t.Errorf("%s: victims %v, %v", pod.Name, got, err)
 				}
 			}
-		})
+		}))
 	}
 }
 
 // A pod with invalid annotations isn't placed. The other members are.
 func TestInvalidMember(t *testing.T) {
-	g := startGang(t, GangOptions{})
-	invalid := member(gangSize, 7)
-	fake.Annotation(protocol.AnnotationGroupSize, "many")(invalid)
-	g.publishObject(invalid)
-	g.await("the watch", func() bool { known, _ := g.groups.manager.Membership("uid-job-7"); return known })
-	for range 2 {
-		result := g.filter(invalid, "n1")
-		if want := "gang: invalid group: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is \"many\""; len(result.Passed) > 0 || result.Message != want {
-			t.Errorf("filter: %+v", result)
+	synctest.Test(t, func(t *testing.T) {
+		g := startGang(t, GangOptions{})
+		invalid := member(gangSize, 7)
+		fake.Annotation(protocol.AnnotationGroupSize, "many")(invalid)
+		g.publishObject(invalid)
+		for range 2 {
+			result := g.filter(invalid, "n1")
+			if want := "gang: invalid group: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is \"many\""; len(result.Passed) > 0 || result.Message != want {
+				t.Errorf("filter: %+v", result)
+			}
 		}
-	}
-	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is \"many\"")
-	if got := g.filter(g.pods[0], "n1").Names(); len(got) != 1 {
-		t.Errorf("a valid member may go to %v", got)
-	}
+		g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is \"many\"")
+		if got := g.filter(g.pods[0], "n1").Names(); len(got) != 1 {
+			t.Errorf("a valid member may go to %v", got)
+		}
+	})
 }
 
 // Pods without a group don't wait for the gang manager's lock.
 func TestSinglePodsDoNotWait(t *testing.T) {
-	single := fake.Pod("single", 8)
-	observer := &openings{opening: make(chan struct{})}
-	g := startGang(t, GangOptions{Observer: observer})
-	g.server.Set(single)
-	g.publish(single)
-	g.await("the watch", func() bool { _, known := g.cache.Pod("default", "single"); return known })
-	g.startBinds(t.Context(), 0, 1, 2)
-	<-observer.opening
-	if result := g.filter(single, "n1"); result.Reasons == nil || len(result.Passed) != 1 {
-		t.Errorf("filter: %+v", result)
-	}
-	if err := g.bind(single); err != nil {
-		t.Error(err)
-	}
-	if got, err := g.Preempt(t.Context(), fake.Pod("other", 16), nil); err != nil || len(got) > 0 {
-		t.Errorf("%v, %v", got, err)
-	}
-	observer.opening <- struct{}{}
-	g.wantEnds(gangSize, nil)
+	synctest.Test(t, func(t *testing.T) {
+		single := fake.Pod("single", 8)
+		observer := &openings{opening: make(chan struct{})}
+		g := startGang(t, GangOptions{Observer: observer})
+		g.server.Set(single)
+		g.publish(single)
+		g.startBinds(t.Context(), 0, 1, 2)
+		<-observer.opening
+		if result := g.filter(single, "n1"); result.Reasons == nil || len(result.Passed) != 1 {
+			t.Errorf("filter: %+v", result)
+		}
+		if err := g.bind(single); err != nil {
+			t.Error(err)
+		}
+		if got, err := g.Preempt(t.Context(), fake.Pod("other", 16), nil); err != nil || len(got) > 0 {
+			t.Errorf("%v, %v", got, err)
+		}
+		observer.opening <- struct{}{}
+		g.wantEnds(gangSize, nil)
+	})
 }
 
 // Without gangs, members are placed and bound like any other pod.
 func TestGangsOff(t *testing.T) {
-	pod := member(2, 0)
-	f := start(t, Options{}, fake.Node("n1", 16), pod)
-	if got := f.filter(pod, "n1").Names(); len(got) != 1 {
-		t.Errorf("it may go to %v", got)
-	}
-	_, unknown := f.Groups()
-	if err := f.bind(pod); err != nil || f.GangStates() != nil || unknown == nil {
-		t.Errorf("%v, %v, %v", err, f.GangStates(), unknown)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		pod := member(2, 0)
+		f := start(t, Options{}, fake.Node("n1", 16), pod)
+		if got := f.filter(pod, "n1").Names(); len(got) != 1 {
+			t.Errorf("it may go to %v", got)
+		}
+		_, unknown := f.Groups()
+		if err := f.bind(pod); err != nil || f.GangStates() != nil || unknown == nil {
+			t.Errorf("%v, %v, %v", err, f.GangStates(), unknown)
+		}
+	})
 }

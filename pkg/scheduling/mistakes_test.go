@@ -26,7 +26,7 @@ func objectsOf(nodes []*corev1.Node, pods []*corev1.Pod) (objects []runtime.Obje
 // The extender names each mistake: what its cache keeps of pods and nodes is enough, and its groups report the reasons.
 func TestMistakes(t *testing.T) {
 	for _, m := range mistakes.All() {
-		t.Run(m.Name, func(t *testing.T) {
+		t.Run(m.Name, bubble(func(t *testing.T) {
 			f := start(t, Options{Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: &fake.Observer{}}}, objectsOf(m.Nodes, m.Pods)...)
 			f.clock.SetTime(mistakes.Now)
 			find := func() (got diagnosis.Diagnosis) {
@@ -51,14 +51,14 @@ func TestMistakes(t *testing.T) {
 			} else {
 				f.pass(m.Words, func() bool { return find() == want }) // The groups lead after a tick.
 			}
-		})
+		}))
 	}
 }
 
 // What the extender keeps of nodes and pods is enough for the problems of nodes that kubectl inspect lists.
 func TestNodeMistakes(t *testing.T) {
 	for _, m := range mistakes.OfNodes() {
-		t.Run(m.Name, func(t *testing.T) {
+		t.Run(m.Name, bubble(func(t *testing.T) {
 			f := start(t, Options{}, objectsOf(m.Nodes, m.Pods)...)
 			var got []string
 			for _, node := range f.ChangesSince(0).Nodes {
@@ -71,6 +71,6 @@ func TestNodeMistakes(t *testing.T) {
 			if diff := cmp.Diff(m.Problems, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-		})
+		}))
 	}
 }

@@ -39,14 +39,14 @@ func TestNativeGroups(t *testing.T) {
 			served: true, policy: &schedulingv1beta1.PodGroupSchedulingPolicy{Basic: &schedulingv1beta1.BasicSchedulingPolicy{}}, holds: true,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			g := newGangFixture(t)
 			g.fixture = newFixture(t, Options{Gangs: GangOptions{Hold: 1, Observer: g.gangs}}, pod, fake.Node("n1", 16))
 			if test.served {
 				g.groups.PodGroupsServed()
 			}
 			g.run()
-			g.await("the cache sync", func() bool { return g.Ready() == nil })
+			g.awaitSync()
 			g.pass("it leads", func() bool { return g.filter(pod, "n1").Message != reasons.GroupStarting.Text() })
 			if test.policy != nil {
 				g.groups.PodGroupUpdated(&schedulingv1beta1.PodGroup{
@@ -68,6 +68,6 @@ func TestNativeGroups(t *testing.T) {
 			if test.policy != nil {
 				g.groups.PodGroupDeleted(pod.Namespace, "train")
 			}
-		})
+		}))
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -289,7 +290,6 @@ func startOddCluster(t testing.TB) *oddCluster {
 	}
 	c.fixture = newFixture(t, o, objects...)
 	c.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) {
-		c.watches <- struct{}{}
 		return true, c.watch, nil
 	})
 	c.run()
@@ -300,7 +300,7 @@ func startOddCluster(t testing.TB) *oddCluster {
 		}
 		c.report(fake.Pod(fmt.Sprint("plain-", i), 1, edits...))
 	}
-	c.await("the cache sync", func() bool { return c.Ready() == nil && c.cache.BudgetsSynced() })
+	await.True(c.t, "the cache sync", func() bool { return c.Ready() == nil && c.cache.BudgetsSynced() })
 	c.awaitPod("default", fmt.Sprint("plain-", plainPods-1))
 	return c
 }
@@ -314,7 +314,7 @@ func (c *oddCluster) report(pod *corev1.Pod) {
 // awaitPod waits until the event handlers have the pod, and those before it.
 func (c *oddCluster) awaitPod(namespace, name string) {
 	c.t.Helper()
-	c.await("pod "+name, func() bool { _, known := c.cache.Pod(namespace, name); return known })
+	await.True(c.t, "pod "+name, func() bool { _, known := c.cache.Pod(namespace, name); return known })
 }
 
 // reportOdd makes the watch report pods that are odd in this way, and kube-scheduler try them. remove makes it report their deletion.
@@ -348,7 +348,7 @@ func (c *oddCluster) reportOdd(name string, o oddity, accepted bool) (remove fun
 			c.watch.Delete(last)
 			c.watch.Action(watch.Bookmark, &corev1.Pod{})
 		}
-		c.await("the deletion", func() bool { _, known := c.cache.Pod(last.Namespace, last.Name); return !known })
+		await.True(c.t, "the deletion", func() bool { _, known := c.cache.Pod(last.Namespace, last.Name); return !known })
 	}
 }
 

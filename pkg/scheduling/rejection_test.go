@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 	"weak"
 
@@ -21,80 +22,86 @@ import (
 
 // A pod is rejected because the watch lags. Then the watch reports that another pod is gone.
 func TestRequeueAfterLateWatch(t *testing.T) {
-	other, pod := fake.Pod("other", 100, fake.Bound("n1", 0)), fake.Pod("p", 60)
-	f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 50), other, pod)
-	if result := f.filter(pod, "n1"); len(result.Passed) != 0 {
-		t.Fatalf("%+v", result)
-	}
-	f.clock.Step(time.Second)
-	f.publishGone(other)
-	f.awaitAllocation(other, "none")
-	f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1"}) })
-	if result := f.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
-		t.Errorf("%+v", result)
-	}
-	if err := f.bind(pod); err != nil {
-		t.Fatal(err)
-	}
-	// The rejection of a pod that is bound is dropped: then only a change of n2 helps a pod.
-	seen, later := f.requeue.Revision(), fake.Pod("later", 1, fake.Bound("n2", 0))
-	f.requeue.Rejected(protocol.Pod(pod), 1, seen)
-	f.publish(pod)
-	f.publishObject(later)
-	f.awaitAllocation(later, "bound n2 card 0")
-	f.requeue.Rejected(gpu.Pod{UID: "rejected", Request: 45}, 1, seen)
-	f.requeue.Freed("n1")
-	f.requeue.Freed("n2")
-	f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1", "n2"}) })
+	synctest.Test(t, func(t *testing.T) {
+		other, pod := fake.Pod("other", 100, fake.Bound("n1", 0)), fake.Pod("p", 60)
+		f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 50), other, pod)
+		if result := f.filter(pod, "n1"); len(result.Passed) != 0 {
+			t.Fatalf("%+v", result)
+		}
+		f.clock.Step(time.Second)
+		f.publishGone(other)
+		f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1"}) })
+		if result := f.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
+			t.Errorf("%+v", result)
+		}
+		if err := f.bind(pod); err != nil {
+			t.Fatal(err)
+		}
+		// The rejection of a pod that is bound is dropped: then only a change of n2 helps a pod.
+		seen, later := f.requeue.Revision(), fake.Pod("later", 1, fake.Bound("n2", 0))
+		f.requeue.Rejected(protocol.Pod(pod), 1, seen)
+		f.publish(pod)
+		f.publishObject(later)
+		f.requeue.Rejected(gpu.Pod{UID: "rejected", Request: 45}, 1, seen)
+		f.requeue.Freed("n1")
+		f.requeue.Freed("n2")
+		f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1", "n2"}) })
+	})
 }
 
 // While a bind is unconfirmed, the pod is rejected on other nodes. It is requeued when the bind has failed.
 func TestRequeueAfterFailedBind(t *testing.T) {
-	pod := fake.Pod("p", 60)
-	f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 100), pod)
-	f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errLost }})
-	if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
-		t.Fatal(err)
-	}
-	f.requeue.All("before")
-	f.pass("the requeue at the start", func() bool { return slices.Contains(f.requeued(), "before") })
-	before := len(f.requeued())
-	f.ledger.DeleteNode("n1") // The memory that the bind gives back does not count.
-	if got := f.filter(pod, "n2").Names(); len(got) != 0 {
-		t.Errorf("the pod may go to %v", got)
-	}
-	f.clock.Step(f.BindDeadline())
-	f.pass("the requeue", func() bool { return len(f.requeued()) > before })
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 60)
+		f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 100), pod)
+		f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errLost }})
+		if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
+			t.Fatal(err)
+		}
+		f.requeue.All("before")
+		f.pass("the requeue at the start", func() bool { return slices.Contains(f.requeued(), "before") })
+		before := len(f.requeued())
+		f.ledger.DeleteNode("n1") // The memory that the bind gives back does not count.
+		if got := f.filter(pod, "n2").Names(); len(got) != 0 {
+			t.Errorf("the pod may go to %v", got)
+		}
+		f.clock.Step(f.BindDeadline())
+		f.pass("the requeue", func() bool { return len(f.requeued()) > before })
+	})
 }
 
 // kube-scheduler offers a sample of its nodes, none of which has memory. A bind ends the requeues.
 func TestRequeueSampledPod(t *testing.T) {
-	pod := fake.Pod("p", 60)
-	f := start(t, Options{}, fake.Node("n1", 100), pod)
-	var sample []string
-	for i := range 100 {
-		sample = append(sample, fmt.Sprint("full-", i))
-	}
-	f.filter(pod, sample...)
-	f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1"}) })
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 60)
+		f := start(t, Options{}, fake.Node("n1", 100), pod)
+		var sample []string
+		for i := range 100 {
+			sample = append(sample, fmt.Sprint("full-", i))
+		}
+		f.filter(pod, sample...)
+		f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1"}) })
+	})
 }
 
 // filter names the best node only, and no bind follows. The next call names all nodes, until a bind begins.
 func TestFilterNamesAllAfterFew(t *testing.T) {
-	pod := fake.Pod("p", 60)
-	f := start(t, Options{FilterBest: 1}, fake.Node("n1", 100), fake.Node("n2", 100), pod)
-	wantNames := func(want int) {
-		t.Helper()
-		if got := f.filter(pod, "n1", "n2").Names(); len(got) != want {
-			t.Errorf("filter names %v, want %d", got, want)
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 60)
+		f := start(t, Options{FilterBest: 1}, fake.Node("n1", 100), fake.Node("n2", 100), pod)
+		wantNames := func(want int) {
+			t.Helper()
+			if got := f.filter(pod, "n1", "n2").Names(); len(got) != want {
+				t.Errorf("filter names %v, want %d", got, want)
+			}
 		}
-	}
-	wantNames(1)
-	wantNames(2)
-	if err := f.Bind(t.Context(), request(pod, "unknown")); err == nil {
-		t.Error("bound to an unknown node")
-	}
-	wantNames(1)
+		wantNames(1)
+		wantNames(2)
+		if err := f.Bind(t.Context(), request(pod, "unknown")); err == nil {
+			t.Error("bound to an unknown node")
+		}
+		wantNames(1)
+	})
 }
 
 // Pods that a former extender rejected are requeued if there is memory for them: when an extender without replicas has started,
@@ -110,7 +117,7 @@ func TestRequeuePendingPods(t *testing.T) {
 		"a pod that has ended":          {[]kruntime.Object{fake.Pod("p", 10, fake.Phase(corev1.PodFailed))}, false},
 	} {
 		for _, replicas := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, replicas: %v", name, replicas), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, replicas: %v", name, replicas), bubble(func(t *testing.T) {
 				var o Options
 				if replicas {
 					o.Leading = new(standby).leading
@@ -135,7 +142,7 @@ func TestRequeuePendingPods(t *testing.T) {
 				if got := f.requeued(); !slices.Equal(got, []string{want}) {
 					t.Errorf("requeued by %v, want %s", got, want)
 				}
-			})
+			}))
 		}
 	}
 }
@@ -150,57 +157,61 @@ func fragmented() []kruntime.Object {
 
 // A rejected pod gets a card by an eviction. The card is reserved for it until it is bound.
 func TestEvictionForRejectedPod(t *testing.T) {
-	pod, rival := fake.Pod("p", 8, fake.Priority(9)), fake.Pod("rival", 9, fake.Priority(9))
-	f := start(t, Options{EvictFragmented: true}, append(fragmented(), pod, rival)...)
-	f.filter(pod, "n1")
-	f.pass("the eviction", func() bool { return len(f.server.Calls().Evicted) == 2 })
-	if got := f.server.Calls().Evicted; !slices.Equal(got, []string{"?a12", "a12"}) {
-		t.Errorf("evicted %v", got)
-	}
-	a12 := fake.Pod("a12", 0)
-	f.publishGone(a12)
-	f.awaitAllocation(a12, "none")
-	if got := f.filter(rival, "n1").Names(); len(got) != 0 {
-		t.Errorf("a pod of equal priority may go to %v", got)
-	}
-	// The reservation outlives a change of the pod without a nomination.
-	f.publishObject(fake.Edited(pod, func(pod *corev1.Pod) {
-		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "changed"}}
-	}))
-	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Pending.Message == "changed" })
-	if got := f.filter(rival, "n1").Names(); len(got) != 0 {
-		t.Errorf("a pod of equal priority may go to %v", got)
-	}
-	if err := f.bind(pod); err != nil {
-		t.Fatal(err)
-	}
-	f.publish(pod)
-	f.await("the end of the reservation", func() bool { return f.fits(gpu.Pod{UID: "other", Request: 8}, "n1") })
-	f.await("the end of the round", func() bool { return !f.evictor.KeepsCard(protocol.Pod(pod), "") })
+	synctest.Test(t, func(t *testing.T) {
+		pod, rival := fake.Pod("p", 8, fake.Priority(9)), fake.Pod("rival", 9, fake.Priority(9))
+		f := start(t, Options{EvictFragmented: true}, append(fragmented(), pod, rival)...)
+		f.filter(pod, "n1")
+		f.pass("the eviction", func() bool { return len(f.server.Calls().Evicted) == 2 })
+		if got := f.server.Calls().Evicted; !slices.Equal(got, []string{"?a12", "a12"}) {
+			t.Errorf("evicted %v", got)
+		}
+		f.publishGone(fake.Pod("a12", 0))
+		if got := f.filter(rival, "n1").Names(); len(got) != 0 {
+			t.Errorf("a pod of equal priority may go to %v", got)
+		}
+		// The reservation outlives a change of the pod without a nomination.
+		f.publishObject(fake.Edited(pod, func(pod *corev1.Pod) {
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "changed"}}
+		}))
+		if got := f.filter(rival, "n1").Names(); len(got) != 0 {
+			t.Errorf("a pod of equal priority may go to %v", got)
+		}
+		if err := f.bind(pod); err != nil {
+			t.Fatal(err)
+		}
+		f.publish(pod)
+		if !f.fits(gpu.Pod{UID: "other", Request: 8}, "n1") || f.evictor.KeepsCard(protocol.Pod(pod), "") {
+			t.Error("the reservation and the round go on")
+		}
+	})
 }
 
 // No pod is evicted for a pod whose preemption policy is Never, or which has passed since. A pod of lower priority shows that
 // their turn is over.
 func TestNoEviction(t *testing.T) {
-	never := corev1.PreemptNever
-	neverPreempts := fake.Pod("never", 8, fake.Priority(9), func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = &never })
-	passed, later := fake.Pod("passed", 8, fake.Priority(8)), fake.Pod("later", 8, fake.Priority(2))
-	f := start(t, Options{EvictFragmented: true}, append(fragmented(), fake.Node("n2", 16), neverPreempts, passed, later)...)
-	for _, pod := range []*corev1.Pod{neverPreempts, passed, later} {
-		f.filter(pod, "n1")
-	}
-	f.filter(passed, "n2")
-	f.pass("an eviction", func() bool { return len(f.events) > 0 })
-	f.wantEvent("Normal GPUCardEvicted Evicted from GPU card 0 of node n1 for pod default/later of higher priority")
+	synctest.Test(t, func(t *testing.T) {
+		never := corev1.PreemptNever
+		neverPreempts := fake.Pod("never", 8, fake.Priority(9), func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = &never })
+		passed, later := fake.Pod("passed", 8, fake.Priority(8)), fake.Pod("later", 8, fake.Priority(2))
+		f := start(t, Options{EvictFragmented: true}, append(fragmented(), fake.Node("n2", 16), neverPreempts, passed, later)...)
+		for _, pod := range []*corev1.Pod{neverPreempts, passed, later} {
+			f.filter(pod, "n1")
+		}
+		f.filter(passed, "n2")
+		f.pass("an eviction", func() bool { return len(f.events) > 0 })
+		f.wantEvent("Normal GPUCardEvicted Evicted from GPU card 0 of node n1 for pod default/later of higher priority")
+	})
 }
 
 // The Pod object of a request isn't kept: it can be as large as a request.
 func TestRejectedPodObjectIsNotKept(t *testing.T) {
-	f := start(t, Options{EvictFragmented: true}, append(fragmented(), fake.Pod("p", 8, fake.Priority(9)))...)
-	object := weak.Make(func() *corev1.Pod {
-		pod := fake.Pod("p", 8, fake.Priority(9))
-		f.filter(pod, "n1")
-		return pod
-	}())
-	f.await("the pod of the request to be collected", func() bool { runtime.GC(); return object.Value() == nil })
+	synctest.Test(t, func(t *testing.T) {
+		f := start(t, Options{EvictFragmented: true}, append(fragmented(), fake.Pod("p", 8, fake.Priority(9)))...)
+		object := weak.Make(func() *corev1.Pod {
+			pod := fake.Pod("p", 8, fake.Priority(9))
+			f.filter(pod, "n1")
+			return pod
+		}())
+		f.await("the pod of the request to be collected", func() bool { runtime.GC(); return object.Value() == nil })
+	})
 }

@@ -3,12 +3,12 @@ package scheduling
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
@@ -45,38 +45,39 @@ func (f *fixture) sampledCycle(pod *corev1.Pod) map[string]preemption.Victims {
 
 // A pod is evicted for no pod that fits a node outside the sample which has just become eligible.
 func TestSampleAfterNodeChange(t *testing.T) {
-	open := fake.Node("n4", 16)
-	open.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("4")
-	closed := open.DeepCopy()
-	closed.Spec.Unschedulable = true
-	pod := fake.Pod("p", 16, fake.Priority(5))
-	f := start(t, sampledOptions, sampledCluster(pod, closed, fake.Pod("old-3", 12, fake.Bound("n3", 0)))...)
-	if names := f.nodes.Names(clustercache.NewPodInfo(pod).Constraints); len(names) != 3 {
-		t.Fatalf("eligible are %v", names)
-	}
-	if _, err := f.client.CoreV1().Nodes().Update(t.Context(), open, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	f.await("the watch", func() bool { node, _ := f.ledger.Node("n4"); return node.Closed == "" })
-	if victims := f.sampledCycle(pod); victims != nil {
-		t.Errorf("preemption of %v", victims)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		open := fake.Node("n4", 16)
+		open.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("4")
+		closed := open.DeepCopy()
+		closed.Spec.Unschedulable = true
+		pod := fake.Pod("p", 16, fake.Priority(5))
+		f := start(t, sampledOptions, sampledCluster(pod, closed, fake.Pod("old-3", 12, fake.Bound("n3", 0)))...)
+		if names := f.nodes.Names(clustercache.NewPodInfo(pod).Constraints); len(names) != 3 {
+			t.Fatalf("eligible are %v", names)
+		}
+		f.publishNode(open)
+		if victims := f.sampledCycle(pod); victims != nil {
+			t.Errorf("preemption of %v", victims)
+		}
+	})
 }
 
 // TestSample: a pod whose room is outside the sample evicts no pod, is nominated to the node that has room, and is requeued after
 // that.
 func TestSample(t *testing.T) {
-	pod := fake.Pod("p", 8, fake.Priority(5))
-	f := start(t, sampledOptions, sampledCluster(pod)...)
-	if victims := f.sampledCycle(pod); victims != nil {
-		t.Errorf("preemption of %v", victims)
-	}
-	f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
-	f.pass("the nomination", func() bool { return len(f.server.Calls().Nominated) > 0 })
-	if diff := cmp.Diff([]string{"p=n3"}, f.server.Calls().Nominated); diff != "" {
-		t.Errorf("nominations (-want +got):\n%s", diff)
-	}
-	f.pass("the requeue after it", func() bool { return len(f.server.Calls().Annotated) == 2 })
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 8, fake.Priority(5))
+		f := start(t, sampledOptions, sampledCluster(pod)...)
+		if victims := f.sampledCycle(pod); victims != nil {
+			t.Errorf("preemption of %v", victims)
+		}
+		f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
+		f.pass("the nomination", func() bool { return len(f.server.Calls().Nominated) > 0 })
+		if diff := cmp.Diff([]string{"p=n3"}, f.server.Calls().Nominated); diff != "" {
+			t.Errorf("nominations (-want +got):\n%s", diff)
+		}
+		f.pass("the requeue after it", func() bool { return len(f.server.Calls().Annotated) == 2 })
+	})
 }
 
 // TestSampleIsAll: pods for which a node outside the sample is no help are treated as if the sample were all nodes.
@@ -98,28 +99,30 @@ func TestSampleIsAll(t *testing.T) {
 			pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{HostPort: 80}}
 		}), nil},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			f := start(t, test.options, sampledCluster(test.pod, test.more...)...)
 			if victims := f.sampledCycle(test.pod); len(victims) != 1 {
 				t.Errorf("victims %v, want the pod on n1", victims)
 			}
-		})
+		}))
 	}
 }
 
 // TestSampleOfPodThatNeverPreempts: it isn't nominated, since kube-scheduler wouldn't end the nomination. It is requeued for the next sample.
 func TestSampleOfPodThatNeverPreempts(t *testing.T) {
-	pod := fake.Pod("p", 8, func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = new(corev1.PreemptNever) })
-	f := start(t, sampledOptions, sampledCluster(pod)...)
-	f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
-	f.sampledCycle(pod)
-	if f.nominator.Requested(gpu.PodUID(pod.UID)) {
-		t.Error("it is about to be nominated")
-	}
-	f.pass("the requeue", func() bool { return len(f.server.Calls().Annotated) == 2 })
-	if got := f.server.Calls().Nominated; len(got) > 0 {
-		t.Errorf("nominations %q", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 8, func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = new(corev1.PreemptNever) })
+		f := start(t, sampledOptions, sampledCluster(pod)...)
+		f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
+		f.sampledCycle(pod)
+		if f.nominator.Requested(gpu.PodUID(pod.UID)) {
+			t.Error("it is about to be nominated")
+		}
+		f.pass("the requeue", func() bool { return len(f.server.Calls().Annotated) == 2 })
+		if got := f.server.Calls().Nominated; len(got) > 0 {
+			t.Errorf("nominations %q", got)
+		}
+	})
 }
 
 // take gives most of the node's memory to another pod.
@@ -139,7 +142,7 @@ func TestSampleGivesUp(t *testing.T) {
 		},
 		"the watch doesn't show the nomination": func(*fixture) {},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			pod := fake.Pod("p", 8, fake.Priority(5))
 			f := start(t, sampledOptions, sampledCluster(pod)...)
 			f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
@@ -149,17 +152,19 @@ func TestSampleGivesUp(t *testing.T) {
 			meddle(f)
 			f.pass("a requeue", func() bool { return len(f.server.Calls().Annotated) > 1 })
 			f.pass("the preemption", func() bool { return f.sampledCycle(pod) != nil })
-		})
+		}))
 	}
 }
 
 // TestSampleLacksCPU: a node outside the sample that has a card and no CPU has no room. So pods may be evicted for the pod at once.
 func TestSampleLacksCPU(t *testing.T) {
-	pod := fake.Pod("p", 8, fake.Priority(5), fake.CPU(1000))
-	f := start(t, sampledOptions, sampledCluster(pod)...)
-	if victims := f.sampledCycle(pod); victims == nil {
-		t.Error("no preemption")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 8, fake.Priority(5), fake.CPU(1000))
+		f := start(t, sampledOptions, sampledCluster(pod)...)
+		if victims := f.sampledCycle(pod); victims == nil {
+			t.Error("no preemption")
+		}
+	})
 }
 
 // TestSampleRefused: kube-scheduler rejects the node to which the pod was nominated, unless filter itself did because the room was taken.
@@ -168,7 +173,7 @@ func TestSampleRefused(t *testing.T) {
 		taken bool
 		want  int
 	}{"kube-scheduler rejects the node": {false, 1}, "the room was taken": {true, 0}} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			pod := fake.Pod("p", 8, fake.Priority(5))
 			f := start(t, sampledOptions, append(sampledCluster(pod), fake.Node("n4", 16))...)
 			f.sampledCycle(pod)
@@ -185,87 +190,92 @@ func TestSampleRefused(t *testing.T) {
 			if victims := f.sampledCycle(pod); len(victims) != test.want {
 				t.Errorf("victims %v, want %d", victims, test.want)
 			}
-		})
+		}))
 	}
 }
 
 // TestSampleWithFairShare: a pod whose place is outside a sample without room keeps it, and is nominated to it.
 func TestSampleWithFairShare(t *testing.T) {
-	o := sampledOptions
-	o.FairShare, o.Gangs.Patience = FairShareOptions{On: true, PriorityCutoff: 1000, Observer: &fake.Observer{}}, 30*time.Second
-	pod := fake.Pod("p", 10, gated)
-	f := start(t, o, sampledCluster(pod, namespace("default", nil))...)
-	<-f.watches // Of namespaces.
-	f.passUntilOpened("p")
-	pod = fake.Edited(pod, ungated)
-	f.server.Set(pod)
-	f.publishObject(pod)
-	f.pass("the nomination", func() bool {
-		f.sampledCycle(pod)
-		return len(f.server.Calls().Nominated) > 0
+	synctest.Test(t, func(t *testing.T) {
+		o := sampledOptions
+		o.FairShare, o.Gangs.Patience = FairShareOptions{On: true, PriorityCutoff: 1000, Observer: &fake.Observer{}}, 30*time.Second
+		pod := fake.Pod("p", 10, gated)
+		f := start(t, o, sampledCluster(pod, namespace("default", nil))...)
+		f.passUntilOpened("p")
+		pod = fake.Edited(pod, ungated)
+		f.server.Set(pod)
+		f.publishObject(pod)
+		f.pass("the nomination", func() bool {
+			f.sampledCycle(pod)
+			return len(f.server.Calls().Nominated) > 0
+		})
+		if diff := cmp.Diff([]string{"p=n3"}, f.server.Calls().Nominated); diff != "" {
+			t.Errorf("nominations (-want +got):\n%s", diff)
+		}
+		f.want(pod, "assumed n3 card 0")
 	})
-	if diff := cmp.Diff([]string{"p=n3"}, f.server.Calls().Nominated); diff != "" {
-		t.Errorf("nominations (-want +got):\n%s", diff)
-	}
-	f.want(pod, "assumed n3 card 0")
 }
 
 // TestSampleOfMember: the plan of a group uses all nodes. A member whose place is outside the sample is nominated to it.
 func TestSampleOfMember(t *testing.T) {
-	o := sampledOptions
-	o.Gangs = GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: &fake.Observer{}}
-	a, b := member(2, 0), member(2, 1)
-	f := start(t, o, sampledCluster(a, b)...)
-	for _, pod := range []*corev1.Pod{a, b} {
-		f.pass("the member's place", func() bool {
-			result, err := f.Filter(pod, []string{"n1", "n2"})
-			if err != nil || len(result.Passed) > 0 {
-				t.Fatalf("filter passes %v, %v", result.Names(), err)
-			}
-			return result.Message == reasons.GroupOutsideSample.Text()
-		})
-	}
-	f.pass("the nominations", func() bool { return len(f.server.Calls().Nominated) == 2 })
-	for _, pod := range []*corev1.Pod{a, b} {
-		pod.Status.NominatedNodeName = "n3"
-		result, err := f.Filter(pod, []string{"n3"})
-		if diff := cmp.Diff([]string{"n3"}, result.Names()); diff != "" || err != nil {
-			t.Errorf("filter of the nominated node: %v (-want +got)\n%s", err, diff)
+	synctest.Test(t, func(t *testing.T) {
+		o := sampledOptions
+		o.Gangs = GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: &fake.Observer{}}
+		a, b := member(2, 0), member(2, 1)
+		f := start(t, o, sampledCluster(a, b)...)
+		for _, pod := range []*corev1.Pod{a, b} {
+			f.pass("the member's place", func() bool {
+				result, err := f.Filter(pod, []string{"n1", "n2"})
+				if err != nil || len(result.Passed) > 0 {
+					t.Fatalf("filter passes %v, %v", result.Names(), err)
+				}
+				return result.Message == reasons.GroupOutsideSample.Text()
+			})
 		}
-	}
+		f.pass("the nominations", func() bool { return len(f.server.Calls().Nominated) == 2 })
+		for _, pod := range []*corev1.Pod{a, b} {
+			pod.Status.NominatedNodeName = "n3"
+			result, err := f.Filter(pod, []string{"n3"})
+			if diff := cmp.Diff([]string{"n3"}, result.Names()); diff != "" || err != nil {
+				t.Errorf("filter of the nominated node: %v (-want +got)\n%s", err, diff)
+			}
+		}
+	})
 }
 
 // The eligible nodes of a pod are those that its spec and the state of the nodes admit. They are kept for all pods with the same
 // constraints.
 func TestEligible(t *testing.T) {
-	node := func(name, pool string, edits ...func(*corev1.Node)) *corev1.Node {
-		n := fake.Node(name, 16)
-		n.Labels = map[string]string{"pool": pool}
-		for _, edit := range edits {
-			edit(n)
-		}
-		return n
-	}
-	cordoned := func(n *corev1.Node) { n.Spec.Unschedulable = true }
-	inPool := func(name, pool string) *clustercache.PodInfo {
-		pod := fake.Pod(name, 1)
-		if pool != "" {
-			pod.Spec.NodeSelector = map[string]string{"pool": pool}
-		}
-		return clustercache.NewPodInfo(pod)
-	}
-	for name, options := range map[string]Options{"with samples": sampledOptions, "without": {}} {
-		f := start(t, options, node("n1", "a"), node("n2", "b"), node("n3", "a", cordoned))
-		for pod, want := range map[*clustercache.PodInfo][]string{
-			inPool("p", ""): {"n1", "n2"}, inPool("q", "a"): {"n1"}, inPool("r", "b"): {"n2"}, inPool("s", "c"): {},
-		} {
-			got := f.nodes.Names(pod.Constraints)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s, pod %s (-want +got):\n%s", name, pod.Name, diff)
+	synctest.Test(t, func(t *testing.T) {
+		node := func(name, pool string, edits ...func(*corev1.Node)) *corev1.Node {
+			n := fake.Node(name, 16)
+			n.Labels = map[string]string{"pool": pool}
+			for _, edit := range edits {
+				edit(n)
 			}
-			if again := f.nodes.Names(inPool("equal", "a").Constraints); pod.Name == "q" && &again[0] != &got[0] {
-				t.Errorf("%s: the nodes are matched again for a pod with equal constraints", name)
+			return n
+		}
+		cordoned := func(n *corev1.Node) { n.Spec.Unschedulable = true }
+		inPool := func(name, pool string) *clustercache.PodInfo {
+			pod := fake.Pod(name, 1)
+			if pool != "" {
+				pod.Spec.NodeSelector = map[string]string{"pool": pool}
+			}
+			return clustercache.NewPodInfo(pod)
+		}
+		for name, options := range map[string]Options{"with samples": sampledOptions, "without": {}} {
+			f := start(t, options, node("n1", "a"), node("n2", "b"), node("n3", "a", cordoned))
+			for pod, want := range map[*clustercache.PodInfo][]string{
+				inPool("p", ""): {"n1", "n2"}, inPool("q", "a"): {"n1"}, inPool("r", "b"): {"n2"}, inPool("s", "c"): {},
+			} {
+				got := f.nodes.Names(pod.Constraints)
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%s, pod %s (-want +got):\n%s", name, pod.Name, diff)
+				}
+				if again := f.nodes.Names(inPool("equal", "a").Constraints); pod.Name == "q" && &again[0] != &got[0] {
+					t.Errorf("%s: the nodes are matched again for a pod with equal constraints", name)
+				}
 			}
 		}
-	}
+	})
 }

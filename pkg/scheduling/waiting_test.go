@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,68 +22,70 @@ import (
 
 // A pod waits for CPU. Filter, bind and preempt keep what becomes free from the pods that come later, and these are requeued when there is enough.
 func TestResourcesAreKept(t *testing.T) {
-	at := func(d time.Duration) fake.PodEdit {
-		return fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(d).UnixNano(), 10))
-	}
-	first := fake.Pod("first", 4, fake.CPU(3), fake.Bound("n1", 0), at(0))
-	later := fake.Pod("later", 4, fake.CPU(3), fake.Bound("n1", 1), fake.Priority(-1), at(time.Second)) // It has to end for the large pod.
-	without := fake.Pod("without", 0, fake.CPU(1), fake.On("n1"))
-	large, small, higher := fake.Pod("large", 16, fake.CPU(6)), fake.Pod("small", 4, fake.CPU(2)), fake.Pod("higher", 4, fake.CPU(2), fake.Priority(1))
-	short(large)
-	large.Status.Conditions[0].Message = "0/1 nodes are available: 1 Insufficient cpu."
-	f := startCache(t, Options{}, fake.Node("n1", 16, 16), first, later, without, large, small, higher) // It has eight CPUs.
-	wantFilter := func(what string, pod *corev1.Pod, want reasons.Reason) {
-		t.Helper()
-		result := f.filter(pod, "n1")
-		if !slices.Equal(result.Reasons, []reasons.Reason{want}) || want == reasons.ResourcesReserved && result.ReservedFor != "pod default/large" {
-			t.Errorf("%s: %+v, want %v", what, result, want)
+	synctest.Test(t, func(t *testing.T) {
+		at := func(d time.Duration) fake.PodEdit {
+			return fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(d).UnixNano(), 10))
 		}
-	}
-	wantFilter("before the large pod waits", small, reasons.Fits)
-	f.waiting.tick()
-	why, _ := f.diagnose(f.pendingPods("large"))
-	if words := "; cards of n1 are reserved for it, and it gets them when pods there have ended"; !strings.HasSuffix(why[0].Message, words) {
-		t.Errorf("it is pending because %q", why[0].Message)
-	}
-	wantFilter("a pod that comes later", small, reasons.ResourcesReserved)
-	wantFilter("a pod of higher priority", higher, reasons.Fits)
-	if err := f.bind(small); !errors.Is(err, ledger.ErrNoRoom) {
-		t.Errorf("bind: %v", err)
-	}
-	victims := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-later"}}}
-	if answer, err := f.Preempt(t.Context(), small, victims); err != nil || len(answer) > 0 {
-		t.Errorf("victims %v, %v for a pod that can't have what they use", answer, err)
-	}
-	f.requeue.Requeue(t.Context())
-	before := len(f.requeued())
-	f.publishGone(first)
-	f.awaitAllocation(first, "none")
-	wantFilter("with the CPU of a pod on the other card", small, reasons.ResourcesReserved)
-	f.requeue.Requeue(t.Context())
-	if len(f.requeued()) > before {
-		t.Error("requeued, although nothing fits")
-	}
-	f.publishGone(without)
-	f.await("the requeue", func() bool {
+		first := fake.Pod("first", 4, fake.CPU(3), fake.Bound("n1", 0), at(0))
+		later := fake.Pod("later", 4, fake.CPU(3), fake.Bound("n1", 1), fake.Priority(-1), at(time.Second)) // It has to end for the large pod.
+		without := fake.Pod("without", 0, fake.CPU(1), fake.On("n1"))
+		large, small, higher := fake.Pod("large", 16, fake.CPU(6)), fake.Pod("small", 4, fake.CPU(2)), fake.Pod("higher", 4, fake.CPU(2), fake.Priority(1))
+		short(large)
+		large.Status.Conditions[0].Message = "0/1 nodes are available: 1 Insufficient cpu."
+		f := startCache(t, Options{}, fake.Node("n1", 16, 16), first, later, without, large, small, higher) // It has eight CPUs.
+		wantFilter := func(what string, pod *corev1.Pod, want reasons.Reason) {
+			t.Helper()
+			result := f.filter(pod, "n1")
+			if !slices.Equal(result.Reasons, []reasons.Reason{want}) || want == reasons.ResourcesReserved && result.ReservedFor != "pod default/large" {
+				t.Errorf("%s: %+v, want %v", what, result, want)
+			}
+		}
+		wantFilter("before the large pod waits", small, reasons.Fits)
+		f.waiting.tick()
+		why, _ := f.diagnose(f.pendingPods("large"))
+		if words := "; cards of n1 are reserved for it, and it gets them when pods there have ended"; !strings.HasSuffix(why[0].Message, words) {
+			t.Errorf("it is pending because %q", why[0].Message)
+		}
+		wantFilter("a pod that comes later", small, reasons.ResourcesReserved)
+		wantFilter("a pod of higher priority", higher, reasons.Fits)
+		if err := f.bind(small); !errors.Is(err, ledger.ErrNoRoom) {
+			t.Errorf("bind: %v", err)
+		}
+		victims := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-later"}}}
+		if answer, err := f.Preempt(t.Context(), small, victims); err != nil || len(answer) > 0 {
+			t.Errorf("victims %v, %v for a pod that can't have what they use", answer, err)
+		}
 		f.requeue.Requeue(t.Context())
-		return len(f.requeued()) > before
+		before := len(f.requeued())
+		f.publishGone(first)
+		wantFilter("with the CPU of a pod on the other card", small, reasons.ResourcesReserved)
+		f.requeue.Requeue(t.Context())
+		if len(f.requeued()) > before {
+			t.Error("requeued, although nothing fits")
+		}
+		f.publishGone(without)
+		if f.requeue.Requeue(t.Context()); len(f.requeued()) == before {
+			t.Error("not requeued, although both fit")
+		}
+		wantFilter("with enough for both", small, reasons.Fits)
 	})
-	wantFilter("with enough for both", small, reasons.Fits)
 }
 
 // Of two pods that differ in an extended resource only, the first waits for that resource. Cards are reserved for the second one.
 func TestOtherResourcesDiffer(t *testing.T) {
-	const adapter = corev1.ResourceName("example.com/adapter")
-	node, now := fake.Node("n1", 16), fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
-	maps.Copy(node.Status.Allocatable, fake.Amount(adapter, 1))
-	with := func(pod *corev1.Pod) { maps.Copy(pod.Spec.Containers[0].Resources.Requests, fake.Amount(adapter, 1)) }
-	first, second := fake.Pod("first", 16, fake.CPU(1), with), fake.Pod("second", 16, fake.CPU(1))
-	second.CreationTimestamp.Time = first.CreationTimestamp.Add(time.Minute)
-	short(first)
-	short(second)
-	f := startCache(t, Options{}, node, fake.Pod("small", 4, fake.CPU(1), fake.Bound("n1", 0), now), fake.Pod("uses", 0, fake.CPU(1), with, fake.On("n1")), first, second)
-	f.waiting.tick()
-	if f.ledger.Awaits(gpu.PodUID(first.UID)) || !f.ledger.Awaits(gpu.PodUID(second.UID)) {
-		t.Errorf("reservations: %v", f.ledger.AwaitedNodes())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		const adapter = corev1.ResourceName("example.com/adapter")
+		node, now := fake.Node("n1", 16), fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
+		maps.Copy(node.Status.Allocatable, fake.Amount(adapter, 1))
+		with := func(pod *corev1.Pod) { maps.Copy(pod.Spec.Containers[0].Resources.Requests, fake.Amount(adapter, 1)) }
+		first, second := fake.Pod("first", 16, fake.CPU(1), with), fake.Pod("second", 16, fake.CPU(1))
+		second.CreationTimestamp.Time = first.CreationTimestamp.Add(time.Minute)
+		short(first)
+		short(second)
+		f := startCache(t, Options{}, node, fake.Pod("small", 4, fake.CPU(1), fake.Bound("n1", 0), now), fake.Pod("uses", 0, fake.CPU(1), with, fake.On("n1")), first, second)
+		f.waiting.tick()
+		if f.ledger.Awaits(gpu.PodUID(first.UID)) || !f.ledger.Awaits(gpu.PodUID(second.UID)) {
+			t.Errorf("reservations: %v", f.ledger.AwaitedNodes())
+		}
+	})
 }
