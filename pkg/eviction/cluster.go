@@ -7,7 +7,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
-	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -82,39 +81,7 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, vict
 		cluster.Leaving[name] = append(cluster.Leaving[name], a.UID)
 	}
 	slices.Sort(cluster.Leaving[name])
-	reserved := r.executor.Reserved(name)
-	for i := range available.Cards { // Rounds have different cards: none waits for the victims of another.
-		available.Cards[i].Unhealthy = available.Cards[i].Unhealthy || slices.Contains(reserved, available.Cards[i].Index)
-	}
 	return available.Cards
-}
-
-// withUsableNodes returns the need without the nodes of each pod on which evictions can't make room for it.
-func (r *Reclaimer) withUsableNodes(need reclaim.Need) reclaim.Need {
-	type like struct {
-		nodes  *string
-		demand gpu.Demand
-	}
-	usable := map[like][]string{}
-	need.Units = slices.Clone(need.Units)
-	for i, u := range need.Units {
-		need.Units[i].Pods = slices.Clone(u.Pods)
-		for j, pod := range u.Pods {
-			if len(pod.Nodes) == 0 {
-				continue
-			}
-			key := like{&pod.Nodes[0], pod.Demand()}
-			if _, known := usable[key]; !known {
-				r.Ledger.Check(pod.Pod, pod.Nodes, func(name string, reason reasons.Reason) {
-					if !reason.Unresolvable() {
-						usable[key] = append(usable[key], name)
-					}
-				})
-			}
-			need.Units[i].Pods[j].Nodes = usable[key]
-		}
-	}
-	return need
 }
 
 // stillFits reports whether the places of the plan, which are held now, have room once its victims are gone.

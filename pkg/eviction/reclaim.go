@@ -104,7 +104,6 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 	if !r.Cache.BudgetsSynced() {
 		return plan, false, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
-	need = r.withUsableNodes(need)
 	for range maxReclaimPlans {
 		if plan, ok = reclaim.Choose(need, r.cluster(need)); !ok {
 			return plan, false, err // A refusal after which there is no further plan; nil if there was none.

@@ -149,8 +149,18 @@ func TestReclaimer(t *testing.T) {
 		"this process doesn't lead":         {func(f *reclaimFixture) { f.standby = errors.New("standby") }, false, nil, map[string]int{"reclaimed failed": 1}},
 		"it stops leading before it evicts": {func(f *reclaimFixture) { f.meanwhile = func(f *reclaimFixture) { f.standby = errors.New("standby") } }, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
 		"the plan isn't right any more":     {func(f *reclaimFixture) { f.holdFails = true }, false, []string{"?b2"}, nil},
-		"the cache isn't synced":            {func(f *reclaimFixture) { f.cluster.notReady = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
-		"budgets are not listed yet":        {func(f *reclaimFixture) { f.cluster.budgetsNotSynced = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"another pod is placed on the card before it is reserved": {func(f *reclaimFixture) {
+			f.halfFree()
+			f.meanwhile = func(f *reclaimFixture) { f.cluster.report(fake.Pod("other", 8, fake.Bound("n1", 0))) }
+		}, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
+		"the card becomes unhealthy before it is reserved": {func(f *reclaimFixture) {
+			f.halfFree()
+			f.meanwhile = func(f *reclaimFixture) {
+				f.cluster.ledger.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Memory: 16, Unhealthy: "Xid 79"}}})
+			}
+		}, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
+		"the cache isn't synced":     {func(f *reclaimFixture) { f.cluster.notReady = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
+		"budgets are not listed yet": {func(f *reclaimFixture) { f.cluster.budgetsNotSynced = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
 		"a pod that is being deleted is enough": {func(f *reclaimFixture) { f.cluster.report(fake.Edited(f.b[0], fake.Terminating(begin))) }, true, nil,
 			map[string]int{"reclaimed evicted": 1, "reclaimed memory": 0}},
 		"one that should have ended long ago isn't": {func(f *reclaimFixture) {
@@ -204,6 +214,14 @@ func TestReclaimer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// halfFree frees a half of n1, and makes a ask for all of it.
+func (f *reclaimFixture) halfFree() {
+	f.a = fake.Pod("a", 16)
+	f.server.Set(f.a)
+	f.server.Remove(f.b[0])
+	f.cluster.delete(f.b[0])
 }
 
 // apartFrom gives a pod required anti-affinity to the pods with a label in a namespace; in its own if that is empty.
