@@ -28,8 +28,10 @@ type round struct {
 	node    string
 	victims []gpu.PodUID
 	state   roundState
-	// since is when the state began.
-	since time.Time
+	// offered is when filter was called with the node while victims of kube-scheduler were leaving it; zero once Awaits has answered for that call.
+	offered time.Time
+	// freedAt is when all victims were gone.
+	freedAt time.Time
 	// nominated is the node of the pod's nomination when the round began. It is node itself if kube-scheduler evicted the victims, else no
 	// longer valid.
 	nominated string
@@ -40,9 +42,9 @@ type round struct {
 // roundState is how far a round is.
 //
 //	           → evicting  begin or adopt: the Executor evicts the victims
-//	any other  → tried     Tried: filter is called with the node while victims of kube-scheduler are leaving it
-//	tried      → leaving   Tried finds none any more, Awaits has used the call, or the scheduling cycle of the call is over
+//	           → leaving   Tried: filter is called with the node while victims of kube-scheduler are leaving it
 //	           → leaving   Repeated: the victims of kube-scheduler are leaving or gone, and it would evict them again
+//	freed      → leaving   Tried finds further ones
 //	evicting   → freed     endRounds finds that all victims are gone
 //	leaving    → freed     likewise
 //	any        → no round  the pod is bound or gone (Forget), the round fails (failed, cancel), or the term ends (resign)
@@ -50,7 +52,6 @@ type roundState int
 
 const (
 	evicting roundState = iota
-	tried
 	leaving
 	freed
 )
@@ -253,12 +254,8 @@ func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.T
 	if r.state == evicting || !slices.Contains(nodes, r.node) {
 		return
 	}
-	switch victims := e.leavingFor(pod, r.node); {
-	case len(victims) > 0 && (known || e.isPending(pod)):
-		r.victims, r.state, r.since = victims, tried, at
-		e.rounds[pod.UID] = r
-	case known && r.state == tried:
-		r.state = leaving
+	if victims := e.leavingFor(pod, r.node); len(victims) > 0 && (known || e.isPending(pod)) {
+		r.victims, r.state, r.offered = victims, leaving, at
 		e.rounds[pod.UID] = r
 	}
 }
@@ -322,14 +319,8 @@ func (e *Evictor) Awaits(uid gpu.PodUID) bool {
 	if !ok {
 		return false
 	}
-	awaits := false
-	switch r.state {
-	case evicting:
-		awaits = e.slowest(r) != gone
-	case tried:
-		awaits, r.state = e.Clock.Since(r.since) < cycle, leaving
-	}
-	r.awaited = r.awaited || awaits
+	awaits := e.Clock.Since(r.offered) < cycle || r.state == evicting && e.slowest(r) != gone
+	r.offered, r.awaited = time.Time{}, r.awaited || awaits
 	e.rounds[uid] = r
 	return awaits
 }
@@ -341,14 +332,11 @@ func (e *Evictor) endRounds() {
 	now := e.Clock.Now()
 	maps.DeleteFunc(e.proposals, func(_ gpu.PodUID, p proposal) bool { return now.Sub(p.at) >= cycle })
 	for uid, r := range e.rounds {
-		if r.state == tried && now.Sub(r.since) >= cycle {
-			r.state = leaving
-		}
 		slowest := e.slowest(r)
-		if (r.state == evicting || r.state == leaving) && slowest == gone {
-			r.state, r.since = freed, now
+		if r.state != freed && slowest == gone {
+			r.state, r.freedAt = freed, now
+			e.rounds[uid] = r
 		}
-		e.rounds[uid] = r
 		if pause := e.failed(r, slowest, now); pause > 0 {
 			delete(e.rounds, uid)
 			e.postponed.Extend(uid, now, pause, queue.LongestPause)
@@ -379,7 +367,7 @@ func (e *Evictor) failed(r round, slowest phase, now time.Time) time.Duration {
 		return queue.Retry // The eviction failed, or was not made.
 	case r.state == freed && !e.fits(r.pod, r.node):
 		return queue.Retry // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
-	case r.state == freed && now.Sub(r.since) > queue.Arrival:
+	case r.state == freed && now.Sub(r.freedAt) > queue.Arrival:
 		return queue.LongestPause // Something unknown to the extender keeps the pod off the node.
 	}
 	return 0
