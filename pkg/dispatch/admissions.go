@@ -29,13 +29,14 @@ func (e *Exempt) setExempt(namespace string, exempt bool) {
 	}
 }
 
-// NeedsNoTurn reports whether the pod may be scheduled without a charge.
-func (e *Exempt) NeedsNoTurn(p gpu.Pod) bool {
+// NeedsTurn reports whether fair sharing decides when the pod may be scheduled. Priorities count within a tenant only, so such a pod waits for room:
+// neither kube-scheduler nor fragmentation eviction evicts others for it, and no group gives way to it.
+func (e *Exempt) NeedsTurn(p gpu.Pod) bool {
 	if e == nil || p.Request == 0 || p.Priority >= e.PriorityCutoff {
-		return true
+		return false
 	}
 	_, exempt := e.namespaces.Load(p.Namespace)
-	return exempt
+	return !exempt
 }
 
 // updateAdmitted records whether the pod is granted or bound. Pods that need no turn are admitted in any case.
@@ -49,7 +50,7 @@ func (m *Manager) updateAdmitted(p *pod) {
 
 // Admit reports whether filter may place the pod. It doesn't wait for a Tick in progress.
 func (m *Manager) Admit(p gpu.Pod) bool {
-	if m.NeedsNoTurn(p) {
+	if !m.NeedsTurn(p) {
 		return true
 	}
 	_, admitted := m.admitted.Load(p.UID)

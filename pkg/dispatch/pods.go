@@ -139,7 +139,7 @@ func (m *Manager) refresh(p *pod) {
 // waits reports whether the pod waits for its turn.
 func (m *Manager) waits(p *pod) bool {
 	_, known := m.namespaces[p.Namespace]
-	return known && p.awaitsBind() && !p.charged() && !p.GatedOtherwise && !m.NeedsNoTurn(p.Pod.Pod)
+	return known && p.awaitsBind() && !p.charged() && !p.GatedOtherwise && m.NeedsTurn(p.Pod.Pod)
 }
 
 // count makes the queue count the amount for the pod, as memory of its tenant. If the namespace is deleted already, the tenant is the one

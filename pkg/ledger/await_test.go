@@ -134,7 +134,7 @@ func TestAwaitedReservationReason(t *testing.T) {
 // needNoTurn are the namespaces that are exempt from fair sharing.
 type needNoTurn map[string]bool
 
-func (n needNoTurn) NeedsNoTurn(pod gpu.Pod) bool { return n[pod.Namespace] }
+func (n needNoTurn) NeedsTurn(pod gpu.Pod) bool { return !n[pod.Namespace] }
 
 // With fair sharing, what waits for a turn comes after all that needs none, whatever the priorities.
 func TestAwaitedReservationsAndTurns(t *testing.T) {

@@ -261,7 +261,7 @@ func (l *Ledger) seesUsed(a *asker, r *reserved) bool {
 		return false
 	case r.Source == Queued && mine != nil:
 		sees = r.Item.Before(&mine.Item)
-	case r.Source == Queued && r.Item.ByTurn != l.needsTurn(a.pod):
+	case r.Source == Queued && r.Item.ByTurn != l.NeedsTurn(*a.pod):
 		sees = !r.Item.ByTurn
 	}
 	return sees && !l.allocated(r.Pod.UID)

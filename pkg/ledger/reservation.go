@@ -289,16 +289,13 @@ func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 	return nodes
 }
 
-// Turns knows which pods wait for a turn of fair sharing. It is called with the ledger's lock held, so it must not call the ledger.
+// Turns knows which pods need a turn of fair sharing. It is called with the ledger's lock held, so it must not call the ledger.
 type Turns interface {
-	NeedsNoTurn(pod gpu.Pod) bool
+	NeedsTurn(pod gpu.Pod) bool
 }
 
-// needsTurn reports whether the pod waits for a turn of fair sharing.
-func (l *Ledger) needsTurn(pod *gpu.Pod) bool { return l.turns != nil && !l.turns.NeedsNoTurn(*pod) }
-
-// NeedsNoTurn reports whether the pod waits for no turn of fair sharing.
-func (l *Ledger) NeedsNoTurn(pod gpu.Pod) bool { return !l.needsTurn(&pod) }
+// NeedsTurn reports whether the pod needs a turn of fair sharing.
+func (l *Ledger) NeedsTurn(pod gpu.Pod) bool { return l.turns != nil && l.turns.NeedsTurn(pod) }
 
 // expected returns the cards of a share. If it names none, these are the cards that the pod is likely to get: cards with room, or if there are
 // none, cards that have room once the terminating pods and the victims have ended. The result can be empty, because the victims that

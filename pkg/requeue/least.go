@@ -29,7 +29,7 @@ func leastOf(ledger Ledger, pods []gpu.Pod) least {
 		pod.Request, pod.Cores = min(pod.Request, demand.Memory), min(pod.Cores, demand.Cores)
 		pod.Containers = min(pod.Containers, demand.Containers)
 		pod.Priority = max(pod.Priority, pods[i].Priority)
-		if pod.Namespace == "" && ledger.NeedsNoTurn(pods[i]) {
+		if pod.Namespace == "" && !ledger.NeedsTurn(pods[i]) {
 			pod.Namespace = pods[i].Namespace
 		}
 	}

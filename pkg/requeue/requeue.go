@@ -80,7 +80,7 @@ type Ledger interface {
 	AnyFit(pod gpu.Pod) (node string, ok bool)
 	FirstFit(pod gpu.Pod, nodes []string) (node string, ok bool)
 	OwnPlaces(pods []gpu.Pod) map[string]bool
-	NeedsNoTurn(pod gpu.Pod) bool
+	NeedsTurn(pod gpu.Pod) bool
 }
 
 // Cache is the part of package clustercache that a Requeuer uses.

@@ -294,7 +294,7 @@ func TestLeast(t *testing.T) {
 // exempt is a namespace whose pods need no turn of fair sharing.
 type exempt string
 
-func (e exempt) NeedsNoTurn(pod gpu.Pod) bool { return pod.Namespace == string(e) }
+func (e exempt) NeedsTurn(pod gpu.Pod) bool { return pod.Namespace != string(e) }
 
 // A rejected pod that needs no turn is requeued when memory comes free that is reserved for an item that waits for one, also together with others.
 func TestLeastNeedsNoTurn(t *testing.T) {

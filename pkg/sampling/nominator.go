@@ -71,8 +71,6 @@ type Options struct {
 	SampleSize func(nodes int) int
 	// HasRoom reports whether any node has room for a pending pod.
 	HasRoom func(pod *clustercache.PodInfo) bool
-	// NeedsTurn reports whether fair sharing decides when the pod may run, and reserves its place.
-	NeedsTurn func(pod gpu.Pod) bool
 	// Requeue makes kube-scheduler retry rejected pods by a change of the node, or of any node if it is empty.
 	Requeue func(node string)
 	// Leading is called right before each write; an error prevents the write.
@@ -214,17 +212,8 @@ func (n *Nominator) Nominated(uid gpu.PodUID, node string) bool {
 
 // Run nominates pods until ctx ends.
 func (n *Nominator) Run(ctx context.Context) error {
-	ticker := n.Clock.NewTicker(TickInterval)
-	defer ticker.Stop()
 	defer func() { _ = n.writes.Wait() }() // It returns no error.
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-			n.Tick(ctx)
-		}
-	}
+	return eviction.Every(ctx, n.Clock, TickInterval, n.Tick)
 }
 
 // Tick nominates the pods that are due, and removes expired nominations, if this process is the leader.
@@ -283,7 +272,7 @@ func (n *Nominator) eligible(pods []*clustercache.PodInfo) (requests []ledger.Re
 	for i, pod := range pods {
 		requests[i].Pod = pod.Pod
 		granted[i], _, _ = n.Ledger.Lookup(pod.UID)
-		if !n.NeedsTurn(pod.Pod) {
+		if !n.Ledger.NeedsTurn(pod.Pod) {
 			requests[i].Nodes = n.Nodes.Names(pod.Constraints)
 		}
 	}

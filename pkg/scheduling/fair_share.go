@@ -86,10 +86,6 @@ func (f *fairShare) awaitsTurn(pod gpu.Pod) bool {
 	return f != nil && !f.manager.Admit(pod)
 }
 
-// evicts reports whether kube-scheduler and fragmentation eviction may evict other pods for the pod, and groups must give way to it.
-// Priorities count within a tenant only, so a pod that needs a turn waits for room instead.
-func (f *fairShare) evicts(pod gpu.Pod) bool { return f == nil || f.manager.NeedsNoTurn(pod) }
-
 // giveUpPlace releases the place of a granted pod that kube-scheduler can't use. It reports whether there was one.
 func (f *fairShare) giveUpPlace(uid gpu.PodUID) bool { return f != nil && f.manager.GiveUpPlace(uid) }
 

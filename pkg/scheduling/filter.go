@@ -73,7 +73,7 @@ func (s *Scheduler) findRoom(c *filterCall) {
 		return
 	}
 	c.elsewhere = s.nominator.Request(c.object, c.Nodes)
-	if !c.elsewhere && s.fair.evicts(c.pod) && s.groups.displace(c.pod, c.Nodes) {
+	if !c.elsewhere && !s.ledger.NeedsTurn(c.pod) && s.groups.displace(c.pod, c.Nodes) {
 		try()
 	}
 }
@@ -86,7 +86,7 @@ func (s *Scheduler) recordRejection(c *filterCall) {
 	switch {
 	case c.elsewhere:
 		s.evictor.Passed(c.pod.UID) // No pod is evicted for it meanwhile.
-	case !clustercache.NeverPreempts(c.object) && s.fair.evicts(c.pod):
+	case !clustercache.NeverPreempts(c.object) && !s.ledger.NeedsTurn(c.pod):
 		s.evictor.Rejected(c.pod, c.object.Status.NominatedNodeName, c.full(), c.now)
 	}
 }
@@ -187,7 +187,7 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 // whole, see Preempt.
 func (s *Scheduler) recordTry(object *corev1.Pod, pod gpu.Pod, nodes []string) {
 	nominated := object.Status.NominatedNodeName
-	if pod.Request > 0 && s.cache.Ready() == nil && s.fair.evicts(pod) && !s.nominator.Nominated(pod.UID, nominated) && !s.groups.incomplete(object) {
+	if pod.Request > 0 && s.cache.Ready() == nil && !s.ledger.NeedsTurn(pod) && !s.nominator.Nominated(pod.UID, nominated) && !s.groups.incomplete(object) {
 		s.evictor.Tried(pod, nominated, nodes, s.Clock.Now())
 	}
 }

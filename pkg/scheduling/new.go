@@ -43,13 +43,11 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	nodes := eligibility.NewCluster()
 	var exempt *dispatch.Exempt
-	var turns ledger.Turns
 	if o.FairShare.On {
 		exempt = dispatch.NewExempt(o.FairShare.PriorityCutoff)
-		turns = exempt
 	}
 	s := &Scheduler{
-		Options: o, ledger: ledger.NewWithResources(nodes, turns), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
+		Options: o, ledger: ledger.NewWithResources(nodes, exempt), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
 	}
 	s.expectations = s.newExpectations()
 	s.requeue = requeue.New(requeue.Options{
@@ -76,7 +74,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.SampleSize != nil {
 		s.nominator = sampling.New(sampling.Options{
 			API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize, HasRoom: s.requeue.HasRoom,
-			NeedsTurn: func(pod gpu.Pod) bool { return !s.fair.evicts(pod) }, Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
+			Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
 			AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
 		})
 		s.groups.nominator = s.nominator
@@ -116,7 +114,7 @@ func (s *Scheduler) newGroups() *groups {
 		},
 		Capacity:   func() ledger.Capacity { return s.capacity(true) },
 		Failures:   s.failures,
-		NeedsTurn:  func(pod gpu.Pod) bool { return !s.fair.evicts(pod) },
+		NeedsTurn:  s.ledger.NeedsTurn,
 		AwaitsTurn: func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) },
 	}
 	return &groups{

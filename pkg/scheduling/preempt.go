@@ -33,7 +33,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		return nil, nil // Pods would be evicted for one member of a gang that may never become whole.
 	case pod.Request == 0:
 		return proposed, nil
-	case !s.fair.evicts(pod):
+	case s.ledger.NeedsTurn(pod):
 		return nil, nil // It was granted because everything it needs was free.
 	}
 	if err := cmp.Or(ctx.Err(), s.cache.Ready()); err != nil {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -45,17 +46,8 @@ type waiting struct {
 
 // run makes passes until ctx ends.
 func (w *waiting) run(ctx context.Context) error {
-	ticker := w.clock.NewTicker(waitingInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			w.awaited.Stop()
-			return nil
-		case <-ticker.C():
-			w.tick()
-		}
-	}
+	defer w.awaited.Stop()
+	return eviction.Every(ctx, w.clock, waitingInterval, func(context.Context) { w.tick() })
 }
 
 // tick makes a pass if this process is the leader, and ends all reservations if it isn't.
@@ -135,7 +127,7 @@ func (w *waiting) waits(pod *clustercache.PodInfo) bool {
 			return false
 		}
 	}
-	return w.fair.evicts(pod.Pod)
+	return !w.ledger.NeedsTurn(pod.Pod)
 }
 
 // replaces reports whether the pod is a member that a running group lacks. broken has those of the groups that were asked about in this pass.
