@@ -112,8 +112,8 @@ func Goroutines(limit int) Group {
 	return group
 }
 
-// every makes a step per interval until ctx ends. It returns no error.
-func every(ctx context.Context, c clock.WithTicker, interval time.Duration, step func(context.Context)) error {
+// Every makes a step per interval until ctx ends. It returns no error.
+func Every(ctx context.Context, c clock.WithTicker, interval time.Duration, step func(context.Context)) error {
 	ticker := c.NewTicker(interval)
 	defer ticker.Stop()
 	for {

@@ -151,7 +151,7 @@ func (e *Evictor) Passed(uid gpu.PodUID) {
 }
 
 // Run begins rounds as needed until ctx ends.
-func (e *Evictor) Run(ctx context.Context) error { return every(ctx, e.Clock, interval, e.Tick) }
+func (e *Evictor) Run(ctx context.Context) error { return Every(ctx, e.Clock, interval, e.Tick) }
 
 // Tick performs one step of Run, or ends all rounds if this process isn't the leader.
 func (e *Evictor) Tick(ctx context.Context) {

@@ -149,7 +149,7 @@ func NewExecutor(o Options) *Executor {
 }
 
 // Run continues rounds until ctx ends.
-func (x *Executor) Run(ctx context.Context) error { return every(ctx, x.Clock, interval, x.Tick) }
+func (x *Executor) Run(ctx context.Context) error { return Every(ctx, x.Clock, interval, x.Tick) }
 
 // Tick performs one step of Run.
 func (x *Executor) Tick(ctx context.Context) {
@@ -516,20 +516,6 @@ func (x *Executor) Tries(uid gpu.PodUID) bool {
 		}
 	}
 	return false
-}
-
-// Reserved returns the cards of the node that are reserved for pods of rounds.
-func (x *Executor) Reserved(node string) (cards []int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, e := range x.rounds {
-		for _, w := range e.For {
-			if w.Node == node {
-				cards = append(cards, w.Cards...)
-			}
-		}
-	}
-	return cards
 }
 
 // Spares reports whether the eviction of the pod was refused a short time ago.

@@ -91,7 +91,7 @@ func NewOverusers(o Options, api NodeAPI, cache OveruseCache, groups OveruseGrou
 
 // Run evicts pods as needed until ctx ends.
 func (o *Overusers) Run(ctx context.Context) error {
-	return every(ctx, o.Clock, queue.Retry, o.Tick)
+	return Every(ctx, o.Clock, queue.Retry, o.Tick)
 }
 
 // Tick performs one step of Run. It makes at most one eviction.

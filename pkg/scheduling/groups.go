@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -328,16 +329,9 @@ func (g *groups) states() map[string]int {
 
 // run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
 func (g *groups) run(ctx context.Context) error {
-	ticker := g.clock.NewTicker(tickInterval)
-	defer ticker.Stop()
-	for leads := false; ; leads = g.tick(leads) {
-		select {
-		case <-ctx.Done():
-			g.manager.StopLeading(g.clock.Now())
-			return nil
-		case <-ticker.C():
-		}
-	}
+	defer func() { g.manager.StopLeading(g.clock.Now()) }()
+	leads := false
+	return eviction.Every(ctx, g.clock, tickInterval, func(context.Context) { leads = g.tick(leads) })
 }
 
 // tick calls the manager's Tick if this process is the leader. led is whether it was at the latest tick; tick returns whether
