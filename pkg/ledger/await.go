@@ -27,7 +27,7 @@ import (
 // If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, some
 // hundreds at a time; they can change before the cards are chosen, so Await can return false although there are cards.
 func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bool) {
-	c := newAwaitedChoice(l, item, oldest)
+	c := awaitedChoice{Ledger: l, item: item, oldest: oldest, known: map[gpu.Demand]map[string]float64{}}
 	requests, made = c.shortlist(requests), true
 	for begins := true; made && (begins || len(requests) > 0); begins = false {
 		l.update(func() (freed []string) {
@@ -248,7 +248,7 @@ func (l *Ledger) AwaitedIdleRatio() float64 {
 	}
 	l.eachIdle(slices.Collect(maps.Values(l.reservations.items[Queued])), func(n *node, amount gpu.Memory) { idle += bytes(n, amount) })
 	for _, n := range l.nodes {
-		if n.sharing == reasons.Fits {
+		if n.shareable() == reasons.Fits {
 			all += bytes(n, n.totals.Memory)
 		}
 	}
@@ -312,10 +312,6 @@ type awaitedChoice struct {
 	since  []time.Time
 	byAge  []*Allocation
 	result []freeableCard
-}
-
-func newAwaitedChoice(l *Ledger, item Item, oldest time.Time) *awaitedChoice {
-	return &awaitedChoice{Ledger: l, item: item, oldest: oldest, known: map[gpu.Demand]map[string]float64{}}
 }
 
 const (

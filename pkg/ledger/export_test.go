@@ -1,6 +1,10 @@
 package ledger
 
-import "time"
+import (
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
 
 // ReservedNodes returns the number of nodes for which the ledger keeps pods that count in their capacity.
 func (l *Ledger) ReservedNodes() int { return len(l.reservations.counted.on) }
@@ -8,7 +12,7 @@ func (l *Ledger) ReservedNodes() int { return len(l.reservations.counted.on) }
 // Shortlists returns the number of different lists of nodes among which Await chooses with the lock held.
 func (l *Ledger) Shortlists(item Item, requests []Request, oldest time.Time) int {
 	lists := map[listKey]bool{}
-	for _, request := range newAwaitedChoice(l, item, oldest).shortlist(requests) {
+	for _, request := range (&awaitedChoice{Ledger: l, item: item, oldest: oldest, known: map[gpu.Demand]map[string]float64{}}).shortlist(requests) {
 		lists[keyOf(request.Nodes)] = true
 	}
 	return len(lists)

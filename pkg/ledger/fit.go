@@ -120,21 +120,25 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 		kind, exact = l.kindOf(&view, &pod)
 	}
 	var later []rankedNode
-	l.each(names, func(i int, n *node) {
+	l.each(names, func(i int, n orderedNode) {
+		if suits, known := n.costs.plain(&a, kind); known && exact {
+			visit(i, suits, reasons.Fits)
+			return
+		}
 		switch {
 		case allocated && home == names[i]:
 			visit(i, placement.MaxScore, reasons.Fits)
 		case allocated:
 			visit(i, 0, reasons.Elsewhere)
 		default:
-			suits, reason := l.suitability(n, &view, &a, kind)
-			if n != nil && n.hasReserved {
-				reason = l.besideReserved(n, &a, reason)
+			suits, reason := l.suitability(n.node, &view, &a, kind)
+			if n.hasReserved() {
+				reason = l.besideReserved(n.node, &a, reason)
 			}
 			if exact {
 				visit(i, suits, reason)
 			} else {
-				later = append(later, rankedNode{n, suits, reason})
+				later = append(later, rankedNode{n.node, suits, reason})
 			}
 		}
 	})
@@ -158,7 +162,7 @@ func (l *Ledger) fit(n *node, a *asker) reasons.Reason {
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return reason
 	}
-	if !n.hasReserved { // Mostly, and then without a look at the cards.
+	if !n.hasReserved() { // Mostly, and then without a look at the cards.
 		return n.totals.Fit(n.cards, &a.demand)
 	}
 	return l.besideReserved(n, a, placement.Fit(l.cardsFor(n, a), a.demand))
@@ -166,11 +170,6 @@ func (l *Ledger) fit(n *node, a *asker) reasons.Reason {
 
 // suitability returns how well the node suits the pod, or the reason why the node's cards have no room. kind is kindOf the pod.
 func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement.Suitability, reasons.Reason) {
-	if kind != noKind && a.plain && n.isPlain() && a.demand.Memory <= n.totals.MostFree && n.costsKnown.Load() {
-		if suits := n.costs.of(kind); suits != placement.NotFitting { // Usually, and then the rest of the node isn't read.
-			return suits, reasons.Fits
-		}
-	}
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return 0, reason
 	}
@@ -291,7 +290,7 @@ func (l *Ledger) fitsUnlabelled(n *node, a *asker) bool {
 
 // hasResources reports whether the node has CPU and all other resources for the pod beside what is reserved there for others.
 func (l *Ledger) hasResources(n *node, a *asker) bool {
-	return !n.hasReserved || l.resourcesFitBeside(n, a, nil)
+	return !n.hasReserved() || l.resourcesFitBeside(n, a, nil)
 }
 
 // resourcesFitBeside is FitsResources. It returns true if nothing is reserved: kube-scheduler has checked that the pod fits what is free.

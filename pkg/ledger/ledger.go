@@ -112,7 +112,7 @@ type Ledger struct {
 	nodes map[string]*node
 	// unused are nodes for newNode.
 	unused []node
-	// membership is incremented when a node is added or removed.
+	// membership is incremented when a node is added or removed, or gets another costRow.
 	membership uint64
 	order      nodeOrder
 	// nodeOf maps each pod with an allocation to its node. A pod has an allocation on at most one node.
@@ -385,7 +385,7 @@ func (l *Ledger) Memory() gpu.Memory {
 	defer l.mu.RUnlock()
 	byUnit := map[gpu.Unit]gpu.Memory{}
 	for _, n := range l.nodes {
-		if n.sharing == reasons.Fits {
+		if n.shareable() == reasons.Fits {
 			unit := n.unit()
 			byUnit[unit] = byUnit[unit].Add(n.totals.Memory)
 		}
@@ -409,7 +409,7 @@ func (l *Ledger) NodeMemory() map[string]gpu.Memory {
 	defer l.mu.RUnlock()
 	out := make(map[string]gpu.Memory, len(l.nodes))
 	for name, n := range l.nodes {
-		if n.sharing == reasons.Fits {
+		if n.shareable() == reasons.Fits {
 			out[name] = n.totals.Memory.Sub(n.totals.Free.Sub(n.totals.FreeHealthy))
 		}
 	}
@@ -514,10 +514,9 @@ func (l *Ledger) addNode(name string) *node {
 	n := l.newNode()
 	*n = node{
 		// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
-		name: strings.Clone(name), sharing: reasons.NotShared, allocations: map[gpu.PodUID]*Allocation{}, beside: unlimited, allBeside: unlimited,
+		name: strings.Clone(name), allocations: map[gpu.PodUID]*Allocation{}, beside: unlimited, allBeside: unlimited,
 		reserved: l.reservations.elsewhere[name], planned: l.reservations.counted.any(name),
 	}
-	n.hasReserved = len(n.reserved) > 0 || n.planned
 	delete(l.reservations.elsewhere, name)
 	if l.outlook != nil {
 		n.costs = l.costRows.next()

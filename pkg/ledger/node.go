@@ -12,14 +12,10 @@ import (
 
 // node is the state of one node, guarded by the ledger's lock.
 type node struct {
-	// The fields that Rank reads for every node and pod come first. They take one cache line, which ends with totals.MostFree.
+	// The fields that Rank reads for every node and pod, unless costRow is enough, come first, so that they share few cache lines.
 
-	// sharing is Fits if the node shares its cards, else the reason why not: setSpec and clearSpec maintain it.
-	sharing reasons.Reason
 	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
 	known bool
-	// hasReserved is true if something is reserved on the node: reserved isn't empty, or planned is true.
-	hasReserved bool
 	// planned is true if Ledger.ReservedOn has pods.
 	planned bool
 	// costsKnown is true if the node and the outlook haven't changed since costs were computed.
@@ -57,19 +53,11 @@ type node struct {
 // setSpec sets what the Node object determines. The cards count as unused until recount.
 func (n *node) setSpec(spec NodeSpec) {
 	spec.Cards = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
-	n.known, n.spec, n.cards, n.sharing = true, spec, spec.empty(), reasons.Fits
-	switch {
-	case spec.WholeCards:
-		n.sharing = reasons.WholeCards
-	case len(spec.Cards) == 0:
-		n.sharing = reasons.NotShared
-	}
+	n.known, n.spec, n.cards = true, spec, spec.empty()
 }
 
 // clearSpec undoes setSpec.
-func (n *node) clearSpec() {
-	n.known, n.spec, n.cards, n.sharing = false, NodeSpec{}, nil, reasons.NotShared
-}
+func (n *node) clearSpec() { n.known, n.spec, n.cards = false, NodeSpec{}, nil }
 
 // empty returns the cards without allocations.
 func (s *NodeSpec) empty() []placement.Card {
@@ -85,15 +73,18 @@ func (n *node) unit() gpu.Unit { return gpu.UnitOf(n.spec.Unit, n.spec.Cards) }
 
 // shareable returns Fits if the node shares its cards, else the reason why not. n may be nil.
 func (n *node) shareable() reasons.Reason {
-	if n == nil {
+	switch {
+	case n == nil || len(n.cards) == 0 && !n.spec.WholeCards:
 		return reasons.NotShared
+	case n.spec.WholeCards:
+		return reasons.WholeCards
 	}
-	return n.sharing
+	return reasons.Fits
 }
 
-// isPlain reports whether only the free memory of its cards decides whether a pod fits the node that asks for nothing else. n may be nil.
+// isPlain reports whether only the free memory of its cards decides whether a pod fits the node that asks for nothing else.
 func (n *node) isPlain() bool {
-	return n != nil && n.sharing == reasons.Fits && !n.hasReserved && len(n.tentative) == 0 && !n.totals.Limited
+	return n.shareable() == reasons.Fits && !n.hasReserved() && len(n.tentative) == 0 && !n.totals.Limited
 }
 
 // accepts returns Fits if pods with this demand can be placed on the node at all, else the reason why not. n may be nil.
@@ -185,7 +176,7 @@ type room struct {
 }
 
 func (n *node) room() room {
-	if n.sharing != reasons.Fits {
+	if n.shareable() != reasons.Fits {
 		return room{}
 	}
 	return room{
@@ -196,7 +187,7 @@ func (n *node) room() room {
 
 // roomierThan reports whether a pod may fit the node now and didn't before.
 func (n *node) roomierThan(before room) bool {
-	if n.sharing != reasons.Fits {
+	if n.shareable() != reasons.Fits {
 		return false
 	}
 	accepts := n.spec.MoreThan(before.support)

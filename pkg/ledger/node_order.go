@@ -11,18 +11,32 @@ type nodeOrder struct {
 	// membership is the value of the ledger's membership for which the order is valid.
 	membership uint64
 	// nodes are each node once, in the order in which calls named them first.
-	nodes []*node
+	nodes []orderedNode
 	// text are their names, one after the other, and ends their ends in it: names that lie next to each other in memory are read much faster.
 	text []byte
 	ends []int
 }
 
+// orderedNode is a node with its costRow: for most nodes and pods Rank reads no more, and the rows of nodes that follow one another are next to each
+// other in memory.
+type orderedNode struct {
+	*node
+	costs costRow
+}
+
+func ordered(n *node) orderedNode {
+	if n == nil {
+		return orderedNode{}
+	}
+	return orderedNode{n, n.costs}
+}
+
 // each calls visit with the node of each name, nil if there is none. The caller holds the ledger's lock, at least for reading.
-func (l *Ledger) each(names []string, visit func(i int, n *node)) {
+func (l *Ledger) each(names []string, visit func(i int, n orderedNode)) {
 	o := &l.order
 	if !o.mu.TryLock() { // Another call uses the order.
 		for i, name := range names {
-			visit(i, l.nodes[name])
+			visit(i, ordered(l.nodes[name]))
 		}
 		return
 	}
@@ -46,7 +60,7 @@ func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 			}
 			runs.begin(n.orderPosition + 1)
 		}
-		visit(i, n)
+		visit(i, ordered(n))
 	}
 	if elsewhere > len(names)/2 { // Another order is in use now.
 		o.forget()
@@ -59,12 +73,12 @@ func (o *nodeOrder) forget() {
 }
 
 func (o *nodeOrder) has(n *node) bool {
-	return n.orderPosition < len(o.nodes) && o.nodes[n.orderPosition] == n
+	return n.orderPosition < len(o.nodes) && o.nodes[n.orderPosition].node == n
 }
 
 func (o *nodeOrder) add(n *node) {
 	n.orderPosition = len(o.nodes)
-	o.nodes, o.text = append(o.nodes, n), append(o.text, n.name...)
+	o.nodes, o.text = append(o.nodes, ordered(n)), append(o.text, n.name...)
 	o.ends = append(o.ends, len(o.text))
 }
 

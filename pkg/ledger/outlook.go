@@ -26,7 +26,7 @@ func (l *Ledger) SetBeside(name string, free, all placement.Beside, revision uin
 	n.besideRevision = revision
 	if n.beside != free || n.allBeside != all {
 		n.beside, n.allBeside = free, all
-		n.costsKnown.Store(false)
+		n.forgetCosts()
 	}
 }
 
@@ -110,6 +110,7 @@ func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState, rows
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.outlook, l.costRows = outlook, rows
+	l.membership++
 	for _, n := range l.nodes {
 		n.excluded, n.costs = 0, costRow{}
 		n.costsKnown.Store(false)
@@ -122,6 +123,7 @@ func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState, rows
 		}
 		n.excluded, n.costs = state.Excluded, state.costs
 		n.costsKnown.Store(n.revision == state.revision && n.besideRevision == state.besideRevision)
+		n.setPlainLimit()
 	}
 	for _, n := range l.nodes {
 		if n.costs == (costRow{}) { // The node shares no cards, or is new.
@@ -135,7 +137,12 @@ const rowsPerBlock = 64
 
 // costBlock has how well some nodes suit a pod of each kind by its cost, as the bits of floating-point numbers. Those of one kind follow each other in
 // memory, because Rank reads them for all nodes.
-type costBlock [placement.MaxKinds][rowsPerBlock]atomic.Uint64
+type costBlock struct {
+	suits [placement.MaxKinds][rowsPerBlock]atomic.Uint64
+	// plainLimits are for pods for which only the memory of one card counts: one that asks for less than the limit fits the node, nothing is reserved
+	// there, and the node's costs are known. 0 if that isn't so for any pod.
+	plainLimits [rowsPerBlock]atomic.Int64
+}
 
 // costRow is where a node's costs are.
 type costRow struct {
@@ -149,13 +156,40 @@ func (r costRow) set(costs *placement.Costs) {
 		if cost != placement.NotFitting {
 			suits = placement.SuitsByCost(cost)
 		}
-		r.block[kind][r.row].Store(math.Float64bits(float64(suits)))
+		r.block.suits[kind][r.row].Store(math.Float64bits(float64(suits)))
 	}
 }
 
 // of returns how well the node suits a pod of that kind; placement.NotFitting if it has no room for one.
 func (r costRow) of(kind int) placement.Suitability {
-	return placement.Suitability(math.Float64frombits(r.block[kind][r.row].Load()))
+	return placement.Suitability(math.Float64frombits(r.block.suits[kind][r.row].Load()))
+}
+
+// plain returns how well the node suits a plain pod, if the node has room for it and that is known without reading the node.
+func (r costRow) plain(a *asker, kind int) (suits placement.Suitability, known bool) {
+	if kind == noKind || !a.plain || r.block == nil || int64(a.demand.Memory) >= r.block.plainLimits[r.row].Load() {
+		return 0, false
+	}
+	suits = r.of(kind)
+	return suits, suits != placement.NotFitting
+}
+
+// setPlainLimit sets the plainLimit after a change of what it depends on.
+func (n *node) setPlainLimit() {
+	if n.costs.block == nil {
+		return
+	}
+	limit := int64(0)
+	if n.costsKnown.Load() && n.isPlain() {
+		limit = int64(n.totals.MostFree) + 1
+	}
+	n.costs.block.plainLimits[n.costs.row].Store(limit)
+}
+
+// forgetCosts records that the costs aren't known any more.
+func (n *node) forgetCosts() {
+	n.costsKnown.Store(false)
+	n.setPlainLimit()
 }
 
 // costRows has unused rows. The ledger's lock guards it.
@@ -235,6 +269,7 @@ func (l *Ledger) suitabilityByCost(n *node, kind int) placement.Suitability {
 	if !n.costsKnown.Load() {
 		n.costs.set(l.outlook.Costs(n.nodeRoom(n.cards))) // Another reader can set the same costs at the same time.
 		n.costsKnown.Store(true)
+		n.setPlainLimit()
 	}
 	if suits := n.costs.of(kind); suits != placement.NotFitting {
 		return suits

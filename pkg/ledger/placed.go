@@ -157,7 +157,8 @@ func (l *Ledger) uncount(source Source, name string, ends func(gpu.PodUID) bool)
 
 func (l *Ledger) setPlanned(name string, planned bool) {
 	if n := l.nodes[name]; n != nil {
-		n.planned, n.hasReserved = planned, planned || len(n.reserved) > 0
+		n.planned = planned
+		n.setPlainLimit()
 	}
 }
 

@@ -115,12 +115,12 @@ func (r *rankings) of(request *Request) *ranking {
 
 // each calls visit with each node that the request fits.
 func (r *ranking) each(visit func(ranked)) {
-	r.ledger.each(r.like.Nodes, func(i int, n *node) {
-		if n == nil {
+	r.ledger.each(r.like.Nodes, func(i int, n orderedNode) {
+		if n.node == nil {
 			return
 		}
-		if rate, fits := r.rate(n, &r.asker, r.kind); fits {
-			visit(ranked{n, rate, i, n.revision})
+		if rate, fits := r.rate(n.node, &r.asker, r.kind); fits {
+			visit(ranked{n.node, rate, i, n.revision})
 		}
 	})
 }
@@ -216,7 +216,7 @@ func (r *ranking) position(n *node) (int, bool) {
 	positions := r.positions[list]
 	if positions == nil {
 		positions = make(map[*node]int, len(r.like.Nodes))
-		r.ledger.each(r.like.Nodes, func(i int, n *node) { positions[n] = i })
+		r.ledger.each(r.like.Nodes, func(i int, n orderedNode) { positions[n.node] = i })
 		if r.positions == nil {
 			r.positions = map[listKey]map[*node]int{}
 		}

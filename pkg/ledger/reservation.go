@@ -235,7 +235,6 @@ func (l *Ledger) endShares(source Source, id string, most int) (freed []string) 
 func (l *Ledger) alterReserved(name string, alter func([]reserved) []reserved) {
 	if n := l.nodes[name]; n != nil {
 		n.reserved = alter(n.reserved)
-		n.hasReserved = len(n.reserved) > 0 || n.planned
 		l.markChanged(n)
 	} else if shares := alter(l.reservations.elsewhere[name]); len(shares) > 0 {
 		l.reservations.elsewhere[name] = shares

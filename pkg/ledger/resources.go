@@ -41,10 +41,12 @@ func (l *Ledger) requestsOf(uid gpu.PodUID) string {
 	return l.resources.Requests(uid)
 }
 
+// hasReserved reports whether something is reserved on the node. n may be nil.
+func (n *node) hasReserved() bool { return n != nil && (len(n.reserved) > 0 || n.planned) }
+
 // HasReserved reports whether something is reserved on the node, so that pods may fit once it has more CPU or another resource free.
 func (l *Ledger) HasReserved(name string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	n := l.nodes[name]
-	return n != nil && n.hasReserved
+	return l.nodes[name].hasReserved()
 }
