@@ -18,16 +18,16 @@ test_packages() {
 }
 
 # The race detector makes tests ten times as slow, and finds something only where several goroutines run: in packages that start some, in their
-# code or in their tests, and in those that use a library for it. The tests of simulations, and those in files of the packages ledger and
-# eligibility that start no goroutine, run without it.
+# code or in their tests, and in those that use a library for it. The tests of simulations, those of eviction's executor, and those in files of
+# the packages ledger and eligibility that start no goroutine, run without it.
 concurrent='\bgo (func\b|[A-Za-z.]+\()|\.Go\(|\.Parallel\(|AfterFunc|"(net/http|github.com/fsnotify/|k8s.io/client-go/)'
 # shellcheck disable=SC2046 # one word per file is intended
-single="^($(grep -ohP '^func \KTest\w+' pkg/scheduling/{simulation*,odd_pods}_test.go $(grep -LE "$concurrent" pkg/{ledger,eligibility}/*_test.go) | sort -u | paste -sd '|'))\$"
+single="^($(grep -ohP '^func \KTest\w+' pkg/scheduling/{simulation*,odd_pods}_test.go pkg/eviction/executor_test.go $(grep -LE "$concurrent" pkg/{ledger,eligibility}/*_test.go) | sort -u | paste -sd '|'))\$"
 
 packages() {
   local dir race=() plain=()
   for dir in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./cmd/... ./pkg/...); do
-    case $dir in */pkg/scheduling | */pkg/ledger | */pkg/eligibility) continue ;; esac
+    case $dir in */pkg/scheduling | */pkg/ledger | */pkg/eligibility | */pkg/eviction) continue ;; esac
     if grep -qE "$concurrent" "$dir"/*.go; then race+=("$dir"); else plain+=("$dir"); fi
   done
   # Separate modules, which the linter doesn't read. hack/helm tests the chart's values with Helm as a library.
@@ -36,10 +36,10 @@ packages() {
     (cd "$module" && test_packages ./...)
   done
   # The longest first. Many tests of the others wait, so more of them run at a time than there are processors.
-  test_packages -race -skip "$single" ./pkg/scheduling ./pkg/ledger ./pkg/eligibility
+  test_packages -race -skip "$single" ./pkg/scheduling ./pkg/ledger ./pkg/eligibility ./pkg/eviction
   test_packages -race -p 4 "${race[@]}"
   test_packages "${plain[@]}"
-  test_packages -timeout 60m -run "$single" ./pkg/scheduling ./pkg/ledger ./pkg/eligibility
+  test_packages -timeout 60m -run "$single" ./pkg/scheduling ./pkg/ledger ./pkg/eligibility ./pkg/eviction
   hack/alerts.sh
 }
 

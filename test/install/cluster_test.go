@@ -41,9 +41,11 @@ type cluster struct {
 	logs []string
 }
 
-// start starts everything except the project's programs. The scheduler runs without an extender until giveToScheduler.
+// start starts everything except the project's programs. The scheduler runs without an extender until giveToScheduler. The test runs beside
+// others, since it waits for most of its time.
 func start(t *testing.T) *cluster {
 	t.Helper()
+	t.Parallel()
 	o := framework.Options{Bare: true, ControlPlane: controlplane.Options{ControllerManager: true}}
 	c := &cluster{Cluster: framework.StartForTest(t, o), t: t, root: repository(t)}
 	c.helm = newHelm(t, c.KubeconfigPath)

@@ -31,6 +31,7 @@ type firstMistake struct {
 // TestFirstDay makes mistakes of a first day on a real control plane, with the real programs: none is silent. The mistakes with pods are in
 // package mistakes and in TestMistakes of the suite e2e, those with a driver and a kubelet in the tests of the device plugin.
 func TestFirstDay(t *testing.T) {
+	t.Parallel()
 	c := &cluster{t: t, root: repository(t)}
 	c.Cluster = framework.StartForTest(t, framework.Options{Bare: true, ControlPlane: controlplane.Options{ControllerManager: true}})
 	c.helm = newHelm(t, c.KubeconfigPath)

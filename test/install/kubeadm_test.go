@@ -89,6 +89,7 @@ func (n controlPlaneNode) manifest(component string) (text string, pod *corev1.P
 
 // TestKubeadm runs the commands of docs/install.md with the real kubeadm: install, restore, upload, upgrade, undo.
 func TestKubeadm(t *testing.T) {
+	t.Parallel()
 	page, err := pages.ReadKubeadm()
 	must(t, err)
 	c := framework.StartForTest(t, framework.Options{Bare: true, ControlPlane: controlplane.Options{WithoutScheduler: true}})

@@ -12,6 +12,7 @@ import (
 // TestManifests: the API server accepts every manifest without a warning about an unknown or repeated field. Manifests with
 // kinds of other operators are left out.
 func TestManifests(t *testing.T) {
+	t.Parallel()
 	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true, ControllerManager: true})
 	// The chart's tests and other tests use the same binaries.
 	if want := os.Getenv(controlplane.VersionEnv); want != "" {

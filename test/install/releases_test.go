@@ -121,6 +121,7 @@ func TestPool(t *testing.T) {
 
 // TestSeveralReleases installs a release beside another one, in its namespace, with the commands of docs/install.md.
 func TestSeveralReleases(t *testing.T) {
+	t.Parallel()
 	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})
 	h := newHelm(t, c.KubeconfigPath)
 	must(t, c.CreateNodes(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}))
