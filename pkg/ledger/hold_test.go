@@ -1,6 +1,8 @@
 package ledger_test
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -71,4 +73,43 @@ func TestReservedOnForgets(t *testing.T) {
 	f.hold(nil, 0)
 	f.Release("c")
 	expect(t, "nodes in the end", 0, f.ReservedNodes())
+}
+
+// Reservations that are made and ended in several parts.
+func TestLargeReservations(t *testing.T) {
+	f := newFixture(t)
+	names := make([]string, 600)
+	for i := range names {
+		names[i] = fmt.Sprint("node-", i)
+		f.SetNode(names[i], spec(16))
+	}
+	fitting := func() (n int) {
+		f.Check(pod("x", 16), names, func(_ string, reason reasons.Reason) {
+			if reason == reasons.Fits {
+				n++
+			}
+		})
+		return n
+	}
+	places := make([]heldPlace, 3000)
+	for i := range places {
+		places[i] = heldPlace{gpu.PodUID(fmt.Sprint("held-", i)), names[i%2], gpu.On(0, 1), 1}
+	}
+	f.takeFreed()
+	f.Hold("unit", held(places, 5)[0])
+	expect(t, "fitting nodes beside 3,000 shares on two of them", len(names)-2, fitting())
+	f.End(ledger.Reclaimed, "unit")
+	expect(t, "fitting nodes after the end", len(names), fitting())
+	expect(t, "freed at the end", names[:2], slices.Compact(f.takeFreed()))
+
+	asking := make([]ledger.Request, len(names)+1)
+	for i := range asking {
+		asking[i] = ledger.Request{Pod: pod(fmt.Sprint("w", i), 16), Nodes: names}
+	}
+	expect(t, "awaits one pod more than there is room for", false, f.Await(testItem, asking, longAgo))
+	expect(t, "fitting nodes after that", len(names), fitting())
+	expect(t, "freed by that, since pods saw the first shares", true, len(f.takeFreed()) > 0)
+	expect(t, "awaits as many as there is room for", true, f.Await(testItem, asking[:len(names)], longAgo))
+	expect(t, "fitting nodes then", 0, fitting())
+	expect(t, "all is free", true, f.AwaitedFree(testItem.ID))
 }
