@@ -155,9 +155,11 @@ func TestIdleConnections(t *testing.T) {
 // A client whose certificate was accepted keeps its connections, however many connections other clients open.
 func TestAcceptedClientKeepsConnection(t *testing.T) {
 	ca := newAuthority(t)
-	s := serve(t, newServer(&fakeScheduler{}, func(o *Options) {
+	server := newServer(&fakeScheduler{}, func(o *Options) {
 		o.ClientNames, o.TLS = []string{"kube-scheduler"}, ca.serverTLS(ca.caFile(), ignoreExpiry)
-	}))
+	})
+	server.strangers.PerSource = 32 // So many connections that send nothing are opened before the first of them is closed for that.
+	s := serve(t, server)
 	connect := func(name string) *tls.Conn {
 		conn, err := tls.Dial("tcp", s.address, ca.client(ca.issue(name, 3)).Transport.(*http.Transport).TLSClientConfig)
 		if err != nil {
@@ -183,7 +185,7 @@ func TestAcceptedClientKeepsConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range strangerLimits.PerSource {
+	for range server.strangers.PerSource {
 		s.dial(t, "")
 	}
 	_ = tenant.SetReadDeadline(time.Now().Add(30 * time.Second))

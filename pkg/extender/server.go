@@ -108,8 +108,9 @@ type Options struct {
 // Server answers HTTP.
 type Server struct {
 	Options
-	// stopGrace and readTimeout are the constants, except in tests.
+	// stopGrace and readTimeout are the constants, except in tests, and strangers is strangerLimits.
 	stopGrace, readTimeout time.Duration
+	strangers              connlimit.Limits
 	// inFlight is the number of kube-scheduler's calls in flight, without the binds whose answers are held.
 	inFlight atomic.Int64
 	bodies   bodies
@@ -123,7 +124,7 @@ type Server struct {
 // NewServer returns a Server with these options.
 func NewServer(o Options) *Server {
 	s := &Server{
-		Options: o, stopGrace: stopGrace, readTimeout: readTimeout, bodies: newBodies(),
+		Options: o, stopGrace: stopGrace, readTimeout: readTimeout, strangers: strangerLimits, bodies: newBodies(),
 		rejections: rate.Sometimes{First: 1, Interval: time.Minute}, pacer: pacer{longest: maxHold},
 	}
 	s.metrics = few(maxReaders, s.getMetrics)
@@ -192,7 +193,7 @@ func (s *Server) InFlight() int { return int(s.inFlight.Load()) }
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	limits := callerLimits
 	if len(s.ClientNames) > 0 {
-		limits = strangerLimits
+		limits = s.strangers
 	}
 	limited := connlimit.New(listener, limits)
 	listener = limited
