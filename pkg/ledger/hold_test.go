@@ -75,6 +75,19 @@ func TestReservedOnForgets(t *testing.T) {
 	expect(t, "nodes in the end", 0, f.ReservedNodes())
 }
 
+// A pod for which a second reservation is made before the first has ended counts nowhere once both have.
+func TestTwoHoldsOfOnePod(t *testing.T) {
+	f := newFixture(t, spec(16), spec(16))
+	for i, id := range []string{"first", "second"} {
+		f.Hold(id, held([]heldPlace{{"a", fmt.Sprint("n", i+1), gpu.On(0, 16), 1}}, 5)[0])
+	}
+	f.End(ledger.Reclaimed, "first")
+	expect(t, "pods on the node of the first", []gpu.PodUID(nil), f.ReservedOn("n1", true))
+	expect(t, "another pod", []reasons.Reason{reasons.Fits, reasons.Full}, f.check(pod("x", 1), "n1", "n2"))
+	f.End(ledger.Reclaimed, "second")
+	expect(t, "nodes with pods", 0, f.ReservedNodes())
+}
+
 // Reservations that are made and ended in several parts.
 func TestLargeReservations(t *testing.T) {
 	f := newFixture(t)

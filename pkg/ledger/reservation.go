@@ -207,21 +207,25 @@ func (l *Ledger) endShares(source Source, id string, most int) (freed []string) 
 		return nil
 	}
 	rest := max(len(r.Shares)-most, 0)
-	own, nodes := l.reservations.awaited[source], map[string]bool{}
+	own, ending, last := l.reservations.awaited[source], map[gpu.PodUID]bool{}, ""
 	for _, share := range r.Shares[rest:] {
-		if own[share.Pod.UID] == r {
-			delete(own, share.Pod.UID)
+		uid := share.Pod.UID
+		if ending[uid] = true; own[uid] == r {
+			delete(own, uid)
 		}
-		nodes[share.Node] = true
-		if !l.allocated(share.Pod.UID) {
+		if !l.allocated(uid) {
 			freed = append(freed, share.Node)
 		}
 	}
-	for name := range nodes {
-		l.alterReserved(name, func(on []reserved) []reserved {
-			return slices.DeleteFunc(on, func(s reserved) bool { return s.Reservation == r && own[s.Pod.UID] != r })
+	for _, share := range r.Shares[rest:] {
+		if share.Node == last { // Mostly the shares on one node follow one another.
+			continue
+		}
+		last = share.Node
+		l.alterReserved(last, func(on []reserved) []reserved {
+			return slices.DeleteFunc(on, func(s reserved) bool { return s.Reservation == r && ending[s.Pod.UID] })
 		})
-		l.uncount(source, name, func(uid gpu.PodUID) bool { return own[uid] == nil })
+		l.uncount(source, last, func(uid gpu.PodUID) bool { return ending[uid] })
 	}
 	if r.Shares = r.Shares[:rest]; rest == 0 {
 		r.on(ended)
