@@ -199,7 +199,8 @@ func (l *longestHold) tick(m *Manager, now time.Time) {
 		return
 	}
 	m.setShares(s)
-	l.of(func() { m.reclaimFor(s, now) })
+	evictable := m.search(0, s, now).excessPods()
+	l.of(func() { m.reclaimFor(s, evictable, now) })
 }
 
 func (l *longestHold) report(b *testing.B) {

@@ -73,6 +73,23 @@ func victims(standings map[string]reclaim.Standing, candidates []reclaim.Victim)
 	return victims
 }
 
+// excessPods returns the pods that may be evicted if a tenant is below its share, of each other one the newest without which it still has its own.
+func (s *Search) excessPods() (pods []gpu.PodUID) {
+	if !slices.ContainsFunc(s.tenants, func(t Tenant) bool { return t.Waiting > 0 && t.Allocated < t.Share }) {
+		return nil
+	}
+	standings, lost := s.excess(), map[string]gpu.Memory{}
+	for _, v := range victims(standings, s.candidates()) {
+		if sum := lost[v.Tenant].Add(v.Memory()); sum <= standings[v.Tenant].Excess {
+			lost[v.Tenant] = sum
+			for _, p := range v.Pods {
+				pods = append(pods, p.UID)
+			}
+		}
+	}
+	return pods
+}
+
 // excess returns the memory and the share of each tenant, and how much memory of its bound pods can be evicted. Pods that are being deleted
 // count as gone.
 func (s *Search) excess() map[string]reclaim.Standing {

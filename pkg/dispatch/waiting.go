@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -41,12 +42,17 @@ func (m *Manager) Waiting() []queue.Item {
 	})
 	items := make([]queue.Item, 0, len(units))
 	for i, u := range units {
+		var evictable []gpu.PodUID
+		if _, needs := m.reclaims.needs[u]; needs {
+			evictable = m.reclaims.evictable
+		}
 		items = append(items, queue.Item{
-			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
-			Turn:     i + 1,
-			Attempt:  u.attempt(),
-			Like:     u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
-			Requests: func() []ledger.Request { return m.waitingRequests(u) },
+			Item:      ledger.Item{ID: u.item.ID, Label: u.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
+			Turn:      i + 1,
+			Attempt:   u.attempt(),
+			Evictable: evictable,
+			Like:      u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
+			Requests:  func() []ledger.Request { return m.waitingRequests(u) },
 		})
 	}
 	return items

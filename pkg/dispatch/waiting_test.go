@@ -94,3 +94,16 @@ func TestWaitingOrder(t *testing.T) {
 	}
 	want(t, "the order", map[string]int{"pod bob/urgent": 1, "pod bob/early": 2}, turns)
 }
+
+// For the units in its tenant's share, the newest pods of other tenants count as evictable without which these have their shares.
+func TestWaitingEvictable(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	f.pod("alice/first", 2)
+	f.pod("alice/beyond", 3, age(1))
+	f.run(2 * time.Second)
+	got := map[string][]gpu.PodUID{}
+	for _, item := range f.Waiting() {
+		got[item.Label] = item.Evictable
+	}
+	want(t, "evictable", map[string][]gpu.PodUID{"pod alice/first": {"bob/7", "bob/6", "bob/5", "bob/4"}, "pod alice/beyond": nil}, got)
+}

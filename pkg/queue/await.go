@@ -21,6 +21,8 @@ type Item struct {
 	// packages place. Attempt identifies the item for Failures. The ID of a single pod is its UID.
 	Fits    func() bool
 	Attempt Attempt
+	// Evictable are pods that reclaim evicts for the item if need be.
+	Evictable []gpu.PodUID
 	// Requests returns the pods with the nodes that they can use, in order. Requests with the same nodes share one slice.
 	Requests func() []ledger.Request
 }
@@ -50,6 +52,8 @@ type Options struct {
 //
 // Only pods that were placed after the item entered the queue have to end. So a group that lacks one card, with a pod that was there before, keeps no
 // others from the free cards. If pods are replaced by others without end, sooner or later all have been placed after the item entered.
+// Pods that reclaim may evict for the item (Item.Evictable) have to end too, if the others aren't enough: meanwhile cards are kept free whose pods always end
+// before they are old enough to be evicted.
 type Awaited struct {
 	Options
 	choices map[string]*choice
@@ -248,7 +252,7 @@ func (p *pass) choose(item *Item, requests []ledger.Request, first bool) *choice
 	if entered := item.Entered.Add(time.Second); entered.After(oldest) { // Creation times are cut to whole seconds.
 		oldest = entered
 	}
-	if !p.Ledger.Await(item.Item, requests, oldest) {
+	if !p.Ledger.Await(item.Item, requests, oldest, item.Evictable...) {
 		return &choice{until: p.now.Add(min(lasts, Retry)), first: first, attempt: item.Attempt}
 	}
 	p.Reserved()

@@ -110,6 +110,15 @@ func TestTurns(t *testing.T) {
 				c.after(15*minute, func() { c.waited = append(c.waited, c.array("d", 2, of("d", 16, 0))) })
 			}, item: func(c *crowd, name string) *memberSet { return c.array(name, 2, of("a", 16, 0)) },
 		},
+		"two of the cards have pods that are always too young to be evicted": {
+			nodes: 1, cards: 4, within: 15 * minute, fair: fairSharing{
+				tenants: []simTenant{{"a", "3"}, {"b", "1"}}, provisioning: 1, pause: tickInterval, reclaimAfter: minute, minRuntime: 5 * minute,
+			}, load: func(c *crowd) {
+				c.array("service", 2, of("b", 16, 0))
+				c.runFor(minute)
+				c.keepWaiting(8, func(name string) *memberSet { return c.single(name, of("b", 8, c.between(minute, 2*minute))) })
+			}, item: group(3, of("a", 16, 0)),
+		},
 		"a disruption budget allows one eviction at a time": {
 			nodes: 1, cards: 4, within: 60 * minute, fair: abc(minute, simTenant{"a", "1"}, simTenant{"b", "1"}), load: func(c *crowd) {
 				c.addBudget("b", simBudgets[0], 3)
