@@ -81,6 +81,15 @@ func TestScenes(t *testing.T) {
 			w.group("huge", 180, podSpec{memory: 16}).impossible = true
 			w.until(6*minute, "all groups that fit run", func() bool { return whole() == 4*30 })
 		}},
+		"kube-scheduler takes a minute for all pending pods, of which a group comes first": {1, func(w *world) {
+			w.slow = 20 // Without the priority, members that were rejected at different times return at different times, and never meet.
+			for i := range 4 {
+				w.api.addNode(fmt.Sprint("n", i), "a", 32, 16, 16)
+			}
+			w.group("fits", 120, podSpec{memory: 1, priority: 1})
+			w.group("huge", 1800, podSpec{memory: 16}).impossible = true
+			w.until(2*minute, "the group runs", func() bool { return w.bound("fits") == 120 })
+		}},
 		"a group that no scheduler places": {1, func(w *world) {
 			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
 			w.group("g", 4, podSpec{memory: 16, scheduler: absentScheduler}).impossible = true
