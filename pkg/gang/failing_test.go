@@ -398,3 +398,18 @@ func TestResultOfAnEarlierBind(t *testing.T) {
 		t.Errorf("the run is %s, want it running", got)
 	}
 }
+
+// TestDisplaceElsewhere: a pod that takes the places of groups ends no plan that has none on the pod's candidate nodes.
+func TestDisplaceElsewhere(t *testing.T) {
+	s := newFixture(t)
+	s.createMany(2, "first", 2, 16, "t")
+	s.createMany(2, "last", 2, 16, "t")
+	s.filterMembers(0, 2)
+	node, _, _ := s.ledger.Lookup(s.created[0].UID)
+	if !s.manager.Displace(gpu.Pod{UID: "important", Request: 16, Priority: 1}, []string{node}, s.now) {
+		t.Fatal("the pod gets no place")
+	}
+	if s.failures["gave_way"] != 1 {
+		t.Errorf("%d plans gave way, want 1", s.failures["gave_way"])
+	}
+}
