@@ -22,7 +22,7 @@ const (
 	maxSources = 1 << 14
 	maxAge     = 7 * halfLife
 	// recent is over how many pods that come or end the turnover is a mean, approximately.
-	recent = 400
+	recent = 200
 )
 
 // Counter counts pods by shape. The age of pods is counted from their creation, not from when they are seen, so replicas and a restarted process
@@ -33,8 +33,9 @@ type Counter struct {
 	// latest is the latest creation of a pod, seen the number of pods.
 	latest time.Time
 	seen   int
-	// ending is the part of the pods that ended, among the latest pods with GPU memory that came or ended.
+	// ending is the part of the pods that ended, among the latest pods with GPU memory that have come or ended since the Counter began.
 	ending float64
+	began  time.Time
 }
 
 // source is one owner's pods of one shape.
@@ -49,8 +50,10 @@ type count struct {
 	at   time.Time
 }
 
-// NewCounter returns a Counter that has seen no pod. Until it has seen others, it expects one pod to end for four that come.
-func NewCounter() *Counter { return &Counter{sources: map[source]count{}, ending: 0.2} }
+// NewCounter returns a Counter that has seen no pod, and begins now. Until it has seen others, it expects as many pods to end as come.
+func NewCounter(now time.Time) *Counter {
+	return &Counter{sources: map[source]count{}, ending: 0.5, began: now}
+}
 
 // Add counts a pod, which must not have been counted before. The shape of a pod that asks for no GPU memory has no cards; it isn't kept. owner
 // tells controllers apart, of which each counts only up to a limit. Add reports whether enough has changed since the last time that Kinds should
@@ -64,7 +67,10 @@ func (c *Counter) Add(shape placement.Shape, owner unique.Handle[string], create
 		if created.After(c.latest) {
 			c.latest = created
 		}
-		c.ending -= c.ending / recent
+		// Of the pods that came before, only those are known that haven't ended.
+		if !created.Before(c.began) {
+			c.ending -= c.ending / recent
+		}
 	}
 	c.seen++
 	return c.seen == 20 || c.seen == 50 || c.seen%200 == 0

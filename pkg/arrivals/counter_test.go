@@ -32,7 +32,7 @@ func (p pod) shape() placement.Shape {
 
 // counted returns the Counter that has seen the pods in this order.
 func counted(pods []pod) *Counter {
-	c := NewCounter()
+	c := NewCounter(begin)
 	for _, p := range pods {
 		c.Add(p.shape(), unique.Make(p.owner), begin.Add(-p.age))
 	}
@@ -109,7 +109,7 @@ func TestKindsOrder(t *testing.T) {
 
 // TestKindsLimits: there are MaxKinds kinds at most, the most frequent ones in order, and the memory of a Counter is bounded.
 func TestKindsLimits(t *testing.T) {
-	c := NewCounter()
+	c := NewCounter(begin)
 	for i := range 2 * maxSources {
 		p := pod{memory: gpu.Memory(1 + i%1000), owner: fmt.Sprint(i)}
 		c.Add(p.shape(), unique.Make(p.owner), begin.Add(time.Duration(i)*time.Second))
@@ -133,7 +133,7 @@ func TestKindsLimits(t *testing.T) {
 
 // TestAddChanged: the kinds are to be asked for often at first, and then seldom.
 func TestAddChanged(t *testing.T) {
-	c, changed := NewCounter(), []int(nil)
+	c, changed := NewCounter(begin), []int(nil)
 	for i := 1; i <= 600; i++ {
 		if c.Add(placement.Shape{}, unique.Make("owner"), begin) {
 			changed = append(changed, i)
@@ -144,15 +144,15 @@ func TestAddChanged(t *testing.T) {
 	}
 }
 
-// TestTurnover: pods that only come, as many that end as come, and more that end. Before the first, one is expected to end for four that come.
+// TestTurnover: pods that only come, as many that end as come, and more that end. Before the first, as many are expected to end as come.
 func TestTurnover(t *testing.T) {
-	c := NewCounter()
+	c := NewCounter(begin)
 	for _, tc := range []struct {
 		name       string
 		come, ends int
 		low, high  float64
 	}{
-		{"none yet", 0, 0, 0.25, 0.25},
+		{"none yet", 0, 0, 1, 1},
 		{"pods only come", 1000, 0, 0, 0.05},
 		{"as many end as come", 1000, 1000, 0.95, 1},
 		{"half as many end", 1000, 500, 0.45, 0.55},
@@ -169,5 +169,16 @@ func TestTurnover(t *testing.T) {
 		if got := c.Turnover(); got < tc.low || got > tc.high {
 			t.Errorf("%s: turnover %.3f, want %v to %v", tc.name, got, tc.low, tc.high)
 		}
+	}
+}
+
+// TestTurnoverAfterStart: the pods that exist at a start don't say that no pod ends.
+func TestTurnoverAfterStart(t *testing.T) {
+	c := counted(many(2*recent, 1, "", time.Second))
+	if got := c.Turnover(); got != 1 {
+		t.Errorf("turnover %.3f, want 1", got)
+	}
+	if len(c.Kinds()) != 1 {
+		t.Error("their kind isn't known")
 	}
 }

@@ -161,7 +161,7 @@ func (s *Scheduler) newExpectations() *expectations {
 		return nil
 	}
 	return &expectations{
-		arrivals: arrivals.NewCounter(), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy, clock: s.Clock, changed: make(chan struct{}, 1),
+		arrivals: arrivals.NewCounter(s.Clock.Now()), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy, clock: s.Clock, changed: make(chan struct{}, 1),
 	}
 }
 

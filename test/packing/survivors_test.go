@@ -39,10 +39,10 @@ func (r *restarting) end(node string, pod *tracePod, number int) {
 
 // survivors returns what a new process learns from the pods that exist, also from those that wait.
 func (r *restarting) survivors() *arrivals.Counter {
-	counter := arrivals.NewCounter()
+	counter := arrivals.NewCounter(r.now)
 	for number, pod := range r.exist {
 		use := r.use(&pod, number)
-		counter.Add(use.Shape(), unique.Make(string(use.UID)), r.now)
+		counter.Add(use.Shape(), unique.Make(string(use.UID)), r.now.Add(-time.Second))
 	}
 	return counter
 }
