@@ -3,7 +3,6 @@ package ledger
 import (
 	"cmp"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -33,26 +32,15 @@ func (l *Ledger) Await(item Item, requests []Request, oldest time.Time, evictabl
 	for _, uid := range evictable {
 		c.evictable[uid] = true
 	}
-	requests, made = c.shortlist(requests), true
-	for begins := true; made && (begins || len(requests) > 0); begins = false {
-		l.update(func() (freed []string) {
-			if begins {
-				freed = l.endShares(Queued, item.ID, math.MaxInt)
-				c.begin()
-			}
-			requests, made = c.choose(requests)
-			switch {
-			case !made && begins: // No pod has seen the reservation.
-				l.endShares(Queued, item.ID, math.MaxInt)
-			case !made:
-				freed = append(freed, l.endShares(Queued, item.ID, math.MaxInt)...)
-			case len(requests) == 0:
-				nodes, _ := l.freeOf(item.ID)
-				freed = append(freed, nodes...)
-			}
-			return freed
-		})
-	}
+	requests = c.shortlist(requests)
+	l.update(func() []string {
+		freed := l.endItem(Queued, item.ID)
+		if made = c.choose(requests); !made {
+			l.endItem(Queued, item.ID) // No pod has seen the reservation.
+		}
+		nodes, _ := l.freeOf(item.ID)
+		return append(freed, nodes...)
+	})
 	return made
 }
 
@@ -307,9 +295,6 @@ type awaitedChoice struct {
 	item   Item
 	made   *Reservation
 	oldest time.Time
-	ranks  rankings
-	// rated is the number of nodes that were rated while the lock is held.
-	rated int
 	// known are the rates of nodes by demand and name, for the shortlist; 0 if the demand doesn't fit.
 	known map[gpu.Demand]map[string]float64
 	// evictable are the pods that are evicted if need be.
@@ -322,7 +307,7 @@ type awaitedChoice struct {
 }
 
 const (
-	// partOfNodes is how many nodes are rated while the lock is held once.
+	// partOfNodes is how many nodes are compared while the lock is held once.
 	partOfNodes = 512
 	// spareNodes is how many nodes a shortlist has beyond the number of pods.
 	spareNodes = 16
@@ -447,7 +432,6 @@ func (c *awaitedChoice) rateSome(request *Request, from int, rates map[int]float
 // rate returns the latest time after which all pods must have ended for the pod to fit the node, in seconds after oldest. The caller holds the lock, at
 // least for reading.
 func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
-	c.rated++
 	cards := c.freeable(n, &a.demand)
 	if len(cards) < a.demand.Cards {
 		return 0, false
@@ -455,28 +439,19 @@ func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
 	return cards[a.demand.Cards-1].since.Sub(c.oldest).Seconds(), true
 }
 
-// begin adds the reservation, without shares. The caller holds the lock.
-func (c *awaitedChoice) begin() {
+// choose adds the reservation with its shares. It returns false if one of the requests doesn't fit. The caller holds the lock.
+func (c *awaitedChoice) choose(requests []Request) bool {
 	c.made = c.addReservation(c.item.ID, Reservation{Source: Queued, Item: c.item, Label: c.item.Label, Priority: c.item.Priority})
-	c.ranks = rankings{ledger: c.Ledger, rate: c.rate, placeOn: c.placeOn}
-}
-
-// choose adds shares for the first of the requests, until it has rated partOfNodes nodes. It returns the other requests; false if one of the first
-// doesn't fit. The caller holds the lock.
-func (c *awaitedChoice) choose(requests []Request) (others []Request, fit bool) {
-	c.rated = 0
+	ranks := rankings{ledger: c.Ledger, rate: c.rate, placeOn: c.placeOn}
 	for i := range requests {
-		if c.rated >= partOfNodes {
-			return requests[i:], true
-		}
 		if c.allocated(requests[i].Pod.UID) {
 			continue
 		}
-		if _, ok := c.ranks.first(requests[i:]).place(requests[i].Pod); !ok {
-			return nil, false
+		if _, ok := ranks.first(requests[i:]).place(requests[i].Pod); !ok {
+			return false
 		}
 	}
-	return nil, true
+	return true
 }
 
 // placeOn adds a share for the pod on the node.

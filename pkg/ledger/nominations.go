@@ -16,7 +16,7 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 		if former != nil && former.Shares[0].Pod == pod && former.Shares[0].Node == name && slices.Equal(former.Victims, victims) {
 			return nil
 		}
-		freed := l.endShares(Nominated, id, 1)
+		freed := l.endItem(Nominated, id)
 		l.nominate(name, pod, victims...)
 		return freed
 	})

@@ -145,38 +145,24 @@ func (r reserved) compare(o reserved) int {
 	return cmp.Or(cmp.Compare(o.Priority, r.Priority), cmp.Compare(o.Pod.Request, r.Pod.Request), cmp.Compare(r.Pod.UID, o.Pod.UID))
 }
 
-// partOfShares is how many shares are added or ended while the lock is held once.
-const partOfShares = 1024
-
 // Hold makes the awaited reservation of an item for which reclaim frees memory. The item must have none from reclaim.
 func (l *Ledger) Hold(id string, r Reservation) {
-	add := func(shares []Share) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		made := l.reservations.items[r.Source][id]
-		if made == nil {
-			made = l.addReservation(id, r)
-		}
-		for _, share := range shares {
-			l.addShare(made, share)
-		}
-	}
-	for shares := range slices.Chunk(r.Shares, partOfShares) {
-		add(shares)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	made := l.addReservation(id, r)
+	for _, share := range r.Shares {
+		l.addShare(made, share)
 	}
 }
 
 // End ends the awaited reservation that the source has made for an item, if there is one. The ID of a nomination is its pod's UID.
 func (l *Ledger) End(source Source, id string) {
-	for l.isAwaited(source, id) { // Usually it isn't, and then the write lock isn't needed.
-		l.update(func() []string { return l.endShares(source, id, partOfShares) })
-	}
-}
-
-func (l *Ledger) isAwaited(source Source, id string) bool {
 	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return l.reservations.items[source][id] != nil
+	known := l.reservations.items[source][id] != nil
+	l.mu.RUnlock()
+	if known { // Usually not, and then the write lock isn't needed.
+		l.update(func() []string { return l.endItem(source, id) })
+	}
 }
 
 // addReservation adds an awaited reservation without its shares.
@@ -199,16 +185,14 @@ func (l *Ledger) addShare(r *Reservation, share Share) {
 	l.count(r.Source, &share)
 }
 
-// endShares ends up to that many shares of an item's awaited reservation, if there is one, and the reservation with the last. It returns the nodes of
-// the shares that counted until now.
-func (l *Ledger) endShares(source Source, id string, most int) (freed []string) {
+// endItem is End with the lock held. It returns the nodes of the shares that counted until now.
+func (l *Ledger) endItem(source Source, id string) (freed []string) {
 	r := l.reservations.items[source][id]
 	if r == nil {
 		return nil
 	}
-	rest := max(len(r.Shares)-most, 0)
 	own, ending, last := l.reservations.awaited[source], map[gpu.PodUID]bool{}, ""
-	for _, share := range r.Shares[rest:] {
+	for _, share := range r.Shares {
 		uid := share.Pod.UID
 		if ending[uid] = true; own[uid] == r {
 			delete(own, uid)
@@ -217,20 +201,22 @@ func (l *Ledger) endShares(source Source, id string, most int) (freed []string) 
 			freed = append(freed, share.Node)
 		}
 	}
-	for _, share := range r.Shares[rest:] {
+	for _, share := range r.Shares {
 		if share.Node == last { // Mostly the shares on one node follow one another.
 			continue
 		}
 		last = share.Node
 		l.alterReserved(last, func(on []reserved) []reserved {
-			return slices.DeleteFunc(on, func(s reserved) bool { return s.Reservation == r && ending[s.Pod.UID] })
+			return slices.DeleteFunc(on, func(s reserved) bool { return s.Reservation == r })
 		})
-		l.uncount(source, last, func(uid gpu.PodUID) bool { return ending[uid] })
+		l.uncount(source, last, func(uid gpu.PodUID) bool {
+			ends := ending[uid]
+			delete(ending, uid) // Another reservation from the source can count the pod there too.
+			return ends
+		})
 	}
-	if r.Shares = r.Shares[:rest]; rest == 0 {
-		r.on(ended)
-		delete(l.reservations.items[source], id)
-	}
+	r.on(ended)
+	delete(l.reservations.items[source], id)
 	slices.Sort(freed)
 	return slices.Compact(freed)
 }
