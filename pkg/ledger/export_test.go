@@ -17,3 +17,12 @@ func (l *Ledger) Shortlists(item Item, requests []Request, oldest time.Time) int
 	}
 	return len(lists)
 }
+
+// ForgetCosts makes the next call of Rank read all of each node.
+func (l *Ledger) ForgetCosts() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range l.nodes {
+		n.forgetCosts()
+	}
+}
