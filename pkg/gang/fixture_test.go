@@ -246,6 +246,7 @@ func (s *fixture) bindSingle(p *pod) {
 
 // collectDecided moves the binds whose permit was granted from held to granted, and drops rejected ones.
 func (s *fixture) collectDecided() {
+	s.checkPlans()
 	s.held = slices.DeleteFunc(s.held, func(bind bindCall) bool {
 		select {
 		case <-bind.permit.Decided:

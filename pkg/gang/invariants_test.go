@@ -1,0 +1,35 @@
+package gang
+
+// checkPlans checks the counts and the members of all plans.
+func (s *fixture) checkPlans() {
+	s.Helper()
+	s.manager.mu.Lock()
+	defer s.manager.mu.Unlock()
+	for _, g := range s.manager.groups {
+		for _, r := range g.runs {
+			if r.plan != nil {
+				s.checkPlan(r)
+			}
+		}
+	}
+}
+
+func (s *fixture) checkPlan(r *run) {
+	s.Helper()
+	p, counted := r.plan, [memberStates]int{}
+	for uid, pm := range p.members {
+		counted[pm.state]++
+		switch {
+		case (pm.permit != nil) != (pm.state == memberHeld):
+			s.Errorf("member %s in state %d: a bind call is held: %v", uid, pm.state, pm.permit != nil)
+		case !p.isOpen() && pm.state > memberHeld, p.isOpen() && uid != p.last && pm.state < memberBinding, p.isOpen() && pm.state == memberLate:
+			s.Errorf("member %s is in state %d; the barrier is open: %v, it is the last: %v", uid, pm.state, p.isOpen(), uid == p.last)
+		}
+	}
+	if counted != p.count || len(p.order) != len(p.members) {
+		s.Errorf("%d members in states %v, the plan counts %v of %d", len(p.members), counted, p.count, len(p.order))
+	}
+	if p.isOpen() != (r.phase == PhaseBinding) || (p.count[memberHeld] > 0) != (r.phase == PhasePermitting) && !p.isOpen() {
+		s.Errorf("the run is %v, with members in states %v; the barrier is open: %v", r.phase, counted, p.isOpen())
+	}
+}
