@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gang"
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -42,8 +41,8 @@ func (m *Manager) Waiting() []queue.Item {
 	})
 	items := make([]queue.Item, 0, len(units))
 	for i, u := range units {
-		var evictable []gpu.PodUID
-		if _, needs := m.reclaims.needs[u]; needs {
+		var evictable queue.Evictable
+		if m.reclaims.needs[u.item.ID] && m.reclaims.evictable != nil {
 			evictable = m.reclaims.evictable
 		}
 		items = append(items, queue.Item{

@@ -89,6 +89,16 @@ func (l *Ledger) isFor(r *Reservation, requests []Request) bool {
 	return len(missing) == 0
 }
 
+// AwaitedVictims returns the pods that must be evicted for the item's awaited reservation, see Await.
+func (l *Ledger) AwaitedVictims(id string) []gpu.PodUID {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if r := l.reservations.items[Queued][id]; r != nil {
+		return slices.Clone(r.Victims)
+	}
+	return nil
+}
+
 // AwaitedFree reports whether all that the item's awaited reservation has is free, with the CPU and the other resources that its pods need, and no
 // other reservation keeps it from the item.
 func (l *Ledger) AwaitedFree(id string) bool {
@@ -465,6 +475,9 @@ func (c *awaitedChoice) placeOn(name string, n *node, pod gpu.Pod) bool {
 		for _, a := range c.byAge {
 			if !c.begun(a).Before(card.since) && slices.Contains(a.Placement.Cards(), card.index) && !slices.Contains(share.Ending, a.UID) {
 				share.Ending = append(share.Ending, a.UID)
+				if c.evictable[a.UID] && !a.begun().After(c.oldest) {
+					c.made.Victims = append(c.made.Victims, a.UID)
+				}
 			}
 		}
 	}
