@@ -23,7 +23,8 @@ type Item struct {
 	Attempt Attempt
 	// Evictable knows which pods reclaim evicts for the item if need be; nil if it evicts none.
 	Evictable Evictable
-	// Requests returns the pods with the nodes that they can use, in order. Requests with the same nodes share one slice.
+	// Requests returns the pods with the nodes that they can use, in order; none if the item has changed since it was listed. Requests with the same
+	// nodes share one slice.
 	Requests func() []ledger.Request
 }
 
@@ -184,6 +185,10 @@ func (p *pass) await(item *Item) {
 		return
 	}
 	requests := item.Requests()
+	if len(requests) == 0 { // It has changed since it was listed, and keeps what it has until the next pass.
+		p.keep(item, c)
+		return
+	}
 	first := !p.anyBefore(requests)
 	if !first && p.beforeExceeds(requests) {
 		p.seen[item.Like] = true
@@ -201,6 +206,11 @@ func (p *pass) await(item *Item) {
 		}
 		c = p.choose(item, requests, first)
 	}
+	p.keep(item, c)
+}
+
+// keep keeps the item's choice, which can be nil, for the next pass.
+func (p *pass) keep(item *Item, c *choice) {
 	if c == nil {
 		return
 	}

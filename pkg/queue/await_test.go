@@ -88,6 +88,22 @@ func (f *fixture) pass(after time.Duration, want ...string) {
 	}
 }
 
+// An item that changes while a pass lists it has no requests then. It keeps its reservation until the next pass.
+func TestAwaitedWhileItemChanges(t *testing.T) {
+	f := newFixture(t, 1)
+	f.run("young", "n1", 0, 4, time.Minute)
+	requests := f.wait("first", 1, 16, longAgo).Requests
+	f.pass(0, "first n1:16")
+	f.items[0].Requests = func() []ledger.Request { return nil }
+	f.pass(time.Second, "first n1:16")
+	f.items[0].Requests = requests
+	f.pass(time.Second, "first n1:16")
+	f.items = nil
+	f.pass(time.Second)
+	f.wait("second", 1, 16, longAgo).Requests = func() []ledger.Request { return nil }
+	f.pass(time.Second)
+}
+
 // longAgo and earlier are before all pods were placed, as times after begin.
 const longAgo, earlier = -24 * time.Hour, -90 * time.Minute
 
