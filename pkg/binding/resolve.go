@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -36,16 +37,7 @@ func (c *claims) answerLost(w *write) (open bool) {
 
 // runResolve resolves unconfirmed binds until ctx ends.
 func (b *Binder) runResolve(ctx context.Context) error {
-	ticker := b.Clock.NewTicker(resolveInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-		}
-		b.Resolve(ctx)
-	}
+	return background.Every(ctx, b.Clock, resolveInterval, b.Resolve)
 }
 
 // Resolve makes one round of runResolve: it reads the pods of the writes that are due.

@@ -23,7 +23,6 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,6 +31,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -94,36 +94,7 @@ type Options struct {
 	Leading func() error
 	Clock   clock.WithTicker
 	// NewGroup returns a group that runs at most limit functions at a time; a negative limit means none.
-	NewGroup func(limit int) Group
-}
-
-// Group runs functions concurrently, such as an errgroup.Group. In simulations it runs coroutines on a virtual clock.
-type Group interface {
-	// Go starts the function, and waits before if the limit is reached.
-	Go(run func() error)
-	// Wait waits until all functions have returned, and returns the first error.
-	Wait() error
-}
-
-// Goroutines is NewGroup outside of simulations.
-func Goroutines(limit int) Group {
-	group := new(errgroup.Group)
-	group.SetLimit(limit)
-	return group
-}
-
-// Every makes a step per interval until ctx ends. It returns no error.
-func Every(ctx context.Context, c clock.WithTicker, interval time.Duration, step func(context.Context)) error {
-	ticker := c.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-		}
-		step(ctx)
-	}
+	NewGroup func(limit int) background.Group
 }
 
 // request evicts a pod. ends is when its grace period ends. gone is true if the pod

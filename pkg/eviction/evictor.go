@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/queue"
@@ -151,7 +152,9 @@ func (e *Evictor) Passed(uid gpu.PodUID) {
 }
 
 // Run begins rounds as needed until ctx ends.
-func (e *Evictor) Run(ctx context.Context) error { return Every(ctx, e.Clock, interval, e.Tick) }
+func (e *Evictor) Run(ctx context.Context) error {
+	return background.Every(ctx, e.Clock, interval, e.Tick)
+}
 
 // Tick performs one step of Run, or ends all rounds if this process isn't the leader.
 func (e *Evictor) Tick(ctx context.Context) {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
@@ -149,7 +150,9 @@ func NewExecutor(o Options) *Executor {
 }
 
 // Run continues rounds until ctx ends.
-func (x *Executor) Run(ctx context.Context) error { return Every(ctx, x.Clock, interval, x.Tick) }
+func (x *Executor) Run(ctx context.Context) error {
+	return background.Every(ctx, x.Clock, interval, x.Tick)
+}
 
 // Tick performs one step of Run.
 func (x *Executor) Tick(ctx context.Context) {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -163,7 +164,7 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 func (f *fixture) options(recorder record.EventRecorder) Options {
 	return Options{
 		API: f.server, Ledger: f.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
-		AnswerLost: 65 * time.Second, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: Goroutines, Journal: journalName,
+		AnswerLost: 65 * time.Second, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines, Journal: journalName,
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -91,7 +92,7 @@ func NewOverusers(o Options, api NodeAPI, cache OveruseCache, groups OveruseGrou
 
 // Run evicts pods as needed until ctx ends.
 func (o *Overusers) Run(ctx context.Context) error {
-	return Every(ctx, o.Clock, queue.Retry, o.Tick)
+	return background.Every(ctx, o.Clock, queue.Retry, o.Tick)
 }
 
 // Tick performs one step of Run. It makes at most one eviction.

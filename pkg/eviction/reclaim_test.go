@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -62,7 +63,7 @@ func newReclaimFixture() *reclaimFixture {
 	}
 	f.Reclaimer = NewReclaimer(NewExecutor(Options{
 		API: f.server, Ledger: f.cluster.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
-		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: Goroutines, Journal: journalName,
+		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines, Journal: journalName,
 	}), f.server, f.observer, func() reclaim.Capacity { return anyCapacity{f} })
 	f.executor.Tick(context.Background())
 	return f

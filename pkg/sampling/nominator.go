@@ -23,9 +23,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eligibility"
-	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
@@ -78,7 +78,7 @@ type Options struct {
 	View    ledger.View
 	// AnswerLost is how long after its begin a write can take effect whose answer was lost.
 	AnswerLost time.Duration
-	Writes     func(limit int) eviction.Group
+	Writes     func(limit int) background.Group
 	Clock      clock.WithTicker
 }
 
@@ -88,7 +88,7 @@ type Options struct {
 // Its methods are safe for concurrent use. A nil Nominator does nothing: kube-scheduler offers no samples.
 type Nominator struct {
 	Options
-	writes eviction.Group
+	writes background.Group
 
 	// mu guards the fields below it. The ledger is not called with mu held.
 	mu sync.Mutex
@@ -213,7 +213,7 @@ func (n *Nominator) Nominated(uid gpu.PodUID, node string) bool {
 // Run nominates pods until ctx ends.
 func (n *Nominator) Run(ctx context.Context) error {
 	defer func() { _ = n.writes.Wait() }() // It returns no error.
-	return eviction.Every(ctx, n.Clock, TickInterval, n.Tick)
+	return background.Every(ctx, n.Clock, TickInterval, n.Tick)
 }
 
 // Tick nominates the pods that are due, and removes expired nominations, if this process is the leader.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/eviction"
@@ -77,7 +78,7 @@ type fairShare struct {
 	leading  func() error
 	clock    clock.WithTicker
 	// writes are the writes that open gates. reclaims is the attempt to reclaim memory; there is at most one in a term.
-	writes, reclaims eviction.Group
+	writes, reclaims background.Group
 	problems         namespaceProblems
 }
 

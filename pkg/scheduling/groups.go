@@ -14,9 +14,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -331,7 +331,7 @@ func (g *groups) states() map[string]int {
 func (g *groups) run(ctx context.Context) error {
 	defer func() { g.manager.StopLeading(g.clock.Now()) }()
 	leads := false
-	return eviction.Every(ctx, g.clock, tickInterval, func(context.Context) { leads = g.tick(leads) })
+	return background.Every(ctx, g.clock, tickInterval, func(context.Context) { leads = g.tick(leads) })
 }
 
 // tick calls the manager's Tick if this process is the leader. led is whether it was at the latest tick; tick returns whether

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/gpushare/gpushare/pkg/arrivals"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/dispatch"
@@ -39,7 +40,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		o.Leading = func() error { return nil }
 	}
 	if o.newGroup == nil {
-		o.newGroup = eviction.Goroutines
+		o.newGroup = background.Goroutines
 	}
 	nodes := eligibility.NewCluster()
 	var exempt *dispatch.Exempt

@@ -13,8 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -58,7 +58,7 @@ func (c reportedPods) PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool) {
 func startNominating(t *testing.T, o Options) *nominateFixture {
 	o.SampleSize = sampledOptions.SampleSize
 	if o.newGroup == nil {
-		o.newGroup = func(int) eviction.Group { return before{func() {}} }
+		o.newGroup = func(int) background.Group { return before{func() {}} }
 	}
 	f := &nominateFixture{fixture: newFixture(t, o)}
 	f.handlers = f.newEventHandlers(func() {})
@@ -262,7 +262,7 @@ func (before) Wait() error { return nil }
 // A standby writes nothing, and a former leader doesn't either.
 func TestStandbyNominatesNothing(t *testing.T) {
 	var s standby
-	afterChoice := func(int) eviction.Group { return before{func() { s.Store(true) }} }
+	afterChoice := func(int) background.Group { return before{func() { s.Store(true) }} }
 	f := startNominating(t, Options{Leading: s.leading, newGroup: afterChoice})
 	f.request(fake.Pod("p", 60))
 	f.wantNominated("of a former leader")

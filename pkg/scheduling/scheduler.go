@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
@@ -83,7 +84,7 @@ type Options struct {
 	// minSample replaces the size of the smallest sample in tests.
 	minSample int
 	// newGroup replaces goroutines in the simulation.
-	newGroup func(limit int) eviction.Group
+	newGroup func(limit int) background.Group
 }
 
 // Observer receives what metrics count. Its methods are called often and must return at once.

@@ -8,8 +8,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/dispatch"
-	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -135,9 +135,9 @@ type taskGroup struct {
 }
 
 // newGroup is Options.newGroup. The limit is more than there are pods.
-func (r *replica) newGroup(int) eviction.Group { return &taskGroup{r: r} }
+func (r *replica) newGroup(int) background.Group { return &taskGroup{r: r} }
 
-// Go implements eviction.Group.
+// Go implements background.Group.
 func (g *taskGroup) Go(run func() error) {
 	g.running++
 	g.r.w.start(g.r, func() {
@@ -150,7 +150,7 @@ func (g *taskGroup) Go(run func() error) {
 	})
 }
 
-// Wait implements eviction.Group.
+// Wait implements background.Group.
 func (g *taskGroup) Wait() error {
 	if g.running > 0 {
 		g.waiting = g.r.w.current

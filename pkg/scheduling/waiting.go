@@ -10,8 +10,8 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -47,7 +47,7 @@ type waiting struct {
 // run makes passes until ctx ends.
 func (w *waiting) run(ctx context.Context) error {
 	defer w.awaited.Stop()
-	return eviction.Every(ctx, w.clock, waitingInterval, func(context.Context) { w.tick() })
+	return background.Every(ctx, w.clock, waitingInterval, func(context.Context) { w.tick() })
 }
 
 // tick makes a pass if this process is the leader, and ends all reservations if it isn't.

@@ -18,6 +18,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -157,7 +158,7 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 				return eviction.NewExecutor(eviction.Options{
 					API: &dying{Client: api, left: left, evicted: &evicted}, Cache: synced{Namespace: s}, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
 					Journal: types.NamespacedName{Namespace: s.ID, Name: "evictions"}, AnswerLost: time.Minute,
-					Leading: func() error { return nil }, Clock: clock, NewGroup: eviction.Goroutines,
+					Leading: func() error { return nil }, Clock: clock, NewGroup: background.Goroutines,
 				})
 			}
 			wanted := func() map[gpu.PodUID]bool { return map[gpu.PodUID]bool{pods["w"].UID: true} }
