@@ -19,13 +19,15 @@ type needs struct {
 	members    []*member
 	size       queue.Size
 	wholeCards bool
-	// shape is queue.Attempt.Shape, equal for runs whose members are alike; empty until it is needed.
+	// shape is queue.Attempt.Shape; empty until it is needed.
 	shape string
 	// offered is the number of members, from the first, that have candidate nodes.
 	offered int
 	// requests are those of requesters, the members that the ledger places; nil if they must be built again.
 	requests   []ledger.Request
 	requesters []*member
+	// likeness is equal for runs whose requests are alike, with the same candidate nodes.
+	likeness uint64
 	// mixed is true if not all requests are alike.
 	mixed bool
 	// since is when the last of the members was created, or the oldest if members are missing; zero if there are none. All replicas and later leaders
@@ -113,9 +115,9 @@ func (n *needs) allOffered(r *run) bool {
 	return n.offered == len(n.members)
 }
 
-// build sets the requests. Large requests, and those with few candidate nodes, come first, because they fit fewer places. Members with the
+// build sets the requests of what the run needs. Large requests, and those with few candidate nodes, come first, because they fit fewer places. Members with the
 // same candidate nodes follow each other, so that the ledger ranks these nodes once.
-func (n *needs) build(r *run) {
+func (mgr *Manager) build(r *run, n *needs) {
 	if n.requests != nil {
 		return
 	}
@@ -126,9 +128,14 @@ func (n *needs) build(r *run) {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), cmp.Compare(len(x.names), len(y.names)),
 			cmp.Compare(x.id, y.id), strings.Compare(a.shape(), b.shape()))
 	})
-	n.requests, n.mixed = make([]ledger.Request, len(n.requesters)), false
+	type asksOn struct {
+		asks
+		nodes int
+	}
+	n.requests, n.mixed, n.likeness = make([]ledger.Request, len(n.requesters)), false, 0
 	for i, m := range n.requesters {
 		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
+		n.likeness += maphash.Comparable(mgr.seed, asksOn{m.asks(), nodes(m).id}) // Whatever the order of the members.
 		n.mixed = n.mixed || m.asks() != n.requesters[0].asks() || nodes(m) != nodes(n.requesters[0])
 	}
 }

@@ -201,3 +201,24 @@ func TestNoRoomForManyMembers(t *testing.T) {
 		t.Errorf("%d looks at members in %d calls", looks, members)
 	}
 }
+
+// TestLikeGroupsElsewhere: a group without room doesn't keep one like it from other nodes, which its volumes allow.
+func TestLikeGroupsElsewhere(t *testing.T) {
+	s := newFixture(t)
+	volumes := func(m *Member) { m.Template, m.Shape = "volumes of "+m.Gang.Name, "t" }
+	for i, name := range []string{"first", "second"} {
+		s.now = s.now.Add(time.Duration(i) * time.Second)
+		for range 2 {
+			s.add(Member{Pod: gpu.Pod{Request: 16}, Gang: Key{Namespace: s.namespace, Name: name}, Size: 2}, volumes)
+		}
+	}
+	s.ledger.SetBound("n0", gpu.Pod{UID: "other", Request: 16}, gpu.On(0, 16), begin)
+	for i := 0; s.now.Before(begin.Add(30 * time.Second)); i++ {
+		s.manager.filterAll(s.created[0].UID, []string{"n0"}, s.now)
+		s.manager.filterAll(s.created[2].UID, []string{"n1"}, s.now)
+		s.advance(time.Second)
+	}
+	if got := s.manager.Phases(); got[PhasePending] != 1 || got[PhasePlanned] != 1 {
+		t.Errorf("%v; want the first pending, and the second planned", got)
+	}
+}

@@ -72,8 +72,8 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 	if r.wait = mgr.obstacle(r, n, now); r.wait != (reasons.Group{}) {
 		return false
 	}
-	n.build(r)
-	granted, alike := mgr.grantedPlaces(n), mgr.alike(r)
+	mgr.build(r, n)
+	granted, alike := mgr.grantedPlaces(n), alikeRuns{n.likeness, r.item.Priority, r.mayDisplace()}
 	exclusive := len(granted) > 0 || len(n.requests) > 0 && mgr.Ledger.Awaits(n.requests[0].Pod.UID) // Only r sees the memory that is reserved for it.
 	if last, found := mgr.noRoomFor[alike]; found && !exclusive && last.appliesTo(r, freed, now) {   // Fewer runs give way to it.
 		r.wait, r.noRoom = reasons.GroupNoRoom, last
@@ -203,16 +203,12 @@ func (n *noRoom) isValid(freed uint64, now time.Time) bool {
 	return ago < quietPeriod || n.freed == freed && ago < noRoomMax
 }
 
-// alikeRuns identifies the runs of one shape and priority that may take memory from others (displaces is true), or may not: if one of them has no room,
-// those behind it have none.
+// alikeRuns identifies the runs of one likeness and priority that may take memory from others (displaces is true), or may not: if one of them has no
+// room, those behind it have none.
 type alikeRuns struct {
-	shape     string
+	likeness  uint64
 	priority  int32
 	displaces bool
-}
-
-func (mgr *Manager) alike(r *run) alikeRuns {
-	return alikeRuns{mgr.attempt(r).Shape, r.item.Priority, r.mayDisplace()}
 }
 
 // Waiting returns the runs that have no plan although only memory or other resources seem to be missing, as items of the queue. Those that
