@@ -606,6 +606,22 @@ func TestReclaimWithinShare(t *testing.T) {
 	want(t, "tenants", map[string]gpu.Memory{"alice": 3, "bob": 5}, f.allocated())
 }
 
+// A pod for which reclaim finds no room leaves the tenant's share to those behind it.
+func TestReclaimBehindPodWithoutRoom(t *testing.T) {
+	f := newReclaimFixture(t, 4, 4)
+	f.delete("bob/0", "bob/4")
+	for i := range 2 {
+		f.pod(fmt.Sprint("bob/protected-", i), 1, on(fmt.Sprint("n", i)), func(p *Pod) { p.Bound = begin })
+	}
+	f.pod("alice/large", 4)
+	f.pod("alice/small", 1, age(1))
+	f.run(after + 10*time.Second)
+	want(t, "evictions", 1, len(f.evicted))
+	f.finish()
+	f.run(time.Second)
+	want(t, "admitted", []string{"alice/small"}, f.admitted())
+}
+
 // A pod that no node could run, for its CPU, is no demand: nothing is evicted for it.
 func TestReclaimNeedsCPU(t *testing.T) {
 	f := newReclaimFixture(t, 4)

@@ -61,7 +61,8 @@ func (r *reclaims) countBelow(starving []starvingTenant, atMost time.Duration, n
 	}
 }
 
-// addStarving adds the units that lack only memory and fit into the tenant's share beside what it has.
+// addStarving adds the units that lack only memory and fit into the tenant's share beside what it has. A unit that pauses leaves the share to those
+// behind it: reclaim may find room for them although it has found none for the unit.
 func (m *Manager) addStarving(s *starvingTenant, units []*unit, now time.Time) {
 	allocated := s.has
 	for _, u := range units {
@@ -72,7 +73,10 @@ func (m *Manager) addStarving(s *starvingTenant, units []*unit, now time.Time) {
 		if u.item.Memory > left && !first || m.makesRoom(u) || !m.reclaimable(u, now) {
 			continue
 		}
-		s.units, allocated = append(s.units, u), allocated.Add(u.item.Memory)
+		s.units = append(s.units, u)
+		if !m.reclaims.pausing(u, now) {
+			allocated = allocated.Add(u.item.Memory)
+		}
 	}
 }
 
