@@ -76,6 +76,9 @@ func (t *turns) takeKept(u *unit) (places []ledger.Place) {
 		return nil
 	}
 	for _, mine := range []bool{true, false} {
+		if !mine {
+			t.nextCame(u.item.Tenant, true)
+		}
 		var usable []*kept
 		var uids []gpu.PodUID
 		var nodes []string

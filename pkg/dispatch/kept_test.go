@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -42,6 +43,24 @@ func TestMemoryKeptForNextPod(t *testing.T) {
 			want(t, "kept in the end", 0, len(f.kept))
 		})
 	}
+}
+
+// What is kept for alice is too small for her next pod, which gets more that is kept for bob: carol gets what alice doesn't need.
+func TestNextPodTakesKeptMemoryOfOthers(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{1, 2, 4, 8}, nil)
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	f.pod("alice/0", 1, on("n0"))
+	f.pod("bob/0", 2, on("n1"))
+	f.pod("bob/1", 4, on("n2"))
+	f.pod("carol/0", 8, on("n3"))
+	f.pod("carol/waits", 1)
+	f.tick(time.Second)
+	f.delete("alice/0", "bob/0")
+	f.pod("alice/next", 2, age(99))
+	f.tick(time.Second)
+	want(t, "admitted", []string{"alice/next"}, f.admitted())
+	f.tick(time.Second)
+	want(t, "admitted", []string{"alice/next", "carol/waits"}, f.admitted())
 }
 
 // Alice runs jobs whose pods of two minutes are replaced some seconds after they have ended, beside bob's endless pods. She keeps her share, and pods are

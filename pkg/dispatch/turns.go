@@ -148,10 +148,7 @@ func (t *turns) offer(u *unit) (places []ledger.Place, leave bool) {
 	u.turn = t.rounds
 	places = t.try(u, t.capacity, t.now)
 	if places == nil {
-		if places = t.takeKept(u); places != nil {
-			return places, false
-		}
-		t.nextCame(u.item.Tenant, true)
+		places = t.takeKept(u)
 	} else {
 		t.nextCame(u.item.Tenant, false)
 	}
