@@ -206,19 +206,25 @@ func TestNoRoomForManyMembers(t *testing.T) {
 func TestLikeGroupsElsewhere(t *testing.T) {
 	s := newFixture(t)
 	volumes := func(m *Member) { m.Template, m.Shape = "volumes of "+m.Gang.Name, "t" }
-	for i, name := range []string{"first", "second"} {
+	for i, name := range []string{"first", "second", "third"} {
 		s.now = s.now.Add(time.Duration(i) * time.Second)
 		for range 2 {
 			s.add(Member{Pod: gpu.Pod{Request: 16}, Gang: Key{Namespace: s.namespace, Name: name}, Size: 2}, volumes)
 		}
 	}
-	s.ledger.SetBound("n0", gpu.Pod{UID: "other", Request: 16}, gpu.On(0, 16), begin)
+	for _, node := range []string{"n0", "n2"} {
+		s.ledger.SetBound(node, gpu.Pod{UID: gpu.PodUID("on " + node), Request: 16}, gpu.On(0, 16), begin)
+	}
 	for i := 0; s.now.Before(begin.Add(30 * time.Second)); i++ {
 		s.manager.filterAll(s.created[0].UID, []string{"n0"}, s.now)
 		s.manager.filterAll(s.created[2].UID, []string{"n1"}, s.now)
+		s.manager.filterAll(s.created[4].UID, []string{"n2"}, s.now)
 		s.advance(time.Second)
 	}
-	if got := s.manager.Phases(); got[PhasePending] != 1 || got[PhasePlanned] != 1 {
-		t.Errorf("%v; want the first pending, and the second planned", got)
+	if got := s.manager.Phases(); got[PhasePending] != 2 || got[PhasePlanned] != 1 {
+		t.Errorf("%v; want the second planned, and the others pending", got)
+	}
+	if items := s.manager.Waiting(s.now); len(items) != 2 || items[0].Like == items[1].Like {
+		t.Errorf("%d items, want two that aren't alike", len(items))
 	}
 }

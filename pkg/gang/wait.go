@@ -221,9 +221,12 @@ func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 		if r.plan != nil || paused || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksResources(now) {
 			continue
 		}
-		attempt := mgr.attempt(r)
+		like := r.item.ID
+		if n := r.needed(); n.requests != nil {
+			like = strconv.FormatUint(n.likeness, 36) + " " + strconv.Itoa(int(r.item.Priority))
+		}
 		items = append(items, queue.Item{
-			Item: r.item, Like: attempt.Shape + " " + strconv.Itoa(int(r.item.Priority)), Attempt: attempt,
+			Item: r.item, Like: like, Attempt: mgr.attempt(r),
 			Requests: func() []ledger.Request { return mgr.waitingRequests(r) },
 		})
 	}
