@@ -43,8 +43,8 @@ func newBench(nNodes, nPods int) (*Manager, *ledger.Ledger, *time.Time) {
 	m := New(Options{
 		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Exempt: NewExempt(1 << 30), Patience: patience, EvictionsFull: func() bool { return false },
 		Capacity: func(bool) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
-		Evicting: func(gpu.PodUID) bool { return false }, EvictionsAllowed: func() func([]gpu.Pod) bool { return func([]gpu.Pod) bool { return true } },
-		Release: func(uid gpu.PodUID) { l.Release(uid) },
+		Evicting: func(gpu.PodUID) bool { return false },
+		Release:  func(uid gpu.PodUID) { l.Release(uid) },
 		Nodes: nodesOf(func(constraints unique.Handle[string]) []string {
 			if constraints == unique.Make("half") {
 				return half
@@ -199,8 +199,7 @@ func (l *longestHold) tick(m *Manager, now time.Time) {
 		return
 	}
 	m.setShares(s)
-	evictable := m.search(0, s, now).excessPods()
-	l.of(func() { m.reclaimFor(s, evictable, now) })
+	l.of(func() { m.reclaimFor(s, now) })
 }
 
 func (l *longestHold) report(b *testing.B) {

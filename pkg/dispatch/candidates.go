@@ -73,67 +73,6 @@ func victims(standings map[string]reclaim.Standing, candidates []reclaim.Victim)
 	return victims
 }
 
-// excessPods are the pods that may be evicted if a tenant is below its share. They are a snapshot, which needs no lock.
-type excessPods struct {
-	standings map[string]reclaim.Standing
-	// victims are the pods and groups, the newest first. nodes are those of all pods that run and aren't about to end.
-	victims []reclaim.Victim
-	nodes   map[gpu.PodUID]string
-	allows  func() func(pods []gpu.Pod) bool
-}
-
-// excessPods returns nil if no tenant with waiting pods is below its share.
-func (s *Search) excessPods() *excessPods {
-	if !slices.ContainsFunc(s.tenants, func(t Tenant) bool { return t.Waiting > 0 && t.Allocated < t.Share }) {
-		return nil
-	}
-	e := &excessPods{standings: s.excess(), nodes: map[gpu.PodUID]string{}, allows: s.evictionsAllowed}
-	e.victims = victims(e.standings, s.candidates())
-	for _, p := range s.allocated {
-		if p.Node != "" && !s.leaves(p) {
-			e.nodes[p.UID] = p.Node
-		}
-	}
-	return e
-}
-
-// On implements queue.Evictable: of each tenant the newest pods without which it still has its share.
-func (e *excessPods) On(nodes func(name string) bool) (pods []gpu.PodUID) {
-	allowed, lost, seen := e.allows(), map[string]gpu.Memory{}, map[gpu.PodUID]bool{}
-	for _, v := range e.victims {
-		if !slices.ContainsFunc(v.Pods, func(p gpu.Pod) bool { return nodes(e.nodes[p.UID]) }) ||
-			slices.ContainsFunc(v.Pods, func(p gpu.Pod) bool { return seen[p.UID] }) { // A surplus member comes with its group too.
-			continue
-		}
-		if sum := lost[v.Tenant].Add(v.Memory()); sum <= e.standings[v.Tenant].Excess && allowed(v.Pods) {
-			lost[v.Tenant] = sum
-			for _, p := range v.Pods {
-				pods, seen[p.UID] = append(pods, p.UID), true
-			}
-		}
-	}
-	return pods
-}
-
-// Still implements queue.Evictable.
-func (e *excessPods) Still(pods []gpu.PodUID) bool {
-	stay := map[gpu.PodUID]bool{}
-	for _, uid := range pods {
-		if e.nodes[uid] != "" {
-			stay[uid] = true
-		}
-	}
-	allowed := e.allows()
-	for _, v := range e.victims {
-		if slices.ContainsFunc(v.Pods, func(p gpu.Pod) bool { return stay[p.UID] }) && allowed(v.Pods) {
-			for _, p := range v.Pods {
-				delete(stay, p.UID)
-			}
-		}
-	}
-	return len(stay) == 0
-}
-
 // excess returns the memory and the share of each tenant, and how much memory of its bound pods can be evicted. Pods that are being deleted
 // count as gone.
 func (s *Search) excess() map[string]reclaim.Standing {

@@ -75,7 +75,6 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 		Capacity: func(bool) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
 		Exempt: exempt, Patience: patience, EvictionsFull: func() bool { return false },
 		Evicting: func(uid gpu.PodUID) bool { return f.evicting[uid] }, Observer: f,
-		EvictionsAllowed: func() func([]gpu.Pod) bool { return func([]gpu.Pod) bool { return true } },
 	}
 	if change != nil {
 		change(&o)

@@ -42,9 +42,6 @@ type Options struct {
 	// deleted. They must not wait for a call of the Manager.
 	EvictionsFull func() bool
 	Evicting      func(gpu.PodUID) bool
-	// EvictionsAllowed returns a function that is asked about one victim after another: whether the API server would likely evict it, with those
-	// before. It is called without the Manager's lock.
-	EvictionsAllowed func() func(victim []gpu.Pod) bool
 	// Failures are those of all items.
 	Failures *queue.Failures
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.

@@ -29,9 +29,6 @@ type reclaims struct {
 	below   map[string]time.Duration
 	counted time.Time
 	pauses  queue.Pauses[reclaimKind]
-	// needs are the IDs of the units that are in their tenants' share, and evictable the pods that may be evicted for them.
-	needs     map[string]bool
-	evictable *excessPods
 	// failed are the latest pauses of each tenant because pods were evicted for nothing.
 	failed   queue.Pauses[string]
 	attempts uint64
@@ -51,8 +48,8 @@ func newReclaims(attempts uint64) reclaims {
 	}
 }
 
-// reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more. evictable can be nil.
-func (m *Manager) reclaimFor(s *standings, evictable *excessPods, now time.Time) {
+// reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.
+func (m *Manager) reclaimFor(s *standings, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.leading {
@@ -60,12 +57,6 @@ func (m *Manager) reclaimFor(s *standings, evictable *excessPods, now time.Time)
 	}
 	starving := m.starving(s, now)
 	m.reclaims.countBelow(starving, m.ReclaimAfter, now)
-	m.reclaims.needs, m.reclaims.evictable = map[string]bool{}, evictable
-	for _, s := range starving {
-		for _, u := range s.units {
-			m.reclaims.needs[u.item.ID] = true
-		}
-	}
 	m.checkShares(s, now)
 	m.endFailedHolds(now)
 	if m.reclaims.attempt == nil && !m.EvictionsFull() {

@@ -26,7 +26,7 @@ func (m *Manager) Tick(now time.Time) {
 	m.grantDue(now)
 	if s := m.dueStandings(now); s != nil {
 		m.setShares(s)
-		m.reclaimFor(s, m.search(0, s, now).excessPods(), now)
+		m.reclaimFor(s, now)
 	}
 }
 

@@ -17,9 +17,8 @@ type Search struct {
 	constraints []unique.Handle[string]
 	nodes       Nodes
 	groups      Groups
-	// evicting is Options.Evicting, and evictionsAllowed Options.EvictionsAllowed.
-	evicting         func(gpu.PodUID) bool
-	evictionsAllowed func() func([]gpu.Pod) bool
+	// evicting is Options.Evicting.
+	evicting func(gpu.PodUID) bool
 	// resumed is attempt.resumed.
 	resumed map[gpu.PodUID]bool
 	// since is when this process began to lead.
@@ -32,7 +31,7 @@ type Search struct {
 func (m *Manager) search(attempt uint64, s *standings, now time.Time) *Search {
 	return &Search{
 		standings: s, need: reclaim.Need{Attempt: attempt}, nodes: m.Nodes, groups: m.Groups, evicting: m.Evicting, since: m.reclaims.since, now: now,
-		evictionsAllowed: m.EvictionsAllowed, minRuntime: m.MinRuntime, priorityCutoff: m.PriorityCutoff,
+		minRuntime: m.MinRuntime, priorityCutoff: m.PriorityCutoff,
 	}
 }
 

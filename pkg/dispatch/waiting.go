@@ -41,17 +41,12 @@ func (m *Manager) Waiting() []queue.Item {
 	})
 	items := make([]queue.Item, 0, len(units))
 	for i, u := range units {
-		var evictable queue.Evictable
-		if m.reclaims.needs[u.item.ID] && m.reclaims.evictable != nil {
-			evictable = m.reclaims.evictable
-		}
 		items = append(items, queue.Item{
-			Item:      ledger.Item{ID: u.item.ID, Label: u.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
-			Turn:      i + 1,
-			Attempt:   u.attempt(),
-			Evictable: evictable,
-			Like:      u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
-			Requests:  func() []ledger.Request { return m.waitingRequests(u) },
+			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
+			Turn:     i + 1,
+			Attempt:  u.attempt(),
+			Like:     u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
+			Requests: func() []ledger.Request { return m.waitingRequests(u) },
 		})
 	}
 	return items

@@ -94,26 +94,3 @@ func TestWaitingOrder(t *testing.T) {
 	}
 	want(t, "the order", map[string]int{"pod bob/urgent": 1, "pod bob/early": 2}, turns)
 }
-
-// For the units in its tenant's share, the newest pods of other tenants on a unit's nodes count as evictable without which these have their shares, of
-// those that the API server would evict.
-func TestWaitingEvictable(t *testing.T) {
-	f := newReclaimFixture(t, 4, 4)
-	f.pod("alice/first", 2)
-	f.pod("alice/beyond", 3, age(1))
-	f.run(2 * time.Second)
-	evictable := map[string]queue.Evictable{}
-	for _, item := range f.Waiting() {
-		evictable[item.Label] = item.Evictable
-	}
-	first := evictable["pod alice/first"]
-	want(t, "for a unit that isn't in the share", true, evictable["pod alice/beyond"] == nil)
-	want(t, "on all nodes", []gpu.PodUID{"bob/7", "bob/6", "bob/5", "bob/4"}, first.On(func(string) bool { return true }))
-	want(t, "on one node", []gpu.PodUID{"bob/3", "bob/2", "bob/1", "bob/0"}, first.On(func(name string) bool { return name == "n0" }))
-	want(t, "one that may be evicted, and one that is gone", true, first.Still([]gpu.PodUID{"bob/0", "gone"}))
-	f.EvictionsAllowed = func() func([]gpu.Pod) bool { return func(victim []gpu.Pod) bool { return victim[0].UID == "bob/6" } }
-	f.run(2 * time.Second)
-	first = f.Waiting()[0].Evictable
-	want(t, "if the API server refuses the others", []gpu.PodUID{"bob/6"}, first.On(func(string) bool { return true }))
-	want(t, "one that it refuses", false, first.Still([]gpu.PodUID{"bob/6", "bob/0"}))
-}

@@ -59,31 +59,6 @@ func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, num
 	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, ok
 }
 
-// Allows returns a function that is asked about one victim after another: whether the API server would likely evict it, with those before, by
-// disruption budgets and former answers, and would free its cards.
-func (r *Reclaimer) Allows() func(victim []gpu.Pod) bool {
-	budgets := newBudgets(r.Cache, new(preemption.Budget))
-	return func(victim []gpu.Pod) bool {
-		var used []int
-		for _, pod := range victim {
-			_, numbers, ok := r.candidate(pod, &budgets)
-			if !ok {
-				return false
-			}
-			used = append(used, numbers...)
-		}
-		left := slices.Clone(budgets.allowed)
-		for _, number := range used {
-			left[number]--
-		}
-		if slices.ContainsFunc(used, func(number int) bool { return left[number] < 0 }) {
-			return false
-		}
-		budgets.allowed = left
-		return true
-	}
-}
-
 // cards returns the cards of a node as the pod sees them, without the victims and the pods that are being deleted, and without the awaited
 // reservations of the items in unseen: room is made for all of these together, wherever it is. It adds the pods that are being deleted to
 // cluster.Leaving, and removes them from the candidates. It returns none if the node doesn't share its cards.

@@ -25,13 +25,8 @@ import (
 //
 // If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, some
 // hundreds at a time; they can change before the cards are chosen, so Await can return false although there are cards.
-//
-// evictable are pods that are evicted for the item if need be. Those that were placed earlier count as the oldest ones that have to end.
-func (l *Ledger) Await(item Item, requests []Request, oldest time.Time, evictable ...gpu.PodUID) (made bool) {
-	c := awaitedChoice{Ledger: l, item: item, oldest: oldest, evictable: map[gpu.PodUID]bool{}, known: map[gpu.Demand]map[string]float64{}}
-	for _, uid := range evictable {
-		c.evictable[uid] = true
-	}
+func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bool) {
+	c := awaitedChoice{Ledger: l, item: item, oldest: oldest, known: map[gpu.Demand]map[string]float64{}}
 	requests = c.shortlist(requests)
 	l.update(func() []string {
 		freed := l.endItem(Queued, item.ID)
@@ -87,16 +82,6 @@ func (l *Ledger) isFor(r *Reservation, requests []Request) bool {
 		delete(missing, pod.UID)
 	}
 	return len(missing) == 0
-}
-
-// AwaitedVictims returns the pods that must be evicted for the item's awaited reservation, see Await.
-func (l *Ledger) AwaitedVictims(id string) []gpu.PodUID {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	if r := l.reservations.items[Queued][id]; r != nil {
-		return slices.Clone(r.Victims)
-	}
-	return nil
 }
 
 // AwaitedFree reports whether all that the item's awaited reservation has is free, with the CPU and the other resources that its pods need, and no
@@ -307,8 +292,6 @@ type awaitedChoice struct {
 	oldest time.Time
 	// known are the rates of nodes by demand and name, for the shortlist; 0 if the demand doesn't fit.
 	known map[gpu.Demand]map[string]float64
-	// evictable are the pods that are evicted if need be.
-	evictable map[gpu.PodUID]bool
 	// The slices are kept for reuse by freeable.
 	cards  []placement.Card
 	since  []time.Time
@@ -409,7 +392,7 @@ func (c *awaitedChoice) haveResources(name string, n *node, uid gpu.PodUID) bool
 		return true // Also if no pod ends.
 	}
 	for uid, a := range n.allocations {
-		if c.begun(a).After(c.oldest) {
+		if a.begun().After(c.oldest) {
 			q.Ending = append(q.Ending, uid)
 		}
 	}
@@ -473,11 +456,8 @@ func (c *awaitedChoice) placeOn(name string, n *node, pod gpu.Pod) bool {
 	for _, card := range c.freeable(n, &demand)[:demand.Cards] {
 		share.On = append(share.On, demand.On(card.index)...)
 		for _, a := range c.byAge {
-			if !c.begun(a).Before(card.since) && slices.Contains(a.Placement.Cards(), card.index) && !slices.Contains(share.Ending, a.UID) {
+			if !a.begun().Before(card.since) && slices.Contains(a.Placement.Cards(), card.index) && !slices.Contains(share.Ending, a.UID) {
 				share.Ending = append(share.Ending, a.UID)
-				if c.evictable[a.UID] && !a.begun().After(c.oldest) {
-					c.made.Victims = append(c.made.Victims, a.UID)
-				}
 			}
 		}
 	}
@@ -519,7 +499,7 @@ func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) []freeableCard {
 				continue
 			}
 			if c.cards[i].Add(share); !c.cards[i].Fits(demand) {
-				c.since[i] = c.begun(a)
+				c.since[i] = a.begun()
 			}
 		}
 	}
@@ -562,14 +542,6 @@ func (a *Allocation) begun() time.Time {
 	return a.AssumeTime
 }
 
-// begun returns when the pod was placed, as far as the choice depends on that.
-func (c *awaitedChoice) begun(a *Allocation) time.Time {
-	if begun := a.begun(); begun.After(c.oldest) || !c.evictable[a.UID] {
-		return begun
-	}
-	return c.oldest.Add(1)
-}
-
 // sortByAge sets byAge to the node's allocations, the oldest first.
 func (c *awaitedChoice) sortByAge(n *node) {
 	c.byAge = c.byAge[:0]
@@ -577,7 +549,7 @@ func (c *awaitedChoice) sortByAge(n *node) {
 		c.byAge = append(c.byAge, a)
 	}
 	slices.SortFunc(c.byAge, func(a, b *Allocation) int {
-		if order := c.begun(a).Compare(c.begun(b)); order != 0 {
+		if order := a.begun().Compare(b.begun()); order != 0 {
 			return order
 		}
 		return cmp.Compare(a.UID, b.UID)

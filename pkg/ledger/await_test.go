@@ -39,22 +39,6 @@ func TestAwaitedReservationFits(t *testing.T) {
 	expect(t, "freed", []string{"n1"}, f.takeFreed())
 }
 
-// Pods that were there before have to end only if they are evicted, and then as the oldest ones.
-func TestAwaitedEvictable(t *testing.T) {
-	f, nodes := newFixture(t, spec(16, 16, 16)), []string{"n1"}
-	for i, name := range []string{"evictable", "young", "old"} {
-		f.SetBound("n1", pod(name, 16), gpu.On(i, 16), at.Add(time.Duration(i%2)*time.Hour))
-	}
-	expect(t, "one card", true, f.Await(testItem, requests(nodes, 16), at, "evictable"))
-	expect(t, "it is that of the young pod", map[string]gpu.Memory{"n1": 16}, f.Awaited(testItem.ID))
-	f.Remove("young")
-	expect(t, "free once that has ended", true, f.AwaitedFree(testItem.ID))
-	f.SetBound("n1", pod("young", 16), gpu.On(1, 16), at.Add(time.Hour))
-	expect(t, "two cards without evictions", false, f.Await(testItem, requests(nodes, 16, 16), at))
-	expect(t, "two cards", true, f.Await(testItem, requests(nodes, 16, 16), at, "evictable"))
-	expect(t, "three cards", false, f.Await(testItem, requests(nodes, 16, 16, 16), at, "evictable"))
-}
-
 func TestAwaitedReservation(t *testing.T) {
 	f, nodes := newFixture(t, spec(16, 16), spec(16, 16)), []string{"n1", "n2"}
 	// n1 has 16 of 32 allocated, n2 28 of 32. The youngest pod is on the second card of n2.

@@ -21,19 +21,9 @@ type Item struct {
 	// packages place. Attempt identifies the item for Failures. The ID of a single pod is its UID.
 	Fits    func() bool
 	Attempt Attempt
-	// Evictable knows which pods reclaim evicts for the item if need be; nil if it evicts none.
-	Evictable Evictable
 	// Requests returns the pods with the nodes that they can use, in order; none if the item has changed since it was listed. Requests with the same
 	// nodes share one slice.
 	Requests func() []ledger.Request
-}
-
-// Evictable knows which pods can be evicted.
-type Evictable interface {
-	// On returns those with memory on the nodes that can be evicted together.
-	On(nodes func(name string) bool) []gpu.PodUID
-	// Still reports whether each of the pods, which could be evicted, still can, or ends anyway.
-	Still(pods []gpu.PodUID) bool
 }
 
 // Options configure Awaited.
@@ -61,8 +51,6 @@ type Options struct {
 //
 // Only pods that were placed after the item entered the queue have to end. So a group that lacks one card, with a pod that was there before, keeps no
 // others from the free cards. If pods are replaced by others without end, sooner or later all have been placed after the item entered.
-// Pods that reclaim may evict for the item (Item.Evictable) have to end too, if the others aren't enough: meanwhile cards are kept free whose pods always end
-// before they are old enough to be evicted. The choice ends when one of them can't be evicted any more: the cards would be kept free for nothing.
 type Awaited struct {
 	Options
 	choices map[string]*choice
@@ -257,14 +245,7 @@ func (p *pass) pauses(item *Item) bool {
 
 // due reports whether the cards of an item must be chosen now.
 func (p *pass) due(item *Item, requests []ledger.Request, c *choice, first bool) bool {
-	return c == nil || first && !c.first || !p.now.Before(c.until) ||
-		c.nodes != nil && !(p.Ledger.AwaitedUsable(item.Item, requests) && p.stillEvictable(item))
-}
-
-// stillEvictable reports whether the pods that have to be evicted for the item's reservation still can be.
-func (p *pass) stillEvictable(item *Item) bool {
-	victims := p.Ledger.AwaitedVictims(item.ID)
-	return len(victims) == 0 || item.Evictable != nil && item.Evictable.Still(victims)
+	return c == nil || first && !c.first || !p.now.Before(c.until) || c.nodes != nil && !p.Ledger.AwaitedUsable(item.Item, requests)
 }
 
 // choose chooses the cards of an item.
@@ -277,16 +258,7 @@ func (p *pass) choose(item *Item, requests []ledger.Request, first bool) *choice
 	if entered := item.Entered.Add(time.Second); entered.After(oldest) { // Creation times are cut to whole seconds.
 		oldest = entered
 	}
-	var evictable []gpu.PodUID
-	if item.Evictable != nil {
-		evictable = item.Evictable.On(func(name string) bool {
-			return slices.ContainsFunc(distinct(requests), func(nodes []string) bool {
-				_, found := slices.BinarySearch(nodes, name)
-				return found
-			})
-		})
-	}
-	if !p.Ledger.Await(item.Item, requests, oldest, evictable...) {
+	if !p.Ledger.Await(item.Item, requests, oldest) {
 		return &choice{until: p.now.Add(min(lasts, Retry)), first: first, attempt: item.Attempt}
 	}
 	p.Reserved()

@@ -136,7 +136,6 @@ func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *f
 	}
 	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld) }
 	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
-	options.EvictionsAllowed = func() func([]gpu.Pod) bool { return f.reclaimer.Allows() }
 	f.manager = dispatch.New(options)
 	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, o.Observer, func() reclaim.Capacity { return s.capacity(true) })
 	return f

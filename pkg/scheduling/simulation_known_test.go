@@ -10,14 +10,23 @@ import (
 
 // knownDefect is a defect that worlds show. A violation of its kind isn't an error in a world with all of its ingredients.
 type knownDefect struct {
-	kind   violationKind
-	with   []string
+	kind violationKind
+	with []string
+	// shows, if not nil, reports whether the violation in this world can be the defect.
+	shows  func(w *world) bool
 	defect string
 }
 
 // knownDefects are tried in order. What is mended is removed here.
 var knownDefects = []knownDefect{
-	{wasted, []string{"pods that take CPU"}, "pods are evicted for pods whose CPU others take"},
+	{wasted, []string{"pods that take CPU"}, nil, "pods are evicted for pods whose CPU others take"},
+	{starved, []string{"reclaim"}, endYoung, "reclaim evicts nothing for an item while a part of its cards has pods that are too young, and these always end before they are old enough"},
+}
+
+// endYoung reports whether the item needs evictions, and the pods that end are never old enough to be evicted.
+func endYoung(w *world) bool {
+	stays := func(p *apiPod) bool { return p.memory == 0 || p.lasts == 0 }
+	return w.liveness.longest < w.fair.minRuntime && !w.fitBeside(&beside{stays, true}, w.item.pods...)
 }
 
 // known returns the known defect that a violation shows; nil if there is none.
@@ -25,7 +34,7 @@ func (w *world) known() *knownDefect {
 	for i := range knownDefects {
 		k := &knownDefects[i]
 		lacks := func(name string) bool { return !slices.Contains(w.ingredients, name) }
-		if k.kind == w.kind && !slices.ContainsFunc(k.with, lacks) {
+		if k.kind == w.kind && !slices.ContainsFunc(k.with, lacks) && (k.shows == nil || k.shows(w)) {
 			return k
 		}
 	}

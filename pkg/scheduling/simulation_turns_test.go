@@ -110,52 +110,6 @@ func TestTurns(t *testing.T) {
 				c.after(15*minute, func() { c.waited = append(c.waited, c.array("d", 2, of("d", 16, 0))) })
 			}, item: func(c *crowd, name string) *memberSet { return c.array(name, 2, of("a", 16, 0)) },
 		},
-		"two of the cards have pods that are always too young to be evicted": {
-			nodes: 1, cards: 4, within: 15 * minute, fair: fairSharing{
-				tenants: []simTenant{{"a", "3"}, {"b", "1"}}, provisioning: 1, pause: tickInterval, reclaimAfter: minute, minRuntime: 5 * minute,
-			}, load: func(c *crowd) {
-				c.array("service", 2, of("b", 16, 0))
-				c.runFor(minute)
-				c.keepWaiting(8, func(name string) *memberSet { return c.single(name, of("b", 8, c.between(minute, 2*minute))) })
-			}, item: group(3, of("a", 16, 0)),
-		},
-		"pods that a disruption budget keeps from being evicted": {
-			nodes: 1, cards: 4, within: 15 * minute, fair: fairSharing{
-				tenants: []simTenant{{"a", "3"}, {"b", "1"}}, provisioning: 1, pause: tickInterval, reclaimAfter: minute, minRuntime: 5 * minute,
-			}, load: func(c *crowd) {
-				c.addBudget("b", simBudgets[0], 2)
-				spec := of("b", 16, 0)
-				spec.budgets = simBudgets[:1]
-				c.array("service", 2, spec)
-				c.runFor(minute)
-				c.keepWaiting(8, func(name string) *memberSet { return c.single(name, of("b", 8, c.between(minute, 2*minute))) })
-				c.runFor(minute)
-				c.group("never", 3, of("a", 16, 0)).impossible = true
-			}, items: 5, item: single(of("b", 1, 0)),
-		},
-		"the other tenant has newer pods on nodes that the item can't use": {
-			nodes: 1, cards: 4, within: 15 * minute, fair: fairSharing{
-				tenants: []simTenant{{"a", "1"}, {"b", "1"}}, provisioning: 1, pause: tickInterval, reclaimAfter: minute, minRuntime: 5 * minute,
-			}, load: func(c *crowd) {
-				c.api.addNode("z", "z", 32, 16, 16, 16, 16)
-				spec := of("b", 16, 0)
-				spec.zone = "z"
-				c.array("service", 2, spec)
-				c.runFor(minute)
-				spec.zone = "a"
-				c.array("other", 4, spec)
-				c.runFor(minute)
-				c.keepWaiting(8, func(name string) *memberSet {
-					spec := of("b", 8, c.between(minute, 2*minute))
-					spec.zone = "z"
-					return c.single(name, spec)
-				})
-			}, item: func(c *crowd, name string) *memberSet {
-				spec := of("a", 16, 0)
-				spec.zone = "z"
-				return c.group(name, 3, spec)
-			},
-		},
 		"a disruption budget allows one eviction at a time": {
 			nodes: 1, cards: 4, within: 60 * minute, fair: abc(minute, simTenant{"a", "1"}, simTenant{"b", "1"}), load: func(c *crowd) {
 				c.addBudget("b", simBudgets[0], 3)
