@@ -188,8 +188,8 @@ func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement
 	return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind)), reason
 }
 
-// suitabilityUnreserved is suitability for a node without reservations and tentative placements. It usually avoids reading the cards, which would cost more than the
-// rest of the function.
+// suitabilityUnreserved is suitability for a node without reservations and tentative placements. It usually avoids reading the cards, which would cost
+// more than the rest of the function.
 func (l *Ledger) suitabilityUnreserved(n *node, view *View, demand *gpu.Demand, kind int) (placement.Suitability, reasons.Reason) {
 	floor := view.Best.Floor()
 	bounded := floor >= 0 && demand.Cards == 1 && demand.Cores == 0

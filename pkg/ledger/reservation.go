@@ -194,7 +194,8 @@ func (l *Ledger) endItem(source Source, id string) (freed []string) {
 	own, ending, last := l.reservations.awaited[source], map[gpu.PodUID]bool{}, ""
 	for _, share := range r.Shares {
 		uid := share.Pod.UID
-		if ending[uid] = true; own[uid] == r {
+		ending[uid] = true
+		if own[uid] == r {
 			delete(own, uid)
 		}
 		if !l.allocated(uid) {

@@ -254,9 +254,9 @@ func (b *before) lostOf(i int, changed []changedCard, left *amounts) float64 {
 	return r.worth - k.worth(pods, memory)
 }
 
-// emptiness returns what the node is worth less because it is less empty with a placement that takes so much memory. If pods end, a node that few pods use becomes empty
-// before long, and then has room for kinds with several cards. So pods go to nodes that are in use already, the more so the more these are used, and
-// to nodes that are too small for these kinds.
+// emptiness returns what the node is worth less because it is less empty with a placement that takes so much memory. If pods end, a node that few pods
+// use becomes empty before long, and then has room for kinds with several cards. So pods go to nodes that are in use already, the more so the more these
+// are used, and to nodes that are too small for these kinds.
 func (b *before) emptiness(taken float64) float64 {
 	if b.perEmptiness == 0 || taken == 0 {
 		return 0
