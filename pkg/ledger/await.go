@@ -50,7 +50,7 @@ func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 	}
 	for name, shares := range l.sharesByNode(r) {
 		n := l.nodes[name]
-		if slices.ContainsFunc(shares, func(share Share) bool { return !n.takes(&share) }) || !haveRoom(n.spec.empty(), shares) {
+		if slices.ContainsFunc(shares, func(share Share) bool { return !n.takes(&share) }) || !fitTogether(n.spec.empty(), shares) {
 			return false
 		}
 	}
@@ -125,7 +125,7 @@ func (l *Ledger) isFree(n *node, shares []Share) bool {
 	}
 	a := l.asks(lowest, nil)
 	q.Ahead, _ = l.ahead(n, &a)
-	return l.resourcesFit(q) && haveRoom(slices.Clone(l.cardsFor(n, &a)), shares)
+	return l.resourcesFit(q) && fitTogether(slices.Clone(l.cardsFor(n, &a)), shares)
 }
 
 // sharesByNode returns the shares of the reservation that count.
@@ -139,8 +139,8 @@ func (l *Ledger) sharesByNode(r *Reservation) map[string][]Share {
 	return out
 }
 
-// haveRoom reports whether the cards have room for all shares, which it adds to what is used of them.
-func haveRoom(cards []placement.Card, shares []Share) bool {
+// fitTogether reports whether the cards have room for all shares, which it adds to what is used of them.
+func fitTogether(cards []placement.Card, shares []Share) bool {
 	return !slices.ContainsFunc(shares, func(share Share) bool {
 		if !hasRoom(cards, share.On) {
 			return true
@@ -335,7 +335,7 @@ func (c *awaitedChoice) shortlist(requests []Request) []Request {
 		if best[asks.list] == nil {
 			best[asks.list] = map[int]bool{}
 		}
-		for _, position := range c.haveResourcesOf(request, order, len(requests)+spareNodes) {
+		for _, position := range c.firstWithResources(request, order, len(requests)+spareNodes) {
 			best[asks.list][position] = true
 		}
 	}
@@ -361,27 +361,27 @@ func (c *awaitedChoice) bestFirst(request *Request) []int {
 	return slices.SortedFunc(maps.Keys(rates), func(a, b int) int { return cmp.Or(cmp.Compare(rates[b], rates[a]), cmp.Compare(a, b)) })
 }
 
-// haveResourcesOf returns the first n of the positions whose nodes have the resources for the request.
-func (c *awaitedChoice) haveResourcesOf(request *Request, positions []int, n int) (have []int) {
+// firstWithResources returns the first n of the positions whose nodes will have the resources for the request.
+func (c *awaitedChoice) firstWithResources(request *Request, positions []int, n int) (have []int) {
 	for i := 0; i < len(positions) && len(have) < n; i++ {
-		if c.mayHaveResources(request.Nodes[positions[i]], request.Pod.UID) {
+		if c.nodeWillHaveResources(request.Nodes[positions[i]], request.Pod.UID) {
 			have = append(have, positions[i])
 		}
 	}
 	return have
 }
 
-// mayHaveResources is haveResources without the lock.
-func (c *awaitedChoice) mayHaveResources(name string, uid gpu.PodUID) bool {
+// nodeWillHaveResources is willHaveResources for callers without the lock.
+func (c *awaitedChoice) nodeWillHaveResources(name string, uid gpu.PodUID) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	n := c.nodes[name]
-	return n != nil && c.haveResources(name, n, uid)
+	return n != nil && c.willHaveResources(name, n, uid)
 }
 
-// haveResources reports whether the node will have the resources for the pod beside the item's own shares and those of items that come
+// willHaveResources reports whether the node will have the resources for the pod beside the item's own shares and those of items that come
 // before: once the pods that were placed after oldest have ended.
-func (c *awaitedChoice) haveResources(name string, n *node, uid gpu.PodUID) bool {
+func (c *awaitedChoice) willHaveResources(name string, n *node, uid gpu.PodUID) bool {
 	q := ResourceQuery{Node: name, Pods: []gpu.PodUID{uid}, Listed: true}
 	for i := range n.reserved {
 		if r := &n.reserved[i]; c.counts(r) {
@@ -449,7 +449,7 @@ func (c *awaitedChoice) choose(requests []Request) bool {
 
 // placeOn adds a share for the pod on the node.
 func (c *awaitedChoice) placeOn(name string, n *node, pod gpu.Pod) bool {
-	if !c.haveResources(name, n, pod.UID) {
+	if !c.willHaveResources(name, n, pod.UID) {
 		return false
 	}
 	demand, share := pod.Demand(), Share{Pod: pod, Node: name}

@@ -11,10 +11,15 @@ import (
 )
 
 // This file decides whether a node has room for a pod, in three steps: the node takes such pods (node.accepts); its cards have room beside what is
-// reserved against the pod (cardsFor); and so has the rest of the node (hasResources). chooseCards takes the first two steps and chooses cards, and
-// suitability takes them and rates the node. Their callers take the third one, by besideReserved if they show users whether a reservation is the
-// reason. Which cards have room is decided in package placement (Totals.Fit, Place). A card's used memory includes placed reservations, which are
-// assumed allocations; only awaited ones are added in this file.
+// reserved against the pod (cardsFor); and so has the rest of the node (hasResources).
+//
+//   - fit takes all steps and returns the reason if the pod doesn't fit.
+//   - chooseCards takes all steps and chooses cards.
+//   - suitability takes the first two and rates the node, for rankings that pods with different CPU requests share. Rank takes the third step
+//     itself, and other rankings leave it to chooseCards.
+//
+// Rank skips all three for a node that is known to fit a plain pod (costRow.plain). Which cards have room is decided in package placement (Totals.Fit,
+// Place). A card's used memory includes placed reservations, which are assumed allocations; only awaited ones are added in this file.
 
 // asker is a pod without an allocation that asks what nodes have for it.
 type asker struct {
@@ -93,7 +98,7 @@ func (l *Ledger) FitsResources(name string, pod gpu.Pod, gone []gpu.PodUID) bool
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n, a := l.nodes[name], l.asks(&pod, nil)
-	return n == nil || l.resourcesFitBeside(n, &a, gone)
+	return n == nil || l.hasResourcesOnceGone(n, &a, gone)
 }
 
 // View determines how Rank, ReserveAll and Move rate nodes.
@@ -149,12 +154,13 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 	return l.tentative.anyCounts(view)
 }
 
-// chooseCards returns the cards of the node that the policy chooses for the pod, or the reason why the node's cards have no room. n may be nil.
+// chooseCards returns the cards of the node that the policy chooses for the pod, or the reason why the pod doesn't fit. n may be nil.
 func (l *Ledger) chooseCards(n *node, a *asker, policy placement.Policy) (gpu.Placement, reasons.Reason) {
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return nil, reason
 	}
-	return placement.Place(policy, l.cardsFor(n, a), a.demand)
+	where, reason := placement.Place(policy, l.cardsFor(n, a), a.demand)
+	return where, l.besideReserved(n, a, reason)
 }
 
 // fit returns Fits if the pod fits the node, else the reason why not. n may be nil.
@@ -288,13 +294,14 @@ func (l *Ledger) fitsUnlabelled(n *node, a *asker) bool {
 	return labelled && placement.Fit(cards, a.demand) == reasons.Fits
 }
 
-// hasResources reports whether the node has CPU and all other resources for the pod beside what is reserved there for others.
+// hasResources reports whether the node has CPU and all other resources for the pod beside what is reserved there for others. It returns true if
+// nothing is: kube-scheduler has checked that the pod fits what is free. n may be nil.
 func (l *Ledger) hasResources(n *node, a *asker) bool {
-	return !n.hasReserved() || l.resourcesFitBeside(n, a, nil)
+	return !n.hasReserved() || l.hasResourcesOnceGone(n, a, nil)
 }
 
-// resourcesFitBeside is FitsResources. It returns true if nothing is reserved: kube-scheduler has checked that the pod fits what is free.
-func (l *Ledger) resourcesFitBeside(n *node, a *asker, gone []gpu.PodUID) bool {
+// hasResourcesOnceGone is FitsResources.
+func (l *Ledger) hasResourcesOnceGone(n *node, a *asker, gone []gpu.PodUID) bool {
 	ahead, ending := l.ahead(n, a)
 	return len(ahead) == 0 ||
 		l.resourcesFit(ResourceQuery{Node: n.name, Pods: []gpu.PodUID{a.pod.UID}, Ahead: ahead, Ending: distinct(append(ending, gone...))})

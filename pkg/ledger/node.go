@@ -165,8 +165,8 @@ func hasRoom(cards []placement.Card, where gpu.Placement) bool {
 // position returns the position of the card with the given index.
 func (n *node) position(index int) (int, bool) { return placement.Position(n.cards, index) }
 
-// room is what pods can use of a node. It is a copy.
-type room struct {
+// usable is what pods can use of a node. It is a copy.
+type usable struct {
 	// cards are the cards on which pods can be placed.
 	cards []placement.Card
 	// support is what the node can give to pods.
@@ -175,18 +175,18 @@ type room struct {
 	leaving int
 }
 
-func (n *node) room() room {
+func (n *node) usable() usable {
 	if n.shareable() != reasons.Fits {
-		return room{}
+		return usable{}
 	}
-	return room{
+	return usable{
 		cards:   slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy }),
 		support: n.spec.Support, leaving: n.leaving,
 	}
 }
 
 // roomierThan reports whether a pod may fit the node now and didn't before.
-func (n *node) roomierThan(before room) bool {
+func (n *node) roomierThan(before usable) bool {
 	if n.shareable() != reasons.Fits {
 		return false
 	}

@@ -52,7 +52,7 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 		}
 		n, a := l.nodes[name], l.asks(&pod, nil)
 		where, reason := l.chooseCards(n, &a, policy)
-		if reason = l.besideReserved(n, &a, reason); reason != reasons.Fits {
+		if reason != reasons.Fits {
 			err = &NoRoomError{name, reason}
 			return nil
 		}
@@ -295,7 +295,7 @@ func (t *trial) placeOn(name string, n *node, pod gpu.Pod) bool {
 func (l *Ledger) chooseCardsWith(capacity Capacity, n *node, pod *gpu.Pod, view *View) (where gpu.Placement, fits bool) {
 	a := l.asks(pod, view.Unseen)
 	where, reason := l.chooseCards(n, &a, view.Card)
-	return where, reason == reasons.Fits && l.hasResources(n, &a) && (capacity == nil || capacity.Take(n.name, pod.UID))
+	return where, reason == reasons.Fits && (capacity == nil || capacity.Take(n.name, pod.UID))
 }
 
 // rankingsBy returns rankings by the view. placeOn is that of rankings.
