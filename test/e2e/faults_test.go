@@ -61,6 +61,7 @@ func TestFaults(t *testing.T) {
 
 	play(t, c, "the extender ends in time while a Binding hangs", func(s *scene) {
 		s.AddNodes(node("n1", cardMiB))
+		c.RestartExtenderWith(s, "--bind-timeout="+(2*stopWithin).String()) // An extender that waited for the bind would be late.
 		hanging := c.Proxy.Inject(controlplane.Bindings, 0, controlplane.Hold)
 		defer hanging.Lift()
 		s.Create(s.Pod("hangs", 8138))

@@ -18,9 +18,9 @@ import (
 // cardMiB is the memory of a card in the figures of the gpushare design.
 const cardMiB = 16276
 
-// stopWithin is the time within which a program must end after SIGTERM. It is shorter than the grace periods in the
-// manifests.
-const stopWithin = 2 * time.Second
+// stopWithin is the time within which a program must end after SIGTERM: what docs/node.md promises for the device plugin, and half of the grace
+// period of the extender's pods. Both take a second at most on an idle machine.
+const stopWithin = 9 * time.Second
 
 // shared is a cluster without faults, replicated one with three extenders. Starting one takes seconds.
 var (
