@@ -375,17 +375,3 @@ func (mgr *Manager) finishBinding(r *run, now time.Time) {
 	mgr.recordEvent(r, true, EventNotBound, "Not all members of the group could be bound")
 	mgr.rested(r, now)
 }
-
-// HeldBinds counts the held binds.
-func (mgr *Manager) HeldBinds() (n int) {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	for _, g := range mgr.groups {
-		for _, r := range g.runs {
-			if r.plan != nil {
-				n += r.plan.count[memberHeld]
-			}
-		}
-	}
-	return n
-}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -59,7 +60,9 @@ type gangFixture struct {
 	draining standby
 	// pods are the members of a group, see startGang.
 	pods []*corev1.Pod
-	ends chan bindEnd
+	// inFlight counts the bind calls that haven't ended. Their results are in ends.
+	inFlight atomic.Int32
+	ends     chan bindEnd
 }
 
 type bindEnd struct {
@@ -132,7 +135,12 @@ func (g *gangFixture) awaitState(phase gang.Phase) {
 func (g *gangFixture) startBinds(ctx context.Context, members ...int) {
 	for _, i := range members {
 		pod := g.pods[i]
-		go func() { g.ends <- bindEnd{pod.Name, g.Bind(ctx, request(pod, "n1"))} }()
+		g.inFlight.Add(1)
+		go func() {
+			err := g.Bind(ctx, request(pod, "n1"))
+			g.inFlight.Add(-1)
+			g.ends <- bindEnd{pod.Name, err}
+		}()
 	}
 }
 
@@ -147,10 +155,10 @@ func (g *gangFixture) wantEnds(n int, want error) {
 	}
 }
 
-// awaitHeld waits until n binds are held.
+// awaitHeld waits until n binds are held: their calls have not ended, and nothing but time goes on.
 func (g *gangFixture) awaitHeld(n int) {
 	g.t.Helper()
-	g.await(fmt.Sprintf("%d held binds", n), func() bool { return g.groups.manager.HeldBinds() == n })
+	g.await(fmt.Sprintf("%d held binds", n), func() bool { return int(g.inFlight.Load()) == n })
 }
 
 // awaitEnds lets time pass until n bind calls have ended, and returns their errors.

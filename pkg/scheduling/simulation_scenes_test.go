@@ -181,7 +181,7 @@ func TestScenes(t *testing.T) {
 			w.api.addNode("n1", "a", 8, 16)
 			j := w.group("g", 2, podSpec{memory: 16})
 			j.specs[1].gated = false
-			w.runUntil(minute, func() bool { return w.replicas[0].scheduler.groups.manager.HeldBinds() == 1 })
+			w.runUntil(minute, func() bool { return len(w.replicas[0].held) == 1 })
 			n.cards[0], n.cards[1] = 8, 8
 			w.api.setNode(n)
 			w.runFor(2 * minute)
