@@ -111,16 +111,18 @@ func (t *trial) cardsOf(node string) []placement.Card {
 	return cards
 }
 
+// isGone reports whether the candidate is a victim, or one of its pods is in another victim.
+func (t *trial) isGone(v int) bool {
+	return slices.ContainsFunc(t.need.Victims[v].Pods, func(p gpu.Pod) bool { return t.gone[p.UID] })
+}
+
 // may reports whether the candidate may be evicted in addition to the victims so far.
 func (t *trial) may(v int) bool {
-	if tenant := t.need.Victims[v].Tenant; t.lost[tenant].Add(t.memory[v]) > t.need.Tenants[tenant].Excess {
+	if tenant := t.need.Victims[v].Tenant; t.isGone(v) || t.lost[tenant].Add(t.memory[v]) > t.need.Tenants[tenant].Excess {
 		return false
 	}
 	var uses map[int]int
 	for _, p := range t.need.Victims[v].Pods {
-		if t.gone[p.UID] {
-			return false
-		}
 		for _, budget := range t.cluster.Budgets[p.UID] {
 			if uses == nil {
 				uses = map[int]int{}

@@ -140,6 +140,23 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// A group of which many members are candidates by themselves too is found, although these alone aren't enough: there are more sets of them than the
+// search can try.
+func TestChooseGroupOfManyMembers(t *testing.T) {
+	s := newScene(1).excess("bob", 24).wants(24, 1)
+	s.Cards[node(0)][0] = placement.NewCard(gpu.Card{Memory: 24}, 0)
+	for range 24 {
+		s.has("bob", [3]int{0, 0, 1})
+	}
+	first := &s.Victims[23] // It isn't a candidate by itself.
+	for _, v := range s.Victims[:23] {
+		first.Pods = append(first.Pods, v.Pods[0])
+	}
+	if plan, _ := Choose(s.Need, s.Cluster); !cmp.Equal(names(plan.Victims), []gpu.PodUID{"bob-23.0"}) || len(plan.Victims[0].Pods) != 24 {
+		t.Errorf("the victims are %v; want the group", names(plan.Victims))
+	}
+}
+
 func (s *scene) only(nodes ...string) *scene {
 	for _, u := range s.Units {
 		u.Pods[0].Nodes = nodes
@@ -261,6 +278,9 @@ func randomScene(random *rand.Rand) *scene {
 		}
 		if len(places) > 0 {
 			s.has(tenant, places...)
+			if group := s.Victims[len(s.Victims)-1]; len(group.Pods) > 1 && random.IntN(2) == 0 { // A surplus member.
+				s.Victims = append(s.Victims, Victim{Tenant: tenant, Started: group.Started, Pods: group.Pods[1:]})
+			}
 			if random.IntN(5) == 0 {
 				s.budget(len(s.Victims)-1, random.IntN(2))
 			}
@@ -334,12 +354,16 @@ func (s *scene) check(t *testing.T, seed uint64, plan Plan) {
 }
 
 func (s *scene) allowed(victims []Victim) bool {
-	evicted, uses := map[string]gpu.Memory{}, map[int]int{}
+	evicted, uses, gone := map[string]gpu.Memory{}, map[int]int{}, map[gpu.PodUID]bool{}
 	for _, v := range victims {
 		if evicted[v.Tenant] += v.Memory(); evicted[v.Tenant] > s.Tenants[v.Tenant].Excess {
 			return false
 		}
 		for _, p := range v.Pods {
+			if gone[p.UID] {
+				return false
+			}
+			gone[p.UID] = true
 			for _, budget := range s.Budgets[p.UID] {
 				if uses[budget]++; uses[budget] > s.Allowed[budget] {
 					return false

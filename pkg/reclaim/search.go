@@ -102,8 +102,10 @@ type search struct {
 	cards  []int
 	demand *gpu.Demand
 	pool   []int
-	// rest is, for each position in pool, the memory on the first card that the candidates from there on have.
-	rest  []gpu.Memory
+	// shares is the memory that each of them has on the first card, and rest, for each position, the sum from there on.
+	shares, rest []gpu.Memory
+	// split are the positions of groups of which a pod is a candidate by itself too.
+	split []int
 	steps int
 	best  *option
 	// chosen are the victims so far, and memory is the memory of these victims.
@@ -119,9 +121,9 @@ func (t *trial) search(node string, uid gpu.PodUID, cards []int, demand *gpu.Dem
 	for _, c := range cards {
 		indexes = append(indexes, t.cardsOf(node)[c].Index)
 	}
-	var shares []gpu.Memory
+	alone := map[gpu.PodUID]bool{}
 	for _, v := range t.on[node] {
-		if slices.Contains(t.evicted, v) {
+		if t.isGone(v) {
 			continue
 		}
 		onFirst, onAny := gpu.Memory(0), false
@@ -138,12 +140,18 @@ func (t *trial) search(node string, uid gpu.PodUID, cards []int, demand *gpu.Dem
 			}
 		}
 		if onAny {
-			s.pool, shares = append(s.pool, v), append(shares, onFirst)
+			s.pool, s.shares = append(s.pool, v), append(s.shares, onFirst)
+			if pods := t.need.Victims[v].Pods; len(pods) == 1 {
+				alone[pods[0].UID] = true
+			}
 		}
 	}
 	s.rest = make([]gpu.Memory, len(s.pool)+1)
 	for i := len(s.pool) - 1; i >= 0; i-- {
-		s.rest[i] = s.rest[i+1].Add(shares[i])
+		s.rest[i] = s.rest[i+1].Add(s.shares[i])
+		if pods := t.need.Victims[s.pool[i]].Pods; len(pods) > 1 && slices.ContainsFunc(pods, func(p gpu.Pod) bool { return alone[p.UID] }) {
+			s.split = append(s.split, i)
+		}
 	}
 	s.decide(0)
 	return s.best
@@ -165,7 +173,7 @@ func (s *search) decide(i int) {
 		return
 	case s.best.excludes(s.memory.Add(s.demand.Memory.Sub(first.Free())), s.need.Victims[s.pool[i]].Started):
 		return
-	case first.Memory.Sub(s.demand.Memory) < first.Used.Sub(s.rest[i]): // All remaining candidates together don't free enough.
+	case first.Memory.Sub(s.demand.Memory) < first.Used.Sub(s.freeable(i)): // All remaining candidates together don't free enough.
 		return
 	}
 	if v := s.pool[i]; s.may(v) {
@@ -176,6 +184,17 @@ func (s *search) decide(i int) {
 		s.restore(v)
 	}
 	s.decide(i + 1)
+}
+
+// freeable returns the memory on the first card that the candidates from position i on have: of those that may still be evicted beside the victims so far.
+func (s *search) freeable(i int) gpu.Memory {
+	sum := s.rest[i]
+	for _, group := range s.split {
+		if group >= i && s.isGone(s.pool[group]) { // A member of it is a victim by itself.
+			sum -= s.shares[group]
+		}
+	}
+	return sum
 }
 
 // fits reports whether the pod fits the cards now.
