@@ -21,6 +21,9 @@ func newMember(name string, seconds int, edits ...memberEdit) Member {
 	for _, edit := range edits {
 		edit(&m)
 	}
+	if m.Shape == "" {
+		m.Shape = m.Template
+	}
 	return m
 }
 

@@ -8,9 +8,9 @@ import (
 )
 
 // verification reads the missing members of a broken run before its bound members are evicted, because the watch may be behind, and the
-// answer to a bind may be lost. Every queue.Retry it requests a live read of one missing member. The patience counts only the time between two
-// reads that were both answered: while the API server doesn't answer, the state of the members is unknown. When the patience is over, every
-// missing member is read.
+// answer to a bind may be lost. Every queue.Retry it requests a live read of one missing member. The patience counts reads, and begins again after
+// one that isn't answered: while the API server doesn't answer, the state of the members is unknown. When the patience is over, every missing
+// member is read.
 type verification struct {
 	// bound is the largest number of members that were bound.
 	bound int
@@ -18,9 +18,8 @@ type verification struct {
 	next time.Time
 	// asked is true while a requested read is unanswered.
 	asked bool
-	// readAt is when the latest read was answered; zero if a later one was not.
-	readAt time.Time
-	waited time.Duration
+	// answered counts the answers since the latest read without one.
+	answered int
 	// over is when the patience was over; zero before.
 	over time.Time
 }
@@ -46,8 +45,8 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 	case now.Before(v.next):
 		return
 	}
-	if v.asked && v.over.IsZero() {
-		v.readAt = time.Time{}
+	if v.asked {
+		v.answered = 0
 	}
 	switch {
 	case r.phase == PhaseEvicting:
@@ -55,7 +54,7 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 			mgr.effects.Evict = append(mgr.effects.Evict, m.Pod)
 		}
 	case r.phase == PhaseBinding, r.size() == 0: // It is unknown how many members are missing.
-		v.readAt = time.Time{}
+		v.answered = 0
 	default:
 		mgr.requestReads(r)
 	}
@@ -88,10 +87,7 @@ func (mgr *Manager) readAnswered(r *run, now time.Time) {
 	}
 	if v.over.IsZero() {
 		v.asked = false
-		if !v.readAt.IsZero() {
-			v.waited += min(now.Sub(v.readAt), 2*queue.Retry) // More means that this process was frozen.
-		}
-		if v.readAt = now; v.waited < mgr.Patience {
+		if v.answered++; time.Duration(v.answered-1)*queue.Retry < mgr.Patience {
 			return
 		}
 		v.over, v.next = now, now

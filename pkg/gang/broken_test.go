@@ -11,8 +11,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// newBrokenScene lets two of four binds succeed; the results of the others are lost or they fail.
-func newBrokenScene(t *testing.T, result BindResult) *fixture {
+// newBrokenScene lets two of four binds succeed. The answer to the third is lost, or it fails.
+func newBrokenScene(t *testing.T, lost bool) *fixture {
 	s := newFixture(t)
 	s.createMany(4, "job", 4, 16, "t")
 	s.tryAll()
@@ -21,9 +21,10 @@ func newBrokenScene(t *testing.T, result BindResult) *fixture {
 	}
 	s.bind(s.granted[0], false)
 	s.bind(s.granted[1], false)
-	lost := s.granted[2]
-	s.manager.BindDone(lost.key, lost.pod.UID, lost.node, result, false, s.now)
-	s.granted = nil
+	if !lost {
+		s.ended(s.granted[2], false)
+	}
+	s.binds, s.granted = slices.Concat(s.granted, s.held), nil
 	return s
 }
 
@@ -44,7 +45,7 @@ func (s *fixture) wantNoEviction() {
 // TestLostAnswer: the answer to a bind is lost, and long afterwards a live read finds the pod bound. The last member's
 // bind call is given up meanwhile, and made again.
 func TestLostAnswer(t *testing.T) {
-	s := newBrokenScene(t, BindUnconfirmed)
+	s := newBrokenScene(t, true)
 	last := s.held[0]
 	if !s.manager.CancelPermit(last.pod.UID, last.permit) {
 		t.Fatal("the last member's call could not be given up")
@@ -67,7 +68,7 @@ func TestLostAnswer(t *testing.T) {
 	if permit.Rejection != nil || !permit.MarkWhole || permit.OpenedAt != s.now {
 		t.Errorf("rejection %v, completes %t, opened at %v", permit.Rejection, permit.MarkWhole, permit.OpenedAt)
 	}
-	s.manager.BindDone(last.key, last.pod.UID, last.node, BindSucceeded, true, s.now)
+	s.manager.Bound(last.pod.UID, last.node, permit, s.now)
 	s.advance(10 * testPatience)
 	s.wantPhase(PhaseRunning)
 	s.wantNoEviction()
@@ -76,12 +77,12 @@ func TestLostAnswer(t *testing.T) {
 // TestLastFoundBound: the last member's bind call is held when an earlier bind turns out to have bound it. The call is answered, also if another
 // member can't be bound.
 func TestLastFoundBound(t *testing.T) {
-	s := newBrokenScene(t, BindUnconfirmed)
+	s := newBrokenScene(t, true)
 	last := s.held[0]
 	found := last.pod.Member
 	found.Node = last.node
 	s.manager.SetMember(found, s.now)
-	s.done(2, BindFailed)
+	s.done(2, false)
 	s.wantPhase(PhaseBroken)
 	select {
 	case <-last.permit.Decided:
@@ -90,26 +91,24 @@ func TestLastFoundBound(t *testing.T) {
 	}
 }
 
-// TestLastPlaceLost: the last member's place is gone when kube-scheduler makes its bind call again, long after the plan. The
-// member doesn't return to the place that it gets instead, and the run doesn't wait for it longer than the patience.
+// TestLastPlaceLost: the last member's place is gone when kube-scheduler makes its bind call again, long after the plan. The run is broken as soon
+// as the other binds have ended.
 func TestLastPlaceLost(t *testing.T) {
-	s := newBrokenScene(t, BindUnconfirmed)
+	s := newBrokenScene(t, true)
 	last := s.held[0]
 	s.advance(2 * testPatience)
 	s.ledger.SetNode(last.node, ledger.NodeSpec{Unit: gpu.GiB})
-	if _, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now); reason == nil || *reason != reasons.GroupChanged {
-		t.Fatalf("rejected: %v, want %v", reason, reasons.GroupChanged)
+	if _, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now); reason == nil || *reason != reasons.GroupPlaceLost {
+		t.Fatalf("rejected: %v, want %v", reason, reasons.GroupPlaceLost)
 	}
-	s.done(2, BindSucceeded)
-	s.advance(testPatience - time.Second)
 	s.wantPhase(PhaseBinding)
-	s.advance(2 * time.Second)
+	s.done(2, true)
 	s.wantPhase(PhaseBroken)
 }
 
 // TestFrozenProcess: while the process is frozen, nothing is known of the API server, so that isn't patience.
 func TestFrozenProcess(t *testing.T) {
-	s := newBrokenScene(t, BindFailed)
+	s := newBrokenScene(t, false)
 	s.advance(2 * time.Second)
 	s.now = s.now.Add(10 * testPatience)
 	s.advance(testPatience / 2)
@@ -127,10 +126,10 @@ func TestLostAnswers(t *testing.T) {
 		want string
 	}{
 		"nothing is known yet": {func(*fixture) {}, "binding"},
-		"it failed":            {func(s *fixture) { s.done(2, BindFailed) }, "broken"},
+		"it failed":            {func(s *fixture) { s.done(2, false) }, "broken"},
 		"it succeeded, and so does the last one": {func(s *fixture) {
-			s.done(2, BindSucceeded)
-			s.done(3, BindSucceeded)
+			s.done(2, true)
+			s.done(3, true)
 		}, "running"},
 		"the pod is gone":      {func(s *fixture) { s.manager.ConfirmedGone(s.created[2].UID, s.now) }, "broken"},
 		"the watch deletes it": {func(s *fixture) { s.manager.RemoveMember(s.created[2].UID, s.now) }, "broken"},
@@ -139,29 +138,29 @@ func TestLostAnswers(t *testing.T) {
 			s.manager.Confirmed(s.created[2].Member, s.now)
 		}, "binding"},
 		"the last one is gone": {func(s *fixture) {
-			s.done(2, BindSucceeded)
+			s.done(2, true)
 			s.manager.RemoveMember(s.created[3].UID, s.now)
-			s.done(3, BindFailed)
+			s.done(3, false)
 		}, "broken"},
 		"the last one is away": {func(s *fixture) {
 			s.manager.CancelPermit(s.created[3].UID, s.held[0].permit)
 			s.advance(testPatience)
-			s.done(2, BindFailed)
+			s.done(2, false)
 		}, "broken"},
-		"all members are gone": {func(s *fixture) { s.removeAll(); s.done(2, BindFailed) }, ""},
+		"all members are gone": {func(s *fixture) { s.removeAll(); s.done(2, false) }, ""},
 		"a bound one is gone": {func(s *fixture) {
 			s.manager.RemoveMember(s.created[0].UID, s.now)
-			s.done(2, BindSucceeded)
-			s.done(3, BindSucceeded)
+			s.done(2, true)
+			s.done(3, true)
 		}, "running"},
 		"another process leads": {func(s *fixture) {
 			s.manager.StopLeading(s.now)
-			s.done(2, BindSucceeded)
+			s.done(2, true)
 			s.manager.StartLeading(s.now)
 		}, "broken"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newBrokenScene(t, BindUnconfirmed)
+			s := newBrokenScene(t, true)
 			tc.then(s)
 			if got := s.phase(); got != tc.want {
 				t.Errorf("%q, want %q", got, tc.want)
@@ -185,9 +184,9 @@ func (s *fixture) heldBinds() (n int) {
 	return n
 }
 
-func (s *fixture) done(i int, result BindResult) {
-	p := s.created[i]
-	s.manager.BindDone(p.Gang, p.UID, "n1", result, i == 3, s.now)
+// done ends a bind of newBrokenScene.
+func (s *fixture) done(i int, ok bool) {
+	s.ended(s.binds[i], ok)
 	s.collectDecided()
 }
 
@@ -202,7 +201,7 @@ func (s *fixture) removeAll() {
 // member.
 func TestEvictionIsTheLastResort(t *testing.T) {
 	t.Run("all missing members are unbound", func(t *testing.T) {
-		s := newBrokenScene(t, BindFailed)
+		s := newBrokenScene(t, false)
 		s.advance(testPatience - time.Second)
 		s.wantNoEviction()
 		if slices.Contains(s.reads, s.created[3].UID) {
@@ -224,7 +223,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.wantPhase(PhasePending)
 	})
 	t.Run("every second read is answered: patience doesn't count", func(t *testing.T) {
-		s := newBrokenScene(t, BindFailed)
+		s := newBrokenScene(t, false)
 		answer, n := s.answer, 0
 		s.answer = func(uid gpu.PodUID) {
 			if n++; n%2 == 0 {
@@ -235,7 +234,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.wantNoEviction()
 	})
 	t.Run("one of the missing members can't be read", func(t *testing.T) {
-		s := newBrokenScene(t, BindFailed)
+		s := newBrokenScene(t, false)
 		answer := s.answer
 		s.answer = func(uid gpu.PodUID) {
 			if uid != s.created[3].UID {
@@ -249,7 +248,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.wantPhase(PhaseEvicting)
 	})
 	t.Run("the members disagree on the size: it is unknown how many are missing", func(t *testing.T) {
-		s := newBrokenScene(t, BindFailed)
+		s := newBrokenScene(t, false)
 		odd := s.created[3]
 		odd.Size++
 		s.report(odd)
@@ -261,7 +260,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.wantPhase(PhaseEvicting)
 	})
 	t.Run("the watch shows during the evictions that it is whole", func(t *testing.T) {
-		s := newBrokenScene(t, BindFailed)
+		s := newBrokenScene(t, false)
 		s.advance(testPatience + 10*time.Second)
 		n := len(s.evictions)
 		for _, p := range s.created[2:] {
@@ -275,7 +274,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		}
 	})
 	t.Run("the bound members are deleted before the last answer", func(t *testing.T) {
-		s := newBrokenScene(t, BindFailed)
+		s := newBrokenScene(t, false)
 		answer, last := s.answer, s.created[3]
 		s.answer = func(uid gpu.PodUID) {
 			if uid != last.UID {
@@ -289,7 +288,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.wantPhase(PhaseIncomplete)
 	})
 	t.Run("the next attempt is broken too: its patience begins again", func(t *testing.T) {
-		s := newBrokenScene(t, BindFailed)
+		s := newBrokenScene(t, false)
 		s.advance(testPatience + 7*time.Second)
 		s.wantPhase(PhaseEvicting)
 		s.delete(s.created[0])

@@ -32,7 +32,7 @@ func TestSlowArrival(t *testing.T) {
 					if reason != nil {
 						t.Fatal(reason)
 					}
-					s.held = append(s.held, bindCall{p, node, p.Gang, permit})
+					s.held = append(s.held, bindCall{p, node, permit})
 				}
 			}
 		}
@@ -102,7 +102,6 @@ func TestForgive(t *testing.T) {
 			s.createMany(4, "next", 4, 16, "t")
 			s.existing()
 		}, false},
-		"a node is added": {func(s *fixture) { s.manager.NodesChanged(); s.manager.Tick(s.now) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
@@ -390,7 +389,7 @@ func TestResultOfAnEarlierBind(t *testing.T) {
 	s.filterMembers(0)
 	s.arriveMembers(0, 1, 2)
 	last := s.held[0]
-	s.manager.BindDone(last.key, last.pod.UID, last.node, BindFailed, false, s.now)
+	s.manager.NotBound(last.pod.UID, s.now)
 	s.bindGranted()
 	s.collectDecided()
 	s.bindGranted()

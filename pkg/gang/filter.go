@@ -28,12 +28,15 @@ type FilterResult struct {
 // (percentageOfNodesToScore). The group's plan can use all. A member whose place is outside the sample moves to a node of the sample if one has
 // room. The caller must not change the nodes afterwards.
 func (mgr *Manager) Filter(uid gpu.PodUID, candidates, all []string, now time.Time) FilterResult {
-	set := fingerprintOf(mgr.seed, all) // Without the lock, since these can be thousands.
+	set := fingerprint(mgr.seed, all) // Without the lock, since these can be thousands.
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
 	if m == nil {
-		mgr.rememberUnknown(uid)
+		if len(mgr.unknownPods) >= maxUnknown {
+			clear(mgr.unknownPods) // A watch that merely lags doesn't leave so many.
+		}
+		mgr.unknownPods[uid] = struct{}{}
 		return FilterResult{Reason: reasons.GroupUnknown}
 	}
 	if m.Cardless {
@@ -52,17 +55,6 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates, all []string, now time.Ti
 		result.Nodes = candidates // The set has these names, but perhaps in another order.
 	}
 	return result
-}
-
-// rememberUnknown records a filter call for a pod that the watch has not reported yet.
-func (mgr *Manager) rememberUnknown(uid gpu.PodUID) {
-	if _, again := mgr.unknownPods[uid]; !again && len(mgr.unknownPods) >= maxUnknown {
-		for other := range mgr.unknownPods {
-			delete(mgr.unknownPods, other) // Any of them: a watch that merely lags doesn't leave so many.
-			break
-		}
-	}
-	mgr.unknownPods[uid] = struct{}{}
 }
 
 func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, now time.Time) FilterResult {
@@ -125,6 +117,8 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 		return FilterResult{Nodes: []string{pm.node}}
 	case mgr.movePlace(m, pm, names, now):
 		return FilterResult{Nodes: []string{pm.node}}
+	case !mgr.checkPlace(r, m, pm, now):
+		return FilterResult{Reason: reasons.GroupPlaceLost}
 	case slices.Contains(all.names, pm.node):
 		return FilterResult{Reason: reasons.GroupOutsideSample, Outside: pm.node}
 	case r.phase == PhaseBinding:
@@ -180,41 +174,32 @@ func (mgr *Manager) offer(r *run, m *member, nodes *candidates, now time.Time) {
 
 // candidates is a set of candidate nodes. Equal sets are one value, whatever their order.
 type candidates struct {
-	id    int
-	names []string
+	fingerprint uint64
+	names       []string
 }
 
 // fingerprint identifies a set of names, independent of their order: kube-scheduler finds candidate nodes concurrently.
-type fingerprint struct {
-	n         int
-	sum, sum2 uint64
-}
-
-func fingerprintOf(seed maphash.Seed, names []string) fingerprint {
-	f := fingerprint{n: len(names)}
+func fingerprint(seed maphash.Seed, names []string) uint64 {
+	sum := uint64(len(names))
 	for _, name := range names {
-		h := maphash.String(seed, name)
-		f.sum += h
-		h *= 0x9e3779b97f4a7c15 // A second sum, which no chosen names make equal without those of the first.
-		f.sum2 += h ^ h>>29
+		sum += maphash.String(seed, name)
 	}
-	return f
+	return sum
 }
 
 // maxSets is the number of candidate sets after which the Manager forgets which ones are equal.
 const maxSets = 256
 
 // intern returns the set with this fingerprint.
-func (mgr *Manager) intern(f fingerprint, names []string) *candidates {
-	if known := mgr.sets[f]; known != nil {
+func (mgr *Manager) intern(fingerprint uint64, names []string) *candidates {
+	if known := mgr.sets[fingerprint]; known != nil {
 		return known
 	}
 	if len(mgr.sets) >= maxSets {
 		clear(mgr.sets)
 	}
-	mgr.nextSet++
-	set := &candidates{id: mgr.nextSet, names: names}
-	mgr.sets[f] = set
+	set := &candidates{fingerprint, names}
+	mgr.sets[fingerprint] = set
 	return set
 }
 
@@ -230,7 +215,7 @@ func (mgr *Manager) AwaitedTurn(scheduler string, now time.Time) {
 // learnScheduler records that the scheduler of this name calls the extender. Once such a scheduler is known, members that are
 // assigned to another scheduler don't count until that scheduler calls too.
 func (mgr *Manager) learnScheduler(name string, now time.Time) {
-	if name == "" || mgr.schedulers[name] {
+	if mgr.schedulers[name] {
 		return
 	}
 	mgr.schedulers[name] = true
@@ -256,5 +241,5 @@ func (mgr *Manager) recount(m *member, now time.Time) {
 
 // ours reports whether a scheduler of this name calls the extender, as far as is known.
 func (mgr *Manager) ours(name string) bool {
-	return name == "" || len(mgr.schedulers) == 0 || mgr.schedulers[name]
+	return len(mgr.schedulers) == 0 || mgr.schedulers[name]
 }

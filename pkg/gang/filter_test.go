@@ -18,8 +18,8 @@ func TestUnknownPodsBounded(t *testing.T) {
 	for i := range maxUnknown + 100 {
 		mgr.filterAll(gpu.PodUID(fmt.Sprint(i)), nil, time.Unix(1, 0))
 	}
-	if got := len(mgr.unknownPods); got != maxUnknown {
-		t.Errorf("%d unknown pods remembered, want %d", got, maxUnknown)
+	if got := len(mgr.unknownPods); got > maxUnknown {
+		t.Errorf("%d unknown pods remembered, want %d at most", got, maxUnknown)
 	}
 	last := gpu.PodUID(fmt.Sprint(maxUnknown + 99))
 	if _, ok := mgr.unknownPods[last]; !ok {
@@ -30,7 +30,7 @@ func TestUnknownPodsBounded(t *testing.T) {
 // TestFingerprint: equal sets of candidate nodes are stored once, whatever their order.
 func TestFingerprint(t *testing.T) {
 	mgr := New(Options{})
-	set := func(names ...string) *candidates { return mgr.intern(fingerprintOf(mgr.seed, names), names) }
+	set := func(names ...string) *candidates { return mgr.intern(fingerprint(mgr.seed, names), names) }
 	a := set("n1", "n2", "n3")
 	if set("n3", "n1", "n2") != a {
 		t.Error("the same nodes in another order are another set")

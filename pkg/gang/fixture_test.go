@@ -1,6 +1,7 @@
 package gang
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"testing"
@@ -54,10 +55,9 @@ type fixture struct {
 	pods map[gpu.PodUID]*pod
 	// created holds the pods in the order of their creation. Some of them may be deleted.
 	created []*pod
-	// held are the held binds, granted those whose permit was granted and that are not sent yet.
-	held    []bindCall
-	granted []bindCall
-	serial  int
+	// held are the held binds, granted those whose permit was granted and that are not sent yet, binds those of newBrokenScene.
+	held, granted, binds []bindCall
+	serial               int
 	// namespace is that of the pods that are created.
 	namespace string
 	// reservations and failures count what the Manager reports as its Observer.
@@ -77,7 +77,6 @@ type pod struct{ Member }
 type bindCall struct {
 	pod    *pod
 	node   string
-	key    Key
 	permit *Permit
 }
 
@@ -136,6 +135,7 @@ func (s *fixture) add(m Member, edits ...memberEdit) *pod {
 	for _, edit := range edits {
 		edit(&m)
 	}
+	m.Shape = cmp.Or(m.Shape, m.Template)
 	p := &pod{m}
 	s.pods[p.UID] = p
 	s.created = append(s.created, p)
@@ -213,7 +213,7 @@ func (s *fixture) filter(p *pod) passed {
 // arrive makes the bind call of a member.
 func (s *fixture) arrive(p *pod, node string) {
 	if permit, rejection := s.manager.RequestPermit(p.UID, node, s.now); rejection == nil {
-		s.held = append(s.held, bindCall{p, node, p.Gang, permit})
+		s.held = append(s.held, bindCall{p, node, permit})
 	}
 }
 
@@ -281,14 +281,19 @@ func (s *fixture) bind(bind bindCall, fails bool) {
 		s.ledger.Release(bind.pod.UID)
 	}
 	if bind.permit != nil {
-		result := BindFailed
-		if ok {
-			result = BindSucceeded
-		}
-		s.manager.BindDone(bind.key, bind.pod.UID, bind.node, result, bind.permit.MarkWhole, s.now)
+		s.ended(bind, ok)
 	}
 	if ok {
 		s.report(bind.pod)
+	}
+}
+
+// ended passes on how a bind has ended.
+func (s *fixture) ended(bind bindCall, ok bool) {
+	if ok {
+		s.manager.Bound(bind.pod.UID, bind.node, bind.permit, s.now)
+	} else {
+		s.manager.NotBound(bind.pod.UID, s.now)
 	}
 }
 

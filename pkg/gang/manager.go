@@ -98,10 +98,9 @@ type Event struct {
 // Manager holds all groups. mu guards the fields below it and is held for in-memory work only.
 type Manager struct {
 	Options
-	// freed counts how often memory was freed. nodesChanged is true if nodes changed since the latest Tick.
-	freed        atomic.Uint64
-	nodesChanged atomic.Bool
-	seed         maphash.Seed
+	// freed counts how often memory was freed.
+	freed atomic.Uint64
+	seed  maphash.Seed
 
 	mu      sync.Mutex
 	members map[gpu.PodUID]*member
@@ -123,8 +122,7 @@ type Manager struct {
 	// unknownPods are the pods of filter calls that the watch has not reported yet.
 	unknownPods map[gpu.PodUID]struct{}
 	// sets are the latest sets of candidate nodes. Equal sets are stored once, and most are equal.
-	sets    map[fingerprint]*candidates
-	nextSet int
+	sets map[uint64]*candidates
 	// schedulers are the names of the schedulers that have called filter.
 	schedulers map[string]bool
 	effects    Effects
@@ -134,17 +132,13 @@ type Manager struct {
 func New(o Options) *Manager {
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
-		noRoomFor: map[alikeRuns]noRoom{}, sets: map[fingerprint]*candidates{},
+		noRoomFor: map[alikeRuns]noRoom{}, sets: map[uint64]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }
 
 // MemoryFreed records that memory was freed on some node. It takes no lock.
 func (mgr *Manager) MemoryFreed() { mgr.freed.Add(1) }
-
-// NodesChanged records that a node was added or removed, or that its labels, taints, allocatable resources or
-// unschedulable mark changed. It takes no lock.
-func (mgr *Manager) NodesChanged() { mgr.nodesChanged.Store(true) }
 
 // TakeEffects returns the effects since the last call.
 func (mgr *Manager) TakeEffects() Effects {
@@ -331,9 +325,6 @@ func (mgr *Manager) Tick(now time.Time) {
 		mgr.alarms = slices.Delete(mgr.alarms, last, last+1)
 		mgr.due(r, now)
 	}
-	if mgr.nodesChanged.Swap(false) {
-		mgr.checkNodes(now)
-	}
 	mgr.planWaiting(now)
 }
 
@@ -356,22 +347,12 @@ func (mgr *Manager) due(r *run, now time.Time) {
 			mgr.failLast(r, reasons.GroupExpired, now)
 			mgr.removeIfEmpty(r)
 		}
-	case r.phase == PhasePermitting && now.Sub(p.firstHeld) >= mgr.Hold:
-		mgr.timeOut(r, now)
-	case r.phase == PhasePlanned && !now.Before(p.expires):
-		mgr.abandonPlan(r, reasons.GroupExpired, now)
-	}
-}
-
-// checkNodes ends plans whose cards or nodes don't exist any more.
-func (mgr *Manager) checkNodes(now time.Time) {
-	for _, r := range slices.Clone(mgr.placed) {
-		for uid, pm := range r.plan.all() {
-			if pm.node != "" && !mgr.Ledger.StillUsable(uid) && !mgr.movePlace(r.members[uid], pm, []string{pm.node}, now) {
-				mgr.abandonPlan(r, reasons.GroupPlaceLost, now)
-				break
-			}
+	case p.count[memberHeld] > 0:
+		if now.Sub(p.firstHeld) >= mgr.Hold {
+			mgr.timeOut(r, now)
 		}
+	case !now.Before(p.expires):
+		mgr.abandonPlan(r, reasons.GroupExpired, now)
 	}
 }
 

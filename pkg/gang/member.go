@@ -56,10 +56,9 @@ type Member struct {
 	Controller, Kind string
 	// Template is equal for pods that get the same candidate nodes.
 	Template string
-	// Shape is equal for pods whose templates are equal apart from the names of their volumes. If it is empty, Template
-	// takes its place.
+	// Shape is equal for pods whose templates are equal apart from the names of their volumes.
 	Shape string
-	// Scheduler is the name of the scheduler that the pod is assigned to. If it is empty, the scheduler counts as one that calls the extender.
+	// Scheduler is the name of the scheduler that the pod is assigned to.
 	Scheduler string
 	// Node is the node that the pod is bound to; empty if it isn't bound.
 	Node string
@@ -123,14 +122,7 @@ type asks struct {
 	shape  string
 }
 
-func (m *Member) asks() asks { return asks{m.Demand(), m.shape()} }
-
-func (m *Member) shape() string {
-	if m.Shape == "" {
-		return m.Template
-	}
-	return m.Shape
-}
+func (m *Member) asks() asks { return asks{m.Demand(), m.Shape} }
 
 // merge returns next, but with what known has that next may lack: a pod that is bound, terminating or ended stays so. The watch can be behind
 // the extender's own binds and live reads.

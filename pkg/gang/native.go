@@ -113,11 +113,11 @@ func (mgr *Manager) offerEligible(r *run, n *needs, now time.Time) {
 		if o := r.offers[m.Template]; m.Request == 0 || o != nil && o.nodes != nil && now.Sub(o.at) < quietPeriod {
 			continue
 		}
-		nodes, known := eligible[m.shape()]
+		nodes, known := eligible[m.Shape]
 		if !known {
 			names := mgr.EligibleNodes(m.UID)
-			nodes = mgr.intern(fingerprintOf(mgr.seed, names), names)
-			eligible[m.shape()] = nodes
+			nodes = mgr.intern(fingerprint(mgr.seed, names), names)
+			eligible[m.Shape] = nodes
 		}
 		mgr.offer(r, m, nodes, now)
 	}

@@ -126,16 +126,16 @@ func (mgr *Manager) build(r *run, n *needs) {
 	slices.SortStableFunc(n.requesters, func(a, b *member) int {
 		x, y := nodes(a), nodes(b)
 		return cmp.Or(cmp.Compare(b.Request, a.Request), cmp.Compare(len(x.names), len(y.names)),
-			cmp.Compare(x.id, y.id), strings.Compare(a.shape(), b.shape()))
+			cmp.Compare(x.fingerprint, y.fingerprint), strings.Compare(a.Shape, b.Shape))
 	})
 	type asksOn struct {
 		asks
-		nodes int
+		nodes uint64
 	}
 	n.requests, n.mixed, n.likeness = make([]ledger.Request, len(n.requesters)), false, 0
 	for i, m := range n.requesters {
 		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
-		n.likeness += maphash.Comparable(mgr.seed, asksOn{m.asks(), nodes(m).id}) // Whatever the order of the members.
+		n.likeness += maphash.Comparable(mgr.seed, asksOn{m.asks(), nodes(m).fingerprint}) // Whatever the order of the members.
 		n.mixed = n.mixed || m.asks() != n.requesters[0].asks() || nodes(m) != nodes(n.requesters[0])
 	}
 }

@@ -43,7 +43,7 @@ func (mgr *Manager) reorder(r *run) {
 		if r.enough() {
 			mgr.waiting.insert(r)
 		}
-	case PhasePlanned, PhasePermitting:
+	case PhasePlanned:
 		mgr.placed.insert(r)
 	}
 }

@@ -9,11 +9,9 @@ import (
 )
 
 // Permit is the decision about one bind call of a member: granted or rejected. Once Decided is closed, the exported fields don't
-// change any more, and may be read; Group may always be.
+// change any more, and may be read.
 type Permit struct {
 	Decided chan struct{}
-	// Group is the group of the member.
-	Group Key
 	// Rejection is why the bind is rejected; nil if the permit is granted.
 	Rejection *reasons.Group
 	// OpenedAt is when the barrier opened. The bind timeout counts from then.
@@ -50,7 +48,7 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 	if m == nil {
 		return nil, &reasons.GroupUnknown
 	}
-	permit := &Permit{Decided: make(chan struct{}), Group: m.Gang, run: m.run, requested: now}
+	permit := &Permit{Decided: make(chan struct{}), run: m.run, requested: now}
 	if m.Cardless {
 		permit.grant(now, false)
 		return permit, nil
@@ -77,7 +75,6 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 	mgr.hold(r, pm, permit, now)
 	switch usable := mgr.checkPlace(r, m, pm, now); {
 	case !usable:
-		mgr.checkHeld(r, now)
 		return nil, permit.Rejection
 	case r.plan.isOpen():
 		mgr.advance(r, now)
@@ -93,13 +90,12 @@ func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Tim
 	if pm.permit != nil {
 		pm.permit.reject(reasons.GroupChanged) // kube-scheduler abandoned the earlier call.
 	}
-	pm.permit = permit
-	p.set(pm, memberHeld)
-	if r.phase == PhasePlanned {
+	if p.count[memberHeld] == 0 {
 		p.firstHeld = now
-		mgr.move(r, firstHeld, PhasePermitting, now)
 		mgr.wake(r, now.Add(mgr.Hold))
 	}
+	pm.permit = permit
+	p.set(pm, memberHeld)
 }
 
 // rejectOne rejects the held bind of a member, which is expected again.
@@ -116,16 +112,6 @@ func (p *plan) grant(pm *plannedMember, opened time.Time, markWhole bool) {
 	p.set(pm, memberBinding)
 }
 
-// checkHeld moves a run whose last held bind has ended.
-func (mgr *Manager) checkHeld(r *run, now time.Time) {
-	if r.phase == PhasePermitting && r.plan.count[memberHeld] == 0 {
-		mgr.move(r, noneHeld, PhasePlanned, now)
-		if r.key.Native {
-			mgr.extend(r, now)
-		}
-	}
-}
-
 // rejectHeld rejects the held binds.
 func (p *plan) rejectHeld(reason reasons.Group) {
 	for _, pm := range p.all() {
@@ -136,23 +122,10 @@ func (p *plan) rejectHeld(reason reasons.Group) {
 }
 
 // checkPlace reports whether the member's place can still be used. If its card is missing, unhealthy or over-full, the member moves to
-// another card of the node. If none has room, the member moves to another candidate node, and its bind call is rejected. If none of these has
-// room either, the plan ends.
+// another card of the node. If none has room, the plan ends.
 func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Time) bool {
-	if pm.node == "" || mgr.Ledger.StillUsable(m.UID) {
+	if pm.node == "" || mgr.Ledger.StillUsable(m.UID) || mgr.movePlace(m, pm, []string{pm.node}, now) {
 		return true
-	}
-	if mgr.movePlace(m, pm, []string{pm.node}, now) {
-		return true
-	}
-	if offer := r.offers[m.Template]; offer.known() && mgr.movePlace(m, pm, offer.nodes.names, now) {
-		if pm.state == memberHeld {
-			r.plan.rejectOne(pm, reasons.GroupChanged)
-		}
-		if r.plan.isOpen() { // The plan's alarm may have gone off while the call was held.
-			mgr.extend(r, now)
-		}
-		return false
 	}
 	if r.plan.isOpen() {
 		mgr.failLast(r, reasons.GroupPlaceLost, now)
@@ -168,7 +141,6 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	p := r.plan
 	for uid, pm := range p.all() {
 		if !mgr.checkPlace(r, r.members[uid], pm, now) {
-			mgr.checkHeld(r, now)
 			return
 		}
 	}
@@ -203,7 +175,6 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 	}
 	mgr.Observer.GangFailed(reasons.GroupTimedOut)
 	p.rejectHeld(reasons.GroupTimedOut)
-	mgr.move(r, noneHeld, PhasePlanned, now)
 	mgr.extend(r, now)
 }
 
@@ -243,61 +214,38 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 	}
 	r := permit.run // A pending permit always belongs to a planned member.
 	r.plan.rejectOne(r.plan.members[uid], reasons.GroupChanged)
-	if r.phase == PhaseBinding {
+	if mgr.wake(r, permit.requested); r.plan.isOpen() {
 		mgr.extend(r, permit.requested)
 	}
-	mgr.checkHeld(r, permit.requested)
 	return true
 }
 
-// BindResult is the outcome of a bind whose permit was granted.
-type BindResult uint8
-
-// The outcomes of a bind.
-const (
-	// BindFailed: the pod isn't bound, and the bind has no effect any more.
-	BindFailed BindResult = iota
-	// BindSucceeded: the API server has bound the pod.
-	BindSucceeded
-	// BindUnconfirmed: the answer was lost. The outcome follows by Confirmed, SetMember, ConfirmedGone or another BindDone.
-	BindUnconfirmed
-)
-
-// BindDone records the result of a bind whose permit was granted. key is the permit's group; if it is the zero value, the member's present one counts.
-func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, result BindResult, markedWhole bool, now time.Time) {
+// Bound records that a bind whose permit was granted has bound the pod to the node. If the pod isn't in the run of the permit any more, what the watch
+// reports counts.
+func (mgr *Manager) Bound(uid gpu.PodUID, node string, permit *Permit, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
-	if m != nil && key == (Key{}) {
-		key = m.Gang
-	}
-	r, pm := mgr.findBind(key, uid)
-	if m != nil && m.run != nil && m.Gang == key && result == BindSucceeded && m.Node == "" {
-		next := m.Member
-		next.Node, next.Run, next.MarkedWhole = node, m.run.id, markedWhole
-		mgr.apply(m, next, now)
+	if m == nil || m.run == nil || m.run != permit.run || m.Node != "" {
 		return
 	}
-	switch {
-	case pm == nil, pm.state != memberBinding && pm.state != memberUnconfirmed: // It can be the result of a bind that began before the plan.
-	case result == BindUnconfirmed:
-		r.plan.set(pm, memberUnconfirmed)
-	default:
-		mgr.decide(r, pm, result == BindSucceeded, now)
-		mgr.removeIfEmpty(r)
-	}
+	next := m.Member
+	next.Node, next.Run, next.MarkedWhole = node, permit.Run, permit.MarkWhole
+	mgr.apply(m, next, now)
 }
 
-// findBind returns the run whose barrier is open for the member's bind, with the member's place in its plan.
-func (mgr *Manager) findBind(key Key, uid gpu.PodUID) (*run, *plannedMember) {
-	if g := mgr.groups[key]; g != nil {
-		for _, r := range g.runs {
-			if r.phase == PhaseBinding && r.plan.members[uid] != nil {
-				return r, r.plan.members[uid]
-			}
-		}
+// NotBound records that the pod isn't bound, and that no bind of it has an effect any more. After a bind that neither Bound nor NotBound has
+// reported, the outcome follows by one of them, or by Confirmed, ConfirmedGone, SetMember or RemoveMember.
+func (mgr *Manager) NotBound(uid gpu.PodUID, now time.Time) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
+	if m == nil || m.run == nil || m.run.phase != PhaseBinding {
+		return
 	}
-	return nil, nil
+	if pm := m.run.plan.members[uid]; pm != nil && pm.state == memberBinding { // Else the bind began before the plan.
+		mgr.decide(m.run, pm, false, now)
+	}
 }
 
 // bindSeen records the outcome of a bind, if a change of the member shows it. The barrier of the run is open, and the member may have left the
@@ -310,9 +258,9 @@ func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
 		mgr.decide(r, pm, true, now)
 	case m.run == r && !m.gone:
 		// The pod isn't bound yet. A terminating pod can still become bound, if its bind was faster than its deletion.
-	case pm.state == memberUnconfirmed:
+	case pm.state == memberBinding:
 		mgr.decide(r, pm, false, now)
-	case pm.state < memberBinding:
+	default:
 		mgr.failLast(r, reasons.GroupDeleted, now)
 	}
 }
@@ -336,7 +284,7 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 	p := r.plan
 	last := p.members[p.last]
 	switch {
-	case p.undecided() > 0:
+	case p.count[memberBinding] > 0:
 	case last.state >= memberBound:
 		mgr.finishBinding(r, now)
 	case p.count[memberFailed] > 0:

@@ -17,7 +17,7 @@ event                                   incomplete  pending     planned     perm
 a member is created                     pending     pending     planned     permitting  binding     running     broken      evicting
 an unbound member is deleted            incomplete  incomplete  incomplete  incomplete  binding     running     broken      evicting
 a bound member is deleted               -           -           -           -           -           running     incomplete  incomplete
-its last unbound member is deleted      incomplete  incomplete  incomplete  incomplete  binding     running     broken      evicting
+its last unbound member is deleted      incomplete  incomplete  incomplete  incomplete  incomplete  running     broken      evicting
 a member's size is edited               incomplete  incomplete  incomplete  incomplete  binding     running     broken      evicting
 a member asks for two cards             incomplete  pending     pending     pending     binding     running     broken      evicting
 the watch shows one more bound          broken      broken      broken      broken      binding     running     broken      evicting
@@ -31,11 +31,9 @@ held bind calls are cancelled           incomplete  pending     planned     plan
 a granted bind succeeds                 -           -           -           -           binding     running     -           -
 a granted bind fails                    -           -           -           -           binding     running     -           -
 all granted binds fail                  -           -           -           -           pending     running     -           -
-a granted bind's answer is lost         -           -           -           -           binding     running     -           -
 the hold passes                         incomplete  pending     planned     planned     binding     running     broken      evicting
 patience passes, reads are answered     incomplete  pending     pending     pending     binding     running     evicting    evicting
 patience passes, no read is answered    incomplete  pending     pending     pending     binding     running     broken      evicting
-all nodes are gone                      incomplete  pending     pending     pending     binding     running     broken      evicting
 a pod of higher priority needs a card   incomplete  pending     pending     pending     binding     running     broken      evicting
 another leader takes over               incomplete  pending     pending     pending     pending     running     broken      broken
 `
@@ -191,23 +189,14 @@ var phaseEvents = []struct {
 		}
 		return true
 	}},
-	{"a granted bind succeeds", bindDone(1, BindSucceeded)},
-	{"a granted bind fails", bindDone(1, BindFailed)},
-	{"all granted binds fail", bindDone(2, BindFailed)},
-	{"a granted bind's answer is lost", bindDone(1, BindUnconfirmed)},
+	{"a granted bind succeeds", endBinds(1, true)},
+	{"a granted bind fails", endBinds(1, false)},
+	{"all granted binds fail", endBinds(2, false)},
 	{"the hold passes", func(s *fixture) bool { s.advance(testHold + time.Second); return true }},
 	{"patience passes, reads are answered", func(s *fixture) bool { s.advance(testPatience + 10*time.Second); return true }},
 	{"patience passes, no read is answered", func(s *fixture) bool {
 		s.answer = nil
 		s.advance(10 * testPatience)
-		return true
-	}},
-	{"all nodes are gone", func(s *fixture) bool {
-		for _, name := range s.nodes {
-			s.ledger.DeleteNode(name)
-		}
-		s.manager.NodesChanged()
-		s.advance(100 * time.Millisecond)
 		return true
 	}},
 	{"a pod of higher priority needs a card", func(s *fixture) bool {
@@ -227,13 +216,13 @@ var phaseEvents = []struct {
 	}},
 }
 
-func bindDone(n int, result BindResult) func(s *fixture) bool {
+func endBinds(n int, ok bool) func(s *fixture) bool {
 	return func(s *fixture) bool {
 		if len(s.granted) < n && s.phase() != "running" {
 			return false
 		}
 		for _, bind := range s.granted[:min(n, len(s.granted))] {
-			s.manager.BindDone(bind.key, bind.pod.UID, bind.node, result, false, s.now)
+			s.ended(bind, ok)
 		}
 		return true
 	}

@@ -54,10 +54,8 @@ const (
 	memberLate
 	// memberHeld: its bind call is held.
 	memberHeld
-	// memberBinding: its permit is granted, and its bind in flight.
+	// memberBinding: its permit is granted, and it isn't known yet whether it is bound.
 	memberBinding
-	// memberUnconfirmed: the answer to the bind was lost.
-	memberUnconfirmed
 	// memberBound: it is bound.
 	memberBound
 	// memberFailed: it wasn't bound, and gets no permit any more. The last member fails without a bind if another one has failed.
@@ -72,9 +70,6 @@ func (p *plan) set(pm *plannedMember, to memberState) {
 	p.count[to]++
 	pm.state = to
 }
-
-// undecided counts the members whose permits are granted, and of which it isn't known yet whether they are bound.
-func (p *plan) undecided() int { return p.count[memberBinding] + p.count[memberUnconfirmed] }
 
 // all yields the members in their order.
 func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {

@@ -46,7 +46,7 @@ func (mgr *Manager) addGroup(name string, age, size int, edits ...memberEdit) {
 		m := newMember(fmt.Sprint(name, "-", i), -age, append(edits, sized(size))...)
 		m.Gang.Name = name
 		mgr.SetMember(m, begin)
-		mgr.offer(mgr.members[m.UID].run, mgr.members[m.UID], mgr.intern(fingerprint{n: 1}, []string{"n"}), begin)
+		mgr.offer(mgr.members[m.UID].run, mgr.members[m.UID], mgr.intern(1, []string{"n"}), begin)
 	}
 }
 
@@ -177,9 +177,9 @@ func TestCapacity(t *testing.T) {
 		permits = append(permits, permit)
 	}
 	want("being bound", "a", "b")
-	mgr.BindDone(Key{Name: "job"}, "a", "n", BindSucceeded, false, begin)
+	mgr.Bound("a", "n", permits[1], begin)
 	<-permits[0].Decided
-	mgr.BindDone(Key{Name: "job"}, "b", "n", BindSucceeded, true, begin)
+	mgr.Bound("b", "n", permits[0], begin)
 	want("bound")
 }
 

@@ -83,7 +83,7 @@ func (mgr *Manager) reports() (out []Report, leads bool) {
 func (r *run) report() Report {
 	waits := r.needed().since
 	report := Report{
-		Group: r.key, ID: r.id, Phase: r.phase, Size: r.size(), Counted: r.existing(), Succeeded: r.counts[succeeded],
+		Group: r.key, ID: r.id, Phase: r.shownPhase(), Size: r.size(), Counted: r.existing(), Succeeded: r.counts[succeeded],
 		Waits: waits, Since: cmp.Or(waits, r.since),
 		Bound: make([]string, 0, r.counts[bound]), Pending: make([]string, 0, r.unbound()),
 	}

@@ -15,9 +15,9 @@ const (
 	PhaseIncomplete Phase = iota
 	// PhasePending: enough members exist, and no memory is reserved for them.
 	PhasePending
-	// PhasePlanned: memory is reserved for all members, and no bind call is held.
+	// PhasePlanned: memory is reserved for all members.
 	PhasePlanned
-	// PhasePermitting: bind calls are held until all members have arrived.
+	// PhasePermitting is what users see of PhasePlanned while bind calls are held, until all members have arrived.
 	PhasePermitting
 	// PhaseBinding: the barrier is open, and binds are in flight or unconfirmed.
 	PhaseBinding
@@ -43,8 +43,6 @@ const (
 	enoughMembers  trigger = "enough members exist"
 	memberWent     trigger = "a member went"
 	placesReserved trigger = "memory for all is reserved"
-	firstHeld      trigger = "the first bind call is held"
-	noneHeld       trigger = "held too long, or cancelled"
 	planDropped    trigger = "the plan is dropped"
 	allArrived     trigger = "all have arrived"
 	bindsEnded     trigger = "not all could be bound"
@@ -75,17 +73,11 @@ var transitions = []transition{
 	{PhasePending, placesReserved, PhasePlanned},
 	{PhasePending, foundBound, PhaseBroken},
 	{PhasePending, allBound, PhaseRunning},
-	{PhasePlanned, firstHeld, PhasePermitting},
+	{PhasePlanned, allArrived, PhaseBinding},
 	{PhasePlanned, planDropped, PhasePending},
 	{PhasePlanned, planDropped, PhaseIncomplete},
 	{PhasePlanned, planDropped, PhaseBroken},
 	{PhasePlanned, allBound, PhaseRunning},
-	{PhasePermitting, noneHeld, PhasePlanned},
-	{PhasePermitting, allArrived, PhaseBinding},
-	{PhasePermitting, planDropped, PhasePending},
-	{PhasePermitting, planDropped, PhaseIncomplete},
-	{PhasePermitting, planDropped, PhaseBroken},
-	{PhasePermitting, allBound, PhaseRunning},
 	{PhaseBinding, allBound, PhaseRunning},
 	{PhaseBinding, bindsEnded, PhaseBroken},
 	{PhaseBinding, bindsEnded, PhasePending},
@@ -124,6 +116,14 @@ func (p Phase) waits() bool { return p != PhaseIncomplete && p != PhaseRunning &
 
 func (r *run) waits() bool { return r.phase.waits() }
 
+// shownPhase returns the phase as users see it.
+func (r *run) shownPhase() Phase {
+	if r.phase == PhasePlanned && r.plan.count[memberHeld] > 0 {
+		return PhasePermitting
+	}
+	return r.phase
+}
+
 // Phases counts the runs by phase, except for those whose members have all ended.
 func (mgr *Manager) Phases() map[Phase]int {
 	mgr.mu.Lock()
@@ -135,7 +135,7 @@ func (mgr *Manager) Phases() map[Phase]int {
 	for _, g := range mgr.groups {
 		for _, r := range g.runs {
 			if r.counts[other]+r.counts[succeeded] < len(r.members) || r.phase == PhaseBinding {
-				out[r.phase]++
+				out[r.shownPhase()]++
 			}
 		}
 	}

@@ -217,8 +217,7 @@ func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	for _, r := range mgr.waiting {
-		paused, _ := mgr.paused(r, now)
-		if r.plan != nil || paused || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksResources(now) {
+		if r.plan != nil || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksResources(now) {
 			continue
 		}
 		like := r.item.ID
@@ -288,7 +287,7 @@ func (r *run) reason(m *member) reasons.Group {
 	switch r.phase {
 	case PhasePending:
 		return cmp.Or(r.wait, reasons.GroupAwaitsOthers)
-	case PhasePlanned, PhasePermitting:
+	case PhasePlanned:
 		if m != nil && r.plan.members[m.UID] == nil {
 			return reasons.GroupSurplus
 		}

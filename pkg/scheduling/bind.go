@@ -79,7 +79,7 @@ var errPanicked = errors.New("the bind panicked")
 func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit permit) (result reasons.Result, err error) {
 	claim, ok := s.binder.Claim(gpu.PodUID(request.UID))
 	if !ok {
-		s.groups.inFlight(gpu.PodUID(request.UID), request.Node, permit)
+		s.groups.inFlight(gpu.PodUID(request.UID), permit)
 		return reasons.ResultInFlight, binding.ErrInFlight
 	}
 	err = errPanicked // The result if bind panics.

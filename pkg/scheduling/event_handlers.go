@@ -8,7 +8,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/eviction"
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -113,7 +112,7 @@ func (h *eventHandlers) PodReadGone(uid gpu.PodUID) { h.groups.confirmedGone(uid
 // NotBound implements binding.Listener.
 func (h *eventHandlers) NotBound(uid gpu.PodUID) {
 	h.requeue.Unrestricted(uid)
-	h.groups.notBound(uid, gang.Key{})
+	h.groups.notBound(uid)
 }
 
 // NodeUpdated implements clustercache.Handler.
@@ -146,7 +145,6 @@ func (h *eventHandlers) NodeDeleted(name string) {
 
 func (h *eventHandlers) nodesChanged() {
 	h.nominator.NodesChanged()
-	h.groups.manager.NodesChanged()
 	h.fair.nodesChanged()
 }
 

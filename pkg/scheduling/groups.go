@@ -221,45 +221,35 @@ func (g *groups) decided(held *gang.Permit) (permit, error) {
 
 // end ends a bind's claim, and records the outcome of a permitted bind. err is nil if the pod is bound.
 //
-// Otherwise end first records the bind as unconfirmed: the manager could ignore an outcome that the binder finds before. Then it gives up the
-// plan's reservation, while the claim lasts: as soon as the manager learns that the bind has failed, a new plan can reserve another place for the
-// pod. If no write of the pod is open then, the bind has failed.
+// Otherwise end gives up the plan's reservation, while the claim lasts: as soon as the manager learns that the bind has failed, a new plan can reserve
+// another place for the pod. If no write of the pod is open then, the bind has failed.
 func (g *groups) end(claim *binding.Claim, uid gpu.PodUID, node string, p permit, err error) {
+	if p.gang != nil && err != nil {
+		claim.Abandon()
+	}
+	none := claim.End()
 	switch {
 	case p.gang == nil:
-		claim.End()
 	case err == nil:
-		claim.End()
-		g.bindDone(p.gang.Group, uid, node, gang.BindSucceeded, p.gang.MarkWhole)
-	default:
-		g.bindDone(p.gang.Group, uid, node, gang.BindUnconfirmed, false)
-		claim.Abandon()
-		if none := claim.End(); none {
-			g.notBound(uid, p.gang.Group)
-		}
+		g.manager.Bound(uid, node, p.gang, g.clock.Now())
+		g.act()
+	case none:
+		g.notBound(uid)
 	}
 }
 
 // inFlight records that a permitted bind wasn't made because another bind of the pod is in flight. When that one ends, notBound or a bound pod
 // follows, unless it has ended already.
-func (g *groups) inFlight(uid gpu.PodUID, node string, p permit) {
-	if p.gang == nil {
-		return
-	}
-	g.bindDone(p.gang.Group, uid, node, gang.BindUnconfirmed, false)
-	if g.binder.Abandon(uid) {
-		g.notBound(uid, p.gang.Group)
+func (g *groups) inFlight(uid gpu.PodUID, p permit) {
+	if p.gang != nil && g.binder.Abandon(uid) {
+		g.notBound(uid)
 	}
 }
 
-func (g *groups) bindDone(key gang.Key, uid gpu.PodUID, node string, result gang.BindResult, markedWhole bool) {
-	g.manager.BindDone(key, uid, node, result, markedWhole, g.clock.Now())
+// notBound records that a bind has failed for certain.
+func (g *groups) notBound(uid gpu.PodUID) {
+	g.manager.NotBound(uid, g.clock.Now())
 	g.act()
-}
-
-// notBound records that a bind has failed for certain. key is that of its permit, see gang.Manager.BindDone.
-func (g *groups) notBound(uid gpu.PodUID, key gang.Key) {
-	g.bindDone(key, uid, "", gang.BindFailed, false)
 }
 
 // confirmed passes the state of a pod that a live read found to the manager.
