@@ -30,7 +30,7 @@ type Item struct {
 type Options struct {
 	Ledger *ledger.Ledger
 	// MaxIdle is the part of the memory of the nodes that an item can use up to which the items before it may have awaited reservations. If
-	// they have more, it gets none. 0 switches awaited reservations off.
+	// they have more, it gets none.
 	MaxIdle float64
 	// MaxAge is how long pods may have run that have to end on the cards of an awaited reservation. Those that have run for longer are expected to
 	// stay.
@@ -67,8 +67,6 @@ const (
 type choice struct {
 	// until is when it is made again.
 	until time.Time
-	// first is true if no item before it waited for the same nodes when it was made.
-	first bool
 	// nodes have the reserved memory; nil if the item didn't fit anywhere.
 	nodes map[string]gpu.Memory
 	// fits is since when the item's cards are free; zero if they aren't. placed is true if Failures knows that, of a single pod.
@@ -84,9 +82,6 @@ func NewAwaited(o Options) *Awaited {
 
 // Pass updates the awaited reservations of all items that wait now.
 func (a *Awaited) Pass(items []Item, now time.Time) {
-	if a.MaxIdle <= 0 {
-		items = nil
-	}
 	waits := map[string]bool{}
 	for i := range items {
 		waits[items[i].ID] = true
@@ -177,12 +172,11 @@ func (p *pass) await(item *Item) {
 		p.keep(item, c)
 		return
 	}
-	first := !p.anyBefore(requests)
-	if !first && p.beforeExceeds(requests) {
+	if p.anyBefore(requests) && p.beforeExceeds(requests) {
 		p.seen[item.Like] = true
 		return
 	}
-	due := (p.work < maxWork || len(p.choices) == 0) && p.due(item, requests, c, first)
+	due := (p.work < maxWork || len(p.choices) == 0) && p.due(item, requests, c)
 	fits := item.Fits != nil && (reserved || due) && item.Fits()
 	if fits && !reserved || reserved && p.late(item, c, fits) {
 		return
@@ -192,7 +186,7 @@ func (p *pass) await(item *Item) {
 		if c != nil && c.placed {
 			p.Failures.Ended(c.attempt)
 		}
-		c = p.choose(item, requests, first)
+		c = p.choose(item, requests)
 	}
 	p.keep(item, c)
 }
@@ -244,12 +238,12 @@ func (p *pass) pauses(item *Item) bool {
 }
 
 // due reports whether the cards of an item must be chosen now.
-func (p *pass) due(item *Item, requests []ledger.Request, c *choice, first bool) bool {
-	return c == nil || first && !c.first || !p.now.Before(c.until) || c.nodes != nil && !p.Ledger.AwaitedUsable(item.Item, requests)
+func (p *pass) due(item *Item, requests []ledger.Request, c *choice) bool {
+	return c == nil || !p.now.Before(c.until) || c.nodes != nil && !p.Ledger.AwaitedUsable(item.Item, requests)
 }
 
 // choose chooses the cards of an item.
-func (p *pass) choose(item *Item, requests []ledger.Request, first bool) *choice {
+func (p *pass) choose(item *Item, requests []ledger.Request) *choice {
 	for _, nodes := range distinct(requests) {
 		p.work += len(nodes)
 	}
@@ -259,10 +253,10 @@ func (p *pass) choose(item *Item, requests []ledger.Request, first bool) *choice
 		oldest = entered
 	}
 	if !p.Ledger.Await(item.Item, requests, oldest) {
-		return &choice{until: p.now.Add(min(lasts, Retry)), first: first, attempt: item.Attempt}
+		return &choice{until: p.now.Add(min(lasts, Retry)), attempt: item.Attempt}
 	}
 	p.Reserved()
-	return &choice{until: p.now.Add(lasts), first: first, attempt: item.Attempt, nodes: p.Ledger.Awaited(item.ID)}
+	return &choice{until: p.now.Add(lasts), attempt: item.Attempt, nodes: p.Ledger.Awaited(item.ID)}
 }
 
 // anyBefore reports whether an item before has a reservation on one of the nodes.

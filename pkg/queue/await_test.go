@@ -174,8 +174,6 @@ func TestAwaitedLimit(t *testing.T) {
 	f.pass(time.Minute, "first n1:16")
 	f.items = f.items[1:]
 	f.pass(time.Minute, "alike n1:16")
-	f.MaxIdle = 0
-	f.pass(time.Minute)
 }
 
 // What a broken run of a group still needs comes first, then priority counts, and then the time of entry. The first item may have any amount.

@@ -65,7 +65,7 @@ type namespaceFailures struct {
 	proven Size
 	// placed is the ID of the item that is placed, of those that are placed one at a time; empty if none is.
 	placed string
-	// shapes are the failures of each shape since an item of this shape arrived.
+	// shapes are the failures of each shape since an item of this shape arrived. After failures in a row few are added in an hour, and then forgotten.
 	shapes map[string]*row
 }
 
@@ -83,9 +83,6 @@ const (
 	// forgetAfter is how long after its latest failure a namespace or a shape is forgotten. A shape isn't while an item of it waits, which can be for
 	// longer if there is no room.
 	forgetAfter = time.Hour
-	// maxShapes is the number of shapes that are remembered for a namespace. Of more, those whose pauses end first are forgotten; the namespace's
-	// failures in a row are counted in any case.
-	maxShapes = 64
 )
 
 // add counts a failure of an item that was placed at that time.
@@ -249,21 +246,6 @@ func (f *Failures) Failed(i Attempt, placed, now time.Time) {
 		n.shapes[i.Shape] = &row{}
 	}
 	n.shapes[i.Shape].add(placed, now)
-	n.bound(i.Shape)
-}
-
-// bound forgets a shape if there are too many, but not the one that failed now.
-func (n *namespaceFailures) bound(failed string) {
-	if len(n.shapes) <= maxShapes {
-		return
-	}
-	first := ""
-	for shape, r := range n.shapes {
-		if shape != failed && (first == "" || r.until.Before(n.shapes[first].until)) {
-			first = shape
-		}
-	}
-	delete(n.shapes, first)
 }
 
 // forget drops failures that are too old.

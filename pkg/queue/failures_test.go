@@ -207,7 +207,7 @@ func TestHostileNamespace(t *testing.T) {
 			if part := kept.Seconds() / end.Sub(begin).Seconds(); part > 0.05 || part == 0 {
 				t.Errorf("keeps the memory of an item for %.1f%% of the time", 100*part)
 			}
-			if n := len(s.namespaces["a"].shapes); n > maxShapes {
+			if n := len(s.namespaces["a"].shapes); n > 100 {
 				t.Errorf("%d shapes are remembered", n)
 			}
 		})
