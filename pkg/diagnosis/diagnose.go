@@ -42,8 +42,8 @@ type Diagnoser struct {
 	nodes    nodeFigures
 	choices  map[unique.Handle[string]]*choice // by Pod.Constraints
 	// chosen is the number of nodes in choices.
-	chosen int
-	rooms  map[roomKey]room
+	chosen   int
+	verdicts map[verdictKey]verdict
 	// messages are the rejections by message of kube-scheduler; nil for a message that is none.
 	messages map[string]*rejection
 }
@@ -52,7 +52,7 @@ type Diagnoser struct {
 // they show which schedulers run.
 func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	d := &Diagnoser{
-		now: now, active: map[string]bool{}, nodes: newNodeFigures(nodes), choices: map[unique.Handle[string]]*choice{}, rooms: map[roomKey]room{},
+		now: now, active: map[string]bool{}, nodes: newNodeFigures(nodes), choices: map[unique.Handle[string]]*choice{}, verdicts: map[verdictKey]verdict{},
 		messages: map[string]*rejection{},
 	}
 	for _, pod := range pending {
@@ -99,11 +99,11 @@ func (d *Diagnoser) diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 			return Diagnosis{rule.reason, rule.message(c)}
 		}
 	}
-	message := c.room.message
+	message := c.verdict.message
 	if !d.podsOnly { // There it is the message.
 		message += c.alsoSaid()
 	}
-	return Diagnosis{c.room.reason, message + c.more()}
+	return Diagnosis{c.verdict.reason, message + c.more()}
 }
 
 // alsoSaid returns what kube-scheduler says about nodes besides what the extender and a Diagnoser check.
@@ -129,8 +129,8 @@ type podCase struct {
 	nominated bool
 	// nomineeFits is true if a card of the nominated node has room: no pod that uses GPU memory has to leave any more.
 	nomineeFits bool
-	// room is what the nodes and their cards allow.
-	room room
+	// verdict is what the nodes and their cards allow.
+	verdict verdict
 	// untried is how long kube-scheduler has left the pod untried; zero if it tried it.
 	untried time.Duration
 	// rejection is kube-scheduler's; nil if its message is none.
@@ -153,7 +153,7 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 		c.nomineeFits = placement.Fit(node.Cards, pod.Demand()) == reasons.Fits
 		c.nominated = node.NominationValid(eligibility.Parse(pod.Constraints), node.Cards, pod.Demand(), node.leavingFor(pod.Pod, d.now))
 	}
-	c.room, c.rejection = d.room(pod), d.rejection(pod.Message)
+	c.verdict, c.rejection = d.verdict(pod), d.rejection(pod.Message)
 	c.heldBack = d.Turns == nil && c.rejection != nil && c.rejection.Has(reasons.WaitsForTurn)
 	if !pod.Tried && !pod.Created.IsZero() {
 		c.untried = max(d.now.Sub(pod.Created), 0)
@@ -190,9 +190,9 @@ var rules = []rule{
 	{reasons.InvalidGroup, func(c *podCase) bool { return c.wait.invalid() }, func(c *podCase) string { return c.wait.String() }},
 	{reasons.Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil && !c.turnUnknown }, (*podCase).gatedText},
 	{reasons.Nominated, func(c *podCase) bool { return c.nominated && !c.callFailed() }, (*podCase).nominatedText},
-	{reasons.NoNode, roomIs(reasons.NoNode), func(c *podCase) string { return c.room.message + c.more() }},
-	{reasons.TooLarge, roomIs(reasons.TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
-	{reasons.Unhealthy, roomIs(reasons.Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
+	{reasons.NoNode, verdictIs(reasons.NoNode), func(c *podCase) string { return c.verdict.message + c.more() }},
+	{reasons.TooLarge, verdictIs(reasons.TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
+	{reasons.Unhealthy, verdictIs(reasons.Unhealthy), func(c *podCase) string { return c.verdict.message + c.more() }},
 	{reasons.WaitsForGroup, func(c *podCase) bool {
 		return c.wait != nil && (c.turn != nil && c.turn.Obstacle == reasons.ObstacleIncomplete || c.turnUnknown && c.wait.Reason.Incomplete())
 	}, func(c *podCase) string { return c.wait.String() }},
@@ -207,17 +207,17 @@ var rules = []rule{
 	{reasons.SchedulerError, (*podCase).callFailed, (*podCase).failedCallText},
 	{reasons.OtherConstraint, (*podCase).otherConstraint, (*podCase).otherConstraintText},
 	{reasons.WaitsForGroup, (*podCase).waits, func(c *podCase) string { return c.wait.String() }},
-	{reasons.SchedulerError, func(c *podCase) bool { return c.room.reason == reasons.Fits && c.Failed }, func(c *podCase) string {
+	{reasons.SchedulerError, func(c *podCase) bool { return c.verdict.reason == reasons.Fits && c.Failed }, func(c *podCase) string {
 		return "kube-scheduler reports an error, and tries the pod again: " + Shorten(c.Message) + c.pauseText()
 	}},
 	{reasons.ReservedForOther, (*podCase).reservedForOther, func(c *podCase) string {
-		return fmt.Sprintf("%s, but %s", c.room.has, c.rejection.Kept())
+		return fmt.Sprintf("%s, but %s", c.verdict.has, c.rejection.Kept())
 	}},
-	{reasons.Fits, roomIs(reasons.Fits), (*podCase).fitsText},
+	{reasons.Fits, verdictIs(reasons.Fits), (*podCase).fitsText},
 }
 
-func roomIs(reason reasons.Reason) func(*podCase) bool {
-	return func(c *podCase) bool { return c.room.reason == reason }
+func verdictIs(reason reasons.Reason) func(*podCase) bool {
+	return func(c *podCase) bool { return c.verdict.reason == reason }
 }
 
 func (c *podCase) nominatedText() string {
@@ -231,7 +231,7 @@ func (c *podCase) nominatedText() string {
 // At its next turn that will be the same, unless the reason goes.
 func (c *podCase) failedAtTurn() bool {
 	return c.turn != nil && c.turn.Obstacle == reasons.ObstaclePaused &&
-		(c.callFailed() || c.otherConstraint() || c.room.reason == reasons.Fits && c.Failed)
+		(c.callFailed() || c.otherConstraint() || c.verdict.reason == reasons.Fits && c.Failed)
 }
 
 func (c *podCase) pauseText() string {
@@ -254,7 +254,7 @@ func (c *podCase) notTried() bool {
 	if c.wait != nil && c.wait.Native && c.wait.Reason.Incomplete() {
 		return false
 	}
-	return c.untried >= UntriedAfter && (c.room.reason == reasons.Fits || !c.schedulerActive)
+	return c.untried >= UntriedAfter && (c.verdict.reason == reasons.Fits || !c.schedulerActive)
 }
 
 func (c *podCase) untriedText() string {
@@ -302,7 +302,7 @@ func (c *podCase) failedCallText() string {
 
 // otherConstraint reports whether a card has room, and kube-scheduler has rejected the pod for something else than GPU memory.
 func (c *podCase) otherConstraint() bool {
-	if c.room.reason != reasons.Fits || c.wait != nil && !c.wait.untried() {
+	if c.verdict.reason != reasons.Fits || c.wait != nil && !c.wait.untried() {
 		return false
 	}
 	if c.rejection == nil {
@@ -316,27 +316,27 @@ func (c *podCase) otherConstraintText() string {
 	if c.rejection != nil {
 		scheduler, text = "kube-scheduler", c.rejection.Text
 	}
-	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.room.has, scheduler, Shorten(text)) + c.waitText() + c.pauseText()
+	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.verdict.has, scheduler, Shorten(text)) + c.waitText() + c.pauseText()
 }
 
 // waits reports whether the pod waits for its group, rather than for memory: kube-scheduler doesn't try a member for which the
 // nodes lack memory, so the group waits for that member.
 func (c *podCase) waits() bool {
-	return c.wait != nil && (!c.wait.untried() || c.room.reason == reasons.Fits)
+	return c.wait != nil && (!c.wait.untried() || c.verdict.reason == reasons.Fits)
 }
 
 func (c *podCase) reservedForOther() bool {
-	return c.room.reason == reasons.Fits && c.rejection != nil && c.rejection.Kept() != ""
+	return c.verdict.reason == reasons.Fits && c.rejection != nil && c.rejection.Kept() != ""
 }
 
 func (c *podCase) fitsText() string {
 	if !c.Tried {
-		return c.room.has + ": kube-scheduler has not tried it yet"
+		return c.verdict.has + ": kube-scheduler has not tried it yet"
 	}
-	return c.room.has + ": kube-scheduler found none at its last try, and tries the pod again"
+	return c.verdict.has + ": kube-scheduler found none at its last try, and tries the pod again"
 }
 
-// more returns what else is to be said about a pod after the explanation of its room.
+// more returns what else is to be said about a pod after the explanation of the verdict.
 func (c *podCase) more() string {
 	if c.untried >= UntriedAfter {
 		return "; " + c.untriedText() + c.waitText()

@@ -24,13 +24,13 @@ var reportedReasons = []reasons.Reason{
 	reasons.WaitsForGroup, reasons.Crowded, reasons.Fragmented, reasons.Full, reasons.Unhealthy, reasons.TooLarge,
 }
 
-// reportedRoom returns what kube-scheduler's message says about the nodes.
-func reportedRoom(pod *Pod) room {
+// reportedVerdict returns what kube-scheduler's message says about the nodes.
+func reportedVerdict(pod *Pod) verdict {
 	if !pod.Tried {
-		return room{reason: reasons.Fits, has: "nodes can't be listed"}
+		return verdict{reason: reasons.Fits, has: "nodes can't be listed"}
 	}
 	rejected, _ := rejectionIn(pod.Message)
-	made := room{reason: reasons.OtherConstraint, message: Shorten(strings.TrimSuffix(reasons.WithoutPreemption(pod.Message), "."))}
+	made := verdict{reason: reasons.OtherConstraint, message: Shorten(strings.TrimSuffix(reasons.WithoutPreemption(pod.Message), "."))}
 	if rejected.Kept() != "" {
 		made.reason = reasons.ReservedForOther
 		return made

@@ -329,10 +329,10 @@ func amounts(pod *corev1.Pod) (asks string, largest containerRequest) {
 
 // tooLarge explains the request of a pod for which no card is large enough.
 func (c *podCase) tooLarge() string {
-	if c.room.unit == 0 { // No node is known, see PodsOnly.
-		return c.room.message
+	if c.verdict.unit == 0 { // No node is known, see PodsOnly.
+		return c.verdict.message
 	}
-	request := c.room.unit.Format(c.Request)
+	request := c.verdict.unit.Format(c.Request)
 	switch mistake, found := c.quantityMistake(); {
 	case found:
 		request = mistake
@@ -341,7 +341,7 @@ func (c *podCase) tooLarge() string {
 	case c.largest.init && c.largest.amount == c.Request:
 		request += fmt.Sprintf(", which its init container %s asks for", c.largest.container)
 	}
-	return fmt.Sprintf("no card is large enough for %s: %s", request, c.room.message)
+	return fmt.Sprintf("no card is large enough for %s: %s", request, c.verdict.message)
 }
 
 // certainlyBytes is a request in units that must have been meant in bytes: no card has as many units.
@@ -351,7 +351,7 @@ const certainlyBytes = 100_000_000
 // is 2147483648 units. The API server stores the suffixes Ki, Mi, Gi and so on as they were written, except that it chooses the
 // largest that leaves a whole number.
 func (c *podCase) quantityMistake() (text string, found bool) {
-	unit, amount, suffix := c.room.unit, c.largest.amount, ""
+	unit, amount, suffix := c.verdict.unit, c.largest.amount, ""
 	for _, s := range []string{"Ki", "Mi", "Gi", "Ti", "Pi", "Ei"} {
 		if strings.HasSuffix(c.largest.written, s) {
 			suffix = s

@@ -29,8 +29,8 @@ type Capacity struct {
 
 // nodeCapacity is the count of one node.
 type nodeCapacity struct {
-	*room
-	// pods are the pods that count beside those of room: planned, or taken.
+	*nodeFree
+	// pods are the pods that count beside those of nodeFree: planned, or taken.
 	pods []*PodUse
 	// returned are the pods that returned what they had.
 	returned []gpu.PodUID
@@ -202,7 +202,7 @@ func (c *Capacity) node(name string) *nodeCapacity {
 		return n
 	}
 	if free, pending := c.amounts.of(name, c.planned(name)); free != nil {
-		n = &nodeCapacity{room: free, pods: pending}
+		n = &nodeCapacity{nodeFree: free, pods: pending}
 	}
 	c.nodes[name] = n
 	return n

@@ -35,12 +35,12 @@ type nodeUse struct {
 	// doesn't list it: it may do so later.
 	used, usedWithoutGPU Amounts
 	nominated            []gpu.PodUID
-	// room is the state that was last read; nil if it has changed since.
-	room *room
+	// free is the state that was last read; nil if it has changed since.
+	free *nodeFree
 }
 
-// room is what a node has free at one moment. It is never changed.
-type room struct {
+// nodeFree is what a node has free at one moment. It is never changed.
+type nodeFree struct {
 	// free is what the bound pods leave of each resource that the node lists, negative if they use too much. withoutGPU is the same if only
 	// those pods count that ask for no GPU memory.
 	free, withoutGPU Amounts
@@ -155,7 +155,7 @@ func (f *freeAmounts) node(name string) *nodeUse {
 // changed records a change of the node, and drops it if nothing is known of it any more.
 func (f *freeAmounts) changed(name string, n *nodeUse) {
 	f.revision++
-	n.room = nil
+	n.free = nil
 	if !n.known && len(n.used) == 0 && len(n.nominated) == 0 {
 		delete(f.nodes, name)
 	}
@@ -163,7 +163,7 @@ func (f *freeAmounts) changed(name string, n *nodeUse) {
 
 // of returns what the node has free, and those of the planned pods that are pending, and so don't use any of the node yet. It returns nil if the
 // node isn't known.
-func (f *freeAmounts) of(name string, planned []gpu.PodUID) (free *room, pending []*PodUse) {
+func (f *freeAmounts) of(name string, planned []gpu.PodUID) (free *nodeFree, pending []*PodUse) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.nodes[name]
@@ -175,16 +175,16 @@ func (f *freeAmounts) of(name string, planned []gpu.PodUID) (free *room, pending
 			pending = append(pending, pod)
 		}
 	}
-	if n.room == nil {
-		n.room = &room{free: Amounts{}, withoutGPU: Amounts{}}
+	if n.free == nil {
+		n.free = &nodeFree{free: Amounts{}, withoutGPU: Amounts{}}
 		for name, amount := range n.allocatable {
-			n.room.free[name], n.room.withoutGPU[name] = amount-n.used[name], amount-n.usedWithoutGPU[name]
+			n.free.free[name], n.free.withoutGPU[name] = amount-n.used[name], amount-n.usedWithoutGPU[name]
 		}
 		for _, uid := range n.nominated {
-			n.room.nominated = append(n.room.nominated, f.pods[uid])
+			n.free.nominated = append(n.free.nominated, f.pods[uid])
 		}
 	}
-	return n.room, pending
+	return n.free, pending
 }
 
 // FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, what the node has of that for pods, and the

@@ -69,12 +69,12 @@ func (r *randomCluster) pod(uid gpu.PodUID) {
 }
 
 // want counts what a node has free from the beginning.
-func (r *randomCluster) want(name string) *room {
+func (r *randomCluster) want(name string) *nodeFree {
 	list, known := r.nodes[name]
 	if !known {
 		return nil
 	}
-	want := &room{free: Amounts{}, withoutGPU: Amounts{}}
+	want := &nodeFree{free: Amounts{}, withoutGPU: Amounts{}}
 	for resourceName, quantity := range list {
 		amount := quantity.Value()
 		if resourceName == corev1.ResourceCPU {
@@ -109,13 +109,13 @@ func TestFree(t *testing.T) {
 	for seed := range uint64(30) {
 		r := &randomCluster{rand.New(rand.NewPCG(seed, 1)), NewCluster(), map[string]corev1.ResourceList{}, map[gpu.PodUID]*PodUse{}}
 		name, uid := func(i int) string { return fmt.Sprint("n", i) }, func(i int) gpu.PodUID { return gpu.PodUID(fmt.Sprint("p", i)) }
-		state := func() (all []*room) {
+		state := func() (all []*nodeFree) {
 			for i := range randomNodes {
 				all = append(all, r.want(name(i)))
 			}
 			return all
 		}
-		sameRooms := cmp.AllowUnexported(room{}, PodUse{})
+		sameFree := cmp.AllowUnexported(nodeFree{}, PodUse{})
 		byUID := cmp.Transformer("byUID", func(pods []*PodUse) []gpu.PodUID {
 			var uids []gpu.PodUID
 			for _, p := range pods {
@@ -146,16 +146,16 @@ func TestFree(t *testing.T) {
 				r.pod(uid(p))
 			}
 			after := state()
-			var got []*room
+			var got []*nodeFree
 			for i := range randomNodes {
 				free, _ := r.cluster.free.of(name(i), nil)
 				got = append(got, free)
 			}
 			r.compareFits(t, name(r.IntN(randomNodes)))
-			if diff := cmp.Diff(after, got, sameRooms, byUID); diff != "" {
+			if diff := cmp.Diff(after, got, sameFree, byUID); diff != "" {
 				t.Fatalf("seed %d, step %d (-want +got):\n%s", seed, step, diff)
 			}
-			if changed := !cmp.Equal(before, after, sameRooms, byUID); changed && r.cluster.free.revision == revision {
+			if changed := !cmp.Equal(before, after, sameFree, byUID); changed && r.cluster.free.revision == revision {
 				t.Fatalf("seed %d, step %d: the revision doesn't show the change", seed, step)
 			}
 			before = after

@@ -73,7 +73,7 @@ type space struct {
 
 // worthRoom is what a node has for a kind. It has all that lost reads in its innermost loop.
 type worthRoom struct {
-	room
+	kindRoom
 	worth float64
 	rates
 	kind *weighed
@@ -97,10 +97,10 @@ func (o *Outlook) before(n *NodeRoom, s *space) before {
 		if kind.perEmptiness > 0 && n.usableOnceEmpty(i, kind) {
 			b.perEmptiness += kind.perEmptiness
 		}
-		var r room
+		var r kindRoom
 		if r, b.on = n.roomFor(i, kind, b.on); r.pods > 0 {
 			b.rooms = append(b.rooms, worthRoom{
-				room: r, worth: kind.worth(r.pods, r.memory), rates: kind.rates, kind: kind, simple: kind.Cards == 1 && kind.Cores == 0,
+				kindRoom: r, worth: kind.worth(r.pods, r.memory), rates: kind.rates, kind: kind, simple: kind.Cards == 1 && kind.Cores == 0,
 			})
 		}
 	}

@@ -20,8 +20,8 @@ func (n *NodeRoom) memory() (free, all float64) {
 	return free, all
 }
 
-// room is what a node has for one kind.
-type room struct {
+// kindRoom is what a node has for one kind.
+type kindRoom struct {
 	// shares is the number of shares of the kind's demand that the cards have free, and memory what is free on these cards.
 	shares, memory float64
 	// pods is how many pods of the kind the node has room for.
@@ -30,11 +30,11 @@ type room struct {
 
 // roomFor returns what the node has for a kind, which is at that position in the outlook. If the node has room for a pod, roomFor appends to on how
 // many shares each card has free.
-func (n *NodeRoom) roomFor(position int, kind *weighed, on []float64) (room, []float64) {
+func (n *NodeRoom) roomFor(position int, kind *weighed, on []float64) (kindRoom, []float64) {
 	if n.Excluded&(1<<position) != 0 || n.CPU < kind.CPU || n.NodeMemory < kind.NodeMemory {
-		return room{}, on
+		return kindRoom{}, on
 	}
-	var r room
+	var r kindRoom
 	others := len(on)
 	for i := range n.Cards {
 		free := float64(n.Cards[i].Free())

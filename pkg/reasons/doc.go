@@ -10,6 +10,6 @@
 //	why a node was rejected         Reason.TextFor                           Events, PodScheduled, by node in views
 //	why a group waits               Group.Text                               Events, PodScheduled; in views by diagnosis.GroupWait
 //	that fair sharing decides       AwaitsTurn                               Events, PodScheduled
-//	what the pod waits for          diagnosis.Diagnose, findRoom             page, kubectl inspect
+//	what the pod waits for          diagnosis.Diagnose, findVerdict          page, kubectl inspect
 //	what such a cause means         pkg/webui/assets/causes.js               page
 package reasons

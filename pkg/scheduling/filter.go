@@ -37,12 +37,14 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		return FilterResult{}, err
 	}
 	c := &filterCall{
-		object: object, pod: pod, FilterResult: FilterResult{Nodes: nodes}, now: s.Clock.Now(), seen: s.requeue.Revision(), alone: s.nominator.OnlyNominated(pod.UID, nodes),
+		object: object, pod: pod, FilterResult: FilterResult{Nodes: nodes}, now: s.Clock.Now(),
+		seen: s.requeue.Revision(), alone: s.nominator.OnlyNominated(pod.UID, nodes),
 	}
-	if s.findRoom(c); len(c.Passed) == 0 {
-		s.recordRejection(c)
-	} else {
+	s.findNodes(c)
+	if len(c.Passed) > 0 {
 		s.recordPass(c)
+	} else {
+		s.recordRejection(c)
 	}
 	return c.FilterResult, nil
 }
@@ -63,19 +65,30 @@ type filterCall struct {
 	elsewhere bool
 }
 
-// findRoom finds the nodes that pass. If the pod fits none, it may get the place of others or give up its own.
-func (s *Scheduler) findRoom(c *filterCall) {
-	try := func() bool {
-		c.FilterResult, c.fitting = s.fit(c.pod, c.Nodes, c.now)
-		return len(c.Passed) > 0
+// findNodes finds the nodes that pass. If the pod fits none, it gives up the place that fair sharing has reserved for it, if that helps. Otherwise
+// it is nominated to a node outside the sample, or groups give way to it.
+func (s *Scheduler) findNodes(c *filterCall) {
+	s.fitAll(c)
+	if len(c.Passed) == 0 && s.fitsOutsidePlace(c.pod, c.Nodes) {
+		if s.fair.giveUpPlace(c.pod.UID) {
+			s.fitAll(c)
+		}
 	}
-	if try() || s.fitsOutsidePlace(c.pod, c.Nodes) && s.fair.giveUpPlace(c.pod.UID) && try() || c.alone {
+	if len(c.Passed) > 0 || c.alone {
 		return
 	}
 	c.elsewhere = s.nominator.Request(c.object, c.Nodes)
-	if !c.elsewhere && !s.ledger.NeedsTurn(c.pod) && s.groups.displace(c.pod, c.Nodes) {
-		try()
+	if c.elsewhere || s.ledger.NeedsTurn(c.pod) {
+		return
 	}
+	if s.groups.displace(c.pod, c.Nodes) {
+		s.fitAll(c)
+	}
+}
+
+// fitAll sets the call's result to what the candidate nodes have for the pod at present.
+func (s *Scheduler) fitAll(c *filterCall) {
+	c.FilterResult, c.fitting = s.fit(c.pod, c.Nodes, c.now)
 }
 
 // recordRejection records that no node passes, and what later evictions for the pod need.
@@ -110,8 +123,8 @@ func checkRequest(object *corev1.Pod) (gpu.Pod, error) {
 	return protocol.Pod(object), protocol.CheckRequest(object)
 }
 
-// reservedFor returns the label of the item for which memory or other resources are reserved that the pod would get otherwise; empty if that is the
-// reason of no node.
+// reservedFor returns the label of the item for which memory or other resources are reserved that the pod would get otherwise;
+// empty if that is the reason of no node.
 func (s *Scheduler) reservedFor(pod gpu.Pod, nodes []string, why []reasons.Reason) string {
 	var reserved []string
 	for i, reason := range why {
@@ -131,9 +144,15 @@ func (s *Scheduler) fitsOutsidePlace(pod gpu.Pod, nodes []string) (fits bool) {
 	if s.fair == nil {
 		return false
 	}
-	pod.UID = "" // So the ledger ignores the pod's own allocation.
-	s.ledger.Check(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
+	s.ledger.Check(withoutAllocation(pod), nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
 	return fits
+}
+
+// withoutAllocation returns a pod that asks for the same, and for which the ledger has no allocation and no reservation. It has no UID, by which
+// the ledger finds them, so it doesn't fit only the node of the pod's own place, and that place counts as used.
+func withoutAllocation(pod gpu.Pod) gpu.Pod {
+	pod.UID = ""
+	return pod
 }
 
 // fit checks the pod against each node. It returns either all nodes that fit and the reasons of the others, or only the best

@@ -124,7 +124,7 @@ func TestRunsOfNodes(t *testing.T) {
 			p := pod(1 + request)
 			choice := slow.choice(p)
 			choice.runs = slices.Repeat([]int{1}, len(choice.nodes))
-			if got, want := fast.room(p), slow.room(p); got != want {
+			if got, want := fast.verdict(p), slow.verdict(p); got != want {
 				t.Fatalf("request %d: %+v, want %+v", request, got, want)
 			}
 		}

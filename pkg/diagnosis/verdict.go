@@ -172,8 +172,8 @@ func (c *choice) order(of []figures) {
 	}
 }
 
-// room is what the nodes and their cards have for a pod. reason is one of cardReasons or NoNode.
-type room struct {
+// verdict is what the nodes and their cards have for a pod. reason is one of cardReasons or NoNode.
+type verdict struct {
 	reason  reasons.Reason
 	message string
 	// has is, for Fits, the part of the message that names the node that has room.
@@ -185,25 +185,25 @@ type room struct {
 // cardReasons are the reasons that depend on a node's cards, the best one first: the pod's reason is the best one of any node.
 var cardReasons = []reasons.Reason{reasons.Fits, reasons.KeptForNominated, reasons.FailedCard, reasons.WaitsForTermination, reasons.Crowded, reasons.Fragmented, reasons.Full, reasons.Unhealthy, reasons.TooLarge}
 
-// room returns what the nodes have for the pod.
-func (d *Diagnoser) room(pod *Pod) room {
+// verdict returns what the nodes have for the pod.
+func (d *Diagnoser) verdict(pod *Pod) verdict {
 	if d.podsOnly {
-		return reportedRoom(pod)
+		return reportedVerdict(pod)
 	}
-	key := roomKey{pod.Demand(), pod.Priority, pod.Constraints, ""}
+	key := verdictKey{pod.Demand(), pod.Priority, pod.Constraints, ""}
 	if pod.NominatedNode != "" { // No room is kept from the pod for itself.
 		key.nominee = pod.UID
 	}
-	made, known := d.rooms[key]
+	made, known := d.verdicts[key]
 	if !known {
-		made = d.findRoom(pod)
-		d.rooms[key] = made
+		made = d.findVerdict(pod)
+		d.verdicts[key] = made
 	}
 	return made
 }
 
-// roomKey is equal for pods for which the same nodes have room.
-type roomKey struct {
+// verdictKey is equal for pods for which the same nodes have room.
+type verdictKey struct {
 	demand      gpu.Demand
 	priority    int32
 	constraints unique.Handle[string]
@@ -211,13 +211,13 @@ type roomKey struct {
 	nominee gpu.PodUID
 }
 
-func (d *Diagnoser) findRoom(pod *Pod) room {
+func (d *Diagnoser) findVerdict(pod *Pod) verdict {
 	if len(d.nodes.nodes) == 0 {
-		return room{reason: reasons.NoNode, message: "no node shares GPU memory"}
+		return verdict{reason: reasons.NoNode, message: "no node shares GPU memory"}
 	}
 	choice := d.choice(pod)
 	if len(choice.nodes) == 0 {
-		return room{reason: reasons.NoNode, message: "no node that shares GPU memory can take the pod" + choice.rejected}
+		return verdict{reason: reasons.NoNode, message: "no node that shares GPU memory can take the pod" + choice.rejected}
 	}
 	var sums summaries
 	f := finding{demand: pod.Demand()}
@@ -234,7 +234,7 @@ func (d *Diagnoser) findRoom(pod *Pod) room {
 	}
 	for _, reason := range cardReasons {
 		if s := sums.of(reason); s != nil {
-			return s.room(d.now, choice.rejected)
+			return s.verdict(d.now, choice.rejected)
 		}
 	}
 	panic("unreachable: each node has one of these reasons")
@@ -443,12 +443,12 @@ func (s *summary) others() string {
 	return ""
 }
 
-// room explains the reason by the best node.
-func (s *summary) room(now time.Time, rejected string) room {
+// verdict explains the reason by the best node.
+func (s *summary) verdict(now time.Time, rejected string) verdict {
 	f, name, amount := s.best, s.best.node.Object.Name, s.best.node.Unit.Format
 	free, piece := f.totals.FreeHealthy, f.totals.MostFree
 	has := fmt.Sprintf("%s has room for it, %s on one card", name, amount(piece))
-	made := room{reason: s.reason}
+	made := verdict{reason: s.reason}
 	if text := s.containersText(); text != "" {
 		made.message = text + rejected
 		return made
