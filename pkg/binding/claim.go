@@ -24,12 +24,12 @@ func (b *Binder) Claim(uid gpu.PodUID) (*Claim, bool) {
 
 // End ends the claim. It reports whether no write of the pod can take effect any more. If the allocation was abandoned then, End releases it, and
 // the listeners receive NotBound.
-func (c *Claim) End() (none bool) {
-	failed, none := c.binder.claims.end(c.uid)
+func (c *Claim) End() (noWrite bool) {
+	failed, noWrite := c.binder.claims.end(c.uid)
 	if failed {
 		c.binder.reader.notBound(c.uid)
 	}
-	return none
+	return noWrite
 }
 
 // Abandon makes End release the allocation, unless a write was made or is unconfirmed.
@@ -41,7 +41,7 @@ func (c *Claim) IsOpen() bool { return c.binder.claims.isOpen(c.uid) }
 // Abandon gives up the pod's allocation if it is assumed. If no bind of the pod is in flight and none of its writes is open, Abandon releases the
 // allocation and returns true. An in-flight bind abandons the allocation at its end, see Claim.Abandon. Otherwise the outcome of the open write
 // decides.
-func (b *Binder) Abandon(uid gpu.PodUID) (none bool) { return b.claims.abandon(uid) }
+func (b *Binder) Abandon(uid gpu.PodUID) (released bool) { return b.claims.abandon(uid) }
 
 // claims grants the claims, and tracks each write until it is rejected or the watch reports the pod. If the answer was lost, the card stays
 // assumed until a live read or the watch shows the outcome: if it were released on a guess, two pods could get it.
@@ -162,25 +162,25 @@ func (c *claims) take(uid gpu.PodUID) bool {
 	return true
 }
 
-// end ends a claim. It reports whether the bind has failed for certain, which means that it was abandoned and that no write can take effect. none
-// is true if no write can, whether the bind has failed or not.
-func (c *claims) end(uid gpu.PodUID) (failed, none bool) {
+// end ends a claim. It reports whether the bind has failed for certain, which means that it was abandoned and that no write can take effect.
+// noWrite is true if no write can, whether the bind has failed or not.
+func (c *claims) end(uid gpu.PodUID) (failed, noWrite bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	pod := c.pods[uid]
-	none = pod.open == nil
-	failed = none && pod.state == abandoned
+	noWrite = pod.open == nil
+	failed = noWrite && pod.state == abandoned
 	// A bind that is settled can have assumed a card for a pod that was gone already.
 	release := pod.state != inFlight
-	if !none && pod.open.state == sent { // The bind ended in an unexpected way.
+	if !noWrite && pod.open.state == sent { // The bind ended in an unexpected way.
 		pod.open.state = unconfirmed
 	}
 	pod.state = idle
 	c.dropUnused(uid, release)
-	return failed, none
+	return failed, noWrite
 }
 
-func (c *claims) abandon(uid gpu.PodUID) (none bool) {
+func (c *claims) abandon(uid gpu.PodUID) (released bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	pod := c.pods[uid]

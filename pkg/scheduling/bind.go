@@ -35,6 +35,11 @@ type BindRequest struct {
 	Node            string
 }
 
+// pod returns what the call says of the pod.
+func (r BindRequest) pod() gpu.Pod {
+	return gpu.Pod{Namespace: r.Namespace, Name: r.Name, UID: gpu.PodUID(r.UID)}
+}
+
 // Bind assumes cards of the node for the pod (usually one), and binds the pod in one write that carries the annotations. It succeeds
 // for a pod that is already bound to this node, so retries are safe. A member of a gang first waits until its gang permits
 // the bind. If ctx ends before the barrier opens, the bind is given up. After that the end of ctx has no effect: the bind
@@ -42,7 +47,11 @@ type BindRequest struct {
 func (s *Scheduler) Bind(ctx context.Context, request BindRequest) error {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(request.Namespace, request.Name), "node", request.Node)
 	s.requeue.BindStarted(gpu.PodUID(request.UID))
-	result, err := s.bindPermitted(klog.NewContext(ctx, logger), request)
+	ctx = klog.NewContext(ctx, logger)
+	permit, result, err := s.permitFor(ctx, request)
+	if err == nil {
+		result, err = s.bindClaimed(ctx, request, permit)
+	}
 	s.Observer.BindFinished(result)
 	if err != nil {
 		logger.Info("Pod not bound", "result", result, "err", err)
@@ -50,42 +59,42 @@ func (s *Scheduler) Bind(ctx context.Context, request BindRequest) error {
 	return err
 }
 
-// bindPermitted binds the pod as soon as its gang permits it. A pod without a gang needs no permit.
-func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (result reasons.Result, err error) {
+// permitFor returns the permit for the bind, as soon as the pod's gang grants it, or why there is none, with the bind's result. A pod without a gang
+// gets one at once.
+func (s *Scheduler) permitFor(ctx context.Context, request BindRequest) (permit, reasons.Result, error) {
 	if request.Namespace == "" || request.Name == "" || request.UID == "" || request.Node == "" {
-		return reasons.ResultBadRequest, fmt.Errorf("%w: PodNamespace, PodName, PodUID and Node are all needed", binding.ErrBadRequest)
+		return permit{}, reasons.ResultBadRequest, fmt.Errorf("%w: PodNamespace, PodName, PodUID and Node are all needed", binding.ErrBadRequest)
 	}
 	if err := s.cache.Ready(); err != nil {
-		return reasons.ResultNotReady, err
+		return permit{}, reasons.ResultNotReady, err
 	}
 	if pod, known := s.cachedPod(request); !known || pod.Node != "" || !s.groups.needsPermit(pod) {
-		return s.bindClaimed(ctx, request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
+		return permit{deadline: s.Clock.Now().Add(s.BindTimeout)}, "", nil
 	}
-	uid := gpu.PodUID(request.UID)
-	permit, err := s.groups.await(ctx, uid, request.Node)
+	granted, err := s.groups.await(ctx, gpu.PodUID(request.UID), request.Node)
 	switch {
 	case errors.Is(err, binding.ErrNodeUnknown):
-		return reasons.ResultUnreachable, err
+		return permit{}, reasons.ResultUnreachable, err
 	case err != nil:
-		return reasons.ResultHeldBack, err
+		return permit{}, reasons.ResultHeldBack, err
 	}
-	return s.bindClaimed(ctx, request, permit)
+	return granted, "", nil
 }
 
 var errPanicked = errors.New("the bind panicked")
 
-// bindClaimed claims the pod and binds it. For a member of a gang it retries failures that may be temporary, because the other members are being
-// bound.
+// bindClaimed claims the pod, and makes attempts to bind it: one, but for a member of a gang more if they fail for reasons that may be temporary,
+// because the other members are being bound.
 func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit permit) (result reasons.Result, err error) {
 	claim, ok := s.binder.Claim(gpu.PodUID(request.UID))
 	if !ok {
 		s.groups.inFlight(gpu.PodUID(request.UID), permit)
 		return reasons.ResultInFlight, binding.ErrInFlight
 	}
-	err = errPanicked // The result if bind panics.
+	err = errPanicked // The result if the attempt panics.
 	defer func() { s.groups.end(claim, gpu.PodUID(request.UID), request.Node, permit, err) }()
 	for {
-		result, err = s.bind(ctx, claim, request, permit)
+		result, err = s.tryBind(ctx, claim, request, permit)
 		if err == nil || permit.gang == nil || !temporary(result, err) || permit.deadline.Sub(s.Clock.Now()) <= 2*tickInterval {
 			return result, err
 		}
@@ -105,57 +114,61 @@ func temporary(result reasons.Result, err error) bool {
 	return false
 }
 
-// prepared is the result of a bind that can be written.
-const prepared reasons.Result = ""
-
-// bind makes one attempt until the permit's deadline. Whatever can have changed while the bind waited for others is checked after the wait.
-func (s *Scheduler) bind(ctx context.Context, claim *binding.Claim, request BindRequest, permit permit) (reasons.Result, error) {
+// tryBind makes one attempt until the permit's deadline.
+func (s *Scheduler) tryBind(ctx context.Context, claim *binding.Claim, request BindRequest, permit permit) (reasons.Result, error) {
 	ctx, cancel := s.withTimeout(context.WithoutCancel(ctx), permit.deadline.Sub(s.Clock.Now()))
 	defer cancel()
-	pod, allocation, result, err := s.prepareBind(ctx, claim, request, permit)
+	prepared, result, err := s.prepareBind(ctx, claim, request, permit)
 	// The binds of a gang's members arrive together.
-	if result == prepared && permit.gang == nil && s.binder.Gather(ctx, s.cache.PendingFor(pod.UID)) {
-		pod, allocation, result, err = s.prepareBind(ctx, claim, request, permit)
-		if result != prepared && result != reasons.ResultBound { // The watch is about to report a bound pod, with this allocation or another.
+	if prepared != nil && permit.gang == nil && s.binder.Gather(ctx, s.cache.PendingFor(gpu.PodUID(request.UID))) {
+		prepared, result, err = s.prepareBind(ctx, claim, request, permit) // Everything can have changed during the wait.
+		if err != nil {
 			claim.Abandon()
 		}
 	}
-	if result == prepared {
-		result, err = claim.Write(ctx, request.Node, allocation, pod.Containers, permit.membership())
+	if prepared != nil {
+		result, err = claim.Write(ctx, request.Node, prepared.allocation, prepared.pod.Containers, permit.membership())
 	}
 	if result == reasons.ResultNoRoom {
-		s.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventNotAssumed, "No GPU card could be assumed: %v", err)
+		s.Recorder.Eventf(apiserver.Reference(request.pod()), corev1.EventTypeWarning, EventNotAssumed, "No GPU card could be assumed: %v", err)
 	}
 	return result, err
 }
 
-// prepareBind returns the pod and its assumed allocation on the node, or the result of the bind if there is nothing to write.
-func (s *Scheduler) prepareBind(ctx context.Context, claim *binding.Claim, request BindRequest, permit permit) (
-	pod *clustercache.PodInfo, allocation ledger.Allocation, result reasons.Result, err error,
-) {
-	if pod, err = s.readPod(ctx, request); err != nil {
-		if result = reasons.ResultUnreachable; errors.Is(err, binding.ErrBadRequest) {
-			result = reasons.ResultBadRequest
-		}
-		return nil, allocation, result, err
-	}
-	if result, err = s.checkBind(pod, request.Node, permit); result != prepared {
-		return pod, allocation, result, err
-	}
-	if err = s.binder.ConfirmNode(ctx, request.Node); err != nil {
-		return pod, allocation, reasons.ResultUnreachable, err
-	}
-	if allocation, err = s.assumeCard(claim, pod.Pod, request.Node); err != nil {
-		return pod, allocation, reasons.ResultNoRoom, err
-	}
-	return pod, allocation, prepared, nil
+// preparedBind is a bind that can be written: the pod, and its assumed allocation on the node.
+type preparedBind struct {
+	pod        *clustercache.PodInfo
+	allocation ledger.Allocation
 }
 
-// checkBind returns the result of a bind that needs no write, or can't be made: the pod is bound, or its gang or its present request forbid it.
-func (s *Scheduler) checkBind(pod *clustercache.PodInfo, node string, permit permit) (reasons.Result, error) {
+// prepareBind makes the checks, and assumes a card for the pod. It returns nil, and the result of the bind, if nothing is to be written: the pod is
+// bound to the node already, or can't be bound to it. In the first case the watch is about to report the pod, with this allocation or another.
+func (s *Scheduler) prepareBind(ctx context.Context, claim *binding.Claim, request BindRequest, permit permit) (*preparedBind, reasons.Result, error) {
+	pod, err := s.readPod(ctx, request)
 	switch {
-	case pod.Node == node:
-		return reasons.ResultBound, nil
+	case errors.Is(err, binding.ErrBadRequest):
+		return nil, reasons.ResultBadRequest, err
+	case err != nil:
+		return nil, reasons.ResultUnreachable, err
+	case pod.Node == request.Node:
+		return nil, reasons.ResultBound, nil
+	}
+	if result, err := s.checkBind(pod, permit); err != nil {
+		return nil, result, err
+	}
+	if err := s.binder.ConfirmNode(ctx, request.Node); err != nil {
+		return nil, reasons.ResultUnreachable, err
+	}
+	allocation, err := s.assumeCard(claim, pod.Pod, request.Node)
+	if err != nil {
+		return nil, reasons.ResultNoRoom, err
+	}
+	return &preparedBind{pod, allocation}, "", nil
+}
+
+// checkBind returns why the bind can't be made, with its result: the pod is bound to another node, or its gang or its present request forbid it.
+func (s *Scheduler) checkBind(pod *clustercache.PodInfo, permit permit) (reasons.Result, error) {
+	switch {
 	case pod.Node != "":
 		return reasons.ResultBadRequest, fmt.Errorf("%w: the pod is bound to node %s already", binding.ErrBadRequest, pod.Node)
 	case s.groups.needsPermit(pod) && permit.gang == nil:
@@ -165,7 +178,7 @@ func (s *Scheduler) checkBind(pod *clustercache.PodInfo, node string, permit per
 	case pod.RequestError != "":
 		return reasons.ResultInvalidRequest, errors.New(pod.RequestError)
 	}
-	return prepared, nil
+	return "", nil
 }
 
 // assumeCard chooses cards of the node for the pod and assumes them in the ledger. A pod that asks for no GPU memory gets none. A pod that has an
@@ -205,7 +218,7 @@ func (s *Scheduler) readPod(ctx context.Context, request BindRequest) (*clusterc
 	if pod, known := s.cachedPod(request); known {
 		return pod, nil
 	}
-	return s.binder.ReadPod(ctx, gpu.Pod{Namespace: request.Namespace, Name: request.Name, UID: gpu.PodUID(request.UID)})
+	return s.binder.ReadPod(ctx, request.pod())
 }
 
 func (s *Scheduler) cachedPod(request BindRequest) (*clustercache.PodInfo, bool) {

@@ -227,13 +227,13 @@ func (g *groups) end(claim *binding.Claim, uid gpu.PodUID, node string, p permit
 	if p.gang != nil && err != nil {
 		claim.Abandon()
 	}
-	none := claim.End()
+	noWrite := claim.End()
 	switch {
 	case p.gang == nil:
 	case err == nil:
 		g.manager.Bound(uid, node, p.gang, g.clock.Now())
 		g.act()
-	case none:
+	case noWrite:
 		g.notBound(uid)
 	}
 }

@@ -2,39 +2,13 @@ package scheduling
 
 import (
 	"errors"
-	"time"
 
-	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
 // The methods in this file only read. They serve the web page, the metrics and the inspect path.
-
-// Explain returns why pods are pending. All callers share one explanation. A new one is made at most once per second, and less often if it
-// takes long; until then callers get the last one.
-func (s *Scheduler) Explain() *Explanation {
-	e := &s.explainer
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	begin := s.Clock.Now()
-	if e.last != nil && begin.Before(e.next) {
-		return e.last
-	}
-	pods := s.cache.Pending()
-	e.last = &Explanation{
-		At: begin, Pending: pods, RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(), Tenants: s.Tenants(),
-	}
-	e.last.Diagnoses, e.last.Places = s.diagnose(pods)
-	if s.NodePolicy.ByCost() {
-		e.last.Stranded = s.ledger.Stranded()
-	}
-	e.next = begin.Add(ExplainPause(s.Clock.Since(begin)))
-	return e.last
-}
 
 // Nodes returns the nodes of the ledger with their allocations.
 func (s *Scheduler) Nodes() []ledger.Node { return s.settleGone(s.ledger.Nodes()) }
@@ -73,45 +47,6 @@ func (s *Scheduler) OwnerOf(namespace, name string) string {
 		return ""
 	}
 	return pod.OwnerName()
-}
-
-// diagnose returns the diagnosis of each pending pod against the current state of the nodes, and its place in the queue. Explain costs less.
-func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) ([]diagnosis.Diagnosis, []diagnosis.Place) {
-	if len(pods) == 0 {
-		return nil, nil
-	}
-	pending := make([]*diagnosis.Pod, len(pods))
-	for i := range pods {
-		pending[i] = pods[i].Pending
-	}
-	diagnoser := diagnosis.NewDiagnoser(s.diagnosisNodes(), pending, s.Clock.Now())
-	diagnoser.Turns, diagnoser.Awaited = s.fair.turns(), s.ledger.AwaitedNodes()
-	return diagnoser.DiagnoseAll(pending, func(i int) *diagnosis.GroupWait { return s.groups.wait(pods[i]) })
-}
-
-// wait returns what the pending pod's group waits for; nil if the pod doesn't wait for a group.
-func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
-	member := g.memberOf(pod)
-	if member == nil {
-		return nil
-	}
-	if status, waits := g.manager.Waits(pod.UID); waits {
-		return &diagnosis.GroupWait{Group: status.Group.String(), Native: status.Group.Native, Reason: status.Reason, Since: status.Since}
-	}
-	if g.leading() == nil {
-		return nil
-	}
-	return diagnosis.ReportedWait(member.Gang.String(), pod.Pending) // Only the leader knows the state of groups.
-}
-
-func (s *Scheduler) diagnosisNodes() []diagnosis.Node {
-	deletion := func(pod gpu.Pod) (since, due time.Time) {
-		if known, ok := s.cache.Pod(pod.Namespace, pod.Name); ok && known.UID == pod.UID {
-			return known.DeletionRequested(), known.DeletionTime
-		}
-		return
-	}
-	return diagnosis.Nodes(s.ledger, s.cache.Node, deletion)
 }
 
 // Tenants returns the state of the tenants, by name; nil if fair sharing is off.
