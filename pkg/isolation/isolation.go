@@ -76,7 +76,7 @@ type Node struct{ KubeletVersion, Runtime string }
 // Backend implements a mode. A new mode needs:
 //
 //   - its name and rules in pkg/protocol/isolation.go. Filter, diagnosis, page and kubectl inspect ask these. Rules that only MPS has had so far name MPS
-//     in their texts (pkg/reasons/reason.go; for MaxContainers also room.go in pkg/diagnosis and causes.js in pkg/webui);
+//     in their texts (pkg/reasons/reason.go; for MaxContainers also verdict.go in pkg/diagnosis and causes.js in pkg/webui);
 //   - its Backend here, in Backends;
 //   - values.schema.json of the chart, and the mounts for what its Backend reads of the machine; docs/limits.md, docs/node.md and the help of --isolation.
 type Backend interface {

@@ -204,6 +204,58 @@ func TestPlaceManyCards(t *testing.T) {
 	}
 }
 
+// TestFitsEverywhere checks that all copies of the condition of Fits agree.
+func TestFitsEverywhere(t *testing.T) {
+	random, fitting, empty := rand.New(rand.NewPCG(5, 6)), 0, 0
+	for range 20_000 {
+		cards := make([]Card, 1+random.IntN(4))
+		for i := range cards {
+			cards[i] = Card{
+				Index: i, Memory: gpu.Memory(4 + random.IntN(5)), Used: gpu.Memory(random.IntN(9)), UsedCores: gpu.Cores(40 * random.IntN(4)),
+				Containers: random.Int32N(4), MaxContainers: random.Int32N(4), Unhealthy: random.IntN(9) == 0, NearAdapter: random.IntN(2) == 0,
+			}
+		}
+		demand := gpu.Demand{Cards: 1 + random.IntN(3), Memory: gpu.Memory(1 + random.IntN(8)), Containers: random.Int32N(4)}
+		if random.IntN(2) == 0 {
+			demand.Cores, demand.RDMA = gpu.Cores(60*random.IntN(3)), gpu.RDMA(random.IntN(3))
+		}
+		var want []int
+		for i := range cards {
+			if cards[i].Fits(&demand) {
+				want = append(want, i)
+			}
+			emptied := cards[i].Empty()
+			if emptied.Fits(&demand) != cards[i].fitsEmpty(&demand) {
+				t.Fatalf("%+v for %v: fitsEmpty is %v", cards[i], demand, cards[i].fitsEmpty(&demand))
+			}
+			if cards[i].fitsEmpty(&demand) {
+				empty++
+			}
+		}
+		totals, fits := Sum(cards), len(want) >= demand.Cards
+		if reason := totals.fitCards(cards, &demand); (reason == reasons.Fits) != fits {
+			t.Fatalf("%+v for %v: fitCards returns %s, %v fit", cards, demand, reason, want)
+		}
+		if reason := totals.Fit(cards, &demand); (reason == reasons.Fits) != fits {
+			t.Fatalf("%+v for %v: Fit returns %s, %v fit", cards, demand, reason, want)
+		}
+		var got []int
+		for _, p := range Binpack.choose(cards, &demand, nil) {
+			got = append(got, p.position)
+			if !slices.Contains(want, p.position) {
+				t.Fatalf("%+v for %v: choose returns card %d, %v fit", cards, demand, p.position, want)
+			}
+		}
+		if len(got) != min(len(want), demand.Cards) {
+			t.Fatalf("%+v for %v: choose returns %v, %v fit", cards, demand, got, want)
+		}
+		fitting += len(want)
+	}
+	if fitting < 5000 || empty < 5000 {
+		t.Errorf("only %d cards fit, and %d if they are empty", fitting, empty)
+	}
+}
+
 // equallyPacked returns the set of cards that the policy prefers, and those that differ from it only by cards that are packed like
 // the last one in the policy's order.
 func equallyPacked(policy Policy, cards []Card, demand gpu.Demand) (sets [][]*Card) {

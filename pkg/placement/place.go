@@ -102,8 +102,8 @@ func (c *Card) Overfull() bool {
 // Lacks reports whether the demand needs something that the card doesn't have, whatever is free there: an adapter near it.
 func (c *Card) Lacks(d *gpu.Demand) bool { return d.RDMA == gpu.RDMARequired && !c.NearAdapter }
 
-// Fits reports whether the card has room for its share of the demand. For speed, fitCards and choose repeat this condition, and best repeats the part of it
-// that matters for the memory of one card.
+// Fits reports whether the card has room for its share of the demand. For speed, fitsEmpty, fitCards and choose repeat this condition, and best
+// repeats the part of it that matters for the memory of one card. TestFitsEverywhere compares them.
 func (c *Card) Fits(d *gpu.Demand) bool {
 	return !c.Unhealthy && !c.Lacks(d) && c.Has(gpu.Share{Memory: d.Memory, Cores: d.Cores, Containers: d.Containers})
 }
@@ -175,7 +175,8 @@ func (p *Policy) choose(cards []Card, demand *gpu.Demand, picks []pick) []pick {
 	better := p.better
 	for i := range cards {
 		c := &cards[i]
-		if c.Unhealthy || c.Lacks(demand) || c.Memory.Sub(c.Used) < demand.Memory || c.FreeCores() < demand.Cores || c.MaxContainers != 0 && c.FreeContainers() < demand.Containers {
+		if c.Unhealthy || c.Lacks(demand) || c.Memory.Sub(c.Used) < demand.Memory || c.FreeCores() < demand.Cores ||
+			c.MaxContainers != 0 && c.FreeContainers() < demand.Containers {
 			continue
 		}
 		room := c.Room()

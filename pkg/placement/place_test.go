@@ -87,26 +87,34 @@ func TestPolicies(t *testing.T) {
 		}
 	}
 	random := rand.New(rand.NewPCG(1, 2))
+	cardsAndDemand := func() ([]Card, gpu.Demand) {
+		return []Card{all[random.IntN(len(all))], all[random.IntN(len(all))], all[random.IntN(len(all))]},
+			gpu.Demand{Cards: 1 + random.IntN(2), Memory: gpu.Memory(1 + random.Int64N(9)), Cores: gpu.Cores(10 * random.IntN(6))}
+	}
 	for _, p := range NodePolicies() {
 		parsed, err := ParsePolicy(p.String(), NodePolicies())
 		if err != nil || parsed.String() != p.String() {
 			t.Errorf("ParsePolicy(%q) = %v, %v", p, parsed, err)
 		}
 		for range 20_000 {
-			c := []Card{all[random.IntN(len(all))], all[random.IntN(len(all))], all[random.IntN(len(all))]}
-			if p.better(c[0].Room(), c[1].Room()) && (p.better(c[1].Room(), c[0].Room()) || !p.better(c[0].Room(), c[2].Room()) && !p.better(c[2].Room(), c[1].Room())) {
-				t.Fatalf("%s is no strict order of %v", p, c)
-			}
-			demand := gpu.Demand{Cards: 1 + random.IntN(2), Memory: gpu.Memory(1 + random.Int64N(9)), Cores: gpu.Cores(10 * random.IntN(6))}
-			want, _ := Place(p, c, demand)
-			random.Shuffle(len(c), func(i, j int) { c[i], c[j] = c[j], c[i] })
-			if got, _ := Place(p, c, demand); !got.Equal(want) {
-				t.Fatalf("%s chooses %v or %v of %v for %v, depending on their order", p, want, got, c, demand)
-			}
+			c, demand := cardsAndDemand()
 			for _, card := range Policies() {
 				if suits, _ := suit(card, p, c, demand); suits < 0 || suits > MaxScore {
 					t.Fatalf("%s scores %v with %v for %v", p, c, suits, demand)
 				}
+			}
+		}
+	}
+	for _, p := range Policies() {
+		for range 20_000 {
+			c, demand := cardsAndDemand()
+			if p.better(c[0].Room(), c[1].Room()) && (p.better(c[1].Room(), c[0].Room()) || !p.better(c[0].Room(), c[2].Room()) && !p.better(c[2].Room(), c[1].Room())) {
+				t.Fatalf("%s is no strict order of %v", p, c)
+			}
+			want, _ := Place(p, c, demand)
+			random.Shuffle(len(c), func(i, j int) { c[i], c[j] = c[j], c[i] })
+			if got, _ := Place(p, c, demand); !got.Equal(want) {
+				t.Fatalf("%s chooses %v or %v of %v for %v, depending on their order", p, want, got, c, demand)
 			}
 		}
 	}

@@ -8,31 +8,38 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Policy is a preference among the cards of a node, or among nodes, that have room for a demand.
+// Policy is a preference among the cards of a node, or among nodes, that have room for a demand. A policy for cards has better, and each policy has
+// rate, which rates nodes.
 //
-// A policy sees nothing of a card but its Room. One for cards that ranks by more needs a change of choose and best (place.go). One for nodes that sees
-// more, as LeastWaste does, sets byCost, and is a cost instead of better and rate: how it is computed is in costs.go and outlook.go, for which pods
-// in pkg/ledger (kindOf in outlook.go) and pkg/scheduling (expectations.go), and how it becomes a score in score.go (SuitsByCost, Scale).
+// To add a policy that sees no more of a card than its Room:
 //
-// To add a policy, add a value below and list it in policies: the command line and its help take it from there.
-// It is offered for cards and for nodes; one for nodes only, as LeastWaste, is listed in nodePolicies. Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json, checked by
-// TestChartPolicies), docs/glossary.md and docs/design.md (Prioritize). Add a case to TestPlace (place_test.go), change the texts that
-// TestPolicies there and cmd/gpushare-extender/main_test.go expect, extend the models of pkg/ledger's tests, and add a line to
-// CHANGELOG.md. Code that names a policy stays as it is: it doesn't depend on the user's choice (Expected; package ledger,
-// feasible.go; package diagnosis, room.go). TestPolicies checks for each policy what other code relies on:
+//  1. Add a value below, and list it in policies, or in nodePolicies if it is for nodes only. The command line and its help take it from there.
+//  2. Add its name to the chart (values.yaml and values.schema.json in deploy/helm/gpushare; TestChartPolicies checks the latter), and describe it in
+//     docs/glossary.md, docs/design.md (Prioritize), docs/operations.md and CHANGELOG.md.
+//  3. Add a case to TestPlace in place_test.go, change the texts that TestPolicies there and cmd/gpushare-extender/main_test.go expect, and
+//     extend the models of pkg/ledger's tests.
+//
+// A policy for cards that sees more of them needs a change of choose and best in place.go. One for nodes that sees more, as LeastWaste does, sets
+// needsOutlook. It is a cost: how it is computed is in costs.go and outlook.go, for which pods in pkg/ledger (kindOf in outlook.go) and
+// pkg/scheduling (expectations.go), and how it becomes a score in score.go (SuitsByCost, Scale).
+//
+// Code that names a policy stays as it is, because it doesn't depend on the user's choice: Expected, feasible.go in pkg/ledger, and verdict.go in
+// pkg/diagnosis.
+//
+// TestPolicies checks for each policy what other code relies on:
 //
 //   - better is a strict weak order. So the choice doesn't depend on the order of the cards, and Suit rates the cards that
 //     Place then chooses, or others with as much room. Equal cards are ordered by index.
 //   - rate stays within 0 to 1, so that scores stay within MaxScore.
 type Policy struct {
 	name, help string
-	// better reports whether a card with room a is preferred to one with room b, see Card.Room.
+	// better reports whether a card with room a is preferred to one with room b, see Card.Room. It is nil if the policy is for nodes only.
 	better func(a, b gpu.Memory) bool
 	// rate rates cards or a node by the fraction that is used after the placement, in the scarcer dimension, 0 to 1. The highest
 	// rate is best.
 	rate func(used float64) float64
-	// byCost is true if nodes are ranked by an Outlook, where there is one, instead of better and rate.
-	byCost bool
+	// needsOutlook is true if nodes are ranked by an Outlook, where there is one, instead of rate.
+	needsOutlook bool
 }
 
 var (
@@ -52,9 +59,8 @@ var (
 	// keeps its memory usable. Where no outlook is known, it is Binpack.
 	LeastWaste = Policy{
 		name: "least-waste", help: "the least of what the pods that usually come could use",
-		better: Binpack.better,
-		rate:   Binpack.rate,
-		byCost: true,
+		rate:         Binpack.rate,
+		needsOutlook: true,
 	}
 )
 
@@ -99,7 +105,7 @@ func list(of []Policy, describe func(Policy) string) string {
 }
 
 // ByCost reports whether the policy needs an Outlook.
-func (p *Policy) ByCost() bool { return p.byCost }
+func (p *Policy) ByCost() bool { return p.needsOutlook }
 
 // String returns the policy's name, as in flags.
 func (p Policy) String() string { return p.name }

@@ -78,7 +78,8 @@ func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) reasons.Reason {
 	room, crowded, healthy, large := 0, 0, 0, 0
 	for i := range cards {
 		c := &cards[i]
-		if c.Memory < demand.Memory || gpu.CardCores < demand.Cores || c.Lacks(demand) || c.MaxContainers != 0 && c.MaxContainers < demand.Containers {
+		if c.Memory < demand.Memory || gpu.CardCores < demand.Cores || c.Lacks(demand) ||
+			c.MaxContainers != 0 && c.MaxContainers < demand.Containers {
 			continue
 		}
 		large++
