@@ -122,7 +122,7 @@ func (a *allocator) KeepLimits(ctx context.Context) error {
 	all := a.checkpoint.Readable()
 	var errs []error
 	for _, backend := range a.isolator.backends {
-		errs = append(errs, backend.Keep(limits, all))
+		errs = append(errs, backend.KeepLimits(limits, all))
 	}
 	return errors.Join(errs...)
 }

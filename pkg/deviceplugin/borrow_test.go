@@ -150,7 +150,7 @@ func TestLimitOfNextStart(t *testing.T) {
 				}
 				var got []uint64
 				for _, device := range spec.Devices {
-					_, limit := isolation.Given(backends, isolation.Edits{Devices: []string{spec.Kind + "=" + device.Name}})
+					_, limit := isolation.ModeOf(backends, isolation.Edits{Devices: []string{spec.Kind + "=" + device.Name}})
 					got = append(got, limit)
 				}
 				if diff := cmp.Diff(want, got); diff != "" {

@@ -130,7 +130,7 @@ func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Mem
 	for _, device := range response.CdiDevices {
 		edits.Devices = append(edits.Devices, device.GetName())
 	}
-	mode, limit := isolation.Given(backends, edits)
+	mode, limit := isolation.ModeOf(backends, edits)
 	given.Mode, given.Limit = string(mode), limit
 	return given
 }

@@ -73,7 +73,8 @@ func (i *isolator) SetNode(node *corev1.Node) {
 	if label, ok := node.Labels[protocol.LabelIsolation]; ok {
 		i.labelled = true
 		mode, err := isolation.ParseMode(label)
-		if i.mode = mode; err != nil {
+		i.mode = mode
+		if err != nil {
 			i.mode, i.invalid = isolation.None, fmt.Errorf("label %s of the node: %w", protocol.LabelIsolation, err)
 		}
 	}
@@ -159,30 +160,30 @@ func (i *isolator) card(card gpu.Card) isolation.Card {
 	}
 }
 
-// Holds returns why a limit of this mode on the card of this index may not be in force; nil if it is, or if that isn't known.
-func (i *isolator) Holds(mode string, index int) error {
+// CheckInForce returns why a limit of this mode on the card of this index may not be in force; nil if it is, or if that isn't known.
+func (i *isolator) CheckInForce(mode string, index int) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, card := range i.cards.All() {
 		if card.Index == index {
-			return i.backends[isolation.Mode(mode)].Holds(i.card(card))
+			return i.backends[isolation.Mode(mode)].CheckInForce(i.card(card))
 		}
 	}
 	return nil
 }
 
-// Share tells the mode in force which cards the node shares.
-func (i *isolator) Share(uuids []string) error {
+// SetShared tells the mode in force which cards the node shares.
+func (i *isolator) SetShared(uuids []string) error {
 	i.mu.Lock()
 	backend := i.backends[i.mode]
 	i.mu.Unlock()
-	return backend.Share(uuids)
+	return backend.SetShared(uuids)
 }
 
-// Servers returns the processes whose memory on a card is used by no container in particular, in whatever mode the node is now.
-func (i *isolator) Servers(uuid string) (servers []int) {
+// ServerPIDs returns the processes whose memory on a card is used by no container in particular, in whatever mode the node is now.
+func (i *isolator) ServerPIDs(uuid string) (servers []int) {
 	for _, backend := range i.backends {
-		servers = append(servers, backend.Servers(uuid)...)
+		servers = append(servers, backend.ServerPIDs(uuid)...)
 	}
 	return servers
 }
@@ -236,7 +237,7 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Dec
 		}
 	}
 	l.mode = i.mode
-	l.limit, _ = i.backends[i.mode].Gave(l.Edits)
+	l.limit, _ = i.backends[i.mode].LimitOf(l.Edits)
 	return d, l
 }
 

@@ -110,7 +110,7 @@ func New(o Options) (*Plugin, error) {
 	}
 	record := allocation.NewRecord(nil)
 	queue := newAnnotationQueue()
-	p.limits = &limitWatch{pods: p.pods, holds: p.isolator.Holds, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add}
+	p.limits = &limitWatch{pods: p.pods, inForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add}
 	p.overuse = &overuseWatch{
 		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
 	}
@@ -145,7 +145,7 @@ func New(o Options) (*Plugin, error) {
 	p.meter = usage.NewMeter(usage.Options{
 		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.Reported, Cgroups: o.Isolation.CgroupRoot,
 		Containers: containerSource{p.pods, record, p.cards}.Containers,
-		Servers:    p.isolator.Servers,
+		Servers:    p.isolator.ServerPIDs,
 	})
 	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
@@ -294,7 +294,7 @@ func (p *Plugin) shareCards(ctx context.Context) error {
 	for {
 		_, changed, _ := p.cards.Get()
 		if shared, ok := p.cards.Shared(); ok {
-			if err := p.isolator.Share(shared); err != nil {
+			if err := p.isolator.SetShared(shared); err != nil {
 				klog.FromContext(ctx).Error(err, "Could not write which cards the node shares, trying again", "delay", nodeRecheck)
 			}
 		}

@@ -32,7 +32,8 @@ const limitHook = "apply-cuda-memory-limits"
 
 // driver has the container runtime add the card with NVIDIA's hook, and the variables that the hook reads, both as CDI devices.
 type driver struct {
-	none
+	noLimits
+	daemons *mpsDaemons
 	cgroups string
 	devices *cdiDevices
 	limits  *limitSpec
@@ -56,18 +57,18 @@ func (d *driver) Apply(shares []Share) (edits Edits, err error) {
 	return edits, nil
 }
 
-// Gave implements Backend.
-func (d *driver) Gave(edits Edits) (limit uint64, ok bool) {
+// LimitOf implements Backend.
+func (d *driver) LimitOf(edits Edits) (limit uint64, limited bool) {
 	for _, device := range edits.Devices {
-		if limit, ok = limitOf(device); ok {
-			return limit, ok
+		if limit, ok := limitOf(device); ok {
+			return limit, true
 		}
 	}
 	return 0, false
 }
 
-// Keep implements Backend. Other programs can remove the specification of limits, and a container that restarts needs it in every mode.
-func (d *driver) Keep(limits []uint64, all bool) error {
+// KeepLimits implements Backend. Other programs can remove the specification of limits, and a container that restarts needs it in every mode.
+func (d *driver) KeepLimits(limits []uint64, all bool) error {
 	if all {
 		return d.limits.Set(limits...)
 	}
@@ -82,7 +83,7 @@ func (d *driver) Ready(node Node, card Card) error {
 	case card.Unlimitable != nil:
 		return card.Unlimitable
 	}
-	if err := d.none.Ready(node, card); err != nil {
+	if err := d.daemons.Left(card); err != nil {
 		return err
 	}
 	if err := takesCDI(node); err != nil {

@@ -75,27 +75,33 @@ type Node struct{ KubeletVersion, Runtime string }
 
 // Backend implements a mode. A new mode needs:
 //
-//   - its name and rules in pkg/protocol/isolation.go. Filter, diagnosis, page and kubectl inspect ask these. Rules that only MPS has had so far name MPS
-//     in their texts (pkg/reasons/reason.go; for MaxContainers also verdict.go in pkg/diagnosis and causes.js in pkg/webui);
-//   - its Backend here, in Backends;
-//   - values.schema.json of the chart, and the mounts for what its Backend reads of the machine; docs/limits.md, docs/node.md and the help of --isolation.
+//  1. Its name and rules in pkg/protocol/isolation.go. Filter, diagnosis, page and kubectl inspect ask these. Rules that only MPS has had so far
+//     name MPS in their texts (pkg/reasons/reason.go; for MaxContainers also verdict.go in pkg/diagnosis and causes.js in pkg/webui).
+//  2. Its Mode above, and its Backend, in Backends below.
+//  3. What its Backend must know of a card: a field of Card, which isolator.Ask in pkg/deviceplugin reads from the driver, and isolator.card there
+//     sets. Most fields of Card are of one mode.
+//  4. For an answer with mounts: isolator.Isolate refuses a container that mounts a volume of its own at protocol.SharedMemory if the mode mounts
+//     a directory there. No other path is checked.
+//  5. In the chart values.schema.json, the mounts for what its Backend reads of the machine, and the templates that name modes:
+//     device-plugin-daemonset.yaml, mps-daemonset.yaml and _mistakes.tpl; if it has pods of its own, also networkpolicies.yaml and monitors.yaml.
+//  6. docs/limits.md, docs/node.md and the help of --isolation.
 type Backend interface {
 	// Ready returns why a container on this card would not be limited; nil if it would be.
 	Ready(node Node, card Card) error
 	// Apply returns what a container with these shares gets.
 	Apply(shares []Share) (Edits, error)
-	// Gave reports whether a container with these edits is limited by the mode, also if an earlier version of the plugin made them. limit is what the
-	// driver can be asked for, in bytes for each card; 0 if the limit can't be read back.
-	Gave(edits Edits) (limit uint64, ok bool)
-	// Holds returns why a limit on this card that can't be read back may not be in force; nil if it is, or if that isn't known.
-	Holds(card Card) error
-	// Keep makes sure that containers can be started again that have these limits, which Gave returned. all is false if other containers can have
-	// others.
-	Keep(limits []uint64, all bool) error
-	// Share sets which cards the node shares, by UUID, while the mode is in force.
-	Share(uuids []string) error
-	// Servers returns the processes whose memory on the card is used by no container in particular.
-	Servers(uuid string) []int
+	// LimitOf reports whether a container with these edits is limited by the mode, also if an earlier version of the plugin made them. limit is what
+	// the driver can be asked for, in bytes for each card; 0 if the limit can't be read back.
+	LimitOf(edits Edits) (limit uint64, limited bool)
+	// CheckInForce returns why a limit on this card that can't be read back may not be in force; nil if it is, or if that isn't known.
+	CheckInForce(card Card) error
+	// KeepLimits makes sure that containers can be started again that have these limits, which LimitOf returned. all is false if other containers
+	// can have others.
+	KeepLimits(limits []uint64, all bool) error
+	// SetShared sets which cards the node shares, by UUID, while the mode is in force.
+	SetShared(uuids []string) error
+	// ServerPIDs returns the processes whose memory on the card is used by no container in particular.
+	ServerPIDs(uuid string) []int
 	// MaxContainers returns how many containers can have a share of the card; 0 if there is no such bound.
 	MaxContainers(card Card) int
 }
@@ -107,7 +113,11 @@ func Backends(o Options) map[Mode]Backend {
 	if n := len(o.SpecDirs); n > 0 {
 		limits.dir = o.SpecDirs[n-1]
 	}
-	backends := map[Mode]Backend{None: none{daemons}, Driver: &driver{none{daemons}, o.CgroupRoot, devices, limits}, MPS: mps{none{daemons}}}
+	backends := map[Mode]Backend{
+		None:   none{daemons: daemons},
+		Driver: &driver{daemons: daemons, cgroups: o.CgroupRoot, devices: devices, limits: limits},
+		MPS:    mps{daemons: daemons},
+	}
 	if o.CardsByCDI {
 		backends[None], backends[MPS] = byCDI{backends[None], devices}, byCDI{backends[MPS], devices}
 	}
@@ -129,24 +139,32 @@ func (b byCDI) Ready(node Node, card Card) error {
 	return err
 }
 
-// Given returns the mode that limits a container with these edits, and the limit that its backend returns; an empty mode if none does.
-func Given(backends map[Mode]Backend, edits Edits) (mode Mode, limit uint64) {
+// ModeOf returns the mode that limits a container with these edits, and the limit that its backend returns; an empty mode if none does.
+func ModeOf(backends map[Mode]Backend, edits Edits) (mode Mode, limit uint64) {
 	for mode, backend := range backends {
-		if limit, ok := backend.Gave(edits); ok {
+		if limit, ok := backend.LimitOf(edits); ok {
 			return mode, limit
 		}
 	}
 	return "", 0
 }
 
-// none limits nothing. The other modes embed it, for what they don't need.
-type none struct{ daemons *mpsDaemons }
+// none is the mode without limits.
+type none struct {
+	noLimits
+	daemons *mpsDaemons
+}
 
+// Ready implements Backend. It rejects a card that mode mps has left in its compute mode.
 func (n none) Ready(_ Node, card Card) error { return n.daemons.Left(card) }
-func (none) Apply([]Share) (Edits, error)    { return Edits{}, nil }
-func (none) Gave(Edits) (uint64, bool)       { return 0, false }
-func (none) Holds(Card) error                { return nil }
-func (none) Keep([]uint64, bool) error       { return nil }
-func (none) Share([]string) error            { return nil }
-func (none) Servers(string) []int            { return nil }
-func (none) MaxContainers(Card) int          { return 0 }
+
+// noLimits is what a Backend does that limits nothing. Each mode embeds it, for what the mode doesn't need.
+type noLimits struct{}
+
+func (noLimits) Apply([]Share) (Edits, error)    { return Edits{}, nil }
+func (noLimits) LimitOf(Edits) (uint64, bool)    { return 0, false }
+func (noLimits) CheckInForce(Card) error         { return nil }
+func (noLimits) KeepLimits([]uint64, bool) error { return nil }
+func (noLimits) SetShared([]string) error        { return nil }
+func (noLimits) ServerPIDs(string) []int         { return nil }
+func (noLimits) MaxContainers(Card) int          { return 0 }

@@ -57,7 +57,7 @@ func TestGave(t *testing.T) {
 				t.Fatal(err)
 			}
 			edits.Devices = append([]string{CardKind + "=GPU-a"}, edits.Devices...)
-			if mode, limit := Given(backends, edits); (answer{mode, limit}) != want {
+			if mode, limit := ModeOf(backends, edits); (answer{mode, limit}) != want {
 				t.Errorf("mode %s, cards by CDI %t: got %s and %d, want %+v", mode, byCDI, mode, limit, want)
 			}
 		}

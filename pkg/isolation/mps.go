@@ -211,7 +211,10 @@ func (d *mpsDaemons) Left(card Card) error {
 }
 
 // mps has a container use the MPS daemon of its card.
-type mps struct{ none }
+type mps struct {
+	noLimits
+	daemons *mpsDaemons
+}
 
 // MPSCapable returns why MPS can't limit memory on a card with this compute capability: it can since Volta.
 func MPSCapable(major, minor int) error {
@@ -265,13 +268,13 @@ func (m mps) Apply(shares []Share) (Edits, error) {
 	return Edits{Env: env, Mounts: []Mount{{pipe, pipe}, {m.daemons.directory.SharedMemory(), protocol.SharedMemory}}}, nil
 }
 
-// Gave implements Backend.
-func (m mps) Gave(edits Edits) (limit uint64, ok bool) {
+// LimitOf implements Backend.
+func (m mps) LimitOf(edits Edits) (limit uint64, limited bool) {
 	return 0, edits.Env[EnvMPSPipeDirectory] != ""
 }
 
-// Holds implements Backend. The daemon keeps the limits: it is only known whether programs can use the card without it.
-func (m mps) Holds(card Card) error {
+// CheckInForce implements Backend. The daemon keeps the limits: it is only known whether programs can use the card without it.
+func (m mps) CheckInForce(card Card) error {
 	switch {
 	case card.Unreadable != nil || card.Compute.Mode == prohibited:
 		return nil
@@ -284,11 +287,11 @@ func (m mps) Holds(card Card) error {
 	return nil
 }
 
-// Share implements Backend: others get no daemon.
-func (m mps) Share(uuids []string) error { return m.daemons.directory.WriteCards(uuids) }
+// SetShared implements Backend: others get no daemon.
+func (m mps) SetShared(uuids []string) error { return m.daemons.directory.WriteCards(uuids) }
 
-// Servers implements Backend. Without a supervisor there is none, and others can have the process IDs.
-func (m mps) Servers(uuid string) []int {
+// ServerPIDs implements Backend. Without a supervisor there is none, and others can have the process IDs.
+func (m mps) ServerPIDs(uuid string) []int {
 	status, err := m.daemons.Status(uuid)
 	if err != nil {
 		return nil

@@ -106,7 +106,7 @@ func TestMPSHolds(t *testing.T) {
 				}
 			}
 			test.card.UUID = "GPU-a"
-			if err := Backends(Options{MPS: dir})[MPS].Holds(test.card); (err == nil) != (test.want == "") || err != nil && err.Error() != test.want {
+			if err := Backends(Options{MPS: dir})[MPS].CheckInForce(test.card); (err == nil) != (test.want == "") || err != nil && err.Error() != test.want {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
