@@ -47,7 +47,7 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 	}
 	defer release()
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
-	decision := a.decide(ctx, request, a.takePreference(devices))
+	decision := a.readAndDecide(ctx, request, a.takePreference(devices))
 	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit())
 	a.metrics.count(decision, ids)
 	a.remember(decision, devices, limitation)
@@ -64,7 +64,7 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 		return nil
 	}
 	defer release()
-	decision := a.decide(ctx, gpu.Memory(size), allocation.Preference{})
+	decision := a.readAndDecide(ctx, gpu.Memory(size), allocation.Preference{})
 	if len(decision.Cards) == 0 {
 		return nil
 	}
@@ -140,9 +140,9 @@ func (a *allocator) lock(ctx context.Context, devices int) (release func(), err 
 	}
 }
 
-// decide decides from what is known here. If that isn't enough (allocation.Decision.Outdated), it reads the record and the pods again: both
+// readAndDecide decides from what is known here. If that isn't enough (allocation.Decision.Outdated), it reads the record and the pods again: both
 // can be out of date. The kubelet waits during the call.
-func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred allocation.Preference) allocation.Decision {
+func (a *allocator) readAndDecide(ctx context.Context, request gpu.Memory, preferred allocation.Preference) allocation.Decision {
 	if a.doubtful {
 		a.doubtful = false
 		a.checkpoint.Sync(ctx)

@@ -35,13 +35,16 @@ type annotator struct {
 	limits *limitWatch
 	// overuse is what is known about pods that use more than they request.
 	overuse *overuseWatch
-	queue   workqueue.TypedRateLimitingInterface[gpu.PodUID]
+	queue   annotationQueue
 }
 
 const patchTimeout = 10 * time.Second
 
-// newAnnotationQueue returns the queue of the pods whose annotations may have to change. A failed write is repeated after a pause.
-func newAnnotationQueue() workqueue.TypedRateLimitingInterface[gpu.PodUID] {
+// annotationQueue has the pods whose annotations may have to change.
+type annotationQueue = workqueue.TypedRateLimitingInterface[gpu.PodUID]
+
+// newAnnotationQueue returns an empty queue. A failed write is repeated after a pause.
+func newAnnotationQueue() annotationQueue {
 	return workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[gpu.PodUID](100*time.Millisecond, 30*time.Second))
 }

@@ -108,18 +108,38 @@ func New(o Options) (*Plugin, error) {
 	if p.resources, err = newPodResources(o.PodResourcesSocket); err != nil {
 		return nil, err
 	}
-	record := allocation.NewRecord(nil)
-	queue := newAnnotationQueue()
-	p.limits = &limitWatch{pods: p.pods, inForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add}
+	record, queue := allocation.NewRecord(nil), newAnnotationQueue()
+	if err := p.newAnnotator(record, queue); err != nil {
+		return nil, err
+	}
+	p.newAllocator(record, queue)
+	if err := p.newConfigurator(); err != nil {
+		return nil, err
+	}
+	p.newMeter(record)
+	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
+	p.newRegistrar()
+	return p, nil
+}
+
+// newAnnotator makes what writes to pods which limits aren't in force and what the pods use above their limits.
+func (p *Plugin) newAnnotator(record *allocation.Record, queue annotationQueue) error {
+	o := &p.options
+	p.limits = &limitWatch{
+		pods: p.pods, inForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add,
+	}
 	p.overuse = &overuseWatch{
 		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
 	}
 	p.annotator = &annotator{
 		client: o.Client, pods: p.pods, record: record, events: o.Events, metrics: p.metrics, cards: p.cards, limits: p.limits, overuse: p.overuse, queue: queue,
 	}
-	if err := p.annotator.Watch(); err != nil {
-		return nil, err
-	}
+	return p.annotator.Watch()
+}
+
+// newAllocator makes what answers Allocate, and what rebuilds its record.
+func (p *Plugin) newAllocator(record *allocation.Record, queue annotationQueue) {
+	o := &p.options
 	p.checkpoint = &checkpoint{
 		dir: o.Directory, record: record, pods: p.pods, changed: queue.Add, backends: p.isolator.backends, stale: make(chan struct{}, 1),
 	}
@@ -134,21 +154,32 @@ func New(o Options) (*Plugin, error) {
 		},
 		turn: make(chan struct{}, 1), preferences: lru.NewLRUExpireCache(100),
 	}
+}
+
+// newConfigurator makes what brings the node's configuration into force.
+func (p *Plugin) newConfigurator() error {
+	o := &p.options
 	p.configurator = &configurator{
 		source: o.Config, node: p.node, pods: p.pods, cards: p.cards, isolator: p.isolator, held: p.allocator.Held, metrics: p.metrics,
 		events: o.Events, object: nodeReference(o.NodeName), limit: newEventLimit(),
 		wake: make(chan struct{}, 1), decided: make(chan struct{}),
 	}
-	if err := p.configurator.Watch(); err != nil {
-		return nil, err
-	}
+	return p.configurator.Watch()
+}
+
+// newMeter makes what measures the memory that pods use.
+func (p *Plugin) newMeter(record *allocation.Record) {
+	o := &p.options
 	p.meter = usage.NewMeter(usage.Options{
 		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.Reported, Cgroups: o.Isolation.CgroupRoot,
 		Containers: containerSource{p.pods, record, p.cards}.Containers,
 		Servers:    p.isolator.ServerPIDs,
 	})
 	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
-	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
+}
+
+// newRegistrar makes what registers the service with the kubelet, and connects the service to the other parts.
+func (p *Plugin) newRegistrar() {
 	p.service.allocator, p.service.cards, p.service.metrics, p.service.kubelet = p.allocator, p.cards, p.metrics, p.resources
 	p.service.readmission = &readmission{devices: p.checkpoint.Devices, pods: p.pods, kubelet: p.resources, interval: recheckInterval}
 	p.service.taken = func(cards []gpu.Card) {
@@ -156,10 +187,9 @@ func New(o Options) (*Plugin, error) {
 		poke(p.node.wake)
 	}
 	p.registrar = &registrar{
-		dir: o.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
+		dir: p.options.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
 		notOffered: p.reporter.NotOffered, wake: make(chan struct{}, 1), cleanup: cleanup, absence: absence,
 	}
-	return p, nil
 }
 
 // newIsolator makes what enforces shares.

@@ -149,53 +149,101 @@ func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool)
 // seconds and meanwhile fails the pods that ask for a device (k8s.io/kubernetes
 // pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start).
 func (r *registrar) session(ctx context.Context) (registered bool, err error) {
-	kubeletSocket, socket := filepath.Join(r.dir, kubeletSocketName), filepath.Join(r.dir, "gpushare-"+rand.String(5)+".sock")
-	kubelet, err := os.Stat(kubeletSocket)
+	kubelet, connection, err := r.connect(ctx)
 	if err != nil {
-		return false, fmt.Errorf("looking for the kubelet: %w", err)
-	}
-	r.tried = kubelet
-	connection, err := new(net.Dialer).DialContext(ctx, "unix", kubeletSocket)
-	if err != nil {
-		return false, fmt.Errorf("connecting to the kubelet: %w", err)
-	}
-	defer connection.Close()
-	if !unchanged(kubeletSocket, kubelet) {
-		return false, errRestarted
-	}
-
-	if err := removeSockets(r.dir); err != nil {
 		return false, err
 	}
-	listener, err := net.Listen("unix", socket)
+	defer connection.Close()
+	serving, err := r.serve()
 	if err != nil {
-		return false, fmt.Errorf("listening on %s: %w", socket, err)
+		return false, err
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(r.service.count))
-	pluginapi.RegisterDevicePluginServer(server, r.service)
-	var serving error // Written before ended is closed.
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		serving = server.Serve(listener)
-	}()
-	defer func() {
-		server.Stop() // Closes the streams and removes the socket.
-		<-ended
-	}()
-	own, err := os.Stat(socket)
-	if err != nil {
-		return false, fmt.Errorf("opening the own socket: %w", err)
-	}
-
+	defer serving.stop()
 	// The plugin serves before it registers, because the kubelet dials back during the registration.
 	r.before(ctx)
-	if err := register(ctx, connection, filepath.Base(socket)); err != nil {
+	if err := register(ctx, connection, filepath.Base(serving.socket.path)); err != nil {
 		return false, err
 	}
 	r.service.metrics.registrations.Inc()
-	klog.FromContext(ctx).Info("Registered with the kubelet", "resource", protocol.ResourceMemory, "socket", socket)
+	klog.FromContext(ctx).Info("Registered with the kubelet", "resource", protocol.ResourceMemory, "socket", serving.socket.path)
+	return true, r.watch(ctx, kubelet, serving)
+}
 
+// socketFile is a socket as it was found in the kubelet's directory.
+type socketFile struct {
+	path string
+	info fs.FileInfo
+}
+
+func statSocket(path string) (socketFile, error) {
+	info, err := os.Stat(path)
+	return socketFile{path, info}, err
+}
+
+// unchanged reports whether the path is still the same file.
+func (f socketFile) unchanged() bool {
+	now, err := os.Stat(f.path)
+	return err == nil && file.Same(f.info, now)
+}
+
+// connect returns the kubelet's socket, and a connection to the kubelet that has created it.
+func (r *registrar) connect(ctx context.Context) (socketFile, net.Conn, error) {
+	kubelet, err := statSocket(filepath.Join(r.dir, kubeletSocketName))
+	if err != nil {
+		return socketFile{}, nil, fmt.Errorf("looking for the kubelet: %w", err)
+	}
+	r.tried = kubelet.info
+	connection, err := new(net.Dialer).DialContext(ctx, "unix", kubelet.path)
+	if err != nil {
+		return socketFile{}, nil, fmt.Errorf("connecting to the kubelet: %w", err)
+	}
+	if !kubelet.unchanged() {
+		_ = connection.Close()
+		return socketFile{}, nil, errRestarted
+	}
+	return kubelet, connection, nil
+}
+
+// serving is a gRPC server on a socket of its own.
+type serving struct {
+	socket socketFile
+	server *grpc.Server
+	// ended is closed when the server has ended, with err, which is set before that.
+	ended chan struct{}
+	err   error
+}
+
+// serve starts to serve on a new socket. The caller calls stop.
+func (r *registrar) serve() (*serving, error) {
+	if err := removeSockets(r.dir); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(r.dir, "gpushare-"+rand.String(5)+".sock")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s: %w", path, err)
+	}
+	s := &serving{server: grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(r.service.count)), ended: make(chan struct{})}
+	pluginapi.RegisterDevicePluginServer(s.server, r.service)
+	go func() {
+		defer close(s.ended)
+		s.err = s.server.Serve(listener)
+	}()
+	if s.socket, err = statSocket(path); err != nil {
+		s.stop()
+		return nil, fmt.Errorf("opening the own socket: %w", err)
+	}
+	return s, nil
+}
+
+// stop closes the streams, and removes the socket.
+func (s *serving) stop() {
+	s.server.Stop()
+	<-s.ended
+}
+
+// watch returns why the plugin must serve and register again, or nil once ctx has ended and the calls in progress are answered.
+func (r *registrar) watch(ctx context.Context, kubelet socketFile, own *serving) error {
 	ticker := time.NewTicker(recheckInterval)
 	defer ticker.Stop()
 	silent := time.Now()
@@ -203,22 +251,22 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 		_, changed, problem := r.cards.Get()
 		switch {
 		case problem != nil:
-			return true, problem
-		case !unchanged(socket, own):
-			return true, errors.New("the plugin's socket was removed")
-		case !unchanged(kubeletSocket, kubelet):
-			return true, errRestarted
+			return problem
+		case !own.socket.unchanged():
+			return errors.New("the plugin's socket was removed")
+		case !kubelet.unchanged():
+			return errRestarted
 		case r.service.Listening():
 			silent = time.Now()
 		case time.Since(silent) > listenGrace:
-			return true, errors.New("the kubelet doesn't listen to the plugin")
+			return errors.New("the kubelet doesn't listen to the plugin")
 		}
 		select {
 		case <-ctx.Done():
-			r.service.finish(server)
-			return true, nil
-		case <-ended:
-			return true, fmt.Errorf("serving: %w", serving)
+			r.service.finish(own.server)
+			return nil
+		case <-own.ended:
+			return fmt.Errorf("serving: %w", own.err)
 		case <-changed:
 		case <-r.wake:
 		case <-ticker.C:
@@ -236,12 +284,6 @@ func transient(err error) bool {
 	}
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EAGAIN) ||
 		errors.Is(err, errRestarted)
-}
-
-// unchanged reports whether the path is still the same file.
-func unchanged(path string, was fs.FileInfo) bool {
-	now, err := os.Stat(path)
-	return err == nil && file.Same(was, now)
 }
 
 // removeSockets removes the plugin's sockets that nothing serves, because the process was killed.

@@ -7,7 +7,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Reason is why a pod is not placed: on one node, as filter answers it, or at all, as a diagnosis says it. The zero value is Fits.
+// Reason is why a pod is not placed: on one node, as filter answers it (OfNodes), or at all, as a diagnosis says it (OfPods). Some reasons, such as
+// Full, are both: a pod is pending for it if that is what most helps to know of its nodes. The zero value is Fits.
 //
 // kube-scheduler shows the reasons of nodes in the pod's Events and requeues a pod when its message changes. So there are few of them,
 // and their texts are constant and name neither cards nor amounts.
@@ -93,53 +94,66 @@ const (
 	NoNode
 )
 
-// row is a reason's label for metrics and JSON, its text on the wire if it is one of nodes, and a few words for lists if it is one of pods.
-type row struct{ label, text, words string }
+// row is what is known of a reason.
+type row struct {
+	// label is for metrics and JSON.
+	label string
+	// text is the text on the wire; empty if filter gives the reason for no node.
+	text string
+	// words are a few words for lists; empty if no pod is pending for the reason.
+	words string
+}
+
+// ofNodes reports whether filter gives the reason for nodes.
+func (r row) ofNodes() bool { return r.text != "" }
+
+// ofPods reports whether a pod can be pending for the reason.
+func (r row) ofPods() bool { return r.words != "" }
 
 var table = [...]row{
-	Fits:              {"fits", "fits", "about to be tried"},
-	Reserved:          {"reserved", "free GPU memory is reserved for a group or pod that came first", ""},
-	ResourcesReserved: {"resources_reserved", "free CPU, memory or pods of the node are reserved for a group or pod that came first", ""},
-	Fragmented:        {"fragmented", "no GPU card has enough free memory, though the node's cards together have", "free memory is in pieces"},
-	Full:              {"full", "no GPU card has enough free memory", "cards are full"},
-	Crowded:           {"crowded", "no GPU card with enough free memory takes more containers by MPS", "cards take no more containers"},
-	Unhealthy:         {"unhealthy", "the GPU cards that are large enough are unhealthy", "cards are unhealthy"},
-	Elsewhere:         {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed", ""},
-	TooLarge:          {"too_large", "the pod asks for more GPU memory than any card of the node has", "no card is large enough"},
-	WholeCards:        {"whole_cards", "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them", ""},
-	NotShared:         {"not_shared", "the node shares no GPU memory", ""},
+	Fits:              {label: "fits", text: "fits", words: "about to be tried"},
+	Reserved:          {label: "reserved", text: "free GPU memory is reserved for a group or pod that came first"},
+	ResourcesReserved: {label: "resources_reserved", text: "free CPU, memory or pods of the node are reserved for a group or pod that came first"},
+	Fragmented:        {label: "fragmented", text: "no GPU card has enough free memory, though the node's cards together have", words: "free memory is in pieces"},
+	Full:              {label: "full", text: "no GPU card has enough free memory", words: "cards are full"},
+	Crowded:           {label: "crowded", text: "no GPU card with enough free memory takes more containers by MPS", words: "cards take no more containers"},
+	Unhealthy:         {label: "unhealthy", text: "the GPU cards that are large enough are unhealthy", words: "cards are unhealthy"},
+	Elsewhere:         {label: "elsewhere", text: "the pod is bound to another node, or an earlier bind to one is unconfirmed"},
+	TooLarge:          {label: "too_large", text: "the pod asks for more GPU memory than any card of the node has", words: "no card is large enough"},
+	WholeCards:        {label: "whole_cards", text: "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them"},
+	NotShared:         {label: "not_shared", text: "the node shares no GPU memory"},
 
-	OldForCards: {"old_for_cards", "the node's GPU device plugin is too old for pods with several cards", ""},
-	OldForCores: {"old_for_cores", "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage", ""},
+	OldForCards: {label: "old_for_cards", text: "the node's GPU device plugin is too old for pods with several cards"},
+	OldForCores: {label: "old_for_cores", text: "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage"},
 
-	OldForLimits: {"old_for_limits", "the node's GPU device plugin is too old for limits above requests", ""},
+	OldForLimits: {label: "old_for_limits", text: "the node's GPU device plugin is too old for limits above requests"},
 
-	OneCardOnly: {"one_card_only", "the node enforces GPU memory by MPS, which allows one card for each pod", ""},
+	OneCardOnly: {label: "one_card_only", text: "the node enforces GPU memory by MPS, which allows one card for each pod"},
 
-	NoOwnSharedMemory: {"no_own_shared_memory", "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm", ""},
+	NoOwnSharedMemory: {label: "no_own_shared_memory", text: "the node enforces GPU memory by MPS, which allows no volume of the pod at /dev/shm"},
 
-	LimitBelowRequest: {"limit_below_request", "the annotated limit of GPU memory of a container is less than its request: raise the limit", ""},
-	LimitTooLarge:     {"limit_too_large", "the annotated limit of GPU memory of a container is more than any card of the node has: lower the limit", ""},
+	LimitBelowRequest: {label: "limit_below_request", text: "the annotated limit of GPU memory of a container is less than its request: raise the limit"},
+	LimitTooLarge:     {label: "limit_too_large", text: "the annotated limit of GPU memory of a container is more than any card of the node has: lower the limit"},
 
-	NoLimitAboveRequest: {"no_limit_above_request", "the node enforces GPU memory by MPS, which allows no limit above the request: remove the annotation", ""},
+	NoLimitAboveRequest: {label: "no_limit_above_request", text: "the node enforces GPU memory by MPS, which allows no limit above the request: remove the annotation"},
 
-	OldForRDMA: {"old_for_rdma", "the node's GPU device plugin is too old for the label gpushare.aliyun.com/rdma", ""},
-	NoAdapter:  {"no_adapter", "no GPU card of the node is near an RDMA adapter with an active port", ""},
+	OldForRDMA: {label: "old_for_rdma", text: "the node's GPU device plugin is too old for the label gpushare.aliyun.com/rdma"},
+	NoAdapter:  {label: "no_adapter", text: "no GPU card of the node is near an RDMA adapter with an active port"},
 
-	Gated:               {"gated", "", "held back by scheduling gates"},
-	NotTried:            {"not_tried", "", "no scheduler has tried it"},
-	SchedulerError:      {"scheduler_error", "", "kube-scheduler reports an error"},
-	Nominated:           {"nominated", "", "nominated to a node"},
-	InvalidRequest:      {"invalid_request", "", "its request is invalid"},
-	InvalidGroup:        {"invalid_group", "", "its group is invalid"},
-	WaitsForGroup:       {"waits_for_group", "", "waits for its group"},
-	WaitsForTurn:        {"waits_for_turn", "", "waits for its turn"},
-	OtherConstraint:     {"other_constraint", "", "something other than GPU memory"},
-	ReservedForOther:    {"reserved_for_other", "", "reserved for a group or pod that came first"},
-	KeptForNominated:    {"kept_for_nominated", "", "memory is kept for a nominated pod"},
-	FailedCard:          {"failed_card", "", "a failed card blocks its node"},
-	WaitsForTermination: {"waits_for_termination", "", "waits for pods to terminate"},
-	NoNode:              {"no_node", "", "no node can be used"},
+	Gated:               {label: "gated", words: "held back by scheduling gates"},
+	NotTried:            {label: "not_tried", words: "no scheduler has tried it"},
+	SchedulerError:      {label: "scheduler_error", words: "kube-scheduler reports an error"},
+	Nominated:           {label: "nominated", words: "nominated to a node"},
+	InvalidRequest:      {label: "invalid_request", words: "its request is invalid"},
+	InvalidGroup:        {label: "invalid_group", words: "its group is invalid"},
+	WaitsForGroup:       {label: "waits_for_group", words: "waits for its group"},
+	WaitsForTurn:        {label: "waits_for_turn", words: "waits for its turn"},
+	OtherConstraint:     {label: "other_constraint", words: "something other than GPU memory"},
+	ReservedForOther:    {label: "reserved_for_other", words: "reserved for a group or pod that came first"},
+	KeptForNominated:    {label: "kept_for_nominated", words: "memory is kept for a nominated pod"},
+	FailedCard:          {label: "failed_card", words: "a failed card blocks its node"},
+	WaitsForTermination: {label: "waits_for_termination", words: "waits for pods to terminate"},
+	NoNode:              {label: "no_node", words: "no node can be used"},
 }
 
 // Counts counts nodes by reason.
@@ -150,11 +164,11 @@ type Texts [len(table)]string
 
 // OfNodes returns the reasons for which filter rejects nodes: all of nodes except Fits.
 func OfNodes() []Reason {
-	return which(func(r Reason) bool { return r != Fits && table[r].text != "" })
+	return which(func(r Reason) bool { return r != Fits && table[r].ofNodes() })
 }
 
 // OfPods returns the reasons for which pods are pending.
-func OfPods() []Reason { return which(func(r Reason) bool { return table[r].words != "" }) }
+func OfPods() []Reason { return which(func(r Reason) bool { return table[r].ofPods() }) }
 
 func which(such func(Reason) bool) (found []Reason) {
 	for r := range Reason(len(table)) {
@@ -167,7 +181,7 @@ func which(such func(Reason) bool) (found []Reason) {
 
 func (r Reason) row() row {
 	if int(r) >= len(table) {
-		return row{"unknown", "unknown reason", "unknown reason"}
+		return row{label: "unknown", text: "unknown reason", words: "unknown reason"}
 	}
 	return table[r]
 }
@@ -217,8 +231,18 @@ var demanding = map[Reason]struct{ cores, cards, both, near string }{
 		both:  "too few GPU cards have enough free memory and cores",
 		near:  "too few GPU cards near an RDMA adapter have enough free memory and cores",
 	},
-	Unhealthy: {table[Unhealthy].text, tooFewHealthy, tooFewHealthy, "too few of the GPU cards near an RDMA adapter that are large enough are healthy"},
-	TooLarge:  {table[TooLarge].text, tooFewLarge, tooFewLarge, "too few of the node's GPU cards near an RDMA adapter are large enough"},
+	Unhealthy: {
+		cores: table[Unhealthy].text,
+		cards: tooFewHealthy,
+		both:  tooFewHealthy,
+		near:  "too few of the GPU cards near an RDMA adapter that are large enough are healthy",
+	},
+	TooLarge: {
+		cores: table[TooLarge].text,
+		cards: tooFewLarge,
+		both:  tooFewLarge,
+		near:  "too few of the node's GPU cards near an RDMA adapter are large enough",
+	},
 }
 
 const (
