@@ -157,7 +157,7 @@ func serve(ctx context.Context, o options) error {
 		explanation := scheduler.Explain()
 		now := metrics.PendingPods{At: explanation.At, RequestProblems: len(explanation.RequestProblems)}
 		for i, why := range explanation.Diagnoses {
-			now.Pods = append(now.Pods, metrics.Pending{Reason: why.Reason, Place: explanation.Places[i]})
+			now.Pods = append(now.Pods, metrics.Pending{Reason: why.Reason, Position: explanation.Positions[i]})
 		}
 		return now
 	})

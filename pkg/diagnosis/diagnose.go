@@ -63,17 +63,17 @@ func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	return d
 }
 
-// DiagnoseAll returns the diagnoses of all pending pods, and their places, which the messages have too. wait returns what the group of the i-th pod
+// DiagnoseAll returns the diagnoses of all pending pods, and their positions, which the messages have too. wait returns what the group of the i-th pod
 // waits for, see Diagnose.
-func (d *Diagnoser) DiagnoseAll(pods []*Pod, wait func(i int) *GroupWait) ([]Diagnosis, []Place) {
+func (d *Diagnoser) DiagnoseAll(pods []*Pod, wait func(i int) *GroupWait) ([]Diagnosis, []Position) {
 	all, waits := make([]Diagnosis, len(pods)), make([]*GroupWait, len(pods))
 	for i, pod := range pods {
 		waits[i] = wait(i)
 		all[i] = d.diagnose(pod, waits[i])
 	}
-	places := d.places(pods, waits, all)
+	positions := d.positions(pods, waits, all)
 	for i := range all {
-		if text := places[i].String(); text != "" {
+		if text := positions[i].String(); text != "" {
 			all[i].Message += "; " + text
 		}
 		if node := d.Awaited[pods[i].UID]; node != "" {
@@ -81,7 +81,7 @@ func (d *Diagnoser) DiagnoseAll(pods []*Pod, wait func(i int) *GroupWait) ([]Dia
 		}
 		all[i].Message = protocol.Shorten(all[i].Message)
 	}
-	return all, places
+	return all, positions
 }
 
 // Diagnose returns why the pod, which has no node, is pending. wait is what the pod's group waits for; nil if the pod doesn't

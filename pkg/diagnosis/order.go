@@ -10,8 +10,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Place is where a pending pod is in the queue. A group has one place, as in the queue. All views show it in the words of String: Ahead and Since.
-type Place struct {
+// Position is where a pending pod is in the queue. A group has one position, as in the queue. All views show it in the words of String: Ahead and Since.
+type Position struct {
 	// Ahead is how many pods and groups come before the pod, of those that wait for memory and have equal constraints: those of higher priority, and
 	// older ones of the same priority. What failed lately comes later than this says, and the replacement that a running group lacks comes sooner: only
 	// the leader knows them.
@@ -24,11 +24,11 @@ type Place struct {
 	Since time.Time
 }
 
-// String returns the place in words; empty if nothing is ahead.
+// String returns the position in words; empty if nothing is ahead.
 //
-// The views that are read on demand show it. It is neither in Events nor in the condition PodScheduled: a pod that is bound changes the place of all
+// The views that are read on demand show it. It is neither in Events nor in the condition PodScheduled: a pod that is bound changes the position of all
 // behind it, so each bind would cost writes, and a changed condition makes kube-scheduler retry the pod.
-func (p Place) String() string {
+func (p Position) String() string {
 	switch {
 	case !p.Queued || p.Ahead == 0:
 		return ""
@@ -38,18 +38,18 @@ func (p Place) String() string {
 	return fmt.Sprintf("%d pods or groups are ahead of it", p.Ahead)
 }
 
-// places returns the places of the pods. waits are what their groups wait for, and why are their diagnoses.
-func (d *Diagnoser) places(pods []*Pod, waits []*GroupWait, why []Diagnosis) []Place {
-	places := make([]Place, len(pods))
+// positions returns the positions of the pods. waits are what their groups wait for, and why are their diagnoses.
+func (d *Diagnoser) positions(pods []*Pod, waits []*GroupWait, why []Diagnosis) []Position {
+	positions := make([]Position, len(pods))
 	items := map[string]*ledger.Item{}
 	queues := map[unique.Handle[string]][]*ledger.Item{} // By Pod.Constraints.
 	itemOf := make([]*ledger.Item, len(pods))            // nil for a pod that isn't queued.
 	for i, pod := range pods {
-		places[i] = Place{Since: pod.Created, Queued: !d.podsOnly && queued(why[i].Reason, pod, waits[i])}
+		positions[i] = Position{Since: pod.Created, Queued: !d.podsOnly && queued(why[i].Reason, pod, waits[i])}
 		if waits[i] != nil {
-			places[i].Since = waits[i].Since
+			positions[i].Since = waits[i].Since
 		}
-		if places[i].Queued {
+		if positions[i].Queued {
 			itemOf[i] = addTo(items, pod, waits[i])
 			queues[pod.Constraints] = append(queues[pod.Constraints], itemOf[i])
 		}
@@ -59,11 +59,11 @@ func (d *Diagnoser) places(pods []*Pod, waits []*GroupWait, why []Diagnosis) []P
 		queues[constraints] = slices.Compact(queue) // Each member has added its group.
 	}
 	for i, pod := range pods {
-		if places[i].Queued {
-			places[i].Ahead, _ = slices.BinarySearchFunc(queues[pod.Constraints], itemOf[i], (*ledger.Item).Compare)
+		if positions[i].Queued {
+			positions[i].Ahead, _ = slices.BinarySearchFunc(queues[pod.Constraints], itemOf[i], (*ledger.Item).Compare)
 		}
 	}
-	return places
+	return positions
 }
 
 // addTo returns the pod's item, which it adds to the items by their IDs. It is a ledger.Item as far as the pods of the API server show it.

@@ -48,36 +48,36 @@ func TestPlaces(t *testing.T) {
 	d := NewDiagnoser(nodes, pods, now)
 	d.Turns = map[gpu.PodUID]reasons.Turn{"turn": {Tenant: "t", Before: 2}}
 	d.Awaited = map[gpu.PodUID]string{"important": "a"}
-	why, places := d.DiagnoseAll(pods, wait)
+	why, positions := d.DiagnoseAll(pods, wait)
 	if words := "1 pod or group is ahead of it; cards of a are reserved for it, and it gets them when pods there have ended"; !strings.HasSuffix(why[3].Message, words) {
 		t.Errorf("of reserved cards: %q", why[3].Message)
 	}
 	got, want := map[string]int{}, map[string]int{
 		"broken-0": 0, "important": 1, "lacks-cpu": 2, "old": 3, "group-0": 4, "group-1": 4, "twin": 5, "young": 6, "recent-0": 7, "on-b": 0,
 	}
-	for i, place := range places {
-		if place.Queued {
-			got[pods[i].Name] = place.Ahead
+	for i, position := range positions {
+		if position.Queued {
+			got[pods[i].Name] = position.Ahead
 		}
-		if strings.Contains(why[i].Message, "ahead of it") != (place.Queued && place.Ahead > 0 || pods[i].Name == "turn") {
+		if strings.Contains(why[i].Message, "ahead of it") != (position.Queued && position.Ahead > 0 || pods[i].Name == "turn") {
 			t.Errorf("%s: %q", pods[i].Name, why[i].Message)
 		}
 		since := pods[i].Created
 		if w := wait(i); w != nil {
 			since = w.Since
 		}
-		if !place.Since.Equal(since) {
-			t.Errorf("%s waits since %v, want %v", pods[i].Name, place.Since, since)
+		if !position.Since.Equal(since) {
+			t.Errorf("%s waits since %v, want %v", pods[i].Name, position.Since, since)
 		}
 	}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("ahead (-want +got):\n%s", diff)
 	}
-	if text := (Place{Queued: true, Ahead: 1}).String(); text != "1 pod or group is ahead of it" {
+	if text := (Position{Queued: true, Ahead: 1}).String(); text != "1 pod or group is ahead of it" {
 		t.Error(text)
 	}
 	d.podsOnly = true
-	if _, places = d.DiagnoseAll(pods, wait); places[0].Queued {
+	if _, positions = d.DiagnoseAll(pods, wait); positions[0].Queued {
 		t.Error("the pods of other namespaces aren't known")
 	}
 }

@@ -103,9 +103,9 @@ func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
 	for i, pod := range pending {
 		pods[i] = diagnosis.NewPod(pod)
 	}
-	diagnoses, places := diagnoser.DiagnoseAll(pods, func(i int) *diagnosis.GroupWait { return waits[pending[i].UID] })
+	diagnoses, positions := diagnoser.DiagnoseAll(pods, func(i int) *diagnosis.GroupWait { return waits[pending[i].UID] })
 	for i, pod := range pending {
-		r.PendingPods = append(r.PendingPods, buildPending(pod, pods[i], diagnoses[i], places[i]))
+		r.PendingPods = append(r.PendingPods, buildPending(pod, pods[i], diagnoses[i], positions[i]))
 	}
 }
 
@@ -346,7 +346,7 @@ func (p *Pod) firstCard() int {
 	return p.Shares[0].Card
 }
 
-func buildPending(pod *corev1.Pod, pending *diagnosis.Pod, why diagnosis.Diagnosis, place diagnosis.Place) PendingPod {
+func buildPending(pod *corev1.Pod, pending *diagnosis.Pod, why diagnosis.Diagnosis, position diagnosis.Position) PendingPod {
 	out := PendingPod{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
@@ -356,10 +356,10 @@ func buildPending(pod *corev1.Pod, pending *diagnosis.Pod, why diagnosis.Diagnos
 		Scheduler: pod.Spec.SchedulerName,
 		Reason:    pending.Message,
 
-		Cause: why.Reason, Explanation: why.Message, Since: place.Since.UTC(),
+		Cause: why.Reason, Explanation: why.Message, Since: position.Since.UTC(),
 	}
-	if place.Queued {
-		out.Ahead = &place.Ahead
+	if position.Queued {
+		out.Ahead = &position.Ahead
 	}
 	if n := pending.NumCards(); n > 1 && pending.RequestError == "" {
 		out.Cards = n

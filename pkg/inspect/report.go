@@ -174,7 +174,7 @@ type PendingPod struct {
 	// Cause and Explanation are the reason and message of gpushare's own diagnosis, from the current nodes and pods.
 	Cause       reasons.Reason `json:"cause"`
 	Explanation string         `json:"explanation"`
-	// Ahead and Since are the pod's diagnosis.Place; Ahead is left out if the pod isn't queued.
+	// Ahead and Since are the pod's diagnosis.Position; Ahead is left out if the pod isn't queued.
 	Ahead *int      `json:"ahead,omitempty"`
 	Since time.Time `json:"since,omitzero"`
 }

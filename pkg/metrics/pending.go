@@ -11,8 +11,8 @@ import (
 
 // Pending is why a pod is pending, and where it is in the queue.
 type Pending struct {
-	Reason reasons.Reason
-	Place  diagnosis.Place
+	Reason   reasons.Reason
+	Position diagnosis.Position
 }
 
 // PendingPods are the pending pods at one moment.
@@ -42,13 +42,13 @@ func NewPending(registry prometheus.Registerer, ready func() error, bound time.D
 		ofBound := 0.0
 		for _, p := range now.Pods {
 			count[p.Reason]++
-			if p.Place.Since.IsZero() {
+			if p.Position.Since.IsZero() {
 				continue
 			}
-			waited := now.At.Sub(p.Place.Since)
+			waited := now.At.Sub(p.Position.Since)
 			waits[p.Reason] = max(waits[p.Reason], waited)
-			if p.Place.Queued && bound > 0 {
-				ofBound = max(ofBound, waited.Seconds()/(float64(p.Place.Ahead+1)*bound.Seconds()))
+			if p.Position.Queued && bound > 0 {
+				ofBound = max(ofBound, waited.Seconds()/(float64(p.Position.Ahead+1)*bound.Seconds()))
 			}
 		}
 		for _, reason := range reasons.OfPods() {

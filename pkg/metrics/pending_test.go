@@ -50,11 +50,11 @@ func TestPending(t *testing.T) {
 	}
 	expect(nil, nil, 0)
 	waits := func(reason reasons.Reason, waited time.Duration, queued bool, ahead int) Pending {
-		return Pending{reason, diagnosis.Place{Since: now.At.Add(-waited), Queued: queued, Ahead: ahead}}
+		return Pending{reason, diagnosis.Position{Since: now.At.Add(-waited), Queued: queued, Ahead: ahead}}
 	}
 	now.Pods = []Pending{
 		waits(reasons.Full, time.Minute, true, 0), waits(reasons.Gated, 24*time.Hour, false, 0), waits(reasons.Full, 3*time.Hour, true, 1), waits(reasons.Full, time.Second, true, 2),
-		{reasons.WaitsForGroup, diagnosis.Place{Queued: true}}, // A standby doesn't know since when.
+		{reasons.WaitsForGroup, diagnosis.Position{Queued: true}}, // A standby doesn't know since when.
 	}
 	now.RequestProblems = 3
 	expect(map[reasons.Reason]int{reasons.Full: 3, reasons.Gated: 1, reasons.WaitsForGroup: 1}, map[reasons.Reason]int{reasons.Full: 3 * 3600, reasons.Gated: 24 * 3600}, 0.75)

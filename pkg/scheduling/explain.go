@@ -16,10 +16,10 @@ import (
 type Explanation struct {
 	// At is when it was made.
 	At time.Time
-	// Pending are the pending pods, ordered by namespace and name, Diagnoses are why each of them is pending, and Places where it is in the queue.
+	// Pending are the pending pods, ordered by namespace and name, Diagnoses are why each of them is pending, and Positions where it is in the queue.
 	Pending   []*clustercache.PodInfo
 	Diagnoses []diagnosis.Diagnosis
-	Places    []diagnosis.Place
+	Positions []diagnosis.Position
 	// RequestProblems are the pods that get no GPU memory although they seem to ask for some, ordered by namespace and name:
 	// see PodInfo.RequestProblem. Most of them run.
 	RequestProblems []*clustercache.PodInfo
@@ -58,7 +58,7 @@ func (s *Scheduler) Explain() *Explanation {
 	e.last = &Explanation{
 		At: begin, Pending: pods, RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(), Tenants: s.Tenants(),
 	}
-	e.last.Diagnoses, e.last.Places = s.diagnose(pods)
+	e.last.Diagnoses, e.last.Positions = s.diagnose(pods)
 	if s.NodePolicy.ByCost() {
 		e.last.Stranded = s.ledger.Stranded()
 	}
@@ -72,8 +72,8 @@ func ExplainPause(took time.Duration) time.Duration {
 	return min(max(minCostly, ExplainShare*took), maxCostly)
 }
 
-// diagnose returns the diagnosis of each pending pod against the current state of the nodes, and its place in the queue. Explain costs less.
-func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) ([]diagnosis.Diagnosis, []diagnosis.Place) {
+// diagnose returns the diagnosis of each pending pod against the current state of the nodes, and its position in the queue. Explain costs less.
+func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) ([]diagnosis.Diagnosis, []diagnosis.Position) {
 	if len(pods) == 0 {
 		return nil, nil
 	}

@@ -107,7 +107,7 @@ func (s *source) Explain() *scheduling.Explanation {
 	for range s.pending {
 		e.Diagnoses = append(e.Diagnoses, diagnosis.Diagnosis{Reason: reasons.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))})
 	}
-	e.Places = make([]diagnosis.Place, len(s.pending))
+	e.Positions = make([]diagnosis.Position, len(s.pending))
 	return e
 }
 

@@ -87,7 +87,7 @@ type pendingView struct {
 	Reason           reasons.Reason `json:"reason"`
 	Message          string         `json:"message"`
 	SchedulerMessage string         `json:"schedulerMessage"`
-	// Ahead is diagnosis.Place.Ahead; left out for a pod that isn't queued.
+	// Ahead is diagnosis.Position.Ahead; left out for a pod that isn't queued.
 	Ahead *int `json:"ahead,omitempty"`
 	// Created is in Unix milliseconds.
 	Created int64 `json:"created"`
@@ -219,8 +219,8 @@ func viewPending(e *scheduling.Explanation) []pendingView {
 		if n := pod.NumCards(); n > 1 && pod.Pending.RequestError == "" {
 			views[i].Cards = n
 		}
-		if e.Places[i].Queued {
-			views[i].Ahead = &e.Places[i].Ahead
+		if e.Positions[i].Queued {
+			views[i].Ahead = &e.Positions[i].Ahead
 		}
 	}
 	return views
