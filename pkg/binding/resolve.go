@@ -108,7 +108,7 @@ func (c *claims) applyRead(w *write, found *clustercache.PodInfo, asked time.Tim
 	return "", false // The write may still be under way.
 }
 
-// watchReported applies what the watch reports of a pod to the ledger, see claims.watchReported. outcome is that of the pod's bind.
+// watchReported applies what the watch reports of a pod to the ledger, see claims.watchReported. outcome is how the pod's bind ended.
 func (b *Binder) watchReported(uid gpu.PodUID, outcome reasons.Result, update func()) {
 	if w := b.claims.watchReported(uid, update); w != nil {
 		b.reportResolved(klog.Background(), w, outcome)

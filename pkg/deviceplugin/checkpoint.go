@@ -185,7 +185,8 @@ func (c *checkpoint) Sync(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	err := c.read()
-	if c.unreadable = err != nil; err != nil {
+	c.unreadable = err != nil
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not read the kubelet's checkpoint, using its last known content")
 	}
 	var written time.Time // Zero if there is no file.

@@ -102,7 +102,9 @@ func (s *eventSink) send(request *rest.Request, namespace string) (*corev1.Event
 }
 
 // newInformer returns an informer for the objects that the selector matches.
-func newInformer[T, L runtime.Object](client Objects[T, L], kind T, selector fields.Selector, transform cache.TransformFunc, indexers cache.Indexers) (cache.SharedIndexInformer, error) {
+func newInformer[T, L runtime.Object](
+	client Objects[T, L], kind T, selector fields.Selector, transform cache.TransformFunc, indexers cache.Indexers,
+) (cache.SharedIndexInformer, error) {
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			options.FieldSelector = selector.String()

@@ -57,7 +57,7 @@ func appendCard(id []byte, card int) []byte {
 
 // split counts how many devices of each of a container's cards are still to be taken.
 type split struct {
-	// prefixes are those of the IDs of the cards' units.
+	// prefixes are the cards' prefixes of the IDs of their units.
 	prefixes []string
 	left     []int
 }

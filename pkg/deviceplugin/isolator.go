@@ -61,7 +61,7 @@ type isolator struct {
 	labelled bool
 	// invalid is why the node's label names no mode. No new container can start then.
 	invalid error
-	// answers are those of the driver, by the card's UUID.
+	// answers are the driver's answers, by the card's UUID.
 	answers map[string]answer
 }
 

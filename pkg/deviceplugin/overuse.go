@@ -29,7 +29,7 @@ type overuseWatch struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// reports are those of the last measurement; nil before the first one.
+	// reports are the reports of the last measurement; nil before the first one.
 	reports map[gpu.PodUID]protocol.Overuse
 	// promised is Check's argument, as last known. Only Check uses it and the next field.
 	promised map[int]gpu.Memory

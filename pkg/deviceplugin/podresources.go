@@ -128,7 +128,8 @@ func (p *podResources) State(ctx context.Context, c allocation.Candidate) alloca
 			return stateOf(c, response.GetPodResources())
 		case codes.Unknown:
 			// The kubelet has no better code for a pod that it can't find.
-			if p.unknown++; !p.answered && p.unknown >= uselessAfter {
+			p.unknown++
+			if !p.answered && p.unknown >= uselessAfter {
 				p.pausedUntil = time.Now().Add(pauseUseless)
 			}
 			return allocation.StateAbsent

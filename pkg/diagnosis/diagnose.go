@@ -222,7 +222,8 @@ func verdictIs(reason reasons.Reason) func(*podCase) bool {
 
 func (c *podCase) nominatedText() string {
 	if c.nomineeFits {
-		return fmt.Sprintf("it is nominated to %s, which has GPU memory for it: it is tried there next, or pods of lower priority that use none are still leaving", c.NominatedNode)
+		return fmt.Sprintf("it is nominated to %s, which has GPU memory for it: "+
+			"it is tried there next, or pods of lower priority that use none are still leaving", c.NominatedNode)
 	}
 	return fmt.Sprintf("pods of lower priority are leaving %s to make room for it", c.NominatedNode)
 }

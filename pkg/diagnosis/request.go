@@ -17,12 +17,14 @@ import (
 // looks like a mistake. kube-scheduler and the kubelet accept such pods: a resource that no node has, the amount 0,
 // gpu-count alone, or a key in a place where nothing reads it. The pod may be pending, running or ended.
 func RequestProblem(pod *corev1.Pod) (problem string, found bool) {
-	if problem, found = misspelledResource(pod); found {
+	problem, found = misspelledResource(pod)
+	if found {
 		return problem, true
 	}
 	switch memory := protocol.PodRequest(pod); {
 	case memory > 0:
-		if problem, found = misplacedCount(pod); found {
+		problem, found = misplacedCount(pod)
+		if found {
 			return problem, true
 		}
 		if _, annotation := pod.Annotations[protocol.LabelRDMA]; annotation && pod.Labels[protocol.LabelRDMA] == "" {
@@ -42,7 +44,8 @@ func RequestProblem(pod *corev1.Pod) (problem string, found bool) {
 	case names(pod, protocol.ResourceCores):
 		return fmt.Sprintf("%s alone gives the pod no card: ask for %s too", protocol.ResourceCores, protocol.ResourceMemory), true
 	}
-	if problem, found = fractionOfKAI(pod); found {
+	problem, found = fractionOfKAI(pod)
+	if found {
 		return problem, true
 	}
 	return misplacedRequest(pod)

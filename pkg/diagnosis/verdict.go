@@ -40,14 +40,15 @@ type rejectedNodes struct {
 	n     int
 }
 
-// maxNames is how many names a message has in a row, such as those of the nodes for one reason.
+// maxNames is how many names a message has in a row, such as the names of the nodes for one reason.
 const maxNames = 3
 
 func (r rejections) add(why eligibility.Exclusion, name string) {
 	if r[why] == nil {
 		r[why] = &rejectedNodes{why: why}
 	}
-	if r[why].n++; r[why].n <= maxNames {
+	r[why].n++
+	if r[why].n <= maxNames {
 		r[why].names = append(r[why].names, name)
 	}
 }
@@ -102,7 +103,8 @@ func excludedBy(c *eligibility.Constraints) string {
 	selector := c.NodeSelector
 	var shown []string
 	for _, key := range slices.Sorted(maps.Keys(selector)) {
-		if shown = append(shown, key+"="+selector[key]); len(shown) == maxNames {
+		shown = append(shown, key+"="+selector[key])
+		if len(shown) == maxNames {
 			break
 		}
 	}
@@ -178,12 +180,15 @@ type verdict struct {
 	message string
 	// has is, for Fits, the part of the message that names the node that has room.
 	has string
-	// unit is, for TooLarge, that of the node with the largest card.
+	// unit is, for TooLarge, the unit of the node with the largest card.
 	unit gpu.Unit
 }
 
 // cardReasons are the reasons that depend on a node's cards, the best one first: the pod's reason is the best one of any node.
-var cardReasons = []reasons.Reason{reasons.Fits, reasons.KeptForNominated, reasons.FailedCard, reasons.WaitsForTermination, reasons.Crowded, reasons.Fragmented, reasons.Full, reasons.Unhealthy, reasons.TooLarge}
+var cardReasons = []reasons.Reason{
+	reasons.Fits, reasons.KeptForNominated, reasons.FailedCard, reasons.WaitsForTermination, reasons.Crowded, reasons.Fragmented, reasons.Full,
+	reasons.Unhealthy, reasons.TooLarge,
+}
 
 // verdict returns what the nodes have for the pod.
 func (d *Diagnoser) verdict(pod *Pod) verdict {
@@ -223,7 +228,8 @@ func (d *Diagnoser) findVerdict(pod *Pod) verdict {
 	f := finding{demand: pod.Demand()}
 	for k, n := 0, 0; k < len(choice.nodes); k += n {
 		i := choice.nodes[k]
-		if n = 1; !f.several() {
+		n = 1
+		if !f.several() {
 			if fits := sums.of(reasons.Fits); fits != nil && d.nodes.figures[i].compare(fits.best.figures) < 0 {
 				break // All further nodes have less than the best one.
 			}
@@ -243,7 +249,7 @@ func (d *Diagnoser) findVerdict(pod *Pod) verdict {
 // finding is what one node has for a pod.
 type finding struct {
 	node *Node
-	// position is that of the node.
+	// position is the node's position.
 	position int
 	*figures
 	demand gpu.Demand
@@ -400,7 +406,7 @@ type summary struct {
 	largest finding
 }
 
-// summaries are those of the reasons that were found. They are few.
+// summaries has one summary for each reason that was found. They are few.
 type summaries []summary
 
 // of returns the summary of the reason; nil if there is none.
@@ -462,7 +468,8 @@ func (s *summary) verdict(now time.Time, rejected string) verdict {
 	}
 	switch s.reason {
 	case reasons.Fits:
-		if made.has = has; s.alike > 0 {
+		made.has = has
+		if s.alike > 0 {
 			made.has += s.others()
 		}
 	case reasons.KeptForNominated:

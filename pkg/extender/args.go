@@ -67,7 +67,8 @@ func splitNames(body []byte) (rest []byte, names []string, found bool) {
 		}
 		names = append(names, list[1:1+end])
 		list = list[end+2:]
-		if more = list != ""; more {
+		more = list != ""
+		if more {
 			if list[0] != ',' {
 				return body, nil, false
 			}

@@ -92,7 +92,8 @@ func (c *Cards) families() (families []*dto.MetricFamily) {
 // update makes the series of the nodes that have changed. The caller holds the lock.
 func (c *Cards) update() {
 	changes := c.ledger.ChangesSince(c.revision)
-	if c.revision = changes.Revision; changes.Full {
+	c.revision = changes.Revision
+	if changes.Full {
 		c.nodes, c.labels = make(map[string]nodeSeries, len(changes.Nodes)), map[int]*dto.LabelPair{}
 	}
 	for i := range changes.Nodes {

@@ -72,7 +72,8 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 		unwritten: newCounter("eviction_record_failures_total", "Number of failed attempts to read or write the ConfigMap that records evictions for other pods."),
 		reserved:  newCounter("awaited_reservations_total", "Number of times that cards in use were reserved for an item that waits for memory."),
 		bypassed:  newCounter("binds_without_extender_total", "Number of pods that ask for GPU memory and were bound by a scheduler that did not call the extender."),
-		expiry:    newGaugeVec("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
+		expiry: newGaugeVec("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: "+
+			"the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
 	}
 	// Series start at zero, so that the first event is an increase.
 	for _, verb := range []string{"filter", "prioritize", "bind", "preempt"} {
@@ -89,7 +90,8 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	startAtZero(e.evicted, reasons.EvictionResults()...)
 	startAtZero(e.overuse, reasons.EvictionResults()...)
 	startAtZero(e.nominated, reasons.NominationResults()...)
-	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.bypassed, e.unwritten, e.reserved, e.expiry)
+	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.bypassed,
+		e.unwritten, e.reserved, e.expiry)
 	return e
 }
 

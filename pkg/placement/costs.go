@@ -61,7 +61,7 @@ type before struct {
 	perEmptiness, free, all float64
 	// rooms are what the node has for the kinds for which it has any.
 	rooms []worthRoom
-	// on is how many shares each card has free for each of the rooms; those of one room follow each other.
+	// on is how many shares each card has free for each of the rooms; the numbers of one room follow each other.
 	on []float64
 }
 
@@ -98,7 +98,8 @@ func (o *Outlook) before(n *NodeRoom, s *space) before {
 			b.perEmptiness += kind.perEmptiness
 		}
 		var r kindRoom
-		if r, b.on = n.roomFor(i, kind, b.on); r.pods > 0 {
+		r, b.on = n.roomFor(i, kind, b.on)
+		if r.pods > 0 {
 			b.rooms = append(b.rooms, worthRoom{
 				kindRoom: r, worth: kind.worth(r.pods, r.memory), rates: kind.rates, kind: kind, simple: kind.Cards == 1 && kind.Cores == 0,
 			})

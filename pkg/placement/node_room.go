@@ -39,7 +39,8 @@ func (n *NodeRoom) roomFor(position int, kind *weighed, on []float64) (kindRoom,
 	for i := range n.Cards {
 		free := float64(n.Cards[i].Free())
 		shares := kind.sharesOf(&n.Cards[i], free)
-		if on = append(on, shares); shares > 0 {
+		on = append(on, shares)
+		if shares > 0 {
 			r.shares += shares
 			r.memory += free
 		}

@@ -242,7 +242,8 @@ func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
 // reportProblems reports invalid annotations of namespaces.
 func (f *fairShare) reportProblems(ctx context.Context) {
 	f.problems.report(func(name string, problem namespaceProblem) {
-		klog.FromContext(ctx).Error(nil, "Invalid labels or annotations of a namespace for fair sharing: its tenant gets the default values", "namespace", name, "reason", problem.text)
+		klog.FromContext(ctx).Error(nil, "Invalid labels or annotations of a namespace for fair sharing: its tenant gets the default values",
+			"namespace", name, "reason", problem.text)
 		f.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: name, UID: types.UID(problem.uid)},
 			corev1.EventTypeWarning, EventFairShareInvalid, "The default value is used: "+problem.text)
 	})

@@ -130,7 +130,7 @@ func (w *waiting) waits(pod *clustercache.PodInfo) bool {
 	return !w.ledger.NeedsTurn(pod.Pod)
 }
 
-// replaces reports whether the pod is a member that a running group lacks. broken has those of the groups that were asked about in this pass.
+// replaces reports whether the pod is a member that a running group lacks. broken has the answers for the groups that were asked about in this pass.
 func (w *waiting) replaces(pod *clustercache.PodInfo, broken map[gang.Key][]gpu.PodUID, now time.Time) bool {
 	member := w.groups.memberOf(pod)
 	if member == nil {

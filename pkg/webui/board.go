@@ -91,7 +91,8 @@ type delta struct {
 }
 
 func (d *delta) empty() bool {
-	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Problems == nil && d.Reports == nil && d.Stranded == nil && d.Tenants == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
+	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Problems == nil && d.Reports == nil &&
+		d.Stranded == nil && d.Tenants == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
 }
 
 // whole is the complete state.
@@ -153,8 +154,9 @@ type Board struct {
 // NewBoard returns a Board. Run updates it, and so does each request.
 func NewBoard(o Options) *Board {
 	b := &Board{
-		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, pending: json.RawMessage("[]"), problems: json.RawMessage("[]"), reports: json.RawMessage("[]"), stranded: json.RawMessage("[]"), tenants: json.RawMessage("null"), changed: make(chan struct{}), seq: 1,
-		status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
+		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, changed: make(chan struct{}), seq: 1,
+		pending: json.RawMessage("[]"), problems: json.RawMessage("[]"), reports: json.RawMessage("[]"), stranded: json.RawMessage("[]"),
+		tenants: json.RawMessage("null"), status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
 	}
 	b.stopping, b.stop = context.WithCancel(context.Background())
 	return b
@@ -384,8 +386,10 @@ func (b *Board) wholeFrame() (*frame, error) {
 		return b.whole, nil
 	}
 	w := whole{
-		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Words: map[reasons.Reason]string{}, Nodes: make([]json.RawMessage, 0, len(b.nodes)),
-		Pending: b.pending, Problems: b.problems, Reports: b.reports, Stranded: b.stranded, Tenants: b.tenants, Groups: make([]json.RawMessage, 0, len(b.groups)), SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
+		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Words: map[reasons.Reason]string{},
+		Nodes: make([]json.RawMessage, 0, len(b.nodes)), Groups: make([]json.RawMessage, 0, len(b.groups)),
+		Pending: b.pending, Problems: b.problems, Reports: b.reports, Stranded: b.stranded, Tenants: b.tenants,
+		SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
 	}
 	for _, reason := range reasons.OfPods() {
 		w.Words[reason] = reason.Words()

@@ -1,6 +1,7 @@
 package webui
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"regexp"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -134,6 +136,9 @@ func TestExplanations(t *testing.T) {
 	script, err := assets.ReadFile("assets/causes.js")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("No scheduler has tried the pod for %.0f s.", diagnosis.UntriedAfter.Seconds()); !strings.Contains(string(script), want) {
+		t.Errorf("causes.js doesn't say %q", want)
 	}
 	explained := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?m)^  (\w+): \["(\w+)", "`).FindAllStringSubmatch(string(script), -1) {

@@ -193,7 +193,8 @@ func viewNode(node ledger.Node, ownerOf func(namespace, name string) string) nod
 
 func viewPod(allocation ledger.Allocation, owner string, share gpu.Share) podView {
 	view := podView{
-		Name: allocation.Name, Namespace: allocation.Namespace, Owner: owner, Memory: share.Memory, Cores: share.Cores, Limit: allocation.Limits.Largest, Since: milliseconds(allocation.AssumeTime),
+		Name: allocation.Name, Namespace: allocation.Namespace, Owner: owner, Memory: share.Memory, Cores: share.Cores,
+		Limit: allocation.Limits.Largest, Since: milliseconds(allocation.AssumeTime),
 	}
 	if n := len(allocation.Placement); n > 1 {
 		view.Cards = n
