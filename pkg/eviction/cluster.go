@@ -47,7 +47,7 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 }
 
 // candidate returns the place of a pod that may be evicted, and the numbers of its budgets. ok is false if it isn't certain that the end of
-// the pod frees its place, or if the eviction is likely to be rejected: see Evictor.evictable.
+// the pod frees its place, or if the eviction isn't likely to be made.
 func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, numbers []int, ok bool) {
 	info, known := r.Cache.Pod(pod.Namespace, pod.Name)
 	node, allocation, held := r.Ledger.Lookup(pod.UID)
@@ -55,8 +55,7 @@ func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, num
 		return place, nil, false
 	}
 	numbers, _ = b.of(info) // If they are unknown, the API server decides.
-	ok = len(numbers) < 2 && !r.executor.Spares(pod.UID) && !r.executor.Tries(pod.UID)
-	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, ok
+	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, r.executor.mayEvict(pod.UID, numbers)
 }
 
 // cards returns the cards of a node as the pod sees them, without the victims and the pods that are being deleted, and without the awaited

@@ -169,9 +169,12 @@ func (o *Options) read(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
 	return live, nil
 }
 
-// resultOf returns the result of an eviction that failed, as a label of metrics.
+// resultOf returns the result of an eviction, as a label of metrics.
 func resultOf(err error) reasons.Result {
-	if byBudget(err) {
+	switch {
+	case err == nil:
+		return reasons.ResultEvicted
+	case byBudget(err):
 		return reasons.ResultRefused
 	}
 	return reasons.ResultFailed
@@ -195,4 +198,5 @@ func certain(allocation *ledger.Allocation) bool {
 	return allocation.State == ledger.Bound && !allocation.Presumed
 }
 
+// frees reports whether the deletion of the pod makes room on its node.
 func frees(pod *clustercache.PodInfo, now time.Time) bool { return !pod.Overdue(now) && !pod.Mirror }

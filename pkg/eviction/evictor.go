@@ -106,25 +106,20 @@ func (e *Evictor) Rejected(pod gpu.Pod, nominated string, full iter.Seq[string],
 		}
 		nodes = append(nodes, strings.Clone(name)) // The name may be a slice of the whole request.
 	}
-	if len(nodes) > 0 {
-		e.add(blockedPod{pod: pod, nodes: nodes, nominated: strings.Clone(nominated), asked: at, at: at.Add(cycle)})
+	if len(nodes) == 0 {
+		return
 	}
-}
-
-func (e *Evictor) add(b blockedPod) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	uid := b.pod.UID
-	if before, known := e.blocked[uid]; known && before.nominated == b.nominated {
+	b := blockedPod{pod: pod, nodes: nodes, nominated: strings.Clone(nominated), asked: at, at: at.Add(cycle)}
+	if before, known := e.blocked[pod.UID]; known && before.nominated == b.nominated {
 		b.at = before.at
-	} else if !known && len(e.blocked) >= maxBlocked {
-		least := slices.MaxFunc(slices.Collect(maps.Values(e.blocked)), e.compare)
-		if e.compare(b, least) >= 0 {
-			return
-		}
-		delete(e.blocked, least.pod.UID)
 	}
-	e.blocked[uid] = b
+	e.blocked[pod.UID] = b
+	if len(e.blocked) > maxBlocked {
+		last := slices.MaxFunc(slices.Collect(maps.Values(e.blocked)), e.compare)
+		delete(e.blocked, last.pod.UID)
+	}
 }
 
 // compare orders pods by descending priority, then by the earliest time of a round, and postponed pods last. The caller holds the lock.
@@ -169,12 +164,11 @@ func (e *Evictor) Tick(ctx context.Context) {
 // resign ends all rounds at the end of a term.
 func (e *Evictor) resign() {
 	e.mu.Lock()
-	rounds := e.rounds
-	e.clear()
-	e.mu.Unlock()
-	for _, r := range rounds {
+	defer e.mu.Unlock()
+	for _, r := range e.rounds {
 		e.endReservation(r.pod)
 	}
+	e.clear()
 }
 
 // step ends the rounds that are over, and begins at most one.
@@ -196,7 +190,9 @@ func (e *Evictor) step(ctx context.Context) {
 		tries++
 		chosen, found := e.choosePlan(ctx, pod, b.nodes)
 		if !found {
-			e.postpone(b.pod.UID, candidatesLife)
+			e.mu.Lock()
+			e.postponed.Extend(b.pod.UID, e.Clock.Now(), queue.Retry, candidatesLife)
+			e.mu.Unlock()
 			continue
 		}
 		if e.begin(ctx, chosen) {
@@ -233,11 +229,4 @@ func (e *Evictor) needed(b blockedPod) (*clustercache.PodInfo, bool) {
 		return nil, false // kube-scheduler has found a node.
 	}
 	return pod, !e.fits(b.pod, b.nodes...) // If a card has room now, the pod is requeued.
-}
-
-// postpone pauses the pod: it gets no round until the pause ends. most limits the pause.
-func (e *Evictor) postpone(uid gpu.PodUID, most time.Duration) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.postponed.Extend(uid, e.Clock.Now(), queue.Retry, most)
 }

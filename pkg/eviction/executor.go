@@ -521,11 +521,16 @@ func (x *Executor) Tries(uid gpu.PodUID) bool {
 	return false
 }
 
-// Spares reports whether the eviction of the pod was refused a short time ago.
-func (x *Executor) Spares(uid gpu.PodUID) bool {
+// mayEvict reports whether the eviction of a pod with these budgets is likely to be made: the API server evicts no pod with several budgets
+// (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), may refuse again what it refused a short time ago, and a victim of another round isn't
+// one of this.
+func (x *Executor) mayEvict(uid gpu.PodUID, budgets []int) bool {
+	if len(budgets) > 1 || x.Tries(uid) {
+		return false
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.spared.Has(uid, x.Clock.Now())
+	return !x.spared.Has(uid, x.Clock.Now())
 }
 
 // Full reports whether no further round can begin now: there are too many, or those of the former leader aren't known yet.

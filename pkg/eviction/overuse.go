@@ -18,7 +18,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // EventOveruseEvicted is the reason of the Event on a pod that is evicted because it uses more than it requests.
@@ -353,11 +352,12 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 	}
 	o.requested, o.requestedAt = v.pod.UID, o.Clock.Now() // Before the call, because its answer may be lost.
 	_, gone, err := o.request(ctx, v.pod.Pod)
-	switch {
-	case gone:
+	if gone {
 		return true
+	}
+	o.Observer.OveruserEvicted(resultOf(err))
+	switch {
 	case err == nil:
-		o.Observer.OveruserEvicted(reasons.ResultEvicted)
 		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", v.use.Used, "requestedMiB", v.use.Requested)
 		why := "other pods can't get what they request"
 		if v.use.ForLowCard() {
@@ -365,16 +365,13 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		}
 		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
 			"Evicted from GPU card %d of node %s: it %s, and %s", v.card, v.node, v.use, why))
-		return true
 	case answered(err):
 		o.requested = ""
 		o.spared.Extend(v.pod.UID, o.Clock.Now(), queue.Retry, queue.LongestPause)
-		result := resultOf(err)
-		o.Observer.OveruserEvicted(result)
-		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted", "result", result)
+		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted", "result", resultOf(err))
 		return false
+	default:
+		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted: the API server doesn't answer")
 	}
-	o.Observer.OveruserEvicted(reasons.ResultFailed)
-	logger.Error(err, "Pod that uses more GPU memory than it requests not evicted: the API server doesn't answer")
 	return true
 }

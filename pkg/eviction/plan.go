@@ -2,13 +2,13 @@ package eviction
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -19,8 +19,8 @@ type plan struct {
 	round
 	// where is what the pod is to get.
 	where gpu.Placement
-	// evict are the victims of the round that aren't terminating yet.
-	evict []ledger.Allocation
+	// evictions are those of the victims that aren't terminating yet.
+	evictions Round
 }
 
 // choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
@@ -37,7 +37,7 @@ func (e *Evictor) choosePlan(ctx context.Context, pod *clustercache.PodInfo, can
 			break
 		}
 		if node, ok := s.node(name, preemption.Victims{}); ok && preemption.Fragmented(node, s.request) && e.Ledger.FitsResources(name, pod.Pod, nil) {
-			node.Pods = slices.DeleteFunc(node.Pods, func(p preemption.Pod) bool { return !e.evictable(p) })
+			node.Pods = slices.DeleteFunc(node.Pods, func(p preemption.Pod) bool { return !p.Terminating && !e.executor.mayEvict(p.UID, p.Budgets) })
 			names, nodes = append(names, name), append(nodes, node)
 		}
 	}
@@ -46,22 +46,19 @@ func (e *Evictor) choosePlan(ctx context.Context, pod *clustercache.PodInfo, can
 		return plan{}, false
 	}
 	out := plan{
-		round: round{pod: pod.Pod, node: names[chosen.Node], victims: chosen.Pods, nominated: pod.NominatedNode},
+		round: round{pod: pod.Pod, node: names[chosen.Node], victims: chosen.Pods, own: true, nominated: pod.NominatedNode},
 		where: pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...),
 	}
+	waits := Waiting{IDs(pod.Pod)[0], out.node, out.where.Cards()}
+	out.evictions = Round{Cause: ByPriority, For: []Waiting{waits}}
 	for _, uid := range chosen.Pods {
-		if _, allocation, held := e.Ledger.Lookup(uid); held && !allocation.Leaving {
-			out.evict = append(out.evict, allocation)
+		if _, victim, held := e.Ledger.Lookup(uid); held && !victim.Leaving {
+			out.evictions.Victims = append(out.evictions.Victims, Victim{
+				Pods: IDs(victim.Pod), For: waits.PodID, What: fmt.Sprintf("Evicted from GPU %s of node %s", victim.Placement, out.node), Why: " of higher priority",
+			})
 		}
 	}
 	return out, true
-}
-
-// evictable reports whether the pod is terminating, or its eviction is likely: the API server evicts no pod with several
-// budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and may reject again what it rejected. Victims of other rounds aren't
-// evicted for this pod.
-func (e *Evictor) evictable(p preemption.Pod) bool {
-	return p.Terminating || len(p.Budgets) < 2 && !e.executor.Spares(p.UID) && !e.executor.Tries(p.UID)
 }
 
 // nominationValid reports whether the pod can still get a card of the node to which it is nominated.

@@ -82,16 +82,14 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 		r.observer.ReclaimEvicted(len(evicted), memory, min(plan.Beyond, memory))
 		logger.Info("Evicted pods for tenants below their share", "pods", len(evicted), "memory", memory.String(), "units", len(plan.Served))
 	}
-	if err == nil {
-		r.observer.Reclaimed(reasons.ResultEvicted)
-		return until
-	}
 	r.observer.Reclaimed(resultOf(err))
-	what := "Reclaim: not all victims evicted, trying again until the round ends"
-	if until.IsZero() {
-		what = "Reclaim: no victim evicted"
+	if err != nil {
+		what := "Reclaim: not all victims evicted, trying again until the round ends"
+		if until.IsZero() {
+			what = "Reclaim: no victim evicted"
+		}
+		logger.Error(err, what, "result", resultOf(err))
 	}
-	logger.Error(err, what, "result", resultOf(err))
 	return until
 }
 

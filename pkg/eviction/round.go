@@ -3,7 +3,6 @@ package eviction
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -23,14 +22,19 @@ import (
 )
 
 // round is the freeing of cards for one pod. A nomination that is reserved in the ledger keeps them for the pod until the round ends.
+//
+// It begins when victims are chosen for the Executor (begin) or a former leader's round is continued (adopt), when filter is called with the node while
+// victims of kube-scheduler are leaving it (Tried), or when kube-scheduler would evict such victims again (Repeated). First it waits for the end of its
+// victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term (resign).
 type round struct {
 	pod     gpu.Pod
 	node    string
 	victims []gpu.PodUID
-	state   roundState
+	// own is true if the Executor evicts the victims, false if kube-scheduler does.
+	own bool
 	// offered is when filter was called with the node while victims of kube-scheduler were leaving it; zero once Awaits has answered for that call.
 	offered time.Time
-	// freedAt is when all victims were gone.
+	// freedAt is when all victims were gone; zero before.
 	freedAt time.Time
 	// nominated is the node of the pod's nomination when the round began. It is node itself if kube-scheduler evicted the victims, else no
 	// longer valid.
@@ -39,22 +43,8 @@ type round struct {
 	awaited bool
 }
 
-// roundState is how far a round is.
-//
-//	           → evicting  begin or adopt: the Executor evicts the victims
-//	           → leaving   Tried: filter is called with the node while victims of kube-scheduler are leaving it
-//	           → leaving   Repeated: the victims of kube-scheduler are leaving or gone, and it would evict them again
-//	freed      → leaving   Tried finds further ones
-//	evicting   → freed     endRounds finds that all victims are gone
-//	leaving    → freed     likewise
-//	any        → no round  the pod is bound or gone (Forget), the round fails (failed, cancel), or the term ends (resign)
-type roundState int
-
-const (
-	evicting roundState = iota
-	leaving
-	freed
-)
+// evicting reports whether the Executor is still freeing the cards.
+func (r *round) evicting() bool { return r.own && r.freedAt.IsZero() }
 
 // proposal is an answer to a preempt call: the victims on each node. kube-scheduler evicts those of one node.
 type proposal struct {
@@ -62,41 +52,53 @@ type proposal struct {
 	victims map[string]preemption.Victims
 }
 
-// begin reserves the cards and evicts the victims. It reports whether this step must not try another pod: a round is in
-// progress, or the API server doesn't answer.
+// begin reserves the cards and evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether this step must
+// not try another pod: a round is in progress, or the API server doesn't answer.
 func (e *Evictor) begin(ctx context.Context, plan plan) (done bool) {
 	pod := plan.pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
+	e.mu.Lock()
 	e.reserve(plan.round)
-	if len(plan.evict) == 0 {
+	e.mu.Unlock()
+	if len(plan.evictions.Victims) == 0 {
 		return true // All victims are terminating already.
 	}
-	evicted, err := e.evict(ctx, plan)
+	begun, err := e.evict(ctx, plan)
+	e.Observer.Evicted(resultOf(err))
 	if err != nil {
-		e.Observer.Evicted(resultOf(err))
 		what := "Not all victims evicted for a pod that only fragmentation keeps pending, trying again until the round ends"
-		if !evicted {
+		if !begun {
 			what = "No victim evicted for a pod that only fragmentation keeps pending, trying again after a pause"
-			e.cancel(pod)
+			e.cancel(pod.UID)
 		}
 		logger.Error(err, what, "result", resultOf(err))
-		return evicted || !answered(err)
+		return begun || !answered(err)
 	}
-	e.Observer.Evicted(reasons.ResultEvicted)
-	logger.Info("Freeing a card for a pod that only fragmentation keeps pending", "evicted", len(plan.evict))
+	logger.Info("Freeing a card for a pod that only fragmentation keeps pending", "evicted", len(plan.evictions.Victims))
 	lacking := "no card has"
 	if len(plan.where) > 1 {
 		lacking = "too few cards have"
 	}
 	e.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicting,
-		"Evicting %d pod(s) of lower priority from GPU %s of node %s: the node has enough free GPU memory, but %s", len(plan.evict), plan.where, plan.node, lacking)
+		"Evicting %d pod(s) of lower priority from GPU %s of node %s: the node has enough free GPU memory, but %s",
+		len(plan.evictions.Victims), plan.where, plan.node, lacking)
 	return true
 }
 
-// reserve begins a round of the Evictor: the place is kept. If there is anything to evict, the Executor has a round of its own.
+// evict makes the evictions of a plan. It reports whether a pod was evicted, or may have been.
+func (e *Evictor) evict(ctx context.Context, plan plan) (begun bool, err error) {
+	if _, err := e.readUnbound(ctx, plan.pod); err != nil {
+		return false, err
+	}
+	if err := e.executor.Check(ctx, plan.evictions.Victims); err != nil {
+		return false, err
+	}
+	_, until, err := e.executor.Evict(ctx, plan.evictions, e.inRound(plan.pod.UID))
+	return !until.IsZero(), err
+}
+
+// reserve begins a round: its place is kept. The caller holds the lock.
 func (e *Evictor) reserve(r round) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.rounds[r.pod.UID] = r
 	e.Ledger.Nominate(r.node, r.pod, r.victims...)
 }
@@ -118,7 +120,7 @@ func (e *Evictor) adopt() {
 	for _, inherited := range e.executor.Inherited(ByPriority) {
 		w := inherited.For[0]
 		info, known := e.Cache.Pod(w.Namespace, w.Name)
-		r := round{node: w.Node}
+		r := round{node: w.Node, own: true}
 		lower := known
 		for _, v := range inherited.Victims {
 			for _, pod := range v.Pods {
@@ -129,40 +131,21 @@ func (e *Evictor) adopt() {
 		}
 		if known && info.UID == w.UID && info.Pending != nil && lower && e.fragmented {
 			r.pod, r.nominated = info.Pod, info.NominatedNode
+			e.mu.Lock()
 			e.reserve(r)
+			e.mu.Unlock()
 			e.executor.Continue(inherited, e.inRound(w.UID))
 		}
 	}
 }
 
-// evict evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether one was evicted, or may have been.
-func (e *Evictor) evict(ctx context.Context, plan plan) (evicted bool, err error) {
-	if _, err := e.readUnbound(ctx, plan.pod); err != nil {
-		return false, err
-	}
-	waits := IDs(plan.pod)[0]
-	r := Round{Cause: ByPriority, For: []Waiting{{waits, plan.node, plan.where.Cards()}}}
-	for _, victim := range plan.evict {
-		r.Victims = append(r.Victims, Victim{
-			Pods: IDs(victim.Pod),
-			For:  waits, What: fmt.Sprintf("Evicted from GPU %s of node %s", victim.Placement, plan.node), Why: " of higher priority",
-		})
-	}
-	if err := e.executor.Check(ctx, r.Victims); err != nil {
-		return false, err
-	}
-	_, until, err := e.executor.Evict(ctx, r, e.inRound(waits.UID))
-	return !until.IsZero(), err
-}
-
 // cancel ends a round in which no pod was evicted.
-func (e *Evictor) cancel(pod gpu.Pod) {
+func (e *Evictor) cancel(uid gpu.PodUID) {
 	e.mu.Lock()
-	r := e.rounds[pod.UID]
-	delete(e.rounds, pod.UID)
-	e.mu.Unlock()
-	e.postpone(pod.UID, queue.LongestPause)
-	e.ended(pod, r.awaited)
+	defer e.mu.Unlock()
+	if r, ok := e.rounds[uid]; ok {
+		e.end(r, queue.Retry)
+	}
 }
 
 // KeepsCard reports whether a round reserves a card for the pod. It also renews that reservation, because kube-scheduler may
@@ -174,7 +157,8 @@ func (e *Evictor) KeepsCard(pod gpu.Pod, nominated string) bool {
 	if !ok || nominated != "" && nominated != r.nominated {
 		return false
 	}
-	e.Ledger.Nominate(r.node, pod, r.victims...) // Under the lock, so that the end of the round removes it later.
+	r.pod = pod
+	e.reserve(r) // Under the lock, so that the end of the round removes it later.
 	return true
 }
 
@@ -214,12 +198,11 @@ func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bo
 		}
 		r, known := e.rounds[pod.UID]
 		switch {
-		case known && (r.node == node || r.state == evicting): // The Executor goes on with its round.
+		case known && (r.node == node || r.evicting()): // The Executor goes on with its round.
 			r.awaited = true
 			e.rounds[pod.UID] = r
 		case e.isPending(pod):
-			e.rounds[pod.UID] = round{pod: pod, node: node, nominated: node, victims: again, state: leaving, awaited: true}
-			e.Ledger.Nominate(node, pod, again...)
+			e.reserve(round{pod: pod, node: node, nominated: node, victims: again, awaited: true})
 		default:
 			return false // Nothing would make kube-scheduler retry it.
 		}
@@ -249,13 +232,13 @@ func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.T
 		// A round that is known is about another node.
 		known = false
 		node := strings.Clone(nominated) // The name may be a slice of the whole request.
-		r = round{pod: pod, node: node, nominated: node, state: leaving}
+		r = round{pod: pod, node: node, nominated: node}
 	}
-	if r.state == evicting || !slices.Contains(nodes, r.node) {
+	if r.evicting() || !slices.Contains(nodes, r.node) {
 		return
 	}
 	if victims := e.leavingFor(pod, r.node); len(victims) > 0 && (known || e.isPending(pod)) {
-		r.victims, r.state, r.offered = victims, leaving, at
+		r.victims, r.own, r.freedAt, r.offered = victims, false, time.Time{}, at
 		e.rounds[pod.UID] = r
 	}
 }
@@ -319,7 +302,7 @@ func (e *Evictor) Awaits(uid gpu.PodUID) bool {
 	if !ok {
 		return false
 	}
-	awaits := e.Clock.Since(r.offered) < cycle || r.state == evicting && e.slowest(r) != gone
+	awaits := e.Clock.Since(r.offered) < cycle || r.evicting() && e.slowest(r) != gone
 	r.offered, r.awaited = time.Time{}, r.awaited || awaits
 	e.rounds[uid] = r
 	return awaits
@@ -327,47 +310,44 @@ func (e *Evictor) Awaits(uid gpu.PodUID) bool {
 
 // endRounds ends the rounds that have failed.
 func (e *Evictor) endRounds() {
-	var over []round
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	now := e.Clock.Now()
 	maps.DeleteFunc(e.proposals, func(_ gpu.PodUID, p proposal) bool { return now.Sub(p.at) >= cycle })
 	for uid, r := range e.rounds {
 		slowest := e.slowest(r)
-		if r.state != freed && slowest == gone {
-			r.state, r.freedAt = freed, now
+		if r.freedAt.IsZero() && slowest == gone {
+			r.freedAt = now
 			e.rounds[uid] = r
 		}
 		if pause := e.failed(r, slowest, now); pause > 0 {
-			delete(e.rounds, uid)
-			e.postponed.Extend(uid, now, pause, queue.LongestPause)
-			over = append(over, r)
+			e.end(r, pause)
 		}
-	}
-	e.mu.Unlock()
-	for _, r := range over {
-		e.ended(r.pod, r.awaited)
 	}
 }
 
-// ended ends the reservation of a round that failed. If kube-scheduler has proposed no victims because of the round, it must retry the pod now:
-// the pod may be able to preempt elsewhere.
-func (e *Evictor) ended(pod gpu.Pod, awaited bool) {
-	e.endReservation(pod)
-	if awaited {
+// end ends a round that has failed, and begins a pause of its pod. If kube-scheduler has proposed no victims because of the round, it must retry the
+// pod now: the pod may be able to preempt elsewhere. The caller holds the lock.
+func (e *Evictor) end(r round, pause time.Duration) {
+	delete(e.rounds, r.pod.UID)
+	e.postponed.Extend(r.pod.UID, e.Clock.Now(), pause, queue.LongestPause)
+	e.endReservation(r.pod)
+	if r.awaited {
 		e.requeue()
 	}
 }
 
 // failed returns the minimum pause of the pod if the round has failed, zero if it continues.
 func (e *Evictor) failed(r round, slowest phase, now time.Time) time.Duration {
+	freed := !r.freedAt.IsZero()
 	switch {
-	case r.state != freed && slowest == overdue:
+	case !freed && slowest == overdue:
 		return queue.LongestPause
-	case r.state != freed && slowest == running:
+	case !freed && slowest == running:
 		return queue.Retry // The eviction failed, or was not made.
-	case r.state == freed && !e.fits(r.pod, r.node):
+	case freed && !e.fits(r.pod, r.node):
 		return queue.Retry // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
-	case r.state == freed && now.Sub(r.freedAt) > queue.Arrival:
+	case freed && now.Sub(r.freedAt) > queue.Arrival:
 		return queue.LongestPause // Something unknown to the extender keeps the pod off the node.
 	}
 	return 0

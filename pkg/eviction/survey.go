@@ -96,7 +96,7 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 		delete(allocations, uid)
 	}
 	for uid, allocation := range allocations {
-		if allocation.Priority >= s.pod.Priority || !certain(allocation) || pods[uid] != nil && !s.frees(pods[uid]) {
+		if allocation.Priority >= s.pod.Priority || !certain(allocation) || pods[uid] != nil && !frees(pods[uid], s.now) {
 			continue
 		}
 		node.Pods = append(node.Pods, s.candidate(uid, pods[uid], allocation))
@@ -122,14 +122,11 @@ func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation
 			out.Placement = allocation.Placement
 		}
 	}
-	if pod != nil && !s.frees(pod) {
+	if pod != nil && !frees(pod, s.now) {
 		out.Placement, out.Requests = nil, nil
 	}
 	return out
 }
-
-// frees reports whether the deletion of the pod makes room on the node.
-func (s *Survey) frees(pod *clustercache.PodInfo) bool { return frees(pod, s.now) }
 
 // podsOf returns the live pods of a node. It subtracts from free what they use, and what nominated pods of equal or
 // higher priority are about to use.
