@@ -239,7 +239,7 @@ func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.T
 	}
 	if victims := e.leavingFor(pod, r.node); len(victims) > 0 && (known || e.isPending(pod)) {
 		r.victims, r.own, r.freedAt, r.offered = victims, false, time.Time{}, at
-		e.rounds[pod.UID] = r
+		e.reserve(r)
 	}
 }
 

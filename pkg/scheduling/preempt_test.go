@@ -206,6 +206,21 @@ func TestPlaceOfPreemptorIsKept(t *testing.T) {
 	})
 }
 
+// A new leader finds the place of a preemptor whose nomination an answer of the former one has cleared. It keeps the place, although nothing changes
+// about the pod.
+func TestPlaceOfPreemptorIsFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		victim := fake.Pod("a", 16, fake.Bound("n1", 0), fake.Priority(1), fake.Terminating(begin))
+		pod, rival := fake.Pod("p", 16, fake.Priority(5)), fake.Pod("rival", 16, fake.Priority(5))
+		f := start(t, Options{}, fake.Node("n1", 16), victim, pod, rival)
+		f.filter(pod, "n1")
+		f.publishGone(victim)
+		if got := f.filter(rival, "n1").Names(); len(got) != 0 {
+			t.Errorf("a pod of equal priority may go to %v", got)
+		}
+	})
+}
+
 // While the extender frees a card for a pod, kube-scheduler preempts on no other node for it.
 func TestPreemptDuringEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
