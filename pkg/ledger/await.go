@@ -16,7 +16,8 @@ import (
 //
 // It takes the cards on which all requests fit if the youngest pods have ended: those that were placed after a time that is as late as possible,
 // and later than oldest. Run times are unknown, and a pod that has run for long will likely run for long. The awaited reservations of items that come
-// before count as pods that stay.
+// before count as pods that stay. Places that the item has to leave to nominated pods, or to those for which reclaim frees memory, count as pods that are
+// placed now.
 //
 // The nodes must also have enough CPU, memory and other resources if the pods that were placed after oldest have ended.
 //
@@ -26,7 +27,10 @@ import (
 // If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, some
 // hundreds at a time; they can change before the cards are chosen, so Await can return false although there are cards.
 func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bool) {
-	c := awaitedChoice{Ledger: l, item: item, oldest: oldest, known: map[gpu.Demand]map[string]float64{}}
+	c := awaitedChoice{Ledger: l, item: item, oldest: oldest, pods: map[gpu.PodUID]bool{}, known: map[gpu.Demand]map[string]float64{}}
+	for i := range requests {
+		c.pods[requests[i].Pod.UID] = true
+	}
 	requests = c.shortlist(requests)
 	l.update(func() []string {
 		freed := l.endItem(Queued, item.ID)
@@ -290,12 +294,15 @@ type awaitedChoice struct {
 	item   Item
 	made   *Reservation
 	oldest time.Time
+	// pods are those of the requests.
+	pods map[gpu.PodUID]bool
 	// known are the rates of nodes by demand and name, for the shortlist; 0 if the demand doesn't fit.
 	known map[gpu.Demand]map[string]float64
 	// The slices are kept for reuse by freeable.
 	cards  []placement.Card
 	since  []time.Time
 	byAge  []*Allocation
+	places []Share
 	result []freeableCard
 }
 
@@ -460,6 +467,11 @@ func (c *awaitedChoice) placeOn(name string, n *node, pod gpu.Pod) bool {
 				share.Ending = append(share.Ending, a.UID)
 			}
 		}
+		for _, place := range c.places {
+			if slices.Contains(place.On.Cards(), card.index) {
+				share.Behind = append(share.Behind, place.Pod.UID)
+			}
+		}
 	}
 	c.addShare(c.made, share)
 	return true
@@ -493,15 +505,11 @@ func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) []freeableCard {
 	}
 	c.sortByAge(n)
 	for _, a := range c.byAge {
-		for _, share := range a.Placement {
-			i, ok := placement.Position(c.cards, share.Card)
-			if !ok || c.since[i] != never {
-				continue
-			}
-			if c.cards[i].Add(share); !c.cards[i].Fits(demand) {
-				c.since[i] = a.begun()
-			}
-		}
+		c.use(a.Placement, a.begun(), demand)
+	}
+	c.findPlaces(n)
+	for i := range c.places {
+		c.use(c.places[i].On, justNow, demand)
 	}
 	for i := range c.cards {
 		if c.since[i].After(c.oldest) {
@@ -512,8 +520,35 @@ func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) []freeableCard {
 	return c.result
 }
 
-// never is later than any time at which a pod was placed.
-var never = time.Unix(1<<33, 0)
+// use counts what a pod that was placed at that time uses. From a card on which the demand doesn't fit beside it, it has to end.
+func (c *awaitedChoice) use(where gpu.Placement, begun time.Time, demand *gpu.Demand) {
+	for _, share := range where {
+		i, ok := placement.Position(c.cards, share.Card)
+		if !ok || c.since[i] != never {
+			continue
+		}
+		if c.cards[i].Add(share); !c.cards[i].Fits(demand) {
+			c.since[i] = begun
+		}
+	}
+}
+
+// findPlaces sets places to those of the node that the item has to leave to others.
+func (c *awaitedChoice) findPlaces(n *node) {
+	c.places = c.places[:0]
+	for i := range n.reserved {
+		r := &n.reserved[i]
+		if r.Source != Queued && c.item.Priority <= r.Priority && !c.pods[r.Pod.UID] && !c.allocated(r.Pod.UID) {
+			c.places = append(c.places, Share{Pod: r.Pod, On: n.expected(r, n.cards)})
+		}
+	}
+}
+
+// never is later than any time at which a pod was placed, and justNow is that of a pod that isn't bound yet.
+var (
+	never   = time.Unix(1<<33, 0)
+	justNow = never.Add(-time.Second)
+)
 
 // countReservations sets cards to those of the node without allocations, but with the item's own shares, and with those of items that come before.
 func (c *awaitedChoice) countReservations(n *node) {
@@ -537,7 +572,7 @@ func (c *awaitedChoice) counts(r *reserved) bool {
 // begun returns when the pod was placed; a zero time if that is unknown. A pod that isn't bound yet counts as new.
 func (a *Allocation) begun() time.Time {
 	if a.State == Assumed {
-		return never.Add(-time.Second)
+		return justNow
 	}
 	return a.AssumeTime
 }

@@ -255,7 +255,7 @@ func (l *Ledger) against(n *node, a *asker) iter.Seq[*reserved] {
 	}
 }
 
-// seesUsed reports whether the pod sees the share as used: not if it is its own. Of two items of the queue, the later one sees the earlier one's. A pod
+// seesUsed reports whether the pod sees the share as used: not if it is its own, or comes behind a place of the pod. Of two items of the queue, the later one sees the earlier one's. A pod
 // that isn't in the queue sees those of items without turns, and of those with turns only if it needs a turn too. Otherwise priority decides, see
 // Reservation.Priority.
 func (l *Ledger) seesUsed(a *asker, r *reserved) bool {
@@ -269,7 +269,8 @@ func (l *Ledger) seesUsed(a *asker, r *reserved) bool {
 	case r.Source == Queued && r.Item.ByTurn != l.NeedsTurn(*a.pod):
 		sees = !r.Item.ByTurn
 	}
-	return sees && !l.allocated(r.Pod.UID)
+	hasPlace := a.own[Nominated] != nil || a.own[Reclaimed] != nil
+	return sees && !l.allocated(r.Pod.UID) && !(hasPlace && slices.Contains(r.Behind, a.pod.UID))
 }
 
 // besideReserved returns the reason with what is reserved for others on the node, which may be nil: reasons.ResourcesReserved instead of Fits if that

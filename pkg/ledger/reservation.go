@@ -39,8 +39,9 @@ type Share struct {
 	// On are the cards, which may still be in use. If it is empty, the cards are those that the pod is likely to get, see node.expected.
 	On gpu.Placement
 	// Ending are the pods that have to end on the cards of an awaited reservation from the queue. What they use of the node besides is free for its
-	// pod then.
-	Ending []gpu.PodUID
+	// pod then. Behind are the pods that had places there, which the item has to leave to them: as long as they have one, they don't see
+	// the share as used.
+	Ending, Behind []gpu.PodUID
 }
 
 // Source is what makes and ends a reservation. A pod has at most one awaited reservation from each source, and one that is placed or binding.

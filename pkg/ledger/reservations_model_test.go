@@ -93,7 +93,7 @@ func (m *reservationModel) view(node string, pod gpu.Pod, awaited bool) *model {
 		}
 	}
 	if awaited && m.seesKept(pod) {
-		use(m.keptOn(node, true))
+		use(m.keptFrom(node, pod))
 	}
 	for _, n := range m.nominees(node) {
 		if n.pod.Priority >= pod.Priority && n.pod.UID != pod.UID && m.allocations[n.pod.UID] == nil {
@@ -101,6 +101,36 @@ func (m *reservationModel) view(node string, pod gpu.Pod, awaited bool) *model {
 		}
 	}
 	return view
+}
+
+// keptFrom returns what the awaited reservation has on a node but for what comes behind a place of the pod.
+func (m *reservationModel) keptFrom(node string, pod gpu.Pod) (all gpu.Placement) {
+	_, placed := m.nominated[pod.UID]
+	placed = placed || slices.ContainsFunc(m.held, func(h heldPlace) bool { return h.UID == pod.UID })
+	for uid, share := range m.kept {
+		if share.node == node && m.allocations[uid] == nil && !(placed && slices.Contains(share.behind, pod.UID)) {
+			all = append(all, share.on...)
+		}
+	}
+	return all
+}
+
+// placesBefore returns the places of the node that an item of this priority with these pods has to leave to others.
+func (m *reservationModel) placesBefore(node string, priority int32, own []gpu.PodUID) (places []keptShare) {
+	add := func(uid gpu.PodUID, upTo int32, on gpu.Placement) {
+		if priority <= upTo && m.allocations[uid] == nil && !slices.Contains(own, uid) {
+			places = append(places, keptShare{pod: gpu.Pod{UID: uid}, node: node, on: on})
+		}
+	}
+	for _, h := range m.held {
+		if h.Node == node {
+			add(h.UID, m.heldUpTo, h.On)
+		}
+	}
+	for _, n := range m.nominees(node) {
+		add(n.pod.UID, n.pod.Priority, m.expected(&model{specs: m.specs, allocations: m.allocations}, n))
+	}
+	return places
 }
 
 // nominees returns the nominations to the node, those of the highest priority first, and then the largest.
@@ -142,7 +172,7 @@ func (m *reservationModel) check(node string, pod gpu.Pod) reasons.Reason {
 		return reasons.Elsewhere
 	}
 	reason := m.view(node, pod, true).reason(node, pod, false)
-	if reason.Resolvable() && len(m.keptOn(node, true)) > 0 && m.seesKept(pod) && m.view(node, pod, false).reason(node, pod, false) == reasons.Fits {
+	if reason.Resolvable() && len(m.keptFrom(node, pod)) > 0 && m.seesKept(pod) && m.view(node, pod, false).reason(node, pod, false) == reasons.Fits {
 		return reasons.Reserved
 	}
 	return reason
@@ -275,6 +305,7 @@ func (r *reserver) step() (operation string, err error) {
 		return fmt.Sprintf("Hold(%v, %d)", r.model.held, r.model.heldUpTo), nil
 	case n < 18 && r.alone:
 		priority := int32(r.random.IntN(3))
+		r.model.places = func(node string) []keptShare { return r.model.placesBefore(node, priority, uids) }
 		want := r.model.await(requests, priority, at.Add(-time.Hour))
 		return fmt.Sprintf("Await(%v, %d)", some, priority), differ(want, r.fixture.await(requests, priority, at.Add(-time.Hour)))
 	case n < 19 && r.alone:

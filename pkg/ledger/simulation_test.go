@@ -28,6 +28,8 @@ type model struct {
 	kept         map[gpu.PodUID]keptShare
 	keptPriority int32
 	keptRequests []ledger.Request
+	// places returns the places of a node that the item of an awaited reservation has to leave to others; nil if there are none.
+	places func(node string) []keptShare
 }
 
 type allocation struct {
@@ -123,6 +125,8 @@ type keptShare struct {
 	pod  gpu.Pod
 	node string
 	on   gpu.Placement
+	// behind are the pods whose places on its cards it waits for.
+	behind []gpu.PodUID
 }
 
 // keptOn returns what the awaited reservation has on a node. If counting is true, the shares of pods with an allocation don't count.
@@ -245,13 +249,26 @@ func (m *model) await(requests []ledger.Request, priority int32, oldest time.Tim
 			m.kept = nil
 			return false
 		}
-		m.kept[request.Pod.UID] = keptShare{request.Pod, best, on(cards, share)}
+		kept := keptShare{pod: request.Pod, node: best, on: on(cards, share)}
+		for _, place := range m.placesOn(best) {
+			if slices.ContainsFunc(place.on, func(s gpu.Share) bool { return slices.Contains(cards, s.Card) }) {
+				kept.behind = append(kept.behind, place.pod.UID)
+			}
+		}
+		m.kept[request.Pod.UID] = kept
 	}
 	return true
 }
 
+func (m *model) placesOn(node string) []keptShare {
+	if m.places == nil {
+		return nil
+	}
+	return m.places(node)
+}
+
 // freeable returns the latest time for which the card would have room for the share, beside the reservation, if all pods that were placed then or
-// later had ended; zero if there is none. A pod that isn't bound was placed last.
+// later had ended; zero if there is none. A pod that isn't bound was placed last, and so is one that has only a place.
 func (m *model) freeable(node string, c gpu.Card, share amount) time.Time {
 	begun := func(a *allocation) time.Time {
 		if a.State == ledger.Assumed {
@@ -259,7 +276,7 @@ func (m *model) freeable(node string, c gpu.Card, share amount) time.Time {
 		}
 		return a.AssumeTime
 	}
-	times := []time.Time{lastOfAll}
+	times := []time.Time{lastOfAll, lastOfAll.Add(-time.Second)}
 	for _, uid := range m.uids(node) {
 		times = append(times, begun(m.allocations[uid]))
 	}
@@ -269,6 +286,11 @@ func (m *model) freeable(node string, c gpu.Card, share amount) time.Time {
 		for _, uid := range m.uids(node) {
 			if a := m.allocations[uid]; begun(a).Before(at) {
 				left = left.minus(sum(a.Placement, c.Index))
+			}
+		}
+		for _, place := range m.placesOn(node) {
+			if at.Equal(lastOfAll) {
+				left = left.minus(sum(place.on, c.Index))
 			}
 		}
 		if left.some().atLeast(share) {
