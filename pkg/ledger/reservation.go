@@ -47,15 +47,17 @@ type Share struct {
 // Source is what makes and ends a reservation. A pod has at most one awaited reservation from each source, and one that is placed or binding.
 type Source uint8
 
-// The sources.
+// The sources of placed reservations. Reserve, ReserveAll and Move place pods, and Own and Disown set the source.
 const (
-	Direct    Source = iota // A choice of cards by a bind.
-	Displaced               // A place of a pod that displaced groups.
+	Direct    Source = iota // A choice of cards by a bind. Nothing sets it.
+	Displaced               // A place of a pod that displaced groups. Only this one has Until.
 	Planned                 // The plan of a gang.
 	Granted                 // A turn by fair sharing.
-	Nominated               // A nomination by kube-scheduler, or to a node where a round of evictions frees cards for the pod.
-	Reclaimed               // Reclaim, which frees memory for a unit.
-	Queued                  // The queue, for an item that waits for memory.
+	// The sources of awaited reservations. End ends them.
+
+	Nominated // A nomination by kube-scheduler, or to a node where a round of evictions frees cards for the pod. Nominate makes it, with Victims.
+	Reclaimed // Reclaim, which frees memory for a unit. Hold makes it, with Victims.
+	Queued    // The queue, for an item that waits for memory. Await makes it, with Item and Label.
 	sources
 )
 
