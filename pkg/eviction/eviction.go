@@ -1,20 +1,21 @@
 // Package eviction evicts pods, and finds out what an eviction would free. Besides this package only kube-scheduler evicts pods, for a preemption.
 //
-// Pods are evicted for five reasons. Three free a place for a pod: the ledger reserves it until that pod is bound, and if it isn't bound in time, the
-// evictions were of no use, and no more follow for a while.
+// Pods are evicted for five reasons. The first three free a place for a pod. The ledger reserves it until that pod is bound; if
+// it isn't bound in time, the evictions were of no use, and no more follow for a while.
 //
-//	for                              victims are chosen by             the place is kept by    of no use: found by, who pauses
-//	a pod that only fragmentation    Evictor, preemption.Choose        Ledger.Nominate         Evictor (endRounds); the pod
-//	keeps pending
-//	a pod, by kube-scheduler         Scheduler.Preempt, the same       Ledger.Nominate         Evictor (endRounds); the pod
-//	a tenant below its share         dispatch (candidates), reclaim    Ledger.Hold             dispatch (endFailedHolds: no room came free, wasted:
-//	                                                                                           not bound); its units of that kind
-//	the run of a broken group        gang (broken.go), by Members      nothing
-//	other pods of a short card       Overusers: pods above their       nothing
-//	                                 limit, then borrowers
+//   - For a pod that only fragmentation keeps pending. Evictor chooses the victims (preemption.Choose). The place is a nomination
+//     in the ledger. If it is of no use (endRounds), the pod pauses.
+//   - For a pod that preempts. Scheduler.Preempt chooses the victims (preemption.Choose), and kube-scheduler evicts them. The
+//     rest is as above.
+//   - For a tenant below its share. Package dispatch finds candidates, package reclaim chooses the victims, and Reclaimer has
+//     them evicted. The place is a hold in the ledger. If no room comes free (dispatch, endFailedHolds), or the unit isn't bound
+//     (dispatch, wasted), its tenant's units of that kind pause.
+//   - For a broken group. Package gang chooses its bound members, and Members evicts them. No place is kept.
+//   - For the other pods of a card that is short of memory. Overusers evicts pods above their limits, then pods that borrow. No
+//     place is kept.
 //
-// Executor makes the evictions of Evictor and Reclaimer, in rounds that a new leader finishes; Check asks first whether all of them would be granted.
-// Survey collects the input for package preemption.
+// Executor makes the evictions of Evictor and Reclaimer, in rounds that a new leader finishes; Check asks first whether all of
+// them would be granted. Survey collects the input for package preemption.
 package eviction
 
 import (

@@ -79,9 +79,9 @@ type blockedPod struct {
 	asked, at time.Time
 }
 
-// New returns an Evictor, which frees cards for fragmented pods if fragmented is true. requeue makes kube-scheduler retry the rejected pods; it
+// NewEvictor returns an Evictor, which frees cards for fragmented pods if fragmented is true. requeue makes kube-scheduler retry the rejected pods; it
 // must return at once. The Evictor evicts nothing before Run.
-func New(x *Executor, fragmented bool, requeue func()) *Evictor {
+func NewEvictor(x *Executor, fragmented bool, requeue func()) *Evictor {
 	e := &Evictor{Options: x.Options, executor: x, fragmented: fragmented, requeue: requeue}
 	e.clear()
 	return e

@@ -23,8 +23,9 @@ import (
 // maxRounds limits the rounds at one time.
 const maxRounds = 16
 
-// Round is what is evicted for pods that wait. Extenders of other versions read and write it too, in the journal.
-type Round struct {
+// Record is what is known of a round before its first eviction: the pods that wait, and what is evicted for them. Extenders of other versions read and
+// write it too, in the journal.
+type Record struct {
 	Cause Cause `json:"cause"`
 	// For are the pods that wait. Their places are reserved until they have them, or until the round ends.
 	For     []Waiting `json:"for"`
@@ -105,9 +106,9 @@ type Executor struct {
 	unwritten bool
 }
 
-// execution is a Round in progress.
+// execution is a round in progress.
 type execution struct {
-	Round
+	Record
 	state executionState
 	// wanted is nil for a former leader's round until Continue.
 	wanted Wanted
@@ -166,9 +167,9 @@ func (x *Executor) Tick(ctx context.Context) {
 	x.mu.Lock()
 	x.spared.Prune(x.Clock.Now(), queue.LongestPause)
 	x.mu.Unlock()
-	for _, e := range x.due() {
-		if _, err := x.evictLeft(ctx, e); err != nil {
-			klog.FromContext(ctx).Error(err, "Not all pods of a round evicted, trying again until the round ends", "for", e.For[0].pod().String())
+	for _, ex := range x.due() {
+		if _, err := x.evictLeft(ctx, ex); err != nil {
+			klog.FromContext(ctx).Error(err, "Not all pods of a round evicted, trying again until the round ends", "for", ex.For[0].pod().String())
 		}
 	}
 	x.mu.Lock()
@@ -230,63 +231,63 @@ func (x *Executor) forEach(victims []Victim, call func(Victim, gpu.Pod) error) e
 
 // Evict evicts the victims of a round whose Check was successful, and goes on with those that are refused as long as they are wanted. It
 // returns the pods that were evicted at once, the end of the round, and the first error. The end is zero if nothing was evicted.
-func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
-	e := newExecution(r)
-	e.wanted, e.until = wanted, x.Clock.Now().Add(queue.Arrival)
-	if len(e.left) == 0 { // What is being deleted already is enough.
-		e.until = x.Clock.Now().Add(protocol.MaxGracePeriod)
+func (x *Executor) Evict(ctx context.Context, r Record, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
+	ex := newExecution(r)
+	ex.wanted, ex.until = wanted, x.Clock.Now().Add(queue.Arrival)
+	if len(ex.left) == 0 { // What is being deleted already is enough.
+		ex.until = x.Clock.Now().Add(protocol.MaxGracePeriod)
 	}
 	x.mu.Lock()
-	if x.full() || x.rounds[e.id()] != nil { // A former round for the pod may still evict the rest of a group.
+	if x.full() || x.rounds[ex.id()] != nil { // A former round for the pod may still evict the rest of a group.
 		x.mu.Unlock()
 		return nil, time.Time{}, errFull
 	}
-	x.rounds[e.id()] = e
+	x.rounds[ex.id()] = ex
 	x.mu.Unlock()
 	if err := x.writeJournal(ctx); err != nil {
-		x.end(e)
+		x.end(ex)
 		return nil, time.Time{}, err
 	}
-	evicted, err = x.evictLeft(ctx, e)
+	evicted, err = x.evictLeft(ctx, ex)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.rounds[e.id()] != e {
+	if x.rounds[ex.id()] != ex {
 		return evicted, time.Time{}, err
 	}
-	return evicted, e.until, err
+	return evicted, ex.until, err
 }
 
 // newExecution returns a round of which all pods are left.
-func newExecution(r Round) *execution {
-	e := &execution{Round: r, left: map[gpu.PodUID]bool{}, justified: map[gpu.PodUID]bool{}}
+func newExecution(r Record) *execution {
+	ex := &execution{Record: r, left: map[gpu.PodUID]bool{}, justified: map[gpu.PodUID]bool{}}
 	for _, v := range r.Victims {
-		e.justified[v.For.UID] = true
+		ex.justified[v.For.UID] = true
 	}
-	e.reset()
-	return e
+	ex.reset()
+	return ex
 }
 
 // reset makes all pods of the victims left. The caller holds the lock.
-func (e *execution) reset() {
-	for _, v := range e.Victims {
+func (ex *execution) reset() {
+	for _, v := range ex.Victims {
 		for _, pod := range v.Pods {
-			e.left[pod.UID] = true
+			ex.left[pod.UID] = true
 		}
 	}
 }
 
 // id identifies the round.
-func (r *Round) id() gpu.PodUID { return r.For[0].UID }
+func (r *Record) id() gpu.PodUID { return r.For[0].UID }
 
 // evictLeft evicts the pods that are left, the first one alone: if its eviction fails and nothing was evicted before, none is.
-func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.PodUID, err error) {
+func (x *Executor) evictLeft(ctx context.Context, ex *execution) (evicted []gpu.PodUID, err error) {
 	x.mu.Lock()
-	e.state = calling
-	begun, left := e.begun() || !e.lost.IsZero(), e.remaining(x.Clock.Now())
+	ex.state = calling
+	begun, left := ex.begun() || !ex.lost.IsZero(), ex.remaining(x.Clock.Now())
 	x.mu.Unlock()
 	var mu sync.Mutex
 	evict := func(v Victim, pod gpu.Pod) error {
-		made, err := x.evictOne(ctx, e, v, pod)
+		made, err := x.evictOne(ctx, ex, v, pod)
 		mu.Lock()
 		defer mu.Unlock()
 		if made {
@@ -297,7 +298,7 @@ func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.P
 	if !begun && len(left) > 0 {
 		first := &left[0]
 		if err = evict(*first, first.Pods[0].pod()); err != nil && !errors.Is(err, errEvictionLost) {
-			x.end(e)
+			x.end(ex)
 			return evicted, err
 		}
 		first.Pods = first.Pods[1:]
@@ -307,36 +308,36 @@ func (x *Executor) evictLeft(ctx context.Context, e *execution) (evicted []gpu.P
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	e.state, e.next = called, x.Clock.Now().Add(queue.Retry)
+	ex.state, ex.next = called, x.Clock.Now().Add(queue.Retry)
 	return evicted, err
 }
 
 // evictOne evicts a pod of a round. made is false if the pod is gone.
-func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu.Pod) (made bool, err error) {
+func (x *Executor) evictOne(ctx context.Context, ex *execution, v Victim, pod gpu.Pod) (made bool, err error) {
 	if err := x.Leading(); err != nil {
 		return false, err
 	}
 	x.mu.Lock()
-	e.asked = x.Clock.Now() // Before the call, because its answer may be lost.
+	ex.asked = x.Clock.Now() // Before the call, because its answer may be lost.
 	x.mu.Unlock()
 	ends, gone, err := x.request(ctx, pod)
 	if err != nil {
 		x.refuse(v, err)
 		if apiserver.OutcomeOf(err) == apiserver.Unknown {
-			x.lose(e, pod.UID)
+			x.lose(ex, pod.UID)
 			err = fmt.Errorf("%w: %w", errEvictionLost, err)
 		}
 		return false, fmt.Errorf("evicting pod %s: %w", pod, err)
 	}
 	x.mu.Lock()
-	e.left[pod.UID] = false
-	if end := ends.Add(queue.Arrival); end.After(e.until) {
-		e.until = end
+	ex.left[pod.UID] = false
+	if end := ends.Add(queue.Arrival); end.After(ex.until) {
+		ex.until = end
 	}
 	x.mu.Unlock()
 	switch {
 	case gone:
-	case e.Cause == ByShare:
+	case ex.Cause == ByShare:
 		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventReclaimed, "%s for pod %s%s", v.What, v.For.pod(), v.Why)
 	default:
 		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicted, "%s for pod %s%s", v.What, v.For.pod(), v.Why)
@@ -346,43 +347,43 @@ func (x *Executor) evictOne(ctx context.Context, e *execution, v Victim, pod gpu
 
 // lose records that the answer to the eviction of a pod is lost. If the pod is one of a group, the others stay victims until it is known whether the
 // eviction was made.
-func (x *Executor) lose(e *execution, uid gpu.PodUID) {
+func (x *Executor) lose(ex *execution, uid gpu.PodUID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if !slices.ContainsFunc(e.Victims, func(v Victim) bool {
+	if !slices.ContainsFunc(ex.Victims, func(v Victim) bool {
 		return len(v.Pods) > 1 && slices.ContainsFunc(v.Pods, func(pod PodID) bool { return pod.UID == uid })
 	}) {
 		return
 	}
-	e.lost = e.asked.Add(x.AnswerLost)
-	if end := e.lost.Add(queue.Arrival); end.After(e.until) {
-		e.until = end
+	ex.lost = ex.asked.Add(x.AnswerLost)
+	if end := ex.lost.Add(queue.Arrival); end.After(ex.until) {
+		ex.until = end
 	}
 }
 
 // begun reports whether a victim was evicted. The caller holds the lock.
-func (e *execution) begun() bool { return e.has(false) }
+func (ex *execution) begun() bool { return ex.has(false) }
 
 // has reports whether a pod of the victims is left, or is not. The caller holds the lock.
-func (e *execution) has(left bool) bool {
-	return slices.Contains(slices.Collect(maps.Values(e.left)), left)
+func (ex *execution) has(left bool) bool {
+	return slices.Contains(slices.Collect(maps.Values(ex.left)), left)
 }
 
 // remaining returns the victims that are to be evicted now, with their pods that are left. It removes those whose pods don't wait any more. The rest of
 // groups that are evicted in part would stay for ever, so it is evicted in any case, and a group that may be is kept until that is known. The caller
 // holds the lock.
-func (e *execution) remaining(now time.Time) (victims []Victim) {
-	for _, v := range e.Victims {
-		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod PodID) bool { return !e.left[pod.UID] })
-		justified, waits := e.justified[v.For.UID]
+func (ex *execution) remaining(now time.Time) (victims []Victim) {
+	for _, v := range ex.Victims {
+		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod PodID) bool { return !ex.left[pod.UID] })
+		justified, waits := ex.justified[v.For.UID]
 		switch {
 		case len(left) == 0:
 		case len(left) < len(v.Pods) || justified:
 			v.Pods = left
 			victims = append(victims, v)
-		case !waits && (len(v.Pods) == 1 || now.After(e.lost)):
+		case !waits && (len(v.Pods) == 1 || now.After(ex.lost)):
 			for _, pod := range v.Pods {
-				delete(e.left, pod.UID)
+				delete(ex.left, pod.UID)
 			}
 		}
 	}
@@ -394,11 +395,11 @@ func (x *Executor) due() (due []*execution) {
 	x.mu.Lock()
 	present := slices.Collect(maps.Values(x.rounds))
 	wanted := make([]Wanted, len(present))
-	for i, e := range present {
-		wanted[i] = e.wanted
+	for i, ex := range present {
+		wanted[i] = ex.wanted
 	}
 	x.mu.Unlock()
-	for i, e := range present {
+	for i, ex := range present {
 		var justified map[gpu.PodUID]bool
 		if wanted[i] != nil {
 			justified = wanted[i]() // Without the lock: it takes that of another part.
@@ -406,23 +407,24 @@ func (x *Executor) due() (due []*execution) {
 		x.mu.Lock()
 		now, over := x.Clock.Now(), false
 		switch {
-		case e.state == calling, e.state == inherited && !now.After(e.next):
-		case wanted[i] == nil && e.wanted != nil: // Continue was called just now.
-		case now.After(e.until):
+		case ex.state == calling, ex.state == inherited && !now.After(ex.next):
+		case wanted[i] == nil && ex.wanted != nil: // Continue was called just now.
+		case now.After(ex.until):
 			over = true
 		default:
-			if !e.lost.IsZero() && now.After(e.lost) {
-				x.inspect(e)
+			if !ex.lost.IsZero() && now.After(ex.lost) {
+				x.inspect(ex)
 			}
-			e.justified = justified
-			left := len(e.remaining(now))
-			if over = len(justified) == 0 && !e.has(true); left > 0 && !now.Before(e.next) {
-				due = append(due, e)
+			ex.justified = justified
+			left := len(ex.remaining(now))
+			over = len(justified) == 0 && !ex.has(true)
+			if left > 0 && !now.Before(ex.next) {
+				due = append(due, ex)
 			}
 		}
 		x.mu.Unlock()
 		if over {
-			x.end(e)
+			x.end(ex)
 		}
 	}
 	slices.SortFunc(due, func(a, b *execution) int { return cmp.Or(a.next.Compare(b.next), cmp.Compare(a.id(), b.id())) })
@@ -430,11 +432,11 @@ func (x *Executor) due() (due []*execution) {
 }
 
 // end ends a round.
-func (x *Executor) end(e *execution) {
+func (x *Executor) end(ex *execution) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.rounds[e.id()] == e {
-		delete(x.rounds, e.id())
+	if x.rounds[ex.id()] == ex {
+		delete(x.rounds, ex.id())
 		x.unwritten = true
 	}
 }
@@ -449,11 +451,11 @@ func (x *Executor) inherit(ctx context.Context) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, r := range rounds {
-		e := newExecution(r)
+		ex := newExecution(r)
 		// An eviction of the former leader whose answer is lost can still be made.
-		e.state, e.next = inherited, x.Clock.Now().Add(max(queue.Arrival, x.AnswerLost))
-		e.until, e.lost = e.next.Add(queue.Arrival), e.next
-		x.rounds[r.id()] = e
+		ex.state, ex.next = inherited, x.Clock.Now().Add(max(queue.Arrival, x.AnswerLost))
+		ex.until, ex.lost = ex.next.Add(queue.Arrival), ex.next
+		x.rounds[r.id()] = ex
 	}
 	x.read, x.again = true, time.Time{}
 	return nil
@@ -461,34 +463,35 @@ func (x *Executor) inherit(ctx context.Context) error {
 
 // inspect finds out from the cache which pods aren't left. While it lags, it can lack pods that run: of a former leader's round, these are left once it
 // has them. The caller holds the lock.
-func (x *Executor) inspect(e *execution) {
-	if e.state == inherited {
-		e.reset()
+func (x *Executor) inspect(ex *execution) {
+	if ex.state == inherited {
+		ex.reset()
 	}
-	for _, v := range e.Victims {
+	for _, v := range ex.Victims {
 		for _, pod := range v.Pods {
 			info, known := x.Cache.Pod(pod.Namespace, pod.Name)
 			if known = known && info.UID == pod.UID; known && !info.Leaving && !info.Ended {
 				continue
 			}
-			e.left[pod.UID] = false
-			if known && info.DeletionTime.Add(queue.Arrival).After(e.until) {
-				e.until = info.DeletionTime.Add(queue.Arrival)
+			ex.left[pod.UID] = false
+			if known && info.DeletionTime.Add(queue.Arrival).After(ex.until) {
+				ex.until = info.DeletionTime.Add(queue.Arrival)
 			}
 		}
 	}
 }
 
 // Inherited returns the rounds of a former leader that await Continue. Of each, a victim was evicted.
-func (x *Executor) Inherited(cause Cause) (rounds []Round) {
+func (x *Executor) Inherited(cause Cause) (rounds []Record) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, r := range x.present() {
-		e := x.rounds[r.id()]
-		if e.state != inherited || r.Cause != cause {
+		ex := x.rounds[r.id()]
+		if ex.state != inherited || r.Cause != cause {
 			continue
 		}
-		if x.inspect(e); e.begun() {
+		x.inspect(ex)
+		if ex.begun() {
 			rounds = append(rounds, r)
 		}
 	}
@@ -497,24 +500,24 @@ func (x *Executor) Inherited(cause Cause) (rounds []Round) {
 
 // Continue goes on with a round of a former leader, as long as it is wanted. Its places must be reserved. Which victims run is read from the API server
 // again before they are evicted. It returns the end of the round; zero if there is no such round any more.
-func (x *Executor) Continue(r Round, wanted Wanted) (until time.Time) {
+func (x *Executor) Continue(r Record, wanted Wanted) (until time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	e := x.rounds[r.id()]
-	if e == nil || e.state != inherited {
+	ex := x.rounds[r.id()]
+	if ex == nil || ex.state != inherited {
 		return time.Time{}
 	}
-	e.reset()
-	e.wanted, e.state, e.next = wanted, called, x.Clock.Now()
-	return e.until
+	ex.reset()
+	ex.wanted, ex.state, ex.next = wanted, called, x.Clock.Now()
+	return ex.until
 }
 
 // Tries reports whether the pod is a victim of a round and its deletion may not be visible yet.
 func (x *Executor) Tries(uid gpu.PodUID) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, e := range x.rounds {
-		if left, victim := e.left[uid]; victim && (left || x.Clock.Since(e.asked) <= x.AnswerLost) {
+	for _, ex := range x.rounds {
+		if left, victim := ex.left[uid]; victim && (left || x.Clock.Since(ex.asked) <= x.AnswerLost) {
 			return true
 		}
 	}

@@ -29,7 +29,7 @@ type executions struct {
 	server *fake.Server
 	clock  *clocktesting.FakeClock
 	pods   []*corev1.Pod
-	round  Round
+	round  Record
 	// refused are the pods whose eviction is refused, except for dry runs.
 	refused string
 	// justified is what the round's Wanted returns.
@@ -47,7 +47,7 @@ func newExecutions(t *testing.T) *executions {
 		f.server.Set(pod)
 	}
 	p := func(i int) PodID { return IDs(protocol.Pod(f.pods[i]))[0] }
-	f.round = Round{
+	f.round = Record{
 		Cause: ByShare, For: []Waiting{{p(4), "n1", []int{0}}},
 		Victims: []Victim{{Pods: []PodID{p(0), p(1), p(2)}, For: p(4), What: "Evicted"}, {Pods: []PodID{p(3)}, For: p(4), What: "Evicted"}},
 	}
@@ -344,7 +344,7 @@ func TestExecutorRecords(t *testing.T) {
 		}, errJournalFull, true},
 		"there are as many rounds as possible": {func(f *executions, x *Executor) {
 			for i := range maxRounds {
-				x.rounds[gpu.PodUID(fmt.Sprint(i))] = newExecution(Round{})
+				x.rounds[gpu.PodUID(fmt.Sprint(i))] = newExecution(Record{})
 			}
 		}, errFull, false},
 		"the former leader's rounds aren't read": {func(_ *executions, x *Executor) { x.resign() }, errFull, false},

@@ -52,7 +52,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 			c.budgets = append(c.budgets, o)
 		}
 	}
-	c.ledger, c.evictor = fake.Ledger(nodes...), New(NewExecutor(Options{}), false, func() {})
+	c.ledger, c.evictor = fake.Ledger(nodes...), NewEvictor(NewExecutor(Options{}), false, func() {})
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			c.report(pod)
@@ -155,7 +155,7 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 			f.server.Set(pod)
 		}
 	}
-	f.Evictor = New(NewExecutor(f.options(recorder)), true, func() { f.requeues++ })
+	f.Evictor = NewEvictor(NewExecutor(f.options(recorder)), true, func() { f.requeues++ })
 	f.evictor = f.Evictor
 	f.executor.Tick(context.Background())
 	return f

@@ -31,7 +31,7 @@ var errJournalFull = errors.New("too many pods are being evicted")
 var errOtherHolder = errors.New("another extender has written the record of evictions")
 
 // encodeRounds returns the text of the journal.
-func encodeRounds(rounds []Round) (string, error) {
+func encodeRounds(rounds []Record) (string, error) {
 	text, err := json.Marshal(rounds)
 	if err == nil && len(text) > maxJournal {
 		err = errJournalFull
@@ -40,14 +40,14 @@ func encodeRounds(rounds []Round) (string, error) {
 }
 
 // decodeRounds is the inverse of encodeRounds. It leaves out what isn't a round.
-func decodeRounds(text string) (rounds []Round, err error) {
+func decodeRounds(text string) (rounds []Record, err error) {
 	if text == "" {
 		return nil, nil
 	}
 	if err := json.Unmarshal([]byte(text), &rounds); err != nil {
 		return nil, fmt.Errorf("reading the record of evictions: %w", err)
 	}
-	rounds = slices.DeleteFunc(rounds, func(r Round) bool { return len(r.For) == 0 || len(r.Victims) == 0 })
+	rounds = slices.DeleteFunc(rounds, func(r Record) bool { return len(r.For) == 0 || len(r.Victims) == 0 })
 	for _, r := range rounds {
 		for i := range r.Victims {
 			v := &r.Victims[i]
@@ -59,7 +59,7 @@ func decodeRounds(text string) (rounds []Round, err error) {
 }
 
 // readJournal returns the rounds of the journal, and begins to hold it.
-func (x *Executor) readJournal(ctx context.Context) ([]Round, error) {
+func (x *Executor) readJournal(ctx context.Context) ([]Record, error) {
 	object, err := x.API.ConfigMap(ctx, x.Journal.Namespace, x.Journal.Name)
 	if apierrors.IsNotFound(err) {
 		object, err = x.API.CreateConfigMap(ctx, x.Journal.Namespace, x.Journal.Name)
@@ -130,9 +130,9 @@ func (x *Executor) writeJournal(ctx context.Context) (err error) {
 }
 
 // present returns the rounds in a stable order. The caller holds the lock.
-func (x *Executor) present() (rounds []Round) {
+func (x *Executor) present() (rounds []Record) {
 	for _, uid := range slices.Sorted(maps.Keys(x.rounds)) {
-		rounds = append(rounds, x.rounds[uid].Round)
+		rounds = append(rounds, x.rounds[uid].Record)
 	}
 	return rounds
 }

@@ -17,7 +17,7 @@ func TestJournalFormat(t *testing.T) {
 		`"victims":[{"pods":[{"namespace":"bob","name":"v1","uid":"2"}],` + waitsText + `},` +
 		`{"pods":[{"namespace":"bob","name":"v2","uid":"3"}],"for":{"namespace":"alice","name":"x","uid":"4"}}]}]`
 	waits := PodID{Namespace: "alice", Name: "w", UID: "1"}
-	want := []Round{{
+	want := []Record{{
 		Cause: ByShare, For: []Waiting{{waits, "n1", []int{0, 3}}},
 		Victims: []Victim{{
 			Pods: []PodID{{Namespace: "bob", Name: "v1", UID: "2"}, {Namespace: "bob", Name: "v2", UID: "3"}}, For: waits,

@@ -1,11 +1,9 @@
 package eviction
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,10 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/queue"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // round is the freeing of cards for one pod. A nomination that is reserved in the ledger keeps them for the pod until the round ends.
@@ -45,12 +40,6 @@ type round struct {
 
 // evicting reports whether the Executor is still freeing the cards.
 func (r *round) evicting() bool { return r.own && r.freedAt.IsZero() }
-
-// proposal is an answer to a preempt call: the victims on each node. kube-scheduler evicts those of one node.
-type proposal struct {
-	at      time.Time
-	victims map[string]preemption.Victims
-}
 
 // begin reserves the cards and evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether this step must
 // not try another pod: a round is in progress, or the API server doesn't answer.
@@ -160,152 +149,6 @@ func (e *Evictor) KeepsCard(pod gpu.Pod, nominated string) bool {
 	r.pod = pod
 	e.reserve(r) // Under the lock, so that the end of the round removes it later.
 	return true
-}
-
-// Proposed records the answer to a preempt call for the pod. kube-scheduler evicts pods for it, so the Evictor doesn't.
-func (e *Evictor) Proposed(uid gpu.PodUID, victims map[string]preemption.Victims) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.blocked, uid)
-	e.proposals[uid] = proposal{e.Clock.Now(), victims}
-}
-
-// proposed returns the victims that were proposed for the pod a short time ago, by node.
-func (e *Evictor) proposed(uid gpu.PodUID) map[string]preemption.Victims {
-	if p, ok := e.proposals[uid]; ok && e.Clock.Since(p.at) < cycle {
-		return p.victims
-	}
-	return nil
-}
-
-// Repeated reports whether an answer to a preempt call for the pod would name, on one of its nodes, only pods that the last answer has named there
-// and that are leaving or gone by now. Then kube-scheduler has evicted them and hasn't seen it. It must not evict them again: it could wait for an end
-// that it has seen meanwhile (kubernetes/kubernetes#141694). Without victims it retries the pod when it sees their end. It clears the nomination, so a
-// round begins, which keeps the place.
-func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	told, nominated := e.proposed(pod.UID), ""
-	if known, ok := e.Cache.Pod(pod.Namespace, pod.Name); ok {
-		nominated = known.NominatedNode
-	}
-	for _, node := range slices.Concat([]string{nominated}, slices.Sorted(maps.Keys(told))) {
-		again := answer[node].Pods
-		if len(again) == 0 || slices.ContainsFunc(again, func(uid gpu.PodUID) bool {
-			return !slices.Contains(told[node].Pods, uid) || e.phase(node, uid) == running
-		}) {
-			continue
-		}
-		r, known := e.rounds[pod.UID]
-		switch {
-		case known && (r.node == node || r.evicting()): // The Executor goes on with its round.
-			r.awaited = true
-			e.rounds[pod.UID] = r
-		case e.isPending(pod):
-			e.reserve(round{pod: pod, node: node, nominated: node, victims: again, awaited: true})
-		default:
-			return false // Nothing would make kube-scheduler retry it.
-		}
-		return true
-	}
-	return false
-}
-
-// Tried records a filter call for the pod, which kube-scheduler has nominated to a node or to none, with the candidate nodes. It must be called
-// before filter reads the ledger.
-//
-// kube-scheduler can see the end of a victim before this process does. It then offers the nominated node to the pod again. If filter rejects
-// it, kube-scheduler preempts on another node, or clears the nomination. Therefore a round begins, with the victims that are still leaving. If
-// the nominated node isn't among the candidates, kube-scheduler itself rejects it, and the pod must be able to preempt elsewhere.
-//
-// Without a nomination the node is found otherwise. If the watch lags so much that it shows neither nomination nor deletion, the last proposal
-// says where kube-scheduler evicts pods. A new leader may find that an answer of the former one has cleared the nomination: then it is the
-// candidate node whose pods leave too little room for kube-scheduler to offer it, unless it has seen the end of some of them.
-func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	r, known := e.rounds[pod.UID]
-	if nominated == "" && !known {
-		nominated = cmp.Or(e.onlyProposed(pod.UID, nodes), e.seenEnd(pod, nodes))
-	}
-	if nominated != "" && (!known || nominated != r.nominated) {
-		// A round that is known is about another node.
-		known = false
-		node := strings.Clone(nominated) // The name may be a slice of the whole request.
-		r = round{pod: pod, node: node, nominated: node}
-	}
-	if r.evicting() || !slices.Contains(nodes, r.node) {
-		return
-	}
-	if victims := e.leavingFor(pod, r.node); len(victims) > 0 && (known || e.isPending(pod)) {
-		r.victims, r.own, r.freedAt, r.offered = victims, false, time.Time{}, at
-		e.reserve(r)
-	}
-}
-
-// onlyProposed returns the candidate node for which victims were just proposed; none if there are several.
-func (e *Evictor) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
-	proposed := e.proposed(uid)
-	for _, node := range nodes {
-		if _, ok := proposed[node]; ok && only != "" {
-			return ""
-		} else if ok {
-			only = node
-		}
-	}
-	return only
-}
-
-// seenEnd returns the candidate node on which pods are leaving for the pod whose end kube-scheduler has seen; none if there is no such node.
-func (e *Evictor) seenEnd(pod gpu.Pod, nodes []string) string {
-	for _, node := range e.Ledger.SeenEnd(pod, nodes) {
-		if len(e.leavingFor(pod, node)) > 0 {
-			return node
-		}
-	}
-	return ""
-}
-
-// isPending reports whether the watch shows the pod as pending. Nothing is kept of other pods, whose end isn't reported.
-func (e *Evictor) isPending(pod gpu.Pod) bool {
-	known, ok := e.Cache.Pod(pod.Namespace, pod.Name)
-	return ok && known.UID == pod.UID && known.Pending != nil
-}
-
-// leavingFor returns the pods of lower priority that are leaving the node, or have just been proposed as victims, if the pod doesn't fit the
-// node now but does once they are gone.
-func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
-	available, reason := e.Ledger.Availability(node, pod, nil)
-	if !reason.Resolvable() {
-		return nil
-	}
-	proposed := e.proposed(pod.UID)[node].Pods
-	for i := range available.Allocations {
-		a := &available.Allocations[i]
-		if a.Priority < pod.Priority && (e.phase(node, a.UID) == departing || slices.Contains(proposed, a.UID)) {
-			placement.Free(available.Cards, a.Placement)
-			victims = append(victims, a.UID)
-		}
-	}
-	if placement.Fit(available.Cards, pod.Demand()) != reasons.Fits {
-		return nil
-	}
-	return victims
-}
-
-// Awaits reports whether the pod needs no further victims, because pods are leaving a node for it. After a preemption by kube-scheduler, it
-// reports true once for each filter call that offered this node.
-func (e *Evictor) Awaits(uid gpu.PodUID) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	r, ok := e.rounds[uid]
-	if !ok {
-		return false
-	}
-	awaits := e.Clock.Since(r.offered) < cycle || r.evicting() && e.slowest(r) != gone
-	r.offered, r.awaited = time.Time{}, r.awaited || awaits
-	e.rounds[uid] = r
-	return awaits
 }
 
 // endRounds ends the rounds that have failed.

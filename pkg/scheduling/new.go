@@ -64,7 +64,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Journal: o.EvictionRecord,
 	}
 	s.executor = eviction.NewExecutor(evictions)
-	s.evictor = eviction.New(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
+	s.evictor = eviction.NewEvictor(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
 	}

@@ -148,7 +148,7 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 			victim := func(pods ...gpu.Pod) eviction.Victim {
 				return eviction.Victim{Pods: eviction.IDs(pods...), For: waits, What: "Evicted"}
 			}
-			round := eviction.Round{
+			round := eviction.Record{
 				Cause: eviction.ByShare, For: []eviction.Waiting{{PodID: waits, Node: "none", Cards: []int{0}}},
 				Victims: []eviction.Victim{victim(pods["g1"], pods["g2"], pods["g3"]), victim(pods["s"])},
 			}
