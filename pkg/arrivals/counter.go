@@ -15,8 +15,8 @@ import (
 const (
 	// halfLife is the age of a pod at which it counts half as much as a new one.
 	halfLife = 24 * time.Hour
-	// maxPerOwner is how many new pods of one shape and one owner count at most, so that neither retries nor one huge Deployment are mistaken
-	// for what comes.
+	// maxPerOwner is how many new pods of one shape and one owner count at most, and how many that wait, so that neither retries nor one huge
+	// Deployment are mistaken for what comes.
 	maxPerOwner = 20
 	// maxSources is how many sources are kept, the latest ones, and maxAge how much older than the latest pod they can be.
 	maxSources = 1 << 14
@@ -30,6 +30,8 @@ const (
 type Counter struct {
 	mu      sync.Mutex
 	sources map[source]count
+	// waiting is how many pods of each source wait for room.
+	waiting map[source]int
 	// latest is the latest creation of a pod, seen the number of pods.
 	latest time.Time
 	seen   int
@@ -52,7 +54,7 @@ type count struct {
 
 // NewCounter returns a Counter that has seen no pod, and begins now. Until it has seen others, it expects as many pods to end as come.
 func NewCounter(now time.Time) *Counter {
-	return &Counter{sources: map[source]count{}, ending: 0.5, began: now}
+	return &Counter{sources: map[source]count{}, waiting: map[source]int{}, ending: 0.5, began: now}
 }
 
 // Add counts a pod, which must not have been counted before. The shape of a pod that asks for no GPU memory has no cards; it isn't kept. owner
@@ -74,6 +76,16 @@ func (c *Counter) Add(shape placement.Shape, owner unique.Handle[string], create
 	}
 	c.seen++
 	return c.seen == 20 || c.seen == 50 || c.seen%200 == 0
+}
+
+// Wait counts a pod with GPU memory that found no room: change is 1 if it begins to wait for some, and -1 if it waits no more.
+func (c *Counter) Wait(shape placement.Shape, owner unique.Handle[string], change int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	from := source{shape, owner}
+	if c.waiting[from] += change; c.waiting[from] <= 0 {
+		delete(c.waiting, from)
+	}
 }
 
 // End counts the end of a pod that asked for GPU memory.
@@ -115,9 +127,13 @@ func (c *Counter) Kinds() []placement.Kind {
 	for from, count := range c.sources {
 		frequencies[from.shape] += int64(precision * min(count.pods, maxPerOwner) * weight(c.latest.Sub(count.at)))
 	}
+	waiting := map[placement.Shape]int{}
+	for from, pods := range c.waiting {
+		waiting[from.shape] += min(pods, maxPerOwner)
+	}
 	kinds := make([]placement.Kind, 0, len(frequencies))
 	for shape, frequency := range frequencies {
-		kinds = append(kinds, placement.Kind{Shape: shape, Frequency: float64(frequency) / precision})
+		kinds = append(kinds, placement.Kind{Shape: shape, Frequency: float64(frequency) / precision, Waiting: waiting[shape]})
 	}
 	slices.SortFunc(kinds, func(a, b placement.Kind) int {
 		return cmp.Or(cmp.Compare(b.Frequency, a.Frequency), a.Compare(&b.Shape))

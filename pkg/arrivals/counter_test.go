@@ -3,6 +3,7 @@ package arrivals
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 	"unique"
@@ -84,6 +85,34 @@ func TestKinds(t *testing.T) {
 		if diff := cmp.Diff(tc.want, frequencies(counted(tc.pods)), cmpopts.EquateApprox(0, 0.001), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
+	}
+}
+
+// TestWaiting: of the pods of one owner that wait, so many count as of those that come, and a pod that waits no more counts no more.
+func TestWaiting(t *testing.T) {
+	c := counted([]pod{{memory: 4}, {memory: 8}})
+	wait := func(memory gpu.Memory, owner string, changes ...int) {
+		for _, change := range changes {
+			c.Wait(pod{memory: memory}.shape(), unique.Make(owner), change)
+		}
+	}
+	waiting := func() map[gpu.Memory]int {
+		out := map[gpu.Memory]int{}
+		for _, kind := range c.Kinds() {
+			out[kind.Memory] = kind.Waiting
+		}
+		return out
+	}
+	wait(4, "huge", slices.Repeat([]int{1}, 100)...)
+	wait(4, "other", 1, 1, -1)
+	wait(16, "a kind that didn't come", 1)
+	if diff := cmp.Diff(map[gpu.Memory]int{4: maxPerOwner + 1, 8: 0}, waiting()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	wait(4, "huge", slices.Repeat([]int{-1}, 98)...)
+	wait(4, "other", -1, -1)
+	if diff := cmp.Diff(map[gpu.Memory]int{4: 2, 8: 0}, waiting()); diff != "" || len(c.waiting) != 2 {
+		t.Errorf("most wait no more: %d sources (-want +got):\n%s", len(c.waiting), diff)
 	}
 }
 

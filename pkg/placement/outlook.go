@@ -43,6 +43,9 @@ const (
 	ample = 1
 	// emptinessWeight is how much emptiness counts, compared with room, if as many pods end as come.
 	emptinessWeight = 3
+	// horizon is how many of the pods that come next count beside those that wait, where it is about nodes that become empty. With a larger one, large
+	// pods wait longer when the kinds of pods change.
+	horizon = 60
 )
 
 // NewOutlook returns the outlook for the first MaxKinds of the kinds, and for the nodes. Their Excluded are bits for these kinds. Without kinds, it
@@ -54,11 +57,16 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 	}
 	kinds = kinds[:min(len(kinds), MaxKinds)]
 	o := &Outlook{cardPolicy: cardPolicy, kinds: make([]weighed, len(kinds)), positions: map[Shape]int{}}
-	weights, sum, asked := make([]float64, len(kinds)), 0.0, 0.0
+	weights, sum, frequencies := make([]float64, len(kinds)), 0.0, 0.0
 	for i := range kinds {
 		weights[i] = math.Pow(kinds[i].Frequency/kinds[i].size(card), weightExponent)
 		sum += weights[i]
-		asked += kinds[i].Frequency * kinds[i].size(card)
+		frequencies += kinds[i].Frequency
+	}
+	asks, asked := make([]float64, len(kinds)), 0.0
+	for i := range kinds {
+		asks[i] = (horizon*kinds[i].Frequency/frequencies + float64(kinds[i].Waiting)) * kinds[i].size(card)
+		asked += asks[i]
 	}
 	emptiness := make([]float64, len(nodes))
 	for j := range nodes {
@@ -80,7 +88,7 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 		}
 		k.perPod = weights[i] / sum / (pods + ample)
 		k.perMemory = weights[i] / sum / (memory + ample*k.size(card))
-		k.perEmptiness = emptinessWeight * turnover * kinds[i].Frequency * k.size(card) / asked / once
+		k.perEmptiness = emptinessWeight * turnover * asks[i] / asked / once
 		o.kinds[i] = k
 		o.positions[k.Shape] = i
 	}

@@ -19,7 +19,7 @@ func BenchmarkCosts(b *testing.B) {
 			}
 			for range MaxKinds {
 				shape := Shape{Demand: units(gpu.Memory(50 + random.IntN(2000))), Beside: Beside{CPU: 1000 * random.Int64N(16), NodeMemory: random.Int64N(32) << 30}}
-				kinds = append(kinds, Kind{shape, random.Float64()})
+				kinds = append(kinds, Kind{Shape: shape, Frequency: random.Float64()})
 			}
 			o := NewOutlook(kinds, 1, Binpack, []NodeRoom{n})
 			b.ReportAllocs()

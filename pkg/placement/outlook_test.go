@@ -21,7 +21,7 @@ func asks(cards int, memory gpu.Memory, cpu int64) Shape {
 // kindsOf returns equally frequent kinds.
 func kindsOf(shapes ...Shape) (kinds []Kind) {
 	for _, shape := range shapes {
-		kinds = append(kinds, Kind{shape, 1})
+		kinds = append(kinds, Kind{Shape: shape, Frequency: 1})
 	}
 	return kinds
 }
@@ -104,7 +104,7 @@ func randomWorld(random *rand.Rand) (kinds []Kind, nodes []NodeRoom) {
 		shape := asks(1+random.IntN(2)*random.IntN(3), gpu.Memory(1+random.IntN(12)), 1000*random.Int64N(6))
 		shape.NodeMemory, shape.Cores = random.Int64N(3)<<30, gpu.Cores(25*random.IntN(3))
 		shape.Containers, shape.RDMA = 1+random.Int32N(6), []gpu.RDMA{0, gpu.RDMARequired}[random.IntN(2)]
-		kinds = append(kinds, Kind{shape, random.Float64() + 0.1})
+		kinds = append(kinds, Kind{shape, random.Float64() + 0.1, random.IntN(20)})
 	}
 	for range 1 + random.IntN(6) {
 		n := NodeRoom{
@@ -179,9 +179,15 @@ func emptiness(n, before NodeRoom, kinds []Kind, nodes []NodeRoom) (sum float64)
 		enough := kinds[i].CPU <= n.All.CPU && kinds[i].NodeMemory <= n.All.NodeMemory
 		return n.Excluded&(1<<i) == 0 && len(fitting) >= kinds[i].Cards && enough
 	}
-	asked := 0.0
+	frequencies, asked := 0.0, 0.0
 	for _, kind := range kinds {
-		asked += kind.Frequency * kind.size(meanCard(nodes))
+		frequencies += kind.Frequency
+	}
+	asks := func(kind Kind) float64 {
+		return (kind.Frequency/frequencies + float64(kind.Waiting)/horizon) * kind.size(meanCard(nodes))
+	}
+	for _, kind := range kinds {
+		asked += asks(kind)
 	}
 	free, all := memory(n)
 	for i, kind := range kinds {
@@ -192,7 +198,7 @@ func emptiness(n, before NodeRoom, kinds []Kind, nodes []NodeRoom) (sum float64)
 			}
 		}
 		if usable(before, i) && all > 0 {
-			sum += kind.Frequency * kind.size(meanCard(nodes)) / asked * free * free / all / everywhere
+			sum += asks(kind) / asked * free * free / all / everywhere
 		}
 	}
 	return emptinessWeight * sum

@@ -19,10 +19,11 @@ type Shape struct {
 // Beside is an amount of what nodes have beside cards: CPU in thousandths, memory in bytes.
 type Beside struct{ CPU, NodeMemory int64 }
 
-// Kind is a shape, and how often pods of this shape come, compared with other kinds.
+// Kind is a shape, how often pods of this shape come, compared with other kinds, and how many wait because they found no room.
 type Kind struct {
 	Shape
 	Frequency float64
+	Waiting   int
 }
 
 // Compare orders shapes, so that equal sets of them have one order.

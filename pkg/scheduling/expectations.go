@@ -36,14 +36,12 @@ func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 		return
 	}
 	if old == nil || old.UID != pod.UID {
-		owner := string(pod.UID)
-		if pod.Owner != (unique.Handle[clustercache.Owner]{}) {
-			owner = pod.Namespace + "/" + pod.Owner.Value().ID()
-		}
-		if e.arrivals.Add(pod.Shape(), unique.Make(owner), time.Unix(int64(pod.Created), 0)) {
+		if e.arrivals.Add(pod.Shape(), sourceOf(pod), time.Unix(int64(pod.Created), 0)) {
 			e.expectSoon()
 		}
 	}
+	e.waits(old, -1)
+	e.waits(pod, 1)
 	if old != nil && pod.Ended {
 		e.ended(old)
 	}
@@ -59,7 +57,24 @@ func (e *expectations) deleted(pod *clustercache.PodInfo) {
 		return
 	}
 	e.ended(pod)
+	e.waits(pod, -1)
 	e.nodeChanged(pod.Node)
+}
+
+// sourceOf returns what tells a pod's controller apart from others, or the pod if it has none.
+func sourceOf(pod *clustercache.PodInfo) unique.Handle[string] {
+	if pod.Owner == (unique.Handle[clustercache.Owner]{}) {
+		return unique.Make(string(pod.UID))
+	}
+	return unique.Make(pod.Namespace + "/" + pod.Owner.Value().ID())
+}
+
+// waits adds change to the number of pods that wait like the pod, which may be nil, if it waits for room: kube-scheduler has rejected it, or fair
+// sharing holds it back.
+func (e *expectations) waits(pod *clustercache.PodInfo, change int) {
+	if pod != nil && pod.Pending != nil && (pod.Pending.Rejected || pod.Gated) && !pod.GatedOtherwise && pod.RequestError == "" {
+		e.arrivals.Wait(pod.Shape(), sourceOf(pod), change)
+	}
 }
 
 // ended counts the end of a pod, whose former state is given: of each pod once, and only of those that used cards.

@@ -137,6 +137,43 @@ func TestTurnover(t *testing.T) {
 	})
 }
 
+// TestWaitsForRoom: which pods count as waiting for room, and that each counts once and no longer than it waits.
+func TestWaitsForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := startFilter(t, 1)
+		f.NodePolicy = placement.LeastWaste
+		handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
+		handlers.expectations = e
+		pod := func(changes ...fake.PodEdit) *clustercache.PodInfo {
+			return clustercache.NewPodInfo(fake.Pod("p", 8, changes...))
+		}
+		unschedulable := func(pod *corev1.Pod) {
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+		}
+		gated := func(pod *corev1.Pod) { pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "other"}} }
+		fresh, rejected, bound := pod(), pod(unschedulable), pod(fake.On("n1"))
+		for _, tc := range []struct {
+			name   string
+			change func()
+			want   int
+		}{
+			{"a pod that kube-scheduler hasn't tried", func() { handlers.PodUpdated(nil, fresh) }, 0},
+			{"it is rejected", func() { handlers.PodUpdated(fresh, rejected) }, 1},
+			{"it is rejected again", func() { handlers.PodUpdated(rejected, rejected) }, 1},
+			{"it is bound", func() { handlers.PodUpdated(rejected, bound) }, 0},
+			{"it is deleted", func() { handlers.PodDeleted(bound) }, 0},
+			{"one waits at the start", func() { handlers.PodUpdated(nil, rejected) }, 1},
+			{"it is deleted while it waits", func() { handlers.PodDeleted(rejected) }, 0},
+			{"a gate of others keeps it", func() { handlers.PodUpdated(nil, pod(unschedulable, gated)) }, 0},
+		} {
+			tc.change()
+			if kinds := e.arrivals.Kinds(); len(kinds) != 1 || kinds[0].Waiting != tc.want {
+				t.Errorf("%s: kinds %+v, want %d that wait", tc.name, kinds, tc.want)
+			}
+		}
+	})
+}
+
 // TestExpectationsOff: other policies need no outlook.
 func TestExpectationsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -25,6 +25,8 @@ type world interface {
 	end(node string, pod *tracePod, number int)
 	// used returns which part of the cards is allocated.
 	used() float64
+	// wait is called for a pod that didn't find a node and waits for one.
+	wait(pod *tracePod, number int)
 }
 
 const (
@@ -140,7 +142,7 @@ func (r *churnRun) run(w world, seed int64) float64 {
 		if node, ok := w.arrive(&arriving, c.number); ok {
 			heap.Push(&c.running, running{now + runs, node, arriving, c.number})
 		} else if !r.lost {
-			c.wait(waiter{arriving, c.number, runs})
+			c.enqueue(waiter{arriving, c.number, runs})
 		}
 		now += random.ExpFloat64()
 	}
@@ -173,7 +175,8 @@ type waiter struct {
 	runs   float64
 }
 
-func (c *churn) wait(w waiter) {
+func (c *churn) enqueue(w waiter) {
+	c.wait(&w.pod, w.number)
 	key := w.pod
 	key.name = ""
 	if c.waiting[key] == nil {

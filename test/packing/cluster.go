@@ -94,7 +94,7 @@ func (c *cluster) arrive(pod *tracePod, number int) (node string, ok bool) {
 	c.now = c.now.Add(time.Second)
 	use := c.use(pod, number)
 	c.eligible.SetPod(&use)
-	if owner := unique.Make(string(use.UID)); c.arrivals.Add(use.Shape(), owner, c.now) {
+	if c.arrivals.Add(use.Shape(), sourceOf(&use), c.now) {
 		c.expect()
 	}
 	node, ok = c.choose(pod, &use)
@@ -104,6 +104,18 @@ func (c *cluster) arrive(pod *tracePod, number int) (node string, ok bool) {
 	}
 	c.bound(node, pod, use)
 	return node, true
+}
+
+// sourceOf returns the pod's owner, of which it is the only pod.
+func sourceOf(use *eligibility.PodUse) unique.Handle[string] { return unique.Make(string(use.UID)) }
+
+// wait implements world.
+func (c *cluster) wait(pod *tracePod, number int) { c.countWaiting(pod, number, 1) }
+
+func (c *cluster) countWaiting(pod *tracePod, number, change int) {
+	if use := c.use(pod, number); pod.gpu() > 0 {
+		c.arrivals.Wait(use.Shape(), sourceOf(&use), change)
+	}
 }
 
 func (c *cluster) bound(node string, pod *tracePod, use eligibility.PodUse) {
@@ -128,6 +140,7 @@ func (c *cluster) placeOn(node string, pod *tracePod, number int) bool {
 			return false
 		}
 	}
+	c.countWaiting(pod, number, -1)
 	c.bound(node, pod, use)
 	return true
 }

@@ -65,6 +65,9 @@ func newFGD(nodes []traceNode, order []int, workload []tracePod, rule rule, ties
 	return f
 }
 
+// wait implements world.
+func (f *fgd) wait(*tracePod, int) {}
+
 // typicalPods returns the most frequent kinds of pods that make up 95% of all.
 func typicalPods(pods []tracePod) (typical []typicalPod) {
 	counts := map[tracePod]int{}

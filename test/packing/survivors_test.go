@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
-	"unique"
 
 	"github.com/gpushare/gpushare/pkg/arrivals"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -16,9 +15,11 @@ import (
 // restarting is a cluster whose extender restarts after each number of pods: it then knows of those pods only that exist.
 type restarting struct {
 	*cluster
-	after  int
-	exist  map[int]tracePod
-	number int
+	after int
+	exist map[int]tracePod
+	// waiting are those of them that have no node.
+	waiting map[int]bool
+	number  int
 }
 
 func (r *restarting) arrive(pod *tracePod, number int) (node string, ok bool) {
@@ -32,6 +33,19 @@ func (r *restarting) arrive(pod *tracePod, number int) (node string, ok bool) {
 	return node, ok
 }
 
+func (r *restarting) wait(pod *tracePod, number int) {
+	r.waiting[number] = true
+	r.cluster.wait(pod, number)
+}
+
+func (r *restarting) placeOn(node string, pod *tracePod, number int) bool {
+	placed := r.cluster.placeOn(node, pod, number)
+	if placed {
+		delete(r.waiting, number)
+	}
+	return placed
+}
+
 func (r *restarting) end(node string, pod *tracePod, number int) {
 	delete(r.exist, number)
 	r.cluster.end(node, pod, number)
@@ -42,7 +56,10 @@ func (r *restarting) survivors() *arrivals.Counter {
 	counter := arrivals.NewCounter(r.now)
 	for number, pod := range r.exist {
 		use := r.use(&pod, number)
-		counter.Add(use.Shape(), unique.Make(string(use.UID)), r.now.Add(-time.Second))
+		counter.Add(use.Shape(), sourceOf(&use), r.now.Add(-time.Second))
+		if r.waiting[number] {
+			counter.Wait(use.Shape(), sourceOf(&use), 1)
+		}
 	}
 	return counter
 }
@@ -90,7 +107,7 @@ func replay(after int, seed uint64) (allocated float64, r *restarting) {
 		}
 	}
 	each := demand * float64(allCards(nodes)*cardMemory) * float64(len(pods)) / asked
-	r = &restarting{cluster: newCluster(nodes, order, placement.LeastWaste, byScheduler, random), after: after, exist: map[int]tracePod{}}
+	r = &restarting{cluster: newCluster(nodes, order, placement.LeastWaste, byScheduler, random), after: after, exist: map[int]tracePod{}, waiting: map[int]bool{}}
 	c := churn{world: r, waiting: map[tracePod]*[]waiter{}}
 	const warm, last = 1000, 3000
 	for number := range last {
@@ -103,7 +120,7 @@ func replay(after int, seed uint64) (allocated float64, r *restarting) {
 		if node, ok := r.arrive(&kind.pod, number); ok {
 			heap.Push(&c.running, running{now + runs, node, kind.pod, number})
 		} else {
-			c.wait(waiter{kind.pod, number, runs})
+			c.enqueue(waiter{kind.pod, number, runs})
 		}
 	}
 	return 100 * c.sum / (last - warm), r
