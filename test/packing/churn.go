@@ -7,7 +7,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -27,6 +26,8 @@ type world interface {
 	used() float64
 	// wait is called for a pod that didn't find a node and waits for one.
 	wait(pod *tracePod, number int)
+	// foretell tells a policy that knows in advance which pods come that they are of this workload from now on.
+	foretell(workload []tracePod)
 }
 
 const (
@@ -47,7 +48,8 @@ var runTimes = []struct {
 }
 
 // churning prints a line for each rule, workload and distribution of run times, with what is allocated of the cards by us, by binpack and by the
-// published policy. Then the same follows for a cluster whose pods change from one workload to the next.
+// published policy. Then the same follows for a cluster whose pods change from one workload to the next. The published policy knows each workload from
+// its first pod on, but not before: no cluster knows what its users will do.
 func churning(out io.Writer, o options, nodes []traceNode, workloads []string) error {
 	pods := make([][]tracePod, len(workloads))
 	for i, workload := range workloads {
@@ -118,7 +120,7 @@ func (r *churnRun) with(policy placement.Policy) func(seed int64) float64 {
 func (r *churnRun) withFGD() func(seed int64) float64 {
 	return func(seed int64) float64 {
 		random := rand.New(rand.NewPCG(uint64(seed), 1))
-		return r.run(newFGD(r.nodes, random.Perm(len(r.nodes)), slices.Concat(r.first, r.then), r.rule, random), seed)
+		return r.run(newFGD(r.nodes, random.Perm(len(r.nodes)), r.first, r.rule, random), seed)
 	}
 }
 
@@ -126,11 +128,11 @@ func (r *churnRun) withFGD() func(seed int64) float64 {
 func (r *churnRun) run(w world, seed int64) float64 {
 	random := rand.New(rand.NewPCG(uint64(seed), 2))
 	c := churn{world: w, waiting: map[tracePod]*[]waiter{}}
-	each := r.runTime(r.first)
+	each, pods, changed := r.runTime(r.first), r.first, false
 	for now, last := 0.0, (warmUp+measured)*each; now < last; {
-		pods := r.first
-		if now > (warmUp+measured/2)*each {
-			pods = r.then
+		if !changed && now > (warmUp+measured/2)*each {
+			pods, changed = r.then, true
+			w.foretell(pods)
 		}
 		arriving, runs := pods[random.IntN(len(pods))], r.runTime(pods)*r.next(random)
 		c.endUntil(now)

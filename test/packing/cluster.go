@@ -161,6 +161,9 @@ func (c *cluster) end(node string, pod *tracePod, number int) {
 // used implements world.
 func (c *cluster) used() float64 { return float64(c.allocated) / float64(c.all) }
 
+// foretell implements world. The extender sees the pods that come.
+func (c *cluster) foretell([]tracePod) {}
+
 // choose returns the pod's node. A pod with GPU memory gets its cards there too.
 func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, ok bool) {
 	switch {

@@ -68,6 +68,14 @@ func newFGD(nodes []traceNode, order []int, workload []tracePod, rule rule, ties
 // wait implements world.
 func (f *fgd) wait(*tracePod, int) {}
 
+// foretell implements world.
+func (f *fgd) foretell(workload []tracePod) {
+	f.typical, f.scores = typicalPods(workload), map[tracePod][]fgdScore{}
+	for _, n := range f.nodesWithCards {
+		n.fragments = f.fragments(n)
+	}
+}
+
 // typicalPods returns the most frequent kinds of pods that make up 95% of all.
 func typicalPods(pods []tracePod) (typical []typicalPod) {
 	counts := map[tracePod]int{}

@@ -192,6 +192,27 @@ func TestPublishedPolicy(t *testing.T) {
 	}
 }
 
+// TestForetell: the published policy keeps room for the pods of the workload that it knows.
+func TestForetell(t *testing.T) {
+	nodes, pods := small()
+	part, both := tracePod{"part", 1000, 1024, 1, 500, ""}, tracePod{"both", 4000, 1024, 2, 1000, "P100"}
+	for name, tc := range map[string]struct {
+		workload []tracePod
+		want     string
+	}{
+		"pods that only fit n2": {[]tracePod{both}, "n1"},
+		"pods that only fit n1": {[]tracePod{{"cpu", 10000, 1024, 1, 1000, ""}}, "n2"},
+	} {
+		f := newFGD(nodes, []int{0, 1}, pods, byPolicy, rand.New(rand.NewPCG(1, 2)))
+		f.arrive(&part, 1) // Its score is kept.
+		f.end(f.names[0], &part, 1)
+		f.foretell(tc.workload)
+		if got, _ := f.arrive(&part, 2); got != tc.want {
+			t.Errorf("%s: node %s, want %s", name, got, tc.want)
+		}
+	}
+}
+
 // TestChurn: a run is the same each time, and pods that may wait use more of the cards than pods that are lost.
 func TestChurn(t *testing.T) {
 	nodes, pods := small()
