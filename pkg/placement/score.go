@@ -117,8 +117,13 @@ type Best struct {
 
 // Add adds a candidate.
 func (b *Best) Add(c Candidate) {
-	if b.K <= 0 || b.sifted && bySuitability(c, b.kept[b.K-1]) > 0 {
+	if b.K <= 0 {
 		return
+	}
+	if b.sifted { // Most candidates end here. This is bySuitability, which takes several times as long.
+		if last := &b.kept[b.K-1]; c.Suits < last.Suits || c.Suits == last.Suits && c.Node > last.Node {
+			return
+		}
 	}
 	b.kept = append(b.kept, c)
 	if len(b.kept)/2 >= b.K {
