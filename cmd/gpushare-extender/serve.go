@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"runtime/debug"
 	"time"
@@ -59,42 +58,29 @@ func serve(ctx context.Context, o options) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-
-	listener, err := net.Listen("tcp", o.listenAddress)
+	listener, health, err := listen(o)
 	if err != nil {
-		return fmt.Errorf("--listen-address: %w", err)
+		return err
 	}
 	defer listener.Close()
-	var health net.Listener
-	if o.healthAddress != "" {
-		if health, err = net.Listen("tcp", o.healthAddress); err != nil {
-			return fmt.Errorf("--health-address: %w", err)
-		}
+	if health != nil {
 		defer health.Close()
 	}
 
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	observer := metrics.NewExtender(registry)
-	var tlsConfig *tls.Config
-	var clientNames []string
 	expires := func(at time.Time) { observer.CertificateExpires(extender.CertificateServer, at) }
+	var tlsConfig *tls.Config
 	if o.tlsCertFile != "" {
 		if tlsConfig, err = extender.ServerTLS(o.tlsCertFile, o.tlsKeyFile, o.clientCAFile, expires); err != nil {
 			return err
 		}
 	}
-	if o.clientCAFile != "" {
-		clientNames = o.clientNames
-	}
-	config, err := program.APIConfig(o.kubeconfig, component)
+	config, err := apiConfig(o)
 	if err != nil {
 		return err
 	}
-	config.QPS, config.Burst = o.qps, max(1, int(2*o.qps))
-	// Decoding and encoding protobuf costs a fraction of JSON, here and in the API server.
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("creating a client of the API server: %w", err)
@@ -104,12 +90,6 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	defer stopEvents()
-
-	// validate has checked both.
-	cardPolicy, _ := placement.ParsePolicy(o.cardPolicy, placement.Policies())
-	nodePolicy, _ := placement.ParsePolicy(o.nodePolicy, placement.NodePolicies())
-
-	groups := metrics.NewGangs(registry)
 	var elector *leader.Elector
 	var leading, answer func() error
 	if o.election.elect {
@@ -119,81 +99,139 @@ func serve(ctx context.Context, o options) error {
 		}
 		leading, answer = elector.Leading, elector.Answer
 	}
-	fair := scheduling.FairShareOptions{
-		On: o.fairShare.mode != fairShareOff, Label: o.fairShare.label(), PriorityCutoff: o.fairShare.cutoff, Provisioning: o.fairShare.provisioning,
-	}
-	if o.fairShare.mode == fairShareReclaim {
-		fair.ReclaimAfter, fair.MinRuntime = o.fairShare.reclaimAfter, o.fairShare.minRuntime
-	}
-	var fairObserver *metrics.FairShare
-	if fair.On {
-		fairObserver = metrics.NewFairShare(registry)
-		fair.Observer = fairObserver
-	}
-	scheduler, err := scheduling.New(scheduling.Options{
-		Client: client, API: apiserver.New(client), Recorder: recorder, Observer: observer,
-		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: filterBestAbove,
-		BindTimeout: o.bindTimeout, BindWindow: o.bindWindow,
-		SampleSize: o.sampleSize(), EvictFragmented: o.evictFragmented,
-		EvictionRecord: types.NamespacedName{Namespace: o.election.options.Namespace, Name: evictionRecord},
-		EvictOverusers: o.overusePolicy == overuseEvict,
-		Leading:        leading, Clock: clock.RealClock{},
-		Reservations: scheduling.ReservationOptions{MaxIdle: o.reservations.maxIdle / 100, MaxAge: o.reservations.maxAge},
-		Gangs: scheduling.GangOptions{
-			Hold: o.gangs.hold, Patience: o.gangs.patience, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),
-			Native:   o.gangs.native,
-			Observer: groups, Answering: answer,
-		},
-		FairShare: fair,
-	})
+
+	settings := schedulingOptions(o)
+	settings.Client, settings.API, settings.Recorder, settings.Observer, settings.Leading = client, apiserver.New(client), recorder, observer, leading
+	scheduler, err := newScheduler(o, registry, settings, answer)
 	if err != nil {
 		return err
 	}
 	cards := metrics.NewLedger(registry, scheduler, scheduler.Ready, func() bool {
 		return o.cardMetrics && (leading == nil || leading() == nil)
 	})
-	metrics.NewCluster(registry, scheduler)
-	metrics.NewPending(registry, scheduler.Ready, o.reservations.bound(), func() metrics.PendingPods {
-		explanation := scheduler.Explain()
-		now := metrics.PendingPods{At: explanation.At, RequestProblems: len(explanation.RequestProblems)}
-		for i, why := range explanation.Diagnoses {
-			now.Pods = append(now.Pods, metrics.Pending{Reason: why.Reason, Position: explanation.Positions[i]})
-		}
-		return now
-	})
-	groups.Count(scheduler.GangStates)
-	if fair.On {
-		fairObserver.Tenants(scheduler.Ready, scheduler.Tenants, scheduler.InvalidNamespaces)
-	}
+
 	web, err := newPage(ctx, o, scheduler, answer, expires)
 	if err != nil {
 		return err
 	}
 	defer web.close()
-	var authorizeMetrics func(http.Handler) http.Handler
+	serving := extender.Options{
+		Scheduler: scheduler, Observer: observer, Metrics: promhttp.HandlerFor(cards.Beside(registry), promhttp.HandlerOpts{Registry: registry}),
+		TLS: tlsConfig, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
+	}
+	if o.clientCAFile != "" {
+		serving.ClientNames = o.clientNames
+	}
 	if o.authorizeMetrics {
 		reviewer, err := tokenauth.New(config)
 		if err != nil {
 			return err
 		}
-		authorizeMetrics = reviewer.Handler
+		serving.AuthorizeMetrics = reviewer.Handler
 	}
-	server := extender.NewServer(extender.Options{
-		Scheduler: scheduler, Observer: observer, Metrics: promhttp.HandlerFor(cards.Beside(registry), promhttp.HandlerOpts{Registry: registry}),
-		AuthorizeMetrics: authorizeMetrics,
-		TLS:              tlsConfig, ClientNames: clientNames, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
-	})
-	if tlsConfig == nil && !loopback.Is(listener.Addr()) {
+	logAddresses(logger, listener, health, tlsConfig != nil)
+	err = runParts(ctx, elector, scheduler, extender.NewServer(serving), listener, health, web)
+	logger.Info("Stopped")
+	return err
+}
+
+// listen opens the addresses. health is nil if health checks have none of their own.
+func listen(o options) (listener, health net.Listener, err error) {
+	listener, err = net.Listen("tcp", o.listenAddress)
+	if err != nil {
+		return nil, nil, fmt.Errorf("--listen-address: %w", err)
+	}
+	if o.healthAddress == "" {
+		return listener, nil, nil
+	}
+	health, err = net.Listen("tcp", o.healthAddress)
+	if err != nil {
+		_ = listener.Close()
+		return nil, nil, fmt.Errorf("--health-address: %w", err)
+	}
+	return listener, health, nil
+}
+
+// apiConfig returns how the API server is called.
+func apiConfig(o options) (*rest.Config, error) {
+	config, err := program.APIConfig(o.kubeconfig, component)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS, config.Burst = o.qps, max(1, int(2*o.qps))
+	// Decoding and encoding protobuf costs a fraction of JSON, here and in the API server.
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return config, nil
+}
+
+// schedulingOptions returns what the flags say about scheduling. The caller adds clients and observers.
+func schedulingOptions(o options) scheduling.Options {
+	// validate has checked both.
+	cardPolicy, _ := placement.ParsePolicy(o.cardPolicy, placement.Policies())
+	nodePolicy, _ := placement.ParsePolicy(o.nodePolicy, placement.NodePolicies())
+	fair := scheduling.FairShareOptions{
+		On: o.fairShare.mode != fairShareOff, Label: o.fairShare.label(), PriorityCutoff: o.fairShare.cutoff, Provisioning: o.fairShare.provisioning,
+	}
+	if o.fairShare.mode == fairShareReclaim {
+		fair.ReclaimAfter, fair.MinRuntime = o.fairShare.reclaimAfter, o.fairShare.minRuntime
+	}
+	return scheduling.Options{
+		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: filterBestAbove,
+		BindTimeout: o.bindTimeout, BindWindow: o.bindWindow,
+		SampleSize: o.sampleSize(), EvictFragmented: o.evictFragmented,
+		EvictionRecord: types.NamespacedName{Namespace: o.election.options.Namespace, Name: evictionRecord},
+		EvictOverusers: o.overusePolicy == overuseEvict,
+		Clock:          clock.RealClock{},
+		Reservations:   scheduling.ReservationOptions{MaxIdle: o.reservations.maxIdle / 100, MaxAge: o.reservations.maxAge},
+		Gangs: scheduling.GangOptions{
+			Hold: o.gangs.hold, Patience: o.gangs.patience, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy), Native: o.gangs.native,
+		},
+		FairShare: fair,
+	}
+}
+
+// newScheduler returns a scheduler with these settings, and registers its metrics. answer is nil without replicas.
+func newScheduler(o options, registry *prometheus.Registry, settings scheduling.Options, answer func() error) (*scheduling.Scheduler, error) {
+	groups := metrics.NewGangs(registry)
+	settings.Gangs.Observer, settings.Gangs.Answering = groups, answer
+	var fair *metrics.FairShare
+	if settings.FairShare.On {
+		fair = metrics.NewFairShare(registry)
+		settings.FairShare.Observer = fair
+	}
+	scheduler, err := scheduling.New(settings)
+	if err != nil {
+		return nil, err
+	}
+	groups.Count(scheduler.GangStates)
+	if fair != nil {
+		fair.Tenants(scheduler.Ready, scheduler.Tenants, scheduler.InvalidNamespaces)
+	}
+	metrics.NewCluster(registry, scheduler)
+	metrics.NewPending(registry, scheduler.Ready, o.reservations.bound(), func() metrics.PendingPods { return pendingPods(scheduler.Explain()) })
+	return scheduler, nil
+}
+
+// pendingPods returns what metrics count of the pending pods.
+func pendingPods(explanation *scheduling.Explanation) metrics.PendingPods {
+	now := metrics.PendingPods{At: explanation.At, RequestProblems: len(explanation.RequestProblems)}
+	for i, why := range explanation.Diagnoses {
+		now.Pods = append(now.Pods, metrics.Pending{Reason: why.Reason, Position: explanation.Positions[i]})
+	}
+	return now
+}
+
+// logAddresses logs where this process serves, and a warning if any client can bind pods there.
+func logAddresses(logger klog.Logger, listener, health net.Listener, withTLS bool) {
+	if !withTLS && !loopback.Is(listener.Addr()) {
 		logger.Info("Serving plain HTTP on an address that is not loopback: any client that can reach it can bind pods. Set --tls-cert-file, "+
 			"--tls-key-file and --client-ca-file, or listen on 127.0.0.1", "address", listener.Addr().String())
 	}
-	logger.Info("Serving kube-scheduler's calls", "address", listener.Addr().String(), "tls", tlsConfig != nil)
+	logger.Info("Serving kube-scheduler's calls", "address", listener.Addr().String(), "tls", withTLS)
 	if health != nil {
 		logger.Info("Serving health checks", "address", health.Addr().String())
 	}
-	err = runParts(ctx, elector, scheduler, server, listener, health, web)
-	logger.Info("Stopped")
-	return err
 }
 
 // runParts runs the components until ctx ends. A leader first releases its Lease, while the other components still run: they

@@ -229,7 +229,9 @@ func (b *Binder) cards(node string, allocation ledger.Allocation) (cards []proto
 	missing := len(allocation.Placement) == 0
 	for _, share := range allocation.Placement {
 		card, u, ok := b.Ledger.Card(node, share.Card)
-		cards, unit, missing = append(cards, protocol.AssignedCard{Index: card.Index, Memory: card.Memory}), u, missing || !ok
+		cards = append(cards, protocol.AssignedCard{Index: card.Index, Memory: card.Memory})
+		unit = u
+		missing = missing || !ok
 	}
 	if missing {
 		return nil, 0, &ledger.NoRoomError{Node: node, Reason: reasons.Full}

@@ -110,8 +110,9 @@ func (c *claims) applyRead(w *write, found *clustercache.PodInfo, asked time.Tim
 
 // watchReported applies what the watch reports of a pod to the ledger, see claims.watchReported. outcome is how the pod's bind ended.
 func (b *Binder) watchReported(uid gpu.PodUID, outcome reasons.Result, update func()) {
-	if w := b.claims.watchReported(uid, update); w != nil {
-		b.reportResolved(klog.Background(), w, outcome)
+	resolved := b.claims.watchReported(uid, update)
+	if resolved != nil {
+		b.reportResolved(klog.Background(), resolved, outcome)
 	}
 }
 

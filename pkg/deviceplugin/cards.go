@@ -64,7 +64,9 @@ func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter,
 			cards[i].Unhealthy = problem
 		}
 	}
-	s.unit, s.all, s.adapters, s.moved, s.driver = unit, cards, adapters, maps.Clone(moved), problem
+	s.unit, s.all, s.adapters = unit, cards, adapters
+	s.moved = maps.Clone(moved)
+	s.driver = problem
 	s.update()
 }
 

@@ -66,7 +66,8 @@ type split struct {
 func newSplit(cards []int, devices int) *split {
 	s := &split{}
 	for _, card := range cards {
-		s.prefixes, s.left = append(s.prefixes, string(appendCard(nil, card))), append(s.left, devices/len(cards))
+		s.prefixes = append(s.prefixes, string(appendCard(nil, card)))
+		s.left = append(s.left, devices/len(cards))
 	}
 	return s
 }

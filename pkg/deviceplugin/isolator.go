@@ -69,9 +69,11 @@ type isolator struct {
 func (i *isolator) SetNode(node *corev1.Node) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.known, i.mode, i.invalid, i.labelled = true, i.configured, nil, false
-	if label, ok := node.Labels[protocol.LabelIsolation]; ok {
-		i.labelled = true
+	i.known = true
+	i.mode, i.invalid = i.configured, nil
+	label, labelled := node.Labels[protocol.LabelIsolation]
+	i.labelled = labelled
+	if labelled {
 		mode, err := isolation.ParseMode(label)
 		i.mode = mode
 		if err != nil {

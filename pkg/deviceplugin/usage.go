@@ -36,7 +36,9 @@ func (s containerSource) Containers() []usage.Container {
 				ID: id[strings.LastIndexByte(id, '/')+1:], // The status has it as RUNTIME://ID.
 			}
 			if a := given[info.pod.UID][name]; a.HasCard() {
-				c.Cards, c.Requested, c.Limit, c.Allowed = a.Cards.Cards(), unit.Bytes(a.Cards[0].Memory), a.Limit, a.Allowed
+				c.Cards = a.Cards.Cards()
+				c.Requested = unit.Bytes(a.Cards[0].Memory)
+				c.Limit, c.Allowed = a.Limit, a.Allowed
 			}
 			out = append(out, c)
 		}

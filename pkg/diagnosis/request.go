@@ -311,7 +311,8 @@ func amounts(pod *corev1.Pod) (asks string, largest containerRequest) {
 			largest = containerRequest{container.Name, request, quantity.String(), !runs}
 		}
 		if runs {
-			parts, sum = append(parts, fmt.Sprintf("%s (%s)", container.Name, request)), sum.Add(request)
+			parts = append(parts, fmt.Sprintf("%s (%s)", container.Name, request))
+			sum = sum.Add(request)
 		}
 	}
 	for i := range pod.Spec.Containers {

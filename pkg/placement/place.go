@@ -32,12 +32,16 @@ func NewCard(card gpu.Card, used gpu.Memory) Card {
 
 // Add counts a share as used.
 func (c *Card) Add(s gpu.Share) {
-	c.Used, c.UsedCores, c.Containers = c.Used.Add(s.Memory), c.UsedCores.Add(s.Cores), c.Containers+s.Containers
+	c.Used = c.Used.Add(s.Memory)
+	c.UsedCores = c.UsedCores.Add(s.Cores)
+	c.Containers += s.Containers
 }
 
 // Subtract undoes Add.
 func (c *Card) Subtract(s gpu.Share) {
-	c.Used, c.UsedCores, c.Containers = c.Used.Sub(s.Memory), c.UsedCores.Sub(s.Cores), max(c.Containers-s.Containers, 0)
+	c.Used = c.Used.Sub(s.Memory)
+	c.UsedCores = c.UsedCores.Sub(s.Cores)
+	c.Containers = max(c.Containers-s.Containers, 0)
 }
 
 // Position returns the position of the card with the given index in cards, which are ordered by index.

@@ -194,7 +194,8 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 	if s.FilterBest > 0 {
 		view.TentativeAt = now
 	}
-	if tentative := s.ledger.Rank(view, pod, nodes, visit); tentative && none {
+	tentative := s.ledger.Rank(view, pod, nodes, visit)
+	if tentative && none {
 		// Not every tentative placement becomes an allocation. A pod that fits nowhere else may try such a node.
 		view.TentativeAt = time.Time{}
 		s.ledger.Rank(view, pod, nodes, visit)
