@@ -62,14 +62,14 @@ func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
 	case m.Node == "":
 		return mgr.begin(g, now)
 	case m.Run != "" && starting != nil && starting.phase == PhaseBroken && starting.inherited && starting.lastBound().Before(m.BoundAt):
-		mgr.nowRuns(starting, ranBefore, now)
+		mgr.nowRuns(starting, now)
 		starting = g.starting()
 	}
 	switch {
 	case m.Run == "", starting == nil && (m.marksWhole() || mgr.countAs(m) != bound), starting != nil && !starting.mayInclude(m):
 		r := mgr.begin(g, now)
 		r.id = m.Run
-		mgr.move(r, ranBefore, PhaseRunning, now)
+		mgr.move(r, PhaseRunning, now)
 		return r
 	case starting == nil:
 		starting = mgr.begin(g, now)
@@ -146,7 +146,7 @@ func (mgr *Manager) leave(m *member) {
 // members. This ends, because a run becomes running only once, and the home of an unbound member depends only on which runs are running
 // and which controllers these accept.
 func (mgr *Manager) rehome(r *run, now time.Time) {
-	if r.unbound() == 0 || r.phase == PhaseRunning && r.counts[bound] > 0 && r.acceptsAll() {
+	if r.unbound() == 0 {
 		return
 	}
 	g := mgr.groups[r.key]
@@ -208,12 +208,12 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 	})
 	for _, m := range members {
 		if starting := g.starting(); m.Node == "" && starting != nil && starting.whole() {
-			mgr.move(starting, ranBefore, PhaseRunning, now)
+			mgr.move(starting, PhaseRunning, now)
 		}
 		mgr.join(mgr.findOrBegin(g, m, now), m)
 	}
 	if starting := g.starting(); starting != nil && starting.inherited && (starting.whole() || starting.lostMembers()) {
-		mgr.move(starting, ranBefore, PhaseRunning, now)
+		mgr.nowRuns(starting, now)
 	}
 	for _, r := range slices.Clone(g.runs) {
 		r.parked = true

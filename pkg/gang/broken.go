@@ -111,15 +111,15 @@ func (mgr *Manager) giveUp(r *run, now time.Time) {
 	case r.inherited && r.lostMembers():
 		// This was checked when the process became the leader. But then the watch may not have reported a deletion yet, or it
 		// was not known yet which members another scheduler owns.
-		mgr.nowRuns(r, ranBefore, now)
+		mgr.nowRuns(r, now)
 		return
 	case mgr.OnFailure == Keep:
 		mgr.recordEvent(r, true, EventPartial, "The group stays partially bound: its other members could not be bound in time")
 		r.acceptSurplus()
-		mgr.nowRuns(r, policyKeep, now)
+		mgr.nowRuns(r, now)
 		return
 	}
-	mgr.move(r, policyEvict, PhaseEvicting, now)
+	mgr.move(r, PhaseEvicting, now)
 	r.verification.next = now
 	mgr.wake(r, now)
 }

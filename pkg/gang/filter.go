@@ -70,7 +70,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 	case r.phase == PhaseEvicting:
 		return FilterResult{Reason: reasons.GroupEvicting}
 	case r.phase == PhaseBinding:
-		if pm := r.plan.members[m.UID]; m.UID == r.plan.last && pm.state < memberBinding {
+		if pm := r.plan.members[m.UID]; pm == r.plan.last && pm.state < memberBinding {
 			return mgr.nodesFromPlan(r, m, pm, names, all, now) // Its earlier call was cancelled.
 		}
 		return FilterResult{Reason: reasons.GroupBinding}
@@ -133,7 +133,7 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now time.Time) bool {
 	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, mgr.Capacity(), now)
 	if ok {
-		mgr.setPlace(m.UID, pm, node)
+		mgr.setPlace(pm, node)
 	}
 	return ok
 }

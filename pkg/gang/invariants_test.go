@@ -22,8 +22,8 @@ func (s *fixture) checkPlan(r *run) {
 		switch {
 		case (pm.permit != nil) != (pm.state == memberHeld):
 			s.Errorf("member %s in state %d: a bind call is held: %v", uid, pm.state, pm.permit != nil)
-		case !p.isOpen() && pm.state > memberHeld, p.isOpen() && uid != p.last && pm.state < memberBinding, p.isOpen() && pm.state == memberLate:
-			s.Errorf("member %s is in state %d; the barrier is open: %v, it is the last: %v", uid, pm.state, p.isOpen(), uid == p.last)
+		case !p.isOpen() && pm.state > memberHeld, p.isOpen() && pm != p.last && pm.state < memberBinding, p.isOpen() && pm.state == memberLate:
+			s.Errorf("member %s is in state %d; the barrier is open: %v, it is the last: %v", uid, pm.state, p.isOpen(), pm == p.last)
 		}
 	}
 	if counted != p.count || len(p.order) != len(p.members) {

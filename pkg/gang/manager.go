@@ -232,7 +232,7 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	r := mgr.findOrBegin(g, known, now)
 	mgr.join(r, known)
 	mgr.changed(r, known, now)
-	if starting := g.starting(); known.Node != "" && r.phase == PhaseRunning && starting != nil && starting.plan == nil && (g.key.Native || r.acceptsAny(starting)) {
+	if starting := g.starting(); known.Node != "" && r.phase == PhaseRunning && starting != nil && starting.plan == nil {
 		mgr.rehome(starting, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
 		mgr.changed(starting, nil, now)
 	}
@@ -343,7 +343,7 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	switch {
 	case p == nil:
 	case r.phase == PhaseBinding:
-		if p.members[p.last].state == memberExpected && !now.Before(p.expires) {
+		if p.last.state == memberExpected && !now.Before(p.expires) {
 			mgr.failLast(r, reasons.GroupExpired, now)
 			mgr.removeIfEmpty(r)
 		}

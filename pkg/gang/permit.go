@@ -114,7 +114,7 @@ func (p *plan) grant(pm *plannedMember, opened time.Time, markWhole bool) {
 
 // rejectHeld rejects the held binds.
 func (p *plan) rejectHeld(reason reasons.Group) {
-	for _, pm := range p.all() {
+	for _, pm := range p.order {
 		if pm.state == memberHeld {
 			p.rejectOne(pm, reason)
 		}
@@ -139,20 +139,20 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 // mark the run as whole.
 func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	p := r.plan
-	for uid, pm := range p.all() {
-		if !mgr.checkPlace(r, r.members[uid], pm, now) {
+	for _, pm := range p.order {
+		if !mgr.checkPlace(r, r.members[pm.uid], pm, now) {
 			return
 		}
 	}
 	if r.id == "" || r.counts[bound] == 0 {
-		r.id = string(p.order[0])
+		r.id = string(p.order[0].uid)
 	}
 	p.opened = now
-	mgr.move(r, allArrived, PhaseBinding, now)
+	mgr.move(r, PhaseBinding, now)
 	mgr.Observer.GangHeld(now.Sub(p.firstHeld))
 	p.last = p.order[len(p.order)-1]
-	for uid, pm := range p.all() {
-		if uid != p.last {
+	for _, pm := range p.order {
+		if pm != p.last {
 			p.grant(pm, now, false)
 		}
 	}
@@ -282,7 +282,7 @@ func (mgr *Manager) decide(r *run, pm *plannedMember, isBound bool, now time.Tim
 // rejects the last one's permit; once that is decided too, the plan ends.
 func (mgr *Manager) advance(r *run, now time.Time) {
 	p := r.plan
-	last := p.members[p.last]
+	last := p.last
 	switch {
 	case p.count[memberBinding] > 0:
 	case last.state >= memberBound:
@@ -300,11 +300,10 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 
 // failLast gives up the last member of a run whose barrier is open, and with it the plan.
 func (mgr *Manager) failLast(r *run, reason reasons.Group, now time.Time) {
-	p := r.plan
-	last := p.members[p.last]
-	p.rejectHeld(reason)
+	last := r.plan.last
+	r.plan.rejectHeld(reason)
 	if last.node != "" {
-		mgr.Release(p.last)
+		mgr.Release(last.uid)
 	}
 	mgr.decide(r, last, false, now)
 }
@@ -318,7 +317,7 @@ func (mgr *Manager) finishBinding(r *run, now time.Time) {
 	}
 	mgr.endPlan(r)
 	mgr.fail(r, p, now)
-	mgr.move(r, bindsEnded, r.rest(), now)
+	mgr.move(r, r.rest(), now)
 	mgr.Observer.GangFailed(reasons.GroupNotBound)
 	mgr.recordEvent(r, true, EventNotBound, "Not all members of the group could be bound")
 	mgr.rested(r, now)

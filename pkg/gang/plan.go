@@ -1,7 +1,6 @@
 package gang
 
 import (
-	"iter"
 	"slices"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 type plan struct {
 	members map[gpu.PodUID]*plannedMember
 	// order are the members, the oldest first.
-	order   []gpu.PodUID
+	order   []*plannedMember
 	attempt queue.Attempt
 	// made is when the places were reserved.
 	made    time.Time
@@ -24,8 +23,8 @@ type plan struct {
 	wholeCards bool
 	// opened is when the barrier opened; zero before.
 	opened time.Time
-	// last is the member that is bound after all others, and marks the run as whole; empty before the barrier opened.
-	last gpu.PodUID
+	// last is the member that is bound after all others, and marks the run as whole; nil before the barrier opened.
+	last *plannedMember
 	// count is the number of members in each state.
 	count [memberStates]int
 	// firstHeld is since when a bind call is held.
@@ -36,6 +35,7 @@ type plan struct {
 
 // plannedMember is a member's part of a plan.
 type plannedMember struct {
+	uid gpu.PodUID
 	// node is the planned node; empty for a member that only kube-scheduler can place. Its reservation there belongs to the plan until the permit is
 	// granted, and then to the bind.
 	node  string
@@ -69,17 +69,6 @@ func (p *plan) set(pm *plannedMember, to memberState) {
 	p.count[pm.state]--
 	p.count[to]++
 	pm.state = to
-}
-
-// all yields the members in their order.
-func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {
-	return func(yield func(gpu.PodUID, *plannedMember) bool) {
-		for _, uid := range p.order {
-			if !yield(uid, p.members[uid]) {
-				return
-			}
-		}
-	}
 }
 
 // usesAny reports whether a member's place is on one of the nodes.
@@ -116,13 +105,14 @@ func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.Place, now time.
 	mgr.Failures.Placed(p.attempt)
 	r.plan, r.noRoom = p, noRoom{}
 	for _, m := range n.members {
-		p.members[m.UID], p.order = &plannedMember{}, append(p.order, m.UID)
+		pm := &plannedMember{uid: m.UID}
+		p.members[m.UID], p.order = pm, append(p.order, pm)
 	}
 	p.count[memberExpected] = len(p.order)
 	for i, m := range n.requesters {
-		mgr.setPlace(m.UID, p.members[m.UID], places[i].Node)
+		mgr.setPlace(p.members[m.UID], places[i].Node)
 	}
-	mgr.move(r, placesReserved, PhasePlanned, now)
+	mgr.move(r, PhasePlanned, now)
 	mgr.extend(r, now)
 	if !r.key.Native { // Its filter calls follow.
 		mgr.requeueParked(r)
@@ -173,9 +163,9 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 			continue
 		}
 		var set []gpu.PodUID
-		for uid, pm := range r.plan.all() {
+		for _, pm := range r.plan.order {
 			if pm.node != "" {
-				set = append(set, uid)
+				set = append(set, pm.uid)
 			}
 		}
 		runs, uids = append(runs, r), append(uids, set)
@@ -228,9 +218,9 @@ func (mgr *Manager) endWholeCards(now time.Time) {
 }
 
 // setPlace sets the planned node of a member.
-func (mgr *Manager) setPlace(uid gpu.PodUID, pm *plannedMember, node string) {
+func (mgr *Manager) setPlace(pm *plannedMember, node string) {
 	pm.node = node
-	mgr.Ledger.Own(ledger.Planned, uid, time.Time{})
+	mgr.Ledger.Own(ledger.Planned, pm.uid, time.Time{})
 }
 
 // checkPlan ends the plan of a run whose members don't match it any more.
@@ -270,9 +260,9 @@ func (mgr *Manager) dropPlan(r *run, reason reasons.Group) {
 
 // releasePlaces releases the reservations that belong to the plan.
 func (mgr *Manager) releasePlaces(p *plan) {
-	for uid, pm := range p.all() {
+	for _, pm := range p.order {
 		if pm.node != "" && pm.state < memberBinding {
-			mgr.Release(uid)
+			mgr.Release(pm.uid)
 		}
 	}
 }
@@ -294,7 +284,7 @@ func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 			mgr.fail(r, p, now)
 		}
 	}
-	mgr.move(r, planDropped, r.rest(), now)
+	mgr.move(r, r.rest(), now)
 	mgr.rested(r, now)
 }
 

@@ -89,7 +89,9 @@ func (mgr *Manager) changed(r *run, m *member, now time.Time) {
 	}
 	switch {
 	case r.phase == PhaseRunning:
-		mgr.rehome(r, now)
+		if r.counts[bound] == 0 || r.controllers[""] != nil { // Otherwise it takes the pods that it took before.
+			mgr.rehome(r, now)
+		}
 	case r.whole():
 		mgr.finish(r, now)
 	case r.phase == PhaseBinding:
@@ -105,19 +107,9 @@ func (mgr *Manager) changed(r *run, m *member, now time.Time) {
 
 // review moves a run without a plan to the phase that its members determine.
 func (mgr *Manager) review(r *run, now time.Time) {
-	from, to := r.phase, r.rest()
-	switch {
-	case from == to, from == PhaseEvicting && to == PhaseBroken:
-	case to == PhaseBroken:
-		r.inherited = true
-		mgr.move(r, foundBound, to, now)
-	case from == PhaseBroken, from == PhaseEvicting:
-		r.inherited = false
-		mgr.move(r, noneBound, to, now)
-	case to == PhasePending:
-		mgr.move(r, enoughMembers, to, now)
-	default:
-		mgr.move(r, memberWent, to, now)
+	if to := r.rest(); r.phase != to && (r.phase != PhaseEvicting || to != PhaseBroken) {
+		r.inherited = to == PhaseBroken
+		mgr.move(r, to, now)
 	}
 	mgr.rested(r, now)
 }
@@ -125,7 +117,7 @@ func (mgr *Manager) review(r *run, now time.Time) {
 // rested continues a run without a plan.
 func (mgr *Manager) rested(r *run, now time.Time) {
 	if r.phase != PhaseEvicting && mgr.placesAlone(r.key) {
-		mgr.nowRuns(r, placedAlone, now)
+		mgr.nowRuns(r, now)
 		return
 	}
 	switch r.phase {
@@ -144,8 +136,8 @@ func (mgr *Manager) finish(r *run, now time.Time) {
 	if p := r.plan; p != nil {
 		mgr.endPlan(r)
 		mgr.Failures.Arrived(p.attempt)
-		if last := p.members[p.last]; p.isOpen() && last.state == memberHeld {
-			p.grant(last, now, true)
+		if p.isOpen() && p.last.state == memberHeld {
+			p.grant(p.last, now, true)
 		}
 		p.rejectHeld(reasons.GroupChanged)
 		mgr.releasePlaces(p)
@@ -154,12 +146,12 @@ func (mgr *Manager) finish(r *run, now time.Time) {
 	mgr.effects.RequeueAbove = append(mgr.effects.RequeueAbove, r.priority())
 	mgr.Observer.GangBound()
 	mgr.recordEvent(r, false, EventBound, "All members of the group are bound")
-	mgr.nowRuns(r, allBound, now)
+	mgr.nowRuns(r, now)
 }
 
 // nowRuns moves a run to running. Its unbound members are placed alone from now on, or belong to the next run.
-func (mgr *Manager) nowRuns(r *run, why trigger, now time.Time) {
-	mgr.move(r, why, PhaseRunning, now)
+func (mgr *Manager) nowRuns(r *run, now time.Time) {
+	mgr.move(r, PhaseRunning, now)
 	mgr.requeueParked(r)
 	mgr.rehome(r, now)
 }

@@ -36,75 +36,26 @@ var phaseNames = [phases]string{"incomplete", "pending", "planned", "permitting"
 // String returns the phase as metrics and docs name it.
 func (p Phase) String() string { return phaseNames[p] }
 
-// trigger is what makes a run leave a phase, in the words of the diagram in docs/design.md.
-type trigger string
-
-const (
-	enoughMembers  trigger = "enough members exist"
-	memberWent     trigger = "a member went"
-	placesReserved trigger = "memory for all is reserved"
-	planDropped    trigger = "the plan is dropped"
-	allArrived     trigger = "all have arrived"
-	bindsEnded     trigger = "not all could be bound"
-	foundBound     trigger = "a member is found bound"
-	noneBound      trigger = "no bound member is left"
-	allBound       trigger = "all are bound"
-	ranBefore      trigger = "it ran before"
-	placedAlone    trigger = "its policy is basic"
-	policyKeep     trigger = "still not bound, policy keep"
-	policyEvict    trigger = "still not bound, policy evict"
-)
-
-// transition is one permitted change of a run's phase.
-type transition struct {
-	From    Phase
-	Trigger trigger
-	To      Phase
-}
-
-// transitions are all permitted changes. A run begins as incomplete.
-var transitions = []transition{
-	{PhaseIncomplete, enoughMembers, PhasePending},
-	{PhaseIncomplete, foundBound, PhaseBroken},
-	{PhaseIncomplete, allBound, PhaseRunning},
-	{PhaseIncomplete, ranBefore, PhaseRunning},
-	{PhaseIncomplete, placedAlone, PhaseRunning},
-	{PhasePending, memberWent, PhaseIncomplete},
-	{PhasePending, placesReserved, PhasePlanned},
-	{PhasePending, foundBound, PhaseBroken},
-	{PhasePending, allBound, PhaseRunning},
-	{PhasePlanned, allArrived, PhaseBinding},
-	{PhasePlanned, planDropped, PhasePending},
-	{PhasePlanned, planDropped, PhaseIncomplete},
-	{PhasePlanned, planDropped, PhaseBroken},
-	{PhasePlanned, allBound, PhaseRunning},
-	{PhaseBinding, allBound, PhaseRunning},
-	{PhaseBinding, bindsEnded, PhaseBroken},
-	{PhaseBinding, bindsEnded, PhasePending},
-	{PhaseBinding, bindsEnded, PhaseIncomplete},
-	{PhaseBroken, placesReserved, PhasePlanned},
-	{PhaseBroken, allBound, PhaseRunning},
-	{PhaseBroken, noneBound, PhasePending},
-	{PhaseBroken, noneBound, PhaseIncomplete},
-	{PhaseBroken, ranBefore, PhaseRunning},
-	{PhaseBroken, placedAlone, PhaseRunning},
-	{PhaseBroken, policyKeep, PhaseRunning},
-	{PhaseBroken, policyEvict, PhaseEvicting},
-	{PhaseEvicting, allBound, PhaseRunning},
-	{PhaseEvicting, noneBound, PhasePending},
-	{PhaseEvicting, noneBound, PhaseIncomplete},
+// transitions are the phases that may follow each phase; docs/design.md draws them, with what causes each change. A run begins as incomplete.
+var transitions = [phases][]Phase{
+	PhaseIncomplete: {PhasePending, PhaseRunning, PhaseBroken},
+	PhasePending:    {PhaseIncomplete, PhasePlanned, PhaseRunning, PhaseBroken},
+	PhasePlanned:    {PhaseIncomplete, PhasePending, PhaseBinding, PhaseRunning, PhaseBroken},
+	PhaseBinding:    {PhaseIncomplete, PhasePending, PhaseRunning, PhaseBroken},
+	PhaseBroken:     {PhaseIncomplete, PhasePending, PhasePlanned, PhaseRunning, PhaseEvicting},
+	PhaseEvicting:   {PhaseIncomplete, PhasePending, PhaseRunning},
 }
 
 // move changes the phase of a run. It is the only function that does. A transition that the table doesn't contain is a
 // defect of the caller, which tests detect.
-func (mgr *Manager) move(r *run, why trigger, to Phase, now time.Time) {
-	if mgr.IllegalMove != nil && !slices.Contains(transitions, transition{r.phase, why, to}) {
-		mgr.IllegalMove(fmt.Sprintf("a run that is %v becomes %v: %s", r.phase, to, why))
+func (mgr *Manager) move(r *run, to Phase, now time.Time) {
+	if mgr.IllegalMove != nil && !slices.Contains(transitions[r.phase], to) {
+		mgr.IllegalMove(fmt.Sprintf("a run that is %v becomes %v", r.phase, to))
 	}
 	if r.waits() != to.waits() || to == PhaseIncomplete {
 		r.since = now
 	}
-	if to == PhaseBroken && why != planDropped {
+	if to == PhaseBroken && r.phase != PhasePlanned {
 		r.brokeAt = now
 	}
 	r.phase = to

@@ -133,26 +133,6 @@ func (t *tally) whole() bool {
 	return t.marked > 0 || t.size() > 0 && t.need() <= 0
 }
 
-// acceptsAll reports whether accepts is true for all controllers.
-func (t *tally) acceptsAll() bool {
-	for controller := range t.controllers {
-		if !t.accepts(controller) {
-			return false
-		}
-	}
-	return true
-}
-
-// acceptsAny reports whether accepts is true for a controller of another run.
-func (t *tally) acceptsAny(o *run) bool {
-	for controller := range o.controllers {
-		if t.accepts(controller) {
-			return true
-		}
-	}
-	return false
-}
-
 // priority returns the lowest priority of the members that count.
 func (t *tally) priority() int32 {
 	if len(t.priorities) == 0 {
