@@ -193,7 +193,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 		}
 	}
 	for _, m := range mgr.members {
-		m.run, m.gone = nil, false
+		m.run = nil
 	}
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
 	mgr.noRoomFor, mgr.resumeAt = map[alikeRuns]noRoom{}, nil
@@ -277,7 +277,7 @@ func (mgr *Manager) Confirmed(m Member, now time.Time) {
 	}
 }
 
-// ConfirmedGone applies a live read that found that the pod doesn't exist.
+// ConfirmedGone applies a live read that found that the pod doesn't exist. The watch may report it once more before it reports the deletion.
 func (mgr *Manager) ConfirmedGone(uid gpu.PodUID, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -286,8 +286,7 @@ func (mgr *Manager) ConfirmedGone(uid gpu.PodUID, now time.Time) {
 		return
 	}
 	r := m.run
-	m.gone = true
-	mgr.recount(m, now)
+	mgr.removeMember(m, now)
 	mgr.readAnswered(r, now)
 }
 

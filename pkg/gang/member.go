@@ -83,7 +83,7 @@ type Member struct {
 type category uint8
 
 const (
-	// other members don't count: they have ended without success, are terminating, or are gone.
+	// other members don't count: they have ended without success, or are terminating.
 	other category = iota
 	// pending members are to be placed.
 	pending
@@ -155,8 +155,6 @@ type member struct {
 	// ofWholeRun is true if another member marks the pod's run as whole. That one can be in another group: an earlier version of the extender
 	// bound them as one group, before a label completed its name.
 	ofWholeRun bool
-	// gone is true if a live read found that the pod doesn't exist, and the watch has not reported it yet.
-	gone bool
 	// readAt is when a live read last found the pod unbound.
 	readAt time.Time
 	// reportedProblem is the problem for which an Event was recorded.
@@ -170,4 +168,4 @@ func (m *member) marksWhole() bool { return m.MarkedWhole || m.ofWholeRun }
 func (m *member) problem() string { return cmp.Or(m.groupProblem, m.Problem) }
 
 // awaitsBind reports whether the pod could still be bound.
-func (m *member) awaitsBind() bool { return m.Node == "" && !m.Ended && !m.Leaving && !m.gone }
+func (m *member) awaitsBind() bool { return m.Node == "" && !m.Ended && !m.Leaving }

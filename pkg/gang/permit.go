@@ -256,7 +256,7 @@ func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
 	case pm == nil, pm.state >= memberBound:
 	case m.Node != "":
 		mgr.decide(r, pm, true, now)
-	case m.run == r && !m.gone:
+	case m.run == r:
 		// The pod isn't bound yet. A terminating pod can still become bound, if its bind was faster than its deletion.
 	case pm.state == memberBinding:
 		mgr.decide(r, pm, false, now)
@@ -285,8 +285,10 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 	last := p.last
 	switch {
 	case p.count[memberBinding] > 0:
+	case p.count[memberBound] == len(p.members):
+		mgr.finish(r, now)
 	case last.state >= memberBound:
-		mgr.finishBinding(r, now)
+		mgr.abandonPlan(r, reasons.GroupNotBound, now)
 	case p.count[memberFailed] > 0:
 		mgr.failLast(r, reasons.GroupNotBound, now)
 	case last.state == memberHeld:
@@ -306,19 +308,4 @@ func (mgr *Manager) failLast(r *run, reason reasons.Group, now time.Time) {
 		mgr.Release(last.uid)
 	}
 	mgr.decide(r, last, false, now)
-}
-
-// finishBinding ends a plan whose binds are all decided.
-func (mgr *Manager) finishBinding(r *run, now time.Time) {
-	p := r.plan
-	if p.count[memberBound] == len(p.members) {
-		mgr.finish(r, now)
-		return
-	}
-	mgr.endPlan(r)
-	mgr.fail(r, p, now)
-	mgr.move(r, r.rest(), now)
-	mgr.Observer.GangFailed(reasons.GroupNotBound)
-	mgr.recordEvent(r, true, EventNotBound, "Not all members of the group could be bound")
-	mgr.rested(r, now)
 }

@@ -267,14 +267,14 @@ func (mgr *Manager) releasePlaces(p *plan) {
 	}
 }
 
-// abandonPlan ends the plan of a run whose barrier hasn't opened, without success. It has failed if its members didn't arrive or were deleted.
-// One that loses its memory to others has not, unless the run had memory for the patience, in all plans since the latest failure.
+// abandonPlan ends the plan of a run without success. No bind of it is in flight. It has failed if its members didn't arrive, were deleted or could
+// not be bound. One that loses its memory to others has not, unless the run had memory for the patience, in all plans since the latest failure.
 func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 	p := r.plan
 	mgr.dropPlan(r, reason)
 	r.reservedFor += now.Sub(p.made)
 	switch reason {
-	case reasons.GroupExpired, reasons.GroupTimedOut, reasons.GroupUnplaced:
+	case reasons.GroupExpired, reasons.GroupTimedOut, reasons.GroupUnplaced, reasons.GroupNotBound:
 		mgr.recordEvent(r, true, EventNotBound, reason.Text())
 		mgr.fail(r, p, now)
 	case reasons.GroupDeleted:

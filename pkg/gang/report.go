@@ -37,21 +37,8 @@ type Report struct {
 	Waits, Since time.Time
 }
 
-// Reports returns the runs of all groups that have a member which exists; false while this process doesn't lead. They are ordered by group, and
-// of one group those that are running come first.
-func (mgr *Manager) Reports() (reports []Report, leads bool) {
-	reports, leads = mgr.reports()
-	return slices.DeleteFunc(reports, func(r Report) bool { return len(r.Bound)+len(r.Pending)+r.Cardless == 0 }), leads
-}
-
-// Snapshot returns the runs of these members as a Manager reports them that starts to lead: as the API server alone shows them. Of the phases, such a
-// Manager knows incomplete, pending, running and broken. Runs whose members have all ended are among them. Members that ask for no cards belong to none.
-func Snapshot(members []Member, now time.Time) []Report {
-	reports, _ := NewSnapshot(members, now).reports()
-	return reports
-}
-
-// NewSnapshot returns a Manager that starts to lead with these members.
+// NewSnapshot returns a Manager that starts to lead with these members, as the API server alone shows them. Of the phases, it knows incomplete, pending,
+// running and broken. Members that ask for no cards belong to no run.
 func NewSnapshot(members []Member, now time.Time) *Manager {
 	mgr := New(Options{Observer: discard{}, Failures: &queue.Failures{}})
 	for i := range members {
@@ -61,7 +48,9 @@ func NewSnapshot(members []Member, now time.Time) *Manager {
 	return mgr
 }
 
-func (mgr *Manager) reports() (out []Report, leads bool) {
+// Reports returns the runs of all groups, also those whose members have all ended; false while this process doesn't lead. They are ordered by group,
+// and of one group those that are running come first.
+func (mgr *Manager) Reports() (out []Report, leads bool) {
 	mgr.mu.Lock()
 	for _, g := range mgr.groups {
 		for _, r := range g.runs {

@@ -47,6 +47,7 @@ func TestReports(t *testing.T) {
 	want := []Report{
 		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, ID: "1", Pending: []string{"a"}, Memory: 16, Reason: reasons.GroupBroken(1, 2), Waits: begin.Add(2 * time.Second)}),
 		report("cardless", Report{Cardless: 2, Reason: reasons.GroupCardless(2)}),
+		report("ended", Report{ID: "1", Phase: PhaseRunning, Succeeded: 1, Since: begin}),
 		report("incomplete", Report{Size: 4, Counted: 1, Pending: []string{"a"}, Memory: 8, Reason: reasons.GroupIncomplete(1, 4), Waits: begin}),
 		report("invalid", Report{Size: 4, Counted: 1, Pending: []string{"a", "b"}, Memory: 16, Reason: reasons.GroupIncomplete(1, 4).Ineligible(1, "b"), Problem: "its size is no number", Waits: begin}),
 		report("planned", Report{Phase: PhasePlanned, Size: 2, Counted: 2, Pending: []string{"a", "b"}, Memory: 16, Reason: reasons.GroupArriving(0, 2), Waits: begin}),

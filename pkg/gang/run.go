@@ -60,9 +60,6 @@ type run struct {
 }
 
 func (mgr *Manager) countAs(m *member) category {
-	if m.gone {
-		return other
-	}
 	as := m.category(mgr.ours)
 	if m.groupProblem != "" && (as == pending || as == foreign) {
 		return ineligible

@@ -26,10 +26,10 @@ func TestSnapshot(t *testing.T) {
 	ended.Ended, ended.Succeeded = true, true
 	cardless := member("x", other, "", "")
 	cardless.Cardless = true
-	got := Snapshot([]Member{
+	got, _ := NewSnapshot([]Member{
 		member("f", train, "", "job-3"), member("b", train, "1", "job-1"), member("a", train, "1", "job-1"),
 		member("d", train, "2", "job-2"), ended, member("c", other, "9", "job-9"), member("g", other, "", "job-9"), cardless,
-	}, now)
+	}, now).Reports()
 	want := []Report{
 		{
 			Group: other, ID: "9", Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"g"}, Memory: 2, Waits: now, Since: now,

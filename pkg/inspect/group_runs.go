@@ -57,7 +57,8 @@ func groupRuns(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now tim
 			cardless[m.Gang] = append(cardless[m.Gang], *m)
 		}
 	}
-	for _, report := range gang.Snapshot(members, now) {
+	reports, _ := gang.NewSnapshot(members, now).Reports()
+	for _, report := range reports {
 		run := groupRun{Report: report, messages: messages}
 		for _, name := range slices.Concat(report.Bound, report.Pending) {
 			run.add(byName[types.NamespacedName{Namespace: report.Group.Namespace, Name: name}])

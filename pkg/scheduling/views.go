@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -71,7 +72,7 @@ func (s *Scheduler) GangStates() map[string]int { return s.groups.states() }
 // WatchVersions returns the resource version that each watch has reached, by resource.
 func (s *Scheduler) WatchVersions() map[string]uint64 { return s.cache.WatchVersions() }
 
-// Groups returns the runs of all groups of pods, or an error that says why this process doesn't know them. It only reads.
+// Groups returns the runs of all groups with pods that exist, or an error that says why this process doesn't know them. It only reads.
 func (s *Scheduler) Groups() ([]gang.Report, error) {
 	if s.Gangs.Hold == 0 {
 		return nil, errors.New("groups are turned off by --gang-hold=0")
@@ -80,5 +81,5 @@ func (s *Scheduler) Groups() ([]gang.Report, error) {
 	if !leads {
 		return nil, errors.New("only the replica that leads knows the state of groups, and this one doesn't lead")
 	}
-	return reports, nil
+	return slices.DeleteFunc(reports, func(r gang.Report) bool { return len(r.Bound)+len(r.Pending)+r.Cardless == 0 }), nil
 }
