@@ -47,7 +47,7 @@ func (s *fixture) wantNoEviction() {
 func TestLostAnswer(t *testing.T) {
 	s := newBrokenScene(t, true)
 	last := s.held[0]
-	if !s.manager.CancelPermit(last.pod.UID, last.permit) {
+	if !s.manager.CancelPermit(last.pod.UID, last.permit, s.now) {
 		t.Fatal("the last member's call could not be given up")
 	}
 	s.held = nil
@@ -143,7 +143,7 @@ func TestLostAnswers(t *testing.T) {
 			s.done(3, false)
 		}, "broken"},
 		"the last one is away": {func(s *fixture) {
-			s.manager.CancelPermit(s.created[3].UID, s.held[0].permit)
+			s.manager.CancelPermit(s.created[3].UID, s.held[0].permit, s.now)
 			s.advance(testPatience)
 			s.done(2, false)
 		}, "broken"},

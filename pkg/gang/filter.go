@@ -48,12 +48,7 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates, all []string, now time.Ti
 	mgr.learnScheduler(m.Scheduler, now)
 	r := m.run
 	result := mgr.filter(r, m, candidates, mgr.intern(set, all), now)
-	switch {
-	case !result.AsSingle && len(result.Nodes) == 0:
-		r.parked = true
-	case len(result.Nodes) == len(candidates):
-		result.Nodes = candidates // The set has these names, but perhaps in another order.
-	}
+	r.parked = r.parked || !result.AsSingle && len(result.Nodes) == 0
 	return result
 }
 

@@ -378,7 +378,7 @@ func (mgr *Manager) requeueParked(r *run) {
 
 // requeueUnknown requeues the members of a run that may plan, if it needs candidate nodes for that.
 func (mgr *Manager) requeueUnknown(r *run, now time.Time) {
-	if paused, _ := mgr.paused(r, now); r.parked && r.enough() && !paused && !r.needed().allOffered(r) {
+	if r.parked && r.enough() && mgr.pause(r, now) == (reasons.Group{}) && !r.needed().allOffered(r) {
 		mgr.requeueParked(r)
 	}
 }

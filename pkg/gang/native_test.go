@@ -218,7 +218,7 @@ func TestNativeCallGivenUp(t *testing.T) {
 	}
 	s.advance(5 * time.Second)
 	s.want("one call is held", map[string]int{}, 32)
-	if !s.manager.CancelPermit(pods[0].UID, permit) {
+	if !s.manager.CancelPermit(pods[0].UID, permit, s.now) {
 		t.Error("it isn't cancelled")
 	}
 	s.advance(ledger.TentativeLifetime)

@@ -21,8 +21,6 @@ type needs struct {
 	wholeCards bool
 	// shape is queue.Attempt.Shape; empty until it is needed.
 	shape string
-	// offered is the number of members, from the first, that have candidate nodes.
-	offered int
 	// requests are those of requesters, the members that the ledger places; nil if they must be built again.
 	requests   []ledger.Request
 	requesters []*member
@@ -105,14 +103,9 @@ func (n *needs) any(is func(gpu.Pod) bool) bool {
 // allOffered reports whether the candidate nodes of all members are known. kube-scheduler alone places those of native groups that
 // request whole cards.
 func (n *needs) allOffered(r *run) bool {
-	for n.offered < len(n.members) {
-		m := n.members[n.offered]
-		if !r.offers[m.Template].known() && (!r.key.Native || m.Request > 0) {
-			break
-		}
-		n.offered++
-	}
-	return n.offered == len(n.members)
+	return !slices.ContainsFunc(n.members, func(m *member) bool {
+		return !r.offers[m.Template].known() && (!r.key.Native || m.Request > 0)
+	})
 }
 
 // build sets the requests of what the run needs. Large requests, and those with few candidate nodes, come first, because they fit fewer places. Members with the

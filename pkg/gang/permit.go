@@ -14,7 +14,7 @@ type Permit struct {
 	Decided chan struct{}
 	// Rejection is why the bind is rejected; nil if the permit is granted.
 	Rejection *reasons.Group
-	// OpenedAt is when the barrier opened. The bind timeout counts from then.
+	// OpenedAt is when the barrier opened, or later, when the last member's call arrived. The bind timeout counts from then.
 	OpenedAt time.Time
 	// Run is the run's identity, which the Binding writes to the pod; empty if it has none.
 	Run string
@@ -22,8 +22,6 @@ type Permit struct {
 	MarkWhole bool
 
 	run *run
-	// requested is when the bind call arrived.
-	requested time.Time
 }
 
 func (p *Permit) reject(reason reasons.Group) {
@@ -48,7 +46,7 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 	if m == nil {
 		return nil, &reasons.GroupUnknown
 	}
-	permit := &Permit{Decided: make(chan struct{}), run: m.run, requested: now}
+	permit := &Permit{Decided: make(chan struct{}), run: m.run}
 	if m.Cardless {
 		permit.grant(now, false)
 		return permit, nil
@@ -87,6 +85,9 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 // hold holds a bind call.
 func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Time) {
 	p := r.plan
+	if p.isOpen() {
+		p.opened = now // The call that was held when the barrier opened was cancelled.
+	}
 	if pm.permit != nil {
 		pm.permit.reject(reasons.GroupChanged) // kube-scheduler abandoned the earlier call.
 	}
@@ -204,7 +205,7 @@ func (mgr *Manager) extend(r *run, from time.Time) {
 
 // CancelPermit handles a bind call that ended while its permit was pending. It reports whether the bind is cancelled.
 // Otherwise the permit was granted meanwhile.
-func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
+func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	select {
@@ -214,8 +215,8 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 	}
 	r := permit.run // A pending permit always belongs to a planned member.
 	r.plan.rejectOne(r.plan.members[uid], reasons.GroupChanged)
-	if mgr.wake(r, permit.requested); r.plan.isOpen() {
-		mgr.extend(r, permit.requested)
+	if mgr.wake(r, now); r.plan.isOpen() {
+		mgr.extend(r, now)
 	}
 	return true
 }
@@ -292,11 +293,7 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 	case p.count[memberFailed] > 0:
 		mgr.failLast(r, reasons.GroupNotBound, now)
 	case last.state == memberHeld:
-		opened := p.opened
-		if last.permit.requested.After(opened) { // The call that was held when the barrier opened was cancelled.
-			opened = last.permit.requested
-		}
-		p.grant(last, opened, true)
+		p.grant(last, p.opened, true)
 	}
 }
 

@@ -183,7 +183,7 @@ var phaseEvents = []struct {
 	{"all bind calls arrive", func(s *fixture) bool { s.arriveMembers(0, 1, 2); return true }},
 	{"held bind calls are cancelled", func(s *fixture) bool {
 		for _, bind := range s.held {
-			if !s.manager.CancelPermit(bind.pod.UID, bind.permit) {
+			if !s.manager.CancelPermit(bind.pod.UID, bind.permit, s.now) {
 				s.Error("not cancelled")
 			}
 		}

@@ -21,7 +21,7 @@ type plan struct {
 	expires time.Time
 	// wholeCards is true if only kube-scheduler can place a member, because it asks for whole cards.
 	wholeCards bool
-	// opened is when the barrier opened; zero before.
+	// opened is when the barrier opened, or when the last member's call arrived once more since; zero before.
 	opened time.Time
 	// last is the member that is bound after all others, and marks the run as whole; nil before the barrier opened.
 	last *plannedMember

@@ -37,12 +37,8 @@ const (
 // checkPause reports whether the run must not be tried because it, or others of its namespace, failed. Once a pause has ended, it requeues members
 // whose candidate nodes are needed.
 func (mgr *Manager) checkPause(r *run, now time.Time) bool {
-	switch paused, behind := mgr.paused(r, now); {
-	case paused && behind:
-		r.wait = reasons.GroupBehindFailed
-		return true
-	case paused:
-		r.wait = reasons.GroupPaused
+	if why := mgr.pause(r, now); why != (reasons.Group{}) {
+		r.wait = why
 		return true
 	}
 	if r.wait == reasons.GroupPaused || r.wait == reasons.GroupBehindFailed {
@@ -52,13 +48,18 @@ func (mgr *Manager) checkPause(r *run, now time.Time) bool {
 	return false
 }
 
-// paused reports whether the run pauses. If that is because others of its namespace failed, behind is true.
-func (mgr *Manager) paused(r *run, now time.Time) (paused, behind bool) {
+// pause returns why the run pauses; none if it doesn't.
+func (mgr *Manager) pause(r *run, now time.Time) reasons.Group {
 	if !mgr.Failures.Any(r.key.Namespace) {
-		return false, false
+		return reasons.Group{}
 	}
-	until, behind := mgr.Failures.Until(mgr.attempt(r), now)
-	return until.After(now), behind
+	switch until, behind := mgr.Failures.Until(mgr.attempt(r), now); {
+	case !until.After(now):
+		return reasons.Group{}
+	case behind:
+		return reasons.GroupBehindFailed
+	}
+	return reasons.GroupPaused
 }
 
 // tryPlan plans all members that the run still needs, or sets what the run waits for. It has enough members, and doesn't pause.
@@ -155,11 +156,7 @@ func (mgr *Manager) planWaiting(now time.Time) {
 func (mgr *Manager) mayTry(r *run, now time.Time) bool {
 	over := mgr.burst.observe(mgr.freed.Load(), now)
 	return over || !slices.ContainsFunc(mgr.waiting, func(o *run) bool {
-		if !o.item.Before(&r.item) || o.key.Native || len(o.offers) == 0 {
-			return false
-		}
-		paused, _ := mgr.paused(o, now)
-		return !paused
+		return o.item.Before(&r.item) && !o.key.Native && len(o.offers) > 0 && mgr.pause(o, now) == (reasons.Group{})
 	})
 }
 

@@ -180,7 +180,7 @@ func (g *groups) await(ctx context.Context, uid gpu.PodUID, node string) (permit
 	select {
 	case <-held.Decided:
 	case <-ctx.Done():
-		if g.manager.CancelPermit(uid, held) {
+		if g.manager.CancelPermit(uid, held, g.clock.Now()) {
 			return permit{}, fmt.Errorf("kube-scheduler gave the call up: %w", ctx.Err())
 		}
 		<-held.Decided // The permit was granted meanwhile.

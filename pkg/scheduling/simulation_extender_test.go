@@ -287,7 +287,7 @@ func (r *replica) cancel(call *bindCall) {
 
 func (r *replica) cancelled(call *bindCall) {
 	if i := slices.Index(r.held, call); i >= 0 && !r.dead && !isDecided(call.held) {
-		if r.scheduler.groups.manager.CancelPermit(gpu.PodUID(call.request.UID), call.held) {
+		if r.scheduler.groups.manager.CancelPermit(gpu.PodUID(call.request.UID), call.held, r.scheduler.groups.clock.Now()) {
 			r.w.trace("%s: the held bind of %s is cancelled", r.name, call.request.Name)
 		}
 	}
