@@ -188,7 +188,8 @@ func (mgr *Manager) StopLeading(now time.Time) {
 		for _, r := range mgr.groups[key].runs {
 			if r.plan != nil {
 				mgr.Failures.Ended(r.plan.attempt)
-				mgr.dropPlan(r, reasons.GroupStopping)
+				mgr.endPlan(r, reasons.GroupStopping)
+				mgr.Observer.GangFailed(reasons.GroupStopping)
 			}
 		}
 	}

@@ -215,7 +215,8 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit, now time.Time) 
 	}
 	r := permit.run // A pending permit always belongs to a planned member.
 	r.plan.rejectOne(r.plan.members[uid], reasons.GroupChanged)
-	if mgr.wake(r, now); r.plan.isOpen() {
+	mgr.wake(r, now)
+	if r.plan.isOpen() {
 		mgr.extend(r, now)
 	}
 	return true

@@ -36,6 +36,8 @@ type plan struct {
 // plannedMember is a member's part of a plan.
 type plannedMember struct {
 	uid gpu.PodUID
+	// asks are those that the place is for: users can change labels.
+	asks asks
 	// node is the planned node; empty for a member that only kube-scheduler can place. Its reservation there belongs to the plan until the permit is
 	// granted, and then to the bind.
 	node  string
@@ -105,7 +107,7 @@ func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.Place, now time.
 	mgr.Failures.Placed(p.attempt)
 	r.plan, r.noRoom = p, noRoom{}
 	for _, m := range n.members {
-		pm := &plannedMember{uid: m.UID}
+		pm := &plannedMember{uid: m.UID, asks: m.asks()}
 		p.members[m.UID], p.order = pm, append(p.order, pm)
 	}
 	p.count[memberExpected] = len(p.order)
@@ -229,38 +231,18 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 	switch {
 	case pm != nil && (m.run != r || m.counted != pending):
 		mgr.abandonPlan(r, reasons.GroupDeleted, now)
-	case r.need() != len(r.plan.members), pm != nil && mgr.asksElse(m):
+	case r.need() != len(r.plan.members), pm != nil && pm.asks != m.asks():
 		mgr.abandonPlan(r, reasons.GroupChanged, now)
 	}
 }
 
-// asksElse reports whether the member's place is for another demand than it has now: users can change labels.
-func (mgr *Manager) asksElse(m *member) bool {
-	_, allocation, placed := mgr.Ledger.Lookup(m.UID)
-	return placed && allocation.Demand() != m.Demand()
-}
-
-// endPlan removes the plan from the run, and returns it.
-func (mgr *Manager) endPlan(r *run) *plan {
+// endPlan removes the plan from the run, rejects the held binds, and releases the reservations that belong to the plan.
+func (mgr *Manager) endPlan(r *run, reason reasons.Group) {
 	p := r.plan
 	r.plan, r.needs = nil, nil
-	for uid := range p.members {
-		mgr.Ledger.Disown(ledger.Planned, uid)
-	}
-	return p
-}
-
-// dropPlan rejects the held binds and releases the reservations of a plan.
-func (mgr *Manager) dropPlan(r *run, reason reasons.Group) {
-	p := mgr.endPlan(r)
 	p.rejectHeld(reason)
-	mgr.releasePlaces(p)
-	mgr.Observer.GangFailed(reason)
-}
-
-// releasePlaces releases the reservations that belong to the plan.
-func (mgr *Manager) releasePlaces(p *plan) {
 	for _, pm := range p.order {
+		mgr.Ledger.Disown(ledger.Planned, pm.uid)
 		if pm.node != "" && pm.state < memberBinding {
 			mgr.Release(pm.uid)
 		}
@@ -271,7 +253,8 @@ func (mgr *Manager) releasePlaces(p *plan) {
 // not be bound. One that loses its memory to others has not, unless the run had memory for the patience, in all plans since the latest failure.
 func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 	p := r.plan
-	mgr.dropPlan(r, reason)
+	mgr.endPlan(r, reason)
+	mgr.Observer.GangFailed(reason)
 	r.reservedFor += now.Sub(p.made)
 	switch reason {
 	case reasons.GroupExpired, reasons.GroupTimedOut, reasons.GroupUnplaced, reasons.GroupNotBound:
@@ -280,7 +263,8 @@ func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 	case reasons.GroupDeleted:
 		mgr.fail(r, p, now)
 	default:
-		if mgr.Failures.Ended(p.attempt); r.reservedFor >= mgr.Patience {
+		mgr.Failures.Ended(p.attempt)
+		if r.reservedFor >= mgr.Patience {
 			mgr.fail(r, p, now)
 		}
 	}
@@ -300,7 +284,8 @@ func (mgr *Manager) fail(r *run, p *plan, now time.Time) {
 
 // forgive ends the pause of the run's shape. It is called after a change by a user that can make the next plan succeed.
 func (mgr *Manager) forgive(r *run) {
-	if r.needs = nil; mgr.Failures.Any(r.key.Namespace) {
+	r.needs = nil
+	if mgr.Failures.Any(r.key.Namespace) {
 		mgr.Failures.Forgive(mgr.attempt(r))
 	}
 }

@@ -131,13 +131,11 @@ func (mgr *Manager) rested(r *run, now time.Time) {
 // finish moves a run to running: all members are bound.
 func (mgr *Manager) finish(r *run, now time.Time) {
 	if p := r.plan; p != nil {
-		mgr.endPlan(r)
 		mgr.Failures.Arrived(p.attempt)
 		if p.isOpen() && p.last.state == memberHeld {
 			p.grant(p.last, now, true)
 		}
-		p.rejectHeld(reasons.GroupChanged)
-		mgr.releasePlaces(p)
+		mgr.endPlan(r, reasons.GroupChanged)
 	}
 	r.acceptSurplus()
 	mgr.effects.RequeueAbove = append(mgr.effects.RequeueAbove, r.priority())

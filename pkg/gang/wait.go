@@ -13,14 +13,17 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// What a run waits for. One without a plan is tried in filter calls and by each Tick: tryPlan decides what it waits for, in this order:
+// What a run waits for. One without a plan is tried in filter calls and by each Tick, and waits for, in this order:
 //
-//   - More members, if too few exist.
-//   - The end of a pause, if it or others of its namespace have failed.
-//   - Filter calls for the other members: their candidate nodes are needed.
-//   - Fair sharing, or a run before it.
-//   - Room. If seven of eight members fit, nothing is reserved for any of them. The run is tried again when memory is freed (planWaiting), and as an
-//     item of the queue (Waiting) it can get a reservation of cards that are in use: queue.Awaited.Pass says when, Ledger.Await says which cards.
+//   - More members, if too few exist (enough).
+//   - The end of a pause, if it or others of its namespace have failed (checkPause).
+//   - While memory is being freed, the runs before it (mayTry for filter calls, planWaiting for Ticks).
+//   - That it is clear which members belong together, filter calls for the other members, because their candidate nodes are needed, its turn by fair
+//     sharing, or another run of whole cards (obstacle).
+//   - Room (reserve). If seven of eight members fit, nothing is reserved for any of them, and other pods can take the free cards. The run is tried
+//     again when memory is freed, every two seconds at least. It is an item of the queue (Waiting): the first item that waits for some nodes gets an
+//     awaited reservation, of cards for all eight, free or in use, and others do while the items before have little (queue.Awaited.Pass). Of the cards
+//     in use, those with the youngest pods are reserved, if none of these pods is older than the item (Ledger.Await). The plan is made once all are free.
 
 const (
 	// noRoomMax is how long the result "no room" stays valid if no memory is freed. It is limited, because nodes can become eligible for other
@@ -105,7 +108,8 @@ func (mgr *Manager) grantedPlaces(n *needs) (uids []gpu.PodUID) {
 // obstacle returns why it can't be tried to place the members; none if it can.
 func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {
 	if r.key.Native {
-		if mgr.offerEligible(r, n, now); !n.allOffered(r) {
+		mgr.offerEligible(r, n, now)
+		if !n.allOffered(r) {
 			return reasons.GroupNoRoom
 		}
 	}

@@ -93,7 +93,8 @@ func (a *Awaited) Pass(items []Item, now time.Time) {
 	}
 	p := &pass{Awaited: a, now: now, before: map[string]gpu.Memory{}, seen: map[string]bool{}, choices: map[string]*choice{}, totals: map[*string]gpu.Memory{}}
 	for _, item := range a.sorted(items, now) {
-		if p.await(&item); p.choices[item.ID] == nil {
+		p.await(&item)
+		if p.choices[item.ID] == nil {
 			a.end(item.ID) // Before the items behind choose.
 		}
 	}
@@ -196,7 +197,8 @@ func (p *pass) keep(item *Item, c *choice) {
 	if c == nil {
 		return
 	}
-	if p.choices[item.ID] = c; c.nodes != nil {
+	p.choices[item.ID] = c
+	if c.nodes != nil {
 		p.reserved++
 		p.Failures.Reserved(item.Attempt)
 	} else {
