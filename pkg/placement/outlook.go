@@ -63,11 +63,7 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 		sum += weights[i]
 		frequencies += kinds[i].Frequency
 	}
-	asks, asked := make([]float64, len(kinds)), 0.0
-	for i := range kinds {
-		asks[i] = (horizon*kinds[i].Frequency/frequencies + float64(kinds[i].Waiting)) * kinds[i].size(card)
-		asked += asks[i]
-	}
+	asked := 0.0
 	emptiness := make([]float64, len(nodes))
 	for j := range nodes {
 		free, all := nodes[j].memory()
@@ -76,21 +72,30 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 	var buffer [usualCards]float64
 	for i := range kinds {
 		k := newWeighed(kinds[i].Shape)
-		pods, memory, once := 0.0, 0.0, 1.0
+		pods, memory, once, usable := 0.0, 0.0, 1.0, false
 		for j := range nodes {
 			n := &nodes[j]
 			if r, _ := n.roomFor(i, &k, buffer[:0]); r.pods > 0 {
 				pods, memory = pods+r.pods, memory+r.memory
 			}
 			if n.usableOnceEmpty(i, &k) {
-				once += emptiness[j]
+				once, usable = once+emptiness[j], true
 			}
 		}
 		k.perPod = weights[i] / sum / (pods + ample)
 		k.perMemory = weights[i] / sum / (memory + ample*k.size(card))
-		k.perEmptiness = emptinessWeight * turnover * asks[i] / asked / once
+		if usable { // Pods that no node can hold count for nothing, however many wait.
+			asks := (horizon*kinds[i].Frequency/frequencies + float64(kinds[i].Waiting)) * k.size(card)
+			asked += asks
+			k.perEmptiness = emptinessWeight * turnover * asks / once
+		}
 		o.kinds[i] = k
 		o.positions[k.Shape] = i
+	}
+	for i := range o.kinds {
+		if k := &o.kinds[i]; k.perEmptiness > 0 {
+			k.perEmptiness /= asked
+		}
 	}
 	return o
 }

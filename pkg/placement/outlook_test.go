@@ -186,8 +186,10 @@ func emptiness(n, before NodeRoom, kinds []Kind, nodes []NodeRoom) (sum float64)
 	asks := func(kind Kind) float64 {
 		return (kind.Frequency/frequencies + float64(kind.Waiting)/horizon) * kind.size(meanCard(nodes))
 	}
-	for _, kind := range kinds {
-		asked += asks(kind)
+	for i, kind := range kinds {
+		if slices.ContainsFunc(nodes, func(n NodeRoom) bool { return usable(n, i) }) {
+			asked += asks(kind)
+		}
 	}
 	free, all := memory(n)
 	for i, kind := range kinds {
