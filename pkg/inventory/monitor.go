@@ -141,81 +141,122 @@ func New(options Options) *Monitor {
 // Options.Patience there was no library although Library is empty (ErrNoLibrary), or no access to the driver. The reason is
 // published first.
 func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
-	logger := klog.FromContext(ctx)
-	reader := &reader{options: m.options.withDefaults(), logger: logger}
-	roster := newRoster(reader.options)
-	numbered := m.options.Known == nil
-	hopeless := hopeless{options: reader.options}
-	configure := m.configurer(reader, roster)
-
-	var last *State
-	publishChange := func() {
-		state := roster.state()
-		if last != nil && last.equal(state) {
-			return
-		}
-		logChanges(logger, last, state)
-		last = &state
-		publish(state)
-	}
-
-	// A call into a faulty driver may never return, so each step runs in its own goroutine. Only this loop uses the roster.
-	// Only the running step uses the reader; this loop may use it between steps.
+	r := m.newRun(klog.FromContext(ctx), publish)
 	var failure error
 	for ctx.Err() == nil && failure == nil {
-		if numbered {
-			configure()
+		if r.numbered {
+			r.configure()
 		}
-		unreachable := roster.unreachable()
-		step := beside(func() observation { return reader.step(ctx, unreachable) })
-		o, answered := await(ctx, step, reader.options.AnswerTimeout)
-		if !answered && ctx.Err() == nil {
-			roster.silence(fmt.Sprintf("the NVIDIA driver has not answered for %v", reader.options.AnswerTimeout))
-			publishChange()
-			if o, answered = await(ctx, step, 0); answered {
-				reader.due = time.Time{} // the step's result may be old: list the cards in the next step
-			}
+		o, closable := r.step(ctx)
+		if !closable {
+			r.logger.Info("NVIDIA driver not closed, because it doesn't answer")
+			return nil
 		}
-		if !answered {
-			// ctx has ended. The driver can be closed only after the step has ended.
-			if _, over := await(context.WithoutCancel(ctx), step, stopGrace); !over {
-				logger.Info("NVIDIA driver not closed, because it doesn't answer")
-				return nil
-			}
-			break
+		if o == nil {
+			break // ctx has ended.
 		}
-
-		if o.listed && !numbered {
-			if len(o.devices) == 0 {
-				// Not published yet: an empty inventory would replace the cards that Known returns.
-				logger.Info("No GPU cards, reading those of an earlier run", "reason", problemNoCards)
-			}
-			known := m.known(ctx)
-			configure()
-			roster.expect(known, reader.options.Clock.Now())
-			if numbered = true; ctx.Err() != nil {
+		if o.listed && !r.numbered {
+			r.number(ctx, o)
+			if ctx.Err() != nil {
 				break
 			}
 		}
-		now := reader.options.Clock.Now()
-		roster.report(o.events, now)
-		switch {
-		case o.listed:
-			roster.adapters = o.adapters
-			roster.list(o.devices, now)
-		case o.err != nil:
-			roster.silence(o.err.Error())
-		}
-		if o.listed || o.err != nil || len(o.events) > 0 {
-			publishChange()
-			failure = hopeless.after(o.err, now)
-		}
+		failure = r.apply(o)
 	}
-	closed := beside(func() struct{} { reader.close(); return struct{}{} })
+	closed := beside(func() struct{} { r.reader.close(); return struct{}{} })
 	if _, answered := await(context.WithoutCancel(ctx), closed, stopGrace); !answered {
-		logger.Info("NVIDIA driver not closed in time, because it doesn't answer")
+		r.logger.Info("NVIDIA driver not closed in time, because it doesn't answer")
 	}
 	return failure
+}
+
+// run is the state of one Run.
+//
+// A call into a faulty driver may never return, so each step runs in its own goroutine. Only Run's loop uses the roster. Only the running step uses
+// the reader; the loop may use it between steps.
+type run struct {
+	monitor  *Monitor
+	logger   klog.Logger
+	reader   *reader
+	roster   *roster
+	hopeless hopeless
+	// configure changes the settings of reader and roster to the latest ones.
+	configure func()
+	// numbered is true once the cards of an earlier run are known, or if there was none.
+	numbered bool
+	// last was published last; nil if nothing was.
+	last    *State
+	publish func(State)
+}
+
+func (m *Monitor) newRun(logger klog.Logger, publish func(State)) *run {
+	reader := &reader{options: m.options.withDefaults(), logger: logger}
+	roster := newRoster(reader.options)
+	return &run{
+		monitor: m, logger: logger, reader: reader, roster: roster, hopeless: hopeless{options: reader.options},
+		configure: m.configurer(reader, roster), numbered: m.options.Known == nil, publish: publish,
+	}
+}
+
+// step makes a step of the reader, and returns what it has observed; nil if ctx has ended before. closable is false if the step goes on nevertheless:
+// the driver can be closed only after the step has ended. While the driver doesn't answer, step publishes that.
+func (r *run) step(ctx context.Context) (observed *observation, closable bool) {
+	unreachable := r.roster.unreachable()
+	step := beside(func() observation { return r.reader.step(ctx, unreachable) })
+	o, answered := await(ctx, step, r.reader.options.AnswerTimeout)
+	if !answered && ctx.Err() == nil {
+		r.roster.silence(fmt.Sprintf("the NVIDIA driver has not answered for %v", r.reader.options.AnswerTimeout))
+		r.publishChange()
+		o, answered = await(ctx, step, 0)
+		if answered {
+			r.reader.due = time.Time{} // The step's result may be old: list the cards in the next step.
+		}
+	}
+	if answered {
+		return &o, true
+	}
+	_, closable = await(context.WithoutCancel(ctx), step, stopGrace)
+	return nil, closable
+}
+
+// number gives the cards of an earlier run to the roster, so that cards keep their indexes.
+func (r *run) number(ctx context.Context, o *observation) {
+	if len(o.devices) == 0 {
+		// Not published yet: an empty inventory would replace the cards that Known returns.
+		r.logger.Info("No GPU cards, reading those of an earlier run", "reason", problemNoCards)
+	}
+	known := r.monitor.known(ctx)
+	r.configure()
+	r.roster.expect(known, r.reader.options.Clock.Now())
+	r.numbered = true
+}
+
+// apply applies what a step has observed to the roster, and publishes the change. It returns an error if the program must end.
+func (r *run) apply(o *observation) error {
+	now := r.reader.options.Clock.Now()
+	r.roster.report(o.events, now)
+	switch {
+	case o.listed:
+		r.roster.adapters = o.adapters
+		r.roster.list(o.devices, now)
+	case o.err != nil:
+		r.roster.silence(o.err.Error())
+	}
+	if !o.listed && o.err == nil && len(o.events) == 0 {
+		return nil
+	}
+	r.publishChange()
+	return r.hopeless.after(o.err, now)
+}
+
+func (r *run) publishChange() {
+	state := r.roster.state()
+	if r.last != nil && r.last.equal(state) {
+		return
+	}
+	logChanges(r.logger, r.last, state)
+	r.last = &state
+	r.publish(state)
 }
 
 // configurer returns a function that changes the settings of reader and roster to the latest ones. It is called between steps.
