@@ -72,14 +72,8 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.FairShare.On {
 		s.fair = s.newFairShare(o.FairShare, exempt)
 	}
-	if o.SampleSize != nil {
-		s.nominator = sampling.New(sampling.Options{
-			API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize, HasRoom: s.requeue.HasRoom,
-			Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
-			AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
-		})
-		s.groups.nominator = s.nominator
-	}
+	s.nominator = s.newNominator()
+	s.groups.nominator = s.nominator
 	s.waiting = s.newWaiting()
 	if o.EvictOverusers {
 		s.overusers = eviction.NewOverusers(evictions, s.API, s.cache, s.groups.manager)
@@ -94,6 +88,18 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	handlers := s.newEventHandlers(synced)
 	s.binder.AddListener(handlers)
 	return s, s.cache.AddHandler(handlers)
+}
+
+// newNominator returns nil if kube-scheduler offers no samples.
+func (s *Scheduler) newNominator() *sampling.Nominator {
+	if s.SampleSize == nil {
+		return nil
+	}
+	return sampling.New(sampling.Options{
+		API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize, HasRoom: s.requeue.HasRoom,
+		Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
+		AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
+	})
 }
 
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
