@@ -238,7 +238,8 @@ func (r *Record) set(key ContainerKey, a Allocation) {
 func (r *Record) drop(key ContainerKey) {
 	containers := maps.Clone(r.pods[key.UID])
 	delete(containers, key.Name)
-	if r.pods[key.UID] = containers; len(containers) == 0 {
+	r.pods[key.UID] = containers
+	if len(containers) == 0 {
 		delete(r.pods, key.UID)
 	}
 }

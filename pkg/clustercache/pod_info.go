@@ -137,7 +137,8 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	if !p.TooLarge {
 		p.Conflicts = conflictsOf(&pod.Spec)
 		var found bool
-		if p.RequestProblem, found = diagnosis.RequestProblem(pod); !found {
+		p.RequestProblem, found = diagnosis.RequestProblem(pod)
+		if !found {
 			p.RequestProblem = diagnosis.UnservedRequest(pod)
 			p.Unserved = p.RequestProblem != ""
 		}
@@ -170,7 +171,8 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 		p.Labels = maps.Clone(pod.Labels)
 	}
 	var err error
-	if p.Placement, err = protocol.PodPlacement(pod); err != nil && !errors.Is(err, protocol.ErrNotAssumed) {
+	p.Placement, err = protocol.PodPlacement(pod)
+	if err != nil && !errors.Is(err, protocol.ErrNotAssumed) {
 		p.PlacementErr = errors.New(protocol.Shorten(err.Error()))
 	}
 	p.Overuse, _ = protocol.ParseOveruse(pod.Annotations[protocol.AnnotationOveruse]) // An invalid annotation reports nothing.

@@ -132,7 +132,8 @@ func addUse(sums Amounts, pod *PodUse, sign int64) Amounts {
 		sums = Amounts{}
 	}
 	add := func(name corev1.ResourceName, amount int64) {
-		if sums[name] += sign * amount; sums[name] == 0 {
+		sums[name] += sign * amount
+		if sums[name] == 0 {
 			delete(sums, name)
 		}
 	}

@@ -97,7 +97,8 @@ func (x *Index) inTerms(terms []corev1.NodeSelectorTerm) ([]int, bool) {
 		if !named {
 			return nil, false
 		}
-		if union = append(union, positions...); len(union) > 2*len(x.nodes) { // Each of many terms can name all nodes.
+		union = append(union, positions...)
+		if len(union) > 2*len(x.nodes) { // Each of many terms can name all nodes.
 			compact()
 		}
 	}

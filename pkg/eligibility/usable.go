@@ -127,7 +127,8 @@ func (u *usableNodes) release(constraints unique.Handle[string]) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if s := u.sets[constraints]; s != nil {
-		if s.pods--; s.pods == 0 {
+		s.pods--
+		if s.pods == 0 {
 			delete(u.sets, constraints)
 		}
 	}
@@ -219,7 +220,8 @@ func (u *usableNodes) match(s *nodeSet, constraints unique.Handle[string]) {
 		}
 	}
 	for i, position := range positions {
-		if bits[position/8] &^= 1 << (position % 8); at[i] != nil && at[i].Admits(c) {
+		bits[position/8] &^= 1 << (position % 8)
+		if at[i] != nil && at[i].Admits(c) {
 			bits[position/8] |= 1 << (position % 8)
 		}
 	}

@@ -147,7 +147,8 @@ func (o *options) execute(ctx context.Context, args []string) (err error) {
 	}
 	// client-go logs requests that Ctrl-C cancels as errors. This logger discards them; what matters is returned.
 	ctx = klog.NewContext(ctx, klog.Logger{})
-	if err = o.run(ctx); err != nil && ctx.Err() != nil {
+	err = o.run(ctx)
+	if err != nil && ctx.Err() != nil {
 		return ErrInterrupted
 	}
 	return o.advise(err)

@@ -202,7 +202,8 @@ func (r *groupRun) reported() (most reasons.Group) {
 		if !ok || reason == reasons.GroupSurplus {
 			continue
 		}
-		if counts[reason]++; counts[reason] > counts[most] || counts[reason] == counts[most] && reason.Words < most.Words {
+		counts[reason]++
+		if counts[reason] > counts[most] || counts[reason] == counts[most] && reason.Words < most.Words {
 			most = reason
 		}
 	}

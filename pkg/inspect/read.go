@@ -50,7 +50,8 @@ func nodeNames(args []string) ([]string, error) {
 	for _, arg := range args {
 		name := arg
 		if kind, rest, typed := strings.Cut(arg, "/"); typed {
-			if name = rest; !slices.Contains([]string{"node", "nodes", "no"}, kind) {
+			name = rest
+			if !slices.Contains([]string{"node", "nodes", "no"}, kind) {
 				return nil, fmt.Errorf("%q is not a node: want NAME or node/NAME", arg)
 			}
 		}

@@ -155,7 +155,8 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	out := Shares{APIVersion: ReportAPIVersion, Kind: SharesKind, Tenants: []Tenant{}, Problems: []string{}}
 	for _, object := range namespaces {
 		ns, problem := dispatch.ParseNamespace(object.Name, object.Labels, object.Annotations, settings.label())
-		if known[object.Name] = ns; problem != "" {
+		known[object.Name] = ns
+		if problem != "" {
 			out.Problems = append(out.Problems, fmt.Sprintf("namespace %s: %s: the default value is used", object.Name, problem))
 		}
 	}

@@ -126,7 +126,8 @@ func (s usageSource) Read(ctx context.Context) (UsageReport, error) {
 	for i, plugin := range plugins {
 		group.Go(func() error {
 			usage, err := s.ask(ctx, plugin)
-			if report.Nodes[i] = usage; err == nil {
+			report.Nodes[i] = usage
+			if err == nil {
 				reached.Store(true)
 			}
 			return nil

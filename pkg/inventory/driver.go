@@ -249,14 +249,17 @@ func (d *driver) read(index int) device {
 		return c
 	}
 	var ret nvml.Return
-	if c.handle, ret = d.lib.DeviceGetHandleByIndex(index); ret != nvml.SUCCESS {
+	c.handle, ret = d.lib.DeviceGetHandleByIndex(index)
+	if ret != nvml.SUCCESS {
 		return fail("opening the card", ret)
 	}
-	if c.uuid, ret = c.handle.GetUUID(); ret != nvml.SUCCESS {
+	c.uuid, ret = c.handle.GetUUID()
+	if ret != nvml.SUCCESS {
 		c.uuid = ""
 		return fail("reading its UUID", ret)
 	}
-	if c.model, ret = c.handle.GetName(); ret != nvml.SUCCESS {
+	c.model, ret = c.handle.GetName()
+	if ret != nvml.SUCCESS {
 		c.model = "" // the model is for display only
 	}
 	c.numaNode = d.numaNode(c.handle)
@@ -388,7 +391,8 @@ func register(set nvml.EventSet, devices []device) (uuids map[nvml.Device]string
 		}
 		types, ret := c.handle.GetSupportedEventTypes()
 		if ret == nvml.SUCCESS && types&nvml.EventTypeXidCriticalError != 0 {
-			if ret = c.handle.RegisterEvents(nvml.EventTypeXidCriticalError, set); ret == nvml.SUCCESS {
+			ret = c.handle.RegisterEvents(nvml.EventTypeXidCriticalError, set)
+			if ret == nvml.SUCCESS {
 				uuids[c.handle] = c.uuid
 			}
 		}

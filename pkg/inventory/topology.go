@@ -43,7 +43,8 @@ func (d *driver) connect(devices []device) {
 			}
 			c, known := d.connections[pair{a.uuid, b.uuid}]
 			if !known {
-				if c, known = d.connection(a.handle, b.handle); known {
+				c, known = d.connection(a.handle, b.handle)
+				if known {
 					if d.connections == nil {
 						d.connections = map[pair]connection{}
 					}

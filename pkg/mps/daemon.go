@@ -265,7 +265,8 @@ func (d *daemon) check(ctx context.Context) (servers []int, err error) {
 		if _, err := d.ask(ctx, "start_server -uid 0"); err != nil {
 			return nil, err
 		}
-		if servers, err = d.servers(ctx); err != nil || len(servers) == 0 {
+		servers, err = d.servers(ctx)
+		if err != nil || len(servers) == 0 {
 			return nil, errors.Join(err, errNoServer)
 		}
 	}

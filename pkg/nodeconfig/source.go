@@ -60,7 +60,8 @@ func (s Source) Read(label string) (Selected, error) {
 			}
 			return Selected{}, fmt.Errorf("%s: %s has no such configuration, only %s", from, s.Path, strings.Join(names, ", "))
 		}
-		if path = ""; name != "" {
+		path = ""
+		if name != "" {
 			path = filepath.Join(s.Path, name)
 		}
 	}

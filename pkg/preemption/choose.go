@@ -73,7 +73,8 @@ func (n Node) freeable(request Request, budget *Budget) []placement.Card {
 		}
 		f := freeable{Card: c}
 		if request.Demand.Cards > 1 {
-			if f.plan = n.cheapestOn([]placement.Card{c}, one, nil, steps, budget); f.plan == nil {
+			f.plan = n.cheapestOn([]placement.Card{c}, one, nil, steps, budget)
+			if f.plan == nil {
 				continue
 			}
 		}

@@ -29,7 +29,8 @@ const (
 func CheckSize(pod *corev1.Pod) error {
 	parts, total, largest := sizesOf(pod), 0, 0
 	for i, part := range parts {
-		if total += part.size; part.size > parts[largest].size {
+		total += part.size
+		if part.size > parts[largest].size {
 			largest = i
 		}
 	}

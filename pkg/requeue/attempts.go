@@ -182,7 +182,8 @@ func (a *attempts) round() {
 	maps.DeleteFunc(due, func(_ gpu.PodUID, pod triedPod) bool { return pod.due.IsZero() || pod.due.After(now) })
 	a.mu.Unlock()
 	var node string
-	if node, requeued = a.judge(due); requeued {
+	node, requeued = a.judge(due)
+	if requeued {
 		a.requeue(node)
 	}
 }
@@ -211,7 +212,8 @@ func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) 
 	_, some := leastOf(a.Ledger, requests).anyFit()
 	for i, pod := range inSample {
 		if some {
-			if node, helps = a.roomFor(pod); helps {
+			node, helps = a.roomFor(pod)
+			if helps {
 				return node, true
 			}
 		}

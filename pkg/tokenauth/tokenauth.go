@@ -98,7 +98,8 @@ type key struct {
 
 func (r *Reviewer) authorize(request *http.Request) error {
 	scheme, token, _ := strings.Cut(request.Header.Get("Authorization"), " ")
-	if token = strings.TrimSpace(token); !strings.EqualFold(scheme, "Bearer") || token == "" {
+	token = strings.TrimSpace(token)
+	if !strings.EqualFold(scheme, "Bearer") || token == "" {
 		return errNoToken
 	}
 	if len(token) > maxToken {

@@ -111,7 +111,8 @@ func (m *Meter) seesHost() bool { return m.options.Proc != "/proc" || os.Getpid(
 func (m *Meter) readCard(driver Driver, uuid string, processes processes) cardReading {
 	card := cardReading{uuid: uuid}
 	used, free, err := driver.Memory(uuid)
-	if card.used = used; err == nil {
+	card.used = used
+	if err == nil {
 		card.free = &free
 	} else if !errors.Is(err, inventory.ErrUnsupported) {
 		card.problem = err
