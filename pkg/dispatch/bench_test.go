@@ -199,7 +199,7 @@ func (l *longestHold) tick(m *Manager, now time.Time) {
 		return
 	}
 	m.setShares(s)
-	l.of(func() { m.reclaimFor(s, now) })
+	l.of(func() { m.useStandings(s, now) })
 }
 
 func (l *longestHold) report(b *testing.B) {

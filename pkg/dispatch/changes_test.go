@@ -99,9 +99,14 @@ func TestUselessWaitsGetRare(t *testing.T) {
 // A round is short, however different the pods are, and the next ticks go on where it ended, whatever changes meanwhile.
 func TestManyConstraints(t *testing.T) {
 	asked := 0
-	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
+	var f *fixture
+	f = newFixture(t, []gpu.Memory{4}, func(o *Options) {
 		o.Nodes = nodesOf(func(unique.Handle[string]) []string {
-			asked++
+			if f.mu.TryLock() { // Shares are computed without the lock.
+				f.mu.Unlock()
+			} else {
+				asked++
+			}
 			return []string{"n0"}
 		})
 	})

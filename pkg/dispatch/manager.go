@@ -118,6 +118,8 @@ type Manager struct {
 	// seenChanges is nodeChanges at the latest Tick.
 	seenChanges uint64
 	kinds       kinds
+	// contested are regions that pods leave to others if they can; nil if they aren't known yet.
+	contested *contested
 	// allocated are the pods that have memory.
 	allocated map[gpu.PodUID]*allocatedPod
 	// due are the kinds without room that are to be tried on all nodes again, retries of them in each round. At retryAll, all kinds

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// reclaimInterval is the interval between two searches for tenants below their share.
+	// reclaimInterval is the interval between two searches for tenants below their share and for contested regions.
 	reclaimInterval = time.Second
 	// maxReclaim limits the pods for which one attempt makes room: not more than can be granted at one time.
 	maxReclaim = maxOpen
@@ -48,11 +48,16 @@ func newReclaims(attempts uint64) reclaims {
 	}
 }
 
-// reclaimFor requests evictions for tenants below their share, and ends holds that don't help any more.
-func (m *Manager) reclaimFor(s *standings, now time.Time) {
+// useStandings notes which regions are contested. With reclaim it also requests evictions for tenants below their share, and ends holds that don't help
+// any more.
+func (m *Manager) useStandings(s *standings, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.leading {
+		return
+	}
+	m.contested = s.contested()
+	if m.ReclaimAfter <= 0 {
 		return
 	}
 	starving := m.starving(s, now)
@@ -64,7 +69,7 @@ func (m *Manager) reclaimFor(s *standings, now time.Time) {
 	}
 }
 
-// dueStandings returns the state of the tenants if it is time to search for those below their share; else nil. It holds the lock for itself, not
+// dueStandings returns the state of the tenants each reclaimInterval; else nil. It holds the lock for itself, not
 // together with a round: both take milliseconds in a large cluster. What changed after the round can have taken the pods of a group out of their
 // unit, so units of groups are made again.
 func (m *Manager) dueStandings(now time.Time) *standings {
@@ -76,7 +81,7 @@ func (m *Manager) dueStandings(now time.Time) *standings {
 	if m.reclaims.since.IsZero() {
 		m.reclaims.since = now
 	}
-	if m.ReclaimAfter <= 0 || now.Sub(m.reclaims.checked) < reclaimInterval {
+	if now.Sub(m.reclaims.checked) < reclaimInterval {
 		return nil
 	}
 	m.reclaims.checked = now

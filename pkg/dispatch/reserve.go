@@ -42,9 +42,14 @@ func (m *Manager) requests(u *unit) []ledger.Request {
 	m.effort++
 	requests := make([]ledger.Request, len(u.pods))
 	for i, p := range u.pods {
-		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: m.eligibleFor(p.Constraints)}
+		requests[i] = m.request(p, m.eligibleFor(p.Constraints))
 	}
 	return requests
+}
+
+// request returns what the ledger must place for a pod.
+func (m *Manager) request(p *pod, nodes []string) ledger.Request {
+	return ledger.Request{Pod: p.Pod.Pod, Nodes: nodes, Last: m.contested.last(p.Constraints)}
 }
 
 // requestsOn returns what the ledger must place if only these nodes can have got room; nil if the unit can't use them. Of several pods, some may fit
@@ -56,7 +61,7 @@ func (m *Manager) requestsOn(u *unit, nodes []string) []ledger.Request {
 		switch {
 		case len(usable) == 0:
 		case len(u.pods) == 1:
-			return []ledger.Request{{Pod: p.Pod.Pod, Nodes: usable}}
+			return []ledger.Request{m.request(p, usable)}
 		default:
 			return m.requests(u)
 		}

@@ -26,7 +26,7 @@ func (m *Manager) Tick(now time.Time) {
 	m.grantDue(now)
 	if s := m.dueStandings(now); s != nil {
 		m.setShares(s)
-		m.reclaimFor(s, now)
+		m.useStandings(s, now)
 	}
 }
 

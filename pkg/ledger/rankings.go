@@ -73,6 +73,8 @@ type ranking struct {
 type ranked struct {
 	node *node
 	rate float64
+	// last is the result of Request.Last.
+	last bool
 	// order is the node's position in the list. It breaks ties.
 	order int
 	// at is the node's revision.
@@ -80,6 +82,14 @@ type ranked struct {
 }
 
 func (r ranked) obsolete() bool { return r.at != r.node.revision }
+
+// before reports whether the node is better than the other one.
+func (r *ranked) before(o *ranked) bool {
+	if r.last != o.last {
+		return o.last
+	}
+	return r.rate > o.rate || r.rate == o.rate && r.order < o.order
+}
 
 // maxRankings bounds the memory for rankings. Only requests that share no list of nodes need so many rankings, and they use each one once.
 const maxRankings = 64
@@ -119,16 +129,23 @@ func (r *ranking) each(visit func(ranked)) {
 		if n.node == nil {
 			return
 		}
-		if rate, fits := r.rate(n.node, &r.asker, r.kind); fits {
-			visit(ranked{n.node, rate, i, n.revision})
+		if candidate, fits := r.rated(n.node, i); fits {
+			visit(candidate)
 		}
 	})
+}
+
+// rated returns the node, which is at this position in the list, and whether the request fits it.
+func (r *ranking) rated(n *node, order int) (candidate ranked, fits bool) {
+	rate, fits := r.rate(n, &r.asker, r.kind)
+	last := fits && r.like.Last != nil && r.like.Last(n.name)
+	return ranked{n, rate, last, order, n.revision}, fits
 }
 
 // best returns the best node without the heap.
 func (r *ranking) best() (best ranked, ok bool) {
 	r.each(func(candidate ranked) {
-		if !ok || candidate.rate > best.rate {
+		if !ok || candidate.before(&best) {
 			best, ok = candidate, true
 		}
 	})
@@ -173,8 +190,8 @@ func (r *ranking) placeByHeap(pod gpu.Pod) (string, bool) {
 		case r.placeOn(r.name(best), best.node, pod):
 			r.record(best.node)
 			r.applied = len(r.changes)
-			if rate, fits := r.rate(best.node, &r.asker, r.kind); fits {
-				r.nodes[0].rate, r.nodes[0].at = rate, best.node.revision
+			if again, fits := r.rated(best.node, best.order); fits {
+				r.nodes[0] = again
 				heap.Fix(r, 0)
 			} else {
 				heap.Pop(r)
@@ -204,8 +221,8 @@ func (r *ranking) apply() {
 		if !listed {
 			continue
 		}
-		if rate, fits := r.rate(n, &r.asker, r.kind); fits {
-			heap.Push(r, ranked{n, rate, i, n.revision})
+		if candidate, fits := r.rated(n, i); fits {
+			heap.Push(r, candidate)
 		}
 	}
 }
@@ -230,10 +247,7 @@ func (r *ranking) position(n *node) (int, bool) {
 func (r *ranking) Len() int { return len(r.nodes) }
 
 // Less implements heap.Interface.
-func (r *ranking) Less(i, j int) bool {
-	a, b := &r.nodes[i], &r.nodes[j]
-	return a.rate > b.rate || a.rate == b.rate && a.order < b.order
-}
+func (r *ranking) Less(i, j int) bool { return r.nodes[i].before(&r.nodes[j]) }
 
 // Swap implements heap.Interface.
 func (r *ranking) Swap(i, j int) { r.nodes[i], r.nodes[j] = r.nodes[j], r.nodes[i] }
