@@ -102,8 +102,9 @@ type search struct {
 	cards  []int
 	demand *gpu.Demand
 	pool   []int
-	// shares is the memory that each of them has on the first card, and rest, for each position, the sum from there on.
-	shares, rest []gpu.Memory
+	// shares is the memory that each of them has on the first card, and rest, for each tenant and position, the sum from there on.
+	shares []gpu.Memory
+	rest   map[string][]gpu.Memory
 	// split are the positions of groups of which a pod is a candidate by itself too.
 	split []int
 	steps int
@@ -116,7 +117,7 @@ type search struct {
 // search returns the cheapest option on the cards if it costs less than best, otherwise best. cards are positions. If uid is empty, only the
 // cards count, not the capacity.
 func (t *trial) search(node string, uid gpu.PodUID, cards []int, demand *gpu.Demand, best *option) *option {
-	s := &search{trial: t, node: node, uid: uid, cards: cards, demand: demand, best: best, steps: maxStepsOnCards}
+	s := &search{trial: t, node: node, uid: uid, cards: cards, demand: demand, best: best, rest: map[string][]gpu.Memory{}, steps: maxStepsOnCards}
 	var indexes []int
 	for _, c := range cards {
 		indexes = append(indexes, t.cardsOf(node)[c].Index)
@@ -146,10 +147,15 @@ func (t *trial) search(node string, uid gpu.PodUID, cards []int, demand *gpu.Dem
 			}
 		}
 	}
-	s.rest = make([]gpu.Memory, len(s.pool)+1)
-	for i := len(s.pool) - 1; i >= 0; i-- {
-		s.rest[i] = s.rest[i+1].Add(s.shares[i])
-		if pods := t.need.Victims[s.pool[i]].Pods; len(pods) > 1 && slices.ContainsFunc(pods, func(p gpu.Pod) bool { return alone[p.UID] }) {
+	for i, v := range s.pool {
+		tenant := t.need.Victims[v].Tenant
+		if s.rest[tenant] == nil {
+			s.rest[tenant] = make([]gpu.Memory, len(s.pool)+1)
+		}
+		for from := range s.rest[tenant][:i+1] {
+			s.rest[tenant][from] += s.shares[i]
+		}
+		if pods := t.need.Victims[v].Pods; len(pods) > 1 && slices.ContainsFunc(pods, func(p gpu.Pod) bool { return alone[p.UID] }) {
 			s.split = append(s.split, i)
 		}
 	}
@@ -186,13 +192,17 @@ func (s *search) decide(i int) {
 	s.decide(i + 1)
 }
 
-// freeable returns the memory on the first card that the candidates from position i on have: of those that may still be evicted beside the victims so far.
-func (s *search) freeable(i int) gpu.Memory {
-	sum := s.rest[i]
-	for _, group := range s.split {
-		if group >= i && s.isGone(s.pool[group]) { // A member of it is a victim by itself.
-			sum -= s.shares[group]
+// freeable returns the memory on the first card that the candidates from position i on have, without those that may not be evicted beside the victims
+// so far.
+func (s *search) freeable(i int) (sum gpu.Memory) {
+	for tenant, rest := range s.rest {
+		of := rest[i]
+		for _, group := range s.split {
+			if v := s.pool[group]; group >= i && s.need.Victims[v].Tenant == tenant && s.isGone(v) { // A member of it is a victim by itself.
+				of -= s.shares[group]
+			}
 		}
+		sum += min(of, s.need.Tenants[tenant].Excess.Sub(s.lost[tenant]))
 	}
 	return sum
 }
