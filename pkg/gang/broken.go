@@ -8,9 +8,9 @@ import (
 )
 
 // verification reads the missing members of a broken run before its bound members are evicted, because the watch may be behind, and the
-// answer to a bind may be lost. Every queue.Retry it requests a live read of one missing member. The patience counts reads, and begins again after
-// one that isn't answered: while the API server doesn't answer, the state of the members is unknown. When the patience is over, every missing
-// member is read.
+// answer to a bind may be lost. Every queue.Retry it requests a live read of one missing member. The patience counts only the time between two
+// reads in a row that were answered: while the API server doesn't answer, the state of the members is unknown. When the patience is over, every
+// missing member is read.
 type verification struct {
 	// bound is the largest number of members that were bound.
 	bound int
@@ -18,8 +18,9 @@ type verification struct {
 	next time.Time
 	// asked is true while a requested read is unanswered.
 	asked bool
-	// answered counts the answers since the latest read without one.
-	answered int
+	// answered is true if the latest read was answered, and waited counts such reads whose former one was answered too.
+	answered bool
+	waited   int
 	// over is when the patience was over; zero before.
 	over time.Time
 }
@@ -46,7 +47,7 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 		return
 	}
 	if v.asked {
-		v.answered = 0
+		v.answered = false
 	}
 	switch {
 	case r.phase == PhaseEvicting:
@@ -54,7 +55,7 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 			mgr.effects.Evict = append(mgr.effects.Evict, m.Pod)
 		}
 	case r.phase == PhaseBinding, r.size() == 0: // It is unknown how many members are missing.
-		v.answered = 0
+		v.answered = false
 	default:
 		mgr.requestReads(r)
 	}
@@ -87,7 +88,11 @@ func (mgr *Manager) readAnswered(r *run, now time.Time) {
 	}
 	if v.over.IsZero() {
 		v.asked = false
-		if v.answered++; time.Duration(v.answered-1)*queue.Retry < mgr.Patience {
+		if v.answered {
+			v.waited++
+		}
+		v.answered = true
+		if time.Duration(v.waited)*queue.Retry < mgr.Patience {
 			return
 		}
 		v.over, v.next = now, now

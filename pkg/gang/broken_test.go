@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -232,6 +233,19 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		}
 		s.advance(time.Hour)
 		s.wantNoEviction()
+	})
+	t.Run("four of five reads are answered: patience counts", func(t *testing.T) {
+		s := newBrokenScene(t, false)
+		answer, n := s.answer, 0
+		s.answer = func(uid gpu.PodUID) {
+			if n++; n%5 != 0 {
+				answer(uid)
+			}
+		}
+		s.advance(2*testPatience + queue.Retry)
+		if len(s.evictions) == 0 {
+			t.Error("no eviction")
+		}
 	})
 	t.Run("one of the missing members can't be read", func(t *testing.T) {
 		s := newBrokenScene(t, false)
