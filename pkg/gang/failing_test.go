@@ -340,6 +340,28 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 	}
 }
 
+// TestNodeLost: a group loses memory with a node, and kube-scheduler makes no further call for the member there, whose only node it was. A hold that
+// ends because of that is no failure of the group.
+func TestNodeLost(t *testing.T) {
+	for _, held := range []bool{true, false} {
+		s := newFixture(t)
+		a, b := s.create("job", 2, 16, "a"), s.create("job", 2, 16, "b")
+		s.manager.filterAll(a.UID, []string{"n0"}, s.now)
+		s.manager.filterAll(b.UID, []string{"n1"}, s.now)
+		if held {
+			s.arrive(a, "n0")
+		}
+		s.ledger.DeleteNode("n1")
+		s.advance(testPatience + time.Second)
+		if got := fmt.Sprint(s.failures); got != "map[place_lost:1]" {
+			t.Errorf("held %t: %v", held, got)
+		}
+		if held && s.manager.Failures.Any("default") { // Otherwise it had memory for the patience.
+			t.Error("the group has failed")
+		}
+	}
+}
+
 // TestDisplacedAgainAndAgain: a group whose members never arrive keeps little memory from others of its priority, also if pods of higher
 // priority end each of its plans before it fails.
 func TestDisplacedAgainAndAgain(t *testing.T) {

@@ -348,10 +348,10 @@ func (mgr *Manager) due(r *run, now time.Time) {
 			mgr.removeIfEmpty(r)
 		}
 	case p.count[memberHeld] > 0:
-		if now.Sub(p.firstHeld) >= mgr.Hold {
+		if now.Sub(p.firstHeld) >= mgr.Hold && mgr.checkPlaces(r, now) {
 			mgr.timeOut(r, now)
 		}
-	case !now.Before(p.expires):
+	case !now.Before(p.expires) && mgr.checkPlaces(r, now):
 		mgr.abandonPlan(r, reasons.GroupExpired, now)
 	}
 }

@@ -136,14 +136,22 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 	return false
 }
 
+// checkPlaces is checkPlace for all members of a plan whose barrier hasn't opened.
+func (mgr *Manager) checkPlaces(r *run, now time.Time) bool {
+	for _, pm := range r.plan.order {
+		if !mgr.checkPlace(r, r.members[pm.uid], pm, now) {
+			return false
+		}
+	}
+	return true
+}
+
 // openBarrier grants the held permits, except one: the last member is bound after all others, so that its Binding can
 // mark the run as whole.
 func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	p := r.plan
-	for _, pm := range p.order {
-		if !mgr.checkPlace(r, r.members[pm.uid], pm, now) {
-			return
-		}
+	if !mgr.checkPlaces(r, now) {
+		return
 	}
 	if r.id == "" || r.counts[bound] == 0 {
 		r.id = string(p.order[0].uid)
