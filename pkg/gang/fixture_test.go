@@ -105,7 +105,8 @@ func newFixture(t *testing.T) *fixture {
 // reserve lets awaited reservations be made.
 func (s *fixture) reserve() {
 	s.awaited = queue.NewAwaited(queue.Options{
-		Ledger: s.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: s.manager.Failures, Reserved: func() { s.reservations++ },
+		Ledger: s.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: s.manager.Failures,
+		Bound: func(gpu.PodUID) bool { return false }, Reserved: func() { s.reservations++ },
 	})
 }
 

@@ -69,9 +69,8 @@ type choice struct {
 	until time.Time
 	// nodes have the reserved memory; nil if the item didn't fit anywhere.
 	nodes map[string]gpu.Memory
-	// fits is since when the item's cards are free; zero if they aren't. placed is true if Failures knows that, of a single pod.
+	// fits is since when the item's cards are free; zero if they aren't.
 	fits    time.Time
-	placed  bool
 	attempt Attempt
 }
 
@@ -101,7 +100,7 @@ func (a *Awaited) Pass(items []Item, now time.Time) {
 	a.choices = p.choices
 }
 
-// end ends the reservation of an item, and records how it ended if the item fitted. It does nothing if the item has no choice.
+// end ends the reservation of an item, and records if it is a pod that is bound. It does nothing if the item has no choice.
 func (a *Awaited) end(id string) {
 	c := a.choices[id]
 	if c == nil {
@@ -110,12 +109,8 @@ func (a *Awaited) end(id string) {
 	delete(a.choices, id)
 	a.Ledger.End(ledger.Queued, id)
 	a.Failures.Unreserved(c.attempt)
-	switch {
-	case !c.placed:
-	case a.Bound(gpu.PodUID(c.attempt.ID)):
+	if a.Bound(gpu.PodUID(c.attempt.ID)) {
 		a.Failures.Arrived(c.attempt)
-	default:
-		a.Failures.Ended(c.attempt)
 	}
 }
 
@@ -184,9 +179,6 @@ func (p *pass) await(item *Item) {
 	}
 	p.seen[item.Like] = true
 	if due && !fits {
-		if c != nil && c.placed {
-			p.Failures.Ended(c.attempt)
-		}
 		c = p.choose(item, requests)
 	}
 	p.keep(item, c)
@@ -212,24 +204,16 @@ func (p *pass) keep(item *Item, c *choice) {
 // late reports whether the item, which has a reservation, has fitted for too long without being placed, and begins its pause then.
 func (p *pass) late(item *Item, c *choice, fits bool) bool {
 	if !fits && !p.Ledger.AwaitedFree(item.ID) {
-		if c.fits = (time.Time{}); c.placed {
-			c.placed = false
-			p.Failures.Ended(c.attempt)
-		}
+		c.fits = time.Time{}
 		return false
 	}
 	if c.fits.IsZero() {
 		c.fits = p.now
 	}
-	if fits && !c.placed {
-		c.placed = true
-		p.Failures.Placed(c.attempt)
-	}
 	if p.now.Sub(c.fits) < Arrival {
 		return false
 	}
 	p.Failures.Failed(c.attempt, c.fits, p.now)
-	c.placed = false
 	return true
 }
 

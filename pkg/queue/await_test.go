@@ -241,26 +241,6 @@ func TestAwaitedWhileOthersFail(t *testing.T) {
 	}
 }
 
-// An item that gets other cards although its cards were free doesn't keep its turn.
-func TestAwaitedOtherCardsEndTurn(t *testing.T) {
-	f := newFixture(t, 1)
-	f.run("a", "n1", 0, 4, time.Minute)
-	f.Failures.Failed(Attempt{Namespace: "default", ID: "failed", Shape: "failed", Size: Size{Memory: 16}}, f.now, f.now)
-	item := f.wait("pod", 1, 16, earlier)
-	f.pass(time.Second, "pod n1:16")
-	f.ledger.Remove("a")
-	item.Fits = func() bool { return true }
-	f.pass(time.Second, "pod n1:16")
-	item.Fits = func() bool { return false } // It has too little CPU now.
-	f.choices["pod"].until = f.now
-	f.pass(time.Second, "pod n1:16")
-	f.items = nil
-	f.pass(time.Second)
-	if until, _ := f.Failures.Until(Attempt{Namespace: "default", ID: "x", Shape: "x", Size: Size{Memory: 16}}, f.now); until.After(f.now) {
-		t.Errorf("others wait for %v", until.Sub(f.now))
-	}
-}
-
 // An item that fits without a reservation needs none.
 func TestAwaitedFits(t *testing.T) {
 	f := newFixture(t, 1)

@@ -153,8 +153,8 @@ func (f *Failures) Of(i Attempt) (failures int, latest time.Time) {
 	return 0, time.Time{}
 }
 
-// Placed records that memory is reserved for the item. Failed, Arrived or Ended must follow. An item that need not wait counts too, unless
-// another one is placed.
+// Placed records that memory is reserved for the item, a group or a unit of fair sharing. Failed, Arrived or Ended must follow. An item that need not
+// wait counts too, unless another one is placed. Single pods don't count: Options.MaxIdle limits how much is reserved for them.
 func (f *Failures) Placed(i Attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
