@@ -78,14 +78,17 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 	}
 	mgr.build(r, n)
 	granted, alike := mgr.grantedPlaces(n), alikeRuns{n.likeness, r.item.Priority, r.mayDisplace()}
-	exclusive := len(granted) > 0 || len(n.requests) > 0 && mgr.Ledger.Awaits(n.requests[0].Pod.UID) // Only r sees the memory that is reserved for it.
-	if last, found := mgr.noRoomFor[alike]; found && !exclusive && last.appliesTo(r, freed, now) {   // Fewer runs give way to it.
+	exclusive := len(granted) > 0 // Only r can use these places. Of runs that are alike, at most the first has an awaited reservation.
+
+	// Fewer runs give way to one that is behind.
+	if last, found := mgr.noRoomFor[alike]; found && !exclusive && last.appliesTo(r, freed, now) {
 		r.wait, r.noRoom = reasons.GroupNoRoom, last
 		return false
 	}
 	places := mgr.reserve(r, n, granted, now)
 	if places == nil {
-		if r.wait, r.noRoom = reasons.GroupNoRoom, (noRoom{r.item, now, freed}); !exclusive {
+		r.wait, r.noRoom = reasons.GroupNoRoom, noRoom{r.item, now, freed}
+		if !exclusive {
 			mgr.noRoomFor[alike] = r.noRoom
 		}
 		return false

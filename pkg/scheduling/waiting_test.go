@@ -84,7 +84,8 @@ func TestOtherResourcesDiffer(t *testing.T) {
 		short(second)
 		f := startCache(t, Options{}, node, fake.Pod("small", 4, fake.CPU(1), fake.Bound("n1", 0), now), fake.Pod("uses", 0, fake.CPU(1), with, fake.On("n1")), first, second)
 		f.waiting.tick()
-		if f.ledger.Awaits(gpu.PodUID(first.UID)) || !f.ledger.Awaits(gpu.PodUID(second.UID)) {
+		awaited := f.ledger.AwaitedNodes()
+		if awaited[gpu.PodUID(first.UID)] != "" || awaited[gpu.PodUID(second.UID)] == "" {
 			t.Errorf("reservations: %v", f.ledger.AwaitedNodes())
 		}
 	})
