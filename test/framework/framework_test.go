@@ -55,10 +55,6 @@ func TestMakeNode(t *testing.T) {
 	if sum := node.Status.Allocatable[protocol.ResourceMemory]; sum.Value() != 56 || node.Labels[protocol.LabelShared] != "true" {
 		t.Errorf("allocatable %v, labels %v", node.Status.Allocatable, node.Labels)
 	}
-	old := protocol.ParseNode(MakeNode("n2").Cards(2, 16).NoInventory().Obj())
-	if old.Problem != nil || len(old.Cards) != 2 || old.Cards[0].Memory != 16 {
-		t.Errorf("without inventory the cards are %+v", old)
-	}
 }
 
 // TestGPUMemOf compares the framework's own arithmetic with that of the project.

@@ -15,9 +15,8 @@ import (
 // and return the wrapper.
 type NodeWrapper struct {
 	corev1.Node
-	unit        gpu.Unit
-	cards       []gpu.Card
-	noInventory bool
+	unit  gpu.Unit
+	cards []gpu.Card
 }
 
 // MakeNode returns a ready node with 64 CPUs, 256 GiB of memory, room for 1000 pods, and no cards.
@@ -50,15 +49,13 @@ func (n *NodeWrapper) Obj() *corev1.Node {
 		}
 		n.Label(protocol.LabelShared, "true")
 		n.Capacity(protocol.ResourceMemory, int64(sum)).Capacity(protocol.ResourceCount, int64(len(n.cards)))
-		if !n.noInventory {
-			n.Capacity(protocol.ResourceCores, 100*int64(len(n.cards)))
-			features := []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits, protocol.FeatureRDMA}
-			inventory, err := protocol.Inventory{Unit: n.unit, Cards: n.cards, Features: features}.Annotation()
-			if err != nil {
-				panic(fmt.Sprintf("the cards of node %s: %v", n.Name, err))
-			}
-			n.Annotation(protocol.AnnotationInventory, inventory)
+		n.Capacity(protocol.ResourceCores, 100*int64(len(n.cards)))
+		features := []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits, protocol.FeatureRDMA}
+		inventory, err := protocol.Inventory{Unit: n.unit, Cards: n.cards, Features: features}.Annotation()
+		if err != nil {
+			panic(fmt.Sprintf("the cards of node %s: %v", n.Name, err))
 		}
+		n.Annotation(protocol.AnnotationInventory, inventory)
 	}
 	n.Status.Allocatable = n.Status.Capacity.DeepCopy()
 	return &n.Node
@@ -115,12 +112,6 @@ func (n *NodeWrapper) Unhealthy(index int, reason string) *NodeWrapper {
 
 // CardList returns the cards.
 func (n *NodeWrapper) CardList() []gpu.Card { return n.cards }
-
-// NoInventory omits the annotation, like the device plugin of AliyunContainerService.
-func (n *NodeWrapper) NoInventory() *NodeWrapper {
-	n.noInventory = true
-	return n
-}
 
 // Capacity sets a resource.
 func (n *NodeWrapper) Capacity(name corev1.ResourceName, amount int64) *NodeWrapper {
