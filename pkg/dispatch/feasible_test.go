@@ -54,6 +54,21 @@ func TestNeverFits(t *testing.T) {
 	want(t, "the share with a smaller group", 4, f.share("bob"))
 }
 
+// CPU that pods without GPU memory used is free again, which changes no node: some time later the pod that needs it counts for its tenant's demand.
+func TestNeverFitsExpires(t *testing.T) {
+	large := cpu{[]gpu.PodUID{"bob/cpu"}}
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
+		o.EmptyCapacity = func() ledger.Capacity { return large }
+	})
+	f.pod("alice/1", 4, on("n0"))
+	f.pod("bob/cpu", 3)
+	f.tick(0)
+	want(t, "the share while no node has the CPU", 0, f.share("bob"))
+	large.tooLarge[0] = ""
+	f.tick(feasibleFor)
+	want(t, "the share afterwards", 2, f.share("bob"))
+}
+
 // A pod that is too large for every card is no demand, although a smaller one of the same kind is tried before it and has no room.
 func TestNeverFitsBehindSmaller(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{8}, func(o *Options) {
