@@ -306,6 +306,36 @@ func TestEvictionWaitsAfterNomination(t *testing.T) {
 	f.wantEvicted("?a5", "a5")
 }
 
+// A pod for which filter finds a node while an earlier pod of the same step is tried gets no round.
+func TestNoEvictionAfterPass(t *testing.T) {
+	for name, test := range map[string]struct {
+		meanwhile func(f *fixture)
+		want      []string
+	}{
+		"nothing happens":  {func(*fixture) {}, []string{"?a5", "?c12", "c12"}},
+		"filter passes it": {func(f *fixture) { f.Passed("uid-second") }, []string{"?a5"}},
+		"kube-scheduler evicts pods for it": {func(f *fixture) {
+			f.Proposed("uid-second", map[string]preemption.Victims{"n2": {Pods: []gpu.PodUID{"uid-d12"}}})
+		}, []string{"?a5"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			second := fake.Pod("second", 8, fake.Priority(8))
+			f := newFixture(t, nil, append(withSecondNode(), second)...)
+			f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, _ bool) error {
+				if pod.Name != "a5" {
+					return nil
+				}
+				test.meanwhile(f)
+				return budgetRefusal()
+			}})
+			f.reject(f.pending, "n1")
+			f.reject(second, "n2")
+			f.later(cycle)
+			f.wantEvicted(test.want...)
+		})
+	}
+}
+
 // Pods for which there is no plan give up their places among the remembered pods.
 func TestEvictionOfManyBlockedPods(t *testing.T) {
 	second := fake.Pod("second", 8, fake.Priority(2))

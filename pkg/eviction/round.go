@@ -47,8 +47,15 @@ func (e *Evictor) begin(ctx context.Context, plan plan) (done bool) {
 	pod := plan.pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
 	e.mu.Lock()
-	e.reserve(plan.round)
+	_, blocked := e.blocked[pod.UID]
+	_, under := e.rounds[pod.UID]
+	if blocked && !under {
+		e.reserve(plan.round)
+	}
 	e.mu.Unlock()
+	if !blocked || under {
+		return false // Filter has found a node meanwhile, or kube-scheduler evicts pods for it.
+	}
 	if len(plan.evictions.Victims) == 0 {
 		return true // All victims are terminating already.
 	}
