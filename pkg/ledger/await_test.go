@@ -131,24 +131,16 @@ func TestAwaitedReservationReason(t *testing.T) {
 	expect(t, "label after the end", "", f.ReservedFor(pod("x", 16, 1), []string{"n1"}))
 }
 
-// What is freed for a pod is its own, although an item that may not take it waits for it next.
-func TestAwaitedBehindPlace(t *testing.T) {
-	places := map[string]func(f *fixture){
-		"nominated": func(f *fixture) { f.Nominate("n1", pod("p", 16, 5), "victim") },
-		"reclaimed": func(f *fixture) {
-			f.Hold("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Shares: []ledger.Share{{Pod: pod("p", 16, 5), Node: "n1", On: gpu.On(0, 16)}}})
-		},
-	}
+// What is freed for a nominated pod is its own, although an item that may not take it waits for it next.
+func TestAwaitedBehindNomination(t *testing.T) {
 	for priority, want := range map[int32]reasons.Reason{5: reasons.Fits, 6: reasons.Reserved} {
-		for source, make := range places {
-			f := newFixture(t, spec(16))
-			f.bind("n1", 0, pod("victim", 16))
-			make(f)
-			expect(t, source+", reserved", true, f.await(requests([]string{"n1"}, 16), priority, longAgo))
-			f.Remove("victim")
-			expect(t, source+", the pod", []reasons.Reason{want}, f.check(pod("p", 16, 5), "n1"))
-			expect(t, source+", another one", []reasons.Reason{reasons.Full}, f.check(pod("x", 16, 4), "n1"))
-		}
+		f := newFixture(t, spec(16))
+		f.bind("n1", 0, pod("victim", 16))
+		f.Nominate("n1", pod("p", 16, 5), "victim")
+		expect(t, "reserved", true, f.await(requests([]string{"n1"}, 16), priority, longAgo))
+		f.Remove("victim")
+		expect(t, "the nominated pod", []reasons.Reason{want}, f.check(pod("p", 16, 5), "n1"))
+		expect(t, "another one", []reasons.Reason{reasons.Full}, f.check(pod("x", 16, 4), "n1"))
 	}
 }
 

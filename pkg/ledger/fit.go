@@ -269,8 +269,8 @@ func (l *Ledger) seesUsed(a *asker, r *reserved) bool {
 	case r.Source == Queued && r.Item.ByTurn != l.NeedsTurn(*a.pod):
 		sees = !r.Item.ByTurn
 	}
-	hasPlace := a.own[Nominated] != nil || a.own[Reclaimed] != nil
-	return sees && !l.allocated(r.Pod.UID) && !(hasPlace && slices.Contains(r.Behind, a.pod.UID))
+	behind := a.own[Nominated] != nil && slices.Contains(r.Behind, a.pod.UID)
+	return sees && !behind && !l.allocated(r.Pod.UID)
 }
 
 // besideReserved returns the reason with what is reserved for others on the node, which may be nil: reasons.ResourcesReserved instead of Fits if that

@@ -105,30 +105,22 @@ func (m *reservationModel) view(node string, pod gpu.Pod, awaited bool) *model {
 
 // keptFrom returns what the awaited reservation has on a node but for what comes behind a place of the pod.
 func (m *reservationModel) keptFrom(node string, pod gpu.Pod) (all gpu.Placement) {
-	_, placed := m.nominated[pod.UID]
-	placed = placed || slices.ContainsFunc(m.held, func(h heldPlace) bool { return h.UID == pod.UID })
+	_, nominated := m.nominated[pod.UID]
 	for uid, share := range m.kept {
-		if share.node == node && m.allocations[uid] == nil && !(placed && slices.Contains(share.behind, pod.UID)) {
+		if share.node == node && m.allocations[uid] == nil && !(nominated && slices.Contains(share.behind, pod.UID)) {
 			all = append(all, share.on...)
 		}
 	}
 	return all
 }
 
-// placesBefore returns the places of the node that an item of this priority with these pods has to leave to others.
+// placesBefore returns the places of the node that an item of this priority with these pods has to leave to nominated pods.
 func (m *reservationModel) placesBefore(node string, priority int32, own []gpu.PodUID) (places []keptShare) {
-	add := func(uid gpu.PodUID, upTo int32, on gpu.Placement) {
-		if priority <= upTo && m.allocations[uid] == nil && !slices.Contains(own, uid) {
-			places = append(places, keptShare{pod: gpu.Pod{UID: uid}, node: node, on: on})
-		}
-	}
-	for _, h := range m.held {
-		if h.Node == node {
-			add(h.UID, m.heldUpTo, h.On)
-		}
-	}
 	for _, n := range m.nominees(node) {
-		add(n.pod.UID, n.pod.Priority, m.expected(&model{specs: m.specs, allocations: m.allocations}, n))
+		if priority <= n.pod.Priority && m.allocations[n.pod.UID] == nil && !slices.Contains(own, n.pod.UID) {
+			on := m.expected(&model{specs: m.specs, allocations: m.allocations}, n)
+			places = append(places, keptShare{pod: n.pod, node: node, on: on})
+		}
 	}
 	return places
 }
