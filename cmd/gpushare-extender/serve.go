@@ -152,7 +152,7 @@ func listen(o options) (listener, health net.Listener, err error) {
 	return listener, health, nil
 }
 
-// apiConfig returns how the API server is called.
+// apiConfig returns the configuration of the API server's clients.
 func apiConfig(o options) (*rest.Config, error) {
 	config, err := program.APIConfig(o.kubeconfig, component)
 	if err != nil {

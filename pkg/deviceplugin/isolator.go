@@ -182,12 +182,12 @@ func (i *isolator) SetShared(uuids []string) error {
 	return backend.SetShared(uuids)
 }
 
-// ServerPIDs returns the processes whose memory on a card is used by no container in particular, in whatever mode the node is now.
-func (i *isolator) ServerPIDs(uuid string) (servers []int) {
+// ServerPIDs returns the IDs of the processes whose memory on a card is used by no container in particular, in whatever mode the node is now.
+func (i *isolator) ServerPIDs(uuid string) (pids []int) {
 	for _, backend := range i.backends {
-		servers = append(servers, backend.ServerPIDs(uuid)...)
+		pids = append(pids, backend.ServerPIDs(uuid)...)
 	}
-	return servers
+	return pids
 }
 
 // limitation is what enforces a container's share of each of its cards.

@@ -21,8 +21,8 @@ type limitWatch struct {
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
-	// inForce returns why a limit of this mode on the card of this index may not be in force; nil if it is.
-	inForce func(mode string, card int) error
+	// checkInForce returns why a limit of this mode on the card of this index may not be in force; nil if it is.
+	checkInForce func(mode string, card int) error
 	// changed is called for each pod whose annotation may have to change.
 	changed func(gpu.PodUID)
 
@@ -112,7 +112,7 @@ func (w *limitWatch) addNotReadBack(found map[gpu.PodUID]protocol.PodIsolation) 
 				state.Mode = given.Mode
 			}
 			for _, share := range given.Cards {
-				if err := w.inForce(given.Mode, share.Card); err != nil {
+				if err := w.checkInForce(given.Mode, share.Card); err != nil {
 					state.Problem = "container " + name + ": " + err.Error()
 				}
 			}

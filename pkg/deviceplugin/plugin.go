@@ -122,11 +122,11 @@ func New(o Options) (*Plugin, error) {
 	return p, nil
 }
 
-// newAnnotator makes what writes to pods which limits aren't in force and what the pods use above their limits.
+// newAnnotator creates the annotator, and the watches of limits and overuse whose results it writes to pods.
 func (p *Plugin) newAnnotator(record *allocation.Record, queue annotationQueue) error {
 	o := &p.options
 	p.limits = &limitWatch{
-		pods: p.pods, inForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add,
+		pods: p.pods, checkInForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add,
 	}
 	p.overuse = &overuseWatch{
 		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
@@ -137,7 +137,7 @@ func (p *Plugin) newAnnotator(record *allocation.Record, queue annotationQueue) 
 	return p.annotator.Watch()
 }
 
-// newAllocator makes what answers Allocate, and what rebuilds its record.
+// newAllocator creates the allocator, and the checkpoint from which its record is rebuilt.
 func (p *Plugin) newAllocator(record *allocation.Record, queue annotationQueue) {
 	o := &p.options
 	p.checkpoint = &checkpoint{
@@ -156,7 +156,7 @@ func (p *Plugin) newAllocator(record *allocation.Record, queue annotationQueue) 
 	}
 }
 
-// newConfigurator makes what brings the node's configuration into force.
+// newConfigurator creates the configurator, and watches the configuration.
 func (p *Plugin) newConfigurator() error {
 	o := &p.options
 	p.configurator = &configurator{
@@ -167,7 +167,7 @@ func (p *Plugin) newConfigurator() error {
 	return p.configurator.Watch()
 }
 
-// newMeter makes what measures the memory that pods use.
+// newMeter creates the meter of the memory that pods use, and registers its metrics.
 func (p *Plugin) newMeter(record *allocation.Record) {
 	o := &p.options
 	p.meter = usage.NewMeter(usage.Options{
@@ -178,7 +178,7 @@ func (p *Plugin) newMeter(record *allocation.Record) {
 	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
 }
 
-// newRegistrar makes what registers the service with the kubelet, and connects the service to the other parts.
+// newRegistrar creates the registrar, and connects the service that it registers to the other parts.
 func (p *Plugin) newRegistrar() {
 	p.service.allocator, p.service.cards, p.service.metrics, p.service.kubelet = p.allocator, p.cards, p.metrics, p.resources
 	p.service.readmission = &readmission{devices: p.checkpoint.Devices, pods: p.pods, kubelet: p.resources, interval: recheckInterval}
@@ -192,7 +192,7 @@ func (p *Plugin) newRegistrar() {
 	}
 }
 
-// newIsolator makes what enforces shares.
+// newIsolator creates the isolator, which enforces shares.
 func (p *Plugin) newIsolator() {
 	o := p.options
 	o.Isolation.CardsByCDI = o.DeviceList == ListByCDI

@@ -10,7 +10,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Position is where a pending pod is in the queue. A group has one position, as in the queue. All views show it in the words of String: Ahead and Since.
+// Position is where a pending pod is in the queue. The members of a group have one position. All views show it in the words of String: Ahead and
+// Since.
 type Position struct {
 	// Ahead is how many pods and groups come before the pod, of those that wait for memory and have equal constraints: those of higher priority, and
 	// older ones of the same priority. What failed lately comes later than this says, and the replacement that a running group lacks comes sooner: only
@@ -26,8 +27,8 @@ type Position struct {
 
 // String returns the position in words; empty if nothing is ahead.
 //
-// The views that are read on demand show it. It is neither in Events nor in the condition PodScheduled: a pod that is bound changes the position of all
-// behind it, so each bind would cost writes, and a changed condition makes kube-scheduler retry the pod.
+// The views that are read on demand show it. It is neither in Events nor in the condition PodScheduled: a pod that is bound changes the position of
+// all behind it, so each bind would cost writes, and a changed condition makes kube-scheduler retry the pod.
 func (p Position) String() string {
 	switch {
 	case !p.Queued || p.Ahead == 0:

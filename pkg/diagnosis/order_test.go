@@ -13,8 +13,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// TestPlaces: ahead of a pod are the pods and groups that wait for memory, can use the same nodes, and have a higher priority or are older.
-func TestPlaces(t *testing.T) {
+// TestPositions: ahead of a pod are the pods and groups that wait for memory, can use the same nodes, and have a higher priority or are older.
+func TestPositions(t *testing.T) {
 	aged := func(name string, memory int64, priority int32, seconds int, changes ...func(*corev1.Pod)) *Pod {
 		full := condition(corev1.PodReasonUnschedulable, "0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.")
 		return pod(memory, append([]func(*corev1.Pod){full, func(p *corev1.Pod) {

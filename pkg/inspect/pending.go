@@ -37,7 +37,7 @@ func requestRows(problems []RequestProblem) rows {
 	return table
 }
 
-// pendingRows returns a row with the diagnosis of each pending pod. wide adds its place in the queue, and kube-scheduler's message, unshortened.
+// pendingRows returns a row with the diagnosis of each pending pod. wide adds its position in the queue, and kube-scheduler's message, unshortened.
 func pendingRows(pods []PendingPod, wide bool) rows {
 	header := row{bold, []string{"NAMESPACE", "NAME", "REQUEST", "CAUSE", "WHY"}}
 	if wide {

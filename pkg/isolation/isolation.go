@@ -80,8 +80,7 @@ type Node struct{ KubeletVersion, Runtime string }
 //  2. Its Mode above, and its Backend, in Backends below.
 //  3. What its Backend must know of a card: a field of Card, which isolator.Ask in pkg/deviceplugin reads from the driver, and isolator.card there
 //     sets. Most fields of Card are of one mode.
-//  4. For an answer with mounts: isolator.Isolate refuses a container that mounts a volume of its own at protocol.SharedMemory if the mode mounts
-//     a directory there. No other path is checked.
+//  4. If Apply returns mounts, a check that the container has no volume there. isolator.Isolate checks protocol.SharedMemory, and no other path.
 //  5. In the chart values.schema.json, the mounts for what its Backend reads of the machine, and the templates that name modes:
 //     device-plugin-daemonset.yaml, mps-daemonset.yaml and _mistakes.tpl; if it has pods of its own, also networkpolicies.yaml and monitors.yaml.
 //  6. docs/limits.md, docs/node.md and the help of --isolation.
@@ -100,7 +99,7 @@ type Backend interface {
 	KeepLimits(limits []uint64, all bool) error
 	// SetShared sets which cards the node shares, by UUID, while the mode is in force.
 	SetShared(uuids []string) error
-	// ServerPIDs returns the processes whose memory on the card is used by no container in particular.
+	// ServerPIDs returns the IDs of the processes whose memory on the card is used by no container in particular.
 	ServerPIDs(uuid string) []int
 	// MaxContainers returns how many containers can have a share of the card; 0 if there is no such bound.
 	MaxContainers(card Card) int

@@ -43,8 +43,8 @@ func TestUsable(t *testing.T) {
 	}
 }
 
-// TestGave: what a container was given shows the mode that limits it, whatever the mode of the node is later.
-func TestGave(t *testing.T) {
+// TestModeOf: what a container was given shows the mode that limits it, whatever the mode of the node is later.
+func TestModeOf(t *testing.T) {
 	type answer struct {
 		Mode  Mode
 		Limit uint64

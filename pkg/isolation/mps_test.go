@@ -83,7 +83,7 @@ func TestMPSStatusRenewed(t *testing.T) {
 	}
 }
 
-func TestMPSHolds(t *testing.T) {
+func TestMPSCheckInForce(t *testing.T) {
 	for name, test := range map[string]struct {
 		card   Card
 		status *MPSStatus

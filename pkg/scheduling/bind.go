@@ -59,8 +59,8 @@ func (s *Scheduler) Bind(ctx context.Context, request BindRequest) error {
 	return err
 }
 
-// permitFor returns the permit for the bind, as soon as the pod's gang grants it, or why there is none, with the bind's result. A pod without a gang
-// gets one at once.
+// permitFor returns the permit for the bind as soon as the pod's gang grants it. A pod without a gang gets one at once. If there is none, permitFor
+// returns why, and the bind's result.
 func (s *Scheduler) permitFor(ctx context.Context, request BindRequest) (permit, reasons.Result, error) {
 	if request.Namespace == "" || request.Name == "" || request.UID == "" || request.Node == "" {
 		return permit{}, reasons.ResultBadRequest, fmt.Errorf("%w: PodNamespace, PodName, PodUID and Node are all needed", binding.ErrBadRequest)
@@ -83,8 +83,8 @@ func (s *Scheduler) permitFor(ctx context.Context, request BindRequest) (permit,
 
 var errPanicked = errors.New("the bind panicked")
 
-// bindClaimed claims the pod, and makes attempts to bind it: one, but for a member of a gang more if they fail for reasons that may be temporary,
-// because the other members are being bound.
+// bindClaimed claims the pod and tries to bind it. For a member of a gang it tries again after failures that may be temporary, because the other
+// members are being bound.
 func (s *Scheduler) bindClaimed(ctx context.Context, request BindRequest, permit permit) (result reasons.Result, err error) {
 	claim, ok := s.binder.Claim(gpu.PodUID(request.UID))
 	if !ok {

@@ -148,8 +148,8 @@ func (s *Scheduler) fitsOutsidePlace(pod gpu.Pod, nodes []string) (fits bool) {
 	return fits
 }
 
-// withoutAllocation returns a pod that asks for the same, and for which the ledger has no allocation and no reservation. It has no UID, by which
-// the ledger finds them, so it doesn't fit only the node of the pod's own place, and that place counts as used.
+// withoutAllocation returns a pod with the same request, for which the ledger has no allocation and no reservation, because it finds these by UID. So
+// other nodes than that of the pod's place can fit, and the place counts as used.
 func withoutAllocation(pod gpu.Pod) gpu.Pod {
 	pod.UID = ""
 	return pod
