@@ -528,11 +528,18 @@ func (c *awaitedChoice) use(where gpu.Placement, begun time.Time, demand *gpu.De
 // findPlaces sets places to those of the node that the item has to leave to nominated pods.
 func (c *awaitedChoice) findPlaces(n *node) {
 	c.places = c.places[:0]
+	var cards []placement.Card
 	for i := range n.reserved {
 		r := &n.reserved[i]
-		if r.Source == Nominated && c.item.Priority <= r.Priority && !c.pods[r.Pod.UID] && !c.allocated(r.Pod.UID) {
-			c.places = append(c.places, Share{Pod: r.Pod, On: n.expected(r, n.cards)})
+		if r.Source != Nominated || c.item.Priority > r.Priority || c.pods[r.Pod.UID] || c.allocated(r.Pod.UID) {
+			continue
 		}
+		if cards == nil {
+			cards = slices.Clone(n.cards)
+		}
+		place := Share{Pod: r.Pod, On: n.expected(r, cards)}
+		placement.Use(cards, place.On)
+		c.places = append(c.places, place)
 	}
 }
 

@@ -144,6 +144,25 @@ func TestAwaitedBehindNomination(t *testing.T) {
 	}
 }
 
+// An item comes behind each of two pods that are nominated to one node, on that node, and as long as they are.
+func TestAwaitedBehindNominations(t *testing.T) {
+	const fits, reserved = reasons.Fits, reasons.Reserved
+	f := newFixture(t, spec(16, 16), spec(16))
+	f.bind("n1", 0, terminating(pod("v0", 16)))
+	f.SetBound("n1", terminating(pod("v1", 16)), gpu.On(1, 16), at.Add(time.Second))
+	f.bind("n2", 0, pod("v2", 16))
+	p0, p1 := pod("p0", 16, 5), pod("p1", 16, 5)
+	f.Nominate("n1", p0)
+	f.Nominate("n1", p1)
+	expect(t, "reserved", true, f.await(requests([]string{"n1"}, 16), 5, longAgo)) // It is the card of v1, and of p1.
+	f.Remove("v0")
+	f.Remove("v1")
+	expect(t, "the second pod", []reasons.Reason{fits}, f.check(p1, "n1"))
+	f.Nominate("n2", p1)
+	expect(t, "the second pod after another nomination", []reasons.Reason{reserved}, f.check(p1, "n1"))
+	expect(t, "the first pod", []reasons.Reason{fits}, f.check(p0, "n1"))
+}
+
 // A card that is being freed for another pod is no better than one on which a pod was just placed.
 func TestAwaitedElsewhere(t *testing.T) {
 	f := newFixture(t, spec(16), spec(16))

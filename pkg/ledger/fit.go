@@ -269,7 +269,8 @@ func (l *Ledger) seesUsed(a *asker, r *reserved) bool {
 	case r.Source == Queued && r.Item.ByTurn != l.NeedsTurn(*a.pod):
 		sees = !r.Item.ByTurn
 	}
-	behind := a.own[Nominated] != nil && slices.Contains(r.Behind, a.pod.UID)
+	nomination := a.own[Nominated]
+	behind := nomination != nil && nomination.Shares[0].Node == r.Node && slices.Contains(r.Behind, a.pod.UID)
 	return sees && !behind && !l.allocated(r.Pod.UID)
 }
 

@@ -40,7 +40,7 @@ type Share struct {
 	On gpu.Placement
 	// Ending are the pods that have to end on the cards of an awaited reservation from the queue. What they use of the node besides is free for its
 	// pod then. Behind are the pods that were nominated to these cards, which the item has to leave to them: as long as they are
-	// nominated, they don't see the share as used.
+	// nominated to the node, they don't see the share as used.
 	Ending, Behind []gpu.PodUID
 }
 

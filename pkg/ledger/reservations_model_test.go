@@ -105,7 +105,7 @@ func (m *reservationModel) view(node string, pod gpu.Pod, awaited bool) *model {
 
 // keptFrom returns what the awaited reservation has on a node but for what comes behind a place of the pod.
 func (m *reservationModel) keptFrom(node string, pod gpu.Pod) (all gpu.Placement) {
-	_, nominated := m.nominated[pod.UID]
+	nominated := m.nominated[pod.UID].node == node
 	for uid, share := range m.kept {
 		if share.node == node && m.allocations[uid] == nil && !(nominated && slices.Contains(share.behind, pod.UID)) {
 			all = append(all, share.on...)
@@ -116,10 +116,12 @@ func (m *reservationModel) keptFrom(node string, pod gpu.Pod) (all gpu.Placement
 
 // placesBefore returns the places of the node that an item of this priority with these pods has to leave to nominated pods.
 func (m *reservationModel) placesBefore(node string, priority int32, own []gpu.PodUID) (places []keptShare) {
+	view := &model{specs: m.specs, allocations: maps.Clone(m.allocations)}
 	for _, n := range m.nominees(node) {
 		if priority <= n.pod.Priority && m.allocations[n.pod.UID] == nil && !slices.Contains(own, n.pod.UID) {
-			on := m.expected(&model{specs: m.specs, allocations: m.allocations}, n)
+			on := m.expected(view, n)
 			places = append(places, keptShare{pod: n.pod, node: node, on: on})
+			view.allocations["place of "+n.pod.UID] = &allocation{node, ledger.Allocation{Placement: on}}
 		}
 	}
 	return places
