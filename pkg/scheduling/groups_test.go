@@ -610,6 +610,26 @@ func TestSinglePodsDoNotWait(t *testing.T) {
 	})
 }
 
+// A group is shown until its last member has ended.
+func TestGroupsThatHaveEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 2
+		ended := member(size, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodSucceeded))
+		runs := member(size, 1, fake.Bound("n1", 1))
+		g := startGroups(t, GangOptions{}, ended, runs)
+		g.awaitState(gang.PhaseRunning)
+		shown, err := g.Groups()
+		if err != nil || len(shown) != 1 {
+			t.Errorf("while a member runs: %+v, %v", shown, err)
+		}
+		g.publishObject(fake.Edited(runs, fake.Phase(corev1.PodSucceeded)))
+		shown, err = g.Groups()
+		if err != nil || len(shown) > 0 {
+			t.Errorf("once all have ended: %+v, %v", shown, err)
+		}
+	})
+}
+
 // Without gangs, members are placed and bound like any other pod.
 func TestGangsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -90,3 +90,20 @@ func TestOtherResourcesDiffer(t *testing.T) {
 		}
 	})
 }
+
+// Without memory that may be reserved on cards in use, even the first pod gets none.
+func TestReservationsOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		now := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
+		first := fake.Pod("first", 16)
+		short(first)
+		f := startCache(t, Options{}, fake.Node("n1", 16), fake.Pod("small", 4, fake.Bound("n1", 0), now), first)
+		for _, maxIdle := range []float64{0, 0.02} {
+			f.waiting.awaited.MaxIdle = maxIdle
+			f.waiting.tick()
+			if reserved := f.ledger.AwaitedNodes(); len(reserved) > 0 != (maxIdle > 0) {
+				t.Errorf("with %v of the memory: %v", maxIdle, reserved)
+			}
+		}
+	})
+}
