@@ -63,8 +63,8 @@ func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	return d
 }
 
-// DiagnoseAll returns the diagnoses of all pending pods, and their positions, which the messages have too. wait returns what the group of the i-th pod
-// waits for, see Diagnose.
+// DiagnoseAll returns the diagnoses of all pending pods, and their positions, which the messages have too. wait returns what the group of the i-th
+// pod waits for, see Diagnose.
 func (d *Diagnoser) DiagnoseAll(pods []*Pod, wait func(i int) *GroupWait) ([]Diagnosis, []Position) {
 	all, waits := make([]Diagnosis, len(pods)), make([]*GroupWait, len(pods))
 	for i, pod := range pods {

@@ -9,7 +9,7 @@ import (
 // pods would be evicted there although others could run in other regions.
 type contested struct {
 	*regions
-	// least is, for each region, the smallest number of regions that one of the waiting pods can use that can use this one.
+	// least is, for each region, how many regions a waiting pod can use that can use this one: the lowest number of any such pod.
 	least []int
 }
 

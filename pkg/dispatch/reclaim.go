@@ -48,8 +48,8 @@ func newReclaims(attempts uint64) reclaims {
 	}
 }
 
-// useStandings notes which regions are contested. With reclaim it also requests evictions for tenants below their share, and ends holds that don't help
-// any more.
+// useStandings records which regions are contested. With reclaim it also requests evictions for tenants below their share, and ends holds that don't
+// help any more.
 func (m *Manager) useStandings(s *standings, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -69,8 +69,8 @@ func (m *Manager) useStandings(s *standings, now time.Time) {
 	}
 }
 
-// dueStandings returns the state of the tenants each reclaimInterval; else nil. It holds the lock for itself, not
-// together with a round: both take milliseconds in a large cluster. What changed after the round can have taken the pods of a group out of their
+// dueStandings returns the state of the tenants once every reclaimInterval, else nil. It doesn't share its hold of the lock
+// with a round: both take milliseconds in a large cluster. What changed after the round can have taken the pods of a group out of their
 // unit, so units of groups are made again.
 func (m *Manager) dueStandings(now time.Time) *standings {
 	m.mu.Lock()
