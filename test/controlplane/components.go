@@ -41,6 +41,7 @@ func (c *ControlPlane) process(name, readyURL string, args ...string) *Process {
 		Name:    name,
 		Path:    filepath.Join(c.options.KubeDir, name),
 		Args:    append(args, c.options.ExtraArgs[name]...),
+		Env:     c.options.Env,
 		LogPath: filepath.Join(c.Dir, "logs", name+".log"),
 		Ready:   HTTPReady(readyURL),
 	}

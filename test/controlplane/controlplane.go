@@ -31,6 +31,8 @@ type Options struct {
 	ControllerManager bool
 	// ExtraArgs are additional flags by component name ("kube-scheduler"). Of two equal flags the last one counts.
 	ExtraArgs map[string][]string
+	// Env are additional variables of the components' environment.
+	Env []string
 }
 
 func (o Options) withDefaults() (Options, error) {

@@ -321,6 +321,7 @@ func startForTest(t testing.TB, o Options) *Cluster {
 	dir, err := os.MkdirTemp("", "gpushare-")
 	Must(t, err)
 	o.Dir = dir
+	o.ControlPlane.Env = append(o.ControlPlane.Env, controlplane.SeldomGC)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	c, err := Start(ctx, o)
