@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -227,4 +228,54 @@ func TestLikeGroupsElsewhere(t *testing.T) {
 	if items := s.manager.Waiting(s.now); len(items) != 2 || items[0].Like == items[1].Like {
 		t.Errorf("%d items, want two that aren't alike", len(items))
 	}
+}
+
+// TestAlikeBehindStuck: of two groups that are alike, kube-scheduler makes no calls for the first any more, because of its volumes. So the second has the
+// awaited reservation. Once the cards are free it is planned after the first one's patience, before its own reservation is late.
+func TestAlikeBehindStuck(t *testing.T) {
+	s := newFixture(t)
+	s.reserve()
+	blocker := s.ledger
+	for i := range 8 {
+		blocker.SetBound(s.nodes[i/2], gpu.Pod{UID: gpu.PodUID(fmt.Sprint("old", i)), Request: 16}, gpu.On(i%2, 16), s.now)
+	}
+	s.advance(time.Second)
+	s.createMany(8, "first", 8, 16, "t")
+	s.advance(time.Second)
+	s.createMany(8, "second", 8, 16, "t")
+	first, second := s.existing()[:8], s.existing()[8:]
+	for _, p := range first {
+		s.filter(p)
+	}
+	s.advance(2 * time.Second)
+	for i := range 8 { // Others take their place.
+		blocker.Remove(gpu.PodUID(fmt.Sprint("old", i)))
+		blocker.SetBound(s.nodes[i/2], gpu.Pod{UID: gpu.PodUID(fmt.Sprint("new", i)), Request: 16}, gpu.On(i%2, 16), s.now)
+	}
+	for range 100 {
+		for _, p := range second {
+			s.filter(p)
+		}
+		s.advance(queue.KubeSchedulerRetries / 50)
+	}
+	for _, p := range second {
+		s.filter(p)
+	}
+	s.advance(time.Second)
+	if got := fmt.Sprint(s.ledger.AwaitedItems()); got != "[group default/second]" {
+		t.Fatal(got)
+	}
+	for i := range 8 {
+		blocker.Remove(gpu.PodUID(fmt.Sprint("new", i)))
+	}
+	for range 90 {
+		for _, p := range second {
+			s.filter(p)
+		}
+		if node, _, _ := s.ledger.Lookup(second[0].UID); node != "" {
+			return
+		}
+		s.advance(500 * time.Millisecond)
+	}
+	t.Errorf("not planned: %v, failures %v", s.manager.Phases(), s.failures)
 }

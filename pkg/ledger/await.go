@@ -153,6 +153,13 @@ func fitTogether(cards []placement.Card, shares []Share) bool {
 	})
 }
 
+// Awaits reports whether the pod belongs to an item with an awaited reservation.
+func (l *Ledger) Awaits(uid gpu.PodUID) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.reservations.awaited[Queued][uid] != nil
+}
+
 // AwaitedItems returns the IDs of the items that have awaited reservations, in no order.
 func (l *Ledger) AwaitedItems() []string {
 	l.mu.RLock()
