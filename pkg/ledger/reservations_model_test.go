@@ -107,7 +107,7 @@ func (m *reservationModel) view(node string, pod gpu.Pod, awaited bool) *model {
 func (m *reservationModel) keptFrom(node string, pod gpu.Pod) (all gpu.Placement) {
 	nominated := m.nominated[pod.UID].node == node
 	for uid, share := range m.kept {
-		if share.node == node && m.allocations[uid] == nil && !(nominated && slices.Contains(share.behind, pod.UID)) {
+		if share.node == node && m.allocations[uid] == nil && (!nominated || !slices.Contains(share.behind, pod.UID)) {
 			all = append(all, share.on...)
 		}
 	}
