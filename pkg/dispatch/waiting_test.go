@@ -13,8 +13,12 @@ import (
 
 // awaits makes the awaited reservations of a fixture.
 func (f *fixture) awaits() *queue.Awaited {
+	bound := func(uid gpu.PodUID) bool {
+		_, _, ok := f.ledger.Lookup(uid)
+		return ok
+	}
 	return queue.NewAwaited(queue.Options{
-		Ledger: f.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: &queue.Failures{}, Reserved: func() {},
+		Ledger: f.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: &queue.Failures{}, Bound: bound, Reserved: func() {},
 	})
 }
 
