@@ -162,6 +162,8 @@ func apiConfig(o options) (*rest.Config, error) {
 	// Decoding and encoding protobuf costs a fraction of JSON, here and in the API server.
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	// The API server would compress each event of a watch by itself (from Kubernetes 1.37 on), for each replica: 3% of its processor time.
+	config.DisableCompression = true
 	return config, nil
 }
 
