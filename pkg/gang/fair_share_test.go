@@ -9,6 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // turns are the answers of fair sharing about all pods.
@@ -141,6 +142,29 @@ func TestTurnAndPlaces(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestGrantedAfterFailures: a group to which fair sharing has granted places, as reclaim does after evictions, uses them although others of its namespace failed.
+func TestGrantedAfterFailures(t *testing.T) {
+	for _, granted := range []bool{false, true} {
+		s := newFixture(t)
+		(&turns{needed: true}).use(s)
+		s.createMany(2, "job", 2, 16, "t")
+		for _, id := range []string{"first", "second", "third"} {
+			s.manager.Failures.Failed(queue.Attempt{Namespace: s.created[0].Namespace, ID: id, Shape: id}, s.now, s.now)
+		}
+		for i, p := range s.created {
+			if _, err := s.ledger.Reserve(s.nodes[i], p.Pod, placement.Binpack, s.now); err != nil {
+				t.Fatal(err)
+			} else if granted {
+				s.ledger.Own(ledger.Granted, p.UID, time.Time{})
+			}
+		}
+		s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
+		if planned := s.manager.Phases()[PhasePlanned] == 1; planned != granted {
+			t.Errorf("granted: %v, planned: %v", granted, planned)
+		}
 	}
 }
 

@@ -51,9 +51,9 @@ func (mgr *Manager) checkPause(r *run, now time.Time) bool {
 	return false
 }
 
-// pause returns why the run pauses; none if it doesn't.
+// pause returns why the run pauses; none if it doesn't, or if fair sharing has granted it places: they would only be unused for longer.
 func (mgr *Manager) pause(r *run, now time.Time) reasons.Group {
-	if !mgr.Failures.Any(r.key.Namespace) {
+	if !mgr.Failures.Any(r.key.Namespace) || r.needed().any(mgr.isGranted) {
 		return reasons.Group{}
 	}
 	switch until, behind := mgr.Failures.Until(mgr.attempt(r), now); {
@@ -101,13 +101,16 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 // grantedPlaces returns the members whose places fair sharing has granted.
 func (mgr *Manager) grantedPlaces(n *needs) (uids []gpu.PodUID) {
 	for _, m := range n.requesters {
-		if mgr.Ledger.Owns(ledger.Granted, m.UID) {
+		if mgr.isGranted(m.Pod) {
 			uids = append(uids, m.UID)
 		}
 	}
 	slices.Sort(uids)
 	return uids
 }
+
+// isGranted reports whether fair sharing has granted the pod a place.
+func (mgr *Manager) isGranted(pod gpu.Pod) bool { return mgr.Ledger.Owns(ledger.Granted, pod.UID) }
 
 // obstacle returns why it can't be tried to place the members; none if it can.
 func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {
