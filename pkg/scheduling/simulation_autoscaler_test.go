@@ -57,12 +57,13 @@ func (w *world) autoscale(s autoscaling, pool ...*apiNode) *autoscaler {
 
 func (a *autoscaler) scan() {
 	a.w.after(autoscalerInterval, a.scan)
-	a.removeEmpty()
-	a.addNeeded()
+	a.removeEmpty(a.addNeeded())
 }
 
-// addNeeded adds as few nodes as it takes for the unschedulable pods.
-func (a *autoscaler) addNeeded() {
+// addNeeded adds as few nodes as it takes for the unschedulable pods. It returns the nodes that have pods, or on which such pods fit: cluster-autoscaler
+// counts these there (core/podlistprocessor, filter_out_schedulable.go).
+func (a *autoscaler) addNeeded() (used map[string]bool) {
+	used = map[string]bool{}
 	var bins []*schedNode
 	byName := map[string]*schedNode{}
 	for _, n := range a.w.api.nodes {
@@ -76,12 +77,10 @@ func (a *autoscaler) addNeeded() {
 		switch bin := byName[p.info.Node]; {
 		case p.live() && bin != nil:
 			bin.assume(&schedPod{apiPod: p})
+			used[bin.name] = true
 		case p.unschedulable():
 			pending = append(pending, &schedPod{apiPod: p})
 		}
-	}
-	if len(pending) == 0 {
-		return
 	}
 	for _, n := range a.nodes { // New nodes that aren't there yet count too.
 		if n.state == nodeBooting {
@@ -89,7 +88,8 @@ func (a *autoscaler) addNeeded() {
 		}
 	}
 	for _, p := range pending {
-		if slices.ContainsFunc(bins, func(bin *schedNode) bool { return bin.take(p) }) {
+		if i := slices.IndexFunc(bins, func(bin *schedNode) bool { return bin.take(p) }); i >= 0 {
+			used[bins[i].name] = true
 			continue
 		}
 		for _, n := range a.nodes {
@@ -100,6 +100,7 @@ func (a *autoscaler) addNeeded() {
 			}
 		}
 	}
+	return used
 }
 
 // boots adds a node.
@@ -114,14 +115,8 @@ func (a *autoscaler) boots(n *pooledNode) {
 	})
 }
 
-// removeEmpty removes the nodes that have been empty for long enough.
-func (a *autoscaler) removeEmpty() {
-	used := map[string]bool{}
-	for _, p := range a.w.api.order {
-		if p.live() {
-			used[p.info.Node] = true
-		}
-	}
+// removeEmpty removes the nodes that have not been used for long enough.
+func (a *autoscaler) removeEmpty(used map[string]bool) {
 	for _, n := range a.nodes {
 		switch {
 		case n.state != nodeReady:
