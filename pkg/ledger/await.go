@@ -16,7 +16,8 @@ import (
 //
 // It takes the cards on which all requests fit if the youngest pods have ended: those that were placed after a time that is as late as possible,
 // and later than oldest. Run times are unknown, and a pod that has run for long will likely run for long. The awaited reservations of items that come
-// before count as pods that stay. Places that the item has to leave to nominated pods count as pods that are placed now.
+// before count as pods that stay. Places that the item has to leave to nominated pods, or to those for which reclaim frees memory, count
+// as pods that are placed now.
 //
 // The nodes must also have enough CPU, memory and other resources if the pods that were placed after oldest have ended.
 //
@@ -532,13 +533,13 @@ func (c *awaitedChoice) use(where gpu.Placement, begun time.Time, demand *gpu.De
 	}
 }
 
-// findPlaces sets places to those of the node that the item has to leave to nominated pods.
+// findPlaces sets places to those of the node that the item has to leave to others.
 func (c *awaitedChoice) findPlaces(n *node) {
 	c.places = c.places[:0]
 	var cards []placement.Card
 	for i := range n.reserved {
 		r := &n.reserved[i]
-		if r.Source != Nominated || c.item.Priority > r.Priority || c.pods[r.Pod.UID] || c.allocated(r.Pod.UID) {
+		if r.Source == Queued || c.item.Priority > r.Priority || c.pods[r.Pod.UID] || c.allocated(r.Pod.UID) {
 			continue
 		}
 		if cards == nil {

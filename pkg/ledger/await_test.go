@@ -131,17 +131,42 @@ func TestAwaitedReservationReason(t *testing.T) {
 	expect(t, "label after the end", "", f.ReservedFor(pod("x", 16, 1), []string{"n1"}))
 }
 
-// What is freed for a nominated pod is its own, although an item that may not take it waits for it next.
-func TestAwaitedBehindNomination(t *testing.T) {
-	for priority, want := range map[int32]reasons.Reason{5: reasons.Fits, 6: reasons.Reserved} {
-		f := newFixture(t, spec(16))
-		f.bind("n1", 0, pod("victim", 16))
-		f.Nominate("n1", pod("p", 16, 5), "victim")
-		expect(t, "reserved", true, f.await(requests([]string{"n1"}, 16), priority, longAgo))
-		f.Remove("victim")
-		expect(t, "the nominated pod", []reasons.Reason{want}, f.check(pod("p", 16, 5), "n1"))
-		expect(t, "another one", []reasons.Reason{reasons.Full}, f.check(pod("x", 16, 4), "n1"))
+// What is freed for a pod is its own, although an item that may not take it waits for it next.
+func TestAwaitedBehindPlace(t *testing.T) {
+	places := map[string]func(f *fixture){
+		"nominated": func(f *fixture) { f.Nominate("n1", pod("p", 16, 5), "victim") },
+		"reclaimed": func(f *fixture) {
+			shares := []ledger.Share{{Pod: pod("p", 16, 5), Node: "n1", On: gpu.On(0, 16)}}
+			f.Hold("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Shares: shares})
+		},
 	}
+	for priority, want := range map[int32]reasons.Reason{5: reasons.Fits, 6: reasons.Reserved} {
+		for source, make := range places {
+			f := newFixture(t, spec(16))
+			f.bind("n1", 0, pod("victim", 16))
+			make(f)
+			expect(t, source+", reserved", true, f.await(requests([]string{"n1"}, 16), priority, longAgo))
+			f.Remove("victim")
+			expect(t, source+", the pod", []reasons.Reason{want}, f.check(pod("p", 16, 5), "n1"))
+			expect(t, source+", another one", []reasons.Reason{reasons.Full}, f.check(pod("x", 16, 4), "n1"))
+		}
+	}
+}
+
+// A unit for which reclaim frees cards gets all of them, on whichever of its nodes each pod is placed.
+func TestAwaitedBehindUnit(t *testing.T) {
+	f, nodes := newFixture(t, spec(16), spec(16)), []string{"n1", "n2"}
+	f.bind("n1", 0, pod("v1", 16))
+	f.bind("n2", 0, pod("v2", 16))
+	p1, p2 := pod("p1", 16, 5), pod("p2", 16, 5)
+	f.Hold("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Shares: []ledger.Share{
+		{Pod: p1, Node: "n1", On: gpu.On(0, 16)}, {Pod: p2, Node: "n2", On: gpu.On(0, 16)},
+	}})
+	expect(t, "reserved", true, f.await(requests(nodes, 16, 16), 5, longAgo))
+	f.Remove("v1")
+	f.Remove("v2")
+	places, _ := f.ReserveAll([]ledger.Request{{Pod: p2, Nodes: nodes}, {Pod: p1, Nodes: nodes}}, nil, binpack, nil, at)
+	expect(t, "places", 2, len(places))
 }
 
 // An item comes behind each of two pods that are nominated to one node, on that node, and as long as they are.

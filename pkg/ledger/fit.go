@@ -255,9 +255,9 @@ func (l *Ledger) against(n *node, a *asker) iter.Seq[*reserved] {
 	}
 }
 
-// seesUsed reports whether the pod sees the share as used: not if it is its own, or comes behind a place of the pod. Of two items of the queue, the later one sees the earlier one's. A pod
-// that isn't in the queue sees those of items without turns, and of those with turns only if it needs a turn too. Otherwise priority decides, see
-// Reservation.Priority.
+// seesUsed reports whether the pod sees the share as used: not if it is its own, or comes behind its place. Of two items of the queue, the later one
+// sees the earlier one's. A pod that isn't in the queue sees those of items without turns, and of those with turns only if it needs a turn too.
+// Otherwise priority decides, see Reservation.Priority.
 func (l *Ledger) seesUsed(a *asker, r *reserved) bool {
 	mine := a.own[r.Source]
 	sees := a.pod.Priority <= r.Priority
@@ -269,9 +269,14 @@ func (l *Ledger) seesUsed(a *asker, r *reserved) bool {
 	case r.Source == Queued && r.Item.ByTurn != l.NeedsTurn(*a.pod):
 		sees = !r.Item.ByTurn
 	}
-	nomination := a.own[Nominated]
-	behind := nomination != nil && nomination.Shares[0].Node == r.Node && slices.Contains(r.Behind, a.pod.UID)
-	return sees && !behind && !l.allocated(r.Pod.UID)
+	return sees && !l.isBehind(a, r) && !l.allocated(r.Pod.UID)
+}
+
+// isBehind reports whether the share comes behind a place of the pod, or behind one of the unit for which reclaim frees memory.
+func (l *Ledger) isBehind(a *asker, r *reserved) bool {
+	nomination, unit := a.own[Nominated], a.own[Reclaimed]
+	nominated := nomination != nil && nomination.Shares[0].Node == r.Node && slices.Contains(r.Behind, a.pod.UID)
+	return nominated || unit != nil && slices.ContainsFunc(r.Behind, func(uid gpu.PodUID) bool { return l.reservations.awaited[Reclaimed][uid] == unit })
 }
 
 // besideReserved returns the reason with what is reserved for others on the node, which may be nil: reasons.ResourcesReserved instead of Fits if that
