@@ -45,7 +45,7 @@ func TestBadFlags(t *testing.T) {
 		"an unknown flag":           {[]string{"--no-such-flag"}, "unknown flag: --no-such-flag"},
 		"an argument":               {[]string{"something"}, "unknown command \"something\""},
 		"a bad card policy":         {[]string{"--card-policy=best"}, `--card-policy: unknown policy "best": want binpack or spread`},
-		"a bad node policy":         {[]string{"--node-policy="}, `--node-policy: unknown policy "": want binpack or spread`},
+		"a bad node policy":         {[]string{"--node-policy="}, `--node-policy: unknown policy "": want least-waste or binpack or spread`},
 		"negative filter-best":      {[]string{"--filter-best=-1"}, "--filter-best must not be negative"},
 		"bind timeout too long":     {[]string{"--bind-timeout=2m"}, "--bind-timeout must be positive, and 1m0s at most"},
 		"no bind timeout":           {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},

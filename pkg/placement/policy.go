@@ -67,7 +67,7 @@ var (
 // policies are all policies for cards, nodePolicies those for nodes, the default first.
 var (
 	policies     = []Policy{Binpack, Spread}
-	nodePolicies = append(slices.Clone(policies), LeastWaste)
+	nodePolicies = []Policy{LeastWaste, Binpack, Spread}
 )
 
 // Expected is the policy for choices that the extender only predicts: where the node puts a pod whose annotations name no

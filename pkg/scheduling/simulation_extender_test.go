@@ -59,7 +59,7 @@ func (w *world) newReplica(name string) *replica {
 	r := &replica{w: w, name: name, reserved: map[gpu.PodUID]*reservation{}}
 	r.cache = newSimCache(r)
 	o := Options{
-		API: client{r}, Recorder: recorder{r}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
+		API: client{r}, Recorder: recorder{r}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.NodePolicies()[0],
 		BindTimeout: simBindTimeout, BindWindow: w.bindWindow, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
 		newGroup: r.newGroup, EvictFragmented: w.fragmented, EvictOverusers: w.overruns, FairShare: w.fair.options(w),
 		Reservations: ReservationOptions{MaxIdle: w.maxIdle, MaxAge: w.maxAge},

@@ -35,13 +35,13 @@ func main() { os.Exit(run()) }
 func run() int {
 	var o options
 	flag.StringVar(&o.dir, "openb", "", "directory with the trace. The public data is at "+source)
-	policy := flag.String("policy", placement.Policies()[0].String(), "node policy: "+placement.Choices(placement.NodePolicies()))
+	policy := flag.String("policy", placement.NodePolicies()[0].String(), "node policy: "+placement.Choices(placement.NodePolicies()))
 	flag.IntVar(&o.seeds, "seeds", 10, "number of runs of each workload, from the first seed of the published experiments on")
 	flag.IntVar(&o.at, "at", 130, "percent of the cards that the pods that have arrived ask for, up to 130")
 	flag.BoolVar(&o.allNodes, "all-nodes", false, "with the 310 nodes that have no cards too. Then it is compared what it brings if pods without GPU prefer these")
 	flag.BoolVar(&o.churn, "churn", false, "pods end, and those that fit nowhere wait. Then it is compared with binpack and with the published policy")
 	flag.BoolVar(&o.lost, "lost", false, "with -churn: pods that fit nowhere are lost instead")
-	flag.BoolVar(&o.controlPlane, "control-plane", false, "pods come to a real kube-scheduler and extender (make build kube). Then it is compared with the replay, and with how many pods are tried in a second with binpack; use it with -nodes 120 -seeds 5 -workloads default -policy least-waste")
+	flag.BoolVar(&o.controlPlane, "control-plane", false, "pods come to a real kube-scheduler and extender (make build kube). Then it is compared with the replay, and with how many pods are tried in a second with binpack; use it with -nodes 120 -seeds 5 -workloads default")
 	flag.IntVar(&o.nodes, "nodes", 0, "with -churn or -control-plane: how many of the nodes there are, taken at random; 0 for all")
 	workloads := flag.String("workloads", "", "names of workloads, such as default,cpu250; all in the directory if empty")
 	flag.Parse()
