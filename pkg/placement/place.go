@@ -46,6 +46,9 @@ func (c *Card) Subtract(s gpu.Share) {
 
 // Position returns the position of the card with the given index in cards, which are ordered by index.
 func Position(cards []Card, index int) (int, bool) {
+	if index >= 0 && index < len(cards) && cards[index].Index == index {
+		return index, true // On nearly all nodes, cards are numbered from 0 on.
+	}
 	return slices.BinarySearchFunc(cards, index, func(c Card, index int) int { return c.Index - index })
 }
 
