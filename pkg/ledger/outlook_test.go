@@ -206,6 +206,16 @@ func TestExpectBesideChanges(t *testing.T) {
 	})
 }
 
+// TestNothingExpected: without nodes no outlook can be made, so nodes that come are rated by binpack until the next one.
+func TestNothingExpected(t *testing.T) {
+	f := newFixture(t)
+	f.Expect(nil, 1, placement.Binpack, func(unique.Handle[string]) []string { return nil })
+	f.SetNode("n1", spec(16))
+	f.SetNode("n2", spec(16))
+	f.bind("n2", 0, pod("p", 8))
+	expect(t, "scores", f.scores(placement.Binpack, pod("x", 8), "n1", "n2"), f.scores(placement.LeastWaste, pod("x", 8), "n1", "n2"))
+}
+
 // TestStranded: memory counts in bytes, since nodes can have different units, and follows what nodes have free beside their cards.
 func TestStranded(t *testing.T) {
 	f := newFixture(t)

@@ -146,6 +146,7 @@ func (h *eventHandlers) NodeDeleted(name string) {
 func (h *eventHandlers) nodesChanged() {
 	h.nominator.NodesChanged()
 	h.fair.nodesChanged()
+	h.expectations.expectSoon()
 }
 
 // Synced implements clustercache.Handler.

@@ -29,6 +29,10 @@ func TestLeastWaste(t *testing.T) {
 			for _, node := range nodes {
 				handlers.NodeUpdated(framework.MakeNode(node).Cards(1, 16).Obj())
 			}
+			if len(e.changed) == 0 {
+				t.Error("a new outlook isn't due after changes of nodes")
+			}
+			<-e.changed
 			withCPU := func(name, node string, request, cpus int64) *clustercache.PodInfo {
 				return clustercache.NewPodInfo(fake.Pod(name, request, fake.On(node), fake.CPU(cpus)))
 			}
