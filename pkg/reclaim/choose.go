@@ -142,9 +142,7 @@ func (t *trial) evict(v int) {
 	for _, p := range t.need.Victims[v].Pods {
 		place := t.cluster.Places[p.UID]
 		placement.Free(t.cardsOf(place.Node), place.On)
-		if t.cluster.Capacity != nil {
-			t.cluster.Capacity.Evict(place.Node, p.UID)
-		}
+		t.cluster.Capacity.Evict(place.Node, p.UID)
 	}
 }
 
@@ -162,9 +160,7 @@ func (t *trial) restore(v int) (fits bool) {
 			}
 		}
 		placement.Use(cards, place.On)
-		if t.cluster.Capacity != nil {
-			fits = t.cluster.Capacity.Restore(place.Node, p.UID) && fits
-		}
+		fits = t.cluster.Capacity.Restore(place.Node, p.UID) && fits
 	}
 	return fits
 }
@@ -189,7 +185,7 @@ func (t *trial) placeSomewhere(unit, i int) bool {
 func (t *trial) place(unit, i int, node string) bool {
 	pod := t.need.Units[unit].Pods[i]
 	where, reason := placement.Place(placement.Expected, t.present(node), pod.Demand())
-	if reason != reasons.Fits || t.cluster.Capacity != nil && !t.cluster.Capacity.Take(node, pod.UID) {
+	if reason != reasons.Fits || !t.cluster.Capacity.Take(node, pod.UID) {
 		return false
 	}
 	placement.Use(t.cardsOf(node), where)
@@ -203,9 +199,7 @@ func (t *trial) unplace(unit int) []Place {
 	t.places[unit] = nil
 	for i, place := range former {
 		placement.Free(t.cardsOf(place.Node), place.On)
-		if t.cluster.Capacity != nil {
-			t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
-		}
+		t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
 	}
 	return former
 }
@@ -214,9 +208,7 @@ func (t *trial) unplace(unit int) []Place {
 func (t *trial) placeAgain(unit int, places []Place) {
 	t.places[unit] = places
 	for i, place := range places {
-		if t.cluster.Capacity != nil {
-			t.cluster.Capacity.Take(place.Node, t.need.Units[unit].Pods[i].UID)
-		}
+		t.cluster.Capacity.Take(place.Node, t.need.Units[unit].Pods[i].UID)
 		placement.Use(t.cardsOf(place.Node), place.On)
 	}
 }

@@ -26,7 +26,7 @@ type scene struct {
 func newScene(cards ...int) *scene {
 	s := &scene{
 		Need:    Need{Tenants: map[string]Standing{}},
-		Cluster: Cluster{Cards: map[string][]placement.Card{}, Places: map[gpu.PodUID]Place{}, Budgets: map[gpu.PodUID][]int{}},
+		Cluster: Cluster{Cards: map[string][]placement.Card{}, Places: map[gpu.PodUID]Place{}, Budgets: map[gpu.PodUID][]int{}, Capacity: enough{}},
 	}
 	for i, n := range cards {
 		for index := range n {
@@ -189,6 +189,14 @@ func (s *scene) cpuFor(node string, free int) *scene {
 	}
 	return s
 }
+
+// enough has room for everything.
+type enough struct{}
+
+func (enough) Take(string, gpu.PodUID) bool    { return true }
+func (enough) Return(string, gpu.PodUID)       {}
+func (enough) Evict(string, gpu.PodUID)        {}
+func (enough) Restore(string, gpu.PodUID) bool { return true }
 
 type fakeCapacity struct{ *scene }
 

@@ -71,7 +71,7 @@ type Cluster struct {
 	Leaving map[string][]gpu.PodUID
 	// Places are the places of the candidates' pods. A candidate can't be a victim if one of its pods has no place here.
 	Places map[gpu.PodUID]Place
-	// Capacity counts the resources besides GPU memory; nil if only GPU memory counts.
+	// Capacity counts the resources besides GPU memory.
 	Capacity Capacity
 	// Budgets are the disruption budgets of the candidates' pods, as positions in Allowed. Allowed holds how many evictions each budget
 	// allows.

@@ -213,7 +213,7 @@ func (s *search) fits() bool {
 	if slices.ContainsFunc(s.cards, func(i int) bool { return !cards[i].Fits(s.demand) }) {
 		return false
 	}
-	if s.uid == "" || s.cluster.Capacity == nil {
+	if s.uid == "" {
 		return true
 	}
 	if !s.cluster.Capacity.Take(s.node, s.uid) {
