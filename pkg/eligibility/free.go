@@ -28,8 +28,7 @@ type freeAmounts struct {
 
 // nodeUse is what the pods of a node use.
 type nodeUse struct {
-	// allocatable is what pods can use of a node that is known.
-	known       bool
+	// allocatable is what pods can use of the node; nil if the node isn't known.
 	allocatable Amounts
 	// used is what all bound pods use, and usedWithoutGPU what those use that ask for no GPU memory. A resource is counted even if the node
 	// doesn't list it: it may do so later.
@@ -57,10 +56,10 @@ func (f *freeAmounts) setNode(name string, allocatable corev1.ResourceList) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n, amounts := f.node(name), AmountsOf(allocatable)
-	if n.known && maps.Equal(n.allocatable, amounts) {
+	if n.allocatable != nil && maps.Equal(n.allocatable, amounts) {
 		return
 	}
-	n.known, n.allocatable = true, amounts
+	n.allocatable = amounts
 	f.changed(name, n)
 }
 
@@ -68,8 +67,8 @@ func (f *freeAmounts) setNode(name string, allocatable corev1.ResourceList) {
 func (f *freeAmounts) deleteNode(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.nodes[name]; n != nil && n.known {
-		n.known, n.allocatable = false, nil
+	if n := f.known(name); n != nil {
+		n.allocatable = nil
 		f.changed(name, n)
 	}
 }
@@ -114,9 +113,9 @@ func (f *freeAmounts) count(pod *PodUse, sign int64) {
 	n := f.node(name)
 	switch {
 	case pod.Node != "":
-		n.used = addUse(n.used, pod, sign)
+		addUse(n.used, pod, sign)
 		if pod.Request == 0 {
-			n.usedWithoutGPU = addUse(n.usedWithoutGPU, pod, sign)
+			addUse(n.usedWithoutGPU, pod, sign)
 		}
 	case sign > 0:
 		n.nominated = append(n.nominated, pod.UID)
@@ -127,10 +126,7 @@ func (f *freeAmounts) count(pod *PodUse, sign int64) {
 }
 
 // addUse adds what the pod uses to the sums, times sign. It keeps no zeros.
-func addUse(sums Amounts, pod *PodUse, sign int64) Amounts {
-	if sums == nil {
-		sums = Amounts{}
-	}
+func addUse(sums Amounts, pod *PodUse, sign int64) {
 	add := func(name corev1.ResourceName, amount int64) {
 		sums[name] += sign * amount
 		if sums[name] == 0 {
@@ -141,23 +137,30 @@ func addUse(sums Amounts, pod *PodUse, sign int64) Amounts {
 	for name, amount := range pod.Requests {
 		add(name, amount)
 	}
-	return sums
 }
 
 func (f *freeAmounts) node(name string) *nodeUse {
 	n := f.nodes[name]
 	if n == nil {
-		n = &nodeUse{}
+		n = &nodeUse{used: Amounts{}, usedWithoutGPU: Amounts{}}
 		f.nodes[name] = n
 	}
 	return n
+}
+
+// known returns the node; nil if only pods of it are known.
+func (f *freeAmounts) known(name string) *nodeUse {
+	if n := f.nodes[name]; n != nil && n.allocatable != nil {
+		return n
+	}
+	return nil
 }
 
 // changed records a change of the node, and drops it if nothing is known of it any more.
 func (f *freeAmounts) changed(name string, n *nodeUse) {
 	f.revision++
 	n.free = nil
-	if !n.known && len(n.used) == 0 && len(n.nominated) == 0 {
+	if n.allocatable == nil && len(n.used) == 0 && len(n.nominated) == 0 {
 		delete(f.nodes, name)
 	}
 }
@@ -167,14 +170,9 @@ func (f *freeAmounts) changed(name string, n *nodeUse) {
 func (f *freeAmounts) of(name string, planned []gpu.PodUID) (free *nodeFree, pending []*PodUse) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n := f.nodes[name]
-	if n == nil || !n.known {
+	n := f.known(name)
+	if n == nil {
 		return nil, nil
-	}
-	for _, uid := range planned {
-		if pod := f.pods[uid]; pod != nil && pod.pending() {
-			pending = append(pending, pod)
-		}
 	}
 	if n.free == nil {
 		n.free = &nodeFree{free: Amounts{}, withoutGPU: Amounts{}}
@@ -185,7 +183,7 @@ func (f *freeAmounts) of(name string, planned []gpu.PodUID) (free *nodeFree, pen
 			n.free.nominated = append(n.free.nominated, f.pods[uid])
 		}
 	}
-	return n.free, pending
+	return n.free, f.allPending(planned)
 }
 
 // FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, what the node has of that for pods, and the
@@ -194,8 +192,8 @@ func (c *Cluster) FreeBeside(name string) (free, all placement.Beside, revision 
 	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n := f.nodes[name]
-	if n == nil || !n.known {
+	n := f.known(name)
+	if n == nil {
 		return free, all, f.revision, false
 	}
 	amounts := func(resource corev1.ResourceName) (free, all int64) {
@@ -238,8 +236,8 @@ func (c *Cluster) Fits(q ledger.ResourceQuery) bool {
 	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n := f.nodes[q.Node]
-	if n == nil || !n.known {
+	n := f.known(q.Node)
+	if n == nil {
 		return true
 	}
 	pods, others := f.allPending(q.Pods), f.allPending(q.Ahead)
@@ -272,7 +270,7 @@ func (c *Cluster) Part(node string, uids []gpu.PodUID) (most float64) {
 	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n := f.nodes[node]
+	n := f.known(node)
 	if n == nil {
 		return 0
 	}
