@@ -387,7 +387,9 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
-	recorded := r.rejections()
+	r.mu.Lock()
+	recorded := r.recorded
+	r.mu.Unlock()
 	err := r.API.AnnotateNode(ctx, node, protocol.AnnotationFreed, r.Clock.Now().UTC().Format(time.RFC3339Nano))
 	r.Observer.APIWrite("node")
 	if err != nil {
@@ -397,7 +399,9 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 	}
 	logger.Info("Requeued the rejected pods", "requested", requested)
 	r.Observer.Requeued()
-	r.requeued(recorded)
+	r.mu.Lock()
+	defer r.mu.Unlock() // kube-scheduler retries the pods that were rejected before the write.
+	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return old.number < recorded })
 }
 
 // reason returns a node on which memory came free after filter read the ledger and rejected a pod that fits it now. It drops nodes that
@@ -441,18 +445,4 @@ func (r *Requeuer) restoreFreed(nodes map[string]uint64) {
 	}
 	r.mu.Unlock()
 	r.signal()
-}
-
-// rejections returns the number of rejections that were recorded so far.
-func (r *Requeuer) rejections() uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.recorded
-}
-
-// requeued deletes the rejections that were recorded before a write, since kube-scheduler retries their pods.
-func (r *Requeuer) requeued(recorded uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return old.number < recorded })
 }

@@ -339,7 +339,9 @@ func (n *Nominator) send(ctx context.Context, pod *clustercache.PodInfo, node st
 	case err != nil:
 		result = reasons.ResultFailed
 		klog.FromContext(ctx).Error(err, "Pod not nominated to a node outside the sample, pausing", "pod", klog.KRef(pod.Namespace, pod.Name), "pause", queue.Retry)
-		n.pause()
+		n.mu.Lock()
+		n.paused = n.Clock.Now().Add(queue.Retry)
+		n.mu.Unlock()
 	}
 	n.Observer.Nominated(result)
 	return err == nil
@@ -351,12 +353,6 @@ func (n *Nominator) due(uid gpu.PodUID) bool {
 	defer n.mu.Unlock()
 	p := n.pods[uid]
 	return p != nil && p.state == writing && !n.Clock.Now().Before(n.paused)
-}
-
-func (n *Nominator) pause() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.paused = n.Clock.Now().Add(queue.Retry)
 }
 
 // drop removes the ledger's nomination of a pod, unless the watch has shown it. If the write takes effect later, the watch restores the
