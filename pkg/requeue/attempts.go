@@ -1,7 +1,6 @@
 package requeue
 
 import (
-	"context"
 	"maps"
 	"slices"
 	"sync"
@@ -32,12 +31,9 @@ type attempts struct {
 	Options
 	// requeue makes kube-scheduler retry every rejected pod by a change of the node. An empty node means any node.
 	requeue func(node string)
-	begun   chan struct{}
 
 	mu   sync.Mutex
 	pods map[gpu.PodUID]triedPod
-	// until is the time of run's next round; zero while no pod is due.
-	until time.Time
 }
 
 // triedPod is what is kept of a pod.
@@ -124,68 +120,30 @@ func (a *attempts) add(uid gpu.PodUID, pod triedPod) {
 	}
 	pod.due = a.Clock.Now().Add(pod.pause)
 	a.pods[uid] = pod
-	if a.until.IsZero() || pod.due.Before(a.until) {
-		select {
-		case a.begun <- struct{}{}:
-		default:
-		}
-	}
 }
 
-// run requeues pods when they are due, until ctx ends.
-func (a *attempts) run(ctx context.Context) error {
-	for {
-		var due <-chan time.Time
-		if pause, some := a.sleep(); some {
-			due = a.Clock.After(pause)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-a.begun:
-		case <-due:
-			a.round()
-		}
-	}
-}
-
-// sleep returns the time until the next pod is due, at least writeInterval. some is false if no pod will be due.
-func (a *attempts) sleep() (pause time.Duration, some bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.until = time.Time{}
-	for _, pod := range a.pods {
-		if !pod.due.IsZero() && (a.until.IsZero() || pod.due.Before(a.until)) {
-			a.until = pod.due
-		}
-	}
-	if a.until.IsZero() {
-		return 0, false
-	}
-	now := a.Clock.Now()
-	if soonest := now.Add(writeInterval); a.until.Before(soonest) {
-		a.until = soonest
-	}
-	return a.until.Sub(now), true
-}
-
-// round requeues all pods if that helps one that is due.
+// round requeues all pods if that helps one that is due. Run makes one in each writeInterval.
 func (a *attempts) round() {
-	requeued := false
-	defer func() { a.postpone(requeued) }()
-	if a.Leading() != nil {
-		return // Another replica receives the filter calls and keeps its own list.
-	}
+	due := map[gpu.PodUID]triedPod{}
 	a.mu.Lock()
 	now := a.Clock.Now()
-	due := maps.Clone(a.pods)
-	maps.DeleteFunc(due, func(_ gpu.PodUID, pod triedPod) bool { return pod.due.IsZero() || pod.due.After(now) })
+	for uid, pod := range a.pods {
+		if !pod.due.IsZero() && !pod.due.After(now) {
+			due[uid] = pod
+		}
+	}
 	a.mu.Unlock()
-	var node string
-	node, requeued = a.judge(due)
+	if len(due) == 0 {
+		return
+	}
+	node, requeued := "", false
+	if a.Leading() == nil { // Otherwise another replica receives the filter calls and keeps its own list.
+		node, requeued = a.judge(due)
+	}
 	if requeued {
 		a.requeue(node)
 	}
+	a.postpone(requeued)
 }
 
 // judge drops due pods that a requeue cannot help, and reports whether a requeue may help one of the others. node is

@@ -39,15 +39,10 @@ func (f *attemptsFixture) setPod(pod *corev1.Pod) {
 	f.cache.pending[info.UID] = info
 }
 
-// pass lets time pass and makes the rounds that run would make.
+// pass lets time pass and makes the rounds that Run would make.
 func (f *attemptsFixture) pass(time time.Duration) {
-	for end := f.clock.Now().Add(time); ; {
-		pause, some := f.sleep()
-		if !some || f.clock.Now().Add(pause).After(end) {
-			f.clock.SetTime(end)
-			return
-		}
-		f.clock.Step(pause)
+	for end := f.clock.Now().Add(time); f.clock.Now().Before(end); {
+		f.clock.Step(writeInterval)
 		f.round()
 	}
 }

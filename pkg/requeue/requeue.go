@@ -28,6 +28,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -142,14 +143,16 @@ func New(o Options) *Requeuer {
 		work:     make(chan struct{}, 1),
 		rejected: map[gpu.PodUID]rejection{}, freed: map[string]uint64{},
 	}
-	r.attempts = &attempts{Options: o, requeue: r.All, begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{}}
+	r.attempts = &attempts{Options: o, requeue: r.All, pods: map[gpu.PodUID]triedPod{}}
 	return r
 }
 
 // Run requeues pods when needed until ctx ends.
 func (r *Requeuer) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return r.attempts.run(ctx) })
+	g.Go(func() error {
+		return background.Every(ctx, r.Clock, writeInterval, func(context.Context) { r.attempts.round() })
+	})
 	g.Go(func() error { return r.run(ctx) })
 	return g.Wait()
 }

@@ -172,10 +172,9 @@ func TestRequeueAgain(t *testing.T) {
 // Run requeues pods after a pause, and at most once in writeInterval.
 func TestRun(t *testing.T) {
 	f := newFixture(t, fake.Node("n1", 100), fake.Node("n2", 100))
-	f.cache.pending[podP] = clustercache.NewPodInfo(fake.Pod("p", 10))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- f.Run(ctx) }()
+	go func() { ended <- f.run(ctx) }() // Without the ticker of the other loop, the clock has waiters only during a pause.
 	writes := func(n int) func() bool { return func() bool { return f.observer.Count("requeued") == n } }
 	f.All("n1")
 	await.True(t, "the pause", f.clock.HasWaiters)
@@ -193,10 +192,23 @@ func TestRun(t *testing.T) {
 	}
 	f.clock.Step(writeInterval)
 	await.True(t, "the second write", writes(2))
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("run: %v", err)
+	}
+}
+
+// Run requeues a pod that was rejected on a sample.
+func TestRunForSampledPod(t *testing.T) {
+	f := newFixture(t, fake.Node("n1", 100))
+	f.cache.pending[podP] = clustercache.NewPodInfo(fake.Pod("p", 10))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(ctx) }()
 	f.Rejected(pod(podP, 10), minSample, f.Revision())
-	await.True(t, "the write for a sampled pod", func() bool {
+	await.True(t, "the write", func() bool {
 		f.clock.Step(writeInterval)
-		return writes(3)()
+		return f.observer.Count("requeued") == 1
 	})
 	cancel()
 	if err := <-ended; err != nil {

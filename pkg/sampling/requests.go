@@ -211,15 +211,9 @@ func (n *Nominator) nominateDue(ctx context.Context) {
 // dueRequests are the pods to nominate now.
 type dueRequests struct {
 	singles []*clustercache.PodInfo
-	members []placedMember
+	members []nominatedPod
 	// refused is true if one was given up.
 	refused bool
-}
-
-// placedMember is a member of a group with the node of its place.
-type placedMember struct {
-	*clustercache.PodInfo
-	node string
 }
 
 // requested returns the pods to nominate if it is time to look through them.
@@ -266,7 +260,7 @@ func (n *Nominator) addDue(d *dueRequests, uids []gpu.PodUID) {
 		if r.node == "" {
 			d.singles = append(d.singles, pod)
 		} else {
-			d.members = append(d.members, placedMember{pod, r.node})
+			d.members = append(d.members, *p)
 		}
 	}
 }
