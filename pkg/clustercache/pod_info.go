@@ -191,6 +191,14 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	return p
 }
 
+// Source returns what tells a pod's controller apart from others, or the pod if it has none.
+func (p *PodInfo) Source() unique.Handle[string] {
+	if p.Owner == (unique.Handle[Owner]{}) {
+		return unique.Make(string(p.UID))
+	}
+	return unique.Make(p.Namespace + "/" + p.Owner.Value().ID())
+}
+
 // NeverPreempts reports whether the pod's preemption policy is Never.
 func NeverPreempts(pod *corev1.Pod) bool {
 	policy := pod.Spec.PreemptionPolicy

@@ -24,6 +24,8 @@ import (
 type Objects struct {
 	Nodes []*corev1.Node
 	Pods  []*corev1.Pod
+	// Others are the pods that are bound and ask for no GPU memory; nil if they were not read.
+	Others []*corev1.Pod
 	// PodGroups are read if a pending pod names one; nil if none does, or if the API server has none.
 	PodGroups map[gang.Key]gang.PodGroup
 	// podGroupsForbidden is true if the user may not list them.
@@ -140,6 +142,7 @@ func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 			cardless = append(cardless, object)
 		}
 	}
+	objects.addStranded(r.Nodes, l)
 	r.Cluster = sumUp(r.Nodes)
 	for _, object := range cardless {
 		node := r.buildCardless(object, bound[object.Name], state(object.Name))

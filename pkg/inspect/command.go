@@ -30,6 +30,7 @@ Columns:
   GPU Memory(unit)       allocated and total memory of the node; the unit applies to all columns
   GPUn(Cores)            allocated and total computing of card n, in percent; only if pods ask for some
   LARGEST FREE(unit)     the largest request that fits a card of the node now (on terminals, and with -o wide)
+  STRANDED               free memory that no kind of the present pods can use, because the node lacks CPU or memory (with -o wide)
 
 On a terminal that is wide enough, a bar for each card follows; the bar of an unhealthy card is crossed out. On a narrow
 terminal the cards' headers are shortened. Output to a file or a pipe never depends on the terminal.

@@ -27,11 +27,16 @@ type scope struct {
 	// podsOnly is the namespace of the only pods that are read, and no nodes are, for users with rights in one namespace.
 	// Empty reads nodes, and pods of all namespaces.
 	podsOnly string
+	// others is true if bound pods that ask for no GPU memory are read too, see readsOthers.
+	others bool
 	// podGroupsForbidden is true if the user may not list PodGroups.
 	podGroupsForbidden bool
 }
 
 func (s scope) all() bool { return len(s.nodes) == 0 && s.selector == "" }
+
+// readsOthers reports whether all bound pods that ask for no GPU memory are read too, without what isn't needed to add up their requests.
+func (s scope) readsOthers() bool { return s.others && s.all() && s.podsOnly == "" }
 
 // name returns what the sums of the scope are about, for titles; empty for the cluster.
 func (s scope) name() string {
@@ -78,7 +83,7 @@ func read(ctx context.Context, client kubernetes.Interface, scope scope) (Object
 	}
 	group.Go(func() error {
 		return each(lists, "pods", client.CoreV1().Pods(scope.podsOnly).List, scope.podOptions(), func(pod *corev1.Pod) {
-			if scope.coversPod(pod) {
+			if scope.coversPod(pod) || scope.readsOthers() && pod.Spec.NodeName != "" {
 				pods = append(pods, scope.trim(pod).(*corev1.Pod))
 			}
 		})
@@ -101,13 +106,24 @@ func read(ctx context.Context, client kubernetes.Interface, scope scope) (Object
 // objects returns the nodes and pods that were read. Pods of nodes that the selector doesn't match are left out: in a scope
 // of all nodes, or of names, a pod on no node of the list is on a deleted node.
 func (s scope) objects(nodes []*corev1.Node, pods []*corev1.Pod) Objects {
-	out := Objects{Nodes: nodes, Pods: pods, PodsOnly: s.podsOnly != ""}
+	out := Objects{Nodes: nodes, PodsOnly: s.podsOnly != ""}
+	if s.readsOthers() {
+		out.Others = []*corev1.Pod{}
+	}
+	for _, pod := range pods {
+		switch {
+		case s.coversPod(pod):
+			out.Pods = append(out.Pods, pod)
+		case out.Others != nil && pod.Spec.NodeName != "":
+			out.Others = append(out.Others, pod)
+		}
+	}
 	if s.selector != "" {
 		selected := map[string]bool{}
 		for _, node := range nodes {
 			selected[node.Name] = true
 		}
-		out.Pods = slices.DeleteFunc(slices.Clone(pods), func(pod *corev1.Pod) bool { return !selected[pod.Spec.NodeName] })
+		out.Pods = slices.DeleteFunc(out.Pods, func(pod *corev1.Pod) bool { return !selected[pod.Spec.NodeName] })
 	}
 	return out
 }
@@ -191,7 +207,11 @@ func (s scope) trim(object any) any {
 			object.ManagedFields = nil
 		}
 		if !s.coversPod(object) {
-			object.ManagedFields, object.Labels, object.Annotations, object.Spec, object.Status = nil, nil, nil, corev1.PodSpec{}, corev1.PodStatus{}
+			requests := corev1.PodSpec{}
+			if s.readsOthers() && object.Spec.NodeName != "" {
+				requests = onlyRequests(&object.Spec)
+			}
+			object.ManagedFields, object.Labels, object.Annotations, object.Spec, object.Status = nil, nil, nil, requests, corev1.PodStatus{}
 		}
 	}
 	return object // A DeletedFinalStateUnknown of an informer holds an object that is already trimmed.

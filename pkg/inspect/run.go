@@ -43,6 +43,7 @@ func (o *options) run(ctx context.Context) error {
 		return o.print(o.drawGroups(BuildGroups(pods, podGroups, time.Now())))
 	}
 	// Also before a watch, which retries forever: a failure at the start should be an error.
+	o.scope.others = !o.pending && (o.output == outputWide || o.structured())
 	objects, err := read(ctx, client, o.scope)
 	if o.pending && apierrors.IsForbidden(err) && *o.connection.Namespace != "" {
 		o.scope.podsOnly = *o.connection.Namespace

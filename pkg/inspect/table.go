@@ -162,6 +162,9 @@ func nodeColumns(report Report, indices []int, layout layout) []column {
 		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return len(n.Adapters) > 0 }) {
 			add("RDMA", rdmaPorts)
 		}
+		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Stranded != nil }) {
+			add("STRANDED", func(n *Node) string { return cmp.Or(n.stranded.Text(gpu.Unit(n.Unit)), "-") })
+		}
 		add("PROBLEMS", func(n *Node) string { return cmp.Or(strings.Join(n.Problems, "; "), "-") })
 	}
 	return columns

@@ -3,7 +3,6 @@ package scheduling
 import (
 	"context"
 	"time"
-	"unique"
 
 	"k8s.io/utils/clock"
 
@@ -36,7 +35,7 @@ func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 		return
 	}
 	if old == nil || old.UID != pod.UID {
-		if e.arrivals.Add(pod.Shape(), sourceOf(pod), time.Unix(int64(pod.Created), 0)) {
+		if e.arrivals.Add(pod.Shape(), pod.Source(), time.Unix(int64(pod.Created), 0)) {
 			e.expectSoon()
 		}
 	}
@@ -61,19 +60,11 @@ func (e *expectations) deleted(pod *clustercache.PodInfo) {
 	e.nodeChanged(pod.Node)
 }
 
-// sourceOf returns what tells a pod's controller apart from others, or the pod if it has none.
-func sourceOf(pod *clustercache.PodInfo) unique.Handle[string] {
-	if pod.Owner == (unique.Handle[clustercache.Owner]{}) {
-		return unique.Make(string(pod.UID))
-	}
-	return unique.Make(pod.Namespace + "/" + pod.Owner.Value().ID())
-}
-
 // waits adds change to the number of pods that wait like the pod, which may be nil, if it waits for room: kube-scheduler has rejected it, or fair
 // sharing holds it back.
 func (e *expectations) waits(pod *clustercache.PodInfo, change int) {
 	if pod != nil && pod.Pending != nil && (pod.Pending.Rejected || pod.Gated) && !pod.GatedOtherwise && pod.RequestError == "" {
-		e.arrivals.Wait(pod.Shape(), sourceOf(pod), change)
+		e.arrivals.Wait(pod.Shape(), pod.Source(), change)
 	}
 }
 
