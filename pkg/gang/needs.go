@@ -66,9 +66,9 @@ func (r *run) needed() *needs {
 	return n
 }
 
-// completeController returns the controller of the oldest member whose controller has all members that the run needs. So if two jobs have the
-// same group name, one of them starts, and not half of each. It returns no controller if the members needn't be of one, and whether several
-// have members that can be placed.
+// completeController returns the controller that was the first to have all members that the run needs: so it stays the same when others have theirs. If
+// two jobs have the same group name, one of them starts, and not half of each. It returns no controller if the members needn't be of one, and whether
+// several have members that can be placed.
 func (r *run) completeController() (controller string, several bool) {
 	if r.key.Native || strings.Contains(r.key.Name, "/") || r.counts[bound] > 0 {
 		return "", false
@@ -80,9 +80,12 @@ func (r *run) completeController() (controller string, several bool) {
 	if active < 2 {
 		return "", false
 	}
+	members := map[string]int{}
 	for _, m := range r.ordered() {
-		if c := r.controllers[m.Controller]; m.counted == pending && m.Controller != "" && c.active+c.succeeded >= r.size() {
-			return m.Controller, true
+		if c := r.controllers[m.Controller]; m.counted == pending && m.Controller != "" {
+			if members[m.Controller]++; members[m.Controller]+c.succeeded >= r.size() {
+				return m.Controller, true
+			}
 		}
 	}
 	return "", true

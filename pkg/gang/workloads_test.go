@@ -164,6 +164,23 @@ func TestTwoJobsOneIsLate(t *testing.T) {
 	c.wantBound("second job", second, 0)
 }
 
+// The first pods of a job are older than those of another one of the same group name, which has all of its pods first: fair sharing still starts that one
+// when the first job has all of its pods too. Pods may have been evicted for it meanwhile.
+func TestTwoJobsFirstComplete(t *testing.T) {
+	c := controllers{newFixture(t)}
+	c.add(2, "train", 4, "job-1")
+	var want []gpu.PodUID
+	for _, p := range c.add(4, "train", 4, "job-2") {
+		want = append(want, p.UID)
+	}
+	for range 2 {
+		if together, _, _, _ := c.manager.Startable(Key{Namespace: "default", Name: "train"}, c.now); !slices.Equal(together, want) {
+			t.Errorf("fair sharing may start %v, want %v", together, want)
+		}
+		c.add(2, "train", 4, "job-1")
+	}
+}
+
 // Several jobs are one group, of which not all members must be bound together: those of a job that isn't among the first are surplus members.
 func TestSurplusOfSeveralJobs(t *testing.T) {
 	c := controllers{newFixture(t)}
