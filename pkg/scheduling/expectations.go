@@ -24,6 +24,7 @@ type expectations struct {
 	nodes      *eligibility.Cluster
 	ledger     *ledger.Ledger
 	cardPolicy placement.Policy
+	leading    func() error
 	clock      clock.Clock
 	// changed has an element if the kinds may have changed.
 	changed chan struct{}
@@ -101,20 +102,21 @@ func (e *expectations) expect() {
 	e.ledger.Expect(e.arrivals.Kinds(), e.arrivals.Turnover(), e.cardPolicy, e.nodes.Names)
 }
 
-// run makes the outlook again when pods have come, until ctx ends.
+// run makes the outlook again when pods have come or nodes have changed, until ctx ends. A standby, which places no pod, makes one in each maxCostly.
 func (e *expectations) run(ctx context.Context) error {
 	for {
 		e.expect()
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-e.clock.After(minCostly):
+		made := e.clock.Now()
+		for due := false; !due; due = e.clock.Since(made) >= maxCostly || len(e.changed) > 0 && e.leading() == nil {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-e.clock.After(minCostly):
+			}
 		}
 		select {
-		case <-ctx.Done():
-			return nil
 		case <-e.changed:
-		case <-e.clock.After(maxCostly):
+		default:
 		}
 	}
 }

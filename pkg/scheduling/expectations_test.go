@@ -1,13 +1,17 @@
 package scheduling
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -105,6 +109,40 @@ func TestExplainStranded(t *testing.T) {
 func noneEnds(e *expectations, shape placement.Shape) {
 	for range 1000 {
 		e.arrivals.Add(shape, unique.Make("more"), e.clock.Now())
+	}
+}
+
+// TestStandbyExpects: a leader makes a new outlook within a second or so after a change, and a standby within a minute or so.
+func TestStandbyExpects(t *testing.T) {
+	for leads, within := range map[bool]time.Duration{true: 2 * minCostly, false: maxCostly + minCostly} {
+		synctest.Test(t, func(t *testing.T) {
+			f := startFilter(t, 1)
+			f.NodePolicy = placement.LeastWaste
+			e := f.newExpectations()
+			e.clock, e.leading = clock.RealClock{}, func() error {
+				if leads {
+					return nil
+				}
+				return errors.New("a standby")
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- e.run(ctx) }()
+			synctest.Wait()
+			e.expectSoon()
+			time.Sleep(within / 2)
+			if !leads && len(e.changed) == 0 {
+				t.Error("a standby makes a new outlook at once")
+			}
+			time.Sleep(within)
+			if len(e.changed) > 0 {
+				t.Errorf("leads: %v, no new outlook after %v", leads, within)
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

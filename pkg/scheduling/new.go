@@ -168,7 +168,8 @@ func (s *Scheduler) newExpectations() *expectations {
 		return nil
 	}
 	return &expectations{
-		arrivals: arrivals.NewCounter(s.Clock.Now()), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy, clock: s.Clock, changed: make(chan struct{}, 1),
+		arrivals: arrivals.NewCounter(s.Clock.Now()), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy,
+		leading: s.Leading, clock: s.Clock, changed: make(chan struct{}, 1),
 	}
 }
 
