@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reclaim"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -298,14 +299,6 @@ func (f *fixture) admitted() (names []string) {
 // roundLasts is when refused evictions are given up.
 const roundLasts = 10 * time.Minute
 
-// enough has room for everything.
-type enough struct{}
-
-func (enough) Take(string, gpu.PodUID) bool    { return true }
-func (enough) Return(string, gpu.PodUID)       {}
-func (enough) Evict(string, gpu.PodUID)        {}
-func (enough) Restore(string, gpu.PodUID) bool { return true }
-
 // reclaimFor does what the caller of a Manager does: it makes a plan, has its places held, and evicts. Evicted pods stay until finish
 // is called.
 func (f *fixture) reclaimFor(need reclaim.Need) {
@@ -356,7 +349,7 @@ func (f *fixture) running() map[string]gpu.Memory {
 
 // cluster returns the state of the ledger, with the pods gone that are being deleted.
 func (f *fixture) cluster() reclaim.Cluster {
-	c := reclaim.Cluster{Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{}, Capacity: enough{}}
+	c := reclaim.Cluster{Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{}, Capacity: fake.Enough{}}
 	for _, node := range f.ledger.Nodes() {
 		available, _ := f.ledger.Availability(node.Name, gpu.Pod{}, nil)
 		c.Cards[node.Name] = available.Cards

@@ -65,11 +65,7 @@ func (e *Evictor) begin(ctx context.Context, plan plan) (done bool) {
 		what := "Not all victims evicted for a pod that only fragmentation keeps pending, trying again until the round ends"
 		if !begun {
 			what = "No victim evicted for a pod that only fragmentation keeps pending, trying again after a pause"
-			e.mu.Lock()
-			if r, ok := e.rounds[pod.UID]; ok {
-				e.end(r, queue.Retry)
-			}
-			e.mu.Unlock()
+			e.cancel(pod.UID)
 		}
 		logger.Error(err, what, "result", resultOf(err))
 		return begun || !answered(err)
@@ -136,6 +132,15 @@ func (e *Evictor) adopt() {
 			e.mu.Unlock()
 			e.executor.Continue(inherited, e.inRound(w.UID))
 		}
+	}
+}
+
+// cancel ends a round in which no pod was evicted.
+func (e *Evictor) cancel(uid gpu.PodUID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r, ok := e.rounds[uid]; ok {
+		e.end(r, queue.Retry)
 	}
 }
 

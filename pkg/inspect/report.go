@@ -79,8 +79,7 @@ type Node struct {
 	UnknownCard gpu.Memory `json:"unknownCard"`
 	// Stranded is free memory that is of no use, because the node lacks CPU, memory, or both, for every kind of pods: the amount by what the node
 	// lacks, as in metrics. It is left out if only some nodes were selected.
-	Stranded map[string]gpu.Memory `json:"stranded,omitempty"`
-	stranded placement.Stranded
+	Stranded placement.Stranded `json:"stranded,omitzero"`
 	// Free is the free memory of all healthy cards; zero if no new pod can run on the node.
 	Free gpu.Memory `json:"free"`
 	// LargestFree is the largest request that fits a card of the node now.

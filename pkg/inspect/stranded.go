@@ -8,7 +8,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/arrivals"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eligibility"
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -40,22 +39,12 @@ func (o *Objects) addStranded(nodes []Node, l *ledger.Ledger) {
 		}
 	}
 	l.Expect(kinds.Kinds(), kinds.Turnover(), placement.Binpack, cluster.Names)
-	byName := map[string]placement.Stranded{}
+	stranded := map[string]placement.Stranded{}
 	for _, node := range l.Stranded().Nodes {
-		byName[node.Name] = node.Stranded
+		stranded[node.Name] = node.Stranded
 	}
 	for i := range nodes {
-		node := &nodes[i]
-		node.stranded = byName[node.Name]
-		for lacks, memory := range node.stranded {
-			if memory == 0 {
-				continue
-			}
-			if node.Stranded == nil {
-				node.Stranded = map[string]gpu.Memory{}
-			}
-			node.Stranded[placement.Shortage(lacks).String()] = memory
-		}
+		nodes[i].Stranded = stranded[nodes[i].Name]
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // format says how a table is written.
@@ -162,8 +163,8 @@ func nodeColumns(report Report, indices []int, layout layout) []column {
 		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return len(n.Adapters) > 0 }) {
 			add("RDMA", rdmaPorts)
 		}
-		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Stranded != nil }) {
-			add("STRANDED", func(n *Node) string { return cmp.Or(n.stranded.Text(gpu.Unit(n.Unit)), "-") })
+		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Stranded != placement.Stranded{} }) {
+			add("STRANDED", func(n *Node) string { return cmp.Or(n.Stranded.Text(gpu.Unit(n.Unit)), "-") })
 		}
 		add("PROBLEMS", func(n *Node) string { return cmp.Or(strings.Join(n.Problems, "; "), "-") })
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -26,7 +27,7 @@ type scene struct {
 func newScene(cards ...int) *scene {
 	s := &scene{
 		Need:    Need{Tenants: map[string]Standing{}},
-		Cluster: Cluster{Cards: map[string][]placement.Card{}, Places: map[gpu.PodUID]Place{}, Budgets: map[gpu.PodUID][]int{}, Capacity: enough{}},
+		Cluster: Cluster{Cards: map[string][]placement.Card{}, Places: map[gpu.PodUID]Place{}, Budgets: map[gpu.PodUID][]int{}, Capacity: fake.Enough{}},
 	}
 	for i, n := range cards {
 		for index := range n {
@@ -189,14 +190,6 @@ func (s *scene) cpuFor(node string, free int) *scene {
 	}
 	return s
 }
-
-// enough has room for everything.
-type enough struct{}
-
-func (enough) Take(string, gpu.PodUID) bool    { return true }
-func (enough) Return(string, gpu.PodUID)       {}
-func (enough) Evict(string, gpu.PodUID)        {}
-func (enough) Restore(string, gpu.PodUID) bool { return true }
 
 type fakeCapacity struct{ *scene }
 

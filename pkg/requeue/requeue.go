@@ -403,7 +403,8 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 	logger.Info("Requeued the rejected pods", "requested", requested)
 	r.Observer.Requeued()
 	r.mu.Lock()
-	defer r.mu.Unlock() // kube-scheduler retries the pods that were rejected before the write.
+	defer r.mu.Unlock()
+	// kube-scheduler retries the pods that were rejected before the write.
 	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return old.number < recorded })
 }
 

@@ -2,11 +2,13 @@ package scheduling
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/arrivals"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -25,9 +27,10 @@ type expectations struct {
 	ledger     *ledger.Ledger
 	cardPolicy placement.Policy
 	leading    func() error
-	clock      clock.Clock
-	// changed has an element if the kinds may have changed.
-	changed chan struct{}
+	clock      clock.WithTicker
+	// changed is true if the kinds or the nodes may have changed since the latest outlook, which was made at that time.
+	changed atomic.Bool
+	made    time.Time
 }
 
 // updated counts a pod that is new or has ended, and reports what its node has free.
@@ -86,37 +89,30 @@ func (e *expectations) nodeChanged(name string) {
 	}
 }
 
-// expectSoon makes run make a new outlook.
+// expectSoon makes a new outlook due.
 func (e *expectations) expectSoon() {
-	if e == nil {
-		return
+	if e != nil {
+		e.changed.Store(true)
 	}
-	select {
-	case e.changed <- struct{}{}:
-	default:
+}
+
+// run makes a new outlook whenever one is due, until ctx ends.
+func (e *expectations) run(ctx context.Context) error {
+	e.expectIfDue(ctx)
+	return background.Every(ctx, e.clock, minCostly, e.expectIfDue)
+}
+
+// expectIfDue makes a new outlook if pods have come or nodes have changed since the latest one, and each maxCostly. A standby places no pod, and makes
+// only the latter.
+func (e *expectations) expectIfDue(context.Context) {
+	if now := e.clock.Now(); now.Sub(e.made) >= maxCostly || e.changed.Load() && e.leading() == nil {
+		e.changed.Store(false)
+		e.made = now
+		e.expect()
 	}
 }
 
 // expect makes a new outlook.
 func (e *expectations) expect() {
 	e.ledger.Expect(e.arrivals.Kinds(), e.arrivals.Turnover(), e.cardPolicy, e.nodes.Names)
-}
-
-// run makes the outlook again when pods have come or nodes have changed, until ctx ends. A standby, which places no pod, makes one in each maxCostly.
-func (e *expectations) run(ctx context.Context) error {
-	for {
-		e.expect()
-		made := e.clock.Now()
-		for due := false; !due; due = e.clock.Since(made) >= maxCostly || len(e.changed) > 0 && e.leading() == nil {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-e.clock.After(minCostly):
-			}
-		}
-		select {
-		case <-e.changed:
-		default:
-		}
-	}
 }

@@ -1,7 +1,6 @@
 package scheduling
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,7 +10,6 @@ import (
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -33,17 +31,16 @@ func TestLeastWaste(t *testing.T) {
 			for _, node := range nodes {
 				handlers.NodeUpdated(framework.MakeNode(node).Cards(1, 16).Obj())
 			}
-			if len(e.changed) == 0 {
+			if !e.changed.Swap(false) {
 				t.Error("a new outlook isn't due after changes of nodes")
 			}
-			<-e.changed
 			withCPU := func(name, node string, request, cpus int64) *clustercache.PodInfo {
 				return clustercache.NewPodInfo(fake.Pod(name, request, fake.On(node), fake.CPU(cpus)))
 			}
 			for i := range 30 {
 				handlers.PodUpdated(nil, withCPU(fmt.Sprint("pending-", i), "", 8, 4))
 			}
-			if len(e.changed) == 0 {
+			if !e.changed.Load() {
 				t.Error("a new outlook isn't due")
 			}
 			noneEnds(e, withCPU("more", "", 8, 4).Shape()) // So that emptiness doesn't count.
@@ -112,38 +109,38 @@ func noneEnds(e *expectations, shape placement.Shape) {
 	}
 }
 
-// TestStandbyExpects: a leader makes a new outlook within a second or so after a change, and a standby within a minute or so.
-func TestStandbyExpects(t *testing.T) {
-	for leads, within := range map[bool]time.Duration{true: 2 * minCostly, false: maxCostly + minCostly} {
-		synctest.Test(t, func(t *testing.T) {
-			f := startFilter(t, 1)
-			f.NodePolicy = placement.LeastWaste
+// TestExpectIfDue: a leader makes a new outlook after a change, and a standby only each minute.
+func TestExpectIfDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := startFilter(t, 1)
+		f.NodePolicy = placement.LeastWaste
+		for _, leads := range []bool{true, false} {
 			e := f.newExpectations()
-			e.clock, e.leading = clock.RealClock{}, func() error {
+			e.leading = func() error {
 				if leads {
 					return nil
 				}
 				return errors.New("a standby")
 			}
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- e.run(ctx) }()
-			synctest.Wait()
-			e.expectSoon()
-			time.Sleep(within / 2)
-			if !leads && len(e.changed) == 0 {
-				t.Error("a standby makes a new outlook at once")
+			for i, tc := range []struct {
+				after   time.Duration
+				changes bool
+				makes   bool
+			}{
+				{0, false, true}, {time.Second, false, false}, {time.Second, true, leads}, {time.Second, false, false}, {time.Minute, false, true},
+			} {
+				f.clock.Step(tc.after)
+				if tc.changes {
+					e.expectSoon()
+				}
+				former := e.made
+				e.expectIfDue(t.Context())
+				if makes := e.made != former; makes != tc.makes {
+					t.Errorf("leads: %v, step %d: makes an outlook: %v", leads, i, makes)
+				}
 			}
-			time.Sleep(within)
-			if len(e.changed) > 0 {
-				t.Errorf("leads: %v, no new outlook after %v", leads, within)
-			}
-			cancel()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestTurnover: the end of a pod counts once, if the pod used cards.

@@ -169,7 +169,7 @@ func (s *Scheduler) newExpectations() *expectations {
 	}
 	return &expectations{
 		arrivals: arrivals.NewCounter(s.Clock.Now()), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy,
-		leading: s.Leading, clock: s.Clock, changed: make(chan struct{}, 1),
+		leading: s.Leading, clock: s.Clock,
 	}
 }
 

@@ -177,6 +177,7 @@ func (r *replica) second() {
 	if w := r.w; w.sample > 0 && r.leading() == nil {
 		r.scheduler.requeue.RetrySamples()
 	}
+	r.scheduler.expectations.expectIfDue(r.w.context())
 	if !r.requeuing {
 		r.requeuing = true
 		r.w.start(r, func() {
