@@ -452,7 +452,7 @@ func (l *liveness) checkEvictions(usable bool) {
 			return true
 		case e.gone == 0 || w.now < e.gone+runsWithin || !usable:
 			return false
-		case e.pod.hidden() && (l.unseen == 0 || e.at < l.unseen || e.at >= l.unseen+queue.LongestPause-livenessInterval):
+		case slices.ContainsFunc(i.pods, (*apiPod).cantStart) && (l.unseen == 0 || e.at < l.unseen || e.at >= l.unseen+queue.LongestPause-livenessInterval):
 			// It is of the same round, or the pause was over.
 			l.counts["can't start"]++
 			l.unseen = max(l.unseen, e.gone)
@@ -463,6 +463,10 @@ func (l *liveness) checkEvictions(usable bool) {
 		return true
 	})
 }
+
+// cantStart reports whether something keeps the pod from running that the extender sees only in what becomes of it. That no scheduler asks for a pod
+// shows only once its gate is open.
+func (p *apiPod) cantStart() bool { return p.hidden() || p.scheduler == absentScheduler }
 
 // otherRan reports whether another run of the group for which the eviction was made has been bound whole since. Two jobs can have the same group: then the
 // evictions are for the run that is complete, and an earlier one can become complete meanwhile.
