@@ -2,24 +2,20 @@
 //
 // An allocation that isn't bound is released only while no other bind can write it: each bind claims its pod before it reads the allocation
 // (claim.go). So a pod has at most one bind in flight. While pods queue, binds are sent together (batch.go). Each write is open from its begin
-// until it is rejected or the watch reports the pod; a bind whose answer was lost is unconfirmed until a live read or the watch resolves it
-// (resolve.go). Until its watch has caught up, a new leader lists the pods of a node from the API server before its first
-// bind there (term.go). What live reads show reaches the
-// ledger and the listeners (read.go).
+// until it is rejected or the watch reports the pod (tracker.go); a bind whose answer was lost is unconfirmed until a live read or the watch
+// resolves it (resolve.go). Until its watch has caught up, a new leader lists the pods of a node from the API server before its first bind there
+// (term.go). What live reads show reaches the ledger and the listeners (read.go).
 package binding
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -81,7 +77,7 @@ type Options struct {
 // Binder binds pods. Its methods are safe for concurrent use.
 type Binder struct {
 	Options
-	claims        *claims
+	tracker       *tracker
 	batch         *batch
 	reader        *reader
 	term          *termNodes
@@ -94,7 +90,7 @@ type Binder struct {
 func New(o Options) *Binder {
 	term := &termNodes{}
 	return &Binder{
-		Options: o, claims: newClaims(o.Ledger, term), term: term, events: rate.NewLimiter(eventsSecond, eventsBurst),
+		Options: o, tracker: newTracker(o.Ledger, term), term: term, events: rate.NewLimiter(eventsSecond, eventsBurst),
 		batch: &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)}, reader: &reader{api: o.API}, verifications: newVerifications(),
 	}
 }
@@ -130,73 +126,9 @@ func (b *Binder) Gather(ctx context.Context, pending time.Duration) (waited bool
 	return b.batch.wait(ctx, pending)
 }
 
-// Write binds the pod to the node in one write that carries the annotations of the allocation, which the ledger assumes for
-// the pod on that node; it has no placement if the pod asks for no GPU memory. containers are the requests of the pod's app
-// containers if it asks for several cards. Write updates the ledger with the outcome. An allocation whose bind has failed is abandoned, see End;
-// until then it can be written again.
-func (c *Claim) Write(ctx context.Context, node string, allocation ledger.Allocation, containers []gpu.Memory, member Membership) (reasons.Result, error) {
-	b, pod := c.binder, allocation.Pod
-	cards, _, err := b.cards(node, allocation)
-	if err != nil {
-		c.Abandon()
-		return reasons.ResultNoRoom, err
-	}
-	if err := ctx.Err(); err != nil { // Nothing would be sent, and the answer would count as lost.
-		c.Abandon()
-		return reasons.ResultUnreachable, fmt.Errorf("no time is left of --bind-timeout to write the Binding: %w", err)
-	}
-	// The last check before the write. If the process freezes between the check and the write, the node's Allocate
-	// catches the late bind.
-	if err := b.Leading(); err != nil {
-		c.Abandon()
-		return reasons.ResultNotLeading, err
-	}
-	// Before the write, so that the bind is resolved even if this function ends in an unexpected way.
-	w := b.claims.begin(pod, node, b.Clock.Now())
-	err = b.API.Bind(ctx, &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID), Annotations: annotations(allocation, cards, containers, member),
-		},
-		Target: corev1.ObjectReference{Kind: "Node", Name: node},
-	})
-	b.Observer.APIWrite("binding")
-	switch apiserver.OutcomeOf(err) {
-	case apiserver.Done:
-		b.claims.written(w, allocation)
-		b.report(klog.FromContext(ctx), node, allocation)
-		return reasons.ResultBound, nil
-	case apiserver.Rejected:
-		b.claims.rejected(w)
-		return reasons.ResultRejected, fmt.Errorf("binding the pod: %w", err)
-	}
-	return b.confirm(ctx, w, err)
-}
-
-// confirm reads the pod after a write whose answer was lost, or that met a conflict: this write or an earlier one may still
-// have been made.
-func (b *Binder) confirm(ctx context.Context, w *write, err error) (reasons.Result, error) {
-	conflict := apiserver.OutcomeOf(err) == apiserver.Conflict
-	live, readErr := b.reader.read(ctx, w.pod)
-	if readErr == nil {
-		defer func() { b.reader.report(w.pod.UID, live) }()
-	}
-	switch {
-	case readErr == nil && live != nil && live.Node == w.node:
-		b.claims.foundBound(w, live, b.Clock.Now()) // Another process may have bound the pod, to another card.
-		b.reportBound(klog.FromContext(ctx), w)
-		return reasons.ResultBound, nil
-	case conflict && readErr == nil && live != nil && live.Node != "":
-		b.claims.foundBound(w, live, b.Clock.Now())
-		return reasons.ResultRejected, fmt.Errorf("%w: the pod is bound to node %s already", ErrBadRequest, live.Node)
-	case conflict && readErr == nil:
-		b.claims.rejected(w)
-		return reasons.ResultRejected, fmt.Errorf("binding the pod: %w", err)
-	}
-	if !b.claims.answerLost(w) && b.reportBound(klog.FromContext(ctx), w) {
-		return reasons.ResultBound, nil // The watch has reported the pod meanwhile.
-	}
-	return reasons.ResultUnconfirmed, fmt.Errorf("%w: %w", ErrUnconfirmed, err)
-}
+// Release releases the pod's allocation if it is assumed: at once if no bind of the pod is in flight and none of its writes is open, and then
+// returns true. A bind in flight releases it at its end, as after Claim.Abandon. Otherwise the outcome of the open write decides.
+func (b *Binder) Release(uid gpu.PodUID) (released bool) { return b.tracker.release(uid) }
 
 // PodBound updates the ledger with a bound pod that the watch reports, and resolves the pod's open bind.
 func (b *Binder) PodBound(pod *clustercache.PodInfo) {
@@ -239,36 +171,12 @@ func (b *Binder) cards(node string, allocation ledger.Allocation) (cards []proto
 	return cards, unit, nil
 }
 
-// Membership is what a Binding records about the pod's gang. The zero value is for a pod without a gang.
-type Membership struct {
-	// Run is the run of the gang in which the pod is bound.
-	Run string
-	// Whole is true if the bind completes the gang, or if the gang is complete already.
-	Whole bool
-}
-
-// annotations returns the annotations of a Binding.
-func annotations(allocation ledger.Allocation, cards []protocol.AssignedCard, containers []gpu.Memory, member Membership) map[string]string {
-	out := map[string]string{}
-	if allocation.Request > 0 {
-		out = protocol.Assignment{
-			Cards: cards, Request: allocation.Request, Containers: containers, AssumeTime: allocation.AssumeTime,
-		}.Annotations()
-	}
-	if member.Run != "" {
-		out[protocol.AnnotationGroupRun] = member.Run
-		// Always: a pod that was copied from a bound one carries that one's mark.
-		out[protocol.AnnotationGroupWhole] = strconv.FormatBool(member.Whole)
-	}
-	return out
-}
-
-// reportBound reports the card of a pod if the ledger has it as bound to the node of the write, and whether it has.
-func (b *Binder) reportBound(logger klog.Logger, w *write) (bound bool) {
+// reportCardIfBound reports the card of a pod if the ledger has it as bound to the node of the write, and whether it has.
+func (b *Binder) reportCardIfBound(logger klog.Logger, w *write) (bound bool) {
 	home, allocation, ok := b.Ledger.Lookup(w.pod.UID)
 	bound = ok && home == w.node && allocation.State == ledger.Bound
 	if bound {
-		b.report(logger, w.node, allocation)
+		b.reportCard(logger, w.node, allocation)
 	}
 	return bound
 }
@@ -280,10 +188,10 @@ const (
 	eventsSecond = 2
 )
 
-// report reports the pod's card in the log and in an Event, once for each pod that this process has bound. While many
+// reportCard reports the pod's card in the log and in an Event, once for each pod that this process has bound. While many
 // pods are bound, at once or continuously, Events are left out: an Event is one more write per bind, costs as much as
 // the bind itself, and repeats the pod's annotations.
-func (b *Binder) report(logger klog.Logger, node string, allocation ledger.Allocation) {
+func (b *Binder) reportCard(logger klog.Logger, node string, allocation ledger.Allocation) {
 	cards, unit, err := b.cards(node, allocation)
 	if allocation.Request == 0 || err != nil {
 		return

@@ -29,7 +29,7 @@ func TestClaimKeepsAllocation(t *testing.T) {
 		}
 		f.server.Answer(fake.Answers{})
 		f.clock.Step(Deadline(timeout) + 1)
-		f.due = f.claims.due(f.clock.Now())
+		f.due = f.tracker.due(f.clock.Now())
 	}
 	binds := map[string]func(f *fixture) *Claim{
 		"no bind":               func(*fixture) *Claim { return nil },
@@ -38,7 +38,7 @@ func TestClaimKeepsAllocation(t *testing.T) {
 		"a retry of such a one": func(f *fixture) *Claim { lost(f); return f.claim(p) },
 	}
 	others := map[string]func(f *fixture){
-		"a give-up": func(f *fixture) { f.Abandon(uid) },
+		"a give-up": func(f *fixture) { f.Release(uid) },
 		"a move": func(f *fixture) {
 			request := ledger.Request{Pod: protocol.Pod(p), Nodes: []string{"n2"}}
 			f.ledger.Move(request, binpack, nil, f.clock.Now())
@@ -133,8 +133,8 @@ func TestGivenUpDuringBind(t *testing.T) {
 			f := newFixture(t, 0, p)
 			f.reserve(p, "n1")
 			claim := f.claim(p)
-			if f.Abandon(uid) {
-				t.Error("Abandon says that nothing can take effect")
+			if f.Release(uid) {
+				t.Error("Release says that nothing can take effect")
 			}
 			test.bind(f, claim)
 			claim.End()
@@ -142,7 +142,7 @@ func TestGivenUpDuringBind(t *testing.T) {
 			f.resolve(Deadline(timeout) + 1)
 			f.want(p, test.later)
 			f.wantNotBound(test.notBound)
-			if !f.Abandon(uid) && test.later == "none" {
+			if !f.Release(uid) && test.later == "none" {
 				t.Error("the bind that has ended is still in flight")
 			}
 		})

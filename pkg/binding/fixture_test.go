@@ -171,7 +171,7 @@ func (f *fixture) loseAnswers(commits bool) {
 	}})
 }
 
-// report reports the API server's state of the pod, as the watch does.
+// reportCard reports the API server's state of the pod, as the watch does.
 func (f *fixture) report(pod *corev1.Pod) {
 	f.PodBound(clustercache.NewPodInfo(f.server.Get(pod)))
 }
@@ -183,7 +183,7 @@ func (f *fixture) resolve(after time.Duration) {
 }
 
 func (f *fixture) isOpen(pod *corev1.Pod) bool {
-	return f.claims.isOpen(gpu.PodUID(pod.UID))
+	return f.tracker.isOpen(gpu.PodUID(pod.UID))
 }
 
 // want compares the pod's allocation, such as "bound n1 card 0", "assumed n1 card 0" or "none".

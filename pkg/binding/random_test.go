@@ -189,10 +189,10 @@ func (d *disorder) giveUp(uid gpu.PodUID) {
 	d.mu.Lock()
 	delete(d.owned, uid)
 	d.mu.Unlock()
-	d.Abandon(uid)
+	d.Release(uid)
 }
 
-// report reports the API server's state of the pod, as the watch does.
+// reportCard reports the API server's state of the pod, as the watch does.
 func (d *disorder) report(pod *corev1.Pod) {
 	d.watch.Lock()
 	defer d.watch.Unlock()
@@ -279,7 +279,7 @@ func TestRandomBinds(t *testing.T) {
 	}
 	workers.Wait()
 	for uid := range d.owned {
-		d.Abandon(uid)
+		d.Release(uid)
 	}
 	for range 2 { // Unconfirmed binds are resolved first, then those that the watch doesn't report.
 		d.clock.Step(Deadline(timeout) + 1)
@@ -300,7 +300,7 @@ func TestRandomBinds(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the allocations in the end (-API server +ledger):\n%s", diff)
 	}
-	if n := len(d.claims.pods); n > 0 {
+	if n := len(d.tracker.pods); n > 0 {
 		t.Errorf("%d binds are in flight, or have open writes", n)
 	}
 	t.Logf("%d rounds of time, %d Bindings, %d allocations in the end", passes, d.server.Calls().Binds, len(got))

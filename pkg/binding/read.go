@@ -34,7 +34,7 @@ type reader struct {
 }
 
 // read returns the pod as the API server has it; nil if there is none with this UID. The caller updates the ledger and then
-// calls report.
+// calls notify.
 func (r *reader) read(ctx context.Context, pod gpu.Pod) (*clustercache.PodInfo, error) {
 	live, err := r.api.Pod(ctx, pod.Namespace, pod.Name)
 	switch {
@@ -48,8 +48,8 @@ func (r *reader) read(ctx context.Context, pod gpu.Pod) (*clustercache.PodInfo, 
 	return clustercache.NewPodInfo(live), nil
 }
 
-// report passes the result of a read to the listeners.
-func (r *reader) report(uid gpu.PodUID, found *clustercache.PodInfo) {
+// notify passes the result of a read to the listeners.
+func (r *reader) notify(uid gpu.PodUID, found *clustercache.PodInfo) {
 	for _, listener := range r.listeners {
 		if found == nil {
 			listener.PodReadGone(uid)
@@ -143,7 +143,7 @@ func (b *Binder) VerifyPod(ctx context.Context, pod gpu.Pod) {
 // learn applies the result of a read that no open bind asked for.
 func (b *Binder) learn(uid gpu.PodUID, found *clustercache.PodInfo) {
 	if found != nil {
-		b.claims.addUnseen(found, b.Clock.Now())
+		b.tracker.addUnseen(found, b.Clock.Now())
 	}
-	b.reader.report(uid, found)
+	b.reader.notify(uid, found)
 }

@@ -31,8 +31,8 @@ const (
 // pod, can find the outcome first.
 
 // answerLost records that the answer was lost, and that a read has shown no outcome. It forgets earlier writes, because their deadlines end before that of this one.
-func (c *claims) answerLost(w *write) (open bool) {
-	return c.answered(w, func(*claimed) { w.state, w.earlier = unconfirmed, nil })
+func (t *tracker) answerLost(w *write) (open bool) {
+	return t.answered(w, func(*trackedPod) { w.state, w.earlier = unconfirmed, nil })
 }
 
 // runResolve resolves unconfirmed binds until ctx ends.
@@ -42,7 +42,7 @@ func (b *Binder) runResolve(ctx context.Context) error {
 
 // Resolve makes one round of runResolve: it reads the pods of the writes that are due.
 func (b *Binder) Resolve(ctx context.Context) {
-	for _, w := range b.claims.due(b.Clock.Now()) {
+	for _, w := range b.tracker.due(b.Clock.Now()) {
 		if !b.resolve(ctx, w) {
 			return // The API server is unreachable: each further read would only time out.
 		}
@@ -50,10 +50,10 @@ func (b *Binder) Resolve(ctx context.Context) {
 }
 
 // due returns the writes whose pods must be read now, the oldest first. A bind in flight finds the outcome itself.
-func (c *claims) due(now time.Time) (due []*write) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, pod := range c.pods {
+func (t *tracker) due(now time.Time) (due []*write) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, pod := range t.pods {
 		if w := pod.open; pod.state == idle && (w.state == unconfirmed || now.Sub(w.at) > unseenAfter) {
 			due = append(due, w)
 		}
@@ -74,8 +74,8 @@ func (b *Binder) resolve(ctx context.Context, w *write) bool {
 		logger.V(2).Info("Pod of an open bind not read, trying again", "pod", klog.KRef(w.pod.Namespace, w.pod.Name), "err", err)
 		return false
 	}
-	outcome, lost := b.claims.applyRead(w, found, asked, Deadline(b.Timeout))
-	b.reader.report(w.pod.UID, found)
+	outcome, lost := b.tracker.applyRead(w, found, asked, Deadline(b.Timeout))
+	b.reader.notify(w.pod.UID, found)
 	if outcome != "" && lost {
 		b.reportResolved(logger, w, outcome)
 	}
@@ -85,32 +85,32 @@ func (b *Binder) resolve(ctx context.Context, w *write) bool {
 // applyRead updates the ledger with the result of a read that began at asked; found is nil if there is no such pod. If the pod isn't bound, the
 // write is no longer made if it began more than deadline before. applyRead returns the outcome, or "" if there is none yet, and whether the answer to
 // the write was lost.
-func (c *claims) applyRead(w *write, found *clustercache.PodInfo, asked time.Time, deadline time.Duration) (outcome reasons.Result, lost bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	pod := c.pods[w.pod.UID]
+func (t *tracker) applyRead(w *write, found *clustercache.PodInfo, asked time.Time, deadline time.Duration) (outcome reasons.Result, lost bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	pod := t.pods[w.pod.UID]
 	if pod == nil || pod.state != idle || pod.open != w {
 		return "", false // A retry has begun, which may have read the allocation; or the watch has reported the pod.
 	}
 	lost = w.state == unconfirmed
 	switch {
 	case found == nil, found.Ended:
-		c.recordGone(pod, w.pod.UID)
+		t.recordGone(pod, w.pod.UID)
 		return reasons.ResultGone, lost
 	case found.Node != "":
-		c.recordBound(pod, found, asked)
+		t.recordBound(pod, found, asked)
 		return reasons.ResultBound, lost
 	case asked.Sub(w.at) > deadline:
 		pod.open = nil
-		c.dropUnused(w.pod.UID, true)
+		t.dropUnused(w.pod.UID, true)
 		return reasons.ResultNotBound, lost
 	}
 	return "", false // The write may still be under way.
 }
 
-// watchReported applies what the watch reports of a pod to the ledger, see claims.watchReported. outcome is how the pod's bind ended.
+// watchReported applies what the watch reports of a pod to the ledger, see tracker.watchReported. outcome is how the pod's bind ended.
 func (b *Binder) watchReported(uid gpu.PodUID, outcome reasons.Result, update func()) {
-	resolved := b.claims.watchReported(uid, update)
+	resolved := b.tracker.watchReported(uid, update)
 	if resolved != nil {
 		b.reportResolved(klog.Background(), resolved, outcome)
 	}
@@ -122,7 +122,7 @@ func (b *Binder) reportResolved(logger klog.Logger, w *write, outcome reasons.Re
 	b.Observer.BindResolved(outcome)
 	switch outcome {
 	case reasons.ResultBound:
-		b.reportBound(logger.WithValues("pod", klog.KRef(w.pod.Namespace, w.pod.Name), "node", w.node), w)
+		b.reportCardIfBound(logger.WithValues("pod", klog.KRef(w.pod.Namespace, w.pod.Name), "node", w.node), w)
 	case reasons.ResultNotBound:
 		b.reader.notBound(w.pod.UID)
 	}

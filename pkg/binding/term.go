@@ -97,7 +97,7 @@ func (b *Binder) BeginTerm() { b.term.begin() }
 // is resolved. No new bind may begin meanwhile.
 func (b *Binder) Drain(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, drainInterval, true, func(context.Context) (bool, error) {
-		return b.claims.drained(), nil
+		return b.tracker.drained(), nil
 	})
 	if err != nil {
 		return fmt.Errorf("waiting for the binds in flight: %w", err)

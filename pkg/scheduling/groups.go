@@ -241,7 +241,7 @@ func (g *groups) end(claim *binding.Claim, uid gpu.PodUID, node string, p permit
 // inFlight records that a permitted bind wasn't made because another bind of the pod is in flight. When that one ends, notBound or a bound pod
 // follows, unless it has ended already.
 func (g *groups) inFlight(uid gpu.PodUID, p permit) {
-	if p.gang != nil && g.binder.Abandon(uid) {
+	if p.gang != nil && g.binder.Release(uid) {
 		g.notBound(uid)
 	}
 }
@@ -336,7 +336,7 @@ func (g *groups) tick(led bool) (leads bool) {
 		g.manager.StopLeading(now)
 	}
 	for _, uid := range g.ledger.Due(now, !leads) { // The places of displacers end with the term.
-		g.binder.Abandon(uid)
+		g.binder.Release(uid)
 	}
 	if leads {
 		g.manager.Tick(now)

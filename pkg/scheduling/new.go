@@ -111,7 +111,7 @@ func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 
 func (s *Scheduler) newGroups() *groups {
 	options := gang.Options{
-		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
+		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Release(uid) }, View: s.view(),
 		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, OnFailure: s.Gangs.OnFailure,
 		Observer: s.Gangs.Observer, EligibleNodes: func(uid gpu.PodUID) []string {
 			if pod, pending := s.cache.PendingPod(uid); pending {
@@ -132,7 +132,7 @@ func (s *Scheduler) newGroups() *groups {
 
 func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *fairShare {
 	options := dispatch.Options{
-		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: s.view(),
+		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Release(uid) }, View: s.view(),
 		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, EvictionsFull: s.executor.Full, Evicting: s.executor.Tries,
 		Groups: s.groups.manager, Exempt: exempt, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
