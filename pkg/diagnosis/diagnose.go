@@ -2,8 +2,6 @@ package diagnosis
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 	"unique"
 
@@ -40,10 +38,10 @@ type Diagnoser struct {
 	// podsOnly is true if nodes are unknown, see PodsOnly.
 	podsOnly bool
 	nodes    nodeFigures
-	choices  map[unique.Handle[string]]*choice // by Pod.Constraints
-	// chosen is the number of nodes in choices.
-	chosen   int
-	verdicts map[verdictKey]verdict
+	eligible map[unique.Handle[string]]*eligibleNodes // by Pod.Constraints
+	// eligibleKept is the number of nodes in eligible.
+	eligibleKept int
+	rooms        map[roomKey]room
 	// messages are the rejections by message of kube-scheduler; nil for a message that is none.
 	messages map[string]*rejection
 }
@@ -52,7 +50,7 @@ type Diagnoser struct {
 // they show which schedulers run.
 func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	d := &Diagnoser{
-		now: now, active: map[string]bool{}, nodes: newNodeFigures(nodes), choices: map[unique.Handle[string]]*choice{}, verdicts: map[verdictKey]verdict{},
+		now: now, active: map[string]bool{}, nodes: newNodeFigures(nodes), eligible: map[unique.Handle[string]]*eligibleNodes{}, rooms: map[roomKey]room{},
 		messages: map[string]*rejection{},
 	}
 	for _, pod := range pending {
@@ -99,19 +97,11 @@ func (d *Diagnoser) diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 			return Diagnosis{rule.reason, rule.message(c)}
 		}
 	}
-	message := c.verdict.message
+	message := c.room.message
 	if !d.podsOnly { // There it is the message.
 		message += c.alsoSaid()
 	}
-	return Diagnosis{c.verdict.reason, message + c.more()}
-}
-
-// alsoSaid returns what kube-scheduler says about nodes besides what the extender and a Diagnoser check.
-func (c *podCase) alsoSaid() string {
-	if c.rejection == nil || c.rejection.others == "" {
-		return ""
-	}
-	return "; kube-scheduler also says: " + Shorten(c.rejection.others)
+	return Diagnosis{c.room.reason, message + c.more()}
 }
 
 // podCase is all that the rules know of a pod.
@@ -129,8 +119,8 @@ type podCase struct {
 	nominated bool
 	// nomineeFits is true if a card of the nominated node has room: no pod that uses GPU memory has to leave any more.
 	nomineeFits bool
-	// verdict is what the nodes and their cards allow.
-	verdict verdict
+	// room is what the nodes and their cards allow.
+	room room
 	// untried is how long kube-scheduler has left the pod untried; zero if it tried it.
 	untried time.Duration
 	// rejection is kube-scheduler's; nil if its message is none.
@@ -153,7 +143,7 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 		c.nomineeFits = placement.Fit(node.Cards, pod.Demand()) == reasons.Fits
 		c.nominated = node.NominationValid(eligibility.Parse(pod.Constraints), node.Cards, pod.Demand(), node.leavingFor(pod.Pod, d.now))
 	}
-	c.verdict, c.rejection = d.verdict(pod), d.rejection(pod.Message)
+	c.room, c.rejection = d.roomFor(pod), d.rejection(pod.Message)
 	c.heldBack = d.Turns == nil && c.rejection != nil && c.rejection.Has(reasons.WaitsForTurn)
 	if !pod.Tried && !pod.Created.IsZero() {
 		c.untried = max(d.now.Sub(pod.Created), 0)
@@ -190,9 +180,9 @@ var rules = []rule{
 	{reasons.InvalidGroup, func(c *podCase) bool { return c.wait.invalid() }, func(c *podCase) string { return c.wait.String() }},
 	{reasons.Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil && !c.turnUnknown }, (*podCase).gatedText},
 	{reasons.Nominated, func(c *podCase) bool { return c.nominated && !c.callFailed() }, (*podCase).nominatedText},
-	{reasons.NoNode, verdictIs(reasons.NoNode), func(c *podCase) string { return c.verdict.message + c.more() }},
-	{reasons.TooLarge, verdictIs(reasons.TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
-	{reasons.Unhealthy, verdictIs(reasons.Unhealthy), func(c *podCase) string { return c.verdict.message + c.more() }},
+	{reasons.NoNode, roomIs(reasons.NoNode), func(c *podCase) string { return c.room.message + c.more() }},
+	{reasons.TooLarge, roomIs(reasons.TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
+	{reasons.Unhealthy, roomIs(reasons.Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
 	{reasons.WaitsForGroup, func(c *podCase) bool {
 		return c.wait != nil && (c.turn != nil && c.turn.Obstacle == reasons.ObstacleIncomplete || c.turnUnknown && c.wait.Reason.Incomplete())
 	}, func(c *podCase) string { return c.wait.String() }},
@@ -207,46 +197,24 @@ var rules = []rule{
 	{reasons.SchedulerError, (*podCase).callFailed, (*podCase).failedCallText},
 	{reasons.OtherConstraint, (*podCase).otherConstraint, (*podCase).otherConstraintText},
 	{reasons.WaitsForGroup, (*podCase).waits, func(c *podCase) string { return c.wait.String() }},
-	{reasons.SchedulerError, func(c *podCase) bool { return c.verdict.reason == reasons.Fits && c.Failed }, func(c *podCase) string {
-		return "kube-scheduler reports an error, and tries the pod again: " + Shorten(c.Message) + c.pauseText()
+	{reasons.SchedulerError, func(c *podCase) bool { return c.room.reason == reasons.Fits && c.Failed }, func(c *podCase) string {
+		return "kube-scheduler reports an error, and tries the pod again: " + OneLine(c.Message) + c.pauseText()
 	}},
 	{reasons.ReservedForOther, (*podCase).reservedForOther, func(c *podCase) string {
-		return fmt.Sprintf("%s, but %s", c.verdict.has, c.rejection.Kept())
+		return fmt.Sprintf("%s, but %s", c.room.has, c.rejection.ReservedText())
 	}},
-	{reasons.Fits, verdictIs(reasons.Fits), (*podCase).fitsText},
+	{reasons.Fits, roomIs(reasons.Fits), (*podCase).fitsText},
 }
 
-func verdictIs(reason reasons.Reason) func(*podCase) bool {
-	return func(c *podCase) bool { return c.verdict.reason == reason }
-}
-
-func (c *podCase) nominatedText() string {
-	if c.nomineeFits {
-		return fmt.Sprintf("it is nominated to %s, which has GPU memory for it: "+
-			"it is tried there next, or pods of lower priority that use none are still leaving", c.NominatedNode)
-	}
-	return fmt.Sprintf("pods of lower priority are leaving %s to make room for it", c.NominatedNode)
+func roomIs(reason reasons.Reason) func(*podCase) bool {
+	return func(c *podCase) bool { return c.room.reason == reason }
 }
 
 // failedAtTurn reports whether the pod pauses because at its last turn kube-scheduler could not place or bind it, for a reason other than memory.
 // At its next turn that will be the same, unless the reason goes.
 func (c *podCase) failedAtTurn() bool {
 	return c.turn != nil && c.turn.Obstacle == reasons.ObstaclePaused &&
-		(c.callFailed() || c.otherConstraint() || c.verdict.reason == reasons.Fits && c.Failed)
-}
-
-func (c *podCase) pauseText() string {
-	if c.failedAtTurn() {
-		return "; " + c.turn.Obstacle.String()
-	}
-	return ""
-}
-
-func (c *podCase) turnText() string {
-	if c.rejection != nil && c.rejection.Has(reasons.WaitsForTurn) {
-		return c.turn.String() // The message says nothing else about the nodes that the extender rejects.
-	}
-	return c.turn.String() + c.alsoSaid()
+		(c.callFailed() || c.otherConstraint() || c.room.reason == reasons.Fits && c.Failed)
 }
 
 // notTried reports whether kube-scheduler has left the pod untried for too long. A pod for which no card has room can be far
@@ -255,27 +223,7 @@ func (c *podCase) notTried() bool {
 	if c.wait != nil && c.wait.Native && c.wait.Reason.Incomplete() {
 		return false
 	}
-	return c.untried >= UntriedAfter && (c.verdict.reason == reasons.Fits || !c.schedulerActive)
-}
-
-func (c *podCase) untriedText() string {
-	if c.ungated {
-		return fmt.Sprintf("scheduler %q has not tried it since its scheduling gates were removed", c.Scheduler)
-	}
-	return fmt.Sprintf("scheduler %q has not tried it for %s", c.Scheduler, coarse(c.untried))
-}
-
-// coarse formats a duration in whole minutes, hours or days, so that a message changes rarely and views agree on it.
-func coarse(d time.Duration) string {
-	switch {
-	case d < time.Minute:
-		return d.Truncate(UntriedAfter).String()
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", d/time.Minute)
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", d/time.Hour)
-	}
-	return fmt.Sprintf("%dd", d/(24*time.Hour))
+	return c.untried >= UntriedAfter && (c.room.reason == reasons.Fits || !c.schedulerActive)
 }
 
 func (c *podCase) callFailed() bool {
@@ -283,27 +231,9 @@ func (c *podCase) callFailed() bool {
 	return failed
 }
 
-func (c *podCase) failedCallText() string {
-	verb, why, _ := reasons.FailedCall(c.Message)
-	switch {
-	case why == "HTTP status 403":
-		return fmt.Sprintf("kube-scheduler's %s call is rejected with %s: the extender's --client-names doesn't have the common name of its certificate, "+
-			"or a proxy is between them", verb, why)
-	case why == "HTTP status 404", why == "HTTP status 405": // The web page answers POST with the latter.
-		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s: urlPrefix in kube-scheduler's configuration must have the port of "+
-			"--listen-address, not that of the web page, and end with /gpushare-scheduler", verb, why)
-	case why == "HTTP status 400":
-		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s: if the extender has a certificate, urlPrefix in kube-scheduler's "+
-			"configuration must start with https://", verb, why)
-	case strings.HasPrefix(why, "HTTP status"):
-		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s", verb, why)
-	}
-	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, Shorten(why)) + c.pauseText()
-}
-
 // otherConstraint reports whether a card has room, and kube-scheduler has rejected the pod for something else than GPU memory.
 func (c *podCase) otherConstraint() bool {
-	if c.verdict.reason != reasons.Fits || c.wait != nil && !c.wait.untried() {
+	if c.room.reason != reasons.Fits || c.wait != nil && !c.wait.untried() {
 		return false
 	}
 	if c.rejection == nil {
@@ -312,70 +242,12 @@ func (c *podCase) otherConstraint() bool {
 	return c.rejection.others != ""
 }
 
-func (c *podCase) otherConstraintText() string {
-	scheduler, text := fmt.Sprintf("scheduler %q", c.Scheduler), c.Message
-	if c.rejection != nil {
-		scheduler, text = "kube-scheduler", c.rejection.Text
-	}
-	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.verdict.has, scheduler, Shorten(text)) + c.waitText() + c.pauseText()
-}
-
 // waits reports whether the pod waits for its group, rather than for memory: kube-scheduler doesn't try a member for which the
 // nodes lack memory, so the group waits for that member.
 func (c *podCase) waits() bool {
-	return c.wait != nil && (!c.wait.untried() || c.verdict.reason == reasons.Fits)
+	return c.wait != nil && (!c.wait.untried() || c.room.reason == reasons.Fits)
 }
 
 func (c *podCase) reservedForOther() bool {
-	return c.verdict.reason == reasons.Fits && c.rejection != nil && c.rejection.Kept() != ""
-}
-
-func (c *podCase) fitsText() string {
-	if !c.Tried {
-		return c.verdict.has + ": kube-scheduler has not tried it yet"
-	}
-	return c.verdict.has + ": kube-scheduler found none at its last try, and tries the pod again"
-}
-
-// more returns what else is to be said about a pod after the explanation of the verdict.
-func (c *podCase) more() string {
-	if c.untried >= UntriedAfter {
-		return "; " + c.untriedText() + c.waitText()
-	}
-	return c.waitText()
-}
-
-func (c *podCase) waitText() string {
-	if c.wait == nil {
-		return ""
-	}
-	return "; " + c.wait.String()
-}
-
-// firstOf returns the first of the names, and the number of others.
-func firstOf(names []string) string { return listed(names[:min(len(names), maxNames)], len(names)) }
-
-// listed returns these names of n, and the number of others.
-func listed(names []string, n int) string {
-	text := strings.Join(names, ", ")
-	if others := n - len(names); others > 0 {
-		text += fmt.Sprintf(" and %d more", others)
-	}
-	return text
-}
-
-func count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
-}
-
-// gatedText is shown of a pod with scheduling gates of which nothing else is known.
-func (c *podCase) gatedText() string {
-	text := "the pod is held back by its scheduling gates: " + firstOf(c.Gates)
-	if slices.Contains(c.Gates, protocol.GateFairShare) {
-		text += "; with fair sharing the extender removes " + protocol.GateFairShare + " at the pod's turn: kubectl inspect gpushare --shares"
-	}
-	return text
+	return c.room.reason == reasons.Fits && c.rejection != nil && c.rejection.ReservedText() != ""
 }

@@ -24,14 +24,14 @@ var reportedReasons = []reasons.Reason{
 	reasons.WaitsForGroup, reasons.Crowded, reasons.Fragmented, reasons.Full, reasons.Unhealthy, reasons.TooLarge,
 }
 
-// reportedVerdict returns what kube-scheduler's message says about the nodes.
-func reportedVerdict(pod *Pod) verdict {
+// reportedRoom returns what kube-scheduler's message says about the nodes.
+func reportedRoom(pod *Pod) room {
 	if !pod.Tried {
-		return verdict{reason: reasons.Fits, has: "nodes can't be listed"}
+		return room{reason: reasons.Fits, has: "nodes can't be listed"}
 	}
 	rejected, _ := rejectionIn(pod.Message)
-	made := verdict{reason: reasons.OtherConstraint, message: Shorten(strings.TrimSuffix(reasons.WithoutPreemption(pod.Message), "."))}
-	if rejected.Kept() != "" {
+	made := room{reason: reasons.OtherConstraint, message: OneLine(strings.TrimSuffix(reasons.WithoutPreemption(pod.Message), "."))}
+	if rejected.ReservedText() != "" {
 		made.reason = reasons.ReservedForOther
 		return made
 	}

@@ -76,7 +76,7 @@ type Node struct{ KubeletVersion, Runtime string }
 // Backend implements a mode. A new mode needs:
 //
 //  1. Its name and rules in pkg/protocol/isolation.go. Filter, diagnosis, page and kubectl inspect ask these. Rules that only MPS has had so far
-//     name MPS in their texts (pkg/reasons/reason.go; for MaxContainers also verdict.go in pkg/diagnosis and causes.js in pkg/webui).
+//     name MPS in their texts (pkg/reasons/reason.go; for MaxContainers also text.go in pkg/diagnosis and causes.js in pkg/webui).
 //  2. Its Mode above, and its Backend, in Backends below.
 //  3. What its Backend must know of a card: a field of Card, which isolator.Ask in pkg/deviceplugin reads from the driver, and isolator.card there
 //     sets. Most fields of Card are of one mode.

@@ -23,7 +23,7 @@ import (
 // needsOutlook. It is a cost: how it is computed is in costs.go and outlook.go, for which pods in pkg/ledger (kindOf in outlook.go) and
 // pkg/scheduling (expectations.go), and how it becomes a score in score.go (SuitsByCost, Scale).
 //
-// Code that names a policy stays as it is, because it doesn't depend on the user's choice: Expected, feasible.go in pkg/ledger, and verdict.go in
+// Code that names a policy stays as it is, because it doesn't depend on the user's choice: Expected, feasible.go in pkg/ledger, and room.go in
 // pkg/diagnosis.
 //
 // TestPolicies checks for each policy what other code relies on:

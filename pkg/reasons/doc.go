@@ -7,10 +7,13 @@
 // A pending pod is explained by texts of five origins. The first three are in filter's answer, so Events, the condition PodScheduled and views show
 // them. The last two are made for views, which are the page, kubectl inspect and, by reason, the metrics:
 //
-//	text                       words                                     used by
-//	why a node was rejected    Reason.TextFor                            appendJSON in pkg/extender/answer.go, which encodes the answer
-//	why a group waits          Group.Text                                groups.filter in pkg/scheduling/groups.go; diagnosis.GroupWait for views
-//	that fair sharing decides  AwaitsTurn                                Filter in pkg/scheduling/filter.go
-//	what the pod waits for     Diagnose, findVerdict in pkg/diagnosis    Explain in pkg/scheduling/explain.go, pkg/inspect
-//	what such a cause means    pkg/webui/assets/causes.js                the page
+//	text                       its words                                     used by
+//	why a node was rejected    table and demanding in reason.go, by TextFor  the answer of filter (pkg/extender/answer.go)
+//	why a group waits          group.go, by Group.Text                       Filter in pkg/scheduling; diagnosis.GroupWait for views
+//	that fair sharing decides  AwaitsTurn and Turn in turn.go                Filter in pkg/scheduling; Turn.String for views
+//	what the pod waits for     pkg/diagnosis/text.go; which one applies is   Explain in pkg/scheduling, pkg/inspect
+//	                           decided by rules in pkg/diagnosis/diagnose.go
+//	what such a reason means   pkg/webui/assets/causes.js                    the page
+//
+// What kube-scheduler makes of the first three is read back in scheduler_message.go.
 package reasons

@@ -19,15 +19,15 @@ import (
 func TestChoicesKept(t *testing.T) {
 	const n = 5000
 	diagnoser := NewDiagnoser(manyNodes(n), nil, now)
-	for i := range 2 * maxChosen / n {
+	for i := range 2 * maxEligible / n {
 		diagnoser.Diagnose(pod(8, func(p *corev1.Pod) {
 			p.Spec.Tolerations = []corev1.Toleration{{Key: fmt.Sprint("k", i), Operator: corev1.TolerationOpExists}}
 		}), nil)
 		kept := 0
-		for _, choice := range diagnoser.choices {
-			kept += len(choice.nodes)
+		for _, eligible := range diagnoser.eligible {
+			kept += len(eligible.nodes)
 		}
-		if kept > maxChosen+n {
+		if kept > maxEligible+n {
 			t.Fatalf("%d nodes are kept for %d pods", kept, i+1)
 		}
 	}
@@ -122,9 +122,9 @@ func TestRunsOfNodes(t *testing.T) {
 		fast, slow := NewDiagnoser(nodes, nil, now), NewDiagnoser(nodes, nil, now)
 		for request := range int64(18) {
 			p := pod(1 + request)
-			choice := slow.choice(p)
-			choice.runs = slices.Repeat([]int{1}, len(choice.nodes))
-			if got, want := fast.verdict(p), slow.verdict(p); got != want {
+			eligible := slow.eligibleFor(p)
+			eligible.runs = slices.Repeat([]int{1}, len(eligible.nodes))
+			if got, want := fast.roomFor(p), slow.roomFor(p); got != want {
 				t.Fatalf("request %d: %+v, want %+v", request, got, want)
 			}
 		}

@@ -134,8 +134,8 @@ func (r *Rejection) Has(reason Reason) bool {
 	return false
 }
 
-// Kept returns what of a node is reserved, and for which group or pod; empty if nothing is.
-func (r *Rejection) Kept() string {
+// ReservedText returns what of a node is reserved, and for which group or pod; empty if nothing is.
+func (r *Rejection) ReservedText() string {
 	for _, part := range r.Parts {
 		switch {
 		case strings.HasPrefix(part.Text, keptFor), strings.HasPrefix(part.Text, resourcesFor):

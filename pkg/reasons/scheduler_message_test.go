@@ -47,8 +47,8 @@ func TestKept(t *testing.T) {
 		Full.TextFor(one, "group default/train"):            "",
 	} {
 		for _, message := range []string{fitError(text), fitError("x", text), fitError(text, "x")} {
-			if got, ok := ParseRejection(message); !ok || got.Kept() != want {
-				t.Errorf("%q has %q, %t", message, got.Kept(), ok)
+			if got, ok := ParseRejection(message); !ok || got.ReservedText() != want {
+				t.Errorf("%q has %q, %t", message, got.ReservedText(), ok)
 			}
 		}
 	}

@@ -49,11 +49,11 @@ func TestRejectionIn(t *testing.T) {
 	}
 }
 
-func TestShorten(t *testing.T) {
-	if got := Shorten(" a\n b "); got != "a b" {
+func TestOneLine(t *testing.T) {
+	if got := OneLine(" a\n b "); got != "a b" {
 		t.Errorf("%q", got)
 	}
-	if got := Shorten(strings.Repeat("ä", 400)); got != strings.Repeat("ä", 299)+"…" {
+	if got := OneLine(strings.Repeat("ä", 400)); got != strings.Repeat("ä", 299)+"…" {
 		t.Errorf("%q", got)
 	}
 }
