@@ -18,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Objects are the objects that a Report is built from.
@@ -178,18 +179,20 @@ func (r *Report) buildCardless(object *corev1.Node, pods []*corev1.Pod, state *l
 	return buildNode(object, pods, unit, state)
 }
 
-// buildNode returns the node with its pods. unit is the unit of a node without cards, state what a ledger has of it.
+// buildNode returns the node with its pods. unit is the unit of a node without cards, state what the ledger has of it.
 func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit, state *ledger.Node) Node {
 	parsed := protocol.ParseNode(object)
 	node := Node{
 		Name: object.Name, Address: address(object), Simulated: parsed.Simulated, Problems: []string{}, Cards: []Card{}, Pods: []Pod{},
 	}
-	node.Unit, node.UnitInferred = Unit(gpu.UnitOf(parsed.Unit, parsed.Cards)), parsed.Unit == 0
-	if len(parsed.Cards) == 0 {
+	node.Unit, node.UnitInferred = Unit(gpu.UnitOf(state.Unit, state.Cards)), state.Unit == 0
+	if len(state.Cards) == 0 {
 		node.Unit = unit
 	}
-	for _, card := range parsed.Cards {
-		node.Cards = append(node.Cards, buildCard(card, slices.Contains(parsed.Features, protocol.FeatureCores)))
+	for i, card := range state.Cards {
+		out := buildCard(card, state.Cores == reasons.Fits)
+		out.Allocated, out.AllocatedCores = state.Used[i], state.UsedCores[i]
+		node.Cards = append(node.Cards, out)
 		node.Total = node.Total.Add(card.Memory)
 	}
 	for _, adapter := range parsed.Adapters {
@@ -198,12 +201,12 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit, state *ledger
 	slices.SortFunc(node.Adapters, func(a, b Adapter) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(node.Cards, func(a, b Card) int { return cmp.Compare(a.Index, b.Index) })
 
-	for _, object := range pods {
-		node.Pods = append(node.Pods, buildPod(object))
+	allocations := map[types.UID]ledger.Allocation{}
+	for _, allocation := range state.Allocations {
+		allocations[types.UID(allocation.UID)] = allocation
 	}
-	node.presume(state)
-	for i := range node.Pods {
-		node.count(&node.Pods[i])
+	for _, object := range pods {
+		node.addPod(object, allocations[object.UID])
 	}
 	slices.SortFunc(node.Pods, func(a, b Pod) int {
 		return cmp.Or(cmp.Compare(a.firstCard(), b.firstCard()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -228,20 +231,21 @@ func buildCard(card gpu.Card, countsCores bool) Card {
 	return out
 }
 
-// buildPod returns a bound pod with the cards that its annotations name.
-func buildPod(object *corev1.Pod) Pod {
+// addPod adds a bound pod. Its allocation has the cards that its annotations name, or those on which the node is likely to place it.
+func (n *Node) addPod(object *corev1.Pod, allocation ledger.Allocation) {
 	pod := Pod{
 		Namespace:   object.Namespace,
 		Name:        object.Name,
 		UID:         object.UID,
 		Phase:       string(cmp.Or(object.Status.Phase, corev1.PodPending)),
 		Terminating: object.DeletionTimestamp != nil,
-		Request:     protocol.PodRequest(object),
+		Request:     allocation.Request,
 		Cores:       protocol.PodCores(object),
 		Shares:      []Share{},
+		Presumed:    allocation.Presumed && len(allocation.Placement) > 0,
+		unknownCard: allocation.Request,
 	}
-	shares, err := protocol.PodPlacement(object)
-	switch {
+	switch _, err := protocol.PodPlacement(object); {
 	case errors.Is(err, protocol.ErrNotAssumed):
 		pod.Notes = append(pod.Notes, "no card chosen")
 	case err != nil:
@@ -251,43 +255,19 @@ func buildPod(object *corev1.Pod) Pod {
 		pod.Notes = append(pod.Notes, "bound without the extender")
 	}
 	pod.addFound(object)
-	for _, share := range shares {
+	for _, share := range allocation.Placement {
 		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory, Cores: share.Cores})
-	}
-	return pod
-}
-
-// presume sets the cards of pods whose annotations name none, as the extender's ledger does: those on which the node is
-// likely to place the pod.
-func (n *Node) presume(state *ledger.Node) {
-	presumed := map[types.UID]gpu.Placement{}
-	for _, allocation := range state.Allocations {
-		if allocation.Presumed {
-			presumed[types.UID(allocation.UID)] = allocation.Placement
-		}
-	}
-	for i := range n.Pods {
-		pod := &n.Pods[i]
-		for _, share := range presumed[pod.UID] {
-			pod.Presumed, pod.Shares = true, append(pod.Shares, Share{Card: share.Card, Memory: share.Memory, Cores: share.Cores})
+		if pod.Presumed {
 			pod.Notes = append(pod.Notes, fmt.Sprintf("counted on GPU%d", share.Card))
 		}
-	}
-}
-
-// count adds the pod's memory and cores to its cards, and memory that is on none of them to UnknownCard.
-func (n *Node) count(pod *Pod) {
-	n.Allocated = n.Allocated.Add(pod.Request)
-	pod.unknownCard = pod.Request
-	for _, share := range pod.Shares {
-		if card := n.card(share.Card); card != nil {
-			card.Allocated, card.AllocatedCores = card.Allocated.Add(share.Memory), card.AllocatedCores.Add(share.Cores)
+		if n.card(share.Card) != nil {
 			pod.unknownCard = pod.unknownCard.Sub(share.Memory)
 		} else {
 			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is not on the node", share.Card))
 		}
 	}
-	n.UnknownCard = n.UnknownCard.Add(pod.unknownCard)
+	n.Allocated, n.UnknownCard = n.Allocated.Add(pod.Request), n.UnknownCard.Add(pod.unknownCard)
+	n.Pods = append(n.Pods, pod)
 }
 
 // judge sets the node's problems and its free memory. All pods must have been added.
