@@ -60,7 +60,7 @@ func (s *Snapshot) withAdapters(d Decision, unsure bool) Decision {
 	near := s.adapters(d)
 	switch served := s.has(d.Pod.UID, d.Container.Name, d.Indexes()); {
 	case unsure && len(near.Devices) > 0 && d.Pod.RDMA == gpu.RDMARequired:
-		return d.reject(RefusedUnavailable, "pod %s must have an RDMA adapter, and %s", d.Pod, unsureOfAdapters)
+		return d.Reject(RefusedUnavailable, "pod %s must have an RDMA adapter, and %s", d.Pod, unsureOfAdapters)
 	case unsure && len(near.Devices) > 0:
 		d.NoAdapter = unsureOfAdapters
 	case !served && s.lacksAdapter(d.Pod, d.Cards):
@@ -76,5 +76,5 @@ const unsureOfAdapters = "the kubelet can't be asked which of several pods with 
 
 func (d Decision) rejectWithoutPort() Decision {
 	where := d.Pod.Over(len(d.Cards)).On(d.Indexes()...)
-	return d.reject(RefusedUnavailable, "pod %s must have cards near an RDMA adapter, and near at least one of its cards no port is active any more: %s", d.Pod, where)
+	return d.Reject(RefusedUnavailable, "pod %s must have cards near an RDMA adapter, and near at least one of its cards no port is active any more: %s", d.Pod, where)
 }

@@ -104,9 +104,9 @@ type Result string
 
 // The results. Their values are labels of a metric.
 const (
-	ResultKept   Result = "assumed" // The annotated cards, or those that the pod already has.
-	ResultMoved  Result = "moved"   // Others: an annotated one has no room, or the kubelet's devices are of cards preferred earlier.
-	ResultPlaced Result = "placed"  // The pod's annotations named no card.
+	ResultAssumed Result = "assumed" // The annotated cards, or those that the pod already has.
+	ResultMoved   Result = "moved"   // Others: an annotated one has no room, or the kubelet's devices are of cards preferred earlier.
+	ResultPlaced  Result = "placed"  // The pod's annotations named no card.
 
 	RefusedFull        Result = "refused_full"
 	RefusedUnhealthy   Result = "refused_unhealthy"
@@ -118,7 +118,7 @@ const (
 
 // Results returns all results.
 func Results() []Result {
-	return []Result{ResultKept, ResultMoved, ResultPlaced,
+	return []Result{ResultAssumed, ResultMoved, ResultPlaced,
 		RefusedFull, RefusedUnhealthy, RefusedUnknownCard, RefusedUnknownPod, RefusedUnavailable, RefusedInvalid}
 }
 
@@ -140,7 +140,7 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 		d = s.withAdapters(d, match == ByOrder && m.differ(func(c Candidate) any { return c.Pod.RDMA })) // It must not get what another container asks for.
 	}
 	switch {
-	case s.Look == Cached && (d.Rejection != nil || d.Result != ResultKept):
+	case s.Look == Cached && (d.Rejection != nil || d.Result != ResultAssumed):
 		return Decision{Outdated: true}
 	case s.Look == Unread && d.Rejection != nil && d.Rejection.NoRoom:
 		d.Rejection.Text += fmt.Sprintf("; pods may have ended since, and the API server can't be asked: %v", s.ReadError)
@@ -152,16 +152,17 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 func (m *matching) noMatch() Decision {
 	d := Decision{Match: ByNone}
 	if m.Look == Unread {
-		return d.reject(RefusedUnavailable, "no pod known here waits for %s units of GPU memory, and the API server can't be asked: %v", m.request, m.ReadError)
+		return d.Reject(RefusedUnavailable, "no pod known here waits for %s units of GPU memory, and the API server can't be asked: %v", m.request, m.ReadError)
 	}
 	text := "no pod that the API server has on this node waits for %s units of GPU memory, and static pods are not supported"
 	if len(m.interrupted()) > 0 {
 		text += "; the kubelet has lost its record of containers that run, and it is not known whether it asks for one of them"
 	}
-	return d.reject(RefusedUnknownPod, text, m.request)
+	return d.Reject(RefusedUnknownPod, text, m.request)
 }
 
-func (d Decision) reject(result Result, text string, args ...any) Decision {
+// Reject returns the decision with a rejection.
+func (d Decision) Reject(result Result, text string, args ...any) Decision {
 	d.Result, d.Rejection = result, &Rejection{Result: result, Text: fmt.Sprintf(text, args...)}
 	return d
 }

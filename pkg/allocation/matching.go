@@ -82,8 +82,8 @@ type matching struct {
 	question *Candidate
 }
 
-// find returns the container that the kubelet calls Allocate for, or ByNone. Candidates are the containers with this request that have no card. It is, in
-// this order:
+// find returns the container that the kubelet calls Allocate for, or ByNone. Of the candidates, which are the containers with this request that have
+// no card, it returns the first that there is in this list:
 //
 //   - the one for which the kubelet has called GetPreferredAllocation with the same devices;
 //   - the first that waits for devices by the kubelet's PodResources;

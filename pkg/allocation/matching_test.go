@@ -275,8 +275,8 @@ func TestOutdated(t *testing.T) {
 		want  Result // Of the refreshed snapshot.
 		text  string
 	}{
-		"it would be rejected": {newCards(16), nil, ResultKept, ""},
-		"it would be moved":    {newCards(16, 16), nil, ResultKept, ""},
+		"it would be rejected": {newCards(16), nil, ResultAssumed, ""},
+		"it would be moved":    {newCards(16, 16), nil, ResultAssumed, ""},
 		"it is rejected, and the API server can't be asked": {newCards(16), errAway, RefusedFull,
 			"pod default/next: no card for 8 units of GPU memory: no GPU card has enough free memory; " +
 				"pods may have ended since, and the API server can't be asked: away"},

@@ -32,21 +32,21 @@ func (s *Snapshot) selectCards(d Decision) Decision {
 		case rejected.Rejection != nil:
 			return rejected
 		case !d.Container.even(len(expected)):
-			return d.reject(RefusedInvalid, "container %s of pod %s: its request can't be divided evenly over %s", container, pod, demand.On(expected...))
+			return d.Reject(RefusedInvalid, "container %s of pod %s: its request can't be divided evenly over %s", container, pod, demand.On(expected...))
 		case s.has(pod.UID, container, expected):
-			return d.give(cards, ResultKept) // The call is repeated. The cards get no more load.
+			return d.give(cards, ResultAssumed) // The call is repeated. The cards get no more load.
 		case s.lacksAdapter(pod, cards):
 			return d.rejectWithoutPort()
 		case !own && s.preferredOther(pod, container):
 			// An annotated card had no room at GetPreferredAllocation, or the annotations named other cards then.
 		case s.fits(cards, pod.UID, demand, false):
-			return d.give(cards, ResultKept)
+			return d.give(cards, ResultAssumed)
 		case own:
 			return d.noRoom(RefusedFull, "pod %s has %s for other containers, and other pods leave no room there for the rest of it", pod, demand.On(expected...))
 		}
 	}
 	if pod.runs(container) {
-		return d.reject(RefusedUnknownCard, "container %s of pod %s runs, and it is not known which card it has", container, pod)
+		return d.Reject(RefusedUnknownCard, "container %s of pod %s runs, and it is not known which card it has", container, pod)
 	}
 	return s.selectOther(d, expected)
 }
@@ -55,7 +55,7 @@ func (s *Snapshot) selectCards(d Decision) Decision {
 func (s *Snapshot) selectOther(d Decision, expected []int) Decision {
 	pod := d.Pod
 	if pod.Invalid != nil && len(expected) == 0 {
-		return d.reject(RefusedInvalid, "pod %s: %v", pod, pod.Invalid)
+		return d.Reject(RefusedInvalid, "pod %s: %v", pod, pod.Invalid)
 	}
 	demand := pod.Demand()
 	cards, reason := s.place(pod.UID, demand)
@@ -102,7 +102,7 @@ func (d Decision) give(cards []gpu.Card, result Result) Decision {
 }
 
 func (d Decision) noRoom(result Result, text string, args ...any) Decision {
-	d = d.reject(result, text, args...)
+	d = d.Reject(result, text, args...)
 	d.Rejection.NoRoom = true
 	return d
 }
@@ -131,9 +131,9 @@ func (s *Snapshot) usable(d Decision) ([]gpu.Card, Decision) {
 		card, ok := s.card(c.Index)
 		switch {
 		case !ok:
-			return nil, d.reject(RefusedUnknownCard, "pod %s was assigned card %d, which this node doesn't have", d.Pod, c.Index)
+			return nil, d.Reject(RefusedUnknownCard, "pod %s was assigned card %d, which this node doesn't have", d.Pod, c.Index)
 		case !card.Healthy():
-			return nil, d.reject(RefusedUnhealthy, "pod %s was assigned card %d, which is unhealthy: %s", d.Pod, c.Index, card.Unhealthy)
+			return nil, d.Reject(RefusedUnhealthy, "pod %s was assigned card %d, which is unhealthy: %s", d.Pod, c.Index, card.Unhealthy)
 		}
 		cards = append(cards, card)
 	}

@@ -38,24 +38,24 @@ func TestSelectCards(t *testing.T) {
 		moved     string
 	}{
 		"the annotated card": {
-			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1)), want: 1, result: ResultKept,
+			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1)), want: 1, result: ResultAssumed,
 		},
 		"the annotated card, although binpack would take another": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1)),
 			others: []Pod{newPod("b", main(8), assumed(0, 1))}, given: Allocations{"uid-b": {"main": onCard(0)}},
-			want: 1, result: ResultKept,
+			want: 1, result: ResultAssumed,
 		},
 		"the pod's own memory doesn't count against it": {
 			cards: newCards(16), pod: newPod("a", container("x", 10), container("y", 6), assumed(0, 1)),
-			given: Allocations{"uid-a": {"x": onCard(0)}}, want: 0, result: ResultKept,
+			given: Allocations{"uid-a": {"x": onCard(0)}}, want: 0, result: ResultAssumed,
 		},
 		"the card of the pod's other containers": {
 			cards: newCards(16, 16), pod: newPod("a", container("x", 2), container("y", 2), assumed(0, 1)),
-			given: Allocations{"uid-a": {"x": onCard(1)}}, want: 1, result: ResultKept,
+			given: Allocations{"uid-a": {"x": onCard(1)}}, want: 1, result: ResultAssumed,
 		},
 		"the checkpoint was lost, and an init container got another card since: the annotated card": {
 			cards: newCards(16, 16), pod: newPod("a", initStep(2), main(2), assumed(0, 1), assigned, ran),
-			given: Allocations{"uid-a": {"i": onCard(1)}}, want: 0, result: ResultKept,
+			given: Allocations{"uid-a": {"i": onCard(1)}}, want: 0, result: ResultAssumed,
 		},
 		"the pod's card, the rest of which others hold now": {
 			cards: newCards(16, 16), pod: newPod("a", container("x", 10), container("main", 6), assumed(0, 1)),
@@ -65,7 +65,7 @@ func TestSelectCards(t *testing.T) {
 		"the card that the container had, however full it is": {
 			cards: newCards(16, 16), pod: newPod("a", container("x", 10), container("main", 6), assumed(0, 1)),
 			others: []Pod{newPod("b", container("main", 7))}, given: Allocations{"uid-a": {"x": onCard(0), "main": onCard(0)}, "uid-b": {"main": onCard(0)}},
-			want: 0, result: ResultKept,
+			want: 0, result: ResultAssumed,
 		},
 		"the annotated card is used by another pod": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
@@ -85,11 +85,11 @@ func TestSelectCards(t *testing.T) {
 		"a pod that ended holds none": {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
 			others: []Pod{newPod("b", main(10), ended)}, given: Allocations{"uid-b": {"main": onCard(0)}},
-			want: 0, result: ResultKept,
+			want: 0, result: ResultAssumed,
 		},
 		"annotations of a pod that was not served don't count": {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
-			others: []Pod{newPod("forged", main(16), assumed(0, 0))}, want: 0, result: ResultKept,
+			others: []Pod{newPod("forged", main(16), assumed(0, 0))}, want: 0, result: ResultAssumed,
 		},
 		"annotations of a pod that runs count": {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
@@ -112,7 +112,7 @@ func TestSelectCards(t *testing.T) {
 			others: []Pod{newPod("b", main(12), assumed(1, 1))}, want: 0, result: ResultPlaced,
 		},
 		"the annotated card, although the kubelet chose devices of another": {
-			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferred(1), want: 0, result: ResultKept,
+			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferred(1), want: 0, result: ResultAssumed,
 		},
 		"the preferred card of this container": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferredFor("a", 1), want: 1, result: ResultMoved,
@@ -120,11 +120,11 @@ func TestSelectCards(t *testing.T) {
 		},
 		"the preferred card of this container has no room now": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferredFor("a", 1),
-			others: []Pod{newPod("b", main(12), assumed(1, 1))}, want: 0, result: ResultKept,
+			others: []Pod{newPod("b", main(12), assumed(1, 1))}, want: 0, result: ResultAssumed,
 		},
 		"the preferred card of this container, and others of the pod have another": {
 			cards: newCards(16, 16), pod: newPod("a", container("x", 2), main(2), assumed(0, 1)), preferred: preferredFor("a", 1),
-			given: Allocations{"uid-a": {"x": onCard(0)}}, want: 0, result: ResultKept,
+			given: Allocations{"uid-a": {"x": onCard(0)}}, want: 0, result: ResultAssumed,
 		},
 		"the annotated card is used: the preferred one": {
 			cards: newCards(16, 8, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferred(2),
@@ -152,7 +152,7 @@ func TestSelectCards(t *testing.T) {
 			given:  Allocations{"uid-b": {"main": holdingNext}}, want: 2, result: ResultMoved,
 		},
 		"a running container keeps the annotated card": {
-			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1), running), want: 1, result: ResultKept,
+			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1), running), want: 1, result: ResultAssumed,
 		},
 		"a running container gets no other card": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1), running),
@@ -162,7 +162,7 @@ func TestSelectCards(t *testing.T) {
 		"a pod that was given no card holds none": {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
 			others: []Pod{newPod("b", main(16), assumed(0, 0), running)},
-			given:  Allocations{"uid-b": {"main": noCard}, "uid-new": {"main": noCard}}, want: 0, result: ResultKept,
+			given:  Allocations{"uid-b": {"main": noCard}, "uid-new": {"main": noCard}}, want: 0, result: ResultAssumed,
 		},
 		"but its annotated memory stays free": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
@@ -251,10 +251,10 @@ func TestSelectSeveralCards(t *testing.T) {
 		result    Result
 		text      string // The begin of the rejection's. The reason is package placement's.
 	}{
-		"the annotated cards": {pod: newPod("a", main(8), assumedOn(0, 2)), want: []int{0, 2}, result: ResultKept},
+		"the annotated cards": {pod: newPod("a", main(8), assumedOn(0, 2)), want: []int{0, 2}, result: ResultAssumed},
 		"a pod that holds a share of each leaves the rest": {
 			pod: newPod("a", main(24), assumedOn(0, 2)), others: []Pod{two}, given: Allocations{"uid-two": served(two, 0, 2)},
-			want: []int{0, 2}, result: ResultKept,
+			want: []int{0, 2}, result: ResultAssumed,
 		},
 		"one of the annotated cards has no room": {
 			pod: newPod("a", main(24), assumedOn(0, 1)), others: []Pod{newPod("b", main(6))}, given: Allocations{"uid-b": {"main": holding(0, 6)}},
@@ -270,7 +270,7 @@ func TestSelectSeveralCards(t *testing.T) {
 		},
 		"a pod without cores is charged none": {
 			pod: newPod("a", main(1), assumedOn(0)), others: []Pod{two}, given: Allocations{"uid-two": served(two, 0, 2)},
-			want: []int{0}, result: ResultKept,
+			want: []int{0}, result: ResultAssumed,
 		},
 		"one of the annotated cards is unhealthy": {
 			cards: sick, pod: newPod("a", main(8), assumedOn(0, 2)),
@@ -281,11 +281,11 @@ func TestSelectSeveralCards(t *testing.T) {
 		},
 		"the cards of the pod's other containers": {
 			pod: newPod("a", container("x", 2), container("y", 4), assumedOn(0, 1)), given: Allocations{"uid-a": {"x": onCards([]int{1, 2}, "10", "20")}},
-			want: []int{1, 2}, result: ResultKept,
+			want: []int{1, 2}, result: ResultAssumed,
 		},
 		"their number counts too": {
 			pod: newPod("a", container("x", 2), container("y", 4), labelled(2)), given: Allocations{"uid-a": {"x": holding(1, 2)}},
-			want: []int{1}, result: ResultKept,
+			want: []int{1}, result: ResultAssumed,
 		},
 		"a request that can't be divided over them": {
 			pod: newPod("a", container("x", 2), container("y", 3)), given: Allocations{"uid-a": {"x": onCards([]int{1, 2}, "10", "20")}},
@@ -293,7 +293,7 @@ func TestSelectSeveralCards(t *testing.T) {
 		},
 		"the same call again": {
 			pod: newPod("a", main(32), assumedOn(0, 1)), given: Allocations{"uid-a": {"main": onCards([]int{0, 1})}, "uid-new": {"main": holding(0, 16)}},
-			want: []int{0, 1}, result: ResultKept,
+			want: []int{0, 1}, result: ResultAssumed,
 		},
 		"no annotated cards: the fullest beside the annotated shares of others": {
 			pod: newPod("a", main(8), labelled(2)), others: []Pod{newPod("b", main(4), assumedOn(1, 2))}, want: []int{1, 2}, result: ResultPlaced,
@@ -305,14 +305,14 @@ func TestSelectSeveralCards(t *testing.T) {
 			pod: newPod("a", main(8), assumedOn(0, 1)), preferred: Preference{mainOf("a"), ByKubelet, []int{0, 2}}, want: []int{0, 2}, result: ResultMoved,
 		},
 		"a preference of another number of cards doesn't count": {
-			pod: newPod("a", main(8), assumedOn(0, 1)), preferred: Preference{mainOf("a"), ByKubelet, []int{2}}, want: []int{0, 1}, result: ResultKept,
+			pod: newPod("a", main(8), assumedOn(0, 1)), preferred: Preference{mainOf("a"), ByKubelet, []int{2}}, want: []int{0, 1}, result: ResultAssumed,
 		},
 		"too few cards have room": {
 			pod: newPod("a", main(20), labelled(2)), others: []Pod{newPod("b", main(14))}, given: Allocations{"uid-b": {"main": onCards([]int{0, 1}, make([]string, 14)...)}},
 			result: RefusedFull, text: "pod default/a: no card for 10 units of GPU memory on each of 2 cards",
 		},
 		"an older extender gave the pod one card, whatever its label says": {
-			pod: newPod("a", main(8), labelled(2), assumedOn(1)), want: []int{1}, result: ResultKept,
+			pod: newPod("a", main(8), labelled(2), assumedOn(1)), want: []int{1}, result: ResultAssumed,
 		},
 		"an invalid request": {
 			pod:    newPod("a", main(3), func(pod *Pod) { pod.Invalid = errors.New("container main: 3 can't be divided") }),

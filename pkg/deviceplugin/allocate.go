@@ -119,12 +119,7 @@ func (a *allocator) KeepLimits(ctx context.Context) error {
 			}
 		}
 	}
-	all := a.checkpoint.Readable()
-	var errs []error
-	for _, backend := range a.isolator.backends {
-		errs = append(errs, backend.KeepLimits(limits, all))
-	}
-	return errors.Join(errs...)
+	return a.isolator.backends.KeepLimits(limits, a.checkpoint.Readable())
 }
 
 // lock waits for the turn of a call for this number of devices.

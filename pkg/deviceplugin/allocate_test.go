@@ -50,7 +50,7 @@ func TestAllocate(t *testing.T) {
 			t.Errorf("%s: assumed %v, before %v; assigned %v", name, after.AssumeTime, assignment.AssumeTime, after.AssignTime)
 		}
 	}
-	if got := counted(t, p, allocation.ResultKept); got != 3 {
+	if got := counted(t, p, allocation.ResultAssumed); got != 3 {
 		t.Errorf("counted %v allocations, want 3", got)
 	}
 	if got := testutil.ToFloat64(p.metrics.otherDevices); got != 0 {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -155,7 +156,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 			b.SetBytes(int64(len(data)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := parseCheckpoint(data, nil); err != nil {
+				if _, err := parseCheckpoint(data, &isolation.Backends{}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -133,7 +133,7 @@ func TestLimitOfNextStart(t *testing.T) {
 	for name, next := range map[string]allocation.Allocation{"another card": given(1, 4<<30), "the same card": given(0, 4<<30)} {
 		t.Run(name, func(t *testing.T) {
 			dir, record, pods := t.TempDir(), allocation.NewRecord(nil), &runningPods{instance: "first"}
-			backends := isolation.Backends(isolation.Options{SpecDirs: []string{dir}})
+			backends := isolation.NewBackends(isolation.Options{SpecDirs: []string{dir}})
 			a := &allocator{
 				turn: make(chan struct{}, 1), checkpoint: &checkpoint{}, snapshots: &snapshots{record: record}, isolator: &isolator{backends: backends},
 			}
@@ -150,7 +150,7 @@ func TestLimitOfNextStart(t *testing.T) {
 				}
 				var got []uint64
 				for _, device := range spec.Devices {
-					_, limit := isolation.ModeOf(backends, isolation.Edits{Devices: []string{spec.Kind + "=" + device.Name}})
+					_, limit := backends.ModeOf(isolation.Edits{Devices: []string{spec.Kind + "=" + device.Name}})
 					got = append(got, limit)
 				}
 				if diff := cmp.Diff(want, got); diff != "" {

@@ -82,7 +82,7 @@ func parseDevices(data []byte) ([]deviceEntry, error) {
 }
 
 // parseCheckpoint returns what containers were given.
-func parseCheckpoint(data []byte, backends map[isolation.Mode]isolation.Backend) ([]allocation.Entry, error) {
+func parseCheckpoint(data []byte, backends *isolation.Backends) ([]allocation.Entry, error) {
 	devices, err := parseDevices(data)
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func parseCheckpoint(data []byte, backends map[isolation.Mode]isolation.Backend)
 }
 
 // allocationOf returns what a container with this request was given, as the plugin's response shows it.
-func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Memory, backends map[isolation.Mode]isolation.Backend) allocation.Allocation {
+func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Memory, backends *isolation.Backends) allocation.Allocation {
 	assignment, err := protocol.ParseAssignment(response.Envs)
 	if err != nil {
 		return allocation.Allocation{Unknown: response.Envs[protocol.AnnotationIndex] != strconv.Itoa(allocation.NoCard)}
@@ -130,7 +130,7 @@ func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Mem
 	for _, device := range response.CdiDevices {
 		edits.Devices = append(edits.Devices, device.GetName())
 	}
-	mode, limit := isolation.ModeOf(backends, edits)
+	mode, limit := backends.ModeOf(edits)
 	given.Mode, given.Limit = string(mode), limit
 	return given
 }
@@ -142,7 +142,7 @@ type checkpoint struct {
 	pods    allocation.KnownPods
 	changed func(gpu.PodUID)
 	// backends tell which containers they limit.
-	backends map[isolation.Mode]isolation.Backend
+	backends *isolation.Backends
 	// stale receives a value when the file may have changed.
 	stale chan struct{}
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -79,7 +80,7 @@ func TestParseCheckpoint(t *testing.T) {
 
 	got, err := parseCheckpoint(checkpointData(t, newEntry(t, "uid-a", "init", 1, "11", "10"), other, garbled, spread,
 		newEntry(t, "uid-e", "main", -1, "06"), withoutResponse,
-		newEntryOf(t, "uid-g", "main", protocol.ContainerEnv{Cards: []gpu.Card{{Index: 2, Memory: 16}, {Index: 0, Memory: 24}}, ContainerCores: 60}, "08", "09", "28", "29")), nil)
+		newEntryOf(t, "uid-g", "main", protocol.ContainerEnv{Cards: []gpu.Card{{Index: 2, Memory: 16}, {Index: 0, Memory: 24}}, ContainerCores: 60}, "08", "09", "28", "29")), &isolation.Backends{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +103,7 @@ func TestParseCheckpoint(t *testing.T) {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 	for _, bad := range []string{"", "null", "{}", "[]", `{"Data":7}`, `{"Data":{"PodDeviceEntries":[{"AllocResp":"!"}]}}`} {
-		if got, err := parseCheckpoint([]byte(bad), nil); err == nil {
+		if got, err := parseCheckpoint([]byte(bad), &isolation.Backends{}); err == nil {
 			t.Errorf("%q gave %v, want an error", bad, got)
 		}
 	}
@@ -114,7 +115,7 @@ func FuzzParseCheckpoint(f *testing.F) {
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":0}`))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"aliyun.com/gpu-mem","DeviceIDs":{"-1":["a"]},"AllocResp":"CgA="}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		entries, err := parseCheckpoint(data, nil)
+		entries, err := parseCheckpoint(data, &isolation.Backends{})
 		if err != nil {
 			return
 		}
@@ -137,7 +138,7 @@ func FuzzParseCheckpoint(f *testing.F) {
 
 func TestCheckpointRead(t *testing.T) {
 	dir := t.TempDir()
-	c := checkpoint{dir: dir}
+	c := checkpoint{dir: dir, backends: &isolation.Backends{}}
 	expect := func(when string, want ...string) {
 		t.Helper()
 		if err := c.read(); err != nil {

@@ -46,7 +46,7 @@ type cardIsolation struct {
 type isolator struct {
 	cards    *cardState
 	visible  VisibleDevices
-	backends map[isolation.Mode]isolation.Backend
+	backends *isolation.Backends
 	// cgroups is the hierarchy of cgroups, of which the driver is asked.
 	cgroups string
 
@@ -128,7 +128,7 @@ func (i *isolator) check() {
 	}
 	states := map[int]cardIsolation{}
 	for _, card := range i.cards.All() {
-		state := cardIsolation{maxContainers: i.backends[i.mode].MaxContainers(i.card(card))}
+		state := cardIsolation{maxContainers: i.backends.Of(i.mode).MaxContainers(i.card(card))}
 		if err := i.ready(card); err != nil {
 			state.notReady = err.Error()
 		}
@@ -142,7 +142,7 @@ func (i *isolator) ready(card gpu.Card) error {
 	if i.invalid != nil {
 		return i.invalid
 	}
-	err := i.backends[i.mode].Ready(i.node, i.card(card))
+	err := i.backends.Of(i.mode).Ready(i.node, i.card(card))
 	if err != nil && i.mode.Rules().Limits {
 		err = fmt.Errorf("isolation mode %s: %w", i.mode, err)
 	}
@@ -168,7 +168,7 @@ func (i *isolator) CheckInForce(mode string, index int) error {
 	defer i.mu.Unlock()
 	for _, card := range i.cards.All() {
 		if card.Index == index {
-			return i.backends[isolation.Mode(mode)].CheckInForce(i.card(card))
+			return i.backends.Of(isolation.Mode(mode)).CheckInForce(i.card(card))
 		}
 	}
 	return nil
@@ -177,17 +177,9 @@ func (i *isolator) CheckInForce(mode string, index int) error {
 // SetShared tells the mode in force which cards the node shares.
 func (i *isolator) SetShared(uuids []string) error {
 	i.mu.Lock()
-	backend := i.backends[i.mode]
+	backend := i.backends.Of(i.mode)
 	i.mu.Unlock()
 	return backend.SetShared(uuids)
-}
-
-// ServerPIDs returns the IDs of the processes whose memory on a card is used by no container in particular, in whatever mode the node is now.
-func (i *isolator) ServerPIDs(uuid string) (pids []int) {
-	for _, backend := range i.backends {
-		pids = append(pids, backend.ServerPIDs(uuid)...)
-	}
-	return pids
 }
 
 // limitation is what enforces a container's share of each of its cards.
@@ -211,7 +203,7 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Dec
 	defer i.mu.Unlock()
 	for _, card := range d.Cards {
 		if err := i.ready(card); err != nil {
-			return refuse(d, allocation.RefusedUnavailable, err.Error()), limitation{}
+			return d.Reject(allocation.RefusedUnavailable, "%v", err), limitation{}
 		}
 	}
 	each := d.Container.Share(len(d.Cards))
@@ -229,22 +221,16 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Dec
 		shares = append(shares, share)
 	}
 	var err error
-	if l.Edits, err = i.backends[i.mode].Apply(shares); err != nil {
-		return refuse(d, allocation.RefusedUnavailable, fmt.Sprintf("isolation mode %s: %v", i.mode, err)), limitation{}
+	if l.Edits, err = i.backends.Of(i.mode).Apply(shares); err != nil {
+		return d.Reject(allocation.RefusedUnavailable, "isolation mode %s: %v", i.mode, err), limitation{}
 	}
 	for _, mount := range l.Mounts {
 		if mount.ContainerPath == protocol.SharedMemory && d.Container.SharedMemory {
-			return refuse(d, allocation.RefusedInvalid, fmt.Sprintf("isolation mode %s: the container mounts a volume at %s, where it gets a directory of this mode: "+
-				"remove the mount", i.mode, mount.ContainerPath)), limitation{}
+			return d.Reject(allocation.RefusedInvalid, "isolation mode %s: the container mounts a volume at %s, where it gets a directory of this mode: "+
+				"remove the mount", i.mode, mount.ContainerPath), limitation{}
 		}
 	}
 	l.mode = i.mode
-	l.limit, _ = i.backends[i.mode].LimitOf(l.Edits)
+	l.limit, _ = i.backends.Of(i.mode).LimitOf(l.Edits)
 	return d, l
-}
-
-// refuse returns the decision with a rejection.
-func refuse(d allocation.Decision, result allocation.Result, text string) allocation.Decision {
-	d.Result, d.Rejection = result, &allocation.Rejection{Result: result, Text: text, NoRoom: result == allocation.RefusedFull}
-	return d
 }

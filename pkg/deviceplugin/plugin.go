@@ -173,7 +173,7 @@ func (p *Plugin) newMeter(record *allocation.Record) {
 	p.meter = usage.NewMeter(usage.Options{
 		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.Reported, Cgroups: o.Isolation.CgroupRoot,
 		Containers: containerSource{p.pods, record, p.cards}.Containers,
-		Servers:    p.isolator.ServerPIDs,
+		Servers:    p.isolator.backends.ServerPIDs,
 	})
 	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
 }
@@ -198,7 +198,7 @@ func (p *Plugin) newIsolator() {
 	o.Isolation.CardsByCDI = o.DeviceList == ListByCDI
 	p.isolator = &isolator{
 		cards: p.cards, visible: cmp.Or(o.VisibleDevices, VisibleByUUID), configured: isolation.None, mode: isolation.None,
-		cgroups: o.Isolation.CgroupRoot, backends: isolation.Backends(o.Isolation),
+		cgroups: o.Isolation.CgroupRoot, backends: isolation.NewBackends(o.Isolation),
 	}
 }
 

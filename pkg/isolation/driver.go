@@ -67,14 +67,6 @@ func (d *driver) LimitOf(edits Edits) (limit uint64, limited bool) {
 	return 0, false
 }
 
-// KeepLimits implements Backend. Other programs can remove the specification of limits, and a container that restarts needs it in every mode.
-func (d *driver) KeepLimits(limits []uint64, all bool) error {
-	if all {
-		return d.limits.Set(limits...)
-	}
-	return d.limits.Add(limits...)
-}
-
 // Ready implements Backend. Only one goroutine may call it at a time.
 func (d *driver) Ready(node Node, card Card) error {
 	switch {

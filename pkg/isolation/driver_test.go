@@ -54,7 +54,7 @@ func newMachine(t *testing.T) *machine {
 	}
 	m.write(t, filepath.Join(m.cgroups, "cgroup.controllers"), "memory")
 	m.write(t, filepath.Join(m.etc, "nvidia.yaml"), toolkitSpec)
-	m.backend = Backends(Options{CgroupRoot: m.cgroups, SpecDirs: []string{m.etc, m.run}})[Driver]
+	m.backend = NewBackends(Options{CgroupRoot: m.cgroups, SpecDirs: []string{m.etc, m.run}}).Of(Driver)
 	return m
 }
 
@@ -120,7 +120,7 @@ func TestCardsByCDI(t *testing.T) {
 			if m.card.Compute = (Compute{8, 0, "DEFAULT"}); mode == MPS {
 				m.card.Compute.Mode = exclusive
 			}
-			backend := Backends(Options{SpecDirs: []string{m.etc, m.run}, CardsByCDI: byCDI, MPS: daemons})[mode]
+			backend := NewBackends(Options{SpecDirs: []string{m.etc, m.run}, CardsByCDI: byCDI, MPS: daemons}).Of(mode)
 			for i, change := range []func(){
 				func() {},
 				func() { m.write(t, filepath.Join(m.etc, "toolkit.yaml"), toolkitSpec) },
@@ -200,7 +200,7 @@ func TestApply(t *testing.T) {
 	if diff := cmp.Diff([]string{"nvidia.com/gpu=GPU-a", "gpushare.aliyun.com/memory-limit=1024Mi", "nvidia.com/gpu=GPU-b"}, edits.Devices); diff != "" || err != nil {
 		t.Errorf("several cards: %v\n%s", err, diff)
 	}
-	edits, err = Backends(Options{})[None].Apply(share)
+	edits, err = NewBackends(Options{}).Of(None).Apply(share)
 	if diff := cmp.Diff(Edits{}, edits); diff != "" || err != nil {
 		t.Errorf("mode none gives %v, %s", err, diff)
 	}

@@ -77,7 +77,7 @@ type Node struct{ KubeletVersion, Runtime string }
 //
 //  1. Its name and rules in pkg/protocol/isolation.go. Filter, diagnosis, page and kubectl inspect ask these. Rules that only MPS has had so far
 //     name MPS in their texts (pkg/reasons/reason.go; for MaxContainers also text.go in pkg/diagnosis and causes.js in pkg/webui).
-//  2. Its Mode above, and its Backend, in Backends below.
+//  2. Its Mode above, and its Backend, in NewBackends below.
 //  3. What its Backend must know of a card: a field of Card, which isolator.Ask in pkg/deviceplugin reads from the driver, and isolator.card there
 //     sets. Most fields of Card are of one mode.
 //  4. If Apply returns mounts, a check that the container has no volume there. isolator.Isolate checks protocol.SharedMemory, and no other path.
@@ -94,33 +94,69 @@ type Backend interface {
 	LimitOf(edits Edits) (limit uint64, limited bool)
 	// CheckInForce returns why a limit on this card that can't be read back may not be in force; nil if it is, or if that isn't known.
 	CheckInForce(card Card) error
-	// KeepLimits makes sure that containers can be started again that have these limits, which LimitOf returned. all is false if other containers
-	// can have others.
-	KeepLimits(limits []uint64, all bool) error
 	// SetShared sets which cards the node shares, by UUID, while the mode is in force.
 	SetShared(uuids []string) error
-	// ServerPIDs returns the IDs of the processes whose memory on the card is used by no container in particular.
-	ServerPIDs(uuid string) []int
 	// MaxContainers returns how many containers can have a share of the card; 0 if there is no such bound.
 	MaxContainers(card Card) int
 }
 
-// Backends returns the backends by mode.
-func Backends(o Options) map[Mode]Backend {
-	devices, daemons := newCDIDevices(o.SpecDirs), newMPSDaemons(o.MPS)
-	limits := &limitSpec{}
+// Backends are the backends of all modes. Containers that were started in an earlier mode keep their limits, so parts of a mode matter in the
+// others too.
+type Backends struct {
+	of map[Mode]Backend
+	// limits is the specification of mode driver, daemons are those of mode mps.
+	limits  *limitSpec
+	daemons *mpsDaemons
+}
+
+// NewBackends returns the backends.
+func NewBackends(o Options) *Backends {
+	devices := newCDIDevices(o.SpecDirs)
+	b := &Backends{limits: &limitSpec{}, daemons: newMPSDaemons(o.MPS)}
 	if n := len(o.SpecDirs); n > 0 {
-		limits.dir = o.SpecDirs[n-1]
+		b.limits.dir = o.SpecDirs[n-1]
 	}
-	backends := map[Mode]Backend{
-		None:   none{daemons: daemons},
-		Driver: &driver{daemons: daemons, cgroups: o.CgroupRoot, devices: devices, limits: limits},
-		MPS:    mps{daemons: daemons},
+	b.of = map[Mode]Backend{
+		None:   none{daemons: b.daemons},
+		Driver: &driver{daemons: b.daemons, cgroups: o.CgroupRoot, devices: devices, limits: b.limits},
+		MPS:    mps{daemons: b.daemons},
 	}
 	if o.CardsByCDI {
-		backends[None], backends[MPS] = byCDI{backends[None], devices}, byCDI{backends[MPS], devices}
+		b.of[None], b.of[MPS] = byCDI{b.of[None], devices}, byCDI{b.of[MPS], devices}
 	}
-	return backends
+	return b
+}
+
+// Of returns the backend of a mode.
+func (b *Backends) Of(mode Mode) Backend { return b.of[mode] }
+
+// ModeOf returns the mode that limits a container with these edits, and the limit that its backend returns; an empty mode if none does.
+func (b *Backends) ModeOf(edits Edits) (mode Mode, limit uint64) {
+	for mode, backend := range b.of {
+		if limit, ok := backend.LimitOf(edits); ok {
+			return mode, limit
+		}
+	}
+	return "", 0
+}
+
+// KeepLimits makes sure that containers can be started again that have these limits, which LimitOf returned: other programs can remove the
+// specification of limits. all is false if other containers can have others.
+func (b *Backends) KeepLimits(limits []uint64, all bool) error {
+	if all {
+		return b.limits.Set(limits...)
+	}
+	return b.limits.Add(limits...)
+}
+
+// ServerPIDs returns the IDs of the processes whose memory on the card is used by no container in particular: those of its MPS daemon. Without a
+// supervisor there is none, and others can have the process IDs.
+func (b *Backends) ServerPIDs(uuid string) []int {
+	status, err := b.daemons.Status(uuid)
+	if err != nil {
+		return nil
+	}
+	return status.Servers
 }
 
 // byCDI is a mode in which containers get their card as a CDI device.
@@ -138,16 +174,6 @@ func (b byCDI) Ready(node Node, card Card) error {
 	return err
 }
 
-// ModeOf returns the mode that limits a container with these edits, and the limit that its backend returns; an empty mode if none does.
-func ModeOf(backends map[Mode]Backend, edits Edits) (mode Mode, limit uint64) {
-	for mode, backend := range backends {
-		if limit, ok := backend.LimitOf(edits); ok {
-			return mode, limit
-		}
-	}
-	return "", 0
-}
-
 // none is the mode without limits.
 type none struct {
 	noLimits
@@ -160,10 +186,8 @@ func (n none) Ready(_ Node, card Card) error { return n.daemons.Left(card) }
 // noLimits is what a Backend does that limits nothing. Each mode embeds it, for what the mode doesn't need.
 type noLimits struct{}
 
-func (noLimits) Apply([]Share) (Edits, error)    { return Edits{}, nil }
-func (noLimits) LimitOf(Edits) (uint64, bool)    { return 0, false }
-func (noLimits) CheckInForce(Card) error         { return nil }
-func (noLimits) KeepLimits([]uint64, bool) error { return nil }
-func (noLimits) SetShared([]string) error        { return nil }
-func (noLimits) ServerPIDs(string) []int         { return nil }
-func (noLimits) MaxContainers(Card) int          { return 0 }
+func (noLimits) Apply([]Share) (Edits, error) { return Edits{}, nil }
+func (noLimits) LimitOf(Edits) (uint64, bool) { return 0, false }
+func (noLimits) CheckInForce(Card) error      { return nil }
+func (noLimits) SetShared([]string) error     { return nil }
+func (noLimits) MaxContainers(Card) int       { return 0 }

@@ -30,7 +30,7 @@ func TestUsable(t *testing.T) {
 				}
 			}
 			got := ""
-			if err := Backends(Options{MPS: dir})[None].Ready(Node{}, Card{UUID: "GPU-a", Compute: Compute{Mode: test.mode}}); err != nil {
+			if err := NewBackends(Options{MPS: dir}).Of(None).Ready(Node{}, Card{UUID: "GPU-a", Compute: Compute{Mode: test.mode}}); err != nil {
 				got = err.Error()
 			}
 			if test.want != "" {
@@ -50,14 +50,14 @@ func TestModeOf(t *testing.T) {
 		Limit uint64
 	}
 	for _, byCDI := range []bool{false, true} {
-		backends := Backends(Options{SpecDirs: []string{t.TempDir()}, CardsByCDI: byCDI, MPS: "/run/mps"})
+		backends := NewBackends(Options{SpecDirs: []string{t.TempDir()}, CardsByCDI: byCDI, MPS: "/run/mps"})
 		for mode, want := range map[Mode]answer{None: {}, Driver: {Driver, 2 << 30}, MPS: {MPS, 0}} {
-			edits, err := backends[mode].Apply([]Share{{Card: Card{UUID: "GPU-a", Device: "GPU-a"}, Limit: 2 << 30}})
+			edits, err := backends.Of(mode).Apply([]Share{{Card: Card{UUID: "GPU-a", Device: "GPU-a"}, Limit: 2 << 30}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			edits.Devices = append([]string{CardKind + "=GPU-a"}, edits.Devices...)
-			if mode, limit := ModeOf(backends, edits); (answer{mode, limit}) != want {
+			if mode, limit := backends.ModeOf(edits); (answer{mode, limit}) != want {
 				t.Errorf("mode %s, cards by CDI %t: got %s and %d, want %+v", mode, byCDI, mode, limit, want)
 			}
 		}

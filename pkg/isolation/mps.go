@@ -290,15 +290,6 @@ func (m mps) CheckInForce(card Card) error {
 // SetShared implements Backend: others get no daemon.
 func (m mps) SetShared(uuids []string) error { return m.daemons.directory.WriteCards(uuids) }
 
-// ServerPIDs implements Backend. Without a supervisor there is none, and others can have the process IDs.
-func (m mps) ServerPIDs(uuid string) []int {
-	status, err := m.daemons.Status(uuid)
-	if err != nil {
-		return nil
-	}
-	return status.Servers
-}
-
 // MaxContainers implements Backend. MPS counts processes (NVIDIA, Multi-Process Service, "Client-Server Connection Limits"), so a
 // container with several can still be refused by the daemon.
 func (m mps) MaxContainers(card Card) int {

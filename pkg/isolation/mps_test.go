@@ -40,7 +40,7 @@ func TestMPSReady(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			err := Backends(Options{MPS: dir})[MPS].Ready(Node{}, test.card)
+			err := NewBackends(Options{MPS: dir}).Of(MPS).Ready(Node{}, test.card)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
@@ -106,7 +106,7 @@ func TestMPSCheckInForce(t *testing.T) {
 				}
 			}
 			test.card.UUID = "GPU-a"
-			if err := Backends(Options{MPS: dir})[MPS].CheckInForce(test.card); (err == nil) != (test.want == "") || err != nil && err.Error() != test.want {
+			if err := NewBackends(Options{MPS: dir}).Of(MPS).CheckInForce(test.card); (err == nil) != (test.want == "") || err != nil && err.Error() != test.want {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
@@ -114,7 +114,7 @@ func TestMPSCheckInForce(t *testing.T) {
 }
 
 func TestMPSApply(t *testing.T) {
-	backend := Backends(Options{MPS: "/run/mps"})[MPS]
+	backend := NewBackends(Options{MPS: "/run/mps"}).Of(MPS)
 	share := Share{Card: Card{UUID: "GPU-a"}, Limit: 2 << 30}
 	edits, err := backend.Apply([]Share{share})
 	want := Edits{
@@ -137,7 +137,7 @@ func TestMPSApply(t *testing.T) {
 }
 
 func TestMPSMaxContainers(t *testing.T) {
-	backend := Backends(Options{})[MPS]
+	backend := NewBackends(Options{}).Of(MPS)
 	for capability, want := range map[Compute]int{{Major: 7}: 16, {Major: 7, Minor: 2}: 16, {Major: 7, Minor: 5}: 48, {Major: 9}: 48} {
 		if got := backend.MaxContainers(Card{Compute: capability}); got != want {
 			t.Errorf("%+v: %d containers, want %d", capability, got, want)

@@ -130,7 +130,7 @@ func (m *machine) mode(card string) int {
 func (m *machine) client(card string) (*fakemps.Process, error) {
 	m.Helper()
 	share := isolation.Share{Card: isolation.Card{UUID: card}, Limit: 2 << 30}
-	edits, err := isolation.Backends(isolation.Options{MPS: m.directory})[isolation.MPS].Apply([]isolation.Share{share})
+	edits, err := isolation.NewBackends(isolation.Options{MPS: m.directory}).Of(isolation.MPS).Apply([]isolation.Share{share})
 	must(m.T, err)
 	env := []string{"NVIDIA_VISIBLE_DEVICES=" + card}
 	for name, value := range edits.Env {

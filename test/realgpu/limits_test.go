@@ -270,7 +270,7 @@ func TestMPS(t *testing.T) {
 		return status
 	}
 	status := ready()
-	edits, err := isolation.Backends(isolation.Options{MPS: directory})[isolation.MPS].Apply(
+	edits, err := isolation.NewBackends(isolation.Options{MPS: directory}).Of(isolation.MPS).Apply(
 		[]isolation.Share{{Card: isolation.Card{UUID: card.UUID}, Limit: 1 << 30}})
 	framework.Must(t, err)
 	env := []string{"CUDA_VISIBLE_DEVICES=" + card.UUID}
