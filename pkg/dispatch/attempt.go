@@ -12,7 +12,7 @@ import (
 // attempt is one try of reclaim to make room for units, until its evictions were made or the term ends.
 type attempt struct {
 	number uint64
-	// kinds are those of its units.
+	// kinds are the kinds of units that get room. They pause if the attempt fails.
 	kinds []reclaimKind
 	// resumed are the victims of a former leader's round that still run. Although the caller is about to evict them, or was for a unit that doesn't wait
 	// any more, they don't count as being deleted for this attempt.
@@ -93,13 +93,13 @@ func (m *Manager) Reclaimed(attempt uint64, until, now time.Time) {
 		return
 	}
 	m.reclaims.attempt = nil
-	holds := false
-	for _, h := range m.reclaims.held {
+	held := false
+	for _, h := range m.reclaims.holds {
 		if h.attempt == attempt {
-			h.state, h.until, holds = waiting, until, true
+			h.state, h.ends, held = waiting, until, true
 		}
 	}
-	if until.IsZero() || !holds {
+	if until.IsZero() || !held {
 		for _, kind := range a.kinds {
 			m.reclaims.pause(kind, !a.outdated, now)
 		}
@@ -107,14 +107,14 @@ func (m *Manager) Reclaimed(attempt uint64, until, now time.Time) {
 	}
 }
 
-// Holds returns the pods of the attempt for which places are held, and whether the shares still justify that victims are evicted for each which
-// were refused before.
-func (m *Manager) Holds(attempt uint64) map[gpu.PodUID]bool {
+// Justified returns the pods of the attempt for which places are held, and for each of them whether the shares still justify evicting victims whose
+// eviction was refused before.
+func (m *Manager) Justified(attempt uint64) map[gpu.PodUID]bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	justified := map[gpu.PodUID]bool{}
-	for _, h := range m.reclaims.held {
-		for _, share := range h.Shares {
+	for _, h := range m.reclaims.holds {
+		for _, share := range h.reservation.Shares {
 			if h.attempt == attempt {
 				justified[share.Pod.UID] = h.justified
 			}
@@ -123,15 +123,15 @@ func (m *Manager) Holds(attempt uint64) map[gpu.PodUID]bool {
 	return justified
 }
 
-// Held is a pod that waits, with the cards that are held for it.
-type Held struct {
+// HeldPlace is the place of a pod that waits: the cards that are held for it.
+type HeldPlace struct {
 	Pod   gpu.PodUID
 	Node  string
 	Cards []int
 }
 
-// HeldVictim are the pods of a victim, with the pod that waits for which they are evicted.
-type HeldVictim struct {
+// EvictedFor are the pods of a victim, with the pod that waits for which they are evicted.
+type EvictedFor struct {
 	Pods []gpu.PodUID
 	For  gpu.PodUID
 }
@@ -139,7 +139,7 @@ type HeldVictim struct {
 // Resume holds the places of an attempt of a former leader that has evicted a part of the victims, if that is still right for the others: see Hold. It
 // makes the attempt the present one. It reports false if it isn't right, or if it isn't known yet, because there was no round or another
 // attempt is in progress.
-func (m *Manager) Resume(places []Held, victims []HeldVictim, now time.Time) (attempt uint64, ok bool) {
+func (m *Manager) Resume(places []HeldPlace, victims []EvictedFor, now time.Time) (attempt uint64, ok bool) {
 	attempt, plan := m.resume(places, victims, now)
 	if attempt == 0 {
 		return 0, false
@@ -156,57 +156,75 @@ func (m *Manager) Resume(places []Held, victims []HeldVictim, now time.Time) (at
 }
 
 // resume begins an attempt with the plan of a former leader. It returns zero if that isn't possible now.
-func (m *Manager) resume(places []Held, victims []HeldVictim, now time.Time) (attempt uint64, plan reclaim.Plan) {
+func (m *Manager) resume(places []HeldPlace, victims []EvictedFor, now time.Time) (attempt uint64, plan reclaim.Plan) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.leading || m.ReclaimAfter <= 0 || m.now.IsZero() || m.reclaims.attempt != nil {
 		return 0, plan
 	}
+	served := m.servedBy(places, victims)
+	if len(served) == 0 {
+		return 0, plan
+	}
+	first := places[0].Pod
+	if now.Sub(m.reclaims.resumed[first]) < reclaimInterval {
+		return 0, plan
+	}
+	m.reclaims.resumed[first] = now
+	a := m.newAttempt()
 	units := map[*unit]reclaim.Unit{}
+	for _, s := range served {
+		u := m.units[s.Item]
+		units[u], a.kinds = s.Unit, append(a.kinds, u.reclaimKind())
+	}
+	plan.Served = served
+	plan.Victims, a.resumed = m.remainingVictims(victims, units)
+	return a.number, plan
+}
+
+// servedBy returns the units that wait for the places, with the places of all their pods.
+func (m *Manager) servedBy(places []HeldPlace, victims []EvictedFor) (served []reclaim.Served) {
 	var awaited []gpu.PodUID
 	for _, v := range victims {
 		awaited = append(awaited, v.Pods...)
 	}
-	at := map[gpu.PodUID]Held{}
+	at, listed := map[gpu.PodUID]HeldPlace{}, map[*unit]bool{}
 	for _, place := range places {
 		at[place.Pod] = place
 	}
 	for _, place := range places {
 		p := m.pods[place.Pod]
-		if p == nil || p.unit == nil || units[p.unit].Item != "" {
+		if p == nil || p.unit == nil || listed[p.unit] {
 			continue
 		}
-		served := reclaim.Served{Unit: reclaim.Unit{Tenant: p.unit.item.Tenant, Item: p.unit.item.ID}, Awaited: awaited}
+		listed[p.unit] = true
+		s := reclaim.Served{Unit: reclaim.Unit{Tenant: p.unit.item.Tenant, Item: p.unit.item.ID}, Awaited: awaited}
 		for _, member := range p.unit.pods {
 			place, demand := at[member.UID], member.Demand()
-			served.Pods = append(served.Pods, reclaim.Pod{Pod: member.Pod.Pod})
-			served.Places = append(served.Places, reclaim.Place{Node: place.Node, On: demand.On(place.Cards...)})
+			s.Pods = append(s.Pods, reclaim.Pod{Pod: member.Pod.Pod})
+			s.Places = append(s.Places, reclaim.Place{Node: place.Node, On: demand.On(place.Cards...)})
 		}
-		units[p.unit] = served.Unit
-		plan.Served = append(plan.Served, served)
+		served = append(served, s)
 	}
-	if len(plan.Served) == 0 {
-		return 0, plan
-	}
-	round := places[0].Pod
-	if now.Sub(m.reclaims.resumed[round]) < reclaimInterval {
-		return 0, plan
-	}
-	m.reclaims.resumed[round] = now
-	resumed := map[gpu.PodUID]bool{}
+	return served
+}
+
+// remainingVictims returns the victims of the units that still run. resumed are attempt.resumed.
+func (m *Manager) remainingVictims(victims []EvictedFor, units map[*unit]reclaim.Unit) (evictions []reclaim.Eviction, resumed map[gpu.PodUID]bool) {
+	resumed = map[gpu.PodUID]bool{}
 	for _, v := range victims {
 		e := reclaim.Eviction{}
 		if p := m.pods[v.For]; p != nil {
 			e.For = units[p.unit]
 		}
 		for _, uid := range slices.Sorted(slices.Values(v.Pods)) {
-			if p := m.pods[uid]; p != nil && p.Node != "" && !p.Ended && !p.Leaving {
+			if p := m.pods[uid]; m.runs(uid) && !p.Leaving {
 				e.Tenant, e.Pods = p.countedFor, append(e.Pods, p.Pod.Pod)
 			}
 		}
 		waits := e.For.Item != ""
 		if waits && len(e.Pods) > 0 {
-			plan.Victims = append(plan.Victims, e)
+			evictions = append(evictions, e)
 		}
 		if waits || len(e.Pods) == len(v.Pods) { // Otherwise the rest of a group is evicted although no pod waits for that.
 			for _, pod := range e.Pods {
@@ -214,12 +232,7 @@ func (m *Manager) resume(places []Held, victims []HeldVictim, now time.Time) (at
 			}
 		}
 	}
-	a := m.newAttempt()
-	a.resumed = resumed
-	for u := range units {
-		a.kinds = append(a.kinds, u.reclaimKind())
-	}
-	return a.number, plan
+	return evictions, resumed
 }
 
 // endAttempts ends all attempts, and what is held for them.

@@ -145,7 +145,7 @@ func BenchmarkReclaim(b *testing.B) {
 		longest.of(func() { search = m.searchAgain(need.Attempt, *now) })
 		m.setShares(search.standings)
 		evictable := search.evictable(plan)
-		longest.of(func() { ok = ok && m.hold(search, plan, evictable) })
+		longest.of(func() { ok = ok && m.addHolds(search, plan, evictable) })
 		if !ok {
 			b.Fatal("no room is made")
 		}

@@ -9,11 +9,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// turn is what is reported to Failures of a unit that was granted.
-type turn struct {
+// grant is a unit that was granted, until its pods are bound or have lost their charges. Its outcome is reported to Failures.
+type grant struct {
 	queue.Attempt
 	at time.Time
-	// charged counts its pods that have a charge. failed is true once one was not bound in time, bound once one was bound.
+	// charged counts the unit's pods that have a charge. failed is true once one was not bound in time, bound once one was bound.
 	charged       int
 	failed, bound bool
 	// madeRoom is the kind of the unit if pods were evicted for it, until it is known whether it is bound.
@@ -23,14 +23,14 @@ type turn struct {
 // charged reports whether the pod was granted and isn't bound yet.
 func (p *pod) charged() bool { return !p.expires.IsZero() }
 
-// grant charges the pods of a unit, whose places are in their order.
-func (m *Manager) grant(u *unit, places []ledger.Place, now time.Time) {
+// grantUnit charges the pods of a unit, whose places are in their order.
+func (m *Manager) grantUnit(u *unit, places []ledger.Place, now time.Time) {
 	m.removeUnit(u)
-	turn := &turn{Attempt: u.attempt(), at: now, charged: len(u.pods)}
-	m.Failures.Placed(turn.Attempt)
+	g := &grant{Attempt: u.attempt(), at: now, charged: len(u.pods)}
+	m.Failures.Placed(g.Attempt)
 	for i, p := range u.pods {
-		p.turn = turn
-		if p.expires = now.Add(m.Patience); !places[i].Existing {
+		p.grant, p.expires = g, now.Add(m.Patience)
+		if !places[i].Existing {
 			m.Ledger.Own(ledger.Granted, p.UID, time.Time{})
 		}
 		m.leaveGroup(p)
@@ -54,11 +54,11 @@ func (m *Manager) expire(now time.Time) {
 			continue
 		}
 		unused := m.GiveUpPlace(p.UID)
-		if _, _, held := m.Ledger.Lookup(p.UID); held { // A bind is in flight, or the plan of a group has the place.
+		if _, _, allocated := m.Ledger.Lookup(p.UID); allocated { // A bind is in flight, or the plan of a group has the place.
 			p.expires = now.Add(queue.Retry)
 			continue
 		}
-		m.reclaims.wasted(p.turn, now)
+		m.reclaims.recordWaste(p.grant, now)
 		m.endCharge(p, unused || p.Group == (gang.Key{})) // If the plan of a group had the place, package gang reports failures.
 		m.Observer.ChargeExpired()
 		m.refresh(p)
@@ -75,7 +75,7 @@ func (m *Manager) endCharge(p *pod, failed bool) {
 	if failed {
 		p.failedAt = m.now
 	}
-	m.endTurn(p.turn, p.Node != "", failed)
+	m.endGrant(p.grant, p.Node != "", failed)
 	delete(m.charged, p.UID)
 	m.updateAdmitted(p)
 	if p.Node == "" { // Otherwise the bound allocation has replaced it.
@@ -83,19 +83,19 @@ func (m *Manager) endCharge(p *pod, failed bool) {
 	}
 }
 
-// endTurn records what became of one of the pods that were granted together.
-func (m *Manager) endTurn(t *turn, bound, failed bool) {
-	t.charged--
-	t.bound = t.bound || bound
+// endGrant records what became of one of the pods that were granted together.
+func (m *Manager) endGrant(g *grant, bound, failed bool) {
+	g.charged--
+	g.bound = g.bound || bound
 	switch {
-	case failed && !t.failed:
-		t.failed = true
-		m.Failures.Failed(t.Attempt, t.at, m.now)
-	case t.charged > 0, t.failed:
-	case t.bound:
-		m.Failures.Arrived(t.Attempt)
+	case failed && !g.failed:
+		g.failed = true
+		m.Failures.Failed(g.Attempt, g.at, m.now)
+	case g.charged > 0, g.failed:
+	case g.bound:
+		m.Failures.Arrived(g.Attempt)
 	default:
-		m.Failures.Ended(t.Attempt)
+		m.Failures.Ended(g.Attempt)
 	}
 }
 

@@ -78,9 +78,9 @@ func TestTurnOfEachConstraint(t *testing.T) {
 	f.node("late0", "late", 4)
 	until("bob/0", 2)
 	f.node("late1", "late", 4)
-	until("alice/last", 2*pods*constraintsEffort/ownEffort*2)
+	until("alice/last", 2*pods*constraintsEffort/maxTenantEffort*2)
 	for _, u := range f.units {
-		if u.turn == 0 {
+		if u.triedIn == 0 {
 			t.Fatalf("%s had no turn", u.item.ID)
 		}
 	}

@@ -11,12 +11,28 @@
 // A Manager keeps no state that can't be rebuilt. A new leader derives from the pods what each tenant has. It grants pods again
 // that have neither a gate nor a node.
 //
-// Tick, in round.go, makes a step: it ends charges, makes a round, looks for tenants below their share, and requests the writes that
-// open gates. A round makes units of the pods that wait (units.go), offers them in the order of the queue (turns.go), and reserves
-// places (reserve.go). An attempt to reclaim memory (attempt.go) is for tenants below their share (starving.go). It lists what may be evicted
-// (search.go, candidates.go), and holds places until the victims are gone (hold.go). Shares and this search are computed from
-// snapshots (status.go, allocated.go), without the lock. The memory of a pod that ended is kept for its tenant's next pod for a while
-// (kept.go). Units that lack only memory are items of package queue (waiting.go).
+// Tick (tick.go) is called several times a second:
+//
+//  1. grantDue ends the charges that have lasted too long, makes a round if it can help, and requests the writes that open gates.
+//  2. A round (makeRound in round.go) makes units of the pods that wait (units.go), offers them in the order of the queue (grantInOrder), reserves
+//     places (reserve.go), and charges the tenants (charges.go).
+//  3. Once a second, takeStandings (status.go, allocated.go) makes a snapshot, from which the shares are computed without the lock (regions.go).
+//  4. useStandings (reclaim.go) finds contested regions (contested.go) and tenants below their share (starving.go).
+//
+// To reclaim memory for a tenant below its share takes these steps. Those that take long run without the lock:
+//
+//  1. beginAttempt (attempt.go), called by Tick, selects units, and requests a Search by Effects.Reclaim.
+//  2. The caller passes Search.Need (search.go, candidates.go) to eviction.Reclaimer.Reclaim.
+//  3. It reads the cluster, and reclaim.Choose makes a plan: places for units, and victims.
+//  4. Hold (hold.go) checks the plan against the present state, and makes a hold for each unit: the ledger reserves its places.
+//  5. eviction.Executor evicts the victims as long as Justified returns their unit.
+//  6. Reclaimed (attempt.go) records that the evictions were made. The holds stay.
+//  7. Each round grants the units whose places are free now (grantHeld). Tick ends the holds that don't help any more (endFailedHolds).
+//
+// Resume (attempt.go) begins at step 4, with the plan of a former leader.
+//
+// The memory of a pod that ended is kept for its tenant's next pod for a while (kept.go). Units that lack only memory are items of package queue
+// (waiting.go).
 //
 // A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that it
 // returns.

@@ -353,8 +353,8 @@ func (f *fixture) cluster() reclaim.Cluster {
 	for _, node := range f.ledger.Nodes() {
 		available, _ := f.ledger.Availability(node.Name, gpu.Pod{}, nil)
 		c.Cards[node.Name] = available.Cards
-		for _, h := range f.reclaims.held {
-			for _, share := range h.Shares {
+		for _, h := range f.reclaims.holds {
+			for _, share := range h.reservation.Shares {
 				if share.Node == node.Name {
 					c.Cards[node.Name][share.On[0].Card].Unhealthy = true // As package eviction does it.
 				}

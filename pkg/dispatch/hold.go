@@ -15,22 +15,23 @@ import (
 // hold keeps the places of a unit until its victims are gone.
 type hold struct {
 	reclaimKind
-	// Reservation is what the ledger keeps: the places, and as Victims the pods on their nodes that must end.
-	ledger.Reservation
-	// item is that of the unit.
-	item    ledger.Item
+	// item identifies the unit.
+	item ledger.Item
+	// attempt is the number of the attempt that made the hold.
 	attempt uint64
 	state   holdState
-	// until is when the hold ends. It isn't known while the evictions are made.
-	until time.Time
+	// ends is when the hold ends. It isn't known while the evictions are made.
+	ends time.Time
+	// reservation is what the ledger keeps: the places, and as Victims all pods on their nodes that must end, also those that are evicted for others.
+	reservation ledger.Reservation
 	// memory is that of the places. The queue counts it: otherwise later pods of the tenant would be granted memory that belongs to its share and is
 	// held for its earlier pods.
 	memory gpu.Memory
-	// victims are the pods that are evicted for the unit. evicts is true if its attempt evicts any, or a former leader has evicted some.
-	victims []gpu.PodUID
-	evicts  bool
-	// first is true if its tenant had nothing when the hold began, so that the unit may be larger than the share.
-	first bool
+	// evicted are the pods that are evicted for the unit. attemptEvicts is true if its attempt evicts any pods, or a former leader has evicted some.
+	evicted       []gpu.PodUID
+	attemptEvicts bool
+	// mayExceed is true if its tenant had nothing when the hold began, so that the unit may be larger than the share.
+	mayExceed bool
 	// justified is true if the shares still justify the hold, see checkShares.
 	justified bool
 }
@@ -40,7 +41,7 @@ type hold struct {
 //	          → making   Hold
 //	making    → waiting  Reclaimed: victims were evicted
 //	waiting   → freed    no victim has memory any more
-//	any       → none     the unit is granted, or doesn't wait any more; until is over; nothing was evicted; the term ends
+//	any       → none     the unit is granted, or doesn't wait any more; the time is over; nothing was evicted; the term ends
 //	                     no pod had to be evicted, and the unit doesn't fit into its tenant's share any more
 //
 // What the victims have freed is the unit's, also if its tenant's share is smaller meanwhile: a share can be so for a moment, while a node can't be
@@ -59,7 +60,7 @@ const (
 func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 	search := m.searchAgain(attempt, now)
 	m.setShares(search.standings)
-	return m.hold(search, plan, search.evictable(plan))
+	return m.addHolds(search, plan, search.evictable(plan))
 }
 
 // searchAgain returns a search of an attempt in the present state.
@@ -73,8 +74,8 @@ func (m *Manager) searchAgain(attempt uint64, now time.Time) *Search {
 	return search
 }
 
-// hold holds the places of a plan if its victims are evictable and its units still wait.
-func (m *Manager) hold(search *Search, plan reclaim.Plan, evictable bool) bool {
+// addHolds holds the places of a plan if its victims are evictable and its units still wait.
+func (m *Manager) addHolds(search *Search, plan reclaim.Plan, evictable bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := m.reclaims.attempt
@@ -85,27 +86,27 @@ func (m *Manager) hold(search *Search, plan reclaim.Plan, evictable bool) bool {
 		a.outdated = true
 		return false
 	}
-	held, wrong := m.newHolds(search, plan)
+	holds, wrong := m.newHolds(search, plan)
 	if wrong != nil {
 		a.kinds, a.outdated = []reclaimKind{{tenant: wrong.Tenant}}, true // Other tenants need no pause.
 		return false
 	}
 	for _, kind := range a.kinds {
-		if !slices.ContainsFunc(held, func(h *hold) bool { return h.reclaimKind == kind }) {
+		if !slices.ContainsFunc(holds, func(h *hold) bool { return h.reclaimKind == kind }) {
 			m.reclaims.pause(kind, true, search.now)
 		}
 	}
-	for _, h := range held {
-		h.attempt, h.evicts, h.justified = a.number, len(plan.Victims) > 0 || a.resumed != nil, true
+	for _, h := range holds {
+		h.attempt, h.attemptEvicts, h.justified = a.number, len(plan.Victims) > 0 || a.resumed != nil, true
 		for _, v := range plan.Victims {
 			for _, pod := range v.Pods {
 				if v.For.Item == h.item.ID {
-					h.victims = append(h.victims, pod.UID)
+					h.evicted = append(h.evicted, pod.UID)
 				}
 			}
 		}
-		m.reclaims.held[h.item.ID] = h
-		m.Ledger.Hold(h.item.ID, h.Reservation)
+		m.reclaims.holds[h.item.ID] = h
+		m.Ledger.Hold(h.item.ID, h.reservation)
 		m.queue.Charge(h.tenant, h.memory)
 	}
 	return true
@@ -113,16 +114,16 @@ func (m *Manager) hold(search *Search, plan reclaim.Plan, evictable bool) bool {
 
 // newHolds returns the holds for the units of a plan. wrong is the first unit that no longer waits with the same pods and requests; nil if there is
 // none.
-func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (held []*hold, wrong *reclaim.Served) {
+func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (holds []*hold, wrong *reclaim.Served) {
 	eligible := unitsOf(m.starving(search.standings, search.now))
 	for i := range plan.Served {
 		s := &plan.Served[i]
 		h := &hold{
 			reclaimKind: reclaimKind{tenant: s.Tenant}, item: ledger.Item{ID: s.Item},
-			Reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
+			reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
 		}
 		for j, place := range s.Places {
-			h.Shares = append(h.Shares, ledger.Share{Pod: s.Pods[j].Pod, Node: place.Node, On: place.On})
+			h.reservation.Shares = append(h.reservation.Shares, ledger.Share{Pod: s.Pods[j].Pod, Node: place.Node, On: place.On})
 			h.memory = h.memory.Add(place.On.Total())
 		}
 		u := m.unitOf(h)
@@ -130,10 +131,10 @@ func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (held []*hold, wro
 		if u == nil || !may || m.makesRoom(u) || !m.unchanged(s) {
 			return nil, s
 		}
-		h.reclaimKind, h.item, h.first = u.reclaimKind(), u.item.Item, first
-		held = append(held, h)
+		h.reclaimKind, h.item, h.mayExceed = u.reclaimKind(), u.item.Item, first
+		holds = append(holds, h)
 	}
-	return held, nil
+	return holds, nil
 }
 
 // evictable reports whether the victims of a plan may still be evicted.
@@ -178,7 +179,7 @@ func (m *Manager) unitOf(h *hold) *unit {
 		p := m.pods[share.Pod.UID]
 		return p == nil || p.unit != u
 	}
-	if u == nil || len(u.pods) != len(h.Shares) || u.item.Tenant != h.tenant || slices.ContainsFunc(h.Shares, other) {
+	if u == nil || len(u.pods) != len(h.reservation.Shares) || u.item.Tenant != h.tenant || slices.ContainsFunc(h.reservation.Shares, other) {
 		return nil
 	}
 	return u
@@ -186,21 +187,21 @@ func (m *Manager) unitOf(h *hold) *unit {
 
 // grantHeld grants the units for which there is room now at their held places.
 func (m *Manager) grantHeld(now time.Time) {
-	if len(m.reclaims.held) == 0 {
+	if len(m.reclaims.holds) == 0 {
 		return
 	}
 	capacity := m.Capacity(false) // The plans have counted what all of them need.
-	m.endHolds(func(h *hold) bool { return h.state != making && m.grantUnit(h, capacity, now) })
+	m.endHolds(func(h *hold) bool { return h.state != making && m.grantHold(h, capacity, now) })
 }
 
-// grantUnit grants a unit at its held places, if there is room.
-func (m *Manager) grantUnit(h *hold, capacity ledger.Capacity, now time.Time) (granted bool) {
+// grantHold grants a unit at its held places, if there is room.
+func (m *Manager) grantHold(h *hold, capacity ledger.Capacity, now time.Time) (granted bool) {
 	u := m.unitOf(h)
 	if u == nil {
 		return false
 	}
-	requests := make([]ledger.Request, len(h.Shares)) // In the order of the unit's pods.
-	for i, share := range h.Shares {
+	requests := make([]ledger.Request, len(h.reservation.Shares)) // In the order of the unit's pods.
+	for i, share := range h.reservation.Shares {
 		if !m.mayUse(m.pods[share.Pod.UID], share.Node) {
 			return false
 		}
@@ -211,19 +212,19 @@ func (m *Manager) grantUnit(h *hold, capacity ledger.Capacity, now time.Time) (g
 		return false
 	}
 	m.queue.Charge(u.item.Tenant, u.item.Memory)
-	m.grant(u, places, now)
-	u.pods[0].turn.madeRoom = h.reclaimKind
+	m.grantUnit(u, places, now)
+	u.pods[0].grant.madeRoom = h.reclaimKind
 	return true
 }
 
 // makesRoom reports whether pods are evicted for the unit and its places are held.
-func (m *Manager) makesRoom(u *unit) bool { return m.reclaims.held[u.item.ID] != nil }
+func (m *Manager) makesRoom(u *unit) bool { return m.reclaims.holds[u.item.ID] != nil }
 
 // endHolds ends the holds for which ends returns true.
 func (m *Manager) endHolds(ends func(*hold) bool) {
-	for _, id := range slices.Sorted(maps.Keys(m.reclaims.held)) {
-		if h := m.reclaims.held[id]; ends(h) {
-			delete(m.reclaims.held, id)
+	for _, id := range slices.Sorted(maps.Keys(m.reclaims.holds)) {
+		if h := m.reclaims.holds[id]; ends(h) {
+			delete(m.reclaims.holds, id)
 			m.Ledger.End(ledger.Reclaimed, id)
 			m.queue.Release(h.tenant, h.memory)
 			m.setTerms(h.tenant) // Its namespaces may be gone.
@@ -235,16 +236,16 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 // is its first; and the tenants of the victims that still run have their shares without them. A hold counts for the later ones: those of later attempts,
 // and of one attempt those of items behind.
 func (m *Manager) checkShares(s *standings, now time.Time) {
-	if len(m.reclaims.held) == 0 {
+	if len(m.reclaims.holds) == 0 {
 		return
 	}
-	holds := slices.SortedFunc(maps.Values(m.reclaims.held), func(a, b *hold) int {
+	holds := slices.SortedFunc(maps.Values(m.reclaims.holds), func(a, b *hold) int {
 		return cmp.Or(cmp.Compare(a.attempt, b.attempt), a.item.Compare(&b.item))
 	})
 	running := map[gpu.PodUID]bool{}
 	for _, h := range holds {
-		for _, uid := range h.victims {
-			running[uid] = m.holdsMemory(uid) && !m.pods[uid].Leaving
+		for _, uid := range h.evicted {
+			running[uid] = m.runs(uid) && !m.pods[uid].Leaving
 		}
 	}
 	search := m.search(0, s, now)
@@ -253,10 +254,10 @@ func (m *Manager) checkShares(s *standings, now time.Time) {
 	has, lost := map[string]gpu.Memory{}, map[string]gpu.Memory{}
 	for _, h := range holds {
 		of, others := standings[h.tenant], has[h.tenant].Add(standings[h.tenant].Allocated)
-		h.justified = others < of.Share && (h.first || others == 0 || others.Add(h.memory) <= of.Share) // As in addStarving.
+		h.justified = others < of.Share && (h.mayExceed || others == 0 || others.Add(h.memory) <= of.Share) // As in addStarving.
 		has[h.tenant] = has[h.tenant].Add(h.memory)
 		with := maps.Clone(lost)
-		for _, uid := range h.victims {
+		for _, uid := range h.evicted {
 			if running[uid] {
 				p := m.pods[uid]
 				with[p.countedFor] = with[p.countedFor].Add(p.counted)
@@ -279,13 +280,13 @@ func (m *Manager) endFailedHolds(now time.Time) {
 		if !m.changed && m.unitOf(h) == nil { // After a change, the next round makes the units of groups again.
 			return true
 		}
-		if !h.evicts && !h.justified {
+		if !h.attemptEvicts && !h.justified {
 			return true
 		}
-		if h.state == waiting && !slices.ContainsFunc(h.Victims, m.holdsMemory) {
-			h.state, h.until = freed, now.Add(queue.Arrival)
+		if h.state == waiting && !slices.ContainsFunc(h.reservation.Victims, m.runs) {
+			h.state, h.ends = freed, now.Add(queue.Arrival)
 		}
-		failed := !now.Before(h.until)
+		failed := !now.Before(h.ends)
 		if failed {
 			m.reclaims.pause(h.reclaimKind, true, now)
 			m.Observer.ReclaimFailed()
@@ -297,12 +298,12 @@ func (m *Manager) endFailedHolds(now time.Time) {
 // dropHold ends the hold for the unit of the pod, if there is one.
 func (m *Manager) dropHold(uid gpu.PodUID) {
 	m.endHolds(func(h *hold) bool {
-		return slices.ContainsFunc(h.Shares, func(share ledger.Share) bool { return share.Pod.UID == uid })
+		return slices.ContainsFunc(h.reservation.Shares, func(share ledger.Share) bool { return share.Pod.UID == uid })
 	})
 }
 
-// holdsMemory reports whether the pod is bound and hasn't ended.
-func (m *Manager) holdsMemory(uid gpu.PodUID) bool {
+// runs reports whether the pod is bound and hasn't ended.
+func (m *Manager) runs(uid gpu.PodUID) bool {
 	p := m.pods[uid]
 	return p != nil && p.Node != "" && !p.Ended
 }

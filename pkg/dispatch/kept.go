@@ -58,7 +58,7 @@ func (m *Manager) reserveKept(k *kept, now time.Time) bool {
 // endKept ends what was kept for long enough, isn't there any more, or can't be used by the tenant's next pod.
 func (m *Manager) endKept(now time.Time) {
 	m.kept = slices.DeleteFunc(m.kept, func(k *kept) bool {
-		if _, _, held := m.Ledger.Lookup(k.UID); held && now.Before(k.until) {
+		if _, _, allocated := m.Ledger.Lookup(k.UID); allocated && now.Before(k.until) {
 			return false
 		}
 		m.GiveUpPlace(k.UID)
@@ -70,51 +70,62 @@ func (m *Manager) endKept(now time.Time) {
 
 // takeKept reserves places for the pods of a unit that has no room elsewhere, where memory is kept that its tenant can take: its own, or else that
 // of tenants that would not have less than its own.
-func (t *turns) takeKept(u *unit) (places []ledger.Place) {
-	own := t.of(u.item.Tenant)
-	if len(t.kept) == 0 || own.triedKept[u.kind] || own.effort >= t.ownEffort {
+func (r *round) takeKept(u *unit) (places []ledger.Place) {
+	own := r.tenant(u.item.Tenant)
+	if len(r.m.kept) == 0 || own.triedKept[u.kind] || own.effort >= r.tenantEffort {
 		return nil
 	}
-	for _, mine := range []bool{true, false} {
-		if !mine {
-			t.nextCame(u.item.Tenant, true)
-		}
-		var usable []*kept
-		var uids []gpu.PodUID
-		var nodes []string
-		for _, k := range t.kept {
-			if mine == (k.tenant == u.item.Tenant) && (mine || !t.queue.Reaches(u.item.Tenant, u.item.Memory, k.tenant)) {
-				usable, uids, nodes = append(usable, k), append(uids, k.UID), append(nodes, k.node)
-			}
-		}
-		slices.Sort(nodes)
-		requests := t.requestsOn(u, slices.Compact(nodes))
-		if requests == nil {
-			continue
-		}
-		if places, _ = t.Ledger.ReserveAll(requests, [][]gpu.PodUID{uids}, t.viewAt(t.now), t.capacity, t.now); places != nil {
-			t.kept = slices.DeleteFunc(t.kept, func(k *kept) bool {
-				if !slices.Contains(usable, k) || t.reserveKept(k, t.now) {
-					return false
-				}
-				t.ends = append(t.ends, k) // Its charge ends after the present unit was granted.
-				return true
-			})
-			return places
-		}
+	if places = r.takeKeptWhere(u, func(k *kept) bool { return k.tenant == u.item.Tenant }); places != nil {
+		return places
 	}
-	if own.triedKept == nil {
-		own.triedKept = map[*kind]bool{}
+	r.m.nextCame(u.item.Tenant, true, r.now)
+	places = r.takeKeptWhere(u, func(k *kept) bool {
+		return k.tenant != u.item.Tenant && !r.m.queue.Reaches(u.item.Tenant, u.item.Memory, k.tenant)
+	})
+	if places == nil {
+		if own.triedKept == nil {
+			own.triedKept = map[*kind]bool{}
+		}
+		own.triedKept[u.kind] = true
 	}
-	own.triedKept[u.kind] = true
-	return nil
+	return places
 }
 
-// nextCame ends what is kept for a tenant's next pod, which has come: all of it if it found no room, else the oldest.
-func (t *turns) nextCame(tenant string, all bool) {
-	for _, k := range t.kept {
-		if k.tenant == tenant && t.now.Before(k.until) {
-			if k.until = t.now; !all {
+// takeKeptWhere reserves places for the pods of a unit with the kept memory that the unit may take.
+func (r *round) takeKeptWhere(u *unit, mayTake func(*kept) bool) []ledger.Place {
+	var usable []*kept
+	var uids []gpu.PodUID
+	var nodes []string
+	for _, k := range r.m.kept {
+		if mayTake(k) {
+			usable, uids, nodes = append(usable, k), append(uids, k.UID), append(nodes, k.node)
+		}
+	}
+	slices.Sort(nodes)
+	requests := r.m.requestsOn(u, slices.Compact(nodes))
+	if requests == nil {
+		return nil
+	}
+	places, _ := r.m.Ledger.ReserveAll(requests, [][]gpu.PodUID{uids}, r.view(), r.capacity, r.now)
+	if places == nil {
+		return nil
+	}
+	r.m.kept = slices.DeleteFunc(r.m.kept, func(k *kept) bool {
+		if !slices.Contains(usable, k) || r.m.reserveKept(k, r.now) {
+			return false
+		}
+		r.taken = append(r.taken, k) // Its charge ends after the present unit was granted.
+		return true
+	})
+	return places
+}
+
+// nextCame ends what is kept for a tenant's next pod, which has come: all of it if the pod found no room, else the oldest.
+func (m *Manager) nextCame(tenant string, all bool, now time.Time) {
+	for _, k := range m.kept {
+		if k.tenant == tenant && now.Before(k.until) {
+			k.until = now
+			if !all {
 				return
 			}
 		}

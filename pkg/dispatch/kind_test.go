@@ -55,7 +55,7 @@ func TestEffortOfConstraints(t *testing.T) {
 		name        string
 		size, costs int
 	}{
-		{"small", 100, constraintsEffort}, {"3 KiB", 3000, 3 * constraintsEffort}, {"16 KiB", 16_000, ownEffort},
+		{"small", 100, constraintsEffort}, {"3 KiB", 3000, 3 * constraintsEffort}, {"16 KiB", 16_000, maxTenantEffort},
 	} {
 		before := f.effort
 		constraints := unique.Make(strings.Repeat("x", tc.size))

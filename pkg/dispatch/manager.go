@@ -99,69 +99,51 @@ type Manager struct {
 	nodeChanges atomic.Uint64
 	regions     atomic.Pointer[regions]
 
-	mu         sync.Mutex
-	leading    bool
-	namespaces map[string]Namespace
-	pods       map[gpu.PodUID]*pod
-	// inNamespace are the pods of each namespace.
-	inNamespace map[string]map[gpu.PodUID]*pod
-	queue       fairshare.Queue
-	units       map[string]*unit
-	// pausedUntil is when the first pause of a unit ends that the latest round passed over; zero if there is none.
-	pausedUntil time.Time
-	// members are the pods that wait in groups.
-	members map[gang.Key]map[gpu.PodUID]*pod
-	// charged are the pods with a charge. None of them is known to be bound.
-	charged map[gpu.PodUID]*pod
-	// gated are the pods whose gate is to be opened.
-	gated map[gpu.PodUID]*pod
-	// seenChanges is nodeChanges at the latest Tick.
-	seenChanges uint64
-	kinds       kinds
-	// contested are regions that pods leave to others if they can; nil if they aren't known yet.
-	contested *contested
-	// allocated are the pods that have memory.
-	allocated map[gpu.PodUID]*allocatedPod
-	// due are the kinds without room that are to be tried on all nodes again, retries of them in each round. At retryAll, all kinds
-	// without room become due.
-	due      []*kind
-	retries  int
-	retryAll time.Time
-	// feasibleUntil is when the results of everFits are dropped.
-	feasibleUntil time.Time
-	// awaiting are the IDs of the units that have awaited reservations, with their tenants, in the present round. unseen are those of them whose
-	// tenants have not had their turn: their reservations don't count for the units that have their turn before.
-	awaiting map[string]string
-	unseen   map[string]bool
-	// changed is true if a pod or a tenant changed since the latest round.
-	changed bool
-	// rounds counts the rounds, and effort the attempts of the present one. freedNow are the nodes on which something was freed since the
-	// former round, and missed those of them for the next one, because units were not tried.
-	rounds           uint64
-	effort           int
-	freedNow, missed []string
-	// freedAt is the latest round before which something was freed: units that have had their turn since were tried there.
-	freedAt uint64
-	// exhausted is true if the latest round has used up its effort. cutShort are the tenants that have used up their own, with the number of
-	// the round since which their units get their turns one after the other.
-	exhausted bool
-	cutShort  map[string]uint64
-	reclaims  reclaims
-	// kept is the memory of pods that have ended, ended that of those that have ended since the latest round.
-	kept, ended []*kept
+	mu      sync.Mutex
+	leading bool
 	// now is the time of the latest Tick as leader.
 	now     time.Time
 	effects Effects
+
+	namespaces map[string]Namespace
+	// pods are all pods, inNamespace those of each namespace, and members those that wait in groups.
+	pods        map[gpu.PodUID]*pod
+	inNamespace map[string]map[gpu.PodUID]*pod
+	members     map[gang.Key]map[gpu.PodUID]*pod
+	// charged are the pods with a charge, of which none is known to be bound; gated those whose gate is to be opened; allocated those that have
+	// memory.
+	charged   map[gpu.PodUID]*pod
+	gated     map[gpu.PodUID]*pod
+	allocated map[gpu.PodUID]*allocatedPod
+	// kept is the memory of pods that have ended, ended that of those that have ended since the latest round.
+	kept, ended []*kept
+
+	// queue has the tenants and the units that wait, which units has by ID.
+	queue fairshare.Queue
+	units map[string]*unit
+	kinds kinds
+	// feasibleUntil is when the results of everFits are dropped.
+	feasibleUntil time.Time
+
+	// changed is true if a pod or a tenant changed since the latest round. seenChanges is nodeChanges at the latest Tick.
+	changed     bool
+	seenChanges uint64
+	progress    progress
+	retries     retries
+	// effort counts the attempts of the present round to reserve places.
+	effort int
+	// contested are regions that pods leave to others if they can; nil if they aren't known yet.
+	contested *contested
+	reclaims  reclaims
 }
 
 // New returns a Manager without pods.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{},
-		units:   map[string]*unit{},
-		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		cutShort: map[string]uint64{}, kinds: kinds{},
-		allocated: map[gpu.PodUID]*allocatedPod{}, reclaims: newReclaims(0),
+		Options: o, namespaces: map[string]Namespace{},
+		pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{}, members: map[gang.Key]map[gpu.PodUID]*pod{},
+		charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{}, allocated: map[gpu.PodUID]*allocatedPod{},
+		units: map[string]*unit{}, kinds: kinds{}, progress: progress{cutShort: map[string]uint64{}}, reclaims: newReclaims(0),
 	}
 }
 

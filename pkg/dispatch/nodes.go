@@ -43,7 +43,7 @@ func (m *Manager) eligibleFor(constraints unique.Handle[string]) []string {
 func (m *Manager) spendFor(constraints unique.Handle[string]) {
 	if unmatched, all := m.Nodes.Unmatched(constraints); unmatched > 0 {
 		effort := max(1, constraintsEffort*unmatched/all) * sizeOf(constraints)
-		m.effort += min(effort, ownEffort) // More would end the round for other tenants.
+		m.effort += min(effort, maxTenantEffort) // More would end the round for other tenants.
 	}
 }
 

@@ -43,8 +43,8 @@ type pod struct {
 	expires time.Time
 	// started is when the pod was bound, if that happened while this process led.
 	started time.Time
-	// turn is that of its unit, if the pod has a charge. failedAt is when a charge last ended without a bind.
-	turn     *turn
+	// grant is the grant of the pod's unit, if the pod has or had a charge. failedAt is when a charge last ended without a bind.
+	grant    *grant
 	failedAt time.Time
 	// letThrough is when its gate was opened for an autoscaler; zero if it wasn't.
 	letThrough time.Time
@@ -84,8 +84,8 @@ func (m *Manager) SetPod(next Pod) {
 		m.dropHold(p.UID)
 		m.endCharge(p, p.Node == "" && !p.awaitsBind()) // A change by its user is no failure.
 	}
-	if p.Node != "" && p.turn != nil {
-		m.reclaims.arrived(p.turn)
+	if p.Node != "" && p.grant != nil {
+		m.reclaims.recordArrival(p.grant)
 	}
 	if p.Node != "" && !ran { // Before the first Tick as leader, now is zero.
 		p.started = m.now

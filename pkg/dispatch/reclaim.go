@@ -28,14 +28,15 @@ type reclaims struct {
 	// at most. counted is up to when.
 	below   map[string]time.Duration
 	counted time.Time
-	pauses  queue.Pauses[reclaimKind]
-	// failed are the latest pauses of each tenant because pods were evicted for nothing.
-	failed   queue.Pauses[string]
+	// pauses are those of the kinds for which the latest attempt had no success. wastes are the latest pauses of each tenant because a unit for which
+	// pods were evicted wasn't bound.
+	pauses queue.Pauses[reclaimKind]
+	wastes queue.Pauses[string]
+	// attempts counts the attempts. attempt is the one that is planned, or whose evictions are made; nil if there is none.
 	attempts uint64
-	// attempt is the one that is planned, or whose evictions are made; nil if there is none.
-	attempt *attempt
-	// held are the holds, by the IDs of their units.
-	held map[string]*hold
+	attempt  *attempt
+	// holds are by the IDs of their units.
+	holds map[string]*hold
 	// resumed is when Resume last made a search for each round, by the first of its pods that wait: a round that can't be resumed delays no other.
 	resumed map[gpu.PodUID]time.Time
 }
@@ -44,7 +45,7 @@ type reclaims struct {
 // must not be taken for that of a new one.
 func newReclaims(attempts uint64) reclaims {
 	return reclaims{
-		attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, failed: queue.Pauses[string]{}, held: map[string]*hold{}, resumed: map[gpu.PodUID]time.Time{},
+		attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, wastes: queue.Pauses[string]{}, holds: map[string]*hold{}, resumed: map[gpu.PodUID]time.Time{},
 	}
 }
 
@@ -101,24 +102,29 @@ func (r *reclaims) pause(kind reclaimKind, doubles bool, now time.Time) {
 	r.pauses.Extend(kind, now, queue.Retry, queue.LongestPause)
 }
 
-// wasted records that a unit wasn't bound although pods were evicted for it. The tenant's units of its kind pause, for twice as long after each such
-// failure of the tenant: a controller can replace the pods.
-func (r *reclaims) wasted(t *turn, now time.Time) {
-	kind := t.madeRoom
-	t.madeRoom = reclaimKind{}
-	if kind == (reclaimKind{}) || r.failed.Has(kind.tenant, now) && r.pauses[kind] == r.failed[kind.tenant] {
+// recordWaste records that a unit wasn't bound although pods were evicted for it. The tenant's units of its kind pause, for twice as long after each
+// such failure of the tenant: a controller can replace the pods.
+func (r *reclaims) recordWaste(g *grant, now time.Time) {
+	kind := g.madeRoom
+	g.madeRoom = reclaimKind{}
+	if kind == (reclaimKind{}) || r.pausesForWaste(kind, now) {
 		return // No pods were evicted for it, or several units of this kind fail at the same time.
 	}
-	r.failed.Prune(now, maxWastedPause)
-	r.failed.Extend(kind.tenant, now, queue.LongestPause, maxWastedPause)
-	r.pauses[kind] = r.failed[kind.tenant]
+	r.wastes.Prune(now, maxWastedPause)
+	r.wastes.Extend(kind.tenant, now, queue.LongestPause, maxWastedPause)
+	r.pauses[kind] = r.wastes[kind.tenant]
 }
 
-// arrived records that a pod of a unit was bound.
-func (r *reclaims) arrived(t *turn) {
-	if t.madeRoom != (reclaimKind{}) {
-		delete(r.failed, t.madeRoom.tenant)
-		delete(r.pauses, t.madeRoom)
-		t.madeRoom = reclaimKind{}
+// pausesForWaste reports whether the kind's present pause is the one that the tenant's latest waste began.
+func (r *reclaims) pausesForWaste(kind reclaimKind, now time.Time) bool {
+	return r.wastes.Has(kind.tenant, now) && r.pauses[kind] == r.wastes[kind.tenant]
+}
+
+// recordArrival records that a pod of a unit was bound: pods that were evicted for the unit were not evicted in vain.
+func (r *reclaims) recordArrival(g *grant) {
+	if g.madeRoom != (reclaimKind{}) {
+		delete(r.wastes, g.madeRoom.tenant)
+		delete(r.pauses, g.madeRoom)
+		g.madeRoom = reclaimKind{}
 	}
 }

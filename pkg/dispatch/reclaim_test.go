@@ -126,8 +126,8 @@ func TestReclaimLeaderChanges(t *testing.T) {
 			f.StartLeading()
 			tc.meanwhile(f)
 			f.run(2 * time.Second)
-			victims := []HeldVictim{{[]gpu.PodUID{"bob/3"}, "alice/large"}, {[]gpu.PodUID{"bob/2"}, "alice/large"}}
-			attempt, resumed := f.Resume([]Held{{"alice/large", "n0", []int{0}}}, victims, f.now)
+			victims := []EvictedFor{{[]gpu.PodUID{"bob/3"}, "alice/large"}, {[]gpu.PodUID{"bob/2"}, "alice/large"}}
+			attempt, resumed := f.Resume([]HeldPlace{{"alice/large", "n0", []int{0}}}, victims, f.now)
 			want(t, "resumed", tc.resumed, resumed)
 			if resumed {
 				f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
@@ -142,7 +142,7 @@ func TestReclaimLeaderChanges(t *testing.T) {
 				f.run(time.Second)
 			}
 			want(t, "admitted", tc.admitted, f.admitted())
-			want(t, "the places are held while pods wait", map[gpu.PodUID]bool{}, f.Holds(attempt))
+			want(t, "the places are held while pods wait", map[gpu.PodUID]bool{}, f.Justified(attempt))
 			want(t, "evictions", 2, len(f.evicted))
 		})
 	}
@@ -154,7 +154,7 @@ func TestReclaimResumesAfterRound(t *testing.T) {
 	f.pod("alice/large", 2)
 	f.StopLeading()
 	f.StartLeading()
-	if _, resumed := f.Resume([]Held{{"alice/large", "n0", []int{0}}}, []HeldVictim{{[]gpu.PodUID{"bob/3"}, "alice/large"}}, f.now); resumed {
+	if _, resumed := f.Resume([]HeldPlace{{"alice/large", "n0", []int{0}}}, []EvictedFor{{[]gpu.PodUID{"bob/3"}, "alice/large"}}, f.now); resumed {
 		t.Error("resumed at once")
 	}
 }
@@ -168,7 +168,7 @@ func TestReclaimResumesSeveral(t *testing.T) {
 	f.StartLeading()
 	f.tick(time.Second)
 	resume := func(pod gpu.PodUID, node string, victim gpu.PodUID) bool {
-		attempt, resumed := f.Resume([]Held{{pod, node, []int{0}}}, []HeldVictim{{[]gpu.PodUID{victim}, pod}}, f.now)
+		attempt, resumed := f.Resume([]HeldPlace{{pod, node, []int{0}}}, []EvictedFor{{[]gpu.PodUID{victim}, pod}}, f.now)
 		if resumed {
 			f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
 		}
@@ -200,14 +200,14 @@ func TestReclaimResumesRoundOfSeveral(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newReclaimFixture(t, 4, 4)
-			var places []Held
-			var victims []HeldVictim
+			var places []HeldPlace
+			var victims []EvictedFor
 			f.planned = func(plan reclaim.Plan) {
 				for _, s := range plan.Served {
-					places = append(places, Held{s.Pods[0].UID, s.Places[0].Node, s.Places[0].On.Cards()})
+					places = append(places, HeldPlace{s.Pods[0].UID, s.Places[0].Node, s.Places[0].On.Cards()})
 				}
 				for _, v := range plan.Victims {
-					victims = append(victims, HeldVictim{[]gpu.PodUID{v.Pods[0].UID}, v.For.Pods[0].UID})
+					victims = append(victims, EvictedFor{[]gpu.PodUID{v.Pods[0].UID}, v.For.Pods[0].UID})
 				}
 			}
 			f.pod("alice/1", 2)
@@ -225,12 +225,12 @@ func TestReclaimResumesRoundOfSeveral(t *testing.T) {
 			f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
 			tc.later(f)
 			for _, v := range victims {
-				if _, waits := f.Holds(attempt)[v.For]; !waits { // As the Executor does it.
+				if _, waits := f.Justified(attempt)[v.For]; !waits { // As the Executor does it.
 					delete(f.evicting, v.Pods[0])
 				}
 			}
 			f.run(time.Second)
-			want(t, "that evictions go on for", tc.holds, f.Holds(attempt))
+			want(t, "that evictions go on for", tc.holds, f.Justified(attempt))
 		})
 	}
 }
@@ -311,7 +311,7 @@ func TestReclaimForPodsThatNeverStart(t *testing.T) {
 	f.run(time.Second)
 	want(t, "pods of another kind don't wait", true, len(f.evicted) > before && slices.Contains(f.admitted(), "alice/other"))
 	f.bind("alice/other")
-	want(t, "after that all may be served again", 0, len(f.reclaims.failed))
+	want(t, "after that all may be served again", 0, len(f.reclaims.wastes))
 }
 
 func guarantees(amount gpu.Memory) Namespace {
@@ -380,7 +380,7 @@ func TestReclaimHold(t *testing.T) {
 func (f *fixture) refused(evicts bool) {
 	f.t.Helper()
 	f.invisible("bob/2")
-	want(f.t, "the places are held, and the other victim may be evicted", map[gpu.PodUID]bool{"alice/1": evicts}, f.Holds(f.reclaims.attempts))
+	want(f.t, "the places are held, and the other victim may be evicted", map[gpu.PodUID]bool{"alice/1": evicts}, f.Justified(f.reclaims.attempts))
 }
 
 // A tenant that has nothing gets a first pod that is larger than its share. That stays so if it gets a small pod meanwhile.
@@ -396,7 +396,7 @@ func TestReclaimHoldOfFirst(t *testing.T) {
 			f.invisible("bob/7")
 			f.pod("alice/small", small, on("n0"))
 			f.run(time.Second)
-			want(t, "the last victim may be evicted", map[gpu.PodUID]bool{"alice/first": small < 4}, f.Holds(f.reclaims.attempts))
+			want(t, "the last victim may be evicted", map[gpu.PodUID]bool{"alice/first": small < 4}, f.Justified(f.reclaims.attempts))
 		})
 	}
 }
@@ -414,8 +414,8 @@ func TestReclaimHoldsOfOneTenant(t *testing.T) {
 			f.invisible(f.evicted...)
 			f.SetNamespace("bob", guarantees(5))
 			f.run(time.Second)
-			holds := f.Holds(1)
-			maps.Copy(holds, f.Holds(f.reclaims.attempts))
+			holds := f.Justified(1)
+			maps.Copy(holds, f.Justified(f.reclaims.attempts))
 			want(t, "that evictions go on for", map[gpu.PodUID]bool{"alice/1": true, "alice/2": false}, holds)
 		})
 	}
@@ -438,8 +438,8 @@ func TestReclaimHoldsOfTwoTenants(t *testing.T) {
 	}
 	f.NodesChanged()
 	f.run(time.Second)
-	want(t, "for alice", map[gpu.PodUID]bool{"alice/1": true}, f.Holds(1))
-	want(t, "for carol", map[gpu.PodUID]bool{"carol/1": false}, f.Holds(2))
+	want(t, "for alice", map[gpu.PodUID]bool{"alice/1": true}, f.Justified(1))
+	want(t, "for carol", map[gpu.PodUID]bool{"carol/1": false}, f.Justified(2))
 }
 
 // What is being deleted already is enough. Nothing was evicted, so nothing is lost if the places aren't held any more.
@@ -450,10 +450,10 @@ func TestReclaimHoldWithoutEvictions(t *testing.T) {
 	}
 	f.pod("alice/1", 2)
 	f.run(after + 2*time.Second)
-	want(t, "the places are held", 1, len(f.Holds(f.reclaims.attempts)))
+	want(t, "the places are held", 1, len(f.Justified(f.reclaims.attempts)))
 	f.SetNamespace("bob", guarantees(4))
 	f.run(2 * time.Second)
-	want(t, "the places are held without a share", map[gpu.PodUID]bool{}, f.Holds(f.reclaims.attempts))
+	want(t, "the places are held without a share", map[gpu.PodUID]bool{}, f.Justified(f.reclaims.attempts))
 	want(t, "evicted", []string(nil), f.evicted)
 }
 
@@ -772,9 +772,9 @@ func TestReclaimHoldDuringSearch(t *testing.T) {
 	f.run(time.Second)
 	nodes.meanwhile = nil
 	want(t, "the member has changed", true, changes > 0)
-	want(t, "places are held", true, len(f.reclaims.held) > 0)
+	want(t, "places are held", true, len(f.reclaims.holds) > 0)
 	f.run(time.Second)
-	want(t, "places are still held", true, len(f.reclaims.held) > 0)
+	want(t, "places are still held", true, len(f.reclaims.holds) > 0)
 	f.finish()
 	f.run(2 * time.Second)
 	want(t, "admitted", []string{"alice/1", "alice/2"}, f.admitted())
@@ -819,9 +819,9 @@ func TestWastedWhilePaused(t *testing.T) {
 	r := newReclaims(0)
 	r.pause(kind, true, now)
 	for range 2 { // Two units of the kind fail at the same time.
-		r.wasted(&turn{madeRoom: kind}, now)
+		r.recordWaste(&grant{madeRoom: kind}, now)
 	}
-	if pauses := now.Add(queue.LongestPause); !r.failed.Has("alice", pauses.Add(-time.Second)) || r.failed.Has("alice", pauses) || !r.pauses.Has(kind, pauses.Add(-time.Second)) {
-		t.Errorf("the tenant's failures are %+v, the pauses %+v", r.failed, r.pauses)
+	if pauses := now.Add(queue.LongestPause); !r.wastes.Has("alice", pauses.Add(-time.Second)) || r.wastes.Has("alice", pauses) || !r.pauses.Has(kind, pauses.Add(-time.Second)) {
+		t.Errorf("the tenant's failures are %+v, the pauses %+v", r.wastes, r.pauses)
 	}
 }

@@ -1,23 +1,21 @@
 package dispatch
 
 import (
-	"time"
-
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// try reserves places for the pods of a unit. It returns nil if they don't fit now.
-func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Place) {
-	if _, awaits := m.awaiting[u.item.ID]; awaits || !u.kind.hasNoRoom(m.rounds) {
-		places = m.reserve(u, capacity, now)
+// try reserves places for the pods of a unit. awaits is true if it has an awaited reservation. try returns nil if the pods don't fit now.
+func (r *round) try(u *unit, awaits bool) (places []ledger.Place) {
+	if awaits || !u.kind.hasNoRoom(r.m.progress.rounds) {
+		places = r.reserve(u)
 	}
 	if places != nil {
 		return places
 	}
-	u.kind.fail(m.rounds)
+	u.kind.fail(r.m.progress.rounds)
 	if u.kind.obstacle == reasons.ObstacleUntried {
-		if u.kind.obstacle = reasons.ObstacleNoRoom; !m.everFits(u) {
+		if u.kind.obstacle = reasons.ObstacleNoRoom; !r.m.everFits(u) {
 			u.kind.obstacle = reasons.ObstacleNeverFits
 		}
 	}
@@ -26,14 +24,14 @@ func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) (places 
 
 // reserve reserves places for the pods of a unit on all nodes, or on those on which something was freed if the unit had no room before.
 // It returns nil if they don't fit now.
-func (m *Manager) reserve(u *unit, capacity ledger.Capacity, now time.Time) (places []ledger.Place) {
+func (r *round) reserve(u *unit) (places []ledger.Place) {
 	var requests []ledger.Request
 	if u.kind.obstacle == reasons.ObstacleUntried {
-		requests = m.requests(u)
-	} else if requests = m.requestsOn(u, m.freedNow); requests == nil {
+		requests = r.m.requests(u)
+	} else if requests = r.m.requestsOn(u, r.freed); requests == nil {
 		return nil
 	}
-	places, _ = m.Ledger.ReserveAll(requests, nil, m.viewAt(now), capacity, now)
+	places, _ = r.m.Ledger.ReserveAll(requests, nil, r.view(), r.capacity, r.now)
 	return places
 }
 
@@ -69,10 +67,10 @@ func (m *Manager) requestsOn(u *unit, nodes []string) []ledger.Request {
 	return nil
 }
 
-// viewAt returns the view for granted pods. They avoid the tentative placements of other pods, because those pods would be rejected at
+// view returns the view for granted pods. They avoid the tentative placements of other pods, because those pods would be rejected at
 // their binds.
-func (m *Manager) viewAt(now time.Time) ledger.View {
-	view := m.View
-	view.TentativeAt, view.Unseen = now, m.unseen
+func (r *round) view() ledger.View {
+	view := r.m.View
+	view.TentativeAt, view.Unseen = r.now, r.unseen
 	return view
 }

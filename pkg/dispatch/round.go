@@ -2,135 +2,241 @@ package dispatch
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-const (
-	// All pods are tried on all nodes again each queue.Retry, even without a change that could help. A round tries at least
-	// leastRetries of their kinds, and at least a part of 1/retryRounds, which takes about half of the interval.
-	leastRetries, retryRounds = 4, 125
-	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick
-	// continues a round that reached the limit. An attempt on all nodes counts as one, and comparing all nodes with constraints as
-	// constraintsEffort for each KiB of them. A tenant gets ownEffort at most, and less if several tenants are cut short, so that other
-	// tenants don't wait for thousands of its pods that all differ. Its next round spends half of that on its first units, and the rest on those that have not had their turn yet.
-	maxEffort, ownEffort, constraintsEffort = 1024, maxEffort / 2, 128
-)
+// maxOpen limits the granted pods that aren't bound yet, apart from the first unit of each tenant. kube-scheduler binds some hundreds
+// per second in a small cluster, and some dozens in a large one. Of more pods, some would lose their charges before kube-scheduler
+// tries them. sharedOpen is how many of a tenant's pods count.
+const maxOpen, sharedOpen = 256, maxOpen / 2
 
-// Tick ends charges that have lasted too long, and grants what fits. Only the leader may call it, several times a second, once
-// the cache is synced.
-func (m *Manager) Tick(now time.Time) {
-	m.grantDue(now)
-	if s := m.dueStandings(now); s != nil {
-		m.setShares(s)
-		m.useStandings(s, now)
-	}
+// round is one pass through the queue, in which the units get their turns. It runs with the Manager's lock held.
+type round struct {
+	m   *Manager
+	now time.Time
+	// freed are the nodes on which something was freed since the units without room were tried.
+	freed    []string
+	capacity ledger.Capacity
+	open     *openPods
+	// awaiting are the IDs of the units that have awaited reservations, with their tenants. unseen are those whose tenants have not had their turn:
+	// their reservations don't count for the units that have their turn before.
+	awaiting map[string]string
+	unseen   map[string]bool
+	tenants  map[string]*tenantRound
+	// tenantEffort is what a tenant gets in this round. The more tenants are cut short, the less: together they must not use up the effort of each
+	// round, or the tenants behind them would never get a turn.
+	tenantEffort int
+	// othersFirst is true if the latest round was exhausted: then the tenants that are cut short get no turn in this one.
+	othersFirst bool
+	// taken is the kept memory that the present unit takes.
+	taken []*kept
 }
 
-// grantDue ends charges, makes a round if it can help, and requests the writes that open gates.
-func (m *Manager) grantDue(now time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.now = now
-	m.expire(now)
-	m.endKept(now)
-	m.forgetOutdated(now)
-	freed := m.takeFreed()
-	all, some := m.retry(now)
-	if m.changed || m.incomplete() || m.pauseEnded(now) || len(m.units)+len(m.members) > 0 && (all || some || len(freed) > 0) {
-		m.round(all, freed, now)
-	}
-	m.openGates(now)
-}
-
-// forgetOutdated drops what was computed from nodes that have changed since, and results that are too old.
-func (m *Manager) forgetOutdated(now time.Time) {
-	changes := m.nodeChanges.Load()
-	if changes != m.seenChanges {
-		m.seenChanges, m.retryAll = changes, time.Time{}
-	} else if now.Before(m.feasibleUntil) {
-		return
-	}
-	m.feasibleUntil = now.Add(feasibleFor)
-	m.kinds.forgetFeasible()
-}
-
-// takeFreed returns the nodes on which resources were freed since the latest Tick. If there are many, all nodes are tried.
-func (m *Manager) takeFreed() []string {
-	freed, tooMany := m.freed.take()
-	if tooMany {
-		m.retryAll = time.Time{}
-		return nil
-	}
-	return slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
-}
-
-// retry selects kinds without room that are tried on all nodes again. Every queue.Retry all such kinds become due. A part of them is tried
-// in each round; after a change that can help any of them, all are tried at once. all is true if they have become due now, some if there
-// are any for this round. A round that was exhausted goes on first: otherwise its last units would never get their turn.
-func (m *Manager) retry(now time.Time) (all, some bool) {
-	if m.exhausted {
-		return false, false
-	}
-	atOnce := m.retryAll.IsZero()
-	if all = !now.Before(m.retryAll); all {
-		m.due = m.kinds.tried()
-		slices.SortFunc(m.due, func(a, b *kind) int { return a.compare(b.kindKey) })
-		m.retries = max(leastRetries, len(m.due)/retryRounds)
-		m.retryAll = now.Add(queue.Retry)
-	}
-	n := min(len(m.due), m.retries)
-	if atOnce {
-		n = len(m.due)
-	}
-	for _, kind := range m.due[:n] {
-		kind.obstacle = reasons.ObstacleUntried
-	}
-	m.due = m.due[n:]
-	return all, n > 0
-}
-
-// round grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
-func (m *Manager) round(all bool, freed []string, now time.Time) {
-	m.changed, m.freedNow, m.missed = false, slices.Compact(slices.Sorted(slices.Values(append(freed, m.missed...)))), nil
-	m.gatherGroups()
-	m.grantHeld(now)
-	m.keepEnded(now)
-	capacity := m.Capacity(true)
-	if m.rounds, m.effort = m.rounds+1, 0; len(freed) > 0 {
-		m.freedAt = m.rounds
-	}
-	m.grantInOrder(capacity, now)
-	if all {
-		m.letThrough(now)
-	}
-	if m.incomplete() {
-		m.missed = m.freedNow
-	}
-	if len(m.missed) > maxFreed {
-		m.retryAll, m.missed = time.Time{}, nil
-	}
+// progress is what a round leaves for the next one.
+type progress struct {
+	// rounds counts the rounds. freedAt is the latest one before which something was freed: units that were tried since were tried there.
+	rounds, freedAt uint64
+	// missed are the nodes on which something was freed, if the latest round has not tried all units there.
+	missed []string
+	// exhausted is true if the latest round has used up its effort. cutShort are the tenants that have used up their own, with the number of
+	// the round since which their units get their turns one after the other.
+	exhausted bool
+	cutShort  map[string]uint64
+	// pausedUntil is when the first pause of a unit ends that the latest round passed over; zero if there is none.
+	pausedUntil time.Time
 }
 
 // incomplete reports whether the latest round has not tried all units.
-func (m *Manager) incomplete() bool { return m.exhausted || len(m.cutShort) > 0 }
+func (p *progress) incomplete() bool { return p.exhausted || len(p.cutShort) > 0 }
 
-// pause records whether the unit must not be granted because it, or others of its namespace, failed.
-func (m *Manager) pause(u *unit, now time.Time) {
-	before := u.paused
-	until, turn := m.Failures.Until(u.attempt(), now)
-	if u.paused, u.behindFailed = until.After(now), turn; u.paused && (m.pausedUntil.IsZero() || until.Before(m.pausedUntil)) {
-		m.pausedUntil = until
+// pauseEnded reports whether the pause of a unit ended since the latest round.
+func (p *progress) pauseEnded(now time.Time) bool {
+	return !p.pausedUntil.IsZero() && !now.Before(p.pausedUntil)
+}
+
+// makeRound grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
+func (m *Manager) makeRound(all bool, freed []string, now time.Time) {
+	p := &m.progress
+	r := &round{
+		m: m, now: now, freed: slices.Compact(slices.Sorted(slices.Values(append(freed, p.missed...)))),
+		awaiting: map[string]string{}, unseen: map[string]bool{}, tenants: map[string]*tenantRound{},
+		tenantEffort: max(1, min(maxTenantEffort, maxEffort/(len(p.cutShort)+1))), othersFirst: p.exhausted,
 	}
-	if before && !u.paused {
-		u.kind.obstacle = reasons.ObstacleUntried // Nodes on which something was freed meanwhile were tried without it.
+	m.changed, p.missed, p.pausedUntil = false, nil, time.Time{}
+	m.gatherGroups()
+	m.grantHeld(now)
+	m.keepEnded(now)
+	r.capacity, r.open = m.Capacity(true), m.openPods()
+	if p.rounds, m.effort = p.rounds+1, 0; len(freed) > 0 {
+		p.freedAt = p.rounds
+	}
+	r.grantInOrder()
+	if all {
+		m.letThrough(now)
+	}
+	if p.incomplete() {
+		p.missed = r.freed
+	}
+	if len(p.missed) > maxFreed {
+		m.retries.allAt, p.missed = time.Time{}, nil
 	}
 }
 
-// pauseEnded reports whether the pause of a unit ended since the latest round.
-func (m *Manager) pauseEnded(now time.Time) bool {
-	return !m.pausedUntil.IsZero() && !now.Before(m.pausedUntil)
+// grantInOrder offers the units in the order of the queue until the effort is used up.
+func (r *round) grantInOrder() {
+	for _, id := range r.m.Ledger.AwaitedItems() {
+		if u := r.m.units[id]; u != nil {
+			r.awaiting[id], r.unseen[id] = u.item.Tenant, true
+		}
+	}
+	turns := r.m.queue.Round()
+	item, more := turns.Next()
+	for ; more && r.m.effort < maxEffort; item, more = turns.Next() {
+		u := item.Value.(*unit)
+		switch places, leave := r.offer(u); {
+		case places != nil:
+			turns.Grant()
+			r.m.grantUnit(u, places, r.now)
+			r.open.add(item.Tenant, len(u.pods))
+			for _, k := range r.taken {
+				turns.Release(k.tenant, k.Request)
+			}
+			r.taken = nil
+		case leave:
+			for id, tenant := range r.awaiting {
+				if tenant == item.Tenant {
+					delete(r.unseen, id)
+				}
+			}
+			turns.Leave()
+		default:
+			turns.Pass()
+		}
+	}
+	r.m.progress.exhausted = more
+	if more {
+		own := r.tenant(item.Tenant)
+		own.cut = own.cut || own.effort > 0
+	}
+	r.recordCuts()
+}
+
+// recordCuts sets the tenants that were cut short, which get further turns in the next round. Of a tenant whose units have all had their turn,
+// some must be tried again because nodes have changed meanwhile.
+func (r *round) recordCuts() {
+	p := &r.m.progress
+	for name, own := range r.tenants {
+		_, before := p.cutShort[name]
+		switch {
+		case own.again && !own.cut:
+			p.cutShort[name] = p.rounds + 1
+		case !own.cut:
+			delete(p.cutShort, name)
+		case !before:
+			p.cutShort[name] = p.rounds
+		}
+	}
+	if !p.exhausted { // Otherwise the others were not reached.
+		maps.DeleteFunc(p.cutShort, func(name string, _ uint64) bool { return r.tenants[name] == nil })
+	}
+}
+
+// tenantRound is what a round knows of a tenant.
+type tenantRound struct {
+	// noRoom is true if a unit so far has no room.
+	noRoom bool
+	// effort is what its units have taken of the round's effort.
+	effort int
+	// triedKept are the kinds that have no room where memory is kept.
+	triedKept map[*kind]bool
+	// since is the round since which the tenant is cut short, later than any if it isn't. cut is true if it has used up its effort in this
+	// round, and again if units were not tried because they have had their turn since.
+	since      uint64
+	cut, again bool
+}
+
+// tenant returns what the round knows of the tenant.
+func (r *round) tenant(name string) *tenantRound {
+	own := r.tenants[name]
+	if own == nil {
+		own = &tenantRound{since: math.MaxUint64}
+		if since, cut := r.m.progress.cutShort[name]; cut {
+			own.since = since
+		}
+		r.tenants[name] = own
+	}
+	return own
+}
+
+// offer gives a unit its turn: it reserves places for the pods, if there is room. leave is true if the tenant's later units don't get their turn in
+// this round.
+func (r *round) offer(u *unit) (places []ledger.Place, leave bool) {
+	own, number := r.tenant(u.item.Tenant), r.m.progress.rounds
+	_, awaits := r.awaiting[u.item.ID]
+	if awaits {
+		defer delete(r.unseen, u.item.ID)
+	}
+	r.m.updatePause(u, r.now)
+	before := r.m.effort
+	defer func() { own.effort += r.m.effort - before }()
+	switch {
+	case !r.open.mayGrant(u.item.Tenant):
+		r.m.progress.missed = r.freed
+		return nil, true
+	case r.othersFirst && own.since <= number:
+		own.cut = true
+		return nil, true
+	case u.paused:
+		return nil, false
+	case own.noRoom && !awaits && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(number):
+		return r.takeKept(u), false // There can be thousands of these.
+	case own.effort >= r.tenantEffort/2 && u.triedIn >= own.since: // Those that have not had their turn yet come first.
+		own.again = own.again || u.kind.obstacle == reasons.ObstacleUntried || u.triedIn < r.m.progress.freedAt
+		return nil, false
+	case own.effort >= r.tenantEffort:
+		own.cut = true
+		return nil, true
+	}
+	u.triedIn = number
+	places = r.try(u, awaits)
+	if places == nil {
+		places = r.takeKept(u)
+	} else {
+		r.m.nextCame(u.item.Tenant, false, r.now)
+	}
+	own.noRoom = own.noRoom || places == nil && u.kind.obstacle == reasons.ObstacleNoRoom
+	return places, false
+}
+
+// openPods counts the granted pods with a place that aren't bound yet.
+type openPods struct {
+	byTenant map[string]int
+	// total counts sharedOpen pods of each tenant at most, so that a large group of one tenant doesn't take the turns of others.
+	total int
+}
+
+func (o *openPods) add(tenant string, pods int) {
+	former := o.byTenant[tenant]
+	o.byTenant[tenant] = former + pods
+	o.total += min(former+pods, sharedOpen) - min(former, sharedOpen)
+}
+
+// mayGrant reports whether more pods of the tenant may be granted: it has fewer such pods than the others leave. Pods that are never bound, such as those
+// whose volume doesn't exist, must not take all turns. So a tenant without such pods always gets its first unit granted.
+func (o *openPods) mayGrant(tenant string) bool {
+	own := o.byTenant[tenant]
+	return own == 0 || own < maxOpen-o.total
+}
+
+func (m *Manager) openPods() *openPods {
+	open := &openPods{byTenant: map[string]int{}}
+	for _, p := range m.charged {
+		open.add(p.countedFor, 1)
+	}
+	return open
 }

@@ -187,9 +187,9 @@ func TestManyFreedAndManyKinds(t *testing.T) {
 	for range 30 {
 		f.tick(100 * time.Millisecond)
 	}
-	before := f.rounds
+	before := f.progress.rounds
 	f.tick(100 * time.Millisecond)
-	want(t, "rounds", before, f.rounds)
+	want(t, "rounds", before, f.progress.rounds)
 }
 
 // Something is freed while more groups wait than a tenant's effort is for, each of its own kind. Each of them is tried there, and in the end there is
@@ -199,7 +199,7 @@ func TestFreedAndManyGroups(t *testing.T) {
 	f.SetNamespace("carol", Namespace{Tenant: "carol", Exempt: true})
 	f.pod("carol/1", 4, on("n0"))
 	f.pod("carol/2", 4, on("n1"))
-	for i := range ownEffort + ownEffort/4 {
+	for i := range maxTenantEffort + maxTenantEffort/4 {
 		group := fmt.Sprint(i)
 		f.groups.sizes[group] = 2
 		for member := range 2 {
@@ -209,15 +209,15 @@ func TestFreedAndManyGroups(t *testing.T) {
 	for range 10 {
 		f.tick(100 * time.Millisecond)
 	}
-	want(t, "incomplete", false, f.incomplete())
-	freed := f.rounds
+	want(t, "incomplete", false, f.progress.incomplete())
+	freed := f.progress.rounds
 	f.Freed("n1")
 	for range 10 {
 		f.tick(100 * time.Millisecond)
 	}
-	want(t, "incomplete after something was freed", false, f.incomplete())
+	want(t, "incomplete after something was freed", false, f.progress.incomplete())
 	for id, u := range f.units {
-		if u.turn <= freed {
+		if u.triedIn <= freed {
 			t.Errorf("%s was not tried", id)
 		}
 	}

@@ -34,7 +34,7 @@ func (m *Manager) starving(all *standings, now time.Time) (out []starvingTenant)
 // heldMemory returns the memory of the held places by tenant.
 func (m *Manager) heldMemory() map[string]gpu.Memory {
 	held := map[string]gpu.Memory{}
-	for _, h := range m.reclaims.held {
+	for _, h := range m.reclaims.holds {
 		held[h.tenant] = held[h.tenant].Add(h.memory)
 	}
 	return held

@@ -32,8 +32,8 @@ type unit struct {
 	shape string
 	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
 	paused, behindFailed bool
-	// turn is the latest round that tried it.
-	turn uint64
+	// triedIn is the number of the latest round that tried it.
+	triedIn uint64
 	// letThrough is since when the gates of all its pods are open for an autoscaler; zero if one isn't.
 	letThrough time.Time
 }
@@ -97,7 +97,7 @@ func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 		},
 	}
 	if former != nil {
-		u.turn = former.turn
+		u.triedIn = former.triedIn
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.Likeness), text(b.Likeness)), cmp.Compare(a.UID, b.UID))

@@ -258,7 +258,7 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 		f.reclaims.Go(func() error {
 			attempt := search.Attempt()
 			until := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(attempt, plan, f.clock.Now()) },
-				func() map[gpu.PodUID]bool { return f.manager.Holds(attempt) })
+				func() map[gpu.PodUID]bool { return f.manager.Justified(attempt) })
 			f.manager.Reclaimed(attempt, until, f.clock.Now())
 			return nil
 		})
@@ -274,11 +274,11 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 // resume continues the attempts of a former leader to reclaim memory.
 func (f *fairShare) resume() {
 	for _, r := range f.executor.Inherited(eviction.ByShare) {
-		var places []dispatch.Held
+		var places []dispatch.HeldPlace
 		for _, w := range r.For {
-			places = append(places, dispatch.Held{Pod: w.UID, Node: w.Node, Cards: w.Cards})
+			places = append(places, dispatch.HeldPlace{Pod: w.UID, Node: w.Node, Cards: w.Cards})
 		}
-		victims := make([]dispatch.HeldVictim, len(r.Victims))
+		victims := make([]dispatch.EvictedFor, len(r.Victims))
 		for i, v := range r.Victims {
 			victims[i].For = v.For.UID
 			for _, pod := range v.Pods {
@@ -286,7 +286,7 @@ func (f *fairShare) resume() {
 			}
 		}
 		if attempt, ok := f.manager.Resume(places, victims, f.clock.Now()); ok {
-			until := f.executor.Continue(r, func() map[gpu.PodUID]bool { return f.manager.Holds(attempt) })
+			until := f.executor.Continue(r, func() map[gpu.PodUID]bool { return f.manager.Justified(attempt) })
 			f.manager.Reclaimed(attempt, until, f.clock.Now())
 		}
 	}

@@ -428,7 +428,7 @@ func TestFairShareReclaimLeaderChanges(t *testing.T) {
 				return condition()
 			}
 		}
-		holds := func() bool { return len(f.fair.manager.Holds(1)) > 0 }
+		holds := func() bool { return len(f.fair.manager.Justified(1)) > 0 }
 		f.pass("an eviction and a refusal", locked(func() bool { return len(evicted) == 1 && len(refused) > 0 }))
 		f.await("the end of the attempt", holds)
 		away.Store(true)
