@@ -159,7 +159,7 @@ func (c *crowd) judge(plan reclaim.Plan) {
 		cards := []placement.Card{placement.NewCard(node.Cards[0], node.Used[0])}
 		for _, a := range node.Allocations {
 			if a.Leaving {
-				placement.Free(cards, a.Placement)
+				placement.Release(cards, a.Placement)
 			}
 		}
 		free[node.Name] = cards[0].Free()

@@ -363,7 +363,7 @@ func (f *fixture) cluster() reclaim.Cluster {
 		for _, a := range node.Allocations {
 			switch {
 			case a.Leaving:
-				placement.Free(c.Cards[node.Name], a.Placement)
+				placement.Release(c.Cards[node.Name], a.Placement)
 				c.Leaving[node.Name] = append(c.Leaving[node.Name], a.UID)
 			case a.State == ledger.Bound:
 				c.Places[a.UID] = reclaim.Place{Node: node.Name, On: a.Placement}

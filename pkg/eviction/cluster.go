@@ -67,7 +67,7 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, vict
 		a := &available.Allocations[i]
 		if !a.Leaving {
 			if victims[a.UID] {
-				placement.Free(available.Cards, a.Placement)
+				placement.Release(available.Cards, a.Placement)
 			}
 			continue
 		}
@@ -75,7 +75,7 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, vict
 		if info, known := r.Cache.Pod(a.Namespace, a.Name); !certain(a) || known && info.UID == a.UID && !frees(info, r.Clock.Now()) {
 			continue
 		}
-		placement.Free(available.Cards, a.Placement)
+		placement.Release(available.Cards, a.Placement)
 		cluster.Capacity.Evict(name, a.UID)
 		cluster.Leaving[name] = append(cluster.Leaving[name], a.UID)
 	}

@@ -143,7 +143,7 @@ func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
 	for i := range available.Allocations {
 		a := &available.Allocations[i]
 		if a.Priority < pod.Priority && (e.phase(node, a.UID) == departing || slices.Contains(proposed, a.UID)) {
-			placement.Free(available.Cards, a.Placement)
+			placement.Release(available.Cards, a.Placement)
 			victims = append(victims, a.UID)
 		}
 	}

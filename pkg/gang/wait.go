@@ -79,7 +79,7 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 	mgr.build(r, n)
 	granted, alike := mgr.grantedPlaces(n), alikeRuns{n.likeness, r.item.Priority, r.mayDisplace()}
 	// Only r can use these places, or the memory of its awaited reservation.
-	exclusive := len(granted) > 0 || len(n.requests) > 0 && mgr.Ledger.Awaits(n.requests[0].Pod.UID)
+	exclusive := len(granted) > 0 || len(n.requests) > 0 && mgr.Ledger.HasAwaited(n.requests[0].Pod.UID)
 
 	// Fewer runs give way to one that is behind.
 	if last, found := mgr.noRoomFor[alike]; found && !exclusive && last.appliesTo(r, freed, now) {

@@ -22,7 +22,7 @@ type Availability struct {
 func (l *Ledger) Availability(name string, pod gpu.Pod, unseen map[string]bool) (Availability, reasons.Reason) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	n, a := l.nodes[name], l.asks(&pod, nil)
+	n, a := l.nodes[name], l.asker(&pod, nil)
 	reason := l.fit(n, &a)
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		reason = reasons.Elsewhere

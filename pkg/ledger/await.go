@@ -127,8 +127,8 @@ func (l *Ledger) isFree(n *node, shares []Share) bool {
 			lowest = pod
 		}
 	}
-	a := l.asks(lowest, nil)
-	q.Ahead, _ = l.ahead(n, &a)
+	a := l.asker(lowest, nil)
+	q.Ahead, _ = l.podsAhead(n, &a)
 	return l.resourcesFit(q) && fitTogether(slices.Clone(l.cardsFor(n, &a)), shares)
 }
 
@@ -154,8 +154,8 @@ func fitTogether(cards []placement.Card, shares []Share) bool {
 	})
 }
 
-// Awaits reports whether the pod belongs to an item with an awaited reservation.
-func (l *Ledger) Awaits(uid gpu.PodUID) bool {
+// HasAwaited reports whether the pod belongs to an item with an awaited reservation.
+func (l *Ledger) HasAwaited(uid gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.reservations.awaited[Queued][uid] != nil
@@ -195,14 +195,14 @@ func (l *Ledger) Awaited(id string) map[string]gpu.Memory {
 func (l *Ledger) ReservedFor(pod gpu.Pod, nodes []string) string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	a := l.asks(&pod, nil)
+	a := l.asker(&pod, nil)
 	var first *Reservation
 	for _, name := range nodes {
 		n := l.nodes[name]
 		if n == nil {
 			continue
 		}
-		for r := range l.against(n, &a) {
+		for r := range l.sharesAgainst(n, &a) {
 			if r.Source == Queued && (first == nil || r.Item.Before(&first.Item)) {
 				first = r.Reservation
 			}
@@ -330,20 +330,20 @@ func (c *awaitedChoice) shortlist(requests []Request) []Request {
 	var order []int
 	for i := range requests {
 		request := &requests[i]
-		asks := demandOn{keyOf(request.Nodes), request.Pod.Demand()}
-		k := alike{asks, c.requestsOf(request.Pod.UID)}
+		wanted := demandOn{keyOf(request.Nodes), request.Pod.Demand()}
+		k := alike{wanted, c.requestsOf(request.Pod.UID)}
 		if compared[k] {
 			continue
 		}
 		compared[k] = true
-		if rated != asks { // Mostly requests of one demand follow one another.
-			rated, order = asks, c.bestFirst(request)
+		if rated != wanted { // Mostly requests of one demand follow one another.
+			rated, order = wanted, c.bestFirst(request)
 		}
-		if best[asks.list] == nil {
-			best[asks.list] = map[int]bool{}
+		if best[wanted.list] == nil {
+			best[wanted.list] = map[int]bool{}
 		}
 		for _, position := range c.firstWithResources(request, order, len(requests)+spareNodes) {
-			best[asks.list][position] = true
+			best[wanted.list][position] = true
 		}
 	}
 	names, out := map[listKey][]string{}, slices.Clone(requests)
@@ -410,7 +410,7 @@ func (c *awaitedChoice) willHaveResources(name string, n *node, uid gpu.PodUID) 
 func (c *awaitedChoice) rateSome(request *Request, from int, rates map[int]float64) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	a := c.asks(&request.Pod, nil)
+	a := c.asker(&request.Pod, nil)
 	known := c.known[a.demand]
 	if known == nil {
 		known = map[string]float64{}

@@ -21,7 +21,7 @@ import (
 // Rank skips all three for a node that is known to fit a plain pod (costRow.plain). Which cards have room is decided in package placement (Totals.Fit,
 // Place). A card's used memory includes placed reservations, which are assumed allocations; only awaited ones are added in this file.
 
-// asker is a pod without an allocation that asks what nodes have for it.
+// asker is a pod without an allocation that asks what nodes have for it: a share is against it if it counts as used for it.
 type asker struct {
 	pod    *gpu.Pod
 	demand gpu.Demand
@@ -33,8 +33,8 @@ type asker struct {
 	unseen map[string]bool
 }
 
-// asks returns the pod as one that asks. The caller holds the lock.
-func (l *Ledger) asks(pod *gpu.Pod, unseen map[string]bool) asker {
+// asker returns the pod as an asker. The caller holds the lock.
+func (l *Ledger) asker(pod *gpu.Pod, unseen map[string]bool) asker {
 	demand := pod.Demand()
 	plain := demand.MemoryOnly() && !demand.SharedMemory && demand.Limits == gpu.Limits{}
 	return asker{pod, demand, plain, l.reservations.of(pod.UID), unseen}
@@ -46,7 +46,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
-	a := l.asks(&pod, nil)
+	a := l.asker(&pod, nil)
 	for _, name := range names {
 		switch {
 		case !allocated:
@@ -66,7 +66,7 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		return home, true
 	}
-	a := l.asks(&pod, nil)
+	a := l.asker(&pod, nil)
 	for other, n := range l.nodes { // Of those that it fits, the first by name, so that a simulation can be repeated.
 		if (!ok || other < name) && l.fit(n, &a) == reasons.Fits {
 			name, ok = other, true
@@ -83,7 +83,7 @@ func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		return home, slices.Contains(names, home)
 	}
-	a := l.asks(&pod, nil)
+	a := l.asker(&pod, nil)
 	for _, name := range names {
 		if l.fit(l.nodes[name], &a) == reasons.Fits && l.resourcesFit(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}}) {
 			return name, true
@@ -97,7 +97,7 @@ func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 func (l *Ledger) FitsResources(name string, pod gpu.Pod, gone []gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	n, a := l.nodes[name], l.asks(&pod, nil)
+	n, a := l.nodes[name], l.asker(&pod, nil)
 	return n == nil || l.hasResourcesOnceGone(n, &a, gone)
 }
 
@@ -120,7 +120,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
-	a, kind, exact := l.asks(&pod, view.Unseen), noKind, true
+	a, kind, exact := l.asker(&pod, view.Unseen), noKind, true
 	if !allocated {
 		kind, exact = l.kindOf(&view, &pod)
 	}
@@ -138,7 +138,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 		default:
 			suits, reason := l.suitability(n.node, &view, &a, kind)
 			if n.hasReserved() {
-				reason = l.besideReserved(n.node, &a, reason)
+				reason = l.reasonBeside(n.node, &a, reason)
 			}
 			if exact {
 				visit(i, suits, reason)
@@ -160,7 +160,7 @@ func (l *Ledger) chooseCards(n *node, a *asker, policy placement.Policy) (gpu.Pl
 		return nil, reason
 	}
 	where, reason := placement.Place(policy, l.cardsFor(n, a), a.demand)
-	return where, l.besideReserved(n, a, reason)
+	return where, l.reasonBeside(n, a, reason)
 }
 
 // fit returns Fits if the pod fits the node, else the reason why not. n may be nil.
@@ -171,7 +171,7 @@ func (l *Ledger) fit(n *node, a *asker) reasons.Reason {
 	if !n.hasReserved() { // Mostly, and then without a look at the cards.
 		return n.totals.Fit(n.cards, &a.demand)
 	}
-	return l.besideReserved(n, a, placement.Fit(l.cardsFor(n, a), a.demand))
+	return l.reasonBeside(n, a, placement.Fit(l.cardsFor(n, a), a.demand))
 }
 
 // suitability returns how well the node suits the pod, or the reason why the node's cards have no room. kind is kindOf the pod.
@@ -182,7 +182,7 @@ func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement
 	if len(n.reserved) == 0 && len(n.tentative) == 0 {
 		return l.suitabilityUnreserved(n, view, &a.demand, kind)
 	}
-	cards := l.cardsSeen(n, view, a)
+	cards := l.cardsInView(n, view, a)
 	totals := placement.Sum(cards)
 	if kind == noKind {
 		return placement.Suit(&view.Card, &view.Node, cards, &totals, &a.demand)
@@ -214,8 +214,8 @@ func (l *Ledger) suitabilityUnreserved(n *node, view *View, demand *gpu.Demand, 
 	return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
 }
 
-// cardsSeen is cardsFor in a view: tentative placements can count too.
-func (l *Ledger) cardsSeen(n *node, view *View, a *asker) []placement.Card {
+// cardsInView is cardsFor in a view: tentative placements can count too.
+func (l *Ledger) cardsInView(n *node, view *View, a *asker) []placement.Card {
 	cards := l.cardsFor(n, a)
 	if !view.TentativeAt.IsZero() {
 		cards = n.withTentative(cards, view, a.pod)
@@ -231,7 +231,7 @@ func (l *Ledger) cardsFor(n *node, a *asker) []placement.Card {
 // cardsBeside is cardsFor with those of the shares only that count.
 func (l *Ledger) cardsBeside(n *node, a *asker, counts func(*reserved) bool) []placement.Card {
 	cards, copied := n.cards, false
-	for r := range l.against(n, a) {
+	for r := range l.sharesAgainst(n, a) {
 		if !counts(r) {
 			continue
 		}
@@ -243,33 +243,35 @@ func (l *Ledger) cardsBeside(n *node, a *asker, counts func(*reserved) bool) []p
 	return cards
 }
 
-// against yields the shares of awaited reservations on the node that the pod sees as used.
-func (l *Ledger) against(n *node, a *asker) iter.Seq[*reserved] {
+// sharesAgainst yields the shares of awaited reservations on the node that count as used for the pod.
+func (l *Ledger) sharesAgainst(n *node, a *asker) iter.Seq[*reserved] {
 	return func(yield func(*reserved) bool) {
 		for i := range n.reserved {
 			r := &n.reserved[i]
-			if !a.unseen[r.Item.ID] && l.seesUsed(a, r) && !yield(r) {
+			if l.isAgainst(a, r) && !yield(r) {
 				return
 			}
 		}
 	}
 }
 
-// seesUsed reports whether the pod sees the share as used: not if it is its own, or comes behind its place. Of two items of the queue, the later one
-// sees the earlier one's. A pod that isn't in the queue sees those of items without turns, and of those with turns only if it needs a turn too.
-// Otherwise priority decides, see Reservation.Priority.
-func (l *Ledger) seesUsed(a *asker, r *reserved) bool {
+// isAgainst reports whether the share counts as used for the pod: it belongs to a reservation of others that comes before the pod, and its own pod
+// has no allocation yet.
+func (l *Ledger) isAgainst(a *asker, r *reserved) bool {
+	return a.own[r.Source] != r.Reservation && !a.unseen[r.Item.ID] && l.comesBefore(r, a) && !l.isBehind(a, r) && !l.allocated(r.Pod.UID)
+}
+
+// comesBefore reports whether the reservation comes before the pod. Two items of the queue have its order. If either the item or the pod needs a turn
+// of fair sharing, the other one comes first. Otherwise priority decides, see Reservation.Priority.
+func (l *Ledger) comesBefore(r *reserved, a *asker) bool {
 	mine := a.own[r.Source]
-	sees := a.pod.Priority <= r.Priority
 	switch {
-	case mine == r.Reservation:
-		return false
 	case r.Source == Queued && mine != nil:
-		sees = r.Item.Before(&mine.Item)
+		return r.Item.Before(&mine.Item)
 	case r.Source == Queued && r.Item.ByTurn != l.NeedsTurn(*a.pod):
-		sees = !r.Item.ByTurn
+		return !r.Item.ByTurn
 	}
-	return sees && !l.isBehind(a, r) && !l.allocated(r.Pod.UID)
+	return a.pod.Priority <= r.Priority
 }
 
 // isBehind reports whether the share comes behind a place of the pod, or behind one of the unit for which reclaim frees memory.
@@ -279,9 +281,9 @@ func (l *Ledger) isBehind(a *asker, r *reserved) bool {
 	return nominated || unit != nil && slices.ContainsFunc(r.Behind, func(uid gpu.PodUID) bool { return l.reservations.awaited[Reclaimed][uid] == unit })
 }
 
-// besideReserved returns the reason with what is reserved for others on the node, which may be nil: reasons.ResourcesReserved instead of Fits if that
+// reasonBeside returns the reason beside what is reserved for others on the node, which may be nil: reasons.ResourcesReserved instead of Fits if that
 // leaves too little CPU, or another resource, for the pod, and reasons.Reserved if the cards would have room without the labelled reservations.
-func (l *Ledger) besideReserved(n *node, a *asker, reason reasons.Reason) reasons.Reason {
+func (l *Ledger) reasonBeside(n *node, a *asker, reason reasons.Reason) reasons.Reason {
 	switch {
 	case reason == reasons.Fits && !l.hasResources(n, a):
 		return reasons.ResourcesReserved
@@ -309,16 +311,16 @@ func (l *Ledger) hasResources(n *node, a *asker) bool {
 
 // hasResourcesOnceGone is FitsResources.
 func (l *Ledger) hasResourcesOnceGone(n *node, a *asker, gone []gpu.PodUID) bool {
-	ahead, ending := l.ahead(n, a)
+	ahead, ending := l.podsAhead(n, a)
 	return len(ahead) == 0 ||
 		l.resourcesFit(ResourceQuery{Node: n.name, Pods: []gpu.PodUID{a.pod.UID}, Ahead: ahead, Ending: distinct(append(ending, gone...))})
 }
 
-// ahead returns the pods that need a place on the node and that come before the pod, with the pods that have to end for them: those of awaited
+// podsAhead returns the pods that need a place on the node and that come before the pod, with the pods that have to end for them: those of awaited
 // reservations from the queue and from reclaim, as far as the pod sees their cards as used, and those with assumed allocations. kube-scheduler counts
 // nominated pods itself.
-func (l *Ledger) ahead(n *node, a *asker) (ahead, ending []gpu.PodUID) {
-	for r := range l.against(n, a) {
+func (l *Ledger) podsAhead(n *node, a *asker) (ahead, ending []gpu.PodUID) {
+	for r := range l.sharesAgainst(n, a) {
 		if r.Source != Nominated {
 			ahead = append(ahead, r.Pod.UID)
 			ending = append(append(ending, r.Ending...), r.Victims...)

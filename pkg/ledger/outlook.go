@@ -264,7 +264,7 @@ func (l *Ledger) refine(view *View, a *asker, ranked []rankedNode) {
 	}
 	for _, c := range best.All() {
 		n := ranked[c.Node].node
-		ranked[c.Node].suits = placement.SuitsByCost(l.outlook.Cost(n.nodeRoom(l.cardsSeen(n, view, a)), &shape))
+		ranked[c.Node].suits = placement.SuitsByCost(l.outlook.Cost(n.nodeRoom(l.cardsInView(n, view, a)), &shape))
 	}
 }
 

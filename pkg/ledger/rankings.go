@@ -106,7 +106,7 @@ func (r *rankings) first(requests []Request) *ranking {
 
 // of returns the ranking for the request.
 func (r *rankings) of(request *Request) *ranking {
-	a := r.ledger.asks(&request.Pod, r.unseen)
+	a := r.ledger.asker(&request.Pod, r.unseen)
 	a.own[Nominated] = nil
 	key := rankingKey{list: keyOf(request.Nodes), kind: noKind, demand: a.demand, priority: a.pod.Priority, own: a.own}
 	if r.kind != nil {

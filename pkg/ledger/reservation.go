@@ -308,7 +308,7 @@ func (n *node) expected(r *reserved, cards []placement.Card) gpu.Placement {
 	cards = slices.Clone(cards)
 	for _, a := range n.allocations {
 		if a.Leaving || slices.Contains(r.Victims, a.UID) {
-			placement.Free(cards, a.Placement)
+			placement.Release(cards, a.Placement)
 		}
 	}
 	where, _ = placement.Place(placement.Expected, cards, demand)

@@ -52,7 +52,7 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 			allocation = l.allocation(pod.UID).copy()
 			return nil
 		}
-		n, a := l.nodes[name], l.asks(&pod, nil)
+		n, a := l.nodes[name], l.asker(&pod, nil)
 		where, reason := l.chooseCards(n, &a, policy)
 		if reason != reasons.Fits {
 			err = &NoRoomError{name, reason}
@@ -272,8 +272,8 @@ func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 		return "", false
 	}
 	defer t.ranks.record(n) // The nomination doesn't count any more, wherever the pod is placed.
-	a := t.asks(&request.Pod, t.view.Unseen)
-	if placement.Fit(t.cardsSeen(n, &t.view, &a), a.demand) != reasons.Fits || !t.placeOn(name, n, request.Pod) {
+	a := t.asker(&request.Pod, t.view.Unseen)
+	if placement.Fit(t.cardsInView(n, &t.view, &a), a.demand) != reasons.Fits || !t.placeOn(name, n, request.Pod) {
 		return "", false
 	}
 	return name, true
@@ -295,7 +295,7 @@ func (t *trial) placeOn(name string, n *node, pod gpu.Pod) bool {
 // chooseCardsWith returns the cards of the node that the view's policy chooses for the pod; false if the pod doesn't fit. If it does, it is taken from capacity,
 // which can be nil.
 func (l *Ledger) chooseCardsWith(capacity Capacity, n *node, pod *gpu.Pod, view *View) (where gpu.Placement, fits bool) {
-	a := l.asks(pod, view.Unseen)
+	a := l.asker(pod, view.Unseen)
 	where, reason := l.chooseCards(n, &a, view.Card)
 	return where, reason == reasons.Fits && (capacity == nil || capacity.Take(n.name, pod.UID))
 }

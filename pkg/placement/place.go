@@ -61,8 +61,8 @@ func Use(cards []Card, where gpu.Placement) {
 	}
 }
 
-// Free undoes Use.
-func Free(cards []Card, where gpu.Placement) {
+// Release undoes Use.
+func Release(cards []Card, where gpu.Placement) {
 	for _, share := range where {
 		if i, ok := Position(cards, share.Card); ok {
 			cards[i].Subtract(share)

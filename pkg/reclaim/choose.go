@@ -141,7 +141,7 @@ func (t *trial) evict(v int) {
 	t.count(v, -1)
 	for _, p := range t.need.Victims[v].Pods {
 		place := t.cluster.Places[p.UID]
-		placement.Free(t.cardsOf(place.Node), place.On)
+		placement.Release(t.cardsOf(place.Node), place.On)
 		t.cluster.Capacity.Evict(place.Node, p.UID)
 	}
 }
@@ -198,7 +198,7 @@ func (t *trial) unplace(unit int) []Place {
 	former := t.places[unit]
 	t.places[unit] = nil
 	for i, place := range former {
-		placement.Free(t.cardsOf(place.Node), place.On)
+		placement.Release(t.cardsOf(place.Node), place.On)
 		t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
 	}
 	return former

@@ -169,7 +169,7 @@ func (s *scene) only(nodes ...string) *scene {
 func (s *scene) same(first, second int) *scene {
 	pod := s.Victims[first].Pods[0]
 	place := s.Places[pod.UID]
-	placement.Free(s.Cards[place.Node], place.On)
+	placement.Release(s.Cards[place.Node], place.On)
 	delete(s.Places, s.Victims[second].Pods[0].UID)
 	s.Victims[second].Pods[0] = pod
 	return s
