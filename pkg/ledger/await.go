@@ -386,15 +386,16 @@ func (c *awaitedChoice) nodeWillHaveResources(name string, uid gpu.PodUID) bool 
 	return n != nil && c.willHaveResources(name, n, uid)
 }
 
-// willHaveResources reports whether the node will have the resources for the pod beside the item's own shares and those of items that come
-// before: once the pods that were placed after oldest have ended.
+// willHaveResources reports whether the node will have the resources for the pod beside the item's own shares, those of items that come before, and
+// the places that the item has to leave to others: once the pods that were placed after oldest have ended.
 func (c *awaitedChoice) willHaveResources(name string, n *node, uid gpu.PodUID) bool {
 	q := ResourceQuery{Node: name, Pods: []gpu.PodUID{uid}, Listed: true}
 	for i := range n.reserved {
-		if r := &n.reserved[i]; c.counts(r) {
+		if r := &n.reserved[i]; c.counts(r) || c.leaves(r) {
 			q.Ahead = append(q.Ahead, r.Pod.UID)
 		}
 	}
+	q.Ahead = distinct(q.Ahead)
 	if c.resourcesFit(q) {
 		return true // Also if no pod ends.
 	}
@@ -539,7 +540,7 @@ func (c *awaitedChoice) findPlaces(n *node) {
 	var cards []placement.Card
 	for i := range n.reserved {
 		r := &n.reserved[i]
-		if r.Source == Queued || c.item.Priority > r.Priority || c.pods[r.Pod.UID] || c.allocated(r.Pod.UID) {
+		if !c.leaves(r) {
 			continue
 		}
 		if cards == nil {
@@ -549,6 +550,11 @@ func (c *awaitedChoice) findPlaces(n *node) {
 		placement.Use(cards, place.On)
 		c.places = append(c.places, place)
 	}
+}
+
+// leaves reports whether the share is a place that the item has to leave to another pod: one for which kube-scheduler or reclaim frees memory.
+func (c *awaitedChoice) leaves(r *reserved) bool {
+	return r.Source != Queued && c.item.Priority <= r.Priority && !c.pods[r.Pod.UID] && !c.allocated(r.Pod.UID)
 }
 
 // never is later than any time at which a pod was placed, and justNow is that of a pod that isn't bound yet.

@@ -250,3 +250,29 @@ func TestAwaitManyKinds(t *testing.T) {
 		t.Error("no reservation")
 	}
 }
+
+// What is freed for another pod on a node, by kube-scheduler or by reclaim, is kept for that pod with its CPU: an item gets no reservation of another
+// card there if the node hasn't enough CPU for both.
+func TestAwaitBesideFreedCPU(t *testing.T) {
+	places := map[string]func(f *resourcesFixture, p gpu.Pod){
+		"a nomination": func(f *resourcesFixture, p gpu.Pod) { f.Nominate("n1", p, "victim") },
+		"reclaim": func(f *resourcesFixture, p gpu.Pod) {
+			f.Hold("unit", ledger.Reservation{
+				Priority: 5, Source: ledger.Reclaimed, Victims: []gpu.PodUID{"victim"}, Shares: []ledger.Share{{Pod: p, Node: "n1", On: gpu.On(0, 16)}},
+			})
+		},
+	}
+	for name, place := range places {
+		for cpus, want := range map[int64]bool{3: true, 5: false} {
+			f := newResourcesFixture(t, 1)
+			f.run(pod("victim", 16), "n1", 0, 5, at)
+			f.run(pod("other", 16), "n1", 1, 3, at.Add(time.Second))
+			p := f.pending(pod("p", 16, 5), 5)
+			place(f, p)
+			item := f.pending(pod("w0", 16, 5), cpus)
+			expect(t, name+": reserved", want, f.await([]ledger.Request{{Pod: item, Nodes: f.nodes}}, 5, longAgo))
+			f.end("victim")
+			expect(t, name+": the pod", []reasons.Reason{reasons.Fits}, f.check(p, "n1"))
+		}
+	}
+}
