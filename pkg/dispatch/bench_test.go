@@ -137,19 +137,20 @@ func BenchmarkReclaim(b *testing.B) {
 	for b.Loop() {
 		*now = now.Add(time.Hour)
 		longest.tick(m, *now)
-		need := m.TakeEffects().Reclaim.Need()
+		first := m.TakeEffects().Reclaim
+		need := first.Need()
 		b.StopTimer()
 		plan, ok := reclaim.Choose(need, cluster)
 		b.StartTimer()
 		var search *Search
-		longest.of(func() { search = m.searchAgain(need.Attempt, *now) })
+		longest.of(func() { search = m.searchAgain(first.Attempt, *now) })
 		m.setShares(search.standings)
 		evictable := search.evictable(plan)
 		longest.of(func() { ok = ok && m.addHolds(search, plan, evictable) })
 		if !ok {
 			b.Fatal("no room is made")
 		}
-		m.Reclaimed(need.Attempt, time.Time{}, *now)
+		m.Reclaimed(first.Attempt, time.Time{}, *now)
 	}
 	longest.report(b)
 }

@@ -11,8 +11,8 @@ import (
 
 // grant is a unit that was granted, until its pods are bound or have lost their charges. Its outcome is reported to Failures.
 type grant struct {
-	queue.Attempt
-	at time.Time
+	profile queue.Profile
+	at      time.Time
 	// charged counts the unit's pods that have a charge. failed is true once one was not bound in time, bound once one was bound.
 	charged       int
 	failed, bound bool
@@ -26,8 +26,8 @@ func (p *pod) charged() bool { return !p.expires.IsZero() }
 // grantUnit charges the pods of a unit, whose places are in their order.
 func (m *Manager) grantUnit(u *unit, places []ledger.Place, now time.Time) {
 	m.removeUnit(u)
-	g := &grant{Attempt: u.attempt(), at: now, charged: len(u.pods)}
-	m.Failures.Placed(g.Attempt)
+	g := &grant{profile: u.profile(), at: now, charged: len(u.pods)}
+	m.Failures.Placed(g.profile)
 	for i, p := range u.pods {
 		p.grant, p.expires = g, now.Add(m.Patience)
 		if !places[i].Existing {
@@ -90,12 +90,12 @@ func (m *Manager) endGrant(g *grant, bound, failed bool) {
 	switch {
 	case failed && !g.failed:
 		g.failed = true
-		m.Failures.Failed(g.Attempt, g.at, m.now)
+		m.Failures.Failed(g.profile, g.at, m.now)
 	case g.charged > 0, g.failed:
 	case g.bound:
-		m.Failures.Arrived(g.Attempt)
+		m.Failures.Arrived(g.profile)
 	default:
-		m.Failures.Ended(g.Attempt)
+		m.Failures.Ended(g.profile)
 	}
 }
 

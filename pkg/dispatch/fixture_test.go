@@ -228,7 +228,7 @@ func (f *fixture) tick(pass time.Duration) {
 		f.requeues++
 	}
 	if effects.Reclaim != nil {
-		f.reclaimFor(effects.Reclaim.Need())
+		f.reclaimFor(effects.Reclaim)
 	}
 	for _, opened := range effects.Open {
 		f.GateOpened(opened.UID, !f.gatesFail, f.now)
@@ -301,12 +301,13 @@ const roundLasts = 10 * time.Minute
 
 // reclaimFor does what the caller of a Manager does: it makes a plan, has its places held, and evicts. Evicted pods stay until finish
 // is called.
-func (f *fixture) reclaimFor(need reclaim.Need) {
+func (f *fixture) reclaimFor(search *Search) {
+	need := search.Need()
 	if f.meanwhile != nil {
 		f.meanwhile()
 	}
 	plan, ok := reclaim.Choose(need, f.cluster())
-	made := ok && f.Hold(need.Attempt, plan, f.now) && !f.evictionsFail
+	made := ok && f.Hold(search.Attempt, plan, f.now) && !f.evictionsFail
 	if made && f.planned != nil {
 		f.planned(plan)
 	}
@@ -333,7 +334,7 @@ func (f *fixture) reclaimFor(need reclaim.Need) {
 	if made {
 		until = f.now.Add(roundLasts)
 	}
-	f.Reclaimed(need.Attempt, until, f.now)
+	f.Reclaimed(search.Attempt, until, f.now)
 }
 
 // running returns what the bound pods of each tenant have that are not being deleted.

@@ -80,7 +80,7 @@ func (m *Manager) addHolds(search *Search, plan reclaim.Plan, evictable bool) bo
 	defer m.mu.Unlock()
 	a := m.reclaims.attempt
 	switch {
-	case a == nil || a.number != search.Attempt(): // The term has ended.
+	case a == nil || a.number != search.Attempt: // The term has ended.
 		return false
 	case !evictable:
 		a.outdated = true

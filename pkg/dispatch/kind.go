@@ -21,7 +21,7 @@ type kind struct {
 	feasible *bool
 	// units counts the units of this kind.
 	units int
-	// shape is queue.Attempt.Shape.
+	// shape is queue.Profile.Shape.
 	shape string
 }
 

@@ -583,7 +583,7 @@ func TestReclaimAfterFailureOfGroup(t *testing.T) {
 	f.groups.sizes["job"] = 2
 	f.pod("alice/job-0", 1, inGroup("job"))
 	f.pod("alice/job-1", 1, inGroup("job"))
-	f.Failures.Failed(queue.Attempt{Namespace: "alice", ID: gang.Key{Namespace: "alice", Name: "job"}.ItemID(), Shape: "job"}, f.now, f.now)
+	f.Failures.Failed(queue.Profile{Namespace: "alice", ID: gang.Key{Namespace: "alice", Name: "job"}.ItemID(), Shape: "job"}, f.now, f.now)
 	f.run(2 * after)
 	want(t, "evicted early", []string(nil), f.evicted)
 	f.run(after + firstPause)

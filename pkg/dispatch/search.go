@@ -12,7 +12,9 @@ import (
 // takes long, so it is made without the Manager's lock. Hold checks its result.
 type Search struct {
 	*standings
-	need reclaim.Need
+	// Attempt is the number of the attempt for which pods are searched.
+	Attempt uint64
+	need    reclaim.Need
 	// constraints are those of the pods in need, one after another. nodes knows which nodes they can use: that takes long if they are new.
 	constraints []unique.Handle[string]
 	nodes       Nodes
@@ -30,13 +32,10 @@ type Search struct {
 // search returns a search for an attempt.
 func (m *Manager) search(attempt uint64, s *standings, now time.Time) *Search {
 	return &Search{
-		standings: s, need: reclaim.Need{Attempt: attempt}, nodes: m.Nodes, groups: m.Groups, evicting: m.Evicting, since: m.reclaims.since, now: now,
+		standings: s, Attempt: attempt, nodes: m.Nodes, groups: m.Groups, evicting: m.Evicting, since: m.reclaims.since, now: now,
 		minRuntime: m.MinRuntime, priorityCutoff: m.PriorityCutoff,
 	}
 }
-
-// Attempt returns the number of the attempt.
-func (s *Search) Attempt() uint64 { return s.need.Attempt }
 
 // Need returns the units that need room, and the pods that may be evicted for them.
 func (s *Search) Need() reclaim.Need {

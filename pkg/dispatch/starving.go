@@ -86,7 +86,7 @@ func (m *Manager) reclaimable(u *unit, now time.Time) bool {
 	if u.obstacle().Infeasible() {
 		return false
 	}
-	failures, latest := m.Failures.Of(u.attempt())
+	failures, latest := m.Failures.Of(u.profile())
 	return failures == 0 || now.Sub(latest) >= m.ReclaimAfter<<min(failures, maxDelays)
 }
 

@@ -63,7 +63,10 @@ type demander struct {
 
 // takeStandings returns the state of the tenants, without shares.
 func (m *Manager) takeStandings() *standings {
-	out := &standings{tenants: []Tenant{}, demanded: map[demander]gpu.Memory{}, allocated: slices.AppendSeq(make([]*allocatedPod, 0, len(m.allocated)), maps.Values(m.allocated))}
+	out := &standings{
+		tenants: []Tenant{}, demanded: map[demander]gpu.Memory{},
+		allocated: slices.AppendSeq(make([]*allocatedPod, 0, len(m.allocated)), maps.Values(m.allocated)),
+	}
 	before, held := 0, m.heldMemory()
 	for _, s := range m.queue.Standings() {
 		s.Allocated = s.Allocated.Sub(held[s.Name])
@@ -71,51 +74,66 @@ func (m *Manager) takeStandings() *standings {
 			continue
 		}
 		t := Tenant{Terms: s.Terms, Name: s.Name, Allocated: s.Allocated, Before: before}
-		claim := fairshare.Claim{Terms: s.Terms, Name: s.Name, Demand: s.Allocated}
-		own := make([]*unit, len(s.Waiting))
-		for _, k := range m.kept {
+		for _, k := range m.kept { // It counts as demand, not as allocated.
 			if k.tenant == s.Name {
 				t.Allocated = t.Allocated.Sub(k.Request)
 				out.demand(demander{len(out.tenants), k.Constraints}, k.Request)
 			}
 		}
-		var key demander
-		var demanded gpu.Memory // By the latest units, which are of key. Mostly the next one is too.
+		own := make([]*unit, len(s.Waiting))
+		demand := s.Allocated
 		for i, item := range s.Waiting {
-			u := item.Value.(*unit)
-			own[i] = u
-			t.Waiting, t.WaitingMemory = t.Waiting+len(u.pods), t.WaitingMemory.Add(item.Memory)
-			obstacle := u.obstacle()
-			if i == 0 || t.Obstacle.Infeasible() && !obstacle.Infeasible() {
-				t.Next, t.Obstacle = u.pods[0].Pod.Pod, m.shownObstacle(u)
+			own[i] = item.Value.(*unit)
+			if m.countWaiting(&t, own[i]) {
+				demand = demand.Add(item.Memory)
 			}
-			switch {
-			case obstacle.Infeasible():
-				t.Infeasible += len(u.pods)
-				continue
-			case obstacle == reasons.ObstacleNoRoom:
-				t.PassedOver += len(u.pods)
-			}
-			claim.Demand = claim.Demand.Add(item.Memory)
-			if u.mixed {
-				for _, p := range u.pods {
-					out.demand(demander{len(out.tenants), p.Constraints}, p.Request)
-				}
-				continue
-			}
-			if next := (demander{len(out.tenants), u.constraints}); next != key {
-				out.demand(key, demanded)
-				key, demanded = next, 0
-			}
-			demanded = demanded.Add(item.Memory)
 		}
-		out.demand(key, demanded)
+		out.demandOf(own)
 		if t.Waiting > t.Infeasible {
 			before++
 		}
-		out.tenants, out.claims, out.units = append(out.tenants, t), append(out.claims, claim), append(out.units, own)
+		out.tenants, out.units = append(out.tenants, t), append(out.units, own)
+		out.claims = append(out.claims, fairshare.Claim{Terms: s.Terms, Name: s.Name, Demand: demand})
 	}
 	return out
+}
+
+// countWaiting counts a unit that waits in its tenant's state, behind those before it. It reports whether the unit counts for the tenant's demand.
+func (m *Manager) countWaiting(t *Tenant, u *unit) bool {
+	obstacle := u.obstacle()
+	if t.Waiting == 0 || t.Obstacle.Infeasible() && !obstacle.Infeasible() {
+		t.Next, t.Obstacle = u.pods[0].Pod.Pod, m.shownObstacle(u)
+	}
+	t.Waiting, t.WaitingMemory = t.Waiting+len(u.pods), t.WaitingMemory.Add(u.item.Memory)
+	switch {
+	case obstacle.Infeasible():
+		t.Infeasible += len(u.pods)
+	case obstacle == reasons.ObstacleNoRoom:
+		t.PassedOver += len(u.pods)
+	}
+	return !obstacle.Infeasible()
+}
+
+// demandOf adds what the units of the next tenant demand.
+func (s *standings) demandOf(units []*unit) {
+	tenant := len(s.tenants)
+	var latest demander
+	var sum gpu.Memory // By the latest units, which have the same constraints. Mostly the next one has too.
+	for _, u := range units {
+		switch next := (demander{tenant, u.constraints}); {
+		case u.obstacle().Infeasible():
+		case u.mixed:
+			for _, p := range u.pods {
+				s.demand(demander{tenant, p.Constraints}, p.Request)
+			}
+		case next != latest:
+			s.demand(latest, sum)
+			latest, sum = next, u.item.Memory
+		default:
+			sum = sum.Add(u.item.Memory)
+		}
+	}
+	s.demand(latest, sum)
 }
 
 // demand adds an amount that waits.

@@ -28,7 +28,7 @@ type unit struct {
 	namespace string
 	// cards is the number of cards that its pods ask for.
 	cards int
-	// shape is queue.Attempt.Shape. That of a group comes from package gang, which reports failures of the group too.
+	// shape is queue.Profile.Shape. That of a group comes from package gang, which reports failures of the group too.
 	shape string
 	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
 	paused, behindFailed bool
@@ -43,9 +43,9 @@ func (u *unit) has(pods []*pod) bool {
 	return len(u.pods) == len(pods) && !slices.ContainsFunc(pods, func(p *pod) bool { return p.unit != u })
 }
 
-// attempt returns what Failures is asked about the unit.
-func (u *unit) attempt() queue.Attempt {
-	return queue.Attempt{
+// profile returns what Failures knows of the unit.
+func (u *unit) profile() queue.Profile {
+	return queue.Profile{
 		Namespace: u.namespace, ID: u.item.ID, Shape: u.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
 		Broken: u.item.Broken,
 	}

@@ -44,7 +44,7 @@ func (m *Manager) Waiting() []queue.Item {
 		items = append(items, queue.Item{
 			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
 			Turn:     i + 1,
-			Attempt:  u.attempt(),
+			Profile:  u.profile(),
 			Like:     u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
 			Requests: func() []ledger.Request { return m.waitingRequests(u) },
 		})

@@ -71,7 +71,7 @@ func TestPause(t *testing.T) {
 	}
 	key := s.created[0].Gang
 	_, _, _, shape := s.manager.Startable(key, s.now)
-	if failures, _ := s.manager.Failures.Of(queue.Attempt{Namespace: key.Namespace, Shape: shape}); failures != 11 {
+	if failures, _ := s.manager.Failures.Of(queue.Profile{Namespace: key.Namespace, Shape: shape}); failures != 11 {
 		t.Errorf("%d failures of the group's shape", failures)
 	}
 }
@@ -111,7 +111,7 @@ func TestForgive(t *testing.T) {
 			for s.manager.Phases()[PhasePlanned] == 1 {
 				s.advance(100 * time.Millisecond)
 			}
-			s.manager.Failures.Arrived(queue.Attempt{Namespace: "default", Size: queue.Size{Memory: 64, Cards: 8}}) // Another group of the namespace runs.
+			s.manager.Failures.Arrived(queue.Profile{Namespace: "default", Size: queue.Size{Memory: 64, Cards: 8}}) // Another group of the namespace runs.
 			if reason := s.manager.filterAll(s.created[0].UID, s.nodes, s.now).Reason; reason != reasons.GroupPaused {
 				t.Fatalf("not paused: %v", reason)
 			}
@@ -161,14 +161,14 @@ func TestFailedGroupEntersAgain(t *testing.T) {
 // TestStopEndsTurn: the end of a term ends the turn of a group, for which others of a namespace with failures wait.
 func TestStopEndsTurn(t *testing.T) {
 	s := newFixture(t)
-	attempt := func(name string) queue.Attempt {
-		return queue.Attempt{Namespace: "default", ID: name, Shape: name, Size: queue.Size{Memory: 128, Cards: 8}}
+	profile := func(name string) queue.Profile {
+		return queue.Profile{Namespace: "default", ID: name, Shape: name, Size: queue.Size{Memory: 128, Cards: 8}}
 	}
-	s.manager.Failures.Failed(attempt("failed"), s.now, s.now)
+	s.manager.Failures.Failed(profile("failed"), s.now, s.now)
 	s.advance(5 * time.Second)
 	s.create("job", 1, 16, "t")
 	s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
-	waits := func() bool { until, _ := s.manager.Failures.Until(attempt("other"), s.now); return until.After(s.now) }
+	waits := func() bool { until, _ := s.manager.Failures.Until(profile("other"), s.now); return until.After(s.now) }
 	if !waits() {
 		t.Fatal("another group doesn't wait for the turn")
 	}

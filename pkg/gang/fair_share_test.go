@@ -152,7 +152,7 @@ func TestGrantedAfterFailures(t *testing.T) {
 		(&turns{needed: true}).use(s)
 		s.createMany(2, "job", 2, 16, "t")
 		for _, id := range []string{"first", "second", "third"} {
-			s.manager.Failures.Failed(queue.Attempt{Namespace: s.created[0].Namespace, ID: id, Shape: id}, s.now, s.now)
+			s.manager.Failures.Failed(queue.Profile{Namespace: s.created[0].Namespace, ID: id, Shape: id}, s.now, s.now)
 		}
 		for i, p := range s.created {
 			if _, err := s.ledger.Reserve(s.nodes[i], p.Pod, placement.Binpack, s.now); err != nil {

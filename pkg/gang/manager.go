@@ -187,7 +187,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.Compare) {
 		for _, r := range mgr.groups[key].runs {
 			if r.plan != nil {
-				mgr.Failures.Ended(r.plan.attempt)
+				mgr.Failures.Ended(r.plan.profile)
 				mgr.endPlan(r, reasons.GroupStopping)
 				mgr.Observer.GangFailed(reasons.GroupStopping)
 			}

@@ -19,7 +19,7 @@ type needs struct {
 	members    []*member
 	size       queue.Size
 	wholeCards bool
-	// shape is queue.Attempt.Shape; empty until it is needed.
+	// shape is queue.Profile.Shape; empty until it is needed.
 	shape string
 	// requests are those of requesters, the members that the ledger places; nil if they must be built again.
 	requests   []ledger.Request
@@ -136,8 +136,8 @@ func (mgr *Manager) build(r *run, n *needs) {
 	}
 }
 
-// attempt returns what Failures is asked about the run.
-func (mgr *Manager) attempt(r *run) queue.Attempt {
+// profile returns what Failures is asked about the run.
+func (mgr *Manager) profile(r *run) queue.Profile {
 	n := r.needed()
 	if n.shape == "" {
 		sum := uint64(0) // Whatever the order of the members.
@@ -146,5 +146,5 @@ func (mgr *Manager) attempt(r *run) queue.Attempt {
 		}
 		n.shape = strconv.FormatUint(sum, 36)
 	}
-	return queue.Attempt{Namespace: r.key.Namespace, ID: r.key.ItemID(), Shape: n.shape, Size: n.size, Broken: r.counts[bound] > 0}
+	return queue.Profile{Namespace: r.key.Namespace, ID: r.key.ItemID(), Shape: n.shape, Size: n.size, Broken: r.counts[bound] > 0}
 }

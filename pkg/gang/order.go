@@ -34,7 +34,7 @@ func (mgr *Manager) reorder(r *run) {
 	}
 	if r.failures = 0; r.waits() && mgr.Failures.Any(r.key.Namespace) {
 		var latest time.Time
-		if r.failures, latest = mgr.Failures.Of(mgr.attempt(r)); latest.After(r.created) {
+		if r.failures, latest = mgr.Failures.Of(mgr.profile(r)); latest.After(r.created) {
 			r.item.Entered = latest.Truncate(time.Second) // As times of creation are.
 		}
 	}

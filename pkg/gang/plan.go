@@ -15,7 +15,7 @@ type plan struct {
 	members map[gpu.PodUID]*plannedMember
 	// order are the members, the oldest first.
 	order   []*plannedMember
-	attempt queue.Attempt
+	profile queue.Profile
 	// made is when the places were reserved.
 	made    time.Time
 	expires time.Time
@@ -102,9 +102,9 @@ func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.Place, now time.
 	}
 	p := &plan{
 		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
-		attempt: mgr.attempt(r), made: now, wholeCards: n.wholeCards,
+		profile: mgr.profile(r), made: now, wholeCards: n.wholeCards,
 	}
-	mgr.Failures.Placed(p.attempt)
+	mgr.Failures.Placed(p.profile)
 	r.plan, r.noRoom = p, noRoom{}
 	for _, m := range n.members {
 		pm := &plannedMember{uid: m.UID, asks: m.asks()}
@@ -263,7 +263,7 @@ func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 	case reasons.GroupDeleted:
 		mgr.fail(r, p, now)
 	default:
-		mgr.Failures.Ended(p.attempt)
+		mgr.Failures.Ended(p.profile)
 		if r.reservedFor >= mgr.Patience {
 			mgr.fail(r, p, now)
 		}
@@ -274,7 +274,7 @@ func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 
 // fail records that a plan has failed. The candidate nodes are dropped, so the next plan needs new filter calls.
 func (mgr *Manager) fail(r *run, p *plan, now time.Time) {
-	mgr.Failures.Failed(p.attempt, p.made, now)
+	mgr.Failures.Failed(p.profile, p.made, now)
 	r.reservedFor, r.wait = 0, reasons.GroupPaused
 	for _, offer := range r.offers {
 		offer.nodes = nil
@@ -286,6 +286,6 @@ func (mgr *Manager) fail(r *run, p *plan, now time.Time) {
 func (mgr *Manager) forgive(r *run) {
 	r.needs = nil
 	if mgr.Failures.Any(r.key.Namespace) {
-		mgr.Failures.Forgive(mgr.attempt(r))
+		mgr.Failures.Forgive(mgr.profile(r))
 	}
 }

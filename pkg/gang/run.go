@@ -131,7 +131,7 @@ func (mgr *Manager) rested(r *run, now time.Time) {
 // finish moves a run to running: all members are bound.
 func (mgr *Manager) finish(r *run, now time.Time) {
 	if p := r.plan; p != nil {
-		mgr.Failures.Arrived(p.attempt)
+		mgr.Failures.Arrived(p.profile)
 		if p.isOpen() && p.last.state == memberHeld {
 			p.grant(p.last, now, true)
 		}

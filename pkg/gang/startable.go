@@ -34,7 +34,7 @@ func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, broken [
 				}
 			}
 		case r.phase != PhaseEvicting && r.enough() && r.settled(now):
-			shape = cmp.Or(shape, mgr.attempt(r).Shape)
+			shape = cmp.Or(shape, mgr.profile(r).Shape)
 			for _, m := range r.needed().members {
 				together = append(together, m.UID)
 			}

@@ -56,7 +56,7 @@ func (mgr *Manager) pause(r *run, now time.Time) reasons.Group {
 	if !mgr.Failures.Any(r.key.Namespace) || r.needed().any(mgr.isGranted) {
 		return reasons.Group{}
 	}
-	switch until, behind := mgr.Failures.Until(mgr.attempt(r), now); {
+	switch until, behind := mgr.Failures.Until(mgr.profile(r), now); {
 	case !until.After(now):
 		return reasons.Group{}
 	case behind:
@@ -233,7 +233,7 @@ func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 			like = strconv.FormatUint(n.likeness, 36) + " " + strconv.Itoa(int(r.item.Priority))
 		}
 		items = append(items, queue.Item{
-			Item: r.item, Like: like, Attempt: mgr.attempt(r),
+			Item: r.item, Like: like, Profile: mgr.profile(r),
 			Requests: func() []ledger.Request { return mgr.waitingRequests(r) },
 		})
 	}

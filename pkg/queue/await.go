@@ -18,9 +18,9 @@ type Item struct {
 	// Like is equal for items with the same requests and rank but for the time of entry: if one of them has no room, none has.
 	Like string
 	// Fits reports whether a single pod fits now: kube-scheduler will find the node. It is nil for groups and units of fair sharing, which other
-	// packages place. Attempt identifies the item for Failures. The ID of a single pod is its UID.
+	// packages place. Profile is what Failures knows of the item. The ID of a single pod is its UID.
 	Fits    func() bool
-	Attempt Attempt
+	Profile Profile
 	// Requests returns the pods with the nodes that they can use, in order; none if the item has changed since it was listed. Requests with the same
 	// nodes share one slice.
 	Requests func() []ledger.Request
@@ -71,7 +71,7 @@ type choice struct {
 	nodes map[string]gpu.Memory
 	// fits is since when the item's cards are free; zero if they aren't.
 	fits    time.Time
-	attempt Attempt
+	profile Profile
 }
 
 // NewAwaited returns an Awaited without reservations.
@@ -108,9 +108,9 @@ func (a *Awaited) end(id string) {
 	}
 	delete(a.choices, id)
 	a.Ledger.End(ledger.Queued, id)
-	a.Failures.Unreserved(c.attempt)
-	if a.Bound(gpu.PodUID(c.attempt.ID)) {
-		a.Failures.Arrived(c.attempt)
+	a.Failures.Unreserved(c.profile)
+	if a.Bound(gpu.PodUID(c.profile.ID)) {
+		a.Failures.Arrived(c.profile)
 	}
 }
 
@@ -192,9 +192,9 @@ func (p *pass) keep(item *Item, c *choice) {
 	p.choices[item.ID] = c
 	if c.nodes != nil {
 		p.reserved++
-		p.Failures.Reserved(item.Attempt)
+		p.Failures.Reserved(item.Profile)
 	} else {
-		p.Failures.Unreserved(item.Attempt)
+		p.Failures.Unreserved(item.Profile)
 	}
 	for node, amount := range c.nodes {
 		p.before[node] = p.before[node].Add(amount)
@@ -213,13 +213,13 @@ func (p *pass) late(item *Item, c *choice, fits bool) bool {
 	if p.now.Sub(c.fits) < Arrival {
 		return false
 	}
-	p.Failures.Failed(c.attempt, c.fits, p.now)
+	p.Failures.Failed(c.profile, c.fits, p.now)
 	return true
 }
 
 // pauses reports whether the item gets no reservation because it, or others of its namespace, have failed.
 func (p *pass) pauses(item *Item) bool {
-	until, _ := p.Failures.Until(item.Attempt, p.now)
+	until, _ := p.Failures.Until(item.Profile, p.now)
 	return p.now.Before(until)
 }
 
@@ -239,10 +239,10 @@ func (p *pass) choose(item *Item, requests []ledger.Request) *choice {
 		oldest = entered
 	}
 	if !p.Ledger.Await(item.Item, requests, oldest) {
-		return &choice{until: p.now.Add(min(lasts, Retry)), attempt: item.Attempt}
+		return &choice{until: p.now.Add(min(lasts, Retry)), profile: item.Profile}
 	}
 	p.Reserved()
-	return &choice{until: p.now.Add(lasts), attempt: item.Attempt, nodes: p.Ledger.Awaited(item.ID)}
+	return &choice{until: p.now.Add(lasts), profile: item.Profile, nodes: p.Ledger.Awaited(item.ID)}
 }
 
 // anyBefore reports whether an item before has a reservation on one of the nodes.

@@ -50,7 +50,7 @@ func (f *fixture) run(name, node string, card int, memory gpu.Memory, since time
 func (f *fixture) wait(name string, pods int, memory gpu.Memory, entered time.Duration) *Item {
 	f.items = append(f.items, Item{
 		Item: ledger.Item{ID: name, Label: name, Entered: begin.Add(entered)}, Like: fmt.Sprint(pods, " of ", memory),
-		Attempt: Attempt{Namespace: "default", ID: name, Shape: name, Size: Size{Memory: memory}},
+		Profile: Profile{Namespace: "default", ID: name, Shape: name, Size: Size{Memory: memory}},
 		Requests: func() (requests []ledger.Request) {
 			for i := range pods {
 				uid := gpu.PodUID(name)
@@ -207,7 +207,7 @@ func TestAwaitedArrival(t *testing.T) {
 	f.pass(time.Second, "pod n1:16")
 	f.bound["pod"], f.items = true, nil
 	f.pass(time.Second)
-	if failures, _ := f.Failures.Of(item.Attempt); failures > 0 {
+	if failures, _ := f.Failures.Of(item.Profile); failures > 0 {
 		t.Errorf("%d failures are counted, although it has arrived since", failures)
 	}
 }
@@ -217,7 +217,7 @@ func TestAwaitedGivenUp(t *testing.T) {
 	f := newFixture(t, 1)
 	f.run("a", "n1", 0, 4, time.Minute)
 	f.wait("first", 1, 16, earlier)
-	f.wait("second", 1, 15, earlier+time.Second).Attempt.Namespace = "other"
+	f.wait("second", 1, 15, earlier+time.Second).Profile.Namespace = "other"
 	f.pass(0, "first n1:16")
 	f.items[0].Fits = func() bool { return true }
 	f.pass(time.Second, "first n1:16")
@@ -229,7 +229,7 @@ func TestAwaitedWhileOthersFail(t *testing.T) {
 	f := newFixture(t, 8)
 	f.run("runs", "n1", 0, 4, time.Minute)
 	f.wait("large", 8, 16, earlier)
-	flaky := Attempt{Namespace: "default", ID: "flaky", Shape: "flaky", Size: Size{Memory: 1}}
+	flaky := Profile{Namespace: "default", ID: "flaky", Shape: "flaky", Size: Size{Memory: 1}}
 	f.pass(0, "large n1:128")
 	for range 3 {
 		f.Failures.Placed(flaky)

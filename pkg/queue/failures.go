@@ -7,8 +7,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Attempt identifies an item that is to be placed, for Failures.
-type Attempt struct {
+// Profile is what Failures knows of an item that is to be placed.
+type Profile struct {
 	Namespace string
 	// ID identifies the item in its namespace.
 	ID string
@@ -96,12 +96,12 @@ func (r *row) add(placed, now time.Time) {
 }
 
 // oneAtATime reports whether the item is one of those that are placed one at a time.
-func (f *Failures) oneAtATime(n *namespaceFailures, i Attempt) bool {
+func (f *Failures) oneAtATime(n *namespaceFailures, i Profile) bool {
 	return n != nil && n.row.count > 0 && !i.Broken && !f.hasReservation(i) && !n.proven.covers(i.Size)
 }
 
 // hasReservation reports whether the item is the one of its namespace in awaits.
-func (f *Failures) hasReservation(i Attempt) bool {
+func (f *Failures) hasReservation(i Profile) bool {
 	a, ok := f.awaits[i.Namespace]
 	return ok && a.id == i.ID
 }
@@ -116,7 +116,7 @@ func (f *Failures) Any(namespace string) bool {
 // Until returns until when the item must not be placed; a time that isn't after now if it may be. behind is true if that is because others of its
 // namespace failed. While another one is placed, the end is unknown, and Until returns when to ask again at the latest. A broken item only pauses:
 // what is bound of a broken run is evicted soon, and a run that goes on holds its memory anyway.
-func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, behind bool) {
+func (f *Failures) Until(i Profile, now time.Time) (until time.Time, behind bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.namespaces[i.Namespace]
@@ -144,7 +144,7 @@ func (f *Failures) Until(i Attempt, now time.Time) (until time.Time, behind bool
 }
 
 // Of returns how often items of this shape have failed since one arrived, and when the latest one did.
-func (f *Failures) Of(i Attempt) (failures int, latest time.Time) {
+func (f *Failures) Of(i Profile) (failures int, latest time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
@@ -155,7 +155,7 @@ func (f *Failures) Of(i Attempt) (failures int, latest time.Time) {
 
 // Placed records that memory is reserved for the item, a group or a unit of fair sharing. Failed, Arrived or Ended must follow. An item that need not
 // wait counts too, unless another one is placed. Single pods don't count: Options.MaxIdle limits how much is reserved for them.
-func (f *Failures) Placed(i Attempt) {
+func (f *Failures) Placed(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil && n.placed == "" && (f.oneAtATime(n, i) || f.hasReservation(i)) {
@@ -164,7 +164,7 @@ func (f *Failures) Placed(i Attempt) {
 }
 
 // Reserved records that the item has an awaited reservation. If one of its namespace has one already, it counts as the only one.
-func (f *Failures) Reserved(i Attempt) {
+func (f *Failures) Reserved(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
@@ -179,7 +179,7 @@ func (f *Failures) Reserved(i Attempt) {
 }
 
 // Unreserved records that the item has no awaited reservation any more.
-func (f *Failures) Unreserved(i Attempt) {
+func (f *Failures) Unreserved(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.hasReservation(i) {
@@ -188,7 +188,7 @@ func (f *Failures) Unreserved(i Attempt) {
 }
 
 // Ended records that the item has no memory reserved any more, and is neither bound nor has failed.
-func (f *Failures) Ended(i Attempt) {
+func (f *Failures) Ended(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil && n.placed == i.ID {
@@ -197,7 +197,7 @@ func (f *Failures) Ended(i Attempt) {
 }
 
 // Arrived records that the item is bound.
-func (f *Failures) Arrived(i Attempt) {
+func (f *Failures) Arrived(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.namespaces[i.Namespace]
@@ -219,7 +219,7 @@ func (f *Failures) Arrived(i Attempt) {
 }
 
 // Failed records that the item, which was placed at that time, hasn't arrived.
-func (f *Failures) Failed(i Attempt, placed, now time.Time) {
+func (f *Failures) Failed(i Profile, placed, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.forget(now)
@@ -263,7 +263,7 @@ func (f *Failures) forget(now time.Time) {
 }
 
 // Forgive ends the pause of the item's shape: its owner has changed what may have made it fail.
-func (f *Failures) Forgive(i Attempt) {
+func (f *Failures) Forgive(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil {

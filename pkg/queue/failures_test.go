@@ -23,12 +23,12 @@ type scene struct {
 func newScene(t *testing.T) *scene { return &scene{T: t, now: begin} }
 
 // item returns an item of one card.
-func item(id, shape string, memory gpu.Memory) Attempt {
-	return Attempt{Namespace: "a", ID: id, Shape: shape, Size: Size{memory, 1}}
+func item(id, shape string, memory gpu.Memory) Profile {
+	return Profile{Namespace: "a", ID: id, Shape: shape, Size: Size{memory, 1}}
 }
 
 // await waits until the item may be placed, and returns for how long.
-func (s *scene) await(i Attempt) time.Duration {
+func (s *scene) await(i Profile) time.Duration {
 	from := s.now
 	for until, _ := s.Until(i, s.now); until.After(s.now); until, _ = s.Until(i, s.now) {
 		s.now = until
@@ -37,7 +37,7 @@ func (s *scene) await(i Attempt) time.Duration {
 }
 
 // fail places the item as soon as it may be, lets it fail, and returns for how long it waited.
-func (s *scene) fail(i Attempt) time.Duration {
+func (s *scene) fail(i Profile) time.Duration {
 	waited := s.await(i)
 	s.Placed(i)
 	placed := s.now
@@ -47,7 +47,7 @@ func (s *scene) fail(i Attempt) time.Duration {
 }
 
 // waits returns for how long the item would have to wait now.
-func (s *scene) waits(i Attempt) time.Duration {
+func (s *scene) waits(i Profile) time.Duration {
 	until, _ := s.Until(i, s.now)
 	return max(until.Sub(s.now), 0)
 }
@@ -81,15 +81,15 @@ func TestFailures(t *testing.T) {
 	other.Namespace = "b"
 	for name, tc := range map[string]struct {
 		after func(s *scene)
-		of    Attempt
+		of    Profile
 		want  time.Duration
 	}{
 		"nothing has failed":                           {func(*scene) {}, large, free},
 		"the same item":                                {func(s *scene) { s.fail(large) }, large, turn},
 		"another shape":                                {func(s *scene) { s.fail(large) }, small, others},
 		"another namespace":                            {func(s *scene) { s.fail(large) }, other, free},
-		"what is bound of it wastes memory":            {func(s *scene) { s.fail(large) }, Attempt{Namespace: "a", ID: "x", Shape: "x", Broken: true}, free},
-		"that, and its shape has failed":               {func(s *scene) { s.fail(large) }, Attempt{Namespace: "a", ID: "x", Shape: "large", Broken: true}, paused},
+		"what is bound of it wastes memory":            {func(s *scene) { s.fail(large) }, Profile{Namespace: "a", ID: "x", Shape: "x", Broken: true}, free},
+		"that, and its shape has failed":               {func(s *scene) { s.fail(large) }, Profile{Namespace: "a", ID: "x", Shape: "large", Broken: true}, paused},
 		"it was edited":                                {func(s *scene) { s.fail(large); s.Forgive(large) }, large, others},
 		"it arrived":                                   {func(s *scene) { s.fail(large); s.Arrived(large) }, large, free},
 		"it arrived, and another shape waits":          {func(s *scene) { s.fail(large); s.Arrived(large) }, small, free},
@@ -99,9 +99,9 @@ func TestFailures(t *testing.T) {
 		"a large one arrived after a small one failed": {func(s *scene) { s.fail(small); s.Arrived(large) }, item("x", "x", 8), free},
 		"that, and it has the shape":                   {func(s *scene) { s.fail(small); s.Arrived(large) }, small, paused},
 		"fewer cards arrived": {func(s *scene) {
-			s.Failed(Attempt{Namespace: "a", ID: "cards", Shape: "cards", Size: Size{16, 2}}, s.now, s.now)
+			s.Failed(Profile{Namespace: "a", ID: "cards", Shape: "cards", Size: Size{16, 2}}, s.now, s.now)
 			s.Arrived(large)
-		}, Attempt{Namespace: "a", ID: "x", Shape: "x", Size: Size{16, 2}}, others},
+		}, Profile{Namespace: "a", ID: "x", Shape: "x", Size: Size{16, 2}}, others},
 		"another one is placed": {func(s *scene) {
 			s.fail(large)
 			s.await(large)
@@ -243,7 +243,7 @@ func TestNoRoomForHours(t *testing.T) {
 		for range 20 {
 			s.now = s.now.Add(10 * time.Minute)
 			s.waits(i)
-			s.Failed(Attempt{Namespace: "other", ID: "x", Shape: "x"}, s.now, s.now)
+			s.Failed(Profile{Namespace: "other", ID: "x", Shape: "x"}, s.now, s.now)
 		}
 	}
 }

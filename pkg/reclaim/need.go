@@ -10,8 +10,6 @@ import (
 
 // Need lists the units of tenants below their share that need room, and the pods that may be evicted for them.
 type Need struct {
-	// Attempt is the number of the attempt.
-	Attempt uint64
 	// Units are the units that need room. They are served in this order; a unit for which no room can be made is skipped.
 	Units []Unit
 	// Victims are the candidates, the newest first. A pod can belong to several of them, of which at most one is evicted.

@@ -256,7 +256,7 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 	}
 	if search := effects.Reclaim; search != nil {
 		f.reclaims.Go(func() error {
-			attempt := search.Attempt()
+			attempt := search.Attempt
 			until := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(attempt, plan, f.clock.Now()) },
 				func() map[gpu.PodUID]bool { return f.manager.Justified(attempt) })
 			f.manager.Reclaimed(attempt, until, f.clock.Now())

@@ -95,16 +95,16 @@ func (w *waiting) pods(now time.Time) (items []queue.Item) {
 		}
 	}
 	for like, pod := range first {
-		attempted := like
-		attempted.broken = false // It changes with each bind of another member, and the pod's failures are remembered.
+		shape := like
+		shape.broken = false // It changes with each bind of another member, and the pod's failures are remembered.
 		nodes := func() []string { return w.nodes.Names(pod.Constraints) }
 		items = append(items, queue.Item{
 			Item: ledger.Item{
 				ID: "pod " + string(pod.UID), Label: "pod " + pod.String(), Broken: like.broken, Priority: pod.Priority, Entered: pod.Pending.Created,
 			},
 			Like: like.String(),
-			Attempt: queue.Attempt{
-				Namespace: pod.Namespace, ID: string(pod.UID), Shape: attempted.String(), Size: queue.Size{Memory: pod.Request}, Broken: like.broken,
+			Profile: queue.Profile{
+				Namespace: pod.Namespace, ID: string(pod.UID), Shape: shape.String(), Size: queue.Size{Memory: pod.Request}, Broken: like.broken,
 			},
 			Requests: func() []ledger.Request { return []ledger.Request{{Pod: pod.Pod, Nodes: nodes()}} },
 			Fits: func() bool {
