@@ -28,7 +28,6 @@ type exclusions map[eligibility.Exclusion]*excludedNodes
 
 // excludedNodes are the nodes that a pod can't use for one reason.
 type excludedNodes struct {
-	why eligibility.Exclusion
 	// names are the first three, n is the number of all.
 	names []string
 	n     int
@@ -36,7 +35,7 @@ type excludedNodes struct {
 
 func (e exclusions) add(why eligibility.Exclusion, name string) {
 	if e[why] == nil {
-		e[why] = &excludedNodes{why: why}
+		e[why] = &excludedNodes{}
 	}
 	e[why].n++
 	if e[why].n <= maxNames {

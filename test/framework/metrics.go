@@ -23,7 +23,6 @@ const (
 	MetricNominations     = "gpushare_extender_nominations_total"
 	MetricPendingPods     = "gpushare_extender_pending_pods"
 	MetricRequestProblems = "gpushare_extender_request_problems"
-	MetricRequeues        = "gpushare_extender_requeues_total"
 )
 
 // StateAssumed is the value of the label "state" of MetricAllocations for allocations that aren't bound yet.
