@@ -21,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 const folder = "../../deploy/helm/gpushare"
@@ -169,12 +171,7 @@ func TestOddValues(t *testing.T) {
 	})
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must
 
 func load(t *testing.T) *chartv2.Chart {
 	t.Helper()

@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestMemoryArithmetic(t *testing.T) {
@@ -62,9 +62,4 @@ func TestCardHealthy(t *testing.T) {
 	expect(t, "with a Xid", false, Card{Unhealthy: "Xid 79"}.Healthy())
 }
 
-func expect(t *testing.T, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
+var expect = check.Equal

@@ -6,8 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
@@ -52,12 +51,7 @@ func setCards(t *testing.T, machine fakenvml.Machine, cards ...fakenvml.Card) {
 	}
 }
 
-func expect(t *testing.T, what string, want, got any, options ...cmp.Option) {
-	t.Helper()
-	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
+var expect = check.Equal
 
 // with returns a copy of cards in which one card has another state.
 func with(cards []fakenvml.Card, index int, state string) []fakenvml.Card {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
@@ -57,12 +58,7 @@ func startCluster(t *testing.T) cluster {
 	return c
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must
 
 func client(t *testing.T, kubeconfig string) kubernetes.Interface {
 	t.Helper()

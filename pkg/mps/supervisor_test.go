@@ -22,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fakemps"
 	"github.com/gpushare/gpushare/test/fakenvml"
 )
@@ -90,12 +91,7 @@ func (m *machine) setMode(card string, mode inventory.ComputeMode) {
 	must(m.T, errors.Join(driver.SetComputeMode(card, mode), driver.Close()))
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must
 
 // supervise runs a supervisor until the test ends or stop is called.
 func (m *machine) supervise() (s *Supervisor, stop func()) {

@@ -2,15 +2,14 @@ package protocol
 
 import (
 	"fmt"
-	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // list builds a resource list of one resource; an empty amount is an empty list.
@@ -63,9 +62,4 @@ func message(err error) string {
 	return fmt.Sprint(err)
 }
 
-func expect(t *testing.T, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
+var expect = check.Equal

@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -29,7 +30,7 @@ import (
 // live is shared by all tests of the page with a real control plane.
 var live = &framework.Shared{Options: framework.Options{MemoryUnit: "GiB"}}
 
-var must = framework.Must
+var must = check.Must
 
 func TestMain(m *testing.M) {
 	code := framework.RunShared(m, live)

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestControlPlane(t *testing.T) {
@@ -197,9 +199,4 @@ func clientFor(t *testing.T, kubeconfig string) kubernetes.Interface {
 	return client
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must

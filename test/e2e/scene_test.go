@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -28,7 +29,7 @@ var (
 	replicated = &framework.Shared{Options: faulty(framework.Options{Replicas: 3, ExtenderArgs: shortLease})}
 )
 
-var must = framework.Must
+var must = check.Must
 
 func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared, replicated)) }
 

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // Allocations are the cards of all nodes, by node and index.
@@ -49,7 +50,7 @@ func (a Allocations) Overfull() (out []string) {
 func (c *Cluster) CheckCards(t testing.TB) {
 	t.Helper()
 	allocations, err := c.Allocations(t.Context())
-	Must(t, err)
+	check.Must(t, err)
 	for _, card := range allocations.Overfull() {
 		t.Error(card)
 	}

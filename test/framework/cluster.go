@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
@@ -199,7 +200,7 @@ func (c *Cluster) RestartExtenderWith(t testing.TB, flags ...string) {
 	before := c.Extender.Args
 	restart := func(args []string) {
 		c.Extender.Args = args
-		Must(t, c.Extender.Restart(context.WithoutCancel(t.Context())))
+		check.Must(t, c.Extender.Restart(context.WithoutCancel(t.Context())))
 	}
 	restart(slices.Concat(before, flags))
 	t.Cleanup(func() { restart(before) })
@@ -210,7 +211,7 @@ func (c *Cluster) PriorityClass(t testing.TB, value int32) string {
 	t.Helper()
 	class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("p", value)}, Value: value}
 	if _, err := c.Client.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
-		Must(t, err)
+		check.Must(t, err)
 	}
 	return class.Name
 }
@@ -319,13 +320,13 @@ func startForTest(t testing.TB, o Options) *Cluster {
 	}
 	// Not t.TempDir: its paths are too long for Unix sockets, and a failed test must keep its logs.
 	dir, err := os.MkdirTemp("", "gpushare-")
-	Must(t, err)
+	check.Must(t, err)
 	o.Dir = dir
 	o.ControlPlane.Env = append(o.ControlPlane.Env, controlplane.SeldomGC)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	c, err := Start(ctx, o)
-	Must(t, err)
+	check.Must(t, err)
 	return c
 }
 

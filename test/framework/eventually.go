@@ -20,14 +20,6 @@ const Patience = 3 * time.Minute
 // and the cleanup come before the binary's panic.
 const spareTime = 20 * time.Second
 
-// Must fails the test if err is not nil.
-func Must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // Eventually polls the condition until it returns nil. When Patience or the test's time is over, it fails the test with
 // the condition's last error. what completes "waiting until ...".
 func Eventually(t testing.TB, what string, condition func(context.Context) error) {

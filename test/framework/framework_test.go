@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestPoll checks that a wait ends with the condition's last error, not with that of the ended context.
@@ -39,7 +40,7 @@ func TestPoll(t *testing.T) {
 // TestStartError checks that a cluster that can't start reports why.
 func TestStartError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	Must(t, os.WriteFile(file, nil, 0o600))
+	check.Must(t, os.WriteFile(file, nil, 0o600))
 	if c, err := Start(t.Context(), Options{Dir: file}); c != nil || err == nil {
 		t.Errorf("got %v and %v, want an error", c, err)
 	}

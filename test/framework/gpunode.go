@@ -24,6 +24,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakenvml"
 	"github.com/gpushare/gpushare/test/simkubelet"
@@ -222,7 +223,7 @@ func (c *Cluster) AddNodeForTest(t testing.TB, spec NodeSpec) *Node {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	node, err := c.AddNode(ctx, spec)
-	Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the end of %s:\n%s", node.Plugin.LogPath, node.Plugin.Tail(15))

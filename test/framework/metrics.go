@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // Names of metrics that tests read.
@@ -73,7 +75,7 @@ func ParseMetrics(text []byte, metrics ...string) (out map[string]float64, err e
 func (c *Cluster) Metric(t testing.TB, metric string, labels ...string) float64 {
 	t.Helper()
 	values, err := c.Metrics(t.Context(), metric)
-	Must(t, err)
+	check.Must(t, err)
 	return values[Series(metric, labels...)]
 }
 

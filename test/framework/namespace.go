@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // LabelNamespace keeps the pods of a Namespace on its own nodes.
@@ -44,7 +45,7 @@ func (c *Cluster) NewNamespace(t *testing.T) *Namespace {
 	object, err := c.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
 	}, metav1.CreateOptions{})
-	Must(t, err)
+	check.Must(t, err)
 	n := &Namespace{T: t, Cluster: c, ID: object.Name}
 	t.Cleanup(n.remove)
 	if c.ControllerManager != nil { // The API server rejects pods until the namespace has its ServiceAccount.
@@ -100,7 +101,7 @@ func (n *Namespace) AddNodes(nodes ...*NodeWrapper) {
 		objects[i] = node.Rename(n.NodeName(node.Name)).Label(LabelNamespace, n.ID).Obj()
 		n.nodes = append(n.nodes, objects[i].Name)
 	}
-	Must(n, n.Cluster.CreateNodes(n.Context(), objects...))
+	check.Must(n, n.Cluster.CreateNodes(n.Context(), objects...))
 	if !n.Cluster.options.Bare {
 		n.CheckLedger()
 	}
@@ -133,7 +134,7 @@ func (n *Namespace) Create(pods ...*PodWrapper) {
 			return err
 		})
 	}
-	Must(n, group.Wait())
+	check.Must(n, group.Wait())
 }
 
 // Place creates a pod and waits until it is bound.
@@ -154,13 +155,13 @@ func (n *Namespace) Delete(names ...string) {
 // DeleteWithGrace deletes a pod with a grace period.
 func (n *Namespace) DeleteWithGrace(name string, seconds int64) {
 	n.Helper()
-	Must(n, n.Pods().Delete(n.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &seconds}))
+	check.Must(n, n.Pods().Delete(n.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &seconds}))
 }
 
 // DeleteGroup deletes all members of a group without a grace period.
 func (n *Namespace) DeleteGroup(group string) {
 	n.Helper()
-	Must(n, n.Pods().DeleteCollection(n.Context(), metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
+	check.Must(n, n.Pods().DeleteCollection(n.Context(), metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
 		metav1.ListOptions{LabelSelector: LabelGroup + "=" + group}))
 }
 
@@ -186,9 +187,9 @@ func (n *Namespace) DeleteAll(ctx context.Context) error {
 func (n *Namespace) Patch(name string, change map[string]any, subresources ...string) {
 	n.Helper()
 	data, err := json.Marshal(change)
-	Must(n, err)
+	check.Must(n, err)
 	_, err = n.Pods().Patch(n.Context(), name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
-	Must(n, err)
+	check.Must(n, err)
 }
 
 // SetRunning reports that pods run, as their kubelets would. Pods that are gone are skipped.
@@ -219,7 +220,7 @@ func (n *Namespace) Ungate(name string) {
 func (n *Namespace) Get(name string) *corev1.Pod {
 	n.Helper()
 	pod, err := n.Pods().Get(n.Context(), name, metav1.GetOptions{})
-	Must(n, err)
+	check.Must(n, err)
 	return pod
 }
 

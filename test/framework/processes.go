@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
@@ -38,7 +39,7 @@ func (n *Node) NewWorkload(t testing.TB) *Workload {
 	if err := os.Mkdir(probe, 0o755); w.root == "" || err != nil {
 		t.Skipf("SKIPPED, not tested: no hierarchy of cgroup v2 can be changed: %v", err)
 	}
-	Must(t, os.Remove(probe))
+	check.Must(t, os.Remove(probe))
 	return w
 }
 
@@ -70,7 +71,7 @@ func (w *Workload) write() {
 	for _, p := range w.processes {
 		all = append(all, p)
 	}
-	Must(w.t, w.node.Machine.SetProcesses(all...))
+	check.Must(w.t, w.node.Machine.SetProcesses(all...))
 }
 
 // start starts a process in a cgroup for the pod's first container, as kubelet and runtime with systemd's names make it. Both end
@@ -80,7 +81,7 @@ func (w *Workload) start(pod *corev1.Pod) (pid int) {
 	_, id, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
 	slice := filepath.Join(w.root, "kubepods-pod"+strings.ReplaceAll(string(pod.UID), "-", "_")+".slice")
 	scope := filepath.Join(slice, "cri-"+id+".scope")
-	Must(w.t, os.MkdirAll(scope, 0o755))
+	check.Must(w.t, os.MkdirAll(scope, 0o755))
 	command := exec.CommandContext(context.Background(), "sleep", "1000")
 	w.t.Cleanup(func() {
 		if command.Process != nil {
@@ -88,10 +89,10 @@ func (w *Workload) start(pod *corev1.Pod) (pid int) {
 			_ = command.Wait()
 		}
 		for _, cgroup := range []string{scope, slice} {
-			Must(w.t, os.Remove(cgroup))
+			check.Must(w.t, os.Remove(cgroup))
 		}
 	})
-	Must(w.t, command.Start())
-	Must(w.t, os.WriteFile(filepath.Join(scope, "cgroup.procs"), fmt.Append(nil, command.Process.Pid), 0o600))
+	check.Must(w.t, command.Start())
+	check.Must(w.t, os.WriteFile(filepath.Join(scope, "cgroup.procs"), fmt.Append(nil, command.Process.Pid), 0o600))
 	return command.Process.Pid
 }

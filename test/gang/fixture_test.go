@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -61,7 +62,7 @@ var (
 // flagMaxIdle is the extender's flag for how much memory on cards in use is reserved; 0 turns that off.
 const flagMaxIdle = "--reservation-max-idle="
 
-var must = framework.Must
+var must = check.Must
 
 func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared, controlled, hasty, native)) }
 

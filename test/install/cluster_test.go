@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -26,7 +27,7 @@ const (
 
 const node = "gpu-1"
 
-var must = framework.Must
+var must = check.Must
 
 // cluster is a real control plane, which creates the pods of the installed objects, and one GPU node without a plugin.
 type cluster struct {

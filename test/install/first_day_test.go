@@ -66,19 +66,19 @@ func (c *cluster) show(mistakes []firstMistake) {
 }
 
 const (
-	check  = "gpushare-extender check-scheduler-config -"
-	dryRun = "helm install gpushare " + chart + " --create-namespace --namespace=gpu --dry-run=server "
+	checkConfig = "gpushare-extender check-scheduler-config -"
+	dryRun      = "helm install gpushare " + chart + " --create-namespace --namespace=gpu --dry-run=server "
 	// nodeEvents shows the Events of nodes.
 	nodeEvents = "kubectl get events -A --field-selector involvedObject.kind=Node -o custom-columns=N:.involvedObject.name,R:.reason,M:.message"
 )
 
 func (c *cluster) mistakesBeforeInstallation() []firstMistake {
 	return []firstMistake{
-		{"urlPrefix has the port of the web page", nil, "sed s/:12345/:12346/ config/scheduler-config.yaml | " + check,
+		{"urlPrefix has the port of the web page", nil, "sed s/:12345/:12346/ config/scheduler-config.yaml | " + checkConfig,
 			[]string{"12346 is the port of the web page, which doesn't serve kube-scheduler"}},
-		{"managedResources is misspelt", nil, "sed s/managedResources/managedResource/ config/scheduler-config.yaml | " + check,
+		{"managedResources is misspelt", nil, "sed s/managedResources/managedResource/ config/scheduler-config.yaml | " + checkConfig,
 			[]string{`unknown field "extenders[0].managedResource"`}},
-		{"managedResources is missing", nil, "sed /managedResources/,\\$d config/scheduler-config.yaml | " + check,
+		{"managedResources is missing", nil, "sed /managedResources/,\\$d config/scheduler-config.yaml | " + checkConfig,
 			[]string{"aliyun.com/gpu-mem is missing: kube-scheduler doesn't send pods that ask for it to the extender, or sends all pods if the list is empty; add it"}},
 		{"the chart in a namespace of its own", nil, dryRun,
 			[]string{"urlPrefix: https://10.0.0.15:12345/", "kubectl get -n gpu secret gpushare-scheduler-config"}},

@@ -17,11 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-var must = framework.Must
+var must = check.Must
 
 // label of a ReplicaSet's pods.
 const label = "set"

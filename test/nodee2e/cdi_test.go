@@ -18,6 +18,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fakenvml"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -37,7 +38,7 @@ func injectedEnv(card int) string { return fmt.Sprintf("INJECTED_CARD_%d", card)
 // on its card, and on no other cgroup and card.
 func (c *cluster) testCDI(t *testing.T) {
 	t.Helper()
-	framework.Must(t, c.node.restartPlugin(t.Context(), "--device-list-strategy=cdi-cri", "--cdi-directories="+c.node.machine.path("run/cdi")))
+	check.Must(t, c.node.restartPlugin(t.Context(), "--device-list-strategy=cdi-cri", "--cdi-directories="+c.node.machine.path("run/cdi")))
 	c.waitCards(t)
 	c.run(t, "each container gets the device of its card", func(s *scenario) {
 		s.createAndWait(
@@ -55,7 +56,7 @@ func (c *cluster) testCDI(t *testing.T) {
 		s.checkLimits(1)
 	})
 	c.run(t, "no container starts if the hook fails", func(s *scenario) {
-		framework.Must(s, c.node.setCards("limits=failing"))
+		check.Must(s, c.node.setCards("limits=failing"))
 		s.create(limited(s.pod(3), 3072))
 		s.Eventually("the pod's container fails", func(context.Context) error {
 			for _, status := range s.list()[0].Status.ContainerStatuses {
@@ -65,7 +66,7 @@ func (c *cluster) testCDI(t *testing.T) {
 			}
 			return fmt.Errorf("%+v", s.list()[0].Status.ContainerStatuses)
 		})
-		framework.Must(s, c.node.setCards())
+		check.Must(s, c.node.setCards())
 		s.waitConsistent()
 		s.checkLimits(1)
 	})
@@ -119,10 +120,10 @@ func (n *node) driverRoot() string { return filepath.Join(n.machine.dir, "driver
 func (s *scenario) checkDevices() {
 	s.Helper()
 	starts, err := s.node.starts()
-	framework.Must(s, err)
+	check.Must(s, err)
 	for _, o := range starts {
 		cards, err := o.cards()
-		framework.Must(s, err)
+		check.Must(s, err)
 		for i := range s.node.cards {
 			if got := o.Env[injectedEnv(i)] != ""; got != slices.Contains(cards, i) {
 				s.Errorf("container %s of pod %s got the CDI device of card %d: %t; it has cards %v", o.Container, o.PodUID, i, got, cards)
@@ -136,17 +137,17 @@ func (s *scenario) checkDevices() {
 func (s *scenario) checkLimits(number int) {
 	s.Helper()
 	running, err := s.node.running()
-	framework.Must(s, err)
+	check.Must(s, err)
 	var want, got []fakenvml.Limit
 	containers := 0
 	for _, o := range running {
 		cgroup, inode, err := s.node.cgroup(o)
-		framework.Must(s, err)
+		check.Must(s, err)
 		if text := o.Env[limitEnv]; text != "" {
 			mib, err := strconv.ParseUint(text, 10, 64)
-			framework.Must(s, err)
+			check.Must(s, err)
 			cards, err := o.cards()
-			framework.Must(s, err)
+			check.Must(s, err)
 			containers++
 			for _, card := range cards {
 				want = append(want, fakenvml.Limit{Card: cardUUID(card), Cgroup: cgroup, Inode: inode, Hard: mib << 20})
@@ -154,13 +155,13 @@ func (s *scenario) checkLimits(number int) {
 		}
 	}
 	limits, err := s.node.driver.Limits()
-	framework.Must(s, err)
+	check.Must(s, err)
 	for _, limit := range limits {
 		info, err := os.Stat(s.node.machine.path(limit.Cgroup))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // The container has ended.
 		}
-		framework.Must(s, err)
+		check.Must(s, err)
 		if info.Sys().(*syscall.Stat_t).Ino == limit.Inode {
 			got = append(got, limit)
 		}

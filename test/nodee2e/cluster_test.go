@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -47,7 +48,7 @@ func newCluster(t *testing.T, cards ...uint64) *cluster {
 	dir := nodeDir(t, c.node)
 	ctx, cancel := context.WithTimeout(t.Context(), framework.Patience)
 	defer cancel()
-	framework.Must(t, c.node.start(ctx, dir))
+	check.Must(t, c.node.start(ctx, dir))
 	c.watch(t)
 	return c
 }
@@ -56,7 +57,7 @@ func newCluster(t *testing.T, cards ...uint64) *cluster {
 func nodeDir(t *testing.T, n *node) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gpunode-") // The path is short because it contains sockets.
-	framework.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			for _, p := range n.processes() {
@@ -68,7 +69,7 @@ func nodeDir(t *testing.T, n *node) string {
 			t.Error(err)
 		}
 		if !t.Failed() {
-			framework.Must(t, os.RemoveAll(dir))
+			check.Must(t, os.RemoveAll(dir))
 		}
 	})
 	return dir
@@ -79,7 +80,7 @@ func (c *cluster) watch(t *testing.T) {
 	t.Helper()
 	var err error
 	c.watcher, err = newWatcher(c)
-	framework.Must(t, err)
+	check.Must(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); c.watcher.run(ctx) }()
@@ -91,7 +92,7 @@ func (c *cluster) waitCards(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), framework.Patience)
 	defer cancel()
-	framework.Must(t, c.node.awaitCards(ctx))
+	check.Must(t, c.node.awaitCards(ctx))
 }
 
 // report logs the results of the whole test. It fails the test for each container with a wrong card, unexpected restart
@@ -100,7 +101,7 @@ func (c *cluster) report(t *testing.T) {
 	t.Helper()
 	found := c.watcher.found()
 	starts, err := c.node.starts()
-	framework.Must(t, err)
+	check.Must(t, err)
 	wrong, containers := found.wrongCards(starts)
 	rejected := 0
 	for _, pod := range found.pods {

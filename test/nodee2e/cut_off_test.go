@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -26,9 +27,9 @@ func (s *installation) cutOffLeader(t *testing.T) {
 	s.awaitBudget(t)
 	load := s.startLoad(t, "cut-off", corev1.DefaultSchedulerName)
 	before, err := s.leads(t.Context())
-	framework.Must(t, err)
+	check.Must(t, err)
 	pod, err := s.Client.CoreV1().Pods("kube-system").Get(t.Context(), before.pod, metav1.GetOptions{})
-	framework.Must(t, err)
+	check.Must(t, err)
 	framework.Eventually(t, "kube-scheduler has connections to the extender", func(context.Context) error {
 		connected, err := connectedTo(pod.Spec.Containers[0].Ports[0].ContainerPort)
 		if err == nil && !connected {
@@ -43,7 +44,7 @@ func (s *installation) cutOffLeader(t *testing.T) {
 	recordEnv(&next.Spec)
 	pods := s.Client.CoreV1().Pods("default")
 	_, err = pods.Create(t.Context(), next.Obj(), metav1.CreateOptions{})
-	framework.Must(t, err)
+	check.Must(t, err)
 	framework.Eventually(t, "the standby binds a pod", func(ctx context.Context) error {
 		now, err := pods.Get(ctx, next.Name, metav1.GetOptions{})
 		if err == nil && now.Spec.NodeName == "" {
@@ -53,7 +54,7 @@ func (s *installation) cutOffLeader(t *testing.T) {
 	})
 	bound := time.Since(begun)
 	after, err := s.leads(t.Context())
-	framework.Must(t, err)
+	check.Must(t, err)
 	if after.pod == before.pod {
 		t.Errorf("%s still leads", before.pod)
 	}

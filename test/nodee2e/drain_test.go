@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/leader"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
 )
@@ -23,7 +24,7 @@ import (
 func (s *installation) drainLeader(t *testing.T) {
 	t.Helper()
 	blocks, err := pages.Commands("docs/operations.md", "Drain a node")
-	framework.Must(t, err)
+	check.Must(t, err)
 	drain, uncordon, _ := strings.Cut(strings.ReplaceAll(blocks[0], "NODE", s.worker.name), "\n")
 
 	before := s.moveLeaderToWorker(t)
@@ -72,7 +73,7 @@ func (s *installation) moveLeaderToWorker(t *testing.T) leadership {
 	for range 10 {
 		s.awaitBudget(t)
 		leading, err := s.leads(t.Context())
-		framework.Must(t, err)
+		check.Must(t, err)
 		nodes := map[string]string{}
 		for _, pod := range s.extenders(t) {
 			nodes[pod.Name] = pod.Spec.NodeName
@@ -87,7 +88,7 @@ func (s *installation) moveLeaderToWorker(t *testing.T) leadership {
 				return leading
 			}
 		}
-		framework.Must(t, s.Client.CoreV1().Pods("kube-system").Delete(t.Context(), surplus, metav1.DeleteOptions{}))
+		check.Must(t, s.Client.CoreV1().Pods("kube-system").Delete(t.Context(), surplus, metav1.DeleteOptions{}))
 		s.waitOtherLeader(t, surplus)
 	}
 	t.Fatal("no leader runs on the worker")
@@ -110,7 +111,7 @@ func (s *installation) waitOtherLeader(t *testing.T, before string) (after leade
 func (s *installation) extenders(t *testing.T) []corev1.Pod {
 	t.Helper()
 	pods, err := s.Client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=extender"})
-	framework.Must(t, err)
+	check.Must(t, err)
 	return pods.Items
 }
 

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -21,11 +22,11 @@ func TestKubelet(t *testing.T) {
 	c.run(t, "pods are bound while the kubelet is stopped", func(s *scenario) {
 		s.createAndWait(s.pods(4, 2)...)
 		stillRunning := s.expectRunning()
-		framework.Must(s, s.node.kubelet.Kill())
+		check.Must(s, s.node.kubelet.Kill())
 		s.create(repeat(12, func() *framework.PodWrapper { return s.pod(1 + s.random.Int64N(2)) })...)
 		s.create(repeat(4, func() *framework.PodWrapper { return s.pod(1).Container("second", 1) })...)
 		s.waitBound()
-		framework.Must(s, s.node.kubelet.Start(s.Context()))
+		check.Must(s, s.node.kubelet.Start(s.Context()))
 		s.deleteRejected(0, pluginAway)
 		s.waitConsistent()
 		stillRunning()
@@ -73,8 +74,8 @@ func TestKubelet(t *testing.T) {
 	c.run(t, "the Node object is deleted", func(s *scenario) {
 		s.createAndWait(repeat(6, func() *framework.PodWrapper { return s.pod(2).Container("second", 1) })...)
 		stillRunning := s.expectRunning()
-		framework.Must(s, s.Client.CoreV1().Nodes().Delete(s.Context(), s.node.name, metav1.DeleteOptions{}))
-		framework.Must(s, s.node.kubelet.Restart(s.Context()))
+		check.Must(s, s.Client.CoreV1().Nodes().Delete(s.Context(), s.node.name, metav1.DeleteOptions{}))
+		check.Must(s, s.node.kubelet.Restart(s.Context()))
 		s.waitCards(s) // It also checks the number of cards and the inventory.
 		s.waitConsistent()
 		stillRunning()
@@ -96,18 +97,18 @@ func TestFaults(t *testing.T) {
 		{"the kubelet is killed three times", func(s *scenario) {
 			for range 3 {
 				s.sleepRandomly()
-				framework.Must(s, s.node.kubelet.Restart(s.Context()))
+				check.Must(s, s.node.kubelet.Restart(s.Context()))
 			}
 		}},
 		{"the plugin and the kubelet are killed, and pods are created and deleted before they restart", func(s *scenario) {
 			s.sleepRandomly()
-			framework.Must(s, s.node.plugin.Kill())
-			framework.Must(s, s.node.kubelet.Kill())
+			check.Must(s, s.node.plugin.Kill())
+			check.Must(s, s.node.kubelet.Kill())
 			s.makeRoom(s.used() - 4)
 			s.create(s.pods(8, 1)...)
 			s.waitOneCardBound()
-			framework.Must(s, s.node.kubelet.Start(s.Context()))
-			framework.Must(s, s.node.plugin.Start(s.Context()))
+			check.Must(s, s.node.kubelet.Start(s.Context()))
+			check.Must(s, s.node.plugin.Start(s.Context()))
 		}},
 	})
 }
@@ -119,15 +120,15 @@ func TestOutages(t *testing.T) {
 	c.testFaults(t, []fault{
 		{"containerd is killed", func(s *scenario) {
 			s.sleepRandomly()
-			framework.Must(s, s.node.containerd.Restart(s.Context()))
+			check.Must(s, s.node.containerd.Restart(s.Context()))
 		}},
 		{"the plugin is killed while the API server is stopped", func(s *scenario) {
 			s.sleepRandomly()
-			framework.Must(s, s.APIServer.Kill())
+			check.Must(s, s.APIServer.Kill())
 			s.sleepRandomly()
 			restartPlugin(s)
 			time.Sleep(3 * time.Second) // The plugin and the kubelet fail to reach the API server several times.
-			framework.Must(s, s.APIServer.Start(s.Context()))
+			check.Must(s, s.APIServer.Start(s.Context()))
 		}},
 	})
 }
@@ -138,13 +139,13 @@ type fault struct {
 	play  func(s *scenario)
 }
 
-func restartPlugin(s *scenario) { framework.Must(s, s.node.plugin.Restart(s.Context())) }
+func restartPlugin(s *scenario) { check.Must(s, s.node.plugin.Restart(s.Context())) }
 
 // startLimited starts a cluster in isolation mode driver.
 func startLimited(t *testing.T) *cluster {
 	t.Helper()
 	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
-	framework.Must(t, c.node.addCDISpecification())
+	check.Must(t, c.node.addCDISpecification())
 	c.limit(t)
 	c.waitCards(t)
 	return c
@@ -217,13 +218,13 @@ func (s *scenario) testFailingCard() {
 	s.waitTerminated()
 	before = before[1:]
 	stillRunning := s.expectRunning()
-	framework.Must(s, s.node.driver.Xid("0", 48))
+	check.Must(s, s.node.driver.Xid("0", 48))
 	s.waitHealth(0, false)
 	// A restart of the plugin doesn't make the card healthy.
-	framework.Must(s, s.node.plugin.Restart(s.Context()))
+	check.Must(s, s.node.plugin.Restart(s.Context()))
 	s.waitPlugin()
 	// A kubelet that starts checks the devices of init containers that have ended again.
-	framework.Must(s, s.node.kubelet.Restart(s.Context()))
+	check.Must(s, s.node.kubelet.Restart(s.Context()))
 	s.waitPlugin()
 	// The kubelet's free amount is the memory of the healthy cards, minus the allocations on all cards.
 	s.createAndWait(s.pods(4, 2)...)

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakenvml"
 	"github.com/gpushare/gpushare/test/framework"
@@ -81,7 +82,7 @@ func startInstallation(t *testing.T) *installation {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*framework.Patience) // includes the build of programs and images
 	defer cancel()
-	framework.Must(t, startNetwork(ctx))
+	check.Must(t, startNetwork(ctx))
 	s := &installation{t: t, cluster: &cluster{}}
 	s.Cluster = framework.StartForTest(t, framework.Options{Bare: true, ControlPlane: controlplane.Options{
 		WithoutScheduler: true, ControllerManager: true,
@@ -92,7 +93,7 @@ func startInstallation(t *testing.T) *installation {
 	}})
 	var err error
 	s.root, err = controlplane.RepositoryRoot()
-	framework.Must(t, err)
+	check.Must(t, err)
 	s.shell = adminShell{home: t.TempDir(), root: s.root, kubeconfig: s.KubeconfigPath}
 
 	s.node = &node{
@@ -107,19 +108,19 @@ func startInstallation(t *testing.T) *installation {
 		name: "worker", cluster: s.Cluster, unlabelled: true, tags: secondTags,
 		network: podNetwork(128, 254), kubeletArgs: []string{"--node-ip=" + workerAddress},
 	}
-	framework.Must(t, s.startNode(ctx, nodeDir(t, s.node)))
+	check.Must(t, s.startNode(ctx, nodeDir(t, s.node)))
 	proxy, err := s.node.startProxy(ctx)
-	framework.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() {
-		framework.Must(t, proxy.Kill())
+		check.Must(t, proxy.Kill())
 		if t.Failed() {
 			t.Logf("the end of %s:\n%s", proxy.LogPath, proxy.Tail(15))
 		}
 	})
 	s.worker.images = s.node.images
-	framework.Must(t, s.worker.startMachine(ctx, nodeDir(t, s.worker)))
-	framework.Must(t, s.worker.startContainerd(ctx))
-	framework.Must(t, s.worker.startKubelet(ctx))
+	check.Must(t, s.worker.startMachine(ctx, nodeDir(t, s.worker)))
+	check.Must(t, s.worker.startContainerd(ctx))
+	check.Must(t, s.worker.startKubelet(ctx))
 
 	s.watch(t)
 	return s
@@ -184,7 +185,7 @@ func (s *installation) startNode(ctx context.Context, dir string) (err error) {
 // version returns the cluster's version as the chart sees it.
 func (s *installation) version() string {
 	info, err := s.Client.Discovery().ServerVersion()
-	framework.Must(s.t, err)
+	check.Must(s.t, err)
 	return info.GitVersion
 }
 
@@ -220,9 +221,9 @@ func (s *installation) testInstall(t *testing.T, heading, scheduler string, valu
 	filesBefore := s.hostFiles()
 	passed := t.Run(heading, func(t *testing.T) {
 		kubeadm, err := pages.ReadKubeadm()
-		framework.Must(t, err)
+		check.Must(t, err)
 		manifest, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))
-		framework.Must(t, err)
+		check.Must(t, err)
 		_, err = s.Client.NodeV1().RuntimeClasses().Create(t.Context(),
 			&nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "nvidia"}, Handler: "nvidia"}, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -243,7 +244,7 @@ func (s *installation) testInstall(t *testing.T, heading, scheduler string, valu
 			s.awaitScheduler(t, true, 0)
 			s.onControlPlane(t, kubeadm.Upload+kubeadm.Logs)
 		}
-		framework.Must(t, s.node.awaitCards(t.Context()))
+		check.Must(t, s.node.awaitCards(t.Context()))
 
 		s.deploySample(t, scheduler)
 		s.checkUsage(t)
@@ -272,7 +273,7 @@ func (s *installation) testInstall(t *testing.T, heading, scheduler string, valu
 			s.onControlPlane(t, kubeadm.Undo)
 			s.awaitScheduler(t, false, 0)
 			now, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))
-			framework.Must(t, err)
+			check.Must(t, err)
 			if !bytes.Equal(now, manifest) {
 				t.Errorf("the static pod isn't as it was:\n%s", now)
 			}
@@ -289,7 +290,7 @@ func (s *installation) testInstall(t *testing.T, heading, scheduler string, valu
 func block(t *testing.T, heading string, number int) string {
 	t.Helper()
 	blocks, err := pages.Commands(page, heading)
-	framework.Must(t, err)
+	check.Must(t, err)
 	if number >= len(blocks) {
 		t.Fatalf("%s shows %d blocks of commands under %q", page, len(blocks), heading)
 	}
@@ -313,7 +314,7 @@ func command(t *testing.T, heading string, number int, prefix string) string {
 func (s *installation) onControlPlane(t *testing.T, commands string) {
 	t.Helper()
 	prepare := fmt.Sprintf("export HOME=%s PATH=%s:%s:$PATH; cd\n", adminHome, filepath.Dir(s.Binary("kube/kubeadm")), os.Getenv(toolsEnv))
-	framework.Must(t, s.node.machine.run(t.Context(), "bash", "-euo", "pipefail", "-c", prepare+commands))
+	check.Must(t, s.node.machine.run(t.Context(), "bash", "-euo", "pipefail", "-c", prepare+commands))
 }
 
 // awaitScheduler waits until kube-scheduler runs, with or without the extender's configuration, restarted at least this often. A
@@ -367,15 +368,15 @@ func (s *installation) waitImages(t *testing.T, tag string) {
 func (s *installation) deploySample(t *testing.T, scheduler string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.root, "deploy", "samples", "binpack-1.yaml"))
-	framework.Must(t, err)
+	check.Must(t, err)
 	var sample appsv1.Deployment
-	framework.Must(t, yaml.UnmarshalStrict(text, &sample))
+	check.Must(t, yaml.UnmarshalStrict(text, &sample))
 	recordEnv(&sample.Spec.Template.Spec)
 	sample.Spec.Template.Spec.SchedulerName = scheduler
 	sample.Spec.Replicas = ptr.To[int32](3)
 	deployments := s.Client.AppsV1().Deployments("default")
 	_, err = deployments.Create(t.Context(), &sample, metav1.CreateOptions{})
-	framework.Must(t, err)
+	check.Must(t, err)
 	s.waitConsistent(t, 3)
 }
 
@@ -405,7 +406,7 @@ func (s *installation) startLoad(t *testing.T, name, scheduler string) (stop fun
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	starts, err := s.node.starts()
-	framework.Must(t, err)
+	check.Must(t, err)
 	_, startedBefore := s.watcher.found().wrongCards(starts)
 	done := make(chan error, 1)
 	pods := s.Client.CoreV1().Pods("default")
@@ -434,7 +435,7 @@ func (s *installation) startLoad(t *testing.T, name, scheduler string) (stop fun
 		}
 		s.waitConsistent(t, 3)
 		starts, err := s.node.starts()
-		framework.Must(t, err)
+		check.Must(t, err)
 		found := s.watcher.found()
 		wrong, started := found.wrongCards(starts)
 		for _, pod := range found.pods {
@@ -451,7 +452,7 @@ func (s *installation) startLoad(t *testing.T, name, scheduler string) (stop fun
 		if started-startedBefore < 6 {
 			t.Errorf("only %d GPU containers started", started-startedBefore)
 		}
-		framework.Must(t, pods.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "load=" + name}))
+		check.Must(t, pods.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "load=" + name}))
 		return failed
 	}
 }
@@ -460,8 +461,8 @@ func (s *installation) startLoad(t *testing.T, name, scheduler string) (stop fun
 func (s *installation) uninstall(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
-	framework.Must(t, s.Client.AppsV1().Deployments("default").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	framework.Must(t, s.Client.CoreV1().Pods("default").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	check.Must(t, s.Client.AppsV1().Deployments("default").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	check.Must(t, s.Client.CoreV1().Pods("default").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	framework.Eventually(t, "the GPU pods are gone", func(ctx context.Context) error {
 		pods, err := s.Client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
 		if err == nil && len(pods.Items) > 0 {
@@ -477,7 +478,7 @@ func (s *installation) uninstall(t *testing.T) {
 func (s *installation) testResourceRemoved(t *testing.T) {
 	memory := func(ctx context.Context) (capacity string, found bool) {
 		object, err := s.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
-		framework.Must(t, err)
+		check.Must(t, err)
 		quantity, found := object.Status.Capacity[protocol.ResourceMemory]
 		_, allocatable := object.Status.Allocatable[protocol.ResourceMemory]
 		return quantity.String(), found || allocatable

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fakenvml"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -24,7 +25,7 @@ import (
 // TestFaults compares the limits while the node's programs are killed.
 func TestLimits(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
-	framework.Must(t, c.node.addCDISpecification())
+	check.Must(t, c.node.addCDISpecification())
 	c.RestartExtenderWith(t, "--overuse-policy=evict")
 	c.testCDI(t)
 	c.limit(t)
@@ -51,7 +52,7 @@ func TestLimits(t *testing.T) {
 // limit starts the plugin again in isolation mode driver, with additional flags.
 func (c *cluster) limit(t testing.TB, flags ...string) {
 	t.Helper()
-	framework.Must(t, c.node.restartPlugin(t.Context(), append([]string{
+	check.Must(t, c.node.restartPlugin(t.Context(), append([]string{
 		"--isolation=driver", "--usage-interval=200ms",
 		"--cgroup-root=" + c.node.machine.path("sys/fs/cgroup"), "--cdi-directories=" + c.node.machine.path("run/cdi"),
 	}, flags...)...))
@@ -68,7 +69,7 @@ func (n notReady) play(s *scenario) {
 	} else { // Without a restart: a pod that is bound while no plugin is registered fails for good.
 		cards := s.node.driverCards()
 		cards[one].Options = []string{n.option}
-		framework.Must(s, s.node.driver.SetCards(cards...))
+		check.Must(s, s.node.driver.SetCards(cards...))
 	}
 	s.Eventually("the reason is in the node's inventory", func(ctx context.Context) error {
 		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
@@ -100,7 +101,7 @@ func (n notReady) play(s *scenario) {
 	if n.flag != "" {
 		s.limit(s)
 	} else {
-		framework.Must(s, s.node.setCards())
+		check.Must(s, s.node.setCards())
 	}
 	s.waitLimits("driver")
 	s.checkShares()
@@ -124,7 +125,7 @@ func (s *scenario) waitLimits(annotation string) {
 func (s *scenario) checkShares() {
 	s.Helper()
 	running, err := s.node.running()
-	framework.Must(s, err)
+	check.Must(s, err)
 	limited, names := 0, map[types.UID]string{}
 	for _, pod := range s.list() {
 		names[pod.UID] = pod.Name
@@ -156,7 +157,7 @@ func (s *scenario) checkGiven(pod, given, card string) {
 	s.Helper()
 	s.given++
 	memory, err := strconv.Atoi(card)
-	framework.Must(s, err)
+	check.Must(s, err)
 	if want := min(s.limits[pod], memory*1024); given != strconv.Itoa(want) {
 		s.Errorf("a container of pod %s has the limit %s, want %d", pod, given, want)
 	}
@@ -190,7 +191,7 @@ func (s *scenario) testOwnVariables() {
 	_, err := s.Client.CoreV1().ConfigMaps(s.ID).Create(s.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "variables"}, Data: map[string]string{limitEnv: "99999", requestEnv: "99999"},
 	}, metav1.CreateOptions{})
-	framework.Must(s, err)
+	check.Must(s, err)
 	from := s.pod(3)
 	from.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
 		LocalObjectReference: corev1.LocalObjectReference{Name: "variables"}}}}
@@ -203,8 +204,8 @@ func (s *scenario) testOwnVariables() {
 func (s *scenario) testNoHook() {
 	path := s.node.machine.path("run/cdi/nvidia.json")
 	whole, err := os.ReadFile(path)
-	framework.Must(s, err)
-	framework.Must(s, os.WriteFile(path, []byte(strings.ReplaceAll(string(whole), "apply-cuda-memory-limits", "update-ldcache")), 0o600))
+	check.Must(s, err)
+	check.Must(s, os.WriteFile(path, []byte(strings.ReplaceAll(string(whole), "apply-cuda-memory-limits", "update-ldcache")), 0o600))
 	s.waitHealth(0, false)
 	s.create(s.pod(1))
 	s.Eventually("the reason is in the node's inventory", func(ctx context.Context) error {
@@ -222,7 +223,7 @@ func (s *scenario) testNoHook() {
 	if running, err := s.node.running(); err != nil || len(running) > 0 {
 		s.Errorf("%d containers run, %v", len(running), err)
 	}
-	framework.Must(s, os.WriteFile(path, whole, 0o600))
+	check.Must(s, os.WriteFile(path, whole, 0o600))
 	s.waitHealth(0, true)
 	s.waitCards(s)
 	s.waitLimits("driver")
@@ -230,10 +231,10 @@ func (s *scenario) testNoHook() {
 }
 
 func (s *scenario) testIgnoredLimit() {
-	framework.Must(s, s.node.setCards("limits=ignored"))
+	check.Must(s, s.node.setCards("limits=ignored"))
 	s.create(s.pod(2))
 	s.waitLimits("driver: container ")
-	framework.Must(s, s.node.setCards())
+	check.Must(s, s.node.setCards())
 	s.Eventually("an Event reports the limit", func(ctx context.Context) error {
 		events, err := s.Client.CoreV1().Events(s.ID).List(ctx, metav1.ListOptions{FieldSelector: "reason=GPULimitNotInForce"})
 		if err == nil && len(events.Items) == 0 {
@@ -282,8 +283,8 @@ func (s *scenario) testBorrower() {
 	stillRunning := s.expectRunning()
 	use := func(mib map[string]int64) {
 		processes, err := s.node.processesOn(2, s.list(), mib)
-		framework.Must(s, err)
-		framework.Must(s, s.node.driver.SetProcesses(processes...))
+		check.Must(s, err)
+		check.Must(s, s.node.driver.SetProcesses(processes...))
 	}
 	defer use(nil)
 	use(map[string]int64{borrower.Name: 5900, within.Name: 2000}) // Of 8138.
@@ -301,5 +302,5 @@ func (s *scenario) labelNode(value string) {
 	s.Helper()
 	patch := []byte(`{"metadata":{"labels":{"` + protocol.LabelIsolation + `":` + value + `}}}`)
 	_, err := s.Client.CoreV1().Nodes().Patch(s.Context(), s.node.name, types.MergePatchType, patch, metav1.PatchOptions{})
-	framework.Must(s, err)
+	check.Must(s, err)
 }

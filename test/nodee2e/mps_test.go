@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakemps"
 	"github.com/gpushare/gpushare/test/framework"
@@ -47,7 +48,7 @@ func TestMPS(t *testing.T) {
 		m.create(s, s.pod(5), s.pod(10))
 		m.waitPrograms(s)
 		stillRunning := s.expectRunning()
-		framework.Must(s, s.node.plugin.Restart(s.Context()))
+		check.Must(s, s.node.plugin.Restart(s.Context()))
 		s.waitPlugin() // Until then kubelet and Node can show the state before the restart.
 		s.waitCards(s)
 		m.create(s, s.pod(6))
@@ -57,7 +58,7 @@ func TestMPS(t *testing.T) {
 	c.run(t, "the pod of the daemons is replaced under running programs", func(s *scenario) { m.testReplaced(s) })
 	c.run(t, "a pod with its own shared memory is rejected", func(s *scenario) { m.testSharedMemory(s) })
 	lines, err := m.service.Journal()
-	framework.Must(t, err)
+	check.Must(t, err)
 	for _, line := range lines {
 		if line.Text == "runs unlimited" {
 			t.Errorf("a program ran without a limit: %+v", line)
@@ -70,26 +71,26 @@ func startMPS(t *testing.T, c *cluster) *mpsNode {
 	t.Helper()
 	m := &mpsNode{node: c.node, directory: filepath.Join(c.node.machine.dir, "mps"), marked: map[string]int{}}
 	stub := filepath.Join(c.node.machine.dir, "stub")
-	framework.Must(t, os.Mkdir(stub, 0o755))
+	check.Must(t, os.Mkdir(stub, 0o755))
 	var err error
 	m.service, err = fakemps.Build(stub)
-	framework.Must(t, err)
+	check.Must(t, err)
 	plugin := c.Binary("gpushare-device-plugin")
 	for range 2 { // The second time, as when the pod is replaced, it is there already.
-		framework.Must(t, c.node.machine.run(t.Context(), plugin, "mps", "--mps-pipe-directory="+m.directory, "--mount-shared-memory=16Mi"))
+		check.Must(t, c.node.machine.run(t.Context(), plugin, "mps", "--mps-pipe-directory="+m.directory, "--mount-shared-memory=16Mi"))
 	}
 	m.supervisor, err = c.node.machine.process("mps", plugin, "mps", "--mps-pipe-directory="+m.directory, "--mps-control="+m.service.Control,
 		"--nvml-library="+c.Binary("fake-nvml/libnvidia-ml.so.1"), "--listen-address=")
-	framework.Must(t, err)
+	check.Must(t, err)
 	m.supervisor.Env = append(c.node.driver.Env(), "FAKE_MPS="+m.service.Dir, "FAKE_MPS_SHM="+filepath.Join(m.directory, "shm"))
-	framework.Must(t, m.supervisor.Start(t.Context()))
+	check.Must(t, m.supervisor.Start(t.Context()))
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the end of %s:\n%s", m.supervisor.LogPath, m.supervisor.Tail(30))
 		}
-		framework.Must(t, m.supervisor.Kill())
+		check.Must(t, m.supervisor.Kill())
 	})
-	framework.Must(t, c.node.restartPlugin(t.Context(), "--isolation=mps", "--mps-pipe-directory="+m.directory, "--usage-interval=200ms"))
+	check.Must(t, c.node.restartPlugin(t.Context(), "--isolation=mps", "--mps-pipe-directory="+m.directory, "--usage-interval=200ms"))
 	c.waitCards(t)
 	m.waitReady(t, c)
 	return m
@@ -141,7 +142,7 @@ func (m *mpsNode) create(s *scenario, pods ...*framework.PodWrapper) {
 func (m *mpsNode) mark(s *scenario, cards ...int) {
 	s.Helper()
 	lines, err := m.service.Journal()
-	framework.Must(s, err)
+	check.Must(s, err)
 	for _, card := range cards {
 		m.marked[cardUUID(card)] = len(lines)
 	}
@@ -183,7 +184,7 @@ func (m *mpsNode) waitPrograms(s *scenario) {
 func (m *mpsNode) onCard(s *scenario, card int) (ids []string) {
 	s.Helper()
 	running, err := s.node.running()
-	framework.Must(s, err)
+	check.Must(s, err)
 	for _, o := range running {
 		if cards, err := o.cards(); err == nil && slices.Contains(cards, card) {
 			ids = append(ids, o.ID)
@@ -200,10 +201,10 @@ func (m *mpsNode) testDaemonKilled(s *scenario) {
 	before, others := m.onCard(s, 0), m.onCard(s, 1)
 	m.expectRestarts(s, 0)
 	lines, err := m.service.Journal()
-	framework.Must(s, err)
+	check.Must(s, err)
 	for _, line := range slices.Backward(lines) {
 		if line.Program == "control" && line.Card == cardUUID(0) {
-			framework.Must(s, m.machine.run(s.Context(), "kill", "-KILL", strconv.Itoa(line.PID)))
+			check.Must(s, m.machine.run(s.Context(), "kill", "-KILL", strconv.Itoa(line.PID)))
 			break
 		}
 	}
@@ -219,7 +220,7 @@ func (m *mpsNode) expectRestarts(s *scenario, cards ...int) {
 	s.Helper()
 	m.mark(s, cards...)
 	running, err := s.node.running()
-	framework.Must(s, err)
+	check.Must(s, err)
 	for _, o := range running {
 		if has, err := o.cards(); err == nil && slices.Contains(cards, has[0]) {
 			s.killed[o.PodUID] = true
@@ -249,7 +250,7 @@ func (m *mpsNode) testReplaced(s *scenario) {
 		s.Fatalf("card 0 has the containers %q", before)
 	}
 	m.expectRestarts(s, 0)
-	framework.Must(s, m.machine.run(s.Context(), "kill", "-TERM", m.pid(s)))
+	check.Must(s, m.machine.run(s.Context(), "kill", "-TERM", m.pid(s)))
 	<-m.supervisor.Exited()
 	const modeDefault, modeProhibited = 0, 2 // NVML's numbers
 	for card, want := range []int{modeProhibited, modeDefault} {
@@ -257,7 +258,7 @@ func (m *mpsNode) testReplaced(s *scenario) {
 			s.Errorf("card %d has the compute mode %d (%v), want %d", card, mode, err, want)
 		}
 	}
-	framework.Must(s, m.supervisor.Start(s.Context()))
+	check.Must(s, m.supervisor.Start(s.Context()))
 	m.waitReady(s, s.cluster)
 	s.waitHealth(0, true)
 	s.waitCards(s) // The kubelet learns it a little later.
@@ -269,7 +270,7 @@ func (m *mpsNode) testReplaced(s *scenario) {
 func (m *mpsNode) pid(s *scenario) string {
 	s.Helper()
 	paths, err := filepath.Glob(m.machine.path("proc/[0-9]*/cmdline"))
-	framework.Must(s, err)
+	check.Must(s, err)
 	program := s.Binary("gpushare-device-plugin") + "\x00mps\x00"
 	for _, path := range paths {
 		if command, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(command), program) {

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/framework"
 )
 
 // toolsEnv holds the folder of helm and kubectl, in the process with its own network.
@@ -32,19 +32,19 @@ func inOwnNetwork(t *testing.T) bool {
 	for _, name := range []string{"helm", "kubectl"} {
 		// The tools are built before the new network starts, because nothing can be downloaded in it.
 		path, err := controlplane.Tool(t.Context(), name)
-		framework.Must(t, err)
-		framework.Must(t, os.Symlink(path, filepath.Join(tools, name)))
+		check.Must(t, err)
+		check.Must(t, os.Symlink(path, filepath.Join(tools, name)))
 	}
 	command := exec.Command("unshare", "--net", "--", "setpriv", "--pdeathsig", "KILL", "--",
 		os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=20m")
 	command.Env = append(os.Environ(), toolsEnv+"="+tools)
 	var out bytes.Buffer
 	command.Stdout, command.Stderr = &out, &out
-	framework.Must(t, command.Start())
+	check.Must(t, command.Start())
 	t.Parallel()
 	err := command.Wait()
 	t.Logf("in its own network:\n%s", &out)
-	framework.Must(t, err)
+	check.Must(t, err)
 	return false
 }
 
@@ -100,6 +100,6 @@ func (d adminShell) run(t *testing.T, dir, commands string) string {
 	t.Helper()
 	shell := controlplane.Shell{Dir: cmp.Or(dir, d.root), Path: os.Getenv(toolsEnv), Home: d.home, Kubeconfig: d.kubeconfig}
 	out, err := shell.Run(t.Context(), commands, "")
-	framework.Must(t, err)
+	check.Must(t, err)
 	return out
 }

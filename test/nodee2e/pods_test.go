@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -144,7 +145,7 @@ func (s *scenario) testEphemeralContainer() {
 		EphemeralContainerCommon: corev1.EphemeralContainerCommon(spec.Containers[0]), TargetContainerName: framework.MainContainer,
 	}}
 	_, err := s.Pods().UpdateEphemeralContainers(s.Context(), pod.Name, pod, metav1.UpdateOptions{})
-	framework.Must(s, err)
+	check.Must(s, err)
 	s.Eventually("the ephemeral container runs without a card", func(context.Context) error {
 		o, err := s.node.find(pod.UID, "debugger")
 		if _, has := o.Env[protocol.AnnotationIndex]; has || o.Env[protocol.EnvVisibleDevices] != "" {
@@ -164,8 +165,8 @@ func (s *scenario) testStaticPod() {
 	recordEnv(&static.Spec)
 	static.Spec.HostNetwork = true
 	remove, err := s.node.addStatic(static.Obj())
-	framework.Must(s, err)
-	s.Cleanup(func() { framework.Must(s, remove()) })
+	check.Must(s, err)
+	s.Cleanup(func() { check.Must(s, remove()) })
 	s.Eventually("the node has an Event for the static pod", func(ctx context.Context) error {
 		events, err := s.Client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,reason=GPUCardRefused"})
 		if err != nil {
@@ -179,7 +180,7 @@ func (s *scenario) testStaticPod() {
 		return fmt.Errorf("%d other Events", len(events.Items))
 	})
 	s.waitConsistent()
-	framework.Must(s, s.node.kubelet.Restart(s.Context()))
+	check.Must(s, s.node.kubelet.Restart(s.Context()))
 	s.waitCards(s)
 	// The static pod has no allocation: the node can be filled to the last unit. The large pods come first: until the
 	// restarted kubelet has rejected the static pod, its units count, and the small pods would go to the other cards.
@@ -196,7 +197,7 @@ func (s *scenario) testStaticPod() {
 // environments can't be changed, so everything else must be repaired to agree with them.
 func TestWithoutPodResources(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, cardMiB, cardMiB)
-	framework.Must(t, c.node.restartPlugin(t.Context(), "--pod-resources-socket=/nonexistent.sock"))
+	check.Must(t, c.node.restartPlugin(t.Context(), "--pod-resources-socket=/nonexistent.sock"))
 	c.waitCards(t)
 
 	c.run(t, "16 pods of one size at once", func(s *scenario) { s.create(s.pods(16, 3)...) })
@@ -207,10 +208,10 @@ func TestWithoutPodResources(t *testing.T) {
 			// The checkpoint contains deleted pods until the kubelet writes it again. A restarted kubelet counts their devices as
 			// used.
 			s.createAndWait(s.pod(1))
-			framework.Must(s, s.node.kubelet.Kill())
+			check.Must(s, s.node.kubelet.Kill())
 			s.create(append(s.pods(10, 2), s.pods(20, 1)...)...)
 			s.waitBound()
-			framework.Must(s, s.node.kubelet.Start(s.Context()))
+			check.Must(s, s.node.kubelet.Start(s.Context()))
 			s.deleteRejected(s.made)
 			s.waitConsistent()
 		}

@@ -10,8 +10,8 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/framework"
 )
 
 // requireEnv is the environment variable that makes the test fail instead of skip on a machine that can't run a node.
@@ -22,9 +22,9 @@ func requireNode(t *testing.T) {
 	t.Helper()
 	skipIf(t, missing(t.Context()))
 	_, err := buildRecordEnv()
-	framework.Must(t, err)
+	check.Must(t, err)
 	_, err = buildOCIRuntime()
-	framework.Must(t, err)
+	check.Must(t, err)
 }
 
 // skipIf skips the test if err is not nil, or fails it if requireEnv is set.

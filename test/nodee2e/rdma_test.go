@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fakesysfs"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -44,10 +45,10 @@ func TestRDMA(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB, cardMiB, cardMiB)
 	sysfs := fakesysfs.Machine{Root: t.TempDir()}
 	for i, card := range rdmaCards {
-		framework.Must(t, sysfs.AddDevice(card, i/2))
+		check.Must(t, sysfs.AddDevice(card, i/2))
 	}
 	for _, adapter := range rdmaAdapters {
-		framework.Must(t, sysfs.AddAdapter(adapter))
+		check.Must(t, sysfs.AddAdapter(adapter))
 	}
 	// The directory is the whole machine's, and what is mounted there only the node's.
 	if err := os.Mkdir("/dev/infiniband", 0o755); err == nil {
@@ -59,8 +60,8 @@ func TestRDMA(t *testing.T) {
 	for name, minor := range rdmaMinors {
 		commands = append(commands, fmt.Sprintf("mknod -m 666 /dev/infiniband/%s c 1 %d", name, minor))
 	}
-	framework.Must(t, c.node.machine.run(t.Context(), "/bin/sh", "-c", "set -e; "+strings.Join(commands, "; ")))
-	framework.Must(t, c.node.restartPlugin(t.Context(), "--sysfs-root="+sysfs.Root, "--health-quiet-period=2s"))
+	check.Must(t, c.node.machine.run(t.Context(), "/bin/sh", "-c", "set -e; "+strings.Join(commands, "; ")))
+	check.Must(t, c.node.restartPlugin(t.Context(), "--sysfs-root="+sysfs.Root, "--health-quiet-period=2s"))
 	c.waitCards(t)
 
 	asks := func(pod *framework.PodWrapper, value string) *framework.PodWrapper {
@@ -88,11 +89,11 @@ func TestRDMA(t *testing.T) {
 			what    string
 			restart func()
 		}{
-			{"the plugin", func() { framework.Must(s, s.node.plugin.Restart(s.Context())); s.waitPlugin() }},
-			{"the kubelet", func() { framework.Must(s, s.node.kubelet.Restart(s.Context())) }},
+			{"the plugin", func() { check.Must(s, s.node.plugin.Restart(s.Context())); s.waitPlugin() }},
+			{"the kubelet", func() { check.Must(s, s.node.kubelet.Restart(s.Context())) }},
 			{"the plugin, after links failed", func() {
-				framework.Must(s, errors.Join(sysfs.SetPort(rdmaAdapters[0], 1, "DOWN"), sysfs.SetPort(rdmaAdapters[1], 1, "DOWN")))
-				framework.Must(s, s.node.plugin.Restart(s.Context()))
+				check.Must(s, errors.Join(sysfs.SetPort(rdmaAdapters[0], 1, "DOWN"), sysfs.SetPort(rdmaAdapters[1], 1, "DOWN")))
+				check.Must(s, s.node.plugin.Restart(s.Context()))
 				s.waitPlugin()
 				s.waitPorts("", "", "", "")
 			}},
@@ -135,10 +136,10 @@ func TestRDMA(t *testing.T) {
 			return nil
 		})
 		s.delete(unscheduled.Name)
-		framework.Must(s, sysfs.SetPort(rdmaAdapters[2], 1, "ACTIVE")) // The node's only one, and on the NUMA node of card 3.
+		check.Must(s, sysfs.SetPort(rdmaAdapters[2], 1, "ACTIVE")) // The node's only one, and on the NUMA node of card 3.
 		s.waitConsistent()
 		o, err := s.node.find(s.Get(pending.Name).UID, framework.MainContainer)
-		framework.Must(s, err)
+		check.Must(s, err)
 		if cards, err := o.cards(); err != nil || !slices.Contains([]int{2, 3}, cards[0]) {
 			s.Errorf("the pod got the cards %v, %v", cards, err)
 		}
@@ -169,7 +170,7 @@ func (s *scenario) waitPorts(want ...string) {
 func (s *scenario) checkAdapters() map[string]string {
 	s.Helper()
 	running, err := s.node.running()
-	framework.Must(s, err)
+	check.Must(s, err)
 	found := map[string]string{}
 	pods := map[string]*corev1.Pod{}
 	for _, pod := range s.list() {
@@ -181,7 +182,7 @@ func (s *scenario) checkAdapters() map[string]string {
 			continue
 		}
 		cards, err := o.cards()
-		framework.Must(s, err)
+		check.Must(s, err)
 		label := pod.Labels[protocol.LabelRDMA]
 		var near []int
 		for _, card := range cards {
@@ -218,7 +219,7 @@ func (s *scenario) wantAdapters(o observed, pod *corev1.Pod, adapters ...int) []
 		}
 	}
 	inside, err := devicesIn(s.node.machine.path("proc", fmt.Sprint(o.Pid), "root/dev/infiniband"))
-	framework.Must(s, err)
+	check.Must(s, err)
 	if got := o.Env[protocol.EnvRDMAPorts]; !maps.Equal(want, inside) || got != variable {
 		s.Errorf("container %s of pod %s with label %q has the devices %v and %s=%q, want %v and %q",
 			o.Container, pod.Name, pod.Labels[protocol.LabelRDMA], inside, protocol.EnvRDMAPorts, got, want, variable)

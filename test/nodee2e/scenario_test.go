@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -54,7 +55,7 @@ func (c *cluster) scenario(t *testing.T) *scenario {
 		if t.Failed() {
 			return // No scenario follows.
 		}
-		framework.Must(t, wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, framework.Patience, true,
+		check.Must(t, wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, framework.Patience, true,
 			func(context.Context) (bool, error) {
 				running, err := c.node.running()
 				return len(running) == 0, err
@@ -190,7 +191,7 @@ func (s *scenario) delete(names ...string) {
 	for _, name := range names {
 		s.deleted[name] = true
 		if err := s.Pods().Delete(s.Context(), name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
-			framework.Must(s, err)
+			check.Must(s, err)
 		}
 	}
 }
@@ -199,7 +200,7 @@ func (s *scenario) delete(names ...string) {
 func (s *scenario) list() []corev1.Pod {
 	s.Helper()
 	pods, err := s.List(s.Context())
-	framework.Must(s, err)
+	check.Must(s, err)
 	return pods
 }
 
@@ -351,12 +352,12 @@ func (s *scenario) deleteRejected(limit int, ignored ...*regexp.Regexp) {
 func (s *scenario) killAllContainers() {
 	s.Helper()
 	running, err := s.node.running()
-	framework.Must(s, err)
+	check.Must(s, err)
 	for _, c := range running {
 		s.killed[c.PodUID] = true
 	}
 	// A process may end by itself before it is killed.
-	framework.Must(s, s.node.machine.run(s.Context(), "/bin/sh", "-c",
+	check.Must(s, s.node.machine.run(s.Context(), "/bin/sh", "-c",
 		`for f in /run/containerd/io.containerd.runtime.v2.task/k8s.io/*/init.pid; do kill -KILL "$(cat "$f")" || :; done`))
 	s.Eventually("no task runs", func(ctx context.Context) error {
 		tasks, err := s.node.ctr(ctx, "tasks", "list")
@@ -366,18 +367,18 @@ func (s *scenario) killAllContainers() {
 		return err
 	})
 	// The runtime's state of a container follows that of its task later. When containerd starts, it reads all tasks before it answers the kubelet.
-	framework.Must(s, s.node.containerd.Restart(s.Context()))
+	check.Must(s, s.node.containerd.Restart(s.Context()))
 }
 
 // killContainer kills a pod's only container and waits until it runs again on the same cards.
 func (s *scenario) killContainer(name string) {
 	s.Helper()
 	was, err := s.node.find(s.Get(name).UID, framework.MainContainer)
-	framework.Must(s, err)
+	check.Must(s, err)
 	cards, err := was.cards()
-	framework.Must(s, err)
+	check.Must(s, err)
 	s.killed[was.PodUID] = true
-	framework.Must(s, s.node.kill(s.Context(), was))
+	check.Must(s, s.node.kill(s.Context(), was))
 	s.Eventually("the container of pod "+name+" is restarted", func(context.Context) error {
 		is, err := s.node.find(was.podUID(), framework.MainContainer)
 		if err == nil && is.ID == was.ID {
@@ -396,10 +397,10 @@ func (s *scenario) killContainer(name string) {
 // restartWithoutCheckpoint stops the kubelet, calls meanwhile, and starts the kubelet without its checkpoint.
 func (s *scenario) restartWithoutCheckpoint(meanwhile func()) {
 	s.Helper()
-	framework.Must(s, s.node.kubelet.Kill())
+	check.Must(s, s.node.kubelet.Kill())
 	meanwhile()
-	framework.Must(s, os.Remove(s.node.checkpoint()))
-	framework.Must(s, s.node.kubelet.Start(s.Context()))
+	check.Must(s, os.Remove(s.node.checkpoint()))
+	check.Must(s, s.node.kubelet.Start(s.Context()))
 	s.superviseKubelet()
 	s.waitCards(s)
 }
@@ -430,16 +431,16 @@ func (s *scenario) superviseKubelet() {
 	s.Cleanup(func() { <-ended })
 }
 
-// expectRunning returns a check that the containers that run now are still running. The check ignores the pods that the
+// expectRunning returns a function that checks that the containers that run now are still running. It ignores the pods that the
 // scenario has deleted since.
-func (s *scenario) expectRunning() (check func()) {
+func (s *scenario) expectRunning() (compare func()) {
 	s.Helper()
 	before, err := s.node.running()
-	framework.Must(s, err)
+	check.Must(s, err)
 	return func() {
 		s.Helper()
 		after, err := s.node.running()
-		framework.Must(s, err)
+		check.Must(s, err)
 		pods := s.watcher.found().pods
 		for _, was := range before {
 			if pod := pods[was.PodUID]; pod != nil && pod.Namespace == s.ID && s.deleted[pod.Name] {

@@ -20,6 +20,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/simkubelet"
 )
@@ -68,16 +69,16 @@ func realKubelet(c *cluster) tracedKubelet {
 func startSimulated(t *testing.T, c *cluster) tracedKubelet {
 	t.Helper()
 	root, err := os.MkdirTemp("", "sim-")
-	framework.Must(t, err)
+	check.Must(t, err)
 	k, err := simkubelet.New(simkubelet.Options{
 		NodeName: "simulated", Client: c.Client, Root: root, LiftNotReadyTaint: true,
 		Labels: map[string]string{protocol.LabelShared: "true"},
 	})
-	framework.Must(t, err)
-	framework.Must(t, k.Start(t.Context()))
+	check.Must(t, err)
+	check.Must(t, k.Start(t.Context()))
 	t.Cleanup(func() {
 		k.Stop()
-		framework.Must(t, os.RemoveAll(root))
+		check.Must(t, os.RemoveAll(root))
 	})
 	return tracedKubelet{
 		nodeName: "simulated", devicePlugins: k.DevicePluginDir(), podResources: k.PodResourcesSocket(),
@@ -175,7 +176,7 @@ func runTrace(t *testing.T, c *cluster, k tracedKubelet) (lines []string, inTime
 	s.killAndWait("plain", 1)
 
 	r.log("the kubelet restarts: pods bound meanwhile, the newer one first")
-	framework.Must(s, s.kill())
+	check.Must(s, s.kill())
 	s.createUnbound("three", "four")
 	s.bind("four", "three")
 	s.restart()
@@ -185,8 +186,8 @@ func runTrace(t *testing.T, c *cluster, k tracedKubelet) (lines []string, inTime
 
 	r.log("the kubelet restarts without its checkpoint")
 	s.remove("three", "four")
-	framework.Must(s, s.kill())
-	framework.Must(s, os.Remove(filepath.Join(s.devicePlugins, "kubelet_internal_checkpoint")))
+	check.Must(s, s.kill())
+	check.Must(s, os.Remove(filepath.Join(s.devicePlugins, "kubelet_internal_checkpoint")))
 	s.restart()
 	s.createPod("new")
 	s.WaitPhase("new", corev1.PodRunning)
@@ -275,7 +276,7 @@ func (s *traceRun) register() {
 // registerAs registers the recorder with another socket.
 func (s *traceRun) registerAs(socket string, devices []*pluginapi.Device) {
 	s.Helper()
-	framework.Must(s, s.tryAgain(func() error { return s.recorder.tryRegister(s.Context(), socket, devices) }))
+	check.Must(s, s.tryAgain(func() error { return s.recorder.tryRegister(s.Context(), socket, devices) }))
 }
 
 // tryAgain calls register again if the kubelet could not dial the plugin in time. It has ten seconds for that, which is too short on a machine
@@ -308,7 +309,7 @@ func (s *traceRun) restart() {
 	started := make(chan error, 1)
 	go func() { started <- s.start(s.Context()) }()
 	s.recorder.register(s, makeDevices(0))
-	framework.Must(s, <-started)
+	check.Must(s, <-started)
 	s.waitAllocatable(devices)
 }
 
@@ -378,7 +379,7 @@ func (s *traceRun) createUnbound(names ...string) {
 func (s *traceRun) bind(names ...string) {
 	s.Helper()
 	for _, name := range names {
-		framework.Must(s, s.Pods().Bind(s.Context(), &corev1.Binding{
+		check.Must(s, s.Pods().Bind(s.Context(), &corev1.Binding{
 			ObjectMeta: metav1.ObjectMeta{Namespace: s.ID, Name: name},
 			Target:     corev1.ObjectReference{Kind: "Node", Name: s.nodeName},
 		}, metav1.CreateOptions{}))
@@ -415,7 +416,7 @@ func (s *traceRun) remove(names ...string) {
 func (s *traceRun) killAndWait(name string, restarts int32) {
 	s.Helper()
 	pod := s.WaitPhase(name, corev1.PodRunning)
-	framework.Must(s, s.endContainer(s.Context(), pod.UID, framework.MainContainer))
+	check.Must(s, s.endContainer(s.Context(), pod.UID, framework.MainContainer))
 	s.WaitPod(name, fmt.Sprintf("has restarted %d times", restarts), func(pod *corev1.Pod) bool {
 		return slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
 			return c.Name == framework.MainContainer && c.RestartCount >= restarts && c.State.Running != nil

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
 )
@@ -31,7 +32,7 @@ func TestTrial(t *testing.T) {
 	s := startInstallation(t)
 	filesBefore := s.hostFiles()
 	install, err := pages.Commands("docs/try.md", "Install")
-	framework.Must(t, err)
+	check.Must(t, err)
 	const flags = " --wait --timeout=2m --set=images.extender.repository=gpushare.test/gpushare-extender,images.extender.tag=one," +
 		"images.simulatedDevicePlugin.repository=gpushare.test/gpushare-device-plugin-simulated,images.simulatedDevicePlugin.tag=one," +
 		"images.devicePlugin.repository=gpushare.test/gpushare-device-plugin,images.devicePlugin.tag=one,images.scheduler.repository=" + schedulerImage
@@ -52,12 +53,12 @@ func TestTrial(t *testing.T) {
 func (s *installation) runTrialPods(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.root, "deploy", "samples", "trial.yaml"))
-	framework.Must(t, err)
+	check.Must(t, err)
 	var sample appsv1.Deployment
-	framework.Must(t, yaml.UnmarshalStrict(text, &sample))
+	check.Must(t, yaml.UnmarshalStrict(text, &sample))
 	recordEnv(&sample.Spec.Template.Spec)
 	_, err = s.Client.AppsV1().Deployments("default").Create(t.Context(), &sample, metav1.CreateOptions{})
-	framework.Must(t, err)
+	check.Must(t, err)
 	framework.Eventually(t, "three containers have the variables of simulated cards", func(ctx context.Context) error {
 		pods, err := s.Client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=trial"})
 		if err != nil {
@@ -101,7 +102,7 @@ func (s *installation) checkTrialPod(pod *corev1.Pod) error {
 func (s *installation) checkSimulated(t *testing.T) {
 	t.Helper()
 	run, err := pages.Commands("docs/try.md", "Run pods")
-	framework.Must(t, err)
+	check.Must(t, err)
 	command := "PATH=$PWD/bin:$PATH; " + strings.TrimSpace(run[1])
 	for flags, want := range map[string]string{
 		"":           "Simulated Cards: on real and 1 other node, for a trial: no container can compute on them\n",
@@ -140,10 +141,10 @@ func (s *installation) replaceSimulated(t *testing.T) {
 	s.shell.run(t, "", "kubectl delete -f deploy/samples/trial.yaml --wait --timeout=1m; kubectl label node "+s.worker.name+" gpushare-")
 	_, err := s.Client.NodeV1().RuntimeClasses().Create(t.Context(),
 		&nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "nvidia"}, Handler: "nvidia"}, metav1.CreateOptions{})
-	framework.Must(t, err)
+	check.Must(t, err)
 	s.shell.run(t, "", "helm upgrade gpushare deploy/helm/gpushare --namespace kube-system --reset-then-reuse-values --wait --timeout=2m "+
 		"--set devicePlugin.simulatedCards.count=0,devicePlugin.runtimeClassName=nvidia")
-	framework.Must(t, s.node.awaitCards(t.Context()))
+	check.Must(t, s.node.awaitCards(t.Context()))
 	var report struct { // inspect.Report is only for writing.
 		Nodes []struct {
 			Simulated bool
@@ -151,7 +152,7 @@ func (s *installation) replaceSimulated(t *testing.T) {
 			Cards     []struct{ UUID string }
 		}
 	}
-	framework.Must(t, json.Unmarshal([]byte(s.shell.run(t, "", "bin/kubectl-inspect-gpushare -o json "+s.node.name)), &report))
+	check.Must(t, json.Unmarshal([]byte(s.shell.run(t, "", "bin/kubectl-inspect-gpushare -o json "+s.node.name)), &report))
 	if len(report.Nodes) != 1 {
 		t.Fatalf("%d nodes, want that with real cards", len(report.Nodes))
 	}

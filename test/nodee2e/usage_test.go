@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/inspect"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fakenvml"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -43,9 +44,9 @@ func (n *node) tasks(ctx context.Context) (map[string]int, error) {
 func (s *installation) checkUsage(t *testing.T) {
 	t.Helper()
 	pids, err := s.node.tasks(t.Context())
-	framework.Must(t, err)
+	check.Must(t, err)
 	pods, err := s.Client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
-	framework.Must(t, err)
+	check.Must(t, err)
 	var processes []fakenvml.Process
 	want := map[string]uint64{}
 	for i := range pods.Items {
@@ -64,7 +65,7 @@ func (s *installation) checkUsage(t *testing.T) {
 	if len(want) < 3 {
 		t.Fatalf("%d of %d pods run: %v", len(want), len(pods.Items), pids)
 	}
-	framework.Must(t, s.node.driver.SetProcesses(processes...))
+	check.Must(t, s.node.driver.SetProcesses(processes...))
 	framework.Eventually(t, "kubectl inspect gpushare --usage shows what the containers use", func(ctx context.Context) error {
 		out, err := exec.CommandContext(ctx, s.Binary("kubectl-inspect-gpushare"), "--usage", "-o", "json", "--kubeconfig", s.KubeconfigPath).CombinedOutput()
 		if err != nil {
@@ -87,5 +88,5 @@ func (s *installation) checkUsage(t *testing.T) {
 		}
 		return nil
 	})
-	framework.Must(t, s.node.driver.SetProcesses())
+	check.Must(t, s.node.driver.SetProcesses())
 }

@@ -16,10 +16,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-var must = framework.Must
+var must = check.Must
 
 var shared = &framework.Shared{Options: framework.Options{MemoryUnit: "GiB"}}
 

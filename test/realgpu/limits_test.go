@@ -20,6 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/mps"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -42,8 +43,8 @@ func healthyCard(t *testing.T) (gpu.Card, *inventory.Session) {
 	t.Helper()
 	cards := listCards(t)
 	session, err := inventory.OpenSession("")
-	framework.Must(t, err)
-	t.Cleanup(func() { framework.Must(t, session.Close()) })
+	check.Must(t, err)
+	t.Cleanup(func() { check.Must(t, session.Close()) })
 	for _, card := range cards {
 		if !card.Healthy() {
 			continue
@@ -105,10 +106,10 @@ func launch(t *testing.T, cgroup string, env []string, program ...string) *runni
 	command := exec.Command("sh", append([]string{"-c", enter, "sh", cgroup}, program...)...)
 	command.Env = append(os.Environ(), env...)
 	in, err := command.StdinPipe()
-	framework.Must(t, err)
+	check.Must(t, err)
 	out, err := command.StdoutPipe()
-	framework.Must(t, err)
-	framework.Must(t, command.Start())
+	check.Must(t, err)
+	check.Must(t, command.Start())
 	reader := bufio.NewReader(out)
 	line, _ := reader.ReadString('\n')
 	p := &running{pid: command.Process.Pid, printed: strings.TrimSpace(line), in: in, ended: make(chan struct{})}
@@ -143,11 +144,11 @@ func run(t *testing.T, cgroup string, mib int, env ...string) (*running, error) 
 func TestUse(t *testing.T) {
 	card, session := healthyCard(t)
 	before, _, err := session.Memory(card.UUID)
-	framework.Must(t, err)
+	check.Must(t, err)
 	p, err := run(t, "", 512, "CUDA_VISIBLE_DEVICES="+card.UUID)
-	framework.Must(t, err)
+	check.Must(t, err)
 	processes, err := session.Processes(card.UUID)
-	framework.Must(t, err)
+	check.Must(t, err)
 	i := slices.IndexFunc(processes, func(listed inventory.Process) bool { return listed.PID == p.pid })
 	if i < 0 {
 		skip(t, "the driver lists %+v and not process %d: this isn't the machine's PID namespace", processes, p.pid)
@@ -171,7 +172,7 @@ func TestDriverLimit(t *testing.T) {
 		skip(t, "card %s (%s): %v", card.UUID, card.Model, err)
 	}
 	_, free, err := session.Memory(card.UUID)
-	framework.Must(t, err)
+	check.Must(t, err)
 	if free>>20 < firstMiB+secondMiB+1024 { // Each program needs some hundred MiB more.
 		skip(t, "card %s (%s) has only %d MiB free", card.UUID, card.Model, free>>20)
 	}
@@ -227,7 +228,7 @@ func TestDriverLimit(t *testing.T) {
 func TestMPS(t *testing.T) {
 	card, session := healthyCard(t)
 	compute, err := session.Compute(card.UUID)
-	framework.Must(t, err)
+	check.Must(t, err)
 	control, err := exec.LookPath("nvidia-cuda-mps-control")
 	switch {
 	case err != nil:
@@ -240,16 +241,16 @@ func TestMPS(t *testing.T) {
 		skip(t, "the card's compute mode is %s: an MPS daemon may run already", compute.Mode)
 	}
 	root, err := os.MkdirTemp("", "mps") // The path is short because it contains sockets.
-	framework.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	directory := isolation.MPSDirectory(root)
-	framework.Must(t, directory.WriteCards([]string{card.UUID}))
+	check.Must(t, directory.WriteCards([]string{card.UUID}))
 	open := func() (mps.Driver, error) { // A session is for one goroutine.
 		own, err := inventory.OpenSession("")
 		return oneCard{own, card.UUID}, err
 	}
 	supervisor, err := mps.New(mps.Options{Directory: directory, Open: open, Control: control})
-	framework.Must(t, err)
+	check.Must(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- supervisor.Run(ctx) }()
@@ -257,7 +258,7 @@ func TestMPS(t *testing.T) {
 		stop()
 		return <-ended
 	})
-	defer func() { framework.Must(t, end()) }()
+	defer func() { check.Must(t, end()) }()
 	ready := func() (status isolation.MPSStatus) {
 		t.Helper()
 		framework.Eventually(t, "the daemon is ready", func(context.Context) error {
@@ -272,13 +273,13 @@ func TestMPS(t *testing.T) {
 	status := ready()
 	edits, err := isolation.NewBackends(isolation.Options{MPS: directory}).Of(isolation.MPS).Apply(
 		[]isolation.Share{{Card: isolation.Card{UUID: card.UUID}, Limit: 1 << 30}})
-	framework.Must(t, err)
+	check.Must(t, err)
 	env := []string{"CUDA_VISIBLE_DEVICES=" + card.UUID}
 	for name, value := range edits.Env {
 		env = append(env, name+"="+value)
 	}
 	client, err := run(t, "", 256, env...)
-	framework.Must(t, err)
+	check.Must(t, err)
 	t.Logf("cuMemGetInfo reports %d MiB free of %d", client.free, client.total)
 	if p, _ := run(t, "", 2048, env...); !outOfMemory(p.printed) {
 		t.Errorf("above the limit the program prints %q", p.printed)
@@ -290,8 +291,8 @@ func TestMPS(t *testing.T) {
 	t.Logf("server %v; the driver lists %+v, %v", status.Servers, processes, err)
 
 	server, err := os.FindProcess(status.Servers[0])
-	framework.Must(t, err)
-	framework.Must(t, server.Kill())
+	check.Must(t, err)
+	check.Must(t, server.Kill())
 	<-client.ended
 	framework.Eventually(t, "there is another server", func(context.Context) error {
 		if now := ready(); len(now.Servers) == 0 || now.Servers[0] == status.Servers[0] {
@@ -300,8 +301,8 @@ func TestMPS(t *testing.T) {
 		return nil
 	})
 	_, err = run(t, "", 256, env...)
-	framework.Must(t, err)
-	framework.Must(t, end())
+	check.Must(t, err)
+	check.Must(t, end())
 	if after, err := session.Compute(card.UUID); err != nil || after.Mode != inventory.ComputeDefault {
 		t.Errorf("the compute mode is %s, %v", after.Mode, err)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/simkubelet"
 )
@@ -41,7 +42,7 @@ func listCards(t *testing.T) []gpu.Card {
 		fmt.Fprintf(os.Stderr, "SKIPPED %s: no real GPU on this machine: %v\n", t.Name(), err)
 		t.Skip(err)
 	}
-	framework.Must(t, err)
+	check.Must(t, err)
 	return state.Cards
 }
 
@@ -57,12 +58,12 @@ func TestInventory(t *testing.T) {
 func TestContainerGetsCard(t *testing.T) {
 	cards := listCards(t)
 	root, err := os.MkdirTemp("", "gpushare-") // The path is short because it contains sockets.
-	framework.Must(t, err)
+	check.Must(t, err)
 	defer os.RemoveAll(root)
 	api := fake.NewClientset()
 	featurestesting.SetFeatureDuringTest(t, features.WatchListClient, false) // api can't send a list as a watch.
 	kubelet, err := simkubelet.New(simkubelet.Options{NodeName: node, Client: api, Root: root})
-	framework.Must(t, err)
+	check.Must(t, err)
 	plugin, err := deviceplugin.New(deviceplugin.Options{
 		Client: deviceplugin.Client{
 			Pods: func(namespace string) deviceplugin.Objects[*corev1.Pod, *corev1.PodList] {
@@ -74,7 +75,7 @@ func TestContainerGetsCard(t *testing.T) {
 		VisibleDevices: deviceplugin.VisibleByUUID, Directory: kubelet.DevicePluginDir(),
 		PodResourcesSocket: kubelet.PodResourcesSocket(),
 	})
-	framework.Must(t, err)
+	check.Must(t, err)
 	monitor := inventory.New(inventory.Options{Settings: inventory.Settings{Unit: gpu.GiB}})
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 3)
@@ -110,7 +111,7 @@ func TestContainerGetsCard(t *testing.T) {
 	pod := framework.MakePod("pod").Namespace("default").UID("uid").Node(node).GPUMem(1).Obj()
 	pod.CreationTimestamp = metav1.Now()
 	_, err = api.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{})
-	framework.Must(t, err)
+	check.Must(t, err)
 	var env map[string]string
 	framework.Eventually(t, "the container runs", func(context.Context) error {
 		if env = kubelet.Env(pod.UID, framework.MainContainer); env == nil {

@@ -19,10 +19,11 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-var must = framework.Must
+var must = check.Must
 
 const (
 	// lifetime is how long a pod stays bound, and a group whole.

@@ -1,0 +1,24 @@
+// Package check has the assertions of tests that need neither a cluster nor other goroutines.
+package check
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Must ends the test if err is not nil.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Equal fails the test if the values differ. what names them.
+func Equal(t testing.TB, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
