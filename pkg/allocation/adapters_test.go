@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestAdapters: a container gets the adapters near its cards if its pod asks for them, and the same again if the call is repeated. Where a pod must
@@ -78,12 +79,8 @@ func TestAdapters(t *testing.T) {
 			if d.Rejection != nil {
 				text = d.Rejection.Text
 			}
-			if diff := cmp.Diff(tc.rejected, text); diff != "" {
-				t.Errorf("rejected (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tc.want, d.Adapters); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			check.Equal(t, "rejected", tc.rejected, text)
+			check.Equal(t, "the result", tc.want, d.Adapters)
 			if diff := cmp.Diff(tc.on, d.Indexes()); diff != "" && tc.rejected == "" {
 				t.Errorf("cards (-want +got):\n%s", diff)
 			}
@@ -122,9 +119,7 @@ func TestAdaptersUnsure(t *testing.T) {
 			if d.Match != ByOrder || d.Pod.Name != "a" || rejected != tc.rejected || d.NoAdapter != tc.noAdapter {
 				t.Errorf("pod %v by %s: rejected %q, no adapter %q", d.Pod, d.Match, rejected, d.NoAdapter)
 			}
-			if diff := cmp.Diff(tc.want, d.Adapters); diff != "" {
-				t.Errorf("adapters (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "adapters", tc.want, d.Adapters)
 		})
 	}
 }

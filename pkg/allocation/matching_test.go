@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func names(candidates []Candidate) []string {
@@ -79,9 +78,7 @@ func TestCandidates(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := matching{Snapshot: &Snapshot{Pods: test.pods, Given: test.given, Rejected: test.rejected}, request: 2}
-			if diff := cmp.Diff(test.want, names(m.candidates())); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, names(m.candidates()))
 		})
 	}
 }
@@ -226,9 +223,7 @@ func TestMatch(t *testing.T) {
 			if pod != test.want || test.want != "" && got.Match != test.by || test.want == "" && got.Outdated == (test.look != Cached) {
 				t.Errorf("got %q by %q, outdated %t, want %q by %q", pod, got.Match, got.Outdated, test.want, test.by)
 			}
-			if diff := cmp.Diff(test.asked, k.asked); diff != "" {
-				t.Errorf("asked (-want +got)\n%s", diff)
-			}
+			check.Equal(t, "asked", test.asked, k.asked)
 		})
 	}
 }

@@ -4,9 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func entry(uid gpu.PodUID, container string, card int, ids ...string) Entry {
@@ -173,12 +172,8 @@ func TestRecordSync(t *testing.T) {
 				test.before(r)
 			}
 			changed := r.Sync(test.entries, start.Add(-test.age), test.pods)
-			if diff := cmp.Diff(test.want, cardsOf(r)); diff != "" {
-				t.Errorf("record (-want +got)\n%s", diff)
-			}
-			if diff := cmp.Diff(test.changed, changed); diff != "" {
-				t.Errorf("changed (-want +got)\n%s", diff)
-			}
+			check.Equal(t, "record", test.want, cardsOf(r))
+			check.Equal(t, "changed", test.changed, changed)
 		})
 	}
 }
@@ -202,15 +197,9 @@ func TestRecordSnapshot(t *testing.T) {
 	r.Add(ContainerKey{"b", "main"}, onCard(1, "13"))
 	r.Remove("a")
 	want := PodAllocations{"main": onCard(1, "10")}
-	if diff := cmp.Diff(Allocations{"a": want}, pods); diff != "" {
-		t.Errorf("the snapshot changed (-want +got)\n%s", diff)
-	}
-	if diff := cmp.Diff(want, pod); diff != "" {
-		t.Errorf("the pod changed (-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the snapshot changed", Allocations{"a": want}, pods)
+	check.Equal(t, "the pod changed", want, pod)
 	delete(pods, "a")
 	r.Add(a, onCard(1, "10"))
-	if diff := cmp.Diff(map[string][]int{"a/main": {1}, "b/main": {1}}, cardsOf(r)); diff != "" {
-		t.Errorf("a caller changed the record (-want +got)\n%s", diff)
-	}
+	check.Equal(t, "a caller changed the record", map[string][]int{"a/main": {1}, "b/main": {1}}, cardsOf(r))
 }

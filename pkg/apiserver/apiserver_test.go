@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // newClient returns a Client over client-go's real client.
@@ -223,9 +223,7 @@ func TestNominate(t *testing.T) {
 		`{"metadata":{"resourceVersion":"7","uid":"uid-p"},"status":{"nominatedNodeName":"n1"}}`,
 		`{"metadata":{"resourceVersion":"7","uid":"uid-p"},"status":{"nominatedNodeName":null}}`,
 	}
-	if diff := cmp.Diff(want, patches); diff != "" {
-		t.Errorf("patches (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "patches", want, patches)
 }
 
 func TestPodAndAnnotateNode(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 var begin = time.Unix(1_800_000_000, 0)
@@ -82,9 +83,7 @@ func TestKinds(t *testing.T) {
 		"survivors of a month ago are forgotten":  {join(many(9, 4, "", 30*24*time.Hour), many(2, 8, "", 0)), map[gpu.Memory]float64{8: 2}},
 		"only survivors: their ages don't matter": {join(many(4, 4, "", 30*24*time.Hour), many(2, 8, "", 30*24*time.Hour)), map[gpu.Memory]float64{4: 4, 8: 2}},
 	} {
-		if diff := cmp.Diff(tc.want, frequencies(counted(tc.pods)), cmpopts.EquateApprox(0, 0.001), cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		check.Equal(t, name, tc.want, frequencies(counted(tc.pods)), cmpopts.EquateApprox(0, 0.001), cmpopts.EquateEmpty())
 	}
 }
 
@@ -106,9 +105,7 @@ func TestWaiting(t *testing.T) {
 	wait(4, "huge", slices.Repeat([]int{1}, 100)...)
 	wait(4, "other", 1, 1, -1)
 	wait(16, "a kind that didn't come", 1)
-	if diff := cmp.Diff(map[gpu.Memory]int{4: maxPerOwner + 1, 8: 0}, waiting()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", map[gpu.Memory]int{4: maxPerOwner + 1, 8: 0}, waiting())
 	wait(4, "huge", slices.Repeat([]int{-1}, 98)...)
 	wait(4, "other", -1, -1)
 	if diff := cmp.Diff(map[gpu.Memory]int{4: 2, 8: 0}, waiting()); diff != "" || len(c.waiting) != 2 {
@@ -168,9 +165,7 @@ func TestAddChanged(t *testing.T) {
 			changed = append(changed, i)
 		}
 	}
-	if diff := cmp.Diff([]int{20, 50, 200, 400, 600}, changed); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", []int{20, 50, 200, 400, 600}, changed)
 }
 
 // TestTurnover: pods that only come, as many that end as come, and more that end. Before the first, as many are expected to end as come.

@@ -6,13 +6,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -165,7 +165,5 @@ func TestWriteMembership(t *testing.T) {
 		t.Error(err)
 	}
 	want := map[string]string{protocol.AnnotationGroupRun: "uid-a", protocol.AnnotationGroupWhole: "true"}
-	if diff := cmp.Diff(want, f.server.Get(pod).Annotations); diff != "" {
-		t.Errorf("annotations (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "annotations", want, f.server.Get(pod).Annotations)
 }

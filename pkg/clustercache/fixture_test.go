@@ -21,6 +21,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestMain(m *testing.M) {
@@ -123,7 +124,5 @@ func names(pods []*PodInfo) map[string]bool {
 // wantEqual compares two values. Quantities are equal if their amounts are.
 func wantEqual(t *testing.T, what string, want, got any, options ...cmp.Option) {
 	t.Helper()
-	if diff := cmp.Diff(want, got, append(options, cmp.Comparer(resource.Quantity.Equal))...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
+	check.Equal(t, what, want, got, append(options, cmp.Comparer(resource.Quantity.Equal))...)
 }

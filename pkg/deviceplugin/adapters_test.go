@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -44,9 +45,7 @@ func TestAdapters(t *testing.T) {
 			if label != "" {
 				wanted = []string{"/dev/infiniband/uverbs3 /dev/infiniband/uverbs3 rw", "/dev/infiniband/rdma_cm /dev/infiniband/rdma_cm rw"}
 			}
-			if diff := cmp.Diff(wanted, devices); diff != "" {
-				t.Errorf("devices (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "devices", wanted, devices)
 			recorded := func(p *Plugin, when string) {
 				t.Helper()
 				if diff := cmp.Diff(want, p.allocator.snapshots.record.Pod("uid-a")["main"].Adapters); diff != "" {

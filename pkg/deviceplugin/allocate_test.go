@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestAllocate(t *testing.T) {
@@ -42,9 +42,7 @@ func TestAllocate(t *testing.T) {
 			"ALIYUN_COM_GPU_MEM_DEV":       before.Annotations["ALIYUN_COM_GPU_MEM_DEV"],
 			"ALIYUN_COM_GPU_MEM_CONTAINER": "4",
 		}
-		if diff := cmp.Diff(want, env); diff != "" {
-			t.Errorf("%s (-want +got)\n%s", name, diff)
-		}
+		check.Equal(t, name, want, env)
 		after := b.awaitAssigned(name, assignment.Cards[0].Index)
 		if !after.AssumeTime.Equal(assignment.AssumeTime) || after.AssignTime.IsZero() {
 			t.Errorf("%s: assumed %v, before %v; assigned %v", name, after.AssumeTime, assignment.AssumeTime, after.AssignTime)

@@ -24,6 +24,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/usage"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -61,9 +62,7 @@ func TestLimitAboveRequest(t *testing.T) {
 			if test.device != "" {
 				want = []string{"nvidia.com/gpu=GPU-1", "gpushare.aliyun.com/memory-limit=" + test.device}
 			}
-			if diff := cmp.Diff(want, k.devicesOf(t, pod)); diff != "" {
-				t.Errorf("devices: -want +got:\n%s", diff)
-			}
+			check.Equal(t, "devices", want, k.devicesOf(t, pod))
 			recorded := func(p *Plugin, when string) {
 				t.Helper()
 				if got := p.allocator.snapshots.record.Pod("uid-a")["main"]; got.Allowed != test.allowed || got.Limit != test.limit {
@@ -194,9 +193,7 @@ func TestWithoutItsLimit(t *testing.T) {
 		p.overuse.Check(protocol.Usage{}, nil)
 	}
 	b.awaitEvent("GPULimitNotInForce Container main runs without the annotated limit above its request; what it uses above its request counts as over-use")
-	if diff := cmp.Diff(sets.New[gpu.PodUID]("uid-lost"), p.overuse.unlimited); diff != "" {
-		t.Errorf("pods without their limit: -want +got:\n%s", diff)
-	}
+	check.Equal(t, "pods without their limit", sets.New[gpu.PodUID]("uid-lost"), p.overuse.unlimited)
 }
 
 // TestPromisedStays: while it isn't known what is promised of the cards, because an allocation takes long, the last known promises count.
@@ -265,9 +262,7 @@ func TestPromisedToTerminatingPods(t *testing.T) {
 		"uid-ended":   {Leaving: true, EndsSoon: true},
 		"uid-stays":   {Held: map[int]uint64{0: 8 << 30}},
 	}
-	if diff := cmp.Diff(want, p.overuse.known(time.Now()).Pods); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", want, p.overuse.known(time.Now()).Pods)
 }
 
 // Without the kubelet's answers, pods of the same request are served in the order in which they were assumed. None of them gets the limit of another.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // entry is an entry of the kubelet's checkpoint, in the kubelet's format.
@@ -99,9 +99,7 @@ func TestParseCheckpoint(t *testing.T) {
 			CardMemory: []gpu.Memory{24, 16},
 		}, "08", "09", "28", "29"),
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got)
 	for _, bad := range []string{"", "null", "{}", "[]", `{"Data":7}`, `{"Data":{"PodDeviceEntries":[{"AllocResp":"!"}]}}`} {
 		if got, err := parseCheckpoint([]byte(bad), &isolation.Backends{}); err == nil {
 			t.Errorf("%q gave %v, want an error", bad, got)
@@ -148,9 +146,7 @@ func TestCheckpointRead(t *testing.T) {
 		for _, e := range c.entries {
 			got = append(got, string(e.UID))
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got)\n%s", when, diff)
-		}
+		check.Equal(t, when, want, got)
 	}
 	expect("without a file")
 	writeCheckpoint(t, dir, newEntry(t, "a", "main", 0, "00"))

@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestCleanup(t *testing.T) {
@@ -32,13 +33,9 @@ func TestCleanup(t *testing.T) {
 	}
 	after := b.node()
 	for _, list := range []corev1.ResourceList{after.Status.Capacity, after.Status.Allocatable} {
-		if diff := cmp.Diff(others, list); diff != "" {
-			t.Errorf("(-want +got)\n%s", diff)
-		}
+		check.Equal(t, "the result", others, list)
 	}
-	if diff := cmp.Diff(map[string]string{"example.com/other": "kept"}, after.Annotations); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the result", map[string]string{"example.com/other": "kept"}, after.Annotations)
 	if err := Cleanup(t.Context(), fakeClient(b.client), "nowhere"); err == nil {
 		t.Error("no error for a missing node")
 	}

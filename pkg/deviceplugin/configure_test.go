@@ -18,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestReportedCards(t *testing.T) {
@@ -44,9 +45,7 @@ func TestReportedCards(t *testing.T) {
 		for _, c := range withoutExcluded(test.all, test.excluded, test.held) {
 			got[c.Index] = c.Unhealthy
 		}
-		if diff := cmp.Diff(test.want, got); diff != "" {
-			t.Errorf("%s (-want +got)\n%s", name, diff)
-		}
+		check.Equal(t, name, test.want, got)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // isolationOptions are the options of a plugin for limits.
@@ -148,9 +148,7 @@ func TestIsolation(t *testing.T) {
 	b.create(p, limited)
 	k.mustAdmit(limited)
 	want := []string{"nvidia.com/gpu=GPU-1", "gpushare.aliyun.com/memory-limit=2048Mi"}
-	if diff := cmp.Diff(want, k.devicesOf(t, limited)); diff != "" {
-		t.Errorf("devices: -want +got:\n%s", diff)
-	}
+	check.Equal(t, "devices", want, k.devicesOf(t, limited))
 	b.awaitAssigned("limited", 1)
 	running := b.pod("limited")
 	ran(true)(running)

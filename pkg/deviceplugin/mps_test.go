@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
@@ -19,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // writeStatus writes what the supervisor of the MPS daemons knows of both cards.
@@ -97,9 +97,7 @@ func TestMPS(t *testing.T) {
 	for _, mount := range response.Mounts {
 		mounts[mount.ContainerPath] = mount.HostPath
 	}
-	if diff := cmp.Diff(map[string]string{root + "/GPU-1/pipe": root + "/GPU-1/pipe", "/dev/shm": root + "/shm"}, mounts); diff != "" {
-		t.Errorf("mounts: -want +got:\n%s", diff)
-	}
+	check.Equal(t, "mounts", map[string]string{root + "/GPU-1/pipe": root + "/GPU-1/pipe", "/dev/shm": root + "/shm"}, mounts)
 	for name, want := range map[string]string{"CUDA_MPS_PIPE_DIRECTORY": root + "/GPU-1/pipe", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "GPU-1=2048M"} {
 		if got := response.Envs[name]; got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)

@@ -5,7 +5,6 @@ import (
 	"os"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 	corev1 "k8s.io/api/core/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -14,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestNoneCostsNothing: in mode none a container gets exactly the environment that it got before there were modes, cards have all of
@@ -48,9 +48,7 @@ func TestNoneCostsNothing(t *testing.T) {
 		"NVIDIA_VISIBLE_DEVICES": "GPU-1", "ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2",
 		"ALIYUN_COM_GPU_MEM_CONTAINER": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
 	}}
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-		t.Errorf("response: -want +got:\n%s", diff)
-	}
+	check.Equal(t, "response", want, got, protocmp.Transform())
 
 	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-a", Name: "main"}, giveOne(1, 2))
 	p.Measure(limiter{})

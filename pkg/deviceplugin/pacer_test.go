@@ -4,9 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestPacer(t *testing.T) {
@@ -25,9 +24,7 @@ func TestPacer(t *testing.T) {
 	}
 	check := func(what string, got []time.Duration, want ...time.Duration) {
 		t.Helper()
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", what, diff)
-		}
+		check.Equal(t, what, want, got)
 	}
 	const s = time.Second
 	check("new contents", pauses("a", "b", "c"), 0, s, s)

@@ -14,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -88,9 +89,7 @@ func TestReadPod(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.want.UID, test.want.Namespace, test.want.Name, test.want.Created = "uid-a", "default", "a", start
-			if diff := cmp.Diff(test.want, readPod(test.pod)); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, readPod(test.pod))
 		})
 	}
 }
@@ -153,9 +152,7 @@ func TestTransformPod(t *testing.T) {
 	want := &podInfo{
 		ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", UID: "uid-a"}, pod: live, instances: map[string]string{"main": "containerd://1"},
 	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(podInfo{})); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got, cmp.AllowUnexported(podInfo{}))
 }
 
 // TestDeletedPods: the list of pods can lack a pod before the record learns of the pod's deletion.
@@ -190,9 +187,7 @@ func TestDeletedPods(t *testing.T) {
 	}
 	check := func(s allocation.Snapshot, want ...gpu.PodUID) {
 		t.Helper()
-		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(s.Given))); diff != "" {
-			t.Errorf("(-want +got)\n%s", diff)
-		}
+		check.Equal(t, "the result", want, slices.Sorted(maps.Keys(s.Given)))
 	}
 	informed(stays, goes)
 	check(s.Cached(), "uid-goes", "uid-stays", "uid-unseen")

@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // A pod runs whose init container has ended, and its card can't be used for new pods any more. A kubelet that starts fails the pod if the
@@ -120,7 +121,5 @@ func TestKeptDevices(t *testing.T) {
 		t.Errorf("after ten minutes with the API server %v are healthy", got)
 	}
 	owners["0"+strings.Repeat("Z", maxMessage)] = "uid-a"
-	if diff := cmp.Diff([]string{"00"}, list(r.Begin())); diff != "" {
-		t.Errorf("in a message that would be too large (-want +got)\n%s", diff)
-	}
+	check.Equal(t, "in a message that would be too large", []string{"00"}, list(r.Begin()))
 }

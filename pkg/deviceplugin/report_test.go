@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestConditionSince(t *testing.T) {
@@ -52,9 +52,7 @@ func TestConditionSince(t *testing.T) {
 			for _, n := range test.now.since(test.before) {
 				got = append(got, fmt.Sprintf("%s %s %s", n.kind, n.reason, n.text))
 			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, got)
 		})
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -66,16 +66,12 @@ func TestResponse(t *testing.T) {
 			r := &responses{cards: cards, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
 			pod := &allocation.Pod{Pod: gpu.Pod{Request: 5}}
 			got := r.withCards(allocation.Decision{Pod: pod, Cards: test.cards, Container: test.container}, test.limitation)
-			if diff := cmp.Diff(test.env, got.Envs); diff != "" {
-				t.Errorf("environment (-want +got)\n%s", diff)
-			}
+			check.Equal(t, "environment", test.env, got.Envs)
 			var cdi []string
 			for _, device := range got.CdiDevices {
 				cdi = append(cdi, device.Name)
 			}
-			if diff := cmp.Diff(test.cdi, cdi); diff != "" {
-				t.Errorf("CDI devices (-want +got)\n%s", diff)
-			}
+			check.Equal(t, "CDI devices", test.cdi, cdi)
 			if refused := r.withoutCard(5, 2); len(refused.CdiDevices) > 0 {
 				t.Errorf("a container without a card got %v", refused.CdiDevices)
 			}
@@ -123,9 +119,7 @@ func TestErrorEnv(t *testing.T) {
 		"NVIDIA_VISIBLE_DEVICES": "no-gpu-has-8GiB-to-run", "ALIYUN_COM_GPU_MEM_IDX": "-1", "ALIYUN_COM_GPU_MEM_POD": "8",
 		"ALIYUN_COM_GPU_MEM_CONTAINER": "8", "ALIYUN_COM_GPU_MEM_DEV": "16",
 	}
-	if diff := cmp.Diff(want, k.mustAdmit(late)["main"]); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the result", want, k.mustAdmit(late)["main"])
 	b.awaitEvent("GPUCardRefused container main: pod default/late: no card for 8 units of GPU memory: no GPU card has enough free memory; it starts all the same, without a card")
 	if got := counted(t, p, allocation.RefusedFull); got != 1 {
 		t.Errorf("counted %v rejections", got)
@@ -173,9 +167,7 @@ func TestErrorEnvAfterSelection(t *testing.T) {
 		t.Fatalf("it got card %s", got)
 	}
 	got := p.allocator.snapshots.record.Pod("uid-a")["main"]
-	if diff := cmp.Diff(allocation.Allocation{Devices: got.Devices, At: got.At, Confirmed: got.Confirmed}, got); diff != "" {
-		t.Errorf("record (-want +got)\n%s", diff)
-	}
+	check.Equal(t, "record", allocation.Allocation{Devices: got.Devices, At: got.At, Confirmed: got.Confirmed}, got)
 }
 
 func TestErrorEnvWithoutPod(t *testing.T) {

@@ -8,9 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestPluginRestartBetweenContainers(t *testing.T) {
@@ -42,9 +41,7 @@ func TestRepairAtStart(t *testing.T) {
 	b.awaitAssigned("unassigned", 1)
 	b.awaitAssigned("wrong", 1)
 	b.awaitEvent("the annotations named card 0, the containers got card 1")
-	if diff := cmp.Diff(map[string][]int{"uid-unassigned/main": {1}, "uid-wrong/main": {1}}, cardsOf(p.allocator.snapshots.record)); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the result", map[string][]int{"uid-unassigned/main": {1}, "uid-wrong/main": {1}}, cardsOf(p.allocator.snapshots.record))
 }
 
 func TestKubeletRestarts(t *testing.T) {

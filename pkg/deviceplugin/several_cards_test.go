@@ -14,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -69,9 +70,7 @@ func TestSeveralCards(t *testing.T) {
 		"four/main":  env("8", "0,1,2,3", "GPU-0,GPU-1,GPU-2,GPU-3", "16,16,16,16", "2"),
 	}
 	want["two/main"]["ALIYUN_COM_GPU_CORE_CONTAINER"] = "30"
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got)
 	for _, e := range k.entries {
 		cards := map[string][]int{"uid-known": {0}, "uid-one": {1}, "uid-two": {1, 3}, "uid-four": {0, 1, 2, 3}}[e.PodUID]
 		if !evenlyOf(cards, e.DeviceIDs[-1]) {

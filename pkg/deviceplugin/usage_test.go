@@ -7,12 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // stubUsage is a driver with one card, which a process uses that doesn't exist.
@@ -65,12 +64,8 @@ func TestUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []protocol.ContainerUsage{{Namespace: "default", Pod: "given", UID: "uid-given", Container: "main", Requested: 2 << 30}}
-	if diff := cmp.Diff(want, got.Containers); diff != "" {
-		t.Errorf("containers: -want +got:\n%s", diff)
-	}
-	if diff := cmp.Diff([]protocol.CardUsage{{UUID: "GPU-0", Used: 50, Free: new(uint64(1000)), Unresolved: 9, Incomplete: true}}, got.Cards); diff != "" {
-		t.Errorf("cards: -want +got:\n%s", diff)
-	}
+	check.Equal(t, "containers", want, got.Containers)
+	check.Equal(t, "cards", []protocol.CardUsage{{UUID: "GPU-0", Used: 50, Free: new(uint64(1000)), Unresolved: 9, Incomplete: true}}, got.Cards)
 
 	metrics := func() string {
 		recorder := httptest.NewRecorder()

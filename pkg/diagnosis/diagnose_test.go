@@ -6,7 +6,6 @@ import (
 	"time"
 	"unique"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -17,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -165,9 +165,7 @@ func TestMessages(t *testing.T) {
 			reasons.Nominated, "pods of lower priority are leaving n2 to make room for it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := gocmp.Diff(test.want, NewDiagnoser(test.nodes, nil, now).Diagnose(test.pod, nil)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, NewDiagnoser(test.nodes, nil, now).Diagnose(test.pod, nil))
 		})
 	}
 }
@@ -201,9 +199,7 @@ func TestNewPod(t *testing.T) {
 			test.want.Pod, test.want.Created = gpu.Pod{UID: "uid", Request: 8}, created.Time
 			test.want.Constraints = pod(1).Constraints
 			test.want.Scheduler = cmp.Or(test.want.Scheduler, "default-scheduler")
-			if diff := gocmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(Pod{}), cmpopts.EquateComparable(unique.Handle[string]{})); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", &test.want, got, cmpopts.IgnoreUnexported(Pod{}), cmpopts.EquateComparable(unique.Handle[string]{}))
 		})
 	}
 }

@@ -4,12 +4,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -49,9 +49,7 @@ func TestDiagnoseMember(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 2 { // The second time, the pod's own diagnosis is cached.
-				if diff := cmp.Diff(test.want, diagnoser.Diagnose(test.pod, test.wait)); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
+				check.Equal(t, "the result", test.want, diagnoser.Diagnose(test.pod, test.wait))
 			}
 		})
 	}

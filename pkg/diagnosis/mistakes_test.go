@@ -3,10 +3,9 @@ package diagnosis_test
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
@@ -22,9 +21,7 @@ func TestMistakes(t *testing.T) {
 			if !found {
 				got = m.Diagnose()
 			}
-			if diff := cmp.Diff(m.Want(), got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", m.Want(), got)
 		})
 	}
 }

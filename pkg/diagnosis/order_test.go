@@ -5,12 +5,12 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestPositions: ahead of a pod are the pods and groups that wait for memory, can use the same nodes, and have a higher priority or are older.
@@ -70,9 +70,7 @@ func TestPositions(t *testing.T) {
 			t.Errorf("%s waits since %v, want %v", pods[i].Name, position.Since, since)
 		}
 	}
-	if diff := gocmp.Diff(want, got); diff != "" {
-		t.Errorf("ahead (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "ahead", want, got)
 	if text := (Position{Queued: true, Ahead: 1}).String(); text != "1 pod or group is ahead of it" {
 		t.Error(text)
 	}

@@ -4,13 +4,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestPodsOnly checks what a pod and its group show of the cause without any node.
@@ -65,9 +65,7 @@ func TestPodsOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := PodsOnly(nil, now).Diagnose(pod(7, test.change), test.wait)
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, got)
 		})
 	}
 }

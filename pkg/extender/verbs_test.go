@@ -21,6 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/pkg/version"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -81,9 +82,7 @@ func TestFilter(t *testing.T) {
 			}
 			passed := append([]string{}, test.passed...)
 			want := filterResult{NodeNames: &passed, FailedNodes: test.failed, FailedAndUnresolvableNodes: test.unresolvable}
-			if diff := cmp.Diff(want, answer[filterResult](t, post(h, "filter", text(t, args)), 200)); diff != "" {
-				t.Errorf("names (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "names", want, answer[filterResult](t, post(h, "filter", text(t, args)), 200))
 			want.NodeNames, want.Nodes = nil, wholeNodes(nodesRequest(nil, passed...)).Nodes
 			got := answer[filterResult](t, post(h, "filter", text(t, wholeNodes(args))), 200)
 			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || (got.FailedNodes == nil) != (test.failed == nil) {
@@ -168,9 +167,7 @@ func TestPreemptProposal(t *testing.T) {
 			if w := post(h, "preempt", text(t, test.args)); w.Code != 200 || w.Body.String() != `{"NodeNameToMetaVictims":{}}`+"\n" {
 				t.Errorf("answer %d %s", w.Code, w.Body)
 			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, got)
 		})
 	}
 }
@@ -186,9 +183,7 @@ func TestPreemptAnswer(t *testing.T) {
 		{Pod: pod, NodeNameToVictims: map[string]*extenderv1.Victims{"n1": {Pods: []*corev1.Pod{pod}}}},
 	} {
 		got := answer[extenderv1.ExtenderPreemptionResult](t, post(h, "preempt", text(t, args)), 200)
-		if diff := cmp.Diff(meta("n1", 1, "uid-a", "uid-b"), got.NodeNameToMetaVictims); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		check.Equal(t, "the result", meta("n1", 1, "uid-a", "uid-b"), got.NodeNameToMetaVictims)
 	}
 }
 
@@ -220,9 +215,7 @@ func TestPreemptEmptyProposals(t *testing.T) {
 			}
 			body := fmt.Sprintf(`{"Pod": %s, %s}`, text(t, fake.Pod("p", 14, fake.Priority(5))), test.proposal)
 			got := answer[extenderv1.ExtenderPreemptionResult](t, post(newServer(c).Handler(), "preempt", body), 200)
-			if diff := cmp.Diff(test.want, got.NodeNameToMetaVictims); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, got.NodeNameToMetaVictims)
 		})
 	}
 }
@@ -341,7 +334,5 @@ func TestHealthVersionAndMetrics(t *testing.T) {
 	}
 	post(h, "filter", validBodies(t)["filter"])
 	post(h, "bind", "")
-	if diff := cmp.Diff(map[string]int{"filter ok": 1, "bind error": 1}, server.Observer.(*fakeObserver).answered); diff != "" {
-		t.Errorf("counted calls (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "counted calls", map[string]int{"filter ok": 1, "bind error": 1}, server.Observer.(*fakeObserver).answered)
 }

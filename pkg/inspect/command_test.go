@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestCommand(t *testing.T) {
@@ -299,9 +301,7 @@ default    piece  12       fragmented  12 GiB free on n1, but the largest piece 
 				got.err = err.Error()
 			}
 			want := testCase{stdout: strings.TrimPrefix(test.stdout, "\n"), stderr: test.stderr, err: test.err}
-			if diff := cmp.Diff(want, got, cmp.AllowUnexported(testCase{})); diff != "" {
-				t.Errorf("result (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "result", want, got, cmp.AllowUnexported(testCase{}))
 		})
 	}
 }

@@ -4,10 +4,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestCompletion(t *testing.T) {
@@ -36,9 +37,7 @@ func TestCompletion(t *testing.T) {
 		"contexts":                    {[]string{"--context", ""}, "test\n:4\n"},
 		"namespaces of the cluster":   {[]string{"-n", ""}, "default\nml\n:4\n"},
 	} {
-		if diff := cmp.Diff(test.want, complete(test.words...)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		check.Equal(t, name, test.want, complete(test.words...))
 	}
 	api.Close()
 	if got := complete(""); got != ":4\n" {

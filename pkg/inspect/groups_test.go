@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func (p podBuilder) member(group string, size int) podBuilder {
@@ -98,9 +99,7 @@ other      elsewhere                           1     1        0      Pending    
 	if err != nil || aside != "" {
 		t.Errorf("stderr %q, %v", aside, err)
 	}
-	if diff := cmp.Diff(want, out); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, out)
 	if out, _, err := execute(t, api, "--groups", "--no-headers"); err != nil || !strings.HasPrefix(out, "default  <unnamed> ") || strings.Count(out, "\n") != 11 {
 		t.Errorf("rows alone: %v\n%s", err, out)
 	}
@@ -198,9 +197,7 @@ func TestGroupRuns(t *testing.T) {
 				}
 				got = append(got, text)
 			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, got)
 		})
 	}
 }
@@ -322,9 +319,7 @@ func TestGroupNamesSanitized(t *testing.T) {
 	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 267) + "?  1  0  Invalid  -  p: " + why +
 		`"x\x1b]0;owned\a\x1b[2J\nkube-system\tadmin\u202e"` + "\n" +
 		"default  " + strings.Repeat("y", 299) + "…  ?  1  0  Invalid  -  q: " + why + `"` + strings.Repeat("y", 70) + `"` + "\n"
-	if diff := cmp.Diff(want, out); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, out)
 }
 
 // No name keeps JSON and YAML from being written, or has a terminal act on it, and none is changed.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestIsolation: the report has the node's mode, and marks pods whose limit isn't in force or that were started in another mode.
@@ -56,9 +57,7 @@ func TestLostCard(t *testing.T) {
 	pod.Annotations[protocol.AnnotationLostCards] = "GPU-old"
 	report := Build(Objects{Nodes: []*corev1.Node{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 15)).Node}, Pods: []*corev1.Pod{pod.Pod}})
 	want := []string{"card GPU-old is not on the node any more, containers can't start again: delete the pod"}
-	if diff := cmp.Diff(want, report.Nodes[0].Pods[0].Notes); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", want, report.Nodes[0].Pods[0].Notes)
 }
 
 // TestLongAnnotations: without the guard, users can write these annotations, and a long text would hide the other pods.
@@ -87,7 +86,5 @@ func TestOveruse(t *testing.T) {
 		got[pod.Name] = pod.Notes
 	}
 	want := map[string][]string{"greedy": {"uses 3000 MiB of GPU memory and requests 1024 MiB, since 2026-07-01T12:00:00Z, measured 2026-07-01T12:01:00Z"}, "broken": nil}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got)
 }

@@ -6,9 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
@@ -76,9 +75,7 @@ func TestNodeMistakes(t *testing.T) {
 			for _, n := range report.NodesWithoutCards {
 				got = append(got, n.Problems...)
 			}
-			if diff := cmp.Diff(m.Problems, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", m.Problems, got)
 		})
 	}
 }

@@ -7,9 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestOutput(t *testing.T) {
@@ -468,9 +467,7 @@ ml         large  17       too_large   no card is large enough for 17 GiB: the l
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			test.write(&out, Build(test.objects(t)), test.format)
-			if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out.String()); diff != "" {
-				t.Errorf("output (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "output", strings.TrimPrefix(test.want, "\n"), out.String())
 		})
 	}
 }

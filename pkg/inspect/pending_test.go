@@ -4,12 +4,12 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestPendingPodDiagnosis checks what the diagnosis gets of nodes and pods. Package diagnosis tests the texts.
@@ -84,9 +84,7 @@ func TestPendingPodDiagnosis(t *testing.T) {
 			if got.Cause != test.cause {
 				t.Errorf("reason %s, want %s", got.Cause, test.cause)
 			}
-			if diff := cmp.Diff(test.text, got.Explanation); diff != "" {
-				t.Errorf("message (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "message", test.text, got.Explanation)
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestPodsWithoutCard checks that pods whose annotations name no card count on the same cards as in the extender's ledger,
@@ -52,9 +53,7 @@ func TestPodsWithoutCard(t *testing.T) {
 			for _, card := range node.Cards {
 				got = append(got, card.Allocated)
 			}
-			if diff := cmp.Diff(test.used, got); diff != "" {
-				t.Errorf("allocated by card (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "allocated by card", test.used, got)
 			if diff := cmp.Diff(inLedger.Used, got); diff != "" {
 				t.Errorf("allocated by card (-ledger +got):\n%s", diff)
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestShares(t *testing.T) {
@@ -125,12 +126,8 @@ func TestSharesOfGroups(t *testing.T) {
 		}
 		return out
 	}
-	if diff := cmp.Diff(map[string]int64{"large": 0, "whole": 16}, shares(ShareSettings{By: shareByNamespace})); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
-	if diff := cmp.Diff(map[string]string{"large": reasons.ObstacleNeverFits.String(), "whole": reasons.Fits.Words()}, causes); diff != "" {
-		t.Errorf("causes (-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the result", map[string]int64{"large": 0, "whole": 16}, shares(ShareSettings{By: shareByNamespace}))
+	check.Equal(t, "causes", map[string]string{"large": reasons.ObstacleNeverFits.String(), "whole": reasons.Fits.Words()}, causes)
 	if diff := cmp.Diff(map[string]int64{"incomplete": 11, "large": 11, "whole": 10}, shares(ShareSettings{By: shareByNamespace, WithoutGroups: true})); diff != "" {
 		t.Errorf("without groups (-want +got)\n%s", diff)
 	}

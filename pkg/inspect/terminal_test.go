@@ -5,9 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestTableOnTerminal(t *testing.T) {
@@ -56,9 +55,7 @@ o     10.0.0.2   0/16                   0/16
 			var out bytes.Buffer
 			writeTable(&out, Build(objects), format{look: test.look})
 			got, _, _ := strings.Cut(out.String(), "Largest Free Piece")
-			if diff := cmp.Diff(colors.Replace(strings.TrimPrefix(test.want, "\n")), got); diff != "" {
-				t.Errorf("output (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "output", colors.Replace(strings.TrimPrefix(test.want, "\n")), got)
 		})
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // pluginPod returns a device plugin's pod that serves its measured use at this port.
@@ -104,9 +105,7 @@ n4    asking the device plugin: forbidden
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			writeUsage(&out, test.report, test.format)
-			if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out.String()); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			check.Equal(t, "the result", strings.TrimPrefix(test.want, "\n"), out.String())
 		})
 	}
 }
@@ -146,9 +145,7 @@ func TestUsageSource(t *testing.T) {
 		t.Errorf("all nodes: -want +got:\n%s", diff)
 	}
 	source.now = func() time.Time { return measuredAt.Add(29 * time.Second) }
-	if diff := cmp.Diff(map[string][]string{"n2": {}}, problems(scope{nodes: []string{"n2"}})); diff != "" {
-		t.Errorf("one node: -want +got:\n%s", diff)
-	}
+	check.Equal(t, "one node", map[string][]string{"n2": {}}, problems(scope{nodes: []string{"n2"}}))
 	source.scope = scope{nodes: []string{"n9"}}
 	if _, err := source.Read(t.Context()); !errors.Is(err, errNoUsage) {
 		t.Errorf("without a plugin: %v", err)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestWatch(t *testing.T) {
@@ -123,7 +125,5 @@ func TestWatchOneNodeJSON(t *testing.T) {
 	if err := ended(); err != nil {
 		t.Errorf("ended with %v", err)
 	}
-	if diff := cmp.Diff([]int{16, 32, 0}, documents(out.String())); diff != "" {
-		t.Errorf("totals (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "totals", []int{16, 32, 0}, documents(out.String()))
 }

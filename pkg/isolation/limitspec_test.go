@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // specOf returns the environment of each device in the directory's only file.
@@ -58,9 +60,7 @@ func TestLimitSpec(t *testing.T) {
 	}
 	want := func(what string, devices map[string][]string) {
 		t.Helper()
-		if diff := cmp.Diff(devices, specOf(t, dir)); diff != "" {
-			t.Errorf("%s: -want +got:\n%s", what, diff)
-		}
+		check.Equal(t, what, devices, specOf(t, dir))
 	}
 	first := &limitSpec{dir: dir}
 	add(first)
@@ -131,9 +131,7 @@ func TestLimitSpecSet(t *testing.T) {
 		if err := errors.Join(test.before(), spec.Set(test.limits...)); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(test.want, specOf(t, dir)); diff != "" {
-			t.Errorf("%s: -want +got:\n%s", test.name, diff)
-		}
+		check.Equal(t, test.name, test.want, specOf(t, dir))
 	}
 	if err := spec.Set(); err != nil || exists(path) {
 		t.Errorf("without limits there is a file: %v", err)

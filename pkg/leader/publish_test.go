@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func endpoint(address string) Endpoint {
@@ -48,9 +49,7 @@ func TestSlice(t *testing.T) {
 		}},
 		Ports: []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(12345)), Protocol: new(corev1.ProtocolTCP)}},
 	}
-	if diff := cmp.Diff(want, endpoint("10.0.0.7").slice("a")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, endpoint("10.0.0.7").slice("a"))
 	if got := endpoint("fd00::7").slice("a").AddressType; got != discoveryv1.AddressTypeIPv6 {
 		t.Errorf("fd00::7 is of type %s", got)
 	}
@@ -143,9 +142,7 @@ func TestPublish(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(merge(live, want), live); diff != "" {
-				t.Errorf("published (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "published", merge(live, want), live)
 		})
 	}
 }

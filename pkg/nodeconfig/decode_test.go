@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 const header = "apiVersion: gpushare.aliyun.com/v1\nkind: NodeConfiguration\n"
@@ -76,9 +77,7 @@ healthChecks:
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(test.want, got, exported); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, got, exported)
 		})
 	}
 }

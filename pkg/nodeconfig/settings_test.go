@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestPrecedence: each value comes from the flags if they give it, else from the file, else it is the default. The environment sets
@@ -43,9 +44,7 @@ func TestPrecedence(t *testing.T) {
 		"value by value": {Configuration{DisabledXids: xids(t, "")}, file, settings(2*gpu.GiB, *memory(t, "2Gi"), "", "4", time.Minute, file.Excluded, isolation.Driver)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, test.flags.Over(test.file).Settings(), exported); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, test.flags.Over(test.file).Settings(), exported)
 		})
 	}
 }

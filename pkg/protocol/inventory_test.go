@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestInventoryRoundTrip(t *testing.T) {
@@ -270,9 +270,7 @@ func TestParseNode(t *testing.T) {
 			if (tc.problem == "") != (got.Problem == nil) || !strings.Contains(message(got.Problem), tc.problem) {
 				t.Errorf("the problem is %v, want one that contains %q", got.Problem, tc.problem)
 			}
-			if diff := cmp.Diff(tc.want, got, cmpopts.IgnoreFields(Node{}, "Problem")); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", tc.want, got, cmpopts.IgnoreFields(Node{}, "Problem"))
 		})
 	}
 }

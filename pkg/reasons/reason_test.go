@@ -5,9 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // one is the demand of a pod that asks for memory of one card.
@@ -52,9 +51,7 @@ func TestReasons(t *testing.T) {
 	for _, r := range append(OfNodes(), Fits, 99, 255) {
 		got[r] = words{r.String(), r.Text(), r.Unresolvable()}
 	}
-	if diff := gocmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got)
 }
 
 func TestTextFor(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
@@ -157,9 +158,7 @@ func TestRealProcesses(t *testing.T) {
 			{Namespace: "team", Pod: "b", UID: "mirror-pod", Container: "main", Card: 3, Processes: 1, Used: 40 * mib, Requested: 64 * mib},
 		},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got)
 
 	checkAgreement(t, got)
 
@@ -177,9 +176,7 @@ func TestRealProcesses(t *testing.T) {
 	limit := uint64(256 * mib)
 	row := protocol.ContainerUsage{
 		Namespace: "team", Pod: "a", UID: string(uidA), Container: "main", Card: 0, Processes: 1, Used: 300 * mib, Requested: 256 * mib, Limit: &limit}
-	if diff := cmp.Diff(row, got.Containers[0]); diff != "" {
-		t.Errorf("a limit: -want +got:\n%s", diff)
-	}
+	check.Equal(t, "a limit", row, got.Containers[0])
 
 	// The first container is started again, in a new cgroup. A process of the old one remains for a moment.
 	again := cgroup(t, filepath.Join(slice, "cri-containerd-"+idC+".scope"))
@@ -197,9 +194,7 @@ func TestRealProcesses(t *testing.T) {
 		{Namespace: "team", Pod: "a", UID: string(uidA), Container: "main", Card: 0, Processes: 1, Used: 70 * mib, Requested: 256 * mib},
 		{Namespace: "team", Pod: "b", UID: "mirror-pod", Container: "main", Card: 3, Requested: 64 * mib},
 	}
-	if diff := cmp.Diff(want.Containers, got.Containers, cmpopts.IgnoreFields(protocol.ContainerUsage{}, "Limit")); diff != "" {
-		t.Errorf("a container that was started again: -want +got:\n%s", diff)
-	}
+	check.Equal(t, "a container that was started again", want.Containers, got.Containers, cmpopts.IgnoreFields(protocol.ContainerUsage{}, "Limit"))
 	checkAgreement(t, got)
 }
 

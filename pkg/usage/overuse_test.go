@@ -4,10 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // measured is a measurement at a number of seconds.
@@ -189,9 +188,7 @@ func TestOveruse(t *testing.T) {
 			for _, step := range test.steps {
 				got = tracker.Update(step, test.pod.known())
 			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, got)
 		})
 	}
 }

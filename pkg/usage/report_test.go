@@ -5,11 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // at returns a process of a container.
@@ -111,9 +110,7 @@ func TestBuild(t *testing.T) {
 				APIVersion: protocol.UsageAPIVersion, Kind: protocol.UsageKind, Node: "n", Time: time.Unix(1, 0), IntervalSeconds: 1,
 				Problems: []string{}, Cards: []protocol.CardUsage{test.card}, Containers: test.want,
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			check.Equal(t, "the result", want, got)
 		})
 	}
 }
@@ -131,9 +128,7 @@ func TestBuildSeveralCards(t *testing.T) {
 	row := protocol.ContainerUsage{Pod: "a", UID: "u", Container: "c", Processes: 1, Used: 30, Requested: 100, Given: &limit, Limit: &limit}
 	over := row
 	over.Card, over.Used, over.Limit, over.NotInForce = 2, 120, nil, "its cgroup has no limit"
-	if diff := cmp.Diff([]protocol.ContainerUsage{row, over}, report.Containers); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", []protocol.ContainerUsage{row, over}, report.Containers)
 }
 
 func TestUnresolved(t *testing.T) {

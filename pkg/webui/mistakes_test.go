@@ -4,13 +4,13 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
@@ -64,9 +64,7 @@ func TestMistakes(t *testing.T) {
 			if !m.NotPending {
 				want.Cause, want.InWords = m.Cause.String(), m.Cause.Words()
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", want, got)
 		})
 	}
 }
@@ -78,9 +76,7 @@ func TestNodeMistakes(t *testing.T) {
 			l := diagnosis.NewLedger(m.Nodes, m.Pods)
 			node, _ := l.Node("n1")
 			node.Gone = node.Gone && len(m.Nodes) == 0 // As the scheduler sets it.
-			if diff := cmp.Diff(m.Problems, viewNode(node, noOwner).Problems); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", m.Problems, viewNode(node, noOwner).Problems)
 		})
 	}
 }

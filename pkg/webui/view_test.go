@@ -24,6 +24,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestViewNode(t *testing.T) {
@@ -55,12 +56,8 @@ func TestViewNode(t *testing.T) {
 		Problems: []string{"GPU1 is unhealthy: Xid 79", "pods hold 4 (GiB) of GPU5, which the node doesn't report", "pods whose card is not known hold 99 (GiB)"},
 		Cardless: []podView{{Name: "too large", Namespace: "default", Memory: 99, State: "presumed"}},
 	}
-	if diff := cmp.Diff(want, viewNode(node, noOwner)); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
-	if diff := cmp.Diff(tally{total: 32 << 10, allocated: 16 << 10, pieces: 3 << 10}, tallyNode(node), cmp.AllowUnexported(tally{})); diff != "" {
-		t.Errorf("tally (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, viewNode(node, noOwner))
+	check.Equal(t, "tally", tally{total: 32 << 10, allocated: 16 << 10, pieces: 3 << 10}, tallyNode(node), cmp.AllowUnexported(tally{}))
 
 	l.DeleteNode("n0")
 	node, _ = l.Node("n0")
@@ -112,9 +109,7 @@ func TestViewSeveralCards(t *testing.T) {
 		{ID: 1, Total: 16, UUID: "GPU-1", Pods: []podView{}},
 		{ID: 2, Total: 16, Used: 14, UsedCores: 50, UUID: "GPU-2", Pods: []podView{{Name: "one", Namespace: "default", Memory: 6}, part}},
 	}
-	if diff := cmp.Diff(want, viewNode(node, noOwner).Cards); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", want, viewNode(node, noOwner).Cards)
 
 	old := spec(16)
 	old.Cores = reasons.OldForCores
@@ -170,9 +165,7 @@ func TestViewReports(t *testing.T) {
 		{Name: "bypass", Namespace: "default", Node: "n0", WithoutExtender: true},
 		{Name: "without its limit", Namespace: "default", Node: "n1", Limit: "its cgroup has no limit"},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got)
 }
 
 func TestViewGroups(t *testing.T) {
@@ -190,9 +183,7 @@ func TestViewGroups(t *testing.T) {
 			{Phase: "broken", Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"d"}, Memory: 16, Reason: "invalid group: its size is no number", Since: since.UnixMilli()},
 		}},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got)
 }
 
 // Without fair sharing the page has nothing of it. With it, a sample has the tenants that have or deserve most, and the sum of the others.
@@ -228,9 +219,7 @@ func TestShares(t *testing.T) {
 		{Name: "starved", Weight: 2, Guaranteed: 4, Share: 9, Waiting: 9, WaitingPods: 2, Reason: "default/p: no card has room for it now"},
 		{Weight: 1, Share: 8, Allocated: 20}, {Name: "small-0", Allocated: 1},
 	}
-	if diff := cmp.Diff(want, on.Tenants[:3]); diff != "" {
-		t.Errorf("tenants (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "tenants", want, on.Tenants[:3])
 	const sample = `[1800000020,32768,0,32768,0,0,[2,"",20,8,"starved",0,9,"small-0",1,0,"small-1",1,0,"small-2",1,0,"small-3",1,0,"small-4",1,0,"small-5",1,0]]`
 	if got := string(on.Samples[1]); got != sample {
 		t.Errorf("sample %s, want %s", got, sample)

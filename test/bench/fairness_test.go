@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fairness"
 )
 
@@ -51,7 +52,5 @@ func TestJudge(t *testing.T) {
 		mean: 0.9, least: 0.8, adapted: "1.0 s", used: 1,
 		lowest: "b with weight 1, restricted by nothing: 0.75 of what it deserves",
 	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(verdict{})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got, cmp.AllowUnexported(verdict{}))
 }

@@ -135,9 +135,7 @@ func TestPage(t *testing.T) {
 			return Eval[[]string](tab, fmt.Sprintf(`[...document.querySelectorAll("#view-pods tbody tr:not([aria-hidden]) td:nth-child(%d)")].map((td) => td.innerText)`, n))
 		}
 		tab.Click(`#view-pods [data-column="memory"]`)
-		if diff := cmp.Diff([]string{"40 GiB", "7 GiB", "6 GiB", "5 GiB", "4 GiB", "3 GiB", "2 GiB"}, column(4)); diff != "" {
-			t.Errorf("by memory (-want +got):\n%s", diff)
-		}
+		check.Equal(t, "by memory", []string{"40 GiB", "7 GiB", "6 GiB", "5 GiB", "4 GiB", "3 GiB", "2 GiB"}, column(4))
 		tab.Click(`#view-pods [data-column="memory"]`)
 		if got := column(4); got[0] != "2 GiB" || Eval[string](tab, `document.querySelector("#view-pods th[aria-sort]").getAttribute("aria-sort")`) != "ascending" {
 			t.Errorf("in the other order: %v", got)

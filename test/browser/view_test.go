@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // rows are the names of what the page lists.
@@ -241,9 +242,7 @@ func TestGroups(t *testing.T) {
 	tab.Click("#tab-groups")
 	tab.Await("the group", `document.querySelectorAll("#view-groups tbody tr").length === 1`)
 	cells := Eval[[]string](tab, `[...document.querySelectorAll("#view-groups tbody td")].map((td) => td.innerText)`)
-	if diff := cmp.Diff([]string{"ns", "train", "broken", "2", "2", "1", "1", "86000 MiB", "26m", "only 1 of 2 members are bound"}, cells); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", []string{"ns", "train", "broken", "2", "2", "1", "1", "86000 MiB", "26m", "only 1 of 2 members are bound"}, cells)
 	tab.Click(`[data-view="pending"]`)
 	tab.Await("the pending member", `!document.getElementById("view-pending").hidden`)
 	wantRows(t, tab, "pending members", "member")

@@ -5,8 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func shippedConfig(t *testing.T) string {
@@ -31,9 +32,7 @@ func TestSchedulerConfig(t *testing.T) {
 	want := decode(t, shipped)
 	want["clientConnection"] = map[string]any{"kubeconfig": "/k", "qps": 500.0, "burst": 600.0}
 	want["extenders"].([]any)[0].(map[string]any)["urlPrefix"] = "http://127.0.0.1:4711/gpushare-scheduler"
-	if diff := cmp.Diff(want, decode(t, string(got))); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the result", want, decode(t, string(got)))
 }
 
 func TestSchedulerConfigNoExtender(t *testing.T) {
@@ -43,9 +42,7 @@ func TestSchedulerConfigNoExtender(t *testing.T) {
 	want := decode(t, shipped)
 	want["clientConnection"] = map[string]any{"kubeconfig": "/k"}
 	delete(want, "extenders")
-	if diff := cmp.Diff(want, decode(t, string(got))); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the result", want, decode(t, string(got)))
 }
 
 func TestSchedulerConfigMissingKey(t *testing.T) {

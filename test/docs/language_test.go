@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // phrases are patterns that are not plain technical English, with what to write instead. They match whole words in any
@@ -132,7 +132,5 @@ func TestLanguageFind(t *testing.T) {
 		`f.go:3: "anew": write "again"`,
 		`f.go:4: "Whom": write "that, which, or name the user"`,
 	}
-	if diff := cmp.Diff(want, newLanguage().find("f.go", text)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, newLanguage().find("f.go", text))
 }

@@ -3,7 +3,7 @@ package fairness
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestShares(t *testing.T) {
@@ -19,9 +19,7 @@ func TestShares(t *testing.T) {
 		"CPU":                               {[]Claim{{1, 100, ByCPU}, {1, 100, Anywhere}}, []int64{12, 48}},
 		"CPU in pools that are nearly full": {[]Claim{{1, 9, FirstPool}, {1, 100, ByCPU}, {1, 18, SecondPool}, {1, 100, Anywhere}}, []int64{9, 11, 16, 24}},
 	} {
-		if diff := cmp.Diff(test.want, Shares(r, test.claims)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", title, diff)
-		}
+		check.Equal(t, title, test.want, Shares(r, test.claims))
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
@@ -164,9 +164,7 @@ func testCards(t *testing.T, lib nvml.Interface, _ fakenvml.Machine) {
 			t.Errorf("different handle for %s", c.UUID)
 		}
 	}
-	if diff := cmp.Diff(cards, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", cards, got)
 	_, ret = lib.DeviceGetHandleByIndex(n)
 	returns(t, "DeviceGetHandleByIndex after the last", ret, nvml.ERROR_INVALID_ARGUMENT)
 	_, ret = lib.DeviceGetHandleByUUID("GPU-z")
@@ -520,9 +518,7 @@ func testLimits(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		{Card: "GPU-a", Cgroup: cgroup, Inode: inode, Hard: fakenvml.NoLimit},
 		{Card: "GPU-b", Cgroup: cgroup, Inode: inode, Soft: gib, Hard: cards[1].MiB << 20},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("the files (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the files", want, got)
 
 	for _, c := range []struct {
 		card     fakenvml.Card
@@ -579,9 +575,7 @@ func testProcesses(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		{"graphics", a.GetGraphicsRunningProcesses, map[uint32]uint64{7: 2 << 20}},
 		{"the other card", b.GetComputeRunningProcesses, map[uint32]uint64{7: 3 << 20}},
 	} {
-		if diff := cmp.Diff(c.want, list(c.do)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", c.name, diff)
-		}
+		check.Equal(t, c.name, c.want, list(c.do))
 	}
 	memory, ret := a.GetMemoryInfo()
 	returns(t, "GetMemoryInfo", ret, nvml.SUCCESS)

@@ -27,6 +27,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/schedulerconfig"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
@@ -430,15 +431,11 @@ func TestAuthorizedMetrics(t *testing.T) {
 		"- --authorize-metrics\n": 2, "resources: [tokenreviews]": 2, "resources: [subjectaccessreviews]": 2, "nonResourceURLs: [/metrics]": 1,
 		`credentials: {name: "token", key: "token"}`: 2,
 	}
-	if diff := cmp.Diff(want, counts("monitoring.authorize=true,monitoring.credentials.name=token")); diff != "" {
-		t.Errorf("with authorize (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "with authorize", want, counts("monitoring.authorize=true,monitoring.credentials.name=token"))
 	for what := range want {
 		want[what] = 0
 	}
-	if diff := cmp.Diff(want, counts("")); diff != "" {
-		t.Errorf("by default (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "by default", want, counts(""))
 }
 
 // TestMonitors: the monitors select the installed pods. This is tested on the rendered objects, because a
@@ -532,9 +529,7 @@ func TestPodLabels(t *testing.T) {
 		want, _, err := unstructured.NestedStringMap(workload.Object, "spec", "selector", "matchLabels")
 		must(t, err)
 		want["team"] = "gpu"
-		if diff := cmp.Diff(want, podTemplate(t, workload).Labels); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		check.Equal(t, name, want, podTemplate(t, workload).Labels)
 	}
 }
 
@@ -556,9 +551,7 @@ func TestUpdateStrategies(t *testing.T) {
 		must(t, err)
 		var want map[string]any
 		must(t, yaml.Unmarshal([]byte(test.want), &want))
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		check.Equal(t, name, want, got)
 	}
 }
 
@@ -584,9 +577,7 @@ func TestImageRegistry(t *testing.T) {
 		want := strings.Fields(test.want)
 		slices.Sort(got)
 		slices.Sort(want)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		check.Equal(t, name, want, got)
 	}
 }
 
@@ -615,9 +606,7 @@ func TestKubeletDirectories(t *testing.T) {
 		"mount pod-resources":    "/data/kubelet/pod-resources",
 		"volume pod-resources":   "/data/kubelet/pod-resources",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got)
 }
 
 // TestDriverAccess tests how the device plugin's own container gets the driver library from NVIDIA's container runtime.
@@ -660,9 +649,7 @@ func TestDriverAccess(t *testing.T) {
 					got.Source = volume.HostPath.Path
 				}
 			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, got)
 		})
 	}
 }
@@ -681,9 +668,7 @@ func TestDevicePluginOverrides(t *testing.T) {
 		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
-	if diff := cmp.Diff(want, container.SecurityContext); diff != "" {
-		t.Errorf("security context (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "security context", want, container.SecurityContext)
 	if last := spec.Volumes[len(spec.Volumes)-1]; last.Name != "driver" || last.HostPath.Path != "/usr/lib64" {
 		t.Errorf("the last volume is %v", last)
 	}
@@ -710,9 +695,7 @@ func TestSimulatedCards(t *testing.T) {
 		variables = append(variables, variable.Name+"="+variable.Value)
 	}
 	want := []string{"NODE_NAME=", fakenvml.LinesEnv + "=GPU-simulated-$(NODE_NAME)-0, NVIDIA A100, 40960, -\nGPU-simulated-$(NODE_NAME)-1, NVIDIA A100, 40960, -"}
-	if diff := cmp.Diff(want, variables); diff != "" {
-		t.Errorf("environment (-want +got)\n%s", diff)
-	}
+	check.Equal(t, "environment", want, variables)
 	if template.Spec.RuntimeClassName != nil || len(template.Annotations) > 0 {
 		t.Errorf("runtime class %v, annotations %v", template.Spec.RuntimeClassName, template.Annotations)
 	}
@@ -720,9 +703,7 @@ func TestSimulatedCards(t *testing.T) {
 	for _, volume := range template.Spec.Volumes {
 		paths = append(paths, volume.HostPath.Path)
 	}
-	if diff := cmp.Diff([]string{"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}, paths); diff != "" {
-		t.Errorf("paths of the node (-want +got)\n%s", diff)
-	}
+	check.Equal(t, "paths of the node", []string{"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}, paths)
 
 	// What is left is as by default.
 	plain := &byDefault.Spec.Containers[0]
@@ -961,9 +942,7 @@ func TestNetworkPolicies(t *testing.T) {
 					}
 				}
 			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, got)
 		})
 	}
 }
@@ -1034,9 +1013,7 @@ func TestConfigurationKeys(t *testing.T) {
 	convert(t, h.objects(t, "--values="+file)["ConfigMap/gpushare-device-plugin"].Object, &configs)
 	got, err := nodeconfig.Decode([]byte(configs.Data["all"]))
 	must(t, err)
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(inventory.CardMemory{}, inventory.XidSet{})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got, cmp.AllowUnexported(inventory.CardMemory{}, inventory.XidSet{}))
 }
 
 // TestConfigurations renders the values of the page's example. The plugin can read each configuration, and no flag overrides them.
@@ -1065,9 +1042,7 @@ func TestConfigurations(t *testing.T) {
 		"workstations": {Unit: new(256 * gpu.MiB), Excluded: nodeconfig.Cards{{Model: "NVIDIA T1000"}}},
 		"unified":      {Unit: new(gpu.MiB), CardMemory: &memory, DisabledXids: &xids},
 	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(inventory.CardMemory{}, inventory.XidSet{})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got, cmp.AllowUnexported(inventory.CardMemory{}, inventory.XidSet{}))
 
 	spec := podTemplate(t, objects["DaemonSet/gpushare-device-plugin"]).Spec
 	args := strings.Join(spec.Containers[0].Args, " ")

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
 )
@@ -321,8 +321,6 @@ func (c *cluster) testGuardOfGates(t *testing.T) {
 	must(t, patch(`{"spec":{"schedulingGates":[{"$patch":"delete","name":"gpushare.aliyun.com/fair-share"}]}}`))
 	live, err := pods.Get(t.Context(), "guarded", metav1.GetOptions{})
 	must(t, err)
-	if diff := cmp.Diff([]corev1.PodSchedulingGate{{Name: "example.com/quota"}}, live.Spec.SchedulingGates); diff != "" {
-		t.Errorf("the gates (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the gates", []corev1.PodSchedulingGate{{Name: "example.com/quota"}}, live.Spec.SchedulingGates)
 	must(t, c.Client.CoreV1().Pods("bob").Delete(t.Context(), "guarded", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 }

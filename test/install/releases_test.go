@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/pages"
 )
@@ -57,9 +58,7 @@ func TestRenamed(t *testing.T) {
 			}
 			slices.Sort(want)
 			slices.Sort(got)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", want, got)
 		})
 	}
 }
@@ -97,9 +96,7 @@ func TestPool(t *testing.T) {
 		"ValidatingAdmissionPolicy/pool-b-device-plugin-pods", "ValidatingAdmissionPolicy/pool-b-nodes",
 		"ValidatingAdmissionPolicyBinding/pool-b-device-plugin-pods", "ValidatingAdmissionPolicyBinding/pool-b-nodes",
 	}
-	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(pool))); diff != "" {
-		t.Errorf("the objects (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the objects", want, slices.Sorted(maps.Keys(pool)))
 	for name, want := range map[string]string{
 		"pool-b-device-plugin-pods": "request.userInfo.username == 'system:serviceaccount:gpu:pool-b-device-plugin'",
 		"pool-b-nodes":              `request.userInfo.username in ["system:serviceaccount:gpu:pool-b-device-plugin"]`,
@@ -114,9 +111,7 @@ func TestPool(t *testing.T) {
 		return podTemplate(t, workload).Spec.NodeSelector
 	}
 	selectors := []map[string]string{nodes(main["DaemonSet/gpushare-device-plugin"]), nodes(pool["DaemonSet/pool-b-device-plugin"])}
-	if diff := cmp.Diff([]map[string]string{{"gpushare": "true"}, {"gpushare": "pool-b"}}, selectors); diff != "" {
-		t.Errorf("the nodes (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the nodes", []map[string]string{{"gpushare": "true"}, {"gpushare": "pool-b"}}, selectors)
 }
 
 // TestSeveralReleases installs a release beside another one, in its namespace, with the commands of docs/install.md.

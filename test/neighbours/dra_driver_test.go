@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -47,9 +47,7 @@ func TestDRADriver(t *testing.T) {
 	}
 	got, err := devicesOf(t.Context(), c, node)
 	must(t, err)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("the devices in its ResourceSlices (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the devices in its ResourceSlices", want, got)
 
 	n.Eventually("the inventory has the driver", func(ctx context.Context) error { return wantDriver(ctx, c, node, protocol.DRADriver) })
 	n.Eventually("the node is warned about", func(ctx context.Context) error {
@@ -68,9 +66,7 @@ func TestDRADriver(t *testing.T) {
 	must(t, driver.Terminate(t.Context()))
 	left, err := devicesOf(t.Context(), c, node)
 	must(t, err)
-	if diff := cmp.Diff(want, left); diff != "" {
-		t.Errorf("the devices after the driver has ended (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the devices after the driver has ended", want, left)
 	must(t, c.Client.ResourceV1().ResourceSlices().DeleteCollection(t.Context(), metav1.DeleteOptions{}, slicesOf(node)))
 	n.WaitAssigned("pod")
 	must(t, wantDriver(t.Context(), c, node, ""))

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestCompare replays two workloads on two nodes of two cards. In one of them the CPU of a node is enough for one pod.
@@ -50,9 +51,7 @@ default mean +9.50 worst +9.50 wins 1 of 1
 		if err := compare(t.Context(), &out, options{dir: dir, policy: tc.policy, workloads: tc.workloads, seeds: 2, at: 100}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if diff := cmp.Diff(tc.want, out.String()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		check.Equal(t, name, tc.want, out.String())
 	}
 }
 

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestExamples(t *testing.T) {
@@ -15,9 +15,7 @@ func TestExamples(t *testing.T) {
 		{Command: "kubectl apply -f x    # a comment"}, {Command: "sed s/a/b/ y |\\\n  kubectl apply -f -", Ignored: []string{"helm install x"}}, {Object: "apiVersion: v1\nkind: Pod"},
 		{Command: "kubectl get pods", Output: []string{"NAME", "p"}}, {Command: "curl x", Ignored: []string{"not an output"}},
 	}
-	if diff := cmp.Diff(want, examples(page)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, examples(page))
 }
 
 // TestUserPages: what a page shows as the output of a command is compared with it, and the demo runs each command but one that needs a real node.

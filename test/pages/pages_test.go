@@ -3,7 +3,7 @@ package pages
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestCommands(t *testing.T) {
@@ -35,9 +35,7 @@ Then
     of another heading
 `
 	want := []string{"one    # with a comment\nfor x in y; do\n  two\ndone\n# still the same block\nthree\n", "four\n"}
-	if diff := cmp.Diff(want, commands(page, "Install")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the result", want, commands(page, "Install"))
 	if got := commands(page, "Elsewhere"); got != nil {
 		t.Errorf("commands under a missing heading: %q", got)
 	}
